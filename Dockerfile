@@ -1,0 +1,36 @@
+# The server with its starter models; no torch. Any image with Python 3.11+, venv and pip can be BASE.
+ARG BASE=python:3.12-slim
+
+FROM ${BASE} AS build
+WORKDIR /src
+# pip stays outside: the environment that is copied below holds the server and what it needs only.
+RUN python3 -m venv --without-pip /opt/maskdial
+# The dependencies alone first, so that a change of our code does not install them again.
+COPY pyproject.toml constraints.txt ./
+RUN python3 -c 'import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["project"]["dependencies"], sep="\n")' > requirements.txt \
+ && python3 -m pip --python /opt/maskdial install --no-cache-dir -c constraints.txt -r requirements.txt
+COPY . .
+# Optional dependencies of pyproject.toml, in brackets: --build-arg EXTRAS=[export]
+ARG EXTRAS=
+RUN python3 -m pip --python /opt/maskdial install --no-cache-dir -c constraints.txt ".${EXTRAS}"
+
+FROM ${BASE}
+LABEL org.opencontainers.image.title="maskdial" \
+      org.opencontainers.image.description="An inference server for masked and causal language models on ONNX Runtime" \
+      org.opencontainers.image.licenses="Apache-2.0"
+COPY --from=build /opt/maskdial /opt/maskdial
+# Where own bundles are mounted: -v models:/models, then serve --model NAME=/models/NAME
+RUN mkdir /models
+# Nothing is written at run time, so the root filesystem may be read-only.
+ENV PATH=/opt/maskdial/bin:$PATH \
+    PYTHONDONTWRITEBYTECODE=1 \
+    PYTHONUNBUFFERED=1 \
+    MASKDIAL_HOST=0.0.0.0 \
+    MASKDIAL_PORT=8000
+USER 10001:10001
+EXPOSE 8000
+STOPSIGNAL SIGTERM
+HEALTHCHECK --interval=10s --timeout=3s --start-period=30s \
+    CMD ["python3", "-c", "import http.client, os, sys; c = http.client.HTTPConnection('127.0.0.1', int(os.environ['MASKDIAL_PORT']), timeout=2); c.request('GET', '/health/ready'); sys.exit(c.getresponse().status != 200)"]
+ENTRYPOINT ["maskdial"]
+CMD ["serve"]

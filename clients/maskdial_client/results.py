@@ -1,0 +1,154 @@
+"""What the server's replies become: frozen dataclasses, one per thing that a reply can hold."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Fill:
+    """One candidate for a masked position.
+
+    ``score`` is its probability over the whole vocabulary, ``sequence`` the text with it filled in
+    (the other masks of the text stay masks).
+    """
+
+    score: float
+    token: int
+    token_str: str
+    sequence: str
+
+
+@dataclass(frozen=True, slots=True)
+class FillMaskResult:
+    """The candidates for every mask of one text, in the text's order, best candidate first."""
+
+    masks: tuple[tuple[Fill, ...], ...]
+
+    @property
+    def fills(self) -> tuple[Fill, ...]:
+        """The candidates of the only mask. Raises ValueError when the text had several."""
+        if len(self.masks) != 1:
+            raise ValueError(f"the text has {len(self.masks)} masks: read .masks, one entry each")
+        return self.masks[0]
+
+
+@dataclass(frozen=True, slots=True)
+class LabelScore:
+    """One label of a classifier, and its score."""
+
+    label: str
+    score: float
+
+
+@dataclass(frozen=True, slots=True)
+class Classification:
+    """The labels of one text, best first."""
+
+    labels: tuple[LabelScore, ...]
+
+    @property
+    def label(self) -> str:
+        """The best label."""
+        return self.labels[0].label
+
+    @property
+    def score(self) -> float:
+        """The best label's score."""
+        return self.labels[0].score
+
+
+@dataclass(frozen=True, slots=True)
+class PromptToken:
+    """A token of the prompt. ``logprob`` is None where nothing comes before it."""
+
+    id: int
+    text: str
+    logprob: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Token:
+    """A generated token. ``special`` ones (end of text, say) are no part of the text."""
+
+    id: int
+    text: str
+    logprob: float | None
+    special: bool
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationDetails:
+    """How a text came about. ``finish_reason`` is length, eos_token or stop_sequence."""
+
+    finish_reason: str
+    generated_tokens: int
+    seed: int | None
+    prefill: tuple[PromptToken, ...]
+    tokens: tuple[Token, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Generation:
+    """A generated text; ``details`` only when they were asked for."""
+
+    generated_text: str
+    details: GenerationDetails | None
+
+
+@dataclass(frozen=True, slots=True)
+class StreamDetails:
+    """How a streamed text ended. ``finish_reason`` is length, eos_token or stop_sequence."""
+
+    finish_reason: str
+    generated_tokens: int
+    seed: int | None
+    input_length: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class StreamEvent:
+    """One event of a stream: a token, and with the last one the whole text and its details."""
+
+    index: int
+    token: Token
+    generated_text: str | None
+    details: StreamDetails | None
+
+    @property
+    def text(self) -> str:
+        """The text that this event adds: the token's, or nothing for a special token."""
+        return "" if self.token.special else self.token.text
+
+
+@dataclass(frozen=True, slots=True)
+class ModelInfo:
+    """A served model. ``family`` is masked or causal, ``max_length`` its limit in tokens."""
+
+    name: str
+    family: str
+    tasks: tuple[str, ...]
+    architecture: str
+    precision: str
+    batch_invariant: bool
+    max_length: int
+    labels: tuple[str, ...]
+    provider: str
+    ready: bool
+
+
+@dataclass(frozen=True, slots=True)
+class ServerInfo:
+    """A server: its version, its phase of life, its limits by name, and what it serves."""
+
+    version: str
+    phase: str
+    limits: dict[str, int]
+    models: tuple[ModelInfo, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Health:
+    """Whether the server takes requests, the state it names, and the models that are down."""
+
+    ready: bool
+    status: str
+    models_down: tuple[str, ...]

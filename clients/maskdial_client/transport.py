@@ -1,0 +1,61 @@
+"""What both clients need of httpx: its options, and its errors as ours."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import httpx
+
+from maskdial_client.errors import ConnectionFailedError, ResponseTimeoutError
+
+DEFAULT_URL = "http://127.0.0.1:8000"
+_CONNECT_SECONDS = 5.0
+
+
+def http_options(
+    base_url: str, api_key: str | None, timeout: float | None, max_connections: int | None
+) -> dict[str, Any]:
+    """Keyword arguments of httpx.Client and httpx.AsyncClient alike."""
+    headers = {"accept": "application/json, text/event-stream", "user-agent": "maskdial-client"}
+    if api_key is not None:
+        headers["authorization"] = f"Bearer {api_key}"
+    return {
+        "base_url": base_url,
+        "headers": headers,
+        "timeout": http_timeout(timeout),
+        "limits": httpx.Limits(
+            max_connections=max_connections, max_keepalive_connections=max_connections
+        ),
+    }
+
+
+def http_timeout(timeout: float | None) -> httpx.Timeout:
+    """``timeout`` seconds of silence; a connection gets five at most, to fail early."""
+    connect = _CONNECT_SECONDS if timeout is None else min(timeout, _CONNECT_SECONDS)
+    return httpx.Timeout(timeout, connect=connect)
+
+
+def http_body_headers(content: bytes | None) -> dict[str, str]:
+    """The headers that go with a request's body."""
+    return {} if content is None else {"content-type": "application/json"}
+
+
+@contextmanager
+def transport_errors(base_url: str) -> Iterator[None]:
+    """Turns httpx's exceptions into the client's own."""
+    try:
+        yield
+    except httpx.ConnectTimeout as error:
+        raise ConnectionFailedError(f"no connection to {base_url} within the timeout") from error
+    except httpx.TimeoutException as error:
+        raise ResponseTimeoutError(
+            f"nothing came from {base_url} within the timeout; a longer one may be set"
+        ) from error
+    except (httpx.UnsupportedProtocol, httpx.InvalidURL) as error:
+        raise ConnectionFailedError(f"{base_url!r} is not an http:// or https:// URL") from error
+    except httpx.ConnectError as error:
+        raise ConnectionFailedError(f"no connection to {base_url}: {error}") from error
+    except httpx.RequestError as error:
+        raise ConnectionFailedError(
+            f"the connection to {base_url} broke ({str(error) or type(error).__name__})"
+        ) from error

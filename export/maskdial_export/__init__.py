@@ -1,0 +1,1 @@
+"""Turns Hugging Face checkpoints into maskdial bundles, and trains the starter models."""

@@ -1,0 +1,186 @@
+"""The attention swap: operators of ONNX Runtime in the place of a model's own attention.
+
+transformers models look their attention up by name (``AttentionInterface``). Here that name leads to
+a function that puts one ONNX Runtime operator into the traced graph. No mask function is registered
+beside it, so the models build no mask tensors: the operators make the masks from the lengths.
+Both operators are specified in onnxruntime's docs/ContribOperators.md.
+"""
+
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+from transformers import AttentionInterface, PreTrainedModel
+
+_NAME = "maskdial"
+_MASKED_SCORE = -1e9  # far below every score, and finite: a padded row may have no key at all
+
+
+class Attention(Protocol):
+    """What transformers calls; query, key, value are (batch, num_heads, length, head_dim)."""
+
+    def __call__(
+        self,
+        module: nn.Module,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        attention_mask: Tensor | None,
+        **kwargs: Any,
+    ) -> tuple[Tensor, None]: ...
+
+
+@contextmanager
+def swapped(model: PreTrainedModel, attention: Attention) -> Iterator[None]:
+    """Lets the model attend through ``attention``; its own attention is back afterwards."""
+    AttentionInterface.register(_NAME, attention)
+    before = model.config._attn_implementation
+    model.config._attn_implementation = _NAME
+    try:
+        yield
+    finally:
+        model.config._attn_implementation = before
+
+
+def _join_heads(heads: Tensor) -> Tensor:
+    """(batch, num_heads, length, head_dim) to (batch, length, num_heads * head_dim)."""
+    batch, _, length, _ = heads.shape
+    return heads.transpose(1, 2).reshape(batch, length, -1)
+
+
+class MaskedAttention:
+    """``com.microsoft::MultiHeadAttention`` over right-padded rows.
+
+    ``lengths`` int32 (batch,), the valid tokens per row, is set for each trace.
+    """
+
+    lengths: Tensor
+
+    def __init__(self) -> None:
+        self._windows: dict[int, Tensor] = {}
+
+    def begin(self, lengths: Tensor) -> None:
+        """Starts a forward pass."""
+        self.lengths = lengths
+        self._windows.clear()
+
+    def __call__(
+        self,
+        module: nn.Module,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        attention_mask: Tensor | None,
+        *,
+        scaling: float | None = None,
+        sliding_window: int | None = None,
+        **_: Any,
+    ) -> tuple[Tensor, None]:
+        batch, num_heads, length, head_dim = query.shape
+        attributes: dict[str, Any] = {"num_heads": num_heads}
+        if scaling is not None:
+            attributes["scale"] = float(scaling)
+        window = None if sliding_window is None else self._window(sliding_window, length)
+        output = torch.onnx.ops.symbolic(
+            "com.microsoft::MultiHeadAttention",
+            [_join_heads(query), _join_heads(key), _join_heads(value), None, self.lengths, window],
+            attributes,
+            dtype=query.dtype,
+            shape=(batch, length, num_heads * head_dim),
+            version=1,
+        )
+        return output.view(batch, length, num_heads, head_dim), None
+
+    def _window(self, size: int, length: int) -> Tensor:
+        """Scores to add, float32 (1, 1, length, length): a token sees those closer than ``size``."""
+        if size not in self._windows:
+            position = torch.arange(length)
+            far = (position[:, None] - position[None, :]).abs() >= size
+            self._windows[size] = far.to(torch.float32)[None, None] * _MASKED_SCORE
+        return self._windows[size]
+
+
+class CausalAttention:
+    """``com.microsoft::GroupQueryAttention`` over a cache that past and present share.
+
+    The operator also rotates queries and keys, where it is given the tables for it.
+    """
+
+    def __init__(self) -> None:
+        self.present: list[tuple[Tensor, Tensor]] = []
+        self._past: Sequence[tuple[Tensor, Tensor]] = ()
+        self._lengths: list[Tensor] = []
+        self._tables: list[Tensor] = []
+
+    def begin(
+        self,
+        past: Sequence[tuple[Tensor, Tensor]],
+        seqlens_k: Tensor,
+        total_sequence_length: Tensor,
+        rotary: tuple[Tensor, Tensor] | None,
+    ) -> None:
+        """Starts a forward pass.
+
+        The inputs are those of `maskdial.bundle`'s docstring; ``rotary`` holds cosines and sines,
+        float32 (max_length, rotary_dim / 2) each, where the operator is to rotate.
+        """
+        self._past = past
+        self._lengths = [seqlens_k, total_sequence_length]
+        self._tables = list(rotary or ())
+        self.present = []
+
+    def __call__(
+        self,
+        module: nn.Module,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        attention_mask: Tensor | None,
+        *,
+        scaling: float | None = None,
+        sliding_window: int | None = None,
+        softcap: float | None = None,
+        **_: Any,
+    ) -> tuple[Tensor, None]:
+        batch, num_heads, length, head_dim = query.shape
+        past_key, past_value = self._past[len(self.present)]
+        attributes: dict[str, Any] = {"num_heads": num_heads, "kv_num_heads": key.shape[1]}
+        if scaling is not None:
+            attributes["scale"] = float(scaling)
+        if sliding_window is not None:
+            attributes["local_window_size"] = int(sliding_window)
+        if softcap is not None:
+            attributes["softcap"] = float(softcap)
+        if self._tables:
+            attributes["do_rotary"] = 1
+        output, present_key, present_value = torch.onnx.ops.symbolic_multi_out(
+            "com.microsoft::GroupQueryAttention",
+            [
+                *(_join_heads(heads) for heads in (query, key, value)),
+                past_key,
+                past_value,
+                *self._lengths,
+                *self._tables,
+            ],
+            attributes,
+            dtypes=(query.dtype, past_key.dtype, past_value.dtype),
+            shapes=((batch, length, num_heads * head_dim), past_key.shape, past_value.shape),
+            version=1,
+        )
+        self.present.append((present_key, present_value))
+        return output.view(batch, length, num_heads, head_dim), None
+
+
+@contextmanager
+def rotated_by_operator(model: PreTrainedModel) -> Iterator[None]:
+    """Makes the model's own rotary embedding do nothing."""
+    module: Any = sys.modules[type(model).__module__]
+    before: Callable[..., tuple[Tensor, Tensor]] = module.apply_rotary_pos_emb
+    module.apply_rotary_pos_emb = lambda query, key, *_, **__: (query, key)
+    try:
+        yield
+    finally:
+        module.apply_rotary_pos_emb = before

@@ -1,0 +1,117 @@
+"""Causal models: what is traced of them, and their cache."""
+
+from contextlib import nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from maskdial.bundle import KVLayout
+from maskdial_export.attention import CausalAttention, rotated_by_operator, swapped
+from maskdial_export.graph import Trace, gather_rows, to_onnx_ir
+
+# Rotary embeddings that depend on the length of what is being read; they are the plain ones up to
+# the length that the model was first trained on, so that is as far as such a model is served.
+_LENGTH_DEPENDENT_ROPE = frozenset({"dynamic", "longrope"})
+_ROTARY_HEAD_MULTIPLE = 16  # GroupQueryAttention rotates heads of such sizes only
+
+
+def max_length(config: Any) -> int:
+    """The most tokens that the model's positions and cache have room for."""
+    positions = int(config.max_position_embeddings)
+    rope = getattr(config, "rope_parameters", None) or {}
+    if rope.get("rope_type") in _LENGTH_DEPENDENT_ROPE:
+        original = rope.get("original_max_position_embeddings")
+        return min(positions, int(original or positions))
+    return positions
+
+
+def kv_layout(config: Any) -> KVLayout:
+    """The cache that the exported graph reads and writes."""
+    num_heads = int(config.num_attention_heads)
+    head_dim = getattr(config, "head_dim", None) or config.hidden_size // num_heads
+    return KVLayout(
+        num_layers=int(config.num_hidden_layers),
+        num_heads=int(getattr(config, "num_key_value_heads", None) or num_heads),
+        head_dim=int(head_dim),
+    )
+
+
+def _rotary_tables(model: PreTrainedModel) -> tuple[Tensor, Tensor] | None:
+    """Cosines and sines, float32 (max_length, rotary_dim / 2) each, for the operator to rotate by.
+
+    None where the model has no rotary positions, or heads that the operator does not rotate; such a
+    model keeps its own rotary embedding.
+    """
+    rotary = getattr(model.get_decoder(), "rotary_emb", None)
+    if rotary is None or kv_layout(model.config).head_dim % _ROTARY_HEAD_MULTIPLE:
+        return None
+    positions = torch.arange(max_length(model.config))[None, :]
+    cos, sin = rotary(torch.zeros(1), position_ids=positions)
+    half = cos.shape[-1] // 2  # the second half repeats the first
+    return cos[0, :, :half].contiguous(), sin[0, :, :half].contiguous()
+
+
+class CausalGraph(nn.Module):
+    """A causal model with the inputs and outputs of `maskdial.bundle`'s docstring."""
+
+    cos: Tensor
+    sin: Tensor
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        super().__init__()
+        self.model = model
+        self.attention = CausalAttention()
+        tables = _rotary_tables(model)
+        self.has_rotary = tables is not None
+        if tables is not None:
+            self.register_buffer("cos", tables[0], persistent=False)
+            self.register_buffer("sin", tables[1], persistent=False)
+
+    def forward(
+        self,
+        input_ids: Tensor,
+        position_ids: Tensor,
+        seqlens_k: Tensor,
+        total_sequence_length: Tensor,
+        rows: Tensor,
+        past: list[tuple[Tensor, Tensor]],
+    ) -> tuple[Tensor, list[tuple[Tensor, Tensor]]]:
+        tables = (self.cos, self.sin) if self.has_rotary else None
+        self.attention.begin(past, seqlens_k, total_sequence_length, tables)
+        with gather_rows(self.model.get_decoder(), rows):
+            output = self.model(input_ids=input_ids, position_ids=position_ids, use_cache=False)
+        return output.logits.squeeze(0), self.attention.present
+
+
+def trace(model: PreTrainedModel) -> Trace:
+    """Traces a causal model for any batch, length and cache size."""
+    graph = CausalGraph(model)
+    layout = kv_layout(model.config)
+    batch, length, room = 2, 5, 11
+    cache = (batch, layout.num_heads, room, layout.head_dim)
+    inputs: dict[str, Any] = {
+        "input_ids": torch.ones(batch, length, dtype=torch.int64),
+        "position_ids": torch.arange(length).expand(batch, length),
+        "seqlens_k": torch.full((batch,), length - 1, dtype=torch.int32),
+        "total_sequence_length": torch.tensor(length, dtype=torch.int32),
+        "rows": torch.tensor([4, 8, 9]),
+        "past": [(torch.zeros(cache), torch.zeros(cache)) for _ in range(layout.num_layers)],
+    }
+    dynamic = torch.export.Dim.DYNAMIC
+    past_shape = ({0: dynamic, 2: dynamic}, {0: dynamic, 2: dynamic})
+    shapes: dict[str, Any] = {
+        "input_ids": {0: dynamic, 1: dynamic},
+        "position_ids": {0: dynamic, 1: dynamic},
+        "seqlens_k": {0: dynamic},
+        "total_sequence_length": {},
+        "rows": {0: dynamic},
+        "past": [past_shape] * layout.num_layers,
+    }
+    layers = range(layout.num_layers)
+    pasts = [name for i in layers for name in (f"past_key.{i}", f"past_value.{i}")]
+    presents = [name for i in layers for name in (f"present_key.{i}", f"present_value.{i}")]
+    rotary = rotated_by_operator(model) if graph.has_rotary else nullcontext()
+    with swapped(model, graph.attention), rotary:
+        return to_onnx_ir(graph, inputs, shapes, [*list(inputs)[:-1], *pasts], ["logits", *presents])

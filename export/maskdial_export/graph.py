@@ -1,0 +1,107 @@
+"""From a torch module to an optimised ONNX graph on disk."""
+
+import logging
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import onnx_ir as ir
+import torch
+from onnx_ir.passes import common as passes
+from onnxscript.rewriter.ort_fusions import optimize_for_ort
+from torch import Tensor, nn
+
+from maskdial_export.rewrite import pack_projections, share_transposed_weights
+
+OPSET = 20  # the first with Gelu
+
+Trace = ir.Model
+
+
+@contextmanager
+def gather_rows(base_model: nn.Module, rows: Tensor) -> Iterator[None]:
+    """Within it, the base model returns the hidden states of ``rows`` only, as one batch row.
+
+    So the head that follows runs where it is needed and nowhere else: its input is
+    (1, num_rows, hidden_size) in the place of (batch, length, hidden_size).
+    """
+
+    def gather(_module: nn.Module, _args: Any, output: Any) -> Any:
+        hidden: Tensor = output[0]
+        output["last_hidden_state"] = hidden.flatten(0, 1).index_select(0, rows)[None]
+        return output
+
+    hook = base_model.register_forward_hook(gather)
+    try:
+        yield
+    finally:
+        hook.remove()
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Silences the exporter, which warns about itself and about packages that are not needed."""
+    logger = logging.getLogger("torch.onnx")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logger.setLevel(level)
+
+
+def to_onnx_ir(
+    module: nn.Module,
+    inputs: dict[str, Any],
+    dynamic_shapes: dict[str, Any],
+    input_names: list[str],
+    output_names: list[str],
+) -> ir.Model:
+    """Traces ``module(**inputs)``; the names are those of the flattened inputs and outputs."""
+    with quiet(), torch.no_grad():
+        program = torch.onnx.export(
+            module.eval(),
+            kwargs=inputs,
+            dynamic_shapes=dynamic_shapes,
+            input_names=input_names,
+            output_names=output_names,
+            opset_version=OPSET,
+            dynamo=True,
+            optimize=True,
+            verbose=False,
+        )
+    assert program is not None
+    return program.model
+
+
+def optimise(model: ir.Model) -> ir.Model:
+    """Fuses what ONNX Runtime has an operator for, and keeps each weight once."""
+    with quiet():
+        model, _ = optimize_for_ort(model, clear_metadata=True)
+        passes.DeduplicateInitializersPass()(model)
+        pack_projections(model.graph)
+        share_transposed_weights(model.graph)
+        passes.RemoveUnusedNodesPass()(model)
+    _drop_unused_inputs(model.graph)
+    return model
+
+
+def _drop_unused_inputs(graph: ir.Graph) -> None:
+    for value in list(graph.inputs):
+        if not value.uses():
+            graph.inputs.remove(value)
+
+
+def save(model: ir.Model, path: Path) -> list[str]:
+    """Writes the graph with its weights beside it and returns the names of the files.
+
+    Raises:
+        OSError: a file cannot be written.
+    """
+    data = f"{path.name}.data"
+    ir.save(model, path, external_data=data)
+    return [path.name, data]

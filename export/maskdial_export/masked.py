@@ -1,0 +1,71 @@
+"""Masked models: what is traced of them."""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from maskdial_export.attention import MaskedAttention, swapped
+from maskdial_export.graph import Trace, gather_rows, to_onnx_ir
+
+_OFFSET_POSITIONS = frozenset({"roberta", "xlm-roberta"})
+
+
+def max_length(config: Any) -> int:
+    """The longest text in tokens; RoBERTa's positions begin after that of the padding token."""
+    positions = int(config.max_position_embeddings)
+    if config.model_type in _OFFSET_POSITIONS:
+        return positions - (int(config.pad_token_id) + 1)
+    return positions
+
+
+class MaskedGraph(nn.Module):
+    """A masked model with the inputs and the output of `maskdial.bundle`'s docstring."""
+
+    def __init__(self, model: PreTrainedModel, *, takes_token_types: bool) -> None:
+        super().__init__()
+        self.model = model
+        self.attention = MaskedAttention()
+        self.takes_token_types = takes_token_types
+        self.pad_token_id = int(model.config.pad_token_id or 0)
+
+    def forward(
+        self, input_ids: Tensor, lengths: Tensor, token_type_ids: Tensor, rows: Tensor | None = None
+    ) -> Tensor:
+        self.attention.begin(lengths)
+        valid = torch.arange(input_ids.shape[1])[None, :] < lengths[:, None]
+        inputs = {
+            # RoBERTa counts its positions over the tokens that are not padding
+            "input_ids": torch.where(valid, input_ids, self.pad_token_id),
+            "attention_mask": valid.to(torch.int64),
+        }
+        if self.takes_token_types:
+            inputs["token_type_ids"] = token_type_ids
+        if rows is None:
+            return self.model(**inputs).logits  # type: ignore[no-any-return]
+        with gather_rows(self.model.base_model, rows):
+            return self.model(**inputs).logits.squeeze(0)  # type: ignore[no-any-return]
+
+
+def trace(model: PreTrainedModel, *, fill_mask: bool) -> Trace:
+    """Traces a masked model; its head runs on ``rows`` only for fill-mask."""
+    type_vocab_size = getattr(model.config, "type_vocab_size", 0) or 0
+    graph = MaskedGraph(model, takes_token_types=type_vocab_size > 1)
+    batch, length = 2, 5
+    inputs: dict[str, Any] = {
+        "input_ids": torch.ones(batch, length, dtype=torch.int64),
+        "lengths": torch.tensor([length, length - 2], dtype=torch.int32),
+        "token_type_ids": torch.zeros(batch, length, dtype=torch.int64),
+    }
+    dynamic = torch.export.Dim.DYNAMIC
+    shapes: dict[str, Any] = {
+        "input_ids": {0: dynamic, 1: dynamic},
+        "lengths": {0: dynamic},
+        "token_type_ids": {0: dynamic, 1: dynamic},
+    }
+    if fill_mask:
+        inputs["rows"] = torch.tensor([1, 3, 7])
+        shapes["rows"] = {0: dynamic}
+    with swapped(model, graph.attention):
+        return to_onnx_ir(graph, inputs, shapes, list(inputs), ["logits"])

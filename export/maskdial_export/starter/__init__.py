@@ -1,0 +1,1 @@
+"""The recipe behind the shipped starter models: masked, sentiment and causal."""

@@ -1,0 +1,67 @@
+"""`python -m maskdial_export.starter masked|sentiment|causal|all --corpus DIR --out DIR`."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+
+from maskdial_export.starter.recipes import train_causal, train_masked
+from maskdial_export.starter.settings import Settings
+
+RECIPES = {"masked": train_masked, "causal": train_causal}
+
+
+def build_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m maskdial_export.starter",
+        description="Train the starter models and write them as Hugging Face checkpoints. "
+        "`sentiment` starts from the `masked` checkpoint in the same --out folder.",
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+    )
+    parser.add_argument("model", choices=[*RECIPES, "all"])
+    parser.add_argument("--corpus", type=Path, required=True, help="folder with the texts")
+    parser.add_argument("--out", type=Path, required=True, help="folder for the checkpoints")
+    parser.add_argument(
+        "--minutes",
+        type=float,
+        default=35.0,
+        help="time budget of each model; longer learns more, and the schedule stretches with it",
+    )
+    parser.add_argument("--device", choices=["auto", "cpu", "cuda"], default="auto")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--threads", type=int, default=1, help="CPU threads PyTorch may use")
+    parser.add_argument("--resume", action="store_true", help="go on from a checkpoint in --out")
+    parser.add_argument(
+        "--bf16",
+        action="store_true",
+        help="bfloat16 matrix products in pretraining: half again as fast where the processor "
+        "has them, slower elsewhere",
+    )
+    return parser
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    options = build_parser().parse_args(arguments)
+    torch.set_num_threads(options.threads)
+    device = options.device
+    if device == "auto":
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    settings = Settings(
+        corpus=options.corpus,
+        out=options.out,
+        minutes=options.minutes,
+        device=torch.device(device),
+        seed=options.seed,
+        threads=options.threads,
+        resume=options.resume,
+        bf16=options.bf16,
+    )
+    for model in RECIPES if options.model == "all" else (options.model,):
+        print(f"{model} is in {RECIPES[model](settings)}")
+
+
+if __name__ == "__main__":
+    main()

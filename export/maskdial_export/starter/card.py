@@ -1,0 +1,81 @@
+"""What is written beside a checkpoint: its figures for programs, and a model card for people."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+from torch import nn
+
+Figure = str | int | float | list[str] | list[float]
+
+SOURCES = """\
+- Public-domain books in the editions of Standard Ebooks (CC0 1.0) and, in the same form, by
+  HendrikBK; only works free in countries with terms of life plus 70 years too. They keep the
+  views and the language of their time, and the model may repeat them."""
+WORDNET = """\
+- Open English WordNet (CC BY 4.0), derived from Princeton WordNet (WordNet License):
+  a sample of its definitions and example sentences."""
+POLARITY = """\
+- Sentence polarity dataset v1.0 by Bo Pang and Lillian Lee (ACL 2005), CC BY 4.0 as distributed
+  with NLTK; sentences that stand in the test or validation part of SST-2 were removed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Card:
+    """One model card: what the model is, what it learned from, what was measured."""
+
+    title: str
+    summary: str
+    task: str
+    sources: list[str]
+    limits: str
+    figures: Mapping[str, Figure]
+    samples: Mapping[str, str] = field(default_factory=dict)
+    """Unedited output of the model by prompt."""
+
+    def write(self, folder: Path) -> None:
+        """`README.md`, and `training.json` with the same figures and samples."""
+        record = asdict(self)
+        measured = {**record["figures"], "samples": record["samples"]}
+        (folder / "training.json").write_text(json.dumps(measured, indent=2) + "\n", "utf-8")
+        (folder / "README.md").write_text(self.text(), "utf-8")
+
+    def text(self) -> str:
+        """The card as Markdown, with the front matter that the Hugging Face hub reads."""
+        rows = "\n".join(f"| {name.replace('_', ' ')} | {_shown(value)} |" for name, value in
+                         self.figures.items())
+        samples = "\n\n".join(f"`{prompt}`\n\n> " + sample.replace("\n", "\n> ")
+                              for prompt, sample in self.samples.items())
+        shown_samples = f"## Unedited samples\n\n{samples}\n\n" if samples else ""
+        return (
+            f"---\nlanguage: en\npipeline_tag: {self.task}\nlibrary_name: transformers\n---\n\n"
+            f"# {self.title}\n\n{self.summary}\n\n"
+            f"## Measured\n\n| figure | value |\n| --- | --- |\n{rows}\n\n"
+            f"{shown_samples}## Trained on\n\n" + "\n".join(self.sources) + "\n\n"
+            f"## Limits\n\n{self.limits}\n"
+        )
+
+
+def model_figures(model: nn.Module, folder: Path) -> dict[str, Figure]:
+    """Parameters (a tied matrix counts once) and bytes of the files saved in `folder`."""
+    return {
+        "parameters": sum(parameter.numel() for parameter in model.parameters()),
+        "model_bytes": (folder / "model.safetensors").stat().st_size,
+        "tokenizer_bytes": (folder / "tokenizer.json").stat().st_size,
+    }
+
+
+def machine(device: str, threads: int) -> str:
+    """The machine of a run in words."""
+    return f"{device}, {threads} thread(s) of {os.cpu_count()} CPU cores, {platform.machine()}"
+
+
+def _shown(value: Figure) -> str:
+    if isinstance(value, list):
+        return ", ".join(_shown(item) for item in value)
+    return f"{value:.4g}" if isinstance(value, float) else str(value)

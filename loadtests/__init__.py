@@ -1,0 +1,1 @@
+"""Open-loop load tests over real HTTP. Run with ``python -m loadtests run``; see README.md."""

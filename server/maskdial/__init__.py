@@ -1,0 +1,3 @@
+"""maskdial: an inference server for masked and causal language models."""
+
+__version__ = "0.1.0"

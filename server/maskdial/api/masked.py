@@ -1,0 +1,146 @@
+"""The masked family's routes: `/fill-mask` and `/classify`."""
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Any
+
+from fastapi import APIRouter, Request, Response
+
+from maskdial.api.bodies import (
+    ClassifyBody,
+    ClassifyParameters,
+    FillMaskBody,
+    FillMaskParameters,
+    TextPair,
+    parse_body,
+)
+from maskdial.api.wire import Timings, body_schema, json_reply, unless_gone
+from maskdial.api.work import check_num_inputs, name_input, tokenize
+from maskdial.config import Config
+from maskdial.errors import ValidationError
+from maskdial.masked import tasks
+from maskdial.masked.request import MaskedInput, MaskedResult
+from maskdial.served import MaskedModel, Models
+from maskdial.tokenizer import Encoding
+
+router = APIRouter(tags=["masked"])
+
+
+@router.post("/fill-mask", openapi_extra=body_schema(FillMaskBody))
+async def fill_mask(request: Request) -> Response:
+    """Fills the masks of a text: per mask, the best tokens with their probabilities."""
+    return await serve_fill_mask(request, await request.body(), None)
+
+
+@router.post("/classify", openapi_extra=body_schema(ClassifyBody))
+async def classify(request: Request) -> Response:
+    """Scores a text, or a pair of texts, for each label of a classifier."""
+    return await serve_classify(request, await request.body(), None)
+
+
+async def serve_fill_mask(request: Request, content: bytes, name: str | None) -> Response:
+    """Answers a `/fill-mask` body with the named model, or the one that the body means."""
+    body = parse_body(FillMaskBody, content)
+    models: Models = request.app.state.models
+    model = models.for_masked_task("fill-mask", name or body.model)
+    request.state.model = model.bundle.name
+    parameters = body.parameters or FillMaskParameters()
+    top_k = parameters.top_k or 5
+    tasks.check_top_k(top_k, model.bundle.manifest.vocab_size)
+    target_ids = None
+    if parameters.targets is not None:
+        target_ids = tasks.resolve_targets(parameters.targets, model.tokenizer)
+
+    texts = body.inputs if isinstance(body.inputs, list) else [body.inputs]
+    _admit(request, model, len(texts))
+    masked = [(tasks.write_masks(text, model.tokenizer), None) for text in texts]
+    encodings = await tokenize(model.tokenizer, model.metrics, masked)
+    batch = isinstance(body.inputs, list)
+    _check_lengths(model, encodings, batch)
+    inputs = []
+    for index, encoding in enumerate(encodings):
+        with name_input(index, batch):
+            rows = tasks.mask_positions(encoding.ids, model.tokenizer)
+        inputs.append(_masked_input(encoding, rows))
+
+    results = await unless_gone(request, model.engine.submit_many(inputs))
+    replies: list[object] = []
+    for given, result in zip(inputs, results, strict=True):
+        fillings = tasks.fill_mask(
+            result.logits,
+            given.input_ids,
+            given.rows,
+            model.tokenizer,
+            top_k=top_k,
+            target_ids=target_ids,
+            pad_token_id=model.bundle.manifest.special_tokens.pad,
+        )
+        per_mask = [[asdict(filling) for filling in mask] for mask in fillings]
+        replies.append(per_mask[0] if len(per_mask) == 1 else per_mask)
+    return json_reply(replies if batch else replies[0], headers=_timings(results).headers())
+
+
+async def serve_classify(request: Request, content: bytes, name: str | None) -> Response:
+    """Answers a `/classify` body with the named model, or the one that the body means."""
+    body = parse_body(ClassifyBody, content)
+    models: Models = request.app.state.models
+    model = models.for_masked_task("classify", name or body.model)
+    request.state.model = model.bundle.name
+    parameters = body.parameters or ClassifyParameters()
+
+    batch = isinstance(body.inputs, list)
+    items = body.inputs if isinstance(body.inputs, list) else [body.inputs]
+    _admit(request, model, len(items))
+    texts = [
+        (item.text, item.text_pair) if isinstance(item, TextPair) else (item, None)
+        for item in items
+    ]
+    encodings = await tokenize(model.tokenizer, model.metrics, texts)
+    _check_lengths(model, encodings, batch)
+    inputs = [_masked_input(encoding, ()) for encoding in encodings]
+
+    results = await unless_gone(request, model.engine.submit_many(inputs))
+    manifest = model.bundle.manifest
+    replies: list[list[dict[str, Any]]] = []
+    for result in results:
+        scores = tasks.classify(
+            result.logits,
+            manifest.labels,
+            manifest.problem_type,
+            function_to_apply=parameters.function_to_apply,
+            top_k=parameters.top_k,
+        )
+        replies.append([asdict(score) for score in scores])
+    # One text is answered nested as well: transformers' clients take the first element.
+    return json_reply(replies, headers=_timings(results).headers())
+
+
+def _admit(request: Request, model: MaskedModel, num_inputs: int) -> None:
+    """Refuses what would be refused later anyway, before any of it is tokenized."""
+    config: Config = request.app.state.config
+    check_num_inputs(num_inputs, config)
+    model.engine.check_room(num_inputs)
+
+
+def _check_lengths(model: MaskedModel, encodings: Sequence[Encoding], batch: bool) -> None:
+    longest = model.bundle.manifest.max_length
+    for index, encoding in enumerate(encodings):
+        with name_input(index, batch):
+            if len(encoding.ids) > longest:
+                raise ValidationError(
+                    f"the text has {len(encoding.ids)} tokens; model {model.bundle.name!r} takes "
+                    f"at most {longest}"
+                )
+
+
+def _masked_input(encoding: Encoding, rows: tuple[int, ...]) -> MaskedInput:
+    return MaskedInput(tuple(encoding.ids), rows, tuple(encoding.type_ids))
+
+
+def _timings(results: Sequence[MaskedResult]) -> Timings:
+    """A request's times are those of its slowest text; its tokens are counted with padding."""
+    return Timings(
+        queue_seconds=max(result.queue_seconds for result in results),
+        inference_seconds=max(result.inference_seconds for result in results),
+        compute_tokens=sum(result.batch_tokens // result.batch_size for result in results),
+    )

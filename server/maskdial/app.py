@@ -1,0 +1,110 @@
+"""create_app: the server as an ASGI application, with its engines' life."""
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+from fastapi import FastAPI, Request, Response
+from fastapi.openapi.utils import get_openapi
+from pydantic.json_schema import models_json_schema
+from starlette.exceptions import HTTPException
+
+import maskdial
+from maskdial.api import bodies, generate, masked, models, service
+from maskdial.api.wire import error_reply, json_reply
+from maskdial.config import Config
+from maskdial.errors import MaskdialError, NotFoundError
+from maskdial.lifecycle import Lifecycle
+from maskdial.metrics import Metrics
+from maskdial.middleware import RequestMiddleware
+from maskdial.served import Models, find_bundles, load_model
+
+_log = logging.getLogger("maskdial")
+
+TASK_ROUTES = ("/fill-mask", "/classify", "/generate", "/generate_stream")
+
+
+def create_app(
+    config: Config, on_load_failure: Callable[[MaskdialError], None] | None = None
+) -> FastAPI:
+    """The application.
+
+    The models load beside the first requests: ``/health/live`` answers at once, ``/health/ready``
+    when the last one is up. ``on_load_failure`` is called if one cannot be served.
+    """
+    app = FastAPI(
+        title="maskdial",
+        version=maskdial.__version__,
+        summary="Masked and causal language models, one server.",
+        lifespan=_lifespan,
+    )
+    app.state.config = config
+    app.state.lifecycle = Lifecycle()
+    app.state.metrics = Metrics((*TASK_ROUTES, "/models/{name}"))
+    app.state.models = Models()
+    app.state.on_load_failure = on_load_failure
+    for router in (masked.router, generate.router, models.router, service.router):
+        app.include_router(router)
+    app.add_middleware(
+        RequestMiddleware,
+        metrics=app.state.metrics,
+        lifecycle=app.state.lifecycle,
+        task_routes=frozenset(TASK_ROUTES),
+        max_body_bytes=config.max_body_bytes,
+    )
+    app.add_exception_handler(HTTPException, _http_error)
+    app.openapi = lambda: _openapi(app)  # type: ignore[method-assign]
+    return app
+
+
+@contextlib.asynccontextmanager
+async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
+    loading = asyncio.create_task(_load_models(app))
+    try:
+        yield
+    finally:
+        loading.cancel()
+        await asyncio.wait({loading})
+        # Requests were waited for before this point: what still runs is past its grace period.
+        await asyncio.gather(*(model.engine.stop(grace=0) for model in app.state.models))
+
+
+async def _load_models(app: FastAPI) -> None:
+    config: Config = app.state.config
+    served: Models = app.state.models
+    try:
+        for name, path in find_bundles(config).items():
+            served.add(await asyncio.to_thread(load_model, name, path, config, app.state.metrics))
+    except MaskdialError as error:
+        _log.error("%s", error.message)
+        if app.state.on_load_failure is not None:
+            app.state.on_load_failure(error)
+        return
+    app.state.lifecycle.serve()
+    _log.info("ready: %s", ", ".join(model.bundle.name for model in served))
+
+
+async def _http_error(request: Request, error: Exception) -> Response:
+    """Routing errors (no such path, wrong method) in the API's own form."""
+    assert isinstance(error, HTTPException)
+    if error.status_code == 404:
+        return error_reply(NotFoundError(f"no route {request.url.path}; see /docs"))
+    content = {"error": str(error.detail), "error_type": "validation"}
+    return json_reply(content, status=error.status_code, headers=dict(error.headers or {}))
+
+
+def _openapi(app: FastAPI) -> dict[str, Any]:
+    """The OpenAPI document, with the schemas of the bodies that the routes read by hand."""
+    if app.openapi_schema is None:
+        document = get_openapi(
+            title=app.title, version=app.version, summary=app.summary, routes=app.routes
+        )
+        wanted = (bodies.FillMaskBody, bodies.ClassifyBody, bodies.GenerateBody)
+        _, definitions = models_json_schema(
+            [(body, "validation") for body in wanted], ref_template="#/components/schemas/{model}"
+        )
+        document.setdefault("components", {}).setdefault("schemas", {}).update(definitions["$defs"])
+        app.openapi_schema = document
+    return app.openapi_schema

@@ -1,0 +1,199 @@
+"""Bundle: an exported model folder, read and checked.
+
+A bundle holds everything the server needs and nothing else::
+
+    maskdial.json     the manifest: what the model is, how to feed it, how it was checked
+    model.onnx        the graph (weights beside it in model.onnx.data)
+    tokenizer.json    a `tokenizers` file
+    chat_template.jinja, generation_config.json      where the checkpoint has them
+
+Graph inputs, by family (the server feeds the ones that the graph declares):
+
+* masked: ``input_ids`` int64 (batch, length), right-padded; ``lengths`` int32 (batch,), the valid
+  tokens per row; ``token_type_ids`` int64 (batch, length); for fill-mask ``rows`` int64 (num_rows,),
+  flat indices ``b * length + position`` of the masked tokens.
+  Output ``logits`` float32: fill-mask (num_rows, vocab_size), classify (batch, num_labels).
+* causal: ``input_ids`` int64 (batch, new_tokens); ``position_ids`` int64 (batch, new_tokens);
+  ``seqlens_k`` int32 (batch,), tokens in the cache after this pass minus one;
+  ``total_sequence_length`` int32 (), the longest of them plus one; ``rows`` int64 (num_rows,), flat
+  indices of the tokens whose logits are wanted; ``past_key.I`` and ``past_value.I`` float32 (batch,
+  num_heads, max_length, head_dim). Outputs ``logits`` float32 (num_rows, vocab_size), ``present_key.I``
+  and ``present_value.I``, which may share their past's memory. With a non-empty past, batch is 1 or
+  new_tokens is 1.
+"""
+
+import hashlib
+import json
+import os
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import pydantic
+from pydantic import BaseModel, ConfigDict, Field
+
+from maskdial.errors import BundleError
+
+SCHEMA_VERSION = 1
+MANIFEST = "maskdial.json"
+GRAPH = "model.onnx"
+TOKENIZER = "tokenizer.json"
+CHAT_TEMPLATE = "chat_template.jinja"
+GENERATION_CONFIG = "generation_config.json"
+
+Family = Literal["masked", "causal"]
+Task = Literal["fill-mask", "classify", "generate"]
+
+
+class _Frozen(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class SpecialTokens(_Frozen):
+    """Token ids with a role, None (or empty) where the model has none."""
+
+    pad: int | None = None
+    mask: int | None = None
+    bos: int | None = None
+    eos: tuple[int, ...] = ()
+
+
+class KVLayout(_Frozen):
+    """The shape of one layer's cache: (batch, num_heads, max_length, head_dim), keys and values."""
+
+    num_layers: int = Field(gt=0)
+    num_heads: int = Field(gt=0)
+    head_dim: int = Field(gt=0)
+    dtype: Literal["float32", "float16"] = "float32"
+
+
+class GoldenCheck(_Frozen):
+    """One short input and some of its logits, repeated by the server on the machine that serves.
+
+    ``input_ids`` is one text without padding. The logits are those of its ``row`` (a masked
+    position, the last token; 0 for classification, where they are the labels'), at ``columns``.
+    """
+
+    input_ids: tuple[int, ...]
+    row: int
+    columns: tuple[int, ...]
+    logits: tuple[float, ...]
+    tolerance: float = Field(gt=0)
+
+
+class ParityReport(_Frozen):
+    """How far ONNX Runtime's logits were from torch's, as the largest absolute difference."""
+
+    tolerance: float
+    ragged_batch: float
+    chunked_prompt: float | None = None
+    decode_steps: float | None = None
+
+
+class Manifest(_Frozen):
+    """``maskdial.json``. Lengths are in tokens and count the special ones."""
+
+    schema_version: Literal[1] = SCHEMA_VERSION
+    family: Family
+    task: Task
+    architecture: str
+    precision: Literal["fp32", "fp16", "int8", "int4"]
+    batch_invariant: bool
+    vocab_size: int = Field(gt=0)
+    max_length: int = Field(gt=0)
+    special_tokens: SpecialTokens
+    labels: tuple[str, ...] = ()
+    problem_type: (
+        Literal["single_label_classification", "multi_label_classification", "regression"] | None
+    ) = None
+    kv: KVLayout | None = None
+    source: str
+    source_sha256: str
+    tool_versions: dict[str, str]
+    parity: ParityReport
+    golden: GoldenCheck
+    files: dict[str, str] = Field(description="file name -> SHA-256, for every file but this one")
+
+
+@dataclass(frozen=True, slots=True)
+class Bundle:
+    """A model folder whose manifest was read and whose files were verified."""
+
+    name: str
+    path: Path
+    manifest: Manifest
+
+    @property
+    def graph(self) -> Path:
+        return self.path / GRAPH
+
+    @property
+    def tokenizer(self) -> Path:
+        return self.path / TOKENIZER
+
+
+def file_sha256(path: Path) -> str:
+    """The hex SHA-256 of a file's bytes."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def hash_files(folder: Path, names: Iterable[str]) -> dict[str, str]:
+    """File name to hex SHA-256, as ``Manifest.files`` wants it."""
+    return {name: file_sha256(folder / name) for name in sorted(names)}
+
+
+def write_manifest(folder: Path, manifest: Manifest) -> None:
+    """Writes ``maskdial.json`` into the folder and syncs it, so that a rename after it is safe."""
+    with (folder / MANIFEST).open("w", encoding="utf-8") as file:
+        file.write(manifest.model_dump_json(indent=2) + "\n")
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def load_bundle(name: str, path: Path) -> Bundle:
+    """Reads and verifies a model folder.
+
+    Raises:
+        BundleError: the folder, its manifest, a file or a file's hash is not as it should be.
+    """
+    manifest_path = path / MANIFEST
+    if not manifest_path.is_file():
+        raise BundleError(
+            f"model {name!r}: {path} has no {MANIFEST}; make a bundle with `maskdial export`"
+        )
+    manifest = _read_manifest(name, manifest_path)
+    for required in (GRAPH, TOKENIZER):
+        if required not in manifest.files:
+            raise BundleError(f"model {name!r}: the manifest does not list {required}")
+    for file_name, expected in manifest.files.items():
+        file = path / file_name
+        if Path(file_name).name != file_name:
+            raise BundleError(f"model {name!r}: {file_name!r} lies outside the bundle")
+        if not file.is_file():
+            raise BundleError(f"model {name!r}: {file_name} is missing from {path}")
+        if file_sha256(file) != expected:
+            raise BundleError(
+                f"model {name!r}: {file_name} has changed since it was exported (SHA-256 differs)"
+            )
+    return Bundle(name, path, manifest)
+
+
+def _read_manifest(name: str, path: Path) -> Manifest:
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise BundleError(f"model {name!r}: {path} is not readable JSON: {error}") from error
+    version = content.get("schema_version") if isinstance(content, dict) else None
+    if version != SCHEMA_VERSION:
+        raise BundleError(
+            f"model {name!r}: bundle schema version {version!r}, but this server reads "
+            f"{SCHEMA_VERSION}; export the model again"
+        )
+    try:
+        return Manifest.model_validate(content)
+    except pydantic.ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(str(part) for part in first["loc"])
+        raise BundleError(f"model {name!r}: {MANIFEST}: {where}: {first['msg']}") from error

@@ -1,0 +1,97 @@
+"""The way back: events from the engine's thread to the coroutine that reads them."""
+
+import asyncio
+import contextlib
+from collections import defaultdict
+from collections.abc import Callable, Iterable
+from types import TracebackType
+
+from maskdial.causal.sequence import TokenEvent
+from maskdial.errors import MaskdialError
+
+Reply = TokenEvent | MaskdialError
+
+
+class ReplyChannel:
+    """One reader's inbox, in the event loop that it was made in."""
+
+    def __init__(self) -> None:
+        self.loop = asyncio.get_running_loop()
+        self._inbox: asyncio.Queue[Reply] = asyncio.Queue()
+
+    def put(self, reply: Reply) -> None:
+        """Hands over a reply; to be called in the channel's own loop."""
+        self._inbox.put_nowait(reply)
+
+    async def get(self) -> TokenEvent:
+        """The next event.
+
+        Raises:
+            MaskdialError: what ended the sequence, if it did not finish.
+        """
+        reply = await self._inbox.get()
+        if isinstance(reply, MaskdialError):
+            raise reply
+        return reply
+
+
+def publish(replies: Iterable[tuple[ReplyChannel, Reply]]) -> None:
+    """Hands out replies from any thread, waking each event loop once."""
+    by_loop: dict[asyncio.AbstractEventLoop, list[tuple[ReplyChannel, Reply]]] = defaultdict(list)
+    for channel, reply in replies:
+        by_loop[channel.loop].append((channel, reply))
+    for loop, batch in by_loop.items():
+        with contextlib.suppress(RuntimeError):  # the loop was closed, and its readers with it
+            loop.call_soon_threadsafe(_put_all, batch)
+
+
+def _put_all(batch: list[tuple[ReplyChannel, Reply]]) -> None:
+    for channel, reply in batch:
+        channel.put(reply)
+
+
+class TokenStream:
+    """The events of one sequence, as an asynchronous iterator; the last one has ``finish``.
+
+    Leaving early abandons the sequence: by `aclose`, by the end of an ``async with`` block, or by
+    cancelling the task that waits for the next event.
+    """
+
+    def __init__(self, channel: ReplyChannel, abandon: Callable[[], None]) -> None:
+        self._channel = channel
+        self._abandon = abandon
+        self._ended = False
+
+    def __aiter__(self) -> "TokenStream":
+        return self
+
+    async def __anext__(self) -> TokenEvent:
+        if self._ended:
+            raise StopAsyncIteration
+        try:
+            event = await self._channel.get()
+        except MaskdialError:
+            self._ended = True
+            raise
+        except asyncio.CancelledError:
+            await self.aclose()
+            raise
+        self._ended = event.finish is not None
+        return event
+
+    async def aclose(self) -> None:
+        """Abandons the sequence unless it ended; may be called again."""
+        if not self._ended:
+            self._ended = True
+            self._abandon()
+
+    async def __aenter__(self) -> "TokenStream":
+        return self
+
+    async def __aexit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        await self.aclose()

@@ -1,0 +1,155 @@
+"""The `maskdial` command."""
+
+import argparse
+import json
+import logging
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from maskdial_client import cli as client_cli
+from rich.console import Console
+from rich.table import Table
+
+import maskdial
+from maskdial.bundle import load_bundle
+from maskdial.config import Config, load_config
+from maskdial.errors import MaskdialError
+
+Command = Callable[[argparse.Namespace], int]
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs a command line and returns its exit code."""
+    arguments = sys.argv[1:] if arguments is None else arguments
+    parser = _parser(with_export=arguments[:1] == ["export"])
+    options = parser.parse_args(arguments)
+    command: Command = options.command
+    try:
+        return command(options)
+    except MaskdialError as error:
+        print(f"maskdial: {error.message}", file=sys.stderr)
+        return 1
+
+
+def _parser(*, with_export: bool) -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="maskdial", description="Serves masked and causal language models."
+    )
+    parser.add_argument("--version", action="version", version=maskdial.__version__)
+    commands = parser.add_subparsers(metavar="COMMAND", required=True)
+
+    def add(name: str, help_: str, run: Command) -> argparse.ArgumentParser:
+        command = commands.add_parser(name, help=help_, description=help_[0].upper() + help_[1:])
+        command.set_defaults(command=run)
+        return command
+
+    _add_serve_arguments(add("serve", "start the server", _serve))
+    export = add("export", "turn a Hugging Face checkpoint into a bundle", _export)
+    if with_export:
+        # Its arguments are the exporter's own, which a serving installation does not carry.
+        _add_export_arguments(export)
+    inspect = add("inspect", "show what a bundle holds", _inspect)
+    inspect.add_argument("bundle", type=Path, help="the bundle's folder")
+    inspect.add_argument("--json", action="store_true", help="print the manifest as JSON")
+    client_cli.add_fill_arguments(
+        add("fill", "fill the masks of a text, on a running server", client_cli.run_fill)
+    )
+    client_cli.add_classify_arguments(
+        add("classify", "classify a text, on a running server", client_cli.run_classify)
+    )
+    client_cli.add_generate_arguments(
+        add("generate", "continue a prompt, on a running server", client_cli.run_generate)
+    )
+    return parser
+
+
+def _add_serve_arguments(parser: argparse.ArgumentParser) -> None:
+    """One flag for each field of `Config`, with the field's own words."""
+    parser.epilog = (
+        "Each flag is also an environment variable (MASKDIAL_PORT) and a key of the TOML file "
+        "(port). Flags win over variables, variables over the file."
+    )
+    parser.add_argument(
+        "--config", type=Path, metavar="FILE", help="a TOML file with any of these settings"
+    )
+    for name, field in Config.model_fields.items():
+        if name == "models":
+            parser.add_argument(
+                "--model",
+                dest="models",
+                action="append",
+                metavar="NAME=PATH",
+                default=argparse.SUPPRESS,
+                help=f"{field.description}; repeat it for several",
+            )
+            continue
+        options: dict[str, Any] = {"action": "store"}
+        if field.annotation is bool:
+            options = {"action": argparse.BooleanOptionalAction}
+        elif field.annotation in (int, float):
+            options["metavar"] = "N"
+        parser.add_argument(
+            "--" + name.replace("_", "-"),
+            dest=name,
+            default=argparse.SUPPRESS,
+            help=f"{field.description} (default: {field.default})",
+            **options,
+        )
+
+
+def _serve(options: argparse.Namespace) -> int:
+    from maskdial.server import Server  # the other commands start faster without it
+
+    flags = {name: value for name, value in vars(options).items() if name in Config.model_fields}
+    config = load_config(flags, options.config)
+    logging.basicConfig(
+        level=config.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s"
+    )
+    server = Server(config)
+    server.run()
+    if server.failure is not None or not server.started:
+        return 1
+    return 0
+
+
+def _add_export_arguments(parser: argparse.ArgumentParser) -> None:
+    try:
+        from maskdial_export import cli as export_cli
+    except ImportError:
+        return
+    export_cli.add_arguments(parser)
+
+
+def _export(options: argparse.Namespace) -> int:
+    try:
+        from maskdial_export import cli as export_cli
+    except ImportError as error:
+        print(
+            f"maskdial export needs torch and transformers ({error}): "
+            "pip install 'maskdial[export]'",
+            file=sys.stderr,
+        )
+        return 1
+    return export_cli.run(options)
+
+
+def _inspect(options: argparse.Namespace) -> int:
+    bundle = load_bundle(options.bundle.name, options.bundle)
+    manifest = bundle.manifest.model_dump(mode="json")
+    if options.json:
+        print(json.dumps(manifest, indent=2))
+        return 0
+    table = Table(show_header=False, box=None)
+    for key, value in manifest.items():
+        if key not in ("golden", "files"):
+            table.add_row(key, value if isinstance(value, str) else json.dumps(value))
+    size = sum((bundle.path / name).stat().st_size for name in bundle.manifest.files)
+    table.add_row("size", f"{size / 1e6:.1f} MB in {len(bundle.manifest.files)} files, all intact")
+    Console().print(table)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

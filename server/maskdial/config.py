@@ -1,0 +1,153 @@
+"""Config: every setting of the server, from flags, MASKDIAL_* variables and a TOML file.
+
+Flags win over variables, variables over the file, the file over the defaults. It is validated once,
+when it is made, and cannot change afterwards.
+"""
+
+import json
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import pydantic
+from pydantic import Field, field_validator
+from pydantic_settings import (
+    BaseSettings,
+    NoDecode,
+    PydanticBaseSettingsSource,
+    SettingsConfigDict,
+    TomlConfigSettingsSource,
+)
+
+from maskdial.errors import ConfigError
+
+
+class Config(BaseSettings):
+    """The server's settings; each field's description is the flag's help."""
+
+    model_config = SettingsConfigDict(env_prefix="MASKDIAL_", frozen=True, extra="forbid")
+
+    host: str = Field("127.0.0.1", description="address to listen on; 0.0.0.0 for every interface")
+    port: int = Field(8000, ge=0, le=65535, description="port to listen on; 0 picks a free one")
+    models: Annotated[dict[str, Path], NoDecode] = Field(
+        {}, description="models to serve, by name; none: the starter models"
+    )
+    provider: Literal["auto", "cpu", "cuda"] = Field(
+        "auto", description="execution provider; auto takes the best that is installed"
+    )
+    threads: int = Field(
+        0, ge=0, le=1024, description="threads of one pass; 0: one per physical core"
+    )
+    spinning: bool = Field(
+        False,
+        description="let idle threads spin: faster for one model alone, slower when models share "
+        "cores",
+    )
+    max_batch_tokens: int = Field(
+        4096,
+        ge=16,
+        description="padded tokens in one pass of a masked model: more gives throughput, fewer "
+        "give shorter waits",
+    )
+    max_batch_inputs: int = Field(
+        256, ge=1, description="texts that one request may carry; more is refused"
+    )
+    max_queue: int = Field(
+        1024, ge=1, description="texts that may wait for each model; beyond it requests get 429"
+    )
+    max_body_bytes: int = Field(
+        2_000_000, ge=1024, description="size of a request's body; beyond it requests get 413"
+    )
+    slots: int = Field(
+        8,
+        ge=1,
+        le=1024,
+        description="sequences that a causal model generates at once; each costs KV memory as it "
+        "grows",
+    )
+    max_context: int = Field(
+        4096, ge=8, description="tokens of prompt and text together, where the model allows more"
+    )
+    prefill_chunk_tokens: int = Field(
+        256,
+        ge=1,
+        description="prompt tokens read between two steps of the running streams: more reads "
+        "prompts faster, fewer keep streams smoother",
+    )
+    grace_period: float = Field(
+        30.0, ge=0, description="seconds that running requests get to finish after SIGTERM"
+    )
+    golden_check: Literal["error", "warn"] = Field(
+        "error",
+        description="what to do when a model's logits on this machine differ from the exported "
+        "ones",
+    )
+    log_level: Literal["debug", "info", "warning", "error"] = Field(
+        "info", description="least severe messages to log"
+    )
+
+    @field_validator("models", mode="before")
+    @classmethod
+    def _parse_models(cls, value: object) -> object:
+        """Takes NAME=PATH pairs, comma-separated or a list, as flags and variables give them."""
+        if isinstance(value, str):
+            if value.lstrip().startswith("{"):
+                return json.loads(value)
+            value = [pair for pair in value.split(",") if pair.strip()]
+        if not isinstance(value, list):
+            return value
+        models: dict[str, str] = {}
+        for pair in value:
+            name, equals, path = str(pair).strip().partition("=")
+            if not (name and equals and path):
+                raise ValueError(f"{pair!r} is not NAME=PATH")
+            if name in models:
+                raise ValueError(f"the name {name!r} is given twice")
+            models[name] = path
+        return models
+
+    @field_validator("models")
+    @classmethod
+    def _check_names(cls, value: dict[str, Path]) -> dict[str, Path]:
+        for name in value:
+            if not name.replace("-", "").replace("_", "").replace(".", "").isalnum():
+                raise ValueError(f"model name {name!r}: use letters, digits, '-', '_' and '.'")
+        return value
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,
+        file_secret_settings: PydanticBaseSettingsSource,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        file = settings_cls.model_config.get("toml_file")
+        sources = (init_settings, env_settings)
+        return sources if file is None else (*sources, TomlConfigSettingsSource(settings_cls))
+
+
+def load_config(flags: dict[str, Any], file: Path | None = None) -> Config:
+    """Makes the Config of a run.
+
+    Args:
+        flags: the flags that were given, by field name.
+        file: a TOML file with the same keys, if any.
+
+    Raises:
+        ConfigError: the file is unreadable, or a setting is unknown or out of range.
+    """
+
+    class FileConfig(Config):
+        model_config = SettingsConfigDict(toml_file=file)
+
+    if file is not None and not file.is_file():
+        raise ConfigError(f"configuration file {file} does not exist")
+    try:
+        return FileConfig(**flags)
+    except pydantic.ValidationError as error:
+        first = error.errors()[0]
+        name = ".".join(str(part) for part in first["loc"])
+        raise ConfigError(f"setting {name!r}: {first['msg']}") from error
+    except ValueError as error:
+        raise ConfigError(f"configuration file {file} is not valid TOML: {error}") from error

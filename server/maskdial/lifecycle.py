@@ -1,0 +1,55 @@
+"""Lifecycle: loading, serving, draining; and who is still being answered."""
+
+import asyncio
+from enum import Enum
+
+from maskdial.errors import UnavailableError
+
+
+class Phase(Enum):
+    """Where the server is in its life."""
+
+    LOADING = "loading"
+    SERVING = "serving"
+    DRAINING = "draining"
+
+
+class Lifecycle:
+    """The server's phase and its number of unanswered requests. Used on the event loop only."""
+
+    def __init__(self) -> None:
+        self.phase = Phase.LOADING
+        self._num_requests = 0
+        self._idle = asyncio.Event()
+        self._idle.set()
+
+    def serve(self) -> None:
+        """The models are loaded: take requests, unless draining has begun."""
+        if self.phase is Phase.LOADING:
+            self.phase = Phase.SERVING
+
+    async def drain(self, grace_seconds: float) -> None:
+        """Takes no new requests, and waits until the running ones are answered or time is up."""
+        self.phase = Phase.DRAINING
+        try:
+            await asyncio.wait_for(self._idle.wait(), grace_seconds)
+        except TimeoutError:
+            return
+
+    def check_accepting(self) -> None:
+        """Raises UnavailableError unless the server takes requests."""
+        if self.phase is Phase.LOADING:
+            raise UnavailableError("the server is still loading its models; try again soon")
+        if self.phase is Phase.DRAINING:
+            raise UnavailableError("the server is shutting down; try another instance")
+
+    def begin_request(self) -> None:
+        """One more request to answer."""
+        self._num_requests += 1
+        self._idle.clear()
+
+    def end_request(self) -> None:
+        """A request was answered, or its client left."""
+        self._num_requests -= 1
+        if self._num_requests == 0:
+            self._idle.set()

@@ -1,0 +1,215 @@
+"""The models that a server serves, and how a bundle becomes one."""
+
+import logging
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+
+import maskdial
+from maskdial.bundle import Bundle, Task, load_bundle
+from maskdial.causal.engine import CausalEngine
+from maskdial.causal.runner import Runner
+from maskdial.config import Config
+from maskdial.errors import BundleError, NotFoundError, ValidationError
+from maskdial.golden import drift_message, golden_drift
+from maskdial.masked.engine import MaskedEngine
+from maskdial.metrics import Metrics, ModelMetrics
+from maskdial.runtime import Provider, Session, SessionOptions, resolve_provider
+from maskdial.tokenizer import Tokenizer
+
+_log = logging.getLogger("maskdial.models")
+
+STARTER_FOLDER = Path(maskdial.__file__).parent / "starter"
+
+
+@dataclass(frozen=True, slots=True)
+class MaskedModel:
+    """A masked model being served."""
+
+    bundle: Bundle
+    tokenizer: Tokenizer
+    engine: MaskedEngine
+    metrics: ModelMetrics
+    provider: Provider
+
+
+@dataclass(frozen=True, slots=True)
+class CausalModel:
+    """A causal model being served. ``max_length`` is the context in tokens, as configured."""
+
+    bundle: Bundle
+    tokenizer: Tokenizer
+    engine: CausalEngine
+    metrics: ModelMetrics
+    provider: Provider
+    max_length: int
+
+
+ServedModel = MaskedModel | CausalModel
+
+
+class Models:
+    """The served models by name."""
+
+    def __init__(self) -> None:
+        self._models: dict[str, ServedModel] = {}
+
+    def __iter__(self) -> Iterator[ServedModel]:
+        return iter(self._models.values())
+
+    def __len__(self) -> int:
+        return len(self._models)
+
+    def add(self, model: ServedModel) -> None:
+        """Serves one more model."""
+        self._models[model.bundle.name] = model
+
+    def get(self, name: str) -> ServedModel:
+        """A model by name.
+
+        Raises:
+            NotFoundError: there is none; the message lists those that exist.
+        """
+        if name not in self._models:
+            raise NotFoundError(f"no model {name!r} here; served models: {', '.join(self._models)}")
+        return self._models[name]
+
+    def for_masked_task(
+        self, task: Literal["fill-mask", "classify"], name: str | None
+    ) -> MaskedModel:
+        """The masked model that a request for a task means."""
+        model = self._for_task(task, name)
+        assert isinstance(model, MaskedModel)
+        return model
+
+    def for_generation(self, name: str | None) -> CausalModel:
+        """The causal model that a request to generate means."""
+        model = self._for_task("generate", name)
+        assert isinstance(model, CausalModel)
+        return model
+
+    def _for_task(self, task: Task, name: str | None) -> ServedModel:
+        """The named model, or without a name the only one that fits.
+
+        Raises:
+            NotFoundError: no such model, or none for the task.
+            ValidationError: the model cannot do the task, or several could.
+        """
+        if name is not None:
+            model = self.get(name)
+            if model.bundle.manifest.task != task:
+                raise ValidationError(
+                    f"model {name!r} cannot do {task}; it does {model.bundle.manifest.task}"
+                )
+            return model
+        fitting = [model for model in self if model.bundle.manifest.task == task]
+        if not fitting:
+            raise NotFoundError(
+                f"no model here does {task}; served models: {', '.join(self._models)}"
+            )
+        if len(fitting) > 1:
+            names = ", ".join(model.bundle.name for model in fitting)
+            raise ValidationError(f'several models do {task}; name one with "model": {names}')
+        return fitting[0]
+
+
+def find_bundles(config: Config) -> dict[str, Path]:
+    """The bundle folders to serve by name: the configured ones, or else the starter models.
+
+    Raises:
+        BundleError: neither exist.
+    """
+    if config.models:
+        return dict(config.models)
+    starters = {path.parent.name: path.parent for path in sorted(STARTER_FOLDER.glob("*/*.json"))}
+    if not starters:
+        raise BundleError("no --model was given, and this installation has no starter models")
+    return starters
+
+
+def load_model(name: str, path: Path, config: Config, metrics: Metrics) -> ServedModel:
+    """Reads a bundle, loads its graph, repeats its golden check and starts its engine.
+
+    Raises:
+        BundleError: the bundle cannot be served as it is.
+        ConfigError: the provider is not there.
+    """
+    bundle = load_bundle(name, path)
+    manifest = bundle.manifest
+    tokenizer = Tokenizer.from_file(bundle.tokenizer, manifest.special_tokens)
+    options = SessionOptions(resolve_provider(config.provider), config.threads, config.spinning)
+    session = Session(bundle.graph, options)
+    model_metrics = metrics.declare(name)
+    model: ServedModel
+    if manifest.family == "masked":
+        _check_masked(bundle, session, config)
+        masked_engine = MaskedEngine(
+            session,
+            max_batch_tokens=config.max_batch_tokens,
+            max_queue=config.max_queue,
+            pad_token_id=manifest.special_tokens.pad or 0,
+            metrics=model_metrics,
+            name=name,
+        )
+        model = MaskedModel(bundle, tokenizer, masked_engine, model_metrics, options.provider)
+    else:
+        if manifest.kv is None:
+            raise BundleError(f"model {name!r}: a causal bundle without a KV layout")
+        max_length = min(manifest.max_length, config.max_context)
+        runner = Runner(session, manifest.kv, slots=config.slots, max_length=max_length)
+        _check_causal(bundle, runner, config)
+        causal_engine = CausalEngine(
+            runner,
+            tokenizer,
+            slots=config.slots,
+            max_length=max_length,
+            prefill_chunk_tokens=config.prefill_chunk_tokens,
+            max_queue=config.max_queue,
+            eos_token_ids=frozenset(manifest.special_tokens.eos),
+            metrics=model_metrics,
+            name=name,
+        )
+        model = CausalModel(
+            bundle, tokenizer, causal_engine, model_metrics, options.provider, max_length
+        )
+    model.engine.start()
+    _log.info(
+        "model %s: %s %s, %s, %s",
+        name,
+        manifest.architecture,
+        manifest.task,
+        manifest.precision,
+        options.provider,
+    )
+    return model
+
+
+def _check_masked(bundle: Bundle, session: Session, config: Config) -> None:
+    golden = bundle.manifest.golden
+    length = len(golden.input_ids)
+    logits = session.run(
+        {
+            "input_ids": np.array([golden.input_ids], np.int64),
+            "lengths": np.array([length], np.int32),
+            "token_type_ids": np.zeros((1, length), np.int64),
+            "rows": np.array([golden.row], np.int64),
+        }
+    )
+    _check_drift(bundle, golden_drift(golden, logits[0]), config)
+
+
+def _check_causal(bundle: Bundle, runner: Runner, config: Config) -> None:
+    golden = bundle.manifest.golden
+    logits = runner.prefill(0, np.array(golden.input_ids, np.int64), 0)
+    _check_drift(bundle, golden_drift(golden, logits), config)
+
+
+def _check_drift(bundle: Bundle, drift: float, config: Config) -> None:
+    if drift <= bundle.manifest.golden.tolerance:
+        return
+    if config.golden_check == "error":
+        raise BundleError(drift_message(bundle, drift))
+    _log.warning("%s", drift_message(bundle, drift))

@@ -1,0 +1,186 @@
+"""Who may import whom, read from the sources: no package is imported to find out."""
+
+import ast
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+PACKAGES = {
+    "maskdial": ROOT / "server" / "maskdial",
+    "maskdial_export": ROOT / "export" / "maskdial_export",
+    "maskdial_client": ROOT / "clients" / "maskdial_client",
+}
+EXPORT_ONLY = ("torch", "transformers", "onnx", "onnxscript", "maskdial_export")
+ENGINES = ("maskdial.masked", "maskdial.causal")
+# Each may import what comes after it; the server's other modules are below them all.
+LAYERS = [
+    ("maskdial.cli",),
+    ("maskdial.app",),
+    ("maskdial.middleware",),
+    ("maskdial.api",),
+    ("maskdial.served",),
+    ENGINES,
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Import:
+    """One imported module, as a full dotted name, and whether a function body defers it."""
+
+    name: str
+    line: int
+    lazy: bool
+
+    def within(self, *modules: str) -> bool:
+        """Whether the import is one of ``modules`` or a part of one."""
+        return any(self.name == module or self.name.startswith(module + ".") for module in modules)
+
+
+def module_path(module: str) -> Path:
+    """The file of a dotted module of ours. It has to exist, or a rule about it would hold idly."""
+    package, _, rest = module.partition(".")
+    path = PACKAGES[package].joinpath(*rest.split(".")) if rest else PACKAGES[package]
+    file = path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
+    assert file.is_file(), f"{module} is named in a rule, but {file} does not exist"
+    return file
+
+
+def modules_of(package: str) -> list[str]:
+    """Every module in a package of ours, dotted, the package itself included."""
+    folder = module_path(package).parent
+    files = sorted(folder.rglob("*.py"))
+    assert len(files) > 1, f"{package} holds no modules"
+    names = (file.relative_to(folder).with_suffix("").parts for file in files)
+    return [".".join((package, *parts)).removesuffix(".__init__") for parts in names]
+
+
+def imports_in(tree: ast.Module, package: str) -> Iterator[Import]:
+    """Yields what a module's source imports, ``from . import x`` resolved against ``package``.
+
+    ``from a import b`` yields ``a.b``: whether b is a module or a name, a rule on ``a`` matches it.
+    """
+    pending: list[tuple[ast.AST, bool]] = [(tree, False)]
+    while pending:
+        node, lazy = pending.pop()
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                yield Import(alias.name, node.lineno, lazy)
+        elif isinstance(node, ast.ImportFrom):
+            base = node.module or ""
+            if node.level:
+                parents = package.split(".")[: len(package.split(".")) - node.level + 1]
+                base = ".".join([*parents, base] if base else parents)
+            for alias in node.names:
+                yield Import(f"{base}.{alias.name}", node.lineno, lazy)
+        deferred = lazy or isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
+        pending.extend((child, deferred) for child in ast.iter_child_nodes(node))
+
+
+def imports_of(module: str) -> list[Import]:
+    """What a module of ours imports."""
+    file = module_path(module)
+    package = module if file.name == "__init__.py" else module.rpartition(".")[0]
+    return list(imports_in(ast.parse(file.read_text(encoding="utf-8")), package))
+
+
+def broken(module: str, *forbidden: str) -> list[str]:
+    """The imports of ``module`` that reach into ``forbidden``, as readable places."""
+    found = (use for use in imports_of(module) if use.within(*forbidden))
+    return [f"{module}:{use.line} imports {use.name}" for use in found]
+
+
+def test_imports_are_found_wherever_they_are_written() -> None:
+    source = """
+import a, b.c
+from d import e
+from . import f
+from ..g import h
+if TYPE_CHECKING:
+    import i
+class C:
+    import j
+def k():
+    try:
+        import l
+    finally:
+        from m.n import o
+"""
+    found = {(use.name, use.lazy) for use in imports_in(ast.parse(source), "top.sub")}
+    eager = {"a", "b.c", "d.e", "top.sub.f", "top.g.h", "i", "j"}
+    assert found == {(name, False) for name in eager} | {("l", True), ("m.n.o", True)}
+
+
+def test_import_matches_whole_names_only() -> None:
+    use = Import("torch.nn", 1, False)
+    assert use.within("onnx", "torch")
+    assert not use.within("tor", "torch.nn.functional")
+
+
+@pytest.mark.parametrize("module", ["maskdial.errors", "maskdial.metrics"])
+def test_leaves_import_nothing_of_ours(module: str) -> None:
+    # The package itself holds the version only, as the next test checks.
+    ours = [use.name for use in imports_of(module) if use.within(*PACKAGES)]
+    assert set(ours) <= {"maskdial", "maskdial.__version__"}
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_importing_a_package_imports_only_its_own_modules(package: str) -> None:
+    assert [use.name for use in imports_of(package) if not use.within(package)] == []
+
+
+def test_the_servers_package_module_imports_nothing() -> None:
+    assert imports_of("maskdial") == []
+
+
+@pytest.mark.parametrize(
+    "module",
+    [
+        "maskdial.masked.batcher",
+        "maskdial.causal.scheduler",
+        "maskdial.causal.kv_cache",
+        "maskdial.causal.sampler",
+    ],
+)
+def test_pure_parts_know_no_event_loop_server_or_session(module: str) -> None:
+    assert not broken(module, "asyncio", "fastapi", "starlette", "uvicorn", "onnxruntime")
+
+
+@pytest.mark.parametrize("module", [module for layer in LAYERS for module in layer])
+def test_layers_exist(module: str) -> None:
+    assert module_path(module).is_file()
+
+
+@pytest.mark.parametrize("module", modules_of("maskdial"))
+def test_layers_of_the_server_import_downwards(module: str) -> None:
+    own = Import(module, 0, False)
+    depth = next((i for i, layer in enumerate(LAYERS) if own.within(*layer)), len(LAYERS))
+    assert not broken(module, *(name for layer in LAYERS[:depth] for name in layer))
+
+
+@pytest.mark.parametrize("module", [m for package in ENGINES for m in modules_of(package)])
+def test_engines_know_nothing_of_http(module: str) -> None:
+    assert not broken(module, "fastapi", "starlette", "uvicorn")
+
+
+@pytest.mark.parametrize("module", modules_of("maskdial"))
+def test_server_runs_without_the_export_packages(module: str) -> None:
+    allowed_lazily = module == "maskdial.cli"
+    uses = [use for use in imports_of(module) if use.within(*EXPORT_ONLY)]
+    assert [use for use in uses if not (allowed_lazily and use.lazy)] == []
+
+
+@pytest.mark.parametrize("module", modules_of("maskdial_export"))
+def test_export_takes_only_the_bundle_and_the_errors_from_the_server(module: str) -> None:
+    ours = [use for use in imports_of(module) if use.within("maskdial", "maskdial_client")]
+    assert [use for use in ours if not use.within("maskdial.bundle", "maskdial.errors")] == []
+
+
+@pytest.mark.parametrize("module", modules_of("maskdial_client"))
+def test_client_needs_httpx_only(module: str) -> None:
+    assert not broken(module, "maskdial", "maskdial_export")
+    third_party = {use.name.partition(".")[0] for use in imports_of(module)}
+    assert third_party - sys.stdlib_module_names <= {"httpx", "maskdial_client"}

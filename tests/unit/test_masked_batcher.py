@@ -1,0 +1,142 @@
+"""The batcher's promises, for any mix of lengths."""
+
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from maskdial.masked.batcher import Batcher
+
+
+@dataclass(frozen=True, eq=False)
+class Text:
+    length: int
+
+
+lengths_of_texts = st.lists(st.integers(1, 600), max_size=60)
+budgets = st.integers(1, 4096)
+
+
+def filled(lengths: list[int], budget: int) -> tuple[Batcher[Text], list[Text]]:
+    batcher: Batcher[Text] = Batcher(budget)
+    texts = [Text(length) for length in lengths]
+    for text in texts:
+        batcher.add(text)
+    return batcher, texts
+
+
+def batches_of(batcher: Batcher[Text]) -> Iterator[list[Text]]:
+    while batch := batcher.next_batch():
+        yield batch
+
+
+def padded_tokens(batch: list[Text]) -> int:
+    return max(text.length for text in batch) * len(batch)
+
+
+def padding(batch: list[Text]) -> int:
+    return padded_tokens(batch) - sum(text.length for text in batch)
+
+
+@given(lengths_of_texts, budgets)
+def test_every_text_comes_out_exactly_once(lengths: list[int], budget: int) -> None:
+    batcher, texts = filled(lengths, budget)
+    out = [text for batch in batches_of(batcher) for text in batch]
+    assert len(out) == len(texts)
+    assert set(out) == set(texts)
+    assert len(batcher) == 0
+
+
+@given(lengths_of_texts, budgets)
+def test_a_batch_keeps_the_padded_budget_or_is_one_text(lengths: list[int], budget: int) -> None:
+    batcher, _ = filled(lengths, budget)
+    for batch in batches_of(batcher):
+        assert padded_tokens(batch) <= budget or len(batch) == 1
+
+
+@given(lengths_of_texts, budgets)
+def test_the_oldest_text_leads_every_batch(lengths: list[int], budget: int) -> None:
+    batcher, waiting = filled(lengths, budget)
+    for batch in batches_of(batcher):
+        assert batch[0] is waiting[0]
+        waiting = [text for text in waiting if text not in batch]
+
+
+@given(lengths_of_texts, budgets)
+def test_padding_is_a_small_share_or_less_than_a_pass_costs(
+    lengths: list[int], budget: int
+) -> None:
+    batcher, _ = filled(lengths, budget)
+    for batch in batches_of(batcher):
+        num_tokens = sum(text.length for text in batch)
+        assert padding(batch) <= max(32, num_tokens / 32)
+
+
+@given(lengths_of_texts, budgets)
+def test_texts_of_one_length_run_oldest_first(lengths: list[int], budget: int) -> None:
+    batcher, texts = filled(lengths, budget)
+    out = [text for batch in batches_of(batcher) for text in batch]
+    for length in set(lengths):
+        assert [t for t in out if t.length == length] == [t for t in texts if t.length == length]
+
+
+@given(st.lists(st.tuples(st.sampled_from(["add", "discard", "next"]), st.integers(1, 40))))
+def test_any_interleaving_matches_a_plain_list(steps: list[tuple[str, int]]) -> None:
+    batcher: Batcher[Text] = Batcher(128)
+    waiting: list[Text] = []
+    gone = Text(1)
+    for step, number in steps:
+        if step == "add":
+            waiting.append(Text(number))
+            batcher.add(waiting[-1])
+        elif step == "discard" and waiting:
+            gone = waiting.pop(number % len(waiting))
+            assert batcher.discard(gone)
+        elif step == "next":
+            batch = batcher.next_batch()
+            assert batch[:1] == waiting[:1]
+            assert set(batch) <= set(waiting)
+            waiting = [text for text in waiting if text not in batch]
+        assert not batcher.discard(gone)
+        assert len(batcher) == len(waiting)
+    assert batcher.clear() == waiting
+    assert batcher.next_batch() == []
+
+
+def test_padding_stays_near_zero_on_a_busy_mix() -> None:
+    rng = random.Random(7)
+    lengths = [min(int(rng.lognormvariate(4, 0.8)) + 3, 512) for _ in range(3000)]
+    batcher, texts = filled(lengths, 8192)
+    batches = list(batches_of(batcher))
+    num_tokens = sum(text.length for text in texts)
+    assert sum(padding(batch) for batch in batches) < 0.03 * num_tokens
+    assert len(batches) < 3 * num_tokens / 8192
+
+
+def test_companions_are_those_nearest_to_the_leader() -> None:
+    batcher, texts = filled([100, 400, 97, 30, 101, 103, 99], 400)
+    assert [text.length for text in batcher.next_batch()] == [100, 99, 101]
+    assert batcher.next_batch() == [texts[1]]
+    assert [text.length for text in batcher.next_batch()] == [97, 103]
+
+
+def test_a_longer_text_joins_where_it_costs_little() -> None:
+    batcher, _ = filled([100, 102, 140], 4096)
+    assert [text.length for text in batcher.next_batch()] == [100, 102]
+
+
+def test_equal_texts_fill_the_budget_exactly() -> None:
+    batcher, _ = filled([16] * 10, 64)
+    assert [len(batch) for batch in batches_of(batcher)] == [4, 4, 2]
+
+
+def test_a_text_over_the_budget_runs_alone() -> None:
+    batcher, _ = filled([500, 500, 10], 256)
+    assert [[t.length for t in batch] for batch in batches_of(batcher)] == [[500], [500], [10]]
+
+
+def test_a_budget_of_nothing_is_refused() -> None:
+    with pytest.raises(ValueError, match="max_batch_tokens"):
+        Batcher[Text](0)
