@@ -21,8 +21,10 @@ LABEL org.opencontainers.image.title="maskdial" \
 COPY --from=build /opt/maskdial /opt/maskdial
 # Where own bundles are mounted: -v models:/models, then serve --model NAME=/models/NAME
 RUN mkdir /models
-# Nothing is written at run time, so the root filesystem may be read-only.
+# Nothing is written at run time, so the root filesystem may be read-only. ONNX Runtime's official
+# builds send telemetry and store a device id unless told otherwise.
 ENV PATH=/opt/maskdial/bin:$PATH \
+    ORT_DISABLE_TELEMETRY=1 \
     PYTHONDONTWRITEBYTECODE=1 \
     PYTHONUNBUFFERED=1 \
     MASKDIAL_HOST=0.0.0.0 \

@@ -3,7 +3,8 @@
 The load is open-loop: a request's start does not wait for the ones before it, and its latency is
 measured from the time the schedule gave it. Where a start is late nonetheless (too many
 requests in flight, a busy machine), the wait is part of the latency, so a stalled server cannot
-make itself look fast by stalling the test (Tene, "How NOT to measure latency": coordinated omission).
+make itself look fast by stalling the test (coordinated omission: Gil Tene, "How NOT to Measure
+Latency").
 """
 
 import asyncio
@@ -65,7 +66,7 @@ class Runner:
         self._failed = 0
 
     async def run(self, jobs: Sequence[Job], schedule: Sequence[float], duration: float) -> Run:
-        """Sends ``jobs[i]`` at ``schedule[i]``; ends at most ``limits.drain`` after ``duration``."""
+        """Sends ``jobs[i]`` at ``schedule[i]``; over by ``duration`` and ``limits.drain``."""
         self._started = asyncio.get_running_loop().time()
         self._slots = asyncio.Semaphore(self._limits.max_in_flight)
         tasks: list[asyncio.Task[None]] = []
@@ -107,9 +108,7 @@ class Runner:
         except Exception as error:
             failure = failure_of(error)
         self._failed += failure is not None
-        self._samples.append(
-            Sample(job.kind, intended, sent, self._now(), tuple(tokens), failure)
-        )
+        self._samples.append(Sample(job.kind, intended, sent, self._now(), tuple(tokens), failure))
         self._report_progress()
 
     def _count_in_flight(self, change: int) -> None:

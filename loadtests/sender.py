@@ -50,6 +50,5 @@ def failure_of(error: Exception) -> Failure:
         ConnectionFailedError: "connection_failed",
         StreamEndedError: "stream_ended",
         ProtocolError: "bad_reply",
-        TimeoutError: "client_timeout",
     }
     return Failure(names.get(type(error), type(error).__name__), None, str(error))

@@ -8,8 +8,8 @@ with Client("http://127.0.0.1:8000") as client:
         print(event.text, end="", flush=True)
 """
 
-from maskdial_client.async_client import AsyncClient, AsyncTokenStream
-from maskdial_client.client import Client, TokenStream
+from maskdial_client.async_client import AsyncClient
+from maskdial_client.client import Client
 from maskdial_client.errors import (
     ApiError,
     ConnectionFailedError,
@@ -44,6 +44,7 @@ from maskdial_client.results import (
     Token,
 )
 from maskdial_client.retry import NO_RETRIES, RetryPolicy
+from maskdial_client.streams import AsyncTokenStream, TokenStream
 
 __all__ = [
     "NO_RETRIES",

@@ -14,7 +14,6 @@ from maskdial_export.graph import Trace, gather_rows, to_onnx_ir
 # Rotary embeddings that depend on the length of what is being read; they are the plain ones up to
 # the length that the model was first trained on, so that is as far as such a model is served.
 _LENGTH_DEPENDENT_ROPE = frozenset({"dynamic", "longrope"})
-_ROTARY_HEAD_MULTIPLE = 16  # GroupQueryAttention rotates heads of such sizes only
 
 
 def max_length(config: Any) -> int:
@@ -45,11 +44,13 @@ def _rotary_tables(model: PreTrainedModel) -> tuple[Tensor, Tensor] | None:
     model keeps its own rotary embedding.
     """
     rotary = getattr(model.get_decoder(), "rotary_emb", None)
-    if rotary is None or kv_layout(model.config).head_dim % _ROTARY_HEAD_MULTIPLE:
+    if rotary is None:
         return None
     positions = torch.arange(max_length(model.config))[None, :]
     cos, sin = rotary(torch.zeros(1), position_ids=positions)
     half = cos.shape[-1] // 2  # the second half repeats the first
+    if half % 8 or kv_layout(model.config).head_dim % 16:  # GroupQueryAttention's conditions
+        return None
     return cos[0, :, :half].contiguous(), sin[0, :, :half].contiguous()
 
 

@@ -25,7 +25,7 @@ def share_transposed_weights(graph: ir.Graph) -> None:
         node.inputs[0] for node in graph if node.op_type == "Gather" and node.inputs[0] is not None
     }
     for node in list(graph):
-        if node.op_type != "MatMul":
+        if node.op_type not in ("MatMul", "FusedMatMul") or _transposes(node):
             continue
         weight = _constant(node.inputs[1])
         if weight is None or weight.ndim != 2:
@@ -39,14 +39,19 @@ def share_transposed_weights(graph: ir.Graph) -> None:
                 break
 
 
+def _transposes(node: ir.Node) -> bool:
+    return any(node.attributes.get_int(name, 0) for name in ("transA", "transB"))
+
+
 def _multiply_transposed(graph: ir.Graph, node: ir.Node, embedding: ir.Value) -> None:
     hidden_size = embedding.const_value.shape[1]
     vocab_size = embedding.const_value.shape[0]
+    alpha = node.attributes.get_float("alpha", 1.0)
     name = node.outputs[0].name
     flat_shape = _add_initializer(graph, f"{name}.flat_shape", np.array([-1, hidden_size]))
     full_shape = _add_initializer(graph, f"{name}.full_shape", np.array([1, -1, vocab_size]))
     flat = ir.node("Reshape", [node.inputs[0], flat_shape])
-    product = ir.node("Gemm", [flat.outputs[0], embedding], {"transB": 1})
+    product = ir.node("Gemm", [flat.outputs[0], embedding], {"transB": 1, "alpha": alpha})
     full = ir.node("Reshape", [product.outputs[0], full_shape])
     ir.convenience.replace_nodes_and_values(
         graph, node, [node], [flat, product, full], node.outputs, full.outputs

@@ -68,7 +68,9 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
         loading.cancel()
         await asyncio.wait({loading})
         # Requests were waited for before this point: what still runs is past its grace period.
-        await asyncio.gather(*(model.engine.stop(grace=0) for model in app.state.models))
+        await asyncio.gather(
+            *(asyncio.to_thread(model.engine.stop, 0) for model in app.state.models)
+        )
 
 
 async def _load_models(app: FastAPI) -> None:
@@ -76,7 +78,9 @@ async def _load_models(app: FastAPI) -> None:
     served: Models = app.state.models
     try:
         for name, path in find_bundles(config).items():
-            served.add(await asyncio.to_thread(load_model, name, path, config, app.state.metrics))
+            model = await asyncio.to_thread(load_model, name, path, config, app.state.metrics)
+            served.add(model)
+            await model.engine.warm_up()
     except MaskdialError as error:
         _log.error("%s", error.message)
         if app.state.on_load_failure is not None:

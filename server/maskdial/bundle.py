@@ -10,16 +10,16 @@ A bundle holds everything the server needs and nothing else::
 Graph inputs, by family (the server feeds the ones that the graph declares):
 
 * masked: ``input_ids`` int64 (batch, length), right-padded; ``lengths`` int32 (batch,), the valid
-  tokens per row; ``token_type_ids`` int64 (batch, length); for fill-mask ``rows`` int64 (num_rows,),
-  flat indices ``b * length + position`` of the masked tokens.
+  tokens per row; ``token_type_ids`` int64 (batch, length); for fill-mask ``rows`` int64
+  (num_rows,), flat indices ``b * length + position`` of the masked tokens.
   Output ``logits`` float32: fill-mask (num_rows, vocab_size), classify (batch, num_labels).
 * causal: ``input_ids`` int64 (batch, new_tokens); ``position_ids`` int64 (batch, new_tokens);
   ``seqlens_k`` int32 (batch,), tokens in the cache after this pass minus one;
   ``total_sequence_length`` int32 (), the longest of them plus one; ``rows`` int64 (num_rows,), flat
   indices of the tokens whose logits are wanted; ``past_key.I`` and ``past_value.I`` float32 (batch,
-  num_heads, max_length, head_dim). Outputs ``logits`` float32 (num_rows, vocab_size), ``present_key.I``
-  and ``present_value.I``, which may share their past's memory. With a non-empty past, batch is 1 or
-  new_tokens is 1.
+  num_heads, max_length, head_dim). Outputs ``logits`` float32 (num_rows, vocab_size),
+  ``present_key.I`` and ``present_value.I``, which may share their past's memory. With a non-empty
+  past, batch is 1 or new_tokens is 1.
 """
 
 import hashlib
@@ -35,7 +35,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from maskdial.errors import BundleError
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION: Literal[1] = 1
 MANIFEST = "maskdial.json"
 GRAPH = "model.onnx"
 TOKENIZER = "tokenizer.json"

@@ -22,7 +22,7 @@ def golden_drift(golden: GoldenCheck, logits: NDArray[np.float32]) -> float:
 def drift_message(bundle: Bundle, drift: float) -> str:
     """What to tell the operator about a drift beyond the tolerance."""
     return (
-        f"model {bundle.name!r}: its logits on this machine differ by {drift:.2g} from those of the "
-        f"export (tolerance {bundle.manifest.golden.tolerance:.2g}); export it on this machine, or "
+        f"model {bundle.name!r}: its logits on this machine differ by {drift:.2g} from those of "
+        f"the export (tolerance {bundle.manifest.golden.tolerance:.2g}); export it here, or "
         f"serve it all the same with --golden-check warn"
     )

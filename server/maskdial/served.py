@@ -140,7 +140,10 @@ def load_model(name: str, path: Path, config: Config, metrics: Metrics) -> Serve
     bundle = load_bundle(name, path)
     manifest = bundle.manifest
     tokenizer = Tokenizer.from_file(bundle.tokenizer, manifest.special_tokens)
-    options = SessionOptions(resolve_provider(config.provider), config.threads, config.spinning)
+    asked = config.provider
+    if asked == "auto" and manifest.family == "causal":
+        asked = "cpu"  # the KV cache lies in main memory
+    options = SessionOptions(resolve_provider(asked), config.threads, config.spinning)
     session = Session(bundle.graph, options)
     model_metrics = metrics.declare(name)
     model: ServedModel
@@ -159,7 +162,13 @@ def load_model(name: str, path: Path, config: Config, metrics: Metrics) -> Serve
         if manifest.kv is None:
             raise BundleError(f"model {name!r}: a causal bundle without a KV layout")
         max_length = min(manifest.max_length, config.max_context)
-        runner = Runner(session, manifest.kv, slots=config.slots, max_length=max_length)
+        runner = Runner(
+            session,
+            manifest.kv,
+            slots=config.slots,
+            max_length=max_length,
+            vocab_size=manifest.vocab_size,
+        )
         _check_causal(bundle, runner, config)
         causal_engine = CausalEngine(
             runner,

@@ -41,4 +41,4 @@ def test_a_slot_is_one_contiguous_view() -> None:
 
 def test_too_large_a_cache_is_a_setting_to_change() -> None:
     with pytest.raises(ConfigError, match="fewer slots"):
-        KVCache.allocate(LAYOUT, slots=2**20, max_length=2**40)
+        KVCache.allocate(LAYOUT, slots=2**10, max_length=2**40)

@@ -48,9 +48,7 @@ def test_text_ends_at_the_stop_string(
 def test_how_the_text_is_cut_makes_no_difference(
     pieces: list[str], stops: list[str], include: bool
 ) -> None:
-    assert feed(pieces, stops, include=include) == expected(
-        "".join(pieces), stops, include=include
-    )
+    assert feed(pieces, stops, include=include) == expected("".join(pieces), stops, include=include)
 
 
 @given(

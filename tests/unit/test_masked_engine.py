@@ -328,6 +328,9 @@ def test_a_cancelled_text_is_dropped_before_its_pass() -> None:
 def test_a_cancelled_running_text_disturbs_no_other() -> None:
     async def main() -> None:
         session = ScriptedSession(gated=True)
+        unhandled: list[dict[str, Any]] = []
+        loop = asyncio.get_running_loop()
+        loop.set_exception_handler(lambda _, context: unhandled.append(context))
         with running(session) as engine:
             leaving = submit(engine, text(5))
             await session.pass_started()
@@ -340,6 +343,7 @@ def test_a_cancelled_running_text_disturbs_no_other() -> None:
             (result,) = await staying
             assert result.logits.tolist() == expected(text(6))
             assert engine.healthy
+        assert unhandled == []
 
     asyncio.run(main())
 
@@ -516,8 +520,8 @@ def test_a_closed_event_loop_costs_others_nothing() -> None:
         asyncio.run(main())
         assert not orphan.done()
         # Nobody can finish a task of a closed loop: end it here, not in the garbage collector.
-        orphan.get_coro().close()  # type: ignore[union-attr]
-        orphan._log_destroy_pending = False
+        orphan.get_coro().close()
+        orphan._log_destroy_pending = False  # type: ignore[attr-defined]
 
 
 def test_ready_after_the_warm_up_which_no_metric_counts() -> None:

@@ -24,6 +24,10 @@ from maskdial_export.starter.pretrain import autocast
 FOLDS = 5
 LEARNING_RATE = 5e-4
 DROPOUT = 0.1
+LEXICON_GAIN = 0.6
+HEAD_GAIN = 1.0
+POOLING_GAIN = 3.0
+"""How far the mean over the tokens outweighs [CLS] itself when fine-tuning starts."""
 BATCH = 32
 MAX_TOKENS = 80
 MASKED_TOKENS = 0.1
@@ -96,8 +100,8 @@ class SentimentObjective:
         return batches
 
 
-def build_model(masked_checkpoint: str) -> BertForSequenceClassification:
-    """The masked model's body under a new two-class head."""
+def build_model(masked_checkpoint: str, lexicon: Tensor) -> BertForSequenceClassification:
+    """The masked model's body under a new two-class head, its words marked with `lexicon`."""
     model = BertForSequenceClassification.from_pretrained(
         masked_checkpoint,
         num_labels=2,
@@ -110,7 +114,46 @@ def build_model(masked_checkpoint: str) -> BertForSequenceClassification:
         attn_implementation="eager",
     )
     assert isinstance(model, BertForSequenceClassification)
+    _start_pooling(model)
+    _mark_words(model, lexicon)
     return model
+
+
+def polarity_lexicon(rows: Sequence[list[int]], labels: Tensor, vocabulary_size: int) -> Tensor:
+    """`[vocabulary_size]` fp32: each token's naive Bayes log-count ratio, positive to negative."""
+    counts = torch.ones(2, vocabulary_size)
+    for row, label in zip(rows, labels.tolist(), strict=True):
+        counts[int(label), list(set(row))] += 1.0
+    share = counts / counts.sum(dim=1, keepdim=True)
+    return torch.log(share[1]) - torch.log(share[0])
+
+
+def _mark_words(model: BertForSequenceClassification, lexicon: Tensor) -> None:
+    # Books taught the embeddings grammar and topics, hardly any polarity. One direction, spread
+    # over all dimensions, gets the words' polarity; mean pooling carries it to [CLS].
+    embeddings = model.bert.embeddings.word_embeddings.weight
+    width = embeddings.shape[1]
+    direction = torch.ones(width)
+    direction[1::2] = -1.0
+    with torch.no_grad():
+        length = embeddings.norm(dim=1).mean() / width**0.5
+        embeddings.add_(LEXICON_GAIN * length * lexicon.unsqueeze(1) * direction)
+        model.bert.pooler.dense.weight[0] = direction / width**0.5
+        model.classifier.weight[:, 0] = torch.tensor([-HEAD_GAIN, HEAD_GAIN])
+
+
+def _start_pooling(model: BertForSequenceClassification) -> None:
+    # The masked model never had a use for [CLS]. The last layer's attention starts again as a
+    # mean over all tokens, or the few labels are spent on learning to look at the sentence.
+    attention = model.bert.encoder.layer[-1].attention
+    width = model.config.hidden_size
+    with torch.no_grad():
+        attention.self.query.weight.zero_()
+        attention.self.query.bias.zero_()
+        attention.self.value.weight.copy_(torch.eye(width))
+        attention.self.value.bias.zero_()
+        attention.output.dense.weight.copy_(POOLING_GAIN * torch.eye(width))
+        attention.output.dense.bias.zero_()
 
 
 def split_folds(num_rows: int, num_folds: int, seed: int) -> list[Fold]:

@@ -119,6 +119,20 @@ class CausalEngine:
         """Starts the engine's thread, which warms the model up and turns ``ready`` on."""
         self._thread.start()
 
+    def check_room(self, num_sequences: int) -> None:
+        """Refuses now what `stream` would refuse: for callers with work to do before it.
+
+        Raises:
+            OverloadedError: the queue has no room for so many.
+            UnavailableError: the engine is stopping or has died.
+        """
+        with self._changed:
+            if self._failure is not None:
+                raise UnavailableError(self._failure)
+            if self._draining:
+                raise UnavailableError(f"model {self._name!r} is shutting down")
+            self._scheduler.check_room(num_sequences)
+
     def stream(self, sequence: Sequence) -> TokenStream:
         """Queues a sequence and returns its events; to be called in a running event loop.
 
@@ -135,11 +149,8 @@ class CausalEngine:
                 f"{self._max_length}"
             )
         channel = ReplyChannel()
-        with self._changed:
-            if self._failure is not None:
-                raise UnavailableError(self._failure)
-            if self._draining:
-                raise UnavailableError(f"model {self._name!r} is shutting down")
+        with self._changed:  # reentrant, so nothing comes between the check and the queue
+            self.check_room(1)
             sequence.reply = channel
             self._scheduler.add(sequence)
             self._metrics.queue_size(self._scheduler.num_waiting)
@@ -218,9 +229,7 @@ class CausalEngine:
         self._metrics.batch(1, num_tokens, num_tokens)
         self._metrics.prompt_tokens(num_tokens)
         token_ids = sequence.prompt_ids[start : start + num_tokens]
-        output = self._pass(
-            (sequence,), lambda: self._runner.prefill(slot, token_ids, start)[None]
-        )
+        output = self._pass((sequence,), lambda: self._runner.prefill(slot, token_ids, start)[None])
         if output.error is None and not prefill.is_last:
             return _Output((), None)
         return output

@@ -93,16 +93,25 @@ class Scheduler:
     def has_work(self) -> bool:
         return bool(self._waiting) or any(sequence is not None for sequence in self._slots)
 
+    def check_room(self, num_sequences: int) -> None:
+        """Checks that the queue takes so many more.
+
+        Raises:
+            OverloadedError: it does not.
+        """
+        if len(self._waiting) + num_sequences > self._max_queue:
+            raise OverloadedError(
+                f"{len(self._waiting)} of at most {self._max_queue} requests are already waiting; "
+                "try again in a moment"
+            )
+
     def add(self, sequence: Sequence) -> None:
         """Queues a sequence.
 
         Raises:
             OverloadedError: the queue is full.
         """
-        if len(self._waiting) >= self._max_queue:
-            raise OverloadedError(
-                f"{self._max_queue} requests are already waiting; try again in a moment"
-            )
+        self.check_room(1)
         self._waiting.append(sequence)
 
     def cancel(self, sequence: Sequence) -> None:

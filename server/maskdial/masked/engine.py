@@ -113,6 +113,28 @@ class MaskedEngine:
         """
         await self._submit([MaskedInput((self._pad_token_id,), rows=(0,))], observed=False)
 
+    def check_room(self, num_texts: int) -> None:
+        """Refuses now what `submit_many` would refuse: for callers with work to do before it.
+
+        Raises:
+            OverloadedError, ValidationError, UnavailableError: as `submit_many` does.
+        """
+        if num_texts > self.max_queue:
+            raise ValidationError(
+                f"{num_texts} texts in one request, but model {self.name!r} takes at most "
+                f"{self.max_queue}; send them in several requests"
+            )
+        with self._changed:
+            if self._refusal is not None:
+                raise UnavailableError(self._refusal)
+            waiting = len(self._batcher)
+            if waiting + num_texts > self.max_queue:
+                raise OverloadedError(
+                    f"the queue of model {self.name!r} has room for {self.max_queue - waiting} of "
+                    f"this request's {num_texts} texts ({waiting} of {self.max_queue} wait "
+                    "already); try again later"
+                )
+
     async def submit_many(self, inputs: Sequence[MaskedInput]) -> list[MaskedResult]:
         """Queues all texts of one request, or none, and waits for their results, in order.
 
@@ -164,21 +186,8 @@ class MaskedEngine:
             self._withdraw(requests)
 
     def _admit(self, requests: list[Request]) -> None:
-        if len(requests) > self.max_queue:
-            raise ValidationError(
-                f"{len(requests)} texts in one request, but model {self.name!r} takes at most "
-                f"{self.max_queue}; send them in several requests"
-            )
-        with self._changed:
-            if self._refusal is not None:
-                raise UnavailableError(self._refusal)
-            waiting = len(self._batcher)
-            if waiting + len(requests) > self.max_queue:
-                raise OverloadedError(
-                    f"the queue of model {self.name!r} has room for {self.max_queue - waiting} of "
-                    f"this request's {len(requests)} texts ({waiting} of {self.max_queue} wait "
-                    "already); try again later"
-                )
+        with self._changed:  # reentrant, so nothing comes between the check and the queue
+            self.check_room(len(requests))
             for request in requests:
                 self._batcher.add(request)
             self._metrics.queue_size(len(self._batcher))

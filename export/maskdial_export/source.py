@@ -1,0 +1,205 @@
+"""Source: a Hugging Face checkpoint, found, judged and loaded without running any of its code."""
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import huggingface_hub
+import torch
+import transformers
+from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+from transformers import PreTrainedModel
+
+from maskdial.bundle import Family, Task, file_sha256
+from maskdial_export.errors import ExportError
+
+_DOWNLOADED = ("*.json", "*.jinja", "*.txt", "*.model", "*.safetensors")
+_PICKLES = ("*.bin",)
+
+
+def _encoder(prefix: str) -> dict[Task, str]:
+    return {
+        "fill-mask": f"{prefix}ForMaskedLM",
+        "classify": f"{prefix}ForSequenceClassification",
+    }
+
+
+# model_type in config.json -> task -> the transformers class that has its head
+_CLASSES: Mapping[str, Mapping[Task, str]] = {
+    "bert": _encoder("Bert"),
+    "roberta": _encoder("Roberta"),
+    "albert": _encoder("Albert"),
+    "distilbert": _encoder("DistilBert"),
+    "electra": _encoder("Electra"),
+    "xlm-roberta": _encoder("XLMRoberta"),
+    "modernbert": _encoder("ModernBert"),
+    "deberta-v2": _encoder("DebertaV2"),
+    "gpt2": {"generate": "GPT2LMHeadModel"},
+    "opt": {"generate": "OPTForCausalLM"},
+    "gpt_neox": {"generate": "GPTNeoXForCausalLM"},
+    "llama": {"generate": "LlamaForCausalLM"},
+    "mistral": {"generate": "MistralForCausalLM"},
+    "qwen2": {"generate": "Qwen2ForCausalLM"},
+    "qwen3": {"generate": "Qwen3ForCausalLM"},
+    "phi3": {"generate": "Phi3ForCausalLM"},
+    "gemma2": {"generate": "Gemma2ForCausalLM"},
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """A checkpoint folder, and what will be made of it."""
+
+    name: str
+    path: Path
+    architecture: str
+    task: Task
+
+    @property
+    def family(self) -> Family:
+        return "causal" if self.task == "generate" else "masked"
+
+    def read_json(self, file_name: str) -> dict[str, Any]:
+        """A JSON object beside the weights; empty where the checkpoint has no such file."""
+        return read_json(self.path / file_name)
+
+    def weight_files(self) -> list[Path]:
+        return sorted([*self.path.glob("*.safetensors"), *self.path.glob("pytorch_model*.bin")])
+
+    def sha256(self) -> str:
+        """One hash over config.json and the weights, whose names go into it too."""
+        digest = hashlib.sha256()
+        for file in (self.path / "config.json", *self.weight_files()):
+            digest.update(f"{file.name} {file_sha256(file)}\n".encode())
+        return digest.hexdigest()
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """A JSON object, empty where there is no such file.
+
+    Raises:
+        ExportError: the file is not a JSON object.
+    """
+    if not path.is_file():
+        return {}
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ExportError(f"{path} is not readable JSON: {error}") from error
+    if not isinstance(content, dict):
+        raise ExportError(f"{path} is not a JSON object")
+    return content
+
+
+def find(source: str, task: str, *, revision: str | None, allow_pickle: bool) -> Source:
+    """Finds a checkpoint, downloads it where ``source`` is a Hub id, and settles its task.
+
+    Raises:
+        ExportError: there is no such checkpoint, or it cannot be exported.
+    """
+    path = Path(source)
+    if not path.is_dir():
+        path = _download(source, revision, allow_pickle)
+    elif revision is not None:
+        raise ExportError("--revision is for Hub ids, and the source is a local folder")
+    config = read_json(path / "config.json")
+    if not config:
+        raise ExportError(f"{source} has no config.json, so it is not a Hugging Face checkpoint")
+    architecture, settled = _settle(config, task)
+    found = Source(source, path, architecture, settled)
+    _check_weights(found, allow_pickle)
+    return found
+
+
+def _download(source: str, revision: str | None, allow_pickle: bool) -> Path:
+    patterns = [*_DOWNLOADED, *(_PICKLES if allow_pickle else ())]
+    try:
+        folder = huggingface_hub.snapshot_download(
+            source, revision=revision, allow_patterns=patterns, ignore_patterns=["*/*"]
+        )
+    except HFValidationError as error:
+        raise ExportError(f"there is no folder {source}, nor is that a Hub id") from error
+    except LocalEntryNotFoundError as error:
+        raise ExportError(
+            f"there is no folder {source}, and the Hub cannot be reached to look for it there; "
+            "to work offline, give the path of a checkpoint folder"
+        ) from error
+    except HfHubHTTPError as error:
+        status = error.response.status_code
+        raise ExportError(
+            f"the Hub does not give out {source} (HTTP {status}); check the id and the revision"
+        ) from error
+    return Path(folder)
+
+
+def _settle(config: dict[str, Any], task: str) -> tuple[str, Task]:
+    """The class to load and the task, by config.json and by what was asked for."""
+    model_type = config.get("model_type")
+    named = (config.get("architectures") or [None])[0]
+    classes = _CLASSES.get(str(model_type))
+    if classes is None:
+        known = ", ".join(_CLASSES)
+        remote = " (code that comes with a checkpoint is never run)" if "auto_map" in config else ""
+        raise ExportError(
+            f"models of type {model_type!r} are not supported{remote}; supported are {known}"
+        )
+    if config.get("is_decoder") and "generate" not in classes:
+        raise ExportError(f"this {model_type} checkpoint is a decoder, which is not supported")
+    for known_task, architecture in classes.items():
+        if task == known_task or (task == "auto" and named == architecture):
+            return architecture, known_task
+    if task == "auto":
+        tasks = " or ".join(f"--task {known_task}" for known_task in classes)
+        raise ExportError(
+            f"config.json names the architecture {named!r}, whose task is not known; "
+            f"if the checkpoint has the head for it, say {tasks}"
+        )
+    raise ExportError(f"{model_type} models cannot do {task}; they do {', '.join(classes)}")
+
+
+def _check_weights(source: Source, allow_pickle: bool) -> None:
+    files = source.weight_files()
+    if any(file.suffix == ".safetensors" for file in files):
+        return
+    if not files:
+        raise ExportError(f"{source.name} has no weights: no model.safetensors")
+    if not allow_pickle:
+        raise ExportError(
+            f"{source.name} has its weights in {files[0].name}, a pickle, which can run code when "
+            "it is read; convert it to safetensors, or trust it with --allow-pickle"
+        )
+
+
+def load_model(source: Source) -> PreTrainedModel:
+    """The model in float32, on the CPU, for inference, with its own attention.
+
+    Raises:
+        ExportError: weights are missing, damaged or of other shapes than config.json says.
+    """
+    transformers.utils.logging.set_verbosity_error()
+    transformers.utils.logging.disable_progress_bar()
+    model_class = getattr(transformers, source.architecture)
+    has_safetensors = any(file.suffix == ".safetensors" for file in source.weight_files())
+    try:
+        model, info = model_class.from_pretrained(
+            source.path,
+            dtype=torch.float32,
+            attn_implementation="eager",
+            use_safetensors=has_safetensors,
+            trust_remote_code=False,
+            local_files_only=True,
+            output_loading_info=True,
+        )
+    except Exception as error:  # transformers raises what it likes about damaged files
+        reason = str(error).strip().splitlines()[0] if str(error).strip() else repr(error)
+        raise ExportError(f"{source.name} cannot be loaded: {reason}") from error
+    missing = sorted(info["missing_keys"])
+    if missing:
+        raise ExportError(
+            f"{source.name} lacks {len(missing)} of the weights of a {source.architecture}, "
+            f"{missing[0]} among them"
+        )
+    return model.eval()  # type: ignore[no-any-return]

@@ -1,0 +1,161 @@
+"""The command line of the load tests: ``python -m loadtests run``."""
+
+import argparse
+import asyncio
+import ipaddress
+import json
+import math
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from maskdial_client.errors import MaskdialClientError
+from rich.console import Console
+
+from loadtests.arrivals import poisson_schedule
+from loadtests.report import Report, Settings, make_report
+from loadtests.runner import Limits, Runner
+from loadtests.scenarios import SCENARIOS, draw_jobs
+from loadtests.sender import Sender, load_client
+from loadtests.terminal import print_report, progress_bar
+
+
+class LoadTestError(Exception):
+    """The run cannot be made; the message says why."""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs one load test.
+
+    Returns 0; 1 if a request failed and --allow-errors was not given, or no run could be made; 130
+    after Ctrl-C. Wrong arguments exit with 2.
+    """
+    parser = _parser()
+    args = parser.parse_args(argv)
+    settings = Settings(
+        url=args.url,
+        scenario=args.scenario,
+        model=args.model,
+        rate=args.rate,
+        duration=args.duration,
+        seed=args.seed,
+        max_new_tokens=args.max_new_tokens,
+        timeout=args.timeout,
+        drain_timeout=args.drain_timeout,
+        max_in_flight=args.max_in_flight,
+    )
+    if settings.model is not None and settings.scenario == "mixed":
+        parser.error("--model names one model, and the mixed scenario needs several")
+    if not args.allow_remote and not is_loopback(settings.url):
+        parser.error(
+            f"{settings.url} is not this machine; a load test of another one needs --allow-remote"
+        )
+    try:
+        report = asyncio.run(run_load_test(settings, Console(stderr=True)))
+        if args.output is not None:
+            args.output.write_text(json.dumps(report.as_json(), indent=2) + "\n", encoding="utf-8")
+    except (LoadTestError, MaskdialClientError, OSError) as error:
+        print(f"loadtests: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print("loadtests: interrupted, no report", file=sys.stderr)
+        return 130
+    print_report(Console(), report)
+    return 1 if report.failed and not args.allow_errors else 0
+
+
+async def run_load_test(settings: Settings, console: Console) -> Report:
+    """Checks that the server is ready, then runs. Shows progress on the console."""
+    schedule = poisson_schedule(settings.rate, settings.duration, settings.seed)
+    if not schedule:
+        raise LoadTestError("no request falls into so short a run: raise --rate or --duration")
+    jobs = draw_jobs(settings.scenario, len(schedule), settings.seed)
+    async with load_client(settings.url) as client:
+        try:
+            async with asyncio.timeout(settings.timeout):
+                health = await client.health()
+        except TimeoutError as error:
+            raise LoadTestError(f"the server at {settings.url} does not answer") from error
+        if not health.ready:
+            raise LoadTestError(f"the server at {settings.url} is not ready: {health.status}")
+        send = Sender(client, model=settings.model, max_new_tokens=settings.max_new_tokens)
+        limits = Limits(settings.timeout, settings.drain_timeout, settings.max_in_flight)
+        with progress_bar(console, len(jobs)) as show:
+            run = await Runner(send, limits, show).run(jobs, schedule, settings.duration)
+    return make_report(settings, run)
+
+
+def is_loopback(url: str) -> bool:
+    """Whether a URL's host is ``localhost`` or a loopback address, by its text alone."""
+    host = urlsplit(url).hostname
+    if host is None:
+        return False
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m loadtests", description="Open-loop load tests."
+    )
+    commands = parser.add_subparsers(dest="command", required=True)
+    run = commands.add_parser(
+        "run",
+        help="load a running server and report latencies",
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+    )
+    run.add_argument("--url", default="http://127.0.0.1:8000", help="the server")
+    run.add_argument("--scenario", choices=SCENARIOS, default="mixed", help="what to ask for")
+    run.add_argument("--model", metavar="NAME", help="served model, where several fit")
+    run.add_argument("--rate", type=_positive, default=2.0, metavar="R", help="requests per second")
+    run.add_argument(
+        "--duration", type=_positive, default=30.0, metavar="S", help="seconds of load"
+    )
+    run.add_argument("--seed", type=int, default=0, help="draws the arrivals and the texts")
+    run.add_argument(
+        "--max-new-tokens", type=_count, default=64, metavar="N", help="per generation"
+    )
+    run.add_argument(
+        "--timeout", type=_positive, default=60.0, metavar="S", help="seconds for one request"
+    )
+    run.add_argument(
+        "--drain-timeout",
+        type=_positive,
+        default=30.0,
+        metavar="S",
+        help="seconds after the load in which open requests may end; then they count as errors",
+    )
+    run.add_argument(
+        "--max-in-flight",
+        type=_count,
+        default=1000,
+        metavar="N",
+        help="open requests; more wait here, and the wait counts in their latency",
+    )
+    run.add_argument("--output", type=Path, metavar="FILE", help="write the report as JSON")
+    run.add_argument(
+        "--allow-errors", action="store_true", help="exit with 0 even if requests failed"
+    )
+    run.add_argument("--allow-remote", action="store_true", help="load a server on another machine")
+    return parser
+
+
+def _positive(text: str) -> float:
+    value = float(text)
+    if not 0 < value < math.inf:
+        raise argparse.ArgumentTypeError("must be above 0")
+    return value
+
+
+def _count(text: str) -> int:
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError("must be at least 1")
+    return value
+
+
+if __name__ == "__main__":
+    sys.exit(main())

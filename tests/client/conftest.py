@@ -1,0 +1,169 @@
+"""A small server that speaks the wire contract, so that the client is tested over real HTTP."""
+
+import asyncio
+import json
+import socket
+import threading
+from collections import deque
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+import uvicorn
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.routing import Route
+
+
+@dataclass
+class FakeServer:
+    """What a test sets and sees. Replies queued in ``refusals`` are sent before any other."""
+
+    url: str
+    bodies: list[dict[str, Any]] = field(default_factory=list)
+    headers: list[dict[str, str]] = field(default_factory=list)
+    refusals: deque[Response] = field(default_factory=deque)
+    ready: bool = True
+    stream: str = "whole"
+    closed: threading.Event = field(default_factory=threading.Event)
+
+    def refuse(self, status: int, error_type: str, **headers: str) -> None:
+        content = {"error": f"this is {error_type}", "error_type": error_type}
+        named = {name.replace("_", "-"): value for name, value in headers.items()}
+        self.refusals.append(JSONResponse(content, status, named))
+
+    async def task(self, request: Request) -> Response:
+        body = await request.json()
+        self.bodies.append(body)
+        self.headers.append(dict(request.headers))
+        if self.refusals:
+            return self.refusals.popleft()
+        return self.reply(request.url.path, body)
+
+    def reply(self, path: str, body: dict[str, Any]) -> Response:
+        inputs = body["inputs"]
+        single = not isinstance(inputs, list)
+        if path == "/fill-mask":
+            results: list[Any] = [_fills(text) for text in ([inputs] if single else inputs)]
+        elif path == "/classify":
+            labels = [{"label": "positive", "score": 0.75}, {"label": "negative", "score": 0.25}]
+            return JSONResponse([labels for _ in ([inputs] if single else inputs)])
+        elif body.get("stream"):
+            return StreamingResponse(
+                self.events(), headers={"x-request-id": "r-7"}, media_type="text/event-stream"
+            )
+        else:
+            details = body.get("parameters", {}).get("details", False)
+            results = [_generation(details) for _ in ([inputs] if single else inputs)]
+        return JSONResponse(results[0] if single else results)
+
+    async def events(self) -> AsyncIterator[bytes]:
+        try:
+            yield b": keep-alive\n\n" + _event(0, " caf\u00e9")
+            if self.stream == "error":
+                failure = {"error": "the step failed", "error_type": "generation"}
+                yield b"data: " + json.dumps(failure).encode() + b"\n\n"
+            elif self.stream == "endless":
+                await asyncio.Event().wait()
+            elif self.stream == "whole":
+                yield _event(1, " ole")
+                yield _event(2, "</s>", special=True, text=" caf\u00e9 ole")
+        finally:
+            self.closed.set()
+
+    async def models(self, request: Request) -> Response:
+        return JSONResponse([_MODEL])
+
+    async def info(self, request: Request) -> Response:
+        limits = {"slots": 8}
+        return JSONResponse(
+            {"version": "0.1.0", "phase": "serving", "limits": limits, "models": [_MODEL]}
+        )
+
+    async def health(self, request: Request) -> Response:
+        if self.ready:
+            return JSONResponse({"status": "ready"})
+        return JSONResponse({"status": "engine down", "models": ["story"]}, 503)
+
+
+_MODEL = {
+    "name": "story",
+    "family": "causal",
+    "tasks": ["generate"],
+    "architecture": "LlamaForCausalLM",
+    "precision": "fp32",
+    "batch_invariant": True,
+    "max_length": 512,
+    "labels": [],
+    "provider": "cpu",
+    "ready": True,
+}
+
+
+def _fills(text: str) -> list[Any]:
+    def fill(word: str, score: float) -> dict[str, Any]:
+        return {
+            "score": score,
+            "token": len(word),
+            "token_str": word,
+            "sequence": text.replace("[MASK]", word, 1),
+        }
+
+    masks = [[fill("capital", 0.5), fill("heart", 0.25)] for _ in range(text.count("[MASK]"))]
+    return masks[0] if len(masks) == 1 else masks
+
+
+def _generation(details: bool) -> dict[str, Any]:
+    reply: dict[str, Any] = {"generated_text": " there was"}
+    if details:
+        reply["details"] = {
+            "finish_reason": "length",
+            "generated_tokens": 1,
+            "seed": None,
+            "prefill": [{"id": 5, "text": "Once", "logprob": None}],
+            "tokens": [{"id": 9, "text": " there was", "logprob": -0.5, "special": False}],
+        }
+    return reply
+
+
+def _event(index: int, token: str, *, special: bool = False, text: str | None = None) -> bytes:
+    details = {
+        "finish_reason": "eos_token",
+        "generated_tokens": index + 1,
+        "seed": 3,
+        "input_length": 4,
+    }
+    document = {
+        "index": index,
+        "token": {"id": index, "text": token, "logprob": -0.25, "special": special},
+        "generated_text": text,
+        "details": None if text is None else details,
+    }
+    return b"data: " + json.dumps(document, ensure_ascii=False).encode() + b"\n\n"
+
+
+@pytest.fixture
+def fake() -> Iterator[FakeServer]:
+    listener = socket.socket()
+    listener.bind(("127.0.0.1", 0))
+    listener.listen()
+    state = FakeServer(f"http://127.0.0.1:{listener.getsockname()[1]}")
+    routes = [
+        *(Route(p, state.task, methods=["POST"]) for p in ("/fill-mask", "/classify", "/generate")),
+        Route("/models", state.models),
+        Route("/info", state.info),
+        Route("/health/ready", state.health),
+    ]
+    config = uvicorn.Config(
+        Starlette(routes=routes), lifespan="off", log_config=None, ws="none", loop="asyncio"
+    )
+    server = uvicorn.Server(config)
+    thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
+    thread.start()
+    yield state
+    server.should_exit = True
+    thread.join(timeout=30)
+    listener.close()
+    assert not thread.is_alive()

@@ -1,0 +1,380 @@
+"""Both clients against a real server: the same checks, each run on Client and on AsyncClient."""
+
+import asyncio
+import inspect
+import socket
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from maskdial_client import (
+    ApiError,
+    AsyncClient,
+    Client,
+    ConnectionFailedError,
+    DeadlineError,
+    GenerationError,
+    Health,
+    InferenceError,
+    LabelScore,
+    NotFoundError,
+    OverloadedError,
+    ProtocolError,
+    ResponseTimeoutError,
+    RetryPolicy,
+    StreamEndedError,
+    TooLargeError,
+    UnauthorizedError,
+    UnavailableError,
+    ValidationError,
+)
+from starlette.responses import JSONResponse, PlainTextResponse
+
+
+class Driver:
+    """Calls either client from a plain test; waits are recorded in ``waits`` and not waited."""
+
+    def __init__(self, kind: str, runner: asyncio.Runner) -> None:
+        self.is_async = kind == "async"
+        self.waits: list[float] = []
+        self._runner = runner
+        self._open: list[Any] = []
+
+    def client(self, url: str, **options: Any) -> Any:
+        options.setdefault("retry", RetryPolicy(uniform=lambda: 0.0))
+        if self.is_async:
+            client: Any = AsyncClient(url, sleep=self._sleep, **options)
+        else:
+            client = Client(url, sleep=self.waits.append, **options)
+        self._open.append(client)
+        return client
+
+    def wait(self, result: Any) -> Any:
+        return self._runner.run(self._await(result)) if inspect.isawaitable(result) else result
+
+    def read(self, stream: Any, count: int | None = None) -> list[Any]:
+        """The events of a stream; with ``count`` the loop over it is left after so many."""
+        if self.is_async:
+            return self._runner.run(self._read(stream, count))
+        events = []
+        for event in stream:
+            events.append(event)
+            if len(events) == count:
+                break
+        return events
+
+    def close(self) -> None:
+        for client in self._open:
+            self.wait(client.aclose() if self.is_async else client.close())
+
+    async def _sleep(self, seconds: float) -> None:
+        self.waits.append(seconds)
+
+    async def _await(self, result: Any) -> Any:
+        return await result
+
+    async def _read(self, stream: Any, count: int | None) -> list[Any]:
+        events = []
+        async for event in stream:
+            events.append(event)
+            if len(events) == count:
+                break
+        return events
+
+
+@pytest.fixture(params=["sync", "async"])
+def driver(request: pytest.FixtureRequest) -> Iterator[Driver]:
+    with asyncio.Runner() as runner:
+        driver = Driver(request.param, runner)
+        yield driver
+        driver.close()
+
+
+def test_fill_mask_gives_the_candidates_of_the_only_mask(driver: Driver, fake: Any) -> None:
+    client = driver.client(fake.url)
+    result = driver.wait(client.fill_mask("Paris is the [MASK] of France.", top_k=2, model="m"))
+    assert [(fill.token_str, fill.score) for fill in result.fills] == [
+        ("capital", 0.5),
+        ("heart", 0.25),
+    ]
+    assert result.fills[1].sequence == "Paris is the heart of France."
+    assert fake.bodies == [
+        {"inputs": "Paris is the [MASK] of France.", "parameters": {"top_k": 2}, "model": "m"}
+    ]
+
+
+def test_fill_mask_batch_mixes_one_mask_and_several(driver: Driver, fake: Any) -> None:
+    client = driver.client(fake.url)
+    one, two = driver.wait(client.fill_mask(["A [MASK].", "A [MASK], a [MASK]."], targets=None))
+    assert (len(one.masks), len(two.masks)) == (1, 2)
+    with pytest.raises(ValueError, match="2 masks"):
+        _ = two.fills
+    assert fake.bodies == [{"inputs": ["A [MASK].", "A [MASK], a [MASK]."]}]
+
+
+def test_classify_takes_texts_pairs_and_batches(driver: Driver, fake: Any) -> None:
+    client = driver.client(fake.url)
+    single = driver.wait(client.classify("Good.", function_to_apply="sigmoid"))
+    assert single.labels == (LabelScore("positive", 0.75), LabelScore("negative", 0.25))
+    assert (single.label, single.score) == ("positive", 0.75)
+    assert driver.wait(client.classify(("A man eats.", "Someone eats."))) == single
+    assert driver.wait(client.classify(["Good.", ("a", "b")])) == [single, single]
+    assert [body["inputs"] for body in fake.bodies] == [
+        "Good.",
+        {"text": "A man eats.", "text_pair": "Someone eats."},
+        ["Good.", {"text": "a", "text_pair": "b"}],
+    ]
+
+
+def test_generate_gives_details_only_when_asked(driver: Driver, fake: Any) -> None:
+    client = driver.client(fake.url)
+    plain = driver.wait(client.generate("Once", max_new_tokens=1, stop=["\n"]))
+    assert (plain.generated_text, plain.details) == (" there was", None)
+    detailed = driver.wait(client.generate("Once", details=True))
+    assert detailed.details.finish_reason == "length"
+    assert detailed.details.prefill[0].logprob is None
+    assert detailed.details.tokens[0].text == " there was"
+    assert driver.wait(client.generate(["Once", "Twice"])) == [plain, plain]
+    assert fake.bodies[0]["parameters"] == {"max_new_tokens": 1, "stop": ["\n"]}
+
+
+def test_stream_gives_tokens_and_then_the_details(driver: Driver, fake: Any) -> None:
+    client = driver.client(fake.url)
+    events = driver.read(client.stream("Once", max_new_tokens=3, seed=3))
+    assert [event.text for event in events] == [" caf\u00e9", " ole", ""]
+    assert [event.details is None for event in events] == [True, True, False]
+    assert events[-1].generated_text == " caf\u00e9 ole"
+    assert (events[-1].details.finish_reason, events[-1].details.seed) == ("eos_token", 3)
+    assert fake.bodies[0]["stream"] is True
+
+
+def test_leaving_a_loop_over_a_stream_closes_its_connection(driver: Driver, fake: Any) -> None:
+    fake.stream = "endless"
+    client = driver.client(fake.url)
+    assert len(driver.read(client.stream("Once"), count=1)) == 1
+    if driver.is_async:  # the loop closes what was left at its next turn, so it needs one
+        driver.wait(client.health())
+    assert fake.closed.wait(30)
+
+
+def test_an_exception_inside_a_with_block_closes_the_stream(fake: Any) -> None:
+    fake.stream = "endless"
+    with Client(fake.url) as client:
+        with pytest.raises(KeyError), client.stream("Once") as stream:
+            assert next(stream).text == " caf\u00e9"
+            assert stream.request_id == "r-7"
+            raise KeyError
+        assert fake.closed.wait(30)
+        assert list(stream) == []
+
+
+def test_an_exception_inside_an_async_with_block_closes_the_stream(fake: Any) -> None:
+    fake.stream = "endless"
+
+    async def leave() -> None:
+        async with AsyncClient(fake.url) as client:
+            with pytest.raises(KeyError):
+                async with client.stream("Once") as stream:
+                    await anext(stream)
+                    assert stream.request_id == "r-7"
+                    raise KeyError
+            assert await asyncio.to_thread(fake.closed.wait, 30)
+
+    asyncio.run(leave())
+
+
+def test_cancelling_a_task_that_reads_a_stream_closes_it(fake: Any) -> None:
+    fake.stream = "endless"
+
+    async def cancel() -> None:
+        async with AsyncClient(fake.url) as client:
+            came = asyncio.Event()
+
+            async def read() -> None:
+                async for _ in client.stream("Once"):
+                    came.set()
+
+            task = asyncio.create_task(read())
+            await came.wait()
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+            assert await asyncio.to_thread(fake.closed.wait, 30)
+
+    asyncio.run(cancel())
+
+
+def test_an_error_event_raises_after_the_tokens_before_it(driver: Driver, fake: Any) -> None:
+    fake.stream = "error"
+    client = driver.client(fake.url)
+    with pytest.raises(GenerationError, match="the step failed") as caught:
+        driver.read(client.stream("Once"))
+    assert (caught.value.status, caught.value.request_id) == (500, "r-7")
+    assert len(driver.read(client.stream("Once"), count=1)) == 1
+    assert len(fake.bodies) == 2
+
+
+def test_a_stream_that_just_stops_is_an_error(driver: Driver, fake: Any) -> None:
+    fake.stream = "cut"
+    with pytest.raises(StreamEndedError):
+        driver.read(driver.client(fake.url).stream("Once"))
+    assert len(fake.bodies) == 1
+
+
+@pytest.mark.parametrize(
+    ("status", "error_type", "expected"),
+    [
+        (422, "validation", ValidationError),
+        (404, "not_found", NotFoundError),
+        (401, "unauthorized", UnauthorizedError),
+        (413, "too_large", TooLargeError),
+        (429, "overloaded", OverloadedError),
+        (504, "timeout", DeadlineError),
+        (503, "unavailable", UnavailableError),
+        (500, "inference", InferenceError),
+        (500, "generation", GenerationError),
+        (418, "teapot", ApiError),
+    ],
+)
+def test_every_error_type_has_its_class(
+    driver: Driver, fake: Any, status: int, error_type: str, expected: type[ApiError]
+) -> None:
+    fake.refuse(status, error_type, x_request_id="r-1", retry_after="2")
+    client = driver.client(fake.url, retry=RetryPolicy(max_retries=0))
+    with pytest.raises(ApiError, match=f"this is {error_type}") as caught:
+        driver.wait(client.fill_mask("[MASK]"))
+    error = caught.value
+    assert type(error) is expected
+    assert (error.status, error.error_type) == (status, error_type)
+    assert (error.request_id, error.retry_after) == ("r-1", 2.0)
+
+
+def test_an_error_that_is_not_the_servers_goes_by_its_status(driver: Driver, fake: Any) -> None:
+    fake.refusals.append(PlainTextResponse("upstream is away", 504))
+    with pytest.raises(DeadlineError, match="HTTP 504: upstream is away"):
+        driver.wait(driver.client(fake.url).classify("Good."))
+
+
+def test_a_refused_request_is_sent_again_after_the_time_it_was_told(
+    driver: Driver, fake: Any
+) -> None:
+    fake.refuse(429, "overloaded", retry_after="2")
+    fake.refuse(503, "unavailable")
+    client = driver.client(fake.url, retry=RetryPolicy(first_delay=0.5, uniform=lambda: 1.0))
+    assert driver.wait(client.generate("Once")).generated_text == " there was"
+    assert driver.waits == [2.5, 1.0]
+    assert len(fake.bodies) == 3
+
+
+def test_retries_are_bounded_in_number_and_in_time(driver: Driver, fake: Any) -> None:
+    for _ in range(3):
+        fake.refuse(429, "overloaded", retry_after="1")
+    client = driver.client(fake.url, retry=RetryPolicy(max_retries=2, uniform=lambda: 0.0))
+    with pytest.raises(OverloadedError):
+        driver.wait(client.generate("Once"))
+    assert driver.waits == [1.0, 1.0]
+    fake.refuse(503, "unavailable", retry_after="3600")
+    with pytest.raises(UnavailableError):
+        driver.wait(client.generate("Once"))
+    assert len(driver.waits) == 2
+
+
+def test_a_stream_is_retried_before_its_first_byte(driver: Driver, fake: Any) -> None:
+    fake.refuse(429, "overloaded", retry_after="1")
+    events = driver.read(driver.client(fake.url).stream("Once"))
+    assert (len(events), driver.waits, len(fake.bodies)) == (3, [1.0], 2)
+
+
+def test_other_errors_are_not_retried(driver: Driver, fake: Any) -> None:
+    fake.refuse(500, "inference", retry_after="1")
+    with pytest.raises(InferenceError):
+        driver.wait(driver.client(fake.url).fill_mask("[MASK]"))
+    assert (driver.waits, len(fake.bodies)) == ([], 1)
+
+
+def test_models_info_and_health(driver: Driver, fake: Any) -> None:
+    client = driver.client(fake.url)
+    (model,) = driver.wait(client.models())
+    assert (model.name, model.tasks, model.max_length) == ("story", ("generate",), 512)
+    info = driver.wait(client.info())
+    assert (info.version, info.limits, info.models) == ("0.1.0", {"slots": 8}, (model,))
+    assert driver.wait(client.health()) == Health(True, "ready", ())
+    fake.ready = False
+    assert driver.wait(client.health()) == Health(False, "engine down", ("story",))
+    assert driver.waits == []
+
+
+def test_the_api_key_is_sent_as_a_bearer_token(driver: Driver, fake: Any) -> None:
+    driver.wait(driver.client(fake.url, api_key="sesame").generate("Once"))
+    driver.wait(driver.client(fake.url).generate("Once"))
+    assert fake.headers[0]["authorization"] == "Bearer sesame"
+    assert "authorization" not in fake.headers[1]
+
+
+def test_no_server_is_a_connection_failure(driver: Driver) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))  # bound and not listening: connections are refused
+        client = driver.client(f"http://127.0.0.1:{taken.getsockname()[1]}")
+        with pytest.raises(ConnectionFailedError, match="no connection to http://127"):
+            driver.wait(client.generate("Once"))
+        with pytest.raises(ConnectionFailedError):
+            driver.read(client.stream("Once"))
+
+
+@pytest.mark.parametrize("url", ["127.0.0.1:8000", "ftp://localhost", "http://[", ""])
+def test_a_wrong_url_is_said_to_be_one(driver: Driver, url: str) -> None:
+    def ask() -> Any:
+        return driver.wait(driver.client(url).health())
+
+    with pytest.raises(ConnectionFailedError, match="not an http:// or https:// URL"):
+        ask()
+
+
+def test_silence_beyond_the_timeout_is_an_error(driver: Driver, fake: Any) -> None:
+    fake.stream = "endless"
+    client = driver.client(fake.url)
+    with pytest.raises(ResponseTimeoutError):
+        driver.read(client.stream("Once", timeout=0.2))
+    with socket.socket() as silent:
+        silent.bind(("127.0.0.1", 0))
+        silent.listen()
+        client = driver.client(f"http://127.0.0.1:{silent.getsockname()[1]}", timeout=0.2)
+        with pytest.raises(ResponseTimeoutError):
+            driver.wait(client.generate("Once"))
+
+
+@pytest.mark.parametrize(
+    ("content", "call"),
+    [
+        ({"generated_text": None, "details": 3}, lambda client: client.generate("Once")),
+        ([], lambda client: client.generate("Once")),
+        ([], lambda client: client.fill_mask("[MASK]")),
+        ([[]], lambda client: client.fill_mask(["[MASK]", "[MASK]"])),
+        ([{"label": "x"}], lambda client: client.classify("Good.")),
+        ([], lambda client: client.classify("Good.")),
+    ],
+)
+def test_a_reply_of_another_shape_is_a_protocol_error(
+    driver: Driver, fake: Any, content: Any, call: Callable[[Any], Any]
+) -> None:
+    fake.refusals.append(JSONResponse(content))
+    with pytest.raises(ProtocolError, match="not one of a maskdial server"):
+        driver.wait(call(driver.client(fake.url)))
+
+
+def test_nan_is_refused_before_anything_is_sent(driver: Driver, fake: Any) -> None:
+    client = driver.client(fake.url)
+    with pytest.raises(ValueError, match="JSON"):
+        driver.wait(client.generate("Once", temperature=float("nan")))
+    assert fake.bodies == []
+
+
+def test_the_two_clients_offer_the_same() -> None:
+    def surface(client: type) -> dict[str, list[str]]:
+        return {
+            name.replace("aclose", "close"): list(inspect.signature(member).parameters)
+            for name, member in vars(client).items()
+            if not name.startswith("_")
+        }
+
+    assert surface(Client) == surface(AsyncClient)

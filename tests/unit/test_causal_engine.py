@@ -1,0 +1,617 @@
+"""The engine over a scripted model whose every token depends on all that is in its cache."""
+
+import asyncio
+import logging
+import threading
+from collections.abc import Callable
+from collections.abc import Sequence as SequenceOf
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from maskdial.causal.engine import CausalEngine
+from maskdial.causal.sequence import Finish, SamplingParams, Sequence, State, TokenEvent
+from maskdial.causal.stream import TokenStream
+from maskdial.errors import (
+    GenerationError,
+    OverloadedError,
+    UnavailableError,
+    ValidationError,
+)
+from maskdial.metrics import NullMetrics
+
+VOCAB = 64
+EOS = 63  # the scripted model never says it unless told to
+MAX_LENGTH = 200
+
+
+def next_token(context: SequenceOf[int]) -> int:
+    """What the scripted model says after a context: any change in it changes the answer."""
+    state = 7
+    for token in context:
+        state = (state * 31 + int(token) + 1) % 1_000_003
+    return state % (VOCAB - 1)
+
+
+def expected_tokens(prompt: SequenceOf[int], count: int) -> list[int]:
+    context = list(prompt)
+    for _ in range(count):
+        context.append(next_token(context))
+    return context[len(prompt) :]
+
+
+class FakeRunner:
+    """Keeps token ids where a model keeps keys, and counts its passes.
+
+    ``on_pass`` is called before each one, with its kind, and may raise or block.
+    """
+
+    bytes_per_token = 10
+
+    def __init__(self, slots: int, eos_after: int | None = None) -> None:
+        self.cache = np.zeros((slots, MAX_LENGTH), np.int64)
+        self.eos_after = eos_after
+        self.passes: list[str] = []
+        self.on_pass: Callable[[str], None] = lambda kind: None
+
+    def copy(self, source: int, target: int, num_tokens: int) -> None:
+        self.cache[target, :num_tokens] = self.cache[source, :num_tokens]
+
+    def prefill(self, slot: int, token_ids: NDArray[np.int64], start: int) -> NDArray[np.float32]:
+        self._begin("prefill")
+        self.cache[slot, start : start + len(token_ids)] = token_ids
+        return self._logits(slot, start + len(token_ids))
+
+    def decode(
+        self, token_ids: NDArray[np.int64], lengths: NDArray[np.int64], rows: NDArray[np.int64]
+    ) -> NDArray[np.float32]:
+        self._begin("decode")
+        self.cache[np.arange(len(token_ids)), lengths] = token_ids
+        return np.stack([self._logits(row, lengths[row] + 1) for row in rows])
+
+    def _begin(self, kind: str) -> None:
+        self.passes.append(kind)
+        self.on_pass(kind)
+
+    def _logits(self, slot: int, length: int) -> NDArray[np.float32]:
+        logits = np.zeros(VOCAB, np.float32)
+        context = self.cache[slot, :length]
+        logits[EOS if self.eos_after == length else next_token(context)] = 5
+        return logits
+
+
+class LetterDetokenizer:
+    """Token n is one letter, and special tokens are silent."""
+
+    special_ids = frozenset({EOS})
+
+    def decoder(self, prompt_ids: SequenceOf[int]) -> "LetterDetokenizer":
+        return self
+
+    def push(self, token_id: int) -> str:
+        return "" if token_id in self.special_ids else letters([token_id])
+
+    def flush(self) -> str:
+        return ""
+
+
+def letters(token_ids: SequenceOf[int]) -> str:
+    return "".join(chr(ord("A") + token) for token in token_ids)
+
+
+class RecordingMetrics(NullMetrics):
+    """Remembers what the tests look at."""
+
+    def __init__(self) -> None:
+        self.reasons: list[str] = []
+        self.up: list[bool] = []
+        self.num_generated = 0
+        self.used_bytes = 0
+
+    def cancelled(self, reason: str) -> None:
+        self.reasons.append(reason)
+
+    def engine_up(self, up: bool) -> None:
+        self.up.append(up)
+
+    def generated_tokens(self, n: int) -> None:
+        self.num_generated += n
+
+    def kv_cache(self, used_bytes: int, ratio: float) -> None:
+        self.used_bytes = used_bytes
+
+
+def make_engine(
+    runner: FakeRunner, *, max_queue: int = 100, chunk: int = 8, metrics: NullMetrics | None = None
+) -> CausalEngine:
+    return CausalEngine(
+        runner,
+        LetterDetokenizer(),
+        slots=len(runner.cache),
+        max_length=MAX_LENGTH,
+        prefill_chunk_tokens=chunk,
+        max_queue=max_queue,
+        eos_token_ids=[EOS],
+        metrics=metrics or NullMetrics(),
+        name="fake",
+    )
+
+
+def make_sequence(prompt: SequenceOf[int], max_new_tokens: int = 5, **params: object) -> Sequence:
+    return Sequence(prompt, SamplingParams(max_new_tokens=max_new_tokens, **params))  # type: ignore[arg-type]
+
+
+class Reader:
+    """Reads a stream in a task of its own."""
+
+    def __init__(self, stream: TokenStream) -> None:
+        self.events: list[TokenEvent] = []
+        self.task = asyncio.create_task(self._read(stream))
+
+    async def _read(self, stream: TokenStream) -> None:
+        async with stream:
+            async for event in stream:
+                self.events.append(event)
+
+    @property
+    def token_ids(self) -> list[int]:
+        return [event.token_id for event in self.events]
+
+    @property
+    def finish(self) -> Finish:
+        finish = self.events[-1].finish
+        assert finish is not None
+        return finish
+
+
+async def settle() -> None:
+    """Lets the event loop deliver what was published."""
+    for _ in range(3):
+        await asyncio.sleep(0)
+
+
+async def step(engine: CausalEngine, times: int = 1) -> None:
+    """Runs the engine by hand, on this thread, so that tests count steps instead of seconds."""
+    for _ in range(times):
+        engine.step()
+        await settle()
+
+
+async def run_dry(engine: CausalEngine) -> None:
+    while engine.num_running or engine.num_waiting:
+        await step(engine)
+    await settle()
+
+
+def test_a_sequence_from_start_to_end() -> None:
+    async def main() -> None:
+        metrics = RecordingMetrics()
+        engine = make_engine(FakeRunner(slots=2), metrics=metrics)
+        reader = Reader(engine.stream(make_sequence(range(20), 6)))
+        await run_dry(engine)
+        wanted = expected_tokens(range(20), 6)
+        assert reader.token_ids == wanted
+        assert [event.index for event in reader.events] == [1, 2, 3, 4, 5, 6]
+        assert [event.text for event in reader.events] == [letters([t]) for t in wanted]
+        assert [event.finish is None for event in reader.events] == [True] * 5 + [False]
+        finish = reader.finish
+        assert finish.reason == "length"
+        assert finish.generated_text == letters(wanted)
+        assert (finish.generated_tokens, finish.input_length, finish.seed) == (6, 20, None)
+        assert finish.queue_seconds >= 0
+        assert finish.inference_seconds > 0
+        assert (metrics.num_generated, metrics.used_bytes, metrics.reasons) == (6, 0, [])
+
+    asyncio.run(main())
+
+
+def test_eight_streams_started_at_different_times_progress_together() -> None:
+    async def main() -> None:
+        engine = make_engine(FakeRunner(slots=8))
+        readers = []
+        for number in range(8):
+            readers.append(Reader(engine.stream(make_sequence([number] * (number + 1), 60))))
+            await step(engine, 3)
+        before = [len(reader.events) for reader in readers]
+        assert before == sorted(before, reverse=True)
+        assert min(before) > 0
+        await step(engine, 10)
+        assert [len(r.events) - b for r, b in zip(readers, before, strict=True)] == [10] * 8
+        await run_dry(engine)
+        for number, reader in enumerate(readers):
+            assert reader.token_ids == expected_tokens([number] * (number + 1), 60)
+
+    asyncio.run(main())
+
+
+def test_a_long_prompt_does_not_stall_the_others() -> None:
+    async def main() -> None:
+        runner = FakeRunner(slots=4)
+        engine = make_engine(runner)
+        readers = [Reader(engine.stream(make_sequence([n], 100))) for n in range(3)]
+        await step(engine, 4)
+        long = Reader(engine.stream(make_sequence(range(100), 5)))
+        for _ in range(12):
+            before = [len(reader.events) for reader in readers]
+            await step(engine)
+            assert [len(r.events) - b for r, b in zip(readers, before, strict=True)] == [1] * 3
+            assert long.events == []
+        await step(engine)
+        assert long.token_ids == expected_tokens(range(100), 1)
+        assert runner.passes[-26:] == ["decode", "prefill"] * 13
+        await run_dry(engine)
+        assert long.token_ids == expected_tokens(range(100), 5)
+
+    asyncio.run(main())
+
+
+def test_many_sequences_through_few_slots() -> None:
+    """Slots are reused, holes filled and rows moved: every text still comes out as if alone."""
+
+    async def main() -> None:
+        rng = np.random.default_rng(0)
+        engine = make_engine(FakeRunner(slots=3))
+        wanted = []
+        readers = []
+        for _ in range(40):
+            prompt = rng.integers(0, VOCAB - 1, rng.integers(1, 30)).tolist()
+            count = int(rng.integers(1, 12))
+            wanted.append(expected_tokens(prompt, count))
+            readers.append(Reader(engine.stream(make_sequence(prompt, count))))
+            await step(engine, int(rng.integers(0, 6)))
+        await run_dry(engine)
+        assert [reader.token_ids for reader in readers] == wanted
+
+    asyncio.run(main())
+
+
+def test_closing_a_stream_frees_its_slot_within_one_step() -> None:
+    async def main() -> None:
+        metrics = RecordingMetrics()
+        engine = make_engine(FakeRunner(slots=2), metrics=metrics)
+        leaver = engine.stream(make_sequence([1], 100))
+        stayer = Reader(engine.stream(make_sequence([2], 100)))
+        await step(engine, 5)
+        waiting = Reader(engine.stream(make_sequence([3], 4)))
+        await step(engine, 2)
+        assert (engine.num_running, engine.num_waiting) == (2, 1)
+        await leaver.aclose()
+        before = len(stayer.events)
+        await step(engine)
+        assert waiting.token_ids == expected_tokens([3], 1)
+        assert len(stayer.events) == before + 1
+        assert metrics.reasons == ["disconnect"]
+        await run_dry(engine)
+        assert stayer.token_ids == expected_tokens([2], 100)
+        assert waiting.token_ids == expected_tokens([3], 4)
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("steps_before", [0, 1, 4], ids=["queued", "prefilling", "decoding"])
+def test_cancelling_the_reader_drops_the_sequence_only(steps_before: int) -> None:
+    async def main() -> None:
+        metrics = RecordingMetrics()
+        engine = make_engine(FakeRunner(slots=3), metrics=metrics)
+        other = Reader(engine.stream(make_sequence([5], 30)))
+        await step(engine, 3)
+        sequence = make_sequence(range(20), 50)
+        reader = Reader(engine.stream(sequence))
+        await settle()
+        await step(engine, steps_before)
+        before = len(other.events)
+        reader.task.cancel()
+        await settle()
+        assert reader.task.cancelled()
+        await step(engine)
+        assert (engine.num_running, engine.num_waiting) == (1, 0)
+        assert sequence.state is State.ENDED
+        assert len(other.events) == before + 1
+        await run_dry(engine)
+        assert other.token_ids == expected_tokens([5], 30)
+        assert metrics.reasons == ["disconnect"]
+
+    asyncio.run(main())
+
+
+def test_closing_after_the_end_is_no_disconnect() -> None:
+    async def main() -> None:
+        metrics = RecordingMetrics()
+        engine = make_engine(FakeRunner(slots=1), metrics=metrics)
+        read, unread = (engine.stream(make_sequence([n], 2)) for n in range(2))
+        await run_dry(engine)
+        assert [event.index async for event in read] == [1, 2]
+        await read.aclose()
+        await unread.aclose()
+        assert metrics.reasons == []
+
+    asyncio.run(main())
+
+
+def test_end_of_sequence_token() -> None:
+    async def main() -> None:
+        engine = make_engine(FakeRunner(slots=1, eos_after=6))
+        reader = Reader(engine.stream(make_sequence([1, 2, 3], 50)))
+        await run_dry(engine)
+        assert reader.token_ids == [*expected_tokens([1, 2, 3], 3), EOS]
+        assert reader.finish.reason == "eos_token"
+        assert reader.finish.generated_tokens == 4
+        assert reader.finish.generated_text == letters(expected_tokens([1, 2, 3], 3))
+        assert [event.special for event in reader.events] == [False, False, False, True]
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("include", [True, False])
+def test_stop_string(include: bool) -> None:
+    async def main() -> None:
+        text = letters(expected_tokens([4], 12))
+        stop = text[3:6]
+        assert text.find(stop) == 3
+        engine = make_engine(FakeRunner(slots=1))
+        sequence = make_sequence([4], 12, stop=("absent", stop), include_stop=include)
+        reader = Reader(engine.stream(sequence))
+        await run_dry(engine)
+        assert reader.finish.reason == "stop_sequence"
+        assert reader.finish.generated_tokens == 6
+        assert reader.finish.generated_text == text[: 6 if include else 3]
+        assert "".join(event.text for event in reader.events) == reader.finish.generated_text
+
+    asyncio.run(main())
+
+
+def test_text_held_back_for_a_stop_string_comes_with_the_last_token() -> None:
+    async def main() -> None:
+        text = letters(expected_tokens([4], 5))
+        engine = make_engine(FakeRunner(slots=1))
+        sequence = make_sequence([4], 5, stop=(text[3:] + "?",), include_stop=False)
+        reader = Reader(engine.stream(sequence))
+        await run_dry(engine)
+        assert [event.text for event in reader.events] == [*text[:3], "", text[3:]]
+        assert reader.finish.reason == "length"
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize(("num_prompt", "count"), [(MAX_LENGTH - 3, 3), (MAX_LENGTH, 1)])
+def test_a_full_context_ends_the_text(num_prompt: int, count: int) -> None:
+    async def main() -> None:
+        engine = make_engine(FakeRunner(slots=2))
+        prompt = [n % 50 for n in range(num_prompt)]
+        reader = Reader(engine.stream(make_sequence(prompt, 100)))
+        other = Reader(engine.stream(make_sequence([3], 40)))
+        await run_dry(engine)
+        assert reader.token_ids == expected_tokens(prompt, count)
+        assert reader.finish.reason == "length"
+        assert other.token_ids == expected_tokens([3], 40)
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("num_prompt", [0, MAX_LENGTH + 1])
+def test_a_prompt_that_does_not_fit_is_refused(num_prompt: int) -> None:
+    async def main() -> None:
+        engine = make_engine(FakeRunner(slots=1))
+        with pytest.raises(ValidationError, match=f"{num_prompt} tokens"):
+            engine.stream(make_sequence([0] * num_prompt))
+
+    asyncio.run(main())
+
+
+def test_a_full_queue_refuses_at_once() -> None:
+    async def main() -> None:
+        engine = make_engine(FakeRunner(slots=1), max_queue=2)
+        readers = [Reader(engine.stream(make_sequence([n]))) for n in range(2)]
+        with pytest.raises(OverloadedError):
+            engine.stream(make_sequence([9]))
+        await run_dry(engine)
+        assert [reader.finish.reason for reader in readers] == ["length"] * 2
+
+    asyncio.run(main())
+
+
+def test_a_seed_gives_the_same_text_in_company_and_alone() -> None:
+    async def generate(company: int) -> list[int]:
+        engine = make_engine(FakeRunner(slots=4))
+        others = [
+            Reader(engine.stream(make_sequence([n], 20, do_sample=True, seed=n)))
+            for n in range(company)
+        ]
+        await step(engine, company)
+        sampled = make_sequence([1, 2], 20, do_sample=True, temperature=3.0, seed=11)
+        reader = Reader(engine.stream(sampled))
+        await run_dry(engine)
+        assert reader.finish.seed == 11
+        assert all(other.finish for other in others)
+        return reader.token_ids
+
+    assert asyncio.run(generate(0)) == asyncio.run(generate(3))
+
+
+def test_a_failing_pass_ends_only_what_was_in_it(caplog: pytest.LogCaptureFixture) -> None:
+    async def main() -> None:
+        runner = FakeRunner(slots=3)
+        engine = make_engine(runner)
+        decoding = [Reader(engine.stream(make_sequence([n], 50))) for n in range(2)]
+        await step(engine, 3)
+        prefilling = Reader(engine.stream(make_sequence(range(30), 5)))
+        await step(engine, 2)
+
+        def fail_decode(kind: str) -> None:
+            if kind == "decode":
+                raise RuntimeError("out of cheese")
+
+        runner.on_pass = fail_decode
+        await step(engine)
+        for reader in decoding:
+            with pytest.raises(GenerationError, match="out of cheese"):
+                await reader.task
+        runner.on_pass = lambda kind: None
+        assert engine.healthy
+        await run_dry(engine)
+        assert prefilling.token_ids == expected_tokens(range(30), 5)
+
+    with caplog.at_level(logging.CRITICAL):
+        asyncio.run(main())
+
+
+def test_a_failing_chunk_ends_its_own_prompt_only(caplog: pytest.LogCaptureFixture) -> None:
+    async def main() -> None:
+        runner = FakeRunner(slots=3)
+        engine = make_engine(runner)
+        decoding = Reader(engine.stream(make_sequence([1], 20)))
+        await step(engine, 3)
+        prefilling = Reader(engine.stream(make_sequence(range(30), 5)))
+        waiting = Reader(engine.stream(make_sequence([2], 5)))
+
+        def fail_prefill(kind: str) -> None:
+            if kind == "prefill":
+                raise RuntimeError("out of cheese")
+
+        runner.on_pass = fail_prefill
+        await step(engine)
+        runner.on_pass = lambda kind: None
+        with pytest.raises(GenerationError, match="out of cheese"):
+            await prefilling.task
+        await run_dry(engine)
+        assert decoding.token_ids == expected_tokens([1], 20)
+        assert waiting.token_ids == expected_tokens([2], 5)
+
+    with caplog.at_level(logging.CRITICAL):
+        asyncio.run(main())
+
+
+def test_the_thread_serves_until_it_is_stopped() -> None:
+    async def main() -> None:
+        metrics = RecordingMetrics()
+        engine = make_engine(FakeRunner(slots=2), metrics=metrics)
+        assert not engine.ready
+        engine.start()
+        await engine.warm_up()
+        assert engine.ready
+        readers = [Reader(engine.stream(make_sequence([n, n], 30))) for n in range(5)]
+        await asyncio.gather(*(reader.task for reader in readers))
+        for number, reader in enumerate(readers):
+            assert reader.token_ids == expected_tokens([number, number], 30)
+        await asyncio.to_thread(engine.stop, 30)
+        assert not engine.ready
+        assert metrics.up == [True, False]
+        with pytest.raises(UnavailableError):
+            engine.stream(make_sequence([1]))
+
+    asyncio.run(main())
+
+
+class Gate:
+    """Lets the engine's thread into a pass only when it is told to."""
+
+    def __init__(self, runner: FakeRunner) -> None:
+        self.reached = threading.Semaphore(0)
+        self.open = threading.Semaphore(0)
+        self.error: BaseException | None = None
+        runner.on_pass = self._wait
+
+    def _wait(self, kind: str) -> None:
+        self.reached.release()
+        self.open.acquire()
+        if self.error is not None:
+            raise self.error
+
+
+def test_stop_lets_the_waiting_and_the_running_finish(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def main() -> None:
+        runner = FakeRunner(slots=1)
+        engine = make_engine(runner)
+        engine.start()
+        await engine.warm_up()
+        gate = Gate(runner)
+        readers = [Reader(engine.stream(make_sequence([n], 3))) for n in range(3)]
+        await asyncio.to_thread(gate.reached.acquire)
+        draining = threading.Event()
+        join = engine._thread.join
+
+        def tell_and_join(timeout: float) -> None:
+            draining.set()
+            join(timeout)
+
+        monkeypatch.setattr(engine._thread, "join", tell_and_join)
+        stopping = asyncio.create_task(asyncio.to_thread(engine.stop, 60))
+        await asyncio.to_thread(draining.wait)
+        with pytest.raises(UnavailableError, match="shutting down"):
+            engine.stream(make_sequence([1]))
+        runner.on_pass = lambda kind: None
+        gate.open.release()
+        await stopping
+        await settle()
+        for number, reader in enumerate(readers):
+            assert reader.token_ids == expected_tokens([number], 3)
+
+    asyncio.run(main())
+
+
+def test_stop_fails_what_outlives_the_grace_period() -> None:
+    async def main() -> None:
+        metrics = RecordingMetrics()
+        runner = FakeRunner(slots=1)
+        engine = make_engine(runner, metrics=metrics)
+        engine.start()
+        await engine.warm_up()
+        gate = Gate(runner)
+        readers = [Reader(engine.stream(make_sequence([n], 3))) for n in range(3)]
+        await asyncio.to_thread(gate.reached.acquire)
+        stopping = asyncio.create_task(asyncio.to_thread(engine.stop, 0))
+        for reader in readers:
+            with pytest.raises(UnavailableError):
+                await reader.task
+        gate.open.release()
+        await stopping
+        assert not engine._thread.is_alive()
+        assert metrics.reasons == ["shutdown"] * 3
+        assert engine.num_running == engine.num_waiting == 0
+
+    asyncio.run(main())
+
+
+def test_when_the_thread_dies_everyone_hears_at_once(caplog: pytest.LogCaptureFixture) -> None:
+    async def main() -> None:
+        metrics = RecordingMetrics()
+        runner = FakeRunner(slots=2)
+        engine = make_engine(runner, metrics=metrics)
+        engine.start()
+        await engine.warm_up()
+        gate = Gate(runner)
+        readers = [Reader(engine.stream(make_sequence([n], 3))) for n in range(5)]
+        await asyncio.to_thread(gate.reached.acquire)
+        gate.error = SystemExit("bus error")
+        gate.open.release()
+        for reader in readers:
+            with pytest.raises(GenerationError, match="bus error"):
+                await reader.task
+        assert not engine.healthy
+        assert not engine.ready
+        assert metrics.up == [True, False]
+        with pytest.raises(UnavailableError, match="died"):
+            engine.stream(make_sequence([1]))
+
+    with caplog.at_level(logging.CRITICAL + 1):
+        asyncio.run(main())
+
+
+def test_a_model_that_cannot_run_never_becomes_ready(caplog: pytest.LogCaptureFixture) -> None:
+    async def main() -> None:
+        runner = FakeRunner(slots=1)
+        runner.on_pass = _no_kernel
+        engine = make_engine(runner)
+        engine.start()
+        with pytest.raises(GenerationError, match="no such kernel"):
+            await engine.warm_up()
+        assert not engine.healthy
+        assert not engine.ready
+
+    with caplog.at_level(logging.CRITICAL + 1):
+        asyncio.run(main())
+
+
+def _no_kernel(kind: str) -> None:
+    raise RuntimeError("no such kernel")

@@ -1,0 +1,191 @@
+"""The runner over a small real graph: embeddings, one GroupQueryAttention layer, a head."""
+
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from numpy.typing import NDArray
+from onnx import TensorProto, helper, numpy_helper
+
+from maskdial.bundle import KVLayout
+from maskdial.causal.runner import Runner
+from maskdial.errors import ConfigError
+from maskdial.runtime import Session, SessionOptions
+
+VOCAB, HEADS, HEAD_DIM, MAX_LENGTH, SLOTS = 37, 2, 16, 48, 4
+WIDTH = HEADS * HEAD_DIM
+LAYOUT = KVLayout(num_layers=1, num_heads=HEADS, head_dim=HEAD_DIM)
+
+
+def build_graph(path: Path) -> None:
+    """Writes a graph with the causal inputs and outputs that `maskdial.bundle` lists.
+
+    It takes ``position_ids`` too, for learned positions beside the token embeddings.
+    """
+    rng = np.random.default_rng(0)
+    shapes = {
+        "tokens": (VOCAB, WIDTH),
+        "positions": (MAX_LENGTH, WIDTH),
+        "query": (WIDTH, WIDTH),
+        "key": (WIDTH, WIDTH),
+        "value": (WIDTH, WIDTH),
+        "head": (WIDTH, VOCAB),
+    }
+    weights = [
+        numpy_helper.from_array(rng.standard_normal(shape).astype(np.float32), name)
+        for name, shape in shapes.items()
+    ]
+    weights.append(numpy_helper.from_array(np.array([-1, WIDTH], np.int64), "flat"))
+    cache = ["batch", HEADS, "max_length", HEAD_DIM]
+    node = helper.make_node
+    nodes = [
+        node("Gather", ["tokens", "input_ids"], ["token"]),
+        node("Gather", ["positions", "position_ids"], ["position"]),
+        node("Add", ["token", "position"], ["hidden"]),
+        node("MatMul", ["hidden", "query"], ["q"]),
+        node("MatMul", ["hidden", "key"], ["k"]),
+        node("MatMul", ["hidden", "value"], ["v"]),
+        node(
+            "GroupQueryAttention",
+            ["q", "k", "v", "past_key.0", "past_value.0", "seqlens_k", "total_sequence_length"],
+            ["attended", "present_key.0", "present_value.0"],
+            domain="com.microsoft",
+            num_heads=HEADS,
+            kv_num_heads=HEADS,
+        ),
+        node("Add", ["hidden", "attended"], ["sum"]),
+        node("Reshape", ["sum", "flat"], ["all_rows"]),
+        node("Gather", ["all_rows", "rows"], ["wanted"]),
+        node("MatMul", ["wanted", "head"], ["logits"]),
+    ]
+    info = helper.make_tensor_value_info
+    graph = helper.make_graph(
+        nodes,
+        "causal",
+        [
+            info("input_ids", TensorProto.INT64, ["batch", "new_tokens"]),
+            info("position_ids", TensorProto.INT64, ["batch", "new_tokens"]),
+            info("seqlens_k", TensorProto.INT32, ["batch"]),
+            info("total_sequence_length", TensorProto.INT32, []),
+            info("rows", TensorProto.INT64, ["num_rows"]),
+            info("past_key.0", TensorProto.FLOAT, cache),
+            info("past_value.0", TensorProto.FLOAT, cache),
+        ],
+        [
+            info("logits", TensorProto.FLOAT, ["num_rows", VOCAB]),
+            info("present_key.0", TensorProto.FLOAT, cache),
+            info("present_value.0", TensorProto.FLOAT, cache),
+        ],
+        weights,
+    )
+    opsets = [helper.make_opsetid("", 17), helper.make_opsetid("com.microsoft", 1)]
+    onnx.save(helper.make_model(graph, opset_imports=opsets, ir_version=9), path)
+
+
+@pytest.fixture(scope="module")
+def session(tmp_path_factory: pytest.TempPathFactory) -> Session:
+    path = tmp_path_factory.mktemp("causal") / "model.onnx"
+    build_graph(path)
+    return Session(path, SessionOptions(intra_op_threads=1))
+
+
+@pytest.fixture
+def runner(session: Session) -> Runner:
+    runner = Runner(session, LAYOUT, slots=SLOTS, max_length=MAX_LENGTH, vocab_size=VOCAB)
+    for array in (*runner._cache.keys, *runner._cache.values):
+        array[...] = np.nan  # reading anything that was not written would show
+    return runner
+
+
+def tokens(seed: int, n: int) -> NDArray[np.int64]:
+    return np.random.default_rng(seed).integers(0, VOCAB, n)
+
+
+def decode(runner: Runner, token_ids: list[int], lengths: list[int]) -> NDArray[np.float32]:
+    rows = np.arange(len(token_ids))
+    return runner.decode(np.array(token_ids), np.array(lengths), rows).copy()
+
+
+def test_matches_plain_attention(runner: Runner, session: Session, tmp_path: Path) -> None:
+    """One prompt against the same layer written out in numpy."""
+    build_graph(tmp_path / "model.onnx")
+    model = onnx.load(tmp_path / "model.onnx")
+    w = {t.name: numpy_helper.to_array(t).astype(np.float64) for t in model.graph.initializer}
+    ids = tokens(1, 9)
+    hidden = w["tokens"][ids] + w["positions"][:9]
+
+    def heads(name: str) -> NDArray[np.float64]:
+        return (hidden @ w[name]).reshape(9, HEADS, HEAD_DIM).transpose(1, 0, 2)
+
+    scores = heads("query") @ heads("key").transpose(0, 2, 1) / np.sqrt(HEAD_DIM)
+    scores[:, np.triu(np.ones((9, 9), bool), 1)] = -np.inf
+    shares = np.exp(scores - scores.max(-1, keepdims=True))
+    shares /= shares.sum(-1, keepdims=True)
+    attended = (shares @ heads("value")).transpose(1, 0, 2).reshape(9, WIDTH)
+    wanted = (hidden + attended)[-1] @ w["head"]
+    assert np.abs(runner.prefill(2, ids, 0) - wanted).max() < 1e-3
+
+
+@pytest.mark.parametrize("chunk", [1, 3, 7, 20])
+def test_a_prompt_in_chunks_is_the_same_to_the_last_bit(runner: Runner, chunk: int) -> None:
+    ids = tokens(2, 20)
+    whole = runner.prefill(0, ids, 0).copy()
+    for start in range(0, 20, chunk):
+        pieces = runner.prefill(3, ids[start : start + chunk], start)
+    assert np.array_equal(whole, pieces)
+    length = len(ids)
+    for array in (*runner._cache.keys, *runner._cache.values):
+        assert np.array_equal(array[0, :, :length], array[3, :, :length])
+
+
+def generate_alone(runner: Runner, ids: NDArray[np.int64], steps: int) -> list[NDArray[np.float32]]:
+    """The logits of a greedy text in slot 0, with nobody else there."""
+    logits = [runner.prefill(0, ids, 0).copy()]
+    for step in range(steps):
+        logits.append(decode(runner, [int(logits[-1].argmax())], [len(ids) + step])[0])
+    return logits
+
+
+def test_ragged_decode_steps_are_the_same_to_the_last_bit(runner: Runner) -> None:
+    prompts = [tokens(seed, n) for seed, n in enumerate((3, 17, 1, 30))]
+    alone = [generate_alone(runner, prompt, 6) for prompt in prompts]
+    together = [[runner.prefill(slot, prompt, 0).copy()] for slot, prompt in enumerate(prompts)]
+    for step in range(6):
+        newest = [int(logits[-1].argmax()) for logits in together]
+        for logits, row in zip(
+            together,
+            decode(runner, newest, [len(prompt) + step for prompt in prompts]),
+            strict=True,
+        ):
+            logits.append(row)
+    assert np.array_equal(alone, together)
+
+
+def test_an_idle_row_spoils_neither_the_others_nor_its_own_prompt(runner: Runner) -> None:
+    first, second, late = tokens(5, 8), tokens(6, 5), tokens(7, 12)
+    wanted_second = generate_alone(runner, second, 1)[1]
+    wanted_late = runner.prefill(0, late, 0).copy()
+    runner.prefill(0, first, 0)
+    newest = int(runner.prefill(2, second, 0).argmax())
+    runner.prefill(1, late[:4], 0)
+    step = runner.decode(np.array([1, 0, newest]), np.array([8, 4, 5]), np.array([0, 2]))
+    assert step.shape == (2, VOCAB)
+    assert np.array_equal(step[1], wanted_second)
+    assert np.array_equal(runner.prefill(1, late[4:], 4), wanted_late)
+
+
+def test_a_copied_slot_goes_on_as_the_original_would(runner: Runner) -> None:
+    prompt = tokens(8, 11)
+    wanted = generate_alone(runner, prompt, 1)
+    runner.prefill(3, prompt, 0)
+    runner.copy(3, 1, 11)
+    runner.prefill(0, tokens(9, 2), 0)
+    newest = int(wanted[0].argmax())
+    assert np.array_equal(decode(runner, [0, newest], [2, 11])[1], wanted[1])
+
+
+def test_other_providers_are_refused(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(session, "provider", "cuda")
+    with pytest.raises(ConfigError, match="--provider cpu"):
+        Runner(session, LAYOUT, slots=1, max_length=8, vocab_size=VOCAB)
