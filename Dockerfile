@@ -10,9 +10,7 @@ COPY pyproject.toml constraints.txt ./
 RUN python3 -c 'import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["project"]["dependencies"], sep="\n")' > requirements.txt \
  && python3 -m pip --python /opt/maskdial install --no-cache-dir -c constraints.txt -r requirements.txt
 COPY . .
-# Optional dependencies of pyproject.toml, in brackets: --build-arg EXTRAS=[export]
-ARG EXTRAS=
-RUN python3 -m pip --python /opt/maskdial install --no-cache-dir -c constraints.txt ".${EXTRAS}"
+RUN python3 -m pip --python /opt/maskdial install --no-cache-dir --no-deps .
 
 FROM ${BASE}
 LABEL org.opencontainers.image.title="maskdial" \

@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from maskdial_client.errors import MaskdialClientError
 from rich.console import Console
 
 from loadtests.arrivals import poisson_schedule
@@ -19,6 +18,7 @@ from loadtests.runner import Limits, Runner
 from loadtests.scenarios import SCENARIOS, draw_jobs
 from loadtests.sender import Sender, load_client
 from loadtests.terminal import print_report, progress_bar
+from maskdial_client.errors import MaskdialClientError
 
 
 class LoadTestError(Exception):

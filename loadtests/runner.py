@@ -42,7 +42,7 @@ class Progress:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """What a run measured: a sample for every job, and the most requests in flight at once."""
+    """A sample for every job, in the schedule's order, and the most requests in flight at once."""
 
     samples: tuple[Sample, ...]
     peak_in_flight: int
@@ -80,7 +80,8 @@ class Runner:
             for task in unfinished:
                 task.cancel()
             await asyncio.gather(*tasks)
-        return Run(tuple(self._samples), self._peak_in_flight)
+        samples = sorted(self._samples, key=lambda sample: sample.intended)
+        return Run(tuple(samples), self._peak_in_flight)
 
     def _now(self) -> float:
         return asyncio.get_running_loop().time() - self._started

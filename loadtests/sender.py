@@ -2,11 +2,10 @@
 
 from collections.abc import Callable
 
-from maskdial_client import NO_RETRIES, AsyncClient
-from maskdial_client.errors import ApiError, ConnectionFailedError, ProtocolError, StreamEndedError
-
 from loadtests.samples import Failure, Kind
 from loadtests.scenarios import Job
+from maskdial_client import NO_RETRIES, AsyncClient
+from maskdial_client.errors import ApiError, ConnectionFailedError, ProtocolError, StreamEndedError
 
 _TEMPERATURE = 0.8
 

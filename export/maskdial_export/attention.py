@@ -1,8 +1,9 @@
 """The attention swap: operators of ONNX Runtime in the place of a model's own attention.
 
-transformers models look their attention up by name (``AttentionInterface``). Here that name leads to
-a function that puts one ONNX Runtime operator into the traced graph. No mask function is registered
-beside it, so the models build no mask tensors: the operators make the masks from the lengths.
+transformers models look their attention up by name (``AttentionInterface``). Here that name leads
+to a function that puts one ONNX Runtime operator into the traced graph. No mask function is
+registered beside it, so the models build no mask tensors: the operators make the masks from the
+lengths.
 Both operators are specified in onnxruntime's docs/ContribOperators.md.
 """
 
@@ -95,7 +96,7 @@ class MaskedAttention:
         return output.view(batch, length, num_heads, head_dim), None
 
     def _window(self, size: int, length: int) -> Tensor:
-        """Scores to add, float32 (1, 1, length, length): a token sees those closer than ``size``."""
+        """Scores to add, float32 (1, 1, length, length): the far ones masked."""
         if size not in self._windows:
             position = torch.arange(length)
             far = (position[:, None] - position[None, :]).abs() >= size

@@ -3,13 +3,14 @@
 from contextlib import nullcontext
 from typing import Any
 
+import onnx_ir as ir
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from maskdial.bundle import KVLayout
 from maskdial_export.attention import CausalAttention, rotated_by_operator, swapped
-from maskdial_export.graph import Trace, gather_rows, to_onnx_ir
+from maskdial_export.graph import gather_rows, to_onnx_ir
 
 # Rotary embeddings that depend on the length of what is being read; they are the plain ones up to
 # the length that the model was first trained on, so that is as far as such a model is served.
@@ -19,10 +20,10 @@ _LENGTH_DEPENDENT_ROPE = frozenset({"dynamic", "longrope"})
 def max_length(config: Any) -> int:
     """The most tokens that the model's positions and cache have room for."""
     positions = int(config.max_position_embeddings)
-    rope = getattr(config, "rope_parameters", None) or {}
+    rope: dict[str, Any] = getattr(config, "rope_parameters", None) or {}
     if rope.get("rope_type") in _LENGTH_DEPENDENT_ROPE:
-        original = rope.get("original_max_position_embeddings")
-        return min(positions, int(original or positions))
+        beside: int = getattr(config, "original_max_position_embeddings", positions)
+        return min(positions, int(rope.get("original_max_position_embeddings", beside)))
     return positions
 
 
@@ -86,7 +87,7 @@ class CausalGraph(nn.Module):
         return output.logits.squeeze(0), self.attention.present
 
 
-def trace(model: PreTrainedModel) -> Trace:
+def trace(model: PreTrainedModel) -> ir.Model:
     """Traces a causal model for any batch, length and cache size."""
     graph = CausalGraph(model)
     layout = kv_layout(model.config)
@@ -115,4 +116,5 @@ def trace(model: PreTrainedModel) -> Trace:
     presents = [name for i in layers for name in (f"present_key.{i}", f"present_value.{i}")]
     rotary = rotated_by_operator(model) if graph.has_rotary else nullcontext()
     with swapped(model, graph.attention), rotary:
-        return to_onnx_ir(graph, inputs, shapes, [*list(inputs)[:-1], *pasts], ["logits", *presents])
+        input_names = [*list(inputs)[:-1], *pasts]
+        return to_onnx_ir(graph, inputs, shapes, input_names, ["logits", *presents])

@@ -15,8 +15,9 @@ from transformers import PreTrainedModel
 
 import maskdial
 from maskdial.bundle import GRAPH, Manifest, hash_files, write_manifest
+from maskdial.errors import MaskdialError
 from maskdial_export import causal, masked
-from maskdial_export.errors import ExportError
+from maskdial_export.errors import ExportError, first_line
 from maskdial_export.files import load_tokenizer, special_tokens, write_files
 from maskdial_export.golden import golden_check
 from maskdial_export.graph import optimise, save
@@ -94,9 +95,7 @@ def _phase(console: Console, name: str) -> Iterator[None]:
     console.print(f"{name:<24}{time.perf_counter() - start:7.1f} s", highlight=False)
 
 
-def _write_bundle(
-    source: Source, folder: Path, tolerance: float, console: Console
-) -> Manifest:
+def _write_bundle(source: Source, folder: Path, tolerance: float, console: Console) -> Manifest:
     with _phase(console, "Loading"):
         model = load_model(source)
         config = model.config
@@ -128,7 +127,7 @@ def _write_bundle(
             special_tokens=tokens,
             **_classification(source, config),
             kv=causal.kv_layout(config) if source.family == "causal" else None,
-            source=source.name,
+            source=source.provenance,
             source_sha256=source.sha256(),
             tool_versions=_tool_versions(),
             parity=measured.report,
@@ -142,10 +141,17 @@ def _write_bundle(
 def _measure(
     source: Source, model: PreTrainedModel, graph: Path, max_length: int, tolerance: float
 ) -> Measured:
-    if source.family == "masked":
-        return MaskedParity(model, graph, max_length).measure(tolerance)
-    layout = causal.kv_layout(model.config)
-    return CausalParity(model, graph, max_length, layout).measure(tolerance)
+    try:
+        if source.family == "masked":
+            return MaskedParity(model, graph, max_length).measure(tolerance)
+        layout = causal.kv_layout(model.config)
+        return CausalParity(model, graph, max_length, layout).measure(tolerance)
+    except MaskdialError:
+        raise
+    except Exception as error:  # onnxruntime's errors have no common class
+        raise ExportError(
+            f"ONNX Runtime cannot run the exported graph: {first_line(error)}"
+        ) from error
 
 
 def _classification(source: Source, config: Any) -> dict[str, Any]:

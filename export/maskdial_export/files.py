@@ -1,4 +1,4 @@
-"""The bundle's small files: tokenizer, chat template, generation defaults; and the special tokens."""
+"""The bundle's small files (tokenizer, chat template, generation defaults), and special tokens."""
 
 import json
 import warnings
@@ -54,22 +54,26 @@ def _convert(source: Source) -> Tokenizer:
             f"{source.name} has no tokenizer.json, and none can be made from its other files"
         ) from error
     if tokenizer.get_vocab_size(with_added_tokens=False) == 0:
-        raise ExportError(f"{source.name} has no tokenizer: neither tokenizer.json nor a vocabulary")
+        raise ExportError(f"{source.name} has no tokenizer.json, and no other vocabulary either")
     return tokenizer
 
 
 def special_tokens(source: Source, config: Any, tokenizer: Tokenizer) -> SpecialTokens:
     """Token ids by role, from what the checkpoint's files say about each."""
     generation = source.read_json(GENERATION_CONFIG)
-    bos = generation.get("bos_token_id", config.bos_token_id)
-    eos = generation.get("eos_token_id") or config.eos_token_id
-    if eos is None:
-        eos = _named_token(source, "eos_token", tokenizer)
-    pad = config.pad_token_id
+
+    def find(role: str) -> Any:
+        """A token id, or for eos a list of them; generate() asks in this order too."""
+        for ids in (generation.get(f"{role}_token_id"), getattr(config, f"{role}_token_id", None)):
+            if ids is not None:
+                return ids
+        return _named_token(source, f"{role}_token", tokenizer)
+
+    eos = find("eos")
     return SpecialTokens(
-        pad=pad if pad is not None else _named_token(source, "pad_token", tokenizer),
+        pad=find("pad"),
         mask=_mask_token(source, tokenizer) if source.family == "masked" else None,
-        bos=bos if bos is not None else _named_token(source, "bos_token", tokenizer),
+        bos=find("bos"),
         eos=() if eos is None else tuple(eos) if isinstance(eos, list) else (eos,),
     )
 

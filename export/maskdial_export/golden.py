@@ -7,8 +7,7 @@ from transformers import PreTrainedModel
 
 from maskdial.bundle import GoldenCheck, SpecialTokens, Task
 
-_BEGINNING = "The door opened, and there stood"
-_REST = "of the house."
+_TEXT = "The door opened, and there stood the owner of the house."
 _NUM_BEST, _NUM_SPREAD = 5, 11
 # Another processor rounds otherwise than the one that exported, so it is given more room
 # than two libraries on the same one.
@@ -24,20 +23,15 @@ def golden_check(
     tolerance: float,
 ) -> GoldenCheck:
     """What the server repeats when it loads the bundle; logits are torch's, in one piece."""
-    text = _BEGINNING
-    if task == "fill-mask":
-        assert tokens.mask is not None
-        text = f"{_BEGINNING} {tokenizer.id_to_token(tokens.mask)} {_REST}"
-    ids = tokenizer.encode(text).ids[:max_length] or [0]
-    if task == "fill-mask" and tokens.mask not in ids:
-        ids[-1] = tokens.mask
+    ids = tokenizer.encode(_TEXT).ids[:max_length] or [0]
+    row = 0
+    if task == "generate":
+        row = len(ids) - 1
+    elif task == "fill-mask" and tokens.mask is not None:
+        row = len(ids) // 2
+        ids[row] = tokens.mask
     with torch.no_grad():
         logits = model(torch.tensor([ids])).logits[0].numpy()
-    row = 0
-    if task == "fill-mask":
-        row = ids.index(tokens.mask)
-    elif task == "generate":
-        row = len(ids) - 1
     values = logits if task == "classify" else logits[row]
     best = np.argsort(-values)[:_NUM_BEST]
     spread = np.linspace(0, len(values) - 1, min(_NUM_SPREAD, len(values)), dtype=np.int64)

@@ -13,11 +13,10 @@ from onnx_ir.passes import common as passes
 from onnxscript.rewriter.ort_fusions import optimize_for_ort
 from torch import Tensor, nn
 
+from maskdial_export.errors import ExportError, first_line
 from maskdial_export.rewrite import pack_projections, share_transposed_weights
 
 OPSET = 20  # the first with Gelu
-
-Trace = ir.Model
 
 
 @contextmanager
@@ -61,19 +60,26 @@ def to_onnx_ir(
     input_names: list[str],
     output_names: list[str],
 ) -> ir.Model:
-    """Traces ``module(**inputs)``; the names are those of the flattened inputs and outputs."""
+    """Traces ``module(**inputs)``; the names are those of the flattened inputs and outputs.
+
+    Raises:
+        ExportError: torch cannot trace the model.
+    """
     with quiet(), torch.no_grad():
-        program = torch.onnx.export(
-            module.eval(),
-            kwargs=inputs,
-            dynamic_shapes=dynamic_shapes,
-            input_names=input_names,
-            output_names=output_names,
-            opset_version=OPSET,
-            dynamo=True,
-            optimize=True,
-            verbose=False,
-        )
+        try:
+            program = torch.onnx.export(
+                module.eval(),
+                kwargs=inputs,
+                dynamic_shapes=dynamic_shapes,
+                input_names=input_names,
+                output_names=output_names,
+                opset_version=OPSET,
+                dynamo=True,
+                optimize=True,
+                verbose=False,
+            )
+        except Exception as error:  # whatever the model's code, torch or onnxscript raise
+            raise ExportError(f"torch cannot trace the model: {first_line(error)}") from error
     assert program is not None
     return program.model
 

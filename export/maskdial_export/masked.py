@@ -2,12 +2,13 @@
 
 from typing import Any
 
+import onnx_ir as ir
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from maskdial_export.attention import MaskedAttention, swapped
-from maskdial_export.graph import Trace, gather_rows, to_onnx_ir
+from maskdial_export.graph import gather_rows, to_onnx_ir
 
 _OFFSET_POSITIONS = frozenset({"roberta", "xlm-roberta"})
 
@@ -48,7 +49,7 @@ class MaskedGraph(nn.Module):
             return self.model(**inputs).logits.squeeze(0)  # type: ignore[no-any-return]
 
 
-def trace(model: PreTrainedModel, *, fill_mask: bool) -> Trace:
+def trace(model: PreTrainedModel, *, fill_mask: bool) -> ir.Model:
     """Traces a masked model; its head runs on ``rows`` only for fill-mask."""
     type_vocab_size = getattr(model.config, "type_vocab_size", 0) or 0
     graph = MaskedGraph(model, takes_token_types=type_vocab_size > 1)

@@ -80,9 +80,7 @@ class _Judge:
     def __init__(self, tolerance: float, peak: float) -> None:
         self.tolerance = tolerance * max(1.0, peak / 10)
 
-    def difference(
-        self, what: str, expected: Sequence[Floats], actual: Sequence[Floats]
-    ) -> float:
+    def difference(self, what: str, expected: Sequence[Floats], actual: Sequence[Floats]) -> float:
         pairs = zip(expected, actual, strict=True)
         difference = max(float(np.max(np.abs(left - right))) for left, right in pairs)
         if not difference <= self.tolerance:
@@ -132,8 +130,7 @@ class MaskedParity:
         judge = _Judge(tolerance, max(float(np.max(np.abs(each))) for each in expected))
         ragged = self.run(self.texts, self.types)
         alone = [
-            self.run([text], [types])[0]
-            for text, types in zip(self.texts, self.types, strict=True)
+            self.run([text], [types])[0] for text, types in zip(self.texts, self.types, strict=True)
         ]
         report = ParityReport(
             tolerance=judge.tolerance,
@@ -176,9 +173,9 @@ class CausalParity:
         for name, array in feeds.items():
             if name in self.inputs:
                 binding.bind_cpu_input(name, array)
-        for name, array in self.cache.items():
+        for name, cache in self.cache.items():
             # past and present are the same memory, as on the server
-            view = array[slots]
+            view = cache[slots]
             place = ("cpu", 0, np.float32, view.shape, view.ctypes.data)
             binding.bind_input(f"past_{name}", *place)
             binding.bind_output(f"present_{name}", *place)
@@ -219,9 +216,7 @@ class CausalParity:
         report = ParityReport(
             tolerance=judge.tolerance,
             ragged_batch=judge.difference("a ragged batch", expected_prompts, together),
-            chunked_prompt=judge.difference(
-                "a prompt in chunks", expected_prompts[:1], in_chunks
-            ),
+            chunked_prompt=judge.difference("a prompt in chunks", expected_prompts[:1], in_chunks),
             decode_steps=judge.difference(
                 "decode steps", [each[-self.steps :] for each in expected], decoded
             ),

@@ -1,14 +1,20 @@
 """Rewrites of the traced graph that no library does for us."""
 
+from collections.abc import Sequence
+from typing import Any
+
 import numpy as np
 import onnx_ir as ir
+from numpy.typing import NDArray
+
+Array = NDArray[Any]
 
 
-def _constant(value: ir.Value | None) -> np.ndarray | None:
+def _constant(value: ir.Value | None) -> Array | None:
     return None if value is None or value.const_value is None else value.const_value.numpy()
 
 
-def _add_initializer(graph: ir.Graph, name: str, array: np.ndarray) -> ir.Value:
+def _add_initializer(graph: ir.Graph, name: str, array: Array) -> ir.Value:
     value = ir.Value(name=name, const_value=ir.tensor(array, name=name))
     graph.register_initializer(value)
     return value
@@ -21,9 +27,7 @@ def share_transposed_weights(graph: ir.Graph) -> None:
     embedding (vocab_size, hidden_size) that it equals. ``MatMul`` becomes ``Gemm`` with ``transB``,
     on rows flattened to two dimensions, and the second copy is gone.
     """
-    embeddings = {
-        node.inputs[0] for node in graph if node.op_type == "Gather" and node.inputs[0] is not None
-    }
+    embeddings = [node.inputs[0] for node in graph if node.op_type == "Gather"]
     for node in list(graph):
         if node.op_type not in ("MatMul", "FusedMatMul") or _transposes(node):
             continue
@@ -34,8 +38,8 @@ def share_transposed_weights(graph: ir.Graph) -> None:
             table = _constant(embedding)
             if table is None or table.shape != weight.shape[::-1]:
                 continue
-            if np.array_equal(table, weight.T):
-                _multiply_transposed(graph, node, embedding)
+            if embedding is not None and np.array_equal(table, weight.T):
+                _multiply_transposed(graph, node, embedding, *table.shape)
                 break
 
 
@@ -43,9 +47,9 @@ def _transposes(node: ir.Node) -> bool:
     return any(node.attributes.get_int(name, 0) for name in ("transA", "transB"))
 
 
-def _multiply_transposed(graph: ir.Graph, node: ir.Node, embedding: ir.Value) -> None:
-    hidden_size = embedding.const_value.shape[1]
-    vocab_size = embedding.const_value.shape[0]
+def _multiply_transposed(
+    graph: ir.Graph, node: ir.Node, embedding: ir.Value, vocab_size: int, hidden_size: int
+) -> None:
     alpha = node.attributes.get_float("alpha", 1.0)
     name = node.outputs[0].name
     flat_shape = _add_initializer(graph, f"{name}.flat_shape", np.array([-1, hidden_size]))
@@ -59,4 +63,72 @@ def _multiply_transposed(graph: ir.Graph, node: ir.Node, embedding: ir.Value) ->
 
 
 def pack_projections(graph: ir.Graph) -> None:
-    pass
+    """Gives GroupQueryAttention its query, key and value as one tensor, from one ``MatMul``.
+
+    Queries, keys and values that a model splits from one projection are taken before the split.
+    Models that do something else between projection and attention are left as they are.
+    """
+    for node in list(graph):
+        if node.op_type != "GroupQueryAttention":
+            continue
+        sources = [_before_reshapes(value) for value in node.inputs[:3]]
+        packed = _before_split(sources) or _project_once(graph, node, sources)
+        if packed is not None:
+            node.replace_input_with(0, packed)
+            node.replace_input_with(1, None)
+            node.replace_input_with(2, None)
+
+
+def _before_reshapes(value: ir.Value | None) -> ir.Value | None:
+    """Heads are joined again before the operator, so these reshapes undo each other."""
+    while value is not None and (producer := value.producer()) is not None:
+        if producer.op_type != "Reshape":
+            break
+        value = producer.inputs[0]
+    return value
+
+
+def _before_split(sources: Sequence[ir.Value | None]) -> ir.Value | None:
+    producers = [None if value is None else value.producer() for value in sources]
+    split = producers[0]
+    if split is None or split.op_type != "Split" or split.attributes.get_int("axis", 0) != 2:
+        return None
+    return split.inputs[0] if list(split.outputs) == list(sources) else None
+
+
+def _project_once(
+    graph: ir.Graph, attention: ir.Node, sources: Sequence[ir.Value | None]
+) -> ir.Value | None:
+    """One ``MatMul`` (and ``Add``) in the place of three that share their input."""
+    parts = [_projection(value) for value in sources]
+    weights, biases, inputs = [], [], set()
+    for part in parts:
+        if part is None:
+            return None
+        inputs.add(part[0])
+        weights.append(part[1])
+        biases.append(part[2])
+    if len(inputs) != 1 or len({bias is None for bias in biases}) != 1:
+        return None
+    name = f"{attention.outputs[0].name}.qkv"
+    weight = _add_initializer(graph, f"{name}.weight", np.concatenate(weights, axis=1))
+    nodes = [ir.node("MatMul", [inputs.pop(), weight])]
+    given = [bias for bias in biases if bias is not None]
+    if given:
+        bias = _add_initializer(graph, f"{name}.bias", np.concatenate(given))
+        nodes.append(ir.node("Add", [nodes[0].outputs[0], bias]))
+    graph.insert_before(attention, nodes)
+    return nodes[-1].outputs[0]
+
+
+def _projection(value: ir.Value | None) -> tuple[ir.Value, Array, Array | None] | None:
+    """The input, weight and bias of which a value is the product, if it is one."""
+    node = None if value is None else value.producer()
+    bias = None
+    if node is not None and node.op_type == "Add":
+        bias = _constant(node.inputs[1])
+        node = None if bias is None or node.inputs[0] is None else node.inputs[0].producer()
+    if node is None or node.op_type != "MatMul" or node.inputs[0] is None:
+        return None
+    weight = _constant(node.inputs[1])
+    return None if weight is None else (node.inputs[0], weight, bias)

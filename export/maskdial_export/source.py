@@ -14,7 +14,7 @@ from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntry
 from transformers import PreTrainedModel
 
 from maskdial.bundle import Family, Task, file_sha256
-from maskdial_export.errors import ExportError
+from maskdial_export.errors import ExportError, first_line
 
 _DOWNLOADED = ("*.json", "*.jinja", "*.txt", "*.model", "*.safetensors")
 _PICKLES = ("*.bin",)
@@ -61,6 +61,12 @@ class Source:
     @property
     def family(self) -> Family:
         return "causal" if self.task == "generate" else "masked"
+
+    @property
+    def provenance(self) -> str:
+        """For the manifest: Hub id and commit, or the folder's own name."""
+        path = self.path.resolve()
+        return path.name if Path(self.name).is_dir() else f"{self.name}@{path.name}"
 
     def read_json(self, file_name: str) -> dict[str, Any]:
         """A JSON object beside the weights; empty where the checkpoint has no such file."""
@@ -194,12 +200,12 @@ def load_model(source: Source) -> PreTrainedModel:
             output_loading_info=True,
         )
     except Exception as error:  # transformers raises what it likes about damaged files
-        reason = str(error).strip().splitlines()[0] if str(error).strip() else repr(error)
-        raise ExportError(f"{source.name} cannot be loaded: {reason}") from error
+        raise ExportError(f"{source.name} cannot be loaded: {first_line(error)}") from error
     missing = sorted(info["missing_keys"])
     if missing:
         raise ExportError(
             f"{source.name} lacks {len(missing)} of the weights of a {source.architecture}, "
             f"{missing[0]} among them"
         )
-    return model.eval()  # type: ignore[no-any-return]
+    model.eval()
+    return model

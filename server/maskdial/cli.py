@@ -8,7 +8,6 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from maskdial_client import cli as client_cli
 from rich.console import Console
 from rich.table import Table
 
@@ -16,6 +15,7 @@ import maskdial
 from maskdial.bundle import load_bundle
 from maskdial.config import Config, load_config
 from maskdial.errors import MaskdialError
+from maskdial_client import cli as client_cli
 
 Command = Callable[[argparse.Namespace], int]
 
@@ -116,15 +116,15 @@ def _serve(options: argparse.Namespace) -> int:
 
 def _add_export_arguments(parser: argparse.ArgumentParser) -> None:
     try:
-        from maskdial_export import cli as export_cli
+        import maskdial_export.cli
     except ImportError:
         return
-    export_cli.add_arguments(parser)
+    maskdial_export.cli.add_arguments(parser)
 
 
 def _export(options: argparse.Namespace) -> int:
     try:
-        from maskdial_export import cli as export_cli
+        import maskdial_export.cli
     except ImportError as error:
         print(
             f"maskdial export needs torch and transformers ({error}): "
@@ -132,7 +132,7 @@ def _export(options: argparse.Namespace) -> int:
             file=sys.stderr,
         )
         return 1
-    return export_cli.run(options)
+    return maskdial_export.cli.run(options)
 
 
 def _inspect(options: argparse.Namespace) -> int:

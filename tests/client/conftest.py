@@ -60,6 +60,7 @@ class FakeServer:
         return JSONResponse(results[0] if single else results)
 
     async def events(self) -> AsyncIterator[bytes]:
+        closed = self.closed  # this test's: the next one has its own
         try:
             yield b": keep-alive\n\n" + _event(0, " caf\u00e9")
             if self.stream == "error":
@@ -71,7 +72,7 @@ class FakeServer:
                 yield _event(1, " ole")
                 yield _event(2, "</s>", special=True, text=" caf\u00e9 ole")
         finally:
-            self.closed.set()
+            closed.set()
 
     async def models(self, request: Request) -> Response:
         return JSONResponse([_MODEL])
@@ -145,7 +146,14 @@ def _event(index: int, token: str, *, special: bool = False, text: str | None = 
 
 
 @pytest.fixture
-def fake() -> Iterator[FakeServer]:
+def fake(fake_server: FakeServer) -> FakeServer:
+    """The one server, as new."""
+    vars(fake_server).update(vars(FakeServer(fake_server.url)))
+    return fake_server
+
+
+@pytest.fixture(scope="session")
+def fake_server() -> Iterator[FakeServer]:
     listener = socket.socket()
     listener.bind(("127.0.0.1", 0))
     listener.listen()

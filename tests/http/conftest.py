@@ -3,7 +3,7 @@
 import asyncio
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import httpx
 import pytest
@@ -43,9 +43,20 @@ class RunningServer:
 
 
 @pytest.fixture(scope="session")
-def server() -> Iterator[RunningServer]:
-    running = RunningServer()
-    running.wait_until_ready()
+def start_server() -> Callable[..., RunningServer]:
+    """Starts a ready server with the given settings; stop it when done."""
+
+    def start(**settings: object) -> RunningServer:
+        running = RunningServer(**settings)
+        running.wait_until_ready()
+        return running
+
+    return start
+
+
+@pytest.fixture(scope="session")
+def server(start_server: Callable[..., RunningServer]) -> Iterator[RunningServer]:
+    running = start_server()
     yield running
     running.stop()
 

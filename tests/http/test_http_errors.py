@@ -87,9 +87,9 @@ def test_bad_input(http: httpx.Client, route: str, body: bytes, status: int, wor
 
 def test_nulls_are_not_given(http: httpx.Client) -> None:
     body = {"inputs": FILL, "parameters": {"top_k": None, "targets": None}, "model": None}
-    assert http.post("/fill-mask", json=body).json() == http.post(
-        "/fill-mask", content=fill()
-    ).json()
+    assert (
+        http.post("/fill-mask", json=body).json() == http.post("/fill-mask", content=fill()).json()
+    )
 
 
 def test_ten_megabytes_are_refused(http: httpx.Client) -> None:

@@ -80,7 +80,7 @@ def test_classify_parameters(http: httpx.Client) -> None:
     raw = {each["label"]: each["score"] for each in scores(function_to_apply="none")}
     sigmoid = {each["label"]: each["score"] for each in scores(function_to_apply="sigmoid")}
     for label, value in raw.items():
-        assert sigmoid[label] == pytest.approx(1 / (1 + 2.718281828459045 ** -value), abs=1e-7)
+        assert sigmoid[label] == pytest.approx(1 / (1 + 2.718281828459045**-value), abs=1e-7)
 
 
 def test_headers(http: httpx.Client) -> None:

@@ -3,7 +3,7 @@
 import asyncio
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from collections.abc import Sequence as SequenceOf
 
 import numpy as np
@@ -26,7 +26,7 @@ EOS = 63  # the scripted model never says it unless told to
 MAX_LENGTH = 200
 
 
-def next_token(context: SequenceOf[int]) -> int:
+def next_token(context: Iterable[int]) -> int:
     """What the scripted model says after a context: any change in it changes the answer."""
     state = 7
     for token in context:
@@ -49,9 +49,12 @@ class FakeRunner:
 
     bytes_per_token = 10
 
-    def __init__(self, slots: int, eos_after: int | None = None) -> None:
+    def __init__(
+        self, slots: int, *, eos_after: int | None = None, nan_after: int | None = None
+    ) -> None:
         self.cache = np.zeros((slots, MAX_LENGTH), np.int64)
         self.eos_after = eos_after
+        self.nan_after = nan_after
         self.passes: list[str] = []
         self.on_pass: Callable[[str], None] = lambda kind: None
 
@@ -76,6 +79,8 @@ class FakeRunner:
 
     def _logits(self, slot: int, length: int) -> NDArray[np.float32]:
         logits = np.zeros(VOCAB, np.float32)
+        if length == self.nan_after:
+            logits[3] = np.nan
         context = self.cache[slot, :length]
         logits[EOS if self.eos_after == length else next_token(context)] = 5
         return logits
@@ -150,9 +155,8 @@ class Reader:
         self.task = asyncio.create_task(self._read(stream))
 
     async def _read(self, stream: TokenStream) -> None:
-        async with stream:
-            async for event in stream:
-                self.events.append(event)
+        async for event in stream:
+            self.events.append(event)
 
     @property
     def token_ids(self) -> list[int]:
@@ -270,13 +274,13 @@ def test_closing_a_stream_frees_its_slot_within_one_step() -> None:
     async def main() -> None:
         metrics = RecordingMetrics()
         engine = make_engine(FakeRunner(slots=2), metrics=metrics)
-        leaver = engine.stream(make_sequence([1], 100))
-        stayer = Reader(engine.stream(make_sequence([2], 100)))
-        await step(engine, 5)
-        waiting = Reader(engine.stream(make_sequence([3], 4)))
-        await step(engine, 2)
-        assert (engine.num_running, engine.num_waiting) == (2, 1)
-        await leaver.aclose()
+        async with engine.stream(make_sequence([1], 100)) as leaving:
+            stayer = Reader(engine.stream(make_sequence([2], 100)))
+            await step(engine, 5)
+            waiting = Reader(engine.stream(make_sequence([3], 4)))
+            await step(engine, 2)
+            assert (await anext(leaving)).token_id == expected_tokens([1], 1)[0]
+            assert (engine.num_running, engine.num_waiting) == (2, 1)
         before = len(stayer.events)
         await step(engine)
         assert waiting.token_ids == expected_tokens([3], 1)
@@ -444,6 +448,7 @@ def test_a_failing_pass_ends_only_what_was_in_it(caplog: pytest.LogCaptureFixtur
 
         runner.on_pass = fail_decode
         await step(engine)
+        assert engine.num_running == 1
         for reader in decoding:
             with pytest.raises(GenerationError, match="out of cheese"):
                 await reader.task
@@ -471,6 +476,7 @@ def test_a_failing_chunk_ends_its_own_prompt_only(caplog: pytest.LogCaptureFixtu
 
         runner.on_pass = fail_prefill
         await step(engine)
+        assert (engine.num_running, engine.num_waiting) == (1, 1)
         runner.on_pass = lambda kind: None
         with pytest.raises(GenerationError, match="out of cheese"):
             await prefilling.task
@@ -480,6 +486,20 @@ def test_a_failing_chunk_ends_its_own_prompt_only(caplog: pytest.LogCaptureFixtu
 
     with caplog.at_level(logging.CRITICAL):
         asyncio.run(main())
+
+
+def test_logits_that_are_no_numbers_end_their_own_sequence_only() -> None:
+    async def main() -> None:
+        engine = make_engine(FakeRunner(slots=3, nan_after=6))
+        first = Reader(engine.stream(make_sequence([1] * 4, 30)))
+        second = Reader(engine.stream(make_sequence([2] * 10, 30)))
+        await run_dry(engine)
+        with pytest.raises(GenerationError, match="not numbers"):
+            await first.task
+        assert first.token_ids == expected_tokens([1] * 4, 2)
+        assert second.token_ids == expected_tokens([2] * 10, 30)
+
+    asyncio.run(main())
 
 
 def test_the_thread_serves_until_it_is_stopped() -> None:

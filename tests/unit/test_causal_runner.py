@@ -116,7 +116,8 @@ def test_matches_plain_attention(runner: Runner, session: Session, tmp_path: Pat
     hidden = w["tokens"][ids] + w["positions"][:9]
 
     def heads(name: str) -> NDArray[np.float64]:
-        return (hidden @ w[name]).reshape(9, HEADS, HEAD_DIM).transpose(1, 0, 2)
+        split: NDArray[np.float64] = (hidden @ w[name]).reshape(9, HEADS, HEAD_DIM)
+        return split.transpose(1, 0, 2)
 
     scores = heads("query") @ heads("key").transpose(0, 2, 1) / np.sqrt(HEAD_DIM)
     scores[:, np.triu(np.ones((9, 9), bool), 1)] = -np.inf

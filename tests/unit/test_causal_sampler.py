@@ -18,8 +18,9 @@ VOCAB = 1000
 
 
 def softmax(scores: NDArray[np.float64]) -> NDArray[np.float64]:
-    weights = np.exp(scores - scores.max())
-    return weights / weights.sum()
+    weights: NDArray[np.float64] = np.exp(scores - scores.max())
+    weights /= weights.sum()
+    return weights
 
 
 def reference(

@@ -10,6 +10,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
+
 from maskdial.errors import (
     InferenceError,
     OverloadedError,
@@ -19,7 +21,6 @@ from maskdial.errors import (
 from maskdial.masked.engine import MaskedEngine
 from maskdial.masked.request import MaskedInput, MaskedResult
 from maskdial.metrics import NullMetrics
-from numpy.typing import NDArray
 
 FILL_MASK_INPUTS = frozenset({"input_ids", "lengths", "token_type_ids", "rows"})
 CLASSIFY_INPUTS = frozenset({"input_ids", "lengths"})

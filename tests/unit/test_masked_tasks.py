@@ -6,6 +6,19 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from numpy.typing import NDArray
+from tokenizers import (
+    AddedToken,
+    decoders,
+    models,
+    normalizers,
+    pre_tokenizers,
+    processors,
+)
+from tokenizers import (
+    Tokenizer as Backend,
+)
+
 from maskdial.bundle import SpecialTokens
 from maskdial.errors import InferenceError, ValidationError
 from maskdial.masked.tasks import (
@@ -19,18 +32,6 @@ from maskdial.masked.tasks import (
     write_masks,
 )
 from maskdial.tokenizer import Tokenizer
-from numpy.typing import NDArray
-from tokenizers import (
-    AddedToken,
-    decoders,
-    models,
-    normalizers,
-    pre_tokenizers,
-    processors,
-)
-from tokenizers import (
-    Tokenizer as Backend,
-)
 
 BERT_SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 BERT_WORDS = ["paris", "is", "the", "capital", "city", "of", "france", ".", "un", "##seen", "##s"]

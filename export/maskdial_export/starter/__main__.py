@@ -8,10 +8,10 @@ from pathlib import Path
 
 import torch
 
-from maskdial_export.starter.recipes import train_causal, train_masked
+from maskdial_export.starter.recipes import train_causal, train_masked, train_sentiment
 from maskdial_export.starter.settings import Settings
 
-RECIPES = {"masked": train_masked, "causal": train_causal}
+RECIPES = {"masked": train_masked, "sentiment": train_sentiment, "causal": train_causal}
 
 
 def build_parser() -> argparse.ArgumentParser:

@@ -47,10 +47,14 @@ class Card:
 
     def text(self) -> str:
         """The card as Markdown, with the front matter that the Hugging Face hub reads."""
-        rows = "\n".join(f"| {name.replace('_', ' ')} | {_shown(value)} |" for name, value in
-                         self.figures.items())
-        samples = "\n\n".join(f"`{prompt}`\n\n> " + sample.replace("\n", "\n> ")
-                              for prompt, sample in self.samples.items())
+        rows = "\n".join(
+            f"| {name.replace('_', ' ')} | {_shown(value)} |"
+            for name, value in self.figures.items()
+        )
+        samples = "\n\n".join(
+            f"`{prompt}`\n\n> " + sample.replace("\n", "\n> ")
+            for prompt, sample in self.samples.items()
+        )
         shown_samples = f"## Unedited samples\n\n{samples}\n\n" if samples else ""
         return (
             f"---\nlanguage: en\npipeline_tag: {self.task}\nlibrary_name: transformers\n---\n\n"

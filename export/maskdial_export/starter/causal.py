@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from pathlib import Path
 
 import torch
 from torch import Tensor
 from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-from maskdial_export.starter.data import Books, read_books
+from maskdial_export.starter.data import Books
 from maskdial_export.starter.pretrain import cross_entropy
 from maskdial_export.starter.vocabulary import train_byte_level_bpe
 
@@ -40,7 +39,7 @@ class CausalObjective:
         return self.stream[starts + torch.arange(length)].long()
 
     def loss(self, inputs: Tensor) -> Tensor:
-        """Mean cross-entropy, in nats, of every token of `inputs` `[batch, length]` but the first."""
+        """Mean cross-entropy, in nats, of all but the first token of `inputs` `[batch, length]`."""
         inputs = inputs.to(self.device)
         logits = self.model(input_ids=inputs[:, :-1], use_cache=False).logits
         return cross_entropy(logits.flatten(0, 1), inputs[:, 1:].flatten()).mean()
@@ -78,12 +77,8 @@ def build_model(tokenizer: PreTrainedTokenizerFast) -> LlamaForCausalLM:
     return model
 
 
-def read_causal_texts(corpus: Path) -> Books:
-    """Books alone: a dictionary's lines would teach a storyteller to define words."""
-    return read_books(corpus)
-
-
 def build_vocabulary(books: Books) -> PreTrainedTokenizerFast:
+    """Books alone: a dictionary's lines would teach a storyteller to define words."""
     return train_byte_level_bpe(books.train, VOCABULARY_SIZE, MAX_LENGTH)
 
 
@@ -98,11 +93,12 @@ def encode_stream(tokenizer: PreTrainedTokenizerFast, texts: Sequence[str]) -> T
 
 @torch.no_grad()
 def evaluate(
-    objective: CausalObjective, tokenizer: PreTrainedTokenizerFast, texts: Sequence[str]
+    model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, texts: Sequence[str]
 ) -> dict[str, float]:
     """Loss (nats per token) and bits per UTF-8 byte over `texts`, cut into full contexts."""
-    objective.model.eval()
+    model.eval()
     stream = encode_stream(tokenizer, texts).long()
+    objective = CausalObjective(model, stream)
     num_bytes = sum(len(text.encode()) + 1 for text in texts)
     total, count = 0.0, 0
     for start in range(0, len(stream) - 1, MAX_LENGTH):

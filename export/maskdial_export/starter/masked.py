@@ -33,7 +33,7 @@ HEAD_OFFSETS = (-1, 1, -2, 2)
 LOCAL_GAIN = 1.6
 TOKENS_PER_BATCH = 2048
 LONG_FROM = 0.9
-"""The share of the run after which sequences fill the context; before, half of it."""
+"""Progress from which on sequences fill the context; before, they fill half of it."""
 
 
 class MaskedObjective:
@@ -44,22 +44,23 @@ class MaskedObjective:
     ) -> None:
         self.model = model
         self.stream = stream
-        self.cls, self.sep = _token_id(tokenizer, "[CLS]"), _token_id(tokenizer, "[SEP]")
-        self.mask = _token_id(tokenizer, "[MASK]")
-        tokens = tokenizer.convert_ids_to_tokens(list(range(len(tokenizer))))
+        vocabulary = tokenizer.get_vocab()
+        self.cls, self.sep = vocabulary["[CLS]"], vocabulary["[SEP]"]
+        self.mask = vocabulary["[MASK]"]
+        tokens = sorted(vocabulary, key=vocabulary.__getitem__)
         self.continues_word = torch.tensor([token.startswith("##") for token in tokens])
         self.device = next(model.parameters()).device
 
     def batch_loss(self, progress: float) -> tuple[Tensor, int]:
         length = MAX_LENGTH if progress >= LONG_FROM else MAX_LENGTH // 2
-        inputs = self.sample_windows(TOKENS_PER_BATCH // length, length)
+        inputs = self.sample_windows(self.stream, TOKENS_PER_BATCH // length, length)
         return self.masked_loss(inputs), inputs.numel()
 
-    def sample_windows(self, batch: int, length: int) -> Tensor:
-        """`[batch, length]` int64: [CLS], a run of the stream from a random place, [SEP]."""
-        inner = min(length - 2, len(self.stream) - 1)
-        starts = torch.randint(len(self.stream) - inner, (batch, 1))
-        windows = self.stream[starts + torch.arange(inner)].long()
+    def sample_windows(self, stream: Tensor, batch: int, length: int) -> Tensor:
+        """`[batch, length]` int64: [CLS], a run of `stream` from a random place, [SEP]."""
+        inner = min(length - 2, len(stream) - 1)
+        starts = torch.randint(len(stream) - inner, (batch, 1))
+        windows = stream[starts + torch.arange(inner)].long()
         return functional.pad(
             functional.pad(windows, (1, 0), value=self.cls), (0, 1), value=self.sep
         )
@@ -130,7 +131,7 @@ def build_vocabulary(
 def encode_stream(tokenizer: PreTrainedTokenizerFast, texts: Sequence[str]) -> Tensor:
     """One int32 stream of all texts, each ended by [SEP]."""
     backend = tokenizer.backend_tokenizer
-    sep = _token_id(tokenizer, "[SEP]")
+    sep = tokenizer.get_vocab()["[SEP]"]
     stream: list[int] = []
     for start in range(0, len(texts), 1000):
         chunk = list(texts[start : start + 1000])
@@ -141,23 +142,25 @@ def encode_stream(tokenizer: PreTrainedTokenizerFast, texts: Sequence[str]) -> T
 
 
 @torch.no_grad()
-def evaluate(objective: MaskedObjective, held_out: Tensor, num_batches: int) -> dict[str, float]:
-    """Loss (nats) and top-1 accuracy on masked tokens of `held_out`, masks drawn from a fixed seed.
+def evaluate(
+    objective: MaskedObjective, held_out: Tensor, length: int, num_batches: int
+) -> tuple[float, float]:
+    """Loss (nats) and top-1 accuracy on masked tokens of `held_out`, in windows of `length`.
 
-    The [MASK]ed, the replaced and the kept tokens all count.
+    Masks and windows are drawn from a fixed seed; the tokens that became [MASK], those replaced
+    and those kept all count.
     """
     objective.model.eval()
-    measured = MaskedObjective.__new__(MaskedObjective)
-    measured.__dict__.update(objective.__dict__, stream=held_out)
     loss, hits, count = 0.0, 0, 0
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         for _ in range(num_batches):
-            logits, labels = measured.masked_logits(measured.sample_windows(16, MAX_LENGTH // 2))
+            windows = objective.sample_windows(held_out, TOKENS_PER_BATCH // length, length)
+            logits, labels = objective.masked_logits(windows)
             loss += cross_entropy(logits, labels).sum().item()
             hits += int((logits.argmax(-1) == labels).sum())
             count += len(labels)
-    return {"validation_loss": loss / count, "masked_top1": hits / count}
+    return loss / count, hits / count
 
 
 def _start_local(model: BertForMaskedLM) -> None:
@@ -181,12 +184,8 @@ def _start_local(model: BertForMaskedLM) -> None:
 
 def _turn(angles: Tensor) -> Tensor:
     """The matrix that turns each (sin a, cos a) pair into (sin(a + angle), cos(a + angle))."""
-    blocks = [torch.stack([torch.stack([c, s]), torch.stack([-s, c])])
-              for s, c in zip(torch.sin(angles), torch.cos(angles), strict=True)]
+    blocks = [
+        torch.stack([torch.stack([c, s]), torch.stack([-s, c])])
+        for s, c in zip(torch.sin(angles), torch.cos(angles), strict=True)
+    ]
     return torch.block_diag(*blocks)
-
-
-def _token_id(tokenizer: PreTrainedTokenizerFast, token: str) -> int:
-    number = tokenizer.convert_tokens_to_ids(token)
-    assert isinstance(number, int)
-    return number

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from itertools import pairwise
 
 import torch
 from torch import Tensor
@@ -58,10 +59,12 @@ class NaiveBayesRegression:
             columns.extend(found)
         shape = (len(texts), len(self.number))
         places = torch.tensor([rows, columns], dtype=torch.int64)
-        return torch.sparse_coo_tensor(places, torch.ones(len(rows)), shape).coalesce()
+        return torch.sparse_coo_tensor(
+            places, torch.ones(len(rows)), shape, check_invariants=True
+        ).coalesce()
 
 
 def ngrams(text: str) -> set[str]:
     """The distinct words and pairs of neighbouring words of `text`, lower-cased."""
     words = WORDS.findall(text.lower())
-    return {*words, *(f"{first} {second}" for first, second in zip(words, words[1:], strict=False))}
+    return {*words, *(f"{first} {second}" for first, second in pairwise(words))}

@@ -1,9 +1,8 @@
 """The sentiment classifier: the masked model fine-tuned on rated review sentences.
 
-Labels are few and noisy, so the model learns from teachers too. Each fold of the sentences is
-scored by a bag-of-n-grams model and a fine-tuned copy of the masked model that never saw it; the
-shipped model learns those scores beside the labels, and the scores all teachers together give
-to spliced sentences (cross-fitted distillation).
+The masked model gave [CLS] nothing to do and learned little about polarity, and labels are few.
+So fine-tuning starts from a mean over the tokens, with each word's polarity marked in its
+embedding, and the model learns from teachers (see `teachers`) as well as from the labels.
 """
 
 from __future__ import annotations
@@ -11,32 +10,31 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 from transformers import BertForSequenceClassification, PreTrainedTokenizerFast
 
-from maskdial_export.starter.data import RatedSentence
-from maskdial_export.starter.naive_bayes import NaiveBayesRegression
 from maskdial_export.starter.pretrain import autocast
 
-FOLDS = 5
 LEARNING_RATE = 5e-4
 DROPOUT = 0.1
-LEXICON_GAIN = 0.6
-HEAD_GAIN = 1.0
-POOLING_GAIN = 3.0
-"""How far the mean over the tokens outweighs [CLS] itself when fine-tuning starts."""
 BATCH = 32
 MAX_TOKENS = 80
-MASKED_TOKENS = 0.1
+MASKED_TOKENS = 0.2
 """Share of the tokens hidden from the model in training, so that it weighs more than one word."""
-SPLICED_PER_SENTENCE = 2.0
 LABEL_SHARE = 0.4
 """Weight of a sentence's own label in its target; the rest is the teachers' probability."""
-TEACHER_SHARES = (0.4, 0.6)
-"""Weights of the n-gram model's and the fine-tuned models' log-odds in the teachers' score."""
+POOLING_GAIN = 3.0
+"""How far the mean over the tokens outweighs [CLS] itself when fine-tuning starts."""
+LEXICON_GAIN = 0.6
+"""Length of a word's polarity mark per unit of log-count ratio, in mean embedding lengths."""
+HEAD_GAIN = 1.0
+"""What the new head makes of the polarity mark when fine-tuning starts."""
+RARE = 3.0
+"""Sightings at which a word's log-count ratio counts for half."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,14 +43,6 @@ class Example:
 
     tokens: list[int]
     target: float
-
-
-@dataclass(frozen=True, slots=True)
-class Fold:
-    """The rows teachers of this fold learn from, and those they score."""
-
-    train: list[int]
-    held_out: list[int]
 
 
 class SentimentObjective:
@@ -100,7 +90,7 @@ class SentimentObjective:
         return batches
 
 
-def build_model(masked_checkpoint: str, lexicon: Tensor) -> BertForSequenceClassification:
+def build_model(masked_checkpoint: Path, lexicon: Tensor) -> BertForSequenceClassification:
     """The masked model's body under a new two-class head, its words marked with `lexicon`."""
     model = BertForSequenceClassification.from_pretrained(
         masked_checkpoint,
@@ -120,12 +110,17 @@ def build_model(masked_checkpoint: str, lexicon: Tensor) -> BertForSequenceClass
 
 
 def polarity_lexicon(rows: Sequence[list[int]], labels: Tensor, vocabulary_size: int) -> Tensor:
-    """`[vocabulary_size]` fp32: each token's naive Bayes log-count ratio, positive to negative."""
+    """`[vocabulary_size]` fp32: each token's naive Bayes log-count ratio, positive to negative.
+
+    Rare tokens are drawn to zero: n sightings count for n / (n + `RARE`).
+    """
     counts = torch.ones(2, vocabulary_size)
     for row, label in zip(rows, labels.tolist(), strict=True):
         counts[int(label), list(set(row))] += 1.0
     share = counts / counts.sum(dim=1, keepdim=True)
-    return torch.log(share[1]) - torch.log(share[0])
+    sightings = counts.sum(dim=0) - 2.0
+    ratio = torch.log(share[1]) - torch.log(share[0])
+    return ratio * sightings / (sightings + RARE)
 
 
 def _mark_words(model: BertForSequenceClassification, lexicon: Tensor) -> None:
@@ -156,33 +151,18 @@ def _start_pooling(model: BertForSequenceClassification) -> None:
         attention.output.dense.bias.zero_()
 
 
-def split_folds(num_rows: int, num_folds: int, seed: int) -> list[Fold]:
-    """Random folds of equal size, within one row."""
-    rows = list(range(num_rows))
-    random.Random(seed).shuffle(rows)
-    parts = [rows[start::num_folds] for start in range(num_folds)]
-    return [
-        Fold([row for other in parts if other is not part for row in other], part)
-        for part in parts
-    ]
-
-
-def splice(sentences: Sequence[RatedSentence], count: int, seed: int) -> list[str]:
-    """`count` new texts, each the start of one sentence and the end of another."""
-    chance = random.Random(seed)
-    texts = []
-    for _ in range(count):
-        first = chance.choice(sentences).text.split()
-        second = chance.choice(sentences).text.split()
-        head = first[: chance.randint(1, max(1, min(len(first), 14)))]
-        texts.append(" ".join(head + second[-chance.randint(1, max(1, min(len(second), 14))) :]))
-    return texts
-
-
 def encode(tokenizer: PreTrainedTokenizerFast, texts: Sequence[str]) -> list[list[int]]:
     """Token ids of each text with [CLS] and [SEP], cut to `MAX_TOKENS`."""
     encoded = tokenizer(list(texts), truncation=True, max_length=MAX_TOKENS)["input_ids"]
     return [list(ids) for ids in encoded]
+
+
+def build_examples(
+    tokenizer: PreTrainedTokenizerFast, texts: Sequence[str], targets: Sequence[float]
+) -> list[Example]:
+    """An example for each text and its target."""
+    rows = encode(tokenizer, texts)
+    return [Example(row, target) for row, target in zip(rows, targets, strict=True)]
 
 
 def pad(rows: Sequence[list[int]], pad_id: int) -> tuple[Tensor, Tensor]:
@@ -220,11 +200,6 @@ def accuracy(odds: Tensor, labels: Tensor) -> float:
     return float(((odds > 0).float() == labels).float().mean())
 
 
-def blend(ngram_odds: Tensor, model_odds: Tensor) -> Tensor:
-    """The teachers' common log-odds."""
-    return TEACHER_SHARES[0] * ngram_odds + TEACHER_SHARES[1] * model_odds
-
-
 def average_weights(
     model: BertForSequenceClassification, states: Sequence[dict[str, Tensor]]
 ) -> None:
@@ -240,10 +215,3 @@ def distillation_targets(labels: Tensor, teacher_odds: Tensor) -> list[float]:
     """Each labelled row's target: its label and its teachers' probability, mixed."""
     soft = torch.sigmoid(teacher_odds)
     return [float(p) for p in LABEL_SHARE * labels + (1.0 - LABEL_SHARE) * soft]
-
-
-def teach_ngrams(
-    texts: Sequence[str], labels: Tensor, fold: Fold
-) -> NaiveBayesRegression:
-    """The n-gram teacher of `fold`."""
-    return NaiveBayesRegression([texts[row] for row in fold.train], labels[fold.train])

@@ -25,7 +25,6 @@ from maskdial.causal.stream import TokenStream
 from maskdial.config import Config
 from maskdial.errors import MaskdialError, ValidationError
 from maskdial.served import CausalModel, Models
-from maskdial.tokenizer import Tokenizer
 
 router = APIRouter(tags=["causal"])
 
@@ -85,7 +84,7 @@ async def serve_generate(
         if parameters.details:
             reply["details"] = _details(finish) | {
                 "prefill": [],
-                "tokens": [_token(event, model.tokenizer) for event in events],
+                "tokens": [_token(event) for event in events],
             }
         replies.append(reply)
     return json_reply(
@@ -155,7 +154,7 @@ async def _stream(
 ) -> Response:
     """Waits for the first event, which may still be an error with a status, then streams."""
     stream = model.engine.stream(sequence)
-    events = _stream_events(request, stream, model.tokenizer, prefix)
+    events = _stream_events(request, stream, prefix)
     first = asyncio.create_task(_first(events))
     try:
         await unless_gone(request, _wait(first))
@@ -178,14 +177,14 @@ async def _wait(task: asyncio.Task[bytes]) -> None:
 
 
 async def _stream_events(
-    request: Request, stream: TokenStream, tokenizer: Tokenizer, prefix: str
+    request: Request, stream: TokenStream, prefix: str
 ) -> AsyncGenerator[bytes]:
     """A stream's events as JSON; a failure after the first one is an event, too."""
     num_events = 0
     try:
         async with stream:
             async for event in stream:
-                yield to_json(_stream_event(event, tokenizer, prefix))
+                yield to_json(_stream_event(event, prefix))
                 num_events += 1
     except MaskdialError as error:
         if num_events == 0:
@@ -194,21 +193,21 @@ async def _stream_events(
         yield to_json(error_content(error))
 
 
-def _stream_event(event: TokenEvent, tokenizer: Tokenizer, prefix: str) -> dict[str, Any]:
+def _stream_event(event: TokenEvent, prefix: str) -> dict[str, Any]:
     finish = event.finish
     return {
         "index": event.index,
-        "token": _token(event, tokenizer),
+        "token": _token(event),
         "generated_text": None if finish is None else prefix + finish.generated_text,
         "details": None if finish is None else _details(finish),
     }
 
 
-def _token(event: TokenEvent, tokenizer: Tokenizer) -> dict[str, Any]:
-    """A token on the wire; a special one is spelled out, as its text is not part of the text."""
+def _token(event: TokenEvent) -> dict[str, Any]:
+    """A token on the wire. Special ones have no text: all texts joined are the generated text."""
     return {
         "id": event.token_id,
-        "text": tokenizer.id_to_token(event.token_id) if event.special else event.text,
+        "text": event.text,
         "logprob": event.logprob,
         "special": event.special,
     }

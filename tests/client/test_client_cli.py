@@ -1,0 +1,134 @@
+"""The terminal front end: what is printed, and the exit statuses."""
+
+import argparse
+import io
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from maskdial_client import cli
+
+COMMANDS: dict[str, tuple[Any, Callable[[argparse.Namespace], int]]] = {
+    "fill": (cli.add_fill_arguments, cli.run_fill),
+    "classify": (cli.add_classify_arguments, cli.run_classify),
+    "generate": (cli.add_generate_arguments, cli.run_generate),
+}
+_SCRIPT = """
+import argparse, signal, sys
+from maskdial_client import cli
+signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored where make runs with &
+parser = argparse.ArgumentParser()
+cli.add_generate_arguments(parser)
+sys.exit(cli.run_generate(parser.parse_args()))
+"""
+
+
+def run(command: str, *arguments: str) -> int:
+    add_arguments, run_command = COMMANDS[command]
+    parser = argparse.ArgumentParser()
+    add_arguments(parser)
+    return run_command(parser.parse_args(arguments))
+
+
+def start_generate(url: str) -> subprocess.Popen[bytes]:
+    return subprocess.Popen(
+        [sys.executable, "-c", _SCRIPT, "--stream", "--url", url, "Once"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+    )
+
+
+def test_fill_prints_candidates(fake: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("fill", "--url", fake.url, "A [MASK].") == 0
+    assert capsys.readouterr().out.splitlines() == [
+        "  0.5000  capital  A capital.",
+        "  0.2500  heart    A heart.",
+    ]
+
+
+def test_fill_names_texts_and_masks_when_there_are_several(
+    fake: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run("fill", "--url", fake.url, "A [MASK].", "[MASK] [MASK]", "--target", "x") == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line for line in lines if not line.startswith(" ")] == [
+        "A [MASK].",
+        "[MASK] [MASK]",
+        "mask 1",
+        "mask 2",
+    ]
+    assert fake.bodies[0]["parameters"] == {"targets": ["x"]}
+
+
+def test_classify_reads_lines_and_pairs(
+    fake: Any, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "stdin", io.StringIO("Good.\nBad.\n"))
+    assert run("classify", "--url", fake.url, "-", "--pair", "Fine.", "--json") == 0
+    results = json.loads(capsys.readouterr().out)
+    assert results[1]["labels"][0] == {"label": "positive", "score": 0.75}
+    assert fake.bodies[0]["inputs"] == [
+        {"text": "Good.", "text_pair": "Fine."},
+        {"text": "Bad.", "text_pair": "Fine."},
+    ]
+
+
+def test_generate_prints_the_text(fake: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("generate", "--url", fake.url, "Once", "--temperature", "0") == 0
+    assert capsys.readouterr().out == " there was\n"
+    assert fake.bodies[0]["parameters"] == {"temperature": 0.0}
+
+
+def test_generate_stream_prints_tokens_or_events(
+    fake: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run("generate", "--url", fake.url, "Once", "--stream") == 0
+    assert capsys.readouterr().out == " caf\u00e9 ole\n"
+    assert run("generate", "--url", fake.url, "Once", "--stream", "--json") == 0
+    events = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [event["token"]["text"] for event in events] == [" caf\u00e9", " ole", "</s>"]
+
+
+def test_an_error_is_one_sentence_and_status_1(
+    fake: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fake.refuse(422, "validation")
+    assert run("fill", "--url", fake.url, "no mask") == 1
+    assert capsys.readouterr() == ("", "maskdial: this is validation\n")
+    assert run("fill", "--url", "nonsense", "[MASK]") == 1
+    assert "not an http:// or https:// URL" in capsys.readouterr().err
+
+
+def test_an_error_in_a_stream_leaves_the_text_on_its_own_line(
+    fake: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fake.stream = "error"
+    assert run("generate", "--url", fake.url, "Once", "--stream") == 1
+    assert capsys.readouterr() == (" caf\u00e9\n", "maskdial: the step failed\n")
+
+
+def test_ctrl_c_ends_quietly_with_130_and_closes_the_stream(fake: Any) -> None:
+    fake.stream = "endless"
+    with start_generate(fake.url) as process:
+        assert process.stdout is not None
+        assert process.stdout.read(1) == b" "
+        process.send_signal(signal.SIGINT)
+        _, errors = process.communicate(timeout=60)
+    assert (process.returncode, errors) == (130, b"")
+    assert fake.closed.wait(30)
+
+
+def test_a_closed_pipe_ends_quietly(fake: Any) -> None:
+    with start_generate(fake.url) as process:
+        assert process.stdout is not None
+        process.stdout.close()
+        assert process.stderr is not None
+        errors = process.stderr.read()
+    assert (process.returncode, errors) == (141, b"")

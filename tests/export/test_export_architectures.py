@@ -1,0 +1,211 @@
+"""Every supported architecture, exported and held against torch, without the exporter's help."""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnxruntime
+import pytest
+import torch
+
+from maskdial.bundle import load_bundle
+
+TOLERANCE = 1e-4
+FILL_MASK = [
+    "bert",
+    "roberta",
+    "albert",
+    "distilbert",
+    "electra",
+    "xlm-roberta",
+    "modernbert",
+    "deberta-v2",
+]
+CLASSIFY = ["bert-classify", "roberta-classify", "modernbert-classify"]
+CAUSAL = [
+    "gpt2",
+    "opt",
+    "gpt-neox",
+    "llama",
+    "mistral",
+    "qwen2",
+    "qwen3",
+    "phi3",
+    "gemma2",
+]
+# The mean over a text's tokens is summed in an order that depends on the padding
+NOT_INVARIANT = {"modernbert-classify"}
+
+Bundle = Callable[[str], Path]
+
+
+def session(folder: Path) -> onnxruntime.InferenceSession:
+    return onnxruntime.InferenceSession(
+        str(folder / "model.onnx"), providers=["CPUExecutionProvider"]
+    )
+
+
+def run(graph: onnxruntime.InferenceSession, feeds: dict[str, Any]) -> list[np.ndarray]:
+    declared = {value.name for value in graph.get_inputs()}
+    return graph.run(None, {name: feeds[name] for name in feeds if name in declared})
+
+
+def texts_of(lengths: Sequence[int]) -> list[np.ndarray]:
+    generator = np.random.default_rng(11)
+    return [generator.integers(4, 101, length) for length in lengths]
+
+
+def pad(texts: Sequence[np.ndarray], value: int) -> np.ndarray:
+    longest = max(map(len, texts))
+    return np.stack([np.pad(t, (0, longest - len(t)), constant_values=value) for t in texts])
+
+
+def masked_feeds(
+    texts: Sequence[np.ndarray], rows: Sequence[tuple[int, int]], pad_id: int
+) -> dict[str, np.ndarray]:
+    ids = pad(texts, pad_id)
+    return {
+        "input_ids": ids,
+        "lengths": np.array([len(text) for text in texts], np.int32),
+        "token_type_ids": pad([np.arange(len(text)) >= len(text) // 2 for text in texts], 0).astype(
+            np.int64
+        ),
+        "rows": np.array([text * ids.shape[1] + position for text, position in rows]),
+    }
+
+
+def torch_masked(model: Any, feeds: dict[str, np.ndarray], has_types: bool) -> np.ndarray:
+    """torch's logits for the padded batch with an attention mask."""
+    ids = feeds["input_ids"]
+    mask = np.arange(ids.shape[1]) < feeds["lengths"][:, None]
+    inputs = {"input_ids": ids, "attention_mask": mask.astype(np.int64)}
+    if has_types:
+        inputs["token_type_ids"] = feeds["token_type_ids"]
+    with torch.no_grad():
+        return model(**{name: torch.tensor(array) for name, array in inputs.items()}).logits.numpy()
+
+
+@pytest.mark.parametrize("name", FILL_MASK)
+def test_fill_mask_logits_equal_torch_and_ignore_their_company(
+    name: str, bundle: Bundle, checkpoint: Bundle, load_reference: Callable[[Path], Any]
+) -> None:
+    manifest = load_bundle(name, bundle(name)).manifest
+    graph = session(bundle(name))
+    texts = texts_of([23, 4, 31])
+    rows = [(0, 3), (0, 22), (1, 1), (2, 30)]
+    pad_id = manifest.special_tokens.pad
+    assert pad_id is not None
+    feeds = masked_feeds(texts, rows, pad_id)
+    (logits,) = run(graph, feeds)
+
+    has_types = "token_type_ids" in {value.name for value in graph.get_inputs()}
+    expected = torch_masked(load_reference(checkpoint(name)), feeds, has_types)
+    np.testing.assert_allclose(
+        logits, np.stack([expected[row] for row in rows]), atol=TOLERANCE, rtol=0
+    )
+    for index, (text, position) in enumerate(rows):
+        (alone,) = run(graph, masked_feeds([texts[text]], [(0, position)], pad_id))
+        np.testing.assert_array_equal(alone[0], logits[index])
+    assert manifest.family == "masked"
+    assert manifest.task == "fill-mask"
+    assert manifest.batch_invariant
+    assert manifest.parity.ragged_batch <= manifest.parity.tolerance == TOLERANCE
+
+
+@pytest.mark.parametrize("name", CLASSIFY)
+def test_classification_logits_equal_torch(
+    name: str, bundle: Bundle, checkpoint: Bundle, load_reference: Callable[[Path], Any]
+) -> None:
+    manifest = load_bundle(name, bundle(name)).manifest
+    graph = session(bundle(name))
+    texts = texts_of([23, 4, 31])
+    feeds = masked_feeds(texts, [], manifest.special_tokens.pad or 0)
+    (logits,) = run(graph, feeds)
+    has_types = "token_type_ids" in {value.name for value in graph.get_inputs()}
+    expected = torch_masked(load_reference(checkpoint(name)), feeds, has_types)
+    np.testing.assert_allclose(logits, expected, atol=TOLERANCE, rtol=0)
+    assert manifest.batch_invariant == (name not in NOT_INVARIANT)
+    if manifest.batch_invariant:
+        for index, text in enumerate(texts):
+            (alone,) = run(graph, masked_feeds([text], [], 0))
+            np.testing.assert_array_equal(alone[0], logits[index])
+
+
+class Cache:
+    """A causal graph and its cache, fed as the server would, without sharing memory."""
+
+    def __init__(self, folder: Path, slots: int) -> None:
+        layout = load_bundle("causal", folder).manifest.kv
+        assert layout is not None
+        self.graph = session(folder)
+        self.names = [value.name for value in self.graph.get_outputs()]
+        shape = (slots, layout.num_heads, 64, layout.head_dim)
+        layers = range(layout.num_layers)
+        self.past = {
+            f"past_{kind}.{i}": np.zeros(shape, np.float32)
+            for i in layers
+            for kind in ("key", "value")
+        }
+        self.seen = np.zeros(slots, np.int64)
+
+    def feed(self, slots: Sequence[int], texts: Sequence[np.ndarray]) -> list[np.ndarray]:
+        """The logits of each new token."""
+        slots = list(slots)
+        ids = pad(texts, 0)
+        width = ids.shape[1]
+        totals = self.seen[slots] + [len(text) for text in texts]
+        feeds = {
+            "input_ids": ids,
+            "position_ids": self.seen[slots][:, None] + np.arange(width),
+            "seqlens_k": (totals - 1).astype(np.int32),
+            "total_sequence_length": np.array(totals.max(), np.int32),
+            "rows": np.concatenate([i * width + np.arange(len(t)) for i, t in enumerate(texts)]),
+        } | {name: array[slots] for name, array in self.past.items()}
+        outputs = dict(zip(self.names, run(self.graph, feeds), strict=True))
+        for name, array in self.past.items():
+            array[slots] = outputs[name.replace("past", "present")]
+        self.seen[slots] = totals
+        return np.split(outputs["logits"], np.cumsum([len(text) for text in texts])[:-1])
+
+
+@pytest.mark.parametrize("name", CAUSAL)
+def test_causal_logits_equal_torch_in_chunks_and_steps(
+    name: str, bundle: Bundle, checkpoint: Bundle, load_reference: Callable[[Path], Any]
+) -> None:
+    manifest = load_bundle(name, bundle(name)).manifest
+    texts = texts_of([33, 12, 19])
+    model = load_reference(checkpoint(name))
+    with torch.no_grad():
+        expected = [model(torch.tensor(text[None])).logits[0].numpy() for text in texts]
+    cache = Cache(bundle(name), 3)
+    prompts = [text[:-4] for text in texts]
+    chunks = [cache.feed([0], [prompts[0][:17]])[0], cache.feed([0], [prompts[0][17:]])[0]]
+    actual = [[np.concatenate(chunks)], *([each] for each in cache.feed([1, 2], prompts[1:]))]
+    for step in range(-4, 0):
+        tokens = [text[step : step + 1 or None] for text in texts]
+        for rows, logits in zip(actual, cache.feed([0, 1, 2], tokens), strict=True):
+            rows.append(logits)
+    for rows, each in zip(actual, expected, strict=True):
+        np.testing.assert_allclose(np.concatenate(rows), each, atol=TOLERANCE, rtol=0)
+    assert manifest.family == "causal"
+    assert manifest.parity.chunked_prompt is not None
+    assert manifest.parity.decode_steps is not None
+    assert max(manifest.parity.chunked_prompt, manifest.parity.decode_steps) <= TOLERANCE
+
+
+@pytest.mark.parametrize("name", CAUSAL)
+def test_causal_logits_ignore_company_and_chunks(name: str, bundle: Bundle) -> None:
+    texts = texts_of([33, 12, 19])
+    prompts = [text[:-4] for text in texts]
+    together, alone, chunked = (Cache(bundle(name), 3) for _ in range(3))
+    whole = together.feed([0, 1, 2], prompts)
+    for slot, prompt in enumerate(prompts):
+        np.testing.assert_array_equal(alone.feed([slot], [prompt])[0], whole[slot])
+    pieces = [chunked.feed([0], [piece])[0] for piece in np.split(prompts[0], [3, 20, 22])]
+    np.testing.assert_array_equal(np.concatenate(pieces), whole[0])
+    for step in range(-4, 0):
+        tokens = [text[step : step + 1 or None] for text in texts]
+        for slot, logits in enumerate(together.feed([0, 1, 2], tokens)):
+            np.testing.assert_array_equal(alone.feed([slot], [tokens[slot]])[0], logits)
+    assert load_bundle(name, bundle(name)).manifest.batch_invariant

@@ -1,0 +1,235 @@
+"""The service routes, and a server's life: loading, limits, draining, failures."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from maskdial.served import STARTER_FOLDER, CausalModel
+
+TEXT = "The old king lived in a [MASK] by the sea."
+
+
+def test_models_and_info(http: httpx.Client) -> None:
+    models = {model["name"]: model for model in http.get("/models").json()}
+    assert {name: model["tasks"] for name, model in models.items()} == {
+        "masked": ["fill-mask"],
+        "sentiment": ["classify"],
+        "causal": ["generate"],
+    }
+    assert all(model["batch_invariant"] and model["ready"] for model in models.values())
+    assert models["sentiment"]["labels"] == ["NEGATIVE", "POSITIVE"]
+    info = http.get("/info").json()
+    assert info["phase"] == "serving"
+    assert {model["name"] for model in info["models"]} == set(models)
+
+
+def test_docs_describe_the_bodies(http: httpx.Client) -> None:
+    assert http.get("/docs").status_code == 200
+    document = http.get("/openapi.json").json()
+    text = json.dumps(document)
+    references = {part.split('"')[0] for part in text.split("#/components/schemas/")[1:]}
+    assert {"FillMaskBody", "ClassifyBody", "GenerateBody"} <= references
+    assert references <= set(document["components"]["schemas"])
+    temperature = document["components"]["schemas"]["GenerateParameters"]["properties"][
+        "temperature"
+    ]
+    assert temperature["anyOf"][0]["maximum"] == 100
+
+
+METRICS = [
+    "requests_total",
+    "request_duration_seconds",
+    "queue_duration_seconds",
+    "inference_duration_seconds",
+    "tokenization_duration_seconds",
+    "queue_size",
+    "requests_running",
+    "batch_size",
+    "batch_tokens",
+    "padding_ratio",
+    "prompt_tokens_total",
+    "generation_tokens_total",
+    "time_to_first_token_seconds",
+    "inter_token_latency_seconds",
+    "kv_cache_usage_ratio",
+    "kv_cache_bytes",
+    "prefix_cache_queries_total",
+    "prefix_cache_hits_total",
+    "cancelled_total",
+    "engine_up",
+    "build_info",
+]
+
+
+def test_metrics_are_there_from_the_start_and_count(http: httpx.Client) -> None:
+    def value(line_start: str) -> float:
+        lines = http.get("/metrics").text.splitlines()
+        return next(float(x.rsplit(" ", 1)[1]) for x in lines if x.startswith(line_start))
+
+    text = http.get("/metrics").text
+    for name in METRICS:
+        assert f"maskdial_{name}{{" in text or f"maskdial_{name}_count{{" in text, name
+    assert "process_cpu_seconds_total" in text
+    assert "python_info" in text
+    ok = 'maskdial_requests_total{model="masked",outcome="ok",route="/fill-mask"}'
+    before = value(ok)
+    http.post("/fill-mask", json={"inputs": TEXT})
+    assert value(ok) == before + 1
+    refused = 'maskdial_requests_total{model="",outcome="validation",route="/fill-mask"}'
+    before = value(refused)
+    http.post("/fill-mask", content=b"{")
+    assert value(refused) == before + 1
+    http.post("/models/no-such-model-name", content=b"{}")
+    assert "no-such-model-name" not in http.get("/metrics").text
+
+
+@pytest.fixture
+def small(start_server: Callable[..., Any]) -> Iterator[Any]:
+    """One slot and a queue of two."""
+    server = start_server(
+        models={"causal": STARTER_FOLDER / "causal"}, slots=1, max_queue=2, grace_period=20
+    )
+    yield server
+    server.stop()
+
+
+def slow_stream(url: str) -> socket.socket:
+    """A stream that was begun, on a connection of its own."""
+    body = json.dumps(
+        {"inputs": "Once", "parameters": {"max_new_tokens": 200, "temperature": 9.0}}
+    ).encode()
+    port = int(url.rsplit(":", 1)[1])
+    connection = socket.create_connection(("127.0.0.1", port), timeout=30)
+    head = f"POST /generate_stream HTTP/1.1\r\nhost: x\r\ncontent-length: {len(body)}\r\n\r\n"
+    connection.sendall(head.encode() + body)
+    return connection
+
+
+def test_a_full_queue_is_429_with_retry_after(small: Any) -> None:
+    (model,) = small.server.config.app.state.models
+    assert isinstance(model, CausalModel)
+    with httpx.Client(base_url=small.url, timeout=60) as http:
+        reply = http.post("/generate", json={"inputs": ["a cat", "a dog", "a king"]})
+        assert reply.status_code == 429
+        assert int(reply.headers["retry-after"]) >= 1
+        assert reply.json()["error_type"] == "overloaded"
+        body = {"inputs": "a cat", "parameters": {"max_new_tokens": 3}}
+        assert http.post("/generate", json=body).status_code == 200
+
+
+def test_a_dead_engine_fails_its_requests_and_turns_readiness_red(small: Any) -> None:
+    (model,) = small.server.config.app.state.models
+    connection = slow_stream(small.url)
+    assert b" 200 " in connection.makefile("rb").readline()
+
+    def fault() -> None:
+        raise MemoryError("scripted")
+
+    model.engine.step = fault
+    try:
+        rest = b""
+        while piece := connection.recv(65536):
+            rest += piece
+            if b"0\r\n\r\n" in rest:
+                break
+    finally:
+        connection.close()
+    # The stream ends: with its error, or finished if it was faster than the fault.
+    assert b"died" in rest or b'"finish_reason"' in rest
+    with httpx.Client(base_url=small.url, timeout=30) as http:
+        if model.engine.healthy:
+            assert http.post("/generate", json={"inputs": "a cat"}).status_code == 500
+        assert http.get("/health/ready").status_code == 503
+        assert http.get("/health/live").status_code == 200
+        reply = http.post("/generate", json={"inputs": "a cat"})
+        assert reply.status_code == 503
+        assert reply.json()["error_type"] == "unavailable"
+        assert "retry-after" in reply.headers
+
+
+def command(*arguments: str, **environment: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-m", "maskdial.cli", *arguments],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        env=os.environ | environment,
+    )
+
+
+def address(process: subprocess.Popen[str]) -> str:
+    assert process.stdout is not None
+    for line in process.stdout:
+        if "listening on" in line:
+            return line.split("listening on ")[1].strip()
+    raise AssertionError("it ended before it listened")
+
+
+def test_sigterm_drains_and_exits_with_zero() -> None:
+    process = command("serve", "--port", "0", "--model", f"causal={STARTER_FOLDER / 'causal'}")
+    url = address(process)
+    assert process.stdout is not None
+    logging = threading.Thread(target=process.stdout.read, daemon=True)
+    logging.start()
+    with httpx.Client(base_url=url, timeout=30) as http:
+        while http.get("/health/ready").status_code != 200:
+            time.sleep(0.02)
+        streams = [slow_stream(url) for _ in range(12)]
+        replies = [stream.makefile("rb") for stream in streams]
+        assert b" 200 " in replies[0].readline()
+        process.send_signal(signal.SIGTERM)
+        statuses = []
+        try:
+            while not statuses or statuses[-1] != 503:
+                statuses.append(http.get("/health/ready").status_code)
+            refused = http.post("/generate", json={"inputs": "a cat"})
+            statuses.append(refused.status_code)
+        except httpx.TransportError:
+            pass  # the streams were done already, and so was the server
+        for stream, reply in zip(streams, replies, strict=True):
+            content = reply.read()
+            # Each was either taken and finished, or came too late and was told so.
+            assert b'"finish_reason"' in content or b" 503 " in content
+            stream.close()
+    assert set(statuses) <= {200, 503}
+    assert process.wait(60) == 0
+    logging.join()
+    process.stdout.close()
+
+
+def test_a_broken_bundle_is_one_sentence_and_exit_one(tmp_path: Path) -> None:
+    process = command("serve", "--port", "0", "--model", f"mine={tmp_path}")
+    output, _ = process.communicate(timeout=60)
+    assert process.returncode == 1
+    assert "maskdial.json" in output
+    assert "Traceback" not in output
+
+
+def test_a_missing_provider_is_an_error_at_start() -> None:
+    process = command("serve", "--port", "0", "--provider", "cuda")
+    output, _ = process.communicate(timeout=60)
+    assert process.returncode == 1
+    assert "provider 'cuda' was asked for" in output
+    assert "Traceback" not in output
+
+
+def test_a_bad_setting_names_itself(tmp_path: Path) -> None:
+    output, _ = (process := command("serve", MASKDIAL_PORT="http")).communicate(timeout=60)
+    assert process.returncode == 1
+    assert "'port'" in output
+    file = tmp_path / "maskdial.toml"
+    file.write_text("prot = 8000\n")
+    output, _ = (process := command("serve", "--config", str(file))).communicate(timeout=60)
+    assert process.returncode == 1
+    assert "prot" in output
