@@ -25,7 +25,7 @@ SHAPE: dict[str, Any] = {
     "num_hidden_layers": 2,
     "num_attention_heads": 4,
     "intermediate_size": 48,
-    "max_position_embeddings": 64,
+    "max_position_embeddings": 128,
     "pad_token_id": 0,
     "bos_token_id": 2,
     "eos_token_id": 3,
@@ -51,7 +51,7 @@ DEBERTA = SHAPE | {
 SPREAD_ROPE = {
     "rope_type": "longrope",
     "rope_theta": 10000.0,
-    "original_max_position_embeddings": 64,
+    "original_max_position_embeddings": 128,
     "short_factor": [1.0 + i / 8 for i in range(8)],
     "long_factor": [4.0] * 8,
 }
@@ -67,7 +67,7 @@ CHECKPOINTS: dict[str, tuple[str, dict[str, Any]]] = {
     "distilbert": (
         "DistilBertForMaskedLM",
         {"vocab_size": 101, "dim": 32, "n_layers": 2, "n_heads": 4, "hidden_dim": 48}
-        | {"max_position_embeddings": 64},
+        | {"max_position_embeddings": 128},
     ),
     "electra": ("ElectraForMaskedLM", SHAPE | {"embedding_size": 16}),
     "xlm-roberta": ("XLMRobertaForMaskedLM", SHAPE | {"pad_token_id": 1, "bos_token_id": 0}),
@@ -79,7 +79,7 @@ CHECKPOINTS: dict[str, tuple[str, dict[str, Any]]] = {
     "deberta-v2": ("DebertaV2ForMaskedLM", DEBERTA),
     "gpt2": (
         "GPT2LMHeadModel",
-        {"vocab_size": 101, "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 64}
+        {"vocab_size": 101, "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 128}
         | {"bos_token_id": 2, "eos_token_id": 3},
     ),
     "opt": ("OPTForCausalLM", SHAPE | {"ffn_dim": 48, "word_embed_proj_dim": 16}),
@@ -94,7 +94,7 @@ CHECKPOINTS: dict[str, tuple[str, dict[str, Any]]] = {
     "phi3": (
         "Phi3ForCausalLM",
         GROUPED
-        | {"sliding_window": 7, "max_position_embeddings": 128, "rope_parameters": SPREAD_ROPE},
+        | {"sliding_window": 7, "max_position_embeddings": 256, "rope_parameters": SPREAD_ROPE},
     ),
     "gemma2": (
         "Gemma2ForCausalLM",

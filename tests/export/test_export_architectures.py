@@ -140,7 +140,8 @@ class Cache:
         assert layout is not None
         self.graph = session(folder)
         self.names = [value.name for value in self.graph.get_outputs()]
-        shape = (slots, layout.num_heads, 64, layout.head_dim)
+        self.head_dim = layout.head_dim
+        shape = (slots, layout.num_heads, 96, layout.head_dim)
         layers = range(layout.num_layers)
         self.past = {
             f"past_{kind}.{i}": np.zeros(shape, np.float32)
@@ -196,13 +197,16 @@ def test_causal_logits_equal_torch_in_chunks_and_steps(
 
 @pytest.mark.parametrize("name", CAUSAL)
 def test_causal_logits_ignore_company_and_chunks(name: str, bundle: Bundle) -> None:
-    texts = texts_of([33, 12, 19])
+    texts = texts_of([90, 12, 19])
     prompts = [text[:-4] for text in texts]
     together, alone, chunked = (Cache(bundle(name), 3) for _ in range(3))
     whole = together.feed([0, 1, 2], prompts)
     for slot, prompt in enumerate(prompts):
         np.testing.assert_array_equal(alone.feed([slot], [prompt])[0], whole[slot])
-    pieces = [chunked.feed([0], [piece])[0] for piece in np.split(prompts[0], [3, 20, 22])]
+    block = 2 * chunked.head_dim  # the operator's; see maskdial_export.parity.query_block
+    chunks = np.split(prompts[0], range(block, len(prompts[0]), block))
+    pieces = [chunked.feed([0], [chunk])[0] for chunk in chunks]
+    assert len(pieces) > 1
     np.testing.assert_array_equal(np.concatenate(pieces), whole[0])
     for step in range(-4, 0):
         tokens = [text[step : step + 1 or None] for text in texts]

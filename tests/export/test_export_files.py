@@ -51,13 +51,13 @@ def test_labels_in_order(bundle: Bundle) -> None:
     assert manifest.labels == ("negative", "neutral", "positive")
 
 
-@pytest.mark.parametrize(("name", "length"), [("bert", 64), ("roberta", 62), ("opt", 64)])
+@pytest.mark.parametrize(("name", "length"), [("bert", 128), ("roberta", 126), ("opt", 128)])
 def test_longest_text(name: str, length: int, bundle: Bundle) -> None:
     assert load_bundle(name, bundle(name)).manifest.max_length == length
 
 
 def test_longest_text_of_a_length_dependent_rotary_embedding(bundle: Bundle) -> None:
-    assert load_bundle("phi3", bundle("phi3")).manifest.max_length == 64
+    assert load_bundle("phi3", bundle("phi3")).manifest.max_length == 128
 
 
 @pytest.mark.parametrize("name", ["bert", "roberta", "gpt2", "llama", "gemma2"])

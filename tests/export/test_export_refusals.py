@@ -2,6 +2,7 @@
 
 import argparse
 import errno
+import json
 import os
 import resource
 from collections.abc import Callable
@@ -55,21 +56,16 @@ def test_disagreement(capsys: pytest.CaptureFixture[str], checkpoint: New) -> No
     assert_refused(capsys, checkpoint("bert"), "disagree on a ragged batch", "--tolerance", "1e-12")
 
 
-@pytest.mark.parametrize(
-    ("name", "parity", "settings"),
-    [("bert", MaskedParity, {}), ("llama", CausalParity, {})],
-    ids=["masked", "causal"],
-)
+@pytest.mark.parametrize(("name", "parity"), [("bert", MaskedParity), ("llama", CausalParity)])
 def test_parity_sees_another_weight(
     name: str,
     parity: Any,
-    settings: dict[str, Any],
     bundle: New,
     checkpoint: New,
     load_reference: Callable[[Path], Any],
 ) -> None:
     model = load_reference(checkpoint(name))
-    arguments = [model, bundle(name) / "model.onnx", 64]
+    arguments = [model, bundle(name) / "model.onnx", 128]
     if name == "llama":
         arguments.append(maskdial_export.export.causal.kv_layout(model.config))
     parity(*arguments).measure(1e-4)
@@ -130,8 +126,9 @@ def test_tokenizer_of_another_model(
 ) -> None:
     source = new_checkpoint("bert")
     path = source / "tokenizer.json"
-    path.write_text(path.read_text().replace('"##z":56', '"##z":5600'))
-    path.write_text(path.read_text().replace('"##z": 56', '"##z": 5600'))
+    content = json.loads(path.read_text())
+    content["model"]["vocab"]["##z"] = 5600
+    path.write_text(json.dumps(content))
     assert_refused(capsys, source, "they do not belong together")
 
 

@@ -7,13 +7,14 @@ import json
 import random
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
-from maskdial_export.starter import data, masked  # noqa: E402
+from maskdial_export.starter import data, masked, pretrain  # noqa: E402
 from maskdial_export.starter.__main__ import main  # noqa: E402
 
 NOUNS = ["cat", "dog", "king", "queen", "bird", "fish", "house", "garden"]
@@ -52,7 +53,7 @@ def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     write_toy_corpus(corpus)
     threads = torch.get_num_threads()
     options = ["--corpus", str(corpus), "--out", str(out), "--device", "cpu", "--threads", "1"]
-    main(["all", *options, "--minutes", "0.06"])
+    main(["all", *options, "--minutes", "0.04"])
     yield out
     torch.set_num_threads(threads)
 
@@ -135,3 +136,29 @@ def test_whole_words_are_masked_together(checkpoints: Path) -> None:
     assert (chosen[:, 1] == chosen[:, 3]).all()
     assert not chosen[:, 0].any()
     assert not chosen[:, 4].any()
+
+
+class Line:
+    """An objective that fits y = 2 x, and stops with an error at step `fails_at`."""
+
+    def __init__(self, fails_at: int) -> None:
+        self.model = torch.nn.Linear(1, 1)
+        self.fails_at = fails_at
+        self.steps = 0
+
+    def batch_loss(self, progress: float) -> tuple[Any, int]:
+        self.steps += 1
+        if self.steps == self.fails_at:
+            raise KeyboardInterrupt
+        inputs = torch.rand(4, 1)
+        return ((self.model(inputs) - 2.0 * inputs) ** 2).mean(), 4
+
+
+def test_interrupted_run_resumes_from_its_checkpoint(tmp_path: Path) -> None:
+    plan = pretrain.Plan(minutes=0.01, learning_rate=0.1, checkpoint_seconds=0.0)
+    with pytest.raises(KeyboardInterrupt):
+        pretrain.pretrain(Line(fails_at=6), plan, tmp_path, "line", resume=False)
+    record = pretrain.pretrain(Line(fails_at=0), plan, tmp_path, "line", resume=True)
+    assert record.tokens == 4 * record.steps
+    assert record.steps > 5
+    assert not (tmp_path / pretrain.CHECKPOINT_FILE).exists()

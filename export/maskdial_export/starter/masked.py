@@ -32,6 +32,7 @@ HEAD_OFFSETS = (-1, 1, -2, 2)
 """The neighbour, in tokens, that each head of the first layers looks at before training."""
 LOCAL_GAIN = 1.6
 TOKENS_PER_BATCH = 2048
+EVALUATION_BATCHES = 100
 LONG_FROM = 0.9
 """Progress from which on sequences fill the context; before, they fill half of it."""
 
@@ -83,13 +84,15 @@ class MaskedObjective:
         noise = torch.randint(5, len(self.continues_word), inputs.shape)
         hidden = torch.where(chosen & (fate >= 0.9), noise, hidden)
         states = self.model.bert(input_ids=hidden.to(self.device)).last_hidden_state
-        return self.model.cls(states[chosen.to(self.device)]), labels.to(self.device)
+        logits: Tensor = self.model.cls(states[chosen.to(self.device)])
+        return logits, labels.to(self.device)
 
     def choose_words(self, inputs: Tensor) -> Tensor:
         """`[batch, length]` bool: every token of a random share of each row's words."""
         word = torch.cumsum(~self.continues_word[inputs], dim=1)
         drawn = torch.rand(len(inputs), inputs.shape[1] + 1) < MASKED_SHARE
-        return drawn.gather(1, word) & (inputs != self.cls) & (inputs != self.sep)
+        chosen: Tensor = drawn.gather(1, word) & (inputs != self.cls) & (inputs != self.sep)
+        return chosen
 
 
 def build_model(tokenizer: PreTrainedTokenizerFast) -> BertForMaskedLM:
@@ -142,20 +145,20 @@ def encode_stream(tokenizer: PreTrainedTokenizerFast, texts: Sequence[str]) -> T
 
 
 @torch.no_grad()
-def evaluate(
-    objective: MaskedObjective, held_out: Tensor, length: int, num_batches: int
-) -> tuple[float, float]:
+def evaluate(objective: MaskedObjective, held_out: Tensor, length: int) -> tuple[float, float]:
     """Loss (nats) and top-1 accuracy on masked tokens of `held_out`, in windows of `length`.
 
     Masks and windows are drawn from a fixed seed; the tokens that became [MASK], those replaced
     and those kept all count.
     """
     objective.model.eval()
+    batch = TOKENS_PER_BATCH // length
+    num_batches = max(1, min(EVALUATION_BATCHES, 4 * len(held_out) // TOKENS_PER_BATCH))
     loss, hits, count = 0.0, 0, 0
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         for _ in range(num_batches):
-            windows = objective.sample_windows(held_out, TOKENS_PER_BATCH // length, length)
+            windows = objective.sample_windows(held_out, batch, length)
             logits, labels = objective.masked_logits(windows)
             loss += cross_entropy(logits, labels).sum().item()
             hits += int((logits.argmax(-1) == labels).sum())
@@ -176,7 +179,9 @@ def _start_local(model: BertForMaskedLM) -> None:
     with torch.no_grad():
         waves = torch.stack([torch.sin(angle), torch.cos(angle)], dim=-1).flatten(1)
         positions.copy_(math.sqrt(2.0) * INITIAL_STD * waves.repeat(1, len(HEAD_OFFSETS)))
-        turns = torch.block_diag(*(_turn(offset * rate) for offset in HEAD_OFFSETS))
+        turns = torch.block_diag(  # type: ignore[no-untyped-call]
+            *(_turn(offset * rate) for offset in HEAD_OFFSETS)
+        )
         for layer in model.bert.encoder.layer[:2]:
             layer.attention.self.query.weight.add_(LOCAL_GAIN * turns)
             layer.attention.self.key.weight.add_(LOCAL_GAIN * torch.eye(width))
@@ -188,4 +193,5 @@ def _turn(angles: Tensor) -> Tensor:
         torch.stack([torch.stack([c, s]), torch.stack([-s, c])])
         for s, c in zip(torch.sin(angles), torch.cos(angles), strict=True)
     ]
-    return torch.block_diag(*blocks)
+    turn: Tensor = torch.block_diag(*blocks)  # type: ignore[no-untyped-call]
+    return turn

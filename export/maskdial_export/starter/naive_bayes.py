@@ -12,7 +12,7 @@ from torch.nn import functional
 
 WORDS = re.compile(r"[a-z0-9]+(?:'[a-z]+)?|[!?.,;:]")
 SMOOTHING = 1.0
-L2 = 0.3
+L2 = 0.0003
 STEPS = 150
 
 
@@ -40,7 +40,7 @@ class NaiveBayesRegression:
         for _ in range(STEPS):
             logits = torch.mv(features, self.ratio * self.weight) + self.bias
             loss = functional.binary_cross_entropy_with_logits(logits, labels)
-            loss = loss + L2 * (self.weight**2).mean() * len(self.number) / 1000.0
+            loss = loss + L2 * (self.weight**2).sum()
             optimizer.zero_grad()
             loss.backward()  # type: ignore[no-untyped-call]
             optimizer.step()

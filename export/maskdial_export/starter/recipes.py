@@ -85,8 +85,8 @@ def masked_card(
     held_out = masked.encode_stream(tokenizer, read_books(settings.corpus).held_out)
     objective = masked.MaskedObjective(model, tokenizer, held_out)
     half, full = masked.MAX_LENGTH // 2, masked.MAX_LENGTH
-    loss, top1 = masked.evaluate(objective, held_out, half, num_batches=100)
-    full_loss, full_top1 = masked.evaluate(objective, held_out, full, num_batches=50)
+    loss, top1 = masked.evaluate(objective, held_out, half)
+    full_loss, full_top1 = masked.evaluate(objective, held_out, full)
     return Card(
         title="maskdial starter: masked",
         summary=f"A small lower-casing BERT for filling in blanks: {_shape(model)}, whole-word "
