@@ -43,16 +43,6 @@ def load_session(path: Path) -> onnxruntime.InferenceSession:
     return onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
 
 
-def query_block(layout: KVLayout) -> int:
-    """How many tokens GroupQueryAttention reads at a time, counted from a chunk's first.
-
-    A block of one token goes through another kernel, whose last bits differ. So a prompt has the
-    same logits to the last bit in one piece and in chunks where chunks start at multiples of the
-    block and none is a single token.
-    """
-    return 2 * layout.head_dim
-
-
 def _random_texts(config: Any, lengths: Sequence[int], longest: int, extra: int) -> list[Ids]:
     """Texts of very different lengths, ``extra`` tokens to go on with, without padding tokens."""
     generator = np.random.default_rng(_SEED)
@@ -156,7 +146,7 @@ class CausalParity:
         self.session = load_session(path)
         self.inputs = {value.name for value in self.session.get_inputs()}
         self.steps = min(_DECODE_STEPS, max_length - 1)
-        self.block = query_block(layout)
+        self.block = layout.query_block
         lengths = (self.block + _LENGTHS[0], *_LENGTHS[1:])
         self.texts = _random_texts(model.config, lengths, max_length - self.steps, self.steps)
         room = max(map(len, self.texts))

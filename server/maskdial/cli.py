@@ -14,7 +14,7 @@ from rich.table import Table
 import maskdial
 from maskdial.bundle import load_bundle
 from maskdial.config import Config, load_config
-from maskdial.errors import MaskdialError
+from maskdial.errors import ConfigError, MaskdialError
 from maskdial_client import cli as client_cli
 
 Command = Callable[[argparse.Namespace], int]
@@ -23,10 +23,10 @@ Command = Callable[[argparse.Namespace], int]
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs a command line and returns its exit code."""
     arguments = sys.argv[1:] if arguments is None else arguments
-    parser = _parser(with_export=arguments[:1] == ["export"])
-    options = parser.parse_args(arguments)
-    command: Command = options.command
     try:
+        parser = _parser(with_export=arguments[:1] == ["export"])
+        options = parser.parse_args(arguments)
+        command: Command = options.command
         return command(options)
     except MaskdialError as error:
         print(f"maskdial: {error.message}", file=sys.stderr)
@@ -117,21 +117,16 @@ def _serve(options: argparse.Namespace) -> int:
 def _add_export_arguments(parser: argparse.ArgumentParser) -> None:
     try:
         import maskdial_export.cli
-    except ImportError:
-        return
+    except ImportError as error:
+        raise ConfigError(
+            f"export needs torch and transformers ({error}): pip install 'maskdial[export]'"
+        ) from error
     maskdial_export.cli.add_arguments(parser)
 
 
 def _export(options: argparse.Namespace) -> int:
-    try:
-        import maskdial_export.cli
-    except ImportError as error:
-        print(
-            f"maskdial export needs torch and transformers ({error}): "
-            "pip install 'maskdial[export]'",
-            file=sys.stderr,
-        )
-        return 1
+    import maskdial_export.cli  # it needs torch, which only this command does
+
     return maskdial_export.cli.run(options)
 
 

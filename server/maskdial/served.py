@@ -9,7 +9,7 @@ from typing import Literal
 import numpy as np
 
 import maskdial
-from maskdial.bundle import Bundle, Task, load_bundle
+from maskdial.bundle import Bundle, KVLayout, Task, load_bundle
 from maskdial.causal.engine import CausalEngine
 from maskdial.causal.runner import Runner
 from maskdial.config import Config
@@ -175,7 +175,7 @@ def load_model(name: str, path: Path, config: Config, metrics: Metrics) -> Serve
             tokenizer,
             slots=config.slots,
             max_length=max_length,
-            prefill_chunk_tokens=config.prefill_chunk_tokens,
+            prefill_chunk_tokens=_whole_blocks(config.prefill_chunk_tokens, manifest.kv),
             max_queue=config.max_queue,
             eos_token_ids=frozenset(manifest.special_tokens.eos),
             metrics=model_metrics,
@@ -194,6 +194,11 @@ def load_model(name: str, path: Path, config: Config, metrics: Metrics) -> Serve
         options.provider,
     )
     return model
+
+
+def _whole_blocks(num_tokens: int, layout: KVLayout) -> int:
+    """A chunk size at least as long whose chunks leave the logits as they are in one piece."""
+    return -(-num_tokens // layout.query_block) * layout.query_block
 
 
 def _check_masked(bundle: Bundle, session: Session, config: Config) -> None:

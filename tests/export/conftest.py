@@ -94,7 +94,8 @@ CHECKPOINTS: dict[str, tuple[str, dict[str, Any]]] = {
     "phi3": (
         "Phi3ForCausalLM",
         GROUPED
-        | {"sliding_window": 7, "max_position_embeddings": 256, "rope_parameters": SPREAD_ROPE},
+        | {"sliding_window": 7, "max_position_embeddings": 256, "rope_parameters": SPREAD_ROPE}
+        | {"original_max_position_embeddings": 128},
     ),
     "gemma2": (
         "Gemma2ForCausalLM",

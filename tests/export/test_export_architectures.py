@@ -203,7 +203,7 @@ def test_causal_logits_ignore_company_and_chunks(name: str, bundle: Bundle) -> N
     whole = together.feed([0, 1, 2], prompts)
     for slot, prompt in enumerate(prompts):
         np.testing.assert_array_equal(alone.feed([slot], [prompt])[0], whole[slot])
-    block = 2 * chunked.head_dim  # the operator's; see maskdial_export.parity.query_block
+    block = 2 * chunked.head_dim  # KVLayout.query_block
     chunks = np.split(prompts[0], range(block, len(prompts[0]), block))
     pieces = [chunked.feed([0], [chunk])[0] for chunk in chunks]
     assert len(pieces) > 1

@@ -27,7 +27,7 @@ PROMPTS = [
     "Once upon a time there was a little",
     "The old man looked at the sea and",
     '"Where are you going?" said the',
-    "In the morning the king called his three sons and told them that " * 5,
+    "In the morning the king called his three sons and told them that " * 12,
     "It was winter.",
     "She",
     "The cat and the mouse",
@@ -119,13 +119,15 @@ def prompts() -> list[list[int]]:
 def texts(prompts: list[list[int]]) -> dict[str, list[Text]]:
     """Alone and together, with prompts in one piece and in pieces."""
     found = {}
-    for chunk in (256, 5):
+    for chunk in (256, 1):
         config = Config(slots=8, prefill_chunk_tokens=chunk)
         model = load_model("causal", BUNDLE, config, Metrics(()))
         assert isinstance(model, CausalModel)
         try:
-            found[f"alone, chunks of {chunk}"] = [generate(model, [each])[0] for each in prompts]
-            found[f"together, chunks of {chunk}"] = generate(model, prompts)
+            found[f"alone, chunks of {chunk} or more"] = [
+                generate(model, [each])[0] for each in prompts
+            ]
+            found[f"together, chunks of {chunk} or more"] = generate(model, prompts)
         finally:
             model.engine.stop(0)
     return found

@@ -62,7 +62,9 @@ class Simulation:
             assert prefill.sequence.state is State.PREFILLING
             assert prefill.slot == prefill.sequence.slot
             assert prefill.start == prefill.sequence.num_computed
-            assert 1 <= prefill.num_tokens <= self.chunk
+            assert 1 <= prefill.num_tokens <= self.chunk + 1
+            assert prefill.num_tokens > 1 or prefill.sequence.num_prompt == 1
+            assert prefill.start % self.chunk == 0
             assert prefill.start + prefill.num_tokens <= prefill.sequence.num_prompt
         for sequence in running:
             written = [self.cache[sequence.slot].get(i) for i in range(sequence.num_computed)]
@@ -71,16 +73,23 @@ class Simulation:
 
 def test_prompts_are_read_in_chunks_one_at_a_time_in_order() -> None:
     simulation = Simulation(slots=3)
-    first, second = make(9), make(3)
+    first, second = make(10), make(3)
     simulation.scheduler.add(first)
     simulation.scheduler.add(second)
     chunks = [simulation.step().prefill for _ in range(4)]
     assert [(c.sequence, c.start, c.num_tokens) for c in chunks if c is not None] == [
         (first, 0, 4),
         (first, 4, 4),
-        (first, 8, 1),
+        (first, 8, 2),
         (second, 0, 3),
     ]
+
+
+def test_a_last_chunk_is_never_a_single_token() -> None:
+    simulation = Simulation(slots=1)
+    simulation.scheduler.add(make(9))
+    chunks = [simulation.step().prefill for _ in range(2)]
+    assert [c.num_tokens for c in chunks if c is not None] == [4, 5]
 
 
 def test_a_long_prompt_leaves_every_step_to_the_others() -> None:

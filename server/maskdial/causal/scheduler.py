@@ -64,7 +64,7 @@ class Scheduler:
 
     Args:
         slots: sequences that run at once.
-        prefill_chunk_tokens: most prompt tokens per iteration.
+        prefill_chunk_tokens: prompt tokens per iteration; the last chunk may have one more.
         max_queue: sequences that may wait.
     """
 
@@ -191,5 +191,8 @@ class Scheduler:
         sequence = self._prefilling
         if sequence is None:
             return None
-        num_tokens = min(sequence.num_to_prefill, self._prefill_chunk_tokens)
+        num_tokens = sequence.num_to_prefill
+        # A last chunk of one token would take another kernel (see `KVLayout.query_block`).
+        if num_tokens > self._prefill_chunk_tokens + 1:
+            num_tokens = self._prefill_chunk_tokens
         return Prefill(sequence, sequence.slot, sequence.num_computed, num_tokens)
