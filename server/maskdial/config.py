@@ -70,8 +70,8 @@ class Config(BaseSettings):
     prefill_chunk_tokens: int = Field(
         256,
         ge=1,
-        description="prompt tokens read between two steps of the running streams, rounded up to the "
-        "attention kernel's block: more reads prompts faster, fewer keep streams smoother",
+        description="prompt tokens read between two steps of the running streams, rounded up to "
+        "the attention kernel's block: more reads prompts faster, fewer keep streams smoother",
     )
     grace_period: float = Field(
         30.0, ge=0, description="seconds that running requests get to finish after SIGTERM"
