@@ -1,0 +1,113 @@
+"""Bundles: what is verified when one is loaded, with the shipped ones as examples."""
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from maskdial.bundle import MANIFEST, Bundle, file_sha256, load_bundle
+from maskdial.config import Config
+from maskdial.errors import BundleError
+from maskdial.metrics import Metrics
+from maskdial.served import STARTER_FOLDER, find_bundles, load_model
+
+
+@pytest.fixture
+def copy(tmp_path: Path) -> Path:
+    return shutil.copytree(STARTER_FOLDER / "sentiment", tmp_path / "bundle")
+
+
+def change_manifest(folder: Path, change: Callable[[dict[str, Any]], object]) -> None:
+    manifest = json.loads((folder / MANIFEST).read_text())
+    change(manifest)
+    (folder / MANIFEST).write_text(json.dumps(manifest))
+
+
+def refusal(folder: Path) -> str:
+    with pytest.raises(BundleError) as caught:
+        load_bundle("mine", folder)
+    assert "'mine'" in caught.value.message
+    return caught.value.message
+
+
+@pytest.mark.parametrize("name", ["masked", "sentiment", "causal"])
+def test_starter_bundles_are_intact_and_passed_parity(name: str) -> None:
+    manifest = load_bundle(name, STARTER_FOLDER / name).manifest
+    assert manifest.batch_invariant
+    figures = manifest.parity.model_dump(exclude={"tolerance"}, exclude_none=True)
+    assert max(figures.values()) <= 1e-4
+    assert (manifest.kv is not None) == (manifest.family == "causal")
+
+
+def test_starter_bundles_are_what_is_served_by_default_and_small() -> None:
+    assert set(find_bundles(Config())) == {"masked", "sentiment", "causal"}
+    files = [file for file in STARTER_FOLDER.rglob("*") if file.is_file()]
+    assert sum(file.stat().st_size for file in files) <= 25e6
+
+
+def test_missing_and_unreadable_manifest(copy: Path) -> None:
+    (copy / MANIFEST).write_text("{")
+    assert "not readable JSON" in refusal(copy)
+    (copy / MANIFEST).write_bytes(b"\xff\xfe")
+    assert "not readable JSON" in refusal(copy)
+    (copy / MANIFEST).unlink()
+    assert "maskdial export" in refusal(copy)
+
+
+def test_other_schema_version(copy: Path) -> None:
+    change_manifest(copy, lambda manifest: manifest.update(schema_version=2))
+    assert "schema version 2" in refusal(copy)
+    (copy / MANIFEST).write_text("[]")
+    assert "schema version None" in refusal(copy)
+
+
+def test_wrong_field(copy: Path) -> None:
+    change_manifest(copy, lambda manifest: manifest.update(max_length=0))
+    assert "max_length" in refusal(copy)
+
+
+def test_changed_and_missing_file(copy: Path) -> None:
+    with (copy / "tokenizer.json").open("a") as file:
+        file.write(" ")
+    assert "tokenizer.json has changed" in refusal(copy)
+    (copy / "tokenizer.json").unlink()
+    assert "tokenizer.json is missing" in refusal(copy)
+    change_manifest(copy, lambda manifest: manifest["files"].pop("tokenizer.json"))
+    assert "does not list tokenizer.json" in refusal(copy)
+
+
+def test_file_outside_the_bundle(copy: Path) -> None:
+    outside = copy.parent / "outside"
+    outside.write_text("x")
+    files = {"../outside": file_sha256(outside)}
+    change_manifest(copy, lambda manifest: manifest["files"].update(files))
+    assert "lies outside" in refusal(copy)
+
+
+def with_other_golden(folder: Path) -> None:
+    change_manifest(folder, lambda manifest: manifest["golden"].update(logits=[9.0, 9.0]))
+
+
+def test_golden_check_refuses_a_drift(copy: Path) -> None:
+    assert isinstance(load_bundle("mine", copy), Bundle)
+    with_other_golden(copy)
+    with pytest.raises(BundleError, match="differ by"):
+        load_model("mine", copy, Config(), Metrics(()))
+
+
+def test_golden_check_can_warn_instead(copy: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with_other_golden(copy)
+    model = load_model("mine", copy, Config(golden_check="warn"), Metrics(()))
+    model.engine.stop(0)
+    assert "differ by" in caplog.text
+
+
+def test_a_graph_that_is_none(copy: Path) -> None:
+    (copy / "model.onnx").write_bytes(b"not a graph")
+    digest = file_sha256(copy / "model.onnx")
+    change_manifest(copy, lambda manifest: manifest["files"].update({"model.onnx": digest}))
+    with pytest.raises(BundleError, match="ONNX Runtime cannot load"):
+        load_model("mine", copy, Config(), Metrics(()))

@@ -1,0 +1,66 @@
+"""Settings: three sources, their order, and what a wrong one says."""
+
+from pathlib import Path
+
+import pydantic
+import pytest
+
+from maskdial.config import Config, load_config
+from maskdial.errors import ConfigError
+
+
+def test_flags_win_over_variables_over_the_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "maskdial.toml"
+    file.write_text('port = 1\nslots = 2\nmax_queue = 3\n[models]\nmine = "bundles/mine"\n')
+    monkeypatch.setenv("MASKDIAL_PORT", "10")
+    monkeypatch.setenv("MASKDIAL_SLOTS", "20")
+    config = load_config({"port": "100"}, file)
+    assert (config.port, config.slots, config.max_queue) == (100, 20, 3)
+    assert config.models == {"mine": Path("bundles/mine")}
+    assert config.host == Config().host
+
+
+@pytest.mark.parametrize("value", ["a=x,b=y/z", '{"a": "x", "b": "y/z"}'])
+def test_models_from_a_variable(value: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MASKDIAL_MODELS", value)
+    assert load_config({}).models == {"a": Path("x"), "b": Path("y/z")}
+
+
+def test_models_from_flags() -> None:
+    assert load_config({"models": ["a=x", "b=y=z"]}).models == {"a": Path("x"), "b": Path("y=z")}
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        ({"port": "http"}, "'port'"),
+        ({"port": 70000}, "'port'"),
+        ({"slots": 0}, "'slots'"),
+        ({"provider": "tpu"}, "'provider'"),
+        ({"models": ["just-a-path"]}, "is not NAME=PATH"),
+        ({"models": ["a=x", "a=y"]}, "given twice"),
+        ({"models": ["a/b=x"]}, "use letters"),
+        ({"models": '{"a"'}, "setting"),
+    ],
+)
+def test_a_wrong_setting_names_itself(flags: dict[str, object], words: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load_config(flags)
+    assert words in caught.value.message
+
+
+@pytest.mark.parametrize("text", ["prot = 1\n", "port = \n", 'port = "x"\n'])
+def test_a_wrong_file(tmp_path: Path, text: str) -> None:
+    file = tmp_path / "maskdial.toml"
+    file.write_text(text)
+    with pytest.raises(ConfigError):
+        load_config({}, file)
+    with pytest.raises(ConfigError, match="does not exist"):
+        load_config({}, tmp_path / "other.toml")
+
+
+def test_it_cannot_change() -> None:
+    with pytest.raises(pydantic.ValidationError):
+        Config().port = 1
