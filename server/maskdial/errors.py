@@ -3,10 +3,8 @@
 MaskdialError
 ├── ValidationError      422  the request asks for something that cannot be done
 ├── NotFoundError        404  no such model or route
-├── UnauthorizedError    401  the API key is missing or wrong
 ├── TooLargeError        413  the body is larger than the server takes
 ├── OverloadedError      429  the queue is full; Retry-After says when to come back
-├── DeadlineError        504  the request's own deadline passed
 ├── UnavailableError     503  starting, draining, or the engine is down
 ├── InferenceError       500  a masked model's pass failed
 ├── GenerationError      500  a causal model's step failed
@@ -47,13 +45,6 @@ class NotFoundError(MaskdialError):
     error_type = "not_found"
 
 
-class UnauthorizedError(MaskdialError):
-    """The API key is missing or wrong."""
-
-    status = 401
-    error_type = "unauthorized"
-
-
 class TooLargeError(MaskdialError):
     """The request body is over the limit."""
 
@@ -67,13 +58,6 @@ class OverloadedError(MaskdialError):
     status = 429
     error_type = "overloaded"
     retry_after = 1
-
-
-class DeadlineError(MaskdialError):
-    """The request's deadline passed before it was answered."""
-
-    status = 504
-    error_type = "timeout"
 
 
 class UnavailableError(MaskdialError):

@@ -27,12 +27,11 @@ OUTCOMES = (
     "not_found",
     "too_large",
     "overloaded",
-    "timeout",
     "unavailable",
     "inference",
     "generation",
 )
-CANCEL_REASONS = ("disconnect", "timeout", "shutdown")
+CANCEL_REASONS = ("disconnect", "shutdown")
 
 _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
 _TOKENS = tuple(2**power for power in range(3, 18))

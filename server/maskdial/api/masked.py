@@ -28,6 +28,7 @@ router = APIRouter(tags=["masked"])
 
 # Each filling is a text to decode, about 0.1 ms of a long one; more is done beside the event loop.
 _INLINE_FILLINGS = 64
+_MAX_FILLINGS = 10_000
 
 
 @router.post("/fill-mask", openapi_extra=body_schema(FillMaskBody))
@@ -67,6 +68,13 @@ async def serve_fill_mask(request: Request, content: bytes, name: str | None) ->
             rows = tasks.mask_positions(encoding.ids, model.tokenizer)
         inputs.append(_masked_input(encoding, rows))
 
+    num_masks = sum(len(given.rows) for given in inputs)
+    num_fillings = num_masks * min(top_k, len(target_ids) if target_ids else top_k)
+    if num_fillings > _MAX_FILLINGS:
+        raise ValidationError(
+            f"parameters.top_k: {num_fillings:,} answers for {num_masks} masks; one request may "
+            f"ask for at most {_MAX_FILLINGS:,}"
+        )
     results = await unless_gone(request, model.engine.submit_many(inputs))
 
     def fill() -> list[object]:
@@ -85,7 +93,6 @@ async def serve_fill_mask(request: Request, content: bytes, name: str | None) ->
             replies.append(per_mask[0] if len(per_mask) == 1 else per_mask)
         return replies
 
-    num_fillings = top_k * sum(len(given.rows) for given in inputs)
     few = num_fillings <= _INLINE_FILLINGS
     replies = fill() if few else await asyncio.to_thread(fill)
     headers = _timings(inputs, results).headers()
