@@ -15,7 +15,7 @@ import maskdial
 from maskdial.api import bodies, generate, masked, models, service
 from maskdial.api.wire import error_reply, json_reply
 from maskdial.config import Config
-from maskdial.errors import MaskdialError, NotFoundError
+from maskdial.errors import BundleError, MaskdialError, NotFoundError
 from maskdial.lifecycle import Lifecycle
 from maskdial.metrics import Metrics
 from maskdial.middleware import RequestMiddleware
@@ -83,11 +83,20 @@ async def _load_models(app: FastAPI) -> None:
             await model.engine.warm_up()
     except MaskdialError as error:
         _log.error("%s", error.message)
-        if app.state.on_load_failure is not None:
-            app.state.on_load_failure(error)
+        _load_failed(app, error)
+        return
+    except Exception as error:
+        # Without this the server would stay in its loading phase for ever.
+        _log.exception("loading the models failed")
+        _load_failed(app, BundleError(f"loading the models failed: {error!r}"))
         return
     app.state.lifecycle.serve()
     _log.info("ready: %s", ", ".join(model.bundle.name for model in served))
+
+
+def _load_failed(app: FastAPI, error: MaskdialError) -> None:
+    if app.state.on_load_failure is not None:
+        app.state.on_load_failure(error)
 
 
 async def _http_error(request: Request, error: Exception) -> Response:

@@ -1,15 +1,16 @@
 """The models that a server serves, and how a bundle becomes one."""
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
+from numpy.typing import NDArray
 
 import maskdial
-from maskdial.bundle import Bundle, KVLayout, Task, load_bundle
+from maskdial.bundle import Bundle, GoldenCheck, KVLayout, Task, load_bundle
 from maskdial.causal.engine import CausalEngine
 from maskdial.causal.runner import Runner
 from maskdial.config import Config
@@ -148,7 +149,7 @@ def load_model(name: str, path: Path, config: Config, metrics: Metrics) -> Serve
     model_metrics = metrics.declare(name)
     model: ServedModel
     if manifest.family == "masked":
-        _check_masked(bundle, session, config)
+        _check_golden(bundle, config, lambda golden: _golden_masked(session, golden))
         masked_engine = MaskedEngine(
             session,
             max_batch_tokens=config.max_batch_tokens,
@@ -169,7 +170,7 @@ def load_model(name: str, path: Path, config: Config, metrics: Metrics) -> Serve
             max_length=max_length,
             vocab_size=manifest.vocab_size,
         )
-        _check_causal(bundle, runner, config)
+        _check_golden(bundle, config, lambda golden: _golden_causal(runner, golden))
         causal_engine = CausalEngine(
             runner,
             tokenizer,
@@ -201,27 +202,30 @@ def _whole_blocks(num_tokens: int, layout: KVLayout) -> int:
     return -(-num_tokens // layout.query_block) * layout.query_block
 
 
-def _check_masked(bundle: Bundle, session: Session, config: Config) -> None:
-    golden = bundle.manifest.golden
+def _golden_masked(session: Session, golden: GoldenCheck) -> NDArray[np.float32]:
     length = len(golden.input_ids)
-    logits = session.run(
-        {
-            "input_ids": np.array([golden.input_ids], np.int64),
-            "lengths": np.array([length], np.int32),
-            "token_type_ids": np.zeros((1, length), np.int64),
-            "rows": np.array([golden.row], np.int64),
-        }
-    )
-    _check_drift(bundle, golden_drift(golden, logits[0]), config)
+    feeds: dict[str, NDArray[Any]] = {
+        "input_ids": np.array([golden.input_ids], np.int64),
+        "lengths": np.array([length], np.int32),
+        "token_type_ids": np.zeros((1, length), np.int64),
+        "rows": np.array([golden.row], np.int64),
+    }
+    (logits,) = session.run(feeds)
+    return np.asarray(logits)
 
 
-def _check_causal(bundle: Bundle, runner: Runner, config: Config) -> None:
-    golden = bundle.manifest.golden
-    logits = runner.prefill(0, np.array(golden.input_ids, np.int64), 0)
-    _check_drift(bundle, golden_drift(golden, logits), config)
+def _golden_causal(runner: Runner, golden: GoldenCheck) -> NDArray[np.float32]:
+    return runner.prefill(0, np.array(golden.input_ids, np.int64), 0)
 
 
-def _check_drift(bundle: Bundle, drift: float, config: Config) -> None:
+def _check_golden(
+    bundle: Bundle, config: Config, run: Callable[[GoldenCheck], NDArray[np.float32]]
+) -> None:
+    """Repeats the golden check; ``run`` computes the checked row's logits."""
+    try:
+        drift = golden_drift(bundle.manifest.golden, run(bundle.manifest.golden))
+    except Exception as error:  # whatever ONNX Runtime raises
+        raise BundleError(f"model {bundle.name!r}: its golden check fails: {error}") from error
     if drift <= bundle.manifest.golden.tolerance:
         return
     if config.golden_check == "error":

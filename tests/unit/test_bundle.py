@@ -98,6 +98,12 @@ def test_golden_check_refuses_a_drift(copy: Path) -> None:
         load_model("mine", copy, Config(), Metrics(()))
 
 
+def test_a_golden_check_that_cannot_run(copy: Path) -> None:
+    change_manifest(copy, lambda manifest: manifest["golden"].update(input_ids=[10**6]))
+    with pytest.raises(BundleError, match="golden check fails"):
+        load_model("mine", copy, Config(), Metrics(()))
+
+
 def test_golden_check_can_warn_instead(copy: Path, caplog: pytest.LogCaptureFixture) -> None:
     with_other_golden(copy)
     model = load_model("mine", copy, Config(golden_check="warn"), Metrics(()))

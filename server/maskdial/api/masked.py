@@ -68,35 +68,51 @@ async def serve_fill_mask(request: Request, content: bytes, name: str | None) ->
             rows = tasks.mask_positions(encoding.ids, model.tokenizer)
         inputs.append(_masked_input(encoding, rows))
 
-    num_masks = sum(len(given.rows) for given in inputs)
-    num_fillings = num_masks * min(top_k, len(target_ids) if target_ids else top_k)
-    if num_fillings > _MAX_FILLINGS:
-        raise ValidationError(
-            f"parameters.top_k: {num_fillings:,} answers for {num_masks} masks; one request may "
-            f"ask for at most {_MAX_FILLINGS:,}"
-        )
+    _check_num_fillings(inputs, top_k if target_ids is None else min(top_k, len(target_ids)))
+
     results = await unless_gone(request, model.engine.submit_many(inputs))
-
-    def fill() -> list[object]:
-        replies: list[object] = []
-        for given, result in zip(inputs, results, strict=True):
-            fillings = tasks.fill_mask(
-                result.logits,
-                given.input_ids,
-                given.rows,
-                model.tokenizer,
-                top_k=top_k,
-                target_ids=target_ids,
-                pad_token_id=model.bundle.manifest.special_tokens.pad,
-            )
-            per_mask = [[asdict(filling) for filling in mask] for mask in fillings]
-            replies.append(per_mask[0] if len(per_mask) == 1 else per_mask)
-        return replies
-
-    few = num_fillings <= _INLINE_FILLINGS
-    replies = fill() if few else await asyncio.to_thread(fill)
+    answers = await _fill(model, inputs, results, top_k, target_ids)
     headers = _timings(inputs, results).headers()
-    return json_reply(replies if batch else replies[0], headers=headers)
+    return json_reply(answers if batch else answers[0], headers=headers)
+
+
+def _check_num_fillings(inputs: Sequence[MaskedInput], per_mask: int) -> None:
+    num_masks = sum(len(given.rows) for given in inputs)
+    if num_masks * per_mask > _MAX_FILLINGS:
+        raise ValidationError(
+            f"parameters.top_k: {num_masks * per_mask:,} answers for {num_masks} masks; one "
+            f"request may ask for at most {_MAX_FILLINGS:,}"
+        )
+
+
+async def _fill(
+    model: MaskedModel,
+    inputs: Sequence[MaskedInput],
+    results: Sequence[MaskedResult],
+    top_k: int,
+    target_ids: Sequence[int] | None,
+) -> list[object]:
+    """Each text's answer on the wire, made beside the event loop when they are many."""
+
+    def answer(given: MaskedInput, result: MaskedResult) -> object:
+        fillings = tasks.fill_mask(
+            result.logits,
+            given.input_ids,
+            given.rows,
+            model.tokenizer,
+            top_k=top_k,
+            target_ids=target_ids,
+            pad_token_id=model.bundle.manifest.special_tokens.pad,
+        )
+        per_mask = [[asdict(filling) for filling in mask] for mask in fillings]
+        return per_mask[0] if len(per_mask) == 1 else per_mask
+
+    def answer_all() -> list[object]:
+        return [answer(*pair) for pair in zip(inputs, results, strict=True)]
+
+    if top_k * sum(len(given.rows) for given in inputs) <= _INLINE_FILLINGS:
+        return answer_all()
+    return await asyncio.to_thread(answer_all)
 
 
 async def serve_classify(request: Request, content: bytes, name: str | None) -> Response:

@@ -1,0 +1,69 @@
+"""Loading, serving, draining: who is refused, and what is waited for."""
+
+import asyncio
+
+import pytest
+
+from maskdial import app as app_module
+from maskdial.config import Config
+from maskdial.errors import MaskdialError, UnavailableError
+from maskdial.lifecycle import Lifecycle, Phase
+
+
+def test_requests_are_taken_between_loading_and_draining() -> None:
+    async def scenario() -> None:
+        lifecycle = Lifecycle()
+        with pytest.raises(UnavailableError, match="loading"):
+            lifecycle.check_accepting()
+        lifecycle.serve()
+        lifecycle.check_accepting()
+        await lifecycle.drain(10)
+        with pytest.raises(UnavailableError, match="shutting down"):
+            lifecycle.check_accepting()
+        lifecycle.serve()
+        assert lifecycle.phase is Phase.DRAINING
+
+    asyncio.run(scenario())
+
+
+def test_a_drain_waits_for_the_running_requests() -> None:
+    async def scenario() -> None:
+        lifecycle = Lifecycle()
+        lifecycle.serve()
+        lifecycle.begin_request()
+        lifecycle.begin_request()
+        draining = asyncio.create_task(lifecycle.drain(3600))
+        for _ in range(2):
+            await asyncio.sleep(0)
+            assert lifecycle.phase is Phase.DRAINING
+            assert not draining.done()
+            lifecycle.end_request()
+        await draining
+
+    asyncio.run(scenario())
+
+
+def test_a_drain_ends_with_its_grace_period() -> None:
+    async def scenario() -> None:
+        lifecycle = Lifecycle()
+        lifecycle.begin_request()
+        await lifecycle.drain(0)
+
+    asyncio.run(scenario())
+
+
+def test_a_fault_while_loading_is_a_failure_and_not_an_endless_start(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def fault(*_: object) -> None:
+        raise RuntimeError("scripted")
+
+    monkeypatch.setattr(app_module, "load_model", fault)
+
+    async def scenario() -> MaskdialError:
+        failure: asyncio.Future[MaskdialError] = asyncio.get_running_loop().create_future()
+        app = app_module.create_app(Config(), failure.set_result)
+        async with app.router.lifespan_context(app):
+            return await asyncio.wait_for(failure, 30)
+
+    assert "scripted" in asyncio.run(scenario()).message
