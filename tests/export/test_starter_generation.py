@@ -15,7 +15,8 @@ from onnx import numpy_helper
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from maskdial.bundle import load_bundle
-from maskdial.causal.sequence import SamplingParams, Sequence
+from maskdial.causal.params import SamplingParams
+from maskdial.causal.sequence import Sequence
 from maskdial.config import Config
 from maskdial.metrics import Metrics
 from maskdial.served import STARTER_FOLDER, CausalModel, load_model

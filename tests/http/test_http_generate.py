@@ -180,8 +180,9 @@ def test_a_client_that_leaves_frees_its_slot(http: httpx.Client, url: str, route
     for connection in sockets:
         connection.close()
     wait_for(
-        lambda: metric(http, "maskdial_cancelled_total", model="causal", reason="disconnect")
-        > before
+        lambda: (
+            metric(http, "maskdial_cancelled_total", model="causal", reason="disconnect") > before
+        )
     )
     wait_for(lambda: metric(http, "maskdial_requests_running", model="causal") == 0)
     wait_for(lambda: metric(http, "maskdial_queue_size", model="causal") == 0)

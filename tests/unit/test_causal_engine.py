@@ -11,7 +11,8 @@ import pytest
 from numpy.typing import NDArray
 
 from maskdial.causal.engine import CausalEngine
-from maskdial.causal.sequence import Finish, SamplingParams, Sequence, State, TokenEvent
+from maskdial.causal.params import SamplingParams
+from maskdial.causal.sequence import Finish, Sequence, State, TokenEvent
 from maskdial.causal.stream import TokenStream
 from maskdial.errors import (
     GenerationError,

@@ -11,8 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
+from maskdial.causal.params import SamplingParams
 from maskdial.causal.sampler import distribution, sample, uniform
-from maskdial.causal.sequence import SamplingParams, Sequence
+from maskdial.causal.sequence import Sequence
 
 VOCAB = 1000
 

@@ -4,8 +4,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from maskdial.causal.params import SamplingParams
 from maskdial.causal.scheduler import Move, Plan, Scheduler
-from maskdial.causal.sequence import SamplingParams, Sequence, State
+from maskdial.causal.sequence import Sequence, State
 from maskdial.errors import OverloadedError
 
 PARAMS = SamplingParams(max_new_tokens=4)

@@ -19,7 +19,8 @@ from maskdial.api.wire import (
     unless_gone,
 )
 from maskdial.api.work import check_num_inputs, name_input, tokenize
-from maskdial.causal.sequence import Finish, SamplingParams, TokenEvent
+from maskdial.causal.params import SamplingParams
+from maskdial.causal.sequence import Finish, TokenEvent
 from maskdial.causal.sequence import Sequence as GeneratedSequence
 from maskdial.causal.stream import TokenStream
 from maskdial.config import Config

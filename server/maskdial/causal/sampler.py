@@ -13,7 +13,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from maskdial.causal.sequence import SamplingParams, Sequence
+from maskdial.causal.params import SamplingParams
+from maskdial.causal.sequence import Sequence
 
 _BLOCK = 512
 _BIN_SHIFT = 18  # leaves 5 bits of mantissa: the weights of one bin differ by 3% at most

@@ -10,48 +10,15 @@ from typing import TYPE_CHECKING, Literal, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from maskdial.causal.params import SamplingParams
 from maskdial.causal.stop import StopMatcher
 
 if TYPE_CHECKING:  # the scheduler imports this module, and must not need asyncio
     from maskdial.causal.stream import ReplyChannel
 
-_GREEDY_TEMPERATURE = 1e-5
 _SEED_BITS = 53
 
 FinishReason = Literal["length", "eos_token", "stop_sequence"]
-
-
-@dataclass(frozen=True, slots=True)
-class SamplingParams:
-    """How a sequence is generated; the API checks the ranges.
-
-    Attributes:
-        max_new_tokens: most tokens to generate, at least 1.
-        do_sample: draw tokens; False takes the most likely one.
-        temperature: divides the logits; below 1e-5 it is greedy.
-        top_k: draw from the k most likely tokens (and those equal to the k-th); 0 is off.
-        top_p: draw from the smallest set of tokens whose probability reaches this; 1 is off.
-        repetition_penalty: divides positive and multiplies negative logits of tokens that are in
-            the prompt or were generated (CTRL, arXiv:1909.05858); 1 is off.
-        seed: of the sequence's own random numbers, below 2**64; None draws one.
-        stop: strings that end the text.
-        include_stop: whether the stop string is part of the text.
-    """
-
-    max_new_tokens: int = 20
-    do_sample: bool = False
-    temperature: float = 1.0
-    top_k: int = 0
-    top_p: float = 1.0
-    repetition_penalty: float = 1.0
-    seed: int | None = None
-    stop: tuple[str, ...] = ()
-    include_stop: bool = True
-
-    @property
-    def greedy(self) -> bool:
-        """Whether tokens are chosen without chance."""
-        return not self.do_sample or self.temperature < _GREEDY_TEMPERATURE
 
 
 class Decoder(Protocol):

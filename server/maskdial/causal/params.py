@@ -1,0 +1,63 @@
+"""SamplingParams: how one sequence is generated."""
+
+from dataclasses import dataclass
+
+_GREEDY_TEMPERATURE = 1e-5
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """How a sequence is generated; the API checks the ranges.
+
+    Attributes:
+        max_new_tokens: most tokens to generate, at least 1.
+        min_new_tokens: until there are as many, nothing but a full context ends the text: neither
+            end-of-sequence and ``stop_token_ids``, which are not drawn, nor stop strings.
+        do_sample: draw tokens; False takes the most likely one.
+        temperature: divides the logits; below 1e-5 it is greedy.
+        top_k: draw from the k most likely tokens (and those equal to the k-th); 0 is off.
+        top_p: draw from the smallest set of tokens whose probability reaches this; 1 is off.
+        min_p: draw from tokens at least this many times as likely as the likeliest
+            (arXiv:2407.01082); 0 is off.
+        typical_p: draw from the tokens whose information is nearest to the distribution's entropy,
+            up to this probability (arXiv:2202.00666); 1 is off.
+        repetition_penalty: divides positive and multiplies negative logits of tokens that are in
+            the prompt or were generated (CTRL, arXiv:1909.05858); 1 is off.
+        frequency_penalty: subtracted from a token's logit once for each time it was generated
+            (OpenAI); 0 is off.
+        presence_penalty: subtracted once from the logits of all tokens that were generated
+            (OpenAI); 0 is off.
+        logit_bias: pairs of token id and what is added to its logit.
+        seed: of the sequence's own random numbers, below 2**64; None draws one.
+        stop: strings that end the text.
+        include_stop: whether the stop string is part of the text.
+        stop_token_ids: tokens that end the text.
+        ignore_eos: go on after the end-of-sequence token.
+        top_n_tokens: report that many of the likeliest tokens beside each chosen one.
+        prompt_logprobs: report the log-probabilities of the prompt's own tokens.
+    """
+
+    max_new_tokens: int = 20
+    min_new_tokens: int = 0
+    do_sample: bool = False
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    typical_p: float = 1.0
+    repetition_penalty: float = 1.0
+    frequency_penalty: float = 0.0
+    presence_penalty: float = 0.0
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    seed: int | None = None
+    stop: tuple[str, ...] = ()
+    include_stop: bool = True
+    stop_token_ids: frozenset[int] = frozenset()
+    ignore_eos: bool = False
+    top_n_tokens: int = 0
+    prompt_logprobs: bool = False
+
+    @property
+    def greedy(self) -> bool:
+        """Whether tokens are chosen without chance."""
+        return not self.do_sample or self.temperature < _GREEDY_TEMPERATURE
