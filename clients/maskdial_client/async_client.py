@@ -19,6 +19,8 @@ from maskdial_client.core import (
     ClassifyInput,
     ClassifyParameters,
     FillMaskParameters,
+    GenerateParameters,
+    Messages,
     Request,
     SamplingParameters,
 )
@@ -143,7 +145,7 @@ class AsyncClient:
         model: str | None = None,
         details: bool = False,
         timeout: float | None = None,
-        **parameters: Unpack[SamplingParameters],
+        **parameters: Unpack[GenerateParameters],
     ) -> Generation: ...
     @overload
     async def generate(
@@ -153,35 +155,50 @@ class AsyncClient:
         model: str | None = None,
         details: bool = False,
         timeout: float | None = None,
-        **parameters: Unpack[SamplingParameters],
+        **parameters: Unpack[GenerateParameters],
     ) -> list[Generation]: ...
+    @overload
     async def generate(
         self,
-        prompt: str | list[str],
         *,
+        messages: Messages,
         model: str | None = None,
         details: bool = False,
         timeout: float | None = None,
-        **parameters: Unpack[SamplingParameters],
+        **parameters: Unpack[GenerateParameters],
+    ) -> Generation: ...
+    async def generate(
+        self,
+        prompt: str | list[str] | None = None,
+        *,
+        messages: Messages | None = None,
+        model: str | None = None,
+        details: bool = False,
+        timeout: float | None = None,
+        **parameters: Unpack[GenerateParameters],
     ) -> Generation | list[Generation]:
-        """The text that follows the prompt, with every token's log-probability if ``details``.
+        """The text that follows the prompt, or the next answer in a conversation.
 
-        For a list, one result per prompt.
+        For a list, one result per prompt. With ``details`` each has every token's log-probability.
         """
-        call = core.generate_call(prompt, model, parameters, details=details)
+        call = core.generate_call(prompt, messages, model, parameters, details=details)
         results = await self._send(call, timeout)
-        return results[0] if isinstance(prompt, str) else results
+        return results if isinstance(prompt, list) else results[0]
 
     def stream(
         self,
-        prompt: str,
+        prompt: str | None = None,
         *,
+        messages: Messages | None = None,
         model: str | None = None,
         timeout: float | None = None,
         **parameters: Unpack[SamplingParameters],
     ) -> AsyncTokenStream:
-        """The text that follows the prompt, token by token. Sends nothing before it is read."""
-        request = core.stream_request(prompt, model, parameters)
+        """The text that follows the prompt, or the next answer in a conversation, token by token.
+
+        Sends nothing before it is read.
+        """
+        request = core.stream_request(prompt, messages, model, parameters)
         return AsyncTokenStream(
             lambda: self._exchange(request, timeout, stream=True), self.base_url
         )

@@ -1,4 +1,4 @@
-"""The terminal front end: ``maskdial fill``, ``classify`` and ``generate`` against a server.
+"""The terminal front end: ``maskdial fill``, ``classify``, ``generate`` and ``chat`` on a server.
 
 For each command there is a function that adds its arguments to a parser and one that runs it and
 returns the exit status: 0, 1 for an error (one sentence on standard error), 130 after Ctrl-C, 141
@@ -11,8 +11,10 @@ import json
 import os
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
+from maskdial_client.chat import Chat
 from maskdial_client.client import Client
 from maskdial_client.errors import MaskdialClientError
 from maskdial_client.results import Classification, FillMaskResult
@@ -81,17 +83,17 @@ def add_generate_arguments(parser: argparse.ArgumentParser) -> None:
     """The arguments of ``maskdial generate``."""
     parser.add_argument("prompt", help="text to go on from; - reads standard input")
     parser.add_argument("--stream", action="store_true", help="print the text as it is generated")
-    parser.add_argument("--max-new-tokens", type=int, metavar="N", help="tokens to generate")
-    parser.add_argument("--temperature", type=float, metavar="T", help="0 is greedy")
-    parser.add_argument("--top-k", type=int, metavar="K", help="sample from the K likeliest tokens")
-    parser.add_argument(
-        "--top-p", type=float, metavar="P", help="sample from the likeliest tokens that add up to P"
+    _add_sampling_arguments(parser)
+    output = parser.add_argument_group("constrained output").add_mutually_exclusive_group()
+    output.add_argument(
+        "--json-schema", type=Path, metavar="FILE", help="JSON that this schema describes"
     )
-    parser.add_argument("--repetition-penalty", type=float, metavar="R", help="1 is none")
-    parser.add_argument("--seed", type=int, metavar="N", help="same seed, same text")
-    parser.add_argument(
-        "--stop", action="append", metavar="TEXT", help="end at this text; may be repeated"
+    output.add_argument("--regex", metavar="PATTERN", help="text that matches as a whole")
+    request = parser.add_argument_group("the request")
+    request.add_argument(
+        "--deadline", type=_positive_seconds, metavar="S", help="seconds that it may take in all"
     )
+    request.add_argument("--priority", type=int, metavar="N", help="lower is earlier; 0")
     _add_common_arguments(parser)
 
 
@@ -100,15 +102,10 @@ def run_generate(args: argparse.Namespace) -> int:
 
     def command(client: Client) -> None:
         prompt = sys.stdin.read() if args.prompt == "-" else args.prompt
-        parameters: dict[str, Any] = {
-            "model": args.model,
-            "max_new_tokens": args.max_new_tokens,
-            "temperature": args.temperature,
-            "top_k": args.top_k,
-            "top_p": args.top_p,
-            "repetition_penalty": args.repetition_penalty,
-            "seed": args.seed,
-            "stop": args.stop,
+        parameters = _stream_options(args) | {
+            "grammar": _grammar(args),
+            "deadline": args.deadline,
+            "priority": args.priority,
         }
         if args.stream:
             _print_stream(client, prompt, parameters, as_json=args.json)
@@ -120,7 +117,87 @@ def run_generate(args: argparse.Namespace) -> int:
     return _run(args, command)
 
 
+def add_chat_arguments(parser: argparse.ArgumentParser) -> None:
+    """The arguments of ``maskdial chat``."""
+    parser.add_argument("--system", metavar="TEXT", help="instructions for the whole conversation")
+    _add_sampling_arguments(parser)
+    _add_connection_arguments(parser)
+
+
+def run_chat(args: argparse.Namespace) -> int:
+    """Answers the lines of standard input, each in the conversation so far."""
+
+    def command(client: Client) -> None:
+        Chat(client, system=args.system, parameters=_stream_options(args)).run()
+
+    return _run(args, command)
+
+
+def _add_sampling_arguments(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("how the text is generated")
+    group.add_argument("--max-new-tokens", type=int, metavar="N", help="most tokens to generate")
+    group.add_argument("--min-new-tokens", type=int, metavar="N", help="fewest tokens to generate")
+    group.add_argument("--temperature", type=float, metavar="T", help="0 is greedy")
+    group.add_argument("--top-k", type=int, metavar="K", help="sample from the K likeliest tokens")
+    group.add_argument(
+        "--top-p", type=float, metavar="P", help="sample from the likeliest tokens that add up to P"
+    )
+    group.add_argument(
+        "--min-p", type=float, metavar="P", help="and at least P times as likely as the likeliest"
+    )
+    group.add_argument(
+        "--typical-p", type=float, metavar="P", help="sample from typical tokens that add up to P"
+    )
+    group.add_argument("--repetition-penalty", type=float, metavar="R", help="1 is none")
+    group.add_argument(
+        "--frequency-penalty", type=float, metavar="F", help="for each time it was said; 0 is none"
+    )
+    group.add_argument(
+        "--presence-penalty", type=float, metavar="F", help="if it was said; 0 is none"
+    )
+    group.add_argument("--seed", type=int, metavar="N", help="same seed, same text")
+    group.add_argument(
+        "--stop", action="append", metavar="TEXT", help="end at this text; may be repeated"
+    )
+
+
+def _stream_options(args: argparse.Namespace) -> dict[str, Any]:
+    """What ``Client.generate`` and ``Client.stream`` take alike."""
+    names = (
+        "model",
+        "max_new_tokens",
+        "min_new_tokens",
+        "temperature",
+        "top_k",
+        "top_p",
+        "min_p",
+        "typical_p",
+        "repetition_penalty",
+        "frequency_penalty",
+        "presence_penalty",
+        "seed",
+        "stop",
+    )
+    return {name: getattr(args, name) for name in names}
+
+
+def _grammar(args: argparse.Namespace) -> dict[str, Any] | None:
+    if args.regex is not None:
+        return {"type": "regex", "value": args.regex}
+    if args.json_schema is None:
+        return None
+    try:
+        return {"type": "json", "value": json.loads(args.json_schema.read_text(encoding="utf-8"))}
+    except (OSError, ValueError) as error:
+        raise ValueError(f"{args.json_schema} is not a readable JSON file: {error}") from error
+
+
 def _add_common_arguments(parser: argparse.ArgumentParser) -> None:
+    _add_connection_arguments(parser)
+    parser.add_argument("--json", action="store_true", help="print JSON")
+
+
+def _add_connection_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--model", metavar="NAME", help="served model; default: the one that fits")
     parser.add_argument("--url", default=DEFAULT_URL, help="the server (default: %(default)s)")
     parser.add_argument(
@@ -133,7 +210,6 @@ def _add_common_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="S",
         help="seconds that the server may stay silent (default: %(default)g)",
     )
-    parser.add_argument("--json", action="store_true", help="print JSON")
 
 
 def _positive_seconds(text: str) -> float:

@@ -16,6 +16,8 @@ from maskdial_client.core import (
     ClassifyInput,
     ClassifyParameters,
     FillMaskParameters,
+    GenerateParameters,
+    Messages,
     Request,
     SamplingParameters,
 )
@@ -138,7 +140,7 @@ class Client:
         model: str | None = None,
         details: bool = False,
         timeout: float | None = None,
-        **parameters: Unpack[SamplingParameters],
+        **parameters: Unpack[GenerateParameters],
     ) -> Generation: ...
     @overload
     def generate(
@@ -148,35 +150,50 @@ class Client:
         model: str | None = None,
         details: bool = False,
         timeout: float | None = None,
-        **parameters: Unpack[SamplingParameters],
+        **parameters: Unpack[GenerateParameters],
     ) -> list[Generation]: ...
+    @overload
     def generate(
         self,
-        prompt: str | list[str],
         *,
+        messages: Messages,
         model: str | None = None,
         details: bool = False,
         timeout: float | None = None,
-        **parameters: Unpack[SamplingParameters],
+        **parameters: Unpack[GenerateParameters],
+    ) -> Generation: ...
+    def generate(
+        self,
+        prompt: str | list[str] | None = None,
+        *,
+        messages: Messages | None = None,
+        model: str | None = None,
+        details: bool = False,
+        timeout: float | None = None,
+        **parameters: Unpack[GenerateParameters],
     ) -> Generation | list[Generation]:
-        """The text that follows the prompt, with every token's log-probability if ``details``.
+        """The text that follows the prompt, or the next answer in a conversation.
 
-        For a list, one result per prompt.
+        For a list, one result per prompt. With ``details`` each has every token's log-probability.
         """
-        call = core.generate_call(prompt, model, parameters, details=details)
+        call = core.generate_call(prompt, messages, model, parameters, details=details)
         results = self._send(call, timeout)
-        return results[0] if isinstance(prompt, str) else results
+        return results if isinstance(prompt, list) else results[0]
 
     def stream(
         self,
-        prompt: str,
+        prompt: str | None = None,
         *,
+        messages: Messages | None = None,
         model: str | None = None,
         timeout: float | None = None,
         **parameters: Unpack[SamplingParameters],
     ) -> TokenStream:
-        """The text that follows the prompt, token by token. Sends nothing before it is read."""
-        request = core.stream_request(prompt, model, parameters)
+        """The text that follows the prompt, or the next answer in a conversation, token by token.
+
+        Sends nothing before it is read.
+        """
+        request = core.stream_request(prompt, messages, model, parameters)
         return TokenStream(lambda: self._exchange(request, timeout, stream=True), self.base_url)
 
     def models(self) -> list[ModelInfo]:

@@ -6,7 +6,7 @@ the API's; their callers turn that into a ProtocolError.
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from typing import Any
@@ -93,6 +93,7 @@ def stream_event(document: Any) -> StreamEvent:
             seed=details.get("seed"),
             input_length=details.get("input_length"),
         ),
+        top_tokens=_tokens(document.get("top_tokens")),
     )
 
 
@@ -132,22 +133,37 @@ def classification(entry: Sequence[Mapping[str, Any]]) -> Classification:
     )
 
 
-def generation(document: Mapping[str, Any]) -> Generation:
-    """A generated text, with details where they are there."""
+def generation(document: Any) -> Generation:
+    """A generated text, with details where they are there; of a list, the first with the others."""
+    if not isinstance(document, list):
+        return _generation(document)
+    first, *others = (_generation(item) for item in document)
+    return replace(first, others=tuple(others))
+
+
+def _generation(document: Mapping[str, Any]) -> Generation:
     details = document.get("details")
     return Generation(
         generated_text=str(document["generated_text"]),
-        details=None
-        if details is None
-        else GenerationDetails(
-            finish_reason=str(details["finish_reason"]),
-            generated_tokens=int(details["generated_tokens"]),
-            seed=details.get("seed"),
-            prefill=tuple(
-                PromptToken(int(item["id"]), str(item["text"]), item.get("logprob"))
-                for item in details.get("prefill") or ()
-            ),
-            tokens=tuple(_token(item) for item in details.get("tokens") or ()),
+        details=None if details is None else _generation_details(details),
+    )
+
+
+def _generation_details(details: Mapping[str, Any]) -> GenerationDetails:
+    return GenerationDetails(
+        finish_reason=str(details["finish_reason"]),
+        generated_tokens=int(details["generated_tokens"]),
+        seed=details.get("seed"),
+        prefill=tuple(
+            PromptToken(int(item["id"]), str(item["text"]), item.get("logprob"))
+            for item in details.get("prefill") or ()
+        ),
+        tokens=_tokens(details.get("tokens")),
+        input_length=details.get("input_length"),
+        top_tokens=tuple(_tokens(items) for items in details.get("top_tokens") or ()),
+        best_of_sequences=tuple(
+            Generation(str(item["generated_text"]), _generation_details(item))
+            for item in details.get("best_of_sequences") or ()
         ),
     )
 
@@ -182,6 +198,10 @@ def health(document: Mapping[str, Any]) -> Health:
     """The document of /health/ready."""
     status = str(document["status"])
     return Health(status == "ready", status, tuple(str(m) for m in document.get("models", ())))
+
+
+def _tokens(items: Sequence[Mapping[str, Any]] | None) -> tuple[Token, ...]:
+    return tuple(_token(item) for item in items or ())
 
 
 def _token(item: Mapping[str, Any]) -> Token:

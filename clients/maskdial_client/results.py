@@ -77,21 +77,38 @@ class Token:
 
 @dataclass(frozen=True, slots=True)
 class GenerationDetails:
-    """How a text came about. ``finish_reason`` is length, eos_token or stop_sequence."""
+    """How a text came about. ``finish_reason`` is length, eos_token or stop_sequence.
+
+    ``input_length`` counts the prompt's tokens; ``prefill`` holds them with their log-probabilities
+    if ``decoder_input_details`` was given. With ``top_n_tokens``, ``top_tokens`` has for each token
+    the likeliest ones in its place. ``best_of_sequences`` are the other texts of ``best_of``.
+    """
 
     finish_reason: str
     generated_tokens: int
     seed: int | None
     prefill: tuple[PromptToken, ...]
     tokens: tuple[Token, ...]
+    input_length: int | None = None
+    top_tokens: tuple[tuple[Token, ...], ...] = ()
+    best_of_sequences: "tuple[Generation, ...]" = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Generation:
-    """A generated text; ``details`` only when they were asked for."""
+    """A generated text; ``details`` only when they were asked for.
+
+    With ``n``, it is the first of the texts and ``others`` are the rest.
+    """
 
     generated_text: str
     details: GenerationDetails | None
+    others: "tuple[Generation, ...]" = ()
+
+    @property
+    def texts(self) -> tuple[str, ...]:
+        """All ``n`` texts, in the reply's order."""
+        return (self.generated_text, *(other.generated_text for other in self.others))
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,12 +123,16 @@ class StreamDetails:
 
 @dataclass(frozen=True, slots=True)
 class StreamEvent:
-    """One event of a stream: a token, and with the last one the whole text and its details."""
+    """One event of a stream: a token, and with the last one the whole text and its details.
+
+    With ``top_n_tokens``, ``top_tokens`` are the likeliest ones in the token's place.
+    """
 
     index: int
     token: Token
     generated_text: str | None
     details: StreamDetails | None
+    top_tokens: tuple[Token, ...] = ()
 
     @property
     def text(self) -> str:

@@ -62,6 +62,9 @@ def _parser(*, with_export: bool) -> argparse.ArgumentParser:
     client_cli.add_generate_arguments(
         add("generate", "continue a prompt, on a running server", client_cli.run_generate)
     )
+    client_cli.add_chat_arguments(
+        add("chat", "talk with a model, on a running server", client_cli.run_chat)
+    )
     return parser
 
 

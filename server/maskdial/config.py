@@ -73,6 +73,26 @@ class Config(BaseSettings):
         description="prompt tokens read between two steps of the running streams, rounded up to "
         "the attention kernel's block: more reads prompts faster, fewer keep streams smoother",
     )
+    prefix_cache_bytes: int = Field(
+        512 * 2**20,
+        ge=0,
+        description="memory of each causal model for the beginnings of prompts, which are then "
+        "copied instead of read again; 0 turns it off",
+    )
+    speculative_tokens: int = Field(
+        0,
+        ge=0,
+        le=64,
+        description="most tokens to guess ahead, from the text itself, for a sequence that runs "
+        "alone: copies and summaries get faster, and the last bits of log-probabilities depend on "
+        "who else is there; 0 turns it off",
+    )
+    request_timeout: float = Field(
+        0.0,
+        ge=0,
+        description="seconds that a request may take, unless its own timeout is shorter; beyond "
+        "it: 504; 0: as long as it needs",
+    )
     grace_period: float = Field(
         30.0, ge=0, description="seconds that running requests get to finish after SIGTERM"
     )

@@ -6,6 +6,7 @@ MaskdialError
 ├── TooLargeError        413  the body is larger than the server takes
 ├── OverloadedError      429  the queue is full; Retry-After says when to come back
 ├── UnavailableError     503  starting, draining, or the engine is down
+├── DeadlineError        504  not finished in time
 ├── InferenceError       500  a masked model's pass failed
 ├── GenerationError      500  a causal model's step failed
 ├── BundleError               a model folder cannot be served (start-up only)
@@ -66,6 +67,13 @@ class UnavailableError(MaskdialError):
     status = 503
     error_type = "unavailable"
     retry_after = 5
+
+
+class DeadlineError(MaskdialError):
+    """The request was not finished within its timeout."""
+
+    status = 504
+    error_type = "timeout"
 
 
 class InferenceError(MaskdialError):

@@ -5,7 +5,7 @@ sets: no text that a user sends ever becomes a label.
 """
 
 from collections.abc import Iterable
-from typing import Protocol
+from typing import Literal, Protocol, get_args
 
 from prometheus_client import (
     CollectorRegistry,
@@ -28,10 +28,13 @@ OUTCOMES = (
     "too_large",
     "overloaded",
     "unavailable",
+    "timeout",
     "inference",
     "generation",
 )
-CANCEL_REASONS = ("disconnect", "shutdown")
+CancelReason = Literal["disconnect", "timeout", "shutdown"]
+CANCEL_REASONS: tuple[CancelReason, ...] = get_args(CancelReason)
+PHASES = ("schedule", "run", "sample", "publish")
 
 _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
 _TOKENS = tuple(2**power for power in range(3, 18))
@@ -53,7 +56,10 @@ class EngineMetrics(Protocol):
     def time_to_first_token(self, seconds: float) -> None: ...
     def inter_token(self, seconds: float) -> None: ...
     def kv_cache(self, used_bytes: int, ratio: float) -> None: ...
-    def cancelled(self, reason: str) -> None: ...
+    def prefix_cache(self, num_queried: int, num_hit: int) -> None: ...
+    def speculation(self, num_drafts: int, num_accepted: int) -> None: ...
+    def step(self, schedule: float, run: float, sample: float, publish: float) -> None: ...
+    def cancelled(self, reason: CancelReason) -> None: ...
 
 
 class NullMetrics:
@@ -70,7 +76,10 @@ class NullMetrics:
     def time_to_first_token(self, seconds: float) -> None: ...
     def inter_token(self, seconds: float) -> None: ...
     def kv_cache(self, used_bytes: int, ratio: float) -> None: ...
-    def cancelled(self, reason: str) -> None: ...
+    def prefix_cache(self, num_queried: int, num_hit: int) -> None: ...
+    def speculation(self, num_drafts: int, num_accepted: int) -> None: ...
+    def step(self, schedule: float, run: float, sample: float, publish: float) -> None: ...
+    def cancelled(self, reason: CancelReason) -> None: ...
 
 
 class Metrics:
@@ -132,6 +141,13 @@ class Metrics:
         self.prefix_cache_hits = counter(
             "prefix_cache_hits", "Prompt tokens found in the prefix cache", "model"
         )
+        self.draft_tokens = counter("speculative_draft_tokens", "Tokens guessed ahead", "model")
+        self.accepted_draft_tokens = counter(
+            "speculative_accepted_tokens", "Tokens guessed ahead that were right", "model"
+        )
+        self.engine_seconds = counter(
+            "engine_seconds", "Time of the generation loop, by its phase", "model", "phase"
+        )
         self.cancelled = counter("cancelled", "Requests dropped unfinished", "model", "reason")
         self.engine_up = gauge("engine_up", "1 while the engine runs passes", "model")
         self.build_info = gauge("build_info", "Always 1", "version")
@@ -142,8 +158,6 @@ class Metrics:
     def declare(self, model: str) -> "ModelMetrics":
         """Makes every series of a model exist at zero, and returns the model's own view."""
         self._declare_requests(model)
-        self.prefix_cache_queries.labels(model)
-        self.prefix_cache_hits.labels(model)
         return ModelMetrics(self, model)
 
     def _declare_requests(self, model: str) -> None:
@@ -176,6 +190,11 @@ class ModelMetrics:
         self._inter_token_latency = metrics.inter_token_latency.labels(model)
         self._kv_cache_usage = metrics.kv_cache_usage.labels(model)
         self._kv_cache_bytes = metrics.kv_cache_bytes.labels(model)
+        self._prefix_cache_queries = metrics.prefix_cache_queries.labels(model)
+        self._prefix_cache_hits = metrics.prefix_cache_hits.labels(model)
+        self._draft_tokens = metrics.draft_tokens.labels(model)
+        self._accepted_draft_tokens = metrics.accepted_draft_tokens.labels(model)
+        self._engine_seconds = [metrics.engine_seconds.labels(model, phase) for phase in PHASES]
         self._cancelled = {r: metrics.cancelled.labels(model, r) for r in CANCEL_REASONS}
 
     def queue_size(self, n: int) -> None:
@@ -217,5 +236,19 @@ class ModelMetrics:
         self._kv_cache_bytes.set(used_bytes)
         self._kv_cache_usage.set(ratio)
 
-    def cancelled(self, reason: str) -> None:
+    def prefix_cache(self, num_queried: int, num_hit: int) -> None:
+        self._prefix_cache_queries.inc(num_queried)
+        self._prefix_cache_hits.inc(num_hit)
+
+    def speculation(self, num_drafts: int, num_accepted: int) -> None:
+        self._draft_tokens.inc(num_drafts)
+        self._accepted_draft_tokens.inc(num_accepted)
+
+    def step(self, schedule: float, run: float, sample: float, publish: float) -> None:
+        for counter, seconds in zip(
+            self._engine_seconds, (schedule, run, sample, publish), strict=True
+        ):
+            counter.inc(seconds)
+
+    def cancelled(self, reason: CancelReason) -> None:
         self._cancelled[reason].inc()

@@ -10,9 +10,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 import maskdial
-from maskdial.bundle import Bundle, GoldenCheck, KVLayout, Task, load_bundle
+from maskdial.bundle import GRAPH, Bundle, GoldenCheck, KVLayout, Task, load_bundle
 from maskdial.causal.engine import CausalEngine
+from maskdial.causal.grammar import GrammarCompiler
+from maskdial.causal.prefix_cache import PrefixCache
 from maskdial.causal.runner import Runner
+from maskdial.chat import ChatTemplate
 from maskdial.config import Config
 from maskdial.errors import BundleError, NotFoundError, ValidationError
 from maskdial.golden import drift_message, golden_drift
@@ -47,6 +50,8 @@ class CausalModel:
     metrics: ModelMetrics
     provider: Provider
     max_length: int
+    chat_template: ChatTemplate
+    grammars: GrammarCompiler
 
 
 ServedModel = MaskedModel | CausalModel
@@ -176,14 +181,25 @@ def load_model(name: str, path: Path, config: Config, metrics: Metrics) -> Serve
             tokenizer,
             slots=config.slots,
             max_length=max_length,
+            vocab_size=manifest.vocab_size,
             prefill_chunk_tokens=_whole_blocks(config.prefill_chunk_tokens, manifest.kv),
+            block_tokens=manifest.kv.query_block,
             max_queue=config.max_queue,
             eos_token_ids=frozenset(manifest.special_tokens.eos),
+            prefix_cache=_prefix_cache(bundle, manifest.kv, config),
+            max_drafts=config.speculative_tokens,
             metrics=model_metrics,
             name=name,
         )
         model = CausalModel(
-            bundle, tokenizer, causal_engine, model_metrics, options.provider, max_length
+            bundle,
+            tokenizer,
+            causal_engine,
+            model_metrics,
+            options.provider,
+            max_length,
+            _chat_template(bundle, tokenizer),
+            _grammar_compiler(bundle),
         )
     model.engine.start()
     _log.info(
@@ -195,6 +211,33 @@ def load_model(name: str, path: Path, config: Config, metrics: Metrics) -> Serve
         options.provider,
     )
     return model
+
+
+def _chat_template(bundle: Bundle, tokenizer: Tokenizer) -> ChatTemplate:
+    special = bundle.manifest.special_tokens
+    return ChatTemplate.from_bundle(
+        bundle,
+        bos_token="" if special.bos is None else tokenizer.id_to_token(special.bos),
+        eos_token=tokenizer.id_to_token(special.eos[0]) if special.eos else "",
+    )
+
+
+def _grammar_compiler(bundle: Bundle) -> GrammarCompiler:
+    return GrammarCompiler(
+        bundle.tokenizer.read_text(encoding="utf-8"),
+        vocab_size=bundle.manifest.vocab_size,
+        eos_token_ids=bundle.manifest.special_tokens.eos,
+    )
+
+
+def _prefix_cache(bundle: Bundle, layout: KVLayout, config: Config) -> PrefixCache | None:
+    if not config.prefix_cache_bytes:
+        return None
+    return PrefixCache(
+        model=bundle.manifest.files[GRAPH],
+        block_tokens=layout.query_block,
+        max_bytes=config.prefix_cache_bytes,
+    )
 
 
 def _whole_blocks(num_tokens: int, layout: KVLayout) -> int:
@@ -215,7 +258,8 @@ def _golden_masked(session: Session, golden: GoldenCheck) -> NDArray[np.float32]
 
 
 def _golden_causal(runner: Runner, golden: GoldenCheck) -> NDArray[np.float32]:
-    return runner.prefill(0, np.array(golden.input_ids, np.int64), 0)
+    (logits,) = runner.prefill(0, np.array(golden.input_ids, np.int64), 0)
+    return np.asarray(logits)
 
 
 def _check_golden(

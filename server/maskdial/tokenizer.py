@@ -1,13 +1,20 @@
 """Tokenizer: text to token ids and back, over a ``tokenizers`` file."""
 
-from collections.abc import Sequence
+import codecs
+import json
+import re
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
+from typing import Any
 
 import tokenizers
 
 from maskdial.bundle import SpecialTokens
 from maskdial.errors import BundleError
+
+_BYTE_TOKEN = re.compile("<0x([0-9A-Fa-f]{2})>")
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,12 +31,26 @@ class Encoding:
 
 
 class Tokenizer:
-    """A model's tokenizer. Its methods may be called from several threads at once."""
+    """A model's tokenizer. Its methods may be called from several threads at once.
+
+    Decoding never fails: ids that have no token, such as those a model's vocabulary is padded with,
+    say nothing.
+
+    Raises:
+        BundleError: the decoder is one that `tokenizers` cannot run on every token.
+    """
 
     def __init__(self, backend: tokenizers.Tokenizer, special: SpecialTokens) -> None:
         backend.no_padding()
         backend.no_truncation()
         self._backend = backend
+        stages = list(_decoder_stages(backend))
+        if any(stage["type"] == "Strip" and stage["stop"] > 0 for stage in stages):
+            # tokenizers 0.23 panics, which kills a thread, on tokens shorter than what is cut off.
+            raise BundleError("the tokenizer's decoder strips the ends of tokens (Strip with stop)")
+        # Sequences that hold ByteLevel in the wild hold nothing else that changes text.
+        self._byte_level = any(stage["type"] == "ByteLevel" for stage in stages)
+        self._byte_fallback = any(stage["type"] == "ByteFallback" for stage in stages)
         self.vocab_size: int = backend.get_vocab_size()
         self.special_ids = frozenset(
             token_id
@@ -44,7 +65,7 @@ class Tokenizer:
         """Reads ``tokenizer.json``.
 
         Raises:
-            BundleError: the file is not a tokenizer.
+            BundleError: the file is not a tokenizer, or not one that can be used.
         """
         try:
             backend = tokenizers.Tokenizer.from_file(str(path))
@@ -67,6 +88,29 @@ class Tokenizer:
         """What one token says alone, special tokens spelled out."""
         return self._backend.decode([token_id], skip_special_tokens=False)
 
+    def token_bytes(self, token_id: int, previous_id: int | None = None) -> bytes:
+        """What a token adds to a text, as UTF-8: possibly only a part of a character.
+
+        Args:
+            token_id: the token.
+            previous_id: the last token before it that is not special, None at a text's start, where
+                SentencePiece drops a word's leading space.
+        """
+        token = self._backend.id_to_token(token_id)
+        if token is None:
+            return b""
+        if self._byte_level:
+            return _byte_level_bytes(token)
+        if self._byte_fallback and (spelling := _BYTE_TOKEN.fullmatch(token)):
+            byte = bytes.fromhex(spelling[1])
+            if previous_id is not None or not byte.isascii():
+                return byte
+        if previous_id is None:
+            return self.token_text(token_id).encode()
+        # Every decoder of `tokenizers` looks back no further than one token.
+        text = self.decode([previous_id, token_id], skip_special_tokens=False)
+        return text[len(self.token_text(previous_id)) :].encode()
+
     def token_to_id(self, token: str) -> int | None:
         """The id of a vocabulary entry as it is spelled in the vocabulary."""
         return self._backend.token_to_id(token)
@@ -75,47 +119,92 @@ class Tokenizer:
         """The vocabulary's spelling of a token, empty for an id that has none."""
         return self._backend.id_to_token(token_id) or ""
 
+    def is_text(self, token_id: int) -> bool:
+        """Whether a token is in the vocabulary and not special: only such tokens make text."""
+        return token_id not in self.special_ids and self._backend.id_to_token(token_id) is not None
+
     def decoder(self, prompt_ids: Sequence[int]) -> "IncrementalDecoder":
         """A decoder for the tokens that follow a prompt."""
-        return IncrementalDecoder(self._backend, prompt_ids)
+        return IncrementalDecoder(self, prompt_ids)
 
 
 class IncrementalDecoder:
     """Turns a sequence's new tokens into text piece by piece, never half a character.
 
-    New tokens are decoded together with the few before them, so a SentencePiece word keeps its
-    leading space (the scheme of text-generation-inference and vLLM). ``tokenizers``' DecodeStream
-    does the same but cannot give back what it holds when a text ends within a character.
+    Tokens become bytes, and Python's incremental decoder makes text of them as soon as they are a
+    character, or U+FFFD when they are none (as section 3.9 of the Unicode standard recommends). So
+    at most three bytes are held back, and a token costs the same however long the text is. Where
+    all bytes are valid, the pieces join to what `Tokenizer.decode` says; where some are not, a
+    ByteFallback decoder gives up their neighbours too, which a stream may have shown already.
+
+    Others (text-generation-inference, vLLM, ``tokenizers``' DecodeStream) decode a window of tokens
+    until its text does not end with U+FFFD. That holds text back while every token ends within a
+    character, and goes wrong when the window begins within one.
     """
 
-    # Enough tokens before the first new one that decoders, which look one piece back, and an
-    # unfinished character of four byte tokens come out as they would after the whole prompt.
-    _CONTEXT = 6
+    # A character has at most four bytes, and a token at least one.
+    _MOST_UNFINISHED = 3
 
-    def __init__(self, backend: tokenizers.Tokenizer, prompt_ids: Sequence[int]) -> None:
-        self._backend = backend
-        self._ids = list(prompt_ids[-self._CONTEXT :])
-        self._known = len(self._ids)
-        self._known_text = self._decode()
+    def __init__(self, tokenizer: Tokenizer, prompt_ids: Sequence[int]) -> None:
+        self._tokenizer = tokenizer
+        self._utf8 = codecs.getincrementaldecoder("utf-8")(errors="replace")
+        self._previous_id: int | None = None
+        self._prompt_marks = ""
+        told = (token_id for token_id in reversed(prompt_ids) if tokenizer.is_text(token_id))
+        for token_id in reversed(list(islice(told, self._MOST_UNFINISHED))):
+            self.push(token_id)
+        self._prompt_marks = self._utf8.getstate()[0].decode(errors="replace")
 
     def push(self, token_id: int) -> str:
-        """Takes the next token and returns the text that it completes, possibly none."""
-        self._ids.append(token_id)
-        text = self._decode()
-        if len(text) <= len(self._known_text) or text.endswith("\ufffd"):
+        """Takes the next token and returns the text that it completes, possibly none.
+
+        A character that the prompt began is returned whole when it is completed.
+        """
+        if not self._tokenizer.is_text(token_id):
             return ""
-        return self._take(text)
+        new = self._tokenizer.token_bytes(token_id, self._previous_id)
+        self._previous_id = token_id
+        return self._without_prompt(self._utf8.decode(new))
 
     def flush(self) -> str:
         """The text still held back: an unfinished character, as U+FFFD."""
-        return self._take(self._decode())
+        return self._without_prompt(self._utf8.decode(b"", final=True))
 
-    def _take(self, text: str) -> str:
-        new = text[len(self._known_text) :]
-        self._ids = self._ids[self._known :]
-        self._known = len(self._ids)
-        self._known_text = self._decode()
-        return new
+    def _without_prompt(self, text: str) -> str:
+        if text:
+            # What the prompt began and nothing completed is in the prompt's text already.
+            text = text.removeprefix(self._prompt_marks)
+            self._prompt_marks = ""
+        return text
 
-    def _decode(self) -> str:
-        return self._backend.decode(self._ids, skip_special_tokens=True)
+
+def _byte_alphabet() -> dict[str, int]:
+    """The characters that spell bytes in byte-level vocabularies (GPT-2's ``bytes_to_unicode``)."""
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [byte for byte in range(0x100) if byte not in printable]
+    return {chr(byte): byte for byte in printable} | {
+        chr(0x100 + index): byte for index, byte in enumerate(others)
+    }
+
+
+_BYTE_ALPHABET = _byte_alphabet()
+
+
+def _byte_level_bytes(token: str) -> bytes:
+    try:
+        return bytes(map(_BYTE_ALPHABET.__getitem__, token))
+    except KeyError:  # an added token, spelled as it is
+        return token.encode()
+
+
+def _decoder_stages(backend: tokenizers.Tokenizer) -> Iterator[dict[str, Any]]:
+    """The decoder's parts as ``tokenizer.json`` describes them, in order."""
+    if backend.decoder is None:
+        return
+    pending = [json.loads(backend.decoder.__getstate__())]
+    while pending:
+        stage = pending.pop(0)
+        if stage["type"] == "Sequence":
+            pending = stage["decoders"] + pending
+        else:
+            yield stage

@@ -43,7 +43,7 @@ class FakeServer:
         return self.reply(request.url.path, body)
 
     def reply(self, path: str, body: dict[str, Any]) -> Response:
-        inputs = body["inputs"]
+        inputs = body.get("inputs")
         single = not isinstance(inputs, list)
         if path == "/fill-mask":
             results: list[Any] = [_fills(text) for text in ([inputs] if single else inputs)]
@@ -55,8 +55,8 @@ class FakeServer:
                 self.events(), headers={"x-request-id": "r-7"}, media_type="text/event-stream"
             )
         else:
-            details = body.get("parameters", {}).get("details", False)
-            results = [_generation(details) for _ in ([inputs] if single else inputs)]
+            parameters = body.get("parameters", {})
+            results = [_generations(parameters) for _ in ([inputs] if single else inputs)]
         return JSONResponse(results[0] if single else results)
 
     async def events(self) -> AsyncIterator[bytes]:
@@ -116,16 +116,31 @@ def _fills(text: str) -> list[Any]:
     return masks[0] if len(masks) == 1 else masks
 
 
-def _generation(details: bool) -> dict[str, Any]:
-    reply: dict[str, Any] = {"generated_text": " there was"}
-    if details:
-        reply["details"] = {
+def _generations(parameters: dict[str, Any]) -> Any:
+    """One text, or a list of ``n``, each with details if they are asked for."""
+    n = parameters.get("n", 1)
+    texts = [" there was", *(f" text {number}" for number in range(2, n + 1))]
+    replies = [_generation(text, parameters) for text in texts]
+    return replies if n > 1 else replies[0]
+
+
+def _generation(text: str, parameters: dict[str, Any]) -> dict[str, Any]:
+    reply: dict[str, Any] = {"generated_text": text}
+    if parameters.get("details"):
+        token = {"id": 9, "text": text, "logprob": -0.5, "special": False}
+        details: dict[str, Any] = {
             "finish_reason": "length",
             "generated_tokens": 1,
             "seed": None,
+            "input_length": 1,
             "prefill": [{"id": 5, "text": "Once", "logprob": None}],
-            "tokens": [{"id": 9, "text": " there was", "logprob": -0.5, "special": False}],
+            "tokens": [token],
         }
+        if parameters.get("top_n_tokens"):
+            details["top_tokens"] = [[token, {**token, "id": 10, "text": " is"}]]
+        reply["details"] = dict(details)
+        if parameters.get("best_of"):
+            reply["details"]["best_of_sequences"] = [details | {"generated_text": " is"}]
     return reply
 
 
@@ -136,9 +151,11 @@ def _event(index: int, token: str, *, special: bool = False, text: str | None = 
         "seed": 3,
         "input_length": 4,
     }
+    chosen = {"id": index, "text": token, "logprob": -0.25, "special": special}
     document = {
         "index": index,
-        "token": {"id": index, "text": token, "logprob": -0.25, "special": special},
+        "token": chosen,
+        "top_tokens": [chosen],
         "generated_text": text,
         "details": None if text is None else details,
     }

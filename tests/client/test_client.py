@@ -139,12 +139,90 @@ def test_generate_gives_details_only_when_asked(driver: Driver, fake: Any) -> No
     assert fake.bodies[0]["parameters"] == {"max_new_tokens": 1, "stop": ["\n"]}
 
 
+def test_generate_answers_a_conversation(driver: Driver, fake: Any) -> None:
+    client = driver.client(fake.url)
+    messages = [{"role": "user", "content": "Hi"}]
+    result = driver.wait(client.generate(messages=messages, seed=1))
+    assert result.generated_text == " there was"
+    assert len(driver.read(client.stream(messages=messages))) == 3
+    assert fake.bodies == [
+        {"messages": messages, "parameters": {"seed": 1}},
+        {"messages": messages, "stream": True},
+    ]
+
+
+def test_a_prompt_or_messages_and_not_both(driver: Driver, fake: Any) -> None:
+    client = driver.client(fake.url)
+    for given in ({}, {"prompt": "Once", "messages": [{"role": "user", "content": "Hi"}]}):
+        with pytest.raises(ValueError, match="either a prompt or messages"):
+            driver.wait(client.generate(**given))
+        with pytest.raises(ValueError, match="either a prompt or messages"):
+            client.stream(**given)
+    assert fake.bodies == []
+
+
+def test_generate_gives_every_one_of_n_texts(driver: Driver, fake: Any) -> None:
+    client = driver.client(fake.url)
+    result = driver.wait(client.generate("Once", n=3, details=True))
+    assert result.texts == (" there was", " text 2", " text 3")
+    assert [other.details.tokens[0].text for other in result.others] == [" text 2", " text 3"]
+    batch = driver.wait(client.generate(["Once", "Twice"], n=2))
+    assert [entry.texts for entry in batch] == [(" there was", " text 2")] * 2
+    assert driver.wait(client.generate("Once")).texts == (" there was",)
+
+
+def test_generate_gives_all_details(driver: Driver, fake: Any) -> None:
+    client = driver.client(fake.url)
+    call = client.generate(
+        "Once", details=True, best_of=2, top_n_tokens=2, decoder_input_details=True
+    )
+    details = driver.wait(call).details
+    assert details.input_length == 1
+    assert [[token.text for token in tokens] for tokens in details.top_tokens] == [
+        [" there was", " is"]
+    ]
+    (other,) = details.best_of_sequences
+    assert (other.generated_text, other.details.prefill) == (" is", details.prefill)
+    assert other.details.best_of_sequences == ()
+
+
+def test_options_of_the_request_stand_beside_its_parameters(driver: Driver, fake: Any) -> None:
+    client = driver.client(fake.url)
+    driver.wait(
+        client.generate(
+            "Once",
+            deadline=2.5,
+            priority=-1,
+            cache_salt="me",
+            logit_bias={7: 1.5},
+            grammar={"type": "regex", "value": "a+"},
+        )
+    )
+    driver.wait(client.fill_mask("[MASK]", deadline=1))
+    driver.wait(client.classify("Good.", deadline=1))
+    assert fake.bodies == [
+        {
+            "inputs": "Once",
+            "parameters": {
+                "logit_bias": {"7": 1.5},
+                "grammar": {"type": "regex", "value": "a+"},
+            },
+            "timeout": 2.5,
+            "priority": -1,
+            "cache_salt": "me",
+        },
+        {"inputs": "[MASK]", "timeout": 1},
+        {"inputs": "Good.", "timeout": 1},
+    ]
+
+
 def test_stream_gives_tokens_and_then_the_details(driver: Driver, fake: Any) -> None:
     client = driver.client(fake.url)
     events = driver.read(client.stream("Once", max_new_tokens=3, seed=3))
     assert [event.text for event in events] == [" caf\u00e9", " ole", ""]
     assert [event.details is None for event in events] == [True, True, False]
     assert events[-1].generated_text == " caf\u00e9 ole"
+    assert [event.top_tokens for event in events] == [(event.token,) for event in events]
     assert (events[-1].details.finish_reason, events[-1].details.seed) == ("eos_token", 3)
     assert fake.bodies[0]["stream"] is True
 

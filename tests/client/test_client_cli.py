@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -84,6 +85,33 @@ def test_generate_prints_the_text(fake: Any, capsys: pytest.CaptureFixture[str])
     assert run("generate", "--url", fake.url, "Once", "--temperature", "0") == 0
     assert capsys.readouterr().out == " there was\n"
     assert fake.bodies[0]["parameters"] == {"temperature": 0.0}
+
+
+def test_generate_takes_a_schema_or_a_pattern(
+    fake: Any, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    schema = tmp_path / "schema.json"
+    schema.write_text('{"type": "integer"}', encoding="utf-8")
+    assert run("generate", "--url", fake.url, "Once", "--json-schema", str(schema)) == 0
+    assert run("generate", "--url", fake.url, "Once", "--regex", "a+", "--min-p", "0.1") == 0
+    assert [body["parameters"] for body in fake.bodies] == [
+        {"grammar": {"type": "json", "value": {"type": "integer"}}},
+        {"grammar": {"type": "regex", "value": "a+"}, "min_p": 0.1},
+    ]
+    capsys.readouterr()
+    for content in ("{", None):
+        if content is None:
+            schema.unlink()
+        else:
+            schema.write_text(content, encoding="utf-8")
+        assert run("generate", "--url", fake.url, "Once", "--json-schema", str(schema)) == 1
+        assert "schema.json is not a readable JSON file" in capsys.readouterr().err
+    assert len(fake.bodies) == 2
+
+
+def test_generate_takes_a_deadline_and_a_priority(fake: Any) -> None:
+    assert run("generate", "--url", fake.url, "Once", "--deadline", "2", "--priority", "-1") == 0
+    assert fake.bodies == [{"inputs": "Once", "timeout": 2.0, "priority": -1}]
 
 
 def test_generate_stream_prints_tokens_or_events(

@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -119,13 +120,31 @@ def slow_stream(url: str) -> socket.socket:
 def test_a_full_queue_is_429_with_retry_after(small: Any) -> None:
     (model,) = small.server.config.app.state.models
     assert isinstance(model, CausalModel)
-    with httpx.Client(base_url=small.url, timeout=60) as http:
-        reply = http.post("/generate", json={"inputs": ["a cat", "a dog", "a king"]})
+    held, step = threading.Event(), model.engine.step
+
+    def wait_and_step() -> None:
+        held.wait(30)
+        step()
+
+    model.engine.step = wait_and_step
+    body = {"inputs": "a cat", "parameters": {"max_new_tokens": 3}}
+    with ThreadPoolExecutor() as pool, httpx.Client(base_url=small.url, timeout=60) as http:
+        waiting = [pool.submit(http.post, "/generate", json=body) for _ in range(2)]
+        while model.engine.num_waiting < 2:
+            assert not any(request.done() for request in waiting)
+        reply = http.post("/generate", json=body)
+        held.set()
         assert reply.status_code == 429
         assert int(reply.headers["retry-after"]) >= 1
         assert reply.json()["error_type"] == "overloaded"
-        body = {"inputs": "a cat", "parameters": {"max_new_tokens": 3}}
-        assert http.post("/generate", json=body).status_code == 200
+        assert [request.result().status_code for request in waiting] == [200, 200]
+
+
+def test_more_texts_than_the_queue_holds_are_422(small: Any) -> None:
+    body = {"inputs": "a", "parameters": {"n": 3, "temperature": 1}}
+    reply = httpx.post(small.url + "/generate", json=body)
+    assert reply.status_code == 422
+    assert "at most 2" in reply.json()["error"]
 
 
 def test_a_dead_engine_fails_its_requests_and_turns_readiness_red(small: Any) -> None:

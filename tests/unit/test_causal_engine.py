@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from maskdial.causal.engine import CausalEngine
 from maskdial.causal.params import SamplingParams
+from maskdial.causal.prefix_cache import PrefixCache
 from maskdial.causal.sequence import Finish, Sequence, State, TokenEvent
 from maskdial.causal.stream import TokenStream
 from maskdial.errors import (
@@ -25,6 +26,7 @@ from maskdial.metrics import NullMetrics
 VOCAB = 64
 EOS = 63  # the scripted model never says it unless told to
 MAX_LENGTH = 200
+BLOCK = 4
 
 
 def next_token(context: Iterable[int]) -> int:
@@ -42,36 +44,67 @@ def expected_tokens(prompt: SequenceOf[int], count: int) -> list[int]:
     return context[len(prompt) :]
 
 
+class FakeCache:
+    """Token ids where a real one has keys and values."""
+
+    bytes_per_token = 10
+
+    def __init__(self, slots: int) -> None:
+        self.tokens = np.zeros((slots, MAX_LENGTH), np.int64)
+        self.released: list[int] = []
+
+    def copy(self, source: int, target: int, num_tokens: int) -> None:
+        self.tokens[target, :num_tokens] = self.tokens[source, :num_tokens]
+
+    def read(self, slot: int, start: int, num_tokens: int) -> NDArray[np.int64]:
+        return self.tokens[slot, start : start + num_tokens].copy()
+
+    def write(self, slot: int, start: int, block: NDArray[np.generic]) -> None:
+        self.tokens[slot, start : start + len(block)] = block
+
+    def release_pages(self, slot: int) -> None:
+        self.tokens[slot] = 0
+        self.released.append(slot)
+
+
 class FakeRunner:
     """Keeps token ids where a model keeps keys, and counts its passes.
 
     ``on_pass`` is called before each one, with its kind, and may raise or block.
     """
 
-    bytes_per_token = 10
-
     def __init__(
         self, slots: int, *, eos_after: int | None = None, nan_after: int | None = None
     ) -> None:
-        self.cache = np.zeros((slots, MAX_LENGTH), np.int64)
+        self.cache = FakeCache(slots)
         self.eos_after = eos_after
         self.nan_after = nan_after
         self.passes: list[str] = []
+        self.num_read = 0
         self.on_pass: Callable[[str], None] = lambda kind: None
 
-    def copy(self, source: int, target: int, num_tokens: int) -> None:
-        self.cache[target, :num_tokens] = self.cache[source, :num_tokens]
-
-    def prefill(self, slot: int, token_ids: NDArray[np.int64], start: int) -> NDArray[np.float32]:
+    def prefill(
+        self, slot: int, token_ids: NDArray[np.int64], start: int, num_logits: int = 1
+    ) -> NDArray[np.float32]:
         self._begin("prefill")
-        self.cache[slot, start : start + len(token_ids)] = token_ids
-        return self._logits(slot, start + len(token_ids))
+        end = start + len(token_ids)
+        self.num_read += len(token_ids)
+        self.cache.tokens[slot, start:end] = token_ids
+        return np.stack([self._logits(slot, end - i) for i in reversed(range(num_logits))])
+
+    def prefill_together(
+        self, slot: int, prompts: SequenceOf[NDArray[np.int64]]
+    ) -> NDArray[np.float32]:
+        self._begin("prefill together")
+        for row, prompt in enumerate(prompts):
+            self.cache.tokens[slot + row, : len(prompt)] = prompt
+        return np.stack([self._logits(slot + row, len(p)) for row, p in enumerate(prompts)])
 
     def decode(
         self, token_ids: NDArray[np.int64], lengths: NDArray[np.int64], rows: NDArray[np.int64]
     ) -> NDArray[np.float32]:
         self._begin("decode")
-        self.cache[np.arange(len(token_ids)), lengths] = token_ids
+        self.cache.tokens[np.arange(len(token_ids)), lengths] = token_ids
         return np.stack([self._logits(row, lengths[row] + 1) for row in rows])
 
     def _begin(self, kind: str) -> None:
@@ -82,7 +115,7 @@ class FakeRunner:
         logits = np.zeros(VOCAB, np.float32)
         if length == self.nan_after:
             logits[3] = np.nan
-        context = self.cache[slot, :length]
+        context = self.cache.tokens[slot, :length]
         logits[EOS if self.eos_after == length else next_token(context)] = 5
         return logits
 
@@ -129,16 +162,26 @@ class RecordingMetrics(NullMetrics):
 
 
 def make_engine(
-    runner: FakeRunner, *, max_queue: int = 100, chunk: int = 8, metrics: NullMetrics | None = None
+    runner: FakeRunner,
+    *,
+    max_queue: int = 100,
+    chunk: int = 8,
+    prefix_cache: PrefixCache | None = None,
+    max_drafts: int = 0,
+    metrics: NullMetrics | None = None,
 ) -> CausalEngine:
     return CausalEngine(
         runner,
         LetterDetokenizer(),
-        slots=len(runner.cache),
+        slots=len(runner.cache.tokens),
         max_length=MAX_LENGTH,
+        vocab_size=VOCAB,
         prefill_chunk_tokens=chunk,
+        block_tokens=BLOCK,
         max_queue=max_queue,
         eos_token_ids=[EOS],
+        prefix_cache=prefix_cache,
+        max_drafts=max_drafts,
         metrics=metrics or NullMetrics(),
         name="fake",
     )
@@ -379,7 +422,7 @@ def test_text_held_back_for_a_stop_string_comes_with_the_last_token() -> None:
     asyncio.run(main())
 
 
-@pytest.mark.parametrize(("num_prompt", "count"), [(MAX_LENGTH - 3, 3), (MAX_LENGTH, 1)])
+@pytest.mark.parametrize(("num_prompt", "count"), [(MAX_LENGTH - 3, 3), (MAX_LENGTH - 1, 1)])
 def test_a_full_context_ends_the_text(num_prompt: int, count: int) -> None:
     async def main() -> None:
         engine = make_engine(FakeRunner(slots=2))

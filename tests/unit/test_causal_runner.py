@@ -93,13 +93,19 @@ def session(tmp_path_factory: pytest.TempPathFactory) -> Session:
 @pytest.fixture
 def runner(session: Session) -> Runner:
     runner = Runner(session, LAYOUT, slots=SLOTS, max_length=MAX_LENGTH, vocab_size=VOCAB)
-    for array in (*runner._cache.keys, *runner._cache.values):
+    for array in (*runner.cache.keys, *runner.cache.values):
         array[...] = np.nan  # reading anything that was not written would show
     return runner
 
 
 def tokens(seed: int, n: int) -> NDArray[np.int64]:
     return np.random.default_rng(seed).integers(0, VOCAB, n)
+
+
+def prefill(
+    runner: Runner, slot: int, token_ids: NDArray[np.int64], start: int
+) -> NDArray[np.float32]:
+    return runner.prefill(slot, token_ids, start)[0]
 
 
 def decode(runner: Runner, token_ids: list[int], lengths: list[int]) -> NDArray[np.float32]:
@@ -125,24 +131,24 @@ def test_matches_plain_attention(runner: Runner, session: Session, tmp_path: Pat
     shares /= shares.sum(-1, keepdims=True)
     attended = (shares @ heads("value")).transpose(1, 0, 2).reshape(9, WIDTH)
     wanted = (hidden + attended)[-1] @ w["head"]
-    assert np.abs(runner.prefill(2, ids, 0) - wanted).max() < 1e-3
+    assert np.abs(prefill(runner, 2, ids, 0) - wanted).max() < 1e-3
 
 
 @pytest.mark.parametrize("chunk", [1, 3, 7, 20])
 def test_a_prompt_in_chunks_is_the_same_to_the_last_bit(runner: Runner, chunk: int) -> None:
     ids = tokens(2, 20)
-    whole = runner.prefill(0, ids, 0).copy()
+    whole = prefill(runner, 0, ids, 0)
     for start in range(0, 20, chunk):
-        pieces = runner.prefill(3, ids[start : start + chunk], start)
+        pieces = prefill(runner, 3, ids[start : start + chunk], start)
     assert np.array_equal(whole, pieces)
     length = len(ids)
-    for array in (*runner._cache.keys, *runner._cache.values):
+    for array in (*runner.cache.keys, *runner.cache.values):
         assert np.array_equal(array[0, :, :length], array[3, :, :length])
 
 
 def generate_alone(runner: Runner, ids: NDArray[np.int64], steps: int) -> list[NDArray[np.float32]]:
     """The logits of a greedy text in slot 0, with nobody else there."""
-    logits = [runner.prefill(0, ids, 0).copy()]
+    logits = [prefill(runner, 0, ids, 0)]
     for step in range(steps):
         logits.append(decode(runner, [int(logits[-1].argmax())], [len(ids) + step])[0])
     return logits
@@ -151,7 +157,7 @@ def generate_alone(runner: Runner, ids: NDArray[np.int64], steps: int) -> list[N
 def test_ragged_decode_steps_are_the_same_to_the_last_bit(runner: Runner) -> None:
     prompts = [tokens(seed, n) for seed, n in enumerate((3, 17, 1, 30))]
     alone = [generate_alone(runner, prompt, 6) for prompt in prompts]
-    together = [[runner.prefill(slot, prompt, 0).copy()] for slot, prompt in enumerate(prompts)]
+    together = [[prefill(runner, slot, prompt, 0)] for slot, prompt in enumerate(prompts)]
     for step in range(6):
         newest = [int(logits[-1].argmax()) for logits in together]
         for logits, row in zip(
@@ -166,24 +172,42 @@ def test_ragged_decode_steps_are_the_same_to_the_last_bit(runner: Runner) -> Non
 def test_an_idle_row_spoils_neither_the_others_nor_its_own_prompt(runner: Runner) -> None:
     first, second, late = tokens(5, 8), tokens(6, 5), tokens(7, 12)
     wanted_second = generate_alone(runner, second, 1)[1]
-    wanted_late = runner.prefill(0, late, 0).copy()
-    runner.prefill(0, first, 0)
-    newest = int(runner.prefill(2, second, 0).argmax())
-    runner.prefill(1, late[:4], 0)
+    wanted_late = prefill(runner, 0, late, 0)
+    prefill(runner, 0, first, 0)
+    newest = int(prefill(runner, 2, second, 0).argmax())
+    prefill(runner, 1, late[:4], 0)
     step = runner.decode(np.array([1, 0, newest]), np.array([8, 4, 5]), np.array([0, 2]))
     assert step.shape == (2, VOCAB)
     assert np.array_equal(step[1], wanted_second)
-    assert np.array_equal(runner.prefill(1, late[4:], 4), wanted_late)
+    assert np.array_equal(prefill(runner, 1, late[4:], 4), wanted_late)
 
 
 def test_a_copied_slot_goes_on_as_the_original_would(runner: Runner) -> None:
     prompt = tokens(8, 11)
     wanted = generate_alone(runner, prompt, 1)
-    runner.prefill(3, prompt, 0)
-    runner.copy(3, 1, 11)
-    runner.prefill(0, tokens(9, 2), 0)
+    prefill(runner, 3, prompt, 0)
+    runner.cache.copy(3, 1, 11)
+    prefill(runner, 0, tokens(9, 2), 0)
     newest = int(wanted[0].argmax())
     assert np.array_equal(decode(runner, [0, newest], [2, 11])[1], wanted[1])
+
+
+def test_the_logits_of_several_tokens(runner: Runner) -> None:
+    ids = tokens(10, 12)
+    wanted = [prefill(runner, 0, ids[:length], 0) for length in (10, 11, 12)]
+    prefill(runner, 1, ids[:8], 0)
+    assert np.array_equal(runner.prefill(1, ids[8:], 8, 3), wanted)
+
+
+def test_prompts_read_together_are_the_same_to_the_last_bit(runner: Runner) -> None:
+    prompts = [tokens(11, 9), tokens(12, 2), tokens(13, 16)]
+    alone = [generate_alone(runner, prompt, 1) for prompt in prompts]
+    prefill(runner, 0, tokens(14, 5), 0)
+    together = runner.prefill_together(1, prompts)
+    assert np.array_equal(together, [first for first, _ in alone])
+    newest = [1, *(int(logits.argmax()) for logits in together)]
+    step = decode(runner, newest, [5, *(len(prompt) for prompt in prompts)])
+    assert np.array_equal(step[1:], [second for _, second in alone])
 
 
 def test_other_providers_are_refused(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,7 +3,7 @@
 import math
 from collections import Counter
 from collections.abc import Sequence as SequenceOf
-from dataclasses import replace
+from dataclasses import fields, replace
 
 import numpy as np
 import pytest
@@ -12,106 +12,46 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from maskdial.causal.params import SamplingParams
-from maskdial.causal.sampler import distribution, sample, uniform
-from maskdial.causal.sequence import Sequence
+from maskdial.causal.sampler import Sample, Sampler, prompt_logprobs, uniform
+from maskdial.causal.sequence import GrammarMatcher, Sequence
+from maskdial.errors import GenerationError, MaskdialError, ValidationError
 
 VOCAB = 1000
+EOS = 7
 
 
-def softmax(scores: NDArray[np.float64]) -> NDArray[np.float64]:
-    weights: NDArray[np.float64] = np.exp(scores - scores.max())
-    weights /= weights.sum()
-    return weights
+class Mask:
+    """A grammar that always allows the same tokens."""
+
+    finished = False
+
+    def __init__(self, allowed: NDArray[np.bool_]) -> None:
+        self._allowed = allowed
+
+    @classmethod
+    def of(cls, *token_ids: int, vocab: int = VOCAB) -> "Mask":
+        allowed = np.zeros(vocab, np.bool_)
+        allowed[list(token_ids)] = True
+        return cls(allowed)
+
+    def prepare(self) -> None:
+        pass
+
+    def allowed(self) -> NDArray[np.bool_]:
+        return self._allowed
+
+    def accept(self, token_id: int) -> None:
+        pass
 
 
-def reference(
-    logits: NDArray[np.float32], token_ids: list[int], params: SamplingParams
-) -> NDArray[np.float64]:
-    """Sorts everything and works in float64: transformers' processors, read off one by one."""
-    scores = logits.astype(np.float64)
-    for token in set(token_ids):
-        factor = params.repetition_penalty
-        scores[token] *= factor if scores[token] < 0 else 1 / factor
-    scores /= params.temperature
-    if params.top_k:
-        kth = np.sort(scores)[::-1][min(params.top_k, len(scores)) - 1]
-        scores[scores < kth] = -np.inf
-    if params.top_p < 1:
-        order = np.argsort(-scores, kind="stable")
-        before = np.cumsum(softmax(scores)[order]) - softmax(scores)[order]
-        dropped = before >= params.top_p
-        dropped[0] = False
-        scores[order[dropped]] = -np.inf
-    return softmax(scores)
+class BrokenGrammar(Mask):
+    """A grammar that fails when it is asked."""
 
+    def __init__(self, error: Exception) -> None:
+        self._error = error
 
-def random_logits(seed: int, n: int = 1, vocab: int = VOCAB) -> NDArray[np.float32]:
-    return (np.random.default_rng(seed).standard_normal((n, vocab)) * 3).astype(np.float32)
-
-
-def penalized(
-    logits: NDArray[np.float32], token_ids: list[int], penalty: float
-) -> NDArray[np.float32]:
-    scores = logits.copy()
-    for token in set(token_ids):
-        scores[token] = scores[token] * penalty if scores[token] < 0 else scores[token] / penalty
-    return scores
-
-
-PARAMS = [
-    SamplingParams(do_sample=True),
-    SamplingParams(do_sample=True, temperature=0.3),
-    SamplingParams(do_sample=True, temperature=2.5),
-    SamplingParams(do_sample=True, top_k=1),
-    SamplingParams(do_sample=True, top_k=40),
-    SamplingParams(do_sample=True, top_k=5000),
-    SamplingParams(do_sample=True, top_p=0.01),
-    SamplingParams(do_sample=True, top_p=0.9),
-    SamplingParams(do_sample=True, temperature=3.0, top_p=0.999),
-    SamplingParams(do_sample=True, temperature=0.7, top_k=50, top_p=0.95),
-]
-
-
-@pytest.mark.parametrize("params", PARAMS, ids=str)
-@pytest.mark.parametrize("seed", range(3))
-def test_distribution(params: SamplingParams, seed: int) -> None:
-    logits = random_logits(seed)[0]
-    computed = distribution(logits, params)
-    wanted = reference(logits, [], params)
-    assert np.abs(computed - wanted).max() <= 1e-6
-    assert np.array_equal(computed > 0, wanted > 0)
-
-
-@settings(max_examples=60, deadline=None)
-@given(
-    seed=st.integers(0, 2**32),
-    vocab=st.sampled_from([2, 17, 300, 3000]),
-    temperature=st.floats(0.05, 5),
-    top_k=st.integers(0, 400),
-    top_p=st.floats(0.01, 1),
-)
-def test_distribution_mixed(
-    seed: int, vocab: int, temperature: float, top_k: int, top_p: float
-) -> None:
-    params = SamplingParams(do_sample=True, temperature=temperature, top_k=top_k, top_p=top_p)
-    logits = random_logits(seed, vocab=vocab)[0]
-    computed, wanted = distribution(logits, params), reference(logits, [], params)
-    assert np.isclose(computed.sum(), 1)
-    # A token right at the edge of the nucleus may fall either way when sums round.
-    assert np.abs(computed - wanted).max() <= 1e-5 or np.sum((computed > 0) != (wanted > 0)) == 1
-
-
-def test_tokens_as_likely_as_the_kth_stay() -> None:
-    logits = np.array([1, 3, 2, 2, 2, 0], np.float32)
-    kept = distribution(logits, SamplingParams(do_sample=True, top_k=2)) > 0
-    assert kept.tolist() == [False, True, True, True, True, False]
-
-
-def test_equally_likely_tokens_enter_the_nucleus_in_order() -> None:
-    params = SamplingParams(do_sample=True, top_p=0.5)
-    assert np.flatnonzero(distribution(np.zeros(4000, np.float32), params)).tolist() == list(
-        range(2000)
-    )
+    def allowed(self) -> NDArray[np.bool_]:
+        raise self._error
 
 
 class SilentDetokenizer:
@@ -129,60 +69,356 @@ class SilentDetokenizer:
         return ""
 
 
+def describe(params: SamplingParams) -> str:
+    """What differs from the defaults."""
+    values = [(field, getattr(params, field.name)) for field in fields(params)]
+    return " ".join(f"{f.name}={value}" for f, value in values if value != f.default)
+
+
+def softmax(scores: NDArray[np.float64]) -> NDArray[np.float64]:
+    weights: NDArray[np.float64] = np.exp(scores - scores.max())
+    weights /= weights.sum()
+    return weights
+
+
+def reference_scores(logits: NDArray[np.float32], sequence: Sequence) -> NDArray[np.float64]:
+    """What the token is chosen by, before the temperature."""
+    params, scores = sequence.params, logits.astype(np.float64)
+    for token, bias in params.logit_bias:
+        scores[token] += bias
+    for token in set(sequence.token_ids.tolist()):
+        factor = params.repetition_penalty
+        scores[token] *= factor if scores[token] < 0 else 1 / factor
+    for token, count in Counter(sequence.generated_ids.tolist()).items():
+        scores[token] -= count * params.frequency_penalty + params.presence_penalty
+    if sequence.grammar is not None:
+        scores[~sequence.grammar.allowed()] = -np.inf
+    if sequence.num_generated < params.min_new_tokens:
+        held = scores.copy()
+        held[[t for t in {EOS} | params.stop_token_ids if t < len(scores)]] = -np.inf
+        if held.max() > -np.inf:
+            scores = held
+    return scores
+
+
+def reference(logits: NDArray[np.float32], sequence: Sequence) -> NDArray[np.float64]:
+    """Sorts everything and works in float64: the definitions, read off one by one."""
+    params = sequence.params
+    scores = reference_scores(logits, sequence) / params.temperature
+    if params.top_k:
+        kth = np.sort(scores)[::-1][min(params.top_k, len(scores)) - 1]
+        scores[scores < kth] = -np.inf
+    if params.top_p < 1:
+        order = np.argsort(-scores, kind="stable")
+        before = np.cumsum(softmax(scores)[order]) - softmax(scores)[order]
+        dropped = before >= params.top_p
+        dropped[0] = False
+        scores[order[dropped]] = -np.inf
+    scores[softmax(scores) < params.min_p * softmax(scores).max()] = -np.inf
+    if params.typical_p < 1:
+        p = softmax(scores)
+        left = np.flatnonzero(p)
+        entropy = -np.sum(p[left] * np.log(p[left]))
+        distance = np.full(len(p), np.inf)
+        distance[left] = np.abs(-np.log(p[left]) - entropy)
+        order = np.argsort(distance, kind="stable")
+        reached = min(int(np.sum(np.cumsum(p[order]) < params.typical_p)), len(order) - 1)
+        scores[distance > distance[order[reached]]] = -np.inf
+    return softmax(scores)
+
+
+def random_logits(seed: int, n: int = 1, vocab: int = VOCAB) -> NDArray[np.float32]:
+    return (np.random.default_rng(seed).standard_normal((n, vocab)) * 3).astype(np.float32)
+
+
+def sampler(vocab: int = VOCAB) -> Sampler:
+    return Sampler(vocab, frozenset({EOS, vocab + 5}))
+
+
+def sequence_of(
+    params: SamplingParams,
+    prompt: SequenceOf[int] = (1, 5, 5, 9),
+    generated: SequenceOf[int] = (),
+    grammar: GrammarMatcher | None = None,
+) -> Sequence:
+    # Long enough for what is generated here, and nothing else ends it.
+    sequence = Sequence(prompt, replace(params, max_new_tokens=10**6), grammar=grammar)
+    for token_id in generated:
+        sequence.accept(
+            token_id,
+            0.0,
+            detokenizer=SilentDetokenizer(),
+            eos_token_ids=frozenset(),
+            max_length=10**9,
+        )
+    return sequence
+
+
+DRAW = SamplingParams(do_sample=True)
+NARROWED = [
+    DRAW,
+    replace(DRAW, temperature=0.3),
+    replace(DRAW, temperature=2.5),
+    replace(DRAW, top_k=1),
+    replace(DRAW, top_k=40),
+    replace(DRAW, top_k=5000),
+    replace(DRAW, top_p=0.01),
+    replace(DRAW, top_p=0.9),
+    replace(DRAW, temperature=3.0, top_p=0.999),
+    replace(DRAW, min_p=0.02),
+    replace(DRAW, min_p=1.0),
+    replace(DRAW, typical_p=0.1),
+    replace(DRAW, typical_p=0.95),
+    replace(DRAW, temperature=4.0, typical_p=0.5),
+    replace(DRAW, temperature=0.7, top_k=50, top_p=0.95),
+    replace(DRAW, temperature=1.5, top_k=200, top_p=0.9, min_p=0.01, typical_p=0.8),
+]
+PROCESSED = [
+    replace(DRAW, logit_bias=((3, 5.0), (900, -100.0), (4, 100.0))),
+    replace(DRAW, repetition_penalty=1.7),
+    replace(DRAW, frequency_penalty=0.9),
+    replace(DRAW, presence_penalty=-1.5),
+    replace(DRAW, min_new_tokens=9, stop_token_ids=frozenset({11, 12})),
+    replace(
+        DRAW,
+        temperature=0.8,
+        typical_p=0.9,
+        repetition_penalty=1.2,
+        frequency_penalty=0.3,
+        presence_penalty=0.4,
+        logit_bias=((2, 6.5), (5, 4.0)),
+        min_new_tokens=9,
+        stop_token_ids=frozenset({2}),
+    ),
+]
+GENERATED = (2, 3, 3, 900, 2, 3)
+
+
+@pytest.mark.parametrize("params", [*NARROWED, *PROCESSED], ids=describe)
+@pytest.mark.parametrize("vocab", [VOCAB, 20_000])
+@pytest.mark.parametrize("spread", [0.1, 1.0, 2.0])
+def test_distribution(params: SamplingParams, vocab: int, spread: float) -> None:
+    logits = random_logits(1, vocab=vocab)[0] * np.float32(spread)
+    sequence = sequence_of(params, generated=GENERATED)
+    computed = sampler(vocab).distribution(logits, sequence)
+    wanted = reference(logits, sequence)
+    assert np.abs(computed - wanted).max() <= 1e-6
+    # Beyond what a float32 weight can hold next to 1, the two may differ.
+    assert np.array_equal(computed > 1e-30, wanted > 1e-30)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    seed=st.integers(0, 2**32),
+    vocab=st.sampled_from([2, 17, 300, 3000]),
+    temperature=st.floats(0.05, 5),
+    top_k=st.integers(0, 400),
+    top_p=st.floats(0.01, 1),
+)
+def test_distribution_for_any_top_k_and_top_p(
+    seed: int, vocab: int, temperature: float, top_k: int, top_p: float
+) -> None:
+    params = SamplingParams(do_sample=True, temperature=temperature, top_k=top_k, top_p=top_p)
+    logits, sequence = random_logits(seed, vocab=vocab)[0], sequence_of(params, [0])
+    computed, wanted = sampler(vocab).distribution(logits, sequence), reference(logits, sequence)
+    # A token right at the edge of the nucleus may fall either way when sums round.
+    assert np.abs(computed - wanted).max() <= 1e-5 or np.sum((computed > 0) != (wanted > 0)) == 1
+
+
+mixes = st.builds(
+    SamplingParams,
+    do_sample=st.booleans(),
+    temperature=st.floats(0.05, 5),
+    top_k=st.integers(0, 400),
+    top_p=st.floats(0.01, 1),
+    min_p=st.floats(0, 1),
+    typical_p=st.floats(0.01, 1),
+    repetition_penalty=st.floats(0.5, 2),
+    frequency_penalty=st.floats(-2, 2),
+    presence_penalty=st.floats(-2, 2),
+    logit_bias=st.dictionaries(st.integers(0, 15), st.floats(-100, 100), max_size=4).map(
+        lambda biases: tuple(biases.items())
+    ),
+    min_new_tokens=st.integers(0, 8),
+    stop_token_ids=st.frozensets(st.integers(0, 20), max_size=3),
+    top_n_tokens=st.integers(0, 5),
+    seed=st.integers(0, 2**64 - 1),
+)
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    params=mixes,
+    seed=st.integers(0, 2**32),
+    vocab=st.sampled_from([16, 17, 300, 3000]),
+    generated=st.lists(st.integers(0, 15), max_size=8),
+    num_allowed=st.integers(1, 3000),
+)
+def test_any_mix_of_parameters(
+    params: SamplingParams, seed: int, vocab: int, generated: list[int], num_allowed: int
+) -> None:
+    logits = random_logits(seed, n=3, vocab=vocab)
+    grammar = None
+    if num_allowed < vocab:
+        chosen = np.random.default_rng(seed).choice(vocab, num_allowed, replace=False)
+        grammar = Mask.of(*chosen.tolist(), vocab=vocab)
+    mixed = sequence_of(params, (1, 2), generated, grammar)
+    batch = [sequence_of(replace(DRAW, seed=1)), mixed, sequence_of(SamplingParams())]
+    one = sampler(vocab)
+
+    samples = one.sample(logits, batch)
+    assert samples == [one.sample_row(row.copy(), s) for row, s in zip(logits, batch, strict=True)]
+    sample = samples[1]
+    assert isinstance(sample, Sample)
+    distribution = one.distribution(logits[1], mixed)
+    assert np.isclose(distribution.sum(), 1)
+    assert distribution[sample.token_id] > 0
+    assert grammar is None or grammar.allowed()[sample.token_id]
+    if params.greedy:
+        scores = reference_scores(logits[1], mixed)
+        assert scores[sample.token_id] == pytest.approx(scores.max(), abs=1e-4)
+
+
+def test_tokens_as_likely_as_the_kth_stay() -> None:
+    logits = np.array([1, 3, 2, 2, 2, 0], np.float32)
+    kept = sampler(6).distribution(logits, sequence_of(replace(DRAW, top_k=2))) > 0
+    assert kept.tolist() == [False, True, True, True, True, False]
+
+
+def test_equally_likely_tokens_enter_the_nucleus_in_order() -> None:
+    sequence = sequence_of(replace(DRAW, top_p=0.5))
+    distribution = sampler(4000).distribution(np.zeros(4000, np.float32), sequence)
+    assert np.flatnonzero(distribution).tolist() == list(range(2000))
+
+
+def test_tokens_as_typical_as_the_last_stay() -> None:
+    """Two thirds of the tokens are equally typical, and a share of 10% needs few of them."""
+    logits = np.tile(np.array([0, 0, 5], np.float32), 1000)
+    logits[::3] -= np.float32(20)
+    sequence = sequence_of(replace(DRAW, typical_p=0.1))
+    distribution = sampler(3000).distribution(logits, sequence)
+    assert np.flatnonzero(distribution).tolist() == list(range(2, 3000, 3))
+
+
+def test_light_tokens_may_be_more_typical_than_heavy_ones() -> None:
+    """One token has 30% of the probability, and still the flat rest is nearer to the entropy."""
+    logits = np.zeros(10_001, np.float32)
+    logits[0] = math.log(10_000 * 3 / 7)
+    sequence = sequence_of(replace(DRAW, typical_p=0.2))
+    distribution = sampler(10_001).distribution(logits, sequence)
+    assert np.flatnonzero(distribution).tolist() == list(range(1, 10_001))
+
+
 def draw(logits: NDArray[np.float32], params: SamplingParams, prompt: list[int]) -> int:
-    (chosen,) = sample(logits[None], [Sequence(prompt, params)])
-    return chosen.token_id
+    return Sampler(len(logits), frozenset()).sample_row(logits, Sequence(prompt, params)).token_id
 
 
 def test_repetition_penalty_applies_to_prompt_and_output() -> None:
     logits = np.array([2.0, 1.9, 1.8, -1.0], np.float32)
     params = SamplingParams(repetition_penalty=1.2)
-    sequence = Sequence([0, 0, 3], params)
-    assert sample(logits[None], [sequence])[0].token_id == 1
-    sequence.accept(
-        1, 0.0, detokenizer=SilentDetokenizer(), eos_token_ids=frozenset(), max_length=100
-    )
-    assert sample(logits[None], [sequence])[0].token_id == 2
+    one = Sampler(4, frozenset())
+    assert one.sample_row(logits, sequence_of(params, [0, 0, 3])).token_id == 1
+    assert one.sample_row(logits, sequence_of(params, [0, 0, 3], [1])).token_id == 2
     assert logits.tolist() == np.array([2.0, 1.9, 1.8, -1.0], np.float32).tolist()
 
 
-def test_repetition_penalty_distribution() -> None:
+def test_frequency_and_presence_penalties_apply_to_the_output_only() -> None:
+    """OpenAI's formula: logit - count * frequency_penalty - (count > 0) * presence_penalty."""
     logits = random_logits(4)[0]
-    params = SamplingParams(do_sample=True, repetition_penalty=1.7, top_p=0.8)
-    prompt = [1, 5, 5, 9, *np.argsort(-logits)[:3].tolist()]
-    computed = distribution(penalized(logits, prompt, 1.7), params)
-    assert np.abs(computed - reference(logits, prompt, params)).max() <= 1e-6
+    params = replace(DRAW, frequency_penalty=0.25, presence_penalty=0.5)
+    scores = logits.astype(np.float64)
+    scores[8] -= 3 * 0.25 + 0.5
+    scores[9] -= 1 * 0.25 + 0.5
+    sequence = sequence_of(params, [3, 4, 8], [8, 9, 8, 8])
+    assert sampler().distribution(logits, sequence) == pytest.approx(softmax(scores), abs=1e-7)
+
+
+def test_biases_of_one_token_add_up() -> None:
+    params = SamplingParams(logit_bias=((2, 1.0), (2, 1.5), (1, 2.0)))
+    assert draw(np.zeros(4, np.float32), params, [0]) == 2
+
+
+def test_ends_are_held_back_until_there_are_enough_tokens() -> None:
+    logits = np.zeros(VOCAB, np.float32)
+    logits[[EOS, 12, 13]] = 9, 8, 7
+    params = SamplingParams(min_new_tokens=2, stop_token_ids=frozenset({12, VOCAB + 1}))
+    chosen = [
+        sampler().sample_row(logits, sequence_of(params, generated=[1] * n)).token_id
+        for n in range(4)
+    ]
+    assert chosen == [13, 13, EOS, EOS]
+
+
+def test_ignore_eos_leaves_the_end_token_likely() -> None:
+    logits = random_logits(3)[0]
+    plain, ignoring = sequence_of(DRAW), sequence_of(replace(DRAW, ignore_eos=True))
+    ignored = sampler().distribution(logits, ignoring)
+    assert np.array_equal(ignored, sampler().distribution(logits, plain))
+
+
+def test_a_grammar_that_allows_nothing_but_an_end_ends_early() -> None:
+    params = SamplingParams(min_new_tokens=5)
+    sequence = sequence_of(params, grammar=Mask.of(EOS))
+    assert sampler().sample_row(random_logits(1)[0], sequence).token_id == EOS
+    sequence = sequence_of(params, grammar=Mask.of(EOS, 40))
+    assert sampler().sample_row(random_logits(1)[0], sequence).token_id == 40
+
+
+@pytest.mark.parametrize("params", [SamplingParams(), DRAW], ids=["greedy", "drawn"])
+@pytest.mark.parametrize(
+    ("grammar", "expected", "words"),
+    [
+        (Mask.of(), GenerationError, "no token can be chosen"),
+        (BrokenGrammar(ValidationError("too deep")), ValidationError, "too deep"),
+        (BrokenGrammar(RuntimeError("lost")), GenerationError, "lost"),
+        (Mask.of(vocab=3), GenerationError, "no token could be chosen"),
+    ],
+    ids=["nothing allowed", "refused", "crashed", "too short"],
+)
+def test_an_error_spoils_its_own_row_only(
+    params: SamplingParams, grammar: GrammarMatcher, expected: type[MaskdialError], words: str
+) -> None:
+    logits = random_logits(2, n=3)
+    good, bad = sequence_of(replace(DRAW, seed=3)), sequence_of(params, grammar=grammar)
+    first, error, last = sampler().sample(logits, [good, bad, good])
+    assert type(error) is expected
+    assert words in error.message
+    assert first == sampler().sample_row(logits[0], good)
+    assert last == sampler().sample_row(logits[2], good)
+    with pytest.raises(expected, match=words):
+        sampler().sample_row(logits[1], bad)
 
 
 @pytest.mark.parametrize(
     "params",
     [
         SamplingParams(),
-        SamplingParams(temperature=0.5, top_k=3),
+        SamplingParams(temperature=0.5, top_k=3, typical_p=0.1),
         SamplingParams(do_sample=True, temperature=0.0),
         SamplingParams(do_sample=True, temperature=1e-30),
     ],
-    ids=str,
+    ids=describe,
 )
 def test_greedy_takes_the_most_likely(params: SamplingParams) -> None:
     logits = random_logits(1, n=6)
-    sequences = [Sequence([1], params) for _ in range(6)]
-    assert [s.token_id for s in sample(logits, sequences)] == logits.argmax(-1).tolist()
+    samples = [sampler().sample_row(row, sequence_of(params)) for row in logits]
+    assert [sample.token_id for sample in samples] == logits.argmax(-1).tolist()
 
 
 @pytest.mark.parametrize(
     "params",
     [
-        SamplingParams(do_sample=True),
-        SamplingParams(do_sample=True, temperature=0.5, top_p=0.9),
-        SamplingParams(do_sample=True, temperature=2.0, top_k=5),
+        DRAW,
+        replace(DRAW, temperature=0.5, top_p=0.9),
+        replace(DRAW, temperature=2.0, top_k=5),
+        replace(DRAW, temperature=2.0, typical_p=0.6, logit_bias=((3, 1.0),)),
     ],
-    ids=str,
+    ids=describe,
 )
 def test_draws_follow_the_distribution(params: SamplingParams) -> None:
     """Chi-square over 4,000 seeds; with at most 8 degrees of freedom, 26.1 is the 0.1% point."""
     logits = random_logits(2, vocab=9)[0] / 3
-    wanted = distribution(logits, params)
+    wanted = sampler(9).distribution(logits, sequence_of(params))
     counts = Counter(draw(logits, replace(params, seed=seed), [0]) for seed in range(4000))
     assert set(counts) <= set(np.flatnonzero(wanted).tolist())
     chi_square = sum(
@@ -194,28 +430,30 @@ def test_draws_follow_the_distribution(params: SamplingParams) -> None:
 def test_a_large_vocabulary_is_drawn_from_in_proportion() -> None:
     """The walk over blocks must land where one running sum over everything lands."""
     logits = random_logits(3, vocab=5003)[0]
-    probabilities = softmax(logits.astype(np.float64))
-    edges = np.cumsum(probabilities)
+    edges = np.cumsum(softmax(logits.astype(np.float64)))
     for seed in range(300):
         u = uniform(seed, 0)
-        params = SamplingParams(do_sample=True, seed=seed)
-        token = draw(logits, params, [0])
+        token = draw(logits, replace(DRAW, seed=seed), [0])
         low = edges[token - 1] if token else 0.0
         assert low - 1e-5 <= u <= edges[token] + 1e-5
 
 
-@pytest.mark.parametrize("params", PARAMS, ids=str)
+@pytest.mark.parametrize("params", [*NARROWED, *PROCESSED], ids=describe)
 def test_a_row_is_the_same_alone_and_in_a_batch(params: SamplingParams) -> None:
     logits = random_logits(5, n=7, vocab=1237)
     sequences = [
-        Sequence([3, 4, row], replace(params, repetition_penalty=1.3, seed=row)) for row in range(7)
+        sequence_of(replace(params, top_n_tokens=3, seed=row), [3, 4, row], GENERATED[:row])
+        for row in range(7)
     ]
-    together = sample(logits, sequences)
-    alone = [
-        sample(logits[row : row + 1].copy(), [sequence])[0]
+    one = sampler(1237)
+    together = one.sample(logits, sequences)
+    assert together == [
+        one.sample(logits[row : row + 1].copy(), [sequence])[0]
         for row, sequence in enumerate(sequences)
     ]
-    assert together == alone
+    assert together == [
+        one.sample_row(row, sequence) for row, sequence in zip(logits, sequences, strict=True)
+    ]
 
 
 def test_random_numbers_depend_on_seed_and_index_only() -> None:
@@ -229,20 +467,52 @@ def test_random_numbers_depend_on_seed_and_index_only() -> None:
 
 def test_logprob_is_the_models_own() -> None:
     logits = random_logits(6)[0]
-    params = SamplingParams(do_sample=True, temperature=0.4, top_k=5, repetition_penalty=2.0)
-    (chosen,) = sample(logits[None], [Sequence([1, 2], params)])
-    wanted = math.log(softmax(logits.astype(np.float64))[chosen.token_id])
-    assert chosen.logprob == pytest.approx(wanted, abs=1e-5)
+    params = replace(DRAW, temperature=0.4, top_k=5, repetition_penalty=2.0, logit_bias=((8, 9.0),))
+    sample = sampler().sample_row(logits, sequence_of(params))
+    wanted = math.log(softmax(logits.astype(np.float64))[sample.token_id])
+    assert sample.logprob == pytest.approx(wanted, abs=1e-5)
+
+
+@pytest.mark.parametrize("vocab", [10, VOCAB, 50_257])
+@pytest.mark.parametrize("num_tokens", [0, 1, 5, 20, 600])
+def test_top_tokens(vocab: int, num_tokens: int) -> None:
+    logits = np.round(random_logits(8, vocab=vocab)[0], 1)  # many are equal
+    params = SamplingParams(top_n_tokens=num_tokens, repetition_penalty=1.5)
+    sample = sampler(vocab).sample_row(logits, sequence_of(params))
+    order = np.argsort(-logits, kind="stable")[:num_tokens]
+    assert [token_id for token_id, _ in sample.top] == order.tolist()
+    wanted = np.log(softmax(logits.astype(np.float64))[order])
+    assert [logprob for _, logprob in sample.top] == pytest.approx(wanted.tolist(), abs=1e-5)
+    if sample.token_id in dict(sample.top):
+        assert dict(sample.top)[sample.token_id] == sample.logprob
+
+
+def test_prompt_logprobs() -> None:
+    logits = random_logits(9, n=20, vocab=5003)
+    token_ids = np.arange(20) * 250
+    wanted = [
+        math.log(softmax(row.astype(np.float64))[token_id])
+        for row, token_id in zip(logits, token_ids, strict=True)
+    ]
+    computed = prompt_logprobs(logits, token_ids)
+    assert computed == pytest.approx(wanted, abs=1e-5)
+    greedy = sampler(5003).sample_row(logits[0], sequence_of(SamplingParams()))
+    assert prompt_logprobs(logits[:1], np.array([greedy.token_id])) == [greedy.logprob]
+    logits[3, 77] = math.nan
+    spoilt = prompt_logprobs(logits, token_ids)
+    assert math.isnan(spoilt[3])
+    assert spoilt[:3] + spoilt[4:] == computed[:3] + computed[4:]
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
 def test_logits_that_are_no_numbers_spoil_their_own_row_only(bad: float) -> None:
     logits = random_logits(7, n=2)
     logits[0, 3] = bad
-    sequences = [Sequence([1], SamplingParams(do_sample=True, seed=1)) for _ in range(2)]
-    first, second = sample(logits, sequences)
+    sequence = sequence_of(replace(DRAW, seed=1, top_n_tokens=2))
+    first, second = sampler().sample(logits, [sequence, sequence])
+    assert isinstance(first, Sample)
     assert math.isnan(first.logprob)
-    assert math.isfinite(second.logprob)
+    assert second == sampler().sample_row(logits[1], sequence)
 
 
 def test_drawn_seeds_differ_and_survive_json_numbers() -> None:

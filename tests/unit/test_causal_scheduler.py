@@ -1,75 +1,150 @@
-"""The scheduler alone, with a list per slot in the place of a cache."""
+"""The scheduler alone, with a row of numbers per slot in the place of a cache."""
 
+from collections.abc import Sequence as SequenceOf
+from itertools import count
+
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from numpy.typing import NDArray
 
 from maskdial.causal.params import SamplingParams
-from maskdial.causal.scheduler import Move, Plan, Scheduler
-from maskdial.causal.sequence import Sequence, State
+from maskdial.causal.prefix_cache import PrefixCache
+from maskdial.causal.scheduler import Move, Plan, Prefill, Scheduler
+from maskdial.causal.sequence import Sequence, SharedPrompt, State
 from maskdial.errors import OverloadedError
 
-PARAMS = SamplingParams(max_new_tokens=4)
+PARAMS = SamplingParams(max_new_tokens=10**6)
+MAX_LENGTH = 128
+CHUNK = 4
+BLOCK = 2
+
+_fresh_tokens = count(1)
 
 
-def make(num_prompt: int) -> Sequence:
-    return Sequence(range(num_prompt), PARAMS)
+class Mute:
+    """A detokenizer without a word."""
+
+    special_ids: frozenset[int] = frozenset()
+
+    def decoder(self, prompt_ids: SequenceOf[int]) -> "Mute":
+        return self
+
+    def push(self, token_id: int) -> str:
+        return ""
+
+    def flush(self) -> str:
+        return ""
+
+
+def make(
+    num_prompt: int, *, priority: int = 0, shared: SharedPrompt | None = None, salt: str = ""
+) -> Sequence:
+    """A sequence whose first token no other has."""
+    prompt = [next(_fresh_tokens)] * num_prompt
+    return Sequence(prompt, PARAMS, priority=priority, shared_prompt=shared, cache_salt=salt)
+
+
+def make_copies(num_prompt: int, num_copies: int) -> list[Sequence]:
+    shared, prompt = SharedPrompt(), [next(_fresh_tokens)] * num_prompt
+    return [Sequence(prompt, PARAMS, shared_prompt=shared) for _ in range(num_copies)]
+
+
+def keys_of(token_ids: NDArray[np.int64]) -> NDArray[np.int64]:
+    """What a model would write for each token: it depends on all that came before."""
+    return np.array([hash(tuple(token_ids[: i + 1].tolist())) for i in range(len(token_ids))])
 
 
 class Simulation:
-    """Runs plans against slots that remember which sequence wrote each position.
+    """Runs plans against slots that hold, for each position, what a model would have written.
 
-    A row that decodes out of turn writes ``None``, as the real pass writes a meaningless key.
+    A row that decodes out of turn writes nonsense, as the real pass does.
     """
 
-    def __init__(self, slots: int, chunk: int = 4, max_queue: int = 1000) -> None:
-        self.scheduler = Scheduler(slots=slots, prefill_chunk_tokens=chunk, max_queue=max_queue)
-        self.chunk = chunk
-        self.cache: list[dict[int, Sequence | None]] = [{} for _ in range(slots)]
-        self.num_sampled: dict[Sequence, int] = {}
+    def __init__(
+        self,
+        slots: int,
+        max_queue: int = 1000,
+        prefix_cache: PrefixCache | None = None,
+    ) -> None:
+        self.scheduler = Scheduler(
+            slots=slots,
+            prefill_chunk_tokens=CHUNK,
+            max_queue=max_queue,
+            max_length=MAX_LENGTH,
+            block_tokens=BLOCK,
+            prefix_cache=prefix_cache,
+        )
+        self.prefix_cache = prefix_cache
+        self.cache = np.zeros((slots, MAX_LENGTH), np.int64)
 
     def step(self) -> Plan:
         """One iteration; returns its plan. Nothing finishes by itself."""
         plan = self.scheduler.schedule()
+        for load in plan.loads:
+            self.cache[load.slot, load.start : load.start + len(load.block)] = load.block
         for move in plan.moves:
-            for position in range(move.num_tokens):
-                self.cache[move.target][position] = self.cache[move.source][position]
+            self.cache[move.target, : move.num_tokens] = self.cache[move.source, : move.num_tokens]
         self.check(plan)
         for slot, sequence in enumerate(plan.rows):
-            owner = sequence if slot in plan.decoding_rows else None
-            self.cache[slot][sequence.num_computed] = owner
-        if plan.prefill is not None:
-            start, slot = plan.prefill.start, plan.prefill.slot
-            for position in range(start, start + plan.prefill.num_tokens):
-                self.cache[slot][position] = plan.prefill.sequence
+            decodes = slot in plan.decoding_rows
+            written = keys_of(sequence.token_ids)[-1] if decodes else -1
+            self.cache[slot, sequence.num_computed] = written
+        for prefill in plan.prefills:
+            self.read(prefill)
+        read = [prefill.sequence for prefill in plan.prefills if prefill.is_last]
+        for sequence in (*plan.decoding, *plan.forks, *read):
+            sequence.accept(
+                next(_fresh_tokens),
+                0.0,
+                detokenizer=Mute(),
+                eos_token_ids=frozenset(),
+                max_length=MAX_LENGTH,
+            )
         self.scheduler.advance(plan)
-        sampled = list(plan.decoding)
-        if plan.prefill is not None and plan.prefill.is_last:
-            sampled.append(plan.prefill.sequence)
-        for sequence in sampled:
-            self.num_sampled[sequence] = self.num_sampled.get(sequence, 0) + 1
         return plan
+
+    def read(self, prefill: Prefill) -> None:
+        sequence = prefill.sequence
+        end = prefill.start + prefill.num_tokens
+        self.cache[prefill.slot, prefill.start : end] = keys_of(sequence.prompt_ids)[
+            prefill.start : end
+        ]
+        if self.prefix_cache is not None:
+            for index in range(prefill.start // BLOCK, end // BLOCK):
+                block = self.cache[prefill.slot, index * BLOCK : (index + 1) * BLOCK]
+                self.prefix_cache.put(sequence.block_keys[index], block.copy())
 
     def check(self, plan: Plan) -> None:
         """What holds for every plan."""
         running = self.scheduler.running
         assert len({sequence.slot for sequence in running}) == len(running)
         assert [sequence.slot for sequence in plan.rows] == list(range(len(plan.rows)))
-        assert len(plan.rows) - len(plan.decoding) <= 1
         decoding = [sequence for sequence in running if sequence.state is State.DECODING]
         assert list(plan.decoding) == decoding
-        if plan.prefill is not None:
-            prefill = plan.prefill
+        assert list(plan.forks) == [s for s in running if s.state is State.FORKED]
+        self.check_prefills(plan.prefills)
+        for sequence in running:
+            written = self.cache[sequence.slot, : sequence.num_computed]
+            assert np.array_equal(written, keys_of(sequence.token_ids)[: sequence.num_computed])
+
+    def check_prefills(self, prefills: tuple[Prefill, ...]) -> None:
+        for prefill in prefills:
             assert prefill.sequence.state is State.PREFILLING
             assert prefill.slot == prefill.sequence.slot
             assert prefill.start == prefill.sequence.num_computed
-            assert 1 <= prefill.num_tokens <= self.chunk + 1
+            assert prefill.start % BLOCK == 0
+            assert 1 <= prefill.num_tokens <= CHUNK + 1
             assert prefill.num_tokens > 1 or prefill.sequence.num_prompt == 1
-            assert prefill.start % self.chunk == 0
             assert prefill.start + prefill.num_tokens <= prefill.sequence.num_prompt
-        for sequence in running:
-            written = [self.cache[sequence.slot].get(i) for i in range(sequence.num_computed)]
-            assert written == [sequence] * sequence.num_computed
+        if len(prefills) > 1:
+            slots = [prefill.slot for prefill in prefills]
+            assert slots == list(range(slots[0], slots[0] + len(slots)))
+            assert all(prefill.start == 0 and prefill.is_last for prefill in prefills)
+            longest = max(prefill.num_tokens for prefill in prefills)
+            assert longest * len(prefills) <= CHUNK
+            assert longest <= BLOCK
 
 
 def test_prompts_are_read_in_chunks_one_at_a_time_in_order() -> None:
@@ -77,35 +152,72 @@ def test_prompts_are_read_in_chunks_one_at_a_time_in_order() -> None:
     first, second = make(10), make(3)
     simulation.scheduler.add(first)
     simulation.scheduler.add(second)
-    chunks = [simulation.step().prefill for _ in range(4)]
-    assert [(c.sequence, c.start, c.num_tokens) for c in chunks if c is not None] == [
-        (first, 0, 4),
-        (first, 4, 4),
-        (first, 8, 2),
-        (second, 0, 3),
+    chunks = [chunk for _ in range(4) for chunk in simulation.step().prefills]
+    assert chunks == [
+        Prefill(first, 0, 0, 4),
+        Prefill(first, 0, 4, 4),
+        Prefill(first, 0, 8, 2),
+        Prefill(second, 1, 0, 3),
     ]
 
 
 def test_a_last_chunk_is_never_a_single_token() -> None:
     simulation = Simulation(slots=1)
     simulation.scheduler.add(make(9))
-    chunks = [simulation.step().prefill for _ in range(2)]
-    assert [c.num_tokens for c in chunks if c is not None] == [4, 5]
+    chunks = [chunk for _ in range(2) for chunk in simulation.step().prefills]
+    assert [chunk.num_tokens for chunk in chunks] == [4, 5]
+
+
+def test_short_prompts_that_wait_together_are_read_together() -> None:
+    simulation = Simulation(slots=4)
+    sequences = [make(2), make(2), make(2)]
+    for sequence in sequences:
+        simulation.scheduler.add(sequence)
+    plan = simulation.step()  # as many as one chunk takes
+    assert [prefill.sequence for prefill in plan.prefills] == sequences[:2]
+    assert [p.sequence for p in simulation.step().prefills] == sequences[2:]
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [(2, 3), (3, 2), (1, 2), (2, 1)],
+)
+def test_prompts_of_a_single_token_or_more_than_a_block_are_read_alone(
+    first: int, second: int
+) -> None:
+    simulation = Simulation(slots=4)
+    sequences = [make(first), make(second)]
+    for sequence in sequences:
+        simulation.scheduler.add(sequence)
+    assert [len(simulation.step().prefills) for _ in range(2)] == [1, 1]
+
+
+def test_prompts_in_slots_apart_are_read_one_by_one() -> None:
+    simulation, sequences = running_simulation(3, slots=4)
+    simulation.scheduler.release(sequences[0])
+    newcomers = [make(2), make(2)]
+    for sequence in newcomers:
+        simulation.scheduler.add(sequence)
+    assert [p.slot for p in simulation.step().prefills] == [0]
+    assert [p.slot for p in simulation.step().prefills] == [3]
+
+
+def test_prompts_with_log_probabilities_are_read_block_by_block() -> None:
+    simulation = Simulation(slots=2)
+    params = SamplingParams(prompt_logprobs=True)
+    simulation.scheduler.add(Sequence(range(5), params))
+    simulation.scheduler.add(Sequence(range(2), params))
+    chunks = [simulation.step().prefills for _ in range(3)]
+    assert [[chunk.num_tokens for chunk in together] for together in chunks] == [[2], [3], [2]]
 
 
 def test_a_long_prompt_leaves_every_step_to_the_others() -> None:
-    simulation = Simulation(slots=4)
-    streams = [make(2) for _ in range(3)]
-    for sequence in streams:
-        simulation.scheduler.add(sequence)
-    while len(simulation.step().decoding) < 3:
-        pass
+    simulation, streams = running_simulation(3, slots=4)
     simulation.scheduler.add(make(40))
-    before = [simulation.num_sampled[sequence] for sequence in streams]
+    before = [sequence.num_generated for sequence in streams]
     for _ in range(10):
-        plan = simulation.step()
-        assert plan.prefill is not None
-    assert [simulation.num_sampled[s] - b for s, b in zip(streams, before, strict=True)] == [10] * 3
+        assert len(simulation.step().prefills) == 1
+    assert [s.num_generated - b for s, b in zip(streams, before, strict=True)] == [10] * 3
 
 
 def running_simulation(num_sequences: int, slots: int) -> tuple[Simulation, list[Sequence]]:
@@ -159,13 +271,129 @@ def test_a_running_sequence_is_gone_from_the_next_plan(num_steps: int) -> None:
         simulation.step()
     simulation.scheduler.cancel(sequence)
     plan = simulation.step()
-    assert plan == Plan((), (), (), None)
+    assert plan == Plan()
     assert simulation.scheduler.running == ()
     assert not simulation.scheduler.has_work
 
 
+def test_copies_of_a_prompt_are_read_once() -> None:
+    simulation = Simulation(slots=4)
+    copies = make_copies(7, 3)
+    other = make(3)
+    for sequence in (*copies, other):
+        simulation.scheduler.add(sequence)
+    assert simulation.step().prefills == (Prefill(copies[0], 0, 0, 4),)
+    assert simulation.step().prefills == (Prefill(copies[0], 0, 4, 3),)
+    plan = simulation.step()
+    assert plan.moves == (Move(0, 1, 7), Move(0, 2, 7))
+    assert plan.forks == tuple(copies[1:])
+    assert plan.decoding == (copies[0],)
+    assert plan.prefills == (Prefill(other, 3, 0, 3),)
+    assert simulation.step().decoding == (*copies, other)
+
+
+def test_a_slot_with_the_prompt_is_inherited() -> None:
+    simulation = Simulation(slots=1)
+    copies = make_copies(5, 3)
+    for sequence in copies:
+        simulation.scheduler.add(sequence)
+    num_read = 0
+    for copy in copies:
+        while copy.num_generated < 3:
+            num_read += sum(prefill.num_tokens for prefill in simulation.step().prefills)
+        simulation.scheduler.release(copy)
+    assert num_read == 5
+    assert not simulation.scheduler.has_work
+
+
+@pytest.mark.parametrize("num_steps", [0, 1, 2, 3])
+def test_copies_go_on_without_the_one_that_reads(num_steps: int) -> None:
+    simulation = Simulation(slots=2)
+    copies = make_copies(7, 3)
+    for sequence in copies:
+        simulation.scheduler.add(sequence)
+    for _ in range(num_steps):
+        simulation.step()
+    simulation.scheduler.cancel(copies[0])
+    for _ in range(5):
+        simulation.step()
+    assert set(simulation.scheduler.running) == set(copies[1:])
+    assert all(copy.num_generated > 0 for copy in copies[1:])
+
+
+def test_lower_priorities_come_first_and_equal_ones_in_order() -> None:
+    simulation = Simulation(slots=1)
+    sequences = [make(3, priority=priority) for priority in (5, 0, 5)]
+    for sequence in sequences:
+        simulation.scheduler.add(sequence)
+    order = []
+    while simulation.scheduler.has_work:
+        simulation.step()
+        (running,) = simulation.scheduler.running
+        order.append(running)
+        simulation.scheduler.release(running)
+    assert order == [sequences[1], sequences[0], sequences[2]]
+
+
+def test_a_low_priority_is_not_starved() -> None:
+    simulation = Simulation(slots=1)
+    low = [make(3, priority=9) for _ in range(2)]
+    for sequence in low:
+        simulation.scheduler.add(sequence)
+    num_others = 0
+    while any(sequence.state is not State.ENDED for sequence in low):
+        simulation.scheduler.add(make(3, priority=-9))  # there is always someone more important
+        simulation.step()
+        (running,) = simulation.scheduler.running
+        num_others += running not in low
+        assert num_others < 10
+        simulation.scheduler.release(running)
+
+
+def prefix_simulation(slots: int = 2, max_bytes: int = 10**6) -> Simulation:
+    cache = PrefixCache(model="simulated", block_tokens=BLOCK, max_bytes=max_bytes)
+    return Simulation(slots, prefix_cache=cache)
+
+
+@pytest.mark.parametrize(("num_prompt", "num_reused"), [(9, 6), (8, 6), (7, 4), (4, 2), (3, 0)])
+def test_a_known_beginning_is_loaded(num_prompt: int, num_reused: int) -> None:
+    """All but two tokens at least, by whole blocks."""
+    simulation = prefix_simulation()
+    prompt = list(range(-9, 0))
+    first, second = Sequence(prompt, PARAMS), Sequence(prompt[:num_prompt], PARAMS)
+    simulation.scheduler.add(first)
+    while first.state is not State.DECODING:
+        simulation.step()
+    simulation.scheduler.add(second)
+    plan = simulation.step()
+    assert [load.start for load in plan.loads] == list(range(0, num_reused, BLOCK))
+    assert plan.prefills[0].start == second.num_reused == num_reused
+
+
+def test_another_salt_finds_nothing() -> None:
+    simulation = prefix_simulation()
+    prompt = list(range(-9, 0))
+    for salt in ("a", "b"):
+        sequence = Sequence(prompt, PARAMS, cache_salt=salt)
+        simulation.scheduler.add(sequence)
+        while sequence.state is not State.DECODING:
+            simulation.step()
+        assert sequence.num_reused == 0
+
+
+def test_a_prompt_whose_log_probabilities_are_wanted_is_read_in_full() -> None:
+    simulation = prefix_simulation()
+    prompt = list(range(-9, 0))
+    for params in (PARAMS, SamplingParams(prompt_logprobs=True)):
+        sequence = Sequence(prompt, params)
+        simulation.scheduler.add(sequence)
+        while sequence.state is not State.DECODING:
+            simulation.step()
+        assert sequence.num_reused == 0
+
+
 def test_a_full_queue_refuses() -> None:
-    scheduler = Scheduler(slots=1, prefill_chunk_tokens=4, max_queue=2)
+    scheduler = Simulation(slots=1, max_queue=2).scheduler
     scheduler.add(make(1))
     scheduler.add(make(1))
     with pytest.raises(OverloadedError):
@@ -185,6 +413,8 @@ def test_clear_ends_everything() -> None:
 
 OPERATIONS = st.one_of(
     st.tuples(st.just("arrive"), st.integers(1, 14)),
+    st.tuples(st.just("arrive again"), st.integers(0, 30)),
+    st.tuples(st.just("copies"), st.integers(1, 5)),
     st.tuples(st.just("cancel"), st.integers(0, 30)),
     st.tuples(st.just("finish"), st.integers(0, 30)),
     st.tuples(st.just("step"), st.integers(1, 3)),
@@ -192,47 +422,52 @@ OPERATIONS = st.one_of(
 
 
 @settings(max_examples=150, deadline=None)
-@given(slots=st.integers(1, 5), operations=st.lists(OPERATIONS, max_size=60))
-def test_any_course_of_events(slots: int, operations: list[tuple[str, int]]) -> None:
+@given(
+    slots=st.integers(1, 5),
+    cache_bytes=st.sampled_from([None, 0, 64, 10**6]),
+    operations=st.lists(OPERATIONS, max_size=60),
+)
+def test_any_course_of_events(
+    slots: int, cache_bytes: int | None, operations: list[tuple[str, int]]
+) -> None:
     """`Simulation.check` holds at every step, whoever comes and goes, and all get their turn."""
-    simulation = Simulation(slots)
+    simulation = Simulation(slots) if cache_bytes is None else prefix_simulation(slots, cache_bytes)
     scheduler = simulation.scheduler
     arrived: list[Sequence] = []
-    started: list[Sequence] = []
     ended: list[Sequence] = []
+
+    def arrive(*sequences: Sequence) -> None:
+        for sequence in sequences:
+            arrived.append(sequence)
+            scheduler.add(sequence)
 
     def finish(sequence: Sequence) -> None:
         scheduler.release(sequence)
         ended.append(sequence)
 
-    def step() -> None:
-        plan = simulation.step()
-        if plan.prefill is not None and plan.prefill.start == 0:
-            started.append(plan.prefill.sequence)
-
     for operation, number in operations:
+        alive = [s for s in arrived if s.state is not State.ENDED and not s.cancelled]
         if operation == "arrive":
-            arrived.append(make(number))
-            scheduler.add(arrived[-1])
+            arrive(make(number, priority=number % 3))
+        elif operation == "arrive again" and arrived:
+            arrive(Sequence(arrived[number % len(arrived)].prompt_ids.tolist(), PARAMS))
+        elif operation == "copies":
+            arrive(*make_copies(number, number))
         elif operation == "step":
             for _ in range(number):
-                step()
-        elif operation == "cancel":
-            alive = [s for s in arrived if s.state is not State.ENDED and not s.cancelled]
-            if alive:
-                victim = alive[number % len(alive)]
-                scheduler.cancel(victim)
-                ended.append(victim)
-        else:
-            decoding = [
-                s for s in scheduler.running if s.state is State.DECODING and not s.cancelled
-            ]
+                simulation.step()
+        elif operation == "cancel" and alive:
+            victim = alive[number % len(alive)]
+            scheduler.cancel(victim)
+            ended.append(victim)
+        elif operation == "finish":
+            decoding = [s for s in alive if s.state is State.DECODING]
             if decoding:
                 finish(decoding[number % len(decoding)])
 
-    num_chunks = sum(sequence.num_prompt for sequence in arrived) + len(arrived)
-    for _ in range(num_chunks):
-        step()
+    num_steps = sum(sequence.num_prompt for sequence in arrived) + len(arrived)
+    for _ in range(num_steps):
+        simulation.step()
         for sequence in scheduler.running:
             if sequence.state is State.DECODING:
                 finish(sequence)
@@ -240,4 +475,3 @@ def test_any_course_of_events(slots: int, operations: list[tuple[str, int]]) -> 
     assert len(ended) == len(arrived)
     assert set(ended) == set(arrived)
     assert {sequence.state for sequence in arrived} <= {State.ENDED}
-    assert started == [sequence for sequence in arrived if sequence in started], "first come first"

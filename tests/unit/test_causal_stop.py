@@ -1,7 +1,7 @@
 """Stop strings in text that arrives in pieces."""
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from maskdial.causal.stop import StopMatcher
@@ -30,6 +30,14 @@ def expected(text: str, stops: list[str], *, include: bool) -> tuple[str, bool]:
         (["a\n", "\nb"], ["\n\n"], "a\n\n", "a"),
         (["xab", "c"], ["ab", "xabc"], "xab", "x"),
         (["aab"], ["b", "ab"], "aab", "a"),
+        (["aab"], ["ab", "b"], "aab", "a"),
+        (["ab", "c"], ["abc", "z"], "abc", ""),
+        (["a", "", "b", ""], ["ab"], "ab", ""),
+        (["aa", "ab"], ["aab"], "aaab", "a"),
+        (["aabaab", "aaa"], ["aabaaa"], "aabaabaaa", "aab"),
+        (["abacababa", "cababx"], ["abacababx"], "abacababacababx", "abacab"),
+        (["café\u0301", "語🙂"], ["\u0301語"], "café\u0301語", "café"),
+        (list("x" + "ab" * 50 + "c"), ["ab" * 49 + "c"], "x" + "ab" * 50 + "c", "xab"),
         (["never"], ["ends"], "never", "never"),
     ],
 )
@@ -40,22 +48,34 @@ def test_text_ends_at_the_stop_string(
     assert feed(pieces, stops, include=False)[0] == excluded
 
 
-@given(
-    pieces=st.lists(st.text("ab\n", max_size=5), max_size=8),
-    stops=st.lists(st.text("ab\n", min_size=1, max_size=4), max_size=3),
-    include=st.booleans(),
-)
+@st.composite
+def cut_texts(draw: st.DrawFn) -> tuple[list[str], list[str]]:
+    """A text in pieces, and stop strings that overlap, or nearly are, parts of it."""
+    pieces = draw(st.lists(st.text("ab🙂", max_size=5), max_size=12))
+    text = "".join(pieces)
+    borders = st.integers(0, len(text))
+    parts = st.builds(lambda start, end, last: text[start:end] + last, borders, borders, letters)
+    return pieces, draw(st.lists(parts | st.text("ab🙂", min_size=1, max_size=4), max_size=4))
+
+
+letters = st.sampled_from("ab🙂")
+
+
+@settings(deadline=None)
+@given(cut_text=cut_texts(), include=st.booleans())
 def test_how_the_text_is_cut_makes_no_difference(
-    pieces: list[str], stops: list[str], include: bool
+    cut_text: tuple[list[str], list[str]], include: bool
 ) -> None:
+    pieces, stops = cut_text
     assert feed(pieces, stops, include=include) == expected("".join(pieces), stops, include=include)
 
 
-@given(
-    pieces=st.lists(st.text("ab", min_size=1, max_size=3), min_size=1, max_size=8),
-    stops=st.lists(st.text("ab", min_size=1, max_size=4), min_size=1, max_size=3),
-)
-def test_only_a_possible_stop_string_is_held_back(pieces: list[str], stops: list[str]) -> None:
+@settings(deadline=None)
+@given(cut_texts())
+def test_what_may_become_a_stop_string_is_held_back_and_nothing_else(
+    cut_text: tuple[list[str], list[str]],
+) -> None:
+    pieces, stops = cut_text
     matcher = StopMatcher(stops, include=False)
     shown = seen = ""
     for piece in pieces:
@@ -63,9 +83,9 @@ def test_only_a_possible_stop_string_is_held_back(pieces: list[str], stops: list
         seen += piece
         if matcher.matched:
             return
-        held = seen[len(shown) :]
-        assert seen.startswith(shown)
-        assert held == "" or any(stop.startswith(held) and stop != held for stop in stops)
+        endings = [seen[start:] for start in range(len(seen) + 1)]
+        held = next(end for end in endings if not end or any(s.startswith(end) for s in stops))
+        assert shown + held == seen
 
 
 def test_nothing_is_held_back_when_the_stop_string_is_shown() -> None:

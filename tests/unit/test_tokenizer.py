@@ -1,12 +1,22 @@
 """Decoding piece by piece says what decoding at once says, and never half a character."""
 
+from collections.abc import Sequence
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
 import tokenizers
-from hypothesis import given
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from tokenizers import decoders, models, normalizers, pre_tokenizers
 
-from maskdial.bundle import SpecialTokens
+import maskdial
+from maskdial.bundle import TOKENIZER, SpecialTokens
+from maskdial.errors import BundleError
 from maskdial.tokenizer import Tokenizer
+
+STARTER = Path(maskdial.__file__).parent / "starter" / "causal" / TOKENIZER
+WORDS = ("the", "cat", "a")
 
 
 def byte_level() -> Tokenizer:
@@ -29,7 +39,7 @@ def sentence_piece() -> Tokenizer:
     for byte in range(256):
         vocab[f"<0x{byte:02X}>"] = len(vocab)
     merges = []
-    for word in ("the", "cat", "a"):
+    for word in WORDS:
         spelled = "▁" + word
         for letter in spelled:
             vocab.setdefault(letter, len(vocab))
@@ -56,11 +66,79 @@ def sentence_piece() -> Tokenizer:
     return Tokenizer(backend, SpecialTokens(bos=1))
 
 
-TOKENIZERS = {"byte-level": byte_level(), "sentence-piece": sentence_piece()}
-texts = st.text(st.sampled_from([*"the cat.\n", "é", "語", "🙂", "ß"]), max_size=40)
+def plain(
+    pieces: Sequence[str], decoder: decoders.Decoder | None, *, added: Sequence[str] = ()
+) -> Tokenizer:
+    """A vocabulary of these pieces, after two special tokens and before the added ones."""
+    vocab = {piece: index for index, piece in enumerate(("<unk>", "<s>", *pieces))}
+    backend = tokenizers.Tokenizer(models.WordLevel(vocab, unk_token="<unk>"))
+    backend.pre_tokenizer = pre_tokenizers.Split("", "isolated")
+    if decoder is not None:
+        backend.decoder = decoder
+    backend.add_special_tokens(["<s>"])
+    backend.add_tokens(list(added))
+    return Tokenizer(backend, SpecialTokens(bos=1))
 
 
-@given(name=st.sampled_from(sorted(TOKENIZERS)), text=texts, cut=st.integers(0, 60))
+def nested_byte_level() -> Tokenizer:
+    """A decoder as LFM2 has it, and an added token of letters that spell no bytes."""
+    return plain(
+        ["ĠtheÃ", "©Ã", *sorted(pre_tokenizers.ByteLevel.alphabet())],
+        decoders.Sequence([decoders.ByteLevel()]),
+        added=["語 é"],
+    )
+
+
+TOKENIZERS = {
+    "byte-level": byte_level(),
+    "nested-byte-level": nested_byte_level(),
+    "sentence-piece": sentence_piece(),
+    "metaspace": plain(["▁the", "▁", "▁▁", "cat", ".", "語"], decoders.Metaspace()),
+    "word-piece": plain(["the", "##s", ".", "n't", "do not", "語"], decoders.WordPiece()),
+    "word-ends": plain(["the</w>", "c", "at</w>", ".</w>", "語"], decoders.BPEDecoder()),
+    "ctc": plain(["t", "h", "e", "|", "<pad>", "語"], decoders.CTC()),
+    "no-decoder": plain(["the", "cat", ".", "語"], None),
+    "starter": Tokenizer.from_file(STARTER, SpecialTokens(eos=(0,))),
+}
+NUM_PADDED = 16
+"""Ids behind the vocabulary, as models with a padded vocabulary draw them."""
+
+names = st.sampled_from(sorted(TOKENIZERS))
+texts = st.text(st.sampled_from([*"the cat.\n", "é", "語", "🙂", "ß"]), max_size=40) | st.text(
+    st.characters(codec="utf-8"), max_size=20
+)
+cuts = st.integers(0, 60)
+
+
+@st.composite
+def named_ids(draw: st.DrawFn) -> tuple[str, list[int]]:
+    """A tokenizer, and tokens of a text, at random or both."""
+    name = draw(names)
+    tokenizer = TOKENIZERS[name]
+    random_ids = st.lists(st.integers(0, tokenizer.vocab_size + NUM_PADDED - 1), max_size=20)
+    ids_of_text = texts.map(lambda text: tokenizer.encode(text, add_special_tokens=False).ids)
+    chunks = draw(st.lists(random_ids | ids_of_text, max_size=3))
+    return name, [token_id for chunk in chunks for token_id in chunk]
+
+
+def whole_text(name: str, ids: Sequence[int]) -> str:
+    """The text of all tokens at once: of bytes that are no text, only they become U+FFFD."""
+    tokenizer = TOKENIZERS[name]
+    if name != "sentence-piece":
+        return tokenizer.decode(ids)
+    spellings = [tokenizer.id_to_token(each) for each in ids if each not in tokenizer.special_ids]
+    joined = b"".join(
+        bytes.fromhex(spelling[3:5]) if spelling.startswith("<0x") else spelling.encode()
+        for spelling in (each.replace("▁", " ") for each in spellings)
+    )
+    return joined.decode(errors="replace").removeprefix(" ")
+
+
+@settings(deadline=None)
+@given(name=names, text=texts, cut=cuts)
+@example(name="sentence-piece", text="ß.🙂.", cut=6)  # the prompt ends behind 3 of 4 bytes
+@example(name="sentence-piece", text="語語語語", cut=7)
+@example(name="starter", text="é語🙂", cut=3)
 def test_pieces_join_to_the_whole(name: str, text: str, cut: int) -> None:
     tokenizer = TOKENIZERS[name]
     ids = tokenizer.encode("the " + text, add_special_tokens=False).ids
@@ -70,18 +148,74 @@ def test_pieces_join_to_the_whole(name: str, text: str, cut: int) -> None:
     prompt, new = ids[:cut], ids[cut:]
     decoder = tokenizer.decoder(prompt)
     pieces = [decoder.push(token_id) for token_id in new]
-    assert all("\ufffd" not in piece for piece in pieces)
+    assert "\ufffd" in tokenizer.decode(ids) or all("\ufffd" not in piece for piece in pieces)
     assert tokenizer.decode(prompt) + "".join(pieces) + decoder.flush() == tokenizer.decode(ids)
 
 
-@given(st.lists(st.integers(1, 256), max_size=20))
-def test_bytes_that_are_no_text_lose_nothing_but_themselves(ids: list[int]) -> None:
-    tokenizer = TOKENIZERS["byte-level"]
-    prompt = tokenizer.encode("the cat").ids
-    decoder = tokenizer.decoder(prompt)
-    text = "".join(decoder.push(token_id) for token_id in ids) + decoder.flush()
-    whole = tokenizer.decode(prompt + ids)[len("the cat") :]
-    assert text.replace("\ufffd", "") == whole.replace("\ufffd", "")
+@settings(deadline=None)
+@given(named_ids=named_ids(), cut=cuts)
+@example(named_ids=("byte-level", [170, 95]), cut=0)  # half of a surrogate, as no text has it
+def test_all_text_is_shown_but_one_unfinished_character(
+    named_ids: tuple[str, list[int]], cut: int
+) -> None:
+    name, ids = named_ids
+    prompt, new = ids[:cut], ids[cut:]
+    decoder = TOKENIZERS[name].decoder(prompt)
+    before = whole_text(name, prompt)
+    starts = {before, before.removesuffix("\ufffd")}  # what the prompt began may be completed
+    # Python takes the first two bytes of a surrogate for an unfinished character, others do not.
+    helds = ("", "\ufffd", "\ufffd\ufffd")
+    shown = ""
+    for num_pushed, token_id in enumerate(new, 1):
+        shown += decoder.push(token_id)
+        now = whole_text(name, prompt + new[:num_pushed])
+        assert now in {start + shown + held for start in starts for held in helds}
+    shown += decoder.flush()
+    assert whole_text(name, ids) in {start + shown for start in starts}
+
+
+@pytest.mark.parametrize("name", ["byte-level", "sentence-piece"])
+@pytest.mark.parametrize(
+    ("prompt", "new", "pieces"),
+    [
+        (b"the \xf0\x9f", b"\x99\x82.", ["", "🙂", ".", ""]),  # completed, so told whole
+        (b"the \xf0\x9f\x99", b"\x82.", ["🙂", ".", ""]),
+        (b"the \xf0\x9f", b"a.", ["a", ".", ""]),  # never completed: the prompt's own U+FFFD
+        (b"the \xf0\x9f", b"\x99", ["", ""]),
+        (b"the \xed\xa1", b"a.", ["a", ".", ""]),  # half of a surrogate, as no text has it
+        (b"the \xf0\x9f", b"\xff", ["\ufffd", ""]),
+        (b"the ", b"\xf0\x9fa", ["", "", "\ufffda", ""]),
+        (b"the ", b"a\xf0", ["a", "", "\ufffd"]),
+        (b"the ", b"\xff\xff\x80", ["\ufffd", "\ufffd", "\ufffd", ""]),
+        (b"the ", b"\xe2\xe2\xe2", ["", "\ufffd", "\ufffd", "\ufffd"]),
+    ],
+)
+def test_bytes_wait_only_while_they_may_become_a_character(
+    name: str, prompt: bytes, new: bytes, pieces: list[str]
+) -> None:
+    tokenizer = TOKENIZERS[name]
+    decoder = tokenizer.decoder(byte_tokens(name, prompt))
+    assert [decoder.push(each) for each in byte_tokens(name, new)] + [decoder.flush()] == pieces
+
+
+def byte_tokens(name: str, data: bytes) -> list[int]:
+    """A token for each byte."""
+    tokenizer = TOKENIZERS[name]
+    by_bytes = {  # the first that says it: SentencePiece has its byte tokens before its words
+        tokenizer.token_bytes(token_id, 0): token_id
+        for token_id in reversed(range(tokenizer.vocab_size))
+    }
+    return [by_bytes[bytes([byte])] for byte in data]
+
+
+def test_tokens_that_all_end_within_a_character_do_not_hold_back_text() -> None:
+    tokenizer = TOKENIZERS["nested-byte-level"]
+    # The vocabulary's first words after its special tokens: " the" or the second byte of "é", and
+    # the first byte of the next.
+    first, again = 2, 3
+    decoder = tokenizer.decoder([])
+    assert [decoder.push(each) for each in (first, again, again)] == [" the", "é", "é"]
+    assert decoder.flush() == "\ufffd"
 
 
 def test_special_tokens_do_not_eat_the_space_of_the_next_word() -> None:
@@ -89,3 +223,60 @@ def test_special_tokens_do_not_eat_the_space_of_the_next_word() -> None:
     the, cat = tokenizer.encode("the cat").ids
     decoder = tokenizer.decoder([the])
     assert [decoder.push(1), decoder.push(cat)] == ["", " cat"]
+    # However many of them a chat template puts at the prompt's end.
+    assert tokenizer.decoder([the] + [1] * 10).push(cat) == " cat"
+    # They are not words themselves: a text starts behind them.
+    assert tokenizer.decoder([1, 1]).push(cat) == "cat"
+
+
+def test_special_tokens_do_not_split_a_character() -> None:
+    tokenizer = TOKENIZERS["sentence-piece"]
+    first, second = byte_tokens("sentence-piece", "é".encode())
+    decoder = tokenizer.decoder([])
+    assert [decoder.push(each) for each in (first, 1, second)] == ["", "", "é"]
+
+
+def test_a_text_starts_as_it_does_when_decoded_at_once() -> None:
+    tokenizer = TOKENIZERS["sentence-piece"]
+    (space,) = byte_tokens("sentence-piece", b" ")
+    (the,) = tokenizer.encode("the").ids
+    for ids, pieces in (([the, the], ["the", " the"]), ([space, the], ["", " the"])):
+        decoder = tokenizer.decoder([])
+        assert [decoder.push(token_id) for token_id in ids] == pieces
+        assert tokenizer.decode(ids) == "".join(pieces)
+
+
+def test_added_tokens_are_spelled_as_they_are() -> None:
+    tokenizer = TOKENIZERS["nested-byte-level"]
+    (added,) = tokenizer.encode("語 é").ids
+    assert tokenizer.decoder([]).push(added) == tokenizer.decode([added]) == "語 é"
+
+
+@pytest.mark.parametrize("name", sorted(TOKENIZERS))
+def test_every_id_can_be_decoded(name: str) -> None:
+    tokenizer = TOKENIZERS[name]
+    ids = range(tokenizer.vocab_size + NUM_PADDED)
+    for previous, token_id in pairwise(ids):
+        decoder = tokenizer.decoder([previous])
+        new = decoder.push(token_id) + decoder.flush()
+        if token_id >= tokenizer.vocab_size:
+            assert new == tokenizer.decode([token_id]) == tokenizer.token_text(token_id) == ""
+            assert tokenizer.token_bytes(token_id, previous) == tokenizer.token_bytes(token_id)
+            assert not tokenizer.is_text(token_id)
+        else:
+            assert tokenizer.is_text(token_id) == (token_id not in tokenizer.special_ids)
+    assert tokenizer.decode([]) == tokenizer.decode(sorted(tokenizer.special_ids)) == ""
+
+
+def test_token_bytes_are_exact() -> None:
+    tokenizer = TOKENIZERS["sentence-piece"]
+    the, cat = tokenizer.encode("the cat").ids
+    assert tokenizer.token_bytes(cat) == b"cat"
+    assert tokenizer.token_bytes(cat, the) == b" cat"
+    assert tokenizer.token_bytes(byte_tokens("sentence-piece", b"\xf0")[0]) == b"\xf0"
+    assert tokenizer.token_bytes(1, the) == b"<s>"
+
+
+def test_a_decoder_that_panics_is_refused() -> None:
+    with pytest.raises(BundleError, match="Strip with stop"):
+        plain([" "], decoders.Sequence([decoders.Fuse(), decoders.Strip(" ", 1, 1)]))

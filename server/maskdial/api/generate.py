@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import statistics
 from collections.abc import AsyncGenerator, Sequence
 from typing import Any
 
@@ -9,6 +10,7 @@ from fastapi import APIRouter, Request, Response
 from pydantic_core import to_json
 
 from maskdial.api.bodies import GenerateBody, GenerateParameters, parse_body
+from maskdial.api.prompts import Prompt, read_prompts
 from maskdial.api.wire import (
     KEEP_ALIVE_SECONDS,
     EventStream,
@@ -16,31 +18,33 @@ from maskdial.api.wire import (
     body_schema,
     error_content,
     json_reply,
+    truncation_header,
     unless_gone,
 )
-from maskdial.api.work import check_num_inputs, name_input, tokenize
-from maskdial.causal.params import SamplingParams
+from maskdial.api.work import time_limit
 from maskdial.causal.sequence import Finish, TokenEvent
-from maskdial.causal.sequence import Sequence as GeneratedSequence
 from maskdial.causal.stream import TokenStream
 from maskdial.config import Config
 from maskdial.errors import MaskdialError, ValidationError
 from maskdial.served import CausalModel, Models
+from maskdial.tokenizer import Tokenizer
 
 router = APIRouter(tags=["causal"])
 
-_DEFAULT_NEW_TOKENS = 100
+Events = list[TokenEvent]
 
 
 @router.post("/generate", openapi_extra=body_schema(GenerateBody))
 async def generate(request: Request) -> Response:
-    """Continues a prompt; with `"stream": true` as server-sent events, one per token."""
+    """Continues a prompt or answers a conversation; with `"stream": true` as server-sent events,
+    one per token.
+    """
     return await serve_generate(request, await request.body(), None)
 
 
 @router.post("/generate_stream", openapi_extra=body_schema(GenerateBody))
 async def generate_stream(request: Request) -> Response:
-    """Continues a prompt as server-sent events, one per token."""
+    """Continues a prompt or answers a conversation as server-sent events, one per token."""
     return await serve_generate(request, await request.body(), None, stream=True)
 
 
@@ -57,105 +61,111 @@ async def serve_generate(
     ``as_list`` wraps the reply of one prompt in a list, as text-generation-inference does at its
     root route.
     """
+    started_at = asyncio.get_running_loop().time()
     body = parse_body(GenerateBody, content)
     models: Models = request.app.state.models
     config: Config = request.app.state.config
     model = models.for_generation(name or body.model)
     request.state.model = model.bundle.name
     parameters = body.parameters or GenerateParameters()
-    params = _sampling_params(parameters, model)
-    batch = isinstance(body.inputs, list)
-    prompts = body.inputs if isinstance(body.inputs, list) else [body.inputs]
     stream = stream or bool(body.stream)
-    if stream and batch:
-        raise ValidationError("inputs: a stream has one prompt; send a string, not a list")
-    check_num_inputs(len(prompts), config)
-    model.engine.check_room(len(prompts))
-    sequences = await _make_sequences(prompts, params, model, batch)
     if stream:
-        prefix = prompts[0] if parameters.return_full_text else ""
-        return await _stream(request, model, sequences[0], prefix)
+        _check_streamable(body, parameters)
+    prompts = await read_prompts(body, model, config)
+    seconds_left = time_limit(body.timeout, config)
+    if seconds_left is not None:
+        seconds_left -= asyncio.get_running_loop().time() - started_at
+    if stream:
+        return await _stream(request, model, prompts[0], parameters, seconds_left)
 
-    outputs = await unless_gone(request, _generate_all(model, sequences))
-    replies = []
-    for prompt, events in zip(prompts, outputs, strict=True):
-        finish = _finish(events)
-        text = (prompt if parameters.return_full_text else "") + finish.generated_text
-        reply: dict[str, Any] = {"generated_text": text}
-        if parameters.details:
-            reply["details"] = _details(finish) | {
-                "prefill": [],
-                "tokens": [_token(event) for event in events],
-            }
-        replies.append(reply)
+    outputs = await unless_gone(request, _generate_all(model, prompts, seconds_left))
+    replies = [
+        _reply(prompt, copies, parameters, model.tokenizer)
+        for prompt, copies in zip(prompts, outputs, strict=True)
+    ]
+    single = not body.batch and (isinstance(replies[0], list) or not as_list)
     return json_reply(
-        replies if batch or as_list else replies[0],
-        headers=_timings([_finish(events) for events in outputs]).headers(),
+        replies[0] if single else replies, headers=_timings(prompts, outputs).headers()
     )
 
 
-def _sampling_params(parameters: GenerateParameters, model: CausalModel) -> SamplingParams:
-    """The engine's parameters; sampling is on when a parameter of sampling is given."""
-    max_new_tokens = parameters.max_new_tokens or min(_DEFAULT_NEW_TOKENS, model.max_length)
-    if max_new_tokens > model.max_length:
-        raise ValidationError(
-            f"parameters.max_new_tokens: must be between 1 and {model.max_length} (the context of "
-            f"model {model.bundle.name!r}), not {max_new_tokens}"
-        )
-    given = (parameters.temperature, parameters.top_k, parameters.top_p)
-    do_sample = parameters.do_sample
-    if do_sample is None:
-        do_sample = any(value is not None for value in given)
-    stop = tuple(text for text in parameters.stop or () if text)
-    return SamplingParams(
-        max_new_tokens=max_new_tokens,
-        do_sample=do_sample,
-        temperature=1.0 if parameters.temperature is None else parameters.temperature,
-        top_k=parameters.top_k or 0,
-        top_p=1.0 if parameters.top_p is None else parameters.top_p,
-        repetition_penalty=parameters.repetition_penalty or 1.0,
-        seed=parameters.seed,
-        stop=stop,
-    )
-
-
-async def _make_sequences(
-    prompts: Sequence[str], params: SamplingParams, model: CausalModel, batch: bool
-) -> list[GeneratedSequence]:
-    encodings = await tokenize(
-        model.tokenizer, model.metrics, [(prompt, None) for prompt in prompts]
-    )
-    sequences = []
-    for index, encoding in enumerate(encodings):
-        with name_input(index, batch):
-            if len(encoding.ids) >= model.max_length:
-                raise ValidationError(
-                    f"the prompt has {len(encoding.ids)} tokens; model {model.bundle.name!r} has a "
-                    f"context of {model.max_length}, so a prompt has at most {model.max_length - 1}"
-                )
-            if not encoding.ids:
-                raise ValidationError("the prompt has no tokens; write at least one word")
-        sequences.append(GeneratedSequence(encoding.ids, params))
-    return sequences
+def _check_streamable(body: GenerateBody, parameters: GenerateParameters) -> None:
+    if body.batch:
+        raise ValidationError("inputs: a stream has one prompt; send a string, not a list")
+    if parameters.num_sequences > 1:
+        raise ValidationError("parameters.n and best_of: a stream has one text")
+    if parameters.decoder_input_details:
+        raise ValidationError("parameters.decoder_input_details: not with a stream")
 
 
 async def _generate_all(
-    model: CausalModel, sequences: Sequence[GeneratedSequence]
-) -> list[list[TokenEvent]]:
-    """Runs sequences beside each other; when one fails, all are abandoned."""
+    model: CausalModel, prompts: Sequence[Prompt], seconds_left: float | None
+) -> list[list[Events]]:
+    """Runs all sequences beside each other; when one fails, all are abandoned."""
     async with contextlib.AsyncExitStack() as stack:
         streams = [
-            await stack.enter_async_context(model.engine.stream(sequence)) for sequence in sequences
+            [
+                await stack.enter_async_context(model.engine.stream(sequence, seconds_left))
+                for sequence in prompt.sequences
+            ]
+            for prompt in prompts
         ]
-        return [[event async for event in stream] for stream in streams]
+        return [
+            [[event async for event in stream] for stream in copies_of_one]
+            for copies_of_one in streams
+        ]
+
+
+def _reply(
+    prompt: Prompt, copies: list[Events], parameters: GenerateParameters, tokenizer: Tokenizer
+) -> object:
+    """What one prompt gets: a text, or the list of the ``n`` best."""
+    n = parameters.n or 1
+    if parameters.num_sequences > n:
+        copies = sorted(copies, key=_mean_logprob, reverse=True)
+    replies = [_text_reply(prompt, events, parameters, tokenizer) for events in copies]
+    if n > 1:
+        return replies[:n]
+    best, others = replies[0], replies[1:]
+    if others and "details" in best:
+        best["details"]["best_of_sequences"] = [
+            {"generated_text": other["generated_text"], **other["details"]} for other in others
+        ]
+    return best
+
+
+def _mean_logprob(events: Events) -> float:
+    return statistics.fmean(event.logprob for event in events)
+
+
+def _text_reply(
+    prompt: Prompt, events: Events, parameters: GenerateParameters, tokenizer: Tokenizer
+) -> dict[str, Any]:
+    finish = _finish(events)
+    prefix = prompt.text if parameters.return_full_text else ""
+    reply: dict[str, Any] = {"generated_text": prefix + finish.generated_text}
+    if parameters.details or parameters.decoder_input_details:
+        reply["details"] = _details(finish) | {
+            "prefill": _prefill(prompt, finish, tokenizer)
+            if parameters.decoder_input_details
+            else [],
+            "tokens": [_token(event) for event in events],
+        }
+        if parameters.top_n_tokens:
+            reply["details"]["top_tokens"] = [_top_tokens(event, tokenizer) for event in events]
+    return reply
 
 
 async def _stream(
-    request: Request, model: CausalModel, sequence: GeneratedSequence, prefix: str
+    request: Request,
+    model: CausalModel,
+    prompt: Prompt,
+    parameters: GenerateParameters,
+    seconds_left: float | None,
 ) -> Response:
     """Waits for the first event, which may still be an error with a status, then streams."""
-    stream = model.engine.stream(sequence)
-    events = _stream_events(request, stream, prefix)
+    stream = model.engine.stream(prompt.sequences[0], seconds_left)
+    events = _stream_events(request, stream, prompt, parameters, model.tokenizer)
     first = asyncio.create_task(_first(events))
     try:
         await unless_gone(request, _wait(first))
@@ -165,7 +175,7 @@ async def _stream(
         raise
     if first.done():
         first.result()
-    return EventStream(first, events)
+    return EventStream(first, events, truncation_header(prompt.num_truncated))
 
 
 async def _first(events: AsyncGenerator[bytes]) -> bytes:
@@ -178,14 +188,22 @@ async def _wait(task: asyncio.Task[bytes]) -> None:
 
 
 async def _stream_events(
-    request: Request, stream: TokenStream, prefix: str
+    request: Request,
+    stream: TokenStream,
+    prompt: Prompt,
+    parameters: GenerateParameters,
+    tokenizer: Tokenizer,
 ) -> AsyncGenerator[bytes]:
     """A stream's events as JSON; a failure after the first one is an event, too."""
+    prefix = prompt.text if parameters.return_full_text else ""
     num_events = 0
     try:
         async with stream:
             async for event in stream:
-                yield to_json(_stream_event(event, prefix))
+                content = _stream_event(event, prefix)
+                if parameters.top_n_tokens:
+                    content["top_tokens"] = _top_tokens(event, tokenizer)
+                yield to_json(content)
                 num_events += 1
     except MaskdialError as error:
         if num_events == 0:
@@ -214,6 +232,27 @@ def _token(event: TokenEvent) -> dict[str, Any]:
     }
 
 
+def _top_tokens(event: TokenEvent, tokenizer: Tokenizer) -> list[dict[str, Any]]:
+    """The likeliest tokens, each with its text as it reads alone."""
+    return [
+        {
+            "id": token_id,
+            "text": tokenizer.token_text(token_id),
+            "logprob": logprob,
+            "special": token_id in tokenizer.special_ids,
+        }
+        for token_id, logprob in event.top
+    ]
+
+
+def _prefill(prompt: Prompt, finish: Finish, tokenizer: Tokenizer) -> list[dict[str, Any]]:
+    """The prompt's tokens; the first has nothing before it that it could be likely after."""
+    return [
+        {"id": token_id, "text": tokenizer.token_text(token_id), "logprob": logprob}
+        for token_id, logprob in zip(prompt.ids, (None, *finish.prompt_logprobs), strict=True)
+    ]
+
+
 def _details(finish: Finish) -> dict[str, Any]:
     return {
         "finish_reason": finish.reason,
@@ -223,16 +262,19 @@ def _details(finish: Finish) -> dict[str, Any]:
     }
 
 
-def _finish(events: Sequence[TokenEvent]) -> Finish:
+def _finish(events: Events) -> Finish:
     finish = events[-1].finish
     assert finish is not None, "a stream ends with its finish or an error"
     return finish
 
 
-def _timings(finishes: Sequence[Finish]) -> Timings:
-    """A request's times are those of its slowest prompt."""
+def _timings(prompts: Sequence[Prompt], outputs: Sequence[list[Events]]) -> Timings:
+    """A request's times are those of its slowest sequence; a prompt is computed once."""
+    finishes = [_finish(events) for copies in outputs for events in copies]
     return Timings(
         queue_seconds=max(finish.queue_seconds for finish in finishes),
         inference_seconds=max(finish.inference_seconds for finish in finishes),
-        compute_tokens=sum(f.input_length + f.generated_tokens for f in finishes),
+        compute_tokens=sum(len(prompt.ids) for prompt in prompts)
+        + sum(finish.generated_tokens for finish in finishes),
+        truncated_tokens=sum(prompt.num_truncated for prompt in prompts),
     )

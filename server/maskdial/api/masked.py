@@ -16,7 +16,7 @@ from maskdial.api.bodies import (
     parse_body,
 )
 from maskdial.api.wire import Timings, body_schema, json_reply, unless_gone
-from maskdial.api.work import check_num_inputs, name_input, tokenize
+from maskdial.api.work import check_num_inputs, name_input, time_limit, tokenize
 from maskdial.config import Config
 from maskdial.errors import ValidationError
 from maskdial.masked import tasks
@@ -70,7 +70,8 @@ async def serve_fill_mask(request: Request, content: bytes, name: str | None) ->
 
     _check_num_fillings(inputs, top_k if target_ids is None else min(top_k, len(target_ids)))
 
-    results = await unless_gone(request, model.engine.submit_many(inputs))
+    timeout = time_limit(body.timeout, request.app.state.config)
+    results = await unless_gone(request, model.engine.submit_many(inputs, timeout))
     answers = await _fill(model, inputs, results, top_k, target_ids)
     headers = _timings(inputs, results).headers()
     return json_reply(answers if batch else answers[0], headers=headers)
@@ -134,7 +135,8 @@ async def serve_classify(request: Request, content: bytes, name: str | None) -> 
     _check_lengths(model, encodings, batch)
     inputs = [_masked_input(encoding, ()) for encoding in encodings]
 
-    results = await unless_gone(request, model.engine.submit_many(inputs))
+    timeout = time_limit(body.timeout, request.app.state.config)
+    results = await unless_gone(request, model.engine.submit_many(inputs, timeout))
     manifest = model.bundle.manifest
     replies: list[list[dict[str, Any]]] = []
     for result in results:

@@ -23,19 +23,29 @@ class ClientGoneError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Timings:
-    """What the reply's headers tell: seconds in the queue and in passes, tokens computed."""
+    """What the reply's headers tell: seconds in the queue and in passes, tokens computed, and
+    tokens cut off.
+    """
 
     queue_seconds: float
     inference_seconds: float
     compute_tokens: int
+    truncated_tokens: int = 0
 
     def headers(self) -> dict[str, str]:
-        """``x-queue-time`` and ``x-inference-time`` in milliseconds, ``x-compute-tokens``."""
-        return {
+        """``x-queue-time`` and ``x-inference-time`` in milliseconds, ``x-compute-tokens``, and
+        ``x-truncated-tokens`` where there are any.
+        """
+        return truncation_header(self.truncated_tokens) | {
             "x-queue-time": f"{self.queue_seconds * 1e3:.3f}",
             "x-inference-time": f"{self.inference_seconds * 1e3:.3f}",
             "x-compute-tokens": str(self.compute_tokens),
         }
+
+
+def truncation_header(num_tokens: int) -> dict[str, str]:
+    """``x-truncated-tokens`` of a reply, where tokens were cut off."""
+    return {"x-truncated-tokens": str(num_tokens)} if num_tokens else {}
 
 
 def json_reply(
@@ -102,13 +112,18 @@ class EventStream(Response):
 
     ``events`` gives the payloads; ``first`` is the task of its first one, which the route waited
     for so that a failure before it could still choose the status. A comment line is sent when
-    nothing else was for ``KEEP_ALIVE_SECONDS``.
+    nothing else was for ``KEEP_ALIVE_SECONDS``. ``headers`` are sent beside those of every stream.
     """
 
     media_type = "text/event-stream"
 
-    def __init__(self, first: asyncio.Task[bytes], events: AsyncGenerator[bytes]) -> None:
-        super().__init__(headers={"cache-control": "no-cache", "x-accel-buffering": "no"})
+    def __init__(
+        self,
+        first: asyncio.Task[bytes],
+        events: AsyncGenerator[bytes],
+        headers: dict[str, str],
+    ) -> None:
+        super().__init__(headers=headers | {"cache-control": "no-cache", "x-accel-buffering": "no"})
         del self.headers["content-length"]
         self._first = first
         self._events = events

@@ -27,6 +27,12 @@ def check_num_inputs(num_inputs: int, config: Config) -> None:
         )
 
 
+def time_limit(asked: float | None, config: Config) -> float | None:
+    """The seconds that a request may take: its own limit or the server's, whichever is shorter."""
+    limits = [limit for limit in (asked, config.request_timeout) if limit]
+    return min(limits, default=None)
+
+
 @contextlib.contextmanager
 def name_input(index: int, batch: bool) -> Iterator[None]:
     """Says which input of a batch a ValidationError is about."""
@@ -39,13 +45,20 @@ def name_input(index: int, batch: bool) -> Iterator[None]:
 
 
 async def tokenize(
-    tokenizer: Tokenizer, metrics: ModelMetrics, texts: Sequence[tuple[str, str | None]]
+    tokenizer: Tokenizer,
+    metrics: ModelMetrics,
+    texts: Sequence[tuple[str, str | None]],
+    *,
+    add_special_tokens: bool = True,
 ) -> list[Encoding]:
     """Tokenizes texts and pairs, beside the event loop when they are long."""
     started = time.perf_counter()
 
     def encode() -> list[Encoding]:
-        return [tokenizer.encode(text, pair) for text, pair in texts]
+        return [
+            tokenizer.encode(text, pair, add_special_tokens=add_special_tokens)
+            for text, pair in texts
+        ]
 
     if sum(len(text) + len(pair or "") for text, pair in texts) <= _INLINE_CHARACTERS:
         encodings = encode()

@@ -1,50 +1,28 @@
 """CausalEngine: continuous batching of text generation on one thread."""
 
 import asyncio
+import itertools
 import logging
 import math
 import threading
 import time
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
-from typing import Protocol
+from collections.abc import Iterable
 
 import numpy as np
-from numpy.typing import NDArray
 
-from maskdial.causal.sampler import Sample, sample
-from maskdial.causal.scheduler import Plan, Prefill, Scheduler
+from maskdial.causal.executor import Executor, ModelRunner, Output
+from maskdial.causal.prefix_cache import PrefixCache
+from maskdial.causal.sampler import Sample, Sampler
+from maskdial.causal.scheduler import Plan, Scheduler
 from maskdial.causal.sequence import Detokenizer, Sequence, State, TokenEvent
 from maskdial.causal.stream import Reply, ReplyChannel, TokenStream, publish
 from maskdial.errors import GenerationError, MaskdialError, UnavailableError, ValidationError
-from maskdial.metrics import EngineMetrics
+from maskdial.metrics import CancelReason, EngineMetrics
 
 _log = logging.getLogger(__name__)
 
 _LAST_STEP_SECONDS = 10.0
-
-
-class ModelRunner(Protocol):
-    """What the engine needs of a model; `maskdial.causal.runner` describes the methods."""
-
-    @property
-    def bytes_per_token(self) -> int: ...
-    def copy(self, source: int, target: int, num_tokens: int) -> None: ...
-    def prefill(
-        self, slot: int, token_ids: NDArray[np.int64], start: int
-    ) -> NDArray[np.float32]: ...
-    def decode(
-        self, token_ids: NDArray[np.int64], lengths: NDArray[np.int64], rows: NDArray[np.int64]
-    ) -> NDArray[np.float32]: ...
-
-
-@dataclass(frozen=True, slots=True)
-class _Output:
-    """What a pass gave: logits (num_sequences, vocab_size), or why it failed, or neither."""
-
-    sequences: tuple[Sequence, ...]
-    logits: NDArray[np.float32] | None
-    error: str | None = None
+_UNUSED_SLOT_SECONDS = 5.0
 
 
 class CausalEngine:
@@ -58,9 +36,14 @@ class CausalEngine:
         detokenizer: turns tokens into text.
         slots: sequences that run at once.
         max_length: tokens of prompt and text together.
-        prefill_chunk_tokens: most prompt tokens between two decode steps.
+        vocab_size: the width of the logits.
+        prefill_chunk_tokens: most prompt tokens between two decode steps, a multiple of
+            ``block_tokens``.
+        block_tokens: how many tokens the attention kernel reads at a time.
         max_queue: sequences that may wait for a slot.
         eos_token_ids: tokens that end a text.
+        prefix_cache: where to keep the beginnings of prompts, with blocks of ``block_tokens``.
+        max_drafts: most tokens to guess for a sequence that runs alone; 0 is off.
         metrics: where to report.
         name: the model's, for messages.
     """
@@ -72,9 +55,13 @@ class CausalEngine:
         *,
         slots: int,
         max_length: int,
+        vocab_size: int,
         prefill_chunk_tokens: int,
+        block_tokens: int,
         max_queue: int,
         eos_token_ids: Iterable[int],
+        prefix_cache: PrefixCache | None = None,
+        max_drafts: int = 0,
         metrics: EngineMetrics,
         name: str,
     ) -> None:
@@ -86,8 +73,18 @@ class CausalEngine:
         self._metrics = metrics
         self._name = name
         self._scheduler = Scheduler(
-            slots=slots, prefill_chunk_tokens=prefill_chunk_tokens, max_queue=max_queue
+            slots=slots,
+            prefill_chunk_tokens=prefill_chunk_tokens,
+            max_queue=max_queue,
+            max_length=max_length,
+            block_tokens=block_tokens,
+            prefix_cache=prefix_cache,
+            max_drafts=max_drafts,
         )
+        self._has_prefix_cache = prefix_cache is not None
+        self._executor = Executor(runner, prefix_cache, metrics, name)
+        self._sampler = Sampler(vocab_size, self._eos_token_ids)
+        self._slot_used_at: dict[int, float] = {}  # of slots whose memory is committed
         # Guards the scheduler and the flags below; never held during a pass.
         self._changed = threading.Condition()
         self._draining = False
@@ -133,20 +130,22 @@ class CausalEngine:
                 raise UnavailableError(f"model {self._name!r} is shutting down")
             self._scheduler.check_room(num_sequences)
 
-    def stream(self, sequence: Sequence) -> TokenStream:
+    def stream(self, sequence: Sequence, timeout: float | None = None) -> TokenStream:
         """Queues a sequence and returns its events; to be called in a running event loop.
 
-        Close the stream if you leave it early: that gives the slot back within one step.
+        Close the stream if you leave it early: that gives the slot back within one step. After
+        ``timeout`` seconds the sequence is dropped in the same way, and its reader gets a
+        `DeadlineError`.
 
         Raises:
-            ValidationError: the prompt is empty or longer than the context.
+            ValidationError: the prompt is empty, or leaves no room in the context.
             OverloadedError: the queue is full.
             UnavailableError: the engine is stopping or has died.
         """
-        if not 1 <= sequence.num_prompt <= self._max_length:
+        if not 1 <= sequence.num_prompt < self._max_length:
             raise ValidationError(
-                f"the prompt has {sequence.num_prompt} tokens; model {self._name!r} takes 1 to "
-                f"{self._max_length}"
+                f"the prompt has {sequence.num_prompt} tokens; model {self._name!r} has a context "
+                f"of {self._max_length}, so a prompt has 1 to {self._max_length - 1}"
             )
         channel = ReplyChannel()
         with self._changed:  # reentrant, so nothing comes between the check and the queue
@@ -155,7 +154,7 @@ class CausalEngine:
             self._scheduler.add(sequence)
             self._metrics.queue_size(self._scheduler.num_waiting)
             self._changed.notify()
-        return TokenStream(channel, lambda: self._cancel(sequence))
+        return TokenStream(channel, lambda reason: self._cancel(sequence, reason), timeout)
 
     async def warm_up(self) -> None:
         """Waits until a started engine has run its first passes. No metric counts them.
@@ -191,86 +190,79 @@ class CausalEngine:
 
     def step(self) -> None:
         """One iteration: at most one decode step of all sequences and one chunk of a prompt."""
+        clock = [time.perf_counter()]
         plan = self._schedule()
-        outputs = self._run(plan)
-        events = self._sample(outputs)
-        self._publish(plan, events)
+        clock.append(time.perf_counter())
+        outputs = self._executor.run(plan)
+        clock.append(time.perf_counter())
+        replies = self._sample(outputs)
+        clock.append(time.perf_counter())
+        self._publish(plan, replies)
+        clock.append(time.perf_counter())
+        self._metrics.step(*(end - start for start, end in itertools.pairwise(clock)))
 
     def _schedule(self) -> Plan:
         with self._changed:
             plan = self._scheduler.schedule()
-        if plan.prefill is not None and plan.prefill.start == 0:
-            sequence = plan.prefill.sequence
-            sequence.started_at = time.perf_counter()
-            self._metrics.queued(sequence.started_at - sequence.arrived_at)
+        now = time.perf_counter()
+        fresh = [p.sequence for p in plan.prefills if p.start == p.sequence.num_reused]
+        for sequence in fresh:
+            if self._has_prefix_cache and not sequence.params.prompt_logprobs:
+                self._metrics.prefix_cache(sequence.num_prompt, sequence.num_reused)
+        for sequence in (*fresh, *plan.forks):
+            sequence.started_at = now
+            self._metrics.queued(now - sequence.arrived_at)
         return plan
 
-    def _run(self, plan: Plan) -> list[_Output]:
-        for move in plan.moves:
-            self._runner.copy(move.source, move.target, move.num_tokens)
-        outputs = []
-        if plan.decoding:
-            outputs.append(self._decode(plan))
-        if plan.prefill is not None:
-            outputs.append(self._prefill(plan.prefill))
-        return outputs
-
-    def _decode(self, plan: Plan) -> _Output:
-        decoding = plan.decoding
-        self._metrics.batch(len(decoding), len(decoding), len(plan.rows))
-        token_ids = np.array([sequence.last_token_id for sequence in plan.rows], np.int64)
-        lengths = np.array([sequence.num_computed for sequence in plan.rows], np.int64)
-        rows = np.array(plan.decoding_rows, np.int64)
-        return self._pass(decoding, lambda: self._runner.decode(token_ids, lengths, rows))
-
-    def _prefill(self, prefill: Prefill) -> _Output:
-        sequence, slot = prefill.sequence, prefill.slot
-        start, num_tokens = prefill.start, prefill.num_tokens
-        self._metrics.batch(1, num_tokens, num_tokens)
-        self._metrics.prompt_tokens(num_tokens)
-        token_ids = sequence.prompt_ids[start : start + num_tokens]
-        output = self._pass((sequence,), lambda: self._runner.prefill(slot, token_ids, start)[None])
-        if output.error is None and not prefill.is_last:
-            return _Output((), None)
-        return output
-
-    def _pass(
-        self, sequences: tuple[Sequence, ...], run: Callable[[], NDArray[np.float32]]
-    ) -> _Output:
-        started_at = time.perf_counter()
-        try:
-            logits = run()
-        except Exception as error:  # whatever the model raises ends this pass only
-            _log.exception("a pass of model %r failed", self._name)
-            message = f"a pass of model {self._name!r} failed: {error}"
-            return _Output(sequences, None, message)
-        self._metrics.inference(time.perf_counter() - started_at)
-        return _Output(sequences, logits)
-
-    def _sample(self, outputs: Iterable[_Output]) -> list[tuple[Sequence, Reply]]:
+    def _sample(self, outputs: Iterable[Output]) -> list[tuple[Sequence, Reply]]:
         replies: list[tuple[Sequence, Reply]] = []
         for output in outputs:
             if output.error is not None:
-                replies += [(s, GenerationError(output.error)) for s in output.sequences]
-            elif output.logits is not None:
-                samples = sample(output.logits, output.sequences)
+                replies += [(sequence, output.error) for sequence in output.sequences]
+            elif output.drafts:
+                replies += self._accept_drafts(output)
+            else:
+                samples = self._sampler.sample(output.logits, output.sequences)
                 replies += [
                     (sequence, self._accept(sequence, chosen))
                     for sequence, chosen in zip(output.sequences, samples, strict=True)
                 ]
         return replies
 
-    def _accept(self, sequence: Sequence, chosen: Sample) -> Reply:
+    def _accept_drafts(self, output: Output) -> list[tuple[Sequence, Reply]]:
+        """Tokens as one step at a time would have drawn them, as long as the guesses hold."""
+        (sequence,) = output.sequences
+        replies: list[tuple[Sequence, Reply]] = []
+        for draft, logits in zip((*output.drafts, None), output.logits, strict=True):
+            (chosen,) = self._sampler.sample(logits[None], (sequence,))
+            reply = self._accept(sequence, chosen)
+            replies.append((sequence, reply))
+            if isinstance(reply, MaskdialError) or reply.finish or reply.token_id != draft:
+                break
+        sequence.note_guess(len(output.drafts), len(replies) - 1)
+        self._metrics.speculation(len(output.drafts), len(replies) - 1)
+        return replies
+
+    def _accept(self, sequence: Sequence, chosen: Sample | MaskdialError) -> Reply:
+        if isinstance(chosen, MaskdialError):
+            return chosen
         if not math.isfinite(chosen.logprob):
             return GenerationError(f"model {self._name!r} returned logits that are not numbers")
         previous_at = sequence.last_token_at
-        event = sequence.accept(
-            chosen.token_id,
-            chosen.logprob,
-            detokenizer=self._detokenizer,
-            eos_token_ids=self._eos_token_ids,
-            max_length=self._max_length,
-        )
+        try:
+            event = sequence.accept(
+                chosen.token_id,
+                chosen.logprob,
+                chosen.top,
+                detokenizer=self._detokenizer,
+                eos_token_ids=self._eos_token_ids,
+                max_length=self._max_length,
+            )
+        except MaskdialError as error:
+            return error
+        except Exception as error:  # a fault in one text ends that text only
+            _log.exception("a token of model %r could not be taken", self._name)
+            return GenerationError(f"a token of model {self._name!r} was lost: {error!r}")
         if event.index == 1:
             self._metrics.time_to_first_token(sequence.last_token_at - sequence.arrived_at)
         else:
@@ -293,7 +285,7 @@ class CausalEngine:
         self._metrics.queue_size(self._scheduler.num_waiting)
         self._metrics.running(len(self._scheduler.running))
         self._metrics.kv_cache(
-            used_tokens * self._runner.bytes_per_token, used_tokens / self._capacity
+            used_tokens * self._runner.cache.bytes_per_token, used_tokens / self._capacity
         )
 
     def _main(self) -> None:
@@ -315,9 +307,20 @@ class CausalEngine:
     def _wait_for_work(self) -> bool:
         """Blocks until there is something to do; False when the thread is to end."""
         with self._changed:
+            self._return_memory()
             while not (self._scheduler.has_work or self._draining):
-                self._changed.wait()
+                self._changed.wait(_UNUSED_SLOT_SECONDS if self._slot_used_at else None)
+                self._return_memory()
             return self._scheduler.has_work
+
+    def _return_memory(self) -> None:
+        """Gives the memory of slots that nobody has used for a while back to the system."""
+        now = time.perf_counter()
+        self._slot_used_at |= dict.fromkeys((s.slot for s in self._scheduler.running), now)
+        for slot, used_at in list(self._slot_used_at.items()):
+            if now - used_at >= _UNUSED_SLOT_SECONDS:
+                del self._slot_used_at[slot]
+                self._runner.cache.release_pages(slot)
 
     def _die(self, error: BaseException) -> None:
         message = f"the engine of model {self._name!r} died: {error!r}"
@@ -335,10 +338,12 @@ class CausalEngine:
         publish((s.reply, error_class(message)) for s in dropped if s.reply is not None)
         return len(dropped)
 
-    def _cancel(self, sequence: Sequence) -> None:
+    def _cancel(self, sequence: Sequence, reason: CancelReason) -> bool:
+        """Drops a sequence; False when it had ended or was dropped before."""
         with self._changed:
             if sequence.state is State.ENDED or sequence.cancelled:
-                return
+                return False
             self._scheduler.cancel(sequence)
-            self._metrics.cancelled("disconnect")
+            self._metrics.cancelled(reason)
             self._metrics.queue_size(self._scheduler.num_waiting)
+            return True

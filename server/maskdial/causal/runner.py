@@ -1,5 +1,6 @@
 """Runner: passes of a causal model over the KV cache, in place."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -15,9 +16,9 @@ from maskdial.runtime import Session
 class Runner:
     """Runs prompts and decode steps; a pass writes the new keys and values where they stay.
 
-    Past and present of each layer are bound to the same memory: one slot for a prompt, the first n
-    slots for a decode step. Those bindings are made once per slot and per n, and only the small
-    inputs are bound anew.
+    Past and present of each layer are bound to the same memory: adjoining slots of the cache. Those
+    bindings are made once per first slot and number of slots, and only the small inputs are bound
+    anew.
 
     Args:
         session: of a causal graph, see `maskdial.bundle` for its inputs and outputs.
@@ -39,44 +40,52 @@ class Runner:
                 "lies in main memory; use --provider cpu"
             )
         self._session = session
-        self._cache = KVCache.allocate(layout, slots, max_length)
-        self._prefill_logits: NDArray[np.float32] = np.empty((1, vocab_size), np.float32)
+        self._vocab_size = vocab_size
+        self.cache = KVCache.allocate(layout, slots, max_length)
         self._decode_logits: NDArray[np.float32] = np.empty((slots, vocab_size), np.float32)
-        self._prefill_bindings: dict[int, ort.IOBinding] = {}
-        self._decode_bindings: dict[int, ort.IOBinding] = {}
+        self._bindings: dict[tuple[int, int], ort.IOBinding] = {}
 
-    @property
-    def bytes_per_token(self) -> int:
-        """Cache bytes that one token takes."""
-        return self._cache.bytes_per_token
-
-    def copy(self, source: int, target: int, num_tokens: int) -> None:
-        """Copies the first tokens of one slot to another."""
-        self._cache.copy(source, target, num_tokens)
-
-    def prefill(self, slot: int, token_ids: NDArray[np.int64], start: int) -> NDArray[np.float32]:
-        """Reads a piece of a prompt into a slot.
+    def prefill(
+        self, slot: int, token_ids: NDArray[np.int64], start: int, num_logits: int = 1
+    ) -> NDArray[np.float32]:
+        """Reads a piece of a text into a slot.
 
         Args:
             slot: whose first ``start`` tokens are in the cache.
             token_ids: int64 (num_tokens,), at least one.
             start: position of the first of them.
+            num_logits: how many of them the logits are wanted of, counted from the last.
 
         Returns:
-            The last token's logits, float32 (vocab_size,), valid until the next prefill.
+            Logits, float32 (num_logits, vocab_size).
         """
         num_tokens = len(token_ids)
-        logits = self._prefill_logits
-        if slot not in self._prefill_bindings:
-            self._prefill_bindings[slot] = self._bind_cache(slot, 1)
-        self._run(
-            self._prefill_bindings[slot],
-            token_ids.reshape(1, num_tokens),
-            np.array([start], np.int64),
-            np.array([num_tokens - 1], np.int64),
-            logits,
-        )
-        return logits.reshape(-1)
+        logits = np.empty((num_logits, self._vocab_size), np.float32)
+        rows = np.arange(num_tokens - num_logits, num_tokens)
+        self._run(slot, token_ids[None], np.array([start]), np.array([num_tokens]), rows, logits)
+        return logits
+
+    def prefill_together(
+        self, slot: int, prompts: Sequence[NDArray[np.int64]]
+    ) -> NDArray[np.float32]:
+        """Reads several whole prompts into empty slots, from ``slot`` on, as one padded batch.
+
+        Args:
+            slot: of the first prompt; the others follow it.
+            prompts: int64 (num_tokens,) each.
+
+        Returns:
+            The logits of each prompt's last token, float32 (num_prompts, vocab_size).
+        """
+        num_tokens = np.array([len(prompt) for prompt in prompts])
+        longest = int(num_tokens.max())
+        token_ids = np.zeros((len(prompts), longest), np.int64)
+        for row, prompt in zip(token_ids, prompts, strict=True):
+            row[: len(prompt)] = prompt
+        logits = np.empty((len(prompts), self._vocab_size), np.float32)
+        rows = np.arange(len(prompts)) * longest + num_tokens - 1
+        self._run(slot, token_ids, np.zeros_like(num_tokens), num_tokens, rows, logits)
+        return logits
 
     def decode(
         self, token_ids: NDArray[np.int64], lengths: NDArray[np.int64], rows: NDArray[np.int64]
@@ -91,43 +100,47 @@ class Runner:
         Returns:
             Logits, float32 (num_rows, vocab_size), valid until the next decode.
         """
-        n = len(token_ids)
-        if n not in self._decode_bindings:
-            self._decode_bindings[n] = self._bind_cache(0, n)
         logits = self._decode_logits[: len(rows)]
-        self._run(self._decode_bindings[n], token_ids.reshape(n, 1), lengths, rows, logits)
+        self._run(0, token_ids[:, None], lengths, np.ones_like(lengths), rows, logits)
         return logits
+
+    def _run(
+        self,
+        slot: int,
+        input_ids: NDArray[np.int64],
+        starts: NDArray[np.int64],
+        num_tokens: NDArray[np.int64],
+        rows: NDArray[np.int64],
+        logits: NDArray[np.float32],
+    ) -> None:
+        """One pass of ``input_ids`` (batch, longest), right-padded, in the slots from ``slot`` on.
+
+        Row i has ``num_tokens[i]`` tokens, which follow the first ``starts[i]`` of its slot.
+        """
+        batch, longest = input_ids.shape
+        seqlens_k = (starts + num_tokens - 1).astype(np.int32)
+        feeds: dict[str, NDArray[Any]] = {
+            "input_ids": np.ascontiguousarray(input_ids),
+            "position_ids": starts[:, None] + np.arange(longest),
+            "seqlens_k": seqlens_k,
+            "total_sequence_length": np.array(seqlens_k.max() + 1, np.int32),
+            "rows": rows,
+        }
+        if (slot, batch) not in self._bindings:
+            self._bindings[slot, batch] = self._bind_cache(slot, batch)
+        binding = self._bindings[slot, batch]
+        for name in feeds.keys() & self._session.input_names:
+            array = feeds[name]  # bound without a copy: `feeds` keeps it alive through the pass
+            binding.bind_input(name, "cpu", 0, array.dtype, array.shape, array.ctypes.data)
+        binding.bind_output("logits", "cpu", 0, logits.dtype, logits.shape, logits.ctypes.data)
+        self._session.run_with_binding(binding)
 
     def _bind_cache(self, slot: int, n: int) -> ort.IOBinding:
         binding = self._session.io_binding()
-        for kind, arrays in (("key", self._cache.keys), ("value", self._cache.values)):
+        for kind, arrays in (("key", self.cache.keys), ("value", self.cache.values)):
             for layer, array in enumerate(arrays):
                 view = array[slot : slot + n]
                 where = ("cpu", 0, view.dtype, view.shape, view.ctypes.data)
                 binding.bind_input(f"past_{kind}.{layer}", *where)
                 binding.bind_output(f"present_{kind}.{layer}", *where)
         return binding
-
-    def _run(
-        self,
-        binding: ort.IOBinding,
-        input_ids: NDArray[np.int64],
-        lengths: NDArray[np.int64],
-        rows: NDArray[np.int64],
-        logits: NDArray[np.float32],
-    ) -> None:
-        """One pass of ``input_ids`` (batch, new_tokens), after ``lengths`` (batch,) tokens."""
-        num_new = input_ids.shape[1]
-        seqlens_k = (lengths + (num_new - 1)).astype(np.int32)
-        feeds: dict[str, NDArray[Any]] = {
-            "input_ids": np.ascontiguousarray(input_ids),
-            "position_ids": lengths[:, None] + np.arange(num_new),
-            "seqlens_k": seqlens_k,
-            "total_sequence_length": np.array(seqlens_k.max() + 1, np.int32),
-            "rows": rows,
-        }
-        for name in feeds.keys() & self._session.input_names:
-            array = feeds[name]  # bound without a copy: `feeds` keeps it alive through the pass
-            binding.bind_input(name, "cpu", 0, array.dtype, array.shape, array.ctypes.data)
-        binding.bind_output("logits", "cpu", 0, logits.dtype, logits.shape, logits.ctypes.data)
-        self._session.run_with_binding(binding)

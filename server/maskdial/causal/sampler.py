@@ -1,11 +1,11 @@
 """Sampler: logits to tokens, in plain numpy.
 
-The processors and their order are those of transformers: repetition penalty, temperature, top-k,
-top-p (`LogitsProcessor` and its subclasses). Rows are worked on one by one, so a row's token never
-depends on what else is in the batch, not even in its last bit; only the argmax, which is exact,
-runs over all rows at once.
+Rows are worked on one by one, so a row's token never depends on what else is in the batch, not even
+in its last bit; only the argmax, which is exact, runs over all rows at once. Numpy over several
+rows of a vocabulary would be no faster.
 """
 
+import logging
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -13,150 +13,128 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from maskdial.causal.params import SamplingParams
+from maskdial.causal.candidates import Candidates, greatest_k, narrow
+from maskdial.causal.processors import process
 from maskdial.causal.sequence import Sequence
+from maskdial.errors import GenerationError, MaskdialError
 
-_BLOCK = 512
-_BIN_SHIFT = 18  # leaves 5 bits of mantissa: the weights of one bin differ by 3% at most
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class Sample:
     """A chosen token and its natural log-probability under the model's own distribution.
 
-    NaN says that the model's logits were no numbers, and the token means nothing.
-
     The log-probability is taken before penalties, temperature and truncation (vLLM's
-    ``raw_logprobs``), so it is comparable between requests.
+    ``raw_logprobs``), so it is comparable between requests. NaN says that the model's logits were
+    no numbers, and the token means nothing.
+
+    ``top`` holds the ``top_n_tokens`` likeliest tokens and their log-probabilities, under the
+    model's own distribution too, best first; of equally likely ones the lower id comes first.
     """
 
     token_id: int
     logprob: float
+    top: tuple[tuple[int, float], ...] = ()
 
 
-def sample(logits: NDArray[np.float32], sequences: Iterable[Sequence]) -> list[Sample]:
+class Sampler:
     """Chooses the next token of each sequence.
 
     Args:
-        logits: float32 (num_sequences, vocab_size); not changed.
-        sequences: in the order of the logits' rows.
+        vocab_size: the length of the logits' rows.
+        eos_token_ids: tokens that end a text; those that the logits do not cover are passed over.
     """
-    most_likely = logits.argmax(axis=-1).tolist()
-    return [
-        _sample_row(row, sequence, first)
-        for row, sequence, first in zip(logits, sequences, most_likely, strict=True)
-    ]
+
+    def __init__(self, vocab_size: int, eos_token_ids: frozenset[int]) -> None:
+        self._eos_token_ids = frozenset(t for t in eos_token_ids if t < vocab_size)
+
+    def sample(
+        self, logits: NDArray[np.float32], sequences: Iterable[Sequence]
+    ) -> list[Sample | MaskdialError]:
+        """Chooses a token for each sequence, or says why there is none; no row spoils another.
+
+        Args:
+            logits: float32 (num_sequences, vocab_size); not changed.
+            sequences: in the order of the logits' rows.
+        """
+        most_likely = logits.argmax(axis=-1).tolist()
+        samples: list[Sample | MaskdialError] = []
+        for row, sequence, first in zip(logits, sequences, most_likely, strict=True):
+            try:
+                samples.append(self._sample(row, sequence, first))
+            except MaskdialError as error:
+                samples.append(error)
+        return samples
+
+    def sample_row(self, logits: NDArray[np.float32], sequence: Sequence) -> Sample:
+        """Chooses a token for one sequence: the same as `sample` does, to the bit.
+
+        Args:
+            logits: float32 (vocab_size,); not changed.
+            sequence: to continue.
+
+        Raises:
+            GenerationError: no token can be chosen.
+            MaskdialError: the sequence's grammar failed.
+        """
+        return self._sample(logits, sequence, int(logits.argmax()))
+
+    def distribution(self, logits: NDArray[np.float32], sequence: Sequence) -> NDArray[np.float64]:
+        """The probabilities that the next token is drawn with, float64 (vocab_size,).
+
+        Args and errors are those of `sample_row`.
+        """
+        scores, best = self._score(logits, sequence, int(logits.argmax()))
+        probabilities = np.zeros(len(logits))
+        if sequence.params.greedy:
+            probabilities[best] = 1.0
+        else:
+            candidates = narrow(scores, scores[best], sequence.params)
+            drawn = slice(None) if candidates.token_ids is None else candidates.token_ids
+            probabilities[drawn] = candidates.weights
+            probabilities /= probabilities.sum()
+        return probabilities
+
+    def _sample(self, logits: NDArray[np.float32], sequence: Sequence, most_likely: int) -> Sample:
+        if not math.isfinite(logits[most_likely]):
+            return Sample(most_likely, math.nan)
+        try:
+            softmax = Candidates.of(logits, logits[most_likely])
+            scores, best = self._score(logits, sequence, most_likely)
+            params = sequence.params
+            if params.greedy:
+                token_id = best
+            else:
+                unchanged = softmax if scores is logits else None
+                candidates = narrow(scores, scores[best], params, unchanged)
+                token_id = candidates.pick(uniform(sequence.seed, sequence.num_generated))
+            top = _top(softmax, params.top_n_tokens) if params.top_n_tokens else ()
+            return Sample(token_id, softmax.logprob(token_id), top)
+        except MaskdialError:
+            raise
+        except Exception as error:  # whatever it is, it concerns this sequence only
+            _log.exception("sampling failed")
+            raise GenerationError(f"no token could be chosen: {error!r}") from error
+
+    def _score(
+        self, logits: NDArray[np.float32], sequence: Sequence, most_likely: int
+    ) -> tuple[NDArray[np.float32], int]:
+        """What the token is chosen by, float32 (vocab_size,), and where its maximum is."""
+        scores = process(logits, sequence, self._eos_token_ids)
+        best = most_likely if scores is logits else int(scores.argmax())
+        if not math.isfinite(scores[best]):
+            raise GenerationError(
+                "no token can be chosen: with its bias, penalties and grammar applied, the best "
+                f"one scores {scores[best]}"
+            )
+        return scores, best
 
 
-def _sample_row(logits: NDArray[np.float32], sequence: Sequence, most_likely: int) -> Sample:
-    if not math.isfinite(logits[most_likely]):
-        return Sample(most_likely, math.nan)
-    params = sequence.params
-    scores = logits
-    if params.repetition_penalty != 1.0:
-        scores = _penalize_repetition(logits, sequence.token_ids, params.repetition_penalty)
-        most_likely = int(scores.argmax())
-    if params.greedy:
-        token_id = most_likely
-    else:
-        token_id = _draw(scores, params, uniform(sequence.seed, sequence.num_generated))
-    return Sample(token_id, _logprob(logits, token_id))
-
-
-def _penalize_repetition(
-    logits: NDArray[np.float32], token_ids: NDArray[np.int64], penalty: float
-) -> NDArray[np.float32]:
-    scores = logits.copy()
-    seen = logits[token_ids]
-    factor = np.float32(penalty)
-    scores[token_ids] = np.where(seen < 0, seen * factor, seen / factor)
-    return scores
-
-
-def _draw(scores: NDArray[np.float32], params: SamplingParams, u: float) -> int:
-    candidates, weights = _candidates(scores, params)
-    drawn = _pick(weights, u)
-    return drawn if candidates is None else int(candidates[drawn])
-
-
-def distribution(scores: NDArray[np.float32], params: SamplingParams) -> NDArray[np.float64]:
-    """The probabilities that a token is drawn from, float64 (vocab_size,).
-
-    Args:
-        scores: float32 (vocab_size,), after the repetition penalty.
-        params: of a sequence that is not greedy.
-    """
-    candidates, weights = _candidates(scores, params)
-    probabilities = np.zeros(len(scores))
-    probabilities[slice(None) if candidates is None else candidates] = weights
-    probabilities /= probabilities.sum()
-    return probabilities
-
-
-def _candidates(
-    scores: NDArray[np.float32], params: SamplingParams
-) -> tuple[NDArray[np.intp] | None, NDArray[np.float32]]:
-    """The tokens left to draw from (None: all of them) and their unnormalised probabilities."""
-    scores = (scores - scores.max()) / np.float32(params.temperature)
-    candidates = None
-    if 0 < params.top_k < len(scores):
-        candidates = _top(scores, params.top_k)
-        scores = scores[candidates]
-    weights = np.exp(scores)
-    if params.top_p < 1.0:
-        nucleus = _nucleus(weights, params.top_p)
-        weights = weights[nucleus]
-        candidates = nucleus if candidates is None else candidates[nucleus]
-    return candidates, weights
-
-
-def _top(values: NDArray[np.float32], k: int) -> NDArray[np.intp]:
-    """Where the k greatest values are, and those equal to the k-th."""
-    kth = np.partition(values, len(values) - k)[len(values) - k]
-    return np.flatnonzero(values >= kth)
-
-
-def _nucleus(weights: NDArray[np.float32], top_p: float) -> NDArray[np.intp]:
-    """The smallest set of greatest weights that holds the share top_p (arXiv:1904.09751).
-
-    Of equal weights the lower index comes first. Few weights are looked at twice and fewer sorted:
-    those below (1 - top_p) of the mean cannot belong to the set, since all of them together weigh
-    less than what is left out; the rest are put into bins of like size, by the leading bits of
-    their floats, and only the bin in which the share is reached is sorted.
-    """
-    total = float(weights.sum(dtype=np.float64))
-    target = top_p * total
-    likely = np.flatnonzero(weights >= (1 - top_p) * total / len(weights))
-    heavy = weights[likely]
-    bins = (heavy.view(np.uint32) >> _BIN_SHIFT).astype(np.intp)
-    mass_from_bin = np.bincount(bins, heavy)[::-1].cumsum()[::-1]
-    edge = max(int(np.count_nonzero(mass_from_bin >= target)) - 1, 0)
-    above, at_edge = np.flatnonzero(bins > edge), np.flatnonzero(bins == edge)
-    at_edge = at_edge[np.argsort(-heavy[at_edge], kind="stable")]
-    mass = heavy[above].sum(dtype=np.float64) + np.cumsum(heavy[at_edge], dtype=np.float64)
-    num_needed = int(np.searchsorted(mass, target)) + 1
-    nucleus: NDArray[np.intp] = likely[np.concatenate([above, at_edge[:num_needed]])]
-    return nucleus
-
-
-def _pick(weights: NDArray[np.float32], u: float) -> int:
-    """The index that the share u, in [0, 1), of the weights' sum falls on.
-
-    Sums blocks first and then walks one block: a running sum over a whole vocabulary takes several
-    times as long.
-    """
-    starts = np.arange(0, len(weights), _BLOCK)
-    blocks = np.cumsum(np.add.reduceat(weights, starts), dtype=np.float64)
-    target = u * blocks[-1]
-    block = int(np.searchsorted(blocks, target, side="right"))
-    before = blocks[block - 1] if block else 0.0
-    start = block * _BLOCK
-    within = np.cumsum(weights[start : start + _BLOCK], dtype=np.float64)
-    chosen = int(np.searchsorted(within, target - before, side="right"))
-    if chosen < len(within):
-        return start + chosen
-    # The two sums differ by rounding: take the block's last token that has any weight.
-    return start + int(np.flatnonzero(weights[start : start + _BLOCK])[-1])
+def _top(softmax: Candidates, num_tokens: int) -> tuple[tuple[int, float], ...]:
+    token_ids = greatest_k(softmax.log, min(num_tokens, len(softmax)))
+    best_first = np.argsort(-softmax.log[token_ids], kind="stable")[:num_tokens]
+    return tuple((i, softmax.logprob(i)) for i in token_ids[best_first].tolist())
 
 
 def uniform(seed: int, index: int) -> float:
@@ -168,7 +146,19 @@ def uniform(seed: int, index: int) -> float:
     return (bits >> 11) * 2.0**-53
 
 
-def _logprob(logits: NDArray[np.float32], token_id: int) -> float:
-    greatest = logits.max()
-    total = np.exp(logits - greatest).sum(dtype=np.float64)
-    return float(logits[token_id] - greatest) - float(np.log(total))
+def prompt_logprobs(logits: NDArray[np.float32], token_ids: NDArray[np.int64]) -> list[float]:
+    """The natural log-probability of one token in each row, under the model's own distribution.
+
+    Args:
+        logits: float32 (num_tokens, vocab_size).
+        token_ids: int64 (num_tokens,), each below vocab_size.
+
+    Returns:
+        One float a row, NaN where the logits are no numbers.
+    """
+    return [
+        Candidates.of(row, row[best]).logprob(token_id) if math.isfinite(row[best]) else math.nan
+        for row, best, token_id in zip(
+            logits, logits.argmax(axis=-1).tolist(), token_ids.tolist(), strict=True
+        )
+    ]

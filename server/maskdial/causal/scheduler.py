@@ -1,11 +1,21 @@
 """Scheduler: which sequence runs when, and in which slot. Pure bookkeeping; not thread-safe."""
 
-from collections import deque
-from collections.abc import Iterable
+import bisect
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from operator import attrgetter
 
+import numpy as np
+from numpy.typing import NDArray
+
+from maskdial.causal.prefix_cache import PrefixCache
 from maskdial.causal.sequence import Sequence, State
 from maskdial.errors import OverloadedError
+
+# Every so many starts the sequence that has waited longest comes first, whatever its priority.
+_STARTS_PER_OLDEST = 4
+
+_queue_order = attrgetter("priority", "arrival")
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,6 +25,15 @@ class Move:
     source: int
     target: int
     num_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """A block of the prefix cache is to be written to a slot, from position ``start`` on."""
+
+    slot: int
+    start: int
+    block: NDArray[np.generic]
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,18 +53,25 @@ class Prefill:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """One iteration: copy the moves, then decode, then prefill.
+    """One iteration: copy the moves and the loads, then decode, then prefill.
 
-    ``rows`` are the sequences of slots 0..n-1. All of them decode, save that one may still be
-    reading its prompt in a hole: its row runs along with a token of no meaning, written to the
-    position that the prefill after it overwrites, and its logits are not asked for.
+    ``rows`` are the sequences of slots 0..n-1. All of them decode, save those that are still
+    reading their prompt in a hole, or were just given a copy of one: such a row runs along with a
+    token of no meaning, written to a position that the row's next real token overwrites, and its
+    logits are not asked for.
     """
 
-    moves: tuple[Move, ...]
-    rows: tuple[Sequence, ...]
-    decoding_rows: tuple[int, ...]
+    moves: tuple[Move, ...] = ()
+    loads: tuple[Load, ...] = ()
+    forks: tuple[Sequence, ...] = ()
+    """Sequences whose prompt another one read: the logits after it are in ``shared_prompt``."""
+    rows: tuple[Sequence, ...] = ()
+    decoding_rows: tuple[int, ...] = ()
     """The rows that decode, as indices."""
-    prefill: Prefill | None
+    drafts: tuple[int, ...] = ()
+    """Token ids guessed to follow, for the pass to check; only where one sequence runs alone."""
+    prefills: tuple[Prefill, ...] = ()
+    """One chunk of a prompt, or several whole prompts in adjoining slots, read together."""
 
     @property
     def decoding(self) -> tuple[Sequence, ...]:
@@ -54,26 +80,52 @@ class Plan:
 
 
 class Scheduler:
-    """First come, first served, over a fixed number of slots.
+    """By priority and then first come, first served, over a fixed number of slots.
 
     A decode pass binds slots 0..n-1 of the cache as they lie, so those must be in use without
     gaps. A waiting sequence takes the lowest free slot, which is the hole that an ended one left,
     if there is one; holes that nobody takes are filled by the decoding sequence in the highest
     slot. One prompt is read at a time, a chunk per iteration, so long prompts delay the decoding
-    sequences by one chunk at most.
+    sequences by one chunk at most; short ones that wait together are read together.
+
+    Sequences with a `SharedPrompt` read it once: the first of them does, the others get a copy of
+    its keys and values when a slot is free. The last that runs leaves its slot, with the prompt in
+    it, to the next of them.
 
     Args:
         slots: sequences that run at once.
         prefill_chunk_tokens: prompt tokens per iteration; the last chunk may have one more.
         max_queue: sequences that may wait.
+        max_length: tokens that a slot holds.
+        block_tokens: a divisor of the chunk. Prompts of 2 to this many tokens are read together,
+            and chunks of sequences that want the log-probabilities of their prompts are this long.
+        prefix_cache: where to look for the beginnings of prompts.
+        max_drafts: most tokens to guess for a sequence that runs alone.
     """
 
-    def __init__(self, *, slots: int, prefill_chunk_tokens: int, max_queue: int) -> None:
+    def __init__(
+        self,
+        *,
+        slots: int,
+        prefill_chunk_tokens: int,
+        max_queue: int,
+        max_length: int,
+        block_tokens: int,
+        prefix_cache: PrefixCache | None = None,
+        max_drafts: int = 0,
+    ) -> None:
         self._slots: list[Sequence | None] = [None] * slots
-        self._waiting: deque[Sequence] = deque()
-        self._prefilling: Sequence | None = None
+        self._waiting: list[Sequence] = []  # in the order of `_queue_order`
+        self._prefilling: list[Sequence] = []
+        self._loads: list[Load] = []
         self._prefill_chunk_tokens = prefill_chunk_tokens
         self._max_queue = max_queue
+        self._max_length = max_length
+        self._block_tokens = block_tokens
+        self._prefix_cache = prefix_cache
+        self._max_drafts = max_drafts
+        self._num_arrived = 0
+        self._num_started = 0
 
     @property
     def num_waiting(self) -> int:
@@ -112,7 +164,9 @@ class Scheduler:
             OverloadedError: the queue is full.
         """
         self.check_room(1)
-        self._waiting.append(sequence)
+        sequence.arrival = self._num_arrived
+        self._num_arrived += 1
+        bisect.insort(self._waiting, sequence, key=_queue_order)
 
     def cancel(self, sequence: Sequence) -> None:
         """Drops a sequence: from the queue at once, from its slot when the next plan is made."""
@@ -122,61 +176,167 @@ class Scheduler:
             sequence.state = State.ENDED
 
     def schedule(self) -> Plan:
-        """The next iteration. The moves in it are taken as done."""
+        """The next iteration. The moves and loads in it are taken as done."""
         for sequence in self.running:
             if sequence.cancelled:
                 self.release(sequence)
-        if self._prefilling is None and self._waiting and None in self._slots:
-            self._start(self._waiting.popleft())
-        moves = tuple(self._fill_holes())
+        moves = [*self._admit(), *self._fill_holes()]
+        loads, self._loads = tuple(self._loads), []
         highest = self._highest_decoding()
         rows = () if highest is None else self.running[: highest.slot + 1]
-        decoding_rows = tuple(i for i, s in enumerate(rows) if s is not self._prefilling)
-        return Plan(moves, rows, decoding_rows, self._next_chunk())
+        return Plan(
+            moves=tuple(moves),
+            loads=loads,
+            forks=tuple(s for s in self.running if s.state is State.FORKED),
+            rows=rows,
+            decoding_rows=tuple(i for i, s in enumerate(rows) if s.state is State.DECODING),
+            drafts=self._guess(),
+            prefills=tuple(map(self._next_chunk, self._prefilling)),
+        )
 
     def advance(self, plan: Plan) -> None:
-        """Takes note that a plan's passes ran; sequences released meanwhile are left alone."""
+        """Takes note that a plan's passes ran and that the sequences have their new tokens.
+
+        All of a decoding sequence's tokens but the newest are in the cache then. Sequences that
+        were released meanwhile are left alone.
+        """
         for sequence in plan.decoding:
             if sequence.state is State.DECODING:
-                sequence.num_computed += 1
-        prefill = plan.prefill
-        if prefill is not None and prefill.sequence is self._prefilling:
-            prefill.sequence.num_computed += prefill.num_tokens
-            if prefill.is_last:
-                prefill.sequence.state = State.DECODING
-                self._prefilling = None
+                sequence.num_computed = sequence.num_tokens - 1
+        for sequence in plan.forks:
+            if sequence.state is State.FORKED:
+                sequence.state = State.DECODING
+        for prefill in plan.prefills:
+            if prefill.sequence in self._prefilling:
+                prefill.sequence.num_computed += prefill.num_tokens
+                if prefill.is_last:
+                    prefill.sequence.state = State.DECODING
+                    self._prefilling.remove(prefill.sequence)
 
     def release(self, sequence: Sequence) -> None:
         """Frees the slot of a sequence that finished, failed or was cancelled, if it has one."""
-        if sequence.slot < 0:
+        slot = sequence.slot
+        if slot < 0:
             return
-        self._slots[sequence.slot] = None
+        heir = self._heir(sequence)
+        self._slots[slot] = None
         sequence.slot = -1
         sequence.state = State.ENDED
-        if self._prefilling is sequence:
-            self._prefilling = None
+        if sequence in self._prefilling:
+            self._prefilling.remove(sequence)
+            self._loads = [load for load in self._loads if load.slot != slot]
+        if heir is not None:
+            self._place(heir, slot, State.FORKED)
+            heir.num_computed = heir.num_prompt
 
     def clear(self) -> tuple[Sequence, ...]:
         """Drops every sequence and returns those that had not ended."""
-        dropped = (*self.running, *self._waiting)
+        waiting, self._waiting = self._waiting, []
+        dropped = (*self.running, *waiting)
         for sequence in self.running:
             self.release(sequence)
-        for sequence in self._waiting:
+        for sequence in waiting:
             sequence.state = State.ENDED
-        self._waiting.clear()
         return dropped
 
-    def _start(self, sequence: Sequence) -> None:
-        sequence.slot = self._slots.index(None)
-        sequence.state = State.PREFILLING
-        self._slots[sequence.slot] = sequence
-        self._prefilling = sequence
+    def _admit(self) -> Iterator[Move]:
+        """Starts what can start now; yields the copies of shared prompts."""
+        while None in self._slots:
+            sequence = self._next_waiting()
+            if sequence is None:
+                return
+            slot = self._slots.index(None)
+            source = self._prompt_source(sequence)
+            if source is not None:
+                self._place(sequence, slot, State.FORKED)
+                sequence.num_computed = sequence.num_prompt
+                yield Move(source.slot, slot, sequence.num_prompt)
+            elif not self._prefilling or self._joins(sequence, slot):
+                self._place(sequence, slot, State.PREFILLING)
+                self._prefilling.append(sequence)
+                self._reuse_prefix(sequence)
+            else:
+                return
+
+    def _next_waiting(self) -> Sequence | None:
+        """The waiting sequence whose turn it is, left in the queue."""
+        ready = (sequence for sequence in self._waiting if not self._awaits_prompt(sequence))
+        if self._num_started % _STARTS_PER_OLDEST == _STARTS_PER_OLDEST - 1:
+            return min(ready, key=attrgetter("arrival"), default=None)
+        return next(ready, None)
+
+    def _place(self, sequence: Sequence, slot: int, state: State) -> None:
+        self._waiting.remove(sequence)
+        self._num_started += 1
+        self._slots[slot] = sequence
+        sequence.slot = slot
+        sequence.state = state
+
+    def _sharing(self, sequence: Sequence) -> Iterable[Sequence]:
+        """The other running sequences that share this one's prompt."""
+        if sequence.shared_prompt is None:
+            return ()
+        return (
+            other
+            for other in self.running
+            if other.shared_prompt is sequence.shared_prompt and other is not sequence
+        )
+
+    def _awaits_prompt(self, sequence: Sequence) -> bool:
+        return any(other.state is State.PREFILLING for other in self._sharing(sequence))
+
+    def _prompt_source(self, sequence: Sequence) -> Sequence | None:
+        """A running sequence with this one's whole prompt in its slot."""
+        return next(iter(self._sharing(sequence)), None)
+
+    def _heir(self, sequence: Sequence) -> Sequence | None:
+        """Who takes over the slot of a released sequence, with the prompt that lies in it."""
+        if sequence.state is State.PREFILLING or any(self._sharing(sequence)):
+            return None
+        shared = sequence.shared_prompt
+        return next((s for s in self._waiting if s.shared_prompt is shared is not None), None)
+
+    def _joins(self, sequence: Sequence, slot: int) -> bool:
+        """Whether a waiting prompt can be read in one pass with those about to be read.
+
+        The pass writes to adjoining slots and is as long as its longest prompt. Prompts within one
+        block of the attention kernel keep their last bits whatever they are padded to.
+        """
+        together = [*self._prefilling, sequence]
+        padded = len(together) * max(s.num_prompt for s in together)
+        return (
+            slot == self._prefilling[-1].slot + 1
+            and padded <= self._prefill_chunk_tokens
+            and all(
+                s.num_computed == 0
+                and 2 <= s.num_prompt <= self._block_tokens
+                and not s.params.prompt_logprobs
+                for s in together
+            )
+        )
+
+    def _reuse_prefix(self, sequence: Sequence) -> None:
+        """Looks for the beginning of a prompt in the cache.
+
+        At least two tokens are left to read: one alone would take another kernel (see
+        `KVLayout.query_block`). A prompt whose log-probabilities are wanted is read in full.
+        """
+        if self._prefix_cache is None:
+            return
+        sequence.block_keys = self._prefix_cache.keys(sequence.prompt_ids, sequence.cache_salt)
+        if sequence.params.prompt_logprobs:
+            return
+        num_reusable = max(sequence.num_prompt - 2, 0) // self._block_tokens
+        for block in self._prefix_cache.match(sequence.block_keys[:num_reusable]):
+            self._loads.append(Load(sequence.slot, sequence.num_computed, block))
+            sequence.num_computed += self._block_tokens
+        sequence.num_reused = sequence.num_computed
 
     def _highest_decoding(self) -> Sequence | None:
-        decoding = (s for s in reversed(self.running) if s is not self._prefilling)
+        decoding = (s for s in reversed(self.running) if s.state is State.DECODING)
         return next(decoding, None)
 
-    def _fill_holes(self) -> Iterable[Move]:
+    def _fill_holes(self) -> Iterator[Move]:
         while None in self._slots:
             hole = self._slots.index(None)
             highest = self._highest_decoding()
@@ -187,12 +347,18 @@ class Scheduler:
             highest.slot = hole
             yield Move(source, hole, highest.num_computed)
 
-    def _next_chunk(self) -> Prefill | None:
-        sequence = self._prefilling
-        if sequence is None:
-            return None
+    def _guess(self) -> tuple[int, ...]:
+        running = self.running
+        if not self._max_drafts or len(running) != 1 or running[0].state is not State.DECODING:
+            return ()
+        return running[0].guess(min(self._max_drafts, self._max_length - running[0].num_tokens))
+
+    def _next_chunk(self, sequence: Sequence) -> Prefill:
+        chunk = self._prefill_chunk_tokens
+        if sequence.params.prompt_logprobs:
+            chunk = self._block_tokens
         num_tokens = sequence.num_to_prefill
         # A last chunk of one token would take another kernel (see `KVLayout.query_block`).
-        if num_tokens > self._prefill_chunk_tokens + 1:
-            num_tokens = self._prefill_chunk_tokens
+        if num_tokens > chunk + 1:
+            num_tokens = chunk
         return Prefill(sequence, sequence.slot, sequence.num_computed, num_tokens)

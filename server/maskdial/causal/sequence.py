@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from maskdial.causal.params import SamplingParams
+from maskdial.causal.prompt_lookup import PromptLookup
 from maskdial.causal.stop import StopMatcher
 
 if TYPE_CHECKING:  # the scheduler imports this module, and must not need asyncio
@@ -36,13 +37,37 @@ class Detokenizer(Protocol):
     def decoder(self, prompt_ids: SequenceOf[int]) -> Decoder: ...
 
 
+class GrammarMatcher(Protocol):
+    """What a constrained sequence needs of its grammar; `maskdial.causal.grammar` has it."""
+
+    @property
+    def finished(self) -> bool: ...
+    def prepare(self) -> None: ...
+    def allowed(self) -> NDArray[np.bool_]: ...
+    def accept(self, token_id: int) -> None: ...
+
+
 class State(enum.Enum):
     """Where a sequence is in its life."""
 
     WAITING = enum.auto()
     PREFILLING = enum.auto()
+    FORKED = enum.auto()
+    """In a slot with a copy of its prompt, its first token still to be drawn."""
     DECODING = enum.auto()
     ENDED = enum.auto()
+
+
+class SharedPrompt:
+    """What sequences with the same prompt share, so that it is read once.
+
+    ``logits`` are those of the prompt's last token, float32 (vocab_size,), and ``logprobs`` those
+    of its own tokens, if they were asked for: once it was read.
+    """
+
+    def __init__(self) -> None:
+        self.logits: NDArray[np.float32] | None = None
+        self.logprobs: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +75,7 @@ class Finish:
     """How a sequence ended. Times are in seconds, lengths in tokens.
 
     ``generated_text`` is the joined text of all its events; ``seed`` is None for greedy sequences.
+    ``prompt_logprobs``, if they were asked for, has one for each token of the prompt but the first.
     """
 
     reason: FinishReason
@@ -59,6 +85,7 @@ class Finish:
     input_length: int
     queue_seconds: float
     inference_seconds: float
+    prompt_logprobs: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +94,8 @@ class TokenEvent:
 
     ``index`` counts from 1. ``text`` is what the token adds to the generated text: empty for a
     special token, while a character is incomplete, and while text is held back because it may
-    become a stop string. ``logprob`` is natural, under the model's own distribution.
+    become a stop string. ``logprob`` is natural, under the model's own distribution. ``top`` has
+    the likeliest tokens under it, as pairs of id and log-probability, as many as were asked for.
     """
 
     index: int
@@ -75,21 +103,44 @@ class TokenEvent:
     text: str
     logprob: float
     special: bool
+    top: tuple[tuple[int, float], ...] = ()
     finish: Finish | None = None
 
 
 class Sequence:
     """One request to generate: prompt, parameters, and progress.
 
-    The scheduler owns ``state``, ``slot`` and ``num_computed``; the engine owns the rest. All times
-    are `time.perf_counter` seconds.
+    The scheduler owns ``state``, ``slot``, ``num_computed`` and what else is said to be its own;
+    the engine owns the rest. All times are `time.perf_counter` seconds.
+
+    Args:
+        prompt_ids: at least one token id.
+        params: how to generate.
+        priority: lower starts earlier.
+        cache_salt: sequences share prefixes in the cache with those of the same salt only.
+        grammar: what the text has to match.
+        shared_prompt: the same object for sequences with the same prompt.
     """
 
-    def __init__(self, prompt_ids: SequenceOf[int], params: SamplingParams) -> None:
+    def __init__(
+        self,
+        prompt_ids: SequenceOf[int],
+        params: SamplingParams,
+        *,
+        priority: int = 0,
+        cache_salt: str = "",
+        grammar: GrammarMatcher | None = None,
+        shared_prompt: SharedPrompt | None = None,
+    ) -> None:
         self.params = params
+        self.priority = priority
+        self.cache_salt = cache_salt
+        self.grammar = grammar
+        self.shared_prompt = shared_prompt
         self.seed = draw_seed() if params.seed is None else params.seed
         self.num_prompt = len(prompt_ids)
         self.num_generated = 0
+        self.prompt_logprobs: tuple[float, ...] = ()
         self._token_ids = np.array(prompt_ids, np.int64)  # with room to grow at the end
 
         self.state = State.WAITING
@@ -97,11 +148,18 @@ class Sequence:
         self.slot = -1
         self.num_computed = 0
         """Tokens in the KV cache."""
+        self.num_reused = 0
+        """Tokens of the prompt that came from the prefix cache. The scheduler's."""
+        self.block_keys: tuple[bytes, ...] = ()
+        """What the whole blocks of the prompt are called in the prefix cache. The scheduler's."""
+        self.arrival = 0
+        """The sequence's number in the order of arrival. The scheduler's."""
 
         self.reply: ReplyChannel | None = None
         self.arrived_at = time.perf_counter()
         self.started_at = 0.0
         self.last_token_at = 0.0
+        self._lookup = PromptLookup()
         self._decoder: Decoder | None = None
         self._stops = StopMatcher(params.stop, include=params.include_stop)
         self._texts: list[str] = []
@@ -122,6 +180,11 @@ class Sequence:
         return self._token_ids[: self.num_prompt]
 
     @property
+    def generated_ids(self) -> NDArray[np.int64]:
+        """The generated ids, int64 (num_generated,), as a view."""
+        return self._token_ids[self.num_prompt : self.num_tokens]
+
+    @property
     def last_token_id(self) -> int:
         """The newest token's id."""
         return int(self._token_ids[self.num_tokens - 1])
@@ -131,10 +194,25 @@ class Sequence:
         """Prompt tokens that are not in the cache yet."""
         return max(self.num_prompt - self.num_computed, 0)
 
+    def guess(self, most: int) -> tuple[int, ...]:
+        """Tokens that may follow, found in the text so far; at most as many as are still wanted.
+
+        A sequence with a grammar has none: each of its tokens needs the mask after the last.
+        """
+        most = min(most, self.params.max_new_tokens - self.num_generated - 1)
+        if self.grammar is not None or most < 1:
+            return ()
+        return self._lookup.guess(self.token_ids, most)
+
+    def note_guess(self, num_drafts: int, num_accepted: int) -> None:
+        """Tells how a guess turned out."""
+        self._lookup.note(num_drafts, num_accepted)
+
     def accept(
         self,
         token_id: int,
         logprob: float,
+        top: tuple[tuple[int, float], ...] = (),
         *,
         detokenizer: Detokenizer,
         eos_token_ids: frozenset[int],
@@ -143,17 +221,16 @@ class Sequence:
         """Appends a sampled token and says what it means to the reader.
 
         A token that ends the sequence in several ways at once counts as the end-of-sequence token
-        first, then as completing a stop string, then as the last that fits.
+        first (so does one that completes the grammar), then as a stop token or completing a stop
+        string, then as the last that fits.
+
+        Raises:
+            MaskdialError: the grammar cannot go on.
         """
         now = time.perf_counter()
         self._append(token_id)
-        text, reason = self._decode(token_id, detokenizer)
-        if token_id in eos_token_ids:
-            reason = "eos_token"
-        elif reason is None and (
-            self.num_generated >= self.params.max_new_tokens or self.num_tokens >= max_length
-        ):
-            reason = "length"
+        text = self._decode(token_id, detokenizer)
+        reason = self._finish_reason(token_id, eos_token_ids, max_length)
         if reason is not None:
             text += self._flush()
         self._texts.append(text)
@@ -164,8 +241,25 @@ class Sequence:
             text=text,
             logprob=logprob,
             special=token_id in detokenizer.special_ids,
+            top=top,
             finish=None if reason is None else self._finish(reason, now),
         )
+
+    def _finish_reason(
+        self, token_id: int, eos_token_ids: frozenset[int], max_length: int
+    ) -> FinishReason | None:
+        params = self.params
+        if token_id in eos_token_ids and (self.grammar is not None or not params.ignore_eos):
+            return "eos_token"
+        if self.grammar is not None:
+            self.grammar.accept(token_id)
+            if self.grammar.finished:
+                return "eos_token"
+        if self._stops.matched or token_id in params.stop_token_ids:
+            return "stop_sequence"
+        if self.num_generated >= params.max_new_tokens or self.num_tokens >= max_length:
+            return "length"
+        return None
 
     def _append(self, token_id: int) -> None:
         if self.num_tokens == len(self._token_ids):
@@ -173,11 +267,13 @@ class Sequence:
         self._token_ids[self.num_tokens] = token_id
         self.num_generated += 1
 
-    def _decode(self, token_id: int, detokenizer: Detokenizer) -> tuple[str, FinishReason | None]:
+    def _decode(self, token_id: int, detokenizer: Detokenizer) -> str:
         if self._decoder is None:
             self._decoder = detokenizer.decoder(self.prompt_ids.tolist())
-        text = self._stops.push(self._decoder.push(token_id))
-        return text, "stop_sequence" if self._stops.matched else None
+        text = self._decoder.push(token_id)
+        if self.num_generated < self.params.min_new_tokens:
+            return text  # no stop string begins before the text may end
+        return self._stops.push(text)
 
     def _flush(self) -> str:
         if self._decoder is None or self._stops.matched:
@@ -193,6 +289,7 @@ class Sequence:
             input_length=self.num_prompt,
             queue_seconds=self.started_at - self.arrived_at,
             inference_seconds=now - self.started_at,
+            prompt_logprobs=self.prompt_logprobs,
         )
 
 

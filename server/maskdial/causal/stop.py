@@ -6,7 +6,8 @@ from collections.abc import Sequence
 class StopMatcher:
     """Releases text up to the first completed stop string, however the text is cut into pieces.
 
-    The first to be *completed* wins; of those completed by the same character, the longest.
+    The first to be *completed* wins; of those completed by the same character, the longest. A
+    character costs the same however long the stop strings are (Knuth, Morris and Pratt 1977).
 
     Args:
         stops: non-empty strings.
@@ -16,61 +17,64 @@ class StopMatcher:
     """
 
     def __init__(self, stops: Sequence[str], *, include: bool) -> None:
-        self._stops = tuple(stops)
+        self._candidates = [_Candidate(stop) for stop in stops]
         self._include = include
-        self._lookback = max((len(stop) for stop in self._stops), default=1) - 1
-        self._window = ""
-        self._num_released = 0  # of the window's characters
+        self._held = ""
         self.matched = False
 
     def push(self, text: str) -> str:
         """Takes the next piece and returns what may be shown now; nothing once it matched."""
         if self.matched:
             return ""
-        self._window += text
-        match = self._first_match()
-        if match is not None:
-            self.matched = True
-            start, end = match
-            return self._release(end if self._include else start)
-        held = 0 if self._include else self._num_undecided()
-        released = self._release(len(self._window) - held)
-        self._forget()
-        return released
+        num_undecided = len(self._held)
+        known = self._held + text
+        for end, letter in enumerate(text, len(self._held) + 1):
+            num_undecided = num_completed = 0
+            for candidate in self._candidates:
+                candidate.advance(letter)
+                num_undecided = max(num_undecided, candidate.num_matched)
+                if candidate.completed:
+                    num_completed = max(num_completed, candidate.num_matched)
+            if num_completed:
+                self.matched = True
+                return known[: end if self._include else end - num_completed]
+        num_shown = len(known) - (0 if self._include else num_undecided)
+        self._held = known[num_shown:]
+        return known[:num_shown]
 
     def flush(self) -> str:
         """The text held back, now that no more will come."""
-        return "" if self.matched else self._release(len(self._window))
+        return "" if self.matched else self._held
 
-    def _first_match(self) -> tuple[int, int] | None:
-        found = [
-            (start + len(stop), start)
-            for stop in self._stops
-            if (start := self._window.find(stop)) >= 0
-        ]
-        if not found:
-            return None
-        end, start = min(found)
-        return start, end
 
-    def _num_undecided(self) -> int:
-        """The length of the longest ending of the window that is the beginning of a stop string."""
-        longest = min(self._lookback, len(self._window))
-        return next(
-            (
-                length
-                for length in range(longest, 0, -1)
-                if any(stop.startswith(self._window[-length:]) for stop in self._stops)
-            ),
-            0,
-        )
+class _Candidate:
+    """A stop string, and how many of its characters the text ends with."""
 
-    def _release(self, end: int) -> str:
-        released = self._window[self._num_released : end]
-        self._num_released = max(self._num_released, end)
-        return released
+    def __init__(self, stop: str) -> None:
+        self._stop = stop
+        self._borders = _borders(stop)
+        self.num_matched = 0
 
-    def _forget(self) -> None:
-        num_forgotten = max(len(self._window) - self._lookback, 0)
-        self._window = self._window[num_forgotten:]
-        self._num_released -= num_forgotten
+    @property
+    def completed(self) -> bool:
+        return self.num_matched == len(self._stop)
+
+    def advance(self, letter: str) -> None:
+        while self.num_matched and self._stop[self.num_matched] != letter:
+            self.num_matched = self._borders[self.num_matched - 1]
+        self.num_matched += self._stop[self.num_matched] == letter
+
+
+def _borders(stop: str) -> list[int]:
+    """For each beginning of the string, the length of its longest border.
+
+    A border is a shorter beginning of the string that is also the ending of this one.
+    """
+    borders = [0]
+    length = 0
+    for letter in stop[1:]:
+        while length and stop[length] != letter:
+            length = borders[length - 1]
+        length += stop[length] == letter
+        borders.append(length)
+    return borders

@@ -7,7 +7,8 @@ from collections.abc import Callable, Iterable
 from types import TracebackType
 
 from maskdial.causal.sequence import TokenEvent
-from maskdial.errors import MaskdialError
+from maskdial.errors import DeadlineError, MaskdialError
+from maskdial.metrics import CancelReason
 
 Reply = TokenEvent | MaskdialError
 
@@ -55,12 +56,24 @@ class TokenStream:
 
     Leaving early abandons the sequence: by `aclose`, by the end of an ``async with`` block, or by
     cancelling the task that waits for the next event.
+
+    Args:
+        channel: where the events come from.
+        abandon: drops the sequence for a reason; False when it had ended already.
+        timeout: seconds after which it is dropped and the reader gets a `DeadlineError`.
     """
 
-    def __init__(self, channel: ReplyChannel, abandon: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        channel: ReplyChannel,
+        abandon: Callable[[CancelReason], bool],
+        timeout: float | None = None,
+    ) -> None:
         self._channel = channel
         self._abandon = abandon
         self._ended = False
+        self._timer = None if timeout is None else channel.loop.call_later(timeout, self._expire)
+        self._timeout = timeout
 
     def __aiter__(self) -> "TokenStream":
         return self
@@ -71,19 +84,31 @@ class TokenStream:
         try:
             event = await self._channel.get()
         except MaskdialError:
-            self._ended = True
+            self._end()
             raise
         except asyncio.CancelledError:
             await self.aclose()
             raise
-        self._ended = event.finish is not None
+        if event.finish is not None:
+            self._end()
         return event
 
     async def aclose(self) -> None:
         """Abandons the sequence unless it ended; may be called again."""
         if not self._ended:
-            self._ended = True
-            self._abandon()
+            self._end()
+            self._abandon("disconnect")
+
+    def _end(self) -> None:
+        self._ended = True
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def _expire(self) -> None:
+        if self._abandon("timeout"):
+            self._channel.put(
+                DeadlineError(f"the text was not finished within {self._timeout:g} seconds")
+            )
 
     async def __aenter__(self) -> "TokenStream":
         return self

@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from maskdial.errors import (
+    DeadlineError,
     InferenceError,
     MaskdialError,
     OverloadedError,
@@ -24,7 +25,7 @@ from maskdial.errors import (
 )
 from maskdial.masked.batcher import Batcher
 from maskdial.masked.request import MaskedInput, MaskedResult, Request
-from maskdial.metrics import EngineMetrics
+from maskdial.metrics import CancelReason, EngineMetrics
 
 logger = logging.getLogger(__name__)
 
@@ -135,18 +136,22 @@ class MaskedEngine:
                     "already); try again later"
                 )
 
-    async def submit_many(self, inputs: Sequence[MaskedInput]) -> list[MaskedResult]:
+    async def submit_many(
+        self, inputs: Sequence[MaskedInput], time_limit: float | None = None
+    ) -> list[MaskedResult]:
         """Queues all texts of one request, or none, and waits for their results, in order.
 
-        Cancelling the wait drops the texts that no pass has begun.
+        Cancelling the wait drops the texts that no pass has begun, and so does its end after
+        ``time_limit`` seconds.
 
         Raises:
             OverloadedError: the queue has no room for all of them now.
             ValidationError: there are more than the queue can ever hold.
             UnavailableError: the engine is starting, draining or down.
             InferenceError: a pass with one of the texts failed; the request's others are dropped.
+            DeadlineError: the time is over.
         """
-        return await self._submit(inputs, observed=True)
+        return await self._submit(inputs, time_limit, observed=True)
 
     def stop(self, grace: float) -> None:
         """Refuses new texts, lets those waiting and running finish for ``grace`` seconds at most,
@@ -170,20 +175,31 @@ class MaskedEngine:
             self._thread.join(_LAST_PASS_SECONDS)
         self._metrics.engine_up(False)
 
-    async def _submit(self, inputs: Sequence[MaskedInput], *, observed: bool) -> list[MaskedResult]:
+    async def _submit(
+        self, inputs: Sequence[MaskedInput], time_limit: float | None = None, *, observed: bool
+    ) -> list[MaskedResult]:
         loop = asyncio.get_running_loop()
         now = time.perf_counter()
         requests = [Request(each, loop.create_future(), now, observed) for each in inputs]
         self._admit(requests)
         try:
-            return await asyncio.gather(*(request.future for request in requests))
+            async with asyncio.timeout(time_limit):
+                return await asyncio.gather(*(request.future for request in requests))
         except asyncio.CancelledError:
-            for request in requests:
-                if request.future.cancelled():
-                    self._metrics.cancelled("disconnect")
+            self._count_cancelled(requests, "disconnect")
             raise
+        except TimeoutError as error:
+            self._count_cancelled(requests, "timeout")
+            raise DeadlineError(
+                f"the request was not finished within {time_limit:g} seconds"
+            ) from error
         finally:
             self._withdraw(requests)
+
+    def _count_cancelled(self, requests: list[Request], reason: CancelReason) -> None:
+        for request in requests:
+            if request.future.cancelled():
+                self._metrics.cancelled(reason)
 
     def _admit(self, requests: list[Request]) -> None:
         with self._changed:  # reentrant, so nothing comes between the check and the queue

@@ -1,0 +1,161 @@
+"""What a request's grammar asks for, checked and translated for llguidance."""
+
+import json
+import re
+from collections.abc import Iterator
+from typing import Any, Literal, get_args
+
+from llguidance import LLMatcher
+
+from maskdial.errors import ValidationError
+
+GrammarKind = Literal["json", "json_schema", "regex", "lark"]
+GrammarValue = str | dict[str, Any] | bool | None
+
+MAX_SCHEMA_BYTES = 256 * 1024
+# Masks of a long literal and of many rules cost in proportion to their length, at every token.
+MAX_TEXT_BYTES = 16 * 1024
+# llguidance reads JSON to a depth of 128, its own wrapping included.
+MAX_SCHEMA_DEPTH = 100
+
+_NAMES = {
+    "json": "JSON schema",
+    "json_schema": "JSON schema",
+    "regex": "regular expression",
+    "lark": "Lark grammar",
+}
+
+
+def parse_grammar(kind: GrammarKind, value: GrammarValue) -> str:
+    """Translates a grammar into llguidance's own form; equal grammars give equal texts.
+
+    Args:
+        kind: what ``value`` is.
+        value: for ``json`` a JSON schema, as an object or as its text, or nothing for any JSON
+            object; for ``json_schema`` a schema, or ``{"name", "schema"}`` around one; for
+            ``regex`` an expression that the whole text matches; for ``lark`` a grammar.
+
+    JSON comes with at most one space between its parts. ``oneOf`` means what ``anyOf`` does.
+
+    Raises:
+        ValidationError: the value is no such thing, or is too large.
+    """
+    if kind not in get_args(GrammarKind):
+        kinds = ", ".join(get_args(GrammarKind))
+        raise ValidationError(f"A grammar is one of {kinds}, not {kind!r}.")
+    if kind == "json" or kind == "json_schema":
+        return _parse_schema(kind, value)
+    text = _require_text(kind, value)
+    return LLMatcher.grammar_from_regex(text) if kind == "regex" else _parse_lark(text)
+
+
+def grammar_error(message: str) -> ValidationError:
+    """What llguidance says about a grammar that it cannot use, as one sentence."""
+    message = re.split(r"<(?:backtrace|non-verbose/|state|grammar)>", message)[0]
+    if message.startswith("panic:"):
+        message = "it is too large"
+    # What is wrong with a regular expression comes after the expression and a drawing of where.
+    message = re.sub(r"^at .* \(in regex\): ", "", message, flags=re.DOTALL)
+    message = message.rpartition("\nerror: ")[2].partition("\n   1 |")[0]
+    reason = " ".join(message.split()).rstrip(".")
+    reason = reason if len(reason) <= 300 else reason[:300] + "..."
+    return ValidationError(f"The grammar cannot be used: {reason or 'it cannot be read'}.")
+
+
+def _require_text(kind: GrammarKind, value: GrammarValue) -> str:
+    if not isinstance(value, str):
+        raise ValidationError(f"The value of a {kind} grammar must be a string.")
+    _check_size(kind, value, MAX_TEXT_BYTES)
+    return value
+
+
+def _check_size(kind: GrammarKind, text: str, limit: int) -> None:
+    try:
+        size = len(text.encode())
+    except UnicodeEncodeError as error:
+        raise ValidationError(f"The {_NAMES[kind]} holds half of a surrogate pair.") from error
+    if size > limit:
+        raise ValidationError(f"The {_NAMES[kind]} has {size} bytes; the limit is {limit}.")
+
+
+def _parse_lark(text: str) -> str:
+    if not text.strip():
+        raise ValidationError("The Lark grammar is empty.")
+    return LLMatcher.grammar_from_lark(text)
+
+
+def _parse_schema(kind: GrammarKind, value: GrammarValue) -> str:
+    if isinstance(value, str):
+        _check_size(kind, value, MAX_SCHEMA_BYTES)
+        value = _read_json(value)
+    schema: object = value
+    if kind == "json" and (value is None or value == {}):
+        schema = {"type": "object"}
+    elif kind == "json_schema" and isinstance(value, dict):
+        # "schema" is no keyword of JSON Schema, so this is the {"name", "schema"} around one.
+        schema = value.get("schema", value)
+    if schema is True:
+        schema = {}
+    if schema is False:
+        raise ValidationError("The JSON schema is false, which no value satisfies.")
+    if not isinstance(schema, dict):
+        raise ValidationError("The JSON schema must be an object.")
+    # Whoever sends the schema does not choose how llguidance lays the reply out.
+    schema = {key: part for key, part in schema.items() if key != "x-guidance"}
+    _check_parts(kind, schema)
+    try:
+        text = json.dumps(schema, separators=(",", ":"), allow_nan=False)
+    except (TypeError, ValueError) as error:
+        raise ValidationError(f"The JSON schema is not valid JSON: {error}.") from error
+    _check_size(kind, text, MAX_SCHEMA_BYTES)
+    try:
+        # At most one space wherever JSON takes white space: a model may write as it learnt to, and
+        # cannot fill its reply with blanks.
+        return LLMatcher.grammar_from_json_schema(
+            text,
+            overrides={
+                "item_separator": ",",
+                "key_separator": ":",
+                "whitespace_pattern": " ",
+                "coerce_one_of": True,
+            },
+        )
+    except ValueError as error:
+        raise grammar_error(str(error)) from error
+
+
+def _read_json(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except RecursionError as error:
+        raise _too_deep() from error
+    except ValueError as error:
+        raise ValidationError(f"The JSON schema is not valid JSON: {error}.") from error
+
+
+def _too_deep() -> ValidationError:
+    return ValidationError(f"The JSON schema nests more than {MAX_SCHEMA_DEPTH} levels deep.")
+
+
+def _check_parts(kind: GrammarKind, schema: dict[str, Any]) -> None:
+    """Bounds the depth and the length of each string, before anything recursive sees it."""
+    for part, depth in _walk(schema):
+        if depth > MAX_SCHEMA_DEPTH:
+            raise _too_deep()
+        if isinstance(part, str) and len(part) > MAX_TEXT_BYTES:
+            raise ValidationError(
+                f"The JSON schema holds a string of {len(part)} characters; "
+                f"the limit is {MAX_TEXT_BYTES}."
+            )
+
+
+def _walk(schema: dict[str, Any]) -> Iterator[tuple[object, int]]:
+    pending: list[tuple[object, int]] = [(schema, 1)]
+    while pending:
+        part, depth = pending.pop()
+        yield part, depth
+        if isinstance(part, dict):
+            pending.extend((key, depth) for key in part)
+            pending.extend((child, depth + 1) for child in part.values())
+        elif isinstance(part, list):
+            pending.extend((child, depth + 1) for child in part)

@@ -1,0 +1,264 @@
+"""The prefix cache, against a plain dictionary of prefixes."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from maskdial.causal.prefix_cache import PrefixCache
+
+BLOCK_BYTES = 8
+
+
+def new_cache(max_blocks: int = 100, block_tokens: int = 2, model: str = "m") -> PrefixCache:
+    return PrefixCache(model=model, block_tokens=block_tokens, max_bytes=max_blocks * BLOCK_BYTES)
+
+
+def new_block(value: int = 0) -> NDArray[np.int64]:
+    block = np.array([value])
+    assert block.nbytes == BLOCK_BYTES
+    return block
+
+
+def keys_of(cache: PrefixCache, tokens: range | list[int], salt: str = "") -> tuple[bytes, ...]:
+    return cache.keys(np.array(tokens, np.int64), salt)
+
+
+def put_all(cache: PrefixCache, keys: tuple[bytes, ...], first_value: int = 0) -> None:
+    for i, key in enumerate(keys):
+        cache.put(key, new_block(first_value + i))
+
+
+def held(cache: PrefixCache, keys: tuple[bytes, ...]) -> list[bool]:
+    return [key in cache for key in keys]
+
+
+def test_only_whole_blocks_have_keys() -> None:
+    cache = new_cache(block_tokens=4)
+    assert [len(keys_of(cache, range(n))) for n in (0, 3, 4, 7, 8, 9)] == [0, 0, 1, 1, 2, 2]
+
+
+def test_a_longer_prompt_begins_with_the_keys_of_its_beginning() -> None:
+    cache = new_cache(block_tokens=4)
+    keys = keys_of(cache, range(20))
+    assert keys_of(cache, range(14)) == keys[:3]
+    assert keys_of(cache, [*range(8), 99, *range(9, 20)])[:3] != keys[:3]
+    assert keys_of(cache, [*range(8), 99, *range(9, 20)])[:2] == keys[:2]
+    assert keys_of(cache, [99, *range(1, 20)])[4] != keys[4]
+
+
+def test_keys_do_not_depend_on_how_the_tokens_lie_in_memory() -> None:
+    cache = new_cache()
+    tokens = np.arange(40, dtype=np.int64)
+    assert cache.keys(tokens[::2], "") == cache.keys(tokens[::2].copy(), "")
+
+
+def test_the_same_block_in_another_place_is_another_block() -> None:
+    assert len(set(keys_of(new_cache(), [1, 2] * 50))) == 50
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        (("m", "a"), ("m", "b")),
+        (("m", ""), ("n", "")),
+        (("m", "a"), ("ma", "")),
+        (("m1", "2"), ("m", "12")),
+        (("m", "\ud800"), ("m", "\udfff")),
+    ],
+)
+def test_models_and_salts_share_nothing(one: tuple[str, str], other: tuple[str, str]) -> None:
+    ours, theirs = (
+        keys_of(new_cache(model=model), range(10), salt) for model, salt in (one, other)
+    )
+    assert len(ours) == len(theirs) == 5
+    assert not set(ours) & set(theirs)
+
+
+def test_another_salt_finds_nothing() -> None:
+    cache = new_cache()
+    put_all(cache, keys_of(cache, range(6), "tenant a"))
+    assert len(cache.match(keys_of(cache, range(6), "tenant a"))) == 3
+    assert cache.match(keys_of(cache, range(6), "tenant b")) == ()
+
+
+def test_a_match_is_the_longest_beginning() -> None:
+    cache = new_cache()
+    keys = keys_of(cache, range(8))
+    put_all(cache, keys[:3], first_value=10)
+    assert [int(block[0]) for block in cache.match(keys)] == [10, 11, 12]
+    assert [int(block[0]) for block in cache.match(keys[:2])] == [10, 11]
+    assert cache.match(()) == ()
+
+
+def test_the_end_of_a_chain_goes_before_its_beginning() -> None:
+    cache = new_cache(max_blocks=4)
+    old, new = keys_of(cache, range(8)), keys_of(cache, range(50, 56))
+    put_all(cache, old)
+    for i, left in enumerate([3, 2, 1]):
+        cache.put(new[i], new_block())
+        assert held(cache, old) == [True] * left + [False] * (4 - left)
+    assert held(cache, new) == [True] * 3
+
+
+def test_a_use_keeps_the_shared_beginning_and_not_the_other_end() -> None:
+    cache = new_cache(max_blocks=5)
+    one, other = keys_of(cache, [0, 0, 1, 1, 2, 2]), keys_of(cache, [0, 0, 1, 1, 3, 3])
+    stranger = keys_of(cache, [9, 9])
+    put_all(cache, one)
+    put_all(cache, stranger)
+    put_all(cache, other)
+    assert len(cache.match(one[:2])) == 2
+    put_all(cache, keys_of(cache, [8, 8]))
+    assert one[2] not in cache
+    assert held(cache, (*other, *stranger)) == [True] * 4
+
+
+def test_a_chain_longer_than_the_cache_keeps_its_beginning() -> None:
+    cache = new_cache(max_blocks=3)
+    put_all(cache, keys_of(cache, [70, 71]))
+    keys = keys_of(cache, range(12))
+    put_all(cache, keys)
+    assert held(cache, keys) == [True] * 3 + [False] * 3
+    assert cache.num_bytes == 3 * BLOCK_BYTES
+
+
+def test_a_block_whose_beginning_is_missing_is_not_held() -> None:
+    cache = new_cache()
+    keys = keys_of(cache, range(6))
+    cache.put(keys[0], new_block())
+    cache.put(keys[2], new_block())
+    assert held(cache, keys) == [True, False, False]
+
+
+def test_a_block_that_does_not_fit_evicts_nothing() -> None:
+    cache = new_cache(max_blocks=2)
+    one, other = keys_of(cache, [1, 1]), keys_of(cache, [2, 2])
+    cache.put(one[0], new_block())
+    cache.put(other[0], np.zeros(3))
+    assert held(cache, one + other) == [True, False]
+    assert cache.num_bytes == BLOCK_BYTES
+
+
+def test_a_block_that_is_held_stays_as_it_is() -> None:
+    cache = new_cache()
+    keys = keys_of(cache, [1, 1])
+    cache.put(keys[0], new_block(1))
+    cache.put(keys[0], new_block(2))
+    (block,) = cache.match(keys)
+    assert block[0] == 1
+    assert cache.num_bytes == BLOCK_BYTES
+    with pytest.raises(ValueError, match="read-only"):
+        block[0] = 3
+
+
+def test_without_room_nothing_is_ever_held() -> None:
+    cache = new_cache(max_blocks=0)
+    keys = keys_of(cache, range(6))
+    put_all(cache, keys)
+    assert held(cache, keys) == [False] * 3
+    assert cache.match(keys) == ()
+    assert cache.num_bytes == 0
+
+
+def test_clear_drops_everything() -> None:
+    cache = new_cache(max_blocks=2)
+    keys = keys_of(cache, range(4))
+    put_all(cache, keys)
+    cache.clear()
+    assert cache.num_bytes == 0
+    assert cache.match(keys) == ()
+    put_all(cache, keys)
+    assert len(cache.match(keys)) == 2
+
+
+Prefix = tuple[str, tuple[int, ...]]
+
+
+class NaiveCache:
+    """Whole prefixes in a dictionary, each with the time of its last use."""
+
+    def __init__(self, max_bytes: int) -> None:
+        self.max_bytes = max_bytes
+        self.blocks: dict[Prefix, NDArray[np.int64]] = {}
+        self.used_at: dict[Prefix, int] = {}
+        self.time = 0
+
+    @property
+    def num_bytes(self) -> int:
+        return sum(block.nbytes for block in self.blocks.values())
+
+    def match(self, prefixes: list[Prefix]) -> list[NDArray[np.int64]]:
+        self.time += 1
+        found = []
+        for prefix in prefixes:
+            if prefix not in self.blocks:
+                break
+            self.used_at[prefix] = self.time
+            found.append(self.blocks[prefix])
+        return found
+
+    def put(self, prefixes: list[Prefix], block: NDArray[np.int64]) -> None:
+        *before, prefix = prefixes
+        if any(earlier not in self.blocks for earlier in before):
+            return
+        if prefix in self.blocks:
+            self.match(prefixes)
+            return
+        if block.nbytes > self.max_bytes:
+            return
+        self.blocks[prefix] = block
+        self.match(prefixes)
+        # Of blocks that were last used together, the one with most tokens before it goes first.
+        while self.num_bytes > self.max_bytes:
+            oldest = min(self.blocks, key=lambda p: (self.used_at[p], -len(p[1])))
+            del self.blocks[oldest]
+
+
+BLOCK_TOKENS = 2
+chains = st.lists(st.integers(0, 1), min_size=0, max_size=9)
+salts = st.sampled_from(["", "a"])
+operations = st.lists(
+    st.one_of(
+        st.tuples(st.just("match"), salts, chains, st.just([])),
+        st.tuples(st.just("put"), salts, chains, st.lists(st.integers(1, 3), min_size=4)),
+        st.tuples(st.just("put last"), salts, chains, st.lists(st.integers(1, 3), min_size=1)),
+    ),
+    max_size=40,
+)
+
+
+@given(operations, st.integers(0, 12 * BLOCK_BYTES))
+def test_like_a_dictionary_of_prefixes(
+    operations: list[tuple[str, str, list[int], list[int]]], max_bytes: int
+) -> None:
+    cache = PrefixCache(model="m", block_tokens=BLOCK_TOKENS, max_bytes=max_bytes)
+    naive = NaiveCache(max_bytes)
+    seen: dict[Prefix, bytes] = {}
+    num_put = 0
+    for name, salt, tokens, sizes in operations:
+        keys = cache.keys(np.array(tokens, np.int64), salt)
+        prefixes: list[Prefix] = [
+            (salt, tuple(tokens[: BLOCK_TOKENS * (i + 1)])) for i in range(len(keys))
+        ]
+        for prefix, key in zip(prefixes, keys, strict=True):
+            assert seen.setdefault(prefix, key) == key
+        if name == "match":
+            found = cache.match(keys)
+            expected = naive.match(prefixes)
+            assert len(found) == len(expected)
+            assert all(a is b for a, b in zip(found, expected, strict=True))
+        else:
+            first = 0 if name == "put" else max(len(keys) - 1, 0)
+            for i, size in zip(range(first, len(keys)), sizes, strict=False):
+                num_put += 1
+                block = np.full(size, num_put)
+                cache.put(keys[i], block)
+                naive.put(prefixes[: i + 1], block)
+        assert len(set(seen.values())) == len(seen)
+        assert {prefix for prefix, key in seen.items() if key in cache} == naive.blocks.keys()
+        assert cache.num_bytes == naive.num_bytes <= max_bytes
+        for salt, beginning in naive.blocks:
+            before = beginning[:-BLOCK_TOKENS]
+            assert not before or (salt, before) in naive.blocks

@@ -1,0 +1,187 @@
+"""Chat templates: what they may do, what they may not, and what is said when they fail."""
+
+import shutil
+from datetime import datetime
+from pathlib import Path
+
+import pytest
+
+import maskdial
+from maskdial.bundle import CHAT_TEMPLATE, hash_files, load_bundle, write_manifest
+from maskdial.chat import MAX_CHARACTERS, ChatTemplate
+from maskdial.errors import BundleError, ValidationError
+
+STARTER = Path(maskdial.__file__).parent / "starter" / "causal"
+USER = {"role": "user", "content": "Hi <b>you</b>"}
+CHAT = [USER, {"role": "assistant", "content": "Yes?"}, {"role": "user", "content": "Go on."}]
+
+
+def render(source: str, messages: list[dict[str, str]] | None = None) -> str:
+    template = ChatTemplate(source, name="m", bos_token="<s>")
+    return template.render([USER] if messages is None else messages)
+
+
+def bundle_with(folder: Path, content: bytes | None) -> ChatTemplate:
+    """The template of a bundle that holds ``content`` as its chat template, or none."""
+    path = folder / "bundle"
+    shutil.copytree(STARTER, path)
+    manifest = load_bundle("starter", path).manifest
+    if content is not None:
+        (path / CHAT_TEMPLATE).write_bytes(content)
+        hashes = hash_files(path, [*manifest.files, CHAT_TEMPLATE])
+        write_manifest(path, manifest.model_copy(update={"files": hashes}))
+    return ChatTemplate.from_bundle(load_bundle("mine", path), bos_token="<s>", eos_token="</s>")
+
+
+@pytest.mark.parametrize(
+    ("source", "expected"),
+    [
+        ("{{ bos_token }}{{ messages[0].content }}", "<s>Hi <b>you</b>"),
+        (
+            "{{ eos_token is defined }} {{ tools is none }} {{ documents is none }}",
+            "False True True",
+        ),
+        ("{% if add_generation_prompt %}\nassistant:\n{% endif %}\n", "assistant:\n"),
+        ("{{ messages | tojson }}", '[{"role": "user", "content": "Hi <b>you</b>"}]'),
+        ("{{ 'é' | tojson }} {{ 'é' | tojson(ensure_ascii=True) }}", '"é" "\\u00e9"'),
+        ("{{ {'b': 1, 'a': 2} | tojson(indent=1, sort_keys=True) }}", '{\n "a": 2,\n "b": 1\n}'),
+        ("{% for i in range(9) %}{% if i == 2 %}{% break %}{% endif %}{{ i }}{% endfor %}", "01"),
+        ("{% generation %}{% set x = 1 %}{{ x }}{% endgeneration %}{{ x }}", "1"),
+        ("{% set ns = namespace(n=1) %}{% set ns.n = ns.n + 1 %}{{ ns.n }}", "2"),
+        (
+            "{{ dict(a=1).a }}{{ dict.fromkeys('a', 2).a }}{{ [1] * 2 }}{{ 2 ** 10 }}",
+            "12[1, 1]1024",
+        ),
+        ("{% for _ in nobody %}x{% else %}none{% endfor %}{{ messages[3] }}", "none"),
+        ("", ""),
+    ],
+)
+def test_a_template_finds_what_transformers_gives_it(source: str, expected: str) -> None:
+    assert render(source) == expected
+
+
+def test_loops_know_their_place() -> None:
+    source = (
+        "{% for m in messages if m.role == 'user' %}{{ loop.index }}/{{ loop.length }}"
+        "{{ ' last' if loop.last }} {{ loop.previtem.content if loop.previtem }};{% endfor %}"
+    )
+    assert render(source, CHAT) == "1/2 ;2/2 last Hi <b>you</b>;"
+
+
+def test_the_date_is_todays() -> None:
+    before = f"{datetime.now():%d %B %Y}"
+    rendered = render("{{ strftime_now('%d %B %Y') }}")
+    assert rendered in (before, f"{datetime.now():%d %B %Y}")
+
+
+def test_messages_are_not_the_templates_to_change() -> None:
+    messages = [dict(USER)]
+    with pytest.raises(ValidationError, match=r"append.*unsafe"):
+        render("{{ messages.append(1) }}", messages)
+    with pytest.raises(ValidationError, match=r"update.*unsafe"):
+        render("{{ messages[0].update(role='system') }}", messages)
+    assert messages == [USER]
+
+
+@pytest.mark.parametrize(
+    ("source", "words"),
+    [
+        ("{{ raise_exception('Roles must\\n alternate') }}", "fails on them: Roles must alternate"),
+        ("{{ raise_exception('') }}", "fails on them: TemplateError"),
+        ("{{ raise_exception('x' * 1000) }}", r"x{300}\.\.\.$"),
+        ("{{ nobody.name }}", "'nobody' is undefined"),
+        ("{{ 1 / 0 }}", "ZeroDivisionError"),
+        ("{% for _ in 5 %}{% endfor %}", "not iterable"),
+        ("{% include 'other' %}", "no loader"),
+        ("{{ ''.__class__.__mro__ }}", "unsafe"),
+        ("{{ ''['__class__'].x }}", "unsafe"),
+        ("{{ '{0.__class__.__mro__}'.format('') }}", "unsafe"),
+        ("{{ cycler.__init__.__globals__.os }}", "unsafe"),
+        ("{{ namespace(__class__=1) }}", "begins with _"),
+        ("{% set ns = namespace() %}{% set ns.__class__ = 1 %}", "begins with _"),
+        ("{{ dict.update(messages[0], role='x') }}", "no attribute 'update'"),
+        ("{{ lipsum(n=10 ** 9) }}", "'lipsum' is undefined"),
+    ],
+)
+def test_a_failing_template_is_a_sentence(source: str, words: str) -> None:
+    with pytest.raises(ValidationError, match=words) as caught:
+        render(source)
+    assert caught.value.message.startswith("messages: the chat template of model 'm' fails on")
+    assert "\n" not in caught.value.message
+
+
+@pytest.mark.parametrize(
+    ("source", "words"),
+    [
+        ("{% for _ in range(10 ** 9) %}{% endfor %}", "Range too big"),
+        (
+            "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}",
+            "more than 1,000,000 steps",
+        ),
+        (
+            "{% macro f(n) %}{% if n %}{% set x = f(n - 1) ~ f(n - 1) %}{% endif %}{% endmacro %}"
+            "{{ f(60) }}",
+            "more than 1,000,000 steps",
+        ),
+        (
+            "{% for a in messages recursive %}{{ loop(messages) }}{% endfor %}",
+            "RecursionError",
+        ),
+        ("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", "RecursionError"),
+        (
+            "{% for _ in range(99999) %}{{ 'x' * 1000 }}{% endfor %}",
+            "writes more than 10,000,000 characters",
+        ),
+        ("{{ 'x' * 10 ** 12 }}", "writes more than"),
+        ("{{ 10 ** 12 * ['x'] }}", "writes more than"),
+        ("{{ 9 ** (9 ** 9) }}", "4,096 bits"),
+        (
+            "{% set ns = namespace(n=9) %}"
+            "{% for _ in range(99) %}{% set ns.n = ns.n * ns.n %}{% endfor %}",
+            "4,096 bits",
+        ),
+    ],
+)
+def test_a_template_that_would_not_end_is_stopped(source: str, words: str) -> None:
+    with pytest.raises(ValidationError, match=words):
+        render(source)
+
+
+def test_a_bound_that_is_met_is_not_broken() -> None:
+    assert len(render(f"{{{{ 'x' * {MAX_CHARACTERS} }}}}")) == MAX_CHARACTERS
+    rows = "{% for a in range(990) %}{% for b in range(990) %}{% endfor %}{% endfor %}"
+    assert render(rows + "done") == "done"
+    assert render(rows + "done") == "done"  # each rendering has its own steps
+
+
+@pytest.mark.parametrize(
+    ("source", "words"),
+    [
+        ("{% if true %}", r"not a valid template \(line 1\): Unexpected end"),
+        ("\n{{ messages | nofilter }}", r"\(line 2\): No filter named 'nofilter'"),
+        ("{{ " + "(" * 5000, "RecursionError"),
+        ("{% for a in b %}" * 30 + "{% endfor %}" * 30, "nested"),
+    ],
+)
+def test_a_template_that_does_not_compile_is_a_bundle_error(source: str, words: str) -> None:
+    with pytest.raises(BundleError, match=words):
+        ChatTemplate(source, name="m")
+
+
+def test_a_bundles_template_is_read_with_its_tokens(tmp_path: Path) -> None:
+    template = bundle_with(tmp_path, "{{ bos_token }}é{{ eos_token }}".encode())
+    assert template.exists
+    assert template.render([USER]) == "<s>é</s>"
+
+
+def test_a_bundle_without_a_template_says_what_to_do(tmp_path: Path) -> None:
+    template = bundle_with(tmp_path, None)
+    assert not template.exists
+    with pytest.raises(ValidationError, match=r"model 'mine' has no chat template.*inputs"):
+        template.render([USER])
+
+
+@pytest.mark.parametrize("content", [b"\xff\xfe", b"{% for %}"])
+def test_a_bundle_with_a_bad_template_is_not_served(tmp_path: Path, content: bytes) -> None:
+    with pytest.raises(BundleError, match=r"model 'mine': chat_template\.jinja is not"):
+        bundle_with(tmp_path, content)
