@@ -10,13 +10,16 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+import maskdial.causal.engine as engine_module
 from maskdial.causal.engine import CausalEngine
 from maskdial.causal.params import SamplingParams
 from maskdial.causal.prefix_cache import PrefixCache
-from maskdial.causal.sequence import Finish, Sequence, State, TokenEvent
+from maskdial.causal.sequence import Finish, Sequence, SharedPrompt, State, TokenEvent
 from maskdial.causal.stream import TokenStream
 from maskdial.errors import (
+    DeadlineError,
     GenerationError,
+    MaskdialError,
     OverloadedError,
     UnavailableError,
     ValidationError,
@@ -81,6 +84,7 @@ class FakeRunner:
         self.nan_after = nan_after
         self.passes: list[str] = []
         self.num_read = 0
+        self.period = 0  # with one, the model soon says the same over and over
         self.on_pass: Callable[[str], None] = lambda kind: None
 
     def prefill(
@@ -116,6 +120,8 @@ class FakeRunner:
         if length == self.nan_after:
             logits[3] = np.nan
         context = self.cache.tokens[slot, :length]
+        if self.period:
+            context = context[-1:] % self.period
         logits[EOS if self.eos_after == length else next_token(context)] = 5
         return logits
 
@@ -147,6 +153,12 @@ class RecordingMetrics(NullMetrics):
         self.up: list[bool] = []
         self.num_generated = 0
         self.used_bytes = 0
+        self.num_queried = 0
+        self.num_hit = 0
+
+    def prefix_cache(self, num_queried: int, num_hit: int) -> None:
+        self.num_queried += num_queried
+        self.num_hit += num_hit
 
     def cancelled(self, reason: str) -> None:
         self.reasons.append(reason)
@@ -168,11 +180,12 @@ def make_engine(
     chunk: int = 8,
     prefix_cache: PrefixCache | None = None,
     max_drafts: int = 0,
+    detokenizer: LetterDetokenizer | None = None,
     metrics: NullMetrics | None = None,
 ) -> CausalEngine:
     return CausalEngine(
         runner,
-        LetterDetokenizer(),
+        detokenizer or LetterDetokenizer(),
         slots=len(runner.cache.tokens),
         max_length=MAX_LENGTH,
         vocab_size=VOCAB,
@@ -437,7 +450,7 @@ def test_a_full_context_ends_the_text(num_prompt: int, count: int) -> None:
     asyncio.run(main())
 
 
-@pytest.mark.parametrize("num_prompt", [0, MAX_LENGTH + 1])
+@pytest.mark.parametrize("num_prompt", [0, MAX_LENGTH])
 def test_a_prompt_that_does_not_fit_is_refused(num_prompt: int) -> None:
     async def main() -> None:
         engine = make_engine(FakeRunner(slots=1))
@@ -542,6 +555,234 @@ def test_logits_that_are_no_numbers_end_their_own_sequence_only() -> None:
             await first.task
         assert first.token_ids == expected_tokens([1] * 4, 2)
         assert second.token_ids == expected_tokens([2] * 10, 30)
+
+    asyncio.run(main())
+
+
+def test_a_fault_in_one_text_ends_that_text_only(caplog: pytest.LogCaptureFixture) -> None:
+    class Stumbling(LetterDetokenizer):
+        def push(self, token_id: int) -> str:
+            raise KeyError("no such letter")
+
+        def decoder(self, prompt_ids: SequenceOf[int]) -> LetterDetokenizer:
+            return self if prompt_ids[0] == 1 else LetterDetokenizer()
+
+    async def main() -> None:
+        engine = make_engine(FakeRunner(slots=2), detokenizer=Stumbling())
+        unlucky, lucky = (Reader(engine.stream(make_sequence([n, 5], 9))) for n in (1, 2))
+        await run_dry(engine)
+        with pytest.raises(GenerationError, match="no such letter"):
+            await unlucky.task
+        assert lucky.token_ids == expected_tokens([2, 5], 9)
+
+    with caplog.at_level(logging.CRITICAL):
+        asyncio.run(main())
+
+
+class ScriptedGrammar:
+    """Allows one token after another, and fails where the script says so."""
+
+    def __init__(self, script: SequenceOf[int | MaskdialError]) -> None:
+        self.script = list(script)
+        self.num_prepared = 0
+
+    @property
+    def finished(self) -> bool:
+        return not self.script
+
+    def prepare(self) -> None:
+        self.num_prepared += 1
+
+    def allowed(self) -> NDArray[np.bool_]:
+        if isinstance(self.script[0], MaskdialError):
+            raise self.script[0]
+        return np.arange(VOCAB) == self.script[0]
+
+    def accept(self, token_id: int) -> None:
+        assert token_id == self.script.pop(0)
+
+
+def test_a_grammar_chooses_and_ends_the_text() -> None:
+    async def main() -> None:
+        engine = make_engine(FakeRunner(slots=2), max_drafts=8)
+        grammar = ScriptedGrammar([7, 8, 7, 8, 7, 8, 9])
+        params = SamplingParams(max_new_tokens=20)
+        constrained = Reader(engine.stream(Sequence([1, 2, 3], params, grammar=grammar)))
+        await run_dry(engine)
+        assert constrained.token_ids == [7, 8, 7, 8, 7, 8, 9]
+        assert constrained.finish.reason == "eos_token"
+        assert grammar.num_prepared == 7
+
+    asyncio.run(main())
+
+
+def test_a_grammar_that_fails_ends_its_own_text_only() -> None:
+    async def main() -> None:
+        engine = make_engine(FakeRunner(slots=2))
+        grammar = ScriptedGrammar([7, ValidationError("too deep")])
+        params = SamplingParams(max_new_tokens=20)
+        constrained = Reader(engine.stream(Sequence([1, 2, 3], params, grammar=grammar)))
+        free = Reader(engine.stream(make_sequence([4, 5, 6], 9)))
+        await run_dry(engine)
+        with pytest.raises(ValidationError, match="too deep"):
+            await constrained.task
+        assert constrained.token_ids == [7]
+        assert free.token_ids == expected_tokens([4, 5, 6], 9)
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("state", ["waiting", "prefilling", "decoding"])
+def test_a_timeout_drops_the_sequence_wherever_it_is(state: str) -> None:
+    async def main() -> None:
+        metrics = RecordingMetrics()
+        slots = 1 if state == "waiting" else 2
+        engine = make_engine(FakeRunner(slots), metrics=metrics)
+        other = Reader(engine.stream(make_sequence([3], 30)))
+        await step(engine)
+        late = Reader(engine.stream(make_sequence(range(20), 150), timeout=0.01))
+        await step(engine, {"waiting": 0, "prefilling": 1, "decoding": 8}[state])
+        with pytest.raises(DeadlineError, match=r"0\.01 seconds"):
+            await late.task
+        assert metrics.reasons == ["timeout"]
+        await step(engine)
+        assert (engine.num_running, engine.num_waiting) == (1, 0)
+        await run_dry(engine)
+        assert other.token_ids == expected_tokens([3], 30)
+
+    asyncio.run(main())
+
+
+def test_a_timeout_after_the_end_changes_nothing() -> None:
+    async def main() -> None:
+        metrics = RecordingMetrics()
+        engine = make_engine(FakeRunner(slots=1), metrics=metrics)
+        stream = engine.stream(make_sequence([1], 3), timeout=0.001)
+        for _ in range(4):
+            engine.step()
+        await asyncio.sleep(0.01)  # the time passes before anyone reads
+        assert [event.index async for event in stream] == [1, 2, 3]
+        assert metrics.reasons == []
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("slots", [1, 2, 8])
+def test_copies_of_a_prompt_are_as_alone_and_read_once(slots: int) -> None:
+    def copies(shared: SharedPrompt | None) -> list[Sequence]:
+        return [
+            Sequence(
+                range(20),
+                SamplingParams(max_new_tokens=6, do_sample=True, temperature=4, seed=seed),
+                shared_prompt=shared,
+            )
+            for seed in range(5)
+        ]
+
+    async def generate(shared: SharedPrompt | None) -> tuple[list[list[int]], int]:
+        runner = FakeRunner(slots=slots)
+        engine = make_engine(runner)
+        readers = [Reader(engine.stream(sequence)) for sequence in copies(shared)]
+        await run_dry(engine)
+        return [reader.token_ids for reader in readers], runner.num_read
+
+    alone, num_read_alone = asyncio.run(generate(None))
+    together, num_read = asyncio.run(generate(SharedPrompt()))
+    assert together == alone
+    assert len(set(map(tuple, alone))) > 1
+    assert (num_read, num_read_alone) == (20, 100)
+
+
+def test_a_known_prompt_is_read_from_the_cache() -> None:
+    async def main() -> None:
+        runner = FakeRunner(slots=2)
+        cache = PrefixCache(model="fake", block_tokens=BLOCK, max_bytes=10**6)
+        metrics = RecordingMetrics()
+        engine = make_engine(runner, prefix_cache=cache, metrics=metrics)
+        for num_read in (21, 21 + 5):  # the last block and a token are read again
+            reader = Reader(engine.stream(make_sequence(range(21), 5)))
+            await run_dry(engine)
+            assert reader.token_ids == expected_tokens(range(21), 5)
+            assert runner.num_read == num_read
+        assert (metrics.num_queried, metrics.num_hit) == (42, 16)
+
+    asyncio.run(main())
+
+
+def test_guesses_change_nothing_but_the_number_of_passes() -> None:
+    """The scripted model repeats itself after a while, so guesses come true, and then do not."""
+
+    async def generate(max_drafts: int) -> tuple[list[TokenEvent], int]:
+        runner = FakeRunner(slots=2, eos_after=90)
+        runner.period = 7
+        engine = make_engine(runner, max_drafts=max_drafts)
+        reader = Reader(engine.stream(make_sequence(range(10), 100)))
+        await run_dry(engine)
+        return reader.events, len(runner.passes)
+
+    plain, num_passes = asyncio.run(generate(0))
+    guessed, num_fewer = asyncio.run(generate(8))
+    assert plain[-1].finish is not None
+    assert plain[-1].finish.reason == "eos_token"
+    assert [(e.index, e.token_id, e.text) for e in guessed] == [
+        (e.index, e.token_id, e.text) for e in plain
+    ]
+    assert num_fewer < num_passes / 3
+
+
+def test_guesses_stay_within_the_context() -> None:
+    async def main() -> None:
+        runner = FakeRunner(slots=1)
+        runner.period = 3
+        engine = make_engine(runner, max_drafts=8)
+        reader = Reader(engine.stream(make_sequence(range(9), MAX_LENGTH)))
+        await run_dry(engine)
+        assert reader.finish.generated_tokens == MAX_LENGTH - 9
+
+    asyncio.run(main())
+
+
+def test_log_probabilities_of_a_prompt_do_not_depend_on_how_it_is_read() -> None:
+    async def logprobs(chunk: int) -> tuple[float, ...]:
+        engine = make_engine(FakeRunner(slots=1), chunk=chunk)
+        reader = Reader(engine.stream(make_sequence(range(21), 2, prompt_logprobs=True)))
+        await run_dry(engine)
+        return reader.finish.prompt_logprobs
+
+    first = asyncio.run(logprobs(BLOCK))
+    assert len(first) == 20
+    assert asyncio.run(logprobs(8 * BLOCK)) == first
+    likely = [n for n in range(1, 21) if next_token(range(n)) == n]
+    assert all(value > -1 for value in (first[n - 1] for n in likely))
+    assert all(value < -4 for n, value in enumerate(first, 1) if n not in likely)
+
+
+def test_memory_of_slots_goes_back_when_nobody_uses_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine_module, "_UNUSED_SLOT_SECONDS", 0.01)
+
+    async def main() -> None:
+        runner = FakeRunner(slots=3)
+        released = threading.Event()
+        release = runner.cache.release_pages
+
+        def release_pages(slot: int) -> None:
+            release(slot)
+            if len(runner.cache.released) == 2:
+                released.set()
+
+        runner.cache.release_pages = release_pages  # type: ignore[method-assign]
+        engine = make_engine(runner)
+        engine.start()
+        await engine.warm_up()
+        readers = [Reader(engine.stream(make_sequence([n, 1], 40))) for n in range(2)]
+        for reader in readers:
+            await reader.task
+        assert await asyncio.to_thread(released.wait, 30)
+        assert sorted(runner.cache.released) == [0, 1]
+        again = Reader(engine.stream(make_sequence([0, 1], 40)))
+        await again.task
+        assert again.token_ids == readers[0].token_ids
+        await asyncio.to_thread(engine.stop, 5)
 
     asyncio.run(main())
 

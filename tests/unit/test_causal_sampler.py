@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
+from maskdial.causal.candidates import Candidates
 from maskdial.causal.params import SamplingParams
 from maskdial.causal.sampler import Sample, Sampler, prompt_logprobs, uniform
 from maskdial.causal.sequence import GrammarMatcher, Sequence
@@ -162,11 +163,13 @@ NARROWED = [
     replace(DRAW, top_k=1),
     replace(DRAW, top_k=40),
     replace(DRAW, top_k=5000),
+    replace(DRAW, top_p=0.0),
     replace(DRAW, top_p=0.01),
     replace(DRAW, top_p=0.9),
     replace(DRAW, temperature=3.0, top_p=0.999),
     replace(DRAW, min_p=0.02),
     replace(DRAW, min_p=1.0),
+    replace(DRAW, typical_p=1e-9),
     replace(DRAW, typical_p=0.1),
     replace(DRAW, typical_p=0.95),
     replace(DRAW, temperature=4.0, typical_p=0.5),
@@ -286,9 +289,10 @@ def test_tokens_as_likely_as_the_kth_stay() -> None:
 
 
 def test_equally_likely_tokens_enter_the_nucleus_in_order() -> None:
-    sequence = sequence_of(replace(DRAW, top_p=0.5))
-    distribution = sampler(4000).distribution(np.zeros(4000, np.float32), sequence)
-    assert np.flatnonzero(distribution).tolist() == list(range(2000))
+    """Every other token is a little likelier: all of those, and the first half of the rest."""
+    logits = np.tile(np.array([0, 1e-3], np.float32), 2000)
+    distribution = sampler(4000).distribution(logits, sequence_of(replace(DRAW, top_p=0.75)))
+    assert np.flatnonzero(distribution).tolist() == [*range(2000), *range(2001, 4000, 2)]
 
 
 def test_tokens_as_typical_as_the_last_stay() -> None:
@@ -409,9 +413,10 @@ def test_greedy_takes_the_most_likely(params: SamplingParams) -> None:
     "params",
     [
         DRAW,
+        replace(DRAW, logit_bias=((0, 1.5), (3, -1.0))),
         replace(DRAW, temperature=0.5, top_p=0.9),
         replace(DRAW, temperature=2.0, top_k=5),
-        replace(DRAW, temperature=2.0, typical_p=0.6, logit_bias=((3, 1.0),)),
+        replace(DRAW, temperature=2.0, typical_p=0.6),
     ],
     ids=describe,
 )
@@ -436,6 +441,22 @@ def test_a_large_vocabulary_is_drawn_from_in_proportion() -> None:
         token = draw(logits, replace(DRAW, seed=seed), [0])
         low = edges[token - 1] if token else 0.0
         assert low - 1e-5 <= u <= edges[token] + 1e-5
+
+
+def test_each_token_has_a_random_number_of_its_own() -> None:
+    flat, params = np.zeros(VOCAB, np.float32), replace(DRAW, seed=6)
+    for n in range(20):
+        token_id = sampler().sample_row(flat, sequence_of(params, generated=[1] * n)).token_id
+        assert token_id == int(uniform(6, n) * VOCAB)
+
+
+def test_the_last_share_falls_on_a_token_with_weight() -> None:
+    """Sums in float32 and float64 differ: the share must not fall behind the last of them."""
+    for seed in range(20):
+        weights = np.random.default_rng(seed).random(700, np.float32)
+        weights[600:] = 0
+        candidates = Candidates(None, np.log(np.maximum(weights, np.float32(1e-9))), weights)
+        assert candidates.pick(1 - 2**-53) == 599
 
 
 @pytest.mark.parametrize("params", [*NARROWED, *PROCESSED], ids=describe)
@@ -498,10 +519,10 @@ def test_prompt_logprobs() -> None:
     assert computed == pytest.approx(wanted, abs=1e-5)
     greedy = sampler(5003).sample_row(logits[0], sequence_of(SamplingParams()))
     assert prompt_logprobs(logits[:1], np.array([greedy.token_id])) == [greedy.logprob]
-    logits[3, 77] = math.nan
+    logits[0, 77], logits[1, 77] = math.nan, math.inf
     spoilt = prompt_logprobs(logits, token_ids)
-    assert math.isnan(spoilt[3])
-    assert spoilt[:3] + spoilt[4:] == computed[:3] + computed[4:]
+    assert [math.isnan(logprob) for logprob in spoilt] == [True] * 2 + [False] * 18
+    assert spoilt[2:] == computed[2:]
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf])

@@ -150,7 +150,11 @@ def test_the_servers_package_module_needs_the_standard_library_only() -> None:
         "maskdial.masked.batcher",
         "maskdial.causal.scheduler",
         "maskdial.causal.kv_cache",
+        "maskdial.causal.prefix_cache",
+        "maskdial.causal.prompt_lookup",
         "maskdial.causal.sampler",
+        "maskdial.causal.processors",
+        "maskdial.causal.candidates",
     ],
 )
 def test_pure_parts_know_no_event_loop_server_or_session(module: str) -> None:

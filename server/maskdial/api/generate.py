@@ -25,7 +25,7 @@ from maskdial.api.work import time_limit
 from maskdial.causal.sequence import Finish, TokenEvent
 from maskdial.causal.stream import TokenStream
 from maskdial.config import Config
-from maskdial.errors import MaskdialError, ValidationError
+from maskdial.errors import DeadlineError, MaskdialError, ValidationError
 from maskdial.served import CausalModel, Models
 from maskdial.tokenizer import Tokenizer
 
@@ -71,10 +71,16 @@ async def serve_generate(
     stream = stream or bool(body.stream)
     if stream:
         _check_streamable(body, parameters)
-    prompts = await read_prompts(body, model, config)
-    seconds_left = time_limit(body.timeout, config)
-    if seconds_left is not None:
-        seconds_left -= asyncio.get_running_loop().time() - started_at
+    seconds = time_limit(body.timeout, config)
+    try:
+        async with asyncio.timeout(seconds):
+            prompts = await read_prompts(body, model, config)
+    except TimeoutError as error:
+        model.metrics.cancelled("timeout")
+        raise DeadlineError(f"the text was not finished within {seconds:g} seconds") from error
+    seconds_left = None
+    if seconds is not None:
+        seconds_left = seconds - (asyncio.get_running_loop().time() - started_at)
     if stream:
         return await _stream(request, model, prompts[0], parameters, seconds_left)
 
@@ -175,6 +181,7 @@ async def _stream(
         raise
     if first.done():
         first.result()
+    request.state.streaming = True
     return EventStream(first, events, truncation_header(prompt.num_truncated))
 
 
@@ -194,9 +201,8 @@ async def _stream_events(
     parameters: GenerateParameters,
     tokenizer: Tokenizer,
 ) -> AsyncGenerator[bytes]:
-    """A stream's events as JSON; a failure after the first one is an event, too."""
+    """A stream's events as JSON; once the reply has begun, a failure is an event, too."""
     prefix = prompt.text if parameters.return_full_text else ""
-    num_events = 0
     try:
         async with stream:
             async for event in stream:
@@ -204,9 +210,8 @@ async def _stream_events(
                 if parameters.top_n_tokens:
                     content["top_tokens"] = _top_tokens(event, tokenizer)
                 yield to_json(content)
-                num_events += 1
     except MaskdialError as error:
-        if num_events == 0:
+        if not getattr(request.state, "streaming", False):
             raise
         request.state.outcome = error.error_type
         yield to_json(error_content(error))

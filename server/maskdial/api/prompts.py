@@ -128,7 +128,10 @@ async def _compile(parameters: GenerateParameters, model: CausalModel) -> Gramma
     wanted = parameters.grammar
     assert wanted is not None, "the caller looked"
     try:
-        return await asyncio.to_thread(model.grammars.compile, wanted.type, wanted.value)
+        # Reading a large one takes a thread for a moment; waiting for the compiler takes none.
+        compiling = await asyncio.to_thread(model.grammars.submit, wanted.type, wanted.value)
+        # Shielded, because others may wait for the same grammar.
+        return await asyncio.shield(asyncio.wrap_future(compiling))
     except ValidationError as error:
         raise ValidationError(f"parameters.grammar: {error.message}") from error
 

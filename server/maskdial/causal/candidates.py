@@ -33,8 +33,8 @@ class Candidates:
 
     Attributes:
         token_ids: int64 (num_candidates,); None stands for the whole vocabulary.
-        log: float32 (num_candidates,), the logarithm of each weight; the greatest is 0.
-        weights: float32 (num_candidates,), in proportion to the probabilities; the greatest is 1.
+        log: float32 (num_candidates,), natural logarithms of the weights, at most 0.
+        weights: float32 (num_candidates,), in proportion to the probabilities, at most 1.
         total: the sum of the weights.
     """
 
@@ -108,7 +108,7 @@ def narrow(
         params: of a sequence that is not greedy.
         softmax: the same scores' softmax, where the caller has it.
     """
-    if 0 < params.top_k < len(scores):
+    if 0 < params.top_k < len(scores):  # first, as the temperature keeps the order
         token_ids = greatest_k(scores, params.top_k)
         candidates = Candidates.of(scores[token_ids], greatest, params.temperature, token_ids)
     elif softmax is not None and params.temperature == 1.0:
@@ -149,14 +149,23 @@ def _kth_greatest(values: NDArray[np.float32], k: int) -> np.float32:
 def _nucleus(candidates: Candidates, top_p: float) -> NDArray[np.intp]:
     """Where the smallest set of greatest weights is that holds the share top_p (arXiv:1904.09751).
 
-    Of equal weights the lower index comes first. Candidates below (1 - top_p) of the mean are out
-    before anything is ordered: all of them together weigh less than what may be left out.
+    Of equal weights the lower index comes first.
     """
-    cut = (1 - top_p) * candidates.total / len(candidates)
-    likely = np.flatnonzero(candidates.weights >= cut)
+    likely = _likely(candidates, top_p)
     weights = candidates.weights[likely]
     keys = _BITS_OF_ONE - weights.view(np.uint32)
     return likely[_smallest_set(keys, weights, top_p * candidates.total)]
+
+
+def _likely(candidates: Candidates, share: float) -> NDArray[np.intp]:
+    """Where the weights are that are not below (1 - share) of the mean.
+
+    All others together weigh less than (1 - share) of the total: a set of greatest weights that
+    holds the share needs none of them.
+    """
+    cut = (1 - share) * candidates.total / len(candidates)
+    # The greatest weight is 1, and rounding must not put the cut above it.
+    return np.flatnonzero(candidates.weights >= min(cut, 1.0))
 
 
 def _typical(candidates: Candidates, typical_p: float) -> NDArray[np.intp]:
@@ -170,10 +179,10 @@ def _typical(candidates: Candidates, typical_p: float) -> NDArray[np.intp]:
     # A token's information is log(total) - log, so that is its distance from the entropy:
     distance = np.abs(log - np.float32(mean_log))
     entropy = math.log(total) - mean_log
-    # As for the nucleus, light tokens are out at once, unless they may come before heavy ones.
-    most_information = math.log(len(candidates) / (1 - typical_p))
-    if entropy <= most_information - entropy:
-        near = np.flatnonzero(weights >= (1 - typical_p) * total / len(candidates))
+    # What unlikely tokens have at least. If that is twice the entropy, they come last.
+    information = math.log(len(candidates) / (1 - typical_p))
+    if information >= 2 * entropy:
+        near = _likely(candidates, typical_p)
         distance, weights = distance[near], weights[near]
     else:
         near = np.arange(len(candidates))
@@ -195,6 +204,7 @@ def _smallest_set(
     them into bins, and only the bin in which the target is reached is sorted.
     """
     bins = (keys >> _BIN_SHIFT).astype(np.intp)
+    bins -= bins.min()  # as few as possible
     mass = np.bincount(bins, weights).cumsum()
     last_bin = min(int(np.searchsorted(mass, target)), len(mass) - 1)
     before, last = np.flatnonzero(bins < last_bin), np.flatnonzero(bins == last_bin)

@@ -270,11 +270,15 @@ class CausalEngine:
         return event
 
     def _publish(self, plan: Plan, replies: list[tuple[Sequence, Reply]]) -> None:
+        failed = [s for s, reply in replies if isinstance(reply, MaskdialError)]
+        finished = [s for s, reply in replies if isinstance(reply, TokenEvent) and reply.finish]
         with self._changed:
+            # Before the plan counts as done: a prompt that was not read is left to nobody.
+            for sequence in failed:
+                self._scheduler.release(sequence)
             self._scheduler.advance(plan)
-            for sequence, reply in replies:
-                if isinstance(reply, MaskdialError) or reply.finish is not None:
-                    self._scheduler.release(sequence)
+            for sequence in finished:
+                self._scheduler.release(sequence)
             self._report()
         self._metrics.generated_tokens(sum(isinstance(r, TokenEvent) for _, r in replies))
         publish((s.reply, reply) for s, reply in replies if s.reply is not None)

@@ -1,6 +1,6 @@
 """Constrained output: which tokens a grammar allows next, by llguidance."""
 
-import asyncio
+import hashlib
 import threading
 from collections import OrderedDict
 from collections.abc import Iterable
@@ -22,16 +22,17 @@ from maskdial.errors import OverloadedError, ValidationError
 
 __all__ = ["Grammar", "GrammarCompiler", "GrammarKind", "GrammarMatcher", "GrammarValue"]
 
-_MAX_CACHED = 64
+_MAX_VERDICTS = 1024
 _MAX_COMPILING = 32
 _NUM_MASK_THREADS = 2
 
 
 class GrammarCompiler:
-    """Turns grammars into ``Grammar`` for one model, and keeps the last ones. Thread-safe.
+    """Turns grammars into ``Grammar`` for one model. Thread-safe.
 
-    A new grammar is tried in a child process first (see ``GrammarChecker``), and one is
-    compiled at a time; equal grammars that are asked for together are compiled once.
+    A grammar is tried in a child process first (see ``GrammarChecker``), and the verdict kept.
+    What was compiled is not: llguidance's copies share a lexer, which grows with use up to a
+    limit, so that one request's grammar could fail by what others did with it.
 
     Args:
         tokenizer_json: the content of the model's ``tokenizer.json``.
@@ -47,52 +48,40 @@ class GrammarCompiler:
         self._eos_token_ids = sorted(set(eos_token_ids))
         self._vocabulary: _Vocabulary | None = None
         self._checker: GrammarChecker | None = None
-        # A set place to wait, so that hostile grammars never hold the threads of others.
+        # What is wrong with a grammar, or None, by the hash of its text, the oldest first.
+        self._verdicts: OrderedDict[bytes, str | None] = OrderedDict()
+        # One at a time, so that hostile grammars take one core at most and no thread of others.
         self._compiling = ThreadPoolExecutor(1, "maskdial-grammar-compile")
         self._masking = ThreadPoolExecutor(_NUM_MASK_THREADS, "maskdial-grammar-mask")
         self._lock = threading.Lock()
-        self._cache: OrderedDict[str, Future[Grammar]] = OrderedDict()
         self._num_compiling = 0
 
     def compile(self, kind: GrammarKind, value: GrammarValue) -> "Grammar":
-        """Compiles a grammar and waits for it; see ``submit``."""
+        """Compiles a grammar and waits for it; takes and raises what ``submit`` does."""
         return self.submit(kind, value).result()
 
-    async def compile_async(self, kind: GrammarKind, value: GrammarValue) -> "Grammar":
-        """Compiles a grammar without holding a thread while it waits; see ``submit``."""
-        # Shielded, because others may wait for the same grammar.
-        return await asyncio.shield(asyncio.wrap_future(self.submit(kind, value)))
-
     def submit(self, kind: GrammarKind, value: GrammarValue) -> "Future[Grammar]":
-        """Has a grammar compiled, or finds it among the last ones.
+        """Has a grammar compiled; ``asyncio.wrap_future`` waits for it without a thread.
 
         Args:
             kind: what ``value`` is.
             value: as ``parse_grammar`` takes it.
 
         Returns:
-            The grammar to come, shared with others: not to be cancelled. It fails with
-            ``ValidationError`` for a grammar that is wrong or too complex.
+            The grammar to come. It fails with ``ValidationError`` where the value is no such
+            grammar, or one that is too large or too complex.
 
         Raises:
-            ValidationError: ``value`` is nothing that could be compiled.
             OverloadedError: too many grammars wait to be compiled.
         """
-        source = parse_grammar(kind, value)
         with self._lock:
-            found = self._cache.get(source)
-            if found is not None:
-                self._cache.move_to_end(source)
-                return found
             if self._num_compiling >= _MAX_COMPILING:
                 raise OverloadedError(
                     f"{self._num_compiling} grammars wait to be compiled, the most there may be."
                 )
             self._num_compiling += 1
-            grammar = self._cache[source] = self._compiling.submit(self._compile, source)
-            if len(self._cache) > _MAX_CACHED:
-                self._cache.popitem(last=False)
-        grammar.add_done_callback(lambda done: self._compiled(source, done))
+        grammar = self._compiling.submit(self._compile, kind, value)
+        grammar.add_done_callback(self._compiled)
         return grammar
 
     def close(self) -> None:
@@ -102,30 +91,44 @@ class GrammarCompiler:
         if self._checker is not None:
             self._checker.close()
 
-    def _compiled(self, source: str, grammar: "Future[Grammar]") -> None:
-        failed = grammar.cancelled() or grammar.exception() is not None
+    def _compiled(self, _: "Future[Grammar]") -> None:
         with self._lock:
             self._num_compiling -= 1
-            if failed and self._cache.get(source) is grammar:
-                del self._cache[source]
 
-    def _compile(self, source: str) -> "Grammar":
+    def _compile(self, kind: GrammarKind, value: GrammarValue) -> "Grammar":
+        source = parse_grammar(kind, value)
         if self._vocabulary is None or self._checker is None:
             # Some tenths of a second, which models that nobody constrains need not pay.
             self._vocabulary = _Vocabulary(
                 self._tokenizer_json, self._vocab_size, self._eos_token_ids
             )
             self._checker = GrammarChecker(self._tokenizer_json, self._eos_token_ids)
-        self._checker.check(source)
+        self._check(source, self._checker)
         matcher, mask = build_matcher(self._vocabulary.tokenizer, source)
         first = self._vocabulary.unpack(mask)
         if not self._vocabulary.has_text(first):
             raise grammar_error("no text of this model matches it, or only the empty one")
         return Grammar(matcher, first, self._vocabulary, self._masking)
 
+    def _check(self, source: str, checker: GrammarChecker) -> None:
+        key = hashlib.sha256(source.encode()).digest()
+        if key not in self._verdicts:
+            try:
+                checker.check(source)
+            except ValidationError as error:
+                self._verdicts[key] = error.message
+            else:
+                self._verdicts[key] = None
+        self._verdicts.move_to_end(key)
+        if len(self._verdicts) > _MAX_VERDICTS:
+            self._verdicts.popitem(last=False)
+        verdict = self._verdicts[key]
+        if verdict is not None:
+            raise ValidationError(verdict)
+
 
 class Grammar:
-    """A compiled grammar; any number of sequences may follow it."""
+    """A compiled grammar, for the sequences of one request. Thread-safe."""
 
     def __init__(
         self,

@@ -5,7 +5,7 @@ import re
 from collections.abc import Iterator
 from typing import Any, Literal, get_args
 
-from llguidance import LLMatcher
+from llguidance import LLMatcher, regex_to_lark
 
 from maskdial.errors import ValidationError
 
@@ -27,13 +27,15 @@ _NAMES = {
 
 
 def parse_grammar(kind: GrammarKind, value: GrammarValue) -> str:
-    """Translates a grammar into llguidance's own form; equal grammars give equal texts.
+    """Translates a grammar into llguidance's own own form.
 
     Args:
         kind: what ``value`` is.
         value: for ``json`` a JSON schema, as an object or as its text, or nothing for any JSON
             object; for ``json_schema`` a schema, or ``{"name", "schema"}`` around one; for
-            ``regex`` an expression that the whole text matches; for ``lark`` a grammar.
+            ``regex`` an expression that the whole text matches, in the syntax of Rust's regex
+            crate without assertions, ``\\d`` and ``\\w`` in ASCII; for ``lark`` a grammar in
+            llguidance's dialect.
 
     JSON comes with at most one space between its parts. ``oneOf`` means what ``anyOf`` does.
 
@@ -46,7 +48,12 @@ def parse_grammar(kind: GrammarKind, value: GrammarValue) -> str:
     if kind == "json" or kind == "json_schema":
         return _parse_schema(kind, value)
     text = _require_text(kind, value)
-    return LLMatcher.grammar_from_regex(text) if kind == "regex" else _parse_lark(text)
+    if kind == "regex":
+        # As in a JSON schema's patterns; else a model writes dates in all the digits of Unicode.
+        text = f"start: /{regex_to_lark(text, use_ascii='dw')}/"
+    if not text.strip():
+        raise ValidationError("The Lark grammar is empty.")
+    return LLMatcher.grammar_from_lark(text)
 
 
 def grammar_error(message: str) -> ValidationError:
@@ -76,12 +83,6 @@ def _check_size(kind: GrammarKind, text: str, limit: int) -> None:
         raise ValidationError(f"The {_NAMES[kind]} holds half of a surrogate pair.") from error
     if size > limit:
         raise ValidationError(f"The {_NAMES[kind]} has {size} bytes; the limit is {limit}.")
-
-
-def _parse_lark(text: str) -> str:
-    if not text.strip():
-        raise ValidationError("The Lark grammar is empty.")
-    return LLMatcher.grammar_from_lark(text)
 
 
 def _parse_schema(kind: GrammarKind, value: GrammarValue) -> str:

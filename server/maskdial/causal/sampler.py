@@ -1,8 +1,8 @@
 """Sampler: logits to tokens, in plain numpy.
 
 Rows are worked on one by one, so a row's token never depends on what else is in the batch, not even
-in its last bit; only the argmax, which is exact, runs over all rows at once. Numpy over several
-rows of a vocabulary would be no faster.
+in its last bit; only the argmax, which is exact, runs over all rows at once. The rest would even be
+slower over many rows, which do not fit into a core's cache.
 """
 
 import logging
@@ -109,7 +109,7 @@ class Sampler:
                 unchanged = softmax if scores is logits else None
                 candidates = narrow(scores, scores[best], params, unchanged)
                 token_id = candidates.pick(uniform(sequence.seed, sequence.num_generated))
-            top = _top(softmax, params.top_n_tokens) if params.top_n_tokens else ()
+            top = _top(logits, softmax, params.top_n_tokens) if params.top_n_tokens else ()
             return Sample(token_id, softmax.logprob(token_id), top)
         except MaskdialError:
             raise
@@ -131,9 +131,11 @@ class Sampler:
         return scores, best
 
 
-def _top(softmax: Candidates, num_tokens: int) -> tuple[tuple[int, float], ...]:
-    token_ids = greatest_k(softmax.log, min(num_tokens, len(softmax)))
-    best_first = np.argsort(-softmax.log[token_ids], kind="stable")[:num_tokens]
+def _top(
+    logits: NDArray[np.float32], softmax: Candidates, num_tokens: int
+) -> tuple[tuple[int, float], ...]:
+    token_ids = greatest_k(logits, min(num_tokens, len(logits)))
+    best_first = np.argsort(-logits[token_ids], kind="stable")[:num_tokens]
     return tuple((i, softmax.logprob(i)) for i in token_ids[best_first].tolist())
 
 
@@ -157,8 +159,12 @@ def prompt_logprobs(logits: NDArray[np.float32], token_ids: NDArray[np.int64]) -
         One float a row, NaN where the logits are no numbers.
     """
     return [
-        Candidates.of(row, row[best]).logprob(token_id) if math.isfinite(row[best]) else math.nan
-        for row, best, token_id in zip(
-            logits, logits.argmax(axis=-1).tolist(), token_ids.tolist(), strict=True
-        )
+        _logprob(row, token_id) for row, token_id in zip(logits, token_ids.tolist(), strict=True)
     ]
+
+
+def _logprob(logits: NDArray[np.float32], token_id: int) -> float:
+    greatest = logits.max()
+    if not math.isfinite(greatest):
+        return math.nan
+    return Candidates.of(logits, greatest).logprob(token_id)

@@ -1,0 +1,288 @@
+"""The real engine over the starter model that ships, driven step by step; no HTTP."""
+
+import asyncio
+import random
+from collections.abc import Sequence as SequenceOf
+from dataclasses import dataclass, field
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from maskdial.bundle import load_bundle
+from maskdial.causal.engine import CausalEngine
+from maskdial.causal.grammar import Grammar, GrammarCompiler, GrammarKind, GrammarValue
+from maskdial.causal.params import SamplingParams
+from maskdial.causal.prefix_cache import PrefixCache
+from maskdial.causal.runner import Runner
+from maskdial.causal.sequence import Sequence, SharedPrompt, TokenEvent
+from maskdial.causal.stream import TokenStream
+from maskdial.errors import MaskdialError
+from maskdial.metrics import NullMetrics
+from maskdial.runtime import Session, SessionOptions
+from maskdial.served import STARTER_FOLDER
+from maskdial.tokenizer import Tokenizer
+
+BLOCK = 64  # tokens; of the starter model's attention kernel
+MAX_LENGTH = 512
+
+
+@dataclass(frozen=True)
+class Request:
+    """What a client asks for; it can be asked for many times."""
+
+    prompt: tuple[int, ...]
+    params: SamplingParams
+    grammar: Grammar | None = None
+    priority: int = 0
+    salt: str = ""
+
+    def sequence(self, shared: SharedPrompt | None = None) -> Sequence:
+        return Sequence(
+            self.prompt,
+            self.params,
+            priority=self.priority,
+            cache_salt=self.salt,
+            grammar=None if self.grammar is None else self.grammar.matcher(),
+            shared_prompt=shared,
+        )
+
+
+@dataclass(frozen=True)
+class Reply:
+    """All that a client gets and that must not depend on others: equal only to the last bit."""
+
+    token_ids: tuple[int, ...] = ()
+    logprobs: tuple[float, ...] = ()
+    texts: tuple[str, ...] = ()
+    top: tuple[tuple[tuple[int, float], ...], ...] = ()
+    reason: str | None = None
+    text: str | None = None
+    prompt_logprobs: tuple[float, ...] = ()
+    error: str | None = None
+
+
+class Reader:
+    """Reads a stream in a task of its own."""
+
+    def __init__(self, sequence: Sequence, stream: TokenStream) -> None:
+        self.sequence = sequence
+        self.stream = stream
+        self.events: list[TokenEvent] = []
+        self.error: MaskdialError | None = None
+        self.task = asyncio.create_task(self._read())
+
+    async def _read(self) -> None:
+        try:
+            async for event in self.stream:
+                self.events.append(event)
+        except MaskdialError as error:
+            self.error = error
+
+    @property
+    def reply(self) -> Reply:
+        """What came, once the stream has ended."""
+        finish = self.events[-1].finish if self.events else None
+        assert (finish is None) == (self.error is not None), "it has not ended in just one way"
+        return Reply(
+            token_ids=tuple(event.token_id for event in self.events),
+            logprobs=tuple(event.logprob for event in self.events),
+            texts=tuple(event.text for event in self.events),
+            top=tuple(event.top for event in self.events),
+            reason=None if finish is None else finish.reason,
+            text=None if finish is None else finish.generated_text,
+            prompt_logprobs=() if finish is None else finish.prompt_logprobs,
+            error=None if self.error is None else repr(self.error),
+        )
+
+
+class WatchedRunner(Runner):
+    """Counts what the model reads, and holds every pass to the bounds of the context.
+
+    ``fail_at`` fails the prefill pass of that number, counted from 0.
+    """
+
+    def __init__(self, *args: object, max_length: int, **kwargs: object) -> None:
+        super().__init__(*args, max_length=max_length, **kwargs)  # type: ignore[arg-type]
+        self._max_length = max_length
+        self.num_prefills = 0
+        self.num_joint_prefills = 0
+        self.num_decodes = 0
+        self.largest_decode = 0
+        self.fail_at: int | None = None
+
+    def prefill(
+        self, slot: int, token_ids: NDArray[np.int64], start: int, num_logits: int = 1
+    ) -> NDArray[np.float32]:
+        assert start + len(token_ids) <= self._max_length
+        self.num_prefills += 1
+        if self.fail_at == self.num_prefills - 1:
+            raise RuntimeError("the pass was made to fail")
+        return super().prefill(slot, token_ids, start, num_logits)
+
+    def prefill_together(
+        self, slot: int, prompts: SequenceOf[NDArray[np.int64]]
+    ) -> NDArray[np.float32]:
+        self.num_joint_prefills += 1
+        return super().prefill_together(slot, prompts)
+
+    def decode(
+        self, token_ids: NDArray[np.int64], lengths: NDArray[np.int64], rows: NDArray[np.int64]
+    ) -> NDArray[np.float32]:
+        assert lengths.max() < self._max_length
+        self.num_decodes += 1
+        self.largest_decode = max(self.largest_decode, len(token_ids))
+        return super().decode(token_ids, lengths, rows)
+
+
+@dataclass
+class Tally(NullMetrics):
+    """The numbers that the tests look at."""
+
+    num_read: int = 0
+    num_generated: int = 0
+    num_queried: int = 0
+    num_hit: int = 0
+    drafts: list[tuple[int, int]] = field(default_factory=list)
+    reasons: list[str] = field(default_factory=list)
+    kv_bytes: int = 0
+
+    def prompt_tokens(self, n: int) -> None:
+        self.num_read += n
+
+    def generated_tokens(self, n: int) -> None:
+        self.num_generated += n
+
+    def prefix_cache(self, num_queried: int, num_hit: int) -> None:
+        self.num_queried += num_queried
+        self.num_hit += num_hit
+
+    def speculation(self, num_drafts: int, num_accepted: int) -> None:
+        self.drafts.append((num_drafts, num_accepted))
+
+    def cancelled(self, reason: str) -> None:
+        self.reasons.append(reason)
+
+    def kv_cache(self, used_bytes: int, ratio: float) -> None:
+        self.kv_bytes = used_bytes
+
+
+class Bench:
+    """An engine without its thread: tests run it step by step, in their event loop."""
+
+    def __init__(self, engine: CausalEngine, runner: WatchedRunner, tally: Tally) -> None:
+        self.engine = engine
+        self.runner = runner
+        self.tally = tally
+
+    def submit(
+        self, request: Request, shared: SharedPrompt | None = None, timeout: float | None = None
+    ) -> Reader:
+        sequence = request.sequence(shared)
+        return Reader(sequence, self.engine.stream(sequence, timeout))
+
+    async def step(self, times: int = 1) -> None:
+        for _ in range(times):
+            self.engine.step()
+            await asyncio.sleep(0)  # the loop delivers what was published,
+            await asyncio.sleep(0)  # and the readers take it
+
+    async def run_dry(self) -> None:
+        while self.engine.num_running or self.engine.num_waiting:
+            await self.step()
+        await self.step()
+
+    def run_alone(self, requests: SequenceOf[Request]) -> list[Reply]:
+        """The replies to requests that find the engine idle."""
+
+        async def main() -> list[Reply]:
+            replies = []
+            for request in requests:
+                reader = self.submit(request)
+                await self.run_dry()
+                replies.append(reader.reply)
+            return replies
+
+        return asyncio.run(main())
+
+    def run_together(self, requests: SequenceOf[Request]) -> list[Reply]:
+        """The replies to requests that all arrive at once."""
+
+        async def main() -> list[Reply]:
+            readers = [self.submit(request) for request in requests]
+            await self.run_dry()
+            return [reader.reply for reader in readers]
+
+        return asyncio.run(main())
+
+
+class Starter:
+    """The starter model, loaded once."""
+
+    def __init__(self) -> None:
+        self.bundle = load_bundle("starter", STARTER_FOLDER / "causal")
+        self.manifest = self.bundle.manifest
+        self.tokenizer = Tokenizer.from_file(self.bundle.tokenizer, self.manifest.special_tokens)
+        self.session = Session(self.bundle.graph, SessionOptions("cpu", 0, False))
+        self.compiler = GrammarCompiler(
+            self.bundle.tokenizer.read_text(encoding="utf-8"),
+            vocab_size=self.manifest.vocab_size,
+            eos_token_ids=self.manifest.special_tokens.eos,
+        )
+        assert self.manifest.kv is not None
+        assert self.manifest.kv.query_block == BLOCK
+
+    def bench(
+        self,
+        *,
+        slots: int = 8,
+        chunk: int = 4 * BLOCK,
+        cache_bytes: int = 0,
+        max_drafts: int = 0,
+        max_length: int = MAX_LENGTH,
+        eos_token_ids: SequenceOf[int] | None = None,
+    ) -> Bench:
+        """A fresh engine."""
+        layout = self.manifest.kv
+        assert layout is not None
+        vocab_size = self.manifest.vocab_size
+        runner = WatchedRunner(
+            self.session, layout, slots=slots, max_length=max_length, vocab_size=vocab_size
+        )
+        tally = Tally()
+        engine = CausalEngine(
+            runner,
+            self.tokenizer,
+            slots=slots,
+            max_length=max_length,
+            vocab_size=vocab_size,
+            prefill_chunk_tokens=chunk,
+            block_tokens=BLOCK,
+            max_queue=1000,
+            eos_token_ids=self.manifest.special_tokens.eos
+            if eos_token_ids is None
+            else eos_token_ids,
+            prefix_cache=PrefixCache(model="starter", block_tokens=BLOCK, max_bytes=cache_bytes)
+            if cache_bytes
+            else None,
+            max_drafts=max_drafts,
+            metrics=tally,
+            name="starter",
+        )
+        return Bench(engine, runner, tally)
+
+    def request(self, prompt: str | SequenceOf[int], **params: object) -> Request:
+        if isinstance(prompt, str):
+            prompt = self.tokenizer.encode(prompt).ids
+        return Request(tuple(prompt), SamplingParams(**params))  # type: ignore[arg-type]
+
+    def random_prompt(self, rng: random.Random, num_tokens: int) -> tuple[int, ...]:
+        return tuple(rng.randrange(1, self.manifest.vocab_size) for _ in range(num_tokens))
+
+    def grammar(self, kind: GrammarKind, value: GrammarValue) -> Grammar:
+        return self.compiler.compile(kind, value)
+
+
+@pytest.fixture(scope="session")
+def starter() -> "Starter":
+    return Starter()
