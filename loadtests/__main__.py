@@ -1,4 +1,4 @@
-"""The command line of the load tests: ``python -m loadtests run``."""
+"""The command line of the load tests: ``python -m loadtests run`` and ``... engine``."""
 
 import argparse
 import asyncio
@@ -13,6 +13,8 @@ from urllib.parse import urlsplit
 from rich.console import Console
 
 from loadtests.arrivals import poisson_schedule
+from loadtests.engine.arguments import add_engine_parser
+from loadtests.errors import LoadTestError
 from loadtests.report import Report, Settings, make_report
 from loadtests.runner import Limits, Runner
 from loadtests.scenarios import SCENARIOS, draw_jobs
@@ -21,18 +23,18 @@ from loadtests.terminal import print_report, progress_bar
 from maskdial_client.errors import MaskdialClientError
 
 
-class LoadTestError(Exception):
-    """The run cannot be made; the message says why."""
-
-
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs one load test.
+    """Runs one load test, or measures the engine of a bundle.
 
     Returns 0; 1 if a request failed and --allow-errors was not given, or no run could be made; 130
     after Ctrl-C. Wrong arguments exit with 2.
     """
     parser = _parser()
     args = parser.parse_args(argv)
+    if args.command == "engine":
+        from loadtests.engine.command import run_engine  # with the server and ONNX Runtime
+
+        return run_engine(args)
     settings = Settings(
         url=args.url,
         scenario=args.scenario,
@@ -99,7 +101,8 @@ def is_loopback(url: str) -> bool:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="python -m loadtests", description="Open-loop load tests."
+        prog="python -m loadtests",
+        description="Open-loop load tests, and measurements of the engine.",
     )
     commands = parser.add_subparsers(dest="command", required=True)
     run = commands.add_parser(
@@ -140,6 +143,7 @@ def _parser() -> argparse.ArgumentParser:
         "--allow-errors", action="store_true", help="exit with 0 even if requests failed"
     )
     run.add_argument("--allow-remote", action="store_true", help="load a server on another machine")
+    add_engine_parser(commands)
     return parser
 
 

@@ -83,9 +83,10 @@ class Chat:
                 messages=[*system, *self._turns, question], **self._parameters
             ) as stream:
                 for event in stream:
-                    print(event.text, end="", flush=True)
+                    # Before it is printed: Ctrl-C may come as soon as it is.
                     text += event.text
                     details = event.details
+                    print(event.text, end="", flush=True)
         except KeyboardInterrupt:
             stopped = True
         except MaskdialClientError:

@@ -68,9 +68,7 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
         loading.cancel()
         await asyncio.wait({loading})
         # Requests were waited for before this point: what still runs is past its grace period.
-        await asyncio.gather(
-            *(asyncio.to_thread(model.engine.stop, 0) for model in app.state.models)
-        )
+        await asyncio.gather(*(asyncio.to_thread(model.stop) for model in app.state.models))
 
 
 async def _load_models(app: FastAPI) -> None:

@@ -4,6 +4,10 @@ A template comes with the checkpoint and is run for every request, so it runs in
 It finds there what transformers gives it (``apply_chat_template``, transformers 5): blocks without
 the white space around them, loop controls, ``raise_exception``, ``strftime_now``, a ``tojson`` that
 leaves HTML alone, and ``{% generation %}``, which marks text for training and prints it.
+
+A rendering is bounded in steps and in what it writes, not in the memory that a template may fill
+on its way there (a text joined to itself again and again): as for the rest of a bundle, whoever
+serves it trusts it that far.
 """
 
 import json

@@ -39,6 +39,10 @@ class MaskedModel:
     metrics: ModelMetrics
     provider: Provider
 
+    def stop(self) -> None:
+        """Ends the engine at once."""
+        self.engine.stop(0)
+
 
 @dataclass(frozen=True, slots=True)
 class CausalModel:
@@ -52,6 +56,11 @@ class CausalModel:
     max_length: int
     chat_template: ChatTemplate
     grammars: GrammarCompiler
+
+    def stop(self) -> None:
+        """Ends the engine at once, and the grammars with it."""
+        self.engine.stop(0)
+        self.grammars.close()
 
 
 ServedModel = MaskedModel | CausalModel

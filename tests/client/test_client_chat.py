@@ -1,6 +1,7 @@
 """``maskdial chat``: the conversation that is sent, what is printed, and how it ends."""
 
 import argparse
+import contextlib
 import io
 import os
 import signal
@@ -126,24 +127,27 @@ def test_an_error_within_an_answer_leaves_the_text_on_its_own_line(
 
 def test_ctrl_c_stops_the_answer_and_not_the_conversation(fake: Any) -> None:
     fake.stream = "endless"
-    with subprocess.Popen(
-        [sys.executable, "-c", _SCRIPT, "--url", fake.url],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "PYTHONUTF8": "1"},
-    ) as process:
+    with (
+        subprocess.Popen(
+            [sys.executable, "-c", _SCRIPT, "--url", fake.url],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "PYTHONUTF8": "1"},
+        ) as process,
+        contextlib.ExitStack() as cleanup,
+    ):
+        cleanup.callback(process.kill)
         assert process.stdin is not None
         assert process.stdout is not None
         process.stdin.write(b"Hi\n")
         process.stdin.flush()
         assert process.stdout.read(6) == " caf\u00e9".encode()
         process.send_signal(signal.SIGINT)
-        assert process.stdout.read(1) == b"\n"
         assert fake.closed.wait(30)
         fake.stream = "whole"
         output, errors = process.communicate(b"More\n", timeout=60)
-    assert (process.returncode, output.decode(), errors) == (0, f"{ANSWER}\n", b"(stopped)\n")
+    assert (process.returncode, output.decode(), errors) == (0, f"\n{ANSWER}\n", b"(stopped)\n")
     first = {"role": "assistant", "content": " caf\u00e9"}
     assert [body["messages"] for body in fake.bodies] == [
         [user("Hi")],

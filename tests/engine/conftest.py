@@ -79,6 +79,12 @@ class Reader:
         except MaskdialError as error:
             self.error = error
 
+    async def leave(self) -> None:
+        """As a client that goes away."""
+        self.task.cancel()
+        await asyncio.gather(self.task, return_exceptions=True)
+        await self.stream.aclose()  # a task that had not begun to read closes nothing
+
     @property
     def reply(self) -> Reply:
         """What came, once the stream has ended."""
@@ -223,7 +229,7 @@ class Starter:
         self.bundle = load_bundle("starter", STARTER_FOLDER / "causal")
         self.manifest = self.bundle.manifest
         self.tokenizer = Tokenizer.from_file(self.bundle.tokenizer, self.manifest.special_tokens)
-        self.session = Session(self.bundle.graph, SessionOptions("cpu", 0, False))
+        self.session = Session(self.bundle.graph, SessionOptions("cpu", 1, False))
         self.compiler = GrammarCompiler(
             self.bundle.tokenizer.read_text(encoding="utf-8"),
             vocab_size=self.manifest.vocab_size,

@@ -101,7 +101,7 @@ def run_in_company(bench: Any, requests: list[Any], rng: random.Random) -> list[
                     others += [bench.submit(other, shared) for _ in range(rng.randint(1, 3))]
             for other in rng.sample(others, min(len(others), rng.randint(0, 2))):
                 others.remove(other)
-                await other.stream.aclose()
+                await other.leave()
             await bench.step(rng.randint(1, 3))
         await bench.step()
         return [readers[number].reply for number in range(len(requests))]

@@ -22,8 +22,10 @@ def copies_of(request: Any) -> list[Any]:
 
 
 @pytest.mark.parametrize("slots", [1, 3, 8])
-@pytest.mark.parametrize("num_prompt", [1, 2, 64, 65, 300])
-@pytest.mark.parametrize("prompt_logprobs", [False, True])
+@pytest.mark.parametrize(
+    ("num_prompt", "prompt_logprobs"),
+    [(1, False), (2, True), (64, False), (65, True), (300, False), (300, True)],
+)
 def test_each_copy_is_what_it_is_alone(
     starter: Any, slots: int, num_prompt: int, prompt_logprobs: bool
 ) -> None:
@@ -65,7 +67,7 @@ def test_the_others_go_on_without_the_one_that_reads(
         first = bench.submit(replace(copies[0], params=copies[-1].params), shared)
         readers = [bench.submit(copy, shared) for copy in copies]
         await bench.step(steps_before)
-        await first.stream.aclose()
+        await first.leave()
         await bench.run_dry()
         return [reader.reply for reader in readers]
 
@@ -111,7 +113,7 @@ def test_copies_may_end_before_the_next_one_arrives(starter: Any) -> None:
         second = bench.submit(copies[1], shared)
         rest = [bench.submit(copy, shared) for copy in copies[2:]]
         await bench.step()
-        await second.stream.aclose()
+        await second.leave()
         await bench.run_dry()
         return [first.reply, *(reader.reply for reader in rest)]
 

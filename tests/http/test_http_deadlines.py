@@ -167,12 +167,15 @@ def test_all_texts_of_a_request_are_given_up_together(
 def test_a_running_request_is_stopped(small: Any, small_http: httpx.Client) -> None:
     engine = model(small, "causal").engine
     body = {"inputs": PROMPT, "parameters": LONG, "timeout": 0.5}
-    with ThreadPoolExecutor() as pool, counted(small_http, "/generate", "causal"):
-        with held(engine, num_steps=3):
-            request = pool.submit(small_http.post, "/generate", json=body)
-            # It leaves its slot with the engine's next step, so this does not pass unseen.
-            wait_for(lambda: engine.num_running == 1)
-            refused(request.result())
+    with (
+        ThreadPoolExecutor() as pool,
+        counted(small_http, "/generate", "causal"),
+        held(engine, num_steps=3),
+    ):
+        request = pool.submit(small_http.post, "/generate", json=body)
+        # It leaves its slot with the engine's next step, so this does not pass unseen.
+        wait_for(lambda: engine.num_running == 1)
+        refused(request.result())
     idle(small_http, engine)
 
 
@@ -203,10 +206,13 @@ def test_who_waits_behind_a_stopped_request_is_served(small: Any, small_http: ht
 def test_a_stream_that_began_ends_with_an_error_event(small: Any, small_http: httpx.Client) -> None:
     engine = model(small, "causal").engine
     body = {"inputs": PROMPT, "parameters": LONG, "timeout": 0.5}
-    with counted(small_http, "/generate_stream", "causal"), held(engine, num_steps=4):
-        with small_http.stream("POST", "/generate_stream", json=body) as response:
-            assert response.status_code == 200
-            *tokens, last = events(response)
+    with (
+        counted(small_http, "/generate_stream", "causal"),
+        held(engine, num_steps=4),
+        small_http.stream("POST", "/generate_stream", json=body) as response,
+    ):
+        assert response.status_code == 200
+        *tokens, last = events(response)
     assert [event["index"] for event in tokens] == [1, 2, 3, 4]
     assert all(event["generated_text"] is None for event in tokens)
     assert set(last) == {"error", "error_type"}
@@ -222,10 +228,13 @@ def test_a_silent_stream_ends_with_an_error_event(
         monkeypatch.setattr(f"maskdial.api.{module}.KEEP_ALIVE_SECONDS", 0.05)
     engine = model(small, "causal").engine
     body = {"inputs": PROMPT, "parameters": LONG, "timeout": 0.5}
-    with counted(small_http, "/generate_stream", "causal"), held(engine):
-        with small_http.stream("POST", "/generate_stream", json=body) as response:
-            assert response.status_code == 200
-            lines = [line for line in response.iter_lines() if line]
+    with (
+        counted(small_http, "/generate_stream", "causal"),
+        held(engine),
+        small_http.stream("POST", "/generate_stream", json=body) as response,
+    ):
+        assert response.status_code == 200
+        lines = [line for line in response.iter_lines() if line]
     assert lines[0] == ": keep-alive"
     assert json.loads(lines[-1].removeprefix("data: "))["error_type"] == "timeout"
     idle(small_http, engine)

@@ -585,6 +585,7 @@ class ScriptedGrammar:
     def __init__(self, script: SequenceOf[int | MaskdialError]) -> None:
         self.script = list(script)
         self.num_prepared = 0
+        self.ready = True
 
     @property
     def finished(self) -> bool:
@@ -628,6 +629,42 @@ def test_a_grammar_that_fails_ends_its_own_text_only() -> None:
             await constrained.task
         assert constrained.token_ids == [7]
         assert free.token_ids == expected_tokens([4, 5, 6], 9)
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("late_from", [0, 1, 3])
+def test_a_late_grammar_holds_up_nobody_else(late_from: int) -> None:
+    async def main() -> None:
+        engine = make_engine(FakeRunner(slots=3))
+        script = [7, 8, 9, 10, 11]
+        grammar = ScriptedGrammar(script)
+        params = SamplingParams(max_new_tokens=20)
+        first = Reader(engine.stream(make_sequence([4, 5, 6], 30)))
+        constrained = Reader(engine.stream(Sequence([1, 2, 3], params, grammar=grammar)))
+        last = Reader(engine.stream(make_sequence([7, 8, 9], 30)))
+        for num_tokens in range(30):
+            grammar.ready = num_tokens > 12 or len(constrained.events) != late_from
+            await step(engine)
+            assert len(first.events) == num_tokens + 1
+            if 5 < num_tokens < 12:
+                assert constrained.token_ids == script[:late_from]
+        await run_dry(engine)
+        assert constrained.token_ids == script
+        assert first.token_ids == expected_tokens([4, 5, 6], 30)
+        assert last.token_ids == expected_tokens([7, 8, 9], 30)
+
+    asyncio.run(main())
+
+
+def test_a_late_grammar_alone_is_waited_for() -> None:
+    async def main() -> None:
+        engine = make_engine(FakeRunner(slots=3))
+        grammar = ScriptedGrammar([7, 8])
+        grammar.ready = False
+        constrained = Reader(engine.stream(Sequence([1, 2, 3], SamplingParams(), grammar=grammar)))
+        await run_dry(engine)
+        assert constrained.token_ids == [7, 8]
 
     asyncio.run(main())
 

@@ -305,12 +305,15 @@ def test_masks_are_the_same_with_and_without_prepare(compiler: GrammarCompiler) 
     }
     assert texts[True] == texts[False]
     ahead, behind = grammar.matcher(), grammar.matcher()
+    assert ahead.ready
     for character in '{"name": "x':
         feed(ahead, character)
         feed(behind, character)
+        assert not ahead.ready
         ahead.prepare()
         ahead.prepare()
         assert np.array_equal(ahead.allowed(), behind.allowed())
+        assert ahead.ready
 
 
 def test_a_token_may_come_before_the_prepared_mask_is_read(compiler: GrammarCompiler) -> None:

@@ -94,7 +94,7 @@ class Simulation:
         for prefill in plan.prefills:
             self.read(prefill)
         read = [prefill.sequence for prefill in plan.prefills if prefill.is_last]
-        for sequence in (*plan.decoding, *plan.forks, *read):
+        for sequence in (*plan.decoding, *plan.drawing, *read):
             sequence.accept(
                 next(_fresh_tokens),
                 0.0,
@@ -123,7 +123,7 @@ class Simulation:
         assert [sequence.slot for sequence in plan.rows] == list(range(len(plan.rows)))
         decoding = [sequence for sequence in running if sequence.state is State.DECODING]
         assert list(plan.decoding) == decoding
-        assert list(plan.forks) == [s for s in running if s.state is State.FORKED]
+        assert list(plan.drawing) == [s for s in running if s.state is State.DRAWING]
         self.check_prefills(plan.prefills)
         for sequence in running:
             written = self.cache[sequence.slot, : sequence.num_computed]
@@ -286,7 +286,7 @@ def test_copies_of_a_prompt_are_read_once() -> None:
     assert simulation.step().prefills == (Prefill(copies[0], 0, 4, 3),)
     plan = simulation.step()
     assert plan.moves == (Move(0, 1, 7), Move(0, 2, 7))
-    assert plan.forks == tuple(copies[1:])
+    assert plan.drawing == tuple(copies[1:])
     assert plan.decoding == (copies[0],)
     assert plan.prefills == (Prefill(other, 3, 0, 3),)
     assert simulation.step().decoding == (*copies, other)

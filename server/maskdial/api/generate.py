@@ -7,15 +7,15 @@ from collections.abc import AsyncGenerator, Sequence
 from typing import Any
 
 from fastapi import APIRouter, Request, Response
-from pydantic_core import to_json
 
 from maskdial.api.bodies import GenerateBody, GenerateParameters, parse_body
-from maskdial.api.prompts import Prompt, read_prompts
+from maskdial.api.prompts import Prompt, name_grammar, read_prompts
 from maskdial.api.wire import (
     KEEP_ALIVE_SECONDS,
     EventStream,
     Timings,
     body_schema,
+    encode,
     error_content,
     json_reply,
     truncation_header,
@@ -74,7 +74,7 @@ async def serve_generate(
     seconds = time_limit(body.timeout, config)
     try:
         async with asyncio.timeout(seconds):
-            prompts = await read_prompts(body, model, config)
+            prompts = await unless_gone(request, read_prompts(body, model, config))
     except TimeoutError as error:
         model.metrics.cancelled("timeout")
         raise DeadlineError(f"the text was not finished within {seconds:g} seconds") from error
@@ -116,10 +116,11 @@ async def _generate_all(
             ]
             for prompt in prompts
         ]
-        return [
-            [[event async for event in stream] for stream in copies_of_one]
-            for copies_of_one in streams
-        ]
+        with name_grammar():
+            return [
+                [[event async for event in stream] for stream in copies_of_one]
+                for copies_of_one in streams
+            ]
 
 
 def _reply(
@@ -205,16 +206,17 @@ async def _stream_events(
     prefix = prompt.text if parameters.return_full_text else ""
     try:
         async with stream:
-            async for event in stream:
-                content = _stream_event(event, prefix)
-                if parameters.top_n_tokens:
-                    content["top_tokens"] = _top_tokens(event, tokenizer)
-                yield to_json(content)
+            with name_grammar():
+                async for event in stream:
+                    content = _stream_event(event, prefix)
+                    if parameters.top_n_tokens:
+                        content["top_tokens"] = _top_tokens(event, tokenizer)
+                    yield encode(content)
     except MaskdialError as error:
         if not getattr(request.state, "streaming", False):
             raise
         request.state.outcome = error.error_type
-        yield to_json(error_content(error))
+        yield encode(error_content(error))
 
 
 def _stream_event(event: TokenEvent, prefix: str) -> dict[str, Any]:

@@ -1,7 +1,9 @@
 """From a `/generate` body to the sequences that the engine runs."""
 
 import asyncio
+import contextlib
 import dataclasses
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from maskdial.api.bodies import GenerateBody, GenerateParameters
@@ -127,11 +129,15 @@ def _given(value: float | None, default: float) -> float:
 async def _compile(parameters: GenerateParameters, model: CausalModel) -> Grammar:
     wanted = parameters.grammar
     assert wanted is not None, "the caller looked"
+    with name_grammar():
+        return await asyncio.wrap_future(model.grammars.submit(wanted.type, wanted.value))
+
+
+@contextlib.contextmanager
+def name_grammar() -> Iterator[None]:
+    """Says that a ValidationError is about the grammar, which may also fail while it is used."""
     try:
-        # Reading a large one takes a thread for a moment; waiting for the compiler takes none.
-        compiling = await asyncio.to_thread(model.grammars.submit, wanted.type, wanted.value)
-        # Shielded, because others may wait for the same grammar.
-        return await asyncio.shield(asyncio.wrap_future(compiling))
+        yield
     except ValidationError as error:
         raise ValidationError(f"parameters.grammar: {error.message}") from error
 

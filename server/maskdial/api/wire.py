@@ -48,11 +48,16 @@ def truncation_header(num_tokens: int) -> dict[str, str]:
     return {"x-truncated-tokens": str(num_tokens)} if num_tokens else {}
 
 
+def encode(content: object) -> bytes:
+    """JSON; numbers that it cannot spell, such as the logarithm of 0, are null."""
+    return to_json(content, inf_nan_mode="null")
+
+
 def json_reply(
     content: object, *, status: int = 200, headers: dict[str, str] | None = None
 ) -> Response:
     """A JSON response."""
-    return Response(to_json(content), status, headers, media_type="application/json")
+    return Response(encode(content), status, headers, media_type="application/json")
 
 
 def body_schema(schema: type[BaseModel]) -> dict[str, Any]:

@@ -195,7 +195,7 @@ class CausalEngine:
         clock.append(time.perf_counter())
         outputs = self._executor.run(plan)
         clock.append(time.perf_counter())
-        replies = self._sample(outputs)
+        replies = self._sample(plan, outputs)
         clock.append(time.perf_counter())
         self._publish(plan, replies)
         clock.append(time.perf_counter())
@@ -209,12 +209,15 @@ class CausalEngine:
         for sequence in fresh:
             if self._has_prefix_cache and not sequence.params.prompt_logprobs:
                 self._metrics.prefix_cache(sequence.num_prompt, sequence.num_reused)
-        for sequence in (*fresh, *plan.forks):
-            sequence.started_at = now
-            self._metrics.queued(now - sequence.arrived_at)
+        for sequence in (*fresh, *plan.drawing):
+            if not sequence.started_at:
+                sequence.started_at = now
+                self._metrics.queued(now - sequence.arrived_at)
         return plan
 
-    def _sample(self, outputs: Iterable[Output]) -> list[tuple[Sequence, Reply]]:
+    def _sample(self, plan: Plan, outputs: Iterable[Output]) -> list[tuple[Sequence, Reply]]:
+        # A grammar that is not ready is waited for only when nobody else would wait, too.
+        may_wait = not plan.decoding and not plan.prefills
         replies: list[tuple[Sequence, Reply]] = []
         for output in outputs:
             if output.error is not None:
@@ -222,6 +225,7 @@ class CausalEngine:
             elif output.drafts:
                 replies += self._accept_drafts(output)
             else:
+                output = output if may_wait else _hold_back(output)
                 samples = self._sampler.sample(output.logits, output.sequences)
                 replies += [
                     (sequence, self._accept(sequence, chosen))
@@ -248,6 +252,7 @@ class CausalEngine:
             return chosen
         if not math.isfinite(chosen.logprob):
             return GenerationError(f"model {self._name!r} returned logits that are not numbers")
+        sequence.held_logits = None
         previous_at = sequence.last_token_at
         try:
             event = sequence.accept(
@@ -351,3 +356,14 @@ class CausalEngine:
             self._metrics.cancelled(reason)
             self._metrics.queue_size(self._scheduler.num_waiting)
             return True
+
+
+def _hold_back(output: Output) -> Output:
+    """Leaves out the sequences whose grammar is not ready, with their logits held for later."""
+    late = [i for i, sequence in enumerate(output.sequences) if not sequence.may_draw]
+    if not late:
+        return output
+    for i in late:
+        output.sequences[i].held_logits = output.logits[i].copy()
+    ready = [i for i in range(len(output.sequences)) if i not in late]
+    return Output(tuple(output.sequences[i] for i in ready), output.logits[ready])

@@ -96,8 +96,9 @@ class Executor:
         for move in plan.moves:
             self._runner.cache.copy(move.source, move.target, move.num_tokens)
         outputs = []
-        if plan.forks:
-            outputs.append(_fork(plan.forks))
+        if plan.drawing:
+            held = [s.held_logits for s in plan.drawing if s.held_logits is not None]
+            outputs.append(Output(plan.drawing, np.stack(held)))
         if plan.drafts:
             outputs.append(self._check_drafts(plan.decoding[0], plan.drafts))
         elif plan.decoding:
@@ -194,18 +195,7 @@ class Executor:
         return Output(sequences, logits, drafts)
 
 
-def _fork(forks: tuple[Sequence, ...]) -> Output:
-    logits = []
-    for sequence in forks:
-        shared = sequence.shared_prompt
-        assert shared is not None, "only sequences with a shared prompt are forked"
-        assert shared.logits is not None, "they are forked once it was read"
-        sequence.prompt_logprobs = shared.logprobs
-        logits.append(shared.logits)
-    return Output(forks, np.stack(logits))
-
-
 def _to_sample(plan: Plan) -> tuple[Sequence, ...]:
     """The sequences that get a token in this iteration."""
     read = tuple(prefill.sequence for prefill in plan.prefills if prefill.is_last)
-    return (*plan.forks, *plan.decoding, *read)
+    return (*plan.drawing, *plan.decoding, *read)

@@ -176,6 +176,11 @@ class GrammarMatcher:
         if self._allowed is None and self._pending is None:
             self._pending = self._executor.submit(self._compute)
 
+    @property
+    def ready(self) -> bool:
+        """Whether ``allowed`` answers without computing or waiting."""
+        return self._allowed is not None or (self._pending is not None and self._pending.done())
+
     def allowed(self) -> NDArray[np.bool_]:
         """Which tokens may follow, as read-only (vocab_size,); waits for it.
 

@@ -56,15 +56,18 @@ class Plan:
     """One iteration: copy the moves and the loads, then decode, then prefill.
 
     ``rows`` are the sequences of slots 0..n-1. All of them decode, save those that are still
-    reading their prompt in a hole, or were just given a copy of one: such a row runs along with a
-    token of no meaning, written to a position that the row's next real token overwrites, and its
-    logits are not asked for.
+    reading their prompt in a hole or have a token to draw first: such a row runs along with a token
+    of no meaning, written to a position that the row's next real token overwrites, and its logits
+    are not asked for.
     """
 
     moves: tuple[Move, ...] = ()
     loads: tuple[Load, ...] = ()
-    forks: tuple[Sequence, ...] = ()
-    """Sequences whose prompt another one read: the logits after it are in ``shared_prompt``."""
+    drawing: tuple[Sequence, ...] = ()
+    """Sequences that need no pass for their next token: its logits are held.
+
+    Another sequence read their prompt, or their grammar was late.
+    """
     rows: tuple[Sequence, ...] = ()
     decoding_rows: tuple[int, ...] = ()
     """The rows that decode, as indices."""
@@ -187,7 +190,7 @@ class Scheduler:
         return Plan(
             moves=tuple(moves),
             loads=loads,
-            forks=tuple(s for s in self.running if s.state is State.FORKED),
+            drawing=tuple(s for s in self.running if s.state is State.DRAWING),
             rows=rows,
             decoding_rows=tuple(i for i, s in enumerate(rows) if s.state is State.DECODING),
             drafts=self._guess(),
@@ -195,23 +198,21 @@ class Scheduler:
         )
 
     def advance(self, plan: Plan) -> None:
-        """Takes note that a plan's passes ran and that the sequences have their new tokens.
+        """Takes note that a plan's passes ran and that the sequences have their new tokens, or
+        their ``held_logits``.
 
         All of a decoding sequence's tokens but the newest are in the cache then. Sequences that
         were released meanwhile are left alone.
         """
-        for sequence in plan.decoding:
-            if sequence.state is State.DECODING:
-                sequence.num_computed = sequence.num_tokens - 1
-        for sequence in plan.forks:
-            if sequence.state is State.FORKED:
-                sequence.state = State.DECODING
+        for sequence in (*plan.decoding, *plan.drawing):
+            if sequence.slot >= 0:
+                self._continue(sequence)
         for prefill in plan.prefills:
             if prefill.sequence in self._prefilling:
                 prefill.sequence.num_computed += prefill.num_tokens
                 if prefill.is_last:
-                    prefill.sequence.state = State.DECODING
                     self._prefilling.remove(prefill.sequence)
+                    self._continue(prefill.sequence)
 
     def release(self, sequence: Sequence) -> None:
         """Frees the slot of a sequence that finished, failed or was cancelled, if it has one."""
@@ -226,8 +227,7 @@ class Scheduler:
             self._prefilling.remove(sequence)
             self._loads = [load for load in self._loads if load.slot != slot]
         if heir is not None:
-            self._place(heir, slot, State.FORKED)
-            heir.num_computed = heir.num_prompt
+            self._fork(heir, slot)
 
     def clear(self) -> tuple[Sequence, ...]:
         """Drops every sequence and returns those that had not ended."""
@@ -248,8 +248,7 @@ class Scheduler:
             slot = self._slots.index(None)
             source = self._prompt_source(sequence)
             if source is not None:
-                self._place(sequence, slot, State.FORKED)
-                sequence.num_computed = sequence.num_prompt
+                self._fork(sequence, slot)
                 yield Move(source.slot, slot, sequence.num_prompt)
             elif not self._prefilling or self._joins(sequence, slot):
                 self._place(sequence, slot, State.PREFILLING)
@@ -271,6 +270,24 @@ class Scheduler:
         self._slots[slot] = sequence
         sequence.slot = slot
         sequence.state = state
+
+    def _fork(self, sequence: Sequence, slot: int) -> None:
+        """Starts a sequence in a slot that has its whole prompt, or is about to."""
+        shared = sequence.shared_prompt
+        assert shared is not None, "only a shared prompt is read by another sequence"
+        self._place(sequence, slot, State.DRAWING)
+        sequence.num_computed = sequence.num_prompt
+        sequence.held_logits = shared.logits
+        sequence.prompt_logprobs = shared.logprobs
+
+    def _continue(self, sequence: Sequence) -> None:
+        """What a running sequence does next, its prompt being read."""
+        if sequence.held_logits is None:
+            sequence.state = State.DECODING
+            sequence.num_computed = sequence.num_tokens - 1
+        else:
+            sequence.state = State.DRAWING
+            sequence.num_computed = sequence.num_tokens
 
     def _sharing(self, sequence: Sequence) -> Iterable[Sequence]:
         """The other running sequences that share this one's prompt."""

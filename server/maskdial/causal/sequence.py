@@ -42,6 +42,8 @@ class GrammarMatcher(Protocol):
 
     @property
     def finished(self) -> bool: ...
+    @property
+    def ready(self) -> bool: ...
     def prepare(self) -> None: ...
     def allowed(self) -> NDArray[np.bool_]: ...
     def accept(self, token_id: int) -> None: ...
@@ -52,9 +54,9 @@ class State(enum.Enum):
 
     WAITING = enum.auto()
     PREFILLING = enum.auto()
-    FORKED = enum.auto()
-    """In a slot with a copy of its prompt, its first token still to be drawn."""
     DECODING = enum.auto()
+    DRAWING = enum.auto()
+    """All its tokens are in the cache, and the next one is to be drawn from its ``held_logits``."""
     ENDED = enum.auto()
 
 
@@ -148,6 +150,8 @@ class Sequence:
         self.slot = -1
         self.num_computed = 0
         """Tokens in the KV cache."""
+        self.held_logits: NDArray[np.float32] | None = None
+        """What a pass gave for the next token, float32 (vocab_size,), while it is not drawn."""
         self.num_reused = 0
         """Tokens of the prompt that came from the prefix cache. The scheduler's."""
         self.block_keys: tuple[bytes, ...] = ()
@@ -193,6 +197,11 @@ class Sequence:
     def num_to_prefill(self) -> int:
         """Prompt tokens that are not in the cache yet."""
         return max(self.num_prompt - self.num_computed, 0)
+
+    @property
+    def may_draw(self) -> bool:
+        """Whether the next token can be drawn without waiting for its grammar."""
+        return self.grammar is None or self.grammar.ready
 
     def guess(self, most: int) -> tuple[int, ...]:
         """Tokens that may follow, found in the text so far; at most as many as are still wanted.

@@ -1,0 +1,1 @@
+"""The causal engine measured in this process. Run with ``python -m loadtests engine``."""

@@ -1,0 +1,97 @@
+"""What the KV cache takes, and what the system gets back."""
+
+import asyncio
+import gc
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from loadtests.engine.model import NUM_STREAMS, Model
+from loadtests.engine.rig import Rig, running
+from loadtests.engine.section import Section
+from maskdial.causal.params import SamplingParams
+from maskdial.causal.sequence import Sequence
+
+_QUESTION = "resident memory of the KV cache of 8 streams, and after they ended"
+_PROMPT_TOKENS = 512
+_MB = 1e6
+_RETURNED = 0.1
+_MOST_SECONDS = 20.0
+_POLL_SECONDS = 0.1
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One reading; ``mb`` are 1e6 bytes and ``grown`` counts from the first reading."""
+
+    state: str
+    kv_used_mb: float
+    resident_mb: float
+    grown_mb: float
+    after_seconds: float
+
+
+async def measure(model: Model, seconds: float, rng: np.random.Generator) -> Section:
+    """Reads the process's memory before, during and after eight streams; not repeated."""
+    size = min(_PROMPT_TOKENS, model.max_length // 2)
+    runner = model.runner()
+    # The session's own buffers grow with the first passes, and stay.
+    for start in range(0, size, model.chunk_tokens):
+        chunk = model.random_prompt(rng, min(model.chunk_tokens, size - start))
+        runner.prefill(0, np.array(chunk, np.int64), start)
+    runner.cache.release_pages(0)
+    async with running(model, runner) as rig:
+        gc.collect()
+        readings = [("before", 0, resident_bytes(), 0.0)]
+        started = time.perf_counter()
+        readers = [
+            rig.read(
+                Sequence(
+                    model.random_prompt(rng, size),
+                    SamplingParams(max_new_tokens=model.max_length, ignore_eos=True),
+                )
+            )
+            for _ in range(NUM_STREAMS)
+        ]
+        for reader in readers:
+            await reader.until(2)
+        used = rig.recorder.kv_bytes
+        readings.append(("8 streams", used, resident_bytes(), time.perf_counter() - started))
+        await rig.close(readers)
+        ended = time.perf_counter()
+        resident = await _wait_for_return(rig, readings[0][2], used)
+        readings.append(("returned", 0, resident, time.perf_counter() - ended))
+        per_token = runner.cache.bytes_per_token
+    rows = tuple(
+        Row(state, kv / _MB, now / _MB, (now - readings[0][2]) / _MB, after)
+        for state, kv, now, after in readings
+    )
+    findings = (
+        f"{per_token:,} bytes per token; prompts of {size} tokens; after the streams ended, the "
+        f"process kept {round(rows[2].grown_mb)} of {round(rows[1].grown_mb)} MB",
+    )
+    notes = () if resident else ("resident memory is read from /proc, which is not here",)
+    return Section("memory", _QUESTION, 1, rows, findings, notes)
+
+
+async def _wait_for_return(rig: Rig, before: int, used: int) -> int:
+    """Waits until the process has little more than before, or for a while."""
+    deadline = time.perf_counter() + _MOST_SECONDS
+    while True:
+        resident = resident_bytes()
+        if resident - before <= _RETURNED * used or time.perf_counter() > deadline:
+            return resident
+        await asyncio.sleep(_POLL_SECONDS)
+
+
+def resident_bytes() -> int:
+    """The process's resident memory; 0 where the system does not tell (Linux does)."""
+    if sys.platform != "linux":
+        return 0
+    import resource
+
+    pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
+    return pages * resource.getpagesize()

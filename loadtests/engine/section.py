@@ -1,0 +1,60 @@
+"""Section: what one question's measurement gave, as a table and as JSON."""
+
+from dataclasses import asdict, dataclass, fields
+from typing import TYPE_CHECKING, Any
+
+from rich import box
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
+
+@dataclass(frozen=True, slots=True)
+class Section:
+    """Rows of one dataclass, whose field names say the unit and are the columns.
+
+    ``findings`` answer the question in a sentence each; ``notes`` say what limits the answer.
+    """
+
+    name: str
+    question: str
+    rounds: int
+    rows: tuple["DataclassInstance", ...]
+    findings: tuple[str, ...]
+    notes: tuple[str, ...] = ()
+
+    def as_json(self) -> dict[str, Any]:
+        """Plain JSON values."""
+        return {
+            "question": self.question,
+            "rounds": self.rounds,
+            "rows": [asdict(row) for row in self.rows],
+            "findings": list(self.findings),
+            "notes": list(self.notes),
+        }
+
+    def show(self, console: Console) -> None:
+        """Prints the table, then the sentences."""
+        rounds = f"{self.rounds} round" + ("s" if self.rounds > 1 else "")
+        console.print(f"[bold]{self.name}[/bold]: {escape(self.question)} ({rounds})")
+        table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
+        for field in fields(self.rows[0]):
+            justify = "left" if field.type in (str, "str") else "right"
+            table.add_column(field.name.replace("_", " "), justify=justify)  # type: ignore[arg-type]
+        for row in self.rows:
+            table.add_row(*(_cell(value) for value in asdict(row).values()))
+        console.print(table)
+        for line in self.findings:
+            console.print(f"  {escape(line)}")
+        for line in self.notes:
+            console.print(f"  note: {escape(line)}")
+        console.print()
+
+
+def _cell(value: object) -> str:
+    if isinstance(value, float):
+        return f"{value:.0f}" if abs(value) >= 1000 else f"{value:.3g}"
+    return escape(str(value))

@@ -1,0 +1,206 @@
+"""How a step of eight streams divides between the model and the engine itself."""
+
+import asyncio
+import json
+from collections.abc import Callable
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from loadtests.engine.model import NUM_STREAMS, Model
+from loadtests.engine.recorder import Step
+from loadtests.engine.rig import Rig, running
+from loadtests.engine.section import Section
+from loadtests.engine.turns import median, take_turns
+from maskdial.causal.grammar import GrammarCompiler
+from maskdial.causal.params import SamplingParams
+from maskdial.causal.sequence import Sequence
+
+_QUESTION = "where the time of a decode step of 8 streams goes"
+_TARGET_PERCENT = 5.0
+_PROMPT_TOKENS = 16
+_NEW_TOKENS = 32
+_PERPLEXITY = 20.0  # about what small models have on prose
+
+_SCHEMA: dict[str, Any] = {
+    "type": "array",
+    "minItems": 40,
+    "items": {
+        "type": "object",
+        "properties": {
+            "name": {"type": "string", "minLength": 8, "maxLength": 40},
+            "kind": {"enum": ["river", "mountain", "town", "island"]},
+            "visits": {"type": "integer", "minimum": 0, "maximum": 9999},
+            "tags": {"type": "array", "items": {"type": "string"}, "minItems": 2, "maxItems": 4},
+            "open": {"type": "boolean"},
+        },
+        "required": ["name", "kind", "visits", "tags", "open"],
+        "additionalProperties": False,
+    },
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One way to sample; ``ms`` are milliseconds, medians over all steps.
+
+    Attributes:
+        sampling: which parameters.
+        step_ms: the whole step.
+        schedule_ms, run_ms, sample_ms, publish_ms: its parts.
+        beside_pass_ms: what of ``run`` was not the model's pass.
+        own_percent: everything but ``run``, of each step; median.
+        p90_percent: the same, exceeded by one step in ten.
+        steps: how many there were.
+    """
+
+    sampling: str
+    step_ms: float
+    schedule_ms: float
+    run_ms: float
+    sample_ms: float
+    publish_ms: float
+    beside_pass_ms: float
+    own_percent: float
+    p90_percent: float
+    steps: int
+
+
+async def measure(model: Model, seconds: float, rng: np.random.Generator) -> Section:
+    """Runs eight streams with the same parameters at a time, and each set of them in turn."""
+    runner = model.runner()
+    prompt = np.array(model.random_prompt(rng, _PROMPT_TOKENS), np.int64)
+    temperature = temperature_for(runner.prefill(0, prompt, 0)[0], _PERPLEXITY)
+    params = _params(temperature)
+    compiler = GrammarCompiler(
+        model.bundle.tokenizer.read_text(encoding="utf-8"),
+        vocab_size=model.vocab_size,
+        eos_token_ids=model.bundle.manifest.special_tokens.eos,
+    )
+    async with AsyncExitStack() as stack:
+        stack.callback(compiler.close)
+        grammar = await asyncio.to_thread(compiler.compile, "json_schema", json.dumps(_SCHEMA))
+        variants: dict[str, Callable[[], Any]] = {}
+        for name, each in params.items():
+            rig = await stack.enter_async_context(running(model))
+            new_matcher = grammar.matcher if name == "json schema" else None
+            variants[name] = partial(_run_streams, model, rig, rng, each, new_matcher)
+        samples = await take_turns(variants, seconds)
+    rows = tuple(
+        summarize(name, [step for steps in rounds for step in steps])
+        for name, rounds in samples.items()
+    )
+    worst = max(rows, key=lambda row: row.own_percent)
+    typical = max(
+        (row for row in rows if row.sampling != "mixed, flat"), key=lambda row: row.own_percent
+    )
+    return Section(
+        "split",
+        _QUESTION,
+        len(samples["greedy"]),
+        rows,
+        (
+            f"the engine's own share is {rows[0].own_percent:.1f}% (greedy) to "
+            f"{typical.own_percent:.1f}% ({typical.sampling}), at worst {worst.own_percent:.1f}% "
+            f"({worst.sampling}); wanted: below {_TARGET_PERCENT:g}% at 50,000 words "
+            f"(here: {model.vocab_size:,})",
+        ),
+        (
+            f"a temperature of {temperature:.3g} gives this model a perplexity of "
+            f"{_PERPLEXITY:g}; 'flat' is one of 100, where no token is unlikely: the worst case",
+        ),
+    )
+
+
+def _params(temperature: float) -> dict[str, SamplingParams]:
+    new_tokens = {"max_new_tokens": _NEW_TOKENS, "ignore_eos": True}
+    mixed: dict[str, Any] = {
+        "top_k": 200,
+        "top_p": 0.95,
+        "min_p": 0.01,
+        "typical_p": 0.95,
+        "repetition_penalty": 1.1,
+        "frequency_penalty": 0.2,
+        "presence_penalty": 0.1,
+        "logit_bias": tuple((token_id, -100.0) for token_id in range(10)),
+        "top_n_tokens": 5,
+        "stop": ("\n\n\n\n", "The end"),
+        "do_sample": True,
+    }
+    drawn: dict[str, Any] = {"do_sample": True, "temperature": temperature}
+    each: dict[str, dict[str, Any]] = {
+        "greedy": {},
+        "sampling": drawn,
+        "top-k, top-p": {**drawn, "top_k": 50, "top_p": 0.9},
+        "top-p": {**drawn, "top_p": 0.9},
+        "mixed": {**mixed, "temperature": temperature},
+        "mixed, flat": {**mixed, "temperature": 100.0, "top_k": 0},
+        "json schema": drawn,
+    }
+    return {name: SamplingParams(**{**new_tokens, **extra}) for name, extra in each.items()}
+
+
+async def _run_streams(
+    model: Model,
+    rig: Rig,
+    rng: np.random.Generator,
+    params: SamplingParams,
+    new_matcher: Callable[[], Any] | None,
+) -> list[Step]:
+    """The steps in which all streams decoded and nothing else happened."""
+    readers = [
+        rig.read(
+            Sequence(
+                model.random_prompt(rng, _PROMPT_TOKENS),
+                params,
+                grammar=None if new_matcher is None else new_matcher(),
+            )
+        )
+        for _ in range(NUM_STREAMS)
+    ]
+    await asyncio.gather(*(reader.end() for reader in readers))
+    await rig.close(readers)
+    return [step for step in rig.recorder.take_steps() if step.is_decode_of(NUM_STREAMS)]
+
+
+def summarize(name: str, steps: list[Step]) -> Row:
+    """Adds steps up."""
+    shares = [100 * step.own / step.total for step in steps]
+    return Row(
+        sampling=name,
+        step_ms=1000 * median(step.total for step in steps),
+        schedule_ms=1000 * median(step.schedule for step in steps),
+        run_ms=1000 * median(step.run for step in steps),
+        sample_ms=1000 * median(step.sample for step in steps),
+        publish_ms=1000 * median(step.publish for step in steps),
+        beside_pass_ms=1000 * median(step.around_passes for step in steps),
+        own_percent=median(shares),
+        p90_percent=float(np.percentile(shares, 90)) if shares else 0.0,
+        steps=len(steps),
+    )
+
+
+def temperature_for(logits: NDArray[np.float32], perplexity: float) -> float:
+    """The temperature at which a distribution has a perplexity (e to the power of its entropy).
+
+    Random weights give nearly even logits, trained ones do not; what sampling costs depends on how
+    many tokens are likely, so both are brought to the same.
+
+    Args:
+        logits: float32 (vocab_size,), finite.
+        perplexity: above the number of tokens that share the maximum, below vocab_size.
+    """
+    scores = logits.astype(np.float64) - logits.max()
+    low, high = -12.0, 12.0  # logarithms of temperatures
+    for _ in range(60):
+        middle = (low + high) / 2
+        log = scores / np.exp(middle)
+        weights = np.exp(log)
+        total = weights.sum()
+        entropy = np.log(total) - (weights * log).sum() / total
+        low, high = (middle, high) if entropy < np.log(perplexity) else (low, middle)
+    return float(np.exp((low + high) / 2))

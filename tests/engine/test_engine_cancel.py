@@ -1,0 +1,113 @@
+"""Whoever leaves, whenever, the others get what they would get alone."""
+
+import asyncio
+import random
+from typing import Any
+
+import pytest
+
+from maskdial.errors import DeadlineError
+
+
+def make_requests(starter: Any) -> list[Any]:
+    rng = random.Random(4)
+    return [
+        starter.request(
+            starter.random_prompt(rng, num_prompt),
+            max_new_tokens=25,
+            do_sample=seed % 2 == 0,
+            temperature=0.8,
+            seed=seed,
+            frequency_penalty=0.3,
+            top_n_tokens=2,
+        )
+        for seed, num_prompt in enumerate((5, 40, 150, 20))
+    ]
+
+
+@pytest.mark.parametrize(
+    ("num_prompt", "steps_before", "state"),
+    [
+        (30, 0, "WAITING"),
+        (300, 0, "WAITING"),
+        (300, 1, "PREFILLING"),
+        (300, 3, "PREFILLING"),
+        (30, 1, "DECODING"),
+        (300, 9, "DECODING"),
+    ],
+)
+@pytest.mark.parametrize("place", range(4))
+def test_one_leaves(
+    starter: Any, place: int, num_prompt: int, steps_before: int, state: str
+) -> None:
+    """The one that leaves is between others that stay, so that its slot is a hole."""
+    requests = make_requests(starter)
+    alone = starter.bench().run_alone(requests)
+    bench = starter.bench(slots=4, chunk=64, cache_bytes=place % 2 * 2**26)
+    leaving = starter.request(starter.random_prompt(random.Random(5), num_prompt))
+
+    async def main() -> list[Any]:
+        readers = [bench.submit(request) for request in requests[:place]]
+        await bench.step(6)  # they decode
+        gone = bench.submit(leaving)
+        await bench.step(steps_before)
+        readers += [bench.submit(request) for request in requests[place:]]
+        assert gone.sequence.state.name == state
+        num_tokens = len(gone.events)
+        await gone.leave()
+        await bench.step()
+        assert gone.sequence.state.name == "ENDED"
+        assert gone.sequence.slot == -1
+        assert len(gone.events) == num_tokens
+        await bench.run_dry()
+        return [reader.reply for reader in readers]
+
+    assert asyncio.run(main()) == alone
+    assert bench.tally.reasons == ["disconnect"]
+    assert bench.tally.kv_bytes == 0
+
+
+@pytest.mark.parametrize("steps_before", [0, 1, 4, 12])
+def test_one_runs_out_of_time(starter: Any, steps_before: int) -> None:
+    """In the queue, while its prompt is read, and while it writes."""
+    requests = make_requests(starter)
+    alone = starter.bench().run_alone(requests)
+    bench = starter.bench(slots=3, chunk=64)
+    late = starter.request(starter.random_prompt(random.Random(6), 200), max_new_tokens=50)
+
+    async def main() -> list[Any]:
+        readers = [bench.submit(request) for request in requests[:2]]
+        await bench.step(3)
+        expired = bench.submit(late, timeout=0.01)
+        readers += [bench.submit(request) for request in requests[2:]]
+        for _ in range(steps_before):  # no time passes for the event loop's timers
+            bench.engine.step()
+        await expired.task
+        assert isinstance(expired.error, DeadlineError)
+        await bench.step()
+        assert expired.sequence.slot == -1
+        await bench.run_dry()
+        return [reader.reply for reader in readers]
+
+    assert asyncio.run(main()) == alone
+    assert bench.tally.reasons == ["timeout"]
+    assert bench.tally.kv_bytes == 0
+
+
+def test_everyone_leaves_at_once(starter: Any) -> None:
+    bench = starter.bench(slots=3, chunk=64)
+    requests = make_requests(starter) * 3
+    alone = starter.bench().run_alone(requests[:1])
+
+    async def main() -> None:
+        readers = [bench.submit(request) for request in requests]
+        await bench.step(7)
+        for reader in readers:
+            await reader.leave()
+        await bench.step()
+        assert (bench.engine.num_running, bench.engine.num_waiting) == (0, 0)
+        assert bench.tally.kv_bytes == 0
+
+    asyncio.run(main())
+    assert bench.tally.reasons == ["disconnect"] * 12
+    assert bench.run_alone(requests[:1]) == alone

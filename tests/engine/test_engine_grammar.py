@@ -1,0 +1,132 @@
+"""Constrained texts from the real model, several at a time.
+
+MASKDIAL_JSON_REPLIES says how many replies are checked against their schema.
+"""
+
+import json
+import os
+from dataclasses import replace
+from typing import Any
+
+import jsonschema
+import pytest
+
+from maskdial.errors import ValidationError
+
+NUM_REPLIES = int(os.environ.get("MASKDIAL_JSON_REPLIES", "120"))
+STORY = "Once upon a time there was a little"
+
+SHORT_TEXT = {"type": "string", "maxLength": 8}
+SCHEMA = {
+    "type": "object",
+    "properties": {
+        "name": SHORT_TEXT,
+        "kind": {"enum": ["king", "wolf", "tree", None, 7]},
+        "age": {"type": "integer", "minimum": -5, "maximum": 120},
+        "mood": {"type": ["string", "null"], "maxLength": 6},
+        "size": {"type": "number", "minimum": 0, "maximum": 1},
+        "is_old": {"type": "boolean"},
+        "house": {
+            "type": "object",
+            "properties": {
+                "rooms": {
+                    "type": "array",
+                    "items": {
+                        "type": "object",
+                        "properties": {
+                            "colour": {"enum": ["red", "blue"]},
+                            "doors": {"type": "integer", "minimum": 1, "maximum": 3},
+                        },
+                        "required": ["colour", "doors"],
+                        "additionalProperties": False,
+                    },
+                    "minItems": 1,
+                    "maxItems": 3,
+                },
+                "owner": {"anyOf": [{"type": "null"}, SHORT_TEXT]},
+            },
+            "required": ["rooms"],
+            "additionalProperties": False,
+        },
+        "friends": {"type": "array", "items": SHORT_TEXT, "maxItems": 2},
+    },
+    "required": ["name", "kind", "age", "house", "friends"],
+    "additionalProperties": False,
+}
+
+
+def constrained(starter: Any, kind: str, value: Any, **params: Any) -> Any:
+    request = starter.request(STORY, **params)
+    return replace(request, grammar=starter.grammar(kind, value))
+
+
+def test_replies_fit_their_schema(starter: Any) -> None:
+    requests = [
+        constrained(
+            starter,
+            "json_schema",
+            SCHEMA,
+            max_new_tokens=480,
+            do_sample=True,
+            temperature=(0.7, 1.0, 1.5)[seed % 3],
+            top_p=(1.0, 0.9)[seed % 2],
+            seed=seed,
+        )
+        for seed in range(NUM_REPLIES)
+    ]
+    replies = starter.bench().run_together(requests)
+    validator = jsonschema.Draft202012Validator(SCHEMA)
+    for reply in replies:
+        assert reply.error is None
+        assert reply.reason == "eos_token"
+        validator.validate(json.loads(reply.text))
+    assert len({reply.text for reply in replies}) > 0.9 * NUM_REPLIES
+    assert starter.bench().run_alone(requests[:10]) == replies[:10]
+
+
+@pytest.mark.parametrize("greedy", [True, False])
+def test_a_regex_holds_to_the_end(starter: Any, greedy: bool) -> None:
+    """It ends by itself, or where there are enough tokens; even a bias does not break it."""
+    requests = [
+        constrained(
+            starter,
+            "regex",
+            "(ab|cd){2,6}",
+            max_new_tokens=30,
+            do_sample=not greedy,
+            seed=seed,
+            ignore_eos=seed % 2 == 0,
+            logit_bias=((seed + 300, 100.0),),
+            min_new_tokens=seed % 4,
+        )
+        for seed in range(20)
+    ]
+    for reply in starter.bench(slots=4).run_together(requests):
+        assert reply.reason == "eos_token"
+        pairs = [reply.text[i : i + 2] for i in range(0, len(reply.text), 2)]
+        assert set(pairs) <= {"ab", "cd"}
+        assert 2 <= len(pairs) <= 6
+
+
+def test_a_grammar_that_becomes_too_complex_ends_its_own_text_only(starter: Any) -> None:
+    """llguidance finds out after the first token, once it has been taken."""
+    hostile = constrained(
+        starter,
+        "json",
+        {"type": "object", "properties": {f"p{i}": True for i in range(1500)}},
+        max_new_tokens=50,
+    )
+    others = [
+        constrained(starter, "json_schema", SCHEMA, do_sample=True, seed=1, max_new_tokens=480),
+        starter.request(STORY, max_new_tokens=20),
+    ]
+    bench = starter.bench(slots=4)
+    alone = bench.run_alone(others)
+    replies = bench.run_together([hostile, *others, hostile])
+    assert replies[1:3] == alone
+    for reply in (replies[0], replies[3]):
+        assert reply.error is not None
+        assert reply.error.startswith("ValidationError")
+        assert len(reply.token_ids) <= 2
+    assert ValidationError.status == 422
+    assert bench.tally.kv_bytes == 0
