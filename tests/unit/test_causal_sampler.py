@@ -25,6 +25,7 @@ class Mask:
     """A grammar that always allows the same tokens."""
 
     finished = False
+    ready = True
 
     def __init__(self, allowed: NDArray[np.bool_]) -> None:
         self._allowed = allowed
@@ -130,6 +131,14 @@ def reference(logits: NDArray[np.float32], sequence: Sequence) -> NDArray[np.flo
 
 def random_logits(seed: int, n: int = 1, vocab: int = VOCAB) -> NDArray[np.float32]:
     return (np.random.default_rng(seed).standard_normal((n, vocab)) * 3).astype(np.float32)
+
+
+def sample_row(one: Sampler, logits: NDArray[np.float32], sequence: Sequence) -> Sample:
+    """The sample of a sequence that is alone."""
+    (sample,) = one.sample(logits[None], [sequence])
+    if isinstance(sample, MaskdialError):
+        raise sample
+    return sample
 
 
 def sampler(vocab: int = VOCAB) -> Sampler:
@@ -270,7 +279,7 @@ def test_any_mix_of_parameters(
     one = sampler(vocab)
 
     samples = one.sample(logits, batch)
-    assert samples == [one.sample_row(row.copy(), s) for row, s in zip(logits, batch, strict=True)]
+    assert samples == [sample_row(one, row.copy(), s) for row, s in zip(logits, batch, strict=True)]
     sample = samples[1]
     assert isinstance(sample, Sample)
     distribution = one.distribution(logits[1], mixed)
@@ -314,15 +323,15 @@ def test_light_tokens_may_be_more_typical_than_heavy_ones() -> None:
 
 
 def draw(logits: NDArray[np.float32], params: SamplingParams, prompt: list[int]) -> int:
-    return Sampler(len(logits), frozenset()).sample_row(logits, Sequence(prompt, params)).token_id
+    return sample_row(Sampler(len(logits), frozenset()), logits, Sequence(prompt, params)).token_id
 
 
 def test_repetition_penalty_applies_to_prompt_and_output() -> None:
     logits = np.array([2.0, 1.9, 1.8, -1.0], np.float32)
     params = SamplingParams(repetition_penalty=1.2)
     one = Sampler(4, frozenset())
-    assert one.sample_row(logits, sequence_of(params, [0, 0, 3])).token_id == 1
-    assert one.sample_row(logits, sequence_of(params, [0, 0, 3], [1])).token_id == 2
+    assert sample_row(one, logits, sequence_of(params, [0, 0, 3])).token_id == 1
+    assert sample_row(one, logits, sequence_of(params, [0, 0, 3], [1])).token_id == 2
     assert logits.tolist() == np.array([2.0, 1.9, 1.8, -1.0], np.float32).tolist()
 
 
@@ -347,7 +356,7 @@ def test_ends_are_held_back_until_there_are_enough_tokens() -> None:
     logits[[EOS, 12, 13]] = 9, 8, 7
     params = SamplingParams(min_new_tokens=2, stop_token_ids=frozenset({12, VOCAB + 1}))
     chosen = [
-        sampler().sample_row(logits, sequence_of(params, generated=[1] * n)).token_id
+        sample_row(sampler(), logits, sequence_of(params, generated=[1] * n)).token_id
         for n in range(4)
     ]
     assert chosen == [13, 13, EOS, EOS]
@@ -363,9 +372,9 @@ def test_ignore_eos_leaves_the_end_token_likely() -> None:
 def test_a_grammar_that_allows_nothing_but_an_end_ends_early() -> None:
     params = SamplingParams(min_new_tokens=5)
     sequence = sequence_of(params, grammar=Mask.of(EOS))
-    assert sampler().sample_row(random_logits(1)[0], sequence).token_id == EOS
+    assert sample_row(sampler(), random_logits(1)[0], sequence).token_id == EOS
     sequence = sequence_of(params, grammar=Mask.of(EOS, 40))
-    assert sampler().sample_row(random_logits(1)[0], sequence).token_id == 40
+    assert sample_row(sampler(), random_logits(1)[0], sequence).token_id == 40
 
 
 @pytest.mark.parametrize("params", [SamplingParams(), DRAW], ids=["greedy", "drawn"])
@@ -387,10 +396,10 @@ def test_an_error_spoils_its_own_row_only(
     first, error, last = sampler().sample(logits, [good, bad, good])
     assert type(error) is expected
     assert words in error.message
-    assert first == sampler().sample_row(logits[0], good)
-    assert last == sampler().sample_row(logits[2], good)
+    assert first == sample_row(sampler(), logits[0], good)
+    assert last == sample_row(sampler(), logits[2], good)
     with pytest.raises(expected, match=words):
-        sampler().sample_row(logits[1], bad)
+        sample_row(sampler(), logits[1], bad)
 
 
 @pytest.mark.parametrize(
@@ -405,7 +414,7 @@ def test_an_error_spoils_its_own_row_only(
 )
 def test_greedy_takes_the_most_likely(params: SamplingParams) -> None:
     logits = random_logits(1, n=6)
-    samples = [sampler().sample_row(row, sequence_of(params)) for row in logits]
+    samples = [sample_row(sampler(), row, sequence_of(params)) for row in logits]
     assert [sample.token_id for sample in samples] == logits.argmax(-1).tolist()
 
 
@@ -446,7 +455,7 @@ def test_a_large_vocabulary_is_drawn_from_in_proportion() -> None:
 def test_each_token_has_a_random_number_of_its_own() -> None:
     flat, params = np.zeros(VOCAB, np.float32), replace(DRAW, seed=6)
     for n in range(20):
-        token_id = sampler().sample_row(flat, sequence_of(params, generated=[1] * n)).token_id
+        token_id = sample_row(sampler(), flat, sequence_of(params, generated=[1] * n)).token_id
         assert token_id == int(uniform(6, n) * VOCAB)
 
 
@@ -473,7 +482,7 @@ def test_a_row_is_the_same_alone_and_in_a_batch(params: SamplingParams) -> None:
         for row, sequence in enumerate(sequences)
     ]
     assert together == [
-        one.sample_row(row, sequence) for row, sequence in zip(logits, sequences, strict=True)
+        sample_row(one, row, sequence) for row, sequence in zip(logits, sequences, strict=True)
     ]
 
 
@@ -489,7 +498,7 @@ def test_random_numbers_depend_on_seed_and_index_only() -> None:
 def test_logprob_is_the_models_own() -> None:
     logits = random_logits(6)[0]
     params = replace(DRAW, temperature=0.4, top_k=5, repetition_penalty=2.0, logit_bias=((8, 9.0),))
-    sample = sampler().sample_row(logits, sequence_of(params))
+    sample = sample_row(sampler(), logits, sequence_of(params))
     wanted = math.log(softmax(logits.astype(np.float64))[sample.token_id])
     assert sample.logprob == pytest.approx(wanted, abs=1e-5)
 
@@ -499,7 +508,7 @@ def test_logprob_is_the_models_own() -> None:
 def test_top_tokens(vocab: int, num_tokens: int) -> None:
     logits = np.round(random_logits(8, vocab=vocab)[0], 1)  # many are equal
     params = SamplingParams(top_n_tokens=num_tokens, repetition_penalty=1.5)
-    sample = sampler(vocab).sample_row(logits, sequence_of(params))
+    sample = sample_row(sampler(vocab), logits, sequence_of(params))
     order = np.argsort(-logits, kind="stable")[:num_tokens]
     assert [token_id for token_id, _ in sample.top] == order.tolist()
     wanted = np.log(softmax(logits.astype(np.float64))[order])
@@ -517,7 +526,7 @@ def test_prompt_logprobs() -> None:
     ]
     computed = prompt_logprobs(logits, token_ids)
     assert computed == pytest.approx(wanted, abs=1e-5)
-    greedy = sampler(5003).sample_row(logits[0], sequence_of(SamplingParams()))
+    greedy = sample_row(sampler(5003), logits[0], sequence_of(SamplingParams()))
     assert prompt_logprobs(logits[:1], np.array([greedy.token_id])) == [greedy.logprob]
     logits[0, 77], logits[1, 77] = math.nan, math.inf
     spoilt = prompt_logprobs(logits, token_ids)
@@ -533,7 +542,7 @@ def test_logits_that_are_no_numbers_spoil_their_own_row_only(bad: float) -> None
     first, second = sampler().sample(logits, [sequence, sequence])
     assert isinstance(first, Sample)
     assert math.isnan(first.logprob)
-    assert second == sampler().sample_row(logits[1], sequence)
+    assert second == sample_row(sampler(), logits[1], sequence)
 
 
 def test_drawn_seeds_differ_and_survive_json_numbers() -> None:

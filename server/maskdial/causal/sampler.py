@@ -67,23 +67,15 @@ class Sampler:
                 samples.append(error)
         return samples
 
-    def sample_row(self, logits: NDArray[np.float32], sequence: Sequence) -> Sample:
-        """Chooses a token for one sequence: the same as `sample` does, to the bit.
+    def distribution(self, logits: NDArray[np.float32], sequence: Sequence) -> NDArray[np.float64]:
+        """The probabilities that the next token is drawn with, float64 (vocab_size,).
 
         Args:
             logits: float32 (vocab_size,); not changed.
             sequence: to continue.
 
         Raises:
-            GenerationError: no token can be chosen.
-            MaskdialError: the sequence's grammar failed.
-        """
-        return self._sample(logits, sequence, int(logits.argmax()))
-
-    def distribution(self, logits: NDArray[np.float32], sequence: Sequence) -> NDArray[np.float64]:
-        """The probabilities that the next token is drawn with, float64 (vocab_size,).
-
-        Args and errors are those of `sample_row`.
+            MaskdialError: as `sample` would return.
         """
         scores, best = self._score(logits, sequence, int(logits.argmax()))
         probabilities = np.zeros(len(logits))
