@@ -8,15 +8,16 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from rich.console import Console
 from transformers import PreTrainedModel
 
 import maskdial
-from maskdial.bundle import GRAPH, Manifest, hash_files, write_manifest
+from maskdial.bundle import GRAPH, Embedding, Manifest, Task, hash_files, write_manifest
 from maskdial.errors import MaskdialError
 from maskdial_export import causal, masked
+from maskdial_export.embedding import read_embedding
 from maskdial_export.errors import ExportError, first_line
 from maskdial_export.files import load_tokenizer, special_tokens, write_files
 from maskdial_export.golden import golden_check
@@ -24,9 +25,12 @@ from maskdial_export.graph import optimise, save
 from maskdial_export.parity import CausalParity, MaskedParity, Measured
 from maskdial_export.source import Source, find, load_model
 
-TASKS = ("auto", "fill-mask", "classify", "generate")
+TASKS = ("auto", *get_args(Task))
 PRECISIONS = ("fp32",)
 TOLERANCE = 1e-4
+
+# What BERT's authors call them; config.json does not name them.
+NEXT_SENTENCE_LABELS = ("isNext", "notNext")
 
 _TOOLS = ("torch", "transformers", "onnx", "onnxscript", "onnxruntime")
 
@@ -102,18 +106,19 @@ def _write_bundle(source: Source, folder: Path, tolerance: float, console: Conso
         tokenizer = load_tokenizer(source, config.vocab_size)
         tokens = special_tokens(source, config, tokenizer)
         max_length = (causal if source.family == "causal" else masked).max_length(config)
+        embedding = read_embedding(source, config) if source.task == "embed" else None
     with _phase(console, "Tracing"):
         graph = (
             causal.trace(model)
             if source.family == "causal"
-            else masked.trace(model, fill_mask=source.task == "fill-mask")
+            else masked.trace(model, source.task, embedding)
         )
     with _phase(console, "Optimising"):
         graph = optimise(graph)
     with _phase(console, "Writing"):
         names = [*save(graph, folder / GRAPH), *write_files(source, tokenizer, folder)]
     with _phase(console, "Checking parity"):
-        measured = _measure(source, model, folder / GRAPH, max_length, tolerance)
+        measured = _measure(source, model, embedding, folder / GRAPH, max_length, tolerance)
         effective = measured.report.tolerance
     with _phase(console, "Writing the manifest"):
         manifest = Manifest(
@@ -126,12 +131,15 @@ def _write_bundle(source: Source, folder: Path, tolerance: float, console: Conso
             max_length=max_length,
             special_tokens=tokens,
             **_classification(source, config),
+            embedding=embedding,
             kv=causal.kv_layout(config) if source.family == "causal" else None,
             source=source.provenance,
             source_sha256=source.sha256(),
             tool_versions=_tool_versions(),
             parity=measured.report,
-            golden=golden_check(model, tokenizer, tokens, source.task, max_length, effective),
+            golden=golden_check(
+                model, tokenizer, tokens, source.task, embedding, max_length, effective
+            ),
             files=hash_files(folder, names),
         )
         write_manifest(folder, manifest)
@@ -139,11 +147,16 @@ def _write_bundle(source: Source, folder: Path, tolerance: float, console: Conso
 
 
 def _measure(
-    source: Source, model: PreTrainedModel, graph: Path, max_length: int, tolerance: float
+    source: Source,
+    model: PreTrainedModel,
+    embedding: Embedding | None,
+    graph: Path,
+    max_length: int,
+    tolerance: float,
 ) -> Measured:
     try:
         if source.family == "masked":
-            return MaskedParity(model, graph, max_length).measure(tolerance)
+            return MaskedParity(model, embedding, graph, max_length).measure(tolerance)
         layout = causal.kv_layout(model.config)
         return CausalParity(model, graph, max_length, layout).measure(tolerance)
     except MaskdialError:
@@ -155,10 +168,15 @@ def _measure(
 
 
 def _classification(source: Source, config: Any) -> dict[str, Any]:
-    if source.task != "classify":
+    if source.task not in ("classify", "token-classify"):
         return {}
     labels = tuple(config.id2label[index] for index in range(config.num_labels))
-    return {"labels": labels, "problem_type": config.problem_type}
+    if source.architecture.endswith("ForNextSentencePrediction"):
+        labels = NEXT_SENTENCE_LABELS
+    return {
+        "labels": labels,
+        "problem_type": config.problem_type if source.task == "classify" else None,
+    }
 
 
 def _tool_versions() -> dict[str, str]:

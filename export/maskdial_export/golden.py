@@ -5,7 +5,8 @@ import torch
 from tokenizers import Tokenizer
 from transformers import PreTrainedModel
 
-from maskdial.bundle import GoldenCheck, SpecialTokens, Task
+from maskdial.bundle import Embedding, GoldenCheck, SpecialTokens, Task
+from maskdial_export.parity import expected_output
 
 _TEXT = "The door opened, and there stood the owner of the house."
 _NUM_BEST, _NUM_SPREAD = 5, 11
@@ -19,6 +20,7 @@ def golden_check(
     tokenizer: Tokenizer,
     tokens: SpecialTokens,
     task: Task,
+    embedding: Embedding | None,
     max_length: int,
     tolerance: float,
 ) -> GoldenCheck:
@@ -30,9 +32,8 @@ def golden_check(
     elif task == "fill-mask" and tokens.mask is not None:
         row = len(ids) // 2
         ids[row] = tokens.mask
-    with torch.no_grad():
-        logits = model(torch.tensor([ids])).logits[0].numpy()
-    values = logits if task == "classify" else logits[row]
+    output = expected_output(model, embedding, {"input_ids": torch.tensor([ids])})
+    values = output[row] if output.ndim == 2 else output
     best = np.argsort(-values)[:_NUM_BEST]
     spread = np.linspace(0, len(values) - 1, min(_NUM_SPREAD, len(values)), dtype=np.int64)
     columns = np.union1d(best, spread)

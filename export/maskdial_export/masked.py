@@ -7,7 +7,9 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from maskdial.bundle import Embedding, Task
 from maskdial_export.attention import MaskedAttention, swapped
+from maskdial_export.embedding import pool
 from maskdial_export.graph import gather_rows, to_onnx_ir
 
 _OFFSET_POSITIONS = frozenset({"roberta", "xlm-roberta"})
@@ -21,14 +23,18 @@ def max_length(config: Any) -> int:
     return positions
 
 
+TOKEN_TASKS: frozenset[Task] = frozenset({"fill-mask", "token-classify", "question-answering"})
+
+
 class MaskedGraph(nn.Module):
     """A masked model with the inputs and the output of `maskdial.bundle`'s docstring."""
 
-    def __init__(self, model: PreTrainedModel, *, takes_token_types: bool) -> None:
+    def __init__(self, model: PreTrainedModel, embedding: Embedding | None) -> None:
         super().__init__()
         self.model = model
+        self.embedding = embedding
         self.attention = MaskedAttention()
-        self.takes_token_types = takes_token_types
+        self.takes_token_types = (getattr(model.config, "type_vocab_size", 0) or 0) > 1
         self.pad_token_id = int(model.config.pad_token_id or 0)
 
     def forward(
@@ -43,16 +49,25 @@ class MaskedGraph(nn.Module):
         }
         if self.takes_token_types:
             inputs["token_type_ids"] = token_type_ids
-        if rows is None:
-            return self.model(**inputs).logits  # type: ignore[no-any-return]
-        with gather_rows(self.model.base_model, rows):
-            return self.model(**inputs).logits.squeeze(0)  # type: ignore[no-any-return]
+        if rows is not None:
+            with gather_rows(self.model.base_model, rows):
+                return head_logits(self.model(**inputs)).squeeze(0)
+        if self.embedding is not None:
+            return pool(self.model(**inputs)[0], lengths, self.embedding)
+        return head_logits(self.model(**inputs))
 
 
-def trace(model: PreTrainedModel, *, fill_mask: bool) -> ir.Model:
-    """Traces a masked model; its head runs on ``rows`` only for fill-mask."""
-    type_vocab_size = getattr(model.config, "type_vocab_size", 0) or 0
-    graph = MaskedGraph(model, takes_token_types=type_vocab_size > 1)
+def head_logits(output: Any) -> Tensor:
+    """A head's logits; of question answering (..., 2), for start and end."""
+    if "start_logits" in output:
+        return torch.stack([output.start_logits, output.end_logits], dim=-1)
+    logits: Tensor = output.logits
+    return logits
+
+
+def trace(model: PreTrainedModel, task: Task, embedding: Embedding | None = None) -> ir.Model:
+    """Traces a masked model; the heads of tasks on tokens run on ``rows`` only."""
+    graph = MaskedGraph(model, embedding)
     batch, length = 2, 5
     inputs: dict[str, Any] = {
         "input_ids": torch.ones(batch, length, dtype=torch.int64),
@@ -65,8 +80,9 @@ def trace(model: PreTrainedModel, *, fill_mask: bool) -> ir.Model:
         "lengths": {0: dynamic},
         "token_type_ids": {0: dynamic, 1: dynamic},
     }
-    if fill_mask:
+    if task in TOKEN_TASKS:
         inputs["rows"] = torch.tensor([1, 3, 7])
         shapes["rows"] = {0: dynamic}
+    output = "logits" if embedding is None else "embeddings"
     with swapped(model, graph.attention):
-        return to_onnx_ir(graph, inputs, shapes, list(inputs), ["logits"])
+        return to_onnx_ir(graph, inputs, shapes, list(inputs), [output])

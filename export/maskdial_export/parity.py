@@ -16,8 +16,10 @@ import torch
 from numpy.typing import NDArray
 from transformers import PreTrainedModel
 
-from maskdial.bundle import KVLayout, ParityReport
+from maskdial.bundle import Embedding, KVLayout, ParityReport
+from maskdial_export.embedding import pool
 from maskdial_export.errors import ExportError
+from maskdial_export.masked import head_logits
 
 Floats = NDArray[np.float32]
 Ids = NDArray[np.int64]
@@ -34,6 +36,18 @@ class Measured:
 
     report: ParityReport
     batch_invariant: bool
+
+
+def expected_output(
+    model: PreTrainedModel, embedding: Embedding | None, inputs: dict[str, torch.Tensor]
+) -> Floats:
+    """torch's logits or embedding of one text, float32 (length, columns) or (columns,)."""
+    with torch.no_grad():
+        output = model(**inputs)
+        if embedding is None:
+            return head_logits(output)[0].numpy()
+        length = inputs["input_ids"].shape[1]
+        return pool(output[0], torch.tensor([length]), embedding)[0].numpy()
 
 
 def load_session(path: Path) -> onnxruntime.InferenceSession:
@@ -89,10 +103,13 @@ class _Judge:
 
 
 class MaskedParity:
-    """Fill-mask (logits of every token) and classification (logits of the text)."""
+    """Tasks on tokens (logits of every token), classification (logits of the text), embeddings."""
 
-    def __init__(self, model: PreTrainedModel, path: Path, max_length: int) -> None:
+    def __init__(
+        self, model: PreTrainedModel, embedding: Embedding | None, path: Path, max_length: int
+    ) -> None:
         self.model = model
+        self.embedding = embedding
         self.session = load_session(path)
         self.inputs = {value.name for value in self.session.get_inputs()}
         self.per_token = "rows" in self.inputs
@@ -102,7 +119,7 @@ class MaskedParity:
         self.types = [generator.integers(0, 1 + has_types, len(text)) for text in self.texts]
 
     def run(self, texts: Sequence[Ids], types: Sequence[Ids]) -> list[Floats]:
-        """ONNX Runtime's logits, the texts in one batch: (length, vocab_size) or (labels,) each."""
+        """ONNX Runtime's output, the texts in one batch: (length, columns) or (columns,) each."""
         feeds = {
             "input_ids": _pad(texts),
             "token_type_ids": _pad(types),
@@ -110,16 +127,15 @@ class MaskedParity:
             "rows": _flat_rows(texts),
         }
         declared = {name: value for name, value in feeds.items() if name in self.inputs}
-        logits = self.session.run(["logits"], declared)[0]
-        return _split(logits, texts) if self.per_token else list(logits)
+        output = self.session.run(None, declared)[0]
+        return _split(output, texts) if self.per_token else list(output)
 
     def expect(self, text: Ids, types: Ids) -> Floats:
-        """torch's logits for one text."""
+        """torch's output for one text."""
         inputs = {"input_ids": torch.from_numpy(text[None])}
         if "token_type_ids" in self.inputs:
             inputs["token_type_ids"] = torch.from_numpy(types[None])
-        with torch.no_grad():
-            return self.model(**inputs).logits[0].numpy()  # type: ignore[no-any-return]
+        return expected_output(self.model, self.embedding, inputs)
 
     def measure(self, tolerance: float) -> Measured:
         """Raises ExportError where the logits differ by more than the tolerance."""

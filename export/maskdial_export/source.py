@@ -18,18 +18,26 @@ from maskdial_export.errors import ExportError, first_line
 
 _DOWNLOADED = ("*.json", "*.jinja", "*.txt", "*.model", "*.safetensors")
 _PICKLES = ("*.bin",)
+_NOT_DOWNLOADED = ("*/*.bin", "*/*.safetensors", "*/*.txt", "*/*.model")
+
+# sentence-transformers' list of what follows the model: pooling and normalization.
+MODULES = "modules.json"
 
 
-def _encoder(prefix: str) -> dict[Task, str]:
+def _encoder(prefix: str, *more: str) -> dict[str, Task]:
     return {
-        "fill-mask": f"{prefix}ForMaskedLM",
-        "classify": f"{prefix}ForSequenceClassification",
+        f"{prefix}ForMaskedLM": "fill-mask",
+        f"{prefix}ForSequenceClassification": "classify",
+        f"{prefix}ForTokenClassification": "token-classify",
+        f"{prefix}ForQuestionAnswering": "question-answering",
+        f"{prefix}Model": "embed",
+        **{f"{prefix}{name}": "classify" for name in more},
     }
 
 
-# model_type in config.json -> task -> the transformers class that has its head
-_CLASSES: Mapping[str, Mapping[Task, str]] = {
-    "bert": _encoder("Bert"),
+# model_type in config.json -> transformers class -> the task that its head is for
+_CLASSES: Mapping[str, Mapping[str, Task]] = {
+    "bert": _encoder("Bert", "ForNextSentencePrediction"),
     "roberta": _encoder("Roberta"),
     "albert": _encoder("Albert"),
     "distilbert": _encoder("DistilBert"),
@@ -37,15 +45,15 @@ _CLASSES: Mapping[str, Mapping[Task, str]] = {
     "xlm-roberta": _encoder("XLMRoberta"),
     "modernbert": _encoder("ModernBert"),
     "deberta-v2": _encoder("DebertaV2"),
-    "gpt2": {"generate": "GPT2LMHeadModel"},
-    "opt": {"generate": "OPTForCausalLM"},
-    "gpt_neox": {"generate": "GPTNeoXForCausalLM"},
-    "llama": {"generate": "LlamaForCausalLM"},
-    "mistral": {"generate": "MistralForCausalLM"},
-    "qwen2": {"generate": "Qwen2ForCausalLM"},
-    "qwen3": {"generate": "Qwen3ForCausalLM"},
-    "phi3": {"generate": "Phi3ForCausalLM"},
-    "gemma2": {"generate": "Gemma2ForCausalLM"},
+    "gpt2": {"GPT2LMHeadModel": "generate"},
+    "opt": {"OPTForCausalLM": "generate"},
+    "gpt_neox": {"GPTNeoXForCausalLM": "generate"},
+    "llama": {"LlamaForCausalLM": "generate"},
+    "mistral": {"MistralForCausalLM": "generate"},
+    "qwen2": {"Qwen2ForCausalLM": "generate"},
+    "qwen3": {"Qwen3ForCausalLM": "generate"},
+    "phi3": {"Phi3ForCausalLM": "generate"},
+    "gemma2": {"Gemma2ForCausalLM": "generate"},
 }
 
 
@@ -114,6 +122,8 @@ def find(source: str, task: str, *, revision: str | None, allow_pickle: bool) ->
     config = read_json(path / "config.json")
     if not config:
         raise ExportError(f"{source} has no config.json, so it is not a Hugging Face checkpoint")
+    if task == "auto" and (path / MODULES).is_file():
+        task = "embed"
     architecture, settled = _settle(config, task)
     found = Source(source, path, architecture, settled)
     _check_weights(found, allow_pickle)
@@ -124,7 +134,7 @@ def _download(source: str, revision: str | None, allow_pickle: bool) -> Path:
     patterns = [*_DOWNLOADED, *(_PICKLES if allow_pickle else ())]
     try:
         folder = huggingface_hub.snapshot_download(
-            source, revision=revision, allow_patterns=patterns, ignore_patterns=["*/*"]
+            source, revision=revision, allow_patterns=patterns, ignore_patterns=[*_NOT_DOWNLOADED]
         )
     except HFValidationError as error:
         raise ExportError(f"there is no folder {source}, nor is that a Hub id") from error
@@ -152,18 +162,21 @@ def _settle(config: dict[str, Any], task: str) -> tuple[str, Task]:
         raise ExportError(
             f"models of type {model_type!r} are not supported{remote}; supported are {known}"
         )
-    if config.get("is_decoder") and "generate" not in classes:
+    if config.get("is_decoder") and "generate" not in classes.values():
         raise ExportError(f"this {model_type} checkpoint is a decoder, which is not supported")
-    for known_task, architecture in classes.items():
-        if task == known_task or (task == "auto" and named == architecture):
+    if named in classes and task in ("auto", classes[named]):
+        return named, classes[named]
+    for architecture, known_task in classes.items():
+        if task == known_task:
             return architecture, known_task
+    tasks = list(dict.fromkeys(classes.values()))
     if task == "auto":
-        tasks = " or ".join(f"--task {known_task}" for known_task in classes)
+        options = " or ".join(f"--task {known_task}" for known_task in tasks)
         raise ExportError(
             f"config.json names the architecture {named!r}, whose task is not known; "
-            f"if the checkpoint has the head for it, say {tasks}"
+            f"if the checkpoint has the head for it, say {options}"
         )
-    raise ExportError(f"{model_type} models cannot do {task}; they do {', '.join(classes)}")
+    raise ExportError(f"{model_type} models cannot do {task}; they do {', '.join(tasks)}")
 
 
 def _check_weights(source: Source, allow_pickle: bool) -> None:
@@ -202,6 +215,8 @@ def load_model(source: Source) -> PreTrainedModel:
     except Exception as error:  # transformers raises what it likes about damaged files
         raise ExportError(f"{source.name} cannot be loaded: {first_line(error)}") from error
     missing = sorted(info["missing_keys"])
+    if source.task == "embed":  # which reads the hidden states, before the pooler
+        missing = [name for name in missing if not name.startswith("pooler.")]
     if missing:
         raise ExportError(
             f"{source.name} lacks {len(missing)} of the weights of a {source.architecture}, "

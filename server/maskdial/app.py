@@ -10,9 +10,11 @@ from fastapi import FastAPI, Request, Response
 from fastapi.openapi.utils import get_openapi
 from pydantic.json_schema import models_json_schema
 from starlette.exceptions import HTTPException
+from starlette.routing import Route
 
 import maskdial
-from maskdial.api import bodies, generate, masked, models, service
+from maskdial.api import bodies, classify, fill_mask, generate, models, service
+from maskdial.api.schema import TaskBody
 from maskdial.api.wire import error_reply, json_reply
 from maskdial.config import Config
 from maskdial.errors import BundleError, MaskdialError, NotFoundError
@@ -23,7 +25,16 @@ from maskdial.served import Models, find_bundles, load_model
 
 _log = logging.getLogger("maskdial")
 
-TASK_ROUTES = ("/fill-mask", "/classify", "/generate", "/generate_stream")
+_TASK_ROUTERS = (fill_mask.router, classify.router, generate.router)
+_TASK_ROUTES = (
+    *(
+        route.path
+        for router in _TASK_ROUTERS
+        for route in router.routes
+        if isinstance(route, Route)
+    ),
+    "/models/{name}",
+)
 
 
 def create_app(
@@ -42,16 +53,16 @@ def create_app(
     )
     app.state.config = config
     app.state.lifecycle = Lifecycle()
-    app.state.metrics = Metrics((*TASK_ROUTES, "/models/{name}"))
+    app.state.metrics = Metrics(_TASK_ROUTES)
     app.state.models = Models()
     app.state.on_load_failure = on_load_failure
-    for router in (masked.router, generate.router, models.router, service.router):
+    for router in (*_TASK_ROUTERS, models.router, service.router):
         app.include_router(router)
     app.add_middleware(
         RequestMiddleware,
         metrics=app.state.metrics,
         lifecycle=app.state.lifecycle,
-        task_routes=frozenset(TASK_ROUTES),
+        task_routes=frozenset(_TASK_ROUTES),
         max_body_bytes=config.max_body_bytes,
     )
     app.add_exception_handler(HTTPException, _http_error)
@@ -112,7 +123,11 @@ def _openapi(app: FastAPI) -> dict[str, Any]:
         document = get_openapi(
             title=app.title, version=app.version, summary=app.summary, routes=app.routes
         )
-        wanted = (bodies.FillMaskBody, bodies.ClassifyBody, bodies.GenerateBody)
+        wanted = [
+            value
+            for value in vars(bodies).values()
+            if isinstance(value, type) and issubclass(value, TaskBody) and value is not TaskBody
+        ]
         _, definitions = models_json_schema(
             [(body, "validation") for body in wanted], ref_template="#/components/schemas/{model}"
         )

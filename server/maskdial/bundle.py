@@ -10,9 +10,12 @@ A bundle holds everything the server needs and nothing else::
 Graph inputs, by family (the server feeds the ones that the graph declares):
 
 * masked: ``input_ids`` int64 (batch, length), right-padded; ``lengths`` int32 (batch,), the valid
-  tokens per row; ``token_type_ids`` int64 (batch, length); for fill-mask ``rows`` int64
-  (num_rows,), flat indices ``b * length + position`` of the masked tokens.
-  Output ``logits`` float32: fill-mask (num_rows, vocab_size), classify (batch, num_labels).
+  tokens per row; ``token_type_ids`` int64 (batch, length); for the tasks on tokens
+  (fill-mask, token-classify, question-answering) ``rows`` int64 (num_rows,), flat indices
+  ``b * length + position`` of the tokens asked about.
+  One output, float32. ``logits``: fill-mask (num_rows, vocab_size), token-classify (num_rows,
+  num_labels), question-answering (num_rows, 2) for start and end, classify (batch, num_labels).
+  ``embeddings``: embed (batch, dimension), pooled, and normalized where the model says so.
 * causal: ``input_ids`` int64 (batch, new_tokens); ``position_ids`` int64 (batch, new_tokens);
   ``seqlens_k`` int32 (batch,), tokens in the cache after this pass minus one;
   ``total_sequence_length`` int32 (), the longest of them plus one; ``rows`` int64 (num_rows,), flat
@@ -43,7 +46,7 @@ CHAT_TEMPLATE = "chat_template.jinja"
 GENERATION_CONFIG = "generation_config.json"
 
 Family = Literal["masked", "causal"]
-Task = Literal["fill-mask", "classify", "generate"]
+Task = Literal["fill-mask", "classify", "token-classify", "question-answering", "embed", "generate"]
 
 
 class _Frozen(BaseModel):
@@ -78,11 +81,19 @@ class KVLayout(_Frozen):
         return 2 * self.head_dim
 
 
+class Embedding(_Frozen):
+    """How an encoder's hidden states become one vector, inside the graph."""
+
+    dimension: int = Field(gt=0)
+    pooling: Literal["mean", "cls", "last"]
+    normalized: bool
+
+
 class GoldenCheck(_Frozen):
     """One short input and some of its logits, repeated by the server on the machine that serves.
 
     ``input_ids`` is one text without padding. The logits are those of its ``row`` (a masked
-    position, the last token; 0 for classification, where they are the labels'), at ``columns``.
+    position, the last token; 0 where a text has one row of logits, or a vector), at ``columns``.
     """
 
     input_ids: tuple[int, ...]
@@ -117,6 +128,7 @@ class Manifest(_Frozen):
     problem_type: (
         Literal["single_label_classification", "multi_label_classification", "regression"] | None
     ) = None
+    embedding: Embedding | None = None
     kv: KVLayout | None = None
     source: str
     source_sha256: str
@@ -124,6 +136,12 @@ class Manifest(_Frozen):
     parity: ParityReport
     golden: GoldenCheck
     files: dict[str, str] = Field(description="file name -> SHA-256, for every file but this one")
+
+    @property
+    def entailment(self) -> int | None:
+        """The label that says that one text follows from another, by its name, or None."""
+        names = (label.lower() for label in self.labels)
+        return next((i for i, name in enumerate(names) if name.startswith("entail")), None)
 
 
 @dataclass(frozen=True, slots=True)

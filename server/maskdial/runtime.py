@@ -82,10 +82,10 @@ class Session:
         self.output_names = tuple(value.name for value in self._session.get_outputs())
 
     def run(self, feeds: Mapping[str, NDArray[Any]]) -> NDArray[np.float32]:
-        """One pass; the graph's ``logits``. Feeds that the graph does not declare are left out."""
+        """One pass; the graph's first output. Feeds that the graph does not know are left out."""
         declared = {name: array for name, array in feeds.items() if name in self.input_names}
-        (logits,) = self._session.run(["logits"], declared)
-        return cast(NDArray[np.float32], logits)
+        (output,) = self._session.run(self.output_names[:1], declared)
+        return cast(NDArray[np.float32], output)
 
     def io_binding(self) -> ort.IOBinding:
         """A new binding of this session's inputs and outputs to memory."""

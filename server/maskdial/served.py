@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 import maskdial
-from maskdial.bundle import GRAPH, Bundle, GoldenCheck, KVLayout, Task, load_bundle
+from maskdial.bundle import GRAPH, Bundle, GoldenCheck, KVLayout, Manifest, Task, load_bundle
 from maskdial.causal.engine import CausalEngine
 from maskdial.causal.grammar import GrammarCompiler
 from maskdial.causal.prefix_cache import PrefixCache
@@ -29,6 +29,24 @@ _log = logging.getLogger("maskdial.models")
 STARTER_FOLDER = Path(maskdial.__file__).parent / "starter"
 
 
+ServedTask = Task | Literal["zero-shot-classify", "similarity", "rerank", "score", "tokenize"]
+
+
+def served_tasks(manifest: Manifest) -> tuple[ServedTask, ...]:
+    """What a model can be asked for; its own task first."""
+    tasks: list[ServedTask] = [manifest.task]
+    if manifest.task == "classify":
+        if manifest.entailment is not None:
+            tasks.append("zero-shot-classify")
+        if len(manifest.labels) == 1:
+            tasks.append("rerank")
+    elif manifest.task == "embed":
+        tasks.append("similarity")
+    elif manifest.task in ("fill-mask", "generate"):
+        tasks.append("score")
+    return (*tasks, "tokenize")
+
+
 @dataclass(frozen=True, slots=True)
 class MaskedModel:
     """A masked model being served."""
@@ -38,6 +56,10 @@ class MaskedModel:
     engine: MaskedEngine
     metrics: ModelMetrics
     provider: Provider
+
+    @property
+    def tasks(self) -> tuple[ServedTask, ...]:
+        return served_tasks(self.bundle.manifest)
 
     def stop(self) -> None:
         """Ends the engine at once."""
@@ -56,6 +78,10 @@ class CausalModel:
     max_length: int
     chat_template: ChatTemplate
     grammars: GrammarCompiler
+
+    @property
+    def tasks(self) -> tuple[ServedTask, ...]:
+        return served_tasks(self.bundle.manifest)
 
     def stop(self) -> None:
         """Ends the engine at once, and the grammars with it."""
@@ -92,21 +118,19 @@ class Models:
             raise NotFoundError(f"no model {name!r} here; served models: {', '.join(self._models)}")
         return self._models[name]
 
-    def for_masked_task(
-        self, task: Literal["fill-mask", "classify"], name: str | None
-    ) -> MaskedModel:
+    def for_masked_task(self, task: ServedTask, name: str | None) -> MaskedModel:
         """The masked model that a request for a task means."""
-        model = self._for_task(task, name)
+        model = self.for_task(task, name)
         assert isinstance(model, MaskedModel)
         return model
 
     def for_generation(self, name: str | None) -> CausalModel:
         """The causal model that a request to generate means."""
-        model = self._for_task("generate", name)
+        model = self.for_task("generate", name)
         assert isinstance(model, CausalModel)
         return model
 
-    def _for_task(self, task: Task, name: str | None) -> ServedModel:
+    def for_task(self, task: ServedTask, name: str | None) -> ServedModel:
         """The named model, or without a name the only one that fits.
 
         Raises:
@@ -115,12 +139,12 @@ class Models:
         """
         if name is not None:
             model = self.get(name)
-            if model.bundle.manifest.task != task:
+            if task not in model.tasks:
                 raise ValidationError(
-                    f"model {name!r} cannot do {task}; it does {model.bundle.manifest.task}"
+                    f"model {name!r} cannot do {task}; it does {', '.join(model.tasks)}"
                 )
             return model
-        fitting = [model for model in self if model.bundle.manifest.task == task]
+        fitting = [model for model in self if task in model.tasks]
         if not fitting:
             raise NotFoundError(
                 f"no model here does {task}; served models: {', '.join(self._models)}"

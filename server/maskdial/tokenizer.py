@@ -4,30 +4,17 @@ import codecs
 import json
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import tokenizers
+from tokenizers import Encoding
 
 from maskdial.bundle import SpecialTokens
-from maskdial.errors import BundleError
+from maskdial.errors import BundleError, ValidationError
 
 _BYTE_TOKEN = re.compile("<0x([0-9A-Fa-f]{2})>")
-
-
-@dataclass(frozen=True, slots=True)
-class Encoding:
-    """One tokenized text (or pair), special tokens included, without padding.
-
-    ``offsets`` are (start, end) in characters of the text that each token came from.
-    """
-
-    ids: list[int]
-    type_ids: list[int]
-    tokens: list[str]
-    offsets: list[tuple[int, int]]
 
 
 class Tokenizer:
@@ -77,8 +64,67 @@ class Tokenizer:
         self, text: str, pair: str | None = None, *, add_special_tokens: bool = True
     ) -> Encoding:
         """Tokenizes a text, or a pair of texts as one input."""
-        encoding = self._backend.encode(text, pair, add_special_tokens=add_special_tokens)
-        return Encoding(encoding.ids, encoding.type_ids, encoding.tokens, encoding.offsets)
+        return self._backend.encode(text, pair, add_special_tokens=add_special_tokens)
+
+    def encode_cut(
+        self,
+        text: str,
+        pair: str | None = None,
+        *,
+        max_length: int,
+        direction: Literal["left", "right"] = "right",
+    ) -> Encoding:
+        """Tokenizes a text or a pair and cuts tokens off until it fits, special tokens and all.
+
+        The longer text of a pair is cut first (``longest_first`` in transformers).
+
+        Args:
+            max_length: in tokens, more than the special tokens take.
+            direction: the end that is cut off.
+        """
+        first = self._backend.encode(text, add_special_tokens=False)
+        room = max_length - self._backend.num_special_tokens_to_add(pair is not None)
+        if pair is None:
+            first.truncate(room, direction=direction)
+            return self._backend.post_process(first)
+        second = self._backend.encode(pair, add_special_tokens=False)
+        shorter = min(len(first), len(second), room // 2)
+        if len(first) <= len(second):
+            limits = (shorter, room - shorter)
+        else:
+            limits = (room - shorter, shorter)
+        for encoding, limit in zip((first, second), limits, strict=True):
+            encoding.truncate(limit, direction=direction)
+        return self._backend.post_process(first, second)
+
+    def windows(
+        self, text: str, pair: str | None = None, *, max_length: int, stride: int
+    ) -> list[Encoding]:
+        """Tokenizes a text in windows that overlap. Of a pair the second text is windowed, and
+        every window begins with the first.
+
+        Args:
+            max_length: of a window, in tokens, special ones among them.
+            stride: tokens that neighbouring windows share.
+
+        Raises:
+            ValidationError: the windows have no room for more than the stride.
+        """
+        windowed = self._backend.encode(text if pair is None else pair, add_special_tokens=False)
+        first = None if pair is None else self._backend.encode(text, add_special_tokens=False)
+        room = max_length - self._backend.num_special_tokens_to_add(pair is not None)
+        room -= 0 if first is None else len(first)
+        if room <= stride:
+            raise ValidationError(
+                f"windows of {max_length} tokens have room for {max(room, 0)} of the text, which "
+                f"must be more than the stride of {stride}"
+            )
+        windowed.truncate(room, stride)
+        if first is None:
+            whole = self._backend.post_process(windowed)
+        else:
+            whole = self._backend.post_process(first, windowed)
+        return [whole, *whole.overflowing]
 
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         """The text of some token ids."""

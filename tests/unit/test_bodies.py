@@ -13,8 +13,8 @@ from maskdial.api.bodies import (
     FillMaskBody,
     GenerateBody,
     GenerateParameters,
-    parse_body,
 )
+from maskdial.api.schema import parse_body
 from maskdial.errors import ValidationError
 
 BODIES: list[type[BaseModel]] = [GenerateBody, FillMaskBody, ClassifyBody]

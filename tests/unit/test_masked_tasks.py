@@ -21,11 +21,9 @@ from tokenizers import (
 
 from maskdial.bundle import SpecialTokens
 from maskdial.errors import InferenceError, ValidationError
-from maskdial.masked.tasks import (
-    ProblemType,
-    ScoreFunction,
+from maskdial.masked.classify import ProblemType, ScoreFunction, classify
+from maskdial.masked.fill_mask import (
     check_top_k,
-    classify,
     fill_mask,
     mask_positions,
     resolve_targets,

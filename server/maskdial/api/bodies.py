@@ -1,113 +1,16 @@
-"""The wire schemas of the task routes: what a body may hold, and the sentence when it does not.
+"""The wire schemas of the task routes: what a body may hold.
 
 Fields that are null count as not given; unknown fields are refused.
 """
 
-import json
-import re
-from collections.abc import Sized
-from dataclasses import dataclass
-from typing import Annotated, Any, Literal, Self, TypeVar
+from typing import Annotated, Any, Literal, Self
 
 import pydantic
-from pydantic import (
-    BaseModel,
-    ConfigDict,
-    Field,
-    GetCoreSchemaHandler,
-    GetJsonSchemaHandler,
-    ValidationInfo,
-    field_validator,
-    model_validator,
-)
-from pydantic_core import CoreSchema, core_schema
+from pydantic import Field, ValidationInfo, field_validator, model_validator
 
-from maskdial.errors import ValidationError
+from maskdial.api.schema import LARGEST_INT, Range, Size, TaskBody, Wire, shortened
 
-Body = TypeVar("Body", bound=BaseModel)
-
-
-_LARGEST_INT = 2**31 - 1
-
-
-@dataclass(frozen=True, slots=True)
-class Range:
-    """Bounds of a number, both inclusive unless ``above_low``; the error names them both.
-
-    Without a ``high``, integers still end where the engine's 32-bit ones do.
-    """
-
-    low: float
-    high: float = _LARGEST_INT
-    above_low: bool = False
-
-    def __get_pydantic_core_schema__(
-        self, source: object, handler: GetCoreSchemaHandler
-    ) -> CoreSchema:
-        return core_schema.no_info_after_validator_function(self._check, handler(source))
-
-    def __get_pydantic_json_schema__(
-        self, schema: CoreSchema, handler: GetJsonSchemaHandler
-    ) -> dict[str, Any]:
-        low = "exclusiveMinimum" if self.above_low else "minimum"
-        return {**handler(schema), low: self.low, "maximum": self.high}
-
-    def _check(self, value: float) -> float:
-        if self.low <= value <= self.high and not (self.above_low and value == self.low):
-            return value
-        low, high = _number(self.low), _number(self.high)
-        if self.above_low:
-            bounds = f"above {low} and at most {high}"
-        elif self.high == _LARGEST_INT and value < self.low:
-            bounds = f"at least {low}"
-        else:
-            bounds = f"between {low} and {high}"
-        raise ValueError(f"must be {bounds}, not {_number(value)}")
-
-
-def _number(value: float) -> str:
-    """A number as a person writes it. An integer may be too large for a float, or for a line."""
-    return _shortened(str(value) if isinstance(value, int) else f"{value:g}")
-
-
-@dataclass(frozen=True, slots=True)
-class Size:
-    """Bounds of what a text, list or object holds, both inclusive; the error names them both."""
-
-    low: int
-    high: int
-    unit: str
-
-    def __get_pydantic_core_schema__(
-        self, source: object, handler: GetCoreSchemaHandler
-    ) -> CoreSchema:
-        return core_schema.no_info_after_validator_function(self._check, handler(source))
-
-    def __get_pydantic_json_schema__(
-        self, schema: CoreSchema, handler: GetJsonSchemaHandler
-    ) -> dict[str, Any]:
-        inner = handler(schema)
-        suffix = {"string": "Length", "array": "Items", "object": "Properties"}[inner["type"]]
-        return {**inner, f"min{suffix}": self.low, f"max{suffix}": self.high}
-
-    def _check(self, value: Sized) -> Sized:
-        if self.low <= len(value) <= self.high:
-            return value
-        bounds = f"between {self.low} and {self.high}" if self.low else f"at most {self.high}"
-        raise ValueError(f"must have {bounds} {self.unit}, not {len(value)}")
-
-
-class _Wire(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
-
-
-class _TaskBody(_Wire):
-    """What every task takes beside its inputs and parameters."""
-
-    model: str | None = Field(None, description="the served model; the only one that fits")
-    timeout: Annotated[float, Range(0, 86_400, above_low=True)] | None = Field(
-        None, description="seconds until the request is given up with 504; the server's limit"
-    )
+_TokenId = Annotated[int, Range(0)]
 
 
 def _check_texts(value: object) -> object:
@@ -145,28 +48,37 @@ def _enumerate_inputs(value: object) -> list[tuple[str, object]]:
     return [("", value)]
 
 
-class FillMaskParameters(_Wire):
+class Truncation(Wire):
+    """What is done with a text that is longer than the model."""
+
+    truncate: bool | None = Field(None, description="cut it, and say so; else it is refused")
+    truncation_direction: Literal["left", "right"] | None = Field(
+        None, description="which end is cut off; right"
+    )
+
+
+class FillMaskParameters(Truncation):
     """What `/fill-mask` takes."""
 
     top_k: Annotated[int, Range(1)] | None = Field(None, description="answers per mask; 5")
     targets: list[str] | None = Field(None, description="score only these words, one token each")
 
 
-class FillMaskBody(_TaskBody):
+class FillMaskBody(TaskBody):
     """A text, or a list of them, each with one or more masks."""
 
     inputs: Annotated[str | list[str], pydantic.BeforeValidator(_check_texts)]
     parameters: FillMaskParameters | None = None
 
 
-class TextPair(_Wire):
+class TextPair(Wire):
     """Two texts read as one input."""
 
     text: str
     text_pair: str
 
 
-class ClassifyParameters(_Wire):
+class ClassifyParameters(Truncation):
     """What `/classify` takes."""
 
     top_k: Annotated[int, Range(1)] | None = Field(None, description="labels returned; all")
@@ -175,7 +87,7 @@ class ClassifyParameters(_Wire):
     )
 
 
-class ClassifyBody(_TaskBody):
+class ClassifyBody(TaskBody):
     """A text, a pair, or a list of texts and pairs."""
 
     inputs: Annotated[
@@ -190,7 +102,137 @@ def _check_grammar_value(value: object) -> object:
     raise ValueError("must be an object, a string, true or false")
 
 
-class Grammar(_Wire):
+class TokenClassifyParameters(Wire):
+    """What `/token-classify` takes. A long text is read in windows."""
+
+    aggregation_strategy: Literal["none", "simple", "first", "average", "max"] | None = Field(
+        None, description="how tokens become entities, as in transformers; simple"
+    )
+    ignore_labels: list[str] | None = Field(None, description='labels left out; ["O"]')
+    stride: Annotated[int, Range(0)] | None = Field(
+        None, description="tokens that two windows of a long text share"
+    )
+
+
+class TokenClassifyBody(TaskBody):
+    """A text, or a list of them."""
+
+    inputs: Annotated[str | list[str], pydantic.BeforeValidator(_check_texts)]
+    parameters: TokenClassifyParameters | None = None
+
+
+class Question(Wire):
+    """A question and the text that holds its answer."""
+
+    question: Annotated[str, Size(1, LARGEST_INT, "characters")]
+    context: Annotated[str, Size(1, LARGEST_INT, "characters")]
+
+
+class QuestionAnsweringParameters(Wire):
+    """What `/question-answering` takes, named as in transformers."""
+
+    top_k: Annotated[int, Range(1)] | None = Field(None, description="answers; 1")
+    doc_stride: Annotated[int, Range(0)] | None = Field(
+        None, description="tokens that two windows of a long context share; 128 at most"
+    )
+    max_answer_len: Annotated[int, Range(1)] | None = Field(None, description="in tokens; 15")
+    max_question_len: Annotated[int, Range(1)] | None = Field(None, description="in tokens; 64")
+    max_seq_len: Annotated[int, Range(1)] | None = Field(
+        None, description="tokens in one window, the question among them; 384 at most"
+    )
+    handle_impossible_answer: bool | None = Field(
+        None, description="let no answer, an empty one, compete; false"
+    )
+    align_to_words: bool | None = Field(None, description="answer in whole words; true")
+
+
+class QuestionAnsweringBody(TaskBody):
+    """A question about a context, or a list of them."""
+
+    inputs: Question | Annotated[list[Question], Size(1, LARGEST_INT, "questions")]
+    parameters: QuestionAnsweringParameters | None = None
+
+
+class ZeroShotClassifyParameters(Truncation):
+    """What `/zero-shot-classify` takes."""
+
+    candidate_labels: Annotated[
+        list[Annotated[str, Size(1, 1024, "characters")]], Size(1, 256, "labels")
+    ] = Field(description="what the text may be about")
+    multi_label: bool | None = Field(None, description="each label for itself; false")
+    hypothesis_template: Annotated[str, Size(2, 1024, "characters")] | None = Field(
+        None, description='a sentence with {} for the label; "This example is {}."'
+    )
+
+
+class ZeroShotClassifyBody(TaskBody):
+    """A text, or a list of them, and the labels to choose from."""
+
+    inputs: Annotated[str | list[str], pydantic.BeforeValidator(_check_texts)]
+    parameters: ZeroShotClassifyParameters
+
+
+class EmbedParameters(Truncation):
+    """What `/embed` takes."""
+
+    normalize: bool | None = Field(None, description="to length 1; as the model was trained")
+    dimensions: Annotated[int, Range(1)] | None = Field(
+        None, description="keep the first so many, and normalize again; all"
+    )
+
+
+class EmbedBody(EmbedParameters, TaskBody):
+    """A text, or a list of them. The parameters may also stand beside the inputs."""
+
+    inputs: Annotated[str | list[str], pydantic.BeforeValidator(_check_texts)]
+    parameters: EmbedParameters | None = None
+
+
+class SimilarityInputs(Wire):
+    """A sentence, and those to compare with it."""
+
+    source_sentence: Annotated[str, pydantic.BeforeValidator(_check_texts)]
+    sentences: Annotated[list[str], pydantic.BeforeValidator(_check_texts)]
+
+
+class SimilarityBody(TaskBody):
+    """A sentence, and those to compare with it."""
+
+    inputs: SimilarityInputs
+    parameters: Truncation | None = None
+
+
+class RerankBody(Truncation, TaskBody):
+    """A query, and texts to put in order."""
+
+    query: Annotated[str, pydantic.BeforeValidator(_check_texts)]
+    texts: Annotated[list[str], pydantic.BeforeValidator(_check_texts)]
+    raw_scores: bool | None = Field(None, description="logits in the place of sigmoids; false")
+    return_text: bool | None = Field(None, description="send the texts back; false")
+
+
+class ScoreBody(TaskBody):
+    """A text, or a list of them, to be judged by how likely the model finds it."""
+
+    inputs: Annotated[str | list[str], pydantic.BeforeValidator(_check_texts)]
+    parameters: Truncation | None = None
+
+
+class TokenizeBody(TaskBody):
+    """A text, or a list of them."""
+
+    inputs: Annotated[str | list[str], pydantic.BeforeValidator(_check_texts)]
+    add_special_tokens: bool | None = Field(None, description="as the model takes it; true")
+
+
+class DetokenizeBody(TaskBody):
+    """Token ids of a text, or of several."""
+
+    ids: list[_TokenId] | list[list[_TokenId]]
+    skip_special_tokens: bool | None = Field(None, description="true")
+
+
+class Grammar(Wire):
     """What the generated text has to be, named as in text-generation-inference.
 
     ``value`` is a JSON schema (as an object or its text; without one, ``json`` is any object), a
@@ -211,19 +253,18 @@ class Grammar(_Wire):
         return value
 
 
-_TokenId = Annotated[int, Range(0)]
 _StopText = Annotated[str, Size(0, 1024, "characters")]
 
 
 def _check_token_keys(biases: dict[str, float]) -> dict[str, float]:
     for key in biases:
         canonical = key.isascii() and key.isdecimal() and str(int(key[:11])) == key
-        if not canonical or int(key) > _LARGEST_INT:
-            raise ValueError(f'a key must be a token id, such as "42", not {_shortened(key)!r}')
+        if not canonical or int(key) > LARGEST_INT:
+            raise ValueError(f'a key must be a token id, such as "42", not {shortened(key)!r}')
     return biases
 
 
-class GenerateParameters(_Wire):
+class GenerateParameters(Wire):
     """What `/generate` takes, named as in text-generation-inference, vLLM and transformers."""
 
     max_new_tokens: Annotated[int, Range(1)] | None = Field(None, description="100")
@@ -338,14 +379,14 @@ def _join_parts(content: object) -> object:
     return "\n".join(part["text"] for part in content)
 
 
-class TextPart(_Wire):
+class TextPart(Wire):
     """A piece of a message."""
 
     type: Literal["text"]
     text: str
 
 
-class ChatMessage(_Wire):
+class ChatMessage(Wire):
     """One message of a conversation. ``content`` may be sent in parts, and is joined then."""
 
     role: Annotated[str, Size(1, 64, "characters")]
@@ -358,7 +399,7 @@ def _check_prompts(value: object) -> object:
     return "" if value is None else _check_texts(value)
 
 
-class GenerateBody(_TaskBody):
+class GenerateBody(TaskBody):
     """A prompt, a list of them where the reply is not streamed, or a conversation.
 
     ``inputs`` is empty when there are ``messages``.
@@ -403,50 +444,3 @@ class GenerateBody(_TaskBody):
     def conversation(self) -> list[dict[str, str]]:
         """The messages as a chat template takes them; none without ``messages``."""
         return [message.model_dump() for message in self.messages or ()]
-
-
-def parse_body(schema: type[Body], content: bytes) -> Body:
-    """Reads a JSON body.
-
-    Raises:
-        ValidationError: it is not JSON or not as the schema says; the message names the field.
-    """
-    try:
-        return schema.model_validate_json(content)
-    except pydantic.ValidationError as error:
-        raise ValidationError(_describe(error)) from error
-
-
-def _describe(error: pydantic.ValidationError) -> str:
-    """The first problem as a sentence, without echoing what was sent."""
-    first = error.errors(include_url=False, include_input=False)[0]
-    kind = first["type"]
-    if kind == "json_invalid":
-        return f"the body is not valid JSON: {first['ctx']['error']}"
-    if kind == "value_error" and not first["loc"]:
-        return str(first["ctx"]["error"])
-    if not first["loc"]:
-        return f"the body must be a JSON object: {first['msg']}"
-    field = _field_name(first["loc"])
-    if kind == "extra_forbidden":
-        return f"{field}: unknown field"
-    if kind == "missing":
-        return f"{field}: this field is required"
-    message = str(first["ctx"]["error"]) if kind == "value_error" else first["msg"]
-    return message if message.startswith(field) else f"{field}: {message}"
-
-
-def _field_name(loc: tuple[int | str, ...]) -> str:
-    name = ""
-    for part in loc:
-        if isinstance(part, int):
-            name += f"[{part}]"
-        else:
-            written = part if re.fullmatch(r"\w[\w-]*", part) else json.dumps(part)
-            name += ("." if name else "") + _shortened(written)
-    return name
-
-
-def _shortened(text: str) -> str:
-    """What the caller wrote, as far as an error repeats it."""
-    return text if len(text) <= 64 else text[:64] + "..."

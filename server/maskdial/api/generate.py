@@ -8,8 +8,9 @@ from typing import Any
 
 from fastapi import APIRouter, Request, Response
 
-from maskdial.api.bodies import GenerateBody, GenerateParameters, parse_body
+from maskdial.api.bodies import GenerateBody, GenerateParameters
 from maskdial.api.prompts import Prompt, name_grammar, read_prompts
+from maskdial.api.schema import parse_body
 from maskdial.api.wire import (
     KEEP_ALIVE_SECONDS,
     EventStream,

@@ -1,183 +1,100 @@
-"""The masked family's routes: `/fill-mask` and `/classify`."""
+"""What the masked family's routes share: from texts to the engine and back to headers."""
 
 import asyncio
 from collections.abc import Sequence
-from dataclasses import asdict
-from typing import Any
+from dataclasses import dataclass
 
-from fastapi import APIRouter, Request, Response
+from fastapi import Request
+from tokenizers import Encoding
 
-from maskdial.api.bodies import (
-    ClassifyBody,
-    ClassifyParameters,
-    FillMaskBody,
-    FillMaskParameters,
-    TextPair,
-    parse_body,
-)
-from maskdial.api.wire import Timings, body_schema, json_reply, unless_gone
+from maskdial.api.bodies import Truncation
+from maskdial.api.wire import Timings, unless_gone
 from maskdial.api.work import check_num_inputs, name_input, time_limit, tokenize
 from maskdial.config import Config
 from maskdial.errors import ValidationError
-from maskdial.masked import tasks
 from maskdial.masked.request import MaskedInput, MaskedResult
-from maskdial.served import MaskedModel, Models
-from maskdial.tokenizer import Encoding
+from maskdial.served import MaskedModel
 
-router = APIRouter(tags=["masked"])
-
-# Each filling is a text to decode, about 0.1 ms of a long one; more is done beside the event loop.
-_INLINE_FILLINGS = 64
-_MAX_FILLINGS = 10_000
+TextOrPair = tuple[str, str | None]
 
 
-@router.post("/fill-mask", openapi_extra=body_schema(FillMaskBody))
-async def fill_mask(request: Request) -> Response:
-    """Fills the masks of a text: per mask, the best tokens with their probabilities."""
-    return await serve_fill_mask(request, await request.body(), None)
+@dataclass(frozen=True, slots=True)
+class Texts:
+    """The texts of a request as tokens, each within the model's length."""
+
+    encodings: list[Encoding]
+    num_truncated: int = 0
 
 
-@router.post("/classify", openapi_extra=body_schema(ClassifyBody))
-async def classify(request: Request) -> Response:
-    """Scores a text, or a pair of texts, for each label of a classifier."""
-    return await serve_classify(request, await request.body(), None)
+def admit(request: Request, model: MaskedModel, num_inputs: int) -> None:
+    """Refuses what would be refused later anyway, before any of it is tokenized.
 
-
-async def serve_fill_mask(request: Request, content: bytes, name: str | None) -> Response:
-    """Answers a `/fill-mask` body with the named model, or the one that the body means."""
-    body = parse_body(FillMaskBody, content)
-    models: Models = request.app.state.models
-    model = models.for_masked_task("fill-mask", name or body.model)
-    request.state.model = model.bundle.name
-    parameters = body.parameters or FillMaskParameters()
-    top_k = parameters.top_k or 5
-    tasks.check_top_k(top_k, model.bundle.manifest.vocab_size)
-    target_ids = None
-    if parameters.targets is not None:
-        target_ids = tasks.resolve_targets(parameters.targets, model.tokenizer)
-
-    texts = body.inputs if isinstance(body.inputs, list) else [body.inputs]
-    _admit(request, model, len(texts))
-    masked = [(tasks.write_masks(text, model.tokenizer), None) for text in texts]
-    encodings = await tokenize(model.tokenizer, model.metrics, masked)
-    batch = isinstance(body.inputs, list)
-    _check_lengths(model, encodings, batch)
-    inputs = []
-    for index, encoding in enumerate(encodings):
-        with name_input(index, batch):
-            rows = tasks.mask_positions(encoding.ids, model.tokenizer)
-        inputs.append(_masked_input(encoding, rows))
-
-    _check_num_fillings(inputs, top_k if target_ids is None else min(top_k, len(target_ids)))
-
-    timeout = time_limit(body.timeout, request.app.state.config)
-    results = await unless_gone(request, model.engine.submit_many(inputs, timeout))
-    answers = await _fill(model, inputs, results, top_k, target_ids)
-    headers = _timings(inputs, results).headers()
-    return json_reply(answers if batch else answers[0], headers=headers)
-
-
-def _check_num_fillings(inputs: Sequence[MaskedInput], per_mask: int) -> None:
-    num_masks = sum(len(given.rows) for given in inputs)
-    if num_masks * per_mask > _MAX_FILLINGS:
-        raise ValidationError(
-            f"parameters.top_k: {num_masks * per_mask:,} answers for {num_masks} masks; one "
-            f"request may ask for at most {_MAX_FILLINGS:,}"
-        )
-
-
-async def _fill(
-    model: MaskedModel,
-    inputs: Sequence[MaskedInput],
-    results: Sequence[MaskedResult],
-    top_k: int,
-    target_ids: Sequence[int] | None,
-) -> list[object]:
-    """Each text's answer on the wire, made beside the event loop when they are many."""
-
-    def answer(given: MaskedInput, result: MaskedResult) -> object:
-        fillings = tasks.fill_mask(
-            result.logits,
-            given.input_ids,
-            given.rows,
-            model.tokenizer,
-            top_k=top_k,
-            target_ids=target_ids,
-            pad_token_id=model.bundle.manifest.special_tokens.pad,
-        )
-        per_mask = [[asdict(filling) for filling in mask] for mask in fillings]
-        return per_mask[0] if len(per_mask) == 1 else per_mask
-
-    def answer_all() -> list[object]:
-        return [answer(*pair) for pair in zip(inputs, results, strict=True)]
-
-    if top_k * sum(len(given.rows) for given in inputs) <= _INLINE_FILLINGS:
-        return answer_all()
-    return await asyncio.to_thread(answer_all)
-
-
-async def serve_classify(request: Request, content: bytes, name: str | None) -> Response:
-    """Answers a `/classify` body with the named model, or the one that the body means."""
-    body = parse_body(ClassifyBody, content)
-    models: Models = request.app.state.models
-    model = models.for_masked_task("classify", name or body.model)
-    request.state.model = model.bundle.name
-    parameters = body.parameters or ClassifyParameters()
-
-    batch = isinstance(body.inputs, list)
-    items = body.inputs if isinstance(body.inputs, list) else [body.inputs]
-    _admit(request, model, len(items))
-    texts = [
-        (item.text, item.text_pair) if isinstance(item, TextPair) else (item, None)
-        for item in items
-    ]
-    encodings = await tokenize(model.tokenizer, model.metrics, texts)
-    _check_lengths(model, encodings, batch)
-    inputs = [_masked_input(encoding, ()) for encoding in encodings]
-
-    timeout = time_limit(body.timeout, request.app.state.config)
-    results = await unless_gone(request, model.engine.submit_many(inputs, timeout))
-    manifest = model.bundle.manifest
-    replies: list[list[dict[str, Any]]] = []
-    for result in results:
-        scores = tasks.classify(
-            result.logits,
-            manifest.labels,
-            manifest.problem_type,
-            function_to_apply=parameters.function_to_apply,
-            top_k=parameters.top_k,
-        )
-        replies.append([asdict(score) for score in scores])
-    # One text is answered nested as well: transformers' clients take the first element.
-    return json_reply(replies, headers=_timings(inputs, results).headers())
-
-
-def _admit(request: Request, model: MaskedModel, num_inputs: int) -> None:
-    """Refuses what would be refused later anyway, before any of it is tokenized."""
+    Raises:
+        ValidationError: more texts than one request may carry, or than the queue ever holds.
+        OverloadedError: the queue has no room for them now.
+    """
     config: Config = request.app.state.config
     check_num_inputs(num_inputs, config)
     model.engine.check_room(num_inputs)
 
 
-def _check_lengths(model: MaskedModel, encodings: Sequence[Encoding], batch: bool) -> None:
+async def read_texts(
+    model: MaskedModel, texts: Sequence[TextOrPair], truncation: Truncation | None, *, batch: bool
+) -> Texts:
+    """Tokenizes texts and pairs; one that is too long is cut where the request allows it.
+
+    Raises:
+        ValidationError: a text is too long; the message has both lengths.
+    """
+    encodings = await tokenize(model.tokenizer, model.metrics, texts)
     longest = model.bundle.manifest.max_length
+    num_truncated = 0
     for index, encoding in enumerate(encodings):
-        with name_input(index, batch):
-            if len(encoding.ids) > longest:
+        length = len(encoding)
+        if length <= longest:
+            continue
+        if truncation is None or not truncation.truncate:
+            with name_input(index, batch):
                 raise ValidationError(
-                    f"the text has {len(encoding.ids)} tokens; model {model.bundle.name!r} takes "
-                    f"at most {longest}"
+                    f"the text has {length} tokens; model {model.bundle.name!r} takes at most "
+                    f'{longest}; shorten it, or set "truncate"'
                 )
+        cut = await asyncio.to_thread(
+            model.tokenizer.encode_cut,
+            *texts[index],
+            max_length=longest,
+            direction=truncation.truncation_direction or "right",
+        )
+        num_truncated += length - len(cut)
+        encodings[index] = cut
+    return Texts(encodings, num_truncated)
 
 
-def _masked_input(encoding: Encoding, rows: tuple[int, ...]) -> MaskedInput:
+def masked_input(encoding: Encoding, rows: tuple[int, ...] = ()) -> MaskedInput:
+    """A tokenized text as the engine takes it, with the positions whose logits are wanted."""
     return MaskedInput(tuple(encoding.ids), rows, tuple(encoding.type_ids))
 
 
-def _timings(inputs: Sequence[MaskedInput], results: Sequence[MaskedResult]) -> Timings:
-    """A request's times are those of its slowest text."""
+async def run_masked(
+    request: Request, model: MaskedModel, inputs: Sequence[MaskedInput], asked: float | None
+) -> list[MaskedResult]:
+    """Runs the inputs of a request, within the time that it ``asked`` for and the server's limit.
+
+    Raises:
+        ClientGoneError: the client left.
+        DeadlineError: the time is over.
+    """
+    limit = time_limit(asked, request.app.state.config)
+    return await unless_gone(request, model.engine.submit_many(inputs, limit))
+
+
+def masked_headers(
+    inputs: Sequence[MaskedInput], results: Sequence[MaskedResult], num_truncated: int = 0
+) -> dict[str, str]:
+    """The reply's headers. A request's times are those of its slowest text."""
     return Timings(
         queue_seconds=max(result.queue_seconds for result in results),
         inference_seconds=max(result.inference_seconds for result in results),
         compute_tokens=sum(len(given.input_ids) for given in inputs),
-    )
+        truncated_tokens=num_truncated,
+    ).headers()

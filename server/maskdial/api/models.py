@@ -1,12 +1,21 @@
 """`POST /models/{name}`: the task of whatever model it is."""
 
+from collections.abc import Awaitable, Callable
+
 from fastapi import APIRouter, Request, Response
 
+from maskdial.api.classify import serve_classify
+from maskdial.api.fill_mask import serve_fill_mask
 from maskdial.api.generate import serve_generate
-from maskdial.api.masked import serve_classify, serve_fill_mask
+from maskdial.bundle import Task
 from maskdial.served import Models
 
 router = APIRouter(tags=["models"])
+
+_SERVE_MASKED: dict[Task, Callable[[Request, bytes, str | None], Awaitable[Response]]] = {
+    "fill-mask": serve_fill_mask,
+    "classify": serve_classify,
+}
 
 
 @router.post("/models/{name}")
@@ -15,8 +24,6 @@ async def serve_model(request: Request, name: str) -> Response:
     models: Models = request.app.state.models
     task = models.get(name).bundle.manifest.task
     content = await request.body()
-    if task == "fill-mask":
-        return await serve_fill_mask(request, content, name)
-    if task == "classify":
-        return await serve_classify(request, content, name)
-    return await serve_generate(request, content, name, as_list=True)
+    if task == "generate":
+        return await serve_generate(request, content, name, as_list=True)
+    return await _SERVE_MASKED[task](request, content, name)

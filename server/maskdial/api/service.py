@@ -19,7 +19,7 @@ def describe_model(model: ServedModel) -> dict[str, Any]:
     return {
         "name": model.bundle.name,
         "family": manifest.family,
-        "tasks": [manifest.task],
+        "tasks": list(model.tasks),
         "architecture": manifest.architecture,
         "precision": manifest.precision,
         "batch_invariant": manifest.batch_invariant,

@@ -5,10 +5,12 @@ import contextlib
 import time
 from collections.abc import Iterator, Sequence
 
+from tokenizers import Encoding
+
 from maskdial.config import Config
 from maskdial.errors import ValidationError
 from maskdial.metrics import ModelMetrics
-from maskdial.tokenizer import Encoding, Tokenizer
+from maskdial.tokenizer import Tokenizer
 
 # About 2 ms of tokenizing; more is done beside the event loop.
 _INLINE_CHARACTERS = 4000

@@ -1,0 +1,153 @@
+"""What the wire schemas are made of: bounds that name themselves, and the sentence when they do not
+hold.
+"""
+
+import json
+import re
+from collections.abc import Sized
+from dataclasses import dataclass
+from typing import Annotated, Any, TypeVar
+
+import pydantic
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    GetCoreSchemaHandler,
+    GetJsonSchemaHandler,
+)
+from pydantic_core import CoreSchema, core_schema
+
+from maskdial.errors import ValidationError
+
+Body = TypeVar("Body", bound=BaseModel)
+
+
+LARGEST_INT = 2**31 - 1
+
+
+@dataclass(frozen=True, slots=True)
+class Range:
+    """Bounds of a number, both inclusive unless ``above_low``; the error names them both.
+
+    Without a ``high``, integers still end where the engine's 32-bit ones do.
+    """
+
+    low: float
+    high: float = LARGEST_INT
+    above_low: bool = False
+
+    def __get_pydantic_core_schema__(
+        self, source: object, handler: GetCoreSchemaHandler
+    ) -> CoreSchema:
+        return core_schema.no_info_after_validator_function(self._check, handler(source))
+
+    def __get_pydantic_json_schema__(
+        self, schema: CoreSchema, handler: GetJsonSchemaHandler
+    ) -> dict[str, Any]:
+        low = "exclusiveMinimum" if self.above_low else "minimum"
+        return {**handler(schema), low: self.low, "maximum": self.high}
+
+    def _check(self, value: float) -> float:
+        if self.low <= value <= self.high and not (self.above_low and value == self.low):
+            return value
+        low, high = _number(self.low), _number(self.high)
+        if self.above_low:
+            bounds = f"above {low} and at most {high}"
+        elif self.high == LARGEST_INT and value < self.low:
+            bounds = f"at least {low}"
+        else:
+            bounds = f"between {low} and {high}"
+        raise ValueError(f"must be {bounds}, not {_number(value)}")
+
+
+def _number(value: float) -> str:
+    """A number as a person writes it. An integer may be too large for a float, or for a line."""
+    return shortened(str(value) if isinstance(value, int) else f"{value:g}")
+
+
+@dataclass(frozen=True, slots=True)
+class Size:
+    """Bounds of what a text, list or object holds, both inclusive; the error names them both."""
+
+    low: int
+    high: int
+    unit: str
+
+    def __get_pydantic_core_schema__(
+        self, source: object, handler: GetCoreSchemaHandler
+    ) -> CoreSchema:
+        return core_schema.no_info_after_validator_function(self._check, handler(source))
+
+    def __get_pydantic_json_schema__(
+        self, schema: CoreSchema, handler: GetJsonSchemaHandler
+    ) -> dict[str, Any]:
+        inner = handler(schema)
+        suffix = {"string": "Length", "array": "Items", "object": "Properties"}[inner["type"]]
+        return {**inner, f"min{suffix}": self.low, f"max{suffix}": self.high}
+
+    def _check(self, value: Sized) -> Sized:
+        if self.low <= len(value) <= self.high:
+            return value
+        bounds = f"between {self.low} and {self.high}" if self.low else f"at most {self.high}"
+        raise ValueError(f"must have {bounds} {self.unit}, not {len(value)}")
+
+
+class Wire(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
+
+
+class TaskBody(Wire):
+    """What every task takes beside its inputs and parameters."""
+
+    model: str | None = Field(None, description="the served model; the only one that fits")
+    timeout: Annotated[float, Range(0, 86_400, above_low=True)] | None = Field(
+        None, description="seconds until the request is given up with 504; the server's limit"
+    )
+
+
+def parse_body(schema: type[Body], content: bytes) -> Body:
+    """Reads a JSON body.
+
+    Raises:
+        ValidationError: it is not JSON or not as the schema says; the message names the field.
+    """
+    try:
+        return schema.model_validate_json(content)
+    except pydantic.ValidationError as error:
+        raise ValidationError(_describe(error)) from error
+
+
+def _describe(error: pydantic.ValidationError) -> str:
+    """The first problem as a sentence, without echoing what was sent."""
+    first = error.errors(include_url=False, include_input=False)[0]
+    kind = first["type"]
+    if kind == "json_invalid":
+        return f"the body is not valid JSON: {first['ctx']['error']}"
+    if kind == "value_error" and not first["loc"]:
+        return str(first["ctx"]["error"])
+    if not first["loc"]:
+        return f"the body must be a JSON object: {first['msg']}"
+    field = _field_name(first["loc"])
+    if kind == "extra_forbidden":
+        return f"{field}: unknown field"
+    if kind == "missing":
+        return f"{field}: this field is required"
+    message = str(first["ctx"]["error"]) if kind == "value_error" else first["msg"]
+    return message if message.startswith(field) else f"{field}: {message}"
+
+
+def _field_name(loc: tuple[int | str, ...]) -> str:
+    name = ""
+    for part in loc:
+        if isinstance(part, int):
+            name += f"[{part}]"
+        else:
+            written = part if re.fullmatch(r"\w[\w-]*", part) else json.dumps(part)
+            name += ("." if name else "") + shortened(written)
+    return name
+
+
+def shortened(text: str) -> str:
+    """What the caller wrote, as far as an error repeats it."""
+    return text if len(text) <= 64 else text[:64] + "..."
