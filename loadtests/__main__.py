@@ -1,4 +1,4 @@
-"""The command line of the load tests: ``python -m loadtests run`` and ``... engine``."""
+"""The command line of the load tests: ``python -m loadtests run``, ``engine``, ``batching``."""
 
 import argparse
 import asyncio
@@ -13,6 +13,7 @@ from urllib.parse import urlsplit
 from rich.console import Console
 
 from loadtests.arrivals import poisson_schedule
+from loadtests.batching.arguments import add_batching_parser
 from loadtests.engine.arguments import add_engine_parser
 from loadtests.errors import LoadTestError
 from loadtests.report import Report, Settings, make_report
@@ -35,6 +36,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         from loadtests.engine.command import run_engine  # with the server and ONNX Runtime
 
         return run_engine(args)
+    if args.command == "batching":
+        from loadtests.batching.command import run_batching  # likewise
+
+        return run_batching(args)
     settings = Settings(
         url=args.url,
         scenario=args.scenario,
@@ -144,6 +149,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     run.add_argument("--allow-remote", action="store_true", help="load a server on another machine")
     add_engine_parser(commands)
+    add_batching_parser(commands)
     return parser
 
 

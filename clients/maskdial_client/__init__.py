@@ -29,7 +29,11 @@ from maskdial_client.errors import (
     ValidationError,
 )
 from maskdial_client.results import (
+    Answer,
+    Answers,
     Classification,
+    Embedding,
+    Entity,
     Fill,
     FillMaskResult,
     Generation,
@@ -38,9 +42,12 @@ from maskdial_client.results import (
     LabelScore,
     ModelInfo,
     PromptToken,
+    RankedText,
     ServerInfo,
     StreamDetails,
     StreamEvent,
+    TextScore,
+    TextToken,
     Token,
 )
 from maskdial_client.retry import NO_RETRIES, RetryPolicy
@@ -48,6 +55,8 @@ from maskdial_client.streams import AsyncTokenStream, TokenStream
 
 __all__ = [
     "NO_RETRIES",
+    "Answer",
+    "Answers",
     "ApiError",
     "AsyncClient",
     "AsyncTokenStream",
@@ -55,6 +64,8 @@ __all__ = [
     "Client",
     "ConnectionFailedError",
     "DeadlineError",
+    "Embedding",
+    "Entity",
     "Fill",
     "FillMaskResult",
     "Generation",
@@ -69,12 +80,15 @@ __all__ = [
     "OverloadedError",
     "PromptToken",
     "ProtocolError",
+    "RankedText",
     "ResponseTimeoutError",
     "RetryPolicy",
     "ServerInfo",
     "StreamDetails",
     "StreamEndedError",
     "StreamEvent",
+    "TextScore",
+    "TextToken",
     "Token",
     "TokenStream",
     "TooLargeError",

@@ -12,27 +12,12 @@ from typing import Self, TypeVar, Unpack, overload
 
 import httpx
 
-from maskdial_client import core
-from maskdial_client.core import (
-    Call,
-    ClassifyBatch,
-    ClassifyInput,
-    ClassifyParameters,
-    FillMaskParameters,
-    GenerateParameters,
-    Messages,
-    Request,
-    SamplingParameters,
-)
+from maskdial_client import calls
+from maskdial_client.async_tasks import AsyncTasks
+from maskdial_client.core import Call, Request
+from maskdial_client.parameters import GenerateParameters, Messages, SamplingParameters
 from maskdial_client.replies import Reply, error_from
-from maskdial_client.results import (
-    Classification,
-    FillMaskResult,
-    Generation,
-    Health,
-    ModelInfo,
-    ServerInfo,
-)
+from maskdial_client.results import Generation, Health, ModelInfo, ServerInfo
 from maskdial_client.retry import RetryPolicy
 from maskdial_client.streams import AsyncTokenStream
 from maskdial_client.transport import (
@@ -46,7 +31,7 @@ from maskdial_client.transport import (
 T = TypeVar("T")
 
 
-class AsyncClient:
+class AsyncClient(AsyncTasks):
     """A maskdial server, to be called from one event loop.
 
     ``timeout`` is how many seconds the server may stay silent (None: for ever), at most five of
@@ -76,66 +61,6 @@ class AsyncClient:
             self._http = httpx.AsyncClient(
                 **http_options(base_url, api_key, timeout, max_connections)
             )
-
-    @overload
-    async def fill_mask(
-        self,
-        inputs: str,
-        *,
-        model: str | None = None,
-        timeout: float | None = None,
-        **parameters: Unpack[FillMaskParameters],
-    ) -> FillMaskResult: ...
-    @overload
-    async def fill_mask(
-        self,
-        inputs: list[str],
-        *,
-        model: str | None = None,
-        timeout: float | None = None,
-        **parameters: Unpack[FillMaskParameters],
-    ) -> list[FillMaskResult]: ...
-    async def fill_mask(
-        self,
-        inputs: str | list[str],
-        *,
-        model: str | None = None,
-        timeout: float | None = None,
-        **parameters: Unpack[FillMaskParameters],
-    ) -> FillMaskResult | list[FillMaskResult]:
-        """The likeliest tokens for every mask of a text; for a list, one result per text."""
-        results = await self._send(core.fill_mask_call(inputs, model, parameters), timeout)
-        return results[0] if isinstance(inputs, str) else results
-
-    @overload
-    async def classify(
-        self,
-        inputs: ClassifyInput,
-        *,
-        model: str | None = None,
-        timeout: float | None = None,
-        **parameters: Unpack[ClassifyParameters],
-    ) -> Classification: ...
-    @overload
-    async def classify(
-        self,
-        inputs: ClassifyBatch,
-        *,
-        model: str | None = None,
-        timeout: float | None = None,
-        **parameters: Unpack[ClassifyParameters],
-    ) -> list[Classification]: ...
-    async def classify(
-        self,
-        inputs: ClassifyInput | ClassifyBatch,
-        *,
-        model: str | None = None,
-        timeout: float | None = None,
-        **parameters: Unpack[ClassifyParameters],
-    ) -> Classification | list[Classification]:
-        """The labels of a text, or of a tuple of two texts; for a list, one result per entry."""
-        results = await self._send(core.classify_call(inputs, model, parameters), timeout)
-        return results if isinstance(inputs, list) else results[0]
 
     @overload
     async def generate(
@@ -181,7 +106,7 @@ class AsyncClient:
 
         For a list, one result per prompt. With ``details`` each has every token's log-probability.
         """
-        call = core.generate_call(prompt, messages, model, parameters, details=details)
+        call = calls.generate_call(prompt, messages, model, parameters, details=details)
         results = await self._send(call, timeout)
         return results if isinstance(prompt, list) else results[0]
 
@@ -198,22 +123,22 @@ class AsyncClient:
 
         Sends nothing before it is read.
         """
-        request = core.stream_request(prompt, messages, model, parameters)
+        request = calls.stream_request(prompt, messages, model, parameters)
         return AsyncTokenStream(
             lambda: self._exchange(request, timeout, stream=True), self.base_url
         )
 
     async def models(self) -> list[ModelInfo]:
         """The models served."""
-        return await self._send(core.models_call())
+        return await self._send(calls.models_call())
 
     async def info(self) -> ServerInfo:
         """The server's version, phase, limits and models."""
-        return await self._send(core.info_call())
+        return await self._send(calls.info_call())
 
     async def health(self) -> Health:
         """Whether the server takes requests. Raises TransportError if there is none."""
-        return await self._send(core.health_call())
+        return await self._send(calls.health_call())
 
     async def aclose(self) -> None:
         """Closes the connections; the client cannot be used afterwards."""

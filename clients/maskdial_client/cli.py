@@ -1,4 +1,4 @@
-"""The terminal front end: ``maskdial fill``, ``classify``, ``generate`` and ``chat`` on a server.
+"""The terminal front end: ``maskdial fill``, ``classify``, ``score``, ``generate``, ``chat``.
 
 For each command there is a function that adds its arguments to a parser and one that runs it and
 returns the exit status: 0, 1 for an error (one sentence on standard error), 130 after Ctrl-C, 141
@@ -17,7 +17,7 @@ from typing import Any
 from maskdial_client.chat import Chat
 from maskdial_client.client import Client
 from maskdial_client.errors import MaskdialClientError
-from maskdial_client.results import Classification, FillMaskResult
+from maskdial_client.results import Classification, FillMaskResult, TextScore
 from maskdial_client.transport import DEFAULT_URL
 
 
@@ -75,6 +75,30 @@ def run_classify(args: argparse.Namespace) -> int:
             return
         for text, result in zip(texts, results, strict=True):
             _print_labels(text, result, heading=len(texts) > 1)
+
+    return _run(args, command)
+
+
+def add_score_arguments(parser: argparse.ArgumentParser) -> None:
+    """The arguments of ``maskdial score``."""
+    parser.add_argument("text", nargs="+", help="text to score; - reads lines")
+    parser.add_argument(
+        "--truncate", action="store_true", help="cut a text that is longer than the model"
+    )
+    _add_common_arguments(parser)
+
+
+def run_score(args: argparse.Namespace) -> int:
+    """Prints the log-probability of every token of every text, and what they add up to."""
+
+    def command(client: Client) -> None:
+        texts = _texts(args.text)
+        results = client.score(texts, model=args.model, truncate=args.truncate or None)
+        if args.json:
+            _print_json(results)
+            return
+        for text, result in zip(texts, results, strict=True):
+            _print_score(text, result, heading=len(texts) > 1)
 
     return _run(args, command)
 
@@ -263,6 +287,16 @@ def _print_labels(text: str, result: Classification, *, heading: bool) -> None:
         print(text)
     for item in result.labels:
         print(f"{item.score:8.4f}  {item.label}")
+
+
+def _print_score(text: str, result: TextScore, *, heading: bool) -> None:
+    if heading:
+        print(text)
+    for token in result.tokens:
+        logprob = "-" if token.logprob is None else f"{token.logprob:.4f}"
+        print(f"{logprob:>9}  {token.text}")
+    perplexity = "-" if result.perplexity is None else f"{result.perplexity:.4g}"
+    print(f"{result.log_likelihood:9.4f}  in all, {result.method}; perplexity {perplexity}")
 
 
 def _print_stream(

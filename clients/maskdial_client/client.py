@@ -9,29 +9,14 @@ from typing import Self, TypeVar, Unpack, overload
 
 import httpx
 
-from maskdial_client import core
-from maskdial_client.core import (
-    Call,
-    ClassifyBatch,
-    ClassifyInput,
-    ClassifyParameters,
-    FillMaskParameters,
-    GenerateParameters,
-    Messages,
-    Request,
-    SamplingParameters,
-)
+from maskdial_client import calls
+from maskdial_client.core import Call, Request
+from maskdial_client.parameters import GenerateParameters, Messages, SamplingParameters
 from maskdial_client.replies import Reply, error_from
-from maskdial_client.results import (
-    Classification,
-    FillMaskResult,
-    Generation,
-    Health,
-    ModelInfo,
-    ServerInfo,
-)
+from maskdial_client.results import Generation, Health, ModelInfo, ServerInfo
 from maskdial_client.retry import RetryPolicy
 from maskdial_client.streams import TokenStream
+from maskdial_client.tasks import Tasks
 from maskdial_client.transport import (
     DEFAULT_URL,
     http_body_headers,
@@ -43,7 +28,7 @@ from maskdial_client.transport import (
 T = TypeVar("T")
 
 
-class Client:
+class Client(Tasks):
     """A maskdial server, to be called from one thread or several.
 
     ``timeout`` is how many seconds the server may stay silent (None: for ever), at most five of
@@ -71,66 +56,6 @@ class Client:
         self._sleep = sleep
         with transport_errors(base_url):
             self._http = httpx.Client(**http_options(base_url, api_key, timeout, max_connections))
-
-    @overload
-    def fill_mask(
-        self,
-        inputs: str,
-        *,
-        model: str | None = None,
-        timeout: float | None = None,
-        **parameters: Unpack[FillMaskParameters],
-    ) -> FillMaskResult: ...
-    @overload
-    def fill_mask(
-        self,
-        inputs: list[str],
-        *,
-        model: str | None = None,
-        timeout: float | None = None,
-        **parameters: Unpack[FillMaskParameters],
-    ) -> list[FillMaskResult]: ...
-    def fill_mask(
-        self,
-        inputs: str | list[str],
-        *,
-        model: str | None = None,
-        timeout: float | None = None,
-        **parameters: Unpack[FillMaskParameters],
-    ) -> FillMaskResult | list[FillMaskResult]:
-        """The likeliest tokens for every mask of a text; for a list, one result per text."""
-        results = self._send(core.fill_mask_call(inputs, model, parameters), timeout)
-        return results[0] if isinstance(inputs, str) else results
-
-    @overload
-    def classify(
-        self,
-        inputs: ClassifyInput,
-        *,
-        model: str | None = None,
-        timeout: float | None = None,
-        **parameters: Unpack[ClassifyParameters],
-    ) -> Classification: ...
-    @overload
-    def classify(
-        self,
-        inputs: ClassifyBatch,
-        *,
-        model: str | None = None,
-        timeout: float | None = None,
-        **parameters: Unpack[ClassifyParameters],
-    ) -> list[Classification]: ...
-    def classify(
-        self,
-        inputs: ClassifyInput | ClassifyBatch,
-        *,
-        model: str | None = None,
-        timeout: float | None = None,
-        **parameters: Unpack[ClassifyParameters],
-    ) -> Classification | list[Classification]:
-        """The labels of a text, or of a tuple of two texts; for a list, one result per entry."""
-        results = self._send(core.classify_call(inputs, model, parameters), timeout)
-        return results if isinstance(inputs, list) else results[0]
 
     @overload
     def generate(
@@ -176,7 +101,7 @@ class Client:
 
         For a list, one result per prompt. With ``details`` each has every token's log-probability.
         """
-        call = core.generate_call(prompt, messages, model, parameters, details=details)
+        call = calls.generate_call(prompt, messages, model, parameters, details=details)
         results = self._send(call, timeout)
         return results if isinstance(prompt, list) else results[0]
 
@@ -193,20 +118,20 @@ class Client:
 
         Sends nothing before it is read.
         """
-        request = core.stream_request(prompt, messages, model, parameters)
+        request = calls.stream_request(prompt, messages, model, parameters)
         return TokenStream(lambda: self._exchange(request, timeout, stream=True), self.base_url)
 
     def models(self) -> list[ModelInfo]:
         """The models served."""
-        return self._send(core.models_call())
+        return self._send(calls.models_call())
 
     def info(self) -> ServerInfo:
         """The server's version, phase, limits and models."""
-        return self._send(core.info_call())
+        return self._send(calls.info_call())
 
     def health(self) -> Health:
         """Whether the server takes requests. Raises TransportError if there is none."""
-        return self._send(core.health_call())
+        return self._send(calls.health_call())
 
     def close(self) -> None:
         """Closes the connections; the client cannot be used afterwards."""

@@ -13,7 +13,11 @@ from typing import Any
 
 from maskdial_client.errors import ApiError, ProtocolError, api_error_class
 from maskdial_client.results import (
+    Answer,
+    Answers,
     Classification,
+    Embedding,
+    Entity,
     Fill,
     FillMaskResult,
     Generation,
@@ -22,9 +26,12 @@ from maskdial_client.results import (
     LabelScore,
     ModelInfo,
     PromptToken,
+    RankedText,
     ServerInfo,
     StreamDetails,
     StreamEvent,
+    TextScore,
+    TextToken,
     Token,
 )
 
@@ -133,6 +140,73 @@ def classification(entry: Sequence[Mapping[str, Any]]) -> Classification:
     )
 
 
+def entities(entry: Sequence[Mapping[str, Any]]) -> tuple[Entity, ...]:
+    """The entities or tokens of one text."""
+    return tuple(
+        Entity(
+            label=str(item["entity_group"] if "entity_group" in item else item["entity"]),
+            score=float(item["score"]),
+            word=str(item["word"]),
+            start=int(item["start"]),
+            end=int(item["end"]),
+            index=item.get("index"),
+        )
+        for item in entry
+    )
+
+
+def answers(entry: Any) -> Answers:
+    """The answers to one question: a list where several were asked for."""
+    items = entry if isinstance(entry, list) else [entry]
+    return Answers(
+        tuple(
+            Answer(str(item["answer"]), float(item["score"]), int(item["start"]), int(item["end"]))
+            for item in items
+        )
+    )
+
+
+def numbers(entry: Sequence[Any]) -> Embedding:
+    """The vector of one text."""
+    return [float(number) for number in entry]
+
+
+def ranked_text(item: Mapping[str, Any]) -> RankedText:
+    """One text of a ranking."""
+    return RankedText(int(item["index"]), float(item["score"]), item.get("text"))
+
+
+def text_score(entry: Mapping[str, Any]) -> TextScore:
+    """How likely one text is."""
+    return TextScore(
+        tokens=_prompt_tokens(entry["tokens"]),
+        log_likelihood=float(entry["log_likelihood"]),
+        perplexity=entry["perplexity"],
+        method=str(entry["method"]),
+    )
+
+
+def text(entry: Any) -> str:
+    """A text as it is."""
+    if not isinstance(entry, str):
+        raise TypeError("a text was expected")
+    return entry
+
+
+def text_tokens(entry: Sequence[Mapping[str, Any]]) -> tuple[TextToken, ...]:
+    """The tokens of one text."""
+    return tuple(
+        TextToken(
+            id=int(item["id"]),
+            text=str(item["text"]),
+            special=bool(item["special"]),
+            start=item["start"],
+            stop=item["stop"],
+        )
+        for item in entry
+    )
+
+
 def generation(document: Any) -> Generation:
     """A generated text, with details where they are there; of a list, the first with the others."""
     if not isinstance(document, list):
@@ -154,10 +228,7 @@ def _generation_details(details: Mapping[str, Any]) -> GenerationDetails:
         finish_reason=str(details["finish_reason"]),
         generated_tokens=int(details["generated_tokens"]),
         seed=details.get("seed"),
-        prefill=tuple(
-            PromptToken(int(item["id"]), str(item["text"]), item.get("logprob"))
-            for item in details.get("prefill") or ()
-        ),
+        prefill=_prompt_tokens(details.get("prefill")),
         tokens=_tokens(details.get("tokens")),
         input_length=details.get("input_length"),
         top_tokens=tuple(_tokens(items) for items in details.get("top_tokens") or ()),
@@ -198,6 +269,12 @@ def health(document: Mapping[str, Any]) -> Health:
     """The document of /health/ready."""
     status = str(document["status"])
     return Health(status == "ready", status, tuple(str(m) for m in document.get("models", ())))
+
+
+def _prompt_tokens(items: Sequence[Mapping[str, Any]] | None) -> tuple[PromptToken, ...]:
+    return tuple(
+        PromptToken(int(item["id"]), str(item["text"]), item.get("logprob")) for item in items or ()
+    )
 
 
 def _tokens(items: Sequence[Mapping[str, Any]] | None) -> tuple[Token, ...]:

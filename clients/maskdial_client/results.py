@@ -2,6 +2,9 @@
 
 from dataclasses import dataclass
 
+Embedding = list[float]
+"""A text's vector."""
+
 
 @dataclass(frozen=True, slots=True)
 class Fill:
@@ -57,12 +60,98 @@ class Classification:
 
 
 @dataclass(frozen=True, slots=True)
+class Entity:
+    """A stretch of a text and its label: an entity's, or with aggregation ``none`` one token's.
+
+    ``start`` and ``end`` count the text's characters, the end exclusive. ``index`` is the token's
+    place among the text's tokens; an entity of several has none.
+    """
+
+    label: str
+    score: float
+    word: str
+    start: int
+    end: int
+    index: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """An answer to a question, and where it stands in the context, in characters.
+
+    It is empty where the context holds no answer, which only ``handle_impossible_answer`` allows.
+    """
+
+    answer: str
+    score: float
+    start: int
+    end: int
+
+
+@dataclass(frozen=True, slots=True)
+class Answers:
+    """The answers to one question, best first: as many as ``top_k``, or one."""
+
+    answers: tuple[Answer, ...]
+
+    @property
+    def answer(self) -> str:
+        """The best answer."""
+        return self.answers[0].answer
+
+    @property
+    def score(self) -> float:
+        """The best answer's score."""
+        return self.answers[0].score
+
+
+@dataclass(frozen=True, slots=True)
+class RankedText:
+    """A text's place in the given list, and how well it answers the query.
+
+    ``text`` is there with ``return_text``.
+    """
+
+    index: int
+    score: float
+    text: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class TextToken:
+    """A token of a text, and the characters of the text from ``start`` to ``stop``, exclusive.
+
+    A special token that was put around the text is no part of it, and has neither.
+    """
+
+    id: int
+    text: str
+    special: bool
+    start: int | None
+    stop: int | None
+
+
+@dataclass(frozen=True, slots=True)
 class PromptToken:
-    """A token of the prompt. ``logprob`` is None where nothing comes before it."""
+    """A token of a given text. ``logprob`` is None where nothing comes before it."""
 
     id: int
     text: str
     logprob: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class TextScore:
+    """How likely a model finds a text; ``log_likelihood`` is the sum of the tokens' ``logprob``.
+
+    ``perplexity`` is the exponential of minus their mean, None where no token has one. ``method``
+    is causal (each token after those before it) or pseudo (each among all others).
+    """
+
+    tokens: tuple[PromptToken, ...]
+    log_likelihood: float
+    perplexity: float | None
+    method: str
 
 
 @dataclass(frozen=True, slots=True)

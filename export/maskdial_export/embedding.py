@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
+from tokenizers import Tokenizer, normalizers
 from torch import Tensor
 
 from maskdial.bundle import Embedding
@@ -22,6 +23,7 @@ def read_embedding(source: Source, config: Any) -> Embedding:
         ExportError: the files ask for something else than is supported.
     """
     pooling, normalized = "mean", False
+    _check_prompt(source)
     for module, settings in _modules(source):
         if module == "Pooling":
             pooling = _pooling(source, settings)
@@ -32,6 +34,48 @@ def read_embedding(source: Source, config: Any) -> Embedding:
     return Embedding.model_validate(
         {"dimension": config.hidden_size, "pooling": pooling, "normalized": normalized}
     )
+
+
+def longest_text(source: Source, positions: int) -> int:
+    """The longest text in tokens: where sentence-transformers cuts, or as the positions allow."""
+    limits = (
+        _transformer_settings(source).get("max_seq_length"),
+        source.read_json("tokenizer_config.json").get("model_max_length"),
+    )
+    given = next((limit for limit in limits if limit is not None), positions)
+    if not isinstance(given, int | float) or given < 1:
+        raise ExportError(f"{source.name} takes texts of at most {given!r} tokens, which is none")
+    return int(min(given, positions))
+
+
+def lower_case(source: Source, tokenizer: Tokenizer) -> None:
+    """Makes the tokenizer lower its texts' case, where sentence-transformers does it for it."""
+    if _transformer_settings(source).get("do_lower_case"):
+        stages = [normalizers.Lowercase()]
+        if tokenizer.normalizer is not None:
+            stages.append(tokenizer.normalizer)
+        tokenizer.normalizer = normalizers.Sequence(stages)
+
+
+def _transformer_settings(source: Source) -> dict[str, Any]:
+    """What sentence-transformers knows of the tokenizer; the file's older names have the type."""
+    if not (source.path / MODULES).is_file():
+        return {}
+    names = ["sentence_bert_config.json"]
+    names += sorted(path.name for path in source.path.glob("sentence_*_config.json"))
+    return next((settings for name in names if (settings := source.read_json(name))), {})
+
+
+def _check_prompt(source: Source) -> None:
+    """A prompt before every text is no module; nothing would add it."""
+    settings = source.read_json("config_sentence_transformers.json")
+    name = settings.get("default_prompt_name")
+    if name is not None and (settings.get("prompts") or {}).get(name):
+        raise ExportError(
+            f"{source.name} begins every text with its prompt {name!r}, which is not supported; "
+            "take default_prompt_name out of config_sentence_transformers.json to write prompts "
+            "into the texts yourself"
+        )
 
 
 def _modules(source: Source) -> Iterator[tuple[str, dict[str, Any]]]:

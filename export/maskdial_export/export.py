@@ -17,7 +17,7 @@ import maskdial
 from maskdial.bundle import GRAPH, Embedding, Manifest, Task, hash_files, write_manifest
 from maskdial.errors import MaskdialError
 from maskdial_export import causal, masked
-from maskdial_export.embedding import read_embedding
+from maskdial_export.embedding import longest_text, lower_case, read_embedding
 from maskdial_export.errors import ExportError, first_line
 from maskdial_export.files import load_tokenizer, special_tokens, write_files
 from maskdial_export.golden import golden_check
@@ -106,7 +106,11 @@ def _write_bundle(source: Source, folder: Path, tolerance: float, console: Conso
         tokenizer = load_tokenizer(source, config.vocab_size)
         tokens = special_tokens(source, config, tokenizer)
         max_length = (causal if source.family == "causal" else masked).max_length(config)
-        embedding = read_embedding(source, config) if source.task == "embed" else None
+        embedding = None
+        if source.task == "embed":
+            embedding = read_embedding(source, config)
+            max_length = longest_text(source, max_length)
+            lower_case(source, tokenizer)
     with _phase(console, "Tracing"):
         graph = (
             causal.trace(model)

@@ -122,12 +122,18 @@ def find(source: str, task: str, *, revision: str | None, allow_pickle: bool) ->
     config = read_json(path / "config.json")
     if not config:
         raise ExportError(f"{source} has no config.json, so it is not a Hugging Face checkpoint")
-    if task == "auto" and (path / MODULES).is_file():
+    if task == "auto" and _pools(path):
         task = "embed"
     architecture, settled = _settle(config, task)
     found = Source(source, path, architecture, settled)
     _check_weights(found, allow_pickle)
     return found
+
+
+def _pools(path: Path) -> bool:
+    """Whether sentence-transformers' modules make embeddings; a cross-encoder has some, too."""
+    modules = path / MODULES
+    return modules.is_file() and "Pooling" in modules.read_text(encoding="utf-8", errors="replace")
 
 
 def _download(source: str, revision: str | None, allow_pickle: bool) -> Path:

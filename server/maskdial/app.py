@@ -13,7 +13,21 @@ from starlette.exceptions import HTTPException
 from starlette.routing import Route
 
 import maskdial
-from maskdial.api import bodies, classify, fill_mask, generate, models, service
+from maskdial.api import (
+    bodies,
+    classify,
+    embed,
+    fill_mask,
+    generate,
+    models,
+    question_answering,
+    rerank,
+    score,
+    service,
+    token_classify,
+    tokenize,
+    zero_shot,
+)
 from maskdial.api.schema import TaskBody
 from maskdial.api.wire import error_reply, json_reply
 from maskdial.config import Config
@@ -25,7 +39,18 @@ from maskdial.served import Models, find_bundles, load_model
 
 _log = logging.getLogger("maskdial")
 
-_TASK_ROUTERS = (fill_mask.router, classify.router, generate.router)
+_TASK_ROUTERS = (
+    fill_mask.router,
+    classify.router,
+    token_classify.router,
+    question_answering.router,
+    zero_shot.router,
+    rerank.router,
+    embed.router,
+    generate.router,
+    score.router,
+    tokenize.router,
+)
 _TASK_ROUTES = (
     *(
         route.path

@@ -59,6 +59,9 @@ def _parser(*, with_export: bool) -> argparse.ArgumentParser:
     client_cli.add_classify_arguments(
         add("classify", "classify a text, on a running server", client_cli.run_classify)
     )
+    client_cli.add_score_arguments(
+        add("score", "say how likely a text is, on a running server", client_cli.run_score)
+    )
     client_cli.add_generate_arguments(
         add("generate", "continue a prompt, on a running server", client_cli.run_generate)
     )

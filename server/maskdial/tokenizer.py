@@ -44,6 +44,8 @@ class Tokenizer:
             for token_id, token in backend.get_added_tokens_decoder().items()
             if token.special
         )
+        # Pieces that continue a word are marked in the vocabulary (``##``), not by spaces.
+        self.marks_subwords = bool(getattr(backend.model, "continuing_subword_prefix", None))
         self.mask_token_id = special.mask
         self.mask_token = None if special.mask is None else backend.id_to_token(special.mask)
 
@@ -88,20 +90,24 @@ class Tokenizer:
             first.truncate(room, direction=direction)
             return self._backend.post_process(first)
         second = self._backend.encode(pair, add_special_tokens=False)
-        shorter = min(len(first), len(second), room // 2)
-        if len(first) <= len(second):
-            limits = (shorter, room - shorter)
-        else:
-            limits = (room - shorter, shorter)
+        limits = longest_first(len(first), len(second), room)
         for encoding, limit in zip((first, second), limits, strict=True):
             encoding.truncate(limit, direction=direction)
         return self._backend.post_process(first, second)
 
-    def windows(
-        self, text: str, pair: str | None = None, *, max_length: int, stride: int
-    ) -> list[Encoding]:
-        """Tokenizes a text in windows that overlap. Of a pair the second text is windowed, and
-        every window begins with the first.
+    def num_special_tokens(self, *, pair: bool) -> int:
+        """How many tokens are added to a text, or to a pair."""
+        return int(self._backend.num_special_tokens_to_add(pair))
+
+    def join(self, first: Encoding, second: Encoding) -> Encoding:
+        """Makes a pair, special tokens and all, of two texts that were tokenized without them."""
+        return self._backend.post_process(first, second)
+
+    def windows(self, text: str, *, max_length: int, stride: int) -> list[Encoding]:
+        """Tokenizes a text in windows that overlap, each with the special tokens of a text.
+
+        Their ids count; offsets are those of the whole text's own encoding, since post-processors
+        trim the first token of every window.
 
         Args:
             max_length: of a window, in tokens, special ones among them.
@@ -110,20 +116,15 @@ class Tokenizer:
         Raises:
             ValidationError: the windows have no room for more than the stride.
         """
-        windowed = self._backend.encode(text if pair is None else pair, add_special_tokens=False)
-        first = None if pair is None else self._backend.encode(text, add_special_tokens=False)
-        room = max_length - self._backend.num_special_tokens_to_add(pair is not None)
-        room -= 0 if first is None else len(first)
+        windowed = self._backend.encode(text, add_special_tokens=False)
+        room = max_length - self.num_special_tokens(pair=False)
         if room <= stride:
             raise ValidationError(
                 f"windows of {max_length} tokens have room for {max(room, 0)} of the text, which "
                 f"must be more than the stride of {stride}"
             )
         windowed.truncate(room, stride)
-        if first is None:
-            whole = self._backend.post_process(windowed)
-        else:
-            whole = self._backend.post_process(first, windowed)
+        whole = self._backend.post_process(windowed)
         return [whole, *whole.overflowing]
 
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
@@ -157,6 +158,18 @@ class Tokenizer:
         text = self.decode([previous_id, token_id], skip_special_tokens=False)
         return text[len(self.token_text(previous_id)) :].encode()
 
+    def decode_tokens(self, tokens: Sequence[str]) -> str:
+        """The text of tokens as they are spelled in the vocabulary."""
+        decoder = self._backend.decoder
+        return " ".join(tokens) if decoder is None else decoder.decode(list(tokens))
+
+    @property
+    def unknown_id(self) -> int:
+        """The id of the token for what the vocabulary does not have; -1 where there is none."""
+        names = (getattr(self._backend.model, "unk_token", None), "<unk>", "[UNK]")
+        ids = (self._backend.token_to_id(name) for name in names if name is not None)
+        return next((token_id for token_id in ids if token_id is not None), -1)
+
     def token_to_id(self, token: str) -> int | None:
         """The id of a vocabulary entry as it is spelled in the vocabulary."""
         return self._backend.token_to_id(token)
@@ -172,6 +185,32 @@ class Tokenizer:
     def decoder(self, prompt_ids: Sequence[int]) -> "IncrementalDecoder":
         """A decoder for the tokens that follow a prompt."""
         return IncrementalDecoder(self, prompt_ids)
+
+
+def longest_first(first: int, second: int, room: int) -> tuple[int, int]:
+    """How many tokens of either text of a pair to keep when both are too long for the room:
+    the longer is cut until they are equal, then both are.
+    """
+    shorter = min(first, second, room // 2)
+    return (shorter, room - shorter) if first <= second else (room - shorter, shorter)
+
+
+def cut_tokens(encoding: Encoding, limit: int, direction: Literal["left", "right"]) -> Encoding:
+    """A text's first ``limit`` tokens, or its last where the left end is cut off.
+
+    `Encoding.truncate` changes its encoding, and keeps the rest in it to be copied with it.
+    """
+    if len(encoding) <= limit:
+        return encoding
+    kept = slice(limit) if direction == "right" else slice(len(encoding) - limit, None)
+    fields = json.loads(encoding.__getstate__())
+    state = {
+        name: values[kept] if isinstance(values, list) else values
+        for name, values in fields.items()
+    }
+    cut = Encoding()
+    cut.__setstate__(json.dumps(state | {"overflowing": [], "sequence_ranges": {}}).encode())
+    return cut
 
 
 class IncrementalDecoder:

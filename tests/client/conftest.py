@@ -1,6 +1,7 @@
 """A small server that speaks the wire contract, so that the client is tested over real HTTP."""
 
 import asyncio
+import inspect
 import json
 import socket
 import threading
@@ -16,12 +17,33 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
+from maskdial_client import AsyncClient, Client, RetryPolicy
+
+TASK_ROUTES = (
+    "/fill-mask",
+    "/classify",
+    "/token-classify",
+    "/question-answering",
+    "/zero-shot-classify",
+    "/embed",
+    "/similarity",
+    "/rerank",
+    "/score",
+    "/tokenize",
+    "/detokenize",
+    "/generate",
+)
+
 
 @dataclass
 class FakeServer:
-    """What a test sets and sees. Replies queued in ``refusals`` are sent before any other."""
+    """What a test sets and sees. Replies queued in ``refusals`` are sent before any other.
+
+    ``paths`` and ``bodies`` are those of the requests.
+    """
 
     url: str
+    paths: list[str] = field(default_factory=list)
     bodies: list[dict[str, Any]] = field(default_factory=list)
     headers: list[dict[str, str]] = field(default_factory=list)
     refusals: deque[Response] = field(default_factory=deque)
@@ -34,8 +56,13 @@ class FakeServer:
         named = {name.replace("_", "-"): value for name, value in headers.items()}
         self.refusals.append(JSONResponse(content, status, named))
 
+    def answer(self, document: Any) -> None:
+        """Queues a successful reply."""
+        self.refusals.append(JSONResponse(document))
+
     async def task(self, request: Request) -> Response:
         body = await request.json()
+        self.paths.append(request.url.path)
         self.bodies.append(body)
         self.headers.append(dict(request.headers))
         if self.refusals:
@@ -176,7 +203,7 @@ def fake_server() -> Iterator[FakeServer]:
     listener.listen()
     state = FakeServer(f"http://127.0.0.1:{listener.getsockname()[1]}")
     routes = [
-        *(Route(p, state.task, methods=["POST"]) for p in ("/fill-mask", "/classify", "/generate")),
+        *(Route(path, state.task, methods=["POST"]) for path in TASK_ROUTES),
         Route("/models", state.models),
         Route("/info", state.info),
         Route("/health/ready", state.health),
@@ -192,3 +219,62 @@ def fake_server() -> Iterator[FakeServer]:
     thread.join(timeout=30)
     listener.close()
     assert not thread.is_alive()
+
+
+class Driver:
+    """Calls either client from a plain test; waits are recorded in ``waits`` and not waited."""
+
+    def __init__(self, kind: str, runner: asyncio.Runner) -> None:
+        self.is_async = kind == "async"
+        self.waits: list[float] = []
+        self._runner = runner
+        self._open: list[Any] = []
+
+    def client(self, url: str, **options: Any) -> Any:
+        options.setdefault("retry", RetryPolicy(uniform=lambda: 0.0))
+        if self.is_async:
+            client: Any = AsyncClient(url, sleep=self._sleep, **options)
+        else:
+            client = Client(url, sleep=self.waits.append, **options)
+        self._open.append(client)
+        return client
+
+    def wait(self, result: Any) -> Any:
+        return self._runner.run(self._await(result)) if inspect.isawaitable(result) else result
+
+    def read(self, stream: Any, count: int | None = None) -> list[Any]:
+        """The events of a stream; with ``count`` the loop over it is left after so many."""
+        if self.is_async:
+            return self._runner.run(self._read(stream, count))
+        events = []
+        for event in stream:
+            events.append(event)
+            if len(events) == count:
+                break
+        return events
+
+    def close(self) -> None:
+        for client in self._open:
+            self.wait(client.aclose() if self.is_async else client.close())
+
+    async def _sleep(self, seconds: float) -> None:
+        self.waits.append(seconds)
+
+    async def _await(self, result: Any) -> Any:
+        return await result
+
+    async def _read(self, stream: Any, count: int | None) -> list[Any]:
+        events = []
+        async for event in stream:
+            events.append(event)
+            if len(events) == count:
+                break
+        return events
+
+
+@pytest.fixture(params=["sync", "async"])
+def driver(request: pytest.FixtureRequest) -> Iterator[Driver]:
+    with asyncio.Runner() as runner:
+        driver = Driver(request.param, runner)
+        yield driver
+        driver.close()

@@ -3,7 +3,7 @@
 import asyncio
 import inspect
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -32,66 +32,7 @@ from maskdial_client import (
 )
 
 
-class Driver:
-    """Calls either client from a plain test; waits are recorded in ``waits`` and not waited."""
-
-    def __init__(self, kind: str, runner: asyncio.Runner) -> None:
-        self.is_async = kind == "async"
-        self.waits: list[float] = []
-        self._runner = runner
-        self._open: list[Any] = []
-
-    def client(self, url: str, **options: Any) -> Any:
-        options.setdefault("retry", RetryPolicy(uniform=lambda: 0.0))
-        if self.is_async:
-            client: Any = AsyncClient(url, sleep=self._sleep, **options)
-        else:
-            client = Client(url, sleep=self.waits.append, **options)
-        self._open.append(client)
-        return client
-
-    def wait(self, result: Any) -> Any:
-        return self._runner.run(self._await(result)) if inspect.isawaitable(result) else result
-
-    def read(self, stream: Any, count: int | None = None) -> list[Any]:
-        """The events of a stream; with ``count`` the loop over it is left after so many."""
-        if self.is_async:
-            return self._runner.run(self._read(stream, count))
-        events = []
-        for event in stream:
-            events.append(event)
-            if len(events) == count:
-                break
-        return events
-
-    def close(self) -> None:
-        for client in self._open:
-            self.wait(client.aclose() if self.is_async else client.close())
-
-    async def _sleep(self, seconds: float) -> None:
-        self.waits.append(seconds)
-
-    async def _await(self, result: Any) -> Any:
-        return await result
-
-    async def _read(self, stream: Any, count: int | None) -> list[Any]:
-        events = []
-        async for event in stream:
-            events.append(event)
-            if len(events) == count:
-                break
-        return events
-
-
-@pytest.fixture(params=["sync", "async"])
-def driver(request: pytest.FixtureRequest) -> Iterator[Driver]:
-    with asyncio.Runner() as runner:
-        driver = Driver(request.param, runner)
-        yield driver
-        driver.close()
-
-
-def test_fill_mask_gives_the_candidates_of_the_only_mask(driver: Driver, fake: Any) -> None:
+def test_fill_mask_gives_the_candidates_of_the_only_mask(driver: Any, fake: Any) -> None:
     client = driver.client(fake.url)
     result = driver.wait(client.fill_mask("Paris is the [MASK] of France.", top_k=2, model="m"))
     assert [(fill.token_str, fill.score) for fill in result.fills] == [
@@ -104,7 +45,7 @@ def test_fill_mask_gives_the_candidates_of_the_only_mask(driver: Driver, fake: A
     ]
 
 
-def test_fill_mask_batch_mixes_one_mask_and_several(driver: Driver, fake: Any) -> None:
+def test_fill_mask_batch_mixes_one_mask_and_several(driver: Any, fake: Any) -> None:
     client = driver.client(fake.url)
     one, two = driver.wait(client.fill_mask(["A [MASK].", "A [MASK], a [MASK]."], targets=None))
     assert (len(one.masks), len(two.masks)) == (1, 2)
@@ -113,7 +54,7 @@ def test_fill_mask_batch_mixes_one_mask_and_several(driver: Driver, fake: Any) -
     assert fake.bodies == [{"inputs": ["A [MASK].", "A [MASK], a [MASK]."]}]
 
 
-def test_classify_takes_texts_pairs_and_batches(driver: Driver, fake: Any) -> None:
+def test_classify_takes_texts_pairs_and_batches(driver: Any, fake: Any) -> None:
     client = driver.client(fake.url)
     single = driver.wait(client.classify("Good.", function_to_apply="sigmoid"))
     assert single.labels == (LabelScore("positive", 0.75), LabelScore("negative", 0.25))
@@ -127,7 +68,7 @@ def test_classify_takes_texts_pairs_and_batches(driver: Driver, fake: Any) -> No
     ]
 
 
-def test_generate_gives_details_only_when_asked(driver: Driver, fake: Any) -> None:
+def test_generate_gives_details_only_when_asked(driver: Any, fake: Any) -> None:
     client = driver.client(fake.url)
     plain = driver.wait(client.generate("Once", max_new_tokens=1, stop=["\n"]))
     assert (plain.generated_text, plain.details) == (" there was", None)
@@ -139,7 +80,7 @@ def test_generate_gives_details_only_when_asked(driver: Driver, fake: Any) -> No
     assert fake.bodies[0]["parameters"] == {"max_new_tokens": 1, "stop": ["\n"]}
 
 
-def test_generate_answers_a_conversation(driver: Driver, fake: Any) -> None:
+def test_generate_answers_a_conversation(driver: Any, fake: Any) -> None:
     client = driver.client(fake.url)
     messages = [{"role": "user", "content": "Hi"}]
     result = driver.wait(client.generate(messages=messages, seed=1))
@@ -151,7 +92,7 @@ def test_generate_answers_a_conversation(driver: Driver, fake: Any) -> None:
     ]
 
 
-def test_a_prompt_or_messages_and_not_both(driver: Driver, fake: Any) -> None:
+def test_a_prompt_or_messages_and_not_both(driver: Any, fake: Any) -> None:
     client = driver.client(fake.url)
     for given in ({}, {"prompt": "Once", "messages": [{"role": "user", "content": "Hi"}]}):
         with pytest.raises(ValueError, match="either a prompt or messages"):
@@ -161,7 +102,7 @@ def test_a_prompt_or_messages_and_not_both(driver: Driver, fake: Any) -> None:
     assert fake.bodies == []
 
 
-def test_generate_gives_every_one_of_n_texts(driver: Driver, fake: Any) -> None:
+def test_generate_gives_every_one_of_n_texts(driver: Any, fake: Any) -> None:
     client = driver.client(fake.url)
     result = driver.wait(client.generate("Once", n=3, details=True))
     assert result.texts == (" there was", " text 2", " text 3")
@@ -171,7 +112,7 @@ def test_generate_gives_every_one_of_n_texts(driver: Driver, fake: Any) -> None:
     assert driver.wait(client.generate("Once")).texts == (" there was",)
 
 
-def test_generate_gives_all_details(driver: Driver, fake: Any) -> None:
+def test_generate_gives_all_details(driver: Any, fake: Any) -> None:
     client = driver.client(fake.url)
     call = client.generate(
         "Once", details=True, best_of=2, top_n_tokens=2, decoder_input_details=True
@@ -186,7 +127,7 @@ def test_generate_gives_all_details(driver: Driver, fake: Any) -> None:
     assert other.details.best_of_sequences == ()
 
 
-def test_options_of_the_request_stand_beside_its_parameters(driver: Driver, fake: Any) -> None:
+def test_options_of_the_request_stand_beside_its_parameters(driver: Any, fake: Any) -> None:
     client = driver.client(fake.url)
     driver.wait(
         client.generate(
@@ -216,7 +157,7 @@ def test_options_of_the_request_stand_beside_its_parameters(driver: Driver, fake
     ]
 
 
-def test_stream_gives_tokens_and_then_the_details(driver: Driver, fake: Any) -> None:
+def test_stream_gives_tokens_and_then_the_details(driver: Any, fake: Any) -> None:
     client = driver.client(fake.url)
     events = driver.read(client.stream("Once", max_new_tokens=3, seed=3))
     assert [event.text for event in events] == [" caf\u00e9", " ole", ""]
@@ -227,7 +168,7 @@ def test_stream_gives_tokens_and_then_the_details(driver: Driver, fake: Any) -> 
     assert fake.bodies[0]["stream"] is True
 
 
-def test_leaving_a_loop_over_a_stream_closes_its_connection(driver: Driver, fake: Any) -> None:
+def test_leaving_a_loop_over_a_stream_closes_its_connection(driver: Any, fake: Any) -> None:
     fake.stream = "endless"
     client = driver.client(fake.url)
     assert len(driver.read(client.stream("Once"), count=1)) == 1
@@ -292,7 +233,7 @@ def test_cancelling_a_task_that_reads_a_stream_closes_it(fake: Any) -> None:
     asyncio.run(cancel())
 
 
-def test_an_error_event_raises_after_the_tokens_before_it(driver: Driver, fake: Any) -> None:
+def test_an_error_event_raises_after_the_tokens_before_it(driver: Any, fake: Any) -> None:
     fake.stream = "error"
     client = driver.client(fake.url)
     with pytest.raises(GenerationError, match="the step failed") as caught:
@@ -302,7 +243,7 @@ def test_an_error_event_raises_after_the_tokens_before_it(driver: Driver, fake: 
     assert len(fake.bodies) == 2
 
 
-def test_a_stream_that_just_stops_is_an_error(driver: Driver, fake: Any) -> None:
+def test_a_stream_that_just_stops_is_an_error(driver: Any, fake: Any) -> None:
     fake.stream = "cut"
     with pytest.raises(StreamEndedError):
         driver.read(driver.client(fake.url).stream("Once"))
@@ -325,7 +266,7 @@ def test_a_stream_that_just_stops_is_an_error(driver: Driver, fake: Any) -> None
     ],
 )
 def test_every_error_type_has_its_class(
-    driver: Driver, fake: Any, status: int, error_type: str, expected: type[ApiError]
+    driver: Any, fake: Any, status: int, error_type: str, expected: type[ApiError]
 ) -> None:
     fake.refuse(status, error_type, x_request_id="r-1", retry_after="2")
     client = driver.client(fake.url, retry=RetryPolicy(max_retries=0))
@@ -337,15 +278,13 @@ def test_every_error_type_has_its_class(
     assert (error.request_id, error.retry_after) == ("r-1", 2.0)
 
 
-def test_an_error_that_is_not_the_servers_goes_by_its_status(driver: Driver, fake: Any) -> None:
+def test_an_error_that_is_not_the_servers_goes_by_its_status(driver: Any, fake: Any) -> None:
     fake.refusals.append(PlainTextResponse("upstream is away", 504))
     with pytest.raises(DeadlineError, match="HTTP 504: upstream is away"):
         driver.wait(driver.client(fake.url).classify("Good."))
 
 
-def test_a_refused_request_is_sent_again_after_the_time_it_was_told(
-    driver: Driver, fake: Any
-) -> None:
+def test_a_refused_request_is_sent_again_after_the_time_it_was_told(driver: Any, fake: Any) -> None:
     fake.refuse(429, "overloaded", retry_after="2")
     fake.refuse(503, "unavailable")
     client = driver.client(fake.url, retry=RetryPolicy(first_delay=0.5, uniform=lambda: 1.0))
@@ -354,7 +293,7 @@ def test_a_refused_request_is_sent_again_after_the_time_it_was_told(
     assert len(fake.bodies) == 3
 
 
-def test_retries_are_bounded_in_number_and_in_time(driver: Driver, fake: Any) -> None:
+def test_retries_are_bounded_in_number_and_in_time(driver: Any, fake: Any) -> None:
     for _ in range(3):
         fake.refuse(429, "overloaded", retry_after="1")
     client = driver.client(fake.url, retry=RetryPolicy(max_retries=2, uniform=lambda: 0.0))
@@ -367,20 +306,20 @@ def test_retries_are_bounded_in_number_and_in_time(driver: Driver, fake: Any) ->
     assert len(driver.waits) == 2
 
 
-def test_a_stream_is_retried_before_its_first_byte(driver: Driver, fake: Any) -> None:
+def test_a_stream_is_retried_before_its_first_byte(driver: Any, fake: Any) -> None:
     fake.refuse(429, "overloaded", retry_after="1")
     events = driver.read(driver.client(fake.url).stream("Once"))
     assert (len(events), driver.waits, len(fake.bodies)) == (3, [1.0], 2)
 
 
-def test_other_errors_are_not_retried(driver: Driver, fake: Any) -> None:
+def test_other_errors_are_not_retried(driver: Any, fake: Any) -> None:
     fake.refuse(500, "inference", retry_after="1")
     with pytest.raises(InferenceError):
         driver.wait(driver.client(fake.url).fill_mask("[MASK]"))
     assert (driver.waits, len(fake.bodies)) == ([], 1)
 
 
-def test_models_info_and_health(driver: Driver, fake: Any) -> None:
+def test_models_info_and_health(driver: Any, fake: Any) -> None:
     client = driver.client(fake.url)
     (model,) = driver.wait(client.models())
     assert (model.name, model.tasks, model.max_length) == ("story", ("generate",), 512)
@@ -392,14 +331,14 @@ def test_models_info_and_health(driver: Driver, fake: Any) -> None:
     assert driver.waits == []
 
 
-def test_the_api_key_is_sent_as_a_bearer_token(driver: Driver, fake: Any) -> None:
+def test_the_api_key_is_sent_as_a_bearer_token(driver: Any, fake: Any) -> None:
     driver.wait(driver.client(fake.url, api_key="sesame").generate("Once"))
     driver.wait(driver.client(fake.url).generate("Once"))
     assert fake.headers[0]["authorization"] == "Bearer sesame"
     assert "authorization" not in fake.headers[1]
 
 
-def test_no_server_is_a_connection_failure(driver: Driver) -> None:
+def test_no_server_is_a_connection_failure(driver: Any) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))  # bound and not listening: connections are refused
         client = driver.client(f"http://127.0.0.1:{taken.getsockname()[1]}")
@@ -410,7 +349,7 @@ def test_no_server_is_a_connection_failure(driver: Driver) -> None:
 
 
 @pytest.mark.parametrize("url", ["127.0.0.1:8000", "ftp://localhost", "http://localhost:http", ""])
-def test_a_wrong_url_is_said_to_be_one(driver: Driver, url: str) -> None:
+def test_a_wrong_url_is_said_to_be_one(driver: Any, url: str) -> None:
     def ask() -> Any:
         return driver.wait(driver.client(url).health())
 
@@ -418,7 +357,7 @@ def test_a_wrong_url_is_said_to_be_one(driver: Driver, url: str) -> None:
         ask()
 
 
-def test_silence_beyond_the_timeout_is_an_error(driver: Driver, fake: Any) -> None:
+def test_silence_beyond_the_timeout_is_an_error(driver: Any, fake: Any) -> None:
     fake.stream = "endless"
     client = driver.client(fake.url)
     with pytest.raises(ResponseTimeoutError):
@@ -443,14 +382,14 @@ def test_silence_beyond_the_timeout_is_an_error(driver: Driver, fake: Any) -> No
     ],
 )
 def test_a_reply_of_another_shape_is_a_protocol_error(
-    driver: Driver, fake: Any, content: Any, call: Callable[[Any], Any]
+    driver: Any, fake: Any, content: Any, call: Callable[[Any], Any]
 ) -> None:
     fake.refusals.append(JSONResponse(content))
     with pytest.raises(ProtocolError, match="not one of a maskdial server"):
         driver.wait(call(driver.client(fake.url)))
 
 
-def test_nan_is_refused_before_anything_is_sent(driver: Driver, fake: Any) -> None:
+def test_nan_is_refused_before_anything_is_sent(driver: Any, fake: Any) -> None:
     client = driver.client(fake.url)
     with pytest.raises(ValueError, match="JSON"):
         driver.wait(client.generate("Once", temperature=float("nan")))
@@ -461,8 +400,9 @@ def test_the_two_clients_offer_the_same() -> None:
     def surface(client: type) -> dict[str, list[str]]:
         return {
             name.replace("aclose", "close"): list(inspect.signature(member).parameters)
-            for name, member in vars(client).items()
+            for name, member in inspect.getmembers(client, inspect.isfunction)
             if not name.startswith("_")
         }
 
     assert surface(Client) == surface(AsyncClient)
+    assert {"generate", "embed", "close"} <= surface(Client).keys()

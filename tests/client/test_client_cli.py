@@ -18,6 +18,7 @@ from maskdial_client import cli
 COMMANDS: dict[str, tuple[Any, Callable[[argparse.Namespace], int]]] = {
     "fill": (cli.add_fill_arguments, cli.run_fill),
     "classify": (cli.add_classify_arguments, cli.run_classify),
+    "score": (cli.add_score_arguments, cli.run_score),
     "generate": (cli.add_generate_arguments, cli.run_generate),
 }
 _SCRIPT = """
@@ -79,6 +80,37 @@ def test_classify_reads_lines_and_pairs(
         {"text": "Good.", "text_pair": "Fine."},
         {"text": "Bad.", "text_pair": "Fine."},
     ]
+
+
+def test_score_prints_tokens_and_their_sum(fake: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    scored = {
+        "tokens": [
+            {"id": 4, "text": "The", "logprob": None},
+            {"id": 5, "text": " cat", "logprob": -12.5},
+        ],
+        "log_likelihood": -12.5,
+        "perplexity": 268337.29,
+        "method": "causal",
+    }
+    fake.answer([scored])
+    assert run("score", "--url", fake.url, "The cat", "--model", "story", "--truncate") == 0
+    assert capsys.readouterr().out.splitlines() == [
+        "        -  The",
+        " -12.5000   cat",
+        " -12.5000  in all, causal; perplexity 2.683e+05",
+    ]
+    assert fake.bodies == [
+        {"inputs": ["The cat"], "parameters": {"truncate": True}, "model": "story"}
+    ]
+    nothing = {"tokens": [], "log_likelihood": 0.0, "perplexity": None, "method": "pseudo"}
+    fake.answer([scored, nothing])
+    assert run("score", "--url", fake.url, "The cat", "A") == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == "The cat"
+    assert lines[-2:] == ["A", "   0.0000  in all, pseudo; perplexity -"]
+    fake.answer([nothing])
+    assert run("score", "--url", fake.url, "A", "--json") == 0
+    assert json.loads(capsys.readouterr().out) == [nothing]
 
 
 def test_generate_prints_the_text(fake: Any, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,16 +1,22 @@
 """Tiny checkpoints of every architecture, random weights, and their bundles."""
 
+import asyncio
 import json
-from collections.abc import Callable
+import threading
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 import tokenizers
 import torch
 import transformers
 from tokenizers import models, normalizers, pre_tokenizers, processors
 
+from maskdial.config import Config
+from maskdial.server import Server
 from maskdial_export.export import export
 
 SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
@@ -56,6 +62,17 @@ SPREAD_ROPE = {
     "long_factor": [4.0] * 8,
 }
 LABELS = {0: "negative", 1: "neutral", 2: "positive"}
+TAGS = {0: "O", 1: "B-PER", 2: "I-PER", 3: "B-LOC", 4: "I-LOC"}
+# A head has the same body as its fill-mask model, so one layer of it is enough
+SMALL = SHAPE | {"num_hidden_layers": 1}
+DISTILLED: dict[str, Any] = {
+    "vocab_size": 101,
+    "dim": 32,
+    "n_layers": 2,
+    "n_heads": 4,
+    "hidden_dim": 48,
+    "max_position_embeddings": 128,
+}
 
 # checkpoint name -> (class, configuration); windows are smaller than the texts of the tests
 CHECKPOINTS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -64,11 +81,7 @@ CHECKPOINTS: dict[str, tuple[str, dict[str, Any]]] = {
     "roberta": ("RobertaForMaskedLM", SHAPE | {"pad_token_id": 1, "bos_token_id": 0}),
     "roberta-classify": ("RobertaForSequenceClassification", SHAPE | {"pad_token_id": 1}),
     "albert": ("AlbertForMaskedLM", SHAPE | {"embedding_size": 16}),
-    "distilbert": (
-        "DistilBertForMaskedLM",
-        {"vocab_size": 101, "dim": 32, "n_layers": 2, "n_heads": 4, "hidden_dim": 48}
-        | {"max_position_embeddings": 128},
-    ),
+    "distilbert": ("DistilBertForMaskedLM", DISTILLED),
     "electra": ("ElectraForMaskedLM", SHAPE | {"embedding_size": 16}),
     "xlm-roberta": ("XLMRobertaForMaskedLM", SHAPE | {"pad_token_id": 1, "bos_token_id": 0}),
     "modernbert": ("ModernBertForMaskedLM", MODERN),
@@ -77,6 +90,40 @@ CHECKPOINTS: dict[str, tuple[str, dict[str, Any]]] = {
         MODERN | {"classifier_pooling": "mean"},
     ),
     "deberta-v2": ("DebertaV2ForMaskedLM", DEBERTA),
+    "distilbert-classify": ("DistilBertForSequenceClassification", DISTILLED | {"n_layers": 1}),
+    "albert-classify": ("AlbertForSequenceClassification", SMALL | {"embedding_size": 16}),
+    "electra-classify": ("ElectraForSequenceClassification", SMALL | {"embedding_size": 16}),
+    "deberta-v2-classify": (
+        "DebertaV2ForSequenceClassification",
+        DEBERTA | {"num_hidden_layers": 1, "problem_type": "multi_label_classification"},
+    ),
+    "bert-next-sentence": ("BertForNextSentencePrediction", SMALL),
+    "bert-token-classify": ("BertForTokenClassification", SMALL | {"id2label": TAGS}),
+    "xlm-roberta-token-classify": (
+        "XLMRobertaForTokenClassification",
+        SMALL | {"pad_token_id": 1, "id2label": TAGS},
+    ),
+    "modernbert-token-classify": (
+        "ModernBertForTokenClassification",
+        MODERN | {"num_hidden_layers": 1, "id2label": TAGS},
+    ),
+    "deberta-v2-token-classify": (
+        "DebertaV2ForTokenClassification",
+        DEBERTA | {"num_hidden_layers": 1, "id2label": TAGS},
+    ),
+    "roberta-question-answering": ("RobertaForQuestionAnswering", SMALL | {"pad_token_id": 1}),
+    "distilbert-question-answering": (
+        "DistilBertForQuestionAnswering",
+        DISTILLED | {"n_layers": 1},
+    ),
+    "albert-question-answering": ("AlbertForQuestionAnswering", SMALL | {"embedding_size": 16}),
+    "modernbert-question-answering": (
+        "ModernBertForQuestionAnswering",
+        MODERN | {"num_hidden_layers": 1},
+    ),
+    "bert-embed": ("BertModel", SMALL),
+    "xlm-roberta-embed": ("XLMRobertaModel", SMALL | {"pad_token_id": 1}),
+    "modernbert-embed": ("ModernBertModel", MODERN | {"num_hidden_layers": 1}),
     "gpt2": (
         "GPT2LMHeadModel",
         {"vocab_size": 101, "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 128}
@@ -103,6 +150,13 @@ CHECKPOINTS: dict[str, tuple[str, dict[str, Any]]] = {
         | {"head_dim": 8, "sliding_window": 6, "query_pre_attn_scalar": 24}
         | {"attn_logit_softcapping": 2.0, "final_logit_softcapping": 3.0},
     ),
+}
+
+# checkpoint name -> how sentence-transformers pools for it, and whether it normalizes then
+POOLING = {
+    "bert-embed": ("mean_tokens", True),
+    "xlm-roberta-embed": ("cls_token", True),
+    "modernbert-embed": ("lasttoken", False),
 }
 
 
@@ -140,7 +194,32 @@ def make_checkpoint(name: str, folder: Path) -> Path:
             parameter.add_(0.1 * torch.randn_like(parameter))
     model.save_pretrained(folder)
     make_tokenizer().save(str(folder / "tokenizer.json"))
+    if name in POOLING:
+        write_modules(folder, *POOLING[name])
     return folder
+
+
+def write_modules(folder: Path, pooling: str, normalizes: bool) -> None:
+    """Writes what sentence-transformers keeps beside a model."""
+    modules = [("", "Transformer"), ("1_Pooling", "Pooling")]
+    modules += [("2_Normalize", "Normalize")] if normalizes else []
+    (folder / "modules.json").write_text(
+        json.dumps(
+            [
+                {"idx": index, "name": str(index), "path": path}
+                | {"type": f"sentence_transformers.models.{module}"}
+                for index, (path, module) in enumerate(modules)
+            ]
+        )
+    )
+    ways = ("cls_token", "mean_tokens", "max_tokens", "mean_sqrt_len_tokens", "lasttoken")
+    (folder / "1_Pooling").mkdir()
+    (folder / "1_Pooling" / "config.json").write_text(
+        json.dumps(
+            {"word_embedding_dimension": SHAPE["hidden_size"]}
+            | {f"pooling_mode_{way}": way == pooling for way in ways}
+        )
+    )
 
 
 @pytest.fixture(scope="session")
@@ -190,6 +269,48 @@ def add_json_fixture() -> Callable[..., None]:
 def new_checkpoint(tmp_path: Path) -> Callable[[str], Path]:
     """A checkpoint that the test may change."""
     return lambda name: make_checkpoint(name, tmp_path / "checkpoint")
+
+
+class RunningServer:
+    """A server on its own thread, on a free port, with the models that it is given."""
+
+    def __init__(self, models: dict[str, Path]) -> None:
+        config = Config(port=0, log_level="warning", models=models)
+        self.server = Server(config)
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+        deadline = time.monotonic() + 60
+        while not (self.server.started and self.server.servers):
+            assert time.monotonic() < deadline, "the server did not start"
+            time.sleep(0.01)
+        port = self.server.servers[0].sockets[0].getsockname()[1]
+        self.url = f"http://127.0.0.1:{port}"
+        while httpx.get(f"{self.url}/health/ready").status_code != 200:
+            assert self.server.failure is None, self.server.failure
+            assert time.monotonic() < deadline, "the models did not load"
+            time.sleep(0.02)
+
+    def _run(self) -> None:
+        asyncio.run(self.server.serve())
+
+    def stop(self) -> None:
+        self.server.should_exit = True
+        self._thread.join(60)
+        assert not self._thread.is_alive(), "the server did not stop"
+
+
+@pytest.fixture(scope="session")
+def serve() -> Iterator[Callable[..., str]]:
+    """Serves bundles by name and returns the URL."""
+    running: list[RunningServer] = []
+
+    def start(**models: Path) -> str:
+        running.append(RunningServer(models))
+        return running[-1].url
+
+    yield start
+    for server in running:
+        server.stop()
 
 
 def load_reference(folder: Path) -> transformers.PreTrainedModel:

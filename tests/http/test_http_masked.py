@@ -1,9 +1,19 @@
 """`/fill-mask` and `/classify` over HTTP, on the starter models."""
 
 import concurrent.futures
+import contextlib
+import json
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import httpx
 import pytest
+
+from maskdial.served import STARTER_FOLDER
+from maskdial_client import Client
 
 KING = "The old king lived in a [MASK] by the sea."
 TEXTS = [
@@ -107,3 +117,143 @@ def test_answers_do_not_depend_on_company(http: httpx.Client, url: str) -> None:
             pool.map(lambda request: client.post(request[0], json=request[1]).content, requests)
         )
     assert together == alone
+
+
+def test_the_client_reads_the_replies(url: str) -> None:
+    with Client(url) as client:
+        score = client.score(KING.replace("[MASK]", "castle"), model="masked")
+        assert score.method == "pseudo"
+        assert score.log_likelihood == pytest.approx(sum(each.logprob for each in score.tokens))
+        causal, short = client.score(["The old king lived.", "A"], model="causal")
+        assert causal.tokens[0].logprob is None
+        assert causal.tokens[1].logprob < 0 < causal.perplexity
+        assert (short.perplexity, short.method) == (None, "causal")
+        tokens = client.tokenize("The old  king.", model="masked")
+        assert [(token.text, token.start, token.stop) for token in tokens if not token.special] == [
+            ("The", 0, 3),
+            ("old", 4, 7),
+            ("king", 9, 13),
+            (".", 13, 14),
+        ]
+        ids = [token.id for token in tokens]
+        assert client.detokenize(ids, model="masked") == "the old king."
+        assert client.detokenize([ids, ids[:2]], model="masked") == ["the old king.", "the"]
+        cut = client.classify("word " * 1000, truncate=True, truncation_direction="left")
+        assert cut.label in ("NEGATIVE", "POSITIVE")
+
+
+class HeldSession:
+    """A session whose passes wait for ``go_on``; it keeps the lengths of each pass's texts."""
+
+    def __init__(self, session: Any) -> None:
+        self.began = threading.Event()
+        self.go_on = threading.Event()
+        self.passes: list[list[int]] = []
+        self._session = session
+
+    def run(self, feeds: Any) -> Any:
+        self.passes.append(feeds["lengths"].tolist())
+        self.began.set()
+        assert self.go_on.wait(60)
+        return self._session.run(feeds)
+
+
+@contextlib.contextmanager
+def held(engine: Any) -> Iterator[HeldSession]:
+    """A masked engine whose passes wait."""
+    session = engine._session
+    engine._session = HeldSession(session)
+    try:
+        yield engine._session
+    finally:
+        engine._session.go_on.set()
+        engine._session = session
+
+
+def wait_for(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 30
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.002)
+
+
+def metric(http: httpx.Client, name: str, **labels: str) -> float:
+    for line in http.get("/metrics").text.splitlines():
+        if line.startswith(name + "{") and all(f'{k}="{v}"' in line for k, v in labels.items()):
+            return float(line.rsplit(" ", 1)[1])
+    raise AssertionError(f"no metric {name} {labels}")
+
+
+@pytest.fixture(scope="module")
+def narrow(start_server: Callable[..., Any]) -> Iterator[Any]:
+    """Passes of 64 tokens."""
+    server = start_server(models={"sentiment": STARTER_FOLDER / "sentiment"}, max_batch_tokens=64)
+    yield server
+    server.stop()
+
+
+def test_nothing_starves_behind_a_stream_of_short_texts(narrow: Any) -> None:
+    """The long text runs after the few that came before it, not after all the later ones."""
+    engine = narrow.server.config.app.state.models.get("sentiment").engine
+
+    def classify(*texts: str) -> httpx.Response:
+        return httpx.post(narrow.url + "/classify", json={"inputs": list(texts)}, timeout=60)
+
+    with concurrent.futures.ThreadPoolExecutor() as pool, held(engine) as session:
+        replies = [pool.submit(classify, "Good.")]
+        assert session.began.wait(30)
+        for texts in (["Good."] * 2, ["word " * 100], ["Bad."] * 200):
+            waiting = engine.num_queued + len(texts)
+            replies.append(pool.submit(classify, *texts))
+            wait_for(lambda waiting=waiting: engine.num_queued == waiting)
+        session.go_on.set()
+        assert [reply.result().status_code for reply in replies] == [200] * 4
+    where = next(i for i, lengths in enumerate(session.passes) if max(lengths) > 100)
+    assert where <= 1 + 2
+    assert len(session.passes) > 10
+
+
+def test_who_leaves_is_dropped_before_it_is_run(narrow: Any) -> None:
+    engine = narrow.server.config.app.state.models.get("sentiment").engine
+    body = json.dumps({"inputs": ["word " * 50, "word " * 60]}).encode()
+    head = f"POST /classify HTTP/1.1\r\nhost: x\r\ncontent-length: {len(body)}\r\n\r\n"
+    with httpx.Client(base_url=narrow.url, timeout=60) as http:
+
+        def dropped() -> float:
+            name = "maskdial_cancelled_total"
+            return metric(http, name, model="sentiment", reason="disconnect")
+
+        before = dropped()
+        with concurrent.futures.ThreadPoolExecutor() as pool, held(engine) as session:
+            first = pool.submit(http.post, "/classify", json={"inputs": "Good."})
+            assert session.began.wait(30)
+            leaving = socket.create_connection(("127.0.0.1", httpx.URL(narrow.url).port))
+            leaving.sendall(head.encode() + body)
+            wait_for(lambda: engine.num_queued == 2)
+            leaving.close()
+            wait_for(lambda: engine.num_queued == 0)
+            session.go_on.set()
+            assert first.result().status_code == 200
+            assert http.post("/classify", json={"inputs": "Bad."}).status_code == 200
+            assert [len(lengths) for lengths in session.passes] == [1, 1]
+            assert max(map(max, session.passes)) < 50
+        wait_for(lambda: dropped() == before + 2)
+
+
+@pytest.mark.parametrize(
+    ("route", "model"),
+    [("/fill-mask", "masked"), ("/classify", "sentiment"), ("/score", "masked")],
+)
+def test_ten_thousand_texts_are_refused_and_not_half_done(
+    http: httpx.Client, route: str, model: str
+) -> None:
+    def work_done() -> list[float]:
+        names = ("prompt_tokens_total", "tokenization_duration_seconds_count", "batch_size_count")
+        return [metric(http, f"maskdial_{name}", model=model) for name in names]
+
+    before = work_done()
+    for path in (route, f"/models/{model}"):
+        reply = http.post(path, json={"inputs": ["a [MASK]"] * 10_000, "model": model})
+        assert reply.status_code == 422
+        assert "10000 texts; one request may carry at most 256" in reply.json()["error"]
+    assert work_done() == before

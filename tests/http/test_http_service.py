@@ -24,9 +24,9 @@ TEXT = "The old king lived in a [MASK] by the sea."
 def test_models_and_info(http: httpx.Client) -> None:
     models = {model["name"]: model for model in http.get("/models").json()}
     assert {name: model["tasks"] for name, model in models.items()} == {
-        "masked": ["fill-mask"],
-        "sentiment": ["classify"],
-        "causal": ["generate"],
+        "masked": ["fill-mask", "score", "tokenize"],
+        "sentiment": ["classify", "tokenize"],
+        "causal": ["generate", "score", "tokenize"],
     }
     assert all(model["batch_invariant"] and model["ready"] for model in models.values())
     assert models["sentiment"]["labels"] == ["NEGATIVE", "POSITIVE"]

@@ -23,6 +23,7 @@ from maskdial.bundle import SpecialTokens
 from maskdial.errors import InferenceError, ValidationError
 from maskdial.masked.classify import ProblemType, ScoreFunction, classify
 from maskdial.masked.fill_mask import (
+    check_masks_kept,
     check_top_k,
     fill_mask,
     mask_positions,
@@ -275,6 +276,16 @@ def test_a_text_without_a_mask_says_how_to_write_one(bert: Tokenizer, roberta: T
         mask_positions(bert.encode("paris").ids, bert)
     with pytest.raises(ValidationError, match=r"no mask; write <mask> where"):
         mask_positions([], roberta)
+
+
+@pytest.mark.parametrize(("kept", "message"), [(2, "1 of the text's 2 masks"), (0, "2 of the")])
+def test_a_mask_that_is_cut_off_is_an_error(kept: int, message: str, bert: Tokenizer) -> None:
+    text = "[MASK] is [MASK]"
+    ids = bert.encode(text, add_special_tokens=False).ids
+    assert len(ids) == 3
+    check_masks_kept(text, ids, bert)
+    with pytest.raises(ValidationError, match=f"{message}.*truncation_direction"):
+        check_masks_kept(text, ids[:kept], bert)
 
 
 def test_a_model_without_masks_cannot_fill_them(maskless: Tokenizer) -> None:

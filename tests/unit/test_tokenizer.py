@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
+from typing import Literal
 
 import pytest
 import tokenizers
@@ -13,8 +14,9 @@ from tokenizers import decoders, models, normalizers, pre_tokenizers
 import maskdial
 from maskdial.bundle import TOKENIZER, SpecialTokens
 from maskdial.errors import BundleError
-from maskdial.tokenizer import Tokenizer
+from maskdial.tokenizer import Tokenizer, cut_tokens, longest_first
 
+MASKED_STARTER = Path(maskdial.__file__).parent / "starter" / "masked" / TOKENIZER
 STARTER = Path(maskdial.__file__).parent / "starter" / "causal" / TOKENIZER
 WORDS = ("the", "cat", "a")
 
@@ -280,3 +282,43 @@ def test_token_bytes_are_exact() -> None:
 def test_a_decoder_that_panics_is_refused() -> None:
     with pytest.raises(BundleError, match="Strip with stop"):
         plain([" "], decoders.Sequence([decoders.Fuse(), decoders.Strip(" ", 1, 1)]))
+
+
+def paired() -> Tokenizer:
+    """A tokenizer whose pairs have special tokens around them."""
+    backend = tokenizers.Tokenizer.from_file(str(MASKED_STARTER))
+    return Tokenizer(backend, SpecialTokens())
+
+
+PAIRED = paired()
+lines = st.lists(st.sampled_from(["the", "cat", "é", "語", "unheardof"]), max_size=30).map(" ".join)
+
+
+@settings(deadline=None)
+@given(first=lines, second=lines, direction=st.sampled_from(["left", "right"]), room=st.integers(1))
+def test_cut_encodings_join_as_the_tokenizer_cuts_pairs(
+    first: str, second: str, direction: Literal["left", "right"], room: int
+) -> None:
+    """`encode_cut` is the library's own truncation."""
+    max_length = 4 + room % 50
+    alone = [PAIRED.encode(text, add_special_tokens=False) for text in (first, second)]
+    room = max_length - PAIRED.num_special_tokens(pair=True)
+    limits = longest_first(len(alone[0]), len(alone[1]), room)
+    cut = [cut_tokens(each, limit, direction) for each, limit in zip(alone, limits, strict=True)]
+    joined = PAIRED.join(*cut)
+    expected = PAIRED.encode_cut(first, second, max_length=max_length, direction=direction)
+    assert joined.ids == expected.ids
+    assert joined.type_ids == expected.type_ids
+    assert joined.offsets == expected.offsets
+    assert not joined.overflowing
+
+
+def test_cutting_leaves_the_encoding_as_it_is() -> None:
+    whole = PAIRED.encode("the cat and the dog", add_special_tokens=False)
+    ids = whole.ids
+    assert cut_tokens(whole, len(ids), "left") is whole
+    assert cut_tokens(whole, 2, "right").ids == ids[:2]
+    assert cut_tokens(whole, 2, "left").ids == ids[-2:]
+    assert cut_tokens(whole, 0, "left").ids == []
+    assert whole.ids == ids
+    assert not whole.overflowing

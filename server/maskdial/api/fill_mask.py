@@ -50,6 +50,8 @@ async def serve_fill_mask(request: Request, content: bytes, name: str | None) ->
     inputs = []
     for index, encoding in enumerate(read.encodings):
         with name_input(index, batch):
+            if read.num_truncated:
+                task.check_masks_kept(masked[index][0], encoding.ids, model.tokenizer)
             rows = task.mask_positions(encoding.ids, model.tokenizer)
         inputs.append(masked_input(encoding, rows))
 

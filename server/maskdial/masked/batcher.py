@@ -24,7 +24,7 @@ EntryT = TypeVar("EntryT", bound=Entry)
 # A pass has a cost of its own: about 17 tokens' worth for BERT-base in int8 on two cores (7 ms
 # beside 0.4 ms per token). Padding of about that much is no worse than another pass; in a large
 # batch it is kept to a thirty-second of the real tokens.
-_FREE_PADDING = 32
+_FREE_PADDING = 16
 _PADDING_SHARE = 32
 
 

@@ -51,6 +51,25 @@ def mask_positions(input_ids: Sequence[int], tokenizer: Tokenizer) -> tuple[int,
     return positions
 
 
+def check_masks_kept(text: str, input_ids: Sequence[int], tokenizer: Tokenizer) -> None:
+    """Checks that a text's masks are all among the tokens that were kept of it.
+
+    Args:
+        text: the whole text, its masks written as `write_masks` does.
+        input_ids: what was kept, special tokens and all.
+
+    Raises:
+        ValidationError: a mask was cut off.
+    """
+    num_masks = text.count(_mask_token(tokenizer))
+    num_cut = num_masks - sum(each == tokenizer.mask_token_id for each in input_ids)
+    if num_cut > 0:
+        raise ValidationError(
+            f"{num_cut} of the text's {num_masks} masks would be cut off with what is too long; "
+            'shorten the text, or cut its other end with "truncation_direction"'
+        )
+
+
 def resolve_targets(targets: str | Sequence[str], tokenizer: Tokenizer) -> tuple[int, ...]:
     """The token ids of target words, each once, ascending.
 

@@ -1,0 +1,1 @@
+"""What batches of like length gain, in this process: ``python -m loadtests batching``."""

@@ -1,0 +1,296 @@
+"""The tasks that read texts, on Client and on AsyncClient: bodies as the server takes them, replies
+as typed results.
+"""
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from maskdial.api import bodies
+from maskdial.api.schema import TaskBody, parse_body
+from maskdial_client import (
+    Answer,
+    Classification,
+    Entity,
+    LabelScore,
+    NotFoundError,
+    PromptToken,
+    ProtocolError,
+    RankedText,
+    TextScore,
+    TextToken,
+)
+
+CUT = {"truncate": True, "truncation_direction": "left"}
+COMMON = {"model": "m", "deadline": 2.5}
+SENT_COMMON = {"model": "m", "timeout": 2.5}
+
+SCORED = {
+    "tokens": [{"id": 4, "text": "a", "logprob": None}, {"id": 5, "text": " b", "logprob": -1.5}],
+    "log_likelihood": -1.5,
+    "perplexity": 4.5,
+    "method": "causal",
+}
+SCORE = TextScore((PromptToken(4, "a", None), PromptToken(5, " b", -1.5)), -1.5, 4.5, "causal")
+PIECE = {"id": 2, "text": "[CLS]", "special": True, "start": None, "stop": None}
+TOKEN = TextToken(2, "[CLS]", True, None, None)
+ANNA = {"entity_group": "PER", "score": 0.5, "word": "Anna", "start": 0, "end": 4}
+ANSWER = {"answer": "Anna", "score": 0.5, "start": 0, "end": 4}
+LABELS = [{"label": "news", "score": 0.75}, {"label": "sport", "score": 0.25}]
+CLASSES = Classification((LabelScore("news", 0.75), LabelScore("sport", 0.25)))
+
+Ask = Callable[[Any], Any]
+
+# call, the server's schema, the whole body
+EVERY_PARAMETER: dict[str, tuple[Ask, type[TaskBody], dict[str, Any]]] = {
+    "/fill-mask": (
+        lambda client: client.fill_mask("a [MASK]", top_k=2, targets=["b"], **CUT, **COMMON),
+        bodies.FillMaskBody,
+        {"inputs": "a [MASK]", "parameters": {"top_k": 2, "targets": ["b"], **CUT}},
+    ),
+    "/classify": (
+        lambda client: client.classify(
+            ("a", "b"), top_k=1, function_to_apply="none", **CUT, **COMMON
+        ),
+        bodies.ClassifyBody,
+        {
+            "inputs": {"text": "a", "text_pair": "b"},
+            "parameters": {"top_k": 1, "function_to_apply": "none", **CUT},
+        },
+    ),
+    "/token-classify": (
+        lambda client: client.token_classify(
+            "a", aggregation_strategy="max", ignore_labels=["O", "MISC"], stride=8, **COMMON
+        ),
+        bodies.TokenClassifyBody,
+        {
+            "inputs": "a",
+            "parameters": {
+                "aggregation_strategy": "max",
+                "ignore_labels": ["O", "MISC"],
+                "stride": 8,
+            },
+        },
+    ),
+    "/question-answering": (
+        lambda client: client.question_answering(
+            ("Who?", "Anna sang."),
+            top_k=2,
+            doc_stride=16,
+            max_answer_len=5,
+            max_question_len=32,
+            max_seq_len=64,
+            handle_impossible_answer=True,
+            align_to_words=False,
+            **COMMON,
+        ),
+        bodies.QuestionAnsweringBody,
+        {
+            "inputs": {"question": "Who?", "context": "Anna sang."},
+            "parameters": {
+                "top_k": 2,
+                "doc_stride": 16,
+                "max_answer_len": 5,
+                "max_question_len": 32,
+                "max_seq_len": 64,
+                "handle_impossible_answer": True,
+                "align_to_words": False,
+            },
+        },
+    ),
+    "/zero-shot-classify": (
+        lambda client: client.zero_shot_classify(
+            "a",
+            ["news", "sport"],
+            multi_label=True,
+            hypothesis_template="It is {}.",
+            **CUT,
+            **COMMON,
+        ),
+        bodies.ZeroShotClassifyBody,
+        {
+            "inputs": "a",
+            "parameters": {
+                "candidate_labels": ["news", "sport"],
+                "multi_label": True,
+                "hypothesis_template": "It is {}.",
+                **CUT,
+            },
+        },
+    ),
+    "/embed": (
+        lambda client: client.embed("a", normalize=False, dimensions=2, **CUT, **COMMON),
+        bodies.EmbedBody,
+        {"inputs": "a", "parameters": {"normalize": False, "dimensions": 2, **CUT}},
+    ),
+    "/similarity": (
+        lambda client: client.similarity("a", ["b", "c"], **CUT, **COMMON),
+        bodies.SimilarityBody,
+        {"inputs": {"source_sentence": "a", "sentences": ["b", "c"]}, "parameters": CUT},
+    ),
+    "/rerank": (
+        lambda client: client.rerank(
+            "q", ["b", "c"], raw_scores=True, return_text=False, **CUT, **COMMON
+        ),
+        bodies.RerankBody,
+        {"query": "q", "texts": ["b", "c"], "raw_scores": True, "return_text": False, **CUT},
+    ),
+    "/score": (
+        lambda client: client.score("a", **CUT, **COMMON),
+        bodies.ScoreBody,
+        {"inputs": "a", "parameters": CUT},
+    ),
+    "/tokenize": (
+        lambda client: client.tokenize("a", add_special_tokens=False, **COMMON),
+        bodies.TokenizeBody,
+        {"inputs": "a", "add_special_tokens": False},
+    ),
+    "/detokenize": (
+        lambda client: client.detokenize([4, 5], skip_special_tokens=False, **COMMON),
+        bodies.DetokenizeBody,
+        {"ids": [4, 5], "skip_special_tokens": False},
+    ),
+}
+
+
+@pytest.mark.parametrize("path", EVERY_PARAMETER)
+def test_every_parameter_is_sent_as_the_server_takes_it(driver: Any, fake: Any, path: str) -> None:
+    ask, schema, body = EVERY_PARAMETER[path]
+    fake.refuse(404, "not_found")
+    with pytest.raises(NotFoundError):
+        driver.wait(ask(driver.client(fake.url)))
+    assert fake.paths == [path]
+    assert fake.bodies == [body | SENT_COMMON]
+    parse_body(schema, json.dumps(fake.bodies[0]).encode())
+
+
+def test_token_classify_gives_entities_or_tokens(driver: Any, fake: Any) -> None:
+    client = driver.client(fake.url)
+    anna = Entity("PER", 0.5, "Anna", 0, 4)
+    fake.answer([ANNA])
+    assert driver.wait(client.token_classify("Anna sang.")) == (anna,)
+    fake.answer([[ANNA, ANNA], []])
+    assert driver.wait(client.token_classify(["Anna, Anna", "sang"])) == [(anna, anna), ()]
+    token = {"entity": "B-PER", "score": 0.5, "index": 1, "word": "An", "start": 0, "end": 2}
+    fake.answer([token])
+    (first,) = driver.wait(client.token_classify("Anna", aggregation_strategy="none"))
+    assert first == Entity("B-PER", 0.5, "An", 0, 2, index=1)
+    assert [body["inputs"] for body in fake.bodies] == [
+        "Anna sang.",
+        ["Anna, Anna", "sang"],
+        "Anna",
+    ]
+
+
+def test_question_answering_gives_one_answer_or_several(driver: Any, fake: Any) -> None:
+    client = driver.client(fake.url)
+    best = Answer("Anna", 0.5, 0, 4)
+    fake.answer(ANSWER)
+    result = driver.wait(client.question_answering(("Who?", "Anna sang.")))
+    assert (result.answer, result.score, result.answers) == ("Anna", 0.5, (best,))
+    second = {"answer": "", "score": 0.25, "start": 0, "end": 0}
+    fake.answer([ANSWER, second])
+    result = driver.wait(client.question_answering(("Who?", "Anna sang."), top_k=2))
+    assert result.answers == (best, Answer("", 0.25, 0, 0))
+    fake.answer([[ANSWER, second], ANSWER])
+    several = driver.wait(client.question_answering([("Who?", "A."), ("What?", "B.")], top_k=2))
+    assert [each.answers for each in several] == [result.answers, (best,)]
+    assert fake.bodies[2]["inputs"] == [
+        {"question": "Who?", "context": "A."},
+        {"question": "What?", "context": "B."},
+    ]
+
+
+def test_zero_shot_classify_gives_the_labels_best_first(driver: Any, fake: Any) -> None:
+    client = driver.client(fake.url)
+    fake.answer(LABELS)
+    result = driver.wait(client.zero_shot_classify("a", ["sport", "news"]))
+    assert result == CLASSES
+    assert result.label == "news"
+    fake.answer([LABELS, LABELS])
+    assert driver.wait(client.zero_shot_classify(["a", "b"], ["sport", "news"])) == [result] * 2
+    assert fake.bodies[1] == {
+        "inputs": ["a", "b"],
+        "parameters": {"candidate_labels": ["sport", "news"]},
+    }
+
+
+def test_embed_gives_a_vector_per_text(driver: Any, fake: Any) -> None:
+    client = driver.client(fake.url)
+    fake.answer([[0.5, -1, 2e-3]])
+    vector = driver.wait(client.embed("a"))
+    assert vector == [0.5, -1.0, 0.002]
+    assert all(type(number) is float for number in vector)
+    fake.answer([[0.5, 1.0], [1.0, 0.5]])
+    assert driver.wait(client.embed(["a", "b"])) == [[0.5, 1.0], [1.0, 0.5]]
+    assert fake.bodies == [{"inputs": "a"}, {"inputs": ["a", "b"]}]
+
+
+def test_similarity_and_rerank_keep_their_order(driver: Any, fake: Any) -> None:
+    client = driver.client(fake.url)
+    fake.answer([0.25, 1])
+    assert driver.wait(client.similarity("a", ["b", "c"])) == [0.25, 1.0]
+    fake.answer([{"index": 1, "score": 0.9}, {"index": 0, "score": 0.1}])
+    ranking = driver.wait(client.rerank("q", ["b", "c"]))
+    assert ranking == [RankedText(1, 0.9, None), RankedText(0, 0.1, None)]
+    fake.answer([{"index": 0, "score": 0.9, "text": "b"}])
+    (ranked,) = driver.wait(client.rerank("q", ["b"], return_text=True))
+    assert ranked.text == "b"
+    assert fake.bodies[1:] == [
+        {"query": "q", "texts": ["b", "c"]},
+        {"query": "q", "texts": ["b"], "return_text": True},
+    ]
+
+
+def test_score_gives_each_tokens_share(driver: Any, fake: Any) -> None:
+    client = driver.client(fake.url)
+    fake.answer([SCORED])
+    assert driver.wait(client.score("a b")) == SCORE
+    nothing = {"tokens": [], "log_likelihood": 0, "perplexity": None, "method": "pseudo"}
+    fake.answer([SCORED, nothing])
+    empty = TextScore((), 0.0, None, "pseudo")
+    assert driver.wait(client.score(["a b", "a"])) == [SCORE, empty]
+
+
+def test_tokenize_and_detokenize(driver: Any, fake: Any) -> None:
+    client = driver.client(fake.url)
+    fake.answer([[PIECE]])
+    assert driver.wait(client.tokenize("a")) == (TOKEN,)
+    piece = {"id": 4, "text": "a", "special": False, "start": 0, "stop": 1}
+    fake.answer([[PIECE, piece], []])
+    tokens = (TOKEN, TextToken(4, "a", False, 0, 1))
+    assert driver.wait(client.tokenize(["a", "b"])) == [tokens, ()]
+    fake.answer(["a b"])
+    assert driver.wait(client.detokenize([4, 5])) == "a b"
+    fake.answer(["a b", "a"])
+    assert driver.wait(client.detokenize([[4, 5], [4]])) == ["a b", "a"]
+    assert [body["ids"] for body in fake.bodies[2:]] == [[4, 5], [[4, 5], [4]]]
+
+
+@pytest.mark.parametrize(
+    ("content", "ask"),
+    [
+        ([ANNA, 3], lambda client: client.token_classify("a")),
+        ([ANNA], lambda client: client.token_classify(["a"])),
+        ({"a": [ANNA]}, lambda client: client.token_classify(["a"])),
+        ([[]], lambda client: client.token_classify(["a", "b"])),
+        ({"answer": "a"}, lambda client: client.question_answering(("q", "c"))),
+        ([LABELS], lambda client: client.zero_shot_classify("a", ["b"])),
+        ([0.5], lambda client: client.embed("a")),
+        ([[0.5], [0.5]], lambda client: client.embed("a")),
+        ([0.5], lambda client: client.similarity("a", ["b", "c"])),
+        ({"index": 0, "score": 1.0}, lambda client: client.rerank("q", ["a"])),
+        (SCORED, lambda client: client.score("a")),
+        ([PIECE], lambda client: client.tokenize("a")),
+        ("a", lambda client: client.detokenize([1])),
+        ([["a"]], lambda client: client.detokenize([[1]])),
+    ],
+)
+def test_a_reply_of_another_shape_is_a_protocol_error(
+    driver: Any, fake: Any, content: Any, ask: Ask
+) -> None:
+    fake.answer(content)
+    with pytest.raises(ProtocolError, match="not one of a maskdial server"):
+        driver.wait(ask(driver.client(fake.url)))

@@ -1,0 +1,199 @@
+"""Every head of the masked family, exported and held against torch, without the exporter's help.
+
+Fill-mask models and the first classifiers are in test_export_architectures.py. Of the other pairs
+of architecture and head these are a covering set: every head that differs from architecture to
+architecture (classification) is here once for each way in which it is written, the heads that are
+one layer over the tokens are here for the bodies that differ, and no architecture is left out.
+"""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnxruntime
+import pytest
+import torch
+
+from maskdial.bundle import Manifest, load_bundle
+
+TOLERANCE = 1e-4
+CLASSIFY = [
+    "distilbert-classify",
+    "albert-classify",
+    "electra-classify",
+    "deberta-v2-classify",
+    "bert-next-sentence",
+]
+TOKEN_CLASSIFY = [
+    "bert-token-classify",
+    "xlm-roberta-token-classify",
+    "modernbert-token-classify",
+    "deberta-v2-token-classify",
+]
+QUESTION_ANSWERING = [
+    "roberta-question-answering",
+    "distilbert-question-answering",
+    "albert-question-answering",
+    "modernbert-question-answering",
+]
+EMBED = ["bert-embed", "xlm-roberta-embed", "modernbert-embed"]
+TASKS = dict.fromkeys(CLASSIFY, "classify")
+TASKS |= dict.fromkeys(TOKEN_CLASSIFY, "token-classify")
+TASKS |= dict.fromkeys(QUESTION_ANSWERING, "question-answering")
+TASKS |= dict.fromkeys(EMBED, "embed")
+LENGTHS = (23, 1, 31, 8)
+
+Bundle = Callable[[str], Path]
+
+
+class Graph:
+    """A bundle's graph, fed as the server would."""
+
+    def __init__(self, folder: Path) -> None:
+        self.manifest: Manifest = load_bundle("head", folder).manifest
+        self.session = onnxruntime.InferenceSession(
+            str(folder / "model.onnx"), providers=["CPUExecutionProvider"]
+        )
+        self.inputs = {value.name for value in self.session.get_inputs()}
+
+    def run(self, texts: Sequence[np.ndarray], rows: Sequence[Sequence[int]]) -> list[np.ndarray]:
+        """Each text's output in one padded batch: (num_rows, columns) or (columns,)."""
+        width = max(map(len, texts))
+        pad = self.manifest.special_tokens.pad or 0
+        feeds = {
+            "input_ids": padded(texts, width, pad),
+            "lengths": np.array([len(text) for text in texts], np.int32),
+            "token_type_ids": padded([types_of(text) for text in texts], width, 0),
+            "rows": np.array([i * width + row for i, of in enumerate(rows) for row in of]),
+        }
+        (output,) = self.session.run(None, {name: feeds[name] for name in self.inputs})
+        if "rows" not in self.inputs:
+            return list(output)
+        return np.split(output, np.cumsum([len(of) for of in rows])[:-1])
+
+
+def padded(rows: Sequence[np.ndarray], width: int, value: int) -> np.ndarray:
+    return np.stack([np.pad(row, (0, width - len(row)), constant_values=value) for row in rows])
+
+
+def types_of(text: np.ndarray) -> np.ndarray:
+    """Token types of a pair whose second text begins in the middle."""
+    return (np.arange(len(text)) >= len(text) // 2).astype(np.int64)
+
+
+def texts_and_rows() -> tuple[list[np.ndarray], list[list[int]]]:
+    generator = np.random.default_rng(29)
+    texts = [generator.integers(4, 101, length) for length in LENGTHS]
+    # Question answering asks for every token, the others for some
+    return texts, [list(range(len(texts[0]))), [0], [30, 2], [7]]
+
+
+def torch_output(model: Any, text: np.ndarray, graph: Graph) -> Any:
+    """torch reads one text alone."""
+    inputs = {"input_ids": torch.tensor(text[None])}
+    if "token_type_ids" in graph.inputs:
+        inputs["token_type_ids"] = torch.tensor(types_of(text)[None])
+    with torch.no_grad():
+        return model(**inputs)
+
+
+def expected_logits(task: str, output: Any, rows: Sequence[int]) -> np.ndarray:
+    if task == "question-answering":
+        return torch.stack([output.start_logits[0], output.end_logits[0]], -1)[rows].numpy()
+    logits = output.logits[0]
+    return logits[rows].numpy() if task == "token-classify" else logits.numpy()
+
+
+def expected_vector(hidden: np.ndarray, pooling: str, normalized: bool) -> np.ndarray:
+    vector = {"mean": hidden.mean(0), "cls": hidden[0], "last": hidden[-1]}[pooling]
+    return vector / np.linalg.norm(vector) if normalized else vector
+
+
+@pytest.mark.parametrize("name", TASKS)
+def test_outputs_equal_torch_and_ignore_their_company(
+    name: str, bundle: Bundle, checkpoint: Bundle, load_reference: Callable[[Path], Any]
+) -> None:
+    graph = Graph(bundle(name))
+    texts, rows = texts_and_rows()
+    together = graph.run(texts, rows)
+    model = load_reference(checkpoint(name))
+    embedding = graph.manifest.embedding
+    for text, of, output in zip(texts, rows, together, strict=True):
+        reference = torch_output(model, text, graph)
+        if embedding is None:
+            expected = expected_logits(TASKS[name], reference, of)
+        else:
+            hidden = reference.last_hidden_state[0].numpy()
+            expected = expected_vector(hidden, embedding.pooling, embedding.normalized)
+        assert output.shape == expected.shape
+        np.testing.assert_allclose(output, expected, atol=TOLERANCE, rtol=0)
+        (alone,) = graph.run([text], [of])
+        np.testing.assert_array_equal(alone, output)
+    assert graph.manifest.batch_invariant
+    assert graph.manifest.parity.ragged_batch <= graph.manifest.parity.tolerance == TOLERANCE
+
+
+@pytest.mark.parametrize("name", TASKS)
+def test_config_json_settles_the_task(name: str, bundle: Bundle) -> None:
+    """`bundle` exports without saying a task."""
+    manifest = load_bundle(name, bundle(name)).manifest
+    assert manifest.family == "masked"
+    assert manifest.task == TASKS[name]
+
+
+@pytest.mark.parametrize(
+    ("name", "labels", "problem_type"),
+    [
+        ("deberta-v2-classify", ("LABEL_0", "LABEL_1"), "multi_label_classification"),
+        ("bert-next-sentence", ("isNext", "notNext"), None),
+        ("bert-token-classify", ("O", "B-PER", "I-PER", "B-LOC", "I-LOC"), None),
+        ("roberta-question-answering", (), None),
+        ("bert-embed", (), None),
+    ],
+)
+def test_the_manifest_has_the_labels(
+    name: str, labels: tuple[str, ...], problem_type: str | None, bundle: Bundle
+) -> None:
+    manifest = load_bundle(name, bundle(name)).manifest
+    assert manifest.labels == labels
+    assert manifest.problem_type == problem_type
+
+
+@pytest.mark.parametrize(
+    ("name", "pooling", "normalized"),
+    [
+        ("bert-embed", "mean", True),
+        ("xlm-roberta-embed", "cls", True),
+        ("modernbert-embed", "last", False),
+    ],
+)
+def test_pooling_is_read_from_the_modules(
+    name: str, pooling: str, normalized: bool, bundle: Bundle
+) -> None:
+    embedding = load_bundle(name, bundle(name)).manifest.embedding
+    assert embedding is not None
+    assert embedding.dimension == 32
+    assert (embedding.pooling, embedding.normalized) == (pooling, normalized)
+
+
+@pytest.mark.parametrize(
+    ("name", "max_length"),
+    [
+        ("bert-embed", 128),
+        ("roberta-question-answering", 126),
+        ("xlm-roberta-token-classify", 126),
+        ("modernbert-question-answering", 128),
+    ],
+)
+def test_reserved_positions_shorten_the_longest_text(
+    name: str, max_length: int, bundle: Bundle
+) -> None:
+    """RoBERTa's positions begin after the padding token's: two of its 128 are no text's."""
+    graph = Graph(bundle(name))
+    assert graph.manifest.max_length == max_length
+    text = np.random.default_rng(3).integers(4, 101, max_length)
+    graph.run([text], [[max_length - 1]])
+    if max_length < 128:
+        with pytest.raises(Exception, match=r"out of (data )?bounds"):
+            graph.run([np.append(text, text[:1])], [[0]])
