@@ -123,7 +123,9 @@ def loop(starter: Any) -> Any:
 @pytest.mark.parametrize("max_new_tokens", [*range(1, 13), 20, 33])
 def test_no_token_beyond_the_last(starter: Any, loop: Any, max_new_tokens: int) -> None:
     bench = starter.bench(max_drafts=MAX_DRAFTS)
-    (reply,) = bench.run_alone([starter.request(LOOP, max_new_tokens=max_new_tokens)])
+    request = starter.request(LOOP, max_new_tokens=max_new_tokens)
+    (reply,) = bench.run_alone([request])
+    assert bench.runner.furthest < len(request.prompt) + max_new_tokens
     assert reply.token_ids == loop.token_ids[:max_new_tokens]
     assert reply.reason == "length"
     check_bookkeeping(bench, max_new_tokens)
@@ -202,8 +204,7 @@ def test_guessing_ends_when_others_come(starter: Any, loop: Any) -> None:
         num_alone = len(bench.tally.drafts)
         assert num_alone > 0
         second = bench.submit(other)
-        while not second.task.done():
-            await bench.step()
+        await bench.step(6)
         assert len(bench.tally.drafts) == num_alone
         assert second.reply == other_alone
         await bench.run_dry()
@@ -223,7 +224,7 @@ def test_leaving_between_drafts(starter: Any) -> None:
         reader = bench.submit(requests[0], timeout=0.001)
         for _ in range(4):
             bench.engine.step()
-        await reader.task
+        await reader.ended()
         assert isinstance(reader.error, DeadlineError)
         assert 4 < len(reader.events) < 60
         await bench.run_dry()

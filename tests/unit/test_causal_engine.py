@@ -679,7 +679,7 @@ def test_a_timeout_drops_the_sequence_wherever_it_is(state: str) -> None:
         await step(engine)
         late = Reader(engine.stream(make_sequence(range(20), 150), timeout=0.01))
         await step(engine, {"waiting": 0, "prefilling": 1, "decoding": 8}[state])
-        with pytest.raises(DeadlineError, match=r"0\.01 seconds"):
+        with pytest.raises(DeadlineError, match="time limit"):
             await late.task
         assert metrics.reasons == ["timeout"]
         await step(engine)
