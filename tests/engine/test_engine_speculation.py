@@ -244,3 +244,24 @@ def test_a_grammar_is_not_guessed_at(starter: Any) -> None:
     (reply,) = bench.run_alone([constrained])
     assert reply == starter.bench().run_alone([constrained])[0]
     assert bench.tally.drafts == []
+
+
+def test_guesses_grow_while_they_hold_and_shrink_when_they_do_not(starter: Any) -> None:
+    requests = [
+        starter.request(LOOP, max_new_tokens=200),
+        starter.request((5, 6) * 40, max_new_tokens=100, do_sample=True, seed=3, ignore_eos=True),
+    ]
+    largest = []
+    for request in requests:
+        bench = starter.bench(max_drafts=64)
+        bench.run_alone([request])
+        most = 4
+        for num_drafts, num_accepted in bench.tally.drafts:
+            assert num_drafts <= most
+            if num_accepted == num_drafts == most:
+                most *= 2
+            elif num_accepted < num_drafts / 2:
+                most = max(most // 2, 1)
+        largest.append(max(num_drafts for num_drafts, _ in bench.tally.drafts))
+    assert largest[0] > 8
+    assert largest[1] == 4

@@ -56,6 +56,10 @@ def test_no_round_begins_that_would_end_too_late() -> None:
     assert len(turns({"a": 1.0, "b": 2.0}, 8.9)[1]) == 4
 
 
+def test_of_two_rounds_none_is_dropped() -> None:
+    assert turns({"a": 1.0}, 2.5)[0] == {"a": [1, 2]}
+
+
 def test_one_round_is_always_made_and_kept() -> None:
     assert turns({"a": 5.0, "b": 5.0}, 0.1) == ({"a": [1], "b": [2]}, ["a", "b"])
 
