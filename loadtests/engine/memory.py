@@ -58,7 +58,7 @@ async def measure(model: Model, seconds: float, rng: np.random.Generator) -> Sec
         ]
         for reader in readers:
             await reader.until(2)
-        used = rig.recorder.kv_bytes
+        used = rig.recorder.peak_kv_bytes
         readings.append(("8 streams", used, resident_bytes(), time.perf_counter() - started))
         await rig.close(readers)
         ended = time.perf_counter()
@@ -71,7 +71,7 @@ async def measure(model: Model, seconds: float, rng: np.random.Generator) -> Sec
     )
     findings = (
         f"{per_token:,} bytes per token; prompts of {size} tokens; after the streams ended, the "
-        f"process kept {round(rows[2].grown_mb)} of {round(rows[1].grown_mb)} MB",
+        f"process kept {max(round(rows[2].grown_mb), 0)} of {round(rows[1].grown_mb)} MB",
     )
     notes = () if resident else ("resident memory is read from /proc, which is not here",)
     return Section("memory", _QUESTION, 1, rows, findings, notes)

@@ -43,11 +43,12 @@ class Step:
         """What `run` took beside the model's passes: copies, and work on grammars begun."""
         return self.run - sum(each.seconds for each in self.passes)
 
-    def is_decode_of(self, num_rows: int) -> bool:
-        """Whether it was one decode step of so many sequences and nothing else."""
-        return len(self.passes) == 1 and (
-            (self.passes[0].num_rows, self.passes[0].num_tokens) == (num_rows, num_rows)
-        )
+    @property
+    def num_decoded(self) -> int:
+        """The rows of the decode step, if nothing else ran; else 0."""
+        if len(self.passes) != 1 or self.passes[0].reads_prompt:
+            return 0
+        return self.passes[0].num_rows
 
 
 class Recorder(NullMetrics):
@@ -67,8 +68,8 @@ class Recorder(NullMetrics):
         """Tokens of prompts that were looked up in the prefix cache."""
         self.num_hit = 0
         """Tokens of them that were found."""
-        self.kv_bytes = 0
-        """Bytes of keys and values in use after the last step."""
+        self.peak_kv_bytes = 0
+        """Most bytes of keys and values in use after a step."""
 
     def batch(self, size: int, tokens: int, padded_tokens: int) -> None:
         self._batch = (size, tokens)
@@ -89,7 +90,7 @@ class Recorder(NullMetrics):
         self.num_accepted += num_accepted
 
     def kv_cache(self, used_bytes: int, ratio: float) -> None:
-        self.kv_bytes = used_bytes
+        self.peak_kv_bytes = max(self.peak_kv_bytes, used_bytes)
 
     def take_steps(self) -> list[Step]:
         """The steps since the last call."""

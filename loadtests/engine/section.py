@@ -43,7 +43,8 @@ class Section:
         table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
         for field in fields(self.rows[0]):
             justify = "left" if field.type in (str, "str") else "right"
-            table.add_column(field.name.replace("_", " "), justify=justify)  # type: ignore[arg-type]
+            # A word a line, so that many columns fit.
+            table.add_column(field.name.replace("_", "\n"), justify=justify)  # type: ignore[arg-type]
         for row in self.rows:
             table.add_row(*(_cell(value) for value in asdict(row).values()))
         console.print(table)

@@ -54,7 +54,7 @@ class Row:
         schedule_ms, run_ms, sample_ms, publish_ms: its parts.
         beside_pass_ms: what of ``run`` was not the model's pass.
         own_percent: everything but ``run``, of each step; median.
-        p90_percent: the same, exceeded by one step in ten.
+        rows: sequences that a step decoded, mean; one whose grammar is late is left out.
         steps: how many there were.
     """
 
@@ -66,7 +66,7 @@ class Row:
     publish_ms: float
     beside_pass_ms: float
     own_percent: float
-    p90_percent: float
+    rows: float
     steps: int
 
 
@@ -151,7 +151,7 @@ async def _run_streams(
     params: SamplingParams,
     new_matcher: Callable[[], Any] | None,
 ) -> list[Step]:
-    """The steps in which all streams decoded and nothing else happened."""
+    """The steps in which streams decoded and no prompt was read."""
     readers = [
         rig.read(
             Sequence(
@@ -164,12 +164,11 @@ async def _run_streams(
     ]
     await asyncio.gather(*(reader.end() for reader in readers))
     await rig.close(readers)
-    return [step for step in rig.recorder.take_steps() if step.is_decode_of(NUM_STREAMS)]
+    return [step for step in rig.recorder.take_steps() if step.num_decoded]
 
 
 def summarize(name: str, steps: list[Step]) -> Row:
     """Adds steps up."""
-    shares = [100 * step.own / step.total for step in steps]
     return Row(
         sampling=name,
         step_ms=1000 * median(step.total for step in steps),
@@ -178,8 +177,8 @@ def summarize(name: str, steps: list[Step]) -> Row:
         sample_ms=1000 * median(step.sample for step in steps),
         publish_ms=1000 * median(step.publish for step in steps),
         beside_pass_ms=1000 * median(step.around_passes for step in steps),
-        own_percent=median(shares),
-        p90_percent=float(np.percentile(shares, 90)) if shares else 0.0,
+        own_percent=median(100 * step.own / step.total for step in steps),
+        rows=sum(step.num_decoded for step in steps) / max(len(steps), 1),
         steps=len(steps),
     )
 

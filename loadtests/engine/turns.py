@@ -19,7 +19,7 @@ async def take_turns(
 ) -> dict[K, list[S]]:
     """Measures every variant once a round, for as many rounds as fit into the seconds.
 
-    The first round warms up: it is dropped unless it is the only one. Each round begins with
+    The first round warms up: it is dropped where two more were made. Each round begins with
     another variant, so none always comes after the same one.
 
     Args:
@@ -40,7 +40,7 @@ async def take_turns(
         samples = {name: await variants[name]() for name in names[first:] + names[:first]}
         rounds.append(samples)
         longest = max(longest, clock() - started)
-    counted = rounds[1:] or rounds
+    counted = rounds[1:] if len(rounds) > 2 else rounds
     return {name: [samples[name] for samples in counted] for name in names}
 
 

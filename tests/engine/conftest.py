@@ -25,6 +25,7 @@ from maskdial.tokenizer import Tokenizer
 
 BLOCK = 64  # tokens; of the starter model's attention kernel
 MAX_LENGTH = 512
+PATIENCE = 60  # seconds, after which a test that waits for something has failed
 
 
 @dataclass(frozen=True)
@@ -79,6 +80,11 @@ class Reader:
         except MaskdialError as error:
             self.error = error
 
+    async def ended(self) -> None:
+        """Waits for the end, which is not long in coming."""
+        async with asyncio.timeout(PATIENCE):
+            await self.task
+
     async def leave(self) -> None:
         """As a client that goes away."""
         self.task.cancel()
@@ -105,6 +111,8 @@ class Reader:
 class WatchedRunner(Runner):
     """Counts what the model reads, and holds every pass to the bounds of the context.
 
+    ``furthest`` is how many tokens of one text it was given at most, but for decode passes.
+
     ``fail_at`` fails the prefill pass of that number, counted from 0.
     """
 
@@ -115,12 +123,14 @@ class WatchedRunner(Runner):
         self.num_joint_prefills = 0
         self.num_decodes = 0
         self.largest_decode = 0
+        self.furthest = 0
         self.fail_at: int | None = None
 
     def prefill(
         self, slot: int, token_ids: NDArray[np.int64], start: int, num_logits: int = 1
     ) -> NDArray[np.float32]:
-        assert start + len(token_ids) <= self._max_length
+        self.furthest = max(self.furthest, start + len(token_ids))
+        assert self.furthest <= self._max_length
         self.num_prefills += 1
         if self.fail_at == self.num_prefills - 1:
             raise RuntimeError("the pass was made to fail")

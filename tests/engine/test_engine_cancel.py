@@ -9,7 +9,8 @@ import pytest
 from maskdial.errors import DeadlineError
 
 
-def make_requests(starter: Any) -> list[Any]:
+@pytest.fixture(scope="module")
+def requests(starter: Any) -> list[Any]:
     rng = random.Random(4)
     return [
         starter.request(
@@ -25,6 +26,11 @@ def make_requests(starter: Any) -> list[Any]:
     ]
 
 
+@pytest.fixture(scope="module")
+def alone(starter: Any, requests: list[Any]) -> list[Any]:
+    return starter.bench().run_alone(requests)
+
+
 @pytest.mark.parametrize(
     ("num_prompt", "steps_before", "state"),
     [
@@ -38,27 +44,38 @@ def make_requests(starter: Any) -> list[Any]:
 )
 @pytest.mark.parametrize("place", range(4))
 def test_one_leaves(
-    starter: Any, place: int, num_prompt: int, steps_before: int, state: str
+    starter: Any,
+    requests: list[Any],
+    alone: list[Any],
+    place: int,
+    num_prompt: int,
+    steps_before: int,
+    state: str,
 ) -> None:
-    """The one that leaves is between others that stay, so that its slot is a hole."""
-    requests = make_requests(starter)
-    alone = starter.bench().run_alone(requests)
+    """The one that leaves is between others that stay, so that its slot is a hole.
+
+    Those that write do so at every step, and never pause.
+    """
     bench = starter.bench(slots=4, chunk=64, cache_bytes=place % 2 * 2**26)
     leaving = starter.request(starter.random_prompt(random.Random(5), num_prompt))
 
     async def main() -> list[Any]:
         readers = [bench.submit(request) for request in requests[:place]]
         await bench.step(6)  # they decode
+        num_tokens = [len(reader.events) for reader in readers]
         gone = bench.submit(leaving)
         await bench.step(steps_before)
         readers += [bench.submit(request) for request in requests[place:]]
         assert gone.sequence.state.name == state
-        num_tokens = len(gone.events)
+        num_gone = len(gone.events)
         await gone.leave()
         await bench.step()
+        assert [len(reader.events) for reader in readers[:place]] == [
+            num + steps_before + 1 for num in num_tokens
+        ]
         assert gone.sequence.state.name == "ENDED"
         assert gone.sequence.slot == -1
-        assert len(gone.events) == num_tokens
+        assert len(gone.events) == num_gone
         await bench.run_dry()
         return [reader.reply for reader in readers]
 
@@ -68,10 +85,10 @@ def test_one_leaves(
 
 
 @pytest.mark.parametrize("steps_before", [0, 1, 4, 12])
-def test_one_runs_out_of_time(starter: Any, steps_before: int) -> None:
+def test_one_runs_out_of_time(
+    starter: Any, requests: list[Any], alone: list[Any], steps_before: int
+) -> None:
     """In the queue, while its prompt is read, and while it writes."""
-    requests = make_requests(starter)
-    alone = starter.bench().run_alone(requests)
     bench = starter.bench(slots=3, chunk=64)
     late = starter.request(starter.random_prompt(random.Random(6), 200), max_new_tokens=50)
 
@@ -82,7 +99,7 @@ def test_one_runs_out_of_time(starter: Any, steps_before: int) -> None:
         readers += [bench.submit(request) for request in requests[2:]]
         for _ in range(steps_before):  # no time passes for the event loop's timers
             bench.engine.step()
-        await expired.task
+        await expired.ended()
         assert isinstance(expired.error, DeadlineError)
         await bench.step()
         assert expired.sequence.slot == -1
@@ -94,13 +111,11 @@ def test_one_runs_out_of_time(starter: Any, steps_before: int) -> None:
     assert bench.tally.kv_bytes == 0
 
 
-def test_everyone_leaves_at_once(starter: Any) -> None:
+def test_everyone_leaves_at_once(starter: Any, requests: list[Any], alone: list[Any]) -> None:
     bench = starter.bench(slots=3, chunk=64)
-    requests = make_requests(starter) * 3
-    alone = starter.bench().run_alone(requests[:1])
 
     async def main() -> None:
-        readers = [bench.submit(request) for request in requests]
+        readers = [bench.submit(request) for request in requests * 3]
         await bench.step(7)
         for reader in readers:
             await reader.leave()
@@ -110,4 +125,4 @@ def test_everyone_leaves_at_once(starter: Any) -> None:
 
     asyncio.run(main())
     assert bench.tally.reasons == ["disconnect"] * 12
-    assert bench.run_alone(requests[:1]) == alone
+    assert bench.run_alone(requests) == alone

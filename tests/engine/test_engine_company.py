@@ -125,7 +125,7 @@ def test_the_requests_take_every_path(requests: list[Any], alone: list[Any]) -> 
 
 @pytest.mark.parametrize(
     ("slots", "chunk", "cache_bytes"),
-    [(8, 256, 0), (8, 64, 2**26), (3, 128, 1_000_000), (1, 512, 2**26)],
+    [(8, 256, 0), (8, 64, 2**26), (3, 128, 1_000_000)],
 )
 def test_alone_and_in_random_company_are_equal(
     starter: Any,
@@ -143,12 +143,26 @@ def test_alone_and_in_random_company_are_equal(
     assert "disconnect" in bench.tally.reasons
     assert (bench.tally.num_hit > 0) == (cache_bytes > 0)
     assert bench.tally.kv_bytes == 0
-    if slots > 1:
-        assert bench.runner.num_joint_prefills > 0
+    assert bench.runner.num_joint_prefills > 0
 
 
-def test_a_request_alone_is_the_same_whatever_the_engine_is(
+def test_one_after_the_other_in_a_single_slot(
     starter: Any, requests: list[Any], alone: list[Any]
 ) -> None:
     bench = starter.bench(slots=1, chunk=64, cache_bytes=2**26)
-    assert bench.run_alone(requests[:60]) == alone[:60]
+    assert bench.run_together(requests) == alone
+
+
+def test_prompts_that_come_at_once(starter: Any) -> None:
+    """Of lengths around the kernel's block, in every order: some of them are read together."""
+    rng = random.Random(6)
+    lengths = [1, 1, 2, 3, 20, 63, 64, 64, 65, 65, 66, 90, 127, 128, 129, 129, 130, 193]
+    requests = [
+        starter.request(starter.random_prompt(rng, length), max_new_tokens=2, top_n_tokens=2)
+        for length in lengths * 3
+    ]
+    rng.shuffle(requests)
+    alone = starter.bench().run_alone(requests)
+    bench = starter.bench(chunk=512)
+    assert bench.run_together(requests) == alone
+    assert bench.runner.num_joint_prefills > 0

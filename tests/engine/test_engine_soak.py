@@ -22,7 +22,7 @@ from maskdial.served import STARTER_FOLDER, CausalModel, load_model
 
 SECONDS = float(os.environ.get("MASKDIAL_SOAK_SECONDS", "6"))
 NUM_CLIENTS = 64
-LENGTHS = (1, 6, 30)
+LENGTHS = (1, 6, 50)
 SLOTS = 8
 
 
@@ -34,7 +34,7 @@ def metrics() -> Metrics:
 @pytest.fixture
 def model(metrics: Metrics) -> Iterator[CausalModel]:
     config = Config(
-        slots=SLOTS, max_queue=40, prefill_chunk_tokens=64, prefix_cache_bytes=5_000_000
+        slots=SLOTS, max_queue=30, prefill_chunk_tokens=64, prefix_cache_bytes=5_000_000
     )
     served = load_model("starter", STARTER_FOLDER / "causal", config, metrics)
     assert isinstance(served, CausalModel)
@@ -62,7 +62,7 @@ class Clients:
 
     async def come_and_go(self, rng: random.Random, until: float) -> None:
         while time.monotonic() < until:
-            await asyncio.sleep(rng.expovariate(4))
+            await asyncio.sleep(rng.expovariate(8))
             number = rng.randrange(len(self.requests))
             shared = SharedPrompt() if rng.random() < 0.2 else None
             copies = [self.send(rng, number, shared) for _ in range(1 if shared is None else 3)]

@@ -123,7 +123,9 @@ def loop(starter: Any) -> Any:
 @pytest.mark.parametrize("max_new_tokens", [*range(1, 13), 20, 33])
 def test_no_token_beyond_the_last(starter: Any, loop: Any, max_new_tokens: int) -> None:
     bench = starter.bench(max_drafts=MAX_DRAFTS)
-    (reply,) = bench.run_alone([starter.request(LOOP, max_new_tokens=max_new_tokens)])
+    request = starter.request(LOOP, max_new_tokens=max_new_tokens)
+    (reply,) = bench.run_alone([request])
+    assert bench.runner.furthest < len(request.prompt) + max_new_tokens
     assert reply.token_ids == loop.token_ids[:max_new_tokens]
     assert reply.reason == "length"
     check_bookkeeping(bench, max_new_tokens)
@@ -202,8 +204,7 @@ def test_guessing_ends_when_others_come(starter: Any, loop: Any) -> None:
         num_alone = len(bench.tally.drafts)
         assert num_alone > 0
         second = bench.submit(other)
-        while not second.task.done():
-            await bench.step()
+        await bench.step(6)
         assert len(bench.tally.drafts) == num_alone
         assert second.reply == other_alone
         await bench.run_dry()
@@ -223,7 +224,7 @@ def test_leaving_between_drafts(starter: Any) -> None:
         reader = bench.submit(requests[0], timeout=0.001)
         for _ in range(4):
             bench.engine.step()
-        await reader.task
+        await reader.ended()
         assert isinstance(reader.error, DeadlineError)
         assert 4 < len(reader.events) < 60
         await bench.run_dry()
@@ -243,3 +244,24 @@ def test_a_grammar_is_not_guessed_at(starter: Any) -> None:
     (reply,) = bench.run_alone([constrained])
     assert reply == starter.bench().run_alone([constrained])[0]
     assert bench.tally.drafts == []
+
+
+def test_guesses_grow_while_they_hold_and_shrink_when_they_do_not(starter: Any) -> None:
+    requests = [
+        starter.request(LOOP, max_new_tokens=200),
+        starter.request((5, 6) * 40, max_new_tokens=100, do_sample=True, seed=3, ignore_eos=True),
+    ]
+    largest = []
+    for request in requests:
+        bench = starter.bench(max_drafts=64)
+        bench.run_alone([request])
+        most = 4
+        for num_drafts, num_accepted in bench.tally.drafts:
+            assert num_drafts <= most
+            if num_accepted == num_drafts == most:
+                most *= 2
+            elif num_accepted < num_drafts / 2:
+                most = max(most // 2, 1)
+        largest.append(max(num_drafts for num_drafts, _ in bench.tally.drafts))
+    assert largest[0] > 8
+    assert largest[1] == 4

@@ -4,17 +4,22 @@ queue places are free afterwards.
 Engines are held between two steps, so that nothing here depends on how fast they are.
 """
 
+import asyncio
 import contextlib
+import gc
 import json
 import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
 import pytest
 
+from maskdial.api.wire import unless_gone
+from maskdial.errors import ValidationError
 from maskdial.served import STARTER_FOLDER
 
 PROMPT = "Once upon a time"
@@ -277,6 +282,29 @@ def test_the_servers_own_limit(start_server: Callable[..., Any]) -> None:
                     refused(http.post("/fill-mask", json=MASKED_BODIES["/fill-mask"] | asked))
     finally:
         server.stop()
+
+
+def test_an_error_that_comes_too_late_is_not_logged() -> None:
+    """The work fails in the moment in which its request is given up: nobody is left to tell."""
+    logged: list[Any] = []
+
+    async def fail() -> None:
+        raise ValidationError("too late")
+
+    async def run() -> None:
+        loop = asyncio.get_running_loop()
+        loop.set_exception_handler(lambda _, context: logged.append(context))
+        request: Any = SimpleNamespace(receive=asyncio.Event().wait)
+        waiting = asyncio.create_task(unless_gone(request, fail()))
+        await asyncio.sleep(0)  # it starts the work
+        await asyncio.sleep(0)  # the work fails
+        waiting.cancel()
+        await asyncio.wait({waiting})
+        assert waiting.cancelled()
+
+    asyncio.run(run())
+    gc.collect()
+    assert logged == []
 
 
 def test_queued_requests_start_by_priority(

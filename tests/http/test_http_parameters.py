@@ -2,13 +2,18 @@
 
 import json
 import math
+import threading
 import uuid
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import httpx
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+
+from maskdial.api import generate as generate_module
+from maskdial.api.bodies import GenerateBody, GenerateParameters
 
 PROMPT = "Once upon a time there was a little"
 SAMPLED = {"max_new_tokens": 16, "temperature": 1.0, "seed": 11}
@@ -235,6 +240,8 @@ def test_logit_bias_forces_and_forbids(http: httpx.Client) -> None:
 
 def test_where_a_text_ends(http: httpx.Client) -> None:
     to_eos = {"max_new_tokens": 9, "logit_bias": {str(EOS): 100}}
+    first, second, *_ = generate(http, PROMPT, max_new_tokens=9)["details"]["tokens"]
+    across = first["text"][-2:] + second["text"][:2]
     cases: list[tuple[dict[str, Any], str, int]] = [
         ({"max_new_tokens": 9}, "length", 9),
         (to_eos, "eos_token", 1),
@@ -242,9 +249,9 @@ def test_where_a_text_ends(http: httpx.Client) -> None:
         (to_eos | {"min_new_tokens": 9}, "length", 9),
         (to_eos | {"ignore_eos": True}, "length", 9),
         (to_eos | {"ignore_eos": True, "stop_token_ids": [EOS]}, "stop_sequence", 1),
-        ({"max_new_tokens": 9, "stop": [" girl"]}, "stop_sequence", 1),
-        ({"max_new_tokens": 9, "stop": ["irl w", "never"]}, "stop_sequence", 2),
-        ({"max_new_tokens": 9, "stop_token_ids": [838]}, "stop_sequence", 1),
+        ({"max_new_tokens": 9, "stop": [first["text"]]}, "stop_sequence", 1),
+        ({"max_new_tokens": 9, "stop": [across, "never"]}, "stop_sequence", 2),
+        ({"max_new_tokens": 9, "stop_token_ids": [first["id"]]}, "stop_sequence", 1),
     ]
     for parameters, reason, count in cases:
         details = generate(http, PROMPT, **parameters)["details"]
@@ -517,6 +524,30 @@ def test_fields_beside_the_parameters(
     assert words in error
 
 
+def test_a_large_reply_is_written_beside_the_others(
+    http: httpx.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While its thousands of tokens become JSON, the server answers."""
+    began, go_on, reply_of = threading.Event(), threading.Event(), generate_module._reply
+
+    def wait_and_reply(*arguments: Any) -> object:
+        began.set()
+        assert go_on.wait(30)
+        return reply_of(*arguments)
+
+    parameters = {"max_new_tokens": 120, "ignore_eos": True, "top_n_tokens": 20}
+    expected = generate(http, PROMPT, **parameters)
+    monkeypatch.setattr(generate_module, "_reply", wait_and_reply)
+    with ThreadPoolExecutor() as pool:
+        large = pool.submit(generate, http, PROMPT, **parameters)
+        assert began.wait(30)
+        try:
+            assert http.get("/health/live", timeout=10).status_code == 200
+        finally:
+            go_on.set()
+        assert large.result() == expected
+
+
 def test_timing_headers(http: httpx.Client) -> None:
     body = {"inputs": "She said", "parameters": {"max_new_tokens": 3, "ignore_eos": True}}
     headers = http.post("/generate", json=body).headers
@@ -525,6 +556,16 @@ def test_timing_headers(http: httpx.Client) -> None:
         assert float(headers[name]) >= 0
     body["parameters"] |= {"n": 2, "temperature": 1}
     assert http.post("/generate", json=body).headers["x-compute-tokens"] == "8"  # prompt read once
+
+
+def test_nulls_are_not_given(http: httpx.Client) -> None:
+    body = {"inputs": PROMPT, "parameters": {"max_new_tokens": 5, "details": True}}
+    nulls = dict.fromkeys(set(GenerateParameters.model_fields) - set(body["parameters"]))
+    fields = dict.fromkeys(set(GenerateBody.model_fields) - set(body))
+    assert len(nulls) > 20
+    assert post(http, fields | body | {"parameters": nulls | body["parameters"]}) == post(
+        http, body
+    )
 
 
 def _one_of(values: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:

@@ -1,6 +1,10 @@
 """`huggingface_hub.InferenceClient`, unmodified, at the task routes and at `/models/NAME`."""
 
+from typing import Any
+
 import pytest
+
+from maskdial_client import Client, DeadlineError, ValidationError
 
 huggingface_hub = pytest.importorskip("huggingface_hub")
 
@@ -50,3 +54,110 @@ def test_text_generation(url: str, path: str) -> None:
     assert events[-1].generated_text == detailed.generated_text
     assert events[-1].details.finish_reason == detailed.details.finish_reason
     assert [event.token.id for event in events] == [t.id for t in detailed.details.tokens]
+
+
+PROMPT = "Once upon a time there was"
+# Everything that text_generation knows, but adapter_id, of which there are none here.
+EVERYTHING = {
+    "best_of": 2,
+    "decoder_input_details": True,
+    "details": True,
+    "do_sample": True,
+    "frequency_penalty": 0.1,
+    "grammar": {"type": "regex", "value": "[a-z ,.]{4,60}"},
+    "max_new_tokens": 12,
+    "repetition_penalty": 1.1,
+    "return_full_text": True,
+    "seed": 42,
+    "stop": ["zzz"],
+    "temperature": 0.9,
+    "top_k": 50,
+    "top_n_tokens": 3,
+    "top_p": 0.95,
+    "truncate": 4,
+    "typical_p": 0.95,
+    "watermark": False,
+}
+
+
+TOKEN_KEYS = {"id", "text", "logprob", "special"}
+
+
+@pytest.mark.parametrize("path", ["generate", "models/causal"])
+def test_text_generation_with_every_parameter(url: str, path: str) -> None:
+    client = huggingface_hub.InferenceClient(model=f"{url}/{path}")
+    output = client.text_generation(PROMPT, **EVERYTHING)
+    assert isinstance(output, huggingface_hub.TextGenerationOutput)
+    text = output.generated_text.removeprefix(PROMPT)
+    assert text != output.generated_text
+    assert set(text) <= set("abcdefghijklmnopqrstuvwxyz ,.")
+
+    details = output.details
+    assert [token.text for token in details.prefill] == [" a", " time", " there", " was"]
+    assert details.prefill[0].logprob is None
+    assert all(token.logprob < 0 for token in details.prefill[1:])
+    assert "".join(token.text for token in details.tokens) == text
+    assert len(details.top_tokens) == details.generated_tokens == len(details.tokens)
+    # The hub's dataclasses leave lists in lists as they came.
+    assert all(len(top) == 3 and set(top[0]) == TOKEN_KEYS for top in details.top_tokens)
+    (other,) = details.best_of_sequences
+    assert {details.seed, other.seed} == {42, 43}
+    assert other.generated_text.startswith(PROMPT)
+    assert len(other.tokens) == len(other.top_tokens) == other.generated_tokens
+
+
+def test_text_generation_streams_with_every_parameter(url: str) -> None:
+    client = huggingface_hub.InferenceClient(model=f"{url}/generate")
+    single = EVERYTHING | {"best_of": None, "decoder_input_details": None}
+    output = client.text_generation(PROMPT, **single)
+    events = list(client.text_generation(PROMPT, **single, stream=True))
+    assert all(isinstance(event, huggingface_hub.TextGenerationStreamOutput) for event in events)
+    assert [event.token.id for event in events] == [t.id for t in output.details.tokens]
+    assert [len(event.top_tokens) for event in events] == [3] * len(events)
+    assert events[-1].generated_text == output.generated_text
+    assert events[-1].details.seed == 42
+    assert events[-1].details.finish_reason == output.details.finish_reason
+    texts = client.text_generation(PROMPT, **(single | {"details": False}), stream=True)
+    assert PROMPT + "".join(texts) == output.generated_text
+
+
+def test_text_generation_errors_are_the_hubs(url: str) -> None:
+    client = huggingface_hub.InferenceClient(model=f"{url}/generate")
+    with pytest.raises(huggingface_hub.errors.ValidationError, match="at least 1"):
+        client.text_generation(PROMPT, max_new_tokens=0)
+    with pytest.raises(huggingface_hub.errors.ValidationError, match="at least 1"):
+        list(client.text_generation(PROMPT, max_new_tokens=0, stream=True))
+
+
+def test_our_own_client(url: str) -> None:
+    """What it sends is what this server reads, and the other way round."""
+    options: Any = {"max_new_tokens": 10, "temperature": 0.9, "seed": 7, "min_p": 0.01}
+    with Client(url) as client:
+        texts = client.generate(PROMPT, details=True, n=2, best_of=4, top_n_tokens=2, **options)
+        assert len(texts.texts) == 2
+        assert {text.details.seed for text in (texts, *texts.others)} < {7, 8, 9, 10}
+        assert all(len(top) == 2 for top in texts.details.top_tokens)
+        best = client.generate(PROMPT, details=True, best_of=4, top_n_tokens=2, **options)
+        assert len(best.details.best_of_sequences) == 3
+        assert best.generated_text == texts.generated_text
+
+        prefill = client.generate(PROMPT, decoder_input_details=True, **options).details.prefill
+        assert "".join(token.text for token in prefill) == PROMPT
+        assert prefill[0].logprob is None
+
+        grammar: Any = {"type": "regex", "value": "[ab]{6}"}
+        options |= {"grammar": grammar, "logit_bias": {66: 2.5}, "priority": -1, "cache_salt": "x"}
+        batch = client.generate([PROMPT, "A cat"], **options)
+        assert all(set(text.generated_text) <= {"a", "b"} for text in batch)
+        with client.stream(PROMPT, top_n_tokens=2, **options) as stream:
+            events = list(stream)
+        assert "".join(event.text for event in events) == batch[0].generated_text
+        assert all(len(event.top_tokens) == 2 for event in events)
+
+        with pytest.raises(DeadlineError) as late:
+            client.generate(PROMPT, max_new_tokens=500, ignore_eos=True, deadline=0.02)
+        assert late.value.status == 504
+        with pytest.raises(DeadlineError):
+            client.fill_mask(MASKED, deadline=1e-9)
+        with pytest.raises(ValidationError, match="no chat template"):
+            client.generate(messages=[{"role": "user", "content": "hello"}])

@@ -679,7 +679,7 @@ def test_a_timeout_drops_the_sequence_wherever_it_is(state: str) -> None:
         await step(engine)
         late = Reader(engine.stream(make_sequence(range(20), 150), timeout=0.01))
         await step(engine, {"waiting": 0, "prefilling": 1, "decoding": 8}[state])
-        with pytest.raises(DeadlineError, match=r"0\.01 seconds"):
+        with pytest.raises(DeadlineError, match="time limit"):
             await late.task
         assert metrics.reasons == ["timeout"]
         await step(engine)
@@ -794,7 +794,7 @@ def test_log_probabilities_of_a_prompt_do_not_depend_on_how_it_is_read() -> None
     assert all(value < -4 for n, value in enumerate(first, 1) if n not in likely)
 
 
-def test_memory_of_slots_goes_back_when_nobody_uses_them(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_memory_of_a_slot_goes_back_when_nobody_uses_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(engine_module, "_UNUSED_SLOT_SECONDS", 0.01)
 
     async def main() -> None:
@@ -804,21 +804,19 @@ def test_memory_of_slots_goes_back_when_nobody_uses_them(monkeypatch: pytest.Mon
 
         def release_pages(slot: int) -> None:
             release(slot)
-            if len(runner.cache.released) == 2:
-                released.set()
+            released.set()
 
         runner.cache.release_pages = release_pages  # type: ignore[method-assign]
         engine = make_engine(runner)
         engine.start()
         await engine.warm_up()
-        readers = [Reader(engine.stream(make_sequence([n, 1], 40))) for n in range(2)]
-        for reader in readers:
+        for _ in range(2):
+            reader = Reader(engine.stream(make_sequence([0, 1], 40)))
             await reader.task
-        assert await asyncio.to_thread(released.wait, 30)
-        assert sorted(runner.cache.released) == [0, 1]
-        again = Reader(engine.stream(make_sequence([0, 1], 40)))
-        await again.task
-        assert again.token_ids == readers[0].token_ids
+            assert reader.token_ids == expected_tokens([0, 1], 40)
+            assert await asyncio.to_thread(released.wait, 30)
+            released.clear()
+        assert set(runner.cache.released) == {0}
         await asyncio.to_thread(engine.stop, 5)
 
     asyncio.run(main())

@@ -12,12 +12,14 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from maskdial.causal.candidates import Candidates
+from maskdial.causal.counter_random import CounterRandom
 from maskdial.causal.params import SamplingParams
-from maskdial.causal.sampler import Sample, Sampler, prompt_logprobs, uniform
+from maskdial.causal.sampler import Sample, Sampler, prompt_logprobs
 from maskdial.causal.sequence import GrammarMatcher, Sequence
 from maskdial.errors import GenerationError, MaskdialError, ValidationError
 
 VOCAB = 1000
+uniform = CounterRandom().uniform
 EOS = 7
 
 

@@ -16,6 +16,7 @@ from maskdial.api.wire import (
     EventStream,
     Timings,
     body_schema,
+    cancel,
     encode,
     error_content,
     json_reply,
@@ -33,6 +34,9 @@ from maskdial.tokenizer import Tokenizer
 router = APIRouter(tags=["causal"])
 
 Events = list[TokenEvent]
+
+# A token in a reply takes some 5 us; more than these are written beside the event loop.
+_INLINE_TOKENS = 2000
 
 
 @router.post("/generate", openapi_extra=body_schema(GenerateBody))
@@ -86,14 +90,31 @@ async def serve_generate(
         return await _stream(request, model, prompts[0], parameters, seconds_left)
 
     outputs = await unless_gone(request, _generate_all(model, prompts, seconds_left))
-    replies = [
-        _reply(prompt, copies, parameters, model.tokenizer)
-        for prompt, copies in zip(prompts, outputs, strict=True)
-    ]
-    single = not body.batch and (isinstance(replies[0], list) or not as_list)
-    return json_reply(
-        replies[0] if single else replies, headers=_timings(prompts, outputs).headers()
-    )
+
+    def answer() -> Response:
+        replies = [
+            _reply(prompt, copies, parameters, model.tokenizer)
+            for prompt, copies in zip(prompts, outputs, strict=True)
+        ]
+        single = not body.batch and (isinstance(replies[0], list) or not as_list)
+        return json_reply(
+            replies[0] if single else replies, headers=_timings(prompts, outputs).headers()
+        )
+
+    if _num_described(prompts, parameters, outputs) <= _INLINE_TOKENS:
+        return answer()
+    return await asyncio.to_thread(answer)
+
+
+def _num_described(
+    prompts: Sequence[Prompt], parameters: GenerateParameters, outputs: Sequence[list[Events]]
+) -> int:
+    """About how many tokens a reply says something of."""
+    copies = [events for copies in outputs for events in copies]
+    num_tokens = sum(len(events) for events in copies) * (1 + (parameters.top_n_tokens or 0))
+    if parameters.decoder_input_details:
+        num_tokens += sum(len(prompt.ids) * len(prompt.sequences) for prompt in prompts)
+    return num_tokens
 
 
 def _check_streamable(body: GenerateBody, parameters: GenerateParameters) -> None:
@@ -178,8 +199,7 @@ async def _stream(
     try:
         await unless_gone(request, _wait(first))
     except BaseException:
-        first.cancel()
-        await asyncio.wait({first})
+        await cancel(first)
         raise
     if first.done():
         first.result()

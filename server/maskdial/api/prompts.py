@@ -16,6 +16,7 @@ from maskdial.errors import ValidationError
 from maskdial.served import CausalModel
 
 _DEFAULT_NEW_TOKENS = 100
+_MAX_DESCRIBED = 250_000  # about 20 MB of JSON
 _MAX_SEED = 2**63
 
 
@@ -48,6 +49,13 @@ async def read_prompts(body: GenerateBody, model: CausalModel, config: Config) -
             f"the request asks for {num_sequences} texts; the queue holds at most "
             f"{config.max_queue} (--max-queue); send several requests"
         )
+    if parameters.details:
+        num_described = num_sequences * params.max_new_tokens * (1 + params.top_n_tokens)
+        if num_described > _MAX_DESCRIBED:
+            raise ValidationError(
+                f"parameters.details: the reply may describe {num_described:,} tokens; one request "
+                f"may ask for at most {_MAX_DESCRIBED:,}: fewer texts, tokens or top_n_tokens"
+            )
     model.engine.check_room(num_sequences)
     grammar = None
     if parameters.grammar is not None:

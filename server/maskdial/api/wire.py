@@ -96,8 +96,8 @@ async def unless_gone(request: Request, work: Coroutine[Any, Any, T]) -> T:
             raise ClientGoneError
         return task.result()
     finally:
-        await _cancel(task)
-        await _cancel(gone)
+        await cancel(task)
+        await cancel(gone)
 
 
 async def _disconnected(receive: Receive) -> None:
@@ -105,11 +105,13 @@ async def _disconnected(receive: Receive) -> None:
         pass
 
 
-async def _cancel(task: asyncio.Future[Any]) -> None:
-    """Cancels a task and waits until it has cleaned up after itself."""
+async def cancel(task: asyncio.Future[Any]) -> None:
+    """Cancels a task, waits until it has cleaned up after itself, and forgets how it ended."""
     if not task.done():
         task.cancel()
         await asyncio.wait({task})
+    if not task.cancelled():
+        task.exception()  # asyncio logs an error that nobody looked at
 
 
 class EventStream(Response):
@@ -145,7 +147,7 @@ class EventStream(Response):
             sending.result()
         finally:
             for task in (gone, keeping_alive, sending, self._first):
-                await _cancel(task)
+                await cancel(task)
             await self._events.aclose()
 
     async def _send_events(self, send: Send) -> None:

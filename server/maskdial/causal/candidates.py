@@ -13,6 +13,7 @@ from maskdial.causal.params import SamplingParams
 
 _BLOCK = 512
 _MIN_GROUPS = 512
+_FEW = 1024  # no more are sorted faster than they are put into bins
 _BIN_SHIFT = 18  # leaves 5 bits of mantissa: the floats of one bin differ by 3% at most
 _BITS_OF_ONE = np.uint32(0x3F800000)
 _LEAST_LOG = np.float32(-1e4)
@@ -203,14 +204,27 @@ def _smallest_set(
     the bits of floats that are not negative, which sort as the floats do: their leading bits put
     them into bins, and only the bin in which the target is reached is sorted.
     """
-    bins = (keys >> _BIN_SHIFT).astype(np.intp)
-    bins -= bins.min()  # as few as possible
-    mass = np.bincount(bins, weights).cumsum()
-    last_bin = min(int(np.searchsorted(mass, target)), len(mass) - 1)
-    before, last = np.flatnonzero(bins < last_bin), np.flatnonzero(bins == last_bin)
-    last = last[np.argsort(keys[last], kind="stable")]
+    if len(keys) <= _FEW:
+        before, last = np.empty(0, np.intp), np.arange(len(keys))
+    else:
+        bins = (keys >> _BIN_SHIFT).astype(np.intp)
+        bins -= bins.min()  # as few as possible
+        mass = np.bincount(bins, weights).cumsum()
+        last_bin = min(int(np.searchsorted(mass, target)), len(mass) - 1)
+        before, last = np.flatnonzero(bins < last_bin), np.flatnonzero(bins == last_bin)
+    last = _sorted_by(keys, last)
     reached = weights[before].sum(dtype=np.float64) + weights[last].cumsum(dtype=np.float64)
     num_needed = min(int(np.searchsorted(reached, target)) + 1, len(last))
     if with_ties:
         num_needed = int(np.searchsorted(keys[last], keys[last[num_needed - 1]], side="right"))
     return np.concatenate([before, last[:num_needed]])
+
+
+def _sorted_by(keys: NDArray[np.uint32], indices: NDArray[np.intp]) -> NDArray[np.intp]:
+    """Ascending indices, sorted by their keys; equal keys keep their order.
+
+    One sort of keys and indices packed together takes a fifth of the time of a stable argsort.
+    """
+    packed = (keys[indices].astype(np.uint64) << np.uint64(32)) | indices.astype(np.uint64)
+    packed.sort()
+    return (packed & np.uint64(0xFFFFFFFF)).astype(np.intp)

@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from maskdial.causal.candidates import Candidates, greatest_k, narrow
+from maskdial.causal.counter_random import CounterRandom
 from maskdial.causal.processors import process
 from maskdial.causal.sequence import Sequence
 from maskdial.errors import GenerationError, MaskdialError
@@ -48,6 +49,7 @@ class Sampler:
 
     def __init__(self, vocab_size: int, eos_token_ids: frozenset[int]) -> None:
         self._eos_token_ids = frozenset(t for t in eos_token_ids if t < vocab_size)
+        self._random = CounterRandom()
 
     def sample(
         self, logits: NDArray[np.float32], sequences: Iterable[Sequence]
@@ -100,7 +102,9 @@ class Sampler:
             else:
                 unchanged = softmax if scores is logits else None
                 candidates = narrow(scores, scores[best], params, unchanged)
-                token_id = candidates.pick(uniform(sequence.seed, sequence.num_generated))
+                token_id = candidates.pick(
+                    self._random.uniform(sequence.seed, sequence.num_generated)
+                )
             top = _top(logits, softmax, params.top_n_tokens) if params.top_n_tokens else ()
             return Sample(token_id, softmax.logprob(token_id), top)
         except MaskdialError:
@@ -129,15 +133,6 @@ def _top(
     token_ids = greatest_k(logits, min(num_tokens, len(logits)))
     best_first = np.argsort(-logits[token_ids], kind="stable")[:num_tokens]
     return tuple((i, softmax.logprob(i)) for i in token_ids[best_first].tolist())
-
-
-def uniform(seed: int, index: int) -> float:
-    """Random number ``index`` of a seed, in [0, 1), by Philox (Salmon et al., SC 2011).
-
-    The generator is counter-based, so a number does not depend on the ones drawn before it.
-    """
-    bits = int(np.random.Philox(key=seed, counter=index).random_raw())
-    return (bits >> 11) * 2.0**-53
 
 
 def prompt_logprobs(logits: NDArray[np.float32], token_ids: NDArray[np.int64]) -> list[float]:

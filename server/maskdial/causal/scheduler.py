@@ -225,7 +225,6 @@ class Scheduler:
         sequence.state = State.ENDED
         if sequence in self._prefilling:
             self._prefilling.remove(sequence)
-            self._loads = [load for load in self._loads if load.slot != slot]
         if heir is not None:
             self._fork(heir, slot)
 

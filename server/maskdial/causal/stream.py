@@ -73,7 +73,6 @@ class TokenStream:
         self._abandon = abandon
         self._ended = False
         self._timer = None if timeout is None else channel.loop.call_later(timeout, self._expire)
-        self._timeout = timeout
 
     def __aiter__(self) -> "TokenStream":
         return self
@@ -95,9 +94,12 @@ class TokenStream:
 
     async def aclose(self) -> None:
         """Abandons the sequence unless it ended; may be called again."""
+        self._leave("disconnect")
+
+    def _leave(self, reason: CancelReason) -> None:
         if not self._ended:
             self._end()
-            self._abandon("disconnect")
+            self._abandon(reason)
 
     def _end(self) -> None:
         self._ended = True
@@ -106,9 +108,7 @@ class TokenStream:
 
     def _expire(self) -> None:
         if self._abandon("timeout"):
-            self._channel.put(
-                DeadlineError(f"the text was not finished within {self._timeout:g} seconds")
-            )
+            self._channel.put(DeadlineError("the text was not finished within its time limit"))
 
     async def __aenter__(self) -> "TokenStream":
         return self
@@ -119,4 +119,5 @@ class TokenStream:
         exc: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        await self.aclose()
+        # Of several streams with one time limit, one tells that it is over.
+        self._leave("timeout" if isinstance(exc, DeadlineError) else "disconnect")
