@@ -1,22 +1,16 @@
 """Tiny checkpoints of every architecture, random weights, and their bundles."""
 
-import asyncio
 import json
-import threading
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
 import tokenizers
 import torch
 import transformers
 from tokenizers import models, normalizers, pre_tokenizers, processors
 
-from maskdial.config import Config
-from maskdial.server import Server
 from maskdial_export.export import export
 
 SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
@@ -271,41 +265,13 @@ def new_checkpoint(tmp_path: Path) -> Callable[[str], Path]:
     return lambda name: make_checkpoint(name, tmp_path / "checkpoint")
 
 
-class RunningServer:
-    """A server on its own thread, on a free port, with the models that it is given."""
-
-    def __init__(self, models: dict[str, Path]) -> None:
-        config = Config(port=0, log_level="warning", models=models)
-        self.server = Server(config)
-        self._thread = threading.Thread(target=self._run, daemon=True)
-        self._thread.start()
-        deadline = time.monotonic() + 60
-        while not (self.server.started and self.server.servers):
-            assert time.monotonic() < deadline, "the server did not start"
-            time.sleep(0.01)
-        port = self.server.servers[0].sockets[0].getsockname()[1]
-        self.url = f"http://127.0.0.1:{port}"
-        while httpx.get(f"{self.url}/health/ready").status_code != 200:
-            assert self.server.failure is None, self.server.failure
-            assert time.monotonic() < deadline, "the models did not load"
-            time.sleep(0.02)
-
-    def _run(self) -> None:
-        asyncio.run(self.server.serve())
-
-    def stop(self) -> None:
-        self.server.should_exit = True
-        self._thread.join(60)
-        assert not self._thread.is_alive(), "the server did not stop"
-
-
 @pytest.fixture(scope="session")
-def serve() -> Iterator[Callable[..., str]]:
+def serve(start_server: Callable[..., Any]) -> Iterator[Callable[..., str]]:
     """Serves bundles by name and returns the URL."""
-    running: list[RunningServer] = []
+    running: list[Any] = []
 
     def start(**models: Path) -> str:
-        running.append(RunningServer(models))
+        running.append(start_server(models=models))
         return running[-1].url
 
     yield start
