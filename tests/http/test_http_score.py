@@ -155,7 +155,7 @@ def test_a_long_text_takes_few_places_in_the_queue(
 
 def test_a_client_that_leaves_ends_its_score(http: httpx.Client, url: str) -> None:
     def cancelled() -> float:
-        prefix = 'maskdial_cancelled_total{model="masked",reason="disconnect"}'
+        prefix = 'maskdial_requests_total{model="masked",outcome="cancelled",route="/score"}'
         (line,) = (each for each in http.get("/metrics").text.splitlines() if prefix in each)
         return float(line.split()[-1])
 

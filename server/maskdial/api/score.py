@@ -163,6 +163,7 @@ async def _score_causal(
     """
     params = SamplingParams(max_new_tokens=1, prompt_logprobs=True)
     async with contextlib.AsyncExitStack() as stack:
+        stack.enter_context(_name_limit(seconds))
         streams = [
             await stack.enter_async_context(
                 model.engine.stream(CausalSequence(encoding.ids, params), seconds)
