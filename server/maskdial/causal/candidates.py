@@ -15,6 +15,9 @@ _BLOCK = 512
 _MIN_GROUPS = 512
 _FEW = 1024  # no more are sorted faster than they are put into bins
 _BIN_SHIFT = 18  # leaves 5 bits of mantissa: the floats of one bin differ by 3% at most
+# The logarithm of 1e12. What is less likely than the likeliest token by more weighs less, in a
+# vocabulary of 100,000, than the rounding of float32.
+_NEGLIGIBLE = 27.6
 _BITS_OF_ONE = np.uint32(0x3F800000)
 _LEAST_LOG = np.float32(-1e4)
 
@@ -112,10 +115,8 @@ def narrow(
     if 0 < params.top_k < len(scores):  # first, as the temperature keeps the order
         token_ids = greatest_k(scores, params.top_k)
         candidates = Candidates.of(scores[token_ids], greatest, params.temperature, token_ids)
-    elif softmax is not None and params.temperature == 1.0:
-        candidates = softmax
     else:
-        candidates = Candidates.of(scores, greatest, params.temperature)
+        candidates = _likely_enough(scores, greatest, params, softmax)
     if params.top_p < 1.0:
         candidates = candidates.at(_nucleus(candidates, params.top_p))
     if params.min_p > 0.0:  # nothing has dropped the likeliest token, whose weight is 1
@@ -124,6 +125,23 @@ def narrow(
     if params.typical_p < 1.0:
         candidates = candidates.at(_typical(candidates, params.typical_p))
     return candidates
+
+
+def _likely_enough(
+    scores: NDArray[np.float32],
+    greatest: np.float32,
+    params: SamplingParams,
+    softmax: Candidates | None,
+) -> Candidates:
+    """All tokens, or where more will be dropped anyway, those that weigh anything at all."""
+    if softmax is not None and params.temperature == 1.0:
+        return softmax
+    if params.top_p < 1.0 or params.min_p > 0.0 or params.typical_p < 1.0:
+        likely = scores >= greatest - np.float32(_NEGLIGIBLE * params.temperature)
+        if np.count_nonzero(likely) <= len(scores) // 2:
+            token_ids = np.flatnonzero(likely)
+            return Candidates.of(scores[token_ids], greatest, params.temperature, token_ids)
+    return Candidates.of(scores, greatest, params.temperature)
 
 
 def greatest_k(values: NDArray[np.float32], k: int) -> NDArray[np.intp]:
