@@ -11,9 +11,10 @@ from collections.abc import Iterable
 import numpy as np
 
 from maskdial.causal.executor import Executor, ModelRunner, Output
+from maskdial.causal.plan import Plan
 from maskdial.causal.prefix_cache import PrefixCache
 from maskdial.causal.sampler import Sample, Sampler
-from maskdial.causal.scheduler import Plan, Scheduler
+from maskdial.causal.scheduler import Scheduler
 from maskdial.causal.sequence import Detokenizer, Sequence, State, TokenEvent
 from maskdial.causal.stream import Reply, ReplyChannel, TokenStream, publish
 from maskdial.errors import GenerationError, MaskdialError, UnavailableError, ValidationError

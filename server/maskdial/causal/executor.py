@@ -9,9 +9,9 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from maskdial.causal.plan import Plan, Prefill
 from maskdial.causal.prefix_cache import PrefixCache
 from maskdial.causal.sampler import prompt_logprobs
-from maskdial.causal.scheduler import Plan, Prefill
 from maskdial.causal.sequence import Sequence
 from maskdial.errors import GenerationError
 from maskdial.metrics import EngineMetrics
