@@ -4,7 +4,6 @@ import argparse
 import asyncio
 import ipaddress
 import json
-import math
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,6 +11,7 @@ from urllib.parse import urlsplit
 
 from rich.console import Console
 
+from loadtests.arguments import count, positive
 from loadtests.arrivals import poisson_schedule
 from loadtests.batching.arguments import add_batching_parser
 from loadtests.engine.arguments import add_engine_parser
@@ -118,27 +118,23 @@ def _parser() -> argparse.ArgumentParser:
     run.add_argument("--url", default="http://127.0.0.1:8000", help="the server")
     run.add_argument("--scenario", choices=SCENARIOS, default="mixed", help="what to ask for")
     run.add_argument("--model", metavar="NAME", help="served model, where several fit")
-    run.add_argument("--rate", type=_positive, default=2.0, metavar="R", help="requests per second")
-    run.add_argument(
-        "--duration", type=_positive, default=30.0, metavar="S", help="seconds of load"
-    )
+    run.add_argument("--rate", type=positive, default=2.0, metavar="R", help="requests per second")
+    run.add_argument("--duration", type=positive, default=30.0, metavar="S", help="seconds of load")
     run.add_argument("--seed", type=int, default=0, help="draws the arrivals and the texts")
+    run.add_argument("--max-new-tokens", type=count, default=64, metavar="N", help="per generation")
     run.add_argument(
-        "--max-new-tokens", type=_count, default=64, metavar="N", help="per generation"
-    )
-    run.add_argument(
-        "--timeout", type=_positive, default=60.0, metavar="S", help="seconds for one request"
+        "--timeout", type=positive, default=60.0, metavar="S", help="seconds for one request"
     )
     run.add_argument(
         "--drain-timeout",
-        type=_positive,
+        type=positive,
         default=30.0,
         metavar="S",
         help="seconds after the load in which open requests may end; then they count as errors",
     )
     run.add_argument(
         "--max-in-flight",
-        type=_count,
+        type=count,
         default=1000,
         metavar="N",
         help="open requests; more wait here, and the wait counts in their latency",
@@ -151,20 +147,6 @@ def _parser() -> argparse.ArgumentParser:
     add_engine_parser(commands)
     add_batching_parser(commands)
     return parser
-
-
-def _positive(text: str) -> float:
-    value = float(text)
-    if not 0 < value < math.inf:
-        raise argparse.ArgumentTypeError("must be above 0")
-    return value
-
-
-def _count(text: str) -> int:
-    value = int(text)
-    if value < 1:
-        raise argparse.ArgumentTypeError("must be at least 1")
-    return value
 
 
 if __name__ == "__main__":

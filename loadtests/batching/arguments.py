@@ -1,9 +1,10 @@
 """Arguments of ``python -m loadtests batching``; light, so that other commands start as fast."""
 
 import argparse
-import math
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from loadtests.arguments import count, positive
 
 if TYPE_CHECKING:
     Commands = argparse._SubParsersAction[argparse.ArgumentParser]
@@ -31,26 +32,26 @@ def add_batching_parser(commands: "Commands") -> None:
         help="share of the lines that are joined into texts of 200 to 500 words",
     )
     parser.add_argument(
-        "--num-texts", type=_count, default=2000, metavar="N", help="texts in one measurement"
+        "--num-texts", type=count, default=2000, metavar="N", help="texts in one measurement"
     )
     parser.add_argument(
-        "--clients", type=_count, default=64, metavar="N", help="requests that are open at once"
+        "--clients", type=count, default=64, metavar="N", help="requests that are open at once"
     )
     parser.add_argument(
-        "--request-texts", type=_count, default=8, metavar="N", help="texts in one request"
+        "--request-texts", type=count, default=8, metavar="N", help="texts in one request"
     )
     parser.add_argument(
         "--seconds",
-        type=_positive,
+        type=positive,
         default=60.0,
         metavar="S",
         help="time to measure for; each kind of batch is measured once, however long that takes",
     )
     parser.add_argument("--seed", type=int, default=0, help="draws which lines are joined")
     parser.add_argument(
-        "--max-batch-tokens", type=_count, metavar="N", help="padded tokens in one pass"
+        "--max-batch-tokens", type=count, metavar="N", help="padded tokens in one pass"
     )
-    parser.add_argument("--threads", type=_count, metavar="N", help="threads of one pass")
+    parser.add_argument("--threads", type=count, metavar="N", help="threads of one pass")
     parser.add_argument("--output", type=Path, metavar="FILE", help="write the report as JSON")
 
 
@@ -58,18 +59,4 @@ def _share(text: str) -> float:
     value = float(text)
     if not 0 <= value <= 1:
         raise argparse.ArgumentTypeError("must be between 0 and 1")
-    return value
-
-
-def _positive(text: str) -> float:
-    value = float(text)
-    if not 0 < value < math.inf:
-        raise argparse.ArgumentTypeError("must be above 0")
-    return value
-
-
-def _count(text: str) -> int:
-    value = int(text)
-    if value < 1:
-        raise argparse.ArgumentTypeError("must be at least 1")
     return value

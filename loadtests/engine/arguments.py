@@ -1,9 +1,10 @@
 """Arguments of ``python -m loadtests engine``; light, so that other commands start as fast."""
 
 import argparse
-import math
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from loadtests.arguments import positive
 
 if TYPE_CHECKING:
     Commands = argparse._SubParsersAction[argparse.ArgumentParser]
@@ -37,7 +38,7 @@ def add_engine_parser(commands: "Commands") -> None:
     )
     parser.add_argument(
         "--seconds",
-        type=_positive,
+        type=positive,
         default=300.0,
         metavar="S",
         help="time to measure for; each section measures everything once, however long that takes "
@@ -68,10 +69,3 @@ def seconds_of(sections: tuple[str, ...], seconds: float) -> dict[str, float]:
     """How many of the seconds each of the sections gets."""
     whole = sum(SHARES[name] for name in sections)
     return {name: seconds * SHARES[name] / whole for name in sections}
-
-
-def _positive(text: str) -> float:
-    value = float(text)
-    if not 0 < value < math.inf:
-        raise argparse.ArgumentTypeError("must be above 0")
-    return value

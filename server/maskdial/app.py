@@ -19,6 +19,7 @@ from maskdial.api import (
     embed,
     fill_mask,
     generate,
+    generate_bodies,
     models,
     question_answering,
     rerank,
@@ -150,7 +151,7 @@ def _openapi(app: FastAPI) -> dict[str, Any]:
         )
         wanted = [
             value
-            for value in vars(bodies).values()
+            for value in (*vars(bodies).values(), *vars(generate_bodies).values())
             if isinstance(value, type) and issubclass(value, TaskBody) and value is not TaskBody
         ]
         _, definitions = models_json_schema(

@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from maskdial.api import generate as generate_module
-from maskdial.api.bodies import GenerateBody, GenerateParameters
+from maskdial.api.generate_bodies import GenerateBody, GenerateParameters
 
 PROMPT = "Once upon a time there was a little"
 SAMPLED = {"max_new_tokens": 16, "temperature": 1.0, "seed": 11}

@@ -8,16 +8,26 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import BaseModel
 
-from maskdial.api.bodies import (
-    ClassifyBody,
-    FillMaskBody,
-    GenerateBody,
-    GenerateParameters,
-)
-from maskdial.api.schema import parse_body
+from maskdial.api import bodies
+from maskdial.api.generate_bodies import GenerateBody, GenerateParameters
+from maskdial.api.schema import TaskBody, parse_body
 from maskdial.errors import ValidationError
 
-BODIES: list[type[BaseModel]] = [GenerateBody, FillMaskBody, ClassifyBody]
+# The least that each body holds
+BODIES: dict[type[BaseModel], dict[str, Any]] = {
+    GenerateBody: {"inputs": "a"},
+    bodies.FillMaskBody: {"inputs": "a [MASK]"},
+    bodies.ClassifyBody: {"inputs": "a"},
+    bodies.TokenClassifyBody: {"inputs": "a"},
+    bodies.QuestionAnsweringBody: {"inputs": {"question": "a", "context": "b"}},
+    bodies.ZeroShotClassifyBody: {"inputs": "a", "parameters": {"candidate_labels": ["b"]}},
+    bodies.EmbedBody: {"inputs": "a"},
+    bodies.SimilarityBody: {"inputs": {"source_sentence": "a", "sentences": ["b"]}},
+    bodies.RerankBody: {"query": "a", "texts": ["b"]},
+    bodies.ScoreBody: {"inputs": "a"},
+    bodies.TokenizeBody: {"inputs": "a"},
+    bodies.DetokenizeBody: {"ids": [1]},
+}
 
 
 def generate(**fields: object) -> GenerateBody:
@@ -134,15 +144,22 @@ def test_every_parameter_has_its_row() -> None:
     assert set(GenerateParameters.model_fields) == {name for name, _, _ in RANGES}
 
 
+def test_no_body_is_left_out() -> None:
+    classes = [each for each in vars(bodies).values() if isinstance(each, type)]
+    assert {each for each in classes if issubclass(each, TaskBody)} - {TaskBody} <= set(BODIES)
+
+
 @pytest.mark.parametrize("schema", BODIES)
 def test_what_every_body_takes(schema: type[BaseModel]) -> None:
-    body = parse_body(schema, b'{"inputs": "a [MASK]", "timeout": 2, "model": "m"}')
+    least = BODIES[schema]
+    body = parse_body(schema, json.dumps(least | {"timeout": 2, "model": "m"}).encode())
     assert (getattr(body, "timeout", None), getattr(body, "model", None)) == (2.0, "m")
     for timeout in ("0", "-1", "86400.5", "1e999"):
+        content = json.dumps(least)[:-1] + f', "timeout": {timeout}}}'
         with pytest.raises(
             ValidationError, match=r"^timeout: .*(above 0 and at most 86400|finite)"
         ):
-            parse_body(schema, b'{"inputs": "a", "timeout": %s}' % timeout.encode())
+            parse_body(schema, content.encode())
 
 
 @pytest.mark.parametrize(
@@ -267,7 +284,7 @@ def parse(schema: type[BaseModel], body: object) -> BaseModel | ValidationError:
 
 
 @settings(max_examples=300, deadline=None)
-@given(body=BODY | JSON, schema=st.sampled_from(BODIES))
+@given(body=BODY | JSON, schema=st.sampled_from(list(BODIES)))
 def test_any_json_is_a_body_or_a_refusal_that_names_the_field(
     body: Any, schema: type[BaseModel]
 ) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 from fastapi import APIRouter, Request, Response
 
-from maskdial.api.bodies import GenerateBody, GenerateParameters
+from maskdial.api.generate_bodies import GenerateBody, GenerateParameters
 from maskdial.api.prompts import Prompt, name_grammar, read_prompts
 from maskdial.api.schema import parse_body
 from maskdial.api.wire import (

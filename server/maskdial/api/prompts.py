@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from maskdial.api.bodies import GenerateBody, GenerateParameters
+from maskdial.api.generate_bodies import GenerateBody, GenerateParameters
 from maskdial.api.work import check_num_inputs, name_input, tokenize
 from maskdial.causal.grammar import Grammar
 from maskdial.causal.params import SamplingParams
@@ -44,18 +44,7 @@ async def read_prompts(body: GenerateBody, model: CausalModel, config: Config) -
     num_prompts = max(len(body.prompts), 1)
     check_num_inputs(num_prompts, config)
     num_sequences = num_prompts * parameters.num_sequences
-    if num_sequences > config.max_queue:
-        raise ValidationError(
-            f"the request asks for {num_sequences} texts; the queue holds at most "
-            f"{config.max_queue} (--max-queue); send several requests"
-        )
-    if parameters.details:
-        num_described = num_sequences * params.max_new_tokens * (1 + params.top_n_tokens)
-        if num_described > _MAX_DESCRIBED:
-            raise ValidationError(
-                f"parameters.details: the reply may describe {num_described:,} tokens; one request "
-                f"may ask for at most {_MAX_DESCRIBED:,}: fewer texts, tokens or top_n_tokens"
-            )
+    _check_size(num_sequences, parameters, params, config)
     model.engine.check_room(num_sequences)
     grammar = None
     if parameters.grammar is not None:
@@ -76,6 +65,23 @@ async def read_prompts(body: GenerateBody, model: CausalModel, config: Config) -
         sequences = _make_sequences(body, ids, params, grammar, parameters.num_sequences)
         prompts.append(Prompt(text, ids, len(encoding.ids) - len(ids), sequences))
     return prompts
+
+
+def _check_size(
+    num_sequences: int, parameters: GenerateParameters, params: SamplingParams, config: Config
+) -> None:
+    """Refuses more texts than the queue ever holds, and replies that would be too large."""
+    if num_sequences > config.max_queue:
+        raise ValidationError(
+            f"the request asks for {num_sequences} texts; the queue holds at most "
+            f"{config.max_queue} (--max-queue); send several requests"
+        )
+    num_described = num_sequences * params.max_new_tokens * (1 + params.top_n_tokens)
+    if parameters.details and num_described > _MAX_DESCRIBED:
+        raise ValidationError(
+            f"parameters.details: the reply may describe {num_described:,} tokens; one request "
+            f"may ask for at most {_MAX_DESCRIBED:,}: fewer texts, tokens or top_n_tokens"
+        )
 
 
 def _sampling_params(parameters: GenerateParameters, model: CausalModel) -> SamplingParams:

@@ -106,6 +106,28 @@ class TaskBody(Wire):
     )
 
 
+def check_texts(value: object) -> object:
+    """Checks a text, or a list of them, before it is parsed; the error says which one is wrong."""
+    if isinstance(value, list) and not value:
+        raise ValueError("must hold at least one text")
+    for where, item in enumerate_inputs(value):
+        if not isinstance(item, str):
+            raise ValueError(f"{where}must be a string")
+        if not item.strip():
+            raise ValueError(f"{where}must not be empty")
+    return value
+
+
+Texts = Annotated[str | list[str], pydantic.BeforeValidator(check_texts)]
+
+
+def enumerate_inputs(value: object) -> list[tuple[str, object]]:
+    """The items of ``inputs``, each with the words that begin an error about it."""
+    if isinstance(value, list):
+        return [(f"inputs[{index}] ", item) for index, item in enumerate(value)]
+    return [("", value)]
+
+
 def parse_body(schema: type[Body], content: bytes) -> Body:
     """Reads a JSON body.
 
