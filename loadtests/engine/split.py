@@ -83,7 +83,7 @@ async def measure(model: Model, seconds: float, rng: np.random.Generator) -> Sec
     )
     async with AsyncExitStack() as stack:
         stack.callback(compiler.close)
-        grammar = await asyncio.to_thread(compiler.compile, "json_schema", json.dumps(_SCHEMA))
+        grammar = await asyncio.wrap_future(compiler.submit("json_schema", json.dumps(_SCHEMA)))
         variants: dict[str, Callable[[], Any]] = {}
         for name, each in params.items():
             rig = await stack.enter_async_context(running(model))

@@ -296,7 +296,7 @@ class Starter:
         return tuple(rng.randrange(1, self.manifest.vocab_size) for _ in range(num_tokens))
 
     def grammar(self, kind: GrammarKind, value: GrammarValue) -> Grammar:
-        return self.compiler.compile(kind, value)
+        return self.compiler.submit(kind, value).result()
 
 
 @pytest.fixture(scope="session")

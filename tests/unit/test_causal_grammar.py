@@ -86,6 +86,10 @@ LINKED = {
 }
 
 
+def compiled(compiler: GrammarCompiler, kind: Any, value: Any) -> Grammar:
+    return compiler.submit(kind, value).result()
+
+
 def new_compiler(eos: list[int]) -> GrammarCompiler:
     return GrammarCompiler(TOKENIZER_JSON, vocab_size=VOCAB_SIZE, eos_token_ids=eos)
 
@@ -149,7 +153,7 @@ def accepts(grammar: Grammar, text: str) -> bool:
 
 
 def test_replies_under_a_nested_schema_validate(compiler: GrammarCompiler) -> None:
-    grammar = compiler.compile("json", PERSON)
+    grammar = compiled(compiler, "json", PERSON)
     rng = np.random.default_rng(0)
     validator = jsonschema.Draft202012Validator(PERSON)
     homes = 0
@@ -177,7 +181,7 @@ def test_replies_under_a_nested_schema_validate(compiler: GrammarCompiler) -> No
 def test_regular_expressions_match_the_whole_text(
     compiler: GrammarCompiler, expression: str
 ) -> None:
-    grammar = compiler.compile("regex", expression)
+    grammar = compiled(compiler, "regex", expression)
     rng = np.random.default_rng(1)
     for _ in range(20):
         text, finished = sample(grammar, rng)
@@ -186,7 +190,7 @@ def test_regular_expressions_match_the_whole_text(
 
 
 def test_lark_grammars_nest(compiler: GrammarCompiler) -> None:
-    grammar = compiler.compile("lark", 'start: "(" start ")" | /[0-9]/ ("+" start)?\n')
+    grammar = compiled(compiler, "lark", 'start: "(" start ")" | /[0-9]/ ("+" start)?\n')
     rng = np.random.default_rng(2)
     for _ in range(20):
         text, finished = sample(grammar, rng)
@@ -226,13 +230,13 @@ def test_lark_grammars_nest(compiler: GrammarCompiler) -> None:
 def test_what_a_grammar_takes(
     compiler: GrammarCompiler, kind: GrammarKind, value: Any, text: str, expected: bool
 ) -> None:
-    assert accepts(compiler.compile(kind, value), text) is expected
+    assert accepts(compiled(compiler, kind, value), text) is expected
 
 
 def test_end_of_sequence_is_allowed_exactly_where_the_text_may_end(
     compiler: GrammarCompiler,
 ) -> None:
-    matcher = compiler.compile("regex", "ab?c?|abcd").matcher()
+    matcher = compiled(compiler, "regex", "ab?c?|abcd").matcher()
     ends = []
     for character in "abcd":
         ends.append(bool(matcher.allowed()[EOS]))
@@ -243,7 +247,7 @@ def test_end_of_sequence_is_allowed_exactly_where_the_text_may_end(
 
 
 def test_the_end_is_taken_and_nothing_follows_it(compiler: GrammarCompiler) -> None:
-    matcher = compiler.compile("regex", "a+").matcher()
+    matcher = compiled(compiler, "regex", "a+").matcher()
     with pytest.raises(ValidationError, match="may not end here"):
         matcher.accept(EOS)
     feed(matcher, "a")
@@ -256,7 +260,7 @@ def test_the_end_is_taken_and_nothing_follows_it(compiler: GrammarCompiler) -> N
 
 def test_only_tokens_of_text_are_allowed(compiler: GrammarCompiler) -> None:
     """Everything may follow but the special token and the logits that stand for nothing."""
-    matcher = compiler.compile("regex", "(?s:.*)<.*").matcher()
+    matcher = compiled(compiler, "regex", "(?s:.*)<.*").matcher()
     allowed = matcher.allowed()
     assert allowed.shape == (VOCAB_SIZE,)
     assert allowed.dtype == np.bool_
@@ -272,7 +276,7 @@ def test_several_end_of_sequence_tokens_even_beyond_the_vocabulary() -> None:
     beyond, text = VOCAB_SIZE - 1, token("z")
     compiler = new_compiler([EOS, text, beyond, VOCAB_SIZE + 5])
     try:
-        matcher = compiler.compile("regex", "az?").matcher()
+        matcher = compiled(compiler, "regex", "az?").matcher()
         feed(matcher, "a")
         assert np.flatnonzero(matcher.allowed()).tolist() == [EOS, text, beyond]
         matcher.accept(beyond)
@@ -282,7 +286,7 @@ def test_several_end_of_sequence_tokens_even_beyond_the_vocabulary() -> None:
 
 
 def test_a_model_without_an_end_of_sequence_token(endless: GrammarCompiler) -> None:
-    matcher = endless.compile("regex", "ab?").matcher()
+    matcher = compiled(endless, "regex", "ab?").matcher()
     feed(matcher, "a")
     assert not matcher.finished
     assert np.flatnonzero(matcher.allowed()).tolist() == [token("b")]
@@ -290,7 +294,7 @@ def test_a_model_without_an_end_of_sequence_token(endless: GrammarCompiler) -> N
     assert matcher.finished
     assert not matcher.allowed().any()
     rng = np.random.default_rng(3)
-    grammar = endless.compile("json", PERSON)
+    grammar = compiled(endless, "json", PERSON)
     for _ in range(10):
         text, finished = sample(grammar, rng)
         assert finished
@@ -298,7 +302,7 @@ def test_a_model_without_an_end_of_sequence_token(endless: GrammarCompiler) -> N
 
 
 def test_masks_are_the_same_with_and_without_prepare(compiler: GrammarCompiler) -> None:
-    grammar = compiler.compile("json", PERSON)
+    grammar = compiled(compiler, "json", PERSON)
     texts = {
         prepare: [sample(grammar, np.random.default_rng(seed), prepare=prepare) for seed in (4, 5)]
         for prepare in (True, False)
@@ -317,7 +321,7 @@ def test_masks_are_the_same_with_and_without_prepare(compiler: GrammarCompiler) 
 
 
 def test_a_token_may_come_before_the_prepared_mask_is_read(compiler: GrammarCompiler) -> None:
-    grammar = compiler.compile("regex", "[a-f]{6}")
+    grammar = compiled(compiler, "regex", "[a-f]{6}")
     hasty, patient = grammar.matcher(), grammar.matcher()
     for character in "abcde":
         feed(hasty, character)
@@ -327,7 +331,7 @@ def test_a_token_may_come_before_the_prepared_mask_is_read(compiler: GrammarComp
 
 
 def test_matchers_of_one_grammar_are_independent(compiler: GrammarCompiler) -> None:
-    grammar = compiler.compile("regex", "ax|by")
+    grammar = compiled(compiler, "regex", "ax|by")
     first, second = grammar.matcher(), grammar.matcher()
     feed(first, "a")
     with pytest.raises(ValidationError):
@@ -338,7 +342,7 @@ def test_matchers_of_one_grammar_are_independent(compiler: GrammarCompiler) -> N
 
 
 def test_matchers_work_at_the_same_time(compiler: GrammarCompiler) -> None:
-    grammar = compiler.compile("json", PERSON)
+    grammar = compiled(compiler, "json", PERSON)
     alone = [sample(grammar, np.random.default_rng(seed)) for seed in range(8)]
     together: dict[int, tuple[str, bool]] = {}
 
@@ -354,7 +358,7 @@ def test_matchers_work_at_the_same_time(compiler: GrammarCompiler) -> None:
 
 
 def test_a_mask_stays_as_it_was_read(compiler: GrammarCompiler) -> None:
-    matcher = compiler.compile("regex", "[ab]{4}").matcher()
+    matcher = compiled(compiler, "regex", "[ab]{4}").matcher()
     masks: list[tuple[NDArray[np.bool_], NDArray[np.bool_]]] = []
     for character in "abab":
         mask = matcher.allowed()
@@ -428,11 +432,11 @@ def test_wrong_and_hostile_grammars_are_refused(
     compiler: GrammarCompiler, kind: Any, value: Any, reason: str
 ) -> None:
     with pytest.raises(ValidationError, match=reason) as raised:
-        compiler.compile(kind, value)
+        compiled(compiler, kind, value)
     assert raised.value.message.endswith(".")
     assert "\n" not in raised.value.message
     assert len(raised.value.message) < 400
-    assert accepts(compiler.compile("regex", "a"), "a")
+    assert accepts(compiled(compiler, "regex", "a"), "a")
 
 
 @pytest.mark.parametrize(
@@ -452,13 +456,13 @@ def test_hostile_grammars_are_refused_or_bounded(
 ) -> None:
     """Whether it compiles, fails, or fails at a later token: the process lives and goes on."""
     with contextlib.suppress(ValidationError):
-        sample(compiler.compile(kind, value), np.random.default_rng(6))
-    assert accepts(compiler.compile("regex", "a"), "a")
+        sample(compiled(compiler, kind, value), np.random.default_rng(6))
+    assert accepts(compiled(compiler, "regex", "a"), "a")
 
 
 def test_a_grammar_may_become_too_complex_on_the_way(compiler: GrammarCompiler) -> None:
     optional = {f"p{i}": True for i in range(1500)}
-    matcher = compiler.compile("json", {"type": "object", "properties": optional}).matcher()
+    matcher = compiled(compiler, "json", {"type": "object", "properties": optional}).matcher()
     with pytest.raises(ValidationError, match=r"(?i)cannot be used: .*too many items") as raised:
         feed(matcher, "{")
     assert "<" not in raised.value.message
@@ -471,7 +475,7 @@ def test_a_grammar_without_an_end_goes_on_step_by_step(compiler: GrammarCompiler
         "required": ["a"],
         "additionalProperties": False,
     }
-    matcher = compiler.compile("json", schema).matcher()
+    matcher = compiled(compiler, "json", schema).matcher()
     feed(matcher, '{"a":' * 100)
     assert matcher.allowed()[token("{")]
     assert not matcher.allowed()[[EOS, token("}")]].any()
@@ -529,7 +533,7 @@ def test_too_many_waiting_grammars_are_refused(
     assert all(
         accepts(future.result(30), text) for future, text in zip(waiting, "abc", strict=True)
     )
-    assert accepts(held.compile("regex", "d"), "d")
+    assert accepts(compiled(held, "regex", "d"), "d")
 
 
 def test_a_client_that_leaves_takes_its_grammar_along(
@@ -554,11 +558,11 @@ def test_a_grammar_is_checked_once(
     checker.release.set()
     monkeypatch.setattr(grammar_module, "_MAX_VERDICTS", 2)
     values: list[GrammarValue] = ['{"type": "integer"}', {"type": "integer"}]
-    first, second = (held.compile("json", value) for value in values)
+    first, second = (compiled(held, "json", value) for value in values)
     assert first is not second
     assert len(checker.checked) == 1
     for text, num_checked in [("a", 2), ("a", 2), ("b", 3), ("a", 3), ("c", 4), ("b", 5)]:
-        held.compile("regex", text)
+        compiled(held, "regex", text)
         assert len(checker.checked) == num_checked
 
 
@@ -567,7 +571,7 @@ def test_a_refusal_is_kept(held: GrammarCompiler, checker: HeldChecker) -> None:
     checker.refusal = "Too hard."
     for _ in range(2):
         with pytest.raises(ValidationError, match="Too hard"):
-            held.compile("regex", "a")
+            compiled(held, "regex", "a")
     assert len(checker.checked) == 1
 
 
@@ -579,7 +583,7 @@ def test_a_grammar_worn_out_by_one_request_serves_the_next(
     monkeypatch.setattr(grammar_build, "_limits", lambda: limits)
 
     def first_failure() -> int:
-        matcher = compiler.compile("regex", "(.|a)*a(.){2000}b").matcher()
+        matcher = compiled(compiler, "regex", "(.|a)*a(.){2000}b").matcher()
         rng = np.random.default_rng(7)
         for count in range(200):
             try:
@@ -597,7 +601,7 @@ def test_the_child_process_ends_with_the_compiler() -> None:
     before = set(psutil.Process().children())
     compiler = new_compiler([EOS])
     assert set(psutil.Process().children()) == before
-    compiler.compile("regex", "a")
+    compiled(compiler, "regex", "a")
     assert len(set(psutil.Process().children()) - before) == 1
     compiler.close()
     assert set(psutil.Process().children()) <= before
@@ -606,7 +610,7 @@ def test_the_child_process_ends_with_the_compiler() -> None:
 def test_the_child_process_ends_with_a_forgotten_compiler() -> None:
     before = set(psutil.Process().children())
     compiler = new_compiler([EOS])
-    compiler.compile("regex", "a")
+    compiled(compiler, "regex", "a")
     del compiler
     gc.collect()
     assert set(psutil.Process().children()) <= before
@@ -616,11 +620,11 @@ def test_a_child_process_that_was_killed_is_replaced() -> None:
     before = set(psutil.Process().children())
     compiler = new_compiler([EOS])
     try:
-        compiler.compile("regex", "a")
+        compiled(compiler, "regex", "a")
         (child,) = set(psutil.Process().children()) - before
         child.kill()
         child.wait(30)
-        assert accepts(compiler.compile("regex", "b"), "b")
+        assert accepts(compiled(compiler, "regex", "b"), "b")
     finally:
         compiler.close()
 

@@ -56,10 +56,6 @@ class GrammarCompiler:
         self._lock = threading.Lock()
         self._num_compiling = 0
 
-    def compile(self, kind: GrammarKind, value: GrammarValue) -> "Grammar":
-        """Compiles a grammar and waits for it; takes and raises what ``submit`` does."""
-        return self.submit(kind, value).result()
-
     def submit(self, kind: GrammarKind, value: GrammarValue) -> "Future[Grammar]":
         """Has a grammar compiled; ``asyncio.wrap_future`` waits for it without a thread.
 
