@@ -14,7 +14,7 @@ from onnxscript.rewriter.ort_fusions import optimize_for_ort
 from torch import Tensor, nn
 
 from maskdial_export.errors import ExportError, first_line
-from maskdial_export.rewrite import pack_projections, share_transposed_weights
+from maskdial_export.rewrite import name_modules, pack_projections, share_transposed_weights
 
 OPSET = 20  # the first with Gelu
 
@@ -87,8 +87,9 @@ def to_onnx_ir(
 def optimise(model: ir.Model) -> ir.Model:
     """Fuses what ONNX Runtime has an operator for, and keeps each weight once."""
     with quiet():
-        model, _ = optimize_for_ort(model, clear_metadata=True)
+        model, _ = optimize_for_ort(model)
         passes.DeduplicateInitializersPass()(model)
+        name_modules(model.graph)
         pack_projections(model.graph)
         share_transposed_weights(model.graph)
         passes.RemoveUnusedNodesPass()(model)
@@ -109,5 +110,6 @@ def save(model: ir.Model, path: Path) -> list[str]:
         OSError: a file cannot be written.
     """
     data = f"{path.name}.data"
+    passes.ClearMetadataAndDocStringPass()(model)
     ir.save(model, path, external_data=data)
     return [path.name, data]

@@ -1,5 +1,6 @@
 """Rewrites of the traced graph that no library does for us."""
 
+import ast
 from collections.abc import Sequence
 from typing import Any
 
@@ -8,16 +9,41 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 
 Array = NDArray[Any]
+_SCOPES = "pkg.torch.onnx.name_scopes"  # torch's: the modules around an operator, outermost first
+_MODULES = "maskdial.modules"
+_PRODUCTS = ("MatMul", "FusedMatMul", "Gemm")
 
 
-def _constant(value: ir.Value | None) -> Array | None:
+def constant(value: ir.Value | None) -> Array | None:
+    """The array of an initializer or a constant; None of what is computed."""
     return None if value is None or value.const_value is None else value.const_value.numpy()
 
 
-def _add_initializer(graph: ir.Graph, name: str, array: Array) -> ir.Value:
+def add_initializer(graph: ir.Graph, name: str, array: Array) -> ir.Value:
+    """The initializer of that name, which is added unless it is there already."""
+    if name in graph.initializers:
+        return graph.initializers[name]
     value = ir.Value(name=name, const_value=ir.tensor(array, name=name))
     graph.register_initializer(value)
     return value
+
+
+def name_modules(graph: ir.Graph) -> None:
+    """Notes for each matrix product of which module of the checkpoint it is."""
+    for node in graph:
+        scopes = node.metadata_props.get(_SCOPES)
+        if scopes is not None and node.op_type in _PRODUCTS:
+            module = ast.literal_eval(scopes)[-2]  # the last is the operator itself
+            node.metadata_props[_MODULES] = module.removeprefix("model.")  # our wrapper's attribute
+
+
+def modules_of(node: ir.Node) -> tuple[str, ...]:
+    """The checkpoint's modules that a matrix product computes; several where they were packed."""
+    return tuple(filter(None, node.metadata_props.get(_MODULES, "").split(",")))
+
+
+def _join_modules(node: ir.Node, sources: Sequence[ir.Node]) -> None:
+    node.metadata_props[_MODULES] = ",".join(name for each in sources for name in modules_of(each))
 
 
 def share_transposed_weights(graph: ir.Graph) -> None:
@@ -31,11 +57,11 @@ def share_transposed_weights(graph: ir.Graph) -> None:
     for node in list(graph):
         if node.op_type not in ("MatMul", "FusedMatMul") or _transposes(node):
             continue
-        weight = _constant(node.inputs[1])
+        weight = constant(node.inputs[1])
         if weight is None or weight.ndim != 2:
             continue
         for embedding in embeddings:
-            table = _constant(embedding)
+            table = constant(embedding)
             if table is None or table.shape != weight.shape[::-1]:
                 continue
             if embedding is not None and np.array_equal(table, weight.T):
@@ -52,10 +78,11 @@ def _multiply_transposed(
 ) -> None:
     alpha = node.attributes.get_float("alpha", 1.0)
     name = node.outputs[0].name
-    flat_shape = _add_initializer(graph, f"{name}.flat_shape", np.array([-1, hidden_size]))
-    full_shape = _add_initializer(graph, f"{name}.full_shape", np.array([1, -1, vocab_size]))
+    flat_shape = add_initializer(graph, f"{name}.flat_shape", np.array([-1, hidden_size]))
+    full_shape = add_initializer(graph, f"{name}.full_shape", np.array([1, -1, vocab_size]))
     flat = ir.node("Reshape", [node.inputs[0], flat_shape])
     product = ir.node("Gemm", [flat.outputs[0], embedding], {"transB": 1, "alpha": alpha})
+    _join_modules(product, [node])
     full = ir.node("Reshape", [product.outputs[0], full_shape])
     ir.convenience.replace_nodes_and_values(
         graph, node, [node], [flat, product, full], node.outputs, full.outputs
@@ -101,34 +128,36 @@ def _project_once(
 ) -> ir.Value | None:
     """One ``MatMul`` (and ``Add``) in the place of three that share their input."""
     parts = [_projection(value) for value in sources]
-    weights, biases, inputs = [], [], set()
+    weights, biases, inputs, products = [], [], set(), []
     for part in parts:
         if part is None:
             return None
-        inputs.add(part[0])
+        inputs.add(part[0].inputs[0])
+        products.append(part[0])
         weights.append(part[1])
         biases.append(part[2])
     if len(inputs) != 1 or len({bias is None for bias in biases}) != 1:
         return None
     name = f"{attention.outputs[0].name}.qkv"
-    weight = _add_initializer(graph, f"{name}.weight", np.concatenate(weights, axis=1))
+    weight = add_initializer(graph, f"{name}.weight", np.concatenate(weights, axis=1))
     nodes = [ir.node("MatMul", [inputs.pop(), weight])]
+    _join_modules(nodes[0], products)
     given = [bias for bias in biases if bias is not None]
     if given:
-        bias = _add_initializer(graph, f"{name}.bias", np.concatenate(given))
+        bias = add_initializer(graph, f"{name}.bias", np.concatenate(given))
         nodes.append(ir.node("Add", [nodes[0].outputs[0], bias]))
     graph.insert_before(attention, nodes)
     return nodes[-1].outputs[0]
 
 
-def _projection(value: ir.Value | None) -> tuple[ir.Value, Array, Array | None] | None:
-    """The input, weight and bias of which a value is the product, if it is one."""
+def _projection(value: ir.Value | None) -> tuple[ir.Node, Array, Array | None] | None:
+    """The product, weight and bias of which a value is the result, if it is one."""
     node = None if value is None else value.producer()
     bias = None
     if node is not None and node.op_type == "Add":
-        bias = _constant(node.inputs[1])
+        bias = constant(node.inputs[1])
         node = None if bias is None or node.inputs[0] is None else node.inputs[0].producer()
-    if node is None or node.op_type != "MatMul" or node.inputs[0] is None:
+    if node is None or node.op_type != "MatMul":
         return None
-    weight = _constant(node.inputs[1])
-    return None if weight is None else (node.inputs[0], weight, bias)
+    weight = constant(node.inputs[1])
+    return None if weight is None else (node, weight, bias)

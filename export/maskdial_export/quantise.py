@@ -1,0 +1,179 @@
+"""Quantised projections: integer matrix products in the place of ``MatMul``.
+
+* ``int8`` is W8A8: weights int8 with one scale per output channel, activations uint8 with one scale
+  per row, found as the model runs. Projections of one input share its quantisation. The product of
+  integers is exact and every other operator works on rows, so a row's result does not depend on
+  the rows beside it.
+* ``int4`` keeps weights as 4-bit integers in blocks of 128 (``MatMulNBits``), whose activations
+  the operator quantises itself. ONNX Runtime multiplies single rows by another kernel than several.
+
+Both operators are specified in onnxruntime's docs/ContribOperators.md.
+"""
+
+from collections.abc import Callable, Collection
+from typing import Literal
+
+import numpy as np
+import onnx_ir as ir
+from numpy.typing import NDArray
+from onnx_ir.passes import common as passes
+from torch import nn
+from transformers import PreTrainedModel
+from transformers.pytorch_utils import Conv1D
+
+from maskdial_export.rewrite import add_initializer, constant, modules_of
+
+Precision = Literal["int8", "int4"]
+
+BLOCK_SIZE = 128
+_INT8_ACTIVATIONS = 4  # MatMulNBits' accuracy level
+_LARGEST = 127
+_ZERO_POINT = 128
+# A head of few labels costs nothing and decides everything.
+_FEWEST_OUTPUTS = 16
+_TINY = np.finfo(np.float32).tiny
+
+
+def projections(model: PreTrainedModel) -> list[str]:
+    """The modules whose products may be quantised, by their names, in order."""
+    return [
+        name
+        for name, module in model.named_modules()
+        if isinstance(module, nn.Linear | Conv1D) and _num_outputs(module) >= _FEWEST_OUTPUTS
+    ]
+
+
+def _num_outputs(module: nn.Module) -> int:
+    weight = module.get_parameter("weight")
+    return weight.shape[1 if isinstance(module, Conv1D) else 0]
+
+
+def quantise(model: ir.Model, precision: Precision, keep: Collection[str] = ()) -> ir.Model:
+    """Quantises the projections of an optimised graph, in place.
+
+    Args:
+        model: of `maskdial_export.graph.optimise`.
+        precision: of weights and activations.
+        keep: modules whose products stay in float32; so do those that were packed with one of them.
+    """
+    graph = model.graph
+    project: Callable[[ir.Graph, ir.Node, NDArray[np.float32]], ir.Value]
+    project = _Int8().project if precision == "int8" else _project_int4
+    for node in list(graph):
+        weight = _weight(node)
+        modules = modules_of(node)
+        if weight is None or not modules or weight.shape[1] < _FEWEST_OUTPUTS:
+            continue
+        if any(module in keep for module in modules):
+            continue
+        output = project(graph, node, weight)
+        bias = constant(node.inputs[2]) if len(node.inputs) > 2 else None
+        if bias is not None:  # of a Gemm
+            add = ir.node("Add", [output, node.inputs[2]])
+            graph.insert_before(node, [add])
+            output = add.outputs[0]
+        ir.convenience.replace_all_uses_with(node.outputs, [output], replace_graph_outputs=True)
+        graph.remove(node, safe=True)
+    passes.RemoveUnusedNodesPass()(model)
+    return model
+
+
+def _weight(node: ir.Node) -> NDArray[np.float32] | None:
+    """The constant (inputs, outputs) matrix by which a node multiplies, float32."""
+    if node.op_type not in ("MatMul", "FusedMatMul", "Gemm"):
+        return None
+    weight = constant(node.inputs[1])
+    if weight is None or weight.ndim != 2 or node.attributes.get_int("transA", 0):
+        return None
+    if node.attributes.get_float("alpha", 1.0) != 1.0:
+        return None
+    return weight.T if node.attributes.get_int("transB", 0) else weight
+
+
+class _Int8:
+    """Keeps the quantisation of each input, for all projections of it."""
+
+    def __init__(self) -> None:
+        self._rows: dict[ir.Value, tuple[ir.Value, ir.Value]] = {}
+
+    def project(self, graph: ir.Graph, node: ir.Node, weight: NDArray[np.float32]) -> ir.Value:
+        """Adds, before ``node``, nodes that multiply its input by the quantised weight."""
+        source = node.inputs[0]
+        assert source is not None
+        if source not in self._rows:
+            self._rows[source] = self._quantise_rows(graph, node, source)
+        quantised, peak = self._rows[source]
+        name = ",".join(modules_of(node))
+        scale = np.maximum(np.abs(weight).max(axis=0) / _LARGEST, _TINY)
+        integers = np.rint(weight / scale).astype(np.int8)
+        product = ir.node(
+            "MatMulIntegerToFloat",
+            [
+                quantised,
+                add_initializer(graph, f"{name}.int8", integers),
+                self._step(graph),
+                add_initializer(graph, f"{name}.scale", scale.astype(np.float32)),
+                self._zero_point(graph),
+            ],
+            domain="com.microsoft",
+        )
+        scaled = ir.node("Mul", [product.outputs[0], peak])
+        graph.insert_before(node, [product, scaled])
+        return scaled.outputs[0]
+
+    def _quantise_rows(
+        self, graph: ir.Graph, node: ir.Node, source: ir.Value
+    ) -> tuple[ir.Value, ir.Value]:
+        """uint8 rows of a value, and each row's largest magnitude, by which they were divided.
+
+        A row of zeros becomes 0/0, which is quantised to whatever integer, and its product times
+        its peak is 0, as it should be.
+        """
+        axes = add_initializer(graph, "int8.axes", np.array([-1]))
+        magnitude = ir.node("Abs", [source])
+        peak = ir.node("ReduceMax", [magnitude.outputs[0], axes], {"keepdims": 1})
+        unit = ir.node("Div", [source, peak.outputs[0]])
+        rows = ir.node(
+            "QuantizeLinear", [unit.outputs[0], self._step(graph), self._zero_point(graph)]
+        )
+        graph.insert_before(node, [magnitude, peak, unit, rows])
+        return rows.outputs[0], peak.outputs[0]
+
+    @staticmethod
+    def _step(graph: ir.Graph) -> ir.Value:
+        return add_initializer(graph, "int8.step", np.array(1 / _LARGEST, np.float32))
+
+    @staticmethod
+    def _zero_point(graph: ir.Graph) -> ir.Value:
+        return add_initializer(graph, "int8.zero_point", np.array(_ZERO_POINT, np.uint8))
+
+
+def _project_int4(graph: ir.Graph, node: ir.Node, weight: NDArray[np.float32]) -> ir.Value:
+    """Adds, before ``node``, a product of its input with 4-bit integers around 8, two a byte."""
+    num_inputs, num_outputs = weight.shape
+    name = ",".join(modules_of(node))
+    blocks = np.pad(weight.T, ((0, 0), (0, -num_inputs % BLOCK_SIZE)))
+    blocks = blocks.reshape(num_outputs, -1, BLOCK_SIZE)
+    # The value of the largest magnitude becomes -8, the end of the range that reaches further.
+    largest = np.take_along_axis(blocks, np.abs(blocks).argmax(axis=2)[..., None], axis=2)
+    scale = np.where(largest == 0, 1, largest / -8).astype(np.float32)
+    integers = np.clip(np.rint(blocks / scale) + 8, 0, 15).astype(np.uint8)
+    packed = integers[..., 0::2] | integers[..., 1::2] << 4
+    product = ir.node(
+        "MatMulNBits",
+        [
+            node.inputs[0],
+            add_initializer(graph, f"{name}.int4", packed),
+            add_initializer(graph, f"{name}.scale", scale[..., 0]),
+        ],
+        {
+            "K": num_inputs,
+            "N": num_outputs,
+            "bits": 4,
+            "block_size": BLOCK_SIZE,
+            "accuracy_level": _INT8_ACTIVATIONS,
+        },
+        domain="com.microsoft",
+    )
+    graph.insert_before(node, [product])
+    return product.outputs[0]
