@@ -14,7 +14,13 @@ from onnxscript.rewriter.ort_fusions import optimize_for_ort
 from torch import Tensor, nn
 
 from maskdial_export.errors import ExportError, first_line
-from maskdial_export.rewrite import name_modules, pack_projections, share_transposed_weights
+from maskdial_export.rewrite import (
+    cancel_reshapes,
+    give_attention_biases,
+    name_modules,
+    pack_projections,
+    share_transposed_weights,
+)
 
 OPSET = 20  # the first with Gelu
 
@@ -90,6 +96,8 @@ def optimise(model: ir.Model) -> ir.Model:
         model, _ = optimize_for_ort(model)
         passes.DeduplicateInitializersPass()(model)
         name_modules(model.graph)
+        cancel_reshapes(model.graph)
+        give_attention_biases(model.graph)
         pack_projections(model.graph)
         share_transposed_weights(model.graph)
         passes.RemoveUnusedNodesPass()(model)

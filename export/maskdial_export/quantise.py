@@ -21,7 +21,7 @@ from torch import nn
 from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
-from maskdial_export.rewrite import add_initializer, constant, modules_of
+from maskdial_export.rewrite import PRODUCTS, add_initializer, constant, modules_of
 
 Precision = Literal["int8", "int4"]
 
@@ -80,14 +80,14 @@ def quantise(model: ir.Model, precision: Precision, keep: Collection[str] = ()) 
 
 def _weight(node: ir.Node) -> NDArray[np.float32] | None:
     """The constant (inputs, outputs) matrix by which a node multiplies, float32."""
-    if node.op_type not in ("MatMul", "FusedMatMul", "Gemm"):
+    if node.op_type not in PRODUCTS or set(node.attributes) - {"transA", "transB", "alpha"}:
         return None
     weight = constant(node.inputs[1])
-    if weight is None or weight.ndim != 2 or node.attributes.get_int("transA", 0):
+    if weight is None or weight.ndim != 2 or node.attributes.get_int("transA", False):
         return None
     if node.attributes.get_float("alpha", 1.0) != 1.0:
         return None
-    return weight.T if node.attributes.get_int("transB", 0) else weight
+    return weight.T if node.attributes.get_int("transB", False) else weight
 
 
 class _Int8:

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 Array = NDArray[Any]
 _SCOPES = "pkg.torch.onnx.name_scopes"  # torch's: the modules around an operator, outermost first
 _MODULES = "maskdial.modules"
-_PRODUCTS = ("MatMul", "FusedMatMul", "Gemm")
+PRODUCTS = ("MatMul", "FusedMatMul", "Gemm")
 
 
 def constant(value: ir.Value | None) -> Array | None:
@@ -32,7 +32,7 @@ def name_modules(graph: ir.Graph) -> None:
     """Notes for each matrix product of which module of the checkpoint it is."""
     for node in graph:
         scopes = node.metadata_props.get(_SCOPES)
-        if scopes is not None and node.op_type in _PRODUCTS:
+        if scopes is not None and node.op_type in PRODUCTS:
             module = ast.literal_eval(scopes)[-2]  # the last is the operator itself
             node.metadata_props[_MODULES] = module.removeprefix("model.")  # our wrapper's attribute
 
@@ -70,7 +70,7 @@ def share_transposed_weights(graph: ir.Graph) -> None:
 
 
 def _transposes(node: ir.Node) -> bool:
-    return any(node.attributes.get_int(name, 0) for name in ("transA", "transB"))
+    return any(node.attributes.get_int(name, False) for name in ("transA", "transB"))
 
 
 def _multiply_transposed(
@@ -89,6 +89,39 @@ def _multiply_transposed(
     )
 
 
+def cancel_reshapes(graph: ir.Graph) -> None:
+    """Takes out reshapes that undo each other: models part heads, and operators join them again."""
+    for node in graph:
+        if node.op_type != "Reshape":
+            continue
+        source = _before_reshape(node.outputs[0])
+        if source is not None and _same_shape(source.shape, node.outputs[0].shape):
+            ir.convenience.replace_all_uses_with(node.outputs[0], source)
+
+
+def _same_shape(left: ir.Shape | None, right: ir.Shape | None) -> bool:
+    if left is None or right is None or len(left) != len(right):
+        return False
+    pairs = zip(left, right, strict=True)
+    return all(one == other and one != ir.SymbolicDim(None) for one, other in pairs)
+
+
+def give_attention_biases(graph: ir.Graph) -> None:
+    """Lets MultiHeadAttention add the biases of query, key and value itself."""
+    for node in graph:
+        if node.op_type != "MultiHeadAttention" or node.inputs[3] is not None:
+            continue
+        parts = [_projection(value) for value in node.inputs[:3]]
+        biases = [part[2] for part in parts if part is not None and part[2] is not None]
+        if len(biases) < 3:
+            continue
+        name = f"{node.outputs[0].name}.bias"
+        node.replace_input_with(3, add_initializer(graph, name, np.concatenate(biases)))
+        for index, part in enumerate(parts):
+            assert part is not None
+            node.replace_input_with(index, part[0].outputs[0])
+
+
 def pack_projections(graph: ir.Graph) -> None:
     """Gives GroupQueryAttention its query, key and value as one tensor, from one ``MatMul``.
 
@@ -98,7 +131,7 @@ def pack_projections(graph: ir.Graph) -> None:
     for node in list(graph):
         if node.op_type != "GroupQueryAttention":
             continue
-        sources = [_before_reshapes(value) for value in node.inputs[:3]]
+        sources = [_before_reshape(value) for value in node.inputs[:3]]
         packed = _before_split(sources) or _project_once(graph, node, sources)
         if packed is not None:
             node.replace_input_with(0, packed)
@@ -106,8 +139,8 @@ def pack_projections(graph: ir.Graph) -> None:
             node.replace_input_with(2, None)
 
 
-def _before_reshapes(value: ir.Value | None) -> ir.Value | None:
-    """Heads are joined again before the operator, so these reshapes undo each other."""
+def _before_reshape(value: ir.Value | None) -> ir.Value | None:
+    """What a value is made of, but for its shape."""
     while value is not None and (producer := value.producer()) is not None:
         if producer.op_type != "Reshape":
             break
