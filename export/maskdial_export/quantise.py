@@ -80,14 +80,15 @@ def quantise(model: ir.Model, precision: Precision, keep: Collection[str] = ()) 
 
 def _weight(node: ir.Node) -> NDArray[np.float32] | None:
     """The constant (inputs, outputs) matrix by which a node multiplies, float32."""
-    if node.op_type not in PRODUCTS or set(node.attributes) - {"transA", "transB", "alpha"}:
+    if node.op_type not in PRODUCTS:
         return None
     weight = constant(node.inputs[1])
-    if weight is None or weight.ndim != 2 or node.attributes.get_int("transA", False):
+    transposed = node.attributes.get_int("transB", False)
+    others = {name: each.value for name, each in node.attributes.items() if name != "transB"}
+    plain = all(value == (name in ("alpha", "beta")) for name, value in others.items())
+    if weight is None or weight.ndim != 2 or not plain:
         return None
-    if node.attributes.get_float("alpha", 1.0) != 1.0:
-        return None
-    return weight.T if node.attributes.get_int("transB", False) else weight
+    return weight.T if transposed else weight
 
 
 class _Int8:
