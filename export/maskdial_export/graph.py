@@ -19,6 +19,7 @@ from maskdial_export.rewrite import (
     give_attention_biases,
     name_modules,
     pack_projections,
+    part_skip_layer_norms,
     share_transposed_weights,
 )
 
@@ -97,6 +98,7 @@ def optimise(model: ir.Model) -> ir.Model:
         passes.DeduplicateInitializersPass()(model)
         name_modules(model.graph)
         cancel_reshapes(model.graph)
+        part_skip_layer_norms(model.graph)
         give_attention_biases(model.graph)
         pack_projections(model.graph)
         share_transposed_weights(model.graph)

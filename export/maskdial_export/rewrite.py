@@ -106,6 +106,31 @@ def _same_shape(left: ir.Shape | None, right: ir.Shape | None) -> bool:
     return all(one == other and one != ir.SymbolicDim(None) for one, other in pairs)
 
 
+def part_skip_layer_norms(graph: ir.Graph) -> None:
+    """Puts ``Add`` and ``LayerNormalization`` in the place of ``SkipLayerNormalization``.
+
+    Measured on ONNX Runtime 1.31's CPU provider: the fused operator takes 3 ns for an element, the
+    parts together 0.5. (``SkipSimplifiedLayerNormalization`` is as fast as its parts.)
+    """
+    for node in list(graph):
+        if node.op_type != "SkipLayerNormalization":
+            continue
+        source, skip, gamma, beta, bias = [*node.inputs, None, None][:5]
+        nodes = []
+        if bias is not None:
+            nodes.append(ir.node("Add", [source, bias]))
+            source = nodes[-1].outputs[0]
+        nodes.append(ir.node("Add", [source, skip]))
+        total = nodes[-1].outputs[0]
+        attributes = {"axis": -1, "epsilon": node.attributes.get_float("epsilon", 1e-12)}
+        nodes.append(ir.node("LayerNormalization", [total, gamma, beta], attributes))
+        old, new = [node.outputs[0]], [nodes[-1].outputs[0]]
+        if len(node.outputs) > 3:
+            old.append(node.outputs[3])
+            new.append(total)
+        ir.convenience.replace_nodes_and_values(graph, node, [node], nodes, old, new)
+
+
 def give_attention_biases(graph: ir.Graph) -> None:
     """Lets MultiHeadAttention add the biases of query, key and value itself."""
     for node in graph:
