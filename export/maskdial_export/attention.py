@@ -17,7 +17,8 @@ from torch import Tensor, nn
 from transformers import AttentionInterface, PreTrainedModel
 
 _NAME = "maskdial"
-_MASKED_SCORE = -1e9  # far below every score, and finite: a padded row may have no key at all
+# Far below every score in float16, too, and finite: a padded row may have no key at all
+_MASKED_SCORE = -60_000.0
 
 
 class Attention(Protocol):
@@ -84,7 +85,7 @@ class MaskedAttention:
         attributes: dict[str, Any] = {"num_heads": num_heads}
         if scaling is not None:
             attributes["scale"] = float(scaling)
-        window = None if sliding_window is None else self._window(sliding_window, length)
+        window = None if sliding_window is None else self._window(sliding_window, length, query.dtype)
         output = torch.onnx.ops.symbolic(
             "com.microsoft::MultiHeadAttention",
             [_join_heads(query), _join_heads(key), _join_heads(value), None, self.lengths, window],
@@ -95,12 +96,12 @@ class MaskedAttention:
         )
         return output.view(batch, length, num_heads, head_dim), None
 
-    def _window(self, size: int, length: int) -> Tensor:
-        """Scores to add, float32 (1, 1, length, length): the far ones masked."""
+    def _window(self, size: int, length: int, dtype: torch.dtype) -> Tensor:
+        """Scores to add, (1, 1, length, length): the far ones masked."""
         if size not in self._windows:
             position = torch.arange(length)
             far = (position[:, None] - position[None, :]).abs() >= size
-            self._windows[size] = far.to(torch.float32)[None, None] * _MASKED_SCORE
+            self._windows[size] = far.to(dtype)[None, None] * _MASKED_SCORE
         return self._windows[size]
 
 
@@ -126,7 +127,7 @@ class CausalAttention:
         """Starts a forward pass.
 
         The inputs are those of `maskdial.bundle`'s docstring; ``rotary`` holds cosines and sines,
-        float32 (max_length, rotary_dim / 2) each, where the operator is to rotate.
+        (max_length, rotary_dim / 2) each, where the operator is to rotate.
         """
         self._past = past
         self._lengths = [seqlens_k, total_sequence_length]

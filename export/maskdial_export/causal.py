@@ -27,19 +27,20 @@ def max_length(config: Any) -> int:
     return positions
 
 
-def kv_layout(config: Any) -> KVLayout:
-    """The cache that the exported graph reads and writes."""
+def kv_layout(config: Any, dtype: torch.dtype = torch.float32) -> KVLayout:
+    """The cache that the exported graph reads and writes, of the model's ``dtype``."""
     num_heads = int(config.num_attention_heads)
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // num_heads
     return KVLayout(
         num_layers=int(config.num_hidden_layers),
         num_heads=int(getattr(config, "num_key_value_heads", None) or num_heads),
         head_dim=int(head_dim),
+        dtype="float16" if dtype == torch.float16 else "float32",
     )
 
 
 def _rotary_tables(model: PreTrainedModel) -> tuple[Tensor, Tensor] | None:
-    """Cosines and sines, float32 (max_length, rotary_dim / 2) each, for the operator to rotate by.
+    """Cosines and sines, (max_length, rotary_dim / 2) each, for the operator to rotate by.
 
     None where the model has no rotary positions, or heads that the operator does not rotate; such a
     model keeps its own rotary embedding.
@@ -52,7 +53,8 @@ def _rotary_tables(model: PreTrainedModel) -> tuple[Tensor, Tensor] | None:
     half = cos.shape[-1] // 2  # the second half repeats the first
     if half % 8 or kv_layout(model.config).head_dim % 16:  # GroupQueryAttention's conditions
         return None
-    return cos[0, :, :half].contiguous(), sin[0, :, :half].contiguous()
+    cos, sin = (table[0, :, :half].to(model.dtype).contiguous() for table in (cos, sin))
+    return cos, sin
 
 
 class CausalGraph(nn.Module):
@@ -84,22 +86,23 @@ class CausalGraph(nn.Module):
         self.attention.begin(past, seqlens_k, total_sequence_length, tables)
         with gather_rows(self.model.get_decoder(), rows):
             output = self.model(input_ids=input_ids, position_ids=position_ids, use_cache=False)
-        return output.logits.squeeze(0), self.attention.present
+        return output.logits.squeeze(0).float(), self.attention.present
 
 
 def trace(model: PreTrainedModel) -> ir.Model:
-    """Traces a causal model for any batch, length and cache size."""
+    """Traces a causal model, float32 or float16, for any batch, length and cache size."""
     graph = CausalGraph(model)
     layout = kv_layout(model.config)
     batch, length, room = 2, 5, 11
     cache = (batch, layout.num_heads, room, layout.head_dim)
+    empties = [torch.zeros(cache, dtype=model.dtype) for _ in range(layout.num_layers)]
     inputs: dict[str, Any] = {
         "input_ids": torch.ones(batch, length, dtype=torch.int64),
         "position_ids": torch.arange(length).expand(batch, length),
         "seqlens_k": torch.full((batch,), length - 1, dtype=torch.int32),
         "total_sequence_length": torch.tensor(length, dtype=torch.int32),
         "rows": torch.tensor([4, 8, 9]),
-        "past": [(torch.zeros(cache), torch.zeros(cache)) for _ in range(layout.num_layers)],
+        "past": [(empty, empty.clone()) for empty in empties],
     }
     dynamic = torch.export.Dim.DYNAMIC
     past_shape = ({0: dynamic, 2: dynamic}, {0: dynamic, 2: dynamic})

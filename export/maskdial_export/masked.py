@@ -51,10 +51,10 @@ class MaskedGraph(nn.Module):
             inputs["token_type_ids"] = token_type_ids
         if rows is not None:
             with gather_rows(self.model.base_model, rows):
-                return head_logits(self.model(**inputs)).squeeze(0)
+                return head_logits(self.model(**inputs)).squeeze(0).float()
         if self.embedding is not None:
-            return pool(self.model(**inputs)[0], lengths, self.embedding)
-        return head_logits(self.model(**inputs))
+            return pool(self.model(**inputs)[0].float(), lengths, self.embedding)
+        return head_logits(self.model(**inputs)).float()
 
 
 def head_logits(output: Any) -> Tensor:
@@ -66,7 +66,7 @@ def head_logits(output: Any) -> Tensor:
 
 
 def trace(model: PreTrainedModel, task: Task, embedding: Embedding | None = None) -> ir.Model:
-    """Traces a masked model; the heads of tasks on tokens run on ``rows`` only."""
+    """Traces a masked model, float32 or float16; the heads of tasks on tokens run on ``rows`` only."""
     graph = MaskedGraph(model, embedding)
     batch, length = 2, 5
     inputs: dict[str, Any] = {
