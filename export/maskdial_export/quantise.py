@@ -1,16 +1,17 @@
 """Quantised projections: integer matrix products in the place of ``MatMul``.
 
 * ``int8`` is W8A8: weights int8 with one scale per output channel, activations uint8 with one scale
-  per row, found as the model runs. Projections of one input share its quantisation. The product of
-  integers is exact and every other operator works on rows, so a row's result does not depend on
-  the rows beside it.
+  per row, found as the model runs, or with one that calibration fixed. Projections of one input
+  share its quantisation. The product of integers is exact and every other operator works on rows,
+  so a row's result does not depend on the rows beside it.
 * ``int4`` keeps weights as 4-bit integers in blocks of 128 (``MatMulNBits``), whose activations
   the operator quantises itself. ONNX Runtime multiplies single rows by another kernel than several.
 
 Both operators are specified in onnxruntime's docs/ContribOperators.md.
 """
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
+from types import MappingProxyType
 from typing import Literal
 
 import numpy as np
@@ -48,17 +49,24 @@ def _num_outputs(module: nn.Module) -> int:
     return weight.shape[1 if isinstance(module, Conv1D) else 0]
 
 
-def quantise(model: ir.Model, precision: Precision, keep: Collection[str] = ()) -> ir.Model:
+def quantise(
+    model: ir.Model,
+    precision: Precision,
+    keep: Collection[str] = (),
+    ranges: Mapping[str, float] = MappingProxyType({}),
+) -> ir.Model:
     """Quantises the projections of an optimised graph, in place.
 
     Args:
         model: of `maskdial_export.graph.optimise`.
         precision: of weights and activations.
         keep: modules whose products stay in float32; so do those that were packed with one of them.
+        ranges: modules whose input has one scale for all rows, and the largest magnitude that fits;
+            for int8.
     """
     graph = model.graph
     project: Callable[[ir.Graph, ir.Node, NDArray[np.float32]], ir.Value]
-    project = _Int8().project if precision == "int8" else _project_int4
+    project = _Int8(ranges).project if precision == "int8" else _project_int4
     for node in list(graph):
         weight = _weight(node)
         modules = modules_of(node)
@@ -66,12 +74,9 @@ def quantise(model: ir.Model, precision: Precision, keep: Collection[str] = ()) 
             continue
         if any(module in keep for module in modules):
             continue
+        if node.op_type == "Gemm":
+            _part_bias(graph, node)
         output = project(graph, node, weight)
-        bias = constant(node.inputs[2]) if len(node.inputs) > 2 else None
-        if bias is not None:  # of a Gemm
-            add = ir.node("Add", [output, node.inputs[2]])
-            graph.insert_before(node, [add])
-            output = add.outputs[0]
         ir.convenience.replace_all_uses_with(node.outputs, [output], replace_graph_outputs=True)
         graph.remove(node, safe=True)
     passes.RemoveUnusedNodesPass()(model)
@@ -91,36 +96,72 @@ def _weight(node: ir.Node) -> NDArray[np.float32] | None:
     return weight.T if transposed else weight
 
 
+def _part_bias(graph: ir.Graph, node: ir.Node) -> None:
+    """Lets an ``Add`` after a Gemm add its bias."""
+    if len(node.inputs) < 3 or node.inputs[2] is None:
+        return
+    add = ir.node("Add", [node.outputs[0], node.inputs[2]])
+    ir.convenience.replace_all_uses_with(node.outputs, add.outputs, replace_graph_outputs=True)
+    add.replace_input_with(0, node.outputs[0])
+    graph.insert_after(node, [add])
+    node.resize_inputs(2)
+
+
 class _Int8:
     """Keeps the quantisation of each input, for all projections of it."""
 
-    def __init__(self) -> None:
+    def __init__(self, ranges: Mapping[str, float]) -> None:
+        self._ranges = ranges
         self._rows: dict[ir.Value, tuple[ir.Value, ir.Value]] = {}
+        self._fixed: dict[ir.Value, tuple[ir.Value, ir.Value]] = {}
 
     def project(self, graph: ir.Graph, node: ir.Node, weight: NDArray[np.float32]) -> ir.Value:
         """Adds, before ``node``, nodes that multiply its input by the quantised weight."""
         source = node.inputs[0]
         assert source is not None
-        if source not in self._rows:
-            self._rows[source] = self._quantise_rows(graph, node, source)
-        quantised, peak = self._rows[source]
-        name = ",".join(modules_of(node))
+        modules = modules_of(node)
+        largest = max(self._ranges.get(module, np.inf) for module in modules)
+        peak = bias = None
+        if np.isfinite(largest):
+            if source not in self._fixed:
+                self._fixed[source] = self._quantise_all(graph, node, source, largest)
+            quantised, step = self._fixed[source]
+            bias = _take_bias(graph, node)
+        else:
+            if source not in self._rows:
+                self._rows[source] = self._quantise_rows(graph, node, source)
+            quantised, peak = self._rows[source]
+            step = self._step(graph)
+        name = ",".join(modules)
         scale = np.maximum(np.abs(weight).max(axis=0) / _LARGEST, _TINY)
         integers = np.rint(weight / scale).astype(np.int8)
-        product = ir.node(
-            "MatMulIntegerToFloat",
-            [
-                quantised,
-                add_initializer(graph, f"{name}.int8", integers),
-                self._step(graph),
-                add_initializer(graph, f"{name}.scale", scale.astype(np.float32)),
-                self._zero_point(graph),
-            ],
-            domain="com.microsoft",
-        )
+        inputs: list[ir.Value | None] = [
+            quantised,
+            add_initializer(graph, f"{name}.int8", integers),
+            step,
+            add_initializer(graph, f"{name}.scale", scale.astype(np.float32)),
+            self._zero_point(graph),
+        ]
+        if bias is not None:
+            inputs += [None, bias]
+        product = ir.node("MatMulIntegerToFloat", inputs, domain="com.microsoft")
+        graph.insert_before(node, [product])
+        if peak is None:
+            return product.outputs[0]
         scaled = ir.node("Mul", [product.outputs[0], peak])
-        graph.insert_before(node, [product, scaled])
+        graph.insert_before(node, [scaled])
         return scaled.outputs[0]
+
+    def _quantise_all(
+        self, graph: ir.Graph, node: ir.Node, source: ir.Value, largest: float
+    ) -> tuple[ir.Value, ir.Value]:
+        """A value as uint8 and the step between its integers; what is larger is cut."""
+        step = add_initializer(
+            graph, f"{source.name}.step", np.array(largest / _LARGEST, np.float32)
+        )
+        rows = ir.node("QuantizeLinear", [source, step, self._zero_point(graph)])
+        graph.insert_before(node, [rows])
+        return rows.outputs[0], step
 
     def _quantise_rows(
         self, graph: ir.Graph, node: ir.Node, source: ir.Value
@@ -147,6 +188,21 @@ class _Int8:
     @staticmethod
     def _zero_point(graph: ir.Graph) -> ir.Value:
         return add_initializer(graph, "int8.zero_point", np.array(_ZERO_POINT, np.uint8))
+
+
+def _take_bias(graph: ir.Graph, node: ir.Node) -> ir.Value | None:
+    """The bias that the only user of a product adds to it, and adds no longer."""
+    uses = list(node.outputs[0].uses())
+    if len(uses) != 1 or uses[0].node.op_type != "Add":
+        return None
+    add = uses[0].node
+    bias = add.inputs[1 - uses[0].idx]
+    array = constant(bias)
+    if array is None or array.ndim != 1:
+        return None
+    ir.convenience.replace_all_uses_with(add.outputs, node.outputs, replace_graph_outputs=True)
+    graph.remove(add, safe=True)
+    return bias
 
 
 def _project_int4(graph: ir.Graph, node: ir.Node, weight: NDArray[np.float32]) -> ir.Value:

@@ -1,0 +1,204 @@
+"""Quantised products alone: against float64, by rows, and where a graph keeps what it had."""
+
+from collections import Counter
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+import onnxruntime
+import pytest
+from numpy.typing import NDArray
+
+from maskdial_export.quantise import quantise
+
+Floats = NDArray[np.float32]
+INPUTS = 200  # no multiple of a block
+GENERATOR = np.random.default_rng(11)
+
+
+def draw(*shape: int) -> Floats:
+    return GENERATOR.normal(size=shape).astype(np.float32)
+
+
+def initializer(name: str, array: Floats) -> ir.Value:
+    return ir.Value(name=name, const_value=ir.tensor(array, name=name))
+
+
+def product(
+    source: ir.Value, name: str, weight: Floats, op_type: str = "MatMul", **kwargs: Any
+) -> tuple[ir.Node, list[ir.Value]]:
+    """A node that multiplies by a weight (and adds a ``bias``), as the exporter names it."""
+    bias = kwargs.pop("bias", None)
+    constants = [initializer(f"{name}.weight", weight)]
+    if bias is not None:
+        constants.append(initializer(f"{name}.bias", bias))
+    node = ir.node(op_type, [source, *constants], kwargs, metadata_props={"maskdial.modules": name})
+    return node, constants
+
+
+class Graph:
+    """Products of one input ``x``, (num_rows, 200), each an output by its own name."""
+
+    def __init__(self) -> None:
+        self.x = ir.Value(
+            name="x",
+            shape=ir.Shape(["rows", INPUTS]),
+            type=ir.TensorType(ir.DataType.FLOAT),
+        )
+        self.nodes: list[ir.Node] = []
+        self.initializers: list[ir.Value] = []
+        self.outputs: list[ir.Value] = []
+
+    def multiply(self, name: str, weight: Floats, **kwargs: Any) -> ir.Value:
+        node, constants = product(self.x, name, weight, **kwargs)
+        self.nodes.append(node)
+        self.initializers += constants
+        return node.outputs[0]
+
+    def add(self, value: ir.Value, bias: Floats) -> ir.Value:
+        constant = initializer(f"bias.{len(self.initializers)}", bias)
+        node = ir.node("Add", [constant, value])
+        self.nodes.append(node)
+        self.initializers.append(constant)
+        return node.outputs[0]
+
+    def give(self, name: str, value: ir.Value) -> None:
+        value.name, value.type = name, ir.TensorType(ir.DataType.FLOAT)
+        value.shape = ir.Shape(["rows", None])
+        self.outputs.append(value)
+
+    def model(self) -> ir.Model:
+        graph = ir.Graph(
+            [self.x],
+            self.outputs,
+            nodes=self.nodes,
+            initializers=self.initializers,
+            opset_imports={"": 20, "com.microsoft": 1},
+        )
+        return ir.Model(graph, ir_version=10)
+
+
+def run(model: ir.Model, rows: Floats) -> list[Floats]:
+    graph = ir.to_proto(model).SerializeToString()
+    session = onnxruntime.InferenceSession(graph, providers=["CPUExecutionProvider"])
+    outputs: list[Floats] = session.run(None, {"x": rows})
+    return outputs
+
+
+def operators(model: ir.Model) -> Counter[str]:
+    return Counter(node.op_type for node in model.graph)
+
+
+def relative_error(actual: Floats, expected: Floats) -> float:
+    return float(np.linalg.norm(actual - expected) / np.linalg.norm(expected))
+
+
+def one_product(weight: Floats, **kwargs: Any) -> ir.Model:
+    graph = Graph()
+    graph.give("y", graph.multiply("layer", weight, **kwargs))
+    return graph.model()
+
+
+@pytest.mark.parametrize(
+    ("precision", "least", "most"), [("int8", 1e-3, 0.02), ("int4", 0.02, 0.15)]
+)
+def test_a_product_keeps_its_value(precision: Any, least: float, most: float) -> None:
+    weight, rows = draw(INPUTS, 48), draw(9, INPUTS)
+    (actual,) = run(quantise(one_product(weight), precision), rows)
+    assert least < relative_error(actual, rows @ weight) < most
+
+
+def test_int8_is_the_integer_product() -> None:
+    weight, rows = draw(INPUTS, 48), draw(9, INPUTS) * 10.0 ** np.arange(-4, 5)[:, None]
+    rows = rows.astype(np.float32)
+    (actual,) = run(quantise(one_product(weight), "int8"), rows)
+    peaks = np.abs(rows).max(axis=1, keepdims=True).astype(np.float64)
+    scale = np.abs(weight).max(axis=0).astype(np.float64) / 127
+    integers = np.rint(rows / peaks * 127) @ np.rint(weight / scale)
+    # a value that lies between two integers may be rounded to either
+    assert actual == pytest.approx(integers * scale * peaks / 127, rel=1e-2, abs=0)
+
+
+def test_int8_rows_do_not_depend_on_their_company() -> None:
+    model = quantise(one_product(draw(INPUTS, 48)), "int8")
+    rows = draw(33, INPUTS) * np.geomspace(1e-6, 1e6, 33, dtype=np.float32)[:, None]
+    (together,) = run(model, rows)
+    for index in range(len(rows)):
+        (alone,) = run(model, rows[index : index + 1])
+        assert np.array_equal(alone[0], together[index])
+
+
+@pytest.mark.parametrize("ranges", [{}, {"layer": 4.0}])
+def test_a_row_of_zeros_stays_one(ranges: dict[str, float]) -> None:
+    rows = np.zeros((3, INPUTS), np.float32)
+    rows[1] = 1.0
+    (actual,) = run(quantise(one_product(draw(INPUTS, 48)), "int8", (), ranges), rows)
+    assert np.array_equal(actual[[0, 2]], np.zeros((2, 48), np.float32))
+    assert np.isfinite(actual).all()
+    assert actual[1].any()
+
+
+def test_one_scale_for_all_rows_cuts_what_is_larger() -> None:
+    weight = np.eye(INPUTS, 48, dtype=np.float32)
+    model = quantise(one_product(weight), "int8", (), {"layer": 2.0})
+    rows = np.zeros((1, INPUTS), np.float32)
+    rows[0, :4] = 1.0, -1.5, 3.0, -3.0
+    (actual,) = run(model, rows)
+    assert actual[0, :4] == pytest.approx([1.0, -1.5, 2.0, -2.0], abs=0.02)
+    assert operators(model) == Counter(QuantizeLinear=1, MatMulIntegerToFloat=1)
+
+
+def test_projections_of_one_input_share_its_quantisation() -> None:
+    graph = Graph()
+    for name in ("query", "key", "value"):
+        graph.give(name, graph.multiply(name, draw(INPUTS, 32)))
+    found = operators(quantise(graph.model(), "int8"))
+    assert found["MatMulIntegerToFloat"] == 3
+    assert found["QuantizeLinear"] == found["ReduceMax"] == found["Div"] == 1
+
+
+@pytest.mark.parametrize("ranges", [{}, {"layer": 6.0}])
+@pytest.mark.parametrize("precision", ["int8", "int4"])
+def test_biases_are_added(precision: Any, ranges: dict[str, float]) -> None:
+    weight, bias, rows = draw(INPUTS, 48), 100 * draw(48), draw(9, INPUTS)
+    graph = Graph()
+    graph.give("y", graph.add(graph.multiply("layer", weight), bias))
+    gemm = one_product(weight.T.copy(), op_type="Gemm", transB=1, alpha=1.0, beta=1.0, bias=bias)
+    expected = rows @ weight + bias
+    for model in (graph.model(), gemm):
+        (actual,) = run(quantise(model, precision, (), ranges), rows)
+        assert np.abs(actual - expected).max() < 0.5 * np.abs(rows @ weight).max()
+        assert relative_error(actual - bias, rows @ weight) < 0.2
+
+
+@pytest.mark.parametrize("precision", ["int8", "int4"])
+def test_what_is_kept_is_untouched(precision: Any) -> None:
+    graph = Graph()
+    weight = draw(INPUTS, 48)
+    graph.give("kept", graph.multiply("kept", weight))
+    graph.give("packed", graph.multiply("query,kept,value", weight))
+    graph.give("small", graph.multiply("head", draw(INPUTS, 3)))
+    scaled = graph.multiply("scaled", weight, op_type="Gemm", alpha=0.5)
+    graph.give("scaled", scaled)
+    graph.give("quantised", graph.multiply("other", weight))
+    model = quantise(graph.model(), precision, ["kept"])
+    assert operators(model)["MatMul"] == 3
+    assert operators(model)["Gemm"] == 1
+    rows = draw(5, INPUTS)
+    kept, packed, _small, _scaled, quantised = run(model, rows)
+    assert np.array_equal(kept, packed)
+    assert kept == pytest.approx(rows @ weight, rel=1e-4, abs=1e-4)
+    assert not np.array_equal(quantised, kept)
+
+
+def weights(model: ir.Model) -> dict[tuple[int, ...], np.dtype[Any]]:
+    """The types of a graph's constants, by their shapes."""
+    arrays = [value.const_value.numpy() for value in model.graph.initializers.values()]
+    return {array.shape: array.dtype for array in arrays if array.ndim > 1}
+
+
+def test_weights_shrink() -> None:
+    assert weights(quantise(one_product(draw(INPUTS, 48)), "int8")) == {(INPUTS, 48): np.int8}
+    # two blocks of 128, two values a byte
+    int4 = weights(quantise(one_product(draw(INPUTS, 48)), "int4"))
+    assert int4 == {(48, 2, 64): np.uint8, (48, 2): np.float32}
