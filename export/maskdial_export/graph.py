@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from maskdial_export.errors import ExportError, first_line
 from maskdial_export.rewrite import (
     cancel_reshapes,
+    flatten_heads,
     give_attention_biases,
     name_modules,
     pack_projections,
@@ -102,6 +103,7 @@ def optimise(model: ir.Model) -> ir.Model:
         give_attention_biases(model.graph)
         pack_projections(model.graph)
         share_transposed_weights(model.graph)
+        flatten_heads(model.graph)
         passes.RemoveUnusedNodesPass()(model)
     _drop_unused_inputs(model.graph)
     return model

@@ -12,6 +12,17 @@ Array = NDArray[Any]
 _SCOPES = "pkg.torch.onnx.name_scopes"  # torch's: the modules around an operator, outermost first
 _MODULES = "maskdial.modules"
 PRODUCTS = ("MatMul", "FusedMatMul", "Gemm")
+_ROW_WISE = (
+    *PRODUCTS,
+    "Add",
+    "BiasGelu",
+    "Cast",
+    "FastGelu",
+    "Gelu",
+    "LayerNormalization",
+    "Mul",
+    "Tanh",
+)
 
 
 def constant(value: ir.Value | None) -> Array | None:
@@ -104,6 +115,40 @@ def _same_shape(left: ir.Shape | None, right: ir.Shape | None) -> bool:
         return False
     pairs = zip(left, right, strict=True)
     return all(one == other and one != ir.SymbolicDim(None) for one, other in pairs)
+
+
+def flatten_heads(graph: ir.Graph) -> None:
+    """Runs a head on rows as they were gathered, (num_rows, hidden_size).
+
+    transformers' heads want a batch around them, which is put there for the trace. To take it away
+    again costs a copy of all logits.
+    """
+    for squeeze in list(graph):
+        if squeeze.op_type != "Squeeze" or squeeze.outputs[0] not in graph.outputs:
+            continue
+        unsqueeze = _before_row_wise(squeeze.inputs[0])
+        if unsqueeze is None:
+            continue
+        for node in (unsqueeze, squeeze):
+            source = node.inputs[0]
+            assert source is not None
+            ir.convenience.replace_all_uses_with(
+                node.outputs[0], source, replace_graph_outputs=True
+            )
+            graph.remove(node, safe=True)
+
+
+def _before_row_wise(value: ir.Value | None) -> ir.Node | None:
+    """The ``Unsqueeze`` before a chain of operators that treat each row alone."""
+    while value is not None and (node := value.producer()) is not None:
+        if node.op_type == "Unsqueeze":
+            return node
+        computed = [each for each in node.inputs if each is not None and constant(each) is None]
+        if node.op_type not in _ROW_WISE or len(computed) != 1:
+            return None
+        value.shape = None  # it had the batch
+        value = computed[0]
+    return None
 
 
 def part_skip_layer_norms(graph: ir.Graph) -> None:
