@@ -22,7 +22,7 @@ from torch import nn
 from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
-from maskdial_export.rewrite import PRODUCTS, add_initializer, constant, modules_of
+from maskdial_export.rewrite import PRODUCTS, add_initializer, constant, modules_of, replace_value
 
 Precision = Literal["int8", "int4"]
 
@@ -77,7 +77,7 @@ def quantise(
         if node.op_type == "Gemm":
             _part_bias(graph, node)
         output = project(graph, node, weight)
-        ir.convenience.replace_all_uses_with(node.outputs, [output], replace_graph_outputs=True)
+        replace_value(node.outputs[0], output)
         graph.remove(node, safe=True)
     passes.RemoveUnusedNodesPass()(model)
     return model
@@ -101,7 +101,7 @@ def _part_bias(graph: ir.Graph, node: ir.Node) -> None:
     if len(node.inputs) < 3 or node.inputs[2] is None:
         return
     add = ir.node("Add", [node.outputs[0], node.inputs[2]])
-    ir.convenience.replace_all_uses_with(node.outputs, add.outputs, replace_graph_outputs=True)
+    replace_value(node.outputs[0], add.outputs[0])
     add.replace_input_with(0, node.outputs[0])
     graph.insert_after(node, [add])
     node.resize_inputs(2)
@@ -200,7 +200,7 @@ def _take_bias(graph: ir.Graph, node: ir.Node) -> ir.Value | None:
     array = constant(bias)
     if array is None or array.ndim != 1:
         return None
-    ir.convenience.replace_all_uses_with(add.outputs, node.outputs, replace_graph_outputs=True)
+    replace_value(add.outputs[0], node.outputs[0])
     graph.remove(add, safe=True)
     return bias
 

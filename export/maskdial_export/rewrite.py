@@ -39,6 +39,14 @@ def add_initializer(graph: ir.Graph, name: str, array: Array) -> ir.Value:
     return value
 
 
+def replace_value(old: ir.Value, new: ir.Value) -> None:
+    """Puts a value in the place of another; as an output of the graph it takes its name."""
+    if old.is_graph_output():
+        new.name, old.name = old.name, None
+        new.type = new.type or old.type
+    ir.convenience.replace_all_uses_with(old, new, replace_graph_outputs=True)
+
+
 def name_modules(graph: ir.Graph) -> None:
     """Notes for each matrix product of which module of the checkpoint it is."""
     for node in graph:
@@ -132,9 +140,7 @@ def flatten_heads(graph: ir.Graph) -> None:
         for node in (unsqueeze, squeeze):
             source = node.inputs[0]
             assert source is not None
-            ir.convenience.replace_all_uses_with(
-                node.outputs[0], source, replace_graph_outputs=True
-            )
+            replace_value(node.outputs[0], source)
             graph.remove(node, safe=True)
 
 
