@@ -85,7 +85,9 @@ class MaskedAttention:
         attributes: dict[str, Any] = {"num_heads": num_heads}
         if scaling is not None:
             attributes["scale"] = float(scaling)
-        window = None if sliding_window is None else self._window(sliding_window, length, query.dtype)
+        window = (
+            None if sliding_window is None else self._window(sliding_window, length, query.dtype)
+        )
         output = torch.onnx.ops.symbolic(
             "com.microsoft::MultiHeadAttention",
             [_join_heads(query), _join_heads(key), _join_heads(value), None, self.lengths, window],

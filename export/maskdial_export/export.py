@@ -4,29 +4,42 @@ import importlib.metadata
 import os
 import shutil
 import tempfile
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, Literal, cast, get_args
 
+import onnx_ir as ir
 from rich.console import Console
-from transformers import PreTrainedModel
 
 import maskdial
-from maskdial.bundle import GRAPH, Embedding, Manifest, Task, hash_files, write_manifest
+from maskdial.bundle import (
+    GRAPH,
+    KERNEL_CHECK,
+    GoldenCheck,
+    Manifest,
+    ParityReport,
+    QualityReport,
+    Task,
+    hash_files,
+    write_manifest,
+)
 from maskdial.errors import MaskdialError
-from maskdial_export import causal, masked
-from maskdial_export.embedding import longest_text, lower_case, read_embedding
+from maskdial_export.checkpoint import Checkpoint, load_checkpoint
 from maskdial_export.errors import ExportError, first_line
-from maskdial_export.files import load_tokenizer, special_tokens, write_files
-from maskdial_export.golden import golden_check
+from maskdial_export.files import write_files
+from maskdial_export.golden import SLACK, Golden, quantised_tolerance
 from maskdial_export.graph import optimise, save
-from maskdial_export.parity import CausalParity, MaskedParity, Measured
-from maskdial_export.source import Source, find, load_model
+from maskdial_export.kernels import kernel_check
+from maskdial_export.phase import phase
+from maskdial_export.quality import Gate, Quantiser
+from maskdial_export.sample import Sample, read_sample
+from maskdial_export.source import Source, find
 
 TASKS = ("auto", *get_args(Task))
-PRECISIONS = ("fp32",)
+Precision = Literal["fp32", "fp16", "int8", "int4"]
+PRECISIONS = get_args(Precision)
 TOLERANCE = 1e-4
 
 # What BERT's authors call them; config.json does not name them.
@@ -41,6 +54,7 @@ def export(
     *,
     task: str = "auto",
     precision: str = "fp32",
+    gate: Gate | None = None,
     revision: str | None = None,
     allow_pickle: bool = False,
     tolerance: float = TOLERANCE,
@@ -48,21 +62,32 @@ def export(
 ) -> Manifest:
     """Exports a local checkpoint folder or a Hub id to the new folder ``dest``.
 
-    ``tolerance`` is the largest difference allowed between a logit of torch's and of ONNX
-    Runtime's; where logits exceed 10 it grows in proportion, as float32's rounding does.
+    ``gate`` says what a precision other than fp32 may cost. ``tolerance`` is the largest difference
+    allowed between a logit of torch's and of ONNX Runtime's, in fp32; where logits exceed 10 it
+    grows in proportion, as float32's rounding does.
 
     Raises:
         ExportError: it cannot be exported; nothing is left at ``dest``.
     """
     console = console or Console(quiet=True)
     if precision not in PRECISIONS:
-        raise ExportError(f"precision {precision} is not available yet; fp32 is")
+        raise ExportError(f"there is no precision {precision}; there are {', '.join(PRECISIONS)}")
+    if precision == "fp32" and gate not in (None, Gate()):
+        raise ExportError(
+            "--keep, --keep-worst, --max-loss and --quality-text are for lower precisions; say "
+            "--precision int8 or int4 with them"
+        )
+    gate = gate or Gate()
+    if precision == "fp16" and (gate.keep or gate.keep_worst):
+        raise ExportError("--keep and --keep-worst are for int8 and int4; fp16 is for all layers")
+    sample = read_sample(gate.text)
     _check_vacant(dest)
-    with _phase(console, "Finding the checkpoint"):
+    with phase(console, "Finding the checkpoint"):
         found = find(source, task, revision=revision, allow_pickle=allow_pickle)
     try:
         with _new_folder(dest) as folder:
-            manifest = _write_bundle(found, folder, tolerance, console)
+            to = cast(Precision, precision)
+            manifest = _write_bundle(found, folder, to, gate, sample, tolerance, console)
     except OSError as error:
         reason = error.strerror or str(error)
         raise ExportError(f"the bundle cannot be written to {dest}: {reason}") from error
@@ -90,80 +115,103 @@ def _new_folder(dest: Path) -> Iterator[Path]:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-@contextmanager
-def _phase(console: Console, name: str) -> Iterator[None]:
-    """Shows a spinner while it runs and its time when it is done."""
-    start = time.perf_counter()
-    with console.status(f"{name} ..."):
-        yield
-    console.print(f"{name:<24}{time.perf_counter() - start:7.1f} s", highlight=False)
+@dataclass(frozen=True, slots=True)
+class _Checked:
+    """What is known of the graph that the bundle has."""
+
+    parity: ParityReport
+    batch_invariant: bool
+    golden: GoldenCheck
+    quality: QualityReport | None = None
 
 
-def _write_bundle(source: Source, folder: Path, tolerance: float, console: Console) -> Manifest:
-    with _phase(console, "Loading"):
-        model = load_model(source)
-        config = model.config
-        tokenizer = load_tokenizer(source, config.vocab_size)
-        tokens = special_tokens(source, config, tokenizer)
-        max_length = (causal if source.family == "causal" else masked).max_length(config)
-        embedding = None
-        if source.task == "embed":
-            embedding = read_embedding(source, config)
-            max_length = longest_text(source, max_length)
-            lower_case(source, tokenizer)
-    with _phase(console, "Tracing"):
-        graph = (
-            causal.trace(model)
-            if source.family == "causal"
-            else masked.trace(model, source.task, embedding)
-        )
-    with _phase(console, "Optimising"):
+def _write_bundle(
+    source: Source,
+    folder: Path,
+    precision: Precision,
+    gate: Gate,
+    sample: Sample,
+    tolerance: float,
+    console: Console,
+) -> Manifest:
+    quantiser = None
+    with phase(console, "Loading"):
+        checkpoint = load_checkpoint(source)
+        if precision != "fp32":
+            quantiser = Quantiser(checkpoint, precision, gate, sample, console)
+    with phase(console, "Tracing"):
+        graph = checkpoint.trace()
+    with phase(console, "Optimising"):
         graph = optimise(graph)
-    with _phase(console, "Writing"):
-        names = [*save(graph, folder / GRAPH), *write_files(source, tokenizer, folder)]
-    with _phase(console, "Checking parity"):
-        measured = _measure(source, model, embedding, folder / GRAPH, max_length, tolerance)
-        effective = measured.report.tolerance
-    with _phase(console, "Writing the manifest"):
+        named = graph.clone()  # saving takes the modules' names away
+    path = folder / GRAPH
+    with phase(console, "Writing"):
+        names = [*save(graph, path), *write_files(source, checkpoint.tokenizer, folder)]
+    with _onnxruntime_errors():
+        checked = _check(checkpoint, path, tolerance, console)
+        if quantiser is not None:
+            quality = quantiser.replace(named, path)
+            checked = _check_quantised(checkpoint, path, checked, quality, console)
+    if precision == "int8":
+        ir.save(kernel_check(), folder / KERNEL_CHECK)
+        names.append(KERNEL_CHECK)
+    kv = checkpoint.kv
+    if kv is not None and precision == "fp16":
+        kv = kv.model_copy(update={"dtype": "float16"})
+    config = checkpoint.model.config
+    with phase(console, "Writing the manifest"):
         manifest = Manifest(
             family=source.family,
             task=source.task,
             architecture=source.architecture,
-            precision="fp32",
-            batch_invariant=measured.batch_invariant,
+            precision=precision,
+            batch_invariant=checked.batch_invariant,
             vocab_size=config.vocab_size,
-            max_length=max_length,
-            special_tokens=tokens,
+            max_length=checkpoint.max_length,
+            special_tokens=checkpoint.tokens,
             **_classification(source, config),
-            embedding=embedding,
-            kv=causal.kv_layout(config) if source.family == "causal" else None,
+            embedding=checkpoint.embedding,
+            kv=kv,
             source=source.provenance,
             source_sha256=source.sha256(),
             tool_versions=_tool_versions(),
-            parity=measured.report,
-            golden=golden_check(
-                model, tokenizer, tokens, source.task, embedding, max_length, effective
-            ),
+            parity=checked.parity,
+            quality=checked.quality,
+            golden=checked.golden,
             files=hash_files(folder, names),
         )
         write_manifest(folder, manifest)
     return manifest
 
 
-def _measure(
-    source: Source,
-    model: PreTrainedModel,
-    embedding: Embedding | None,
-    graph: Path,
-    max_length: int,
-    tolerance: float,
-) -> Measured:
+def _check(checkpoint: Checkpoint, path: Path, tolerance: float, console: Console) -> _Checked:
+    """The fp32 graph against torch."""
+    with phase(console, "Checking parity"):
+        measured = checkpoint.parity(path).measure(tolerance)
+        golden = Golden(checkpoint)
+        allowed = SLACK * measured.report.tolerance
+        check = golden.check(golden.expected(), allowed)
+    return _Checked(measured.report, measured.batch_invariant, check)
+
+
+def _check_quantised(
+    checkpoint: Checkpoint, path: Path, fp32: _Checked, quality: QualityReport, console: Console
+) -> _Checked:
+    """The quantised graph for itself."""
+    with phase(console, "Checking invariance"):
+        batch_invariant = checkpoint.parity(path).batch_invariant()
+        golden = Golden(checkpoint)
+        before, logits = golden.expected(), golden.computed(path)
+        allowed = quantised_tolerance(before, logits, fp32.golden.tolerance)
+    return _Checked(fp32.parity, batch_invariant, golden.check(logits, allowed), quality)
+
+
+@contextmanager
+def _onnxruntime_errors() -> Iterator[None]:
+    """Says what ONNX Runtime cannot run."""
     try:
-        if source.family == "masked":
-            return MaskedParity(model, embedding, graph, max_length).measure(tolerance)
-        layout = causal.kv_layout(model.config)
-        return CausalParity(model, graph, max_length, layout).measure(tolerance)
-    except MaskdialError:
+        yield
+    except (MaskdialError, OSError):
         raise
     except Exception as error:  # onnxruntime's errors have no common class
         raise ExportError(

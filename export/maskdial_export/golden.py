@@ -1,46 +1,77 @@
-"""The golden check: a short text and some of torch's logits for it."""
+"""The golden check: a short text and some of the logits for it, for the server to repeat."""
+
+from pathlib import Path
 
 import numpy as np
 import torch
-from tokenizers import Tokenizer
-from transformers import PreTrainedModel
 
-from maskdial.bundle import Embedding, GoldenCheck, SpecialTokens, Task
+from maskdial.bundle import GoldenCheck
+from maskdial_export.checkpoint import Checkpoint
 from maskdial_export.parity import expected_output
+from maskdial_export.session import CausalSession, Floats, MaskedSession
 
 _TEXT = "The door opened, and there stood the owner of the house."
 _NUM_BEST, _NUM_SPREAD = 5, 11
 # Another processor rounds otherwise than the one that exported, so it is given more room
 # than two libraries on the same one.
-_SLACK = 10.0
+SLACK = 10.0
+_QUANTISED_SLACK = 4.0
 
 
-def golden_check(
-    model: PreTrainedModel,
-    tokenizer: Tokenizer,
-    tokens: SpecialTokens,
-    task: Task,
-    embedding: Embedding | None,
-    max_length: int,
-    tolerance: float,
-) -> GoldenCheck:
-    """What the server repeats when it loads the bundle; logits are torch's, in one piece."""
-    ids = tokenizer.encode(_TEXT).ids[:max_length] or [0]
-    row = 0
-    if task == "generate":
-        row = len(ids) - 1
-    elif task == "fill-mask" and tokens.mask is not None:
-        row = len(ids) // 2
-        ids[row] = tokens.mask
-    output = expected_output(model, embedding, {"input_ids": torch.tensor([ids])})
-    values = output[row] if output.ndim == 2 else output
-    best = np.argsort(-values)[:_NUM_BEST]
-    spread = np.linspace(0, len(values) - 1, min(_NUM_SPREAD, len(values)), dtype=np.int64)
-    columns = np.union1d(best, spread)
-    return GoldenCheck(
-        input_ids=tuple(ids),
-        row=row,
-        columns=tuple(columns.tolist()),
-        logits=tuple(values[columns].tolist()),
-        tolerance=_SLACK * tolerance,
-    )
+class Golden:
+    """The text's tokens, and the row of the output that is checked."""
+
+    def __init__(self, checkpoint: Checkpoint) -> None:
+        self.checkpoint = checkpoint
+        self.ids = checkpoint.tokenizer.encode(_TEXT).ids[: checkpoint.max_length] or [0]
+        self.row = 0
+        if checkpoint.task == "generate":
+            self.row = len(self.ids) - 1
+        elif checkpoint.task == "fill-mask" and checkpoint.tokens.mask is not None:
+            self.row = len(self.ids) // 2
+            self.ids[self.row] = checkpoint.tokens.mask
+
+    def expected(self) -> Floats:
+        """torch's logits of the row, the text read in one piece."""
+        inputs = {"input_ids": torch.tensor([self.ids])}
+        return self._checked(
+            expected_output(self.checkpoint.model, self.checkpoint.embedding, inputs)
+        )
+
+    def computed(self, graph: Path) -> Floats:
+        """ONNX Runtime's logits of the row."""
+        ids = np.array(self.ids)
+        if self.checkpoint.kv is None:
+            return self._checked(MaskedSession(graph).run([ids])[0])
+        session = CausalSession(graph, self.checkpoint.kv, slots=1, room=len(ids))
+        return self._checked(session.run(0, [ids])[0])
+
+    def _checked(self, output: Floats) -> Floats:
+        row: Floats = output[self.row] if output.ndim == 2 else output
+        return row
+
+    def check(self, logits: Floats, tolerance: float) -> GoldenCheck:
+        """What the server repeats when it loads the bundle."""
+        best = np.argsort(-logits)[:_NUM_BEST]
+        spread = np.linspace(0, len(logits) - 1, min(_NUM_SPREAD, len(logits)), dtype=np.int64)
+        columns = np.union1d(best, spread)
+        return GoldenCheck(
+            input_ids=tuple(self.ids),
+            row=self.row,
+            columns=tuple(columns.tolist()),
+            logits=tuple(logits[columns].tolist()),
+            tolerance=tolerance,
+        )
+
+
+def quantised_tolerance(before: Floats, logits: Floats, fp32: float) -> float:
+    """How far a quantised graph's logits may drift on another machine, ``fp32`` at the least.
+
+    Four times the root mean square of what quantising changed. It cannot be as little as in fp32:
+    the last bits of a float, which another processor computes otherwise, tip the rounding of an
+    activation now and then, and each that is tipped tips more in the layers behind it. In a deep
+    model (seen in BERT-base) two sound machines are as far from each other as each is from fp32.
+    Saturating kernels can do less harm than that to one text; the kernel check finds them.
+    """
+    change = np.sqrt(np.mean(np.square(logits - before, dtype=np.float64)))
+    return max(_QUANTISED_SLACK * float(change), fp32)

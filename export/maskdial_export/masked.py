@@ -66,7 +66,7 @@ def head_logits(output: Any) -> Tensor:
 
 
 def trace(model: PreTrainedModel, task: Task, embedding: Embedding | None = None) -> ir.Model:
-    """Traces a masked model, float32 or float16; the heads of tasks on tokens run on ``rows`` only."""
+    """Traces a masked model, float32 or float16; tasks on tokens have heads on ``rows`` only."""
     graph = MaskedGraph(model, embedding)
     batch, length = 2, 5
     inputs: dict[str, Any] = {

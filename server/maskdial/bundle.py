@@ -5,6 +5,7 @@ A bundle holds everything the server needs and nothing else::
     maskdial.json     the manifest: what the model is, how to feed it, how it was checked
     model.onnx        the graph (weights beside it in model.onnx.data)
     tokenizer.json    a `tokenizers` file
+    kernel_check.onnx of int8 models: a product that shows whether a processor adds exactly
     chat_template.jinja, generation_config.json      where the checkpoint has them
 
 Graph inputs, by family (the server feeds the ones that the graph declares):
@@ -41,9 +42,15 @@ from maskdial.errors import BundleError
 SCHEMA_VERSION: Literal[1] = 1
 MANIFEST = "maskdial.json"
 GRAPH = "model.onnx"
+KERNEL_CHECK = "kernel_check.onnx"
 TOKENIZER = "tokenizer.json"
 CHAT_TEMPLATE = "chat_template.jinja"
 GENERATION_CONFIG = "generation_config.json"
+
+# What ONNX Runtime must not make of a graph on the CPU, because it is slower there: in 1.31
+# SkipLayerNormalization takes six times as long as the Add and the LayerNormalization that it
+# stands for.
+UNWANTED_FUSIONS = frozenset({"SkipLayerNormFusion"})
 
 Family = Literal["masked", "causal"]
 Task = Literal["fill-mask", "classify", "token-classify", "question-answering", "embed", "generate"]
@@ -104,12 +111,34 @@ class GoldenCheck(_Frozen):
 
 
 class ParityReport(_Frozen):
-    """How far ONNX Runtime's logits were from torch's, as the largest absolute difference."""
+    """How far ONNX Runtime's logits were from torch's, as the largest absolute difference.
+
+    Measured in fp32; a lower precision comes after it, and has a quality report.
+    """
 
     tolerance: float
     ragged_batch: float
     chunked_prompt: float | None = None
     decode_steps: float | None = None
+
+
+class QualityReport(_Frozen):
+    """How much of fp32's answers to a sample text a lower precision keeps.
+
+    ``figures`` by task: perplexity and perplexity_fp32 and top1_agreement (generate); agreement,
+    top1 and top1_fp32 (fill-mask); agreement (classify, token-classify, question-answering);
+    mean_cosine and least_cosine (embed). ``loss`` is the part of the decisions that changed, the
+    relative rise of the perplexity, or what the mean cosine lacks of 1.
+    """
+
+    text: str
+    text_sha256: str
+    positions: int
+    figures: dict[str, float]
+    loss: float
+    max_loss: float | None = Field(description="None where export was not to refuse any loss")
+    kept: tuple[str, ...] = Field(description="modules of the checkpoint that stayed fp32")
+    calibrated: int = Field(0, description="modules whose input has one scale for all rows")
 
 
 class Manifest(_Frozen):
@@ -134,6 +163,7 @@ class Manifest(_Frozen):
     source_sha256: str
     tool_versions: dict[str, str]
     parity: ParityReport
+    quality: QualityReport | None = None
     golden: GoldenCheck
     files: dict[str, str] = Field(description="file name -> SHA-256, for every file but this one")
 

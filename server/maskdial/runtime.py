@@ -9,6 +9,7 @@ import numpy as np
 import onnxruntime as ort
 from numpy.typing import NDArray
 
+from maskdial.bundle import UNWANTED_FUSIONS
 from maskdial.errors import BundleError, ConfigError
 
 Provider = Literal["cpu", "cuda"]
@@ -18,12 +19,6 @@ _PROVIDER_NAMES: dict[Provider, str] = {
     "cuda": "CUDAExecutionProvider",
 }
 _ERRORS_ONLY = 3
-# ONNX Runtime's rewrites of a graph that make it slower. On the CPU, SkipLayerNormalization takes
-# three times as long as the Add and the LayerNormalization that it stands for (measured, 1.31).
-SLOWER_FUSIONS: dict[Provider, frozenset[str]] = {
-    "cpu": frozenset({"SkipLayerNormFusion"}),
-    "cuda": frozenset(),
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +75,7 @@ class Session:
                 str(graph),
                 settings,
                 providers=[wanted],
-                disabled_optimizers=SLOWER_FUSIONS[options.provider],
+                disabled_optimizers=UNWANTED_FUSIONS if options.provider == "cpu" else (),
             )
         except Exception as error:  # its exceptions share no other base
             raise BundleError(f"ONNX Runtime cannot load {graph}: {error}") from error

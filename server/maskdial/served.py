@@ -10,7 +10,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 import maskdial
-from maskdial.bundle import GRAPH, Bundle, GoldenCheck, KVLayout, Manifest, Task, load_bundle
+from maskdial.bundle import (
+    GRAPH,
+    KERNEL_CHECK,
+    Bundle,
+    GoldenCheck,
+    KVLayout,
+    Manifest,
+    Task,
+    load_bundle,
+)
 from maskdial.causal.engine import CausalEngine
 from maskdial.causal.grammar import GrammarCompiler
 from maskdial.causal.prefix_cache import PrefixCache
@@ -18,7 +27,7 @@ from maskdial.causal.runner import Runner
 from maskdial.chat import ChatTemplate
 from maskdial.config import Config
 from maskdial.errors import BundleError, NotFoundError, ValidationError
-from maskdial.golden import drift_message, golden_drift
+from maskdial.golden import drift_message, golden_drift, kernel_message, multiplies_exactly
 from maskdial.masked.engine import MaskedEngine
 from maskdial.metrics import Metrics, ModelMetrics
 from maskdial.runtime import Provider, Session, SessionOptions, resolve_provider
@@ -184,6 +193,7 @@ def load_model(name: str, path: Path, config: Config, metrics: Metrics) -> Serve
         asked = "cpu"  # the KV cache lies in main memory
     options = SessionOptions(resolve_provider(asked), config.threads, config.spinning)
     session = Session(bundle.graph, options)
+    _check_kernels(bundle, config, options)
     model_metrics = metrics.declare(name)
     model: ServedModel
     if manifest.family == "masked":
@@ -295,6 +305,14 @@ def _golden_causal(runner: Runner, golden: GoldenCheck) -> NDArray[np.float32]:
     return np.asarray(logits)
 
 
+def _check_kernels(bundle: Bundle, config: Config, options: SessionOptions) -> None:
+    """Lets the provider multiply the largest 8-bit numbers, where the bundle has them."""
+    if KERNEL_CHECK not in bundle.manifest.files:
+        return
+    if not multiplies_exactly(Session(bundle.path / KERNEL_CHECK, options)):
+        _complain(config, kernel_message(bundle))
+
+
 def _check_golden(
     bundle: Bundle, config: Config, run: Callable[[GoldenCheck], NDArray[np.float32]]
 ) -> None:
@@ -305,6 +323,10 @@ def _check_golden(
         raise BundleError(f"model {bundle.name!r}: its golden check fails: {error}") from error
     if drift <= bundle.manifest.golden.tolerance:
         return
+    _complain(config, drift_message(bundle, drift))
+
+
+def _complain(config: Config, message: str) -> None:
     if config.golden_check == "error":
-        raise BundleError(drift_message(bundle, drift))
-    _log.warning("%s", drift_message(bundle, drift))
+        raise BundleError(message)
+    _log.warning("%s", message)

@@ -16,6 +16,7 @@ from safetensors.torch import load_file, save_file
 
 import maskdial_export.export
 from maskdial_export import cli
+from maskdial_export.causal import kv_layout
 from maskdial_export.errors import ExportError
 from maskdial_export.export import export
 from maskdial_export.parity import CausalParity, MaskedParity
@@ -68,7 +69,7 @@ def test_parity_sees_another_weight(
     graph = bundle(name) / "model.onnx"
     arguments = [model, None, graph, 128]
     if name == "llama":
-        arguments = [model, graph, 128, maskdial_export.export.causal.kv_layout(model.config)]
+        arguments = [model, graph, 128, kv_layout(model.config)]
     parity(*arguments).measure(1e-4)
     with torch.no_grad():
         next(model.parameters())[7] += 0.01
@@ -187,12 +188,6 @@ def test_revision_of_a_folder(capsys: pytest.CaptureFixture[str], checkpoint: Ne
     assert_refused(capsys, checkpoint("bert"), "--revision is for Hub ids", "--revision", "main")
 
 
-def test_precision_that_is_not_there_yet(
-    capsys: pytest.CaptureFixture[str], checkpoint: New
-) -> None:
-    assert_refused(capsys, checkpoint("bert"), "int8 is not available yet", "--precision", "int8")
-
-
 def test_file_system_that_takes_no_more(
     capsys: pytest.CaptureFixture[str], checkpoint: New
 ) -> None:
@@ -218,7 +213,7 @@ def test_interrupted(checkpoint: New, bundles: Path, monkeypatch: pytest.MonkeyP
     def interrupt(*_: object) -> NoReturn:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(maskdial_export.export, "load_model", interrupt)
+    monkeypatch.setattr(maskdial_export.export, "load_checkpoint", interrupt)
     with pytest.raises(KeyboardInterrupt):
         export(str(checkpoint("bert")), bundles / "bundle")
     assert list(bundles.iterdir()) == []

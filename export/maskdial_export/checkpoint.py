@@ -1,0 +1,101 @@
+"""Checkpoint: a source in memory, and what its task asks of it."""
+
+import copy
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import onnx_ir as ir
+import torch
+from tokenizers import Tokenizer
+from transformers import PreTrainedModel
+
+from maskdial.bundle import Embedding, KVLayout, SpecialTokens, Task
+from maskdial_export import causal, masked
+from maskdial_export.embedding import longest_text, lower_case, read_embedding
+from maskdial_export.evaluation import (
+    Classify,
+    ClassifyAll,
+    Cosine,
+    Evaluation,
+    FillMask,
+    Order,
+    Perplexity,
+    QuestionAnswering,
+    TokenClassify,
+)
+from maskdial_export.files import load_tokenizer, special_tokens
+from maskdial_export.parity import CausalParity, MaskedParity
+from maskdial_export.sample import Sample
+from maskdial_export.source import Source, load_model
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """``embedding`` for the task embed, ``kv`` for causal models, and else None."""
+
+    task: Task
+    model: PreTrainedModel
+    tokenizer: Tokenizer
+    tokens: SpecialTokens
+    max_length: int
+    embedding: Embedding | None
+    kv: KVLayout | None
+
+    def half(self) -> "Checkpoint":
+        """A copy in float16, its cache as well."""
+        kv = None if self.kv is None else causal.kv_layout(self.model.config, torch.float16)
+        return replace(self, model=copy.deepcopy(self.model).half(), kv=kv)
+
+    def trace(self) -> ir.Model:
+        """The model as a graph, as torch gives it."""
+        if self.kv is not None:
+            return causal.trace(self.model)
+        return masked.trace(self.model, self.task, self.embedding)
+
+    def parity(self, graph: Path) -> MaskedParity | CausalParity:
+        """What compares a graph of the model with it."""
+        if self.kv is not None:
+            return CausalParity(self.model, graph, self.max_length, self.kv)
+        return MaskedParity(self.model, self.embedding, graph, self.max_length)
+
+    def evaluation(self, sample: Sample) -> Evaluation:
+        """What the task makes of a sample text."""
+        text = (self.tokenizer, sample, self.max_length)
+        config: Any = self.model.config
+        if self.kv is not None:
+            return Perplexity(*text, config.vocab_size, self.kv)
+        if self.embedding is not None:
+            return Cosine(*text)
+        if self.task == "fill-mask" and self.tokens.mask is not None:
+            return FillMask(*text, config.vocab_size, self.tokens.mask)
+        if self.task == "token-classify":
+            return TokenClassify(*text)
+        if self.task == "question-answering":
+            return QuestionAnswering(*text)
+        if config.num_labels == 1:
+            return Order(*text)
+        if config.problem_type == "multi_label_classification":
+            return ClassifyAll(*text)
+        return Classify(*text)
+
+
+def load_checkpoint(source: Source) -> Checkpoint:
+    """Reads the model, its tokenizer and the small files.
+
+    Raises:
+        ExportError: something is missing, damaged or not supported.
+    """
+    model = load_model(source)
+    config = model.config
+    tokenizer = load_tokenizer(source, config.vocab_size)
+    tokens = special_tokens(source, config, tokenizer)
+    is_causal = source.family == "causal"
+    max_length = (causal if is_causal else masked).max_length(config)
+    embedding = None
+    if source.task == "embed":
+        embedding = read_embedding(source, config)
+        max_length = longest_text(source, max_length)
+        lower_case(source, tokenizer)
+    kv = causal.kv_layout(config) if is_causal else None
+    return Checkpoint(source.task, model, tokenizer, tokens, max_length, embedding, kv)

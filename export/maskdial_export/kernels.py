@@ -1,0 +1,46 @@
+"""The kernel check: a product of the largest 8-bit numbers, for the server to multiply."""
+
+import numpy as np
+import onnx_ir as ir
+
+from maskdial.bundle import KERNEL_CHECK
+from maskdial_export.graph import OPSET
+
+_INPUTS, _OUTPUTS = 64, 64
+
+
+def kernel_check() -> ir.Model:
+    """A graph from rows, uint8 (num_rows, 64), to products, float32 (num_rows, 64).
+
+    With the operator and the zero point of int8 graphs, all weights being 127. A kernel that adds
+    pairs of products in 16 bits comes to less than it should for rows of 255.
+    """
+    rows = ir.Value(
+        name="rows", type=ir.TensorType(ir.DataType.UINT8), shape=ir.Shape(["num_rows", _INPUTS])
+    )
+    constants = {
+        "weight": np.full((_INPUTS, _OUTPUTS), 127, np.int8),
+        "scale": np.array(1, np.float32),
+        "zero_point": np.array(128, np.uint8),
+    }
+    values = {
+        name: ir.Value(name=name, const_value=ir.tensor(array, name=name))
+        for name, array in constants.items()
+    }
+    weight, scale, zero_point = values.values()
+    node = ir.node(
+        "MatMulIntegerToFloat", [rows, weight, scale, scale, zero_point], domain="com.microsoft"
+    )
+    (products,) = node.outputs
+    products.name = "products"
+    products.type = ir.TensorType(ir.DataType.FLOAT)
+    products.shape = ir.Shape(["num_rows", _OUTPUTS])
+    graph = ir.Graph(
+        [rows],
+        [products],
+        nodes=[node],
+        initializers=list(values.values()),
+        opset_imports={"": OPSET, "com.microsoft": 1},
+        name=KERNEL_CHECK,
+    )
+    return ir.Model(graph, ir_version=10)

@@ -1,0 +1,192 @@
+"""The quality gate: a lower precision is accepted for what it keeps of fp32's answers."""
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Literal
+
+import onnx_ir as ir
+from rich.console import Console
+
+from maskdial.bundle import QualityReport
+from maskdial_export.calibrate import calibrate
+from maskdial_export.checkpoint import Checkpoint
+from maskdial_export.errors import ExportError
+from maskdial_export.evaluation import Comparison, evenly
+from maskdial_export.graph import optimise, save
+from maskdial_export.phase import finding, phase
+from maskdial_export.quantise import Precision, projections, quantise
+from maskdial_export.rewrite import modules_of
+from maskdial_export.sample import Sample
+from maskdial_export.sensitivity import rank
+from maskdial_export.session import Ids
+
+MAX_LOSS = 0.01
+# With fewer, one changed decision is half of what may be lost.
+_FEWEST_POSITIONS = 200
+_RANKED_TEXTS = 16
+# Of the layers, how many the automatic pass may keep: more would not be worth the name int8.
+_KEPT_PART = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Gate:
+    """What a lower precision may cost, and which layers need not pay.
+
+    ``text``: a text file to ask about, in the place of the exporter's own. ``max_loss``: 0.01 is
+    one changed decision in a hundred, or a perplexity 1% higher; infinite to refuse nothing.
+    ``keep``: patterns of module names that stay fp32. ``keep_worst``: how many more of the most
+    sensitive layers do; None for as few as the gate needs. ``calibrate``: whether inputs that it
+    fits may have one scale for all rows, which is faster than one for each.
+    """
+
+    text: Path | None = None
+    max_loss: float = MAX_LOSS
+    keep: tuple[str, ...] = ()
+    keep_worst: int | None = None
+    calibrate: bool = True
+
+    def named(self, names: Sequence[str]) -> list[str]:
+        """The names that the patterns match.
+
+        Raises:
+            ExportError: a pattern matches none.
+        """
+        for pattern in self.keep:
+            if not any(fnmatchcase(name, pattern) for name in names):
+                some = ", ".join(dict.fromkeys((names[0], names[len(names) // 2], names[-1])))
+                raise ExportError(
+                    f"--keep {pattern} matches none of the {len(names)} layers, which are called "
+                    f"{some} and the like"
+                )
+        return [name for name in names if any(fnmatchcase(name, pattern) for pattern in self.keep)]
+
+
+@dataclass(frozen=True, slots=True)
+class _Attempt:
+    """Layers to keep in fp32 besides those that were named, and inputs to give one scale."""
+
+    worst: tuple[str, ...] = ()
+    ranges: Mapping[str, float] = field(default_factory=dict)
+
+
+class Quantiser:
+    """Makes a graph of lower precision, as often as the gate asks for it."""
+
+    def __init__(
+        self,
+        checkpoint: Checkpoint,
+        precision: Precision | Literal["fp16"],
+        gate: Gate,
+        sample: Sample,
+        console: Console,
+    ) -> None:
+        """Raises ExportError where a pattern matches no layer, or the sample cannot tell much."""
+        self.checkpoint = checkpoint
+        self.precision = precision
+        self.gate = gate
+        self.sample = sample
+        self.console = console
+        self.names = [] if precision == "fp16" else projections(checkpoint.model)
+        self.named = gate.named(self.names)
+        self.evaluation = checkpoint.evaluation(sample)
+
+    def replace(self, graph: ir.Model, path: Path) -> QualityReport:
+        """Puts the quantised graph in the place of the fp32 one; what it keeps of its answers.
+
+        ``graph`` is what lies at ``path``, before it was written.
+
+        Raises:
+            ExportError: it loses more than the gate allows, or the sample is too short to tell.
+            OSError: a file cannot be written.
+        """
+        with phase(self.console, "Asking fp32"):
+            reference = self.evaluation.answers(path)
+        if len(reference) < _FEWEST_POSITIONS:
+            raise ExportError(
+                f"the quality text {self.sample.name} is too short: it asks the model for "
+                f"{len(reference)} decisions, and {_FEWEST_POSITIONS} are the fewest that tell"
+            )
+        tried: list[tuple[int, Comparison]] = []
+        for attempt in self._attempts(graph):
+            with phase(self.console, "Quantising"):
+                save(self._lowered(graph, attempt), path)
+            with phase(self.console, "Checking quality"):
+                comparison = self.evaluation.compare(reference, self.evaluation.answers(path))
+            finding(self.console, _describe(comparison, attempt))
+            if comparison.loss <= self.gate.max_loss:
+                return self._report(comparison, attempt)
+            tried.append((len(attempt.worst), comparison))
+        raise ExportError(self._refusal(tried))
+
+    def _lowered(self, graph: ir.Model, attempt: _Attempt) -> ir.Model:
+        if self.precision == "fp16":
+            return optimise(self.checkpoint.half().trace())
+        kept = [*self.named, *attempt.worst]
+        return quantise(graph.clone(), self.precision, kept, attempt.ranges)
+
+    def _attempts(self, graph: ir.Model) -> Iterator[_Attempt]:
+        """From the fastest graph to the most careful one.
+
+        Inputs with one scale where it fits; a scale for each row everywhere; and with it, besides
+        the layers that were named, the worst in fp32, the worst two, four...
+        """
+        worst = tuple(self._worst(graph)[: self.gate.keep_worst]) if self.gate.keep_worst else ()
+        if self.precision == "int8" and self.gate.calibrate:
+            with phase(self.console, "Calibrating"):
+                ranges = calibrate(self.checkpoint.model, self.names, self._some_texts())
+            if ranges:
+                yield _Attempt(worst, ranges)
+        yield _Attempt(worst)
+        if self.gate.keep_worst is not None:
+            return
+        ranked = tuple(self._worst(graph)) if self.names else ()
+        count, most = 1, -(-len(self.names) // _KEPT_PART)
+        while count <= min(most, len(ranked)):
+            yield _Attempt(ranked[:count])
+            count *= 2
+
+    def _some_texts(self) -> Sequence[Ids]:
+        return evenly(self.evaluation.texts, _RANKED_TEXTS)
+
+    def _worst(self, graph: ir.Model) -> list[str]:
+        """The layers that would be quantised, the most sensitive ones first."""
+        with phase(self.console, "Ranking the layers"):
+            precision: Precision = "int4" if self.precision == "int4" else "int8"
+            ranked = rank(self.checkpoint.model, self.names, self._some_texts(), precision)
+        present = {name for node in graph.graph for name in modules_of(node)}
+        return [name for name in ranked if name in present and name not in self.named]
+
+    def _refusal(self, tried: Sequence[tuple[int, Comparison]]) -> str:
+        kept, best = min(tried, key=lambda each: each[1].loss)
+        layers = f" with the worst {kept} of {len(self.names)} layers in fp32" if kept else ""
+        return (
+            f"{self.precision} loses {best.loss:.2%} of what fp32 makes of {self.sample.name}"
+            f"{layers} ({_figures(best)}), and {self.gate.max_loss:.2%} is allowed; keep layers in "
+            "fp32 with --keep, choose another precision, or allow more with --max-loss"
+        )
+
+    def _report(self, comparison: Comparison, attempt: _Attempt) -> QualityReport:
+        return QualityReport(
+            text=self.sample.name,
+            text_sha256=self.sample.sha256,
+            positions=comparison.positions,
+            figures=comparison.figures,
+            loss=comparison.loss,
+            max_loss=None if math.isinf(self.gate.max_loss) else self.gate.max_loss,
+            kept=(*self.named, *attempt.worst),
+            calibrated=len(attempt.ranges),
+        )
+
+
+def _figures(comparison: Comparison) -> str:
+    figures = [f"{name.replace('_', ' ')} {each:.5g}" for name, each in comparison.figures.items()]
+    return f"{', '.join(figures)} over {comparison.positions:,} decisions"
+
+
+def _describe(comparison: Comparison, attempt: _Attempt) -> str:
+    scales = f"; {len(attempt.ranges)} inputs of one scale" if attempt.ranges else ""
+    kept = f"; in fp32: {', '.join(attempt.worst)}" if attempt.worst else ""
+    return f"loses {comparison.loss:.2%}: {_figures(comparison)}{scales}{kept}"

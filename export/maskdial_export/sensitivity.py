@@ -1,0 +1,108 @@
+"""Sensitivity: which projections of a model a lower precision hurts most."""
+
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+from transformers.pytorch_utils import Conv1D
+
+from maskdial_export.quantise import BLOCK_SIZE, Precision
+from maskdial_export.session import Ids
+
+_ROWS = 64  # of each text, evenly spread; all of them cost as much as the model itself
+_TINY = 1e-30
+
+
+def rank(
+    model: PreTrainedModel, names: Sequence[str], texts: Sequence[Ids], precision: Precision
+) -> list[str]:
+    """The names of projections, worst first, by the relative squared error of their output.
+
+    One pass of torch over the texts, each alone; every projection reads what it reads in fp32, so
+    errors do not add up and each layer answers for its own.
+    """
+    modules = dict(model.named_modules())
+    errors: dict[str, float] = defaultdict(float)
+    energies: dict[str, float] = defaultdict(float)
+    of_rows, of_weight = ROUNDINGS[precision]
+
+    def watch(name: str) -> Callable[..., None]:
+        def compare(module: nn.Module, arguments: tuple[Tensor, ...], _output: Tensor) -> None:
+            rows = arguments[0].flatten(0, -2)
+            rows = rows[:: -(-len(rows) // _ROWS)]
+            weight = input_major(module)
+            exact = rows @ weight
+            errors[name] += float((of_rows(rows) @ of_weight(weight) - exact).square().sum())
+            energies[name] += float(exact.square().sum())
+
+        return compare
+
+    hooks = [modules[name].register_forward_hook(watch(name)) for name in names]
+    try:
+        with torch.no_grad():
+            for text in texts:
+                model(input_ids=torch.from_numpy(text[None]))
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return sorted(errors, key=lambda name: errors[name] / max(energies[name], _TINY), reverse=True)
+
+
+def input_major(module: nn.Module) -> Tensor:
+    """A projection's weight as (inputs, outputs)."""
+    weight: Tensor = module.weight  # type: ignore[assignment]
+    return weight if isinstance(module, Conv1D) else weight.T
+
+
+def int8_rows(rows: Tensor) -> Tensor:
+    """Activations (num_rows, inputs) after int8, with one scale a row."""
+    return _round(rows, rows.abs().amax(dim=1, keepdim=True) / 127)
+
+
+def int8_steps(rows: Tensor, largest: float) -> Tensor:
+    """Activations after int8, with one scale for all rows; what is larger is cut."""
+    step = largest / 127
+    return (rows / step).round().clamp(-128, 127) * step
+
+
+def int8_weight(weight: Tensor) -> Tensor:
+    """A weight (inputs, outputs) after int8, with one scale an output."""
+    return _round(weight, weight.abs().amax(dim=0, keepdim=True) / 127)
+
+
+def int8_blocks(rows: Tensor) -> Tensor:
+    """Activations (num_rows, inputs) after int8, with one scale to 128 inputs of a row."""
+    blocks = _blocks(rows)
+    rounded = _round(blocks, blocks.abs().amax(dim=2, keepdim=True) / 127)
+    return rounded.flatten(1)[:, : rows.shape[1]]
+
+
+def int4_weight(weight: Tensor) -> Tensor:
+    """A weight (inputs, outputs) after int4, with one scale to 128 inputs of an output.
+
+    The largest value of each block becomes -8, so 7 is the most on the other side.
+    """
+    blocks = _blocks(weight.T)
+    largest = blocks.gather(2, blocks.abs().argmax(dim=2, keepdim=True))
+    scale = torch.where(largest == 0, 1, largest / -8)
+    rounded = (blocks / scale).round().clamp(-8, 7) * scale
+    return rounded.flatten(1)[:, : len(weight)].T
+
+
+def _round(values: Tensor, step: Tensor) -> Tensor:
+    step = step.clamp_min(_TINY)
+    return (values / step).round() * step
+
+
+def _blocks(rows: Tensor) -> Tensor:
+    """(num_rows, inputs) as (num_rows, num_blocks, 128), zeros at the end."""
+    padded = nn.functional.pad(rows, (0, -rows.shape[1] % BLOCK_SIZE))
+    return padded.reshape(len(rows), -1, BLOCK_SIZE)
+
+
+ROUNDINGS: Mapping[Precision, tuple[Callable[[Tensor], Tensor], Callable[[Tensor], Tensor]]] = {
+    "int8": (int8_rows, int8_weight),
+    "int4": (int8_blocks, int4_weight),
+}

@@ -1,0 +1,118 @@
+"""An exported graph in ONNX Runtime, fed with texts of token ids in the ways of the server."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnxruntime
+from numpy.typing import NDArray
+
+from maskdial.bundle import UNWANTED_FUSIONS, KVLayout
+
+Floats = NDArray[np.float32]
+Ids = NDArray[np.int64]
+
+
+def load_session(path: Path) -> onnxruntime.InferenceSession:
+    """A session on the CPU, with the optimisations that the server lets ONNX Runtime make."""
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 3
+    return onnxruntime.InferenceSession(
+        str(path),
+        options,
+        providers=["CPUExecutionProvider"],
+        disabled_optimizers=UNWANTED_FUSIONS,
+    )
+
+
+def _pad(texts: Sequence[Ids]) -> Ids:
+    padded = np.zeros((len(texts), max(map(len, texts))), np.int64)
+    for row, text in enumerate(texts):
+        padded[row, : len(text)] = text
+    return padded
+
+
+def _flat_rows(texts: Sequence[Ids], positions: Sequence[Ids]) -> Ids:
+    """Flat indices of each text's positions, in a batch padded to the longest."""
+    width = max(map(len, texts))
+    return np.concatenate([row * width + chosen for row, chosen in enumerate(positions)])
+
+
+def _split(rows: Floats, positions: Sequence[Ids]) -> list[Floats]:
+    return np.split(rows, np.cumsum([len(chosen) for chosen in positions])[:-1])
+
+
+class MaskedSession:
+    """A masked model's graph."""
+
+    def __init__(self, path: Path) -> None:
+        self._session = load_session(path)
+        self.inputs = frozenset(value.name for value in self._session.get_inputs())
+
+    def run(
+        self,
+        texts: Sequence[Ids],
+        types: Sequence[Ids] | None = None,
+        positions: Sequence[Ids] | None = None,
+    ) -> list[Floats]:
+        """The texts in one batch: (num_positions, columns) each, or (columns,).
+
+        ``positions`` are the tokens asked about in each text, by default all of them; tasks on
+        whole texts pay no heed to them. Token types are 0 by default.
+        """
+        positions = positions or [np.arange(len(text)) for text in texts]
+        types = types or [np.zeros_like(text) for text in texts]
+        feeds = {
+            "input_ids": _pad(texts),
+            "token_type_ids": _pad(types),
+            "lengths": np.array([len(text) for text in texts], np.int32),
+            "rows": _flat_rows(texts, positions),
+        }
+        declared = {name: value for name, value in feeds.items() if name in self.inputs}
+        output = self._session.run(None, declared)[0]
+        return _split(output, positions) if "rows" in self.inputs else list(output)
+
+
+class CausalSession:
+    """A causal model's graph with a cache of its own; each text has a slot."""
+
+    def __init__(self, path: Path, layout: KVLayout, slots: int, room: int) -> None:
+        self._session = load_session(path)
+        self.inputs = frozenset(value.name for value in self._session.get_inputs())
+        names = [f"{kind}.{i}" for i in range(layout.num_layers) for kind in ("key", "value")]
+        shape = (slots, layout.num_heads, room, layout.head_dim)
+        types = {value.name: value.type for value in self._session.get_inputs()}
+        half = types["past_key.0"] == "tensor(float16)"
+        self._dtype = np.dtype(np.float16 if half else np.float32)
+        self._cache = {name: np.zeros(shape, self._dtype) for name in names}
+        self.seen = np.zeros(slots, np.int64)
+
+    def run(self, first_slot: int, texts: Sequence[Ids]) -> list[Floats]:
+        """Appends a text to each slot from ``first_slot`` on; logits (length, vocab_size) each."""
+        slots = slice(first_slot, first_slot + len(texts))
+        ids = _pad(texts)
+        seen = self.seen[slots]
+        totals = seen + [len(text) for text in texts]
+        positions = [np.arange(len(text)) for text in texts]
+        feeds: dict[str, NDArray[Any]] = {
+            "input_ids": ids,
+            "position_ids": seen[:, None] + np.arange(ids.shape[1]),
+            "seqlens_k": (totals - 1).astype(np.int32),
+            "total_sequence_length": np.array(totals.max(), np.int32),
+            "rows": _flat_rows(texts, positions),
+        }
+        binding = self._session.io_binding()
+        for name, array in feeds.items():
+            if name in self.inputs:
+                binding.bind_cpu_input(name, array)
+        for name, cache in self._cache.items():
+            # past and present are the same memory, as on the server
+            view = cache[slots]
+            place = ("cpu", 0, self._dtype, view.shape, view.ctypes.data)
+            binding.bind_input(f"past_{name}", *place)
+            binding.bind_output(f"present_{name}", *place)
+        binding.bind_output("logits")
+        self._session.run_with_iobinding(binding)
+        self.seen[slots] = totals
+        return _split(binding.get_outputs()[-1].numpy(), positions)

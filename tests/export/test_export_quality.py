@@ -1,0 +1,314 @@
+"""The quality gate: what a lower precision may lose, and which layers stay fp32 for it."""
+
+import argparse
+import functools
+import math
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import onnx_ir as ir
+import pytest
+from rich.console import Console
+from safetensors.torch import load_file, save_file
+
+from maskdial.bundle import QualityReport, load_bundle
+from maskdial_export import cli
+from maskdial_export.checkpoint import Checkpoint, load_checkpoint
+from maskdial_export.errors import ExportError
+from maskdial_export.graph import optimise, save
+from maskdial_export.quality import Gate, Quantiser
+from maskdial_export.quantise import Precision, projections
+from maskdial_export.sample import read_sample
+from maskdial_export.session import MaskedSession
+from maskdial_export.source import find
+
+New = Callable[[str], Path]
+Quantise = Callable[..., QualityReport]
+
+BAD = "bert.encoder.layer.1.output.dense"
+# Nothing is kept but what is named
+BY_NAME_ONLY = Gate(keep_worst=0)
+
+
+def make_bad(folder: Path) -> Path:
+    """Puts an outlier where int8 has one scale: the rest of a row rounds to nothing beside it.
+
+    The weights that the outlier meets are 0, so fp32 does not notice.
+    """
+    path = folder / "model.safetensors"
+    weights = load_file(path)
+    weights["bert.encoder.layer.1.intermediate.dense.bias"][5] = 1e4
+    weights[f"{BAD}.weight"] *= 5
+    weights[f"{BAD}.weight"][:, 5] = 0
+    save_file(weights, path, metadata={"format": "pt"})
+    return folder
+
+
+@dataclass(frozen=True, slots=True)
+class Traced:
+    """A checkpoint and its fp32 graph."""
+
+    checkpoint: Checkpoint
+    graph: ir.Model
+
+
+def trace(folder: Path) -> Traced:
+    source = find(str(folder), "auto", revision=None, allow_pickle=False)
+    checkpoint = load_checkpoint(source)
+    return Traced(checkpoint, optimise(checkpoint.trace()))
+
+
+@pytest.fixture(scope="module")
+def traced(checkpoint: New) -> Callable[[str], Traced]:
+    return functools.cache(lambda name: trace(checkpoint(name)))
+
+
+@pytest.fixture(scope="module")
+def bad_folder(checkpoint: New, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A checkpoint with one layer that int8 spoils."""
+    return make_bad(shutil.copytree(checkpoint("bert"), tmp_path_factory.mktemp("bad") / "bert"))
+
+
+@pytest.fixture(scope="module")
+def bad(bad_folder: Path) -> Traced:
+    return trace(bad_folder)
+
+
+@pytest.fixture
+def quantise(tmp_path: Path) -> Quantise:
+    """Quantises a graph and returns the report."""
+
+    def run(
+        model: Traced, gate: Gate, precision: Precision = "int8", console: Console | None = None
+    ) -> QualityReport:
+        path = tmp_path / "model.onnx"
+        save(model.graph.clone(), path)
+        sample = read_sample(gate.text)
+        quiet = Console(quiet=True)
+        quantiser = Quantiser(model.checkpoint, precision, gate, sample, console or quiet)
+        return quantiser.replace(model.graph, path)
+
+    return run
+
+
+FIGURES = {
+    "bert": {"agreement", "agreement_or_tie", "top1", "top1_fp32"},
+    "bert-classify": {"agreement", "agreement_or_tie"},
+    "distilbert-question-answering": {"agreement", "agreement_or_tie"},
+    "bert-embed": {"mean_cosine", "least_cosine"},
+}
+
+
+@pytest.mark.parametrize("name", FIGURES)
+def test_figures_of_a_task(
+    name: str, quantise: Quantise, traced: Callable[[str], Traced], tmp_path: Path
+) -> None:
+    report = quantise(traced(name), BY_NAME_ONLY)
+    assert set(report.figures) == FIGURES[name]
+    assert report.positions >= 300
+    assert report.loss <= report.max_loss == 0.01
+    assert report.kept == ()
+    operators = {node.op_type for node in ir.load(tmp_path / "model.onnx").graph}
+    assert "MatMulIntegerToFloat" in operators
+
+
+def test_loss_that_is_refused(bad: Traced, quantise: Quantise) -> None:
+    with pytest.raises(ExportError, match=r"int8 loses [1-9]\S*% of what fp32 makes of") as error:
+        quantise(bad, BY_NAME_ONLY)
+    for word in ("1.00% is allowed", "--keep", "--max-loss", "decisions"):
+        assert word in str(error.value)
+
+
+def test_automatic_pass_keeps_the_bad_layer(
+    bad: Traced, quantise: Quantise, capsys: pytest.CaptureFixture[str]
+) -> None:
+    report = quantise(bad, Gate(), console=Console(stderr=True, width=200))
+    assert report.kept == (BAD,)
+    assert report.loss <= 0.01
+    assert f"in fp32: {BAD}" in capsys.readouterr().err
+
+
+def test_layer_that_the_graph_lacks_is_not_kept(
+    traced: Callable[[str], Traced], quantise: Quantise
+) -> None:
+    """An encoder's pooler is in the checkpoint only."""
+    model = traced("bert-embed")
+    report = quantise(model, Gate(keep_worst=99))
+    assert "pooler.dense" in projections(model.checkpoint.model)
+    assert set(report.kept) == set(projections(model.checkpoint.model)) - {"pooler.dense"}
+    assert report.figures["least_cosine"] == pytest.approx(1, abs=1e-6)
+
+
+def test_layer_kept_by_name(bad: Traced, quantise: Quantise) -> None:
+    report = quantise(bad, Gate(keep=("*layer.1.output.*",), keep_worst=0))
+    assert report.kept == (BAD,)
+    assert report.loss <= 0.01
+
+
+def test_number_of_layers_to_keep(bad: Traced, quantise: Quantise) -> None:
+    report = quantise(bad, Gate(keep=("*.query", "cls.*"), keep_worst=3))
+    assert BAD in report.kept
+    assert len(set(report.kept)) == 2 + 2 + 3
+
+
+def test_automatic_pass_gives_up(bad: Traced, quantise: Quantise) -> None:
+    """Nothing quantised is as good as fp32 to the last decision, ties included."""
+    with pytest.raises(ExportError, match=r"with the worst [12] of 14 layers in fp32"):
+        quantise(bad, Gate(max_loss=0), precision="int4")
+
+
+def test_loss_without_a_limit(bad: Traced, quantise: Quantise) -> None:
+    report = quantise(bad, Gate(max_loss=math.inf))
+    assert report.loss > 0.01
+    assert report.max_loss is None
+    assert report.kept == ()
+
+
+def test_own_text(
+    quantise: Quantise,
+    traced: Callable[[str], Traced],
+    tmp_path_factory: pytest.TempPathFactory,
+) -> None:
+    text = tmp_path_factory.mktemp("texts") / "mine.txt"
+    text.write_text("A line of mine, and another one.\n" * 60, encoding="utf-8")
+    report = quantise(traced("bert-classify"), Gate(text=text))
+    assert report.text == "mine.txt"
+    assert report.text_sha256 == read_sample(text).sha256
+    assert report.text_sha256 != quantise(traced("bert-classify"), Gate()).text_sha256
+
+
+def test_text_that_is_too_short(
+    quantise: Quantise,
+    traced: Callable[[str], Traced],
+    tmp_path_factory: pytest.TempPathFactory,
+) -> None:
+    text = tmp_path_factory.mktemp("texts") / "short.txt"
+    text.write_text("Too short. Far too short.", encoding="utf-8")
+    for name, asked in (("bert", 21), ("bert-classify", 3), ("distilbert-question-answering", 0)):
+        with pytest.raises(ExportError, match=rf"short.txt is too short: .* {asked} decisions"):
+            quantise(traced(name), Gate(text=text))
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Path:
+    """An empty folder for bundles."""
+    folder = tmp_path / "bundles"
+    folder.mkdir()
+    return folder
+
+
+def export_by_command(
+    capsys: pytest.CaptureFixture[str], *arguments: str | Path
+) -> tuple[int, list[str]]:
+    """The exit code of ``maskdial export`` and the lines that it wrote."""
+    parser = argparse.ArgumentParser()
+    cli.add_arguments(parser)
+    code = cli.run(parser.parse_args([str(argument) for argument in arguments]))
+    return code, capsys.readouterr().err.strip().splitlines()
+
+
+def test_command_with_a_bundle(
+    capsys: pytest.CaptureFixture[str], checkpoint: New, place: Path
+) -> None:
+    source = checkpoint("bert-token-classify")
+    options = ("--precision", "int8", "--keep", "*.layer.0.*.key", "--keep-worst", "1")
+    code, lines = export_by_command(capsys, source, place / "bundle", *options)
+    assert code == 0
+    phases = ("Checking parity", "Quantising", "Checking quality", "Checking invariance")
+    found = [next(i for i, line in enumerate(lines) if line.startswith(name)) for name in phases]
+    assert found == sorted(found)
+    assert any("loses 0.00%: agreement" in line and "; in fp32: bert." in line for line in lines)
+    assert "in fp32, of which int8 loses 0.00%, batch invariant" in lines[-1]
+    bundle = load_bundle("tags", place / "bundle")
+    manifest = bundle.manifest
+    assert manifest.precision == "int8"
+    assert manifest.quality is not None
+    assert set(manifest.quality.figures) == {"agreement", "agreement_or_tie"}
+    assert manifest.quality.positions > 1000
+    assert manifest.quality.kept[0] == "bert.encoder.layer.0.attention.self.key"
+    assert len(manifest.quality.kept) == 2
+    assert manifest.parity.ragged_batch < 1e-5
+    logits = MaskedSession(bundle.graph).run([np.array(manifest.golden.input_ids)])[0]
+    expected = logits[manifest.golden.row][list(manifest.golden.columns)]
+    assert manifest.golden.logits == tuple(expected.tolist())
+
+
+def test_command_that_refuses_leaves_nothing(
+    capsys: pytest.CaptureFixture[str], bad_folder: Path, place: Path
+) -> None:
+    options = ("--precision", "int8", "--keep-worst", "0")
+    code, lines = export_by_command(capsys, bad_folder, place / "bundle", *options)
+    assert code == 1
+    assert lines[-1].startswith("maskdial export: int8 loses ")
+    assert list(place.iterdir()) == []
+
+
+def refusal(capsys: pytest.CaptureFixture[str], source: Path, place: Path, *options: str) -> str:
+    code, lines = export_by_command(capsys, source, place / "bundle", *options)
+    assert code == 1
+    assert list(place.iterdir()) == []
+    return lines[-1]
+
+
+def test_pattern_without_a_match(
+    capsys: pytest.CaptureFixture[str], checkpoint: New, place: Path
+) -> None:
+    options = ("--precision", "int8", "--keep", "*.dense", "--keep", "*.down_proj")
+    line = refusal(capsys, checkpoint("bert"), place, *options)
+    assert "--keep *.down_proj matches none of the 14 layers" in line
+    assert "bert.encoder.layer.0.attention.self.query" in line
+
+
+def test_options_that_fp32_has_no_use_for(
+    capsys: pytest.CaptureFixture[str], checkpoint: New, place: Path
+) -> None:
+    for options in (("--keep", "*"), ("--max-loss", "inf"), ("--keep-worst", "2")):
+        assert "are for lower precisions" in refusal(capsys, checkpoint("bert"), place, *options)
+
+
+def test_layers_that_float16_does_not_choose_among(
+    capsys: pytest.CaptureFixture[str], checkpoint: New, place: Path
+) -> None:
+    options = ("--precision", "fp16", "--keep", "*.query")
+    line = refusal(capsys, checkpoint("bert"), place, *options)
+    assert "--keep and --keep-worst are for int8 and int4" in line
+
+
+def test_precision_that_there_is_not(
+    capsys: pytest.CaptureFixture[str], checkpoint: New, place: Path
+) -> None:
+    line = refusal(capsys, checkpoint("bert"), place, "--precision", "int3")
+    assert "there is no precision int3" in line
+
+
+@pytest.mark.parametrize(
+    ("content", "why"),
+    [(None, "No such file"), (b" \n\n", "is empty"), (b"caf\xe9 au lait", "not UTF-8 (byte 3)")],
+)
+def test_text_that_cannot_be_read(
+    content: bytes | None,
+    why: str,
+    capsys: pytest.CaptureFixture[str],
+    checkpoint: New,
+    place: Path,
+    tmp_path: Path,
+) -> None:
+    text = tmp_path / "text.txt"
+    if content is not None:
+        text.write_bytes(content)
+    options = ("--precision", "int8", "--quality-text", str(text))
+    assert why in refusal(capsys, checkpoint("bert"), place, *options)
+
+
+@pytest.mark.parametrize(
+    "options", [("--max-loss", "-1"), ("--max-loss", "nan"), ("--keep-worst", "-1")]
+)
+def test_numbers_that_make_no_sense(
+    options: tuple[str, str], capsys: pytest.CaptureFixture[str], place: Path
+) -> None:
+    with pytest.raises(SystemExit):
+        export_by_command(capsys, "source", place / "bundle", *options)
+    assert options[1] in capsys.readouterr().err

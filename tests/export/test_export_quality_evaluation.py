@@ -1,0 +1,193 @@
+"""Evaluations: the questions that a sample makes, and how answers are compared."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from maskdial_export.checkpoint import Checkpoint, load_checkpoint
+from maskdial_export.evaluation import (
+    Classify,
+    ClassifyAll,
+    Cosine,
+    Evaluation,
+    FillMask,
+    Order,
+    Perplexity,
+    QuestionAnswering,
+)
+from maskdial_export.sample import Sample, read_sample
+from maskdial_export.source import find
+
+New = Callable[[str], Path]
+SAMPLE = Sample("words", "0" * 64, "one two. three four five! six? seven eight nine ten\n" * 9)
+
+
+def load(folder: Path) -> Checkpoint:
+    return load_checkpoint(find(str(folder), "auto", revision=None, allow_pickle=False))
+
+
+@pytest.fixture(scope="module")
+def evaluate(checkpoint: New) -> Callable[[str], Any]:
+    return lambda name: load(checkpoint(name)).evaluation(SAMPLE)
+
+
+def test_perplexity_is_torch_s(
+    checkpoint: New, bundle: New, load_reference: Callable[[Path], Any]
+) -> None:
+    evaluation = load(checkpoint("llama")).evaluation(SAMPLE)
+    assert isinstance(evaluation, Perplexity)
+    answers = evaluation.answers(bundle("llama") / "model.onnx")
+    losses, best = [], []
+    model = load_reference(checkpoint("llama"))
+    for text in sorted(evaluation.texts, key=len):
+        ids = torch.from_numpy(text)
+        with torch.no_grad():
+            logits = model(ids[None]).logits[0, :-1]
+        losses.append(torch.nn.functional.cross_entropy(logits, ids[1:], reduction="none"))
+        best.append(logits.argmax(1))
+    np.testing.assert_allclose(answers[:, 0], torch.cat(losses), atol=1e-4)
+    assert np.mean(answers[:, 1] == torch.cat(best).numpy()) > 0.99
+    comparison = evaluation.compare(answers, answers + np.array([0.02, 0]))
+    assert comparison.loss == pytest.approx(np.expm1(0.02))
+    assert comparison.figures["top1_agreement"] == 1
+    assert comparison.positions == sum(len(text) - 1 for text in evaluation.texts)
+
+
+def test_every_token_is_masked_once(checkpoint: New) -> None:
+    loaded = load(checkpoint("bert"))
+    evaluation = loaded.evaluation(SAMPLE)
+    assert isinstance(evaluation, FillMask)
+    assert evaluation.asked is not None
+    whole = loaded.tokenizer.encode(SAMPLE.text, add_special_tokens=False)
+    assert len(evaluation.truth) == len(whole)
+    for text, asked in zip(evaluation.texts, evaluation.asked, strict=True):
+        assert len(text) <= 128
+        assert np.flatnonzero(text == 4).tolist() == sorted(asked)
+        assert (text[0], text[-1]) == (2, 3)
+        assert 0.1 < len(asked) / len(text) < 0.2
+
+
+def _pairs(evaluation: FillMask) -> list[tuple[Any, Any]]:
+    assert evaluation.asked is not None
+    return list(zip(evaluation.texts, evaluation.asked, strict=True))
+
+
+def test_answers_are_in_the_order_of_the_questions(
+    checkpoint: New, bundle: New, load_reference: Callable[[Path], Any]
+) -> None:
+    """Batches go by length, and answers do not."""
+    evaluation = load(checkpoint("bert")).evaluation(SAMPLE)
+    assert isinstance(evaluation, FillMask)
+    answers = evaluation.answers(bundle("bert") / "model.onnx")
+    model = load_reference(checkpoint("bert"))
+    with torch.no_grad():
+        expected = [
+            model(torch.from_numpy(text[None])).logits[0, asked].argmax(1)
+            for text, asked in _pairs(evaluation)
+        ]
+    assert np.mean(answers[:, 0] == torch.cat(expected).numpy()) > 0.99
+
+
+@pytest.mark.parametrize("name", ["bert", "bert-classify", "roberta-question-answering", "llama"])
+def test_questions_are_the_same_every_time(name: str, evaluate: Callable[[str], Any]) -> None:
+    first, second = evaluate(name), evaluate(name)
+    assert len(first.texts) == len(second.texts) > 0
+    assert all(np.array_equal(*pair) for pair in zip(first.texts, second.texts, strict=True))
+
+
+def test_question_has_the_sentences_around_it(checkpoint: New) -> None:
+    loaded = load(checkpoint("roberta-question-answering"))
+    evaluation = loaded.evaluation(SAMPLE)
+    assert isinstance(evaluation, QuestionAnswering)
+    first = loaded.tokenizer.encode("three four five!", "one two. six?")
+    assert evaluation.texts[0].tolist() == first.ids
+    assert evaluation.types is not None
+    assert evaluation.types[0].tolist() == first.type_ids
+
+
+def classify(evaluate: Callable[[str], Any]) -> Classify:
+    evaluation = evaluate("bert-classify")
+    assert type(evaluation) is Classify
+    return evaluation
+
+
+def test_tie_is_no_loss(evaluate: Callable[[str], Any]) -> None:
+    evaluation = classify(evaluate)
+    clear, close = np.log([0.1, 0.6, 0.3]), np.log([0.03, 0.48, 0.46])
+    reference = np.concatenate([evaluation.choose(row) for row in (clear, clear, close, close)])
+    swapped = [row[[0, 2, 1]] for row in (clear, close)]
+    other = np.log([0.6, 0.2, 0.2])
+    answers = [evaluation.choose(row) for row in (clear, swapped[0], swapped[1], other)]
+    comparison = evaluation.compare(reference, np.concatenate(answers))
+    assert comparison.figures == {"agreement": 0.25, "agreement_or_tie": 0.5}
+    assert comparison.loss == 0.5
+    assert comparison.positions == 4
+
+
+def test_no_number_is_a_loss(evaluate: Callable[[str], Any], checkpoint: New) -> None:
+    for name in ("bert-classify", "bert-embed", "llama"):
+        evaluation: Evaluation = evaluate(name)
+        answers = np.array([[0.5, 1.0]])
+        broken = answers * np.nan
+        if isinstance(evaluation, Classify):
+            answers, broken = (evaluation.choose(each[0]) for each in (answers, broken))
+        assert not evaluation.compare(answers, broken).loss <= 0.01
+        assert evaluation.compare(answers, answers).loss == pytest.approx(0)
+
+
+def test_labels_of_which_several_may_hold(evaluate: Callable[[str], Any]) -> None:
+    evaluation = evaluate("deberta-v2-classify")
+    assert isinstance(evaluation, ClassifyAll)
+    reference = np.array([[3.0, -2.0], [3.0, -0.05], [3.0, -2.0]])
+    answers = np.array([[1.0, -1.0], [3.0, 0.05], [3.0, 0.5]])
+    comparison = evaluation.compare(reference, answers)
+    assert comparison.figures["agreement"] == pytest.approx(1 / 3)
+    assert comparison.loss == pytest.approx(1 / 3)
+
+
+def test_order_of_scores(checkpoint: New) -> None:
+    evaluation = Order(load(checkpoint("bert-classify")).tokenizer, SAMPLE, 128)
+    reference = np.array([0.0, 10.0, 10.1, 20.0])
+    swapped_tie = np.array([0.0, 10.1, 10.0, 20.0])
+    swapped = np.array([11.0, 10.0, 10.1, 20.0])
+    assert evaluation.compare(reference, swapped_tie).loss == 0
+    assert evaluation.compare(reference, swapped_tie).figures["agreement"] == pytest.approx(5 / 6)
+    assert evaluation.compare(reference, swapped).loss == pytest.approx(2 / 6)
+
+
+def test_cosines_of_vectors(evaluate: Callable[[str], Any]) -> None:
+    evaluation = evaluate("bert-embed")
+    assert isinstance(evaluation, Cosine)
+    reference = np.array([[2.0, 0.0], [0.0, 1.0]])
+    comparison = evaluation.compare(reference, np.array([[1.0, 0.0], [3.0, 4.0]]))
+    assert comparison.figures == pytest.approx({"mean_cosine": 0.9, "least_cosine": 0.8})
+    assert comparison.loss == pytest.approx(0.1)
+
+
+def test_sample_of_the_exporter() -> None:
+    sample = read_sample(None)
+    assert sample.name == "maskdial_export/sample.txt"
+    assert len(sample.sentences()) > 60
+    assert len(set(sample.passages())) > 300
+
+
+def test_passages_are_runs_of_sentences() -> None:
+    sample = Sample("", "", "One. Two!\n\nThree? Four")
+    assert sample.passages() == [
+        *("One.", "Two!", "Three?", "Four"),
+        *("One. Two!", "Two! Three?", "Three? Four"),
+        *("One. Two! Three?", "Two! Three? Four"),
+        "One. Two! Three? Four",
+    ]
+
+
+def test_long_text_is_read_in_part(tmp_path: Path) -> None:
+    path = tmp_path / "long.txt"
+    path.write_bytes(b"\xef\xbb\xbf" + b"word " * 100_000)
+    sample = read_sample(path)
+    assert sample.text.startswith("word")
+    assert len(sample.text) < 100_000

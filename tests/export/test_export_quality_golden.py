@@ -1,0 +1,121 @@
+"""What a server checks of a quantised bundle before it serves it."""
+
+import json
+import math
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from numpy.typing import NDArray
+from onnx import numpy_helper
+
+from maskdial.bundle import KERNEL_CHECK, MANIFEST, file_sha256, load_bundle
+from maskdial.config import Config
+from maskdial.errors import BundleError
+from maskdial.golden import multiplies_exactly
+from maskdial.metrics import Metrics
+from maskdial.runtime import Session, SessionOptions
+from maskdial.served import load_model
+from maskdial_export.export import export
+from maskdial_export.golden import quantised_tolerance
+from maskdial_export.quality import Gate
+
+New = Callable[[str], Path]
+
+
+@pytest.fixture(scope="module")
+def int8(checkpoint: New, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("int8") / "bundle"
+    export(str(checkpoint("llama")), folder, precision="int8", gate=Gate(max_loss=math.inf))
+    return folder
+
+
+@pytest.fixture
+def copy(int8: Path, tmp_path: Path) -> Path:
+    return shutil.copytree(int8, tmp_path / "bundle")
+
+
+def spoil_kernel_check(folder: Path) -> None:
+    """As on a processor whose sums come to less."""
+    path = folder / KERNEL_CHECK
+    model = onnx.load(path)
+    for tensor in model.graph.initializer:
+        if tensor.name == "weight":
+            weight = numpy_helper.to_array(tensor).copy()
+            weight[0, 0] -= 1
+            tensor.CopyFrom(numpy_helper.from_array(weight, "weight"))
+    onnx.save(model, path)
+    manifest = json.loads((folder / MANIFEST).read_text())
+    manifest["files"][KERNEL_CHECK] = file_sha256(path)
+    (folder / MANIFEST).write_text(json.dumps(manifest))
+
+
+def test_int8_bundle_is_served(int8: Path) -> None:
+    manifest = load_bundle("mine", int8).manifest
+    assert manifest.batch_invariant
+    assert manifest.golden.tolerance > 1e-3
+    assert manifest.quality is not None
+    assert set(manifest.quality.figures) == {"perplexity", "perplexity_fp32", "top1_agreement"}
+    assert manifest.quality.max_loss is None
+    model = load_model("mine", int8, Config(golden_check="warn"), Metrics(()))
+    model.engine.stop(0)
+
+
+def test_golden_check_of_an_int8_bundle(copy: Path) -> None:
+    manifest = json.loads((copy / MANIFEST).read_text())
+    manifest["golden"]["logits"][0] += 1.1 * manifest["golden"]["tolerance"]
+    (copy / MANIFEST).write_text(json.dumps(manifest))
+    with pytest.raises(BundleError, match=r"differ by|saturate"):
+        load_model("mine", copy, Config(), Metrics(()))
+
+
+def test_kernels_that_are_not_exact(copy: Path, caplog: pytest.LogCaptureFixture) -> None:
+    spoil_kernel_check(copy)
+    with pytest.raises(BundleError, match=r"'mine' is int8, and .* saturate .* as fp32"):
+        load_model("mine", copy, Config(), Metrics(()))
+    model = load_model("mine", copy, Config(golden_check="warn"), Metrics(()))
+    model.engine.stop(0)
+    assert "saturate" in caplog.text
+
+
+def test_kernel_check_says_what_the_processor_does(int8: Path) -> None:
+    session = Session(int8 / KERNEL_CHECK, SessionOptions())
+    products = [session.run({"rows": np.full((n, 64), 255, np.uint8)}) for n in (1, 16)]
+    assert [each.shape for each in products] == [(1, 64), (16, 64)]
+    exact = 127 * 127 * 64
+    assert multiplies_exactly(session) == all((each == exact).all() for each in products)
+    half = session.run({"rows": np.full((1, 64), 192, np.uint8)})  # pairs fit into 16 bits
+    assert (half == (192 - 128) * 127 * 64).all() or not multiplies_exactly(session)
+
+
+class Saturating:
+    """A kernel that adds pairs of products in 16 bits, as processors without VNNI do."""
+
+    def run(self, feeds: dict[str, NDArray[np.uint8]]) -> NDArray[np.float32]:
+        pairs = feeds["rows"].astype(np.int64).reshape(-1, 32, 2) * 127
+        sums = pairs.sum(axis=2).clip(-(2**15), 2**15 - 1).sum(axis=1) - 128 * 127 * 64
+        return np.repeat(sums[:, None], 64, axis=1).astype(np.float32)
+
+
+def test_saturating_kernel_is_seen() -> None:
+    assert not multiplies_exactly(Saturating())  # type: ignore[arg-type]
+
+
+def test_tolerance_grows_with_what_quantising_changed() -> None:
+    logits = np.zeros(8, np.float32)
+    change = np.array([0.1, -0.1] * 4, np.float32)
+    assert quantised_tolerance(logits, logits + change, 1e-3) == pytest.approx(0.4)
+    assert quantised_tolerance(logits, logits, 1e-3) == 1e-3
+
+
+def test_float16_goes_through_the_gate(checkpoint: New, tmp_path: Path) -> None:
+    manifest = export(str(checkpoint("llama")), tmp_path / "bundle", precision="fp16")
+    assert manifest.kv is not None
+    assert manifest.kv.dtype == "float16"
+    assert manifest.quality is not None
+    assert manifest.quality.loss < 0.001
+    assert manifest.quality.figures["perplexity"] != manifest.quality.figures["perplexity_fp32"]
+    assert load_bundle("mine", tmp_path / "bundle").manifest == manifest

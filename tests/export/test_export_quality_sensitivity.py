@@ -1,0 +1,97 @@
+"""Sensitivity: which layers a lower precision hurts most."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from maskdial_export import masked
+from maskdial_export.graph import optimise, save
+from maskdial_export.quantise import Precision, projections, quantise
+from maskdial_export.sensitivity import ROUNDINGS, int8_blocks, int8_rows, int8_weight, rank
+from maskdial_export.session import MaskedSession
+
+New = Callable[[str], Path]
+TEXTS = [np.arange(5, 60), np.arange(90, 20, -3)]
+
+
+@pytest.mark.parametrize(
+    ("name", "layer", "before"),
+    [
+        ("bert", "bert.encoder.layer.0.output.dense", "bert.encoder.layer.0.intermediate.dense"),
+        ("gpt2", "transformer.h.0.mlp.c_proj", "transformer.h.0.mlp.c_fc"),
+    ],
+)
+def test_layer_with_an_outlier_comes_first(
+    name: str, layer: str, before: str, checkpoint: New, load_reference: Callable[[Path], Any]
+) -> None:
+    model = load_reference(checkpoint(name))
+    modules = dict(model.named_modules())
+    names = projections(model)
+    assert rank(model, names, TEXTS, "int8")[0] != layer
+    with torch.no_grad():
+        modules[before].bias[3] = 1e4
+        weight = modules[layer].weight
+        (weight.T if name == "bert" else weight)[3] = 0
+    ranked = rank(model, names, TEXTS, "int8")
+    assert ranked[0] == layer
+    assert sorted(ranked) == sorted(names)
+    assert not any(module._forward_hooks for module in modules.values())
+
+
+def test_int4_ranks_by_its_own_weights(
+    checkpoint: New, load_reference: Callable[[Path], Any]
+) -> None:
+    """A huge weight spoils int4's step for its block, and int8 minds it less."""
+    model = load_reference(checkpoint("bert"))
+    layer = "bert.encoder.layer.1.attention.output.dense"
+    weight = dict(model.named_modules())[layer].weight
+    with torch.no_grad():
+        weight[:, 0] = 10 * weight.abs().max()
+    assert rank(model, projections(model), TEXTS, "int4")[0] == layer
+
+
+def test_rounding_is_within_half_a_step() -> None:
+    torch.manual_seed(0)
+    rows = torch.randn(7, 200)
+    rows[3] = 0
+    assert_rounded(int8_rows(rows), rows, rows.abs().amax(1, keepdim=True) / 127)
+    weight = torch.randn(200, 5)
+    assert_rounded(int8_weight(weight), weight, weight.abs().amax(0) / 127)
+    for block in (slice(0, 128), slice(128, 200)):
+        part = rows[:, block]
+        assert_rounded(int8_blocks(rows)[:, block], part, part.abs().amax(1, keepdim=True) / 127)
+
+
+def assert_rounded(rounded: torch.Tensor, values: torch.Tensor, step: torch.Tensor) -> None:
+    assert ((rounded - values).abs() <= 0.501 * step).all()
+    assert not torch.equal(rounded, values)
+
+
+@pytest.mark.parametrize("precision", ["int8", "int4"])
+def test_rounding_is_that_of_the_graph(
+    precision: Precision, checkpoint: New, load_reference: Callable[[Path], Any], tmp_path: Path
+) -> None:
+    """One layer is quantised; torch computes it by the roundings, ONNX Runtime by its operator."""
+    model = load_reference(checkpoint("bert-classify"))
+    layer = "bert.encoder.layer.0.intermediate.dense"
+    others = [name for name in projections(model) if name != layer]
+    graph = optimise(masked.trace(model, "classify"))
+    save(quantise(graph, precision, others), tmp_path / "model.onnx")
+    of_rows, of_weight = ROUNDINGS[precision]
+
+    def round_it(module: Any, arguments: Any, _output: Any) -> torch.Tensor:
+        rows = of_rows(arguments[0].flatten(0, -2))
+        return (rows @ of_weight(module.weight.T) + module.bias)[None]
+
+    ids = np.arange(5, 60)
+    with torch.no_grad():
+        exact = model(torch.from_numpy(ids[None])).logits[0].numpy()
+        model.get_submodule(layer).register_forward_hook(round_it)
+        expected = model(torch.from_numpy(ids[None])).logits[0].numpy()
+    (logits,) = MaskedSession(tmp_path / "model.onnx").run([ids])
+    np.testing.assert_allclose(logits, expected, atol=1e-5)
+    assert np.abs(exact - expected).max() > 1e-4
