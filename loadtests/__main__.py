@@ -1,4 +1,4 @@
-"""The command line of the load tests: ``python -m loadtests run``, ``engine``, ``batching``."""
+"""The command line of the load tests: ``python -m loadtests run``, ``engine`` and others."""
 
 import argparse
 import asyncio
@@ -14,10 +14,13 @@ from rich.console import Console
 from loadtests.arguments import count, positive
 from loadtests.arrivals import poisson_schedule
 from loadtests.batching.arguments import add_batching_parser
+from loadtests.compare.arguments import add_compare_parser
 from loadtests.engine.arguments import add_engine_parser
 from loadtests.errors import LoadTestError
+from loadtests.overhead.arguments import add_overhead_parser
 from loadtests.report import Report, Settings, make_report
 from loadtests.runner import Limits, Runner
+from loadtests.scaling.arguments import add_scaling_parser
 from loadtests.scenarios import SCENARIOS, draw_jobs
 from loadtests.sender import Sender, load_client
 from loadtests.terminal import print_report, progress_bar
@@ -40,6 +43,18 @@ def main(argv: Sequence[str] | None = None) -> int:
         from loadtests.batching.command import run_batching  # likewise
 
         return run_batching(args)
+    if args.command == "overhead":
+        from loadtests.overhead.command import run_overhead
+
+        return run_overhead(args)
+    if args.command == "scaling":
+        from loadtests.scaling.command import run_scaling
+
+        return run_scaling(args)
+    if args.command == "compare":
+        from loadtests.compare.command import run_compare  # likewise
+
+        return run_compare(args)
     settings = Settings(
         url=args.url,
         scenario=args.scenario,
@@ -146,6 +161,9 @@ def _parser() -> argparse.ArgumentParser:
     run.add_argument("--allow-remote", action="store_true", help="load a server on another machine")
     add_engine_parser(commands)
     add_batching_parser(commands)
+    add_overhead_parser(commands)
+    add_scaling_parser(commands)
+    add_compare_parser(commands)
     return parser
 
 

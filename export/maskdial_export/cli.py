@@ -87,6 +87,12 @@ def _add_gate_arguments(parser: argparse.ArgumentParser) -> None:
         help="find a scale for each row of int8's activations as the model runs, also where the "
         "quality text shows that one scale fits all",
     )
+    parser.add_argument(
+        "--reduce-range",
+        action="store_true",
+        help="give int8's weights 7 bits, which every processor adds up exactly; without it, the "
+        "server needs one with VNNI (or an ARM one)",
+    )
 
 
 def _loss(text: str) -> float:
@@ -120,6 +126,7 @@ def run(args: argparse.Namespace) -> int:
                 keep=tuple(args.keep),
                 keep_worst=args.keep_worst,
                 calibrate=args.calibrate,
+                reduce_range=args.reduce_range,
             ),
             revision=args.revision,
             allow_pickle=args.allow_pickle,

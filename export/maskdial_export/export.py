@@ -74,7 +74,7 @@ def export(
         raise ExportError(f"there is no precision {precision}; there are {', '.join(PRECISIONS)}")
     if precision == "fp32" and gate not in (None, Gate()):
         raise ExportError(
-            "--keep, --keep-worst, --max-loss and --quality-text are for lower precisions; say "
+            "--keep, --keep-worst, --max-loss and the like are for lower precisions; say "
             "--precision int8 or int4 with them"
         )
     gate = gate or Gate()
@@ -152,7 +152,7 @@ def _write_bundle(
         if quantiser is not None:
             quality = quantiser.replace(named, path)
             checked = _check_quantised(checkpoint, path, checked, quality, console)
-    if precision == "int8":
+    if precision == "int8" and not gate.reduce_range:
         ir.save(kernel_check(), folder / KERNEL_CHECK)
         names.append(KERNEL_CHECK)
     kv = checkpoint.kv

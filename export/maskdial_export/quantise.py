@@ -28,7 +28,7 @@ Precision = Literal["int8", "int4"]
 
 BLOCK_SIZE = 128
 _INT8_ACTIVATIONS = 4  # MatMulNBits' accuracy level
-_LARGEST = 127
+_LARGEST = 127  # of activations, from their zero point
 _ZERO_POINT = 128
 # A head of few labels costs nothing and decides everything.
 _FEWEST_OUTPUTS = 16
@@ -54,6 +54,8 @@ def quantise(
     precision: Precision,
     keep: Collection[str] = (),
     ranges: Mapping[str, float] = MappingProxyType({}),
+    *,
+    reduce_range: bool = False,
 ) -> ir.Model:
     """Quantises the projections of an optimised graph, in place.
 
@@ -63,10 +65,14 @@ def quantise(
         keep: modules whose products stay in float32; so do those that were packed with one of them.
         ranges: modules whose input has one scale for all rows, and the largest magnitude that fits;
             for int8.
+        reduce_range: gives int8's weights 7 bits, so that a pair of products fits 16 bits and the
+            sum is exact on processors without VNNI, too.
     """
     graph = model.graph
     project: Callable[[ir.Graph, ir.Node, NDArray[np.float32]], ir.Value]
-    project = _Int8(ranges).project if precision == "int8" else _project_int4
+    project = (
+        _Int8(ranges, 63 if reduce_range else 127).project if precision == "int8" else _project_int4
+    )
     for node in list(graph):
         weight = _weight(node)
         modules = modules_of(node)
@@ -110,8 +116,9 @@ def _part_bias(graph: ir.Graph, node: ir.Node) -> None:
 class _Int8:
     """Keeps the quantisation of each input, for all projections of it."""
 
-    def __init__(self, ranges: Mapping[str, float]) -> None:
+    def __init__(self, ranges: Mapping[str, float], largest_weight: int) -> None:
         self._ranges = ranges
+        self._largest_weight = largest_weight
         self._rows: dict[ir.Value, tuple[ir.Value, ir.Value]] = {}
         self._fixed: dict[ir.Value, tuple[ir.Value, ir.Value]] = {}
 
@@ -133,7 +140,7 @@ class _Int8:
             quantised, peak = self._rows[source]
             step = self._step(graph)
         name = ",".join(modules)
-        scale = np.maximum(np.abs(weight).max(axis=0) / _LARGEST, _TINY)
+        scale = np.maximum(np.abs(weight).max(axis=0) / self._largest_weight, _TINY)
         integers = np.rint(weight / scale).astype(np.int8)
         inputs: list[ir.Value | None] = [
             quantised,

@@ -1,5 +1,6 @@
 """Section: what one question's measurement gave, as a table and as JSON."""
 
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass, fields
 from typing import TYPE_CHECKING, Any
 
@@ -36,6 +37,15 @@ class Section:
             "notes": list(self.notes),
         }
 
+    def as_markdown(self) -> str:
+        """A heading, the table and the sentences."""
+        names = [field.name.replace("_", " ") for field in fields(self.rows[0])]
+        lines = [f"### {self.name}", "", f"{self.question[0].upper()}{self.question[1:]}.", ""]
+        lines += [_markdown_row(names), _markdown_row("---" for _ in names)]
+        lines += [_markdown_row(_text(v) for v in asdict(row).values()) for row in self.rows]
+        lines += ["", *(f"- {line}" for line in (*self.findings, *self.notes)), ""]
+        return "\n".join(lines)
+
     def show(self, console: Console) -> None:
         """Prints the table, then the sentences."""
         rounds = f"{self.rounds} round" + ("s" if self.rounds > 1 else "")
@@ -46,7 +56,7 @@ class Section:
             # A word a line, so that many columns fit.
             table.add_column(field.name.replace("_", "\n"), justify=justify)  # type: ignore[arg-type]
         for row in self.rows:
-            table.add_row(*(_cell(value) for value in asdict(row).values()))
+            table.add_row(*(escape(_text(value)) for value in asdict(row).values()))
         console.print(table)
         for line in self.findings:
             console.print(f"  {escape(line)}")
@@ -55,7 +65,11 @@ class Section:
         console.print()
 
 
-def _cell(value: object) -> str:
+def _text(value: object) -> str:
     if isinstance(value, float):
         return f"{value:.0f}" if abs(value) >= 1000 else f"{value:.3g}"
-    return escape(str(value))
+    return "-" if value is None else str(value)
+
+
+def _markdown_row(cells: Iterable[str]) -> str:
+    return "| " + " | ".join(cells) + " |"

@@ -35,7 +35,7 @@ from maskdial.config import Config
 from maskdial.errors import BundleError, MaskdialError, NotFoundError
 from maskdial.lifecycle import Lifecycle
 from maskdial.metrics import Metrics
-from maskdial.middleware import RequestMiddleware
+from maskdial.middleware import Endpoint, RequestMiddleware
 from maskdial.served import Models, find_bundles, load_model
 
 _log = logging.getLogger("maskdial")
@@ -52,15 +52,13 @@ _TASK_ROUTERS = (
     score.router,
     tokenize.router,
 )
-_TASK_ROUTES = (
-    *(
-        route.path
-        for router in _TASK_ROUTERS
-        for route in router.routes
-        if isinstance(route, Route)
-    ),
-    "/models/{name}",
-)
+_TASK_ENDPOINTS: dict[str, Endpoint] = {
+    route.path: route.endpoint
+    for router in _TASK_ROUTERS
+    for route in router.routes
+    if isinstance(route, Route)
+}
+_TASK_ROUTES = (*_TASK_ENDPOINTS, "/models/{name}")
 
 
 def create_app(
@@ -88,7 +86,7 @@ def create_app(
         RequestMiddleware,
         metrics=app.state.metrics,
         lifecycle=app.state.lifecycle,
-        task_routes=frozenset(_TASK_ROUTES),
+        endpoints=_TASK_ENDPOINTS,
         max_body_bytes=config.max_body_bytes,
     )
     app.add_exception_handler(HTTPException, _http_error)

@@ -42,7 +42,7 @@ def kernel_message(bundle: Bundle) -> str:
     return (
         f"model {bundle.name!r} is int8, and this processor's 8-bit products saturate (it has no "
         f"VNNI instructions), so its answers are worse here than they were at export; export it "
-        f"as fp32, or serve it all the same with --golden-check warn"
+        f"with --reduce-range, or serve it all the same with --golden-check warn"
     )
 
 

@@ -4,8 +4,11 @@ import logging
 import re
 import time
 import uuid
+from collections.abc import Awaitable, Callable, Mapping
 
 from starlette.datastructures import Headers, MutableHeaders
+from starlette.requests import Request
+from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from maskdial.api.wire import ClientGoneError, error_reply
@@ -16,12 +19,19 @@ from maskdial.metrics import Metrics
 _log = logging.getLogger("maskdial.requests")
 _REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}")
 
+Endpoint = Callable[[Request], Awaitable[Response]]
+
 
 class RequestMiddleware:
     """Names, times, counts and bounds each request, and turns errors into replies.
 
     Task routes (those that a model serves) get 503 while the server is loading or draining; the
-    service routes always answer.
+    service routes always answer. Endpoints of task routes are called from here: FastAPI's way to
+    them adds nothing, and takes a quarter of the event loop's time for a short text.
+
+    Args:
+        app: what answers all other requests.
+        endpoints: of the task routes, by path.
     """
 
     def __init__(
@@ -30,13 +40,13 @@ class RequestMiddleware:
         *,
         metrics: Metrics,
         lifecycle: Lifecycle,
-        task_routes: frozenset[str],
+        endpoints: Mapping[str, Endpoint],
         max_body_bytes: int,
     ) -> None:
         self._app = app
         self._metrics = metrics
         self._lifecycle = lifecycle
-        self._task_routes = task_routes
+        self._endpoints = endpoints
         self._max_body_bytes = max_body_bytes
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -60,7 +70,12 @@ class RequestMiddleware:
     async def _serve(self, exchange: "_Exchange", scope: Scope) -> None:
         try:
             self._lifecycle.check_accepting()
-            await self._app(scope, exchange.receive, exchange.send)
+            endpoint = self._endpoints.get(scope["path"])
+            if endpoint is None:
+                await self._app(scope, exchange.receive, exchange.send)
+            else:
+                response = await endpoint(Request(scope, exchange.receive))
+                await response(scope, exchange.receive, exchange.send)
         except ClientGoneError:
             exchange.outcome = "cancelled"
         except MaskdialError as error:
@@ -77,7 +92,7 @@ class RequestMiddleware:
 
     def _route(self, path: str) -> str | None:
         """The task route of a path, from a closed set, or None for a service route."""
-        if path in self._task_routes:
+        if path in self._endpoints:
             return path
         return "/models/{name}" if path.startswith("/models/") else None
 

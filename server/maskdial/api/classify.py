@@ -1,8 +1,5 @@
 """The route `/classify`."""
 
-from dataclasses import asdict
-from typing import Any
-
 from fastapi import APIRouter, Request, Response
 
 from maskdial.api.bodies import ClassifyBody, ClassifyParameters, TextPair
@@ -40,15 +37,15 @@ async def serve_classify(request: Request, content: bytes, name: str | None) -> 
     inputs = [masked_input(encoding) for encoding in read.encodings]
     results = await run_masked(request, model, inputs, body.timeout)
     manifest = model.bundle.manifest
-    replies: list[list[dict[str, Any]]] = []
-    for result in results:
-        scores = task.classify(
+    replies = [
+        task.classify(
             result.logits,
             manifest.labels,
             manifest.problem_type,
             function_to_apply=parameters.function_to_apply,
             top_k=parameters.top_k,
         )
-        replies.append([asdict(score) for score in scores])
+        for result in results
+    ]
     # One text is answered nested as well: transformers' clients take the first element.
     return json_reply(replies, headers=masked_headers(inputs, results, read.num_truncated))

@@ -240,10 +240,10 @@ class Scheduler:
 
     def _heir(self, sequence: Sequence) -> Sequence | None:
         """Who takes over the slot of a released sequence, with the prompt that lies in it."""
-        if sequence.state is State.PREFILLING or any(self._sharing(sequence)):
-            return None
         shared = sequence.shared_prompt
-        return next((s for s in self._waiting if s.shared_prompt is shared is not None), None)
+        if shared is None or sequence.state is State.PREFILLING or any(self._sharing(sequence)):
+            return None
+        return next((s for s in self._waiting if s.shared_prompt is shared), None)
 
     def _joins(self, sequence: Sequence, slot: int) -> bool:
         """Whether a waiting prompt can be read in one pass with those about to be read.

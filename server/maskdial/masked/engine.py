@@ -211,10 +211,10 @@ class MaskedEngine:
 
     def _withdraw(self, requests: list[Request]) -> None:
         with self._changed:
-            for request in requests:
-                self._batcher.discard(request)
-            self._metrics.queue_size(len(self._batcher))
-            self._changed.notify_all()
+            withdrawn = [request for request in requests if self._batcher.discard(request)]
+            if withdrawn:
+                self._metrics.queue_size(len(self._batcher))
+                self._changed.notify_all()
 
     def _abandon(self) -> list[Request]:
         """Takes back everything that waits or runs; the caller holds the lock."""
