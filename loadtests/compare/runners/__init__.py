@@ -1,0 +1,1 @@
+"""What can do the work: one module each, run in a process of its own."""

@@ -1,0 +1,1 @@
+"""What the server adds: the same work over HTTP and through the bare engine."""

@@ -1,0 +1,186 @@
+"""Throughput and latency against the offered load, in an open loop."""
+
+from collections.abc import Callable, Sequence
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+
+from loadtests.arrivals import poisson_schedule
+from loadtests.connection import Connection
+from loadtests.engine.section import Section
+from loadtests.errors import LoadTestError
+from loadtests.overhead.closed_loop import drive
+from loadtests.overhead.compare import http_clients
+from loadtests.overhead.work import EVENT, Work, work_of
+from loadtests.report import Report, Settings, Summary, make_report
+from loadtests.runner import Limits, Runner
+from loadtests.scenarios import Job, draw_jobs
+from loadtests.server_process import ServerProcess, running_server
+from maskdial.bundle import Bundle
+
+_QUESTION = "throughput and latency against the offered load"
+_SHARES = (0.25, 0.5, 0.7, 0.85, 1.0, 1.2)
+_CLIENTS = {"causal": 8, "masked": 32}
+_CAPACITY_SECONDS = 0.5
+_TIMEOUT = 120.0
+_DRAIN = 60.0
+_MAX_IN_FLIGHT = 1000
+_NOTES = (
+    "share: of the throughput of a closed loop of 8 streams or 32 texts; milliseconds count from "
+    "the time at which a request was due, whatever was late",
+    "cpu: server's CPU milliseconds for one request; resident: its memory after that rate; delay: "
+    "how late the load generator was",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One rate. Rates are requests per second; times are None where nothing was measured."""
+
+    model: str
+    share: float
+    offered: float
+    achieved: float
+    requests: int
+    failed: int
+    p50_ms: float | None
+    p99_ms: float | None
+    first_token_p99_ms: float | None
+    tokens_per_second: float
+    most_open: int
+    cpu_ms: float
+    resident_mb: float
+    delay_p99_ms: float | None
+
+
+class Sender:
+    """Sends jobs over as many connections as are open at once; implements `runner.Send`."""
+
+    def __init__(self, work: Work, port: int) -> None:
+        self._work = work
+        self._port = port
+        self._idle: list[Connection] = []
+
+    async def __call__(self, job: Job, on_token: Callable[[], None]) -> None:
+        """Sends a job and waits for all of its reply, calling ``on_token`` as each token comes."""
+
+        def count_tokens(data: bytes) -> None:
+            for _ in range(data.count(EVENT)):
+                on_token()
+
+        connection = await self._connect()
+        try:
+            reply = await connection.send(self._work.request(job.text), count_tokens)
+            self._work.count(reply)
+        except BaseException:
+            connection.close()
+            raise
+        self._idle.append(connection)
+
+    async def aclose(self) -> None:
+        """Closes all connections."""
+        for connection in self._idle:
+            connection.close()
+
+    async def _connect(self) -> Connection:
+        while self._idle:
+            connection = self._idle.pop()
+            if not connection.closed:
+                return connection
+        return await Connection.open(self._port)
+
+
+async def measure(bundles: Sequence[Bundle], seconds: float, num_tokens: int, seed: int) -> Section:
+    """Loads a server of each model with more and more requests.
+
+    Args:
+        bundles: the models.
+        seconds: of load at each rate.
+        num_tokens: of each generated text.
+        seed: draws the arrivals and the texts.
+    """
+    rows: list[Row] = []
+    for bundle in bundles:
+        with running_server({bundle.name: bundle.path}) as server:
+            rows += await _load(bundle, server, seconds, num_tokens, seed)
+    findings = tuple(_finding([row for row in rows if row.model == b.name]) for b in bundles)
+    return Section("load", _QUESTION, 1, tuple(rows), findings, _NOTES)
+
+
+async def _load(
+    bundle: Bundle, server: ServerProcess, seconds: float, num_tokens: int, seed: int
+) -> list[Row]:
+    work = work_of(bundle, num_tokens)
+    num_clients = _CLIENTS[bundle.manifest.family]
+    texts = [job.text for job in draw_jobs("classify", 256, seed)]
+    async with http_clients(work, texts, server.port, num_clients) as clients:
+        await drive(clients, texts, 0)  # warms up
+        sample = await drive(clients, texts, _CAPACITY_SECONDS * seconds)
+    capacity = sample.requests / sample.seconds
+    rows: list[Row] = []
+    for number, share in enumerate(_SHARES):
+        settings = Settings(
+            url=server.url,
+            scenario="generate" if bundle.manifest.family == "causal" else "classify",
+            model=bundle.name,
+            rate=share * capacity,
+            duration=seconds,
+            seed=seed + number,
+            max_new_tokens=num_tokens,
+            timeout=_TIMEOUT,
+            drain_timeout=_DRAIN,
+            max_in_flight=_MAX_IN_FLIGHT,
+        )
+        cpu = server.cpu_seconds()
+        report = await _run(settings, work, server.port)
+        cpu = server.cpu_seconds() - cpu
+        rows.append(summarize(bundle.name, share, report, cpu, server.resident_bytes()))
+    return rows
+
+
+async def _run(settings: Settings, work: Work, port: int) -> Report:
+    schedule = poisson_schedule(settings.rate, settings.duration, settings.seed)
+    if not schedule:
+        raise LoadTestError("no request falls into so short a time: raise --seconds")
+    jobs = draw_jobs(settings.scenario, len(schedule), settings.seed)
+    limits = Limits(settings.timeout, settings.drain_timeout, settings.max_in_flight)
+    async with AsyncExitStack() as stack:
+        sender = Sender(work, port)
+        stack.push_async_callback(sender.aclose)
+        run = await Runner(sender, limits).run(jobs, schedule, settings.duration)
+    return make_report(settings, run)
+
+
+def summarize(
+    model: str, share: float, report: Report, cpu_seconds: float, resident_bytes: int
+) -> Row:
+    """One rate's report as a row, with what the server took."""
+    (latencies,) = report.kinds.values()
+    whole, first = latencies.end_to_end, latencies.time_to_first_token
+    return Row(
+        model=model,
+        share=share,
+        offered=report.offered_rate,
+        achieved=report.achieved_rate,
+        requests=report.requests,
+        failed=report.failed,
+        p50_ms=None if whole is None else whole.p50,
+        p99_ms=_p99(whole),
+        first_token_p99_ms=_p99(first),
+        tokens_per_second=report.tokens_per_second,
+        most_open=report.peak_in_flight,
+        cpu_ms=1e3 * cpu_seconds / report.requests,
+        resident_mb=resident_bytes / 1e6,
+        delay_p99_ms=_p99(report.start_delay),
+    )
+
+
+def _p99(summary: Summary | None) -> float | None:
+    return None if summary is None else summary.p99
+
+
+def _finding(rows: Sequence[Row]) -> str:
+    least, most = rows[0], max(rows, key=lambda row: row.achieved)
+    return (
+        f"{least.model}: at most {most.achieved:.1f} requests per second; a request takes "
+        f"{least.cpu_ms:.2f} ms of CPU at the lowest rate and {rows[-1].cpu_ms:.2f} at the highest"
+    )

@@ -1,0 +1,215 @@
+"""The comparison of a server with the bare engine: its client, its arithmetic, and a whole run."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from loadtests.__main__ import main
+from loadtests.connection import Connection, Reply, post
+from loadtests.engine.section import Section
+from loadtests.errors import LoadTestError
+from loadtests.overhead.closed_loop import Throughput, drive
+from loadtests.overhead.compare import section_of, summarize
+from loadtests.overhead.work import Classification, Generation
+from loadtests.server_process import running_server
+from maskdial.served import STARTER_FOLDER
+
+PLAIN = b"HTTP/1.1 200 OK\r\ncontent-length: 4\r\n\r\nbody"
+STREAM = (
+    b'HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n15\r\ndata: {"index":1,...}\r\n0\r\n\r\n'
+)
+
+Answer = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
+
+
+@asynccontextmanager
+async def serving(answer: Answer) -> AsyncIterator[Connection]:
+    """A connection to a server that answers as told, and closes it then."""
+    answered = asyncio.Event()
+
+    async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await answer(reader, writer)
+        writer.close()
+        await writer.wait_closed()
+        answered.set()
+
+    async with await asyncio.start_server(handle, "127.0.0.1", 0) as server:
+        connection = await Connection.open(server.sockets[0].getsockname()[1])
+        yield connection
+        connection.close()
+        await answered.wait()
+
+
+@pytest.mark.parametrize("reply", [PLAIN, STREAM])
+@pytest.mark.parametrize("size", [1, 7, 1000])
+def test_a_reply_is_whole_however_it_is_cut(reply: bytes, size: int) -> None:
+    requests = []
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        for _ in range(2):
+            requests.append(await reader.readexactly(len(post("/p", b"{}"))))
+            for start in range(0, len(reply), size):
+                writer.write(reply[start : start + size])
+                await writer.drain()
+
+    async def ask() -> list[Reply]:
+        async with serving(answer) as connection:
+            return [await connection.send(post("/p", b"{}")) for _ in range(2)]
+
+    first, second = asyncio.run(ask())
+    assert first == second
+    assert first.status == 200
+    assert first.body in (b"body", b'data: {"index":1,...}')
+    assert requests[0].startswith(b"POST /p HTTP/1.1\r\n")
+    assert requests[0].endswith(b"Content-Length: 2\r\n\r\n{}")
+
+
+@pytest.mark.parametrize("sent", [b"", PLAIN[:-1], STREAM[:-5]])
+def test_a_connection_that_ends_early_is_an_error(sent: bytes) -> None:
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"{}")
+        writer.write(sent)
+
+    async def ask() -> None:
+        async with serving(answer) as connection:
+            with pytest.raises(LoadTestError, match="closed a connection"):
+                await connection.send(post("/p", b"{}"))
+
+    asyncio.run(ask())
+
+
+def test_a_connection_that_was_closed_takes_no_request() -> None:
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"{}")
+        writer.write(PLAIN)
+        await reader.read()
+
+    async def ask_again() -> None:
+        async with serving(answer) as connection:
+            await connection.send(post("/p", b"{}"))
+            connection.close()
+            with pytest.raises(LoadTestError, match="before a request was sent"):
+                await connection.send(post("/p", b"{}"))
+
+    asyncio.run(ask_again())
+
+
+def test_a_closed_loop_keeps_its_clients_busy_and_counts_everything() -> None:
+    open_now, most_open, texts = 0, 0, []
+
+    async def client(text: str) -> int:
+        nonlocal open_now, most_open
+        texts.append(text)
+        open_now += 1
+        most_open = max(most_open, open_now)
+        await asyncio.sleep(0)
+        open_now -= 1
+        return len(text)
+
+    readings = iter([5.0, 7.5])
+    result = asyncio.run(drive([client] * 3, ["a", "bb"], 0.01, lambda: next(readings)))
+    assert most_open == 3
+    assert texts[:4] == ["a", "bb", "a", "bb"]
+    assert result.requests == len(texts) >= 3
+    assert result.units == sum(map(len, texts))
+    assert result.seconds >= 0.01
+    assert result.server_cpu == 2.5
+
+
+def test_ratios_are_taken_within_a_round() -> None:
+    bare = [Throughput(10, 100, 1.0, 0.5), Throughput(10, 100, 10.0, 0.5)]
+    http = [Throughput(10, 100, 2.0, 0.01, 0.6), Throughput(10, 80, 10.0, 0.008, 0.48)]
+    row = summarize("m", "tokens", 8, bare, http)
+    assert (row.ratio_min, row.ratio, row.ratio_max) == (0.5, pytest.approx(0.65), 0.8)
+    assert (row.bare_cpu_us, row.server_cpu_us, row.client_cpu_us) == pytest.approx(
+        (5000, 6000, 100)
+    )
+    assert row.cpu_ratio == pytest.approx(5000 / 6100)
+    assert row.rounds == 2
+    (finding,) = section_of([row]).findings
+    assert "65.0%" in finding
+    assert "50.0% to 80.0%" in finding
+
+
+def test_replies_with_something_missing_are_errors() -> None:
+    event = b'data: {"index":1}\n\n'
+    assert Generation(2).count(Reply(200, event * 2)) == 2
+    with pytest.raises(LoadTestError, match="after 1 tokens"):
+        Generation(2).count(Reply(200, event + b'data: {"error":"gone"}\n\n'))
+    with pytest.raises(LoadTestError, match="429"):
+        Generation(0).count(Reply(429, b"{}"))
+    assert Classification().count(Reply(200, b"[]")) == 1
+    with pytest.raises(LoadTestError, match=r"503 .*later"):
+        Classification().count(Reply(503, b"later"))
+
+
+def test_a_section_as_markdown() -> None:
+    @dataclass(frozen=True, slots=True)
+    class Row:
+        model: str
+        p99_ms: float | None
+
+    section = Section(
+        "load", "what it is", 1, (Row("m", 1234.5), Row("n", None)), ("so",), ("but",)
+    )
+    assert section.as_markdown().splitlines() == [
+        "### load",
+        "",
+        "What it is.",
+        "",
+        "| model | p99 ms |",
+        "| --- | --- |",
+        "| m | 1234 |",
+        "| n | - |",
+        "",
+        "- so",
+        "- but",
+    ]
+
+
+def test_a_server_of_its_own_and_one_that_does_not_start(tmp_path: Path) -> None:
+    with running_server({"feeling": STARTER_FOLDER / "sentiment"}, threads=1) as server:
+        assert 0 < server.start_seconds < server.ready_seconds
+        assert server.cpu_seconds() > 0
+        assert server.resident_bytes() > 10_000_000
+
+        async def classify() -> Reply:
+            connection = await Connection.open(server.port)
+            try:
+                return await connection.send(Classification().request("Fine."))
+            finally:
+                connection.close()
+
+        assert asyncio.run(classify()).status == 200
+    with (
+        pytest.raises(LoadTestError, match=r"has no maskdial\.json"),
+        running_server({"m": tmp_path}),
+    ):
+        pass
+
+
+def test_a_whole_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ["overhead", "--seconds", "0.1", "--round-seconds", "0.05", "--max-new-tokens", "4"]
+    for name in ("causal", "sentiment"):
+        arguments += ["--bundle", str(STARTER_FOLDER / name)]
+    output, markdown = tmp_path / "report.json", tmp_path / "report.md"
+    assert main([*arguments, "--output", str(output), "--markdown", str(markdown)]) == 0
+    report = json.loads(output.read_text())
+    causal, sentiment = report["sections"]["overhead"]["rows"]
+    assert (causal["unit"], causal["clients"]) == ("tokens", 8)
+    assert (sentiment["unit"], sentiment["clients"]) == ("requests", 32)
+    for row in (causal, sentiment):
+        assert 0 < row["ratio_min"] <= row["ratio"] <= row["ratio_max"]
+        assert min(row["bare_cpu_us"], row["server_cpu_us"], row["client_cpu_us"]) > 0
+    assert "| sentiment | requests | 32 |" in markdown.read_text()
+    assert "sentiment: over HTTP" in capsys.readouterr().out
+
+
+def test_a_model_of_another_task_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["overhead", "--bundle", str(STARTER_FOLDER / "masked")]) == 1
+    assert "does fill-mask; this measures models" in capsys.readouterr().err
