@@ -86,10 +86,11 @@ def test_entrants_take_turns_at_each_piece_of_work() -> None:
     assert times[LARGE] == {"a": {0: 1}, "b": {0: 2}, "c": {0: 3}}
 
 
-def test_the_first_round_is_whole_whatever_the_time() -> None:
-    players = Players({"a": 5}, lambda name, turn: False)
-    assert list(players.play(0.1)) == list(WORK["masked"])
-    assert len(players.turns) == len(WORK["masked"])
+def test_no_work_begins_when_the_time_is_over() -> None:
+    players = Players({"a": 5, "b": 5}, lambda name, turn: False)
+    times = players.play(0.1)
+    assert players.turns == [("a", SMALL.name), ("b", SMALL.name)]
+    assert times == {SMALL: {"a": {0: 5}, "b": {0: 5}}}
 
 
 def test_who_fails_has_no_more_turns() -> None:

@@ -1,6 +1,5 @@
 """The comparison as a whole, and its child processes, with entrants made up for the test."""
 
-import importlib.util
 import json
 import os
 from pathlib import Path
@@ -140,7 +139,7 @@ def test_a_whole_comparison(
     )
     monkeypatch.setattr("loadtests.compare.command._exists", lambda module: False)
     output = fakes / "out" / "report"
-    arguments = ["--work", str(fakes / "work"), "--only", "causal", "--seconds", "0.01"]
+    arguments = ["--work", str(fakes / "work"), "--only", "causal", "--rounds", "2"]
     assert main(["compare", *arguments, "--output", str(output)]) == 0
     printed = capsys.readouterr()
     assert "absent left out: no_such_module is not installed: pip install -r" in printed.out
@@ -176,19 +175,8 @@ def test_without_us_there_is_no_comparison(
     fakes: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("loadtests.compare.entrants.ENTRANTS", (entrant(ENGINE, "unpreparable"),))
-    arguments = ["--work", str(fakes / "work"), "--only", "causal", "--seconds", "0.01"]
+    arguments = ["--work", str(fakes / "work"), "--only", "causal", "--rounds", "2"]
     assert main(["compare", *arguments, "--output", str(fakes / "report")]) == 1
     assert "loadtests: engine: ValueError: no such model" in capsys.readouterr().err
     assert main(["compare", *arguments, "--peers", "nobody"]) == 1
     assert "'nobody' is no peer" in capsys.readouterr().err
-
-
-@pytest.mark.skipif(importlib.util.find_spec("matplotlib") is None, reason="needs matplotlib")
-def test_the_plot_is_a_png(tmp_path: Path) -> None:
-    from loadtests.compare.plot import draw
-    from loadtests.compare.results import results_of
-    from loadtests.compare.work import WORK
-
-    times = {work: {ENGINE: {1: 0.01}} for work in WORK["causal"] if work.kind == "decode"}
-    draw(results_of(times), tmp_path / "plot.png", "title")
-    assert (tmp_path / "plot.png").read_bytes().startswith(b"\x89PNG")
