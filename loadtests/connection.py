@@ -7,6 +7,7 @@ sends bytes that were made beforehand and keeps the reply as it comes.
 import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import cast
 
 import httptools
 
@@ -75,8 +76,7 @@ class Connection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Called by the event loop."""
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's are of no such class
 
     def data_received(self, data: bytes) -> None:
         """Called by the event loop."""

@@ -86,7 +86,7 @@ def describe(model: Model, lengths: list[int], num_cut: int) -> dict[str, Any]:
         "max_length": manifest.max_length,
         "max_batch_tokens": model.config.max_batch_tokens,
         "threads": model.config.threads,
-        "spinning": model.config.spinning,
+        "spinning": model.config.spins(alone=True),
         "texts": len(lengths),
         "texts_cut": num_cut,
         "tokens": {

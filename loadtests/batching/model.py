@@ -39,7 +39,9 @@ class Model:
             )
         tokenizer = Tokenizer.from_file(bundle.tokenizer, manifest.special_tokens)
         provider = resolve_provider(config.provider)
-        session = Session(bundle.graph, SessionOptions(provider, config.threads, config.spinning))
+        session = Session(
+            bundle.graph, SessionOptions(provider, config.threads, config.spins(alone=True))
+        )
         return cls(bundle, tokenizer, session, config)
 
     def inputs(self, texts: Iterable[str]) -> tuple[list[MaskedInput], int]:

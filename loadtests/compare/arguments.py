@@ -19,14 +19,13 @@ def add_compare_parser(commands: "Commands") -> None:
         "turns, on models of real shapes with random weights, each in a process of its own that "
         "stands still while others run. Needs the export extra; "
         "loadtests/requirements-peers.txt has the peers.",
-        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
     parser.add_argument(
         "--work",
         type=Path,
         default=Path("runs/compare"),
         metavar="FOLDER",
-        help="keeps the models from one run to the next, and the logs of the last",
+        help="keeps the models from one run to the next, and the logs (default: %(default)s)",
     )
     parser.add_argument("--only", choices=("causal", "masked"), help="one family of models")
     parser.add_argument(
@@ -35,30 +34,45 @@ def add_compare_parser(commands: "Commands") -> None:
         metavar="A,B",
         help='these only, by their names in the table; "" for none (default: all installed)',
     )
-    parser.add_argument("--precision", default="int8", help="of our bundles")
+    parser.add_argument("--precision", default="int8", help="of our bundles (default: %(default)s)")
     parser.add_argument(
         "--reuse",
         action="store_true",
         help="measure our newest bundles in the folder, though the exporter has changed since",
     )
     parser.add_argument(
-        "--threads", type=count, default=2, metavar="N", help="threads of one pass, for everyone"
+        "--threads",
+        type=count,
+        default=2,
+        metavar="N",
+        help="threads of one pass, for everyone (default: %(default)s)",
     )
     parser.add_argument(
         "--seconds",
         type=positive,
         default=900.0,
         metavar="S",
-        help="time to measure for, without building and loading models; every piece of work is "
-        "measured once, however long that takes",
+        help="time to measure for, without building and loading models; what has begun then is "
+        "ended (default: %(default)s)",
     )
-    parser.add_argument("--seed", type=int, default=0, help="draws weights, prompts and texts")
+    parser.add_argument(
+        "--rounds",
+        type=count,
+        metavar="N",
+        help="end after so many, the first of which warms up (default: as many as fit)",
+    )
+    parser.add_argument(
+        "--seed",
+        type=int,
+        default=0,
+        help="draws weights, prompts and texts (default: %(default)s)",
+    )
     parser.add_argument(
         "--output",
         type=Path,
         default=Path("runs/compare/report"),
         metavar="NAME",
-        help="writes NAME.json, NAME.md and NAME.png",
+        help="writes NAME.json, NAME.md and NAME.png (default: %(default)s)",
     )
 
 

@@ -89,6 +89,7 @@ class _Comparison:
                 playing,
                 run,
                 seconds,
+                most=self._args.rounds,
                 on_round=lambda number: _tell(f"{family}, round {number}, load {load_averages()}"),
                 on_failure=self._skip,
             )

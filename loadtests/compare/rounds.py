@@ -1,5 +1,6 @@
 """Rounds: every entrant does every piece of work in turn, again and again."""
 
+import itertools
 import time
 from collections.abc import Callable, Iterable, Sequence
 
@@ -16,6 +17,7 @@ def take_rounds(
     run: Callable[[Entrant, Work], float],
     seconds: float,
     *,
+    most: int | None = None,
     on_round: Callable[[int], None] = lambda _: None,
     on_failure: Callable[[Entrant, LoadTestError], None],
     clock: Callable[[], float] = time.perf_counter,
@@ -24,12 +26,13 @@ def take_rounds(
 
     For each piece of work all entrants have their turn before the next piece, and each round begins
     with another entrant. An entrant that fails has no more turns. The first round warms up: of work
-    that has more it is dropped.
+    measured again it is dropped.
 
     Args:
         entrants: who takes part.
         run: lets one do a piece of work, and returns its seconds.
-        seconds: after the first round, no piece of work begins later than this.
+        seconds: no piece of work begins later than this.
+        most: rounds, the first included; None for as many as fit.
         on_round: told the number of each round that begins, from 0.
         on_failure: told of an entrant that failed.
         clock: seconds from any start.
@@ -37,11 +40,12 @@ def take_rounds(
     playing = list(entrants)
     times: Times = {}
     deadline = clock() + seconds
-    number = 0
-    while playing and (number < 1 or clock() < deadline):
+    for number in range(most) if most is not None else itertools.count():
+        if not playing or clock() >= deadline:
+            break
         on_round(number)
         for work in dict.fromkeys(work for entrant in playing for work in entrant.work):
-            if number and clock() >= deadline:
+            if clock() >= deadline:
                 break
             for entrant in _rotated([each for each in playing if work in each.work], number):
                 try:
@@ -51,7 +55,6 @@ def take_rounds(
                     on_failure(entrant, error)
                     continue
                 times.setdefault(work, {}).setdefault(entrant.name, {})[number] = spent
-        number += 1
     return {work: _without_warm_up(by_name) for work, by_name in times.items()}
 
 

@@ -30,7 +30,7 @@ def family_table(
     lines = [
         f"## {_HEADINGS[family]}",
         "",
-        f"Medians of {'-'.join(map(str, dict.fromkeys((rounds[0], rounds[-1]))))} rounds; in "
+        f"Medians of {_count(rounds[0], rounds[-1])}; in "
         "brackets how many times as long as our engine it took in the same round: median, least to "
         "most.",
         "",
@@ -47,6 +47,11 @@ def family_table(
         lines += [_row((*row, "yes" if met else "no")) for *row, met in wanted]
         lines.append("")
     return "\n".join(lines)
+
+
+def _count(least: int, most: int) -> str:
+    number = str(most) if least == most else f"{least} to {most}"
+    return f"{number} round{'' if most == 1 else 's'}"
 
 
 def _cell(result: Result) -> str:

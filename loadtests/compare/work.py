@@ -62,11 +62,11 @@ class Work:
 
 WORK: dict[Family, tuple[Work, ...]] = {
     "causal": (
+        Work("read", 1, 512, 4),
         Work("prefill", 1, 512),
         Work("prefill", 1, 1000),
-        *(Work("decode", batch, SHORT_CONTEXT, 48) for batch in CONCURRENCY),
-        Work("decode", 4, LONG_CONTEXT, 24),
-        Work("read", 1, 512, 4),
+        *(Work("decode", batch, SHORT_CONTEXT, 32) for batch in CONCURRENCY),
+        Work("decode", 4, LONG_CONTEXT, 16),
     ),
     "masked": (
         Work("pass", 1, 16, 24),

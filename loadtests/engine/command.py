@@ -88,7 +88,7 @@ def describe(model: Model, config: Config) -> dict[str, Any]:
         "prefill_chunk_tokens": model.chunk_tokens,
         "prefix_cache_bytes": config.prefix_cache_bytes,
         "threads": config.threads,
-        "spinning": config.spinning,
+        "spinning": config.spins(alone=True),
         "machine": f"{platform.system()} {platform.machine()}, {os.cpu_count()} cores, "
         f"Python {platform.python_version()}",
         "load": _load(),

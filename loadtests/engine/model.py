@@ -56,7 +56,9 @@ class Model:
                 f"a context of {max_length} tokens is too short; this needs {_MIN_CONTEXT}"
             )
         tokenizer = Tokenizer.from_file(bundle.tokenizer, manifest.special_tokens)
-        session = Session(bundle.graph, SessionOptions("cpu", config.threads, config.spinning))
+        session = Session(
+            bundle.graph, SessionOptions("cpu", config.threads, config.spins(alone=True))
+        )
         return cls(bundle, manifest.kv, tokenizer, session, config, max_length)
 
     @property

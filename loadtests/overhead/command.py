@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 from rich.console import Console
+from uvicorn.loops.auto import auto_loop_factory
 
 from loadtests.errors import LoadTestError
 from loadtests.overhead.compare import Row, measure, section_of
@@ -24,8 +25,7 @@ def run_overhead(args: argparse.Namespace) -> int:
     """
     facts = {"load": load_averages(), "threads": args.threads, "seed": args.seed}
     try:
-        with Console(stderr=True).status("measuring"):
-            sections = [section_of([_measure(path, args) for path in args.bundles])]
+        sections = [section_of([_measure(path, args) for path in args.bundles])]
         sections[0].show(Console())
         if args.output is not None:
             write_json(args.output, sections, facts)
@@ -46,17 +46,19 @@ def _measure(path: Path, args: argparse.Namespace) -> Row:
     with running_server({name: path}, **settings) as server:
         model = load_model(name, path, load_config(settings), Metrics(()))
         causal = model.bundle.manifest.family == "causal"
-        try:
-            return asyncio.run(
-                measure(
-                    model,
-                    server,
-                    num_clients=args.streams if causal else args.clients,
-                    num_tokens=args.max_new_tokens,
-                    seconds=args.seconds,
-                    round_seconds=args.round_seconds,
-                    seed=args.seed,
+        # The server's kind of loop, and no spinner, whose thread would slow the bare engine down.
+        with asyncio.Runner(loop_factory=auto_loop_factory()) as runner:
+            try:
+                return runner.run(
+                    measure(
+                        model,
+                        server,
+                        num_clients=args.streams if causal else args.clients,
+                        num_tokens=args.max_new_tokens,
+                        seconds=args.seconds,
+                        round_seconds=args.round_seconds,
+                        seed=args.seed,
+                    )
                 )
-            )
-        finally:
-            model.stop()
+            finally:
+                model.stop()

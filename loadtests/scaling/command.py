@@ -47,7 +47,6 @@ async def _measure(bundles: list[Bundle], args: argparse.Namespace) -> list[Sect
     }
     sections: list[Section] = []
     for name in args.sections:
-        with Console(stderr=True).status(f"measuring: {name}"):
-            sections.append(await measures[name]())
+        sections.append(await measures[name]())
         sections[-1].show(Console())
     return sections

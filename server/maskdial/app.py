@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import AsyncIterator, Callable
+from functools import partial
 from typing import Any
 
 from fastapi import FastAPI, Request, Response
@@ -110,8 +111,10 @@ async def _load_models(app: FastAPI) -> None:
     config: Config = app.state.config
     served: Models = app.state.models
     try:
-        for name, path in find_bundles(config).items():
-            model = await asyncio.to_thread(load_model, name, path, config, app.state.metrics)
+        bundles = find_bundles(config)
+        load = partial(load_model, config=config, metrics=app.state.metrics)
+        for name, path in bundles.items():
+            model = await asyncio.to_thread(load, name, path, alone=len(bundles) == 1)
             served.add(model)
             await model.engine.warm_up()
     except MaskdialError as error:

@@ -92,9 +92,7 @@ def _add_serve_arguments(parser: argparse.ArgumentParser) -> None:
             )
             continue
         options: dict[str, Any] = {"action": "store"}
-        if field.annotation is bool:
-            options = {"action": argparse.BooleanOptionalAction}
-        elif field.annotation in (int, float):
+        if field.annotation in (int, float):
             options["metavar"] = "N"
         parser.add_argument(
             "--" + name.replace("_", "-"),

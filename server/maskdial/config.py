@@ -37,10 +37,10 @@ class Config(BaseSettings):
     threads: int = Field(
         0, ge=0, le=1024, description="threads of one pass; 0: one per physical core"
     )
-    spinning: bool = Field(
-        False,
-        description="let idle threads spin: faster for one model alone, slower when models share "
-        "cores",
+    spinning: Literal["auto", "on", "off"] = Field(
+        "auto",
+        description="whether threads spin while a pass has nothing for them to do: faster for one "
+        "model alone, slower where models share cores; auto spins where one model is served",
     )
     max_batch_tokens: int = Field(
         4096,
@@ -132,6 +132,10 @@ class Config(BaseSettings):
             if not name.replace("-", "").replace("_", "").replace(".", "").isalnum():
                 raise ValueError(f"model name {name!r}: use letters, digits, '-', '_' and '.'")
         return value
+
+    def spins(self, *, alone: bool) -> bool:
+        """Whether the threads of a model spin, which may be ``alone`` on the server."""
+        return self.spinning == "on" or (self.spinning == "auto" and alone)
 
     @classmethod
     def settings_customise_sources(

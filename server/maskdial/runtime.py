@@ -26,8 +26,8 @@ class SessionOptions:
     """How sessions run.
 
     ``intra_op_threads`` is the number of threads for one pass, 0 for one per core.
-    ``allow_spinning`` lets idle threads spin for the next piece of work: faster steps for one model
-    on cores of its own, slower when several models or processes share them.
+    ``allow_spinning`` lets threads spin while a pass has nothing for them to do: faster steps for
+    one model on cores of its own, slower when several models or processes share them.
     """
 
     provider: Provider = "cpu"
@@ -69,6 +69,8 @@ class Session:
         settings.add_session_config_entry(
             "session.intra_op.allow_spinning", str(int(options.allow_spinning))
         )
+        # Spinning ends with the pass: what runs between passes has all cores.
+        settings.add_session_config_entry("session.force_spinning_stop", "1")
         wanted = _PROVIDER_NAMES[options.provider]
         try:
             self._session = ort.InferenceSession(

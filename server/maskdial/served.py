@@ -178,8 +178,12 @@ def find_bundles(config: Config) -> dict[str, Path]:
     return starters
 
 
-def load_model(name: str, path: Path, config: Config, metrics: Metrics) -> ServedModel:
+def load_model(
+    name: str, path: Path, config: Config, metrics: Metrics, *, alone: bool = True
+) -> ServedModel:
     """Reads a bundle, loads its graph, repeats its golden check and starts its engine.
+
+    ``alone``: no other model is served beside it.
 
     Raises:
         BundleError: the bundle cannot be served as it is.
@@ -191,7 +195,8 @@ def load_model(name: str, path: Path, config: Config, metrics: Metrics) -> Serve
     asked = config.provider
     if asked == "auto" and manifest.family == "causal":
         asked = "cpu"  # the KV cache lies in main memory
-    options = SessionOptions(resolve_provider(asked), config.threads, config.spinning)
+    spins = config.spins(alone=alone)
+    options = SessionOptions(resolve_provider(asked), config.threads, spins)
     session = Session(bundle.graph, options)
     _check_kernels(bundle, config, options)
     model_metrics = metrics.declare(name)

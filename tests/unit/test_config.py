@@ -64,3 +64,17 @@ def test_a_wrong_file(tmp_path: Path, text: str) -> None:
 def test_it_cannot_change() -> None:
     with pytest.raises(pydantic.ValidationError):
         Config().port = 1
+
+
+@pytest.mark.parametrize(
+    ("spinning", "alone", "spins"),
+    [
+        ("auto", True, True),
+        ("auto", False, False),
+        ("on", False, True),
+        ("off", True, False),
+    ],
+)
+def test_threads_spin_where_one_model_is_served(spinning: str, alone: bool, spins: bool) -> None:
+    assert load_config({"spinning": spinning}).spins(alone=alone) is spins
+    assert load_config({}).spins(alone=alone) is alone

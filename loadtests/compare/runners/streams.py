@@ -8,7 +8,7 @@ from loadtests.errors import LoadTestError
 Times = list[float]
 """When a stream was asked for, then when each of its tokens came, in seconds from any start."""
 
-_PROMPT_CHUNK = 64
+_PROMPT_CHUNK = 128
 _SETTLING = 2
 
 
