@@ -113,7 +113,9 @@ class _Comparison:
                 raise LoadTestError(
                     f"{', '.join(entrant.missing)} is not installed: pip install -r {REQUIREMENTS}"
                 )
-            Child.prepare(entrant, self._setup(entrant), self._log(entrant))
+            setup = self._setup(entrant)
+            if not setup.product.exists():
+                Child.prepare(entrant, setup, self._log(entrant))
 
         return [each for each in entrants if self._try(each, "preparing", prepare)]
 
@@ -152,6 +154,7 @@ class _Comparison:
             str(self._folder),
             entrant.family,
             entrant.variant,
+            entrant.makes,
             args.precision,
             self._exporter(entrant.family),
             args.threads,

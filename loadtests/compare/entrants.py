@@ -4,6 +4,7 @@ import importlib.util
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
+from loadtests.compare.setup import BUNDLE
 from loadtests.compare.work import WORK, Family, Work
 from loadtests.errors import LoadTestError
 
@@ -22,6 +23,7 @@ class Entrant:
         about: what exactly runs, for the report.
         needs: modules that have to be installed.
         variant: passed on to the module.
+        makes: what it makes of the checkpoint once; see `Setup`.
     """
 
     name: str
@@ -30,6 +32,7 @@ class Entrant:
     about: str
     needs: tuple[str, ...] = ()
     variant: str = ""
+    makes: str = ""
 
     @property
     def is_peer(self) -> bool:
@@ -53,9 +56,19 @@ _GENAI = (*_OPENVINO, "openvino_genai", "openvino_tokenizers")
 
 ENTRANTS = (
     Entrant(
-        ENGINE, "causal", "ours_causal", "maskdial's engine in its own process, prefix cache off"
+        ENGINE,
+        "causal",
+        "ours_causal",
+        "maskdial's engine in its own process, prefix cache off",
+        makes=BUNDLE,
     ),
-    Entrant(HTTP, "causal", "http_causal", "maskdial serve, streams of /generate over HTTP"),
+    Entrant(
+        HTTP,
+        "causal",
+        "http_causal",
+        "maskdial serve, streams of /generate over HTTP",
+        makes=BUNDLE,
+    ),
     Entrant(
         "openvino",
         "causal",
@@ -63,6 +76,7 @@ ENTRANTS = (
         "OpenVINO GenAI ContinuousBatchingPipeline, NNCF int8_asym weights per channel; "
         "activations, precision hint and KV cache as its CPU plugin chooses; prompts in one piece",
         _GENAI,
+        makes="openvino-int8",
     ),
     Entrant(
         "llama.cpp-q8",
@@ -71,6 +85,7 @@ ENTRANTS = (
         "llama.cpp, GGUF with Q8_0 weights, float16 KV cache",
         ("llama_cpp", "gguf"),
         "Q8_0",
+        "gguf-q8",
     ),
     Entrant(
         "llama.cpp-q4",
@@ -79,6 +94,7 @@ ENTRANTS = (
         "llama.cpp, GGUF with Q4_0 weights, float16 KV cache",
         ("llama_cpp", "gguf"),
         "Q4_0",
+        "gguf-q4",
     ),
     Entrant(
         "onnxruntime-genai",
@@ -87,6 +103,7 @@ ENTRANTS = (
         "onnxruntime-genai, its model builder's int4 (block 32, accuracy level 4)",
         ("onnxruntime_genai",),
         "int4",
+        "genai-int4",
     ),
     Entrant(
         "transformers",
@@ -100,9 +117,14 @@ ENTRANTS = (
         "masked",
         "ours_masked",
         "maskdial's engine in its own process; LM head on one masked row a text",
+        makes=BUNDLE,
     ),
     Entrant(
-        HTTP, "masked", "http_masked", "maskdial serve, /fill-mask over HTTP with one mask a text"
+        HTTP,
+        "masked",
+        "http_masked",
+        "maskdial serve, /fill-mask over HTTP with one mask a text",
+        makes=BUNDLE,
     ),
     Entrant(
         "openvino-w8",
@@ -112,6 +134,7 @@ ENTRANTS = (
         "plugin chooses",
         _OPENVINO,
         "w8",
+        "openvino-w8",
     ),
     Entrant(
         "openvino-ptq",
@@ -120,6 +143,7 @@ ENTRANTS = (
         "OpenVINO, NNCF post-training quantisation (W8A8, static scales of 64 random texts)",
         _OPENVINO,
         "ptq",
+        "openvino-ptq",
     ),
     Entrant(
         "transformers", "masked", "transformers_masked", "transformers, float32, SDPA", (), "model"
@@ -139,6 +163,7 @@ ENTRANTS = (
         "ONNX Runtime, float32, torch.onnx.export of the model as it is",
         (),
         "fp32",
+        "onnx-fp32",
     ),
     Entrant(
         "onnxruntime-int8",
@@ -147,6 +172,7 @@ ENTRANTS = (
         "the same with ONNX Runtime's quantize_dynamic (int8, one activation scale a tensor)",
         (),
         "int8",
+        "onnx-int8",
     ),
 )
 

@@ -8,6 +8,7 @@ from typing import Protocol
 
 from loadtests.compare.work import Family, Work
 
+BUNDLE = "bundle"
 MAX_BATCH = 16
 MAX_CONTEXT = 1152
 """Room for the longest prompt of the work and the tokens after it."""
@@ -21,6 +22,7 @@ class Setup:
         folder: holds the models, from one run to the next.
         family: which model.
         variant: the entrant's own, such as a quantisation.
+        makes: what it makes of the checkpoint once: ``bundle``, a name of its own, or nothing.
         precision: of our bundle.
         exporter: `exporter_digest` when the run began.
         threads: of one pass.
@@ -30,6 +32,7 @@ class Setup:
     folder: str
     family: Family
     variant: str
+    makes: str
     precision: str
     exporter: str
     threads: int
@@ -43,6 +46,13 @@ class Setup:
     def bundle(self) -> Path:
         """Its name changes with the exporter, so that an old bundle is not measured."""
         return self.cached(f"bundle-{self.precision}-{self.exporter}")
+
+    @property
+    def product(self) -> Path:
+        """Where that is kept; of those that make nothing, the checkpoint, which they run."""
+        if not self.makes:
+            return self.checkpoint
+        return self.bundle if self.makes == BUNDLE else self.cached(self.makes)
 
     def cached(self, name: str) -> Path:
         """Where something made from the checkpoint is kept."""

@@ -72,12 +72,12 @@ def fakes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def entrant(name: str, variant: str, needs: tuple[str, ...] = ()) -> Entrant:
-    return Entrant(name, "causal", "fakes.entrant", f"about {name}", needs, variant)
+def entrant(name: str, variant: str, needs: tuple[str, ...] = (), makes: str = "") -> Entrant:
+    return Entrant(name, "causal", "fakes.entrant", f"about {name}", needs, variant, makes)
 
 
 def setup(folder: Path, variant: str) -> Setup:
-    return Setup(str(folder), "causal", variant, "int8", "exporter", 2, 0)
+    return Setup(str(folder), "causal", variant, "", "int8", "exporter", 2, 0)
 
 
 def serve(folder: Path, variant: str) -> Child:
@@ -128,11 +128,11 @@ def test_a_whole_comparison(
     monkeypatch.setattr(
         "loadtests.compare.entrants.ENTRANTS",
         (
-            entrant(ENGINE, "0.5"),
+            entrant(ENGINE, "0.5", makes="bundle"),
             entrant(HTTP, "0.55"),
             entrant("openvino", "0.75"),
             entrant("mute", "unloadable"),
-            entrant("lost", "unpreparable"),
+            entrant("lost", "unpreparable", makes="else"),
             entrant("absent", "1", ("no_such_module",)),
             entrant(MEMORY, "2"),
         ),
@@ -174,7 +174,9 @@ def test_a_whole_comparison(
 def test_without_us_there_is_no_comparison(
     fakes: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("loadtests.compare.entrants.ENTRANTS", (entrant(ENGINE, "unpreparable"),))
+    monkeypatch.setattr(
+        "loadtests.compare.entrants.ENTRANTS", (entrant(ENGINE, "unpreparable", makes="bundle"),)
+    )
     arguments = ["--work", str(fakes / "work"), "--only", "causal", "--rounds", "2"]
     assert main(["compare", *arguments, "--output", str(fakes / "report")]) == 1
     assert "loadtests: engine: ValueError: no such model" in capsys.readouterr().err

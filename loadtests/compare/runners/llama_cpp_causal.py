@@ -24,16 +24,14 @@ Tokens = Sequence[tuple[int, int, int, bool]]
 
 def prepare(setup: Setup) -> None:
     """Writes the checkpoint as GGUF."""
-    folder = setup.cached(f"gguf-{setup.variant}")
-    if not folder.exists():
-        with new_folder(folder) as path:
-            write_gguf(setup.checkpoint, path / _FILE, setup.variant)
+    with new_folder(setup.product) as path:
+        write_gguf(setup.checkpoint, path / _FILE, setup.variant)
 
 
 def open_runner(setup: Setup) -> Runner:
     """Loads the file; what is not set here is as llama.cpp has it."""
     llama_cpp.llama_backend_init()
-    path = setup.cached(f"gguf-{setup.variant}") / _FILE
+    path = setup.product / _FILE
     model = llama_cpp.llama_model_load_from_file(
         str(path).encode(), llama_cpp.llama_model_default_params()
     )

@@ -7,10 +7,6 @@ from loadtests.compare.setup import Runner, Setup
 from loadtests.compare.work import Work
 
 
-def prepare(setup: Setup) -> None:
-    """Nothing is needed."""
-
-
 def open_runner(setup: Setup) -> Runner:
     """Takes the memory at the first turn."""
     torch.set_num_threads(setup.threads)

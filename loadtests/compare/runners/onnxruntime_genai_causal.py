@@ -4,7 +4,6 @@ import random
 import subprocess
 import sys
 import time
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -20,9 +19,7 @@ _OPTIONS = ("int4_block_size=32", "int4_accuracy_level=4")
 
 def prepare(setup: Setup) -> None:
     """Runs the builder."""
-    if _folder(setup).exists():
-        return
-    with new_folder(_folder(setup)) as path:
+    with new_folder(setup.product) as path:
         builder = [sys.executable, "-m", "onnxruntime_genai.models.builder"]
         files = ["-i", str(setup.checkpoint), "-o", str(path), "-c", str(path / "cache")]
         kind = ["-p", setup.variant, "-e", "cpu", "--extra_options", *_OPTIONS]
@@ -32,14 +29,10 @@ def prepare(setup: Setup) -> None:
 
 def open_runner(setup: Setup) -> Runner:
     """Loads the model."""
-    config = genai.Config(str(_folder(setup)))
+    config = genai.Config(str(setup.product))
     threads = f'{{"intra_op_num_threads": {setup.threads}}}'
     config.overlay(f'{{"model": {{"decoder": {{"session_options": {threads}}}}}}}')
     return _Model(genai.Model(config), setup.seed)
-
-
-def _folder(setup: Setup) -> Path:
-    return setup.cached(f"genai-{setup.variant}")
 
 
 class _Model:

@@ -25,9 +25,7 @@ _SETTLING = 2
 
 def prepare(setup: Setup) -> None:
     """Converts the checkpoint to a model with state, as optimum-intel does, and quantises it."""
-    if _folder(setup).exists():
-        return
-    with new_folder(_folder(setup)) as path:
+    with new_folder(setup.product) as path:
         model = _with_state(setup)
         model = nncf.compress_weights(model, mode=nncf.CompressWeightsMode.INT8_ASYM)
         ov.save_model(model, path / "openvino_model.xml", compress_to_fp16=False)
@@ -47,12 +45,8 @@ def open_runner(setup: Setup) -> Runner:
     scheduler.max_num_batched_tokens = MAX_BATCH * MAX_CONTEXT
     scheduler.enable_prefix_caching = False
     settings = {"INFERENCE_NUM_THREADS": setup.threads}
-    pipeline = genai.ContinuousBatchingPipeline(str(_folder(setup)), scheduler, "CPU", settings)
+    pipeline = genai.ContinuousBatchingPipeline(str(setup.product), scheduler, "CPU", settings)
     return _Pipeline(pipeline, setup.seed)
-
-
-def _folder(setup: Setup) -> Any:
-    return setup.cached("openvino-int8")
 
 
 class _Pipeline:

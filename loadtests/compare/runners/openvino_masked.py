@@ -21,9 +21,7 @@ _NUM_CALIBRATION_TEXTS = 64
 
 def prepare(setup: Setup) -> None:
     """Converts the checkpoint, and quantises that."""
-    if _folder(setup).exists():
-        return
-    with new_folder(_folder(setup)) as path:
+    with new_folder(setup.product) as path:
         model = _convert(setup.checkpoint)
         if setup.variant == "w8":
             model = nncf.compress_weights(model, mode=nncf.CompressWeightsMode.INT8_ASYM)
@@ -42,12 +40,8 @@ def prepare(setup: Setup) -> None:
 def open_runner(setup: Setup) -> Runner:
     """Compiles the model for the CPU."""
     settings = {"INFERENCE_NUM_THREADS": setup.threads, "PERFORMANCE_HINT": "LATENCY"}
-    model = ov.Core().compile_model(_folder(setup) / "model.xml", "CPU", settings)
+    model = ov.Core().compile_model(setup.product / "model.xml", "CPU", settings)
     return _Compiled(model.create_infer_request(), setup.seed)
-
-
-def _folder(setup: Setup) -> Path:
-    return setup.cached(f"openvino-{setup.variant}")
 
 
 def _convert(checkpoint: Path) -> Any:

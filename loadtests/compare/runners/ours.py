@@ -14,8 +14,6 @@ def prepare(setup: Setup) -> None:
     """Builds the checkpoint, and the bundle of it; bundles of other exporters are removed."""
     build = causal_checkpoint if setup.family == "causal" else masked_checkpoint
     build(setup.checkpoint, setup.seed)
-    if setup.bundle.exists():
-        return
     from maskdial_export.export import export
     from maskdial_export.quality import Gate
 

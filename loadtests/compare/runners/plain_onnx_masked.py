@@ -1,11 +1,14 @@
 """ONNX Runtime with the graph that torch exports, and with its own dynamic quantisation."""
 
 import random
+import tempfile
 from pathlib import Path
 
 import numpy as np
 import onnxruntime as ort
 import torch
+from onnxruntime.quantization import QuantType, quantize_dynamic
+from onnxruntime.quantization.shape_inference import quant_pre_process
 from transformers import BertForMaskedLM
 
 from loadtests.checkpoints import masked_ids, new_folder
@@ -17,35 +20,26 @@ _GRAPH = "model.onnx"
 
 
 def prepare(setup: Setup) -> None:
-    """Exports the checkpoint, and quantises that."""
-    plain, folder = setup.cached("onnx-fp32"), _folder(setup)
-    if not plain.exists():
-        with new_folder(plain) as path:
+    """Exports the checkpoint, and quantises that where it is wanted."""
+    if setup.variant == "fp32":
+        with new_folder(setup.product) as path:
             _export(setup.checkpoint, path / _GRAPH)
-    if not folder.exists():
-        from onnxruntime.quantization import QuantType, quantize_dynamic
-        from onnxruntime.quantization.shape_inference import quant_pre_process
-
-        with new_folder(folder) as path:
-            quant_pre_process(plain / _GRAPH, path / "prepared.onnx", skip_symbolic_shape=True)
-            quantize_dynamic(
-                path / "prepared.onnx", path / _GRAPH, weight_type=QuantType.QInt8, per_channel=True
-            )
-            (path / "prepared.onnx").unlink()
+        return
+    with tempfile.TemporaryDirectory() as folder, new_folder(setup.product) as path:
+        plain, prepared = Path(folder) / "plain.onnx", Path(folder) / "prepared.onnx"
+        _export(setup.checkpoint, plain)
+        quant_pre_process(plain, prepared, skip_symbolic_shape=True)
+        quantize_dynamic(prepared, path / _GRAPH, weight_type=QuantType.QInt8, per_channel=True)
 
 
 def open_runner(setup: Setup) -> Runner:
     """Loads the graph."""
     options = ort.SessionOptions()
     options.intra_op_num_threads = setup.threads
-    path = _folder(setup) / _GRAPH
+    path = setup.product / _GRAPH
     return _Graph(
         ort.InferenceSession(path, options, providers=["CPUExecutionProvider"]), setup.seed
     )
-
-
-def _folder(setup: Setup) -> Path:
-    return setup.cached(f"onnx-{setup.variant}")
 
 
 def _export(checkpoint: Path, path: Path) -> None:

@@ -11,10 +11,6 @@ from loadtests.compare.setup import Runner, Setup
 from loadtests.compare.work import Work
 
 
-def prepare(setup: Setup) -> None:
-    """It runs the checkpoint itself."""
-
-
 def open_runner(setup: Setup) -> Runner:
     """Loads the checkpoint."""
     torch.set_num_threads(setup.threads)

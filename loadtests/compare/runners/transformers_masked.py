@@ -15,10 +15,6 @@ from loadtests.compare.work import Work
 _NUM_SPECIAL = 2
 
 
-def prepare(setup: Setup) -> None:
-    """It runs the checkpoint itself."""
-
-
 def open_runner(setup: Setup) -> Runner:
     """Loads the checkpoint."""
     torch.set_num_threads(setup.threads)
