@@ -34,6 +34,10 @@ def family_table(
         "brackets how many times as long as our engine it took in the same round: median, least to "
         "most.",
         "",
+        *(
+            ["Work that was measured once was measured cold: do not quote it.", ""]
+            * (rounds[0] == 1)
+        ),
         _row(("", *(each.name for each in columns))),
         _row(["---"] * (1 + len(columns))),
         *(_row((w.name, *(cells.get((w, each.name), "") for each in columns))) for w in work),

@@ -3,6 +3,7 @@
 import argparse
 import random
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -198,6 +199,10 @@ def test_a_table_has_a_column_for_each_entrant_that_took_part() -> None:
     assert "- openvino-w8: what openvino-w8 is." in table
     assert "| 1 x 16, against openvino-w8 | 1.50x (1.40 to 1.60) | >= 1.20x | yes |" in table
     assert "absent" not in "".join(table)
+    assert not any("do not quote it" in line for line in table)
+    once = family_table("masked", [replace(results[0], rounds=1)], players, None)
+    assert "Medians of 1 round;" in once
+    assert "do not quote it" in once
 
 
 def test_the_plot_has_those_that_can_batch() -> None:
