@@ -24,6 +24,7 @@ from maskdial.tokenizer import Tokenizer
 
 BUNDLE = STARTER_FOLDER / "causal"
 NEW_TOKENS = 48
+A_STEP = 0.2  # in log-probability: what one rounding step may make of it
 PROMPTS = [
     "Once upon a time there was a little",
     "The old man looked at the sea and",
@@ -37,7 +38,7 @@ PROMPTS = [
 
 
 def rebuild(folder: Path) -> LlamaForCausalLM:
-    """The transformers model with the weights of an exported Llama graph."""
+    """The transformers model with the weights of an exported int8 Llama graph, and its rounding."""
     graph = onnx.load(folder / "model.onnx").graph
     weights = {each.name: numpy_helper.to_array(each) for each in graph.initializer}
     norms, matrices = [], []
@@ -45,13 +46,15 @@ def rebuild(folder: Path) -> LlamaForCausalLM:
         held = [weights[name] for name in node.input if name in weights]
         if "LayerNormalization" in node.op_type:
             norms.append(held[0])
-        elif node.op_type == "MatMul" and held:
-            matrices.append(held[0].T)
+        elif node.op_type == "MatMulIntegerToFloat":
+            integers, _step, scale, _zero_point = held
+            matrices.append((integers.astype(np.float32) * scale).T)
     attention = next(node for node in graph.node if node.op_type == "GroupQueryAttention")
     attributes = {a.name: onnx.helper.get_attribute_value(a) for a in attention.attribute}
     cos = next(weights[name] for name in attention.input if name == "cos")
-    embedding = max(weights.values(), key=lambda array: array.size)
+    embedding = next(weights[node.input[0]] for node in graph.node if node.op_type == "Gather")
     num_layers = (len(norms) - 1) // 2
+    *matrices, head = matrices
     assert len(matrices) == 5 * num_layers, "qkv, output, gate, up and down of each layer"
     config = LlamaConfig(
         vocab_size=embedding.shape[0],
@@ -63,11 +66,15 @@ def rebuild(folder: Path) -> LlamaForCausalLM:
         head_dim=2 * cos.shape[1],
         max_position_embeddings=cos.shape[0],
         rms_norm_eps=1e-6,
-        tie_word_embeddings=True,
+        tie_word_embeddings=False,
         eos_token_id=0,
         pad_token_id=0,
     )
-    state = {"model.embed_tokens.weight": embedding, "model.norm.weight": norms[-1]}
+    state = {
+        "model.embed_tokens.weight": embedding,
+        "model.norm.weight": norms[-1],
+        "lm_head.weight": head,
+    }
     kv_size = config.num_key_value_heads * config.head_dim
     for layer in range(num_layers):
         prefix = f"model.layers.{layer}."
@@ -86,9 +93,18 @@ def rebuild(folder: Path) -> LlamaForCausalLM:
         }
     model = LlamaForCausalLM(config).eval()
     tensors = {name: torch.from_numpy(array.copy()) for name, array in state.items()}
-    tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"]
     model.load_state_dict(tensors)
+    for module in model.modules():
+        if isinstance(module, torch.nn.Linear):
+            module.register_forward_pre_hook(round_rows)
     return model
+
+
+def round_rows(_module: torch.nn.Module, read: tuple[torch.Tensor]) -> tuple[torch.Tensor]:
+    """What a product reads: each row in 255 steps around 0, up to its own largest magnitude."""
+    (rows,) = read
+    step = rows.abs().amax(dim=-1, keepdim=True) / 127
+    return ((rows / step).round() * step,)
 
 
 Text = list[tuple[int, float]]
@@ -137,18 +153,26 @@ def texts(prompts: list[list[int]]) -> dict[str, list[Text]]:
 def test_greedy_tokens_are_those_of_transformers(
     prompts: list[list[int]], texts: dict[str, list[Text]]
 ) -> None:
+    """Token by token, transformers reading what we wrote before.
+
+    Where its sums differ in the last bit, an activation may be rounded the other way, and two
+    tokens that are as likely to one such step may change places.
+    """
     reference = rebuild(BUNDLE)
+    num_tokens = num_equal = 0
     for index, prompt in enumerate(prompts):
-        ids = torch.tensor([prompt])
-        output = reference.generate(
-            ids,
-            attention_mask=torch.ones_like(ids),
-            max_new_tokens=NEW_TOKENS,
-            do_sample=False,
-        )
-        expected = output[0, len(prompt) :].tolist()
-        for how, found in texts.items():
-            assert [token_id for token_id, _ in found[index]] == expected, how
+        found = texts["alone, chunks of 256 or more"][index]
+        ids = [token_id for token_id, _ in found]
+        with torch.no_grad():
+            logits = reference(torch.tensor([prompt + ids])).logits[0, len(prompt) - 1 : -1]
+        logprobs = logits.log_softmax(dim=-1)
+        for row, (token_id, logprob) in zip(logprobs, found, strict=True):
+            assert float(row[token_id]) == pytest.approx(logprob, abs=A_STEP)
+            assert float(row.max() - row[token_id]) < A_STEP
+            num_equal += int(row.argmax()) == token_id
+        num_tokens += len(ids)
+    assert num_tokens >= len(prompts) * NEW_TOKENS / 2
+    assert num_equal >= 0.98 * num_tokens
 
 
 def test_log_probabilities_are_the_same_to_the_last_bit(texts: dict[str, list[Text]]) -> None:

@@ -55,7 +55,7 @@ def test_a_drain_ends_with_its_grace_period() -> None:
 def test_a_fault_while_loading_is_a_failure_and_not_an_endless_start(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    def fault(*_: object) -> None:
+    def fault(*_: object, **__: object) -> None:
         raise RuntimeError("scripted")
 
     monkeypatch.setattr(app_module, "load_model", fault)
