@@ -17,6 +17,7 @@ from maskdial.errors import DeadlineError
 
 MAX_DRAFTS = 8
 A_STEP = 0.2
+LAST_BITS = 1e-4
 
 PROMPTS = (
     "Once upon a time there was a little",
@@ -70,8 +71,11 @@ def test_greedy_texts_are_the_same(starter: Any, max_new_tokens: int) -> None:
     drafted = bench.run_alone(requests)
     plain = starter.bench().run_alone(requests)
     num_parted = 0
+    differences = []
     for one, other in zip(drafted, plain, strict=True):
         index = num_equal(one, other)
+        pairs = zip(one.logprobs[:index], other.logprobs[:index], strict=True)
+        differences += [abs(left - right) for left, right in pairs]
         if one.token_ids != other.token_ids:
             num_parted += 1
             (_, best), (_, second) = other.top[index]
@@ -79,6 +83,7 @@ def test_greedy_texts_are_the_same(starter: Any, max_new_tokens: int) -> None:
         else:
             assert (one.text, one.reason) == (other.text, other.reason)
     assert num_parted <= 1
+    assert sum(each < LAST_BITS for each in differences) > 0.8 * len(differences)
     check_bookkeeping(bench, sum(len(reply.token_ids) for reply in drafted))
     num_accepted = sum(accepted for _, accepted in bench.tally.drafts)
     assert (num_accepted > bench.tally.num_generated / 3) == (max_new_tokens == 70)
