@@ -1,4 +1,4 @@
-"""`python -m maskdial_export.starter masked|sentiment|causal|all --corpus DIR --out DIR`.
+"""`python -m maskdial_export.starter MODEL --corpus DIR --out DIR`.
 
 The shipped checkpoints: `masked --minutes 22`, `sentiment --minutes 9.5`, `causal --minutes 35`,
 each with `--bf16` on one thread. With glibc, `MALLOC_MMAP_THRESHOLD_=4000000000
@@ -14,20 +14,33 @@ from pathlib import Path
 
 import torch
 
-from maskdial_export.starter.recipes import train_causal, train_masked, train_sentiment
+from maskdial_export.starter.recipes import (
+    train_causal,
+    train_hybrid,
+    train_masked,
+    train_sentiment,
+)
 from maskdial_export.starter.settings import Settings
+from maskdial_export.starter.shape import Shape
+from maskdial_export.starter.study import run_study
 
-RECIPES = {"masked": train_masked, "sentiment": train_sentiment, "causal": train_causal}
+RECIPES = {
+    "masked": train_masked,
+    "sentiment": train_sentiment,
+    "causal": train_causal,
+    "hybrid": train_hybrid,
+}
 
 
 def build_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m maskdial_export.starter",
         description="Train the starter models and write them as Hugging Face checkpoints. "
-        "`sentiment` starts from the `masked` checkpoint in the same --out folder.",
+        "`sentiment` starts from the `masked` checkpoint in the same --out folder; `study` trains "
+        "decoders of several sizes, for the card of `hybrid`.",
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
-    parser.add_argument("model", choices=[*RECIPES, "all"])
+    parser.add_argument("model", choices=[*RECIPES, "all", "study"])
     parser.add_argument("--corpus", type=Path, required=True, help="folder with the texts")
     parser.add_argument("--out", type=Path, required=True, help="folder for the checkpoints")
     parser.add_argument(
@@ -45,6 +58,21 @@ def build_parser() -> argparse.ArgumentParser:
         action="store_true",
         help="bfloat16 matrix products in pretraining: half again as fast where the processor "
         "has them, slower elsewhere",
+    )
+    parser.add_argument(
+        "--compile",
+        action="store_true",
+        help="compile the layers before pretraining, which takes a minute and a C++ compiler and "
+        "saves a sixth of a step",
+    )
+    shape = Shape()
+    parser.add_argument("--width", type=int, default=shape.width, help="hidden width")
+    parser.add_argument("--layers", type=int, default=shape.layers)
+    parser.add_argument(
+        "--vocabulary", type=int, default=shape.vocabulary, help="its number of tokens"
+    )
+    parser.add_argument(
+        "--cloze", type=Path, help="a JSON list of sentences to fill in, for the cards"
     )
     return parser
 
@@ -64,7 +92,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
         threads=options.threads,
         resume=options.resume,
         bf16=options.bf16,
+        compile=options.compile,
+        shape=Shape(options.width, options.layers, options.vocabulary),
+        cloze=options.cloze,
     )
+    if options.model == "study":
+        print(f"the study is in {run_study(settings)}")
+        return
     for model in RECIPES if options.model == "all" else (options.model,):
         print(f"{model} is in {RECIPES[model](settings)}")
 

@@ -35,6 +35,8 @@ class Card:
     sources: list[str]
     limits: str
     figures: Mapping[str, Figure]
+    study: str = ""
+    """Markdown: how the size was chosen."""
     samples: Mapping[str, str] = field(default_factory=dict)
     """Unedited output of the model by prompt."""
 
@@ -56,11 +58,12 @@ class Card:
             for prompt, sample in self.samples.items()
         )
         shown_samples = f"## Unedited samples\n\n{samples}\n\n" if samples else ""
+        shown_study = f"## Choice of size\n\n{self.study}\n\n" if self.study else ""
         return (
             f"---\nlanguage: en\npipeline_tag: {self.task}\nlibrary_name: transformers\n---\n\n"
             f"# {self.title}\n\n{self.summary}\n\n"
             f"## Measured\n\n| figure | value |\n| --- | --- |\n{rows}\n\n"
-            f"{shown_samples}## Trained on\n\n" + "\n".join(self.sources) + "\n\n"
+            f"{shown_study}{shown_samples}## Trained on\n\n" + "\n".join(self.sources) + "\n\n"
             f"## Limits\n\n{self.limits}\n"
         )
 

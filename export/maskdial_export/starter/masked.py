@@ -1,15 +1,14 @@
-"""The masked language model: a small BERT that learns to restore whole hidden words."""
+"""The masked language model: a small ModernBERT that learns to restore whole hidden words."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from pathlib import Path
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional
-from transformers import BertConfig, BertForMaskedLM, PreTrainedTokenizerFast
+from transformers import ModernBertConfig, ModernBertForMaskedLM, PreTrainedTokenizerFast
 
 from maskdial_export.starter.data import (
     POLARITY_FILE,
@@ -19,18 +18,15 @@ from maskdial_export.starter.data import (
     read_rated_sentences,
 )
 from maskdial_export.starter.pretrain import cross_entropy
+from maskdial_export.starter.shape import Shape
 from maskdial_export.starter.vocabulary import train_wordpiece
 
-VOCABULARY_SIZE = 8000
 MAX_LENGTH = 256
 DEFINITIONS_SHARE = 0.25
 POLARITY_REPEATS = 3
-MASKED_SHARE = 0.2
-LEARNING_RATE = 2e-3
-INITIAL_STD = 0.06
-HEAD_OFFSETS = (-1, 1, -2, 2)
-"""The neighbour, in tokens, that each head of the first layers looks at before training."""
-LOCAL_GAIN = 1.6
+MASKED_SHARES = (0.35, 0.15)
+"""Share of the words that are hidden when training starts, and when it ends and is measured."""
+LEARNING_RATE, MATRIX_LEARNING_RATE = 3e-3, 2e-2
 TOKENS_PER_BATCH = 2048
 EVALUATION_BATCHES = 100
 LONG_FROM = 0.9
@@ -41,7 +37,7 @@ class MaskedObjective:
     """Whole-word masking over random windows of one long token stream."""
 
     def __init__(
-        self, model: BertForMaskedLM, tokenizer: PreTrainedTokenizerFast, stream: Tensor
+        self, model: ModernBertForMaskedLM, tokenizer: PreTrainedTokenizerFast, stream: Tensor
     ) -> None:
         self.model = model
         self.stream = stream
@@ -55,7 +51,10 @@ class MaskedObjective:
     def batch_loss(self, progress: float) -> tuple[Tensor, int]:
         length = MAX_LENGTH if progress >= LONG_FROM else MAX_LENGTH // 2
         inputs = self.sample_windows(self.stream, TOKENS_PER_BATCH // length, length)
-        return self.masked_loss(inputs), inputs.numel()
+        first, last = MASKED_SHARES
+        share = first + (last - first) * progress
+        logits, labels = self.masked_logits(inputs, share)
+        return cross_entropy(logits, labels).mean(), inputs.numel()
 
     def sample_windows(self, stream: Tensor, batch: int, length: int) -> Tensor:
         """`[batch, length]` int64: [CLS], a run of `stream` from a random place, [SEP]."""
@@ -66,53 +65,53 @@ class MaskedObjective:
             functional.pad(windows, (1, 0), value=self.cls), (0, 1), value=self.sep
         )
 
-    def masked_loss(self, inputs: Tensor) -> Tensor:
-        """Mean cross-entropy, in nats, of the tokens hidden from `inputs` `[batch, length]`."""
-        logits, labels = self.masked_logits(inputs)
-        return cross_entropy(logits, labels).mean()
-
-    def masked_logits(self, inputs: Tensor) -> tuple[Tensor, Tensor]:
+    def masked_logits(self, inputs: Tensor, share: float) -> tuple[Tensor, Tensor]:
         """`[num_masked, vocabulary]` logits and `[num_masked]` labels, head on masked tokens only.
 
-        Of the chosen words' tokens 80 % become [MASK], 10 % a random token, 10 % stay (BERT,
-        Devlin et al. 2019, section 3.1).
+        Every token of the `share` of words that are chosen becomes [MASK].
         """
-        chosen = self.choose_words(inputs)
-        labels = inputs[chosen]
-        fate = torch.rand(inputs.shape)
-        hidden = torch.where(chosen & (fate < 0.8), self.mask, inputs)
-        noise = torch.randint(5, len(self.continues_word), inputs.shape)
-        hidden = torch.where(chosen & (fate >= 0.9), noise, hidden)
-        states = self.model.bert(input_ids=hidden.to(self.device)).last_hidden_state
-        logits: Tensor = self.model.cls(states[chosen.to(self.device)])
-        return logits, labels.to(self.device)
+        chosen = self.choose_words(inputs, share)
+        hidden = torch.where(chosen, self.mask, inputs)
+        states = self.model.model(input_ids=hidden.to(self.device)).last_hidden_state
+        logits: Tensor = self.model.decoder(self.model.head(states[chosen.to(self.device)]))
+        return logits, inputs[chosen].to(self.device)
 
-    def choose_words(self, inputs: Tensor) -> Tensor:
-        """`[batch, length]` bool: every token of a random share of each row's words."""
+    def choose_words(self, inputs: Tensor, share: float) -> Tensor:
+        """`[batch, length]` bool: every token of a random `share` of each row's words."""
         word = torch.cumsum(~self.continues_word[inputs], dim=1)
-        drawn = torch.rand(len(inputs), inputs.shape[1] + 1) < MASKED_SHARE
+        drawn = torch.rand(len(inputs), inputs.shape[1] + 1) < share
         chosen: Tensor = drawn.gather(1, word) & (inputs != self.cls) & (inputs != self.sep)
         return chosen
 
 
-def build_model(tokenizer: PreTrainedTokenizerFast) -> BertForMaskedLM:
-    """A BERT of 4 layers and width 128 whose attention starts out local."""
-    config = BertConfig(
+def build_model(tokenizer: PreTrainedTokenizerFast, shape: Shape) -> ModernBertForMaskedLM:
+    """A ModernBERT with heads of 32 that all see the whole text.
+
+    BERT itself, whose norms come after the layers, stayed at the loss of word frequencies for
+    millions of tokens.
+    """
+    vocabulary = tokenizer.get_vocab()
+    config = ModernBertConfig(
         vocab_size=len(tokenizer),
-        hidden_size=128,
-        num_hidden_layers=4,
-        num_attention_heads=4,
-        intermediate_size=512,
+        hidden_size=shape.width,
+        num_hidden_layers=shape.layers,
+        num_attention_heads=shape.width // 32,
+        intermediate_size=shape.width * 8 // 3,
         max_position_embeddings=MAX_LENGTH,
-        hidden_dropout_prob=0.0,
-        attention_probs_dropout_prob=0.0,
-        initializer_range=INITIAL_STD,
-        pad_token_id=tokenizer.pad_token_id,
+        layer_types=["full_attention"] * shape.layers,
+        classifier_pooling="mean",
+        pad_token_id=vocabulary["[PAD]"],
+        cls_token_id=vocabulary["[CLS]"],
+        sep_token_id=vocabulary["[SEP]"],
+        bos_token_id=vocabulary["[CLS]"],
+        eos_token_id=vocabulary["[SEP]"],
     )
     # On a CPU the backward pass of the fused attention takes longer than the plain products.
     config._attn_implementation = "eager"
-    model = BertForMaskedLM(config)
-    _start_local(model)
+    model = ModernBertForMaskedLM(config)
+    for layer in model.model.layers:  # each layer starts as the identity
+        nn.init.zeros_(layer.attn.Wo.weight)
+        nn.init.zeros_(layer.mlp.Wo.weight)
     return model
 
 
@@ -124,11 +123,11 @@ def read_masked_texts(corpus: Path, seed: int) -> tuple[Books, list[str], list[s
 
 
 def build_vocabulary(
-    books: Books, definitions: Sequence[str], reviews: Sequence[str]
+    books: Books, definitions: Sequence[str], reviews: Sequence[str], size: int
 ) -> PreTrainedTokenizerFast:
     """The WordPiece vocabulary; review words count as often as the model will read them."""
     texts = [*books.train, *definitions, *(list(reviews) * POLARITY_REPEATS)]
-    return train_wordpiece(texts, VOCABULARY_SIZE, MAX_LENGTH)
+    return train_wordpiece(texts, size, MAX_LENGTH)
 
 
 def encode_stream(tokenizer: PreTrainedTokenizerFast, texts: Sequence[str]) -> Tensor:
@@ -146,10 +145,9 @@ def encode_stream(tokenizer: PreTrainedTokenizerFast, texts: Sequence[str]) -> T
 
 @torch.no_grad()
 def evaluate(objective: MaskedObjective, held_out: Tensor, length: int) -> tuple[float, float]:
-    """Loss (nats) and top-1 accuracy on masked tokens of `held_out`, in windows of `length`.
+    """Loss (nats) and top-1 accuracy on hidden tokens of `held_out`, in windows of `length`.
 
-    Masks and windows are drawn from a fixed seed; the tokens that became [MASK], those replaced
-    and those kept all count.
+    15 % of the words are hidden, all their tokens at once, in windows from a fixed seed.
     """
     objective.model.eval()
     batch = TOKENS_PER_BATCH // length
@@ -159,39 +157,8 @@ def evaluate(objective: MaskedObjective, held_out: Tensor, length: int) -> tuple
         torch.manual_seed(0)
         for _ in range(num_batches):
             windows = objective.sample_windows(held_out, batch, length)
-            logits, labels = objective.masked_logits(windows)
+            logits, labels = objective.masked_logits(windows, MASKED_SHARES[1])
             loss += cross_entropy(logits, labels).sum().item()
             hits += int((logits.argmax(-1) == labels).sum())
             count += len(labels)
     return loss / count, hits / count
-
-
-def _start_local(model: BertForMaskedLM) -> None:
-    # Each head of the first two layers starts out looking at one neighbour: positions start as
-    # sinusoids, the same frequencies in every head, and the query projection turns them by the
-    # head's offset. A random start spends millions of tokens at the loss of word frequencies
-    # before attention finds the neighbours.
-    positions = model.bert.embeddings.position_embeddings.weight
-    length, width = positions.shape
-    head_width = width // len(HEAD_OFFSETS)
-    rate = torch.logspace(math.log10(3.0), math.log10(0.05), head_width // 2)
-    angle = torch.arange(length).unsqueeze(1) * rate
-    with torch.no_grad():
-        waves = torch.stack([torch.sin(angle), torch.cos(angle)], dim=-1).flatten(1)
-        positions.copy_(math.sqrt(2.0) * INITIAL_STD * waves.repeat(1, len(HEAD_OFFSETS)))
-        turns = torch.block_diag(  # type: ignore[no-untyped-call]
-            *(_turn(offset * rate) for offset in HEAD_OFFSETS)
-        )
-        for layer in model.bert.encoder.layer[:2]:
-            layer.attention.self.query.weight.add_(LOCAL_GAIN * turns)
-            layer.attention.self.key.weight.add_(LOCAL_GAIN * torch.eye(width))
-
-
-def _turn(angles: Tensor) -> Tensor:
-    """The matrix that turns each (sin a, cos a) pair into (sin(a + angle), cos(a + angle))."""
-    blocks = [
-        torch.stack([torch.stack([c, s]), torch.stack([-s, c])])
-        for s, c in zip(torch.sin(angles), torch.cos(angles), strict=True)
-    ]
-    turn: Tensor = torch.block_diag(*blocks)  # type: ignore[no-untyped-call]
-    return turn

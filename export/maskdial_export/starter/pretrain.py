@@ -12,6 +12,7 @@ from typing import Any, Protocol
 import torch
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from torch import Tensor, nn
+from torch.optim import AdamW, Muon, Optimizer
 
 CHECKPOINT_FILE = "checkpoint.pt"
 
@@ -33,6 +34,9 @@ class Plan:
 
     minutes: float
     learning_rate: float
+    """AdamW's."""
+    matrix_learning_rate: float | None = None
+    """Muon's, for the matrices between the embeddings and the head; None leaves them to AdamW."""
     warmup: float = 0.02
     weight_decay: float = 0.05
     max_grad_norm: float = 1.0
@@ -40,11 +44,14 @@ class Plan:
     bf16: bool = False
 
     def rate_at(self, progress: float) -> float:
-        """Linear warm-up over the first `warmup` share of the time, then a cosine to 2 %."""
+        """The share of the learning rates that holds then.
+
+        Linear warm-up over the first `warmup` share of the time, then a cosine to 2 %.
+        """
         if progress < self.warmup:
-            return self.learning_rate * (progress + 0.001) / self.warmup
+            return (progress + 0.001) / (self.warmup + 0.001)
         share = min(1.0, (progress - self.warmup) / (1.0 - self.warmup))
-        return self.learning_rate * (0.02 + 0.98 * 0.5 * (1.0 + math.cos(math.pi * share)))
+        return 0.02 + 0.98 * 0.5 * (1.0 + math.cos(math.pi * share))
 
 
 @dataclass(slots=True)
@@ -73,14 +80,33 @@ def cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
     return logits.logsumexp(-1) - chosen
 
 
-def build_optimizer(model: nn.Module, plan: Plan) -> torch.optim.AdamW:
-    """AdamW that decays matrices only: norms, biases and other vectors are left alone."""
+def build_optimizers(model: nn.Module, plan: Plan) -> list[Optimizer]:
+    """AdamW, and Muon (Jordan et al. 2024) for the matrices of the layers where the plan says so.
+
+    Only matrices decay: norms, biases and other vectors are left alone. In the causal and the
+    masked objective, Muon reached in three minutes what took AdamW more than twice as long.
+    """
+    ends = {id(p) for module in model.modules() if _is_end(module) for p in module.parameters()}
+    head = getattr(model, "get_output_embeddings", lambda: None)()
+    if head is not None:
+        ends.update(id(p) for p in head.parameters())
     parameters = [p for p in model.parameters() if p.requires_grad]
+    matrices = [p for p in parameters if p.dim() > 1]
+    optimizers: list[Optimizer] = []
+    if plan.matrix_learning_rate is not None:
+        inner = [p for p in matrices if id(p) not in ends]
+        matrices = [p for p in matrices if id(p) in ends]
+        optimizers.append(Muon(inner, lr=plan.matrix_learning_rate, weight_decay=plan.weight_decay))
     groups = [
-        {"params": [p for p in parameters if p.dim() > 1], "weight_decay": plan.weight_decay},
+        {"params": matrices, "weight_decay": plan.weight_decay},
         {"params": [p for p in parameters if p.dim() < 2], "weight_decay": 0.0},
     ]
-    return torch.optim.AdamW(groups, lr=plan.learning_rate, betas=(0.9, 0.98), fused=True)
+    optimizers.append(AdamW(groups, lr=plan.learning_rate, betas=(0.9, 0.98), fused=True))
+    return optimizers
+
+
+def _is_end(module: nn.Module) -> bool:
+    return isinstance(module, nn.Embedding)
 
 
 def pretrain(objective: Objective, plan: Plan, out: Path, title: str, resume: bool) -> Record:
@@ -89,11 +115,12 @@ def pretrain(objective: Objective, plan: Plan, out: Path, title: str, resume: bo
     Time spent before an interruption counts when `resume` finds a checkpoint in `out`.
     """
     model = objective.model
-    optimizer = build_optimizer(model, plan)
+    optimizers = build_optimizers(model, plan)
+    rates = [group["lr"] for optimizer in optimizers for group in optimizer.param_groups]
     record = Record()
     checkpoint = out / CHECKPOINT_FILE
     if resume and checkpoint.exists():
-        record = _load(checkpoint, model, optimizer)
+        record = _load(checkpoint, model, optimizers)
     device = next(model.parameters()).device
     budget = plan.minutes * 60.0
     started = saved = time.monotonic()
@@ -104,14 +131,16 @@ def pretrain(objective: Objective, plan: Plan, out: Path, title: str, resume: bo
         task = bar.add_task(title, total=budget, loss=math.nan, speed=0.0)
         while record.seconds < budget:
             progress = record.seconds / budget
-            for group in optimizer.param_groups:
-                group["lr"] = plan.rate_at(progress)
+            groups = [group for optimizer in optimizers for group in optimizer.param_groups]
+            for group, rate in zip(groups, rates, strict=True):
+                group["lr"] = rate * plan.rate_at(progress)
             with autocast(device, plan.bf16):
                 loss, num_tokens = objective.batch_loss(progress)
             loss.backward()  # type: ignore[no-untyped-call]
             nn.utils.clip_grad_norm_(model.parameters(), plan.max_grad_norm)
-            optimizer.step()
-            optimizer.zero_grad(set_to_none=True)
+            for optimizer in optimizers:
+                optimizer.step()
+                optimizer.zero_grad(set_to_none=True)
 
             now = time.monotonic()
             record.seconds = seconds_before + now - started
@@ -129,17 +158,17 @@ def pretrain(objective: Objective, plan: Plan, out: Path, title: str, resume: bo
                     f"{title} step {record.steps} loss {mean_loss:.3f} {speed:.0f} tokens/s"
                 )
             if now - saved > plan.checkpoint_seconds:
-                _save(checkpoint, model, optimizer, record)
+                _save(checkpoint, model, optimizers, record)
                 saved = now
     checkpoint.unlink(missing_ok=True)
     return record
 
 
-def _save(path: Path, model: nn.Module, optimizer: torch.optim.Optimizer, record: Record) -> None:
+def _save(path: Path, model: nn.Module, optimizers: list[Optimizer], record: Record) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     state = {
         "model": model.state_dict(),
-        "optimizer": optimizer.state_dict(),
+        "optimizers": [optimizer.state_dict() for optimizer in optimizers],
         "record": [record.steps, record.tokens, record.seconds, record.losses],
         "random": torch.get_rng_state(),
     }
@@ -148,10 +177,11 @@ def _save(path: Path, model: nn.Module, optimizer: torch.optim.Optimizer, record
     partial.replace(path)
 
 
-def _load(path: Path, model: nn.Module, optimizer: torch.optim.Optimizer) -> Record:
+def _load(path: Path, model: nn.Module, optimizers: list[Optimizer]) -> Record:
     state = torch.load(path, weights_only=True)
     model.load_state_dict(state["model"])
-    optimizer.load_state_dict(state["optimizer"])
+    for optimizer, saved in zip(optimizers, state["optimizers"], strict=True):
+        optimizer.load_state_dict(saved)
     torch.set_rng_state(state["random"])
     return Record(*state["record"])
 

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import torch
 from transformers import (
     AutoTokenizer,
-    BertForMaskedLM,
-    BertForSequenceClassification,
-    LlamaForCausalLM,
+    ModernBertForMaskedLM,
+    ModernBertForSequenceClassification,
     PreTrainedTokenizerFast,
+    Qwen3ForCausalLM,
 )
 
-from maskdial_export.starter import causal, masked, sentiment, teachers
+from maskdial_export.starter import cloze, hybrid, masked, sentiment, stories, teachers
 from maskdial_export.starter.card import (
     POLARITY,
     SOURCES,
@@ -31,8 +31,10 @@ from maskdial_export.starter.data import (
     read_books,
     read_rated_sentences,
 )
-from maskdial_export.starter.pretrain import Objective, Plan, Record, pretrain
+from maskdial_export.starter.pretrain import Plan, Record, pretrain
 from maskdial_export.starter.settings import Settings
+from maskdial_export.starter.study import read_study
+from maskdial_export.starter.vocabulary import train_byte_level_bpe
 
 TEACHERS_TIME = 0.5
 """Share of the sentiment model's time that its teachers get."""
@@ -48,11 +50,6 @@ REVIEWS = (
     "The plot is dull and the acting is worse.",
     "Not bad at all.",
 )
-PROMPTS = (
-    "Once upon a time there was a little",
-    "The old man looked at the sea and",
-    '"Where are you going?" said the',
-)
 
 
 def train_masked(settings: Settings) -> Path:
@@ -61,21 +58,31 @@ def train_masked(settings: Settings) -> Path:
     out = settings.out / "masked"
     books, definitions, reviews = masked.read_masked_texts(settings.corpus, settings.seed)
     tokenizer = _tokenizer(
-        out, settings, lambda: masked.build_vocabulary(books, definitions, reviews)
+        out,
+        settings,
+        lambda: masked.build_vocabulary(books, definitions, reviews, settings.shape.vocabulary),
     )
     stream = masked.encode_stream(
         tokenizer, [*books.train, *definitions, *(reviews * masked.POLARITY_REPEATS)]
     )
-    model = masked.build_model(tokenizer).to(settings.device)
+    model = masked.build_model(tokenizer, settings.shape).to(settings.device)
+    if settings.compile:
+        model.model.compile(dynamic=False)
     objective = masked.MaskedObjective(model, tokenizer, stream)
-    record = _train(objective, settings, settings.minutes, masked.LEARNING_RATE, out)
+    plan = Plan(
+        settings.minutes,
+        masked.LEARNING_RATE,
+        matrix_learning_rate=masked.MATRIX_LEARNING_RATE,
+        bf16=settings.bf16,
+    )
+    record = pretrain(objective, plan, out, "masked", settings.resume)
     model.save_pretrained(out)
     masked_card(model, tokenizer, settings, out, _run_figures(record, settings, stream)).write(out)
     return out
 
 
 def masked_card(
-    model: BertForMaskedLM,
+    model: ModernBertForMaskedLM,
     tokenizer: PreTrainedTokenizerFast,
     settings: Settings,
     out: Path,
@@ -89,8 +96,8 @@ def masked_card(
     full_loss, full_top1 = masked.evaluate(objective, held_out, full)
     return Card(
         title="maskdial starter: masked",
-        summary=f"A small lower-casing BERT for filling in blanks: {_shape(model)}, whole-word "
-        f"masking, its own WordPiece vocabulary of {len(tokenizer)} tokens.",
+        summary=f"A small lower-casing ModernBERT for filling in blanks: {_shape(model)}, "
+        f"whole-word masking, its own WordPiece vocabulary of {len(tokenizer)} tokens.",
         task="fill-mask",
         sources=[SOURCES, WORDNET, POLARITY],
         limits="A toy by size: it knows common words and simple grammar, few facts. English "
@@ -104,8 +111,9 @@ def masked_card(
             "masked_top1": top1,
             f"validation_loss_at_{full}_tokens": full_loss,
             f"masked_top1_at_{full}_tokens": full_top1,
+            **_cloze_figures(settings, lambda text: predict_masked(model, tokenizer, text)),
         },
-        samples={cloze: fill_mask(model, tokenizer, cloze) for cloze in CLOZES},
+        samples={text: _shown(predict_masked(model, tokenizer, text)) for text in CLOZES},
     )
 
 
@@ -128,13 +136,13 @@ def train_sentiment(settings: Settings) -> Path:
     examples = sentiment.build_examples(tokenizer, texts, targets)
     soft = torch.sigmoid(taught.spliced_odds).tolist()
     examples += sentiment.build_examples(tokenizer, spliced, soft)
-    unmarked = torch.zeros(len(tokenizer))
-    model = sentiment.build_model(masked_checkpoint, unmarked).to(settings.device)
+    model = sentiment.build_model(masked_checkpoint).to(settings.device)
     sentiment.average_weights(model, taught.weights)
     averaged = measure_sentiment(model, tokenizer, settings)
     objective = sentiment.SentimentObjective(model, tokenizer, examples, settings.seed)
     minutes = settings.minutes - minutes
-    record = _train(objective, settings, minutes, sentiment.LEARNING_RATE, out)
+    plan = Plan(minutes, sentiment.LEARNING_RATE, bf16=settings.bf16)
+    record = pretrain(objective, plan, out, "sentiment", settings.resume)
     model.save_pretrained(out)
     # Read again: encoding left its own truncation length in `tokenizer`.
     AutoTokenizer.from_pretrained(masked_checkpoint).save_pretrained(out)
@@ -159,7 +167,7 @@ def train_sentiment(settings: Settings) -> Path:
 
 
 def sentiment_card(
-    model: BertForSequenceClassification,
+    model: ModernBertForSequenceClassification,
     tokenizer: PreTrainedTokenizerFast,
     settings: Settings,
     out: Path,
@@ -184,62 +192,134 @@ def sentiment_card(
 
 
 def train_causal(settings: Settings) -> Path:
-    """Train the causal model and write `<out>/causal`."""
+    """Train the hybrid's architecture under the causal mask alone and write `<out>/causal`."""
+    return _train_decoder(settings, "causal", causal_share=1.0)
+
+
+def train_hybrid(settings: Settings) -> Path:
+    """Train one model under both masks and write `<out>/hybrid`."""
+    return _train_decoder(settings, "hybrid", causal_share=hybrid.CAUSAL_SHARE)
+
+
+def _train_decoder(settings: Settings, name: str, causal_share: float) -> Path:
     torch.manual_seed(settings.seed)
-    out = settings.out / "causal"
+    out = settings.out / name
     books = read_books(settings.corpus)
-    tokenizer = _tokenizer(out, settings, lambda: causal.build_vocabulary(books))
-    stream = causal.encode_stream(tokenizer, books.train)
-    model = causal.build_model(tokenizer).to(settings.device)
-    objective = causal.CausalObjective(model, stream)
-    record = _train(objective, settings, settings.minutes, causal.LEARNING_RATE, out)
+    shape = settings.shape
+    tokenizer = _tokenizer(
+        out,
+        settings,
+        lambda: train_byte_level_bpe(books.train, shape.vocabulary, hybrid.MAX_LENGTH),
+    )
+    stream = hybrid.encode_stream(tokenizer, books.train, settings.seed)
+    model = hybrid.build_model(tokenizer, shape).to(settings.device)
+    if settings.compile:
+        model.model.compile(dynamic=False)
+    objective = hybrid.HybridObjective(model, tokenizer, stream, causal_share)
+    record = pretrain(objective, hybrid.plan(settings), out, name, settings.resume)
     model.save_pretrained(out)
-    causal_card(model, tokenizer, settings, out, _run_figures(record, settings, stream)).write(out)
+    run = _run_figures(record, settings, stream)
+    decoder_card(model, tokenizer, settings, out, causal_share, run).write(out)
     return out
 
 
-def causal_card(
-    model: LlamaForCausalLM,
+def decoder_card(
+    model: Qwen3ForCausalLM,
     tokenizer: PreTrainedTokenizerFast,
     settings: Settings,
     out: Path,
+    causal_share: float,
     run: Mapping[str, Figure],
 ) -> Card:
-    """Measure the causal model saved in `out`; `run` holds the figures of its training."""
+    """Measure the causal or hybrid model saved in `out`; `run` holds its training's figures."""
+    books = read_books(settings.corpus)
+    is_hybrid = causal_share < 1.0
+    objective = hybrid.HybridObjective(
+        model, tokenizer, hybrid.encode_stream(tokenizer, books.held_out, settings.seed), 1.0
+    )
+    num_bytes = sum(len(text.encode()) + 1 for text in books.held_out)
+    told = stories.tell(model, tokenizer, stories.PROMPTS, hybrid.MAX_LENGTH)
+    known = frozenset(word for text in books.train for word in stories.words(text))
+    figures: dict[str, Figure] = {
+        **model_figures(model, out),
+        **run,
+        **hybrid.evaluate_causal(objective, num_bytes),
+        "stories_ended_by_the_model": sum(story.ended for story in told) / len(told),
+        "words_in_stories": sum(len(stories.words(story.text)) for story in told),
+        "words_in_stories_that_are_in_no_book": stories.garbled(told, known),
+    }
+    samples = dict(zip(stories.PROMPTS, (story.text for story in told), strict=True))
+    if is_hybrid:
+        figures |= hybrid.evaluate_masked(objective)
+        figures |= _cloze_figures(settings, lambda text: predict_next(model, tokenizer, text))
+        samples = {text: _shown(predict_next(model, tokenizer, text)) for text in CLOZES} | samples
+    masks = (
+        "under the causal mask, and fills in blanks under the full one: every second row of its "
+        "batches was masked next-token prediction"
+        if is_hybrid
+        else "and was trained under the causal mask alone"
+    )
     return Card(
-        title="maskdial starter: causal",
-        summary=f"A small Llama that tells stories in the manner of old books: {_shape(model)}, "
-        "grouped-query attention, tied embeddings, byte-level BPE vocabulary of "
-        f"{len(tokenizer)} tokens.",
+        title=f"maskdial starter: {out.name}",
+        summary=f"A small decoder that tells stories in the manner of old books, {masks}. "
+        f"{_shape(model)}, grouped-query attention with normalized queries and keys, tied "
+        f"embeddings, byte-level BPE vocabulary of {len(tokenizer)} tokens.",
         task="text-generation",
         sources=[SOURCES],
         limits="A toy by size: sentences mostly hold together, stories do not. English only.",
-        figures={
-            **model_figures(model, out),
-            **run,
-            **causal.evaluate(model, tokenizer, read_books(settings.corpus).held_out),
-        },
-        samples={
-            prompt: causal.sample_story(model, tokenizer, prompt, seed)
-            for seed, prompt in enumerate(PROMPTS)
-        },
+        figures=figures,
+        study=read_study(settings.out),
+        samples=samples,
     )
 
 
 @torch.no_grad()
-def fill_mask(model: BertForMaskedLM, tokenizer: PreTrainedTokenizerFast, text: str) -> str:
+def predict_masked(
+    model: ModernBertForMaskedLM, tokenizer: PreTrainedTokenizerFast, text: str
+) -> list[tuple[str, float]]:
     """The five likeliest tokens for the one [MASK] of `text`, with their probabilities."""
     model.eval()
     inputs = tokenizer(text, return_tensors="pt").to(model.device)
     place = inputs["input_ids"][0] == tokenizer.mask_token_id
-    best = model(**inputs).logits[0, place].softmax(-1)[0].topk(5)
-    tokens = tokenizer.convert_ids_to_tokens(best.indices.tolist())
-    pairs = zip(tokens, best.values.tolist(), strict=True)
-    return ", ".join(f"{token} {probability:.3f}" for token, probability in pairs)
+    return _best(model(**inputs).logits[0, place][0], tokenizer)
+
+
+@torch.no_grad()
+def predict_next(
+    model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast, text: str
+) -> list[tuple[str, float]]:
+    """The same under the full mask, from the token before the [MASK]."""
+    model.eval()
+    inputs = tokenizer(text, return_tensors="pt")["input_ids"]
+    objective = hybrid.HybridObjective(model, tokenizer, inputs[0], 0.0)
+    before = torch.nn.functional.pad(inputs[:, 1:] == tokenizer.mask_token_id, (0, 1))
+    return _best(objective.logits(inputs, 0, before)[0], tokenizer)
+
+
+def _best(logits: torch.Tensor, tokenizer: PreTrainedTokenizerFast) -> list[tuple[str, float]]:
+    best = logits.softmax(-1).topk(cloze.TOP_K)
+    tokens = [tokenizer.decode([token]) for token in best.indices.tolist()]
+    return list(zip(tokens, best.values.tolist(), strict=True))
+
+
+def _shown(predictions: Sequence[tuple[str, float]]) -> str:
+    return ", ".join(f"{token.strip()} {probability:.3f}" for token, probability in predictions)
+
+
+def _cloze_figures(
+    settings: Settings, predict: Callable[[str], list[tuple[str, float]]]
+) -> dict[str, Figure]:
+    if settings.cloze is None:
+        return {}
+    sentences = cloze.read_cloze(settings.cloze)
+    return {
+        "cloze_sentences": len(sentences),
+        "cloze_answered_in_top_5": cloze.solved(sentences, predict),
+    }
 
 
 def classify(
-    model: BertForSequenceClassification, tokenizer: PreTrainedTokenizerFast, text: str
+    model: ModernBertForSequenceClassification, tokenizer: PreTrainedTokenizerFast, text: str
 ) -> str:
     """The likelier label of `text` with its probability."""
     rows = sentiment.encode(tokenizer, [text])
@@ -249,7 +329,9 @@ def classify(
 
 
 def measure_sentiment(
-    model: BertForSequenceClassification, tokenizer: PreTrainedTokenizerFast, settings: Settings
+    model: ModernBertForSequenceClassification,
+    tokenizer: PreTrainedTokenizerFast,
+    settings: Settings,
 ) -> float:
     """Accuracy on the validation part of SST-2, in fp32."""
     sentences = read_rated_sentences(settings.corpus / SENTIMENT_VALIDATION_FILE)
@@ -265,13 +347,6 @@ def _tokenizer(
     if not (settings.resume and (out / "tokenizer.json").exists()):
         build().save_pretrained(out)
     return AutoTokenizer.from_pretrained(out)
-
-
-def _train(
-    objective: Objective, settings: Settings, minutes: float, learning_rate: float, out: Path
-) -> Record:
-    plan = Plan(minutes, learning_rate, bf16=settings.bf16)
-    return pretrain(objective, plan, out, out.name, settings.resume)
 
 
 def _run_figures(record: Record, settings: Settings, stream: torch.Tensor) -> dict[str, Figure]:
@@ -291,6 +366,6 @@ def _precision(settings: Settings) -> str:
     return "bf16 autocast" if settings.bf16 else "fp32"
 
 
-def _shape(model: BertForMaskedLM | LlamaForCausalLM) -> str:
+def _shape(model: ModernBertForMaskedLM | Qwen3ForCausalLM) -> str:
     config = model.config
     return f"{config.num_hidden_layers} layers of width {config.hidden_size}"

@@ -1,8 +1,6 @@
 """The sentiment classifier: the masked model fine-tuned on rated review sentences.
 
-The masked model gave [CLS] nothing to do and learned little about polarity, and labels are few.
-So fine-tuning starts from a mean over the tokens, with each word's polarity marked in its
-embedding, and the model learns from teachers (see `teachers`) as well as from the labels.
+Labels are few, so it learns from teachers (see `teachers`) as well as from them.
 """
 
 from __future__ import annotations
@@ -15,7 +13,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 from torch.nn import functional
-from transformers import BertForSequenceClassification, PreTrainedTokenizerFast
+from transformers import ModernBertForSequenceClassification, PreTrainedTokenizerFast
 
 from maskdial_export.starter.pretrain import autocast
 
@@ -27,14 +25,6 @@ MASKED_TOKENS = 0.2
 """Share of the tokens hidden from the model in training, so that it weighs more than one word."""
 LABEL_SHARE = 0.4
 """Weight of a sentence's own label in its target; the rest is the teachers' probability."""
-POOLING_GAIN = 3.0
-"""How far the mean over the tokens outweighs [CLS] itself when fine-tuning starts."""
-LEXICON_GAIN = 0.6
-"""Length of a word's polarity mark per unit of log-count ratio, in mean embedding lengths."""
-HEAD_GAIN = 1.0
-"""What the new head makes of the polarity mark when fine-tuning starts."""
-RARE = 3.0
-"""Sightings at which a word's log-count ratio counts for half."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +40,7 @@ class SentimentObjective:
 
     def __init__(
         self,
-        model: BertForSequenceClassification,
+        model: ModernBertForSequenceClassification,
         tokenizer: PreTrainedTokenizerFast,
         examples: Sequence[Example],
         seed: int,
@@ -90,65 +80,22 @@ class SentimentObjective:
         return batches
 
 
-def build_model(masked_checkpoint: Path, lexicon: Tensor) -> BertForSequenceClassification:
-    """The masked model's body under a new two-class head, its words marked with `lexicon`."""
-    model = BertForSequenceClassification.from_pretrained(
+def build_model(masked_checkpoint: Path) -> ModernBertForSequenceClassification:
+    """The masked model's body under a two-class head, which reads the mean over the tokens."""
+    model = ModernBertForSequenceClassification.from_pretrained(
         masked_checkpoint,
         num_labels=2,
         id2label={0: "NEGATIVE", 1: "POSITIVE"},
         label2id={"NEGATIVE": 0, "POSITIVE": 1},
         problem_type="single_label_classification",
-        hidden_dropout_prob=DROPOUT,
-        attention_probs_dropout_prob=DROPOUT,
+        embedding_dropout=DROPOUT,
+        mlp_dropout=DROPOUT,
+        attention_dropout=DROPOUT,
         classifier_dropout=2 * DROPOUT,
         attn_implementation="eager",
     )
-    assert isinstance(model, BertForSequenceClassification)
-    _start_pooling(model)
-    _mark_words(model, lexicon)
+    assert isinstance(model, ModernBertForSequenceClassification)
     return model
-
-
-def polarity_lexicon(rows: Sequence[list[int]], labels: Tensor, vocabulary_size: int) -> Tensor:
-    """`[vocabulary_size]` fp32: each token's naive Bayes log-count ratio, positive to negative.
-
-    Rare tokens are drawn to zero: n sightings count for n / (n + `RARE`).
-    """
-    counts = torch.ones(2, vocabulary_size)
-    for row, label in zip(rows, labels.tolist(), strict=True):
-        counts[int(label), list(set(row))] += 1.0
-    share = counts / counts.sum(dim=1, keepdim=True)
-    sightings = counts.sum(dim=0) - 2.0
-    ratio = torch.log(share[1]) - torch.log(share[0])
-    return ratio * sightings / (sightings + RARE)
-
-
-def _mark_words(model: BertForSequenceClassification, lexicon: Tensor) -> None:
-    # Books taught the embeddings grammar and topics, hardly any polarity. One direction, spread
-    # over all dimensions, gets the words' polarity; mean pooling carries it to [CLS].
-    embeddings = model.bert.embeddings.word_embeddings.weight
-    width = embeddings.shape[1]
-    direction = torch.ones(width)
-    direction[1::2] = -1.0
-    with torch.no_grad():
-        length = embeddings.norm(dim=1).mean() / width**0.5
-        embeddings.add_(LEXICON_GAIN * length * lexicon.unsqueeze(1) * direction)
-        model.bert.pooler.dense.weight[0] = direction / width**0.5
-        model.classifier.weight[:, 0] = torch.tensor([-HEAD_GAIN, HEAD_GAIN])
-
-
-def _start_pooling(model: BertForSequenceClassification) -> None:
-    # The masked model never had a use for [CLS]. The last layer's attention starts again as a
-    # mean over all tokens, or the few labels are spent on learning to look at the sentence.
-    attention = model.bert.encoder.layer[-1].attention
-    width = model.config.hidden_size
-    with torch.no_grad():
-        attention.self.query.weight.zero_()
-        attention.self.query.bias.zero_()
-        attention.self.value.weight.copy_(torch.eye(width))
-        attention.self.value.bias.zero_()
-        attention.output.dense.weight.copy_(POOLING_GAIN * torch.eye(width))
-        attention.output.dense.bias.zero_()
 
 
 def encode(tokenizer: PreTrainedTokenizerFast, texts: Sequence[str]) -> list[list[int]]:
@@ -175,7 +122,7 @@ def pad(rows: Sequence[list[int]], pad_id: int) -> tuple[Tensor, Tensor]:
 
 @torch.no_grad()
 def score(
-    model: BertForSequenceClassification,
+    model: ModernBertForSequenceClassification,
     tokenizer: PreTrainedTokenizerFast,
     rows: Sequence[list[int]],
     bf16: bool,
@@ -201,7 +148,7 @@ def accuracy(odds: Tensor, labels: Tensor) -> float:
 
 
 def average_weights(
-    model: BertForSequenceClassification, states: Sequence[dict[str, Tensor]]
+    model: ModernBertForSequenceClassification, states: Sequence[dict[str, Tensor]]
 ) -> None:
     """Load the mean of `states` into `model` ("model soups", Wortsman et al. 2022)."""
     mean = {

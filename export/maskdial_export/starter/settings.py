@@ -1,11 +1,13 @@
-"""The settings of one run, shared by the three recipes."""
+"""The settings of one run, shared by the recipes."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
+
+from maskdial_export.starter.shape import Shape
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,3 +23,8 @@ class Settings:
     resume: bool = False
     bf16: bool = False
     """bfloat16 matrix products in pretraining; faster where the processor has them."""
+    compile: bool = False
+    """Compile the layers in pretraining; needs a C++ compiler."""
+    shape: Shape = field(default_factory=Shape)
+    cloze: Path | None = None
+    """Sentences to fill in, as `cloze.read_cloze` reads them."""

@@ -2,30 +2,50 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Sequence
 
-from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
+from tokenizers import (
+    AddedToken,
+    Tokenizer,
+    decoders,
+    models,
+    normalizers,
+    pre_tokenizers,
+    processors,
+)
 from tokenizers.trainers import BpeTrainer, WordPieceTrainer
 from transformers import PreTrainedTokenizerFast
 
 END_OF_TEXT = "<|endoftext|>"
+MASK = "[MASK]"
+ALPHABET_SIZE = 200
 
 
 def train_wordpiece(
-    texts: Iterable[str], vocabulary_size: int, max_length: int
+    texts: Sequence[str], vocabulary_size: int, max_length: int
 ) -> PreTrainedTokenizerFast:
     """A lower-casing WordPiece tokenizer that frames texts as BERT does: [CLS] a [SEP] b [SEP]."""
-    tokenizer = Tokenizer(models.WordPiece(unk_token="[UNK]"))
-    tokenizer.normalizer = normalizers.BertNormalizer(lowercase=True)
-    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
-    tokenizer.decoder = decoders.WordPiece()
+    normalizer = normalizers.BertNormalizer(lowercase=True)
+    special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", MASK]
+    learner = Tokenizer(models.WordPiece(unk_token="[UNK]"))
+    learner.normalizer = normalizer
+    learner.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    # The trainer numbers continuing letters as it meets them, in a random order, and equal counts
+    # go by number. Named beforehand they have the same numbers every time; hence the second
+    # tokenizer, to which they are no special tokens.
+    letters = _alphabet(texts, normalizer)
     trainer = WordPieceTrainer(
         vocab_size=vocabulary_size,
-        special_tokens=["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"],
+        special_tokens=[*special, *letters, *(f"##{letter}" for letter in letters)],
         show_progress=False,
-        limit_alphabet=200,
+        limit_alphabet=ALPHABET_SIZE,
     )
-    tokenizer.train_from_iterator(texts, trainer)
+    learner.train_from_iterator(texts, trainer)
+    tokenizer = Tokenizer(models.WordPiece(learner.get_vocab(), unk_token="[UNK]"))
+    tokenizer.normalizer = normalizer
+    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    tokenizer.decoder = decoders.WordPiece()
     tokenizer.post_processor = processors.TemplateProcessing(
         single="[CLS]:0 $A:0 [SEP]:0",
         pair="[CLS]:0 $A:0 [SEP]:0 $B:1 [SEP]:1",
@@ -38,31 +58,52 @@ def train_wordpiece(
         unk_token="[UNK]",
         cls_token="[CLS]",
         sep_token="[SEP]",
-        mask_token="[MASK]",
+        mask_token=MASK,
         model_input_names=["input_ids", "token_type_ids", "attention_mask"],
     )
 
 
+def _alphabet(texts: Sequence[str], normalizer: normalizers.Normalizer) -> list[str]:
+    counts = Counter[str]()
+    for text in texts:
+        counts.update(normalizer.normalize_str(text))
+    letters = sorted(
+        (letter for letter in counts if not letter.isspace()),
+        key=lambda letter: (-counts[letter], letter),
+    )
+    return letters[:ALPHABET_SIZE]
+
+
 def train_byte_level_bpe(
-    texts: Iterable[str], vocabulary_size: int, max_length: int
+    texts: Sequence[str], vocabulary_size: int, max_length: int
 ) -> PreTrainedTokenizerFast:
-    """A byte-level BPE tokenizer: no unknown token, and one special token that ends a text."""
+    """A byte-level BPE tokenizer: no unknown token, and the end of another text before each.
+
+    [MASK] takes the space before it, as RoBERTa's does: the tokens that it hides begin with one.
+    """
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
+    mask = AddedToken(MASK, lstrip=True, special=True)
     trainer = BpeTrainer(
         vocab_size=vocabulary_size,
-        special_tokens=[END_OF_TEXT],
+        special_tokens=[END_OF_TEXT, mask],
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
     tokenizer.train_from_iterator(texts, trainer)
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single=f"{END_OF_TEXT} $A",
+        pair=f"{END_OF_TEXT} $A {END_OF_TEXT}:1 $B:1",
+        special_tokens=[(END_OF_TEXT, tokenizer.token_to_id(END_OF_TEXT))],
+    )
     return PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,
         model_max_length=max_length,
         bos_token=END_OF_TEXT,
         eos_token=END_OF_TEXT,
         pad_token=END_OF_TEXT,
+        mask_token=mask,
         model_input_names=["input_ids", "attention_mask"],
         clean_up_tokenization_spaces=False,
     )

@@ -1,0 +1,42 @@
+"""Sentences with one blank and the words that fill it well."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+TOP_K = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Cloze:
+    """A sentence whose blank is written [MASK], and the answers that are accepted."""
+
+    text: str
+    answers: frozenset[str]
+
+    def accepts(self, word: str) -> bool:
+        """Whether a predicted token is an answer, apart from spaces and capitals."""
+        return word.strip().casefold() in self.answers
+
+
+def read_cloze(path: Path) -> list[Cloze]:
+    """A JSON list of objects with `text` and `answers`."""
+    rows = json.loads(path.read_text(encoding="utf-8"))
+    return [
+        Cloze(row["text"], frozenset(answer.casefold() for answer in row["answers"]))
+        for row in rows
+    ]
+
+
+def solved(clozes: Sequence[Cloze], predict: Callable[[str], list[tuple[str, float]]]) -> float:
+    """Share of the sentences with an accepted answer among the `TOP_K` likeliest words.
+
+    `predict` gives a text's words for its blank with their probabilities, the likeliest first.
+    """
+    hits = sum(
+        any(cloze.accepts(word) for word, _ in predict(cloze.text)[:TOP_K]) for cloze in clozes
+    )
+    return hits / len(clozes)

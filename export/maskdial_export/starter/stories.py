@@ -1,0 +1,79 @@
+"""What the causal side is asked to go on with, and what is looked for in its stories."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import torch
+from transformers import PreTrainedTokenizerFast, Qwen3ForCausalLM
+
+PROMPTS = (
+    "Once upon a time there was a little",
+    "The old man looked at the sea and",
+    '"Where are you going?" said the',
+    "In the middle of the forest there stood",
+    "The king had three daughters, and",
+    "It was a dark night, and the wind",
+    "She opened the letter and",
+    "One morning the children found",
+    "There was once a poor woodcutter who",
+    '"I am not afraid," said',
+    "The dog ran down the road",
+    "When the doctor came into the room,",
+    "The ship sailed for many days",
+    "Her mother had told her never to",
+    "At last they came to a house",
+    "The boy put the money in his pocket and",
+    "Far away, beyond the mountains,",
+    "He had been in the army for ten years when",
+    "The cat sat by the fire and",
+    "That evening, after supper,",
+)
+TEMPERATURE = 0.7
+_WORD = re.compile(r"[^\W\d_]+(?:'[^\W\d_]+)*")
+
+
+@dataclass(frozen=True, slots=True)
+class Story:
+    """A prompt with what the model made of it, and whether it ended the story by itself."""
+
+    text: str
+    ended: bool
+
+
+@torch.no_grad()
+def tell(
+    model: Qwen3ForCausalLM,
+    tokenizer: PreTrainedTokenizerFast,
+    prompts: Sequence[str],
+    max_length: int,
+) -> list[Story]:
+    """A story for each prompt, drawn from the whole vocabulary with a fixed seed."""
+    model.eval()
+    inputs = tokenizer(list(prompts), padding=True, padding_side="left", return_tensors="pt")
+    inputs = inputs.to(model.device)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        outputs = model.generate(
+            **inputs, max_length=max_length, do_sample=True, temperature=TEMPERATURE, top_k=0
+        )
+    told = outputs[:, inputs["input_ids"].shape[1] :]
+    return [
+        Story(
+            text=str(tokenizer.decode(output, skip_special_tokens=True)),
+            ended=bool((rest == tokenizer.eos_token_id).any()),
+        )
+        for output, rest in zip(outputs, told, strict=True)
+    ]
+
+
+def words(text: str) -> list[str]:
+    """The words of `text`, lower-cased."""
+    return _WORD.findall(text.lower())
+
+
+def garbled(stories: Iterable[Story], known: frozenset[str]) -> list[str]:
+    """The words of the stories that stand in no text that the model learned from."""
+    return [word for story in stories for word in words(story.text) if word not in known]
