@@ -4,9 +4,12 @@ import asyncio
 import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 import httpx
 import pytest
+import tokenizers
+from tokenizers import decoders, models, pre_tokenizers, processors
 
 from maskdial.config import Config
 from maskdial.server import Server
@@ -52,3 +55,66 @@ def start_server() -> Callable[..., RunningServer]:
         return running
 
     return start
+
+
+def make_byte_tokenizer(*, begins: bool = True, masks: bool = True) -> tokenizers.Tokenizer:
+    """Bytes, after the token that begins a text (0); 1 is the mask and 2 ends a text."""
+    special = ["<bos>", "[MASK]" if masks else "<unused>", "<eos>"]
+    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
+    vocabulary = {token: index for index, token in enumerate([*special, *letters])}
+    tokenizer = tokenizers.Tokenizer(models.BPE(vocabulary, []))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    if begins:
+        tokenizer.post_processor = processors.TemplateProcessing(
+            single="<bos> $A", special_tokens=[("<bos>", 0)]
+        )
+    tokenizer.add_special_tokens(special)
+    return tokenizer
+
+
+@pytest.fixture(scope="session")
+def byte_tokenizer() -> Callable[..., tokenizers.Tokenizer]:
+    return make_byte_tokenizer
+
+
+@pytest.fixture(scope="session")
+def hybrid(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny Llama of random weights, with a tokenizer that both masks need."""
+    import torch  # most tests need neither
+    import transformers
+
+    folder = tmp_path_factory.mktemp("hybrid")
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    tokenizer = make_byte_tokenizer()
+    config = transformers.LlamaConfig(
+        vocab_size=tokenizer.get_vocab_size(),
+        hidden_size=32,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        intermediate_size=48,
+        max_position_embeddings=64,
+        bos_token_id=0,
+        eos_token_id=2,
+        pad_token_id=None,
+        tie_word_embeddings=True,
+    )
+    model = transformers.LlamaForCausalLM(config)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.1 * torch.randn_like(parameter))
+    model.save_pretrained(folder)
+    tokenizer.save(str(folder / "tokenizer.json"))
+    return folder
+
+
+@pytest.fixture(scope="session")
+def hybrid_bundle(hybrid: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """That model exported under both masks."""
+    from maskdial_export.export import export
+
+    folder = tmp_path_factory.mktemp("bundles") / "dial"
+    export(str(hybrid), folder, mask="both")
+    return folder

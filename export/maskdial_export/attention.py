@@ -4,7 +4,7 @@ transformers models look their attention up by name (``AttentionInterface``). He
 to a function that puts one ONNX Runtime operator into the traced graph. No mask function is
 registered beside it, so the models build no mask tensors: the operators make the masks from the
 lengths.
-Both operators are specified in onnxruntime's docs/ContribOperators.md.
+The operators are specified in onnxruntime's docs/ContribOperators.md.
 """
 
 import sys
@@ -47,10 +47,13 @@ def swapped(model: PreTrainedModel, attention: Attention) -> Iterator[None]:
         model.config._attn_implementation = before
 
 
-def _join_heads(heads: Tensor) -> Tensor:
-    """(batch, num_heads, length, head_dim) to (batch, length, num_heads * head_dim)."""
+def _join_heads(heads: Tensor, copies: int = 1) -> Tensor:
+    """(batch, num_heads, length, head_dim) to (batch, length, num_heads * copies * head_dim)."""
     batch, _, length, _ = heads.shape
-    return heads.transpose(1, 2).reshape(batch, length, -1)
+    parts = heads.transpose(1, 2)
+    if copies > 1:
+        parts = parts[:, :, :, None].expand(-1, -1, -1, copies, -1)
+    return parts.reshape(batch, length, -1)
 
 
 class MaskedAttention:
@@ -82,6 +85,7 @@ class MaskedAttention:
         **_: Any,
     ) -> tuple[Tensor, None]:
         batch, num_heads, length, head_dim = query.shape
+        shared = num_heads // key.shape[1]  # by how many query heads each of key and value is read
         attributes: dict[str, Any] = {"num_heads": num_heads}
         if scaling is not None:
             attributes["scale"] = float(scaling)
@@ -90,7 +94,14 @@ class MaskedAttention:
         )
         output = torch.onnx.ops.symbolic(
             "com.microsoft::MultiHeadAttention",
-            [_join_heads(query), _join_heads(key), _join_heads(value), None, self.lengths, window],
+            [
+                _join_heads(query),
+                _join_heads(key, shared),
+                _join_heads(value, shared),
+                None,
+                self.lengths,
+                window,
+            ],
             attributes,
             dtype=query.dtype,
             shape=(batch, length, num_heads * head_dim),
@@ -178,13 +189,52 @@ class CausalAttention:
         return output.view(batch, length, num_heads, head_dim), None
 
 
+Rotate = Callable[..., tuple[Tensor, Tensor]]
+
+
 @contextmanager
-def rotated_by_operator(model: PreTrainedModel) -> Iterator[None]:
-    """Makes the model's own rotary embedding do nothing."""
+def rotated(model: PreTrainedModel, rotate: Rotate) -> Iterator[None]:
+    """Puts ``rotate`` in the place of the model's own rotary embedding of queries and keys."""
     module: Any = sys.modules[type(model).__module__]
-    before: Callable[..., tuple[Tensor, Tensor]] = module.apply_rotary_pos_emb
-    module.apply_rotary_pos_emb = lambda query, key, *_, **__: (query, key)
+    before: Rotate = module.apply_rotary_pos_emb
+    module.apply_rotary_pos_emb = rotate
     try:
         yield
     finally:
         module.apply_rotary_pos_emb = before
+
+
+def not_rotated(query: Tensor, key: Tensor, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
+    """Leaves the rotation to the attention's operator."""
+    return query, key
+
+
+class Rotary:
+    """``com.microsoft::RotaryEmbedding`` of texts from their beginning.
+
+    ``cos`` and ``sin`` are (max_length, rotary_dim / 2) each.
+    """
+
+    def __init__(self, cos: Tensor, sin: Tensor) -> None:
+        self._tables = [cos, sin]
+
+    def __call__(self, query: Tensor, key: Tensor, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
+        return self._rotate(query), self._rotate(key)
+
+    def _rotate(self, heads: Tensor) -> Tensor:
+        batch, num_heads, length, head_dim = heads.shape
+        joined = _join_heads(heads)
+        attributes: dict[str, Any] = {"num_heads": num_heads}
+        rotary_dim = 2 * self._tables[0].shape[1]
+        if rotary_dim < head_dim:
+            attributes["rotary_embedding_dim"] = rotary_dim
+        first = torch.zeros(1, dtype=torch.int64)
+        output = torch.onnx.ops.symbolic(
+            "com.microsoft::RotaryEmbedding",
+            [joined, first, *self._tables],
+            attributes,
+            dtype=heads.dtype,
+            shape=joined.shape,
+            version=1,
+        )
+        return output.view(batch, length, num_heads, head_dim).transpose(1, 2)

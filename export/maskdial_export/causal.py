@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from maskdial.bundle import KVLayout
-from maskdial_export.attention import CausalAttention, rotated_by_operator, swapped
+from maskdial_export.attention import CausalAttention, not_rotated, rotated, swapped
 from maskdial_export.graph import gather_rows, to_onnx_ir
 
 # Rotary embeddings that depend on the length of what is being read; they are the plain ones up to
@@ -39,11 +39,11 @@ def kv_layout(config: Any, dtype: torch.dtype = torch.float32) -> KVLayout:
     )
 
 
-def _rotary_tables(model: PreTrainedModel) -> tuple[Tensor, Tensor] | None:
-    """Cosines and sines, (max_length, rotary_dim / 2) each, for the operator to rotate by.
+def rotary_tables(model: PreTrainedModel) -> tuple[Tensor, Tensor] | None:
+    """Cosines and sines, (max_length, rotary_dim / 2) each, for operators to rotate by.
 
-    None where the model has no rotary positions, or heads that the operator does not rotate; such a
-    model keeps its own rotary embedding.
+    None where the model has no rotary positions, or heads that GroupQueryAttention does not rotate;
+    such a model keeps its own rotary embedding.
     """
     rotary = getattr(model.get_decoder(), "rotary_emb", None)
     if rotary is None:
@@ -67,7 +67,7 @@ class CausalGraph(nn.Module):
         super().__init__()
         self.model = model
         self.attention = CausalAttention()
-        tables = _rotary_tables(model)
+        tables = rotary_tables(model)
         self.has_rotary = tables is not None
         if tables is not None:
             self.register_buffer("cos", tables[0], persistent=False)
@@ -117,7 +117,7 @@ def trace(model: PreTrainedModel) -> ir.Model:
     layers = range(layout.num_layers)
     pasts = [name for i in layers for name in (f"past_key.{i}", f"past_value.{i}")]
     presents = [name for i in layers for name in (f"present_key.{i}", f"present_value.{i}")]
-    rotary = rotated_by_operator(model) if graph.has_rotary else nullcontext()
+    rotary = rotated(model, not_rotated) if graph.has_rotary else nullcontext()
     with swapped(model, graph.attention), rotary:
         input_names = [*list(inputs)[:-1], *pasts]
         return to_onnx_ir(graph, inputs, shapes, input_names, ["logits", *presents])

@@ -1,6 +1,7 @@
 """Checkpoint: a source in memory, and what its task asks of it."""
 
 import copy
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ from tokenizers import Tokenizer
 from transformers import PreTrainedModel
 
 from maskdial.bundle import Embedding, KVLayout, SpecialTokens, Task
-from maskdial_export import causal, masked
+from maskdial_export import bidirectional, causal, masked
 from maskdial_export.embedding import longest_text, lower_case, read_embedding
 from maskdial_export.evaluation import (
     Classify,
@@ -32,7 +33,11 @@ from maskdial_export.source import Source, load_model
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """``embedding`` for the task embed, ``kv`` for causal models, and else None."""
+    """``embedding`` for the task embed, ``kv`` for causal models, and else None.
+
+    ``reads_both_ways`` for causal architectures under the full mask. ``packs`` are modules whose
+    products the graph shall have as one.
+    """
 
     task: Task
     model: PreTrainedModel
@@ -41,6 +46,8 @@ class Checkpoint:
     max_length: int
     embedding: Embedding | None
     kv: KVLayout | None
+    reads_both_ways: bool = False
+    packs: Sequence[tuple[str, ...]] = ()
 
     def half(self) -> "Checkpoint":
         """A copy in float16, its cache as well."""
@@ -51,13 +58,16 @@ class Checkpoint:
         """The model as a graph, as torch gives it."""
         if self.kv is not None:
             return causal.trace(self.model)
+        if self.reads_both_ways:
+            return bidirectional.trace(self.model)
         return masked.trace(self.model, self.task, self.embedding)
 
     def parity(self, graph: Path) -> MaskedParity | CausalParity:
         """What compares a graph of the model with it."""
         if self.kv is not None:
             return CausalParity(self.model, graph, self.max_length, self.kv)
-        return MaskedParity(self.model, self.embedding, graph, self.max_length)
+        first = int(self.reads_both_ways)  # there is no token before the first to predict it
+        return MaskedParity(self.model, self.embedding, graph, self.max_length, first)
 
     def evaluation(self, sample: Sample) -> Evaluation:
         """What the task makes of a sample text."""
@@ -90,12 +100,15 @@ def load_checkpoint(source: Source) -> Checkpoint:
     config = model.config
     tokenizer = load_tokenizer(source, config.vocab_size)
     tokens = special_tokens(source, config, tokenizer)
-    is_causal = source.family == "causal"
-    max_length = (causal if is_causal else masked).max_length(config)
+    max_length = (causal if source.mask == "causal" else masked).max_length(config)
     embedding = None
     if source.task == "embed":
         embedding = read_embedding(source, config)
         max_length = longest_text(source, max_length)
         lower_case(source, tokenizer)
-    kv = causal.kv_layout(config) if is_causal else None
-    return Checkpoint(source.task, model, tokenizer, tokens, max_length, embedding, kv)
+    kv = causal.kv_layout(config) if source.family == "causal" else None
+    both_ways = source.reads_both_ways
+    if both_ways:
+        bidirectional.check(config, tokenizer)
+        bidirectional.read_both_ways(model)
+    return Checkpoint(source.task, model, tokenizer, tokens, max_length, embedding, kv, both_ways)

@@ -6,9 +6,9 @@ from pathlib import Path
 
 from rich.console import Console
 
-from maskdial.bundle import Manifest
+from maskdial.bundle import Manifest, read_manifests
 from maskdial.errors import MaskdialError
-from maskdial_export.export import PRECISIONS, TASKS, TOLERANCE, export
+from maskdial_export.export import MASKS, PRECISIONS, TASKS, TOLERANCE, export
 from maskdial_export.quality import MAX_LOSS, Gate
 
 __all__ = ["add_arguments", "export", "run"]
@@ -23,6 +23,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         choices=TASKS,
         default="auto",
         help="what the model is to do; auto reads it from config.json (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--mask",
+        choices=MASKS,
+        help="what the model reads texts under; full lets causal models fill masks that were "
+        "trained with masked next-token prediction as well, both does so beside generation, from "
+        "the same weights (default: what the architecture is made for)",
     )
     parser.add_argument(
         "--precision",
@@ -115,10 +122,11 @@ def run(args: argparse.Namespace) -> int:
     """Exports; 0 when the bundle is there, 1 after one sentence on why it is not."""
     console = Console(stderr=True)
     try:
-        manifest = export(
+        export(
             args.source,
             args.dest,
             task=args.task,
+            mask=args.mask,
             precision=args.precision,
             gate=Gate(
                 text=args.quality_text,
@@ -136,7 +144,8 @@ def run(args: argparse.Namespace) -> int:
     except MaskdialError as error:
         print(f"maskdial export: {error.message}", file=sys.stderr)
         return 1
-    console.print(f"{args.dest}: {_summary(manifest)}", highlight=False, soft_wrap=True)
+    for manifest in read_manifests(args.dest.name, args.dest):
+        console.print(f"{args.dest}: {_summary(manifest)}", highlight=False, soft_wrap=True)
     return 0
 
 

@@ -2,7 +2,7 @@
 
 import logging
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,7 @@ from maskdial_export.rewrite import (
     name_modules,
     pack_projections,
     part_skip_layer_norms,
+    project_packs,
     share_transposed_weights,
 )
 
@@ -92,14 +93,18 @@ def to_onnx_ir(
     return program.model
 
 
-def optimise(model: ir.Model) -> ir.Model:
-    """Fuses what ONNX Runtime has an operator for, and keeps each weight once."""
+def optimise(model: ir.Model, packs: Sequence[tuple[str, ...]] = ()) -> ir.Model:
+    """Fuses what ONNX Runtime has an operator for, and keeps each weight once.
+
+    ``packs`` are modules of the checkpoint whose products shall be one.
+    """
     with quiet():
+        name_modules(model.graph)  # a fused node takes the name of what it was fused from
         model, _ = optimize_for_ort(model)
         passes.DeduplicateInitializersPass()(model)
-        name_modules(model.graph)
         cancel_reshapes(model.graph)
         part_skip_layer_norms(model.graph)
+        project_packs(model.graph, packs)
         give_attention_biases(model.graph)
         pack_projections(model.graph)
         share_transposed_weights(model.graph)
@@ -115,13 +120,18 @@ def _drop_unused_inputs(graph: ir.Graph) -> None:
             graph.inputs.remove(value)
 
 
+def data_file(graph: str) -> str:
+    """The file that has the weights of a graph file."""
+    return f"{graph}.data"
+
+
 def save(model: ir.Model, path: Path) -> list[str]:
     """Writes the graph with its weights beside it and returns the names of the files.
 
     Raises:
         OSError: a file cannot be written.
     """
-    data = f"{path.name}.data"
+    data = data_file(path.name)
     passes.ClearMetadataAndDocStringPass()(model)
     ir.save(model, path, external_data=data)
     return [path.name, data]

@@ -80,22 +80,31 @@ class MaskedParity:
     """Tasks on tokens (logits of every token), classification (logits of the text), embeddings."""
 
     def __init__(
-        self, model: PreTrainedModel, embedding: Embedding | None, path: Path, max_length: int
+        self,
+        model: PreTrainedModel,
+        embedding: Embedding | None,
+        path: Path,
+        max_length: int,
+        first: int = 0,
     ) -> None:
+        """``first`` is the first position whose logits mean something."""
         self.model = model
         self.embedding = embedding
+        self.first = first
         self.session = MaskedSession(path)
         self.has_types = "token_type_ids" in self.session.inputs
-        self.texts = _random_texts(model.config, _LENGTHS, max_length, 0)
+        lengths = [length + first for length in _LENGTHS]
+        self.texts = _random_texts(model.config, lengths, max_length, 0)
+        self.asked = [np.arange(first, len(text)) for text in self.texts]
         generator = np.random.default_rng(_SEED)
         self.types = [generator.integers(0, 1 + self.has_types, len(text)) for text in self.texts]
 
     def expect(self, text: Ids, types: Ids) -> Floats:
-        """torch's output for one text."""
+        """torch's output for one text, from the first position on that is asked about."""
         inputs = {"input_ids": torch.from_numpy(text[None])}
         if self.has_types:
             inputs["token_type_ids"] = torch.from_numpy(types[None])
-        return expected_output(self.model, self.embedding, inputs)
+        return expected_output(self.model, self.embedding, inputs)[self.first :]
 
     def measure(self, tolerance: float) -> Measured:
         """Raises ExportError where the logits differ by more than the tolerance."""
@@ -113,11 +122,11 @@ class MaskedParity:
         return _identical(self._together(), self._alone())
 
     def _together(self) -> list[Floats]:
-        return self.session.run(self.texts, self.types)
+        return self.session.run(self.texts, self.types, self.asked)
 
     def _alone(self) -> list[Floats]:
-        pairs = zip(self.texts, self.types, strict=True)
-        return [self.session.run([text], [types])[0] for text, types in pairs]
+        parts = zip(self.texts, self.types, self.asked, strict=True)
+        return [self.session.run([text], [types], [asked])[0] for text, types, asked in parts]
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,6 +22,7 @@ from maskdial_export.rewrite import modules_of
 from maskdial_export.sample import Sample
 from maskdial_export.sensitivity import rank
 from maskdial_export.session import Ids
+from maskdial_export.table import word_embedding
 
 MAX_LOSS = 0.01
 # With fewer, one changed decision is half of what may be lost.
@@ -91,7 +92,9 @@ class Quantiser:
         self.gate = gate
         self.sample = sample
         self.console = console
-        self.names = [] if precision == "fp16" else projections(checkpoint.model)
+        self.projections = [] if precision == "fp16" else projections(checkpoint.model)
+        self.embedding = None if precision == "fp16" else word_embedding(checkpoint.model)
+        self.names = [*filter(None, [self.embedding]), *self.projections]
         self.named = gate.named(self.names)
         self.evaluation = checkpoint.evaluation(sample)
 
@@ -125,11 +128,15 @@ class Quantiser:
 
     def _lowered(self, graph: ir.Model, attempt: _Attempt) -> ir.Model:
         if self.precision == "fp16":
-            return optimise(self.checkpoint.half().trace())
+            return optimise(self.checkpoint.half().trace(), self.checkpoint.packs)
         kept = [*self.named, *attempt.worst]
-        reduce_range = self.gate.reduce_range
         return quantise(
-            graph.clone(), self.precision, kept, attempt.ranges, reduce_range=reduce_range
+            graph.clone(),
+            self.precision,
+            kept,
+            attempt.ranges,
+            embedding=self.embedding,
+            reduce_range=self.gate.reduce_range,
         )
 
     def _attempts(self, graph: ir.Model) -> Iterator[_Attempt]:
@@ -141,7 +148,7 @@ class Quantiser:
         worst = tuple(self._worst(graph)[: self.gate.keep_worst]) if self.gate.keep_worst else ()
         if self.precision == "int8" and self.gate.calibrate:
             with phase(self.console, "Calibrating"):
-                ranges = calibrate(self.checkpoint.model, self.names, self._some_texts())
+                ranges = calibrate(self.checkpoint.model, self.projections, self._some_texts())
             if ranges:
                 yield _Attempt(worst, ranges)
         yield _Attempt(worst)

@@ -7,6 +7,8 @@
 * ``int4`` keeps weights as 4-bit integers in blocks of 128 (``MatMulNBits``), whose activations
   the operator quantises itself. ONNX Runtime multiplies single rows by another kernel than several.
 
+In both, the embedding table is int8 (`maskdial_export.table`).
+
 Both operators are specified in onnxruntime's docs/ContribOperators.md.
 """
 
@@ -23,16 +25,16 @@ from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
 from maskdial_export.rewrite import PRODUCTS, add_initializer, constant, modules_of, replace_value
+from maskdial_export.table import LARGEST, quantise_table, to_int8
 
 Precision = Literal["int8", "int4"]
 
 BLOCK_SIZE = 128
 _INT8_ACTIVATIONS = 4  # MatMulNBits' accuracy level
-_LARGEST = 127  # of activations, from their zero point
+_REDUCED = 63
 _ZERO_POINT = 128
 # A head of few labels costs nothing and decides everything.
 _FEWEST_OUTPUTS = 16
-_TINY = np.finfo(np.float32).tiny
 
 
 def projections(model: PreTrainedModel) -> list[str]:
@@ -55,24 +57,25 @@ def quantise(
     keep: Collection[str] = (),
     ranges: Mapping[str, float] = MappingProxyType({}),
     *,
+    embedding: str | None = None,
     reduce_range: bool = False,
 ) -> ir.Model:
-    """Quantises the projections of an optimised graph, in place.
+    """Quantises the projections and the embedding table of an optimised graph, in place.
 
     Args:
         model: of `maskdial_export.graph.optimise`.
         precision: of weights and activations.
-        keep: modules whose products stay in float32; so do those that were packed with one of them.
+        keep: modules that stay in float32; so do those that were packed with one of them.
         ranges: modules whose input has one scale for all rows, and the largest magnitude that fits;
             for int8.
+        embedding: the module that looks up tokens; None to leave its table in float32.
         reduce_range: gives int8's weights 7 bits, so that a pair of products fits 16 bits and the
             sum is exact on processors without VNNI, too.
     """
     graph = model.graph
+    largest = _REDUCED if reduce_range else LARGEST
     project: Callable[[ir.Graph, ir.Node, NDArray[np.float32]], ir.Value]
-    project = (
-        _Int8(ranges, 63 if reduce_range else 127).project if precision == "int8" else _project_int4
-    )
+    project = _Int8(ranges, largest).project if precision == "int8" else _project_int4
     for node in list(graph):
         weight = _weight(node)
         modules = modules_of(node)
@@ -80,23 +83,28 @@ def quantise(
             continue
         if any(module in keep for module in modules):
             continue
-        if node.op_type == "Gemm":
-            _part_bias(graph, node)
+        _part_bias(graph, node)
+        _part_factor(graph, node)
         output = project(graph, node, weight)
         replace_value(node.outputs[0], output)
         graph.remove(node, safe=True)
+    if embedding is not None and embedding not in keep:
+        quantise_table(graph, embedding, largest)
     passes.RemoveUnusedNodesPass()(model)
     return model
 
 
 def _weight(node: ir.Node) -> NDArray[np.float32] | None:
-    """The constant (inputs, outputs) matrix by which a node multiplies, float32."""
+    """The constant (inputs, outputs) matrix by which a node multiplies, float32.
+
+    None of products that are more than one, besides a factor of the result and a bias.
+    """
     if node.op_type not in PRODUCTS:
         return None
     weight = constant(node.inputs[1])
     transposed = node.attributes.get_int("transB", False)
-    others = {name: each.value for name, each in node.attributes.items() if name != "transB"}
-    plain = all(value == (name in ("alpha", "beta")) for name, value in others.items())
+    others = set(node.attributes) - {"transB", "alpha"}
+    plain = all(node.attributes[name].value == (name == "beta") for name in others)
     if weight is None or weight.ndim != 2 or not plain:
         return None
     return weight.T if transposed else weight
@@ -106,11 +114,23 @@ def _part_bias(graph: ir.Graph, node: ir.Node) -> None:
     """Lets an ``Add`` after a Gemm add its bias."""
     if len(node.inputs) < 3 or node.inputs[2] is None:
         return
-    add = ir.node("Add", [node.outputs[0], node.inputs[2]])
-    replace_value(node.outputs[0], add.outputs[0])
-    add.replace_input_with(0, node.outputs[0])
-    graph.insert_after(node, [add])
+    _insert_after(graph, node, "Add", node.inputs[2])
     node.resize_inputs(2)
+
+
+def _part_factor(graph: ir.Graph, node: ir.Node) -> None:
+    """Lets a ``Mul`` after a product multiply by its alpha, which Gemma's output layer has."""
+    alpha = node.attributes.get_float("alpha", 1.0)
+    if alpha != 1.0:
+        name = f"{node.outputs[0].name}.alpha"
+        _insert_after(graph, node, "Mul", add_initializer(graph, name, np.array(alpha, np.float32)))
+
+
+def _insert_after(graph: ir.Graph, node: ir.Node, op_type: str, operand: ir.Value) -> None:
+    after = ir.node(op_type, [node.outputs[0], operand])
+    replace_value(node.outputs[0], after.outputs[0])
+    after.replace_input_with(0, node.outputs[0])
+    graph.insert_after(node, [after])
 
 
 class _Int8:
@@ -140,13 +160,12 @@ class _Int8:
             quantised, peak = self._rows[source]
             step = self._step(graph)
         name = ",".join(modules)
-        scale = np.maximum(np.abs(weight).max(axis=0) / self._largest_weight, _TINY)
-        integers = np.rint(weight / scale).astype(np.int8)
+        integers, scale = to_int8(weight, 0, self._largest_weight)
         inputs: list[ir.Value | None] = [
             quantised,
             add_initializer(graph, f"{name}.int8", integers),
             step,
-            add_initializer(graph, f"{name}.scale", scale.astype(np.float32)),
+            add_initializer(graph, f"{name}.scale", scale[0]),
             self._zero_point(graph),
         ]
         if bias is not None:
@@ -164,7 +183,7 @@ class _Int8:
     ) -> tuple[ir.Value, ir.Value]:
         """A value as uint8 and the step between its integers; what is larger is cut."""
         step = add_initializer(
-            graph, f"{source.name}.step", np.array(largest / _LARGEST, np.float32)
+            graph, f"{source.name}.step", np.array(largest / LARGEST, np.float32)
         )
         rows = ir.node("QuantizeLinear", [source, step, self._zero_point(graph)])
         graph.insert_before(node, [rows])
@@ -190,7 +209,7 @@ class _Int8:
 
     @staticmethod
     def _step(graph: ir.Graph) -> ir.Value:
-        return add_initializer(graph, "int8.step", np.array(1 / _LARGEST, np.float32))
+        return add_initializer(graph, "int8.step", np.array(1 / LARGEST, np.float32))
 
     @staticmethod
     def _zero_point(graph: ir.Graph) -> ir.Value:

@@ -48,17 +48,23 @@ def replace_value(old: ir.Value, new: ir.Value) -> None:
 
 
 def name_modules(graph: ir.Graph) -> None:
-    """Notes for each matrix product of which module of the checkpoint it is."""
+    """Notes for each matrix product and each lookup of which module of the checkpoint it is."""
     for node in graph:
         scopes = node.metadata_props.get(_SCOPES)
-        if scopes is not None and node.op_type in PRODUCTS:
+        if scopes is not None and node.op_type in (*PRODUCTS, "Gather"):
             module = ast.literal_eval(scopes)[-2]  # the last is the operator itself
             node.metadata_props[_MODULES] = module.removeprefix("model.")  # our wrapper's attribute
 
 
 def modules_of(node: ir.Node) -> tuple[str, ...]:
-    """The checkpoint's modules that a matrix product computes; several where they were packed."""
+    """The checkpoint's modules that a product or a lookup is of; several where they were packed."""
     return tuple(filter(None, node.metadata_props.get(_MODULES, "").split(",")))
+
+
+def packs_of(graph: ir.Graph) -> list[tuple[str, ...]]:
+    """The modules whose products are one."""
+    packs = (modules_of(node) for node in graph)
+    return [modules for modules in packs if len(modules) > 1]
 
 
 def _join_modules(node: ir.Node, sources: Sequence[ir.Node]) -> None:
@@ -213,6 +219,48 @@ def pack_projections(graph: ir.Graph) -> None:
             node.replace_input_with(0, packed)
             node.replace_input_with(1, None)
             node.replace_input_with(2, None)
+
+
+def project_packs(graph: ir.Graph, packs: Sequence[tuple[str, ...]]) -> None:
+    """Puts one product and a ``Split`` in the place of the products of each pack of modules.
+
+    So the graph has the weight that a graph has whose attention takes its projections packed. A
+    pack whose products are not plain ones here is left as it is.
+    """
+    products = {modules_of(node): node for node in graph if node.op_type == "MatMul"}
+    for pack in packs:
+        if any((name,) not in products for name in pack):
+            continue
+        nodes = [products[(name,)] for name in pack]
+        outputs = [_biased(node) for node in nodes]
+        parts = [_projection(output) for output in outputs]
+        first = next(node for node in graph if node in nodes)
+        packed = _project_once(graph, first, outputs)
+        if packed is None:
+            continue
+        sizes = np.array([part[1].shape[1] for part in parts if part is not None])
+        name = f"{first.outputs[0].name}.sizes"
+        split = ir.node(
+            "Split",
+            [packed, add_initializer(graph, name, sizes)],
+            {"axis": -1},
+            num_outputs=len(pack),
+        )
+        graph.insert_before(first, [split])
+        for old, new in zip(outputs, split.outputs, strict=True):
+            new.shape, new.type = old.shape, old.type
+            replace_value(old, new)
+
+
+def _biased(product: ir.Node) -> ir.Value:
+    """A product's result, with the constant that its only user adds, if it does."""
+    (output,) = product.outputs
+    users = [user for user, _ in output.uses()]
+    if len(users) == 1 and users[0].op_type == "Add":
+        biased = users[0].outputs[0]
+        if _projection(biased) is not None:
+            return biased
+    return output
 
 
 def _before_reshape(value: ir.Value | None) -> ir.Value | None:

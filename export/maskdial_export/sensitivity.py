@@ -1,4 +1,4 @@
-"""Sensitivity: which projections of a model a lower precision hurts most."""
+"""Sensitivity: which layers of a model a lower precision hurts most."""
 
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
@@ -18,10 +18,13 @@ _TINY = 1e-30
 def rank(
     model: PreTrainedModel, names: Sequence[str], texts: Sequence[Ids], precision: Precision
 ) -> list[str]:
-    """The names of projections, worst first, by the relative squared error of their output.
+    """The names of layers, worst first, by the relative squared error of their output.
 
-    One pass of torch over the texts, each alone; every projection reads what it reads in fp32, so
-    errors do not add up and each layer answers for its own.
+    One pass of torch over the texts, each alone; every layer reads what it reads in fp32, so errors
+    do not add up and each layer answers for its own.
+
+    Args:
+        names: projections, and the embedding, whose rows are int8 in both precisions.
     """
     modules = dict(model.named_modules())
     errors: dict[str, float] = defaultdict(float)
@@ -29,12 +32,15 @@ def rank(
     of_rows, of_weight = ROUNDINGS[precision]
 
     def watch(name: str) -> Callable[..., None]:
-        def compare(module: nn.Module, arguments: tuple[Tensor, ...], _output: Tensor) -> None:
-            rows = arguments[0].flatten(0, -2)
-            rows = rows[:: -(-len(rows) // _ROWS)]
-            weight = input_major(module)
-            exact = rows @ weight
-            errors[name] += float((of_rows(rows) @ of_weight(weight) - exact).square().sum())
+        def compare(module: nn.Module, arguments: tuple[Tensor, ...], output: Tensor) -> None:
+            if isinstance(module, nn.Embedding):
+                exact = _some_rows(output)
+                rounded = int8_rows(exact)
+            else:
+                rows, weight = _some_rows(arguments[0]), input_major(module)
+                exact = rows @ weight
+                rounded = of_rows(rows) @ of_weight(weight)
+            errors[name] += float((rounded - exact).square().sum())
             energies[name] += float(exact.square().sum())
 
         return compare
@@ -50,6 +56,11 @@ def rank(
     return sorted(errors, key=lambda name: errors[name] / max(energies[name], _TINY), reverse=True)
 
 
+def _some_rows(values: Tensor) -> Tensor:
+    rows = values.flatten(0, -2)
+    return rows[:: -(-len(rows) // _ROWS)]
+
+
 def input_major(module: nn.Module) -> Tensor:
     """A projection's weight as (inputs, outputs)."""
     weight: Tensor = module.weight  # type: ignore[assignment]
@@ -57,7 +68,7 @@ def input_major(module: nn.Module) -> Tensor:
 
 
 def int8_rows(rows: Tensor) -> Tensor:
-    """Activations (num_rows, inputs) after int8, with one scale a row."""
+    """Activations or embeddings (num_rows, inputs) after int8, with one scale a row."""
     return _round(rows, rows.abs().amax(dim=1, keepdim=True) / 127)
 
 

@@ -3,9 +3,9 @@
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import huggingface_hub
 import torch
@@ -15,6 +15,8 @@ from transformers import PreTrainedModel
 
 from maskdial.bundle import Family, Task, file_sha256
 from maskdial_export.errors import ExportError, first_line
+
+Mask = Literal["full", "causal"]
 
 _DOWNLOADED = ("*.json", "*.jinja", "*.txt", "*.model", "*.safetensors")
 _PICKLES = ("*.bin",)
@@ -56,6 +58,13 @@ _CLASSES: Mapping[str, Mapping[str, Task]] = {
     "gemma2": {"Gemma2ForCausalLM": "generate"},
 }
 
+_CAUSAL = frozenset(
+    architecture
+    for classes in _CLASSES.values()
+    for architecture, task in classes.items()
+    if task == "generate"
+)
+
 
 @dataclass(frozen=True, slots=True)
 class Source:
@@ -69,6 +78,31 @@ class Source:
     @property
     def family(self) -> Family:
         return "causal" if self.task == "generate" else "masked"
+
+    @property
+    def mask(self) -> Mask:
+        """What the architecture was made for."""
+        return "causal" if self.architecture in _CAUSAL else "full"
+
+    @property
+    def reads_both_ways(self) -> bool:
+        """Whether a causal architecture is to fill masks."""
+        return self.mask == "causal" and self.family == "masked"
+
+    def under(self, mask: Mask) -> "Source":
+        """The same model under a mask.
+
+        Raises:
+            ExportError: it is no causal model and the mask is the causal one.
+        """
+        if mask == self.mask:
+            return self
+        if self.mask == "full":
+            raise ExportError(
+                f"{self.architecture} is made for the full mask alone; --mask causal and --mask "
+                "both are for causal models"
+            )
+        return replace(self, task="fill-mask")
 
     @property
     def provenance(self) -> str:

@@ -7,7 +7,7 @@ import numpy as np
 
 from loadtests.engine.recorder import Recorder
 from loadtests.errors import LoadTestError
-from maskdial.bundle import GRAPH, Bundle, KVLayout, load_bundle
+from maskdial.bundle import Bundle, KVLayout, load_bundle
 from maskdial.causal.engine import CausalEngine
 from maskdial.causal.executor import ModelRunner
 from maskdial.causal.prefix_cache import PrefixCache
@@ -106,7 +106,7 @@ class Model:
         """
         block = self.layout.query_block
         cache = PrefixCache(
-            model=self.bundle.manifest.files[GRAPH],
+            model=self.bundle.manifest.files[self.bundle.manifest.graph],
             block_tokens=block,
             max_bytes=self.config.prefix_cache_bytes,
         )

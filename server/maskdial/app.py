@@ -32,12 +32,13 @@ from maskdial.api import (
 )
 from maskdial.api.schema import TaskBody
 from maskdial.api.wire import error_reply, json_reply
+from maskdial.bundle import Bundle, load_bundles
 from maskdial.config import Config
 from maskdial.errors import BundleError, MaskdialError, NotFoundError
 from maskdial.lifecycle import Lifecycle
 from maskdial.metrics import Metrics
 from maskdial.middleware import Endpoint, RequestMiddleware
-from maskdial.served import Models, find_bundles, load_model
+from maskdial.served import Models, find_bundles, start_model
 
 _log = logging.getLogger("maskdial")
 
@@ -111,10 +112,10 @@ async def _load_models(app: FastAPI) -> None:
     config: Config = app.state.config
     served: Models = app.state.models
     try:
-        bundles = find_bundles(config)
-        load = partial(load_model, config=config, metrics=app.state.metrics)
-        for name, path in bundles.items():
-            model = await asyncio.to_thread(load, name, path, alone=len(bundles) == 1)
+        bundles = await asyncio.to_thread(_read_bundles, config)
+        start = partial(start_model, config=config, metrics=app.state.metrics)
+        for bundle in bundles:
+            model = await asyncio.to_thread(start, bundle, alone=len(bundles) == 1)
             served.add(model)
             await model.engine.warm_up()
     except MaskdialError as error:
@@ -127,7 +128,12 @@ async def _load_models(app: FastAPI) -> None:
         _load_failed(app, BundleError(f"loading the models failed: {error!r}"))
         return
     app.state.lifecycle.serve()
-    _log.info("ready: %s", ", ".join(model.bundle.name for model in served))
+    _log.info("ready: %s", ", ".join(model.bundle.label for model in served))
+
+
+def _read_bundles(config: Config) -> list[Bundle]:
+    folders = find_bundles(config)
+    return [bundle for name, path in folders.items() for bundle in load_bundles(name, path)]
 
 
 def _load_failed(app: FastAPI, error: MaskdialError) -> None:

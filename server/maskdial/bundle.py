@@ -8,6 +8,9 @@ A bundle holds everything the server needs and nothing else::
     kernel_check.onnx of int8 models: a product that shows whether a processor adds exactly
     chat_template.jinja, generation_config.json      where the checkpoint has them
 
+A model that reads under both masks has a second graph, of the masked family, over the same weights:
+``model.full.onnx``, with a manifest of its own, ``maskdial.full.json``.
+
 Graph inputs, by family (the server feeds the ones that the graph declares):
 
 * masked: ``input_ids`` int64 (batch, length), right-padded; ``lengths`` int32 (batch,), the valid
@@ -42,6 +45,8 @@ from maskdial.errors import BundleError
 SCHEMA_VERSION: Literal[1] = 1
 MANIFEST = "maskdial.json"
 GRAPH = "model.onnx"
+FULL_MANIFEST = "maskdial.full.json"
+FULL_GRAPH = "model.full.onnx"
 KERNEL_CHECK = "kernel_check.onnx"
 TOKENIZER = "tokenizer.json"
 CHAT_TEMPLATE = "chat_template.jinja"
@@ -145,6 +150,7 @@ class Manifest(_Frozen):
     """``maskdial.json``. Lengths are in tokens and count the special ones."""
 
     schema_version: Literal[1] = SCHEMA_VERSION
+    graph: str = Field(GRAPH, description="the file of the graph that this is about")
     family: Family
     task: Task
     architecture: str
@@ -165,7 +171,7 @@ class Manifest(_Frozen):
     parity: ParityReport
     quality: QualityReport | None = None
     golden: GoldenCheck
-    files: dict[str, str] = Field(description="file name -> SHA-256, for every file but this one")
+    files: dict[str, str] = Field(description="file name -> SHA-256, for every file it needs")
 
     @property
     def entailment(self) -> int | None:
@@ -184,7 +190,12 @@ class Bundle:
 
     @property
     def graph(self) -> Path:
-        return self.path / GRAPH
+        return self.path / self.manifest.graph
+
+    @property
+    def label(self) -> str:
+        """The model's name; of the second graph under one name, ``NAME:full``."""
+        return self.name if self.manifest.graph == GRAPH else f"{self.name}:full"
 
     @property
     def tokenizer(self) -> Path:
@@ -202,27 +213,48 @@ def hash_files(folder: Path, names: Iterable[str]) -> dict[str, str]:
     return {name: file_sha256(folder / name) for name in sorted(names)}
 
 
-def write_manifest(folder: Path, manifest: Manifest) -> None:
-    """Writes ``maskdial.json`` into the folder and syncs it, so that a rename after it is safe."""
-    with (folder / MANIFEST).open("w", encoding="utf-8") as file:
+def write_manifest(folder: Path, manifest: Manifest, file_name: str = MANIFEST) -> None:
+    """Writes the manifest into the folder and syncs it, so that a rename after it is safe."""
+    with (folder / file_name).open("w", encoding="utf-8") as file:
         file.write(manifest.model_dump_json(indent=2) + "\n")
         file.flush()
         os.fsync(file.fileno())
 
 
 def load_bundle(name: str, path: Path) -> Bundle:
-    """Reads and verifies a model folder.
+    """Reads and verifies a model folder; of a model with two graphs, the first one.
 
     Raises:
         BundleError: the folder, its manifest, a file or a file's hash is not as it should be.
     """
-    manifest_path = path / MANIFEST
-    if not manifest_path.is_file():
-        raise BundleError(
-            f"model {name!r}: {path} has no {MANIFEST}; make a bundle with `maskdial export`"
-        )
-    manifest = _read_manifest(name, manifest_path)
-    for required in (GRAPH, TOKENIZER):
+    return _verify(name, path, _read_manifest(name, path / MANIFEST), {})
+
+
+def load_bundles(name: str, path: Path) -> tuple[Bundle, ...]:
+    """Reads and verifies a model folder: one bundle for each of its graphs.
+
+    Raises:
+        BundleError: as `load_bundle`.
+    """
+    hashes: dict[Path, str] = {}  # both need the weights
+    return tuple(_verify(name, path, manifest, hashes) for manifest in read_manifests(name, path))
+
+
+def read_manifests(name: str, path: Path) -> list[Manifest]:
+    """The manifests of a model folder, whose other files are not looked at.
+
+    Raises:
+        BundleError: there is none, or one is not as it should be.
+    """
+    paths = [path / MANIFEST]
+    if (path / FULL_MANIFEST).is_file():
+        paths.append(path / FULL_MANIFEST)
+    return [_read_manifest(name, each) for each in paths]
+
+
+def _verify(name: str, path: Path, manifest: Manifest, hashes: dict[Path, str]) -> Bundle:
+    """``hashes`` are those of files that were read before; it adds to them."""
+    for required in (manifest.graph, TOKENIZER):
         if required not in manifest.files:
             raise BundleError(f"model {name!r}: the manifest does not list {required}")
     for file_name, expected in manifest.files.items():
@@ -231,7 +263,9 @@ def load_bundle(name: str, path: Path) -> Bundle:
             raise BundleError(f"model {name!r}: {file_name!r} lies outside the bundle")
         if not file.is_file():
             raise BundleError(f"model {name!r}: {file_name} is missing from {path}")
-        if file_sha256(file) != expected:
+        if file not in hashes:
+            hashes[file] = file_sha256(file)
+        if hashes[file] != expected:
             raise BundleError(
                 f"model {name!r}: {file_name} has changed since it was exported (SHA-256 differs)"
             )
@@ -239,6 +273,11 @@ def load_bundle(name: str, path: Path) -> Bundle:
 
 
 def _read_manifest(name: str, path: Path) -> Manifest:
+    if not path.is_file():
+        raise BundleError(
+            f"model {name!r}: {path.parent} has no {path.name}; make a bundle with "
+            "`maskdial export`"
+        )
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
@@ -254,4 +293,4 @@ def _read_manifest(name: str, path: Path) -> Manifest:
     except pydantic.ValidationError as error:
         first = error.errors()[0]
         where = ".".join(str(part) for part in first["loc"])
-        raise BundleError(f"model {name!r}: {MANIFEST}: {where}: {first['msg']}") from error
+        raise BundleError(f"model {name!r}: {path.name}: {where}: {first['msg']}") from error

@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.table import Table
 
 import maskdial
-from maskdial.bundle import load_bundle
+from maskdial.bundle import load_bundles
 from maskdial.config import Config, load_config
 from maskdial.errors import ConfigError, MaskdialError
 from maskdial_client import cli as client_cli
@@ -52,7 +52,11 @@ def _parser(*, with_export: bool) -> argparse.ArgumentParser:
         _add_export_arguments(export)
     inspect = add("inspect", "show what a bundle holds", _inspect)
     inspect.add_argument("bundle", type=Path, help="the bundle's folder")
-    inspect.add_argument("--json", action="store_true", help="print the manifest as JSON")
+    inspect.add_argument(
+        "--json",
+        action="store_true",
+        help="print the manifest as JSON; of a bundle with two, a list",
+    )
     client_cli.add_fill_arguments(
         add("fill", "fill the masks of a text, on a running server", client_cli.run_fill)
     )
@@ -135,18 +139,20 @@ def _export(options: argparse.Namespace) -> int:
 
 
 def _inspect(options: argparse.Namespace) -> int:
-    bundle = load_bundle(options.bundle.name, options.bundle)
-    manifest = bundle.manifest.model_dump(mode="json")
+    bundles = load_bundles(options.bundle.name, options.bundle)
+    manifests = [bundle.manifest.model_dump(mode="json") for bundle in bundles]
     if options.json:
-        print(json.dumps(manifest, indent=2))
+        print(json.dumps(manifests if len(manifests) > 1 else manifests[0], indent=2))
         return 0
-    table = Table(show_header=False, box=None)
-    for key, value in manifest.items():
-        if key not in ("golden", "files"):
-            table.add_row(key, value if isinstance(value, str) else json.dumps(value))
-    size = sum((bundle.path / name).stat().st_size for name in bundle.manifest.files)
-    table.add_row("size", f"{size / 1e6:.1f} MB in {len(bundle.manifest.files)} files, all intact")
-    Console().print(table)
+    for manifest in manifests:
+        table = Table(show_header=False, box=None)
+        for key, value in manifest.items():
+            if key not in ("golden", "files"):
+                table.add_row(key, value if isinstance(value, str) else json.dumps(value))
+        size = sum((options.bundle / name).stat().st_size for name in manifest["files"])
+        files = f"{size / 1e6:.1f} MB in {len(manifest['files'])} files, all intact"
+        table.add_row("size", files)
+        Console().print(table)
     return 0
 
 

@@ -155,10 +155,13 @@ class Metrics:
         # Requests refused before their model was known have no model.
         self._declare_requests("")
 
-    def declare(self, model: str) -> "ModelMetrics":
-        """Makes every series of a model exist at zero, and returns the model's own view."""
+    def declare(self, model: str, engine: str | None = None) -> "ModelMetrics":
+        """Makes every series of a model exist at zero, and returns the model's own view.
+
+        ``engine`` is the label of what its engine reports, where a model has two of them.
+        """
         self._declare_requests(model)
-        return ModelMetrics(self, model)
+        return ModelMetrics(self, engine or model)
 
     def _declare_requests(self, model: str) -> None:
         for route in self._task_routes:

@@ -1,8 +1,9 @@
 """The models that a server serves, and how a bundle becomes one."""
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any, Literal
 
@@ -11,8 +12,8 @@ from numpy.typing import NDArray
 
 import maskdial
 from maskdial.bundle import (
-    GRAPH,
     KERNEL_CHECK,
+    MANIFEST,
     Bundle,
     GoldenCheck,
     KVLayout,
@@ -102,23 +103,28 @@ ServedModel = MaskedModel | CausalModel
 
 
 class Models:
-    """The served models by name."""
+    """The served models by name; under one name there may be one for each mask."""
 
     def __init__(self) -> None:
-        self._models: dict[str, ServedModel] = {}
+        self._models: dict[str, list[ServedModel]] = {}
 
     def __iter__(self) -> Iterator[ServedModel]:
-        return iter(self._models.values())
-
-    def __len__(self) -> int:
-        return len(self._models)
+        return chain.from_iterable(self._models.values())
 
     def add(self, model: ServedModel) -> None:
-        """Serves one more model."""
-        self._models[model.bundle.name] = model
+        """Serves one more model, or one more mask of a model."""
+        self._models.setdefault(model.bundle.name, []).append(model)
 
     def get(self, name: str) -> ServedModel:
-        """A model by name.
+        """A model by name; of one with both masks, the causal one.
+
+        Raises:
+            NotFoundError: there is none; the message lists those that exist.
+        """
+        return self.named(name)[0]
+
+    def named(self, name: str) -> Sequence[ServedModel]:
+        """All models of a name.
 
         Raises:
             NotFoundError: there is none; the message lists those that exist.
@@ -142,26 +148,33 @@ class Models:
     def for_task(self, task: ServedTask, name: str | None) -> ServedModel:
         """The named model, or without a name the only one that fits.
 
+        Where both masks of a model do the task, it is the causal one.
+
         Raises:
             NotFoundError: no such model, or none for the task.
             ValidationError: the model cannot do the task, or several could.
         """
         if name is not None:
-            model = self.get(name)
-            if task not in model.tasks:
+            models = self.named(name)
+            tasks = dict.fromkeys(each for model in models for each in model.tasks)
+            if task not in tasks:
                 raise ValidationError(
-                    f"model {name!r} cannot do {task}; it does {', '.join(model.tasks)}"
+                    f"model {name!r} cannot do {task}; it does {', '.join(tasks)}"
                 )
-            return model
-        fitting = [model for model in self if task in model.tasks]
+            return next(model for model in models if task in model.tasks)
+        fitting: dict[str, ServedModel] = {}
+        for model in self:
+            if task in model.tasks:
+                fitting.setdefault(model.bundle.name, model)
         if not fitting:
             raise NotFoundError(
                 f"no model here does {task}; served models: {', '.join(self._models)}"
             )
         if len(fitting) > 1:
-            names = ", ".join(model.bundle.name for model in fitting)
-            raise ValidationError(f'several models do {task}; name one with "model": {names}')
-        return fitting[0]
+            raise ValidationError(
+                f'several models do {task}; name one with "model": {", ".join(fitting)}'
+            )
+        return next(iter(fitting.values()))
 
 
 def find_bundles(config: Config) -> dict[str, Path]:
@@ -172,7 +185,9 @@ def find_bundles(config: Config) -> dict[str, Path]:
     """
     if config.models:
         return dict(config.models)
-    starters = {path.parent.name: path.parent for path in sorted(STARTER_FOLDER.glob("*/*.json"))}
+    starters = {
+        path.parent.name: path.parent for path in sorted(STARTER_FOLDER.glob(f"*/{MANIFEST}"))
+    }
     if not starters:
         raise BundleError("no --model was given, and this installation has no starter models")
     return starters
@@ -181,15 +196,27 @@ def find_bundles(config: Config) -> dict[str, Path]:
 def load_model(
     name: str, path: Path, config: Config, metrics: Metrics, *, alone: bool = True
 ) -> ServedModel:
-    """Reads a bundle, loads its graph, repeats its golden check and starts its engine.
-
-    ``alone``: no other model is served beside it.
+    """Reads a bundle and serves it; of a folder with two graphs, the first one.
 
     Raises:
         BundleError: the bundle cannot be served as it is.
         ConfigError: the provider is not there.
     """
-    bundle = load_bundle(name, path)
+    return start_model(load_bundle(name, path), config, metrics, alone=alone)
+
+
+def start_model(
+    bundle: Bundle, config: Config, metrics: Metrics, *, alone: bool = True
+) -> ServedModel:
+    """Loads a bundle's graph, repeats its golden check and starts its engine.
+
+    ``alone``: no other engine runs beside it.
+
+    Raises:
+        BundleError: the bundle cannot be served as it is.
+        ConfigError: the provider is not there.
+    """
+    name = bundle.name
     manifest = bundle.manifest
     tokenizer = Tokenizer.from_file(bundle.tokenizer, manifest.special_tokens)
     asked = config.provider
@@ -199,7 +226,7 @@ def load_model(
     options = SessionOptions(resolve_provider(asked), config.threads, spins)
     session = Session(bundle.graph, options)
     _check_kernels(bundle, config, options)
-    model_metrics = metrics.declare(name)
+    model_metrics = metrics.declare(name, bundle.label)
     model: ServedModel
     if manifest.family == "masked":
         _check_golden(bundle, config, lambda golden: _golden_masked(session, golden))
@@ -209,7 +236,7 @@ def load_model(
             max_queue=config.max_queue,
             pad_token_id=manifest.special_tokens.pad or 0,
             metrics=model_metrics,
-            name=name,
+            name=bundle.label,
         )
         model = MaskedModel(bundle, tokenizer, masked_engine, model_metrics, options.provider)
     else:
@@ -237,7 +264,7 @@ def load_model(
             prefix_cache=_prefix_cache(bundle, manifest.kv, config),
             max_drafts=config.speculative_tokens,
             metrics=model_metrics,
-            name=name,
+            name=bundle.label,
         )
         model = CausalModel(
             bundle,
@@ -252,7 +279,7 @@ def load_model(
     model.engine.start()
     _log.info(
         "model %s: %s %s, %s, %s",
-        name,
+        bundle.label,
         manifest.architecture,
         manifest.task,
         manifest.precision,
@@ -282,7 +309,7 @@ def _prefix_cache(bundle: Bundle, layout: KVLayout, config: Config) -> PrefixCac
     if not config.prefix_cache_bytes:
         return None
     return PrefixCache(
-        model=bundle.manifest.files[GRAPH],
+        model=bundle.manifest.files[bundle.manifest.graph],
         block_tokens=layout.query_block,
         max_bytes=config.prefix_cache_bytes,
     )

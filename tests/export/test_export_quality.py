@@ -138,7 +138,8 @@ def test_layer_that_the_graph_lacks_is_not_kept(
     model = traced("bert-embed")
     report = quantise(model, Gate(keep_worst=99))
     assert "pooler.dense" in projections(model.checkpoint.model)
-    assert set(report.kept) == set(projections(model.checkpoint.model)) - {"pooler.dense"}
+    layers = {*projections(model.checkpoint.model), "embeddings.word_embeddings"}
+    assert set(report.kept) == layers - {"pooler.dense"}
     assert report.figures["least_cosine"] == pytest.approx(1, abs=1e-6)
 
 
@@ -146,6 +147,11 @@ def test_layer_kept_by_name(bad: Traced, quantise: Quantise) -> None:
     report = quantise(bad, Gate(keep=("*layer.1.output.*",), keep_worst=0))
     assert report.kept == (BAD,)
     assert report.loss <= 0.01
+
+
+def test_embedding_kept_by_name(traced: Callable[[str], Traced], quantise: Quantise) -> None:
+    gate = Gate(keep=("*.word_embeddings",), keep_worst=0, max_loss=math.inf)
+    assert quantise(traced("bert-embed"), gate).kept == ("embeddings.word_embeddings",)
 
 
 def test_number_of_layers_to_keep(bad: Traced, quantise: Quantise) -> None:
@@ -156,7 +162,7 @@ def test_number_of_layers_to_keep(bad: Traced, quantise: Quantise) -> None:
 
 def test_automatic_pass_gives_up(bad: Traced, quantise: Quantise) -> None:
     """Nothing quantised is as good as fp32 to the last decision, ties included."""
-    with pytest.raises(ExportError, match=r"with the worst [12] of 14 layers in fp32"):
+    with pytest.raises(ExportError, match=r"with the worst [12] of 15 layers in fp32"):
         quantise(bad, Gate(max_loss=0), precision="int4")
 
 
@@ -258,8 +264,8 @@ def test_pattern_without_a_match(
 ) -> None:
     options = ("--precision", "int8", "--keep", "*.dense", "--keep", "*.down_proj")
     line = refusal(capsys, checkpoint("bert"), place, *options)
-    assert "--keep *.down_proj matches none of the 14 layers" in line
-    assert "bert.encoder.layer.0.attention.self.query" in line
+    assert "--keep *.down_proj matches none of the 15 layers" in line
+    assert "bert.embeddings.word_embeddings" in line
 
 
 def test_options_that_fp32_has_no_use_for(

@@ -13,6 +13,7 @@ from maskdial_export.graph import optimise, save
 from maskdial_export.quantise import Precision, projections, quantise
 from maskdial_export.sensitivity import ROUNDINGS, int8_blocks, int8_rows, int8_weight, rank
 from maskdial_export.session import MaskedSession
+from maskdial_export.table import word_embedding
 
 New = Callable[[str], Path]
 TEXTS = [np.arange(5, 60), np.arange(90, 20, -3)]
@@ -75,22 +76,27 @@ def assert_rounded(rounded: torch.Tensor, values: torch.Tensor, step: torch.Tens
 def test_rounding_is_that_of_the_graph(
     precision: Precision, checkpoint: New, load_reference: Callable[[Path], Any], tmp_path: Path
 ) -> None:
-    """One layer is quantised; torch computes it by the roundings, ONNX Runtime by its operator."""
+    """One layer and the embedding, by torch's roundings and by ONNX Runtime's operators."""
     model = load_reference(checkpoint("bert-classify"))
     layer = "bert.encoder.layer.0.intermediate.dense"
     others = [name for name in projections(model) if name != layer]
     graph = optimise(masked.trace(model, "classify"))
-    save(quantise(graph, precision, others), tmp_path / "model.onnx")
+    embedding = word_embedding(model)
+    save(quantise(graph, precision, others, embedding=embedding), tmp_path / "model.onnx")
     of_rows, of_weight = ROUNDINGS[precision]
 
     def round_it(module: Any, arguments: Any, _output: Any) -> torch.Tensor:
         rows = of_rows(arguments[0].flatten(0, -2))
         return (rows @ of_weight(module.weight.T) + module.bias)[None]
 
+    def round_rows(_module: Any, _arguments: Any, output: torch.Tensor) -> torch.Tensor:
+        return int8_rows(output[0])[None]
+
     ids = np.arange(5, 60)
     with torch.no_grad():
         exact = model(torch.from_numpy(ids[None])).logits[0].numpy()
         model.get_submodule(layer).register_forward_hook(round_it)
+        model.get_input_embeddings().register_forward_hook(round_rows)
         expected = model(torch.from_numpy(ids[None])).logits[0].numpy()
     (logits,) = MaskedSession(tmp_path / "model.onnx").run([ids])
     np.testing.assert_allclose(logits, expected, atol=1e-5)

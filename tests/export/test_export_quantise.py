@@ -172,13 +172,22 @@ def test_biases_are_added(precision: Any, ranges: dict[str, float]) -> None:
 
 
 @pytest.mark.parametrize("precision", ["int8", "int4"])
+def test_factor_of_a_product(precision: Any) -> None:
+    weight, bias, rows = draw(INPUTS, 48), draw(48), draw(9, INPUTS)
+    scaled = one_product(weight, op_type="Gemm", alpha=0.25, bias=bias)
+    (actual,) = run(quantise(scaled, precision), rows)
+    (plain,) = run(quantise(one_product(weight), precision), rows)
+    assert actual == pytest.approx(0.25 * plain + bias, rel=1e-4, abs=1e-4)
+
+
+@pytest.mark.parametrize("precision", ["int8", "int4"])
 def test_what_is_kept_is_untouched(precision: Any) -> None:
     graph = Graph()
     weight = draw(INPUTS, 48)
     graph.give("kept", graph.multiply("kept", weight))
     graph.give("packed", graph.multiply("query,kept,value", weight))
     graph.give("small", graph.multiply("head", draw(INPUTS, 3)))
-    scaled = graph.multiply("scaled", weight, op_type="Gemm", alpha=0.5)
+    scaled = graph.multiply("scaled", weight, op_type="Gemm", beta=0.5, bias=draw(48))
     graph.give("scaled", scaled)
     graph.give("quantised", graph.multiply("other", weight))
     model = quantise(graph.model(), precision, ["kept"])

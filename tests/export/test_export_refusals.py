@@ -14,7 +14,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-import maskdial_export.export
+import maskdial_export.writing
 from maskdial_export import cli
 from maskdial_export.causal import kv_layout
 from maskdial_export.errors import ExportError
@@ -205,7 +205,7 @@ def test_full_disk(
     def fail(*_: object) -> NoReturn:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr(maskdial_export.export, "write_manifest", fail)
+    monkeypatch.setattr(maskdial_export.writing, "write_manifest", fail)
     assert_refused(capsys, checkpoint("bert"), "No space left on device")
 
 
@@ -213,7 +213,7 @@ def test_interrupted(checkpoint: New, bundles: Path, monkeypatch: pytest.MonkeyP
     def interrupt(*_: object) -> NoReturn:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(maskdial_export.export, "load_checkpoint", interrupt)
+    monkeypatch.setattr(maskdial_export.writing, "load_checkpoint", interrupt)
     with pytest.raises(KeyboardInterrupt):
         export(str(checkpoint("bert")), bundles / "bundle")
     assert list(bundles.iterdir()) == []

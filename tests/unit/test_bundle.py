@@ -8,7 +8,16 @@ from typing import Any
 
 import pytest
 
-from maskdial.bundle import MANIFEST, Bundle, file_sha256, load_bundle
+from maskdial.bundle import (
+    FULL_GRAPH,
+    FULL_MANIFEST,
+    GRAPH,
+    MANIFEST,
+    Bundle,
+    file_sha256,
+    load_bundle,
+    load_bundles,
+)
 from maskdial.config import Config
 from maskdial.errors import BundleError
 from maskdial.metrics import Metrics
@@ -85,6 +94,42 @@ def test_file_outside_the_bundle(copy: Path) -> None:
     files = {"../outside": file_sha256(outside)}
     change_manifest(copy, lambda manifest: manifest["files"].update(files))
     assert "lies outside" in refusal(copy)
+
+
+@pytest.fixture
+def with_two_graphs(copy: Path) -> Path:
+    """The same graph twice, each with its manifest."""
+    manifest = json.loads((copy / MANIFEST).read_text())
+    shutil.copyfile(copy / GRAPH, copy / FULL_GRAPH)
+    manifest["graph"] = FULL_GRAPH
+    manifest["files"][FULL_GRAPH] = manifest["files"].pop(GRAPH)
+    (copy / FULL_MANIFEST).write_text(json.dumps(manifest))
+    return copy
+
+
+def test_a_manifest_that_names_no_graph(copy: Path) -> None:
+    change_manifest(copy, lambda manifest: manifest.pop("graph", None))
+    (bundle,) = load_bundles("mine", copy)
+    assert bundle.graph == copy / GRAPH
+    assert bundle.label == "mine"
+
+
+def test_two_graphs_in_one_folder(with_two_graphs: Path) -> None:
+    bundles = load_bundles("mine", with_two_graphs)
+    assert [bundle.name for bundle in bundles] == ["mine", "mine"]
+    assert [bundle.label for bundle in bundles] == ["mine", "mine:full"]
+    assert [bundle.graph.name for bundle in bundles] == [GRAPH, FULL_GRAPH]
+    assert load_bundle("mine", with_two_graphs) == bundles[0]
+
+
+def test_a_second_graph_that_has_changed(with_two_graphs: Path) -> None:
+    (with_two_graphs / FULL_GRAPH).write_bytes(b"changed")
+    with pytest.raises(BundleError, match=r"model\.full\.onnx has changed"):
+        load_bundles("mine", with_two_graphs)
+    manifest = json.loads((with_two_graphs / FULL_MANIFEST).read_text())
+    (with_two_graphs / FULL_MANIFEST).write_text(json.dumps(manifest | {"max_length": 0}))
+    with pytest.raises(BundleError, match=r"maskdial\.full\.json: max_length"):
+        load_bundles("mine", with_two_graphs)
 
 
 def with_other_golden(folder: Path) -> None:

@@ -1,6 +1,6 @@
 """`POST /models/{name}`: the task of whatever model it is."""
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 
 from fastapi import APIRouter, Request, Response
 from pydantic_core import from_json
@@ -13,8 +13,8 @@ from maskdial.api.question_answering import serve_question_answering
 from maskdial.api.rerank import serve_rerank
 from maskdial.api.token_classify import serve_token_classify
 from maskdial.api.zero_shot import serve_zero_shot
-from maskdial.bundle import Task
-from maskdial.served import Models, ServedTask
+from maskdial.masked.fill_mask import MASK_ALIASES
+from maskdial.served import Models, ServedModel, ServedTask
 
 router = APIRouter(tags=["models"])
 
@@ -34,16 +34,22 @@ _SERVE_MASKED: dict[ServedTask, Callable[[Request, bytes, str | None], Awaitable
 async def serve_model(request: Request, name: str) -> Response:
     """Answers with the named model; the body is that of a task that the model does."""
     models: Models = request.app.state.models
-    task = models.get(name).bundle.manifest.task
+    served = models.named(name)
     content = await request.body()
+    task = _asked_task(served, content)
     if task == "generate":
         return await serve_generate(request, content, name, as_list=True)
-    return await _SERVE_MASKED[_asked_task(task, content)](request, content, name)
+    return await _SERVE_MASKED[task](request, content, name)
 
 
-def _asked_task(task: Task, content: bytes) -> ServedTask:
-    """What a body asks a model for: its own task, or one beside it that the body's fields name."""
-    if task not in ("classify", "embed"):
+def _asked_task(served: Sequence[ServedModel], content: bytes) -> ServedTask:
+    """What a body asks a model for: its own task, or one beside it that the body shows.
+
+    Of a model that is served under both masks, texts with masks in them are to be filled.
+    """
+    task = served[0].bundle.manifest.task
+    other = served[1] if len(served) > 1 else None
+    if task not in ("classify", "embed") and other is None:
         return task
     try:
         body = from_json(content)
@@ -51,8 +57,14 @@ def _asked_task(task: Task, content: bytes) -> ServedTask:
         return task
     if not isinstance(body, dict):
         return task
+    inputs = body.get("inputs")
+    if other is not None:
+        texts = inputs if isinstance(inputs, list) else [inputs]
+        marks = (*MASK_ALIASES, other.tokenizer.mask_token or MASK_ALIASES[0])
+        masked = any(mark in text for text in texts if isinstance(text, str) for mark in marks)
+        return other.bundle.manifest.task if masked else task
     if task == "embed":
-        return "similarity" if isinstance(body.get("inputs"), dict) else task
+        return "similarity" if isinstance(inputs, dict) else task
     if "query" in body:
         return "rerank"
     parameters = body.get("parameters")

@@ -32,7 +32,10 @@ def describe_model(model: ServedModel) -> dict[str, Any]:
 
 @router.get("/models", summary="The served models")
 async def list_models(request: Request) -> Response:
-    """Name, family, tasks, precision, lengths and provider of each model."""
+    """Name, family, tasks, precision, lengths and provider of each model.
+
+    A model that is served under both masks has an entry for each, with the same name.
+    """
     models: Models = request.app.state.models
     return json_reply([describe_model(model) for model in models])
 
@@ -74,7 +77,7 @@ async def ready(request: Request) -> Response:
     models: Models = request.app.state.models
     if lifecycle.phase is not Phase.SERVING:
         return json_reply({"status": lifecycle.phase.value}, status=503)
-    down = [model.bundle.name for model in models if not model.engine.ready]
+    down = [model.bundle.label for model in models if not model.engine.ready]
     if down:
         return json_reply({"status": "engine down", "models": down}, status=503)
     return json_reply({"status": "ready"})

@@ -1,0 +1,127 @@
+"""Causal models under the full mask: masked next-token prediction.
+
+Models that were trained so as well (GPT-BERT, Charpentier & Samuel 2024; LLM2Vec, BehnamGhader et
+al. 2024) fill masks with the weights that they write with. Every token sees the whole text, and
+what stands at a position is predicted one position before it, as in writing.
+"""
+
+from contextlib import nullcontext
+from typing import Any
+
+import onnx_ir as ir
+import torch
+from tokenizers import Tokenizer
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from maskdial_export.attention import MaskedAttention, Rotary, rotated, swapped
+from maskdial_export.causal import max_length, rotary_tables
+from maskdial_export.errors import ExportError
+from maskdial_export.graph import gather_rows, to_onnx_ir
+
+
+def check(config: Any, tokenizer: Tokenizer) -> None:
+    """Refuses what the full mask is not for.
+
+    Raises:
+        ExportError: the attention is more than a mask, or a text may begin with a mask.
+    """
+    if getattr(config, "attn_logit_softcapping", None) is not None:
+        raise ExportError(
+            f"{config.model_type} caps its attention scores, which the operator of the full mask "
+            "cannot do; only --mask causal is for it"
+        )
+    if _slides(config):
+        raise ExportError(
+            f"this {config.model_type} model attends through a window of {config.sliding_window} "
+            "tokens, and only models that see the whole text can be read under the full mask"
+        )
+    begun = tokenizer.encode("a").special_tokens_mask
+    if not begun or not begun[0]:
+        raise ExportError(
+            "the full mask predicts each token from the one before it, so the tokenizer must begin "
+            "every text with a special token; give tokenizer.json a template that does"
+        )
+
+
+def _slides(config: Any) -> bool:
+    """Whether a layer's window is smaller than the longest text."""
+    window = getattr(config, "sliding_window", None)
+    layers = getattr(config, "layer_types", None) or ["sliding_attention"]
+    return window is not None and window < max_length(config) and "sliding_attention" in layers
+
+
+def read_both_ways(model: PreTrainedModel) -> None:
+    """Lets a causal model in torch answer as a masked one when it is called.
+
+    Every token sees all others, and the logits at a position are those for the token there; at the
+    first position they say nothing. ``model.forward`` is as it was.
+    """
+
+    def add_mask(
+        _module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        batch, length = kwargs["input_ids"].shape
+        given = {
+            "attention_mask": torch.zeros(batch, 1, length, length, dtype=model.dtype),
+            "position_ids": torch.arange(length)[None, :],
+            "use_cache": False,
+        }
+        return args, kwargs | given
+
+    def shift(_module: nn.Module, _args: Any, output: Any) -> Any:
+        output["logits"] = output.logits.roll(1, dims=1)
+        return output
+
+    model.register_forward_pre_hook(add_mask, with_kwargs=True)
+    model.register_forward_hook(shift)
+
+
+class BidirectionalGraph(nn.Module):
+    """A causal model with the inputs and the output of a fill-mask graph."""
+
+    cos: Tensor
+    sin: Tensor
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        super().__init__()
+        self.model = model
+        self.attention = MaskedAttention()
+        tables = rotary_tables(model)
+        self.has_rotary = tables is not None
+        if tables is not None:
+            self.register_buffer("cos", tables[0], persistent=False)
+            self.register_buffer("sin", tables[1], persistent=False)
+
+    def forward(self, input_ids: Tensor, lengths: Tensor, rows: Tensor) -> Tensor:
+        self.attention.begin(lengths)
+        positions = torch.arange(input_ids.shape[1])[None, :]
+        rotary = (
+            rotated(self.model, Rotary(self.cos, self.sin)) if self.has_rotary else nullcontext()
+        )
+        with gather_rows(self.model.get_decoder(), rows - 1), rotary:
+            # not the model itself, whose call `read_both_ways` changes
+            output = self.model.forward(
+                input_ids=input_ids, position_ids=positions, use_cache=False
+            )
+        logits: Tensor = output.logits.squeeze(0).float()
+        return logits
+
+
+def trace(model: PreTrainedModel) -> ir.Model:
+    """Traces a causal model under the full mask, float32 or float16, with a head on ``rows``."""
+    batch, length = 2, 5
+    inputs: dict[str, Any] = {
+        "input_ids": torch.ones(batch, length, dtype=torch.int64),
+        "lengths": torch.tensor([length, length - 2], dtype=torch.int32),
+        "rows": torch.tensor([1, 3, 7]),
+    }
+    dynamic = torch.export.Dim.DYNAMIC
+    shapes: dict[str, Any] = {
+        "input_ids": {0: dynamic, 1: dynamic},
+        "lengths": {0: dynamic},
+        "rows": {0: dynamic},
+    }
+    graph = BidirectionalGraph(model)
+    with swapped(model, graph.attention):
+        return to_onnx_ir(graph, inputs, shapes, list(inputs), ["logits"])

@@ -1,0 +1,80 @@
+"""Two bundles of one model, under the causal and under the full mask, become one folder.
+
+Their graphs share a file of weights, in which what both have lies once.
+"""
+
+import hashlib
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+
+import onnx_ir as ir
+from onnx_ir.external_data import convert_tensors_to_external
+
+from maskdial.bundle import (
+    FULL_GRAPH,
+    FULL_MANIFEST,
+    GRAPH,
+    MANIFEST,
+    Manifest,
+    file_sha256,
+    write_manifest,
+)
+from maskdial_export.graph import data_file
+
+_Key = tuple[ir.DataType, tuple[int, ...], bytes]
+
+
+def join(causal: Path, full: Path, manifests: tuple[Manifest, Manifest], folder: Path) -> None:
+    """Writes both bundles into ``folder``; the causal one keeps the usual names.
+
+    Args:
+        causal: the folder of the causal bundle.
+        full: the folder of the other one.
+        manifests: of both, in this order.
+        folder: where to; it may hold other files.
+
+    Raises:
+        OSError: a file cannot be written.
+    """
+    _save_together([causal / GRAPH, full / GRAPH], [folder / GRAPH, folder / FULL_GRAPH])
+    weights = data_file(GRAPH)
+    hashes = {name: file_sha256(folder / name) for name in (GRAPH, FULL_GRAPH, weights)}
+    for source, manifest, graph, manifest_name in (
+        (causal, manifests[0], GRAPH, MANIFEST),
+        (full, manifests[1], FULL_GRAPH, FULL_MANIFEST),
+    ):
+        files = {graph: hashes[graph], weights: hashes[weights]}
+        for name in manifest.files.keys() - {GRAPH, weights}:
+            shutil.copyfile(source / name, folder / name)
+            files[name] = manifest.files[name]
+        files = dict(sorted(files.items()))
+        joined = manifest.model_copy(update={"graph": graph, "files": files})
+        write_manifest(folder, joined, manifest_name)
+
+
+def _save_together(sources: Sequence[Path], targets: Sequence[Path]) -> None:
+    """Writes graphs anew, with one file of weights beside the first of them."""
+    models = [ir.load(source) for source in sources]
+    values: dict[_Key, list[ir.Value]] = {}
+    for model in models:
+        for value in model.graph.initializers.values():
+            if isinstance(value.const_value, ir.ExternalTensor):
+                values.setdefault(_key(value.const_value), []).append(value)
+    tensors = [equal[0].const_value for equal in values.values()]
+    shared = convert_tensors_to_external(
+        [tensor for tensor in tensors if tensor is not None],
+        targets[0].parent,
+        data_file(targets[0].name),
+    )
+    for tensor, equal in zip(shared, values.values(), strict=True):
+        for value in equal:
+            value.const_value = tensor
+    for model, target in zip(models, targets, strict=True):
+        ir.save(model, target)
+
+
+def _key(tensor: ir.ExternalTensor) -> _Key:
+    """What equal tensors have in common."""
+    shape = tuple(int(size) for size in tensor.shape.numpy())
+    return tensor.dtype, shape, hashlib.sha256(tensor.tobytes()).digest()

@@ -1,0 +1,199 @@
+"""Writing one bundle: a checkpoint under one mask becomes a folder, checked on the way."""
+
+import importlib.metadata
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+import onnx_ir as ir
+from rich.console import Console
+
+import maskdial
+from maskdial.bundle import (
+    GRAPH,
+    KERNEL_CHECK,
+    GoldenCheck,
+    Manifest,
+    ParityReport,
+    QualityReport,
+    hash_files,
+    write_manifest,
+)
+from maskdial.errors import MaskdialError
+from maskdial_export.checkpoint import Checkpoint, load_checkpoint
+from maskdial_export.errors import ExportError, first_line
+from maskdial_export.files import write_files
+from maskdial_export.golden import SLACK, Golden, quantised_tolerance
+from maskdial_export.graph import optimise, save
+from maskdial_export.kernels import kernel_check
+from maskdial_export.phase import phase
+from maskdial_export.quality import Gate, Quantiser
+from maskdial_export.rewrite import packs_of
+from maskdial_export.sample import Sample
+from maskdial_export.source import Source
+
+Precision = Literal["fp32", "fp16", "int8", "int4"]
+Packs = Sequence[tuple[str, ...]]
+
+# What BERT's authors call them; config.json does not name them.
+NEXT_SENTENCE_LABELS = ("isNext", "notNext")
+
+_TOOLS = ("torch", "transformers", "onnx", "onnxscript", "onnxruntime")
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """How a bundle is to be made.
+
+    ``tolerance`` is the largest difference allowed between a logit of torch's and of ONNX
+    Runtime's, in fp32.
+    """
+
+    precision: Precision
+    gate: Gate
+    sample: Sample
+    tolerance: float
+    console: Console
+
+    def keeping(self, names: Collection[str]) -> "Settings":
+        """With these layers in fp32, and as many more as the gate itself needs."""
+        more = None if self.gate.keep_worst is None else 0
+        return replace(self, gate=replace(self.gate, keep=tuple(names), keep_worst=more))
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """A bundle as it was written, and the modules whose products its graph has as one."""
+
+    manifest: Manifest
+    packs: Packs
+
+    @property
+    def kept(self) -> tuple[str, ...]:
+        """The layers that stayed fp32."""
+        return () if self.manifest.quality is None else self.manifest.quality.kept
+
+
+@dataclass(frozen=True, slots=True)
+class _Checked:
+    """What is known of the graph that the bundle has."""
+
+    parity: ParityReport
+    batch_invariant: bool
+    golden: GoldenCheck
+    quality: QualityReport | None = None
+
+
+def write_bundle(source: Source, folder: Path, settings: Settings, packs: Packs = ()) -> Written:
+    """Writes a bundle into an empty folder.
+
+    ``packs`` are modules whose products the graph shall have as one, as another graph of the same
+    model has them.
+
+    Raises:
+        ExportError: it cannot be exported.
+        OSError: a file cannot be written.
+    """
+    console, precision = settings.console, settings.precision
+    quantiser = None
+    with phase(console, "Loading"):
+        checkpoint = replace(load_checkpoint(source), packs=packs)
+        if precision != "fp32":
+            quantiser = Quantiser(checkpoint, precision, settings.gate, settings.sample, console)
+    with phase(console, "Tracing"):
+        graph = checkpoint.trace()
+    with phase(console, "Optimising"):
+        graph = optimise(graph, packs)
+        named = graph.clone()  # saving takes the modules' names away
+    path = folder / GRAPH
+    with phase(console, "Writing"):
+        names = [*save(graph, path), *write_files(source, checkpoint.tokenizer, folder)]
+    with _onnxruntime_errors():
+        checked = _check(checkpoint, path, settings)
+        if quantiser is not None:
+            quality = quantiser.replace(named, path)
+            checked = _check_quantised(checkpoint, path, checked, quality, console)
+    if precision == "int8" and not settings.gate.reduce_range:
+        ir.save(kernel_check(), folder / KERNEL_CHECK)
+        names.append(KERNEL_CHECK)
+    kv = checkpoint.kv
+    if kv is not None and precision == "fp16":
+        kv = kv.model_copy(update={"dtype": "float16"})
+    config = checkpoint.model.config
+    with phase(console, "Writing the manifest"):
+        manifest = Manifest(
+            family=source.family,
+            task=source.task,
+            architecture=source.architecture,
+            precision=precision,
+            batch_invariant=checked.batch_invariant,
+            vocab_size=config.vocab_size,
+            max_length=checkpoint.max_length,
+            special_tokens=checkpoint.tokens,
+            **_classification(source, config),
+            embedding=checkpoint.embedding,
+            kv=kv,
+            source=source.provenance,
+            source_sha256=source.sha256(),
+            tool_versions=_tool_versions(),
+            parity=checked.parity,
+            quality=checked.quality,
+            golden=checked.golden,
+            files=hash_files(folder, names),
+        )
+        write_manifest(folder, manifest)
+    return Written(manifest, packs_of(named.graph))
+
+
+def _check(checkpoint: Checkpoint, path: Path, settings: Settings) -> _Checked:
+    """The fp32 graph against torch."""
+    with phase(settings.console, "Checking parity"):
+        measured = checkpoint.parity(path).measure(settings.tolerance)
+        golden = Golden(checkpoint)
+        allowed = SLACK * measured.report.tolerance
+        check = golden.check(golden.expected(), allowed)
+    return _Checked(measured.report, measured.batch_invariant, check)
+
+
+def _check_quantised(
+    checkpoint: Checkpoint, path: Path, fp32: _Checked, quality: QualityReport, console: Console
+) -> _Checked:
+    """The quantised graph for itself."""
+    with phase(console, "Checking invariance"):
+        batch_invariant = checkpoint.parity(path).batch_invariant()
+        golden = Golden(checkpoint)
+        before, logits = golden.expected(), golden.computed(path)
+        allowed = quantised_tolerance(before, logits, fp32.golden.tolerance)
+    return _Checked(fp32.parity, batch_invariant, golden.check(logits, allowed), quality)
+
+
+@contextmanager
+def _onnxruntime_errors() -> Iterator[None]:
+    """Says what ONNX Runtime cannot run."""
+    try:
+        yield
+    except (MaskdialError, OSError):
+        raise
+    except Exception as error:  # onnxruntime's errors have no common class
+        raise ExportError(
+            f"ONNX Runtime cannot run the exported graph: {first_line(error)}"
+        ) from error
+
+
+def _classification(source: Source, config: Any) -> dict[str, Any]:
+    if source.task not in ("classify", "token-classify"):
+        return {}
+    labels = tuple(config.id2label[index] for index in range(config.num_labels))
+    if source.architecture.endswith("ForNextSentencePrediction"):
+        labels = NEXT_SENTENCE_LABELS
+    return {
+        "labels": labels,
+        "problem_type": config.problem_type if source.task == "classify" else None,
+    }
+
+
+def _tool_versions() -> dict[str, str]:
+    versions = {name: importlib.metadata.version(name) for name in _TOOLS}
+    return {"maskdial": maskdial.__version__, **versions}

@@ -1,0 +1,228 @@
+"""The embedding table in int8: its rows, who shares them, and where it stays as it was."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+import onnxruntime
+import pytest
+from numpy.typing import NDArray
+
+from maskdial_export import causal
+from maskdial_export.graph import optimise
+from maskdial_export.quantise import projections, quantise
+from maskdial_export.rewrite import modules_of
+from maskdial_export.table import word_embedding
+
+Floats = NDArray[np.float32]
+TOKENS, COLUMNS = 60, 40
+IDS = np.array([[3, 0, 59], [17, 17, 8]])
+GENERATOR = np.random.default_rng(13)
+WORDS, HEAD = "embed_tokens", "lm_head"
+
+
+def draw(*shape: int) -> Floats:
+    return GENERATOR.normal(size=shape).astype(np.float32)
+
+
+class Graph:
+    """Looks up the rows of ``ids``, and multiplies rows ``x`` by a table."""
+
+    def __init__(self) -> None:
+        self.ids = self.value("ids", ir.DataType.INT64, ["batch", "length"])
+        self.x = self.value("x", ir.DataType.FLOAT, ["rows", COLUMNS])
+        self.nodes: list[ir.Node] = []
+        self.constants: dict[str, ir.Value] = {}
+        self.outputs: list[ir.Value] = []
+
+    @staticmethod
+    def value(name: str, dtype: ir.DataType, shape: list[Any]) -> ir.Value:
+        return ir.Value(name=name, type=ir.TensorType(dtype), shape=ir.Shape(shape))
+
+    def constant(self, name: str, array: Floats) -> ir.Value:
+        tensor = ir.tensor(array, name=name)
+        return self.constants.setdefault(name, ir.Value(name=name, const_value=tensor))
+
+    def look_up(self, name: str, table: ir.Value, **attributes: int) -> None:
+        self.give(name, "Gather", [table, self.ids], attributes)
+
+    def multiply(self, name: str, table: ir.Value) -> None:
+        self.give(name, "Gemm", [self.x, table], {"transB": 1})
+
+    def give(
+        self, module: str, op_type: str, inputs: list[ir.Value], attributes: dict[str, int]
+    ) -> None:
+        notes = {"maskdial.modules": module}
+        node = ir.node(op_type, inputs, attributes, metadata_props=notes)
+        (value,) = node.outputs
+        value.name, value.type = module, ir.TensorType(ir.DataType.FLOAT)
+        self.nodes.append(node)
+        self.outputs.append(value)
+
+    def model(self) -> ir.Model:
+        used = {value for node in self.nodes for value in node.inputs}
+        graph = ir.Graph(
+            [value for value in (self.ids, self.x) if value in used],
+            self.outputs,
+            nodes=self.nodes,
+            initializers=list(self.constants.values()),
+            opset_imports={"": 20, "com.microsoft": 1},
+        )
+        return ir.Model(graph, ir_version=10)
+
+
+def lookup(table: Floats) -> ir.Model:
+    graph = Graph()
+    graph.look_up(WORDS, graph.constant("table", table))
+    return graph.model()
+
+
+def tied(table: Floats) -> ir.Model:
+    """A table that is looked up, and by which an output layer multiplies."""
+    graph = Graph()
+    graph.look_up(WORDS, graph.constant("table", table))
+    graph.multiply(HEAD, graph.constant("table", table))
+    return graph.model()
+
+
+def untied(table: Floats, weight: Floats) -> ir.Model:
+    graph = Graph()
+    graph.look_up(WORDS, graph.constant("table", table))
+    graph.multiply(HEAD, graph.constant("weight", weight))
+    return graph.model()
+
+
+def session(model: ir.Model, optimised: Path | None = None) -> onnxruntime.InferenceSession:
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 3
+    if optimised is not None:
+        options.optimized_model_filepath = str(optimised)
+    graph = ir.to_proto(model).SerializeToString()
+    return onnxruntime.InferenceSession(graph, options, providers=["CPUExecutionProvider"])
+
+
+def run(model: ir.Model, **feeds: NDArray[Any]) -> list[Floats]:
+    outputs: list[Floats] = session(model).run(None, feeds)
+    return outputs
+
+
+def weights(model: ir.Model) -> dict[str, tuple[tuple[int, ...], np.dtype[Any]]]:
+    """Shape and type of each constant of two dimensions."""
+    arrays = {name: each.const_value.numpy() for name, each in model.graph.initializers.items()}
+    return {name: (array.shape, array.dtype) for name, array in arrays.items() if array.ndim == 2}
+
+
+TABLE = {
+    f"{WORDS}.int8": ((TOKENS, COLUMNS), np.dtype(np.int8)),
+    f"{WORDS}.scale": ((TOKENS, 1), np.dtype(np.float32)),
+}
+
+
+@pytest.mark.parametrize("precision", ["int8", "int4"])
+def test_rows_are_within_half_a_step(precision: Any) -> None:
+    table = draw(TOKENS, COLUMNS) * np.geomspace(1e-4, 1e4, TOKENS, dtype=np.float32)[:, None]
+    model = quantise(lookup(table), precision, embedding=WORDS)
+    assert weights(model) == TABLE
+    (rows,) = run(model, ids=IDS)
+    step = np.abs(table[IDS]).max(axis=-1, keepdims=True) / 127
+    assert (np.abs(rows - table[IDS]) <= 0.501 * step).all()
+    assert not np.array_equal(rows, table[IDS])
+
+
+def test_a_row_of_zeros_stays_one() -> None:
+    table = draw(TOKENS, COLUMNS)
+    table[17] = 0
+    (rows,) = run(quantise(lookup(table), "int8", embedding=WORDS), ids=IDS)
+    assert np.array_equal(rows[1, :2], np.zeros((2, COLUMNS), np.float32))
+    assert rows[0].any()
+
+
+def test_a_token_has_the_same_row_in_any_batch() -> None:
+    model = quantise(lookup(draw(TOKENS, COLUMNS)), "int8", embedding=WORDS)
+    (together,) = run(model, ids=IDS)
+    for place, token in np.ndenumerate(IDS):
+        (alone,) = run(model, ids=np.array([[token]]))
+        assert np.array_equal(alone[0, 0], together[place])
+
+
+@pytest.mark.parametrize("reduce_range", [False, True])
+def test_tied_output_layer_reads_the_same_integers(reduce_range: bool) -> None:
+    table, x = draw(TOKENS, COLUMNS), draw(4, COLUMNS)
+    model = quantise(tied(table), "int8", embedding=WORDS, reduce_range=reduce_range)
+    assert weights(model) == TABLE
+    largest = 63 if reduce_range else 127
+    assert np.abs(model.graph.initializers[f"{WORDS}.int8"].const_value.numpy()).max() == largest
+    rows, logits = run(model, ids=IDS, x=x)
+    step = np.abs(table[IDS]).max(axis=-1, keepdims=True) / largest
+    assert (np.abs(rows - table[IDS]) <= 0.501 * step).all()
+    # as an output layer that has its integers to itself
+    apart = quantise(untied(draw(TOKENS, COLUMNS), table), "int8", reduce_range=reduce_range)
+    assert np.array_equal(logits, run(apart, ids=IDS, x=x)[1])
+
+
+def test_transpose_is_computed_when_the_graph_is_loaded(tmp_path: Path) -> None:
+    model = quantise(tied(draw(TOKENS, COLUMNS)), "int8", embedding=WORDS)
+    assert "Transpose" in {node.op_type for node in model.graph}
+    session(model, tmp_path / "optimised.onnx")
+    loaded = {node.op_type for node in ir.load(tmp_path / "optimised.onnx").graph}
+    assert "MatMulIntegerToFloat" in loaded
+    assert "Transpose" not in loaded
+
+
+def test_untied_table_has_8_bits_in_any_case() -> None:
+    model = untied(draw(TOKENS, COLUMNS), draw(TOKENS, COLUMNS))
+    quantise(model, "int8", embedding=WORDS, reduce_range=True)
+    constants = {name: each.const_value.numpy() for name, each in model.graph.initializers.items()}
+    assert np.abs(constants[f"{WORDS}.int8"]).max() == 127
+    assert np.abs(constants[f"{HEAD}.int8"]).max() == 63
+
+
+def test_int4_output_layer_leaves_int8_rows() -> None:
+    model = quantise(tied(draw(TOKENS, COLUMNS)), "int4", embedding=WORDS)
+    assert weights(model).items() >= TABLE.items()
+    assert "MatMulNBits" in {node.op_type for node in model.graph}
+    assert "table" not in model.graph.initializers
+
+
+def test_table_that_is_read_in_float32_is_stored_once() -> None:
+    """A tied output layer that was kept."""
+    table = draw(TOKENS, COLUMNS)
+    model = quantise(tied(table), "int8", [HEAD], embedding=WORDS)
+    assert weights(model) == {"table": ((TOKENS, COLUMNS), np.dtype(np.float32))}
+    assert np.array_equal(run(model, ids=IDS, x=draw(4, COLUMNS))[0], table[IDS])
+
+
+def test_table_that_was_kept() -> None:
+    table = draw(TOKENS, COLUMNS)
+    model = quantise(tied(table), "int8", [WORDS], embedding=WORDS)
+    assert weights(model) == {
+        "table": ((TOKENS, COLUMNS), np.dtype(np.float32)),
+        f"{HEAD}.int8": ((COLUMNS, TOKENS), np.dtype(np.int8)),
+    }
+    assert np.array_equal(run(model, ids=IDS, x=draw(4, COLUMNS))[0], table[IDS])
+
+
+def test_other_tables_stay_float32() -> None:
+    """Of positions, say; and one of which columns are taken."""
+    table, positions = draw(TOKENS, COLUMNS), draw(TOKENS, COLUMNS)
+    graph = Graph()
+    graph.look_up(WORDS, graph.constant("table", table))
+    graph.look_up("embed_positions", graph.constant("positions", positions))
+    model = quantise(graph.model(), "int8", embedding=WORDS)
+    assert weights(model).keys() == {*TABLE, "positions"}
+    assert np.array_equal(run(model, ids=IDS)[1], positions[IDS])
+    columns = Graph()
+    columns.look_up(WORDS, columns.constant("table", table), axis=1)
+    model = quantise(columns.model(), "int8", embedding=WORDS)
+    assert weights(model).keys() == {"table"}
+
+
+def test_modules_keep_their_names(
+    checkpoint: Callable[[str], Path], load_reference: Callable[[Path], Any]
+) -> None:
+    """Also the output layer of Gemma 2, which is fused with the factor after it."""
+    model = load_reference(checkpoint("gemma2"))
+    named = {name for node in optimise(causal.trace(model)).graph for name in modules_of(node)}
+    assert {*projections(model), word_embedding(model)} <= named
