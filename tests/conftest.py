@@ -1,6 +1,7 @@
 """What tests of more than one folder share: a real server on a real port."""
 
 import asyncio
+import shutil
 import threading
 import time
 from collections.abc import Callable
@@ -11,7 +12,9 @@ import pytest
 import tokenizers
 from tokenizers import decoders, models, pre_tokenizers, processors
 
+from maskdial.bundle import GRAPH, hash_files, load_bundles, write_manifest
 from maskdial.config import Config
+from maskdial.served import STARTER_FOLDER
 from maskdial.server import Server
 
 
@@ -55,6 +58,24 @@ def start_server() -> Callable[..., RunningServer]:
         return running
 
     return start
+
+
+@pytest.fixture(scope="session")
+def masked_starter(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The starter with two graphs, as a bundle of the one under the full mask.
+
+    Its texts are shorter, so that there are soon too long ones.
+    """
+    folder = tmp_path_factory.mktemp("starters") / "masked"
+    folder.mkdir()
+    _, full = load_bundles("hybrid", STARTER_FOLDER / "hybrid")
+    copies = {name: name for name in full.manifest.files} | {full.manifest.graph: GRAPH}
+    for name, copy in copies.items():
+        shutil.copyfile(full.path / name, folder / copy)
+    files = hash_files(folder, copies.values())
+    changes = {"graph": GRAPH, "files": files, "max_length": 128}
+    write_manifest(folder, full.manifest.model_copy(update=changes))
+    return folder
 
 
 def make_byte_tokenizer(*, begins: bool = True, masks: bool = True) -> tokenizers.Tokenizer:

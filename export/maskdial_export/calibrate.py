@@ -14,7 +14,7 @@ from maskdial_export.session import Ids
 _ROWS = 64  # of each text, evenly spread, to compare errors on
 _HEADROOM = 1.1  # texts that were not seen reach further; beyond it, values are cut
 # A scale of its own fits each row best. One scale for all may have ten times its error, 10 dB.
-# Measured on four trained models (the starters, all-MiniLM-L6-v2): 25, 31, 25 and 29 inputs
+# Measured on four trained models (the former starters, all-MiniLM-L6-v2): 25, 31, 25 and 29 inputs
 # qualify, at a loss of 0 to 0.5%. At 3 times the error 5, 6, 11 and 1 do, and at 100 times
 # all-MiniLM-L6-v2 loses more than 1%.
 _MOST_ERROR = 10.0

@@ -23,6 +23,7 @@ from maskdial_export.rewrite import (
     part_skip_layer_norms,
     project_packs,
     share_transposed_weights,
+    sum_in_order,
 )
 
 OPSET = 20  # the first with Gelu
@@ -103,6 +104,7 @@ def optimise(model: ir.Model, packs: Sequence[tuple[str, ...]] = ()) -> ir.Model
         model, _ = optimize_for_ort(model)
         passes.DeduplicateInitializersPass()(model)
         cancel_reshapes(model.graph)
+        sum_in_order(model.graph)
         part_skip_layer_norms(model.graph)
         project_packs(model.graph, packs)
         give_attention_biases(model.graph)

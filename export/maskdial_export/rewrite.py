@@ -163,6 +163,30 @@ def _before_row_wise(value: ir.Value | None) -> ir.Node | None:
     return None
 
 
+def sum_in_order(graph: ir.Graph) -> None:
+    """Lets sums over a text's tokens, (batch, length, width), add one token after the other.
+
+    ``ReduceSum`` adds in an order that depends on the length, so the last bits of a mean over the
+    tokens would depend on the padding. A running sum ends with the same number, and what is masked
+    adds zeros to it.
+    """
+    for node in list(graph):
+        if node.op_type != "ReduceSum" or node.attributes.get_int("keepdims", 1):
+            continue
+        summed, axes = node.inputs[0], constant(node.inputs[1])
+        if summed is None or summed.shape is None or len(summed.shape) != 3 or axes is None:
+            continue
+        if axes.tolist() != [1]:
+            continue
+        axis = add_initializer(graph, "sum.axis", np.array(1))
+        last = add_initializer(graph, "sum.last", np.array(-1))
+        running = ir.node("CumSum", [summed, axis])
+        total = ir.node("Gather", [running.outputs[0], last], {"axis": 1})
+        graph.insert_before(node, [running, total])
+        replace_value(node.outputs[0], total.outputs[0])
+        graph.remove(node, safe=True)
+
+
 def part_skip_layer_norms(graph: ir.Graph) -> None:
     """Puts ``Add`` and ``LayerNormalization`` in the place of ``SkipLayerNormalization``.
 

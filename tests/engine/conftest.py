@@ -1,15 +1,17 @@
-"""The real engine over the starter model that ships, driven step by step; no HTTP."""
+"""The real engine over real models, driven step by step; no HTTP."""
 
 import asyncio
 import random
+from collections.abc import Callable
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass, field
 
 import numpy as np
 import pytest
+import tokenizers
 from numpy.typing import NDArray
 
-from maskdial.bundle import load_bundle
+from maskdial.bundle import Bundle, load_bundle
 from maskdial.causal.engine import CausalEngine
 from maskdial.causal.grammar import Grammar, GrammarCompiler, GrammarKind, GrammarValue
 from maskdial.causal.params import SamplingParams
@@ -232,11 +234,11 @@ class Bench:
         return asyncio.run(main())
 
 
-class Starter:
-    """The starter model, loaded once."""
+class LoadedModel:
+    """A causal model, loaded once."""
 
-    def __init__(self) -> None:
-        self.bundle = load_bundle("starter", STARTER_FOLDER / "causal")
+    def __init__(self, bundle: Bundle) -> None:
+        self.bundle = bundle
         self.manifest = self.bundle.manifest
         self.tokenizer = Tokenizer.from_file(self.bundle.tokenizer, self.manifest.special_tokens)
         self.session = Session(self.bundle.graph, SessionOptions("cpu", 1, False))
@@ -245,8 +247,6 @@ class Starter:
             vocab_size=self.manifest.vocab_size,
             eos_token_ids=self.manifest.special_tokens.eos,
         )
-        assert self.manifest.kv is not None
-        assert self.manifest.kv.query_block == BLOCK
 
     def bench(
         self,
@@ -273,12 +273,14 @@ class Starter:
             max_length=max_length,
             vocab_size=vocab_size,
             prefill_chunk_tokens=chunk,
-            block_tokens=BLOCK,
+            block_tokens=layout.query_block,
             max_queue=1000,
             eos_token_ids=self.manifest.special_tokens.eos
             if eos_token_ids is None
             else eos_token_ids,
-            prefix_cache=PrefixCache(model="starter", block_tokens=BLOCK, max_bytes=cache_bytes)
+            prefix_cache=PrefixCache(
+                model="starter", block_tokens=layout.query_block, max_bytes=cache_bytes
+            )
             if cache_bytes
             else None,
             max_drafts=max_drafts,
@@ -300,5 +302,49 @@ class Starter:
 
 
 @pytest.fixture(scope="session")
-def starter() -> "Starter":
-    return Starter()
+def starter() -> LoadedModel:
+    """The int8 model that ships, under the causal mask."""
+    loaded = LoadedModel(load_bundle("starter", STARTER_FOLDER / "hybrid"))
+    assert loaded.manifest.kv is not None
+    assert loaded.manifest.kv.query_block == BLOCK
+    return loaded
+
+
+@pytest.fixture(scope="session")
+def tiny(
+    byte_tokenizer: Callable[..., tokenizers.Tokenizer], tmp_path_factory: pytest.TempPathFactory
+) -> LoadedModel:
+    """A small fp32 model of random weights but for its head, which goes in a circle of letters."""
+    import torch
+    import transformers
+
+    from maskdial_export.export import export
+
+    folder = tmp_path_factory.mktemp("tiny")
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    tokenizer = byte_tokenizer()
+    tokenizer.save(str(folder / "tokenizer.json"))
+    config = transformers.LlamaConfig(
+        vocab_size=tokenizer.get_vocab_size(),
+        hidden_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        intermediate_size=48,
+        max_position_embeddings=MAX_LENGTH,
+        bos_token_id=0,
+        eos_token_id=2,
+        pad_token_id=None,
+        initializer_range=0.15,
+    )
+    model = transformers.LlamaForCausalLM(config)
+    circle = [tokenizer.token_to_id(letter) for letter in "abcdefg"]
+    with torch.no_grad():
+        table = model.model.embed_tokens.weight.normal_()
+        head = torch.zeros_like(table)
+        head[circle] = 0.3 * table[circle[-1:] + circle[:-1]]  # each is like the one before it
+        model.lm_head.weight.copy_(head)
+    model.save_pretrained(folder)
+    export(str(folder), folder / "bundle")
+    return LoadedModel(load_bundle("tiny", folder / "bundle"))

@@ -10,7 +10,7 @@ import pytest
 from maskdial.causal.params import SamplingParams
 from maskdial.causal.sequence import SharedPrompt
 
-NUM_REQUESTS = 200
+NUM_REQUESTS = 120
 EOS = 0
 STOPS = (" the", "e", "an", ".", ", ", "th", " a", "ing", "\n")
 
@@ -125,7 +125,7 @@ def test_the_requests_take_every_path(requests: list[Any], alone: list[Any]) -> 
 
 @pytest.mark.parametrize(
     ("slots", "chunk", "cache_bytes"),
-    [(8, 256, 0), (8, 64, 2**26), (3, 128, 1_000_000)],
+    [(8, 256, 0), (8, 64, 2**26), (3, 128, 2_400_000)],
 )
 def test_alone_and_in_random_company_are_equal(
     starter: Any,

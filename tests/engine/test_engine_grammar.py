@@ -17,7 +17,7 @@ from maskdial.causal.grammar import GrammarMatcher
 from maskdial.causal.sequence import SharedPrompt
 from maskdial.errors import ValidationError
 
-NUM_REPLIES = int(os.environ.get("MASKDIAL_JSON_REPLIES", "24"))
+NUM_REPLIES = int(os.environ.get("MASKDIAL_JSON_REPLIES", "12"))
 STORY = "Once upon a time there was a little"
 
 SHORT_TEXT = {"type": "string", "maxLength": 8}
@@ -85,7 +85,7 @@ def test_replies_fit_their_schema(starter: Any) -> None:
         assert reply.reason == "eos_token"
         validator.validate(json.loads(reply.text))
     assert len({reply.text for reply in replies}) > 0.9 * NUM_REPLIES
-    assert starter.bench().run_alone(requests[:5]) == replies[:5]
+    assert starter.bench().run_alone(requests[:3]) == replies[:3]
 
 
 @pytest.mark.parametrize("greedy", [True, False])

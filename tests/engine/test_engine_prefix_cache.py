@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 BLOCK = 64
-BLOCK_BYTES = 5 * 2 * 2 * BLOCK * 32 * 4  # layers, keys and values, heads, tokens, width, float32
+BLOCK_BYTES = 6 * 2 * 4 * BLOCK * 32 * 4  # layers, keys and values, heads, tokens, width, float32
 AMPLE = 100 * BLOCK_BYTES
 
 
@@ -37,7 +37,7 @@ def test_prompts_that_begin_alike(starter: Any) -> None:
             common[: rng.randint(1, 280)] + starter.random_prompt(rng, rng.randint(1, 100)),
             max_new_tokens=8,
         )
-        for _ in range(60)
+        for _ in range(40)
     ]
     wanted = starter.bench().run_alone(requests)
     bench = starter.bench(cache_bytes=AMPLE, chunk=128, slots=4)
@@ -57,7 +57,7 @@ def test_a_cache_too_small_for_all(starter: Any, num_blocks: float) -> None:
         starter.request(
             rng.choice(commons) + starter.random_prompt(rng, rng.randint(1, 70)), max_new_tokens=3
         )
-        for _ in range(40)
+        for _ in range(25)
     ]
     wanted = starter.bench().run_alone(requests)
     bench = starter.bench(cache_bytes=int(num_blocks * BLOCK_BYTES), slots=3)

@@ -34,9 +34,9 @@ def metrics() -> Metrics:
 @pytest.fixture
 def model(metrics: Metrics) -> Iterator[CausalModel]:
     config = Config(
-        slots=SLOTS, max_queue=30, prefill_chunk_tokens=64, prefix_cache_bytes=5_000_000
+        slots=SLOTS, max_queue=30, prefill_chunk_tokens=64, prefix_cache_bytes=12_000_000
     )
-    served = load_model("starter", STARTER_FOLDER / "causal", config, metrics)
+    served = load_model("starter", STARTER_FOLDER / "hybrid", config, metrics)
     assert isinstance(served, CausalModel)
     yield served
     served.engine.stop(grace=0)

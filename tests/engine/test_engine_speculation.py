@@ -1,9 +1,10 @@
 """Guessing ahead changes how fast a text comes, and nothing else.
 
-The attention kernel for several tokens differs from the one for a single token in the last bits.
-The starter model is int8, so now and then the last bits decide which way an activation is rounded,
-and log-probabilities differ by as much as one of 255 steps makes of it (0.09 at most, seen here). A
-text may part from the other where two tokens are as likely to that degree, which is checked.
+The attention kernel for several tokens differs from the one for a single token in the last bits,
+and that is all there is to see in fp32. The starter model is int8, so now and then the last bits
+decide which way an activation is rounded, and log-probabilities differ by as much as one of 255
+steps makes of it (0.05 at most, seen here). A text may part from the other where two tokens are as
+likely to that degree, which is checked.
 """
 
 import asyncio
@@ -50,6 +51,13 @@ def num_equal(drafted: Any, plain: Any) -> int:
     return min(len(drafted.token_ids), len(plain.token_ids))
 
 
+def check_same(drafted: list[Any], plain: list[Any]) -> None:
+    """Token for token, and in their log-probabilities but for the last bits."""
+    for one, other in zip(drafted, plain, strict=True):
+        assert (one.token_ids, one.text, one.reason) == (other.token_ids, other.text, other.reason)
+        assert one.logprobs == pytest.approx(other.logprobs, abs=LAST_BITS)
+
+
 def check_bookkeeping(bench: Any, num_generated: int) -> None:
     """Every pass gives one token, and one more for each draft that held."""
     tally, runner = bench.tally, bench.runner
@@ -62,10 +70,19 @@ def check_bookkeeping(bench: Any, num_generated: int) -> None:
 
 
 @pytest.mark.parametrize("max_new_tokens", [1, 2, 70])
-def test_greedy_texts_are_the_same(starter: Any, max_new_tokens: int) -> None:
+def test_greedy_texts_are_the_same(tiny: Any, max_new_tokens: int) -> None:
+    requests = [tiny.request(prompt, max_new_tokens=max_new_tokens) for prompt in prompts(tiny)]
+    bench = tiny.bench(max_drafts=MAX_DRAFTS)
+    drafted = bench.run_alone(requests)
+    check_same(drafted, tiny.bench().run_alone(requests))
+    check_bookkeeping(bench, sum(len(reply.token_ids) for reply in drafted))
+    num_accepted = sum(accepted for _, accepted in bench.tally.drafts)
+    assert (num_accepted > bench.tally.num_generated / 3) == (max_new_tokens == 70)
+
+
+def test_greedy_texts_in_int8_part_only_where_two_tokens_are_as_likely(starter: Any) -> None:
     requests = [
-        starter.request(prompt, max_new_tokens=max_new_tokens, top_n_tokens=2)
-        for prompt in prompts(starter)
+        starter.request(prompt, max_new_tokens=40, top_n_tokens=2) for prompt in prompts(starter)
     ]
     bench = starter.bench(max_drafts=MAX_DRAFTS)
     drafted = bench.run_alone(requests)
@@ -82,11 +99,10 @@ def test_greedy_texts_are_the_same(starter: Any, max_new_tokens: int) -> None:
             assert best - second < A_STEP
         else:
             assert (one.text, one.reason) == (other.text, other.reason)
-    assert num_parted <= 1
+    assert num_parted < len(requests) / 2
     assert sum(each < LAST_BITS for each in differences) > 0.8 * len(differences)
     check_bookkeeping(bench, sum(len(reply.token_ids) for reply in drafted))
-    num_accepted = sum(accepted for _, accepted in bench.tally.drafts)
-    assert (num_accepted > bench.tally.num_generated / 3) == (max_new_tokens == 70)
+    assert sum(accepted for _, accepted in bench.tally.drafts) > 0
 
 
 @pytest.mark.parametrize(
@@ -98,38 +114,33 @@ def test_greedy_texts_are_the_same(starter: Any, max_new_tokens: int) -> None:
         {"typical_p": 0.4, "min_p": 0.1, "logit_bias": ((0, 4.0),), "min_new_tokens": 20},
     ],
 )
-def test_seeded_texts_are_the_same(starter: Any, params: dict[str, Any]) -> None:
+def test_seeded_texts_are_the_same(tiny: Any, params: dict[str, Any]) -> None:
     """Each token is drawn with its own random number, however it was come by."""
     requests = [
-        starter.request(prompt, max_new_tokens=40, do_sample=True, seed=seed, **params)
-        for seed, prompt in enumerate(prompts(starter))
+        tiny.request(prompt, max_new_tokens=40, do_sample=True, seed=seed, **params)
+        for seed, prompt in enumerate(prompts(tiny))
     ]
-    bench = starter.bench(max_drafts=MAX_DRAFTS)
+    bench = tiny.bench(max_drafts=MAX_DRAFTS)
     drafted = bench.run_alone(requests)
-    plain = starter.bench().run_alone(requests)
-    num_parted = 0
-    for one, other in zip(drafted, plain, strict=True):
-        num_equal(one, other)
-        num_parted += one.token_ids != other.token_ids
-    assert num_parted <= 1  # where a random number falls on the border of two tokens
+    check_same(drafted, tiny.bench().run_alone(requests))
     check_bookkeeping(bench, sum(len(reply.token_ids) for reply in drafted))
     assert sum(accepted for _, accepted in bench.tally.drafts) > 0
 
 
-LOOP = "I am a man of a man, and I am a man of a man, and I am a man of a man, and I"
+LOOP = "abcdefg" * 6
 
 
 @pytest.fixture(scope="module")
-def loop(starter: Any) -> Any:
+def loop(tiny: Any) -> Any:
     """A text that repeats itself, so that nearly all drafts hold."""
-    (plain,) = starter.bench().run_alone([starter.request(LOOP, max_new_tokens=60)])
+    (plain,) = tiny.bench().run_alone([tiny.request(LOOP, max_new_tokens=60)])
     return plain
 
 
 @pytest.mark.parametrize("max_new_tokens", [*range(1, 13), 20, 33])
-def test_no_token_beyond_the_last(starter: Any, loop: Any, max_new_tokens: int) -> None:
-    bench = starter.bench(max_drafts=MAX_DRAFTS)
-    request = starter.request(LOOP, max_new_tokens=max_new_tokens)
+def test_no_token_beyond_the_last(tiny: Any, loop: Any, max_new_tokens: int) -> None:
+    bench = tiny.bench(max_drafts=MAX_DRAFTS)
+    request = tiny.request(LOOP, max_new_tokens=max_new_tokens)
     (reply,) = bench.run_alone([request])
     assert bench.runner.furthest < len(request.prompt) + max_new_tokens
     assert reply.token_ids == loop.token_ids[:max_new_tokens]
@@ -140,10 +151,10 @@ def test_no_token_beyond_the_last(starter: Any, loop: Any, max_new_tokens: int) 
 
 
 @pytest.mark.parametrize("room", [1, 2, 3, 7, 12, 25])
-def test_no_token_beyond_the_context(starter: Any, loop: Any, room: int) -> None:
-    request = starter.request(LOOP, max_new_tokens=60)
+def test_no_token_beyond_the_context(tiny: Any, loop: Any, room: int) -> None:
+    request = tiny.request(LOOP, max_new_tokens=60)
     max_length = len(request.prompt) + room
-    bench = starter.bench(max_drafts=MAX_DRAFTS, max_length=max_length)
+    bench = tiny.bench(max_drafts=MAX_DRAFTS, max_length=max_length)
     (reply,) = bench.run_alone([request])
     assert reply.token_ids == loop.token_ids[:room]
     assert reply.reason == "length"
@@ -152,7 +163,7 @@ def test_no_token_beyond_the_context(starter: Any, loop: Any, room: int) -> None
 
 @pytest.mark.parametrize("how", ["stop token", "end of sequence", "ignored end of sequence"])
 def test_a_token_that_ends_the_text_ends_it_inside_of_drafts(
-    starter: Any, loop: Any, how: str
+    tiny: Any, loop: Any, how: str
 ) -> None:
     """Every token of the loop in turn, in several places of the drafts."""
     num_inside = 0
@@ -160,36 +171,40 @@ def test_a_token_that_ends_the_text_ends_it_inside_of_drafts(
         begin = place - 3
         ending = loop.token_ids[place]
         eos_token_ids = [] if how == "stop token" else [ending]
-        request = starter.request(
-            starter.request(LOOP).prompt + loop.token_ids[:begin],
+        request = tiny.request(
+            tiny.request(LOOP).prompt + loop.token_ids[:begin],
             max_new_tokens=15,
             stop_token_ids=frozenset({ending}) if how == "stop token" else frozenset(),
             ignore_eos=how == "ignored end of sequence",
         )
-        bench = starter.bench(max_drafts=MAX_DRAFTS, eos_token_ids=eos_token_ids)
+        bench = tiny.bench(max_drafts=MAX_DRAFTS, eos_token_ids=eos_token_ids)
         (reply,) = bench.run_alone([request])
-        (wanted,) = starter.bench(eos_token_ids=eos_token_ids).run_alone([request])
+        (wanted,) = tiny.bench(eos_token_ids=eos_token_ids).run_alone([request])
         assert reply.token_ids == wanted.token_ids
         assert (reply.text, reply.texts, reply.reason) == (wanted.text, wanted.texts, wanted.reason)
         check_bookkeeping(bench, len(wanted.token_ids))
         assert (wanted.reason == "length") == (how == "ignored end of sequence")
-        num_inside += any(accepted < num for num, accepted in bench.tally.drafts)
+        # An ignored one is taken for a guess like any other, and ends no draft.
+        num_inside += any(
+            accepted > 0 if how == "ignored end of sequence" else accepted < num
+            for num, accepted in bench.tally.drafts
+        )
     assert num_inside > 5
 
 
 @pytest.mark.parametrize("include_stop", [True, False])
 def test_a_stop_string_ends_the_text_inside_of_drafts(
-    starter: Any, loop: Any, include_stop: bool
+    tiny: Any, loop: Any, include_stop: bool
 ) -> None:
     num_inside = 0
     for start in range(20, len(loop.text) - 8, 5):
         stop = loop.text[:start][-12:]  # it may stand earlier in the text, too
-        request = starter.request(
+        request = tiny.request(
             LOOP, max_new_tokens=60, stop=(stop,), include_stop=include_stop, min_new_tokens=8
         )
-        bench = starter.bench(max_drafts=MAX_DRAFTS)
+        bench = tiny.bench(max_drafts=MAX_DRAFTS)
         (reply,) = bench.run_alone([request])
-        (wanted,) = starter.bench().run_alone([request])
+        (wanted,) = tiny.bench().run_alone([request])
         assert reply.token_ids == wanted.token_ids
         assert (reply.text, reply.texts, reply.reason) == (wanted.text, wanted.texts, wanted.reason)
         check_bookkeeping(bench, len(wanted.token_ids))
@@ -198,14 +213,14 @@ def test_a_stop_string_ends_the_text_inside_of_drafts(
     assert num_inside > 0
 
 
-def test_guessing_ends_when_others_come(starter: Any, loop: Any) -> None:
+def test_guessing_ends_when_others_come(tiny: Any, loop: Any) -> None:
     """And begins again when they are gone; the text goes on as if nobody had come."""
-    other = starter.request(range(5, 60), max_new_tokens=6)
-    (other_alone,) = starter.bench().run_alone([other])
-    bench = starter.bench(max_drafts=MAX_DRAFTS)
+    other = tiny.request(range(5, 60), max_new_tokens=6)
+    (other_alone,) = tiny.bench().run_alone([other])
+    bench = tiny.bench(max_drafts=MAX_DRAFTS)
 
     async def main() -> None:
-        reader = bench.submit(starter.request(LOOP, max_new_tokens=60))
+        reader = bench.submit(tiny.request(LOOP, max_new_tokens=60))
         await bench.step(4)
         num_alone = len(bench.tally.drafts)
         assert num_alone > 0
@@ -220,11 +235,11 @@ def test_guessing_ends_when_others_come(starter: Any, loop: Any) -> None:
     asyncio.run(main())
 
 
-def test_leaving_between_drafts(starter: Any) -> None:
+def test_leaving_between_drafts(tiny: Any) -> None:
     """Whatever was guessed leaves nothing behind in the slot or the cache."""
-    bench = starter.bench(max_drafts=MAX_DRAFTS, cache_bytes=2**26, slots=1)
-    requests = [starter.request(LOOP, max_new_tokens=60), starter.request(range(9, 300))]
-    wanted = starter.bench().run_alone(requests)
+    bench = tiny.bench(max_drafts=MAX_DRAFTS, cache_bytes=2**26, slots=1)
+    requests = [tiny.request(LOOP, max_new_tokens=60), tiny.request(range(9, 250))]
+    wanted = tiny.bench().run_alone(requests)
 
     async def main() -> None:
         reader = bench.submit(requests[0], timeout=0.001)
@@ -252,14 +267,14 @@ def test_a_grammar_is_not_guessed_at(starter: Any) -> None:
     assert bench.tally.drafts == []
 
 
-def test_guesses_grow_while_they_hold_and_shrink_when_they_do_not(starter: Any) -> None:
+def test_guesses_grow_while_they_hold_and_shrink_when_they_do_not(tiny: Any) -> None:
     drawn = [
-        starter.request((5, 6) * 40, max_new_tokens=100, do_sample=True, seed=seed, ignore_eos=True)
+        tiny.request(LOOP, max_new_tokens=100, do_sample=True, temperature=2.0, seed=seed)
         for seed in range(6)
     ]
     largest = []
-    for request in (starter.request(LOOP, max_new_tokens=200), *drawn):
-        bench = starter.bench(max_drafts=64)
+    for request in (tiny.request(LOOP, max_new_tokens=200), *drawn):
+        bench = tiny.bench(max_drafts=64)
         bench.run_alone([request])
         most = 4
         for num_drafts, num_accepted in bench.tally.drafts:

@@ -34,8 +34,6 @@ CAUSAL = [
     "phi3",
     "gemma2",
 ]
-# The mean over a text's tokens is summed in an order that depends on the padding
-NOT_INVARIANT = {"modernbert-classify"}
 
 Bundle = Callable[[str], Path]
 
@@ -125,11 +123,10 @@ def test_classification_logits_equal_torch(
     has_types = "token_type_ids" in {value.name for value in graph.get_inputs()}
     expected = torch_masked(load_reference(checkpoint(name)), feeds, has_types)
     np.testing.assert_allclose(logits, expected, atol=TOLERANCE, rtol=0)
-    assert manifest.batch_invariant == (name not in NOT_INVARIANT)
-    if manifest.batch_invariant:
-        for index, text in enumerate(texts):
-            (alone,) = run(graph, masked_feeds([text], [], 0))
-            np.testing.assert_array_equal(alone[0], logits[index])
+    assert manifest.batch_invariant
+    for index, text in enumerate(texts):
+        (alone,) = run(graph, masked_feeds([text], [], 0))
+        np.testing.assert_array_equal(alone[0], logits[index])
 
 
 class Cache:

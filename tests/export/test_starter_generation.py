@@ -1,28 +1,29 @@
-"""The shipped causal bundle against transformers' `generate`, token for token.
+"""The shipped model with both masks against transformers, under each of its masks.
 
 The checkpoint that the bundle was made from does not ship, so the model is put together again from
 the graph's weights: only the weights come from there, the arithmetic is transformers' own.
 """
 
 import asyncio
-from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
 import pytest
 import torch
+from numpy.typing import NDArray
 from onnx import numpy_helper
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import Qwen3Config, Qwen3ForCausalLM
 
-from maskdial.bundle import load_bundle
+from maskdial.bundle import Bundle, load_bundles
 from maskdial.causal.params import SamplingParams
 from maskdial.causal.sequence import Sequence
 from maskdial.config import Config
 from maskdial.metrics import Metrics
-from maskdial.served import STARTER_FOLDER, CausalModel, load_model
+from maskdial.runtime import Session, SessionOptions
+from maskdial.served import STARTER_FOLDER, CausalModel, start_model
 from maskdial.tokenizer import Tokenizer
 
-BUNDLE = STARTER_FOLDER / "causal"
 NEW_TOKENS = 48
 A_STEP = 0.2  # in log-probability: what one rounding step may make of it
 PROMPTS = [
@@ -35,69 +36,71 @@ PROMPTS = [
     "The cat and the mouse",
     "Far away, where the swallows fly when it is winter,",
 ]
+BLANKS = [
+    "The old king lived in a [MASK] by the sea.",
+    "[MASK]!",
+    "The [MASK] barked at the cat all through the night, and in the morning it was [MASK].",
+    "In the morning the [MASK] called his three sons and told them that " * 12,
+]
 
 
-def rebuild(folder: Path) -> LlamaForCausalLM:
-    """The transformers model with the weights of an exported int8 Llama graph, and its rounding."""
-    graph = onnx.load(folder / "model.onnx").graph
+def rebuild(bundle: Bundle) -> Qwen3ForCausalLM:
+    """The transformers model with the weights of an exported int8 Qwen3 graph, and its rounding."""
+    graph = onnx.load(bundle.graph).graph
     weights = {each.name: numpy_helper.to_array(each) for each in graph.initializer}
-    norms, matrices = [], []
-    for node in graph.node:
-        held = [weights[name] for name in node.input if name in weights]
-        if "LayerNormalization" in node.op_type:
-            norms.append(held[0])
-        elif node.op_type == "MatMulIntegerToFloat":
-            integers, _step, scale, _zero_point = held
-            matrices.append((integers.astype(np.float32) * scale).T)
-    attention = next(node for node in graph.node if node.op_type == "GroupQueryAttention")
-    attributes = {a.name: onnx.helper.get_attribute_value(a) for a in attention.attribute}
-    cos = next(weights[name] for name in attention.input if name == "cos")
-    embedding = next(weights[node.input[0]] for node in graph.node if node.op_type == "Gather")
-    num_layers = (len(norms) - 1) // 2
-    *matrices, head = matrices
-    assert len(matrices) == 5 * num_layers, "qkv, output, gate, up and down of each layer"
-    config = LlamaConfig(
-        vocab_size=embedding.shape[0],
-        hidden_size=embedding.shape[1],
-        intermediate_size=matrices[2].shape[0],
-        num_hidden_layers=num_layers,
-        num_attention_heads=attributes["num_heads"],
-        num_key_value_heads=attributes["kv_num_heads"],
-        head_dim=2 * cos.shape[1],
-        max_position_embeddings=cos.shape[0],
-        rms_norm_eps=1e-6,
-        tie_word_embeddings=False,
-        eos_token_id=0,
-        pad_token_id=0,
-    )
-    state = {
-        "model.embed_tokens.weight": embedding,
-        "model.norm.weight": norms[-1],
-        "lm_head.weight": head,
-    }
-    kv_size = config.num_key_value_heads * config.head_dim
-    for layer in range(num_layers):
-        prefix = f"model.layers.{layer}."
-        qkv, output, gate, up, down = matrices[5 * layer : 5 * layer + 5]
-        query, key, value = np.split(qkv, [qkv.shape[0] - 2 * kv_size, qkv.shape[0] - kv_size])
-        state |= {
-            prefix + "self_attn.q_proj.weight": query,
-            prefix + "self_attn.k_proj.weight": key,
-            prefix + "self_attn.v_proj.weight": value,
-            prefix + "self_attn.o_proj.weight": output,
-            prefix + "mlp.gate_proj.weight": gate,
-            prefix + "mlp.up_proj.weight": up,
-            prefix + "mlp.down_proj.weight": down,
-            prefix + "input_layernorm.weight": norms[2 * layer],
-            prefix + "post_attention_layernorm.weight": norms[2 * layer + 1],
-        }
-    model = LlamaForCausalLM(config).eval()
+    state = {}
+    for name, array in weights.items():
+        module, _, kind = name.rpartition(".")
+        if kind == "weight":
+            state[name.removeprefix("model.")] = array
+        elif kind == "int8":
+            # A table has rows of its own scale, a product's matrix columns; it stands transposed.
+            product = array.astype(np.float32) * weights[f"{module}.scale"]
+            state[f"{module}.weight"] = product if module == "model.embed_tokens" else product.T
+    model = Qwen3ForCausalLM(make_config(graph, weights, state)).eval()
     tensors = {name: torch.from_numpy(array.copy()) for name, array in state.items()}
-    model.load_state_dict(tensors)
+    model.load_state_dict(tensors | {"lm_head.weight": tensors["model.embed_tokens.weight"]})
     for module in model.modules():
         if isinstance(module, torch.nn.Linear):
             module.register_forward_pre_hook(round_rows)
     return model
+
+
+def make_config(
+    graph: onnx.GraphProto, weights: dict[str, NDArray[Any]], state: dict[str, NDArray[Any]]
+) -> Qwen3Config:
+    """The shape, as the arrays and the tables of the positions' angles have it."""
+    cos, sin = weights["cos"], weights["sin"]
+    angles = np.arctan2(sin[1].astype(np.float64), cos[1].astype(np.float64))
+    head_dim = 2 * len(angles)
+    first = "model.layers.0."
+    norms = {
+        onnx.helper.get_attribute_value(attribute)
+        for node in graph.node
+        if "LayerNormalization" in node.op_type
+        for attribute in node.attribute
+        if attribute.name == "epsilon"
+    }
+    (epsilon,) = norms
+    vocab_size, hidden_size = state["model.embed_tokens.weight"].shape
+    return Qwen3Config(
+        vocab_size=vocab_size,
+        hidden_size=hidden_size,
+        intermediate_size=len(state[first + "mlp.up_proj.weight"]),
+        num_hidden_layers=sum(name.endswith("mlp.up_proj.weight") for name in state),
+        num_attention_heads=len(state[first + "self_attn.q_proj.weight"]) // head_dim,
+        num_key_value_heads=len(state[first + "self_attn.k_proj.weight"]) // head_dim,
+        head_dim=head_dim,
+        max_position_embeddings=len(cos),
+        rope_parameters={
+            "rope_type": "default",
+            # The last angle is theta ** (2 / head_dim - 1).
+            "rope_theta": float(angles[-1] ** (1 / (2 / head_dim - 1))),
+        },
+        rms_norm_eps=epsilon,
+        tie_word_embeddings=True,
+        attn_implementation="eager",
+    )
 
 
 def round_rows(_module: torch.nn.Module, read: tuple[torch.Tensor]) -> tuple[torch.Tensor]:
@@ -126,19 +129,33 @@ def generate(model: CausalModel, prompts: list[list[int]]) -> list[Text]:
 
 
 @pytest.fixture(scope="module")
-def prompts() -> list[list[int]]:
-    manifest = load_bundle("causal", BUNDLE).manifest
-    tokenizer = Tokenizer.from_file(BUNDLE / "tokenizer.json", manifest.special_tokens)
-    return [tokenizer.encode(prompt).ids for prompt in PROMPTS]
+def bundles() -> tuple[Bundle, ...]:
+    """The same weights under the causal mask and under the full one."""
+    return load_bundles("hybrid", STARTER_FOLDER / "hybrid")
 
 
 @pytest.fixture(scope="module")
-def texts(prompts: list[list[int]]) -> dict[str, list[Text]]:
+def reference(bundles: tuple[Bundle, ...]) -> Qwen3ForCausalLM:
+    return rebuild(bundles[0])
+
+
+def encode(bundle: Bundle, texts: list[str]) -> list[list[int]]:
+    tokenizer = Tokenizer.from_file(bundle.tokenizer, bundle.manifest.special_tokens)
+    return [tokenizer.encode(text).ids for text in texts]
+
+
+@pytest.fixture(scope="module")
+def prompts(bundles: tuple[Bundle, ...]) -> list[list[int]]:
+    return encode(bundles[0], PROMPTS)
+
+
+@pytest.fixture(scope="module")
+def texts(bundles: tuple[Bundle, ...], prompts: list[list[int]]) -> dict[str, list[Text]]:
     """Alone and together, with prompts in one piece and in pieces."""
     found = {}
     for chunk in (256, 1):
         config = Config(slots=8, prefill_chunk_tokens=chunk)
-        model = load_model("causal", BUNDLE, config, Metrics(()))
+        model = start_model(bundles[0], config, Metrics(()))
         assert isinstance(model, CausalModel)
         try:
             found[f"alone, chunks of {chunk} or more"] = [
@@ -146,19 +163,18 @@ def texts(prompts: list[list[int]]) -> dict[str, list[Text]]:
             ]
             found[f"together, chunks of {chunk} or more"] = generate(model, prompts)
         finally:
-            model.engine.stop(0)
+            model.stop()
     return found
 
 
 def test_greedy_tokens_are_those_of_transformers(
-    prompts: list[list[int]], texts: dict[str, list[Text]]
+    reference: Qwen3ForCausalLM, prompts: list[list[int]], texts: dict[str, list[Text]]
 ) -> None:
     """Token by token, transformers reading what we wrote before.
 
     Where its sums differ in the last bit, an activation may be rounded the other way, and two
     tokens that are as likely to one such step may change places.
     """
-    reference = rebuild(BUNDLE)
     num_tokens = num_equal = 0
     for index, prompt in enumerate(prompts):
         found = texts["alone, chunks of 256 or more"][index]
@@ -178,3 +194,31 @@ def test_greedy_tokens_are_those_of_transformers(
 def test_log_probabilities_are_the_same_to_the_last_bit(texts: dict[str, list[Text]]) -> None:
     first, *others = texts.values()
     assert all(other == first for other in others)
+
+
+def test_every_tokens_probabilities_under_the_full_mask_are_those_of_transformers(
+    reference: Qwen3ForCausalLM, bundles: tuple[Bundle, ...]
+) -> None:
+    """Of a ragged batch. What a token is like is read in the row before it, as in generation."""
+    full = bundles[1]
+    encoded = encode(full, BLANKS)
+    length = max(map(len, encoded))
+    feeds = {
+        "input_ids": np.array([ids + [0] * (length - len(ids)) for ids in encoded]),
+        "lengths": np.array([len(ids) for ids in encoded], np.int32),
+        "rows": np.array(
+            [row * length + at for row, ids in enumerate(encoded) for at in range(1, len(ids))]
+        ),
+    }
+    found = Session(full.graph, SessionOptions("cpu", 1, False)).run(feeds)
+    expected = []
+    for ids in encoded:
+        everything = torch.zeros(1, 1, len(ids), len(ids))
+        with torch.no_grad():
+            expected.append(
+                reference(torch.tensor([ids]), attention_mask=everything).logits[0, :-1]
+            )
+    wanted = torch.cat(expected).log_softmax(dim=-1)
+    ours = torch.tensor(found).log_softmax(dim=-1)
+    assert float((ours - wanted).abs().max()) < A_STEP
+    assert float((ours.argmax(-1) == wanted.argmax(-1)).float().mean()) >= 0.98

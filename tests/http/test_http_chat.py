@@ -9,7 +9,7 @@ from typing import Any
 import httpx
 import pytest
 
-from maskdial.bundle import CHAT_TEMPLATE, TOKENIZER, hash_files, load_bundle, write_manifest
+from maskdial.bundle import CHAT_TEMPLATE, hash_files, load_bundle, write_manifest
 from maskdial.served import STARTER_FOLDER
 from maskdial_client import Client
 
@@ -35,23 +35,10 @@ BOS = 0
 
 
 def make_bundle(folder: Path, template: str) -> Path:
-    """The starter model with a chat template, and a tokenizer that begins texts with BOS."""
-    shutil.copytree(STARTER_FOLDER / "causal", folder)
+    """The causal starter with a chat template. Its tokenizer begins texts with BOS."""
+    shutil.copytree(STARTER_FOLDER / "hybrid", folder, ignore=shutil.ignore_patterns("*.full.*"))
     (folder / CHAT_TEMPLATE).write_text(template, encoding="utf-8")
-    tokenizer = json.loads((folder / TOKENIZER).read_text(encoding="utf-8"))
-    tokenizer["post_processor"] = {
-        "type": "TemplateProcessing",
-        "single": [
-            {"SpecialToken": {"id": "<|endoftext|>", "type_id": 0}},
-            {"Sequence": {"id": "A", "type_id": 0}},
-        ],
-        "pair": [{"Sequence": {"id": "A", "type_id": 0}}, {"Sequence": {"id": "B", "type_id": 1}}],
-        "special_tokens": {
-            "<|endoftext|>": {"id": "<|endoftext|>", "ids": [BOS], "tokens": ["<|endoftext|>"]}
-        },
-    }
-    (folder / TOKENIZER).write_text(json.dumps(tokenizer), encoding="utf-8")
-    manifest = load_bundle("causal", STARTER_FOLDER / "causal").manifest
+    manifest = load_bundle("hybrid", folder).manifest
     files = hash_files(folder, [*manifest.files, CHAT_TEMPLATE])
     write_manifest(folder, manifest.model_copy(update={"files": files}))
     return folder
@@ -65,7 +52,7 @@ def chat(
     endless = "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}"
     server = start_server(
         models={
-            "plain": STARTER_FOLDER / "causal",
+            "plain": STARTER_FOLDER / "hybrid",
             "chat": make_bundle(folder / "chat", TEMPLATE),
             "endless": make_bundle(folder / "endless", endless),
             "empty": make_bundle(folder / "empty", "{# nothing #}"),

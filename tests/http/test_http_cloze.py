@@ -11,9 +11,9 @@ from typing import Any
 import httpx
 import pytest
 
-MODEL = "masked"  # the starter bundle
+MODEL = "hybrid"  # the starter bundle
 TOP_K = 5
-FLOOR = 12  # sentences
+FLOOR = 26  # sentences
 
 CLOZE: list[dict[str, Any]] = json.loads(
     (Path(__file__).parents[1] / "data" / "cloze.json").read_text(encoding="utf-8")

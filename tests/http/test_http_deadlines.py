@@ -28,7 +28,7 @@ LONG = {"max_new_tokens": 500, "ignore_eos": True}
 MASKED_BODIES = {
     "/fill-mask": {"inputs": "The old king lived in a [MASK] by the sea."},
     "/classify": {"inputs": "A warm, funny and moving film."},
-    "/models/masked": {"inputs": ["a [MASK]", "the [MASK] sea"]},
+    "/models/hybrid": {"inputs": ["a [MASK]", "the [MASK] sea"]},
 }
 
 
@@ -47,7 +47,9 @@ def small_http(small: Any) -> Iterator[httpx.Client]:
 
 
 def model(server: Any, name: str) -> Any:
-    return server.server.config.app.state.models.get(name)
+    """A model by the name of its engine: of a second graph, ``NAME:full``."""
+    models = server.server.config.app.state.models
+    return next(each for each in models if each.bundle.label == name)
 
 
 @contextlib.contextmanager
@@ -102,13 +104,14 @@ def wait_for(condition: Callable[[], bool]) -> None:
 
 @contextlib.contextmanager
 def counted(http: httpx.Client, route: str, name: str, num_texts: int = 1) -> Iterator[None]:
-    """Inside, exactly one request of the route times out, with so many texts of the model."""
+    """Inside, exactly one request of the route times out, with so many texts of the engine."""
+    served = name.removesuffix(":full")
 
     def counts() -> tuple[float, float, float]:
         return (
             metric(http, "maskdial_cancelled_total", model=name, reason="timeout"),
             metric(http, "maskdial_cancelled_total", model=name, reason="disconnect"),
-            metric(http, "maskdial_requests_total", model=name, route=route, outcome="timeout"),
+            metric(http, "maskdial_requests_total", model=served, route=route, outcome="timeout"),
         )
 
     texts, gone, requests = counts()
@@ -140,14 +143,14 @@ def events(response: httpx.Response) -> list[dict[str, Any]]:
     [
         ("/generate", "/generate"),
         ("/generate_stream", "/generate_stream"),
-        ("/models/causal", "/models/{name}"),
+        ("/models/hybrid", "/models/{name}"),
     ],
 )
 def test_a_queued_request_is_given_up(
     small: Any, small_http: httpx.Client, route: str, label: str
 ) -> None:
-    engine = model(small, "causal").engine
-    with counted(small_http, label, "causal"), held(engine):
+    engine = model(small, "hybrid").engine
+    with counted(small_http, label, "hybrid"), held(engine):
         refused(small_http.post(route, json={"inputs": PROMPT, "timeout": 0.05}))
         assert engine.num_waiting == 0
         assert engine.num_running == 0
@@ -162,7 +165,7 @@ def test_a_queued_request_is_given_up(
 def test_all_texts_of_a_request_are_given_up_together(
     small: Any, small_http: httpx.Client, changes: dict[str, Any]
 ) -> None:
-    engine = model(small, "causal").engine
+    engine = model(small, "hybrid").engine
     with held(engine, num_steps=1):
         refused(small_http.post("/generate", json={"inputs": PROMPT, "timeout": 0.2} | changes))
         assert engine.num_waiting == 0
@@ -170,11 +173,11 @@ def test_all_texts_of_a_request_are_given_up_together(
 
 
 def test_a_running_request_is_stopped(small: Any, small_http: httpx.Client) -> None:
-    engine = model(small, "causal").engine
+    engine = model(small, "hybrid").engine
     body = {"inputs": PROMPT, "parameters": LONG, "timeout": 0.5}
     with (
         ThreadPoolExecutor() as pool,
-        counted(small_http, "/generate", "causal"),
+        counted(small_http, "/generate", "hybrid"),
         held(engine, num_steps=3),
     ):
         request = pool.submit(small_http.post, "/generate", json=body)
@@ -186,13 +189,13 @@ def test_a_running_request_is_stopped(small: Any, small_http: httpx.Client) -> N
 
 def test_a_deadline_without_holding_anything(small: Any, small_http: httpx.Client) -> None:
     body = {"inputs": PROMPT, "parameters": LONG, "timeout": 0.02}
-    with counted(small_http, "/generate", "causal"):
+    with counted(small_http, "/generate", "hybrid"):
         refused(small_http.post("/generate", json=body))
-    idle(small_http, model(small, "causal").engine)
+    idle(small_http, model(small, "hybrid").engine)
 
 
 def test_who_waits_behind_a_stopped_request_is_served(small: Any, small_http: httpx.Client) -> None:
-    engine = model(small, "causal").engine
+    engine = model(small, "hybrid").engine
     body = {"inputs": PROMPT, "parameters": {"max_new_tokens": 5, "details": True}}
     alone = small_http.post("/generate", json=body).json()
     with ThreadPoolExecutor() as pool:
@@ -209,10 +212,10 @@ def test_who_waits_behind_a_stopped_request_is_served(small: Any, small_http: ht
 
 
 def test_a_stream_that_began_ends_with_an_error_event(small: Any, small_http: httpx.Client) -> None:
-    engine = model(small, "causal").engine
+    engine = model(small, "hybrid").engine
     body = {"inputs": PROMPT, "parameters": LONG, "timeout": 0.5}
     with (
-        counted(small_http, "/generate_stream", "causal"),
+        counted(small_http, "/generate_stream", "hybrid"),
         held(engine, num_steps=4),
         small_http.stream("POST", "/generate_stream", json=body) as response,
     ):
@@ -231,10 +234,10 @@ def test_a_silent_stream_ends_with_an_error_event(
     """The stream begins after a while without a token; from then on errors are events."""
     for module in ("generate", "wire"):
         monkeypatch.setattr(f"maskdial.api.{module}.KEEP_ALIVE_SECONDS", 0.05)
-    engine = model(small, "causal").engine
+    engine = model(small, "hybrid").engine
     body = {"inputs": PROMPT, "parameters": LONG, "timeout": 0.5}
     with (
-        counted(small_http, "/generate_stream", "causal"),
+        counted(small_http, "/generate_stream", "hybrid"),
         held(engine),
         small_http.stream("POST", "/generate_stream", json=body) as response,
     ):
@@ -250,7 +253,7 @@ def test_a_silent_stream_ends_with_an_error_event(
 def test_masked_requests_are_given_up(
     small: Any, small_http: httpx.Client, route: str, queued: bool
 ) -> None:
-    name = "sentiment" if route == "/classify" else "masked"
+    name = "sentiment" if route == "/classify" else "hybrid:full"
     engine = model(small, name).engine
     body = MASKED_BODIES[route]
     label = "/models/{name}" if route.startswith("/models") else route
@@ -272,13 +275,13 @@ def test_the_servers_own_limit(start_server: Callable[..., Any]) -> None:
     server = start_server(request_timeout=0.2, slots=1)
     try:
         with httpx.Client(base_url=server.url, timeout=60) as http:
-            engine = model(server, "causal").engine
+            engine = model(server, "hybrid").engine
             for asked in ({}, {"timeout": 3600}):
-                with counted(http, "/generate", "causal"), held(engine):
+                with counted(http, "/generate", "hybrid"), held(engine):
                     refused(http.post("/generate", json={"inputs": PROMPT} | asked))
-            engine = model(server, "masked").engine
+            engine = model(server, "hybrid:full").engine
             for asked in ({}, {"timeout": 3600}):
-                with counted(http, "/fill-mask", "masked"), held_session(engine):
+                with counted(http, "/fill-mask", "hybrid:full"), held_session(engine):
                     refused(http.post("/fill-mask", json=MASKED_BODIES["/fill-mask"] | asked))
     finally:
         server.stop()
@@ -311,8 +314,8 @@ def test_queued_requests_start_by_priority(
     start_server: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """By priority, then by arrival; every fourth start is the oldest one's, so nothing starves."""
-    server = start_server(models={"causal": STARTER_FOLDER / "causal"}, slots=1)
-    engine = model(server, "causal").engine
+    server = start_server(models={"hybrid": STARTER_FOLDER / "hybrid"}, slots=1)
+    engine = model(server, "hybrid").engine
     sequences: list[Any] = []
     stream = engine.stream
 
@@ -330,12 +333,9 @@ def test_queued_requests_start_by_priority(
             replies = []
             with held(engine):
                 for number, priority in enumerate(priorities):
-                    body = {"inputs": PROMPT, "priority": priority}
-                    replies.append(
-                        pool.submit(
-                            http.post, "/generate", json=body | {"parameters": {"seed": number}}
-                        )
-                    )
+                    parameters = {"seed": number, "max_new_tokens": 3}
+                    body = {"inputs": PROMPT, "priority": priority, "parameters": parameters}
+                    replies.append(pool.submit(http.post, "/generate", json=body))
                     wait_for(lambda waiting=number + 1: engine.num_waiting == waiting)
             assert {reply.result().status_code for reply in replies} == {200}
     finally:

@@ -166,7 +166,7 @@ def wait_for(condition: Any) -> None:
 @pytest.mark.parametrize("route", ["/generate", "/generate_stream"])
 def test_a_client_that_leaves_frees_its_slot(http: httpx.Client, url: str, route: str) -> None:
     parts = urlsplit(url)
-    before = metric(http, "maskdial_cancelled_total", model="causal", reason="disconnect")
+    before = metric(http, "maskdial_cancelled_total", model="hybrid", reason="disconnect")
     body = json.dumps(
         {"inputs": "Once", "parameters": {"max_new_tokens": 400, "temperature": 5.0}}
     ).encode()
@@ -176,15 +176,15 @@ def test_a_client_that_leaves_frees_its_slot(http: httpx.Client, url: str, route
         sockets.append(socket.create_connection((parts.hostname, parts.port)))
         sockets[-1].sendall(head + body)
     # A client that leaves before its request was read is no request, and is not counted.
-    wait_for(lambda: metric(http, "maskdial_requests_running", model="causal") > 0)
+    wait_for(lambda: metric(http, "maskdial_requests_running", model="hybrid") > 0)
     for connection in sockets:
         connection.close()
     wait_for(
         lambda: (
-            metric(http, "maskdial_cancelled_total", model="causal", reason="disconnect") > before
+            metric(http, "maskdial_cancelled_total", model="hybrid", reason="disconnect") > before
         )
     )
-    wait_for(lambda: metric(http, "maskdial_requests_running", model="causal") == 0)
-    wait_for(lambda: metric(http, "maskdial_queue_size", model="causal") == 0)
+    wait_for(lambda: metric(http, "maskdial_requests_running", model="hybrid") == 0)
+    wait_for(lambda: metric(http, "maskdial_queue_size", model="hybrid") == 0)
     alive = generate(http, "A cat", max_new_tokens=2, details=True)
     assert alive["details"]["generated_tokens"] in (1, 2)

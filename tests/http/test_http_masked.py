@@ -7,6 +7,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -51,11 +52,11 @@ def test_mask_aliases(http: httpx.Client) -> None:
 
 
 def test_targets_score_only_those_words(http: httpx.Client) -> None:
-    parameters = {"targets": ["house", "tree"]}
+    parameters = {"targets": [" house", " tree"]}  # words carry the space before them
     fillings = http.post("/fill-mask", json={"inputs": KING, "parameters": parameters}).json()
-    assert {filling["token_str"] for filling in fillings} == {"house", "tree"}
+    assert {filling["token_str"] for filling in fillings} == {" house", " tree"}
     everything = http.post(
-        "/fill-mask", json={"inputs": KING, "parameters": {"top_k": 2000}}
+        "/fill-mask", json={"inputs": KING, "parameters": {"top_k": 8000}}
     ).json()
     by_token = {filling["token"]: filling["score"] for filling in everything}
     for filling in fillings:
@@ -119,25 +120,27 @@ def test_answers_do_not_depend_on_company(http: httpx.Client, url: str) -> None:
     assert together == alone
 
 
-def test_the_client_reads_the_replies(url: str) -> None:
-    with Client(url) as client:
-        score = client.score(KING.replace("[MASK]", "castle"), model="masked")
-        assert score.method == "pseudo"
+def test_the_client_reads_the_replies(url: str, narrow: Any) -> None:
+    with Client(narrow.url) as client:
+        score, nothing = client.score([KING.replace("[MASK]", "castle"), "[MASK]"])
+        assert (score.method, nothing.method) == ("pseudo", "pseudo")
         assert score.log_likelihood == pytest.approx(sum(each.logprob for each in score.tokens))
-        causal, short = client.score(["The old king lived.", "A"], model="causal")
-        assert causal.tokens[0].logprob is None
+        assert [token.logprob for token in nothing.tokens] == [None]
+        assert nothing.perplexity is None
+    with Client(url) as client:
+        causal = client.score("The old king lived.")
+        assert causal.method == "causal"
         assert causal.tokens[1].logprob < 0 < causal.perplexity
-        assert (short.perplexity, short.method) == (None, "causal")
-        tokens = client.tokenize("The old  king.", model="masked")
+        tokens = client.tokenize("The good  film.", model="sentiment")
         assert [(token.text, token.start, token.stop) for token in tokens if not token.special] == [
             ("The", 0, 3),
-            ("old", 4, 7),
-            ("king", 9, 13),
-            (".", 13, 14),
+            ("good", 4, 8),
+            ("film", 10, 14),
+            (".", 14, 15),
         ]
         ids = [token.id for token in tokens]
-        assert client.detokenize(ids, model="masked") == "the old king."
-        assert client.detokenize([ids, ids[:2]], model="masked") == ["the old king.", "the"]
+        assert client.detokenize(ids, model="sentiment") == "the good film."
+        assert client.detokenize([ids, ids[:2]], model="sentiment") == ["the good film.", "the"]
         cut = client.classify("word " * 1000, truncate=True, truncation_direction="left")
         assert cut.label in ("NEGATIVE", "POSITIVE")
 
@@ -185,9 +188,10 @@ def metric(http: httpx.Client, name: str, **labels: str) -> float:
 
 
 @pytest.fixture(scope="module")
-def narrow(start_server: Callable[..., Any]) -> Iterator[Any]:
-    """Passes of 64 tokens."""
-    server = start_server(models={"sentiment": STARTER_FOLDER / "sentiment"}, max_batch_tokens=64)
+def narrow(start_server: Callable[..., Any], masked_starter: Path) -> Iterator[Any]:
+    """Masked models only, in passes of 64 tokens."""
+    models = {"sentiment": STARTER_FOLDER / "sentiment", "masked": masked_starter}
+    server = start_server(models=models, max_batch_tokens=64)
     yield server
     server.stop()
 
@@ -245,15 +249,21 @@ def test_who_leaves_is_dropped_before_it_is_run(narrow: Any) -> None:
     [("/fill-mask", "masked"), ("/classify", "sentiment"), ("/score", "masked")],
 )
 def test_ten_thousand_texts_are_refused_and_not_half_done(
-    http: httpx.Client, route: str, model: str
+    narrow: Any, route: str, model: str
 ) -> None:
-    def work_done() -> list[float]:
-        names = ("prompt_tokens_total", "tokenization_duration_seconds_count", "batch_size_count")
-        return [metric(http, f"maskdial_{name}", model=model) for name in names]
+    with httpx.Client(base_url=narrow.url, timeout=60) as http:
 
-    before = work_done()
-    for path in (route, f"/models/{model}"):
-        reply = http.post(path, json={"inputs": ["a [MASK]"] * 10_000, "model": model})
-        assert reply.status_code == 422
-        assert "10000 texts; one request may carry at most 256" in reply.json()["error"]
-    assert work_done() == before
+        def work_done() -> list[float]:
+            names = (
+                "prompt_tokens_total",
+                "tokenization_duration_seconds_count",
+                "batch_size_count",
+            )
+            return [metric(http, f"maskdial_{name}", model=model) for name in names]
+
+        before = work_done()
+        for path in (route, f"/models/{model}"):
+            reply = http.post(path, json={"inputs": ["a [MASK]"] * 10_000, "model": model})
+            assert reply.status_code == 422
+            assert "10000 texts; one request may carry at most 256" in reply.json()["error"]
+        assert work_done() == before

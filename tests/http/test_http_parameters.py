@@ -17,7 +17,7 @@ from maskdial.api.generate_bodies import GenerateBody, GenerateParameters
 
 PROMPT = "Once upon a time there was a little"
 SAMPLED = {"max_new_tokens": 16, "temperature": 1.0, "seed": 11}
-VOCABULARY, CONTEXT, EOS = 6000, 512, 0
+VOCABULARY, CONTEXT, EOS, MASK = 8000, 512, 0, 1
 
 
 def post(http: httpx.Client, body: dict[str, Any], route: str = "/generate") -> Any:
@@ -49,7 +49,7 @@ def refusal(http: httpx.Client, body: dict[str, Any], route: str = "/generate") 
 
 
 def metric(http: httpx.Client, name: str) -> float:
-    start = f'{name}{{model="causal"}} '
+    start = f'{name}{{model="hybrid"}} '
     lines = http.get("/metrics").text.splitlines()
     return next(float(line.removeprefix(start)) for line in lines if line.startswith(start))
 
@@ -71,12 +71,12 @@ OUT_OF_RANGE = [
     ("logit_bias", [{"5": 101}, {"5": -101}], "must be between -100 and 100"),
     ("logit_bias", [{"word": 1}, {"-1": 1}, {"01": 1}, {"1.0": 1}], "a key must be a token id"),
     ("logit_bias", [{str(i): 0 for i in range(1025)}], "must have at most 1024 token ids"),
-    ("logit_bias", [{"6000": 1}, {"2147483647": 1}], "token ids from 0 to 5999"),
+    ("logit_bias", [{"8000": 1}, {"2147483647": 1}], "token ids from 0 to 7999"),
     ("seed", [-1, 2**63, 2**64], "must be between 0 and 9223372036854775807"),
     ("stop", [["x"] * 65], "must have at most 64 texts"),
     ("stop", [["x" * 1025]], "must have at most 1024 characters"),
     ("stop_token_ids", [[-1]], "must be at least 0"),
-    ("stop_token_ids", [[6000], [1, 2**31 - 1]], "token ids from 0 to 5999"),
+    ("stop_token_ids", [[8000], [1, 2**31 - 1]], "token ids from 0 to 7999"),
     ("stop_token_ids", [[1] * 257], "must have at most 256 token ids"),
     ("truncate", [0, -5], "must be at least 1"),
     ("top_n_tokens", [-1, 21], "must be between 0 and 20"),
@@ -146,7 +146,7 @@ def test_parameters_that_contradict_each_other(
     assert words in refusal(http, {"inputs": PROMPT, "parameters": parameters})
 
 
-@pytest.mark.parametrize("route", ["/generate_stream", "/generate", "/models/causal"])
+@pytest.mark.parametrize("route", ["/generate_stream", "/generate", "/models/hybrid"])
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
@@ -192,7 +192,7 @@ def test_what_comes_down_to_greedy(http: httpx.Client, parameters: dict[str, Any
         ({"frequency_penalty": 0}, {"frequency_penalty": 2.0}),
         ({"presence_penalty": 0}, {"presence_penalty": -2.0}),
         ({"seed": 11}, {"seed": 12}),
-        ({"logit_bias": {}}, {"logit_bias": {"259": 5.5}}),
+        ({"logit_bias": {}}, {"logit_bias": {"259": 100}}),
     ],
 )
 def test_sampling_parameters_change_the_text(
@@ -218,24 +218,38 @@ def test_a_sampling_parameter_turns_sampling_on(
 
 def test_penalties_bring_variety(http: httpx.Client) -> None:
     def num_different(**parameters: float) -> int:
-        return len(set(token_ids(generate(http, PROMPT, max_new_tokens=40, **parameters))))
+        lengths = {"min_new_tokens": 40, "max_new_tokens": 40}
+        return len(set(token_ids(generate(http, PROMPT, **lengths, **parameters))))
 
     plain = num_different()
     assert num_different(frequency_penalty=2) > plain
     assert num_different(presence_penalty=2) > plain
-    assert num_different(repetition_penalty=2) == 40
+    assert num_different(repetition_penalty=100) == 40
     assert num_different(frequency_penalty=-2) < plain
 
 
 def test_logit_bias_forces_and_forbids(http: httpx.Client) -> None:
-    forced = generate(http, PROMPT, max_new_tokens=4, logit_bias={"5999": 100})
-    assert token_ids(forced) == [5999] * 4
+    forced = generate(http, PROMPT, max_new_tokens=4, logit_bias={"7999": 100})
+    assert token_ids(forced) == [7999] * 4
     (first, second), *_ = (
         [token["id"] for token in top]
         for top in generate(http, PROMPT, max_new_tokens=1, top_n_tokens=2)["details"]["top_tokens"]
     )
     forbidden = generate(http, PROMPT, max_new_tokens=1, logit_bias={str(first): -100})
     assert token_ids(forbidden) == [second]
+
+
+def test_special_tokens_have_no_text(http: httpx.Client) -> None:
+    bias = {str(MASK): 100}
+    masks = generate(http, PROMPT, max_new_tokens=3, logit_bias=bias)
+    assert [(t["id"], t["text"], t["special"]) for t in masks["details"]["tokens"]] == [
+        (MASK, "", True)
+    ] * 3
+    assert masks["generated_text"] == ""
+    _, received = stream(
+        http, {"inputs": PROMPT, "parameters": {"max_new_tokens": 3, "logit_bias": bias}}
+    )
+    assert received[-1]["generated_text"] == ""
 
 
 def test_where_a_text_ends(http: httpx.Client) -> None:
@@ -269,11 +283,13 @@ def test_truncate_keeps_the_last_tokens(http: httpx.Client) -> None:
     body = {"inputs": PROMPT, "parameters": parameters | {"decoder_input_details": True}}
     reply = http.post("/generate", json=body)
     cut = reply.json()
-    assert [token["id"] for token in cut["details"]["prefill"]] == ids[-3:]
+    kept = [ids[0], *ids[-2:]]  # what the tokenizer puts before every text stays
+    assert [token["id"] for token in cut["details"]["prefill"]] == kept
     assert cut["details"]["input_length"] == 3
     assert reply.headers["x-truncated-tokens"] == str(len(ids) - 3)
-    rest = "".join(token["text"] for token in whole["details"]["prefill"][-3:])
-    assert generate(http, rest, max_new_tokens=4)["generated_text"] == cut["generated_text"]
+    rest = "".join(token["text"] for token in whole["details"]["prefill"][-2:])
+    other = generate(http, "She did not know that it" + rest, truncate=3, max_new_tokens=4)
+    assert other["generated_text"] == cut["generated_text"]
 
     response, received = stream(http, {"inputs": PROMPT, "parameters": parameters})
     assert response.headers["x-truncated-tokens"] == str(len(ids) - 3)
@@ -286,16 +302,19 @@ def test_truncate_keeps_the_last_tokens(http: httpx.Client) -> None:
         assert "x-truncated-tokens" not in reply.headers
     both = http.post("/generate", json={"inputs": [PROMPT, PROMPT], "parameters": {"truncate": 3}})
     assert both.headers["x-truncated-tokens"] == str(2 * (len(ids) - 3))
+    parameters = {"truncate": 1, "decoder_input_details": True, "details": True}
+    (last,) = generate(http, PROMPT, **parameters)["details"]["prefill"]
+    assert last["id"] == ids[-1]
 
 
 def test_prompts_at_the_contexts_end(http: httpx.Client) -> None:
     for route in ("/generate", "/generate_stream"):
-        error = refusal(http, {"inputs": " the" * CONTEXT}, route)
+        error = refusal(http, {"inputs": " the" * (CONTEXT - 1)}, route)
         assert f"{CONTEXT} tokens" in error
         assert f"at most {CONTEXT - 1}" in error
         body = {"inputs": " the" * 700, "parameters": {"truncate": CONTEXT}}
         assert f"{CONTEXT} tokens" in refusal(http, body, route)
-    error = refusal(http, {"inputs": ["a", " the" * 600]})
+    error = refusal(http, {"inputs": ["a", " the" * 599]})
     assert error.startswith("inputs[1]: ")
     assert "600 tokens" in error
     full = generate(http, " the" * 700, truncate=CONTEXT - 1, max_new_tokens=9, ignore_eos=True)
@@ -307,12 +326,13 @@ def test_prompt_logprobs_are_those_of_generation(http: httpx.Client) -> None:
     """Each is that of the token when the tokens before it are the prompt."""
     reply = generate(http, PROMPT, max_new_tokens=6, decoder_input_details=True)
     prefill = reply["details"]["prefill"]
-    assert prefill[0]["logprob"] is None
-    assert "".join(token["text"] for token in prefill) == PROMPT
+    assert prefill[0] == {"id": EOS, "text": "<|endoftext|>", "logprob": None}
+    assert "".join(token["text"] for token in prefill[1:]) == PROMPT
     for position in range(1, len(prefill)):
+        # The tokenizer writes its own first token before this one, and it is cut off again.
         before = "".join(token["text"] for token in prefill[:position])
-        bias = {str(prefill[position]["id"]): 100}
-        forced = generate(http, before, max_new_tokens=1, logit_bias=bias)["details"]["tokens"][0]
+        bias = {"logit_bias": {str(prefill[position]["id"]): 100}, "truncate": position}
+        forced = generate(http, before, max_new_tokens=1, **bias)["details"]["tokens"][0]
         assert forced["id"] == prefill[position]["id"]
         assert forced["logprob"] == pytest.approx(prefill[position]["logprob"], abs=1e-4)
 
@@ -328,11 +348,11 @@ def test_prompt_logprobs_are_those_of_generation(http: httpx.Client) -> None:
 def test_prompt_details_need_no_other_details(http: httpx.Client) -> None:
     reply = post(http, {"inputs": PROMPT, "parameters": {"decoder_input_details": True}})
     assert len(reply["details"]["prefill"]) == reply["details"]["input_length"]
-    one = generate(http, "the", decoder_input_details=True, max_new_tokens=1)
+    one = generate(http, "the", truncate=1, decoder_input_details=True, max_new_tokens=1)
     assert [token["logprob"] for token in one["details"]["prefill"]] == [None]
     long = " the king and the queen" * 60  # several chunks
     prefill = generate(http, long, decoder_input_details=True)["details"]["prefill"]
-    assert len(prefill) == 300
+    assert len(prefill) == 1 + 300
     assert all(token["logprob"] < 0 for token in prefill[1:])
 
 
@@ -401,15 +421,15 @@ def test_shapes_of_replies(http: httpx.Client) -> None:
         body["parameters"] |= parameters
         return _shape(post(http, body, route))
 
-    for route in ("/generate", "/models/causal"):
+    for route in ("/generate", "/models/hybrid"):
         assert shape(["a", "b", "c"], route) == [{}, {}, {}]
         assert shape(["a"], route) == [{}]
         assert shape("a", route, n=2) == [{}, {}]
         assert shape(["a", "b"], route, n=3) == [[{}, {}, {}], [{}, {}, {}]]
         assert shape(["a", "b"], route, best_of=3) == [{}, {}]
     assert shape("a", "/generate") == {}
-    assert shape("a", "/models/causal") == [{}]
-    assert shape("a", "/models/causal", best_of=2) == [{}]
+    assert shape("a", "/models/hybrid") == [{}]
+    assert shape("a", "/models/hybrid", best_of=2) == [{}]
 
 
 def _shape(reply: Any) -> object:
@@ -551,11 +571,11 @@ def test_a_large_reply_is_written_beside_the_others(
 def test_timing_headers(http: httpx.Client) -> None:
     body = {"inputs": "She said", "parameters": {"max_new_tokens": 3, "ignore_eos": True}}
     headers = http.post("/generate", json=body).headers
-    assert headers["x-compute-tokens"] == "5"
+    assert headers["x-compute-tokens"] == "6"
     for name in ("x-queue-time", "x-inference-time", "x-total-time"):
         assert float(headers[name]) >= 0
     body["parameters"] |= {"n": 2, "temperature": 1}
-    assert http.post("/generate", json=body).headers["x-compute-tokens"] == "8"  # prompt read once
+    assert http.post("/generate", json=body).headers["x-compute-tokens"] == "9"  # prompt read once
 
 
 def test_nulls_are_not_given(http: httpx.Client) -> None:
@@ -619,7 +639,7 @@ _BODIES = st.fixed_dictionaries(
         "cache_salt": _one_of(st.text(min_size=1, max_size=8)),
         "timeout": _one_of(st.floats(10, 86400)),
         "messages": _one_of(st.none()),
-        "model": _one_of(st.just("causal")),
+        "model": _one_of(st.just("hybrid")),
     },
 )
 

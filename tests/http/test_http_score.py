@@ -1,16 +1,41 @@
-"""`/score`, `/tokenize` and `/detokenize` over HTTP, on the starter models."""
+"""`/score`, `/tokenize` and `/detokenize` over HTTP, on the starter models.
+
+Of a model with both masks it is the causal one that scores, so `masked` is the same model's other
+graph, served alone.
+"""
 
 import concurrent.futures
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
+from maskdial.served import STARTER_FOLDER
+
 KING = "The old king lived in a house by the sea."
 ODD = ["Été à Orléans 🙂 שלום", "two  spaces\nand a line", "x" * 40, "a"]
+
+
+# How many special tokens a text gets.
+NUM_ADDED = {"hybrid": 1, "masked": 1, "sentiment": 2}
+
+
+@pytest.fixture(scope="module")
+def url(start_server: Callable[..., Any], masked_starter: Path) -> Iterator[str]:
+    starters = {name: STARTER_FOLDER / name for name in ("hybrid", "sentiment")}
+    server = start_server(models=starters | {"masked": masked_starter})
+    yield server.url
+    server.stop()
+
+
+@pytest.fixture(scope="module")
+def http(url: str) -> Iterator[httpx.Client]:
+    with httpx.Client(base_url=url, timeout=60) as client:
+        yield client
 
 
 def post(http: httpx.Client, route: str, status: int = 200, **body: object) -> httpx.Response:
@@ -40,21 +65,23 @@ def assert_adds_up(score: dict[str, object], method: str) -> None:
 
 
 def test_causal_scores_are_the_prompts_log_probabilities(http: httpx.Client) -> None:
-    (score,) = post(http, "/score", inputs=KING, model="causal").json()
+    (score,) = post(http, "/score", inputs=KING, model="hybrid").json()
     assert_adds_up(score, "causal")
     parameters = {"max_new_tokens": 1, "decoder_input_details": True}
     generated = post(http, "/generate", inputs=KING, parameters=parameters).json()
-    assert score["tokens"] == generated["details"]["prefill"]
+    begin, *prefill = generated["details"]["prefill"]
+    assert begin == {"id": 0, "text": "<|endoftext|>", "logprob": None}
+    assert score["tokens"] == prefill
     assert "".join(token["text"] for token in score["tokens"]) == KING
-    assert [token["logprob"] for token in score["tokens"]].index(None) == 0
+    assert all(token["logprob"] is not None for token in score["tokens"])
 
 
-def test_a_special_token_before_the_text_makes_its_first_token_likely(http: httpx.Client) -> None:
-    (plain,) = post(http, "/score", inputs=KING, model="causal").json()
-    (begun,) = post(http, "/score", inputs="<|endoftext|>" + KING, model="causal").json()
+def test_a_special_token_in_the_text_is_scored_as_its_own(http: httpx.Client) -> None:
+    (plain,) = post(http, "/score", inputs=KING, model="hybrid").json()
+    (begun,) = post(http, "/score", inputs="<|endoftext|>" + KING, model="hybrid").json()
+    assert begun["tokens"][0]["text"] == "<|endoftext|>"
     assert [token["id"] for token in begun["tokens"][1:]] == [t["id"] for t in plain["tokens"]]
-    assert begun["tokens"][0]["logprob"] is None
-    assert all(token["logprob"] is not None for token in begun["tokens"][1:])
+    assert all(token["logprob"] is not None for token in begun["tokens"])
 
 
 def test_masked_scores_are_those_of_fill_mask(http: httpx.Client) -> None:
@@ -62,28 +89,29 @@ def test_masked_scores_are_those_of_fill_mask(http: httpx.Client) -> None:
     (score,) = post(http, "/score", inputs=KING, model="masked").json()
     assert_adds_up(score, "pseudo")
     tokens = score["tokens"]
-    words = [*KING.rstrip(".").split(), "."]
-    assert [token["text"] for token in tokens] == [word.lower() for word in words]
+    words = [token["text"] for token in tokens]
+    first, *others = KING.rstrip(".").split()
+    assert words == [first, *(" " + word for word in others), "."]
     for index, token in enumerate(tokens):
-        masked = " ".join([*words[:index], "[MASK]", *words[index + 1 :]])
-        (filling,) = post(
-            http, "/fill-mask", inputs=masked, parameters={"targets": [token["text"]]}
-        ).json()
+        masked = "".join([*words[:index], "[MASK]", *words[index + 1 :]])
+        body = {"model": "masked", "parameters": {"targets": [token["text"]]}}
+        (filling,) = post(http, "/fill-mask", inputs=masked, **body).json()
         assert filling["token"] == token["id"]
         assert math.log(filling["score"]) == pytest.approx(token["logprob"], abs=1e-6)
 
 
 def test_masked_special_tokens_are_not_scored(http: httpx.Client) -> None:
-    (score,) = post(http, "/score", inputs="The [MASK] ate 🙂 there.", model="masked").json()
+    text = "The [MASK] ate <|endoftext|> there."
+    (score,) = post(http, "/score", inputs=text, model="masked").json()
     assert_adds_up(score, "pseudo")
     unscored = [token["text"] for token in score["tokens"] if token["logprob"] is None]
-    assert unscored == ["[MASK]", "[UNK]"]
-    (nothing,) = post(http, "/score", inputs="🙂", model="masked").json()
+    assert unscored == ["[MASK]", "<|endoftext|>"]
+    (nothing,) = post(http, "/score", inputs="[MASK]", model="masked").json()
     assert nothing["log_likelihood"] == 0
     assert nothing["perplexity"] is None
 
 
-@pytest.mark.parametrize("model", ["causal", "masked"])
+@pytest.mark.parametrize("model", ["hybrid", "masked"])
 def test_a_sensible_text_is_likelier_than_its_words_in_disorder(
     http: httpx.Client, model: str
 ) -> None:
@@ -92,7 +120,7 @@ def test_a_sensible_text_is_likelier_than_its_words_in_disorder(
     assert sensible["perplexity"] < disorder["perplexity"]
 
 
-@pytest.mark.parametrize("model", ["causal", "masked"])
+@pytest.mark.parametrize("model", ["hybrid", "masked"])
 def test_scores_do_not_depend_on_company(http: httpx.Client, model: str) -> None:
     """Bit for bit, with texts of one request and with other requests, a long one among them."""
     texts = [KING, *ODD, f"{KING} " * 9]
@@ -104,33 +132,33 @@ def test_scores_do_not_depend_on_company(http: httpx.Client, model: str) -> None
     with concurrent.futures.ThreadPoolExecutor(len(texts)) as pool:
         assert [score for (score,) in pool.map(alone, texts)] == together
     for score in together:
-        assert_adds_up(score, "causal" if model == "causal" else "pseudo")
+        assert_adds_up(score, "causal" if model == "hybrid" else "pseudo")
 
 
 def test_score_headers_count_what_was_computed(http: httpx.Client) -> None:
-    """A masked model reads a text of n words, and two special tokens, n times."""
+    """A masked model reads a text of n words, and a special token, n times."""
     num_words = len(KING.rstrip(".").split()) + 1
     headers = post(http, "/score", inputs=KING, model="masked").headers
-    assert int(headers["x-compute-tokens"]) == num_words * (num_words + 2)
+    assert int(headers["x-compute-tokens"]) == num_words * (num_words + 1)
     assert float(headers["x-inference-time"]) > 0
-    (score,) = post(http, "/score", inputs=KING, model="causal").json()
-    headers = post(http, "/score", inputs=KING, model="causal").headers
-    assert int(headers["x-compute-tokens"]) == len(score["tokens"])
+    (score,) = post(http, "/score", inputs=KING, model="hybrid").json()
+    headers = post(http, "/score", inputs=KING, model="hybrid").headers
+    assert int(headers["x-compute-tokens"]) == len(score["tokens"]) + 1
 
 
 @pytest.mark.parametrize(
-    ("model", "direction"), [("causal", "right"), ("causal", "left"), ("masked", "left")]
+    ("model", "direction"), [("hybrid", "right"), ("hybrid", "left"), ("masked", "left")]
 )
 def test_long_texts_are_refused_or_cut(http: httpx.Client, model: str, direction: str) -> None:
     models = {each["name"]: each for each in http.get("/models").json()}
-    num_added = 0 if model == "causal" else 2
-    most = models[model]["max_length"] - (num_added or 1)
+    # A causal model keeps a place for a token that follows.
+    most = models[model]["max_length"] - NUM_ADDED[model] - (model == "hybrid")
     text = " ".join(["house", "sea", "king"] * (most // 3 + 7))
     encoded = post(http, "/tokenize", inputs=text, model=model, add_special_tokens=False).json()
     ids = [token["id"] for token in encoded[0]]
     assert len(ids) > most
     message = error(http, "/score", inputs=["a", text], model=model)
-    assert message.startswith(f"inputs[1]: the text has {len(ids) + num_added} tokens")
+    assert message.startswith(f"inputs[1]: the text has {len(ids) + NUM_ADDED[model]} tokens")
     parameters = {"truncate": True, "truncation_direction": direction}
     reply = post(http, "/score", inputs=text, model=model, parameters=parameters)
     kept = ids[:most] if direction == "right" else ids[-most:]
@@ -139,10 +167,10 @@ def test_long_texts_are_refused_or_cut(http: httpx.Client, model: str, direction
 
 
 def test_a_long_text_takes_few_places_in_the_queue(
-    start_server: Callable[..., Any],
+    start_server: Callable[..., Any], masked_starter: Path
 ) -> None:
     """A text of a hundred words is scored where no more than three texts may wait."""
-    server = start_server(max_queue=3)
+    server = start_server(models={"masked": masked_starter}, max_queue=3)
     try:
         with httpx.Client(base_url=server.url, timeout=60) as client:
             text = " ".join(["the old king lived by the sea"] * 15)
@@ -160,7 +188,7 @@ def test_a_client_that_leaves_ends_its_score(http: httpx.Client, url: str) -> No
         return float(line.split()[-1])
 
     before = cancelled()
-    body = {"inputs": [f"{KING} " * 20] * 100, "model": "masked"}
+    body = {"inputs": [f"{KING} " * 10] * 200, "model": "masked"}
     with httpx.Client(base_url=url, timeout=0.3) as leaving, pytest.raises(httpx.ReadTimeout):
         leaving.post("/score", json=body)
     deadline = time.monotonic() + 30
@@ -170,16 +198,16 @@ def test_a_client_that_leaves_ends_its_score(http: httpx.Client, url: str) -> No
 
 
 def test_score_refusals(http: httpx.Client) -> None:
-    assert '"model": causal, masked' in error(http, "/score", inputs=KING)
+    assert '"model": hybrid, masked' in error(http, "/score", inputs=KING)
     assert "cannot do score" in error(http, "/score", inputs=KING, model="sentiment")
-    assert "inputs[1]" in error(http, "/score", inputs=[KING, ""], model="causal")
+    assert "inputs[1]" in error(http, "/score", inputs=[KING, ""], model="hybrid")
     assert "at most" in error(http, "/score", inputs=["a"] * 300, model="masked")
     assert "parameters.top_k: unknown field" in error(
-        http, "/score", inputs=KING, model="causal", parameters={"top_k": 1}
+        http, "/score", inputs=KING, model="hybrid", parameters={"top_k": 1}
     )
 
 
-@pytest.mark.parametrize("model", ["causal", "masked"])
+@pytest.mark.parametrize("model", ["hybrid", "masked"])
 def test_a_score_that_takes_too_long_says_its_own_limit(http: httpx.Client, model: str) -> None:
     body = {"inputs": [f"{KING} " * 8] * 200, "model": model, "timeout": 0.05}
     reply = post(http, "/score", 504, **body)
@@ -187,7 +215,7 @@ def test_a_score_that_takes_too_long_says_its_own_limit(http: httpx.Client, mode
     assert post(http, "/score", inputs=KING, model=model).status_code == 200
 
 
-@pytest.mark.parametrize("model", ["causal", "masked", "sentiment"])
+@pytest.mark.parametrize("model", ["hybrid", "masked", "sentiment"])
 def test_tokens_say_where_they_stand_in_the_text(http: httpx.Client, model: str) -> None:
     texts = [KING, *ODD]
     replies = post(http, "/tokenize", inputs=texts, model=model).json()
@@ -195,7 +223,7 @@ def test_tokens_say_where_they_stand_in_the_text(http: httpx.Client, model: str)
     for text, tokens in zip(texts, replies, strict=True):
         assert all(set(t) == {"id", "text", "special", "start", "stop"} for t in tokens)
         own = [token for token in tokens if not token["special"]]
-        assert len(tokens) - len(own) == (0 if model == "causal" else 2)
+        assert len(tokens) - len(own) == NUM_ADDED[model]
         assert all(token["text"] == text[token["start"] : token["stop"]] for token in own)
         covered = {at for token in own for at in range(token["start"], token["stop"])}
         assert {at for at, letter in enumerate(text) if not letter.isspace()} <= covered
@@ -204,38 +232,45 @@ def test_tokens_say_where_they_stand_in_the_text(http: httpx.Client, model: str)
 
 
 def test_special_tokens_have_their_names_and_no_place(http: httpx.Client) -> None:
-    (tokens,) = post(http, "/tokenize", inputs="a [MASK]", model="masked").json()
+    def tokens_of(model: str) -> list[dict[str, Any]]:
+        tokens: list[dict[str, Any]]
+        (tokens,) = post(http, "/tokenize", inputs="a [MASK]", model=model).json()
+        return tokens
+
+    tokens = tokens_of("sentiment")
     around = [(token["text"], token["start"], token["stop"]) for token in (tokens[0], tokens[-1])]
     assert around == [("[CLS]", None, None), ("[SEP]", None, None)]
-    assert tokens[2]["text"] == "[MASK]"
-    assert (tokens[2]["start"], tokens[2]["special"]) == (2, False)
+    begin, _, mask = tokens_of("hybrid")
+    assert (begin["text"], begin["start"], begin["stop"]) == ("<|endoftext|>", None, None)
+    # It takes the space before it.
+    assert (mask["text"], mask["start"], mask["special"]) == (" [MASK]", 1, False)
 
 
 def test_a_text_longer_than_the_model_is_tokenized_whole(http: httpx.Client) -> None:
-    (tokens,) = post(http, "/tokenize", inputs="house " * 5000, model="masked").json()
-    assert len(tokens) == 5002
-    ids = [token["id"] for token in tokens]
-    (text,) = post(http, "/detokenize", ids=ids, model="masked").json()
-    assert text == " ".join(["house"] * 5000)
+    for model, text in (("sentiment", " ".join(["good"] * 5000)), ("hybrid", " good" * 5000)):
+        (tokens,) = post(http, "/tokenize", inputs=text, model=model).json()
+        assert len(tokens) == 5000 + NUM_ADDED[model]
+        ids = [token["id"] for token in tokens]
+        assert post(http, "/detokenize", ids=ids, model=model).json() == [text]
 
 
 def test_detokenize_gives_the_text_back(http: httpx.Client) -> None:
     texts = [KING, *ODD]
-    tokens = post(http, "/tokenize", inputs=texts, model="causal").json()
+    tokens = post(http, "/tokenize", inputs=texts, model="hybrid").json()
     ids = [[token["id"] for token in each] for each in tokens]
-    assert post(http, "/detokenize", ids=ids, model="causal").json() == texts
-    assert post(http, "/detokenize", ids=ids[0], model="causal").json() == [KING]
-    assert post(http, "/detokenize", ids=[], model="causal").json() == [""]
-    (tokens,) = post(http, "/tokenize", inputs="the king", model="masked").json()
-    ids = [token["id"] for token in tokens]
-    kept = post(http, "/detokenize", ids=ids, model="masked", skip_special_tokens=False).json()
-    assert kept == ["[CLS] the king [SEP]"]
-    assert post(http, "/detokenize", ids=ids, model="masked").json() == ["the king"]
+    assert post(http, "/detokenize", ids=ids, model="hybrid").json() == texts
+    assert post(http, "/detokenize", ids=ids[0], model="hybrid").json() == [KING]
+    assert post(http, "/detokenize", ids=[], model="hybrid").json() == [""]
+    for model, kept in (("sentiment", "[CLS] the king [SEP]"), ("hybrid", "<|endoftext|>the king")):
+        (tokens,) = post(http, "/tokenize", inputs="the king", model=model).json()
+        body = {"ids": [token["id"] for token in tokens], "model": model}
+        assert post(http, "/detokenize", **body, skip_special_tokens=False).json() == [kept]
+        assert post(http, "/detokenize", **body).json() == ["the king"]
 
 
 def test_token_refusals(http: httpx.Client) -> None:
-    assert '"model": causal, masked, sentiment' in error(http, "/tokenize", inputs="a")
-    assert "causal, masked, sentiment" in error(http, "/detokenize", ids=[1])
+    assert '"model": hybrid, sentiment, masked' in error(http, "/tokenize", inputs="a")
+    assert "hybrid, sentiment, masked" in error(http, "/detokenize", ids=[1])
     message = error(http, "/detokenize", ids=[[5], [1, 10**6]], model="masked")
     assert "token ids from 0 to" in message
     assert "1000000" in message

@@ -22,17 +22,17 @@ TEXT = "The old king lived in a [MASK] by the sea."
 
 
 def test_models_and_info(http: httpx.Client) -> None:
-    models = {model["name"]: model for model in http.get("/models").json()}
-    assert {name: model["tasks"] for name, model in models.items()} == {
-        "masked": ["fill-mask", "score", "tokenize"],
-        "sentiment": ["classify", "tokenize"],
-        "causal": ["generate", "score", "tokenize"],
-    }
-    assert all(model["batch_invariant"] and model["ready"] for model in models.values())
-    assert models["sentiment"]["labels"] == ["NEGATIVE", "POSITIVE"]
+    models = http.get("/models").json()
+    assert [(model["name"], model["tasks"]) for model in models] == [
+        ("hybrid", ["generate", "score", "tokenize"]),
+        ("hybrid", ["fill-mask", "score", "tokenize"]),
+        ("sentiment", ["classify", "tokenize"]),
+    ]
+    assert all(model["batch_invariant"] and model["ready"] for model in models)
+    assert models[-1]["labels"] == ["NEGATIVE", "POSITIVE"]
     info = http.get("/info").json()
     assert info["phase"] == "serving"
-    assert {model["name"] for model in info["models"]} == set(models)
+    assert [model["name"] for model in info["models"]] == [model["name"] for model in models]
 
 
 def test_docs_describe_the_bodies(http: httpx.Client) -> None:
@@ -83,7 +83,7 @@ def test_metrics_are_there_from_the_start_and_count(http: httpx.Client) -> None:
         assert f"maskdial_{name}{{" in text or f"maskdial_{name}_count{{" in text, name
     assert "process_cpu_seconds_total" in text
     assert "python_info" in text
-    ok = 'maskdial_requests_total{model="masked",outcome="ok",route="/fill-mask"}'
+    ok = 'maskdial_requests_total{model="hybrid",outcome="ok",route="/fill-mask"}'
     before = value(ok)
     http.post("/fill-mask", json={"inputs": TEXT})
     assert value(ok) == before + 1
@@ -99,7 +99,7 @@ def test_metrics_are_there_from_the_start_and_count(http: httpx.Client) -> None:
 def small(start_server: Callable[..., Any]) -> Iterator[Any]:
     """One slot and a queue of two."""
     server = start_server(
-        models={"causal": STARTER_FOLDER / "causal"}, slots=1, max_queue=2, grace_period=20
+        models={"hybrid": STARTER_FOLDER / "hybrid"}, slots=1, max_queue=2, grace_period=20
     )
     yield server
     server.stop()
@@ -118,7 +118,7 @@ def slow_stream(url: str) -> socket.socket:
 
 
 def test_a_full_queue_is_429_with_retry_after(small: Any) -> None:
-    (model,) = small.server.config.app.state.models
+    model = small.server.config.app.state.models.get("hybrid")
     assert isinstance(model, CausalModel)
     held, step = threading.Event(), model.engine.step
 
@@ -148,7 +148,7 @@ def test_more_texts_than_the_queue_holds_are_422(small: Any) -> None:
 
 
 def test_a_dead_engine_fails_its_requests_and_turns_readiness_red(small: Any) -> None:
-    (model,) = small.server.config.app.state.models
+    model = small.server.config.app.state.models.get("hybrid")
     connection = slow_stream(small.url)
     assert b" 200 " in connection.makefile("rb").readline()
 
@@ -196,7 +196,7 @@ def address(process: subprocess.Popen[str]) -> str:
 
 
 def test_sigterm_drains_and_exits_with_zero() -> None:
-    process = command("serve", "--port", "0", "--model", f"causal={STARTER_FOLDER / 'causal'}")
+    process = command("serve", "--port", "0", "--model", f"hybrid={STARTER_FOLDER / 'hybrid'}")
     url = address(process)
     assert process.stdout is not None
     logging = threading.Thread(target=process.stdout.read, daemon=True)

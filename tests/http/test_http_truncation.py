@@ -5,19 +5,20 @@ from typing import Any
 import httpx
 import pytest
 
-from maskdial.bundle import load_bundle
+from maskdial.bundle import load_bundles
 from maskdial.served import STARTER_FOLDER
 
-STARTERS = {"/fill-mask": "masked", "/classify": "sentiment"}
+STARTERS = {"/fill-mask": "hybrid", "/classify": "sentiment"}
+NUM_ADDED = {"/fill-mask": 1, "/classify": 2}  # special tokens
 LIMITS = {
-    route: load_bundle(name, STARTER_FOLDER / name).manifest.max_length
+    route: load_bundles(name, STARTER_FOLDER / name)[-1].manifest.max_length
     for route, name in STARTERS.items()
 }
-# The limit without the two special tokens; each of the words below is one token.
-NUM_WORDS = LIMITS["/classify"] - 2
+# The limit without the special tokens; each of the words below is one token.
+NUM_WORDS = LIMITS["/classify"] - NUM_ADDED["/classify"]
 EXCESS = 40
-LONG = "good " * NUM_WORDS + "bad " * EXCESS
-CUT = {"right": "good " * NUM_WORDS, "left": "good " * (NUM_WORDS - EXCESS) + "bad " * EXCESS}
+LONG = " good" * NUM_WORDS + " bad" * EXCESS
+CUT = {"right": " good" * NUM_WORDS, "left": " good" * (NUM_WORDS - EXCESS) + " bad" * EXCESS}
 
 
 def post(http: httpx.Client, route: str, inputs: object, **parameters: object) -> httpx.Response:
@@ -29,8 +30,8 @@ def post(http: httpx.Client, route: str, inputs: object, **parameters: object) -
 def test_a_long_text_is_refused_with_both_lengths(
     http: httpx.Client, route: str, asked: dict[str, Any]
 ) -> None:
-    text = "good " * LIMITS[route] + "[MASK]" * (route == "/fill-mask")
-    length = LIMITS[route] + 2 + (route == "/fill-mask")
+    text = " good" * LIMITS[route] + " [MASK]" * (route == "/fill-mask")
+    length = LIMITS[route] + NUM_ADDED[route] + (route == "/fill-mask")
     reply = post(http, route, ["a [MASK]", text], **asked)
     assert reply.status_code == 422
     error = reply.json()["error"]
@@ -74,22 +75,22 @@ def test_texts_that_fit_are_left_as_they_are(http: httpx.Client) -> None:
 
 def test_the_longer_text_of_a_pair_is_cut(http: httpx.Client) -> None:
     room = NUM_WORDS - 1  # a pair has three special tokens
-    pair = {"text": "bad film", "text_pair": "good " * 2 * room}
+    pair = {"text": "bad film", "text_pair": " good" * 2 * room}
     refused = post(http, "/classify", [pair])
     assert f"has {2 * room + 5} tokens" in refused.json()["error"]
-    kept = {"text": "bad film", "text_pair": "good " * (room - 2)}
+    kept = {"text": "bad film", "text_pair": " good" * (room - 2)}
     reply = post(http, "/classify", pair, truncate=True)
     assert reply.json() == post(http, "/classify", kept).json()
     assert reply.headers["x-truncated-tokens"] == str(room + 2)
 
 
 def test_a_mask_is_kept_or_the_text_refused(http: httpx.Client) -> None:
-    words = "good " * LIMITS["/fill-mask"]
-    first, last = "[MASK] is " + words, words + "is [MASK]"
+    words = " good" * LIMITS["/fill-mask"]
+    first, last = "[MASK] is" + words, words + " is [MASK]"
     for text, kept, lost in ((first, "right", "left"), (last, "left", "right")):
         reply = post(http, "/fill-mask", text, truncate=True, truncation_direction=kept)
         assert reply.status_code == 200
-        assert reply.headers["x-truncated-tokens"] == "4"
+        assert reply.headers["x-truncated-tokens"] == "3"
         assert reply.headers["x-compute-tokens"] == str(LIMITS["/fill-mask"])
         reply = post(http, "/fill-mask", ["[MASK]", text], truncate=True, truncation_direction=lost)
         assert reply.status_code == 422

@@ -39,7 +39,7 @@ def test_python_snippet(url: str) -> None:
     assert code != snippet
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
-    word, label, story = done.stdout.split("\n", 2)
-    assert word.isalpha()
+    sentence, label, story = done.stdout.split("\n", 2)
+    assert re.fullmatch(r"She opened the \S+ and went in\.", sentence)
     assert label == "NEGATIVE"
     assert len(story) > 20

@@ -42,17 +42,21 @@ def refusal(folder: Path) -> str:
     return caught.value.message
 
 
-@pytest.mark.parametrize("name", ["masked", "sentiment", "causal"])
-def test_starter_bundles_are_intact_and_passed_parity(name: str) -> None:
-    manifest = load_bundle(name, STARTER_FOLDER / name).manifest
-    assert manifest.batch_invariant
-    figures = manifest.parity.model_dump(exclude={"tolerance"}, exclude_none=True)
-    assert max(figures.values()) <= 1e-4
-    assert (manifest.kv is not None) == (manifest.family == "causal")
+@pytest.mark.parametrize(
+    ("name", "tasks"), [("hybrid", ["generate", "fill-mask"]), ("sentiment", ["classify"])]
+)
+def test_starter_bundles_are_intact_and_passed_parity(name: str, tasks: list[str]) -> None:
+    manifests = [bundle.manifest for bundle in load_bundles(name, STARTER_FOLDER / name)]
+    assert [manifest.task for manifest in manifests] == tasks
+    for manifest in manifests:
+        assert manifest.batch_invariant
+        figures = manifest.parity.model_dump(exclude={"tolerance"}, exclude_none=True)
+        assert max(figures.values()) <= 1e-4
+        assert (manifest.kv is not None) == (manifest.family == "causal")
 
 
 def test_starter_bundles_are_what_is_served_by_default_and_small() -> None:
-    assert set(find_bundles(Config())) == {"masked", "sentiment", "causal"}
+    assert set(find_bundles(Config())) == {"hybrid", "sentiment"}
     files = [file for file in STARTER_FOLDER.rglob("*") if file.is_file()]
     assert sum(file.stat().st_size for file in files) <= 25e6
 

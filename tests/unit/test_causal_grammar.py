@@ -31,9 +31,9 @@ from maskdial.causal.grammar import (
 from maskdial.causal.grammar_source import MAX_SCHEMA_BYTES, MAX_TEXT_BYTES, parse_grammar
 from maskdial.errors import OverloadedError, UnavailableError, ValidationError
 
-EOS = 0
+EOS, MASK = 0, 1
 NUM_PADDING = 16  # logits that no token stands for
-SOURCE = Path(maskdial.__file__).parent / "starter" / "causal" / "tokenizer.json"
+SOURCE = Path(maskdial.__file__).parent / "starter" / "hybrid" / "tokenizer.json"
 TOKENIZER_JSON = SOURCE.read_text(encoding="utf-8")
 TOKENIZER = tokenizers.Tokenizer.from_str(TOKENIZER_JSON)
 VOCAB_SIZE = TOKENIZER.get_vocab_size() + NUM_PADDING
@@ -259,14 +259,14 @@ def test_the_end_is_taken_and_nothing_follows_it(compiler: GrammarCompiler) -> N
 
 
 def test_only_tokens_of_text_are_allowed(compiler: GrammarCompiler) -> None:
-    """Everything may follow but the special token and the logits that stand for nothing."""
+    """Everything may follow but the special tokens and the logits that stand for nothing."""
     matcher = compiled(compiler, "regex", "(?s:.*)<.*").matcher()
     allowed = matcher.allowed()
     assert allowed.shape == (VOCAB_SIZE,)
     assert allowed.dtype == np.bool_
-    assert not allowed[EOS]
+    assert not allowed[[EOS, MASK]].any()
     assert not allowed[-NUM_PADDING:].any()
-    assert allowed[1:-NUM_PADDING].mean() > 0.9
+    assert allowed[2:-NUM_PADDING].mean() > 0.9
     for token_id in (-1, VOCAB_SIZE - 1, VOCAB_SIZE):
         with pytest.raises(ValidationError, match="does not allow token"):
             matcher.accept(token_id)

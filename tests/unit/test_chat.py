@@ -11,7 +11,7 @@ from maskdial.bundle import CHAT_TEMPLATE, hash_files, load_bundle, write_manife
 from maskdial.chat import MAX_CHARACTERS, ChatTemplate
 from maskdial.errors import BundleError, ValidationError
 
-STARTER = Path(maskdial.__file__).parent / "starter" / "causal"
+STARTER = Path(maskdial.__file__).parent / "starter" / "hybrid"
 USER = {"role": "user", "content": "Hi <b>you</b>"}
 CHAT = [USER, {"role": "assistant", "content": "Yes?"}, {"role": "user", "content": "Go on."}]
 

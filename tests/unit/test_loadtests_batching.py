@@ -138,7 +138,7 @@ def test_what_cannot_be_measured_is_said(
         assert main(["batching", "--bundle", path, "--texts", str(file), *more]) == 1
         return capsys.readouterr().err
 
-    assert "holds a causal model; this measures masked ones" in refusal("causal", texts)
+    assert "holds a causal model; this measures masked ones" in refusal("hybrid", texts)
     assert "missing.txt cannot be read" in refusal("sentiment", tmp_path / "missing.txt")
     assert "do not fit into a queue of 1024" in refusal("sentiment", texts, "--clients", "1000")
     texts.write_text("\n \n", encoding="utf-8")

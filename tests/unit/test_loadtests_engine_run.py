@@ -9,6 +9,7 @@ import pytest
 import maskdial
 from loadtests.__main__ import main
 from loadtests.engine.arguments import SHARES
+from maskdial.bundle import load_bundle
 
 STARTER = Path(maskdial.__file__).parent / "starter"
 
@@ -23,7 +24,7 @@ def test_every_section_on_the_starter_model(
 ) -> None:
     monkeypatch.setattr("maskdial.causal.engine._UNUSED_SLOT_SECONDS", 0.1)
     output = tmp_path / "report.json"
-    arguments = ["engine", "--bundle", str(STARTER / "causal"), "--seconds", "0.1"]
+    arguments = ["engine", "--bundle", str(STARTER / "hybrid"), "--seconds", "0.1"]
     assert main([*arguments, "--output", str(output)]) == 0
     report = json.loads(output.read_text(encoding="utf-8"))
     assert list(report["sections"]) == list(SHARES)
@@ -43,11 +44,14 @@ def test_every_section_on_the_starter_model(
             assert (row["accepted_percent"] > 0) == (row["max_drafts"] > 0)
     before, during, _ = rows_of(report, "memory")
     assert before["kv_used_mb"] == 0
-    assert during["kv_used_mb"] >= 8 * 256 * 2560 / 1e6
+    layout = load_bundle("hybrid", STARTER / "hybrid").manifest.kv
+    assert layout is not None
+    a_token = layout.num_layers * 2 * layout.num_heads * layout.head_dim * 4  # bytes, float32
+    assert during["kv_used_mb"] >= 8 * 256 * a_token / 1e6
 
 
 def test_a_masked_model_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["engine", "--bundle", str(STARTER / "masked")]) == 1
+    assert main(["engine", "--bundle", str(STARTER / "sentiment")]) == 1
     assert "holds a masked model; this measures causal ones" in capsys.readouterr().err
 
 

@@ -195,7 +195,7 @@ def test_a_server_of_its_own_and_one_that_does_not_start(tmp_path: Path) -> None
 
 def test_a_whole_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     arguments = ["overhead", "--seconds", "0.1", "--round-seconds", "0.05", "--max-new-tokens", "4"]
-    for name in ("causal", "sentiment"):
+    for name in ("hybrid", "sentiment"):
         arguments += ["--bundle", str(STARTER_FOLDER / name)]
     output, markdown = tmp_path / "report.json", tmp_path / "report.md"
     assert main([*arguments, "--output", str(output), "--markdown", str(markdown)]) == 0
@@ -210,6 +210,8 @@ def test_a_whole_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert "sentiment: over HTTP" in capsys.readouterr().out
 
 
-def test_a_model_of_another_task_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["overhead", "--bundle", str(STARTER_FOLDER / "masked")]) == 1
+def test_a_model_of_another_task_is_refused(
+    masked_starter: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["overhead", "--bundle", str(masked_starter)]) == 1
     assert "does fill-mask; this measures models" in capsys.readouterr().err

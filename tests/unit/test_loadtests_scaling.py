@@ -58,7 +58,7 @@ def test_a_rate_at_which_everything_failed() -> None:
 
 
 def test_the_first_start_is_dropped_where_there_are_more() -> None:
-    bundle = load_bundle("m", STARTER_FOLDER / "causal")
+    bundle = load_bundle("m", STARTER_FOLDER / "hybrid")
     starts = [Start(9, 99, 9), Start(1, 2, 0.5), Start(2, 5, 1.5)]
     row = summarize_starts(bundle, starts)
     assert (row.starts, row.listening_s, row.loading_s, row.ready_s, row.cpu_s) == (
@@ -75,7 +75,7 @@ def test_the_first_start_is_dropped_where_there_are_more() -> None:
 
 def test_a_sender_keeps_connections_and_reports_tokens() -> None:
     async def send() -> tuple[list[int], int]:
-        with running_server({"story": STARTER_FOLDER / "causal"}, threads=1) as server:
+        with running_server({"story": STARTER_FOLDER / "hybrid"}, threads=1) as server:
             sender = Sender(Generation(3), server.port)
             tokens: list[int] = []
             job = Job(Kind.GENERATE, "Once there was", 0)
@@ -94,7 +94,7 @@ def test_a_whole_run(
     monkeypatch.setattr("loadtests.scaling.load._SHARES", (0.5, 1.0))
     monkeypatch.setattr("loadtests.scaling.memory._RETURN_SECONDS", 0.1)
     output, markdown = tmp_path / "report.json", tmp_path / "report.md"
-    arguments = ["--bundle", str(STARTER_FOLDER / "causal"), "--seconds", "1", "--starts", "1"]
+    arguments = ["--bundle", str(STARTER_FOLDER / "hybrid"), "--seconds", "1", "--starts", "1"]
     arguments += ["--max-new-tokens", "4", "--output", str(output), "--markdown", str(markdown)]
     assert main(["scaling", *arguments]) == 0
     report = json.loads(output.read_text())

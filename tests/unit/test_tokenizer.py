@@ -16,8 +16,7 @@ from maskdial.bundle import TOKENIZER, SpecialTokens
 from maskdial.errors import BundleError
 from maskdial.tokenizer import Tokenizer, cut_tokens, longest_first
 
-MASKED_STARTER = Path(maskdial.__file__).parent / "starter" / "masked" / TOKENIZER
-STARTER = Path(maskdial.__file__).parent / "starter" / "causal" / TOKENIZER
+STARTERS = Path(maskdial.__file__).parent / "starter"
 WORDS = ("the", "cat", "a")
 
 
@@ -100,7 +99,7 @@ TOKENIZERS = {
     "word-ends": plain(["the</w>", "c", "at</w>", ".</w>", "語"], decoders.BPEDecoder()),
     "ctc": plain(["t", "h", "e", "|", "<pad>", "語"], decoders.CTC()),
     "no-decoder": plain(["the", "cat", ".", "語"], None),
-    "starter": Tokenizer.from_file(STARTER, SpecialTokens(eos=(0,))),
+    "starter": Tokenizer.from_file(STARTERS / "hybrid" / TOKENIZER, SpecialTokens(eos=(0,))),
 }
 NUM_PADDED = 16
 """Ids behind the vocabulary, as models with a padded vocabulary draw them."""
@@ -286,7 +285,7 @@ def test_a_decoder_that_panics_is_refused() -> None:
 
 def paired() -> Tokenizer:
     """A tokenizer whose pairs have special tokens around them."""
-    backend = tokenizers.Tokenizer.from_file(str(MASKED_STARTER))
+    backend = tokenizers.Tokenizer.from_file(str(STARTERS / "sentiment" / TOKENIZER))
     return Tokenizer(backend, SpecialTokens())
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -42,6 +43,8 @@ class Plan:
     max_grad_norm: float = 1.0
     checkpoint_seconds: float = 180.0
     bf16: bool = False
+    clock: Callable[[], float] = time.monotonic
+    """What counts as time, in seconds: the clock on the wall, or the processor's."""
 
     def rate_at(self, progress: float) -> float:
         """The share of the learning rates that holds then.
@@ -123,7 +126,7 @@ def pretrain(objective: Objective, plan: Plan, out: Path, title: str, resume: bo
         record = _load(checkpoint, model, optimizers)
     device = next(model.parameters()).device
     budget = plan.minutes * 60.0
-    started = saved = time.monotonic()
+    started = saved = plan.clock()
     seconds_before = record.seconds
     interval_sum, interval_count = 0.0, 0
     model.train()
@@ -142,7 +145,7 @@ def pretrain(objective: Objective, plan: Plan, out: Path, title: str, resume: bo
                 optimizer.step()
                 optimizer.zero_grad(set_to_none=True)
 
-            now = time.monotonic()
+            now = plan.clock()
             record.seconds = seconds_before + now - started
             record.steps += 1
             record.tokens += num_tokens

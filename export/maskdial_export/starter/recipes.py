@@ -101,15 +101,13 @@ def masked_card(
         task="fill-mask",
         sources=[SOURCES, WORDNET, POLARITY],
         limits="A toy by size: it knows common words and simple grammar, few facts. English "
-        f"only. Texts of up to {half} tokens suit it best: the second half of its {full} "
-        "positions was trained in the last tenth of the time only, and shows it (see the "
-        "figures). Its texts are old books for the most part.",
+        "only. Its texts are old books for the most part.",
         figures={
             **model_figures(model, out),
             **run,
-            "validation_loss": loss,
+            "masked_validation_loss": loss,
             "masked_top1": top1,
-            f"validation_loss_at_{full}_tokens": full_loss,
+            f"masked_validation_loss_at_{full}_tokens": full_loss,
             f"masked_top1_at_{full}_tokens": full_top1,
             **_cloze_figures(settings, lambda text: predict_masked(model, tokenizer, text)),
         },
@@ -136,7 +134,8 @@ def train_sentiment(settings: Settings) -> Path:
     examples = sentiment.build_examples(tokenizer, texts, targets)
     soft = torch.sigmoid(taught.spliced_odds).tolist()
     examples += sentiment.build_examples(tokenizer, spliced, soft)
-    model = sentiment.build_model(masked_checkpoint).to(settings.device)
+    unmarked = torch.zeros(len(tokenizer))
+    model = sentiment.build_model(masked_checkpoint, unmarked).to(settings.device)
     sentiment.average_weights(model, taught.weights)
     averaged = measure_sentiment(model, tokenizer, settings)
     objective = sentiment.SentimentObjective(model, tokenizer, examples, settings.seed)

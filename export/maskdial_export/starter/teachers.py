@@ -148,10 +148,13 @@ def _teach_fold(
     labels = torch.tensor([float(sentence.label) for sentence in sentences])
     rows = sentiment.encode(tokenizer, texts)
     ngrams = NaiveBayesRegression([texts[row] for row in fold.train], labels[fold.train])
+    lexicon = sentiment.polarity_lexicon(
+        [rows[row] for row in fold.train], labels[fold.train], len(tokenizer)
+    )
     # Every fold starts from one and the same head, else the mean of their weights would mean
     # nothing.
     torch.manual_seed(settings.seed)
-    model = sentiment.build_model(settings.out / "masked").to(settings.device)
+    model = sentiment.build_model(settings.out / "masked", lexicon).to(settings.device)
     examples = [Example(rows[row], float(labels[row])) for row in fold.train]
     objective = SentimentObjective(model, tokenizer, examples, seed=number)
     plan = Plan(minutes, LEARNING_RATE, bf16=settings.bf16)

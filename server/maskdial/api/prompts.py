@@ -6,6 +6,8 @@ import dataclasses
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from tokenizers import Encoding
+
 from maskdial.api.generate_bodies import GenerateBody, GenerateParameters
 from maskdial.api.work import check_num_inputs, name_input, tokenize
 from maskdial.causal.grammar import Grammar
@@ -61,7 +63,7 @@ async def read_prompts(body: GenerateBody, model: CausalModel, config: Config) -
     prompts = []
     for index, (text, encoding) in enumerate(zip(texts, encodings, strict=True)):
         with name_input(index, body.batch):
-            ids = _fit(encoding.ids, parameters.truncate, model)
+            ids = _fit(encoding, parameters.truncate, model)
         sequences = _make_sequences(body, ids, params, grammar, parameters.num_sequences)
         prompts.append(Prompt(text, ids, len(encoding.ids) - len(ids), sequences))
     return prompts
@@ -156,9 +158,17 @@ def name_grammar() -> Iterator[None]:
         raise ValidationError(f"parameters.grammar: {error.message}") from error
 
 
-def _fit(ids: list[int], truncate: int | None, model: CausalModel) -> list[int]:
-    """The last ``truncate`` tokens of a prompt, if they leave room in the context."""
-    kept = ids if truncate is None else ids[-truncate:]
+def _fit(encoding: Encoding, truncate: int | None, model: CausalModel) -> list[int]:
+    """The last ``truncate`` tokens of a prompt, if they leave room in the context.
+
+    What the tokenizer puts before a text stays, as in transformers, and is one of them.
+    """
+    kept: list[int] = encoding.ids
+    if truncate is not None and truncate < len(kept):
+        mask = encoding.special_tokens_mask
+        num_before = mask.index(0) if 0 in mask else len(mask)
+        num_before = min(num_before, truncate - 1)
+        kept = kept[:num_before] + kept[num_before - truncate :]
     if not kept:
         raise ValidationError("the prompt has no tokens; write at least one word")
     if len(kept) >= model.max_length:
