@@ -171,7 +171,7 @@ def sum_in_order(graph: ir.Graph) -> None:
     adds zeros to it.
     """
     for node in list(graph):
-        if node.op_type != "ReduceSum" or node.attributes.get_int("keepdims", 1):
+        if node.op_type != "ReduceSum" or node.attributes.get_int("keepdims", True):
             continue
         summed, axes = node.inputs[0], constant(node.inputs[1])
         if summed is None or summed.shape is None or len(summed.shape) != 3 or axes is None:

@@ -7,7 +7,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from torch import Tensor
+from transformers import PreTrainedTokenizerFast
+
 TOP_K = 5
+Prediction = list[tuple[str, float]]
+"""A blank's likeliest tokens, the likeliest first, with their probabilities."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,11 +36,20 @@ def read_cloze(path: Path) -> list[Cloze]:
     ]
 
 
-def solved(clozes: Sequence[Cloze], predict: Callable[[str], list[tuple[str, float]]]) -> float:
-    """Share of the sentences with an accepted answer among the `TOP_K` likeliest words.
+def best(logits: Tensor, tokenizer: PreTrainedTokenizerFast) -> Prediction:
+    """The `TOP_K` likeliest tokens by `logits` `[vocabulary]`."""
+    likeliest = logits.softmax(-1).topk(TOP_K)
+    tokens = [str(tokenizer.decode([token])) for token in likeliest.indices.tolist()]
+    return list(zip(tokens, likeliest.values.tolist(), strict=True))
 
-    `predict` gives a text's words for its blank with their probabilities, the likeliest first.
-    """
+
+def shown(prediction: Prediction) -> str:
+    """A prediction in a line."""
+    return ", ".join(f"{token.strip()} {probability:.3f}" for token, probability in prediction)
+
+
+def solved(clozes: Sequence[Cloze], predict: Callable[[str], Prediction]) -> float:
+    """Share of the sentences with an accepted answer among the `TOP_K` likeliest tokens."""
     hits = sum(
         any(cloze.accepts(word) for word, _ in predict(cloze.text)[:TOP_K]) for cloze in clozes
     )

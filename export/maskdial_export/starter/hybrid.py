@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 from transformers import GenerationConfig, PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
+from maskdial_export.starter.cloze import Prediction, best
 from maskdial_export.starter.pretrain import Plan, cross_entropy
 from maskdial_export.starter.settings import Settings
 from maskdial_export.starter.shape import Shape
@@ -277,3 +278,13 @@ def evaluate_masked(objective: HybridObjective) -> dict[str, float]:
             hits += int((logits.argmax(-1) == targets).sum())
             count += len(targets)
     return {"masked_validation_loss": loss / count, "masked_top1": hits / count}
+
+
+@torch.no_grad()
+def predict(model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast, text: str) -> Prediction:
+    """What fills the one [MASK] of `text` under the full mask, by the token before it."""
+    model.eval()
+    inputs = tokenizer(text, return_tensors="pt")["input_ids"]
+    objective = HybridObjective(model, tokenizer, inputs[0], causal_share=0.0)
+    before = nn.functional.pad(inputs[:, 1:] == tokenizer.mask_token_id, (0, 1))
+    return best(objective.logits(inputs, 0, before)[0], tokenizer)

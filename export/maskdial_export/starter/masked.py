@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from transformers import ModernBertConfig, ModernBertForMaskedLM, PreTrainedTokenizerFast
 
+from maskdial_export.starter.cloze import Prediction, best
 from maskdial_export.starter.data import (
     POLARITY_FILE,
     Books,
@@ -162,3 +163,14 @@ def evaluate(objective: MaskedObjective, held_out: Tensor, length: int) -> tuple
             hits += int((logits.argmax(-1) == labels).sum())
             count += len(labels)
     return loss / count, hits / count
+
+
+@torch.no_grad()
+def predict(
+    model: ModernBertForMaskedLM, tokenizer: PreTrainedTokenizerFast, text: str
+) -> Prediction:
+    """What fills the one [MASK] of `text`."""
+    model.eval()
+    inputs = tokenizer(text, return_tensors="pt").to(model.device)
+    place = inputs["input_ids"][0] == tokenizer.mask_token_id
+    return best(model(**inputs).logits[0, place][0], tokenizer)

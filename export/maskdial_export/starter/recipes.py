@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import torch
@@ -25,6 +25,7 @@ from maskdial_export.starter.card import (
     machine,
     model_figures,
 )
+from maskdial_export.starter.cloze import Prediction
 from maskdial_export.starter.data import (
     POLARITY_FILE,
     SENTIMENT_VALIDATION_FILE,
@@ -109,9 +110,9 @@ def masked_card(
             "masked_top1": top1,
             f"masked_validation_loss_at_{full}_tokens": full_loss,
             f"masked_top1_at_{full}_tokens": full_top1,
-            **_cloze_figures(settings, lambda text: predict_masked(model, tokenizer, text)),
+            **_cloze_figures(settings, lambda text: masked.predict(model, tokenizer, text)),
         },
-        samples={text: _shown(predict_masked(model, tokenizer, text)) for text in CLOZES},
+        samples={text: cloze.shown(masked.predict(model, tokenizer, text)) for text in CLOZES},
     )
 
 
@@ -250,8 +251,10 @@ def decoder_card(
     samples = dict(zip(stories.PROMPTS, (story.text for story in told), strict=True))
     if is_hybrid:
         figures |= hybrid.evaluate_masked(objective)
-        figures |= _cloze_figures(settings, lambda text: predict_next(model, tokenizer, text))
-        samples = {text: _shown(predict_next(model, tokenizer, text)) for text in CLOZES} | samples
+        figures |= _cloze_figures(settings, lambda text: hybrid.predict(model, tokenizer, text))
+        samples = {
+            text: cloze.shown(hybrid.predict(model, tokenizer, text)) for text in CLOZES
+        } | samples
     masks = (
         "under the causal mask, and fills in blanks under the full one: every second row of its "
         "batches was masked next-token prediction"
@@ -272,42 +275,7 @@ def decoder_card(
     )
 
 
-@torch.no_grad()
-def predict_masked(
-    model: ModernBertForMaskedLM, tokenizer: PreTrainedTokenizerFast, text: str
-) -> list[tuple[str, float]]:
-    """The five likeliest tokens for the one [MASK] of `text`, with their probabilities."""
-    model.eval()
-    inputs = tokenizer(text, return_tensors="pt").to(model.device)
-    place = inputs["input_ids"][0] == tokenizer.mask_token_id
-    return _best(model(**inputs).logits[0, place][0], tokenizer)
-
-
-@torch.no_grad()
-def predict_next(
-    model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast, text: str
-) -> list[tuple[str, float]]:
-    """The same under the full mask, from the token before the [MASK]."""
-    model.eval()
-    inputs = tokenizer(text, return_tensors="pt")["input_ids"]
-    objective = hybrid.HybridObjective(model, tokenizer, inputs[0], 0.0)
-    before = torch.nn.functional.pad(inputs[:, 1:] == tokenizer.mask_token_id, (0, 1))
-    return _best(objective.logits(inputs, 0, before)[0], tokenizer)
-
-
-def _best(logits: torch.Tensor, tokenizer: PreTrainedTokenizerFast) -> list[tuple[str, float]]:
-    best = logits.softmax(-1).topk(cloze.TOP_K)
-    tokens = [tokenizer.decode([token]) for token in best.indices.tolist()]
-    return list(zip(tokens, best.values.tolist(), strict=True))
-
-
-def _shown(predictions: Sequence[tuple[str, float]]) -> str:
-    return ", ".join(f"{token.strip()} {probability:.3f}" for token, probability in predictions)
-
-
-def _cloze_figures(
-    settings: Settings, predict: Callable[[str], list[tuple[str, float]]]
-) -> dict[str, Figure]:
+def _cloze_figures(settings: Settings, predict: Callable[[str], Prediction]) -> dict[str, Figure]:
     if settings.cloze is None:
         return {}
     sentences = cloze.read_cloze(settings.cloze)
