@@ -21,6 +21,7 @@ def requests(starter: Any) -> list[Any]:
             seed=seed,
             frequency_penalty=0.3,
             top_n_tokens=2,
+            ignore_eos=True,
         )
         for seed, num_prompt in enumerate((5, 40, 150, 20))
     ]
@@ -57,7 +58,7 @@ def test_one_leaves(
     Those that write do so at every step, and never pause.
     """
     bench = starter.bench(slots=4, chunk=64, cache_bytes=place % 2 * 2**26)
-    leaving = starter.request(starter.random_prompt(random.Random(5), num_prompt))
+    leaving = starter.request(starter.random_prompt(random.Random(5), num_prompt), ignore_eos=True)
 
     async def main() -> list[Any]:
         readers = [bench.submit(request) for request in requests[:place]]

@@ -5,6 +5,7 @@ the graph's weights: only the weights come from there, the arithmetic is transfo
 """
 
 import asyncio
+import math
 from typing import Any
 
 import numpy as np
@@ -220,5 +221,9 @@ def test_every_tokens_probabilities_under_the_full_mask_are_those_of_transformer
             )
     wanted = torch.cat(expected).log_softmax(dim=-1)
     ours = torch.tensor(found).log_softmax(dim=-1)
-    assert float((ours - wanted).abs().max()) < A_STEP
-    assert float((ours.argmax(-1) == wanted.argmax(-1)).float().mean()) >= 0.98
+    apart = (ours.exp() - wanted.exp()).abs().sum(-1) / 2
+    assert float(apart.max()) < 0.05, "total variation distance"
+    likely = wanted > math.log(0.001)
+    assert float((ours - wanted).abs()[likely].max()) < A_STEP
+    chosen = wanted.gather(1, ours.argmax(-1, keepdim=True)).squeeze(1)
+    assert float((wanted.amax(-1) - chosen).max()) < A_STEP, "another choice, and no near tie"
