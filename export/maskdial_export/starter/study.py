@@ -47,8 +47,8 @@ class Result:
 def run_study(settings: Settings, shapes: Sequence[Shape] = SHAPES) -> Path:
     """Train a hybrid of each shape, and the settings' own shape under either mask alone.
 
-    Each takes `settings.minutes`. Results are added to `<out>/study.json` as they come; a shape
-    that is there already is left out.
+    Each takes `settings.minutes`. Results are added to `<out>/study.json` as they come; what is
+    there already is left out.
     """
     file = settings.out / STUDY_FILE
     books = read_books(settings.corpus)
@@ -56,8 +56,10 @@ def run_study(settings: Settings, shapes: Sequence[Shape] = SHAPES) -> Path:
     runs += [(settings.shape, 0.0), (settings.shape, 1.0)]
     for shape, causal_share in runs:
         results = _read(file)
-        done = [(Shape(r.width, r.layers, r.vocabulary), r.causal_share) for r in results]
-        if (shape, causal_share) not in done:
+        done = [
+            (Shape(r.width, r.layers, r.vocabulary), r.causal_share, r.minutes) for r in results
+        ]
+        if (shape, causal_share, settings.minutes) not in done:
             of_shape = dataclasses.replace(settings, shape=shape)
             results.append(_measure(of_shape, books, causal_share))
             file.parent.mkdir(parents=True, exist_ok=True)
@@ -107,16 +109,16 @@ def read_study(out: Path) -> str:
         return ""
     kinds = {0.0: "full mask alone", 1.0: "causal mask alone"}
     rows = "\n".join(
-        f"| {r.width} | {r.layers} | {r.vocabulary} | {kinds.get(r.causal_share, 'both masks')} "
-        f"| {r.parameters / 1e6:.2f} M | {r.tokens_seen / 1e6:.1f} M | {_figure(r.bits_per_byte)} "
+        f"| {r.minutes:g} | {r.width} | {r.layers} | {r.vocabulary} "
+        f"| {kinds.get(r.causal_share, 'both masks')} | {r.parameters / 1e6:.2f} M "
+        f"| {r.tokens_seen / 1e6:.1f} M | {_figure(r.bits_per_byte)} "
         f"| {_figure(r.masked_validation_loss)} | {_figure(r.masked_top1)} |"
         for r in results
     )
     return (
-        f"Models trained for {results[0].minutes:g} minutes each, measured on held-out text:\n\n"
-        "| width | layers | vocabulary | trained under | parameters | tokens seen | bits per byte "
-        "| masked loss | masked top-1 |\n| --- | --- | --- | --- | --- | --- | --- | --- | --- |\n"
-        + rows
+        "Short runs, measured on held-out text:\n\n"
+        "| minutes | width | layers | vocabulary | trained under | parameters | tokens seen "
+        "| bits per byte | masked loss | masked top-1 |\n" + "| --- " * 10 + "|\n" + rows
     )
 
 
