@@ -1,1 +1,1 @@
-"""The recipe behind the shipped starter models: masked, sentiment and causal."""
+"""The recipe behind the shipped starter models, and the models that they are measured by."""

@@ -88,8 +88,8 @@ class MaskedObjective:
 def build_model(tokenizer: PreTrainedTokenizerFast, shape: Shape) -> ModernBertForMaskedLM:
     """A ModernBERT with heads of 32 that all see the whole text.
 
-    BERT itself, whose norms come after the layers, stayed at the loss of word frequencies for
-    millions of tokens.
+    A BERT of that size, whose norms come after the layers, was still at the loss of word
+    frequencies after two million tokens of the same training.
     """
     vocabulary = tokenizer.get_vocab()
     config = ModernBertConfig(

@@ -176,7 +176,7 @@ def sentiment_card(
     """Measure the sentiment model saved in `out`; `run` holds the figures of its training."""
     return Card(
         title="maskdial starter: sentiment",
-        summary="The masked starter model fine-tuned to tell positive from negative sentences of "
+        summary="A small masked ModernBERT fine-tuned to tell positive from negative sentences of "
         "film reviews, with labels and with the scores of teachers trained on other folds.",
         task="text-classification",
         sources=[POLARITY, SOURCES, WORDNET],
