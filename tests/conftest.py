@@ -1,19 +1,25 @@
 """What tests of more than one folder share: a real server on a real port."""
 
 import asyncio
+import ctypes
 import shutil
 import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any, Literal
 
 import httpx
+import numpy as np
 import pytest
 import tokenizers
+from numpy.typing import NDArray
 from tokenizers import decoders, models, pre_tokenizers, processors
 
 from maskdial.bundle import GRAPH, hash_files, load_bundles, write_manifest
 from maskdial.config import Config
+from maskdial.cuda.memory import DeviceArray
+from maskdial.errors import ConfigError
 from maskdial.served import STARTER_FOLDER
 from maskdial.server import Server
 
@@ -139,3 +145,72 @@ def hybrid_bundle(hybrid: Path, tmp_path_factory: pytest.TempPathFactory) -> Pat
     folder = tmp_path_factory.mktemp("bundles") / "dial"
     export(str(hybrid), folder, mask="both")
     return folder
+
+
+class HostDevice:
+    """Main memory in the place of a GPU's, of so many bytes; every copy's bounds are checked.
+
+    With it, code for devices runs as it is on the CPU provider.
+    """
+
+    name: Literal["cpu", "cuda"] = "cpu"
+    stream = 0
+
+    def __init__(self, num_bytes: int = 2**30) -> None:
+        self.num_bytes = num_bytes
+        self.num_synchronized = 0
+        self._arrays: list[NDArray[np.uint8]] = []  # on the device
+        self._pinned: list[NDArray[Any]] = []
+
+    def free_bytes(self) -> int:
+        return self.num_bytes - sum(array.nbytes for array in self._arrays)
+
+    def allocate(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> DeviceArray:
+        size = int(np.prod(shape)) * dtype.itemsize
+        if size > self.free_bytes():
+            raise ConfigError(f"no memory for {size} bytes")
+        self._arrays.append(np.zeros(max(size, 1), np.uint8))
+        return DeviceArray(self._arrays[-1].ctypes.data, shape, dtype)
+
+    def pinned(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
+        self._pinned.append(np.zeros(shape, dtype))
+        return self._pinned[-1]
+
+    def copy(
+        self,
+        target: int,
+        target_pitch: int,
+        source: int,
+        source_pitch: int,
+        width: int,
+        height: int,
+    ) -> None:
+        assert width <= min(target_pitch, source_pitch) or height == 1
+        ends = [(target, target_pitch), (source, source_pitch)]
+        on_device = [self._holds(start, (height - 1) * pitch + width) for start, pitch in ends]
+        assert any(on_device), "a copy that the device has no part in"
+        for row in range(height):
+            ctypes.memmove(target + row * target_pitch, source + row * source_pitch, width)
+
+    def synchronize(self) -> None:
+        self.num_synchronized += 1
+
+    def view(self, array: DeviceArray) -> NDArray[Any]:
+        """What lies in an array, to be read and written by a test."""
+        assert self._holds(array.pointer, array.num_bytes)
+        memory = (ctypes.c_byte * array.num_bytes).from_address(array.pointer)
+        return np.frombuffer(memory, array.dtype).reshape(array.shape)
+
+    def _holds(self, start: int, num_bytes: int) -> bool:
+        for array in self._arrays:
+            first = array.ctypes.data
+            if first <= start < first + array.nbytes:
+                assert start + num_bytes <= first + array.nbytes, "beyond the end of an array"
+                return True
+        return False
+
+
+@pytest.fixture(scope="session")
+def host_device() -> Callable[..., HostDevice]:
+    """Makes devices."""
+    return HostDevice

@@ -10,7 +10,8 @@ from maskdial.config import Config
 from maskdial.masked.engine import MaskedEngine
 from maskdial.masked.request import MaskedInput
 from maskdial.metrics import EngineMetrics
-from maskdial.runtime import Session, SessionOptions, resolve_provider
+from maskdial.placement import find_device
+from maskdial.runtime import Provider, Session, SessionOptions
 from maskdial.tokenizer import Tokenizer
 
 
@@ -38,7 +39,7 @@ class Model:
                 f"{path} holds a {manifest.family} model; this measures masked ones"
             )
         tokenizer = Tokenizer.from_file(bundle.tokenizer, manifest.special_tokens)
-        provider = resolve_provider(config.provider)
+        provider: Provider = "cpu" if find_device(bundle, config.provider) is None else "cuda"
         session = Session(
             bundle.graph, SessionOptions(provider, config.threads, config.spins(alone=True))
         )

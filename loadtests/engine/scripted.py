@@ -36,7 +36,7 @@ class ScriptedRunner:
     def prefill(
         self, slot: int, token_ids: NDArray[np.int64], start: int, num_logits: int = 1
     ) -> NDArray[np.float32]:
-        logits = self._runner.prefill(slot, token_ids, start, num_logits)
+        logits = np.array(self._runner.prefill(slot, token_ids, start, num_logits))
         self._direct(logits, start + len(token_ids) - num_logits)
         return logits
 
@@ -46,9 +46,12 @@ class ScriptedRunner:
     def decode(
         self, token_ids: NDArray[np.int64], lengths: NDArray[np.int64], rows: NDArray[np.int64]
     ) -> NDArray[np.float32]:
-        logits = self._runner.decode(token_ids, lengths, rows)
+        logits = np.array(self._runner.decode(token_ids, lengths, rows))
         self._direct(logits, int(lengths[0]))
         return logits
+
+    def warm_up(self) -> None:
+        self._runner.warm_up()
 
     def _direct(self, logits: NDArray[np.float32], position: int) -> None:
         """Row i of the logits follows the token at ``position + i``."""

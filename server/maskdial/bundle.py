@@ -23,10 +23,10 @@ Graph inputs, by family (the server feeds the ones that the graph declares):
 * causal: ``input_ids`` int64 (batch, new_tokens); ``position_ids`` int64 (batch, new_tokens);
   ``seqlens_k`` int32 (batch,), tokens in the cache after this pass minus one;
   ``total_sequence_length`` int32 (), the longest of them plus one; ``rows`` int64 (num_rows,), flat
-  indices of the tokens whose logits are wanted; ``past_key.I`` and ``past_value.I`` float32 (batch,
-  num_heads, max_length, head_dim). Outputs ``logits`` float32 (num_rows, vocab_size),
-  ``present_key.I`` and ``present_value.I``, which may share their past's memory. With a non-empty
-  past, batch is 1 or new_tokens is 1.
+  indices of the tokens whose logits are wanted; ``past_key.I`` and ``past_value.I``, of the type in
+  `KVLayout.dtype`, (batch, num_heads, max_length, head_dim). Outputs ``logits`` float32 (num_rows,
+  vocab_size), ``present_key.I`` and ``present_value.I``, which may share their past's memory. With
+  a non-empty past, batch is 1 or new_tokens is 1.
 """
 
 import hashlib
@@ -75,12 +75,21 @@ class SpecialTokens(_Frozen):
 
 
 class KVLayout(_Frozen):
-    """The shape of one layer's cache: (batch, num_heads, max_length, head_dim), keys and values."""
+    """The shape of one layer's cache: (batch, num_heads, max_length, head_dim), keys and values.
+
+    ``dtype`` is float16 in bundles of the precisions fp16 and int4-fp16, and else float32.
+    """
 
     num_layers: int = Field(gt=0)
     num_heads: int = Field(gt=0)
     head_dim: int = Field(gt=0)
     dtype: Literal["float32", "float16"] = "float32"
+
+    @property
+    def bytes_per_token(self) -> int:
+        """What one token's keys and values take, in all layers."""
+        values = 2 * self.num_layers * self.num_heads * self.head_dim
+        return values * (2 if self.dtype == "float16" else 4)
 
     @property
     def query_block(self) -> int:
@@ -142,7 +151,9 @@ class QualityReport(_Frozen):
     figures: dict[str, float]
     loss: float
     max_loss: float | None = Field(description="None where export was not to refuse any loss")
-    kept: tuple[str, ...] = Field(description="modules of the checkpoint that stayed fp32")
+    kept: tuple[str, ...] = Field(
+        description="modules of the checkpoint that stayed fp32, or fp16 in int4-fp16"
+    )
     calibrated: int = Field(0, description="modules whose input has one scale for all rows")
 
 
@@ -154,7 +165,7 @@ class Manifest(_Frozen):
     family: Family
     task: Task
     architecture: str
-    precision: Literal["fp32", "fp16", "int8", "int4"]
+    precision: Literal["fp32", "fp16", "int8", "int4", "int4-fp16"]
     batch_invariant: bool
     vocab_size: int = Field(gt=0)
     max_length: int = Field(gt=0)

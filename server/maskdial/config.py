@@ -32,7 +32,9 @@ class Config(BaseSettings):
         {}, description="models to serve, by name; none: the starter models"
     )
     provider: Literal["auto", "cpu", "cuda"] = Field(
-        "auto", description="execution provider; auto takes the best that is installed"
+        "auto",
+        description="execution provider; auto takes a GPU where there is one that can run the "
+        "model, and else the CPU",
     )
     threads: int = Field(
         0, ge=0, le=1024, description="threads of one pass; 0: one per physical core"
@@ -58,11 +60,29 @@ class Config(BaseSettings):
         2_000_000, ge=1024, description="size of a request's body; beyond it requests get 413"
     )
     slots: int = Field(
-        8,
-        ge=1,
+        0,
+        ge=0,
         le=1024,
-        description="sequences that a causal model generates at once; each costs KV memory as it "
-        "grows",
+        description="sequences that a causal model generates at once; each costs KV memory, on the "
+        "CPU as it grows; 0: 8 on the CPU, and on a GPU as many as its memory holds, 64 at most",
+    )
+    kv_cache_bytes: int = Field(
+        0,
+        ge=0,
+        description="most memory for the KV cache of each causal model; 0: no limit on the CPU, "
+        "and on a GPU --kv-cache-fraction of what is free",
+    )
+    kv_cache_fraction: float = Field(
+        0.9,
+        gt=0,
+        le=1,
+        description="share of a GPU's free memory, the weights being loaded, that the KV cache of "
+        "a causal model may take; passes need some of the rest",
+    )
+    cuda_graphs: Literal["on", "off"] = Field(
+        "on",
+        description="whether decode steps on a GPU are captured as CUDA graphs: steps are faster, "
+        "starting takes longer",
     )
     max_context: int = Field(
         4096, ge=8, description="tokens of prompt and text together, where the model allows more"

@@ -111,6 +111,10 @@ class FakeRunner:
         self.cache.tokens[np.arange(len(token_ids)), lengths] = token_ids
         return np.stack([self._logits(row, lengths[row] + 1) for row in rows])
 
+    def warm_up(self) -> None:
+        self.prefill(0, np.zeros(1, np.int64), 0)
+        self.decode(*np.array([[0], [1], [0]], np.int64))
+
     def _begin(self, kind: str) -> None:
         self.passes.append(kind)
         self.on_pass(kind)
@@ -173,6 +177,19 @@ class RecordingMetrics(NullMetrics):
         self.used_bytes = used_bytes
 
 
+_overlaps = False
+
+
+@pytest.fixture(params=[False, True], ids=["in turns", "overlapping"], autouse=True)
+def _both_ways(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every test runs with tokens delivered before the next step, and beside it.
+
+    In the second way a pass has run ahead before a step sees what changed: until it is delivered,
+    that takes a step more.
+    """
+    monkeypatch.setitem(globals(), "_overlaps", request.param)
+
+
 def make_engine(
     runner: FakeRunner,
     *,
@@ -181,6 +198,7 @@ def make_engine(
     prefix_cache: PrefixCache | None = None,
     max_drafts: int = 0,
     detokenizer: LetterDetokenizer | None = None,
+    overlaps: bool | None = None,
     metrics: NullMetrics | None = None,
 ) -> CausalEngine:
     return CausalEngine(
@@ -195,6 +213,7 @@ def make_engine(
         eos_token_ids=[EOS],
         prefix_cache=prefix_cache,
         max_drafts=max_drafts,
+        overlaps=_overlaps if overlaps is None else overlaps,
         metrics=metrics or NullMetrics(),
         name="fake",
     )
@@ -293,6 +312,7 @@ def test_a_long_prompt_does_not_stall_the_others() -> None:
         readers = [Reader(engine.stream(make_sequence([n], 100))) for n in range(3)]
         await step(engine, 4)
         long = Reader(engine.stream(make_sequence(range(100), 5)))
+        await step(engine, _overlaps)
         for _ in range(12):
             before = [len(reader.events) for reader in readers]
             await step(engine)
@@ -339,9 +359,10 @@ def test_closing_a_stream_frees_its_slot_within_one_step() -> None:
             assert (await anext(leaving)).token_id == expected_tokens([1], 1)[0]
             assert (engine.num_running, engine.num_waiting) == (2, 1)
         before = len(stayer.events)
+        await step(engine, _overlaps)
         await step(engine)
         assert waiting.token_ids == expected_tokens([3], 1)
-        assert len(stayer.events) == before + 1
+        assert len(stayer.events) == before + 1 + _overlaps
         assert metrics.reasons == ["disconnect"]
         await run_dry(engine)
         assert stayer.token_ids == expected_tokens([2], 100)
@@ -531,6 +552,7 @@ def test_a_failing_chunk_ends_its_own_prompt_only(caplog: pytest.LogCaptureFixtu
             if kind == "prefill":
                 raise RuntimeError("out of cheese")
 
+        await step(engine, _overlaps)
         runner.on_pass = fail_prefill
         await step(engine)
         assert (engine.num_running, engine.num_waiting) == (1, 1)
@@ -682,7 +704,7 @@ def test_a_timeout_drops_the_sequence_wherever_it_is(state: str) -> None:
         with pytest.raises(DeadlineError, match="time limit"):
             await late.task
         assert metrics.reasons == ["timeout"]
-        await step(engine)
+        await step(engine, 1 + _overlaps)
         assert (engine.num_running, engine.num_waiting) == (1, 0)
         await run_dry(engine)
         assert other.token_ids == expected_tokens([3], 30)
@@ -955,3 +977,107 @@ def test_a_model_that_cannot_run_never_becomes_ready(caplog: pytest.LogCaptureFi
 
 def _no_kernel(kind: str) -> None:
     raise RuntimeError("no such kernel")
+
+
+class AnnouncingMetrics(NullMetrics):
+    """Says when tokens were published."""
+
+    def __init__(self) -> None:
+        self.published = threading.Event()
+
+    def generated_tokens(self, n: int) -> None:
+        self.published.set()
+
+
+def test_overlapping_steps_deliver_tokens_while_the_next_pass_runs() -> None:
+    async def main() -> None:
+        runner, metrics = FakeRunner(slots=2), AnnouncingMetrics()
+        engine = make_engine(runner, metrics=metrics, overlaps=True)
+        reader = Reader(engine.stream(make_sequence([1], 20)))
+        await step(engine)  # the prompt
+        num_waited = 0
+
+        def wait_for_the_last_tokens(kind: str) -> None:
+            nonlocal num_waited
+            assert metrics.published.wait(10)
+            metrics.published.clear()
+            num_waited += 1
+
+        await step(engine)  # a step of its own, and the next one's pass
+        metrics.published.clear()
+        runner.on_pass = wait_for_the_last_tokens
+        await step(engine, 5)
+        assert num_waited == 5
+        runner.on_pass = lambda kind: None
+        await run_dry(engine)
+        assert reader.token_ids == expected_tokens([1], 20)
+        # Nothing ran ahead of the last token: one pass for each of the others.
+        assert runner.passes == ["prefill"] + ["decode"] * 19
+
+    asyncio.run(main())
+
+
+def test_a_text_that_ends_beside_the_next_pass_leaves_the_others_alone() -> None:
+    async def main() -> None:
+        runner = FakeRunner(slots=3)
+        engine = make_engine(runner, overlaps=True)
+        text = expected_tokens([1], 30)
+        ending = Reader(engine.stream(make_sequence([1], 30, stop=(letters(text[9:11]),))))
+        staying = Reader(engine.stream(make_sequence([2], 30)))
+        await step(engine, 20)
+        late = Reader(engine.stream(make_sequence([3], 5)))
+        await run_dry(engine)
+        assert ending.token_ids == text[:11]
+        assert ending.finish.reason == "stop_sequence"
+        assert staying.token_ids == expected_tokens([2], 30)
+        assert late.token_ids == expected_tokens([3], 5)
+
+    asyncio.run(main())
+
+
+def test_a_failing_pass_that_ran_ahead_ends_its_sequences_only(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async def main() -> None:
+        runner = FakeRunner(slots=2)
+        engine = make_engine(runner, overlaps=True)
+        failing = Reader(engine.stream(make_sequence([1], 20)))
+        await step(engine, 2)
+
+        def fail(kind: str) -> None:
+            raise RuntimeError("out of cheese")
+
+        runner.on_pass = fail
+        await step(engine)  # delivers what was drawn before the fault
+        runner.on_pass = lambda kind: None
+        await step(engine)
+        with pytest.raises(GenerationError, match="out of cheese"):
+            await failing.task
+        assert failing.token_ids == expected_tokens([1], len(failing.events))
+        assert len(failing.events) == 3
+        after = Reader(engine.stream(make_sequence([2], 5)))
+        await run_dry(engine)
+        assert after.token_ids == expected_tokens([2], 5)
+
+    with caplog.at_level(logging.CRITICAL):
+        asyncio.run(main())
+
+
+def test_a_fault_in_the_delivery_beside_a_pass_is_the_engines_own() -> None:
+    class FaultyMetrics(NullMetrics):
+        armed = False
+
+        def generated_tokens(self, n: int) -> None:
+            if self.armed:
+                raise RuntimeError("out of cheese")
+
+    async def main() -> None:
+        metrics = FaultyMetrics()
+        engine = make_engine(FakeRunner(slots=2), metrics=metrics, overlaps=True)
+        engine.stream(make_sequence([1], 20))
+        await step(engine, 2)
+        metrics.armed = True
+        with pytest.raises(RuntimeError, match="out of cheese"):
+            engine.step()
+
+    asyncio.run(main())

@@ -1,6 +1,8 @@
 """The runner over a small real graph: embeddings, one GroupQueryAttention layer, a head."""
 
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -9,8 +11,8 @@ from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
 from maskdial.bundle import KVLayout
+from maskdial.causal.device.runner import DeviceRunner
 from maskdial.causal.runner import Runner
-from maskdial.errors import ConfigError
 from maskdial.runtime import Session, SessionOptions
 
 VOCAB, HEADS, HEAD_DIM, MAX_LENGTH, SLOTS = 37, 2, 16, 48, 4
@@ -90,12 +92,41 @@ def session(tmp_path_factory: pytest.TempPathFactory) -> Session:
     return Session(path, SessionOptions(intra_op_threads=1))
 
 
-@pytest.fixture
-def runner(session: Session) -> Runner:
-    runner = Runner(session, LAYOUT, slots=SLOTS, max_length=MAX_LENGTH, vocab_size=VOCAB)
-    for array in (*runner.cache.keys, *runner.cache.values):
-        array[...] = np.nan  # reading anything that was not written would show
-    return runner
+@pytest.fixture(params=["host", "device", "captured"])
+def runner(
+    request: pytest.FixtureRequest,
+    session: Session,
+    host_device: Callable[[], Any],
+    monkeypatch: pytest.MonkeyPatch,
+) -> Runner | DeviceRunner:
+    """The CPU's runner, and the one for GPUs with main memory in the place of theirs.
+
+    ``captured`` has it feed decode steps as for CUDA graphs, of which the CPU provider makes none.
+    Wherever a cache was not written, it holds no numbers: reading there would show.
+    """
+    if request.param == "host":
+        runner = Runner(session, LAYOUT, slots=SLOTS, max_length=MAX_LENGTH, vocab_size=VOCAB)
+        for array in (*runner.cache.keys, *runner.cache.values):
+            array[...] = np.nan
+        return runner
+    monkeypatch.setattr(session, "captures", request.param == "captured")
+    device = host_device()
+    on_device = DeviceRunner(
+        session,
+        device,
+        LAYOUT,
+        slots=SLOTS,
+        max_length=MAX_LENGTH,
+        vocab_size=VOCAB,
+        max_tokens=3 * 16,
+        max_rows=3,
+    )
+    for layer in (*on_device.cache.keys, *on_device.cache.values):
+        device.view(layer)[...] = np.nan
+    return on_device
+
+
+AnyRunner = Runner | DeviceRunner
 
 
 def tokens(seed: int, n: int) -> NDArray[np.int64]:
@@ -103,17 +134,17 @@ def tokens(seed: int, n: int) -> NDArray[np.int64]:
 
 
 def prefill(
-    runner: Runner, slot: int, token_ids: NDArray[np.int64], start: int
+    runner: AnyRunner, slot: int, token_ids: NDArray[np.int64], start: int
 ) -> NDArray[np.float32]:
-    return runner.prefill(slot, token_ids, start)[0]
+    return np.asarray(runner.prefill(slot, token_ids, start))[0]
 
 
-def decode(runner: Runner, token_ids: list[int], lengths: list[int]) -> NDArray[np.float32]:
+def decode(runner: AnyRunner, token_ids: list[int], lengths: list[int]) -> NDArray[np.float32]:
     rows = np.arange(len(token_ids))
-    return runner.decode(np.array(token_ids), np.array(lengths), rows).copy()
+    return np.array(runner.decode(np.array(token_ids), np.array(lengths), rows))
 
 
-def test_matches_plain_attention(runner: Runner, session: Session, tmp_path: Path) -> None:
+def test_matches_plain_attention(runner: AnyRunner, session: Session, tmp_path: Path) -> None:
     """One prompt against the same layer written out in numpy."""
     build_graph(tmp_path / "model.onnx")
     model = onnx.load(tmp_path / "model.onnx")
@@ -135,18 +166,19 @@ def test_matches_plain_attention(runner: Runner, session: Session, tmp_path: Pat
 
 
 @pytest.mark.parametrize("chunk", [1, 3, 7, 20])
-def test_a_prompt_in_chunks_is_the_same_to_the_last_bit(runner: Runner, chunk: int) -> None:
+def test_a_prompt_in_chunks_is_the_same_to_the_last_bit(runner: AnyRunner, chunk: int) -> None:
     ids = tokens(2, 20)
     whole = prefill(runner, 0, ids, 0)
     for start in range(0, 20, chunk):
         pieces = prefill(runner, 3, ids[start : start + chunk], start)
     assert np.array_equal(whole, pieces)
     length = len(ids)
-    for array in (*runner.cache.keys, *runner.cache.values):
-        assert np.array_equal(array[0, :, :length], array[3, :, :length])
+    assert np.array_equal(runner.cache.read(0, 0, length), runner.cache.read(3, 0, length))
 
 
-def generate_alone(runner: Runner, ids: NDArray[np.int64], steps: int) -> list[NDArray[np.float32]]:
+def generate_alone(
+    runner: AnyRunner, ids: NDArray[np.int64], steps: int
+) -> list[NDArray[np.float32]]:
     """The logits of a greedy text in slot 0, with nobody else there."""
     logits = [prefill(runner, 0, ids, 0)]
     for step in range(steps):
@@ -154,7 +186,7 @@ def generate_alone(runner: Runner, ids: NDArray[np.int64], steps: int) -> list[N
     return logits
 
 
-def test_ragged_decode_steps_are_the_same_to_the_last_bit(runner: Runner) -> None:
+def test_ragged_decode_steps_are_the_same_to_the_last_bit(runner: AnyRunner) -> None:
     prompts = [tokens(seed, n) for seed, n in enumerate((3, 17, 1, 30))]
     alone = [generate_alone(runner, prompt, 6) for prompt in prompts]
     together = [[prefill(runner, slot, prompt, 0)] for slot, prompt in enumerate(prompts)]
@@ -169,20 +201,21 @@ def test_ragged_decode_steps_are_the_same_to_the_last_bit(runner: Runner) -> Non
     assert np.array_equal(alone, together)
 
 
-def test_an_idle_row_spoils_neither_the_others_nor_its_own_prompt(runner: Runner) -> None:
+def test_an_idle_row_spoils_neither_the_others_nor_its_own_prompt(runner: AnyRunner) -> None:
     first, second, late = tokens(5, 8), tokens(6, 5), tokens(7, 12)
     wanted_second = generate_alone(runner, second, 1)[1]
     wanted_late = prefill(runner, 0, late, 0)
     prefill(runner, 0, first, 0)
     newest = int(prefill(runner, 2, second, 0).argmax())
     prefill(runner, 1, late[:4], 0)
-    step = runner.decode(np.array([1, 0, newest]), np.array([8, 4, 5]), np.array([0, 2]))
+    lengths = np.array([8, 4, 5])
+    step = np.asarray(runner.decode(np.array([1, 0, newest]), lengths, np.array([0, 2])))
     assert step.shape == (2, VOCAB)
     assert np.array_equal(step[1], wanted_second)
     assert np.array_equal(prefill(runner, 1, late[4:], 4), wanted_late)
 
 
-def test_a_copied_slot_goes_on_as_the_original_would(runner: Runner) -> None:
+def test_a_copied_slot_goes_on_as_the_original_would(runner: AnyRunner) -> None:
     prompt = tokens(8, 11)
     wanted = generate_alone(runner, prompt, 1)
     prefill(runner, 3, prompt, 0)
@@ -192,25 +225,55 @@ def test_a_copied_slot_goes_on_as_the_original_would(runner: Runner) -> None:
     assert np.array_equal(decode(runner, [0, newest], [2, 11])[1], wanted[1])
 
 
-def test_the_logits_of_several_tokens(runner: Runner) -> None:
+def test_the_logits_of_several_tokens(runner: AnyRunner) -> None:
     ids = tokens(10, 12)
     wanted = [prefill(runner, 0, ids[:length], 0) for length in (10, 11, 12)]
     prefill(runner, 1, ids[:8], 0)
     assert np.array_equal(runner.prefill(1, ids[8:], 8, 3), wanted)
 
 
-def test_prompts_read_together_are_the_same_to_the_last_bit(runner: Runner) -> None:
+def test_prompts_read_together_are_the_same_to_the_last_bit(runner: AnyRunner) -> None:
     prompts = [tokens(11, 9), tokens(12, 2), tokens(13, 16)]
     alone = [generate_alone(runner, prompt, 1) for prompt in prompts]
     prefill(runner, 0, tokens(14, 5), 0)
-    together = runner.prefill_together(1, prompts)
+    together = np.asarray(runner.prefill_together(1, prompts))
     assert np.array_equal(together, [first for first, _ in alone])
     newest = [1, *(int(logits.argmax()) for logits in together)]
     step = decode(runner, newest, [5, *(len(prompt) for prompt in prompts)])
     assert np.array_equal(step[1:], [second for _, second in alone])
 
 
-def test_other_providers_are_refused(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(session, "provider", "cuda")
-    with pytest.raises(ConfigError, match="--provider cpu"):
-        Runner(session, LAYOUT, slots=1, max_length=8, vocab_size=VOCAB)
+def test_blocks_of_a_slot_can_be_kept_and_written_elsewhere(runner: AnyRunner) -> None:
+    prompt = tokens(15, 20)
+    wanted = prefill(runner, 0, prompt, 0)
+    blocks = [runner.cache.read(0, start, 6) for start in (0, 6)]
+    assert blocks[0].shape == (1, 2, HEADS, 6, HEAD_DIM)
+    for start, block in zip((0, 6), blocks, strict=True):
+        runner.cache.write(2, start, block)
+    assert np.array_equal(prefill(runner, 2, prompt[12:], 12), wanted)
+
+
+def test_rows_of_no_meaning_spoil_no_prompt(runner: AnyRunner) -> None:
+    """A device runs three rows as four; the fourth slot is being read into."""
+    late = tokens(16, 12)
+    wanted = prefill(runner, 0, late, 0)
+    for slot in range(3):
+        prefill(runner, slot, tokens(slot, 3), 0)
+    prefill(runner, 3, late[:5], 0)
+    decode(runner, [1, 2, 3], [3, 3, 3])
+    assert np.array_equal(prefill(runner, 3, late[5:], 5), wanted)
+
+
+def test_full_slots_do_not_stop_the_others(runner: AnyRunner) -> None:
+    """A row of no meaning in a slot without room writes within it."""
+    wanted = generate_alone(runner, tokens(17, 4), 2)[1:]
+    prefill(runner, 3, tokens(18, MAX_LENGTH), 0)
+    prefill(runner, 0, tokens(17, 4), 0)
+    first = decode(runner, [int(prefill(runner, 0, tokens(17, 4), 0).argmax()), 0, 0], [4, 0, 0])
+    assert np.array_equal(first[0], wanted[0])
+
+
+def test_warming_up_leaves_the_slots_empty(runner: AnyRunner) -> None:
+    wanted = prefill(runner, 1, tokens(19, 6), 0)
+    runner.warm_up()
+    assert np.array_equal(prefill(runner, 0, tokens(19, 6), 0), wanted)

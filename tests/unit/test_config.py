@@ -37,7 +37,7 @@ def test_models_from_flags() -> None:
     [
         ({"port": "http"}, "'port'"),
         ({"port": 70000}, "'port'"),
-        ({"slots": 0}, "'slots'"),
+        ({"slots": -1}, "'slots'"),
         ({"provider": "tpu"}, "'provider'"),
         ({"models": ["just-a-path"]}, "is not NAME=PATH"),
         ({"models": ["a=x", "a=y"]}, "given twice"),

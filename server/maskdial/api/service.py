@@ -22,7 +22,8 @@ def describe_model(model: ServedModel) -> dict[str, Any]:
         "tasks": list(model.tasks),
         "architecture": manifest.architecture,
         "precision": manifest.precision,
-        "batch_invariant": manifest.batch_invariant,
+        # Measured at export, on the CPU. A GPU's kernels differ between batch sizes.
+        "batch_invariant": manifest.batch_invariant and model.provider == "cpu",
         "max_length": (model.max_length if isinstance(model, CausalModel) else manifest.max_length),
         "labels": list(manifest.labels),
         "provider": model.provider,
@@ -46,6 +47,7 @@ async def info(request: Request) -> Response:
     models: Models = request.app.state.models
     config = request.app.state.config
     lifecycle: Lifecycle = request.app.state.lifecycle
+    causal_slots = (model.slots for model in models if isinstance(model, CausalModel))
     return json_reply(
         {
             "name": "maskdial",
@@ -56,7 +58,7 @@ async def info(request: Request) -> Response:
                 "max_batch_tokens": config.max_batch_tokens,
                 "max_body_bytes": config.max_body_bytes,
                 "max_queue": config.max_queue,
-                "slots": config.slots,
+                "slots": max(causal_slots, default=config.slots),
             },
             "models": [describe_model(model) for model in models],
         }

@@ -168,12 +168,13 @@ def _kth_greatest(values: NDArray[np.float32], k: int) -> np.float32:
 def _nucleus(candidates: Candidates, top_p: float) -> NDArray[np.intp]:
     """Where the smallest set of greatest weights is that holds the share top_p (arXiv:1904.09751).
 
-    Of equal weights the lower index comes first.
+    Of equal weights the lower index comes first. The result is ascending, so that a share falls on
+    the same token however the set was found.
     """
     likely = _likely(candidates, top_p)
     weights = candidates.weights[likely]
     keys = _BITS_OF_ONE - weights.view(np.uint32)
-    return likely[_smallest_set(keys, weights, top_p * candidates.total)]
+    return likely[np.sort(_smallest_set(keys, weights, top_p * candidates.total))]
 
 
 def _likely(candidates: Candidates, share: float) -> NDArray[np.intp]:

@@ -7,13 +7,15 @@ import math
 import threading
 import time
 from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 
 import numpy as np
 
 from maskdial.causal.executor import Executor, ModelRunner, Output
 from maskdial.causal.plan import Plan
 from maskdial.causal.prefix_cache import PrefixCache
-from maskdial.causal.sampler import Sample, Sampler
+from maskdial.causal.sampler import Sample, Sampler, TokenSampler
 from maskdial.causal.scheduler import Scheduler
 from maskdial.causal.sequence import Detokenizer, Sequence, State, TokenEvent
 from maskdial.causal.stream import Reply, ReplyChannel, TokenStream, publish
@@ -45,6 +47,9 @@ class CausalEngine:
         eos_token_ids: tokens that end a text.
         prefix_cache: where to keep the beginnings of prompts, with blocks of ``block_tokens``.
         max_drafts: most tokens to guess for a sequence that runs alone; 0 is off.
+        sampler: draws the tokens; None for one on the host.
+        overlaps: whether the tokens of a step are delivered while the next one runs, where nothing
+            else can come in between. It is for models that leave the processor free.
         metrics: where to report.
         name: the model's, for messages.
     """
@@ -63,6 +68,8 @@ class CausalEngine:
         eos_token_ids: Iterable[int],
         prefix_cache: PrefixCache | None = None,
         max_drafts: int = 0,
+        sampler: TokenSampler | None = None,
+        overlaps: bool = False,
         metrics: EngineMetrics,
         name: str,
     ) -> None:
@@ -84,7 +91,10 @@ class CausalEngine:
         )
         self._has_prefix_cache = prefix_cache is not None
         self._executor = Executor(runner, prefix_cache, metrics, name)
-        self._sampler = Sampler(vocab_size, self._eos_token_ids)
+        self._sampler = sampler or Sampler(vocab_size, self._eos_token_ids)
+        self._ahead: tuple[Plan, list[Output]] | None = None
+        """A plan whose passes ran before the tokens of the last one were delivered."""
+        self._delivery = ThreadPoolExecutor(1, f"maskdial-{name}-delivery") if overlaps else None
         self._slot_used_at: dict[int, float] = {}  # of slots whose memory is committed
         # Guards the scheduler and the flags below; never held during a pass.
         self._changed = threading.Condition()
@@ -192,14 +202,19 @@ class CausalEngine:
     def step(self) -> None:
         """One iteration: at most one decode step of all sequences and one chunk of a prompt."""
         clock = [time.perf_counter()]
-        plan = self._schedule()
+        ahead, self._ahead = self._ahead, None
+        plan = self._schedule() if ahead is None else ahead[0]
         clock.append(time.perf_counter())
-        outputs = self._executor.run(plan)
+        outputs = self._executor.run(plan) if ahead is None else ahead[1]
         clock.append(time.perf_counter())
-        replies = self._sample(plan, outputs)
-        clock.append(time.perf_counter())
-        self._publish(plan, replies)
-        clock.append(time.perf_counter())
+        if self._delivery is not None and self._may_overlap(plan, outputs):
+            self._finish_beside_next(plan, outputs[0], self._delivery)
+            clock += [time.perf_counter()] * 2
+        else:
+            replies = self._sample(plan, outputs)
+            clock.append(time.perf_counter())
+            self._publish(plan, replies)
+            clock.append(time.perf_counter())
         self._metrics.step(*(end - start for start, end in itertools.pairwise(clock)))
 
     def _schedule(self) -> Plan:
@@ -215,6 +230,46 @@ class CausalEngine:
                 sequence.started_at = now
                 self._metrics.queued(now - sequence.arrived_at)
         return plan
+
+    def _may_overlap(self, plan: Plan, outputs: list[Output]) -> bool:
+        """Whether the next step can begin with nothing known of this one but its tokens."""
+        with self._changed:
+            if not self._scheduler.repeats(plan):
+                return False
+        if any(sequence.grammar is not None for sequence in plan.rows):
+            return False  # the mask for the next token needs this one to be taken
+        return outputs[0].error is None and any(map(self._goes_on, plan.rows))
+
+    def _goes_on(self, sequence: Sequence) -> bool:
+        """Whether a sequence has room for a token after its next one."""
+        return sequence.num_generated + 1 < sequence.params.max_new_tokens
+
+    def _finish_beside_next(self, plan: Plan, output: Output, delivery: ThreadPoolExecutor) -> None:
+        """Draws the tokens of a decode step, and delivers them while the next step runs.
+
+        A sequence that turns out to have ended runs along with a row of no meaning.
+        """
+        samples = self._sampler.sample(output.logits, output.sequences)
+        token_ids = [chosen.token_id if isinstance(chosen, Sample) else 0 for chosen in samples]
+        next_step = self._executor.next_step(plan, token_ids, self._max_length)
+        delivered = delivery.submit(self._deliver, plan, output.sequences, samples)
+        try:
+            following = next_step()
+        finally:
+            delivered.result()
+        rows = [
+            row
+            for row, sequence in enumerate(plan.rows)
+            if sequence.slot == row and sequence.state is State.DECODING
+        ]
+        if rows:
+            self._ahead = replace(plan, decoding_rows=tuple(rows)), [following.only(rows)]
+
+    def _deliver(
+        self, plan: Plan, sequences: tuple[Sequence, ...], samples: list[Sample | MaskdialError]
+    ) -> None:
+        drawn = zip(sequences, samples, strict=True)
+        self._publish(plan, [(sequence, self._accept(sequence, each)) for sequence, each in drawn])
 
     def _sample(self, plan: Plan, outputs: Iterable[Output]) -> list[tuple[Sequence, Reply]]:
         # A grammar that is not ready is waited for only when nobody else would wait, too.
@@ -238,8 +293,9 @@ class CausalEngine:
         """Tokens as one step at a time would have drawn them, as long as the guesses hold."""
         (sequence,) = output.sequences
         replies: list[tuple[Sequence, Reply]] = []
-        for draft, logits in zip((*output.drafts, None), output.logits, strict=True):
-            (chosen,) = self._sampler.sample(logits[None], (sequence,))
+        logits = np.asarray(output.logits)
+        for i, draft in enumerate((*output.drafts, None)):
+            (chosen,) = self._sampler.sample(logits[i : i + 1], (sequence,))
             reply = self._accept(sequence, chosen)
             replies.append((sequence, reply))
             if isinstance(reply, MaskdialError) or reply.finish or reply.token_id != draft:
@@ -307,10 +363,12 @@ class CausalEngine:
         except BaseException as error:
             _log.exception("the engine of model %r died", self._name)
             self._die(error)
+        finally:
+            if self._delivery is not None:
+                self._delivery.shutdown(wait=False)
 
     def _warm_up(self) -> None:
-        self._runner.prefill(0, np.zeros(1, np.int64), 0)
-        self._runner.decode(*np.array([[0], [1], [0]], np.int64))
+        self._runner.warm_up()
         self._metrics.engine_up(True)
         self._warmed_up.set()
 
@@ -365,6 +423,5 @@ def _hold_back(output: Output) -> Output:
     if not late:
         return output
     for i in late:
-        output.sequences[i].held_logits = output.logits[i].copy()
-    ready = [i for i in range(len(output.sequences)) if i not in late]
-    return Output(tuple(output.sequences[i] for i in ready), output.logits[ready])
+        output.sequences[i].held_logits = np.array(output.logits[i : i + 1])[0]
+    return output.only([i for i in range(len(output.sequences)) if i not in late])

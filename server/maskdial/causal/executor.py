@@ -9,6 +9,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from maskdial.causal.device.logits import DeviceLogits
 from maskdial.causal.plan import Plan, Prefill
 from maskdial.causal.prefix_cache import PrefixCache
 from maskdial.causal.sampler import prompt_logprobs
@@ -17,6 +18,9 @@ from maskdial.errors import GenerationError
 from maskdial.metrics import EngineMetrics
 
 _log = logging.getLogger(__name__)
+
+Logits = NDArray[np.float32] | DeviceLogits
+"""Rows of logits, float32 (num_rows, vocab_size), on the host or where the model left them."""
 
 
 class Cache(Protocol):
@@ -37,13 +41,12 @@ class ModelRunner(Protocol):
     def cache(self) -> Cache: ...
     def prefill(
         self, slot: int, token_ids: NDArray[np.int64], start: int, num_logits: int = 1
-    ) -> NDArray[np.float32]: ...
-    def prefill_together(
-        self, slot: int, prompts: list[NDArray[np.int64]]
-    ) -> NDArray[np.float32]: ...
+    ) -> Logits: ...
+    def prefill_together(self, slot: int, prompts: list[NDArray[np.int64]]) -> Logits: ...
     def decode(
         self, token_ids: NDArray[np.int64], lengths: NDArray[np.int64], rows: NDArray[np.int64]
-    ) -> NDArray[np.float32]: ...
+    ) -> Logits: ...
+    def warm_up(self) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,9 +59,15 @@ class Output:
     """
 
     sequences: tuple[Sequence, ...]
-    logits: NDArray[np.float32]
+    logits: Logits
     drafts: tuple[int, ...] = ()
     error: GenerationError | None = None
+
+    def only(self, indices: list[int]) -> "Output":
+        """The part of some of the sequences, by their indices; without drafts."""
+        sequences = tuple(self.sequences[i] for i in indices)
+        logits = self.logits if self.error is not None else self.logits[indices]
+        return Output(sequences, logits, error=self.error)
 
 
 _NO_LOGITS: NDArray[np.float32] = np.empty((0, 0), np.float32)  # of a pass that failed
@@ -109,11 +118,30 @@ class Executor:
                 outputs.append(output)
         return outputs
 
+    def next_step(self, plan: Plan, token_ids: list[int], max_length: int) -> Callable[[], Output]:
+        """The decode step after a plan that is one itself, whatever becomes of its rows.
+
+        What it needs of the sequences is read now: they may change while it runs.
+
+        Args:
+            plan: of which the pass ran, but nothing is noted yet.
+            token_ids: what was drawn for each row.
+            max_length: tokens that a slot holds; a row that has as many ends, and writes within.
+        """
+        lengths = np.array([sequence.num_computed + 1 for sequence in plan.rows], np.int64)
+        lengths = np.minimum(lengths, max_length - 1)
+        return lambda: self._run_rows(plan, np.array(token_ids, np.int64), lengths)
+
     def _decode(self, plan: Plan) -> Output:
-        decoding = plan.decoding
-        self._metrics.batch(len(decoding), len(decoding), len(plan.rows))
         token_ids = np.array([sequence.last_token_id for sequence in plan.rows], np.int64)
         lengths = np.array([sequence.num_computed for sequence in plan.rows], np.int64)
+        return self._run_rows(plan, token_ids, lengths)
+
+    def _run_rows(
+        self, plan: Plan, token_ids: NDArray[np.int64], lengths: NDArray[np.int64]
+    ) -> Output:
+        decoding = plan.decoding
+        self._metrics.batch(len(decoding), len(decoding), len(plan.rows))
         rows = np.array(plan.decoding_rows, np.int64)
         return self._pass(decoding, lambda: self._runner.decode(token_ids, lengths, rows))
 
@@ -143,8 +171,8 @@ class Executor:
         else:
             output = self._prefill_chunk(first)
         if output.error is None:
-            for prefill, logits in zip(prefills, output.logits, strict=True):
-                self._keep(prefill, logits)
+            for row, prefill in enumerate(prefills):
+                self._keep(prefill, output.logits[row : row + 1])
         return output
 
     def _prefill_chunk(self, prefill: Prefill) -> Output:
@@ -157,16 +185,18 @@ class Executor:
         )
         if output.error is None and sequence.params.prompt_logprobs:
             following = sequence.prompt_ids[start + 1 : start + num_tokens + 1]
-            sequence.prompt_logprobs += tuple(
-                prompt_logprobs(output.logits[: len(following)], following)
-            )
+            logits = np.asarray(output.logits[: len(following)])
+            sequence.prompt_logprobs += tuple(prompt_logprobs(logits, following))
         return Output(output.sequences, output.logits[-1:], error=output.error)
 
-    def _keep(self, prefill: Prefill, logits: NDArray[np.float32]) -> None:
-        """Keeps what a piece of a prompt gave for those who will ask for it again."""
+    def _keep(self, prefill: Prefill, logits: Logits) -> None:
+        """Keeps what a piece of a prompt gave for those who will ask for it again.
+
+        ``logits`` are those of its last token, (1, vocab_size).
+        """
         sequence = prefill.sequence
         if prefill.is_last and sequence.shared_prompt is not None:
-            sequence.shared_prompt.logits = logits.copy()
+            sequence.shared_prompt.logits = np.array(logits)[0]
             sequence.shared_prompt.logprobs = sequence.prompt_logprobs
         if self._prefix_cache is None:
             return
@@ -181,7 +211,7 @@ class Executor:
     def _pass(
         self,
         sequences: tuple[Sequence, ...],
-        run: Callable[[], NDArray[np.float32]],
+        run: Callable[[], Logits],
         drafts: tuple[int, ...] = (),
     ) -> Output:
         started_at = time.perf_counter()

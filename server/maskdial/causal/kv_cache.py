@@ -47,7 +47,7 @@ class KVCache:
             ) from error
         arrays = tuple(np.frombuffer(mapping, dtype).reshape(shape) for mapping in mappings)
         keys, values = arrays[: layout.num_layers], arrays[layout.num_layers :]
-        return cls(keys, values, num_arrays * num_bytes // (slots * max_length), mappings)
+        return cls(keys, values, layout.bytes_per_token, mappings)
 
     def copy(self, source: int, target: int, num_tokens: int) -> None:
         """Copies the first tokens of one slot to another."""

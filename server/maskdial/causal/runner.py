@@ -9,8 +9,39 @@ from numpy.typing import NDArray
 
 from maskdial.bundle import KVLayout
 from maskdial.causal.kv_cache import KVCache
-from maskdial.errors import ConfigError
 from maskdial.runtime import Session
+
+
+def pass_inputs(
+    input_ids: NDArray[np.int64],
+    starts: NDArray[np.int64],
+    num_tokens: NDArray[np.int64],
+    rows: NDArray[np.int64],
+) -> dict[str, NDArray[Any]]:
+    """What a pass is fed beside the cache, by the names that `maskdial.bundle` gives them.
+
+    Args:
+        input_ids: int64 (batch, longest), right-padded.
+        starts: int64 (batch,), tokens that each row has in the cache.
+        num_tokens: int64 (batch,), how many of its tokens are new.
+        rows: int64 (num_rows,), flat indices of the tokens whose logits are wanted.
+    """
+    seqlens_k = (starts + num_tokens - 1).astype(np.int32)
+    return {
+        "input_ids": np.ascontiguousarray(input_ids),
+        "position_ids": starts[:, None] + np.arange(input_ids.shape[1]),
+        "seqlens_k": seqlens_k,
+        "total_sequence_length": np.array(seqlens_k.max() + 1, np.int32),
+        "rows": rows,
+    }
+
+
+def pad_prompts(prompts: Sequence[NDArray[np.int64]]) -> NDArray[np.int64]:
+    """Prompts of different lengths as one batch, int64 (num_prompts, longest), right-padded."""
+    token_ids = np.zeros((len(prompts), max(map(len, prompts))), np.int64)
+    for row, prompt in zip(token_ids, prompts, strict=True):
+        row[: len(prompt)] = prompt
+    return token_ids
 
 
 class Runner:
@@ -21,24 +52,19 @@ class Runner:
     anew.
 
     Args:
-        session: of a causal graph, see `maskdial.bundle` for its inputs and outputs.
+        session: of a causal graph on the CPU; `maskdial.bundle` has its inputs and outputs.
         layout: the shape of a layer's cache.
         slots: sequences that the cache holds.
         max_length: most tokens per sequence.
         vocab_size: the width of the logits.
 
     Raises:
-        ConfigError: the session does not run on the CPU, or the cache does not fit into memory.
+        ConfigError: the cache does not fit into memory.
     """
 
     def __init__(
         self, session: Session, layout: KVLayout, *, slots: int, max_length: int, vocab_size: int
     ) -> None:
-        if session.provider != "cpu":
-            raise ConfigError(
-                f"causal models run on the CPU only, not on {session.provider!r}: their cache "
-                "lies in main memory; use --provider cpu"
-            )
         self._session = session
         self._vocab_size = vocab_size
         self.cache = KVCache.allocate(layout, slots, max_length)
@@ -78,12 +104,9 @@ class Runner:
             The logits of each prompt's last token, float32 (num_prompts, vocab_size).
         """
         num_tokens = np.array([len(prompt) for prompt in prompts])
-        longest = int(num_tokens.max())
-        token_ids = np.zeros((len(prompts), longest), np.int64)
-        for row, prompt in zip(token_ids, prompts, strict=True):
-            row[: len(prompt)] = prompt
+        token_ids = pad_prompts(prompts)
         logits = np.empty((len(prompts), self._vocab_size), np.float32)
-        rows = np.arange(len(prompts)) * longest + num_tokens - 1
+        rows = np.arange(len(prompts)) * token_ids.shape[1] + num_tokens - 1
         self._run(slot, token_ids, np.zeros_like(num_tokens), num_tokens, rows, logits)
         return logits
 
@@ -104,6 +127,11 @@ class Runner:
         self._run(0, token_ids[:, None], lengths, np.ones_like(lengths), rows, logits)
         return logits
 
+    def warm_up(self) -> None:
+        """Runs a first pass of each kind; slot 0 must not be in use."""
+        self.prefill(0, np.zeros(1, np.int64), 0)
+        self.decode(*np.array([[0], [1], [0]], np.int64))
+
     def _run(
         self,
         slot: int,
@@ -117,15 +145,8 @@ class Runner:
 
         Row i has ``num_tokens[i]`` tokens, which follow the first ``starts[i]`` of its slot.
         """
-        batch, longest = input_ids.shape
-        seqlens_k = (starts + num_tokens - 1).astype(np.int32)
-        feeds: dict[str, NDArray[Any]] = {
-            "input_ids": np.ascontiguousarray(input_ids),
-            "position_ids": starts[:, None] + np.arange(longest),
-            "seqlens_k": seqlens_k,
-            "total_sequence_length": np.array(seqlens_k.max() + 1, np.int32),
-            "rows": rows,
-        }
+        batch = len(input_ids)
+        feeds = pass_inputs(input_ids, starts, num_tokens, rows)
         if (slot, batch) not in self._bindings:
             self._bindings[slot, batch] = self._bind_cache(slot, batch)
         binding = self._bindings[slot, batch]

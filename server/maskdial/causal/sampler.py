@@ -9,12 +9,14 @@ import logging
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from maskdial.causal.candidates import Candidates, greatest_k, narrow
 from maskdial.causal.counter_random import CounterRandom
+from maskdial.causal.device.logits import DeviceLogits
 from maskdial.causal.processors import process
 from maskdial.causal.sequence import Sequence
 from maskdial.errors import GenerationError, MaskdialError
@@ -39,8 +41,22 @@ class Sample:
     top: tuple[tuple[int, float], ...] = ()
 
 
+class TokenSampler(Protocol):
+    """What the engine needs of a sampler."""
+
+    def sample(
+        self, logits: NDArray[np.float32] | DeviceLogits, sequences: Iterable[Sequence]
+    ) -> list[Sample | MaskdialError]:
+        """Chooses a token for each sequence, or says why there is none; no row spoils another.
+
+        Args:
+            logits: float32 (num_sequences, vocab_size); not changed.
+            sequences: in the order of the logits' rows.
+        """
+
+
 class Sampler:
-    """Chooses the next token of each sequence.
+    """Chooses the next token of each sequence, on the host.
 
     Args:
         vocab_size: the length of the logits' rows.
@@ -52,14 +68,10 @@ class Sampler:
         self._random = CounterRandom()
 
     def sample(
-        self, logits: NDArray[np.float32], sequences: Iterable[Sequence]
+        self, logits: NDArray[np.float32] | DeviceLogits, sequences: Iterable[Sequence]
     ) -> list[Sample | MaskdialError]:
-        """Chooses a token for each sequence, or says why there is none; no row spoils another.
-
-        Args:
-            logits: float32 (num_sequences, vocab_size); not changed.
-            sequences: in the order of the logits' rows.
-        """
+        """As `TokenSampler` says; logits of a device are copied to the host."""
+        logits = np.asarray(logits)
         most_likely = logits.argmax(axis=-1).tolist()
         samples: list[Sample | MaskdialError] = []
         for row, sequence, first in zip(logits, sequences, most_likely, strict=True):

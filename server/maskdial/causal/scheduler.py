@@ -130,6 +130,21 @@ class Scheduler:
             prefills=tuple(map(self._next_chunk, self._prefilling)),
         )
 
+    def repeats(self, plan: Plan) -> bool:
+        """Whether the next plan is this one again, save for sequences that end in between.
+
+        So it is where all that run decode, and nobody can join them.
+        """
+        return (
+            bool(plan.rows)
+            and plan.rows == self.running
+            and len(plan.decoding_rows) == len(plan.rows)
+            and not (plan.drawing or plan.prefills)
+            and not (self._max_drafts and len(plan.rows) == 1)
+            and not (self._waiting and None in self._slots)
+            and not any(sequence.cancelled for sequence in plan.rows)
+        )
+
     def advance(self, plan: Plan) -> None:
         """Takes note that a plan's passes ran and that the sequences have their new tokens, or
         their ``held_logits``.

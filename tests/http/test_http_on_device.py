@@ -1,0 +1,117 @@
+"""The code for GPUs behind a real server, with main memory in the place of a GPU's.
+
+The shipped model gives the same bits in every batch, so texts must be those of the usual server.
+"""
+
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import httpx
+import pytest
+
+import maskdial.served as served_module
+from maskdial.config import Config
+from maskdial.errors import ConfigError
+from maskdial.metrics import Metrics
+from maskdial.served import STARTER_FOLDER, CausalModel, load_model
+
+PROMPTS = ["Once upon a time", "The little dog was very", "Lily and Tom went to the", "One day, a"]
+
+
+def loops(**parameters: object) -> dict[str, object]:
+    return {"max_new_tokens": 24, "details": True} | parameters
+
+
+# What a graph draws, what only the host does, and what lies between them.
+PARAMETERS = [
+    loops(),
+    loops(do_sample=True, seed=1),
+    loops(do_sample=True, seed=2, temperature=0.7, top_k=20),
+    loops(do_sample=True, seed=3, top_p=0.8),
+    loops(do_sample=True, seed=4, temperature=5.0, top_p=0.999),
+    loops(do_sample=True, seed=5, min_p=0.05, repetition_penalty=1.3),
+    loops(repetition_penalty=1.2, frequency_penalty=0.5),
+    loops(do_sample=True, seed=6, presence_penalty=0.7, frequency_penalty=0.2),
+    loops(do_sample=True, seed=7, typical_p=0.7),
+    loops(do_sample=True, seed=8, top_n_tokens=3),
+    loops(do_sample=True, seed=9, n=5),
+    loops(stop=["the"], decoder_input_details=True),
+    loops(grammar={"type": "regex", "value": "[a-z]{3,12} [0-9]+"}),
+]
+
+
+@pytest.fixture(scope="module")
+def http_on_device(
+    start_server: Callable[..., Any], host_device: Callable[[], Any]
+) -> Iterator[httpx.Client]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(
+            served_module,
+            "find_device",
+            lambda bundle, asked: host_device() if bundle.manifest.family == "causal" else None,
+        )
+        running = start_server(models={"hybrid": STARTER_FOLDER / "hybrid"}, slots=6)
+    with httpx.Client(base_url=running.url, timeout=60) as client:
+        yield client
+    running.stop()
+
+
+def generate(http: httpx.Client, prompt: str, parameters: dict[str, object]) -> Any:
+    body = {"inputs": prompt, "parameters": parameters}
+    reply = http.post("/generate", json=body)
+    assert reply.status_code == 200, reply.text
+    return reply.json()
+
+
+def texts(reply: Any) -> Any:
+    return [each["generated_text"] for each in (reply if isinstance(reply, list) else [reply])]
+
+
+def logprobs(reply: Any) -> list[float]:
+    each = reply[0] if isinstance(reply, list) else reply
+    return [token["logprob"] for token in each["details"]["tokens"]]
+
+
+def test_every_kind_of_text_is_that_of_the_host(
+    http: httpx.Client, http_on_device: httpx.Client
+) -> None:
+    """All at once, so that they share passes; then again, from the prefix cache."""
+    asked = [(prompt, parameters) for parameters in PARAMETERS for prompt in PROMPTS]
+    wanted = [generate(http, *each) for each in asked]
+    for _ in range(2):
+        with ThreadPoolExecutor(12) as pool:
+            replies = list(pool.map(lambda each: generate(http_on_device, *each), asked))
+        for reply, expected, what in zip(replies, wanted, asked, strict=True):
+            assert texts(reply) == texts(expected), what
+            assert logprobs(reply) == pytest.approx(logprobs(expected), abs=1e-4)
+
+
+def test_a_long_prompt_and_its_continuation(
+    http: httpx.Client, http_on_device: httpx.Client
+) -> None:
+    prompt = "Tom had a red ball and a blue kite. " * 40
+    parameters = {"max_new_tokens": 20, "truncate": 400}
+    assert generate(http_on_device, prompt, parameters) == generate(http, prompt, parameters)
+
+
+def test_both_masks_and_the_service_routes(http_on_device: httpx.Client) -> None:
+    filled = http_on_device.post("/fill-mask", json={"inputs": "The dog [MASK] away."})
+    assert filled.status_code == 200
+    info = http_on_device.get("/info").json()
+    assert info["limits"]["slots"] == 6
+    assert [model["ready"] for model in info["models"]] == [True, True]
+
+
+def test_a_cache_that_does_not_fit_is_one_sentence_at_start(
+    host_device: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(served_module, "find_device", lambda bundle, asked: host_device(30_000_000))
+    with pytest.raises(
+        ConfigError, match=r"model 'mine': a KV cache of 64 slots .* --slots \d+ or"
+    ):
+        load_model("mine", STARTER_FOLDER / "hybrid", Config(slots=64), Metrics(()))
+    model = load_model("mine", STARTER_FOLDER / "hybrid", Config(), Metrics(()))
+    assert isinstance(model, CausalModel)
+    assert 1 <= model.slots < 64
+    model.stop()

@@ -1,0 +1,174 @@
+"""CudaDevice over a scripted CUDA runtime, whose device memory is main memory."""
+
+import ctypes
+import enum
+import sys
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from maskdial.cuda.device import CudaDevice
+from maskdial.cuda.memory import Staging, copy_array, download, on_host
+from maskdial.errors import ConfigError
+
+
+class Status(enum.IntEnum):
+    cudaSuccess = 0  # noqa: N815
+    cudaErrorMemoryAllocation = 2  # noqa: N815
+    cudaErrorNoDevice = 100  # noqa: N815
+
+
+class FakeRuntime:
+    """The functions of `cuda.bindings.runtime` that are called, with their forms of results."""
+
+    cudaError_t = Status  # noqa: N815
+    cudaMemcpyKind = SimpleNamespace(cudaMemcpyDefault=4)  # noqa: N815
+    cudaStreamNonBlocking = 1  # noqa: N815
+
+    def __init__(self, *, num_devices: int = 1, free: int = 10_000) -> None:
+        self.num_devices = num_devices
+        self.free = free
+        self.failing = ""
+        self.synchronized: list[int] = []
+        self._memory: list[Any] = []
+
+    def cudaGetDeviceCount(self) -> tuple[Any, ...]:  # noqa: N802
+        if self.num_devices < 0:
+            return Status.cudaErrorNoDevice, None
+        return Status.cudaSuccess, self.num_devices
+
+    def cudaSetDevice(self, index: int) -> tuple[Any, ...]:  # noqa: N802
+        return (Status.cudaSuccess if index < self.num_devices else Status.cudaErrorNoDevice,)
+
+    def cudaStreamCreateWithFlags(self, flags: int) -> tuple[Any, ...]:  # noqa: N802
+        assert flags == self.cudaStreamNonBlocking
+        return Status.cudaSuccess, 77
+
+    def cudaMemGetInfo(self) -> tuple[Any, ...]:  # noqa: N802
+        return Status.cudaSuccess, self.free, 20_000
+
+    def cudaMalloc(self, size: int) -> tuple[Any, ...]:  # noqa: N802
+        if size > self.free:
+            return Status.cudaErrorMemoryAllocation, None
+        self.free -= size
+        self._memory.append(ctypes.create_string_buffer(b"\xff" * size, size))
+        return Status.cudaSuccess, ctypes.addressof(self._memory[-1])
+
+    cudaMallocHost = cudaMalloc  # noqa: N815
+
+    def cudaMemsetAsync(  # noqa: N802
+        self, pointer: int, value: int, size: int, stream: int
+    ) -> tuple[Any, ...]:
+        assert stream == 77  # the stream waits for no other
+        ctypes.memset(pointer, value, size)
+        return (Status.cudaSuccess,)
+
+    def cudaMemcpyAsync(  # noqa: N802
+        self, target: int, source: int, size: int, kind: int, stream: int
+    ) -> tuple[Any, ...]:
+        assert (kind, stream) == (4, 77)
+        if self.failing == "copy":
+            return (Status.cudaErrorMemoryAllocation,)
+        ctypes.memmove(target, source, size)
+        return (Status.cudaSuccess,)
+
+    def cudaMemcpy2DAsync(  # noqa: N802
+        self, *arguments: int
+    ) -> tuple[Any, ...]:
+        target, target_pitch, source, source_pitch, width, height, kind, stream = arguments
+        assert (kind, stream) == (4, 77)
+        for row in range(height):
+            ctypes.memmove(target + row * target_pitch, source + row * source_pitch, width)
+        return (Status.cudaSuccess,)
+
+    def cudaStreamSynchronize(self, stream: int) -> tuple[Any, ...]:  # noqa: N802
+        self.synchronized.append(stream)
+        return (Status.cudaSuccess,)
+
+    def cudaGetErrorString(self, status: Status) -> tuple[Any, ...]:  # noqa: N802
+        return Status.cudaSuccess, status.name.encode()
+
+
+@pytest.fixture
+def runtime(monkeypatch: pytest.MonkeyPatch) -> FakeRuntime:
+    fake = FakeRuntime()
+    install(fake, monkeypatch)
+    return fake
+
+
+def install(runtime: FakeRuntime, monkeypatch: pytest.MonkeyPatch) -> None:
+    bindings = SimpleNamespace(runtime=runtime)
+    monkeypatch.setitem(sys.modules, "cuda", SimpleNamespace(bindings=bindings))
+    monkeypatch.setitem(sys.modules, "cuda.bindings", bindings)
+
+
+def test_memory_comes_zeroed_and_copies_go_both_ways(runtime: FakeRuntime) -> None:
+    device = CudaDevice()
+    assert (device.name, device.stream, device.free_bytes()) == ("cuda", 77, 10_000)
+    array = device.allocate((3, 4), np.dtype(np.int32))
+    assert device.free_bytes() == 10_000 - 48
+    assert np.array_equal(download(device, array), np.zeros((3, 4)))
+    assert runtime.synchronized == [77]
+    rows = np.arange(8, dtype=np.int32).reshape(2, 4)
+    copy_array(device, array[1:3], on_host(rows))
+    assert np.array_equal(download(device, array), [[0] * 4, *rows.tolist()])
+    assert array[5:9].shape == (0, 4)
+    with pytest.raises(IndexError, match="adjoining"):
+        array[::2]
+
+
+def test_copies_of_runs_that_lie_apart(runtime: FakeRuntime) -> None:
+    device = CudaDevice()
+    array = device.allocate((2, 8), np.dtype(np.uint8))
+    source = np.arange(6, dtype=np.uint8)
+    device.copy(array.pointer + 2, 8, source.ctypes.data, 3, 3, 2)
+    wanted = [[0, 0, 0, 1, 2, 0, 0, 0], [0, 0, 3, 4, 5, 0, 0, 0]]
+    assert np.array_equal(download(device, array), wanted)
+
+
+def test_pinned_memory_is_an_array_and_staging_writes_through_it(runtime: FakeRuntime) -> None:
+    device = CudaDevice()
+    pinned = device.pinned((2, 3), np.dtype(np.float32))
+    assert pinned.shape == (2, 3)
+    assert not pinned.any()
+    staging = Staging(device, 6, np.int64)
+    first = staging.write(np.arange(6).reshape(2, 3))
+    assert np.array_equal(download(device, first), np.arange(6).reshape(2, 3))
+    second = staging.write(np.array([7, 8]))
+    assert second.pointer == first.pointer
+    assert np.array_equal(download(device, second), [7, 8])
+    assert staging.write(np.empty(0, np.int64)).shape == (0,)
+
+
+def test_memory_that_is_not_there_is_a_sentence(runtime: FakeRuntime) -> None:
+    device = CudaDevice()
+    for take in (device.allocate, device.pinned):
+        with pytest.raises(ConfigError, match=r"0.02 GB more .*Allocation.*--slots"):
+            take((20_000_000,), np.dtype(np.uint8))
+
+
+def test_a_copy_that_fails_says_so(runtime: FakeRuntime) -> None:
+    device = CudaDevice()
+    array = device.allocate((4,), np.dtype(np.uint8))
+    runtime.failing = "copy"
+    with pytest.raises(RuntimeError, match="cudaMemcpyAsync: cudaErrorMemoryAllocation"):
+        download(device, array)
+
+
+@pytest.mark.parametrize(
+    ("num_devices", "reason"), [(0, "there is no CUDA device"), (-1, "cudaErrorNoDevice")]
+)
+def test_no_device_is_a_sentence(
+    num_devices: int, reason: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    install(FakeRuntime(num_devices=num_devices), monkeypatch)
+    with pytest.raises(ConfigError, match=reason):
+        CudaDevice()
+
+
+def test_missing_bindings_say_how_to_get_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "cuda", None)
+    with pytest.raises(ConfigError, match=r"pip install 'maskdial\[cuda\]'"):
+        CudaDevice()

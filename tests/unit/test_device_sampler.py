@@ -1,0 +1,478 @@
+"""Drawing on the device against the host's sampler, with main memory in the device's place."""
+
+import math
+from collections.abc import Callable, Iterable
+from collections.abc import Sequence as SequenceOf
+from dataclasses import dataclass, field, fields, replace
+from itertools import product
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from maskdial.causal.candidates import narrow
+from maskdial.causal.counter_random import CounterRandom
+from maskdial.causal.device.logits import DeviceLogits
+from maskdial.causal.device.penalties import MOST_PENALISED
+from maskdial.causal.device.sampler import DeviceSampler
+from maskdial.causal.device.sampler_graph import MOST_CANDIDATES
+from maskdial.causal.params import SamplingParams
+from maskdial.causal.processors import process
+from maskdial.causal.sampler import Sample, Sampler
+from maskdial.causal.sequence import Sequence
+from maskdial.errors import GenerationError, MaskdialError
+from maskdial.runtime import SessionOptions
+
+Logits = NDArray[np.float32]
+MAX_ROWS = 8
+VOCABS = (7, 64, 1000, 5000, 49_152)
+EOS = 3
+DRAW = SamplingParams(do_sample=True)
+uniform = CounterRandom().uniform
+
+
+class WatchedSampler(Sampler):
+    """The host's sampler, which notes whose rows it is given."""
+
+    def __init__(self, vocab_size: int) -> None:
+        super().__init__(vocab_size, frozenset({EOS}))
+        self.given: list[Sequence] = []
+
+    def sample(
+        self, logits: Logits | DeviceLogits, sequences: Iterable[Sequence]
+    ) -> list[Sample | MaskdialError]:
+        sequences = list(sequences)
+        self.given += sequences
+        return super().sample(logits, sequences)
+
+
+@dataclass
+class Rig:
+    """A device with logits on it, and a sampler there."""
+
+    device: Any
+    vocab: int
+    host: WatchedSampler = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.host = WatchedSampler(self.vocab)
+        self.sampler = DeviceSampler(
+            self.device,
+            self.host,
+            vocab_size=self.vocab,
+            max_rows=MAX_ROWS,
+            options=SessionOptions(intra_op_threads=1),
+        )
+        self._array = self.device.allocate((4 * MAX_ROWS, self.vocab), np.dtype(np.float32))
+
+    def logits(self, values: Logits, rows: SequenceOf[int] | None = None) -> DeviceLogits:
+        """Puts values, (num_rows, vocab), on the device."""
+        self.device.view(self._array)[: len(values)] = values
+        kept = range(len(values)) if rows is None else rows
+        return DeviceLogits(self._array, np.array(kept, np.int64), self.device)
+
+    def sample(
+        self,
+        values: Logits,
+        sequences: SequenceOf[Sequence],
+        rows: SequenceOf[int] | None = None,
+    ) -> list[Sample | MaskdialError]:
+        """Samples on the device."""
+        self.host.given.clear()
+        return self.sampler.sample(self.logits(values, rows), sequences)
+
+
+@pytest.fixture(scope="module")
+def rigs(host_device: Callable[..., Any]) -> dict[int, Rig]:
+    return {vocab: Rig(host_device(), vocab) for vocab in VOCABS}
+
+
+class SilentDetokenizer:
+    """Every token is the empty text."""
+
+    special_ids: frozenset[int] = frozenset()
+
+    def decoder(self, prompt_ids: SequenceOf[int]) -> "SilentDetokenizer":
+        return self
+
+    def push(self, token_id: int) -> str:
+        return ""
+
+    def flush(self) -> str:
+        return ""
+
+
+def sequence_of(
+    params: SamplingParams, prompt: SequenceOf[int] = (1, 5, 5), generated: SequenceOf[int] = ()
+) -> Sequence:
+    sequence = Sequence(prompt, replace(params, max_new_tokens=10**6))
+    for token_id in generated:
+        sequence.accept(
+            token_id,
+            0.0,
+            detokenizer=SilentDetokenizer(),
+            eos_token_ids=frozenset(),
+            max_length=10**9,
+        )
+    return sequence
+
+
+def describe(params: object) -> str:
+    """What differs from the defaults."""
+    if not isinstance(params, SamplingParams):
+        return str(params)
+    values = [(f, getattr(params, f.name)) for f in fields(params)]
+    return " ".join(f"{f.name}={value}" for f, value in values if value != f.default) or "greedy"
+
+
+def make_logits(kind: str, seed: int, rows: int, vocab: int) -> Logits:
+    random = np.random.default_rng(seed)
+    normal = random.standard_normal((rows, vocab))
+    if kind == "peaked":
+        normal *= 8
+    elif kind == "typical":
+        normal *= 3
+    elif kind == "flat":
+        normal *= 0.01
+    elif kind == "huge":
+        normal *= 1e5
+    elif kind == "ties":  # as a float16 model has, and more so
+        normal = np.round(normal * 4) / 2
+    elif kind == "with -inf":
+        normal *= 3
+        normal[random.random((rows, vocab)) < 0.6] = -np.inf
+        normal[:, random.integers(vocab)] = 1.0
+    return normal.astype(np.float32)
+
+
+LOGITS = ("peaked", "typical", "flat", "huge", "ties", "with -inf")
+
+
+def rounding(params: SamplingParams, vocab: int) -> float:
+    """How far sums of probabilities may be off on the device, relatively.
+
+    There the weights come from float32 log-probabilities, which are divided by the temperature. Of
+    a token that matters it is no less than -log(vocab) - 40 * temperature, and it is rounded twice.
+    """
+    return 2.0**-23 * (40 + math.log(vocab) / params.temperature)
+
+
+def acceptable(logits: Logits, sequence: Sequence) -> set[int]:
+    """What the host's sampler would draw if its shares were off by what rounding may do."""
+    params = sequence.params
+    scores = process(logits, sequence, frozenset({EOS}))
+    by = rounding(params, len(logits))
+    u = uniform(sequence.seed, sequence.num_generated)
+    tokens = set()
+    for of_top_p, of_min_p in product((1 - by, 1.0, 1 + by), repeat=2):
+        near = replace(
+            params,
+            top_p=params.top_p * of_top_p if params.top_p < 1 else 1.0,
+            min_p=params.min_p * of_min_p,
+        )
+        candidates = narrow(scores, scores.max(), near)
+        tokens |= {candidates.pick(min(max(u + d, 0.0), 1 - 2**-52)) for d in (-by, 0.0, by)}
+    return tokens
+
+
+def check(
+    rig: Rig, values: Logits, sequences: SequenceOf[Sequence], rows: SequenceOf[int] | None = None
+) -> int:
+    """Compares the samples with the host's, and returns how many rounding decided otherwise."""
+    samples = rig.sample(values, sequences, rows)
+    on_host = list(rig.host.given)
+    own = values if rows is None else values[list(rows)]
+    num_different = 0
+    for row, sequence, sample, wanted in zip(
+        own, sequences, samples, Sampler.sample(rig.host, own, sequences), strict=True
+    ):
+        assert isinstance(sample, Sample)
+        assert isinstance(wanted, Sample)
+        if any(sequence is each for each in on_host):
+            assert sample == wanted
+            continue
+        if sample.token_id != wanted.token_id:
+            assert not sequence.params.greedy
+            assert sample.token_id in acceptable(row, sequence)
+            num_different += 1
+            shift = np.float64(row[sample.token_id]) - np.float64(row[wanted.token_id])
+            wanted = replace(wanted, logprob=wanted.logprob + float(shift))
+        assert sample.logprob == pytest.approx(wanted.logprob, rel=1e-6, abs=1e-5)
+    return num_different
+
+
+params_of_a_row = st.builds(
+    SamplingParams,
+    do_sample=st.sampled_from([True, True, True, False]),
+    temperature=st.floats(0.05, 5),
+    top_k=st.sampled_from([0, 0, 1, 2, 40, 254, 255, 256, 257, 4999]),
+    top_p=st.one_of(st.just(1.0), st.floats(0, 1)),
+    min_p=st.one_of(st.just(0.0), st.floats(0, 1)),
+    typical_p=st.sampled_from([1.0, 1.0, 1.0, 0.5]),
+    repetition_penalty=st.sampled_from([1.0, 1.0, 0.7, 1.3]),
+    frequency_penalty=st.sampled_from([0.0, 0.0, -0.5, 0.3]),
+    presence_penalty=st.sampled_from([0.0, 0.0, -1.0, 0.6]),
+    logit_bias=st.sampled_from([(), (), ((2, 3.0),)]),
+    min_new_tokens=st.sampled_from([0, 0, 3]),
+    top_n_tokens=st.sampled_from([0, 0, 2]),
+    seed=st.integers(0, 2**64 - 1),
+)
+batches = st.lists(
+    st.tuples(params_of_a_row, st.lists(st.integers(0, 6), max_size=6)), min_size=1, max_size=8
+)
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    kind=st.sampled_from(LOGITS),
+    vocab=st.sampled_from(VOCABS),
+    seed=st.integers(0, 2**32),
+    batch=batches,
+)
+def test_any_batch_is_drawn_as_on_the_host(
+    rigs: dict[int, Rig],
+    kind: str,
+    vocab: int,
+    seed: int,
+    batch: list[tuple[SamplingParams, list[int]]],
+) -> None:
+    values = make_logits(kind, seed, len(batch), vocab)
+    sequences = [sequence_of(params, generated=generated) for params, generated in batch]
+    assert check(rigs[vocab], values, sequences) <= 1
+
+
+KINDS = [
+    DRAW,
+    replace(DRAW, temperature=0.5),
+    replace(DRAW, top_k=50),
+    replace(DRAW, top_p=0.9),
+    replace(DRAW, min_p=0.05),
+    replace(DRAW, temperature=0.7, top_k=40, top_p=0.95, min_p=0.01, repetition_penalty=1.2),
+]
+
+
+@pytest.mark.parametrize("kind", ["peaked", "typical", "flat", "ties"])
+@pytest.mark.parametrize("vocab", [1000, 49_152])
+def test_rounding_hardly_ever_decides(rigs: dict[int, Rig], kind: str, vocab: int) -> None:
+    """Once in a thousand draws at most; likeliest in a flat vocabulary, with its many tokens."""
+    num_different = 0
+    for seed in range(20):
+        values = make_logits(kind, seed, MAX_ROWS, vocab)
+        for i, params in enumerate(KINDS):
+            sequences = [
+                sequence_of(replace(params, seed=seed * 1000 + i * 10 + row))
+                for row in range(MAX_ROWS)
+            ]
+            num_different += check(rigs[vocab], values, sequences)
+    assert num_different <= 1
+
+
+@pytest.mark.parametrize("params", [SamplingParams(), *KINDS], ids=describe)
+def test_a_batch_of_one_kind_stays_on_the_device(
+    rigs: dict[int, Rig], monkeypatch: pytest.MonkeyPatch, params: SamplingParams
+) -> None:
+    """It takes one wait, and less is copied back than one row of logits."""
+    rig = rigs[49_152]
+    values = make_logits("peaked", 5, 4, 49_152)
+    num_waits = rig.device.num_synchronized
+    copied: list[int] = []
+    copy = rig.device.copy
+
+    def watch(*arguments: int) -> None:
+        copied.append(arguments[4] * arguments[5])
+        copy(*arguments)
+
+    monkeypatch.setattr(rig.device, "copy", watch)
+    check(rig, values, [sequence_of(replace(params, seed=row)) for row in range(4)])
+    assert rig.host.given == []
+    assert rig.device.num_synchronized == num_waits + 1
+    assert sum(copied) < values[0].nbytes
+
+
+class AnyGrammar:
+    """A grammar that allows the even tokens."""
+
+    finished = False
+    ready = True
+
+    def __init__(self, vocab: int) -> None:
+        self._vocab = vocab
+
+    def prepare(self) -> None:
+        pass
+
+    def allowed(self) -> NDArray[np.bool_]:
+        return np.arange(self._vocab) % 2 == 0
+
+    def accept(self, token_id: int) -> None:
+        pass
+
+
+def test_the_host_draws_what_the_device_cannot(rigs: dict[int, Rig]) -> None:
+    rig = rigs[1000]
+    values = make_logits("typical", 1, 8, 1000)
+    for_host = [
+        Sequence([1], replace(DRAW, seed=1), grammar=AnyGrammar(1000)),
+        sequence_of(replace(DRAW, logit_bias=((4, 9.0),))),
+        sequence_of(replace(DRAW, typical_p=0.5)),
+        sequence_of(SamplingParams(top_n_tokens=3)),
+        sequence_of(SamplingParams(min_new_tokens=2), generated=[4]),
+    ]
+    for_device = [
+        sequence_of(SamplingParams(typical_p=0.5)),
+        sequence_of(replace(DRAW, min_new_tokens=2, top_k=5), generated=[4, 4]),
+        sequence_of(DRAW),
+    ]
+    sequences = [s for pair in zip(for_host, for_device, strict=False) for s in pair] + for_host[3:]
+    check(rig, values, sequences)
+    assert rig.host.given == for_host
+
+
+@pytest.mark.parametrize(
+    ("params", "kind"),
+    [
+        (replace(DRAW, top_k=MOST_CANDIDATES), "typical"),
+        (replace(DRAW, top_k=900), "typical"),
+        (replace(DRAW, top_p=0.99), "flat"),
+        (replace(DRAW, min_p=0.9), "flat"),
+        (replace(DRAW, top_k=20), "all equal"),
+        (replace(DRAW, top_k=20, top_p=0.5), "all equal"),
+        (SamplingParams(), "all equal"),
+    ],
+    ids=describe,
+)
+def test_the_host_draws_from_more_candidates(
+    rigs: dict[int, Rig], params: SamplingParams, kind: str
+) -> None:
+    rig = rigs[1000]
+    values = make_logits(kind, 2, 3, 1000) if kind != "all equal" else np.zeros((3, 1000), "f")
+    sequences = [sequence_of(replace(params, seed=row)) for row in range(3)]
+    check(rig, values, sequences)
+    assert rig.host.given == (sequences if not params.greedy else [])
+
+
+def test_the_most_candidates(rigs: dict[int, Rig]) -> None:
+    """As many as the device can tell from the next."""
+    values = make_logits("flat", 3, 1, 1000)
+    sequence = sequence_of(replace(DRAW, top_k=MOST_CANDIDATES - 1))
+    check(rigs[1000], values, [sequence])
+    assert rigs[1000].host.given == []
+
+
+def test_tokens_as_likely_as_the_kth_stay(rigs: dict[int, Rig]) -> None:
+    values = np.zeros((1, 1000), np.float32)
+    values[0, 900], values[0, [7, 300, 500]] = 2, 1
+    drawn = {draw(rigs[1000], values, replace(DRAW, top_k=2, seed=seed)) for seed in range(60)}
+    assert drawn == {7, 300, 500, 900}
+
+
+def test_equally_likely_tokens_enter_the_nucleus_in_order(rigs: dict[int, Rig]) -> None:
+    values = np.full((1, 1000), -50, np.float32)
+    values[0, [900, 5, 700, 20]] = 1
+    drawn = {draw(rigs[1000], values, replace(DRAW, top_p=0.7, seed=seed)) for seed in range(60)}
+    assert drawn == {5, 20, 700}
+
+
+@pytest.mark.parametrize("share", [0.0, 1e-9])
+def test_the_likeliest_token_is_always_in_the_nucleus(rigs: dict[int, Rig], share: float) -> None:
+    values = make_logits("flat", 4, 1, 1000)
+    assert draw(rigs[1000], values, replace(DRAW, top_p=share)) == values.argmax()
+
+
+def draw(rig: Rig, values: Logits, params: SamplingParams) -> int:
+    """A token from the device itself."""
+    (sample,) = rig.sample(values, [sequence_of(params)])
+    assert isinstance(sample, Sample)
+    assert rig.host.given == []
+    return sample.token_id
+
+
+def test_the_first_of_the_likeliest_is_greedy(rigs: dict[int, Rig]) -> None:
+    values = np.zeros((1, 5000), np.float32)
+    values[0, [4000, 333, 2000]] = 4
+    assert draw(rigs[5000], values, SamplingParams()) == 333
+
+
+@pytest.mark.parametrize(
+    "rows", [[0, 2, 3], [3], [3, 0, 2, 1], [1, 1, 1, 2], list(range(20))[::-3]]
+)
+def test_any_rows_of_a_pass(rigs: dict[int, Rig], rows: list[int]) -> None:
+    rig = rigs[5000]
+    values = make_logits("peaked", 6, 20, 5000)
+    choices = [SamplingParams(), replace(DRAW, top_k=9), replace(DRAW, seed=4), KINDS[-1]]
+    for shift in range(4):
+        params = [choices[(i + shift) % 4] for i in range(len(rows))]
+        check(rig, values, [sequence_of(each) for each in params], rows)
+        assert rig.host.given == []
+    check(rig, values, [sequence_of(DRAW) for _ in rows], rows)
+
+
+def test_rows_left_out_do_not_matter(rigs: dict[int, Rig]) -> None:
+    values = make_logits("typical", 7, 3, 5000)
+    values[1] = np.nan
+    for params in (SamplingParams(), DRAW, replace(DRAW, top_p=0.5)):
+        check(rigs[5000], values, [sequence_of(params), sequence_of(params)], [0, 2])
+
+
+@pytest.mark.parametrize("params", [SamplingParams(), *KINDS], ids=describe)
+@pytest.mark.parametrize("value", [np.nan, -np.nan, np.inf])
+@pytest.mark.parametrize("everywhere", [False, True])
+def test_logits_that_are_no_numbers_spoil_their_own_row_only(
+    rigs: dict[int, Rig], params: SamplingParams, value: float, everywhere: bool
+) -> None:
+    rig = rigs[1000]
+    values = make_logits("peaked", 8, 3, 1000)
+    values[1, slice(None) if everywhere else 77] = value
+    first, spoilt, last = (sequence_of(replace(params, seed=9)) for _ in range(3))
+    check(rig, values, [first, last], [0, 2])
+    good = rig.sample(values, [first, last], [0, 2])
+    samples = rig.sample(values, [first, spoilt, last])
+    assert isinstance(samples[1], Sample)
+    assert math.isnan(samples[1].logprob)
+    assert [samples[0], samples[2]] == good
+    assert rig.host.given == [spoilt]
+
+
+@pytest.mark.parametrize("params", [SamplingParams(), DRAW, replace(DRAW, top_k=4)], ids=describe)
+def test_penalties_that_leave_no_number_are_an_error(
+    rigs: dict[int, Rig], params: SamplingParams
+) -> None:
+    """A huge score divided by next to nothing is infinite."""
+    values = make_logits("typical", 9, 2, 1000)
+    values[0, 5] = 1e30
+    sequences = [sequence_of(replace(params, repetition_penalty=p)) for p in (1e-30, 1.0)]
+    with np.errstate(over="ignore"):
+        error, sample = rigs[1000].sample(values, sequences)
+    assert isinstance(error, GenerationError)
+    assert "no token can be chosen" in error.message
+    assert isinstance(sample, Sample)
+
+
+@pytest.mark.parametrize("num_tokens", [63, 64, 65, MOST_PENALISED, MOST_PENALISED + 1])
+def test_penalties_of_long_texts(rigs: dict[int, Rig], num_tokens: int) -> None:
+    rig = rigs[5000]
+    values = make_logits("typical", 10, 3, 5000)
+    prompt = np.random.default_rng(1).permutation(5000)[:num_tokens].tolist()
+    params = SamplingParams(
+        repetition_penalty=1.3, frequency_penalty=0.4, presence_penalty=0.2, seed=2
+    )
+    long = sequence_of(params, prompt, generated=prompt[:3] * 2)
+    check(rig, values, [sequence_of(DRAW), long, sequence_of(params, [3])])
+    assert rig.host.given == ([long] if num_tokens > MOST_PENALISED else [])
+
+
+def test_logits_on_the_host_are_sampled_there(rigs: dict[int, Rig]) -> None:
+    rig = rigs[1000]
+    values = make_logits("typical", 11, 2, 1000)
+    sequences = [sequence_of(DRAW), sequence_of(SamplingParams())]
+    rig.host.given.clear()
+    samples = rig.sampler.sample(values, sequences)
+    assert rig.host.given == sequences
+    assert samples == Sampler.sample(rig.host, values, sequences)
+
+
+def test_no_rows_are_no_samples(rigs: dict[int, Rig]) -> None:
+    assert rigs[1000].sampler.sample(rigs[1000].logits(np.zeros((1, 1000), "f"), []), []) == []
