@@ -67,7 +67,7 @@ class Model:
 
     @property
     def chunk_tokens(self) -> int:
-        return self.whole_blocks(self.config.prefill_chunk_tokens)
+        return self.whole_blocks(self.config.chunk_tokens(on_gpu=False))
 
     def whole_blocks(self, num_tokens: int) -> int:
         """The next multiple of the attention kernel's block."""

@@ -88,10 +88,11 @@ class Config(BaseSettings):
         4096, ge=8, description="tokens of prompt and text together, where the model allows more"
     )
     prefill_chunk_tokens: int = Field(
-        256,
-        ge=1,
+        0,
+        ge=0,
         description="prompt tokens read between two steps of the running streams, rounded up to "
-        "the attention kernel's block: more reads prompts faster, fewer keep streams smoother",
+        "the attention kernel's block: more reads prompts faster, fewer keep streams smoother; 0: "
+        "256 on the CPU, 2048 on a GPU",
     )
     prefix_cache_bytes: int = Field(
         512 * 2**20,
@@ -152,6 +153,10 @@ class Config(BaseSettings):
             if not name.replace("-", "").replace("_", "").replace(".", "").isalnum():
                 raise ValueError(f"model name {name!r}: use letters, digits, '-', '_' and '.'")
         return value
+
+    def chunk_tokens(self, *, on_gpu: bool) -> int:
+        """The prompt tokens of one pass, before they are rounded up."""
+        return self.prefill_chunk_tokens or (2048 if on_gpu else 256)
 
     def spins(self, *, alone: bool) -> bool:
         """Whether the threads of a model spin, which may be ``alone`` on the server."""

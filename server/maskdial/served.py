@@ -281,7 +281,7 @@ def _start_causal(
     manifest = bundle.manifest
     if manifest.kv is None:
         raise BundleError(f"model {bundle.name!r}: a causal bundle without a KV layout")
-    shape = _CausalShape(bundle, config, manifest.kv)
+    shape = _CausalShape(bundle, config, manifest.kv, on_gpu=device is not None)
     parts = _on_host(shape, options) if device is None else _on_device(shape, options, device)
     _check_golden(bundle, config, lambda golden: _golden_causal(parts.runner, golden))
     tokenizer = Tokenizer.from_file(bundle.tokenizer, manifest.special_tokens)
@@ -293,6 +293,8 @@ def _start_causal(
         vocab_size=manifest.vocab_size,
         prefill_chunk_tokens=shape.chunk,
         block_tokens=manifest.kv.query_block,
+        # No bits to keep there: a GPU's kernels differ between batch sizes.
+        joint_tokens=None if device is None else shape.chunk,
         max_queue=config.max_queue,
         eos_token_ids=frozenset(manifest.special_tokens.eos),
         prefix_cache=_prefix_cache(bundle, manifest.kv, config),
@@ -322,6 +324,7 @@ class _CausalShape:
     bundle: Bundle
     config: Config
     layout: KVLayout
+    on_gpu: bool
 
     @property
     def max_length(self) -> int:
@@ -335,7 +338,7 @@ class _CausalShape:
     def chunk(self) -> int:
         """At least the configured tokens; such chunks leave the logits as they are in one piece."""
         block = self.layout.query_block
-        return -(-self.config.prefill_chunk_tokens // block) * block
+        return -(-self.config.chunk_tokens(on_gpu=self.on_gpu) // block) * block
 
     def slots(self, most: int, budget: int | None) -> int:
         """As many as are configured, or ``most``, in a ``budget`` of bytes.

@@ -91,7 +91,7 @@ def run_in_company(bench: Any, requests: list[Any], rng: random.Random) -> list[
         readers: dict[int, Any] = {}
         others: list[Any] = []
         while pending or bench.engine.num_running or bench.engine.num_waiting:
-            for _ in range(rng.choice((0, 0, 0, 1, 2, 12))):
+            for _ in range(rng.choice((0, 0, 0, 1, 2, 16))):
                 if pending:
                     number, request = pending.pop()
                     readers[number] = bench.submit(request)

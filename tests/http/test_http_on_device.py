@@ -5,6 +5,7 @@ The shipped model gives the same bits in every batch, so texts must be those of 
 
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -12,32 +13,33 @@ import pytest
 
 import maskdial.served as served_module
 from maskdial.config import Config
-from maskdial.errors import ConfigError
+from maskdial.errors import BundleError, ConfigError
 from maskdial.metrics import Metrics
+from maskdial.runtime import Session, SessionOptions
 from maskdial.served import STARTER_FOLDER, CausalModel, load_model
 
 PROMPTS = ["Once upon a time", "The little dog was very", "Lily and Tom went to the", "One day, a"]
 
 
-def loops(**parameters: object) -> dict[str, object]:
+def asks(**parameters: object) -> dict[str, object]:
     return {"max_new_tokens": 24, "details": True} | parameters
 
 
 # What a graph draws, what only the host does, and what lies between them.
 PARAMETERS = [
-    loops(),
-    loops(do_sample=True, seed=1),
-    loops(do_sample=True, seed=2, temperature=0.7, top_k=20),
-    loops(do_sample=True, seed=3, top_p=0.8),
-    loops(do_sample=True, seed=4, temperature=5.0, top_p=0.999),
-    loops(do_sample=True, seed=5, min_p=0.05, repetition_penalty=1.3),
-    loops(repetition_penalty=1.2, frequency_penalty=0.5),
-    loops(do_sample=True, seed=6, presence_penalty=0.7, frequency_penalty=0.2),
-    loops(do_sample=True, seed=7, typical_p=0.7),
-    loops(do_sample=True, seed=8, top_n_tokens=3),
-    loops(do_sample=True, seed=9, n=5),
-    loops(stop=["the"], decoder_input_details=True),
-    loops(grammar={"type": "regex", "value": "[a-z]{3,12} [0-9]+"}),
+    asks(),
+    asks(do_sample=True, seed=1),
+    asks(do_sample=True, seed=2, temperature=0.7, top_k=20),
+    asks(do_sample=True, seed=3, top_p=0.8),
+    asks(do_sample=True, seed=4, temperature=5.0, top_p=0.999),
+    asks(do_sample=True, seed=5, min_p=0.05, repetition_penalty=1.3),
+    asks(repetition_penalty=1.2, frequency_penalty=0.5),
+    asks(do_sample=True, seed=6, presence_penalty=0.7, frequency_penalty=0.2),
+    asks(do_sample=True, seed=7, typical_p=0.7),
+    asks(do_sample=True, seed=8, top_n_tokens=3),
+    asks(do_sample=True, seed=9, n=5),
+    asks(stop=["the"], decoder_input_details=True),
+    asks(grammar={"type": "regex", "value": "[a-z]{3,12} [0-9]+"}),
 ]
 
 
@@ -115,3 +117,21 @@ def test_a_cache_that_does_not_fit_is_one_sentence_at_start(
     assert isinstance(model, CausalModel)
     assert 1 <= model.slots < 64
     model.stop()
+
+
+def test_a_graph_that_cannot_be_captured_is_served_without(
+    host_device: Callable[[], Any],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    class Uncapturable(Session):
+        def __init__(self, graph: Path, options: SessionOptions, *rest: Any) -> None:
+            if options.captures:
+                raise BundleError("not all nodes are on the GPU")
+            super().__init__(graph, options, *rest)
+
+    monkeypatch.setattr(served_module, "find_device", lambda bundle, asked: host_device())
+    monkeypatch.setattr(served_module, "Session", Uncapturable)
+    model = load_model("mine", STARTER_FOLDER / "hybrid", Config(slots=2), Metrics(()))
+    model.stop()
+    assert "model mine runs without CUDA graphs: not all nodes are on the GPU" in caplog.messages

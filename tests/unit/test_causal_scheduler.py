@@ -68,13 +68,16 @@ class Simulation:
         slots: int,
         max_queue: int = 1000,
         prefix_cache: PrefixCache | None = None,
+        joint_tokens: int = BLOCK,
     ) -> None:
+        self.joint_tokens = joint_tokens
         self.scheduler = Scheduler(
             slots=slots,
             prefill_chunk_tokens=CHUNK,
             max_queue=max_queue,
             max_length=MAX_LENGTH,
             block_tokens=BLOCK,
+            joint_tokens=joint_tokens,
             prefix_cache=prefix_cache,
         )
         self.prefix_cache = prefix_cache
@@ -145,7 +148,7 @@ class Simulation:
             assert all(prefill.start == 0 and prefill.is_last for prefill in prefills)
             longest = max(prefill.num_tokens for prefill in prefills)
             assert longest * len(prefills) <= CHUNK
-            assert longest <= BLOCK
+            assert longest <= self.joint_tokens
 
 
 def test_prompts_are_read_in_chunks_one_at_a_time_in_order() -> None:
@@ -351,9 +354,11 @@ def test_a_low_priority_is_not_starved() -> None:
         simulation.scheduler.release(running)
 
 
-def prefix_simulation(slots: int = 2, max_bytes: int = 10**6) -> Simulation:
+def prefix_simulation(
+    slots: int = 2, max_bytes: int = 10**6, joint_tokens: int = BLOCK
+) -> Simulation:
     cache = PrefixCache(model="simulated", block_tokens=BLOCK, max_bytes=max_bytes)
-    return Simulation(slots, prefix_cache=cache)
+    return Simulation(slots, prefix_cache=cache, joint_tokens=joint_tokens)
 
 
 @pytest.mark.parametrize(("num_prompt", "num_reused"), [(9, 6), (8, 6), (7, 4), (4, 2), (3, 0)])
@@ -369,6 +374,41 @@ def test_a_known_beginning_is_loaded(num_prompt: int, num_reused: int) -> None:
     plan = simulation.step()
     assert [load.start for load in plan.loads] == list(range(0, num_reused, BLOCK))
     assert plan.prefills[0].start == second.num_reused == num_reused
+
+
+def test_a_prompt_with_a_known_beginning_is_not_read_together_with_others() -> None:
+    """They would be read from their first token on."""
+    simulation = prefix_simulation(slots=4, joint_tokens=CHUNK)
+    known = list(range(-4, 0))
+    simulation.scheduler.add(Sequence(known, PARAMS))
+    simulation.step()
+    waiting = [make(2), Sequence(known, PARAMS), make(2)]
+    for sequence in waiting:
+        simulation.scheduler.add(sequence)
+    assert [prefill.sequence for prefill in simulation.step().prefills] == waiting[:1]
+    plan = simulation.step()
+    assert [prefill.sequence for prefill in plan.prefills] == waiting[1:2]
+    assert len(plan.loads) == 1
+    assert [prefill.sequence for prefill in simulation.step().prefills] == waiting[2:]
+
+
+def test_a_plan_repeats_while_nobody_comes_or_is_cancelled() -> None:
+    simulation, sequences = running_simulation(2, slots=2)
+    assert simulation.scheduler.repeats(simulation.step())
+    simulation.scheduler.add(make(3))  # for which there is no slot
+    plan = simulation.step()
+    assert simulation.scheduler.repeats(plan)
+    simulation.scheduler.cancel(sequences[0])
+    assert not simulation.scheduler.repeats(plan)
+    plan = simulation.step()  # the hole is taken, by a prompt to read
+    assert not simulation.scheduler.repeats(plan)
+    simulation.scheduler.release(sequences[1])
+    plan = simulation.step()
+    assert simulation.scheduler.repeats(plan)
+    simulation.scheduler.add(make(3))  # for which there is one
+    assert not simulation.scheduler.repeats(plan)
+    empty = Simulation(slots=2).scheduler
+    assert not empty.repeats(empty.schedule())
 
 
 def test_another_salt_finds_nothing() -> None:
@@ -426,13 +466,20 @@ OPERATIONS = st.one_of(
 @given(
     slots=st.integers(1, 5),
     cache_bytes=st.sampled_from([None, 0, 64, 10**6]),
+    joint_tokens=st.sampled_from([BLOCK, CHUNK]),
     operations=st.lists(OPERATIONS, max_size=60),
 )
 def test_any_course_of_events(
-    slots: int, cache_bytes: int | None, operations: list[tuple[str, int]]
+    slots: int,
+    cache_bytes: int | None,
+    joint_tokens: int,
+    operations: list[tuple[str, int]],
 ) -> None:
     """`Simulation.check` holds at every step, whoever comes and goes, and all get their turn."""
-    simulation = Simulation(slots) if cache_bytes is None else prefix_simulation(slots, cache_bytes)
+    if cache_bytes is None:
+        simulation = Simulation(slots, joint_tokens=joint_tokens)
+    else:
+        simulation = prefix_simulation(slots, cache_bytes, joint_tokens)
     scheduler = simulation.scheduler
     arrived: list[Sequence] = []
     ended: list[Sequence] = []

@@ -43,6 +43,8 @@ class CausalEngine:
         prefill_chunk_tokens: most prompt tokens between two decode steps, a multiple of
             ``block_tokens``.
         block_tokens: how many tokens the attention kernel reads at a time.
+        joint_tokens: longest prompt that is read together with others; None for a block, within
+            which the CPU's kernel gives each the bits that it has alone.
         max_queue: sequences that may wait for a slot.
         eos_token_ids: tokens that end a text.
         prefix_cache: where to keep the beginnings of prompts, with blocks of ``block_tokens``.
@@ -66,6 +68,7 @@ class CausalEngine:
         block_tokens: int,
         max_queue: int,
         eos_token_ids: Iterable[int],
+        joint_tokens: int | None = None,
         prefix_cache: PrefixCache | None = None,
         max_drafts: int = 0,
         sampler: TokenSampler | None = None,
@@ -86,6 +89,7 @@ class CausalEngine:
             max_queue=max_queue,
             max_length=max_length,
             block_tokens=block_tokens,
+            joint_tokens=joint_tokens or block_tokens,
             prefix_cache=prefix_cache,
             max_drafts=max_drafts,
         )

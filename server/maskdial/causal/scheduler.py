@@ -4,6 +4,9 @@ import bisect
 from collections.abc import Iterable, Iterator
 from operator import attrgetter
 
+import numpy as np
+from numpy.typing import NDArray
+
 from maskdial.causal.plan import Load, Move, Plan, Prefill
 from maskdial.causal.prefix_cache import PrefixCache
 from maskdial.causal.sequence import Sequence, State
@@ -33,8 +36,9 @@ class Scheduler:
         prefill_chunk_tokens: prompt tokens per iteration; the last chunk may have one more.
         max_queue: sequences that may wait.
         max_length: tokens that a slot holds.
-        block_tokens: a divisor of the chunk. Prompts of 2 to this many tokens are read together,
-            and chunks of sequences that want the log-probabilities of their prompts are this long.
+        block_tokens: a divisor of the chunk. Chunks of sequences that want the log-probabilities of
+            their prompts are this long.
+        joint_tokens: prompts of 2 to this many tokens are read together.
         prefix_cache: where to look for the beginnings of prompts.
         max_drafts: most tokens to guess for a sequence that runs alone.
     """
@@ -47,6 +51,7 @@ class Scheduler:
         max_queue: int,
         max_length: int,
         block_tokens: int,
+        joint_tokens: int,
         prefix_cache: PrefixCache | None = None,
         max_drafts: int = 0,
     ) -> None:
@@ -58,6 +63,7 @@ class Scheduler:
         self._max_queue = max_queue
         self._max_length = max_length
         self._block_tokens = block_tokens
+        self._joint_tokens = joint_tokens
         self._prefix_cache = prefix_cache
         self._max_drafts = max_drafts
         self._num_arrived = 0
@@ -197,12 +203,13 @@ class Scheduler:
             if source is not None:
                 self._fork(sequence, slot)
                 yield Move(source.slot, slot, sequence.num_prompt)
-            elif not self._prefilling or self._joins(sequence, slot):
-                self._place(sequence, slot, State.PREFILLING)
-                self._prefilling.append(sequence)
-                self._reuse_prefix(sequence)
-            else:
+                continue
+            prefix = self._find_prefix(sequence)
+            if self._prefilling and (prefix or not self._joins(sequence, slot)):
                 return
+            self._place(sequence, slot, State.PREFILLING)
+            self._prefilling.append(sequence)
+            self._reuse(sequence, prefix)
 
     def _next_waiting(self) -> Sequence | None:
         """The waiting sequence whose turn it is, left in the queue."""
@@ -273,25 +280,29 @@ class Scheduler:
             and padded <= self._prefill_chunk_tokens
             and all(
                 s.num_computed == 0
-                and 2 <= s.num_prompt <= self._block_tokens
+                and 2 <= s.num_prompt <= self._joint_tokens
                 and not s.params.prompt_logprobs
                 for s in together
             )
         )
 
-    def _reuse_prefix(self, sequence: Sequence) -> None:
-        """Looks for the beginning of a prompt in the cache.
+    def _find_prefix(self, sequence: Sequence) -> tuple[NDArray[np.generic], ...]:
+        """The blocks that a prompt begins with, as far as the cache has them.
 
         At least two tokens are left to read: one alone would take another kernel (see
         `KVLayout.query_block`). A prompt whose log-probabilities are wanted is read in full.
         """
         if self._prefix_cache is None:
-            return
-        sequence.block_keys = self._prefix_cache.keys(sequence.prompt_ids, sequence.cache_salt)
+            return ()
+        if not sequence.block_keys:
+            sequence.block_keys = self._prefix_cache.keys(sequence.prompt_ids, sequence.cache_salt)
         if sequence.params.prompt_logprobs:
-            return
+            return ()
         num_reusable = max(sequence.num_prompt - 2, 0) // self._block_tokens
-        for block in self._prefix_cache.match(sequence.block_keys[:num_reusable]):
+        return self._prefix_cache.match(sequence.block_keys[:num_reusable])
+
+    def _reuse(self, sequence: Sequence, prefix: tuple[NDArray[np.generic], ...]) -> None:
+        for block in prefix:
             self._loads.append(Load(sequence.slot, sequence.num_computed, block))
             sequence.num_computed += self._block_tokens
         sequence.num_reused = sequence.num_computed
