@@ -11,6 +11,7 @@ from urllib.parse import urlsplit
 
 from rich.console import Console
 
+from loadtests.agreement.arguments import add_agreement_parser
 from loadtests.arguments import count, positive
 from loadtests.arrivals import poisson_schedule
 from loadtests.batching.arguments import add_batching_parser
@@ -55,6 +56,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         from loadtests.compare.command import run_compare  # likewise
 
         return run_compare(args)
+    if args.command == "agreement":
+        from loadtests.agreement.command import run_agreement  # with torch as well
+
+        return run_agreement(args)
     settings = Settings(
         url=args.url,
         scenario=args.scenario,
@@ -164,6 +169,7 @@ def _parser() -> argparse.ArgumentParser:
     add_overhead_parser(commands)
     add_scaling_parser(commands)
     add_compare_parser(commands)
+    add_agreement_parser(commands)
     return parser
 
 

@@ -10,11 +10,16 @@ import random
 import shutil
 import string
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
+
+if TYPE_CHECKING:
+    import torch
+    from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerFast
 
 CAUSAL_WORDS = 49_152
 MASKED_WORDS = 30_522
@@ -26,22 +31,87 @@ _LETTERS = string.ascii_lowercase
 _TRIPLES = tuple("".join(triple) for triple in itertools.product(_LETTERS, repeat=3))
 _FIRST_PLAIN_ID = 257
 """The causal tokenizer's ids below are its special token and single bytes."""
+_POOL_SIZE = 2**24 + 43
+"""Numbers that are drawn for all weights. Odd, so that no two weights begin at the same one."""
 
 
-def causal_checkpoint(folder: Path, seed: int = 0) -> Path:
-    """A Llama of 135M parameters, 30 layers and a context of 4,096; built if it is not there."""
-    return _once(folder, lambda path: _build_causal(path, seed))
+def llama_config(**measures: Any) -> "PreTrainedConfig":
+    """A Llama's configuration; its tokenizer has 49,152 words if ``vocab_size`` is not given."""
+    from transformers import LlamaConfig
+
+    special = {"bos_token_id": 0, "eos_token_id": 0, "pad_token_id": None}
+    return LlamaConfig(**{"vocab_size": CAUSAL_WORDS, **special, **measures})
 
 
-def masked_checkpoint(folder: Path, seed: int = 0) -> Path:
-    """A BERT-base with its fill-mask head; built if it is not there."""
-    return _once(folder, lambda path: _build_masked(path, seed))
+def bert_config(**measures: Any) -> "PreTrainedConfig":
+    """A BERT's configuration, base where nothing else is given."""
+    from transformers import BertConfig
+
+    return BertConfig(vocab_size=MASKED_WORDS, **measures)
 
 
-def causal_words() -> list[str]:
+def build_checkpoint(
+    folder: Path, config: "PreTrainedConfig", seed: int = 0, *, weights: bool = True
+) -> Path:
+    """A checkpoint folder, built if it is not there; without weights it has the small files."""
+    if folder.exists():
+        return folder
+    import torch
+
+    with new_folder(folder) as path:
+        if weights:
+            random_model(config, seed, dtype=torch.float32).save_pretrained(path)
+        else:
+            config.save_pretrained(path)
+        _fast_tokenizer(config).save_pretrained(path)
+    return folder
+
+
+def random_model(
+    config: "PreTrainedConfig",
+    seed: int,
+    *,
+    dtype: "torch.dtype",
+    device: str = "cpu",
+    attention: str = "sdpa",
+) -> "PreTrainedModel":
+    """A LlamaForCausalLM or BertForMaskedLM with random weights, for inference.
+
+    Its weights are the same few million normal numbers again and again, beginning elsewhere each:
+    to draw billions of them takes minutes.
+    """
+    import torch
+    from transformers import BertForMaskedLM, LlamaForCausalLM
+    from transformers.initialization import no_init_weights
+
+    model_class = LlamaForCausalLM if config.model_type == "llama" else BertForMaskedLM
+    with no_init_weights(), torch.device(device):
+        model = model_class._from_config(config, dtype=dtype, attn_implementation=attention)
+    model.tie_weights()
+    drawn = torch.randn(_POOL_SIZE, generator=torch.Generator().manual_seed(seed))
+    _fill(model, (drawn * config.initializer_range).to(device, dtype))
+    return model.eval()
+
+
+def _fill(model: "PreTrainedModel", pool: "torch.Tensor") -> None:
+    start = 0
+    for name, parameter in model.named_parameters():
+        values = parameter.data.view(-1)
+        if parameter.dim() == 1:  # of norms, and biases
+            values.fill_(0.0 if name.endswith("bias") else 1.0)
+            continue
+        while len(values):
+            some = pool[start : start + len(values)]
+            values[: len(some)] = some
+            values = values[len(some) :]
+            start = (start + len(some)) % len(pool)
+
+
+def causal_words(num_words: int = CAUSAL_WORDS) -> list[str]:
     """Words that are one token each, with the space before them."""
+    joined = {word for _, word in _causal_merges(num_words)}
     # Merges join from the lowest letters up: in order, "abc" is never read as a + bc.
-    return [f" {word}" for word in _TRIPLES if word[0] < word[1]]
+    return [f" {word}" for word in _TRIPLES if word[0] < word[1] and word in joined]
 
 
 def masked_words() -> list[str]:
@@ -49,9 +119,9 @@ def masked_words() -> list[str]:
     return list(_TRIPLES)
 
 
-def causal_ids(rng: random.Random, num_tokens: int) -> list[int]:
+def causal_ids(rng: random.Random, num_tokens: int, num_words: int = CAUSAL_WORDS) -> list[int]:
     """Tokens drawn evenly from those of whole words and parts of words."""
-    return [rng.randrange(_FIRST_PLAIN_ID, CAUSAL_WORDS) for _ in range(num_tokens)]
+    return [rng.randrange(_FIRST_PLAIN_ID, num_words) for _ in range(num_tokens)]
 
 
 def masked_ids(rng: random.Random, num_tokens: int) -> list[int]:
@@ -59,22 +129,27 @@ def masked_ids(rng: random.Random, num_tokens: int) -> list[int]:
     return [rng.randrange(len(_MASKED_SPECIAL), MASKED_WORDS) for _ in range(num_tokens)]
 
 
-def causal_tokenizer() -> Tokenizer:
-    """Byte-level BPE of 49,152 words: bytes, and two to four made-up letters."""
-    pairs = [(a, b) for a, b in itertools.product(_LETTERS, repeat=2)]
-    merges = [*pairs, *((word[:2], word[2]) for word in _TRIPLES)]
-    space = pre_tokenizers.ByteLevel(add_prefix_space=False).pre_tokenize_str(" ")[0][0]
-    merges += [(space, word) for word in _TRIPLES]
+def causal_tokenizer(num_words: int = CAUSAL_WORDS) -> Tokenizer:
+    """Byte-level BPE of so many words: bytes, and two to four made-up letters."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    num_left = CAUSAL_WORDS - 1 - len(alphabet) - len(merges)
-    longer = ((word, letter) for word in _TRIPLES for letter in _LETTERS)
-    merges += itertools.islice(longer, num_left)
+    merges = _causal_merges(num_words)
     words = [_END, *alphabet, *(a + b for a, b in merges)]
     tokenizer = Tokenizer(models.BPE({word: i for i, word in enumerate(words)}, merges))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     tokenizer.add_special_tokens([_END])
     return tokenizer
+
+
+def _causal_merges(num_words: int) -> list[tuple[str, str]]:
+    space = pre_tokenizers.ByteLevel(add_prefix_space=False).pre_tokenize_str(" ")[0][0]
+    merges = itertools.chain(
+        ((first, second) for first in _LETTERS for second in _LETTERS),
+        ((word[:2], word[2]) for word in _TRIPLES),
+        ((space, word) for word in _TRIPLES),
+        ((word, letter) for word in _TRIPLES for letter in _LETTERS),
+    )
+    return list(itertools.islice(merges, num_words - _FIRST_PLAIN_ID))
 
 
 def masked_tokenizer() -> Tokenizer:
@@ -97,53 +172,24 @@ def masked_tokenizer() -> Tokenizer:
     return tokenizer
 
 
-def _build_causal(folder: Path, seed: int) -> None:
-    import torch
-    from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+def _fast_tokenizer(config: "PreTrainedConfig") -> "PreTrainedTokenizerFast":
+    from transformers import PreTrainedTokenizerFast
 
-    torch.manual_seed(seed)
-    config = LlamaConfig(
-        vocab_size=CAUSAL_WORDS,
-        hidden_size=576,
-        intermediate_size=1536,
-        num_hidden_layers=30,
-        num_attention_heads=9,
-        num_key_value_heads=3,
-        max_position_embeddings=4096,
-        tie_word_embeddings=True,
-        bos_token_id=0,
-        eos_token_id=0,
-        pad_token_id=None,
-        initializer_range=0.05,
+    names: Mapping[str, str] = {"bos_token": _END, "eos_token": _END}
+    if config.model_type == "llama":
+        tokenizer = causal_tokenizer(config.vocab_size)
+    else:
+        tokenizer = masked_tokenizer()
+        names = {
+            "pad_token": "[PAD]",
+            "unk_token": "[UNK]",
+            "cls_token": "[CLS]",
+            "sep_token": "[SEP]",
+            "mask_token": MASK,
+        }
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, model_max_length=config.max_position_embeddings, **names
     )
-    LlamaForCausalLM(config).save_pretrained(folder)
-    PreTrainedTokenizerFast(
-        tokenizer_object=causal_tokenizer(), bos_token=_END, eos_token=_END, model_max_length=4096
-    ).save_pretrained(folder)
-
-
-def _build_masked(folder: Path, seed: int) -> None:
-    import torch
-    from transformers import BertConfig, BertForMaskedLM, PreTrainedTokenizerFast
-
-    torch.manual_seed(seed)
-    BertForMaskedLM(BertConfig(vocab_size=MASKED_WORDS)).save_pretrained(folder)
-    PreTrainedTokenizerFast(
-        tokenizer_object=masked_tokenizer(),
-        pad_token="[PAD]",
-        unk_token="[UNK]",
-        cls_token="[CLS]",
-        sep_token="[SEP]",
-        mask_token=MASK,
-        model_max_length=512,
-    ).save_pretrained(folder)
-
-
-def _once(folder: Path, build: Callable[[Path], None]) -> Path:
-    if not folder.exists():
-        with new_folder(folder) as path:
-            build(path)
-    return folder
 
 
 @contextmanager

@@ -50,9 +50,16 @@ class Checkpoint:
     packs: Sequence[tuple[str, ...]] = ()
 
     def half(self) -> "Checkpoint":
-        """A copy in float16, its cache as well."""
+        """A copy in float16, its cache as well.
+
+        Buffers stay as they are, as in a model that transformers loads in float16: rotary
+        frequencies of 11 bits would turn far positions by wrong angles.
+        """
         kv = None if self.kv is None else causal.kv_layout(self.model.config, torch.float16)
-        return replace(self, model=copy.deepcopy(self.model).half(), kv=kv)
+        model = copy.deepcopy(self.model)
+        for parameter in model.parameters():
+            parameter.data = parameter.data.half()
+        return replace(self, model=model, kv=kv)
 
     def trace(self) -> ir.Model:
         """The model as a graph, as torch gives it."""

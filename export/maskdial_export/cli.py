@@ -36,7 +36,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default="fp32",
         metavar=f"{{{','.join(PRECISIONS)}}}",
         help="how weights are stored and multiplied; int8 is about twice as fast as fp32 on "
-        "processors with VNNI, int4 the smallest, fp16 for CUDA (default: %(default)s)",
+        "processors with VNNI, int4 the smallest; fp16 is for CUDA, and so is int4-fp16, with a "
+        "quarter of the weights' bytes to read for each token (default: %(default)s)",
     )
     _add_gate_arguments(parser)
     parser.add_argument("--revision", help="a branch, tag or commit, where the source is a Hub id")
@@ -61,9 +62,9 @@ def _add_gate_arguments(parser: argparse.ArgumentParser) -> None:
         type=_loss,
         default=MAX_LOSS,
         metavar="LOSS",
-        help="how much of fp32's answers int8 or int4 may lose: 0.01 is one changed decision in a "
-        "hundred, or for causal models a perplexity 1%% higher; beyond it nothing is exported; inf "
-        "refuses nothing (default: %(default)s)",
+        help="how much of fp32's answers a lower precision may lose: 0.01 is one changed decision "
+        "in a hundred, or for causal models a perplexity 1%% higher; beyond it nothing is "
+        "exported; inf refuses nothing (default: %(default)s)",
     )
     parser.add_argument(
         "--quality-text",
@@ -77,14 +78,14 @@ def _add_gate_arguments(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="PATTERN",
-        help="keep the layers in fp32 whose names in the checkpoint match, as with "
-        "'*.down_proj'; may be given several times",
+        help="keep the layers in fp32 (of int4-fp16: in fp16) whose names in the checkpoint match, "
+        "as with '*.down_proj'; may be given several times",
     )
     parser.add_argument(
         "--keep-worst",
         type=_count,
         metavar="{auto,N}",
-        help="keep the N layers in fp32 that lose most, or as few of them as --max-loss needs, at "
+        help="keep the N layers that lose most, too, or as few of them as --max-loss needs, at "
         "most an eighth (default: auto)",
     )
     parser.add_argument(

@@ -56,11 +56,13 @@ def export(
     if precision == "fp32" and gate not in (None, Gate()):
         raise ExportError(
             "--keep, --keep-worst, --max-loss and the like are for lower precisions; say "
-            "--precision int8 or int4 with them"
+            "--precision int8, int4 or int4-fp16 with them"
         )
     gate = gate or Gate()
     if precision == "fp16" and (gate.keep or gate.keep_worst):
-        raise ExportError("--keep and --keep-worst are for int8 and int4; fp16 is for all layers")
+        raise ExportError(
+            "--keep and --keep-worst are for int8, int4 and int4-fp16; fp16 is for all layers"
+        )
     sample = read_sample(gate.text)
     _check_vacant(dest)
     with phase(console, "Finding the checkpoint"):

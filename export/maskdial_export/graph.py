@@ -19,6 +19,7 @@ from maskdial_export.rewrite import (
     flatten_heads,
     give_attention_biases,
     name_modules,
+    narrow_norms,
     pack_projections,
     part_skip_layer_norms,
     project_packs,
@@ -106,6 +107,7 @@ def optimise(model: ir.Model, packs: Sequence[tuple[str, ...]] = ()) -> ir.Model
         cancel_reshapes(model.graph)
         sum_in_order(model.graph)
         part_skip_layer_norms(model.graph)
+        narrow_norms(model.graph)
         project_packs(model.graph, packs)
         give_attention_biases(model.graph)
         pack_projections(model.graph)

@@ -53,7 +53,7 @@ class MaskedGraph(nn.Module):
             with gather_rows(self.model.base_model, rows):
                 return head_logits(self.model(**inputs)).squeeze(0).float()
         if self.embedding is not None:
-            return pool(self.model(**inputs)[0].float(), lengths, self.embedding)
+            return pool(self.model(**inputs)[0], lengths, self.embedding)
         return head_logits(self.model(**inputs)).float()
 
 

@@ -38,7 +38,7 @@ class Measured:
 def expected_output(
     model: PreTrainedModel, embedding: Embedding | None, inputs: dict[str, torch.Tensor]
 ) -> Floats:
-    """torch's logits or embedding of one text, float32 (length, columns) or (columns,)."""
+    """torch's logits or embedding of one text, (length, columns) or (columns,)."""
     with torch.no_grad():
         output = model(**inputs)
         if embedding is None:

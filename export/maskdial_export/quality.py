@@ -17,7 +17,7 @@ from maskdial_export.errors import ExportError
 from maskdial_export.evaluation import Comparison, evenly
 from maskdial_export.graph import optimise, save
 from maskdial_export.phase import finding, phase
-from maskdial_export.quantise import Precision, projections, quantise
+from maskdial_export.quantise import HALF, Precision, projections, quantise
 from maskdial_export.rewrite import modules_of
 from maskdial_export.sample import Sample
 from maskdial_export.sensitivity import rank
@@ -38,10 +38,10 @@ class Gate:
 
     ``text``: a text file to ask about, in the place of the exporter's own. ``max_loss``: 0.01 is
     one changed decision in a hundred, or a perplexity 1% higher; infinite to refuse nothing.
-    ``keep``: patterns of module names that stay fp32. ``keep_worst``: how many more of the most
-    sensitive layers do; None for as few as the gate needs. ``calibrate``: whether inputs that it
-    fits may have one scale for all rows, which is faster than one for each. ``reduce_range``: 7
-    bits for int8's weights, exact also on processors without VNNI.
+    ``keep``: patterns of module names that stay fp32 (fp16 in int4-fp16). ``keep_worst``: how many
+    more of the most sensitive layers do; None for as few as the gate needs. ``calibrate``: whether
+    inputs that it fits may have one scale for all rows, which is faster than one for each.
+    ``reduce_range``: 7 bits for int8's weights, exact also on processors without VNNI.
     """
 
     text: Path | None = None
@@ -69,7 +69,7 @@ class Gate:
 
 @dataclass(frozen=True, slots=True)
 class _Attempt:
-    """Layers to keep in fp32 besides those that were named, and inputs to give one scale."""
+    """Layers to keep as they are besides those that were named, and inputs to give one scale."""
 
     worst: tuple[str, ...] = ()
     ranges: Mapping[str, float] = field(default_factory=dict)
@@ -93,10 +93,13 @@ class Quantiser:
         self.sample = sample
         self.console = console
         self.projections = [] if precision == "fp16" else projections(checkpoint.model)
-        self.embedding = None if precision == "fp16" else word_embedding(checkpoint.model)
+        # CUDA looks up rows of float16 as they are
+        self.embedding = None if precision in HALF else word_embedding(checkpoint.model)
         self.names = [*filter(None, [self.embedding]), *self.projections]
         self.named = gate.named(self.names)
+        self.kept_as = "fp16" if precision in HALF else "fp32"
         self.evaluation = checkpoint.evaluation(sample)
+        self._half: ir.Model | None = None
 
     def replace(self, graph: ir.Model, path: Path) -> QualityReport:
         """Puts the quantised graph in the place of the fp32 one; what it keeps of its answers.
@@ -120,15 +123,19 @@ class Quantiser:
                 save(self._lowered(graph, attempt), path)
             with phase(self.console, "Checking quality"):
                 comparison = self.evaluation.compare(reference, self.evaluation.answers(path))
-            finding(self.console, _describe(comparison, attempt))
+            finding(self.console, _describe(comparison, attempt, self.kept_as))
             if comparison.loss <= self.gate.max_loss:
                 return self._report(comparison, attempt)
             tried.append((len(attempt.worst), comparison))
         raise ExportError(self._refusal(tried))
 
     def _lowered(self, graph: ir.Model, attempt: _Attempt) -> ir.Model:
+        if self.precision in HALF:
+            if self._half is None:
+                self._half = optimise(self.checkpoint.half().trace(), self.checkpoint.packs)
+            graph = self._half
         if self.precision == "fp16":
-            return optimise(self.checkpoint.half().trace(), self.checkpoint.packs)
+            return graph
         kept = [*self.named, *attempt.worst]
         return quantise(
             graph.clone(),
@@ -143,7 +150,7 @@ class Quantiser:
         """From the fastest graph to the most careful one.
 
         Inputs with one scale where it fits; a scale for each row everywhere; and with it, besides
-        the layers that were named, the worst in fp32, the worst two, four...
+        the layers that were named, the worst as it is, the worst two, four...
         """
         worst = tuple(self._worst(graph)[: self.gate.keep_worst]) if self.gate.keep_worst else ()
         if self.precision == "int8" and self.gate.calibrate:
@@ -166,18 +173,20 @@ class Quantiser:
     def _worst(self, graph: ir.Model) -> list[str]:
         """The layers that would be quantised, the most sensitive ones first."""
         with phase(self.console, "Ranking the layers"):
-            precision: Precision = "int4" if self.precision == "int4" else "int8"
+            precision: Precision = "int8" if self.precision == "fp16" else self.precision
             ranked = rank(self.checkpoint.model, self.names, self._some_texts(), precision)
         present = {name for node in graph.graph for name in modules_of(node)}
         return [name for name in ranked if name in present and name not in self.named]
 
     def _refusal(self, tried: Sequence[tuple[int, Comparison]]) -> str:
         kept, best = min(tried, key=lambda each: each[1].loss)
-        layers = f" with the worst {kept} of {len(self.names)} layers in fp32" if kept else ""
+        layers = (
+            f" with the worst {kept} of {len(self.names)} layers in {self.kept_as}" if kept else ""
+        )
         return (
             f"{self.precision} loses {best.loss:.2%} of what fp32 makes of {self.sample.name}"
             f"{layers} ({_figures(best)}), and {self.gate.max_loss:.2%} is allowed; keep layers in "
-            "fp32 with --keep, choose another precision, or allow more with --max-loss"
+            f"{self.kept_as} with --keep, choose another precision, or allow more with --max-loss"
         )
 
     def _report(self, comparison: Comparison, attempt: _Attempt) -> QualityReport:
@@ -198,7 +207,7 @@ def _figures(comparison: Comparison) -> str:
     return f"{', '.join(figures)} over {comparison.positions:,} decisions"
 
 
-def _describe(comparison: Comparison, attempt: _Attempt) -> str:
+def _describe(comparison: Comparison, attempt: _Attempt, kept_as: str) -> str:
     scales = f"; {len(attempt.ranges)} inputs of one scale" if attempt.ranges else ""
-    kept = f"; in fp32: {', '.join(attempt.worst)}" if attempt.worst else ""
+    kept = f"; in {kept_as}: {', '.join(attempt.worst)}" if attempt.worst else ""
     return f"loses {comparison.loss:.2%}: {_figures(comparison)}{scales}{kept}"

@@ -6,13 +6,18 @@
   so a row's result does not depend on the rows beside it.
 * ``int4`` keeps weights as 4-bit integers in blocks of 128 (``MatMulNBits``), whose activations
   the operator quantises itself. ONNX Runtime multiplies single rows by another kernel than several.
+* ``int4-fp16`` is W4A16, for CUDA: the same integers in blocks of 64, and a graph of float16 around
+  them. Blocks of 128 would leave a rest in models like the 135M Llama, whose rows have 576 columns,
+  and CUDA's products of several rows (``ep.cuda.fpa_intb_gemm``) take whole blocks only.
 
-In both, the embedding table is int8 (`maskdial_export.table`).
+In int8 and int4, the embedding table is int8 (`maskdial_export.table`); in int4-fp16 it is float16.
 
 Both operators are specified in onnxruntime's docs/ContribOperators.md.
 """
 
 from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+from functools import partial
 from types import MappingProxyType
 from typing import Literal
 
@@ -27,14 +32,33 @@ from transformers.pytorch_utils import Conv1D
 from maskdial_export.rewrite import PRODUCTS, add_initializer, constant, modules_of, replace_value
 from maskdial_export.table import LARGEST, quantise_table, to_int8
 
-Precision = Literal["int8", "int4"]
+Precision = Literal["int8", "int4", "int4-fp16"]
 
-BLOCK_SIZE = 128
-_INT8_ACTIVATIONS = 4  # MatMulNBits' accuracy level
+HALF = frozenset({"fp16", "int4-fp16"})
+"""Precisions of graphs whose activations and cache are float16."""
+
+# MatMulNBits' accuracy levels: CUDA pays no heed to them, and the CPU rounds activations to int8 at
+# the second.
+_EXACT, _INT8_ACTIVATIONS = 0, 4
 _REDUCED = 63
 _ZERO_POINT = 128
 # A head of few labels costs nothing and decides everything.
 _FEWEST_OUTPUTS = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Int4:
+    """How 4-bit weights are stored: inputs to a scale, and the type of scales and activations."""
+
+    block_size: int
+    dtype: type[np.float32 | np.float16]
+    accuracy_level: int
+
+
+INT4: Mapping[Precision, Int4] = {
+    "int4": Int4(128, np.float32, _INT8_ACTIVATIONS),
+    "int4-fp16": Int4(64, np.float16, _EXACT),
+}
 
 
 def projections(model: PreTrainedModel) -> list[str]:
@@ -63,19 +87,21 @@ def quantise(
     """Quantises the projections and the embedding table of an optimised graph, in place.
 
     Args:
-        model: of `maskdial_export.graph.optimise`.
+        model: of `maskdial_export.graph.optimise`; for int4-fp16 of a model in float16.
         precision: of weights and activations.
-        keep: modules that stay in float32; so do those that were packed with one of them.
+        keep: modules that stay as they are; so do those that were packed with one of them.
         ranges: modules whose input has one scale for all rows, and the largest magnitude that fits;
             for int8.
-        embedding: the module that looks up tokens; None to leave its table in float32.
+        embedding: the module that looks up tokens; None to leave its table as it is.
         reduce_range: gives int8's weights 7 bits, so that a pair of products fits 16 bits and the
             sum is exact on processors without VNNI, too.
     """
     graph = model.graph
     largest = _REDUCED if reduce_range else LARGEST
     project: Callable[[ir.Graph, ir.Node, NDArray[np.float32]], ir.Value]
-    project = _Int8(ranges, largest).project if precision == "int8" else _project_int4
+    project = _Int8(ranges, largest).project
+    if precision != "int8":
+        project = partial(_project_int4, INT4[precision])
     for node in list(graph):
         weight = _weight(node)
         modules = modules_of(node)
@@ -107,7 +133,7 @@ def _weight(node: ir.Node) -> NDArray[np.float32] | None:
     plain = all(node.attributes[name].value == (name == "beta") for name in others)
     if weight is None or weight.ndim != 2 or not plain:
         return None
-    return weight.T if transposed else weight
+    return (weight.T if transposed else weight).astype(np.float32, copy=False)
 
 
 def _part_bias(graph: ir.Graph, node: ir.Node) -> None:
@@ -120,10 +146,11 @@ def _part_bias(graph: ir.Graph, node: ir.Node) -> None:
 
 def _part_factor(graph: ir.Graph, node: ir.Node) -> None:
     """Lets a ``Mul`` after a product multiply by its alpha, which Gemma's output layer has."""
-    alpha = node.attributes.get_float("alpha", 1.0)
-    if alpha != 1.0:
+    alpha, weight = node.attributes.get_float("alpha", 1.0), constant(node.inputs[1])
+    if alpha != 1.0 and weight is not None:
         name = f"{node.outputs[0].name}.alpha"
-        _insert_after(graph, node, "Mul", add_initializer(graph, name, np.array(alpha, np.float32)))
+        factor = add_initializer(graph, name, np.array(alpha, weight.dtype))
+        _insert_after(graph, node, "Mul", factor)
 
 
 def _insert_after(graph: ir.Graph, node: ir.Node, op_type: str, operand: ir.Value) -> None:
@@ -231,16 +258,19 @@ def _take_bias(graph: ir.Graph, node: ir.Node) -> ir.Value | None:
     return bias
 
 
-def _project_int4(graph: ir.Graph, node: ir.Node, weight: NDArray[np.float32]) -> ir.Value:
+def _project_int4(
+    kind: Int4, graph: ir.Graph, node: ir.Node, weight: NDArray[np.float32]
+) -> ir.Value:
     """Adds, before ``node``, a product of its input with 4-bit integers around 8, two a byte."""
     num_inputs, num_outputs = weight.shape
     name = ",".join(modules_of(node))
-    blocks = np.pad(weight.T, ((0, 0), (0, -num_inputs % BLOCK_SIZE)))
-    blocks = blocks.reshape(num_outputs, -1, BLOCK_SIZE)
+    blocks = np.pad(weight.T, ((0, 0), (0, -num_inputs % kind.block_size)))
+    blocks = blocks.reshape(num_outputs, -1, kind.block_size)
     # The value of the largest magnitude becomes -8, the end of the range that reaches further.
     largest = np.take_along_axis(blocks, np.abs(blocks).argmax(axis=2)[..., None], axis=2)
-    scale = np.where(largest == 0, 1, largest / -8).astype(np.float32)
-    integers = np.clip(np.rint(blocks / scale) + 8, 0, 15).astype(np.uint8)
+    scale = (largest / -8).astype(kind.dtype)
+    scale[scale == 0] = 1
+    integers = np.clip(np.rint(blocks / scale.astype(np.float32)) + 8, 0, 15).astype(np.uint8)
     packed = integers[..., 0::2] | integers[..., 1::2] << 4
     product = ir.node(
         "MatMulNBits",
@@ -253,8 +283,8 @@ def _project_int4(graph: ir.Graph, node: ir.Node, weight: NDArray[np.float32]) -
             "K": num_inputs,
             "N": num_outputs,
             "bits": 4,
-            "block_size": BLOCK_SIZE,
-            "accuracy_level": _INT8_ACTIVATIONS,
+            "block_size": kind.block_size,
+            "accuracy_level": kind.accuracy_level,
         },
         domain="com.microsoft",
     )

@@ -12,6 +12,8 @@ Array = NDArray[Any]
 _SCOPES = "pkg.torch.onnx.name_scopes"  # torch's: the modules around an operator, outermost first
 _MODULES = "maskdial.modules"
 PRODUCTS = ("MatMul", "FusedMatMul", "Gemm")
+# Norms that optimisation finds, and which of their inputs is the weight
+_NORM_WEIGHTS = {"SimplifiedLayerNormalization": 1, "SkipSimplifiedLayerNormalization": 2}
 _ROW_WISE = (
     *PRODUCTS,
     "Add",
@@ -168,7 +170,8 @@ def sum_in_order(graph: ir.Graph) -> None:
 
     ``ReduceSum`` adds in an order that depends on the length, so the last bits of a mean over the
     tokens would depend on the padding. A running sum ends with the same number, and what is masked
-    adds zeros to it.
+    adds zeros to it. Sums of float16, which is for CUDA, stay as they are: a running sum takes time
+    quadratic in the length there.
     """
     for node in list(graph):
         if node.op_type != "ReduceSum" or node.attributes.get_int("keepdims", True):
@@ -176,7 +179,7 @@ def sum_in_order(graph: ir.Graph) -> None:
         summed, axes = node.inputs[0], constant(node.inputs[1])
         if summed is None or summed.shape is None or len(summed.shape) != 3 or axes is None:
             continue
-        if axes.tolist() != [1]:
+        if axes.tolist() != [1] or _was_half(summed):
             continue
         axis = add_initializer(graph, "sum.axis", np.array(1))
         last = add_initializer(graph, "sum.last", np.array(-1))
@@ -185,6 +188,12 @@ def sum_in_order(graph: ir.Graph) -> None:
         graph.insert_before(node, [running, total])
         replace_value(node.outputs[0], total.outputs[0])
         graph.remove(node, safe=True)
+
+
+def _was_half(value: ir.Value) -> bool:
+    producer = value.producer()
+    source = None if producer is None or producer.op_type != "Cast" else producer.inputs[0]
+    return ir.DataType.FLOAT16 in (value.dtype, None if source is None else source.dtype)
 
 
 def part_skip_layer_norms(graph: ir.Graph) -> None:
@@ -210,6 +219,35 @@ def part_skip_layer_norms(graph: ir.Graph) -> None:
             old.append(node.outputs[3])
             new.append(total)
         ir.convenience.replace_nodes_and_values(graph, node, [node], nodes, old, new)
+
+
+def narrow_norms(graph: ir.Graph) -> None:
+    """Gives norms of half precision weights of it, too.
+
+    Gemma multiplies by ``1 + weight`` in float32 and rounds the product, and
+    ``SkipSimplifiedLayerNormalization`` has one type for all that it reads and writes.
+    """
+    for node in list(graph):
+        index = _NORM_WEIGHTS.get(node.op_type)
+        if index is None or node.inputs[0] is None or node.inputs[0].dtype != ir.DataType.FLOAT16:
+            continue
+        weight, output = constant(node.inputs[index]), node.outputs[0]
+        if weight is None or weight.dtype != np.float32:
+            continue
+        casts = [use.node for use in output.uses()]
+        if not all(map(_halves, casts)):
+            continue
+        name = f"{output.name}.weight"
+        node.replace_input_with(index, add_initializer(graph, name, weight.astype(np.float16)))
+        output.type = ir.TensorType(ir.DataType.FLOAT16)
+        for cast in casts:
+            replace_value(cast.outputs[0], output)
+            graph.remove(cast, safe=True)
+
+
+def _halves(node: ir.Node) -> bool:
+    """Whether a node makes float16 of its input."""
+    return node.op_type == "Cast" and node.attributes.get_int("to") == ir.DataType.FLOAT16
 
 
 def give_attention_biases(graph: ir.Graph) -> None:

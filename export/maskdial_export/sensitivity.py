@@ -2,13 +2,15 @@
 
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
-from maskdial_export.quantise import BLOCK_SIZE, Precision
+from maskdial_export.quantise import INT4, Int4, Precision
 from maskdial_export.session import Ids
 
 _ROWS = 64  # of each text, evenly spread; all of them cost as much as the model itself
@@ -24,7 +26,7 @@ def rank(
     do not add up and each layer answers for its own.
 
     Args:
-        names: projections, and the embedding, whose rows are int8 in both precisions.
+        names: projections, and the embedding, whose rows are int8.
     """
     modules = dict(model.named_modules())
     errors: dict[str, float] = defaultdict(float)
@@ -85,19 +87,26 @@ def int8_weight(weight: Tensor) -> Tensor:
 
 def int8_blocks(rows: Tensor) -> Tensor:
     """Activations (num_rows, inputs) after int8, with one scale to 128 inputs of a row."""
-    blocks = _blocks(rows)
+    blocks = _blocks(rows, INT4["int4"].block_size)
     rounded = _round(blocks, blocks.abs().amax(dim=2, keepdim=True) / 127)
     return rounded.flatten(1)[:, : rows.shape[1]]
 
 
-def int4_weight(weight: Tensor) -> Tensor:
-    """A weight (inputs, outputs) after int4, with one scale to 128 inputs of an output.
+def half_rows(rows: Tensor) -> Tensor:
+    """Activations after float16."""
+    return rows.half().float()
+
+
+def int4_weight(kind: Int4, weight: Tensor) -> Tensor:
+    """A weight (inputs, outputs) after int4, with one scale to a block of an output's inputs.
 
     The largest value of each block becomes -8, so 7 is the most on the other side.
     """
-    blocks = _blocks(weight.T)
+    blocks = _blocks(weight.T, kind.block_size)
     largest = blocks.gather(2, blocks.abs().argmax(dim=2, keepdim=True))
-    scale = torch.where(largest == 0, 1, largest / -8)
+    scale = largest / -8
+    scale = scale.half().float() if kind.dtype is np.float16 else scale
+    scale = torch.where(scale == 0, 1, scale)
     rounded = (blocks / scale).round().clamp(-8, 7) * scale
     return rounded.flatten(1)[:, : len(weight)].T
 
@@ -107,13 +116,14 @@ def _round(values: Tensor, step: Tensor) -> Tensor:
     return (values / step).round() * step
 
 
-def _blocks(rows: Tensor) -> Tensor:
-    """(num_rows, inputs) as (num_rows, num_blocks, 128), zeros at the end."""
-    padded = nn.functional.pad(rows, (0, -rows.shape[1] % BLOCK_SIZE))
-    return padded.reshape(len(rows), -1, BLOCK_SIZE)
+def _blocks(rows: Tensor, size: int) -> Tensor:
+    """(num_rows, inputs) as (num_rows, num_blocks, size), zeros at the end."""
+    padded = nn.functional.pad(rows, (0, -rows.shape[1] % size))
+    return padded.reshape(len(rows), -1, size)
 
 
 ROUNDINGS: Mapping[Precision, tuple[Callable[[Tensor], Tensor], Callable[[Tensor], Tensor]]] = {
     "int8": (int8_rows, int8_weight),
-    "int4": (int8_blocks, int4_weight),
+    "int4": (int8_blocks, partial(int4_weight, INT4["int4"])),
+    "int4-fp16": (half_rows, partial(int4_weight, INT4["int4-fp16"])),
 }

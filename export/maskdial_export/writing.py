@@ -25,16 +25,17 @@ from maskdial.errors import MaskdialError
 from maskdial_export.checkpoint import Checkpoint, load_checkpoint
 from maskdial_export.errors import ExportError, first_line
 from maskdial_export.files import write_files
-from maskdial_export.golden import SLACK, Golden, quantised_tolerance
+from maskdial_export.golden import SLACK, Golden, half_tolerance, quantised_tolerance
 from maskdial_export.graph import optimise, save
 from maskdial_export.kernels import kernel_check
 from maskdial_export.phase import phase
 from maskdial_export.quality import Gate, Quantiser
+from maskdial_export.quantise import HALF
 from maskdial_export.rewrite import packs_of
 from maskdial_export.sample import Sample
 from maskdial_export.source import Source
 
-Precision = Literal["fp32", "fp16", "int8", "int4"]
+Precision = Literal["fp32", "fp16", "int8", "int4", "int4-fp16"]
 Packs = Sequence[tuple[str, ...]]
 
 # What BERT's authors call them; config.json does not name them.
@@ -58,7 +59,7 @@ class Settings:
     console: Console
 
     def keeping(self, names: Collection[str]) -> "Settings":
-        """With these layers in fp32, and as many more as the gate itself needs."""
+        """With these layers as they are, and as many more as the gate itself needs."""
         more = None if self.gate.keep_worst is None else 0
         return replace(self, gate=replace(self.gate, keep=tuple(names), keep_worst=more))
 
@@ -72,7 +73,7 @@ class Written:
 
     @property
     def kept(self) -> tuple[str, ...]:
-        """The layers that stayed fp32."""
+        """The layers that were not quantised."""
         return () if self.manifest.quality is None else self.manifest.quality.kept
 
 
@@ -114,12 +115,12 @@ def write_bundle(source: Source, folder: Path, settings: Settings, packs: Packs 
         checked = _check(checkpoint, path, settings)
         if quantiser is not None:
             quality = quantiser.replace(named, path)
-            checked = _check_quantised(checkpoint, path, checked, quality, console)
+            checked = _check_quantised(checkpoint, path, checked, quality, settings)
     if precision == "int8" and not settings.gate.reduce_range:
         ir.save(kernel_check(), folder / KERNEL_CHECK)
         names.append(KERNEL_CHECK)
     kv = checkpoint.kv
-    if kv is not None and precision == "fp16":
+    if kv is not None and precision in HALF:
         kv = kv.model_copy(update={"dtype": "float16"})
     config = checkpoint.model.config
     with phase(console, "Writing the manifest"):
@@ -158,14 +159,19 @@ def _check(checkpoint: Checkpoint, path: Path, settings: Settings) -> _Checked:
 
 
 def _check_quantised(
-    checkpoint: Checkpoint, path: Path, fp32: _Checked, quality: QualityReport, console: Console
+    checkpoint: Checkpoint, path: Path, fp32: _Checked, quality: QualityReport, settings: Settings
 ) -> _Checked:
     """The quantised graph for itself."""
-    with phase(console, "Checking invariance"):
+    with phase(settings.console, "Checking invariance"):
         batch_invariant = checkpoint.parity(path).batch_invariant()
         golden = Golden(checkpoint)
         before, logits = golden.expected(), golden.computed(path)
-        allowed = quantised_tolerance(before, logits, fp32.golden.tolerance)
+        allowed = fp32.golden.tolerance
+        if settings.precision not in HALF:
+            allowed = quantised_tolerance(before, logits, allowed)
+        else:
+            halves = [golden.halved()] + [logits] * (settings.precision == "fp16")
+            allowed = half_tolerance(before, halves, allowed)
     return _Checked(fp32.parity, batch_invariant, golden.check(logits, allowed), quality)
 
 

@@ -2,9 +2,12 @@
 
 import argparse
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, get_args
 
 from loadtests.arguments import count, positive
+from loadtests.compare.setup import HALF
+from loadtests.compare.shapes import SHAPES, USUAL
+from loadtests.compare.work import Load, Provider
 
 if TYPE_CHECKING:
     Commands = argparse._SubParsersAction[argparse.ArgumentParser]
@@ -27,14 +30,37 @@ def add_compare_parser(commands: "Commands") -> None:
         metavar="FOLDER",
         help="keeps the models from one run to the next, and the logs (default: %(default)s)",
     )
+    parser.add_argument(
+        "--provider",
+        choices=get_args(Provider),
+        default="cpu",
+        help="where passes run: our engine's, and the peers' that can run there "
+        "(default: %(default)s)",
+    )
+    parser.add_argument(
+        "--shapes",
+        type=parse_names,
+        metavar="A,B",
+        help=f"models to measure, of {', '.join(SHAPES)} (default: {_usual()})",
+    )
     parser.add_argument("--only", choices=("causal", "masked"), help="one family of models")
+    parser.add_argument(
+        "--load",
+        choices=get_args(Load),
+        help="small: up to 16 texts at once; large: up to 64, and texts of many lengths "
+        "(default: small on the CPU, large on CUDA)",
+    )
     parser.add_argument(
         "--peers",
         type=parse_names,
         metavar="A,B",
         help='these only, by their names in the table; "" for none (default: all installed)',
     )
-    parser.add_argument("--precision", default="int8", help="of our bundles (default: %(default)s)")
+    parser.add_argument(
+        "--precision",
+        help="of our bundles (default: int8 on the CPU, fp16 on CUDA, where only "
+        f"{' and '.join(HALF)} are measured)",
+    )
     parser.add_argument(
         "--reuse",
         action="store_true",
@@ -72,8 +98,29 @@ def add_compare_parser(commands: "Commands") -> None:
         type=Path,
         default=Path("runs/compare/report"),
         metavar="NAME",
-        help="writes NAME.json, NAME.md and NAME.png (default: %(default)s)",
+        help="writes NAME.json and NAME.md, and NAME-SHAPE.png of each that generates "
+        "(default: %(default)s)",
     )
+    parser.add_argument(
+        "--append",
+        action="store_true",
+        help="keep what the report has of other shapes and precisions",
+    )
+    parser.add_argument(
+        "--prepare-only",
+        action="store_true",
+        help="make the models that are not there yet, and measure nothing",
+    )
+    parser.add_argument(
+        "--apart",
+        action="store_true",
+        help="load each entrant for its own rounds only, one after the other, where they do not "
+        "fit into memory together; ratios are of rounds of one number then",
+    )
+
+
+def _usual() -> str:
+    return "; ".join(f"on {provider}: {', '.join(names)}" for provider, names in USUAL.items())
 
 
 def parse_names(text: str) -> tuple[str, ...]:

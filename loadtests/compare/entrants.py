@@ -1,11 +1,11 @@
 """The entrants: who takes part, what each needs, and whether it is here."""
 
 import importlib.util
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Container, Iterator
+from dataclasses import dataclass, replace
 
 from loadtests.compare.setup import BUNDLE
-from loadtests.compare.work import WORK, Family, Work
+from loadtests.compare.work import WORK, Family, Load, Provider, Work
 from loadtests.errors import LoadTestError
 
 ENGINE, HTTP, MEMORY = "engine", "http", "memory"
@@ -24,6 +24,10 @@ class Entrant:
         needs: modules that have to be installed.
         variant: passed on to the module.
         makes: what it makes of the checkpoint once; see `Setup`.
+        providers: where it takes part.
+        on_request: where it takes part if it is named.
+        ragged: whether it can do texts of several lengths at once.
+        load: how much work it is asked to do.
     """
 
     name: str
@@ -33,6 +37,10 @@ class Entrant:
     needs: tuple[str, ...] = ()
     variant: str = ""
     makes: str = ""
+    providers: tuple[Provider, ...] = ("cpu",)
+    on_request: tuple[Provider, ...] = ()
+    ragged: bool = False
+    load: Load = "small"
 
     @property
     def is_peer(self) -> bool:
@@ -47,12 +55,22 @@ class Entrant:
     def work(self) -> tuple[Work, ...]:
         """What it is asked to do."""
         return tuple(
-            work for work in WORK[self.family] if (work.kind == "read") == (self.name == MEMORY)
+            work
+            for work in WORK[self.load][self.family]
+            if (work.kind == "read") == (self.name == MEMORY) and (self.ragged or not work.least)
         )
+
+    def takes_part(self, provider: Provider, peers: Container[str] | None) -> bool:
+        """Whether it does, if these peers are named; None names none and wants all usual ones."""
+        if not self.is_peer or peers is None:
+            return provider in self.providers
+        return self.name in peers and provider in (*self.providers, *self.on_request)
 
 
 _OPENVINO = ("openvino", "nncf")
 _GENAI = (*_OPENVINO, "openvino_genai", "openvino_tokenizers")
+_BOTH: tuple[Provider, ...] = ("cpu", "cuda")
+_WIDTHS = "float32 on the CPU, float16 on CUDA"
 
 ENTRANTS = (
     Entrant(
@@ -61,6 +79,8 @@ ENTRANTS = (
         "ours_causal",
         "maskdial's engine in its own process, prefix cache off",
         makes=BUNDLE,
+        providers=_BOTH,
+        ragged=True,
     ),
     Entrant(
         HTTP,
@@ -111,13 +131,32 @@ ENTRANTS = (
         "transformers_causal",
         "transformers, float32, SDPA, its forward pass called with a DynamicCache",
     ),
-    Entrant(MEMORY, "causal", "memory_read", "a buffer summed by all threads"),
+    Entrant(
+        "transformers-compiled",
+        "causal",
+        "transformers_generate",
+        f"transformers' generate, {_WIDTHS}, SDPA, a static cache of the size that the work needs, "
+        "decode steps by torch.compile (reduce-overhead, so CUDA graphs there; one compilation for "
+        "each batch); ragged texts as one batch padded on the left, until the longest ends",
+        providers=("cuda",),
+        on_request=("cpu",),
+        ragged=True,
+    ),
+    Entrant(
+        MEMORY,
+        "causal",
+        "memory_read",
+        "a buffer summed by all threads; on CUDA the faster of a sum and half a copy, by torch",
+        providers=_BOTH,
+    ),
     Entrant(
         ENGINE,
         "masked",
         "ours_masked",
         "maskdial's engine in its own process; LM head on one masked row a text",
         makes=BUNDLE,
+        providers=_BOTH,
+        ragged=True,
     ),
     Entrant(
         HTTP,
@@ -146,7 +185,36 @@ ENTRANTS = (
         "openvino-ptq",
     ),
     Entrant(
-        "transformers", "masked", "transformers_masked", "transformers, float32, SDPA", (), "model"
+        "transformers",
+        "masked",
+        "transformers_masked",
+        f"transformers, {_WIDTHS}, SDPA; ragged texts padded to the longest",
+        (),
+        "model",
+        providers=_BOTH,
+        ragged=True,
+    ),
+    Entrant(
+        "transformers-encoder",
+        "masked",
+        "transformers_masked",
+        "the same without an LM head",
+        (),
+        "encoder",
+        providers=("cuda",),
+        on_request=("cpu",),
+        ragged=True,
+    ),
+    Entrant(
+        "transformers-compiled",
+        "masked",
+        "transformers_masked",
+        "the first with torch.compile (reduce-overhead, one compilation for each batch and length)",
+        (),
+        "compiled",
+        providers=("cuda",),
+        on_request=("cpu",),
+        ragged=True,
     ),
     Entrant(
         "pipeline",
@@ -177,17 +245,22 @@ ENTRANTS = (
 )
 
 
-def choose(families: Iterable[Family], peers: tuple[str, ...] | None) -> Iterator[Entrant]:
-    """Ours and the named peers of some families; None names them all.
+def choose(
+    family: Family, peers: tuple[str, ...] | None, provider: Provider, load: Load
+) -> Iterator[Entrant]:
+    """Ours and the named peers of a family; None names those that usually take part.
 
     Raises:
-        LoadTestError: no entrant of any family has such a name.
+        LoadTestError: no entrant of any family has such a name there.
     """
-    known = dict.fromkeys(entrant.name for entrant in ENTRANTS if entrant.is_peer)
+    known = dict.fromkeys(
+        each.name
+        for each in ENTRANTS
+        if each.is_peer and provider in (*each.providers, *each.on_request)
+    )
     for name in peers or ():
         if name not in known:
             raise LoadTestError(f"{name!r} is no peer; there are {', '.join(known)}")
     for entrant in ENTRANTS:
-        chosen = not entrant.is_peer or peers is None or entrant.name in peers
-        if entrant.family in families and chosen:
-            yield entrant
+        if entrant.family == family and entrant.takes_part(provider, peers):
+            yield replace(entrant, load=load)

@@ -13,7 +13,7 @@ def curves(results: Iterable[Result]) -> dict[str, list[tuple[int, float]]]:
     for result in results:
         work = result.work
         if work.kind == "decode" and work.length == SHORT_CONTEXT:
-            speed = work.tokens_per_second(result.value.median / 1000)
+            speed = work.tokens_per_second(result.value.median)
             points.setdefault(result.entrant, []).append((work.batch, speed))
     return {name: sorted(each) for name, each in points.items() if len(each) > 1}
 

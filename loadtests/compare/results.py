@@ -2,12 +2,13 @@
 
 import statistics
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from fnmatch import fnmatchcase
 from typing import Any
 
 from loadtests.compare.entrants import ENGINE, HTTP, MEMORY
 from loadtests.compare.rounds import Times
-from loadtests.compare.work import SHORT_CONTEXT, Family, Work
+from loadtests.compare.work import Provider, Work
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +38,7 @@ class Result:
         faster: how many times as long it took as our engine, round by round; None for the engine
             itself, and where they had no round in common.
         rounds: how often it was measured.
+        cold: whether its first round, which warms up, is among them.
     """
 
     work: Work
@@ -44,6 +46,7 @@ class Result:
     value: Spread
     faster: Spread | None
     rounds: int
+    cold: bool = False
 
     def as_json(self) -> dict[str, Any]:
         return {
@@ -53,6 +56,7 @@ class Result:
             "value": self.value.as_json(),
             "times_our_engine": None if self.faster is None else self.faster.as_json(),
             "rounds": self.rounds,
+            "cold": self.cold,
         }
 
 
@@ -65,7 +69,7 @@ def results_of(times: Times) -> list[Result]:
             value = Spread.of(work.value(seconds) for seconds in by_round.values())
             assert value is not None, "an entrant without a time is not in the times"
             faster = None if name == ENGINE else _ratios(by_round, engine)
-            results.append(Result(work, name, value, faster, len(by_round)))
+            results.append(Result(work, name, value, faster, len(by_round), 0 in by_round))
     return results
 
 
@@ -73,74 +77,103 @@ def _ratios(theirs: Mapping[int, float], ours: Mapping[int, float]) -> Spread | 
     return Spread.of(theirs[number] / ours[number] for number in theirs.keys() & ours.keys())
 
 
-def memory_share(times: Times, num_bytes: int) -> Spread | None:
-    """How much of the memory's speed our engine uses in a decode step alone; 1 is all of it.
+@dataclass(frozen=True, slots=True)
+class Reads:
+    """The bytes that a decode step has to read: all weights, and each text's keys and values."""
 
-    The limit is one reading of ``num_bytes`` of weights, as fast as the fastest of all rounds.
+    weights: int
+    kv_per_token: int
+
+    def of(self, work: Work) -> int:
+        """Of a step in the middle of the steps that are measured."""
+        return self.weights + self.kv_per_token * work.batch * (work.length + work.repeats // 2)
+
+
+def memory_shares(times: Times, reads: Reads) -> dict[Work, Spread]:
+    """How much of the memory's speed our engine uses in decode steps; 1 is all of it.
+
+    The limit is one reading of what has to be read, as fast as the fastest of all rounds.
     """
     speeds = [
         work.value(seconds) * 1e9
         for work, by_name in times.items()
         for seconds in by_name.get(MEMORY, {}).values()
     ]
-    steps = [
-        seconds
-        for work, by_name in times.items()
-        if (work.kind, work.batch, work.length) == ("decode", 1, SHORT_CONTEXT)
-        for seconds in by_name.get(ENGINE, {}).values()
-    ]
-    if not speeds:
-        return None
-    return Spread.of(num_bytes / max(speeds) / seconds for seconds in steps)
+    shares = {}
+    for work, by_name in times.items():
+        if work.kind == "decode" and speeds:
+            least = reads.of(work) / max(speeds)
+            share = Spread.of(least / seconds for seconds in by_name.get(ENGINE, {}).values())
+            if share is not None:
+                shares[work] = share
+    return shares
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """What was measured: the name of a shape, where, and the precision of our bundle."""
+
+    shape: str
+    provider: Provider
+    precision: str
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
     """What is wanted: the least ratio of an entrant's time to our engine's.
 
-    ``entrant`` is the beginning of its name. ``batch`` 0 means every one.
+    ``shape`` and ``entrant`` are patterns of names. ``batch`` 0 means every one.
     """
 
-    family: Family
+    provider: Provider
+    shape: str
     entrant: str
     kind: str
     batch: int
     least: float
 
-    def fits(self, family: Family, result: Result) -> bool:
+    def fits(self, case: Case, result: Result) -> bool:
         return (
-            self.family == family
-            and result.entrant.startswith(self.entrant)
+            self.provider == case.provider
+            and fnmatchcase(case.shape, self.shape)
+            and fnmatchcase(result.entrant, self.entrant)
             and result.work.kind == self.kind
             and self.batch in (0, result.work.batch)
         )
 
 
 TARGETS = (
-    Target("causal", "openvino", "prefill", 0, 1.15),
-    Target("causal", "openvino", "decode", 1, 1.25),
-    Target("causal", "openvino", "decode", 4, 1.15),
-    Target("causal", "openvino", "decode", 8, 1.1),
-    Target("causal", "llama.cpp", "decode", 0, 1.5),
-    Target("masked", "openvino", "pass", 0, 1.2),
-    Target("masked", "transformers", "pass", 0, 3.0),
+    Target("cpu", "135m", "openvino", "prefill", 0, 1.15),
+    Target("cpu", "135m", "openvino", "decode", 1, 1.25),
+    Target("cpu", "135m", "openvino", "decode", 4, 1.15),
+    Target("cpu", "135m", "openvino", "decode", 8, 1.1),
+    Target("cpu", "135m", "llama.cpp*", "decode", 0, 1.5),
+    Target("cpu", "bert-base", "openvino*", "pass", 0, 1.2),
+    Target("cpu", "bert-base", "transformers", "pass", 0, 3.0),
+    Target("cuda", "*", "transformers-compiled", "generate", 64, 2.0),
+    Target("cuda", "bert-base", "transformers", "pass", 32, 1.2),
 )
+MEMORY_CASES = (Case("135m", "cpu", "*"), Case("7b", "cuda", "fp16"))
+"""Of which a share of the memory's speed is wanted, for one text; "*" is any precision."""
 LEAST_MEMORY_SHARE = 0.6
 LEAST_HTTP_SHARE = 0.93
 _HTTP_STREAMS = 8
 
 
 def findings(
-    family: Family, results: Iterable[Result], share: Spread | None
-) -> list[tuple[str, str, str, bool]]:
-    """What was measured, the figure, what was wanted, and whether it is met (by the median)."""
-    rows = []
+    case: Case, results: Iterable[Result], shares: Mapping[Work, Spread]
+) -> list[tuple[str, str, str, bool | None]]:
+    """What was measured, the figure, what was wanted, and whether it is met (by the median).
+
+    Shares of the memory's speed are told where none is wanted, too.
+    """
+    rows: list[tuple[str, str, str, bool | None]] = []
     for result in results:
         if result.faster is None:
             continue
         ratio, figure = result.faster.median, ratio_text(result.faster)
         for target in TARGETS:
-            if target.fits(family, result):
+            if target.fits(case, result):
                 name = f"{result.work.name}, against {result.entrant}"
                 rows.append((name, figure, f">= {target.least:.2f}x", ratio >= target.least))
         work = result.work
@@ -148,12 +181,19 @@ def findings(
             name = f"{work.name}: HTTP's share of the engine's speed"
             wanted = f">= {LEAST_HTTP_SHARE:.0%}"
             rows.append((name, f"{1 / ratio:.0%}", wanted, 1 / ratio >= LEAST_HTTP_SHARE))
-    if share is not None:
+    for work, share in shares.items():
+        name = f"{work.name}: share of the memory's read bandwidth"
         figure = f"{share.median:.0%} ({share.low:.0%} to {share.high:.0%})"
-        met = share.median >= LEAST_MEMORY_SHARE
-        name = "decode, batch 1: share of the memory's read bandwidth"
-        rows.append((name, figure, f">= {LEAST_MEMORY_SHARE:.0%}", met))
+        if work.batch == 1 and _wants_share(case):
+            met = share.median >= LEAST_MEMORY_SHARE
+            rows.append((name, figure, f">= {LEAST_MEMORY_SHARE:.0%}", met))
+        else:
+            rows.append((name, figure, "", None))
     return rows
+
+
+def _wants_share(case: Case) -> bool:
+    return any(each in (case, replace(case, precision="*")) for each in MEMORY_CASES)
 
 
 def ratio_text(ratio: Spread) -> str:

@@ -6,12 +6,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from loadtests.compare.work import Family, Work
+from loadtests.compare.shapes import SHAPES, Shape
+from loadtests.compare.work import ROOM, Load, Provider, Room, Work
 
 BUNDLE = "bundle"
-MAX_BATCH = 16
-MAX_CONTEXT = 1152
-"""Room for the longest prompt of the work and the tokens after it."""
+HALF = ("fp16", "int4-fp16")
+"""Precisions of our bundles that are written without what trained weights are asked."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,32 +20,51 @@ class Setup:
 
     Attributes:
         folder: holds the models, from one run to the next.
-        family: which model.
+        shape: the name of the model's.
         variant: the entrant's own, such as a quantisation.
         makes: what it makes of the checkpoint once: ``bundle``, a name of its own, or nothing.
         precision: of our bundle.
         exporter: `exporter_digest` when the run began.
         threads: of one pass.
         seed: draws weights, prompts and texts.
+        provider: where passes run.
+        load: how much work there is at most.
     """
 
     folder: str
-    family: Family
+    shape: str
     variant: str
     makes: str
     precision: str
     exporter: str
     threads: int
     seed: int
+    provider: Provider = "cpu"
+    load: Load = "small"
+
+    @property
+    def model(self) -> Shape:
+        return SHAPES[self.shape]
+
+    @property
+    def room(self) -> Room:
+        return ROOM[self.load]
 
     @property
     def checkpoint(self) -> Path:
-        return Path(self.folder) / f"{self.family}-{self.seed}"
+        """On CUDA everyone draws the weights, and it has none."""
+        name = self.shape if self.provider == "cpu" else f"{self.shape}-cuda"
+        return Path(self.folder) / f"{name}-{self.seed}"
 
     @property
     def bundle(self) -> Path:
         """Its name changes with the exporter, so that an old bundle is not measured."""
         return self.cached(f"bundle-{self.precision}-{self.exporter}")
+
+    def bundles(self) -> list[Path]:
+        """Those that there are, of all exporters, the newest last."""
+        made = Path(self.folder).glob(self.cached(f"bundle-{self.precision}-*").name)
+        return sorted(made, key=lambda path: path.stat().st_mtime)
 
     @property
     def product(self) -> Path:

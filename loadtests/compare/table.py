@@ -1,24 +1,23 @@
-"""The Markdown report: a table for each family, and what was wanted."""
+"""The Markdown report: a table for each shape, and what was wanted."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from loadtests.compare.entrants import ENGINE, MEMORY, Entrant
-from loadtests.compare.results import Result, Spread, findings, ratio_text
-from loadtests.compare.work import Family
+from loadtests.compare.results import Case, Result, Spread, findings, ratio_text
+from loadtests.compare.work import Work
 
-_HEADINGS: dict[Family, str] = {
-    "causal": "A 135M Llama shape",
-    "masked": "BERT-base, fill-mask (texts x tokens)",
-}
+_COLD = "Work that was measured in its first round alone was measured cold: do not quote it."
+_MET = {True: "yes", False: "no", None: ""}
 
 
-def family_table(
-    family: Family,
+def shape_table(
+    heading: str,
+    case: Case,
     results: Sequence[Result],
     entrants: Iterable[Entrant],
-    share: Spread | None,
+    shares: Mapping[Work, Spread],
 ) -> str:
-    """One family as Markdown.
+    """One shape as Markdown.
 
     Each cell has the median, and how many times as long as our engine's the work took.
     """
@@ -28,16 +27,13 @@ def family_table(
     work = dict.fromkeys(result.work for result in results if result.work.kind != "read")
     rounds = sorted({result.rounds for result in results})
     lines = [
-        f"## {_HEADINGS[family]}",
+        f"## {heading}",
         "",
         f"Medians of {_count(rounds[0], rounds[-1])}; in "
         "brackets how many times as long as our engine it took in the same round: median, least to "
         "most.",
         "",
-        *(
-            ["Work that was measured once was measured cold: do not quote it.", ""]
-            * (rounds[0] == 1)
-        ),
+        *([_COLD, ""] * any(result.cold for result in results)),
         _row(("", *(each.name for each in columns))),
         _row(["---"] * (1 + len(columns))),
         *(_row((w.name, *(cells.get((w, each.name), "") for each in columns))) for w in work),
@@ -45,10 +41,10 @@ def family_table(
         *(f"- {each.name}: {each.about}." for each in columns),
         "",
     ]
-    wanted = findings(family, results, share)
+    wanted = findings(case, results, shares)
     if wanted:
         lines += [_row(("wanted", "measured", "target", "met")), _row(["---"] * 4)]
-        lines += [_row((*row, "yes" if met else "no")) for *row, met in wanted]
+        lines += [_row((*row, _MET[met])) for *row, met in wanted]
         lines.append("")
     return "\n".join(lines)
 

@@ -1,14 +1,18 @@
 """Work: what every entrant is asked to do, and what its time means."""
 
+import random
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 Family = Literal["causal", "masked"]
-Kind = Literal["prefill", "decode", "pass", "read"]
+Provider = Literal["cpu", "cuda"]
+Load = Literal["small", "large"]
+Kind = Literal["prefill", "decode", "generate", "pass", "read"]
 
 SHORT_CONTEXT = 96
 LONG_CONTEXT = 1000
 CONCURRENCY = (1, 2, 4, 8, 16)
+LARGE_CONCURRENCY = (1, 8, 64)
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,62 +21,123 @@ class Work:
 
     Attributes:
         kind: ``prefill``: one prompt until its first new token. ``decode``: one step of ``batch``
-            texts, each after a prompt. ``pass``: ``batch`` texts through a masked model. ``read``:
-            a buffer read once.
+            texts, each after a prompt. ``generate``: ``batch`` prompts until the last text is
+            written. ``pass``: ``batch`` texts through a masked model. ``read``: a buffer read once.
         batch: texts at a time.
         length: tokens of each prompt or text; MiB of the buffer.
         repeats: steps, passes or reads of which the mean is taken.
+        least: where texts are ragged, of how many tokens the shortest may be, and ``length`` the
+            longest; 0 where all are of ``length``.
+        new_tokens: how many tokens of ``generate`` the longest text may have, and ``least`` the
+            shortest.
+        per_second: whether it is told as texts or tokens a second.
     """
 
     kind: Kind
     batch: int
     length: int
     repeats: int = 1
+    least: int = 0
+    new_tokens: int = 0
+    per_second: bool = False
 
     @property
     def name(self) -> str:
+        lengths = f"{self.least} to {self.length:,}" if self.least else f"{self.length:,}"
         if self.kind == "prefill":
-            return f"prefill, {self.length:,} tokens"
+            return f"prefill, {lengths} tokens"
         if self.kind == "decode":
-            return f"decode, batch {self.batch}, context {self.length:,}+"
+            return f"decode, batch {self.batch}, context {lengths}+"
+        if self.kind == "generate":
+            new = f"{self.least} to {self.new_tokens:,}"
+            return f"generate, batch {self.batch}, {lengths} tokens, then {new} new ones"
         if self.kind == "pass":
-            return f"{self.batch} x {self.length}"
+            return f"{self.batch} x {lengths}"
         return f"read {self.length} MiB"
 
     @property
     def unit(self) -> str:
         """What `value` counts."""
+        if self.per_second:
+            return "texts/s" if self.kind == "pass" else "tok/s"
         return {"prefill": "tok/s", "decode": "ms/step", "pass": "ms", "read": "GB/s"}[self.kind]
+
+    @property
+    def texts(self) -> tuple[tuple[int, int], ...]:
+        """Tokens of each prompt or text, and new ones for it: the same at each call."""
+        rng = random.Random(0)
+        if not self.least:
+            return ((self.length, self.new_tokens),) * self.batch
+        return tuple(
+            (
+                rng.randint(self.least, self.length),
+                rng.randint(self.least, self.new_tokens) if self.new_tokens else 0,
+            )
+            for _ in range(self.batch)
+        )
 
     def value(self, seconds: float) -> float:
         """The time as people know it, in `unit`."""
+        if self.kind == "generate":
+            return sum(new for _, new in self.texts) / seconds
+        if self.per_second:
+            return self.batch / seconds
         if self.kind == "prefill":
             return self.length / seconds
         if self.kind == "read":
             return self.length * 2**20 / seconds / 1e9
         return 1000 * seconds
 
-    def tokens_per_second(self, seconds: float) -> float:
-        """Throughput: new tokens of a decode step, else tokens read."""
-        return self.batch * (1 if self.kind == "decode" else self.length) / seconds
+    def tokens_per_second(self, value: float) -> float:
+        """Throughput of a decode step, from what `value` gave."""
+        return value if self.per_second else 1000 * self.batch / value
 
     def as_json(self) -> dict[str, Any]:
         return asdict(self)
 
 
-WORK: dict[Family, tuple[Work, ...]] = {
-    "causal": (
-        Work("read", 1, 512, 4),
-        Work("prefill", 1, 512),
-        Work("prefill", 1, 1000),
-        *(Work("decode", batch, SHORT_CONTEXT, 32) for batch in CONCURRENCY),
-        Work("decode", 4, LONG_CONTEXT, 16),
-    ),
-    "masked": (
-        Work("pass", 1, 16, 24),
-        Work("pass", 1, 128, 8),
-        Work("pass", 8, 32, 5),
-        Work("pass", 8, 128, 2),
-    ),
+@dataclass(frozen=True, slots=True)
+class Room:
+    """The most texts at once, and tokens of the longest with what is written after it."""
+
+    batch: int
+    context: int
+
+
+WORK: dict[Load, dict[Family, tuple[Work, ...]]] = {
+    "small": {
+        "causal": (
+            Work("read", 1, 512, 4),
+            Work("prefill", 1, 512),
+            Work("prefill", 1, 1000),
+            *(Work("decode", batch, SHORT_CONTEXT, 32) for batch in CONCURRENCY),
+            Work("decode", 4, LONG_CONTEXT, 16),
+        ),
+        "masked": (
+            Work("pass", 1, 16, 24),
+            Work("pass", 1, 128, 8),
+            Work("pass", 8, 32, 5),
+            Work("pass", 8, 128, 2),
+        ),
+    },
+    "large": {
+        "causal": (
+            Work("read", 1, 4096, 8),
+            Work("prefill", 1, 512),
+            Work("prefill", 1, 1000),
+            *(
+                Work("decode", batch, SHORT_CONTEXT, 64, per_second=True)
+                for batch in LARGE_CONCURRENCY
+            ),
+            Work("generate", 64, 512, least=16, new_tokens=256, per_second=True),
+        ),
+        "masked": (
+            Work("pass", 1, 128, 50),
+            Work("pass", 32, 128, 20, per_second=True),
+            Work("pass", 32, 128, 20, least=16, per_second=True),
+        ),
+    },
 }
 """In the order of the table. Weights are read at batch 1, which the memory's speed limits."""
+ROOM: dict[Load, Room] = {"small": Room(16, 1152), "large": Room(64, 1024)}
+USUAL_LOAD: dict[Provider, Load] = {"cpu": "small", "cuda": "large"}

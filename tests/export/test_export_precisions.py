@@ -8,11 +8,18 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 import pytest
+import torch
 from numpy.typing import NDArray
 
 from maskdial.bundle import Manifest
+from maskdial_export.causal import rotary_tables
+from maskdial_export.checkpoint import load_checkpoint
 from maskdial_export.export import export
+from maskdial_export.graph import optimise, save
+from maskdial_export.parity import expected_output
 from maskdial_export.quality import Gate
+from maskdial_export.session import MaskedSession
+from maskdial_export.source import find
 
 Export = Callable[..., Manifest]
 INT8 = (
@@ -65,9 +72,52 @@ def test_int4_rows_do_not(export_as: Export) -> None:
     assert not export_as("llama", "int4").batch_invariant
 
 
-def test_fp16_has_a_cache_of_its_own(export_as: Export) -> None:
-    manifest = export_as("llama", "fp16")
+@pytest.mark.parametrize("name", ["llama", "gemma2", "phi3"])
+def test_fp16_has_a_cache_of_its_own(export_as: Export, name: str) -> None:
+    manifest = export_as(name, "fp16")
     assert manifest.kv is not None
     assert manifest.kv.dtype == "float16"
     assert manifest.quality is not None
     assert abs(manifest.quality.loss) < 1e-3
+
+
+def test_int4_weights_in_a_graph_of_fp16(export_as: Export, tmp_path: Path) -> None:
+    manifest = export_as("llama", "int4-fp16")
+    assert manifest.precision == "int4-fp16"
+    assert manifest.kv is not None
+    assert manifest.kv.dtype == "float16"
+    assert manifest.quality is not None
+    assert manifest.quality.kept == ()
+    assert [array.dtype for array in tables(tmp_path / "int4-fp16")] == [np.float16]
+    graph = ir.load(tmp_path / "int4-fp16" / "model.onnx").graph
+    assert not [each for each in graph.initializers.values() if each.dtype == ir.DataType.FLOAT]
+    products = [node for node in graph if node.op_type == "MatMulNBits"]
+    # query, key and value at once; output; gate; up; down; and the output layer, tied as it is
+    assert len(products) == 2 * 5 + 1
+    assert not [node for node in graph if node.op_type in ("MatMul", "Gemm")]
+    assert {node.attributes.get_int("block_size") for node in products} == {64}
+
+
+def test_rotary_frequencies_stay_exact_in_fp16(checkpoint: Callable[[str], Path]) -> None:
+    """Of frequencies in float16, the angle at position 1,000 would be wrong by half a radian."""
+    source = find(str(checkpoint("llama")), "auto", revision=None, allow_pickle=False)
+    loaded = load_checkpoint(source)
+    exact, halved = rotary_tables(loaded.model), rotary_tables(loaded.half().model)
+    assert exact is not None
+    assert halved is not None
+    for ours, expected in zip(halved, exact, strict=True):
+        assert torch.equal(ours, expected.half())
+
+
+def test_means_of_fp16_are_those_of_torch(
+    checkpoint: Callable[[str], Path], tmp_path: Path
+) -> None:
+    source = find(str(checkpoint("bert-embed")), "auto", revision=None, allow_pickle=False)
+    loaded = load_checkpoint(source)
+    save(optimise(loaded.half().trace()), tmp_path / "model.onnx")
+    texts = [np.arange(5, 45), np.arange(60, 71), np.array([7])]
+    embeddings = MaskedSession(tmp_path / "model.onnx").run(texts)
+    for text, embedding in zip(texts, embeddings, strict=True):
+        inputs = {"input_ids": torch.from_numpy(text[None])}
+        expected = expected_output(loaded.model, loaded.embedding, inputs)
+        np.testing.assert_allclose(embedding, expected, atol=2e-3)

@@ -160,10 +160,30 @@ def test_number_of_layers_to_keep(bad: Traced, quantise: Quantise) -> None:
     assert len(set(report.kept)) == 2 + 2 + 3
 
 
-def test_automatic_pass_gives_up(bad: Traced, quantise: Quantise) -> None:
+@pytest.mark.parametrize(
+    ("precision", "words"),
+    [
+        ("int4", "with the worst [12] of 15 layers in fp32"),
+        ("int4-fp16", "keep layers in fp16 with --keep"),
+    ],
+)
+def test_automatic_pass_gives_up(
+    precision: Precision, words: str, bad: Traced, quantise: Quantise
+) -> None:
     """Nothing quantised is as good as fp32 to the last decision, ties included."""
-    with pytest.raises(ExportError, match=r"with the worst [12] of 15 layers in fp32"):
-        quantise(bad, Gate(max_loss=0), precision="int4")
+    with pytest.raises(ExportError, match=words):
+        quantise(bad, Gate(max_loss=0), precision=precision)
+
+
+def test_layers_kept_in_fp16(
+    traced: Callable[[str], Traced], quantise: Quantise, tmp_path: Path
+) -> None:
+    gate = Gate(keep=("*.layer.0.*",), keep_worst=0, max_loss=math.inf)
+    report = quantise(traced("bert-classify"), gate, precision="int4-fp16")
+    assert len(report.kept) == 6
+    graph = ir.load(tmp_path / "model.onnx").graph
+    operators = [node.op_type for node in graph]
+    assert operators.count("MatMul") == operators.count("MatMulNBits") - 1 == 6  # with the pooler
 
 
 def test_loss_without_a_limit(bad: Traced, quantise: Quantise) -> None:
@@ -280,7 +300,7 @@ def test_layers_that_float16_does_not_choose_among(
 ) -> None:
     options = ("--precision", "fp16", "--keep", "*.query")
     line = refusal(capsys, checkpoint("bert"), place, *options)
-    assert "--keep and --keep-worst are for int8 and int4" in line
+    assert "--keep and --keep-worst are for int8, int4 and int4-fp16" in line
 
 
 def test_precision_that_there_is_not(

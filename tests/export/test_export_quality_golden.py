@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
+import torch
 from numpy.typing import NDArray
 from onnx import numpy_helper
 
@@ -19,9 +20,13 @@ from maskdial.golden import multiplies_exactly
 from maskdial.metrics import Metrics
 from maskdial.runtime import Session, SessionOptions
 from maskdial.served import load_model
+from maskdial_export.checkpoint import load_checkpoint
 from maskdial_export.export import export
-from maskdial_export.golden import quantised_tolerance
+from maskdial_export.golden import half_tolerance, quantised_tolerance
 from maskdial_export.quality import Gate
+from maskdial_export.quantise import INT4, projections
+from maskdial_export.sensitivity import int4_weight
+from maskdial_export.source import find
 
 INT8 = onnx.TensorProto.INT8
 New = Callable[[str], Path]
@@ -110,6 +115,39 @@ def test_tolerance_grows_with_what_quantising_changed() -> None:
     change = np.array([0.1, -0.1] * 4, np.float32)
     assert quantised_tolerance(logits, logits + change, 1e-3) == pytest.approx(0.4)
     assert quantised_tolerance(logits, logits, 1e-3) == 1e-3
+
+
+def test_tolerance_of_float16_is_what_float16_changes() -> None:
+    exact = np.linspace(-1, 1, 100, dtype=np.float32)
+    change = np.array([0.001, -0.001] * 50, np.float32)
+    assert half_tolerance(exact, [exact + change], 1e-3) == pytest.approx(0.008, rel=1e-3)
+    # of several, the one that is further off
+    both = [exact + change, exact + 2 * change]
+    assert half_tolerance(exact, both, 1e-3) == pytest.approx(0.016, rel=1e-3)
+    assert half_tolerance(exact, [exact], 1e-4) == 2 * 2**-10  # a step at 1
+    assert half_tolerance(8 * exact, [8 * exact], 1e-4) == 2 * 2**-7
+    assert half_tolerance(exact, [exact], 0.1) == 0.1
+
+
+@pytest.mark.parametrize("precision", ["fp16", "int4-fp16"])
+def test_another_float16_passes_the_golden_check(
+    precision: str, checkpoint: New, tmp_path: Path
+) -> None:
+    """torch's float16, with the same weights: it rounds in other places than ONNX Runtime."""
+    gate = Gate(max_loss=math.inf)
+    golden = export(str(checkpoint("qwen3")), tmp_path / "b", precision=precision, gate=gate).golden
+    source = find(str(checkpoint("qwen3")), "auto", revision=None, allow_pickle=False)
+    model = load_checkpoint(source).half().model
+    if precision == "int4-fp16":
+        for name in projections(model):
+            weight = model.get_submodule(name).weight
+            rounded = int4_weight(INT4["int4-fp16"], weight.detach().float().T).T
+            weight.data = rounded.half()
+    with torch.no_grad():
+        output = model(input_ids=torch.tensor([golden.input_ids]))
+    logits = output.logits[0, golden.row, list(golden.columns)].float().numpy()
+    drift = np.abs(logits - np.array(golden.logits)).max()
+    assert 0 < drift <= golden.tolerance < 0.02
 
 
 def test_float16_goes_through_the_gate(checkpoint: New, tmp_path: Path) -> None:

@@ -67,6 +67,23 @@ def test_rounding_is_within_half_a_step() -> None:
         assert_rounded(int8_blocks(rows)[:, block], part, part.abs().amax(1, keepdim=True) / 127)
 
 
+def test_int4_of_float16_has_smaller_blocks_and_float16_scales() -> None:
+    torch.manual_seed(0)
+    weight = torch.randn(200, 5)
+    of_rows, of_weight = ROUNDINGS["int4-fp16"]
+    for start in range(0, 200, 64):
+        part = weight[start : start + 64]
+        step = part.abs().amax(0) / 8
+        rounded = of_weight(weight)[start : start + 64]
+        # what lies on the other side of the largest value ends at 7 steps
+        assert ((rounded - part).abs() <= 1.01 * step).all()
+        assert not torch.equal(rounded, part)
+        integers = rounded / rounded.abs().amax(0) * 8
+        assert torch.allclose(integers, integers.round(), atol=1e-3)
+    rows = torch.randn(3, 200)
+    assert torch.equal(of_rows(rows), rows.half().float())
+
+
 def assert_rounded(rounded: torch.Tensor, values: torch.Tensor, step: torch.Tensor) -> None:
     assert ((rounded - values).abs() <= 0.501 * step).all()
     assert not torch.equal(rounded, values)

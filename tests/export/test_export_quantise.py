@@ -7,9 +7,11 @@ import numpy as np
 import onnx_ir as ir
 import onnxruntime
 import pytest
+import torch
 from numpy.typing import NDArray
 
-from maskdial_export.quantise import quantise
+from maskdial_export.quantise import INT4, quantise
+from maskdial_export.sensitivity import int4_weight
 
 Floats = NDArray[np.float32]
 INPUTS = 200  # no multiple of a block
@@ -39,12 +41,9 @@ def product(
 class Graph:
     """Products of one input ``x``, (num_rows, 200), each an output by its own name."""
 
-    def __init__(self) -> None:
-        self.x = ir.Value(
-            name="x",
-            shape=ir.Shape(["rows", INPUTS]),
-            type=ir.TensorType(ir.DataType.FLOAT),
-        )
+    def __init__(self, dtype: ir.DataType = ir.DataType.FLOAT) -> None:
+        self.dtype = dtype
+        self.x = ir.Value(name="x", shape=ir.Shape(["rows", INPUTS]), type=ir.TensorType(dtype))
         self.nodes: list[ir.Node] = []
         self.initializers: list[ir.Value] = []
         self.outputs: list[ir.Value] = []
@@ -63,7 +62,7 @@ class Graph:
         return node.outputs[0]
 
     def give(self, name: str, value: ir.Value) -> None:
-        value.name, value.type = name, ir.TensorType(ir.DataType.FLOAT)
+        value.name, value.type = name, ir.TensorType(self.dtype)
         value.shape = ir.Shape(["rows", None])
         self.outputs.append(value)
 
@@ -198,6 +197,40 @@ def test_what_is_kept_is_untouched(precision: Any) -> None:
     assert np.array_equal(kept, packed)
     assert kept == pytest.approx(rows @ weight, rel=1e-4, abs=1e-4)
     assert not np.array_equal(quantised, kept)
+
+
+def test_int4_in_a_graph_of_float16() -> None:
+    """The weights are rounded and nothing else; a bias and a factor are added in float16, too."""
+    weight, bias, rows = draw(INPUTS, 48), draw(48).astype(np.float16), draw(9, INPUTS)
+    rows = rows.astype(np.float16)
+    graph = Graph(ir.DataType.FLOAT16)
+    halves = weight.astype(np.float16)
+    graph.give("y", graph.multiply("layer", halves, op_type="Gemm", alpha=0.5, bias=bias))
+    graph.give("kept", graph.multiply("kept", halves))
+    model = quantise(graph.model(), "int4-fp16", ["kept"])
+    assert weights(model) == {
+        (INPUTS, 48): np.float16,
+        (48, 4, 32): np.uint8,  # four blocks of 64, two values a byte
+        (48, 4): np.float16,
+    }
+    actual, kept = run(model, rows)
+    assert actual.dtype == np.float16
+    assert kept == pytest.approx(rows.astype(np.float32) @ halves.astype(np.float32), abs=0.05)
+    rounded = int4_weight(INT4["int4-fp16"], torch.from_numpy(halves.astype(np.float32))).numpy()
+    expected = 0.5 * rows.astype(np.float32) @ rounded + bias
+    assert actual == pytest.approx(expected, abs=0.02)
+    error = relative_error(actual - bias, 0.5 * rows.astype(np.float32) @ weight)
+    assert 0.02 < error < 0.15
+
+
+def test_a_block_too_small_for_a_float16_scale() -> None:
+    weight = draw(INPUTS, 48)
+    weight[:64] *= 1e-9
+    graph = Graph(ir.DataType.FLOAT16)
+    graph.give("y", graph.multiply("layer", weight.astype(np.float16)))
+    (actual,) = run(quantise(graph.model(), "int4-fp16"), np.ones((2, INPUTS), np.float16))
+    assert np.isfinite(actual).all()
+    assert relative_error(actual, np.ones((2, INPUTS), np.float32) @ weight) < 0.15
 
 
 def weights(model: ir.Model) -> dict[tuple[int, ...], np.dtype[Any]]:

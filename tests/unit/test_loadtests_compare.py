@@ -5,6 +5,7 @@ import random
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -27,20 +28,33 @@ from loadtests.compare.entrants import ENGINE, ENTRANTS, HTTP, MEMORY, Entrant, 
 from loadtests.compare.plot import curves
 from loadtests.compare.results import (
     TARGETS,
+    Case,
+    Reads,
     Result,
     Spread,
     findings,
-    memory_share,
+    memory_shares,
     results_of,
 )
 from loadtests.compare.rounds import Times, take_rounds
 from loadtests.compare.runners.streams import decode_seconds, num_lead
-from loadtests.compare.table import family_table
+from loadtests.compare.shapes import SHAPES, USUAL, find
+from loadtests.compare.table import shape_table
 from loadtests.compare.weights import bytes_read
-from loadtests.compare.work import CONCURRENCY, SHORT_CONTEXT, WORK, Work
+from loadtests.compare.work import (
+    CONCURRENCY,
+    LARGE_CONCURRENCY,
+    ROOM,
+    SHORT_CONTEXT,
+    USUAL_LOAD,
+    WORK,
+    Work,
+)
 from loadtests.errors import LoadTestError
 
-SMALL, LARGE = WORK["masked"][0], WORK["masked"][-1]
+MASKED_WORK = WORK["small"]["masked"]
+SMALL, LARGE = MASKED_WORK[0], MASKED_WORK[-1]
+LLAMA, BERT = Case("135m", "cpu", "int8"), Case("bert-base", "cpu", "int8")
 
 
 def entrant(name: str) -> Entrant:
@@ -77,9 +91,9 @@ class Players:
 def test_entrants_take_turns_at_each_piece_of_work() -> None:
     players = Players({"a": 1, "b": 2, "c": 3}, lambda name, turn: False)
     times = players.play(25)
-    size = len(WORK["masked"])
+    size = len(MASKED_WORK)
     first, second = players.turns[: 3 * size], players.turns[3 * size :]
-    assert first == [(name, work.name) for work in WORK["masked"] for name in "abc"]
+    assert first == [(name, work.name) for work in MASKED_WORK for name in "abc"]
     # The second begins with another entrant, and ends when the time is over.
     assert second == [(name, SMALL.name) for name in "bca"]
     # The warm-up counts only where there was nothing else.
@@ -112,7 +126,7 @@ def test_ratios_are_taken_within_a_round() -> None:
     assert engine.faster is None
     assert engine.value == Spread(1000, 2000, 10000)
     assert peer.faster == Spread(1.5, 1.75, 2.0)
-    assert peer.rounds == 3
+    assert (peer.rounds, peer.cold) == (3, False)
     assert new.faster is None
     assert peer.as_json()["times_our_engine"] == {"min": 1.5, "median": 1.75, "max": 2.0}
     assert peer.as_json()["work"]["name"] == "1 x 16"
@@ -120,10 +134,39 @@ def test_ratios_are_taken_within_a_round() -> None:
 
 def test_values_have_the_unit_of_their_kind() -> None:
     assert (Work("prefill", 1, 512).value(0.5), Work("prefill", 1, 512).unit) == (1024, "tok/s")
-    assert (Work("decode", 4, 96).value(0.5), Work("decode", 4, 96).unit) == (500, "ms/step")
-    assert Work("decode", 4, 96).tokens_per_second(0.5) == 8
-    assert Work("pass", 8, 32).tokens_per_second(0.5) == 512
+    step, steps = Work("decode", 4, 96), Work("decode", 4, 96, per_second=True)
+    assert (step.value(0.5), step.unit, step.tokens_per_second(500)) == (500, "ms/step", 8)
+    assert (steps.value(0.5), steps.unit, steps.tokens_per_second(8)) == (8, "tok/s", 8)
+    assert (Work("pass", 8, 32).value(0.5), Work("pass", 8, 32).unit) == (500, "ms")
+    texts = Work("pass", 32, 128, per_second=True)
+    assert (texts.value(0.5), texts.unit) == (64, "texts/s")
     assert Work("read", 1, 1000).value(0.1) == pytest.approx(10.48576)
+
+
+def test_ragged_texts_are_the_same_at_each_call() -> None:
+    work = Work("generate", 64, 512, least=16, new_tokens=256, per_second=True)
+    assert work.name == "generate, batch 64, 16 to 512 tokens, then 16 to 256 new ones"
+    assert work.texts == work.texts
+    lengths, news = zip(*work.texts, strict=True)
+    assert len(lengths) == 64
+    assert (min(lengths) >= 16, max(lengths) <= 512, max(lengths) > 400) == (True, True, True)
+    assert (min(news) >= 16, max(news) <= 256, max(news) > 200) == (True, True, True)
+    assert len(set(lengths)) > 32
+    # What counts is what was asked for, not what everyone waits for.
+    assert (work.value(2.0), work.unit) == (sum(news) / 2, "tok/s")
+    passed = Work("pass", 32, 128, least=16)
+    assert {new for _, new in passed.texts} == {0}
+    assert passed.name == "32 x 16 to 128"
+    assert Work("pass", 2, 128).texts == ((128, 0), (128, 0))
+
+
+def test_there_is_room_for_all_work() -> None:
+    for load, families in WORK.items():
+        for work in families["causal"]:
+            new = work.new_tokens or (num_lead(work) + work.repeats)
+            if work.kind != "read":
+                assert work.batch <= ROOM[load].batch
+                assert work.length + new <= ROOM[load].context
 
 
 def test_the_share_of_the_memorys_speed() -> None:
@@ -134,10 +177,12 @@ def test_the_share_of_the_memorys_speed() -> None:
         read: {MEMORY: {1: 0.1, 2: 0.05}},
     }
     # The fastest reading gives the limit: 0.05 s for the buffer, 0.005 s for a tenth of it.
-    share = memory_share(times, gigabyte // 10)
-    assert share is not None
-    assert (share.low, share.high) == pytest.approx((0.25, 0.5), rel=1e-6)
-    assert memory_share({step: times[step]}, 1000) is None
+    shares = memory_shares(times, Reads(gigabyte // 10, 0))
+    assert list(shares) == [step]
+    assert (shares[step].low, shares[step].high) == pytest.approx((0.25, 0.5), rel=1e-6)
+    assert memory_shares({step: times[step]}, Reads(1000, 0)) == {}
+    # Keys and values of each text, in the middle of the steps.
+    assert Reads(1000, 3).of(Work("decode", 8, 100, 48)) == 1000 + 3 * 8 * 124
 
 
 def result(name: str, work: Work, seconds: float, ratio: float | None) -> Result:
@@ -149,7 +194,7 @@ def result(name: str, work: Work, seconds: float, ratio: float | None) -> Result
 def test_findings_say_whether_a_target_is_met() -> None:
     one, eight = Work("decode", 1, SHORT_CONTEXT, 48), Work("decode", 8, SHORT_CONTEXT, 48)
     rows = findings(
-        "causal",
+        LLAMA,
         [
             result(ENGINE, one, 0.01, None),
             result("openvino", one, 0.0124, 1.24),
@@ -158,7 +203,7 @@ def test_findings_say_whether_a_target_is_met() -> None:
             result("transformers", one, 0.02, 2.0),
             result(HTTP, eight, 0.01, 1.05),
         ],
-        Spread(0.5, 0.61, 0.7),
+        {one: Spread(0.5, 0.61, 0.7), eight: Spread(0.2, 0.3, 0.4)},
     )
     assert rows == [
         (f"{one.name}, against openvino", "1.24x (1.14 to 1.34)", ">= 1.25x", False),
@@ -166,21 +211,53 @@ def test_findings_say_whether_a_target_is_met() -> None:
         (f"{one.name}, against llama.cpp-q4", "2.00x (1.90 to 2.10)", ">= 1.50x", True),
         (f"{eight.name}: HTTP's share of the engine's speed", "95%", ">= 93%", True),
         (
-            "decode, batch 1: share of the memory's read bandwidth",
+            f"{one.name}: share of the memory's read bandwidth",
             "61% (50% to 70%)",
             ">= 60%",
             True,
         ),
+        (f"{eight.name}: share of the memory's read bandwidth", "30% (20% to 40%)", "", None),
     ]
+
+
+def test_findings_on_cuda() -> None:
+    step, ragged = WORK["large"]["causal"][3], WORK["large"]["causal"][-1]
+    share = Spread(0.5, 0.59, 0.6)
+    results = [
+        result(ENGINE, ragged, 1.0, None),
+        result("transformers-compiled", ragged, 1.9, 1.9),
+        result("transformers-compiled", step, 0.01, 1.5),
+    ]
+    met = {
+        case: [each[3] for each in findings(case, results, {step: share})]
+        for case in (
+            Case("7b", "cuda", "fp16"),
+            Case("7b", "cuda", "int4-fp16"),
+            Case("1.1b", "cuda", "fp16"),
+            Case("7b", "cpu", "fp16"),
+        )
+    }
+    assert list(met.values()) == [[False, False], [False, None], [False, None], [None]]
+    full = WORK["large"]["masked"][1]
+    rows = findings(
+        Case("bert-base", "cuda", "fp16"),
+        [result("transformers", full, 1.2, 1.25), result("transformers-encoder", full, 1.0, 1.0)],
+        {},
+    )
+    # The one without an LM head is in the table, for comparison.
+    assert rows == [("32 x 128, against transformers", "1.25x (1.15 to 1.35)", ">= 1.20x", True)]
 
 
 def test_every_target_is_of_work_that_is_measured() -> None:
     for target in TARGETS:
         works = [
             work
-            for each in ENTRANTS
+            for name in USUAL[target.provider]
+            for each in choose(
+                SHAPES[name].family, None, target.provider, USUAL_LOAD[target.provider]
+            )
             for work in each.work
-            if target.fits(each.family, result(each.name, work, 1.0, 1.0))
+            if target.fits(Case(name, target.provider, "fp16"), result(each.name, work, 1.0, 1.0))
         ]
         assert works, target
 
@@ -192,7 +269,7 @@ def test_a_table_has_a_column_for_each_entrant_that_took_part() -> None:
         result(ENGINE, LARGE, 0.4, None),
     ]
     players = [entrant(ENGINE), entrant("absent"), entrant("openvino-w8")]
-    table = family_table("masked", results, players, None).splitlines()
+    table = shape_table("BERT", BERT, results, players, {}).splitlines()
     assert "|  | engine | openvino-w8 |" in table
     assert "| 1 x 16 | 20 ms (18 to 22) | 30 ms, 1.50x (1.40 to 1.60) |" in table
     assert "| 8 x 128 | 400 ms (360 to 440) |  |" in table
@@ -200,9 +277,10 @@ def test_a_table_has_a_column_for_each_entrant_that_took_part() -> None:
     assert "| 1 x 16, against openvino-w8 | 1.50x (1.40 to 1.60) | >= 1.20x | yes |" in table
     assert "absent" not in "".join(table)
     assert not any("do not quote it" in line for line in table)
-    once = family_table("masked", [replace(results[0], rounds=1)], players, None)
-    assert "Medians of 1 round;" in once
-    assert "do not quote it" in once
+    once = replace(results[0], rounds=1)
+    assert "Medians of 1 round;" in shape_table("BERT", BERT, [once], players, {})
+    cold = shape_table("BERT", BERT, [replace(once, cold=True)], players, {})
+    assert "do not quote it" in cold
 
 
 def test_the_plot_has_those_that_can_batch() -> None:
@@ -234,34 +312,60 @@ def test_a_step_is_timed_while_all_streams_run() -> None:
 
 
 def test_peers_are_chosen_by_name() -> None:
-    everyone = list(choose(("causal", "masked"), None))
-    assert everyone == list(ENTRANTS)
-    alone = [(each.family, each.name) for each in choose(("masked",), ())]
-    assert alone == [("masked", ENGINE), ("masked", HTTP)]
-    some = {each.name for each in choose(("causal",), ("transformers", "pipeline"))}
-    assert some == {ENGINE, HTTP, MEMORY, "transformers"}
+    def names(*asked: Any) -> list[str]:
+        return [each.name for each in choose(*asked)]
+
+    usual = {each.name for each in ENTRANTS if each.family == "causal"} - {"transformers-compiled"}
+    assert set(names("causal", None, "cpu", "small")) == usual
+    assert names("masked", (), "cpu", "small") == [ENGINE, HTTP]
+    some = names("causal", ("transformers", "pipeline"), "cpu", "small")
+    assert set(some) == {ENGINE, HTTP, MEMORY, "transformers"}
+    compiled = ("transformers-compiled",)
+    assert set(names("causal", compiled, "cpu", "large")) == {ENGINE, HTTP, MEMORY, *compiled}
+    assert set(names("causal", None, "cuda", "large")) == {ENGINE, MEMORY, *compiled}
+    peers = ["transformers", "transformers-encoder", "transformers-compiled"]
+    assert names("masked", None, "cuda", "large") == [ENGINE, *peers]
     with pytest.raises(LoadTestError, match=r"'tgi' is no peer; there are openvino, llama\.cpp-q8"):
-        list(choose(("causal",), ("tgi",)))
+        names("causal", ("tgi",), "cpu", "small")
+    with pytest.raises(LoadTestError, match=r"'openvino' is no peer; there are transformers-comp"):
+        names("causal", ("openvino",), "cuda", "large")
+
+
+def test_shapes_are_chosen_by_name() -> None:
+    assert [shape.heading for shape in find(("7b",))] == ["A 7B Llama shape"]
+    with pytest.raises(LoadTestError, match="'8b' is no shape; there are 135m"):
+        find(("135m", "8b"))
 
 
 def test_each_entrant_has_its_familys_work() -> None:
     for each in ENTRANTS:
-        assert [work.kind for work in each.work] == (
-            ["read"]
-            if each.name == MEMORY
-            else [work.kind for work in WORK[each.family] if work.kind != "read"]
-        )
-    steps = [work for work in WORK["causal"] if work.length == SHORT_CONTEXT]
-    assert [work.batch for work in steps] == list(CONCURRENCY)
+        for load in ("small", "large"):
+            mine = replace(each, load=load).work
+            wanted = [
+                work
+                for work in WORK[load][each.family]
+                if (work.kind == "read") == (each.name == MEMORY)
+                and (each.ragged or not work.least)
+            ]
+            assert list(mine) == wanted
+    for load, batches in (("small", CONCURRENCY), ("large", LARGE_CONCURRENCY)):
+        steps = [
+            work
+            for work in WORK[load]["causal"]
+            if (work.kind, work.length) == ("decode", SHORT_CONTEXT)
+        ]
+        assert tuple(work.batch for work in steps) == batches
 
 
 def test_arguments() -> None:
     parser = argparse.ArgumentParser()
     add_compare_parser(parser.add_subparsers())
     args = parser.parse_args(["compare", "--peers", "openvino, pipeline", "--only", "masked"])
-    assert (args.peers, args.only, args.precision) == (("openvino", "pipeline"), "masked", "int8")
+    assert (args.peers, args.only) == (("openvino", "pipeline"), "masked")
     assert parser.parse_args(["compare", "--peers", ""]).peers == ()
     assert parser.parse_args(["compare"]).peers is None
+    args = parser.parse_args(["compare", "--provider", "cuda", "--shapes", "7b,bert-large"])
+    assert (args.provider, args.shapes, args.apart) == ("cuda", ("7b", "bert-large"), False)
 
 
 def test_weights_are_counted_without_what_is_read_by_rows(tmp_path: Path) -> None:
@@ -302,6 +406,14 @@ def test_causal_words_are_a_token_each() -> None:
     drawn = causal_ids(random.Random(0), 500)
     assert all(0 < token_id < CAUSAL_WORDS for token_id in drawn)
     assert tokenizer.decode(drawn, skip_special_tokens=False).isascii()
+
+
+def test_a_smaller_vocabulary_has_fewer_words() -> None:
+    tokenizer, words = causal_tokenizer(32_000), causal_words(32_000)
+    assert tokenizer.get_vocab_size() == 32_000
+    assert len(words) < len(causal_words())
+    assert len(tokenizer.encode("".join(random.Random(0).choices(words, k=500))).ids) == 500
+    assert max(causal_ids(random.Random(0), 5000, 32_000)) < 32_000
 
 
 def test_masked_words_are_a_token_each() -> None:

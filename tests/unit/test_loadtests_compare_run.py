@@ -3,6 +3,7 @@
 import json
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -10,6 +11,7 @@ import loadtests
 from loadtests.__main__ import main
 from loadtests.compare.child import Child
 from loadtests.compare.entrants import ENGINE, HTTP, MEMORY, Entrant
+from loadtests.compare.machine import gpu
 from loadtests.compare.setup import Setup
 from loadtests.compare.work import Work
 from loadtests.errors import LoadTestError
@@ -22,6 +24,10 @@ from pathlib import Path
 import onnx
 from onnx import TensorProto, helper
 
+from maskdial.bundle import (
+    GoldenCheck, KVLayout, Manifest, ParityReport, SpecialTokens, write_manifest
+)
+
 
 def prepare(setup):
     print("chatter on standard output")
@@ -32,6 +38,24 @@ def prepare(setup):
     node = helper.make_node("Neg", ["w"], ["y"])
     graph = helper.make_graph([node], "graph", [], [], [weights])
     onnx.save(helper.make_model(graph), setup.bundle / "model.onnx")
+    manifest = Manifest(
+        family="causal",
+        task="generate",
+        architecture="Fake",
+        precision=setup.precision,
+        batch_invariant=True,
+        vocab_size=2,
+        max_length=2,
+        special_tokens=SpecialTokens(),
+        kv=KVLayout(num_layers=1, num_heads=1, head_dim=16),
+        source="fake",
+        source_sha256="",
+        tool_versions={},
+        parity=ParityReport(tolerance=1.0, ragged_batch=0.0),
+        golden=GoldenCheck(input_ids=(), row=0, columns=(), logits=(), tolerance=1.0),
+        files={},
+    )
+    write_manifest(setup.bundle, manifest)
 
 
 def open_runner(setup):
@@ -72,12 +96,12 @@ def fakes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def entrant(name: str, variant: str, needs: tuple[str, ...] = (), makes: str = "") -> Entrant:
-    return Entrant(name, "causal", "fakes.entrant", f"about {name}", needs, variant, makes)
+def entrant(name: str, variant: str, needs: tuple[str, ...] = (), **more: Any) -> Entrant:
+    return Entrant(name, "causal", "fakes.entrant", f"about {name}", needs, variant, **more)
 
 
 def setup(folder: Path, variant: str) -> Setup:
-    return Setup(str(folder), "causal", variant, "", "int8", "exporter", 2, 0)
+    return Setup(str(folder), "tiny-llama", variant, "", "int8", "exporter", 2, 0)
 
 
 def serve(folder: Path, variant: str) -> Child:
@@ -150,25 +174,81 @@ def test_a_whole_comparison(
     assert "|  | engine | http | openvino |" in table
     assert "| prefill, 512 tokens | 1,024 tok/s (1,024 to 1,024) | 931 tok/s, 1.10x" in table
     assert "| prefill, 512 tokens, against openvino | 1.50x (1.50 to 1.50) | >= 1.15x" in table
-    assert "absent" in table
+    assert "- absent: left out: no_such_module" in table
     report = json.loads(output.with_name("report.json").read_text(encoding="utf-8"))
-    causal = report["families"]["causal"]
+    causal = report["sections"]["135m int8"]
     assert causal["weights_read_bytes"] == 512 * 1024
+    assert causal["kv_bytes_per_token"] == 2 * 16 * 4
     # 512 MiB in 2 s, so half a MiB in 2/1024 s; a step takes 0.5 s.
-    assert causal["memory_share"]["median"] == pytest.approx(2 / 1024 / 0.5)
+    read = 512 * 1024 + 128 * (96 + 16)
+    share = causal["memory_shares"]["decode, batch 1, context 96+"]["median"]
+    assert share == pytest.approx(read / 2**28 / 0.5)
     ratios = {
         each["entrant"]: each["times_our_engine"]["median"]
         for each in causal["results"]
         if each["times_our_engine"]
     }
     assert ratios == {HTTP: pytest.approx(1.1), "openvino": 1.5}
-    (bundle,) = (fakes / "work").glob("causal-0-bundle-int8-*")
-    bundle.rename(bundle.with_name("causal-0-bundle-int8-older"))
+    assert set(causal["skipped"]) == {"mute", "lost", "absent"}
+    (bundle,) = (fakes / "work").glob("135m-0-bundle-int8-*")
+    bundle.rename(bundle.with_name("135m-0-bundle-int8-older"))
     assert main(["compare", *arguments, "--peers", "", "--reuse", "--output", str(output)]) == 0
-    assert [path.name for path in (fakes / "work").glob("causal*")] == [
-        "causal-0-bundle-int8-older"
-    ]
-    assert set(report["skipped"]) == {"causal mute", "causal lost", "causal absent"}
+    assert [path.name for path in (fakes / "work").glob("135m*")] == ["135m-0-bundle-int8-older"]
+
+
+def test_a_report_grows_shape_by_shape(
+    fakes: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(
+        "loadtests.compare.entrants.ENTRANTS",
+        (
+            entrant(ENGINE, "0.5", makes="bundle", providers=("cuda",), ragged=True),
+            entrant("compiled", "1.25", providers=("cuda",), ragged=True),
+            entrant("fails", "mortal", providers=("cuda",)),
+            entrant(MEMORY, "2", providers=("cuda",)),
+            entrant("openvino", "1"),
+        ),
+    )
+    monkeypatch.setattr("loadtests.compare.machine.gpu", lambda: "a GPU")
+    output = fakes / "report"
+    arguments = ["compare", "--work", str(fakes / "work"), "--output", str(output)]
+    arguments += ["--provider", "cuda", "--rounds", "2", "--append"]
+    assert main([*arguments, "--shapes", "7b", "--prepare-only"]) == 0
+    assert not output.with_name("report.json").exists()
+    assert [path.name[:22] for path in (fakes / "work").glob("7b*")] == ["7b-cuda-0-bundle-fp16-"]
+    assert main([*arguments, "--shapes", "7b", "--apart"]) == 0
+    assert main([*arguments, "--shapes", "1.1b", "--precision", "int4-fp16"]) == 0
+    report = json.loads(output.with_name("report.json").read_text(encoding="utf-8"))
+    assert list(report["sections"]) == ["7b fp16", "1.1b int4-fp16"]
+    assert report["gpu"] == "a GPU"
+    text = output.with_name("report.md").read_text(encoding="utf-8")
+    assert text.startswith("NVIDIA GPU: a GPU\n")
+    assert text.count("|  | engine | compiled |") == 2
+    assert "decode, batch 64, context 96+ | 128 tok/s (128 to 128) | 51.2 tok/s, 2.50x" in text
+    assert "then 16 to 256 new ones | " in text
+    assert text.count("- fails: left out: its process ended") == 2
+    assert "## A 7B Llama shape, fp16, cuda" in text
+    capsys.readouterr()
+    output.with_name("report.json").write_text("[]", encoding="utf-8")
+    assert main([*arguments, "--shapes", "7b"]) == 1
+    assert "report.json is no report to append to" in capsys.readouterr().err
+
+
+def test_what_cannot_be_measured_is_said(
+    fakes: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("PATH", str(fakes))
+    arguments = ["compare", "--work", str(fakes / "work"), "--provider", "cuda"]
+    assert main(arguments) == 1
+    assert "--provider cuda needs an NVIDIA GPU" in capsys.readouterr().err
+    assert main([*arguments, "--precision", "int8"]) == 1
+    assert "on CUDA --precision is fp16 or int4-fp16" in capsys.readouterr().err
+    assert main([*arguments, "--shapes", "7b", "--only", "masked"]) == 1
+    assert "none of the shapes is masked" in capsys.readouterr().err
+    driver = fakes / "nvidia-smi"
+    driver.write_text("#!/bin/sh\necho 'NVIDIA X, 80 MiB, 1.2'\n", encoding="utf-8")
+    driver.chmod(0o755)
+    assert gpu() == "NVIDIA X, 80 MiB, 1.2"
 
 
 def test_without_us_there_is_no_comparison(

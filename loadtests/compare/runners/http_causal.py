@@ -25,14 +25,14 @@ def open_runner(setup: Setup) -> Runner:
     """Starts the server."""
     with ExitStack() as stack:
         server = stack.enter_context(running_server(ours.models(setup), **ours.settings(setup)))
-        return _Server(server.port, setup.seed, stack.pop_all())
+        return _Server(server.port, setup, stack.pop_all())
 
 
 class _Server:
-    def __init__(self, port: int, seed: int, stack: ExitStack) -> None:
+    def __init__(self, port: int, setup: Setup, stack: ExitStack) -> None:
         self._port = port
-        self._words = causal_words()
-        self._rng = random.Random(seed)
+        self._words = causal_words(setup.model.num_words)
+        self._rng = random.Random(setup.seed)
         self._stack = stack
 
     def run(self, work: Work) -> float:

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from loadtests.checkpoints import causal_ids, new_folder
 from loadtests.compare.runners.gguf_file import write_gguf
-from loadtests.compare.setup import MAX_BATCH, MAX_CONTEXT, Runner, Setup
+from loadtests.compare.setup import Runner, Setup
 from loadtests.compare.work import Work
 from loadtests.errors import LoadTestError
 
@@ -36,24 +36,24 @@ def open_runner(setup: Setup) -> Runner:
         str(path).encode(), llama_cpp.llama_model_default_params()
     )
     params = llama_cpp.llama_context_default_params()
-    params.n_ctx = MAX_BATCH * MAX_CONTEXT
-    params.n_seq_max = MAX_BATCH
-    params.n_batch = MAX_CONTEXT
+    params.n_ctx = setup.room.batch * setup.room.context
+    params.n_seq_max = setup.room.batch
+    params.n_batch = setup.room.context
     params.n_threads = params.n_threads_batch = setup.threads
     context = llama_cpp.llama_init_from_model(model, params)
     if not context:
         raise LoadTestError("llama.cpp made no context")
-    return _Model(model, context, setup.seed)
+    return _Model(model, context, setup)
 
 
 class _Model:
-    def __init__(self, model: Any, context: Any, seed: int) -> None:
+    def __init__(self, model: Any, context: Any, setup: Setup) -> None:
         self._context = context
         self._memory = llama_cpp.llama_get_memory(context)
         vocab = llama_cpp.llama_model_get_vocab(model)
         self._num_words = llama_cpp.llama_vocab_n_tokens(vocab)
-        self._batch = llama_cpp.llama_batch_init(MAX_CONTEXT, 0, 1)
-        self._rng = random.Random(seed)
+        self._batch = llama_cpp.llama_batch_init(setup.room.context, 0, 1)
+        self._rng = random.Random(setup.seed)
 
     def run(self, work: Work) -> float:
         llama_cpp.llama_memory_clear(self._memory, True)
@@ -71,7 +71,7 @@ class _Model:
         """Holds nothing but memory and waiting threads."""
 
     def _read(self, length: int, sequence: int) -> int:
-        prompt = causal_ids(self._rng, length)
+        prompt = causal_ids(self._rng, length, self._num_words)
         last = length - 1
         self._decode([(token, i, sequence, i == last) for i, token in enumerate(prompt)])
         return int(self._logits(last).argmax())

@@ -32,13 +32,14 @@ def open_runner(setup: Setup) -> Runner:
     config = genai.Config(str(setup.product))
     threads = f'{{"intra_op_num_threads": {setup.threads}}}'
     config.overlay(f'{{"model": {{"decoder": {{"session_options": {threads}}}}}}}')
-    return _Model(genai.Model(config), setup.seed)
+    return _Model(genai.Model(config), setup)
 
 
 class _Model:
-    def __init__(self, model: Any, seed: int) -> None:
+    def __init__(self, model: Any, setup: Setup) -> None:
         self._model = model
-        self._rng = random.Random(seed)
+        self._num_words = setup.model.num_words
+        self._rng = random.Random(setup.seed)
 
     def run(self, work: Work) -> float:
         length = work.length + work.repeats + 2
@@ -48,9 +49,8 @@ class _Model:
             batch_size=work.batch, min_length=length, max_length=length, do_sample=False
         )
         generator = genai.Generator(self._model, params)
-        prompts = np.array(
-            [causal_ids(self._rng, work.length) for _ in range(work.batch)], np.int32
-        )
+        drawn = [causal_ids(self._rng, work.length, self._num_words) for _ in range(work.batch)]
+        prompts = np.array(drawn, np.int32)
         started = time.perf_counter()
         generator.append_tokens(prompts)
         generator.generate_next_token()

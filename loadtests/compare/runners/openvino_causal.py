@@ -16,7 +16,7 @@ from openvino_tokenizers import convert_tokenizer
 from transformers import DynamicCache, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from loadtests.checkpoints import causal_ids, new_folder
-from loadtests.compare.setup import MAX_BATCH, MAX_CONTEXT, Runner, Setup
+from loadtests.compare.setup import Runner, Setup
 from loadtests.compare.work import Work
 
 _CACHE_GB = 1
@@ -41,18 +41,19 @@ def open_runner(setup: Setup) -> Runner:
     """Loads the pipeline."""
     scheduler = genai.SchedulerConfig()
     scheduler.cache_size = _CACHE_GB
-    scheduler.max_num_seqs = MAX_BATCH
-    scheduler.max_num_batched_tokens = MAX_BATCH * MAX_CONTEXT
+    scheduler.max_num_seqs = setup.room.batch
+    scheduler.max_num_batched_tokens = setup.room.batch * setup.room.context
     scheduler.enable_prefix_caching = False
     settings = {"INFERENCE_NUM_THREADS": setup.threads}
     pipeline = genai.ContinuousBatchingPipeline(str(setup.product), scheduler, "CPU", settings)
-    return _Pipeline(pipeline, setup.seed)
+    return _Pipeline(pipeline, setup)
 
 
 class _Pipeline:
-    def __init__(self, pipeline: Any, seed: int) -> None:
+    def __init__(self, pipeline: Any, setup: Setup) -> None:
         self._pipeline = pipeline
-        self._rng = random.Random(seed)
+        self._num_words = setup.model.num_words
+        self._rng = random.Random(setup.seed)
         self._num_requests = 0
 
     def run(self, work: Work) -> float:
@@ -82,7 +83,8 @@ class _Pipeline:
         config = genai.GenerationConfig()
         config.max_new_tokens = num_tokens
         config.ignore_eos = True
-        prompt = ov.Tensor(np.array([causal_ids(self._rng, length)], np.int64))
+        ids = causal_ids(self._rng, length, self._num_words)
+        prompt = ov.Tensor(np.array([ids], np.int64))
         self._num_requests += 1
         return self._pipeline.add_request(self._num_requests, prompt, config)
 

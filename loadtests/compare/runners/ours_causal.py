@@ -22,30 +22,34 @@ def open_runner(setup: Setup) -> Runner:
     config = load_config(ours.settings(setup) | {"prefix_cache_bytes": 0})
     model = load_model(ours.MODEL, setup.bundle, config, Metrics(()))
     assert isinstance(model, CausalModel), "the bundle of a causal checkpoint"
-    return _Engine(model, setup.seed)
+    return _Engine(model, setup)
 
 
 class _Engine:
-    def __init__(self, model: CausalModel, seed: int) -> None:
+    def __init__(self, model: CausalModel, setup: Setup) -> None:
         self._model = model
-        self._rng = random.Random(seed)
+        self._num_words = setup.model.num_words
+        self._rng = random.Random(setup.seed)
         self._loop = asyncio.new_event_loop()
         self._loop.run_until_complete(model.engine.warm_up())
 
     def run(self, work: Work) -> float:
-        num_tokens = 1 if work.kind == "prefill" else work.repeats + num_lead(work)
-        prompts = [causal_ids(self._rng, work.length) for _ in range(work.batch)]
-        times = self._loop.run_until_complete(self._generate(prompts, num_tokens))
-        if work.kind == "prefill":
-            return times[0][1] - times[0][0]
-        return decode_seconds(times, work.repeats)
+        decoded = 1 if work.kind == "prefill" else work.repeats + num_lead(work)
+        texts = [
+            (causal_ids(self._rng, length, self._num_words), new or decoded)
+            for length, new in work.texts
+        ]
+        times = self._loop.run_until_complete(self._generate(texts))
+        if work.kind == "decode":
+            return decode_seconds(times, work.repeats)
+        return max(each[-1] for each in times) - min(each[0] for each in times)
 
     def close(self) -> None:
         self._model.stop()
         self._loop.close()
 
-    async def _generate(self, prompts: list[list[int]], num_tokens: int) -> list[Times]:
-        return await asyncio.gather(*(self._read(prompt, num_tokens) for prompt in prompts))
+    async def _generate(self, texts: list[tuple[list[int], int]]) -> list[Times]:
+        return await asyncio.gather(*(self._read(*text) for text in texts))
 
     async def _read(self, prompt: list[int], num_tokens: int) -> Times:
         """When the prompt was submitted, and when each token came."""

@@ -38,8 +38,8 @@ class _Engine:
 
     async def _submit(self, work: Work) -> float:
         inputs = [
-            MaskedInput(tuple(masked_ids(self._rng, work.length)), (work.length // 2,))
-            for _ in range(work.batch)
+            MaskedInput(tuple(masked_ids(self._rng, length)), (length // 2,))
+            for length, _ in work.texts
         ]
         await self._model.engine.submit_many(inputs)
         started = time.perf_counter()

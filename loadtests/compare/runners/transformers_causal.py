@@ -4,29 +4,29 @@ import random
 import time
 
 import torch
-from transformers import DynamicCache, LlamaForCausalLM
+from transformers import DynamicCache, PreTrainedModel
 
 from loadtests.checkpoints import causal_ids
+from loadtests.compare.runners.device import Device
 from loadtests.compare.setup import Runner, Setup
 from loadtests.compare.work import Work
 
 
 def open_runner(setup: Setup) -> Runner:
-    """Loads the checkpoint."""
-    torch.set_num_threads(setup.threads)
-    model = LlamaForCausalLM.from_pretrained(setup.checkpoint, dtype=torch.float32).eval()
-    return _Model(model, setup.seed)
+    """Draws the weights."""
+    return _Model(Device(setup).model(setup), setup)
 
 
 class _Model:
-    def __init__(self, model: LlamaForCausalLM, seed: int) -> None:
+    def __init__(self, model: PreTrainedModel, setup: Setup) -> None:
         self._model = model
-        self._rng = random.Random(seed)
+        self._num_words = setup.model.num_words
+        self._rng = random.Random(setup.seed)
 
     @torch.inference_mode()
     def run(self, work: Work) -> float:
         cache = DynamicCache(config=self._model.config)
-        prompts = [causal_ids(self._rng, work.length) for _ in range(work.batch)]
+        prompts = [causal_ids(self._rng, work.length, self._num_words) for _ in range(work.batch)]
         started = time.perf_counter()
         tokens = self._step(torch.tensor(prompts), cache)
         if work.kind == "prefill":

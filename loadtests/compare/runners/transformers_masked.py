@@ -5,9 +5,10 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from transformers import BertForMaskedLM, PreTrainedTokenizerFast, pipeline
+from transformers import PreTrainedTokenizerFast, pipeline
 
 from loadtests.checkpoints import MASK, masked_ids, masked_words
+from loadtests.compare.runners.device import Device
 from loadtests.compare.runners.passes import mean_seconds
 from loadtests.compare.setup import Runner, Setup
 from loadtests.compare.work import Work
@@ -16,28 +17,43 @@ _NUM_SPECIAL = 2
 
 
 def open_runner(setup: Setup) -> Runner:
-    """Loads the checkpoint."""
-    torch.set_num_threads(setup.threads)
-    model = BertForMaskedLM.from_pretrained(setup.checkpoint, dtype=torch.float32).eval()
-    rng = random.Random(setup.seed)
+    """Draws the weights."""
+    device = Device(setup)
+    model: Any = device.model(setup)
     if setup.variant == "pipeline":
         tokenizer = PreTrainedTokenizerFast.from_pretrained(setup.checkpoint)
-        return _Pipeline(pipeline("fill-mask", model=model, tokenizer=tokenizer), rng)
-    return _Model(model, rng)
+        fill = pipeline("fill-mask", model=model, tokenizer=tokenizer)
+        return _Pipeline(fill, random.Random(setup.seed))
+    if setup.variant == "encoder":
+        model = model.base_model
+    if setup.variant == "compiled":
+        device.begin_compiling(setup)
+        model = torch.compile(model, mode="reduce-overhead", dynamic=False)
+    return _Model(model, device, random.Random(setup.seed))
 
 
 class _Model:
-    """Logits of every token, as the model gives them."""
+    """What the model gives for every token: logits, or without its head hidden states."""
 
-    def __init__(self, model: BertForMaskedLM, rng: random.Random) -> None:
+    def __init__(self, model: Any, device: Device, rng: random.Random) -> None:
         self._model = model
+        self._device = device
         self._rng = rng
 
     @torch.inference_mode()
     def run(self, work: Work) -> float:
-        texts = torch.tensor([masked_ids(self._rng, work.length) for _ in range(work.batch)])
-        mask = torch.ones_like(texts)
-        return mean_seconds(lambda: self._model(input_ids=texts, attention_mask=mask), work.repeats)
+        lengths = [length for length, _ in work.texts]
+        ids = torch.zeros(work.batch, max(lengths), dtype=torch.int64)
+        mask = torch.zeros_like(ids)
+        for row, length in enumerate(lengths):
+            ids[row, :length] = torch.tensor(masked_ids(self._rng, length))
+            mask[row, :length] = 1
+        ids, mask = ids.to(self._device.name), mask.to(self._device.name)
+        return mean_seconds(
+            lambda: self._model(input_ids=ids, attention_mask=mask),
+            work.repeats,
+            self._device.wait,
+        )
 
     def close(self) -> None:
         """Holds nothing but memory."""

@@ -1,0 +1,1 @@
+"""Greedy texts of a bundle and of torch, token by token."""

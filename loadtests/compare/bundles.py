@@ -1,0 +1,82 @@
+"""Bundles of random weights for CUDA: the exporter's graph, without its comparisons.
+
+The exporter compares each graph with torch in float32, and each lower precision with that. For a
+model of billions of random weights that takes many minutes and says nothing, so its graph is traced
+in float16 at once. The manifest's parity is that of a tiny model of the same family.
+"""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from loadtests.checkpoints import new_folder, random_model
+from loadtests.compare.setup import Setup
+from maskdial.bundle import GRAPH, GoldenCheck, Manifest, hash_files, write_manifest
+from maskdial_export import causal, masked
+from maskdial_export.checkpoint import Checkpoint
+from maskdial_export.files import load_tokenizer, special_tokens, write_files
+from maskdial_export.golden import Golden
+from maskdial_export.graph import optimise, save
+from maskdial_export.quantise import quantise
+from maskdial_export.source import Source
+
+_ROUNDING = 0.1
+"""How far a golden check's logits may be off, in their standard deviations: float16 rounds to far
+less than that, and a graph that computes something else is far beyond it."""
+
+
+def write_half(setup: Setup, tiny: Manifest) -> None:
+    """Writes the bundle of a setup; ``tiny`` is the manifest of a checked bundle of its family."""
+    source = _source(setup)
+    checkpoint = _checkpoint(setup, source)
+    with new_folder(setup.bundle) as folder:
+        graph = optimise(checkpoint.trace())
+        if setup.precision == "int4-fp16":
+            graph = quantise(graph, "int4-fp16", ())
+        names = save(graph, folder / GRAPH)
+        names += write_files(source, checkpoint.tokenizer, folder)
+        config: Any = checkpoint.model.config
+        about = {
+            "precision": setup.precision,
+            "batch_invariant": False,  # which is not measured here
+            "vocab_size": config.vocab_size,
+            "max_length": checkpoint.max_length,
+            "special_tokens": checkpoint.tokens,
+            "kv": checkpoint.kv,
+            "source": f"{setup.shape} with random weights, whose parity is {tiny.source}'s",
+            "source_sha256": source.sha256(),
+            "golden": _golden(setup, checkpoint, folder / GRAPH),
+            "files": hash_files(folder, names),
+        }
+        write_manifest(folder, tiny.model_copy(update=about))
+
+
+def _source(setup: Setup) -> Source:
+    path = setup.checkpoint
+    if setup.model.family == "causal":
+        return Source(str(path), path, "LlamaForCausalLM", "generate")
+    return Source(str(path), path, "BertForMaskedLM", "fill-mask")
+
+
+def _checkpoint(setup: Setup, source: Source) -> Checkpoint:
+    """As the exporter has it after `Checkpoint.half`."""
+    config = setup.model.config
+    model = random_model(config, setup.seed, dtype=torch.float16, attention="eager")
+    tokenizer = load_tokenizer(source, config.vocab_size)
+    tokens = special_tokens(source, config, tokenizer)
+    if source.family == "masked":
+        max_length = masked.max_length(config)
+        return Checkpoint(source.task, model, tokenizer, tokens, max_length, None, None)
+    max_length = causal.max_length(config)
+    layout = causal.kv_layout(config, torch.float16)
+    return Checkpoint(source.task, model, tokenizer, tokens, max_length, None, layout)
+
+
+def _golden(setup: Setup, checkpoint: Checkpoint, graph: Path) -> GoldenCheck:
+    """torch's logits in float16, or of rounded weights ONNX Runtime's on the CPU."""
+    golden = Golden(checkpoint)
+    computed = golden.expected() if setup.precision == "fp16" else golden.computed(graph)
+    logits = computed.astype(np.float32)
+    return golden.check(logits, _ROUNDING * float(logits.std()))

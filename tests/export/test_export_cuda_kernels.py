@@ -1,0 +1,150 @@
+"""Graphs in half precision have CUDA kernels for all that they compute.
+
+ONNX Runtime gives a node without one to the CPU and copies what it reads and writes, in every pass.
+"""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import onnx_ir as ir
+import pytest
+from onnx_ir import DataType
+
+from maskdial_export.checkpoint import load_checkpoint
+from maskdial_export.graph import optimise, save
+from maskdial_export.quantise import quantise
+from maskdial_export.source import find
+
+Types = frozenset[DataType]
+
+_FLOATS: Types = frozenset({DataType.FLOAT, DataType.FLOAT16})
+_INDICES: Types = frozenset({DataType.INT32, DataType.INT64})
+_BOOL: Types = frozenset({DataType.BOOL})
+_INT32: Types = frozenset({DataType.INT32})
+_INT64: Types = frozenset({DataType.INT64})
+_HALF: Types = frozenset({DataType.FLOAT16})
+_NUMBERS = _FLOATS | _INDICES
+_ANY = _NUMBERS | _BOOL
+_MS = "com.microsoft"
+
+
+def _each(names: str, *types: Types, domain: str = "") -> dict[tuple[str, str], tuple[Types, ...]]:
+    return {(domain, name): types for name in names.split()}
+
+
+# Operator -> what each of its inputs may be, of the types that our graphs have; the last one is for
+# all that follow. After docs/OperatorKernels.md of ONNX Runtime, and as onnxruntime-gpu 1.31.1
+# itself places a node of each. CumSum has kernels for floats, too, which compute each prefix anew:
+# in time quadratic in a text's length, so they are not for hidden states.
+KERNELS = {
+    **_each("Ceil Cos Gelu Gemm LayerNormalization Log MatMul Relu Sigmoid", _FLOATS),
+    **_each("SimplifiedLayerNormalization Sin Softmax Tanh", _FLOATS),
+    **_each("Abs Add Div Greater GreaterOrEqual Less LessOrEqual Mul Neg Pow Sign Sub", _NUMBERS),
+    **_each("Cast Concat Equal Shape Transpose", _ANY),
+    **_each("Expand Reshape Split Squeeze Unsqueeze", _ANY, _INT64),
+    **_each("Gather GatherElements Slice", _ANY, _INDICES),
+    **_each("And Not", _BOOL),
+    **_each("Clip", _FLOATS | _INT64),
+    **_each("CumSum", _INT64),
+    **_each("Range", _INDICES | {DataType.FLOAT}),
+    **_each("ReduceL2", _FLOATS, _INT64),
+    **_each("ReduceSum Tile", _NUMBERS, _INT64),
+    **_each("Where", _BOOL, _NUMBERS),
+    **_each("BiasGelu FusedMatMul SkipSimplifiedLayerNormalization", _FLOATS, domain=_MS),
+    **_each("GroupQueryAttention", *[_HALF] * 5, _INT32, _INT32, _HALF, domain=_MS),
+    **_each("MatMulNBits", _FLOATS, frozenset({DataType.UINT8}), _FLOATS, domain=_MS),
+    **_each("MultiHeadAttention", *[_FLOATS] * 4, _INT32, _FLOATS, domain=_MS),
+    **_each("RotaryEmbedding", _FLOATS, _INT64, _FLOATS, domain=_MS),
+}
+
+CAUSAL = ("gpt2", "opt", "gpt-neox", "llama", "qwen3", "phi3", "gemma2")
+MASKED = (
+    "bert",
+    "roberta",
+    "modernbert",
+    "deberta-v2",
+    "modernbert-classify",
+    "albert-question-answering",
+    "bert-embed",
+    "modernbert-embed",
+)
+
+
+def type_of(value: ir.Value) -> DataType | None:
+    """A value's element type; where the file has none, that of what it is made of."""
+    producer = value.producer()
+    if value.dtype is not None or producer is None:
+        return value.dtype
+    if producer.op_type == "Cast":
+        return DataType(producer.attributes.get_int("to"))
+    source = producer.inputs[0]
+    return None if source is None else type_of(source)
+
+
+def without_kernel(graph: ir.Graph) -> set[str]:
+    """Inputs of operators whose types are not in the table."""
+    missing = set()
+    for node in graph:
+        allowed = KERNELS.get((node.domain, node.op_type), (frozenset(),))
+        for index, value in enumerate(node.inputs):
+            types = allowed[min(index, len(allowed) - 1)]
+            if value is not None and type_of(value) not in types:
+                missing.add(f"{node.op_type}, input {index}: {type_of(value)}")
+    return missing
+
+
+@pytest.mark.parametrize("precision", ["fp16", "int4-fp16"])
+@pytest.mark.parametrize("name", [*CAUSAL, *MASKED, "llama:full"])
+def test_every_operator_has_a_kernel(
+    name: str, precision: str, graphs: Callable[[str, str], ir.Graph]
+) -> None:
+    graph = graphs(name, precision)
+    assert without_kernel(graph) == set()
+    products = [node for node in graph if node.op_type == "MatMulNBits"]
+    assert bool(products) == (precision == "int4-fp16")
+    (output, *presents) = graph.outputs
+    assert output.dtype == DataType.FLOAT
+    pasts = [value for value in graph.inputs if value.name and value.name.startswith("past_")]
+    assert bool(pasts) == (name in CAUSAL)
+    assert all(value.dtype == DataType.FLOAT16 for value in [*pasts, *presents])
+
+
+@pytest.mark.parametrize(
+    ("name", "precision", "missing"),
+    [
+        ("llama", "fp32", "GroupQueryAttention"),
+        ("bert", "int8", "MatMulIntegerToFloat"),
+        ("bert-embed", "fp32", "CumSum"),  # quadratic in the length on CUDA
+    ],
+)
+def test_what_has_none_is_found(
+    name: str, precision: str, missing: str, graphs: Callable[[str, str], ir.Graph]
+) -> None:
+    assert any(each.startswith(missing) for each in without_kernel(graphs(name, precision)))
+
+
+@pytest.fixture(scope="module")
+def graphs(
+    checkpoint: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory
+) -> Callable[[str, str], ir.Graph]:
+    """A checkpoint's graph as it is written at a precision; each is traced once in half."""
+    folder = tmp_path_factory.mktemp("graphs")
+    traced: dict[str, ir.Model] = {}
+
+    def trace(name: str, half: bool) -> ir.Model:
+        folder = str(checkpoint(name.removesuffix(":full")))
+        source = find(folder, "auto", revision=None, allow_pickle=False)
+        loaded = load_checkpoint(source.under("full") if name.endswith(":full") else source)
+        return optimise((loaded.half() if half else loaded).trace())
+
+    def get(name: str, precision: str) -> ir.Graph:
+        half = precision in ("fp16", "int4-fp16")
+        if half and name not in traced:
+            traced[name] = trace(name, half)
+        model = traced[name].clone() if half else trace(name, half)
+        if precision == "int8" or precision == "int4-fp16":
+            quantise(model, precision)
+        save(model, folder / "model.onnx")
+        return ir.load(folder / "model.onnx").graph
+
+    return get
