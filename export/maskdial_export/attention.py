@@ -59,17 +59,26 @@ def _join_heads(heads: Tensor, copies: int = 1) -> Tensor:
 class MaskedAttention:
     """``com.microsoft::MultiHeadAttention`` over right-padded rows.
 
-    ``lengths`` int32 (batch,), the valid tokens per row, is set for each trace.
+    Half precision is for CUDA, whose memory-efficient kernel takes the rows' lengths only with the
+    places where the rows begin behind them. For the lengths alone there is but a slow one, save on
+    some older GPUs (ONNX Runtime 1.31). The CPU's kernel gives the same bits for both.
     """
 
-    lengths: Tensor
+    _lengths: Tensor
+    _extents: Tensor
 
     def __init__(self) -> None:
         self._windows: dict[int, Tensor] = {}
 
-    def begin(self, lengths: Tensor) -> None:
-        """Starts a forward pass."""
-        self.lengths = lengths
+    def begin(self, lengths: Tensor, longest: int) -> None:
+        """Starts a forward pass.
+
+        ``lengths`` int32 (batch,), the valid tokens per row, of which each has ``longest`` with its
+        padding.
+        """
+        starts = torch.arange(lengths.shape[0] + 1, dtype=lengths.dtype) * longest
+        self._lengths = lengths
+        self._extents = torch.cat([lengths, starts, starts])  # of queries, of keys
         self._windows.clear()
 
     def __call__(
@@ -99,7 +108,7 @@ class MaskedAttention:
                 _join_heads(key, shared),
                 _join_heads(value, shared),
                 None,
-                self.lengths,
+                self._extents if query.dtype == torch.float16 else self._lengths,
                 window,
             ],
             attributes,

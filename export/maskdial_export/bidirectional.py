@@ -94,7 +94,7 @@ class BidirectionalGraph(nn.Module):
             self.register_buffer("sin", tables[1], persistent=False)
 
     def forward(self, input_ids: Tensor, lengths: Tensor, rows: Tensor) -> Tensor:
-        self.attention.begin(lengths)
+        self.attention.begin(lengths, input_ids.shape[1])
         positions = torch.arange(input_ids.shape[1])[None, :]
         rotary = (
             rotated(self.model, Rotary(self.cos, self.sin)) if self.has_rotary else nullcontext()

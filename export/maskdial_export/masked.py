@@ -40,7 +40,7 @@ class MaskedGraph(nn.Module):
     def forward(
         self, input_ids: Tensor, lengths: Tensor, token_type_ids: Tensor, rows: Tensor | None = None
     ) -> Tensor:
-        self.attention.begin(lengths)
+        self.attention.begin(lengths, input_ids.shape[1])
         valid = torch.arange(input_ids.shape[1])[None, :] < lengths[:, None]
         inputs = {
             # RoBERTa counts its positions over the tokens that are not padding

@@ -19,6 +19,9 @@ _PROVIDER_NAMES: dict[Provider, str] = {
     "cuda": "CUDAExecutionProvider",
 }
 _ERRORS_ONLY = 3
+# Kernels of attention: flash, memory-efficient, and products one by one (`sdpa_kernel` of the CUDA
+# provider). cuDNN's are left out: they are planned anew for each length of a prompt.
+_ATTENTION_KERNELS = 1 | 2 | 16
 _NOT_CAPTURED = -1
 
 
@@ -134,9 +137,9 @@ def _provider_options(options: SessionOptions) -> dict[str, str]:
     if options.provider == "cpu":
         return {}
     wanted = {
-        "device_id": "0",
         # Products of float32 keep its precision, and normalisation is summed up in float32.
         "use_tf32": "0",
+        "sdpa_kernel": str(_ATTENTION_KERNELS),
         "enable_skip_layer_norm_strict_mode": "1",
         # The memory beside the KV cache grows by what a pass needs, not to the next power of two.
         "arena_extend_strategy": "kSameAsRequested",

@@ -264,6 +264,9 @@ def _start_masked(
         max_batch_tokens=config.max_batch_tokens,
         max_queue=config.max_queue,
         pad_token_id=special.pad or 0,
+        # In half precision CUDA's kernel for attention within a window takes no other lengths.
+        pad_multiple=1 if options.provider == "cpu" else 8,
+        max_length=bundle.manifest.max_length,
         metrics=metrics,
         name=bundle.label,
     )

@@ -116,6 +116,7 @@ def running(
     *,
     max_batch_tokens: int = 256,
     max_queue: int = 64,
+    pad_multiple: int = 1,
     metrics: NullMetrics | None = None,
 ) -> Iterator[MaskedEngine]:
     engine = MaskedEngine(
@@ -123,6 +124,8 @@ def running(
         max_batch_tokens=max_batch_tokens,
         max_queue=max_queue,
         pad_token_id=PAD,
+        pad_multiple=pad_multiple,
+        max_length=20,
         metrics=metrics or NullMetrics(),
         name="tiny",
     )
@@ -474,6 +477,24 @@ def test_stop_fails_what_is_left_after_the_grace() -> None:
         assert session.lengths() == [[1]]
         assert metrics.named("cancelled") == [("cancelled", "shutdown")] * 2
         assert "maskdial-tiny" not in {thread.name for thread in threading.enumerate()}
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize(("length", "padded"), [(1, 8), (8, 8), (9, 16), (16, 16), (17, 17)])
+def test_passes_are_multiples_long_where_kernels_want_it(length: int, padded: int) -> None:
+    """Up to the model's 20 tokens."""
+
+    async def main() -> None:
+        session = ScriptedSession()
+        with running(session, pad_multiple=8) as engine:
+            (result,) = await engine.submit_many([text(length, rows=(length - 1,))])
+        (feeds,) = session.passes
+        assert feeds["input_ids"].shape == (1, padded)
+        assert feeds["input_ids"][0, length:].tolist() == [PAD] * (padded - length)
+        assert feeds["lengths"].tolist() == [length]
+        assert feeds["rows"].tolist() == [length - 1]
+        assert result.batch_tokens == padded
 
     asyncio.run(main())
 

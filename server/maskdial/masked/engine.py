@@ -47,7 +47,9 @@ class MaskedSession(Protocol):
 class MaskedEngine:
     """Serves one masked model. All methods may be called from any thread.
 
-    ``max_batch_tokens`` limits a pass in padded tokens, ``max_queue`` the texts that wait.
+    ``max_batch_tokens`` limits a pass in padded tokens, ``max_queue`` the texts that wait. Passes
+    are as long as their longest text, or up to ``pad_multiple - 1`` tokens longer where kernels
+    are faster at multiples of it, within the model's ``max_length``.
     """
 
     def __init__(
@@ -57,6 +59,8 @@ class MaskedEngine:
         max_batch_tokens: int,
         max_queue: int,
         pad_token_id: int,
+        pad_multiple: int = 1,
+        max_length: int = 0,
         metrics: EngineMetrics,
         name: str,
     ) -> None:
@@ -68,6 +72,8 @@ class MaskedEngine:
         self._gathers_rows = "rows" in session.input_names
         self._takes_types = "token_type_ids" in session.input_names
         self._pad_token_id = pad_token_id
+        self._pad_multiple = pad_multiple
+        self._max_length = max_length
         self._metrics = metrics
         self._thread = threading.Thread(target=self._main, name=f"maskdial-{name}", daemon=True)
         # Guards everything below; notified when a text is queued, a pass ends, or the engine stops.
@@ -271,7 +277,7 @@ class MaskedEngine:
         seconds = time.perf_counter() - started
         self._ran_a_pass = True
         self._observe(batch, started, seconds)
-        size, tokens = len(batch), _padded_tokens(batch)
+        size, tokens = len(batch), len(batch) * self._padded_length(batch)
         return [
             MaskedResult(rows, started - request.arrival, seconds, size, tokens)
             for request, rows in zip(batch, logits, strict=True)
@@ -279,7 +285,7 @@ class MaskedEngine:
 
     def _feeds(self, batch: list[Request]) -> dict[str, NDArray[Any]]:
         """The graph's inputs, right-padded; `maskdial.bundle` says what each one is."""
-        padded_length = max(request.length for request in batch)
+        padded_length = self._padded_length(batch)
         shape = (len(batch), padded_length)
         input_ids = np.full(shape, self._pad_token_id, np.int64)
         for row, request in zip(input_ids, batch, strict=True):
@@ -300,6 +306,11 @@ class MaskedEngine:
             ]
             feeds["rows"] = np.array(rows, np.int64)
         return feeds
+
+    def _padded_length(self, batch: list[Request]) -> int:
+        longest = max(request.length for request in batch)
+        rounded = -(-longest // self._pad_multiple) * self._pad_multiple
+        return rounded if rounded <= self._max_length else longest
 
     def _split(
         self, batch: list[Request], logits: NDArray[np.float32]
@@ -322,7 +333,7 @@ class MaskedEngine:
             self._metrics.queued(started - request.arrival)
         num_tokens = sum(request.length for request in batch)
         self._metrics.inference(seconds)
-        self._metrics.batch(len(batch), num_tokens, _padded_tokens(batch))
+        self._metrics.batch(len(batch), num_tokens, len(batch) * self._padded_length(batch))
         self._metrics.prompt_tokens(num_tokens)
 
     def _publish(self, outcomes: Iterable[tuple[Request, Outcome]]) -> None:
@@ -346,10 +357,6 @@ def _resolve(replies: list[tuple[Request, Outcome]]) -> None:
             request.future.set_result(outcome)
         else:
             request.future.set_exception(outcome)
-
-
-def _padded_tokens(batch: list[Request]) -> int:
-    return len(batch) * max(request.length for request in batch)
 
 
 def _describe(error: BaseException) -> str:
