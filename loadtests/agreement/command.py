@@ -21,8 +21,9 @@ from maskdial.causal.sequence import Sequence as Generated
 from maskdial.causal.sequence import TokenEvent
 from maskdial.config import load_config
 from maskdial.errors import MaskdialError
+from maskdial.loading import load_model
 from maskdial.metrics import Metrics
-from maskdial.served import CausalModel, load_model
+from maskdial.served import CausalModel
 from maskdial_export.export import export
 from maskdial_export.quality import Gate
 

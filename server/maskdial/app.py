@@ -36,9 +36,10 @@ from maskdial.bundle import Bundle, load_bundles
 from maskdial.config import Config
 from maskdial.errors import BundleError, MaskdialError, NotFoundError
 from maskdial.lifecycle import Lifecycle
+from maskdial.loading import start_model
 from maskdial.metrics import Metrics
 from maskdial.middleware import Endpoint, RequestMiddleware
-from maskdial.served import Models, find_bundles, start_model
+from maskdial.served import Models, find_bundles
 
 _log = logging.getLogger("maskdial")
 

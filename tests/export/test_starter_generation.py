@@ -20,9 +20,10 @@ from maskdial.bundle import Bundle, load_bundles
 from maskdial.causal.params import SamplingParams
 from maskdial.causal.sequence import Sequence
 from maskdial.config import Config
+from maskdial.loading import start_model
 from maskdial.metrics import Metrics
 from maskdial.runtime import Session, SessionOptions
-from maskdial.served import STARTER_FOLDER, CausalModel, start_model
+from maskdial.served import STARTER_FOLDER, CausalModel
 from maskdial.tokenizer import Tokenizer
 
 NEW_TOKENS = 48

@@ -11,12 +11,13 @@ from typing import Any
 import httpx
 import pytest
 
-import maskdial.served as served_module
+import maskdial.loading as loading_module
 from maskdial.config import Config
 from maskdial.errors import BundleError, ConfigError
+from maskdial.loading import load_model
 from maskdial.metrics import Metrics
 from maskdial.runtime import Session, SessionOptions
-from maskdial.served import STARTER_FOLDER, CausalModel, load_model
+from maskdial.served import STARTER_FOLDER, CausalModel
 
 PROMPTS = ["Once upon a time", "The little dog was very", "Lily and Tom went to the", "One day, a"]
 
@@ -49,7 +50,7 @@ def http_on_device(
 ) -> Iterator[httpx.Client]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(
-            served_module,
+            loading_module,
             "find_device",
             lambda bundle, asked: host_device() if bundle.manifest.family == "causal" else None,
         )
@@ -108,7 +109,9 @@ def test_both_masks_and_the_service_routes(http_on_device: httpx.Client) -> None
 def test_a_cache_that_does_not_fit_is_one_sentence_at_start(
     host_device: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(served_module, "find_device", lambda bundle, asked: host_device(30_000_000))
+    monkeypatch.setattr(
+        loading_module, "find_device", lambda bundle, asked: host_device(30_000_000)
+    )
     with pytest.raises(
         ConfigError, match=r"model 'mine': a KV cache of 64 slots .* --slots \d+ or"
     ):
@@ -130,8 +133,8 @@ def test_a_graph_that_cannot_be_captured_is_served_without(
                 raise BundleError("not all nodes are on the GPU")
             super().__init__(graph, options, *rest)
 
-    monkeypatch.setattr(served_module, "find_device", lambda bundle, asked: host_device())
-    monkeypatch.setattr(served_module, "Session", Uncapturable)
+    monkeypatch.setattr(loading_module, "find_device", lambda bundle, asked: host_device())
+    monkeypatch.setattr(loading_module, "Session", Uncapturable)
     model = load_model("mine", STARTER_FOLDER / "hybrid", Config(slots=2), Metrics(()))
     model.stop()
     assert "model mine runs without CUDA graphs: not all nodes are on the GPU" in caplog.messages

@@ -20,8 +20,9 @@ from maskdial.bundle import (
 )
 from maskdial.config import Config
 from maskdial.errors import BundleError
+from maskdial.loading import load_model
 from maskdial.metrics import Metrics
-from maskdial.served import STARTER_FOLDER, find_bundles, load_model
+from maskdial.served import STARTER_FOLDER, find_bundles
 
 
 @pytest.fixture

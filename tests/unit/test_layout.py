@@ -25,6 +25,7 @@ LAYERS = [
     ("maskdial.app",),
     ("maskdial.middleware",),
     ("maskdial.api",),
+    ("maskdial.loading",),
     ("maskdial.served",),
     ENGINES,
 ]

@@ -11,8 +11,9 @@ from loadtests.compare.work import Work
 from maskdial.causal.params import SamplingParams
 from maskdial.causal.sequence import Sequence
 from maskdial.config import load_config
+from maskdial.loading import load_model
 from maskdial.metrics import Metrics
-from maskdial.served import CausalModel, load_model
+from maskdial.served import CausalModel
 
 prepare = ours.prepare
 
