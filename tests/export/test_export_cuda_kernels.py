@@ -109,6 +109,22 @@ def test_every_operator_has_a_kernel(
     assert all(value.dtype == DataType.FLOAT16 for value in [*pasts, *presents])
 
 
+@pytest.mark.parametrize("name", ["bert", "llama:full"])
+def test_attention_in_half_precision_is_told_where_rows_begin(
+    name: str, graphs: Callable[[str, str], ir.Graph]
+) -> None:
+    """Without it there is but a slow kernel for rows of different lengths."""
+    for precision, where_from in (("fp16", ["lengths", "Concat"]), ("fp32", ["lengths"])):
+        attention = [n for n in graphs(name, precision) if n.op_type == "MultiHeadAttention"]
+        (mask,) = {node.inputs[4] for node in attention}
+        assert mask is not None
+        producer = mask.producer()
+        if producer is None:
+            assert [mask.name] == where_from
+        else:
+            assert [producer.inputs[0] and producer.inputs[0].name, producer.op_type] == where_from
+
+
 @pytest.mark.parametrize(
     ("name", "precision", "missing"),
     [
