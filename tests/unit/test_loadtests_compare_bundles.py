@@ -52,7 +52,7 @@ def prepared(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, str], S
 
 @pytest.mark.parametrize(
     ("shape", "precision"),
-    [("tiny-llama", "int4-fp16"), ("tiny-llama", "fp16"), ("tiny-bert", "fp16")],
+    [("tiny-llama", "int4-fp16"), ("tiny-bert", "fp16")],
 )
 def test_a_bundle_has_the_graph_that_the_export_makes(
     prepared: Callable[[str, str], Setup], shape: str, precision: str, tmp_path: Path
