@@ -36,7 +36,7 @@ def test_more_than_fits_says_what_would() -> None:
     with pytest.raises(ConfigError) as refusal:
         plan_slots(LAYOUT, 1000, asked=10, most=64, budget=4500 * TOKEN)
     assert refusal.value.message == (
-        "a KV cache of 10 slots of 1000 tokens takes 0.01 GB, and 0.00 GB may be used: "
+        "a KV cache of 10 slots of 1000 tokens takes 5.1 MB, and 2.3 MB may be used: "
         "--slots 4 or --max-context 450 would fit"
     )
 

@@ -33,10 +33,10 @@ def plan_slots(
     if fitting:
         ways.insert(0, f"--slots {fitting}")
     raise ConfigError(
-        f"a KV cache of {wanted} takes {_gigabytes(needed)}, and {_gigabytes(budget)} may be used: "
+        f"a KV cache of {wanted} takes {_size(needed)}, and {_size(budget)} may be used: "
         + (f"{' or '.join(ways)} would fit" if ways else "not even a short text would fit")
     )
 
 
-def _gigabytes(num_bytes: int) -> str:
-    return f"{num_bytes / 1e9:.2f} GB"
+def _size(num_bytes: int) -> str:
+    return f"{num_bytes / 1e9:.2f} GB" if num_bytes >= 10**9 else f"{num_bytes / 1e6:.1f} MB"
