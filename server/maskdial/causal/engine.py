@@ -1,7 +1,6 @@
 """CausalEngine: continuous batching of text generation on one thread."""
 
 import asyncio
-import itertools
 import logging
 import math
 import threading
@@ -205,21 +204,24 @@ class CausalEngine:
 
     def step(self) -> None:
         """One iteration: at most one decode step of all sequences and one chunk of a prompt."""
-        clock = [time.perf_counter()]
+        started = time.perf_counter()
         ahead, self._ahead = self._ahead, None
         plan = self._schedule() if ahead is None else ahead[0]
-        clock.append(time.perf_counter())
+        scheduled = time.perf_counter()
         outputs = self._executor.run(plan) if ahead is None else ahead[1]
-        clock.append(time.perf_counter())
+        ran = time.perf_counter()
         if self._delivery is not None and self._may_overlap(plan, outputs):
-            self._finish_beside_next(plan, outputs[0], self._delivery)
-            clock += [time.perf_counter()] * 2
+            drawn, ran_ahead = self._finish_beside_next(plan, outputs[0], self._delivery)
         else:
             replies = self._sample(plan, outputs)
-            clock.append(time.perf_counter())
+            drawn = ran_ahead = time.perf_counter()
             self._publish(plan, replies)
-            clock.append(time.perf_counter())
-        self._metrics.step(*(end - start for start, end in itertools.pairwise(clock)))
+        self._metrics.step(
+            scheduled - started,
+            ran - scheduled + ran_ahead - drawn,
+            drawn - ran,
+            time.perf_counter() - ran_ahead,
+        )
 
     def _schedule(self) -> Plan:
         with self._changed:
@@ -248,17 +250,24 @@ class CausalEngine:
         """Whether a sequence has room for a token after its next one."""
         return sequence.num_generated + 1 < sequence.params.max_new_tokens
 
-    def _finish_beside_next(self, plan: Plan, output: Output, delivery: ThreadPoolExecutor) -> None:
+    def _finish_beside_next(
+        self, plan: Plan, output: Output, delivery: ThreadPoolExecutor
+    ) -> tuple[float, float]:
         """Draws the tokens of a decode step, and delivers them while the next step runs.
 
         A sequence that turns out to have ended runs along with a row of no meaning.
+
+        Returns:
+            When the tokens were drawn, and when the next step had run.
         """
         samples = self._sampler.sample(output.logits, output.sequences)
+        drawn = time.perf_counter()
         token_ids = [chosen.token_id if isinstance(chosen, Sample) else 0 for chosen in samples]
         next_step = self._executor.next_step(plan, token_ids, self._max_length)
         delivered = delivery.submit(self._deliver, plan, output.sequences, samples)
         try:
             following = next_step()
+            ran = time.perf_counter()
         finally:
             delivered.result()
         rows = [
@@ -268,6 +277,7 @@ class CausalEngine:
         ]
         if rows:
             self._ahead = replace(plan, decoding_rows=tuple(rows)), [following.only(rows)]
+        return drawn, ran
 
     def _deliver(
         self, plan: Plan, sequences: tuple[Sequence, ...], samples: list[Sample | MaskdialError]
