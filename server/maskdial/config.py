@@ -81,8 +81,8 @@ class Config(BaseSettings):
     )
     cuda_graphs: Literal["on", "off"] = Field(
         "on",
-        description="whether decode steps on a GPU are captured as CUDA graphs: steps are faster, "
-        "starting takes longer",
+        description="whether decode steps on a GPU are captured as CUDA graphs: the host has one "
+        "thing to launch in the place of hundreds, starting takes longer",
     )
     max_context: int = Field(
         4096, ge=8, description="tokens of prompt and text together, where the model allows more"

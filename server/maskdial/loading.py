@@ -221,7 +221,8 @@ def _on_device(shape: _CausalShape, options: SessionOptions, device: Device) -> 
     options = replace(options, stream=device.stream)
     session = _capturing_session(shape, options)
     # What the weights have left is shared by the cache and the memory of the passes.
-    budget = config.kv_cache_bytes or int(device.free_bytes() * config.kv_cache_fraction)
+    free = device.free_bytes()
+    budget = min(config.kv_cache_bytes or int(free * config.kv_cache_fraction), free)
     slots = shape.slots(max(BATCH_SIZES), budget)
     num_drafted = config.speculative_tokens + 1
     golden_tokens = len(shape.bundle.manifest.golden.input_ids)

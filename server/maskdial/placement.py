@@ -26,11 +26,14 @@ def find_device(bundle: Bundle, asked: Literal["auto", "cpu", "cuda"]) -> CudaDe
     Raises:
         ConfigError: CUDA was asked for, and the model cannot run there.
     """
-    if asked == "cpu" or (asked == "auto" and not has_provider("cuda")):
+    gpu_build = _gpu_build()
+    if asked == "cpu" or (asked == "auto" and not has_provider("cuda") and gpu_build is None):
         return None
     try:
         if not has_provider("cuda"):
-            raise ConfigError(f"this ONNX Runtime has no CUDA provider; {_how_to_get_it()}")
+            raise ConfigError(
+                f"this ONNX Runtime has no CUDA provider; {_how_to_get_it(gpu_build)}"
+            )
         check_device()
         _check_kernels(bundle)
         _load_libraries()
@@ -45,13 +48,21 @@ def find_device(bundle: Bundle, asked: Literal["auto", "cpu", "cuda"]) -> CudaDe
     return device
 
 
-def _how_to_get_it() -> str:
-    """Both ONNX Runtimes are the folder ``onnxruntime``; what was installed last is in it."""
+def _gpu_build() -> str | None:
+    """The version of ONNX Runtime's CUDA build that pip installed.
+
+    It may be overwritten: both builds are the folder ``onnxruntime``, and the last one is in it.
+    """
     try:
-        installed = version("onnxruntime-gpu")
+        return version("onnxruntime-gpu")
     except PackageNotFoundError:
+        return None
+
+
+def _how_to_get_it(gpu_build: str | None) -> str:
+    if gpu_build is None:
         return "pip install 'maskdial[cuda]'"
-    return f"pip install --force-reinstall --no-deps onnxruntime-gpu=={installed}"
+    return f"pip install --force-reinstall --no-deps onnxruntime-gpu=={gpu_build}"
 
 
 def _load_libraries() -> None:
@@ -82,10 +93,12 @@ def _check_kernels(bundle: Bundle) -> None:
         ConfigError: ONNX Runtime's CUDA provider has no kernels for the bundle.
     """
     manifest = bundle.manifest
-    if manifest.precision == "int8":
-        reason = "is int8, which runs on CPUs only"
+    if manifest.precision in ("int8", "int4"):
+        reason = f"is {manifest.precision}, which is for CPUs"
     elif manifest.family == "causal" and manifest.kv is not None and manifest.kv.dtype != "float16":
         reason = f"is {manifest.precision}, and CUDA attends over a cache in half precision only"
     else:
         return
-    raise ConfigError(f"model {bundle.label!r} {reason}; export it with --precision fp16")
+    raise ConfigError(
+        f"model {bundle.label!r} {reason}; export it with --precision fp16 or int4-fp16"
+    )

@@ -71,6 +71,7 @@ def test_an_installation_for_the_cpu_is_silent_about_it(
     half: Bundle, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(placement, "has_provider", lambda provider: False)
+    monkeypatch.setattr(placement, "_gpu_build", lambda: None)
     with caplog.at_level(logging.INFO):
         assert find_device(half, "auto") is None
     assert not caplog.messages
@@ -98,13 +99,23 @@ def test_what_is_missing_is_said_with_its_remedy(
         find_device(half, "cuda")
 
 
+def test_a_build_for_gpus_that_was_overwritten_is_told_to_auto_as_well(
+    half: Bundle, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(placement, "has_provider", lambda provider: False)
+    monkeypatch.setattr(placement, "_gpu_build", lambda: "1.31.1")
+    with caplog.at_level(logging.INFO):
+        assert find_device(half, "auto") is None
+    assert "--force-reinstall --no-deps onnxruntime-gpu==1.31.1" in caplog.text
+
+
 @pytest.mark.usefixtures("gpu")
 @pytest.mark.parametrize(
     ("precision", "dtype", "reason"),
     [
-        ("int8", "float32", "is int8, which runs on CPUs only"),
+        ("int8", "float32", "is int8, which is for CPUs"),
         ("fp32", "float32", "is fp32, and CUDA attends over a cache in half precision only"),
-        ("int4", "float32", "is int4, and CUDA attends over a cache in half precision only"),
+        ("int4", "float32", "is int4, which is for CPUs"),
     ],
 )
 def test_bundles_without_kernels_stay_on_the_cpu(
