@@ -16,12 +16,12 @@ import tokenizers
 from numpy.typing import NDArray
 from tokenizers import decoders, models, pre_tokenizers, processors
 
-from maskdial.bundle import GRAPH, hash_files, load_bundles, write_manifest
 from maskdial.config import Config
-from maskdial.cuda.memory import DeviceArray
 from maskdial.errors import ConfigError
-from maskdial.served import STARTER_FOLDER
-from maskdial.server import Server
+from maskdial.http.server import Server
+from maskdial.models.bundle import GRAPH, hash_files, load_bundles, write_manifest
+from maskdial.models.registry import STARTER_FOLDER
+from maskdial.runtime.memory import DeviceArray
 
 
 class RunningServer:

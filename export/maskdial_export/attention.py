@@ -148,7 +148,7 @@ class CausalAttention:
     ) -> None:
         """Starts a forward pass.
 
-        The inputs are those of `maskdial.bundle`'s docstring; ``rotary`` holds cosines and sines,
+        The inputs are those of `maskdial.models.bundle`; ``rotary`` holds cosines and sines,
         (max_length, rotary_dim / 2) each, where the operator is to rotate.
         """
         self._past = past

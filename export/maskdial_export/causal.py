@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from maskdial.bundle import KVLayout
+from maskdial.models.bundle import KVLayout
 from maskdial_export.attention import CausalAttention, not_rotated, rotated, swapped
 from maskdial_export.graph import gather_rows, to_onnx_ir
 
@@ -58,7 +58,7 @@ def rotary_tables(model: PreTrainedModel) -> tuple[Tensor, Tensor] | None:
 
 
 class CausalGraph(nn.Module):
-    """A causal model with the inputs and outputs of `maskdial.bundle`'s docstring."""
+    """A causal model with the inputs and outputs of `maskdial.models.bundle`'s docstring."""
 
     cos: Tensor
     sin: Tensor

@@ -11,7 +11,7 @@ import torch
 from tokenizers import Tokenizer
 from transformers import PreTrainedModel
 
-from maskdial.bundle import Embedding, KVLayout, SpecialTokens, Task
+from maskdial.models.bundle import Embedding, KVLayout, SpecialTokens, Task
 from maskdial_export import bidirectional, causal, masked
 from maskdial_export.embedding import longest_text, lower_case, read_embedding
 from maskdial_export.evaluation import (

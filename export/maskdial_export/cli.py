@@ -6,8 +6,8 @@ from pathlib import Path
 
 from rich.console import Console
 
-from maskdial.bundle import Manifest, read_manifests
 from maskdial.errors import MaskdialError
+from maskdial.models.bundle import Manifest, read_manifests
 from maskdial_export.export import MASKS, PRECISIONS, TASKS, TOLERANCE, export
 from maskdial_export.quality import MAX_LOSS, Gate
 

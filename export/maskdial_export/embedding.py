@@ -8,7 +8,7 @@ import torch
 from tokenizers import Tokenizer, normalizers
 from torch import Tensor
 
-from maskdial.bundle import Embedding
+from maskdial.models.bundle import Embedding
 from maskdial_export.errors import ExportError
 from maskdial_export.source import MODULES, Source, read_json
 

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 from tokenizers import Encoding, Tokenizer
 
-from maskdial.bundle import KVLayout
+from maskdial.models.bundle import KVLayout
 from maskdial_export.sample import Sample
 from maskdial_export.session import CausalSession, Floats, Ids, MaskedSession
 

@@ -10,7 +10,7 @@ from typing import Literal, cast, get_args
 
 from rich.console import Console
 
-from maskdial.bundle import Manifest, Task
+from maskdial.models.bundle import Manifest, Task
 from maskdial_export.errors import ExportError
 from maskdial_export.join import join
 from maskdial_export.phase import finding, phase

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from maskdial.bundle import GoldenCheck
+from maskdial.models.bundle import GoldenCheck
 from maskdial_export.checkpoint import Checkpoint
 from maskdial_export.parity import expected_output
 from maskdial_export.session import CausalSession, Floats, MaskedSession

@@ -11,7 +11,7 @@ from pathlib import Path
 import onnx_ir as ir
 from onnx_ir.external_data import convert_tensors_to_external
 
-from maskdial.bundle import (
+from maskdial.models.bundle import (
     FULL_GRAPH,
     FULL_MANIFEST,
     GRAPH,

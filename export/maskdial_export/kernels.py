@@ -3,7 +3,7 @@
 import numpy as np
 import onnx_ir as ir
 
-from maskdial.bundle import KERNEL_CHECK
+from maskdial.models.bundle import KERNEL_CHECK
 from maskdial_export.graph import OPSET
 
 _INPUTS, _OUTPUTS = 64, 64

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from maskdial.bundle import Embedding, Task
+from maskdial.models.bundle import Embedding, Task
 from maskdial_export.attention import MaskedAttention, swapped
 from maskdial_export.embedding import pool
 from maskdial_export.graph import gather_rows, to_onnx_ir
@@ -27,7 +27,7 @@ TOKEN_TASKS: frozenset[Task] = frozenset({"fill-mask", "token-classify", "questi
 
 
 class MaskedGraph(nn.Module):
-    """A masked model with the inputs and the output of `maskdial.bundle`'s docstring."""
+    """A masked model with the inputs and the output of `maskdial.models.bundle`'s docstring."""
 
     def __init__(self, model: PreTrainedModel, embedding: Embedding | None) -> None:
         super().__init__()

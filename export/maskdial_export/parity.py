@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from transformers import PreTrainedModel
 
-from maskdial.bundle import Embedding, KVLayout, ParityReport
+from maskdial.models.bundle import Embedding, KVLayout, ParityReport
 from maskdial_export.embedding import pool
 from maskdial_export.errors import ExportError
 from maskdial_export.masked import head_logits

@@ -10,7 +10,7 @@ from typing import Literal
 import onnx_ir as ir
 from rich.console import Console
 
-from maskdial.bundle import QualityReport
+from maskdial.models.bundle import QualityReport
 from maskdial_export.calibrate import calibrate
 from maskdial_export.checkpoint import Checkpoint
 from maskdial_export.errors import ExportError

@@ -1,8 +1,8 @@
-"""The graphs that draw tokens on a device: `maskdial.causal.device.sampler` runs them.
+"""The graphs that draw tokens on a device: `maskdial.causal.sampling.device_sampler` runs them.
 
-They compute what `maskdial.causal.sampler` does, on all rows at once. There is one for greedy rows,
-one for rows whose tokens are narrowed down to a few, and one for rows that are drawn from the whole
-vocabulary; each of them with penalties and without. Build them anew after a change:
+They compute what `maskdial.causal.sampling.sampler` does, on all rows at once. There is one for
+greedy rows, one for rows whose tokens are narrowed down to a few, and one for rows that are drawn
+from the whole vocabulary; each of them with penalties and without. Build them anew after a change:
 
     python -m maskdial_export.sampler_graph
 
@@ -20,7 +20,7 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 from onnx_ir.tape import Tape
 
-from maskdial.causal.device.sampler_graph import (
+from maskdial.causal.sampling.sampler_graph import (
     BLOCK,
     FOLDER,
     MOST_CANDIDATES,

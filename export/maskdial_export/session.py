@@ -8,7 +8,7 @@ import numpy as np
 import onnxruntime
 from numpy.typing import NDArray
 
-from maskdial.bundle import UNWANTED_FUSIONS, KVLayout
+from maskdial.models.bundle import UNWANTED_FUSIONS, KVLayout
 
 Floats = NDArray[np.float32]
 Ids = NDArray[np.int64]

@@ -13,7 +13,7 @@ import transformers
 from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 from transformers import PreTrainedModel
 
-from maskdial.bundle import Family, Task, file_sha256
+from maskdial.models.bundle import Family, Task, file_sha256
 from maskdial_export.errors import ExportError, first_line
 
 Mask = Literal["full", "causal"]

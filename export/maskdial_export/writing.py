@@ -11,7 +11,8 @@ import onnx_ir as ir
 from rich.console import Console
 
 import maskdial
-from maskdial.bundle import (
+from maskdial.errors import MaskdialError
+from maskdial.models.bundle import (
     GRAPH,
     KERNEL_CHECK,
     GoldenCheck,
@@ -21,7 +22,6 @@ from maskdial.bundle import (
     hash_files,
     write_manifest,
 )
-from maskdial.errors import MaskdialError
 from maskdial_export.checkpoint import Checkpoint, load_checkpoint
 from maskdial_export.errors import ExportError, first_line
 from maskdial_export.files import write_files

@@ -16,14 +16,14 @@ from loadtests.agreement.prompts import PROMPTS
 from loadtests.agreement.reference import Reference
 from loadtests.errors import LoadTestError
 from loadtests.reports import load_averages, write_json
-from maskdial.causal.params import SamplingParams
+from maskdial.causal.sampling.params import SamplingParams
 from maskdial.causal.sequence import Sequence as Generated
 from maskdial.causal.sequence import TokenEvent
 from maskdial.config import load_config
 from maskdial.errors import MaskdialError
-from maskdial.loading import load_model
 from maskdial.metrics import Metrics
-from maskdial.served import CausalModel
+from maskdial.models.loading import load_model
+from maskdial.models.registry import CausalModel
 from maskdial_export.export import export
 from maskdial_export.quality import Gate
 

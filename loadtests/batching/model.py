@@ -5,14 +5,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from loadtests.errors import LoadTestError
-from maskdial.bundle import Bundle, load_bundle
 from maskdial.config import Config
 from maskdial.masked.engine import MaskedEngine
 from maskdial.masked.request import MaskedInput
 from maskdial.metrics import EngineMetrics
-from maskdial.placement import find_device
-from maskdial.runtime import Provider, Session, SessionOptions
-from maskdial.tokenizer import Tokenizer
+from maskdial.models.bundle import Bundle, load_bundle
+from maskdial.models.tokenizer import Tokenizer
+from maskdial.runtime.placement import find_device
+from maskdial.runtime.session import Provider, Session, SessionOptions
 
 
 @dataclass(frozen=True, slots=True)

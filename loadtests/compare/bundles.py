@@ -13,7 +13,7 @@ import torch
 
 from loadtests.checkpoints import new_folder, random_model
 from loadtests.compare.setup import Setup
-from maskdial.bundle import GRAPH, GoldenCheck, Manifest, hash_files, write_manifest
+from maskdial.models.bundle import GRAPH, GoldenCheck, Manifest, hash_files, write_manifest
 from maskdial_export import causal, masked
 from maskdial_export.checkpoint import Checkpoint
 from maskdial_export.files import load_tokenizer, special_tokens, write_files

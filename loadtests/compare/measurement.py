@@ -20,7 +20,7 @@ from loadtests.compare.weights import bytes_read
 from loadtests.compare.work import Work
 from loadtests.errors import LoadTestError
 from loadtests.reports import load_averages
-from maskdial.bundle import read_manifests
+from maskdial.models.bundle import read_manifests
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ import numpy as np
 from loadtests.engine.model import NUM_STREAMS, Model
 from loadtests.engine.rig import Rig, running
 from loadtests.engine.section import Section
-from maskdial.causal.params import SamplingParams
+from maskdial.causal.sampling.params import SamplingParams
 from maskdial.causal.sequence import Sequence
 
 _QUESTION = "resident memory of the KV cache of 8 streams, and after they ended"

@@ -7,14 +7,14 @@ import numpy as np
 
 from loadtests.engine.recorder import Recorder
 from loadtests.errors import LoadTestError
-from maskdial.bundle import Bundle, KVLayout, load_bundle
 from maskdial.causal.engine import CausalEngine
 from maskdial.causal.executor import ModelRunner
 from maskdial.causal.prefix_cache import PrefixCache
-from maskdial.causal.runner import Runner
 from maskdial.config import Config
-from maskdial.runtime import Session, SessionOptions
-from maskdial.tokenizer import Tokenizer
+from maskdial.models.bundle import Bundle, KVLayout, load_bundle
+from maskdial.models.tokenizer import Tokenizer
+from maskdial.runtime.runner import Runner
+from maskdial.runtime.session import Session, SessionOptions
 
 NUM_STREAMS = 8
 """Slots of every engine that is measured."""

@@ -10,7 +10,7 @@ from loadtests.engine.model import Model
 from loadtests.engine.rig import Rig, running
 from loadtests.engine.section import Section
 from loadtests.engine.turns import median, median_ratio, take_turns
-from maskdial.causal.params import SamplingParams
+from maskdial.causal.sampling.params import SamplingParams
 from maskdial.causal.sequence import Sequence
 
 _QUESTION = "time to first token of a system prompt and a short question"

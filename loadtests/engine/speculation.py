@@ -13,7 +13,7 @@ from loadtests.engine.section import Section
 from loadtests.engine.texts import TASKS
 from loadtests.engine.turns import median, median_ratio, take_turns
 from loadtests.errors import LoadTestError
-from maskdial.causal.params import SamplingParams
+from maskdial.causal.sampling.params import SamplingParams
 from maskdial.causal.sequence import Sequence
 
 _QUESTION = "speed of one stream alone, by how many tokens are guessed ahead"

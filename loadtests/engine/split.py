@@ -16,8 +16,8 @@ from loadtests.engine.recorder import Step
 from loadtests.engine.rig import Rig, running
 from loadtests.engine.section import Section
 from loadtests.engine.turns import median, take_turns
-from maskdial.causal.grammar import GrammarCompiler
-from maskdial.causal.params import SamplingParams
+from maskdial.causal.grammar.compiler import GrammarCompiler
+from maskdial.causal.sampling.params import SamplingParams
 from maskdial.causal.sequence import Sequence
 
 _QUESTION = "where the time of a decode step of 8 streams goes"

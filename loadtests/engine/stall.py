@@ -13,7 +13,7 @@ from loadtests.engine.rig import Reader, Rig, running
 from loadtests.engine.section import Section
 from loadtests.engine.turns import median, median_ratio, take_turns
 from loadtests.errors import LoadTestError
-from maskdial.causal.params import SamplingParams
+from maskdial.causal.sampling.params import SamplingParams
 from maskdial.causal.sequence import Sequence
 
 _QUESTION = "gaps between the tokens of 7 streams while a long prompt is read"

@@ -14,8 +14,8 @@ from loadtests.reports import load_averages, write_json, write_markdown
 from loadtests.server_process import running_server
 from maskdial.config import load_config
 from maskdial.errors import MaskdialError
-from maskdial.loading import load_model
 from maskdial.metrics import Metrics
+from maskdial.models.loading import load_model
 
 
 def run_overhead(args: argparse.Namespace) -> int:

@@ -14,7 +14,7 @@ from loadtests.overhead.closed_loop import Client, Throughput, drive
 from loadtests.overhead.work import Work, work_of
 from loadtests.scenarios import draw_jobs
 from loadtests.server_process import ServerProcess
-from maskdial.served import ServedModel
+from maskdial.models.registry import ServedModel
 
 _NUM_TEXTS = 512
 _QUESTION = "throughput over HTTP against the bare engine, in turns"

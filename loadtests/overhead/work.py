@@ -5,11 +5,11 @@ from typing import Protocol
 
 from loadtests.connection import Reply, post
 from loadtests.errors import LoadTestError
-from maskdial.bundle import Bundle
-from maskdial.causal.params import SamplingParams
+from maskdial.causal.sampling.params import SamplingParams
 from maskdial.causal.sequence import Sequence
 from maskdial.masked.request import MaskedInput
-from maskdial.served import CausalModel, MaskedModel, ServedModel
+from maskdial.models.bundle import Bundle
+from maskdial.models.registry import CausalModel, MaskedModel, ServedModel
 
 EVENT = b'data: {"index"'
 """How the event of a token begins."""

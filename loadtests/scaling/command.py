@@ -10,8 +10,8 @@ from loadtests.engine.section import Section
 from loadtests.errors import LoadTestError
 from loadtests.reports import load_averages, write_json, write_markdown
 from loadtests.scaling import load, memory, start
-from maskdial.bundle import Bundle, load_bundle
 from maskdial.errors import MaskdialError
+from maskdial.models.bundle import Bundle, load_bundle
 
 
 def run_scaling(args: argparse.Namespace) -> int:

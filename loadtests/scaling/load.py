@@ -15,7 +15,7 @@ from loadtests.report import Report, Settings, Summary, make_report
 from loadtests.runner import Limits, Runner
 from loadtests.scenarios import Job, draw_jobs
 from loadtests.server_process import ServerProcess, running_server
-from maskdial.bundle import Bundle
+from maskdial.models.bundle import Bundle
 
 _QUESTION = "throughput and latency against the offered load"
 _SHARES = (0.25, 0.5, 0.7, 0.85, 1.0, 1.2)

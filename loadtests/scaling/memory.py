@@ -12,8 +12,8 @@ from loadtests.engine.section import Section
 from loadtests.errors import LoadTestError
 from loadtests.scenarios import draw_jobs
 from loadtests.server_process import ServerProcess, running_server
-from maskdial.bundle import Bundle, KVLayout
-from maskdial.tokenizer import Tokenizer
+from maskdial.models.bundle import Bundle, KVLayout
+from maskdial.models.tokenizer import Tokenizer
 
 _QUESTION = "resident memory against slots, context and streams"
 _MB = 1e6

@@ -7,7 +7,7 @@ from statistics import median
 
 from loadtests.engine.section import Section
 from loadtests.server_process import running_server
-from maskdial.bundle import Bundle
+from maskdial.models.bundle import Bundle
 
 _QUESTION = "time from the start of the process to readiness, against the model's size"
 _NOTES = (

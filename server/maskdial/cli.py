@@ -12,9 +12,9 @@ from rich.console import Console
 from rich.table import Table
 
 import maskdial
-from maskdial.bundle import load_bundles
 from maskdial.config import Config, load_config
 from maskdial.errors import ConfigError, MaskdialError
+from maskdial.models.bundle import load_bundles
 from maskdial_client import cli as client_cli
 
 Command = Callable[[argparse.Namespace], int]
@@ -108,7 +108,7 @@ def _add_serve_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _serve(options: argparse.Namespace) -> int:
-    from maskdial.server import Server  # the other commands start faster without it
+    from maskdial.http.server import Server  # the other commands start faster without it
 
     flags = {name: value for name, value in vars(options).items() if name in Config.model_fields}
     config = load_config(flags, options.config)

@@ -11,19 +11,19 @@ import pytest
 import tokenizers
 from numpy.typing import NDArray
 
-from maskdial.bundle import Bundle, load_bundle
 from maskdial.causal.engine import CausalEngine
-from maskdial.causal.grammar import Grammar, GrammarCompiler, GrammarKind, GrammarValue
-from maskdial.causal.params import SamplingParams
+from maskdial.causal.grammar.compiler import Grammar, GrammarCompiler, GrammarKind, GrammarValue
 from maskdial.causal.prefix_cache import PrefixCache
-from maskdial.causal.runner import Runner
+from maskdial.causal.sampling.params import SamplingParams
 from maskdial.causal.sequence import Sequence, SharedPrompt, TokenEvent
 from maskdial.causal.stream import TokenStream
 from maskdial.errors import MaskdialError
 from maskdial.metrics import NullMetrics
-from maskdial.runtime import Session, SessionOptions
-from maskdial.served import STARTER_FOLDER
-from maskdial.tokenizer import Tokenizer
+from maskdial.models.bundle import Bundle, load_bundle
+from maskdial.models.registry import STARTER_FOLDER
+from maskdial.models.tokenizer import Tokenizer
+from maskdial.runtime.runner import Runner
+from maskdial.runtime.session import Session, SessionOptions
 
 BLOCK = 64  # tokens; of the starter model's attention kernel
 MAX_LENGTH = 512

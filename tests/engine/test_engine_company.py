@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from maskdial.causal.params import SamplingParams
+from maskdial.causal.sampling.params import SamplingParams
 from maskdial.causal.sequence import SharedPrompt
 
 NUM_REQUESTS = 120

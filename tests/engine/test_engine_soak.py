@@ -17,9 +17,9 @@ import pytest
 from maskdial.causal.sequence import SharedPrompt
 from maskdial.config import Config
 from maskdial.errors import DeadlineError, OverloadedError
-from maskdial.loading import load_model
 from maskdial.metrics import Metrics
-from maskdial.served import STARTER_FOLDER, CausalModel
+from maskdial.models.loading import load_model
+from maskdial.models.registry import STARTER_FOLDER, CausalModel
 
 SECONDS = float(os.environ.get("MASKDIAL_SOAK_SECONDS", "6"))
 NUM_CLIENTS = 64

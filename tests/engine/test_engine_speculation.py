@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from maskdial.causal.params import SamplingParams
+from maskdial.causal.sampling.params import SamplingParams
 from maskdial.errors import DeadlineError
 
 MAX_DRAFTS = 8

@@ -17,7 +17,7 @@ from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import Normalize, Pooling
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
 
-from maskdial.bundle import Embedding, load_bundle
+from maskdial.models.bundle import Embedding, load_bundle
 from maskdial_export.embedding import longest_text, lower_case, read_embedding
 from maskdial_export.errors import ExportError
 from maskdial_export.export import export

@@ -9,7 +9,7 @@ import onnxruntime
 import pytest
 import torch
 
-from maskdial.bundle import load_bundle
+from maskdial.models.bundle import load_bundle
 
 TOLERANCE = 1e-4
 FILL_MASK = [

@@ -12,7 +12,7 @@ import tokenizers
 import torch
 from safetensors.torch import load_file, save_file
 
-from maskdial.bundle import load_bundle
+from maskdial.models.bundle import load_bundle
 from maskdial_export.export import export
 
 Bundle = Callable[[str], Path]

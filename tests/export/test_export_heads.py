@@ -15,7 +15,7 @@ import onnxruntime
 import pytest
 import torch
 
-from maskdial.bundle import Manifest, load_bundle
+from maskdial.models.bundle import Manifest, load_bundle
 
 TOLERANCE = 1e-4
 CLASSIFY = [

@@ -12,7 +12,7 @@ import tokenizers
 import torch
 import transformers
 
-from maskdial.bundle import FULL_GRAPH, GRAPH, Bundle, QualityReport, load_bundles
+from maskdial.models.bundle import FULL_GRAPH, GRAPH, Bundle, QualityReport, load_bundles
 from maskdial_export.errors import ExportError
 from maskdial_export.export import export
 from maskdial_export.quality import Gate

@@ -11,7 +11,7 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from maskdial.bundle import Manifest
+from maskdial.models.bundle import Manifest
 from maskdial_export.causal import rotary_tables
 from maskdial_export.checkpoint import load_checkpoint
 from maskdial_export.export import export

@@ -14,7 +14,7 @@ import pytest
 from rich.console import Console
 from safetensors.torch import load_file, save_file
 
-from maskdial.bundle import QualityReport, load_bundle
+from maskdial.models.bundle import QualityReport, load_bundle
 from maskdial_export import cli
 from maskdial_export.checkpoint import Checkpoint, load_checkpoint
 from maskdial_export.errors import ExportError

@@ -13,13 +13,13 @@ import torch
 from numpy.typing import NDArray
 from onnx import numpy_helper
 
-from maskdial.bundle import KERNEL_CHECK, MANIFEST, file_sha256, load_bundle
 from maskdial.config import Config
 from maskdial.errors import BundleError
-from maskdial.golden import multiplies_exactly
-from maskdial.loading import load_model
 from maskdial.metrics import Metrics
-from maskdial.runtime import Session, SessionOptions
+from maskdial.models.bundle import KERNEL_CHECK, MANIFEST, file_sha256, load_bundle
+from maskdial.models.golden import multiplies_exactly
+from maskdial.models.loading import load_model
+from maskdial.runtime.session import Session, SessionOptions
 from maskdial_export.checkpoint import load_checkpoint
 from maskdial_export.export import export
 from maskdial_export.golden import half_tolerance, quantised_tolerance

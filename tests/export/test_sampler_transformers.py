@@ -8,8 +8,8 @@ import torch
 import transformers
 from numpy.typing import NDArray
 
-from maskdial.causal.params import SamplingParams
-from maskdial.causal.sampler import Sampler
+from maskdial.causal.sampling.params import SamplingParams
+from maskdial.causal.sampling.sampler import Sampler
 from maskdial.causal.sequence import Sequence
 
 EOS = 7

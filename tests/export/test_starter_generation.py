@@ -16,15 +16,15 @@ from numpy.typing import NDArray
 from onnx import numpy_helper
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
-from maskdial.bundle import Bundle, load_bundles
-from maskdial.causal.params import SamplingParams
+from maskdial.causal.sampling.params import SamplingParams
 from maskdial.causal.sequence import Sequence
 from maskdial.config import Config
-from maskdial.loading import start_model
 from maskdial.metrics import Metrics
-from maskdial.runtime import Session, SessionOptions
-from maskdial.served import STARTER_FOLDER, CausalModel
-from maskdial.tokenizer import Tokenizer
+from maskdial.models.bundle import Bundle, load_bundles
+from maskdial.models.loading import start_model
+from maskdial.models.registry import STARTER_FOLDER, CausalModel
+from maskdial.models.tokenizer import Tokenizer
+from maskdial.runtime.session import Session, SessionOptions
 
 NEW_TOKENS = 48
 A_STEP = 0.2  # in log-probability: what one rounding step may make of it

@@ -9,8 +9,8 @@ from typing import Any
 import httpx
 import pytest
 
-from maskdial.bundle import CHAT_TEMPLATE, hash_files, load_bundle, write_manifest
-from maskdial.served import STARTER_FOLDER
+from maskdial.models.bundle import CHAT_TEMPLATE, hash_files, load_bundle, write_manifest
+from maskdial.models.registry import STARTER_FOLDER
 from maskdial_client import Client
 
 # As real ones: it writes the special tokens, checks the roles, and trims what users wrote.

@@ -18,9 +18,9 @@ from typing import Any
 import httpx
 import pytest
 
-from maskdial.api.wire import unless_gone
 from maskdial.errors import ValidationError
-from maskdial.served import STARTER_FOLDER
+from maskdial.http.replies import unless_gone
+from maskdial.models.registry import STARTER_FOLDER
 
 PROMPT = "Once upon a time"
 # Far longer than any deadline here, on any machine.

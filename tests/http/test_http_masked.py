@@ -13,7 +13,7 @@ from typing import Any
 import httpx
 import pytest
 
-from maskdial.served import STARTER_FOLDER
+from maskdial.models.registry import STARTER_FOLDER
 from maskdial_client import Client
 
 KING = "The old king lived in a [MASK] by the sea."

@@ -11,13 +11,13 @@ from typing import Any
 import httpx
 import pytest
 
-import maskdial.loading as loading_module
+import maskdial.models.loading as loading_module
 from maskdial.config import Config
 from maskdial.errors import BundleError, ConfigError
-from maskdial.loading import load_model
 from maskdial.metrics import Metrics
-from maskdial.runtime import Session, SessionOptions
-from maskdial.served import STARTER_FOLDER, CausalModel
+from maskdial.models.loading import load_model
+from maskdial.models.registry import STARTER_FOLDER, CausalModel
+from maskdial.runtime.session import Session, SessionOptions
 
 PROMPTS = ["Once upon a time", "The little dog was very", "Lily and Tom went to the", "One day, a"]
 

@@ -14,7 +14,7 @@ from typing import Any
 import httpx
 import pytest
 
-from maskdial.served import STARTER_FOLDER
+from maskdial.models.registry import STARTER_FOLDER
 
 KING = "The old king lived in a house by the sea."
 ODD = ["Été à Orléans 🙂 שלום", "two  spaces\nand a line", "x" * 40, "a"]

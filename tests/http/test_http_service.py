@@ -16,7 +16,7 @@ from typing import Any
 import httpx
 import pytest
 
-from maskdial.served import STARTER_FOLDER, CausalModel
+from maskdial.models.registry import STARTER_FOLDER, CausalModel
 
 TEXT = "The old king lived in a [MASK] by the sea."
 

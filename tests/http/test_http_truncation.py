@@ -5,8 +5,8 @@ from typing import Any
 import httpx
 import pytest
 
-from maskdial.bundle import load_bundles
-from maskdial.served import STARTER_FOLDER
+from maskdial.models.bundle import load_bundles
+from maskdial.models.registry import STARTER_FOLDER
 
 STARTERS = {"/fill-mask": "hybrid", "/classify": "sentiment"}
 NUM_ADDED = {"/fill-mask": 1, "/classify": 2}  # special tokens

@@ -8,7 +8,10 @@ from typing import Any
 
 import pytest
 
-from maskdial.bundle import (
+from maskdial.config import Config
+from maskdial.errors import BundleError
+from maskdial.metrics import Metrics
+from maskdial.models.bundle import (
     FULL_GRAPH,
     FULL_MANIFEST,
     GRAPH,
@@ -18,11 +21,8 @@ from maskdial.bundle import (
     load_bundle,
     load_bundles,
 )
-from maskdial.config import Config
-from maskdial.errors import BundleError
-from maskdial.loading import load_model
-from maskdial.metrics import Metrics
-from maskdial.served import STARTER_FOLDER, find_bundles
+from maskdial.models.loading import load_model
+from maskdial.models.registry import STARTER_FOLDER, find_bundles
 
 
 @pytest.fixture

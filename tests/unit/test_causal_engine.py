@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 
 import maskdial.causal.engine as engine_module
 from maskdial.causal.engine import CausalEngine
-from maskdial.causal.params import SamplingParams
 from maskdial.causal.prefix_cache import PrefixCache
+from maskdial.causal.sampling.params import SamplingParams
 from maskdial.causal.sequence import Finish, Sequence, SharedPrompt, State, TokenEvent
 from maskdial.causal.stream import TokenStream
 from maskdial.errors import (

@@ -19,16 +19,17 @@ from llguidance import LLParserLimits
 from numpy.typing import NDArray
 
 import maskdial
-from maskdial.causal import grammar as grammar_module
-from maskdial.causal import grammar_build, grammar_check
-from maskdial.causal.grammar import (
+from maskdial.causal.grammar import build as grammar_build
+from maskdial.causal.grammar import check as grammar_check
+from maskdial.causal.grammar import compiler as grammar_module
+from maskdial.causal.grammar.compiler import (
     Grammar,
     GrammarCompiler,
     GrammarKind,
     GrammarMatcher,
     GrammarValue,
 )
-from maskdial.causal.grammar_source import MAX_SCHEMA_BYTES, MAX_TEXT_BYTES, parse_grammar
+from maskdial.causal.grammar.source import MAX_SCHEMA_BYTES, MAX_TEXT_BYTES, parse_grammar
 from maskdial.errors import OverloadedError, UnavailableError, ValidationError
 
 EOS, MASK = 0, 1

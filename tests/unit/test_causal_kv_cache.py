@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from maskdial.bundle import KVLayout
-from maskdial.causal.kv_cache import KVCache
 from maskdial.errors import ConfigError
+from maskdial.models.bundle import KVLayout
+from maskdial.runtime.kv_cache import KVCache
 
 LAYOUT = KVLayout(num_layers=2, num_heads=3, head_dim=4)
 PAGEMAP = Path("/proc/self/pagemap")

@@ -10,10 +10,10 @@ import pytest
 from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
-from maskdial.bundle import KVLayout
-from maskdial.causal.device.runner import DeviceRunner
-from maskdial.causal.runner import Runner
-from maskdial.runtime import Session, SessionOptions
+from maskdial.models.bundle import KVLayout
+from maskdial.runtime.device_runner import DeviceRunner
+from maskdial.runtime.runner import Runner
+from maskdial.runtime.session import Session, SessionOptions
 
 VOCAB, HEADS, HEAD_DIM, MAX_LENGTH, SLOTS = 37, 2, 16, 48, 4
 WIDTH = HEADS * HEAD_DIM
@@ -21,7 +21,7 @@ LAYOUT = KVLayout(num_layers=1, num_heads=HEADS, head_dim=HEAD_DIM)
 
 
 def build_graph(path: Path) -> None:
-    """Writes a graph with the causal inputs and outputs that `maskdial.bundle` lists.
+    """Writes a graph with the causal inputs and outputs that `maskdial.models.bundle` lists.
 
     It takes ``position_ids`` too, for learned positions beside the token embeddings.
     """

@@ -11,10 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from maskdial.causal.candidates import Candidates
-from maskdial.causal.counter_random import CounterRandom
-from maskdial.causal.params import SamplingParams
-from maskdial.causal.sampler import Sample, Sampler, prompt_logprobs
+from maskdial.causal.sampling.candidates import Candidates
+from maskdial.causal.sampling.counter_random import CounterRandom
+from maskdial.causal.sampling.params import SamplingParams
+from maskdial.causal.sampling.sampler import Sample, Sampler, prompt_logprobs
 from maskdial.causal.sequence import GrammarMatcher, Sequence
 from maskdial.errors import GenerationError, MaskdialError, ValidationError
 

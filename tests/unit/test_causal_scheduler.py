@@ -9,9 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from maskdial.causal.params import SamplingParams
 from maskdial.causal.plan import Move, Plan, Prefill
 from maskdial.causal.prefix_cache import PrefixCache
+from maskdial.causal.sampling.params import SamplingParams
 from maskdial.causal.scheduler import Scheduler
 from maskdial.causal.sequence import Sequence, SharedPrompt, State
 from maskdial.errors import OverloadedError

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 import maskdial
-from maskdial.bundle import CHAT_TEMPLATE, hash_files, load_bundle, write_manifest
-from maskdial.chat import MAX_CHARACTERS, ChatTemplate
+from maskdial.causal.chat import MAX_CHARACTERS, ChatTemplate
 from maskdial.errors import BundleError, ValidationError
+from maskdial.models.bundle import CHAT_TEMPLATE, hash_files, load_bundle, write_manifest
 
 STARTER = Path(maskdial.__file__).parent / "starter" / "hybrid"
 USER = {"role": "user", "content": "Hi <b>you</b>"}

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from maskdial.cuda.device import CudaDevice
-from maskdial.cuda.memory import Staging, copy_array, download, on_host
 from maskdial.errors import ConfigError
+from maskdial.runtime.cuda import CudaDevice
+from maskdial.runtime.memory import Staging, copy_array, download, on_host
 
 
 class Status(enum.IntEnum):

@@ -13,18 +13,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from maskdial.causal.candidates import narrow
-from maskdial.causal.counter_random import CounterRandom
-from maskdial.causal.device.logits import DeviceLogits
-from maskdial.causal.device.penalties import MOST_PENALISED
-from maskdial.causal.device.sampler import DeviceSampler
-from maskdial.causal.device.sampler_graph import MOST_CANDIDATES
-from maskdial.causal.params import SamplingParams
-from maskdial.causal.processors import process
-from maskdial.causal.sampler import Sample, Sampler
+from maskdial.causal.sampling.candidates import narrow
+from maskdial.causal.sampling.counter_random import CounterRandom
+from maskdial.causal.sampling.device_penalties import MOST_PENALISED
+from maskdial.causal.sampling.device_sampler import DeviceSampler
+from maskdial.causal.sampling.params import SamplingParams
+from maskdial.causal.sampling.processors import process
+from maskdial.causal.sampling.sampler import Sample, Sampler
+from maskdial.causal.sampling.sampler_graph import MOST_CANDIDATES
 from maskdial.causal.sequence import Sequence
 from maskdial.errors import GenerationError, MaskdialError
-from maskdial.runtime import SessionOptions
+from maskdial.runtime.device_logits import DeviceLogits
+from maskdial.runtime.session import SessionOptions
 
 Logits = NDArray[np.float32]
 MAX_ROWS = 8

@@ -5,9 +5,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from maskdial.bundle import Embedding
 from maskdial.errors import InferenceError, ValidationError
-from maskdial.masked.embed import check_embedding, cosine_similarities, embed
+from maskdial.masked.tasks.embed import check_embedding, cosine_similarities, embed
+from maskdial.models.bundle import Embedding
 
 RAW = Embedding(dimension=4, pooling="mean", normalized=False)
 UNIT = Embedding(dimension=4, pooling="mean", normalized=True)

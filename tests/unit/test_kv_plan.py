@@ -4,10 +4,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from maskdial.bundle import KVLayout
-from maskdial.causal.kv_cache import KVCache
-from maskdial.causal.kv_plan import plan_slots
 from maskdial.errors import ConfigError
+from maskdial.models.bundle import KVLayout
+from maskdial.runtime.kv_cache import KVCache
+from maskdial.runtime.kv_plan import plan_slots
 
 LAYOUT = KVLayout(num_layers=2, num_heads=4, head_dim=16, dtype="float16")
 TOKEN = 2 * 2 * 4 * 16 * 2  # bytes

@@ -21,12 +21,12 @@ ENGINES = ("maskdial.masked", "maskdial.causal")
 # Each may import what comes after it; the server's other modules are below them all.
 LAYERS = [
     ("maskdial.cli",),
-    ("maskdial.server",),
-    ("maskdial.app",),
-    ("maskdial.middleware",),
+    ("maskdial.http.server",),
+    ("maskdial.http.app",),
+    ("maskdial.http.guard",),
     ("maskdial.api",),
-    ("maskdial.loading",),
-    ("maskdial.served",),
+    ("maskdial.models.loading",),
+    ("maskdial.models.registry",),
     ENGINES,
 ]
 
@@ -150,17 +150,17 @@ def test_the_servers_package_module_needs_the_standard_library_only() -> None:
     [
         "maskdial.masked.batcher",
         "maskdial.causal.scheduler",
-        "maskdial.causal.kv_cache",
-        "maskdial.causal.kv_plan",
-        "maskdial.causal.device.kv_cache",
-        "maskdial.causal.device.logits",
-        "maskdial.cuda.memory",
-        "maskdial.cuda.device",
+        "maskdial.runtime.kv_cache",
+        "maskdial.runtime.kv_plan",
+        "maskdial.runtime.device_kv_cache",
+        "maskdial.runtime.device_logits",
+        "maskdial.runtime.memory",
+        "maskdial.runtime.cuda",
         "maskdial.causal.prefix_cache",
         "maskdial.causal.prompt_lookup",
-        "maskdial.causal.sampler",
-        "maskdial.causal.processors",
-        "maskdial.causal.candidates",
+        "maskdial.causal.sampling.sampler",
+        "maskdial.causal.sampling.processors",
+        "maskdial.causal.sampling.candidates",
     ],
 )
 def test_pure_parts_know_no_event_loop_server_or_session(module: str) -> None:
@@ -194,9 +194,9 @@ def test_server_runs_without_the_export_packages(module: str) -> None:
 @pytest.mark.parametrize("module", modules_of("maskdial_export"))
 def test_export_takes_only_the_bundle_and_the_errors_from_the_server(module: str) -> None:
     """The builder of the server's own graphs takes what they are bound by, too."""
-    allowed = ["maskdial.bundle", "maskdial.errors"]
+    allowed = ["maskdial.models.bundle", "maskdial.errors"]
     if module == "maskdial_export.sampler_graph":
-        allowed.append("maskdial.causal.device.sampler_graph")
+        allowed.append("maskdial.causal.sampling.sampler_graph")
     ours = [use for use in imports_of(module) if use.within("maskdial", "maskdial_client")]
     outside = {use.name for use in ours if not use.within(*allowed)}
     assert outside <= VERSION

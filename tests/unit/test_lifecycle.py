@@ -4,10 +4,10 @@ import asyncio
 
 import pytest
 
-from maskdial import app as app_module
 from maskdial.config import Config
 from maskdial.errors import MaskdialError, UnavailableError
-from maskdial.lifecycle import Lifecycle, Phase
+from maskdial.http import app as app_module
+from maskdial.http.lifecycle import Lifecycle, Phase
 
 
 def test_requests_are_taken_between_loading_and_draining() -> None:

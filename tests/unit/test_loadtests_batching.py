@@ -16,7 +16,7 @@ from loadtests.batching.compare import Sample, report
 from loadtests.batching.first_come import FirstComeBatcher
 from loadtests.batching.mix import mix, read_lines
 from loadtests.errors import LoadTestError
-from maskdial.served import STARTER_FOLDER
+from maskdial.models.registry import STARTER_FOLDER
 
 SENTENCES = [f"{number} " + "word " * (number % 30) + "end." for number in range(1000)]
 

@@ -27,7 +27,7 @@ from loadtests.compare.setup import Setup
 from loadtests.compare.shapes import SHAPES
 from loadtests.compare.work import Work
 from loadtests.errors import LoadTestError
-from maskdial.bundle import read_manifests
+from maskdial.models.bundle import read_manifests
 from maskdial_export.export import export
 from maskdial_export.quality import Gate
 

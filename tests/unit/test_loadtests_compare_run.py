@@ -24,7 +24,7 @@ from pathlib import Path
 import onnx
 from onnx import TensorProto, helper
 
-from maskdial.bundle import (
+from maskdial.models.bundle import (
     GoldenCheck, KVLayout, Manifest, ParityReport, SpecialTokens, write_manifest
 )
 

@@ -9,7 +9,7 @@ import pytest
 import maskdial
 from loadtests.__main__ import main
 from loadtests.engine.arguments import SHARES
-from maskdial.bundle import load_bundle
+from maskdial.models.bundle import load_bundle
 
 STARTER = Path(maskdial.__file__).parent / "starter"
 

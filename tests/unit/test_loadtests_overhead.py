@@ -17,7 +17,7 @@ from loadtests.overhead.closed_loop import Throughput, drive
 from loadtests.overhead.compare import section_of, summarize
 from loadtests.overhead.work import Classification, Generation
 from loadtests.server_process import running_server
-from maskdial.served import STARTER_FOLDER
+from maskdial.models.registry import STARTER_FOLDER
 
 PLAIN = b"HTTP/1.1 200 OK\r\ncontent-length: 4\r\n\r\nbody"
 STREAM = (

@@ -19,8 +19,8 @@ from loadtests.scaling.start import Start
 from loadtests.scaling.start import summarize as summarize_starts
 from loadtests.scenarios import Job
 from loadtests.server_process import running_server
-from maskdial.bundle import load_bundle
-from maskdial.served import STARTER_FOLDER
+from maskdial.models.bundle import load_bundle
+from maskdial.models.registry import STARTER_FOLDER
 
 SETTINGS = Settings("http://127.0.0.1:1", "generate", "m", 2.0, 2.0, 0, 3, 9.0, 9.0, 9)
 

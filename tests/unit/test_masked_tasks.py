@@ -19,10 +19,9 @@ from tokenizers import (
     Tokenizer as Backend,
 )
 
-from maskdial.bundle import SpecialTokens
 from maskdial.errors import InferenceError, ValidationError
-from maskdial.masked.classify import ProblemType, ScoreFunction, classify
-from maskdial.masked.fill_mask import (
+from maskdial.masked.tasks.classify import ProblemType, ScoreFunction, classify
+from maskdial.masked.tasks.fill_mask import (
     check_masks_kept,
     check_top_k,
     fill_mask,
@@ -30,7 +29,8 @@ from maskdial.masked.fill_mask import (
     resolve_targets,
     write_masks,
 )
-from maskdial.tokenizer import Tokenizer
+from maskdial.models.bundle import SpecialTokens
+from maskdial.models.tokenizer import Tokenizer
 
 BERT_SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 BERT_WORDS = ["paris", "is", "the", "capital", "city", "of", "france", ".", "un", "##seen", "##s"]

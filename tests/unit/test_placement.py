@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from maskdial import placement
-from maskdial.bundle import Bundle, load_bundle
 from maskdial.errors import ConfigError
-from maskdial.placement import find_device
-from maskdial.served import STARTER_FOLDER
+from maskdial.models.bundle import Bundle, load_bundle
+from maskdial.models.registry import STARTER_FOLDER
+from maskdial.runtime import placement
+from maskdial.runtime.placement import find_device
 
 DEVICE = object()
 

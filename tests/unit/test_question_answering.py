@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
 from maskdial.errors import InferenceError, ValidationError
-from maskdial.masked import question_answering
-from maskdial.masked.question_answering import Answer, Window, count_windows, find_answers
+from maskdial.masked.tasks import question_answering
+from maskdial.masked.tasks.question_answering import Answer, Window, count_windows, find_answers
 
 LETTERS = "abcdefghij"
 

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 from onnx import TensorProto, helper, save
 
-from maskdial import runtime
 from maskdial.errors import BundleError, ConfigError
-from maskdial.runtime import Session, SessionOptions
+from maskdial.runtime import session as runtime
+from maskdial.runtime.session import Session, SessionOptions
 
 
 class RecordingSession:

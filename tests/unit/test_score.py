@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from maskdial.errors import InferenceError
 from maskdial.masked.request import MaskedInput
-from maskdial.masked.score import (
+from maskdial.masked.tasks.score import (
     Masking,
     TokenScore,
     log_probability,

@@ -10,9 +10,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
 
-from maskdial.bundle import SpecialTokens
 from maskdial.errors import InferenceError
-from maskdial.masked.token_classify import (
+from maskdial.masked.tasks.token_classify import (
     AggregationStrategy,
     Entity,
     TaggedToken,
@@ -21,7 +20,8 @@ from maskdial.masked.token_classify import (
     plan_windows,
     read_tokens,
 )
-from maskdial.tokenizer import Tokenizer
+from maskdial.models.bundle import SpecialTokens
+from maskdial.models.tokenizer import Tokenizer
 
 BIO = ("O", "B-PER", "I-PER", "B-LOC", "I-LOC")
 STRATEGIES: tuple[AggregationStrategy, ...] = ("simple", "first", "average", "max")

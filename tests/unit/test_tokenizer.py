@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from tokenizers import decoders, models, normalizers, pre_tokenizers
 
 import maskdial
-from maskdial.bundle import TOKENIZER, SpecialTokens
 from maskdial.errors import BundleError
-from maskdial.tokenizer import Tokenizer, cut_tokens, longest_first
+from maskdial.models.bundle import TOKENIZER, SpecialTokens
+from maskdial.models.tokenizer import Tokenizer, cut_tokens, longest_first
 
 STARTERS = Path(maskdial.__file__).parent / "starter"
 WORDS = ("the", "cat", "a")

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
 from maskdial.errors import InferenceError
-from maskdial.masked.rerank import rerank
-from maskdial.masked.zero_shot import contradiction, hypotheses, zero_shot
+from maskdial.masked.tasks.rerank import rerank
+from maskdial.masked.tasks.zero_shot import contradiction, hypotheses, zero_shot
 
 LOGITS = np.array([[0.5, 9.0, 1.0], [-1.0, 0.0, 3.0], [2.0, -4.0, 1.0]], np.float32)
 LABELS = ["news", "sport", "art"]

@@ -15,7 +15,7 @@ MODEL = "model"
 
 def prepare(setup: Setup) -> None:
     """Builds the checkpoint, and the bundle of it; bundles of other exporters are removed."""
-    from maskdial.bundle import read_manifests
+    from maskdial.models.bundle import read_manifests
 
     if setup.precision in HALF:
         from loadtests.compare.bundles import write_half

@@ -8,12 +8,12 @@ from loadtests.compare.runners import ours
 from loadtests.compare.runners.streams import Times, decode_seconds, num_lead
 from loadtests.compare.setup import Runner, Setup
 from loadtests.compare.work import Work
-from maskdial.causal.params import SamplingParams
+from maskdial.causal.sampling.params import SamplingParams
 from maskdial.causal.sequence import Sequence
 from maskdial.config import load_config
-from maskdial.loading import load_model
 from maskdial.metrics import Metrics
-from maskdial.served import CausalModel
+from maskdial.models.loading import load_model
+from maskdial.models.registry import CausalModel
 
 prepare = ours.prepare
 

@@ -9,10 +9,10 @@ from loadtests.compare.runners import ours
 from loadtests.compare.setup import Runner, Setup
 from loadtests.compare.work import Work
 from maskdial.config import load_config
-from maskdial.loading import load_model
 from maskdial.masked.request import MaskedInput
 from maskdial.metrics import Metrics
-from maskdial.served import MaskedModel
+from maskdial.models.loading import load_model
+from maskdial.models.registry import MaskedModel
 
 prepare = ours.prepare
 

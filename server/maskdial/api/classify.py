@@ -5,9 +5,9 @@ from fastapi import APIRouter, Request, Response
 from maskdial.api.bodies import ClassifyBody, ClassifyParameters, TextPair
 from maskdial.api.masked import admit, masked_headers, masked_input, read_texts, run_masked
 from maskdial.api.schema import parse_body
-from maskdial.api.wire import body_schema, json_reply
-from maskdial.masked import classify as task
-from maskdial.served import Models
+from maskdial.http.replies import body_schema, json_reply
+from maskdial.masked.tasks import classify as task
+from maskdial.models.registry import Models
 
 router = APIRouter(tags=["masked"])
 

@@ -9,12 +9,12 @@ from numpy.typing import NDArray
 from maskdial.api.bodies import EmbedBody, SimilarityBody, SimilarityInputs, Truncation
 from maskdial.api.masked import Texts, admit, masked_headers, masked_input, read_texts, run_masked
 from maskdial.api.schema import parse_body
-from maskdial.api.wire import body_schema, json_reply
-from maskdial.bundle import Embedding
 from maskdial.errors import ValidationError
-from maskdial.masked import embed as task
+from maskdial.http.replies import body_schema, json_reply
 from maskdial.masked.request import MaskedResult
-from maskdial.served import MaskedModel, Models
+from maskdial.masked.tasks import embed as task
+from maskdial.models.bundle import Embedding
+from maskdial.models.registry import MaskedModel, Models
 
 router = APIRouter(tags=["masked"])
 

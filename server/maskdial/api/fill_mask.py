@@ -9,12 +9,12 @@ from fastapi import APIRouter, Request, Response
 from maskdial.api.bodies import FillMaskBody, FillMaskParameters
 from maskdial.api.masked import admit, masked_headers, masked_input, read_texts, run_masked
 from maskdial.api.schema import parse_body
-from maskdial.api.wire import body_schema, json_reply
 from maskdial.api.work import name_input
 from maskdial.errors import ValidationError
-from maskdial.masked import fill_mask as task
+from maskdial.http.replies import body_schema, json_reply
 from maskdial.masked.request import MaskedInput, MaskedResult
-from maskdial.served import MaskedModel, Models
+from maskdial.masked.tasks import fill_mask as task
+from maskdial.models.registry import MaskedModel, Models
 
 router = APIRouter(tags=["masked"])
 

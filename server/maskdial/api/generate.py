@@ -11,7 +11,12 @@ from fastapi import APIRouter, Request, Response
 from maskdial.api.generate_bodies import GenerateBody, GenerateParameters
 from maskdial.api.prompts import Prompt, name_grammar, read_prompts
 from maskdial.api.schema import parse_body
-from maskdial.api.wire import (
+from maskdial.api.work import time_limit
+from maskdial.causal.sequence import Finish, TokenEvent
+from maskdial.causal.stream import TokenStream
+from maskdial.config import Config
+from maskdial.errors import DeadlineError, MaskdialError, ValidationError
+from maskdial.http.replies import (
     KEEP_ALIVE_SECONDS,
     EventStream,
     Timings,
@@ -23,13 +28,8 @@ from maskdial.api.wire import (
     truncation_header,
     unless_gone,
 )
-from maskdial.api.work import time_limit
-from maskdial.causal.sequence import Finish, TokenEvent
-from maskdial.causal.stream import TokenStream
-from maskdial.config import Config
-from maskdial.errors import DeadlineError, MaskdialError, ValidationError
-from maskdial.served import CausalModel, Models
-from maskdial.tokenizer import Tokenizer
+from maskdial.models.registry import CausalModel, Models
+from maskdial.models.tokenizer import Tokenizer
 
 router = APIRouter(tags=["causal"])
 

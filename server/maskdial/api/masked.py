@@ -8,12 +8,12 @@ from fastapi import Request
 from tokenizers import Encoding
 
 from maskdial.api.bodies import Truncation
-from maskdial.api.wire import Timings, unless_gone
 from maskdial.api.work import check_num_inputs, name_input, time_limit, tokenize
 from maskdial.config import Config
 from maskdial.errors import ValidationError
+from maskdial.http.replies import Timings, unless_gone
 from maskdial.masked.request import MaskedInput, MaskedResult
-from maskdial.served import MaskedModel
+from maskdial.models.registry import MaskedModel
 
 TextOrPair = tuple[str, str | None]
 

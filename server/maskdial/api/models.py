@@ -13,8 +13,8 @@ from maskdial.api.question_answering import serve_question_answering
 from maskdial.api.rerank import serve_rerank
 from maskdial.api.token_classify import serve_token_classify
 from maskdial.api.zero_shot import serve_zero_shot
-from maskdial.masked.fill_mask import MASK_ALIASES
-from maskdial.served import Models, ServedModel, ServedTask
+from maskdial.masked.tasks.fill_mask import MASK_ALIASES
+from maskdial.models.registry import Models, ServedModel, ServedTask
 
 router = APIRouter(tags=["models"])
 

@@ -18,8 +18,8 @@ from maskdial.api.masked import masked_input
 from maskdial.api.work import tokenize
 from maskdial.errors import ValidationError
 from maskdial.masked.request import MaskedInput
-from maskdial.served import MaskedModel
-from maskdial.tokenizer import cut_tokens, longest_first
+from maskdial.models.registry import MaskedModel
+from maskdial.models.tokenizer import cut_tokens, longest_first
 
 CutStrategy = Literal["longest_first", "only_first"]
 

@@ -10,12 +10,12 @@ from tokenizers import Encoding
 
 from maskdial.api.generate_bodies import GenerateBody, GenerateParameters
 from maskdial.api.work import check_num_inputs, name_input, tokenize
-from maskdial.causal.grammar import Grammar
-from maskdial.causal.params import SamplingParams
+from maskdial.causal.grammar.compiler import Grammar
+from maskdial.causal.sampling.params import SamplingParams
 from maskdial.causal.sequence import Sequence, SharedPrompt, draw_seed
 from maskdial.config import Config
 from maskdial.errors import ValidationError
-from maskdial.served import CausalModel
+from maskdial.models.registry import CausalModel
 
 _DEFAULT_NEW_TOKENS = 100
 _MAX_DESCRIBED = 250_000  # about 20 MB of JSON

@@ -11,14 +11,14 @@ from tokenizers import Encoding
 from maskdial.api.bodies import Question, QuestionAnsweringBody, QuestionAnsweringParameters
 from maskdial.api.masked import admit, masked_headers, masked_input, run_masked
 from maskdial.api.schema import parse_body
-from maskdial.api.wire import body_schema, json_reply
 from maskdial.api.work import name_input
 from maskdial.errors import ValidationError
-from maskdial.masked import question_answering as task
-from maskdial.masked.question_answering import Window
+from maskdial.http.replies import body_schema, json_reply
 from maskdial.masked.request import MaskedInput, MaskedResult
-from maskdial.served import MaskedModel, Models
-from maskdial.tokenizer import cut_tokens
+from maskdial.masked.tasks import question_answering as task
+from maskdial.masked.tasks.question_answering import Window
+from maskdial.models.registry import MaskedModel, Models
+from maskdial.models.tokenizer import cut_tokens
 
 router = APIRouter(tags=["masked"])
 

@@ -8,10 +8,10 @@ from maskdial.api.bodies import RerankBody
 from maskdial.api.masked import masked_headers, run_masked
 from maskdial.api.pairs import read_pairs
 from maskdial.api.schema import parse_body
-from maskdial.api.wire import body_schema, json_reply
 from maskdial.api.work import check_num_inputs
-from maskdial.masked import rerank as task
-from maskdial.served import Models
+from maskdial.http.replies import body_schema, json_reply
+from maskdial.masked.tasks import rerank as task
+from maskdial.models.registry import Models
 
 router = APIRouter(tags=["masked"])
 

@@ -11,17 +11,17 @@ from tokenizers import Encoding
 from maskdial.api.bodies import ScoreBody, Truncation
 from maskdial.api.masked import Texts, admit, masked_input, read_texts
 from maskdial.api.schema import parse_body
-from maskdial.api.wire import Timings, body_schema, json_reply, unless_gone
 from maskdial.api.work import check_num_inputs, name_input, time_limit, tokenize
-from maskdial.causal.params import SamplingParams
+from maskdial.causal.sampling.params import SamplingParams
 from maskdial.causal.sequence import Finish
 from maskdial.causal.sequence import Sequence as CausalSequence
 from maskdial.config import Config
 from maskdial.errors import DeadlineError, ValidationError
-from maskdial.masked import score as task
+from maskdial.http.replies import Timings, body_schema, json_reply, unless_gone
 from maskdial.masked.request import MaskedResult
-from maskdial.served import CausalModel, MaskedModel, Models
-from maskdial.tokenizer import Tokenizer
+from maskdial.masked.tasks import score as task
+from maskdial.models.registry import CausalModel, MaskedModel, Models
+from maskdial.models.tokenizer import Tokenizer
 
 router = APIRouter(tags=["masked", "causal"])
 

@@ -6,9 +6,9 @@ from fastapi import APIRouter, Request, Response
 from prometheus_client import CONTENT_TYPE_LATEST
 
 import maskdial
-from maskdial.api.wire import json_reply
-from maskdial.lifecycle import Lifecycle, Phase
-from maskdial.served import CausalModel, Models, ServedModel
+from maskdial.http.lifecycle import Lifecycle, Phase
+from maskdial.http.replies import json_reply
+from maskdial.models.registry import CausalModel, Models, ServedModel
 
 router = APIRouter(tags=["service"])
 

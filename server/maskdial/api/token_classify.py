@@ -12,12 +12,12 @@ from tokenizers import Encoding
 from maskdial.api.bodies import TokenClassifyBody, TokenClassifyParameters
 from maskdial.api.masked import admit, masked_headers, masked_input, run_masked
 from maskdial.api.schema import parse_body
-from maskdial.api.wire import body_schema, json_reply
 from maskdial.api.work import name_input, tokenize
 from maskdial.errors import ValidationError
-from maskdial.masked import token_classify as task
+from maskdial.http.replies import body_schema, json_reply
 from maskdial.masked.request import MaskedInput, MaskedResult
-from maskdial.served import MaskedModel, Models
+from maskdial.masked.tasks import token_classify as task
+from maskdial.models.registry import MaskedModel, Models
 
 T = TypeVar("T")
 

@@ -9,10 +9,10 @@ from tokenizers import Encoding
 from maskdial.api import work
 from maskdial.api.bodies import DetokenizeBody, TokenizeBody
 from maskdial.api.schema import parse_body
-from maskdial.api.wire import body_schema, json_reply
 from maskdial.config import Config
 from maskdial.errors import ValidationError
-from maskdial.served import Models
+from maskdial.http.replies import body_schema, json_reply
+from maskdial.models.registry import Models
 
 router = APIRouter(tags=["tokens"])
 

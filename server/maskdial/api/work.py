@@ -10,7 +10,7 @@ from tokenizers import Encoding
 from maskdial.config import Config
 from maskdial.errors import ValidationError
 from maskdial.metrics import ModelMetrics
-from maskdial.tokenizer import Tokenizer
+from maskdial.models.tokenizer import Tokenizer
 
 # About 2 ms of tokenizing; more is done beside the event loop.
 _INLINE_CHARACTERS = 4000

@@ -9,11 +9,11 @@ from maskdial.api.bodies import ZeroShotClassifyBody
 from maskdial.api.masked import masked_headers, run_masked
 from maskdial.api.pairs import read_pairs
 from maskdial.api.schema import parse_body, shortened
-from maskdial.api.wire import body_schema, json_reply
 from maskdial.api.work import check_num_inputs
 from maskdial.errors import ValidationError
-from maskdial.masked import zero_shot as task
-from maskdial.served import MaskedModel, Models
+from maskdial.http.replies import body_schema, json_reply
+from maskdial.masked.tasks import zero_shot as task
+from maskdial.models.registry import MaskedModel, Models
 
 router = APIRouter(tags=["masked"])
 

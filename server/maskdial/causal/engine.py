@@ -14,7 +14,7 @@ import numpy as np
 from maskdial.causal.executor import Executor, ModelRunner, Output
 from maskdial.causal.plan import Plan
 from maskdial.causal.prefix_cache import PrefixCache
-from maskdial.causal.sampler import Sample, Sampler, TokenSampler
+from maskdial.causal.sampling.sampler import Sample, Sampler, TokenSampler
 from maskdial.causal.scheduler import Scheduler
 from maskdial.causal.sequence import Detokenizer, Sequence, State, TokenEvent
 from maskdial.causal.stream import Reply, ReplyChannel, TokenStream, publish

@@ -9,13 +9,13 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from maskdial.causal.device.logits import DeviceLogits
 from maskdial.causal.plan import Plan, Prefill
 from maskdial.causal.prefix_cache import PrefixCache
-from maskdial.causal.sampler import prompt_logprobs
+from maskdial.causal.sampling.sampler import prompt_logprobs
 from maskdial.causal.sequence import Sequence
 from maskdial.errors import GenerationError
 from maskdial.metrics import EngineMetrics
+from maskdial.runtime.device_logits import DeviceLogits
 
 _log = logging.getLogger(__name__)
 
@@ -24,7 +24,7 @@ Logits = NDArray[np.float32] | DeviceLogits
 
 
 class Cache(Protocol):
-    """What the engine needs of the KV cache; `maskdial.causal.kv_cache` describes the methods."""
+    """What the engine needs of the KV cache; `maskdial.runtime.kv_cache` describes the methods."""
 
     @property
     def bytes_per_token(self) -> int: ...
@@ -35,7 +35,7 @@ class Cache(Protocol):
 
 
 class ModelRunner(Protocol):
-    """What the engine needs of a model; `maskdial.causal.runner` describes the methods."""
+    """What the engine needs of a model; `maskdial.runtime.runner` describes the methods."""
 
     @property
     def cache(self) -> Cache: ...

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Literal, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from maskdial.causal.params import SamplingParams
 from maskdial.causal.prompt_lookup import PromptLookup
+from maskdial.causal.sampling.params import SamplingParams
 from maskdial.causal.stop import StopMatcher
 
 if TYPE_CHECKING:  # the scheduler imports this module, and must not need asyncio
@@ -23,7 +23,7 @@ FinishReason = Literal["length", "eos_token", "stop_sequence"]
 
 
 class Decoder(Protocol):
-    """Turns a sequence's tokens into text piece by piece; `maskdial.tokenizer` implements it."""
+    """Turns a sequence's tokens into text piece by piece."""
 
     def push(self, token_id: int) -> str: ...
     def flush(self) -> str: ...
@@ -38,7 +38,7 @@ class Detokenizer(Protocol):
 
 
 class GrammarMatcher(Protocol):
-    """What a constrained sequence needs of its grammar; `maskdial.causal.grammar` has it."""
+    """What a constrained sequence needs of its grammar."""
 
     @property
     def finished(self) -> bool: ...

@@ -36,7 +36,7 @@ _LAST_PASS_SECONDS = 10.0
 
 
 class MaskedSession(Protocol):
-    """What the engine needs of `maskdial.runtime.Session`."""
+    """What the engine needs of `maskdial.runtime.session.Session`."""
 
     @property
     def input_names(self) -> frozenset[str]: ...
@@ -284,7 +284,7 @@ class MaskedEngine:
         ]
 
     def _feeds(self, batch: list[Request]) -> dict[str, NDArray[Any]]:
-        """The graph's inputs, right-padded; `maskdial.bundle` says what each one is."""
+        """The graph's inputs, right-padded; `maskdial.models.bundle` says what each one is."""
         padded_length = self._padded_length(batch)
         shape = (len(batch), padded_length)
         input_ids = np.full(shape, self._pad_token_id, np.int64)

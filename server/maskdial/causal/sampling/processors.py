@@ -1,0 +1,85 @@
+"""Processors: what is done to a model's logits before a token is chosen.
+
+They and their order are those of transformers (`GenerationMixin._get_logits_processor`): bias,
+repetition penalty, minimum length, grammar. OpenAI's frequency and presence penalties come after
+the repetition penalty, as in vLLM.
+"""
+
+import math
+
+import numpy as np
+from numpy.typing import NDArray
+
+from maskdial.causal.sampling.params import SamplingParams
+from maskdial.causal.sequence import Sequence
+
+_NEVER = np.float32(-math.inf)
+
+
+def process(
+    logits: NDArray[np.float32], sequence: Sequence, eos_token_ids: frozenset[int]
+) -> NDArray[np.float32]:
+    """The scores that a sequence's next token is chosen by, float32 (vocab_size,).
+
+    Tokens that must not be chosen score -inf. If nothing but the ``eos_token_ids`` and the
+    sequence's own ``stop_token_ids`` is left, they are allowed before ``min_new_tokens`` too.
+
+    Args:
+        logits: float32 (vocab_size,); not changed, and returned itself where nothing applies.
+        sequence: whose parameters, tokens and grammar apply.
+        eos_token_ids: the model's end-of-sequence tokens, all below vocab_size.
+
+    Raises:
+        MaskdialError: the sequence's grammar failed.
+    """
+    params = sequence.params
+    scores = logits
+    if params.logit_bias:
+        scores = _add_bias(scores, params.logit_bias)
+    if params.repetition_penalty != 1.0:
+        scores = _penalize_repetition(scores, sequence.token_ids, params.repetition_penalty)
+    if params.frequency_penalty or params.presence_penalty:
+        scores = _penalize_frequency(scores, sequence.generated_ids, params)
+    if sequence.grammar is not None:
+        scores = np.where(sequence.grammar.allowed(), scores, _NEVER)
+    # After the grammar, which may leave nothing but an ending.
+    if sequence.num_generated < params.min_new_tokens:
+        scores = _hold_back(scores, eos_token_ids, params.stop_token_ids)
+    return scores
+
+
+def _add_bias(
+    scores: NDArray[np.float32], logit_bias: tuple[tuple[int, float], ...]
+) -> NDArray[np.float32]:
+    token_ids, biases = zip(*logit_bias, strict=True)
+    scores = scores.copy()
+    np.add.at(scores, np.array(token_ids, np.int64), np.array(biases, np.float32))
+    return scores
+
+
+def _penalize_repetition(
+    scores: NDArray[np.float32], token_ids: NDArray[np.int64], penalty: float
+) -> NDArray[np.float32]:
+    seen = scores[token_ids]
+    factor = np.float32(penalty)
+    scores = scores.copy()
+    scores[token_ids] = np.where(seen < 0, seen * factor, seen / factor)
+    return scores
+
+
+def _penalize_frequency(
+    scores: NDArray[np.float32], generated_ids: NDArray[np.int64], params: SamplingParams
+) -> NDArray[np.float32]:
+    token_ids, counts = np.unique(generated_ids, return_counts=True)
+    penalties = counts * params.frequency_penalty + params.presence_penalty
+    scores = scores.copy()
+    scores[token_ids] -= penalties.astype(np.float32)
+    return scores
+
+
+def _hold_back(
+    scores: NDArray[np.float32], eos_token_ids: frozenset[int], stop_token_ids: frozenset[int]
+) -> NDArray[np.float32]:
+    held = scores.copy()
+    held[[*eos_token_ids, *(t for t in stop_token_ids if t < len(scores))]] = _NEVER
+    return scores if held.max() == _NEVER else held

@@ -1,0 +1,72 @@
+"""Server: uvicorn with a drain before the shutdown."""
+
+import asyncio
+import logging
+import signal
+from types import FrameType
+
+import uvicorn
+
+from maskdial.config import Config
+from maskdial.errors import MaskdialError
+from maskdial.http.app import create_app
+from maskdial.http.lifecycle import Lifecycle
+
+_log = logging.getLogger("maskdial")
+
+
+class Server(uvicorn.Server):
+    """Serves until SIGTERM or SIGINT.
+
+    The first signal turns readiness red and refuses new requests with 503 while the running ones
+    finish, for the grace period at most; a second one stops at once.
+    """
+
+    def __init__(self, config: Config) -> None:
+        app = create_app(config, self._load_failed)
+        super().__init__(
+            uvicorn.Config(
+                app,
+                host=config.host,
+                port=config.port,
+                log_level=config.log_level,
+                log_config=None,
+                access_log=False,
+                server_header=False,
+                timeout_graceful_shutdown=1,
+            )
+        )
+        self.failure: MaskdialError | None = None
+        self._lifecycle: Lifecycle = app.state.lifecycle
+        self._grace_period = config.grace_period
+        self._draining: asyncio.Task[None] | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    async def startup(self, sockets: object = None) -> None:
+        """Opens the listener, and logs the address that it got."""
+        self._loop = asyncio.get_running_loop()
+        await super().startup()
+        for server in self.servers:
+            for socket in server.sockets:
+                host, port = socket.getsockname()[:2]
+                _log.info("listening on http://%s:%s", host, port)
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """Begins the drain. uvicorn's own handler would end the process by the signal again."""
+        if self._loop is None or self._draining is not None:
+            self.should_exit = self.force_exit = True
+            return
+        self._loop.call_soon_threadsafe(self._begin_drain, signal.Signals(sig).name)
+
+    def _begin_drain(self, why: str) -> None:
+        if self._draining is None:
+            _log.info("%s: draining for up to %g s", why, self._grace_period)
+            self._draining = asyncio.create_task(self._drain())
+
+    async def _drain(self) -> None:
+        await self._lifecycle.drain(self._grace_period)
+        self.should_exit = True
+
+    def _load_failed(self, error: MaskdialError) -> None:
+        self.failure = error
+        self.should_exit = True

@@ -1,0 +1,287 @@
+"""Token classification: the tags of a text's tokens, merged into entities.
+
+Labels, offsets, scores and the aggregation strategies follow transformers'
+TokenClassificationPipeline, with three differences on purpose:
+
+* BILOU, BIOES and BMES tags are merged as well as BIO: B, U and S begin an entity, L, E, U and S
+  end one, I and M go on. transformers knows B and I, and takes every other label for a tag of its
+  own. So do we, unless the same tag also has a B or an I among the labels.
+* A text longer than the model is read in windows, but its tokens are merged once, all together:
+  no entity is doubled or split where windows meet. transformers merges every window for itself and
+  drops the shorter of two entities that overlap, so that one cut by a seam stays cut.
+* An entity's word is decoded once, from all its tokens. transformers decodes words, then the
+  entity's words again, which loses the spaces of SentencePiece and the accents of byte-level words.
+"""
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+from tokenizers import Encoding
+
+from maskdial.errors import InferenceError
+from maskdial.models.tokenizer import Tokenizer
+
+AggregationStrategy = Literal["none", "simple", "first", "average", "max"]
+
+_SPACE = ord(" ")
+_OPENING = frozenset("BUS")
+_CLOSING = frozenset("LEUS")
+_PREFIXES = frozenset("BILEUSM")
+
+
+@dataclass(frozen=True, slots=True)
+class TaggedToken:
+    """A token and its likeliest label. ``index`` counts the text's tokens, the special ones in
+    front among them; ``start`` and ``end`` are characters of the text, the end exclusive.
+    """
+
+    entity: str
+    score: float
+    index: int
+    word: str
+    start: int
+    end: int
+
+
+@dataclass(frozen=True, slots=True)
+class Entity:
+    """Neighbouring tokens or words of one tag, and the mean of their scores. ``start`` and ``end``
+    are characters of the text, the end exclusive.
+    """
+
+    entity_group: str
+    score: float
+    word: str
+    start: int
+    end: int
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """A piece of a text that the model reads at once, in the text's tokens: it begins at ``start``,
+    and the logits of ``tokens`` are taken from it.
+    """
+
+    start: int
+    tokens: range
+
+
+def count_windows(num_tokens: int, room: int, stride: int) -> int:
+    """How many windows a text needs.
+
+    Args:
+        num_tokens: of the text, special ones not counted.
+        room: tokens of the text in one window.
+        stride: tokens that neighbouring windows share, less than ``room``.
+    """
+    if not num_tokens:
+        return 0
+    return 1 + max(0, -(-(num_tokens - room) // (room - stride)))
+
+
+def plan_windows(num_tokens: int, room: int, stride: int) -> list[Window]:
+    """The windows of a text, as `Tokenizer.windows` cuts them, and which tokens each answers for.
+
+    Where windows overlap, a token is read in the one where the nearer of the window's cut edges is
+    farther away, so that it sees most of its context: the overlap of two neighbours is halved, and
+    of two equals the earlier answers. The text's own ends are no cut edges.
+
+    Args:
+        num_tokens, room, stride: as `count_windows` takes them.
+    """
+    starts = np.arange(count_windows(num_tokens, room, stride)) * (room - stride)
+    # The middle of the overlap, which reaches from the later start to the earlier end.
+    seams = (starts[1:] + starts[:-1] + room + 1) // 2
+    firsts = np.append(0, seams)[: len(starts)]
+    ends = np.append(seams, num_tokens)[: len(starts)]
+    columns = zip(starts.tolist(), firsts.tolist(), ends.tolist(), strict=True)
+    return [Window(start, range(first, end)) for start, first, end in columns]
+
+
+@dataclass(frozen=True, slots=True)
+class TextTokens:
+    """The tokens of a text, without special ones; arrays are (num_tokens,).
+
+    ``words`` are the tokens as the vocabulary spells them, unknown ones as the text does.
+    ``starts`` and ``ends`` are characters of the text. ``continues`` says which tokens continue the
+    word before them. ``first_index`` is how many special tokens stand before the text.
+    """
+
+    words: list[str]
+    starts: NDArray[np.int64]
+    ends: NDArray[np.int64]
+    continues: NDArray[np.bool_]
+    first_index: int
+
+    def __len__(self) -> int:
+        return len(self.words)
+
+
+def text_positions(encoding: Encoding) -> NDArray[np.int64]:
+    """Where a text's own tokens are in an encoding with its special tokens."""
+    return np.flatnonzero(np.array(encoding.special_tokens_mask) == 0)
+
+
+def read_tokens(text: str, encoding: Encoding, tokenizer: Tokenizer) -> TextTokens:
+    """The tokens of a whole text.
+
+    As in transformers, a token continues a word when it is not as long as its text, in a vocabulary
+    with a prefix for such tokens (``##``); in others, when no space is at its first character or
+    before it. An unknown token is a word.
+
+    Args:
+        encoding: of the text, with special tokens.
+    """
+    positions = text_positions(encoding)
+    tokens = encoding.tokens
+    words = [tokens[position] for position in positions]
+    starts, ends = np.array(encoding.offsets, np.int64).reshape(-1, 2)[positions].T
+    if tokenizer.marks_subwords:
+        continues = np.array([len(word) for word in words], np.int64) != ends - starts
+    else:
+        is_space = np.frombuffer(text.encode("utf-32-le"), np.uint32) == _SPACE
+        is_space = np.append(is_space, False)  # a token may begin at the text's end
+        continues = (starts > 0) & ~is_space[starts] & ~is_space[starts - 1]
+    unknown = np.array(encoding.ids, np.int64)[positions] == (
+        -1 if tokenizer.unknown_id is None else tokenizer.unknown_id
+    )
+    continues &= ~unknown
+    for token in np.flatnonzero(unknown):
+        words[token] = text[starts[token] : ends[token]]
+    return TextTokens(words, starts, ends, continues, int(positions[0]) if len(positions) else 0)
+
+
+def classify_tokens(
+    logits: NDArray[np.float32],
+    tokens: TextTokens,
+    labels: Sequence[str],
+    tokenizer: Tokenizer,
+    *,
+    strategy: AggregationStrategy = "simple",
+    ignore_labels: Collection[str] = ("O",),
+) -> list[TaggedToken] | list[Entity]:
+    """A text's tokens or entities, in order.
+
+    Args:
+        logits: (num_tokens, num_labels) float32.
+        tokens: the text's.
+        labels: the name of each logit.
+        strategy: ``none`` gives tokens. ``simple`` merges neighbouring tokens of one tag. The
+            others first give every word one label: that of its ``first`` token, the likeliest on
+            ``average``, or that of its surest token (``max``).
+        ignore_labels: labels of tokens, or tags of entities, that are left out.
+
+    Raises:
+        InferenceError: the logits are not numbers.
+    """
+    if not len(tokens):
+        return []
+    if not np.isfinite(logits).all():
+        raise InferenceError("the model's logits are not finite numbers for this text")
+    values = logits.astype(np.float64)
+    exponents = np.exp(values - values.max(axis=1, keepdims=True))
+    scores = exponents / exponents.sum(axis=1, keepdims=True)
+    if strategy in ("none", "simple"):
+        firsts = np.arange(len(tokens))
+    else:
+        begins = ~tokens.continues
+        begins[0] = True
+        firsts = np.flatnonzero(begins)
+        scores = _word_scores(scores, firsts, strategy)
+    chosen = scores.argmax(axis=1)
+    best = scores.max(axis=1)
+    if strategy == "none":
+        return _tagged_tokens(tokens, [labels[label] for label in chosen], best, ignore_labels)
+
+    groups = np.flatnonzero(_begins_entity(chosen, labels))
+    means = np.add.reduceat(best, groups) / _lengths(groups, len(chosen))
+    names = [labels[label].split("-", 1)[-1] for label in chosen[groups]]
+    spans = np.append(firsts[groups], len(tokens))
+    return _entities(tokens, names, means, spans, ignore_labels, tokenizer)
+
+
+def _word_scores(
+    scores: NDArray[np.float64], firsts: NDArray[np.int64], strategy: AggregationStrategy
+) -> NDArray[np.float64]:
+    """The scores (num_words, num_labels) of words whose first tokens are ``firsts``."""
+    lengths = _lengths(firsts, len(scores))
+    if strategy == "average":
+        sums: NDArray[np.float64] = np.add.reduceat(scores, firsts, axis=0)
+        return sums / lengths[:, None]
+    if strategy == "max":
+        surest = scores.max(axis=1)
+        is_surest = surest == np.repeat(np.maximum.reduceat(surest, firsts), lengths)
+        candidates = np.where(is_surest, np.arange(len(scores)), len(scores))
+        return scores[np.minimum.reduceat(candidates, firsts)]
+    return scores[firsts]
+
+
+def _lengths(firsts: NDArray[np.int64], total: int) -> NDArray[np.int64]:
+    """The lengths of segments that follow each other to the end."""
+    return np.diff(firsts, append=total)
+
+
+def _begins_entity(chosen: NDArray[np.int64], labels: Sequence[str]) -> NDArray[np.bool_]:
+    """Which of the tokens or words, each with its label's number, begin an entity."""
+    parted = [_part(label, labels) for label in labels]
+    numbers = {tag: number for number, (_, tag) in enumerate(parted)}
+    tags = np.array([numbers[tag] for _, tag in parted])[chosen]
+    opens = np.array([prefix in _OPENING for prefix, _ in parted])[chosen]
+    closes = np.array([prefix in _CLOSING for prefix, _ in parted])[chosen]
+    begins = np.ones(len(chosen), np.bool_)
+    begins[1:] = opens[1:] | closes[:-1] | (tags[1:] != tags[:-1])
+    return begins
+
+
+def _part(label: str, labels: Sequence[str]) -> tuple[str, str]:
+    """A label's prefix and tag; one without a prefix goes on while it is the same."""
+    prefix, dash, tag = label.partition("-")
+    if dash and prefix in _PREFIXES and (f"B-{tag}" in labels or f"I-{tag}" in labels):
+        return prefix, tag
+    return "I", label
+
+
+def _tagged_tokens(
+    tokens: TextTokens,
+    entities: Sequence[str],
+    scores: NDArray[np.float64],
+    ignore_labels: Collection[str],
+) -> list[TaggedToken]:
+    columns = zip(
+        entities,
+        scores.tolist(),
+        range(tokens.first_index, tokens.first_index + len(tokens)),
+        tokens.words,
+        tokens.starts.tolist(),
+        tokens.ends.tolist(),
+        strict=True,
+    )
+    return [TaggedToken(*row) for row in columns if row[0] not in ignore_labels]
+
+
+def _entities(
+    tokens: TextTokens,
+    names: Sequence[str],
+    scores: NDArray[np.float64],
+    spans: NDArray[np.int64],
+    ignore_labels: Collection[str],
+    tokenizer: Tokenizer,
+) -> list[Entity]:
+    """The entities that are not ignored; each reaches to where the next of ``spans`` begins."""
+    columns = zip(
+        names,
+        scores.tolist(),
+        spans[:-1].tolist(),
+        spans[1:].tolist(),
+        tokens.starts[spans[:-1]].tolist(),
+        tokens.ends[spans[1:] - 1].tolist(),
+        strict=True,
+    )
+    return [
+        Entity(name, score, tokenizer.decode_tokens(tokens.words[first:end]), start, stop)
+        for name, score, first, end, start, stop in columns
+        if name not in ignore_labels
+    ]

@@ -1,0 +1,126 @@
+"""CudaDevice: an NVIDIA GPU, by way of NVIDIA's own bindings of the CUDA runtime."""
+
+import ctypes
+from math import prod
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from maskdial.errors import ConfigError
+from maskdial.runtime.memory import DeviceArray
+
+_HOW_TO_INSTALL = "pip install 'maskdial[cuda]'"
+
+
+class CudaDevice:
+    """A `maskdial.runtime.memory.Device`: the first GPU that the process sees.
+
+    ``CUDA_VISIBLE_DEVICES`` says which one that is. Each object has a stream of its own.
+
+    Raises:
+        ConfigError: there is no device, no driver, or they are of no use.
+    """
+
+    name: Literal["cpu", "cuda"] = "cuda"
+
+    def __init__(self) -> None:
+        self._runtime = _cuda_runtime()
+        check_device()
+        try:
+            self._call("cudaSetDevice", 0)
+            (stream,) = self._call("cudaStreamCreateWithFlags", self._runtime.cudaStreamNonBlocking)
+        except RuntimeError as error:
+            raise _unusable(error) from error
+        self.stream = int(stream)
+
+    def free_bytes(self) -> int:
+        free, _ = self._call("cudaMemGetInfo")
+        return int(free)
+
+    def allocate(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> DeviceArray:
+        num_bytes = max(prod(shape) * dtype.itemsize, 1)
+        (pointer,) = self._take("cudaMalloc", num_bytes)
+        self._call("cudaMemsetAsync", pointer, 0, num_bytes, self.stream)
+        return DeviceArray(int(pointer), shape, dtype)
+
+    def pinned(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
+        num_bytes = max(prod(shape) * dtype.itemsize, 1)
+        (pointer,) = self._take("cudaMallocHost", num_bytes)
+        memory = (ctypes.c_byte * num_bytes).from_address(int(pointer))
+        array: NDArray[Any] = np.ndarray(shape, dtype, memory)  # type: ignore[arg-type]
+        array[...] = 0
+        return array
+
+    def copy(
+        self,
+        target: int,
+        target_pitch: int,
+        source: int,
+        source_pitch: int,
+        width: int,
+        height: int,
+    ) -> None:
+        kind = self._runtime.cudaMemcpyKind.cudaMemcpyDefault  # the pointers say which way it goes
+        if height == 1:
+            self._call("cudaMemcpyAsync", target, source, width, kind, self.stream)
+            return
+        self._call(
+            "cudaMemcpy2DAsync",
+            *(target, target_pitch, source, source_pitch),
+            *(width, height, kind, self.stream),
+        )
+
+    def synchronize(self) -> None:
+        self._call("cudaStreamSynchronize", self.stream)
+
+    def _call(self, name: str, *arguments: Any) -> tuple[Any, ...]:
+        return _call(self._runtime, name, *arguments)
+
+    def _take(self, name: str, num_bytes: int) -> tuple[Any, ...]:
+        try:
+            return self._call(name, num_bytes)
+        except RuntimeError as error:
+            raise ConfigError(
+                f"{num_bytes / 1e9:.2f} GB more of memory cannot be had for the GPU ({error}); use "
+                "fewer --slots or a shorter --max-context"
+            ) from error
+
+
+def check_device() -> None:
+    """Looks whether there is a device, without taking anything of it.
+
+    Raises:
+        ConfigError: there is none, or no driver.
+    """
+    try:
+        (num_devices,) = _call(_cuda_runtime(), "cudaGetDeviceCount")
+    except RuntimeError as error:
+        raise _unusable(error) from error
+    if num_devices == 0:
+        raise ConfigError("there is no CUDA device")
+
+
+def _unusable(error: RuntimeError) -> ConfigError:
+    return ConfigError(f"no CUDA device can be used here ({error})")
+
+
+def _call(runtime: Any, name: str, *arguments: Any) -> tuple[Any, ...]:
+    """Calls a function of the CUDA runtime and returns its results without the status.
+
+    Raises:
+        RuntimeError: it failed.
+    """
+    status, *results = getattr(runtime, name)(*arguments)
+    if status != runtime.cudaError_t.cudaSuccess:
+        _, reason = runtime.cudaGetErrorString(status)
+        raise RuntimeError(f"{name}: {reason.decode()}")
+    return tuple(results)
+
+
+def _cuda_runtime() -> Any:
+    try:
+        from cuda.bindings import runtime
+    except ImportError as error:
+        raise ConfigError(f"NVIDIA's cuda-bindings are missing; {_HOW_TO_INSTALL}") from error
+    return runtime
