@@ -6,13 +6,13 @@ import logging
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from rich.console import Console
 from rich.table import Table
 
 import maskdial
-from maskdial.config import Config, load_config
+from maskdial.config import Config, default_text, load_config
 from maskdial.errors import ConfigError, MaskdialError
 from maskdial.models.bundle import load_bundles
 from maskdial_client import cli as client_cli
@@ -96,13 +96,15 @@ def _add_serve_arguments(parser: argparse.ArgumentParser) -> None:
             )
             continue
         options: dict[str, Any] = {"action": "store"}
-        if field.annotation in (int, float):
+        if field.annotation in (int, float, int | None, float | None):
             options["metavar"] = "N"
+        elif choices := get_args(field.annotation):
+            options["metavar"] = "|".join(map(str, choices))
         parser.add_argument(
             "--" + name.replace("_", "-"),
             dest=name,
             default=argparse.SUPPRESS,
-            help=f"{field.description} (default: {field.default})",
+            help=f"{field.description} (default: {default_text(name)})",
             **options,
         )
 

@@ -1,15 +1,17 @@
 """Config: every setting of the server, from flags, MASKDIAL_* variables and a TOML file.
 
-Flags win over variables, variables over the file, the file over the defaults. It is validated once,
-when it is made, and cannot change afterwards.
+Flags override variables, variables override the file, the file overrides the defaults. A Config is
+validated when it is created and immutable afterwards.
 """
 
 import json
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import pydantic
-from pydantic import Field, field_validator
+from pydantic import Field, GetCoreSchemaHandler, field_validator
+from pydantic_core import CoreSchema, core_schema
 from pydantic_settings import (
     BaseSettings,
     NoDecode,
@@ -21,115 +23,126 @@ from pydantic_settings import (
 from maskdial.errors import ConfigError
 
 
+@dataclass(frozen=True, slots=True)
+class Unset:
+    """Marks a setting whose value may be left open: ``word`` stands for None, on the command line,
+    in variables and in the file.
+    """
+
+    word: str
+
+    def __get_pydantic_core_schema__(
+        self, source: object, handler: GetCoreSchemaHandler
+    ) -> CoreSchema:
+        return core_schema.no_info_before_validator_function(self._read, handler(source))
+
+    def _read(self, value: object) -> object:
+        return None if value == self.word else value
+
+
+_Auto = Unset("auto")
+_Off = Unset("off")
+
+
 class Config(BaseSettings):
-    """The server's settings; each field's description is the flag's help."""
+    """The server's settings; each field's description is its flag's help."""
 
     model_config = SettingsConfigDict(env_prefix="MASKDIAL_", frozen=True, extra="forbid")
 
-    host: str = Field("127.0.0.1", description="address to listen on; 0.0.0.0 for every interface")
-    port: int = Field(8000, ge=0, le=65535, description="port to listen on; 0 picks a free one")
+    host: str = Field("127.0.0.1", description="address to listen on; 0.0.0.0: all interfaces")
+    port: int = Field(8000, ge=0, le=65535, description="port to listen on; 0: any free port")
     models: Annotated[dict[str, Path], NoDecode] = Field(
         {}, description="models to serve, by name; none: the starter models"
     )
     provider: Literal["auto", "cpu", "cuda"] = Field(
         "auto",
-        description="execution provider; auto takes a GPU where there is one that can run the "
-        "model, and else the CPU",
+        description="execution provider; auto: GPU if present and the model supports it, "
+        "otherwise CPU",
     )
-    threads: int = Field(
-        0, ge=0, le=1024, description="threads of one pass; 0: one per physical core"
+    threads: Annotated[int | None, Field(ge=1, le=1024), _Auto] = Field(
+        None, description="intra-op threads of a pass; auto: one per physical core"
     )
     spinning: Literal["auto", "on", "off"] = Field(
         "auto",
-        description="whether threads spin while a pass has nothing for them to do: faster for one "
-        "model alone, slower where models share cores; auto spins where one model is served",
+        description="whether idle intra-op threads spin during a pass: faster for one model, "
+        "slower when models share cores; auto: on if a single model is served",
     )
     max_batch_tokens: int = Field(
         4096,
         ge=16,
-        description="padded tokens in one pass of a masked model: more gives throughput, fewer "
-        "give shorter waits",
+        description="token budget of a masked model's batch, padding included; higher: more "
+        "throughput, lower: less latency",
     )
-    max_batch_inputs: int = Field(
-        256, ge=1, description="texts that one request may carry; more is refused"
-    )
+    max_batch_inputs: int = Field(256, ge=1, description="maximum number of texts in one request")
     max_queue: int = Field(
-        1024, ge=1, description="texts that may wait for each model; beyond it requests get 429"
+        1024, ge=1, description="texts that may queue for a model; beyond that, requests get 429"
     )
     max_body_bytes: int = Field(
-        2_000_000, ge=1024, description="size of a request's body; beyond it requests get 413"
+        2_000_000, ge=1024, description="maximum request body size; larger bodies get 413"
     )
-    slots: int = Field(
-        0,
-        ge=0,
-        le=1024,
-        description="sequences that a causal model generates at once; each costs KV memory, on the "
-        "CPU as it grows; 0: 8 on the CPU, and on a GPU as many as its memory holds, 64 at most",
+    slots: Annotated[int | None, Field(ge=1, le=1024), _Auto] = Field(
+        None,
+        description="maximum number of sequences a causal model generates at once; auto: 8 on the "
+        "CPU, as many as fit (at most 64) on a GPU",
     )
-    kv_cache_bytes: int = Field(
-        0,
-        ge=0,
-        description="most memory for the KV cache of each causal model; 0: no limit on the CPU, "
-        "and on a GPU --kv-cache-fraction of what is free",
+    kv_cache_bytes: Annotated[int | None, Field(ge=1), _Auto] = Field(
+        None,
+        description="maximum size of each causal model's KV cache; auto: no limit on the CPU, "
+        "--kv-cache-fraction of free memory on a GPU",
     )
     kv_cache_fraction: float = Field(
         0.9,
         gt=0,
         le=1,
-        description="share of a GPU's free memory, the weights being loaded, that the KV cache of "
-        "a causal model may take; passes need some of the rest",
+        description="share of free GPU memory, after the weights are loaded, for a causal model's "
+        "KV cache; passes need some of the rest",
     )
     cuda_graphs: Literal["on", "off"] = Field(
         "on",
-        description="whether decode steps on a GPU are captured as CUDA graphs: the host has one "
-        "thing to launch in the place of hundreds, starting takes longer",
+        description="capture decode steps as CUDA graphs: fewer kernel launches, slower start",
     )
     max_context: int = Field(
-        4096, ge=8, description="tokens of prompt and text together, where the model allows more"
+        4096,
+        ge=8,
+        description="maximum context (prompt and generated tokens), if the model's is longer",
     )
-    prefill_chunk_tokens: int = Field(
-        0,
-        ge=0,
-        description="prompt tokens read between two steps of the running streams, rounded up to "
-        "the attention kernel's block: more reads prompts faster, fewer keep streams smoother; 0: "
-        "256 on the CPU, 2048 on a GPU",
+    prefill_chunk_tokens: Annotated[int | None, Field(ge=1), _Auto] = Field(
+        None,
+        description="prompt tokens prefilled between two decode steps, rounded up to the attention "
+        "kernel's block; higher: faster prefill, lower: smoother streams; auto: 256 on the CPU, "
+        "2048 on a GPU",
     )
     prefix_cache_bytes: int = Field(
         512 * 2**20,
         ge=0,
-        description="memory of each causal model for the beginnings of prompts, which are then "
-        "copied instead of read again; 0 turns it off",
+        description="size of each causal model's prefix cache, which reuses the KV cache of shared "
+        "prompt prefixes; 0 disables it",
     )
     speculative_tokens: int = Field(
         0,
         ge=0,
         le=64,
-        description="most tokens to guess ahead, from the text itself, for a sequence that runs "
-        "alone: copies and summaries get faster, and the last bits of log-probabilities depend on "
-        "who else is there; 0 turns it off",
+        description="maximum number of draft tokens by prompt lookup, for a sequence that runs "
+        "alone; faster for copies and summaries, but the last bits of log-probabilities then "
+        "depend on load; 0 disables it",
     )
-    request_timeout: float = Field(
-        0.0,
-        ge=0,
-        description="seconds that a request may take, unless its own timeout is shorter; beyond "
-        "it: 504; 0: as long as it needs",
+    request_timeout: Annotated[float | None, Field(gt=0), _Off] = Field(
+        None,
+        description="seconds after which a request gets 504, unless its own timeout is shorter",
     )
     grace_period: float = Field(
-        30.0, ge=0, description="seconds that running requests get to finish after SIGTERM"
+        30.0, ge=0, description="seconds that running requests may take after SIGTERM"
     )
     golden_check: Literal["error", "warn"] = Field(
         "error",
-        description="what to do when a model's logits on this machine differ from the exported "
-        "ones",
+        description="what to do if a model's logits on this machine differ from those at export",
     )
-    log_level: Literal["debug", "info", "warning", "error"] = Field(
-        "info", description="least severe messages to log"
-    )
+    log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="log level")
 
     @field_validator("models", mode="before")
     @classmethod
     def _parse_models(cls, value: object) -> object:
-        """Takes NAME=PATH pairs, comma-separated or a list, as flags and variables give them."""
+        """Accepts NAME=PATH pairs: a list (flags) or a comma-separated string (variables)."""
         if isinstance(value, str):
             if value.lstrip().startswith("{"):
                 return json.loads(value)
@@ -155,11 +168,11 @@ class Config(BaseSettings):
         return value
 
     def chunk_tokens(self, *, on_gpu: bool) -> int:
-        """The prompt tokens of one pass, before they are rounded up."""
+        """Prompt tokens of one prefill chunk, before rounding up to the kernel's block."""
         return self.prefill_chunk_tokens or (2048 if on_gpu else 256)
 
     def spins(self, *, alone: bool) -> bool:
-        """Whether the threads of a model spin, which may be ``alone`` on the server."""
+        """Whether a model's threads spin. ``alone``: it is the only model served."""
         return self.spinning == "on" or (self.spinning == "auto" and alone)
 
     @classmethod
@@ -176,12 +189,25 @@ class Config(BaseSettings):
         return sources if file is None else (*sources, TomlConfigSettingsSource(settings_cls))
 
 
+def default_text(name: str) -> str:
+    """A setting's default as it is written on the command line."""
+    default = Config.model_fields[name].default
+    return unset_word(name) or "" if default is None else str(default)
+
+
+def unset_word(name: str) -> str | None:
+    """The word that leaves a setting open, None where it has to have a value."""
+    field = Config.model_fields.get(name)
+    marks = () if field is None else field.metadata
+    return next((mark.word for mark in marks if isinstance(mark, Unset)), None)
+
+
 def load_config(flags: dict[str, Any], file: Path | None = None) -> Config:
-    """Makes the Config of a run.
+    """Reads the configuration.
 
     Args:
-        flags: the flags that were given, by field name.
-        file: a TOML file with the same keys, if any.
+        flags: command-line flags that were given, by field name.
+        file: TOML file with the same keys, if any.
 
     Raises:
         ConfigError: the file is unreadable, or a setting is unknown or out of range.
@@ -197,6 +223,8 @@ def load_config(flags: dict[str, Any], file: Path | None = None) -> Config:
     except pydantic.ValidationError as error:
         first = error.errors()[0]
         name = ".".join(str(part) for part in first["loc"])
-        raise ConfigError(f"setting {name!r}: {first['msg']}") from error
+        word = unset_word(name)
+        alternative = "" if word is None else f", or be {word!r}"
+        raise ConfigError(f"setting {name!r}: {first['msg']}{alternative}") from error
     except ValueError as error:
         raise ConfigError(f"configuration file {file} is not valid TOML: {error}") from error

@@ -1,14 +1,15 @@
-"""Every error a caller can meet, and the one place that knows its status.
+"""Every error that a caller can meet, and the one place that knows its status.
 
 MaskdialError
 ├── ValidationError      422  the request asks for something that cannot be done
 ├── NotFoundError        404  no such model or route
-├── TooLargeError        413  the body is larger than the server takes
-├── OverloadedError      429  the queue is full; Retry-After says when to come back
+├── TooLargeError        413  the body is larger than the server accepts
+├── OverloadedError      429  the queue is full; Retry-After says when to retry
 ├── UnavailableError     503  starting, draining, or the engine is down
-├── DeadlineError        504  not finished in time
-├── InferenceError       500  a masked model's pass failed
-├── GenerationError      500  a causal model's step failed
+├── DeadlineError        504  not finished within the timeout
+├── InferenceError       500  a pass of a masked model failed
+├── GenerationError      500  a step of a causal model failed
+├── InternalError        500  a bug in the server
 ├── BundleError               a model folder cannot be served (start-up only)
 └── ConfigError               a setting is wrong (start-up only)
 """
@@ -17,14 +18,14 @@ from typing import ClassVar
 
 
 class MaskdialError(Exception):
-    """The root. ``message`` is one sentence that a person can act on.
+    """The root. ``message`` is a sentence that a person can act on, lower case, no period.
 
-    ``status`` is the HTTP status, ``error_type`` the wire's lower-case name, and ``retry_after``
-    the seconds for the Retry-After header, or None when no such header is sent.
+    ``status`` is the HTTP status, ``error_type`` the name on the wire, ``retry_after`` the value of
+    the Retry-After header in seconds (None: no such header).
     """
 
     status: ClassVar[int] = 500
-    error_type: ClassVar[str] = "inference"
+    error_type: ClassVar[str] = "internal"
     retry_after: ClassVar[int | None] = None
 
     def __init__(self, message: str) -> None:
@@ -33,10 +34,20 @@ class MaskdialError(Exception):
 
 
 class ValidationError(MaskdialError):
-    """The request is well-formed but cannot be served as it stands."""
+    """The request is well-formed but cannot be served as it is.
+
+    ``field`` names the part of the request at fault, in the words of `maskdial.requests` and
+    `maskdial.masked.tasks`; a dialect translates it to its own. ``index`` says which item of a
+    list it is.
+    """
 
     status = 422
     error_type = "validation"
+
+    def __init__(self, message: str, *, field: str | None = None, index: int | None = None) -> None:
+        super().__init__(message)
+        self.field = field
+        self.index = index
 
 
 class NotFoundError(MaskdialError):
@@ -62,7 +73,7 @@ class OverloadedError(MaskdialError):
 
 
 class UnavailableError(MaskdialError):
-    """The server is starting, draining, or an engine is down."""
+    """The server is starting or draining, or an engine is down."""
 
     status = 503
     error_type = "unavailable"
@@ -70,7 +81,7 @@ class UnavailableError(MaskdialError):
 
 
 class DeadlineError(MaskdialError):
-    """The request was not finished within its timeout."""
+    """The request did not finish within its timeout."""
 
     status = 504
     error_type = "timeout"
@@ -86,6 +97,10 @@ class GenerationError(MaskdialError):
     """A step of a causal model failed."""
 
     error_type = "generation"
+
+
+class InternalError(MaskdialError):
+    """A bug in the server; the log has its traceback."""
 
 
 class BundleError(MaskdialError):

@@ -58,7 +58,7 @@ async def info(request: Request) -> Response:
                 "max_batch_tokens": config.max_batch_tokens,
                 "max_body_bytes": config.max_body_bytes,
                 "max_queue": config.max_queue,
-                "slots": max(causal_slots, default=config.slots),
+                "slots": max(causal_slots, default=0),
             },
             "models": [describe_model(model) for model in models],
         }

@@ -69,7 +69,7 @@ def start_model(
     device = find_device(bundle, config.provider)
     spins = config.spins(alone=alone)
     provider: Provider = "cpu" if device is None else device.name
-    options = SessionOptions(provider, config.threads, spins)
+    options = SessionOptions(provider, config.threads or 0, spins)
     model_metrics = metrics.declare(bundle.name, bundle.label)
     model: ServedModel
     if bundle.manifest.family == "masked":
@@ -187,7 +187,7 @@ class _CausalShape:
         """
         try:
             return plan_slots(
-                self.layout, self.max_length, asked=self.config.slots, most=most, budget=budget
+                self.layout, self.max_length, asked=self.config.slots or 0, most=most, budget=budget
             )
         except ConfigError as error:
             raise ConfigError(f"model {self.bundle.label!r}: {error.message}") from error
@@ -205,7 +205,7 @@ class _CausalParts:
 def _on_host(shape: _CausalShape, options: SessionOptions) -> _CausalParts:
     session = Session(shape.bundle.graph, options)
     _check_kernels(shape.bundle, shape.config, options)
-    slots = shape.slots(_CPU_SLOTS, shape.config.kv_cache_bytes or None)
+    slots = shape.slots(_CPU_SLOTS, shape.config.kv_cache_bytes)
     runner = Runner(
         session,
         shape.layout,
