@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from maskdial.api import bodies
-from maskdial.api.schema import TaskBody, parse_body
+from maskdial.dialects import task_bodies as bodies
+from maskdial.dialects.schema import TaskBody, parse_body
 from maskdial_client import (
     Answer,
     Classification,

@@ -121,7 +121,7 @@ def test_an_engine_that_is_down_is_named(
 ) -> None:
     running = start_server(models={"dial": hybrid_bundle}, threads=1)
     try:
-        _, full = running.server.config.app.state.models.named("dial")
+        _, full = running.server.config.app.state.context.models.named("dial")
         full.engine.stop(0)
         reply = httpx.get(f"{running.url}/health/ready")
         assert reply.status_code == 503

@@ -19,7 +19,7 @@ import httpx
 import pytest
 
 from maskdial.errors import ValidationError
-from maskdial.http.replies import unless_gone
+from maskdial.http.disconnect import unless_gone
 from maskdial.models.registry import STARTER_FOLDER
 
 PROMPT = "Once upon a time"
@@ -48,7 +48,7 @@ def small_http(small: Any) -> Iterator[httpx.Client]:
 
 def model(server: Any, name: str) -> Any:
     """A model by the name of its engine: of a second graph, ``NAME:full``."""
-    models = server.server.config.app.state.models
+    models = server.server.config.app.state.context.models
     return next(each for each in models if each.bundle.label == name)
 
 
@@ -123,7 +123,7 @@ def refused(reply: httpx.Response) -> None:
     assert reply.status_code == 504, reply.text
     assert set(reply.json()) == {"error", "error_type"}
     assert reply.json()["error_type"] == "timeout"
-    assert "not finished within" in reply.json()["error"]
+    assert "did not finish within its timeout of" in reply.json()["error"]
     assert "x-request-id" in reply.headers
 
 
@@ -232,8 +232,7 @@ def test_a_silent_stream_ends_with_an_error_event(
     small: Any, small_http: httpx.Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The stream begins after a while without a token; from then on errors are events."""
-    for module in ("generate", "wire"):
-        monkeypatch.setattr(f"maskdial.api.{module}.KEEP_ALIVE_SECONDS", 0.05)
+    monkeypatch.setattr("maskdial.http.sse.KEEP_ALIVE_SECONDS", 0.05)
     engine = model(small, "hybrid").engine
     body = {"inputs": PROMPT, "parameters": LONG, "timeout": 0.5}
     with (

@@ -206,7 +206,7 @@ def test_a_grammar_that_becomes_too_complex_on_the_way(http: httpx.Client) -> No
 def test_hostile_grammars_hold_up_nobody_else(start_server: Callable[..., Any]) -> None:
     """While they are compiled the server answers, also what needs a thread, and keeps deadlines."""
     server = start_server(models={"hybrid": STARTER_FOLDER / "hybrid"})
-    model = server.server.config.app.state.models.get("hybrid")
+    model = server.server.config.app.state.context.models.named("hybrid")[0]
 
     def wait_for(condition: Callable[[], bool]) -> None:
         while not condition():

@@ -198,7 +198,7 @@ def narrow(start_server: Callable[..., Any], masked_starter: Path) -> Iterator[A
 
 def test_nothing_starves_behind_a_stream_of_short_texts(narrow: Any) -> None:
     """The long text runs after the few that came before it, not after all the later ones."""
-    engine = narrow.server.config.app.state.models.get("sentiment").engine
+    engine = narrow.server.config.app.state.context.models.named("sentiment")[0].engine
 
     def classify(*texts: str) -> httpx.Response:
         return httpx.post(narrow.url + "/classify", json={"inputs": list(texts)}, timeout=60)
@@ -218,7 +218,7 @@ def test_nothing_starves_behind_a_stream_of_short_texts(narrow: Any) -> None:
 
 
 def test_who_leaves_is_dropped_before_it_is_run(narrow: Any) -> None:
-    engine = narrow.server.config.app.state.models.get("sentiment").engine
+    engine = narrow.server.config.app.state.context.models.named("sentiment")[0].engine
     body = json.dumps({"inputs": ["word " * 50, "word " * 60]}).encode()
     head = f"POST /classify HTTP/1.1\r\nhost: x\r\ncontent-length: {len(body)}\r\n\r\n"
     with httpx.Client(base_url=narrow.url, timeout=60) as http:

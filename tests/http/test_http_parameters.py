@@ -12,8 +12,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from maskdial.api import generate as generate_module
-from maskdial.api.generate_bodies import GenerateBody, GenerateParameters
+from maskdial.dialects import tgi
+from maskdial.dialects.tgi_bodies import GenerateBody, GenerateParameters
 
 PROMPT = "Once upon a time there was a little"
 SAMPLED = {"max_new_tokens": 16, "temperature": 1.0, "seed": 11}
@@ -548,7 +548,7 @@ def test_a_large_reply_is_written_beside_the_others(
     http: httpx.Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """While its thousands of tokens become JSON, the server answers."""
-    began, go_on, reply_of = threading.Event(), threading.Event(), generate_module._reply
+    began, go_on, reply_of = threading.Event(), threading.Event(), tgi._reply
 
     def wait_and_reply(*arguments: Any) -> object:
         began.set()
@@ -557,7 +557,7 @@ def test_a_large_reply_is_written_beside_the_others(
 
     parameters = {"max_new_tokens": 120, "ignore_eos": True, "top_n_tokens": 20}
     expected = generate(http, PROMPT, **parameters)
-    monkeypatch.setattr(generate_module, "_reply", wait_and_reply)
+    monkeypatch.setattr(tgi, "_reply", wait_and_reply)
     with ThreadPoolExecutor() as pool:
         large = pool.submit(generate, http, PROMPT, **parameters)
         assert began.wait(30)

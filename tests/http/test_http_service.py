@@ -118,7 +118,7 @@ def slow_stream(url: str) -> socket.socket:
 
 
 def test_a_full_queue_is_429_with_retry_after(small: Any) -> None:
-    model = small.server.config.app.state.models.get("hybrid")
+    model = small.server.config.app.state.context.models.named("hybrid")[0]
     assert isinstance(model, CausalModel)
     held, step = threading.Event(), model.engine.step
 
@@ -148,7 +148,7 @@ def test_more_texts_than_the_queue_holds_are_422(small: Any) -> None:
 
 
 def test_a_dead_engine_fails_its_requests_and_turns_readiness_red(small: Any) -> None:
-    model = small.server.config.app.state.models.get("hybrid")
+    model = small.server.config.app.state.context.models.named("hybrid")[0]
     connection = slow_stream(small.url)
     assert b" 200 " in connection.makefile("rb").readline()
 

@@ -94,6 +94,6 @@ def test_a_mask_is_kept_or_the_text_refused(http: httpx.Client) -> None:
         assert reply.headers["x-compute-tokens"] == str(LIMITS["/fill-mask"])
         reply = post(http, "/fill-mask", ["[MASK]", text], truncate=True, truncation_direction=lost)
         assert reply.status_code == 422
-        assert "inputs[1]: 1 of the text's 1 masks would be cut off" in reply.json()["error"]
+        assert "inputs[1]: 1 of the text's 1 masks would be truncated" in reply.json()["error"]
     reply = post(http, "/fill-mask", "[MASK] " + last, truncate=True)
-    assert "1 of the text's 2 masks would be cut off" in reply.json()["error"]
+    assert "1 of the text's 2 masks would be truncated" in reply.json()["error"]

@@ -8,10 +8,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import BaseModel
 
-from maskdial.api import bodies
-from maskdial.api.generate_bodies import GenerateBody, GenerateParameters
-from maskdial.api.schema import TaskBody, parse_body
+from maskdial.causal.sampling.params import SamplingParams
+from maskdial.dialects import ROUTES, tokens
+from maskdial.dialects import task_bodies as bodies
+from maskdial.dialects.schema import parse_body
+from maskdial.dialects.tgi_bodies import GenerateBody, GenerateParameters
 from maskdial.errors import ValidationError
+from maskdial.http.guard import TaskRoute
 
 # The least that each body holds
 BODIES: dict[type[BaseModel], dict[str, Any]] = {
@@ -25,8 +28,8 @@ BODIES: dict[type[BaseModel], dict[str, Any]] = {
     bodies.SimilarityBody: {"inputs": {"source_sentence": "a", "sentences": ["b"]}},
     bodies.RerankBody: {"query": "a", "texts": ["b"]},
     bodies.ScoreBody: {"inputs": "a"},
-    bodies.TokenizeBody: {"inputs": "a"},
-    bodies.DetokenizeBody: {"ids": [1]},
+    tokens.TokenizeBody: {"inputs": "a"},
+    tokens.DetokenizeBody: {"ids": [1]},
 }
 
 
@@ -145,8 +148,8 @@ def test_every_parameter_has_its_row() -> None:
 
 
 def test_no_body_is_left_out() -> None:
-    classes = [each for each in vars(bodies).values() if isinstance(each, type)]
-    assert {each for each in classes if issubclass(each, TaskBody)} - {TaskBody} <= set(BODIES)
+    task_routes = [route for route in ROUTES if isinstance(route, TaskRoute)]
+    assert {route.body for route in task_routes} - {None} == set(BODIES)
 
 
 @pytest.mark.parametrize("schema", BODIES)
@@ -201,15 +204,16 @@ def test_a_bad_body_is_a_sentence(body: bytes, words: str) -> None:
 
 def test_one_prompt_several_and_a_conversation() -> None:
     one = generate(inputs="a")
-    assert (one.prompts, one.batch, one.conversation) == (["a"], False, [])
-    several = generate(inputs=["a", "b"])
-    assert (several.prompts, several.batch, several.conversation) == (["a", "b"], True, [])
+    assert (one.request().prompts, one.batch, one.request().messages) == (["a"], False, None)
+    several = generate(inputs=["a", "b"]).request()
+    assert (several.prompts, several.messages) == (["a", "b"], None)
+    assert generate(inputs=["a"]).batch
     parts = [{"type": "text", "text": "b"}, {"type": "text", "text": "c"}]
     body = parse_body(
         GenerateBody, chat({"role": "system", "content": ""}, {"role": "user", "content": parts})
     )
-    assert (body.prompts, body.batch) == ([], False)
-    assert body.conversation == [
+    assert (body.request().prompts, body.batch) == ([], False)
+    assert body.request().messages == [
         {"role": "system", "content": ""},
         {"role": "user", "content": "b\nc"},
     ]
@@ -234,10 +238,10 @@ def test_a_parameter_of_sampling_turns_it_on(name: str) -> None:
 
 
 def test_what_the_engine_is_given() -> None:
-    given = parameters(stop=["", "end"], logit_bias={"7": -1, "3": 0.5})
-    assert given.stop_texts == ("end",)
-    assert given.token_biases == ((7, -1.0), (3, 0.5))
-    assert (parameters().stop_texts, parameters().token_biases) == ((), ())
+    given = parameters(stop=["", "end"], logit_bias={"7": -1, "3": 0.5}).sampling_params()
+    assert given.stop == ("end",)
+    assert given.logit_bias == ((7, -1.0), (3, 0.5))
+    assert parameters().sampling_params() == SamplingParams()
 
 
 NUMBERS = st.one_of(
@@ -296,7 +300,7 @@ def test_any_json_is_a_body_or_a_refusal_that_names_the_field(
         assert result.message.startswith(tuple(name for name in (*names, *whole) if name))
         assert len(result.message) < 500
     elif isinstance(result, GenerateBody):
-        assert bool(result.prompts) != bool(result.conversation)
+        assert bool(result.request().prompts) != bool(result.request().messages)
 
 
 @settings(max_examples=100, deadline=None)

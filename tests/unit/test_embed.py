@@ -1,18 +1,25 @@
 """Vectors after the graph: normalized, cut, compared."""
 
+from types import SimpleNamespace
+from typing import Any
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from maskdial.errors import InferenceError, ValidationError
-from maskdial.masked.tasks.embed import check_embedding, cosine_similarities, embed
+from maskdial.masked.tasks.embed import EmbedRequest, cosine_similarities, embed
 from maskdial.models.bundle import Embedding
 
 RAW = Embedding(dimension=4, pooling="mean", normalized=False)
 UNIT = Embedding(dimension=4, pooling="mean", normalized=True)
 VECTORS = np.array([[3, 4, 0, 0], [1, -1, 1, -1]], np.float32)
 NORMALIZED = (VECTORS / np.array([[5], [2]])).astype(np.float32)
+
+
+def model(embedding: Embedding) -> Any:
+    return SimpleNamespace(manifest=SimpleNamespace(embedding=embedding))
 
 
 @pytest.mark.parametrize(("vectors", "embedding"), [(VECTORS, RAW), (NORMALIZED, UNIT)])
@@ -56,16 +63,17 @@ def test_zeros_stay_zeros() -> None:
 
 @pytest.mark.parametrize("dimensions", [0, 5])
 def test_dimensions_out_of_range(dimensions: int) -> None:
-    with pytest.raises(ValidationError, match="between 1 and 4"):
-        check_embedding(RAW, dimensions=dimensions)
+    with pytest.raises(ValidationError, match="between 1 and 4") as caught:
+        EmbedRequest(["a"], dimensions=dimensions).check(model(RAW))
+    assert caught.value.field == "dimensions"
 
 
 def test_a_graph_that_normalizes_has_no_other_vectors() -> None:
-    check_embedding(RAW, normalize=False)
-    with pytest.raises(ValidationError, match="normalizes"):
-        check_embedding(UNIT, normalize=False)
-    with pytest.raises(ValidationError, match="normalizes"):
-        embed(NORMALIZED, UNIT, normalize=False, dimensions=2)
+    request = EmbedRequest(["a"], normalize=False, dimensions=2)
+    request.check(model(RAW))
+    with pytest.raises(ValidationError, match="normalizes") as caught:
+        request.check(model(UNIT))
+    assert caught.value.field == "normalize"
 
 
 def test_vectors_that_are_no_numbers_are_an_error() -> None:

@@ -17,18 +17,22 @@ PACKAGES = {
 EXPORT_ONLY = ("torch", "transformers", "onnx", "onnxscript", "maskdial_export")
 # The package module holds the version only, so everything may import it.
 VERSION = {"maskdial", "maskdial.__version__"}
+VERSIONS = {f"{package}.__version__" for package in PACKAGES}
 ENGINES = ("maskdial.masked", "maskdial.causal")
 # Each may import what comes after it; the server's other modules are below them all.
 LAYERS = [
     ("maskdial.cli",),
     ("maskdial.http.server",),
     ("maskdial.http.app",),
-    ("maskdial.http.guard",),
-    ("maskdial.api",),
+    ("maskdial.dialects",),
+    ("maskdial.http",),
+    ("maskdial.requests",),
     ("maskdial.models.loading",),
     ("maskdial.models.registry",),
+    ("maskdial.masked.tasks",),
     ENGINES,
 ]
+HTTP = ("fastapi", "starlette", "uvicorn")
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,9 +183,36 @@ def test_layers_of_the_server_import_downwards(module: str) -> None:
     assert not broken(module, *(name for layer in LAYERS[:depth] for name in layer))
 
 
-@pytest.mark.parametrize("module", [m for package in ENGINES for m in modules_of(package)])
-def test_engines_know_nothing_of_http(module: str) -> None:
-    assert not broken(module, "fastapi", "starlette", "uvicorn")
+@pytest.mark.parametrize("module", modules_of("maskdial"))
+def test_only_http_and_the_dialects_know_http(module: str) -> None:
+    if Import(module, 0, False).within("maskdial.http", "maskdial.dialects"):
+        return
+    assert not broken(module, *HTTP)
+
+
+@pytest.mark.parametrize("module", modules_of("maskdial.dialects"))
+def test_dialects_know_no_engine(module: str) -> None:
+    """They parse and render; `maskdial.requests` speaks to the engines."""
+    forbidden = ("maskdial.masked.engine", "maskdial.causal.engine", "maskdial.causal.scheduler")
+    assert not broken(module, *forbidden, "maskdial.runtime", "onnxruntime")
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_no_modules_import_each_other(package: str) -> None:
+    """Neither directly nor in a circle, type checking included."""
+    modules = set(modules_of(package))
+    edges: dict[str, set[str]] = {module: set() for module in modules}
+    for module in modules:
+        for use in imports_of(module):
+            target = use.name if use.name in modules else use.name.rpartition(".")[0]
+            if target in modules - {module} and not use.lazy and use.name not in VERSIONS:
+                edges[module].add(target)
+    while True:
+        leaves = {module for module, uses in edges.items() if not uses}
+        if not leaves:
+            break
+        edges = {m: uses - leaves for m, uses in edges.items() if m not in leaves}
+    assert not edges, f"these import each other in a circle: {sorted(edges)}"
 
 
 @pytest.mark.parametrize("module", modules_of("maskdial"))

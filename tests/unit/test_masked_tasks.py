@@ -1,6 +1,8 @@
 """What logits mean: fillings and labels, against the formulas in float64 and known texts."""
 
 import math
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -20,16 +22,16 @@ from tokenizers import (
 )
 
 from maskdial.errors import InferenceError, ValidationError
-from maskdial.masked.tasks.classify import ProblemType, ScoreFunction, classify
+from maskdial.masked.tasks.classify import ClassifyRequest, ScoreFunction, classify
 from maskdial.masked.tasks.fill_mask import (
+    FillMaskRequest,
     check_masks_kept,
-    check_top_k,
     fill_mask,
     mask_positions,
     resolve_targets,
     write_masks,
 )
-from maskdial.models.bundle import SpecialTokens
+from maskdial.models.bundle import ProblemType, SpecialTokens
 from maskdial.models.tokenizer import Tokenizer
 
 BERT_SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
@@ -202,7 +204,7 @@ def test_a_row_scores_the_same_alone_to_the_last_bit() -> None:
 def test_target_scores_are_shares_of_the_whole_vocabulary(bert: Tokenizer) -> None:
     ids = bert.encode("the [MASK]").ids
     logits = bert_logits(capital=3, city=2, france=7)
-    targets = resolve_targets(["city", "Capital"], bert)
+    targets = resolve_targets(["city", "Capital"], bert, 16)
     (fillings,) = fill_mask(logits, ids, mask_positions(ids, bert), bert, target_ids=targets)
     expected = softmax64(logits[0])
     assert [f.token_str for f in fillings] == ["capital", "city"]
@@ -225,44 +227,45 @@ def test_a_token_that_is_ruled_out_scores_nothing() -> None:
 
 @pytest.mark.parametrize("top_k", [0, -1, 11])
 def test_top_k_has_a_range(top_k: int) -> None:
-    with pytest.raises(ValidationError, match=rf"between 1 and 10 .*not {top_k}"):
-        check_top_k(top_k, 10)
-    with pytest.raises(ValidationError, match="between 1 and 10"):
-        fill_mask(np.zeros((1, 10), np.float32), [0], [0], Spelled(), top_k=top_k)
+    model: Any = SimpleNamespace(manifest=SimpleNamespace(vocab_size=10))
+    with pytest.raises(ValidationError, match=rf"between 1 and 10 .*not {top_k}") as caught:
+        FillMaskRequest(["a"], top_k=top_k).check(model)
+    assert caught.value.field == "top_k"
 
 
-def test_a_target_beyond_the_model_is_refused() -> None:
-    with pytest.raises(ValidationError, match="10, but the model knows only 10"):
-        fill_mask(np.zeros((1, 10), np.float32), [0], [0], Spelled(), target_ids=[10])
+def test_a_target_beyond_the_model_is_refused(bert: Tokenizer) -> None:
+    assert resolve_targets(["capital"], bert, 9) == (8,)
+    with pytest.raises(ValidationError, match="not in the model's vocabulary"):
+        resolve_targets(["capital"], bert, 8)
 
 
 def test_targets_are_looked_up_before_they_are_tokenized(
     bert: Tokenizer, roberta: Tokenizer
 ) -> None:
-    assert resolve_targets("capital", bert) == (8,)
-    assert resolve_targets(["city", "CAPITAL", "capital", "##s"], bert) == (8, 9, 15)
+    assert resolve_targets(["capital"], bert, 16) == (8,)
+    assert resolve_targets(["city", "CAPITAL", "capital", "##s"], bert, 16) == (8, 9, 15)
     without, with_space = roberta.token_to_id("capital"), roberta.token_to_id("Ġcapital")
     assert without != with_space
-    assert resolve_targets("capital", roberta) == (without,)
-    assert resolve_targets(" capital", roberta) == (with_space,)
-    assert resolve_targets("Ġcapital", roberta) == (with_space,)
+    vocab_size = roberta.vocab_size
+    assert resolve_targets(["capital"], roberta, vocab_size) == (without,)
+    assert resolve_targets([" capital"], roberta, vocab_size) == (with_space,)
+    assert resolve_targets(["Ġcapital"], roberta, vocab_size) == (with_space,)
 
 
 @pytest.mark.parametrize(
     ("targets", "message"),
     [
-        (["the", "unseen"], r"'unseen' is not one token: it splits into 'un', '##seen'"),
+        (["the", "unseen"], r"'unseen' is not a single token .*: it splits into 'un', '##seen'"),
         (["the city"], r"it splits into 'the', 'city'"),
         (["qwerty"], "'qwerty' is not in the model's vocabulary"),
         ([""], "'' is not in the model's vocabulary"),
-        ([], "`targets` is empty"),
     ],
 )
 def test_targets_that_are_not_one_token_are_refused(
     targets: list[str], message: str, bert: Tokenizer
 ) -> None:
     with pytest.raises(ValidationError, match=message):
-        resolve_targets(targets, bert)
+        resolve_targets(targets, bert, 16)
 
 
 def test_a_mask_may_be_written_either_way(bert: Tokenizer, roberta: Tokenizer) -> None:
@@ -344,5 +347,7 @@ def test_equal_labels_keep_their_order_and_top_k_cuts() -> None:
 
 @pytest.mark.parametrize("top_k", [0, -3])
 def test_fewer_than_one_label_is_refused(top_k: int) -> None:
-    with pytest.raises(ValidationError, match="`top_k` must be at least 1"):
-        classify(LOGITS, ["a", "b", "c"], top_k=top_k)
+    model: Any = None  # it does not matter which
+    with pytest.raises(ValidationError, match="must be at least 1") as caught:
+        ClassifyRequest([("a", None)], top_k=top_k).check(model)
+    assert caught.value.field == "top_k"

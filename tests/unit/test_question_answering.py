@@ -11,17 +11,18 @@ from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
 from maskdial.errors import InferenceError, ValidationError
 from maskdial.masked.tasks import question_answering
-from maskdial.masked.tasks.question_answering import Answer, Window, count_windows, find_answers
+from maskdial.masked.tasks.logits import count_windows
+from maskdial.masked.tasks.question_answering import Answer, ContextWindow, find_answers
 
 LETTERS = "abcdefghij"
 
 
-def letter_window(num_tokens: int, *, has_null: bool = True) -> Window:
+def letter_window(num_tokens: int, *, has_null: bool = True) -> ContextWindow:
     """Each token is one character of ``LETTERS``; words are pairs of them."""
     positions = np.arange(num_tokens)
     offsets = np.stack([positions, positions + 1], axis=1)
     first = positions - positions % 2
-    return Window(
+    return ContextWindow(
         rows=tuple(range(num_tokens + has_null)),
         has_null=has_null,
         offsets=offsets,
@@ -100,7 +101,7 @@ def test_a_token_outside_words_keeps_its_span_as_it_is() -> None:
 def test_the_same_text_is_one_answer_where_it_was_found_first() -> None:
     context = "Ab x aB"
     offsets = np.array([[0, 2], [3, 4], [5, 7]])
-    window = Window((0, 1, 2, 3), True, offsets, offsets, np.ones(3, np.bool_))
+    window = ContextWindow((0, 1, 2, 3), True, offsets, offsets, np.ones(3, np.bool_))
     logits = np.full((4, 2), -30, np.float32)
     logits[1], logits[3] = 1, 2
     answers = find_answers(context, [window, window], [logits, logits], max_answer_len=1, top_k=5)
@@ -147,10 +148,10 @@ def test_no_answer_is_impossible_without_its_token() -> None:
 
 def test_a_span_without_text_is_no_answer() -> None:
     offsets = np.array([[0, 1], [1, 1], [2, 3]])
-    window = Window((0, 1, 2, 3), True, offsets, offsets, np.ones(3, np.bool_))
+    window = ContextWindow((0, 1, 2, 3), True, offsets, offsets, np.ones(3, np.bool_))
     (answer,) = find_answers("a b", [window], [certain(2, 2, 4)], align_to_words=False)
     assert answer.answer in {"a", "b"}
-    empty = Window((0, 1), True, offsets[1:2], offsets[1:2], np.ones(1, np.bool_))
+    empty = ContextWindow((0, 1), True, offsets[1:2], offsets[1:2], np.ones(1, np.bool_))
     with pytest.raises(ValidationError, match="no text that could be an answer"):
         find_answers("a b", [empty], [np.zeros((2, 2), np.float32)])
 
@@ -194,7 +195,7 @@ def test_a_window_knows_its_tokens_and_words() -> None:
     backend = make_backend()
     question = backend.encode("a b", add_special_tokens=False)
     context = backend.encode("cde  fg\nh", add_special_tokens=False)
-    window = Window.from_encodings(backend.post_process(question, context), context)
+    window = ContextWindow.from_encodings(backend.post_process(question, context), context)
     assert window.rows == (0, 4, 5, 6, 7, 8, 9)
     assert window.has_null
     assert window.offsets.tolist() == [[0, 1], [1, 2], [2, 3], [5, 6], [6, 7], [8, 9]]
@@ -205,6 +206,6 @@ def test_a_window_knows_its_tokens_and_words() -> None:
 def test_a_window_may_be_empty() -> None:
     backend = make_backend()
     question, context = (backend.encode(text, add_special_tokens=False) for text in ("a", ""))
-    window = Window.from_encodings(backend.post_process(question, context), context)
+    window = ContextWindow.from_encodings(backend.post_process(question, context), context)
     assert window.rows == (0,)
     assert window.offsets.shape == window.word_offsets.shape == (0, 2)

@@ -10,15 +10,14 @@ from hypothesis import strategies as st
 
 from maskdial.errors import InferenceError
 from maskdial.masked.request import MaskedInput
-from maskdial.masked.tasks.score import (
+from maskdial.masked.tasks.pseudo_likelihood import (
     Masking,
-    TokenScore,
     log_probability,
     maskings,
     scored_positions,
-    summarize,
     waves,
 )
+from maskdial.requests.scoring import TokenScore, summarize
 
 CLS, SEP, MASK = 1, 2, 3
 

@@ -11,29 +11,13 @@ from fastapi import FastAPI, Request, Response
 from fastapi.openapi.utils import get_openapi
 from pydantic.json_schema import models_json_schema
 from starlette.exceptions import HTTPException
-from starlette.routing import Route
 
 import maskdial
-from maskdial.api import (
-    bodies,
-    classify,
-    embed,
-    fill_mask,
-    generate,
-    generate_bodies,
-    models,
-    question_answering,
-    rerank,
-    score,
-    service,
-    token_classify,
-    tokenize,
-    zero_shot,
-)
-from maskdial.api.schema import TaskBody
+from maskdial import dialects
 from maskdial.config import Config
 from maskdial.errors import BundleError, MaskdialError, NotFoundError
-from maskdial.http.guard import Endpoint, RequestMiddleware
+from maskdial.http.context import ServerContext
+from maskdial.http.guard import Guard, TaskRoute
 from maskdial.http.lifecycle import Lifecycle
 from maskdial.http.replies import error_reply, json_reply
 from maskdial.metrics import Metrics
@@ -43,53 +27,33 @@ from maskdial.models.registry import Models, find_bundles
 
 _log = logging.getLogger("maskdial")
 
-_TASK_ROUTERS = (
-    fill_mask.router,
-    classify.router,
-    token_classify.router,
-    question_answering.router,
-    zero_shot.router,
-    rerank.router,
-    embed.router,
-    generate.router,
-    score.router,
-    tokenize.router,
-)
-_TASK_ENDPOINTS: dict[str, Endpoint] = {
-    route.path: route.endpoint
-    for router in _TASK_ROUTERS
-    for route in router.routes
-    if isinstance(route, Route)
-}
-_TASK_ROUTES = (*_TASK_ENDPOINTS, "/models/{name}")
-
 
 def create_app(
     config: Config, on_load_failure: Callable[[MaskdialError], None] | None = None
 ) -> FastAPI:
     """The application.
 
-    The models load beside the first requests: ``/health/live`` answers at once, ``/health/ready``
-    when the last one is up. ``on_load_failure`` is called if one cannot be served.
+    Models load while it already answers: ``/health/live`` at once, ``/health/ready`` when the last
+    one is up. ``on_load_failure`` is called if one cannot be served.
     """
     app = FastAPI(
         title="maskdial",
         version=maskdial.__version__,
         summary="Masked and causal language models, one server.",
         lifespan=_lifespan,
+        redirect_slashes=False,
     )
-    app.state.config = config
-    app.state.lifecycle = Lifecycle()
-    app.state.metrics = Metrics(_TASK_ROUTES)
-    app.state.models = Models()
+    app.router.routes.extend(dialects.ROUTES)
+    task_routes = [route.path for route in dialects.ROUTES if isinstance(route, TaskRoute)]
+    app.state.context = context = ServerContext(
+        config, Models(dialects.TASKS), Metrics(task_routes), Lifecycle()
+    )
     app.state.on_load_failure = on_load_failure
-    for router in (*_TASK_ROUTERS, models.router, service.router):
-        app.include_router(router)
     app.add_middleware(
-        RequestMiddleware,
-        metrics=app.state.metrics,
-        lifecycle=app.state.lifecycle,
-        endpoints=_TASK_ENDPOINTS,
+        Guard,
+        routes=app.routes,
+        metrics=context.metrics,
+        lifecycle=context.lifecycle,
         max_body_bytes=config.max_body_bytes,
     )
     app.add_exception_handler(HTTPException, _http_error)
@@ -99,37 +63,40 @@ def create_app(
 
 @contextlib.asynccontextmanager
 async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
-    loading = asyncio.create_task(_load_models(app))
+    context: ServerContext = app.state.context
+    loading = asyncio.create_task(_load_models(context, app.state.on_load_failure))
     try:
         yield
     finally:
         loading.cancel()
         await asyncio.wait({loading})
-        # Requests were waited for before this point: what still runs is past its grace period.
-        await asyncio.gather(*(asyncio.to_thread(model.stop) for model in app.state.models))
+        # Running requests have had their grace period by now.
+        await asyncio.gather(*(asyncio.to_thread(model.stop) for model in context.models))
 
 
-async def _load_models(app: FastAPI) -> None:
-    config: Config = app.state.config
-    served: Models = app.state.models
+async def _load_models(
+    context: ServerContext, on_failure: Callable[[MaskdialError], None] | None
+) -> None:
     try:
-        bundles = await asyncio.to_thread(_read_bundles, config)
-        start = partial(start_model, config=config, metrics=app.state.metrics)
+        bundles = await asyncio.to_thread(_read_bundles, context.config)
+        start = partial(start_model, config=context.config, metrics=context.metrics)
         for bundle in bundles:
             model = await asyncio.to_thread(start, bundle, alone=len(bundles) == 1)
-            served.add(model)
+            context.models.add(model)
             await model.engine.warm_up()
-    except MaskdialError as error:
-        _log.error("%s", error.message)
-        _load_failed(app, error)
-        return
     except Exception as error:
-        # Without this the server would stay in its loading phase for ever.
-        _log.exception("loading the models failed")
-        _load_failed(app, BundleError(f"loading the models failed: {error!r}"))
+        # Every failure is reported, or the server would be in its loading phase forever.
+        if isinstance(error, MaskdialError):
+            failure = error
+            _log.error("%s", error.message)
+        else:
+            failure = BundleError(f"loading the models failed: {error!r}")
+            _log.exception("loading the models failed")
+        if on_failure is not None:
+            on_failure(failure)
         return
-    app.state.lifecycle.serve()
-    _log.info("ready: %s", ", ".join(model.bundle.label for model in served))
+    context.lifecycle.serve()
+    _log.info("ready: %s", ", ".join(model.bundle.label for model in context.models))
 
 
 def _read_bundles(config: Config) -> list[Bundle]:
@@ -137,13 +104,8 @@ def _read_bundles(config: Config) -> list[Bundle]:
     return [bundle for name, path in folders.items() for bundle in load_bundles(name, path)]
 
 
-def _load_failed(app: FastAPI, error: MaskdialError) -> None:
-    if app.state.on_load_failure is not None:
-        app.state.on_load_failure(error)
-
-
 async def _http_error(request: Request, error: Exception) -> Response:
-    """Routing errors (no such path, wrong method) in the API's own form."""
+    """Routing errors (no such path, wrong method) in the native API's form."""
     assert isinstance(error, HTTPException)
     if error.status_code == 404:
         return error_reply(NotFoundError(f"no route {request.url.path}; see /docs"))
@@ -152,18 +114,15 @@ async def _http_error(request: Request, error: Exception) -> Response:
 
 
 def _openapi(app: FastAPI) -> dict[str, Any]:
-    """The OpenAPI document, with the schemas of the bodies that the routes read by hand."""
+    """The OpenAPI document, with the schemas of the bodies that the routes parse by hand."""
     if app.openapi_schema is None:
         document = get_openapi(
             title=app.title, version=app.version, summary=app.summary, routes=app.routes
         )
-        wanted = [
-            value
-            for value in (*vars(bodies).values(), *vars(generate_bodies).values())
-            if isinstance(value, type) and issubclass(value, TaskBody) and value is not TaskBody
-        ]
+        bodies = {route.body for route in app.routes if isinstance(route, TaskRoute)} - {None}
         _, definitions = models_json_schema(
-            [(body, "validation") for body in wanted], ref_template="#/components/schemas/{model}"
+            [(body, "validation") for body in bodies if body is not None],
+            ref_template="#/components/schemas/{model}",
         )
         document.setdefault("components", {}).setdefault("schemas", {}).update(definitions["$defs"])
         app.openapi_schema = document

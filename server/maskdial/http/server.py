@@ -37,7 +37,7 @@ class Server(uvicorn.Server):
             )
         )
         self.failure: MaskdialError | None = None
-        self._lifecycle: Lifecycle = app.state.lifecycle
+        self._lifecycle: Lifecycle = app.state.context.lifecycle
         self._grace_period = config.grace_period
         self._draining: asyncio.Task[None] | None = None
         self._loop: asyncio.AbstractEventLoop | None = None

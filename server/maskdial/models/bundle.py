@@ -59,6 +59,7 @@ UNWANTED_FUSIONS = frozenset({"SkipLayerNormFusion"})
 
 Family = Literal["masked", "causal"]
 Task = Literal["fill-mask", "classify", "token-classify", "question-answering", "embed", "generate"]
+ProblemType = Literal["single_label_classification", "multi_label_classification", "regression"]
 
 
 class _Frozen(BaseModel):
@@ -171,9 +172,7 @@ class Manifest(_Frozen):
     max_length: int = Field(gt=0)
     special_tokens: SpecialTokens
     labels: tuple[str, ...] = ()
-    problem_type: (
-        Literal["single_label_classification", "multi_label_classification", "regression"] | None
-    ) = None
+    problem_type: ProblemType | None = None
     embedding: Embedding | None = None
     kv: KVLayout | None = None
     source: str

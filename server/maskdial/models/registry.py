@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
-from typing import Literal
+from typing import Protocol
 
 import maskdial
 from maskdial.causal.chat import ChatTemplate
@@ -14,34 +14,19 @@ from maskdial.config import Config
 from maskdial.errors import BundleError, NotFoundError, ValidationError
 from maskdial.masked.engine import MaskedEngine
 from maskdial.metrics import ModelMetrics
-from maskdial.models.bundle import (
-    MANIFEST,
-    Bundle,
-    Manifest,
-    Task,
-)
+from maskdial.models.bundle import MANIFEST, Bundle, Manifest
 from maskdial.models.tokenizer import Tokenizer
 from maskdial.runtime.session import Provider
 
 STARTER_FOLDER = Path(maskdial.__file__).parent / "starter"
 
 
-ServedTask = Task | Literal["zero-shot-classify", "similarity", "rerank", "score", "tokenize"]
+class Task(Protocol):
+    """Something that models can be asked for."""
 
-
-def served_tasks(manifest: Manifest) -> tuple[ServedTask, ...]:
-    """What a model can be asked for; its own task first."""
-    tasks: list[ServedTask] = [manifest.task]
-    if manifest.task == "classify":
-        if manifest.entailment is not None:
-            tasks.append("zero-shot-classify")
-        if len(manifest.labels) == 1:
-            tasks.append("rerank")
-    elif manifest.task == "embed":
-        tasks.append("similarity")
-    elif manifest.task in ("fill-mask", "generate"):
-        tasks.append("score")
-    return (*tasks, "tokenize")
+    @property
+    def name(self) -> str: ...
+    def serves(self, manifest: Manifest) -> bool: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,11 +40,25 @@ class MaskedModel:
     provider: Provider
 
     @property
-    def tasks(self) -> tuple[ServedTask, ...]:
-        return served_tasks(self.bundle.manifest)
+    def name(self) -> str:
+        return self.bundle.name
+
+    @property
+    def manifest(self) -> Manifest:
+        return self.bundle.manifest
+
+    @property
+    def max_length(self) -> int:
+        """Maximum length of an input in tokens."""
+        return self.manifest.max_length
+
+    @property
+    def max_queue(self) -> int:
+        """Inputs that may wait."""
+        return self.engine.max_queue
 
     def stop(self) -> None:
-        """Ends the engine at once."""
+        """Stops the engine at once."""
         self.engine.stop(0)
 
 
@@ -81,11 +80,15 @@ class CausalModel:
     grammars: GrammarCompiler
 
     @property
-    def tasks(self) -> tuple[ServedTask, ...]:
-        return served_tasks(self.bundle.manifest)
+    def name(self) -> str:
+        return self.bundle.name
+
+    @property
+    def manifest(self) -> Manifest:
+        return self.bundle.manifest
 
     def stop(self) -> None:
-        """Ends the engine at once, and the grammars with it."""
+        """Stops the engine at once, and the grammar compiler with it."""
         self.engine.stop(0)
         self.grammars.close()
 
@@ -94,25 +97,26 @@ ServedModel = MaskedModel | CausalModel
 
 
 class Models:
-    """The served models by name; under one name there may be one for each mask."""
+    """The served models by name; one name may stand for two, one for each attention mask.
 
-    def __init__(self) -> None:
+    Args:
+        tasks: everything that a model can be asked for, in the order of listings.
+    """
+
+    def __init__(self, tasks: Sequence[Task]) -> None:
+        self._tasks = tasks
         self._models: dict[str, list[ServedModel]] = {}
 
     def __iter__(self) -> Iterator[ServedModel]:
         return chain.from_iterable(self._models.values())
 
     def add(self, model: ServedModel) -> None:
-        """Serves one more model, or one more mask of a model."""
-        self._models.setdefault(model.bundle.name, []).append(model)
+        """Serves one more model, or a model under one more mask."""
+        self._models.setdefault(model.name, []).append(model)
 
-    def get(self, name: str) -> ServedModel:
-        """A model by name; of one with both masks, the causal one.
-
-        Raises:
-            NotFoundError: there is none; the message lists those that exist.
-        """
-        return self.named(name)[0]
+    def tasks_of(self, model: ServedModel) -> tuple[str, ...]:
+        """The names of the tasks that a model can do."""
+        return tuple(task.name for task in self._tasks if task.serves(model.manifest))
 
     def named(self, name: str) -> Sequence[ServedModel]:
         """All models of a name.
@@ -124,55 +128,56 @@ class Models:
             raise NotFoundError(f"no model {name!r} here; served models: {', '.join(self._models)}")
         return self._models[name]
 
-    def for_masked_task(self, task: ServedTask, name: str | None) -> MaskedModel:
-        """The masked model that a request for a task means."""
-        model = self.for_task(task, name)
+    def masked_for(self, task: Task, name: str | None) -> MaskedModel:
+        """The masked model for a task that only masked models do."""
+        model = self.model_for(task, name)
         assert isinstance(model, MaskedModel)
         return model
 
-    def for_generation(self, name: str | None) -> CausalModel:
-        """The causal model that a request to generate means."""
-        model = self.for_task("generate", name)
+    def causal_for(self, task: Task, name: str | None) -> CausalModel:
+        """The causal model for a task that only causal models do."""
+        model = self.model_for(task, name)
         assert isinstance(model, CausalModel)
         return model
 
-    def for_task(self, task: ServedTask, name: str | None) -> ServedModel:
-        """The named model, or without a name the only one that fits.
+    def model_for(self, task: Task, name: str | None) -> ServedModel:
+        """The named model; without a name, the only one that does the task.
 
-        Where both masks of a model do the task, it is the causal one.
+        Where a model does the task under both masks, it is the causal one.
 
         Raises:
             NotFoundError: no such model, or none for the task.
-            ValidationError: the model cannot do the task, or several could.
+            ValidationError: the model cannot do the task, or several can.
         """
         if name is not None:
             models = self.named(name)
-            tasks = dict.fromkeys(each for model in models for each in model.tasks)
-            if task not in tasks:
+            able = [model for model in models if task.serves(model.manifest)]
+            if not able:
+                tasks = dict.fromkeys(chain.from_iterable(map(self.tasks_of, models)))
                 raise ValidationError(
-                    f"model {name!r} cannot do {task}; it does {', '.join(tasks)}"
+                    f"model {name!r} cannot do {task.name}; it does {', '.join(tasks)}"
                 )
-            return next(model for model in models if task in model.tasks)
+            return able[0]
         fitting: dict[str, ServedModel] = {}
         for model in self:
-            if task in model.tasks:
-                fitting.setdefault(model.bundle.name, model)
+            if task.serves(model.manifest):
+                fitting.setdefault(model.name, model)
         if not fitting:
             raise NotFoundError(
-                f"no model here does {task}; served models: {', '.join(self._models)}"
+                f"no model here does {task.name}; served models: {', '.join(self._models)}"
             )
         if len(fitting) > 1:
             raise ValidationError(
-                f'several models do {task}; name one with "model": {", ".join(fitting)}'
+                f'several models do {task.name}; name one with "model": {", ".join(fitting)}'
             )
         return next(iter(fitting.values()))
 
 
 def find_bundles(config: Config) -> dict[str, Path]:
-    """The bundle folders to serve by name: the configured ones, or else the starter models.
+    """The bundle folders to serve, by name: those configured, otherwise the starter models.
 
     Raises:
-        BundleError: neither exist.
+        BundleError: there are neither.
     """
     if config.models:
         return dict(config.models)

@@ -1,27 +1,87 @@
-"""Classification: a text's labels and their scores, as transformers' TextClassificationPipeline.
+"""Classification: a text's labels and their scores, as in transformers' TextClassificationPipeline.
 
-Equal scores come in the order of the labels.
+Ties are in the order of the labels.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from maskdial.errors import InferenceError, ValidationError
+from maskdial.errors import ValidationError
+from maskdial.masked.request import MaskedResult
+from maskdial.masked.tasks.logits import finite, sigmoid, softmax
+from maskdial.masked.tasks.task import (
+    REFUSE,
+    Reading,
+    TaskModel,
+    TextOrPair,
+    Truncation,
+    masked_input,
+    read_texts,
+    tokenizing_seconds,
+)
+from maskdial.models.bundle import Manifest, ProblemType
 
 ScoreFunction = Literal["softmax", "sigmoid", "none"]
-ProblemType = Literal["single_label_classification", "multi_label_classification", "regression"]
 
 
 @dataclass(frozen=True, slots=True)
 class LabelScore:
-    """A label and its score: a probability, or the logit itself when no function is applied."""
+    """A label and its score: a probability, or the raw logit where no function is applied."""
 
     label: str
     score: float
+
+
+@dataclass(frozen=True, slots=True)
+class ClassifyRequest:
+    """Texts, or pairs of texts, to score for each label of a classifier."""
+
+    task: ClassVar[str] = "classify"
+
+    texts: Sequence[TextOrPair]
+    truncation: Truncation = REFUSE
+    function_to_apply: ScoreFunction | None = None
+    top_k: int | None = None
+
+    @staticmethod
+    def serves(manifest: Manifest) -> bool:
+        return manifest.task == "classify"
+
+    @property
+    def num_texts(self) -> int:
+        return len(self.texts)
+
+    num_inputs = num_texts
+
+    @property
+    def read_seconds(self) -> float:
+        return tokenizing_seconds([text for pair in self.texts for text in pair if text])
+
+    def check(self, model: TaskModel) -> None:
+        if self.top_k is not None and self.top_k < 1:
+            raise ValidationError(f"must be at least 1, not {self.top_k}", field="top_k")
+
+    def read(self, model: TaskModel) -> Reading[list[list[LabelScore]]]:
+        encodings, num_truncated = read_texts(model, self.texts, self.truncation)
+        manifest = model.manifest
+
+        def answer(results: Sequence[MaskedResult]) -> list[list[LabelScore]]:
+            return [
+                classify(
+                    result.logits,
+                    manifest.labels,
+                    manifest.problem_type,
+                    function_to_apply=self.function_to_apply,
+                    top_k=self.top_k,
+                )
+                for result in results
+            ]
+
+        return Reading([masked_input(each) for each in encodings], answer, num_truncated)
 
 
 def classify(
@@ -32,31 +92,25 @@ def classify(
     function_to_apply: ScoreFunction | None = None,
     top_k: int | None = None,
 ) -> list[LabelScore]:
-    """A text's labels with their scores, best first; equal ones in the order of the labels.
+    """A text's labels with their scores, best first.
 
     Args:
         logits: (num_labels,) float32.
         labels: the name of each logit.
         problem_type: chooses the default function: none for regression, sigmoid for several
             independent labels or a single one, softmax otherwise.
-        function_to_apply: instead of that default.
-        top_k: how many labels to return; all when None or more than there are.
+        function_to_apply: overrides that default.
+        top_k: number of labels to return; None, or more than there are: all.
 
     Raises:
-        ValidationError: top_k is below 1.
-        InferenceError: the logits are not numbers.
+        InferenceError: a logit is not a finite number.
     """
-    if top_k is not None and top_k < 1:
-        raise ValidationError(f"`top_k` must be at least 1, not {top_k}")
-    values = logits.astype(np.float64)
-    if not np.isfinite(values).all():
-        raise InferenceError("the model's logits are not finite numbers for this text")
+    values = finite(logits)
     function = function_to_apply or _default_function(problem_type, len(labels))
     if function == "softmax":
-        exponents = np.exp(values - values.max())
-        values = exponents / exponents.sum()
+        values = softmax(values)
     elif function == "sigmoid":
-        values = np.exp(-np.logaddexp(0.0, -values))
+        values = sigmoid(values)
     pairs = zip(labels, values.tolist(), strict=True)
     ranked = sorted((LabelScore(*pair) for pair in pairs), key=lambda each: -each.score)
     return ranked[:top_k]

@@ -1,33 +1,127 @@
-"""Embeddings: what is done with a text's vector after the graph, and how alike two of them are."""
+"""Embeddings: what happens to a text's vector after the graph, and how similar two of them are."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from maskdial.errors import InferenceError, ValidationError
-from maskdial.models.bundle import Embedding
+from maskdial.errors import ValidationError
+from maskdial.masked.request import MaskedResult
+from maskdial.masked.tasks.logits import finite
+from maskdial.masked.tasks.task import (
+    REFUSE,
+    Reading,
+    TaskModel,
+    Truncation,
+    masked_input,
+    read_texts,
+    tokenizing_seconds,
+)
+from maskdial.models.bundle import Embedding, Manifest
 
-_TINY = 1e-12  # a vector of zeros stays one, as in torch.nn.functional.normalize
+_TINY = 1e-12  # a zero vector stays zero, as in torch.nn.functional.normalize
 
 
-def check_embedding(
-    embedding: Embedding, *, normalize: bool | None = None, dimensions: int | None = None
-) -> None:
-    """Checks what is asked of vectors against the model.
+@dataclass(frozen=True, slots=True)
+class EmbedRequest:
+    """Texts to turn into vectors.
 
-    Raises:
-        ValidationError: more dimensions than the model has, or vectors that are not normalized from
-            a graph that normalizes.
+    ``normalize``: scale to length 1; None: as the model was trained, and always with
+    ``dimensions``, which keeps the first so many.
     """
-    if dimensions is not None and not 1 <= dimensions <= embedding.dimension:
-        raise ValidationError(
-            f"`dimensions` must be between 1 and {embedding.dimension} (the model's), not "
-            f"{dimensions}"
+
+    task: ClassVar[str] = "embed"
+
+    texts: Sequence[str]
+    truncation: Truncation = REFUSE
+    normalize: bool | None = None
+    dimensions: int | None = None
+
+    @staticmethod
+    def serves(manifest: Manifest) -> bool:
+        return manifest.task == "embed"
+
+    @property
+    def num_texts(self) -> int:
+        return len(self.texts)
+
+    num_inputs = num_texts
+
+    @property
+    def read_seconds(self) -> float:
+        return tokenizing_seconds(self.texts)
+
+    def check(self, model: TaskModel) -> None:
+        embedding = _embedding(model)
+        if self.dimensions is not None and not 1 <= self.dimensions <= embedding.dimension:
+            raise ValidationError(
+                f"must be between 1 and {embedding.dimension} (the model's), not {self.dimensions}",
+                field="dimensions",
+            )
+        if self.normalize is False and embedding.normalized:
+            raise ValidationError(
+                "this model normalizes its vectors itself and has no others; leave it out",
+                field="normalize",
+            )
+
+    def read(self, model: TaskModel) -> Reading[NDArray[np.float32]]:
+        pairs = [(text, None) for text in self.texts]
+        encodings, num_truncated = read_texts(model, pairs, self.truncation)
+        embedding = _embedding(model)
+
+        def answer(results: Sequence[MaskedResult]) -> NDArray[np.float32]:
+            return embed(
+                _vectors(results),
+                embedding,
+                normalize=self.normalize,
+                dimensions=self.dimensions,
+            )
+
+        return Reading([masked_input(each) for each in encodings], answer, num_truncated)
+
+
+@dataclass(frozen=True, slots=True)
+class SimilarityRequest:
+    """A sentence, and those to compare it with."""
+
+    task: ClassVar[str] = "similarity"
+
+    source: str
+    sentences: Sequence[str]
+    truncation: Truncation = REFUSE
+
+    @staticmethod
+    def serves(manifest: Manifest) -> bool:
+        return manifest.task == "embed"
+
+    @property
+    def num_texts(self) -> int:
+        return 1 + len(self.sentences)
+
+    num_inputs = num_texts
+
+    @property
+    def read_seconds(self) -> float:
+        return tokenizing_seconds([self.source, *self.sentences])
+
+    def check(self, model: TaskModel) -> None:
+        """Any model that embeds takes it."""
+
+    def read(self, model: TaskModel) -> Reading[NDArray[np.float64]]:
+        source, num_source = read_texts(
+            model, [(self.source, None)], self.truncation, field="source"
         )
-    if normalize is False and embedding.normalized:
-        raise ValidationError(
-            "`normalize`: this model's last module normalizes, so it has no other vectors; leave "
-            "it out"
-        )
+        pairs = [(sentence, None) for sentence in self.sentences]
+        others, num_others = read_texts(model, pairs, self.truncation, field="sentences")
+
+        def answer(results: Sequence[MaskedResult]) -> NDArray[np.float64]:
+            first, rest = np.split(_vectors(results), [1])
+            return cosine_similarities(first[0], rest)
+
+        inputs = [masked_input(each) for each in (*source, *others)]
+        return Reading(inputs, answer, num_source + num_others)
 
 
 def embed(
@@ -37,21 +131,19 @@ def embed(
     normalize: bool | None = None,
     dimensions: int | None = None,
 ) -> NDArray[np.float32]:
-    """The vectors that are returned, float32 (num_texts, dimensions or the model's dimension).
+    """The vectors to return, float32 (num_texts, dimensions or the model's dimension).
 
     Args:
         vectors: float32 (num_texts, dimension), from the graph.
-        embedding: what the graph has done.
-        normalize: to length 1. When None, as the graph does, and always after a cut.
-        dimensions: keep the first so many, which a model trained for it (Matryoshka representation
-            learning, arXiv:2205.13147) packs the most into.
+        embedding: what the graph has done to them.
+        normalize: scale to length 1. None: as the graph does, and always after a cut.
+        dimensions: keep the first so many, where a model trained with Matryoshka representation
+            learning (arXiv:2205.13147) packs the most information.
 
     Raises:
-        ValidationError: as `check_embedding` says.
-        InferenceError: the vectors are not numbers.
+        InferenceError: a vector has values that are not finite numbers.
     """
-    check_embedding(embedding, normalize=normalize, dimensions=dimensions)
-    _check_finite(vectors)
+    finite(vectors, "embeddings")
     kept = vectors[:, :dimensions]
     if normalize is False or (normalize is None and dimensions is None):
         return kept
@@ -63,29 +155,33 @@ def embed(
 def cosine_similarities(
     source: NDArray[np.float32], others: NDArray[np.float32]
 ) -> NDArray[np.float64]:
-    """The cosine of the angles between one vector and others, float64 (num_others,).
+    """The cosine of the angle between one vector and each of others, float64 (num_others,).
 
     Args:
         source: float32 (dimension,).
         others: float32 (num_others, dimension).
 
     Raises:
-        InferenceError: the vectors are not numbers.
+        InferenceError: a vector has values that are not finite numbers.
     """
-    _check_finite(source)
-    _check_finite(others)
-    # Sums row by row, and not a product of matrices: a text's score ignores its company.
-    products = (others.astype(np.float64) * source).sum(axis=1)
+    finite(source, "embeddings")
+    # Sums row by row, not a matrix product, which is not batch-invariant.
+    products = (finite(others, "embeddings") * source).sum(axis=1)
     cosines: NDArray[np.float64] = products / (_lengths(others) * _lengths(source[None]))
     return cosines.clip(-1.0, 1.0)
+
+
+def _embedding(model: TaskModel) -> Embedding:
+    embedding = model.manifest.embedding
+    assert embedding is not None, "every bundle for this task has one"
+    return embedding
+
+
+def _vectors(results: Sequence[MaskedResult]) -> NDArray[np.float32]:
+    return np.stack([result.logits for result in results])
 
 
 def _lengths(vectors: NDArray[np.float32]) -> NDArray[np.float64]:
     squares = np.square(vectors.astype(np.float64)).sum(axis=1)
     lengths: NDArray[np.float64] = np.maximum(np.sqrt(squares), _TINY)
     return lengths
-
-
-def _check_finite(vectors: NDArray[np.float32]) -> None:
-    if not np.isfinite(vectors).all():
-        raise InferenceError("the model's embedding of a text has values that are not numbers")

@@ -1,20 +1,37 @@
 """Fill-mask: the best tokens for every mask of a text.
 
-Scores, order and texts follow transformers' FillMaskPipeline, with two differences on purpose: a
-target that is not one token is refused instead of shortened to its first, and equal scores come in
-the order of their ids.
+Scores, order and texts follow transformers' FillMaskPipeline, with two deliberate differences: a
+target that is not a single token is refused instead of shortened to its first one, and ties are in
+the order of token ids.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from maskdial.errors import InferenceError, ValidationError
+from maskdial.errors import ValidationError
+from maskdial.masked.request import MaskedInput, MaskedResult
+from maskdial.masked.tasks.logits import largest_indices, log_normalizer
+from maskdial.masked.tasks.task import (
+    REFUSE,
+    Reading,
+    TaskModel,
+    Truncation,
+    about,
+    masked_input,
+    read_texts,
+    tokenizing_seconds,
+)
+from maskdial.models.bundle import Manifest
 from maskdial.models.tokenizer import Tokenizer
 
 MASK_ALIASES = ("[MASK]", "<mask>")
+
+_MAX_FILLINGS = 10_000
+_SECONDS_PER_FILLING = 30e-6  # each decodes the whole text
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +42,75 @@ class Filling:
     token: int
     token_str: str
     sequence: str
+
+
+@dataclass(frozen=True, slots=True)
+class FillMaskRequest:
+    """Texts whose masks to fill. ``targets``: the only words to score, one token each."""
+
+    task: ClassVar[str] = "fill-mask"
+
+    texts: Sequence[str]
+    truncation: Truncation = REFUSE
+    top_k: int = 5
+    targets: Sequence[str] | None = None
+
+    @staticmethod
+    def serves(manifest: Manifest) -> bool:
+        return manifest.task == "fill-mask"
+
+    @property
+    def num_texts(self) -> int:
+        return len(self.texts)
+
+    num_inputs = num_texts
+
+    @property
+    def read_seconds(self) -> float:
+        return tokenizing_seconds(self.texts)
+
+    def check(self, model: TaskModel) -> None:
+        vocab_size = model.manifest.vocab_size
+        if not 1 <= self.top_k <= vocab_size:
+            raise ValidationError(
+                f"must be between 1 and {vocab_size} (the vocabulary), not {self.top_k}",
+                field="top_k",
+            )
+
+    def read(self, model: TaskModel) -> Reading[list[list[list[Filling]]]]:
+        """The answer has, for each text, for each of its masks, the fillings, best first."""
+        tokenizer = model.tokenizer
+        target_ids = None
+        if self.targets is not None:
+            target_ids = resolve_targets(self.targets, tokenizer, model.manifest.vocab_size)
+        texts = [write_masks(text, tokenizer) for text in self.texts]
+        encodings, num_truncated = read_texts(
+            model, [(text, None) for text in texts], self.truncation
+        )
+        inputs = []
+        for index, (text, encoding) in enumerate(zip(texts, encodings, strict=True)):
+            with about("texts", index):
+                if num_truncated:
+                    check_masks_kept(text, encoding.ids, tokenizer)
+                inputs.append(masked_input(encoding, mask_positions(encoding.ids, tokenizer)))
+        per_mask = self.top_k if target_ids is None else min(self.top_k, len(target_ids))
+        num_fillings = _count_fillings(inputs, per_mask)
+
+        def answer(results: Sequence[MaskedResult]) -> list[list[list[Filling]]]:
+            return [
+                fill_mask(
+                    result.logits,
+                    given.input_ids,
+                    given.rows,
+                    tokenizer,
+                    top_k=self.top_k,
+                    target_ids=target_ids,
+                    pad_token_id=model.manifest.special_tokens.pad,
+                )
+                for given, result in zip(inputs, results, strict=True)
+            ]
+
+        return Reading(inputs, answer, num_truncated, num_fillings * _SECONDS_PER_FILLING)
 
 
 def write_masks(text: str, tokenizer: Tokenizer) -> str:
@@ -39,7 +125,7 @@ def write_masks(text: str, tokenizer: Tokenizer) -> str:
 
 
 def mask_positions(input_ids: Sequence[int], tokenizer: Tokenizer) -> tuple[int, ...]:
-    """Where the masks are among a text's token ids, in order.
+    """The positions of the masks among a text's token ids, in order.
 
     Raises:
         ValidationError: there is none, or the model has no mask token.
@@ -52,11 +138,11 @@ def mask_positions(input_ids: Sequence[int], tokenizer: Tokenizer) -> tuple[int,
 
 
 def check_masks_kept(text: str, input_ids: Sequence[int], tokenizer: Tokenizer) -> None:
-    """Checks that a text's masks are all among the tokens that were kept of it.
+    """Refuses to truncate a mask.
 
     Args:
         text: the whole text, its masks written as `write_masks` does.
-        input_ids: what was kept, special tokens and all.
+        input_ids: what is left of it, with special tokens.
 
     Raises:
         ValidationError: a mask was cut off.
@@ -65,37 +151,23 @@ def check_masks_kept(text: str, input_ids: Sequence[int], tokenizer: Tokenizer) 
     num_cut = num_masks - sum(each == tokenizer.mask_token_id for each in input_ids)
     if num_cut > 0:
         raise ValidationError(
-            f"{num_cut} of the text's {num_masks} masks would be cut off with what is too long; "
-            'shorten the text, or cut its other end with "truncation_direction"'
+            f"{num_cut} of the text's {num_masks} masks would be truncated; shorten the text, or "
+            'cut its other end with "truncation_direction"'
         )
 
 
-def resolve_targets(targets: str | Sequence[str], tokenizer: Tokenizer) -> tuple[int, ...]:
-    """The token ids of target words, each once, ascending.
+def resolve_targets(
+    targets: Sequence[str], tokenizer: Tokenizer, vocab_size: int
+) -> tuple[int, ...]:
+    """The token ids of target words, without duplicates, ascending.
 
     A target is looked up as the vocabulary spells it (``"Ġcapital"``), then tokenized
     (``" capital"``).
 
     Raises:
-        ValidationError: there are no targets, or one is not exactly one token of the vocabulary.
+        ValidationError: a target is not exactly one token of the model's vocabulary.
     """
-    if isinstance(targets, str):
-        targets = [targets]
-    if not targets:
-        raise ValidationError("`targets` is empty; give at least one word, or leave it out")
-    return tuple(sorted({_target_id(target, tokenizer) for target in targets}))
-
-
-def check_top_k(top_k: int, vocab_size: int) -> None:
-    """Checks the number of fillings to return.
-
-    Raises:
-        ValidationError: it is not in 1..vocab_size.
-    """
-    if not 1 <= top_k <= vocab_size:
-        raise ValidationError(
-            f"`top_k` must be between 1 and {vocab_size} (the vocabulary), not {top_k}"
-        )
+    return tuple(sorted({_target_id(target, tokenizer, vocab_size) for target in targets}))
 
 
 def fill_mask(
@@ -108,33 +180,24 @@ def fill_mask(
     target_ids: Sequence[int] | None = None,
     pad_token_id: int | None = None,
 ) -> list[list[Filling]]:
-    """The best fillings of each mask, best first; equal ones by token id.
+    """The best fillings of each mask, best first; ties by token id.
 
-    Scores are a softmax over the whole vocabulary, also when only ``target_ids`` are ranked. A
-    text's only mask is filled in a ``sequence`` without special tokens; with several masks they are
-    kept, so that the other masks can be seen.
+    Scores are a softmax over the whole vocabulary, also if only ``target_ids`` are ranked. The
+    ``sequence`` of a text with one mask has no special tokens; with several masks they are kept, so
+    that the other masks stay visible.
 
     Args:
         logits: (num_masks, vocab_size) float32, a row for each of ``positions``.
         input_ids: the text's token ids.
-        positions: the masks' positions in it.
-        top_k: how many fillings per mask; with ``target_ids`` at most as many as they are.
+        positions: the positions of its masks.
+        top_k: fillings per mask; at most as many as there are ``target_ids``.
         target_ids: the only tokens to rank, see `resolve_targets`.
         pad_token_id: left out of every ``sequence``.
 
     Raises:
-        ValidationError: top_k is out of range, or a target is beyond the model's vocabulary.
-        InferenceError: the logits are not numbers.
+        InferenceError: a logit is not a finite number.
     """
-    vocab_size = logits.shape[-1]
-    check_top_k(top_k, vocab_size)
-    candidates = None
-    if target_ids is not None:
-        candidates = np.unique(np.asarray(target_ids, np.int64))
-        if candidates[-1] >= vocab_size:
-            raise ValidationError(
-                f"a target's token id is {candidates[-1]}, but the model knows only {vocab_size}"
-            )
+    candidates = None if target_ids is None else np.unique(np.asarray(target_ids, np.int64))
     fillings = []
     for row, position in zip(logits, positions, strict=True):
         tokens, scores = _best_tokens(row, top_k, candidates)
@@ -153,51 +216,52 @@ def fill_mask(
 
 def _mask_token(tokenizer: Tokenizer) -> str:
     if tokenizer.mask_token is None:
-        raise ValidationError("this model has no mask token, so it cannot fill blanks")
+        raise ValidationError("this model has no mask token, so it cannot fill masks")
     return tokenizer.mask_token
 
 
-def _target_id(target: str, tokenizer: Tokenizer) -> int:
-    token_id = tokenizer.token_to_id(target)
-    if token_id is not None:
-        return token_id
-    encoding = tokenizer.encode(target, add_special_tokens=False)
-    if len(encoding.ids) > 1:
-        pieces = ", ".join(repr(token) for token in encoding.tokens)
+def _count_fillings(inputs: Sequence[MaskedInput], per_mask: int) -> int:
+    num_masks = sum(len(given.rows) for given in inputs)
+    if num_masks * per_mask > _MAX_FILLINGS:
         raise ValidationError(
-            f"the target {target!r} is not one token: it splits into {pieces}; "
-            "targets must be single tokens of the model's vocabulary"
+            f"{num_masks * per_mask:,} answers for {num_masks} masks; one request may ask for at "
+            f"most {_MAX_FILLINGS:,}",
+            field="top_k",
         )
-    # One special token, not asked for by its name, stands for a word that is unknown.
-    if not encoding.ids or encoding.ids[0] in tokenizer.special_ids:
-        raise ValidationError(f"the target {target!r} is not in the model's vocabulary")
-    return encoding.ids[0]
+    return num_masks * per_mask
+
+
+def _target_id(target: str, tokenizer: Tokenizer, vocab_size: int) -> int:
+    token_id = tokenizer.token_to_id(target)
+    if token_id is None:
+        encoding = tokenizer.encode(target, add_special_tokens=False)
+        if len(encoding.ids) > 1:
+            pieces = ", ".join(repr(token) for token in encoding.tokens)
+            raise ValidationError(
+                f"the target {target!r} is not a single token of the model's vocabulary: it "
+                f"splits into {pieces}",
+                field="targets",
+            )
+        # A single special token that was not asked for by name stands for an unknown word.
+        known = encoding.ids and encoding.ids[0] not in tokenizer.special_ids
+        token_id = encoding.ids[0] if known else None
+    if token_id is None or token_id >= vocab_size:
+        raise ValidationError(
+            f"the target {target!r} is not in the model's vocabulary", field="targets"
+        )
+    return token_id
 
 
 def _best_tokens(
     logits: NDArray[np.float32], top_k: int, candidates: NDArray[np.int64] | None
 ) -> tuple[list[int], list[float]]:
     """The top_k tokens, of ``candidates`` or all, and their probabilities among all."""
-    largest = logits.max()
-    with np.errstate(invalid="ignore"):  # infinities are caught below
-        total = np.exp(logits - largest).sum(dtype=np.float64)
-    if not np.isfinite(total):
-        raise InferenceError("the model's logits are not finite numbers for this text")
+    largest, total = log_normalizer(logits)
     values = logits if candidates is None else logits[candidates]
-    best = _largest(values, min(top_k, len(values)))
-    scores = np.exp(values[best].astype(np.float64) - float(largest)) / total
+    best = largest_indices(values, min(top_k, len(values)))
+    scores = np.exp(values[best].astype(np.float64) - largest) / total
     tokens = best if candidates is None else candidates[best]
     return tokens.tolist(), scores.tolist()
-
-
-def _largest(values: NDArray[np.float32], k: int) -> NDArray[np.int64]:
-    """The indices of the k largest values, largest first, equal ones by index, without a sort of
-    all values."""
-    kth = np.partition(values, len(values) - k)[len(values) - k]
-    above = np.flatnonzero(values > kth)
-    equal = np.flatnonzero(values == kth)[: k - len(above)]
-    chosen = np.concatenate([above, equal])
-    return chosen[np.argsort(-values[chosen], kind="stable")]
 
 
 def _filled(

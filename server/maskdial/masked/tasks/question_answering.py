@@ -1,5 +1,5 @@
-"""Question answering: the spans of a context that answer a question, as transformers'
-QuestionAnsweringPipeline finds them (transformers 5.2, the last that has it).
+"""Extractive question answering: the spans of a context that answer a question, as found by
+transformers' QuestionAnsweringPipeline (removed after transformers 5.2).
 
 A long context comes in windows. Each window's logits become probabilities by themselves, softmaxes
 over its context tokens and its no-answer token (CLS), and a span scores what its first token has as
@@ -12,16 +12,29 @@ has some; no answers of score 0 make up the number; equal scores come in the ord
 and their tokens.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 from tokenizers import Encoding
 
-from maskdial.errors import InferenceError, ValidationError
+from maskdial.errors import ValidationError
+from maskdial.masked.request import MaskedInput, MaskedResult
+from maskdial.masked.tasks.logits import count_windows, finite, largest_indices, softmax
+from maskdial.masked.tasks.task import Reading, TaskModel, about, masked_input
+from maskdial.models.bundle import Manifest
+from maskdial.models.tokenizer import cut_tokens
 
-# Spans looked at together, which bounds the memory of long windows with long answers.
+# transformers' defaults
+_MAX_SEQ_LEN = 384
+_DOC_STRIDE = 128
+_MAX_ANSWER_LEN = 15
+
+_MAX_ANSWERS = 100_000
+# Spans scored at a time, which bounds the memory that long windows with long answers take.
 _BLOCK_SPANS = 2**18
 
 
@@ -36,7 +49,112 @@ class Answer:
 
 
 @dataclass(frozen=True, slots=True)
-class Window:
+class Question:
+    """A question, and the text that holds its answer."""
+
+    question: str
+    context: str
+
+
+@dataclass(frozen=True, slots=True)
+class QuestionAnsweringRequest:
+    """Questions about contexts; the other fields are named as in transformers."""
+
+    task: ClassVar[str] = "question-answering"
+
+    questions: Sequence[Question]
+    top_k: int = 1
+    doc_stride: int | None = None
+    max_answer_len: int = _MAX_ANSWER_LEN
+    max_question_len: int | None = None
+    max_seq_len: int | None = None
+    handle_impossible_answer: bool = False
+    align_to_words: bool = True
+
+    @staticmethod
+    def serves(manifest: Manifest) -> bool:
+        return manifest.task == "question-answering"
+
+    @property
+    def num_texts(self) -> int:
+        return len(self.questions)
+
+    num_inputs = num_texts
+
+    @property
+    def read_seconds(self) -> float:
+        return math.inf  # windows of a context take long to build
+
+    def check(self, model: TaskModel) -> None:
+        max_length = model.manifest.max_length
+        if self.max_seq_len is not None and self.max_seq_len > max_length:
+            raise ValidationError(
+                f"model {model.name!r} takes at most {max_length} tokens, not {self.max_seq_len}",
+                field="max_seq_len",
+            )
+
+    def read(self, model: TaskModel) -> Reading[list[list[Answer]]]:
+        """The answer has a list for each question, best first."""
+        read: list[_WindowedQuestion] = []
+        room = model.max_queue
+        for index, question in enumerate(self.questions):
+            with about("questions", index):
+                read.append(self._read_one(model, question, room))
+            room -= len(read[-1].inputs)
+        inputs = [given for question in read for given in question.inputs]
+        if self.top_k > 1 and self.top_k * len(inputs) > _MAX_ANSWERS:
+            raise ValidationError(
+                f"{self.top_k} answers from each of {len(inputs)} windows; one request may ask for "
+                f"at most {_MAX_ANSWERS:,} together",
+                field="top_k",
+            )
+        num_truncated = sum(question.num_truncated for question in read)
+        return Reading(inputs, lambda results: self._answer(read, results), num_truncated, math.inf)
+
+    def _read_one(self, model: TaskModel, asked: Question, max_windows: int) -> "_WindowedQuestion":
+        tokenizer = model.tokenizer
+        max_seq_len = self.max_seq_len or min(model.manifest.max_length, _MAX_SEQ_LEN)
+        question = tokenizer.encode(asked.question, add_special_tokens=False)
+        context = tokenizer.encode(asked.context, add_special_tokens=False)
+        num_tokens = len(question)
+        if self.max_question_len is not None:
+            question = cut_tokens(question, self.max_question_len, "right")
+        room = max_seq_len - tokenizer.num_special_tokens(pair=True) - len(question)
+        if room < 1:
+            raise ValidationError(
+                f"the question's {len(question)} tokens leave no room for the context in windows "
+                f'of {max_seq_len}; shorten it, or truncate it with "max_question_len"'
+            )
+        pieces = _split(context, room, self.doc_stride, max_seq_len, max_windows)
+        pairs = [tokenizer.join(question, piece) for piece in pieces]
+        windows = [ContextWindow.from_encodings(*both) for both in zip(pairs, pieces, strict=True)]
+        rows = (window.rows for window in windows)
+        inputs = [masked_input(*both) for both in zip(pairs, rows, strict=True)]
+        return _WindowedQuestion(asked.context, inputs, windows, num_tokens - len(question))
+
+    def _answer(
+        self, read: "Sequence[_WindowedQuestion]", results: Sequence[MaskedResult]
+    ) -> list[list[Answer]]:
+        logits = iter(result.logits for result in results)
+        answers = []
+        for index, question in enumerate(read):
+            with about("questions", index):
+                answers.append(
+                    find_answers(
+                        question.context,
+                        question.windows,
+                        [next(logits) for _ in question.windows],
+                        top_k=self.top_k,
+                        max_answer_len=self.max_answer_len,
+                        handle_impossible_answer=self.handle_impossible_answer,
+                        align_to_words=self.align_to_words,
+                    )
+                )
+        return answers
+
+
+@dataclass(frozen=True, slots=True)
+class ContextWindow:
     """Where the context's tokens of one window lie in the context, in characters.
 
     ``offsets`` and ``word_offsets`` are (num_tokens, 2): each token's start and end, and those of
@@ -52,7 +170,7 @@ class Window:
     has_word: NDArray[np.bool_]
 
     @classmethod
-    def from_encodings(cls, pair: Encoding, context: Encoding) -> "Window":
+    def from_encodings(cls, pair: Encoding, context: Encoding) -> "ContextWindow":
         """Of the question and a window of the context as the model reads them, and the window.
 
         The offsets are the window's own: joining a pair trims spaces off a byte-level tokenizer's
@@ -85,14 +203,45 @@ class Window:
         )
 
 
-def count_windows(num_tokens: int, room: int, stride: int) -> int:
-    """How many windows of ``room`` tokens a context fills; neighbours share ``stride`` of them."""
-    return 1 + max(0, -(-(num_tokens - room) // (room - stride)))
+@dataclass(frozen=True, slots=True)
+class _WindowedQuestion:
+    """A question with each window of its context, and how many of its tokens were cut off."""
+
+    context: str
+    inputs: list[MaskedInput]
+    windows: list[ContextWindow]
+    num_truncated: int
+
+
+def _split(
+    context: Encoding, room: int, asked_stride: int | None, max_seq_len: int, max_windows: int
+) -> list[Encoding]:
+    """A context in windows of ``room`` tokens."""
+    stride = min(max_seq_len // 2, _DOC_STRIDE) if asked_stride is None else asked_stride
+    if asked_stride is None and stride >= room:
+        stride = room // 2
+    if len(context) <= room:
+        num_windows = 1
+    elif stride < room:
+        num_windows = count_windows(len(context), room, stride)
+    else:
+        raise ValidationError(
+            f"{stride} tokens are too many: the question leaves {room} to the context in windows "
+            f"of {max_seq_len}, and two windows must share fewer",
+            field="doc_stride",
+        )
+    if num_windows > max_windows:
+        raise ValidationError(
+            f"the context's {len(context):,} tokens fill {num_windows:,} windows; this request may "
+            f'have {max_windows:,} more (--max-queue); shorten it, or set a smaller "doc_stride"'
+        )
+    context.truncate(room, stride if num_windows > 1 else 0)
+    return [context, *context.overflowing]
 
 
 def find_answers(
     context: str,
-    windows: Sequence[Window],
+    windows: Sequence[ContextWindow],
     logits: Sequence[NDArray[np.float32]],
     *,
     top_k: int = 1,
@@ -100,7 +249,7 @@ def find_answers(
     handle_impossible_answer: bool = False,
     align_to_words: bool = True,
 ) -> list[Answer]:
-    """The best answers, best first; fewer than ``top_k`` where there are no more.
+    """The best answers, best first; fewer than ``top_k`` if there are no more.
 
     As in transformers, a window offers its ``top_k`` best spans, or, because several of them may be
     widened to the same words, ``2 * top_k + 10`` where answers are aligned to words.
@@ -117,13 +266,13 @@ def find_answers(
 
     Raises:
         ValidationError: the context has nothing that could be an answer.
-        InferenceError: the logits are not numbers.
+        InferenceError: a logit is not a finite number.
     """
     num_spans = 2 * top_k + 10 if align_to_words else top_k
     found: dict[str, Answer] = {}
     null_score = 1.0
     for window, values in zip(windows, logits, strict=True):
-        starts, ends = _softmax(values[:, 0]), _softmax(values[:, 1])
+        starts, ends = softmax(finite(np.ascontiguousarray(values.T)))
         null_score = min(null_score, float(starts[0] * ends[0]) if window.has_null else 0.0)
         if window.has_null:
             starts, ends = starts[1:], ends[1:]
@@ -153,16 +302,8 @@ def _word_offsets(offsets: NDArray[np.int64], word_ids: NDArray[np.int64]) -> ND
     return np.stack([offsets[firsts, 0][word], offsets[lasts, 1][word]], axis=1)
 
 
-def _softmax(logits: NDArray[np.float32]) -> NDArray[np.float64]:
-    if not np.isfinite(logits).all():
-        raise InferenceError("the model's logits are not finite numbers for this context")
-    values = logits.astype(np.float64)
-    exponents = np.exp(values - values.max(initial=-np.inf))
-    return np.asarray(exponents / exponents.sum())
-
-
 def _best_spans(
-    window: Window,
+    window: ContextWindow,
     starts: NDArray[np.float64],
     ends: NDArray[np.float64],
     num_spans: int,
@@ -188,20 +329,10 @@ def _best_spans(
         span_begins, span_stops = window.span_offsets(firsts, lasts, align_to_words)
         scores = np.append(scores, starts[firsts] * ends[lasts])
         begins, stops = np.append(begins, span_begins), np.append(stops, span_stops)
-        best = _largest(scores, num_spans)
+        best = largest_indices(scores, num_spans)
         has_text = begins < stops
         if has_text.any() and not has_text[best].any():
             best = np.append(best, np.where(has_text, scores, -1).argmax())
         scores, begins, stops = scores[best], begins[best], stops[best]
     has_text = begins < stops
     return scores[has_text], begins[has_text], stops[has_text]
-
-
-def _largest(values: NDArray[np.float64], k: int) -> NDArray[np.int64]:
-    """The indices of the k largest values, largest first, equal ones by index."""
-    chosen = np.arange(len(values))
-    if k < len(values):
-        kth = np.partition(values, len(values) - k)[len(values) - k]
-        above = np.flatnonzero(values > kth)
-        chosen = np.concatenate([above, np.flatnonzero(values == kth)[: k - len(above)]])
-    return chosen[np.argsort(-values[chosen], kind="stable")]

@@ -1,37 +1,90 @@
-"""Reranking: texts in the order of how well a cross-encoder finds that they answer a query."""
+"""Reranking: documents in the order in which a cross-encoder finds that they answer a query."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from maskdial.errors import InferenceError
+from maskdial.errors import ValidationError
+from maskdial.masked.request import MaskedResult
+from maskdial.masked.tasks.logits import finite, sigmoid
+from maskdial.masked.tasks.pairs import SECONDS_PER_PAIR, read_pairs
+from maskdial.masked.tasks.task import REFUSE, Reading, TaskModel, Truncation, tokenizing_seconds
+from maskdial.models.bundle import Manifest
 
 
 @dataclass(frozen=True, slots=True)
 class Rank:
-    """A text by its index among those sent, and its score."""
+    """A document by its index in the request, and its score."""
 
     index: int
     score: float
 
 
-def rerank(logits: Sequence[NDArray[np.float32]], *, raw_scores: bool = False) -> list[Rank]:
-    """The texts with their scores, best first; equal ones in the order sent.
+@dataclass(frozen=True, slots=True)
+class RerankRequest:
+    """A query, and documents to put in order."""
 
-    The order is that of the logits, also where their sigmoids are equal.
+    task: ClassVar[str] = "rerank"
+
+    query: str
+    texts: Sequence[str]
+    truncation: Truncation = REFUSE
+    raw_scores: bool = False
+
+    @staticmethod
+    def serves(manifest: Manifest) -> bool:
+        return manifest.task == "classify" and len(manifest.labels) == 1
+
+    @property
+    def num_texts(self) -> int:
+        return len(self.texts)
+
+    num_inputs = num_texts
+
+    @property
+    def read_seconds(self) -> float:
+        pairing = len(self.texts) * SECONDS_PER_PAIR
+        return tokenizing_seconds([self.query, *self.texts]) + pairing
+
+    def check(self, model: TaskModel) -> None:
+        """Any cross-encoder takes it."""
+
+    def read(self, model: TaskModel) -> Reading[list[Rank]]:
+        inputs, num_truncated = read_pairs(
+            model,
+            [self.query],
+            self.texts,
+            self.truncation,
+            strategy="longest_first",
+            error=_pair_error,
+        )
+
+        def answer(results: Sequence[MaskedResult]) -> list[Rank]:
+            return rerank([result.logits for result in results], raw_scores=self.raw_scores)
+
+        return Reading(inputs, answer, num_truncated)
+
+
+def rerank(logits: Sequence[NDArray[np.float32]], *, raw_scores: bool = False) -> list[Rank]:
+    """The documents with their scores, best first; ties in the order sent.
+
+    Documents are ordered by their logits, also where the sigmoids of those are equal.
 
     Args:
-        logits: (1,) float32 for each text.
+        logits: (1,) float32 for each document.
         raw_scores: the score is the logit, not its sigmoid.
 
     Raises:
-        InferenceError: the logits are not numbers.
+        InferenceError: a logit is not a finite number.
     """
-    values = np.concatenate(logits).astype(np.float64)
-    if not np.isfinite(values).all():
-        raise InferenceError("the model's logits are not finite numbers for one of the texts")
-    scores = values if raw_scores else np.exp(-np.logaddexp(0.0, -values))
+    values = finite(np.concatenate(logits))
+    scores = values if raw_scores else sigmoid(values)
     order = np.argsort(-values, kind="stable")
     return [Rank(int(index), float(scores[index])) for index in order]
+
+
+def _pair_error(_: int, text: int, reason: str) -> ValidationError:
+    return ValidationError(f"the query and the text {reason}", field="texts", index=text)

@@ -1,7 +1,7 @@
 """Token classification: the tags of a text's tokens, merged into entities.
 
 Labels, offsets, scores and the aggregation strategies follow transformers'
-TokenClassificationPipeline, with three differences on purpose:
+TokenClassificationPipeline, with three deliberate differences:
 
 * BILOU, BIOES and BMES tags are merged as well as BIO: B, U and S begin an entity, L, E, U and S
   end one, I and M go on. transformers knows B and I, and takes every other label for a tag of its
@@ -13,19 +13,24 @@ TokenClassificationPipeline, with three differences on purpose:
   entity's words again, which loses the spaces of SentencePiece and the accents of byte-level words.
 """
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 from tokenizers import Encoding
 
-from maskdial.errors import InferenceError
+from maskdial.errors import ValidationError
+from maskdial.masked.request import MaskedInput, MaskedResult
+from maskdial.masked.tasks.logits import count_windows, finite, softmax
+from maskdial.masked.tasks.task import Reading, TaskModel, masked_input, tokenizing_seconds
+from maskdial.models.bundle import Manifest
 from maskdial.models.tokenizer import Tokenizer
 
 AggregationStrategy = Literal["none", "simple", "first", "average", "max"]
 
+_SECONDS_PER_TOKEN = 2e-6
 _SPACE = ord(" ")
 _OPENING = frozenset("BUS")
 _CLOSING = frozenset("LEUS")
@@ -60,45 +65,165 @@ class Entity:
 
 
 @dataclass(frozen=True, slots=True)
-class Window:
-    """A piece of a text that the model reads at once, in the text's tokens: it begins at ``start``,
-    and the logits of ``tokens`` are taken from it.
+class TokenClassifyRequest:
+    """Texts whose tokens to tag. A text longer than the model is read in windows.
+
+    ``stride``: tokens that neighboring windows share; None: a quarter of a window.
+    """
+
+    task: ClassVar[str] = "token-classify"
+
+    texts: Sequence[str]
+    aggregation_strategy: AggregationStrategy = "simple"
+    ignore_labels: Collection[str] = ("O",)
+    stride: int | None = None
+
+    @staticmethod
+    def serves(manifest: Manifest) -> bool:
+        return manifest.task == "token-classify"
+
+    @property
+    def num_texts(self) -> int:
+        return len(self.texts)
+
+    num_inputs = num_texts
+
+    @property
+    def read_seconds(self) -> float:
+        return tokenizing_seconds(self.texts)
+
+    def check(self, model: TaskModel) -> None:
+        max_length = model.manifest.max_length
+        room = _room(model)
+        if self.stride is not None and self.stride >= room:
+            raise ValidationError(
+                f"must be less than {room}, the tokens of a text in one window of model "
+                f"{model.name!r} ({max_length} with special tokens), not {self.stride}",
+                field="stride",
+            )
+
+    def read(self, model: TaskModel) -> Reading[list[list[TaggedToken] | list[Entity]]]:
+        room = _room(model)
+        stride = room // 4 if self.stride is None else self.stride
+        num_special = model.tokenizer.num_special_tokens(pair=False)
+        encodings = [model.tokenizer.encode(text) for text in self.texts]
+        plans = [
+            plan_windows(num_tokens, room, stride)
+            for num_tokens in self._checked_lengths(model, encodings, num_special, room, stride)
+        ]
+        inputs = [
+            each
+            for text, encoding, plan in zip(self.texts, encodings, plans, strict=True)
+            for each in _window_inputs(model, text, encoding, plan, stride)
+        ]
+
+        def answer(
+            results: Sequence[MaskedResult],
+        ) -> list[list[TaggedToken] | list[Entity]]:
+            left = iter(results)
+            return [
+                self._answer(model, text, encoding, [next(left).logits for _ in plan])
+                for text, encoding, plan in zip(self.texts, encodings, plans, strict=True)
+            ]
+
+        seconds = sum(map(len, encodings)) * _SECONDS_PER_TOKEN
+        return Reading(inputs, answer, seconds=seconds)
+
+    def _checked_lengths(
+        self,
+        model: TaskModel,
+        encodings: Sequence[Encoding],
+        num_special: int,
+        room: int,
+        stride: int,
+    ) -> list[int]:
+        """The texts' lengths in tokens, unless they need more windows than the queue holds."""
+        lengths = [len(encoding) - num_special for encoding in encodings]
+        counts = [count_windows(length, room, stride) if length else 0 for length in lengths]
+        limit = f"(stride {stride}); one request may have at most {model.max_queue} windows"
+        for index, (length, count) in enumerate(zip(lengths, counts, strict=True)):
+            if count > model.max_queue:
+                raise ValidationError(
+                    f"the text has {length:,} tokens, which are {count:,} windows of {room} "
+                    f"{limit}",
+                    field="texts",
+                    index=index,
+                )
+        if sum(counts) > model.max_queue:
+            raise ValidationError(
+                f"{len(lengths)} texts are {sum(counts):,} windows of {room} tokens {limit}",
+                field="texts",
+            )
+        return lengths
+
+    def _answer(
+        self,
+        model: TaskModel,
+        text: str,
+        encoding: Encoding,
+        windows: Sequence[NDArray[np.float32]],
+    ) -> list[TaggedToken] | list[Entity]:
+        if not windows:  # the tokenizer kept nothing of the text
+            return []
+        return classify_tokens(
+            np.concatenate(windows),
+            read_tokens(text, encoding, model.tokenizer),
+            model.manifest.labels,
+            model.tokenizer,
+            strategy=self.aggregation_strategy,
+            ignore_labels=self.ignore_labels,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class TextWindow:
+    """A piece of a text that the model reads at once, in tokens of the text: it begins at
+    ``start``, and the logits of ``tokens`` are taken from it.
     """
 
     start: int
     tokens: range
 
 
-def count_windows(num_tokens: int, room: int, stride: int) -> int:
-    """How many windows a text needs.
-
-    Args:
-        num_tokens: of the text, special ones not counted.
-        room: tokens of the text in one window.
-        stride: tokens that neighbouring windows share, less than ``room``.
-    """
-    if not num_tokens:
-        return 0
-    return 1 + max(0, -(-(num_tokens - room) // (room - stride)))
-
-
-def plan_windows(num_tokens: int, room: int, stride: int) -> list[Window]:
+def plan_windows(num_tokens: int, room: int, stride: int) -> list[TextWindow]:
     """The windows of a text, as `Tokenizer.windows` cuts them, and which tokens each answers for.
 
-    Where windows overlap, a token is read in the one where the nearer of the window's cut edges is
-    farther away, so that it sees most of its context: the overlap of two neighbours is halved, and
-    of two equals the earlier answers. The text's own ends are no cut edges.
+    Where windows overlap, a token is taken from the one that shows more of its context: the overlap
+    of two neighbors is halved, and the earlier one answers for the token in the middle.
 
     Args:
-        num_tokens, room, stride: as `count_windows` takes them.
+        num_tokens: of the text, without special tokens.
+        room: tokens of the text in one window.
+        stride: tokens that neighboring windows share, less than ``room``.
     """
+    if not num_tokens:
+        return []
     starts = np.arange(count_windows(num_tokens, room, stride)) * (room - stride)
     # The middle of the overlap, which reaches from the later start to the earlier end.
     seams = (starts[1:] + starts[:-1] + room + 1) // 2
     firsts = np.append(0, seams)[: len(starts)]
     ends = np.append(seams, num_tokens)[: len(starts)]
     columns = zip(starts.tolist(), firsts.tolist(), ends.tolist(), strict=True)
-    return [Window(start, range(first, end)) for start, first, end in columns]
+    return [TextWindow(start, range(first, end)) for start, first, end in columns]
+
+
+def _room(model: TaskModel) -> int:
+    """Tokens of a text in one window."""
+    return model.manifest.max_length - model.tokenizer.num_special_tokens(pair=False)
+
+
+def _window_inputs(
+    model: TaskModel, text: str, encoding: Encoding, plan: Sequence[TextWindow], stride: int
+) -> Iterator[MaskedInput]:
+    """A text's windows; together they ask for the logits of every token once."""
+    encodings = [encoding] * len(plan)
+    if len(plan) > 1:
+        max_length = model.manifest.max_length
+        encodings = model.tokenizer.windows(text, max_length=max_length, stride=stride)
+    for window, windowed in zip(plan, encodings, strict=True):
+        positions = text_positions(windowed)
+        first, end = window.tokens.start - window.start, window.tokens.stop - window.start
+        yield masked_input(windowed, tuple(positions[first:end].tolist()))
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,15 +300,11 @@ def classify_tokens(
         ignore_labels: labels of tokens, or tags of entities, that are left out.
 
     Raises:
-        InferenceError: the logits are not numbers.
+        InferenceError: a logit is not a finite number.
     """
     if not len(tokens):
         return []
-    if not np.isfinite(logits).all():
-        raise InferenceError("the model's logits are not finite numbers for this text")
-    values = logits.astype(np.float64)
-    exponents = np.exp(values - values.max(axis=1, keepdims=True))
-    scores = exponents / exponents.sum(axis=1, keepdims=True)
+    scores = softmax(finite(logits))
     if strategy in ("none", "simple"):
         firsts = np.arange(len(tokens))
     else:

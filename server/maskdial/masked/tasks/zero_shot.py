@@ -1,31 +1,112 @@
-"""Zero-shot classification: labels chosen by whoever asks, scored by a model of inference (NLI).
+"""Zero-shot classification: labels chosen by the request, scored by an NLI model.
 
-The text is a premise, and each label, put into a sentence, a hypothesis that may follow from it
-(Yin et al. 2019, "Benchmarking Zero-shot Text Classification"). Scores are those of transformers'
-ZeroShotClassificationPipeline, with two differences on purpose: the label of contradiction is found
-by its name where it has one, and equal scores come in the order of the labels.
+The text is the premise; each label, put into a sentence, is a hypothesis that it may entail (Yin et
+al. 2019, "Benchmarking Zero-shot Text Classification"). Scores are those of transformers'
+ZeroShotClassificationPipeline, with two deliberate differences: the contradiction label is found by
+name where it has one, and ties are in the order of the labels.
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from maskdial.errors import InferenceError
+from maskdial.errors import ValidationError
+from maskdial.masked.request import MaskedResult
 from maskdial.masked.tasks.classify import LabelScore
+from maskdial.masked.tasks.logits import finite, sigmoid, softmax
+from maskdial.masked.tasks.pairs import SECONDS_PER_PAIR, read_pairs
+from maskdial.masked.tasks.task import REFUSE, Reading, TaskModel, Truncation, tokenizing_seconds
+from maskdial.models.bundle import Manifest
 
 HYPOTHESIS_TEMPLATE = "This example is {}."
+_MAX_QUOTED = 64
 
 
-def hypotheses(candidate_labels: Sequence[str], template: str | None = None) -> list[str]:
-    """A sentence for each label: the template with the label for every ``{}``."""
-    return [(template or HYPOTHESIS_TEMPLATE).replace("{}", label) for label in candidate_labels]
+@dataclass(frozen=True, slots=True)
+class ZeroShotRequest:
+    """Texts to score for each of the labels that the request brings."""
+
+    task: ClassVar[str] = "zero-shot-classify"
+
+    texts: Sequence[str]
+    candidate_labels: Sequence[str]
+    truncation: Truncation = REFUSE
+    hypothesis_template: str = HYPOTHESIS_TEMPLATE
+    multi_label: bool = False
+
+    @staticmethod
+    def serves(manifest: Manifest) -> bool:
+        return manifest.task == "classify" and manifest.entailment is not None
+
+    @property
+    def num_texts(self) -> int:
+        return len(self.texts)
+
+    @property
+    def num_inputs(self) -> int:
+        return len(self.texts) * len(self.candidate_labels)
+
+    @property
+    def read_seconds(self) -> float:
+        return tokenizing_seconds(self.texts) + self.num_inputs * SECONDS_PER_PAIR
+
+    def check(self, model: TaskModel) -> None:
+        if self.num_inputs > model.max_queue:
+            raise ValidationError(
+                f"{len(self.texts)} texts with {len(self.candidate_labels)} labels each are "
+                f"{self.num_inputs:,} pairs; one request may make at most {model.max_queue:,} "
+                "(--max-queue)",
+                field="texts",
+            )
+
+    def read(self, model: TaskModel) -> Reading[list[list[LabelScore]]]:
+        labels, manifest = self.candidate_labels, model.manifest
+        inputs, num_truncated = read_pairs(
+            model,
+            self.texts,
+            hypotheses(labels, self.hypothesis_template),
+            self.truncation,
+            strategy="only_first",
+            error=self._pair_error,
+        )
+        entailment = manifest.entailment
+        assert entailment is not None, "a model without it does not serve this task"
+
+        def answer(results: Sequence[MaskedResult]) -> list[list[LabelScore]]:
+            logits = np.stack([result.logits for result in results])
+            return [
+                zero_shot(
+                    rows,
+                    labels,
+                    entailment=entailment,
+                    contradiction=contradiction(manifest.labels, entailment),
+                    multi_label=self.multi_label,
+                )
+                for rows in logits.reshape(len(self.texts), len(labels), -1)
+            ]
+
+        return Reading(inputs, answer, num_truncated)
+
+    def _pair_error(self, text: int, label: int, reason: str) -> ValidationError:
+        quoted = self.candidate_labels[label]
+        quoted = quoted if len(quoted) <= _MAX_QUOTED else quoted[:_MAX_QUOTED] + "..."
+        return ValidationError(
+            f"the text and the hypothesis of {quoted!r} {reason}", field="texts", index=text
+        )
+
+
+def hypotheses(candidate_labels: Sequence[str], template: str = HYPOTHESIS_TEMPLATE) -> list[str]:
+    """A sentence for each label: the template with the label in place of every ``{}``."""
+    return [template.replace("{}", label) for label in candidate_labels]
 
 
 def contradiction(labels: Sequence[str], entailment: int) -> int:
-    """The index of a model's label that says that one text contradicts another.
+    """The index of a model's contradiction label.
 
-    Without a label of that name it is the first, or the last if the first is ``entailment``.
+    Without a label of that name: the first one, or the last if the first is ``entailment``.
     """
     named = (i for i, label in enumerate(labels) if label.lower().startswith("contrad"))
     return next(named, len(labels) - 1 if entailment == 0 else 0)
@@ -39,29 +120,26 @@ def zero_shot(
     contradiction: int,
     multi_label: bool = False,
 ) -> list[LabelScore]:
-    """The labels of a text with their scores, best first; equal ones in their order.
+    """The labels of a text with their scores, best first; ties in the order of the labels.
 
-    The score is a softmax of entailment over the candidates; for ``multi_label``, or a candidate
-    alone, one of entailment against contradiction for each.
+    Scores are a softmax of the entailment logits over the candidates; with ``multi_label``, or a
+    single candidate, a softmax of entailment against contradiction for each.
 
     Args:
         logits: (num_candidates, num_labels) float32, a row for each candidate's hypothesis.
-        candidate_labels: what each row is about.
+        candidate_labels: the label of each row.
         entailment: the column of entailment.
         contradiction: the column of contradiction.
         multi_label: whether several candidates may be true.
 
     Raises:
-        InferenceError: the logits are not numbers.
+        InferenceError: a logit is not a finite number.
     """
-    values = logits.astype(np.float64)
-    if not np.isfinite(values).all():
-        raise InferenceError("the model's logits are not finite numbers for this text")
+    values = finite(logits)
     entailed = values[:, entailment]
     if multi_label or len(candidate_labels) == 1:
-        scores = np.exp(-np.logaddexp(0.0, values[:, contradiction] - entailed))
+        scores = sigmoid(entailed - values[:, contradiction])
     else:
-        exponents = np.exp(entailed - entailed.max())
-        scores = exponents / exponents.sum()
+        scores = softmax(entailed)
     pairs = zip(candidate_labels, scores.tolist(), strict=True)
     return sorted((LabelScore(*pair) for pair in pairs), key=lambda each: -each.score)

@@ -1,10 +1,11 @@
-"""What the wire schemas are made of: bounds that name themselves, and the sentence when they do not
-hold.
+"""What wire schemas are made of: bounds that name themselves, and the sentence when a body breaks
+them.
 """
 
+import contextlib
 import json
 import re
-from collections.abc import Sized
+from collections.abc import Iterator, Mapping, Sized
 from dataclasses import dataclass
 from typing import Annotated, Any, TypeVar
 
@@ -28,9 +29,9 @@ LARGEST_INT = 2**31 - 1
 
 @dataclass(frozen=True, slots=True)
 class Range:
-    """Bounds of a number, both inclusive unless ``above_low``; the error names them both.
+    """Bounds of a number, inclusive unless ``above_low``; the error names both.
 
-    Without a ``high``, integers still end where the engine's 32-bit ones do.
+    Without a ``high``, integers are still limited to 32 bits, as in the engine.
     """
 
     low: float
@@ -62,13 +63,13 @@ class Range:
 
 
 def _number(value: float) -> str:
-    """A number as a person writes it. An integer may be too large for a float, or for a line."""
+    """A number as a person writes it; an integer may be too large for a float, or for a line."""
     return shortened(str(value) if isinstance(value, int) else f"{value:g}")
 
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """Bounds of what a text, list or object holds, both inclusive; the error names them both."""
+    """Inclusive bounds of the size of a text, list or object; the error names both."""
 
     low: int
     high: int
@@ -94,20 +95,26 @@ class Size:
 
 
 class Wire(BaseModel):
+    """The base of all wire schemas: unknown fields are refused, types are not coerced."""
+
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
 
 
 class TaskBody(Wire):
-    """What every task takes beside its inputs and parameters."""
+    """What every task's body may hold beside its inputs and parameters."""
 
-    model: str | None = Field(None, description="the served model; the only one that fits")
+    model: str | None = Field(
+        None, description="Model name. Default: the only model that supports this task."
+    )
     timeout: Annotated[float, Range(0, 86_400, above_low=True)] | None = Field(
-        None, description="seconds until the request is given up with 504; the server's limit"
+        None,
+        description="Seconds after which the request is aborted with 504. Default: the server's "
+        "limit, if any.",
     )
 
 
 def check_texts(value: object) -> object:
-    """Checks a text, or a list of them, before it is parsed; the error says which one is wrong."""
+    """Checks a text, or a list of them, before parsing; the error says which one is wrong."""
     if isinstance(value, list) and not value:
         raise ValueError("must hold at least one text")
     for where, item in enumerate_inputs(value):
@@ -118,26 +125,75 @@ def check_texts(value: object) -> object:
     return value
 
 
-Texts = Annotated[str | list[str], pydantic.BeforeValidator(check_texts)]
+OneOrManyTexts = Annotated[str | list[str], pydantic.BeforeValidator(check_texts)]
+
+
+class TextsBody(TaskBody):
+    """A body with a text, or a list of them."""
+
+    inputs: OneOrManyTexts = Field(description="A text, or a list of texts.")
+
+    @property
+    def texts(self) -> list[str]:
+        """The texts, also if it is one."""
+        return self.inputs if isinstance(self.inputs, list) else [self.inputs]
+
+    @property
+    def batch(self) -> bool:
+        """Whether they came as a list, so that the reply is a list, too."""
+        return isinstance(self.inputs, list)
 
 
 def enumerate_inputs(value: object) -> list[tuple[str, object]]:
-    """The items of ``inputs``, each with the words that begin an error about it."""
+    """The items of ``inputs``, each with the beginning of an error about it."""
     if isinstance(value, list):
         return [(f"inputs[{index}] ", item) for index, item in enumerate(value)]
     return [("", value)]
 
 
 def parse_body(schema: type[Body], content: bytes) -> Body:
-    """Reads a JSON body.
+    """Parses a JSON body.
 
     Raises:
-        ValidationError: it is not JSON or not as the schema says; the message names the field.
+        ValidationError: it is not JSON or violates the schema; the message names the field.
     """
     try:
         return schema.model_validate_json(content)
     except pydantic.ValidationError as error:
         raise ValidationError(_describe(error)) from error
+
+
+def field_names(body: type[BaseModel], **changes: str) -> dict[str, str]:
+    """What a native body calls the fields of a neutral request: its own fields by their names,
+    those of its parameters with a prefix, and others as given in ``changes``.
+    """
+    names = {name: name for name in body.model_fields}
+    parameters = body.model_fields.get("parameters")
+    if parameters is not None:
+        kinds = (*getattr(parameters.annotation, "__args__", ()), parameters.annotation)
+        for kind in kinds:
+            for name in getattr(kind, "model_fields", ()):
+                names.setdefault(name, f"parameters.{name}")
+    return names | changes
+
+
+@contextlib.contextmanager
+def wire_names(names: Mapping[str, str], *, batch: bool) -> Iterator[None]:
+    """Has a ValidationError name the field at fault as the client wrote it.
+
+    Args:
+        names: from the neutral request's field names to the body's.
+        batch: whether the inputs came as a list; the index of a single text means nothing.
+    """
+    try:
+        yield
+    except ValidationError as error:
+        if error.field is None or (error.index is not None and not batch):
+            raise
+        where = names.get(error.field, error.field)
+        if error.index is not None:
+            where += f"[{error.index}]"
+        raise ValidationError(f"{where}: {error.message}") from error
 
 
 def _describe(error: pydantic.ValidationError) -> str:
@@ -171,5 +227,5 @@ def _field_name(loc: tuple[int | str, ...]) -> str:
 
 
 def shortened(text: str) -> str:
-    """What the caller wrote, as far as an error repeats it."""
+    """What the client wrote, as far as an error repeats it."""
     return text if len(text) <= 64 else text[:64] + "..."

@@ -1,0 +1,57 @@
+"""`POST /models/{name}`: whatever task the named model does."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
+
+from fastapi import Request, Response
+from pydantic_core import from_json
+
+from maskdial.dialects import tasks, tgi
+from maskdial.http.context import server_context
+from maskdial.http.guard import TaskRoute
+from maskdial.models.bundle import Manifest
+from maskdial.models.registry import ServedModel
+
+
+class _Dispatched(Protocol):
+    """What a task has to offer to be reached by its model's name."""
+
+    @property
+    def name(self) -> str: ...
+    def serves(self, manifest: Manifest) -> bool: ...
+    def claims(self, content: Mapping[str, Any], model: ServedModel, /) -> bool: ...
+    async def serve(self, request: Request, content: bytes, model_name: str | None) -> Response: ...
+
+
+_TASKS: tuple[_Dispatched, ...] = (tgi.GENERATE, *tasks.TASKS)
+
+
+async def model(request: Request) -> Response:
+    """Answers with the named model; the body is that of a task that the model does."""
+    name = request.path_params["name"]
+    served = server_context(request).models.named(name)
+    content = await request.body()
+    return await _asked_task(served, content).serve(request, content, name)
+
+
+def _asked_task(served: Sequence[ServedModel], content: bytes) -> _Dispatched:
+    """The task that claims the body, otherwise the main task of the name's first model."""
+    body = _read_object(content)
+    for each in served:
+        for task in _TASKS:
+            if task.serves(each.manifest) and task.claims(body, each):
+                return task
+    main = served[0].manifest.task
+    return next(task for task in _TASKS if task.name == main)
+
+
+def _read_object(content: bytes) -> Mapping[str, Any]:
+    """A JSON object; an empty one for anything else, which the task's schema will refuse."""
+    try:
+        body = from_json(content)
+    except ValueError:
+        return {}
+    return body if isinstance(body, dict) else {}
+
+
+ROUTES = (TaskRoute("/models/{name}", model, tags=["models"]),)

@@ -1,0 +1,394 @@
+"""The bodies of the masked family's routes, and the requests that they become.
+
+They are the Hugging Face task API's, text-embeddings-inference's for `/rerank` and `/embed`. Null
+means not given; unknown fields are refused.
+"""
+
+import abc
+from typing import Annotated, Any, Literal, Self
+
+import pydantic
+from pydantic import Field, model_validator
+
+from maskdial.dialects.schema import (
+    LARGEST_INT,
+    Range,
+    Size,
+    TaskBody,
+    TextsBody,
+    Wire,
+    enumerate_inputs,
+    shortened,
+)
+from maskdial.masked.tasks.classify import ClassifyRequest, ScoreFunction
+from maskdial.masked.tasks.embed import EmbedRequest, SimilarityRequest
+from maskdial.masked.tasks.fill_mask import FillMaskRequest
+from maskdial.masked.tasks.question_answering import Question, QuestionAnsweringRequest
+from maskdial.masked.tasks.rerank import RerankRequest
+from maskdial.masked.tasks.task import TaskRequest, TextOrPair, Truncation
+from maskdial.masked.tasks.token_classify import AggregationStrategy, TokenClassifyRequest
+from maskdial.masked.tasks.zero_shot import HYPOTHESIS_TEMPLATE, ZeroShotRequest
+from maskdial.requests.scoring import ScoreRequest
+
+
+def _check_not_blank(text: str) -> str:
+    if not text.strip():
+        raise ValueError("must not be empty")
+    return text
+
+
+_Text = Annotated[str, pydantic.AfterValidator(_check_not_blank)]
+
+
+def _lower_case(value: object) -> object:
+    """Clients of text-embeddings-inference write ``"Left"`` and ``"Right"``."""
+    return value.lower() if isinstance(value, str) else value
+
+
+class TruncationParameters(Wire):
+    """What to do with a text that is longer than the model."""
+
+    truncate: bool | None = Field(
+        None,
+        description="Truncate texts that are too long, instead of refusing them. Default: false.",
+    )
+    truncation_direction: (
+        Annotated[Literal["left", "right"], pydantic.BeforeValidator(_lower_case)] | None
+    ) = Field(None, description="Side to truncate. Default: right.")
+
+    @property
+    def truncation(self) -> Truncation:
+        return Truncation(bool(self.truncate), self.truncation_direction or "right")
+
+
+class FillMaskParameters(TruncationParameters):
+    """Parameters of `/fill-mask`."""
+
+    top_k: Annotated[int, Range(1)] | None = Field(
+        None, description="Number of fillings per mask. Default: 5."
+    )
+    targets: (
+        Annotated[list[Annotated[str, Size(0, 256, "characters")]], Size(1, 1024, "words")] | None
+    ) = Field(None, description="Only score these words, each a single token.")
+
+
+class MaskedBody(TaskBody, abc.ABC):
+    """A body that becomes a request to a masked model."""
+
+    @property
+    @abc.abstractmethod
+    def batch(self) -> bool:
+        """Whether the texts came as a list, so that errors say which one is wrong."""
+
+    @abc.abstractmethod
+    def request(self) -> TaskRequest[Any]:
+        """The body as a dialect-neutral request."""
+
+
+class FillMaskBody(TextsBody, MaskedBody):
+    """A text with one or more masks, or a list of them."""
+
+    parameters: FillMaskParameters | None = None
+
+    def request(self) -> FillMaskRequest:
+        parameters = self.parameters or FillMaskParameters()
+        return FillMaskRequest(
+            self.texts, parameters.truncation, parameters.top_k or 5, parameters.targets
+        )
+
+
+class TextPair(Wire):
+    """Two texts that the model reads as one input."""
+
+    text: str
+    text_pair: str
+
+
+class ClassifyParameters(TruncationParameters):
+    """Parameters of `/classify`."""
+
+    top_k: Annotated[int, Range(1)] | None = Field(
+        None, description="Number of labels to return. Default: all."
+    )
+    function_to_apply: ScoreFunction | None = Field(
+        None,
+        description="Function from logits to scores. Default: by the model's problem type "
+        "(none for regression, sigmoid for independent labels, otherwise softmax).",
+    )
+
+
+def _check_texts_or_pairs(value: object) -> object:
+    if isinstance(value, list) and not value:
+        raise ValueError("must hold at least one text")
+    for where, item in enumerate_inputs(value):
+        if isinstance(item, dict):
+            if set(item) != {"text", "text_pair"}:
+                raise ValueError(f'{where}a pair is {{"text": "...", "text_pair": "..."}}')
+            texts = list(item.values())
+        else:
+            texts = [item]
+        if not all(isinstance(text, str) for text in texts):
+            raise ValueError(f"{where}must be a string or a pair of strings")
+        if not all(text.strip() for text in texts):
+            raise ValueError(f"{where}must not be empty")
+    return value
+
+
+class ClassifyBody(MaskedBody):
+    """A text, a pair of texts, or a list of texts and pairs."""
+
+    inputs: Annotated[
+        str | TextPair | list[str | TextPair], pydantic.BeforeValidator(_check_texts_or_pairs)
+    ] = Field(description="A text, a pair of texts, or a list of texts and pairs.")
+    parameters: ClassifyParameters | None = None
+
+    def request(self) -> ClassifyRequest:
+        parameters = self.parameters or ClassifyParameters()
+        items = self.inputs if isinstance(self.inputs, list) else [self.inputs]
+        texts: list[TextOrPair] = [
+            (item.text, item.text_pair) if isinstance(item, TextPair) else (item, None)
+            for item in items
+        ]
+        return ClassifyRequest(
+            texts, parameters.truncation, parameters.function_to_apply, parameters.top_k
+        )
+
+    @property
+    def batch(self) -> bool:
+        return isinstance(self.inputs, list)
+
+
+class TokenClassifyParameters(Wire):
+    """Parameters of `/token-classify`. Long texts are read in windows."""
+
+    aggregation_strategy: AggregationStrategy | None = Field(
+        None,
+        description="How tokens are merged into entities, as in transformers. Default: simple.",
+    )
+    ignore_labels: list[str] | None = Field(
+        None, description='Labels to leave out. Default: ["O"].'
+    )
+    stride: Annotated[int, Range(0)] | None = Field(
+        None,
+        description="Tokens that neighboring windows of a long text share. Default: a quarter of a "
+        "window.",
+    )
+
+
+class TokenClassifyBody(TextsBody, MaskedBody):
+    """A text, or a list of them."""
+
+    parameters: TokenClassifyParameters | None = None
+
+    def request(self) -> TokenClassifyRequest:
+        parameters = self.parameters or TokenClassifyParameters()
+        ignored = parameters.ignore_labels
+        return TokenClassifyRequest(
+            self.texts,
+            parameters.aggregation_strategy or "simple",
+            ("O",) if ignored is None else ignored,
+            parameters.stride,
+        )
+
+
+def _check_questions(value: object) -> object:
+    if isinstance(value, list) and not value:
+        raise ValueError("must hold at least one question")
+    for where, item in enumerate_inputs(value):
+        if not (isinstance(item, dict) and {"question", "context"} <= item.keys()):
+            raise ValueError(f'{where}must be {{"question": "...", "context": "..."}}')
+        for name, text in item.items():
+            if name not in ("question", "context"):
+                raise ValueError(f"{where}{shortened(name)}: unknown field")
+            if not isinstance(text, str):
+                raise ValueError(f"{where}{name} must be a string")
+            if not text.strip():
+                raise ValueError(f"{where}{name} must not be empty")
+    return value
+
+
+class QuestionInput(Wire):
+    """A question, and the text that holds its answer."""
+
+    question: str
+    context: str
+
+
+class QuestionAnsweringParameters(Wire):
+    """Parameters of `/question-answering`, named as in transformers."""
+
+    top_k: Annotated[int, Range(1)] | None = Field(
+        None, description="Number of answers. Default: 1."
+    )
+    doc_stride: Annotated[int, Range(0)] | None = Field(
+        None,
+        description="Tokens that neighboring windows of a long context share. Default: half a "
+        "window, at most 128.",
+    )
+    max_answer_len: Annotated[int, Range(1)] | None = Field(
+        None, description="Maximum length of an answer in tokens. Default: 15."
+    )
+    max_question_len: Annotated[int, Range(1)] | None = Field(
+        None, description="Truncate longer questions to this many tokens. Default: no truncation."
+    )
+    max_seq_len: Annotated[int, Range(1)] | None = Field(
+        None,
+        description="Tokens in one window, including the question. Default: 384, or the model's "
+        "maximum if that is less.",
+    )
+    handle_impossible_answer: bool | None = Field(
+        None, description="Let the empty answer compete. Default: false."
+    )
+    align_to_words: bool | None = Field(
+        None, description="Extend answers to whole words. Default: true."
+    )
+
+
+class QuestionAnsweringBody(MaskedBody):
+    """A question about a context, or a list of them."""
+
+    inputs: Annotated[
+        QuestionInput | list[QuestionInput], pydantic.BeforeValidator(_check_questions)
+    ] = Field(description="A question about a context, or a list of them.")
+    parameters: QuestionAnsweringParameters | None = None
+
+    def request(self) -> QuestionAnsweringRequest:
+        given = self.parameters or QuestionAnsweringParameters()
+        items = self.inputs if isinstance(self.inputs, list) else [self.inputs]
+        return QuestionAnsweringRequest(
+            [Question(item.question, item.context) for item in items],
+            top_k=given.top_k or 1,
+            doc_stride=given.doc_stride,
+            max_answer_len=given.max_answer_len or 15,
+            max_question_len=given.max_question_len,
+            max_seq_len=given.max_seq_len,
+            handle_impossible_answer=bool(given.handle_impossible_answer),
+            align_to_words=given.align_to_words is not False,
+        )
+
+    @property
+    def batch(self) -> bool:
+        return isinstance(self.inputs, list)
+
+
+def _check_template(template: str) -> str:
+    if "{}" not in template:
+        raise ValueError("must have {} where the label goes")
+    return template
+
+
+class ZeroShotClassifyParameters(TruncationParameters):
+    """Parameters of `/zero-shot-classify`."""
+
+    candidate_labels: Annotated[
+        list[Annotated[str, Size(1, 1024, "characters")]], Size(1, 256, "labels")
+    ] = Field(description="Labels to choose from.")
+    multi_label: bool | None = Field(
+        None, description="Score each label independently. Default: false."
+    )
+    hypothesis_template: (
+        Annotated[str, Size(2, 1024, "characters"), pydantic.AfterValidator(_check_template)] | None
+    ) = Field(
+        None,
+        description='Sentence with {} in place of the label. Default: "This example is {}."',
+    )
+
+
+class ZeroShotClassifyBody(TextsBody, MaskedBody):
+    """A text, or a list of them, and the labels to choose from."""
+
+    parameters: ZeroShotClassifyParameters
+
+    def request(self) -> ZeroShotRequest:
+        parameters = self.parameters
+        return ZeroShotRequest(
+            self.texts,
+            parameters.candidate_labels,
+            parameters.truncation,
+            parameters.hypothesis_template or HYPOTHESIS_TEMPLATE,
+            bool(parameters.multi_label),
+        )
+
+
+class EmbedParameters(TruncationParameters):
+    """Parameters of `/embed`."""
+
+    normalize: bool | None = Field(
+        None, description="Scale vectors to length 1. Default: as the model was trained."
+    )
+    dimensions: Annotated[int, Range(1)] | None = Field(
+        None, description="Keep the first dimensions only, and normalize again. Default: all."
+    )
+
+
+class EmbedBody(EmbedParameters, TextsBody, MaskedBody):
+    """A text, or a list of them. The parameters may also stand beside the inputs."""
+
+    parameters: EmbedParameters | None = None
+
+    def request(self) -> EmbedRequest:
+        names = EmbedParameters.model_fields
+        beside = {name: getattr(self, name) for name in names}
+        inside = {} if self.parameters is None else self.parameters.model_dump(exclude_none=True)
+        merged = EmbedParameters.model_validate(beside | inside)
+        return EmbedRequest(self.texts, merged.truncation, merged.normalize, merged.dimensions)
+
+    @model_validator(mode="after")
+    def _check_places(self) -> Self:
+        for name in EmbedParameters.model_fields:
+            if None not in (getattr(self, name), getattr(self.parameters, name, None)):
+                raise ValueError(f"parameters.{name}: also given beside the inputs")
+        return self
+
+
+class SimilarityInputs(Wire):
+    """A sentence, and those to compare it with."""
+
+    source_sentence: _Text
+    sentences: Annotated[list[_Text], Size(1, LARGEST_INT, "sentences")]
+
+
+class SimilarityBody(MaskedBody):
+    """A sentence, and those to compare it with."""
+
+    inputs: SimilarityInputs
+    parameters: TruncationParameters | None = None
+
+    def request(self) -> SimilarityRequest:
+        parameters = self.parameters or TruncationParameters()
+        inputs = self.inputs
+        return SimilarityRequest(inputs.source_sentence, inputs.sentences, parameters.truncation)
+
+    @property
+    def batch(self) -> bool:
+        return True
+
+
+class RerankBody(TruncationParameters, MaskedBody):
+    """A query, and texts to put in order."""
+
+    query: _Text
+    texts: Annotated[list[_Text], Size(1, LARGEST_INT, "texts")]
+    raw_scores: bool | None = Field(
+        None, description="Return logits instead of their sigmoids. Default: false."
+    )
+    return_text: bool | None = Field(
+        None, description="Return the texts with their scores. Default: false."
+    )
+
+    def request(self) -> RerankRequest:
+        return RerankRequest(self.query, self.texts, self.truncation, bool(self.raw_scores))
+
+    @property
+    def batch(self) -> bool:
+        return True
+
+
+class ScoreBody(TextsBody):
+    """A text, or a list of them, to be scored by how likely the model finds it."""
+
+    parameters: TruncationParameters | None = None
+
+    def request(self) -> ScoreRequest:
+        parameters = self.parameters or TruncationParameters()
+        return ScoreRequest(self.texts, parameters.truncation)

@@ -1,0 +1,238 @@
+"""The masked family's routes, one for each task, and `/score`, which both families serve.
+
+A masked task is registered here: its request, its body, and how its answer is written. The rest is
+the same for all of them.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from typing import Any, Generic, TypeVar
+
+from fastapi import Request, Response
+
+from maskdial.dialects import task_bodies as bodies
+from maskdial.dialects.schema import field_names, parse_body, wire_names
+from maskdial.http.context import server_context
+from maskdial.http.disconnect import unless_gone
+from maskdial.http.guard import TaskRoute
+from maskdial.http.replies import json_reply, timing_headers
+from maskdial.masked.tasks.classify import ClassifyRequest
+from maskdial.masked.tasks.embed import EmbedRequest, SimilarityRequest
+from maskdial.masked.tasks.fill_mask import MASK_ALIASES, Filling, FillMaskRequest
+from maskdial.masked.tasks.question_answering import Answer, QuestionAnsweringRequest
+from maskdial.masked.tasks.rerank import Rank, RerankRequest
+from maskdial.masked.tasks.task import TaskRequest
+from maskdial.masked.tasks.token_classify import TokenClassifyRequest
+from maskdial.masked.tasks.zero_shot import ZeroShotRequest
+from maskdial.models.bundle import Manifest
+from maskdial.models.registry import ServedModel
+from maskdial.requests import scoring, understanding
+from maskdial.requests.timing import Deadline
+
+BodyT = TypeVar("BodyT", bound=bodies.MaskedBody)
+
+Claim = Callable[[Mapping[str, Any], ServedModel], bool]
+"""Whether a body that was sent to `/models/NAME` is for this task, and not for the model's main
+one.
+"""
+
+
+def _never(_: Mapping[str, Any], __: ServedModel) -> bool:
+    return False
+
+
+def _first_if_single(body: bodies.MaskedBody, answers: Sequence[object]) -> object:
+    """A list of texts gets the list of their answers, one text its answer."""
+    return answers if body.batch else answers[0]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class MaskedTask(Generic[BodyT]):
+    """A task of the masked family on the wire.
+
+    Attributes:
+        kind: the neutral request.
+        body: the body that becomes one.
+        description: of the route, for the documentation.
+        render: from a body and the task's answer to what is sent as JSON.
+        names: what the body calls the request's fields, where the names differ.
+        claims: see `Claim`.
+    """
+
+    kind: type[TaskRequest[Any]]
+    body: type[BodyT]
+    description: str
+    render: Callable[[BodyT, Any], object] = _first_if_single
+    names: Mapping[str, str] = field(default_factory=lambda: {"texts": "inputs"})
+    claims: Claim = _never
+
+    @property
+    def name(self) -> str:
+        return self.kind.task
+
+    def serves(self, manifest: Manifest) -> bool:
+        """Whether a model can do the task."""
+        return self.kind.serves(manifest)
+
+    def route(self) -> TaskRoute:
+        """`POST /NAME`."""
+
+        async def endpoint(request: Request) -> Response:
+            return await self.serve(request, await request.body(), None)
+
+        return TaskRoute(
+            f"/{self.name}",
+            endpoint,
+            body=self.body,
+            tags=["masked"],
+            name=self.name,
+            description=self.description,
+        )
+
+    async def serve(self, request: Request, content: bytes, model_name: str | None) -> Response:
+        """Answers a body with the named model, or the one that the body means."""
+        server = server_context(request)
+        body = parse_body(self.body, content)
+        deadline = Deadline(body.timeout, server.config)
+        model = server.models.masked_for(self, model_name or body.model)
+        request.state.model = model.name
+        with wire_names(_names(self), batch=body.batch):
+            answer = await unless_gone(
+                request, understanding.answer(body.request(), model, server.config, deadline)
+            )
+        return json_reply(self.render(body, answer.content), headers=timing_headers(answer.timings))
+
+
+@cache
+def _names(task: MaskedTask[Any]) -> Mapping[str, str]:
+    return field_names(task.body, **task.names)
+
+
+def _render_fillings(body: bodies.FillMaskBody, answers: list[list[list[Filling]]]) -> object:
+    """The fillings of a text's only mask are not nested once more."""
+    texts = [masks[0] if len(masks) == 1 else masks for masks in answers]
+    return _first_if_single(body, texts)
+
+
+def _render_answers(body: bodies.QuestionAnsweringBody, answers: list[list[Answer]]) -> object:
+    single = body.parameters is None or (body.parameters.top_k or 1) == 1
+    return _first_if_single(body, [each[0] if single else each for each in answers])
+
+
+def _render_ranks(body: bodies.RerankBody, ranks: list[Rank]) -> object:
+    if not body.return_text:
+        return ranks
+    return [
+        {"index": rank.index, "score": rank.score, "text": body.texts[rank.index]} for rank in ranks
+    ]
+
+
+def _has_mask(content: Mapping[str, Any], model: ServedModel) -> bool:
+    """Of a model that is served under both masks, texts with masks in them are to be filled."""
+    inputs = content.get("inputs")
+    texts = inputs if isinstance(inputs, list) else [inputs]
+    marks = (*MASK_ALIASES, model.tokenizer.mask_token or MASK_ALIASES[0])
+    return any(mark in text for text in texts if isinstance(text, str) for mark in marks)
+
+
+def _has_labels(content: Mapping[str, Any], _: ServedModel) -> bool:
+    parameters = content.get("parameters")
+    return isinstance(parameters, dict) and "candidate_labels" in parameters
+
+
+TASKS: tuple[MaskedTask[Any], ...] = (
+    MaskedTask(
+        FillMaskRequest,
+        bodies.FillMaskBody,
+        "Fills the masks of a text: for each mask, the best tokens with their probabilities.",
+        _render_fillings,
+        claims=_has_mask,
+    ),
+    MaskedTask(
+        ClassifyRequest,
+        bodies.ClassifyBody,
+        "Scores a text, or a pair of texts, for each label of a classifier.",
+        # One text is nested as well: transformers' clients take the first element.
+        lambda _, answers: answers,
+    ),
+    MaskedTask(
+        TokenClassifyRequest,
+        bodies.TokenClassifyBody,
+        "Tags the tokens of a text, and merges them into entities.",
+    ),
+    MaskedTask(
+        QuestionAnsweringRequest,
+        bodies.QuestionAnsweringBody,
+        "Answers a question with spans of its context.",
+        _render_answers,
+        names={"texts": "inputs", "questions": "inputs"},
+    ),
+    MaskedTask(
+        EmbedRequest,
+        bodies.EmbedBody,
+        "Turns a text into a vector, or several texts into one each.",
+        lambda _, vectors: vectors.tolist(),
+    ),
+    MaskedTask(
+        ZeroShotRequest,
+        bodies.ZeroShotClassifyBody,
+        "Scores a text for each of the labels in the request.",
+        claims=_has_labels,
+    ),
+    MaskedTask(
+        RerankRequest,
+        bodies.RerankBody,
+        "Orders texts by how well they answer a query, with their scores.",
+        _render_ranks,
+        names={},
+        claims=lambda content, _: "query" in content,
+    ),
+    MaskedTask(
+        SimilarityRequest,
+        bodies.SimilarityBody,
+        "Compares a sentence with others: the cosine similarities of their embeddings.",
+        lambda _, cosines: cosines.tolist(),
+        names={
+            "texts": "inputs.sentences",
+            "source": "inputs.source_sentence",
+            "sentences": "inputs.sentences",
+        },
+        claims=lambda content, _: isinstance(content.get("inputs"), dict),
+    ),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class ScoreTask:
+    """`/score` as something that models can be asked for."""
+
+    name: str = "score"
+
+    def serves(self, manifest: Manifest) -> bool:
+        return scoring.ScoreRequest.serves(manifest)
+
+
+SCORE = ScoreTask()
+
+
+async def score(request: Request) -> Response:
+    """Scores a text by how likely a model finds it, token by token: the log-likelihood of a causal
+    model, the pseudo-log-likelihood of a masked one.
+    """
+    server = server_context(request)
+    body = parse_body(bodies.ScoreBody, await request.body())
+    deadline = Deadline(body.timeout, server.config)
+    model = server.models.model_for(SCORE, body.model)
+    request.state.model = model.name
+    with wire_names({"texts": "inputs"}, batch=body.batch):
+        answer = await unless_gone(
+            request, scoring.score(body.request(), model, server.config, deadline)
+        )
+    return json_reply(answer.content, headers=timing_headers(answer.timings))
+
+
+ROUTES = (
+    *(task.route() for task in TASKS),
+    TaskRoute("/score", score, body=bodies.ScoreBody, tags=["masked", "causal"]),
+)

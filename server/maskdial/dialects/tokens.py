@@ -1,0 +1,150 @@
+"""`/tokenize` and `/detokenize`, as text-embeddings-inference has them."""
+
+import time
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+import pydantic
+from fastapi import Request, Response
+from pydantic import Field
+from tokenizers import Encoding
+
+from maskdial.dialects.schema import TaskBody, TextsBody, parse_body, wire_names
+from maskdial.errors import ValidationError
+from maskdial.http.context import server_context
+from maskdial.http.guard import TaskRoute
+from maskdial.http.replies import json_reply
+from maskdial.masked.tasks.task import tokenizing_seconds
+from maskdial.models.bundle import Manifest
+from maskdial.requests.offload import offload
+from maskdial.requests.understanding import check_num_texts
+
+_SECONDS_PER_TOKEN = 1e-6
+
+
+class TokenizeBody(TextsBody):
+    """A text, or a list of them."""
+
+    add_special_tokens: bool | None = Field(
+        None, description="Add the special tokens of the model's inputs. Default: true."
+    )
+
+
+def _check_ids(value: object) -> object:
+    """A list of token ids, or of such lists; the model knows how large an id may be."""
+    if not isinstance(value, list):
+        raise ValueError("must be a list of token ids, or a list of such lists")
+    nested = any(isinstance(item, list) for item in value)
+    for index, item in enumerate(value):
+        ids = item if isinstance(item, list) else None if nested else [item]
+        good = ids is not None and all(type(each) is int and each >= 0 for each in ids)
+        if not good:
+            kind = "a list of token ids" if nested else "a token id"
+            raise ValueError(f"ids[{index}] must be {kind}, which are integers of at least 0")
+    return value
+
+
+class DetokenizeBody(TaskBody):
+    """The token ids of a text, or of several."""
+
+    ids: Annotated[list[int] | list[list[int]], pydantic.BeforeValidator(_check_ids)] = Field(
+        description="A list of token ids, or a list of such lists."
+    )
+    skip_special_tokens: bool | None = Field(
+        None, description="Leave special tokens out of the text. Default: true."
+    )
+
+    @property
+    def texts(self) -> list[list[int]]:
+        """The ids of each text."""
+        lists = [each for each in self.ids if isinstance(each, list)]
+        return lists or [[each for each in self.ids if isinstance(each, int)]]
+
+
+@dataclass(frozen=True, slots=True)
+class TokenizeTask:
+    """Tokenization as something that models can be asked for."""
+
+    name: str = "tokenize"
+
+    def serves(self, _: Manifest) -> bool:
+        """Every bundle has a tokenizer."""
+        return True
+
+
+TOKENIZE = TokenizeTask()
+
+
+async def tokenize(request: Request) -> Response:
+    """Splits a text, or several, into a model's tokens. Texts may be longer than the model."""
+    server = server_context(request)
+    body = parse_body(TokenizeBody, await request.body())
+    model = server.models.model_for(TOKENIZE, body.model)
+    request.state.model = model.name
+    texts = body.texts
+    with wire_names({"texts": "inputs"}, batch=body.batch):
+        check_num_texts(len(texts), server.config)
+    add = body.add_special_tokens is not False
+    started = time.perf_counter()
+    encodings = await offload(
+        lambda: [model.tokenizer.encode(text, add_special_tokens=add) for text in texts],
+        tokenizing_seconds(texts),
+    )
+    model.metrics.tokenization(time.perf_counter() - started)
+    return await offload(
+        lambda: json_reply([_tokens(*each) for each in zip(encodings, texts, strict=True)]),
+        sum(map(len, encodings)) * _SECONDS_PER_TOKEN,
+    )
+
+
+async def detokenize(request: Request) -> Response:
+    """Turns a model's token ids into text: a list of one text, or of one for each list of ids."""
+    server = server_context(request)
+    body = parse_body(DetokenizeBody, await request.body())
+    model = server.models.model_for(TOKENIZE, body.model)
+    request.state.model = model.name
+    with wire_names({"texts": "ids"}, batch=True):
+        check_num_texts(len(body.texts), server.config)
+    vocab_size = model.manifest.vocab_size
+    largest = max((token_id for ids in body.texts for token_id in ids), default=0)
+    if largest >= vocab_size:
+        raise ValidationError(
+            f"ids: model {model.name!r} has token ids from 0 to {vocab_size - 1}, not {largest}"
+        )
+    skip = body.skip_special_tokens is not False
+    return await offload(
+        lambda: json_reply(
+            [model.tokenizer.decode(ids, skip_special_tokens=skip) for ids in body.texts]
+        ),
+        sum(map(len, body.texts)) * _SECONDS_PER_TOKEN,
+    )
+
+
+def _tokens(encoding: Encoding, text: str) -> list[dict[str, Any]]:
+    """A text's tokens: special tokens by their names, the others as they stand in the text, with
+    their offsets in characters.
+    """
+    return [
+        {"id": token_id, "text": token, "special": True, "start": None, "stop": None}
+        if is_added
+        else {
+            "id": token_id,
+            "text": text[start:stop],
+            "special": False,
+            "start": start,
+            "stop": stop,
+        }
+        for token_id, token, is_added, (start, stop) in zip(
+            encoding.ids,
+            encoding.tokens,
+            encoding.special_tokens_mask,
+            encoding.offsets,
+            strict=True,
+        )
+    ]
+
+
+ROUTES = (
+    TaskRoute("/tokenize", tokenize, body=TokenizeBody, tags=["tokens"]),
+    TaskRoute("/detokenize", detokenize, body=DetokenizeBody, tags=["tokens"]),
+)

@@ -1,0 +1,27 @@
+"""ServerContext: what the routes of one server work with."""
+
+from dataclasses import dataclass
+
+from fastapi import Request
+
+from maskdial.config import Config
+from maskdial.http.lifecycle import Lifecycle
+from maskdial.metrics import Metrics
+from maskdial.models.registry import Models
+
+
+@dataclass(frozen=True, slots=True)
+class ServerContext:
+    """One server's settings, models, metrics and phase."""
+
+    config: Config
+    models: Models
+    metrics: Metrics
+    lifecycle: Lifecycle
+
+
+def server_context(request: Request) -> ServerContext:
+    """The context of the server that a request came to."""
+    context = request.app.state.context
+    assert isinstance(context, ServerContext)
+    return context

@@ -1,0 +1,118 @@
+"""Server-sent events: a stream that ends when its client leaves, and says how it failed."""
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable
+
+from fastapi import Request, Response
+from starlette.types import Receive, Scope, Send
+
+from maskdial.errors import MaskdialError
+from maskdial.http.disconnect import ClientGoneError, cancel, disconnected, unless_gone
+
+KEEP_ALIVE_SECONDS = 15.0
+
+Frames = AsyncGenerator[bytes]
+"""Events as they are sent: ``data:`` lines with the blank line that ends each event."""
+
+
+def data_frame(content: bytes) -> bytes:
+    """An event with nothing but data, which must be a single line."""
+    return b"data: " + content + b"\n\n"
+
+
+async def stream_reply(
+    request: Request,
+    frames: Frames,
+    error_frame: Callable[[MaskdialError], bytes],
+    headers: dict[str, str],
+) -> Response:
+    """Waits for the first event, so that an error before it still has its status; then streams.
+
+    Args:
+        frames: the events; closed when the client leaves.
+        error_frame: how a failure after the first byte is told.
+        headers: sent beside those of every stream.
+
+    Raises:
+        MaskdialError: what failed before the first event.
+        ClientGoneError: the client left before it.
+    """
+    first = asyncio.ensure_future(anext(frames))
+    try:
+        await unless_gone(request, _wait(first))
+    except BaseException:
+        await cancel(first)
+        raise
+    if first.done():
+        first.result()
+    return EventStream(request, first, frames, error_frame, headers)
+
+
+async def _wait(task: asyncio.Future[bytes]) -> None:
+    """Waits for a task for as long as a connection may be silent, without cancelling it."""
+    await asyncio.wait({task}, timeout=KEEP_ALIVE_SECONDS)
+
+
+class EventStream(Response):
+    """A response of events; see `stream_reply`.
+
+    A comment line is sent when nothing else was for ``KEEP_ALIVE_SECONDS``.
+    """
+
+    media_type = "text/event-stream"
+
+    def __init__(
+        self,
+        request: Request,
+        first: asyncio.Future[bytes],
+        frames: Frames,
+        error_frame: Callable[[MaskdialError], bytes],
+        headers: dict[str, str],
+    ) -> None:
+        super().__init__(headers=headers | {"cache-control": "no-cache", "x-accel-buffering": "no"})
+        del self.headers["content-length"]
+        self._request = request
+        self._first = first
+        self._frames = frames
+        self._error_frame = error_frame
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        self._last_sent = asyncio.get_running_loop().time()
+        gone = asyncio.ensure_future(disconnected(receive))
+        sending = asyncio.ensure_future(self._send_events(send))
+        keeping_alive = asyncio.ensure_future(self._keep_alive(send))
+        try:
+            await asyncio.wait({gone, sending}, return_when=asyncio.FIRST_COMPLETED)
+            if not sending.done():
+                raise ClientGoneError
+            sending.result()
+        finally:
+            for task in (gone, keeping_alive, sending, self._first):
+                await cancel(task)
+            await self._frames.aclose()
+
+    async def _send_events(self, send: Send) -> None:
+        await send(
+            {"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers}
+        )
+        try:
+            await self._send_chunk(send, await self._first)
+            async for frame in self._frames:
+                await self._send_chunk(send, frame)
+        except MaskdialError as error:
+            self._request.state.outcome = error.error_type
+            await self._send_chunk(send, self._error_frame(error))
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    async def _keep_alive(self, send: Send) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            idle = loop.time() - self._last_sent
+            if idle >= KEEP_ALIVE_SECONDS:
+                await self._send_chunk(send, b": keep-alive\n\n")
+            else:
+                await asyncio.sleep(KEEP_ALIVE_SECONDS - idle)
+
+    async def _send_chunk(self, send: Send, chunk: bytes) -> None:
+        self._last_sent = asyncio.get_running_loop().time()
+        await send({"type": "http.response.body", "body": chunk, "more_body": True})

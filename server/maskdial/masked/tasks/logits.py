@@ -1,0 +1,63 @@
+"""Arithmetic on logits that several tasks share. All of it in float64, row by row: a text's scores
+do not depend on what else is in the batch.
+"""
+
+import numpy as np
+from numpy.typing import NDArray
+
+from maskdial.errors import InferenceError
+
+
+def finite(logits: NDArray[np.float32], what: str = "logits") -> NDArray[np.float64]:
+    """The logits in float64.
+
+    Raises:
+        InferenceError: one of them is infinite or not a number.
+    """
+    if not np.isfinite(logits).all():
+        raise InferenceError(f"the model returned {what} that are not finite numbers")
+    return logits.astype(np.float64)
+
+
+def softmax(values: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Probabilities along the last axis."""
+    exponents = np.exp(values - values.max(axis=-1, keepdims=True, initial=-np.inf))
+    probabilities: NDArray[np.float64] = exponents / exponents.sum(axis=-1, keepdims=True)
+    return probabilities
+
+
+def sigmoid(values: NDArray[np.float64]) -> NDArray[np.float64]:
+    """The logistic function, without overflow."""
+    probabilities: NDArray[np.float64] = np.exp(-np.logaddexp(0.0, -values))
+    return probabilities
+
+
+def log_normalizer(logits: NDArray[np.float32]) -> tuple[float, float]:
+    """The maximum of logits (vocab_size,), and the sum of their exponentials relative to it.
+
+    Raises:
+        InferenceError: the logits leave no finite sum.
+    """
+    largest = logits.max()
+    with np.errstate(invalid="ignore"):  # infinities are caught below
+        total = np.exp(logits - largest).sum(dtype=np.float64)
+    if not np.isfinite(total):
+        raise InferenceError("the model returned logits that are not finite numbers")
+    return float(largest), float(total)
+
+
+def largest_indices(values: NDArray[np.float32] | NDArray[np.float64], k: int) -> NDArray[np.int64]:
+    """Indices of the k largest values, largest first, ties by index; sorts only those k."""
+    chosen = np.arange(len(values))
+    if k < len(values):
+        kth = np.partition(values, len(values) - k)[len(values) - k]
+        above = np.flatnonzero(values > kth)
+        chosen = np.concatenate([above, np.flatnonzero(values == kth)[: k - len(above)]])
+    return chosen[np.argsort(-values[chosen], kind="stable")]
+
+
+def count_windows(num_tokens: int, room: int, stride: int) -> int:
+    """Windows of ``room`` tokens that cover a text whose neighbors share ``stride`` tokens; at
+    least one.
+    """
+    return 1 + max(0, -(-(num_tokens - room) // (room - stride)))

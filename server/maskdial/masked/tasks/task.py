@@ -1,0 +1,153 @@
+"""What every task of the masked family shares: a request reads texts and says what its logits mean.
+
+`maskdial.requests.understanding` runs any of them: admit, read, submit, answer.
+"""
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import ClassVar, Generic, Literal, Protocol, TypeVar
+
+from tokenizers import Encoding
+
+from maskdial.errors import ValidationError
+from maskdial.masked.request import MaskedInput, MaskedResult
+from maskdial.models.bundle import Manifest
+from maskdial.models.tokenizer import Tokenizer
+
+T_co = TypeVar("T_co", covariant=True)
+
+TextOrPair = tuple[str, str | None]
+"""A text, or two that the model reads as one input."""
+
+_SECONDS_PER_CHARACTER = 0.5e-6
+
+
+class TaskModel(Protocol):
+    """What a task needs to know of its model."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def manifest(self) -> Manifest: ...
+    @property
+    def tokenizer(self) -> Tokenizer: ...
+    @property
+    def max_queue(self) -> int: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Truncation:
+    """What to do with a text longer than the model: refuse it, or cut it at one end."""
+
+    enabled: bool = False
+    direction: Literal["left", "right"] = "right"
+
+
+REFUSE = Truncation()
+
+
+@dataclass(frozen=True, slots=True)
+class Reading(Generic[T_co]):
+    """A request, tokenized: the inputs of its passes, and what their results mean.
+
+    ``seconds`` estimates how long ``answer`` takes, so that long work stays off the event loop.
+    """
+
+    inputs: Sequence[MaskedInput]
+    answer: Callable[[Sequence[MaskedResult]], T_co]
+    num_truncated: int = 0
+    seconds: float = 0.0
+
+
+class TaskRequest(Protocol[T_co]):
+    """A request for one task, independent of the wire format that it arrived in."""
+
+    task: ClassVar[str]
+    """The task's name, as manifests and routes have it."""
+
+    @staticmethod
+    def serves(manifest: Manifest) -> bool:
+        """Whether a model can do the task."""
+
+    @property
+    def num_texts(self) -> int:
+        """Texts that the request carries."""
+
+    @property
+    def num_inputs(self) -> int:
+        """Inputs that they make at least: queue entries."""
+
+    @property
+    def read_seconds(self) -> float:
+        """Estimate of how long `read` takes."""
+
+    def check(self, model: TaskModel) -> None:
+        """Refuses what this model cannot do, before any text is tokenized.
+
+        Raises:
+            ValidationError: the request does not fit the model.
+        """
+
+    def read(self, model: TaskModel) -> Reading[T_co]:
+        """Tokenizes the texts.
+
+        Raises:
+            ValidationError: a text does not fit the model.
+        """
+
+
+@contextlib.contextmanager
+def about(field: str, index: int | None = None) -> Iterator[None]:
+    """Has a ValidationError that names no field say which one it is about, and which item of it."""
+    try:
+        yield
+    except ValidationError as error:
+        if error.field is not None:
+            raise
+        raise ValidationError(error.message, field=field, index=index) from error
+
+
+def tokenizing_seconds(texts: Sequence[str]) -> float:
+    """Estimate of how long it takes to tokenize some texts."""
+    return sum(map(len, texts)) * _SECONDS_PER_CHARACTER
+
+
+def masked_input(encoding: Encoding, rows: tuple[int, ...] = ()) -> MaskedInput:
+    """A tokenized text as the engine takes it; ``rows`` are positions whose logits are wanted."""
+    return MaskedInput(tuple(encoding.ids), rows, tuple(encoding.type_ids))
+
+
+def read_texts(
+    model: TaskModel, texts: Sequence[TextOrPair], truncation: Truncation, *, field: str = "texts"
+) -> tuple[list[Encoding], int]:
+    """Tokenizes texts and pairs, and truncates those that are too long if the request allows it.
+
+    Args:
+        field: what an error calls the list of texts.
+
+    Returns:
+        The encodings, and how many tokens were cut off.
+
+    Raises:
+        ValidationError: a text is too long; the message has both lengths.
+    """
+    encodings = [model.tokenizer.encode(*each) for each in texts]
+    max_length = model.manifest.max_length
+    num_truncated = 0
+    for index, encoding in enumerate(encodings):
+        length = len(encoding)
+        if length <= max_length:
+            continue
+        if not truncation.enabled:
+            raise ValidationError(
+                f"the text has {length} tokens; model {model.name!r} takes at most {max_length}; "
+                'shorten it, or set "truncate"',
+                field=field,
+                index=index,
+            )
+        encodings[index] = model.tokenizer.encode_cut(
+            *texts[index], max_length=max_length, direction=truncation.direction
+        )
+        num_truncated += length - len(encodings[index])
+    return encodings, num_truncated

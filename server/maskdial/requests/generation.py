@@ -1,0 +1,342 @@
+"""A request to generate text: what to continue, how, until when, for whom.
+
+Every dialect turns its bodies into a `GenerationRequest` and renders what comes of it. Errors name
+the fields of `GenerationRequest` and of its `SamplingParams`.
+"""
+
+import asyncio
+import contextlib
+import dataclasses
+import statistics
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from tokenizers import Encoding
+
+from maskdial.causal.grammar.compiler import Grammar
+from maskdial.causal.grammar.source import GrammarKind, GrammarValue
+from maskdial.causal.sampling.params import SamplingParams
+from maskdial.causal.sequence import Finish, SharedPrompt, TokenEvent, draw_seed
+from maskdial.causal.sequence import Sequence as CausalSequence
+from maskdial.causal.stream import TokenStream
+from maskdial.config import Config
+from maskdial.errors import DeadlineError, ValidationError
+from maskdial.masked.tasks.task import tokenizing_seconds
+from maskdial.models.registry import CausalModel
+from maskdial.requests.offload import offload
+from maskdial.requests.timing import Deadline, Timings
+from maskdial.requests.understanding import check_num_texts
+
+_DEFAULT_NEW_TOKENS = 100
+_MAX_DESCRIBED = 250_000  # tokens; about 20 MB of JSON
+_MAX_SEED = 2**63
+
+
+@dataclass(frozen=True, slots=True)
+class GrammarRequest:
+    """What the text has to be: ``value`` is a schema, a regular expression or a Lark grammar."""
+
+    kind: GrammarKind
+    value: GrammarValue
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationRequest:
+    """Prompts or a conversation to continue.
+
+    Attributes:
+        prompts: texts; empty for a conversation.
+        messages: a conversation, to be rendered with the model's chat template; mappings of
+            ``role`` and ``content``.
+        params: how to sample; its ``max_new_tokens`` does not count.
+        max_new_tokens: None: 100, or what the context leaves.
+        num_sequences: texts to generate for each prompt.
+        grammar: what the texts have to match.
+        truncate: keep that many of a prompt's last tokens.
+        priority: lower is scheduled earlier.
+        cache_salt: prompts share cached prefixes only with requests of the same salt.
+        describe_tokens: whether the reply describes each token.
+    """
+
+    prompts: Sequence[str] = ()
+    messages: Sequence[Mapping[str, str]] | None = None
+    params: SamplingParams = dataclasses.field(default_factory=SamplingParams)
+    max_new_tokens: int | None = None
+    num_sequences: int = 1
+    grammar: GrammarRequest | None = None
+    truncate: int | None = None
+    priority: int = 0
+    cache_salt: str = ""
+    describe_tokens: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """One prompt: its text, its token ids, how many of them were cut off, and its sequences."""
+
+    text: str
+    ids: list[int]
+    num_truncated: int
+    sequences: tuple[CausalSequence, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Text:
+    """One generated text, token by token."""
+
+    events: list[TokenEvent]
+
+    @property
+    def finish(self) -> Finish:
+        """How it ended."""
+        finish = self.events[-1].finish
+        assert finish is not None, "a stream ends with its finish or an error"
+        return finish
+
+    @property
+    def mean_logprob(self) -> float:
+        """Mean natural log-probability of its tokens, which ranks the texts of ``best_of``."""
+        return statistics.fmean(event.logprob for event in self.events)
+
+
+@dataclass(frozen=True, slots=True)
+class Completion:
+    """A prompt and the texts generated for it."""
+
+    prompt: Prompt
+    texts: list[Text]
+
+
+class Generation:
+    """An admitted request: its prompts are tokenized, its sequences ready to run.
+
+    Create it with `prepare`; then either `complete` it or `stream` it, once.
+    """
+
+    def __init__(self, prompts: list[Prompt], model: CausalModel, deadline: Deadline) -> None:
+        self.prompts = prompts
+        self._model = model
+        self._deadline = deadline
+
+    @classmethod
+    async def prepare(
+        cls, request: GenerationRequest, model: CausalModel, config: Config, deadline: Deadline
+    ) -> "Generation":
+        """Checks a request against the model, compiles its grammar and tokenizes its prompts.
+
+        Raises:
+            ValidationError: the model cannot do what is asked; ``field`` says what.
+            OverloadedError: the queue has no room for it.
+            DeadlineError: the time is up.
+        """
+        try:
+            async with deadline.enforced():
+                return cls(await _read_prompts(request, model, config), model, deadline)
+        except DeadlineError:
+            model.metrics.cancelled("timeout")
+            raise
+
+    async def complete(self) -> list[Completion]:
+        """Runs all sequences; if one fails, all are abandoned.
+
+        Raises:
+            MaskdialError: why one of them failed.
+        """
+        engine = self._model.engine
+        async with contextlib.AsyncExitStack() as stack:
+            streams = [
+                [
+                    await stack.enter_async_context(
+                        engine.stream(sequence, self._deadline.remaining())
+                    )
+                    for sequence in prompt.sequences
+                ]
+                for prompt in self.prompts
+            ]
+            with about_grammar(), self._deadline.explained():
+                return [
+                    Completion(prompt, [Text([event async for event in each]) for each in copies])
+                    for prompt, copies in zip(self.prompts, streams, strict=True)
+                ]
+
+    def stream(self) -> TokenStream:
+        """Runs the only sequence of a request for one text; read it within `explaining`.
+
+        Raises:
+            OverloadedError: the queue is full.
+        """
+        ((sequence,),) = (prompt.sequences for prompt in self.prompts)
+        return self._model.engine.stream(sequence, self._deadline.remaining())
+
+    @contextlib.contextmanager
+    def explaining(self) -> Iterator[None]:
+        """Completes what errors of a `stream` say: the whole timeout, the field at fault."""
+        with about_grammar(), self._deadline.explained():
+            yield
+
+
+def timings(completions: Sequence[Completion]) -> Timings:
+    """A request's times are those of its slowest sequence; each prompt is computed once."""
+    finishes = [text.finish for each in completions for text in each.texts]
+    return Timings(
+        queue_seconds=max(finish.queue_seconds for finish in finishes),
+        inference_seconds=max(finish.inference_seconds for finish in finishes),
+        compute_tokens=sum(len(each.prompt.ids) for each in completions)
+        + sum(finish.generated_tokens for finish in finishes),
+        truncated_tokens=sum(each.prompt.num_truncated for each in completions),
+    )
+
+
+@contextlib.contextmanager
+def about_grammar() -> Iterator[None]:
+    """Has a ValidationError name the grammar, which may also fail while it is used."""
+    try:
+        yield
+    except ValidationError as error:
+        raise ValidationError(error.message, field=error.field or "grammar") from error
+
+
+async def _read_prompts(
+    request: GenerationRequest, model: CausalModel, config: Config
+) -> list[Prompt]:
+    params = _resolve_params(request, model)
+    num_prompts = max(len(request.prompts), 1)
+    check_num_texts(num_prompts, config)
+    num_sequences = num_prompts * request.num_sequences
+    _check_size(num_sequences, request, params, config)
+    model.engine.check_room(num_sequences)
+    grammar = None
+    if request.grammar is not None:
+        with about_grammar():
+            compiling = model.grammars.submit(request.grammar.kind, request.grammar.value)
+            grammar = await asyncio.wrap_future(compiling)
+    texts = request.prompts
+    if request.messages is not None:
+        texts = [await asyncio.to_thread(model.chat_template.render, request.messages)]
+    prompts = []
+    encodings = await _tokenize(texts, model, has_special_tokens=request.messages is not None)
+    for index, (text, encoding) in enumerate(zip(texts, encodings, strict=True)):
+        ids = _fit(encoding, request.truncate, model, index)
+        sequences = _make_sequences(request, ids, params, grammar)
+        prompts.append(Prompt(text, ids, len(encoding.ids) - len(ids), sequences))
+    return prompts
+
+
+async def _tokenize(
+    texts: Sequence[str], model: CausalModel, *, has_special_tokens: bool
+) -> list[Encoding]:
+    """Tokenizes prompts; a chat template has written the special tokens itself."""
+
+    def encode() -> list[Encoding]:
+        add = not has_special_tokens
+        return [model.tokenizer.encode(text, add_special_tokens=add) for text in texts]
+
+    started = time.perf_counter()
+    encodings = await offload(encode, tokenizing_seconds(texts))
+    model.metrics.tokenization(time.perf_counter() - started)
+    return encodings
+
+
+def _check_size(
+    num_sequences: int, request: GenerationRequest, params: SamplingParams, config: Config
+) -> None:
+    """Refuses more texts than the queue ever holds, and replies that would be too large."""
+    if num_sequences > config.max_queue:
+        raise ValidationError(
+            f"the request asks for {num_sequences} texts; the queue holds at most "
+            f"{config.max_queue} (--max-queue); send several requests"
+        )
+    num_described = num_sequences * params.max_new_tokens * (1 + params.top_n_tokens)
+    if request.describe_tokens and num_described > _MAX_DESCRIBED:
+        raise ValidationError(
+            f"the reply may describe {num_described:,} tokens; one request may ask for at most "
+            f"{_MAX_DESCRIBED:,}: ask for fewer texts, tokens or top tokens",
+            field="describe_tokens",
+        )
+
+
+def _resolve_params(request: GenerationRequest, model: CausalModel) -> SamplingParams:
+    """The parameters with their defaults, checked against the model."""
+    params, context = request.params, model.max_length
+    max_new_tokens = request.max_new_tokens or min(
+        max(_DEFAULT_NEW_TOKENS, params.min_new_tokens), context
+    )
+    for field, least, value in (
+        ("max_new_tokens", 1, max_new_tokens),
+        ("min_new_tokens", 0, params.min_new_tokens),
+    ):
+        if value > context:
+            raise ValidationError(
+                f"must be between {least} and {context} (the context of model {model.name!r}), "
+                f"not {value}",
+                field=field,
+            )
+    vocab_size = model.manifest.vocab_size
+    biased = [token_id for token_id, _ in params.logit_bias]
+    for field, ids in (("logit_bias", biased), ("stop_token_ids", params.stop_token_ids)):
+        if max(ids, default=0) >= vocab_size:
+            raise ValidationError(
+                f"model {model.name!r} has token ids from 0 to {vocab_size - 1}, not {max(ids)}",
+                field=field,
+            )
+    if request.num_sequences > 1 and params.greedy:
+        raise ValidationError(
+            "without sampling, all texts are the same; set do_sample or a temperature above 0",
+            field="num_sequences",
+        )
+    return dataclasses.replace(
+        params,
+        max_new_tokens=max_new_tokens,
+        top_n_tokens=min(params.top_n_tokens, vocab_size),
+    )
+
+
+def _fit(encoding: Encoding, truncate: int | None, model: CausalModel, index: int) -> list[int]:
+    """The last ``truncate`` tokens of a prompt, if they leave room in the context.
+
+    Special tokens that the tokenizer puts before a text are kept, and count, as in transformers.
+    """
+    kept: list[int] = encoding.ids
+    if truncate is not None and truncate < len(kept):
+        mask = encoding.special_tokens_mask
+        num_before = mask.index(0) if 0 in mask else len(mask)
+        num_before = min(num_before, truncate - 1)
+        kept = kept[:num_before] + kept[num_before - truncate :]
+    if not kept:
+        raise ValidationError(
+            "the prompt has no tokens; write at least one word", field="prompts", index=index
+        )
+    if len(kept) >= model.max_length:
+        raise ValidationError(
+            f"the prompt has {len(kept)} tokens; model {model.name!r} has a context of "
+            f"{model.max_length}, so a prompt has at most {model.max_length - 1}; shorten it, or "
+            "set truncate",
+            field="prompts",
+            index=index,
+        )
+    return kept
+
+
+def _make_sequences(
+    request: GenerationRequest,
+    ids: list[int],
+    params: SamplingParams,
+    grammar: Grammar | None,
+) -> tuple[CausalSequence, ...]:
+    """The sequences of a prompt. The i-th has the first one's seed plus i, and gives the text that
+    it gives alone.
+    """
+    first_seed = draw_seed() if params.seed is None else params.seed
+    shared = SharedPrompt() if request.num_sequences > 1 else None
+    return tuple(
+        CausalSequence(
+            ids,
+            dataclasses.replace(params, seed=(first_seed + copy) % _MAX_SEED),
+            priority=request.priority,
+            cache_salt=request.cache_salt,
+            grammar=None if grammar is None else grammar.matcher(),
+            shared_prompt=shared,
+        )
+        for copy in range(request.num_sequences)
+    )

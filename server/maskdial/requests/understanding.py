@@ -1,0 +1,67 @@
+"""A request to a masked model, whatever its task: admit, read, submit, answer."""
+
+import time
+from dataclasses import dataclass
+from functools import partial
+from typing import Generic, TypeVar
+
+from maskdial.config import Config
+from maskdial.errors import ValidationError
+from maskdial.masked.tasks.task import TaskRequest
+from maskdial.models.registry import MaskedModel
+from maskdial.requests.offload import offload
+from maskdial.requests.timing import Deadline, Timings
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Answer(Generic[T]):
+    """What a request gets: the task's answer, and the reply's timings."""
+
+    content: T
+    timings: Timings
+
+
+async def answer(
+    request: TaskRequest[T], model: MaskedModel, config: Config, deadline: Deadline
+) -> Answer[T]:
+    """Answers a request with a model that serves its task.
+
+    Raises:
+        ValidationError: the request does not fit the model, or carries too many texts.
+        OverloadedError: the queue has no room for it.
+        DeadlineError: the time is up.
+    """
+    check_num_texts(request.num_texts, config)
+    request.check(model)
+    model.engine.check_room(request.num_inputs)
+    started = time.perf_counter()
+    async with deadline.enforced():
+        reading = await offload(partial(request.read, model), request.read_seconds)
+    model.metrics.tokenization(time.perf_counter() - started)
+    with deadline.explained():
+        results = await model.engine.submit_many(reading.inputs, deadline.remaining())
+    content = await offload(partial(reading.answer, results), reading.seconds)
+    # A request's times are those of its slowest input.
+    timings = Timings(
+        queue_seconds=max((result.queue_seconds for result in results), default=0.0),
+        inference_seconds=max((result.inference_seconds for result in results), default=0.0),
+        compute_tokens=sum(len(given.input_ids) for given in reading.inputs),
+        truncated_tokens=reading.num_truncated,
+    )
+    return Answer(content, timings)
+
+
+def check_num_texts(num_texts: int, config: Config) -> None:
+    """Refuses a request with more texts than one request may carry.
+
+    Raises:
+        ValidationError: it does; the message has both numbers.
+    """
+    if num_texts > config.max_batch_inputs:
+        raise ValidationError(
+            f"{num_texts} texts; one request may carry at most {config.max_batch_inputs} "
+            "(--max-batch-inputs)",
+            field="texts",
+        )
