@@ -98,7 +98,7 @@ def test_without_a_terminal_the_first_error_ends_it(
     assert chat("Hi\nMore\n") == 1
     assert capsys.readouterr() == ("", "maskdial: this is validation\n")
     assert chat("/unknown\nHi\n") == 1
-    assert capsys.readouterr().err.startswith("maskdial: no command /unknown: /reset starts")
+    assert capsys.readouterr().err.startswith("maskdial: unknown command /unknown: /reset starts")
     assert len(fake.bodies) == 1
 
 
@@ -110,9 +110,9 @@ def test_in_a_terminal_an_error_leaves_the_conversation_as_it_was(
     output, errors = capsys.readouterr()
     assert output == f"{ANSWER}\n"
     help_line, refusal, unknown, *rest = errors.splitlines()
-    assert "Ctrl-D ends" in help_line
+    assert "Ctrl-D exits" in help_line
     assert refusal == "maskdial: this is validation"
-    assert unknown.startswith("maskdial: no command /unknown")
+    assert unknown.startswith("maskdial: unknown command /unknown")
     assert rest == ["", ""]  # after ^C, and at the end of the input
     assert [body["messages"] for body in fake.bodies] == [[user("Hi")], [user("More")]]
 

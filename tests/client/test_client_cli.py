@@ -97,7 +97,7 @@ def test_score_prints_tokens_and_their_sum(fake: Any, capsys: pytest.CaptureFixt
     assert capsys.readouterr().out.splitlines() == [
         "        -  The",
         " -12.5000   cat",
-        " -12.5000  in all, causal; perplexity 2.683e+05",
+        " -12.5000  in total, causal; perplexity 2.683e+05",
     ]
     assert fake.bodies == [
         {"inputs": ["The cat"], "parameters": {"truncate": True}, "model": "story"}
@@ -107,7 +107,7 @@ def test_score_prints_tokens_and_their_sum(fake: Any, capsys: pytest.CaptureFixt
     assert run("score", "--url", fake.url, "The cat", "A") == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == "The cat"
-    assert lines[-2:] == ["A", "   0.0000  in all, pseudo; perplexity -"]
+    assert lines[-2:] == ["A", "   0.0000  in total, pseudo; perplexity -"]
     fake.answer([nothing])
     assert run("score", "--url", fake.url, "A", "--json") == 0
     assert json.loads(capsys.readouterr().out) == [nothing]
@@ -137,7 +137,7 @@ def test_generate_takes_a_schema_or_a_pattern(
         else:
             schema.write_text(content, encoding="utf-8")
         assert run("generate", "--url", fake.url, "Once", "--json-schema", str(schema)) == 1
-        assert "schema.json is not a readable JSON file" in capsys.readouterr().err
+        assert "schema.json as JSON: " in capsys.readouterr().err
     assert len(fake.bodies) == 2
 
 

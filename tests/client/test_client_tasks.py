@@ -292,5 +292,5 @@ def test_a_reply_of_another_shape_is_a_protocol_error(
     driver: Any, fake: Any, content: Any, ask: Ask
 ) -> None:
     fake.answer(content)
-    with pytest.raises(ProtocolError, match="not one of a maskdial server"):
+    with pytest.raises(ProtocolError, match="is this a maskdial server"):
         driver.wait(ask(driver.client(fake.url)))
