@@ -37,6 +37,7 @@ check: $(DEV)
 format: $(DEV)
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+	$(BIN)/python clients/generate_sync.py
 
 $(RUNTIME): $(PROJECTS) constraints.txt | $(BIN)/pip
 	$(PIP) install -c constraints.txt -e ./clients -e .
