@@ -28,9 +28,11 @@ class Chat:
     def run(self) -> None:
         """Answers lines until the input ends or a line is ``/quit``.
 
-        Raises, unless standard input is a terminal:
+        Raises:
             MaskdialClientError: a request failed.
             ValueError: a line is an unknown command.
+
+        In a terminal, both are reported instead.
         """
         if self._interactive:
             with contextlib.suppress(ImportError):  # missing on some systems

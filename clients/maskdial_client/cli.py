@@ -12,7 +12,7 @@ import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from maskdial_client import (
     Classification,
@@ -24,14 +24,12 @@ from maskdial_client import (
 from maskdial_client.chat import Chat
 from maskdial_client.transport import DEFAULT_URL
 
+T = TypeVar("T")
+
 
 def add_fill_arguments(parser: argparse.ArgumentParser) -> None:
-    """The arguments of ``maskdial fill``."""
-    parser.add_argument(
-        "text",
-        nargs="+",
-        help="text with mask tokens, such as [MASK]; - reads standard input, one text per line",
-    )
+    """Adds the arguments of ``maskdial fill``."""
+    _add_text_argument(parser, "text with mask tokens, such as [MASK]")
     parser.add_argument("--top-k", type=int, metavar="K", help="number of candidates per mask")
     parser.add_argument(
         "--target", action="append", metavar="WORD", help="score only this word; repeat for several"
@@ -45,20 +43,14 @@ def run_fill(args: argparse.Namespace) -> int:
     def command(client: Client) -> None:
         texts = _texts(args.text)
         results = client.fill_mask(texts, model=args.model, top_k=args.top_k, targets=args.target)
-        if args.json:
-            _print_json(results)
-            return
-        for text, result in zip(texts, results, strict=True):
-            _print_fills(text, result, heading=len(texts) > 1)
+        _print_results(args, texts, results, _print_fills)
 
     return _run(args, command)
 
 
 def add_classify_arguments(parser: argparse.ArgumentParser) -> None:
-    """The arguments of ``maskdial classify``."""
-    parser.add_argument(
-        "text", nargs="+", help="text to classify; - reads standard input, one text per line"
-    )
+    """Adds the arguments of ``maskdial classify``."""
+    _add_text_argument(parser, "text to classify")
     parser.add_argument(
         "--pair", metavar="TEXT", help="second text, for models that classify pairs"
     )
@@ -82,20 +74,14 @@ def run_classify(args: argparse.Namespace) -> int:
             top_k=args.top_k,
             function_to_apply=args.function_to_apply,
         )
-        if args.json:
-            _print_json(results)
-            return
-        for text, result in zip(texts, results, strict=True):
-            _print_labels(text, result, heading=len(texts) > 1)
+        _print_results(args, texts, results, _print_labels)
 
     return _run(args, command)
 
 
 def add_score_arguments(parser: argparse.ArgumentParser) -> None:
-    """The arguments of ``maskdial score``."""
-    parser.add_argument(
-        "text", nargs="+", help="text to score; - reads standard input, one text per line"
-    )
+    """Adds the arguments of ``maskdial score``."""
+    _add_text_argument(parser, "text to score")
     parser.add_argument(
         "--truncate",
         action="store_true",
@@ -110,17 +96,13 @@ def run_score(args: argparse.Namespace) -> int:
     def command(client: Client) -> None:
         texts = _texts(args.text)
         results = client.score(texts, model=args.model, truncate=args.truncate or None)
-        if args.json:
-            _print_json(results)
-            return
-        for text, result in zip(texts, results, strict=True):
-            _print_score(text, result, heading=len(texts) > 1)
+        _print_results(args, texts, results, _print_score)
 
     return _run(args, command)
 
 
 def add_generate_arguments(parser: argparse.ArgumentParser) -> None:
-    """The arguments of ``maskdial generate``."""
+    """Adds the arguments of ``maskdial generate``."""
     parser.add_argument("prompt", help="text to continue; - reads standard input")
     parser.add_argument("--stream", action="store_true", help="print the text as it is generated")
     _add_sampling_arguments(parser)
@@ -154,7 +136,7 @@ def run_generate(args: argparse.Namespace) -> int:
 
     def command(client: Client) -> None:
         prompt = sys.stdin.read() if args.prompt == "-" else args.prompt
-        parameters = _stream_options(args) | {
+        parameters = _sampling_options(args) | {
             "grammar": _grammar(args),
             "deadline": args.deadline,
             "priority": args.priority,
@@ -170,7 +152,7 @@ def run_generate(args: argparse.Namespace) -> int:
 
 
 def add_chat_arguments(parser: argparse.ArgumentParser) -> None:
-    """The arguments of ``maskdial chat``."""
+    """Adds the arguments of ``maskdial chat``."""
     parser.add_argument("--system", metavar="TEXT", help="system prompt")
     _add_sampling_arguments(parser)
     _add_connection_arguments(parser)
@@ -180,90 +162,50 @@ def run_chat(args: argparse.Namespace) -> int:
     """Answers the lines of standard input as one conversation."""
 
     def command(client: Client) -> None:
-        Chat(client, system=args.system, parameters=_stream_options(args)).run()
+        Chat(client, system=args.system, parameters=_sampling_options(args)).run()
 
     return _run(args, command)
 
 
+# Flag, type, metavar, help
+_SAMPLING_OPTIONS: tuple[tuple[str, Callable[[str], Any], str, str], ...] = (
+    ("--max-new-tokens", int, "N", "maximum number of tokens to generate"),
+    ("--min-new-tokens", int, "N", "minimum number of tokens to generate"),
+    ("--temperature", float, "T", "sampling temperature; 0 is greedy"),
+    ("--top-k", int, "K", "sample from the K most likely tokens"),
+    ("--top-p", float, "P", "sample from the most likely tokens with a total probability of P"),
+    ("--min-p", float, "P", "drop tokens less likely than P times the most likely one"),
+    (
+        "--typical-p",
+        float,
+        "P",
+        "sample from the most typical tokens with a total probability of P",
+    ),
+    ("--repetition-penalty", float, "R", "penalty for tokens in the prompt or output; 1 is none"),
+    (
+        "--frequency-penalty",
+        float,
+        "F",
+        "penalty per occurrence of a token in the output; 0 is none",
+    ),
+    ("--presence-penalty", float, "F", "penalty for tokens in the output; 0 is none"),
+    ("--seed", int, "N", "seed that makes sampling reproducible"),
+)
+
+
 def _add_sampling_arguments(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("sampling options")
+    for flag, kind, metavar, text in _SAMPLING_OPTIONS:
+        group.add_argument(flag, type=kind, metavar=metavar, help=text)
     group.add_argument(
-        "--max-new-tokens", type=int, metavar="N", help="maximum number of tokens to generate"
-    )
-    group.add_argument(
-        "--min-new-tokens", type=int, metavar="N", help="minimum number of tokens to generate"
-    )
-    group.add_argument(
-        "--temperature", type=float, metavar="T", help="sampling temperature; 0 is greedy"
-    )
-    group.add_argument(
-        "--top-k", type=int, metavar="K", help="sample from the K most likely tokens"
-    )
-    group.add_argument(
-        "--top-p",
-        type=float,
-        metavar="P",
-        help="sample from the most likely tokens whose probabilities add up to P",
-    )
-    group.add_argument(
-        "--min-p",
-        type=float,
-        metavar="P",
-        help="drop tokens less likely than P times the most likely one",
-    )
-    group.add_argument(
-        "--typical-p",
-        type=float,
-        metavar="P",
-        help="sample from the most typical tokens whose probabilities add up to P",
-    )
-    group.add_argument(
-        "--repetition-penalty",
-        type=float,
-        metavar="R",
-        help="penalty for tokens in the prompt or the generated text; 1 is none",
-    )
-    group.add_argument(
-        "--frequency-penalty",
-        type=float,
-        metavar="F",
-        help="penalty per occurrence of a token in the generated text; 0 is none",
-    )
-    group.add_argument(
-        "--presence-penalty",
-        type=float,
-        metavar="F",
-        help="penalty for tokens in the generated text; 0 is none",
-    )
-    group.add_argument(
-        "--seed", type=int, metavar="N", help="seed that makes sampling reproducible"
-    )
-    group.add_argument(
-        "--stop",
-        action="append",
-        metavar="TEXT",
-        help="stop generating at this text; repeat for several",
+        "--stop", action="append", metavar="TEXT", help="stop at this text; repeat for several"
     )
 
 
-def _stream_options(args: argparse.Namespace) -> dict[str, Any]:
-    """The parameters common to ``Client.generate`` and ``Client.stream``."""
-    names = (
-        "model",
-        "max_new_tokens",
-        "min_new_tokens",
-        "temperature",
-        "top_k",
-        "top_p",
-        "min_p",
-        "typical_p",
-        "repetition_penalty",
-        "frequency_penalty",
-        "presence_penalty",
-        "seed",
-        "stop",
-    )
-    return {name: getattr(args, name) for name in names}
+def _sampling_options(args: argparse.Namespace) -> dict[str, Any]:
+    """The model, and the sampling options as ``Client.generate`` and ``stream`` take them."""
+    names = [flag.removeprefix("--").replace("-", "_") for flag, *_ in _SAMPLING_OPTIONS]
+    return {name: getattr(args, name) for name in ("model", *names, "stop")}
 
 
 def _grammar(args: argparse.Namespace) -> dict[str, Any] | None:
@@ -275,6 +217,12 @@ def _grammar(args: argparse.Namespace) -> dict[str, Any] | None:
         return {"type": "json", "value": json.loads(args.json_schema.read_text(encoding="utf-8"))}
     except (OSError, ValueError) as error:
         raise ValueError(f"cannot read {args.json_schema} as JSON: {error}") from error
+
+
+def _add_text_argument(parser: argparse.ArgumentParser, text: str) -> None:
+    parser.add_argument(
+        "text", nargs="+", help=f"{text}; - reads standard input, one text per line"
+    )
 
 
 def _add_common_arguments(parser: argparse.ArgumentParser) -> None:
@@ -336,9 +284,19 @@ def _texts(arguments: list[str]) -> list[str]:
     return texts
 
 
-def _print_fills(text: str, result: FillMaskResult, *, heading: bool) -> None:
-    if heading:
-        print(text)
+def _print_results(
+    args: argparse.Namespace, texts: list[str], results: list[T], print_one: Callable[[T], None]
+) -> None:
+    if args.json:
+        _print_json(results)
+        return
+    for text, result in zip(texts, results, strict=True):
+        if len(texts) > 1:
+            print(text)
+        print_one(result)
+
+
+def _print_fills(result: FillMaskResult) -> None:
     for number, fills in enumerate(result.masks, start=1):
         if len(result.masks) > 1:
             print(f"mask {number}")
@@ -347,16 +305,12 @@ def _print_fills(text: str, result: FillMaskResult, *, heading: bool) -> None:
             print(f"{fill.score:8.4f}  {fill.token_str:<{width}}  {fill.sequence}")
 
 
-def _print_labels(text: str, result: Classification, *, heading: bool) -> None:
-    if heading:
-        print(text)
+def _print_labels(result: Classification) -> None:
     for item in result.labels:
         print(f"{item.score:8.4f}  {item.label}")
 
 
-def _print_score(text: str, result: TextScore, *, heading: bool) -> None:
-    if heading:
-        print(text)
+def _print_score(result: TextScore) -> None:
     for token in result.tokens:
         logprob = "-" if token.logprob is None else f"{token.logprob:.4f}"
         print(f"{logprob:>9}  {token.text}")

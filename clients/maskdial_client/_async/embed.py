@@ -14,7 +14,8 @@ Embedding = list[float]
 class EmbedParameters(TextOptions, total=False):
     """Parameters of ``embed``. None means the server's default.
 
-    ``normalize`` scales vectors to length 1; ``dimensions`` keeps that many of their components.
+    ``normalize`` scales vectors to length 1. ``dimensions`` truncates them to that many components,
+    and normalizes them again.
     """
 
     normalize: bool | None
