@@ -15,7 +15,8 @@ RUN python3 -m pip --version || { apt-get update && apt-get install -y --no-inst
 RUN python3 -m venv --without-pip /opt/maskdial
 # The dependencies alone first, so that a change of our code does not install them again.
 COPY pyproject.toml constraints.txt ./
-RUN python3 -c 'import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["project"]["dependencies"], sep="\n")' > requirements.txt \
+COPY clients/pyproject.toml clients/
+RUN python3 -c 'import sys, tomllib; print(*(each for file in sys.argv[1:] for each in tomllib.load(open(file, "rb"))["project"]["dependencies"] if not each.startswith("maskdial-client")), sep="\n")' pyproject.toml clients/pyproject.toml > requirements.txt \
  && python3 -m pip --python /opt/maskdial install --no-cache-dir -c constraints.txt -r requirements.txt
 # Afterwards, since onnxruntime-gpu has to lay its files over onnxruntime's.
 RUN if [ -n "$EXTRA" ]; then \
@@ -23,7 +24,7 @@ RUN if [ -n "$EXTRA" ]; then \
       && python3 -m pip --python /opt/maskdial install --no-cache-dir -c constraints.txt -r extra.txt; \
     fi
 COPY . .
-RUN python3 -m pip --python /opt/maskdial install --no-cache-dir --no-deps .
+RUN python3 -m pip --python /opt/maskdial install --no-cache-dir --no-deps ./clients .
 
 FROM base
 LABEL org.opencontainers.image.title="maskdial" \

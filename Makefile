@@ -9,6 +9,7 @@ BIN := .venv/bin
 PIP := $(BIN)/python -m pip
 RUNTIME := .venv/.runtime-installed
 DEV := .venv/.dev-installed
+PROJECTS := pyproject.toml clients/pyproject.toml
 # The development set contains the runtime, so a .venv that has it serves as it is.
 SERVING := $(if $(wildcard $(DEV)),$(DEV),$(RUNTIME))
 
@@ -36,15 +37,16 @@ check: $(DEV)
 format: $(DEV)
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+	$(BIN)/python clients/generate_sync.py
 
-$(RUNTIME): pyproject.toml constraints.txt | $(BIN)/pip
-	$(PIP) install -c constraints.txt -e .
+$(RUNTIME): $(PROJECTS) constraints.txt | $(BIN)/pip
+	$(PIP) install -c constraints.txt -e ./clients -e .
 	touch $@
 
 # Dependency groups need pip 25.1; Python 3.11 and 3.12 bring an older one.
-$(DEV): pyproject.toml constraints.txt | $(BIN)/pip
+$(DEV): $(PROJECTS) constraints.txt | $(BIN)/pip
 	$(PIP) install -c constraints.txt --upgrade pip
-	$(PIP) install -c constraints.txt -e ".[export]" --group dev
+	$(PIP) install -c constraints.txt -e ./clients -e ".[export]" --group dev
 	touch $@
 
 # pip, not python, marks a usable environment: venv fails after it has linked python where

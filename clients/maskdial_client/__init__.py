@@ -1,4 +1,4 @@
-"""A client for maskdial servers: ``Client`` and ``AsyncClient``.
+"""A Python client for maskdial servers, sync and async.
 
 from maskdial_client import Client
 
@@ -8,8 +8,17 @@ with Client("http://127.0.0.1:8000") as client:
         print(event.text, end="", flush=True)
 """
 
-from maskdial_client.async_client import AsyncClient
-from maskdial_client.client import Client
+from maskdial_client._async.classify import Classification, LabelScore
+from maskdial_client._async.client import AsyncClient
+from maskdial_client._async.embed import Embedding, RankedText
+from maskdial_client._async.fill_mask import Fill, FillMaskResult
+from maskdial_client._async.generate import Generation, GenerationDetails, Token
+from maskdial_client._async.server import Health, ModelInfo, ServerInfo
+from maskdial_client._async.spans import Answer, Answers, Entity
+from maskdial_client._async.stream import AsyncTokenStream, StreamDetails, StreamEvent
+from maskdial_client._async.tokens import PromptToken, TextScore, TextToken
+from maskdial_client._sync.client import Client
+from maskdial_client._sync.stream import TokenStream
 from maskdial_client.errors import (
     ApiError,
     ConnectionFailedError,
@@ -28,30 +37,7 @@ from maskdial_client.errors import (
     UnavailableError,
     ValidationError,
 )
-from maskdial_client.results import (
-    Answer,
-    Answers,
-    Classification,
-    Embedding,
-    Entity,
-    Fill,
-    FillMaskResult,
-    Generation,
-    GenerationDetails,
-    Health,
-    LabelScore,
-    ModelInfo,
-    PromptToken,
-    RankedText,
-    ServerInfo,
-    StreamDetails,
-    StreamEvent,
-    TextScore,
-    TextToken,
-    Token,
-)
 from maskdial_client.retry import NO_RETRIES, RetryPolicy
-from maskdial_client.streams import AsyncTokenStream, TokenStream
 
 __all__ = [
     "NO_RETRIES",

@@ -1,25 +1,24 @@
-"""Chat: a conversation in the terminal with a model on a running server."""
+"""Chat: a conversation with a served model in the terminal."""
 
 import contextlib
 import sys
 from typing import Any
 
-from maskdial_client.client import Client
-from maskdial_client.errors import MaskdialClientError
+from maskdial_client import Client, MaskdialClientError
 
-_COMMANDS = "/reset starts again, /system TEXT sets the instructions, /quit ends"
+_COMMANDS = "/reset starts over, /system TEXT sets the system prompt, /quit exits"
 
 
 class Chat:
-    """A conversation: lines in, answers out as they are generated.
+    """Reads lines from standard input and streams an answer to each.
 
-    The answers go to standard output and everything else to standard error, so a pipe carries the
-    answers alone. Where standard input is a terminal, there is a prompt, errors do not end the
-    conversation, and Ctrl-C at the prompt drops the line.
+    Answers go to standard output, all else to standard error, so that a pipe carries only answers.
+    If standard input is a terminal, Chat shows a prompt, reports errors and goes on, and Ctrl-C at
+    the prompt discards the line.
     """
 
     def __init__(self, client: Client, *, system: str | None, parameters: dict[str, Any]) -> None:
-        """``parameters`` are those of ``Client.stream``."""
+        """``parameters`` are passed to ``Client.stream``."""
         self._client = client
         self._system = system
         self._parameters = parameters
@@ -27,16 +26,18 @@ class Chat:
         self._interactive = sys.stdin.isatty()
 
     def run(self) -> None:
-        """Answers line by line, until the input ends or a line is ``/quit``.
+        """Answers lines until the input ends or a line is ``/quit``.
 
         Raises:
-            MaskdialClientError: an answer failed, and no person is there to try again.
-            ValueError: a line is a command that does not exist, likewise.
+            MaskdialClientError: a request failed.
+            ValueError: a line is an unknown command.
+
+        In a terminal, both are reported instead.
         """
         if self._interactive:
-            with contextlib.suppress(ImportError):  # not on every system; input() works without
-                import readline  # noqa: F401  lets input() edit lines and recall earlier ones
-            _say(f"{_COMMANDS}; Ctrl-C stops an answer, Ctrl-D ends")
+            with contextlib.suppress(ImportError):  # missing on some systems
+                import readline  # noqa: F401  gives input() line editing and history
+            _say(f"{_COMMANDS}; Ctrl-C stops an answer, Ctrl-D exits")
         while (line := self._read_line()) is not None and line.strip() != "/quit":
             try:
                 if line.startswith("/"):
@@ -49,7 +50,7 @@ class Chat:
                 _say(f"maskdial: {error}")
 
     def _read_line(self) -> str | None:
-        """The next line, or None when there is none."""
+        """The next line, or None at the end of the input."""
         if not self._interactive:
             line = sys.stdin.readline()
             return line.rstrip("\r\n") if line else None
@@ -70,11 +71,12 @@ class Chat:
             self._system = argument.strip() or None
         else:
             raise ValueError(
-                f"no command {name}: {_COMMANDS}; a space before / sends the line to the model"
+                f"unknown command {name}: {_COMMANDS}; to send the line to the model, put a space "
+                "before the /"
             )
 
     def _answer(self, line: str) -> None:
-        """Streams an answer. A turn stays in the conversation if any of its answer came."""
+        """Streams an answer. The turn joins the conversation once any part of it has arrived."""
         system = [] if self._system is None else [{"role": "system", "content": self._system}]
         question = {"role": "user", "content": line}
         text, details, stopped = "", None, False
@@ -83,7 +85,7 @@ class Chat:
                 messages=[*system, *self._turns, question], **self._parameters
             ) as stream:
                 for event in stream:
-                    # Before it is printed: Ctrl-C may come as soon as it is.
+                    # Recorded first, since Ctrl-C may interrupt the printing.
                     text += event.text
                     details = event.details
                     print(event.text, end="", flush=True)
@@ -99,7 +101,7 @@ class Chat:
         if stopped:
             _say("(stopped)")
         elif self._interactive and details is not None and details.finish_reason == "length":
-            _say(f"(cut after {details.generated_tokens} tokens, see --max-new-tokens)")
+            _say(f"(cut off after {details.generated_tokens} tokens; see --max-new-tokens)")
 
 
 def _say(text: str) -> None:

@@ -1,28 +1,28 @@
-"""Everything the client raises.
+"""Every exception of the client.
 
 MaskdialClientError
-├── ApiError                   the server refused or failed; status, error_type, request_id
-│   ├── ValidationError        422  the request asks for something that cannot be done
+├── ApiError                   the server replied with an error
+│   ├── ValidationError        422  the request cannot be served as it stands
 │   ├── NotFoundError          404  no such model or route
 │   ├── UnauthorizedError      401  the API key is missing or wrong
-│   ├── TooLargeError          413  the body is larger than the server takes
-│   ├── OverloadedError        429  the queue is full; retry_after says when to come back
-│   ├── DeadlineError          504  the server's own deadline for the request passed
-│   ├── UnavailableError       503  starting, draining, or the engine is down
-│   ├── InferenceError         500  a masked model's pass failed
-│   └── GenerationError        500  a causal model's step failed
-├── TransportError             no whole reply came
-│   ├── ConnectionFailedError  no connection, or it broke
-│   ├── ResponseTimeoutError   nothing came within the client's timeout
-│   └── StreamEndedError       a stream closed before its last event
-└── ProtocolError              a reply came that is not the one the API promises
+│   ├── TooLargeError          413  the request body exceeds the server's limit
+│   ├── OverloadedError        429  the server's queue is full
+│   ├── DeadlineError          504  the request's deadline passed on the server
+│   ├── UnavailableError       503  the server is starting or draining, or an engine is down
+│   ├── InferenceError         500  a masked model failed
+│   └── GenerationError        500  a causal model failed
+├── TransportError             no complete reply arrived
+│   ├── ConnectionFailedError  could not connect, or lost the connection
+│   ├── ResponseTimeoutError   no data arrived within the client's timeout
+│   └── StreamEndedError       a stream ended before its last event
+└── ProtocolError              the reply does not follow the API
 """
 
 from typing import ClassVar
 
 
 class MaskdialClientError(Exception):
-    """The root. ``message`` is one sentence that a person can act on."""
+    """The base class. ``message`` is one sentence."""
 
     def __init__(self, message: str) -> None:
         super().__init__(message)
@@ -30,11 +30,12 @@ class MaskdialClientError(Exception):
 
 
 class ApiError(MaskdialClientError):
-    """The server answered with an error; of this class itself when its type is not known here.
+    """The server replied with an error. Raised as such for error types unknown to this client.
 
-    ``status`` is the HTTP status (for a failure in the middle of a stream, the one that its
-    type has elsewhere), ``error_type`` the wire's name (None for an unknown error without one, a
-    proxy's say), ``request_id`` the server's ``x-request-id``, ``retry_after`` seconds, or None.
+    ``status`` is the HTTP status; for an error in the middle of a stream, the one that its type has
+    elsewhere. ``error_type`` is the type's name on the wire, None if neither body nor status tell
+    it. ``request_id`` is the server's ``x-request-id``, by which its log can be searched, and
+    ``retry_after`` its Retry-After in seconds; both may be None.
     """
 
     default_status: ClassVar[int] = 500
@@ -57,7 +58,7 @@ class ApiError(MaskdialClientError):
 
 
 class ValidationError(ApiError):
-    """The request is well-formed but cannot be served as it stands."""
+    """The request cannot be served as it stands."""
 
     default_status = 422
     default_type = "validation"
@@ -78,7 +79,7 @@ class UnauthorizedError(ApiError):
 
 
 class TooLargeError(ApiError):
-    """The request body is over the server's limit."""
+    """The request body exceeds the server's limit."""
 
     default_status = 413
     default_type = "too_large"
@@ -92,49 +93,49 @@ class OverloadedError(ApiError):
 
 
 class DeadlineError(ApiError):
-    """The server's own deadline for the request passed."""
+    """The request's deadline passed on the server."""
 
     default_status = 504
     default_type = "timeout"
 
 
 class UnavailableError(ApiError):
-    """The server is starting, draining, or an engine is down."""
+    """The server is starting or draining, or an engine is down."""
 
     default_status = 503
     default_type = "unavailable"
 
 
 class InferenceError(ApiError):
-    """A pass of a masked model failed."""
+    """A masked model failed."""
 
     default_type = "inference"
 
 
 class GenerationError(ApiError):
-    """A step of a causal model failed."""
+    """A causal model failed."""
 
     default_type = "generation"
 
 
 class TransportError(MaskdialClientError):
-    """No whole reply came."""
+    """No complete reply arrived."""
 
 
 class ConnectionFailedError(TransportError):
-    """The server could not be reached, or the connection broke."""
+    """The client could not connect, or lost the connection."""
 
 
 class ResponseTimeoutError(TransportError):
-    """Nothing came within the client's timeout."""
+    """No data arrived within the client's timeout."""
 
 
 class StreamEndedError(TransportError):
-    """The server closed a stream before its last event."""
+    """A stream ended before its last event."""
 
 
 class ProtocolError(MaskdialClientError):
-    """A reply came that is not the one the API promises."""
+    """The reply does not follow the API."""
 
 
 _API_ERRORS: tuple[type[ApiError], ...] = (
@@ -149,12 +150,12 @@ _API_ERRORS: tuple[type[ApiError], ...] = (
     GenerationError,
 )
 _BY_TYPE = {error.default_type: error for error in _API_ERRORS}
-# Two types share status 500, so it alone does not say which one it was.
+# Two types share status 500, which therefore identifies neither.
 _BY_STATUS = {error.default_status: error for error in _API_ERRORS if error.default_status != 500}
 
 
 def api_error_class(error_type: str | None, status: int | None) -> type[ApiError]:
-    """The class for a wire ``error_type``, else for an HTTP status, else ``ApiError``."""
+    """The class for an ``error_type`` on the wire, else for an HTTP status, else ApiError."""
     if error_type in _BY_TYPE:
         return _BY_TYPE[error_type]
     return _BY_STATUS.get(status, ApiError) if status is not None else ApiError

@@ -1,4 +1,4 @@
-"""RetryPolicy: whether a refused request is tried again, and when."""
+"""RetryPolicy: whether and when a refused request is sent again."""
 
 import random
 from collections.abc import Callable
@@ -9,12 +9,13 @@ from maskdial_client.errors import ApiError, OverloadedError, UnavailableError
 
 @dataclass(frozen=True, slots=True)
 class RetryPolicy:
-    """Retries for status 429 and 503 alone: the server says that it did not start the work.
+    """Retries for status 429 and 503 only: with these the server has not started on the request.
 
-    The wait is the server's Retry-After and up to a quarter more, so that clients refused together
-    do not come back together; without that header it doubles from ``first_delay`` seconds and is
-    jittered over its upper half. A Retry-After above ``max_delay`` seconds is not waited for: the
-    error is raised, since coming back earlier would only be refused again.
+    The delay is the server's Retry-After plus up to 25%, so that clients refused together do not
+    return together. Without that header it doubles from ``first_delay`` seconds, up to
+    ``max_delay``, and its upper half is random. A Retry-After above ``max_delay`` is not waited
+    for, since an earlier attempt would only be refused: the error is raised instead. ``uniform``
+    draws a random number from [0, 1).
     """
 
     max_retries: int = 3
@@ -23,7 +24,7 @@ class RetryPolicy:
     uniform: Callable[[], float] = random.random
 
     def delay(self, attempt: int, error: ApiError) -> float | None:
-        """Seconds to wait after failed attempt number ``attempt`` (from 0); None: give up."""
+        """Seconds to wait after attempt number ``attempt``, from 0; None to give up."""
         if attempt >= self.max_retries or not isinstance(error, OverloadedError | UnavailableError):
             return None
         if error.retry_after is None:

@@ -1,18 +1,13 @@
-"""Server-sent events, read from bytes as they arrive, and the generation stream made of them."""
+"""EventParser: server-sent events from bytes."""
 
-from collections.abc import Iterator, Mapping
-
-from maskdial_client.errors import StreamEndedError
-from maskdial_client.replies import read_event
-from maskdial_client.results import StreamEvent
+from collections.abc import Iterator
 
 
 class EventParser:
-    """Bytes in, ``data`` fields out, wherever the chunks are cut.
+    """Parses server-sent events incrementally: chunks of bytes in, ``data`` fields out.
 
-    Source: https://html.spec.whatwg.org/multipage/server-sent-events.html. Lines end in LF or CRLF
-    (a lone CR, which the specification allows too, is not taken for a line's end). Fields other
-    than ``data`` and comment lines mean nothing here.
+    Source: https://html.spec.whatwg.org/multipage/server-sent-events.html, except that a lone CR
+    does not end a line. Comments and fields other than ``data`` are ignored.
     """
 
     def __init__(self) -> None:
@@ -20,7 +15,7 @@ class EventParser:
         self._data: list[str] = []
 
     def feed(self, chunk: bytes) -> Iterator[str]:
-        """The data of every event that this chunk completes."""
+        """Yields the data of each event that ``chunk`` completes."""
         *lines, self._partial_line = (self._partial_line + chunk).split(b"\n")
         for line in lines:
             text = line.removesuffix(b"\r").decode("utf-8", "replace")
@@ -34,27 +29,3 @@ class EventParser:
         name, _, value = line.partition(":")
         if name == "data":
             self._data.append(value.removeprefix(" "))
-
-
-class StreamDecoder:
-    """One generation stream: bytes in, ``StreamEvent`` out."""
-
-    def __init__(self, headers: Mapping[str, str]) -> None:
-        self._parser = EventParser()
-        self._request_id = headers.get("x-request-id")
-        self._complete = False
-
-    def feed(self, chunk: bytes) -> Iterator[StreamEvent]:
-        """The events that this chunk completes; raises the ApiError that an error event carries."""
-        for data in self._parser.feed(chunk):
-            event = read_event(data, self._request_id)
-            self._complete = event.details is not None
-            yield event
-
-    def finish(self) -> None:
-        """Called at the end of the bytes; raises StreamEndedError if the text is not whole."""
-        if not self._complete:
-            raise StreamEndedError(
-                "the stream ended before the text was complete: the server stopped, or something "
-                "between closed the connection"
-            )

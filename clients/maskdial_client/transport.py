@@ -1,4 +1,4 @@
-"""What both clients need of httpx: its options, and its errors as ours."""
+"""What both clients share of httpx: the options they pass to it, and its errors as ours."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -9,13 +9,13 @@ import httpx
 from maskdial_client.errors import ConnectionFailedError, ResponseTimeoutError
 
 DEFAULT_URL = "http://127.0.0.1:8000"
-_CONNECT_SECONDS = 5.0
+_CONNECT_TIMEOUT = 5.0
 
 
 def http_options(
     base_url: str, api_key: str | None, timeout: float | None, max_connections: int | None
 ) -> dict[str, Any]:
-    """Keyword arguments of httpx.Client and httpx.AsyncClient alike."""
+    """Keyword arguments for httpx.Client and httpx.AsyncClient."""
     headers = {"accept": "application/json, text/event-stream", "user-agent": "maskdial-client"}
     if api_key is not None:
         headers["authorization"] = f"Bearer {api_key}"
@@ -30,32 +30,32 @@ def http_options(
 
 
 def http_timeout(timeout: float | None) -> httpx.Timeout:
-    """``timeout`` seconds of silence; a connection gets five at most, to fail early."""
-    connect = _CONNECT_SECONDS if timeout is None else min(timeout, _CONNECT_SECONDS)
+    """``timeout`` seconds for each read or write, and at most five to connect."""
+    connect = _CONNECT_TIMEOUT if timeout is None else min(timeout, _CONNECT_TIMEOUT)
     return httpx.Timeout(timeout, connect=connect)
 
 
 def http_body_headers(content: bytes | None) -> dict[str, str]:
-    """The headers that go with a request's body."""
+    """The headers that describe a request's body."""
     return {} if content is None else {"content-type": "application/json"}
 
 
 @contextmanager
 def transport_errors(base_url: str) -> Iterator[None]:
-    """Turns httpx's exceptions into the client's own."""
+    """Raises httpx's exceptions as the client's own."""
     try:
         yield
     except httpx.ConnectTimeout as error:
-        raise ConnectionFailedError(f"no connection to {base_url} within the timeout") from error
+        raise ConnectionFailedError(f"could not connect to {base_url} in time") from error
     except httpx.TimeoutException as error:
         raise ResponseTimeoutError(
-            f"nothing came from {base_url} within the timeout; a longer one may be set"
+            f"no data from {base_url} within the timeout; allow a longer one"
         ) from error
     except (httpx.UnsupportedProtocol, httpx.InvalidURL) as error:
         raise ConnectionFailedError(f"{base_url!r} is not an http:// or https:// URL") from error
     except httpx.ConnectError as error:
-        raise ConnectionFailedError(f"no connection to {base_url}: {error}") from error
+        raise ConnectionFailedError(f"could not connect to {base_url}: {error}") from error
     except httpx.RequestError as error:
         raise ConnectionFailedError(
-            f"the connection to {base_url} broke ({str(error) or type(error).__name__})"
+            f"lost the connection to {base_url} ({str(error) or type(error).__name__})"
         ) from error

@@ -1,4 +1,4 @@
-"""A small server that speaks the wire contract, so that the client is tested over real HTTP."""
+"""A fake server, so that the clients are tested over real HTTP."""
 
 import asyncio
 import inspect
@@ -37,57 +37,60 @@ TASK_ROUTES = (
 
 @dataclass
 class FakeServer:
-    """What a test sets and sees. Replies queued in ``refusals`` are sent before any other.
+    """The server's state: what a test configures, and the requests that came.
 
-    ``paths`` and ``bodies`` are those of the requests.
+    ``queued`` replies are sent before any other; ``stream`` is how the event stream goes: whole,
+    cut, error or endless. ``closed`` is set when a stream's connection is closed.
     """
 
     url: str
     paths: list[str] = field(default_factory=list)
     bodies: list[dict[str, Any]] = field(default_factory=list)
     headers: list[dict[str, str]] = field(default_factory=list)
-    refusals: deque[Response] = field(default_factory=deque)
+    queued: deque[Response] = field(default_factory=deque)
     ready: bool = True
     stream: str = "whole"
     closed: threading.Event = field(default_factory=threading.Event)
 
     def refuse(self, status: int, error_type: str, **headers: str) -> None:
+        """Queues an error reply. An underscore in a header's name stands for a hyphen."""
         content = {"error": f"this is {error_type}", "error_type": error_type}
         named = {name.replace("_", "-"): value for name, value in headers.items()}
-        self.refusals.append(JSONResponse(content, status, named))
+        self.queued.append(JSONResponse(content, status, named))
 
     def answer(self, document: Any) -> None:
         """Queues a successful reply."""
-        self.refusals.append(JSONResponse(document))
+        self.queued.append(JSONResponse(document))
 
     async def task(self, request: Request) -> Response:
         body = await request.json()
         self.paths.append(request.url.path)
         self.bodies.append(body)
         self.headers.append(dict(request.headers))
-        if self.refusals:
-            return self.refusals.popleft()
+        if self.queued:
+            return self.queued.popleft()
         return self.reply(request.url.path, body)
 
     def reply(self, path: str, body: dict[str, Any]) -> Response:
-        inputs = body.get("inputs")
-        single = not isinstance(inputs, list)
+        inputs: Any = body.get("inputs")
+        batch = isinstance(inputs, list)
+        entries: list[Any] = inputs if batch else [inputs]
         if path == "/fill-mask":
-            results: list[Any] = [_fills(text) for text in ([inputs] if single else inputs)]
+            results = [_fills(text) for text in entries]
         elif path == "/classify":
             labels = [{"label": "positive", "score": 0.75}, {"label": "negative", "score": 0.25}]
-            return JSONResponse([labels for _ in ([inputs] if single else inputs)])
+            return JSONResponse([labels for _ in entries])
         elif body.get("stream"):
             return StreamingResponse(
                 self.events(), headers={"x-request-id": "r-7"}, media_type="text/event-stream"
             )
         else:
             parameters = body.get("parameters", {})
-            results = [_generations(parameters) for _ in ([inputs] if single else inputs)]
-        return JSONResponse(results[0] if single else results)
+            results = [_generations(parameters) for _ in entries]
+        return JSONResponse(results if batch else results[0])
 
     async def events(self) -> AsyncIterator[bytes]:
-        closed = self.closed  # this test's: the next one has its own
+        closed = self.closed  # the next test replaces it
         try:
             yield b": keep-alive\n\n" + _event(0, " caf\u00e9")
             if self.stream == "error":
@@ -144,7 +147,7 @@ def _fills(text: str) -> list[Any]:
 
 
 def _generations(parameters: dict[str, Any]) -> Any:
-    """One text, or a list of ``n``, each with details if they are asked for."""
+    """One text, or a list of ``n``, each with details if ``parameters`` ask for them."""
     n = parameters.get("n", 1)
     texts = [" there was", *(f" text {number}" for number in range(2, n + 1))]
     replies = [_generation(text, parameters) for text in texts]
@@ -191,7 +194,7 @@ def _event(index: int, token: str, *, special: bool = False, text: str | None = 
 
 @pytest.fixture
 def fake(fake_server: FakeServer) -> FakeServer:
-    """The one server, as new."""
+    """The server in its initial state."""
     vars(fake_server).update(vars(FakeServer(fake_server.url)))
     return fake_server
 
@@ -222,7 +225,7 @@ def fake_server() -> Iterator[FakeServer]:
 
 
 class Driver:
-    """Calls either client from a plain test; waits are recorded in ``waits`` and not waited."""
+    """Runs either client in a sync test. ``waits`` records the delays between retries."""
 
     def __init__(self, kind: str, runner: asyncio.Runner) -> None:
         self.is_async = kind == "async"
@@ -243,7 +246,7 @@ class Driver:
         return self._runner.run(self._await(result)) if inspect.isawaitable(result) else result
 
     def read(self, stream: Any, count: int | None = None) -> list[Any]:
-        """The events of a stream; with ``count`` the loop over it is left after so many."""
+        """The events of a stream; with ``count`` the loop is left after that many."""
         if self.is_async:
             return self._runner.run(self._read(stream, count))
         events = []

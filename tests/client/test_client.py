@@ -1,4 +1,4 @@
-"""Both clients against a real server: the same checks, each run on Client and on AsyncClient."""
+"""Client and AsyncClient against a fake server: every test with ``driver`` runs on both."""
 
 import asyncio
 import inspect
@@ -32,7 +32,7 @@ from maskdial_client import (
 )
 
 
-def test_fill_mask_gives_the_candidates_of_the_only_mask(driver: Any, fake: Any) -> None:
+def test_fill_mask_returns_the_candidates_for_the_only_mask(driver: Any, fake: Any) -> None:
     client = driver.client(fake.url)
     result = driver.wait(client.fill_mask("Paris is the [MASK] of France.", top_k=2, model="m"))
     assert [(fill.token_str, fill.score) for fill in result.fills] == [
@@ -45,7 +45,7 @@ def test_fill_mask_gives_the_candidates_of_the_only_mask(driver: Any, fake: Any)
     ]
 
 
-def test_fill_mask_batch_mixes_one_mask_and_several(driver: Any, fake: Any) -> None:
+def test_fill_mask_batch_may_mix_one_mask_and_several(driver: Any, fake: Any) -> None:
     client = driver.client(fake.url)
     one, two = driver.wait(client.fill_mask(["A [MASK].", "A [MASK], a [MASK]."], targets=None))
     assert (len(one.masks), len(two.masks)) == (1, 2)
@@ -68,7 +68,7 @@ def test_classify_takes_texts_pairs_and_batches(driver: Any, fake: Any) -> None:
     ]
 
 
-def test_generate_gives_details_only_when_asked(driver: Any, fake: Any) -> None:
+def test_generate_returns_details_only_on_request(driver: Any, fake: Any) -> None:
     client = driver.client(fake.url)
     plain = driver.wait(client.generate("Once", max_new_tokens=1, stop=["\n"]))
     assert (plain.generated_text, plain.details) == (" there was", None)
@@ -92,17 +92,17 @@ def test_generate_answers_a_conversation(driver: Any, fake: Any) -> None:
     ]
 
 
-def test_a_prompt_or_messages_and_not_both(driver: Any, fake: Any) -> None:
+def test_either_a_prompt_or_messages_is_required(driver: Any, fake: Any) -> None:
     client = driver.client(fake.url)
     for given in ({}, {"prompt": "Once", "messages": [{"role": "user", "content": "Hi"}]}):
-        with pytest.raises(ValueError, match="either a prompt or messages"):
+        with pytest.raises(ValueError, match="pass either a prompt or messages"):
             driver.wait(client.generate(**given))
-        with pytest.raises(ValueError, match="either a prompt or messages"):
+        with pytest.raises(ValueError, match="pass either a prompt or messages"):
             client.stream(**given)
     assert fake.bodies == []
 
 
-def test_generate_gives_every_one_of_n_texts(driver: Any, fake: Any) -> None:
+def test_generate_returns_all_n_texts(driver: Any, fake: Any) -> None:
     client = driver.client(fake.url)
     result = driver.wait(client.generate("Once", n=3, details=True))
     assert result.texts == (" there was", " text 2", " text 3")
@@ -112,7 +112,7 @@ def test_generate_gives_every_one_of_n_texts(driver: Any, fake: Any) -> None:
     assert driver.wait(client.generate("Once")).texts == (" there was",)
 
 
-def test_generate_gives_all_details(driver: Any, fake: Any) -> None:
+def test_generate_returns_all_details(driver: Any, fake: Any) -> None:
     client = driver.client(fake.url)
     call = client.generate(
         "Once", details=True, best_of=2, top_n_tokens=2, decoder_input_details=True
@@ -127,7 +127,7 @@ def test_generate_gives_all_details(driver: Any, fake: Any) -> None:
     assert other.details.best_of_sequences == ()
 
 
-def test_options_of_the_request_stand_beside_its_parameters(driver: Any, fake: Any) -> None:
+def test_request_options_are_fields_of_the_body(driver: Any, fake: Any) -> None:
     client = driver.client(fake.url)
     driver.wait(
         client.generate(
@@ -157,7 +157,7 @@ def test_options_of_the_request_stand_beside_its_parameters(driver: Any, fake: A
     ]
 
 
-def test_stream_gives_tokens_and_then_the_details(driver: Any, fake: Any) -> None:
+def test_stream_yields_tokens_and_then_the_details(driver: Any, fake: Any) -> None:
     client = driver.client(fake.url)
     events = driver.read(client.stream("Once", max_new_tokens=3, seed=3))
     assert [event.text for event in events] == [" caf\u00e9", " ole", ""]
@@ -172,7 +172,7 @@ def test_leaving_a_loop_over_a_stream_closes_its_connection(driver: Any, fake: A
     fake.stream = "endless"
     client = driver.client(fake.url)
     assert len(driver.read(client.stream("Once"), count=1)) == 1
-    if driver.is_async:  # the loop closes what was left at its next turn, so it needs one
+    if driver.is_async:  # the event loop closes the stream at its next turn, so it needs one
         driver.wait(client.health())
     assert fake.closed.wait(30)
 
@@ -212,7 +212,7 @@ def test_an_exception_inside_an_async_with_block_closes_the_stream(fake: Any) ->
     asyncio.run(check())
 
 
-def test_cancelling_a_task_that_reads_a_stream_closes_it(fake: Any) -> None:
+def test_canceling_a_task_that_reads_a_stream_closes_it(fake: Any) -> None:
     fake.stream = "endless"
 
     async def cancel() -> None:
@@ -243,7 +243,7 @@ def test_an_error_event_raises_after_the_tokens_before_it(driver: Any, fake: Any
     assert len(fake.bodies) == 2
 
 
-def test_a_stream_that_just_stops_is_an_error(driver: Any, fake: Any) -> None:
+def test_a_stream_without_a_last_event_is_an_error(driver: Any, fake: Any) -> None:
     fake.stream = "cut"
     with pytest.raises(StreamEndedError):
         driver.read(driver.client(fake.url).stream("Once"))
@@ -278,13 +278,15 @@ def test_every_error_type_has_its_class(
     assert (error.request_id, error.retry_after) == ("r-1", 2.0)
 
 
-def test_an_error_that_is_not_the_servers_goes_by_its_status(driver: Any, fake: Any) -> None:
-    fake.refusals.append(PlainTextResponse("upstream is away", 504))
+def test_the_status_decides_the_class_of_an_error_from_a_proxy(driver: Any, fake: Any) -> None:
+    fake.queued.append(PlainTextResponse("upstream is away", 504))
     with pytest.raises(DeadlineError, match="HTTP 504: upstream is away"):
         driver.wait(driver.client(fake.url).classify("Good."))
 
 
-def test_a_refused_request_is_sent_again_after_the_time_it_was_told(driver: Any, fake: Any) -> None:
+def test_a_refused_request_is_retried_after_the_delay_the_server_gave(
+    driver: Any, fake: Any
+) -> None:
     fake.refuse(429, "overloaded", retry_after="2")
     fake.refuse(503, "unavailable")
     client = driver.client(fake.url, retry=RetryPolicy(first_delay=0.5, uniform=lambda: 1.0))
@@ -293,7 +295,7 @@ def test_a_refused_request_is_sent_again_after_the_time_it_was_told(driver: Any,
     assert len(fake.bodies) == 3
 
 
-def test_retries_are_bounded_in_number_and_in_time(driver: Any, fake: Any) -> None:
+def test_retries_are_bounded_in_number_and_delay(driver: Any, fake: Any) -> None:
     for _ in range(3):
         fake.refuse(429, "overloaded", retry_after="1")
     client = driver.client(fake.url, retry=RetryPolicy(max_retries=2, uniform=lambda: 0.0))
@@ -338,18 +340,18 @@ def test_the_api_key_is_sent_as_a_bearer_token(driver: Any, fake: Any) -> None:
     assert "authorization" not in fake.headers[1]
 
 
-def test_no_server_is_a_connection_failure(driver: Any) -> None:
+def test_connecting_without_a_server_fails(driver: Any) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))  # bound and not listening: connections are refused
         client = driver.client(f"http://127.0.0.1:{taken.getsockname()[1]}")
-        with pytest.raises(ConnectionFailedError, match="no connection to http://127"):
+        with pytest.raises(ConnectionFailedError, match="could not connect to http://127"):
             driver.wait(client.generate("Once"))
         with pytest.raises(ConnectionFailedError):
             driver.read(client.stream("Once"))
 
 
 @pytest.mark.parametrize("url", ["127.0.0.1:8000", "ftp://localhost", "http://localhost:http", ""])
-def test_a_wrong_url_is_said_to_be_one(driver: Any, url: str) -> None:
+def test_an_invalid_url_is_reported(driver: Any, url: str) -> None:
     def ask() -> Any:
         return driver.wait(driver.client(url).health())
 
@@ -357,7 +359,7 @@ def test_a_wrong_url_is_said_to_be_one(driver: Any, url: str) -> None:
         ask()
 
 
-def test_silence_beyond_the_timeout_is_an_error(driver: Any, fake: Any) -> None:
+def test_no_data_within_the_timeout_is_an_error(driver: Any, fake: Any) -> None:
     fake.stream = "endless"
     client = driver.client(fake.url)
     with pytest.raises(ResponseTimeoutError):
@@ -381,22 +383,22 @@ def test_silence_beyond_the_timeout_is_an_error(driver: Any, fake: Any) -> None:
         ([], lambda client: client.classify("Good.")),
     ],
 )
-def test_a_reply_of_another_shape_is_a_protocol_error(
+def test_an_unexpected_reply_is_a_protocol_error(
     driver: Any, fake: Any, content: Any, call: Callable[[Any], Any]
 ) -> None:
-    fake.refusals.append(JSONResponse(content))
-    with pytest.raises(ProtocolError, match="not one of a maskdial server"):
+    fake.queued.append(JSONResponse(content))
+    with pytest.raises(ProtocolError, match="is this a maskdial server"):
         driver.wait(call(driver.client(fake.url)))
 
 
-def test_nan_is_refused_before_anything_is_sent(driver: Any, fake: Any) -> None:
+def test_nan_is_rejected_before_anything_is_sent(driver: Any, fake: Any) -> None:
     client = driver.client(fake.url)
     with pytest.raises(ValueError, match="JSON"):
         driver.wait(client.generate("Once", temperature=float("nan")))
     assert fake.bodies == []
 
 
-def test_the_two_clients_offer_the_same() -> None:
+def test_both_clients_have_the_same_methods() -> None:
     def surface(client: type) -> dict[str, list[str]]:
         return {
             name.replace("aclose", "close"): list(inspect.signature(member).parameters)

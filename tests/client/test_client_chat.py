@@ -1,4 +1,4 @@
-"""``maskdial chat``: the conversation that is sent, what is printed, and how it ends."""
+"""``maskdial chat``: the messages it sends, what it prints, and how it exits."""
 
 import argparse
 import contextlib
@@ -17,7 +17,7 @@ ANSWER = " caf\u00e9 ole"
 _SCRIPT = """
 import argparse, signal, sys
 from maskdial_client import cli
-signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored where make runs with &
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a background job ignores SIGINT
 parser = argparse.ArgumentParser()
 cli.add_chat_arguments(parser)
 sys.exit(cli.run_chat(parser.parse_args()))
@@ -25,13 +25,13 @@ sys.exit(cli.run_chat(parser.parse_args()))
 
 
 class Terminal(io.StringIO):
-    """Lines that a person types; ``^C`` is the key."""
+    """Typed lines; ``^C`` stands for the key."""
 
     def isatty(self) -> bool:
         return True
 
-    def readline(self, *arguments: Any) -> str:
-        line = super().readline(*arguments)
+    def readline(self, size: int = -1, /) -> str:  # type: ignore[override]  # as in typeshed
+        line = super().readline(size)
         if line == "^C\n":
             raise KeyboardInterrupt
         return line
@@ -39,7 +39,7 @@ class Terminal(io.StringIO):
 
 @pytest.fixture
 def chat(fake: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Runs the command on some lines of input and returns its exit status."""
+    """Runs the command on lines of input and returns its exit status."""
 
     def run(text: str, *arguments: str, terminal: bool = False) -> int:
         monkeypatch.setattr(sys, "stdin", Terminal(text) if terminal else io.StringIO(text))
@@ -91,18 +91,18 @@ def test_commands_change_the_conversation(chat: Any, fake: Any) -> None:
     ]
 
 
-def test_without_a_terminal_the_first_error_ends_it(
+def test_without_a_terminal_the_first_error_exits(
     chat: Any, fake: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
     fake.refuse(422, "validation")
     assert chat("Hi\nMore\n") == 1
     assert capsys.readouterr() == ("", "maskdial: this is validation\n")
     assert chat("/unknown\nHi\n") == 1
-    assert capsys.readouterr().err.startswith("maskdial: no command /unknown: /reset starts")
+    assert capsys.readouterr().err.startswith("maskdial: unknown command /unknown: /reset starts")
     assert len(fake.bodies) == 1
 
 
-def test_in_a_terminal_an_error_leaves_the_conversation_as_it_was(
+def test_in_a_terminal_an_error_leaves_the_conversation_unchanged(
     chat: Any, fake: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
     fake.refuse(422, "validation")
@@ -110,14 +110,14 @@ def test_in_a_terminal_an_error_leaves_the_conversation_as_it_was(
     output, errors = capsys.readouterr()
     assert output == f"{ANSWER}\n"
     help_line, refusal, unknown, *rest = errors.splitlines()
-    assert "Ctrl-D ends" in help_line
+    assert "Ctrl-D exits" in help_line
     assert refusal == "maskdial: this is validation"
-    assert unknown.startswith("maskdial: no command /unknown")
+    assert unknown.startswith("maskdial: unknown command /unknown")
     assert rest == ["", ""]  # after ^C, and at the end of the input
     assert [body["messages"] for body in fake.bodies] == [[user("Hi")], [user("More")]]
 
 
-def test_an_error_within_an_answer_leaves_the_text_on_its_own_line(
+def test_an_error_within_an_answer_ends_the_line(
     chat: Any, fake: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
     fake.stream = "error"
@@ -125,7 +125,7 @@ def test_an_error_within_an_answer_leaves_the_text_on_its_own_line(
     assert capsys.readouterr() == (" caf\u00e9\n", "maskdial: the step failed\n")
 
 
-def test_ctrl_c_stops_the_answer_and_not_the_conversation(fake: Any) -> None:
+def test_ctrl_c_stops_the_answer_but_not_the_conversation(fake: Any) -> None:
     fake.stream = "endless"
     with (
         subprocess.Popen(

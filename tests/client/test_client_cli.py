@@ -1,4 +1,4 @@
-"""The terminal front end: what is printed, and the exit statuses."""
+"""The client's commands: what they print, and their exit statuses."""
 
 import argparse
 import io
@@ -24,7 +24,7 @@ COMMANDS: dict[str, tuple[Any, Callable[[argparse.Namespace], int]]] = {
 _SCRIPT = """
 import argparse, signal, sys
 from maskdial_client import cli
-signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored where make runs with &
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a background job ignores SIGINT
 parser = argparse.ArgumentParser()
 cli.add_generate_arguments(parser)
 sys.exit(cli.run_generate(parser.parse_args()))
@@ -55,7 +55,7 @@ def test_fill_prints_candidates(fake: Any, capsys: pytest.CaptureFixture[str]) -
     ]
 
 
-def test_fill_names_texts_and_masks_when_there_are_several(
+def test_fill_prints_headings_for_several_texts_and_masks(
     fake: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run("fill", "--url", fake.url, "A [MASK].", "[MASK] [MASK]", "--target", "x") == 0
@@ -97,7 +97,7 @@ def test_score_prints_tokens_and_their_sum(fake: Any, capsys: pytest.CaptureFixt
     assert capsys.readouterr().out.splitlines() == [
         "        -  The",
         " -12.5000   cat",
-        " -12.5000  in all, causal; perplexity 2.683e+05",
+        " -12.5000  in total, causal; perplexity 2.683e+05",
     ]
     assert fake.bodies == [
         {"inputs": ["The cat"], "parameters": {"truncate": True}, "model": "story"}
@@ -107,7 +107,7 @@ def test_score_prints_tokens_and_their_sum(fake: Any, capsys: pytest.CaptureFixt
     assert run("score", "--url", fake.url, "The cat", "A") == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == "The cat"
-    assert lines[-2:] == ["A", "   0.0000  in all, pseudo; perplexity -"]
+    assert lines[-2:] == ["A", "   0.0000  in total, pseudo; perplexity -"]
     fake.answer([nothing])
     assert run("score", "--url", fake.url, "A", "--json") == 0
     assert json.loads(capsys.readouterr().out) == [nothing]
@@ -119,7 +119,7 @@ def test_generate_prints_the_text(fake: Any, capsys: pytest.CaptureFixture[str])
     assert fake.bodies[0]["parameters"] == {"temperature": 0.0}
 
 
-def test_generate_takes_a_schema_or_a_pattern(
+def test_generate_accepts_a_schema_or_a_pattern(
     fake: Any, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     schema = tmp_path / "schema.json"
@@ -137,11 +137,11 @@ def test_generate_takes_a_schema_or_a_pattern(
         else:
             schema.write_text(content, encoding="utf-8")
         assert run("generate", "--url", fake.url, "Once", "--json-schema", str(schema)) == 1
-        assert "schema.json is not a readable JSON file" in capsys.readouterr().err
+        assert "schema.json as JSON: " in capsys.readouterr().err
     assert len(fake.bodies) == 2
 
 
-def test_generate_takes_a_deadline_and_a_priority(fake: Any) -> None:
+def test_generate_accepts_a_deadline_and_a_priority(fake: Any) -> None:
     assert run("generate", "--url", fake.url, "Once", "--deadline", "2", "--priority", "-1") == 0
     assert fake.bodies == [{"inputs": "Once", "timeout": 2.0, "priority": -1}]
 
@@ -174,7 +174,7 @@ def test_an_error_in_a_stream_leaves_the_text_on_its_own_line(
     assert capsys.readouterr() == (" caf\u00e9\n", "maskdial: the step failed\n")
 
 
-def test_ctrl_c_ends_quietly_with_130_and_closes_the_stream(fake: Any) -> None:
+def test_ctrl_c_exits_silently_with_130_and_closes_the_stream(fake: Any) -> None:
     fake.stream = "endless"
     with start_generate(fake.url) as process:
         assert process.stdout is not None
@@ -185,7 +185,7 @@ def test_ctrl_c_ends_quietly_with_130_and_closes_the_stream(fake: Any) -> None:
     assert fake.closed.wait(30)
 
 
-def test_a_closed_pipe_ends_quietly(fake: Any) -> None:
+def test_a_closed_pipe_exits_silently_with_141(fake: Any) -> None:
     with start_generate(fake.url) as process:
         assert process.stdout is not None
         process.stdout.close()

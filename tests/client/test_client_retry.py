@@ -1,4 +1,4 @@
-"""RetryPolicy and Retry-After without a server."""
+"""RetryPolicy and the Retry-After header, without a server."""
 
 from datetime import UTC, datetime
 

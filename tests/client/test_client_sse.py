@@ -1,4 +1,4 @@
-"""The event parser, with the bytes cut anywhere."""
+"""EventParser on bytes that are cut anywhere."""
 
 from itertools import pairwise
 

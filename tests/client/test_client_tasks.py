@@ -1,5 +1,5 @@
-"""The tasks that read texts, on Client and on AsyncClient: bodies as the server takes them, replies
-as typed results.
+"""Tasks other than generation, on Client and AsyncClient: the bodies that are sent, and the results
+that the replies become.
 """
 
 import json
@@ -43,7 +43,7 @@ CLASSES = Classification((LabelScore("news", 0.75), LabelScore("sport", 0.25)))
 
 Ask = Callable[[Any], Any]
 
-# call, the server's schema, the whole body
+# The call, the server's schema for its body, the body without COMMON.
 EVERY_PARAMETER: dict[str, tuple[Ask, type[TaskBody], dict[str, Any]]] = {
     "/fill-mask": (
         lambda client: client.fill_mask("a [MASK]", top_k=2, targets=["b"], **CUT, **COMMON),
@@ -156,7 +156,9 @@ EVERY_PARAMETER: dict[str, tuple[Ask, type[TaskBody], dict[str, Any]]] = {
 
 
 @pytest.mark.parametrize("path", EVERY_PARAMETER)
-def test_every_parameter_is_sent_as_the_server_takes_it(driver: Any, fake: Any, path: str) -> None:
+def test_every_parameter_is_sent_as_the_server_expects_it(
+    driver: Any, fake: Any, path: str
+) -> None:
     ask, schema, body = EVERY_PARAMETER[path]
     fake.refuse(404, "not_found")
     with pytest.raises(NotFoundError):
@@ -166,7 +168,7 @@ def test_every_parameter_is_sent_as_the_server_takes_it(driver: Any, fake: Any, 
     parse_body(schema, json.dumps(fake.bodies[0]).encode())
 
 
-def test_token_classify_gives_entities_or_tokens(driver: Any, fake: Any) -> None:
+def test_token_classify_returns_entities_or_tokens(driver: Any, fake: Any) -> None:
     client = driver.client(fake.url)
     anna = Entity("PER", 0.5, "Anna", 0, 4)
     fake.answer([ANNA])
@@ -184,7 +186,7 @@ def test_token_classify_gives_entities_or_tokens(driver: Any, fake: Any) -> None
     ]
 
 
-def test_question_answering_gives_one_answer_or_several(driver: Any, fake: Any) -> None:
+def test_question_answering_returns_one_answer_or_several(driver: Any, fake: Any) -> None:
     client = driver.client(fake.url)
     best = Answer("Anna", 0.5, 0, 4)
     fake.answer(ANSWER)
@@ -203,7 +205,7 @@ def test_question_answering_gives_one_answer_or_several(driver: Any, fake: Any) 
     ]
 
 
-def test_zero_shot_classify_gives_the_labels_best_first(driver: Any, fake: Any) -> None:
+def test_zero_shot_classify_returns_labels_best_first(driver: Any, fake: Any) -> None:
     client = driver.client(fake.url)
     fake.answer(LABELS)
     result = driver.wait(client.zero_shot_classify("a", ["sport", "news"]))
@@ -217,7 +219,7 @@ def test_zero_shot_classify_gives_the_labels_best_first(driver: Any, fake: Any) 
     }
 
 
-def test_embed_gives_a_vector_per_text(driver: Any, fake: Any) -> None:
+def test_embed_returns_a_vector_per_text(driver: Any, fake: Any) -> None:
     client = driver.client(fake.url)
     fake.answer([[0.5, -1, 2e-3]])
     vector = driver.wait(client.embed("a"))
@@ -228,7 +230,7 @@ def test_embed_gives_a_vector_per_text(driver: Any, fake: Any) -> None:
     assert fake.bodies == [{"inputs": "a"}, {"inputs": ["a", "b"]}]
 
 
-def test_similarity_and_rerank_keep_their_order(driver: Any, fake: Any) -> None:
+def test_similarity_and_rerank_keep_the_order_of_the_reply(driver: Any, fake: Any) -> None:
     client = driver.client(fake.url)
     fake.answer([0.25, 1])
     assert driver.wait(client.similarity("a", ["b", "c"])) == [0.25, 1.0]
@@ -244,7 +246,7 @@ def test_similarity_and_rerank_keep_their_order(driver: Any, fake: Any) -> None:
     ]
 
 
-def test_score_gives_each_tokens_share(driver: Any, fake: Any) -> None:
+def test_score_returns_the_logprob_of_each_token(driver: Any, fake: Any) -> None:
     client = driver.client(fake.url)
     fake.answer([SCORED])
     assert driver.wait(client.score("a b")) == SCORE
@@ -288,9 +290,9 @@ def test_tokenize_and_detokenize(driver: Any, fake: Any) -> None:
         ([["a"]], lambda client: client.detokenize([[1]])),
     ],
 )
-def test_a_reply_of_another_shape_is_a_protocol_error(
+def test_an_unexpected_reply_is_a_protocol_error(
     driver: Any, fake: Any, content: Any, ask: Ask
 ) -> None:
     fake.answer(content)
-    with pytest.raises(ProtocolError, match="not one of a maskdial server"):
+    with pytest.raises(ProtocolError, match="is this a maskdial server"):
         driver.wait(ask(driver.client(fake.url)))

@@ -55,7 +55,7 @@ def test_a_server_that_is_away_or_not_ready_is_said_to_be(
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         assert main([*RUN, "--url", f"http://127.0.0.1:{taken.getsockname()[1]}"]) == 1
-    assert "no connection" in capsys.readouterr().err
+    assert "could not connect" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

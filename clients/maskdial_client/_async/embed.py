@@ -1,0 +1,117 @@
+"""Embeddings, and what is computed from texts two at a time: similarities and rankings."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Unpack, overload
+
+from maskdial_client._async.caller import AsyncCaller
+from maskdial_client.call import TextOptions, flat_body, task_body, task_call
+
+Embedding = list[float]
+"""The vector of a text."""
+
+
+class EmbedParameters(TextOptions, total=False):
+    """Parameters of ``embed``. None means the server's default.
+
+    ``normalize`` scales vectors to length 1. ``dimensions`` truncates them to that many components,
+    and normalizes them again.
+    """
+
+    normalize: bool | None
+    dimensions: int | None
+
+
+class RerankParameters(TextOptions, total=False):
+    """Parameters of ``rerank``. None means the server's default.
+
+    With ``raw_scores`` the scores are logits; with ``return_text`` the results carry their texts.
+    """
+
+    raw_scores: bool | None
+    return_text: bool | None
+
+
+@dataclass(frozen=True, slots=True)
+class RankedText:
+    """A text's index in the given list, and how well it answers the query.
+
+    ``text`` is None without ``return_text``.
+    """
+
+    index: int
+    score: float
+    text: str | None
+
+
+class AsyncEmbed(AsyncCaller):
+    """The methods for /embed, /similarity and /rerank."""
+
+    @overload
+    async def embed(
+        self,
+        inputs: str,
+        *,
+        model: str | None = None,
+        timeout: float | None = None,
+        **parameters: Unpack[EmbedParameters],
+    ) -> Embedding: ...
+    @overload
+    async def embed(
+        self,
+        inputs: list[str],
+        *,
+        model: str | None = None,
+        timeout: float | None = None,
+        **parameters: Unpack[EmbedParameters],
+    ) -> list[Embedding]: ...
+    async def embed(
+        self,
+        inputs: str | list[str],
+        *,
+        model: str | None = None,
+        timeout: float | None = None,
+        **parameters: Unpack[EmbedParameters],
+    ) -> Embedding | list[Embedding]:
+        """The vector of a text; for a list, one vector per text."""
+        body = task_body({"inputs": inputs}, model, parameters)
+        call = task_call("/embed", inputs, body, parse_embedding, always_list=True)
+        results = await self._send(call, timeout)
+        return results if isinstance(inputs, list) else results[0]
+
+    async def similarity(
+        self,
+        source_sentence: str,
+        sentences: list[str],
+        *,
+        model: str | None = None,
+        timeout: float | None = None,
+        **parameters: Unpack[TextOptions],
+    ) -> list[float]:
+        """The similarity of each sentence to the source sentence, in the order given."""
+        inputs = {"source_sentence": source_sentence, "sentences": sentences}
+        body = task_body({"inputs": inputs}, model, parameters)
+        return await self._send(task_call("/similarity", sentences, body, float), timeout)
+
+    async def rerank(
+        self,
+        query: str,
+        texts: list[str],
+        *,
+        model: str | None = None,
+        timeout: float | None = None,
+        **parameters: Unpack[RerankParameters],
+    ) -> list[RankedText]:
+        """The texts ranked by how well they answer the query, best first."""
+        body = flat_body({"query": query, "texts": texts}, model, parameters)
+        return await self._send(task_call("/rerank", texts, body, parse_ranked_text), timeout)
+
+
+def parse_embedding(entry: Sequence[Any]) -> Embedding:
+    """The vector of one text."""
+    return [float(number) for number in entry]
+
+
+def parse_ranked_text(item: Mapping[str, Any]) -> RankedText:
+    """One entry of a ranking."""
+    return RankedText(int(item["index"]), float(item["score"]), item.get("text"))
