@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from maskdial.dialects import task_bodies as bodies
+from maskdial.dialects import tokens
 from maskdial.dialects.schema import TaskBody, parse_body
 from maskdial_client import (
     Answer,
@@ -144,12 +145,12 @@ EVERY_PARAMETER: dict[str, tuple[Ask, type[TaskBody], dict[str, Any]]] = {
     ),
     "/tokenize": (
         lambda client: client.tokenize("a", add_special_tokens=False, **COMMON),
-        bodies.TokenizeBody,
+        tokens.TokenizeBody,
         {"inputs": "a", "add_special_tokens": False},
     ),
     "/detokenize": (
         lambda client: client.detokenize([4, 5], skip_special_tokens=False, **COMMON),
-        bodies.DetokenizeBody,
+        tokens.DetokenizeBody,
         {"ids": [4, 5], "skip_special_tokens": False},
     ),
 }
