@@ -133,9 +133,9 @@ def test_values_of_another_type_are_refused(http: httpx.Client, name: str, value
 TOGETHER = [
     ({"min_new_tokens": 9, "max_new_tokens": 8}, "must be at most max_new_tokens (8), not 9"),
     ({"n": 3, "best_of": 2, "temperature": 1}, "must be at least n (3), not 2"),
-    ({"n": 2}, "without sampling all texts are the same"),
-    ({"best_of": 2, "temperature": 0}, "without sampling all texts are the same"),
-    ({"n": 2, "do_sample": False, "temperature": 1}, "without sampling all texts are the same"),
+    ({"n": 2}, "without sampling, all texts are the same"),
+    ({"best_of": 2, "temperature": 0}, "without sampling, all texts are the same"),
+    ({"n": 2, "do_sample": False, "temperature": 1}, "without sampling, all texts are the same"),
 ]
 
 
@@ -152,7 +152,7 @@ def test_parameters_that_contradict_each_other(
     [
         ({"parameters": {"n": 2, "temperature": 1}}, "a stream has one text"),
         ({"parameters": {"best_of": 2, "temperature": 1}}, "a stream has one text"),
-        ({"parameters": {"decoder_input_details": True}}, "not with a stream"),
+        ({"parameters": {"decoder_input_details": True}}, "not available in a stream"),
         ({"inputs": ["a"]}, "a stream has one prompt"),
     ],
 )
