@@ -46,43 +46,45 @@ def _parser(*, with_export: bool) -> argparse.ArgumentParser:
         return command
 
     _add_serve_arguments(add("serve", "start the server", _serve))
-    export = add("export", "turn a Hugging Face checkpoint into a bundle", _export)
+    export = add("export", "export a Hugging Face checkpoint to a bundle", _export)
     if with_export:
         # Its arguments are the exporter's own, which a serving installation does not carry.
         _add_export_arguments(export)
-    inspect = add("inspect", "show what a bundle holds", _inspect)
-    inspect.add_argument("bundle", type=Path, help="the bundle's folder")
+    inspect = add("inspect", "show the contents of a bundle", _inspect)
+    inspect.add_argument("bundle", type=Path, help="bundle folder")
     inspect.add_argument(
         "--json",
         action="store_true",
-        help="print the manifest as JSON; of a bundle with two, a list",
+        help="print the manifest as JSON (a list for a bundle with two)",
     )
     client_cli.add_fill_arguments(
-        add("fill", "fill the masks of a text, on a running server", client_cli.run_fill)
+        add("fill", "fill the masks of a text (needs a running server)", client_cli.run_fill)
     )
     client_cli.add_classify_arguments(
-        add("classify", "classify a text, on a running server", client_cli.run_classify)
+        add("classify", "classify a text (needs a running server)", client_cli.run_classify)
     )
     client_cli.add_score_arguments(
-        add("score", "say how likely a text is, on a running server", client_cli.run_score)
+        add(
+            "score", "score the likelihood of a text (needs a running server)", client_cli.run_score
+        )
     )
     client_cli.add_generate_arguments(
-        add("generate", "continue a prompt, on a running server", client_cli.run_generate)
+        add("generate", "continue a prompt (needs a running server)", client_cli.run_generate)
     )
     client_cli.add_chat_arguments(
-        add("chat", "talk with a model, on a running server", client_cli.run_chat)
+        add("chat", "chat with a model (needs a running server)", client_cli.run_chat)
     )
     return parser
 
 
 def _add_serve_arguments(parser: argparse.ArgumentParser) -> None:
-    """One flag for each field of `Config`, with the field's own words."""
+    """One flag for each field of `Config`, described by the field."""
     parser.epilog = (
         "Each flag is also an environment variable (MASKDIAL_PORT) and a key of the TOML file "
-        "(port). Flags win over variables, variables over the file."
+        "(port). Flags override variables, variables override the file."
     )
     parser.add_argument(
-        "--config", type=Path, metavar="FILE", help="a TOML file with any of these settings"
+        "--config", type=Path, metavar="FILE", help="TOML file with any of these settings"
     )
     for name, field in Config.model_fields.items():
         if name == "models":
@@ -92,7 +94,7 @@ def _add_serve_arguments(parser: argparse.ArgumentParser) -> None:
                 action="append",
                 metavar="NAME=PATH",
                 default=argparse.SUPPRESS,
-                help=f"{field.description}; repeat it for several",
+                help=f"{field.description}; may be repeated",
             )
             continue
         options: dict[str, Any] = {"action": "store"}
@@ -152,7 +154,7 @@ def _inspect(options: argparse.Namespace) -> int:
             if key not in ("golden", "files"):
                 table.add_row(key, value if isinstance(value, str) else json.dumps(value))
         size = sum((options.bundle / name).stat().st_size for name in manifest["files"])
-        files = f"{size / 1e6:.1f} MB in {len(manifest['files'])} files, all intact"
+        files = f"{size / 1e6:.1f} MB in {len(manifest['files'])} files, hashes verified"
         table.add_row("size", files)
         Console().print(table)
     return 0

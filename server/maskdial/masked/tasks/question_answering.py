@@ -1,15 +1,14 @@
 """Extractive question answering: the spans of a context that answer a question, as found by
 transformers' QuestionAnsweringPipeline (removed after transformers 5.2).
 
-A long context comes in windows. Each window's logits become probabilities by themselves, softmaxes
-over its context tokens and its no-answer token (CLS), and a span scores what its first token has as
-a start times what its last has as an end. Spans of all windows compete with these scores. Spans
-with the same text, whatever their case, are one answer: where it was found first, with the sum of
-their scores, which may therefore exceed 1.
+A long context is read in windows. Each window has its own softmax over its context tokens and its
+no-answer token (CLS), for starts and for ends; a span's score is the start probability of its first
+token times the end probability of its last. Spans of all windows are ranked by that score. Spans of
+the same text, ignoring case, are one answer: at the first place it was found, with the sum of their
+scores, which may therefore exceed 1.
 
-Differences on purpose: a span without any text is no answer, and a window always offers one that
-has some; no answers of score 0 make up the number; equal scores come in the order of the windows
-and their tokens.
+Deliberate differences: a span without text is no answer, and every window offers one with text if it
+has any; answers of score 0 do not fill up the list; ties are in the order of windows and tokens.
 """
 
 import math
@@ -40,7 +39,7 @@ _BLOCK_SPANS = 2**18
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """A part of the context, ``context[start:end]``; an empty one says that there is no answer."""
+    """A span of the context, ``context[start:end]``; an empty one means that there is no answer."""
 
     answer: str
     score: float
@@ -155,12 +154,15 @@ class QuestionAnsweringRequest:
 
 @dataclass(frozen=True, slots=True)
 class ContextWindow:
-    """Where the context's tokens of one window lie in the context, in characters.
+    """One window of a context: where its tokens are in the context, in characters.
 
-    ``offsets`` and ``word_offsets`` are (num_tokens, 2): each token's start and end, and those of
-    its word as far as the window holds it. ``has_word`` is (num_tokens,): false for tokens that are
-    in none. ``rows`` are the positions whose logits are wanted: the no-answer token's if the window
-    ``has_null``, then the context's tokens'.
+    Attributes:
+        rows: positions whose logits are wanted: the no-answer token if the window ``has_null``, then
+            the context's tokens.
+        has_null: whether the input begins with a no-answer token.
+        offsets: int64 (num_tokens, 2), each token's start and end.
+        word_offsets: int64 (num_tokens, 2), those of its word as far as it lies in the window.
+        has_word: bool (num_tokens,), false for tokens that belong to no word.
     """
 
     rows: tuple[int, ...]
@@ -171,10 +173,10 @@ class ContextWindow:
 
     @classmethod
     def from_encodings(cls, pair: Encoding, context: Encoding) -> "ContextWindow":
-        """Of the question and a window of the context as the model reads them, and the window.
+        """From the pair that the model reads, and the context's part of it before it was joined.
 
-        The offsets are the window's own: joining a pair trims spaces off a byte-level tokenizer's
-        once more.
+        Offsets are taken from the latter: joining a pair trims spaces off a byte-level tokenizer's
+        offsets a second time.
         """
         sequences = pair.sequence_ids
         positions = [i for i, sequence in enumerate(sequences) if sequence == 1]
@@ -192,7 +194,7 @@ class ContextWindow:
     def span_offsets(
         self, firsts: NDArray[np.int64], lasts: NDArray[np.int64], align_to_words: bool
     ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Where spans of tokens begin and end in the context; by words where both ends have one."""
+        """Start and end of spans in the context; extended to words where both ends have one."""
         begins, ends = self.offsets[firsts, 0], self.offsets[lasts, 1]
         if not align_to_words:
             return begins, ends
@@ -262,7 +264,7 @@ def find_answers(
         max_answer_len: in tokens.
         handle_impossible_answer: whether "no answer" competes. Its score is the lowest that any
             window gives it, since an answer in one window is enough.
-        align_to_words: whether answers are widened to whole words.
+        align_to_words: whether answers are extended to whole words.
 
     Raises:
         ValidationError: the context has nothing that could be an answer.
@@ -291,7 +293,7 @@ def find_answers(
 
 
 def _word_offsets(offsets: NDArray[np.int64], word_ids: NDArray[np.int64]) -> NDArray[np.int64]:
-    """(num_tokens, 2): from where the first token of a token's word starts to where its last ends.
+    """(num_tokens, 2): start of the first and end of the last token of each token's word.
 
     The tokens of a word are neighbours.
     """
