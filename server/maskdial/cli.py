@@ -64,9 +64,7 @@ def _parser(*, with_export: bool) -> argparse.ArgumentParser:
         add("classify", "classify a text (needs a running server)", client_cli.run_classify)
     )
     client_cli.add_score_arguments(
-        add(
-            "score", "score the likelihood of a text (needs a running server)", client_cli.run_score
-        )
+        add("score", "score a text's likelihood (needs a running server)", client_cli.run_score)
     )
     client_cli.add_generate_arguments(
         add("generate", "continue a prompt (needs a running server)", client_cli.run_generate)

@@ -7,8 +7,8 @@ token times the end probability of its last. Spans of all windows are ranked by 
 the same text, ignoring case, are one answer: at the first place it was found, with the sum of their
 scores, which may therefore exceed 1.
 
-Deliberate differences: a span without text is no answer, and every window offers one with text if it
-has any; answers of score 0 do not fill up the list; ties are in the order of windows and tokens.
+Deliberate differences: a span without text is no answer, and every window offers one with text if
+it has any; answers of score 0 do not fill up the list; ties are in the order of windows and tokens.
 """
 
 import math
@@ -157,8 +157,8 @@ class ContextWindow:
     """One window of a context: where its tokens are in the context, in characters.
 
     Attributes:
-        rows: positions whose logits are wanted: the no-answer token if the window ``has_null``, then
-            the context's tokens.
+        rows: positions whose logits are wanted: the no-answer token if the window ``has_null``,
+            then the context's tokens.
         has_null: whether the input begins with a no-answer token.
         offsets: int64 (num_tokens, 2), each token's start and end.
         word_offsets: int64 (num_tokens, 2), those of its word as far as it lies in the window.
@@ -253,15 +253,15 @@ def find_answers(
 ) -> list[Answer]:
     """The best answers, best first; fewer than ``top_k`` if there are no more.
 
-    As in transformers, a window offers its ``top_k`` best spans, or, because several of them may be
-    widened to the same words, ``2 * top_k + 10`` where answers are aligned to words.
+    As in transformers, each window contributes its ``top_k`` best spans, or ``2 * top_k + 10`` where
+    answers are aligned to words, because several spans may extend to the same words.
 
     Args:
         context: the text that the windows were made of.
         windows: all windows of the context, in order.
-        logits: of each window (num_rows, 2) float32, a start's and an end's for each of its rows.
-        top_k: answers wanted.
-        max_answer_len: in tokens.
+        logits: for each window (num_rows, 2) float32, start and end logits of each row.
+        top_k: number of answers.
+        max_answer_len: maximum length of an answer in tokens.
         handle_impossible_answer: whether "no answer" competes. Its score is the lowest that any
             window gives it, since an answer in one window is enough.
         align_to_words: whether answers are extended to whole words.
@@ -295,7 +295,7 @@ def find_answers(
 def _word_offsets(offsets: NDArray[np.int64], word_ids: NDArray[np.int64]) -> NDArray[np.int64]:
     """(num_tokens, 2): start of the first and end of the last token of each token's word.
 
-    The tokens of a word are neighbours.
+    The tokens of a word are adjacent.
     """
     begins_word = np.diff(word_ids, prepend=-2) != 0
     firsts = np.flatnonzero(begins_word)
@@ -312,12 +312,12 @@ def _best_spans(
     max_answer_len: int,
     align_to_words: bool,
 ) -> tuple[NDArray[np.float64], NDArray[np.int64], NDArray[np.int64]]:
-    """The best spans of a window: their scores, best first, and where they begin and end.
+    """The best spans of a window: scores, best first, starts and ends in the context.
 
-    Those without text are left out of the best, but one with text is there if the window has any.
+    Spans without text are dropped from the best; one with text remains if the window has any.
 
-    ``starts`` and ``ends`` are the probabilities (num_tokens,) of the context's tokens. A band of
-    their outer product is searched, first token by ``max_answer_len``, some rows of it at a time.
+    ``starts`` and ``ends`` are probabilities (num_tokens,) of the context's tokens. The search runs
+    over a band of their outer product, (num_tokens, max_answer_len), a block of rows at a time.
     """
     num_tokens = len(starts)
     width = min(max_answer_len, num_tokens)

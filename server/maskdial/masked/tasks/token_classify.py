@@ -4,13 +4,13 @@ Labels, offsets, scores and the aggregation strategies follow transformers'
 TokenClassificationPipeline, with three deliberate differences:
 
 * BILOU, BIOES and BMES tags are merged as well as BIO: B, U and S begin an entity, L, E, U and S
-  end one, I and M go on. transformers knows B and I, and takes every other label for a tag of its
-  own. So do we, unless the same tag also has a B or an I among the labels.
-* A text longer than the model is read in windows, but its tokens are merged once, all together:
-  no entity is doubled or split where windows meet. transformers merges every window for itself and
-  drops the shorter of two entities that overlap, so that one cut by a seam stays cut.
-* An entity's word is decoded once, from all its tokens. transformers decodes words, then the
-  entity's words again, which loses the spaces of SentencePiece and the accents of byte-level words.
+  end one, I and M continue one. transformers knows B and I, and treats any other label as a tag of
+  its own. So do we, unless the same tag also has a B or an I among the labels.
+* A text longer than the model is read in windows, but its tokens are merged once, over the whole
+  text: no entity is duplicated or split where windows meet. transformers merges each window
+  separately and drops the shorter of two overlapping entities, so one that is cut stays cut.
+* An entity's word is decoded once, from all its tokens. transformers decodes words, then joins and
+  decodes them again, which loses SentencePiece's spaces and the accents of byte-level words.
 """
 
 from collections.abc import Collection, Iterator, Sequence
@@ -39,8 +39,8 @@ _PREFIXES = frozenset("BILEUSM")
 
 @dataclass(frozen=True, slots=True)
 class TaggedToken:
-    """A token and its likeliest label. ``index`` counts the text's tokens, the special ones in
-    front among them; ``start`` and ``end`` are characters of the text, the end exclusive.
+    """A token and its most likely label. ``index`` counts the text's tokens, including special
+    tokens before them; ``start`` and ``end`` are characters of the text, the end exclusive.
     """
 
     entity: str
@@ -53,7 +53,7 @@ class TaggedToken:
 
 @dataclass(frozen=True, slots=True)
 class Entity:
-    """Neighbouring tokens or words of one tag, and the mean of their scores. ``start`` and ``end``
+    """Adjacent tokens or words of one tag, and the mean of their scores. ``start`` and ``end``
     are characters of the text, the end exclusive.
     """
 
@@ -341,12 +341,12 @@ def _word_scores(
 
 
 def _lengths(firsts: NDArray[np.int64], total: int) -> NDArray[np.int64]:
-    """The lengths of segments that follow each other to the end."""
+    """The lengths of adjacent segments, given their first indices."""
     return np.diff(firsts, append=total)
 
 
 def _begins_entity(chosen: NDArray[np.int64], labels: Sequence[str]) -> NDArray[np.bool_]:
-    """Which of the tokens or words, each with its label's number, begin an entity."""
+    """Which of the tokens or words, given the indices of their labels, begin an entity."""
     parted = [_part(label, labels) for label in labels]
     numbers = {tag: number for number, (_, tag) in enumerate(parted)}
     tags = np.array([numbers[tag] for _, tag in parted])[chosen]
@@ -358,7 +358,7 @@ def _begins_entity(chosen: NDArray[np.int64], labels: Sequence[str]) -> NDArray[
 
 
 def _part(label: str, labels: Sequence[str]) -> tuple[str, str]:
-    """A label's prefix and tag; one without a prefix goes on while it is the same."""
+    """A label's prefix and tag; a label without a prefix continues while it is the same."""
     prefix, dash, tag = label.partition("-")
     if dash and prefix in _PREFIXES and (f"B-{tag}" in labels or f"I-{tag}" in labels):
         return prefix, tag
