@@ -253,7 +253,7 @@ def find_answers(
 ) -> list[Answer]:
     """The best answers, best first; fewer than ``top_k`` if there are no more.
 
-    As in transformers, each window contributes its ``top_k`` best spans, or ``2 * top_k + 10`` where
+    As in transformers, each window offers its ``top_k`` best spans, or ``2 * top_k + 10`` where
     answers are aligned to words, because several spans may extend to the same words.
 
     Args:
