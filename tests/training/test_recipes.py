@@ -10,18 +10,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+import transformers
 
-torch = pytest.importorskip("torch")
-transformers = pytest.importorskip("transformers")
-
-from maskdial_export.starter import data, hybrid, masked, pretrain, study  # noqa: E402
-from maskdial_export.starter.__main__ import main  # noqa: E402
-from maskdial_export.starter.cloze import Cloze, read_cloze, solved  # noqa: E402
-from maskdial_export.starter.data import read_books  # noqa: E402
-from maskdial_export.starter.settings import Settings  # noqa: E402
-from maskdial_export.starter.shape import Shape  # noqa: E402
-from maskdial_export.starter.stories import Story, garbled  # noqa: E402
-from maskdial_export.starter.vocabulary import train_wordpiece  # noqa: E402
+from training import data, hybrid, masked, pretrain, study
+from training.__main__ import main
+from training.cloze import Cloze, read_cloze, solved
+from training.data import read_books
+from training.settings import Settings, Shape
+from training.stories import Story, garbled
+from training.vocabulary import train_wordpiece
 
 NOUNS = ["cat", "dog", "king", "queen", "bird", "fish", "house", "garden"]
 VERBS = ["saw", "liked", "chased", "found", "heard"]

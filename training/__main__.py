@@ -1,4 +1,4 @@
-"""`python -m maskdial_export.starter MODEL --corpus DIR --out DIR`.
+"""`python -m training MODEL --corpus DIR --out DIR`.
 
 The shipped checkpoints: `hybrid --minutes 85 --bf16 --compile`; `masked --minutes 42 --width 192
 --bf16 --compile` and after it `sentiment --minutes 12 --bf16`; on one thread each. With glibc,
@@ -15,15 +15,14 @@ from pathlib import Path
 
 import torch
 
-from maskdial_export.starter.recipes import (
+from training.recipes import (
     train_causal,
     train_hybrid,
     train_masked,
     train_sentiment,
 )
-from maskdial_export.starter.settings import Settings
-from maskdial_export.starter.shape import Shape
-from maskdial_export.starter.study import run_study
+from training.settings import Settings, Shape
+from training.study import run_study
 
 RECIPES = {
     "masked": train_masked,
@@ -35,7 +34,7 @@ RECIPES = {
 
 def build_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="python -m maskdial_export.starter",
+        prog="python -m training",
         description="Train the starter models and write them as Hugging Face checkpoints. "
         "`sentiment` starts from the `masked` checkpoint in the same --out folder; `study` trains "
         "decoders of several sizes, for the card of `hybrid`.",

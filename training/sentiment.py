@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.nn import functional
 from transformers import ModernBertForSequenceClassification, PreTrainedTokenizerFast
 
-from maskdial_export.starter.pretrain import autocast
+from training.pretrain import autocast
 
 LEARNING_RATE = 5e-4
 DROPOUT = 0.1

@@ -16,12 +16,12 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerFast
 
-from maskdial_export.starter import sentiment
-from maskdial_export.starter.data import RatedSentence
-from maskdial_export.starter.naive_bayes import NaiveBayesRegression
-from maskdial_export.starter.pretrain import Plan, pretrain
-from maskdial_export.starter.sentiment import Example, SentimentObjective
-from maskdial_export.starter.settings import Settings
+from training import sentiment
+from training.data import RatedSentence
+from training.naive_bayes import NaiveBayesRegression
+from training.pretrain import Plan, pretrain
+from training.sentiment import Example, SentimentObjective
+from training.settings import Settings
 
 FOLDS = 4
 LEARNING_RATE = 7e-4

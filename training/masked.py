@@ -10,17 +10,17 @@ from torch import Tensor, nn
 from torch.nn import functional
 from transformers import ModernBertConfig, ModernBertForMaskedLM, PreTrainedTokenizerFast
 
-from maskdial_export.starter.cloze import Prediction, best
-from maskdial_export.starter.data import (
+from training.cloze import Prediction, best
+from training.data import (
     POLARITY_FILE,
     Books,
     read_books,
     read_definitions,
     read_rated_sentences,
 )
-from maskdial_export.starter.pretrain import cross_entropy
-from maskdial_export.starter.shape import Shape
-from maskdial_export.starter.vocabulary import train_wordpiece
+from training.pretrain import cross_entropy
+from training.settings import Shape
+from training.vocabulary import train_wordpiece
 
 MAX_LENGTH = 256
 DEFINITIONS_SHARE = 0.25

@@ -15,8 +15,8 @@ from transformers import (
     Qwen3ForCausalLM,
 )
 
-from maskdial_export.starter import cloze, hybrid, masked, sentiment, stories, teachers
-from maskdial_export.starter.card import (
+from training import cloze, hybrid, masked, sentiment, stories, teachers
+from training.card import (
     POLARITY,
     SOURCES,
     WORDNET,
@@ -25,17 +25,17 @@ from maskdial_export.starter.card import (
     machine,
     model_figures,
 )
-from maskdial_export.starter.cloze import Prediction
-from maskdial_export.starter.data import (
+from training.cloze import Prediction
+from training.data import (
     POLARITY_FILE,
     SENTIMENT_VALIDATION_FILE,
     read_books,
     read_rated_sentences,
 )
-from maskdial_export.starter.pretrain import Plan, Record, pretrain
-from maskdial_export.starter.settings import Settings
-from maskdial_export.starter.study import read_study
-from maskdial_export.starter.vocabulary import train_byte_level_bpe
+from training.pretrain import Plan, Record, pretrain
+from training.settings import Settings
+from training.study import read_study
+from training.vocabulary import train_byte_level_bpe
 
 TEACHERS_TIME = 0.5
 """Share of the sentiment model's time that its teachers get."""

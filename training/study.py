@@ -11,12 +11,11 @@ from pathlib import Path
 
 import torch
 
-from maskdial_export.starter import hybrid
-from maskdial_export.starter.data import Books, read_books
-from maskdial_export.starter.pretrain import pretrain
-from maskdial_export.starter.settings import Settings
-from maskdial_export.starter.shape import Shape
-from maskdial_export.starter.vocabulary import train_byte_level_bpe
+from training import hybrid
+from training.data import Books, read_books
+from training.pretrain import pretrain
+from training.settings import Settings, Shape
+from training.vocabulary import train_byte_level_bpe
 
 STUDY_FILE = "study.json"
 SHAPES = (

@@ -1,4 +1,4 @@
-"""The settings of one run, shared by the recipes."""
+"""Settings of a training run, and Shape: the size of a model."""
 
 from __future__ import annotations
 
@@ -7,7 +7,14 @@ from pathlib import Path
 
 import torch
 
-from maskdial_export.starter.shape import Shape
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """Hidden width (a multiple of 64), number of layers, tokens in the vocabulary."""
+
+    width: int = 256
+    layers: int = 6
+    vocabulary: int = 8000
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,11 +16,10 @@ import torch
 from torch import Tensor, nn
 from transformers import GenerationConfig, PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
-from maskdial_export.starter.cloze import Prediction, best
-from maskdial_export.starter.pretrain import Plan, cross_entropy
-from maskdial_export.starter.settings import Settings
-from maskdial_export.starter.shape import Shape
-from maskdial_export.starter.vocabulary import END_OF_TEXT, MASK
+from training.cloze import Prediction, best
+from training.pretrain import Plan, cross_entropy
+from training.settings import Settings, Shape
+from training.vocabulary import END_OF_TEXT, MASK
 
 MAX_LENGTH = 512
 TOKENS_PER_BATCH = 2048
