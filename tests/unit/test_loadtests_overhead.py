@@ -9,14 +9,12 @@ from pathlib import Path
 
 import pytest
 
+from loadtests import LoadTestError
 from loadtests.__main__ import main
-from loadtests.connection import Connection, Reply, post
-from loadtests.engine.section import Section
-from loadtests.errors import LoadTestError
-from loadtests.overhead.closed_loop import Throughput, drive
-from loadtests.overhead.compare import section_of, summarize
-from loadtests.overhead.work import Classification, Generation
-from loadtests.server_process import running_server
+from loadtests.closed_loop import Classification, Generation, Throughput, drive
+from loadtests.measurement import Section
+from loadtests.overhead import section_of, summarize
+from loadtests.server import Connection, Reply, post, running_server
 from maskdial.models.registry import STARTER_FOLDER
 
 PLAIN = b"HTTP/1.1 200 OK\r\ncontent-length: 4\r\n\r\nbody"
@@ -93,7 +91,7 @@ def test_a_connection_that_was_closed_takes_no_request() -> None:
         async with serving(answer) as connection:
             await connection.send(post("/p", b"{}"))
             connection.close()
-            with pytest.raises(LoadTestError, match="before a request was sent"):
+            with pytest.raises(LoadTestError, match="before the request was sent"):
                 await connection.send(post("/p", b"{}"))
 
     asyncio.run(ask_again())
@@ -214,4 +212,4 @@ def test_a_model_of_another_task_is_refused(
     masked_starter: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["overhead", "--bundle", str(masked_starter)]) == 1
-    assert "does fill-mask; this measures models" in capsys.readouterr().err
+    assert "is fill-mask; overhead and scaling need" in capsys.readouterr().err

@@ -7,9 +7,8 @@ from typing import Any
 
 import pytest
 
-from loadtests.runner import Limits, Progress, Run, Runner, Send
-from loadtests.samples import Kind
-from loadtests.scenarios import Job
+from loadtests.open_loop import Limits, Progress, Run, Runner, Send
+from loadtests.texts import Job, Kind
 from maskdial_client.errors import ConnectionFailedError, OverloadedError
 
 OPEN = Limits(timeout=100.0, drain=100.0, max_in_flight=100)
