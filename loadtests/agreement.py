@@ -29,10 +29,10 @@ DESCRIPTION = (
     "generate at the same precision, and compare the greedy tokens. Exit with 1 if texts diverge "
     "at more than a near tie. MASKDIAL_* variables configure what no flag here does."
 )
-
 _NUM_TOP = 10
 _NUM_MEASURED = 100
 _SAME, _TIE, _OTHER = "same", "near tie", "other"
+
 _RULE = (
     "a divergence is a near tie if, in the next finer precision, the two tokens are no further "
     "apart than twice what torch's own rounding moves one of the 100 likeliest tokens there; what "

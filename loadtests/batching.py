@@ -26,7 +26,6 @@ DESCRIPTION = (
     "similar length, and in batches in order of arrival, under the same token budget. No HTTP. "
     "MASKDIAL_* variables configure what no flag here does."
 )
-
 _QUESTION = "batches of similar length against batches in order of arrival"
 _MOST_PADDING = 1.10
 _LEAST_GAIN = 1.8

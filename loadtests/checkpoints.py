@@ -22,29 +22,15 @@ if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerFast
 
 CAUSAL_WORDS = 49_152
-
-
 MASKED_WORDS = 30_522
-
-
 MASK = "[MASK]"
-
-
 _END = "<|endoftext|>"
-
-
 _MASKED_SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", MASK)
-
-
 _LETTERS = string.ascii_lowercase
-
-
 _TRIPLES = tuple("".join(triple) for triple in itertools.product(_LETTERS, repeat=3))
-
 
 _FIRST_PLAIN_ID = 257
 """Lower ids of the causal tokenizer are its special token and single bytes."""
-
 
 _POOL_SIZE = 2**24 + 43
 """Numbers drawn for all weights. Odd, so that no two weights start at the same one."""

@@ -19,6 +19,11 @@ from maskdial.models.registry import CausalModel, MaskedModel, ServedModel
 
 Client = Callable[[str], Awaitable[int]]
 
+EVENT = b'data: {"index"'
+"""How a token's event begins."""
+
+_OK = 200
+
 
 @dataclass(frozen=True, slots=True)
 class Throughput:
@@ -66,13 +71,6 @@ async def drive(
         time.process_time() - own,
         server_cpu() - server,
     )
-
-
-EVENT = b'data: {"index"'
-"""How a token's event begins."""
-
-
-_OK = 200
 
 
 class Work(Protocol):

@@ -40,7 +40,6 @@ NUM_STREAMS = 8
 
 _MIN_CONTEXT = 128
 _STOP_SECONDS = 10.0
-
 EngineT = TypeVar("EngineT", bound=CausalEngine | MaskedEngine)
 
 

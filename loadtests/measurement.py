@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
 K = TypeVar("K")
-
-
 S = TypeVar("S")
 
 

@@ -15,6 +15,9 @@ from loadtests.texts import Job, Kind
 from maskdial_client import NO_RETRIES, AsyncClient
 from maskdial_client.errors import ApiError, ConnectionFailedError, ProtocolError, StreamEndedError
 
+Send = Callable[[Job, Callable[[], None]], Awaitable[None]]
+_TEMPERATURE = 0.8
+
 
 def poisson_schedule(rate: float, duration: float, seed: int) -> tuple[float, ...]:
     """Start times in seconds from the start of the run, ascending, all below ``duration``.
@@ -60,9 +63,6 @@ class Sample:
     ended: float
     tokens: tuple[float, ...]
     failure: Failure | None
-
-
-Send = Callable[[Job, Callable[[], None]], Awaitable[None]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,9 +166,6 @@ class Runner:
 
     def _report_progress(self) -> None:
         self._on_progress(Progress(self._in_flight, len(self._samples), self._failed))
-
-
-_TEMPERATURE = 0.8
 
 
 def load_client(url: str) -> AsyncClient:

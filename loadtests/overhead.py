@@ -24,9 +24,9 @@ DESCRIPTION = (
     "bundle's engine in this process: generators with streams, classifiers with one text per "
     "request. MASKDIAL_* variables configure both sides where no flag here does."
 )
-
 _NUM_TEXTS = 512
 _QUESTION = "throughput over HTTP against the bare engine, in turns"
+
 _NOTES = (
     "cpu: microseconds of CPU time per unit, over all cores, of the bare engine's process, of the "
     "server's, and of the load generator's, which shares the cores with the server",

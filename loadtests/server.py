@@ -20,17 +20,9 @@ import psutil
 from loadtests import LoadTestError
 
 _LISTENING = re.compile(r"listening on (http://\S+)")
-
-
 _POLL_SECONDS = 0.01
-
-
 _STOP_SECONDS = 15.0
-
-
 _LAST_WORDS_SECONDS = 1.0
-
-
 _LOG_LINES = 20
 
 

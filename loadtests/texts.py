@@ -40,15 +40,9 @@ _SENTENCES = (
     "It took all summer to paint the fence, because there was always something better to do.",
 )
 
-
 _MIXED_KINDS = (Kind.GENERATE, Kind.FILL_MASK, Kind.CLASSIFY)
-
-
 _MIXED_WEIGHTS = (2, 1, 1)
-
-
 _MAX_SENTENCES = 6
-
 
 SCENARIOS = (*(kind.value for kind in Kind), "mixed")
 """Choices of --scenario. In ``mixed``, half of the requests generate."""
@@ -162,7 +156,6 @@ PROMPTS = (
     "The first thing that he noticed was",
 )
 
-
 _PASSAGE = (
     "The ferry at Holm crosses the sound eleven times a day between April and October, and four "
     "times a day in winter. It carries twenty cars, two lorries and about a hundred passengers. "
@@ -176,7 +169,6 @@ _PASSAGE = (
     "timetable will stay as it is until then."
 )
 
-
 _COPY = (
     "The crossing takes nine minutes in calm weather. When the wind blows from the north-west, "
     "the captain steers a wide curve around the skerries, and the trip may take half an hour. "
@@ -184,7 +176,6 @@ _COPY = (
     "The old ferry was built of oak in 1931 and served for forty-four years before the steel "
     "one replaced her. She lies in the harbour now, and the school uses her as a workshop."
 )
-
 
 _SUMMARY = (
     "In short: the ferry at Holm crosses the sound eleven times a day between April and October. "
@@ -195,7 +186,6 @@ _SUMMARY = (
     "will stay as it is until then."
 )
 
-
 _RETELLING = (
     "From April to October the ferry leaves eleven times a day; in winter the council allows "
     "four. There is room for two lorries, for cars, and for a hundred passengers or so. In calm "
@@ -204,7 +194,6 @@ _RETELLING = (
     "ferry, built in 1931, is a workshop of the school in the harbour now. An electric ferry is "
     "on order; the island's windmills will load its batteries from the spring after next."
 )
-
 
 _FREE = (
     "My grandmother kept bees behind the orchard wall. Each morning she put on a grey coat and "

@@ -18,6 +18,7 @@ DESCRIPTION = (
 
 _SHARES: dict[Family, float] = {"causal": 0.75, "masked": 0.25}
 """How a shape's time compares with that of a shape of the other family."""
+
 _PRECISIONS: dict[Provider, str] = {"cpu": "int8", "cuda": "fp16"}
 
 

@@ -24,15 +24,10 @@ from loadtests.compare.setup import Setup
 from loadtests.compare.work import Work
 
 _LOAD_SECONDS = 300.0
-
-
 _PREPARE_SECONDS = 1200.0
-
-
 _TURN_SECONDS = 240.0
-
-
 _STOP_SECONDS = 10.0
+_HOME = "loadtests.compare.peers"
 
 
 class Child:
@@ -149,9 +144,6 @@ class Child:
     def _signal(self, number: signal.Signals) -> None:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.pid, number)
-
-
-_HOME = "loadtests.compare.peers"
 
 
 def main(module_name: str, setup_json: str, mode: str) -> None:

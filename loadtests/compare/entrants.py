@@ -10,6 +10,10 @@ from loadtests.compare.work import WORK, Family, Load, Provider, Work
 
 ENGINE, HTTP, MEMORY = "engine", "http", "memory"
 REQUIREMENTS = "loadtests/requirements-peers.txt"
+_OPENVINO = ("openvino", "nncf")
+_GENAI = (*_OPENVINO, "openvino_genai", "openvino_tokenizers")
+_BOTH: tuple[Provider, ...] = ("cpu", "cuda")
+_WIDTHS = "float32 on the CPU, float16 on CUDA"
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,11 +70,6 @@ class Entrant:
             return provider in self.providers
         return self.name in peers and provider in (*self.providers, *self.on_request)
 
-
-_OPENVINO = ("openvino", "nncf")
-_GENAI = (*_OPENVINO, "openvino_genai", "openvino_tokenizers")
-_BOTH: tuple[Provider, ...] = ("cpu", "cuda")
-_WIDTHS = "float32 on the CPU, float16 on CUDA"
 
 ENTRANTS = (
     Entrant(

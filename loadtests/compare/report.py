@@ -16,9 +16,24 @@ from loadtests.compare.work import SHORT_CONTEXT, Provider, Work
 from loadtests.measurement import load_averages, machine
 
 _COLD = "Some work was measured in its warm-up round only: do not quote it."
-
-
 _MET = {True: "yes", False: "no", None: ""}
+
+_PACKAGES = (
+    "maskdial",
+    "onnxruntime",
+    "onnxruntime-gpu",
+    "torch",
+    "triton",
+    "transformers",
+    "openvino",
+    "openvino-genai",
+    "nncf",
+    "llama-cpp-python",
+    "onnxruntime-genai",
+)
+
+_FLAGS = ("avx2", "avx512f", "avx_vnni", "avx512_vnni", "avx512_bf16", "amx_int8", "amx_bf16")
+_GPU_FACTS = "name,memory.total,driver_version"
 
 
 def shape_table(
@@ -77,27 +92,6 @@ def _number(value: float) -> str:
 
 def _row(cells: Iterable[str]) -> str:
     return f"| {' | '.join(cells)} |"
-
-
-_PACKAGES = (
-    "maskdial",
-    "onnxruntime",
-    "onnxruntime-gpu",
-    "torch",
-    "triton",
-    "transformers",
-    "openvino",
-    "openvino-genai",
-    "nncf",
-    "llama-cpp-python",
-    "onnxruntime-genai",
-)
-
-
-_FLAGS = ("avx2", "avx512f", "avx_vnni", "avx512_vnni", "avx512_bf16", "amx_int8", "amx_bf16")
-
-
-_GPU_FACTS = "name,memory.total,driver_version"
 
 
 def describe(threads: int, provider: Provider) -> dict[str, Any]:

@@ -17,6 +17,19 @@ from loadtests.compare.work import Provider, Work
 Times = dict[Work, dict[str, dict[int, float]]]
 """Seconds by work, entrant name and round."""
 
+LEAST_MEMORY_SHARE = 0.6
+LEAST_HTTP_SHARE = 0.93
+_HTTP_STREAMS = 8
+
+# These read a few rows of a table, not all of it.
+_READS_ROWS = (
+    "Gather",
+    "GatherND",
+    "GatherBlockQuantized",
+    "GroupQueryAttention",
+    "RotaryEmbedding",
+)
+
 
 @dataclass(frozen=True, slots=True)
 class Spread:
@@ -161,18 +174,8 @@ TARGETS = (
     Target("cuda", "bert-base", "transformers", "pass", 32, 1.2),
 )
 
-
 MEMORY_CASES = (Case("135m", "cpu", "*"), Case("7b", "cuda", "fp16"))
 """Cases with a target for memory bandwidth at batch 1; precision "*" means any."""
-
-
-LEAST_MEMORY_SHARE = 0.6
-
-
-LEAST_HTTP_SHARE = 0.93
-
-
-_HTTP_STREAMS = 8
 
 
 def findings(
@@ -213,16 +216,6 @@ def _wants_share(case: Case) -> bool:
 
 def ratio_text(ratio: Spread) -> str:
     return f"{ratio.median:.2f}x ({ratio.low:.2f} to {ratio.high:.2f})"
-
-
-# These read a few rows of a table, not all of it.
-_READS_ROWS = (
-    "Gather",
-    "GatherND",
-    "GatherBlockQuantized",
-    "GroupQueryAttention",
-    "RotaryEmbedding",
-)
 
 
 def bytes_read(graph: Path) -> int:

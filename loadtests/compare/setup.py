@@ -13,6 +13,17 @@ from loadtests.compare.work import ROOM, Family, Load, Provider, Room
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
 
+USUAL: dict[Provider, tuple[str, ...]] = {
+    "cpu": ("135m", "bert-base"),
+    "cuda": ("135m", "1.1b", "7b", "bert-base", "bert-large"),
+}
+"""The shapes measured by default."""
+
+BUNDLE = "bundle"
+
+HALF = ("fp16", "int4-fp16")
+"""Precisions of bundles that are written without the export's comparisons."""
+
 
 @dataclass(frozen=True, slots=True)
 class Shape:
@@ -68,7 +79,6 @@ TINY: dict[Family, Shape] = {
     ),
 }
 
-
 _ALL = (
     Shape(
         "135m",
@@ -108,15 +118,7 @@ _ALL = (
     *TINY.values(),
 )
 
-
 SHAPES = {shape.name: shape for shape in _ALL}
-
-
-USUAL: dict[Provider, tuple[str, ...]] = {
-    "cpu": ("135m", "bert-base"),
-    "cuda": ("135m", "1.1b", "7b", "bert-base", "bert-large"),
-}
-"""The shapes measured by default."""
 
 
 def find(names: tuple[str, ...]) -> list[Shape]:
@@ -129,13 +131,6 @@ def find(names: tuple[str, ...]) -> list[Shape]:
         if name not in SHAPES:
             raise LoadTestError(f"unknown shape {name!r}; choose from {', '.join(SHAPES)}")
     return [SHAPES[name] for name in names]
-
-
-BUNDLE = "bundle"
-
-
-HALF = ("fp16", "int4-fp16")
-"""Precisions of bundles that are written without the export's comparisons."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,27 +5,14 @@ from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 Family = Literal["causal", "masked"]
-
-
 Provider = Literal["cpu", "cuda"]
-
-
 Load = Literal["small", "large"]
-
-
 Kind = Literal["prefill", "decode", "generate", "pass", "read"]
-
-
 SHORT_CONTEXT = 96
-
-
 LONG_CONTEXT = 1000
-
-
 CONCURRENCY = (1, 2, 4, 8, 16)
-
-
 LARGE_CONCURRENCY = (1, 8, 64)
+USUAL_LOAD: dict[Provider, Load] = {"cpu": "small", "cuda": "large"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,8 +139,4 @@ WORK: dict[Load, dict[Family, tuple[Work, ...]]] = {
 }
 """In the order of the table. Weights are read at batch 1, where memory bandwidth is the limit."""
 
-
 ROOM: dict[Load, Room] = {"small": Room(16, 1152), "large": Room(64, 1024)}
-
-
-USUAL_LOAD: dict[Provider, Load] = {"cpu": "small", "cuda": "large"}

@@ -21,6 +21,7 @@ DESCRIPTION = (
     "Measure the text engine of a causal bundle in this process, without HTTP. MASKDIAL_* "
     "variables configure what no flag here does."
 )
+
 SHARES = {
     "stall": 0.18,
     "split": 0.20,

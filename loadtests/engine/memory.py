@@ -14,20 +14,10 @@ from loadtests.engines import NUM_STREAMS, LoadedCausal
 from loadtests.measurement import Section
 
 _QUESTION = "resident memory while 8 streams run, and after they end"
-
-
 _PROMPT_TOKENS = 512
-
-
 _MB = 1e6
-
-
 _RETURNED = 0.1
-
-
 _MOST_SECONDS = 20.0
-
-
 _POLL_SECONDS = 0.1
 
 

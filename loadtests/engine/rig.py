@@ -13,6 +13,8 @@ from maskdial.causal.executor import ModelRunner
 from maskdial.causal.stream import TokenStream
 from maskdial.metrics import NullMetrics
 
+_POLL_SECONDS = 0.001
+
 
 @dataclass(frozen=True, slots=True)
 class Pass:
@@ -105,9 +107,6 @@ class Recorder(NullMetrics):
         """The steps since the last call."""
         steps, self._steps = self._steps, []
         return steps
-
-
-_POLL_SECONDS = 0.001
 
 
 class Reader:

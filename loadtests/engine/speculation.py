@@ -16,20 +16,10 @@ from loadtests.texts import TASKS
 from maskdial.causal.executor import Cache, ModelRunner
 
 _QUESTION = "speed of one stream alone, by the limit of drafted tokens"
-
-
 _DRAFTS = (0, 4, 8, 16)
-
-
 _LEAST_KEPT = 0.95
-
-
 _NEW_TOKENS = 72
-
-
 _MIN_NEW_TOKENS = 16
-
-
 _LEAD = np.float32(10.0)
 
 

@@ -16,19 +16,10 @@ from loadtests.engines import NUM_STREAMS, LoadedCausal
 from loadtests.measurement import Section, median, take_turns
 
 _QUESTION = "where the time of a decode step of 8 streams goes"
-
-
 _TARGET_PERCENT = 5.0
-
-
 _PROMPT_TOKENS = 16
-
-
 _NEW_TOKENS = 32
-
-
 _PERPLEXITY = 20.0  # typical of small models on prose
-
 
 _SCHEMA: dict[str, Any] = {
     "type": "array",

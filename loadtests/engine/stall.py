@@ -13,23 +13,11 @@ from loadtests.engines import NUM_STREAMS, LoadedCausal
 from loadtests.measurement import Section, median, median_ratio, take_turns
 
 _QUESTION = "gaps between the tokens of 7 streams while a long prompt is read"
-
-
 _PROMPT_TOKENS = 1500
-
-
 _NUM_RUNNING = NUM_STREAMS - 1
-
-
 _START_TOKENS = 16
-
-
 _STEPS_BEFORE = 12
-
-
 _STEPS_AFTER = 4
-
-
 _MOST_TRIES = 5
 
 

@@ -21,8 +21,8 @@ DESCRIPTION = (
     "model's size. MASKDIAL_* variables configure the rest."
 )
 SECTIONS = ("load", "memory", "start")
-
 _QUESTION = "time from the start of the process to readiness, against the model's size"
+
 _NOTES = (
     "listening: Python, its imports and the socket, the same for every model; loading: from there "
     "to readiness: hashes, graph, golden check and first pass, with the files in the page cache",

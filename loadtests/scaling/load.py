@@ -14,25 +14,12 @@ from loadtests.texts import Job, draw_jobs
 from maskdial.models.bundle import Bundle
 
 _QUESTION = "throughput and latency against the offered load"
-
-
 _SHARES = (0.25, 0.5, 0.7, 0.85, 1.0, 1.2)
-
-
 _CLIENTS = {"causal": 8, "masked": 32}
-
-
 _CAPACITY_SECONDS = 0.5
-
-
 _TIMEOUT = 120.0
-
-
 _DRAIN = 60.0
-
-
 _MAX_IN_FLIGHT = 1000
-
 
 _NOTES = (
     "share: of the throughput of a closed loop of 8 streams or 32 texts; milliseconds count from "

@@ -15,16 +15,9 @@ from maskdial.models.bundle import Bundle, KVLayout
 from maskdial.models.tokenizer import Tokenizer
 
 _QUESTION = "resident memory against slots, context and streams"
-
-
 _MB = 1e6
-
-
 _RETURN_SECONDS = 12.0
-
-
 _POLL_SECONDS = 0.2
-
 
 _NOTES = (
     "reserved: the KV cache of all slots at full context; used: the part that the streams' tokens "

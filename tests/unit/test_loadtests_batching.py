@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from loadtests import LoadTestError
 from loadtests.__main__ import main
-from loadtests.batching import Sample, report
+from loadtests.batching import Row, Sample, report
 from loadtests.engines import FirstComeBatcher
 from loadtests.texts import mix, read_lines
 from maskdial.models.registry import STARTER_FOLDER
@@ -90,6 +90,8 @@ def test_a_report_adds_rounds_up_and_says_what_was_wanted() -> None:
         num_tokens=3000,
     )
     ours, baseline = section.rows
+    assert isinstance(ours, Row)
+    assert isinstance(baseline, Row)
     assert (ours.batches, baseline.batches) == ("like length", "first come")
     assert (ours.texts_per_s, ours.tokens_per_s) == (50.0, 1500.0)
     assert (ours.padding_ratio, baseline.padding_ratio) == (1.05, 3.5)

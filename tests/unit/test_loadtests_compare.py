@@ -49,6 +49,7 @@ from loadtests.compare.work import (
     SHORT_CONTEXT,
     USUAL_LOAD,
     WORK,
+    Load,
     Work,
 )
 
@@ -297,7 +298,9 @@ def test_the_plot_has_those_that_can_batch() -> None:
         ]
     )
     assert list(points) == [ENGINE]
-    assert points[ENGINE] == [(1, pytest.approx(100)), (8, pytest.approx(400))]
+    (one, speed), (eight, faster) = points[ENGINE]
+    assert (one, eight) == (1, 8)
+    assert (speed, faster) == pytest.approx((100, 400))
 
 
 def test_a_step_is_timed_while_all_streams_run() -> None:
@@ -339,7 +342,7 @@ def test_shapes_are_chosen_by_name() -> None:
 
 def test_each_entrant_has_its_familys_work() -> None:
     for each in ENTRANTS:
-        for load in ("small", "large"):
+        for load in WORK:
             mine = replace(each, load=load).work
             wanted = [
                 work
@@ -348,13 +351,14 @@ def test_each_entrant_has_its_familys_work() -> None:
                 and (each.ragged or not work.least)
             ]
             assert list(mine) == wanted
-    for load, batches in (("small", CONCURRENCY), ("large", LARGE_CONCURRENCY)):
+    batches: dict[Load, tuple[int, ...]] = {"small": CONCURRENCY, "large": LARGE_CONCURRENCY}
+    for load in WORK:
         steps = [
             work
             for work in WORK[load]["causal"]
             if (work.kind, work.length) == ("decode", SHORT_CONTEXT)
         ]
-        assert tuple(work.batch for work in steps) == batches
+        assert tuple(work.batch for work in steps) == batches[load]
 
 
 def test_arguments() -> None:
@@ -422,6 +426,8 @@ def test_masked_words_are_a_token_each() -> None:
     chosen = [*random.Random(0).choices(words, k=100), MASK]
     ids = tokenizer.encode(" ".join(chosen)).ids
     assert len(ids) == 103
-    assert ids.count(tokenizer.token_to_id(MASK)) == 1
+    mask = tokenizer.token_to_id(MASK)
+    assert mask is not None
+    assert ids.count(mask) == 1
     assert "[UNK]" not in tokenizer.encode("Paris is the capital of France (2024)!").tokens
-    assert tokenizer.token_to_id(MASK) not in masked_ids(random.Random(0), 5000)
+    assert mask not in masked_ids(random.Random(0), 5000)

@@ -11,6 +11,7 @@ import onnx
 import pytest
 import torch
 from onnx import numpy_helper
+from transformers import CompileConfig
 
 from loadtests import LoadTestError
 from loadtests.checkpoints import build_checkpoint, random_model
@@ -144,9 +145,8 @@ def test_random_weights_are_random() -> None:
 
 @pytest.fixture
 def compiled_by_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
-    """torch.compile traces as ever, and runs what it traced without a compiler."""
-    config = torch_peers.CompileConfig
-    monkeypatch.setattr(torch_peers, "CompileConfig", partial(config, backend="eager"))
+    """torch.compile traces as usual but runs the traced graph without a compiler."""
+    monkeypatch.setattr(torch_peers, "CompileConfig", partial(CompileConfig, backend="eager"))
 
 
 def setup(folder: Path, shape: str, variant: str = "") -> Setup:
@@ -193,6 +193,7 @@ def test_a_text_that_ends_early_is_told(
 ) -> None:
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", "elsewhere")
     runner = torch_peers.open_runner(setup(tmp_path, "tiny-llama", "generate"))
+    assert isinstance(runner, torch_peers._Generate)
     runner._model.generation_config.eos_token_id = list(range(SHAPES["tiny-llama"].num_words))
     with pytest.raises(LoadTestError, match="a text ended early"):
         runner.run(GENERATE)
@@ -210,6 +211,7 @@ def test_torch_runs_on_the_cpu(tmp_path: Path) -> None:
     read = Work("read", 1, 1, 2)
     buffer = torch_peers.open_runner(replace(masked, variant="memory"))
     assert buffer.run(read) > 0
+    assert isinstance(buffer, torch_peers._Buffer)
     assert buffer._half_copy(read) > 0
 
 

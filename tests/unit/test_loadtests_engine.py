@@ -227,7 +227,7 @@ def test_texts_are_cut_to_the_context() -> None:
 
 
 class EvenRunner:
-    """A model that finds every token equally likely, and counts its passes."""
+    """A model to which every token is equally likely; it counts its passes."""
 
     cache: Any = None
 
@@ -248,6 +248,9 @@ class EvenRunner:
     ) -> NDArray[np.float32]:
         self.num_passes += 1
         return np.zeros((len(rows), VOCAB), np.float32)
+
+    def warm_up(self) -> None:
+        raise AssertionError("not used")
 
 
 def test_a_script_is_followed_in_chunks_steps_and_checks_of_guesses() -> None:

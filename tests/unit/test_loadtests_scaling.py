@@ -3,6 +3,7 @@
 import argparse
 import asyncio
 import json
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -80,7 +81,7 @@ def test_a_sender_keeps_connections_and_reports_tokens() -> None:
             tokens: list[int] = []
             job = Job(Kind.GENERATE, "Once there was", 0)
             for number in range(2):
-                await sender(job, lambda number=number: tokens.append(number))
+                await sender(job, partial(tokens.append, number))
             idle = len(sender._idle)
             await sender.aclose()
             return tokens, idle

@@ -15,6 +15,7 @@ Times = list[float]
 """When a stream was requested, then when each token arrived, in seconds from any origin."""
 
 _PROMPT_CHUNK = 128
+
 SETTLING = 2
 """Steps that are left out before a measurement."""
 

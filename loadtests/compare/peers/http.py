@@ -16,7 +16,6 @@ from loadtests.server import Connection, Reply, post, running_server
 _OK = 200
 _EVENT = b'data: {"index"'
 _NUM_SPECIAL = 2
-
 prepare = ours.prepare
 
 

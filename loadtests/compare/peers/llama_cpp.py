@@ -27,6 +27,7 @@ from loadtests.compare.work import Work
 _FILE = "model.gguf"
 _FILE_TYPES = {"F32": 0, "Q4_0": 2, "Q8_0": 7}
 _PLAIN, _CONTROL = 1, 3
+
 _NAMES = {
     "model.embed_tokens": "token_embd",
     "model.norm": "output_norm",
