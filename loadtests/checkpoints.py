@@ -1,7 +1,7 @@
-"""Checkpoints of real shapes with random weights, on which work takes as long as on trained ones.
+"""Checkpoints with random weights in real shapes: they run as long as trained ones take.
 
-They need no download and no corpus. Their tokenizers know every letter and many made-up words, so
-that any text can be encoded, and a text of a given number of tokens can be written.
+They need no download. Their tokenizers know every letter and many made-up words, so any text can be
+encoded, and a text of a given number of tokens is easy to write.
 """
 
 import itertools
@@ -24,19 +24,20 @@ if TYPE_CHECKING:
 CAUSAL_WORDS = 49_152
 MASKED_WORDS = 30_522
 MASK = "[MASK]"
-
 _END = "<|endoftext|>"
 _MASKED_SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", MASK)
 _LETTERS = string.ascii_lowercase
 _TRIPLES = tuple("".join(triple) for triple in itertools.product(_LETTERS, repeat=3))
+
 _FIRST_PLAIN_ID = 257
-"""The causal tokenizer's ids below are its special token and single bytes."""
+"""Lower ids of the causal tokenizer are its special token and single bytes."""
+
 _POOL_SIZE = 2**24 + 43
-"""Numbers that are drawn for all weights. Odd, so that no two weights begin at the same one."""
+"""Numbers drawn for all weights. Odd, so that no two weights start at the same one."""
 
 
 def llama_config(**measures: Any) -> "PreTrainedConfig":
-    """A Llama's configuration; its tokenizer has 49,152 words if ``vocab_size`` is not given."""
+    """A Llama configuration; ``vocab_size`` defaults to 49,152."""
     from transformers import LlamaConfig
 
     special = {"bos_token_id": 0, "eos_token_id": 0, "pad_token_id": None}
@@ -44,7 +45,7 @@ def llama_config(**measures: Any) -> "PreTrainedConfig":
 
 
 def bert_config(**measures: Any) -> "PreTrainedConfig":
-    """A BERT's configuration, base where nothing else is given."""
+    """A BERT configuration, defaulting to BERT-base."""
     from transformers import BertConfig
 
     return BertConfig(vocab_size=MASKED_WORDS, **measures)
@@ -53,7 +54,10 @@ def bert_config(**measures: Any) -> "PreTrainedConfig":
 def build_checkpoint(
     folder: Path, config: "PreTrainedConfig", seed: int = 0, *, weights: bool = True
 ) -> Path:
-    """A checkpoint folder, built if it is not there; without weights it has the small files."""
+    """Writes a checkpoint folder unless it exists, and returns it.
+
+    ``weights=False`` writes the configuration and the tokenizer only.
+    """
     if folder.exists():
         return folder
     import torch
@@ -75,10 +79,10 @@ def random_model(
     device: str = "cpu",
     attention: str = "sdpa",
 ) -> "PreTrainedModel":
-    """A LlamaForCausalLM or BertForMaskedLM with random weights, for inference.
+    """A LlamaForCausalLM or BertForMaskedLM with random weights, in evaluation mode.
 
-    Its weights are the same few million normal numbers again and again, beginning elsewhere each:
-    to draw billions of them takes minutes.
+    The weights repeat a pool of a few million normal numbers, each weight starting at another
+    offset: drawing billions of numbers takes minutes.
     """
     import torch
     from transformers import BertForMaskedLM, LlamaForCausalLM
@@ -97,7 +101,7 @@ def _fill(model: "PreTrainedModel", pool: "torch.Tensor") -> None:
     start = 0
     for name, parameter in model.named_parameters():
         values = parameter.data.view(-1)
-        if parameter.dim() == 1:  # of norms, and biases
+        if parameter.dim() == 1:  # norms and biases
             values.fill_(0.0 if name.endswith("bias") else 1.0)
             continue
         while len(values):
@@ -110,7 +114,7 @@ def _fill(model: "PreTrainedModel", pool: "torch.Tensor") -> None:
 def causal_words(num_words: int = CAUSAL_WORDS) -> list[str]:
     """Words that are one token each, with the space before them."""
     joined = {word for _, word in _causal_merges(num_words)}
-    # Merges join from the lowest letters up: in order, "abc" is never read as a + bc.
+    # Merges with the lowest letters come first, so a word in ascending order is never split a + bc.
     return [f" {word}" for word in _TRIPLES if word[0] < word[1] and word in joined]
 
 
@@ -120,17 +124,17 @@ def masked_words() -> list[str]:
 
 
 def causal_ids(rng: random.Random, num_tokens: int, num_words: int = CAUSAL_WORDS) -> list[int]:
-    """Tokens drawn evenly from those of whole words and parts of words."""
+    """Draws token ids uniformly from words and parts of words."""
     return [rng.randrange(_FIRST_PLAIN_ID, num_words) for _ in range(num_tokens)]
 
 
 def masked_ids(rng: random.Random, num_tokens: int) -> list[int]:
-    """Tokens drawn evenly from all but the special ones."""
+    """Draws token ids uniformly from all but the special ones."""
     return [rng.randrange(len(_MASKED_SPECIAL), MASKED_WORDS) for _ in range(num_tokens)]
 
 
 def causal_tokenizer(num_words: int = CAUSAL_WORDS) -> Tokenizer:
-    """Byte-level BPE of so many words: bytes, and two to four made-up letters."""
+    """Byte-level BPE with a vocabulary of bytes and of two to four made-up letters."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     merges = _causal_merges(num_words)
     words = [_END, *alphabet, *(a + b for a, b in merges)]
@@ -153,7 +157,7 @@ def _causal_merges(num_words: int) -> list[tuple[str, str]]:
 
 
 def masked_tokenizer() -> Tokenizer:
-    """WordPiece of 30,522 words: characters, and three to four made-up letters."""
+    """WordPiece with a vocabulary of characters and of three to four made-up letters."""
     characters = _LETTERS + string.digits + string.punctuation
     words = [*_MASKED_SPECIAL, *characters, *(f"##{each}" for each in characters), *_TRIPLES]
     longer = (word + letter for word in _TRIPLES for letter in _LETTERS)
@@ -194,7 +198,7 @@ def _fast_tokenizer(config: "PreTrainedConfig") -> "PreTrainedTokenizerFast":
 
 @contextmanager
 def new_folder(path: Path) -> Iterator[Path]:
-    """A folder that takes the name ``path`` when all went well, and else is gone."""
+    """A temporary folder, renamed to ``path`` if the block succeeds and removed if not."""
     path.parent.mkdir(parents=True, exist_ok=True)
     folder = Path(tempfile.mkdtemp(prefix=f".{path.name}.", dir=path.parent))
     try:

@@ -1,4 +1,4 @@
-"""Report: what a run's samples add up to."""
+"""Report: what the samples of an open-loop run add up to."""
 
 import math
 import platform
@@ -8,13 +8,13 @@ from dataclasses import asdict, dataclass
 from itertools import pairwise
 from typing import Any
 
-from loadtests.runner import Run
-from loadtests.samples import Failure, Kind, Sample
+from loadtests.open_loop import Failure, Run, Sample
+from loadtests.texts import Kind
 
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """What was asked for, as it stands in the report; times in seconds, ``rate`` per second."""
+    """What the command line asked for. Times are in seconds, ``rate`` in requests per second."""
 
     url: str
     scenario: str
@@ -30,7 +30,7 @@ class Settings:
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """Some measured times, in milliseconds; percentiles are exact, from all ``count`` of them."""
+    """Measured times in milliseconds. Percentiles are exact, taken over all ``count`` values."""
 
     count: int
     mean: float
@@ -42,11 +42,12 @@ class Summary:
 
 @dataclass(frozen=True, slots=True)
 class Latencies:
-    """A kind of request; only those that succeeded are measured. Times in milliseconds.
+    """The successful requests of one kind; times in milliseconds.
 
-    ``end_to_end`` and ``time_to_first_token`` count from the scheduled start. ``inter_token`` is
-    the gaps between the tokens of a stream as the client got them (two in one packet: no gap).
-    The last two are None for tasks that do not stream; each is None where nothing was measured.
+    ``end_to_end`` and ``time_to_first_token`` count from the scheduled start. ``inter_token`` holds
+    the gaps between the tokens of a stream as the client received them; tokens that arrive in one
+    packet have no gap between them. Tasks that do not stream leave the last two None, and each is
+    None if nothing was measured.
     """
 
     requests: int
@@ -58,7 +59,7 @@ class Latencies:
 
 @dataclass(frozen=True, slots=True)
 class ErrorCount:
-    """Failures alike in type and status, with one of their messages."""
+    """Failures of the same type and status, with one message as an example."""
 
     error_type: str
     status: int | None
@@ -68,12 +69,12 @@ class ErrorCount:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """A whole run. Rates are per second.
+    """One run; rates are per second.
 
-    ``offered_rate`` is what was scheduled over the set duration; ``achieved_rate`` is what
-    succeeded over ``elapsed`` seconds, to the last reply's end, as is ``tokens_per_second``.
-    ``start_delay`` is how late requests were sent: what the load generator itself, or its
-    bound on requests in flight, added to every latency.
+    ``offered_rate`` is what the schedule asked for over the configured duration. ``achieved_rate``
+    and ``tokens_per_second`` count successful requests until the end of the last reply, ``elapsed``
+    seconds after the start. ``start_delay`` is how late requests were sent: the part of every
+    latency that comes from the load generator itself or from its limit on requests in flight.
     """
 
     settings: Settings
@@ -92,7 +93,7 @@ class Report:
     errors: tuple[ErrorCount, ...]
 
     def as_json(self) -> dict[str, Any]:
-        """The report as plain JSON values; times in ``*_ms`` fields are milliseconds."""
+        """The report as JSON values; fields that end in ``_ms`` are milliseconds."""
         document = asdict(self)
         document["start_delay_ms"] = document.pop("start_delay")
         for latencies in document["kinds"].values():
@@ -102,12 +103,15 @@ class Report:
 
 
 def percentile(ordered: Sequence[float], percent: float) -> float:
-    """The percentile of ascending values, linear between neighbours (numpy's default, type 7).
+    """The percentile of ascending values, interpolated linearly (numpy's default, type 7).
 
     Source: Hyndman and Fan, "Sample Quantiles in Statistical Packages", 1996.
+
+    Raises:
+        ValueError: there are no values.
     """
     if not ordered:
-        raise ValueError("no values have no percentile")
+        raise ValueError("no values to take a percentile of")
     position = (len(ordered) - 1) * percent / 100
     below = math.floor(position)
     above = min(below + 1, len(ordered) - 1)
@@ -115,7 +119,7 @@ def percentile(ordered: Sequence[float], percent: float) -> float:
 
 
 def summarize(seconds: Iterable[float]) -> Summary | None:
-    """Seconds to a summary in milliseconds; None for none."""
+    """Summarizes times given in seconds, in milliseconds; None if there are none."""
     ordered = sorted(1000 * value for value in seconds)
     if not ordered:
         return None
@@ -130,7 +134,7 @@ def summarize(seconds: Iterable[float]) -> Summary | None:
 
 
 def make_report(settings: Settings, run: Run) -> Report:
-    """Adds a run's samples up."""
+    """Summarizes the samples of a run."""
     samples = run.samples
     succeeded = [sample for sample in samples if sample.failure is None]
     tokens = sum(len(sample.tokens) for sample in succeeded)

@@ -1,4 +1,4 @@
-"""Turns Hugging Face checkpoints into maskdial bundles, and trains the starter models.
+"""Turns Hugging Face checkpoints into maskdial bundles.
 
 Importing ``maskdial`` first turns ONNX Runtime's telemetry off.
 """

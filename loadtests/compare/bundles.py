@@ -1,8 +1,8 @@
-"""Bundles of random weights for CUDA: the exporter's graph, without its comparisons.
+"""Bundles with random weights for CUDA: the exporter's graph without its comparisons.
 
-The exporter compares each graph with torch in float32, and each lower precision with that. For a
-model of billions of random weights that takes many minutes and says nothing, so its graph is traced
-in float16 at once. The manifest's parity is that of a tiny model of the same family.
+The exporter compares each graph with torch in float32, and each lower precision with that. For
+billions of random weights this takes many minutes and shows nothing, so the graph is traced in
+float16 directly. The manifest's parity is that of a tiny model of the same family.
 """
 
 from pathlib import Path
@@ -23,12 +23,13 @@ from maskdial_export.quantise import quantise
 from maskdial_export.source import Source
 
 _ROUNDING = 0.1
-"""How far a golden check's logits may be off, in their standard deviations: float16 rounds to far
-less than that, and a graph that computes something else is far beyond it."""
+"""Tolerance of the golden check, in standard deviations of the logits: float16 rounding stays far
+below it, and a graph that computes something else far above.
+"""
 
 
 def write_half(setup: Setup, tiny: Manifest) -> None:
-    """Writes the bundle of a setup; ``tiny`` is the manifest of a checked bundle of its family."""
+    """Writes a setup's bundle; ``tiny`` is the manifest of an exported bundle of its family."""
     source = _source(setup)
     checkpoint = _checkpoint(setup, source)
     with new_folder(setup.bundle) as folder:
@@ -40,7 +41,7 @@ def write_half(setup: Setup, tiny: Manifest) -> None:
         config: Any = checkpoint.model.config
         about = {
             "precision": setup.precision,
-            "batch_invariant": False,  # which is not measured here
+            "batch_invariant": False,  # not measured here
             "vocab_size": config.vocab_size,
             "max_length": checkpoint.max_length,
             "special_tokens": checkpoint.tokens,
@@ -61,7 +62,7 @@ def _source(setup: Setup) -> Source:
 
 
 def _checkpoint(setup: Setup, source: Source) -> Checkpoint:
-    """As the exporter has it after `Checkpoint.half`."""
+    """What the exporter has after `Checkpoint.half`."""
     config = setup.model.config
     model = random_model(config, setup.seed, dtype=torch.float16, attention="eager")
     tokenizer = load_tokenizer(source, config.vocab_size)
@@ -75,7 +76,7 @@ def _checkpoint(setup: Setup, source: Source) -> Checkpoint:
 
 
 def _golden(setup: Setup, checkpoint: Checkpoint, graph: Path) -> GoldenCheck:
-    """torch's logits in float16, or of rounded weights ONNX Runtime's on the CPU."""
+    """torch's logits in float16; for quantized weights, ONNX Runtime's on the CPU."""
     golden = Golden(checkpoint)
     computed = golden.expected() if setup.precision == "fp16" else golden.computed(graph)
     logits = computed.astype(np.float32)

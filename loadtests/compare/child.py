@@ -1,6 +1,11 @@
-"""Child: an entrant's process, which runs only while it is asked."""
+"""Child: an entrant's process, which runs only during its turns; both ends of the pipe.
+
+The child is ``python -m loadtests.compare.child MODULE SETUP prepare|serve``. It reads and writes
+one JSON object per line; whatever libraries print goes to standard error.
+"""
 
 import contextlib
+import importlib
 import json
 import os
 import queue
@@ -8,31 +13,34 @@ import signal
 import subprocess
 import sys
 import threading
+from collections.abc import Iterable
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TextIO
 
+from loadtests import LoadTestError
 from loadtests.compare.entrants import Entrant
 from loadtests.compare.setup import Setup
 from loadtests.compare.work import Work
-from loadtests.errors import LoadTestError
 
 _LOAD_SECONDS = 300.0
 _PREPARE_SECONDS = 1200.0
 _TURN_SECONDS = 240.0
 _STOP_SECONDS = 10.0
+_HOME = "loadtests.compare.peers"
 
 
 class Child:
     """One entrant in a process group of its own, stopped (SIGSTOP) between its turns.
 
-    So neither threads that spin for work nor servers that wake up disturb the others. If this
-    process is killed the system ends the group, because it is orphaned then, and stopped.
+    So neither spinning threads nor servers that wake up disturb the others. If this process is
+    killed, the system ends the group, which is then orphaned and stopped.
 
     Args:
-        entrant: whose runner to start.
+        entrant: the peer to start.
         setup: passed on to it.
-        log: where it and its libraries write.
+        log: file for its output and that of its libraries.
+        mode: whether to convert the model or to run it.
     """
 
     def __init__(
@@ -42,7 +50,7 @@ class Child:
         arguments = [entrant.module, json.dumps(asdict(setup)), mode]
         with log.open("ab") as errors:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "loadtests.compare.worker", *arguments],
+                [sys.executable, "-m", "loadtests.compare.child", *arguments],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=errors,
@@ -56,7 +64,7 @@ class Child:
 
     @classmethod
     def prepare(cls, entrant: Entrant, setup: Setup, log: Path) -> None:
-        """Makes what the entrant needs, in a process that ends then.
+        """Makes what the entrant needs, in a process that then ends.
 
         Raises:
             LoadTestError: it failed.
@@ -69,7 +77,7 @@ class Child:
 
     @classmethod
     def serve(cls, entrant: Entrant, setup: Setup, log: Path) -> "Child":
-        """An entrant that is loaded, and stopped.
+        """Loads an entrant; its process is stopped when this returns.
 
         Raises:
             LoadTestError: it failed.
@@ -84,7 +92,7 @@ class Child:
         return child
 
     def run(self, work: Work) -> float:
-        """Lets it run for one piece of work, and returns the seconds that it reports.
+        """Resumes it for one piece of work and returns the seconds that it reports.
 
         Raises:
             LoadTestError: it failed.
@@ -92,7 +100,7 @@ class Child:
         self._signal(signal.SIGCONT)
         try:
             assert self._process.stdin is not None, "the process was started with a pipe"
-            with contextlib.suppress(BrokenPipeError):  # it ended: there is no reply either
+            with contextlib.suppress(BrokenPipeError):  # it has ended, so no reply comes either
                 self._process.stdin.write(json.dumps(work.as_json()) + "\n")
                 self._process.stdin.flush()
             return float(self._reply(_TURN_SECONDS)["seconds"])
@@ -100,7 +108,7 @@ class Child:
             self._signal(signal.SIGSTOP)
 
     def close(self) -> None:
-        """Ends it, and what it started."""
+        """Ends the process and what it started."""
         self._signal(signal.SIGCONT)
         assert self._process.stdin is not None, "the process was started with a pipe"
         with contextlib.suppress(BrokenPipeError):
@@ -119,7 +127,7 @@ class Child:
             line = self._replies.get(timeout=seconds)
         except queue.Empty:
             self._signal(signal.SIGKILL)
-            raise LoadTestError(f"no answer within {seconds:g} s; see {self._log}") from None
+            raise LoadTestError(f"no reply within {seconds:g} s; see {self._log}") from None
         if not line:
             raise LoadTestError(f"its process ended; see {self._log}")
         reply: dict[str, Any] = json.loads(line)
@@ -136,3 +144,46 @@ class Child:
     def _signal(self, number: signal.Signals) -> None:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.pid, number)
+
+
+def main(module_name: str, setup_json: str, mode: str) -> None:
+    """The child process: prepares and exits, or serves until its standard input ends."""
+    replies = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    os.dup2(2, 1)
+    try:
+        setup = Setup(**json.loads(setup_json))
+        name = module_name if "." in module_name else f"{_HOME}.{module_name}"
+        module = importlib.import_module(name)
+        if mode == "prepare":
+            module.prepare(setup)
+            _say(replies, {"ready": True})
+        else:
+            _serve(module, setup, sys.stdin, replies)
+    except Exception as error:
+        _say(replies, {"error": _sentence(error)})
+        raise
+
+
+def _serve(module: Any, setup: Setup, requests: Iterable[str], replies: TextIO) -> None:
+    runner = module.open_runner(setup)
+    try:
+        _say(replies, {"ready": True})
+        for line in requests:
+            work = Work(**json.loads(line))
+            _say(replies, {"seconds": runner.run(work)})
+    finally:
+        runner.close()
+
+
+def _say(replies: TextIO, reply: dict[str, Any]) -> None:
+    replies.write(json.dumps(reply) + "\n")
+    replies.flush()
+
+
+def _sentence(error: Exception) -> str:
+    lines = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {lines[0] if lines else 'no message'}"
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

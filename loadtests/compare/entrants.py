@@ -1,15 +1,19 @@
-"""The entrants: who takes part, what each needs, and whether it is here."""
+"""Entrants: who takes part, what each needs, and whether that is installed."""
 
 import importlib.util
 from collections.abc import Container, Iterator
 from dataclasses import dataclass, replace
 
+from loadtests import LoadTestError
 from loadtests.compare.setup import BUNDLE
 from loadtests.compare.work import WORK, Family, Load, Provider, Work
-from loadtests.errors import LoadTestError
 
 ENGINE, HTTP, MEMORY = "engine", "http", "memory"
 REQUIREMENTS = "loadtests/requirements-peers.txt"
+_OPENVINO = ("openvino", "nncf")
+_GENAI = (*_OPENVINO, "openvino_genai", "openvino_tokenizers")
+_BOTH: tuple[Provider, ...] = ("cpu", "cuda")
+_WIDTHS = "float32 on the CPU, float16 on CUDA"
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,16 +22,16 @@ class Entrant:
 
     Attributes:
         name: on the command line and in the table.
-        family: whose work it does.
-        module: of `loadtests.compare.runners`, or a full dotted name.
+        family: the models that it runs.
+        module: in `loadtests.compare.peers`, or a full dotted name.
         about: what exactly runs, for the report.
-        needs: modules that have to be installed.
+        needs: modules that must be installed.
         variant: passed on to the module.
-        makes: what it makes of the checkpoint once; see `Setup`.
+        makes: what it converts the checkpoint to, once; see `Setup`.
         providers: where it takes part.
         on_request: where it takes part if it is named.
-        ragged: whether it can do texts of several lengths at once.
-        load: how much work it is asked to do.
+        ragged: whether it can batch texts of different lengths.
+        load: the amount of work.
     """
 
     name: str
@@ -53,7 +57,7 @@ class Entrant:
 
     @property
     def work(self) -> tuple[Work, ...]:
-        """What it is asked to do."""
+        """What it measures."""
         return tuple(
             work
             for work in WORK[self.load][self.family]
@@ -61,22 +65,17 @@ class Entrant:
         )
 
     def takes_part(self, provider: Provider, peers: Container[str] | None) -> bool:
-        """Whether it does, if these peers are named; None names none and wants all usual ones."""
+        """Whether it does if these peers are named; None stands for the usual ones."""
         if not self.is_peer or peers is None:
             return provider in self.providers
         return self.name in peers and provider in (*self.providers, *self.on_request)
 
 
-_OPENVINO = ("openvino", "nncf")
-_GENAI = (*_OPENVINO, "openvino_genai", "openvino_tokenizers")
-_BOTH: tuple[Provider, ...] = ("cpu", "cuda")
-_WIDTHS = "float32 on the CPU, float16 on CUDA"
-
 ENTRANTS = (
     Entrant(
         ENGINE,
         "causal",
-        "ours_causal",
+        "ours",
         "maskdial's engine in its own process, prefix cache off",
         makes=BUNDLE,
         providers=_BOTH,
@@ -85,14 +84,14 @@ ENTRANTS = (
     Entrant(
         HTTP,
         "causal",
-        "http_causal",
+        "http",
         "maskdial serve, streams of /generate over HTTP",
         makes=BUNDLE,
     ),
     Entrant(
         "openvino",
         "causal",
-        "openvino_causal",
+        "openvino",
         "OpenVINO GenAI ContinuousBatchingPipeline, NNCF int8_asym weights per channel; "
         "activations, precision hint and KV cache as its CPU plugin chooses; prompts in one piece",
         _GENAI,
@@ -101,7 +100,7 @@ ENTRANTS = (
     Entrant(
         "llama.cpp-q8",
         "causal",
-        "llama_cpp_causal",
+        "llama_cpp",
         "llama.cpp, GGUF with Q8_0 weights, float16 KV cache",
         ("llama_cpp", "gguf"),
         "Q8_0",
@@ -110,7 +109,7 @@ ENTRANTS = (
     Entrant(
         "llama.cpp-q4",
         "causal",
-        "llama_cpp_causal",
+        "llama_cpp",
         "llama.cpp, GGUF with Q4_0 weights, float16 KV cache",
         ("llama_cpp", "gguf"),
         "Q4_0",
@@ -119,7 +118,7 @@ ENTRANTS = (
     Entrant(
         "onnxruntime-genai",
         "causal",
-        "onnxruntime_genai_causal",
+        "onnxruntime",
         "onnxruntime-genai, its model builder's int4 (block 32, accuracy level 4)",
         ("onnxruntime_genai",),
         "int4",
@@ -128,16 +127,18 @@ ENTRANTS = (
     Entrant(
         "transformers",
         "causal",
-        "transformers_causal",
+        "torch",
         "transformers, float32, SDPA, its forward pass called with a DynamicCache",
+        variant="forward",
     ),
     Entrant(
         "transformers-compiled",
         "causal",
-        "transformers_generate",
+        "torch",
         f"transformers' generate, {_WIDTHS}, SDPA, a static cache of the size that the work needs, "
-        "decode steps by torch.compile (reduce-overhead, so CUDA graphs there; one compilation for "
-        "each batch); ragged texts as one batch padded on the left, until the longest ends",
+        "decode steps by torch.compile (reduce-overhead, on CUDA with CUDA graphs; one compilation "
+        "per batch size); ragged texts as one batch padded on the left, until the longest ends",
+        variant="generate",
         providers=("cuda",),
         on_request=("cpu",),
         ragged=True,
@@ -145,15 +146,16 @@ ENTRANTS = (
     Entrant(
         MEMORY,
         "causal",
-        "memory_read",
+        "torch",
         "a buffer summed by all threads; on CUDA the faster of a sum and half a copy, by torch",
+        variant="memory",
         providers=_BOTH,
     ),
     Entrant(
         ENGINE,
         "masked",
-        "ours_masked",
-        "maskdial's engine in its own process; LM head on one masked row a text",
+        "ours",
+        "maskdial's engine in its own process; LM head on one masked row per text",
         makes=BUNDLE,
         providers=_BOTH,
         ragged=True,
@@ -161,14 +163,14 @@ ENTRANTS = (
     Entrant(
         HTTP,
         "masked",
-        "http_masked",
-        "maskdial serve, /fill-mask over HTTP with one mask a text",
+        "http",
+        "maskdial serve, /fill-mask over HTTP with one mask per text",
         makes=BUNDLE,
     ),
     Entrant(
         "openvino-w8",
         "masked",
-        "openvino_masked",
+        "openvino",
         "OpenVINO, NNCF int8_asym weights per channel; activations and precision hint as its CPU "
         "plugin chooses",
         _OPENVINO,
@@ -178,8 +180,8 @@ ENTRANTS = (
     Entrant(
         "openvino-ptq",
         "masked",
-        "openvino_masked",
-        "OpenVINO, NNCF post-training quantisation (W8A8, static scales of 64 random texts)",
+        "openvino",
+        "OpenVINO, NNCF post-training quantization (W8A8, static scales of 64 random texts)",
         _OPENVINO,
         "ptq",
         "openvino-ptq",
@@ -187,7 +189,7 @@ ENTRANTS = (
     Entrant(
         "transformers",
         "masked",
-        "transformers_masked",
+        "torch",
         f"transformers, {_WIDTHS}, SDPA; ragged texts padded to the longest",
         (),
         "model",
@@ -197,8 +199,8 @@ ENTRANTS = (
     Entrant(
         "transformers-encoder",
         "masked",
-        "transformers_masked",
-        "the same without an LM head",
+        "torch",
+        "the same without its LM head",
         (),
         "encoder",
         providers=("cuda",),
@@ -208,8 +210,9 @@ ENTRANTS = (
     Entrant(
         "transformers-compiled",
         "masked",
-        "transformers_masked",
-        "the first with torch.compile (reduce-overhead, one compilation for each batch and length)",
+        "torch",
+        "the first of these with torch.compile (reduce-overhead, one compilation per batch size "
+        "and length)",
         (),
         "compiled",
         providers=("cuda",),
@@ -219,7 +222,7 @@ ENTRANTS = (
     Entrant(
         "pipeline",
         "masked",
-        "transformers_masked",
+        "torch",
         "transformers' fill-mask pipeline, float32, texts in one batch",
         (),
         "pipeline",
@@ -227,7 +230,7 @@ ENTRANTS = (
     Entrant(
         "onnxruntime",
         "masked",
-        "plain_onnx_masked",
+        "onnxruntime",
         "ONNX Runtime, float32, torch.onnx.export of the model as it is",
         (),
         "fp32",
@@ -236,8 +239,8 @@ ENTRANTS = (
     Entrant(
         "onnxruntime-int8",
         "masked",
-        "plain_onnx_masked",
-        "the same with ONNX Runtime's quantize_dynamic (int8, one activation scale a tensor)",
+        "onnxruntime",
+        "the same with ONNX Runtime's quantize_dynamic (int8, one activation scale per tensor)",
         (),
         "int8",
         "onnx-int8",
@@ -248,10 +251,10 @@ ENTRANTS = (
 def choose(
     family: Family, peers: tuple[str, ...] | None, provider: Provider, load: Load
 ) -> Iterator[Entrant]:
-    """Ours and the named peers of a family; None names those that usually take part.
+    """Our entrants of a family and the named peers; None stands for the usual peers.
 
     Raises:
-        LoadTestError: no entrant of any family has such a name there.
+        LoadTestError: no peer of any family has such a name on that provider.
     """
     known = dict.fromkeys(
         each.name
@@ -260,7 +263,7 @@ def choose(
     )
     for name in peers or ():
         if name not in known:
-            raise LoadTestError(f"{name!r} is no peer; there are {', '.join(known)}")
+            raise LoadTestError(f"unknown peer {name!r}; choose from {', '.join(known)}")
     for entrant in ENTRANTS:
         if entrant.family == family and entrant.takes_part(provider, peers):
             yield replace(entrant, load=load)

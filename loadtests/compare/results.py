@@ -1,14 +1,34 @@
-"""Results: the rounds' times as medians and ratios, and what was wanted of them."""
+"""Results: medians and ratios over the rounds, and the targets they are held against."""
 
+import math
 import statistics
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
+from pathlib import Path
 from typing import Any
 
+import onnx
+from onnx import helper
+
 from loadtests.compare.entrants import ENGINE, HTTP, MEMORY
-from loadtests.compare.rounds import Times
 from loadtests.compare.work import Provider, Work
+
+Times = dict[Work, dict[str, dict[int, float]]]
+"""Seconds by work, entrant name and round."""
+
+LEAST_MEMORY_SHARE = 0.6
+LEAST_HTTP_SHARE = 0.93
+_HTTP_STREAMS = 8
+
+# These read a few rows of a table, not all of it.
+_READS_ROWS = (
+    "Gather",
+    "GatherND",
+    "GatherBlockQuantized",
+    "GroupQueryAttention",
+    "RotaryEmbedding",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,7 +41,7 @@ class Spread:
 
     @classmethod
     def of(cls, values: Iterable[float]) -> "Spread | None":
-        """None where there are no values."""
+        """None without values."""
         ordered = sorted(values)
         return cls(ordered[0], statistics.median(ordered), ordered[-1]) if ordered else None
 
@@ -35,10 +55,10 @@ class Result:
 
     Attributes:
         value: in the work's unit.
-        faster: how many times as long it took as our engine, round by round; None for the engine
-            itself, and where they had no round in common.
-        rounds: how often it was measured.
-        cold: whether its first round, which warms up, is among them.
+        faster: its time relative to our engine's, round by round; None for the engine itself and
+            without a common round.
+        rounds: how many were measured.
+        cold: whether the warm-up round is among them.
     """
 
     work: Work
@@ -61,7 +81,7 @@ class Result:
 
 
 def results_of(times: Times) -> list[Result]:
-    """In the order of the work, and of the entrants."""
+    """In the order of the work, then of the entrants."""
     results = []
     for work, by_name in times.items():
         engine = by_name.get(ENGINE, {})
@@ -79,20 +99,20 @@ def _ratios(theirs: Mapping[int, float], ours: Mapping[int, float]) -> Spread | 
 
 @dataclass(frozen=True, slots=True)
 class Reads:
-    """The bytes that a decode step has to read: all weights, and each text's keys and values."""
+    """What a decode step must read, in bytes: all weights, and the KV cache of each text."""
 
     weights: int
     kv_per_token: int
 
     def of(self, work: Work) -> int:
-        """Of a step in the middle of the steps that are measured."""
+        """For a step halfway through the measured ones."""
         return self.weights + self.kv_per_token * work.batch * (work.length + work.repeats // 2)
 
 
 def memory_shares(times: Times, reads: Reads) -> dict[Work, Spread]:
-    """How much of the memory's speed our engine uses in decode steps; 1 is all of it.
+    """The share of the memory bandwidth that our engine uses in decode steps; 1 is all of it.
 
-    The limit is one reading of what has to be read, as fast as the fastest of all rounds.
+    The limit is a single read of all that must be read, at the highest bandwidth of any round.
     """
     speeds = [
         work.value(seconds) * 1e9
@@ -111,7 +131,7 @@ def memory_shares(times: Times, reads: Reads) -> dict[Work, Spread]:
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """What was measured: the name of a shape, where, and the precision of our bundle."""
+    """What was measured: the name of a shape, the provider, and the precision of our bundle."""
 
     shape: str
     provider: Provider
@@ -120,9 +140,9 @@ class Case:
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """What is wanted: the least ratio of an entrant's time to our engine's.
+    """The least ratio wanted of an entrant's time to our engine's.
 
-    ``shape`` and ``entrant`` are patterns of names. ``batch`` 0 means every one.
+    ``shape`` and ``entrant`` are glob patterns of names. ``batch`` 0 means every batch.
     """
 
     provider: Provider
@@ -153,19 +173,17 @@ TARGETS = (
     Target("cuda", "*", "transformers-compiled", "generate", 64, 2.0),
     Target("cuda", "bert-base", "transformers", "pass", 32, 1.2),
 )
+
 MEMORY_CASES = (Case("135m", "cpu", "*"), Case("7b", "cuda", "fp16"))
-"""Of which a share of the memory's speed is wanted, for one text; "*" is any precision."""
-LEAST_MEMORY_SHARE = 0.6
-LEAST_HTTP_SHARE = 0.93
-_HTTP_STREAMS = 8
+"""Cases with a target for memory bandwidth at batch 1; precision "*" means any."""
 
 
 def findings(
     case: Case, results: Iterable[Result], shares: Mapping[Work, Spread]
 ) -> list[tuple[str, str, str, bool | None]]:
-    """What was measured, the figure, what was wanted, and whether it is met (by the median).
+    """What was measured, the figure, the target, and whether the median meets it.
 
-    Shares of the memory's speed are told where none is wanted, too.
+    Shares of the memory bandwidth are listed even without a target.
     """
     rows: list[tuple[str, str, str, bool | None]] = []
     for result in results:
@@ -198,3 +216,17 @@ def _wants_share(case: Case) -> bool:
 
 def ratio_text(ratio: Spread) -> str:
     return f"{ratio.median:.2f}x ({ratio.low:.2f} to {ratio.high:.2f})"
+
+
+def bytes_read(graph: Path) -> int:
+    """The size of all constants except those of which only rows are read, such as embeddings."""
+    model = onnx.load(graph, load_external_data=False).graph
+    read = {name for node in model.node if node.op_type not in _READS_ROWS for name in node.input}
+    return sum(_size(tensor) for tensor in model.initializer if tensor.name in read)
+
+
+def _size(tensor: onnx.TensorProto) -> int:
+    width: float = helper.tensor_dtype_to_np_dtype(tensor.data_type).itemsize
+    if tensor.data_type in (onnx.TensorProto.INT4, onnx.TensorProto.UINT4):
+        width = 0.5
+    return int(math.prod(tensor.dims) * width)

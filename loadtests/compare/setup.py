@@ -1,17 +1,136 @@
-"""Setup: where the models are, and how they run; and what a runner is."""
+"""Setup: a model, where its files are, and how it runs."""
 
 import hashlib
 import importlib.util
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Any
 
-from loadtests.compare.shapes import SHAPES, Shape
-from loadtests.compare.work import ROOM, Load, Provider, Room, Work
+from loadtests import LoadTestError
+from loadtests.checkpoints import CAUSAL_WORDS, bert_config, llama_config
+from loadtests.compare.work import ROOM, Family, Load, Provider, Room
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig
+
+USUAL: dict[Provider, tuple[str, ...]] = {
+    "cpu": ("135m", "bert-base"),
+    "cuda": ("135m", "1.1b", "7b", "bert-base", "bert-large"),
+}
+"""The shapes measured by default."""
 
 BUNDLE = "bundle"
+
 HALF = ("fp16", "int4-fp16")
-"""Precisions of our bundles that are written without what trained weights are asked."""
+"""Precisions of bundles that are written without the export's comparisons."""
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """A model without its weights.
+
+    Attributes:
+        name: on the command line and in file names.
+        family: causal (Llama) or masked (BERT).
+        heading: of its table.
+        measures: what its configuration changes in the family's default.
+    """
+
+    name: str
+    family: Family
+    heading: str
+    measures: dict[str, Any]
+
+    @property
+    def config(self) -> "PreTrainedConfig":
+        make = llama_config if self.family == "causal" else bert_config
+        return make(**self.measures)
+
+    @property
+    def num_words(self) -> int:
+        """The vocabulary size of a causal model."""
+        return int(self.measures.get("vocab_size", CAUSAL_WORDS))
+
+
+def _llama(layers: int, hidden: int, inner: int, heads: int, kv_heads: int) -> dict[str, Any]:
+    return {
+        "num_hidden_layers": layers,
+        "hidden_size": hidden,
+        "intermediate_size": inner,
+        "num_attention_heads": heads,
+        "num_key_value_heads": kv_heads,
+    }
+
+
+TINY: dict[Family, Shape] = {
+    "causal": Shape(
+        "tiny-llama", "causal", "A tiny Llama shape, to try the command", _llama(2, 64, 128, 4, 2)
+    ),
+    "masked": Shape(
+        "tiny-bert",
+        "masked",
+        "A tiny BERT shape, to try the command",
+        {
+            "num_hidden_layers": 2,
+            "hidden_size": 64,
+            "intermediate_size": 128,
+            "num_attention_heads": 4,
+        },
+    ),
+}
+
+_ALL = (
+    Shape(
+        "135m",
+        "causal",
+        "A 135M Llama shape",
+        _llama(30, 576, 1536, 9, 3)
+        | {
+            "max_position_embeddings": 4096,
+            "tie_word_embeddings": True,
+            "initializer_range": 0.05,
+        },
+    ),
+    Shape(
+        "1.1b",
+        "causal",
+        "A 1.1B Llama shape",
+        _llama(22, 2048, 5632, 32, 4) | {"vocab_size": 32_000, "max_position_embeddings": 2048},
+    ),
+    Shape(
+        "7b",
+        "causal",
+        "A 7B Llama shape",
+        _llama(32, 4096, 11_008, 32, 32) | {"vocab_size": 32_000, "max_position_embeddings": 4096},
+    ),
+    Shape("bert-base", "masked", "BERT-base, fill-mask (texts x tokens)", {}),
+    Shape(
+        "bert-large",
+        "masked",
+        "BERT-large, fill-mask (texts x tokens)",
+        {
+            "num_hidden_layers": 24,
+            "hidden_size": 1024,
+            "intermediate_size": 4096,
+            "num_attention_heads": 16,
+        },
+    ),
+    *TINY.values(),
+)
+
+SHAPES = {shape.name: shape for shape in _ALL}
+
+
+def find(names: tuple[str, ...]) -> list[Shape]:
+    """Looks shapes up by name.
+
+    Raises:
+        LoadTestError: a name is unknown.
+    """
+    for name in names:
+        if name not in SHAPES:
+            raise LoadTestError(f"unknown shape {name!r}; choose from {', '.join(SHAPES)}")
+    return [SHAPES[name] for name in names]
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,16 +138,17 @@ class Setup:
     """What a child process is told.
 
     Attributes:
-        folder: holds the models, from one run to the next.
-        shape: the name of the model's.
-        variant: the entrant's own, such as a quantisation.
-        makes: what it makes of the checkpoint once: ``bundle``, a name of its own, or nothing.
+        folder: keeps the models between runs.
+        shape: name of the model's.
+        variant: the entrant's own, such as a quantization.
+        makes: what the entrant converts the checkpoint to, once: ``bundle``, a name of its own, or
+            nothing.
         precision: of our bundle.
-        exporter: `exporter_digest` when the run began.
-        threads: of one pass.
+        exporter: `exporter_digest` at the start of the run.
+        threads: per pass.
         seed: draws weights, prompts and texts.
         provider: where passes run.
-        load: how much work there is at most.
+        load: the amount of work.
     """
 
     folder: str
@@ -52,46 +172,34 @@ class Setup:
 
     @property
     def checkpoint(self) -> Path:
-        """On CUDA everyone draws the weights, and it has none."""
+        """On CUDA it has no weights: every entrant draws them."""
         name = self.shape if self.provider == "cpu" else f"{self.shape}-cuda"
         return Path(self.folder) / f"{name}-{self.seed}"
 
     @property
     def bundle(self) -> Path:
-        """Its name changes with the exporter, so that an old bundle is not measured."""
+        """Its name contains the exporter's digest, so that an outdated bundle is not measured."""
         return self.cached(f"bundle-{self.precision}-{self.exporter}")
 
     def bundles(self) -> list[Path]:
-        """Those that there are, of all exporters, the newest last."""
+        """The bundles of all exporters, newest last."""
         made = Path(self.folder).glob(self.cached(f"bundle-{self.precision}-*").name)
         return sorted(made, key=lambda path: path.stat().st_mtime)
 
     @property
     def product(self) -> Path:
-        """Where that is kept; of those that make nothing, the checkpoint, which they run."""
+        """What the entrant runs: its conversion, or the checkpoint if it makes none."""
         if not self.makes:
             return self.checkpoint
         return self.bundle if self.makes == BUNDLE else self.cached(self.makes)
 
     def cached(self, name: str) -> Path:
-        """Where something made from the checkpoint is kept."""
+        """The path of something made from the checkpoint."""
         return self.checkpoint.with_name(f"{self.checkpoint.name}-{name}")
 
 
-class Runner(Protocol):
-    """Something that does the work, loaded and warm."""
-
-    def run(self, work: Work) -> float:
-        """Seconds for a prefill, or on average for a step or pass."""
-        ...
-
-    def close(self) -> None:
-        """Ends processes and threads of its own."""
-        ...
-
-
 def exporter_digest() -> str:
-    """The exporter's sources as eight hexadecimal digits."""
+    """A hash of the exporter's sources, eight hexadecimal digits."""
     spec = importlib.util.find_spec("maskdial_export")
     assert spec is not None, "this project's own package"
     assert spec.origin is not None, "a package with a file"

@@ -8,11 +8,11 @@ Family = Literal["causal", "masked"]
 Provider = Literal["cpu", "cuda"]
 Load = Literal["small", "large"]
 Kind = Literal["prefill", "decode", "generate", "pass", "read"]
-
 SHORT_CONTEXT = 96
 LONG_CONTEXT = 1000
 CONCURRENCY = (1, 2, 4, 8, 16)
 LARGE_CONCURRENCY = (1, 8, 64)
+USUAL_LOAD: dict[Provider, Load] = {"cpu": "small", "cuda": "large"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,15 +22,14 @@ class Work:
     Attributes:
         kind: ``prefill``: one prompt until its first new token. ``decode``: one step of ``batch``
             texts, each after a prompt. ``generate``: ``batch`` prompts until the last text is
-            written. ``pass``: ``batch`` texts through a masked model. ``read``: a buffer read once.
+            complete. ``pass``: ``batch`` texts through a masked model. ``read``: a buffer, once.
         batch: texts at a time.
         length: tokens of each prompt or text; MiB of the buffer.
-        repeats: steps, passes or reads of which the mean is taken.
-        least: where texts are ragged, of how many tokens the shortest may be, and ``length`` the
-            longest; 0 where all are of ``length``.
-        new_tokens: how many tokens of ``generate`` the longest text may have, and ``least`` the
-            shortest.
-        per_second: whether it is told as texts or tokens a second.
+        repeats: steps, passes or reads to average over.
+        least: for ragged texts, the fewest tokens of one, while ``length`` is the most; 0 if all
+            have ``length``.
+        new_tokens: for ``generate``, the most new tokens of a text, while ``least`` is the fewest.
+        per_second: whether to report texts or tokens per second.
     """
 
     kind: Kind
@@ -57,14 +56,14 @@ class Work:
 
     @property
     def unit(self) -> str:
-        """What `value` counts."""
+        """The unit of `value`."""
         if self.per_second:
             return "texts/s" if self.kind == "pass" else "tok/s"
         return {"prefill": "tok/s", "decode": "ms/step", "pass": "ms", "read": "GB/s"}[self.kind]
 
     @property
     def texts(self) -> tuple[tuple[int, int], ...]:
-        """Tokens of each prompt or text, and new ones for it: the same at each call."""
+        """Tokens of each prompt or text, and of what is generated after it; always the same."""
         rng = random.Random(0)
         if not self.least:
             return ((self.length, self.new_tokens),) * self.batch
@@ -77,7 +76,7 @@ class Work:
         )
 
     def value(self, seconds: float) -> float:
-        """The time as people know it, in `unit`."""
+        """Converts a time into `unit`."""
         if self.kind == "generate":
             return sum(new for _, new in self.texts) / seconds
         if self.per_second:
@@ -89,7 +88,7 @@ class Work:
         return 1000 * seconds
 
     def tokens_per_second(self, value: float) -> float:
-        """Throughput of a decode step, from what `value` gave."""
+        """Converts the `value` of a decode step into throughput."""
         return value if self.per_second else 1000 * self.batch / value
 
     def as_json(self) -> dict[str, Any]:
@@ -98,7 +97,7 @@ class Work:
 
 @dataclass(frozen=True, slots=True)
 class Room:
-    """The most texts at once, and tokens of the longest with what is written after it."""
+    """The most texts at once, and the most tokens of a text with its prompt."""
 
     batch: int
     context: int
@@ -138,6 +137,6 @@ WORK: dict[Load, dict[Family, tuple[Work, ...]]] = {
         ),
     },
 }
-"""In the order of the table. Weights are read at batch 1, which the memory's speed limits."""
+"""In the order of the table. Weights are read at batch 1, where memory bandwidth is the limit."""
+
 ROOM: dict[Load, Room] = {"small": Room(16, 1152), "large": Room(64, 1024)}
-USUAL_LOAD: dict[Provider, Load] = {"cpu": "small", "cuda": "large"}

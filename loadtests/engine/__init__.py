@@ -1,1 +1,135 @@
-"""The causal engine measured in this process. Run with ``python -m loadtests engine``."""
+"""``python -m loadtests engine``: the causal engine, measured in this process."""
+
+import argparse
+import asyncio
+import json
+import time
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from rich.console import Console
+
+from loadtests import names_of, positive
+from loadtests.engine import first_token, memory, speculation, split, stall
+from loadtests.engines import LoadedCausal
+from loadtests.measurement import Section, load_averages, machine
+from maskdial.config import load_config
+
+DESCRIPTION = (
+    "Measure the text engine of a causal bundle in this process, without HTTP. MASKDIAL_* "
+    "variables configure what no flag here does."
+)
+
+SHARES = {
+    "stall": 0.18,
+    "split": 0.20,
+    "prefix": 0.07,
+    "together": 0.07,
+    "speculation": 0.43,
+    "memory": 0.05,
+}
+"""The sections, and the share of the time that each gets if all run."""
+
+_MEASURES: dict[str, Callable[[LoadedCausal, float, np.random.Generator], Awaitable[Section]]] = {
+    "stall": stall.measure,
+    "split": split.measure,
+    "prefix": first_token.measure_prefix,
+    "together": first_token.measure_together,
+    "speculation": speculation.measure,
+    "memory": memory.measure,
+}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the options of the command."""
+    parser.add_argument(
+        "--bundle", type=Path, required=True, metavar="PATH", help="causal bundle to measure"
+    )
+    parser.add_argument(
+        "--sections",
+        type=names_of(tuple(SHARES)),
+        default=tuple(SHARES),
+        metavar="A,B",
+        help=f"what to measure, of {','.join(SHARES)} (default: all)",
+    )
+    parser.add_argument(
+        "--seconds",
+        type=positive,
+        default=300.0,
+        metavar="S",
+        help="measuring time of all sections; each measures everything at least once, however long "
+        "that takes (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--seed", type=int, default=0, help="seed of the prompts (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--threads", type=int, metavar="N", help="threads per pass (default: the server's)"
+    )
+    parser.add_argument(
+        "--prefill-chunk-tokens",
+        type=int,
+        metavar="N",
+        help="prompt tokens read between two decode steps (default: the server's)",
+    )
+    parser.add_argument("--output", type=Path, metavar="FILE", help="write the report as JSON")
+
+
+def seconds_of(sections: tuple[str, ...], seconds: float) -> dict[str, float]:
+    """Divides the seconds among the sections."""
+    whole = sum(SHARES[name] for name in sections)
+    return {name: seconds * SHARES[name] / whole for name in sections}
+
+
+def main(args: argparse.Namespace) -> int:
+    """Measures, prints and writes the report; returns 0."""
+    flags = {"threads": args.threads, "prefill_chunk_tokens": args.prefill_chunk_tokens}
+    config = load_config({name: flag for name, flag in flags.items() if flag is not None})
+    report = asyncio.run(_measure(LoadedCausal.load(args.bundle, config), args))
+    if args.output is not None:
+        args.output.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
+    return 0
+
+
+async def _measure(model: LoadedCausal, args: argparse.Namespace) -> dict[str, Any]:
+    """Prints each section as soon as it is measured; returns the report as JSON values."""
+    console, progress = Console(), Console(stderr=True)
+    report = describe(model)
+    console.print(
+        f"{report['model']}: {report['architecture']}, {report['precision']}, "
+        f"vocabulary {report['vocab_size']:,}, context {report['max_length']}; "
+        f"{report['machine']}, load {report['load']}"
+    )
+    started = time.perf_counter()
+    sections: dict[str, Any] = {}
+    for number, (name, seconds) in enumerate(seconds_of(args.sections, args.seconds).items()):
+        with progress.status(f"measuring: {name}"):
+            rng = np.random.default_rng((args.seed, number))
+            section = await _MEASURES[name](model, seconds, rng)
+        section.show(console)
+        sections[name] = section.as_json()
+    report["elapsed_seconds"] = time.perf_counter() - started
+    report["load_at_end"] = load_averages()
+    report["sections"] = sections
+    return report
+
+
+def describe(model: LoadedCausal) -> dict[str, Any]:
+    """What was measured, and where, as JSON values."""
+    manifest = model.bundle.manifest
+    return {
+        "model": model.bundle.name,
+        "architecture": manifest.architecture,
+        "precision": manifest.precision,
+        "vocab_size": manifest.vocab_size,
+        "max_length": model.max_length,
+        "query_block": model.layout.query_block,
+        "prefill_chunk_tokens": model.chunk_tokens,
+        "prefix_cache_bytes": model.config.prefix_cache_bytes,
+        "threads": model.config.threads,
+        "spinning": model.config.spins(alone=True),
+        "machine": machine(),
+        "load": load_averages(),
+    }

@@ -1,4 +1,4 @@
-"""What the KV cache takes, and what the system gets back."""
+"""What the KV cache takes, and what the process returns to the system."""
 
 import asyncio
 import gc
@@ -9,13 +9,11 @@ from pathlib import Path
 
 import numpy as np
 
-from loadtests.engine.model import NUM_STREAMS, Model
 from loadtests.engine.rig import Rig, running
-from loadtests.engine.section import Section
-from maskdial.causal.sampling.params import SamplingParams
-from maskdial.causal.sequence import Sequence
+from loadtests.engines import NUM_STREAMS, LoadedCausal
+from loadtests.measurement import Section
 
-_QUESTION = "resident memory of the KV cache of 8 streams, and after they ended"
+_QUESTION = "resident memory while 8 streams run, and after they end"
 _PROMPT_TOKENS = 512
 _MB = 1e6
 _RETURNED = 0.1
@@ -25,7 +23,7 @@ _POLL_SECONDS = 0.1
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One reading; ``mb`` are 1e6 bytes and ``grown`` counts from the first reading."""
+    """One reading; megabytes are 1e6 bytes, ``grown_mb`` is relative to the first reading."""
 
     state: str
     kv_used_mb: float
@@ -34,27 +32,18 @@ class Row:
     after_seconds: float
 
 
-async def measure(model: Model, seconds: float, rng: np.random.Generator) -> Section:
+async def measure(model: LoadedCausal, seconds: float, rng: np.random.Generator) -> Section:
     """Reads the process's memory before, during and after eight streams; not repeated."""
     size = min(_PROMPT_TOKENS, model.max_length // 2)
     runner = model.runner()
-    # The session's own buffers grow with the first passes, and stay.
-    for start in range(0, size, model.chunk_tokens):
-        chunk = model.random_prompt(rng, min(model.chunk_tokens, size - start))
-        runner.prefill(0, np.array(chunk, np.int64), start)
-    runner.cache.release_pages(0)
+    # The session's own buffers grow in the first passes and stay: they are not the KV cache's.
+    model.prefill(runner, model.random_prompt(rng, size))
     async with running(model, runner) as rig:
         gc.collect()
         readings = [("before", 0, resident_bytes(), 0.0)]
         started = time.perf_counter()
         readers = [
-            rig.read(
-                Sequence(
-                    model.random_prompt(rng, size),
-                    SamplingParams(max_new_tokens=model.max_length, ignore_eos=True),
-                )
-            )
-            for _ in range(NUM_STREAMS)
+            rig.read(model.random_prompt(rng, size), model.max_length) for _ in range(NUM_STREAMS)
         ]
         for reader in readers:
             await reader.until(2)
@@ -69,16 +58,19 @@ async def measure(model: Model, seconds: float, rng: np.random.Generator) -> Sec
         Row(state, kv / _MB, now / _MB, (now - readings[0][2]) / _MB, after)
         for state, kv, now, after in readings
     )
+    kept, grown = max(round(rows[2].grown_mb), 0), round(rows[1].grown_mb)
     findings = (
         f"{per_token:,} bytes per token; prompts of {size} tokens; after the streams ended, the "
-        f"process kept {max(round(rows[2].grown_mb), 0)} of {round(rows[1].grown_mb)} MB",
+        f"process kept {kept} of {grown} MB",
     )
-    notes = () if resident else ("resident memory is read from /proc, which is not here",)
+    notes = (
+        () if resident else ("resident memory is read from /proc, which this system does not have",)
+    )
     return Section("memory", _QUESTION, 1, rows, findings, notes)
 
 
 async def _wait_for_return(rig: Rig, before: int, used: int) -> int:
-    """Waits until the process has little more than before, or for a while."""
+    """Waits until little more memory is used than before, or the time is up."""
     deadline = time.perf_counter() + _MOST_SECONDS
     while True:
         resident = resident_bytes()
@@ -88,7 +80,7 @@ async def _wait_for_return(rig: Rig, before: int, used: int) -> int:
 
 
 def resident_bytes() -> int:
-    """The process's resident memory; 0 where the system does not tell (Linux does)."""
+    """The process's resident memory; 0 where the system does not report it."""
     if sys.platform != "linux":
         return 0
     import resource

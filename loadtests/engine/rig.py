@@ -1,28 +1,120 @@
-"""Rig: an engine that runs, what it reports, and readers of its streams."""
+"""Rig: a running engine, the steps it reports, and readers of its streams."""
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Iterable
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import AsyncIterator, Iterable, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from typing import Any
 
-from loadtests.engine.model import Model
-from loadtests.engine.recorder import Recorder
+from loadtests.engines import LoadedCausal, open_stream, started
 from maskdial.causal.engine import CausalEngine
 from maskdial.causal.executor import ModelRunner
-from maskdial.causal.sequence import Sequence
 from maskdial.causal.stream import TokenStream
+from maskdial.metrics import NullMetrics
 
 _POLL_SECONDS = 0.001
-_STOP_SECONDS = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class Pass:
+    """One pass over the model: seconds, rows, and tokens without padding."""
+
+    seconds: float
+    num_rows: int
+    num_tokens: int
+
+    @property
+    def reads_prompt(self) -> bool:
+        """Whether it is a prefill of more than one token per row, and not a decode step."""
+        return self.num_tokens > self.num_rows
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One iteration of the engine; times in seconds."""
+
+    schedule: float
+    run: float
+    sample: float
+    publish: float
+    passes: tuple[Pass, ...]
+
+    @property
+    def total(self) -> float:
+        return self.schedule + self.run + self.sample + self.publish
+
+    @property
+    def own(self) -> float:
+        """The engine's own time: everything but `run`."""
+        return self.schedule + self.sample + self.publish
+
+    @property
+    def around_passes(self) -> float:
+        """The part of `run` outside the model's passes: copies, and grammar work."""
+        return self.run - sum(each.seconds for each in self.passes)
+
+    @property
+    def num_decoded(self) -> int:
+        """The rows of the decode step; 0 if anything else ran."""
+        if len(self.passes) != 1 or self.passes[0].reads_prompt:
+            return 0
+        return self.passes[0].num_rows
+
+
+class Recorder(NullMetrics):
+    """Collects steps, drafts and prefix cache hits. The engine's thread writes to it.
+
+    A step is recorded just after its tokens are published, so the last step of a text may arrive
+    after the reader has the whole text.
+    """
+
+    def __init__(self) -> None:
+        self._steps: list[Step] = []
+        self._passes: list[Pass] = []
+        self._batch = (0, 0)
+        self.num_drafts = 0
+        self.num_accepted = 0
+        self.num_queried = 0
+        """Prompt tokens looked up in the prefix cache."""
+        self.num_hit = 0
+        """Prompt tokens found there."""
+        self.peak_kv_bytes = 0
+        """Most bytes of the KV cache in use after a step."""
+
+    def batch(self, size: int, tokens: int, padded_tokens: int) -> None:
+        self._batch = (size, tokens)
+
+    def inference(self, seconds: float) -> None:
+        self._passes.append(Pass(seconds, *self._batch))
+
+    def step(self, schedule: float, run: float, sample: float, publish: float) -> None:
+        passes, self._passes = tuple(self._passes), []
+        self._steps.append(Step(schedule, run, sample, publish, passes))
+
+    def prefix_cache(self, num_queried: int, num_hit: int) -> None:
+        self.num_queried += num_queried
+        self.num_hit += num_hit
+
+    def speculation(self, num_drafts: int, num_accepted: int) -> None:
+        self.num_drafts += num_drafts
+        self.num_accepted += num_accepted
+
+    def kv_cache(self, used_bytes: int, ratio: float) -> None:
+        self.peak_kv_bytes = max(self.peak_kv_bytes, used_bytes)
+
+    def take_steps(self) -> list[Step]:
+        """The steps since the last call."""
+        steps, self._steps = self._steps, []
+        return steps
 
 
 class Reader:
-    """Reads a stream in a task of its own, and keeps when each token came.
+    """Reads a stream in a task of its own and records when each token arrived.
 
     Attributes:
-        submitted: when the sequence was handed to the engine, `time.perf_counter` seconds.
-        times: when each token came, likewise.
+        submitted: when the prompt was submitted, in `time.perf_counter` seconds.
+        times: when each token arrived, on the same clock.
         token_ids: the tokens.
     """
 
@@ -36,11 +128,11 @@ class Reader:
 
     @property
     def time_to_first_token(self) -> float:
-        """In seconds, once there is one."""
+        """In seconds; defined once there is a token."""
         return self.times[0] - self.submitted
 
     async def until(self, num_tokens: int) -> None:
-        """Waits until so many tokens came, or the text ended. For one caller at a time.
+        """Waits for that many tokens or the end of the text. For one caller at a time.
 
         Raises:
             MaskdialError: what ended the sequence early.
@@ -52,7 +144,7 @@ class Reader:
             self._task.result()
 
     async def end(self) -> None:
-        """Waits for the text's end.
+        """Waits for the end of the text.
 
         Raises:
             MaskdialError: what ended the sequence early.
@@ -60,7 +152,7 @@ class Reader:
         await self._task
 
     async def close(self) -> None:
-        """Leaves the stream."""
+        """Closes the stream."""
         self._task.cancel()
         await asyncio.gather(self._task, return_exceptions=True)
         await self._stream.aclose()
@@ -77,18 +169,18 @@ class Reader:
 
 @dataclass(frozen=True, slots=True)
 class Rig:
-    """A running engine and what it reports to."""
+    """A running engine and its recorder."""
 
     engine: CausalEngine
     recorder: Recorder
 
-    def read(self, sequence: Sequence) -> Reader:
-        """Submits a sequence."""
+    def read(self, prompt: Sequence[int], num_tokens: int, **options: Any) -> Reader:
+        """Submits a prompt; see `open_stream` for the arguments."""
         submitted = time.perf_counter()
-        return Reader(submitted, self.engine.stream(sequence))
+        return Reader(submitted, open_stream(self.engine, prompt, num_tokens, **options))
 
     async def close(self, readers: Iterable[Reader]) -> None:
-        """Leaves streams, and waits until the engine has nothing to do."""
+        """Closes streams and waits until the engine is idle."""
         for reader in readers:
             await reader.close()
         while True:
@@ -99,7 +191,7 @@ class Rig:
 
 @asynccontextmanager
 async def running(
-    model: Model,
+    model: LoadedCausal,
     runner: ModelRunner | None = None,
     *,
     chunk_tokens: int | None = None,
@@ -107,7 +199,7 @@ async def running(
     prefix_cache: bool = False,
     max_drafts: int = 0,
 ) -> AsyncIterator[Rig]:
-    """An engine for as long as the block lasts; see `Model.engine` for the arguments."""
+    """Runs an engine for the duration of the block; see `LoadedCausal.engine`."""
     recorder = Recorder()
     engine = model.engine(
         model.runner() if runner is None else runner,
@@ -117,9 +209,6 @@ async def running(
         prefix_cache=prefix_cache,
         max_drafts=max_drafts,
     )
-    async with AsyncExitStack() as stack:
-        engine.start()
-        stack.push_async_callback(asyncio.to_thread, engine.stop, _STOP_SECONDS)
-        await engine.warm_up()
+    async with started(engine):
         recorder.take_steps()
         yield Rig(engine, recorder)

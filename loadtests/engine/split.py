@@ -1,4 +1,4 @@
-"""How a step of eight streams divides between the model and the engine itself."""
+"""How a decode step of eight streams divides between the model and the engine."""
 
 import asyncio
 import json
@@ -11,20 +11,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from loadtests.engine.model import NUM_STREAMS, Model
-from loadtests.engine.recorder import Step
-from loadtests.engine.rig import Rig, running
-from loadtests.engine.section import Section
-from loadtests.engine.turns import median, take_turns
-from maskdial.causal.grammar.compiler import GrammarCompiler
-from maskdial.causal.sampling.params import SamplingParams
-from maskdial.causal.sequence import Sequence
+from loadtests.engine.rig import Rig, Step, running
+from loadtests.engines import NUM_STREAMS, LoadedCausal
+from loadtests.measurement import Section, median, take_turns
 
 _QUESTION = "where the time of a decode step of 8 streams goes"
 _TARGET_PERCENT = 5.0
 _PROMPT_TOKENS = 16
 _NEW_TOKENS = 32
-_PERPLEXITY = 20.0  # about what small models have on prose
+_PERPLEXITY = 20.0  # typical of small models on prose
 
 _SCHEMA: dict[str, Any] = {
     "type": "array",
@@ -46,16 +41,16 @@ _SCHEMA: dict[str, Any] = {
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One way to sample; ``ms`` are milliseconds, medians over all steps.
+    """One set of sampling parameters; times in milliseconds, medians over all steps.
 
     Attributes:
         sampling: which parameters.
         step_ms: the whole step.
         schedule_ms, run_ms, sample_ms, publish_ms: its parts.
-        beside_pass_ms: what of ``run`` was not the model's pass.
-        own_percent: everything but ``run``, of each step; median.
-        rows: sequences that a step decoded, mean; one whose grammar is late is left out.
-        steps: how many there were.
+        beside_pass_ms: the part of ``run`` outside the model's pass.
+        own_percent: the share of everything but ``run``, median of the steps' shares.
+        rows: mean sequences per step; one whose grammar mask is late sits the step out.
+        steps: how many were measured.
     """
 
     sampling: str
@@ -70,25 +65,19 @@ class Row:
     steps: int
 
 
-async def measure(model: Model, seconds: float, rng: np.random.Generator) -> Section:
-    """Runs eight streams with the same parameters at a time, and each set of them in turn."""
-    runner = model.runner()
-    prompt = np.array(model.random_prompt(rng, _PROMPT_TOKENS), np.int64)
-    temperature = temperature_for(runner.prefill(0, prompt, 0)[0], _PERPLEXITY)
-    params = _params(temperature)
-    compiler = GrammarCompiler(
-        model.bundle.tokenizer.read_text(encoding="utf-8"),
-        vocab_size=model.vocab_size,
-        eos_token_ids=model.bundle.manifest.special_tokens.eos,
-    )
+async def measure(model: LoadedCausal, seconds: float, rng: np.random.Generator) -> Section:
+    """Runs eight streams with the same parameters, one set of parameters after another."""
+    prompt = model.random_prompt(rng, _PROMPT_TOKENS)
+    temperature = temperature_for(model.prefill(model.runner(), prompt), _PERPLEXITY)
+    compiler = model.grammar_compiler()
     async with AsyncExitStack() as stack:
         stack.callback(compiler.close)
         grammar = await asyncio.wrap_future(compiler.submit("json_schema", json.dumps(_SCHEMA)))
         variants: dict[str, Callable[[], Any]] = {}
-        for name, each in params.items():
+        for name, sampling in _sampling(temperature).items():
             rig = await stack.enter_async_context(running(model))
             new_matcher = grammar.matcher if name == "json schema" else None
-            variants[name] = partial(_run_streams, model, rig, rng, each, new_matcher)
+            variants[name] = partial(_run_streams, model, rig, rng, sampling, new_matcher)
         samples = await take_turns(variants, seconds)
     rows = tuple(
         summarize(name, [step for steps in rounds for step in steps])
@@ -106,18 +95,19 @@ async def measure(model: Model, seconds: float, rng: np.random.Generator) -> Sec
         (
             f"the engine's own share is {rows[0].own_percent:.1f}% (greedy) to "
             f"{typical.own_percent:.1f}% ({typical.sampling}), at worst {worst.own_percent:.1f}% "
-            f"({worst.sampling}); wanted: below {_TARGET_PERCENT:g}% at 50,000 words "
-            f"(here: {model.vocab_size:,})",
+            f"({worst.sampling}); target: below {_TARGET_PERCENT:g}% at a "
+            f"vocabulary of 50,000 (here: {model.vocab_size:,})",
         ),
         (
             f"a temperature of {temperature:.3g} gives this model a perplexity of "
-            f"{_PERPLEXITY:g}; 'flat' is one of 100, where no token is unlikely: the worst case",
+            f"{_PERPLEXITY:g}; 'flat' is a temperature of 100, at which no token is unlikely: the "
+            "worst case",
         ),
     )
 
 
-def _params(temperature: float) -> dict[str, SamplingParams]:
-    new_tokens = {"max_new_tokens": _NEW_TOKENS, "ignore_eos": True}
+def _sampling(temperature: float) -> dict[str, dict[str, Any]]:
+    """Fields of `SamplingParams`, by the name of their row."""
     mixed: dict[str, Any] = {
         "top_k": 200,
         "top_p": 0.95,
@@ -132,7 +122,7 @@ def _params(temperature: float) -> dict[str, SamplingParams]:
         "do_sample": True,
     }
     drawn: dict[str, Any] = {"do_sample": True, "temperature": temperature}
-    each: dict[str, dict[str, Any]] = {
+    return {
         "greedy": {},
         "sampling": drawn,
         "top-k, top-p": {**drawn, "top_k": 50, "top_p": 0.9},
@@ -141,24 +131,22 @@ def _params(temperature: float) -> dict[str, SamplingParams]:
         "mixed, flat": {**mixed, "temperature": 100.0, "top_k": 0},
         "json schema": drawn,
     }
-    return {name: SamplingParams(**{**new_tokens, **extra}) for name, extra in each.items()}
 
 
 async def _run_streams(
-    model: Model,
+    model: LoadedCausal,
     rig: Rig,
     rng: np.random.Generator,
-    params: SamplingParams,
+    sampling: dict[str, Any],
     new_matcher: Callable[[], Any] | None,
 ) -> list[Step]:
-    """The steps in which streams decoded and no prompt was read."""
+    """The steps that decoded and read no prompt."""
     readers = [
         rig.read(
-            Sequence(
-                model.random_prompt(rng, _PROMPT_TOKENS),
-                params,
-                grammar=None if new_matcher is None else new_matcher(),
-            )
+            model.random_prompt(rng, _PROMPT_TOKENS),
+            _NEW_TOKENS,
+            grammar=None if new_matcher is None else new_matcher(),
+            **sampling,
         )
         for _ in range(NUM_STREAMS)
     ]
@@ -168,7 +156,7 @@ async def _run_streams(
 
 
 def summarize(name: str, steps: list[Step]) -> Row:
-    """Adds steps up."""
+    """Summarizes the steps of one set of parameters."""
     return Row(
         sampling=name,
         step_ms=1000 * median(step.total for step in steps),
@@ -184,17 +172,17 @@ def summarize(name: str, steps: list[Step]) -> Row:
 
 
 def temperature_for(logits: NDArray[np.float32], perplexity: float) -> float:
-    """The temperature at which a distribution has a perplexity (e to the power of its entropy).
+    """The temperature that gives a distribution a perplexity (e to the power of its entropy).
 
-    Random weights give nearly even logits, trained ones do not; what sampling costs depends on how
-    many tokens are likely, so both are brought to the same.
+    The cost of sampling depends on how many tokens are likely. Random weights give almost uniform
+    logits and trained ones do not, so both are brought to the same perplexity.
 
     Args:
         logits: float32 (vocab_size,), finite.
         perplexity: above the number of tokens that share the maximum, below vocab_size.
     """
     scores = logits.astype(np.float64) - logits.max()
-    low, high = -12.0, 12.0  # logarithms of temperatures
+    low, high = -12.0, 12.0  # logarithms of the temperature
     for _ in range(60):
         middle = (low + high) / 2
         log = scores / np.exp(middle)

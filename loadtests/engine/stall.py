@@ -1,4 +1,4 @@
-"""How long running streams wait while a long prompt is read."""
+"""How long running streams stall while a long prompt is read."""
 
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
@@ -7,14 +7,10 @@ from itertools import pairwise
 
 import numpy as np
 
-from loadtests.engine.model import NUM_STREAMS, Model
-from loadtests.engine.recorder import Pass, Step
-from loadtests.engine.rig import Reader, Rig, running
-from loadtests.engine.section import Section
-from loadtests.engine.turns import median, median_ratio, take_turns
-from loadtests.errors import LoadTestError
-from maskdial.causal.sampling.params import SamplingParams
-from maskdial.causal.sequence import Sequence
+from loadtests import LoadTestError
+from loadtests.engine.rig import Pass, Reader, Rig, Step, running
+from loadtests.engines import NUM_STREAMS, LoadedCausal
+from loadtests.measurement import Section, median, median_ratio, take_turns
 
 _QUESTION = "gaps between the tokens of 7 streams while a long prompt is read"
 _PROMPT_TOKENS = 1500
@@ -27,20 +23,20 @@ _MOST_TRIES = 5
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One chunk size; ``ms`` are milliseconds.
+    """One chunk size; times in milliseconds.
 
     Attributes:
-        chunk_tokens: prompt tokens read between two steps.
+        chunk_tokens: prompt tokens read between two decode steps.
         step_ms: an undisturbed decode step of the running streams, median.
         chunk_ms: the pass that reads a whole chunk, median.
         both_ms: the passes of an iteration that decodes and reads a whole chunk, median.
         gap_ms: a gap while the prompt was read, median.
         longest_gap_ms: the longest gap of any stream, median over the rounds.
-        gap_to_both: the median gap of a round, divided by its median iteration of both; median over
+        gap_to_both: the median gap of a round divided by its median iteration of both; median over
             the rounds.
-        longest_to_longest: the same of the round's longest gap and its longest such iteration.
+        longest_to_longest: the round's longest gap divided by its longest such iteration; median.
         worst_gap_ms: the longest gap of all rounds.
-        prompt_ms: from the long prompt's arrival to its first token, median.
+        prompt_ms: from the submission of the long prompt to its first token, median.
     """
 
     chunk_tokens: int
@@ -63,23 +59,23 @@ class Sample:
     steps: tuple[float, ...]
     chunks: tuple[float, ...]
     both: tuple[float, ...]
-    """Of the same iterations: the chunk's pass and the decode step's."""
+    """The chunk's pass plus the decode step's, of the same iterations."""
     time_to_first_token: float
 
     @property
     def whole(self) -> slice:
-        """The chunks that are not the last, shorter one; all of one."""
+        """The chunks without the last, shorter one, or the only one."""
         return slice(max(len(self.chunks) - 1, 1))
 
     @property
     def gaps_with_chunk(self) -> tuple[float, ...]:
-        """The gaps that hold a whole chunk: at the ends of the reading, some hold less."""
+        """Gaps that contain a whole chunk; those at either end may contain less."""
         shortest = min(self.both[self.whole])
         return tuple(gap for gap in self.gaps if gap >= shortest) or self.gaps
 
 
-async def measure(model: Model, seconds: float, rng: np.random.Generator) -> Section:
-    """Compares the configured chunk with half of it and with the whole prompt in one piece."""
+async def measure(model: LoadedCausal, seconds: float, rng: np.random.Generator) -> Section:
+    """Compares the configured chunk with half of it and with the whole prompt at once."""
     room = model.max_length - _START_TOKENS
     num_prompt = min(_PROMPT_TOKENS, model.max_length * 3 // 4)
     configured = model.chunk_tokens
@@ -93,7 +89,9 @@ async def measure(model: Model, seconds: float, rng: np.random.Generator) -> Sec
     rows = tuple(summarize(size, samples[size]) for size in samples)
     notes = []
     if num_prompt < _PROMPT_TOKENS:
-        notes.append(f"the context allows a prompt of {num_prompt} tokens, not {_PROMPT_TOKENS}")
+        notes.append(
+            f"the context limits the prompt to {num_prompt} tokens instead of {_PROMPT_TOKENS}"
+        )
     return Section(
         "stall",
         _QUESTION,
@@ -105,33 +103,25 @@ async def measure(model: Model, seconds: float, rng: np.random.Generator) -> Sec
 
 
 async def _arrive(
-    model: Model, rig: Rig, rng: np.random.Generator, num_prompt: int, room: int
+    model: LoadedCausal, rig: Rig, rng: np.random.Generator, num_prompt: int, room: int
 ) -> Sample:
-    """One arrival, tried again where the streams ran out of context before they had seen it."""
+    """Repeats the arrival if the streams ran out of context before they saw it."""
     for _ in range(_MOST_TRIES):
         sample = await _try(model, rig, rng, num_prompt, room)
         if sample.gaps and sample.chunks and sample.steps:
             return sample
-    raise LoadTestError("the streams ended before a prompt came: this machine is too busy")
+    raise LoadTestError("the streams ended before the prompt was read: this machine is too busy")
 
 
 async def _try(
-    model: Model, rig: Rig, rng: np.random.Generator, num_prompt: int, room: int
+    model: LoadedCausal, rig: Rig, rng: np.random.Generator, num_prompt: int, room: int
 ) -> Sample:
-    """Lets the streams run, submits the long prompt, and reads on until shortly after it."""
-    params = SamplingParams(max_new_tokens=room, ignore_eos=True)
-    readers = [
-        rig.read(Sequence(model.random_prompt(rng, _START_TOKENS), params))
-        for _ in range(_NUM_RUNNING)
-    ]
+    """Runs the streams, submits the long prompt, and reads on until shortly after it."""
+    readers = [rig.read(model.random_prompt(rng, _START_TOKENS), room) for _ in range(_NUM_RUNNING)]
     for reader in readers:
         await reader.until(1)
     await readers[-1].until(_STEPS_BEFORE)
-    long = rig.read(
-        Sequence(
-            model.random_prompt(rng, num_prompt), SamplingParams(max_new_tokens=1, ignore_eos=True)
-        )
-    )
+    long = rig.read(model.random_prompt(rng, num_prompt), 1)
     await long.end()
     await readers[0].until(len(readers[0].times) + _STEPS_AFTER)
     await rig.close(readers)
@@ -147,8 +137,9 @@ async def _try(
 
 
 def reading_passes(steps: list[Step]) -> list[tuple[Pass, Pass]]:
-    """The decode step and the chunk of each iteration in which all streams ran and one prompt was
-    read; when the streams began, some iterations did both, too.
+    """The decode step and the chunk of each iteration with all streams and one prompt.
+
+    The start of the streams also decodes and reads prompts in one iteration, but not with all rows.
     """
     pairs = [(step.passes[0], step.passes[1]) for step in steps if len(step.passes) == 2]
     return [
@@ -159,7 +150,7 @@ def reading_passes(steps: list[Step]) -> list[tuple[Pass, Pass]]:
 
 
 def gaps_during(readers: list[Reader], start: float, end: float) -> list[float]:
-    """The gaps between tokens, in seconds, that overlap a time."""
+    """The gaps between tokens, in seconds, that overlap a period."""
     return [
         after - before
         for reader in readers
@@ -169,7 +160,7 @@ def gaps_during(readers: list[Reader], start: float, end: float) -> list[float]:
 
 
 def summarize(chunk_tokens: int, samples: list[Sample]) -> Row:
-    """Adds the rounds of one chunk size up."""
+    """Summarizes the rounds of one chunk size."""
     longest = [max(sample.gaps) for sample in samples]
     return Row(
         chunk_tokens=chunk_tokens,
@@ -191,5 +182,5 @@ def _finding(row: Row) -> str:
     return (
         f"with chunks of {row.chunk_tokens} tokens the median gap is {row.gap_to_both:.2f} x (one "
         f"chunk + one step), and the longest {row.longest_to_longest:.2f} x the longest of those; "
-        "wanted: about 1"
+        "target: about 1"
     )

@@ -1,1 +1,177 @@
-"""How costs grow: latency with the load, memory with slots and context, start-up with the size."""
+"""``python -m loadtests scaling``: how a server's costs grow with load, memory and model size."""
+
+import argparse
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+
+from rich.console import Console
+
+from loadtests import LoadTestError, count, names_of, positive
+from loadtests.measurement import Section, load_averages, write_json, write_markdown
+from loadtests.scaling import load, memory
+from loadtests.server import running_server
+from maskdial.models.bundle import Bundle, load_bundle
+
+DESCRIPTION = (
+    "Serve bundles in processes of their own and measure latency against the offered load until "
+    "beyond saturation, memory against slots and context, and the time to readiness against the "
+    "model's size. MASKDIAL_* variables configure the rest."
+)
+SECTIONS = ("load", "memory", "start")
+_QUESTION = "time from the start of the process to readiness, against the model's size"
+
+_NOTES = (
+    "listening: Python, its imports and the socket, the same for every model; loading: from there "
+    "to readiness: hashes, graph, golden check and first pass, with the files in the page cache",
+)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the options of the command."""
+    parser.add_argument(
+        "--bundle",
+        type=Path,
+        required=True,
+        action="append",
+        dest="bundles",
+        metavar="PATH",
+        help="bundle to serve; repeat for several",
+    )
+    parser.add_argument(
+        "--sections",
+        type=names_of(SECTIONS),
+        default=SECTIONS,
+        metavar="A,B",
+        help=f"what to measure, of {','.join(SECTIONS)} (default: all)",
+    )
+    parser.add_argument(
+        "--seconds",
+        type=positive,
+        default=20.0,
+        metavar="S",
+        help="seconds of load per rate (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--max-new-tokens",
+        type=count,
+        default=32,
+        metavar="N",
+        help="tokens per text, for load (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--prompt-tokens",
+        type=count,
+        default=256,
+        metavar="N",
+        help="prompt tokens per stream, for memory (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--starts",
+        type=count,
+        default=4,
+        metavar="N",
+        help="starts per model, for start (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--seed", type=int, default=0, help="seed of arrivals and texts (default: %(default)s)"
+    )
+    parser.add_argument("--output", type=Path, metavar="FILE", help="write the report as JSON")
+    parser.add_argument(
+        "--markdown", type=Path, metavar="FILE", help="write the tables as Markdown"
+    )
+
+
+def main(args: argparse.Namespace) -> int:
+    """Measures, prints and writes the report; returns 0."""
+    facts = {"load": load_averages(), "seed": args.seed}
+    bundles = [load_bundle(path.resolve().name, path) for path in args.bundles]
+    if len({bundle.name for bundle in bundles}) < len(bundles):
+        raise LoadTestError(
+            "two bundle folders have the same name, which is how models are told apart"
+        )
+    sections = asyncio.run(_measure(bundles, args))
+    if args.output is not None:
+        write_json(args.output, sections, facts)
+    if args.markdown is not None:
+        write_markdown(args.markdown, sections)
+    return 0
+
+
+async def _measure(bundles: list[Bundle], args: argparse.Namespace) -> list[Section]:
+    """Prints each section as soon as it is measured."""
+    measures = {
+        "load": lambda: load.measure(bundles, args.seconds, args.max_new_tokens, args.seed),
+        "memory": lambda: memory.measure(bundles, args.prompt_tokens, args.seed),
+        "start": lambda: measure_start(bundles, args.starts),
+    }
+    sections: list[Section] = []
+    for name in args.sections:
+        sections.append(await measures[name]())
+        sections[-1].show(Console())
+    return sections
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """One start; times in seconds."""
+
+    listening: float
+    ready: float
+    cpu: float
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One model: medians over its starts, in seconds. ``size_mb`` is the size of all its files."""
+
+    model: str
+    size_mb: float
+    starts: int
+    listening_s: float
+    loading_s: float
+    ready_s: float
+    cpu_s: float
+    loaded_mb_per_s: float
+
+
+async def measure_start(bundles: Sequence[Bundle], num_starts: int) -> Section:
+    """Starts a server for each model, in turns.
+
+    Args:
+        bundles: the models.
+        num_starts: starts per model; the first is dropped if at least two more follow.
+    """
+    samples: dict[str, list[Start]] = {bundle.name: [] for bundle in bundles}
+    for _ in range(num_starts):
+        for bundle in bundles:
+            samples[bundle.name].append(await asyncio.to_thread(_start, bundle))
+    rows = tuple(summarize(bundle, samples[bundle.name]) for bundle in bundles)
+    findings = tuple(
+        f"{row.model}: {row.size_mb:.0f} MB load in {row.loading_s:.2f} s" for row in rows
+    )
+    return Section("start", _QUESTION, num_starts, rows, findings, _NOTES)
+
+
+def _start(bundle: Bundle) -> Start:
+    with running_server({bundle.name: bundle.path}) as server:
+        return Start(server.start_seconds, server.ready_seconds, server.cpu_seconds())
+
+
+def summarize(bundle: Bundle, starts: Sequence[Start]) -> Row:
+    """Summarizes the starts of one model."""
+    size = sum((bundle.path / name).stat().st_size for name in bundle.manifest.files) / 1e6
+    counted = starts[1:] if len(starts) > 2 else starts
+    loading = median(start.ready - start.listening for start in counted)
+    return Row(
+        model=bundle.name,
+        size_mb=size,
+        starts=len(counted),
+        listening_s=median(start.listening for start in counted),
+        loading_s=loading,
+        ready_s=median(start.ready for start in counted),
+        cpu_s=median(start.cpu for start in counted),
+        loaded_mb_per_s=size / loading,
+    )

@@ -4,17 +4,13 @@ from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 
-from loadtests.arrivals import poisson_schedule
-from loadtests.connection import Connection
-from loadtests.engine.section import Section
-from loadtests.errors import LoadTestError
-from loadtests.overhead.closed_loop import drive
-from loadtests.overhead.compare import http_clients
-from loadtests.overhead.work import EVENT, Work, work_of
+from loadtests import LoadTestError
+from loadtests.closed_loop import EVENT, Work, drive, http_clients, work_of
+from loadtests.measurement import Section
+from loadtests.open_loop import Limits, Runner, poisson_schedule
 from loadtests.report import Report, Settings, Summary, make_report
-from loadtests.runner import Limits, Runner
-from loadtests.scenarios import Job, draw_jobs
-from loadtests.server_process import ServerProcess, running_server
+from loadtests.server import Connection, ServerProcess, running_server
+from loadtests.texts import Job, draw_jobs
 from maskdial.models.bundle import Bundle
 
 _QUESTION = "throughput and latency against the offered load"
@@ -24,17 +20,18 @@ _CAPACITY_SECONDS = 0.5
 _TIMEOUT = 120.0
 _DRAIN = 60.0
 _MAX_IN_FLIGHT = 1000
+
 _NOTES = (
     "share: of the throughput of a closed loop of 8 streams or 32 texts; milliseconds count from "
-    "the time at which a request was due, whatever was late",
-    "cpu: server's CPU milliseconds for one request; resident: its memory after that rate; delay: "
-    "how late the load generator was",
+    "the scheduled start of a request",
+    "cpu: the server's CPU milliseconds per request; resident: its memory after that rate; delay: "
+    "how late the load generator sent requests",
 )
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One rate. Rates are requests per second; times are None where nothing was measured."""
+    """One rate. Rates are in requests per second; a time is None if nothing was measured."""
 
     model: str
     share: float
@@ -53,7 +50,7 @@ class Row:
 
 
 class Sender:
-    """Sends jobs over as many connections as are open at once; implements `runner.Send`."""
+    """Sends jobs over as many connections as are open at once; implements `open_loop.Send`."""
 
     def __init__(self, work: Work, port: int) -> None:
         self._work = work
@@ -61,7 +58,7 @@ class Sender:
         self._idle: list[Connection] = []
 
     async def __call__(self, job: Job, on_token: Callable[[], None]) -> None:
-        """Sends a job and waits for all of its reply, calling ``on_token`` as each token comes."""
+        """Sends a job and reads the whole reply; calls ``on_token`` at each token."""
 
         def count_tokens(data: bytes) -> None:
             for _ in range(data.count(EVENT)):
@@ -90,12 +87,12 @@ class Sender:
 
 
 async def measure(bundles: Sequence[Bundle], seconds: float, num_tokens: int, seed: int) -> Section:
-    """Loads a server of each model with more and more requests.
+    """Loads a server of each model at rising rates.
 
     Args:
         bundles: the models.
-        seconds: of load at each rate.
-        num_tokens: of each generated text.
+        seconds: seconds of load per rate.
+        num_tokens: tokens per generated text.
         seed: draws the arrivals and the texts.
     """
     rows: list[Row] = []
@@ -113,7 +110,7 @@ async def _load(
     num_clients = _CLIENTS[bundle.manifest.family]
     texts = [job.text for job in draw_jobs("classify", 256, seed)]
     async with http_clients(work, texts, server.port, num_clients) as clients:
-        await drive(clients, texts, 0)  # warms up
+        await drive(clients, texts, 0)  # warm-up
         sample = await drive(clients, texts, _CAPACITY_SECONDS * seconds)
     capacity = sample.requests / sample.seconds
     rows: list[Row] = []
@@ -140,7 +137,7 @@ async def _load(
 async def _run(settings: Settings, work: Work, port: int) -> Report:
     schedule = poisson_schedule(settings.rate, settings.duration, settings.seed)
     if not schedule:
-        raise LoadTestError("no request falls into so short a time: raise --seconds")
+        raise LoadTestError("the run is too short for a single request; raise --seconds")
     jobs = draw_jobs(settings.scenario, len(schedule), settings.seed)
     limits = Limits(settings.timeout, settings.drain_timeout, settings.max_in_flight)
     async with AsyncExitStack() as stack:
@@ -153,7 +150,7 @@ async def _run(settings: Settings, work: Work, port: int) -> Report:
 def summarize(
     model: str, share: float, report: Report, cpu_seconds: float, resident_bytes: int
 ) -> Row:
-    """One rate's report as a row, with what the server took."""
+    """Summarizes one rate, with the server's CPU time and memory."""
     (latencies,) = report.kinds.values()
     whole, first = latencies.end_to_end, latencies.time_to_first_token
     return Row(

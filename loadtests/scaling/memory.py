@@ -7,11 +7,10 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from functools import partial
 
-from loadtests.connection import Connection, post
-from loadtests.engine.section import Section
-from loadtests.errors import LoadTestError
-from loadtests.scenarios import draw_jobs
-from loadtests.server_process import ServerProcess, running_server
+from loadtests import LoadTestError
+from loadtests.measurement import Section
+from loadtests.server import Connection, ServerProcess, post, running_server
+from loadtests.texts import draw_jobs
 from maskdial.models.bundle import Bundle, KVLayout
 from maskdial.models.tokenizer import Tokenizer
 
@@ -19,16 +18,17 @@ _QUESTION = "resident memory against slots, context and streams"
 _MB = 1e6
 _RETURN_SECONDS = 12.0
 _POLL_SECONDS = 0.2
+
 _NOTES = (
-    "reserved: the cache for all slots and the whole context; used: the part of it that the "
-    "streams' tokens take; idle: after one stream that ended; busy: while all streams run; "
-    "after: the least within 12 seconds after they ended, the prefix cache off",
+    "reserved: the KV cache of all slots at full context; used: the part that the streams' tokens "
+    "take; idle: after one stream has ended; busy: while all streams run; after: the least within "
+    "12 seconds of their end, with the prefix cache off",
 )
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One server; megabytes are 1e6 bytes, ``tokens`` those of each stream."""
+    """One server; megabytes are 1e6 bytes, ``tokens`` are per stream."""
 
     model: str
     slots: int
@@ -47,8 +47,8 @@ async def measure(bundles: Sequence[Bundle], num_tokens: int, seed: int) -> Sect
     """Reads the memory of servers that differ in slots, context and streams.
 
     Args:
-        bundles: the models; masked ones are passed over.
-        num_tokens: of each stream's prompt.
+        bundles: the models; masked ones are skipped.
+        num_tokens: prompt tokens per stream.
         seed: draws the prompts.
 
     Raises:
@@ -61,20 +61,20 @@ async def measure(bundles: Sequence[Bundle], num_tokens: int, seed: int) -> Sect
         for slots, context, streams in _cases(bundle.manifest.max_length)
     ]
     if not rows:
-        raise LoadTestError("memory grows with a KV cache, and none of the models has one")
+        raise LoadTestError("the memory section needs a causal bundle")
     idle = [row.idle_mb for row in rows]
     grown = [(row.busy_mb - row.idle_mb) / row.used_mb for row in rows]
     findings = (
         f"idle servers take {min(idle):.0f} to {max(idle):.0f} MB, with "
         f"{min(row.reserved_mb for row in rows):.0f} to {max(row.reserved_mb for row in rows):.0f} "
         "MB reserved",
-        f"streams take {min(grown):.2f} to {max(grown):.2f} times what their tokens take",
+        f"streams take {min(grown):.2f} to {max(grown):.2f} times the KV cache of their tokens",
     )
     return Section("memory", _QUESTION, 1, tuple(rows), findings, _NOTES)
 
 
 def _cases(max_length: int) -> tuple[tuple[int, int, int], ...]:
-    """Slots, context and streams: one of them changes from each case to the next."""
+    """Slots, context and streams; one of them changes from each case to the next."""
     short = max(max_length // 4, 8)
     return ((1, short, 1), (1, max_length, 1), (8, max_length, 1), (8, max_length, 8))
 
@@ -136,7 +136,7 @@ def _requests(bundle: Bundle, num_tokens: int, count: int, seed: int) -> list[by
 
 
 async def _stream(server: ServerProcess, requests: Sequence[bytes]) -> int:
-    """The server's memory when every stream has a token; then they are left."""
+    """The server's memory once every stream has a token; then the streams are closed."""
     async with AsyncExitStack() as stack:
         firsts: list[asyncio.Event] = []
         for request in requests:
@@ -155,7 +155,7 @@ def _set(first: asyncio.Event, _: bytes) -> None:
 
 
 async def _least(server: ServerProcess) -> int:
-    """The least memory within the time in which an idle engine gives its slots' back."""
+    """The least memory within the time in which an idle engine frees its slots' memory."""
     loop = asyncio.get_running_loop()
     deadline = loop.time() + _RETURN_SECONDS
     least = server.resident_bytes()

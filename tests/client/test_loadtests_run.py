@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from loadtests.__main__ import is_loopback, main
+from loadtests.__main__ import main
+from loadtests.run import is_loopback
 
 RUN = ("run", "--rate", "20", "--duration", "1", "--seed", "1")
 

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from safetensors.torch import load_file, save_file
 
 from loadtests.__main__ import main
-from loadtests.agreement.compare import Row, Text, Top, agree, compare, section_of
+from loadtests.agreement import Row, Text, Top, agree, compare, section_of
 
 VOCAB = 120
 
@@ -88,7 +88,7 @@ def test_report() -> None:
     rows = [Row(1, 64), Row(2, 3, verdict="near tie"), Row(3, 64)]
     assert agree(rows)
     findings = section_of(rows, 64).findings
-    assert "2 of 3 texts have the same 64 tokens, 1 part at a near tie and 0 else" in findings[0]
+    assert "2 of 3 texts have the same 64 tokens, 1 diverge at a near tie and 0 else" in findings[0]
     assert findings[1].startswith("131 tokens")
     assert not agree([*rows, Row(4, 3, verdict="other")])
 
@@ -96,7 +96,7 @@ def test_report() -> None:
 @pytest.fixture
 def short_prompts(monkeypatch: pytest.MonkeyPatch) -> None:
     """The tiny model's tokens are bytes, and its context is 64 of them."""
-    monkeypatch.setattr("loadtests.agreement.command.PROMPTS", ("Once upon", "a cat", "It is"))
+    monkeypatch.setattr("loadtests.agreement.PROMPTS", ("Once upon", "a cat", "It is"))
 
 
 def run(*arguments: object, precision: str) -> int:
@@ -137,9 +137,9 @@ def test_refusals(
 ) -> None:
     bundle = ("--bundle", hybrid_bundle, "--num-tokens", 4)
     assert run("--checkpoint", hybrid, *bundle, precision="fp16") == 1
-    assert "is fp32, and fp16 was asked for" in capsys.readouterr().err
+    assert "is fp32, but --precision is fp16" in capsys.readouterr().err
     assert run("--checkpoint", tmp_path, *bundle, precision="fp32") == 1
-    assert "is no causal checkpoint" in capsys.readouterr().err
+    assert "is not a causal checkpoint" in capsys.readouterr().err
     long = ("--bundle", hybrid_bundle, "--num-tokens", 60)
     assert run("--checkpoint", hybrid, *long, precision="fp32") == 1
-    assert "do not fit into a context of 64" in capsys.readouterr().err
+    assert "exceed the context of 64" in capsys.readouterr().err

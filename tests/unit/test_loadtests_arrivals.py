@@ -8,9 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from loadtests.arrivals import poisson_schedule
-from loadtests.samples import Kind
-from loadtests.scenarios import SCENARIOS, draw_jobs
+from loadtests.open_loop import poisson_schedule
+from loadtests.texts import SCENARIOS, Kind, draw_jobs
 
 
 @settings(max_examples=50)

@@ -1,6 +1,5 @@
 """The comparison of batches: its texts, its first-come batches, and a whole run."""
 
-import argparse
 import json
 from dataclasses import dataclass
 from itertools import pairwise
@@ -10,12 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from loadtests import LoadTestError
 from loadtests.__main__ import main
-from loadtests.batching.arguments import add_batching_parser
-from loadtests.batching.compare import Sample, report
-from loadtests.batching.first_come import FirstComeBatcher
-from loadtests.batching.mix import mix, read_lines
-from loadtests.errors import LoadTestError
+from loadtests.batching import Row, Sample, report
+from loadtests.engines import FirstComeBatcher
+from loadtests.texts import mix, read_lines
 from maskdial.models.registry import STARTER_FOLDER
 
 SENTENCES = [f"{number} " + "word " * (number % 30) + "end." for number in range(1000)]
@@ -92,6 +90,8 @@ def test_a_report_adds_rounds_up_and_says_what_was_wanted() -> None:
         num_tokens=3000,
     )
     ours, baseline = section.rows
+    assert isinstance(ours, Row)
+    assert isinstance(baseline, Row)
     assert (ours.batches, baseline.batches) == ("like length", "first come")
     assert (ours.texts_per_s, ours.tokens_per_s) == (50.0, 1500.0)
     assert (ours.padding_ratio, baseline.padding_ratio) == (1.05, 3.5)
@@ -99,14 +99,14 @@ def test_a_report_adds_rounds_up_and_says_what_was_wanted() -> None:
     assert (ours.median_wait_ms, ours.longest_wait_ms) == (500.0, 1500.0)
     assert section.rounds == 3
     padding, gain, bits = section.findings
-    assert "padding ratio of 1.050; wanted: at most 1.10" in padding
-    assert "3.00 times as many texts in the same time" in gain
-    assert "the same in both" in bits
+    assert "padding ratio of 1.050; target: at most 1.10" in padding
+    assert "3.00 times that of first-come batches" in gain
+    assert "bitwise equal in both" in bits
 
 
 def test_a_report_says_when_the_logits_differ() -> None:
     samples = {"like length": [sample(1, 1)], "first come": [sample(1, 1, "other")]}
-    assert "not the same bits" in report(samples, 1, 1).findings[2]
+    assert "differ between the two" in report(samples, 1, 1).findings[2]
 
 
 def test_a_run_measures_the_engine(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -123,8 +123,8 @@ def test_a_run_measures_the_engine(tmp_path: Path, capsys: pytest.CaptureFixture
     ours, baseline = written["batching"]["rows"]
     assert 1 <= ours["padding_ratio"] < baseline["padding_ratio"]
     assert 1 <= ours["padded_to_real"] < baseline["padded_to_real"]
-    assert "the same in both, to the last bit" in written["batching"]["findings"][2]
-    assert "wanted: at least 1.8" in capsys.readouterr().out.replace("\n", " ")
+    assert "bitwise equal in both" in written["batching"]["findings"][2]
+    assert "target: at least 1.8" in " ".join(capsys.readouterr().out.split())
 
 
 def test_what_cannot_be_measured_is_said(
@@ -138,13 +138,13 @@ def test_what_cannot_be_measured_is_said(
         assert main(["batching", "--bundle", path, "--texts", str(file), *more]) == 1
         return capsys.readouterr().err
 
-    assert "holds a causal model; this measures masked ones" in refusal("hybrid", texts)
-    assert "missing.txt cannot be read" in refusal("sentiment", tmp_path / "missing.txt")
-    assert "do not fit into a queue of 1024" in refusal("sentiment", texts, "--clients", "1000")
+    assert "is a causal bundle; this needs a masked one" in refusal("hybrid", texts)
+    assert "cannot read" in refusal("sentiment", tmp_path / "missing.txt")
+    assert "exceed the queue of 1024 texts" in refusal("sentiment", texts, "--clients", "1000")
     texts.write_text("\n \n", encoding="utf-8")
-    assert "holds no texts" in refusal("sentiment", texts)
+    assert "has no texts" in refusal("sentiment", texts)
     texts.write_bytes(b"\xff\xfe")
-    with pytest.raises(LoadTestError, match="cannot be read"):
+    with pytest.raises(LoadTestError, match="cannot read"):
         read_lines(texts)
 
 
@@ -160,8 +160,6 @@ def test_what_cannot_be_measured_is_said(
     ],
 )
 def test_wrong_arguments_exit_with_2(arguments: list[str]) -> None:
-    parser = argparse.ArgumentParser()
-    add_batching_parser(parser.add_subparsers())
     with pytest.raises(SystemExit) as caught:
-        parser.parse_args(["batching", *arguments])
+        main(["batching", *arguments])
     assert caught.value.code == 2

@@ -12,6 +12,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
+from loadtests import LoadTestError
 from loadtests.checkpoints import (
     CAUSAL_WORDS,
     MASK,
@@ -23,24 +24,24 @@ from loadtests.checkpoints import (
     masked_tokenizer,
     masked_words,
 )
-from loadtests.compare.arguments import add_compare_parser
+from loadtests.compare import add_arguments
 from loadtests.compare.entrants import ENGINE, ENTRANTS, HTTP, MEMORY, Entrant, choose
-from loadtests.compare.plot import curves
+from loadtests.compare.peers import decode_seconds, num_lead
+from loadtests.compare.report import curves, shape_table
 from loadtests.compare.results import (
     TARGETS,
     Case,
     Reads,
     Result,
     Spread,
+    Times,
+    bytes_read,
     findings,
     memory_shares,
     results_of,
 )
-from loadtests.compare.rounds import Times, take_rounds
-from loadtests.compare.runners.streams import decode_seconds, num_lead
-from loadtests.compare.shapes import SHAPES, USUAL, find
-from loadtests.compare.table import shape_table
-from loadtests.compare.weights import bytes_read
+from loadtests.compare.rounds import take_rounds
+from loadtests.compare.setup import SHAPES, USUAL, find
 from loadtests.compare.work import (
     CONCURRENCY,
     LARGE_CONCURRENCY,
@@ -48,9 +49,9 @@ from loadtests.compare.work import (
     SHORT_CONTEXT,
     USUAL_LOAD,
     WORK,
+    Load,
     Work,
 )
-from loadtests.errors import LoadTestError
 
 MASKED_WORK = WORK["small"]["masked"]
 SMALL, LARGE = MASKED_WORK[0], MASKED_WORK[-1]
@@ -297,7 +298,9 @@ def test_the_plot_has_those_that_can_batch() -> None:
         ]
     )
     assert list(points) == [ENGINE]
-    assert points[ENGINE] == [(1, pytest.approx(100)), (8, pytest.approx(400))]
+    (one, speed), (eight, faster) = points[ENGINE]
+    assert (one, eight) == (1, 8)
+    assert (speed, faster) == pytest.approx((100, 400))
 
 
 def test_a_step_is_timed_while_all_streams_run() -> None:
@@ -306,7 +309,7 @@ def test_a_step_is_timed_while_all_streams_run() -> None:
     second = [0.0, 2.0, 2.5, 3.0, 3.5, 4.0]
     assert decode_seconds([first, second], 3) == pytest.approx(0.5)
     assert decode_seconds([first, second], 2) == pytest.approx(0.5)
-    with pytest.raises(LoadTestError, match="2 streams did not run together"):
+    with pytest.raises(LoadTestError, match="2 streams did not run at the same time"):
         decode_seconds([[0.0, 1.0, 1.1, 1.2], [0.0, 2.0, 2.1, 2.2]], 3)
     assert num_lead(Work("decode", 8, 1000, 1)) > 8 * 1000 / 256
 
@@ -325,21 +328,21 @@ def test_peers_are_chosen_by_name() -> None:
     assert set(names("causal", None, "cuda", "large")) == {ENGINE, MEMORY, *compiled}
     peers = ["transformers", "transformers-encoder", "transformers-compiled"]
     assert names("masked", None, "cuda", "large") == [ENGINE, *peers]
-    with pytest.raises(LoadTestError, match=r"'tgi' is no peer; there are openvino, llama\.cpp-q8"):
+    with pytest.raises(LoadTestError, match=r"unknown peer 'tgi'; choose from openvino, llama"):
         names("causal", ("tgi",), "cpu", "small")
-    with pytest.raises(LoadTestError, match=r"'openvino' is no peer; there are transformers-comp"):
+    with pytest.raises(LoadTestError, match=r"unknown peer 'openvino'; choose from transf"):
         names("causal", ("openvino",), "cuda", "large")
 
 
 def test_shapes_are_chosen_by_name() -> None:
     assert [shape.heading for shape in find(("7b",))] == ["A 7B Llama shape"]
-    with pytest.raises(LoadTestError, match="'8b' is no shape; there are 135m"):
+    with pytest.raises(LoadTestError, match="unknown shape '8b'; choose from 135m"):
         find(("135m", "8b"))
 
 
 def test_each_entrant_has_its_familys_work() -> None:
     for each in ENTRANTS:
-        for load in ("small", "large"):
+        for load in WORK:
             mine = replace(each, load=load).work
             wanted = [
                 work
@@ -348,23 +351,24 @@ def test_each_entrant_has_its_familys_work() -> None:
                 and (each.ragged or not work.least)
             ]
             assert list(mine) == wanted
-    for load, batches in (("small", CONCURRENCY), ("large", LARGE_CONCURRENCY)):
+    batches: dict[Load, tuple[int, ...]] = {"small": CONCURRENCY, "large": LARGE_CONCURRENCY}
+    for load in WORK:
         steps = [
             work
             for work in WORK[load]["causal"]
             if (work.kind, work.length) == ("decode", SHORT_CONTEXT)
         ]
-        assert tuple(work.batch for work in steps) == batches
+        assert tuple(work.batch for work in steps) == batches[load]
 
 
 def test_arguments() -> None:
     parser = argparse.ArgumentParser()
-    add_compare_parser(parser.add_subparsers())
-    args = parser.parse_args(["compare", "--peers", "openvino, pipeline", "--only", "masked"])
+    add_arguments(parser)
+    args = parser.parse_args(["--peers", "openvino, pipeline", "--only", "masked"])
     assert (args.peers, args.only) == (("openvino", "pipeline"), "masked")
-    assert parser.parse_args(["compare", "--peers", ""]).peers == ()
-    assert parser.parse_args(["compare"]).peers is None
-    args = parser.parse_args(["compare", "--provider", "cuda", "--shapes", "7b,bert-large"])
+    assert parser.parse_args(["--peers", ""]).peers == ()
+    assert parser.parse_args([]).peers is None
+    args = parser.parse_args(["--provider", "cuda", "--shapes", "7b,bert-large"])
     assert (args.provider, args.shapes, args.apart) == ("cuda", ("7b", "bert-large"), False)
 
 
@@ -422,6 +426,8 @@ def test_masked_words_are_a_token_each() -> None:
     chosen = [*random.Random(0).choices(words, k=100), MASK]
     ids = tokenizer.encode(" ".join(chosen)).ids
     assert len(ids) == 103
-    assert ids.count(tokenizer.token_to_id(MASK)) == 1
+    mask = tokenizer.token_to_id(MASK)
+    assert mask is not None
+    assert ids.count(mask) == 1
     assert "[UNK]" not in tokenizer.encode("Paris is the capital of France (2024)!").tokens
-    assert tokenizer.token_to_id(MASK) not in masked_ids(random.Random(0), 5000)
+    assert mask not in masked_ids(random.Random(0), 5000)

@@ -11,22 +11,14 @@ import onnx
 import pytest
 import torch
 from onnx import numpy_helper
+from transformers import CompileConfig
 
+from loadtests import LoadTestError
 from loadtests.checkpoints import build_checkpoint, random_model
-from loadtests.compare.runners import (
-    device,
-    memory_read,
-    ours,
-    ours_causal,
-    ours_masked,
-    transformers_causal,
-    transformers_generate,
-    transformers_masked,
-)
-from loadtests.compare.setup import Setup
-from loadtests.compare.shapes import SHAPES
+from loadtests.compare.peers import ours
+from loadtests.compare.peers import torch as torch_peers
+from loadtests.compare.setup import SHAPES, Setup
 from loadtests.compare.work import Work
-from loadtests.errors import LoadTestError
 from maskdial.models.bundle import read_manifests
 from maskdial_export.export import export
 from maskdial_export.quality import Gate
@@ -99,7 +91,7 @@ def steps(graph: onnx.GraphProto) -> list[tuple[object, ...]]:
 @pytest.mark.parametrize("precision", ["fp16", "int4-fp16"])
 def test_bundles_are_served(prepared: Callable[[str, str], Setup], precision: str) -> None:
     # Loading one repeats its golden check.
-    engine = ours_causal.open_runner(prepared("tiny-llama", precision))
+    engine = ours.open_runner(prepared("tiny-llama", precision))
     try:
         assert engine.run(GENERATE) > 0
         assert engine.run(Work("prefill", 1, 24)) > 0
@@ -109,7 +101,7 @@ def test_bundles_are_served(prepared: Callable[[str, str], Setup], precision: st
 
 
 def test_masked_bundles_are_served(prepared: Callable[[str, str], Setup]) -> None:
-    masked = ours_masked.open_runner(prepared("tiny-bert", "fp16"))
+    masked = ours.open_runner(prepared("tiny-bert", "fp16"))
     try:
         assert masked.run(PASS) > 0
     finally:
@@ -153,9 +145,8 @@ def test_random_weights_are_random() -> None:
 
 @pytest.fixture
 def compiled_by_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
-    """torch.compile traces as ever, and runs what it traced without a compiler."""
-    config = transformers_generate.CompileConfig
-    monkeypatch.setattr(transformers_generate, "CompileConfig", partial(config, backend="eager"))
+    """torch.compile traces as usual but runs the traced graph without a compiler."""
+    monkeypatch.setattr(torch_peers, "CompileConfig", partial(CompileConfig, backend="eager"))
 
 
 def setup(folder: Path, shape: str, variant: str = "") -> Setup:
@@ -166,7 +157,7 @@ def test_generate_compiles_each_batch_once(
     tmp_path: Path, compiled_by_nobody: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", "elsewhere")
-    runner = transformers_generate.open_runner(setup(tmp_path, "tiny-llama"))
+    runner = torch_peers.open_runner(setup(tmp_path, "tiny-llama", "generate"))
     torch._dynamo.reset()
     torch._dynamo.utils.counters.clear()
     steps = [Work("decode", batch, 12, 2, per_second=True) for batch in (1, 2)]
@@ -181,9 +172,9 @@ def test_generate_writes_what_the_model_alone_writes(
     tmp_path: Path, compiled_by_nobody: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", "elsewhere")
-    model = device.Device(setup(tmp_path, "tiny-llama")).model(setup(tmp_path, "tiny-llama"))
-    where = device.Device(setup(tmp_path, "tiny-llama"))
-    runner = transformers_generate._Model(model, where, setup(tmp_path, "tiny-llama"))
+    model = torch_peers.Device(setup(tmp_path, "tiny-llama")).model(setup(tmp_path, "tiny-llama"))
+    where = torch_peers.Device(setup(tmp_path, "tiny-llama"))
+    runner = torch_peers._Generate(model, where, setup(tmp_path, "tiny-llama"))
     ids, mask = runner._prompts(GENERATE)
     for _ in range(2):  # the second time in a cache that was full
         cache = runner._cache(GENERATE)
@@ -201,7 +192,8 @@ def test_a_text_that_ends_early_is_told(
     tmp_path: Path, compiled_by_nobody: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", "elsewhere")
-    runner = transformers_generate.open_runner(setup(tmp_path, "tiny-llama"))
+    runner = torch_peers.open_runner(setup(tmp_path, "tiny-llama", "generate"))
+    assert isinstance(runner, torch_peers._Generate)
     runner._model.generation_config.eos_token_id = list(range(SHAPES["tiny-llama"].num_words))
     with pytest.raises(LoadTestError, match="a text ended early"):
         runner.run(GENERATE)
@@ -210,19 +202,20 @@ def test_a_text_that_ends_early_is_told(
 def test_torch_runs_on_the_cpu(tmp_path: Path) -> None:
     masked = setup(tmp_path, "tiny-bert")
     for variant in ("model", "encoder"):
-        runner = transformers_masked.open_runner(replace(masked, variant=variant))
+        runner = torch_peers.open_runner(replace(masked, variant=variant))
         assert runner.run(PASS) > 0
         runner.close()
-    causal = transformers_causal.open_runner(setup(tmp_path, "tiny-llama"))
+    causal = torch_peers.open_runner(setup(tmp_path, "tiny-llama", "forward"))
     assert causal.run(Work("prefill", 2, 8)) > 0
     assert causal.run(Work("decode", 2, 8, 2)) > 0
     read = Work("read", 1, 1, 2)
-    buffer = memory_read.open_runner(masked)
+    buffer = torch_peers.open_runner(replace(masked, variant="memory"))
     assert buffer.run(read) > 0
+    assert isinstance(buffer, torch_peers._Buffer)
     assert buffer._half_copy(read) > 0
 
 
 def test_without_a_device_cuda_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(LoadTestError, match="this torch has no CUDA device"):
-        device.Device(replace(setup(tmp_path, "tiny-llama"), provider="cuda"))
+        torch_peers.Device(replace(setup(tmp_path, "tiny-llama"), provider="cuda"))

@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 
 import loadtests
+from loadtests import LoadTestError
 from loadtests.__main__ import main
 from loadtests.compare.child import Child
 from loadtests.compare.entrants import ENGINE, HTTP, MEMORY, Entrant
-from loadtests.compare.machine import gpu
+from loadtests.compare.report import gpu
 from loadtests.compare.setup import Setup
 from loadtests.compare.work import Work
-from loadtests.errors import LoadTestError
 
 FAKE = """
 import os
@@ -161,7 +161,7 @@ def test_a_whole_comparison(
             entrant(MEMORY, "2"),
         ),
     )
-    monkeypatch.setattr("loadtests.compare.command._exists", lambda module: False)
+    monkeypatch.setattr("loadtests.compare.report._exists", lambda module: False)
     output = fakes / "out" / "report"
     arguments = ["--work", str(fakes / "work"), "--only", "causal", "--rounds", "2"]
     assert main(["compare", *arguments, "--output", str(output)]) == 0
@@ -209,7 +209,7 @@ def test_a_report_grows_shape_by_shape(
             entrant("openvino", "1"),
         ),
     )
-    monkeypatch.setattr("loadtests.compare.machine.gpu", lambda: "a GPU")
+    monkeypatch.setattr("loadtests.compare.report.gpu", lambda: "a GPU")
     output = fakes / "report"
     arguments = ["compare", "--work", str(fakes / "work"), "--output", str(output)]
     arguments += ["--provider", "cuda", "--rounds", "2", "--append"]
@@ -231,7 +231,7 @@ def test_a_report_grows_shape_by_shape(
     capsys.readouterr()
     output.with_name("report.json").write_text("[]", encoding="utf-8")
     assert main([*arguments, "--shapes", "7b"]) == 1
-    assert "report.json is no report to append to" in capsys.readouterr().err
+    assert "report.json is not a report to append to" in capsys.readouterr().err
 
 
 def test_what_cannot_be_measured_is_said(
@@ -242,7 +242,7 @@ def test_what_cannot_be_measured_is_said(
     assert main(arguments) == 1
     assert "--provider cuda needs an NVIDIA GPU" in capsys.readouterr().err
     assert main([*arguments, "--precision", "int8"]) == 1
-    assert "on CUDA --precision is fp16 or int4-fp16" in capsys.readouterr().err
+    assert "on CUDA, --precision must be fp16 or int4-fp16" in capsys.readouterr().err
     assert main([*arguments, "--shapes", "7b", "--only", "masked"]) == 1
     assert "none of the shapes is masked" in capsys.readouterr().err
     driver = fakes / "nvidia-smi"
@@ -261,4 +261,4 @@ def test_without_us_there_is_no_comparison(
     assert main(["compare", *arguments, "--output", str(fakes / "report")]) == 1
     assert "loadtests: engine: ValueError: no such model" in capsys.readouterr().err
     assert main(["compare", *arguments, "--peers", "nobody"]) == 1
-    assert "'nobody' is no peer" in capsys.readouterr().err
+    assert "unknown peer 'nobody'" in capsys.readouterr().err

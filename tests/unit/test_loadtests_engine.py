@@ -16,14 +16,12 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from rich.console import Console
 
+from loadtests import LoadTestError, names_of
 from loadtests.__main__ import main
-from loadtests.engine import prefix, speculation, split, stall, together
-from loadtests.engine.arguments import SHARES, parse_sections, seconds_of
-from loadtests.engine.recorder import Recorder, Step
-from loadtests.engine.scripted import ScriptedRunner
-from loadtests.engine.section import Section
-from loadtests.engine.turns import median, median_ratio, take_turns
-from loadtests.errors import LoadTestError
+from loadtests.engine import SHARES, first_token, seconds_of, speculation, split, stall
+from loadtests.engine.rig import Recorder, Step
+from loadtests.engine.speculation import ScriptedRunner
+from loadtests.measurement import Section, median, median_ratio, take_turns
 
 VOCAB = 10
 
@@ -72,8 +70,9 @@ def test_medians() -> None:
 
 
 def test_sections_are_in_the_reports_order_and_each_once() -> None:
+    parse_sections = names_of(tuple(SHARES))
     assert parse_sections("memory, stall,memory") == ("stall", "memory")
-    with pytest.raises(argparse.ArgumentTypeError, match="'stalls' is no section; there are stall"):
+    with pytest.raises(argparse.ArgumentTypeError, match="'stalls' is not one of stall, split"):
         parse_sections("stalls,memory")
 
 
@@ -193,19 +192,19 @@ def test_a_temperature_gives_any_model_the_same_perplexity(
 
 
 def test_prefix_rows_compare_round_by_round() -> None:
-    off = [prefix.Sample(1.0, 0), prefix.Sample(4.0, 0), prefix.Sample(2.0, 0)]
-    hit = [prefix.Sample(0.1, 896), prefix.Sample(0.5, 896), prefix.Sample(0.25, 896)]
-    row = prefix.summarize("on", 1016, hit, off)
+    off = [first_token.PrefixSample(seconds, 0) for seconds in (1.0, 4.0, 2.0)]
+    hit = [first_token.PrefixSample(seconds, 896) for seconds in (0.1, 0.5, 0.25)]
+    row = first_token.summarize_prefix("on", 1016, hit, off)
     assert (row.prompt_tokens, row.cached_tokens) == (1016, 896)
     assert (row.median_ms, row.min_ms, row.max_ms, row.times_faster) == (250, 100, 500, 8)
 
 
 def test_together_rows_compare_round_by_round() -> None:
-    both = [together.Sample(0.5, 0.25, 1), together.Sample(1.0, 0.5, 3)]
-    alone = [together.Sample(1.0, 0.5, 8), together.Sample(4.0, 2.0, 8)]
-    row = together.summarize((8, 64), both, alone)
-    assert row == together.Row("8-64", 750, 375, 2, 2500, 1250, 8, 3)
-    assert together.summarize((64, 64), both, alone).prompt_tokens == "64"
+    both = [first_token.TogetherSample(0.5, 0.25, 1), first_token.TogetherSample(1.0, 0.5, 3)]
+    alone = [first_token.TogetherSample(1.0, 0.5, 8), first_token.TogetherSample(4.0, 2.0, 8)]
+    row = first_token.summarize_together((8, 64), both, alone)
+    assert row == first_token.TogetherRow("8-64", 750, 375, 2, 2500, 1250, 8, 3)
+    assert first_token.summarize_together((64, 64), both, alone).prompt_tokens == "64"
 
 
 def test_speculation_rows() -> None:
@@ -228,7 +227,7 @@ def test_texts_are_cut_to_the_context() -> None:
 
 
 class EvenRunner:
-    """A model that finds every token equally likely, and counts its passes."""
+    """A model to which every token is equally likely; it counts its passes."""
 
     cache: Any = None
 
@@ -249,6 +248,9 @@ class EvenRunner:
     ) -> NDArray[np.float32]:
         self.num_passes += 1
         return np.zeros((len(rows), VOCAB), np.float32)
+
+    def warm_up(self) -> None:
+        raise AssertionError("not used")
 
 
 def test_a_script_is_followed_in_chunks_steps_and_checks_of_guesses() -> None:

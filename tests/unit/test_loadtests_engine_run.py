@@ -8,7 +8,7 @@ import pytest
 
 import maskdial
 from loadtests.__main__ import main
-from loadtests.engine.arguments import SHARES
+from loadtests.engine import SHARES
 from maskdial.models.bundle import load_bundle
 
 STARTER = Path(maskdial.__file__).parent / "starter"
@@ -52,7 +52,7 @@ def test_every_section_on_the_starter_model(
 
 def test_a_masked_model_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["engine", "--bundle", str(STARTER / "sentiment")]) == 1
-    assert "holds a masked model; this measures causal ones" in capsys.readouterr().err
+    assert "is a masked bundle; this needs a causal one" in capsys.readouterr().err
 
 
 def test_a_bundle_that_is_not_there(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -9,14 +9,12 @@ from pathlib import Path
 
 import pytest
 
+from loadtests import LoadTestError
 from loadtests.__main__ import main
-from loadtests.connection import Connection, Reply, post
-from loadtests.engine.section import Section
-from loadtests.errors import LoadTestError
-from loadtests.overhead.closed_loop import Throughput, drive
-from loadtests.overhead.compare import section_of, summarize
-from loadtests.overhead.work import Classification, Generation
-from loadtests.server_process import running_server
+from loadtests.closed_loop import Classification, Generation, Throughput, drive
+from loadtests.measurement import Section
+from loadtests.overhead import section_of, summarize
+from loadtests.server import Connection, Reply, post, running_server
 from maskdial.models.registry import STARTER_FOLDER
 
 PLAIN = b"HTTP/1.1 200 OK\r\ncontent-length: 4\r\n\r\nbody"
@@ -93,7 +91,7 @@ def test_a_connection_that_was_closed_takes_no_request() -> None:
         async with serving(answer) as connection:
             await connection.send(post("/p", b"{}"))
             connection.close()
-            with pytest.raises(LoadTestError, match="before a request was sent"):
+            with pytest.raises(LoadTestError, match="before the request was sent"):
                 await connection.send(post("/p", b"{}"))
 
     asyncio.run(ask_again())
@@ -125,7 +123,7 @@ def test_ratios_are_taken_within_a_round() -> None:
     bare = [Throughput(10, 100, 1.0, 0.5), Throughput(10, 100, 10.0, 0.5)]
     http = [Throughput(10, 100, 2.0, 0.01, 0.6), Throughput(10, 80, 10.0, 0.008, 0.48)]
     row = summarize("m", "tokens", 8, bare, http)
-    assert (row.ratio_min, row.ratio, row.ratio_max) == (0.5, pytest.approx(0.65), 0.8)
+    assert (row.ratio_min, row.ratio, row.ratio_max) == pytest.approx((0.5, 0.65, 0.8))
     assert (row.bare_cpu_us, row.server_cpu_us, row.client_cpu_us) == pytest.approx(
         (5000, 6000, 100)
     )
@@ -214,4 +212,4 @@ def test_a_model_of_another_task_is_refused(
     masked_starter: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["overhead", "--bundle", str(masked_starter)]) == 1
-    assert "does fill-mask; this measures models" in capsys.readouterr().err
+    assert "is fill-mask; overhead and scaling need" in capsys.readouterr().err

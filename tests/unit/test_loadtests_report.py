@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from loadtests.open_loop import Failure, Run, Sample
 from loadtests.report import Settings, make_report, percentile, summarize
-from loadtests.runner import Run
-from loadtests.samples import Failure, Kind, Sample
+from loadtests.texts import Kind
 
 SETTINGS = Settings("http://localhost", "mixed", None, 2.0, 2.0, 0, 8, 5.0, 5.0, 100)
 REFUSED = Failure("overloaded", 429, "the queue is full")

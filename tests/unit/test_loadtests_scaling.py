@@ -3,22 +3,22 @@
 import argparse
 import asyncio
 import json
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from loadtests import names_of
 from loadtests.__main__ import main
-from loadtests.overhead.work import Generation
+from loadtests.closed_loop import Generation
+from loadtests.open_loop import Failure, Run, Sample
 from loadtests.report import Settings, make_report
-from loadtests.runner import Run
-from loadtests.samples import Failure, Kind, Sample
-from loadtests.scaling.arguments import parse_sections
+from loadtests.scaling import SECTIONS, Start
+from loadtests.scaling import summarize as summarize_starts
 from loadtests.scaling.load import Sender, summarize
-from loadtests.scaling.start import Start
-from loadtests.scaling.start import summarize as summarize_starts
-from loadtests.scenarios import Job
-from loadtests.server_process import running_server
+from loadtests.server import running_server
+from loadtests.texts import Job, Kind
 from maskdial.models.bundle import load_bundle
 from maskdial.models.registry import STARTER_FOLDER
 
@@ -31,8 +31,9 @@ def rows_of(report: dict[str, Any], section: str) -> list[dict[str, Any]]:
 
 
 def test_sections_are_parsed_in_the_reports_order() -> None:
+    parse_sections = names_of(SECTIONS)
     assert parse_sections("start, load") == ("load", "start")
-    with pytest.raises(argparse.ArgumentTypeError, match="'stall' is no section"):
+    with pytest.raises(argparse.ArgumentTypeError, match="'stall' is not one of load, memory"):
         parse_sections("stall")
 
 
@@ -80,7 +81,7 @@ def test_a_sender_keeps_connections_and_reports_tokens() -> None:
             tokens: list[int] = []
             job = Job(Kind.GENERATE, "Once there was", 0)
             for number in range(2):
-                await sender(job, lambda number=number: tokens.append(number))
+                await sender(job, partial(tokens.append, number))
             idle = len(sender._idle)
             await sender.aclose()
             return tokens, idle
@@ -116,6 +117,6 @@ def test_a_whole_run(
 def test_memory_needs_a_causal_model(capsys: pytest.CaptureFixture[str]) -> None:
     bundle = str(STARTER_FOLDER / "sentiment")
     assert main(["scaling", "--bundle", bundle, "--sections", "memory"]) == 1
-    assert "none of the models has one" in capsys.readouterr().err
+    assert "needs a causal bundle" in capsys.readouterr().err
     assert main(["scaling", "--bundle", bundle, "--bundle", bundle]) == 1
-    assert "two bundles have folders of one name" in capsys.readouterr().err
+    assert "two bundle folders have the same name" in capsys.readouterr().err

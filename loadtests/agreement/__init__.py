@@ -1,1 +1,0 @@
-"""Greedy texts of a bundle and of torch, token by token."""

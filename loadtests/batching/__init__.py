@@ -1,1 +1,0 @@
-"""What batches of like length gain, in this process: ``python -m loadtests batching``."""

@@ -1,0 +1,175 @@
+"""The closed loop: clients that each send the next request when the last is answered."""
+
+import asyncio
+import itertools
+import json
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import Protocol
+
+from loadtests import LoadTestError
+from loadtests.engines import open_stream
+from loadtests.server import Connection, Reply, post
+from maskdial.masked.request import MaskedInput
+from maskdial.models.bundle import Bundle
+from maskdial.models.registry import CausalModel, MaskedModel, ServedModel
+
+Client = Callable[[str], Awaitable[int]]
+
+EVENT = b'data: {"index"'
+"""How a token's event begins."""
+
+_OK = 200
+
+
+@dataclass(frozen=True, slots=True)
+class Throughput:
+    """What the clients achieved. CPU times are of all threads of a process, in seconds.
+
+    ``server_cpu`` is 0 without a server.
+    """
+
+    requests: int
+    units: int
+    seconds: float
+    own_cpu: float
+    server_cpu: float = 0.0
+
+    @property
+    def per_second(self) -> float:
+        return self.units / self.seconds
+
+
+async def drive(
+    clients: Sequence[Client],
+    texts: Sequence[str],
+    seconds: float,
+    server_cpu: Callable[[], float] = lambda: 0.0,
+) -> Throughput:
+    """Lets every client send texts, taken in turn from ``texts``, for ``seconds``.
+
+    Requests still open then are awaited, and their time counts.
+    """
+    supply = itertools.cycle(texts)
+    started, own, server = time.perf_counter(), time.process_time(), server_cpu()
+
+    async def send_on(client: Client) -> list[int]:
+        replies = []
+        while True:
+            replies.append(await client(next(supply)))
+            if time.perf_counter() - started >= seconds:
+                return replies
+
+    replies = [units for each in await asyncio.gather(*map(send_on, clients)) for units in each]
+    return Throughput(
+        len(replies),
+        sum(replies),
+        time.perf_counter() - started,
+        time.process_time() - own,
+        server_cpu() - server,
+    )
+
+
+class Work(Protocol):
+    """What a model is asked for. One text is one request; ``unit`` is what throughput counts."""
+
+    unit: str
+
+    def request(self, text: str) -> bytes:
+        """The HTTP request."""
+        ...
+
+    def count(self, reply: Reply) -> int:
+        """The number of units in the reply; raises LoadTestError if any are missing."""
+        ...
+
+    async def run(self, model: ServedModel, text: str) -> int:
+        """Runs the same work on the engine of a model in this process; returns its units."""
+        ...
+
+
+class Generation(Work):
+    """Greedy streams of a fixed number of tokens."""
+
+    unit = "tokens"
+
+    def __init__(self, num_tokens: int) -> None:
+        self._num_tokens = num_tokens
+
+    def request(self, text: str) -> bytes:
+        parameters = {"max_new_tokens": self._num_tokens, "ignore_eos": True}
+        body = {"inputs": text, "parameters": parameters, "stream": True}
+        return post("/generate", json.dumps(body).encode())
+
+    def count(self, reply: Reply) -> int:
+        num_events = reply.body.count(EVENT)
+        if reply.status != _OK or num_events != self._num_tokens:
+            raise LoadTestError(f"a stream ended after {num_events} tokens: {_shown(reply)}")
+        return num_events
+
+    async def run(self, model: ServedModel, text: str) -> int:
+        assert isinstance(model, CausalModel)
+        prompt = model.tokenizer.encode(text).ids
+        async with open_stream(model.engine, prompt, self._num_tokens) as stream:
+            return len([event async for event in stream])
+
+
+class Classification(Work):
+    """One text per request."""
+
+    unit = "requests"
+
+    def request(self, text: str) -> bytes:
+        return post("/classify", json.dumps({"inputs": text}).encode())
+
+    def count(self, reply: Reply) -> int:
+        if reply.status != _OK:
+            raise LoadTestError(f"a request failed: {_shown(reply)}")
+        return 1
+
+    async def run(self, model: ServedModel, text: str) -> int:
+        assert isinstance(model, MaskedModel)
+        encoding = model.tokenizer.encode(text)
+        given = MaskedInput(tuple(encoding.ids), (), tuple(encoding.type_ids))
+        return len(await model.engine.submit_many([given]))
+
+
+def work_of(bundle: Bundle, num_tokens: int) -> Work:
+    """Chooses generation, of ``num_tokens`` per text, or classification by the model's task.
+
+    Raises:
+        LoadTestError: the model does neither.
+    """
+    task = bundle.manifest.task
+    if task == "generate":
+        return Generation(num_tokens)
+    if task == "classify":
+        return Classification()
+    raise LoadTestError(
+        f"the task of {bundle.path} is {task}; overhead and scaling need generate or classify"
+    )
+
+
+def _shown(reply: Reply) -> str:
+    return f"{reply.status} {reply.body[-200:].decode(errors='replace')}"
+
+
+@asynccontextmanager
+async def http_clients(
+    work: Work, texts: Sequence[str], port: int, num_clients: int
+) -> AsyncIterator[list[Client]]:
+    """Clients with a connection each; all requests are encoded beforehand."""
+    requests = {text: work.request(text) for text in texts}
+    connections = await asyncio.gather(*(Connection.open(port) for _ in range(num_clients)))
+
+    async def send(connection: Connection, text: str) -> int:
+        return work.count(await connection.send(requests[text]))
+
+    try:
+        yield [partial(send, connection) for connection in connections]
+    finally:
+        for connection in connections:
+            connection.close()

@@ -1,1 +1,0 @@
-"""What can do the work: one module each, run in a process of its own."""

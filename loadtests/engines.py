@@ -1,0 +1,291 @@
+"""The engines as the server builds them: the only module that constructs one for a measurement.
+
+When an engine's interface changes, this module follows. Besides it, `loadtests.engine.rig` knows a
+causal engine's streams and metrics, and `loadtests.engine.speculation` its model runner.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Iterable, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from loadtests import LoadTestError
+from maskdial.causal.engine import CausalEngine
+from maskdial.causal.executor import ModelRunner
+from maskdial.causal.grammar.compiler import GrammarCompiler, GrammarMatcher
+from maskdial.causal.prefix_cache import PrefixCache
+from maskdial.causal.sampling.params import SamplingParams
+from maskdial.causal.sequence import Sequence as Generation
+from maskdial.causal.stream import TokenStream
+from maskdial.config import Config, load_config
+from maskdial.masked.batcher import Batcher, EntryT
+from maskdial.masked.engine import MaskedEngine
+from maskdial.masked.request import MaskedInput
+from maskdial.metrics import EngineMetrics, Metrics
+from maskdial.models.bundle import Bundle, KVLayout, load_bundle
+from maskdial.models.loading import load_model
+from maskdial.models.registry import ServedModel
+from maskdial.models.tokenizer import Tokenizer
+from maskdial.runtime.placement import find_device
+from maskdial.runtime.runner import Runner
+from maskdial.runtime.session import Provider, Session, SessionOptions
+
+NUM_STREAMS = 8
+"""Slots of every causal engine that is measured."""
+
+_MIN_CONTEXT = 128
+_STOP_SECONDS = 10.0
+EngineT = TypeVar("EngineT", bound=CausalEngine | MaskedEngine)
+
+
+def load_served(name: str, path: Path, settings: dict[str, Any]) -> ServedModel:
+    """Loads a bundle and starts its engine, exactly as the server does.
+
+    ``settings`` are fields of `Config`; ``MASKDIAL_*`` variables set the others.
+    """
+    return load_model(name, path, load_config(settings), Metrics(()))
+
+
+@asynccontextmanager
+async def started(engine: EngineT) -> AsyncIterator[EngineT]:
+    """Runs an engine, warmed up, for the duration of the block."""
+    async with AsyncExitStack() as stack:
+        engine.start()
+        stack.push_async_callback(asyncio.to_thread, engine.stop, _STOP_SECONDS)
+        await engine.warm_up()
+        yield engine
+
+
+def open_stream(
+    engine: CausalEngine,
+    prompt: Sequence[int],
+    num_tokens: int,
+    *,
+    grammar: GrammarMatcher | None = None,
+    **sampling: Any,
+) -> TokenStream:
+    """Submits a prompt; its stream goes on for ``num_tokens`` tokens, past any end of text.
+
+    ``sampling`` sets other fields of `SamplingParams`; by default, decoding is greedy.
+    """
+    params = SamplingParams(max_new_tokens=num_tokens, ignore_eos=True, **sampling)
+    return engine.stream(Generation(prompt, params, grammar=grammar))
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedCausal:
+    """A causal bundle and one session for all its engines, of which one runs at a time.
+
+    ``max_length`` is the configured context in tokens.
+    """
+
+    bundle: Bundle
+    layout: KVLayout
+    tokenizer: Tokenizer
+    session: Session
+    config: Config
+    max_length: int
+
+    @classmethod
+    def load(cls, path: Path, config: Config) -> "LoadedCausal":
+        """Reads a bundle and loads its graph.
+
+        Raises:
+            LoadTestError: the bundle is not causal, or its context is too short to measure in.
+            BundleError: it cannot be read.
+        """
+        bundle = load_bundle(path.resolve().name, path)
+        manifest = bundle.manifest
+        if manifest.family != "causal" or manifest.kv is None:
+            raise LoadTestError(f"{path} is a {manifest.family} bundle; this needs a causal one")
+        max_length = min(manifest.max_length, config.max_context)
+        if max_length < _MIN_CONTEXT:
+            raise LoadTestError(
+                f"a context of {max_length} tokens is too short; this needs {_MIN_CONTEXT}"
+            )
+        tokenizer = Tokenizer.from_file(bundle.tokenizer, manifest.special_tokens)
+        session = Session(
+            bundle.graph, SessionOptions("cpu", config.threads, config.spins(alone=True))
+        )
+        return cls(bundle, manifest.kv, tokenizer, session, config, max_length)
+
+    @property
+    def vocab_size(self) -> int:
+        return self.bundle.manifest.vocab_size
+
+    @property
+    def chunk_tokens(self) -> int:
+        """The configured prefill chunk."""
+        return self.whole_blocks(self.config.chunk_tokens(on_gpu=False))
+
+    def whole_blocks(self, num_tokens: int) -> int:
+        """Rounds up to a multiple of the attention kernel's block."""
+        return -(-num_tokens // self.layout.query_block) * self.layout.query_block
+
+    def runner(self) -> Runner:
+        """A runner with a KV cache of its own."""
+        return Runner(
+            self.session,
+            self.layout,
+            slots=NUM_STREAMS,
+            max_length=self.max_length,
+            vocab_size=self.vocab_size,
+        )
+
+    def prefill(self, runner: Runner, prompt: Sequence[int]) -> NDArray[np.float32]:
+        """Reads a prompt in chunks, frees its KV cache, and returns the logits (vocab_size,)."""
+        for start in range(0, len(prompt), self.chunk_tokens):
+            chunk = np.array(prompt[start : start + self.chunk_tokens], np.int64)
+            logits = runner.prefill(0, chunk, start)
+        last: NDArray[np.float32] = np.array(logits[-1])
+        runner.cache.release_pages(0)
+        return last
+
+    def engine(
+        self,
+        runner: ModelRunner,
+        metrics: EngineMetrics,
+        *,
+        chunk_tokens: int | None = None,
+        block_tokens: int | None = None,
+        prefix_cache: bool = False,
+        max_drafts: int = 0,
+    ) -> CausalEngine:
+        """An engine, not started.
+
+        Args:
+            runner: used by no other engine: an idle engine returns its cache's memory.
+            metrics: where it reports.
+            chunk_tokens: the prefill chunk; None for the configured one.
+            block_tokens: longest prompts that are read together; None for the kernel's block. With
+                1, each prompt is read alone; without a prefix cache nothing else changes.
+            prefix_cache: whether it has one, of the configured size.
+            max_drafts: most tokens to draft per step.
+        """
+        block = self.layout.query_block
+        cache = PrefixCache(
+            model=self.bundle.manifest.files[self.bundle.manifest.graph],
+            block_tokens=block,
+            max_bytes=self.config.prefix_cache_bytes,
+        )
+        return CausalEngine(
+            runner,
+            self.tokenizer,
+            slots=NUM_STREAMS,
+            max_length=self.max_length,
+            vocab_size=self.vocab_size,
+            prefill_chunk_tokens=chunk_tokens or self.chunk_tokens,
+            block_tokens=block_tokens or block,
+            max_queue=self.config.max_queue,
+            eos_token_ids=frozenset(self.bundle.manifest.special_tokens.eos),
+            prefix_cache=cache if prefix_cache else None,
+            max_drafts=max_drafts,
+            metrics=metrics,
+            name=self.bundle.name,
+        )
+
+    def grammar_compiler(self) -> GrammarCompiler:
+        """A compiler for this vocabulary; close it after use."""
+        return GrammarCompiler(
+            self.bundle.tokenizer.read_text(encoding="utf-8"),
+            vocab_size=self.vocab_size,
+            eos_token_ids=self.bundle.manifest.special_tokens.eos,
+        )
+
+    def random_prompt(self, rng: np.random.Generator, num_tokens: int) -> list[int]:
+        """Draws token ids uniformly from those that stand for text."""
+        prompt: list[int] = []
+        while len(prompt) < num_tokens:
+            drawn = rng.integers(0, self.vocab_size, num_tokens - len(prompt)).tolist()
+            prompt += [token_id for token_id in drawn if self.tokenizer.is_text(token_id)]
+        return prompt
+
+    def encode(self, text: str) -> list[int]:
+        """A text's token ids, without special tokens."""
+        return self.tokenizer.encode(text, add_special_tokens=False).ids
+
+
+class FirstComeBatcher(Batcher[EntryT]):
+    """Batches in order of arrival, under the same budget of padded tokens."""
+
+    def next_batch(self) -> list[EntryT]:
+        batch: list[EntryT] = []
+        longest = 0
+        while self._by_arrival:
+            oldest = next(iter(self._by_arrival))
+            longest = max(longest, oldest.length)
+            if batch and longest * (len(batch) + 1) > self.max_batch_tokens:
+                break
+            self.discard(oldest)
+            batch.append(oldest)
+        return batch
+
+
+class _FirstComeEngine(MaskedEngine):
+    """A `MaskedEngine` that batches in order of arrival."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._batcher = FirstComeBatcher(self._batcher.max_batch_tokens)
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedMasked:
+    """A masked bundle and one session for all its engines, of which one runs at a time."""
+
+    bundle: Bundle
+    tokenizer: Tokenizer
+    session: Session
+    config: Config
+
+    @classmethod
+    def load(cls, path: Path, config: Config) -> "LoadedMasked":
+        """Reads a bundle and loads its graph.
+
+        Raises:
+            LoadTestError: the bundle is not masked.
+            BundleError: it cannot be read.
+        """
+        bundle = load_bundle(path.resolve().name, path)
+        manifest = bundle.manifest
+        if manifest.family != "masked":
+            raise LoadTestError(f"{path} is a {manifest.family} bundle; this needs a masked one")
+        tokenizer = Tokenizer.from_file(bundle.tokenizer, manifest.special_tokens)
+        provider: Provider = "cpu" if find_device(bundle, config.provider) is None else "cuda"
+        session = Session(
+            bundle.graph, SessionOptions(provider, config.threads, config.spins(alone=True))
+        )
+        return cls(bundle, tokenizer, session, config)
+
+    def inputs(self, texts: Iterable[str]) -> tuple[list[MaskedInput], int]:
+        """The texts as engine inputs, and how many were truncated to the model's length.
+
+        Where the graph gathers rows before the head, each text asks for one, as with one mask.
+        """
+        longest = self.bundle.manifest.max_length
+        inputs: list[MaskedInput] = []
+        num_truncated = 0
+        for text in texts:
+            encoding = self.tokenizer.encode(text)
+            if len(encoding) > longest:
+                num_truncated += 1
+                encoding = self.tokenizer.encode_cut(text, max_length=longest)
+            inputs.append(MaskedInput(tuple(encoding.ids), (0,), tuple(encoding.type_ids)))
+        return inputs, num_truncated
+
+    def engine(self, metrics: EngineMetrics, *, first_come: bool = False) -> MaskedEngine:
+        """An engine with the server's batches or with first-come ones, not started."""
+        kind = _FirstComeEngine if first_come else MaskedEngine
+        return kind(
+            self.session,
+            max_batch_tokens=self.config.max_batch_tokens,
+            max_queue=self.config.max_queue,
+            pad_token_id=self.bundle.manifest.special_tokens.pad or 0,
+            metrics=metrics,
+            name=self.bundle.name,
+        )

@@ -1,0 +1,107 @@
+"""`python -m training MODEL --corpus DIR --out DIR`.
+
+The shipped checkpoints: `hybrid --minutes 85 --bf16 --compile`; `masked --minutes 42 --width 192
+--bf16 --compile` and after it `sentiment --minutes 12 --bf16`; on one thread each. With glibc,
+`MALLOC_MMAP_THRESHOLD_=4000000000 MALLOC_TRIM_THRESHOLD_=8000000000 MALLOC_TOP_PAD_=268435456` in
+the environment keeps it from handing the memory of every step back to the system, and made a step
+markedly faster.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+
+from training.recipes import (
+    train_causal,
+    train_hybrid,
+    train_masked,
+    train_sentiment,
+)
+from training.settings import Settings, Shape
+from training.study import run_study
+
+RECIPES = {
+    "masked": train_masked,
+    "sentiment": train_sentiment,
+    "causal": train_causal,
+    "hybrid": train_hybrid,
+}
+
+
+def build_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m training",
+        description="Train the starter models and write them as Hugging Face checkpoints. "
+        "`sentiment` starts from the `masked` checkpoint in the same --out folder; `study` trains "
+        "decoders of several sizes, for the card of `hybrid`.",
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+    )
+    parser.add_argument("model", choices=[*RECIPES, "all", "study"])
+    parser.add_argument("--corpus", type=Path, required=True, help="folder with the texts")
+    parser.add_argument("--out", type=Path, required=True, help="folder for the checkpoints")
+    parser.add_argument(
+        "--minutes",
+        type=float,
+        default=35.0,
+        help="time budget of each model; longer learns more, and the schedule stretches with it",
+    )
+    parser.add_argument("--device", choices=["auto", "cpu", "cuda"], default="auto")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--threads", type=int, default=1, help="CPU threads PyTorch may use")
+    parser.add_argument("--resume", action="store_true", help="go on from a checkpoint in --out")
+    parser.add_argument(
+        "--bf16",
+        action="store_true",
+        help="bfloat16 matrix products in pretraining: half again as fast where the processor "
+        "has them, slower elsewhere",
+    )
+    parser.add_argument(
+        "--compile",
+        action="store_true",
+        help="compile the layers before pretraining, which takes a minute and a C++ compiler and "
+        "saves a sixth of a step",
+    )
+    shape = Shape()
+    parser.add_argument("--width", type=int, default=shape.width, help="hidden width")
+    parser.add_argument("--layers", type=int, default=shape.layers)
+    parser.add_argument(
+        "--vocabulary", type=int, default=shape.vocabulary, help="its number of tokens"
+    )
+    parser.add_argument(
+        "--cloze", type=Path, help="a JSON list of sentences to fill in, for the cards"
+    )
+    return parser
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    options = build_parser().parse_args(arguments)
+    torch.set_num_threads(options.threads)
+    device = options.device
+    if device == "auto":
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    settings = Settings(
+        corpus=options.corpus,
+        out=options.out,
+        minutes=options.minutes,
+        device=torch.device(device),
+        seed=options.seed,
+        threads=options.threads,
+        resume=options.resume,
+        bf16=options.bf16,
+        compile=options.compile,
+        shape=Shape(options.width, options.layers, options.vocabulary),
+        cloze=options.cloze,
+    )
+    if options.model == "study":
+        print(f"the study is in {run_study(settings)}")
+        return
+    for model in RECIPES if options.model == "all" else (options.model,):
+        print(f"{model} is in {RECIPES[model](settings)}")
+
+
+if __name__ == "__main__":
+    main()

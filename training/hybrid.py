@@ -1,0 +1,289 @@
+"""The hybrid: one decoder that learns under both attention masks.
+
+Some rows of each batch are read under the causal mask, and every next token is predicted; the
+others under the full mask, with words hidden, and the hidden tokens are predicted from the position
+before them. So both objectives predict the next token, with one head (masked next-token prediction;
+"GPT or BERT: why not both?", Charpentier and Samuel, 2024).
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+from transformers import GenerationConfig, PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
+
+from training.cloze import Prediction, best
+from training.pretrain import Plan, cross_entropy
+from training.settings import Settings, Shape
+from training.vocabulary import END_OF_TEXT, MASK
+
+MAX_LENGTH = 512
+TOKENS_PER_BATCH = 2048
+LEARNING_RATE, MATRIX_LEARNING_RATE = 3e-3, 2e-2
+MASKED_SHARES = (0.35, 0.15)
+"""Share of the words hidden in masked rows, when training starts and when it ends."""
+EVALUATED_SHARE = 0.15
+"""Share of the words hidden when accuracy is measured, as in BERT."""
+EVALUATED_LENGTH = 128
+EVALUATED_WINDOWS = 960
+CAUSAL_SHARE = 0.5
+"""Share of a hybrid's rows that are read under the causal mask."""
+PASSAGE_TOKENS = (40, 300)
+"""A passage ends with the last paragraph that fits a length drawn from this range."""
+SHORT_LENGTH, SHORT_EVERY = 32, 8
+HIDDEN_SCORE = -1e9
+
+
+class HybridObjective:
+    """Next-token prediction over random windows of one token stream, under either mask.
+
+    `causal_share` of the rows, 0 to 1, are causal: 1 trains an ordinary causal model, 0 a masked
+    one. The losses of both kinds of rows weigh in proportion to their share, however many of their
+    tokens are predicted.
+    """
+
+    def __init__(
+        self,
+        model: Qwen3ForCausalLM,
+        tokenizer: PreTrainedTokenizerFast,
+        stream: Tensor,
+        causal_share: float,
+    ) -> None:
+        self.model = model
+        self.stream = stream
+        self.causal_share = causal_share
+        vocabulary = tokenizer.get_vocab()
+        self.end, self.mask = vocabulary[END_OF_TEXT], vocabulary[MASK]
+        tokens = sorted(vocabulary, key=vocabulary.__getitem__)
+        special = {self.end, self.mask}
+        # In byte-level BPE a space is part of the word behind it, written as a letter of its own.
+        self.starts_letter = torch.tensor(
+            [i not in special and _is_letter(token[0]) for i, token in enumerate(tokens)]
+        )
+        self.ends_letter = torch.tensor(
+            [i not in special and _is_letter(token[-1]) for i, token in enumerate(tokens)]
+        )
+        newline = torch.tensor([i == self.end or token == "Ċ" for i, token in enumerate(tokens)])
+        # A window's first token is replaced, so that of a paragraph is the newline before it.
+        self.paragraphs = newline[stream.long()].nonzero()[:, 0]
+        self.steps = 0
+        self.device = next(model.parameters()).device
+
+    def batch_loss(self, progress: float) -> tuple[Tensor, int]:
+        self.steps += 1
+        length = length_at(progress, self.steps)
+        windows = self.sample_windows(TOKENS_PER_BATCH // length, length + 1)
+        first, last = MASKED_SHARES
+        return self.loss(windows, first + (last - first) * progress), len(windows) * length
+
+    def sample_windows(self, batch: int, length: int) -> Tensor:
+        """`[batch, length]` int64: the end-of-text token, then a run of the stream.
+
+        Half of the runs start with a paragraph, half anywhere.
+        """
+        length = min(length, len(self.stream))
+        last = len(self.stream) - length
+        starts = torch.randint(last + 1, (batch, 1))
+        paragraphs = self.paragraphs[self.paragraphs <= last]
+        if len(paragraphs):
+            drawn = paragraphs[torch.randint(len(paragraphs), (batch, 1))]
+            starts = torch.where(torch.rand(batch, 1) < 0.5, starts, drawn)
+        windows = self.stream[starts + torch.arange(length)].long()
+        windows[:, 0] = self.end
+        return windows
+
+    def loss(self, windows: Tensor, masked_share: float) -> Tensor:
+        """Weighted mean cross-entropy in nats; `windows` `[batch, length + 1]`."""
+        num_causal = round(self.causal_share * len(windows))
+        inputs, targets = windows[:, :-1].clone(), windows[:, 1:]
+        predicted = torch.ones(inputs.shape, dtype=torch.bool)
+        chosen = self.choose_words(windows[num_causal:], masked_share)
+        hidden = torch.where(chosen, self.mask, windows[num_causal:])
+        inputs[num_causal:] = hidden[:, :-1]
+        predicted[num_causal:] = chosen[:, 1:]
+        weight = torch.zeros(inputs.shape)
+        for rows, share in (
+            (slice(None, num_causal), num_causal / len(windows)),
+            (slice(num_causal, None), 1.0 - num_causal / len(windows)),
+        ):
+            weight[rows] = share / max(1, int(predicted[rows].sum()))
+        losses = cross_entropy(
+            self.logits(inputs, num_causal, predicted),
+            targets[predicted].to(self.device),
+        )
+        return (losses * weight[predicted].to(self.device)).sum()
+
+    def logits(self, inputs: Tensor, num_causal: int, predicted: Tensor) -> Tensor:
+        """`[number predicted, vocabulary]` logits behind the positions `predicted` of `inputs`.
+
+        The first `num_causal` rows are read under the causal mask, the others under the full one.
+        """
+        batch, length = inputs.shape
+        allowed = torch.ones(length, length, dtype=torch.bool).tril()
+        scores = torch.zeros(batch, 1, length, length)
+        scores[:num_causal].masked_fill_(~allowed, HIDDEN_SCORE)
+        states = self.model.model(
+            input_ids=inputs.to(self.device),
+            attention_mask=scores.to(self.device),
+            use_cache=False,
+        ).last_hidden_state
+        chosen: Tensor = self.model.lm_head(states[predicted.to(self.device)])
+        return chosen
+
+    def choose_words(self, windows: Tensor, share: float) -> Tensor:
+        """`[batch, length]` bool: every token of a random share of each row's words."""
+        goes_on = self.starts_letter[windows[:, 1:]] & self.ends_letter[windows[:, :-1]]
+        word = nn.functional.pad(~goes_on, (1, 0), value=True).cumsum(dim=1)
+        drawn = torch.rand(len(windows), windows.shape[1] + 1) < share
+        chosen: Tensor = drawn.gather(1, word) & (windows != self.end)
+        chosen[:, 0] = False  # nothing stands before it to predict it from
+        return chosen
+
+
+def _is_letter(character: str) -> bool:
+    # Byte-level BPE writes bytes that are no printable ASCII as letters from U+0100 on: a space, a
+    # newline. Parts of other letters' UTF-8 bytes fall to words of their own, which is rare.
+    return character.isalpha() and ord(character) < 0x100
+
+
+def length_at(progress: float, step: int) -> int:
+    """Sequence length in tokens: short while the model learns words, the full context last.
+
+    Every eighth batch holds texts as short as people ask about.
+    """
+    if step % SHORT_EVERY == 0:
+        return SHORT_LENGTH
+    if progress < 0.7:
+        return MAX_LENGTH // 4
+    return MAX_LENGTH // 2 if progress < 0.9 else MAX_LENGTH
+
+
+def build_model(tokenizer: PreTrainedTokenizerFast, shape: Shape) -> Qwen3ForCausalLM:
+    """A decoder with heads of 32, two for each key-value head, and tied embeddings.
+
+    Qwen3 is a Llama that normalizes its queries and keys. Under the full mask that shortened the
+    time in which attention does not find the neighbours.
+    """
+    end = tokenizer.eos_token_id
+    num_heads = shape.width // 32
+    config = Qwen3Config(
+        vocab_size=len(tokenizer),
+        hidden_size=shape.width,
+        num_hidden_layers=shape.layers,
+        num_attention_heads=num_heads,
+        num_key_value_heads=num_heads // 2,
+        head_dim=32,
+        intermediate_size=shape.width * 8 // 3,
+        max_position_embeddings=MAX_LENGTH,
+        tie_word_embeddings=True,
+        bos_token_id=end,
+        eos_token_id=end,
+        pad_token_id=end,
+    )
+    # On a CPU the backward pass of the fused attention takes longer than the plain products.
+    config._attn_implementation = "eager"
+    model = Qwen3ForCausalLM(config)
+    for layer in model.model.layers:  # each layer starts as the identity
+        nn.init.zeros_(layer.self_attn.o_proj.weight)
+        nn.init.zeros_(layer.mlp.down_proj.weight)
+    model.generation_config = GenerationConfig(
+        bos_token_id=end, eos_token_id=end, pad_token_id=end, do_sample=True, temperature=0.7
+    )
+    return model
+
+
+def plan(settings: Settings) -> Plan:
+    """How decoders learn."""
+    return Plan(
+        settings.minutes,
+        LEARNING_RATE,
+        matrix_learning_rate=MATRIX_LEARNING_RATE,
+        bf16=settings.bf16,
+    )
+
+
+def encode_stream(tokenizer: PreTrainedTokenizerFast, texts: Sequence[str], seed: int) -> Tensor:
+    """One int32 stream of the passages of all texts, an end-of-text token around each.
+
+    Paragraphs (lines) stay whole. A newline stands between those of one passage.
+    """
+    chance = random.Random(seed)
+    backend = tokenizer.backend_tokenizer
+    end = int(tokenizer.eos_token_id)
+    (newline,) = backend.encode("\n", add_special_tokens=False).ids
+    stream = [end]
+    for text in texts:
+        room = 0
+        for encoding in backend.encode_batch(text.split("\n"), add_special_tokens=False):
+            if len(encoding.ids) > room:
+                room = chance.randint(*PASSAGE_TOKENS)
+                if stream[-1] != end:
+                    stream.append(end)
+            else:
+                stream.append(newline)
+            stream.extend(encoding.ids)
+            room -= len(encoding.ids)
+        if stream[-1] != end:
+            stream.append(end)
+    return torch.tensor(stream, dtype=torch.int32)
+
+
+@torch.no_grad()
+def evaluate_causal(objective: HybridObjective, num_bytes: int) -> dict[str, float]:
+    """Loss in nats per token, and bits per byte, over the objective's stream in full contexts.
+
+    `num_bytes` is the length of the stream's text in UTF-8. What predicting the ends of passages
+    costs is counted in.
+    """
+    objective.model.eval()
+    stream = objective.stream.long()
+    total, count = 0.0, 0
+    for start in range(0, len(stream) - 1, MAX_LENGTH):
+        window = stream[start : start + MAX_LENGTH + 1]
+        inputs, targets = window[None, :-1], window[1:]
+        predicted = torch.ones(inputs.shape, dtype=torch.bool)
+        logits = objective.logits(inputs, 1, predicted)
+        total += cross_entropy(logits, targets.to(objective.device)).sum().item()
+        count += len(targets)
+    return {
+        "validation_loss": total / count,
+        "bits_per_byte": total / math.log(2) / num_bytes,
+    }
+
+
+@torch.no_grad()
+def evaluate_masked(objective: HybridObjective) -> dict[str, float]:
+    """Loss in nats and top-1 accuracy on hidden tokens of the objective's stream.
+
+    15 % of the words are hidden, all their tokens at once, in windows from a fixed seed.
+    """
+    objective.model.eval()
+    loss, hits, count = 0.0, 0, 0
+    batch = 32
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        for _ in range(EVALUATED_WINDOWS // batch):
+            windows = objective.sample_windows(batch, EVALUATED_LENGTH)
+            chosen = objective.choose_words(windows, EVALUATED_SHARE)
+            inputs = torch.where(chosen, objective.mask, windows)
+            predicted = nn.functional.pad(chosen[:, 1:], (0, 1))
+            logits = objective.logits(inputs, 0, predicted)
+            targets = windows[chosen].to(objective.device)
+            loss += cross_entropy(logits, targets).sum().item()
+            hits += int((logits.argmax(-1) == targets).sum())
+            count += len(targets)
+    return {"masked_validation_loss": loss / count, "masked_top1": hits / count}
+
+
+@torch.no_grad()
+def predict(model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast, text: str) -> Prediction:
+    """What fills the one [MASK] of `text` under the full mask, by the token before it."""
+    model.eval()
+    inputs = tokenizer(text, return_tensors="pt")["input_ids"]
+    objective = HybridObjective(model, tokenizer, inputs[0], causal_share=0.0)
+    before = nn.functional.pad(inputs[:, 1:] == tokenizer.mask_token_id, (0, 1))
+    return best(objective.logits(inputs, 0, before)[0], tokenizer)

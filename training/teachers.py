@@ -1,0 +1,173 @@
+"""The sentiment model's teachers: for each fold of the sentences, two models that never saw it.
+
+One is a bag-of-n-grams model, one a fine-tuned copy of the masked model. Their scores of the fold
+they did not see, and all teachers' mean score of spliced sentences, are what the shipped model
+learns from beside the labels (cross-fitted distillation).
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedTokenizerFast
+
+from training import sentiment
+from training.data import RatedSentence
+from training.naive_bayes import NaiveBayesRegression
+from training.pretrain import Plan, pretrain
+from training.sentiment import Example, SentimentObjective
+from training.settings import Settings
+
+FOLDS = 4
+LEARNING_RATE = 7e-4
+SPLICED_PER_SENTENCE = 1.0
+SPLICED_WORDS = 14
+"""The most words of a sentence that stand on either side of a splice."""
+TEACHER_SHARES = (0.4, 0.6)
+"""Weights of the n-gram model's and the fine-tuned model's log-odds in the teachers' score."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fold:
+    """The rows teachers of this fold learn from, and those they score."""
+
+    train: list[int]
+    held_out: list[int]
+
+
+@dataclass(frozen=True, slots=True)
+class Lesson:
+    """What the two teachers of one fold have to say, fp32 log-odds of POSITIVE."""
+
+    ngram_odds: Tensor
+    """`[held-out rows]`, by the n-gram model."""
+    model_odds: Tensor
+    """`[held-out rows]`, by the fine-tuned model."""
+    spliced_odds: Tensor
+    """`[spliced texts]`, by both together."""
+    weights: dict[str, Tensor]
+    """The fine-tuned model's."""
+
+
+@dataclass(frozen=True, slots=True)
+class Teachers:
+    """The lessons of all folds, put together."""
+
+    ngram_odds: Tensor
+    """`[sentences]`; each row's score is by the teacher that did not see it."""
+    model_odds: Tensor
+    """`[sentences]`, likewise."""
+    spliced_odds: Tensor
+    """`[spliced texts]`, the mean over the folds."""
+    weights: list[dict[str, Tensor]]
+
+    @property
+    def unseen_odds(self) -> Tensor:
+        """`[sentences]` common log-odds of both kinds of teacher."""
+        return blend(self.ngram_odds, self.model_odds)
+
+
+def train_teachers(
+    settings: Settings,
+    minutes: float,
+    tokenizer: PreTrainedTokenizerFast,
+    sentences: Sequence[RatedSentence],
+    spliced: Sequence[str],
+    out: Path,
+) -> Teachers:
+    """Train every fold's teachers in `minutes`; with `resume`, only those not yet in `out`."""
+    out.mkdir(parents=True, exist_ok=True)
+    folds = split_folds(len(sentences), FOLDS, settings.seed)
+    ngram_odds, model_odds = torch.zeros(len(sentences)), torch.zeros(len(sentences))
+    lessons = []
+    for number, fold in enumerate(folds):
+        saved = out / f"lesson-{number}.pt"
+        if settings.resume and saved.exists():
+            lesson = Lesson(*torch.load(saved, weights_only=True))
+        else:
+            lesson = _teach_fold(
+                settings, minutes / FOLDS, tokenizer, sentences, spliced, fold, number
+            )
+            parts = (lesson.ngram_odds, lesson.model_odds, lesson.spliced_odds, lesson.weights)
+            torch.save(parts, saved)
+        ngram_odds[fold.held_out] = lesson.ngram_odds
+        model_odds[fold.held_out] = lesson.model_odds
+        lessons.append(lesson)
+    return Teachers(
+        ngram_odds=ngram_odds,
+        model_odds=model_odds,
+        spliced_odds=torch.stack([lesson.spliced_odds for lesson in lessons]).mean(dim=0),
+        weights=[lesson.weights for lesson in lessons],
+    )
+
+
+def split_folds(num_rows: int, num_folds: int, seed: int) -> list[Fold]:
+    """Random folds of equal size, within one row."""
+    rows = list(range(num_rows))
+    random.Random(seed).shuffle(rows)
+    parts = [rows[start::num_folds] for start in range(num_folds)]
+    return [
+        Fold([row for other in parts if other is not part for row in other], part) for part in parts
+    ]
+
+
+def splice(sentences: Sequence[RatedSentence], count: int, seed: int) -> list[str]:
+    """`count` new texts, each the start of one sentence and the end of another."""
+    chance = random.Random(seed)
+    texts = []
+    for _ in range(count):
+        first = chance.choice(sentences).text.split()
+        second = chance.choice(sentences).text.split()
+        head = first[: chance.randint(1, max(1, min(len(first), SPLICED_WORDS)))]
+        texts.append(
+            " ".join(head + second[-chance.randint(1, max(1, min(len(second), SPLICED_WORDS))) :])
+        )
+    return texts
+
+
+def blend(ngram_odds: Tensor, model_odds: Tensor) -> Tensor:
+    """The teachers' common log-odds."""
+    return TEACHER_SHARES[0] * ngram_odds + TEACHER_SHARES[1] * model_odds
+
+
+def _teach_fold(
+    settings: Settings,
+    minutes: float,
+    tokenizer: PreTrainedTokenizerFast,
+    sentences: Sequence[RatedSentence],
+    spliced: Sequence[str],
+    fold: Fold,
+    number: int,
+) -> Lesson:
+    texts = [sentence.text for sentence in sentences]
+    labels = torch.tensor([float(sentence.label) for sentence in sentences])
+    rows = sentiment.encode(tokenizer, texts)
+    ngrams = NaiveBayesRegression([texts[row] for row in fold.train], labels[fold.train])
+    lexicon = sentiment.polarity_lexicon(
+        [rows[row] for row in fold.train], labels[fold.train], len(tokenizer)
+    )
+    # Every fold starts from one and the same head, else the mean of their weights would mean
+    # nothing.
+    torch.manual_seed(settings.seed)
+    model = sentiment.build_model(settings.out / "masked", lexicon).to(settings.device)
+    examples = [Example(rows[row], float(labels[row])) for row in fold.train]
+    objective = SentimentObjective(model, tokenizer, examples, seed=number)
+    plan = Plan(minutes, LEARNING_RATE, bf16=settings.bf16)
+    out = settings.out / "sentiment" / f"teacher-{number}"
+    pretrain(objective, plan, out, f"teacher {number}", settings.resume)
+    unseen = [rows[row] for row in fold.held_out]
+    spliced_rows = sentiment.encode(tokenizer, spliced)
+    return Lesson(
+        ngram_odds=ngrams.logits([texts[row] for row in fold.held_out]),
+        model_odds=sentiment.score(model, tokenizer, unseen, settings.bf16),
+        spliced_odds=blend(
+            ngrams.logits(spliced),
+            sentiment.score(model, tokenizer, spliced_rows, settings.bf16),
+        ),
+        weights={name: value.cpu() for name, value in model.state_dict().items()},
+    )
