@@ -16,9 +16,9 @@ from loadtests.agreement.prompts import PROMPTS
 from loadtests.agreement.reference import Reference
 from loadtests.errors import LoadTestError
 from loadtests.reports import load_averages, write_json
+from maskdial.causal.events import TokenEvent
 from maskdial.causal.sampling.params import SamplingParams
 from maskdial.causal.sequence import Sequence as Generated
-from maskdial.causal.sequence import TokenEvent
 from maskdial.config import load_config
 from maskdial.errors import MaskdialError
 from maskdial.metrics import Metrics

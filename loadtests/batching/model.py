@@ -8,7 +8,7 @@ from loadtests.errors import LoadTestError
 from maskdial.config import Config
 from maskdial.masked.engine import MaskedEngine
 from maskdial.masked.request import MaskedInput
-from maskdial.metrics import EngineMetrics
+from maskdial.metrics import ModelMetrics
 from maskdial.models.bundle import Bundle, load_bundle
 from maskdial.models.tokenizer import Tokenizer
 from maskdial.runtime.placement import find_device
@@ -41,7 +41,7 @@ class Model:
         tokenizer = Tokenizer.from_file(bundle.tokenizer, manifest.special_tokens)
         provider: Provider = "cpu" if find_device(bundle, config.provider) is None else "cuda"
         session = Session(
-            bundle.graph, SessionOptions(provider, config.threads, config.spins(alone=True))
+            bundle.graph, SessionOptions(provider, config.threads or 0, config.spins(alone=True))
         )
         return cls(bundle, tokenizer, session, config)
 
@@ -61,7 +61,7 @@ class Model:
             inputs.append(MaskedInput(tuple(encoding.ids), (0,), tuple(encoding.type_ids)))
         return inputs, num_cut
 
-    def engine(self, kind: type[MaskedEngine], metrics: EngineMetrics) -> MaskedEngine:
+    def engine(self, kind: type[MaskedEngine], metrics: ModelMetrics) -> MaskedEngine:
         """An engine of that class, not started."""
         return kind(
             self.session,

@@ -57,7 +57,7 @@ class Model:
             )
         tokenizer = Tokenizer.from_file(bundle.tokenizer, manifest.special_tokens)
         session = Session(
-            bundle.graph, SessionOptions("cpu", config.threads, config.spins(alone=True))
+            bundle.graph, SessionOptions("cpu", config.threads or 0, config.spins(alone=True))
         )
         return cls(bundle, manifest.kv, tokenizer, session, config, max_length)
 
@@ -122,7 +122,7 @@ class Model:
             eos_token_ids=frozenset(self.bundle.manifest.special_tokens.eos),
             prefix_cache=cache if prefix_cache else None,
             max_drafts=max_drafts,
-            metrics=recorder,
+            metrics=recorder.metrics,
             name=self.bundle.name,
         )
 

@@ -92,7 +92,7 @@ class Rig:
         for reader in readers:
             await reader.close()
         while True:
-            if not (self.engine.num_running or self.engine.num_waiting):
+            if not self.recorder.num_open:
                 return
             await asyncio.sleep(_POLL_SECONDS)
 

@@ -12,7 +12,7 @@ from maskdial.api.generate_bodies import GenerateBody, GenerateParameters
 from maskdial.api.prompts import Prompt, name_grammar, read_prompts
 from maskdial.api.schema import parse_body
 from maskdial.api.work import time_limit
-from maskdial.causal.sequence import Finish, TokenEvent
+from maskdial.causal.events import Finish, TokenEvent
 from maskdial.causal.stream import TokenStream
 from maskdial.config import Config
 from maskdial.errors import DeadlineError, MaskdialError, ValidationError
@@ -81,7 +81,7 @@ async def serve_generate(
         async with asyncio.timeout(seconds):
             prompts = await unless_gone(request, read_prompts(body, model, config))
     except TimeoutError as error:
-        model.metrics.cancelled("timeout")
+        model.metrics.cancelled["timeout"].inc()
         raise DeadlineError(f"the text was not finished within {seconds:g} seconds") from error
     seconds_left = None
     if seconds is not None:

@@ -60,7 +60,7 @@ async def serve_question_answering(request: Request, content: bytes, name: str |
     admit(request, model, len(questions))
     started = time.perf_counter()
     read = await asyncio.to_thread(_read, model, questions, parameters, max_seq_len, batch)
-    model.metrics.tokenization(time.perf_counter() - started)
+    model.metrics.tokenization_duration.observe(time.perf_counter() - started)
     inputs = [given for question in read for given in question.inputs]
     _check_num_answers(parameters.top_k or 1, len(inputs))
 

@@ -12,8 +12,8 @@ from maskdial.api.bodies import ScoreBody, Truncation
 from maskdial.api.masked import Texts, admit, masked_input, read_texts
 from maskdial.api.schema import parse_body
 from maskdial.api.work import check_num_inputs, name_input, time_limit, tokenize
+from maskdial.causal.events import Finish
 from maskdial.causal.sampling.params import SamplingParams
-from maskdial.causal.sequence import Finish
 from maskdial.causal.sequence import Sequence as CausalSequence
 from maskdial.config import Config
 from maskdial.errors import DeadlineError, ValidationError

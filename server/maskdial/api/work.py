@@ -66,5 +66,5 @@ async def tokenize(
         encodings = encode()
     else:
         encodings = await asyncio.to_thread(encode)
-    metrics.tokenization(time.perf_counter() - started)
+    metrics.tokenization_duration.observe(time.perf_counter() - started)
     return encodings
