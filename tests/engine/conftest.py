@@ -14,7 +14,9 @@ from prometheus_client import Counter
 
 from maskdial.causal.engine import CausalEngine
 from maskdial.causal.events import TokenEvent
-from maskdial.causal.grammar.compiler import Grammar, GrammarCompiler, GrammarKind, GrammarValue
+from maskdial.causal.grammar.compiler import GrammarCompiler
+from maskdial.causal.grammar.matcher import Grammar
+from maskdial.causal.grammar.source import GrammarKind, GrammarValue
 from maskdial.causal.prefix_cache import PrefixCache
 from maskdial.causal.sampling.params import SamplingParams
 from maskdial.causal.sequence import Sequence, SharedPrompt

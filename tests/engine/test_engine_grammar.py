@@ -13,7 +13,7 @@ from typing import Any
 import jsonschema
 import pytest
 
-from maskdial.causal.grammar.compiler import GrammarMatcher
+from maskdial.causal.grammar.matcher import GrammarMatcher
 from maskdial.causal.sequence import SharedPrompt
 from maskdial.errors import ValidationError
 

@@ -10,7 +10,7 @@ from tokenizers import Encoding
 
 from maskdial.api.generate_bodies import GenerateBody, GenerateParameters
 from maskdial.api.work import check_num_inputs, name_input, tokenize
-from maskdial.causal.grammar.compiler import Grammar
+from maskdial.causal.grammar.matcher import Grammar
 from maskdial.causal.sampling.params import SamplingParams
 from maskdial.causal.sequence import Sequence, SharedPrompt, draw_seed
 from maskdial.config import Config
