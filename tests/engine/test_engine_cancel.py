@@ -29,7 +29,8 @@ def requests(starter: Any) -> list[Any]:
 
 @pytest.fixture(scope="module")
 def alone(starter: Any, requests: list[Any]) -> list[Any]:
-    return starter.bench().run_alone(requests)
+    replies: list[Any] = starter.bench().run_alone(requests)
+    return replies
 
 
 @pytest.mark.parametrize(

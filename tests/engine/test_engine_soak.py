@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from maskdial.causal.events import TokenEvent
 from maskdial.causal.sequence import SharedPrompt
 from maskdial.config import Config
 from maskdial.errors import DeadlineError, OverloadedError
@@ -97,7 +98,7 @@ class Clients:
     async def read(self, stream: Any, number: int, most: int | None) -> str:
         """Reads to the end, or ``most`` tokens; whatever comes is what comes to one alone."""
         wanted = self.wanted[number]
-        events = []
+        events: list[TokenEvent] = []
         async with stream:
             try:
                 while most is None or len(events) < most:
@@ -115,6 +116,7 @@ class Clients:
             except DeadlineError:
                 return "late"
             finish = events[-1].finish
+            assert finish is not None
             assert (finish.generated_text, finish.reason) == (wanted.text, wanted.reason)
             with pytest.raises(StopAsyncIteration):
                 await anext(stream)

@@ -31,7 +31,7 @@ class ScriptedGrammar:
     def allowed(self) -> NDArray[np.bool_]:
         if isinstance(self.script[0], MaskdialError):
             raise self.script[0]
-        return np.arange(VOCAB) == self.script[0]
+        return np.equal(np.arange(VOCAB), self.script[0]).astype(np.bool_)
 
     def accept(self, token_id: int) -> None:
         assert token_id == self.script.pop(0)

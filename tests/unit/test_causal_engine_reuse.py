@@ -60,8 +60,8 @@ def test_a_known_prompt_is_read_from_the_cache(overlaps: bool) -> None:
     asyncio.run(main())
 
 
-def test_guesses_change_nothing_but_the_number_of_passes(overlaps: bool) -> None:
-    """The scripted model repeats itself after a while, so guesses come true, and then do not."""
+def test_drafts_change_nothing_but_the_number_of_passes(overlaps: bool) -> None:
+    """The scripted model repeats itself after a while: drafts are accepted, then rejected."""
 
     async def generate(max_drafts: int) -> tuple[list[TokenEvent], int]:
         runner = FakeRunner(slots=2, eos_after=90)
@@ -72,16 +72,16 @@ def test_guesses_change_nothing_but_the_number_of_passes(overlaps: bool) -> None
         return reader.events, len(runner.passes)
 
     plain, num_passes = asyncio.run(generate(0))
-    guessed, num_fewer = asyncio.run(generate(8))
+    drafted, num_fewer = asyncio.run(generate(8))
     assert plain[-1].finish is not None
     assert plain[-1].finish.reason == "eos_token"
-    assert [(e.index, e.token_id, e.text) for e in guessed] == [
+    assert [(e.index, e.token_id, e.text) for e in drafted] == [
         (e.index, e.token_id, e.text) for e in plain
     ]
     assert num_fewer < num_passes / 3
 
 
-def test_guesses_stay_within_the_context(overlaps: bool) -> None:
+def test_drafts_stay_within_the_context(overlaps: bool) -> None:
     async def main() -> None:
         runner = FakeRunner(slots=1)
         runner.period = 3
