@@ -18,7 +18,7 @@ from loadtests import LoadTestError, count
 from loadtests.engines import load_served, open_stream
 from loadtests.measurement import Section, load_averages, write_json
 from loadtests.texts import PROMPTS
-from maskdial.causal.sequence import TokenEvent
+from maskdial.causal.events import TokenEvent
 from maskdial.models.registry import CausalModel
 
 if TYPE_CHECKING:

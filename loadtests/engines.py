@@ -17,7 +17,8 @@ from numpy.typing import NDArray
 from loadtests import LoadTestError
 from maskdial.causal.engine import CausalEngine
 from maskdial.causal.executor import ModelRunner
-from maskdial.causal.grammar.compiler import GrammarCompiler, GrammarMatcher
+from maskdial.causal.grammar.compiler import GrammarCompiler
+from maskdial.causal.grammar.matcher import GrammarMatcher
 from maskdial.causal.prefix_cache import PrefixCache
 from maskdial.causal.sampling.params import SamplingParams
 from maskdial.causal.sequence import Sequence as Generation
@@ -26,7 +27,7 @@ from maskdial.config import Config, load_config
 from maskdial.masked.batcher import Batcher, EntryT
 from maskdial.masked.engine import MaskedEngine
 from maskdial.masked.request import MaskedInput
-from maskdial.metrics import EngineMetrics, Metrics
+from maskdial.metrics import Metrics, ModelMetrics
 from maskdial.models.bundle import Bundle, KVLayout, load_bundle
 from maskdial.models.loading import load_model
 from maskdial.models.registry import ServedModel
@@ -110,7 +111,7 @@ class LoadedCausal:
             )
         tokenizer = Tokenizer.from_file(bundle.tokenizer, manifest.special_tokens)
         session = Session(
-            bundle.graph, SessionOptions("cpu", config.threads, config.spins(alone=True))
+            bundle.graph, SessionOptions("cpu", config.threads or 0, config.spins(alone=True))
         )
         return cls(bundle, manifest.kv, tokenizer, session, config, max_length)
 
@@ -149,7 +150,7 @@ class LoadedCausal:
     def engine(
         self,
         runner: ModelRunner,
-        metrics: EngineMetrics,
+        metrics: ModelMetrics,
         *,
         chunk_tokens: int | None = None,
         block_tokens: int | None = None,
@@ -258,7 +259,7 @@ class LoadedMasked:
         tokenizer = Tokenizer.from_file(bundle.tokenizer, manifest.special_tokens)
         provider: Provider = "cpu" if find_device(bundle, config.provider) is None else "cuda"
         session = Session(
-            bundle.graph, SessionOptions(provider, config.threads, config.spins(alone=True))
+            bundle.graph, SessionOptions(provider, config.threads or 0, config.spins(alone=True))
         )
         return cls(bundle, tokenizer, session, config)
 
@@ -278,7 +279,7 @@ class LoadedMasked:
             inputs.append(MaskedInput(tuple(encoding.ids), (0,), tuple(encoding.type_ids)))
         return inputs, num_truncated
 
-    def engine(self, metrics: EngineMetrics, *, first_come: bool = False) -> MaskedEngine:
+    def engine(self, metrics: ModelMetrics, *, first_come: bool = False) -> MaskedEngine:
         """An engine with the server's batches or with first-come ones, not started."""
         kind = _FirstComeEngine if first_come else MaskedEngine
         return kind(

@@ -4,15 +4,16 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 from loadtests.engines import LoadedCausal, open_stream, started
 from maskdial.causal.engine import CausalEngine
 from maskdial.causal.executor import ModelRunner
 from maskdial.causal.stream import TokenStream
-from maskdial.metrics import NullMetrics
+from maskdial.metrics import Metrics, ModelMetrics
 
+_MODEL = "measured"
 _POLL_SECONDS = 0.001
 
 
@@ -62,51 +63,79 @@ class Step:
         return self.passes[0].num_rows
 
 
-class Recorder(NullMetrics):
-    """Collects steps, drafts and prefix cache hits. The engine's thread writes to it.
+class Recorder:
+    """Collects the engine's steps and reads its other metrics. The engine's thread writes to it.
 
     A step is recorded just after its tokens are published, so the last step of a text may arrive
     after the reader has the whole text.
     """
 
     def __init__(self) -> None:
+        registry = Metrics()
+        bound = registry.declare(_MODEL)
+        values = {each.name: getattr(bound, each.name) for each in fields(bound)}
+        self.metrics = RecordedMetrics(**values, recorder=self)
+        """What an engine reports to."""
+        self.peak_kv_bytes = 0
+        """Most bytes of keys and values in use after a step."""
+        self._registry = registry.registry
         self._steps: list[Step] = []
         self._passes: list[Pass] = []
-        self._batch = (0, 0)
-        self.num_drafts = 0
-        self.num_accepted = 0
-        self.num_queried = 0
-        """Prompt tokens looked up in the prefix cache."""
-        self.num_hit = 0
-        """Prompt tokens found there."""
-        self.peak_kv_bytes = 0
-        """Most bytes of the KV cache in use after a step."""
 
-    def batch(self, size: int, tokens: int, padded_tokens: int) -> None:
-        self._batch = (size, tokens)
+    @property
+    def num_open(self) -> int:
+        """Sequences that wait or run."""
+        return self._value("queue_size") + self._value("requests_running")
 
-    def inference(self, seconds: float) -> None:
-        self._passes.append(Pass(seconds, *self._batch))
+    @property
+    def num_drafts(self) -> int:
+        """Draft tokens so far."""
+        return self._value("speculative_draft_tokens_total")
 
-    def step(self, schedule: float, run: float, sample: float, publish: float) -> None:
-        passes, self._passes = tuple(self._passes), []
-        self._steps.append(Step(schedule, run, sample, publish, passes))
+    @property
+    def num_accepted(self) -> int:
+        """Draft tokens that were accepted so far."""
+        return self._value("speculative_accepted_tokens_total")
 
-    def prefix_cache(self, num_queried: int, num_hit: int) -> None:
-        self.num_queried += num_queried
-        self.num_hit += num_hit
-
-    def speculation(self, num_drafts: int, num_accepted: int) -> None:
-        self.num_drafts += num_drafts
-        self.num_accepted += num_accepted
-
-    def kv_cache(self, used_bytes: int, ratio: float) -> None:
-        self.peak_kv_bytes = max(self.peak_kv_bytes, used_bytes)
+    @property
+    def num_hit(self) -> int:
+        """Prompt tokens that the prefix cache had so far."""
+        return self._value("prefix_cache_hits_total")
 
     def take_steps(self) -> list[Step]:
         """The steps since the last call."""
         steps, self._steps = self._steps, []
         return steps
+
+    def record_pass(self, each: Pass) -> None:
+        """Keeps a pass of the step under way."""
+        self._passes.append(each)
+
+    def record_step(self, schedule: float, run: float, sample: float, publish: float) -> None:
+        """Ends the step under way."""
+        passes, self._passes = tuple(self._passes), []
+        self._steps.append(Step(schedule, run, sample, publish, passes))
+        self.peak_kv_bytes = max(self.peak_kv_bytes, self._value("kv_cache_bytes"))
+
+    def _value(self, name: str) -> int:
+        value = self._registry.get_sample_value(f"maskdial_{name}", {"model": _MODEL})
+        assert value is not None, name
+        return int(value)
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedMetrics(ModelMetrics):
+    """A model's metrics, whose passes and steps are kept one by one."""
+
+    recorder: Recorder
+
+    def observe_pass(
+        self, seconds: float, num_rows: int, num_tokens: int, padded_tokens: int
+    ) -> None:
+        self.recorder.record_pass(Pass(seconds, num_rows, num_tokens))
+
+    def observe_step(self, schedule: float, run: float, sample: float, publish: float) -> None:
+        self.recorder.record_step(schedule, run, sample, publish)
 
 
 class Reader:
@@ -184,7 +213,7 @@ class Rig:
         for reader in readers:
             await reader.close()
         while True:
-            if not (self.engine.num_running or self.engine.num_waiting):
+            if not self.recorder.num_open:
                 return
             await asyncio.sleep(_POLL_SECONDS)
 
@@ -203,7 +232,7 @@ async def running(
     recorder = Recorder()
     engine = model.engine(
         model.runner() if runner is None else runner,
-        recorder,
+        recorder.metrics,
         chunk_tokens=chunk_tokens,
         block_tokens=block_tokens,
         prefix_cache=prefix_cache,

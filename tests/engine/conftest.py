@@ -4,21 +4,25 @@ import asyncio
 import random
 from collections.abc import Callable
 from collections.abc import Sequence as SequenceOf
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
 import tokenizers
 from numpy.typing import NDArray
+from prometheus_client import Counter
 
 from maskdial.causal.engine import CausalEngine
-from maskdial.causal.grammar.compiler import Grammar, GrammarCompiler, GrammarKind, GrammarValue
+from maskdial.causal.events import TokenEvent
+from maskdial.causal.grammar.compiler import GrammarCompiler
+from maskdial.causal.grammar.matcher import Grammar
+from maskdial.causal.grammar.source import GrammarKind, GrammarValue
 from maskdial.causal.prefix_cache import PrefixCache
 from maskdial.causal.sampling.params import SamplingParams
-from maskdial.causal.sequence import Sequence, SharedPrompt, TokenEvent
+from maskdial.causal.sequence import Sequence, SharedPrompt
 from maskdial.causal.stream import TokenStream
 from maskdial.errors import MaskdialError
-from maskdial.metrics import NullMetrics
+from maskdial.metrics import Metrics
 from maskdial.models.bundle import Bundle, load_bundle
 from maskdial.models.registry import STARTER_FOLDER
 from maskdial.models.tokenizer import Tokenizer
@@ -27,6 +31,7 @@ from maskdial.runtime.session import Session, SessionOptions
 
 BLOCK = 64  # tokens; of the starter model's attention kernel
 MAX_LENGTH = 512
+NAME = "starter"
 PATIENCE = 60  # seconds, after which a test that waits for something has failed
 
 
@@ -153,36 +158,79 @@ class WatchedRunner(Runner):
         return super().decode(token_ids, lengths, rows)
 
 
-@dataclass
-class Tally(NullMetrics):
+class ListedCounter(Counter):
+    """Keeps what was added to it, one by one."""
+
+    def __init__(self) -> None:
+        super().__init__("listed", "Listed", registry=None)
+        self.amounts: list[int] = []
+
+    def inc(self, amount: float = 1, exemplar: dict[str, str] | None = None) -> None:
+        self.amounts.append(int(amount))
+
+
+class Tally:
     """The numbers that the tests look at."""
 
-    num_read: int = 0
-    num_generated: int = 0
-    num_queried: int = 0
-    num_hit: int = 0
-    drafts: list[tuple[int, int]] = field(default_factory=list)
-    reasons: list[str] = field(default_factory=list)
-    kv_bytes: int = 0
+    def __init__(self) -> None:
+        self._metrics = Metrics()
+        self._drafts, self._accepted = ListedCounter(), ListedCounter()
+        self.metrics = replace(
+            self._metrics.declare(NAME),
+            draft_tokens=self._drafts,
+            accepted_draft_tokens=self._accepted,
+        )
 
-    def prompt_tokens(self, n: int) -> None:
-        self.num_read += n
+    @property
+    def num_open(self) -> int:
+        """Sequences that wait or run."""
+        return self.num_waiting + self.num_running
 
-    def generated_tokens(self, n: int) -> None:
-        self.num_generated += n
+    @property
+    def num_waiting(self) -> int:
+        return self.value("queue_size")
 
-    def prefix_cache(self, num_queried: int, num_hit: int) -> None:
-        self.num_queried += num_queried
-        self.num_hit += num_hit
+    @property
+    def num_running(self) -> int:
+        return self.value("requests_running")
 
-    def speculation(self, num_drafts: int, num_accepted: int) -> None:
-        self.drafts.append((num_drafts, num_accepted))
+    @property
+    def num_read(self) -> int:
+        return self.value("prompt_tokens_total")
 
-    def cancelled(self, reason: str) -> None:
-        self.reasons.append(reason)
+    @property
+    def num_generated(self) -> int:
+        return self.value("generation_tokens_total")
 
-    def kv_cache(self, used_bytes: int, ratio: float) -> None:
-        self.kv_bytes = used_bytes
+    @property
+    def num_queried(self) -> int:
+        return self.value("prefix_cache_queries_total")
+
+    @property
+    def num_hit(self) -> int:
+        return self.value("prefix_cache_hits_total")
+
+    @property
+    def kv_bytes(self) -> int:
+        return self.value("kv_cache_bytes")
+
+    @property
+    def drafts(self) -> list[tuple[int, int]]:
+        """Of each pass that verified draft tokens: how many, and how many were accepted."""
+        return list(zip(self._drafts.amounts, self._accepted.amounts, strict=True))
+
+    @property
+    def cancelled(self) -> dict[str, int]:
+        """How many sequences were dropped unfinished, by reason."""
+        reasons = ("disconnect", "timeout", "shutdown")
+        counts = {reason: self.value("cancelled_total", reason=reason) for reason in reasons}
+        return {reason: count for reason, count in counts.items() if count}
+
+    def value(self, name: str, **labels: str) -> int:
+        labels["model"] = NAME
+        value = self._metrics.registry.get_sample_value(f"maskdial_{name}", labels)
+        assert value is not None, name
+        return int(value)
 
 
 class Bench:
@@ -206,7 +254,7 @@ class Bench:
             await asyncio.sleep(0)  # and the readers take it
 
     async def run_dry(self) -> None:
-        while self.engine.num_running or self.engine.num_waiting:
+        while self.tally.num_open:
             await self.step()
         await self.step()
 
@@ -284,8 +332,8 @@ class LoadedModel:
             if cache_bytes
             else None,
             max_drafts=max_drafts,
-            metrics=tally,
-            name="starter",
+            metrics=tally.metrics,
+            name=NAME,
         )
         return Bench(engine, runner, tally)
 

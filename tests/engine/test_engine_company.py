@@ -79,7 +79,8 @@ def requests(starter: Any) -> list[Any]:
 
 @pytest.fixture(scope="module")
 def alone(starter: Any, requests: list[Any]) -> list[Any]:
-    return starter.bench().run_alone(requests)
+    replies: list[Any] = starter.bench().run_alone(requests)
+    return replies
 
 
 def run_in_company(bench: Any, requests: list[Any], rng: random.Random) -> list[Any]:
@@ -90,7 +91,7 @@ def run_in_company(bench: Any, requests: list[Any], rng: random.Random) -> list[
         rng.shuffle(pending)
         readers: dict[int, Any] = {}
         others: list[Any] = []
-        while pending or bench.engine.num_running or bench.engine.num_waiting:
+        while pending or bench.tally.num_open:
             for _ in range(rng.choice((0, 0, 0, 1, 2, 16))):
                 if pending:
                     number, request = pending.pop()
@@ -140,7 +141,7 @@ def test_alone_and_in_random_company_are_equal(
     for number, (reply, wanted) in enumerate(zip(together, alone, strict=True)):
         assert reply == wanted, f"request {number}: {requests[number]}"
     assert bench.runner.largest_decode == slots
-    assert "disconnect" in bench.tally.reasons
+    assert "disconnect" in bench.tally.cancelled
     assert (bench.tally.num_hit > 0) == (cache_bytes > 0)
     assert bench.tally.kv_bytes == 0
     assert bench.runner.num_joint_prefills > 0

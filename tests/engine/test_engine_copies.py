@@ -30,7 +30,8 @@ def copies(starter: Any) -> list[Any]:
 
 @pytest.fixture(scope="module")
 def alone(starter: Any, copies: list[Any]) -> list[Any]:
-    return starter.bench().run_alone(copies)
+    replies: list[Any] = starter.bench().run_alone(copies)
+    return replies
 
 
 @pytest.mark.parametrize(

@@ -10,10 +10,10 @@ import random
 from dataclasses import dataclass, replace
 from typing import Any
 
-import jsonschema
+import jsonschema  # type: ignore[import-untyped]
 import pytest
 
-from maskdial.causal.grammar.compiler import GrammarMatcher
+from maskdial.causal.grammar.matcher import GrammarMatcher
 from maskdial.causal.sequence import SharedPrompt
 from maskdial.errors import ValidationError
 

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from maskdial.causal.events import TokenEvent
 from maskdial.causal.sequence import SharedPrompt
 from maskdial.config import Config
 from maskdial.errors import DeadlineError, OverloadedError
@@ -97,7 +98,7 @@ class Clients:
     async def read(self, stream: Any, number: int, most: int | None) -> str:
         """Reads to the end, or ``most`` tokens; whatever comes is what comes to one alone."""
         wanted = self.wanted[number]
-        events = []
+        events: list[TokenEvent] = []
         async with stream:
             try:
                 while most is None or len(events) < most:
@@ -115,6 +116,7 @@ class Clients:
             except DeadlineError:
                 return "late"
             finish = events[-1].finish
+            assert finish is not None
             assert (finish.generated_text, finish.reason) == (wanted.text, wanted.reason)
             with pytest.raises(StopAsyncIteration):
                 await anext(stream)
@@ -151,8 +153,7 @@ def test_64_clients(starter: Any, model: CausalModel, metrics: Metrics) -> None:
     print(dict(outcomes), clients.num_tokens, "tokens")
     assert outcomes.total() == clients.num_sent
     assert min(outcomes[outcome] for outcome in ("finished", "late", "left", "refused")) > 0
-    assert (model.engine.num_running, model.engine.num_waiting) == (0, 0)
-    assert model.engine.healthy
+    assert model.engine.ready
     assert value(metrics, "kv_cache_bytes") == value(metrics, "kv_cache_usage_ratio") == 0
     assert value(metrics, "queue_size") == value(metrics, "requests_running") == 0
     assert value(metrics, "cancelled_total", reason="timeout") == outcomes["late"]

@@ -184,7 +184,7 @@ def test_a_token_that_ends_the_text_ends_it_inside_of_drafts(
         assert (reply.text, reply.texts, reply.reason) == (wanted.text, wanted.texts, wanted.reason)
         check_bookkeeping(bench, len(wanted.token_ids))
         assert (wanted.reason == "length") == (how == "ignored end of sequence")
-        # An ignored one is taken for a guess like any other, and ends no draft.
+        # An ignored one is a draft token like any other, and does not end the draft.
         num_inside += any(
             accepted > 0 if how == "ignored end of sequence" else accepted < num
             for num, accepted in bench.tally.drafts
@@ -213,7 +213,7 @@ def test_a_stop_string_ends_the_text_inside_of_drafts(
     assert num_inside > 0
 
 
-def test_guessing_ends_when_others_come(tiny: Any, loop: Any) -> None:
+def test_drafting_ends_when_others_come(tiny: Any, loop: Any) -> None:
     """And begins again when they are gone; the text goes on as if nobody had come."""
     other = tiny.request(range(5, 60), max_new_tokens=6)
     (other_alone,) = tiny.bench().run_alone([other])
@@ -236,7 +236,7 @@ def test_guessing_ends_when_others_come(tiny: Any, loop: Any) -> None:
 
 
 def test_leaving_between_drafts(tiny: Any) -> None:
-    """Whatever was guessed leaves nothing behind in the slot or the cache."""
+    """Rejected draft tokens leave nothing behind in the slot or the cache."""
     bench = tiny.bench(max_drafts=MAX_DRAFTS, cache_bytes=2**26, slots=1)
     requests = [tiny.request(LOOP, max_new_tokens=60), tiny.request(range(9, 250))]
     wanted = tiny.bench().run_alone(requests)
@@ -256,7 +256,7 @@ def test_leaving_between_drafts(tiny: Any) -> None:
     ]
 
 
-def test_a_grammar_is_not_guessed_at(starter: Any) -> None:
+def test_a_sequence_with_a_grammar_has_no_drafts(starter: Any) -> None:
     """Its masks come one token after the other."""
     bench = starter.bench(max_drafts=MAX_DRAFTS)
     grammar = starter.grammar("regex", "(la ){3,30}")
@@ -267,7 +267,7 @@ def test_a_grammar_is_not_guessed_at(starter: Any) -> None:
     assert bench.tally.drafts == []
 
 
-def test_guesses_grow_while_they_hold_and_shrink_when_they_do_not(tiny: Any) -> None:
+def test_drafts_grow_while_they_are_accepted_and_shrink_when_they_are_not(tiny: Any) -> None:
     drawn = [
         tiny.request(LOOP, max_new_tokens=100, do_sample=True, temperature=2.0, seed=seed)
         for seed in range(6)

@@ -193,7 +193,7 @@ def test_a_grammar_that_becomes_too_complex_on_the_way(http: httpx.Client) -> No
     reply = generate(http, grammar)
     assert reply.status_code == 422, reply.text
     error = reply.json()
-    assert error["error"].startswith("parameters.grammar: The grammar cannot be used")
+    assert error["error"].startswith("parameters.grammar: the grammar cannot be used")
     body = {"inputs": PROMPT, "parameters": {"grammar": grammar, "max_new_tokens": 400}}
     with http.stream("POST", "/generate_stream", json=body) as response:
         assert response.status_code == 200
@@ -217,14 +217,14 @@ def test_hostile_grammars_hold_up_nobody_else(start_server: Callable[..., Any]) 
     hostile = [{"type": "json", "value": ENDLESS | {"title": str(i)}} for i in range(12)]
     with httpx.Client(base_url=server.url, timeout=60) as http, ThreadPoolExecutor(20) as pool:
         patient = pool.submit(generate, http, hostile[0])
-        wait_for(lambda: model.grammars._num_compiling == 1)
+        wait_for(lambda: model.grammars.num_compiling == 1)
         # The others wait for the compiler until their own time is over.
         body = {"inputs": "a", "timeout": 1.5}
         hurried = [
             pool.submit(http.post, "/generate", json=body | {"parameters": {"grammar": grammar}})
             for grammar in hostile[1:]
         ]
-        wait_for(lambda: model.grammars._num_compiling == len(hostile))
+        wait_for(lambda: model.grammars.num_compiling == len(hostile))
         plain = {"grammar": {"type": "regex", "value": "a"}}
         late = http.post("/generate", json=body | {"parameters": plain, "timeout": 0.05})
         assert http.get("/health/live").status_code == 200

@@ -200,6 +200,10 @@ def test_nothing_starves_behind_a_stream_of_short_texts(narrow: Any) -> None:
     """The long text runs after the few that came before it, not after all the later ones."""
     engine = narrow.server.config.app.state.context.models.named("sentiment")[0].engine
 
+    def num_waiting() -> float:
+        with httpx.Client(base_url=narrow.url, timeout=60) as http:
+            return metric(http, "maskdial_queue_size", model="sentiment")
+
     def classify(*texts: str) -> httpx.Response:
         return httpx.post(narrow.url + "/classify", json={"inputs": list(texts)}, timeout=60)
 
@@ -207,9 +211,9 @@ def test_nothing_starves_behind_a_stream_of_short_texts(narrow: Any) -> None:
         replies = [pool.submit(classify, "Good.")]
         assert session.began.wait(30)
         for texts in (["Good."] * 2, ["word " * 100], ["Bad."] * 200):
-            waiting = engine.num_queued + len(texts)
+            waiting = num_waiting() + len(texts)
             replies.append(pool.submit(classify, *texts))
-            wait_for(lambda waiting=waiting: engine.num_queued == waiting)
+            wait_for(lambda waiting=waiting: num_waiting() == waiting)
         session.go_on.set()
         assert [reply.result().status_code for reply in replies] == [200] * 4
     where = next(i for i, lengths in enumerate(session.passes) if max(lengths) > 100)
@@ -227,15 +231,18 @@ def test_who_leaves_is_dropped_before_it_is_run(narrow: Any) -> None:
             name = "maskdial_cancelled_total"
             return metric(http, name, model="sentiment", reason="disconnect")
 
+        def num_waiting() -> float:
+            return metric(http, "maskdial_queue_size", model="sentiment")
+
         before = dropped()
         with concurrent.futures.ThreadPoolExecutor() as pool, held(engine) as session:
             first = pool.submit(http.post, "/classify", json={"inputs": "Good."})
             assert session.began.wait(30)
             leaving = socket.create_connection(("127.0.0.1", httpx.URL(narrow.url).port))
             leaving.sendall(head.encode() + body)
-            wait_for(lambda: engine.num_queued == 2)
+            wait_for(lambda: num_waiting() == 2)
             leaving.close()
-            wait_for(lambda: engine.num_queued == 0)
+            wait_for(lambda: num_waiting() == 0)
             session.go_on.set()
             assert first.result().status_code == 200
             assert http.post("/classify", json={"inputs": "Bad."}).status_code == 200

@@ -130,7 +130,8 @@ def test_a_full_queue_is_429_with_retry_after(small: Any) -> None:
     body = {"inputs": "a cat", "parameters": {"max_new_tokens": 3}}
     with ThreadPoolExecutor() as pool, httpx.Client(base_url=small.url, timeout=60) as http:
         waiting = [pool.submit(http.post, "/generate", json=body) for _ in range(2)]
-        while model.engine.num_waiting < 2:
+        queued = 'maskdial_queue_size{model="hybrid"} 2.0'
+        while queued not in http.get("/metrics").text:
             assert not any(request.done() for request in waiting)
         reply = http.post("/generate", json=body)
         held.set()
@@ -167,7 +168,7 @@ def test_a_dead_engine_fails_its_requests_and_turns_readiness_red(small: Any) ->
     # The stream ends: with its error, or finished if it was faster than the fault.
     assert b"died" in rest or b'"finish_reason"' in rest
     with httpx.Client(base_url=small.url, timeout=30) as http:
-        if model.engine.healthy:
+        if model.engine.ready:
             assert http.post("/generate", json={"inputs": "a cat"}).status_code == 500
         assert http.get("/health/ready").status_code == 503
         assert http.get("/health/live").status_code == 200

@@ -162,17 +162,6 @@ def test_without_room_nothing_is_ever_held() -> None:
     assert cache.num_bytes == 0
 
 
-def test_clear_drops_everything() -> None:
-    cache = new_cache(max_blocks=2)
-    keys = keys_of(cache, range(4))
-    put_all(cache, keys)
-    cache.clear()
-    assert cache.num_bytes == 0
-    assert cache.match(keys) == ()
-    put_all(cache, keys)
-    assert len(cache.match(keys)) == 2
-
-
 Prefix = tuple[str, tuple[int, ...]]
 
 

@@ -15,7 +15,7 @@ from maskdial.causal.sampling.candidates import Candidates
 from maskdial.causal.sampling.counter_random import CounterRandom
 from maskdial.causal.sampling.params import SamplingParams
 from maskdial.causal.sampling.sampler import Sample, Sampler, prompt_logprobs
-from maskdial.causal.sequence import GrammarMatcher, Sequence
+from maskdial.causal.sequence import Constraint, Sequence
 from maskdial.errors import GenerationError, MaskdialError, ValidationError
 
 VOCAB = 1000
@@ -151,7 +151,7 @@ def sequence_of(
     params: SamplingParams,
     prompt: SequenceOf[int] = (1, 5, 5, 9),
     generated: SequenceOf[int] = (),
-    grammar: GrammarMatcher | None = None,
+    grammar: Constraint | None = None,
 ) -> Sequence:
     # Long enough for what is generated here, and nothing else ends it.
     sequence = Sequence(prompt, replace(params, max_new_tokens=10**6), grammar=grammar)
@@ -391,7 +391,7 @@ def test_a_grammar_that_allows_nothing_but_an_end_ends_early() -> None:
     ids=["nothing allowed", "refused", "crashed", "too short"],
 )
 def test_an_error_spoils_its_own_row_only(
-    params: SamplingParams, grammar: GrammarMatcher, expected: type[MaskdialError], words: str
+    params: SamplingParams, grammar: Constraint, expected: type[MaskdialError], words: str
 ) -> None:
     logits = random_logits(2, n=3)
     good, bad = sequence_of(replace(DRAW, seed=3)), sequence_of(params, grammar=grammar)

@@ -98,7 +98,7 @@ class Simulation:
         for prefill in plan.prefills:
             self.read(prefill)
         read = [prefill.sequence for prefill in plan.prefills if prefill.is_last]
-        for sequence in (*plan.decoding, *plan.drawing, *read):
+        for sequence in (*plan.decoding, *plan.holding, *read):
             sequence.accept(
                 next(_fresh_tokens),
                 0.0,
@@ -127,7 +127,7 @@ class Simulation:
         assert [sequence.slot for sequence in plan.rows] == list(range(len(plan.rows)))
         decoding = [sequence for sequence in running if sequence.state is State.DECODING]
         assert list(plan.decoding) == decoding
-        assert list(plan.drawing) == [s for s in running if s.state is State.DRAWING]
+        assert list(plan.holding) == [s for s in running if s.state is State.HOLDING]
         self.check_prefills(plan.prefills)
         for sequence in running:
             written = self.cache[sequence.slot, : sequence.num_computed]
@@ -290,7 +290,7 @@ def test_copies_of_a_prompt_are_read_once() -> None:
     assert simulation.step().prefills == (Prefill(copies[0], 0, 4, 3),)
     plan = simulation.step()
     assert plan.moves == (Move(0, 1, 7), Move(0, 2, 7))
-    assert plan.drawing == tuple(copies[1:])
+    assert plan.holding == tuple(copies[1:])
     assert plan.decoding == (copies[0],)
     assert plan.prefills == (Prefill(other, 3, 0, 3),)
     assert simulation.step().decoding == (*copies, other)
@@ -447,7 +447,7 @@ def test_clear_ends_everything() -> None:
     simulation, sequences = running_simulation(2, slots=2)
     queued = make(3)
     simulation.scheduler.add(queued)
-    assert simulation.scheduler.clear() == (*sequences, queued)
+    simulation.scheduler.clear()
     assert {sequence.state for sequence in (*sequences, queued)} == {State.ENDED}
     assert not simulation.scheduler.has_work
 

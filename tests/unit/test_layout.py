@@ -153,7 +153,10 @@ def test_the_servers_package_module_needs_the_standard_library_only() -> None:
     "module",
     [
         "maskdial.masked.batcher",
+        "maskdial.causal.events",
+        "maskdial.causal.plan",
         "maskdial.causal.scheduler",
+        "maskdial.causal.sequence",
         "maskdial.runtime.kv_cache",
         "maskdial.runtime.kv_plan",
         "maskdial.runtime.device_kv_cache",

@@ -104,9 +104,8 @@ def test_wrong_arguments_exit_with_2(
 def record(passes: list[tuple[int, int]], phases: tuple[float, float, float, float]) -> Step:
     recorder = Recorder()
     for num_rows, num_tokens in passes:
-        recorder.batch(num_rows, num_tokens, num_tokens)
-        recorder.inference(0.25)
-    recorder.step(*phases)
+        recorder.metrics.observe_pass(0.25, num_rows, num_tokens, num_tokens)
+    recorder.metrics.observe_step(*phases)
     (step,) = recorder.take_steps()
     assert recorder.take_steps() == []
     return step

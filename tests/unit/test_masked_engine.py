@@ -1,11 +1,9 @@
-"""The masked engine on a scripted session: batching, isolation, cancellation, draining."""
+"""The masked engine on a scripted session: batching, isolation, cancellation."""
 
 import asyncio
-import contextlib
-import itertools
 import random
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -13,128 +11,21 @@ import pytest
 from numpy.typing import NDArray
 
 from maskdial.errors import (
+    DeadlineError,
     InferenceError,
     OverloadedError,
-    UnavailableError,
     ValidationError,
 )
-from maskdial.masked.engine import MaskedEngine
-from maskdial.masked.request import MaskedInput, MaskedResult
-from maskdial.metrics import NullMetrics
-
-FILL_MASK_INPUTS = frozenset({"input_ids", "lengths", "token_type_ids", "rows"})
-CLASSIFY_INPUTS = frozenset({"input_ids", "lengths"})
-PAD = 9
-WAIT = 30.0  # seconds until a test gives up; nothing passes by waiting
-
-
-class ScriptedSession:
-    """Answers each row with what it was fed, so that a row in the wrong place shows.
-
-    A row of logits is [the token at the row, its text's length, the sum of its text's ids, the sum
-    of its text's type ids]. With ``gated``, each pass waits for a ``release``. ``failures`` maps a
-    token id to what a pass that meets it raises.
-    """
-
-    def __init__(
-        self,
-        input_names: frozenset[str] = FILL_MASK_INPUTS,
-        *,
-        gated: bool = False,
-        failures: Mapping[int, BaseException] | None = None,
-    ) -> None:
-        self.input_names = input_names
-        self.passes: list[dict[str, NDArray[Any]]] = []
-        self._gated = gated
-        self._failures = failures or {}
-        self._started = threading.Semaphore(0)
-        self._gate = threading.Semaphore(0)
-
-    def run(self, feeds: Mapping[str, NDArray[Any]]) -> NDArray[np.float32]:
-        self.passes.append(dict(feeds))
-        self._started.release()
-        if self._gated:
-            assert self._gate.acquire(timeout=WAIT)
-        ids, lengths = feeds["input_ids"], feeds["lengths"]
-        for token_id, error in self._failures.items():
-            if (ids == token_id).any():
-                raise error
-        valid = np.arange(ids.shape[1]) < lengths[:, None]
-        types = feeds.get("token_type_ids", np.zeros_like(ids))
-        rows = feeds.get("rows", np.arange(len(ids)) * ids.shape[1])
-        texts = rows // ids.shape[1]
-        columns = [
-            ids.reshape(-1)[rows],
-            lengths[texts],
-            (ids * valid).sum(1)[texts],
-            (types * valid).sum(1)[texts],
-        ]
-        return np.stack(columns, axis=1).astype(np.float32)
-
-    async def pass_started(self) -> None:
-        assert await asyncio.to_thread(self._started.acquire, timeout=WAIT)
-
-    def release(self, num_passes: int = 1) -> None:
-        self._gate.release(num_passes)
-
-    def lengths(self) -> list[list[int]]:
-        return [feeds["lengths"].tolist() for feeds in self.passes]
-
-
-class RecordingMetrics(NullMetrics):
-    def __init__(self) -> None:
-        self.calls: list[tuple[Any, ...]] = []
-
-    def engine_up(self, up: bool) -> None:
-        self.calls.append(("engine_up", up))
-
-    def queue_size(self, n: int) -> None:
-        self.calls.append(("queue_size", n))
-
-    def queued(self, seconds: float) -> None:
-        self.calls.append(("queued",))
-
-    def inference(self, seconds: float) -> None:
-        self.calls.append(("inference",))
-
-    def batch(self, size: int, tokens: int, padded_tokens: int) -> None:
-        self.calls.append(("batch", size, tokens, padded_tokens))
-
-    def prompt_tokens(self, n: int) -> None:
-        self.calls.append(("prompt_tokens", n))
-
-    def cancelled(self, reason: str) -> None:
-        self.calls.append(("cancelled", reason))
-
-    def named(self, name: str) -> list[tuple[Any, ...]]:
-        return [call for call in self.calls if call[0] == name]
-
-
-@contextlib.contextmanager
-def running(
-    session: ScriptedSession,
-    *,
-    max_batch_tokens: int = 256,
-    max_queue: int = 64,
-    pad_multiple: int = 1,
-    metrics: NullMetrics | None = None,
-) -> Iterator[MaskedEngine]:
-    engine = MaskedEngine(
-        session,
-        max_batch_tokens=max_batch_tokens,
-        max_queue=max_queue,
-        pad_token_id=PAD,
-        pad_multiple=pad_multiple,
-        max_length=20,
-        metrics=metrics or NullMetrics(),
-        name="tiny",
-    )
-    engine.start()
-    try:
-        yield engine
-    finally:
-        session.release(1000)
-        engine.stop(0)
+from maskdial.masked.request import MaskedInput
+from tests.unit.scripted_session import (
+    CLASSIFY_INPUTS,
+    FILL_MASK_INPUTS,
+    PAD,
+    Bench,
+    ScriptedSession,
+    serving,
+    until,
+)
 
 
 def text(length: int, first: int = 1, rows: tuple[int, ...] = (0,)) -> MaskedInput:
@@ -149,22 +40,11 @@ def expected(given: MaskedInput) -> list[list[float]]:
     ]
 
 
-def submit(engine: MaskedEngine, *inputs: MaskedInput) -> "asyncio.Task[list[MaskedResult]]":
-    return asyncio.create_task(engine.submit_many(inputs))
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    """Lets other tasks and threads work until the condition is true."""
-    async with asyncio.timeout(WAIT):
-        for _ in itertools.takewhile(lambda _: not condition(), itertools.count()):
-            await asyncio.sleep(0)
-
-
 def test_an_idle_engine_runs_a_lone_text_at_once() -> None:
     async def main() -> None:
-        with running(ScriptedSession()) as engine:
+        with serving(ScriptedSession()) as bench:
             given = text(5, rows=(0, 3))
-            (result,) = await engine.submit_many([given])
+            (result,) = await bench.engine.submit_many([given])
         assert result.logits.dtype == np.float32
         assert result.logits.tolist() == expected(given)
         assert (result.batch_size, result.batch_tokens) == (1, 5)
@@ -177,12 +57,12 @@ def test_an_idle_engine_runs_a_lone_text_at_once() -> None:
 def test_the_feeds_are_those_of_the_bundle() -> None:
     async def main() -> None:
         session = ScriptedSession(gated=True)
-        with running(session) as engine:
-            first = submit(engine, text(1))
+        with serving(session) as bench:
+            first = bench.submit(text(1))
             await session.pass_started()
             pair = MaskedInput((5, 6, 7), rows=(1, 2), token_type_ids=(0, 1, 1))
-            both = submit(engine, pair, MaskedInput((8, 4), rows=(1,)))
-            await until(lambda: engine.num_queued == 2)
+            both = bench.submit(pair, MaskedInput((8, 4), rows=(1,)))
+            await until(lambda: bench.num_waiting == 2)
             session.release(2)
             await asyncio.gather(first, both)
         feeds = session.passes[1]
@@ -204,8 +84,8 @@ def test_a_classifier_is_fed_no_rows_and_gives_a_row_per_text() -> None:
     async def main() -> None:
         session = ScriptedSession(CLASSIFY_INPUTS)
         inputs = [MaskedInput((3, 4)), MaskedInput((5, 6))]
-        with running(session) as engine:
-            results = await engine.submit_many(inputs)
+        with serving(session) as bench:
+            results = await bench.engine.submit_many(inputs)
         assert [result.logits.tolist() for result in results] == [[3, 2, 7, 0], [5, 2, 11, 0]]
         assert set(session.passes[0]) == CLASSIFY_INPUTS
 
@@ -215,12 +95,12 @@ def test_a_classifier_is_fed_no_rows_and_gives_a_row_per_text() -> None:
 def test_what_arrives_during_a_pass_is_batched_by_length() -> None:
     async def main() -> None:
         session = ScriptedSession(gated=True)
-        with running(session) as engine:
-            first = submit(engine, text(4))
+        with serving(session) as bench:
+            first = bench.submit(text(4))
             await session.pass_started()
             inputs = [text(100), text(10, 3), text(101), text(11, 5)]
-            many = submit(engine, *inputs)
-            await until(lambda: engine.num_queued == 4)
+            many = bench.submit(*inputs)
+            await until(lambda: bench.num_waiting == 4)
             session.release(3)
             await first
             results = await many
@@ -243,8 +123,8 @@ def test_many_requests_at_once_each_get_their_own_answer() -> None:
     async def main() -> None:
         session = ScriptedSession()
         requests = [[made() for _ in range(rng.randint(0, 4))] for _ in range(150)]
-        with running(session, max_queue=600) as engine:
-            answers = await asyncio.gather(*(engine.submit_many(each) for each in requests))
+        with serving(session, max_queue=600) as bench:
+            answers = await asyncio.gather(*(bench.engine.submit_many(each) for each in requests))
         assert [[a.logits.tolist() for a in answer] for answer in answers] == [
             [expected(given) for given in request] for request in requests
         ]
@@ -257,11 +137,11 @@ def test_many_requests_at_once_each_get_their_own_answer() -> None:
 def test_a_batch_wakes_its_event_loop_once(monkeypatch: pytest.MonkeyPatch) -> None:
     async def main() -> None:
         session = ScriptedSession(gated=True)
-        with running(session) as engine:
-            first = submit(engine, text(1))
+        with serving(session) as bench:
+            first = bench.submit(text(1))
             await session.pass_started()
-            rest = [submit(engine, text(4)) for _ in range(20)]
-            await until(lambda: engine.num_queued == 20)
+            rest = [bench.submit(text(4)) for _ in range(20)]
+            await until(lambda: bench.num_waiting == 20)
             loop = asyncio.get_running_loop()
             callers: list[str] = []
             wake = loop.call_soon_threadsafe
@@ -281,16 +161,16 @@ def test_a_batch_wakes_its_event_loop_once(monkeypatch: pytest.MonkeyPatch) -> N
 def test_a_request_is_admitted_whole_or_not_at_all() -> None:
     async def main() -> None:
         session = ScriptedSession(gated=True)
-        with running(session, max_queue=4) as engine:
-            accepted = [submit(engine, text(1))]
+        with serving(session, max_queue=4) as bench:
+            accepted = [bench.submit(text(1))]
             await session.pass_started()
-            accepted.append(submit(engine, text(2), text(2), text(2)))
-            await until(lambda: engine.num_queued == 3)
+            accepted.append(bench.submit(text(2), text(2), text(2)))
+            await until(lambda: bench.num_waiting == 3)
             with pytest.raises(OverloadedError, match=r"room for 1 of this request's 2 texts"):
-                await engine.submit_many([text(3), text(3)])
-            assert engine.num_queued == 3
-            accepted.append(submit(engine, text(4)))
-            await until(lambda: engine.num_queued == 4)
+                await bench.engine.submit_many([text(3), text(3)])
+            assert bench.num_waiting == 3
+            accepted.append(bench.submit(text(4)))
+            await until(lambda: bench.num_waiting == 4)
             session.release(3)
             await asyncio.gather(*accepted)
         assert [3] not in session.lengths()
@@ -300,31 +180,30 @@ def test_a_request_is_admitted_whole_or_not_at_all() -> None:
 
 def test_more_texts_than_the_queue_holds_are_not_worth_a_retry() -> None:
     async def main() -> None:
-        with running(ScriptedSession(), max_queue=2) as engine:
+        with serving(ScriptedSession(), max_queue=2) as bench:
             with pytest.raises(ValidationError, match="3 texts in one request"):
-                await engine.submit_many([text(1)] * 3)
-            assert await engine.submit_many([]) == []
+                await bench.engine.submit_many([text(1)] * 3)
+            assert await bench.engine.submit_many([]) == []
 
     asyncio.run(main())
 
 
 def test_a_cancelled_text_is_dropped_before_its_pass() -> None:
     async def main() -> None:
-        session, metrics = ScriptedSession(gated=True), RecordingMetrics()
-        with running(session, metrics=metrics) as engine:
-            first = submit(engine, text(1))
+        session = ScriptedSession(gated=True)
+        with serving(session) as bench:
+            first = bench.submit(text(1))
             await session.pass_started()
-            leaving, staying = submit(engine, text(6), text(7)), submit(engine, text(8))
-            await until(lambda: engine.num_queued == 3)
+            leaving, staying = bench.submit(text(6), text(7)), bench.submit(text(8))
+            await until(lambda: bench.num_waiting == 3)
             leaving.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await leaving
-            assert engine.num_queued == 1
-            assert metrics.named("queue_size")[-1] == ("queue_size", 1)
+            assert bench.num_waiting == 1
             session.release(2)
             await asyncio.gather(first, staying)
         assert session.lengths() == [[1], [8]]
-        assert metrics.named("cancelled") == [("cancelled", "disconnect")] * 2
+        assert bench.cancelled == {"disconnect": 2}
 
     asyncio.run(main())
 
@@ -335,18 +214,17 @@ def test_a_cancelled_running_text_disturbs_no_other() -> None:
         unhandled: list[dict[str, Any]] = []
         loop = asyncio.get_running_loop()
         loop.set_exception_handler(lambda _, context: unhandled.append(context))
-        with running(session) as engine:
-            leaving = submit(engine, text(5))
+        with serving(session) as bench:
+            leaving = bench.submit(text(5))
             await session.pass_started()
-            staying = submit(engine, text(6))
-            await until(lambda: engine.num_queued == 1)
+            staying = bench.submit(text(6))
+            await until(lambda: bench.num_waiting == 1)
             leaving.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await leaving
             session.release(2)
             (result,) = await staying
             assert result.logits.tolist() == expected(text(6))
-            assert engine.healthy
         assert unhandled == []
 
     asyncio.run(main())
@@ -356,12 +234,12 @@ def test_a_failed_pass_fails_its_own_batch_only() -> None:
     async def main() -> None:
         bad = {66: RuntimeError("bad_alloc\n  in node MatMul_7")}
         session = ScriptedSession(gated=True, failures=bad)
-        with running(session) as engine:
-            first = submit(engine, text(1))
+        with serving(session) as bench:
+            first = bench.submit(text(1))
             await session.pass_started()
-            together = [submit(engine, text(10, 66)), submit(engine, text(10))]
-            apart = submit(engine, text(200))
-            await until(lambda: engine.num_queued == 3)
+            together = [bench.submit(text(10, 66)), bench.submit(text(10))]
+            apart = bench.submit(text(200))
+            await until(lambda: bench.num_waiting == 3)
             session.release(3)
             await first
             for task in together:
@@ -369,7 +247,6 @@ def test_a_failed_pass_fails_its_own_batch_only() -> None:
                     await task
             (result,) = await apart
             assert result.logits.tolist() == expected(text(200))
-            assert engine.healthy
 
     asyncio.run(main())
 
@@ -377,16 +254,16 @@ def test_a_failed_pass_fails_its_own_batch_only() -> None:
 def test_a_request_with_a_failed_text_drops_its_others() -> None:
     async def main() -> None:
         session = ScriptedSession(gated=True, failures={66: RuntimeError("no")})
-        with running(session) as engine:
-            many = submit(engine, text(10, 66), text(100), text(200))
+        with serving(session) as bench:
+            many = bench.submit(text(10, 66), text(100), text(200))
             await session.pass_started()
             session.release()
             with pytest.raises(InferenceError):
                 await many
-            after = submit(engine, text(50))
+            after = bench.submit(text(50))
             session.release(2)
             await after
-            assert engine.num_queued == 0
+            assert bench.num_waiting == 0
         assert [200] not in session.lengths()
 
     asyncio.run(main())
@@ -396,87 +273,14 @@ def test_a_request_with_a_failed_text_drops_its_others() -> None:
 def test_logits_that_do_not_match_the_batch_are_an_error(input_names: frozenset[str]) -> None:
     class ShortSession(ScriptedSession):
         def run(self, feeds: Mapping[str, NDArray[Any]]) -> NDArray[np.float32]:
-            return super().run(feeds)[:-1]
+            logits = super().run(feeds)
+            return logits[:-1] if self.passes else logits
 
     async def main() -> None:
-        with running(ShortSession(input_names)) as engine:
+        with serving(ShortSession(input_names)) as bench:
             with pytest.raises(InferenceError, match="0 rows of logits for 1"):
-                await engine.submit_many([text(4)])
-            assert engine.healthy
-            assert not engine.ready
-
-    asyncio.run(main())
-
-
-def test_a_dead_engine_fails_all_who_wait_at_once() -> None:
-    async def main() -> None:
-        session, metrics = (
-            ScriptedSession(gated=True, failures={66: SystemExit(3)}),
-            RecordingMetrics(),
-        )
-        with running(session, metrics=metrics) as engine:
-            in_pass = submit(engine, text(3, 66))
-            await session.pass_started()
-            waiting = submit(engine, text(4), text(100))
-            await until(lambda: engine.num_queued == 2)
-            session.release()
-            for task in (in_pass, waiting):
-                with pytest.raises(InferenceError, match=r"engine of model 'tiny' died \(System"):
-                    await task
-            assert not engine.healthy
-            assert not engine.ready
-            assert engine.num_queued == 0
-            assert metrics.named("engine_up")[-1] == ("engine_up", False)
-            with pytest.raises(UnavailableError, match="died"):
-                await engine.submit_many([text(1)])
-        with pytest.raises(UnavailableError, match="died"):
-            await engine.submit_many([text(1)])
-
-    asyncio.run(main())
-
-
-def test_stop_lets_the_queue_finish_and_refuses_new_texts() -> None:
-    async def main() -> None:
-        session = ScriptedSession(gated=True)
-        with running(session) as engine:
-            first = submit(engine, text(1))
-            await session.pass_started()
-            queued = submit(engine, text(5), text(100))
-            await until(lambda: engine.num_queued == 2)
-            stopping = asyncio.create_task(asyncio.to_thread(engine.stop, WAIT))
-            await until(lambda: not engine.healthy)
-            with pytest.raises(UnavailableError, match="shutting down"):
-                await engine.submit_many([text(1)])
-            assert not stopping.done()
-            session.release(3)
-            assert len(await first) == 1
-            assert [r.logits.tolist() for r in await queued] == [
-                expected(text(5)),
-                expected(text(100)),
-            ]
-            await stopping
-        assert "maskdial-tiny" not in {thread.name for thread in threading.enumerate()}
-
-    asyncio.run(main())
-
-
-def test_stop_fails_what_is_left_after_the_grace() -> None:
-    async def main() -> None:
-        session, metrics = ScriptedSession(gated=True), RecordingMetrics()
-        with running(session, metrics=metrics) as engine:
-            in_pass = submit(engine, text(1))
-            await session.pass_started()
-            waiting = submit(engine, text(100))
-            await until(lambda: engine.num_queued == 1)
-            stopping = asyncio.create_task(asyncio.to_thread(engine.stop, 0))
-            for task in (in_pass, waiting):
-                with pytest.raises(UnavailableError, match="shut down before"):
-                    await task
-            session.release()
-            await stopping
-        assert session.lengths() == [[1]]
-        assert metrics.named("cancelled") == [("cancelled", "shutdown")] * 2
-        assert "maskdial-tiny" not in {thread.name for thread in threading.enumerate()}
+                await bench.engine.submit_many([text(4)])
+            assert bench.engine.ready
 
     asyncio.run(main())
 
@@ -487,8 +291,8 @@ def test_passes_are_multiples_long_where_kernels_want_it(length: int, padded: in
 
     async def main() -> None:
         session = ScriptedSession()
-        with running(session, pad_multiple=8) as engine:
-            (result,) = await engine.submit_many([text(length, rows=(length - 1,))])
+        with serving(session, pad_multiple=8) as bench:
+            (result,) = await bench.engine.submit_many([text(length, rows=(length - 1,))])
         (feeds,) = session.passes
         assert feeds["input_ids"].shape == (1, padded)
         assert feeds["input_ids"][0, length:].tolist() == [PAD] * (padded - length)
@@ -499,84 +303,26 @@ def test_passes_are_multiples_long_where_kernels_want_it(length: int, padded: in
     asyncio.run(main())
 
 
-def test_an_idle_engine_stops_at_once_and_for_good() -> None:
-    with running(ScriptedSession()) as engine:
-        engine.stop(WAIT)
-        engine.stop(WAIT)
-        assert not engine.healthy
-        with pytest.raises(RuntimeError, match="stopped"):
-            engine.start()
-
-
-def test_an_engine_that_has_not_started_is_unavailable() -> None:
-    engine = MaskedEngine(
-        ScriptedSession(),
-        max_batch_tokens=8,
-        max_queue=1,
-        pad_token_id=PAD,
-        metrics=NullMetrics(),
-        name="tiny",
-    )
-    with pytest.raises(UnavailableError, match="starting"):
-        asyncio.run(engine.submit_many([text(1)]))
-    assert not engine.healthy
-    engine.stop(0)
-
-
 def test_a_closed_event_loop_costs_others_nothing() -> None:
     session = ScriptedSession(gated=True)
-    with running(session) as engine:
+    with serving(session) as bench:
         closing = asyncio.new_event_loop()
-        orphan = closing.create_task(engine.submit_many([text(4), text(5)]))
+        orphan = closing.create_task(bench.engine.submit_many([text(4), text(5)]))
         closing.run_until_complete(session.pass_started())
         closing.run_until_complete(closing.shutdown_default_executor())
         closing.close()
 
         async def main() -> None:
-            mine = submit(engine, text(5))
-            await until(lambda: engine.num_queued >= 1)
+            mine = bench.submit(text(5))
+            await until(lambda: bench.num_waiting >= 1)
             session.release(3)
             assert (await mine)[0].logits.tolist() == expected(text(5))
-            assert engine.healthy
 
         asyncio.run(main())
         assert not orphan.done()
         # Nobody can finish a task of a closed loop: end it here, not in the garbage collector.
         orphan.get_coro().close()
         orphan._log_destroy_pending = False  # type: ignore[attr-defined]
-
-
-def test_ready_after_the_warm_up_which_no_metric_counts() -> None:
-    async def main() -> None:
-        session, metrics = ScriptedSession(), RecordingMetrics()
-        with running(session, metrics=metrics) as engine:
-            assert engine.healthy
-            assert not engine.ready
-            await engine.warm_up()
-            assert engine.ready
-            assert session.passes[0]["input_ids"].tolist() == [[PAD]]
-            names = ("queued", "inference", "batch", "prompt_tokens")
-            assert not any(metrics.named(name) for name in names)
-            await engine.submit_many([text(3), text(4)])
-        assert metrics.named("batch") == [("batch", 2, 7, 8)]
-        assert len(metrics.named("queued")) == 2
-        assert len(metrics.named("inference")) == 1
-        assert metrics.named("prompt_tokens") == [("prompt_tokens", 7)]
-        assert metrics.named("engine_up") == [("engine_up", True), ("engine_up", False)]
-        assert not engine.ready
-
-    asyncio.run(main())
-
-
-def test_a_failed_warm_up_leaves_the_engine_not_ready() -> None:
-    async def main() -> None:
-        with running(ScriptedSession(failures={PAD: RuntimeError("no kernel")})) as engine:
-            with pytest.raises(InferenceError, match="no kernel"):
-                await engine.warm_up()
-            assert engine.healthy
-            assert not engine.ready
-
-    asyncio.run(main())
 
 
 @pytest.mark.parametrize(
@@ -597,11 +343,35 @@ def test_an_input_that_no_pass_could_run_is_refused(
 
 def test_a_queue_of_nothing_is_refused() -> None:
     with pytest.raises(ValueError, match="max_queue"):
-        MaskedEngine(
-            ScriptedSession(),
-            max_batch_tokens=8,
-            max_queue=0,
-            pad_token_id=PAD,
-            metrics=NullMetrics(),
-            name="tiny",
-        )
+        Bench(ScriptedSession(), max_queue=0)
+
+
+def test_a_timeout_drops_what_no_pass_has_begun() -> None:
+    async def main() -> None:
+        session = ScriptedSession(gated=True)
+        with serving(session) as bench:
+            first = bench.submit(text(1))
+            await session.pass_started()
+            with pytest.raises(DeadlineError, match=r"not finished within 0\.01 seconds"):
+                await bench.engine.submit_many([text(6), text(7)], timeout=0.01)
+            assert bench.num_waiting == 0
+            assert bench.cancelled == {"timeout": 2}
+            session.release()
+            await first
+        assert session.lengths() == [[1]]
+
+    asyncio.run(main())
+
+
+def test_passes_are_counted() -> None:
+    async def main() -> None:
+        with serving(ScriptedSession()) as bench:
+            await bench.engine.submit_many([text(3), text(4)])
+            assert bench.value("batch_size_sum") == 2
+            assert bench.value("batch_tokens_sum") == 7
+            assert bench.value("padding_ratio_count") == 1
+            assert bench.value("prompt_tokens_total") == 7
+            assert bench.value("queue_duration_seconds_count") == 2
+            assert bench.value("inference_duration_seconds_count") == 1
+
+    asyncio.run(main())

@@ -1,13 +1,12 @@
-"""ChatTemplate: a conversation as the text that its model was trained on.
+"""ChatTemplate: a conversation as a prompt in the model's format.
 
-A template comes with the checkpoint and is run for every request, so it runs in Jinja's sandbox.
-It finds there what transformers gives it (``apply_chat_template``, transformers 5): blocks without
-the white space around them, loop controls, ``raise_exception``, ``strftime_now``, a ``tojson`` that
-leaves HTML alone, and ``{% generation %}``, which marks text for training and prints it.
+A template comes with the checkpoint and runs for every request, so it runs in Jinja's sandbox. The
+environment is that of transformers (``apply_chat_template``, transformers 5): trimmed blocks, loop
+controls, ``raise_exception``, ``strftime_now``, a ``tojson`` that does not escape HTML, and
+``{% generation %}``, which marks text for training and prints it.
 
-A rendering is bounded in steps and in what it writes, not in the memory that a template may fill
-on its way there (a text joined to itself again and again): as for the rest of a bundle, whoever
-serves it trusts it that far.
+Steps and output are limited. Memory is not: a template may still fill it on the way, for example by
+joining a text to itself again and again. Serve only bundles that you trust that far.
 """
 
 import json
@@ -27,8 +26,8 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from maskdial.errors import BundleError, ValidationError
 from maskdial.models.bundle import CHAT_TEMPLATE, Bundle
 
-# The sandbox guards the process. These bound what a template may cost: the first is far above any
-# conversation that fits a body, the second about a second of computing.
+# The sandbox protects the process; these limit the cost. The first is far above any conversation
+# that fits a request body, the second takes about a second.
 MAX_CHARACTERS = 10_000_000
 MAX_STEPS = 1_000_000
 _STEPS_PER_CALL = 10
@@ -37,19 +36,19 @@ _MAX_MESSAGE = 300
 
 
 class ChatTemplate:
-    """The chat template of a model, if it has one. May be used from several threads at once."""
+    """The chat template of a model, if it has one. Thread-safe."""
 
     def __init__(
         self, source: str | None, *, name: str, bos_token: str = "", eos_token: str = ""
     ) -> None:
-        """``name`` is the model's, for errors; an empty token is one that the model does not have.
+        """``name`` is the model's, for errors; an empty token means that the model has none.
 
         Raises:
             BundleError: the template is not valid Jinja.
         """
         self._name = name
         self._template = None if source is None else _compile(source, name)
-        # An absent token is undefined, as in transformers: templates ask for that.
+        # A missing token is undefined, as in transformers: templates test for that.
         tokens = {"bos_token": bos_token, "eos_token": eos_token}
         self._tokens = {key: token for key, token in tokens.items() if token}
 
@@ -57,7 +56,7 @@ class ChatTemplate:
     def from_bundle(
         cls, bundle: Bundle, *, bos_token: str = "", eos_token: str = ""
     ) -> "ChatTemplate":
-        """Reads ``chat_template.jinja``; the bundle may lack it.
+        """Reads ``chat_template.jinja``, which a bundle need not have.
 
         Raises:
             BundleError: the template is not readable text or not valid Jinja.
@@ -78,10 +77,10 @@ class ChatTemplate:
         return self._template is not None
 
     def render(self, messages: Sequence[Mapping[str, str]]) -> str:
-        """The prompt for the next answer in a conversation.
+        """The prompt for the assistant's next message in a conversation.
 
-        It holds the special tokens that the template writes, so it is tokenized without adding
-        others. Messages are mappings of ``role`` and ``content``. Takes about a second at worst.
+        It contains the template's special tokens, so tokenize it without adding others. Messages
+        are mappings of ``role`` and ``content``. Takes about a second at worst.
 
         Raises:
             ValidationError: the model has no template, or its template fails on these messages.
@@ -101,7 +100,7 @@ class ChatTemplate:
                 **{_STEPS: _Steps()},
             )
             return "".join(_bounded(pieces))
-        except Exception as error:  # whatever Python raises for what a template may compute
+        except Exception as error:  # a template may raise anything that Python can
             raise ValidationError(
                 f"messages: the chat template of model {self._name!r} fails on them: "
                 f"{_reason(error)}"
@@ -109,7 +108,7 @@ class ChatTemplate:
 
 
 class _TooMuchError(Exception):
-    """A template printed or computed more than one request is worth."""
+    """A template exceeded a limit."""
 
 
 def _bounded(pieces: Iterable[str]) -> Iterator[str]:
@@ -126,19 +125,19 @@ def _check_length(num_characters: int) -> None:
 
 
 def _reason(error: Exception) -> str:
-    """One line about a failure. The template's own errors say what they mean, Python's do not."""
+    """One line about a failure; Python's own exceptions need their type to be understood."""
     text = " ".join(str(error).split())
     if not isinstance(error, jinja2.TemplateError | _TooMuchError) or not text:
         text = f"{type(error).__name__}: {text}" if text else type(error).__name__
     return text if len(text) <= _MAX_MESSAGE else text[:_MAX_MESSAGE] + "..."
 
 
-# Where a rendering keeps its counter: no template can write a variable of this name.
+# The context variable of a rendering's counter; no template can spell this name.
 _STEPS = "steps of this rendering"
 
 
 class _Steps:
-    """Counts the loop iterations and calls of one rendering: nothing else in Jinja can go on."""
+    """Counts the loop iterations and calls of one rendering: nothing else in Jinja can run long."""
 
     def __init__(self) -> None:
         self._left = MAX_STEPS
@@ -157,7 +156,7 @@ def _compile(source: str, name: str) -> jinja2.Template:
             loop.iter = jinja2.nodes.Filter(loop.iter, _COUNTED, [], [], None, None)
         tree.set_environment(environment)
         code = environment.compile(tree)
-    except Exception as error:  # beside Jinja's own, Python's, for code nested too deeply
+    except Exception as error:  # Jinja's own, or Python's for code that nests too deeply
         line = f" (line {error.lineno})" if isinstance(error, jinja2.TemplateSyntaxError) else ""
         raise BundleError(
             f"model {name!r}: {CHAT_TEMPLATE} is not a valid template{line}: {_reason(error)}"
@@ -166,7 +165,7 @@ def _compile(source: str, name: str) -> jinja2.Template:
 
 
 class _Environment(ImmutableSandboxedEnvironment):
-    """What a chat template may see, bounded."""
+    """The environment of a chat template, with limits."""
 
     intercepted_binops = frozenset({"*", "**"})
 
@@ -184,19 +183,19 @@ class _Environment(ImmutableSandboxedEnvironment):
             dict=_Dict(),
             namespace=_Namespace,
         )
-        del self.globals["lipsum"]  # writes any number of words in one call
+        del self.globals["lipsum"]  # writes any number of words in a single call
 
     def call(
         self, context: jinja2.runtime.Context, called: Any, /, *args: Any, **kwargs: Any
     ) -> Any:
-        """Counts a template's call."""
+        """Calls a function for the template, and counts that."""
         context[_STEPS].take(_STEPS_PER_CALL)
         return super().call(context, called, *args, **kwargs)
 
     def call_binop(
         self, context: jinja2.runtime.Context, operator: str, left: Any, right: Any
     ) -> Any:
-        """Refuses products and powers that alone would take all memory or time."""
+        """Refuses products and powers that would take all memory or time at once."""
         if isinstance(left, int) and isinstance(right, int):
             bits = left.bit_length()
             bits = bits * right if operator == "**" else bits + right.bit_length()
@@ -213,7 +212,7 @@ _COUNTED = "maskdial_counted"
 
 @jinja2.pass_context
 def _counted(context: jinja2.runtime.Context, items: Iterable[Any]) -> Iterator[Any]:
-    """What a loop runs over, each iteration a step."""
+    """The items of a loop, each of which counts as a step."""
     steps: _Steps = context[_STEPS]
     for item in items:
         steps.take()
@@ -221,7 +220,7 @@ def _counted(context: jinja2.runtime.Context, items: Iterable[Any]) -> Iterator[
 
 
 class _GenerationTag(Extension):
-    """``{% generation %}...{% endgeneration %}`` prints what it holds, in a scope of its own."""
+    """``{% generation %}...{% endgeneration %}`` prints its content, in a scope of its own."""
 
     tags = {"generation"}  # noqa: RUF012
 
@@ -256,7 +255,7 @@ def _to_json(
 
 
 class _Dict:
-    """``dict`` without the class itself, whose methods would change what the sandbox freezes."""
+    """``dict`` without the class, whose methods could change objects that the sandbox protects."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> dict[Any, Any]:
         return dict(*args, **kwargs)
@@ -266,7 +265,7 @@ class _Dict:
 
 
 class _Namespace(jinja2.utils.Namespace):
-    """``namespace`` without names that Python gives a meaning to, as in transformers."""
+    """``namespace`` without private and dunder names, as in transformers."""
 
     def __init__(self, /, *args: Any, **kwargs: Any) -> None:
         attributes = dict(*args, **kwargs)

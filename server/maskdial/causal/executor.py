@@ -1,9 +1,9 @@
-"""Executor: carries out the scheduler's plans with the model and its caches."""
+"""Executor: runs the scheduler's plans on the model and its caches."""
 
 import logging
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import numpy as np
@@ -13,8 +13,9 @@ from maskdial.causal.plan import Plan, Prefill
 from maskdial.causal.prefix_cache import PrefixCache
 from maskdial.causal.sampling.sampler import prompt_logprobs
 from maskdial.causal.sequence import Sequence
+from maskdial.engine import describe
 from maskdial.errors import GenerationError
-from maskdial.metrics import EngineMetrics
+from maskdial.metrics import ModelMetrics
 from maskdial.runtime.device_logits import DeviceLogits
 
 _log = logging.getLogger(__name__)
@@ -51,35 +52,52 @@ class ModelRunner(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Output:
-    """What a pass gave for the sequences that get a token from it.
+    """What a pass computed.
 
-    ``logits`` are float32 (num_sequences, vocab_size), or those after the newest token and after
-    each of its ``drafts`` where one sequence runs alone: (1 + num_drafts, vocab_size). With an
-    ``error`` there are none.
+    ``sequences`` get a token each: from ``logits``, float32 (num_sequences, vocab_size), or, with
+    ``drafts``, one or more from the logits after the newest token and after each draft token,
+    (1 + num_drafts, vocab_size). With an ``error`` there are no logits, and the sequences fail.
+
+    ``prefills`` are the chunks of prompts that the pass read; a chunk that does not complete its
+    prompt gives its sequence no token. ``prompt_logprobs`` are those of a single chunk's tokens, if
+    they were requested.
     """
 
     sequences: tuple[Sequence, ...]
     logits: Logits
     drafts: tuple[int, ...] = ()
+    prefills: tuple[Prefill, ...] = ()
+    prompt_logprobs: tuple[float, ...] = ()
     error: GenerationError | None = None
 
     def only(self, indices: list[int]) -> "Output":
-        """The part of some of the sequences, by their indices; without drafts."""
+        """The part for some of the sequences, by their indices."""
         sequences = tuple(self.sequences[i] for i in indices)
         logits = self.logits if self.error is not None else self.logits[indices]
         return Output(sequences, logits, error=self.error)
 
 
-_NO_LOGITS: NDArray[np.float32] = np.empty((0, 0), np.float32)  # of a pass that failed
+@dataclass(frozen=True, slots=True)
+class _Size:
+    """A pass's rows, their valid tokens, and these with the padding."""
+
+    num_rows: int
+    num_tokens: int
+    padded_tokens: int
+
+
+_NO_LOGITS: NDArray[np.float32] = np.empty((0, 0), np.float32)
 
 
 class Executor:
-    """Copies, passes and cache traffic of one iteration. A failed pass fails its sequences only.
+    """Runs the copies, the passes and the cache traffic of a step.
+
+    A pass that fails fails its own sequences only.
 
     Args:
         runner: the model.
-        prefix_cache: where to keep the prompts that were read.
-        metrics: where to report.
+        prefix_cache: where to keep the prompts that are prefilled.
+        metrics: the model's instruments.
         name: the model's, for messages.
     """
 
@@ -87,7 +105,7 @@ class Executor:
         self,
         runner: ModelRunner,
         prefix_cache: PrefixCache | None,
-        metrics: EngineMetrics,
+        metrics: ModelMetrics,
         name: str,
     ) -> None:
         self._runner = runner
@@ -96,7 +114,7 @@ class Executor:
         self._name = name
 
     def run(self, plan: Plan) -> list[Output]:
-        """Carries out a plan. Masks of grammars are worked out beside the passes."""
+        """Runs a plan. Grammar masks are computed on other threads meanwhile."""
         for sequence in _to_sample(plan):
             if sequence.grammar is not None:
                 sequence.grammar.prepare()
@@ -105,28 +123,28 @@ class Executor:
         for move in plan.moves:
             self._runner.cache.copy(move.source, move.target, move.num_tokens)
         outputs = []
-        if plan.drawing:
-            held = [s.held_logits for s in plan.drawing if s.held_logits is not None]
-            outputs.append(Output(plan.drawing, np.stack(held)))
+        if plan.holding:
+            held = [s.held_logits for s in plan.holding if s.held_logits is not None]
+            outputs.append(Output(plan.holding, np.stack(held)))
         if plan.drafts:
-            outputs.append(self._check_drafts(plan.decoding[0], plan.drafts))
+            outputs.append(self._verify(plan.decoding[0], plan.drafts))
         elif plan.decoding:
             outputs.append(self._decode(plan))
         if plan.prefills:
-            output = self._prefill(plan.prefills)
-            if output.error is not None or plan.prefills[0].is_last:
-                outputs.append(output)
+            outputs.append(self._prefill(plan.prefills))
         return outputs
 
     def next_step(self, plan: Plan, token_ids: list[int], max_length: int) -> Callable[[], Output]:
-        """The decode step after a plan that is one itself, whatever becomes of its rows.
+        """The decode step that follows another, for the caller to run.
 
-        What it needs of the sequences is read now: they may change while it runs.
+        It reads the sequences now, so they may change while it runs. Rows of sequences that end
+        meanwhile are dummy rows.
 
         Args:
-            plan: of which the pass ran, but nothing is noted yet.
-            token_ids: what was drawn for each row.
-            max_length: tokens that a slot holds; a row that has as many ends, and writes within.
+            plan: a decode step that has run, but has not been noted by the scheduler.
+            token_ids: what was sampled for each row.
+            max_length: tokens that a slot holds. A row that has as many ends; its dummy token is
+                written to the last position.
         """
         lengths = np.array([sequence.num_computed + 1 for sequence in plan.rows], np.int64)
         lengths = np.minimum(lengths, max_length - 1)
@@ -141,39 +159,46 @@ class Executor:
         self, plan: Plan, token_ids: NDArray[np.int64], lengths: NDArray[np.int64]
     ) -> Output:
         decoding = plan.decoding
-        self._metrics.batch(len(decoding), len(decoding), len(plan.rows))
         rows = np.array(plan.decoding_rows, np.int64)
-        return self._pass(decoding, lambda: self._runner.decode(token_ids, lengths, rows))
+        return self._pass(
+            decoding,
+            _Size(len(decoding), len(decoding), len(plan.rows)),
+            lambda: self._runner.decode(token_ids, lengths, rows),
+        )
 
-    def _check_drafts(self, sequence: Sequence, drafts: tuple[int, ...]) -> Output:
+    def _verify(self, sequence: Sequence, drafts: tuple[int, ...]) -> Output:
         token_ids = np.array([sequence.last_token_id, *drafts], np.int64)
         num_tokens = len(token_ids)
-        self._metrics.batch(1, num_tokens, num_tokens)
-        return self._pass(
+        output = self._pass(
             (sequence,),
+            _Size(1, num_tokens, num_tokens),
             lambda: self._runner.prefill(
                 sequence.slot, token_ids, sequence.num_computed, num_tokens
             ),
-            drafts,
         )
+        return replace(output, drafts=drafts)
 
     def _prefill(self, prefills: tuple[Prefill, ...]) -> Output:
-        first = prefills[0]
-        num_tokens = [prefill.num_tokens for prefill in prefills]
-        self._metrics.batch(len(prefills), sum(num_tokens), len(prefills) * max(num_tokens))
-        self._metrics.prompt_tokens(sum(num_tokens))
-        if len(prefills) > 1:
-            sequences = tuple(prefill.sequence for prefill in prefills)
-            prompts = [sequence.prompt_ids for sequence in sequences]
-            output = self._pass(
-                sequences, lambda: self._runner.prefill_together(first.slot, prompts)
-            )
+        if len(prefills) == 1:
+            output = self._prefill_chunk(prefills[0])
         else:
-            output = self._prefill_chunk(first)
+            output = self._prefill_together(prefills)
         if output.error is None:
-            for row, prefill in enumerate(prefills):
-                self._keep(prefill, output.logits[row : row + 1])
+            self._metrics.prompt_tokens.inc(sum(prefill.num_tokens for prefill in prefills))
+            for prefill in prefills:
+                self._cache_blocks(prefill)
         return output
+
+    def _prefill_together(self, prefills: tuple[Prefill, ...]) -> Output:
+        sequences = tuple(prefill.sequence for prefill in prefills)
+        prompts = [sequence.prompt_ids for sequence in sequences]
+        lengths = [len(prompt) for prompt in prompts]
+        output = self._pass(
+            sequences,
+            _Size(len(prompts), sum(lengths), len(prompts) * max(lengths)),
+            lambda: self._runner.prefill_together(prefills[0].slot, prompts),
+        )
+        return replace(output, prefills=prefills)
 
     def _prefill_chunk(self, prefill: Prefill) -> Output:
         sequence, start, num_tokens = prefill.sequence, prefill.start, prefill.num_tokens
@@ -181,51 +206,51 @@ class Executor:
         num_logits = num_tokens if sequence.params.prompt_logprobs else 1
         output = self._pass(
             (sequence,),
+            _Size(1, num_tokens, num_tokens),
             lambda: self._runner.prefill(prefill.slot, token_ids, start, num_logits),
         )
-        if output.error is None and sequence.params.prompt_logprobs:
+        if output.error is not None:
+            return output
+        logprobs: tuple[float, ...] = ()
+        if sequence.params.prompt_logprobs:
             following = sequence.prompt_ids[start + 1 : start + num_tokens + 1]
             logits = np.asarray(output.logits[: len(following)])
-            sequence.prompt_logprobs += tuple(prompt_logprobs(logits, following))
-        return Output(output.sequences, output.logits[-1:], error=output.error)
+            logprobs = tuple(prompt_logprobs(logits, following))
+        return Output(
+            output.sequences if prefill.is_last else (),
+            output.logits[-1:],
+            prefills=(prefill,),
+            prompt_logprobs=logprobs,
+        )
 
-    def _keep(self, prefill: Prefill, logits: Logits) -> None:
-        """Keeps what a piece of a prompt gave for those who will ask for it again.
-
-        ``logits`` are those of its last token, (1, vocab_size).
-        """
-        sequence = prefill.sequence
-        if prefill.is_last and sequence.shared_prompt is not None:
-            sequence.shared_prompt.logits = np.array(logits)[0]
-            sequence.shared_prompt.logprobs = sequence.prompt_logprobs
+    def _cache_blocks(self, prefill: Prefill) -> None:
+        """Copies the whole blocks of a chunk to the prefix cache."""
         if self._prefix_cache is None:
             return
         size = self._prefix_cache.block_tokens
         first, end = prefill.start // size, (prefill.start + prefill.num_tokens) // size
         for index in range(first, end):
-            key = sequence.block_keys[index]
+            key = prefill.sequence.block_keys[index]
             if key not in self._prefix_cache:
                 block = self._runner.cache.read(prefill.slot, index * size, size)
                 self._prefix_cache.put(key, block)
 
     def _pass(
-        self,
-        sequences: tuple[Sequence, ...],
-        run: Callable[[], Logits],
-        drafts: tuple[int, ...] = (),
+        self, sequences: tuple[Sequence, ...], size: _Size, run: Callable[[], Logits]
     ) -> Output:
         started_at = time.perf_counter()
         try:
             logits = run()
-        except Exception as error:  # whatever the model raises ends this pass only
+        except Exception as error:
             _log.exception("a pass of model %r failed", self._name)
-            message = f"a pass of model {self._name!r} failed: {error}"
+            message = f"a pass of model {self._name!r} failed ({describe(error)})"
             return Output(sequences, _NO_LOGITS, error=GenerationError(message))
-        self._metrics.inference(time.perf_counter() - started_at)
-        return Output(sequences, logits, drafts)
+        seconds = time.perf_counter() - started_at
+        self._metrics.observe_pass(seconds, size.num_rows, size.num_tokens, size.padded_tokens)
+        return Output(sequences, logits)
 
 
 def _to_sample(plan: Plan) -> tuple[Sequence, ...]:
-    """The sequences that get a token in this iteration."""
-    read = tuple(prefill.sequence for prefill in plan.prefills if prefill.is_last)
-    return (*plan.drawing, *plan.decoding, *read)
+    """The sequences that get a token in this step."""
+    prefilled = tuple(prefill.sequence for prefill in plan.prefills if prefill.is_last)
+    return (*plan.holding, *plan.decoding, *prefilled)

@@ -1,4 +1,4 @@
-"""Plan: one iteration of the engine, as the scheduler decides it and the executor runs it."""
+"""Plan: one step of the engine, as the scheduler decides it and the executor runs it."""
 
 from dataclasses import dataclass
 
@@ -10,7 +10,7 @@ from maskdial.causal.sequence import Sequence
 
 @dataclass(frozen=True, slots=True)
 class Move:
-    """The first ``num_tokens`` of slot ``source`` are to be copied to slot ``target``."""
+    """Copies the first ``num_tokens`` of slot ``source`` to slot ``target``."""
 
     source: int
     target: int
@@ -19,7 +19,7 @@ class Move:
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """A block of the prefix cache is to be written to a slot, from position ``start`` on."""
+    """Writes a block of the prefix cache to a slot, from position ``start`` on."""
 
     slot: int
     start: int
@@ -28,7 +28,7 @@ class Load:
 
 @dataclass(frozen=True, slots=True)
 class Prefill:
-    """The next piece of a prompt: ``num_tokens`` tokens from position ``start`` on."""
+    """The next chunk of a prompt: ``num_tokens`` tokens from position ``start`` on."""
 
     sequence: Sequence
     slot: int
@@ -37,34 +37,33 @@ class Prefill:
 
     @property
     def is_last(self) -> bool:
-        """Whether the prompt is complete after it."""
+        """Whether it completes the prompt."""
         return self.start + self.num_tokens == self.sequence.num_prompt
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """One iteration: copy the moves and the loads, then decode, then prefill.
+    """One step: copy the moves and the loads, then decode, then prefill.
 
-    ``rows`` are the sequences of slots 0..n-1. All of them decode, save those that are still
-    reading their prompt in a hole or have a token to draw first: such a row runs along with a token
-    of no meaning, written to a position that the row's next real token overwrites, and its logits
-    are not asked for.
+    ``rows`` are the sequences of slots 0..n-1. Those that are still prefilling, or hold logits, are
+    dummy rows of the decode pass: it writes a token to a position that the row's next real token
+    overwrites, and returns no logits for them.
     """
 
     moves: tuple[Move, ...] = ()
     loads: tuple[Load, ...] = ()
-    drawing: tuple[Sequence, ...] = ()
-    """Sequences that need no pass for their next token: its logits are held.
+    holding: tuple[Sequence, ...] = ()
+    """Sequences whose next token is sampled from their held logits, without a pass.
 
-    Another sequence read their prompt, or their grammar was late.
+    A sibling prefilled their shared prompt, or their grammar mask was not ready.
     """
     rows: tuple[Sequence, ...] = ()
     decoding_rows: tuple[int, ...] = ()
     """The rows that decode, as indices."""
     drafts: tuple[int, ...] = ()
-    """Token ids guessed to follow, for the pass to check; only where one sequence runs alone."""
+    """Draft tokens for the pass to verify; only where one sequence runs alone."""
     prefills: tuple[Prefill, ...] = ()
-    """One chunk of a prompt, or several whole prompts in adjoining slots, read together."""
+    """One chunk of a prompt, or several whole prompts in adjoining slots, as one padded batch."""
 
     @property
     def decoding(self) -> tuple[Sequence, ...]:

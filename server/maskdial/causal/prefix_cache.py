@@ -1,8 +1,8 @@
-"""PrefixCache: the keys and values of prompt beginnings, kept for the next prompt that shares one.
+"""PrefixCache: keys and values of prompt prefixes, for the next prompt that starts with one.
 
-A prompt is cut into blocks of tokens. A block's keys and values depend on all tokens before it, so
-it is known by a hash of its own tokens and of the block before it, and so on to the first, which is
-hashed with the model and a salt.
+A prompt is split into blocks of tokens. The keys and values of a block depend on all tokens before
+it, so its digest covers its own tokens and the digest of the block before it. That of the first
+block covers the model and a salt.
 """
 
 import struct
@@ -21,26 +21,26 @@ _DIGEST_BYTES = 32
 class _Block:
     data: NDArray[np.generic]
     previous: bytes
-    """The digest of the block before it; empty where it is the first."""
+    """The digest of the block before it; empty for the first block."""
 
 
 class PrefixCache:
-    """Blocks of keys and values within a bound of bytes; the least recently used ones go first.
+    """Blocks of keys and values, up to a number of bytes; evicts the least recently used first.
 
-    Whenever a block is used, so is every block before it, and those count as used later. So a block
-    is always evicted before the one that it follows, and `match` reaches every block that is held.
+    Using a block also uses every block before it, and those count as used later. So a block is
+    always evicted before the one that it follows, and `match` can reach every block in the cache.
     Not thread-safe.
 
     Args:
-        model: whose keys and values these are. Other models have other keys.
+        model: whose keys and values these are; it is part of every key.
         block_tokens: tokens per block.
-        max_bytes: most bytes of blocks to hold. With 0 the cache stays empty.
+        max_bytes: most bytes of blocks. With 0 the cache stays empty.
     """
 
     def __init__(self, *, model: str, block_tokens: int, max_bytes: int) -> None:
         self.block_tokens = block_tokens
         self.num_bytes = 0
-        """Bytes of the blocks that are held."""
+        """Bytes of the blocks in the cache."""
         self._model = model
         self._max_bytes = max_bytes
         self._blocks: OrderedDict[bytes, _Block] = OrderedDict()  # by digest, oldest use first
@@ -49,18 +49,18 @@ class PrefixCache:
         return _digest(key) in self._blocks
 
     def keys(self, token_ids: NDArray[np.int64], salt: str) -> tuple[bytes, ...]:
-        """The keys of a prompt's whole blocks, first to last; tokens left over have none.
+        """The keys of a prompt's whole blocks, in order; a partial last block has none.
 
-        A key is the digest of the block before, which the first does not have, and its own.
+        A key is the digest of the block before it, if there is one, followed by its own.
 
         Args:
             token_ids: int64 (num_tokens,).
-            salt: prompts share blocks only under the same salt.
+            salt: only prompts of the same salt share blocks.
         """
-        # JSON can spell a lone surrogate: no salt a client sends may fail here.
+        # JSON strings may contain a lone surrogate; no client's salt may fail here.
         names = [name.encode("utf-8", "surrogatepass") for name in (self._model, salt)]
         root = b"".join(struct.pack("<Q", len(name)) + name for name in names)
-        # The person parameter keeps a salt from being written that hashes like a block.
+        # With `person`, no salt can be chosen that has the digest of a block.
         digest = blake2b(root, digest_size=_DIGEST_BYTES, person=b"prefix root").digest()
         keys = []
         previous = b""
@@ -73,33 +73,32 @@ class PrefixCache:
         return tuple(keys)
 
     def match(self, keys: Sequence[bytes]) -> tuple[NDArray[np.generic], ...]:
-        """The blocks of the longest beginning of ``keys`` that is held, which counts as a use.
+        """The blocks of the longest prefix of ``keys`` in the cache; counts as a use.
 
         Args:
-            keys: as from `keys`, from the first on.
+            keys: from `keys`, from the first on.
         """
-        num_held = 0
-        while num_held < len(keys) and keys[num_held] in self:
-            num_held += 1
-        if num_held:
-            self._use(_digest(keys[num_held - 1]))
-        return tuple(self._blocks[_digest(key)].data for key in keys[:num_held])
+        num_cached = 0
+        while num_cached < len(keys) and keys[num_cached] in self:
+            num_cached += 1
+        if num_cached:
+            self._use(_digest(keys[num_cached - 1]))
+        return tuple(self._blocks[_digest(key)].data for key in keys[:num_cached])
 
     def put(self, key: bytes, block: NDArray[np.generic]) -> None:
-        """Holds a block, evicting others as needed; counts as a use of it and all blocks before it.
+        """Adds a block, evicting others as needed; counts as a use of it and all blocks before it.
 
-        Put a prompt's blocks from the first to the last: one that could not be found, since the
-        block before it is missing, is not held. Of a prompt larger than the cache, the beginning
-        is held.
+        Put the blocks of a prompt in order: a block is not added if the one before it is missing,
+        since `match` could not reach it. Of a prompt larger than the cache, the prefix is kept.
 
         Args:
             key: the block's, from `keys`.
-            block: is made read-only and kept as it is, so it must own its memory.
+            block: made read-only and kept without a copy, so it must own its memory.
         """
         digest, previous = _digest(key), key[:-_DIGEST_BYTES]
         if digest not in self._blocks:
-            is_lost = previous and previous not in self._blocks
-            if is_lost or block.nbytes > self._max_bytes:
+            is_unreachable = previous and previous not in self._blocks
+            if is_unreachable or block.nbytes > self._max_bytes:
                 return
             block.flags.writeable = False
             self._blocks[digest] = _Block(block, previous)
@@ -109,17 +108,12 @@ class PrefixCache:
             _, evicted = self._blocks.popitem(last=False)
             self.num_bytes -= evicted.data.nbytes
 
-    def clear(self) -> None:
-        """Drops every block."""
-        self._blocks.clear()
-        self.num_bytes = 0
-
     def _use(self, digest: bytes) -> None:
         for earlier in self._chain(digest):
             self._blocks.move_to_end(earlier)
 
     def _chain(self, digest: bytes) -> Iterator[bytes]:
-        """The digests of a held block and of all blocks before it, last to first."""
+        """The digests of a cached block and of all blocks before it, last to first."""
         while digest:
             yield digest
             digest = self._blocks[digest].previous

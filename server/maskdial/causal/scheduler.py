@@ -1,4 +1,4 @@
-"""Scheduler: which sequence runs when, and in which slot. Pure bookkeeping; not thread-safe."""
+"""Scheduler: which sequence runs when, and in which slot. Bookkeeping only; not thread-safe."""
 
 import bisect
 from collections.abc import Iterable, Iterator
@@ -12,35 +12,35 @@ from maskdial.causal.prefix_cache import PrefixCache
 from maskdial.causal.sequence import Sequence, State
 from maskdial.errors import OverloadedError
 
-# Every so many starts the sequence that has waited longest comes first, whatever its priority.
+# One start in so many goes to the sequence that has waited longest, so no priority starves.
 _STARTS_PER_OLDEST = 4
 
 _queue_order = attrgetter("priority", "arrival")
 
 
 class Scheduler:
-    """By priority and then first come, first served, over a fixed number of slots.
+    """Runs sequences by priority, then first come, first served, in a fixed number of slots.
 
-    A decode pass binds slots 0..n-1 of the cache as they lie, so those must be in use without
-    gaps. A waiting sequence takes the lowest free slot, which is the hole that an ended one left,
-    if there is one; holes that nobody takes are filled by the decoding sequence in the highest
-    slot. One prompt is read at a time, a chunk per iteration, so long prompts delay the decoding
-    sequences by one chunk at most; short ones that wait together are read together.
+    A decode pass binds slots 0..n-1 of the KV cache as one array, so no free slot may lie between
+    used ones. A waiting sequence takes the lowest free slot; a hole that no one takes is filled by
+    the decoding sequence in the highest slot. One prompt is prefilled at a time, a chunk per step,
+    so that a long prompt delays the decoding sequences by one chunk only; short prompts that wait
+    together are prefilled together.
 
-    Sequences with a `SharedPrompt` read it once: the first of them does, the others get a copy of
-    its keys and values when a slot is free. The last that runs leaves its slot, with the prompt in
-    it, to the next of them.
+    A `SharedPrompt` is prefilled once, by the first of its sequences. The others get a copy of its
+    keys and values when a slot is free; the last one that runs leaves its slot, with the prompt in
+    it, to the next.
 
     Args:
         slots: sequences that run at once.
-        prefill_chunk_tokens: prompt tokens per iteration; the last chunk may have one more.
+        prefill_chunk_tokens: prompt tokens per step; the last chunk may have one more.
         max_queue: sequences that may wait.
         max_length: tokens that a slot holds.
-        block_tokens: a divisor of the chunk. Chunks of sequences that want the log-probabilities of
-            their prompts are this long.
-        joint_tokens: prompts of 2 to this many tokens are read together.
-        prefix_cache: where to look for the beginnings of prompts.
-        max_drafts: most tokens to guess for a sequence that runs alone.
+        block_tokens: a divisor of the chunk. Prompts whose log-probabilities are requested are
+            prefilled in chunks of this length.
+        joint_tokens: prompts of 2 to this many tokens may be prefilled together.
+        prefix_cache: where to look for prefixes of prompts.
+        max_drafts: most draft tokens for a sequence that runs alone.
     """
 
     def __init__(
@@ -88,10 +88,10 @@ class Scheduler:
         return bool(self._waiting) or any(sequence is not None for sequence in self._slots)
 
     def check_room(self, num_sequences: int) -> None:
-        """Checks that the queue takes so many more.
+        """Checks that so many more sequences may wait.
 
         Raises:
-            OverloadedError: it does not.
+            OverloadedError: they may not.
         """
         if len(self._waiting) + num_sequences > self._max_queue:
             raise OverloadedError(
@@ -106,19 +106,19 @@ class Scheduler:
             OverloadedError: the queue is full.
         """
         self.check_room(1)
-        sequence.arrival = self._num_arrived
+        sequence.enqueue(self._num_arrived)
         self._num_arrived += 1
         bisect.insort(self._waiting, sequence, key=_queue_order)
 
     def cancel(self, sequence: Sequence) -> None:
-        """Drops a sequence: from the queue at once, from its slot when the next plan is made."""
-        sequence.cancelled = True
-        if sequence.state is State.WAITING and sequence in self._waiting:
+        """Drops a sequence: from the queue at once, from its slot with the next plan."""
+        sequence.cancel()
+        if sequence.state is State.WAITING:
             self._waiting.remove(sequence)
-            sequence.state = State.ENDED
+            sequence.end()
 
     def schedule(self) -> Plan:
-        """The next iteration. The moves and loads in it are taken as done."""
+        """The next step. Its moves and loads count as done from here on."""
         for sequence in self.running:
             if sequence.cancelled:
                 self.release(sequence)
@@ -129,44 +129,42 @@ class Scheduler:
         return Plan(
             moves=tuple(moves),
             loads=loads,
-            drawing=tuple(s for s in self.running if s.state is State.DRAWING),
+            holding=tuple(s for s in self.running if s.state is State.HOLDING),
             rows=rows,
             decoding_rows=tuple(i for i, s in enumerate(rows) if s.state is State.DECODING),
-            drafts=self._guess(),
+            drafts=self._draft(),
             prefills=tuple(map(self._next_chunk, self._prefilling)),
         )
 
     def repeats(self, plan: Plan) -> bool:
-        """Whether the next plan is this one again, save for sequences that end in between.
+        """Whether the next plan is this one again, but for sequences that end in between.
 
-        So it is where all that run decode, and nobody can join them.
+        That is so if every running sequence decodes and none can join them.
         """
         return (
             bool(plan.rows)
             and plan.rows == self.running
             and len(plan.decoding_rows) == len(plan.rows)
-            and not (plan.drawing or plan.prefills)
+            and not (plan.holding or plan.prefills)
             and not (self._max_drafts and len(plan.rows) == 1)
             and not (self._waiting and None in self._slots)
             and not any(sequence.cancelled for sequence in plan.rows)
         )
 
     def advance(self, plan: Plan) -> None:
-        """Takes note that a plan's passes ran and that the sequences have their new tokens, or
-        their ``held_logits``.
+        """Notes that a plan has run and its sequences have new tokens, or ``held_logits``.
 
-        All of a decoding sequence's tokens but the newest are in the cache then. Sequences that
-        were released meanwhile are left alone.
+        Sequences that were released meanwhile are left alone.
         """
-        for sequence in (*plan.decoding, *plan.drawing):
+        for sequence in (*plan.decoding, *plan.holding):
             if sequence.slot >= 0:
-                self._continue(sequence)
+                sequence.proceed()
         for prefill in plan.prefills:
             if prefill.sequence in self._prefilling:
-                prefill.sequence.num_computed += prefill.num_tokens
+                prefill.sequence.prefill(prefill.num_tokens)
                 if prefill.is_last:
                     self._prefilling.remove(prefill.sequence)
-                    self._continue(prefill.sequence)
+                    prefill.sequence.proceed()
 
     def release(self, sequence: Sequence) -> None:
         """Frees the slot of a sequence that finished, failed or was cancelled, if it has one."""
@@ -175,25 +173,22 @@ class Scheduler:
             return
         heir = self._heir(sequence)
         self._slots[slot] = None
-        sequence.slot = -1
-        sequence.state = State.ENDED
+        sequence.end()
         if sequence in self._prefilling:
             self._prefilling.remove(sequence)
         if heir is not None:
             self._fork(heir, slot)
 
-    def clear(self) -> tuple[Sequence, ...]:
-        """Drops every sequence and returns those that had not ended."""
+    def clear(self) -> None:
+        """Drops every sequence."""
         waiting, self._waiting = self._waiting, []
-        dropped = (*self.running, *waiting)
         for sequence in self.running:
             self.release(sequence)
         for sequence in waiting:
-            sequence.state = State.ENDED
-        return dropped
+            sequence.end()
 
     def _admit(self) -> Iterator[Move]:
-        """Starts what can start now; yields the copies of shared prompts."""
+        """Starts the sequences that can start now; yields the copies of shared prompts."""
         while None in self._slots:
             sequence = self._next_waiting()
             if sequence is None:
@@ -207,41 +202,29 @@ class Scheduler:
             prefix = self._find_prefix(sequence)
             if self._prefilling and (prefix or not self._joins(sequence, slot)):
                 return
-            self._place(sequence, slot, State.PREFILLING)
+            self._occupy(sequence, slot)
+            sequence.start(slot, len(prefix) * self._block_tokens)
             self._prefilling.append(sequence)
-            self._reuse(sequence, prefix)
+            for index, block in enumerate(prefix):
+                self._loads.append(Load(slot, index * self._block_tokens, block))
 
     def _next_waiting(self) -> Sequence | None:
-        """The waiting sequence whose turn it is, left in the queue."""
+        """The waiting sequence that starts next; it stays in the queue."""
         ready = (sequence for sequence in self._waiting if not self._awaits_prompt(sequence))
         if self._num_started % _STARTS_PER_OLDEST == _STARTS_PER_OLDEST - 1:
             return min(ready, key=attrgetter("arrival"), default=None)
         return next(ready, None)
 
-    def _place(self, sequence: Sequence, slot: int, state: State) -> None:
+    def _occupy(self, sequence: Sequence, slot: int) -> None:
         self._waiting.remove(sequence)
         self._num_started += 1
         self._slots[slot] = sequence
-        sequence.slot = slot
-        sequence.state = state
 
     def _fork(self, sequence: Sequence, slot: int) -> None:
         """Starts a sequence in a slot that has its whole prompt, or is about to."""
-        shared = sequence.shared_prompt
-        assert shared is not None, "only a shared prompt is read by another sequence"
-        self._place(sequence, slot, State.DRAWING)
-        sequence.num_computed = sequence.num_prompt
-        sequence.held_logits = shared.logits
-        sequence.prompt_logprobs = shared.logprobs
-
-    def _continue(self, sequence: Sequence) -> None:
-        """What a running sequence does next, its prompt being read."""
-        if sequence.held_logits is None:
-            sequence.state = State.DECODING
-            sequence.num_computed = sequence.num_tokens - 1
-        else:
-            sequence.state = State.DRAWING
-            sequence.num_computed = sequence.num_tokens
+        assert sequence.shared_prompt is not None, "only a shared prompt has several sequences"
+        self._occupy(sequence, slot)
+        sequence.fork(slot, sequence.shared_prompt)
 
     def _sharing(self, sequence: Sequence) -> Iterable[Sequence]:
         """The other running sequences that share this one's prompt."""
@@ -261,17 +244,17 @@ class Scheduler:
         return next(iter(self._sharing(sequence)), None)
 
     def _heir(self, sequence: Sequence) -> Sequence | None:
-        """Who takes over the slot of a released sequence, with the prompt that lies in it."""
+        """The waiting sequence that takes over a released one's slot, with the prompt in it."""
         shared = sequence.shared_prompt
         if shared is None or sequence.state is State.PREFILLING or any(self._sharing(sequence)):
             return None
         return next((s for s in self._waiting if s.shared_prompt is shared), None)
 
     def _joins(self, sequence: Sequence, slot: int) -> bool:
-        """Whether a waiting prompt can be read in one pass with those about to be read.
+        """Whether a waiting prompt can be prefilled in one pass with those about to be.
 
-        The pass writes to adjoining slots and is as long as its longest prompt. Prompts within one
-        block of the attention kernel keep their last bits whatever they are padded to.
+        The pass writes to adjoining slots and is as long as its longest prompt. Within one block of
+        the attention kernel, padding does not change a prompt's logits in any bit.
         """
         together = [*self._prefilling, sequence]
         padded = len(together) * max(s.num_prompt for s in together)
@@ -287,25 +270,21 @@ class Scheduler:
         )
 
     def _find_prefix(self, sequence: Sequence) -> tuple[NDArray[np.generic], ...]:
-        """The blocks that a prompt begins with, as far as the cache has them.
+        """The longest prefix of a prompt that the prefix cache has, in blocks.
 
-        At least two tokens are left to read: one alone would take another kernel (see
-        `KVLayout.query_block`). A prompt whose log-probabilities are wanted is read in full.
+        It leaves two tokens or more to prefill, since a single one runs on another kernel (see
+        `KVLayout.query_block`). A prompt whose log-probabilities are requested is prefilled in
+        full.
         """
         if self._prefix_cache is None:
             return ()
         if not sequence.block_keys:
-            sequence.block_keys = self._prefix_cache.keys(sequence.prompt_ids, sequence.cache_salt)
+            keys = self._prefix_cache.keys(sequence.prompt_ids, sequence.cache_salt)
+            sequence.find_blocks(keys)
         if sequence.params.prompt_logprobs:
             return ()
         num_reusable = max(sequence.num_prompt - 2, 0) // self._block_tokens
         return self._prefix_cache.match(sequence.block_keys[:num_reusable])
-
-    def _reuse(self, sequence: Sequence, prefix: tuple[NDArray[np.generic], ...]) -> None:
-        for block in prefix:
-            self._loads.append(Load(sequence.slot, sequence.num_computed, block))
-            sequence.num_computed += self._block_tokens
-        sequence.num_reused = sequence.num_computed
 
     def _highest_decoding(self) -> Sequence | None:
         decoding = (s for s in reversed(self.running) if s.state is State.DECODING)
@@ -319,21 +298,21 @@ class Scheduler:
                 return
             source = highest.slot
             self._slots[hole], self._slots[source] = highest, None
-            highest.slot = hole
+            highest.move(hole)
             yield Move(source, hole, highest.num_computed)
 
-    def _guess(self) -> tuple[int, ...]:
+    def _draft(self) -> tuple[int, ...]:
         running = self.running
         if not self._max_drafts or len(running) != 1 or running[0].state is not State.DECODING:
             return ()
-        return running[0].guess(min(self._max_drafts, self._max_length - running[0].num_tokens))
+        return running[0].draft(min(self._max_drafts, self._max_length - running[0].num_tokens))
 
     def _next_chunk(self, sequence: Sequence) -> Prefill:
         chunk = self._prefill_chunk_tokens
         if sequence.params.prompt_logprobs:
             chunk = self._block_tokens
         num_tokens = sequence.num_to_prefill
-        # A last chunk of one token would take another kernel (see `KVLayout.query_block`).
+        # A last chunk of one token would run on another kernel (see `KVLayout.query_block`).
         if num_tokens > chunk + 1:
             num_tokens = chunk
         return Prefill(sequence, sequence.slot, sequence.num_computed, num_tokens)

@@ -1,25 +1,20 @@
-"""Sequence: one text being generated, and what its reader receives."""
+"""Sequence: one text being generated."""
 
 import enum
 import secrets
 import time
 from collections.abc import Sequence as SequenceOf
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, Protocol
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
+from maskdial.causal.events import Finish, FinishReason, TokenEvent
 from maskdial.causal.prompt_lookup import PromptLookup
 from maskdial.causal.sampling.params import SamplingParams
 from maskdial.causal.stop import StopMatcher
 
-if TYPE_CHECKING:  # the scheduler imports this module, and must not need asyncio
-    from maskdial.causal.stream import ReplyChannel
-
 _SEED_BITS = 53
-
-FinishReason = Literal["length", "eos_token", "stop_sequence"]
 
 
 class Decoder(Protocol):
@@ -30,15 +25,15 @@ class Decoder(Protocol):
 
 
 class Detokenizer(Protocol):
-    """What the engine needs of a tokenizer."""
+    """What a sequence needs of a tokenizer."""
 
     @property
     def special_ids(self) -> frozenset[int]: ...
     def decoder(self, prompt_ids: SequenceOf[int]) -> Decoder: ...
 
 
-class GrammarMatcher(Protocol):
-    """What a constrained sequence needs of its grammar."""
+class Constraint(Protocol):
+    """What bounds a sequence's tokens; `maskdial.causal.grammar.compiler` describes the methods."""
 
     @property
     def finished(self) -> bool: ...
@@ -55,65 +50,32 @@ class State(enum.Enum):
     WAITING = enum.auto()
     PREFILLING = enum.auto()
     DECODING = enum.auto()
-    DRAWING = enum.auto()
-    """All its tokens are in the cache, and the next one is to be drawn from its ``held_logits``."""
+    HOLDING = enum.auto()
+    """All its tokens are in the KV cache; the next one is sampled from its ``held_logits``."""
     ENDED = enum.auto()
 
 
 class SharedPrompt:
-    """What sequences with the same prompt share, so that it is read once.
+    """What sequences with the same prompt share, so that it is prefilled once.
 
-    ``logits`` are those of the prompt's last token, float32 (vocab_size,), and ``logprobs`` those
-    of its own tokens, if they were asked for: once it was read.
+    Once it was, ``logits`` are those of its last token, float32 (vocab_size,), and ``logprobs``
+    those of its own tokens, if they were requested.
     """
 
     def __init__(self) -> None:
         self.logits: NDArray[np.float32] | None = None
         self.logprobs: tuple[float, ...] = ()
 
-
-@dataclass(frozen=True, slots=True)
-class Finish:
-    """How a sequence ended. Times are in seconds, lengths in tokens.
-
-    ``generated_text`` is the joined text of all its events; ``seed`` is None for greedy sequences.
-    ``prompt_logprobs``, if they were asked for, has one for each token of the prompt but the first.
-    """
-
-    reason: FinishReason
-    generated_text: str
-    generated_tokens: int
-    seed: int | None
-    input_length: int
-    queue_seconds: float
-    inference_seconds: float
-    prompt_logprobs: tuple[float, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class TokenEvent:
-    """One new token. The last of a sequence carries its ``finish``.
-
-    ``index`` counts from 1. ``text`` is what the token adds to the generated text: empty for a
-    special token, while a character is incomplete, and while text is held back because it may
-    become a stop string. ``logprob`` is natural, under the model's own distribution. ``top`` has
-    the likeliest tokens under it, as pairs of id and log-probability, as many as were asked for.
-    """
-
-    index: int
-    token_id: int
-    text: str
-    logprob: float
-    special: bool
-    top: tuple[tuple[int, float], ...] = ()
-    finish: Finish | None = None
+    def fill(self, logits: NDArray[np.float32], logprobs: tuple[float, ...]) -> None:
+        """Keeps what the prefill gave for the other sequences."""
+        self.logits, self.logprobs = logits, logprobs
 
 
 class Sequence:
     """One request to generate: prompt, parameters, and progress.
 
-    The scheduler owns ``state``, ``slot``, ``num_computed`` and what else is said to be its own;
-    the engine owns the rest. All times are `time.perf_counter` seconds.
+    Everyone reads its attributes; the scheduler and the engine change them, each by the methods of
+    its own section below. All times are in `time.perf_counter` seconds.
 
     Args:
         prompt_ids: at least one token id.
@@ -131,7 +93,7 @@ class Sequence:
         *,
         priority: int = 0,
         cache_salt: str = "",
-        grammar: GrammarMatcher | None = None,
+        grammar: Constraint | None = None,
         shared_prompt: SharedPrompt | None = None,
     ) -> None:
         self.params = params
@@ -142,27 +104,28 @@ class Sequence:
         self.seed = draw_seed() if params.seed is None else params.seed
         self.num_prompt = len(prompt_ids)
         self.num_generated = 0
-        self.prompt_logprobs: tuple[float, ...] = ()
         self._token_ids = np.array(prompt_ids, np.int64)  # with room to grow at the end
 
+        # The scheduler's.
         self.state = State.WAITING
         self.cancelled = False
+        self.arrival = 0
+        """Its number in the order of arrival."""
         self.slot = -1
         self.num_computed = 0
         """Tokens in the KV cache."""
-        self.held_logits: NDArray[np.float32] | None = None
-        """What a pass gave for the next token, float32 (vocab_size,), while it is not drawn."""
         self.num_reused = 0
-        """Tokens of the prompt that came from the prefix cache. The scheduler's."""
+        """Prompt tokens that came from the prefix cache."""
         self.block_keys: tuple[bytes, ...] = ()
-        """What the whole blocks of the prompt are called in the prefix cache. The scheduler's."""
-        self.arrival = 0
-        """The sequence's number in the order of arrival. The scheduler's."""
+        """The prefix cache's keys of the prompt's whole blocks."""
 
-        self.reply: ReplyChannel | None = None
+        # The engine's.
         self.arrived_at = time.perf_counter()
         self.started_at = 0.0
         self.last_token_at = 0.0
+        self.prompt_logprobs: tuple[float, ...] = ()
+        self.held_logits: NDArray[np.float32] | None = None
+        """The logits of the next token, float32 (vocab_size,), while it is not sampled."""
         self._lookup = PromptLookup()
         self._decoder: Decoder | None = None
         self._stops = StopMatcher(params.stop, include=params.include_stop)
@@ -195,26 +158,93 @@ class Sequence:
 
     @property
     def num_to_prefill(self) -> int:
-        """Prompt tokens that are not in the cache yet."""
+        """Prompt tokens that are not in the KV cache yet."""
         return max(self.num_prompt - self.num_computed, 0)
 
     @property
-    def may_draw(self) -> bool:
-        """Whether the next token can be drawn without waiting for its grammar."""
+    def can_sample(self) -> bool:
+        """Whether the next token can be sampled without waiting for the grammar's mask."""
         return self.grammar is None or self.grammar.ready
 
-    def guess(self, most: int) -> tuple[int, ...]:
-        """Tokens that may follow, found in the text so far; at most as many as are still wanted.
+    # For the scheduler.
+
+    def enqueue(self, arrival: int) -> None:
+        """Waits for a slot, as number ``arrival`` in the order of arrival."""
+        self.arrival = arrival
+
+    def find_blocks(self, keys: tuple[bytes, ...]) -> None:
+        """Keeps the prefix cache's keys of the prompt."""
+        self.block_keys = keys
+
+    def start(self, slot: int, num_reused: int) -> None:
+        """Takes a slot, to which the prefix cache's first ``num_reused`` tokens are loaded."""
+        self.slot = slot
+        self.state = State.PREFILLING
+        self.num_reused = self.num_computed = num_reused
+
+    def fork(self, slot: int, shared: SharedPrompt) -> None:
+        """Takes a slot that has the whole prompt, or is about to."""
+        self.slot = slot
+        self.state = State.HOLDING
+        self.num_computed = self.num_prompt
+        self.held_logits = shared.logits
+        self.prompt_logprobs = shared.logprobs
+
+    def move(self, slot: int) -> None:
+        """Continues in another slot."""
+        self.slot = slot
+
+    def prefill(self, num_tokens: int) -> None:
+        """Counts prompt tokens that a pass has written to the KV cache."""
+        self.num_computed += num_tokens
+
+    def proceed(self) -> None:
+        """Goes on after a step: all tokens but one that was just sampled are in the KV cache."""
+        if self.held_logits is None:
+            self.state = State.DECODING
+            self.num_computed = self.num_tokens - 1
+        else:
+            self.state = State.HOLDING
+            self.num_computed = self.num_tokens
+
+    def cancel(self) -> None:
+        """Marks the sequence as one that nobody reads any more."""
+        self.cancelled = True
+
+    def end(self) -> None:
+        """Gives the slot up for good, if it has one."""
+        self.slot = -1
+        self.state = State.ENDED
+
+    # For the engine.
+
+    def begin(self, now: float) -> bool:
+        """Ends the time in the queue; False when it had ended before."""
+        if self.started_at:
+            return False
+        self.started_at = now
+        return True
+
+    def hold(self, logits: NDArray[np.float32]) -> None:
+        """Keeps the logits of the next token, float32 (vocab_size,), to sample it later."""
+        self.held_logits = logits
+
+    def add_prompt_logprobs(self, logprobs: tuple[float, ...]) -> None:
+        """Takes the log-probabilities of the next prompt tokens."""
+        self.prompt_logprobs += logprobs
+
+    def draft(self, max_drafts: int) -> tuple[int, ...]:
+        """Draft tokens, found in the text so far; no more than are still wanted.
 
         A sequence with a grammar has none: each of its tokens needs the mask after the last.
         """
-        most = min(most, self.params.max_new_tokens - self.num_generated - 1)
-        if self.grammar is not None or most < 1:
+        max_drafts = min(max_drafts, self.params.max_new_tokens - self.num_generated - 1)
+        if self.grammar is not None or max_drafts < 1:
             return ()
-        return self._lookup.guess(self.token_ids, most)
+        return self._lookup.draft(self.token_ids, max_drafts)
 
-    def note_guess(self, num_drafts: int, num_accepted: int) -> None:
-        """Tells how a guess turned out."""
+    def note_drafts(self, num_drafts: int, num_accepted: int) -> None:
+        """Says how many of the last draft tokens were right."""
         self._lookup.note(num_drafts, num_accepted)
 
     def accept(
@@ -227,16 +257,17 @@ class Sequence:
         eos_token_ids: frozenset[int],
         max_length: int,
     ) -> TokenEvent:
-        """Appends a sampled token and says what it means to the reader.
+        """Appends a sampled token and returns what the reader receives of it.
 
-        A token that ends the sequence in several ways at once counts as the end-of-sequence token
-        first (so does one that completes the grammar), then as a stop token or completing a stop
-        string, then as the last that fits.
+        A token that ends the sequence in several ways counts as the end-of-sequence token first (as
+        does one that completes the grammar), then as a stop token or the end of a stop string, then
+        as the last that fits.
 
         Raises:
             MaskdialError: the grammar cannot go on.
         """
         now = time.perf_counter()
+        self.held_logits = None
         self._append(token_id)
         text = self._decode(token_id, detokenizer)
         reason = self._finish_reason(token_id, eos_token_ids, max_length)
@@ -303,5 +334,5 @@ class Sequence:
 
 
 def draw_seed() -> int:
-    """A fresh seed, of 53 bits so that JSON readers with double numbers can give it back."""
+    """A fresh seed of 53 bits, which JSON readers with double numbers can give back exactly."""
     return secrets.randbits(_SEED_BITS)

@@ -1,19 +1,20 @@
-"""Stop strings, found in text that arrives in pieces."""
+"""StopMatcher: stop strings in text that arrives in pieces."""
 
 from collections.abc import Sequence
 
 
 class StopMatcher:
-    """Releases text up to the first completed stop string, however the text is cut into pieces.
+    """Releases text up to the first completed stop string, however the text is split into pieces.
 
-    The first to be *completed* wins; of those completed by the same character, the longest. A
-    character costs the same however long the stop strings are (Knuth, Morris and Pratt 1977).
+    The stop string that is completed first wins; of several completed by one character, the
+    longest. The cost per character does not depend on the length of the stop strings (Knuth, Morris
+    and Pratt 1977, "Fast Pattern Matching in Strings").
 
     Args:
         stops: non-empty strings.
-        include: whether the stop string itself is released, as text-generation-inference does, or
-            cut off, as OpenAI does. When it is cut off, text that may still become one is held
-            back.
+        include: whether the stop string itself is released (as text-generation-inference does) or
+            cut off (as OpenAI does). If it is cut off, text that may still become a stop string is
+            held back.
     """
 
     def __init__(self, stops: Sequence[str], *, include: bool) -> None:
@@ -23,7 +24,7 @@ class StopMatcher:
         self.matched = False
 
     def push(self, text: str) -> str:
-        """Takes the next piece and returns what may be shown now; nothing once it matched."""
+        """Takes the next piece and returns the text to release; empty after a match."""
         if self.matched:
             return ""
         num_undecided = len(self._held)
@@ -38,17 +39,17 @@ class StopMatcher:
             if num_completed:
                 self.matched = True
                 return known[: end if self._include else end - num_completed]
-        num_shown = len(known) - (0 if self._include else num_undecided)
-        self._held = known[num_shown:]
-        return known[:num_shown]
+        num_released = len(known) - (0 if self._include else num_undecided)
+        self._held = known[num_released:]
+        return known[:num_released]
 
     def flush(self) -> str:
-        """The text held back, now that no more will come."""
+        """The text that is still held back, for the end of the text."""
         return "" if self.matched else self._held
 
 
 class _Candidate:
-    """A stop string, and how many of its characters the text ends with."""
+    """A stop string, and the length of its longest prefix that the text ends with."""
 
     def __init__(self, stop: str) -> None:
         self._stop = stop
@@ -66,9 +67,9 @@ class _Candidate:
 
 
 def _borders(stop: str) -> list[int]:
-    """For each beginning of the string, the length of its longest border.
+    """For each prefix of the string, the length of its longest border.
 
-    A border is a shorter beginning of the string that is also the ending of this one.
+    A border is a shorter prefix that is also a suffix: the failure function of the algorithm.
     """
     borders = [0]
     length = 0

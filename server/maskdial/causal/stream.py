@@ -1,16 +1,12 @@
-"""The way back: events from the engine's thread to the coroutine that reads them."""
+"""TokenStream: the events of a sequence, on their way to the coroutine that reads them."""
 
 import asyncio
-import contextlib
-from collections import defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from types import TracebackType
 
-from maskdial.causal.sequence import TokenEvent
+from maskdial.causal.events import Reply, TokenEvent
 from maskdial.errors import DeadlineError, MaskdialError
 from maskdial.metrics import CancelReason
-
-Reply = TokenEvent | MaskdialError
 
 
 class ReplyChannel:
@@ -21,7 +17,7 @@ class ReplyChannel:
         self._inbox: asyncio.Queue[Reply] = asyncio.Queue()
 
     def put(self, reply: Reply) -> None:
-        """Hands over a reply; to be called in the channel's own loop."""
+        """Takes a reply; called in ``loop`` only."""
         self._inbox.put_nowait(reply)
 
     async def get(self) -> TokenEvent:
@@ -34,21 +30,6 @@ class ReplyChannel:
         if isinstance(reply, MaskdialError):
             raise reply
         return reply
-
-
-def publish(replies: Iterable[tuple[ReplyChannel, Reply]]) -> None:
-    """Hands out replies from any thread, waking each event loop once."""
-    by_loop: dict[asyncio.AbstractEventLoop, list[tuple[ReplyChannel, Reply]]] = defaultdict(list)
-    for channel, reply in replies:
-        by_loop[channel.loop].append((channel, reply))
-    for loop, batch in by_loop.items():
-        with contextlib.suppress(RuntimeError):  # the loop was closed, and its readers with it
-            loop.call_soon_threadsafe(_put_all, batch)
-
-
-def _put_all(batch: list[tuple[ReplyChannel, Reply]]) -> None:
-    for channel, reply in batch:
-        channel.put(reply)
 
 
 class TokenStream:
@@ -93,7 +74,7 @@ class TokenStream:
         return event
 
     async def aclose(self) -> None:
-        """Abandons the sequence unless it ended; may be called again."""
+        """Abandons the sequence unless it has ended; may be called again."""
         self._leave("disconnect")
 
     def _leave(self, reason: CancelReason) -> None:
@@ -108,7 +89,7 @@ class TokenStream:
 
     def _expire(self) -> None:
         if self._abandon("timeout"):
-            self._channel.put(DeadlineError("the text was not finished within its time limit"))
+            self._channel.put(DeadlineError("the text was not finished within its timeout"))
 
     async def __aenter__(self) -> "TokenStream":
         return self
@@ -119,5 +100,5 @@ class TokenStream:
         exc: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        # Of several streams with one time limit, one tells that it is over.
+        # Where one timeout covers several streams, the first to expire closes the others.
         self._leave("timeout" if isinstance(exc, DeadlineError) else "disconnect")

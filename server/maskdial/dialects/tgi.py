@@ -6,7 +6,7 @@ from typing import Any
 
 from fastapi import Request, Response
 
-from maskdial.causal.sequence import Finish, TokenEvent
+from maskdial.causal.events import Finish, TokenEvent
 from maskdial.dialects.schema import field_names, parse_body, wire_names
 from maskdial.dialects.tgi_bodies import GenerateBody, GenerateParameters
 from maskdial.errors import MaskdialError, ValidationError

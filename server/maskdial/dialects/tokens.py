@@ -1,6 +1,5 @@
 """`/tokenize` and `/detokenize`, as text-embeddings-inference has them."""
 
-import time
 from dataclasses import dataclass
 from typing import Annotated, Any
 
@@ -85,12 +84,11 @@ async def tokenize(request: Request) -> Response:
     with wire_names({"texts": "inputs"}, batch=body.batch):
         check_num_texts(len(texts), server.config)
     add = body.add_special_tokens is not False
-    started = time.perf_counter()
-    encodings = await offload(
-        lambda: [model.tokenizer.encode(text, add_special_tokens=add) for text in texts],
-        tokenizing_seconds(texts),
-    )
-    model.metrics.tokenization(time.perf_counter() - started)
+    with model.metrics.tokenization_duration.time():
+        encodings = await offload(
+            lambda: [model.tokenizer.encode(text, add_special_tokens=add) for text in texts],
+            tokenizing_seconds(texts),
+        )
     return await offload(
         lambda: json_reply([_tokens(*each) for each in zip(encodings, texts, strict=True)]),
         sum(map(len, encodings)) * _SECONDS_PER_TOKEN,

@@ -1,7 +1,7 @@
 """Batcher: which waiting texts run together.
 
-A pass computes ``longest * count`` tokens, so a batch is limited by that product, not by its
-count, and is made of texts of like length. The oldest waiting text leads every batch and the others
+A pass computes ``longest * count`` tokens, so this product limits a batch, not its count, and a
+batch is made of texts of similar length. The oldest waiting text leads each batch and the others
 are chosen around its length, so no text waits for more passes than there are older texts.
 """
 
@@ -11,7 +11,7 @@ from typing import Generic, Protocol, TypeVar
 
 
 class Entry(Protocol):
-    """What the batcher needs to know of a text. Entries are told apart by identity."""
+    """What the batcher needs of a text. Entries are compared by identity."""
 
     @property
     def length(self) -> int: ...
@@ -21,9 +21,9 @@ class Entry(Protocol):
 
 EntryT = TypeVar("EntryT", bound=Entry)
 
-# A pass has a cost of its own: about 17 tokens' worth for BERT-base in int8 on two cores (7 ms
-# beside 0.4 ms per token). Padding of about that much is no worse than another pass; in a large
-# batch it is kept to a thirty-second of the real tokens.
+# A pass has a fixed cost, for BERT-base in int8 on two cores that of about 17 tokens (7 ms, beside
+# 0.4 ms per token). That much padding costs no more than another pass. In a large batch, padding is
+# limited to a thirty-second of the valid tokens.
 _FREE_PADDING = 16
 _PADDING_SHARE = 32
 
@@ -31,13 +31,13 @@ _PADDING_SHARE = 32
 class Batcher(Generic[EntryT]):
     """The waiting entries, by arrival and by length.
 
-    Adding or taking an entry costs O(log distinct lengths), and the first or last entry of a length
-    a shift of the sorted lengths.
+    Adding or removing an entry takes O(log n) for n distinct lengths; the first or last entry of a
+    length also shifts the sorted lengths.
     """
 
     def __init__(self, max_batch_tokens: int) -> None:
         if max_batch_tokens < 1:
-            raise ValueError("max_batch_tokens is at least 1")
+            raise ValueError("max_batch_tokens must be at least 1")
         self.max_batch_tokens = max_batch_tokens
         self._by_arrival: OrderedDict[EntryT, None] = OrderedDict()
         self._by_length: dict[int, OrderedDict[EntryT, None]] = {}
@@ -47,7 +47,7 @@ class Batcher(Generic[EntryT]):
         return len(self._by_arrival)
 
     def add(self, entry: EntryT) -> None:
-        """Puts an entry behind all that wait."""
+        """Adds an entry to the end of the queue."""
         self._by_arrival[entry] = None
         if entry.length not in self._by_length:
             self._by_length[entry.length] = OrderedDict()
@@ -55,7 +55,7 @@ class Batcher(Generic[EntryT]):
         self._by_length[entry.length][entry] = None
 
     def discard(self, entry: EntryT) -> bool:
-        """Takes an entry out of the queue; False when it does not wait (any more)."""
+        """Removes an entry from the queue; False if it does not wait any more."""
         if entry not in self._by_arrival:
             return False
         del self._by_arrival[entry]
@@ -67,7 +67,7 @@ class Batcher(Generic[EntryT]):
         return True
 
     def clear(self) -> list[EntryT]:
-        """Takes all entries out, oldest first."""
+        """Removes and returns all entries, oldest first."""
         entries = list(self._by_arrival)
         self._by_arrival.clear()
         self._by_length.clear()
@@ -75,9 +75,9 @@ class Batcher(Generic[EntryT]):
         return entries
 
     def next_batch(self) -> list[EntryT]:
-        """Takes out the next batch, led by the oldest entry; empty when none waits.
+        """Removes and returns the next batch, led by the oldest entry; empty if none waits.
 
-        ``longest * count`` is at most ``max_batch_tokens``, but a single longer text runs alone.
+        ``longest * count`` is at most ``max_batch_tokens``; a single longer text runs alone.
         """
         if not self._by_arrival:
             return []
@@ -96,14 +96,14 @@ class Batcher(Generic[EntryT]):
             num_tokens += length
 
     def _nearest(self, center: int, longest: int, num_tokens: int, count: int) -> int | None:
-        """The waiting length nearest to ``center`` that may join as a batch's count-th text."""
+        """The waiting length nearest to ``center`` that may join a batch as its count-th text."""
         above = bisect_left(self._lengths, center)
         near = [
             length
             for length in self._lengths[max(above - 1, 0) : above + 1]
             if self._allows(max(longest, length) * count, num_tokens + length)
         ]
-        # Of two that are equally near the shorter pads only itself, the longer all the others.
+        # Of two at the same distance, the shorter pads only itself, the longer all others.
         return min(near, key=lambda length: (abs(length - center), length), default=None)
 
     def _allows(self, padded_tokens: int, num_tokens: int) -> bool:

@@ -6,14 +6,16 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from maskdial.errors import MaskdialError
+
 
 @dataclass(frozen=True, slots=True)
 class MaskedInput:
-    """One tokenized text (or pair).
+    """One tokenized text or pair.
 
     ``rows`` are the token positions whose logits are wanted, for a graph that gathers rows
-    (fill-mask); a classifier has one row per text and ignores them. ``token_type_ids`` are zeros
-    when they are not given.
+    (fill-mask). A classifier has one row per text and ignores them. ``token_type_ids`` default to
+    zeros.
 
     Raises:
         ValueError: no tokens, type ids of another length, or a row outside the text.
@@ -24,22 +26,26 @@ class MaskedInput:
     token_type_ids: tuple[int, ...] | None = None
 
     def __post_init__(self) -> None:
-        length = len(self.input_ids)
-        if not length:
+        if not self.length:
             raise ValueError("a text has at least one token")
-        if self.token_type_ids is not None and len(self.token_type_ids) != length:
-            raise ValueError(f"{len(self.token_type_ids)} token type ids for {length} tokens")
-        if self.rows and not (min(self.rows) >= 0 and max(self.rows) < length):
-            raise ValueError(f"rows {self.rows} do not all lie in a text of {length} tokens")
+        if self.token_type_ids is not None and len(self.token_type_ids) != self.length:
+            raise ValueError(f"{len(self.token_type_ids)} token type ids for {self.length} tokens")
+        if self.rows and not (min(self.rows) >= 0 and max(self.rows) < self.length):
+            raise ValueError(f"rows {self.rows} do not all lie in a text of {self.length} tokens")
+
+    @property
+    def length(self) -> int:
+        """In tokens."""
+        return len(self.input_ids)
 
 
 @dataclass(frozen=True, slots=True)
 class MaskedResult:
-    """What the model said about one text.
+    """The model's output for one text.
 
     ``logits`` are float32: (num_rows, vocab_size) in the order of the input's rows, or
-    (num_labels,) from a classifier. The text waited ``queue_seconds``; the pass that it shared took
-    ``inference_seconds`` over ``batch_size`` texts and ``batch_tokens`` tokens, padding included.
+    (num_labels,) from a classifier. The text waited ``queue_seconds``. Its pass took
+    ``inference_seconds`` for ``batch_size`` texts of ``batch_tokens`` tokens, padding included.
     """
 
     logits: NDArray[np.float32]
@@ -49,19 +55,35 @@ class MaskedResult:
     batch_tokens: int
 
 
+Reply = MaskedResult | MaskdialError
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Request:
-    """An input in the engine, with its own reply channel.
+    """An input in the engine, and the future that its caller awaits.
 
-    ``arrival`` is a ``time.perf_counter`` reading. ``observed`` is False for a warm-up, which no
-    metric counts.
+    ``arrived_at`` is in `time.perf_counter` seconds.
     """
 
     input: MaskedInput
     future: asyncio.Future[MaskedResult]
-    arrival: float
-    observed: bool = True
+    arrived_at: float
 
     @property
     def length(self) -> int:
-        return len(self.input.input_ids)
+        """In tokens."""
+        return self.input.length
+
+    @property
+    def loop(self) -> asyncio.AbstractEventLoop:
+        """The event loop in which the caller waits."""
+        return self.future.get_loop()
+
+    def put(self, reply: Reply) -> None:
+        """Resolves the future; called in ``loop`` only."""
+        if self.future.done():  # the caller has left
+            return
+        if isinstance(reply, MaskdialError):
+            self.future.set_exception(reply)
+        else:
+            self.future.set_result(reply)

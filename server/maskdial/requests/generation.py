@@ -8,17 +8,17 @@ import asyncio
 import contextlib
 import dataclasses
 import statistics
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from tokenizers import Encoding
 
-from maskdial.causal.grammar.compiler import Grammar
+from maskdial.causal.events import Finish, TokenEvent
+from maskdial.causal.grammar.matcher import Grammar
 from maskdial.causal.grammar.source import GrammarKind, GrammarValue
 from maskdial.causal.sampling.params import SamplingParams
-from maskdial.causal.sequence import Finish, SharedPrompt, TokenEvent, draw_seed
 from maskdial.causal.sequence import Sequence as CausalSequence
+from maskdial.causal.sequence import SharedPrompt, draw_seed
 from maskdial.causal.stream import TokenStream
 from maskdial.config import Config
 from maskdial.errors import DeadlineError, ValidationError
@@ -134,7 +134,7 @@ class Generation:
             async with deadline.enforced():
                 return cls(await _read_prompts(request, model, config), model, deadline)
         except DeadlineError:
-            model.metrics.cancelled("timeout")
+            model.metrics.cancelled["timeout"].inc()
             raise
 
     async def complete(self) -> list[Completion]:
@@ -232,10 +232,8 @@ async def _tokenize(
         add = not has_special_tokens
         return [model.tokenizer.encode(text, add_special_tokens=add) for text in texts]
 
-    started = time.perf_counter()
-    encodings = await offload(encode, tokenizing_seconds(texts))
-    model.metrics.tokenization(time.perf_counter() - started)
-    return encodings
+    with model.metrics.tokenization_duration.time():
+        return await offload(encode, tokenizing_seconds(texts))
 
 
 def _check_size(

@@ -6,7 +6,6 @@ token, with that token masked, and gives its pseudo-log-likelihood.
 
 import asyncio
 import contextlib
-import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -14,8 +13,8 @@ from typing import Literal
 import numpy as np
 from tokenizers import Encoding
 
+from maskdial.causal.events import Finish
 from maskdial.causal.sampling.params import SamplingParams
-from maskdial.causal.sequence import Finish
 from maskdial.causal.sequence import Sequence as CausalSequence
 from maskdial.config import Config
 from maskdial.errors import ValidationError
@@ -95,7 +94,6 @@ async def score(
     """
     check_num_texts(len(request.texts), config)
     model.engine.check_room(len(request.texts))
-    started = time.perf_counter()
 
     def read() -> tuple[list[Encoding], int]:
         if isinstance(model, MaskedModel):
@@ -104,8 +102,8 @@ async def score(
         return _read_causal(model, request)
 
     async with deadline.enforced():
-        encodings, num_truncated = await offload(read, tokenizing_seconds(request.texts))
-    model.metrics.tokenization(time.perf_counter() - started)
+        with model.metrics.tokenization_duration.time():
+            encodings, num_truncated = await offload(read, tokenizing_seconds(request.texts))
     with deadline.explained():
         if isinstance(model, MaskedModel):
             work = _score_masked(model, encodings, num_truncated, config, deadline)

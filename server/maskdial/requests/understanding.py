@@ -1,6 +1,5 @@
 """A request to a masked model, whatever its task: admit, read, submit, answer."""
 
-import time
 from dataclasses import dataclass
 from functools import partial
 from typing import Generic, TypeVar
@@ -36,10 +35,9 @@ async def answer(
     check_num_texts(request.num_texts, config)
     request.check(model)
     model.engine.check_room(request.num_inputs)
-    started = time.perf_counter()
     async with deadline.enforced():
-        reading = await offload(partial(request.read, model), request.read_seconds)
-    model.metrics.tokenization(time.perf_counter() - started)
+        with model.metrics.tokenization_duration.time():
+            reading = await offload(partial(request.read, model), request.read_seconds)
     with deadline.explained():
         results = await model.engine.submit_many(reading.inputs, deadline.remaining())
     content = await offload(partial(reading.answer, results), reading.seconds)

@@ -1,4 +1,4 @@
-"""llguidance's tokenizer and matchers, built within limits."""
+"""llguidance's tokenizer and matchers, within limits on time, memory and stack."""
 
 import threading
 from collections.abc import Callable, Sequence
@@ -12,8 +12,8 @@ from maskdial.causal.grammar.source import grammar_error
 
 T = TypeVar("T")
 
-# Rules and references that name each other in a chain are followed by recursion, some kilobytes a
-# link. This is address space; only what is used becomes memory.
+# llguidance follows a chain of rules or references by recursion, some kilobytes of stack per link.
+# This reserves address space; only what is used becomes memory.
 _STACK_BYTES = 256 * 1024 * 1024
 _stack_lock = threading.Lock()
 
@@ -21,14 +21,14 @@ _stack_lock = threading.Lock()
 def build_tokenizer(tokenizer_json: str, eos_token_ids: Sequence[int]) -> LLTokenizer:
     """Reads the vocabulary of a ``tokenizer.json``.
 
-    llguidance marks the end of a text with end-of-sequence tokens, which have to be in the
-    vocabulary. A model that has none there gets one more special token, beyond its own.
+    llguidance requires an end-of-sequence token within the vocabulary. If the model has none there,
+    one more special token is added.
     """
     known = sorted(eos_token_ids)
     while known:
         try:
             return LLTokenizer(tokenizer_json, eos_token=known)
-        except ValueError:  # out of range, or a file that the last try below fails to read too
+        except ValueError:  # out of range, or an unreadable file, which fails again below
             known.pop()
     backend = tokenizers.Tokenizer.from_str(tokenizer_json)
     name = "<|end of grammar|>"
@@ -37,10 +37,10 @@ def build_tokenizer(tokenizer_json: str, eos_token_ids: Sequence[int]) -> LLToke
 
 
 def build_matcher(tokenizer: LLTokenizer, grammar: str) -> tuple[LLMatcher, bytes]:
-    """Compiles a grammar; what llguidance's limits do not bound, the caller has to.
+    """Compiles a grammar. llguidance's limits do not bound every grammar; see `GrammarChecker`.
 
     Returns:
-        The matcher at its start, and the mask of the first token, one bit a token, the lowest bit
+        The matcher at its start, and the mask of the first token: one bit per token, lowest bit
         first.
 
     Raises:
@@ -61,9 +61,9 @@ def build_matcher(tokenizer: LLTokenizer, grammar: str) -> tuple[LLMatcher, byte
 def _limits() -> LLParserLimits:
     """What one mask and one grammar may cost.
 
-    A usual mask takes well under 1 ms and most hostile ones under 50 ms; the worst that were found
-    take 0.3 s at 50,000 words, a few times before they reach a limit. 10,000 random words
-    as an enumeration need the lexer's fuel.
+    A typical mask takes well under 1 ms and most hostile ones under 50 ms. The worst known take
+    0.3 s with 50,000 tokens, a few times until they reach a limit. An enumeration of 10,000 random
+    words needs the initial lexer fuel.
     """
     return LLParserLimits(
         max_items_in_row=2000,

@@ -1,8 +1,8 @@
-"""GrammarChecker: tries grammars in a process that may die of them.
+"""GrammarChecker: compiles grammars in a child process, which may die.
 
 llguidance bounds most of what a grammar can cost, but not all: some short JSON schemas keep it busy
-for hours, and a chain of references long enough overruns the stack. Nothing inside a process
-can stop that, so every new grammar is compiled in a child first.
+for hours, and a long chain of references overflows the stack. Neither can be stopped from inside
+the process, so every new grammar is compiled in a child process first.
 """
 
 import contextlib
@@ -20,15 +20,15 @@ from maskdial.causal.grammar.build import build_matcher, build_tokenizer
 from maskdial.errors import UnavailableError, ValidationError
 
 CPU_SECONDS = 2.0
-# On a busy machine that much processor time takes longer; this holds in any case.
+# On a busy machine the CPU seconds take longer than that.
 WALL_SECONDS = 10.0
 _START_SECONDS = 60.0
 
 
 class GrammarChecker:
-    """Says whether a grammar compiles within its bounds. For one thread at a time.
+    """Checks that a grammar compiles within its limits. For one thread at a time.
 
-    The child is started by the first check, and again after it died of a grammar.
+    The first check starts the child process, and so does the next one after it has died.
 
     Args:
         tokenizer_json: the content of ``tokenizer.json``.
@@ -41,28 +41,28 @@ class GrammarChecker:
         self._stop: Callable[[], object] | None = None
 
     def check(self, grammar: str) -> None:
-        """Compiles a grammar in the child.
+        """Compiles a grammar in the child process.
 
         Args:
-            grammar: in llguidance's form.
+            grammar: in llguidance's format.
 
         Raises:
-            ValidationError: the grammar is wrong, or the child did not survive it.
-            UnavailableError: no child can be started.
+            ValidationError: the grammar is wrong, or the child process died of it.
+            UnavailableError: no child process can be started.
         """
         if self._process is None or self._process.poll() is not None:
             self._start()
         answer = self._ask({"grammar": grammar}, WALL_SECONDS)
         if answer is None:
             raise ValidationError(
-                "The grammar is too complex: compiling it takes "
-                f"more than {CPU_SECONDS:g} s or too much memory."
+                "the grammar is too complex: compiling it takes "
+                f"more than {CPU_SECONDS:g} s or too much memory"
             )
         if answer["error"] is not None:
             raise ValidationError(answer["error"])
 
     def close(self) -> None:
-        """Ends the child."""
+        """Ends the child process."""
         if self._stop is not None:
             self._stop()
         self._process = self._stop = None
@@ -77,21 +77,21 @@ class GrammarChecker:
             env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
             text=True,
             encoding="utf-8",
-            # A Ctrl-C in the server's terminal is for the server.
+            # Ctrl-C in the terminal must reach the server only.
             start_new_session=True,
         )
         self._stop = weakref.finalize(self, _end, self._process)
         if self._ask(self._setup, _START_SECONDS) is None:
             self.close()
-            raise UnavailableError("The process that checks grammars could not be started.")
+            raise UnavailableError("the process that checks grammars could not be started")
 
-    def _ask(self, message: dict[str, Any], seconds: float) -> dict[str, Any] | None:
-        """The child's answer, or None if it died or had to be killed."""
+    def _ask(self, message: dict[str, Any], timeout: float) -> dict[str, Any] | None:
+        """The child process's answer; None if it died, or was killed after ``timeout`` seconds."""
         process = self._process
         assert process is not None
         assert process.stdin is not None
         assert process.stdout is not None
-        timer = threading.Timer(seconds, process.kill)
+        timer = threading.Timer(timeout, process.kill)
         timer.start()
         try:
             process.stdin.write(json.dumps(message) + "\n")
@@ -113,12 +113,12 @@ def _end(process: subprocess.Popen[str]) -> None:
     process.wait()
     for pipe in (process.stdin, process.stdout):
         if pipe is not None:
-            with contextlib.suppress(BrokenPipeError):  # what it was still to read when it died
+            with contextlib.suppress(BrokenPipeError):  # unread input
                 pipe.close()
 
 
 def main() -> None:
-    """The child: reads a tokenizer, then grammars, one JSON object a line, and answers each."""
+    """The child process: reads a tokenizer, then grammars, as JSON lines, and answers each."""
     setup = json.loads(sys.stdin.readline())
     tokenizer = build_tokenizer(setup["tokenizer"], setup["eos"])
     print(json.dumps({"error": None}), flush=True)
@@ -134,7 +134,7 @@ def main() -> None:
 
 
 def _limit_cpu(seconds: float) -> None:
-    """Has the system end this process after so much processor time; 0 lifts the limit."""
+    """Makes the system end this process after so much CPU time; 0 lifts the limit."""
     if hasattr(signal, "setitimer"):
         signal.setitimer(signal.ITIMER_PROF, seconds)
 

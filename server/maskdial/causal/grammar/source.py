@@ -1,4 +1,4 @@
-"""What a request's grammar asks for, checked and translated for llguidance."""
+"""A request's grammar, checked and translated for llguidance."""
 
 import json
 import re
@@ -13,9 +13,9 @@ GrammarKind = Literal["json", "json_schema", "regex", "lark"]
 GrammarValue = str | dict[str, Any] | bool | None
 
 MAX_SCHEMA_BYTES = 256 * 1024
-# Masks of a long literal and of many rules cost in proportion to their length, at every token.
+# Long literals and many rules slow down every mask in proportion.
 MAX_TEXT_BYTES = 16 * 1024
-# llguidance reads JSON to a depth of 128, its own wrapping included.
+# llguidance reads JSON to a depth of 128, which includes its own wrapping.
 MAX_SCHEMA_DEPTH = 100
 
 _NAMES = {
@@ -27,51 +27,51 @@ _NAMES = {
 
 
 def parse_grammar(kind: GrammarKind, value: GrammarValue) -> str:
-    """Translates a grammar into llguidance's own own form.
+    """Translates a grammar into llguidance's format.
 
     Args:
         kind: what ``value`` is.
         value: for ``json`` a JSON schema, as an object or as its text, or nothing for any JSON
             object; for ``json_schema`` a schema, or ``{"name", "schema"}`` around one; for
-            ``regex`` an expression that the whole text matches, in the syntax of Rust's regex
-            crate without assertions, ``\\d`` and ``\\w`` in ASCII; for ``lark`` a grammar in
+            ``regex`` an expression that matches the whole text, in the syntax of Rust's regex
+            crate without assertions, with ``\\d`` and ``\\w`` in ASCII; for ``lark`` a grammar in
             llguidance's dialect.
 
-    JSON comes with at most one space between its parts. ``oneOf`` means what ``anyOf`` does.
+    JSON is generated with at most one space between its parts. ``oneOf`` is treated as ``anyOf``.
 
     Raises:
-        ValidationError: the value is no such thing, or is too large.
+        ValidationError: the value is not of its kind, or is too large.
     """
     if kind not in get_args(GrammarKind):
         kinds = ", ".join(get_args(GrammarKind))
-        raise ValidationError(f"A grammar is one of {kinds}, not {kind!r}.")
+        raise ValidationError(f"a grammar is one of {kinds}, not {kind!r}")
     if kind == "json" or kind == "json_schema":
         return _parse_schema(kind, value)
     text = _require_text(kind, value)
     if kind == "regex":
-        # As in a JSON schema's patterns; else a model writes dates in all the digits of Unicode.
+        # As in the patterns of a JSON schema: otherwise a date may have any Unicode digits.
         text = f"start: /{regex_to_lark(text, use_ascii='dw')}/"
     if not text.strip():
-        raise ValidationError("The Lark grammar is empty.")
+        raise ValidationError("the Lark grammar is empty")
     return LLMatcher.grammar_from_lark(text)
 
 
 def grammar_error(message: str) -> ValidationError:
-    """What llguidance says about a grammar that it cannot use, as one sentence."""
+    """llguidance's message about a grammar that it cannot use, as one sentence."""
     message = re.split(r"<(?:backtrace|non-verbose/|state|grammar)>", message)[0]
     if message.startswith("panic:"):
         message = "it is too large"
-    # What is wrong with a regular expression comes after the expression and a drawing of where.
+    # For a regular expression, the reason follows the expression and a drawing of the place.
     message = re.sub(r"^at .* \(in regex\): ", "", message, flags=re.DOTALL)
     message = message.rpartition("\nerror: ")[2].partition("\n   1 |")[0]
     reason = " ".join(message.split()).rstrip(".")
     reason = reason if len(reason) <= 300 else reason[:300] + "..."
-    return ValidationError(f"The grammar cannot be used: {reason or 'it cannot be read'}.")
+    return ValidationError(f"the grammar cannot be used: {reason or 'it cannot be read'}")
 
 
 def _require_text(kind: GrammarKind, value: GrammarValue) -> str:
     if not isinstance(value, str):
-        raise ValidationError(f"The value of a {kind} grammar must be a string.")
+        raise ValidationError(f"the value of a {kind} grammar must be a string")
     _check_size(kind, value, MAX_TEXT_BYTES)
     return value
 
@@ -80,9 +80,9 @@ def _check_size(kind: GrammarKind, text: str, limit: int) -> None:
     try:
         size = len(text.encode())
     except UnicodeEncodeError as error:
-        raise ValidationError(f"The {_NAMES[kind]} holds half of a surrogate pair.") from error
+        raise ValidationError(f"the {_NAMES[kind]} contains half of a surrogate pair") from error
     if size > limit:
-        raise ValidationError(f"The {_NAMES[kind]} has {size} bytes; the limit is {limit}.")
+        raise ValidationError(f"the {_NAMES[kind]} has {size} bytes; the limit is {limit}")
 
 
 def _parse_schema(kind: GrammarKind, value: GrammarValue) -> str:
@@ -93,25 +93,25 @@ def _parse_schema(kind: GrammarKind, value: GrammarValue) -> str:
     if kind == "json" and (value is None or value == {}):
         schema = {"type": "object"}
     elif kind == "json_schema" and isinstance(value, dict):
-        # "schema" is no keyword of JSON Schema, so this is the {"name", "schema"} around one.
+        # "schema" is not a keyword of JSON Schema, so this is {"name", "schema"} around one.
         schema = value.get("schema", value)
     if schema is True:
         schema = {}
     if schema is False:
-        raise ValidationError("The JSON schema is false, which no value satisfies.")
+        raise ValidationError("the JSON schema is false, which no value satisfies")
     if not isinstance(schema, dict):
-        raise ValidationError("The JSON schema must be an object.")
-    # Whoever sends the schema does not choose how llguidance lays the reply out.
+        raise ValidationError("the JSON schema must be an object")
+    # llguidance takes options for the layout of the reply here; clients may not set them.
     schema = {key: part for key, part in schema.items() if key != "x-guidance"}
     _check_parts(kind, schema)
     try:
         text = json.dumps(schema, separators=(",", ":"), allow_nan=False)
     except (TypeError, ValueError) as error:
-        raise ValidationError(f"The JSON schema is not valid JSON: {error}.") from error
+        raise ValidationError(f"the JSON schema is not valid JSON: {error}") from error
     _check_size(kind, text, MAX_SCHEMA_BYTES)
     try:
-        # At most one space wherever JSON takes white space: a model may write as it learnt to, and
-        # cannot fill its reply with blanks.
+        # At most one space wherever JSON allows white space: a model may write JSON as it was
+        # trained to, but cannot fill its reply with blanks.
         return LLMatcher.grammar_from_json_schema(
             text,
             overrides={
@@ -131,22 +131,22 @@ def _read_json(text: str) -> Any:
     except RecursionError as error:
         raise _too_deep() from error
     except ValueError as error:
-        raise ValidationError(f"The JSON schema is not valid JSON: {error}.") from error
+        raise ValidationError(f"the JSON schema is not valid JSON: {error}") from error
 
 
 def _too_deep() -> ValidationError:
-    return ValidationError(f"The JSON schema nests more than {MAX_SCHEMA_DEPTH} levels deep.")
+    return ValidationError(f"the JSON schema is more than {MAX_SCHEMA_DEPTH} levels deep")
 
 
 def _check_parts(kind: GrammarKind, schema: dict[str, Any]) -> None:
-    """Bounds the depth and the length of each string, before anything recursive sees it."""
+    """Bounds the depth and each string's length, before anything recursive reads the schema."""
     for part, depth in _walk(schema):
         if depth > MAX_SCHEMA_DEPTH:
             raise _too_deep()
         if isinstance(part, str) and len(part) > MAX_TEXT_BYTES:
             raise ValidationError(
-                f"The JSON schema holds a string of {len(part)} characters; "
-                f"the limit is {MAX_TEXT_BYTES}."
+                f"the JSON schema contains a string of {len(part)} characters; "
+                f"the limit is {MAX_TEXT_BYTES}"
             )
 
 

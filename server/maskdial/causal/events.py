@@ -1,0 +1,48 @@
+"""What the reader of a sequence receives."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from maskdial.errors import MaskdialError
+
+FinishReason = Literal["length", "eos_token", "stop_sequence"]
+
+
+@dataclass(frozen=True, slots=True)
+class Finish:
+    """How a sequence ended. Times are in seconds, lengths in tokens.
+
+    ``generated_text`` is the joined text of all its events. ``seed`` is None for a greedy sequence.
+    ``prompt_logprobs``, if requested, has one for each token of the prompt but the first.
+    """
+
+    reason: FinishReason
+    generated_text: str
+    generated_tokens: int
+    seed: int | None
+    input_length: int
+    queue_seconds: float
+    inference_seconds: float
+    prompt_logprobs: tuple[float, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class TokenEvent:
+    """One generated token. The last one of a sequence carries its ``finish``.
+
+    ``index`` counts from 1. ``text`` is what the token adds to the generated text: empty for a
+    special token, while a character is incomplete, and while text is held back because it may
+    become a stop string. ``logprob`` is natural, under the model's own distribution. ``top`` holds
+    the most likely tokens under it as pairs of id and log-probability, as many as were requested.
+    """
+
+    index: int
+    token_id: int
+    text: str
+    logprob: float
+    special: bool
+    top: tuple[tuple[int, float], ...] = ()
+    finish: Finish | None = None
+
+
+Reply = TokenEvent | MaskdialError

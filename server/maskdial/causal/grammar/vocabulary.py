@@ -1,0 +1,45 @@
+"""Vocabulary: a model's tokens as llguidance knows them."""
+
+import numpy as np
+from numpy.typing import NDArray
+
+from maskdial.causal.grammar.build import build_tokenizer
+
+
+class Vocabulary:
+    """Turns llguidance's masks into the sampler's.
+
+    Args:
+        tokenizer_json: the content of the model's ``tokenizer.json``.
+        vocab_size: the width of the model's logits; it may exceed the tokenizer's vocabulary.
+        eos_token_ids: the model's end-of-sequence tokens, possibly none, in ascending order.
+    """
+
+    def __init__(self, tokenizer_json: str, vocab_size: int, eos_token_ids: list[int]) -> None:
+        self.tokenizer = build_tokenizer(tokenizer_json, eos_token_ids)
+        self.eos_token_ids = [token_id for token_id in eos_token_ids if token_id < vocab_size]
+        self._end = self.tokenizer.eos_token
+        self._vocab_size = vocab_size
+        self._num_text = min(vocab_size, self.tokenizer.vocab_size)
+        self._special = np.array(
+            [i for i in range(self._num_text) if self.tokenizer.is_special_token(i)], np.intp
+        )
+
+    def unpack(self, mask: bytes) -> NDArray[np.bool_]:
+        """A mask of one bit per token, lowest bit first, as read-only bool (vocab_size,)."""
+        bits = np.frombuffer(mask, np.uint8)
+        allowed = np.zeros(self._vocab_size, np.bool_)
+        allowed[: self._num_text] = np.unpackbits(bits, count=self._num_text, bitorder="little")
+        allowed[self._special] = False
+        allowed[self.eos_token_ids] = bool(bits[self._end >> 3] >> (self._end & 7) & 1)
+        allowed.flags.writeable = False
+        return allowed
+
+    def has_text(self, allowed: NDArray[np.bool_]) -> bool:
+        """Whether a mask allows any token but an end-of-sequence token."""
+        num_ends = np.count_nonzero(allowed[self.eos_token_ids])
+        return bool(np.count_nonzero(allowed) > num_ends)
+
+    def is_text(self, token_id: int) -> bool:
+        """Whether a token stands for text, so that a grammar may allow it."""
+        return 0 <= token_id < self._num_text and token_id not in self._special

@@ -1,0 +1,146 @@
+"""OutputProcessor: from the logits of a step to what its sequences' readers receive."""
+
+import logging
+import math
+from collections.abc import Iterable
+
+import numpy as np
+
+from maskdial.causal.events import Reply
+from maskdial.causal.executor import Output
+from maskdial.causal.sampling.sampler import Sample, TokenSampler
+from maskdial.causal.sequence import Detokenizer, Sequence
+from maskdial.engine import describe
+from maskdial.errors import GenerationError, MaskdialError
+from maskdial.metrics import ModelMetrics
+
+_log = logging.getLogger(__name__)
+
+
+class OutputProcessor:
+    """Samples tokens and appends them to their sequences. A failure ends its own sequence only.
+
+    Args:
+        sampler: chooses the tokens.
+        detokenizer: turns tokens into text.
+        eos_token_ids: tokens that end a text.
+        max_length: tokens of prompt and text together.
+        metrics: the model's instruments.
+        name: the model's, for messages.
+    """
+
+    def __init__(
+        self,
+        sampler: TokenSampler,
+        detokenizer: Detokenizer,
+        *,
+        eos_token_ids: frozenset[int],
+        max_length: int,
+        metrics: ModelMetrics,
+        name: str,
+    ) -> None:
+        self._sampler = sampler
+        self._detokenizer = detokenizer
+        self._eos_token_ids = eos_token_ids
+        self._max_length = max_length
+        self._metrics = metrics
+        self._name = name
+
+    def process(self, outputs: Iterable[Output], *, may_wait: bool) -> list[tuple[Sequence, Reply]]:
+        """The replies to the sequences of a step.
+
+        Args:
+            outputs: of the step's passes.
+            may_wait: whether to wait for a grammar mask that is not ready. If not, its sequence
+                holds its logits for a later step.
+        """
+        replies: list[tuple[Sequence, Reply]] = []
+        for output in outputs:
+            if output.error is not None:
+                replies += [(sequence, output.error) for sequence in output.sequences]
+                continue
+            _note_prompts(output)
+            if output.drafts:
+                replies += self._accept_drafts(output)
+            elif output.sequences:
+                ready = output if may_wait else _hold_late(output)
+                replies += self.accept(ready.sequences, self.sample(ready))
+        return replies
+
+    def sample(self, output: Output) -> list[Sample | MaskdialError]:
+        """Chooses a token for each sequence of an output, without appending it."""
+        return self._sampler.sample(output.logits, output.sequences)
+
+    def accept(
+        self, sequences: Iterable[Sequence], samples: Iterable[Sample | MaskdialError]
+    ) -> list[tuple[Sequence, Reply]]:
+        """Appends a sampled token to each sequence."""
+        return [
+            (sequence, self._accept(sequence, sample))
+            for sequence, sample in zip(sequences, samples, strict=True)
+        ]
+
+    def _accept_drafts(self, output: Output) -> list[tuple[Sequence, Reply]]:
+        """The tokens that single steps would have sampled, as long as the draft tokens agree."""
+        (sequence,) = output.sequences
+        replies: list[tuple[Sequence, Reply]] = []
+        logits = np.asarray(output.logits)
+        for i, draft in enumerate((*output.drafts, None)):
+            (sample,) = self._sampler.sample(logits[i : i + 1], (sequence,))
+            reply = self._accept(sequence, sample)
+            replies.append((sequence, reply))
+            if isinstance(reply, MaskdialError) or reply.finish or reply.token_id != draft:
+                break
+        num_accepted = len(replies) - 1
+        sequence.note_drafts(len(output.drafts), num_accepted)
+        self._metrics.draft_tokens.inc(len(output.drafts))
+        self._metrics.accepted_draft_tokens.inc(num_accepted)
+        return replies
+
+    def _accept(self, sequence: Sequence, sample: Sample | MaskdialError) -> Reply:
+        if isinstance(sample, MaskdialError):
+            return sample
+        if not math.isfinite(sample.logprob):
+            return GenerationError(f"model {self._name!r} returned logits that are not numbers")
+        previous_at = sequence.last_token_at
+        try:
+            event = sequence.accept(
+                sample.token_id,
+                sample.logprob,
+                sample.top,
+                detokenizer=self._detokenizer,
+                eos_token_ids=self._eos_token_ids,
+                max_length=self._max_length,
+            )
+        except MaskdialError as error:
+            return error
+        except Exception as error:
+            _log.exception("a token of model %r could not be decoded", self._name)
+            return GenerationError(
+                f"a token of model {self._name!r} could not be decoded ({describe(error)})"
+            )
+        if event.index == 1:
+            self._metrics.time_to_first_token.observe(sequence.last_token_at - sequence.arrived_at)
+        else:
+            self._metrics.inter_token_latency.observe(sequence.last_token_at - previous_at)
+        return event
+
+
+def _note_prompts(output: Output) -> None:
+    """Hands the sequences what prefill computed of their prompts."""
+    for row, prefill in enumerate(output.prefills):
+        sequence = prefill.sequence
+        sequence.add_prompt_logprobs(output.prompt_logprobs)
+        if prefill.is_last and sequence.shared_prompt is not None:
+            logits = np.array(output.logits[row : row + 1])[0]
+            sequence.shared_prompt.fill(logits, sequence.prompt_logprobs)
+
+
+def _hold_late(output: Output) -> Output:
+    """Leaves out the sequences whose grammar mask is not ready; they hold their logits."""
+    late = [i for i, sequence in enumerate(output.sequences) if not sequence.can_sample]
+    if not late:
+        return output
+    for i in late:
+        output.sequences[i].hold(np.array(output.logits[i : i + 1])[0])
+    return output.only([i for i in range(len(output.sequences)) if i not in late])

@@ -1,0 +1,231 @@
+"""Engine: the life of a model's thread, which both engines share.
+
+========  ========================================  ================================
+state     begins with                               a new request
+========  ========================================  ================================
+starting  the constructor                           waits until the model is warm
+serving   the thread's first pass                   runs
+draining  `Engine.stop`                             is refused; those accepted finish
+dead      an exception in the thread's own code     is refused; those accepted fail
+========  ========================================  ================================
+
+A pass that fails is no such exception: it fails its own requests, and the engine goes on.
+"""
+
+import asyncio
+import contextlib
+import enum
+import logging
+import threading
+from abc import ABC, abstractmethod
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from typing import ClassVar, Protocol, TypeVar
+
+from maskdial.errors import MaskdialError, UnavailableError
+from maskdial.metrics import ModelMetrics
+
+_log = logging.getLogger(__name__)
+
+ReplyT = TypeVar("ReplyT")
+ReplyT_contra = TypeVar("ReplyT_contra", contravariant=True)
+
+# How long `stop` waits, after its grace, for the pass under way, which cannot be interrupted.
+_LAST_PASS_SECONDS = 10.0
+_MAX_DESCRIPTION = 200
+
+
+class Inbox(Protocol[ReplyT_contra]):
+    """Where a request's replies go."""
+
+    @property
+    def loop(self) -> asyncio.AbstractEventLoop:
+        """The event loop in which the reader waits."""
+
+    def put(self, reply: ReplyT_contra) -> None:
+        """Takes a reply; called in ``loop`` only."""
+
+
+def publish(replies: Iterable[tuple[Inbox[ReplyT], ReplyT]]) -> None:
+    """Delivers replies from any thread, with one ``call_soon_threadsafe`` per event loop."""
+    by_loop: dict[asyncio.AbstractEventLoop, list[tuple[Inbox[ReplyT], ReplyT]]] = defaultdict(list)
+    for inbox, reply in replies:
+        by_loop[inbox.loop].append((inbox, reply))
+    for loop, batch in by_loop.items():
+        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
+            loop.call_soon_threadsafe(_put_all, batch)
+
+
+def _put_all(batch: list[tuple[Inbox[ReplyT], ReplyT]]) -> None:
+    for inbox, reply in batch:
+        inbox.put(reply)
+
+
+def describe(error: BaseException) -> str:
+    """An exception in one line for a client: its type and the first line of its message."""
+    first_line = (str(error).splitlines() or [""])[0].strip()
+    name = type(error).__name__
+    return f"{name}: {first_line[:_MAX_DESCRIPTION]}" if first_line else name
+
+
+class EngineState(enum.Enum):
+    """Where an engine is in its life."""
+
+    STARTING = enum.auto()
+    SERVING = enum.auto()
+    DRAINING = enum.auto()
+    DEAD = enum.auto()
+
+
+class Engine(ABC):
+    """One model's queue, and the thread that runs its passes.
+
+    The lock of ``self._changed`` guards the queue and the state. It is reentrant, and never held
+    during a pass.
+
+    Args:
+        name: the model's, for messages and the thread.
+        metrics: the model's instruments.
+    """
+
+    failure: ClassVar[type[MaskdialError]]
+    """What requests fail with when a pass fails or the engine dies."""
+
+    def __init__(self, name: str, metrics: ModelMetrics) -> None:
+        self._name = name
+        self._metrics = metrics
+        self._changed = threading.Condition()  # a request arrived, or the state changed
+        self._state = EngineState.STARTING
+        self._cause_of_death = ""
+        self._started = threading.Event()  # the first pass is over, or will not be
+        self._thread = threading.Thread(target=self._main, name=f"maskdial-{name}", daemon=True)
+
+    @property
+    def ready(self) -> bool:
+        """Whether the model has run a pass and new requests are accepted."""
+        return self._state is EngineState.SERVING
+
+    def start(self) -> None:
+        """Starts the thread, which warms the model up and then turns ``ready`` on.
+
+        Raises:
+            RuntimeError: the engine was started or stopped before.
+        """
+        with self._changed:
+            if self._state is not EngineState.STARTING:
+                raise RuntimeError(f"the engine of model {self._name!r} cannot start again")
+            self._thread.start()
+
+    async def warm_up(self) -> None:
+        """Waits until a started engine has run its first pass. No metric counts that pass.
+
+        Raises:
+            InferenceError, GenerationError: the pass failed; the engine is dead.
+            UnavailableError: the engine was stopped.
+        """
+        await asyncio.to_thread(self._started.wait)
+        if self._state is EngineState.DEAD:
+            raise self.failure(self._cause_of_death)
+        self._check_accepting()
+
+    def stop(self, grace: float) -> None:
+        """Refuses new requests, lets those accepted finish, and ends the thread.
+
+        Those that take longer than ``grace`` seconds fail with `UnavailableError`. The call blocks
+        while event loops read the replies, so make it in another thread (``asyncio.to_thread``).
+        """
+        with self._changed:
+            if self._state is not EngineState.DEAD:
+                self._state = EngineState.DRAINING
+            self._changed.notify_all()
+        self._started.set()
+        runs = self._thread.ident is not None
+        if runs:
+            self._thread.join(grace)
+        num_failed = self._fail_all(
+            UnavailableError, f"model {self._name!r} shut down before this request was finished"
+        )
+        self._metrics.cancelled["shutdown"].inc(num_failed)
+        if runs:
+            self._thread.join(_LAST_PASS_SECONDS)
+        self._metrics.engine_up.set(0)
+
+    @abstractmethod
+    def step(self) -> None:
+        """One iteration of the thread's loop. Without a thread, callers may drive the engine."""
+
+    @abstractmethod
+    def _warm_up(self) -> None:
+        """Runs a first pass, in the engine's thread."""
+
+    @property
+    @abstractmethod
+    def _has_work(self) -> bool:
+        """Whether requests wait or run. The caller holds the lock."""
+
+    @abstractmethod
+    def _abandon(self) -> Sequence[Inbox[MaskdialError]]:
+        """Drops all requests and returns their inboxes. The caller holds the lock."""
+
+    def _tend(self) -> float | None:
+        """Does what is due between two steps. The caller holds the lock.
+
+        Returns:
+            After how many seconds without work it is due again; None: never.
+        """
+        return None
+
+    def _check_accepting(self) -> None:
+        """Refuses a request to an engine that drains or is dead.
+
+        Raises:
+            UnavailableError: it does, or is.
+        """
+        if self._state is EngineState.DEAD:
+            raise UnavailableError(f"{self._cause_of_death}; restart the server")
+        if self._state is EngineState.DRAINING:
+            raise UnavailableError(f"model {self._name!r} is shutting down")
+
+    def _main(self) -> None:
+        """The thread: warm up, then step while there is work."""
+        try:
+            self._warm_up()
+            self._serve()
+            while self._wait_for_work():
+                self.step()
+        except BaseException as error:
+            _log.critical("the engine of model %r died", self._name, exc_info=True)
+            self._die(error)
+
+    def _serve(self) -> None:
+        with self._changed:
+            if self._state is EngineState.STARTING:
+                self._state = EngineState.SERVING
+                self._metrics.engine_up.set(1)
+        self._started.set()
+
+    def _wait_for_work(self) -> bool:
+        """Blocks until there is something to do; False when the thread is to end."""
+        with self._changed:
+            while True:
+                due = self._tend()
+                if self._has_work:
+                    return True
+                if self._state is EngineState.DRAINING:
+                    return False
+                self._changed.wait(due)
+
+    def _die(self, error: BaseException) -> None:
+        with self._changed:
+            self._cause_of_death = f"the engine of model {self._name!r} died ({describe(error)})"
+            self._state = EngineState.DEAD
+        self._metrics.engine_up.set(0)
+        self._started.set()
+        self._fail_all(self.failure, self._cause_of_death)
+
+    def _fail_all(self, error: type[MaskdialError], message: str) -> int:
+        """Fails every request that waits or runs; returns how many those are."""
+        with self._changed:
+            inboxes = self._abandon()
+        publish((inbox, error(message)) for inbox in inboxes)
+        return len(inboxes)

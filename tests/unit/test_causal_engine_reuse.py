@@ -1,0 +1,93 @@
+"""Shared prompts, the prefix cache, and draft tokens: fewer passes, and the same text."""
+
+import asyncio
+
+import pytest
+
+from maskdial.causal.events import TokenEvent
+from maskdial.causal.prefix_cache import PrefixCache
+from maskdial.causal.sampling.params import SamplingParams
+from maskdial.causal.sequence import Sequence, SharedPrompt
+from tests.unit.scripted_model import (
+    BLOCK,
+    MAX_LENGTH,
+    Bench,
+    FakeRunner,
+    expected_tokens,
+    make_sequence,
+)
+
+
+@pytest.mark.parametrize("slots", [1, 2, 8])
+def test_copies_of_a_prompt_are_as_alone_and_read_once(slots: int, overlaps: bool) -> None:
+    def copies(shared: SharedPrompt | None) -> list[Sequence]:
+        return [
+            Sequence(
+                range(20),
+                SamplingParams(max_new_tokens=6, do_sample=True, temperature=4, seed=seed),
+                shared_prompt=shared,
+            )
+            for seed in range(5)
+        ]
+
+    async def generate(shared: SharedPrompt | None) -> tuple[list[list[int]], int]:
+        runner = FakeRunner(slots=slots)
+        bench = Bench(runner, overlaps=overlaps)
+        readers = [bench.read(sequence) for sequence in copies(shared)]
+        await bench.run_dry()
+        return [reader.token_ids for reader in readers], runner.num_read
+
+    alone, num_read_alone = asyncio.run(generate(None))
+    together, num_read = asyncio.run(generate(SharedPrompt()))
+    assert together == alone
+    assert len(set(map(tuple, alone))) > 1
+    assert (num_read, num_read_alone) == (20, 100)
+
+
+def test_a_known_prompt_is_read_from_the_cache(overlaps: bool) -> None:
+    async def main() -> None:
+        runner = FakeRunner(slots=2)
+        cache = PrefixCache(model="fake", block_tokens=BLOCK, max_bytes=10**6)
+        bench = Bench(runner, prefix_cache=cache, overlaps=overlaps)
+        for num_read in (21, 21 + 5):  # the last block and a token are read again
+            reader = bench.read(make_sequence(range(21), 5))
+            await bench.run_dry()
+            assert reader.token_ids == expected_tokens(range(21), 5)
+            assert runner.num_read == num_read
+        assert bench.value("prefix_cache_queries_total") == 42
+        assert bench.value("prefix_cache_hits_total") == 16
+
+    asyncio.run(main())
+
+
+def test_drafts_change_nothing_but_the_number_of_passes(overlaps: bool) -> None:
+    """The scripted model repeats itself after a while: drafts are accepted, then rejected."""
+
+    async def generate(max_drafts: int) -> tuple[list[TokenEvent], int]:
+        runner = FakeRunner(slots=2, eos_after=90)
+        runner.period = 7
+        bench = Bench(runner, max_drafts=max_drafts, overlaps=overlaps)
+        reader = bench.read(make_sequence(range(10), 100))
+        await bench.run_dry()
+        return reader.events, len(runner.passes)
+
+    plain, num_passes = asyncio.run(generate(0))
+    drafted, num_fewer = asyncio.run(generate(8))
+    assert plain[-1].finish is not None
+    assert plain[-1].finish.reason == "eos_token"
+    assert [(e.index, e.token_id, e.text) for e in drafted] == [
+        (e.index, e.token_id, e.text) for e in plain
+    ]
+    assert num_fewer < num_passes / 3
+
+
+def test_drafts_stay_within_the_context(overlaps: bool) -> None:
+    async def main() -> None:
+        runner = FakeRunner(slots=1)
+        runner.period = 3
+        bench = Bench(runner, max_drafts=8, overlaps=overlaps)
+        reader = bench.read(make_sequence(range(9), MAX_LENGTH))
+        await bench.run_dry()
+        assert reader.finish.generated_tokens == MAX_LENGTH - 9
+
+    asyncio.run(main())
