@@ -23,7 +23,7 @@ from onnx_ir.tape import Tape
 from maskdial.causal.sampling.sampler_graph import (
     BLOCK,
     FOLDER,
-    MOST_CANDIDATES,
+    MAX_CANDIDATES,
     VOCAB_SIZE,
     Kind,
     graph_name,
@@ -139,7 +139,7 @@ def _last_token(op: _Builder) -> ir.Value:
     return last
 
 
-def _penalise(op: _Builder) -> ir.Value:
+def _penalize(op: _Builder) -> ir.Value:
     """Logits with the penalties applied to the tokens that they concern.
 
     A row's ``token_ids`` may be repeated, with the same penalties.
@@ -150,8 +150,8 @@ def _penalise(op: _Builder) -> ir.Value:
     negative = op.Less(seen, np.float32(0))
     scores = op.Where(negative, op.Mul(seen, factor), op.Div(seen, factor))
     scores = op.Sub(scores, op.input("penalties"))
-    penalised: ir.Value = op.ScatterElements(logits, token_ids, scores, axis=1)
-    return penalised
+    penalized: ir.Value = op.ScatterElements(logits, token_ids, scores, axis=1)
+    return penalized
 
 
 def _best(op: _Builder, scores: ir.Value, count: Operand) -> tuple[ir.Value, ir.Value]:
@@ -193,7 +193,7 @@ def _few(op: _Builder, scores: ir.Value) -> dict[str, ir.Value]:
 
     The last columns of ``in_top_k`` and ``kept`` say whether the candidates were too few.
     """
-    count = op.Min(_vocab_size(op), _ints(MOST_CANDIDATES))
+    count = op.Min(_vocab_size(op), _ints(MAX_CANDIDATES))
     best, token_ids = _best(op, scores, count)
     logprobs = op.LogSoftmax(op.input("logits"), axis=1)
     weights = _probabilities(op, scores, logprobs)
@@ -256,11 +256,11 @@ def _all(op: _Builder, scores: ir.Value) -> dict[str, ir.Value]:
     return {"token_id": token_id, "logprob": logprob, "total": total, "place": place}
 
 
-def sampler_graph(kind: Kind, penalised: bool) -> ir.Model:
+def sampler_graph(kind: Kind, penalized: bool) -> ir.Model:
     """One of the graphs."""
     op = _Builder()
     op.input("logits")
-    scores = _penalise(op) if penalised else op.input("logits")
+    scores = _penalize(op) if penalized else op.input("logits")
     outputs = {Kind.GREEDY: _greedy, Kind.FEW: _few, Kind.ALL: _all}[kind](op, scores)
     return op.model(kind.value, outputs)
 
@@ -270,8 +270,8 @@ def main(arguments: Sequence[str] = ()) -> None:
     folder = Path(*arguments) if arguments else FOLDER
     folder.mkdir(exist_ok=True)
     for kind in Kind:
-        for penalised in (False, True):
-            ir.save(sampler_graph(kind, penalised), folder / graph_name(kind, penalised))
+        for penalized in (False, True):
+            ir.save(sampler_graph(kind, penalized), folder / graph_name(kind, penalized))
 
 
 if __name__ == "__main__":

@@ -11,8 +11,8 @@ from maskdial.masked.request import MaskedInput
 from maskdial.metrics import EngineMetrics
 from maskdial.models.bundle import Bundle, load_bundle
 from maskdial.models.tokenizer import Tokenizer
-from maskdial.runtime.placement import find_device
-from maskdial.runtime.session import Provider, Session, SessionOptions
+from maskdial.runtime.placement import place
+from maskdial.runtime.session import Session, SessionOptions
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +39,7 @@ class Model:
                 f"{path} holds a {manifest.family} model; this measures masked ones"
             )
         tokenizer = Tokenizer.from_file(bundle.tokenizer, manifest.special_tokens)
-        provider: Provider = "cpu" if find_device(bundle, config.provider) is None else "cuda"
+        provider = place(bundle, config.provider).provider.name
         session = Session(
             bundle.graph, SessionOptions(provider, config.threads, config.spins(alone=True))
         )

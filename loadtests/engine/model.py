@@ -13,6 +13,7 @@ from maskdial.causal.prefix_cache import PrefixCache
 from maskdial.config import Config
 from maskdial.models.bundle import Bundle, KVLayout, load_bundle
 from maskdial.models.tokenizer import Tokenizer
+from maskdial.runtime.providers.cpu import CpuProvider
 from maskdial.runtime.runner import Runner
 from maskdial.runtime.session import Session, SessionOptions
 
@@ -67,7 +68,9 @@ class Model:
 
     @property
     def chunk_tokens(self) -> int:
-        return self.whole_blocks(self.config.chunk_tokens(on_gpu=False))
+        return self.whole_blocks(
+            self.config.prefill_chunk_tokens or CpuProvider.prefill_chunk_tokens
+        )
 
     def whole_blocks(self, num_tokens: int) -> int:
         """The next multiple of the attention kernel's block."""

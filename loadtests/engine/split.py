@@ -74,7 +74,7 @@ async def measure(model: Model, seconds: float, rng: np.random.Generator) -> Sec
     """Runs eight streams with the same parameters at a time, and each set of them in turn."""
     runner = model.runner()
     prompt = np.array(model.random_prompt(rng, _PROMPT_TOKENS), np.int64)
-    temperature = temperature_for(runner.prefill(0, prompt, 0)[0], _PERPLEXITY)
+    temperature = temperature_for(np.asarray(runner.prefill(0, prompt, 0))[0], _PERPLEXITY)
     params = _params(temperature)
     compiler = GrammarCompiler(
         model.bundle.tokenizer.read_text(encoding="utf-8"),

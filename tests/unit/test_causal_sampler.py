@@ -12,14 +12,14 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from maskdial.causal.sampling.candidates import Candidates
-from maskdial.causal.sampling.counter_random import CounterRandom
 from maskdial.causal.sampling.params import SamplingParams
+from maskdial.causal.sampling.philox import Philox
 from maskdial.causal.sampling.sampler import Sample, Sampler, prompt_logprobs
 from maskdial.causal.sequence import GrammarMatcher, Sequence
 from maskdial.errors import GenerationError, MaskdialError, ValidationError
 
 VOCAB = 1000
-uniform = CounterRandom().uniform
+uniform = Philox().uniform
 EOS = 7
 
 

@@ -9,6 +9,7 @@ import maskdial
 from maskdial.http.lifecycle import Lifecycle, Phase
 from maskdial.http.replies import json_reply
 from maskdial.models.registry import CausalModel, Models, ServedModel
+from maskdial.runtime.providers import find_provider
 
 router = APIRouter(tags=["service"])
 
@@ -22,8 +23,9 @@ def describe_model(model: ServedModel) -> dict[str, Any]:
         "tasks": list(model.tasks),
         "architecture": manifest.architecture,
         "precision": manifest.precision,
-        # Measured at export, on the CPU. A GPU's kernels differ between batch sizes.
-        "batch_invariant": manifest.batch_invariant and model.provider == "cpu",
+        # Measured at export, on the CPU.
+        "batch_invariant": manifest.batch_invariant
+        and find_provider(model.provider).batch_invariant,
         "max_length": (model.max_length if isinstance(model, CausalModel) else manifest.max_length),
         "labels": list(manifest.labels),
         "provider": model.provider,

@@ -21,7 +21,6 @@ from maskdial.models.bundle import (
     Task,
 )
 from maskdial.models.tokenizer import Tokenizer
-from maskdial.runtime.session import Provider
 
 STARTER_FOLDER = Path(maskdial.__file__).parent / "starter"
 
@@ -52,7 +51,7 @@ class MaskedModel:
     tokenizer: Tokenizer
     engine: MaskedEngine
     metrics: ModelMetrics
-    provider: Provider
+    provider: str
 
     @property
     def tasks(self) -> tuple[ServedTask, ...]:
@@ -74,7 +73,7 @@ class CausalModel:
     tokenizer: Tokenizer
     engine: CausalEngine
     metrics: ModelMetrics
-    provider: Provider
+    provider: str
     slots: int
     max_length: int
     chat_template: ChatTemplate

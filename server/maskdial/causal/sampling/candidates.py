@@ -33,7 +33,7 @@ def _sum(values: NDArray[np.float32]) -> float:
 
 
 class Candidates:
-    """Tokens and their unnormalised probabilities.
+    """Tokens and their unnormalized probabilities.
 
     Attributes:
         token_ids: int64 (num_candidates,); None stands for the whole vocabulary.

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from maskdial.causal.sampling.candidates import Candidates, greatest_k, narrow
-from maskdial.causal.sampling.counter_random import CounterRandom
+from maskdial.causal.sampling.philox import Philox
 from maskdial.causal.sampling.processors import process
 from maskdial.causal.sequence import Sequence
 from maskdial.errors import GenerationError, MaskdialError
@@ -65,7 +65,7 @@ class Sampler:
 
     def __init__(self, vocab_size: int, eos_token_ids: frozenset[int]) -> None:
         self._eos_token_ids = frozenset(t for t in eos_token_ids if t < vocab_size)
-        self._random = CounterRandom()
+        self._random = Philox()
 
     def sample(
         self, logits: NDArray[np.float32] | DeviceLogits, sequences: Iterable[Sequence]
