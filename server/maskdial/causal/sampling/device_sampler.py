@@ -13,7 +13,7 @@ from maskdial.causal.sampling.sampler import Sample, Sampler
 from maskdial.causal.sampling.sampler_graph import BLOCK, MAX_CANDIDATES, Kind, SamplerGraph
 from maskdial.causal.sequence import Sequence
 from maskdial.errors import MaskdialError
-from maskdial.runtime.device_logits import DeviceLogits
+from maskdial.runtime.device_logits import DeviceLogits, Logits
 from maskdial.runtime.memory import Buffer, Memory
 from maskdial.runtime.session import SessionOptions
 
@@ -84,9 +84,7 @@ class DeviceSampler:
         }
         self._penalties = PenaltyStaging(memory, max_rows)
 
-    def sample(
-        self, logits: NDArray[np.float32] | DeviceLogits, sequences: Iterable[Sequence]
-    ) -> list[Sample | MaskdialError]:
+    def sample(self, logits: Logits, sequences: Iterable[Sequence]) -> list[Sample | MaskdialError]:
         """See `maskdial.causal.sampling.sampler.TokenSampler`."""
         if not isinstance(logits, DeviceLogits):
             return self._host.sample(logits, sequences)
