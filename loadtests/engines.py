@@ -32,9 +32,10 @@ from maskdial.models.bundle import Bundle, KVLayout, load_bundle
 from maskdial.models.loading import load_model
 from maskdial.models.registry import ServedModel
 from maskdial.models.tokenizer import Tokenizer
-from maskdial.runtime.placement import find_device
+from maskdial.runtime.placement import place
+from maskdial.runtime.providers.cpu import CpuProvider
 from maskdial.runtime.runner import Runner
-from maskdial.runtime.session import Provider, Session, SessionOptions
+from maskdial.runtime.session import Session, SessionOptions
 
 NUM_STREAMS = 8
 """Slots of every causal engine that is measured."""
@@ -122,7 +123,9 @@ class LoadedCausal:
     @property
     def chunk_tokens(self) -> int:
         """The configured prefill chunk."""
-        return self.whole_blocks(self.config.chunk_tokens(on_gpu=False))
+        return self.whole_blocks(
+            self.config.prefill_chunk_tokens or CpuProvider.prefill_chunk_tokens
+        )
 
     def whole_blocks(self, num_tokens: int) -> int:
         """Rounds up to a multiple of the attention kernel's block."""
@@ -143,7 +146,7 @@ class LoadedCausal:
         for start in range(0, len(prompt), self.chunk_tokens):
             chunk = np.array(prompt[start : start + self.chunk_tokens], np.int64)
             logits = runner.prefill(0, chunk, start)
-        last: NDArray[np.float32] = np.array(logits[-1])
+        last: NDArray[np.float32] = np.array(logits)[-1]
         runner.cache.release_pages(0)
         return last
 
@@ -257,7 +260,7 @@ class LoadedMasked:
         if manifest.family != "masked":
             raise LoadTestError(f"{path} is a {manifest.family} bundle; this needs a masked one")
         tokenizer = Tokenizer.from_file(bundle.tokenizer, manifest.special_tokens)
-        provider: Provider = "cpu" if find_device(bundle, config.provider) is None else "cuda"
+        provider = place(bundle, config.provider).provider.name
         session = Session(
             bundle.graph, SessionOptions(provider, config.threads or 0, config.spins(alone=True))
         )

@@ -7,7 +7,7 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import httpx
 import numpy as np
@@ -21,7 +21,7 @@ from maskdial.errors import ConfigError
 from maskdial.http.server import Server
 from maskdial.models.bundle import GRAPH, hash_files, load_bundles, write_manifest
 from maskdial.models.registry import STARTER_FOLDER
-from maskdial.runtime.memory import DeviceArray
+from maskdial.runtime.memory import Buffer
 
 
 class RunningServer:
@@ -147,13 +147,15 @@ def hybrid_bundle(hybrid: Path, tmp_path_factory: pytest.TempPathFactory) -> Pat
     return folder
 
 
-class HostDevice:
+class FakeDeviceMemory:
     """Main memory in the place of a GPU's, of so many bytes; every copy's bounds are checked.
 
-    With it, code for devices runs as it is on the CPU provider.
+    The host must not look into it, except for tests with `peek`. With it, the code for GPUs runs on
+    the CPU provider.
     """
 
-    name: Literal["cpu", "cuda"] = "cpu"
+    device = "cpu"
+    on_host = False
     stream = 0
 
     def __init__(self, num_bytes: int = 2**30) -> None:
@@ -162,15 +164,21 @@ class HostDevice:
         self._arrays: list[NDArray[np.uint8]] = []  # on the device
         self._pinned: list[NDArray[Any]] = []
 
+    def view(self, buffer: Buffer) -> None:
+        return None
+
     def free_bytes(self) -> int:
         return self.num_bytes - sum(array.nbytes for array in self._arrays)
 
-    def allocate(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> DeviceArray:
+    def allocate(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Buffer:
         size = int(np.prod(shape)) * dtype.itemsize
         if size > self.free_bytes():
             raise ConfigError(f"no memory for {size} bytes")
         self._arrays.append(np.zeros(max(size, 1), np.uint8))
-        return DeviceArray(self._arrays[-1].ctypes.data, shape, dtype)
+        return Buffer(self._arrays[-1].ctypes.data, shape, dtype)
+
+    def decommit(self, buffer: Buffer) -> None:
+        assert self._holds(buffer.pointer, buffer.num_bytes), "memory of another device"
 
     def pinned(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
         self._pinned.append(np.zeros(shape, dtype))
@@ -195,22 +203,23 @@ class HostDevice:
     def synchronize(self) -> None:
         self.num_synchronized += 1
 
-    def view(self, array: DeviceArray) -> NDArray[Any]:
-        """What lies in an array, to be read and written by a test."""
-        assert self._holds(array.pointer, array.num_bytes)
-        memory = (ctypes.c_byte * array.num_bytes).from_address(array.pointer)
-        return np.frombuffer(memory, array.dtype).reshape(array.shape)
+    def peek(self, buffer: Buffer) -> NDArray[Any]:
+        """What lies in a buffer, to be read and written by a test."""
+        assert self._holds(buffer.pointer, buffer.num_bytes)
+        memory = (ctypes.c_byte * buffer.num_bytes).from_address(buffer.pointer)
+        array: NDArray[Any] = np.frombuffer(memory, buffer.dtype).reshape(buffer.shape)
+        return array
 
     def _holds(self, start: int, num_bytes: int) -> bool:
         for array in self._arrays:
             first = array.ctypes.data
             if first <= start < first + array.nbytes:
-                assert start + num_bytes <= first + array.nbytes, "beyond the end of an array"
+                assert start + num_bytes <= first + array.nbytes, "beyond the end of a buffer"
                 return True
         return False
 
 
 @pytest.fixture(scope="session")
-def host_device() -> Callable[..., HostDevice]:
-    """Makes devices."""
-    return HostDevice
+def device_memory() -> Callable[..., FakeDeviceMemory]:
+    """Makes memory that stands in for a GPU's."""
+    return FakeDeviceMemory

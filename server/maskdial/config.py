@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 
 import pydantic
 from pydantic import Field, GetCoreSchemaHandler, field_validator
-from pydantic_core import CoreSchema, core_schema
+from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 from pydantic_settings import (
     BaseSettings,
     NoDecode,
@@ -21,6 +21,7 @@ from pydantic_settings import (
 )
 
 from maskdial.errors import ConfigError
+from maskdial.runtime.providers import NAMES as PROVIDERS
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,10 +55,10 @@ class Config(BaseSettings):
     models: Annotated[dict[str, Path], NoDecode] = Field(
         {}, description="models to serve, by name; none: the starter models"
     )
-    provider: Literal["auto", "cpu", "cuda"] = Field(
+    provider: str = Field(
         "auto",
-        description="execution provider; auto: GPU if present and the model supports it, "
-        "otherwise CPU",
+        description=f"execution provider ({', '.join(PROVIDERS)}); auto: the first of them that "
+        "can run the model",
     )
     threads: Annotated[int | None, Field(ge=1, le=1024), _Auto] = Field(
         None, description="intra-op threads of a pass; auto: one per physical core"
@@ -139,6 +140,14 @@ class Config(BaseSettings):
     )
     log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="log level")
 
+    @field_validator("provider")
+    @classmethod
+    def _check_provider(cls, value: str) -> str:
+        if value not in ("auto", *PROVIDERS):
+            names = ", ".join(("auto", *PROVIDERS))
+            raise PydanticCustomError("provider", f"unknown provider {value!r}; use one of {names}")
+        return value
+
     @field_validator("models", mode="before")
     @classmethod
     def _parse_models(cls, value: object) -> object:
@@ -166,10 +175,6 @@ class Config(BaseSettings):
             if not name.replace("-", "").replace("_", "").replace(".", "").isalnum():
                 raise ValueError(f"model name {name!r}: use letters, digits, '-', '_' and '.'")
         return value
-
-    def chunk_tokens(self, *, on_gpu: bool) -> int:
-        """Prompt tokens of one prefill chunk, before rounding up to the kernel's block."""
-        return self.prefill_chunk_tokens or (2048 if on_gpu else 256)
 
     def spins(self, *, alone: bool) -> bool:
         """Whether a model's threads spin. ``alone``: it is the only model served."""

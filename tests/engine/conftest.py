@@ -26,6 +26,7 @@ from maskdial.metrics import Metrics
 from maskdial.models.bundle import Bundle, load_bundle
 from maskdial.models.registry import STARTER_FOLDER
 from maskdial.models.tokenizer import Tokenizer
+from maskdial.runtime.device_logits import Logits
 from maskdial.runtime.runner import Runner
 from maskdial.runtime.session import Session, SessionOptions
 
@@ -135,7 +136,7 @@ class WatchedRunner(Runner):
 
     def prefill(
         self, slot: int, token_ids: NDArray[np.int64], start: int, num_logits: int = 1
-    ) -> NDArray[np.float32]:
+    ) -> Logits:
         self.furthest = max(self.furthest, start + len(token_ids))
         assert self.furthest <= self._max_length
         self.num_prefills += 1
@@ -143,15 +144,13 @@ class WatchedRunner(Runner):
             raise RuntimeError("the pass was made to fail")
         return super().prefill(slot, token_ids, start, num_logits)
 
-    def prefill_together(
-        self, slot: int, prompts: SequenceOf[NDArray[np.int64]]
-    ) -> NDArray[np.float32]:
+    def prefill_together(self, slot: int, prompts: SequenceOf[NDArray[np.int64]]) -> Logits:
         self.num_joint_prefills += 1
         return super().prefill_together(slot, prompts)
 
     def decode(
         self, token_ids: NDArray[np.int64], lengths: NDArray[np.int64], rows: NDArray[np.int64]
-    ) -> NDArray[np.float32]:
+    ) -> Logits:
         assert lengths.max() < self._max_length
         self.num_decodes += 1
         self.largest_decode = max(self.largest_decode, len(token_ids))

@@ -1,6 +1,6 @@
-"""The code for GPUs behind a real server, with main memory in the place of a GPU's.
+"""The code for GPUs behind a real server, in memory that stands in for a GPU's.
 
-The shipped model gives the same bits in every batch, so texts must be those of the usual server.
+The shipped model is batch-invariant, so texts must be those of the usual server.
 """
 
 from collections.abc import Callable, Iterator
@@ -15,18 +15,42 @@ import maskdial.models.loading as loading_module
 from maskdial.config import Config
 from maskdial.errors import BundleError, ConfigError
 from maskdial.metrics import Metrics
+from maskdial.models.bundle import Bundle
 from maskdial.models.loading import load_model
 from maskdial.models.registry import STARTER_FOLDER, CausalModel
+from maskdial.runtime.placement import Placement
+from maskdial.runtime.providers.cpu import CpuProvider
+from maskdial.runtime.providers.cuda import CudaProvider
 from maskdial.runtime.session import Session, SessionOptions
 
 PROMPTS = ["Once upon a time", "The little dog was very", "Lily and Tom went to the", "One day, a"]
+
+
+class FakeGpuProvider(CpuProvider):
+    """The CPU's kernels, which are used as those of a GPU."""
+
+    batch_invariant = CudaProvider.batch_invariant
+    slots = CudaProvider.slots
+    prefill_chunk_tokens = CudaProvider.prefill_chunk_tokens
+    pad_multiple = CudaProvider.pad_multiple
+    batch_sizes = CudaProvider.batch_sizes
+    captures = CudaProvider.captures
+
+
+def use_memory(monkeypatch: pytest.MonkeyPatch, memory: Callable[[], Any]) -> None:
+    """Places models in such memory from now on."""
+
+    def place(bundle: Bundle, name: str) -> Placement:
+        return Placement(FakeGpuProvider(), memory())
+
+    monkeypatch.setattr(loading_module, "place", place)
 
 
 def asks(**parameters: object) -> dict[str, object]:
     return {"max_new_tokens": 24, "details": True} | parameters
 
 
-# What a graph draws, what only the host does, and what lies between them.
+# What the graphs draw, what only the host does, and both at once.
 PARAMETERS = [
     asks(),
     asks(do_sample=True, seed=1),
@@ -46,14 +70,10 @@ PARAMETERS = [
 
 @pytest.fixture(scope="module")
 def http_on_device(
-    start_server: Callable[..., Any], host_device: Callable[[], Any]
+    start_server: Callable[..., Any], device_memory: Callable[[], Any]
 ) -> Iterator[httpx.Client]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(
-            loading_module,
-            "find_device",
-            lambda bundle, asked: host_device() if bundle.manifest.family == "causal" else None,
-        )
+        use_memory(patch, device_memory)
         running = start_server(models={"hybrid": STARTER_FOLDER / "hybrid"}, slots=6)
     with httpx.Client(base_url=running.url, timeout=60) as client:
         yield client
@@ -94,7 +114,7 @@ def test_a_long_prompt_and_its_continuation(
     http: httpx.Client, http_on_device: httpx.Client
 ) -> None:
     prompt = "Tom had a red ball and a blue kite. " * 40
-    parameters = {"max_new_tokens": 20, "truncate": 400}
+    parameters: dict[str, object] = {"max_new_tokens": 20, "truncate": 400}
     assert generate(http_on_device, prompt, parameters) == generate(http, prompt, parameters)
 
 
@@ -107,11 +127,9 @@ def test_both_masks_and_the_service_routes(http_on_device: httpx.Client) -> None
 
 
 def test_a_cache_that_does_not_fit_is_one_sentence_at_start(
-    host_device: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+    device_memory: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(
-        loading_module, "find_device", lambda bundle, asked: host_device(30_000_000)
-    )
+    use_memory(monkeypatch, lambda: device_memory(30_000_000))
     with pytest.raises(
         ConfigError, match=r"model 'mine': a KV cache of 64 slots .* --slots \d+ or"
     ):
@@ -126,7 +144,7 @@ def test_a_cache_that_does_not_fit_is_one_sentence_at_start(
 
 
 def test_a_graph_that_cannot_be_captured_is_served_without(
-    host_device: Callable[[], Any],
+    device_memory: Callable[[], Any],
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
@@ -136,7 +154,7 @@ def test_a_graph_that_cannot_be_captured_is_served_without(
                 raise BundleError("not all nodes are on the GPU")
             super().__init__(graph, options, *rest)
 
-    monkeypatch.setattr(loading_module, "find_device", lambda bundle, asked: host_device())
+    use_memory(monkeypatch, device_memory)
     monkeypatch.setattr(loading_module, "Session", Uncapturable)
     model = load_model("mine", STARTER_FOLDER / "hybrid", Config(slots=2), Metrics(()))
     model.stop()

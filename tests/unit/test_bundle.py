@@ -150,7 +150,7 @@ def test_golden_check_refuses_a_drift(copy: Path) -> None:
 
 def test_a_golden_check_that_cannot_run(copy: Path) -> None:
     change_manifest(copy, lambda manifest: manifest["golden"].update(input_ids=[10**6]))
-    with pytest.raises(BundleError, match="golden check fails"):
+    with pytest.raises(BundleError, match="golden check failed"):
         load_model("mine", copy, Config(), Metrics(()))
 
 

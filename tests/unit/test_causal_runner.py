@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
 from maskdial.models.bundle import KVLayout
-from maskdial.runtime.device_runner import DeviceRunner
+from maskdial.runtime.memory import HostMemory
 from maskdial.runtime.runner import Runner
 from maskdial.runtime.session import Session, SessionOptions
 
@@ -96,37 +96,31 @@ def session(tmp_path_factory: pytest.TempPathFactory) -> Session:
 def runner(
     request: pytest.FixtureRequest,
     session: Session,
-    host_device: Callable[[], Any],
+    device_memory: Callable[[], Any],
     monkeypatch: pytest.MonkeyPatch,
-) -> Runner | DeviceRunner:
-    """The CPU's runner, and the one for GPUs with main memory in the place of theirs.
+) -> Runner:
+    """A runner in main memory, and one that pads its steps in memory that stands in for a GPU's.
 
     ``captured`` has it feed decode steps as for CUDA graphs, of which the CPU provider makes none.
-    Wherever a cache was not written, it holds no numbers: reading there would show.
+    Wherever a cache was not written, it is NaN: reading there would show.
     """
-    if request.param == "host":
-        runner = Runner(session, LAYOUT, slots=SLOTS, max_length=MAX_LENGTH, vocab_size=VOCAB)
-        for array in (*runner.cache.keys, *runner.cache.values):
-            array[...] = np.nan
-        return runner
     monkeypatch.setattr(session, "captures", request.param == "captured")
-    device = host_device()
-    on_device = DeviceRunner(
+    on_host = request.param == "host"
+    memory: Any = HostMemory() if on_host else device_memory()
+    runner = Runner(
         session,
-        device,
         LAYOUT,
+        memory=memory,
         slots=SLOTS,
         max_length=MAX_LENGTH,
         vocab_size=VOCAB,
         max_tokens=3 * 16,
         max_rows=3,
+        batch_sizes=() if on_host else (1, 2, 4, 8),
     )
-    for layer in (*on_device.cache.keys, *on_device.cache.values):
-        device.view(layer)[...] = np.nan
-    return on_device
-
-
-AnyRunner = Runner | DeviceRunner
+    for buffer in (*runner.cache.keys, *runner.cache.values):
+        (memory.view if on_host else memory.peek)(buffer)[...] = np.nan
+    return runner
 
 
 def tokens(seed: int, n: int) -> NDArray[np.int64]:
@@ -134,17 +128,18 @@ def tokens(seed: int, n: int) -> NDArray[np.int64]:
 
 
 def prefill(
-    runner: AnyRunner, slot: int, token_ids: NDArray[np.int64], start: int
+    runner: Runner, slot: int, token_ids: NDArray[np.int64], start: int
 ) -> NDArray[np.float32]:
-    return np.asarray(runner.prefill(slot, token_ids, start))[0]
+    (logits,) = np.array(runner.prefill(slot, token_ids, start))
+    return logits  # type: ignore[no-any-return]
 
 
-def decode(runner: AnyRunner, token_ids: list[int], lengths: list[int]) -> NDArray[np.float32]:
+def decode(runner: Runner, token_ids: list[int], lengths: list[int]) -> NDArray[np.float32]:
     rows = np.arange(len(token_ids))
     return np.array(runner.decode(np.array(token_ids), np.array(lengths), rows))
 
 
-def test_matches_plain_attention(runner: AnyRunner, session: Session, tmp_path: Path) -> None:
+def test_matches_plain_attention(runner: Runner, session: Session, tmp_path: Path) -> None:
     """One prompt against the same layer written out in numpy."""
     build_graph(tmp_path / "model.onnx")
     model = onnx.load(tmp_path / "model.onnx")
@@ -166,7 +161,7 @@ def test_matches_plain_attention(runner: AnyRunner, session: Session, tmp_path: 
 
 
 @pytest.mark.parametrize("chunk", [1, 3, 7, 20])
-def test_a_prompt_in_chunks_is_the_same_to_the_last_bit(runner: AnyRunner, chunk: int) -> None:
+def test_a_prompt_in_chunks_is_the_same_to_the_last_bit(runner: Runner, chunk: int) -> None:
     ids = tokens(2, 20)
     whole = prefill(runner, 0, ids, 0)
     for start in range(0, 20, chunk):
@@ -176,9 +171,7 @@ def test_a_prompt_in_chunks_is_the_same_to_the_last_bit(runner: AnyRunner, chunk
     assert np.array_equal(runner.cache.read(0, 0, length), runner.cache.read(3, 0, length))
 
 
-def generate_alone(
-    runner: AnyRunner, ids: NDArray[np.int64], steps: int
-) -> list[NDArray[np.float32]]:
+def generate_alone(runner: Runner, ids: NDArray[np.int64], steps: int) -> list[NDArray[np.float32]]:
     """The logits of a greedy text in slot 0, with nobody else there."""
     logits = [prefill(runner, 0, ids, 0)]
     for step in range(steps):
@@ -186,7 +179,7 @@ def generate_alone(
     return logits
 
 
-def test_ragged_decode_steps_are_the_same_to_the_last_bit(runner: AnyRunner) -> None:
+def test_ragged_decode_steps_are_the_same_to_the_last_bit(runner: Runner) -> None:
     prompts = [tokens(seed, n) for seed, n in enumerate((3, 17, 1, 30))]
     alone = [generate_alone(runner, prompt, 6) for prompt in prompts]
     together = [[prefill(runner, slot, prompt, 0)] for slot, prompt in enumerate(prompts)]
@@ -201,7 +194,7 @@ def test_ragged_decode_steps_are_the_same_to_the_last_bit(runner: AnyRunner) -> 
     assert np.array_equal(alone, together)
 
 
-def test_an_idle_row_spoils_neither_the_others_nor_its_own_prompt(runner: AnyRunner) -> None:
+def test_an_idle_row_spoils_neither_the_others_nor_its_own_prompt(runner: Runner) -> None:
     first, second, late = tokens(5, 8), tokens(6, 5), tokens(7, 12)
     wanted_second = generate_alone(runner, second, 1)[1]
     wanted_late = prefill(runner, 0, late, 0)
@@ -215,7 +208,7 @@ def test_an_idle_row_spoils_neither_the_others_nor_its_own_prompt(runner: AnyRun
     assert np.array_equal(prefill(runner, 1, late[4:], 4), wanted_late)
 
 
-def test_a_copied_slot_goes_on_as_the_original_would(runner: AnyRunner) -> None:
+def test_a_copied_slot_goes_on_as_the_original_would(runner: Runner) -> None:
     prompt = tokens(8, 11)
     wanted = generate_alone(runner, prompt, 1)
     prefill(runner, 3, prompt, 0)
@@ -225,14 +218,14 @@ def test_a_copied_slot_goes_on_as_the_original_would(runner: AnyRunner) -> None:
     assert np.array_equal(decode(runner, [0, newest], [2, 11])[1], wanted[1])
 
 
-def test_the_logits_of_several_tokens(runner: AnyRunner) -> None:
+def test_the_logits_of_several_tokens(runner: Runner) -> None:
     ids = tokens(10, 12)
     wanted = [prefill(runner, 0, ids[:length], 0) for length in (10, 11, 12)]
     prefill(runner, 1, ids[:8], 0)
     assert np.array_equal(runner.prefill(1, ids[8:], 8, 3), wanted)
 
 
-def test_prompts_read_together_are_the_same_to_the_last_bit(runner: AnyRunner) -> None:
+def test_prompts_read_together_are_the_same_to_the_last_bit(runner: Runner) -> None:
     prompts = [tokens(11, 9), tokens(12, 2), tokens(13, 16)]
     alone = [generate_alone(runner, prompt, 1) for prompt in prompts]
     prefill(runner, 0, tokens(14, 5), 0)
@@ -243,7 +236,7 @@ def test_prompts_read_together_are_the_same_to_the_last_bit(runner: AnyRunner) -
     assert np.array_equal(step[1:], [second for _, second in alone])
 
 
-def test_blocks_of_a_slot_can_be_kept_and_written_elsewhere(runner: AnyRunner) -> None:
+def test_blocks_of_a_slot_can_be_kept_and_written_elsewhere(runner: Runner) -> None:
     prompt = tokens(15, 20)
     wanted = prefill(runner, 0, prompt, 0)
     blocks = [runner.cache.read(0, start, 6) for start in (0, 6)]
@@ -253,7 +246,7 @@ def test_blocks_of_a_slot_can_be_kept_and_written_elsewhere(runner: AnyRunner) -
     assert np.array_equal(prefill(runner, 2, prompt[12:], 12), wanted)
 
 
-def test_rows_of_no_meaning_spoil_no_prompt(runner: AnyRunner) -> None:
+def test_dummy_rows_spoil_no_prompt(runner: Runner) -> None:
     """A device runs three rows as four; the fourth slot is being read into."""
     late = tokens(16, 12)
     wanted = prefill(runner, 0, late, 0)
@@ -264,8 +257,8 @@ def test_rows_of_no_meaning_spoil_no_prompt(runner: AnyRunner) -> None:
     assert np.array_equal(prefill(runner, 3, late[5:], 5), wanted)
 
 
-def test_full_slots_do_not_stop_the_others(runner: AnyRunner) -> None:
-    """A row of no meaning in a slot without room writes within it."""
+def test_full_slots_do_not_stop_the_others(runner: Runner) -> None:
+    """A dummy row in a full slot writes over its last token."""
     wanted = generate_alone(runner, tokens(17, 4), 2)[1:]
     prefill(runner, 3, tokens(18, MAX_LENGTH), 0)
     prefill(runner, 0, tokens(17, 4), 0)
@@ -273,7 +266,7 @@ def test_full_slots_do_not_stop_the_others(runner: AnyRunner) -> None:
     assert np.array_equal(first[0], wanted[0])
 
 
-def test_warming_up_leaves_the_slots_empty(runner: AnyRunner) -> None:
+def test_warming_up_leaves_the_slots_empty(runner: Runner) -> None:
     wanted = prefill(runner, 1, tokens(19, 6), 0)
     runner.warm_up()
     assert np.array_equal(prefill(runner, 0, tokens(19, 6), 0), wanted)

@@ -1,4 +1,4 @@
-"""Drawing on the device against the host's sampler, with main memory in the device's place."""
+"""Drawing on the device against the host's sampler, in memory that stands in for a GPU's."""
 
 import math
 from collections.abc import Callable, Iterable
@@ -14,13 +14,13 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from maskdial.causal.sampling.candidates import narrow
-from maskdial.causal.sampling.counter_random import CounterRandom
-from maskdial.causal.sampling.device_penalties import MOST_PENALISED
+from maskdial.causal.sampling.device_penalties import MAX_PENALIZED
 from maskdial.causal.sampling.device_sampler import DeviceSampler
 from maskdial.causal.sampling.params import SamplingParams
+from maskdial.causal.sampling.philox import Philox
 from maskdial.causal.sampling.processors import process
 from maskdial.causal.sampling.sampler import Sample, Sampler
-from maskdial.causal.sampling.sampler_graph import MOST_CANDIDATES
+from maskdial.causal.sampling.sampler_graph import MAX_CANDIDATES
 from maskdial.causal.sequence import Sequence
 from maskdial.errors import GenerationError, MaskdialError
 from maskdial.runtime.device_logits import DeviceLogits
@@ -31,7 +31,7 @@ MAX_ROWS = 8
 VOCABS = (7, 64, 1000, 5000, 49_152)
 EOS = 3
 DRAW = SamplingParams(do_sample=True)
-uniform = CounterRandom().uniform
+uniform = Philox().uniform
 
 
 class WatchedSampler(Sampler):
@@ -53,26 +53,26 @@ class WatchedSampler(Sampler):
 class Rig:
     """A device with logits on it, and a sampler there."""
 
-    device: Any
+    memory: Any
     vocab: int
     host: WatchedSampler = field(init=False)
 
     def __post_init__(self) -> None:
         self.host = WatchedSampler(self.vocab)
         self.sampler = DeviceSampler(
-            self.device,
+            self.memory,
             self.host,
             vocab_size=self.vocab,
             max_rows=MAX_ROWS,
             options=SessionOptions(intra_op_threads=1),
         )
-        self._array = self.device.allocate((4 * MAX_ROWS, self.vocab), np.dtype(np.float32))
+        self._buffer = self.memory.allocate((4 * MAX_ROWS, self.vocab), np.dtype(np.float32))
 
     def logits(self, values: Logits, rows: SequenceOf[int] | None = None) -> DeviceLogits:
         """Puts values, (num_rows, vocab), on the device."""
-        self.device.view(self._array)[: len(values)] = values
+        self.memory.peek(self._buffer)[: len(values)] = values
         kept = range(len(values)) if rows is None else rows
-        return DeviceLogits(self._array, np.array(kept, np.int64), self.device)
+        return DeviceLogits(self._buffer, np.array(kept, np.int64), self.memory)
 
     def sample(
         self,
@@ -86,8 +86,8 @@ class Rig:
 
 
 @pytest.fixture(scope="module")
-def rigs(host_device: Callable[..., Any]) -> dict[int, Rig]:
-    return {vocab: Rig(host_device(), vocab) for vocab in VOCABS}
+def rigs(device_memory: Callable[..., Any]) -> dict[int, Rig]:
+    return {vocab: Rig(device_memory(), vocab) for vocab in VOCABS}
 
 
 class SilentDetokenizer:
@@ -277,18 +277,18 @@ def test_a_batch_of_one_kind_stays_on_the_device(
     """It takes one wait, and less is copied back than one row of logits."""
     rig = rigs[49_152]
     values = make_logits("peaked", 5, 4, 49_152)
-    num_waits = rig.device.num_synchronized
+    num_waits = rig.memory.num_synchronized
     copied: list[int] = []
-    copy = rig.device.copy
+    copy = rig.memory.copy
 
     def watch(*arguments: int) -> None:
         copied.append(arguments[4] * arguments[5])
         copy(*arguments)
 
-    monkeypatch.setattr(rig.device, "copy", watch)
+    monkeypatch.setattr(rig.memory, "copy", watch)
     check(rig, values, [sequence_of(replace(params, seed=row)) for row in range(4)])
     assert rig.host.given == []
-    assert rig.device.num_synchronized == num_waits + 1
+    assert rig.memory.num_synchronized == num_waits + 1
     assert sum(copied) < values[0].nbytes
 
 
@@ -305,7 +305,8 @@ class AnyGrammar:
         pass
 
     def allowed(self) -> NDArray[np.bool_]:
-        return np.arange(self._vocab) % 2 == 0
+        even: NDArray[np.bool_] = np.arange(self._vocab) % 2 == 0
+        return even
 
     def accept(self, token_id: int) -> None:
         pass
@@ -334,7 +335,7 @@ def test_the_host_draws_what_the_device_cannot(rigs: dict[int, Rig]) -> None:
 @pytest.mark.parametrize(
     ("params", "kind"),
     [
-        (replace(DRAW, top_k=MOST_CANDIDATES), "typical"),
+        (replace(DRAW, top_k=MAX_CANDIDATES), "typical"),
         (replace(DRAW, top_k=900), "typical"),
         (replace(DRAW, top_p=0.99), "flat"),
         (replace(DRAW, min_p=0.9), "flat"),
@@ -357,7 +358,7 @@ def test_the_host_draws_from_more_candidates(
 def test_the_most_candidates(rigs: dict[int, Rig]) -> None:
     """As many as the device can tell from the next."""
     values = make_logits("flat", 3, 1, 1000)
-    sequence = sequence_of(replace(DRAW, top_k=MOST_CANDIDATES - 1))
+    sequence = sequence_of(replace(DRAW, top_k=MAX_CANDIDATES - 1))
     check(rigs[1000], values, [sequence])
     assert rigs[1000].host.given == []
 
@@ -451,7 +452,7 @@ def test_penalties_that_leave_no_number_are_an_error(
     assert isinstance(sample, Sample)
 
 
-@pytest.mark.parametrize("num_tokens", [63, 64, 65, MOST_PENALISED, MOST_PENALISED + 1])
+@pytest.mark.parametrize("num_tokens", [63, 64, 65, MAX_PENALIZED, MAX_PENALIZED + 1])
 def test_penalties_of_long_texts(rigs: dict[int, Rig], num_tokens: int) -> None:
     rig = rigs[5000]
     values = make_logits("typical", 10, 3, 5000)
@@ -461,7 +462,7 @@ def test_penalties_of_long_texts(rigs: dict[int, Rig], num_tokens: int) -> None:
     )
     long = sequence_of(params, prompt, generated=prompt[:3] * 2)
     check(rig, values, [sequence_of(DRAW), long, sequence_of(params, [3])])
-    assert rig.host.given == ([long] if num_tokens > MOST_PENALISED else [])
+    assert rig.host.given == ([long] if num_tokens > MAX_PENALIZED else [])
 
 
 def test_logits_on_the_host_are_sampled_there(rigs: dict[int, Rig]) -> None:

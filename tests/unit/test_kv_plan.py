@@ -8,6 +8,7 @@ from maskdial.errors import ConfigError
 from maskdial.models.bundle import KVLayout
 from maskdial.runtime.kv_cache import KVCache
 from maskdial.runtime.kv_plan import plan_slots
+from maskdial.runtime.memory import HostMemory
 
 LAYOUT = KVLayout(num_layers=2, num_heads=4, head_dim=16, dtype="float16")
 TOKEN = 2 * 2 * 4 * 16 * 2  # bytes
@@ -15,21 +16,21 @@ TOKEN = 2 * 2 * 4 * 16 * 2  # bytes
 
 def test_a_tokens_bytes_are_those_of_the_cache() -> None:
     full = KVLayout(num_layers=3, num_heads=2, head_dim=8)
-    cache = KVCache.allocate(full, slots=2, max_length=10)
-    arrays = (*cache.keys, *cache.values)
-    assert full.bytes_per_token * 2 * 10 == sum(array.nbytes for array in arrays)
+    cache = KVCache.allocate(HostMemory(), full, slots=2, max_length=10)
+    buffers = (*cache.keys, *cache.values)
+    assert full.bytes_per_token * 2 * 10 == sum(buffer.num_bytes for buffer in buffers)
     assert cache.bytes_per_token == full.bytes_per_token
     assert LAYOUT.bytes_per_token == TOKEN
 
 
 def test_without_a_budget_there_are_as_many_as_asked_for_or_else_the_most() -> None:
-    assert plan_slots(LAYOUT, 100, asked=0, most=8, budget=None) == 8
+    assert plan_slots(LAYOUT, 100, asked=None, most=8, budget=None) == 8
     assert plan_slots(LAYOUT, 100, asked=500, most=8, budget=None) == 500
 
 
 @pytest.mark.parametrize(("slots", "planned"), [(1, 1), (37.9, 37), (64, 64), (1000, 64)])
 def test_left_open_as_many_as_the_budget_holds(slots: float, planned: int) -> None:
-    assert plan_slots(LAYOUT, 100, asked=0, most=64, budget=int(slots * 100 * TOKEN)) == planned
+    assert plan_slots(LAYOUT, 100, asked=None, most=64, budget=int(slots * 100 * TOKEN)) == planned
 
 
 def test_more_than_fits_says_what_would() -> None:
@@ -43,18 +44,18 @@ def test_more_than_fits_says_what_would() -> None:
 
 def test_not_even_one_slot_says_how_long_a_text_would_fit() -> None:
     with pytest.raises(ConfigError, match=r"1 slot of 1000 tokens .*: --max-context 900 would fit"):
-        plan_slots(LAYOUT, 1000, asked=0, most=64, budget=900 * TOKEN)
+        plan_slots(LAYOUT, 1000, asked=None, most=64, budget=900 * TOKEN)
     with pytest.raises(ConfigError, match="not even a short text would fit"):
-        plan_slots(LAYOUT, 1000, asked=0, most=64, budget=5 * TOKEN)
+        plan_slots(LAYOUT, 1000, asked=None, most=64, budget=5 * TOKEN)
 
 
 @given(
     max_length=st.integers(8, 10_000),
-    asked=st.integers(0, 100),
+    asked=st.none() | st.integers(1, 100),
     budget=st.integers(0, 10_000_000),
 )
 def test_what_is_planned_fits_and_what_is_proposed_would(
-    max_length: int, asked: int, budget: int
+    max_length: int, asked: int | None, budget: int
 ) -> None:
     try:
         slots = plan_slots(LAYOUT, max_length, asked=asked, most=64, budget=budget)
@@ -68,5 +69,5 @@ def test_what_is_planned_fits_and_what_is_proposed_would(
             shorter = int(words[words.index("--max-context") + 1])
             assert plan_slots(LAYOUT, shorter, asked=asked, most=64, budget=budget) >= 1
         return
-    assert slots == asked or (not asked and 1 <= slots <= 64)
+    assert slots == asked or (asked is None and 1 <= slots <= 64)
     assert slots * max_length * TOKEN <= budget

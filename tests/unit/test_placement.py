@@ -1,6 +1,7 @@
-"""Where a model runs, by what is asked for, what is installed and what is there."""
+"""Which provider a model runs on, by what is asked for, installed and working."""
 
 import logging
+from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 
 import pytest
@@ -8,10 +9,14 @@ import pytest
 from maskdial.errors import ConfigError
 from maskdial.models.bundle import Bundle, load_bundle
 from maskdial.models.registry import STARTER_FOLDER
-from maskdial.runtime import placement
-from maskdial.runtime.placement import find_device
+from maskdial.runtime import providers
+from maskdial.runtime.memory import HostMemory
+from maskdial.runtime.placement import place
+from maskdial.runtime.providers import cuda, find_provider
+from maskdial.runtime.providers.cpu import CpuProvider
+from maskdial.runtime.providers.cuda import CudaProvider
 
-DEVICE = object()
+GPU_MEMORY = object()
 
 
 @pytest.fixture(scope="module")
@@ -35,45 +40,75 @@ def half(bundle: Bundle) -> Bundle:
 @pytest.fixture
 def gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """An installation for CUDA, on a machine with a device."""
-    monkeypatch.setattr(placement, "has_provider", lambda provider: True)
-    monkeypatch.setattr(placement, "_load_libraries", lambda: None)
-    monkeypatch.setattr(placement, "check_device", lambda: None)
-    monkeypatch.setattr(placement, "CudaDevice", lambda: DEVICE)
+    monkeypatch.setattr(CudaProvider, "in_build", lambda self: True)
+    monkeypatch.setattr(cuda, "_load_libraries", lambda: None)
+    monkeypatch.setattr(cuda, "check_device", lambda: None)
+    monkeypatch.setattr(cuda, "CudaMemory", lambda: GPU_MEMORY)
 
 
 def no_device() -> None:
     raise ConfigError("there is no CUDA device")
 
 
+@pytest.mark.parametrize("name", providers.NAMES)
+def test_a_module_holds_the_provider_of_its_name(name: str) -> None:
+    assert find_provider(name).name == name
+
+
 @pytest.mark.usefixtures("gpu")
-def test_a_device_is_taken_unless_the_cpu_is_asked_for(half: Bundle) -> None:
-    assert find_device(half, "auto") is DEVICE
-    assert find_device(half, "cuda") is DEVICE
-    assert find_device(half, "cpu") is None
+def test_a_gpu_is_taken_unless_the_cpu_is_asked_for(half: Bundle) -> None:
+    for name in ("auto", "cuda"):
+        placement = place(half, name)
+        assert isinstance(placement.provider, CudaProvider)
+        assert placement.memory is GPU_MEMORY
+    placement = place(half, "cpu")
+    assert isinstance(placement.provider, CpuProvider)
+    assert isinstance(placement.memory, HostMemory)
 
 
 @pytest.mark.usefixtures("gpu")
 def test_without_a_device_auto_says_why_and_takes_the_cpu(
     half: Bundle, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(placement, "check_device", no_device)
+    monkeypatch.setattr(cuda, "check_device", no_device)
     with caplog.at_level(logging.INFO):
-        assert find_device(half, "auto") is None
-    assert caplog.messages == ["model mine runs on the CPU: there is no CUDA device"]
+        assert place(half, "auto").provider.name == "cpu"
+    assert caplog.messages == ["model mine does not run on cuda: there is no CUDA device"]
     with pytest.raises(ConfigError) as refusal:
-        find_device(half, "cuda")
+        place(half, "cuda")
     assert refusal.value.message == (
-        "provider 'cuda' was asked for, but there is no CUDA device; or use --provider cpu"
+        "provider 'cuda' was asked for, but there is no CUDA device; or use --provider auto"
+    )
+
+
+@pytest.mark.usefixtures("gpu")
+def test_memory_that_cannot_be_opened_is_a_reason_too(
+    half: Bundle, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cuda, "CudaMemory", no_device)
+    assert place(half, "auto").provider.name == "cpu"
+
+
+@pytest.mark.usefixtures("gpu")
+def test_a_model_that_no_provider_runs_is_refused_with_the_reasons(
+    half: Bundle, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(providers, "NAMES", ("cuda",))
+    monkeypatch.setattr(cuda, "check_device", no_device)
+    with pytest.raises(ConfigError) as refusal:
+        place(half, "auto")
+    assert refusal.value.message == (
+        "no provider can run model 'mine': cuda: there is no CUDA device"
     )
 
 
 def test_an_installation_for_the_cpu_is_silent_about_it(
     half: Bundle, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(placement, "has_provider", lambda provider: False)
-    monkeypatch.setattr(placement, "_gpu_build", lambda: None)
+    monkeypatch.setattr(CudaProvider, "in_build", lambda self: False)
+    monkeypatch.setattr(cuda, "_gpu_build", lambda: None)
     with caplog.at_level(logging.INFO):
-        assert find_device(half, "auto") is None
+        assert place(half, "auto").provider.name == "cpu"
     assert not caplog.messages
 
 
@@ -84,28 +119,28 @@ def test_an_installation_for_the_cpu_is_silent_about_it(
         ("1.31.1", "pip install --force-reinstall --no-deps onnxruntime-gpu==1.31.1"),
     ],
 )
-def test_what_is_missing_is_said_with_its_remedy(
+def test_a_missing_build_is_named_with_its_remedy(
     half: Bundle, installed: str | None, advice: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def version(name: str) -> str:
         assert name == "onnxruntime-gpu"
         if installed is None:
-            raise placement.PackageNotFoundError
+            raise PackageNotFoundError
         return installed
 
-    monkeypatch.setattr(placement, "has_provider", lambda provider: False)
-    monkeypatch.setattr(placement, "version", version)
+    monkeypatch.setattr(CudaProvider, "in_build", lambda self: False)
+    monkeypatch.setattr(cuda, "version", version)
     with pytest.raises(ConfigError, match=advice):
-        find_device(half, "cuda")
+        place(half, "cuda")
 
 
-def test_a_build_for_gpus_that_was_overwritten_is_told_to_auto_as_well(
+def test_auto_also_mentions_a_gpu_build_that_was_overwritten(
     half: Bundle, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(placement, "has_provider", lambda provider: False)
-    monkeypatch.setattr(placement, "_gpu_build", lambda: "1.31.1")
+    monkeypatch.setattr(CudaProvider, "in_build", lambda self: False)
+    monkeypatch.setattr(cuda, "_gpu_build", lambda: "1.31.1")
     with caplog.at_level(logging.INFO):
-        assert find_device(half, "auto") is None
+        assert place(half, "auto").provider.name == "cpu"
     assert "--force-reinstall --no-deps onnxruntime-gpu==1.31.1" in caplog.text
 
 
@@ -113,9 +148,9 @@ def test_a_build_for_gpus_that_was_overwritten_is_told_to_auto_as_well(
 @pytest.mark.parametrize(
     ("precision", "dtype", "reason"),
     [
-        ("int8", "float32", "is int8, which is for CPUs"),
-        ("fp32", "float32", "is fp32, and CUDA attends over a cache in half precision only"),
-        ("int4", "float32", "is int4, which is for CPUs"),
+        ("int8", "float32", "is int8, which only CPUs run"),
+        ("fp32", "float32", "is fp32, and CUDA attention needs a KV cache in half precision"),
+        ("int4", "float32", "is int4, which only CPUs run"),
     ],
 )
 def test_bundles_without_kernels_stay_on_the_cpu(
@@ -123,9 +158,9 @@ def test_bundles_without_kernels_stay_on_the_cpu(
 ) -> None:
     theirs = of_precision(bundle, precision, dtype)
     with pytest.raises(ConfigError, match=f"model 'mine' {reason}; .*--precision fp16"):
-        find_device(theirs, "cuda")
+        place(theirs, "cuda")
     with caplog.at_level(logging.INFO):
-        assert find_device(theirs, "auto") is None
+        assert place(theirs, "auto").provider.name == "cpu"
     assert reason in caplog.text
 
 
@@ -135,8 +170,8 @@ def test_a_missing_library_is_named(
     """The provider's own library lies beside ONNX Runtime; here it is no library at all."""
     (tmp_path / "capi").mkdir()
     (tmp_path / "capi" / "libonnxruntime_providers_cuda.so").write_bytes(b"")
-    monkeypatch.setattr(placement.ort, "__file__", str(tmp_path / "__init__.py"))
-    monkeypatch.setattr(placement, "has_provider", lambda provider: True)
-    monkeypatch.setattr(placement, "check_device", lambda: None)
+    monkeypatch.setattr("onnxruntime.__file__", str(tmp_path / "__init__.py"))
+    monkeypatch.setattr(CudaProvider, "in_build", lambda self: True)
+    monkeypatch.setattr(cuda, "check_device", lambda: None)
     with pytest.raises(ConfigError, match=r"cannot be loaded \(.*libonnxruntime_providers_cuda"):
-        find_device(half, "cuda")
+        place(half, "cuda")

@@ -1,4 +1,4 @@
-"""Sessions: what ONNX Runtime is asked for. The CUDA provider is a recorder here."""
+"""Sessions: what they ask of ONNX Runtime. The CUDA provider is a recorder here."""
 
 from pathlib import Path
 from typing import Any
@@ -8,7 +8,6 @@ import pytest
 from onnx import TensorProto, helper, save
 
 from maskdial.errors import BundleError, ConfigError
-from maskdial.runtime import session as runtime
 from maskdial.runtime.session import Session, SessionOptions
 
 
@@ -41,7 +40,7 @@ class RecordingSession:
 @pytest.fixture
 def recorded(monkeypatch: pytest.MonkeyPatch) -> type[RecordingSession]:
     monkeypatch.setattr(RecordingSession, "made", [])
-    monkeypatch.setattr(runtime.ort, "InferenceSession", RecordingSession)
+    monkeypatch.setattr("onnxruntime.InferenceSession", RecordingSession)
     return RecordingSession
 
 
@@ -54,10 +53,10 @@ def test_cuda_is_asked_for_alone_and_with_full_precision(recorded: type[Recordin
     assert options["enable_cuda_graph"] == "1"
     assert options["use_tf32"] == "0"
     assert made.kwargs["enable_fallback"] is False
-    assert made.kwargs["disabled_optimizers"] == ()
+    assert made.kwargs["disabled_optimizers"] == frozenset()
 
 
-def test_without_a_stream_of_ours_the_session_has_its_own(recorded: type[RecordingSession]) -> None:
+def test_without_a_given_stream_the_session_has_its_own(recorded: type[RecordingSession]) -> None:
     Session(Path("model.onnx"), SessionOptions("cuda"))
     ((_, options),) = recorded.made[0].kwargs["providers"]
     assert "user_compute_stream" not in options
@@ -76,17 +75,17 @@ def test_passes_are_captured_by_their_numbers_and_others_never(
     recorded: type[RecordingSession],
 ) -> None:
     session = Session(Path("model.onnx"), SessionOptions("cuda", captures=True))
-    session.run_with_binding("a")  # type: ignore[arg-type]
-    session.run_with_binding("b", 8)  # type: ignore[arg-type]
+    session.run_with_binding("a")
+    session.run_with_binding("b", 8)
     assert recorded.made[0].runs == [("a", "-1"), ("b", "8")]
     plain = Session(Path("model.onnx"), SessionOptions("cuda"))
-    plain.run_with_binding("c", 8)  # type: ignore[arg-type]
+    plain.run_with_binding("c", 8)
     assert recorded.made[1].runs == [("c", None)]
 
 
 @pytest.fixture
 def graph(tmp_path: Path) -> Path:
-    """The number of columns of a matrix."""
+    """Returns the number of columns of a matrix."""
     info = helper.make_tensor_value_info
     path = tmp_path / "model.onnx"
     nodes = [helper.make_node("Shape", ["matrix"], ["columns"], start=1, end=2)]
@@ -107,7 +106,7 @@ def test_a_free_dimension_gets_its_size(graph: Path) -> None:
         session.run({"matrix": np.zeros((2, 4), np.float32)})
 
 
-def test_a_graph_that_is_none_is_an_error(tmp_path: Path) -> None:
+def test_a_file_that_is_no_graph_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "model.onnx").write_bytes(b"no graph")
     with pytest.raises(BundleError, match="cannot load"):
         Session(tmp_path / "model.onnx", SessionOptions())

@@ -74,8 +74,7 @@ def _describe(model: ServedModel, models: Models) -> dict[str, Any]:
         "tasks": list(models.tasks_of(model)),
         "architecture": manifest.architecture,
         "precision": manifest.precision,
-        # Measured at export, on the CPU; GPU kernels are not batch-invariant.
-        "batch_invariant": manifest.batch_invariant and model.provider == "cpu",
+        "batch_invariant": model.batch_invariant,
         "max_length": model.max_length,
         "labels": list(manifest.labels),
         "provider": model.provider,

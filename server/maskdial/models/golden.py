@@ -1,8 +1,8 @@
-"""The golden check: does this machine compute what the exporting one did?
+"""The golden check: does this machine compute what the exporting machine computed?
 
-int8 kernels saturate on some CPUs and providers differ; a bundle carries one short input and its
-logits, which are compared when the model loads. Where it is int8 it carries a product of the
-largest numbers, too: a kernel that saturates may do little to one text and much to another.
+Providers differ, and int8 kernels saturate on some CPUs. So a bundle carries one short input with
+its logits, which are compared when the model is loaded. An int8 bundle also carries a product of
+the largest numbers: a kernel that saturates may change one text little and another one a lot.
 """
 
 import numpy as np
@@ -17,16 +17,17 @@ _KERNEL_INPUTS = 64
 def golden_drift(golden: GoldenCheck, logits: NDArray[np.float32]) -> float:
     """The largest absolute difference between recorded and computed logits.
 
-    ``logits`` is the checked row, float32 (vocab_size or num_labels,).
+    ``logits`` is the checked row, float32 (vocab_size,) or (num_labels,).
     """
     computed = logits[list(golden.columns)].astype(np.float64)
     return float(np.abs(computed - np.asarray(golden.logits)).max())
 
 
 def multiplies_exactly(kernel_check: Session) -> bool:
-    """Whether 8-bit products are exact here, for one row and for several, whose kernels differ.
+    """Whether 8-bit products are exact on this machine, for one row and for several.
 
-    Where they are not, sums of large products saturate, and answers are others than the export's.
+    One row and several have different kernels. If a kernel is not exact, sums of large products
+    saturate, and answers differ from those at export.
     """
     largest, zero_point = 255, 128
     for num_rows in (1, 16):
@@ -38,18 +39,18 @@ def multiplies_exactly(kernel_check: Session) -> bool:
 
 
 def kernel_message(bundle: Bundle) -> str:
-    """What to tell the operator about kernels that are not exact."""
+    """The message about kernels that are not exact."""
     return (
-        f"model {bundle.name!r} is int8, and this processor's 8-bit products saturate (it has no "
-        f"VNNI instructions), so its answers are worse here than they were at export; export it "
-        f"with --reduce-range, or serve it all the same with --golden-check warn"
+        f"model {bundle.name!r} is int8, and 8-bit products saturate on this processor (it has no "
+        f"VNNI instructions), so answers are worse than at export; export the model with "
+        f"--reduce-range, or serve it anyway with --golden-check warn"
     )
 
 
 def drift_message(bundle: Bundle, drift: float) -> str:
-    """What to tell the operator about a drift beyond the tolerance."""
+    """The message about a drift beyond the tolerance."""
     return (
-        f"model {bundle.name!r}: its logits on this machine differ by {drift:.2g} from those of "
-        f"the export (tolerance {bundle.manifest.golden.tolerance:.2g}); export it here, or "
-        f"serve it all the same with --golden-check warn"
+        f"model {bundle.name!r}: logits on this machine differ by {drift:.2g} from those at export "
+        f"(tolerance {bundle.manifest.golden.tolerance:.2g}); export the model on this machine, or "
+        f"serve it anyway with --golden-check warn"
     )

@@ -1,8 +1,8 @@
-"""How a bundle becomes a served model: its graph loaded and checked, its engine started."""
+"""Loading: a bundle becomes a served model, its graph checked and its engine started."""
 
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +11,6 @@ from numpy.typing import NDArray
 
 from maskdial.causal.chat import ChatTemplate
 from maskdial.causal.engine import CausalEngine
-from maskdial.causal.executor import ModelRunner
 from maskdial.causal.grammar.compiler import GrammarCompiler
 from maskdial.causal.prefix_cache import PrefixCache
 from maskdial.causal.sampling.device_sampler import DeviceSampler
@@ -20,37 +19,26 @@ from maskdial.config import Config
 from maskdial.errors import BundleError, ConfigError
 from maskdial.masked.engine import MaskedEngine
 from maskdial.metrics import Metrics, ModelMetrics
-from maskdial.models.bundle import (
-    KERNEL_CHECK,
-    Bundle,
-    GoldenCheck,
-    KVLayout,
-    load_bundle,
-)
+from maskdial.models.bundle import KERNEL_CHECK, Bundle, GoldenCheck, KVLayout, load_bundle
 from maskdial.models.golden import drift_message, golden_drift, kernel_message, multiplies_exactly
 from maskdial.models.registry import CausalModel, MaskedModel, ServedModel
 from maskdial.models.tokenizer import Tokenizer
-from maskdial.runtime.cuda import CudaDevice
-from maskdial.runtime.device_runner import BATCH_SIZES, DeviceRunner
 from maskdial.runtime.kv_plan import plan_slots
-from maskdial.runtime.memory import Device
-from maskdial.runtime.placement import find_device
+from maskdial.runtime.placement import Placement, place
 from maskdial.runtime.runner import Runner
-from maskdial.runtime.session import Provider, Session, SessionOptions
+from maskdial.runtime.session import Session, SessionOptions
 
 _log = logging.getLogger("maskdial.models")
-
-_CPU_SLOTS = 8
 
 
 def load_model(
     name: str, path: Path, config: Config, metrics: Metrics, *, alone: bool = True
 ) -> ServedModel:
-    """Reads a bundle and serves it; of a folder with two graphs, the first one.
+    """Reads a bundle and starts it; of a folder with two graphs, the first one.
 
     Raises:
         BundleError: the bundle cannot be served as it is.
-        ConfigError: the provider is not there.
+        ConfigError: the provider cannot run it, or its KV cache does not fit into memory.
     """
     return start_model(load_bundle(name, path), config, metrics, alone=alone)
 
@@ -64,18 +52,13 @@ def start_model(
 
     Raises:
         BundleError: the bundle cannot be served as it is.
-        ConfigError: the provider is not there.
+        ConfigError: the provider cannot run it, or its KV cache does not fit into memory.
     """
-    device = find_device(bundle, config.provider)
-    spins = config.spins(alone=alone)
-    provider: Provider = "cpu" if device is None else device.name
-    options = SessionOptions(provider, config.threads or 0, spins)
-    model_metrics = metrics.declare(bundle.name, bundle.label)
-    model: ServedModel
-    if bundle.manifest.family == "masked":
-        model = _start_masked(bundle, config, model_metrics, options)
-    else:
-        model = _start_causal(bundle, config, model_metrics, options, device)
+    placement = place(bundle, config.provider)
+    provider = placement.provider.name
+    options = SessionOptions(provider, config.threads, config.spins(alone=alone))
+    start = _start_masked if bundle.manifest.family == "masked" else _start_causal
+    model = start(bundle, config, metrics.declare(bundle.name, bundle.label), placement, options)
     model.engine.start()
     _log.info(
         "model %s: %s %s, %s, %s",
@@ -89,7 +72,11 @@ def start_model(
 
 
 def _start_masked(
-    bundle: Bundle, config: Config, metrics: ModelMetrics, options: SessionOptions
+    bundle: Bundle,
+    config: Config,
+    metrics: ModelMetrics,
+    placement: Placement,
+    options: SessionOptions,
 ) -> MaskedModel:
     session = Session(bundle.graph, options)
     _check_kernels(bundle, config, options)
@@ -100,167 +87,134 @@ def _start_masked(
         max_batch_tokens=config.max_batch_tokens,
         max_queue=config.max_queue,
         pad_token_id=special.pad or 0,
-        # In half precision CUDA's kernel for attention within a window takes no other lengths.
-        pad_multiple=1 if options.provider == "cpu" else 8,
+        pad_multiple=placement.provider.pad_multiple,
         max_length=bundle.manifest.max_length,
         metrics=metrics,
         name=bundle.label,
     )
     tokenizer = Tokenizer.from_file(bundle.tokenizer, special)
-    return MaskedModel(bundle, tokenizer, engine, metrics, options.provider)
+    return MaskedModel(bundle, tokenizer, metrics, options.provider, engine)
 
 
 def _start_causal(
     bundle: Bundle,
     config: Config,
     metrics: ModelMetrics,
+    placement: Placement,
     options: SessionOptions,
-    device: CudaDevice | None,
 ) -> CausalModel:
-    manifest = bundle.manifest
-    if manifest.kv is None:
+    manifest, provider, memory = bundle.manifest, placement.provider, placement.memory
+    layout = manifest.kv
+    if layout is None:
         raise BundleError(f"model {bundle.name!r}: a causal bundle without a KV layout")
-    shape = _CausalShape(bundle, config, manifest.kv, on_gpu=device is not None)
-    parts = _on_host(shape, options) if device is None else _on_device(shape, options, device)
-    _check_golden(bundle, config, lambda golden: _golden_causal(parts.runner, golden))
+    options = replace(options, stream=memory.stream)
+    session = _causal_session(bundle, config, placement, options)
+    _check_kernels(bundle, config, options)
+    max_length = min(manifest.max_length, config.max_context)
+    slots = _plan_slots(bundle, config, placement, layout, max_length)
+    # Chunks of whole blocks leave the logits as they are in one piece.
+    chunk_tokens = _round_up(
+        config.prefill_chunk_tokens or provider.prefill_chunk_tokens, layout.query_block
+    )
+    num_drafted = config.speculative_tokens + 1
+    runner = Runner(
+        session,
+        layout,
+        memory=memory,
+        slots=slots,
+        max_length=max_length,
+        vocab_size=manifest.vocab_size,
+        max_tokens=max(chunk_tokens + 1, num_drafted, len(manifest.golden.input_ids)),
+        max_rows=max(slots, layout.query_block + 1, num_drafted),
+        batch_sizes=provider.batch_sizes,
+    )
+    _check_golden(bundle, config, lambda golden: _golden_causal(runner, golden))
     tokenizer = Tokenizer.from_file(bundle.tokenizer, manifest.special_tokens)
     engine = CausalEngine(
-        parts.runner,
+        runner,
         tokenizer,
-        slots=parts.slots,
-        max_length=shape.max_length,
+        slots=slots,
+        max_length=max_length,
         vocab_size=manifest.vocab_size,
-        prefill_chunk_tokens=shape.chunk,
-        block_tokens=manifest.kv.query_block,
-        # No bits to keep there: a GPU's kernels differ between batch sizes.
-        joint_tokens=None if device is None else shape.chunk,
+        prefill_chunk_tokens=chunk_tokens,
+        block_tokens=layout.query_block,
+        # Prompts longer than a block would differ in their last bits from those prefilled alone.
+        joint_tokens=None if provider.batch_invariant else chunk_tokens,
         max_queue=config.max_queue,
         eos_token_ids=frozenset(manifest.special_tokens.eos),
-        prefix_cache=_prefix_cache(bundle, manifest.kv, config),
+        prefix_cache=_prefix_cache(bundle, layout, config),
         max_drafts=config.speculative_tokens,
-        sampler=parts.sampler,
-        overlaps=device is not None,
+        sampler=_sampler(bundle, placement, slots, options),
+        overlaps=not memory.on_host,
         metrics=metrics,
         name=bundle.label,
     )
     return CausalModel(
         bundle,
         tokenizer,
-        engine,
         metrics,
-        options.provider,
-        parts.slots,
-        shape.max_length,
+        provider.name,
+        engine,
+        slots,
+        max_length,
         _chat_template(bundle, tokenizer),
         _grammar_compiler(bundle),
     )
 
 
-@dataclass(frozen=True, slots=True)
-class _CausalShape:
-    """A causal model's sizes, as its bundle and the configuration have them."""
-
-    bundle: Bundle
-    config: Config
-    layout: KVLayout
-    on_gpu: bool
-
-    @property
-    def max_length(self) -> int:
-        return min(self.bundle.manifest.max_length, self.config.max_context)
-
-    @property
-    def vocab_size(self) -> int:
-        return self.bundle.manifest.vocab_size
-
-    @property
-    def chunk(self) -> int:
-        """At least the configured tokens; such chunks leave the logits as they are in one piece."""
-        block = self.layout.query_block
-        return -(-self.config.chunk_tokens(on_gpu=self.on_gpu) // block) * block
-
-    def slots(self, most: int, budget: int | None) -> int:
-        """As many as are configured, or ``most``, in a ``budget`` of bytes.
-
-        Raises:
-            ConfigError: they do not fit.
-        """
-        try:
-            return plan_slots(
-                self.layout, self.max_length, asked=self.config.slots or 0, most=most, budget=budget
-            )
-        except ConfigError as error:
-            raise ConfigError(f"model {self.bundle.label!r}: {error.message}") from error
-
-
-@dataclass(frozen=True, slots=True)
-class _CausalParts:
-    """What of a causal model differs between the CPU and a GPU."""
-
-    runner: ModelRunner
-    sampler: TokenSampler
-    slots: int
-
-
-def _on_host(shape: _CausalShape, options: SessionOptions) -> _CausalParts:
-    session = Session(shape.bundle.graph, options)
-    _check_kernels(shape.bundle, shape.config, options)
-    slots = shape.slots(_CPU_SLOTS, shape.config.kv_cache_bytes)
-    runner = Runner(
-        session,
-        shape.layout,
-        slots=slots,
-        max_length=shape.max_length,
-        vocab_size=shape.vocab_size,
-    )
-    return _CausalParts(runner, _host_sampler(shape), slots)
-
-
-def _on_device(shape: _CausalShape, options: SessionOptions, device: Device) -> _CausalParts:
-    config = shape.config
-    options = replace(options, stream=device.stream)
-    session = _capturing_session(shape, options)
-    # What the weights have left is shared by the cache and the memory of the passes.
-    free = device.free_bytes()
-    budget = min(config.kv_cache_bytes or int(free * config.kv_cache_fraction), free)
-    slots = shape.slots(max(BATCH_SIZES), budget)
-    num_drafted = config.speculative_tokens + 1
-    golden_tokens = len(shape.bundle.manifest.golden.input_ids)
-    runner = DeviceRunner(
-        session,
-        device,
-        shape.layout,
-        slots=slots,
-        max_length=shape.max_length,
-        vocab_size=shape.vocab_size,
-        max_tokens=max(shape.chunk + 1, num_drafted, golden_tokens),
-        max_rows=max(slots, shape.layout.query_block + 1, num_drafted),
-    )
-    sampler = DeviceSampler(
-        device,
-        _host_sampler(shape),
-        vocab_size=shape.vocab_size,
-        max_rows=slots,
-        options=options,
-    )
-    return _CausalParts(runner, sampler, slots)
-
-
-def _host_sampler(shape: _CausalShape) -> Sampler:
-    return Sampler(shape.vocab_size, frozenset(shape.bundle.manifest.special_tokens.eos))
-
-
-def _capturing_session(shape: _CausalShape, options: SessionOptions) -> Session:
-    """A session that captures decode steps, where that is wanted and the provider can do it."""
-    graph = shape.bundle.graph
-    if shape.config.cuda_graphs == "off":
-        return Session(graph, options)
+def _causal_session(
+    bundle: Bundle, config: Config, placement: Placement, options: SessionOptions
+) -> Session:
+    """A session that captures decode steps, if that is wanted and the provider can do it."""
+    if config.cuda_graphs == "off" or not placement.provider.captures:
+        return Session(bundle.graph, options)
     try:
-        return Session(graph, replace(options, captures=True))
+        return Session(bundle.graph, replace(options, captures=True))
     except BundleError as error:
-        session = Session(graph, options)  # what else is wrong shows here
-        _log.warning("model %s runs without CUDA graphs: %s", shape.bundle.label, error.message)
+        session = Session(bundle.graph, options)  # raises what has nothing to do with capturing
+        _log.warning("model %s runs without CUDA graphs: %s", bundle.label, error.message)
         return session
+
+
+def _plan_slots(
+    bundle: Bundle, config: Config, placement: Placement, layout: KVLayout, max_length: int
+) -> int:
+    """The number of slots, once the weights are loaded.
+
+    Raises:
+        ConfigError: the configured slots do not fit into memory.
+    """
+    budget = config.kv_cache_bytes
+    free = placement.memory.free_bytes()
+    if free is not None:  # the cache is allocated as a whole, and passes need some of the rest
+        budget = min(budget or int(free * config.kv_cache_fraction), free)
+    try:
+        return plan_slots(
+            layout,
+            max_length,
+            asked=config.slots,
+            most=placement.provider.slots,
+            budget=budget,
+        )
+    except ConfigError as error:
+        raise ConfigError(f"model {bundle.label!r}: {error.message}") from error
+
+
+def _sampler(
+    bundle: Bundle, placement: Placement, slots: int, options: SessionOptions
+) -> TokenSampler:
+    """The sampler that works where the logits lie."""
+    vocab_size = bundle.manifest.vocab_size
+    sampler = Sampler(vocab_size, frozenset(bundle.manifest.special_tokens.eos))
+    if placement.memory.on_host:
+        return sampler
+    return DeviceSampler(
+        placement.memory, sampler, vocab_size=vocab_size, max_rows=slots, options=options
+    )
+
+
+def _round_up(number: int, multiple: int) -> int:
+    return -(-number // multiple) * multiple
 
 
 def _chat_template(bundle: Bundle, tokenizer: Tokenizer) -> ChatTemplate:
@@ -302,13 +256,13 @@ def _golden_masked(session: Session, golden: GoldenCheck) -> NDArray[np.float32]
     return np.asarray(logits)
 
 
-def _golden_causal(runner: ModelRunner, golden: GoldenCheck) -> NDArray[np.float32]:
+def _golden_causal(runner: Runner, golden: GoldenCheck) -> NDArray[np.float32]:
     logits = np.asarray(runner.prefill(0, np.array(golden.input_ids, np.int64), 0), np.float32)
     return logits.reshape(-1)
 
 
 def _check_kernels(bundle: Bundle, config: Config, options: SessionOptions) -> None:
-    """Lets the provider multiply the largest 8-bit numbers, where the bundle has them."""
+    """Runs the kernel check, which int8 bundles have, with the provider's kernels."""
     if KERNEL_CHECK not in bundle.manifest.files:
         return
     if not multiplies_exactly(Session(bundle.path / KERNEL_CHECK, options)):
@@ -322,10 +276,9 @@ def _check_golden(
     try:
         drift = golden_drift(bundle.manifest.golden, run(bundle.manifest.golden))
     except Exception as error:  # whatever ONNX Runtime raises
-        raise BundleError(f"model {bundle.name!r}: its golden check fails: {error}") from error
-    if drift <= bundle.manifest.golden.tolerance:
-        return
-    _complain(config, drift_message(bundle, drift))
+        raise BundleError(f"model {bundle.name!r}: the golden check failed: {error}") from error
+    if drift > bundle.manifest.golden.tolerance:
+        _complain(config, drift_message(bundle, drift))
 
 
 def _complain(config: Config, message: str) -> None:

@@ -16,7 +16,7 @@ from maskdial.masked.engine import MaskedEngine
 from maskdial.metrics import ModelMetrics
 from maskdial.models.bundle import MANIFEST, Bundle, Manifest
 from maskdial.models.tokenizer import Tokenizer
-from maskdial.runtime.session import Provider
+from maskdial.runtime.providers import find_provider
 
 STARTER_FOLDER = Path(maskdial.__file__).parent / "starter"
 
@@ -30,14 +30,13 @@ class Task(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class MaskedModel:
-    """A masked model being served."""
+class _Model:
+    """What served models of both families have."""
 
     bundle: Bundle
     tokenizer: Tokenizer
-    engine: MaskedEngine
     metrics: ModelMetrics
-    provider: Provider
+    provider: str
 
     @property
     def name(self) -> str:
@@ -46,6 +45,20 @@ class MaskedModel:
     @property
     def manifest(self) -> Manifest:
         return self.bundle.manifest
+
+    @property
+    def batch_invariant(self) -> bool:
+        """Whether answers are the same to the last bit in any batch: as measured at export, and
+        only with a provider whose kernels are batch-invariant.
+        """
+        return self.manifest.batch_invariant and find_provider(self.provider).batch_invariant
+
+
+@dataclass(frozen=True, slots=True)
+class MaskedModel(_Model):
+    """A masked model being served."""
+
+    engine: MaskedEngine
 
     @property
     def max_length(self) -> int:
@@ -63,29 +76,17 @@ class MaskedModel:
 
 
 @dataclass(frozen=True, slots=True)
-class CausalModel:
+class CausalModel(_Model):
     """A causal model being served.
 
     ``slots`` sequences run at once. ``max_length`` is the context in tokens, as configured.
     """
 
-    bundle: Bundle
-    tokenizer: Tokenizer
     engine: CausalEngine
-    metrics: ModelMetrics
-    provider: Provider
     slots: int
     max_length: int
     chat_template: ChatTemplate
     grammars: GrammarCompiler
-
-    @property
-    def name(self) -> str:
-        return self.bundle.name
-
-    @property
-    def manifest(self) -> Manifest:
-        return self.bundle.manifest
 
     def stop(self) -> None:
         """Stops the engine at once, and the grammar compiler with it."""

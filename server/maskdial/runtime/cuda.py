@@ -1,28 +1,30 @@
-"""CudaDevice: an NVIDIA GPU, by way of NVIDIA's own bindings of the CUDA runtime."""
+"""CudaMemory: the memory of an NVIDIA GPU, through NVIDIA's own bindings of the CUDA runtime."""
 
 import ctypes
 from math import prod
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from maskdial.errors import ConfigError
-from maskdial.runtime.memory import DeviceArray
+from maskdial.runtime.memory import Buffer
 
 _HOW_TO_INSTALL = "pip install 'maskdial[cuda]'"
 
 
-class CudaDevice:
-    """A `maskdial.runtime.memory.Device`: the first GPU that the process sees.
+class CudaMemory:
+    """A `maskdial.runtime.memory.Memory`: that of the first GPU that the process sees.
 
-    ``CUDA_VISIBLE_DEVICES`` says which one that is. Each object has a stream of its own.
+    ``CUDA_VISIBLE_DEVICES`` chooses the GPU. Each object has a stream of its own. What it allocates
+    is freed when the process ends.
 
     Raises:
-        ConfigError: there is no device, no driver, or they are of no use.
+        ConfigError: there is no device or no driver, or CUDA cannot use them.
     """
 
-    name: Literal["cpu", "cuda"] = "cuda"
+    device = "cuda"
+    on_host = False
 
     def __init__(self) -> None:
         self._runtime = _cuda_runtime()
@@ -34,19 +36,25 @@ class CudaDevice:
             raise _unusable(error) from error
         self.stream = int(stream)
 
+    def view(self, buffer: Buffer) -> None:
+        return None
+
     def free_bytes(self) -> int:
         free, _ = self._call("cudaMemGetInfo")
         return int(free)
 
-    def allocate(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> DeviceArray:
+    def allocate(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Buffer:
         num_bytes = max(prod(shape) * dtype.itemsize, 1)
-        (pointer,) = self._take("cudaMalloc", num_bytes)
+        (pointer,) = self._allocate("cudaMalloc", num_bytes, "GPU memory")
         self._call("cudaMemsetAsync", pointer, 0, num_bytes, self.stream)
-        return DeviceArray(int(pointer), shape, dtype)
+        return Buffer(int(pointer), shape, dtype)
+
+    def decommit(self, buffer: Buffer) -> None:
+        pass
 
     def pinned(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
         num_bytes = max(prod(shape) * dtype.itemsize, 1)
-        (pointer,) = self._take("cudaMallocHost", num_bytes)
+        (pointer,) = self._allocate("cudaMallocHost", num_bytes, "pinned memory")
         memory = (ctypes.c_byte * num_bytes).from_address(int(pointer))
         array: NDArray[Any] = np.ndarray(shape, dtype, memory)  # type: ignore[arg-type]
         array[...] = 0
@@ -61,7 +69,7 @@ class CudaDevice:
         width: int,
         height: int,
     ) -> None:
-        kind = self._runtime.cudaMemcpyKind.cudaMemcpyDefault  # the pointers say which way it goes
+        kind = self._runtime.cudaMemcpyKind.cudaMemcpyDefault  # CUDA infers it from the pointers
         if height == 1:
             self._call("cudaMemcpyAsync", target, source, width, kind, self.stream)
             return
@@ -77,18 +85,18 @@ class CudaDevice:
     def _call(self, name: str, *arguments: Any) -> tuple[Any, ...]:
         return _call(self._runtime, name, *arguments)
 
-    def _take(self, name: str, num_bytes: int) -> tuple[Any, ...]:
+    def _allocate(self, name: str, num_bytes: int, kind: str) -> tuple[Any, ...]:
         try:
             return self._call(name, num_bytes)
         except RuntimeError as error:
             raise ConfigError(
-                f"{num_bytes / 1e9:.2f} GB more of memory cannot be had for the GPU ({error}); use "
-                "fewer --slots or a shorter --max-context"
+                f"cannot allocate another {num_bytes / 1e9:.2f} GB of {kind} ({error}); use fewer "
+                "--slots or a shorter --max-context"
             ) from error
 
 
 def check_device() -> None:
-    """Looks whether there is a device, without taking anything of it.
+    """Checks that there is a CUDA device, without allocating anything on it.
 
     Raises:
         ConfigError: there is none, or no driver.
@@ -109,7 +117,7 @@ def _call(runtime: Any, name: str, *arguments: Any) -> tuple[Any, ...]:
     """Calls a function of the CUDA runtime and returns its results without the status.
 
     Raises:
-        RuntimeError: it failed.
+        RuntimeError: the call failed.
     """
     status, *results = getattr(runtime, name)(*arguments)
     if status != runtime.cudaError_t.cudaSuccess:

@@ -1,11 +1,11 @@
-"""DeviceLogits: logits that stay where the model wrote them until the host asks for them."""
+"""Logits of a pass: on the host, or in a device's memory until the host asks for them."""
 
 from typing import Any
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from maskdial.runtime.memory import Device, DeviceArray, copy_array, on_host
+from maskdial.runtime.memory import Buffer, Memory, copy_buffer, host_buffer
 
 
 class DeviceLogits:
@@ -14,31 +14,35 @@ class DeviceLogits:
     Valid until the next pass of the same kind. ``numpy.asarray`` copies them to the host.
 
     Args:
-        array: all logits of a pass.
-        rows: which of its rows these are, int64 (num_rows,).
-        device: where they lie.
+        buffer: all logits of a pass.
+        rows: int64 (num_rows,), which of its rows these are.
+        memory: where they lie.
     """
 
-    def __init__(self, array: DeviceArray, rows: NDArray[np.int64], device: Device) -> None:
-        self.array = array
+    def __init__(self, buffer: Buffer, rows: NDArray[np.int64], memory: Memory) -> None:
+        self.buffer = buffer
         self.rows = rows
-        self._device = device
+        self._memory = memory
 
     def __len__(self) -> int:
         return len(self.rows)
 
     def __getitem__(self, rows: slice | list[int]) -> "DeviceLogits":
         """Some of the rows; nothing is copied."""
-        return DeviceLogits(self.array, self.rows[rows], self._device)
+        return DeviceLogits(self.buffer, self.rows[rows], self._memory)
 
     def __array__(
         self, dtype: DTypeLike | None = None, copy: bool | None = None
     ) -> NDArray[np.float32]:
         """A copy on the host."""
         if copy is False:
-            raise ValueError("logits on a device cannot be read without a copy")
-        host: NDArray[Any] = np.empty((len(self), *self.array.shape[1:]), self.array.dtype)
+            raise ValueError("logits in a device's memory cannot be read without a copy")
+        host: NDArray[Any] = np.empty((len(self), *self.buffer.shape[1:]), self.buffer.dtype)
         for target, row in zip(host, self.rows.tolist(), strict=True):
-            copy_array(self._device, on_host(target), self.array[row : row + 1])
-        self._device.synchronize()
+            copy_buffer(self._memory, host_buffer(target), self.buffer[row : row + 1])
+        self._memory.synchronize()
         return host if dtype is None else host.astype(dtype)
+
+
+Logits = NDArray[np.float32] | DeviceLogits
+"""Rows of logits, float32 (num_rows, vocab_size), on the host or where the model left them."""

@@ -1,58 +1,58 @@
 """KVCache: the keys and values of every running sequence."""
 
-import mmap
-import sys
-from contextlib import suppress
+from collections.abc import Iterator
 from dataclasses import dataclass
-from math import prod
 
 import numpy as np
 from numpy.typing import NDArray
 
-from maskdial.errors import ConfigError
 from maskdial.models.bundle import KVLayout
+from maskdial.runtime.memory import Buffer, Memory
 
 
 @dataclass(frozen=True, slots=True)
 class KVCache:
     """Per layer, keys and values of shape (slots, num_heads, max_length, head_dim).
 
-    A slot holds one sequence. The operating system commits memory only when a page is first
-    written: a slot costs what its longest sequence used since `release_pages`.
+    A slot holds one sequence. In main memory a slot costs what its longest sequence has used since
+    `release_pages`; the memory of a GPU is taken when the cache is allocated.
     """
 
-    keys: tuple[NDArray[np.generic], ...]
-    values: tuple[NDArray[np.generic], ...]
+    keys: tuple[Buffer, ...]
+    values: tuple[Buffer, ...]
     bytes_per_token: int
-    _mappings: tuple[mmap.mmap, ...]
-    """The memory of ``keys``, then of ``values``."""
+    lengths: NDArray[np.int64]
+    """int64 (slots,), the tokens that each slot holds; what lies beyond them may be overwritten."""
+    _token_bytes: int
+    """What one head of one layer's keys or values takes for a token."""
+    _memory: Memory
 
     @classmethod
-    def allocate(cls, layout: KVLayout, slots: int, max_length: int) -> "KVCache":
-        """Reserves the memory.
+    def allocate(cls, memory: Memory, layout: KVLayout, slots: int, max_length: int) -> "KVCache":
+        """Allocates the cache.
 
         Raises:
-            ConfigError: the operating system will not reserve this much.
+            ConfigError: the memory is too small.
         """
-        dtype = np.dtype(layout.dtype)
         shape = (slots, layout.num_heads, max_length, layout.head_dim)
-        num_bytes = prod(shape) * dtype.itemsize
-        num_arrays = 2 * layout.num_layers
-        try:
-            mappings = tuple(_reserve(num_bytes) for _ in range(num_arrays))
-        except (OSError, OverflowError) as error:
-            raise ConfigError(
-                f"no memory for {slots} slots of {max_length} tokens "
-                f"({num_arrays * num_bytes / 1e9:.1f} GB); use fewer slots or a shorter context"
-            ) from error
-        arrays = tuple(np.frombuffer(mapping, dtype).reshape(shape) for mapping in mappings)
-        keys, values = arrays[: layout.num_layers], arrays[layout.num_layers :]
-        return cls(keys, values, layout.bytes_per_token, mappings)
+        dtype = np.dtype(layout.dtype)
+        buffers = tuple(memory.allocate(shape, dtype) for _ in range(2 * layout.num_layers))
+        keys, values = buffers[: layout.num_layers], buffers[layout.num_layers :]
+        lengths, token_bytes = np.zeros(slots, np.int64), layout.head_dim * dtype.itemsize
+        return cls(keys, values, layout.bytes_per_token, lengths, token_bytes, memory)
 
     def copy(self, source: int, target: int, num_tokens: int) -> None:
         """Copies the first tokens of one slot to another."""
-        for array in (*self.keys, *self.values):
-            array[target, :, :num_tokens] = array[source, :, :num_tokens]
+        source_offset = self._offset(source, 0, num_tokens)
+        target_offset = self._offset(target, 0, num_tokens)
+        _, num_heads, max_length, _ = self.keys[0].shape
+        pitch, width = max_length * self._token_bytes, num_tokens * self._token_bytes
+        for buffer in (*self.keys, *self.values):
+            first = buffer.pointer
+            self._memory.copy(
+                first + target_offset, pitch, first + source_offset, pitch, width, num_heads
+            )
+        self.lengths[target] = num_tokens
 
     def read(self, slot: int, start: int, num_tokens: int) -> NDArray[np.generic]:
         """A copy of ``num_tokens`` tokens of a slot, from position ``start`` on.
@@ -60,49 +60,60 @@ class KVCache:
         Returns:
             Keys and values, (num_layers, 2, num_heads, num_tokens, head_dim), in the cache's dtype.
         """
-        _, num_heads, _, head_dim = self.keys[0].shape
+        _, num_heads, max_length, head_dim = self.keys[0].shape
         shape = (len(self.keys), 2, num_heads, num_tokens, head_dim)
         block: NDArray[np.generic] = np.empty(shape, self.keys[0].dtype)
-        for copies, *arrays in zip(block, self.keys, self.values, strict=True):
-            for copy, array in zip(copies, arrays, strict=True):
-                copy[...] = array[slot, :, start : start + num_tokens]
+        pitch, width = max_length * self._token_bytes, num_tokens * self._token_bytes
+        for tokens, part in self._pointers(slot, start, block):
+            self._memory.copy(part, width, tokens, pitch, width, num_heads)
+        self._memory.synchronize()
         return block
 
     def write(self, slot: int, start: int, block: NDArray[np.generic]) -> None:
         """Writes what `read` returned to a slot, from position ``start`` on."""
-        stop = start + block.shape[3]
-        for copies, *arrays in zip(block, self.keys, self.values, strict=True):
-            for copy, array in zip(copies, arrays, strict=True):
-                array[slot, :, start:stop] = copy
+        _, num_heads, max_length, _ = self.keys[0].shape
+        num_tokens = block.shape[3]
+        pitch, width = max_length * self._token_bytes, num_tokens * self._token_bytes
+        for tokens, part in self._pointers(slot, start, block):
+            self._memory.copy(tokens, pitch, part, width, width, num_heads)
+        self.lengths[slot] = start + num_tokens
 
     def release_pages(self, slot: int) -> None:
-        """Gives the memory of a slot whose content is done with back to the operating system.
+        """Forgets the content of a slot, and returns its pages in main memory to the system.
 
-        A page that is shared with the next slot stays. Where the system takes no such advice
-        (Windows), nothing happens.
+        A page that is shared with a neighboring slot stays, and so does the memory of a GPU.
         """
-        num_bytes = self.keys[0][slot].nbytes
-        start = -(-slot * num_bytes // mmap.PAGESIZE) * mmap.PAGESIZE
-        stop = (slot + 1) * num_bytes // mmap.PAGESIZE * mmap.PAGESIZE
-        if start < stop:
-            for mapping in self._mappings:
-                _advise(mapping, "MADV_DONTNEED", start, stop - start)
+        for buffer in (*self.keys, *self.values):
+            self._memory.decommit(buffer[slot : slot + 1])
+        self.lengths[slot] = 0
 
+    def _pointers(
+        self, slot: int, start: int, block: NDArray[np.generic]
+    ) -> Iterator[tuple[int, int]]:
+        """Where the first head of each layer's keys and values lies in the cache and in a block."""
+        num_layers, num_heads, _, head_dim = len(self.keys), *self.keys[0].shape[1:]
+        num_tokens = block.shape[3]
+        if block.shape != (num_layers, 2, num_heads, num_tokens, head_dim) or (
+            block.dtype != self.keys[0].dtype or not block.flags.c_contiguous
+        ):
+            raise ValueError(f"not a block of this cache: {block.dtype} {block.shape}")
+        offset = self._offset(slot, start, num_tokens)
+        part, part_bytes = block.ctypes.data, block.nbytes // (2 * num_layers)
+        for key, value in zip(self.keys, self.values, strict=True):
+            for buffer in (key, value):
+                yield buffer.pointer + offset, part
+                part += part_bytes
 
-def _reserve(num_bytes: int) -> mmap.mmap:
-    if sys.platform == "win32":
-        return mmap.mmap(-1, num_bytes)
-    # Private, because MADV_DONTNEED frees nothing of a shared mapping, which is the default.
-    mapping = mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    # A slot's tokens lie apart, head by head. In huge pages, which NumPy asks for, 8 slots of 2,048
-    # with 20 tokens each of a 135M Llama took 640 MB, not 22, and attention was no faster.
-    _advise(mapping, "MADV_NOHUGEPAGE", 0, num_bytes)
-    return mapping
+    def _offset(self, slot: int, start: int, num_tokens: int) -> int:
+        """Where tokens of a slot's first head begin, in bytes; copies check no bounds themselves.
 
-
-def _advise(mapping: mmap.mmap, advice: str, start: int, length: int) -> None:
-    """Passes advice on to the operating system. One that does not know it is free to refuse."""
-    option = getattr(mmap, advice, None)
-    if option is not None:
-        with suppress(OSError):
-            mapping.madvise(option, start, length)
+        Raises:
+            IndexError: they do not lie within the slot.
+        """
+        slots, num_heads, max_length, _ = self.keys[0].shape
+        if not (0 <= slot < slots and 0 <= start <= start + num_tokens <= max_length):
+            raise IndexError(
+                f"tokens {start} to {start + num_tokens} of slot {slot} lie outside a cache of "
+                f"{slots} slots of {max_length} tokens"
+            )
+        return (slot * num_heads * max_length + start) * self._token_bytes

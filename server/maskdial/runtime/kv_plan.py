@@ -1,39 +1,40 @@
-"""How many sequences a causal model may run at once, by the memory of their keys and values."""
+"""How many sequences a causal model can run at once, given the memory for its KV cache."""
 
 from maskdial.errors import ConfigError
 from maskdial.models.bundle import KVLayout
 
+_MIN_CONTEXT = 8  # tokens, as of --max-context
+
 
 def plan_slots(
-    layout: KVLayout, max_length: int, *, asked: int, most: int, budget: int | None
+    layout: KVLayout, max_length: int, *, asked: int | None, most: int, budget: int | None
 ) -> int:
     """The number of slots of a KV cache.
 
     Args:
         layout: of the model's cache.
-        max_length: tokens that a slot holds.
-        asked: how many slots there must be; 0 leaves it open.
-        most: as many as there are, memory permitting, where it is left open.
-        budget: bytes that the cache may take; None is no limit.
+        max_length: number of tokens that a slot holds.
+        asked: the number of slots, None to let the memory decide.
+        most: the number of slots if none was asked for and the memory suffices.
+        budget: size of the cache in bytes; None for no limit.
 
     Raises:
-        ConfigError: they do not fit; the message says what would.
+        ConfigError: the slots do not fit; the message says what would.
     """
     slots = asked or most
     if budget is None:
         return slots
-    slot_bytes = max_length * layout.bytes_per_token
-    fitting = budget // slot_bytes
-    if fitting >= slots or (fitting and not asked):
+    fitting = budget // (max_length * layout.bytes_per_token)
+    if fitting >= slots or (fitting and asked is None):
         return min(fitting, slots)
-    wanted = f"{asked or 1} slot{'s' if asked > 1 else ''} of {max_length} tokens"
-    needed = (asked or 1) * slot_bytes
-    fitting_length = budget // ((asked or 1) * layout.bytes_per_token)
-    ways = [f"--max-context {fitting_length}"] if fitting_length >= 8 else []
-    if fitting:
-        ways.insert(0, f"--slots {fitting}")
+    needed = asked or 1
+    ways = [f"--slots {fitting}"] if fitting else []
+    fitting_length = budget // (needed * layout.bytes_per_token)
+    if fitting_length >= _MIN_CONTEXT:
+        ways.append(f"--max-context {fitting_length}")
     raise ConfigError(
-        f"a KV cache of {wanted} takes {_size(needed)}, and {_size(budget)} may be used: "
+        f"a KV cache of {needed} slot{'s' if needed > 1 else ''} of {max_length} tokens takes "
+        f"{_size(needed * max_length * layout.bytes_per_token)}, and {_size(budget)} may be used: "
         + (f"{' or '.join(ways)} would fit" if ways else "not even a short text would fit")
     )
 

@@ -1,19 +1,28 @@
-"""What the code for GPUs needs of a device: memory, copies, and one order of work.
+"""Memory: where the KV cache, a pass's inputs and its logits lie, and how bytes move between them.
 
-Nothing here knows CUDA: `maskdial.runtime.cuda` does, and tests put main memory in its place.
+The model's runner and cache are the same on every device; only their memory differs. `HostMemory`
+is main memory. `maskdial.runtime.cuda` has that of an NVIDIA GPU, and the tests have one that
+stands in for a GPU and checks the bounds of every copy.
 """
 
+import ctypes
+import mmap
+import sys
+from bisect import bisect_right, insort
+from contextlib import suppress
 from dataclasses import dataclass
 from math import prod
-from typing import Any, Literal, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
+from maskdial.errors import ConfigError
+
 
 @dataclass(frozen=True, slots=True)
-class DeviceArray:
-    """A C-contiguous array in a device's memory. It does not own the memory."""
+class Buffer:
+    """A C-contiguous array in some memory, by its address. It does not own the memory."""
 
     pointer: int
     shape: tuple[int, ...]
@@ -26,48 +35,64 @@ class DeviceArray:
     def __len__(self) -> int:
         return self.shape[0]
 
-    def __getitem__(self, rows: slice) -> "DeviceArray":
-        """Adjoining rows, as a view: slices of the first axis without a step."""
+    def __getitem__(self, rows: slice) -> "Buffer":
+        """Adjacent rows, as a view.
+
+        Raises:
+            IndexError: the slice has a step.
+        """
         start, stop, step = rows.indices(len(self))
         if step != 1:
-            raise IndexError("a view has adjoining rows")
+            raise IndexError("a view of a buffer has adjacent rows; its slice takes no step")
         row_bytes = prod(self.shape[1:]) * self.dtype.itemsize
         shape = (max(stop - start, 0), *self.shape[1:])
-        return DeviceArray(self.pointer + start * row_bytes, shape, self.dtype)
+        return Buffer(self.pointer + start * row_bytes, shape, self.dtype)
 
 
-class Device(Protocol):
-    """A device's memory, and the stream in which copies and passes follow each other.
+class Memory(Protocol):
+    """The memory of one device, and the stream that orders copies and passes.
 
-    Copies are queued: they see what was queued before them, and the host may be ahead of them until
-    `synchronize`. Arrays from `pinned` must be left alone meanwhile; of any other array in main
-    memory a copy has read or written all when the call returns. Memory is the process's until it
-    ends.
+    Copies are queued: each sees the result of what was queued before it, and the host may run ahead
+    of them until `synchronize`. Arrays from `pinned` must not change meanwhile; any other array in
+    main memory has been read or written when `copy` returns. Buffers live as long as the object.
     """
 
     @property
-    def name(self) -> Literal["cpu", "cuda"]:
-        """What ONNX Runtime calls memory of this kind in an IO binding."""
+    def device(self) -> str:
+        """What ONNX Runtime calls this memory in an IO binding, such as ``cuda``."""
+
+    @property
+    def on_host(self) -> bool:
+        """Whether it is main memory: NumPy arrays are bound where they are, without a copy."""
 
     @property
     def stream(self) -> int:
-        """The stream, as a pointer, for ONNX Runtime to queue its kernels in."""
+        """The pointer of the stream that ONNX Runtime is to queue its kernels in; 0 for none."""
 
-    def free_bytes(self) -> int:
-        """The memory that is free now, for every process on the device."""
+    def view(self, buffer: Buffer) -> NDArray[Any] | None:
+        """A buffer as a NumPy array that shares its memory; None unless `on_host`."""
 
-    def allocate(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> DeviceArray:
-        """Zeroed memory.
+    def free_bytes(self) -> int | None:
+        """Bytes that can still be allocated; None if memory is taken only when it is written."""
+
+    def allocate(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Buffer:
+        """Allocates zeroed memory.
 
         Raises:
-            ConfigError: there is not that much.
+            ConfigError: there is not enough.
+        """
+
+    def decommit(self, buffer: Buffer) -> None:
+        """Gives pages that lie wholly within a buffer back to the system, if the memory has pages.
+
+        The content of the buffer is undefined afterwards.
         """
 
     def pinned(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
-        """A zeroed array in main memory that copies need no detour to.
+        """A zeroed array in main memory that the device copies from directly.
 
         Raises:
-            ConfigError: there is not that much.
+            ConfigError: there is not enough.
         """
 
     def copy(
@@ -81,55 +106,148 @@ class Device(Protocol):
     ) -> None:
         """Queues a copy of ``height`` runs of ``width`` bytes, which begin ``pitch`` bytes apart.
 
-        ``target`` and ``source`` are pointers to main memory or the device's.
+        ``target`` and ``source`` are pointers to this memory or to main memory.
         """
 
     def synchronize(self) -> None:
-        """Waits until all that was queued is done.
+        """Waits until everything that was queued is done.
 
         Raises:
             RuntimeError: some of it failed.
         """
 
 
-def copy_array(device: Device, target: DeviceArray, source: DeviceArray) -> None:
-    """Queues a copy between arrays of the same size."""
-    num_bytes = source.num_bytes
-    assert target.num_bytes == num_bytes, "sizes differ"
-    device.copy(target.pointer, num_bytes, source.pointer, num_bytes, num_bytes, 1)
+class HostMemory:
+    """Main memory, whose pages the operating system commits when they are first written."""
+
+    device = "cpu"
+    on_host = True
+    stream = 0
+
+    def __init__(self) -> None:
+        self._addresses: list[int] = []  # ascending
+        self._mappings: dict[int, mmap.mmap] = {}  # by address
+
+    def view(self, buffer: Buffer) -> NDArray[Any]:
+        address, mapping = self._mapping_of(buffer)
+        return np.ndarray(buffer.shape, buffer.dtype, mapping, buffer.pointer - address)
+
+    def free_bytes(self) -> None:
+        return None
+
+    def allocate(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Buffer:
+        num_bytes = max(prod(shape) * dtype.itemsize, 1)
+        try:
+            mapping = _reserve(num_bytes)
+        except (OSError, OverflowError) as error:
+            raise ConfigError(
+                f"cannot allocate another {num_bytes / 1e9:.2f} GB of memory ({error}); use fewer "
+                "--slots or a shorter --max-context"
+            ) from error
+        pointer = np.frombuffer(mapping, np.uint8).ctypes.data
+        insort(self._addresses, pointer)
+        self._mappings[pointer] = mapping
+        return Buffer(pointer, shape, dtype)
+
+    def decommit(self, buffer: Buffer) -> None:
+        address, mapping = self._mapping_of(buffer)
+        first = buffer.pointer - address
+        start = -(-first // mmap.PAGESIZE) * mmap.PAGESIZE
+        stop = (first + buffer.num_bytes) // mmap.PAGESIZE * mmap.PAGESIZE
+        if start < stop:
+            _advise(mapping, "MADV_DONTNEED", start, stop - start)
+
+    def pinned(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
+        return np.zeros(shape, dtype)
+
+    def copy(
+        self,
+        target: int,
+        target_pitch: int,
+        source: int,
+        source_pitch: int,
+        width: int,
+        height: int,
+    ) -> None:
+        for _ in range(height):
+            ctypes.memmove(target, source, width)
+            target += target_pitch
+            source += source_pitch
+
+    def synchronize(self) -> None:
+        pass
+
+    def _mapping_of(self, buffer: Buffer) -> tuple[int, mmap.mmap]:
+        """The mapping that a buffer lies in, and its address."""
+        address = self._addresses[bisect_right(self._addresses, buffer.pointer) - 1]
+        return address, self._mappings[address]
 
 
-def on_host(array: NDArray[Any]) -> DeviceArray:
-    """A C-contiguous array in main memory, for copies; keep it alive while they may run."""
-    assert array.flags.c_contiguous, "copies take whole runs of bytes"
-    return DeviceArray(array.ctypes.data, array.shape, array.dtype)
+def _reserve(num_bytes: int) -> mmap.mmap:
+    if sys.platform == "win32":
+        return mmap.mmap(-1, num_bytes)
+    # Private, because MADV_DONTNEED frees nothing of a shared mapping, which is the default.
+    mapping = mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    # In the KV cache the tokens of a slot are scattered, head by head. In huge pages, which NumPy
+    # asks for, 8 slots of 2,048 with 20 tokens each of a 135M Llama took 640 MB instead of 22, and
+    # attention was no faster.
+    _advise(mapping, "MADV_NOHUGEPAGE", 0, num_bytes)
+    return mapping
 
 
-def download(device: Device, source: DeviceArray) -> NDArray[Any]:
-    """A copy in main memory of what is in an array once all that was queued is done."""
-    array = np.empty(source.shape, source.dtype)
-    copy_array(device, on_host(array), source)
-    device.synchronize()
-    return array
+def _advise(mapping: mmap.mmap, advice: str, start: int, length: int) -> None:
+    """Gives the operating system advice, which it may not know (Windows) or may refuse."""
+    option = getattr(mmap, advice, None)
+    if option is not None:
+        with suppress(OSError):
+            mapping.madvise(option, start, length)
 
 
 class Staging:
-    """An array on the device that the host writes by way of pinned memory.
+    """A pass's input: how an array of the host gets to where the pass reads it.
 
-    One write at a time: the pass that reads it ends with `Device.synchronize` before the next.
+    In main memory it stays where it is. For a device it is copied through pinned memory to an
+    address that never changes, as a CUDA graph needs it. There is one write at a time: the pass
+    that reads it ends with `Memory.synchronize` before the next.
+
+    Args:
+        memory: where the pass reads it.
+        size: the largest number of elements of one write.
+        dtype: of the elements.
+
+    Raises:
+        ConfigError: there is not enough memory.
     """
 
-    def __init__(self, device: Device, size: int, dtype: Any) -> None:
-        """``size`` is the most elements of one write."""
-        self._device = device
-        self._pinned = device.pinned((size,), np.dtype(dtype))
-        self._array = device.allocate((size,), np.dtype(dtype))
+    def __init__(self, memory: Memory, size: int, dtype: Any) -> None:
+        self._memory = memory
+        self._dtype = np.dtype(dtype)
+        self._written: NDArray[Any] | None = None
+        if not memory.on_host:
+            self._pinned = memory.pinned((size,), self._dtype)
+            self._buffer = memory.allocate((size,), self._dtype)
 
-    def write(self, values: NDArray[Any]) -> DeviceArray:
-        """Queues a copy of an array to the device and returns it there, in the same shape."""
+    def write(self, values: NDArray[Any]) -> Buffer:
+        """Makes a C-contiguous array readable to the next pass, in the same shape."""
+        if self._memory.on_host:
+            self._written = values  # kept alive through the pass
+            return host_buffer(values)
         pinned = self._pinned[: values.size].reshape(values.shape)
         pinned[...] = values
-        target = DeviceArray(self._array.pointer, values.shape, self._array.dtype)
+        target = Buffer(self._buffer.pointer, values.shape, self._dtype)
         if values.size:
-            copy_array(self._device, target, on_host(pinned))
+            copy_buffer(self._memory, target, host_buffer(pinned))
         return target
+
+
+def host_buffer(array: NDArray[Any]) -> Buffer:
+    """A C-contiguous NumPy array as a buffer; keep the array alive while it is in use."""
+    assert array.flags.c_contiguous, "a buffer is contiguous"
+    return Buffer(array.ctypes.data, array.shape, array.dtype)
+
+
+def copy_buffer(memory: Memory, target: Buffer, source: Buffer) -> None:
+    """Queues a copy between buffers of the same size."""
+    num_bytes = source.num_bytes
+    assert target.num_bytes == num_bytes, "the buffers differ in size"
+    memory.copy(target.pointer, num_bytes, source.pointer, num_bytes, num_bytes, 1)

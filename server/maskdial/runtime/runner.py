@@ -1,6 +1,6 @@
 """Runner: passes of a causal model over the KV cache, in place."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -8,92 +8,94 @@ import onnxruntime as ort
 from numpy.typing import NDArray
 
 from maskdial.models.bundle import KVLayout
+from maskdial.runtime.device_logits import DeviceLogits, Logits
 from maskdial.runtime.kv_cache import KVCache
+from maskdial.runtime.memory import Buffer, HostMemory, Memory, Staging, host_buffer
 from maskdial.runtime.session import Session
 
-
-def pass_inputs(
-    input_ids: NDArray[np.int64],
-    starts: NDArray[np.int64],
-    num_tokens: NDArray[np.int64],
-    rows: NDArray[np.int64],
-) -> dict[str, NDArray[Any]]:
-    """What a pass is fed beside the cache, by the names that `maskdial.models.bundle` gives them.
-
-    Args:
-        input_ids: int64 (batch, longest), right-padded.
-        starts: int64 (batch,), tokens that each row has in the cache.
-        num_tokens: int64 (batch,), how many of its tokens are new.
-        rows: int64 (num_rows,), flat indices of the tokens whose logits are wanted.
-    """
-    seqlens_k = (starts + num_tokens - 1).astype(np.int32)
-    return {
-        "input_ids": np.ascontiguousarray(input_ids),
-        "position_ids": starts[:, None] + np.arange(input_ids.shape[1]),
-        "seqlens_k": seqlens_k,
-        "total_sequence_length": np.array(seqlens_k.max() + 1, np.int32),
-        "rows": rows,
-    }
-
-
-def pad_prompts(prompts: Sequence[NDArray[np.int64]]) -> NDArray[np.int64]:
-    """Prompts of different lengths as one batch, int64 (num_prompts, longest), right-padded."""
-    token_ids = np.zeros((len(prompts), max(map(len, prompts))), np.int64)
-    for row, prompt in zip(token_ids, prompts, strict=True):
-        row[: len(prompt)] = prompt
-    return token_ids
+_LONGEST = "total_sequence_length"
 
 
 class Runner:
-    """Runs prompts and decode steps; a pass writes the new keys and values where they stay.
+    """Runs prefill and decode passes, which write the new keys and values where they stay.
 
-    Past and present of each layer are bound to the same memory: adjoining slots of the cache. Those
-    bindings are made once per first slot and number of slots, and only the small inputs are bound
-    anew.
+    Each layer's past and present are bound to the same memory, adjacent slots of the cache. These
+    bindings are made once per first slot and number of slots; only the small inputs and the logits
+    are bound for each pass. The host waits for each pass. All passes must run in one thread.
 
     Args:
-        session: of a causal graph on the CPU; `maskdial.models.bundle` has its inputs and outputs.
+        session: of a causal graph; `maskdial.models.bundle` lists its inputs and outputs.
         layout: the shape of a layer's cache.
-        slots: sequences that the cache holds.
-        max_length: most tokens per sequence.
+        memory: that of the session's provider, where the cache and the logits lie. Default: main
+            memory.
+        slots: number of sequences that the cache holds.
+        max_length: maximum number of tokens per sequence.
         vocab_size: the width of the logits.
+        max_tokens: maximum number of tokens of one pass, padding included. Default: one full slot.
+        max_rows: maximum number of rows of logits of one prefill pass. Default: one full slot.
+        batch_sizes: the sizes that decode steps are padded to, ascending, in addition to ``slots``,
+            so that each of them can be captured as a CUDA graph. Default: no padding.
 
     Raises:
-        ConfigError: the cache does not fit into memory.
+        ConfigError: the memory is too small.
     """
 
     def __init__(
-        self, session: Session, layout: KVLayout, *, slots: int, max_length: int, vocab_size: int
+        self,
+        session: Session,
+        layout: KVLayout,
+        *,
+        memory: Memory | None = None,
+        slots: int,
+        max_length: int,
+        vocab_size: int,
+        max_tokens: int | None = None,
+        max_rows: int | None = None,
+        batch_sizes: Sequence[int] = (),
     ) -> None:
         self._session = session
-        self._vocab_size = vocab_size
-        self.cache = KVCache.allocate(layout, slots, max_length)
-        self._decode_logits: NDArray[np.float32] = np.empty((slots, vocab_size), np.float32)
+        self._memory = memory = HostMemory() if memory is None else memory
+        self._max_length = max_length
+        self._batch_sizes = (*(size for size in batch_sizes if size < slots), slots)
+        self._pads = bool(batch_sizes)
+        self.cache = KVCache.allocate(memory, layout, slots, max_length)
+        max_tokens = max(max_tokens or max_length, slots)
+        max_rows = max_rows or max_length
+        self._decode_logits = _LogitsBuffer(memory, slots, vocab_size)
+        self._prefill_logits = _LogitsBuffer(memory, max_rows, vocab_size)
+        inputs = {
+            "input_ids": Staging(memory, max_tokens, np.int64),
+            "position_ids": Staging(memory, max_tokens, np.int64),
+            "seqlens_k": Staging(memory, slots, np.int32),
+            "rows": Staging(memory, max(max_rows, slots), np.int64),
+        }
+        self._inputs = {n: each for n, each in inputs.items() if n in session.input_names}
+        self._takes_longest = _LONGEST in session.input_names
+        # A captured step is given this for its longest row: the length is a part of the graph, and
+        # the kernels go by each row's own length.
+        self._longest = np.array(max_length, np.int32)
         self._bindings: dict[tuple[int, int], ort.IOBinding] = {}
+        self._bound_logits: dict[tuple[int, int], tuple[_LogitsBuffer, int]] = {}
 
     def prefill(
         self, slot: int, token_ids: NDArray[np.int64], start: int, num_logits: int = 1
-    ) -> NDArray[np.float32]:
+    ) -> Logits:
         """Reads a piece of a text into a slot.
 
         Args:
             slot: whose first ``start`` tokens are in the cache.
             token_ids: int64 (num_tokens,), at least one.
             start: position of the first of them.
-            num_logits: how many of them the logits are wanted of, counted from the last.
+            num_logits: how many of them to compute logits for, counted from the last.
 
         Returns:
-            Logits, float32 (num_logits, vocab_size).
+            Logits, float32 (num_logits, vocab_size), valid until the next prefill.
         """
         num_tokens = len(token_ids)
-        logits = np.empty((num_logits, self._vocab_size), np.float32)
         rows = np.arange(num_tokens - num_logits, num_tokens)
-        self._run(slot, token_ids[None], np.array([start]), np.array([num_tokens]), rows, logits)
-        return logits
+        return self._prefill(slot, token_ids[None], np.array([start]), np.array([num_tokens]), rows)
 
-    def prefill_together(
-        self, slot: int, prompts: Sequence[NDArray[np.int64]]
-    ) -> NDArray[np.float32]:
+    def prefill_together(self, slot: int, prompts: Sequence[NDArray[np.int64]]) -> Logits:
         """Reads several whole prompts into empty slots, from ``slot`` on, as one padded batch.
 
         Args:
@@ -101,18 +103,17 @@ class Runner:
             prompts: int64 (num_tokens,) each.
 
         Returns:
-            The logits of each prompt's last token, float32 (num_prompts, vocab_size).
+            The logits of each prompt's last token, float32 (num_prompts, vocab_size), valid until
+            the next prefill.
         """
         num_tokens = np.array([len(prompt) for prompt in prompts])
-        token_ids = pad_prompts(prompts)
-        logits = np.empty((len(prompts), self._vocab_size), np.float32)
+        token_ids = _pad(prompts)
         rows = np.arange(len(prompts)) * token_ids.shape[1] + num_tokens - 1
-        self._run(slot, token_ids, np.zeros_like(num_tokens), num_tokens, rows, logits)
-        return logits
+        return self._prefill(slot, token_ids, np.zeros_like(num_tokens), num_tokens, rows)
 
     def decode(
         self, token_ids: NDArray[np.int64], lengths: NDArray[np.int64], rows: NDArray[np.int64]
-    ) -> NDArray[np.float32]:
+    ) -> Logits:
         """One step of the sequences in slots 0..n-1.
 
         Args:
@@ -123,14 +124,46 @@ class Runner:
         Returns:
             Logits, float32 (num_rows, vocab_size), valid until the next decode.
         """
-        logits = self._decode_logits[: len(rows)]
-        self._run(0, token_ids[:, None], lengths, np.ones_like(lengths), rows, logits)
+        if self._pads:
+            self._padded_step(token_ids, lengths)
+            logits = self._decode_logits.rows(rows)
+        else:
+            ones = np.ones_like(lengths)
+            self._run(0, token_ids[:, None], lengths, ones, rows, self._decode_logits)
+            logits = self._decode_logits.first(len(rows))
+        self.cache.lengths[rows] = lengths[rows] + 1
         return logits
 
     def warm_up(self) -> None:
-        """Runs a first pass of each kind; slot 0 must not be in use."""
+        """Runs a first pass of each kind, which captures the decode steps; all slots are empty."""
         self.prefill(0, np.zeros(1, np.int64), 0)
-        self.decode(*np.array([[0], [1], [0]], np.int64))
+        for batch in self._batch_sizes if self._pads else (1,):
+            self.decode(*np.zeros((3, batch), np.int64))
+        self.cache.lengths[0] = 0
+
+    def _prefill(
+        self,
+        slot: int,
+        token_ids: NDArray[np.int64],
+        starts: NDArray[np.int64],
+        num_tokens: NDArray[np.int64],
+        rows: NDArray[np.int64],
+    ) -> Logits:
+        self._run(slot, token_ids, starts, num_tokens, rows, self._prefill_logits)
+        self.cache.lengths[slot : slot + len(token_ids)] = starts + num_tokens
+        return self._prefill_logits.first(len(rows))
+
+    def _padded_step(self, token_ids: NDArray[np.int64], lengths: NDArray[np.int64]) -> None:
+        """A decode step of the next batch size, whose last rows are dummies."""
+        num_rows = len(token_ids)
+        batch = next(size for size in self._batch_sizes if size >= num_rows)
+        padded = np.zeros((batch, 1), np.int64)
+        padded[:num_rows, 0] = token_ids
+        # A dummy row writes where its slot's next token goes, or over the last one of a full slot.
+        starts = np.minimum(self.cache.lengths[:batch], self._max_length - 1)
+        starts[:num_rows] = lengths
+        rows = np.arange(batch)
+        self._run(0, padded, starts, np.ones_like(starts), rows, self._decode_logits, batch)
 
     def _run(
         self,
@@ -139,29 +172,78 @@ class Runner:
         starts: NDArray[np.int64],
         num_tokens: NDArray[np.int64],
         rows: NDArray[np.int64],
-        logits: NDArray[np.float32],
+        logits: "_LogitsBuffer",
+        captured_size: int | None = None,
     ) -> None:
         """One pass of ``input_ids`` (batch, longest), right-padded, in the slots from ``slot`` on.
 
         Row i has ``num_tokens[i]`` tokens, which follow the first ``starts[i]`` of its slot.
+        ``rows`` are the flat indices of the tokens to compute logits for. With a
+        ``captured_size`` the pass is captured under that number, if the session captures passes.
         """
-        batch = len(input_ids)
-        feeds = pass_inputs(input_ids, starts, num_tokens, rows)
-        if (slot, batch) not in self._bindings:
-            self._bindings[slot, batch] = self._bind_cache(slot, batch)
-        binding = self._bindings[slot, batch]
-        for name in feeds.keys() & self._session.input_names:
-            array = feeds[name]  # bound without a copy: `feeds` keeps it alive through the pass
-            binding.bind_input(name, "cpu", 0, array.dtype, array.shape, array.ctypes.data)
-        binding.bind_output("logits", "cpu", 0, logits.dtype, logits.shape, logits.ctypes.data)
-        self._session.run_with_binding(binding)
+        seqlens_k = (starts + num_tokens - 1).astype(np.int32)
+        longest = np.array(seqlens_k.max() + 1, np.int32)
+        if captured_size is not None and self._session.captures:
+            longest = self._longest
+        feeds: dict[str, NDArray[Any]] = {
+            "input_ids": np.ascontiguousarray(input_ids),
+            "position_ids": starts[:, None] + np.arange(input_ids.shape[1]),
+            "seqlens_k": seqlens_k,
+            "rows": rows,
+        }
+        binding = self._binding(slot, len(input_ids))
+        for name, staging in self._inputs.items():
+            _bind(binding.bind_input, name, self._memory.device, staging.write(feeds[name]))
+        if self._takes_longest:  # the operators read it on the host
+            _bind(binding.bind_input, _LONGEST, "cpu", host_buffer(longest))
+        wanted = logits, len(rows)
+        if self._bound_logits.get((slot, len(input_ids))) != wanted:
+            self._bound_logits[slot, len(input_ids)] = wanted
+            _bind(binding.bind_output, "logits", self._memory.device, logits.buffer[: len(rows)])
+        self._session.run_with_binding(binding, captured_size)
+        self._memory.synchronize()
 
-    def _bind_cache(self, slot: int, n: int) -> ort.IOBinding:
-        binding = self._session.io_binding()
-        for kind, arrays in (("key", self.cache.keys), ("value", self.cache.values)):
-            for layer, array in enumerate(arrays):
-                view = array[slot : slot + n]
-                where = ("cpu", 0, view.dtype, view.shape, view.ctypes.data)
-                binding.bind_input(f"past_{kind}.{layer}", *where)
-                binding.bind_output(f"present_{kind}.{layer}", *where)
-        return binding
+    def _binding(self, slot: int, batch: int) -> ort.IOBinding:
+        """A binding of some adjacent slots of the cache."""
+        if (slot, batch) not in self._bindings:
+            binding = self._bindings[slot, batch] = self._session.io_binding()
+            for kind, buffers in (("key", self.cache.keys), ("value", self.cache.values)):
+                for layer, buffer in enumerate(buffers):
+                    view, device = buffer[slot : slot + batch], self._memory.device
+                    _bind(binding.bind_input, f"past_{kind}.{layer}", device, view)
+                    _bind(binding.bind_output, f"present_{kind}.{layer}", device, view)
+        return self._bindings[slot, batch]
+
+
+class _LogitsBuffer:
+    """Where passes of one kind write their logits, float32 (max_rows, vocab_size)."""
+
+    def __init__(self, memory: Memory, max_rows: int, vocab_size: int) -> None:
+        self.buffer = memory.allocate((max_rows, vocab_size), np.dtype(np.float32))
+        self._memory = memory
+        self._view = memory.view(self.buffer)
+
+    def first(self, num_rows: int) -> Logits:
+        """The first rows."""
+        if self._view is not None:
+            return self._view[:num_rows]
+        return DeviceLogits(self.buffer, np.arange(num_rows), self._memory)
+
+    def rows(self, rows: NDArray[np.int64]) -> Logits:
+        """Some rows, by their indices."""
+        if self._view is not None:
+            return self._view[rows]
+        return DeviceLogits(self.buffer, rows, self._memory)
+
+
+def _pad(prompts: Sequence[NDArray[np.int64]]) -> NDArray[np.int64]:
+    """Prompts of different lengths as one batch, int64 (num_prompts, longest), right-padded."""
+    token_ids = np.zeros((len(prompts), max(map(len, prompts))), np.int64)
+    for row, prompt in zip(token_ids, prompts, strict=True):
+        row[: len(prompt)] = prompt
+    return token_ids
+
+
+def _bind(bind: Callable[..., None], name: str, device: str, buffer: Buffer) -> None:
+    """Binds an input or an output to memory."""
+    bind(name, device, 0, buffer.dtype, buffer.shape, buffer.pointer)

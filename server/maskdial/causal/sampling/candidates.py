@@ -1,7 +1,7 @@
-"""Candidates: the tokens that one is drawn from, and how they are narrowed down.
+"""Candidates: the tokens to draw from, and how they are narrowed down.
 
-The order is that of transformers: temperature, top-k, top-p, min-p, typical-p. Each of them works
-on what the one before it left. Nothing here sorts a whole vocabulary.
+The order is that of transformers: temperature, top-k, top-p, min-p, typical-p. Each step works on
+what the one before it has left. Nothing here sorts a whole vocabulary.
 """
 
 import math
@@ -13,17 +13,17 @@ from maskdial.causal.sampling.params import SamplingParams
 
 _BLOCK = 512
 _MIN_GROUPS = 512
-_FEW = 1024  # no more are sorted faster than they are put into bins
-_BIN_SHIFT = 18  # leaves 5 bits of mantissa: the floats of one bin differ by 3% at most
-# The logarithm of 1e12. What is less likely than the likeliest token by more weighs less, in a
-# vocabulary of 100,000, than the rounding of float32.
+_SORT_LIMIT = 1024  # up to here, sorting all keys is faster than sorting them into bins first
+_BIN_SHIFT = 18  # leaves 5 bits of mantissa: the floats of a bin differ by at most 3%
+# ln(1e12). In a vocabulary of 100,000, tokens that are less likely than the likeliest by a larger
+# factor weigh less, together, than the rounding of float32.
 _NEGLIGIBLE = 27.6
 _BITS_OF_ONE = np.uint32(0x3F800000)
-_LEAST_LOG = np.float32(-1e4)
+_MIN_LOG = np.float32(-1e4)
 
 
 def _block_sums(values: NDArray[np.float32]) -> NDArray[np.float32]:
-    """The sum of each block of values. To sum them up in float64 is exact enough, and fast."""
+    """The sum of each block of values; summing these up in float64 is fast and exact enough."""
     sums: NDArray[np.float32] = np.add.reduceat(values, np.arange(0, len(values), _BLOCK))
     return sums
 
@@ -33,12 +33,12 @@ def _sum(values: NDArray[np.float32]) -> float:
 
 
 class Candidates:
-    """Tokens and their unnormalised probabilities.
+    """Tokens and their unnormalized probabilities.
 
     Attributes:
         token_ids: int64 (num_candidates,); None stands for the whole vocabulary.
         log: float32 (num_candidates,), natural logarithms of the weights, at most 0.
-        weights: float32 (num_candidates,), in proportion to the probabilities, at most 1.
+        weights: float32 (num_candidates,), proportional to the probabilities, at most 1.
         total: the sum of the weights.
     """
 
@@ -83,7 +83,7 @@ class Candidates:
         return Candidates(token_ids, self.log[indices], self.weights[indices])
 
     def pick(self, u: float) -> int:
-        """The id of the token that the share ``u``, in [0, 1), of the total falls on."""
+        """Draws a token: the id at which the cumulative weight passes the share ``u``, in [0, 1)."""
         ends = np.cumsum(self._sums, dtype=np.float64)
         target = u * ends[-1]
         block = int(np.searchsorted(ends, target, side="right"))
@@ -93,7 +93,7 @@ class Candidates:
         before = ends[block - 1] if block else 0.0
         index = int(np.searchsorted(within, target - before, side="right"))
         if index == len(within):
-            # The two sums differ by rounding: take the block's last token that has any weight.
+            # Rounding made the two sums differ: take the block's last token with any weight.
             index = int(np.flatnonzero(weights)[-1])
         return start + index if self.token_ids is None else int(self.token_ids[start + index])
 
@@ -107,19 +107,19 @@ def narrow(
     """The candidates that temperature, top-k, top-p, min-p and typical-p leave.
 
     Args:
-        scores: float32 (vocab_size,); -inf keeps a token from being drawn.
-        greatest: the greatest of them, a finite number.
+        scores: float32 (vocab_size,); a token with -inf is never drawn.
+        greatest: the maximum score, finite.
         params: of a sequence that is not greedy.
-        softmax: the same scores' softmax, where the caller has it.
+        softmax: the softmax of the scores, if the caller has it.
     """
-    if 0 < params.top_k < len(scores):  # first, as the temperature keeps the order
+    if 0 < params.top_k < len(scores):  # before the temperature, which keeps the order
         token_ids = greatest_k(scores, params.top_k)
         candidates = Candidates.of(scores[token_ids], greatest, params.temperature, token_ids)
     else:
         candidates = _likely_enough(scores, greatest, params, softmax)
     if params.top_p < 1.0:
         candidates = candidates.at(_nucleus(candidates, params.top_p))
-    if params.min_p > 0.0:  # nothing has dropped the likeliest token, whose weight is 1
+    if params.min_p > 0.0:  # the likeliest token, whose weight is 1, is still there
         likely = candidates.weights >= np.float32(params.min_p)
         candidates = candidates.at(np.flatnonzero(likely))
     if params.typical_p < 1.0:
@@ -133,7 +133,7 @@ def _likely_enough(
     params: SamplingParams,
     softmax: Candidates | None,
 ) -> Candidates:
-    """All tokens, or where more will be dropped anyway, those that weigh anything at all."""
+    """All tokens; if others are dropped later anyway, only those with a weight that matters."""
     if softmax is not None and params.temperature == 1.0:
         return softmax
     if params.top_p < 1.0 or params.min_p > 0.0 or params.typical_p < 1.0:
@@ -145,10 +145,10 @@ def _likely_enough(
 
 
 def greatest_k(values: NDArray[np.float32], k: int) -> NDArray[np.intp]:
-    """Where the k greatest values are and those equal to the k-th, ascending.
+    """The indices of the k greatest values and of those equal to the k-th, ascending.
 
-    The k-th greatest of the maxima of disjoint groups is a lower bound of the k-th greatest value.
-    Few values reach it, and only they are looked at more closely.
+    The k-th greatest maximum of disjoint groups is a lower bound of the k-th greatest value. Few
+    values reach it, and only those are partitioned.
     """
     num_groups = max(4 * k, _MIN_GROUPS)
     group_size = len(values) // num_groups
@@ -166,10 +166,10 @@ def _kth_greatest(values: NDArray[np.float32], k: int) -> np.float32:
 
 
 def _nucleus(candidates: Candidates, top_p: float) -> NDArray[np.intp]:
-    """Where the smallest set of greatest weights is that holds the share top_p (arXiv:1904.09751).
+    """The nucleus: indices of the fewest greatest weights that hold top_p (arXiv:1904.09751).
 
-    Of equal weights the lower index comes first. The result is ascending, so that a share falls on
-    the same token however the set was found.
+    Of equal weights the lower index comes first. The indices ascend, so that a draw does not depend
+    on how the set was found.
     """
     likely = _likely(candidates, top_p)
     weights = candidates.weights[likely]
@@ -178,10 +178,10 @@ def _nucleus(candidates: Candidates, top_p: float) -> NDArray[np.intp]:
 
 
 def _likely(candidates: Candidates, share: float) -> NDArray[np.intp]:
-    """Where the weights are that are not below (1 - share) of the mean.
+    """The indices of the weights that are at least (1 - share) of the mean.
 
-    All others together weigh less than (1 - share) of the total: a set of greatest weights that
-    holds the share needs none of them.
+    All others together weigh less than (1 - share) of the total, so the greatest weights that hold
+    the share are among these.
     """
     cut = (1 - share) * candidates.total / len(candidates)
     # The greatest weight is 1, and rounding must not put the cut above it.
@@ -189,17 +189,18 @@ def _likely(candidates: Candidates, share: float) -> NDArray[np.intp]:
 
 
 def _typical(candidates: Candidates, typical_p: float) -> NDArray[np.intp]:
-    """Where the tokens are whose information is nearest to the entropy (arXiv:2202.00666).
+    """The indices of the tokens whose information is nearest to the entropy (arXiv:2202.00666).
 
-    They are taken until they hold the share typical_p; all that are as far off as the last stay.
+    Tokens are taken until they hold the share typical_p, with all that are as far as the last one.
     """
     weights, total = candidates.weights, candidates.total
-    log = np.maximum(candidates.log, _LEAST_LOG)  # 0 * -inf is not a number
+    log = np.maximum(candidates.log, _MIN_LOG)  # 0 * -inf is NaN
     mean_log = _sum(weights * log) / total
-    # A token's information is log(total) - log, so that is its distance from the entropy:
+    # A token's information is log(total) - log, and the entropy is log(total) - mean_log.
     distance = np.abs(log - np.float32(mean_log))
     entropy = math.log(total) - mean_log
-    # What unlikely tokens have at least. If that is twice the entropy, they come last.
+    # The least information of the tokens that `_likely` drops. If that is at least twice the
+    # entropy, they are farther from it than any other token and come last.
     information = math.log(len(candidates) / (1 - typical_p))
     if information >= 2 * entropy:
         near = _likely(candidates, typical_p)
@@ -217,17 +218,17 @@ def _smallest_set(
     *,
     with_ties: bool = False,
 ) -> NDArray[np.intp]:
-    """Where the smallest keys are whose weights sum up to the target.
+    """The indices of the smallest keys whose weights sum up to the target.
 
-    Of equal keys the first are taken, or ``with_ties`` all that equal the last one. The keys are
-    the bits of floats that are not negative, which sort as the floats do: their leading bits put
-    them into bins, and only the bin in which the target is reached is sorted.
+    Of equal keys the first are taken, or with ``with_ties`` all that equal the last one. Keys are
+    the bits of non-negative floats, which sort as the floats do. Their leading bits put them into
+    bins, and only the bin in which the target is reached is sorted.
     """
-    if len(keys) <= _FEW:
+    if len(keys) <= _SORT_LIMIT:
         before, last = np.empty(0, np.intp), np.arange(len(keys))
     else:
         bins = (keys >> _BIN_SHIFT).astype(np.intp)
-        bins -= bins.min()  # as few as possible
+        bins -= bins.min()  # keeps the table of bins small
         mass = np.bincount(bins, weights).cumsum()
         last_bin = min(int(np.searchsorted(mass, target)), len(mass) - 1)
         before, last = np.flatnonzero(bins < last_bin), np.flatnonzero(bins == last_bin)
@@ -242,7 +243,7 @@ def _smallest_set(
 def _sorted_by(keys: NDArray[np.uint32], indices: NDArray[np.intp]) -> NDArray[np.intp]:
     """Ascending indices, sorted by their keys; equal keys keep their order.
 
-    One sort of keys and indices packed together takes a fifth of the time of a stable argsort.
+    Sorting keys and indices packed together takes a fifth of the time of a stable argsort.
     """
     packed = (keys[indices].astype(np.uint64) << np.uint64(32)) | indices.astype(np.uint64)
     packed.sort()

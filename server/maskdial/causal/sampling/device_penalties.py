@@ -1,4 +1,4 @@
-"""Penalties on the device: which tokens of a row are penalised, and by how much."""
+"""Penalties for the device: which tokens of a row are penalized, and by how much."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -7,25 +7,29 @@ import numpy as np
 from numpy.typing import NDArray
 
 from maskdial.causal.sequence import Sequence
-from maskdial.runtime.memory import Device, DeviceArray, Staging
+from maskdial.runtime.memory import Buffer, Memory, Staging
 
-MOST_PENALISED = 4096
-_FEWEST = 64
+MAX_PENALIZED = 4096
+"""The largest number of penalized tokens in a row that is sampled on the device."""
+
+_MIN_WIDTH = 64
 
 
 @dataclass(frozen=True, slots=True)
 class TokenPenalties:
-    """Different tokens, int64 (n,), ascending, and what is subtracted from their scores.
+    """The tokens that a sequence penalizes, and what is subtracted from their scores.
 
-    That is float32 (n,). The repetition penalty comes before it, and is the same for all of them.
+    The repetition penalty is applied before that, and is the same for all of them.
     """
 
     token_ids: NDArray[np.int64]
+    """int64 (n,), unique and ascending."""
     subtracted: NDArray[np.float32]
+    """float32 (n,), what the frequency and presence penalties make of it."""
 
     @classmethod
     def of(cls, sequence: Sequence) -> "TokenPenalties | None":
-        """Those of a sequence's next token; None where nothing is penalised."""
+        """The penalties for a sequence's next token; None if nothing is penalized."""
         params = sequence.params
         of_prompt = params.repetition_penalty != 1.0
         by_count = bool(params.frequency_penalty or params.presence_penalty)
@@ -33,41 +37,39 @@ class TokenPenalties:
         if not (of_prompt or by_count) or not len(token_ids):
             return None
         if not by_count:
-            different = np.unique(token_ids)
-            return cls(different, np.zeros(len(different), np.float32))
-        different, places = np.unique(token_ids, return_inverse=True)
-        generated = places[len(token_ids) - sequence.num_generated :]
-        counts = np.bincount(generated, minlength=len(different))
+            unique = np.unique(token_ids)
+            return cls(unique, np.zeros(len(unique), np.float32))
+        unique, indices = np.unique(token_ids, return_inverse=True)
+        generated = indices[len(token_ids) - sequence.num_generated :]
+        counts = np.bincount(generated, minlength=len(unique))
         penalties = counts * params.frequency_penalty + params.presence_penalty
-        return cls(different, np.where(counts, penalties, 0).astype(np.float32))
+        return cls(unique, np.where(counts, penalties, 0).astype(np.float32))
 
 
 class PenaltyStaging:
-    """Takes penalties to the device.
+    """Copies penalties to the device.
 
     Args:
-        device: where they are needed.
-        max_rows: most rows of one pass.
+        memory: the device's.
+        max_rows: maximum number of rows of one pass.
     """
 
-    def __init__(self, device: Device, max_rows: int) -> None:
-        self._token_ids = Staging(device, max_rows * MOST_PENALISED, np.int64)
-        self._subtracted = Staging(device, max_rows * MOST_PENALISED, np.float32)
+    def __init__(self, memory: Memory, max_rows: int) -> None:
+        self._token_ids = Staging(memory, max_rows * MAX_PENALIZED, np.int64)
+        self._subtracted = Staging(memory, max_rows * MAX_PENALIZED, np.float32)
 
-    def write(
-        self, num_rows: int, penalties: Mapping[int, TokenPenalties]
-    ) -> dict[str, DeviceArray]:
-        """Queues a copy of the penalties of some rows, each of `MOST_PENALISED` tokens at most.
+    def write(self, num_rows: int, penalties: Mapping[int, TokenPenalties]) -> dict[str, Buffer]:
+        """Queues a copy of the penalties of some rows, each with at most `MAX_PENALIZED` tokens.
 
-        Rows are filled up with their first token, once more with the same penalty: to write a
-        score twice does no harm. The others penalise token 0 by nothing.
+        A row is padded with its first token and that token's penalty: writing a score twice does no
+        harm. Rows without penalties subtract 0 from token 0.
 
         Returns:
-            ``token_ids`` and ``penalties``, (num_rows, width). The width is a power of two, so
-            that there are few of them.
+            ``token_ids`` and ``penalties``, (num_rows, width). The width is a power of two, so that
+            there are few different ones to bind.
         """
-        most = max(len(each.token_ids) for each in penalties.values())
-        width = max(_FEWEST, 1 << (most - 1).bit_length())
+        longest = max(len(each.token_ids) for each in penalties.values())
+        width = max(_MIN_WIDTH, 1 << (longest - 1).bit_length())
         token_ids = np.zeros((num_rows, width), np.int64)
         subtracted = np.zeros((num_rows, width), np.float32)
         for row, each in penalties.items():

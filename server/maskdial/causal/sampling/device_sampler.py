@@ -1,4 +1,4 @@
-"""DeviceSampler: tokens drawn where the logits lie."""
+"""DeviceSampler: tokens drawn on the device that holds the logits."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -7,24 +7,24 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from maskdial.causal.sampling.counter_random import CounterRandom
-from maskdial.causal.sampling.device_penalties import MOST_PENALISED, PenaltyStaging, TokenPenalties
+from maskdial.causal.sampling.device_penalties import MAX_PENALIZED, PenaltyStaging, TokenPenalties
+from maskdial.causal.sampling.philox import Philox
 from maskdial.causal.sampling.sampler import Sample, Sampler
-from maskdial.causal.sampling.sampler_graph import BLOCK, MOST_CANDIDATES, Kind, SamplerGraph
+from maskdial.causal.sampling.sampler_graph import BLOCK, MAX_CANDIDATES, Kind, SamplerGraph
 from maskdial.causal.sequence import Sequence
 from maskdial.errors import MaskdialError
-from maskdial.runtime.device_logits import DeviceLogits
-from maskdial.runtime.memory import Device, DeviceArray
+from maskdial.runtime.device_logits import DeviceLogits, Logits
+from maskdial.runtime.memory import Buffer, Memory
 from maskdial.runtime.session import SessionOptions
 
-_OFF = 2.0  # a share that no set of tokens reaches
-_LEAST_SHARE = 1e-300  # reached by the likeliest token alone
-_GREATEST_UNIFORM = 1 - 2.0**-52  # so that no product with it rounds to the other factor
+_OFF = 2.0  # a top_p that no set of tokens reaches
+_MIN_TOP_P = 1e-300  # the likeliest token alone reaches it
+_MAX_UNIFORM = 1 - 2.0**-52  # so that no product with it rounds to the other factor
 
 
 @dataclass(frozen=True, slots=True)
 class _Draw:
-    """A token that the device is to draw, and the graph for it."""
+    """A token to draw on the device, and the graph that can draw it."""
 
     index: int
     sequence: Sequence
@@ -33,31 +33,31 @@ class _Draw:
 
 
 class DeviceSampler:
-    """Chooses tokens where the logits lie; what it cannot do there, the host's `Sampler` does.
+    """Chooses tokens on the device; rows that it cannot do go to the host's `Sampler`.
 
-    Penalties, temperature, top-k, top-p, min-p and seeds are for the device. Grammars, biases,
-    typical-p, the likeliest tokens beside the chosen one and ends that are held back are for the
-    host; so are rows that need more candidates than the device sorts, and those whose logits are
-    no numbers.
+    The device applies penalties, temperature, top-k, top-p, min-p and seeds. The host gets rows
+    with a grammar, ``logit_bias``, ``typical_p``, ``top_n_tokens`` or an unfulfilled
+    ``min_new_tokens``, rows that need more candidates than the device sorts, and rows whose logits
+    are not finite.
 
-    The tokens are those of the host's sampler, but where a share falls on the boundary of two
-    tokens so closely that rounding decides: weights on the device are as exact as float32 is.
+    Tokens are those that the host's sampler draws, unless the uniform number falls so close to the
+    boundary of two tokens that rounding decides: weights on the device are float32.
 
     Args:
-        device: where the logits are.
-        host: the sampler for the rest.
+        memory: where the logits are.
+        host: the sampler for the other rows.
         vocab_size: the length of the logits' rows.
-        max_rows: most rows of one pass; more of them take several.
-        options: of the sessions, with the device's provider and stream.
+        max_rows: maximum number of rows of one pass; more rows take several passes.
+        options: for the sessions, with the device's provider and stream.
 
     Raises:
         BundleError: ONNX Runtime cannot load the graphs.
-        ConfigError: the provider did not come up, or the memory is not there.
+        ConfigError: the provider did not start, or the memory is too small.
     """
 
     def __init__(
         self,
-        device: Device,
+        memory: Memory,
         host: Sampler,
         *,
         vocab_size: int,
@@ -67,34 +67,32 @@ class DeviceSampler:
         self._host = host
         self._vocab_size = vocab_size
         self._max_rows = max_rows
-        self._num_candidates = min(vocab_size, MOST_CANDIDATES)
-        self._sees_all = vocab_size <= MOST_CANDIDATES
-        self._random = CounterRandom()
+        self._num_candidates = min(vocab_size, MAX_CANDIDATES)
+        self._sees_all = vocab_size <= MAX_CANDIDATES
+        self._random = Philox()
         self._graphs = {
-            (kind, penalised): SamplerGraph(
+            (kind, penalized): SamplerGraph(
                 kind,
-                penalised,
-                device,
+                penalized,
+                memory,
                 vocab_size=vocab_size,
                 max_rows=max_rows,
                 options=options,
             )
             for kind in Kind
-            for penalised in (False, True)
+            for penalized in (False, True)
         }
-        self._penalties = PenaltyStaging(device, max_rows)
+        self._penalties = PenaltyStaging(memory, max_rows)
 
-    def sample(
-        self, logits: NDArray[np.float32] | DeviceLogits, sequences: Iterable[Sequence]
-    ) -> list[Sample | MaskdialError]:
-        """As `maskdial.causal.sampling.sampler.TokenSampler` says."""
+    def sample(self, logits: Logits, sequences: Iterable[Sequence]) -> list[Sample | MaskdialError]:
+        """See `maskdial.causal.sampling.sampler.TokenSampler`."""
         if not isinstance(logits, DeviceLogits):
             return self._host.sample(logits, sequences)
         sequences = list(sequences)
         samples: dict[int, Sample | MaskdialError] = {}
         for draws in self._by_kind(sequences):
             for start, rows in self._passes(logits.rows, draws):
-                samples |= self._pass(logits.array[start : start + max(rows) + 1], rows)
+                samples |= self._pass(logits.buffer[start : start + max(rows) + 1], rows)
         rest = [i for i in range(len(sequences)) if i not in samples]
         if rest:
             on_host = self._host.sample(logits[rest], [sequences[i] for i in rest])
@@ -102,7 +100,7 @@ class DeviceSampler:
         return [samples[i] for i in range(len(sequences))]
 
     def _by_kind(self, sequences: list[Sequence]) -> list[list[_Draw]]:
-        """What the device can draw, in as few kinds as may be."""
+        """What the device can draw, grouped into as few kinds as possible."""
         draws: dict[Kind, list[_Draw]] = {kind: [] for kind in Kind}
         for i, sequence in enumerate(sequences):
             kind = self._kind(sequence)
@@ -114,7 +112,7 @@ class DeviceSampler:
         return [each for each in draws.values() if each]
 
     def _kind(self, sequence: Sequence) -> Kind | None:
-        """What can draw a sequence's token; None is the host."""
+        """The kind of graph that can draw a sequence's token; None for the host."""
         params = sequence.params
         if (
             sequence.grammar is not None
@@ -128,7 +126,7 @@ class DeviceSampler:
         if params.typical_p < 1.0:
             return None
         if 0 < params.top_k < self._vocab_size:
-            # The candidates must reach beyond top-k, to show how many are equal to the k-th.
+            # The candidates must reach beyond top-k, to show which others equal the k-th.
             fits = params.top_k < self._num_candidates or self._sees_all
             return Kind.FEW if fits else None
         return Kind.FEW if params.top_p < 1.0 or params.min_p > 0.0 else Kind.ALL
@@ -137,12 +135,12 @@ class DeviceSampler:
         if penalties is None:
             return True
         token_ids = penalties.token_ids
-        return len(token_ids) <= MOST_PENALISED and token_ids[-1] < self._vocab_size
+        return len(token_ids) <= MAX_PENALIZED and token_ids[-1] < self._vocab_size
 
     def _passes(
         self, rows: NDArray[np.int64], draws: list[_Draw]
     ) -> Iterator[tuple[int, dict[int, _Draw]]]:
-        """The first row of each pass, and what is drawn from each row, counted from the first."""
+        """The first row of each pass, and what to draw by row, counted from that one."""
         start, together = 0, dict[int, _Draw]()
         for draw in sorted(draws, key=lambda draw: int(rows[draw.index])):
             place = int(rows[draw.index]) - start
@@ -155,10 +153,11 @@ class DeviceSampler:
         if together:
             yield start, together
 
-    def _pass(self, logits: DeviceArray, draws: Mapping[int, _Draw]) -> dict[int, Sample]:
-        """One pass over adjoining rows, of which only some may have something to draw.
+    def _pass(self, logits: Buffer, draws: Mapping[int, _Draw]) -> dict[int, Sample]:
+        """Draws from adjacent rows, not all of which need to have something to draw.
 
-        What the device could not draw after all is left out.
+        Returns:
+            Samples by the index of the sequence; what the device could not draw is missing.
         """
         kinds = {draw.kind for draw in draws.values()}
         kind = Kind.FEW if Kind.FEW in kinds else kinds.pop()
@@ -175,7 +174,7 @@ class DeviceSampler:
         }
 
     def _inputs(self, num_rows: int, draws: Mapping[int, _Draw]) -> dict[str, NDArray[Any]]:
-        """What the graphs need to know of each row; the names are theirs."""
+        """The graphs' inputs for each row, by name, (num_rows,) each."""
         inputs: dict[str, NDArray[Any]] = {
             "repetition_penalty": np.ones(num_rows, np.float32),
             "temperature": np.ones(num_rows, np.float32),
@@ -189,7 +188,7 @@ class DeviceSampler:
             params = draw.sequence.params
             inputs["repetition_penalty"][row] = params.repetition_penalty
             if params.greedy:
-                continue  # the first of the tokens that are as likely as the likeliest
+                continue  # rank 0 and uniform 0 give the first of the likeliest tokens
             inputs["temperature"][row] = params.temperature
             if 0 < params.top_k < self._vocab_size:
                 inputs["kth"][row] = params.top_k - 1
@@ -197,30 +196,30 @@ class DeviceSampler:
                 inputs["kth"][row] = self._num_candidates - 1
                 inputs["least_total"][row] = 1
             if params.top_p < 1.0:
-                inputs["top_p"][row] = max(params.top_p, _LEAST_SHARE)
+                inputs["top_p"][row] = max(params.top_p, _MIN_TOP_P)
             inputs["min_p"][row] = params.min_p
             uniform = self._random.uniform(draw.sequence.seed, draw.sequence.num_generated)
-            inputs["uniform"][row] = min(uniform, _GREATEST_UNIFORM)
+            inputs["uniform"][row] = min(uniform, _MAX_UNIFORM)
         return inputs
 
     def _covered(
         self, kind: Kind, inputs: Mapping[str, NDArray[Any]], outputs: Mapping[str, NDArray[Any]]
     ) -> NDArray[np.bool_]:
-        """Whose token is what the host would have drawn."""
+        """Which rows have the token that the host would have drawn, bool (num_rows,)."""
         logprobs = outputs["logprob"][:, 0]
         if kind is Kind.GREEDY:
             covered: NDArray[np.bool_] = np.isfinite(logprobs) & np.isfinite(outputs["best"][:, 0])
             return covered
-        # Penalties may make infinite scores of finite logits. The weights are no numbers then, and
-        # no candidate is kept.
+        # Penalties may turn finite logits into infinite scores. Then the weights are NaN, and no
+        # candidate is kept.
         total = outputs["total"][:, 0]
         covered = np.isfinite(logprobs) & np.isfinite(total) & (total > 0)
         if kind is Kind.ALL:
             covered &= outputs["place"][:, 0] < BLOCK
         if kind is Kind.FEW and not self._sees_all:
-            # Where the last candidate is left out, so are all others of the vocabulary. That it is
-            # within top-k says that there may be more like it.
+            # If the last candidate is dropped, so is the rest of the vocabulary. If it is kept, or
+            # within top-k, there may be more tokens like it beyond the candidates.
             has_top_k = inputs["least_total"] == 0
-            left = np.where(has_top_k, outputs["in_top_k"][:, -1], outputs["kept"][:, -1])
-            covered &= ~left
+            cut_off = np.where(has_top_k, outputs["in_top_k"][:, -1], outputs["kept"][:, -1])
+            covered &= ~cut_off
         return covered

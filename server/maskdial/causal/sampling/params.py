@@ -10,31 +10,31 @@ class SamplingParams:
     """How a sequence is generated; the API checks the ranges.
 
     Attributes:
-        max_new_tokens: most tokens to generate, at least 1.
-        min_new_tokens: until there are as many, nothing but a full context ends the text: neither
-            end-of-sequence and ``stop_token_ids``, which are not drawn, nor stop strings.
-        do_sample: draw tokens; False takes the most likely one.
-        temperature: divides the logits; below 1e-5 it is greedy.
-        top_k: draw from the k most likely tokens (and those equal to the k-th); 0 is off.
-        top_p: draw from the smallest set of tokens whose probability reaches this; 1 is off.
+        max_new_tokens: maximum number of tokens to generate, at least 1.
+        min_new_tokens: minimum number of tokens: before it, only a full context ends the text.
+            End-of-sequence and ``stop_token_ids`` are not drawn, and stop strings do not count.
+        do_sample: whether tokens are drawn; otherwise the most likely one is chosen.
+        temperature: divides the logits; below 1e-5 the choice is greedy.
+        top_k: draw from the k most likely tokens (and those equal to the k-th); 0 disables it.
+        top_p: draw from the smallest set of tokens whose probability reaches this; 1 disables it.
         min_p: draw from tokens at least this many times as likely as the likeliest
-            (arXiv:2407.01082); 0 is off.
+            (arXiv:2407.01082); 0 disables it.
         typical_p: draw from the tokens whose information is nearest to the distribution's entropy,
-            up to this probability (arXiv:2202.00666); 1 is off.
-        repetition_penalty: divides positive and multiplies negative logits of tokens that are in
-            the prompt or were generated (CTRL, arXiv:1909.05858); 1 is off.
+            up to this probability (arXiv:2202.00666); 1 disables it.
+        repetition_penalty: divides positive and multiplies negative logits of tokens in the prompt
+            or the generated text (CTRL, arXiv:1909.05858); 1 disables it.
         frequency_penalty: subtracted from a token's logit once for each time it was generated
-            (OpenAI); 0 is off.
-        presence_penalty: subtracted once from the logits of all tokens that were generated
-            (OpenAI); 0 is off.
-        logit_bias: pairs of token id and what is added to its logit.
+            (OpenAI); 0 disables it.
+        presence_penalty: subtracted once from the logit of each token that was generated (OpenAI);
+            0 disables it.
+        logit_bias: pairs of a token id and a number to add to its logit.
         seed: of the sequence's own random numbers, below 2**64; None draws one.
         stop: strings that end the text.
         include_stop: whether the stop string is part of the text.
         stop_token_ids: tokens that end the text.
-        ignore_eos: go on after the end-of-sequence token.
-        top_n_tokens: report that many of the likeliest tokens beside each chosen one.
-        prompt_logprobs: report the log-probabilities of the prompt's own tokens.
+        ignore_eos: whether to continue after the end-of-sequence token.
+        top_n_tokens: how many of the likeliest tokens to report beside each chosen one.
+        prompt_logprobs: whether to report the log-probabilities of the prompt's own tokens.
     """
 
     max_new_tokens: int = 20
@@ -59,5 +59,5 @@ class SamplingParams:
 
     @property
     def greedy(self) -> bool:
-        """Whether tokens are chosen without chance."""
+        """Whether the most likely token is always chosen."""
         return not self.do_sample or self.temperature < _GREEDY_TEMPERATURE

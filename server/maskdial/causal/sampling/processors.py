@@ -1,8 +1,8 @@
-"""Processors: what is done to a model's logits before a token is chosen.
+"""Processors: changes to a model's logits before a token is chosen.
 
-They and their order are those of transformers (`GenerationMixin._get_logits_processor`): bias,
-repetition penalty, minimum length, grammar. OpenAI's frequency and presence penalties come after
-the repetition penalty, as in vLLM.
+They are those of transformers (`GenerationMixin._get_logits_processor`), in the same order: bias,
+repetition penalty, minimum length, grammar. OpenAI's frequency and presence penalties follow the
+repetition penalty, as in vLLM.
 """
 
 import math
@@ -19,13 +19,13 @@ _NEVER = np.float32(-math.inf)
 def process(
     logits: NDArray[np.float32], sequence: Sequence, eos_token_ids: frozenset[int]
 ) -> NDArray[np.float32]:
-    """The scores that a sequence's next token is chosen by, float32 (vocab_size,).
+    """The scores by which a sequence's next token is chosen, float32 (vocab_size,).
 
-    Tokens that must not be chosen score -inf. If nothing but the ``eos_token_ids`` and the
-    sequence's own ``stop_token_ids`` is left, they are allowed before ``min_new_tokens`` too.
+    Tokens that must not be chosen score -inf. If only ``eos_token_ids`` and the sequence's own
+    ``stop_token_ids`` are left, they are allowed even before ``min_new_tokens``.
 
     Args:
-        logits: float32 (vocab_size,); not changed, and returned itself where nothing applies.
+        logits: float32 (vocab_size,); not changed, and returned as it is if nothing applies.
         sequence: whose parameters, tokens and grammar apply.
         eos_token_ids: the model's end-of-sequence tokens, all below vocab_size.
 
@@ -42,7 +42,7 @@ def process(
         scores = _penalize_frequency(scores, sequence.generated_ids, params)
     if sequence.grammar is not None:
         scores = np.where(sequence.grammar.allowed(), scores, _NEVER)
-    # After the grammar, which may leave nothing but an ending.
+    # After the grammar, which may leave nothing but the end of the text.
     if sequence.num_generated < params.min_new_tokens:
         scores = _hold_back(scores, eos_token_ids, params.stop_token_ids)
     return scores

@@ -1,15 +1,15 @@
-"""CounterRandom: random numbers that depend on a seed and a position only."""
+"""Philox: random numbers that depend on a seed and a position only."""
 
 import numpy as np
 
 _WORD = 2**64 - 1
 
 
-class CounterRandom:
-    """Numpy's Philox (Salmon et al., SC 2011), a counter-based generator. Not thread-safe.
+class Philox:
+    """NumPy's Philox (Salmon et al., SC 2011), a counter-based generator. Not thread-safe.
 
-    One generator is kept and told where to stand: making one for each number would take ten times
-    as long, since it asks the system for entropy first.
+    One generator is kept and its state is set for each number: a new one takes ten times as long,
+    because it asks the system for entropy first.
     """
 
     def __init__(self) -> None:
@@ -17,7 +17,7 @@ class CounterRandom:
         self._state = self._philox.state
 
     def uniform(self, seed: int, index: int) -> float:
-        """Random number ``index`` of a seed below 2**128, in [0, 1), with 53 bits."""
+        """Random number ``index`` of a seed below 2**128, in [0, 1), with 53 random bits."""
         words = self._state["state"]
         words["key"][:] = seed & _WORD, seed >> 64
         words["counter"][:] = index, 0, 0, 0

@@ -1,0 +1,65 @@
+"""Provider: an execution provider of ONNX Runtime, and what the server needs to know to use it."""
+
+from abc import ABC, abstractmethod
+from typing import ClassVar
+
+import onnxruntime as ort
+
+from maskdial.models.bundle import Bundle
+from maskdial.runtime.memory import Memory
+
+
+class Provider(ABC):
+    """An execution provider. The attributes hold for every model that it runs."""
+
+    name: ClassVar[str]
+    """As in ``--provider``."""
+    ort_name: ClassVar[str]
+    """As ONNX Runtime calls it."""
+    disabled_optimizers: ClassVar[frozenset[str]] = frozenset()
+    """Graph optimizers of ONNX Runtime that make passes slower here."""
+    batch_invariant: ClassVar[bool]
+    """Whether kernels compute a row to the same bits in every batch, as measured at export."""
+    slots: ClassVar[int]
+    """How many slots a causal model has by default, if they fit into memory."""
+    prefill_chunk_tokens: ClassVar[int]
+    """How many prompt tokens are prefilled between two decode steps by default."""
+    pad_multiple: ClassVar[int] = 1
+    """What the padded length of a masked batch must be a multiple of."""
+    batch_sizes: ClassVar[tuple[int, ...]] = ()
+    """The sizes that decode steps are padded to, ascending; empty if they are not padded."""
+    captures: ClassVar[bool] = False
+    """Whether decode steps can be captured as CUDA graphs."""
+
+    def installed(self) -> bool:
+        """Whether somebody installed it here, even if it cannot run; ``auto`` skips it if not."""
+        return self.in_build()
+
+    def in_build(self) -> bool:
+        """Whether this installation's ONNX Runtime was built with it."""
+        return self.ort_name in ort.get_available_providers()
+
+    @abstractmethod
+    def check(self, bundle: Bundle) -> None:
+        """Checks that it can run a bundle on this machine.
+
+        Raises:
+            ConfigError: it cannot; the message says why, and what to do.
+        """
+
+    @abstractmethod
+    def memory(self) -> Memory:
+        """The memory that its kernels work in, for one model.
+
+        Raises:
+            ConfigError: its device cannot be used.
+        """
+
+    def options(self, *, stream: int, captures: bool) -> dict[str, str]:
+        """The provider options of a session; ONNX Runtime's documentation lists them.
+
+        Args:
+            stream: pointer of the stream to run passes in; 0 for one of the session's own.
+            captures: whether passes are captured as CUDA graphs.
+        """
+        return {}
