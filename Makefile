@@ -23,7 +23,7 @@ PYTEST := $(BIN)/python -m pytest --numprocesses=$(WORKERS) --maxprocesses=8 --d
 help:
 	@echo "make serve      serve the starter models (runtime packages only, no torch)"
 	@echo "make test       run every test"
-	@echo "make test-fast  run the tests that need no torch, which this does not install"
+	@echo "make test-fast  run the quick tests of server and client; installs no torch"
 	@echo "make coverage   run every test and report the lines that it reaches (htmlcov/)"
 	@echo "make check      lint, check the format and the types"
 	@echo "make format     format, and apply the fixes that are safe"
@@ -39,7 +39,7 @@ test: $(DEV)
 	$(PYTEST) $(ARGS)
 
 test-fast: $(FOR_TESTING)
-	$(PYTEST) --no-torch $(ARGS)
+	$(PYTEST) --no-torch --ignore-glob='*loadtests*' -m "not slow" $(ARGS)
 
 coverage: $(DEV)
 	$(PYTEST) --cov --cov-report=term --cov-report=html $(ARGS)

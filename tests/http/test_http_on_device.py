@@ -19,6 +19,8 @@ from maskdial.models.loading import load_model
 from maskdial.models.registry import STARTER_FOLDER, CausalModel
 from maskdial.runtime.session import Session, SessionOptions
 
+pytestmark = pytest.mark.slow
+
 PROMPTS = ["Once upon a time", "The little dog was very", "Lily and Tom went to the", "One day, a"]
 
 
