@@ -1,33 +1,49 @@
-# `make serve` and `make test` do all their own set-up: a virtual environment in .venv, the packages
-# at the versions in constraints.txt, then the job. Run again, they reinstall only what changed.
+# Every target sets up what it needs on a fresh machine: a virtual environment in .venv and the
+# packages at the versions in constraints.txt. Run again, it reinstalls only what changed.
 
 PYTHON ?= python3
-# Further arguments of `maskdial serve` or pytest: make serve ARGS="--port 9000"
+# Extra arguments for `maskdial serve` or pytest: make serve ARGS="--port 9000"
 ARGS ?=
+# Processes that run tests side by side; 0 runs them all in one, for a debugger.
+WORKERS ?= logical
 
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip
 RUNTIME := .venv/.runtime-installed
+TEST := .venv/.test-installed
 DEV := .venv/.dev-installed
 PROJECTS := pyproject.toml clients/pyproject.toml
-# The development set contains the runtime, so a .venv that has it serves as it is.
-SERVING := $(if $(wildcard $(DEV)),$(DEV),$(RUNTIME))
+DIST := .venv/.dist-installed
+# The development packages include those for tests, which include the runtime's.
+FOR_SERVING := $(firstword $(wildcard $(DEV) $(TEST)) $(RUNTIME))
+FOR_TESTING := $(firstword $(wildcard $(DEV)) $(TEST))
+PYTEST := $(BIN)/python -m pytest --numprocesses=$(WORKERS) --maxprocesses=8 --dist=worksteal
 
-.PHONY: help serve test check format
+.PHONY: help serve test test-fast coverage check format dist
 
 help:
-	@echo "make serve    run the server on the starter models (runtime packages only, no torch)"
-	@echo "make test     run the tests"
-	@echo "make check    lint, check the format and the types"
-	@echo "make format   apply the format and the fixes that are safe"
+	@echo "make serve      serve the starter models (runtime packages only, no torch)"
+	@echo "make test       run every test"
+	@echo "make test-fast  run the quick tests of server and client; installs no torch"
+	@echo "make coverage   run every test and report the lines that it reaches (htmlcov/)"
+	@echo "make check      lint, check the format and the types"
+	@echo "make format     format, and apply the fixes that are safe"
+	@echo "make dist       build the distributions and try them in a fresh environment"
 	@echo
-	@echo 'Variables: PYTHON=python3.12 (for a new .venv), ARGS="--port 9000" (serve), ARGS="-k sampler" (test)'
+	@echo 'Variables: PYTHON=python3.12 (for a new .venv), WORKERS=4 (test processes),'
+	@echo '           ARGS="--port 9000" (serve), ARGS="-k sampler" (test)'
 
-serve: $(SERVING)
+serve: $(FOR_SERVING)
 	$(BIN)/maskdial serve $(ARGS)
 
 test: $(DEV)
-	$(BIN)/python -m pytest $(ARGS)
+	$(PYTEST) $(ARGS)
+
+test-fast: $(FOR_TESTING)
+	$(PYTEST) --no-torch --ignore-glob='*loadtests*' -m "not slow" $(ARGS)
+
+coverage: $(DEV)
+	$(PYTEST) --cov --cov-report=term --cov-report=html $(ARGS)
 
 check: $(DEV)
 	$(BIN)/ruff check .
@@ -39,18 +55,31 @@ format: $(DEV)
 	$(BIN)/ruff format .
 	$(BIN)/python clients/generate_sync.py
 
+dist: $(DIST)
+	$(BIN)/python tools/check_dist.py
+
 $(RUNTIME): $(PROJECTS) constraints.txt | $(BIN)/pip
 	$(PIP) install -c constraints.txt -e ./clients -e .
 	touch $@
 
-# Dependency groups need pip 25.1; Python 3.11 and 3.12 bring an older one.
+# Dependency groups need pip 25.1; Python 3.11 and 3.12 come with an older one.
+$(TEST): $(PROJECTS) constraints.txt | $(BIN)/pip
+	$(PIP) install -c constraints.txt --upgrade pip
+	$(PIP) install -c constraints.txt -e ./clients -e . --group test
+	touch $@
+
 $(DEV): $(PROJECTS) constraints.txt | $(BIN)/pip
 	$(PIP) install -c constraints.txt --upgrade pip
 	$(PIP) install -c constraints.txt -e ./clients -e ".[export]" --group dev
 	touch $@
 
-# pip, not python, marks a usable environment: venv fails after it has linked python where
-# Debian's python3-venv is missing.
+$(DIST): pyproject.toml constraints.txt | $(BIN)/pip
+	$(PIP) install -c constraints.txt --upgrade pip
+	$(PIP) install -c constraints.txt --group dist
+	touch $@
+
+# pip, not python, marks a usable environment: where Debian's python3-venv is missing, venv fails
+# after it has linked python.
 $(BIN)/pip:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "maskdial needs Python 3.11 or newer; name one: make PYTHON=python3.12 ...")'
 	$(PYTHON) -m venv .venv

@@ -1,12 +1,21 @@
-"""What tests of more than one folder share: a real server on a real port."""
+"""Fixtures shared by several folders: a real server on a free port, tiny checkpoints, a fake GPU.
+
+``--no-torch`` runs what needs no torch: see `NoTorch`.
+"""
 
 import asyncio
 import ctypes
+import importlib
+import os
+import re
 import shutil
+import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from importlib.machinery import ModuleSpec
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import httpx
@@ -23,12 +32,71 @@ from maskdial.models.bundle import GRAPH, hash_files, load_bundles, write_manife
 from maskdial.models.registry import STARTER_FOLDER
 from maskdial.runtime.memory import Buffer
 
+# Several processes of tests share the machine, and tiny models gain nothing from more threads.
+SETTINGS: dict[str, Any] = {"threads": 1} if "PYTEST_XDIST_WORKER" in os.environ else {}
+
+
+class NoTorch:
+    """Leaves out every test that needs torch, and fails those that import it nevertheless.
+
+    A test needs torch when its module imports it at the top, or when one of its fixtures asks for
+    the fixture ``torch``. The folder ``export`` needs it throughout.
+    """
+
+    PACKAGES = ("torch", "transformers", "sentence_transformers", "maskdial_export")
+    IMPORT = re.compile(
+        rf"^(from|import) ({'|'.join(PACKAGES)}|safetensors\.torch)\b", re.MULTILINE
+    )
+
+    def find_spec(
+        self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        """Called by every import, as this object is the first in ``sys.meta_path``."""
+        if name.partition(".")[0] in self.PACKAGES:
+            raise ModuleNotFoundError(f"--no-torch forbids the import of {name}", name=name)
+        return None
+
+    @pytest.hookimpl
+    def pytest_ignore_collect(self, collection_path: Path) -> bool | None:
+        if collection_path.is_dir():
+            return collection_path.name == "export" or None
+        return self.IMPORT.search(collection_path.read_text(encoding="utf-8")) is not None or None
+
+    @pytest.hookimpl
+    def pytest_collection_modifyitems(
+        self, config: pytest.Config, items: list[pytest.Item]
+    ) -> None:
+        needing = [item for item in items if "torch" in getattr(item, "fixturenames", ())]
+        config.hook.pytest_deselected(items=needing)
+        items[:] = [item for item in items if item not in needing]
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--no-torch", action="store_true", help="leave out the tests that need torch, and forbid it"
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if config.getoption("no_torch"):
+        plugin = NoTorch()
+        config.pluginmanager.register(plugin)
+        sys.meta_path.insert(0, plugin)
+
+
+@pytest.fixture(scope="session")
+def torch() -> ModuleType:
+    """torch, on one thread: faster for tiny matrices, and other tests run beside these."""
+    module = importlib.import_module("torch")
+    module.set_num_threads(1)
+    return module
+
 
 class RunningServer:
     """A server on its own thread, on a free port."""
 
-    def __init__(self, **settings: object) -> None:
-        self.server = Server(Config(port=0, log_level="warning", **settings))
+    def __init__(self, **settings: Any) -> None:
+        self.server = Server(Config(port=0, log_level="warning", **(SETTINGS | settings)))
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
         deadline = time.monotonic() + 60
@@ -106,13 +174,11 @@ def byte_tokenizer() -> Callable[..., tokenizers.Tokenizer]:
 
 
 @pytest.fixture(scope="session")
-def hybrid(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def hybrid(torch: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A tiny Llama of random weights, with a tokenizer that both masks need."""
-    import torch  # most tests need neither
-    import transformers
+    import transformers  # most tests do without
 
     folder = tmp_path_factory.mktemp("hybrid")
-    torch.set_num_threads(1)
     torch.manual_seed(0)
     tokenizer = make_byte_tokenizer()
     config = transformers.LlamaConfig(
@@ -206,9 +272,9 @@ class FakeDeviceMemory:
     def peek(self, buffer: Buffer) -> NDArray[Any]:
         """What lies in a buffer, to be read and written by a test."""
         assert self._holds(buffer.pointer, buffer.num_bytes)
-        memory = (ctypes.c_byte * buffer.num_bytes).from_address(buffer.pointer)
-        array: NDArray[Any] = np.frombuffer(memory, buffer.dtype).reshape(buffer.shape)
-        return array
+        memory = memoryview((ctypes.c_byte * buffer.num_bytes).from_address(buffer.pointer))
+        values: NDArray[Any] = np.frombuffer(memory, buffer.dtype)
+        return values.reshape(buffer.shape)
 
     def _holds(self, start: int, num_bytes: int) -> bool:
         for array in self._arrays:

@@ -5,6 +5,7 @@ import random
 from collections.abc import Callable
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass, replace
+from types import ModuleType
 
 import numpy as np
 import pytest
@@ -359,16 +360,16 @@ def starter() -> LoadedModel:
 
 @pytest.fixture(scope="session")
 def tiny(
-    byte_tokenizer: Callable[..., tokenizers.Tokenizer], tmp_path_factory: pytest.TempPathFactory
+    torch: ModuleType,
+    byte_tokenizer: Callable[..., tokenizers.Tokenizer],
+    tmp_path_factory: pytest.TempPathFactory,
 ) -> LoadedModel:
     """A small fp32 model of random weights but for its head, which goes in a circle of letters."""
-    import torch
     import transformers
 
     from maskdial_export.export import export
 
     folder = tmp_path_factory.mktemp("tiny")
-    torch.set_num_threads(1)
     torch.manual_seed(0)
     tokenizer = byte_tokenizer()
     tokenizer.save(str(folder / "tokenizer.json"))

@@ -10,6 +10,8 @@ import pytest
 from maskdial.causal.sampling.params import SamplingParams
 from maskdial.causal.sequence import SharedPrompt
 
+pytestmark = pytest.mark.slow
+
 NUM_REQUESTS = 120
 EOS = 0
 STOPS = (" the", "e", "an", ".", ", ", "th", " a", "ing", "\n")

@@ -22,6 +22,8 @@ from maskdial.metrics import Metrics
 from maskdial.models.loading import load_model
 from maskdial.models.registry import STARTER_FOLDER, CausalModel
 
+pytestmark = pytest.mark.slow
+
 SECONDS = float(os.environ.get("MASKDIAL_SOAK_SECONDS", "6"))
 NUM_CLIENTS = 64
 LENGTHS = (1, 6, 50)

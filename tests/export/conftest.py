@@ -1,16 +1,26 @@
-"""Tiny checkpoints of every architecture, random weights, and their bundles."""
+"""Tiny checkpoints of every architecture with random weights, and their bundles.
 
+Tracing takes most of an export's time, so a run traces each checkpoint once (`traced_once`) and
+exports each bundle once, in whichever of its processes asks first (`made_once`).
+"""
+
+import gc
 import json
+import os
 from collections.abc import Callable, Iterator
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
+import onnx_ir as ir
 import pytest
 import tokenizers
 import torch
 import transformers
+from filelock import FileLock
 from tokenizers import models, normalizers, pre_tokenizers, processors
 
+from maskdial_export.checkpoint import Checkpoint
 from maskdial_export.export import export
 
 SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
@@ -155,9 +165,15 @@ POOLING = {
 
 
 @pytest.fixture(scope="session", autouse=True)
-def one_thread() -> None:
-    """Tiny products are faster on one thread, and other tests run beside these."""
+def quick_torch() -> Iterator[None]:
+    """Makes torch quick for tiny models: one thread, and a garbage collector with less to visit.
+
+    The collector would go through all of torch's and transformers' objects many times a trace.
+    """
     torch.set_num_threads(1)
+    gc.freeze()
+    yield
+    gc.unfreeze()
 
 
 def make_tokenizer() -> tokenizers.Tokenizer:
@@ -216,36 +232,92 @@ def write_modules(folder: Path, pooling: str, normalizes: bool) -> None:
     )
 
 
-@pytest.fixture(scope="session")
-def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
-    """The folder of a checkpoint, made once a session; tests that change one make their own."""
-    root = tmp_path_factory.mktemp("checkpoints")
-
-    def get(name: str) -> Path:
-        folder = root / name
-        return folder if folder.is_dir() else make_checkpoint(name, folder)
-
-    return get
+MakeOnce = Callable[[str, Callable[[Path], object]], Path]
 
 
 @pytest.fixture(scope="session")
-def bundle(
-    checkpoint: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory
-) -> Callable[[str], Path]:
-    """The folder of a checkpoint's bundle, exported once a session."""
-    root = tmp_path_factory.mktemp("bundles")
+def made_once(tmp_path_factory: pytest.TempPathFactory) -> MakeOnce:
+    """The folder of a name, made by the given function in the first process that asks for it."""
+    root = tmp_path_factory.getbasetemp()
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        root = root.parent  # of all processes of this run
 
-    def get(name: str) -> Path:
-        folder = root / name
-        if not folder.is_dir():
-            source = checkpoint(name)
-            add_json(source / "tokenizer_config.json", chat_template="{{ messages }}")
-            if name == "llama":
-                add_json(source / "generation_config.json", eos_token_id=[3, 5], temperature=0.7)
-            export(str(source), folder)
+    def get(name: str, make: Callable[[Path], object]) -> Path:
+        folder, partial = root / name, root / f"{name}.partial"
+        folder.parent.mkdir(exist_ok=True)
+        with FileLock(f"{folder}.lock"):
+            if not folder.is_dir():
+                make(partial)
+                partial.rename(folder)
         return folder
 
     return get
+
+
+@pytest.fixture(scope="session")
+def checkpoint(made_once: MakeOnce) -> Callable[[str], Path]:
+    """The folder of a checkpoint, made once a run; tests that change one make their own."""
+
+    def make(name: str, folder: Path) -> None:
+        make_checkpoint(name, folder)
+        add_json(folder / "tokenizer_config.json", chat_template="{{ messages }}")
+        if name == "llama":
+            add_json(folder / "generation_config.json", eos_token_id=[3, 5], temperature=0.7)
+
+    return lambda name: made_once(f"checkpoints/{name}", lambda folder: make(name, folder))
+
+
+@pytest.fixture(scope="session")
+def bundle(checkpoint: Callable[[str], Path], made_once: MakeOnce) -> Callable[[str], Path]:
+    """The folder of a checkpoint's bundle, exported once a run."""
+
+    def get(name: str) -> Path:
+        source = str(checkpoint(name))
+        return made_once(f"bundles/{name}", lambda folder: export(source, folder))
+
+    return get
+
+
+MOST_BYTES = 2**24  # of a checkpoint whose trace is kept
+
+
+@pytest.fixture(scope="session", autouse=True)
+def traced_once() -> Iterator[dict[str, ir.Model]]:
+    """Traces a checkpoint once a process, whatever precisions it is exported at.
+
+    Every use gets a copy of the graph. A test that clears the dictionary has it traced again.
+    """
+    traces: dict[str, ir.Model] = {}
+    trace = Checkpoint.trace
+
+    def trace_once(checkpoint: Checkpoint) -> ir.Model:
+        key = fingerprint(checkpoint)
+        if key is None:
+            return trace(checkpoint)
+        if key not in traces:
+            traces[key] = trace(checkpoint)
+        return traces[key].clone()
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Checkpoint, "trace", trace_once)
+        yield traces
+
+
+def fingerprint(checkpoint: Checkpoint) -> str | None:
+    """A hash of all that a trace depends on; None for a model too large to keep."""
+    tensors = {
+        **dict(checkpoint.model.named_parameters()),
+        **dict(checkpoint.model.named_buffers()),
+    }
+    if sum(tensor.nbytes for tensor in tensors.values()) > MOST_BYTES:
+        return None
+    settings = (checkpoint.task, checkpoint.embedding, checkpoint.kv, checkpoint.reads_both_ways)
+    digest = sha256(f"{type(checkpoint.model)} {settings}".encode())
+    digest.update(checkpoint.model.config.to_json_string(use_diff=False).encode())
+    for name, tensor in tensors.items():
+        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
+        digest.update(tensor.detach().numpy().tobytes())
+    return digest.hexdigest()
 
 
 def add_json(path: Path, **entries: Any) -> None:
@@ -272,7 +344,7 @@ def serve(start_server: Callable[..., Any]) -> Iterator[Callable[..., str]]:
 
     def start(**models: Path) -> str:
         running.append(start_server(models=models))
-        return running[-1].url
+        return str(running[-1].url)
 
     yield start
     for server in running:

@@ -194,7 +194,8 @@ def test_next_sentence_prediction(served: Served) -> None:
 def test_classify_cuts_long_texts_as_transformers(served: Served, direction: str) -> None:
     reference = served.pipeline("text-classification", "nli", direction)
     asked = {"truncate": True, "truncation_direction": direction}
-    inputs = [LONG, as_pair(LONG, TEXTS[0]), as_pair(TEXTS[1], LONG), as_pair(LONG, LONG + "good")]
+    pairs = [(LONG, TEXTS[0]), (TEXTS[1], LONG), (LONG, LONG + "good")]
+    inputs: list[str | dict[str, str]] = [LONG, *(as_pair(*pair) for pair in pairs)]
     reply = served.http.post(
         "/classify", json={"model": "nli", "inputs": inputs, "parameters": asked}
     )
@@ -245,7 +246,7 @@ def by_label(expected: dict[str, Any]) -> list[dict[str, Any]]:
 @pytest.mark.parametrize("direction", ["left", "right"])
 def test_zero_shot_cuts_the_premise_only(served: Served, direction: str) -> None:
     reference = served.pipeline("zero-shot-classification", "nli", direction)
-    asked = {"candidate_labels": LABELS}
+    asked: dict[str, Any] = {"candidate_labels": LABELS}
     error = served.post("/zero-shot-classify", 422, inputs=LONG, parameters=asked)["error"]
     pair = make_tokenizer().encode(LONG, "This example is good.")
     assert f"hypothesis of 'good' take {len(pair)} tokens" in error
@@ -312,7 +313,7 @@ def cross_encoder_logits(served: Served, query: str, truncation_side: str = "rig
 def test_rerank_scores_as_the_cross_encoder(served: Served) -> None:
     logits = cross_encoder_logits(served, "Is the film good?")
     order = np.argsort(-logits).tolist()
-    body = {"query": "Is the film good?", "texts": DOCUMENTS}
+    body: dict[str, Any] = {"query": "Is the film good?", "texts": DOCUMENTS}
     ranked = served.post("/rerank", **body)
     assert all(set(each) == {"index", "score"} for each in ranked)
     assert [each["index"] for each in ranked] == order
@@ -328,7 +329,7 @@ def test_rerank_scores_as_the_cross_encoder(served: Served) -> None:
 
 @pytest.mark.parametrize("direction", ["Left", "right"])
 def test_rerank_cuts_the_longer_text(served: Served, direction: str) -> None:
-    body = {"query": LONG, "texts": DOCUMENTS}
+    body: dict[str, Any] = {"query": LONG, "texts": DOCUMENTS}
     error = sentence(served.post("/rerank", 422, **body))
     pair = make_tokenizer().encode(LONG, DOCUMENTS[0])
     assert f"texts[0]: the query and the text take {len(pair)} tokens together" in error

@@ -117,7 +117,7 @@ def error(client: httpx.Client, route: str, **body: object) -> str:
 
 def cosines(left: np.ndarray, right: np.ndarray) -> np.ndarray:
     lengths = np.linalg.norm(left, axis=1) * np.linalg.norm(right, axis=1)
-    return (left * right).sum(axis=1) / lengths
+    return np.asarray((left * right).sum(axis=1) / lengths)
 
 
 def test_the_export_reads_what_sentence_transformers_does(minilm: Path) -> None:

@@ -46,7 +46,10 @@ def session(folder: Path) -> onnxruntime.InferenceSession:
 
 def run(graph: onnxruntime.InferenceSession, feeds: dict[str, Any]) -> list[np.ndarray]:
     declared = {value.name for value in graph.get_inputs()}
-    return graph.run(None, {name: feeds[name] for name in feeds if name in declared})
+    outputs: list[np.ndarray] = graph.run(
+        None, {name: feeds[name] for name in feeds if name in declared}
+    )
+    return outputs
 
 
 def texts_of(lengths: Sequence[int]) -> list[np.ndarray]:
@@ -81,7 +84,8 @@ def torch_masked(model: Any, feeds: dict[str, np.ndarray], has_types: bool) -> n
     if has_types:
         inputs["token_type_ids"] = feeds["token_type_ids"]
     with torch.no_grad():
-        return model(**{name: torch.tensor(array) for name, array in inputs.items()}).logits.numpy()
+        output = model(**{name: torch.tensor(array) for name, array in inputs.items()})
+    return np.asarray(output.logits)
 
 
 @pytest.mark.parametrize("name", FILL_MASK)

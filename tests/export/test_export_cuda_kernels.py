@@ -5,6 +5,7 @@ ONNX Runtime gives a node without one to the CPU and copies what it reads and wr
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import cast, get_args
 
 import onnx_ir as ir
 import pytest
@@ -12,7 +13,7 @@ from onnx_ir import DataType
 
 from maskdial_export.checkpoint import load_checkpoint
 from maskdial_export.graph import optimise, save
-from maskdial_export.quantise import quantise
+from maskdial_export.quantise import HALF, Precision, quantise
 from maskdial_export.source import find
 
 Types = frozenset[DataType]
@@ -153,12 +154,12 @@ def graphs(
         return optimise((loaded.half() if half else loaded).trace())
 
     def get(name: str, precision: str) -> ir.Graph:
-        half = precision in ("fp16", "int4-fp16")
+        half = precision in HALF
         if half and name not in traced:
             traced[name] = trace(name, half)
         model = traced[name].clone() if half else trace(name, half)
-        if precision == "int8" or precision == "int4-fp16":
-            quantise(model, precision)
+        if precision in get_args(Precision):
+            quantise(model, cast(Precision, precision))
         save(model, folder / "model.onnx")
         return ir.load(folder / "model.onnx").graph
 

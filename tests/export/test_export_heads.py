@@ -100,14 +100,15 @@ def torch_output(model: Any, text: np.ndarray, graph: Graph) -> Any:
 
 def expected_logits(task: str, output: Any, rows: Sequence[int]) -> np.ndarray:
     if task == "question-answering":
-        return torch.stack([output.start_logits[0], output.end_logits[0]], -1)[rows].numpy()
-    logits = output.logits[0]
-    return logits[rows].numpy() if task == "token-classify" else logits.numpy()
+        logits = torch.stack([output.start_logits[0], output.end_logits[0]], -1)[rows]
+    else:
+        logits = output.logits[0][rows] if task == "token-classify" else output.logits[0]
+    return np.asarray(logits)
 
 
 def expected_vector(hidden: np.ndarray, pooling: str, normalized: bool) -> np.ndarray:
     vector = {"mean": hidden.mean(0), "cls": hidden[0], "last": hidden[-1]}[pooling]
-    return vector / np.linalg.norm(vector) if normalized else vector
+    return np.asarray(vector / np.linalg.norm(vector) if normalized else vector)
 
 
 @pytest.mark.parametrize("name", TASKS)

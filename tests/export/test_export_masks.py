@@ -237,7 +237,9 @@ def test_layers_that_the_second_graph_needs_are_kept_in_the_first(
     def write(source: Source, _folder: Path, settings: Settings, _packs: object = ()) -> Written:
         asked.append((source.family, settings.gate.keep))
         kept = (*settings.gate.keep, "more") if len(asked) == 2 else settings.gate.keep
-        quality = QualityReport.model_construct(kept=kept)
+        quality = QualityReport(
+            text="any", text_sha256="", positions=1, figures={}, loss=0, max_loss=None, kept=kept
+        )
         return Written(manifests[source.family].model_copy(update={"quality": quality}), ())
 
     monkeypatch.setattr("maskdial_export.export.write_bundle", write)

@@ -104,7 +104,8 @@ def test_rounding_is_that_of_the_graph(
 
     def round_it(module: Any, arguments: Any, _output: Any) -> torch.Tensor:
         rows = of_rows(arguments[0].flatten(0, -2))
-        return (rows @ of_weight(module.weight.T) + module.bias)[None]
+        product: torch.Tensor = rows @ of_weight(module.weight.T) + module.bias
+        return product[None]
 
     def round_rows(_module: Any, _arguments: Any, output: torch.Tensor) -> torch.Tensor:
         return int8_rows(output[0])[None]

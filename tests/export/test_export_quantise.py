@@ -22,12 +22,12 @@ def draw(*shape: int) -> Floats:
     return GENERATOR.normal(size=shape).astype(np.float32)
 
 
-def initializer(name: str, array: Floats) -> ir.Value:
+def initializer(name: str, array: NDArray[Any]) -> ir.Value:
     return ir.Value(name=name, const_value=ir.tensor(array, name=name))
 
 
 def product(
-    source: ir.Value, name: str, weight: Floats, op_type: str = "MatMul", **kwargs: Any
+    source: ir.Value, name: str, weight: NDArray[Any], op_type: str = "MatMul", **kwargs: Any
 ) -> tuple[ir.Node, list[ir.Value]]:
     """A node that multiplies by a weight (and adds a ``bias``), as the exporter names it."""
     bias = kwargs.pop("bias", None)
@@ -48,7 +48,7 @@ class Graph:
         self.initializers: list[ir.Value] = []
         self.outputs: list[ir.Value] = []
 
-    def multiply(self, name: str, weight: Floats, **kwargs: Any) -> ir.Value:
+    def multiply(self, name: str, weight: NDArray[Any], **kwargs: Any) -> ir.Value:
         node, constants = product(self.x, name, weight, **kwargs)
         self.nodes.append(node)
         self.initializers += constants
@@ -88,7 +88,7 @@ def operators(model: ir.Model) -> Counter[str]:
     return Counter(node.op_type for node in model.graph)
 
 
-def relative_error(actual: Floats, expected: Floats) -> float:
+def relative_error(actual: NDArray[Any], expected: NDArray[Any]) -> float:
     return float(np.linalg.norm(actual - expected) / np.linalg.norm(expected))
 
 
@@ -235,7 +235,8 @@ def test_a_block_too_small_for_a_float16_scale() -> None:
 
 def weights(model: ir.Model) -> dict[tuple[int, ...], np.dtype[Any]]:
     """The types of a graph's constants, by their shapes."""
-    arrays = [value.const_value.numpy() for value in model.graph.initializers.values()]
+    tensors = [value.const_value for value in model.graph.initializers.values()]
+    arrays = [tensor.numpy() for tensor in tensors if tensor is not None]
     return {array.shape: array.dtype for array in arrays if array.ndim > 1}
 
 

@@ -108,10 +108,16 @@ def run(model: ir.Model, **feeds: NDArray[Any]) -> list[Floats]:
     return outputs
 
 
+def arrays_of(model: ir.Model) -> dict[str, NDArray[Any]]:
+    """Each constant by its name."""
+    tensors = {name: value.const_value for name, value in model.graph.initializers.items()}
+    return {name: tensor.numpy() for name, tensor in tensors.items() if tensor is not None}
+
+
 def weights(model: ir.Model) -> dict[str, tuple[tuple[int, ...], np.dtype[Any]]]:
     """Shape and type of each constant of two dimensions."""
-    arrays = {name: each.const_value.numpy() for name, each in model.graph.initializers.items()}
-    return {name: (array.shape, array.dtype) for name, array in arrays.items() if array.ndim == 2}
+    constants = arrays_of(model).items()
+    return {name: (array.shape, array.dtype) for name, array in constants if array.ndim == 2}
 
 
 TABLE = {
@@ -153,7 +159,7 @@ def test_tied_output_layer_reads_the_same_integers(reduce_range: bool) -> None:
     model = quantise(tied(table), "int8", embedding=WORDS, reduce_range=reduce_range)
     assert weights(model) == TABLE
     largest = 63 if reduce_range else 127
-    assert np.abs(model.graph.initializers[f"{WORDS}.int8"].const_value.numpy()).max() == largest
+    assert np.abs(arrays_of(model)[f"{WORDS}.int8"]).max() == largest
     rows, logits = run(model, ids=IDS, x=x)
     step = np.abs(table[IDS]).max(axis=-1, keepdims=True) / largest
     assert (np.abs(rows - table[IDS]) <= 0.501 * step).all()
@@ -174,7 +180,7 @@ def test_transpose_is_computed_when_the_graph_is_loaded(tmp_path: Path) -> None:
 def test_untied_table_has_8_bits_in_any_case() -> None:
     model = untied(draw(TOKENS, COLUMNS), draw(TOKENS, COLUMNS))
     quantise(model, "int8", embedding=WORDS, reduce_range=True)
-    constants = {name: each.const_value.numpy() for name, each in model.graph.initializers.items()}
+    constants = arrays_of(model)
     assert np.abs(constants[f"{WORDS}.int8"]).max() == 127
     assert np.abs(constants[f"{HEAD}.int8"]).max() == 63
 

@@ -167,7 +167,7 @@ def make_checkpoint(name: str, folder: Path) -> Path:
 
 def softmax(logits: np.ndarray) -> np.ndarray:
     exponents = np.exp(logits.astype(np.float64) - logits.max())
-    return exponents / exponents.sum()
+    return np.asarray(exponents / exponents.sum())
 
 
 class Reference:
@@ -320,6 +320,7 @@ def test_inference_client(bundles: dict[str, Path], start_server: Callable[..., 
     for path in ("question-answering", "models/bert"):
         client = InferenceClient(model=f"{server.url}/{path}")
         best = client.question_answering(QUESTION, context)
+        assert not isinstance(best, list)
         assert best.answer == context[best.start : best.end]
         several = client.question_answering(
             QUESTION,
@@ -342,7 +343,7 @@ def test_a_batch_is_answered_as_its_questions_alone(served: Served) -> None:
         {"question": f"{QUESTION} {i}", "context": c} for i, c in enumerate(CONTEXTS.values())
     ]
     parameters = {"top_k": 3, "max_seq_len": 60, "doc_stride": 3}
-    body = {"model": "roberta", "parameters": parameters}
+    body: dict[str, Any] = {"model": "roberta", "parameters": parameters}
     together = served.post(inputs=questions, **body)
     assert together == [served.post(inputs=question, **body) for question in questions]
     assert together[0] == served.post(inputs=questions[:1], **body)[0]

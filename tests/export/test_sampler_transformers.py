@@ -63,6 +63,7 @@ class Allowed:
     """A grammar that allows two thirds of the tokens."""
 
     finished = False
+    ready = True
 
     def __init__(self, vocab_size: int) -> None:
         self._allowed = np.arange(vocab_size) % 3 > 0

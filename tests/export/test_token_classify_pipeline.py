@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import httpx
 import huggingface_hub
@@ -16,7 +16,8 @@ from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
 from maskdial_export.export import export
 
 LABELS = dict(enumerate(("O", "B-PER", "I-PER", "B-LOC", "I-LOC")))
-STRATEGIES = ("none", "simple", "first", "average", "max")
+Strategy = Literal["none", "simple", "first", "average", "max"]
+STRATEGIES: tuple[Strategy, ...] = ("none", "simple", "first", "average", "max")
 SHAPE: dict[str, Any] = {
     "hidden_size": 32,
     "num_hidden_layers": 1,

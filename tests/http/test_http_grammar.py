@@ -70,7 +70,9 @@ def generate(http: httpx.Client, grammar: object, **parameters: object) -> httpx
     return http.post("/generate", json={"inputs": PROMPT, "parameters": parameters})
 
 
-@pytest.mark.parametrize(("grammar", "fits"), GRAMMARS, ids=lambda value: str(value)[:40])
+@pytest.mark.parametrize(
+    ("grammar", "fits"), GRAMMARS, ids=[str(grammar)[:60] for grammar, _ in GRAMMARS]
+)
 def test_texts_are_as_the_grammar_says(
     http: httpx.Client, grammar: dict[str, Any], fits: Callable[[str], object]
 ) -> None:

@@ -23,6 +23,8 @@ from maskdial.runtime.providers.cpu import CpuProvider
 from maskdial.runtime.providers.cuda import CudaProvider
 from maskdial.runtime.session import Session, SessionOptions
 
+pytestmark = pytest.mark.slow
+
 PROMPTS = ["Once upon a time", "The little dog was very", "Lily and Tom went to the", "One day, a"]
 
 

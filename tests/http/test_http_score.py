@@ -16,6 +16,8 @@ import pytest
 
 from maskdial.models.registry import STARTER_FOLDER
 
+pytestmark = pytest.mark.slow
+
 KING = "The old king lived in a house by the sea."
 ODD = ["Été à Orléans 🙂 שלום", "two  spaces\nand a line", "x" * 40, "a"]
 

@@ -1,0 +1,117 @@
+"""Builds every distribution of this repository and tries what an installer would get.
+
+    make dist
+
+Sdists and wheels are left in ``dist/``. The wheels go into a fresh virtual environment, where
+``maskdial serve`` has to answer a request with the starter models and stop when it is told to.
+"""
+
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.error
+import urllib.request
+import venv
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+DIST = ROOT / "dist"
+PROJECTS = [folder for folder in (ROOT / "clients", ROOT) if (folder / "pyproject.toml").is_file()]
+TIMEOUT = 60  # seconds for the server to load its models, to answer, and to stop
+
+
+def run(*command: str | Path, cwd: Path = ROOT) -> None:
+    """Runs a command away from the repository's own packages; ends the script where it fails."""
+    print("$", *command, flush=True)
+    subprocess.run(command, cwd=cwd, env=environment(), check=True)
+
+
+def environment() -> dict[str, str]:
+    return {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+
+
+def build() -> list[Path]:
+    """The wheels of all projects; each is built from its own sdist, as an installer would."""
+    shutil.rmtree(DIST, ignore_errors=True)
+    for project in PROJECTS:
+        run(sys.executable, "-m", "build", "--outdir", DIST, project)
+    run(sys.executable, "-m", "twine", "check", "--strict", *sorted(DIST.iterdir()))
+    return sorted(DIST.glob("*.whl"))
+
+
+def install(wheels: list[Path], folder: Path) -> Path:
+    """A fresh environment with the wheels; returns its folder of programs."""
+    venv.create(folder, with_pip=True)
+    programs = folder / "bin"
+    run(programs / "pip", "install", "--quiet", "-c", ROOT / "constraints.txt", *wheels, cwd=folder)
+    run(programs / "pip", "check", cwd=folder)
+    return programs
+
+
+def free_port() -> int:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return int(listener.getsockname()[1])
+
+
+def request(url: str, body: object = None) -> Any:
+    data = None if body is None else json.dumps(body).encode()
+    message = urllib.request.Request(url, data, {"content-type": "application/json"})
+    with urllib.request.urlopen(message, timeout=TIMEOUT) as reply:
+        return json.load(reply)
+
+
+def wait_until_ready(server: "subprocess.Popen[bytes]", url: str) -> None:
+    deadline = time.monotonic() + TIMEOUT
+    while True:
+        try:
+            request(f"{url}/health/ready")
+            return
+        except (urllib.error.URLError, ConnectionError):  # HTTP 503 among them
+            if server.poll() is not None:
+                sys.exit(f"the server ended with exit code {server.returncode}")
+            if time.monotonic() > deadline:
+                sys.exit(f"the server was not ready within {TIMEOUT} s")
+        time.sleep(0.2)
+
+
+def try_server(programs: Path, folder: Path) -> None:
+    """Serves the starter models, asks for one completion, and stops the server."""
+    port = free_port()
+    command = [programs / "maskdial", "serve", "--port", str(port)]
+    print("$", *command, flush=True)
+    server = subprocess.Popen(command, cwd=folder, env=environment())
+    try:
+        url = f"http://127.0.0.1:{port}"
+        wait_until_ready(server, url)
+        body = {"inputs": "Once upon a time", "parameters": {"max_new_tokens": 8}}
+        text = request(f"{url}/generate", body)["generated_text"]
+        if not text:
+            sys.exit("the server generated no text")
+        print(f"{body['inputs']}{text}", flush=True)
+        server.send_signal(signal.SIGTERM)
+        if server.wait(TIMEOUT) != 0:
+            sys.exit(f"the server stopped with exit code {server.returncode}")
+    finally:
+        server.kill()
+        server.wait()
+
+
+def main() -> None:
+    wheels = build()
+    with tempfile.TemporaryDirectory(prefix="maskdial-dist-") as name:
+        folder = Path(name)
+        try_server(install(wheels, folder / "venv"), folder)
+    for file in sorted(DIST.iterdir()):
+        print(f"dist/{file.name}  {file.stat().st_size:,} bytes")
+
+
+if __name__ == "__main__":
+    main()
