@@ -17,6 +17,7 @@ from maskdial.masked.tasks.task import (
     REFUSE,
     Reading,
     TaskModel,
+    TaskRequest,
     TextOrPair,
     Truncation,
     masked_input,
@@ -37,7 +38,7 @@ class LabelScore:
 
 
 @dataclass(frozen=True, slots=True)
-class ClassifyRequest:
+class ClassifyRequest(TaskRequest[list[list[LabelScore]]]):
     """Texts, or pairs of texts, to score for each label of a classifier."""
 
     task: ClassVar[str] = "classify"
@@ -54,8 +55,6 @@ class ClassifyRequest:
     @property
     def num_texts(self) -> int:
         return len(self.texts)
-
-    num_inputs = num_texts
 
     @property
     def read_seconds(self) -> float:

@@ -14,6 +14,7 @@ from maskdial.masked.tasks.task import (
     REFUSE,
     Reading,
     TaskModel,
+    TaskRequest,
     Truncation,
     masked_input,
     read_texts,
@@ -25,7 +26,7 @@ _TINY = 1e-12  # a zero vector stays zero, as in torch.nn.functional.normalize
 
 
 @dataclass(frozen=True, slots=True)
-class EmbedRequest:
+class EmbedRequest(TaskRequest[NDArray[np.float32]]):
     """Texts to turn into vectors.
 
     ``normalize``: scale to length 1; None: as the model was trained, and always with
@@ -46,8 +47,6 @@ class EmbedRequest:
     @property
     def num_texts(self) -> int:
         return len(self.texts)
-
-    num_inputs = num_texts
 
     @property
     def read_seconds(self) -> float:
@@ -83,7 +82,7 @@ class EmbedRequest:
 
 
 @dataclass(frozen=True, slots=True)
-class SimilarityRequest:
+class SimilarityRequest(TaskRequest[NDArray[np.float64]]):
     """A sentence, and those to compare it with."""
 
     task: ClassVar[str] = "similarity"
@@ -100,14 +99,9 @@ class SimilarityRequest:
     def num_texts(self) -> int:
         return 1 + len(self.sentences)
 
-    num_inputs = num_texts
-
     @property
     def read_seconds(self) -> float:
         return tokenizing_seconds([self.source, *self.sentences])
-
-    def check(self, model: TaskModel) -> None:
-        """Any model that embeds takes it."""
 
     def read(self, model: TaskModel) -> Reading[NDArray[np.float64]]:
         source, num_source = read_texts(

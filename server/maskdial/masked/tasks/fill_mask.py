@@ -19,6 +19,7 @@ from maskdial.masked.tasks.task import (
     REFUSE,
     Reading,
     TaskModel,
+    TaskRequest,
     Truncation,
     about,
     masked_input,
@@ -45,7 +46,7 @@ class Filling:
 
 
 @dataclass(frozen=True, slots=True)
-class FillMaskRequest:
+class FillMaskRequest(TaskRequest[list[list[list[Filling]]]]):
     """Texts whose masks to fill. ``targets``: the only words to score, one token each."""
 
     task: ClassVar[str] = "fill-mask"
@@ -62,8 +63,6 @@ class FillMaskRequest:
     @property
     def num_texts(self) -> int:
         return len(self.texts)
-
-    num_inputs = num_texts
 
     @property
     def read_seconds(self) -> float:

@@ -23,7 +23,7 @@ from tokenizers import Encoding
 from maskdial.errors import ValidationError
 from maskdial.masked.request import MaskedInput, MaskedResult
 from maskdial.masked.tasks.logits import count_windows, finite, largest_indices, softmax
-from maskdial.masked.tasks.task import Reading, TaskModel, about, masked_input
+from maskdial.masked.tasks.task import Reading, TaskModel, TaskRequest, about, masked_input
 from maskdial.models.bundle import Manifest
 from maskdial.models.tokenizer import cut_tokens
 
@@ -56,7 +56,7 @@ class Question:
 
 
 @dataclass(frozen=True, slots=True)
-class QuestionAnsweringRequest:
+class QuestionAnsweringRequest(TaskRequest[list[list[Answer]]]):
     """Questions about contexts; the other fields are named as in transformers."""
 
     task: ClassVar[str] = "question-answering"
@@ -77,8 +77,6 @@ class QuestionAnsweringRequest:
     @property
     def num_texts(self) -> int:
         return len(self.questions)
-
-    num_inputs = num_texts
 
     @property
     def read_seconds(self) -> float:

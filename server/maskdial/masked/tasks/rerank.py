@@ -11,7 +11,14 @@ from maskdial.errors import ValidationError
 from maskdial.masked.request import MaskedResult
 from maskdial.masked.tasks.logits import finite, sigmoid
 from maskdial.masked.tasks.pairs import SECONDS_PER_PAIR, read_pairs
-from maskdial.masked.tasks.task import REFUSE, Reading, TaskModel, Truncation, tokenizing_seconds
+from maskdial.masked.tasks.task import (
+    REFUSE,
+    Reading,
+    TaskModel,
+    TaskRequest,
+    Truncation,
+    tokenizing_seconds,
+)
 from maskdial.models.bundle import Manifest
 
 
@@ -24,7 +31,7 @@ class Rank:
 
 
 @dataclass(frozen=True, slots=True)
-class RerankRequest:
+class RerankRequest(TaskRequest[list[Rank]]):
     """A query, and documents to put in order."""
 
     task: ClassVar[str] = "rerank"
@@ -42,15 +49,10 @@ class RerankRequest:
     def num_texts(self) -> int:
         return len(self.texts)
 
-    num_inputs = num_texts
-
     @property
     def read_seconds(self) -> float:
         pairing = len(self.texts) * SECONDS_PER_PAIR
         return tokenizing_seconds([self.query, *self.texts]) + pairing
-
-    def check(self, model: TaskModel) -> None:
-        """Any cross-encoder takes it."""
 
     def read(self, model: TaskModel) -> Reading[list[Rank]]:
         inputs, num_truncated = read_pairs(

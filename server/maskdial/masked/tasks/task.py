@@ -3,6 +3,7 @@
 `maskdial.requests.understanding` runs any of them: admit, read, submit, answer.
 """
 
+import abc
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -60,25 +61,31 @@ class Reading(Generic[T_co]):
     seconds: float = 0.0
 
 
-class TaskRequest(Protocol[T_co]):
-    """A request for one task, independent of the wire format that it arrived in."""
+class TaskRequest(abc.ABC, Generic[T_co]):
+    """A request for one task, independent of the wire format in which it arrived."""
+
+    __slots__ = ()
 
     task: ClassVar[str]
     """The task's name, as manifests and routes have it."""
 
     @staticmethod
+    @abc.abstractmethod
     def serves(manifest: Manifest) -> bool:
         """Whether a model can do the task."""
 
     @property
+    @abc.abstractmethod
     def num_texts(self) -> int:
         """Texts that the request carries."""
 
     @property
     def num_inputs(self) -> int:
-        """Inputs that they make at least: queue entries."""
+        """Inputs that they make at least: entries of the engine's queue."""
+        return self.num_texts
 
     @property
+    @abc.abstractmethod
     def read_seconds(self) -> float:
         """Estimate of how long `read` takes."""
 
@@ -89,6 +96,7 @@ class TaskRequest(Protocol[T_co]):
             ValidationError: the request does not fit the model.
         """
 
+    @abc.abstractmethod
     def read(self, model: TaskModel) -> Reading[T_co]:
         """Tokenizes the texts.
 

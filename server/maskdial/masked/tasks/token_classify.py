@@ -24,7 +24,13 @@ from tokenizers import Encoding
 from maskdial.errors import ValidationError
 from maskdial.masked.request import MaskedInput, MaskedResult
 from maskdial.masked.tasks.logits import count_windows, finite, softmax
-from maskdial.masked.tasks.task import Reading, TaskModel, masked_input, tokenizing_seconds
+from maskdial.masked.tasks.task import (
+    Reading,
+    TaskModel,
+    TaskRequest,
+    masked_input,
+    tokenizing_seconds,
+)
 from maskdial.models.bundle import Manifest
 from maskdial.models.tokenizer import Tokenizer
 
@@ -65,7 +71,7 @@ class Entity:
 
 
 @dataclass(frozen=True, slots=True)
-class TokenClassifyRequest:
+class TokenClassifyRequest(TaskRequest[list[list[TaggedToken] | list[Entity]]]):
     """Texts whose tokens to tag. A text longer than the model is read in windows.
 
     ``stride``: tokens that neighboring windows share; None: a quarter of a window.
@@ -85,8 +91,6 @@ class TokenClassifyRequest:
     @property
     def num_texts(self) -> int:
         return len(self.texts)
-
-    num_inputs = num_texts
 
     @property
     def read_seconds(self) -> float:

@@ -18,7 +18,14 @@ from maskdial.masked.request import MaskedResult
 from maskdial.masked.tasks.classify import LabelScore
 from maskdial.masked.tasks.logits import finite, sigmoid, softmax
 from maskdial.masked.tasks.pairs import SECONDS_PER_PAIR, read_pairs
-from maskdial.masked.tasks.task import REFUSE, Reading, TaskModel, Truncation, tokenizing_seconds
+from maskdial.masked.tasks.task import (
+    REFUSE,
+    Reading,
+    TaskModel,
+    TaskRequest,
+    Truncation,
+    tokenizing_seconds,
+)
 from maskdial.models.bundle import Manifest
 
 HYPOTHESIS_TEMPLATE = "This example is {}."
@@ -26,7 +33,7 @@ _MAX_QUOTED = 64
 
 
 @dataclass(frozen=True, slots=True)
-class ZeroShotRequest:
+class ZeroShotRequest(TaskRequest[list[list[LabelScore]]]):
     """Texts to score for each of the labels that the request brings."""
 
     task: ClassVar[str] = "zero-shot-classify"
