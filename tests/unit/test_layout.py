@@ -182,7 +182,9 @@ def test_layers_of_the_server_import_downwards(module: str) -> None:
     assert not broken(module, *(name for layer in LAYERS[:depth] for name in layer))
 
 
-@pytest.mark.parametrize("module", [m for package in ENGINES for m in modules_of(package)])
+@pytest.mark.parametrize(
+    "module", ["maskdial.engine", *(m for package in ENGINES for m in modules_of(package))]
+)
 def test_engines_know_nothing_of_http(module: str) -> None:
     assert not broken(module, "fastapi", "starlette", "uvicorn")
 
