@@ -1,15 +1,11 @@
 """Engine: the life of a model's thread, which both engines share.
 
-========  ========================================  ================================
-state     begins with                               a new request
-========  ========================================  ================================
-starting  the constructor                           waits until the model is warm
-serving   the thread's first pass                   runs
-draining  `Engine.stop`                             is refused; those accepted finish
-dead      an exception in the thread's own code     is refused; those accepted fail
-========  ========================================  ================================
+starting   from the constructor on; requests wait until the model is warm
+serving    from the end of the first pass on; requests run
+draining   from `Engine.stop` on; new requests are refused, those accepted may finish
+dead       after the first pass, or code around a later one, has failed; all requests fail
 
-A pass that fails is no such exception: it fails its own requests, and the engine goes on.
+A later pass that fails itself fails its own requests only, and the engine goes on.
 """
 
 import asyncio

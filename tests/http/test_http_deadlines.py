@@ -21,6 +21,7 @@ import pytest
 from maskdial.errors import ValidationError
 from maskdial.http.disconnect import unless_gone
 from maskdial.models.registry import STARTER_FOLDER
+from maskdial.runtime.session import Session
 
 PROMPT = "Once upon a time"
 # Far longer than any deadline here, on any machine.
@@ -70,22 +71,21 @@ def held(engine: Any, num_steps: int = 0) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def held_session(engine: Any) -> Iterator[threading.Event]:
-    """A masked engine whose passes begin, and go on afterwards; the event says that one began."""
-    began, go_on, session = threading.Event(), threading.Event(), engine._session
+def held_passes() -> Iterator[threading.Event]:
+    """Masked passes begin, and go on afterwards; the event says that one began."""
+    began, go_on, run = threading.Event(), threading.Event(), Session.run
 
-    class Held:
-        def run(self, feeds: Any) -> Any:
-            began.set()
-            assert go_on.wait(60)
-            return session.run(feeds)
+    def held_run(session: Session, feeds: Any) -> Any:
+        began.set()
+        assert go_on.wait(60)
+        return run(session, feeds)
 
-    engine._session = Held()
-    try:
-        yield began
-    finally:
-        engine._session = session
-        go_on.set()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Session, "run", held_run)
+        try:
+            yield began
+        finally:
+            go_on.set()
 
 
 def metric(http: httpx.Client, name: str, **labels: str) -> float:
@@ -261,12 +261,11 @@ def test_masked_requests_are_given_up(
     small: Any, small_http: httpx.Client, route: str, queued: bool
 ) -> None:
     name = "sentiment" if route == "/classify" else "hybrid:full"
-    engine = model(small, name).engine
     body = MASKED_BODIES[route]
     label = "/models/{name}" if route.startswith("/models") else route
     num_texts = len(body["inputs"]) if isinstance(body["inputs"], list) else 1
     with ThreadPoolExecutor() as pool, counted(small_http, label, name, num_texts):
-        with held_session(engine) as began:
+        with held_passes() as began:
             first = None
             if queued:
                 first = pool.submit(small_http.post, route, json=body)
@@ -286,9 +285,8 @@ def test_the_servers_own_limit(start_server: Callable[..., Any]) -> None:
             for asked in ({}, {"timeout": 3600}):
                 with counted(http, "/generate", "hybrid"), held(engine):
                     refused(http.post("/generate", json={"inputs": PROMPT} | asked))
-            engine = model(server, "hybrid:full").engine
             for asked in ({}, {"timeout": 3600}):
-                with counted(http, "/fill-mask", "hybrid:full"), held_session(engine):
+                with counted(http, "/fill-mask", "hybrid:full"), held_passes():
                     refused(http.post("/fill-mask", json=MASKED_BODIES["/fill-mask"] | asked))
     finally:
         server.stop()

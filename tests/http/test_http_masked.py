@@ -14,6 +14,7 @@ import httpx
 import pytest
 
 from maskdial.models.registry import STARTER_FOLDER
+from maskdial.runtime.session import Session
 from maskdial_client import Client
 
 KING = "The old king lived in a [MASK] by the sea."
@@ -145,32 +146,32 @@ def test_the_client_reads_the_replies(url: str, narrow: Any) -> None:
         assert cut.label in ("NEGATIVE", "POSITIVE")
 
 
-class HeldSession:
-    """A session whose passes wait for ``go_on``; it keeps the lengths of each pass's texts."""
+class HeldPasses:
+    """Masked passes wait for ``go_on``; keeps the lengths of each pass's texts."""
 
-    def __init__(self, session: Any) -> None:
+    def __init__(self) -> None:
         self.began = threading.Event()
         self.go_on = threading.Event()
         self.passes: list[list[int]] = []
-        self._session = session
-
-    def run(self, feeds: Any) -> Any:
-        self.passes.append(feeds["lengths"].tolist())
-        self.began.set()
-        assert self.go_on.wait(60)
-        return self._session.run(feeds)
 
 
 @contextlib.contextmanager
-def held(engine: Any) -> Iterator[HeldSession]:
-    """A masked engine whose passes wait."""
-    session = engine._session
-    engine._session = HeldSession(session)
-    try:
-        yield engine._session
-    finally:
-        engine._session.go_on.set()
-        engine._session = session
+def held() -> Iterator[HeldPasses]:
+    """Holds the passes of all masked models, and lets them go on afterwards."""
+    passes, run = HeldPasses(), Session.run
+
+    def held_run(session: Session, feeds: Any) -> Any:
+        passes.passes.append(feeds["lengths"].tolist())
+        passes.began.set()
+        assert passes.go_on.wait(60)
+        return run(session, feeds)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Session, "run", held_run)
+        try:
+            yield passes
+        finally:
+            passes.go_on.set()
 
 
 def wait_for(condition: Callable[[], bool]) -> None:
@@ -198,7 +199,6 @@ def narrow(start_server: Callable[..., Any], masked_starter: Path) -> Iterator[A
 
 def test_nothing_starves_behind_a_stream_of_short_texts(narrow: Any) -> None:
     """The long text runs after the few that came before it, not after all the later ones."""
-    engine = narrow.server.config.app.state.context.models.named("sentiment")[0].engine
 
     def num_waiting() -> float:
         with httpx.Client(base_url=narrow.url, timeout=60) as http:
@@ -207,7 +207,7 @@ def test_nothing_starves_behind_a_stream_of_short_texts(narrow: Any) -> None:
     def classify(*texts: str) -> httpx.Response:
         return httpx.post(narrow.url + "/classify", json={"inputs": list(texts)}, timeout=60)
 
-    with concurrent.futures.ThreadPoolExecutor() as pool, held(engine) as session:
+    with concurrent.futures.ThreadPoolExecutor() as pool, held() as session:
         replies = [pool.submit(classify, "Good.")]
         assert session.began.wait(30)
         for texts in (["Good."] * 2, ["word " * 100], ["Bad."] * 200):
@@ -222,7 +222,6 @@ def test_nothing_starves_behind_a_stream_of_short_texts(narrow: Any) -> None:
 
 
 def test_who_leaves_is_dropped_before_it_is_run(narrow: Any) -> None:
-    engine = narrow.server.config.app.state.context.models.named("sentiment")[0].engine
     body = json.dumps({"inputs": ["word " * 50, "word " * 60]}).encode()
     head = f"POST /classify HTTP/1.1\r\nhost: x\r\ncontent-length: {len(body)}\r\n\r\n"
     with httpx.Client(base_url=narrow.url, timeout=60) as http:
@@ -235,7 +234,7 @@ def test_who_leaves_is_dropped_before_it_is_run(narrow: Any) -> None:
             return metric(http, "maskdial_queue_size", model="sentiment")
 
         before = dropped()
-        with concurrent.futures.ThreadPoolExecutor() as pool, held(engine) as session:
+        with concurrent.futures.ThreadPoolExecutor() as pool, held() as session:
             first = pool.submit(http.post, "/classify", json={"inputs": "Good."})
             assert session.began.wait(30)
             leaving = socket.create_connection(("127.0.0.1", httpx.URL(narrow.url).port))

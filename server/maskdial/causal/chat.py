@@ -71,11 +71,6 @@ class ChatTemplate:
                 ) from error
         return cls(source, name=bundle.name, bos_token=bos_token, eos_token=eos_token)
 
-    @property
-    def exists(self) -> bool:
-        """Whether the model has a template."""
-        return self._template is not None
-
     def render(self, messages: Sequence[Mapping[str, str]]) -> str:
         """The prompt for the assistant's next message in a conversation.
 

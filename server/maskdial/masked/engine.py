@@ -148,7 +148,7 @@ class MaskedEngine(Engine):
         with self._changed:
             publish(zip(batch, replies, strict=True))
             self._running = []
-            self._report()
+            self._metrics.requests_running.set(0)
 
     def _warm_up(self) -> None:
         self._compute([MaskedInput((self._pad_token_id,), rows=(0,))])
@@ -172,14 +172,14 @@ class MaskedEngine(Engine):
             self.check_room(len(requests))
             for request in requests:
                 self._batcher.add(request)
-            self._report()
+            self._metrics.queue_size.set(len(self._batcher))
             self._changed.notify()
 
     def _withdraw(self, requests: list[Request]) -> None:
         with self._changed:
-            for request in requests:
-                self._batcher.discard(request)
-            self._report()
+            withdrawn = [request for request in requests if self._batcher.discard(request)]
+            if withdrawn:
+                self._metrics.queue_size.set(len(self._batcher))
 
     def _count_cancelled(self, requests: list[Request], reason: CancelReason) -> None:
         self._metrics.cancelled[reason].inc(sum(each.future.cancelled() for each in requests))
