@@ -118,7 +118,7 @@ def lines(facts: dict[str, Any]) -> list[str]:
     return [
         *([f"NVIDIA GPU: {facts['gpu']}"] * bool(facts["gpu"])),
         f"{facts['processor']} ({', '.join(facts['instructions'])})",
-        f"{facts['machine']}, {facts['threads']} threads a pass, load {facts['load']}",
+        f"{facts['machine']}, {facts['threads']} threads per pass, load {facts['load']}",
         versions,
     ]
 
