@@ -36,8 +36,8 @@ def build_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m training",
         description="Train the starter models and write Hugging Face checkpoints. `sentiment` "
-        "starts from the `masked` checkpoint in --out; `study` trains decoders of several sizes for the "
-        "card of `hybrid`.",
+        "starts from the `masked` checkpoint in --out; `study` trains decoders of several sizes "
+        "for the card of `hybrid`.",
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
     parser.add_argument("model", choices=[*RECIPES, "all", "study"], help="what to train")

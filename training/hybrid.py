@@ -151,9 +151,9 @@ def _is_letter(character: str) -> bool:
 
 
 def length_at(progress: float, step: int) -> int:
-    """Sequence length in tokens: short while the model learns words, the full context last.
+    """Sequence length in tokens: short while the model learns words, the full context at the end.
 
-    Every eighth batch holds texts as short as people ask about.
+    Every eighth batch has texts as short as those of typical requests.
     """
     if step % SHORT_EVERY == 0:
         return SHORT_LENGTH
@@ -165,8 +165,8 @@ def length_at(progress: float, step: int) -> int:
 def build_model(tokenizer: PreTrainedTokenizerFast, shape: Shape) -> Qwen3ForCausalLM:
     """A decoder with heads of 32, two for each key-value head, and tied embeddings.
 
-    Qwen3 is a Llama that normalizes its queries and keys. Under the full mask that shortened the
-    time in which attention does not find the neighbours.
+    Qwen3 is a Llama with normalized queries and keys. Under the full mask, this normalization
+    shortened the phase in which attention does not yet find adjacent tokens.
     """
     end = tokenizer.eos_token_id
     num_heads = shape.width // 32

@@ -279,7 +279,7 @@ def test_a_table_has_a_column_for_each_entrant_that_took_part() -> None:
     assert "absent" not in "".join(table)
     assert not any("do not quote it" in line for line in table)
     once = replace(results[0], rounds=1)
-    assert "Medians of 1 round;" in shape_table("BERT", BERT, [once], players, {})
+    assert "Medians of 1 round." in shape_table("BERT", BERT, [once], players, {})
     cold = shape_table("BERT", BERT, [replace(once, cold=True)], players, {})
     assert "do not quote it" in cold
 
