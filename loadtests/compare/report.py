@@ -55,8 +55,8 @@ def shape_table(
     lines = [
         f"## {heading}",
         "",
-        f"Medians of {_count(rounds[0], rounds[-1])}. A ratio is the time relative to our engine's in "
-        "the same round: median (least to most).",
+        f"Medians of {_count(rounds[0], rounds[-1])}. Ratios are the time relative to our engine's "
+        "in the same round: median (least to most).",
         "",
         *([_COLD, ""] * any(result.cold for result in results)),
         _row(("", *(each.name for each in columns))),

@@ -75,10 +75,8 @@ class Recorder(NullMetrics):
         self._batch = (0, 0)
         self.num_drafts = 0
         self.num_accepted = 0
-        self.num_queried = 0
-        """Prompt tokens looked up in the prefix cache."""
         self.num_hit = 0
-        """Prompt tokens found there."""
+        """Prompt tokens found in the prefix cache."""
         self.peak_kv_bytes = 0
         """Most bytes of the KV cache in use after a step."""
 
@@ -93,7 +91,6 @@ class Recorder(NullMetrics):
         self._steps.append(Step(schedule, run, sample, publish, passes))
 
     def prefix_cache(self, num_queried: int, num_hit: int) -> None:
-        self.num_queried += num_queried
         self.num_hit += num_hit
 
     def speculation(self, num_drafts: int, num_accepted: int) -> None:
