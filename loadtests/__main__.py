@@ -33,8 +33,8 @@ class _Command(Protocol):
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs a command.
 
-    Returns 0; 1 if it failed or found what it looks for (failed requests, texts that disagree);
-    130 after Ctrl-C. Wrong arguments exit with 2.
+    Returns 0; 1 if it failed, or if requests failed or texts disagree; 130 after Ctrl-C. Wrong
+    arguments exit with 2.
     """
     argv = sys.argv[1:] if argv is None else argv
     parser = argparse.ArgumentParser(

@@ -114,7 +114,7 @@ def _fill(model: "PreTrainedModel", pool: "torch.Tensor") -> None:
 def causal_words(num_words: int = CAUSAL_WORDS) -> list[str]:
     """Words that are one token each, with the space before them."""
     joined = {word for _, word in _causal_merges(num_words)}
-    # Merges with the lowest letters come first, so a word in ascending order is never split a + bc.
+    # Merges with lower letters come first: with a < b, the word "abc" is never split into a + bc.
     return [f" {word}" for word in _TRIPLES if word[0] < word[1] and word in joined]
 
 

@@ -12,17 +12,12 @@ from typing import Protocol
 
 from loadtests import LoadTestError
 from loadtests.engines import open_stream
-from loadtests.server import Connection, Reply, post
+from loadtests.server import Connection, Reply, count_tokens, post
 from maskdial.masked.request import MaskedInput
 from maskdial.models.bundle import Bundle
 from maskdial.models.registry import CausalModel, MaskedModel, ServedModel
 
 Client = Callable[[str], Awaitable[int]]
-
-EVENT = b'data: {"index"'
-"""How a token's event begins."""
-
-_OK = 200
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,9 +100,9 @@ class Generation(Work):
         return post("/generate", json.dumps(body).encode())
 
     def count(self, reply: Reply) -> int:
-        num_events = reply.body.count(EVENT)
-        if reply.status != _OK or num_events != self._num_tokens:
-            raise LoadTestError(f"a stream ended after {num_events} tokens: {_shown(reply)}")
+        num_events = count_tokens(reply.body)
+        if not reply.ok or num_events != self._num_tokens:
+            raise LoadTestError(f"a stream ended after {num_events} tokens: {reply}")
         return num_events
 
     async def run(self, model: ServedModel, text: str) -> int:
@@ -126,8 +121,8 @@ class Classification(Work):
         return post("/classify", json.dumps({"inputs": text}).encode())
 
     def count(self, reply: Reply) -> int:
-        if reply.status != _OK:
-            raise LoadTestError(f"a request failed: {_shown(reply)}")
+        if not reply.ok:
+            raise LoadTestError(f"a request failed: {reply}")
         return 1
 
     async def run(self, model: ServedModel, text: str) -> int:
@@ -151,10 +146,6 @@ def work_of(bundle: Bundle, num_tokens: int) -> Work:
     raise LoadTestError(
         f"the task of {bundle.path} is {task}; overhead and scaling need generate or classify"
     )
-
-
-def _shown(reply: Reply) -> str:
-    return f"{reply.status} {reply.body[-200:].decode(errors='replace')}"
 
 
 @asynccontextmanager

@@ -41,7 +41,7 @@ NUM_STREAMS = 8
 """Slots of every causal engine that is measured."""
 
 _MIN_CONTEXT = 128
-_STOP_SECONDS = 10.0
+_STOP_TIMEOUT = 10.0
 EngineT = TypeVar("EngineT", bound=CausalEngine | MaskedEngine)
 
 
@@ -58,7 +58,7 @@ async def started(engine: EngineT) -> AsyncIterator[EngineT]:
     """Runs an engine, warmed up, for the duration of the block."""
     async with AsyncExitStack() as stack:
         engine.start()
-        stack.push_async_callback(asyncio.to_thread, engine.stop, _STOP_SECONDS)
+        stack.push_async_callback(asyncio.to_thread, engine.stop, _STOP_TIMEOUT)
         await engine.warm_up()
         yield engine
 

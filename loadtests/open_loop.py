@@ -69,12 +69,12 @@ class Sample:
 class Limits:
     """Limits of a run; times in seconds.
 
-    ``timeout`` is for one request, from when it is sent. ``drain`` is how long the run waits for
-    open requests after its duration. At most ``max_in_flight`` requests are open; the others wait.
+    ``timeout`` is for one request, from when it is sent. ``drain_timeout`` is for all open
+    requests, after the run's duration. At most ``max_in_flight`` requests are open; others wait.
     """
 
     timeout: float
-    drain: float
+    drain_timeout: float
     max_in_flight: int
 
 
@@ -113,7 +113,7 @@ class Runner:
         self._failed = 0
 
     async def run(self, jobs: Sequence[Job], schedule: Sequence[float], duration: float) -> Run:
-        """Sends ``jobs[i]`` at ``schedule[i]``; ends by ``duration`` + ``limits.drain``."""
+        """Sends ``jobs[i]`` at ``schedule[i]``; ends by ``duration`` + ``limits.drain_timeout``."""
         self._started = asyncio.get_running_loop().time()
         self._slots = asyncio.Semaphore(self._limits.max_in_flight)
         tasks: list[asyncio.Task[None]] = []
@@ -122,7 +122,7 @@ class Runner:
             tasks.append(asyncio.create_task(self._run_job(job, intended)))
         if tasks:
             _, unfinished = await asyncio.wait(
-                tasks, timeout=duration + self._limits.drain - self._now()
+                tasks, timeout=duration + self._limits.drain_timeout - self._now()
             )
             for task in unfinished:
                 task.cancel()

@@ -196,7 +196,7 @@ def print_report(console: Console, report: Report) -> None:
 
 
 def _latency_table(report: Report) -> Table:
-    table = Table(title="milliseconds from the scheduled start")
+    table = Table(title="milliseconds; first token and end to end from the scheduled start")
     for name in ("request", "measure"):
         table.add_column(name)
     for name in ("count", "p50", "p90", "p99", "max"):

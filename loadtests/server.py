@@ -21,8 +21,8 @@ from loadtests import LoadTestError
 
 _LISTENING = re.compile(r"listening on (http://\S+)")
 _POLL_SECONDS = 0.01
-_STOP_SECONDS = 15.0
-_LAST_WORDS_SECONDS = 1.0
+_STOP_TIMEOUT = 15.0
+_LAST_LINES_TIMEOUT = 1.0
 _LOG_LINES = 20
 
 
@@ -108,7 +108,7 @@ class _Log:
         return self._url
 
     def failure(self, what: str) -> LoadTestError:
-        self._thread.join(_LAST_WORDS_SECONDS)
+        self._thread.join(_LAST_LINES_TIMEOUT)
         return LoadTestError("\n".join((f"{what}; its log ends with:", *self._lines)))
 
     def close(self) -> None:
@@ -157,7 +157,7 @@ def _wait_until_ready(
 def _stop(process: "subprocess.Popen[str]") -> None:
     process.terminate()
     try:
-        process.wait(_STOP_SECONDS)
+        process.wait(_STOP_TIMEOUT)
     except subprocess.TimeoutExpired:
         process.kill()
         process.wait()
@@ -169,6 +169,18 @@ class Reply:
 
     status: int
     body: bytes
+
+    @property
+    def ok(self) -> bool:
+        return self.status == httpx.codes.OK
+
+    def __str__(self) -> str:
+        return f"{self.status} {self.body[-200:].decode(errors='replace')}"
+
+
+def count_tokens(data: bytes) -> int:
+    """The number of token events that begin in a piece of an event stream."""
+    return data.count(b'data: {"index"')
 
 
 def post(path: str, content: bytes) -> bytes:

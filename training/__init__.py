@@ -1,1 +1,1 @@
-"""The recipe behind the shipped starter models, and the models that they are measured by."""
+"""Trains the starter models, and the models that they are compared with; see CONTRIBUTING.md."""

@@ -1,10 +1,10 @@
-"""`python -m training MODEL --corpus DIR --out DIR`.
+"""``python -m training MODEL --corpus DIR --out DIR``.
 
-The shipped checkpoints: `hybrid --minutes 85 --bf16 --compile`; `masked --minutes 42 --width 192
---bf16 --compile` and after it `sentiment --minutes 12 --bf16`; on one thread each. With glibc,
-`MALLOC_MMAP_THRESHOLD_=4000000000 MALLOC_TRIM_THRESHOLD_=8000000000 MALLOC_TOP_PAD_=268435456` in
-the environment keeps it from handing the memory of every step back to the system, and made a step
-markedly faster.
+The shipped checkpoints were trained on one thread each by ``hybrid --minutes 85 --bf16
+--compile``, ``masked --minutes 42 --width 192 --bf16 --compile`` and then ``sentiment --minutes 12
+--bf16``. With glibc, ``MALLOC_MMAP_THRESHOLD_=4000000000 MALLOC_TRIM_THRESHOLD_=8000000000
+MALLOC_TOP_PAD_=268435456`` in the environment made steps markedly faster: it keeps glibc from
+returning memory to the system after every step.
 """
 
 from __future__ import annotations
@@ -35,44 +35,42 @@ RECIPES = {
 def build_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m training",
-        description="Train the starter models and write them as Hugging Face checkpoints. "
-        "`sentiment` starts from the `masked` checkpoint in the same --out folder; `study` trains "
-        "decoders of several sizes, for the card of `hybrid`.",
+        description="Train the starter models and write Hugging Face checkpoints. `sentiment` "
+        "starts from the `masked` checkpoint in --out; `study` trains decoders of several sizes "
+        "for the card of `hybrid`.",
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
-    parser.add_argument("model", choices=[*RECIPES, "all", "study"])
-    parser.add_argument("--corpus", type=Path, required=True, help="folder with the texts")
+    parser.add_argument("model", choices=[*RECIPES, "all", "study"], help="what to train")
+    parser.add_argument("--corpus", type=Path, required=True, help="folder with the training texts")
     parser.add_argument("--out", type=Path, required=True, help="folder for the checkpoints")
     parser.add_argument(
         "--minutes",
         type=float,
         default=35.0,
-        help="time budget of each model; longer learns more, and the schedule stretches with it",
+        help="time budget per model; the learning rate schedule stretches with it",
     )
     parser.add_argument("--device", choices=["auto", "cpu", "cuda"], default="auto")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--threads", type=int, default=1, help="CPU threads PyTorch may use")
-    parser.add_argument("--resume", action="store_true", help="go on from a checkpoint in --out")
+    parser.add_argument("--seed", type=int, default=0, help="random seed")
+    parser.add_argument("--threads", type=int, default=1, help="CPU threads of PyTorch")
+    parser.add_argument("--resume", action="store_true", help="continue from a checkpoint in --out")
     parser.add_argument(
         "--bf16",
         action="store_true",
-        help="bfloat16 matrix products in pretraining: half again as fast where the processor "
-        "has them, slower elsewhere",
+        help="bfloat16 matrix products in training: 1.5 times as fast on processors that support "
+        "them, slower on others",
     )
     parser.add_argument(
         "--compile",
         action="store_true",
-        help="compile the layers before pretraining, which takes a minute and a C++ compiler and "
-        "saves a sixth of a step",
+        help="compile the layers first: takes a minute, needs a C++ compiler and saves a sixth of "
+        "each step",
     )
     shape = Shape()
     parser.add_argument("--width", type=int, default=shape.width, help="hidden width")
-    parser.add_argument("--layers", type=int, default=shape.layers)
+    parser.add_argument("--layers", type=int, default=shape.layers, help="number of layers")
+    parser.add_argument("--vocabulary", type=int, default=shape.vocabulary, help="vocabulary size")
     parser.add_argument(
-        "--vocabulary", type=int, default=shape.vocabulary, help="its number of tokens"
-    )
-    parser.add_argument(
-        "--cloze", type=Path, help="a JSON list of sentences to fill in, for the cards"
+        "--cloze", type=Path, help="JSON list of fill-in sentences to score on the cards"
     )
     return parser
 

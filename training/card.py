@@ -1,4 +1,4 @@
-"""What is written beside a checkpoint: its figures for programs, and a model card for people."""
+"""Card: a checkpoint's figures, as JSON for programs and as a model card for people."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ POLARITY = """\
 
 @dataclass(frozen=True, slots=True)
 class Card:
-    """One model card: what the model is, what it learned from, what was measured."""
+    """A model card: what the model is, what it was trained on, and what was measured."""
 
     title: str
     summary: str
@@ -36,19 +36,19 @@ class Card:
     limits: str
     figures: Mapping[str, Figure]
     study: str = ""
-    """Markdown: how the size was chosen."""
+    """How the size was chosen, in Markdown."""
     samples: Mapping[str, str] = field(default_factory=dict)
-    """Unedited output of the model by prompt."""
+    """Unedited output of the model, by prompt."""
 
     def write(self, folder: Path) -> None:
-        """`README.md`, and `training.json` with the same figures and samples."""
+        """Writes `README.md`, and `training.json` with the same figures and samples."""
         record = asdict(self)
         measured = {**record["figures"], "samples": record["samples"]}
         (folder / "training.json").write_text(json.dumps(measured, indent=2) + "\n", "utf-8")
         (folder / "README.md").write_text(self.text(), "utf-8")
 
     def text(self) -> str:
-        """The card as Markdown, with the front matter that the Hugging Face hub reads."""
+        """The card in Markdown, with the Hugging Face hub's front matter."""
         rows = "\n".join(
             f"| {name.replace('_', ' ')} | {_shown(value)} |"
             for name, value in self.figures.items()
@@ -69,7 +69,7 @@ class Card:
 
 
 def model_figures(model: nn.Module, folder: Path) -> dict[str, Figure]:
-    """Parameters (a tied matrix counts once) and bytes of the files saved in `folder`."""
+    """The number of parameters (a tied matrix counts once) and the file sizes in bytes."""
     return {
         "parameters": sum(parameter.numel() for parameter in model.parameters()),
         "model_bytes": (folder / "model.safetensors").stat().st_size,
@@ -78,7 +78,7 @@ def model_figures(model: nn.Module, folder: Path) -> dict[str, Figure]:
 
 
 def machine(device: str, threads: int) -> str:
-    """The machine of a run in words."""
+    """One line on the machine of a run."""
     return f"{device}, {threads} thread(s) of {os.cpu_count()} CPU cores, {platform.machine()}"
 
 

@@ -1,8 +1,8 @@
-"""The texts the starter models are trained on: public-domain books, WordNet, rated sentences.
+"""The training texts: public-domain books, WordNet, and rated sentences.
 
-The corpus is a folder in the layout of its own README: gzipped UTF-8 text with one paragraph
-per line and a blank line between chapters, and `text<TAB>label` files. Only the files named
-here are read; those whose licence is unclear, or which are free in the US only, are not.
+The corpus is a folder laid out as its own README says: gzipped UTF-8 text with one paragraph per
+line and a blank line between chapters, and `text<TAB>label` files. Only the files named here are
+read: others have an unclear license or are free in the US only.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ DEFINITIONS_FILE = "wordnet.txt.gz"
 POLARITY_FILE = "sentiment-polarity.tsv"
 SENTIMENT_VALIDATION_FILE = "sentiment-validation.tsv"
 HELD_OUT_CHAPTERS = 0.015
-"""Share of each book file's chapters, the last ones, that is only ever used to measure."""
+"""Share of each book file's chapters, from its end, that only ever serve to measure."""
 
 
 @dataclass(frozen=True, slots=True)
 class Books:
-    """Chapters (paragraphs joined by a newline) to train on, and those held out."""
+    """Chapters to train on and held-out chapters; a newline separates paragraphs."""
 
     train: list[str]
     held_out: list[str]
@@ -37,7 +37,7 @@ class RatedSentence:
 
 
 def read_books(corpus: Path) -> Books:
-    """Every chapter of the book files, the last 1.5 % of each file (one at least) held out."""
+    """Reads all chapters; the last 1.5% of each file, at least one, are held out."""
     books = Books(train=[], held_out=[])
     for name in BOOK_FILES:
         chapters = _read_gzip(corpus / name).split("\n\n")
@@ -49,13 +49,13 @@ def read_books(corpus: Path) -> Books:
 
 
 def read_definitions(corpus: Path, share: float, seed: int) -> list[str]:
-    """A random `share` (0 to 1) of the dictionary's lines, `Word: definition. Example.`"""
+    """Samples a `share` (0 to 1) of the dictionary's lines, `Word: definition. Example.`"""
     lines = [line for line in _read_gzip(corpus / DEFINITIONS_FILE).splitlines() if line]
     return random.Random(seed).sample(lines, round(len(lines) * share))
 
 
 def read_rated_sentences(path: Path) -> list[RatedSentence]:
-    """The rows of a `text<TAB>label` file without header or quoting."""
+    """Reads a `text<TAB>label` file without header or quoting."""
     rows = path.read_text(encoding="utf-8").splitlines()
     pairs = [row.rsplit("\t", 1) for row in rows if row]
     return [RatedSentence(text, int(label)) for text, label in pairs]

@@ -1,9 +1,9 @@
-"""The hybrid: one decoder that learns under both attention masks.
+"""The hybrid: one decoder trained under both attention masks.
 
-Some rows of each batch are read under the causal mask, and every next token is predicted; the
-others under the full mask, with words hidden, and the hidden tokens are predicted from the position
-before them. So both objectives predict the next token, with one head (masked next-token prediction;
-"GPT or BERT: why not both?", Charpentier and Samuel, 2024).
+Some rows of each batch are read under the causal mask, and every next token is predicted. The
+others are read under the full mask with some words hidden, and each hidden token is predicted from
+the position before it. So both objectives predict the next token, with one head (masked next-token
+prediction; "GPT or BERT: why not both?", Charpentier and Samuel, 2024).
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ MAX_LENGTH = 512
 TOKENS_PER_BATCH = 2048
 LEARNING_RATE, MATRIX_LEARNING_RATE = 3e-3, 2e-2
 MASKED_SHARES = (0.35, 0.15)
-"""Share of the words hidden in masked rows, when training starts and when it ends."""
+"""Share of words hidden in masked rows, at the start and at the end of training."""
 EVALUATED_SHARE = 0.15
-"""Share of the words hidden when accuracy is measured, as in BERT."""
+"""Share of words hidden when accuracy is measured, as in BERT."""
 EVALUATED_LENGTH = 128
 EVALUATED_WINDOWS = 960
 CAUSAL_SHARE = 0.5
@@ -41,8 +41,8 @@ HIDDEN_SCORE = -1e9
 class HybridObjective:
     """Next-token prediction over random windows of one token stream, under either mask.
 
-    `causal_share` of the rows, 0 to 1, are causal: 1 trains an ordinary causal model, 0 a masked
-    one. The losses of both kinds of rows weigh in proportion to their share, however many of their
+    `causal_share`, 0 to 1, is the share of causal rows: 1 trains an ordinary causal model, 0 a
+    masked one. The losses of both kinds of rows are weighted by their share, however many of their
     tokens are predicted.
     """
 
@@ -60,7 +60,7 @@ class HybridObjective:
         self.end, self.mask = vocabulary[END_OF_TEXT], vocabulary[MASK]
         tokens = sorted(vocabulary, key=vocabulary.__getitem__)
         special = {self.end, self.mask}
-        # In byte-level BPE a space is part of the word behind it, written as a letter of its own.
+        # In byte-level BPE a space belongs to the next word and is written as a letter of its own.
         self.starts_letter = torch.tensor(
             [i not in special and _is_letter(token[0]) for i, token in enumerate(tokens)]
         )
@@ -68,7 +68,7 @@ class HybridObjective:
             [i not in special and _is_letter(token[-1]) for i, token in enumerate(tokens)]
         )
         newline = torch.tensor([i == self.end or token == "Ċ" for i, token in enumerate(tokens)])
-        # A window's first token is replaced, so that of a paragraph is the newline before it.
+        # A window's first token becomes the end-of-text token: here, the newline of a paragraph.
         self.paragraphs = newline[stream.long()].nonzero()[:, 0]
         self.steps = 0
         self.device = next(model.parameters()).device
@@ -83,7 +83,7 @@ class HybridObjective:
     def sample_windows(self, batch: int, length: int) -> Tensor:
         """`[batch, length]` int64: the end-of-text token, then a run of the stream.
 
-        Half of the runs start with a paragraph, half anywhere.
+        Half of the runs start at a paragraph, the others anywhere.
         """
         length = min(length, len(self.stream))
         last = len(self.stream) - length
@@ -97,7 +97,7 @@ class HybridObjective:
         return windows
 
     def loss(self, windows: Tensor, masked_share: float) -> Tensor:
-        """Weighted mean cross-entropy in nats; `windows` `[batch, length + 1]`."""
+        """Weighted mean cross-entropy in nats; `windows` is `[batch, length + 1]`."""
         num_causal = round(self.causal_share * len(windows))
         inputs, targets = windows[:, :-1].clone(), windows[:, 1:]
         predicted = torch.ones(inputs.shape, dtype=torch.bool)
@@ -118,7 +118,7 @@ class HybridObjective:
         return (losses * weight[predicted].to(self.device)).sum()
 
     def logits(self, inputs: Tensor, num_causal: int, predicted: Tensor) -> Tensor:
-        """`[number predicted, vocabulary]` logits behind the positions `predicted` of `inputs`.
+        """`[number predicted, vocabulary]` logits at the positions that `predicted` marks.
 
         The first `num_causal` rows are read under the causal mask, the others under the full one.
         """
@@ -135,12 +135,12 @@ class HybridObjective:
         return chosen
 
     def choose_words(self, windows: Tensor, share: float) -> Tensor:
-        """`[batch, length]` bool: every token of a random share of each row's words."""
+        """`[batch, length]` bool: all tokens of a random share of each row's words."""
         goes_on = self.starts_letter[windows[:, 1:]] & self.ends_letter[windows[:, :-1]]
         word = nn.functional.pad(~goes_on, (1, 0), value=True).cumsum(dim=1)
         drawn = torch.rand(len(windows), windows.shape[1] + 1) < share
         chosen: Tensor = drawn.gather(1, word) & (windows != self.end)
-        chosen[:, 0] = False  # nothing stands before it to predict it from
+        chosen[:, 0] = False  # there is no position before it to predict it from
         return chosen
 
 
@@ -151,9 +151,9 @@ def _is_letter(character: str) -> bool:
 
 
 def length_at(progress: float, step: int) -> int:
-    """Sequence length in tokens: short while the model learns words, the full context last.
+    """Sequence length in tokens: short while the model learns words, the full context at the end.
 
-    Every eighth batch holds texts as short as people ask about.
+    Every eighth batch has texts as short as those of typical requests.
     """
     if step % SHORT_EVERY == 0:
         return SHORT_LENGTH
@@ -165,8 +165,8 @@ def length_at(progress: float, step: int) -> int:
 def build_model(tokenizer: PreTrainedTokenizerFast, shape: Shape) -> Qwen3ForCausalLM:
     """A decoder with heads of 32, two for each key-value head, and tied embeddings.
 
-    Qwen3 is a Llama that normalizes its queries and keys. Under the full mask that shortened the
-    time in which attention does not find the neighbours.
+    Qwen3 is a Llama with normalized queries and keys. Under the full mask, this normalization
+    shortened the phase in which attention does not yet find adjacent tokens.
     """
     end = tokenizer.eos_token_id
     num_heads = shape.width // 32
@@ -184,7 +184,7 @@ def build_model(tokenizer: PreTrainedTokenizerFast, shape: Shape) -> Qwen3ForCau
         eos_token_id=end,
         pad_token_id=end,
     )
-    # On a CPU the backward pass of the fused attention takes longer than the plain products.
+    # On a CPU the backward pass of fused attention is slower than plain matrix products.
     config._attn_implementation = "eager"
     model = Qwen3ForCausalLM(config)
     for layer in model.model.layers:  # each layer starts as the identity
@@ -197,7 +197,7 @@ def build_model(tokenizer: PreTrainedTokenizerFast, shape: Shape) -> Qwen3ForCau
 
 
 def plan(settings: Settings) -> Plan:
-    """How decoders learn."""
+    """How decoders are trained."""
     return Plan(
         settings.minutes,
         LEARNING_RATE,
@@ -207,9 +207,9 @@ def plan(settings: Settings) -> Plan:
 
 
 def encode_stream(tokenizer: PreTrainedTokenizerFast, texts: Sequence[str], seed: int) -> Tensor:
-    """One int32 stream of the passages of all texts, an end-of-text token around each.
+    """One int32 stream of the passages of all texts, with an end-of-text token between them.
 
-    Paragraphs (lines) stay whole. A newline stands between those of one passage.
+    Paragraphs (lines) stay whole; a newline separates those of one passage.
     """
     chance = random.Random(seed)
     backend = tokenizer.backend_tokenizer
@@ -236,8 +236,8 @@ def encode_stream(tokenizer: PreTrainedTokenizerFast, texts: Sequence[str], seed
 def evaluate_causal(objective: HybridObjective, num_bytes: int) -> dict[str, float]:
     """Loss in nats per token, and bits per byte, over the objective's stream in full contexts.
 
-    `num_bytes` is the length of the stream's text in UTF-8. What predicting the ends of passages
-    costs is counted in.
+    `num_bytes` is the length of the stream's text in UTF-8. The loss on the end-of-text tokens
+    counts.
     """
     objective.model.eval()
     stream = objective.stream.long()
@@ -259,7 +259,7 @@ def evaluate_causal(objective: HybridObjective, num_bytes: int) -> dict[str, flo
 def evaluate_masked(objective: HybridObjective) -> dict[str, float]:
     """Loss in nats and top-1 accuracy on hidden tokens of the objective's stream.
 
-    15 % of the words are hidden, all their tokens at once, in windows from a fixed seed.
+    15% of the words are hidden, with all their tokens, in windows from a fixed seed.
     """
     objective.model.eval()
     loss, hits, count = 0.0, 0, 0
@@ -281,7 +281,7 @@ def evaluate_masked(objective: HybridObjective) -> dict[str, float]:
 
 @torch.no_grad()
 def predict(model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast, text: str) -> Prediction:
-    """What fills the one [MASK] of `text` under the full mask, by the token before it."""
+    """Fills the single [MASK] of `text` under the full mask, from the position before it."""
     model.eval()
     inputs = tokenizer(text, return_tensors="pt")["input_ids"]
     objective = HybridObjective(model, tokenizer, inputs[0], causal_share=0.0)

@@ -26,16 +26,16 @@ MAX_LENGTH = 256
 DEFINITIONS_SHARE = 0.25
 POLARITY_REPEATS = 3
 MASKED_SHARES = (0.35, 0.15)
-"""Share of the words that are hidden when training starts, and when it ends and is measured."""
+"""Share of words hidden at the start of training, and at its end and when measured."""
 LEARNING_RATE, MATRIX_LEARNING_RATE = 3e-3, 2e-2
 TOKENS_PER_BATCH = 2048
 EVALUATION_BATCHES = 100
 LONG_FROM = 0.9
-"""Progress from which on sequences fill the context; before, they fill half of it."""
+"""Progress from which sequences fill the context; before, they fill half of it."""
 
 
 class MaskedObjective:
-    """Whole-word masking over random windows of one long token stream."""
+    """Whole-word masking over random windows of one token stream."""
 
     def __init__(
         self, model: ModernBertForMaskedLM, tokenizer: PreTrainedTokenizerFast, stream: Tensor
@@ -58,7 +58,7 @@ class MaskedObjective:
         return cross_entropy(logits, labels).mean(), inputs.numel()
 
     def sample_windows(self, stream: Tensor, batch: int, length: int) -> Tensor:
-        """`[batch, length]` int64: [CLS], a run of `stream` from a random place, [SEP]."""
+        """`[batch, length]` int64: [CLS], a run of `stream` from a random position, [SEP]."""
         inner = min(length - 2, len(stream) - 1)
         starts = torch.randint(len(stream) - inner, (batch, 1))
         windows = stream[starts + torch.arange(inner)].long()
@@ -67,9 +67,9 @@ class MaskedObjective:
         )
 
     def masked_logits(self, inputs: Tensor, share: float) -> tuple[Tensor, Tensor]:
-        """`[num_masked, vocabulary]` logits and `[num_masked]` labels, head on masked tokens only.
+        """`[num_masked, vocabulary]` logits and `[num_masked]` labels of the masked tokens.
 
-        Every token of the `share` of words that are chosen becomes [MASK].
+        All tokens of a random `share` of the words become [MASK]; the head runs on these only.
         """
         chosen = self.choose_words(inputs, share)
         hidden = torch.where(chosen, self.mask, inputs)
@@ -78,7 +78,7 @@ class MaskedObjective:
         return logits, inputs[chosen].to(self.device)
 
     def choose_words(self, inputs: Tensor, share: float) -> Tensor:
-        """`[batch, length]` bool: every token of a random `share` of each row's words."""
+        """`[batch, length]` bool: all tokens of a random `share` of each row's words."""
         word = torch.cumsum(~self.continues_word[inputs], dim=1)
         drawn = torch.rand(len(inputs), inputs.shape[1] + 1) < share
         chosen: Tensor = drawn.gather(1, word) & (inputs != self.cls) & (inputs != self.sep)
@@ -86,10 +86,10 @@ class MaskedObjective:
 
 
 def build_model(tokenizer: PreTrainedTokenizerFast, shape: Shape) -> ModernBertForMaskedLM:
-    """A ModernBERT with heads of 32 that all see the whole text.
+    """A ModernBERT with heads of 32 and full attention in every layer.
 
-    A BERT of that size, whose norms come after the layers, was still at the loss of word
-    frequencies after two million tokens of the same training.
+    A BERT of that size, with norms after the layers, was still at the loss of word frequencies
+    after two million tokens of the same training.
     """
     vocabulary = tokenizer.get_vocab()
     config = ModernBertConfig(
@@ -107,7 +107,7 @@ def build_model(tokenizer: PreTrainedTokenizerFast, shape: Shape) -> ModernBertF
         bos_token_id=vocabulary["[CLS]"],
         eos_token_id=vocabulary["[SEP]"],
     )
-    # On a CPU the backward pass of the fused attention takes longer than the plain products.
+    # On a CPU the backward pass of fused attention is slower than plain matrix products.
     config._attn_implementation = "eager"
     model = ModernBertForMaskedLM(config)
     for layer in model.model.layers:  # each layer starts as the identity
@@ -126,13 +126,13 @@ def read_masked_texts(corpus: Path, seed: int) -> tuple[Books, list[str], list[s
 def build_vocabulary(
     books: Books, definitions: Sequence[str], reviews: Sequence[str], size: int
 ) -> PreTrainedTokenizerFast:
-    """The WordPiece vocabulary; review words count as often as the model will read them."""
+    """The WordPiece vocabulary; review words count as often as the model reads them."""
     texts = [*books.train, *definitions, *(list(reviews) * POLARITY_REPEATS)]
     return train_wordpiece(texts, size, MAX_LENGTH)
 
 
 def encode_stream(tokenizer: PreTrainedTokenizerFast, texts: Sequence[str]) -> Tensor:
-    """One int32 stream of all texts, each ended by [SEP]."""
+    """One int32 stream of all texts, with [SEP] after each."""
     backend = tokenizer.backend_tokenizer
     sep = tokenizer.get_vocab()["[SEP]"]
     stream: list[int] = []
@@ -148,7 +148,7 @@ def encode_stream(tokenizer: PreTrainedTokenizerFast, texts: Sequence[str]) -> T
 def evaluate(objective: MaskedObjective, held_out: Tensor, length: int) -> tuple[float, float]:
     """Loss (nats) and top-1 accuracy on hidden tokens of `held_out`, in windows of `length`.
 
-    15 % of the words are hidden, all their tokens at once, in windows from a fixed seed.
+    15% of the words are hidden, with all their tokens, in windows from a fixed seed.
     """
     objective.model.eval()
     batch = TOKENS_PER_BATCH // length
@@ -169,7 +169,7 @@ def evaluate(objective: MaskedObjective, held_out: Tensor, length: int) -> tuple
 def predict(
     model: ModernBertForMaskedLM, tokenizer: PreTrainedTokenizerFast, text: str
 ) -> Prediction:
-    """What fills the one [MASK] of `text`."""
+    """Fills the single [MASK] of `text`."""
     model.eval()
     inputs = tokenizer(text, return_tensors="pt").to(model.device)
     place = inputs["input_ids"][0] == tokenizer.mask_token_id

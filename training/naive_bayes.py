@@ -1,4 +1,4 @@
-"""A bag-of-n-grams sentiment classifier: the teacher that knows words, not sentences."""
+"""A bag-of-n-grams sentiment classifier: a teacher that knows words but not their order."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ STEPS = 150
 
 
 class NaiveBayesRegression:
-    """Logistic regression over n-grams (n = 1, 2) scaled by their naive Bayes log-count ratio.
+    """Logistic regression over n-grams (n = 1, 2), scaled by their naive Bayes log-count ratio.
 
     NB-SVM of Wang and Manning, "Baselines and Bigrams" (ACL 2012), with a logistic loss.
     """
 
     def __init__(self, texts: Sequence[str], labels: Tensor) -> None:
-        """`labels` `[len(texts)]`: 0.0 or 1.0."""
+        """Trains on texts with `labels` `[len(texts)]` of 0.0 or 1.0."""
         counts: dict[str, int] = {}
         for text in texts:
             for gram in ngrams(text):
@@ -65,6 +65,6 @@ class NaiveBayesRegression:
 
 
 def ngrams(text: str) -> set[str]:
-    """The distinct words and pairs of neighbouring words of `text`, lower-cased."""
+    """The distinct words and pairs of adjacent words of `text`, in lower case."""
     words = WORDS.findall(text.lower())
     return {*words, *(f"{first} {second}" for first, second in pairwise(words))}

@@ -1,4 +1,4 @@
-"""The training loop both language models share: as many steps as fit into a time budget."""
+"""The training loop: as many steps as fit into a time budget."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ CHECKPOINT_FILE = "checkpoint.pt"
 
 
 class Objective(Protocol):
-    """What is trained: a model, and the loss of the next random batch."""
+    """A model to train, and the loss of its next random batch."""
 
     @property
     def model(self) -> nn.Module: ...
@@ -31,25 +31,25 @@ class Objective(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """How long and how fast to learn. The learning rate follows the clock, not a step count."""
+    """How long and how fast to train. The learning rate follows the clock, not a step count."""
 
     minutes: float
     learning_rate: float
-    """AdamW's."""
+    """For AdamW."""
     matrix_learning_rate: float | None = None
-    """Muon's, for the matrices between the embeddings and the head; None leaves them to AdamW."""
+    """For Muon, on the matrices between embeddings and head; None trains these with AdamW too."""
     warmup: float = 0.02
     weight_decay: float = 0.05
     max_grad_norm: float = 1.0
     checkpoint_seconds: float = 180.0
     bf16: bool = False
     clock: Callable[[], float] = time.monotonic
-    """What counts as time, in seconds: the clock on the wall, or the processor's."""
+    """Seconds, of wall-clock time or of CPU time."""
 
     def rate_at(self, progress: float) -> float:
-        """The share of the learning rates that holds then.
+        """The learning rates at `progress`, relative to their peak.
 
-        Linear warm-up over the first `warmup` share of the time, then a cosine to 2 %.
+        Linear warm-up over the first `warmup` share of the time, then a cosine decay to 2%.
         """
         if progress < self.warmup:
             return (progress + 0.001) / (self.warmup + 0.001)
@@ -59,7 +59,7 @@ class Plan:
 
 @dataclass(slots=True)
 class Record:
-    """What a run has done so far. `losses` holds a mean training loss for each 1/20 of it."""
+    """What a run has done so far. `losses` has a mean training loss per 1/20 of it."""
 
     steps: int = 0
     tokens: int = 0
@@ -68,15 +68,15 @@ class Record:
 
 
 def autocast(device: torch.device, bf16: bool) -> AbstractContextManager[Any]:
-    """bfloat16 matrix products where asked for; weights and the optimizer stay fp32."""
+    """bfloat16 matrix products if `bf16`; weights and optimizer state stay float32."""
     return torch.autocast(device.type, dtype=torch.bfloat16) if bf16 else nullcontext()
 
 
 def cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
     """Cross-entropy in nats of each row: `[rows, vocabulary]` logits, `[rows]` int64 labels.
 
-    Written out because the backward pass of PyTorch's own is not vectorised on a CPU and took
-    a quarter of a training step.
+    PyTorch's own has a backward pass that is not vectorized on a CPU and took a quarter of a
+    training step.
     """
     logits = logits.float()
     chosen = logits.gather(-1, labels.unsqueeze(-1)).squeeze(-1)
@@ -84,11 +84,11 @@ def cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
 
 
 def build_optimizers(model: nn.Module, plan: Plan) -> list[Optimizer]:
-    """AdamW, and Muon (Jordan et al. 2024) for the matrices of the layers where the plan says so.
+    """AdamW, and Muon (Jordan et al. 2024) for the layers' matrices if the plan says so.
 
-    Only matrices decay: norms, biases and other vectors are left alone. Of the hybrid, three
-    minutes made 2.24 bits per byte and 9 % masked top-1 with AdamW alone, and with Muon half of
-    the time 2.06 and 12 %.
+    Weight decay applies to matrices only, not to norms, biases and other vectors. After three
+    minutes with AdamW alone the hybrid had 2.24 bits per byte and 9% masked top-1; with Muon, half
+    of that time gave 2.06 and 12%.
     """
     embeddings = (module for module in model.modules() if isinstance(module, nn.Embedding))
     ends = {id(embedding.weight) for embedding in embeddings}
@@ -111,9 +111,9 @@ def build_optimizers(model: nn.Module, plan: Plan) -> list[Optimizer]:
 
 
 def pretrain(objective: Objective, plan: Plan, out: Path, title: str, resume: bool) -> Record:
-    """Train `objective.model` in place for `plan.minutes`, and say what was done.
+    """Trains `objective.model` in place for `plan.minutes`.
 
-    Time spent before an interruption counts when `resume` finds a checkpoint in `out`.
+    With `resume`, a checkpoint in `out` is continued, and its time counts.
     """
     model = objective.model
     optimizers = build_optimizers(model, plan)

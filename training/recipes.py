@@ -1,4 +1,4 @@
-"""From texts to a checkpoint folder with its card: one function for each model."""
+"""Recipes: from texts to a checkpoint folder with its card, one function per model."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ from training.study import read_study
 from training.vocabulary import train_byte_level_bpe
 
 TEACHERS_TIME = 0.5
-"""Share of the sentiment model's time that its teachers get."""
+"""Share of the sentiment model's time budget that its teachers get."""
 CLOZES = (
     "The cat sat on the [MASK] and looked at the mouse.",
     "She opened the [MASK] and walked into the garden.",
@@ -54,7 +54,7 @@ REVIEWS = (
 
 
 def train_masked(settings: Settings) -> Path:
-    """Train the masked model and write `<out>/masked`."""
+    """Trains the masked model and writes `<out>/masked`."""
     torch.manual_seed(settings.seed)
     out = settings.out / "masked"
     books, definitions, reviews = masked.read_masked_texts(settings.corpus, settings.seed)
@@ -89,7 +89,7 @@ def masked_card(
     out: Path,
     run: Mapping[str, Figure],
 ) -> Card:
-    """Measure the masked model saved in `out`; `run` holds the figures of its training."""
+    """Measures the masked model saved in `out`; `run` has the figures of its training."""
     held_out = masked.encode_stream(tokenizer, read_books(settings.corpus).held_out)
     objective = masked.MaskedObjective(model, tokenizer, held_out)
     half, full = masked.MAX_LENGTH // 2, masked.MAX_LENGTH
@@ -117,7 +117,7 @@ def masked_card(
 
 
 def train_sentiment(settings: Settings) -> Path:
-    """Fine-tune `<out>/masked` and write `<out>/sentiment`."""
+    """Fine-tunes `<out>/masked` and writes `<out>/sentiment`."""
     torch.manual_seed(settings.seed)
     out, masked_checkpoint = settings.out / "sentiment", settings.out / "masked"
     tokenizer = AutoTokenizer.from_pretrained(masked_checkpoint)
@@ -144,7 +144,7 @@ def train_sentiment(settings: Settings) -> Path:
     plan = Plan(minutes, sentiment.LEARNING_RATE, bf16=settings.bf16)
     record = pretrain(objective, plan, out, "sentiment", settings.resume)
     model.save_pretrained(out)
-    # Read again: encoding left its own truncation length in `tokenizer`.
+    # Loaded again: encoding changed the truncation length of `tokenizer`.
     AutoTokenizer.from_pretrained(masked_checkpoint).save_pretrained(out)
     run: dict[str, Figure] = {
         "labelled_sentences": len(sentences),
@@ -192,12 +192,12 @@ def sentiment_card(
 
 
 def train_causal(settings: Settings) -> Path:
-    """Train the hybrid's architecture under the causal mask alone and write `<out>/causal`."""
+    """Trains the hybrid's architecture under the causal mask only and writes `<out>/causal`."""
     return _train_decoder(settings, "causal", causal_share=1.0)
 
 
 def train_hybrid(settings: Settings) -> Path:
-    """Train one model under both masks and write `<out>/hybrid`."""
+    """Trains one model under both masks and writes `<out>/hybrid`."""
     return _train_decoder(settings, "hybrid", causal_share=hybrid.CAUSAL_SHARE)
 
 
@@ -231,7 +231,7 @@ def decoder_card(
     causal_share: float,
     run: Mapping[str, Figure],
 ) -> Card:
-    """Measure the causal or hybrid model saved in `out`; `run` holds its training's figures."""
+    """Measures the causal or hybrid model saved in `out`; `run` has its training's figures."""
     books = read_books(settings.corpus)
     is_hybrid = causal_share < 1.0
     objective = hybrid.HybridObjective(
@@ -288,7 +288,7 @@ def _cloze_figures(settings: Settings, predict: Callable[[str], Prediction]) -> 
 def classify(
     model: ModernBertForSequenceClassification, tokenizer: PreTrainedTokenizerFast, text: str
 ) -> str:
-    """The likelier label of `text` with its probability."""
+    """The likelier label of `text` and its probability."""
     rows = sentiment.encode(tokenizer, [text])
     positive = float(torch.sigmoid(sentiment.score(model, tokenizer, rows, bf16=False)[0]))
     label = "POSITIVE" if positive > 0.5 else "NEGATIVE"
@@ -300,7 +300,7 @@ def measure_sentiment(
     tokenizer: PreTrainedTokenizerFast,
     settings: Settings,
 ) -> float:
-    """Accuracy on the validation part of SST-2, in fp32."""
+    """Accuracy on the validation split of SST-2, in float32."""
     sentences = read_rated_sentences(settings.corpus / SENTIMENT_VALIDATION_FILE)
     rows = sentiment.encode(tokenizer, [sentence.text for sentence in sentences])
     labels = torch.tensor([float(sentence.label) for sentence in sentences])
@@ -310,7 +310,7 @@ def measure_sentiment(
 def _tokenizer(
     out: Path, settings: Settings, build: Callable[[], PreTrainedTokenizerFast]
 ) -> PreTrainedTokenizerFast:
-    # Saved before training starts, so that a resumed run numbers its tokens as it did before.
+    # Saved before training starts, so that a resumed run has the same token ids.
     if not (settings.resume and (out / "tokenizer.json").exists()):
         build().save_pretrained(out)
     return AutoTokenizer.from_pretrained(out)

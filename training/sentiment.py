@@ -1,8 +1,8 @@
-"""The sentiment classifier: the masked model fine-tuned on rated review sentences.
+"""The sentiment classifier: the masked model, fine-tuned on rated review sentences.
 
 Labels are few, and books taught the masked model hardly any polarity. So each word's polarity is
-marked in its embedding before fine-tuning, and the model learns from teachers (see `teachers`) as
-well as from the labels.
+written into its embedding before fine-tuning, and the model learns from teachers (see `teachers`)
+as well as from labels.
 """
 
 from __future__ import annotations
@@ -24,27 +24,27 @@ DROPOUT = 0.1
 BATCH = 32
 MAX_TOKENS = 80
 MASKED_TOKENS = 0.2
-"""Share of the tokens hidden from the model in training, so that it weighs more than one word."""
+"""Share of tokens hidden in training, so that the model relies on more than one word."""
 LABEL_SHARE = 0.4
-"""Weight of a sentence's own label in its target; the rest is the teachers' probability."""
+"""Weight of a sentence's label in its target; the rest is the teachers' probability."""
 LEXICON_GAIN = 0.6
 """Length of a word's polarity mark per unit of log-count ratio, in mean embedding lengths."""
 HEAD_GAIN = 0.5
-"""What the new classifier makes of the polarity mark when fine-tuning starts."""
+"""Weight of the polarity mark in the new classifier when fine-tuning starts."""
 RARE = 3.0
-"""Sightings at which a word's log-count ratio counts for half."""
+"""Occurrences at which a word's log-count ratio counts for half."""
 
 
 @dataclass(frozen=True, slots=True)
 class Example:
-    """A text's token ids, framed by [CLS] and [SEP], and how likely it is positive (0 to 1)."""
+    """A text's token ids with [CLS] and [SEP], and its probability of being positive."""
 
     tokens: list[int]
     target: float
 
 
 class SentimentObjective:
-    """Binary cross-entropy against soft targets, on random batches of texts of like length."""
+    """Binary cross-entropy with soft targets, on random batches of texts of similar length."""
 
     def __init__(
         self,
@@ -89,7 +89,7 @@ class SentimentObjective:
 
 
 def build_model(masked_checkpoint: Path, lexicon: Tensor) -> ModernBertForSequenceClassification:
-    """The masked model's body, its words marked with `lexicon`, under a two-class head.
+    """The body of the masked model, its words marked with `lexicon`, with a two-class head.
 
     The head reads the mean over the tokens.
     """
@@ -111,9 +111,9 @@ def build_model(masked_checkpoint: Path, lexicon: Tensor) -> ModernBertForSequen
 
 
 def polarity_lexicon(rows: Sequence[list[int]], labels: Tensor, vocabulary_size: int) -> Tensor:
-    """`[vocabulary_size]` fp32: each token's naive Bayes log-count ratio, positive to negative.
+    """`[vocabulary_size]` float32: each token's naive Bayes log-count ratio, positive to negative.
 
-    Rare tokens are drawn to zero: n sightings count for n / (n + `RARE`).
+    Rare tokens shrink toward zero: n occurrences count for n / (n + `RARE`).
     """
     counts = torch.ones(2, vocabulary_size)
     for row, label in zip(rows, labels.tolist(), strict=True):
@@ -125,8 +125,8 @@ def polarity_lexicon(rows: Sequence[list[int]], labels: Tensor, vocabulary_size:
 
 
 def _mark_words(model: ModernBertForSequenceClassification, lexicon: Tensor) -> None:
-    # One direction, spread over all dimensions, gets the words' polarity; one unit of the head
-    # starts with what lies along it, another with what lies against it.
+    # A word's polarity goes along one direction, spread over all dimensions. One unit of the head
+    # starts by reading that direction, another by reading the opposite one.
     embeddings = model.model.embeddings.tok_embeddings.weight
     width = embeddings.shape[1]
     direction = torch.ones(width)
@@ -142,7 +142,7 @@ def _mark_words(model: ModernBertForSequenceClassification, lexicon: Tensor) -> 
 
 
 def encode(tokenizer: PreTrainedTokenizerFast, texts: Sequence[str]) -> list[list[int]]:
-    """Token ids of each text with [CLS] and [SEP], cut to `MAX_TOKENS`."""
+    """Token ids of each text with [CLS] and [SEP], truncated to `MAX_TOKENS`."""
     encoded = tokenizer(list(texts), truncation=True, max_length=MAX_TOKENS)["input_ids"]
     return [list(ids) for ids in encoded]
 
@@ -150,7 +150,7 @@ def encode(tokenizer: PreTrainedTokenizerFast, texts: Sequence[str]) -> list[lis
 def build_examples(
     tokenizer: PreTrainedTokenizerFast, texts: Sequence[str], targets: Sequence[float]
 ) -> list[Example]:
-    """An example for each text and its target."""
+    """One example per text and target."""
     rows = encode(tokenizer, texts)
     return [Example(row, target) for row, target in zip(rows, targets, strict=True)]
 
@@ -170,7 +170,7 @@ def score(
     rows: Sequence[list[int]],
     bf16: bool,
 ) -> Tensor:
-    """`[len(rows)]` fp32 log-odds of POSITIVE, batched by length."""
+    """`[len(rows)]` float32 log-odds of POSITIVE, in batches of similar length."""
     model.eval()
     order = sorted(range(len(rows)), key=lambda row: len(rows[row]))
     odds = torch.zeros(len(rows))
@@ -186,14 +186,14 @@ def score(
 
 
 def accuracy(odds: Tensor, labels: Tensor) -> float:
-    """Share of rows whose sign of `odds` agrees with the 0/1 `labels`."""
+    """The share of rows in which the sign of `odds` agrees with the 0/1 `labels`."""
     return float(((odds > 0).float() == labels).float().mean())
 
 
 def average_weights(
     model: ModernBertForSequenceClassification, states: Sequence[dict[str, Tensor]]
 ) -> None:
-    """Load the mean of `states` into `model` ("model soups", Wortsman et al. 2022)."""
+    """Loads the mean of `states` into `model` ("model soups", Wortsman et al. 2022)."""
     mean = {
         name: torch.stack([state[name].float() for state in states]).mean(0).to(value.dtype)
         for name, value in states[0].items()
@@ -202,6 +202,6 @@ def average_weights(
 
 
 def distillation_targets(labels: Tensor, teacher_odds: Tensor) -> list[float]:
-    """Each labelled row's target: its label and its teachers' probability, mixed."""
+    """A mix of each row's label and its teachers' probability."""
     soft = torch.sigmoid(teacher_odds)
     return [float(p) for p in LABEL_SHARE * labels + (1.0 - LABEL_SHARE) * soft]

@@ -1,4 +1,4 @@
-"""Settings of a training run, and Shape: the size of a model."""
+"""Shape and Settings: the size of a model, and how a run trains it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """Hidden width (a multiple of 64), number of layers, tokens in the vocabulary."""
+    """Hidden width (a multiple of 64), number of layers, and vocabulary size."""
 
     width: int = 256
     layers: int = 6
@@ -19,7 +19,7 @@ class Shape:
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """Where to read and write, and how long. `out` holds a folder for each model."""
+    """One run's paths and options. `out` has a folder per model."""
 
     corpus: Path
     out: Path
@@ -29,9 +29,9 @@ class Settings:
     threads: int = 1
     resume: bool = False
     bf16: bool = False
-    """bfloat16 matrix products in pretraining; faster where the processor has them."""
+    """bfloat16 matrix products in training; faster on processors that support them."""
     compile: bool = False
-    """Compile the layers in pretraining; needs a C++ compiler."""
+    """Compile the layers before training; needs a C++ compiler."""
     shape: Shape = field(default_factory=Shape)
     cloze: Path | None = None
-    """Sentences to fill in, as `cloze.read_cloze` reads them."""
+    """Fill-in sentences to score, in the format of `cloze.read_cloze`."""

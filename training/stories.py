@@ -1,4 +1,4 @@
-"""What the causal side is asked to go on with, and what is looked for in its stories."""
+"""Stories: what the causal models are asked to continue, and how the results are judged."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _WORD = re.compile(r"[^\W\d_]+(?:'[^\W\d_]+)*")
 
 @dataclass(frozen=True, slots=True)
 class Story:
-    """A prompt with what the model made of it, and whether it ended the story by itself."""
+    """A prompt with its continuation, and whether the model ended it."""
 
     text: str
     ended: bool
@@ -50,7 +50,7 @@ def tell(
     prompts: Sequence[str],
     max_length: int,
 ) -> list[Story]:
-    """A story for each prompt, drawn from the whole vocabulary with a fixed seed."""
+    """A story for each prompt, sampled from the whole vocabulary with a fixed seed."""
     model.eval()
     inputs = tokenizer(list(prompts), padding=True, padding_side="left", return_tensors="pt")
     inputs = inputs.to(model.device)
@@ -70,10 +70,10 @@ def tell(
 
 
 def words(text: str) -> list[str]:
-    """The words of `text`, lower-cased."""
+    """The words of `text`, in lower case."""
     return _WORD.findall(text.lower())
 
 
 def garbled(stories: Iterable[Story], known: frozenset[str]) -> list[str]:
-    """The words of the stories that stand in no text that the model learned from."""
+    """The words of the stories that occur in no training text."""
     return [word for story in stories for word in words(story.text) if word not in known]

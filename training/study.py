@@ -1,4 +1,4 @@
-"""The size study: decoders of several shapes in the same time each, side by side in a table."""
+"""The size study: decoders of several shapes, trained for the same time and compared in a table."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ SHAPES = (
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """A model of the study: what it is, and what it reached under each mask it learned."""
+    """A model of the study, and what it reached under each mask that it was trained with."""
 
     width: int
     layers: int
@@ -44,10 +44,10 @@ class Result:
 
 
 def run_study(settings: Settings, shapes: Sequence[Shape] = SHAPES) -> Path:
-    """Train a hybrid of each shape, and the settings' own shape under either mask alone.
+    """Trains a hybrid of each shape, and the settings' own shape under either mask only.
 
-    Each takes `settings.minutes`. Results are added to `<out>/study.json` as they come; what is
-    there already is left out.
+    Each takes `settings.minutes`. Results are added to `<out>/study.json` one by one; models whose
+    results are there are not trained again.
     """
     file = settings.out / STUDY_FILE
     books = read_books(settings.corpus)
@@ -75,7 +75,7 @@ def _measure(settings: Settings, books: Books, causal_share: float) -> Result:
     objective = hybrid.HybridObjective(model, tokenizer, stream, causal_share)
     name = f"width {shape.width}, {shape.layers} layers, {shape.vocabulary} tokens, {causal_share}"
     plan = hybrid.plan(settings)
-    if settings.device.type == "cpu":  # other programs then take no part of a model's time
+    if settings.device.type == "cpu":  # so that other programs do not cost a model training time
         plan = dataclasses.replace(plan, clock=time.process_time)
     record = pretrain(objective, plan, settings.out / "study", name, resume=False)
     held_out = hybrid.encode_stream(tokenizer, books.held_out, settings.seed)
@@ -102,7 +102,7 @@ def _read(file: Path) -> list[Result]:
 
 
 def read_study(out: Path) -> str:
-    """The study in `out` as a Markdown table; empty where there is none."""
+    """The study in `out` as a Markdown table, or an empty string."""
     results = _read(out / STUDY_FILE)
     if not results:
         return ""

@@ -1,8 +1,8 @@
 """The sentiment model's teachers: for each fold of the sentences, two models that never saw it.
 
-One is a bag-of-n-grams model, one a fine-tuned copy of the masked model. Their scores of the fold
-they did not see, and all teachers' mean score of spliced sentences, are what the shipped model
-learns from beside the labels (cross-fitted distillation).
+One is a bag-of-n-grams model, the other a fine-tuned copy of the masked model. The shipped model
+learns from the labels, from their scores of the fold they did not see, and from all teachers' mean
+score of spliced sentences (cross-fitted distillation).
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ FOLDS = 4
 LEARNING_RATE = 7e-4
 SPLICED_PER_SENTENCE = 1.0
 SPLICED_WORDS = 14
-"""The most words of a sentence that stand on either side of a splice."""
+"""The most words of a sentence on either side of a splice."""
 TEACHER_SHARES = (0.4, 0.6)
-"""Weights of the n-gram model's and the fine-tuned model's log-odds in the teachers' score."""
+"""Weights of the n-gram model's and the fine-tuned model's log-odds in the blend."""
 
 
 @dataclass(frozen=True, slots=True)
 class Fold:
-    """The rows teachers of this fold learn from, and those they score."""
+    """The rows that a fold's teachers learn from, and those that they score."""
 
     train: list[int]
     held_out: list[int]
@@ -42,24 +42,24 @@ class Fold:
 
 @dataclass(frozen=True, slots=True)
 class Lesson:
-    """What the two teachers of one fold have to say, fp32 log-odds of POSITIVE."""
+    """The scores of one fold's teachers: float32 log-odds of POSITIVE."""
 
     ngram_odds: Tensor
-    """`[held-out rows]`, by the n-gram model."""
+    """`[held-out rows]`, from the n-gram model."""
     model_odds: Tensor
-    """`[held-out rows]`, by the fine-tuned model."""
+    """`[held-out rows]`, from the fine-tuned model."""
     spliced_odds: Tensor
-    """`[spliced texts]`, by both together."""
+    """`[spliced texts]`, both blended."""
     weights: dict[str, Tensor]
-    """The fine-tuned model's."""
+    """Of the fine-tuned model."""
 
 
 @dataclass(frozen=True, slots=True)
 class Teachers:
-    """The lessons of all folds, put together."""
+    """The lessons of all folds, combined."""
 
     ngram_odds: Tensor
-    """`[sentences]`; each row's score is by the teacher that did not see it."""
+    """`[sentences]`; each row is scored by the teacher that did not see it."""
     model_odds: Tensor
     """`[sentences]`, likewise."""
     spliced_odds: Tensor
@@ -68,7 +68,7 @@ class Teachers:
 
     @property
     def unseen_odds(self) -> Tensor:
-        """`[sentences]` common log-odds of both kinds of teacher."""
+        """`[sentences]`, both kinds of teacher blended."""
         return blend(self.ngram_odds, self.model_odds)
 
 
@@ -80,7 +80,7 @@ def train_teachers(
     spliced: Sequence[str],
     out: Path,
 ) -> Teachers:
-    """Train every fold's teachers in `minutes`; with `resume`, only those not yet in `out`."""
+    """Trains every fold's teachers in `minutes`; with `resume`, only those missing in `out`."""
     out.mkdir(parents=True, exist_ok=True)
     folds = split_folds(len(sentences), FOLDS, settings.seed)
     ngram_odds, model_odds = torch.zeros(len(sentences)), torch.zeros(len(sentences))
@@ -107,7 +107,7 @@ def train_teachers(
 
 
 def split_folds(num_rows: int, num_folds: int, seed: int) -> list[Fold]:
-    """Random folds of equal size, within one row."""
+    """Random folds whose sizes differ by at most one row."""
     rows = list(range(num_rows))
     random.Random(seed).shuffle(rows)
     parts = [rows[start::num_folds] for start in range(num_folds)]
@@ -117,7 +117,7 @@ def split_folds(num_rows: int, num_folds: int, seed: int) -> list[Fold]:
 
 
 def splice(sentences: Sequence[RatedSentence], count: int, seed: int) -> list[str]:
-    """`count` new texts, each the start of one sentence and the end of another."""
+    """`count` new texts, each the beginning of one sentence and the end of another."""
     chance = random.Random(seed)
     texts = []
     for _ in range(count):
@@ -131,7 +131,7 @@ def splice(sentences: Sequence[RatedSentence], count: int, seed: int) -> list[st
 
 
 def blend(ngram_odds: Tensor, model_odds: Tensor) -> Tensor:
-    """The teachers' common log-odds."""
+    """The weighted sum of both teachers' log-odds."""
     return TEACHER_SHARES[0] * ngram_odds + TEACHER_SHARES[1] * model_odds
 
 
@@ -151,8 +151,7 @@ def _teach_fold(
     lexicon = sentiment.polarity_lexicon(
         [rows[row] for row in fold.train], labels[fold.train], len(tokenizer)
     )
-    # Every fold starts from one and the same head, else the mean of their weights would mean
-    # nothing.
+    # All folds start from the same head: otherwise averaging their weights would be meaningless.
     torch.manual_seed(settings.seed)
     model = sentiment.build_model(settings.out / "masked", lexicon).to(settings.device)
     examples = [Example(rows[row], float(labels[row])) for row in fold.train]

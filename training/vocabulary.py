@@ -1,4 +1,4 @@
-"""The starter models' own vocabularies, trained on the texts the models are trained on."""
+"""The starter models' tokenizers, trained on the same texts as the models."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ ALPHABET_SIZE = 200
 def train_wordpiece(
     texts: Sequence[str], vocabulary_size: int, max_length: int
 ) -> PreTrainedTokenizerFast:
-    """A lower-casing WordPiece tokenizer that frames texts as BERT does: [CLS] a [SEP] b [SEP]."""
+    """A lower-casing WordPiece tokenizer with BERT's template: [CLS] a [SEP] b [SEP]."""
     normalizer = normalizers.BertNormalizer(lowercase=True)
     special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", MASK]
     learner = Tokenizer(models.WordPiece(unk_token="[UNK]"))
     learner.normalizer = normalizer
     learner.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
-    # The trainer numbers continuing letters as it meets them, in a random order, and equal counts
-    # go by number. Named beforehand they have the same numbers every time; hence the second
-    # tokenizer, to which they are no special tokens.
+    # The trainer numbers continuation letters in the random order in which it meets them, and
+    # breaks ties by number. As special tokens they get the same numbers every time; the second
+    # tokenizer has the same vocabulary without making them special.
     letters = _alphabet(texts, normalizer)
     trainer = WordPieceTrainer(
         vocab_size=vocabulary_size,
@@ -77,9 +77,9 @@ def _alphabet(texts: Sequence[str], normalizer: normalizers.Normalizer) -> list[
 def train_byte_level_bpe(
     texts: Sequence[str], vocabulary_size: int, max_length: int
 ) -> PreTrainedTokenizerFast:
-    """A byte-level BPE tokenizer: no unknown token, and the end of another text before each.
+    """A byte-level BPE tokenizer, without an unknown token, that starts texts with end-of-text.
 
-    [MASK] takes the space before it, as RoBERTa's does: the tokens that it hides begin with one.
+    [MASK] absorbs the space before it, as RoBERTa's does: the tokens that it hides begin with one.
     """
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)

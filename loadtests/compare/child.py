@@ -23,10 +23,10 @@ from loadtests.compare.entrants import Entrant
 from loadtests.compare.setup import Setup
 from loadtests.compare.work import Work
 
-_LOAD_SECONDS = 300.0
-_PREPARE_SECONDS = 1200.0
-_TURN_SECONDS = 240.0
-_STOP_SECONDS = 10.0
+_LOAD_TIMEOUT = 300.0
+_PREPARE_TIMEOUT = 1200.0
+_TURN_TIMEOUT = 240.0
+_STOP_TIMEOUT = 10.0
 _HOME = "loadtests.compare.peers"
 
 
@@ -71,7 +71,7 @@ class Child:
         """
         child = cls(entrant, setup, log, "prepare")
         try:
-            child._reply(_PREPARE_SECONDS)
+            child._reply(_PREPARE_TIMEOUT)
         finally:
             child.close()
 
@@ -84,7 +84,7 @@ class Child:
         """
         child = cls(entrant, setup, log, "serve")
         try:
-            child._reply(_LOAD_SECONDS)
+            child._reply(_LOAD_TIMEOUT)
         except BaseException:
             child.close()
             raise
@@ -103,7 +103,7 @@ class Child:
             with contextlib.suppress(BrokenPipeError):  # it has ended, so no reply comes either
                 self._process.stdin.write(json.dumps(work.as_json()) + "\n")
                 self._process.stdin.flush()
-            return float(self._reply(_TURN_SECONDS)["seconds"])
+            return float(self._reply(_TURN_TIMEOUT)["seconds"])
         finally:
             self._signal(signal.SIGSTOP)
 
@@ -114,7 +114,7 @@ class Child:
         with contextlib.suppress(BrokenPipeError):
             self._process.stdin.close()
         try:
-            self._process.wait(_STOP_SECONDS)
+            self._process.wait(_STOP_TIMEOUT)
         except subprocess.TimeoutExpired:
             self._signal(signal.SIGKILL)
             self._process.wait()
@@ -122,12 +122,12 @@ class Child:
         assert self._process.stdout is not None, "the process was started with a pipe"
         self._process.stdout.close()
 
-    def _reply(self, seconds: float) -> dict[str, Any]:
+    def _reply(self, timeout: float) -> dict[str, Any]:
         try:
-            line = self._replies.get(timeout=seconds)
+            line = self._replies.get(timeout=timeout)
         except queue.Empty:
             self._signal(signal.SIGKILL)
-            raise LoadTestError(f"no reply within {seconds:g} s; see {self._log}") from None
+            raise LoadTestError(f"no reply within {timeout:g} s; see {self._log}") from None
         if not line:
             raise LoadTestError(f"its process ended; see {self._log}")
         reply: dict[str, Any] = json.loads(line)

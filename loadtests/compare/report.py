@@ -55,8 +55,8 @@ def shape_table(
     lines = [
         f"## {heading}",
         "",
-        f"Medians of {_count(rounds[0], rounds[-1])}; in "
-        "brackets, the time relative to our engine's in the same round: median (least to most).",
+        f"Medians of {_count(rounds[0], rounds[-1])}. Ratios are the time relative to our engine's "
+        "in the same round: median (least to most).",
         "",
         *([_COLD, ""] * any(result.cold for result in results)),
         _row(("", *(each.name for each in columns))),
@@ -118,7 +118,7 @@ def lines(facts: dict[str, Any]) -> list[str]:
     return [
         *([f"NVIDIA GPU: {facts['gpu']}"] * bool(facts["gpu"])),
         f"{facts['processor']} ({', '.join(facts['instructions'])})",
-        f"{facts['machine']}, {facts['threads']} threads a pass, load {facts['load']}",
+        f"{facts['machine']}, {facts['threads']} threads per pass, load {facts['load']}",
         versions,
     ]
 

@@ -17,7 +17,7 @@ _QUESTION = "resident memory while 8 streams run, and after they end"
 _PROMPT_TOKENS = 512
 _MB = 1e6
 _RETURNED = 0.1
-_MOST_SECONDS = 20.0
+_RETURN_TIMEOUT = 20.0
 _POLL_SECONDS = 0.1
 
 
@@ -71,7 +71,7 @@ async def measure(model: LoadedCausal, seconds: float, rng: np.random.Generator)
 
 async def _wait_for_return(rig: Rig, before: int, used: int) -> int:
     """Waits until little more memory is used than before, or the time is up."""
-    deadline = time.perf_counter() + _MOST_SECONDS
+    deadline = time.perf_counter() + _RETURN_TIMEOUT
     while True:
         resident = resident_bytes()
         if resident - before <= _RETURNED * used or time.perf_counter() > deadline:

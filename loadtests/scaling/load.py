@@ -5,11 +5,11 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass
 
 from loadtests import LoadTestError
-from loadtests.closed_loop import EVENT, Work, drive, http_clients, work_of
+from loadtests.closed_loop import Work, drive, http_clients, work_of
 from loadtests.measurement import Section
 from loadtests.open_loop import Limits, Runner, poisson_schedule
 from loadtests.report import Report, Settings, Summary, make_report
-from loadtests.server import Connection, ServerProcess, running_server
+from loadtests.server import Connection, ServerProcess, count_tokens, running_server
 from loadtests.texts import Job, draw_jobs
 from maskdial.models.bundle import Bundle
 
@@ -18,7 +18,7 @@ _SHARES = (0.25, 0.5, 0.7, 0.85, 1.0, 1.2)
 _CLIENTS = {"causal": 8, "masked": 32}
 _CAPACITY_SECONDS = 0.5
 _TIMEOUT = 120.0
-_DRAIN = 60.0
+_DRAIN_TIMEOUT = 60.0
 _MAX_IN_FLIGHT = 1000
 
 _NOTES = (
@@ -60,13 +60,13 @@ class Sender:
     async def __call__(self, job: Job, on_token: Callable[[], None]) -> None:
         """Sends a job and reads the whole reply; calls ``on_token`` at each token."""
 
-        def count_tokens(data: bytes) -> None:
-            for _ in range(data.count(EVENT)):
+        def note(data: bytes) -> None:
+            for _ in range(count_tokens(data)):
                 on_token()
 
         connection = await self._connect()
         try:
-            reply = await connection.send(self._work.request(job.text), count_tokens)
+            reply = await connection.send(self._work.request(job.text), note)
             self._work.count(reply)
         except BaseException:
             connection.close()
@@ -124,7 +124,7 @@ async def _load(
             seed=seed + number,
             max_new_tokens=num_tokens,
             timeout=_TIMEOUT,
-            drain_timeout=_DRAIN,
+            drain_timeout=_DRAIN_TIMEOUT,
             max_in_flight=_MAX_IN_FLIGHT,
         )
         cpu = server.cpu_seconds()

@@ -1,4 +1,4 @@
-"""The load tests as a command, against a real server."""
+"""`loadtests.run` as a command, against a server."""
 
 import json
 import socket
@@ -47,7 +47,7 @@ def test_errors_are_not_retried_and_make_the_run_fail(
     assert main([*arguments, "--allow-errors"]) == 0
 
 
-def test_a_server_that_is_away_or_not_ready_is_said_to_be(
+def test_a_server_that_is_down_or_not_ready_is_an_error(
     fake: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
     fake.ready = False

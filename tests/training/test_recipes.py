@@ -1,4 +1,4 @@
-"""The starter recipe end to end on a toy corpus: all models and the study in a few seconds."""
+"""The recipes end to end on a toy corpus: all models and the study, in seconds."""
 
 from __future__ import annotations
 
@@ -136,7 +136,7 @@ def test_card_holds_the_measured_figures(
         assert f"| {name.replace('_', ' ')} | {shown} |" in card
 
 
-def test_study_is_in_the_card_and_goes_on_where_it_stopped(checkpoints: Path, corpus: Path) -> None:
+def test_study_is_in_the_card_and_trains_nothing_twice(checkpoints: Path, corpus: Path) -> None:
     results = json.loads((checkpoints / study.STUDY_FILE).read_text(encoding="utf-8"))
     assert [result["causal_share"] for result in results] == [0.5, 0.0, 1.0]
     both, full, causal = results
@@ -150,7 +150,7 @@ def test_study_is_in_the_card_and_goes_on_where_it_stopped(checkpoints: Path, co
     assert again == results, "nothing is trained twice"
 
 
-def test_tokenizers_frame_texts_as_their_architectures_expect(checkpoints: Path) -> None:
+def test_tokenizers_add_the_special_tokens_of_their_architectures(checkpoints: Path) -> None:
     bert = transformers.AutoTokenizer.from_pretrained(checkpoints / "masked")
     pair = bert("The CAT", "saw [MASK]")
     tokens = bert.convert_ids_to_tokens(pair["input_ids"])
@@ -164,7 +164,7 @@ def test_tokenizers_frame_texts_as_their_architectures_expect(checkpoints: Path)
     assert decoder.decode(ids, skip_special_tokens=True) == "Größe \u2603"
 
 
-def test_wordpiece_numbers_its_pieces_the_same_each_time() -> None:
+def test_wordpiece_training_is_deterministic() -> None:
     chance = random.Random(0)
     words = ["".join(chance.choices("abcdefgh", k=chance.randint(2, 8))) for _ in range(500)]
     texts = [" ".join(chance.choices(words, k=50)) for _ in range(20)]
@@ -246,7 +246,7 @@ def test_passages_keep_every_paragraph(checkpoints: Path, corpus: Path) -> None:
     assert "\n".join(passages[1:-1]) == "\n".join(texts)
 
 
-def test_garbled_words_are_those_of_no_book() -> None:
+def test_garbled_words_occur_in_no_book() -> None:
     story = Story("The cat's blorf, said the Queen - a blorf-cat!", ended=True)
     known = frozenset({"the", "cat's", "said", "queen", "a", "cat"})
     assert garbled([story], known) == ["blorf", "blorf"]

@@ -1,4 +1,4 @@
-"""Greedy texts of the engine and of torch: the verdicts, and the command on a tiny checkpoint."""
+"""`loadtests.agreement`: the verdicts, and the command on a tiny checkpoint."""
 
 import json
 import shutil
@@ -19,7 +19,7 @@ VOCAB = 120
 
 
 class Scripted:
-    """A reference that writes given texts, with given log-probabilities wherever they part."""
+    """A reference with a given text and given log-probabilities."""
 
     def __init__(self, written: list[int], rounded: list[float], exact: list[float]) -> None:
         self.written = written
@@ -38,7 +38,7 @@ class Scripted:
 
 
 def likely(*first: float) -> list[float]:
-    """Log-probabilities of the first tokens, and of others that hardly matter."""
+    """Log-probabilities of the first tokens, followed by very unlikely ones."""
     return [*first, *(-20.0 - i for i in range(VOCAB - len(first)))]
 
 
@@ -52,7 +52,7 @@ def test_same_tokens() -> None:
     assert one_row(Scripted([1, 2, 0], [], [])) == Row(1, 3)
 
 
-def test_texts_that_part_at_a_near_tie() -> None:
+def test_texts_that_diverge_at_a_near_tie() -> None:
     reference = Scripted([1, 2, 1], likely(-1.0, -0.99), likely(-0.995, -1.0))
     row = one_row(reference, best=((0, -0.98), (1, -1.01)))
     assert reference.asked == [[7, 1, 2]]
@@ -64,7 +64,7 @@ def test_texts_that_part_at_a_near_tie() -> None:
 
 
 @pytest.mark.parametrize(("gap", "verdict"), [(0.019, "near tie"), (0.021, "other")])
-def test_a_tie_is_as_near_as_twice_the_rounding(gap: float, verdict: str) -> None:
+def test_a_near_tie_is_within_twice_the_rounding(gap: float, verdict: str) -> None:
     row = one_row(Scripted([1, 2, 1], likely(-1.0, -1.0 + gap - 0.01), likely(-1.0, -1.0 + gap)))
     assert row.rounding == pytest.approx(0.01)
     assert row.verdict == verdict
@@ -117,7 +117,7 @@ def test_a_checkpoint_agrees_with_itself(hybrid: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("short_prompts")
-def test_another_checkpoint_does_not(
+def test_a_different_checkpoint_disagrees(
     hybrid: Path, hybrid_bundle: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     other = shutil.copytree(hybrid, tmp_path / "other")

@@ -1,4 +1,4 @@
-"""The comparison of batches: its texts, its first-come batches, and a whole run."""
+"""`loadtests.batching`: its texts, first-come batches, the report, and a whole run."""
 
 import json
 from dataclasses import dataclass
@@ -37,27 +37,27 @@ def test_a_mix_loses_nothing_and_joins_its_share() -> None:
     assert all(200 <= num_words(text) <= 500 for text in long)
     assert len({num_words(text) // 100 for text in long}) > 1
     num_joined = sum(text.count("end.") for text in long)
-    # What is left when the last long text is made stays as it was.
+    # Lines left over after the last long text stay single.
     assert 200 - 200 / 2 < num_joined <= 200
     assert long != texts[: len(long)]
 
 
-def test_shares_of_none_and_of_all() -> None:
+def test_a_long_share_of_zero_and_of_one() -> None:
     assert sorted(mix(SENTENCES, 0, seed=0)) == sorted(SENTENCES)
     assert sum(num_words(text) >= 200 for text in mix(SENTENCES, 1, seed=0)) > 30
-    # Too few words for a long text, and one line that is longer than that alone.
+    # Too few words for a long text; then a single line that exceeds one.
     assert sorted(mix(["a b", "c"], 1, seed=0)) == ["a b", "c"]
     assert sorted(map(num_words, mix(["x " * 900, "a", "b"], 1, seed=0))) == [1, 1, 900]
 
 
-def test_blank_lines_are_no_texts(tmp_path: Path) -> None:
+def test_blank_lines_are_skipped(tmp_path: Path) -> None:
     file = tmp_path / "texts.txt"
     file.write_text("one\n\n  two  \n \n", encoding="utf-8")
     assert read_lines(file) == ["one", "two"]
 
 
 @given(st.lists(st.integers(1, 600), max_size=60), st.integers(1, 4096))
-def test_first_come_batches_keep_order_and_budget_and_are_as_full_as_can_be(
+def test_first_come_batches_keep_the_order_and_fill_the_budget(
     lengths: list[int], budget: int
 ) -> None:
     batcher: FirstComeBatcher[Text] = FirstComeBatcher(budget)
@@ -80,7 +80,7 @@ def sample(seconds: float, padding: float, digest: str = "same") -> Sample:
     return Sample(seconds, 10, padding, padding, 0.5, 1.5, digest)
 
 
-def test_a_report_adds_rounds_up_and_says_what_was_wanted() -> None:
+def test_a_report_summarizes_rounds_and_states_targets() -> None:
     section = report(
         {
             "like length": [sample(1.0, 1.0), sample(2.0, 1.05), sample(4.0, 1.25)],
@@ -127,7 +127,7 @@ def test_a_run_measures_the_engine(tmp_path: Path, capsys: pytest.CaptureFixture
     assert "target: at least 1.8" in " ".join(capsys.readouterr().out.split())
 
 
-def test_what_cannot_be_measured_is_said(
+def test_what_cannot_be_measured_is_an_error(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     texts = tmp_path / "texts.txt"

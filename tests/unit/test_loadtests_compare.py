@@ -1,4 +1,4 @@
-"""The comparison's pure parts: turns, ratios, the table, the plot's points, what a graph reads."""
+"""`loadtests.compare` without processes: rounds, ratios, targets, the table, checkpoints."""
 
 import argparse
 import random
@@ -63,7 +63,7 @@ def entrant(name: str) -> Entrant:
 
 
 class Players:
-    """Entrants whose turns take given seconds of a clock of their own."""
+    """Entrants whose turns take given seconds on a fake clock."""
 
     def __init__(self, seconds: dict[str, float], fails: Callable[[str, int], bool]) -> None:
         self.now = 0.0
@@ -75,7 +75,7 @@ class Players:
     def run(self, entrant: Entrant, work: Work) -> float:
         self.turns.append((entrant.name, work.name))
         if self._fails(entrant.name, len(self.turns)):
-            raise LoadTestError("it fell over")
+            raise LoadTestError("it failed")
         self.now += self._seconds[entrant.name]
         return self._seconds[entrant.name]
 
@@ -95,24 +95,24 @@ def test_entrants_take_turns_at_each_piece_of_work() -> None:
     size = len(MASKED_WORK)
     first, second = players.turns[: 3 * size], players.turns[3 * size :]
     assert first == [(name, work.name) for work in MASKED_WORK for name in "abc"]
-    # The second begins with another entrant, and ends when the time is over.
+    # The second round begins with another entrant and ends when the time is up.
     assert second == [(name, SMALL.name) for name in "bca"]
-    # The warm-up counts only where there was nothing else.
+    # The warm-up counts only for work that was not measured again.
     assert times[SMALL] == {"a": {1: 1}, "b": {1: 2}, "c": {1: 3}}
     assert times[LARGE] == {"a": {0: 1}, "b": {0: 2}, "c": {0: 3}}
 
 
-def test_no_work_begins_when_the_time_is_over() -> None:
+def test_no_work_begins_after_the_time_is_up() -> None:
     players = Players({"a": 5, "b": 5}, lambda name, turn: False)
     times = players.play(0.1)
     assert players.turns == [("a", SMALL.name), ("b", SMALL.name)]
     assert times == {SMALL: {"a": {0: 5}, "b": {0: 5}}}
 
 
-def test_who_fails_has_no_more_turns() -> None:
+def test_an_entrant_that_fails_takes_no_more_turns() -> None:
     players = Players({"a": 1, "b": 1}, lambda name, turn: name == "b" and turn > 3)
     times = players.play(60)
-    assert players.failures == ["b: it fell over"]
+    assert players.failures == ["b: it failed"]
     assert [name for name, _ in players.turns].count("b") == 2
     assert set(times[SMALL]) == {"a", "b"}
     assert set(times[LARGE]) == {"a"}
@@ -153,7 +153,7 @@ def test_ragged_texts_are_the_same_at_each_call() -> None:
     assert (min(lengths) >= 16, max(lengths) <= 512, max(lengths) > 400) == (True, True, True)
     assert (min(news) >= 16, max(news) <= 256, max(news) > 200) == (True, True, True)
     assert len(set(lengths)) > 32
-    # What counts is what was asked for, not what everyone waits for.
+    # Requested tokens count, not the padding that all wait for.
     assert (work.value(2.0), work.unit) == (sum(news) / 2, "tok/s")
     passed = Work("pass", 32, 128, least=16)
     assert {new for _, new in passed.texts} == {0}
@@ -170,19 +170,19 @@ def test_there_is_room_for_all_work() -> None:
                 assert work.length + new <= ROOM[load].context
 
 
-def test_the_share_of_the_memorys_speed() -> None:
+def test_the_share_of_the_memory_bandwidth() -> None:
     step, read = Work("decode", 1, SHORT_CONTEXT, 48), Work("read", 1, 512, 4)
     gigabyte = 512 * 2**20
     times: Times = {
         step: {ENGINE: {1: 0.01, 2: 0.02}, "peer": {1: 0.005}},
         read: {MEMORY: {1: 0.1, 2: 0.05}},
     }
-    # The fastest reading gives the limit: 0.05 s for the buffer, 0.005 s for a tenth of it.
+    # The fastest read sets the limit: 0.05 s for the buffer, 0.005 s for a tenth of it.
     shares = memory_shares(times, Reads(gigabyte // 10, 0))
     assert list(shares) == [step]
     assert (shares[step].low, shares[step].high) == pytest.approx((0.25, 0.5), rel=1e-6)
     assert memory_shares({step: times[step]}, Reads(1000, 0)) == {}
-    # Keys and values of each text, in the middle of the steps.
+    # The KV cache of each text halfway through the steps.
     assert Reads(1000, 3).of(Work("decode", 8, 100, 48)) == 1000 + 3 * 8 * 124
 
 
@@ -245,7 +245,7 @@ def test_findings_on_cuda() -> None:
         [result("transformers", full, 1.2, 1.25), result("transformers-encoder", full, 1.0, 1.0)],
         {},
     )
-    # The one without an LM head is in the table, for comparison.
+    # The variant without an LM head is in the table but has no target.
     assert rows == [("32 x 128, against transformers", "1.25x (1.15 to 1.35)", ">= 1.20x", True)]
 
 
@@ -279,12 +279,12 @@ def test_a_table_has_a_column_for_each_entrant_that_took_part() -> None:
     assert "absent" not in "".join(table)
     assert not any("do not quote it" in line for line in table)
     once = replace(results[0], rounds=1)
-    assert "Medians of 1 round;" in shape_table("BERT", BERT, [once], players, {})
+    assert "Medians of 1 round." in shape_table("BERT", BERT, [once], players, {})
     cold = shape_table("BERT", BERT, [replace(once, cold=True)], players, {})
     assert "do not quote it" in cold
 
 
-def test_the_plot_has_those_that_can_batch() -> None:
+def test_the_plot_has_entrants_with_several_batch_sizes() -> None:
     def decode(batch: int, length: int = SHORT_CONTEXT) -> Work:
         return Work("decode", batch, length, 48)
 
@@ -304,7 +304,7 @@ def test_the_plot_has_those_that_can_batch() -> None:
 
 
 def test_a_step_is_timed_while_all_streams_run() -> None:
-    # The first writes alone until the second begins: those steps do not count.
+    # Steps of the first stream before the second begins do not count.
     first = [0.0, 1.0, 1.1, 1.2, 2.0, 2.5, 3.0, 3.5, 4.0, 9.0]
     second = [0.0, 2.0, 2.5, 3.0, 3.5, 4.0]
     assert decode_seconds([first, second], 3) == pytest.approx(0.5)
@@ -372,7 +372,7 @@ def test_arguments() -> None:
     assert (args.provider, args.shapes, args.apart) == ("cuda", ("7b", "bert-large"), False)
 
 
-def test_weights_are_counted_without_what_is_read_by_rows(tmp_path: Path) -> None:
+def test_weights_that_are_read_by_rows_do_not_count(tmp_path: Path) -> None:
     def constant(name: str, shape: tuple[int, ...], kind: type[np.generic]) -> TensorProto:
         return numpy_helper.from_array(np.zeros(shape, kind), name)
 
@@ -399,7 +399,7 @@ def test_weights_are_counted_without_what_is_read_by_rows(tmp_path: Path) -> Non
     assert bytes_read(tmp_path / "model.onnx") == 8 * 16 * 4 + 16 * 4
 
 
-def test_causal_words_are_a_token_each() -> None:
+def test_causal_words_are_one_token_each() -> None:
     tokenizer, words = causal_tokenizer(), causal_words()
     assert tokenizer.get_vocab_size() == CAUSAL_WORDS
     text = "".join(random.Random(0).choices(words, k=500))
@@ -420,7 +420,7 @@ def test_a_smaller_vocabulary_has_fewer_words() -> None:
     assert max(causal_ids(random.Random(0), 5000, 32_000)) < 32_000
 
 
-def test_masked_words_are_a_token_each() -> None:
+def test_masked_words_are_one_token_each() -> None:
     tokenizer, words = masked_tokenizer(), masked_words()
     assert tokenizer.get_vocab_size() == MASKED_WORDS
     chosen = [*random.Random(0).choices(words, k=100), MASK]

@@ -1,4 +1,4 @@
-"""The comparison's models: checkpoints, bundles written without checks, and torch's runners."""
+"""The models of `loadtests.compare`: checkpoints, bundles, our runners and torch's."""
 
 import math
 from collections.abc import Callable
@@ -29,7 +29,7 @@ GENERATE = Work("generate", 3, 24, least=3, new_tokens=5, per_second=True)
 
 @pytest.fixture(scope="module")
 def prepared(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, str], Setup]:
-    """A setup of a tiny shape and a precision, whose bundle is there; each is made once."""
+    """A setup of a tiny shape at a precision, with its bundle; each is built once."""
     folder = tmp_path_factory.mktemp("work")
 
     def make(shape: str, precision: str) -> Setup:
@@ -70,12 +70,12 @@ def test_a_bundle_has_the_graph_that_the_export_makes(
     assert manifest.files.keys() == exported.files.keys()
     assert manifest.quality is None
     assert manifest.source == f"{shape} with random weights, whose parity is {shape}-0's"
-    # Those of other exporters are gone.
+    # Bundles of other exporters are removed.
     assert made.bundles() == [made.bundle]
 
 
 def steps(graph: onnx.GraphProto) -> list[tuple[object, ...]]:
-    """What a graph computes of what, weights by their hashes, and no names of its own."""
+    """A graph's operations and their inputs, with weights as hashes and without its own names."""
     known = {each.name: each.name for each in graph.input}
     for weight in graph.initializer:
         array = numpy_helper.to_array(weight)
@@ -90,7 +90,7 @@ def steps(graph: onnx.GraphProto) -> list[tuple[object, ...]]:
 
 @pytest.mark.parametrize("precision", ["fp16", "int4-fp16"])
 def test_bundles_are_served(prepared: Callable[[str, str], Setup], precision: str) -> None:
-    # Loading one repeats its golden check.
+    # Loading a bundle runs its golden check.
     engine = ours.open_runner(prepared("tiny-llama", precision))
     try:
         assert engine.run(GENERATE) > 0
@@ -144,7 +144,7 @@ def test_random_weights_are_random() -> None:
 
 
 @pytest.fixture
-def compiled_by_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+def without_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
     """torch.compile traces as usual but runs the traced graph without a compiler."""
     monkeypatch.setattr(torch_peers, "CompileConfig", partial(CompileConfig, backend="eager"))
 
@@ -154,7 +154,7 @@ def setup(folder: Path, shape: str, variant: str = "") -> Setup:
 
 
 def test_generate_compiles_each_batch_once(
-    tmp_path: Path, compiled_by_nobody: None, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, without_compiler: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", "elsewhere")
     runner = torch_peers.open_runner(setup(tmp_path, "tiny-llama", "generate"))
@@ -168,15 +168,15 @@ def test_generate_compiles_each_batch_once(
     runner.close()
 
 
-def test_generate_writes_what_the_model_alone_writes(
-    tmp_path: Path, compiled_by_nobody: None, monkeypatch: pytest.MonkeyPatch
+def test_generate_writes_what_the_forward_pass_writes(
+    tmp_path: Path, without_compiler: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", "elsewhere")
     model = torch_peers.Device(setup(tmp_path, "tiny-llama")).model(setup(tmp_path, "tiny-llama"))
     where = torch_peers.Device(setup(tmp_path, "tiny-llama"))
     runner = torch_peers._Generate(model, where, setup(tmp_path, "tiny-llama"))
     ids, mask = runner._prompts(GENERATE)
-    for _ in range(2):  # the second time in a cache that was full
+    for _ in range(2):  # the second time with a used cache
         cache = runner._cache(GENERATE)
         written = model.generate(ids, attention_mask=mask, past_key_values=cache, max_new_tokens=4)
         for row, (length, _) in enumerate(GENERATE.texts):
@@ -188,8 +188,8 @@ def test_generate_writes_what_the_model_alone_writes(
             assert torch.equal(written[row, -4:], alone[0, -4:])
 
 
-def test_a_text_that_ends_early_is_told(
-    tmp_path: Path, compiled_by_nobody: None, monkeypatch: pytest.MonkeyPatch
+def test_a_text_that_ends_early_is_an_error(
+    tmp_path: Path, without_compiler: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", "elsewhere")
     runner = torch_peers.open_runner(setup(tmp_path, "tiny-llama", "generate"))

@@ -1,4 +1,4 @@
-"""The comparison as a whole, and its child processes, with entrants made up for the test."""
+"""`loadtests.compare` as a command, and its child processes, with fake entrants."""
 
 import json
 import os
@@ -85,7 +85,7 @@ class Runner:
 
 @pytest.fixture
 def fakes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder whose module ``fakes.entrant`` child processes find."""
+    """A folder on the path of child processes with the module ``fakes.entrant``."""
     package = tmp_path / "fakes"
     package.mkdir()
     (package / "__init__.py").touch()
@@ -111,7 +111,7 @@ def serve(folder: Path, variant: str) -> Child:
 STEP = Work("decode", 1, 96, 48)
 
 
-def test_a_child_stands_still_between_its_turns(fakes: Path) -> None:
+def test_a_child_is_stopped_between_its_turns(fakes: Path) -> None:
     child = serve(fakes, "0.25")
     try:
         for _ in range(2):
@@ -124,7 +124,7 @@ def test_a_child_stands_still_between_its_turns(fakes: Path) -> None:
         os.kill(child.pid, 0)
 
 
-def test_what_a_child_raises_is_told(fakes: Path) -> None:
+def test_an_exception_in_a_child_is_reported(fakes: Path) -> None:
     child = serve(fakes, "fails later")
     try:
         assert [child.run(STEP), child.run(STEP)] == [1.0, 1.0]
@@ -137,7 +137,7 @@ def test_what_a_child_raises_is_told(fakes: Path) -> None:
     assert "Traceback" in (fakes / "log").read_text()
 
 
-def test_a_child_that_dies_is_told(fakes: Path) -> None:
+def test_a_child_that_dies_is_reported(fakes: Path) -> None:
     child = serve(fakes, "mortal")
     try:
         with pytest.raises(LoadTestError, match="its process ended"):
@@ -234,7 +234,7 @@ def test_a_report_grows_shape_by_shape(
     assert "report.json is not a report to append to" in capsys.readouterr().err
 
 
-def test_what_cannot_be_measured_is_said(
+def test_what_cannot_be_measured_is_an_error(
     fakes: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("PATH", str(fakes))
@@ -251,7 +251,7 @@ def test_what_cannot_be_measured_is_said(
     assert gpu() == "NVIDIA X, 80 MiB, 1.2"
 
 
-def test_without_us_there_is_no_comparison(
+def test_without_our_engine_there_is_no_comparison(
     fakes: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(

@@ -1,4 +1,4 @@
-"""The engine's measurements: turns, statistics, scripts and arguments, without a model."""
+"""`loadtests.engine` without a model: turns, statistics, scripts and arguments."""
 
 import argparse
 import asyncio
@@ -27,7 +27,7 @@ VOCAB = 10
 
 
 def turns(costs: dict[str, float], seconds: float) -> tuple[dict[str, list[int]], list[str]]:
-    """Measures variants that take so long on a clock of their own; a sample is its number."""
+    """Measures variants with given costs on a fake clock; a sample is its number."""
     now = 0.0
     order: list[str] = []
 
@@ -69,7 +69,7 @@ def test_medians() -> None:
     assert median_ratio([2, 30], [0, 10]) == 3
 
 
-def test_sections_are_in_the_reports_order_and_each_once() -> None:
+def test_sections_keep_the_order_of_the_report() -> None:
     parse_sections = names_of(tuple(SHARES))
     assert parse_sections("memory, stall,memory") == ("stall", "memory")
     with pytest.raises(argparse.ArgumentTypeError, match="'stalls' is not one of stall, split"):
@@ -169,7 +169,7 @@ def test_the_only_chunk_of_a_prompt_is_a_whole_one() -> None:
     assert stall.summarize(512, [sample]).both_ms == 250
 
 
-def test_the_split_is_of_medians_and_its_share_of_each_step() -> None:
+def test_the_split_has_medians_and_the_share_of_each_step() -> None:
     phases = [(0.0, 0.5, 0.25, 0.25), (0.0, 3.0, 0.5, 0.5), (0.0, 1.5, 0.25, 0.25)]
     row = split.summarize(
         "greedy", [record([(n, n)], each) for n, each in zip((8, 8, 5), phases, strict=True)]
@@ -252,7 +252,7 @@ class EvenRunner:
         raise AssertionError("not used")
 
 
-def test_a_script_is_followed_in_chunks_steps_and_checks_of_guesses() -> None:
+def test_a_script_is_followed_in_chunks_steps_and_drafts() -> None:
     model = EvenRunner()
     runner = ScriptedRunner(model)
     runner.follow([1, 2, 3, 4, 5, 6, 7, 8, 9])
@@ -264,7 +264,7 @@ def test_a_script_is_followed_in_chunks_steps_and_checks_of_guesses() -> None:
     assert model.num_passes == 4
 
 
-def test_after_its_script_a_model_is_left_alone() -> None:
+def test_after_its_script_the_logits_are_the_models() -> None:
     runner = ScriptedRunner(EvenRunner())
     runner.follow([1, 2, 3])
     logits = runner.prefill(0, np.array([2, 3, 4]), 1, 3)

@@ -1,4 +1,4 @@
-"""``python -m loadtests engine`` as a whole, on the starter model; no time is asserted."""
+"""``python -m loadtests engine`` on the starter model; no time is asserted."""
 
 import json
 from pathlib import Path
@@ -55,6 +55,6 @@ def test_a_masked_model_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     assert "is a masked bundle; this needs a causal one" in capsys.readouterr().err
 
 
-def test_a_bundle_that_is_not_there(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_missing_bundle_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["engine", "--bundle", str(tmp_path / "nothing")]) == 1
     assert "has no maskdial.json" in capsys.readouterr().err

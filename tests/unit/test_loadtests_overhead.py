@@ -1,4 +1,4 @@
-"""The comparison of a server with the bare engine: its client, its arithmetic, and a whole run."""
+"""`loadtests.overhead`: its HTTP client, the closed loop, the statistics, and a whole run."""
 
 import asyncio
 import json
@@ -27,7 +27,7 @@ Answer = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 
 @asynccontextmanager
 async def serving(answer: Answer) -> AsyncIterator[Connection]:
-    """A connection to a server that answers as told, and closes it then."""
+    """A connection to a server that answers as given and then closes it."""
     answered = asyncio.Event()
 
     async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -81,7 +81,7 @@ def test_a_connection_that_ends_early_is_an_error(sent: bytes) -> None:
     asyncio.run(ask())
 
 
-def test_a_connection_that_was_closed_takes_no_request() -> None:
+def test_a_closed_connection_takes_no_request() -> None:
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.readuntil(b"{}")
         writer.write(PLAIN)
@@ -134,7 +134,7 @@ def test_ratios_are_taken_within_a_round() -> None:
     assert "50.0% to 80.0%" in finding
 
 
-def test_replies_with_something_missing_are_errors() -> None:
+def test_incomplete_replies_are_errors() -> None:
     event = b'data: {"index":1}\n\n'
     assert Generation(2).count(Reply(200, event * 2)) == 2
     with pytest.raises(LoadTestError, match="after 1 tokens"):
@@ -170,7 +170,7 @@ def test_a_section_as_markdown() -> None:
     ]
 
 
-def test_a_server_of_its_own_and_one_that_does_not_start(tmp_path: Path) -> None:
+def test_a_server_process_and_one_that_does_not_start(tmp_path: Path) -> None:
     with running_server({"feeling": STARTER_FOLDER / "sentiment"}, threads=1) as server:
         assert 0 < server.start_seconds < server.ready_seconds
         assert server.cpu_seconds() > 0

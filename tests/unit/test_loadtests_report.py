@@ -1,4 +1,4 @@
-"""Percentiles against numpy, and what samples add up to."""
+"""`loadtests.report`: percentiles against numpy, and the summary of samples."""
 
 import json
 

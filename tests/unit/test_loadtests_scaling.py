@@ -1,4 +1,4 @@
-"""How a server's costs grow: the arithmetic, and a whole run."""
+"""`loadtests.scaling`: the statistics, and a whole run."""
 
 import argparse
 import asyncio
@@ -30,7 +30,7 @@ def rows_of(report: dict[str, Any], section: str) -> list[dict[str, Any]]:
     return rows
 
 
-def test_sections_are_parsed_in_the_reports_order() -> None:
+def test_sections_keep_the_order_of_the_report() -> None:
     parse_sections = names_of(SECTIONS)
     assert parse_sections("start, load") == ("load", "start")
     with pytest.raises(argparse.ArgumentTypeError, match="'stall' is not one of load, memory"):

@@ -11,10 +11,8 @@ from loadtests.checkpoints import MASK, causal_words, masked_words
 from loadtests.compare.peers import Runner, Times, decode_seconds, num_lead, ours
 from loadtests.compare.setup import Setup
 from loadtests.compare.work import Work
-from loadtests.server import Connection, Reply, post, running_server
+from loadtests.server import Connection, count_tokens, post, running_server
 
-_OK = 200
-_EVENT = b'data: {"index"'
 _NUM_SPECIAL = 2
 prepare = ours.prepare
 
@@ -60,14 +58,14 @@ class _Generate:
         times = [time.perf_counter()]
 
         def note(data: bytes) -> None:
-            times.extend([time.perf_counter()] * data.count(_EVENT))
+            times.extend([time.perf_counter()] * count_tokens(data))
 
         try:
             reply = await connection.send(request, note)
         finally:
             connection.close()
-        if reply.status != _OK or len(times) != 1 + num_tokens:
-            raise LoadTestError(f"a stream ended after {len(times) - 1} tokens: {_shown(reply)}")
+        if not reply.ok or len(times) != 1 + num_tokens:
+            raise LoadTestError(f"a stream ended after {len(times) - 1} tokens: {reply}")
         return times
 
 
@@ -107,9 +105,5 @@ class _FillMask:
 
     async def _answer(self, connection: Connection, request: bytes) -> None:
         reply = await connection.send(request)
-        if reply.status != _OK:
-            raise LoadTestError(f"a request failed: {_shown(reply)}")
-
-
-def _shown(reply: Reply) -> str:
-    return f"{reply.status} {reply.body[-200:].decode(errors='replace')}"
+        if not reply.ok:
+            raise LoadTestError(f"a request failed: {reply}")

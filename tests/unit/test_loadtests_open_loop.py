@@ -1,22 +1,27 @@
-"""The runner on a clock of its own, so that every expected time is exact."""
+"""`loadtests.open_loop`: schedules, jobs, and the runner on a virtual clock with exact times."""
 
 import asyncio
 import selectors
+import statistics
+from collections import Counter
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from loadtests.open_loop import Limits, Progress, Run, Runner, Send
-from loadtests.texts import Job, Kind
+from loadtests.open_loop import Limits, Progress, Run, Runner, Send, poisson_schedule
+from loadtests.texts import SCENARIOS, Job, Kind, draw_jobs
 from maskdial_client.errors import ConnectionFailedError, OverloadedError
 
-OPEN = Limits(timeout=100.0, drain=100.0, max_in_flight=100)
+OPEN = Limits(timeout=100.0, drain_timeout=100.0, max_in_flight=100)
 JOB = Job(Kind.GENERATE, "Once", 0)
 
 
 class VirtualSelector(selectors.SelectSelector):
-    """Where a loop would wait, its clock moves on instead."""
+    """Advances the clock where the loop would wait."""
 
     now = 0.0
 
@@ -48,7 +53,7 @@ def run(
 
 
 def one_at_a_time(*seconds: float) -> Send:
-    """A server that works on one request at a time, for so long on each."""
+    """A server that works on one request at a time, for the given seconds."""
     lock = asyncio.Lock()
     times = iter(seconds)
 
@@ -73,14 +78,14 @@ def test_a_stall_is_seen_by_every_request_that_was_due_in_it() -> None:
 
 
 def test_waiting_for_a_place_in_flight_counts_as_latency() -> None:
-    limits = Limits(timeout=100, drain=100, max_in_flight=1)
+    limits = Limits(timeout=100, drain_timeout=100, max_in_flight=1)
     result = run(one_at_a_time(10, 1, 1, 1), [1, 2, 3, 4], limits)
     assert latencies(result) == pytest.approx([10, 10, 10, 10])
     assert [sample.sent for sample in result.samples] == pytest.approx([1, 11, 12, 13])
     assert result.peak_in_flight == 1
 
 
-def test_tokens_are_stamped_as_they_come() -> None:
+def test_tokens_are_timed_as_they_arrive() -> None:
     async def send(job: Job, on_token: Callable[[], None]) -> None:
         for _ in range(3):
             await asyncio.sleep(0.5)
@@ -93,15 +98,15 @@ def test_tokens_are_stamped_as_they_come() -> None:
 
 
 def test_a_request_over_its_timeout_is_a_failure() -> None:
-    limits = Limits(timeout=2, drain=100, max_in_flight=10)
+    limits = Limits(timeout=2, drain_timeout=100, max_in_flight=10)
     (sample,) = run(one_at_a_time(50), [1], limits).samples
     assert sample.failure is not None
     assert sample.failure.error_type == "client_timeout"
     assert sample.ended == pytest.approx(3)
 
 
-def test_what_the_drain_leaves_is_counted_also_if_never_sent() -> None:
-    limits = Limits(timeout=100, drain=5, max_in_flight=1)
+def test_requests_open_after_the_drain_are_counted_even_if_never_sent() -> None:
+    limits = Limits(timeout=100, drain_timeout=5, max_in_flight=1)
     seen: list[Progress] = []
     result = run(one_at_a_time(1, 50, 1), [1, 2, 3], limits, seen.append)
     failures = [sample.failure and sample.failure.error_type for sample in result.samples]
@@ -123,3 +128,44 @@ def test_errors_are_recorded_by_type_and_do_not_stop_the_run() -> None:
         ("connection_failed", None, "gone"),
         ("RuntimeError", None, "odd"),
     ]
+
+
+@settings(max_examples=50)
+@given(st.floats(0.1, 100), st.floats(0.1, 20), st.integers())
+def test_a_schedule_ascends_within_the_duration(rate: float, duration: float, seed: int) -> None:
+    schedule = poisson_schedule(rate, duration, seed)
+    assert list(schedule) == sorted(schedule)
+    assert all(0 <= time < duration for time in schedule)
+    assert schedule == poisson_schedule(rate, duration, seed)
+
+
+def test_a_longer_run_begins_like_a_shorter_one() -> None:
+    short, long = poisson_schedule(5, 10, 3), poisson_schedule(5, 100, 3)
+    assert long[: len(short)] == short
+    assert poisson_schedule(5, 10, 4) != short
+
+
+def test_gaps_are_exponential_and_counts_are_poisson() -> None:
+    rate, duration = 50.0, 400.0
+    schedule = poisson_schedule(rate, duration, 0)
+    gaps = [after - before for before, after in pairwise(schedule)]
+    # Within four standard errors of the expected count; the seed is fixed.
+    assert abs(len(schedule) - rate * duration) < 4 * (rate * duration) ** 0.5
+    assert statistics.stdev(gaps) == pytest.approx(statistics.mean(gaps), rel=0.05)
+    assert sum(gap > 1 / rate for gap in gaps) / len(gaps) == pytest.approx(0.3679, abs=0.014)
+    counts = Counter(int(time) for time in schedule)
+    per_second = [counts[second] for second in range(int(duration))]
+    assert statistics.variance(per_second) == pytest.approx(rate, rel=0.3)
+
+
+@pytest.mark.parametrize("scenario", SCENARIOS)
+def test_jobs_are_reproducible_and_vary_in_length(scenario: str) -> None:
+    jobs = draw_jobs(scenario, 200, 1)
+    assert jobs == draw_jobs(scenario, 200, 1)
+    assert jobs != draw_jobs(scenario, 200, 2)
+    lengths = [len(job.text.split()) for job in jobs]
+    assert max(lengths) > 4 * min(lengths)
+    expected = set(Kind) if scenario == "mixed" else {Kind(scenario)}
+    assert {job.kind for job in jobs} == expected
+    for job in jobs:
+        assert job.text.count("[MASK]") == (job.kind is Kind.FILL_MASK)
