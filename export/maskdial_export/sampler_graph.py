@@ -1,4 +1,4 @@
-"""The graphs that draw tokens on a device, where `maskdial.causal.sampling.device_sampler` runs them.
+"""The graphs that draw tokens on a device; `maskdial.causal.sampling.device_sampler` runs them.
 
 They compute what `maskdial.causal.sampling.sampler` does, for all rows at once. There is one for
 greedy rows, one for rows whose tokens are narrowed down to a few, and one for rows that are drawn

@@ -98,7 +98,7 @@ def test_file_outside_the_bundle(copy: Path) -> None:
     outside.write_text("x")
     files = {"../outside": file_sha256(outside)}
     change_manifest(copy, lambda manifest: manifest["files"].update(files))
-    assert "lies outside" in refusal(copy)
+    assert "outside the bundle" in refusal(copy)
 
 
 @pytest.fixture
