@@ -270,3 +270,9 @@ def test_warming_up_leaves_the_slots_empty(runner: Runner) -> None:
     wanted = prefill(runner, 1, tokens(19, 6), 0)
     runner.warm_up()
     assert np.array_equal(prefill(runner, 0, tokens(19, 6), 0), wanted)
+
+
+def test_more_logits_than_there_is_memory_for_are_refused(runner: Runner) -> None:
+    """They would be written beyond it."""
+    with pytest.raises(Exception, match=r"[Ss]hape"):
+        runner.prefill(0, tokens(20, 12), 0, SLOTS + 1)
