@@ -1,4 +1,4 @@
-"""Bundles: what is verified when one is loaded, with the shipped ones as examples."""
+"""Loading verifies a bundle; the shipped ones serve as examples."""
 
 import json
 import shutil
@@ -98,12 +98,12 @@ def test_file_outside_the_bundle(copy: Path) -> None:
     outside.write_text("x")
     files = {"../outside": file_sha256(outside)}
     change_manifest(copy, lambda manifest: manifest["files"].update(files))
-    assert "lies outside" in refusal(copy)
+    assert "outside the bundle" in refusal(copy)
 
 
 @pytest.fixture
 def with_two_graphs(copy: Path) -> Path:
-    """The same graph twice, each with its manifest."""
+    """The same graph twice, each with a manifest."""
     manifest = json.loads((copy / MANIFEST).read_text())
     shutil.copyfile(copy / GRAPH, copy / FULL_GRAPH)
     manifest["graph"] = FULL_GRAPH
@@ -112,7 +112,7 @@ def with_two_graphs(copy: Path) -> Path:
     return copy
 
 
-def test_a_manifest_that_names_no_graph(copy: Path) -> None:
+def test_a_manifest_without_its_graph_is_refused(copy: Path) -> None:
     change_manifest(copy, lambda manifest: manifest.pop("graph", None))
     (bundle,) = load_bundles("mine", copy)
     assert bundle.graph == copy / GRAPH
@@ -148,7 +148,7 @@ def test_golden_check_refuses_a_drift(copy: Path) -> None:
         load_model("mine", copy, Config(), Metrics(()))
 
 
-def test_a_golden_check_that_cannot_run(copy: Path) -> None:
+def test_a_golden_check_that_cannot_run_is_refused(copy: Path) -> None:
     change_manifest(copy, lambda manifest: manifest["golden"].update(input_ids=[10**6]))
     with pytest.raises(BundleError, match="golden check failed"):
         load_model("mine", copy, Config(), Metrics(()))
@@ -161,7 +161,7 @@ def test_golden_check_can_warn_instead(copy: Path, caplog: pytest.LogCaptureFixt
     assert "differ by" in caplog.text
 
 
-def test_a_graph_that_is_none(copy: Path) -> None:
+def test_a_file_that_is_no_graph_is_refused(copy: Path) -> None:
     (copy / "model.onnx").write_bytes(b"not a graph")
     digest = file_sha256(copy / "model.onnx")
     change_manifest(copy, lambda manifest: manifest["files"].update({"model.onnx": digest}))

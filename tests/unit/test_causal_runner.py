@@ -101,8 +101,8 @@ def runner(
 ) -> Runner:
     """A runner in main memory, and one that pads its steps in memory that stands in for a GPU's.
 
-    ``captured`` has it feed decode steps as for CUDA graphs, of which the CPU provider makes none.
-    Wherever a cache was not written, it is NaN: reading there would show.
+    ``captured`` feeds decode steps as for CUDA graphs, which the CPU provider ignores. The cache is
+    NaN wherever nothing was written, so that reading there would show.
     """
     monkeypatch.setattr(session, "captures", request.param == "captured")
     on_host = request.param == "host"
@@ -172,7 +172,7 @@ def test_a_prompt_in_chunks_is_the_same_to_the_last_bit(runner: Runner, chunk: i
 
 
 def generate_alone(runner: Runner, ids: NDArray[np.int64], steps: int) -> list[NDArray[np.float32]]:
-    """The logits of a greedy text in slot 0, with nobody else there."""
+    """The logits of a greedy text in slot 0, while no other sequence runs."""
     logits = [prefill(runner, 0, ids, 0)]
     for step in range(steps):
         logits.append(decode(runner, [int(logits[-1].argmax())], [len(ids) + step])[0])
@@ -194,7 +194,7 @@ def test_ragged_decode_steps_are_the_same_to_the_last_bit(runner: Runner) -> Non
     assert np.array_equal(alone, together)
 
 
-def test_an_idle_row_spoils_neither_the_others_nor_its_own_prompt(runner: Runner) -> None:
+def test_an_idle_row_changes_neither_the_others_nor_its_own_prompt(runner: Runner) -> None:
     first, second, late = tokens(5, 8), tokens(6, 5), tokens(7, 12)
     wanted_second = generate_alone(runner, second, 1)[1]
     wanted_late = prefill(runner, 0, late, 0)
@@ -246,8 +246,8 @@ def test_blocks_of_a_slot_can_be_kept_and_written_elsewhere(runner: Runner) -> N
     assert np.array_equal(prefill(runner, 2, prompt[12:], 12), wanted)
 
 
-def test_dummy_rows_spoil_no_prompt(runner: Runner) -> None:
-    """A device runs three rows as four; the fourth slot is being read into."""
+def test_dummy_rows_change_no_prompt(runner: Runner) -> None:
+    """With padding, three rows run as four, while a prompt is prefilled into the fourth slot."""
     late = tokens(16, 12)
     wanted = prefill(runner, 0, late, 0)
     for slot in range(3):
@@ -257,7 +257,7 @@ def test_dummy_rows_spoil_no_prompt(runner: Runner) -> None:
     assert np.array_equal(prefill(runner, 3, late[5:], 5), wanted)
 
 
-def test_full_slots_do_not_stop_the_others(runner: Runner) -> None:
+def test_full_slots_do_not_disturb_the_others(runner: Runner) -> None:
     """A dummy row in a full slot writes over its last token."""
     wanted = generate_alone(runner, tokens(17, 4), 2)[1:]
     prefill(runner, 3, tokens(18, MAX_LENGTH), 0)
@@ -270,3 +270,9 @@ def test_warming_up_leaves_the_slots_empty(runner: Runner) -> None:
     wanted = prefill(runner, 1, tokens(19, 6), 0)
     runner.warm_up()
     assert np.array_equal(prefill(runner, 0, tokens(19, 6), 0), wanted)
+
+
+def test_more_logits_than_there_is_memory_for_are_refused(runner: Runner) -> None:
+    """Otherwise the pass would write beyond the buffer."""
+    with pytest.raises(Exception, match=r"[Ss]hape"):
+        runner.prefill(0, tokens(20, 12), 0, SLOTS + 1)

@@ -75,7 +75,7 @@ class SilentDetokenizer:
 
 
 def describe(params: SamplingParams) -> str:
-    """What differs from the defaults."""
+    """The parameters that differ from the defaults."""
     values = [(field, getattr(params, field.name)) for field in fields(params)]
     return " ".join(f"{f.name}={value}" for f, value in values if value != f.default)
 
@@ -87,7 +87,7 @@ def softmax(scores: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 def reference_scores(logits: NDArray[np.float32], sequence: Sequence) -> NDArray[np.float64]:
-    """What the token is chosen by, before the temperature."""
+    """The scores by which a token is chosen, before the temperature."""
     params, scores = sequence.params, logits.astype(np.float64)
     for token, bias in params.logit_bias:
         scores[token] += bias
@@ -107,7 +107,7 @@ def reference_scores(logits: NDArray[np.float32], sequence: Sequence) -> NDArray
 
 
 def reference(logits: NDArray[np.float32], sequence: Sequence) -> NDArray[np.float64]:
-    """Sorts everything and works in float64: the definitions, read off one by one."""
+    """The definitions, one by one: it sorts everything, in float64."""
     params = sequence.params
     scores = reference_scores(logits, sequence) / params.temperature
     if params.top_k:
@@ -168,7 +168,7 @@ def sequence_of(
     generated: SequenceOf[int] = (),
     grammar: Constraint | None = None,
 ) -> Sequence:
-    # Long enough for what is generated here, and nothing else ends it.
+    # Nothing ends the sequence while its tokens are generated here.
     sequence = Sequence(prompt, replace(params, max_new_tokens=10**6), grammar=grammar)
     for token_id in generated:
         sequence.accept(
@@ -232,7 +232,7 @@ def test_distribution(params: SamplingParams, vocab: int, spread: float) -> None
     computed = distribution(logits, sequence)
     wanted = reference(logits, sequence)
     assert np.abs(computed - wanted).max() <= 1e-6
-    # Beyond what a float32 weight can hold next to 1, the two may differ.
+    # The two may differ below what a float32 weight can represent next to 1.
     assert np.array_equal(computed > 1e-30, wanted > 1e-30)
 
 
@@ -250,7 +250,7 @@ def test_distribution_for_any_top_k_and_top_p(
     params = SamplingParams(do_sample=True, temperature=temperature, top_k=top_k, top_p=top_p)
     logits, sequence = random_logits(seed, vocab=vocab)[0], sequence_of(params, [0])
     computed, wanted = distribution(logits, sequence), reference(logits, sequence)
-    # A token right at the edge of the nucleus may fall either way when sums round.
+    # Rounding may decide whether a token at the edge of the nucleus is in it.
     assert np.abs(computed - wanted).max() <= 1e-5 or np.sum((computed > 0) != (wanted > 0)) == 1
 
 
@@ -315,7 +315,7 @@ def test_tokens_as_likely_as_the_kth_stay() -> None:
 
 
 def test_equally_likely_tokens_enter_the_nucleus_in_order() -> None:
-    """Every other token is a little likelier: all of those, and the first half of the rest."""
+    """Every other token is likelier by a little: those and half of the rest are the nucleus."""
     logits = np.tile(np.array([0, 1e-3], np.float32), 2000)
     drawn = distribution(logits, sequence_of(replace(DRAW, top_p=0.75)))
     assert np.flatnonzero(drawn).tolist() == [*range(2000), *range(2001, 4000, 2)]
@@ -403,7 +403,7 @@ def test_a_grammar_that_allows_nothing_but_an_end_ends_early() -> None:
     ],
     ids=["nothing allowed", "refused", "crashed", "too short"],
 )
-def test_an_error_spoils_its_own_row_only(
+def test_an_error_fails_its_own_row_only(
     params: SamplingParams, grammar: Constraint, expected: type[MaskdialError], words: str
 ) -> None:
     logits = random_logits(2, n=3)
@@ -457,7 +457,7 @@ def test_draws_follow_the_distribution(params: SamplingParams) -> None:
 
 
 def test_a_large_vocabulary_is_drawn_from_in_proportion() -> None:
-    """The walk over blocks must land where one running sum over everything lands."""
+    """The search by blocks must find the token that one cumulative sum over everything finds."""
     logits = random_logits(3, vocab=5003)[0]
     edges = np.cumsum(softmax(logits.astype(np.float64)))
     for seed in range(300):
@@ -475,7 +475,7 @@ def test_each_token_has_a_random_number_of_its_own() -> None:
 
 
 def test_the_last_share_falls_on_a_token_with_weight() -> None:
-    """Sums in float32 and float64 differ: the share must not fall behind the last of them."""
+    """Sums in float32 and float64 differ: the draw must not end beyond the last such token."""
     for seed in range(20):
         weights = np.random.default_rng(seed).random(700, np.float32)
         weights[600:] = 0
@@ -550,7 +550,7 @@ def test_prompt_logprobs() -> None:
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
-def test_logits_that_are_no_numbers_spoil_their_own_row_only(bad: float) -> None:
+def test_logits_that_are_not_finite_fail_their_own_row_only(bad: float) -> None:
     logits = random_logits(7, n=2)
     logits[0, 3] = bad
     sequence = sequence_of(replace(DRAW, seed=1, top_n_tokens=2))

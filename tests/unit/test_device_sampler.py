@@ -35,7 +35,7 @@ uniform = Philox().uniform
 
 
 class WatchedSampler(Sampler):
-    """The host's sampler, which notes whose rows it is given."""
+    """The host's sampler, which records the sequences that it is given."""
 
     def __init__(self, vocab_size: int) -> None:
         super().__init__(vocab_size, frozenset({EOS}))
@@ -51,7 +51,7 @@ class WatchedSampler(Sampler):
 
 @dataclass
 class Rig:
-    """A device with logits on it, and a sampler there."""
+    """Logits in a device's memory, and a sampler for them."""
 
     memory: Any
     vocab: int
@@ -121,7 +121,7 @@ def sequence_of(
 
 
 def describe(params: object) -> str:
-    """What differs from the defaults."""
+    """The parameters that differ from the defaults."""
     if not isinstance(params, SamplingParams):
         return str(params)
     values = [(f, getattr(params, f.name)) for f in fields(params)]
@@ -152,16 +152,16 @@ LOGITS = ("peaked", "typical", "flat", "huge", "ties", "with -inf")
 
 
 def rounding(params: SamplingParams, vocab: int) -> float:
-    """How far sums of probabilities may be off on the device, relatively.
+    """The relative error that sums of probabilities may have on the device.
 
-    There the weights come from float32 log-probabilities, which are divided by the temperature. Of
-    a token that matters it is no less than -log(vocab) - 40 * temperature, and it is rounded twice.
+    There the weights come from float32 log-probabilities, which are divided by the temperature. For
+    tokens that matter these are at least -log(vocab) - 40 * temperature, and rounded twice.
     """
     return 2.0**-23 * (40 + math.log(vocab) / params.temperature)
 
 
 def acceptable(logits: Logits, sequence: Sequence) -> set[int]:
-    """What the host's sampler would draw if its shares were off by what rounding may do."""
+    """The tokens that the host's sampler would draw if its shares had the error of `rounding`."""
     params = sequence.params
     scores = process(logits, sequence, frozenset({EOS}))
     by = rounding(params, len(logits))
@@ -181,7 +181,7 @@ def acceptable(logits: Logits, sequence: Sequence) -> set[int]:
 def check(
     rig: Rig, values: Logits, sequences: SequenceOf[Sequence], rows: SequenceOf[int] | None = None
 ) -> int:
-    """Compares the samples with the host's, and returns how many rounding decided otherwise."""
+    """Compares the samples with the host's; returns how many differ because of rounding."""
     samples = rig.sample(values, sequences, rows)
     on_host = list(rig.host.given)
     own = values if rows is None else values[list(rows)]
@@ -257,7 +257,7 @@ KINDS = [
 @pytest.mark.parametrize("kind", ["peaked", "typical", "flat", "ties"])
 @pytest.mark.parametrize("vocab", [1000, 49_152])
 def test_rounding_hardly_ever_decides(rigs: dict[int, Rig], kind: str, vocab: int) -> None:
-    """Once in a thousand draws at most; likeliest in a flat vocabulary, with its many tokens."""
+    """At most once in a thousand draws; flat logits have the most tokens that are close."""
     num_different = 0
     for seed in range(20):
         values = make_logits(kind, seed, MAX_ROWS, vocab)
@@ -274,7 +274,7 @@ def test_rounding_hardly_ever_decides(rigs: dict[int, Rig], kind: str, vocab: in
 def test_a_batch_of_one_kind_stays_on_the_device(
     rigs: dict[int, Rig], monkeypatch: pytest.MonkeyPatch, params: SamplingParams
 ) -> None:
-    """It takes one wait, and less is copied back than one row of logits."""
+    """It takes one wait, and copies less than one row of logits."""
     rig = rigs[49_152]
     values = make_logits("peaked", 5, 4, 49_152)
     num_waits = rig.memory.num_synchronized
@@ -356,7 +356,7 @@ def test_the_host_draws_from_more_candidates(
 
 
 def test_the_most_candidates(rigs: dict[int, Rig]) -> None:
-    """As many as the device can tell from the next."""
+    """The largest top-k whose ties with the next token the device can see."""
     values = make_logits("flat", 3, 1, 1000)
     sequence = sequence_of(replace(DRAW, top_k=MAX_CANDIDATES - 1))
     check(rigs[1000], values, [sequence])
@@ -421,24 +421,24 @@ def test_rows_left_out_do_not_matter(rigs: dict[int, Rig]) -> None:
 @pytest.mark.parametrize("params", [SamplingParams(), *KINDS], ids=describe)
 @pytest.mark.parametrize("value", [np.nan, -np.nan, np.inf])
 @pytest.mark.parametrize("everywhere", [False, True])
-def test_logits_that_are_no_numbers_spoil_their_own_row_only(
+def test_logits_that_are_not_finite_fail_their_own_row_only(
     rigs: dict[int, Rig], params: SamplingParams, value: float, everywhere: bool
 ) -> None:
     rig = rigs[1000]
     values = make_logits("peaked", 8, 3, 1000)
     values[1, slice(None) if everywhere else 77] = value
-    first, spoilt, last = (sequence_of(replace(params, seed=9)) for _ in range(3))
+    first, failed, last = (sequence_of(replace(params, seed=9)) for _ in range(3))
     check(rig, values, [first, last], [0, 2])
     good = rig.sample(values, [first, last], [0, 2])
-    samples = rig.sample(values, [first, spoilt, last])
+    samples = rig.sample(values, [first, failed, last])
     assert isinstance(samples[1], Sample)
     assert math.isnan(samples[1].logprob)
     assert [samples[0], samples[2]] == good
-    assert rig.host.given == [spoilt]
+    assert rig.host.given == [failed]
 
 
 @pytest.mark.parametrize("params", [SamplingParams(), DRAW, replace(DRAW, top_k=4)], ids=describe)
-def test_penalties_that_leave_no_number_are_an_error(
+def test_penalties_that_leave_no_finite_score_are_an_error(
     rigs: dict[int, Rig], params: SamplingParams
 ) -> None:
     """A huge score divided by next to nothing is infinite."""

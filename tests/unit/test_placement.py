@@ -1,8 +1,11 @@
 """Which provider a model runs on, by what is asked for, installed and working."""
 
 import logging
+import subprocess
+import sys
 from importlib.metadata import PackageNotFoundError
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -53,6 +56,31 @@ def no_device() -> None:
 @pytest.mark.parametrize("name", providers.NAMES)
 def test_a_module_holds_the_provider_of_its_name(name: str) -> None:
     assert find_provider(name).name == name
+
+
+def test_a_new_provider_is_a_module_and_a_name(
+    half: Bundle, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class TpuProvider(CpuProvider):
+        name = "tpu"
+
+    module = SimpleNamespace(PROVIDER=TpuProvider())
+    monkeypatch.setitem(sys.modules, "maskdial.runtime.providers.tpu", module)
+    monkeypatch.setattr(providers, "NAMES", ("tpu", *providers.NAMES))
+    assert isinstance(place(half, "tpu").provider, TpuProvider)
+    assert isinstance(place(half, "auto").provider, TpuProvider)
+
+
+def test_names_are_checked_without_onnx_runtime() -> None:
+    """`maskdial --help` would wait for it."""
+    code = """
+import sys
+from maskdial import cli
+from maskdial.config import load_config
+load_config({"provider": "cuda"})
+sys.exit("onnxruntime" in sys.modules)
+"""
+    assert subprocess.run([sys.executable, "-c", code], timeout=60).returncode == 0
 
 
 @pytest.mark.usefixtures("gpu")

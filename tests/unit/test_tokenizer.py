@@ -1,4 +1,4 @@
-"""Decoding piece by piece says what decoding at once says, and never half a character."""
+"""Decoding piece by piece gives the text of decoding at once, and never half a character."""
 
 from collections.abc import Sequence
 from itertools import pairwise
@@ -35,7 +35,7 @@ def byte_level() -> Tokenizer:
 
 
 def sentence_piece() -> Tokenizer:
-    """Words that carry their leading space, and bytes for all else, as Llama's has."""
+    """Words with their leading space, and bytes for everything else, as in Llama's vocabulary."""
     vocab = {"<unk>": 0, "<s>": 1}
     for byte in range(256):
         vocab[f"<0x{byte:02X}>"] = len(vocab)
@@ -70,7 +70,7 @@ def sentence_piece() -> Tokenizer:
 def plain(
     pieces: Sequence[str], decoder: decoders.Decoder | None, *, added: Sequence[str] = ()
 ) -> Tokenizer:
-    """A vocabulary of these pieces, after two special tokens and before the added ones."""
+    """A vocabulary of two special tokens, these pieces and the added tokens, in that order."""
     vocab = {piece: index for index, piece in enumerate(("<unk>", "<s>", *pieces))}
     backend = tokenizers.Tokenizer(models.WordLevel(vocab, unk_token="<unk>"))
     backend.pre_tokenizer = pre_tokenizers.Split("", "isolated")
@@ -82,7 +82,7 @@ def plain(
 
 
 def nested_byte_level() -> Tokenizer:
-    """A decoder as LFM2 has it, and an added token of letters that spell no bytes."""
+    """LFM2's kind of decoder, and an added token of letters that do not stand for bytes."""
     return plain(
         ["ĠtheÃ", "©Ã", *sorted(pre_tokenizers.ByteLevel.alphabet())],
         decoders.Sequence([decoders.ByteLevel()]),
@@ -102,7 +102,7 @@ TOKENIZERS = {
     "starter": Tokenizer.from_file(STARTERS / "hybrid" / TOKENIZER, SpecialTokens(eos=(0,))),
 }
 NUM_PADDED = 16
-"""Ids behind the vocabulary, as models with a padded vocabulary draw them."""
+"""Ids beyond the vocabulary, which models with a padded vocabulary may draw."""
 
 names = st.sampled_from(sorted(TOKENIZERS))
 texts = st.text(st.sampled_from([*"the cat.\n", "é", "語", "🙂", "ß"]), max_size=40) | st.text(
@@ -113,7 +113,7 @@ cuts = st.integers(0, 60)
 
 @st.composite
 def named_ids(draw: st.DrawFn) -> tuple[str, list[int]]:
-    """A tokenizer, and tokens of a text, at random or both."""
+    """A tokenizer's name, and token ids: of a text, random ones, or both."""
     name = draw(names)
     tokenizer = TOKENIZERS[name]
     random_ids = st.lists(st.integers(0, tokenizer.vocab_size + NUM_PADDED - 1), max_size=20)
@@ -123,7 +123,7 @@ def named_ids(draw: st.DrawFn) -> tuple[str, list[int]]:
 
 
 def whole_text(name: str, ids: Sequence[int]) -> str:
-    """The text of all tokens at once: of bytes that are no text, only they become U+FFFD."""
+    """The text of all tokens at once; only bytes that are not text become U+FFFD."""
     tokenizer = TOKENIZERS[name]
     if name != "sentence-piece":
         return tokenizer.decode(ids)
@@ -143,7 +143,7 @@ def whole_text(name: str, ids: Sequence[int]) -> str:
 def test_pieces_join_to_the_whole(name: str, text: str, cut: int) -> None:
     tokenizer = TOKENIZERS[name]
     ids = tokenizer.encode("the " + text, add_special_tokens=False).ids
-    # The prompt ends at a character's border: what came before it is not ours to say.
+    # The prompt ends between two characters, so its own text is not repeated.
     while cut < len(ids) and "\ufffd" in tokenizer.decode(ids[:cut]):
         cut += 1
     prompt, new = ids[:cut], ids[cut:]
@@ -164,7 +164,7 @@ def test_all_text_is_shown_but_one_unfinished_character(
     decoder = TOKENIZERS[name].decoder(prompt)
     before = whole_text(name, prompt)
     starts = {before, before.removesuffix("\ufffd")}  # what the prompt began may be completed
-    # Python takes the first two bytes of a surrogate for an unfinished character, others do not.
+    # Python treats the first two bytes of a surrogate as an unfinished character, others do not.
     helds = ("", "\ufffd", "\ufffd\ufffd")
     shown = ""
     for num_pushed, token_id in enumerate(new, 1):
@@ -224,9 +224,9 @@ def test_special_tokens_do_not_eat_the_space_of_the_next_word() -> None:
     the, cat = tokenizer.encode("the cat").ids
     decoder = tokenizer.decoder([the])
     assert [decoder.push(1), decoder.push(cat)] == ["", " cat"]
-    # However many of them a chat template puts at the prompt's end.
+    # A chat template may end the prompt with any number of them.
     assert tokenizer.decoder([the] + [1] * 10).push(cat) == " cat"
-    # They are not words themselves: a text starts behind them.
+    # They are not words themselves: the text starts after them.
     assert tokenizer.decoder([1, 1]).push(cat) == "cat"
 
 
@@ -278,13 +278,13 @@ def test_token_bytes_are_exact() -> None:
     assert tokenizer.token_bytes(1, the) == b"<s>"
 
 
-def test_a_decoder_that_panics_is_refused() -> None:
+def test_a_decoder_that_would_panic_is_refused() -> None:
     with pytest.raises(BundleError, match="Strip with stop"):
         plain([" "], decoders.Sequence([decoders.Fuse(), decoders.Strip(" ", 1, 1)]))
 
 
 def paired() -> Tokenizer:
-    """A tokenizer whose pairs have special tokens around them."""
+    """A tokenizer that puts special tokens around pairs."""
     backend = tokenizers.Tokenizer.from_file(str(STARTERS / "sentiment" / TOKENIZER))
     return Tokenizer(backend, SpecialTokens())
 
@@ -298,7 +298,7 @@ lines = st.lists(st.sampled_from(["the", "cat", "é", "語", "unheardof"]), max_
 def test_cut_encodings_join_as_the_tokenizer_cuts_pairs(
     first: str, second: str, direction: Literal["left", "right"], room: int
 ) -> None:
-    """`encode_cut` is the library's own truncation."""
+    """`encode_cut` uses the library's own truncation."""
     max_length = 4 + room % 50
     alone = [PAIRED.encode(text, add_special_tokens=False) for text in (first, second)]
     room = max_length - PAIRED.num_special_tokens(pair=True)

@@ -3,30 +3,30 @@
 A bundle holds everything the server needs and nothing else::
 
     maskdial.json     the manifest: what the model is, how to feed it, how it was checked
-    model.onnx        the graph (weights beside it in model.onnx.data)
+    model.onnx        the graph (its weights are in model.onnx.data)
     tokenizer.json    a `tokenizers` file
-    kernel_check.onnx of int8 models: a product that shows whether a processor adds exactly
-    chat_template.jinja, generation_config.json      where the checkpoint has them
+    kernel_check.onnx if int8: a product that shows whether a processor adds exactly
+    chat_template.jinja, generation_config.json      if the checkpoint has them
 
-A model that reads under both masks has a second graph, of the masked family, over the same weights:
+A model that works with both masks has a second graph, of the masked family, over the same weights:
 ``model.full.onnx``, with a manifest of its own, ``maskdial.full.json``.
 
 Graph inputs, by family (the server feeds the ones that the graph declares):
 
-* masked: ``input_ids`` int64 (batch, length), right-padded; ``lengths`` int32 (batch,), the valid
-  tokens per row; ``token_type_ids`` int64 (batch, length); for the tasks on tokens
+* masked: ``input_ids`` int64 (batch, length), right-padded; ``lengths`` int32 (batch,), the number
+  of valid tokens per row; ``token_type_ids`` int64 (batch, length); for the tasks on tokens
   (fill-mask, token-classify, question-answering) ``rows`` int64 (num_rows,), flat indices
-  ``b * length + position`` of the tokens asked about.
+  ``b * length + position`` of the tokens in question.
   One output, float32. ``logits``: fill-mask (num_rows, vocab_size), token-classify (num_rows,
   num_labels), question-answering (num_rows, 2) for start and end, classify (batch, num_labels).
-  ``embeddings``: embed (batch, dimension), pooled, and normalized where the model says so.
+  ``embeddings``: embed (batch, dimension), pooled, and normalized if ``Embedding.normalized``.
 * causal: ``input_ids`` int64 (batch, new_tokens); ``position_ids`` int64 (batch, new_tokens);
   ``seqlens_k`` int32 (batch,), tokens in the cache after this pass minus one;
-  ``total_sequence_length`` int32 (), the longest of them plus one; ``rows`` int64 (num_rows,), flat
-  indices of the tokens whose logits are wanted; ``past_key.I`` and ``past_value.I``, of the type in
-  `KVLayout.dtype`, (batch, num_heads, max_length, head_dim). Outputs ``logits`` float32 (num_rows,
-  vocab_size), ``present_key.I`` and ``present_value.I``, which may share their past's memory. With
-  a non-empty past, batch is 1 or new_tokens is 1.
+  ``total_sequence_length`` int32 (), the maximum of ``seqlens_k`` plus one; ``rows`` int64
+  (num_rows,), flat indices of the tokens to compute logits for; ``past_key.I`` and
+  ``past_value.I``, in `KVLayout.dtype`, (batch, num_heads, max_length, head_dim). Outputs
+  ``logits`` float32 (num_rows, vocab_size), ``present_key.I`` and ``present_value.I``, which may
+  share their past's memory. With a non-empty past, batch is 1 or new_tokens is 1.
 """
 
 import hashlib
@@ -52,9 +52,8 @@ TOKENIZER = "tokenizer.json"
 CHAT_TEMPLATE = "chat_template.jinja"
 GENERATION_CONFIG = "generation_config.json"
 
-# What ONNX Runtime must not make of a graph on the CPU, because it is slower there: in 1.31
-# SkipLayerNormalization takes six times as long as the Add and the LayerNormalization that it
-# stands for.
+# Fusions that make a graph slower on the CPU: in ONNX Runtime 1.31, SkipLayerNormalization takes
+# six times as long as the Add and the LayerNormalization that it replaces.
 UNWANTED_FUSIONS = frozenset({"SkipLayerNormFusion"})
 
 Family = Literal["masked", "causal"]
@@ -67,7 +66,7 @@ class _Frozen(BaseModel):
 
 
 class SpecialTokens(_Frozen):
-    """Token ids with a role, None (or empty) where the model has none."""
+    """The ids of tokens with a role; None (or empty) if the model has none."""
 
     pad: int | None = None
     mask: int | None = None
@@ -78,7 +77,7 @@ class SpecialTokens(_Frozen):
 class KVLayout(_Frozen):
     """The shape of one layer's cache: (batch, num_heads, max_length, head_dim), keys and values.
 
-    ``dtype`` is float16 in bundles of the precisions fp16 and int4-fp16, and else float32.
+    ``dtype`` is float16 in bundles of the precisions fp16 and int4-fp16, otherwise float32.
     """
 
     num_layers: int = Field(gt=0)
@@ -88,23 +87,23 @@ class KVLayout(_Frozen):
 
     @property
     def bytes_per_token(self) -> int:
-        """What one token's keys and values take, in all layers."""
+        """The size of one token's keys and values in all layers."""
         values = 2 * self.num_layers * self.num_heads * self.head_dim
         return values * (2 if self.dtype == "float16" else 4)
 
     @property
     def query_block(self) -> int:
-        """How many tokens GroupQueryAttention reads at a time, counted from a chunk's first.
+        """How many tokens GroupQueryAttention processes at a time, counted from a chunk's first.
 
         Measured on ONNX Runtime 1.31's CPU provider: a block of one token goes through another
-        kernel, whose last bits differ. So a prompt has the same logits to the last bit in one piece
-        and in chunks where chunks start at multiples of the block and none is a single token.
+        kernel, whose last bits differ. So the logits of a prompt in chunks are bitwise those of the
+        prompt in one piece if chunks start at multiples of the block and none is a single token.
         """
         return 2 * self.head_dim
 
 
 class Embedding(_Frozen):
-    """How an encoder's hidden states become one vector, inside the graph."""
+    """How the graph turns an encoder's hidden states into one vector."""
 
     dimension: int = Field(gt=0)
     pooling: Literal["mean", "cls", "last"]
@@ -112,10 +111,10 @@ class Embedding(_Frozen):
 
 
 class GoldenCheck(_Frozen):
-    """One short input and some of its logits, repeated by the server on the machine that serves.
+    """One short input and some of its logits; the server computes them again where it runs.
 
     ``input_ids`` is one text without padding. The logits are those of its ``row`` (a masked
-    position, the last token; 0 where a text has one row of logits, or a vector), at ``columns``.
+    position or the last token; 0 if a text has one row of logits, or a vector), at ``columns``.
     """
 
     input_ids: tuple[int, ...]
@@ -126,9 +125,9 @@ class GoldenCheck(_Frozen):
 
 
 class ParityReport(_Frozen):
-    """How far ONNX Runtime's logits were from torch's, as the largest absolute difference.
+    """The largest absolute difference between ONNX Runtime's logits and torch's.
 
-    Measured in fp32; a lower precision comes after it, and has a quality report.
+    It is measured in fp32. A lower precision is applied afterwards and has a quality report.
     """
 
     tolerance: float
@@ -138,12 +137,12 @@ class ParityReport(_Frozen):
 
 
 class QualityReport(_Frozen):
-    """How much of fp32's answers to a sample text a lower precision keeps.
+    """How far a lower precision agrees with fp32 on a sample text.
 
-    ``figures`` by task: perplexity and perplexity_fp32 and top1_agreement (generate); agreement,
-    top1 and top1_fp32 (fill-mask); agreement (classify, token-classify, question-answering);
-    mean_cosine and least_cosine (embed). ``loss`` is the part of the decisions that changed, the
-    relative rise of the perplexity, or what the mean cosine lacks of 1.
+    ``figures`` by task: perplexity, perplexity_fp32 and top1_agreement (generate); agreement, top1
+    and top1_fp32 (fill-mask); agreement (classify, token-classify, question-answering); mean_cosine
+    and least_cosine (embed). ``loss`` is the share of decisions that changed, the relative increase
+    of the perplexity, or 1 minus the mean cosine.
     """
 
     text: str
@@ -151,18 +150,18 @@ class QualityReport(_Frozen):
     positions: int
     figures: dict[str, float]
     loss: float
-    max_loss: float | None = Field(description="None where export was not to refuse any loss")
+    max_loss: float | None = Field(description="None if the export was told to accept any loss")
     kept: tuple[str, ...] = Field(
         description="modules of the checkpoint that stayed fp32, or fp16 in int4-fp16"
     )
-    calibrated: int = Field(0, description="modules whose input has one scale for all rows")
+    calibrated: int = Field(0, description="number of modules with one input scale for all rows")
 
 
 class Manifest(_Frozen):
-    """``maskdial.json``. Lengths are in tokens and count the special ones."""
+    """``maskdial.json``. Lengths are in tokens, special tokens included."""
 
     schema_version: Literal[1] = SCHEMA_VERSION
-    graph: str = Field(GRAPH, description="the file of the graph that this is about")
+    graph: str = Field(GRAPH, description="file name of the graph")
     family: Family
     task: Task
     architecture: str
@@ -181,18 +180,18 @@ class Manifest(_Frozen):
     parity: ParityReport
     quality: QualityReport | None = None
     golden: GoldenCheck
-    files: dict[str, str] = Field(description="file name -> SHA-256, for every file it needs")
+    files: dict[str, str] = Field(description="file name -> SHA-256, for every file of the model")
 
     @property
     def entailment(self) -> int | None:
-        """The label that says that one text follows from another, by its name, or None."""
+        """The index of the label for entailment, recognized by its name; None if there is none."""
         names = (label.lower() for label in self.labels)
         return next((i for i, name in enumerate(names) if name.startswith("entail")), None)
 
 
 @dataclass(frozen=True, slots=True)
 class Bundle:
-    """A model folder whose manifest was read and whose files were verified."""
+    """A model folder with a valid manifest and verified files."""
 
     name: str
     path: Path
@@ -204,7 +203,7 @@ class Bundle:
 
     @property
     def label(self) -> str:
-        """The model's name; of the second graph under one name, ``NAME:full``."""
+        """The model's name, or ``NAME:full`` for the second graph under one name."""
         return self.name if self.manifest.graph == GRAPH else f"{self.name}:full"
 
     @property
@@ -219,12 +218,12 @@ def file_sha256(path: Path) -> str:
 
 
 def hash_files(folder: Path, names: Iterable[str]) -> dict[str, str]:
-    """File name to hex SHA-256, as ``Manifest.files`` wants it."""
+    """File name to hex SHA-256, for ``Manifest.files``."""
     return {name: file_sha256(folder / name) for name in sorted(names)}
 
 
 def write_manifest(folder: Path, manifest: Manifest, file_name: str = MANIFEST) -> None:
-    """Writes the manifest into the folder and syncs it, so that a rename after it is safe."""
+    """Writes the manifest into the folder and syncs it, so that the folder can be renamed."""
     with (folder / file_name).open("w", encoding="utf-8") as file:
         file.write(manifest.model_dump_json(indent=2) + "\n")
         file.flush()
@@ -235,7 +234,7 @@ def load_bundle(name: str, path: Path) -> Bundle:
     """Reads and verifies a model folder; of a model with two graphs, the first one.
 
     Raises:
-        BundleError: the folder, its manifest, a file or a file's hash is not as it should be.
+        BundleError: the manifest or a file is missing, invalid or changed.
     """
     return _verify(name, path, _read_manifest(name, path / MANIFEST), {})
 
@@ -246,15 +245,15 @@ def load_bundles(name: str, path: Path) -> tuple[Bundle, ...]:
     Raises:
         BundleError: as `load_bundle`.
     """
-    hashes: dict[Path, str] = {}  # both need the weights
+    hashes: dict[Path, str] = {}  # both graphs share the weights
     return tuple(_verify(name, path, manifest, hashes) for manifest in read_manifests(name, path))
 
 
 def read_manifests(name: str, path: Path) -> list[Manifest]:
-    """The manifests of a model folder, whose other files are not looked at.
+    """The manifests of a model folder; its other files are not read.
 
     Raises:
-        BundleError: there is none, or one is not as it should be.
+        BundleError: there is no manifest, or one is invalid.
     """
     paths = [path / MANIFEST]
     if (path / FULL_MANIFEST).is_file():
@@ -263,14 +262,14 @@ def read_manifests(name: str, path: Path) -> list[Manifest]:
 
 
 def _verify(name: str, path: Path, manifest: Manifest, hashes: dict[Path, str]) -> Bundle:
-    """``hashes`` are those of files that were read before; it adds to them."""
+    """``hashes`` holds the hashes of files that were read before, and gets the new ones."""
     for required in (manifest.graph, TOKENIZER):
         if required not in manifest.files:
             raise BundleError(f"model {name!r}: the manifest does not list {required}")
     for file_name, expected in manifest.files.items():
         file = path / file_name
         if Path(file_name).name != file_name:
-            raise BundleError(f"model {name!r}: {file_name!r} lies outside the bundle")
+            raise BundleError(f"model {name!r}: {file_name!r} is outside the bundle")
         if not file.is_file():
             raise BundleError(f"model {name!r}: {file_name} is missing from {path}")
         if file not in hashes:
@@ -285,7 +284,7 @@ def _verify(name: str, path: Path, manifest: Manifest, hashes: dict[Path, str]) 
 def _read_manifest(name: str, path: Path) -> Manifest:
     if not path.is_file():
         raise BundleError(
-            f"model {name!r}: {path.parent} has no {path.name}; make a bundle with "
+            f"model {name!r}: {path.parent} has no {path.name}; create a bundle with "
             "`maskdial export`"
         )
     try:
@@ -295,7 +294,7 @@ def _read_manifest(name: str, path: Path) -> Manifest:
     version = content.get("schema_version") if isinstance(content, dict) else None
     if version != SCHEMA_VERSION:
         raise BundleError(
-            f"model {name!r}: bundle schema version {version!r}, but this server reads "
+            f"model {name!r}: the bundle has schema version {version!r}, but this server reads "
             f"{SCHEMA_VERSION}; export the model again"
         )
     try:

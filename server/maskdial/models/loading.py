@@ -103,49 +103,35 @@ def _start_causal(
     placement: Placement,
     options: SessionOptions,
 ) -> CausalModel:
-    manifest, provider, memory = bundle.manifest, placement.provider, placement.memory
+    manifest, provider = bundle.manifest, placement.provider
     layout = manifest.kv
     if layout is None:
         raise BundleError(f"model {bundle.name!r}: a causal bundle without a KV layout")
-    options = replace(options, stream=memory.stream)
-    session = _causal_session(bundle, config, placement, options)
-    _check_kernels(bundle, config, options)
-    max_length = min(manifest.max_length, config.max_context)
-    slots = _plan_slots(bundle, config, placement, layout, max_length)
+    options = replace(options, stream=placement.memory.stream)
     # Chunks of whole blocks leave the logits as they are in one piece.
     chunk_tokens = _round_up(
         config.prefill_chunk_tokens or provider.prefill_chunk_tokens, layout.query_block
     )
-    num_drafted = config.speculative_tokens + 1
-    runner = Runner(
-        session,
-        layout,
-        memory=memory,
-        slots=slots,
-        max_length=max_length,
-        vocab_size=manifest.vocab_size,
-        max_tokens=max(chunk_tokens + 1, num_drafted, len(manifest.golden.input_ids)),
-        max_rows=max(slots, layout.query_block + 1, num_drafted),
-        batch_sizes=provider.batch_sizes,
-    )
+    runner = _runner(bundle, config, placement, options, layout, chunk_tokens)
+    _check_kernels(bundle, config, options)
     _check_golden(bundle, config, lambda golden: _golden_causal(runner, golden))
     tokenizer = Tokenizer.from_file(bundle.tokenizer, manifest.special_tokens)
     engine = CausalEngine(
         runner,
         tokenizer,
-        slots=slots,
-        max_length=max_length,
+        slots=runner.slots,
+        max_length=runner.max_length,
         vocab_size=manifest.vocab_size,
         prefill_chunk_tokens=chunk_tokens,
         block_tokens=layout.query_block,
-        # Prompts longer than a block would differ in their last bits from those prefilled alone.
+        # Longer prompts than a block would differ in their last bits from those prefilled alone.
         joint_tokens=None if provider.batch_invariant else chunk_tokens,
         max_queue=config.max_queue,
         eos_token_ids=frozenset(manifest.special_tokens.eos),
         prefix_cache=_prefix_cache(bundle, layout, config),
         max_drafts=config.speculative_tokens,
-        sampler=_sampler(bundle, placement, slots, options),
-        overlaps=not memory.on_host,
+        sampler=_sampler(bundle, placement, runner.slots, options),
+        overlaps=not placement.memory.on_host,
         metrics=metrics,
         name=bundle.label,
     )
@@ -155,10 +141,38 @@ def _start_causal(
         metrics,
         provider.name,
         engine,
-        slots,
-        max_length,
+        runner.slots,
+        runner.max_length,
         _chat_template(bundle, tokenizer),
         _grammar_compiler(bundle),
+    )
+
+
+def _runner(
+    bundle: Bundle,
+    config: Config,
+    placement: Placement,
+    options: SessionOptions,
+    layout: KVLayout,
+    chunk_tokens: int,
+) -> Runner:
+    """Loads the graph, and allocates what is left of the memory for the KV cache."""
+    session = _causal_session(bundle, config, placement, options)
+    max_length = min(bundle.manifest.max_length, config.max_context)
+    slots = _plan_slots(bundle, config, placement, layout, max_length)
+    num_drafted = config.speculative_tokens + 1
+    num_golden = len(bundle.manifest.golden.input_ids)
+    return Runner(
+        session,
+        layout,
+        memory=placement.memory,
+        slots=slots,
+        max_length=max_length,
+        vocab_size=bundle.manifest.vocab_size,
+        # A last chunk is longer by one token rather than followed by a single one.
+        max_tokens=max(chunk_tokens + 1, num_drafted, num_golden),
+        max_rows=max(slots, layout.query_block + 1, num_drafted),
+        batch_sizes=placement.provider.batch_sizes,
     )
 
 

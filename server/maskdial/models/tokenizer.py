@@ -1,4 +1,4 @@
-"""Tokenizer: text to token ids and back, over a ``tokenizers`` file."""
+"""Tokenizer: text to token ids and back, using a ``tokenizers`` file."""
 
 import codecs
 import json
@@ -20,11 +20,11 @@ _BYTE_TOKEN = re.compile("<0x([0-9A-Fa-f]{2})>")
 class Tokenizer:
     """A model's tokenizer. Its methods may be called from several threads at once.
 
-    Decoding never fails: ids that have no token, such as those a model's vocabulary is padded with,
-    say nothing.
+    Decoding never fails: ids without a token, such as the padding of a model's vocabulary, decode
+    to nothing.
 
     Raises:
-        BundleError: the decoder is one that `tokenizers` cannot run on every token.
+        BundleError: `tokenizers` cannot run the decoder on every token.
     """
 
     def __init__(self, backend: tokenizers.Tokenizer, special: SpecialTokens) -> None:
@@ -33,9 +33,9 @@ class Tokenizer:
         self._backend = backend
         stages = list(_decoder_stages(backend))
         if any(stage["type"] == "Strip" and stage["stop"] > 0 for stage in stages):
-            # tokenizers 0.23 panics, which kills a thread, on tokens shorter than what is cut off.
+            # On tokens shorter than what it strips, tokenizers 0.23 panics, which kills the thread.
             raise BundleError("the tokenizer's decoder strips the ends of tokens (Strip with stop)")
-        # Sequences that hold ByteLevel in the wild hold nothing else that changes text.
+        # Decoders in the wild that contain ByteLevel contain nothing else that changes text.
         self._byte_level = any(stage["type"] == "ByteLevel" for stage in stages)
         self._byte_fallback = any(stage["type"] == "ByteFallback" for stage in stages)
         self.vocab_size: int = backend.get_vocab_size()
@@ -54,7 +54,7 @@ class Tokenizer:
         """Reads ``tokenizer.json``.
 
         Raises:
-            BundleError: the file is not a tokenizer, or not one that can be used.
+            BundleError: the file is not a tokenizer, or its decoder cannot be used.
         """
         try:
             backend = tokenizers.Tokenizer.from_file(str(path))
@@ -76,13 +76,15 @@ class Tokenizer:
         max_length: int,
         direction: Literal["left", "right"] = "right",
     ) -> Encoding:
-        """Tokenizes a text or a pair and cuts tokens off until it fits, special tokens and all.
+        """Tokenizes a text or a pair, truncated so that it fits with its special tokens.
 
-        The longer text of a pair is cut first (``longest_first`` in transformers).
+        The longer text of a pair is truncated first (``longest_first`` in transformers).
 
         Args:
-            max_length: in tokens, more than the special tokens take.
-            direction: the end that is cut off.
+            text: the text, or the first one of a pair.
+            pair: the second text of a pair.
+            max_length: in tokens, larger than the number of special tokens.
+            direction: the end at which tokens are cut off.
         """
         first = self._backend.encode(text, add_special_tokens=False)
         room = max_length - self._backend.num_special_tokens_to_add(pair is not None)
@@ -96,52 +98,53 @@ class Tokenizer:
         return self._backend.post_process(first, second)
 
     def num_special_tokens(self, *, pair: bool) -> int:
-        """How many tokens are added to a text, or to a pair."""
+        """The number of special tokens that are added to a text, or to a pair."""
         return int(self._backend.num_special_tokens_to_add(pair))
 
     def join(self, first: Encoding, second: Encoding) -> Encoding:
-        """Makes a pair, special tokens and all, of two texts that were tokenized without them."""
+        """Makes a pair, with special tokens, of two texts that were tokenized without them."""
         return self._backend.post_process(first, second)
 
     def windows(self, text: str, *, max_length: int, stride: int) -> list[Encoding]:
-        """Tokenizes a text in windows that overlap, each with the special tokens of a text.
+        """Tokenizes a text in overlapping windows, each with the special tokens of a text.
 
-        Their ids count; offsets are those of the whole text's own encoding, since post-processors
-        trim the first token of every window.
+        Use the windows' ids only: post-processors trim the offsets of each window's first token, so
+        offsets must come from an encoding of the whole text.
 
         Args:
-            max_length: of a window, in tokens, special ones among them.
-            stride: tokens that neighbouring windows share.
+            text: the text.
+            max_length: length of a window in tokens, special tokens included.
+            stride: number of tokens that neighboring windows share.
 
         Raises:
-            ValidationError: the windows have no room for more than the stride.
+            ValidationError: a window has no room for more than the stride.
         """
         windowed = self._backend.encode(text, add_special_tokens=False)
         room = max_length - self.num_special_tokens(pair=False)
         if room <= stride:
             raise ValidationError(
-                f"windows of {max_length} tokens have room for {max(room, 0)} of the text, which "
-                f"must be more than the stride of {stride}"
+                f"windows of {max_length} tokens have room for {max(room, 0)} tokens of the text, "
+                f"which must be more than the stride of {stride}"
             )
         windowed.truncate(room, stride)
         whole = self._backend.post_process(windowed)
         return [whole, *whole.overflowing]
 
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
-        """The text of some token ids."""
+        """The text of a list of token ids."""
         return self._backend.decode(list(ids), skip_special_tokens=skip_special_tokens)
 
     def token_text(self, token_id: int) -> str:
-        """What one token says alone, special tokens spelled out."""
+        """The text of a single token; special tokens are spelled out."""
         return self._backend.decode([token_id], skip_special_tokens=False)
 
     def token_bytes(self, token_id: int, previous_id: int | None = None) -> bytes:
-        """What a token adds to a text, as UTF-8: possibly only a part of a character.
+        """What a token adds to a text, in UTF-8; it may be only a part of a character.
 
         Args:
             token_id: the token.
-            previous_id: the last token before it that is not special, None at a text's start, where
-                SentencePiece drops a word's leading space.
+            previous_id: the last token before it that is not special; None at the start of a text,
+                where SentencePiece drops a word's leading space.
         """
         token = self._backend.id_to_token(token_id)
         if token is None:
@@ -159,27 +162,27 @@ class Tokenizer:
         return text[len(self.token_text(previous_id)) :].encode()
 
     def decode_tokens(self, tokens: Sequence[str]) -> str:
-        """The text of tokens as they are spelled in the vocabulary."""
+        """The text of tokens, given as they are spelled in the vocabulary."""
         decoder = self._backend.decoder
         return " ".join(tokens) if decoder is None else decoder.decode(list(tokens))
 
     @property
     def unknown_id(self) -> int:
-        """The id of the token for what the vocabulary does not have; -1 where there is none."""
+        """The id of the unknown token; -1 if the vocabulary has none."""
         names = (getattr(self._backend.model, "unk_token", None), "<unk>", "[UNK]")
         ids = (self._backend.token_to_id(name) for name in names if name is not None)
         return next((token_id for token_id in ids if token_id is not None), -1)
 
     def token_to_id(self, token: str) -> int | None:
-        """The id of a vocabulary entry as it is spelled in the vocabulary."""
+        """The id of a token as it is spelled in the vocabulary; None if there is none."""
         return self._backend.token_to_id(token)
 
     def id_to_token(self, token_id: int) -> str:
-        """The vocabulary's spelling of a token, empty for an id that has none."""
+        """The vocabulary's spelling of a token; empty for an id without a token."""
         return self._backend.id_to_token(token_id) or ""
 
     def is_text(self, token_id: int) -> bool:
-        """Whether a token is in the vocabulary and not special: only such tokens make text."""
+        """Whether a token is in the vocabulary and not special; only such tokens become text."""
         return token_id not in self.special_ids and self._backend.id_to_token(token_id) is not None
 
     def decoder(self, prompt_ids: Sequence[int]) -> "IncrementalDecoder":
@@ -188,17 +191,18 @@ class Tokenizer:
 
 
 def longest_first(first: int, second: int, room: int) -> tuple[int, int]:
-    """How many tokens of either text of a pair to keep when both are too long for the room:
-    the longer is cut until they are equal, then both are.
+    """How many tokens of each text of a pair to keep, if together they exceed the room.
+
+    The longer text is truncated until both are equally long, then both are.
     """
     shorter = min(first, second, room // 2)
     return (shorter, room - shorter) if first <= second else (room - shorter, shorter)
 
 
 def cut_tokens(encoding: Encoding, limit: int, direction: Literal["left", "right"]) -> Encoding:
-    """A text's first ``limit`` tokens, or its last where the left end is cut off.
+    """A text's first ``limit`` tokens, or its last ones if ``direction`` is left.
 
-    `Encoding.truncate` changes its encoding, and keeps the rest in it to be copied with it.
+    `Encoding.truncate` would change the encoding in place, and keep the rest in it.
     """
     if len(encoding) <= limit:
         return encoding
@@ -214,17 +218,17 @@ def cut_tokens(encoding: Encoding, limit: int, direction: Literal["left", "right
 
 
 class IncrementalDecoder:
-    """Turns a sequence's new tokens into text piece by piece, never half a character.
+    """Turns a sequence's new tokens into text piece by piece, never into half a character.
 
-    Tokens become bytes, and Python's incremental decoder makes text of them as soon as they are a
-    character, or U+FFFD when they are none (as section 3.9 of the Unicode standard recommends). So
-    at most three bytes are held back, and a token costs the same however long the text is. Where
-    all bytes are valid, the pieces join to what `Tokenizer.decode` says; where some are not, a
-    ByteFallback decoder gives up their neighbours too, which a stream may have shown already.
+    Tokens become bytes. Python's incremental decoder turns these into text as soon as a character
+    is complete, and invalid bytes into U+FFFD (as section 3.9 of the Unicode standard recommends).
+    So at most three bytes are held back, and the cost of a token does not depend on the length of
+    the text. If all bytes are valid, the pieces join to the result of `Tokenizer.decode`. If some
+    are not, a ByteFallback decoder drops their neighbors too, which a stream may have sent already.
 
     Others (text-generation-inference, vLLM, ``tokenizers``' DecodeStream) decode a window of tokens
-    until its text does not end with U+FFFD. That holds text back while every token ends within a
-    character, and goes wrong when the window begins within one.
+    until its text does not end with U+FFFD. That holds text back as long as every token ends within
+    a character, and fails if the window begins within one.
     """
 
     # A character has at most four bytes, and a token at least one.
@@ -241,9 +245,9 @@ class IncrementalDecoder:
         self._prompt_marks = self._utf8.getstate()[0].decode(errors="replace")
 
     def push(self, token_id: int) -> str:
-        """Takes the next token and returns the text that it completes, possibly none.
+        """Takes the next token and returns the text that it completes, which may be empty.
 
-        A character that the prompt began is returned whole when it is completed.
+        A character that began in the prompt is returned as a whole when it is complete.
         """
         if not self._tokenizer.is_text(token_id):
             return ""
@@ -252,12 +256,12 @@ class IncrementalDecoder:
         return self._without_prompt(self._utf8.decode(new))
 
     def flush(self) -> str:
-        """The text still held back: an unfinished character, as U+FFFD."""
+        """The text that is still held back: U+FFFD for an unfinished character."""
         return self._without_prompt(self._utf8.decode(b"", final=True))
 
     def _without_prompt(self, text: str) -> str:
         if text:
-            # What the prompt began and nothing completed is in the prompt's text already.
+            # A character that began in the prompt and was never completed is in the prompt's text.
             text = text.removeprefix(self._prompt_marks)
             self._prompt_marks = ""
         return text
@@ -283,7 +287,7 @@ def _byte_level_bytes(token: str) -> bytes:
 
 
 def _decoder_stages(backend: tokenizers.Tokenizer) -> Iterator[dict[str, Any]]:
-    """The decoder's parts as ``tokenizer.json`` describes them, in order."""
+    """The decoder's stages as ``tokenizer.json`` describes them, in order."""
     if backend.decoder is None:
         return
     pending = [json.loads(backend.decoder.__getstate__())]

@@ -222,19 +222,18 @@ class Staging:
     def __init__(self, memory: Memory, size: int, dtype: Any) -> None:
         self._memory = memory
         self._dtype = np.dtype(dtype)
+        self._pinned = None if memory.on_host else memory.pinned((size,), self._dtype)
+        self._pointer = 0 if memory.on_host else memory.allocate((size,), self._dtype).pointer
         self._written: NDArray[Any] | None = None
-        if not memory.on_host:
-            self._pinned = memory.pinned((size,), self._dtype)
-            self._buffer = memory.allocate((size,), self._dtype)
 
     def write(self, values: NDArray[Any]) -> Buffer:
         """Makes a C-contiguous array readable to the next pass, in the same shape."""
-        if self._memory.on_host:
+        if self._pinned is None:
             self._written = values  # kept alive through the pass
             return host_buffer(values)
         pinned = self._pinned[: values.size].reshape(values.shape)
         pinned[...] = values
-        target = Buffer(self._buffer.pointer, values.shape, self._dtype)
+        target = Buffer(self._pointer, values.shape, self._dtype)
         if values.size:
             copy_buffer(self._memory, target, host_buffer(pinned))
         return target

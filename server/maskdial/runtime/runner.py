@@ -13,15 +13,16 @@ from maskdial.runtime.kv_cache import KVCache
 from maskdial.runtime.memory import Buffer, HostMemory, Memory, Staging, host_buffer
 from maskdial.runtime.session import Session
 
-_LONGEST = "total_sequence_length"
+_TOTAL_LENGTH = "total_sequence_length"
 
 
 class Runner:
     """Runs prefill and decode passes, which write the new keys and values where they stay.
 
     Each layer's past and present are bound to the same memory, adjacent slots of the cache. These
-    bindings are made once per first slot and number of slots; only the small inputs and the logits
-    are bound for each pass. The host waits for each pass. All passes must run in one thread.
+    bindings are made once per first slot and number of slots; only the small inputs are bound for
+    each pass, and the logits when they go elsewhere. The host waits for each pass. All passes must
+    run in one thread.
 
     Args:
         session: of a causal graph; `maskdial.models.bundle` lists its inputs and outputs.
@@ -32,7 +33,7 @@ class Runner:
         max_length: maximum number of tokens per sequence.
         vocab_size: the width of the logits.
         max_tokens: maximum number of tokens of one pass, padding included. Default: one full slot.
-        max_rows: maximum number of rows of logits of one prefill pass. Default: one full slot.
+        max_rows: maximum number of rows of logits of one pass. Default: one full slot.
         batch_sizes: the sizes that decode steps are padded to, ascending, in addition to ``slots``,
             so that each of them can be captured as a CUDA graph. Default: no padding.
 
@@ -55,25 +56,26 @@ class Runner:
     ) -> None:
         self._session = session
         self._memory = memory = HostMemory() if memory is None else memory
-        self._max_length = max_length
+        self.slots = slots
+        self.max_length = max_length
         self._batch_sizes = (*(size for size in batch_sizes if size < slots), slots)
         self._pads = bool(batch_sizes)
         self.cache = KVCache.allocate(memory, layout, slots, max_length)
         max_tokens = max(max_tokens or max_length, slots)
-        max_rows = max_rows or max_length
+        max_rows = max(max_rows or max_length, slots)
         self._decode_logits = _LogitsBuffer(memory, slots, vocab_size)
         self._prefill_logits = _LogitsBuffer(memory, max_rows, vocab_size)
         inputs = {
             "input_ids": Staging(memory, max_tokens, np.int64),
             "position_ids": Staging(memory, max_tokens, np.int64),
             "seqlens_k": Staging(memory, slots, np.int32),
-            "rows": Staging(memory, max(max_rows, slots), np.int64),
+            "rows": Staging(memory, max_rows, np.int64),
         }
         self._inputs = {n: each for n, each in inputs.items() if n in session.input_names}
-        self._takes_longest = _LONGEST in session.input_names
-        # A captured step is given this for its longest row: the length is a part of the graph, and
-        # the kernels go by each row's own length.
-        self._longest = np.array(max_length, np.int32)
+        self._takes_total_length = _TOTAL_LENGTH in session.input_names
+        # A CUDA graph keeps the value that it is captured with, so it has to hold for every step.
+        # Kernels go by each row's own length.
+        self._captured_total_length = np.array(max_length, np.int32)
         self._bindings: dict[tuple[int, int], ort.IOBinding] = {}
         self._bound_logits: dict[tuple[int, int], tuple[_LogitsBuffer, int]] = {}
 
@@ -160,7 +162,7 @@ class Runner:
         padded = np.zeros((batch, 1), np.int64)
         padded[:num_rows, 0] = token_ids
         # A dummy row writes where its slot's next token goes, or over the last one of a full slot.
-        starts = np.minimum(self.cache.lengths[:batch], self._max_length - 1)
+        starts = np.minimum(self.cache.lengths[:batch], self.max_length - 1)
         starts[:num_rows] = lengths
         rows = np.arange(batch)
         self._run(0, padded, starts, np.ones_like(starts), rows, self._decode_logits, batch)
@@ -182,9 +184,9 @@ class Runner:
         ``captured_size`` the pass is captured under that number, if the session captures passes.
         """
         seqlens_k = (starts + num_tokens - 1).astype(np.int32)
-        longest = np.array(seqlens_k.max() + 1, np.int32)
+        total_length = np.array(seqlens_k.max() + 1, np.int32)
         if captured_size is not None and self._session.captures:
-            longest = self._longest
+            total_length = self._captured_total_length
         feeds: dict[str, NDArray[Any]] = {
             "input_ids": np.ascontiguousarray(input_ids),
             "position_ids": starts[:, None] + np.arange(input_ids.shape[1]),
@@ -194,11 +196,11 @@ class Runner:
         binding = self._binding(slot, len(input_ids))
         for name, staging in self._inputs.items():
             _bind(binding.bind_input, name, self._memory.device, staging.write(feeds[name]))
-        if self._takes_longest:  # the operators read it on the host
-            _bind(binding.bind_input, _LONGEST, "cpu", host_buffer(longest))
-        wanted = logits, len(rows)
-        if self._bound_logits.get((slot, len(input_ids))) != wanted:
-            self._bound_logits[slot, len(input_ids)] = wanted
+        if self._takes_total_length:  # the operators read it on the host
+            _bind(binding.bind_input, _TOTAL_LENGTH, "cpu", host_buffer(total_length))
+        output = logits, len(rows)
+        if self._bound_logits.get((slot, len(input_ids))) != output:  # mostly it is the last pass's
+            self._bound_logits[slot, len(input_ids)] = output
             _bind(binding.bind_output, "logits", self._memory.device, logits.buffer[: len(rows)])
         self._session.run_with_binding(binding, captured_size)
         self._memory.synchronize()

@@ -83,7 +83,7 @@ class Candidates:
         return Candidates(token_ids, self.log[indices], self.weights[indices])
 
     def pick(self, u: float) -> int:
-        """Draws a token: the id at which the cumulative weight passes the share ``u`` in [0, 1)."""
+        """Draws the token at which the cumulative share passes ``u``, in [0, 1); returns its id."""
         ends = np.cumsum(self._sums, dtype=np.float64)
         target = u * ends[-1]
         block = int(np.searchsorted(ends, target, side="right"))
