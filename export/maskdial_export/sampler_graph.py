@@ -1,13 +1,13 @@
-"""The graphs that draw tokens on a device: `maskdial.causal.sampling.device_sampler` runs them.
+"""The graphs that sample tokens on a device; `maskdial.causal.sampling.device_sampler` runs them.
 
-They compute what `maskdial.causal.sampling.sampler` does, on all rows at once. There is one for
-greedy rows, one for rows whose tokens are narrowed down to a few, and one for rows that are drawn
-from the whole vocabulary; each of them with penalties and without. Build them anew after a change:
+They compute the same as `maskdial.causal.sampling.sampler`, for all rows at once. There is one for
+greedy rows, one for rows with few candidates, and one for rows that sample from the whole
+vocabulary, each with and without penalties. Rebuild them after a change:
 
     python -m maskdial_export.sampler_graph
 
-Every node is a kernel to launch, so there are few, and none that needs the host.
-Cumulative sums are in float64, as the host's, and short: the CUDA kernel takes quadratic time.
+Every node is a kernel launch, so there are few, and none needs the host. Cumulative sums are in
+float64, as on the host, and short, because CUDA's kernel takes quadratic time.
 """
 
 from collections.abc import Sequence
@@ -29,7 +29,7 @@ from maskdial.causal.sampling.sampler_graph import (
     graph_name,
 )
 
-# ONNX Runtime takes a CUDA kernel only for the version of an operator that it was registered for.
+# ONNX Runtime uses a CUDA kernel only for the operator version it is registered for.
 OPSET = 18
 
 Operand = ir.Value | NDArray[Any]
@@ -72,7 +72,7 @@ class _Builder:
         self._constants: dict[tuple[str, bytes], ir.Value] = {}
 
     def input(self, name: str) -> ir.Value:
-        """An input, (batch, 1) unless it is known to be wider."""
+        """The input of that name; its type and shape are in the tables above."""
         if name not in self._inputs:
             shape = [VOCAB_SIZE] if name == "one_row" else ["batch", _WIDTHS.get(name, 1)]
             self._inputs[name] = ir.Value(
@@ -118,17 +118,17 @@ def _ints(*values: int) -> NDArray[np.int64]:
 
 
 def _column(op: _Builder, matrix: ir.Value, index: int) -> ir.Value:
-    """The first column, or the last (-1), as (batch, 1)."""
+    """The first column (0) or the last one (-1), (batch, 1)."""
     end = 1 if index == 0 else np.iinfo(np.int64).max
     column: ir.Value = op.Slice(matrix, _ints(index), _ints(end), _ints(1))
     return column
 
 
 def _vocab_size(op: _Builder) -> ir.Value:
-    """Its size, int64 (1,): a constant, once it is known at load.
+    """The vocabulary's size, int64 (1,), which ONNX Runtime can fold at load time.
 
-    ONNX Runtime folds no shape of which anything is unknown, as the batch of ``logits`` is. So it
-    is the shape of an input of its own, ``one_row``, whose values nobody reads.
+    It folds no shape with an unknown dimension, such as the batch of ``logits``. So this is the
+    shape of an input of its own, ``one_row``, whose values are not read.
     """
     size: ir.Value = op.Shape(op.input("one_row"))
     return size
@@ -139,26 +139,22 @@ def _last_token(op: _Builder) -> ir.Value:
     return last
 
 
-def _penalise(op: _Builder) -> ir.Value:
-    """Logits with the penalties applied to the tokens that they concern.
-
-    A row's ``token_ids`` may be repeated, with the same penalties.
-    """
+def _penalize(op: _Builder) -> ir.Value:
+    """Logits with penalties applied to ``token_ids``, which may repeat with equal penalties."""
     logits, token_ids = op.input("logits"), op.input("token_ids")
     factor = op.input("repetition_penalty")
     seen = op.GatherElements(logits, token_ids, axis=1)
     negative = op.Less(seen, np.float32(0))
     scores = op.Where(negative, op.Mul(seen, factor), op.Div(seen, factor))
     scores = op.Sub(scores, op.input("penalties"))
-    penalised: ir.Value = op.ScatterElements(logits, token_ids, scores, axis=1)
-    return penalised
+    penalized: ir.Value = op.ScatterElements(logits, token_ids, scores, axis=1)
+    return penalized
 
 
 def _best(op: _Builder, scores: ir.Value, count: Operand) -> tuple[ir.Value, ir.Value]:
-    """The greatest scores, best first, and their tokens: of equal ones the lower comes first.
+    """The largest scores, best first, and their token ids; the lower id first among equals.
 
-    Where scores are no numbers the kernel may give ids beyond the vocabulary, which must not be
-    used to look anything up.
+    For NaN scores the kernel may return ids outside the vocabulary, so they are clipped.
     """
     values, token_ids = op.TopK(scores, count, axis=1, outputs=2)
     last = op.Squeeze(_last_token(op))
@@ -166,8 +162,8 @@ def _best(op: _Builder, scores: ir.Value, count: Operand) -> tuple[ir.Value, ir.
 
 
 def _probabilities(op: _Builder, scores: ir.Value, logprobs: ir.Value) -> ir.Value:
-    """What tokens are drawn with before anything is cut off, float32 (batch, vocab_size)."""
-    # Logarithms are shifted, so the division loses nothing where scores are large.
+    """Probabilities before top-k, top-p and min-p, float32 (batch, vocab_size)."""
+    # Log-probabilities are at most 0, so dividing them loses no precision to large scores.
     shifted = logprobs if scores is op.input("logits") else op.LogSoftmax(scores, axis=1)
     softmax: ir.Value = op.Softmax(op.Div(shifted, op.input("temperature")), axis=1)
     return softmax
@@ -186,12 +182,12 @@ def _greedy(op: _Builder, scores: ir.Value) -> dict[str, ir.Value]:
 
 
 def _few(op: _Builder, scores: ir.Value) -> dict[str, ir.Value]:
-    """Top-k, top-p and min-p, among the most likely tokens.
+    """Top-k, top-p and min-p among the most likely tokens.
 
-    ``kth`` is the rank of the last token within top-k, from 0. ``least_total`` is 1 for rows
-    without top-k, whose nucleus is a share of the whole vocabulary's probability, and 0 for others.
+    ``kth`` is the rank of the last token in top-k, from 0. ``least_total`` is 1 for rows without
+    top-k, whose nucleus is a share of the whole vocabulary's probability, and 0 for others.
 
-    The last columns of ``in_top_k`` and ``kept`` say whether the candidates were too few.
+    The last columns of ``in_top_k`` and ``kept`` tell whether there were too few candidates.
     """
     count = op.Min(_vocab_size(op), _ints(MOST_CANDIDATES))
     best, token_ids = _best(op, scores, count)
@@ -208,7 +204,7 @@ def _few(op: _Builder, scores: ir.Value) -> dict[str, ir.Value]:
     likely = op.GreaterOrEqual(weights, op.Mul(_column(op, weights, 0), op.input("min_p")))
     kept = op.And(in_nucleus, likely)
 
-    # The share falls on the tokens in the order of their ids.
+    # The draw walks the tokens in order of their ids, as on the host.
     ids, order = op.TopK(token_ids, count, axis=1, largest=0, outputs=2)
     ordered = op.GatherElements(op.Where(kept, of_top_k, zero), order, axis=1)
     ends = op.CumSum(ordered, np.int64(1))
@@ -227,10 +223,10 @@ def _few(op: _Builder, scores: ir.Value) -> dict[str, ir.Value]:
 
 
 def _all(op: _Builder, scores: ir.Value) -> dict[str, ir.Value]:
-    """A draw from the whole vocabulary: which block the share falls on, then where in it.
+    """A draw from the whole vocabulary: first the block, then the token in it.
 
-    ``place`` is the token's place in its block: beyond the block's end, if the sums of the blocks
-    and that within it differ by rounding.
+    ``place`` is the token's index in its block. It is beyond the block's end if the block's sum and
+    the running sum in it differ by rounding.
     """
     logprobs = op.LogSoftmax(op.input("logits"), axis=1)
     weights = _probabilities(op, scores, logprobs)
@@ -256,22 +252,22 @@ def _all(op: _Builder, scores: ir.Value) -> dict[str, ir.Value]:
     return {"token_id": token_id, "logprob": logprob, "total": total, "place": place}
 
 
-def sampler_graph(kind: Kind, penalised: bool) -> ir.Model:
-    """One of the graphs."""
+def sampler_graph(kind: Kind, penalized: bool) -> ir.Model:
+    """The graph of one kind of rows, with or without penalties."""
     op = _Builder()
     op.input("logits")
-    scores = _penalise(op) if penalised else op.input("logits")
+    scores = _penalize(op) if penalized else op.input("logits")
     outputs = {Kind.GREEDY: _greedy, Kind.FEW: _few, Kind.ALL: _all}[kind](op, scores)
     return op.model(kind.value, outputs)
 
 
 def main(arguments: Sequence[str] = ()) -> None:
-    """Writes the graphs to where the server looks for them."""
+    """Writes all graphs, by default to where the server loads them from."""
     folder = Path(*arguments) if arguments else FOLDER
     folder.mkdir(exist_ok=True)
     for kind in Kind:
-        for penalised in (False, True):
-            ir.save(sampler_graph(kind, penalised), folder / graph_name(kind, penalised))
+        for penalized in (False, True):
+            ir.save(sampler_graph(kind, penalized), folder / graph_name(kind, penalized))
 
 
 if __name__ == "__main__":

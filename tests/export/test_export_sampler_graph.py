@@ -47,7 +47,7 @@ _WHERE_TYPES = _NUMBERS
 _LONGEST_SUM = 512
 
 
-def loaded(kind: Kind, penalised: bool, vocab_size: int, folder: Path) -> onnx.ModelProto:
+def loaded(kind: Kind, penalized: bool, vocab_size: int, folder: Path) -> onnx.ModelProto:
     """A shipped graph as ONNX Runtime runs it, with the types and shapes of its values."""
     options = ort.SessionOptions()
     options.add_free_dimension_override_by_name(VOCAB_SIZE, vocab_size)
@@ -55,7 +55,7 @@ def loaded(kind: Kind, penalised: bool, vocab_size: int, folder: Path) -> onnx.M
     options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_ENABLE_BASIC
     options.log_severity_level = 3
     ort.InferenceSession(
-        str(FOLDER / graph_name(kind, penalised)), options, providers=["CPUExecutionProvider"]
+        str(FOLDER / graph_name(kind, penalized)), options, providers=["CPUExecutionProvider"]
     )
     return onnx.shape_inference.infer_shapes(
         onnx.load(folder / "loaded.onnx"), strict_mode=True, data_prop=True
@@ -77,25 +77,25 @@ def type_name(value: onnx.TypeProto.Tensor) -> str:
 
 def test_the_shipped_graphs_are_those_that_are_built(tmp_path: Path) -> None:
     main([str(tmp_path)])
-    names = {graph_name(kind, penalised) for kind, penalised in GRAPHS}
+    names = {graph_name(kind, penalized) for kind, penalized in GRAPHS}
     assert {path.name for path in FOLDER.iterdir()} == names
     for name in names:
         assert onnx.load(FOLDER / name) == onnx.load(tmp_path / name)
         assert (FOLDER / name).stat().st_size < 10_000
 
 
-@pytest.mark.parametrize(("kind", "penalised"), GRAPHS)
-def test_the_graphs_are_valid(kind: Kind, penalised: bool) -> None:
-    onnx.checker.check_model(onnx.load(FOLDER / graph_name(kind, penalised)), full_check=True)
-    assert sampler_graph(kind, penalised).opset_imports == {"": OPSET}
+@pytest.mark.parametrize(("kind", "penalized"), GRAPHS)
+def test_the_graphs_are_valid(kind: Kind, penalized: bool) -> None:
+    onnx.checker.check_model(onnx.load(FOLDER / graph_name(kind, penalized)), full_check=True)
+    assert sampler_graph(kind, penalized).opset_imports == {"": OPSET}
 
 
-@pytest.mark.parametrize(("kind", "penalised"), GRAPHS)
+@pytest.mark.parametrize(("kind", "penalized"), GRAPHS)
 @pytest.mark.parametrize("vocab_size", [7, 256, 49_152, 50_257])
 def test_each_operator_has_a_cuda_kernel(
-    kind: Kind, penalised: bool, vocab_size: int, tmp_path: Path
+    kind: Kind, penalized: bool, vocab_size: int, tmp_path: Path
 ) -> None:
-    model = loaded(kind, penalised, vocab_size, tmp_path)
+    model = loaded(kind, penalized, vocab_size, tmp_path)
     values = values_of(model)
     assert {o.domain: o.version for o in model.opset_import}[""] == OPSET
     for node in model.graph.node:
@@ -107,10 +107,10 @@ def test_each_operator_has_a_cuda_kernel(
             assert type_name(values[node.input[1]]) in _WHERE_TYPES
 
 
-@pytest.mark.parametrize(("kind", "penalised"), GRAPHS)
-def test_cumulative_sums_are_short(kind: Kind, penalised: bool, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("kind", "penalized"), GRAPHS)
+def test_cumulative_sums_are_short(kind: Kind, penalized: bool, tmp_path: Path) -> None:
     """The CUDA kernel takes quadratic time; 2**18 tokens are more than any vocabulary has."""
-    model = loaded(kind, penalised, 2**18, tmp_path)
+    model = loaded(kind, penalized, 2**18, tmp_path)
     values = values_of(model)
     lengths = [
         values[node.input[0]].shape.dim[1].dim_value
@@ -129,8 +129,8 @@ def test_sizes_of_the_vocabulary_are_constants(
     kind: Kind, num_nodes: int, num_penalised: int, tmp_path: Path
 ) -> None:
     """Each node is a kernel to launch: nothing is left of what computes shapes."""
-    for penalised, expected in ((False, num_nodes), (True, num_penalised)):
-        model = loaded(kind, penalised, 49_152, tmp_path)
+    for penalized, expected in ((False, num_nodes), (True, num_penalised)):
+        model = loaded(kind, penalized, 49_152, tmp_path)
         operators = Counter(node.op_type for node in model.graph.node)
         assert operators.total() == expected
         assert not operators.keys() & {"Shape", "Concat", "Mod", "Neg", "Squeeze"}
