@@ -181,11 +181,13 @@ def test_hub_id_while_offline(
 
 
 def test_neither_folder_nor_hub_id(capsys: pytest.CaptureFixture[str]) -> None:
-    assert_refused(capsys, "/no/such/checkpoint", "/no/such/checkpoint is neither a folder nor a valid Hub id")
+    why = "/no/such/checkpoint is neither a folder nor a valid Hub id"
+    assert_refused(capsys, "/no/such/checkpoint", why)
 
 
 def test_revision_of_a_folder(capsys: pytest.CaptureFixture[str], checkpoint: New) -> None:
-    assert_refused(capsys, checkpoint("bert"), "--revision applies to Hub ids", "--revision", "main")
+    why = "--revision applies to Hub ids"
+    assert_refused(capsys, checkpoint("bert"), why, "--revision", "main")
 
 
 def test_file_system_that_takes_no_more(

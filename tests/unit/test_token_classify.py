@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,8 +14,6 @@ from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
 from maskdial.errors import InferenceError
 from maskdial.masked.tasks.token_classify import (
     AggregationStrategy,
-    Entity,
-    TaggedToken,
     classify_tokens,
     count_windows,
     plan_windows,
@@ -81,11 +80,13 @@ def classify(
     labels: Sequence[str] = BIO,
     strategy: AggregationStrategy = "simple",
     ignore_labels: Sequence[str] = ("O",),
-) -> list[TaggedToken] | list[Entity]:
+) -> list[Any]:
+    """Tagged tokens for the strategy none, entities for the others."""
     tokens = read_tokens(text, tokenizer.encode(text), tokenizer)
-    return classify_tokens(
+    results = classify_tokens(
         logits, tokens, labels, tokenizer, strategy=strategy, ignore_labels=ignore_labels
     )
+    return list(results)
 
 
 def spans(tags: Sequence[str], labels: Sequence[str]) -> list[tuple[str, int, int]]:
