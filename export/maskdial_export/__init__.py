@@ -1,6 +1,6 @@
-"""Turns Hugging Face checkpoints into maskdial bundles.
+"""Exports Hugging Face checkpoints to maskdial bundles.
 
-Importing ``maskdial`` first turns ONNX Runtime's telemetry off.
+Importing ``maskdial`` first turns off ONNX Runtime's telemetry.
 """
 
 import maskdial as maskdial

@@ -1,9 +1,9 @@
-"""The attention swap: operators of ONNX Runtime in the place of a model's own attention.
+"""Replaces a model's attention by ONNX Runtime operators while it is traced.
 
-transformers models look their attention up by name (``AttentionInterface``). Here that name leads
-to a function that puts one ONNX Runtime operator into the traced graph. No mask function is
-registered beside it, so the models build no mask tensors: the operators make the masks from the
-lengths.
+transformers models look up their attention function by name (``AttentionInterface``). We register
+one that puts a single ONNX Runtime operator into the traced graph. No mask function goes with it,
+so the models build no mask tensors: the operators mask by the lengths.
+
 The operators are specified in onnxruntime's docs/ContribOperators.md.
 """
 
@@ -17,12 +17,12 @@ from torch import Tensor, nn
 from transformers import AttentionInterface, PreTrainedModel
 
 _NAME = "maskdial"
-# Far below every score in float16, too, and finite: a padded row may have no key at all
+# Below every score, in float16 too, and finite: a padded row may have no key at all
 _MASKED_SCORE = -60_000.0
 
 
 class Attention(Protocol):
-    """What transformers calls; query, key, value are (batch, num_heads, length, head_dim)."""
+    """The function transformers calls. query, key, value: (batch, num_heads, length, head_dim)."""
 
     def __call__(
         self,
@@ -37,7 +37,7 @@ class Attention(Protocol):
 
 @contextmanager
 def swapped(model: PreTrainedModel, attention: Attention) -> Iterator[None]:
-    """Lets the model attend through ``attention``; its own attention is back afterwards."""
+    """Lets the model attend through ``attention`` inside the block."""
     AttentionInterface.register(_NAME, attention)
     before = model.config._attn_implementation
     model.config._attn_implementation = _NAME
@@ -59,9 +59,9 @@ def _join_heads(heads: Tensor, copies: int = 1) -> Tensor:
 class MaskedAttention:
     """``com.microsoft::MultiHeadAttention`` over right-padded rows.
 
-    Half precision is for CUDA, whose memory-efficient kernel takes the rows' lengths only with the
-    places where the rows begin behind them. For the lengths alone there is but a slow one, save on
-    some older GPUs (ONNX Runtime 1.31). The CPU's kernel gives the same bits for both.
+    float16 is for CUDA, whose memory-efficient kernel needs the rows' start offsets after their
+    lengths. With the lengths alone ONNX Runtime 1.31 falls back to a slow kernel, except on some
+    older GPUs. The CPU kernel returns the same bits for both.
     """
 
     _lengths: Tensor
@@ -73,12 +73,13 @@ class MaskedAttention:
     def begin(self, lengths: Tensor, longest: int) -> None:
         """Starts a forward pass.
 
-        ``lengths`` int32 (batch,), the valid tokens per row, of which each has ``longest`` with its
-        padding.
+        Args:
+            lengths: valid tokens of each row, int32 (batch,).
+            longest: tokens of a row, padding included.
         """
         starts = torch.arange(lengths.shape[0] + 1, dtype=lengths.dtype) * longest
         self._lengths = lengths
-        self._extents = torch.cat([lengths, starts, starts])  # of queries, of keys
+        self._extents = torch.cat([lengths, starts, starts])  # queries, keys
         self._windows.clear()
 
     def __call__(
@@ -94,7 +95,7 @@ class MaskedAttention:
         **_: Any,
     ) -> tuple[Tensor, None]:
         batch, num_heads, length, head_dim = query.shape
-        shared = num_heads // key.shape[1]  # by how many query heads each of key and value is read
+        shared = num_heads // key.shape[1]  # query heads per key head
         attributes: dict[str, Any] = {"num_heads": num_heads}
         if scaling is not None:
             attributes["scale"] = float(scaling)
@@ -119,7 +120,7 @@ class MaskedAttention:
         return output.view(batch, length, num_heads, head_dim), None
 
     def _window(self, size: int, length: int, dtype: torch.dtype) -> Tensor:
-        """Scores to add, (1, 1, length, length): the far ones masked."""
+        """A bias for the scores, (1, 1, length, length), that masks keys outside the window."""
         if size not in self._windows:
             position = torch.arange(length)
             far = (position[:, None] - position[None, :]).abs() >= size
@@ -128,9 +129,9 @@ class MaskedAttention:
 
 
 class CausalAttention:
-    """``com.microsoft::GroupQueryAttention`` over a cache that past and present share.
+    """``com.microsoft::GroupQueryAttention`` over a KV cache that past and present share.
 
-    The operator also rotates queries and keys, where it is given the tables for it.
+    Given the rotary tables, the operator also rotates queries and keys.
     """
 
     def __init__(self) -> None:
@@ -148,8 +149,8 @@ class CausalAttention:
     ) -> None:
         """Starts a forward pass.
 
-        The inputs are those of `maskdial.models.bundle`; ``rotary`` holds cosines and sines,
-        (max_length, rotary_dim / 2) each, where the operator is to rotate.
+        `maskdial.models.bundle` documents the inputs. ``rotary``: cosines and sines,
+        (max_length, rotary_dim / 2) each, if the operator shall rotate.
         """
         self._past = past
         self._lengths = [seqlens_k, total_sequence_length]
@@ -203,7 +204,7 @@ Rotate = Callable[..., tuple[Tensor, Tensor]]
 
 @contextmanager
 def rotated(model: PreTrainedModel, rotate: Rotate) -> Iterator[None]:
-    """Puts ``rotate`` in the place of the model's own rotary embedding of queries and keys."""
+    """Replaces the model's own rotary embedding of queries and keys inside the block."""
     module: Any = sys.modules[type(model).__module__]
     before: Rotate = module.apply_rotary_pos_emb
     module.apply_rotary_pos_emb = rotate
@@ -214,14 +215,14 @@ def rotated(model: PreTrainedModel, rotate: Rotate) -> Iterator[None]:
 
 
 def not_rotated(query: Tensor, key: Tensor, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
-    """Leaves the rotation to the attention's operator."""
+    """Leaves the rotation to the attention operator."""
     return query, key
 
 
 class Rotary:
-    """``com.microsoft::RotaryEmbedding`` of texts from their beginning.
+    """``com.microsoft::RotaryEmbedding`` for texts that start at position 0.
 
-    ``cos`` and ``sin`` are (max_length, rotary_dim / 2) each.
+    ``cos`` and ``sin``: (max_length, rotary_dim / 2) each.
     """
 
     def __init__(self, cos: Tensor, sin: Tensor) -> None:

@@ -1,8 +1,8 @@
 """Causal models under the full mask: masked next-token prediction.
 
-Models that were trained so as well (GPT-BERT, Charpentier & Samuel 2024; LLM2Vec, BehnamGhader et
-al. 2024) fill masks with the weights that they write with. Every token sees the whole text, and
-what stands at a position is predicted one position before it, as in writing.
+Models that were also trained this way (GPT-BERT, Charpentier & Samuel 2024; LLM2Vec, BehnamGhader
+et al. 2024) fill masks with the weights they generate with. Every token attends to the whole text,
+and the token at a position is predicted one position before it, as in generation.
 """
 
 from contextlib import nullcontext
@@ -21,41 +21,41 @@ from maskdial_export.graph import gather_rows, to_onnx_ir
 
 
 def check(config: Any, tokenizer: Tokenizer) -> None:
-    """Refuses what the full mask is not for.
+    """Refuses models that cannot be run under the full mask.
 
     Raises:
-        ExportError: the attention is more than a mask, or a text may begin with a mask.
+        ExportError: attention needs more than a mask, or texts do not start with a special token.
     """
     if getattr(config, "attn_logit_softcapping", None) is not None:
         raise ExportError(
-            f"{config.model_type} caps its attention scores, which the operator of the full mask "
-            "cannot do; only --mask causal is for it"
+            f"{config.model_type} caps its attention scores, which the full-mask operator does "
+            "not support; use --mask causal"
         )
     if _slides(config):
         raise ExportError(
             f"this {config.model_type} model attends through a window of {config.sliding_window} "
-            "tokens, and only models that see the whole text can be read under the full mask"
+            "tokens; the full mask needs a model that attends to the whole text"
         )
     begun = tokenizer.encode("a").special_tokens_mask
     if not begun or not begun[0]:
         raise ExportError(
-            "the full mask predicts each token from the one before it, so the tokenizer must begin "
-            "every text with a special token; give tokenizer.json a template that does"
+            "under the full mask each token is predicted from the one before it, so the tokenizer "
+            "must begin every text with a special token; add a template to tokenizer.json"
         )
 
 
 def _slides(config: Any) -> bool:
-    """Whether a layer's window is smaller than the longest text."""
+    """Whether some layer's window is smaller than the longest text."""
     window = getattr(config, "sliding_window", None)
     layers = getattr(config, "layer_types", None) or ["sliding_attention"]
     return window is not None and window < max_length(config) and "sliding_attention" in layers
 
 
 def read_both_ways(model: PreTrainedModel) -> None:
-    """Lets a causal model in torch answer as a masked one when it is called.
+    """Hooks a causal torch model so that calling it runs it under the full mask.
 
-    Every token sees all others, and the logits at a position are those for the token there; at the
-    first position they say nothing. ``model.forward`` is as it was.
+    The logits at a position are then those for the token there; at the first position they are
+    meaningless. ``model.forward`` is unchanged.
     """
 
     def add_mask(
@@ -78,7 +78,7 @@ def read_both_ways(model: PreTrainedModel) -> None:
 
 
 class BidirectionalGraph(nn.Module):
-    """A causal model with the inputs and the output of a fill-mask graph."""
+    """A causal model with the inputs and output of a fill-mask graph."""
 
     cos: Tensor
     sin: Tensor
@@ -100,7 +100,7 @@ class BidirectionalGraph(nn.Module):
             rotated(self.model, Rotary(self.cos, self.sin)) if self.has_rotary else nullcontext()
         )
         with gather_rows(self.model.get_decoder(), rows - 1), rotary:
-            # not the model itself, whose call `read_both_ways` changes
+            # not self.model(...), which `read_both_ways` hooks
             output = self.model.forward(
                 input_ids=input_ids, position_ids=positions, use_cache=False
             )
@@ -109,7 +109,7 @@ class BidirectionalGraph(nn.Module):
 
 
 def trace(model: PreTrainedModel) -> ir.Model:
-    """Traces a causal model under the full mask, float32 or float16, with a head on ``rows``."""
+    """Traces a causal model under the full mask, float32 or float16, with its head on ``rows``."""
     batch, length = 2, 5
     inputs: dict[str, Any] = {
         "input_ids": torch.ones(batch, length, dtype=torch.int64),

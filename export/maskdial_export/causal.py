@@ -1,4 +1,4 @@
-"""Causal models: what is traced of them, and their cache."""
+"""Tracing causal models, and the layout of their KV cache."""
 
 from contextlib import nullcontext
 from typing import Any
@@ -12,13 +12,13 @@ from maskdial.models.bundle import KVLayout
 from maskdial_export.attention import CausalAttention, not_rotated, rotated, swapped
 from maskdial_export.graph import gather_rows, to_onnx_ir
 
-# Rotary embeddings that depend on the length of what is being read; they are the plain ones up to
-# the length that the model was first trained on, so that is as far as such a model is served.
+# Rotary embeddings that depend on the text's length. Up to the length of the first training they
+# equal the plain ones, so such models are limited to it.
 _LENGTH_DEPENDENT_ROPE = frozenset({"dynamic", "longrope"})
 
 
 def max_length(config: Any) -> int:
-    """The most tokens that the model's positions and cache have room for."""
+    """The longest sequence in tokens, prompt and generated text together."""
     positions = int(config.max_position_embeddings)
     rope: dict[str, Any] = getattr(config, "rope_parameters", None) or {}
     if rope.get("rope_type") in _LENGTH_DEPENDENT_ROPE:
@@ -28,7 +28,7 @@ def max_length(config: Any) -> int:
 
 
 def kv_layout(config: Any, dtype: torch.dtype = torch.float32) -> KVLayout:
-    """The cache that the exported graph reads and writes, of the model's ``dtype``."""
+    """The KV cache that the exported graph of a ``dtype`` model reads and writes."""
     num_heads = int(config.num_attention_heads)
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // num_heads
     return KVLayout(
@@ -40,10 +40,10 @@ def kv_layout(config: Any, dtype: torch.dtype = torch.float32) -> KVLayout:
 
 
 def rotary_tables(model: PreTrainedModel) -> tuple[Tensor, Tensor] | None:
-    """Cosines and sines, (max_length, rotary_dim / 2) each, for operators to rotate by.
+    """Cosines and sines for the rotary operators, (max_length, rotary_dim / 2) each.
 
-    None where the model has no rotary positions, or heads that GroupQueryAttention does not rotate;
-    such a model keeps its own rotary embedding.
+    None if the model has no rotary positions, or head sizes that GroupQueryAttention cannot rotate;
+    the model then rotates by itself.
     """
     rotary = getattr(model.get_decoder(), "rotary_emb", None)
     if rotary is None:
@@ -58,7 +58,7 @@ def rotary_tables(model: PreTrainedModel) -> tuple[Tensor, Tensor] | None:
 
 
 class CausalGraph(nn.Module):
-    """A causal model with the inputs and outputs of `maskdial.models.bundle`'s docstring."""
+    """A causal model with the inputs and outputs that `maskdial.models.bundle` documents."""
 
     cos: Tensor
     sin: Tensor

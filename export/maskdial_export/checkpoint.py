@@ -1,4 +1,4 @@
-"""Checkpoint: a source in memory, and what its task asks of it."""
+"""A loaded checkpoint, and how its task is traced, checked and evaluated."""
 
 import copy
 from collections.abc import Sequence
@@ -33,10 +33,11 @@ from maskdial_export.source import Source, load_model
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """``embedding`` for the task embed, ``kv`` for causal models, and else None.
+    """A model with its tokenizer and settings.
 
-    ``reads_both_ways`` for causal architectures under the full mask. ``packs`` are modules whose
-    products the graph shall have as one.
+    ``embedding`` is set for the task embed, ``kv`` for causal models, ``reads_both_ways`` for
+    causal architectures under the full mask. ``packs`` are groups of modules to multiply as one
+    product each.
     """
 
     task: Task
@@ -50,10 +51,10 @@ class Checkpoint:
     packs: Sequence[tuple[str, ...]] = ()
 
     def half(self) -> "Checkpoint":
-        """A copy in float16, its cache as well.
+        """A copy with weights and KV cache in float16.
 
-        Buffers stay as they are, as in a model that transformers loads in float16: rotary
-        frequencies of 11 bits would turn far positions by wrong angles.
+        Buffers stay float32, as in a model that transformers loads in float16: rotary frequencies
+        with 11 bits would give wrong angles at far positions.
         """
         kv = None if self.kv is None else causal.kv_layout(self.model.config, torch.float16)
         model = copy.deepcopy(self.model)
@@ -62,7 +63,7 @@ class Checkpoint:
         return replace(self, model=model, kv=kv)
 
     def trace(self) -> ir.Model:
-        """The model as a graph, as torch gives it."""
+        """The traced graph, before any optimization of ours."""
         if self.kv is not None:
             return causal.trace(self.model)
         if self.reads_both_ways:
@@ -70,14 +71,14 @@ class Checkpoint:
         return masked.trace(self.model, self.task, self.embedding)
 
     def parity(self, graph: Path) -> MaskedParity | CausalParity:
-        """What compares a graph of the model with it."""
+        """The comparison of a graph with this model."""
         if self.kv is not None:
             return CausalParity(self.model, graph, self.max_length, self.kv)
-        first = int(self.reads_both_ways)  # there is no token before the first to predict it
+        first = int(self.reads_both_ways)  # no token predicts the first one
         return MaskedParity(self.model, self.embedding, graph, self.max_length, first)
 
     def evaluation(self, sample: Sample) -> Evaluation:
-        """What the task makes of a sample text."""
+        """The quality evaluation of the task on a sample text."""
         text = (self.tokenizer, sample, self.max_length)
         config: Any = self.model.config
         if self.kv is not None:
@@ -98,7 +99,7 @@ class Checkpoint:
 
 
 def load_checkpoint(source: Source) -> Checkpoint:
-    """Reads the model, its tokenizer and the small files.
+    """Loads the model, its tokenizer and its settings.
 
     Raises:
         ExportError: something is missing, damaged or not supported.

@@ -1,4 +1,4 @@
-"""``maskdial export``: arguments, progress and exit code."""
+"""``maskdial export``: its arguments, progress output and exit code."""
 
 import argparse
 import sys
@@ -15,44 +15,46 @@ __all__ = ["add_arguments", "export", "run"]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds the arguments of ``maskdial export``."""
-    parser.add_argument("source", help="a checkpoint folder, or a Hugging Face Hub id")
-    parser.add_argument("dest", type=Path, help="the bundle to make; it must not exist yet")
+    """Adds the arguments of ``maskdial export`` to a parser."""
+    parser.add_argument("source", help="a checkpoint folder or a Hugging Face Hub id")
+    parser.add_argument(
+        "dest", type=Path, help="folder to write the bundle to; must be new or empty"
+    )
     parser.add_argument(
         "--task",
         choices=TASKS,
         default="auto",
-        help="what the model is to do; auto reads it from config.json (default: %(default)s)",
+        help="task to export for; auto takes it from config.json (default: %(default)s)",
     )
     parser.add_argument(
         "--mask",
         choices=MASKS,
-        help="what the model reads texts under; full lets causal models fill masks that were "
-        "trained with masked next-token prediction as well, both does so beside generation, from "
-        "the same weights (default: what the architecture is made for)",
+        help="attention mask: full lets a causal model fill masks, if it was also trained with "
+        "masked next-token prediction; both exports it for generating and for filling masks, with "
+        "shared weights (default: the mask of the architecture)",
     )
     parser.add_argument(
         "--precision",
         default="fp32",
         metavar=f"{{{','.join(PRECISIONS)}}}",
-        help="how weights are stored and multiplied; int8 is about twice as fast as fp32 on "
-        "processors with VNNI, int4 the smallest; fp16 is for CUDA, and so is int4-fp16, with a "
-        "quarter of the weights' bytes to read for each token (default: %(default)s)",
+        help="number format of weights and activations: int8 is about twice as fast as fp32 on "
+        "CPUs with VNNI, int4 is the smallest; for CUDA, fp16, or int4-fp16, which reads about a "
+        "quarter of fp16's weight bytes per token (default: %(default)s)",
     )
     _add_gate_arguments(parser)
-    parser.add_argument("--revision", help="a branch, tag or commit, where the source is a Hub id")
+    parser.add_argument("--revision", help="branch, tag or commit of a Hub repository")
     parser.add_argument(
         "--allow-pickle",
         action="store_true",
-        help="read weights from .bin files too, if there are no .safetensors; only for files that "
-        "you trust",
+        help="load weights from .bin files if there are no .safetensors; a .bin file is a pickle "
+        "and can run code, so use this only for checkpoints you trust",
     )
     parser.add_argument(
         "--tolerance",
         type=float,
         default=TOLERANCE,
-        help="the largest difference allowed between logits of torch's and of ONNX Runtime's; it "
-        "grows in proportion where logits exceed 10 (default: %(default)s)",
+        help="largest allowed difference between the logits of torch and ONNX Runtime in fp32; "
+        "scales with the logits where they exceed 10 (default: %(default)s)",
     )
 
 
@@ -62,51 +64,51 @@ def _add_gate_arguments(parser: argparse.ArgumentParser) -> None:
         type=_loss,
         default=MAX_LOSS,
         metavar="LOSS",
-        help="how much of fp32's answers a lower precision may lose: 0.01 is one changed decision "
-        "in a hundred, or for causal models a perplexity 1%% higher; beyond it nothing is "
-        "exported; inf refuses nothing (default: %(default)s)",
+        help="largest quality loss allowed for a precision below fp32: 0.01 is one changed "
+        "decision in a hundred or, for causal models, a 1%% higher perplexity; inf accepts any "
+        "loss (default: %(default)s)",
     )
     parser.add_argument(
         "--quality-text",
         type=Path,
         metavar="FILE",
-        help="a text that is like those to be served, UTF-8, to measure the loss on (default: a "
-        "page of mixed English)",
+        help="UTF-8 text to measure the loss on, best similar to what the model will be served "
+        "(default: a page of mixed English)",
     )
     parser.add_argument(
         "--keep",
         action="append",
         default=[],
         metavar="PATTERN",
-        help="keep the layers in fp32 (of int4-fp16: in fp16) whose names in the checkpoint match, "
-        "as with '*.down_proj'; may be given several times",
+        help="keep layers whose checkpoint names match in fp32 (int4-fp16: fp16), for example "
+        "'*.down_proj'; repeatable",
     )
     parser.add_argument(
         "--keep-worst",
         type=_count,
         metavar="{auto,N}",
-        help="keep the N layers that lose most, too, or as few of them as --max-loss needs, at "
-        "most an eighth (default: auto)",
+        help="also keep the N most sensitive layers; auto keeps as few as --max-loss needs, at "
+        "most an eighth of all layers (default: auto)",
     )
     parser.add_argument(
         "--no-calibrate",
         dest="calibrate",
         action="store_false",
-        help="find a scale for each row of int8's activations as the model runs, also where the "
-        "quality text shows that one scale fits all",
+        help="int8: compute every activation scale per row at run time, even where the quality "
+        "text shows that one fixed scale is accurate enough; slower",
     )
     parser.add_argument(
         "--reduce-range",
         action="store_true",
-        help="give int8's weights 7 bits, which every processor adds up exactly; without it, the "
-        "server needs one with VNNI (or an ARM one)",
+        help="int8: use 7 bits for weights, so that products are exact on any CPU; with 8 bits "
+        "the server needs a CPU with VNNI, or an ARM one",
     )
 
 
 def _loss(text: str) -> float:
     loss = float(text)
     if not loss >= 0:
-        raise argparse.ArgumentTypeError(f"{text} is no loss; say 0 or more, or inf")
+        raise argparse.ArgumentTypeError(f"{text} is not a loss: expected 0 or more, or inf")
     return loss
 
 
@@ -115,12 +117,14 @@ def _count(text: str) -> int | None:
         return None
     count = int(text)
     if count < 0:
-        raise argparse.ArgumentTypeError(f"{text} is neither auto nor a number of layers")
+        raise argparse.ArgumentTypeError(
+            f"{text} is not a number of layers: expected auto, or 0 or more"
+        )
     return count
 
 
 def run(args: argparse.Namespace) -> int:
-    """Exports; 0 when the bundle is there, 1 after one sentence on why it is not."""
+    """Runs the command; returns 0 on success, or 1 after printing one sentence on the cause."""
     console = Console(stderr=True)
     try:
         export(
@@ -154,6 +158,6 @@ def _summary(manifest: Manifest) -> str:
     differences = manifest.parity.model_dump(exclude={"tolerance"}, exclude_none=True).values()
     close = f"within {max(differences):.1e} of torch"
     if manifest.quality is not None:
-        close += f" in fp32, of which {manifest.precision} loses {manifest.quality.loss:.2%}"
-    invariant = "batch invariant" if manifest.batch_invariant else "not batch invariant"
+        close += f" in fp32, {manifest.precision} loses {manifest.quality.loss:.2%}"
+    invariant = "batch-invariant" if manifest.batch_invariant else "not batch-invariant"
     return f"{manifest.architecture} for {manifest.task}, {close}, {invariant}"

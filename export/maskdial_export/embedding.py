@@ -1,4 +1,4 @@
-"""Embeddings: what sentence-transformers' files say about pooling, and pooling in the graph."""
+"""Embeddings: reading sentence-transformers' settings, and pooling in the graph."""
 
 import json
 from collections.abc import Iterator
@@ -14,13 +14,12 @@ from maskdial_export.source import MODULES, Source, read_json
 
 
 def read_embedding(source: Source, config: Any) -> Embedding:
-    """How a checkpoint makes one vector of a text.
+    """How a checkpoint turns a text into one vector.
 
-    Without sentence-transformers' modules.json it is the mean of the tokens, as that library takes
-    such a checkpoint.
+    Without modules.json it is the mean over the tokens, sentence-transformers' own default.
 
     Raises:
-        ExportError: the files ask for something else than is supported.
+        ExportError: the checkpoint needs a module, a prompt or a pooling that is not supported.
     """
     pooling, normalized = "mean", False
     _check_prompt(source)
@@ -37,19 +36,21 @@ def read_embedding(source: Source, config: Any) -> Embedding:
 
 
 def longest_text(source: Source, positions: int) -> int:
-    """The longest text in tokens: where sentence-transformers cuts, or as the positions allow."""
+    """The longest text in tokens: sentence-transformers' limit, at most the positions."""
     limits = (
         _transformer_settings(source).get("max_seq_length"),
         source.read_json("tokenizer_config.json").get("model_max_length"),
     )
     given = next((limit for limit in limits if limit is not None), positions)
     if not isinstance(given, int | float) or given < 1:
-        raise ExportError(f"{source.name} takes texts of at most {given!r} tokens, which is none")
+        raise ExportError(
+            f"{source.name} limits texts to {given!r} tokens; the limit must be at least 1"
+        )
     return int(min(given, positions))
 
 
 def lower_case(source: Source, tokenizer: Tokenizer) -> None:
-    """Makes the tokenizer lower its texts' case, where sentence-transformers does it for it."""
+    """Lets the tokenizer lower-case texts if sentence-transformers does so before it."""
     if _transformer_settings(source).get("do_lower_case"):
         stages = [normalizers.Lowercase()]
         if tokenizer.normalizer is not None:
@@ -58,7 +59,7 @@ def lower_case(source: Source, tokenizer: Tokenizer) -> None:
 
 
 def _transformer_settings(source: Source) -> dict[str, Any]:
-    """What sentence-transformers knows of the tokenizer; the file's older names have the type."""
+    """sentence-transformers' tokenizer settings; older file names contain the model type."""
     if not (source.path / MODULES).is_file():
         return {}
     names = ["sentence_bert_config.json"]
@@ -67,19 +68,19 @@ def _transformer_settings(source: Source) -> dict[str, Any]:
 
 
 def _check_prompt(source: Source) -> None:
-    """A prompt before every text is no module; nothing would add it."""
+    """Refuses a default prompt, which the server would not add."""
     settings = source.read_json("config_sentence_transformers.json")
     name = settings.get("default_prompt_name")
     if name is not None and (settings.get("prompts") or {}).get(name):
         raise ExportError(
-            f"{source.name} begins every text with its prompt {name!r}, which is not supported; "
-            "take default_prompt_name out of config_sentence_transformers.json to write prompts "
-            "into the texts yourself"
+            f"{source.name} puts its prompt {name!r} before every text, which is not supported; "
+            "remove default_prompt_name from config_sentence_transformers.json and add the prompt "
+            "to the texts yourself"
         )
 
 
 def _modules(source: Source) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Each module's class name and its own config.json, in order."""
+    """The class name and config.json of each module, in order."""
     path = source.path / MODULES
     if not path.is_file():
         return
@@ -103,14 +104,14 @@ def _pooling(source: Source, settings: dict[str, Any]) -> str:
     chosen = list(dict.fromkeys(names.get(name, name) for name in chosen))
     if len(chosen) != 1 or chosen[0] not in names.values():
         raise ExportError(
-            f"{source.name} pools by {' and '.join(chosen) or 'nothing'}; supported is one of "
-            "mean, cls and last"
+            f"{source.name} pools by {' and '.join(chosen) or 'nothing'}; supported: one of mean, "
+            "cls and last"
         )
     return chosen[0]
 
 
 def pool(hidden: Tensor, lengths: Tensor, embedding: Embedding) -> Tensor:
-    """One vector (batch, hidden_size), float32, of hidden states (batch, length, hidden_size)."""
+    """Pools hidden states (batch, length, hidden_size) to float32 (batch, hidden_size)."""
     halved = hidden.dtype == torch.float16
     hidden = hidden.float()
     index = (lengths.to(torch.int64) - 1)[:, None, None].expand(-1, 1, hidden.shape[2])
@@ -119,12 +120,11 @@ def pool(hidden: Tensor, lengths: Tensor, embedding: Embedding) -> Tensor:
     elif embedding.pooling == "last":
         pooled = hidden.gather(1, index)[:, 0]
     elif halved:
-        # For CUDA, whose CumSum takes time quadratic in the length. Its TF32 multiplies float16's
-        # 11 bits exactly.
+        # float16 is for CUDA, whose CumSum takes time quadratic in the length. TF32 products of
+        # float16's 11 bits are exact.
         valid = torch.arange(hidden.shape[1])[None, None, :] < lengths[:, None, None]
         pooled = (valid.float() @ hidden)[:, 0] / lengths[:, None]
     else:
-        # A running sum adds in the same order whatever the padding, so the mean is the same to the
-        # last bit in every batch.
+        # A running sum adds in the same order whatever the padding, so the mean is batch-invariant.
         pooled = hidden.cumsum(1).gather(1, index)[:, 0] / lengths[:, None]
     return torch.nn.functional.normalize(pooled, dim=-1) if embedding.normalized else pooled

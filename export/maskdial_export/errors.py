@@ -1,12 +1,12 @@
-"""The one error of an export."""
+"""The error that ends an export."""
 
 from maskdial.errors import MaskdialError
 
 
 class ExportError(MaskdialError):
-    """The checkpoint cannot be exported; the message is one sentence that says why."""
+    """The checkpoint cannot be exported. The message is one sentence that says why."""
 
 
 def first_line(error: Exception) -> str:
-    """What another library says, cut to its first line."""
+    """The first line of another library's message, or its repr if the message is empty."""
     return (str(error).strip() or repr(error)).splitlines()[0]

@@ -1,7 +1,7 @@
-"""Evaluations: what a graph makes of a sample text, and how much of it another graph keeps.
+"""Evaluations: how much of one graph's answers about a sample text another graph keeps.
 
-One for each task. All of them ask the same questions of both graphs, so the two answers to one
-question can be compared, and the same questions whenever they are made from the same text.
+There is one for each task. It runs both graphs on the same questions and compares their answers,
+one by one. The same text always gives the same questions.
 """
 
 import math
@@ -21,31 +21,31 @@ from maskdial_export.session import CausalSession, Floats, Ids, MaskedSession
 
 Answers = NDArray[Any]
 
-_WINDOW = 128  # tokens of a text that is read at once
+_WINDOW = 128  # tokens per pass
 _CAUSAL_WINDOW = 256
 _PASSAGE = 48
-# So much that one decision in a hundred is several, and no more than a BERT-base reads in fp32 on
-# two cores in a quarter of a minute.
+# Enough that a loss of 1% is several decisions, and at most what a BERT-base in fp32 reads on two
+# cores in 15 seconds.
 _MOST_TOKENS = 4096
-_MOST_MASKED = 2048  # each is read as often as others are masked
+_MOST_MASKED = 2048  # each is read _MASK_EVERY times
 _MOST_PASSAGES = 320
 _MOST_PAIRS = 160
 _BATCH_TOKENS = 1024  # padding included
-_MOST_LOGITS = 2**25  # of one pass, 128 MB
+_MOST_LOGITS = 2**25  # per pass, 128 MB
 _SEED = 20240229
-_MASK_EVERY = 7  # about as many tokens are masked at once as in training, where it is 15%
-# Choices of which one is at least this likely as the other are a tie: rounding that tips one is no
-# loss. Of a small model's fillings of masks, some in a hundred are as close.
+_MASK_EVERY = 7  # masks 14% of the tokens at once; training masks 15%
+# Two choices tie if the less likely one is at least this likely as the other; then a change is no
+# loss. In small models a few percent of the masks are that close.
 _TIE = 0.9
 _MOST_TIED = 8
-_TIED_SCORES = 0.05  # standard deviations between two passages' scores
+_TIED_SCORES = 0.05  # standard deviations
 
 Item = TypeVar("Item")
 
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """What a graph lost against another: 0.01 is one decision in a hundred, or 1% perplexity."""
+    """The loss of a graph against fp32; 0.01 is one decision in a hundred, or 1% perplexity."""
 
     loss: float
     positions: int
@@ -53,21 +53,21 @@ class Comparison:
 
 
 class Evaluation(ABC):
-    """The questions that a sample makes for one task; their texts are token ids."""
+    """The questions about a sample for one task. ``texts`` are their token ids."""
 
     texts: list[Ids]
 
     @abstractmethod
     def answers(self, graph: Path) -> Answers:
-        """What the graph answers, one row for each question."""
+        """The graph's answers, one row per question."""
 
     @abstractmethod
     def compare(self, reference: Answers, answers: Answers) -> Comparison:
-        """How the answers differ from the reference's."""
+        """Compares answers with those of the reference graph."""
 
 
 def _cut(tokenizer: Tokenizer, text: str, longest: int, most: int = _MOST_TOKENS) -> list[Encoding]:
-    """A text in windows of at most ``longest`` tokens, each with the special tokens of a text."""
+    """A text in windows of at most ``longest`` tokens, special tokens included."""
     cutting = Tokenizer.from_str(tokenizer.to_str())
     cutting.enable_truncation(longest)
     first = cutting.encode(text)
@@ -76,7 +76,7 @@ def _cut(tokenizer: Tokenizer, text: str, longest: int, most: int = _MOST_TOKENS
 
 
 def _batches(lengths: Sequence[int], most_tokens: int) -> Iterator[list[int]]:
-    """Indices of texts of like length, in batches of at most ``most_tokens`` padded tokens."""
+    """Indices of texts of similar length, in batches of at most ``most_tokens`` padded tokens."""
     batch: list[int] = []
     for index in sorted(range(len(lengths)), key=lengths.__getitem__):
         if batch and lengths[index] * (len(batch) + 1) > most_tokens:
@@ -88,7 +88,7 @@ def _batches(lengths: Sequence[int], most_tokens: int) -> Iterator[list[int]]:
 
 
 class Perplexity(Evaluation):
-    """Causal models: how surprised a graph is by each next token, and which it would have said."""
+    """Causal models: the log-probability of each next token, and the most likely one."""
 
     def __init__(
         self,
@@ -104,7 +104,7 @@ class Perplexity(Evaluation):
         self.batch_tokens = min(_BATCH_TOKENS, _MOST_LOGITS // vocab_size)
 
     def answers(self, graph: Path) -> Answers:
-        """(num_tokens, 2): minus the log-probability of the token in nats, and the likeliest."""
+        """(num_tokens, 2): the negative log-probability of the token in nats, and the argmax."""
         lengths = [len(text) for text in self.texts]
         batches = list(_batches(lengths, self.batch_tokens))
         slots, room = max(map(len, batches), default=0), max(lengths, default=0)
@@ -136,17 +136,17 @@ def _next_tokens(text: Ids, logits: Floats) -> Answers:
 
 
 class Agreement(Evaluation):
-    """Masked models that choose: a token, a label, a place in the text.
+    """Masked models that choose a token, a label or a position.
 
-    Lost is a decision that fp32 takes clearly and the other graph takes otherwise.
+    The loss is the share of fp32's clear decisions that the other graph changes.
     """
 
     types: list[Ids] | None = None
     asked: list[Ids] | None = None
-    columns = 1  # of the output, as far as it bears on how much memory a pass takes
+    columns = 1  # output columns per token, to bound the memory of a pass
 
     def answers(self, graph: Path) -> Answers:
-        """(num_decisions, num_tied): what is chosen and what is as good, -1 for nothing more."""
+        """(num_decisions, num_tied): the choice and those tied with it, padded with -1."""
         session = MaskedSession(graph)
         outputs: dict[int, Answers] = {}
         batch_tokens = min(_BATCH_TOKENS, _MOST_LOGITS // self.columns)
@@ -160,17 +160,17 @@ class Agreement(Evaluation):
         return np.concatenate(chosen) if chosen else np.zeros((0, 1))
 
     def choose(self, output: Floats) -> Answers:
-        """The decisions in the output for one text."""
+        """The decisions in the output for one text, a row each."""
         return _best(np.atleast_2d(output))
 
     def compare(self, reference: Answers, answers: Answers) -> Comparison:
         choice = answers[:, :1]
-        among = (choice == reference) & (choice >= 0)  # logits that are no numbers choose nothing
+        among = (choice == reference) & (choice >= 0)  # NaN logits choose nothing
         return _agreement(among[:, 0], among.any(axis=1))
 
 
 def _best(logits: Floats) -> Answers:
-    """The largest of each row and what ties with it, best first, -1 where nothing does."""
+    """The best column of each row and those tied with it, best first, padded with -1."""
     count = min(_MOST_TIED, logits.shape[1])
     best = np.argpartition(-logits, count - 1, axis=1)[:, :count]
     best = np.take_along_axis(best, np.argsort(-np.take_along_axis(logits, best, 1)), 1)
@@ -187,7 +187,7 @@ def _agreement(same: Answers, same_or_tied: Answers) -> Comparison:
 
 
 class FillMask(Agreement):
-    """Which token stands behind each mask; every token of the text is masked once."""
+    """The token behind each mask. Every token of the text is masked once."""
 
     def __init__(
         self, tokenizer: Tokenizer, sample: Sample, max_length: int, vocab_size: int, mask: int
@@ -216,7 +216,7 @@ class FillMask(Agreement):
 
 
 class TokenClassify(Agreement):
-    """Which label each token gets."""
+    """The label of each token."""
 
     def __init__(self, tokenizer: Tokenizer, sample: Sample, max_length: int) -> None:
         windows = _cut(tokenizer, sample.text, min(_WINDOW, max_length))
@@ -225,7 +225,7 @@ class TokenClassify(Agreement):
 
 
 class QuestionAnswering(Agreement):
-    """Where the answer begins and where it ends: each sentence asked of those around it."""
+    """Start and end of the answer; the question is a sentence, the context those around it."""
 
     def __init__(self, tokenizer: Tokenizer, sample: Sample, max_length: int) -> None:
         sentences = sample.sentences()
@@ -241,12 +241,12 @@ class QuestionAnswering(Agreement):
 
     def choose(self, output: Floats) -> Answers:
         best = _best(output.T)
-        room = _MOST_TIED - best.shape[1]  # of a text that has fewer tokens
+        room = _MOST_TIED - best.shape[1]  # a short text has fewer candidates
         return np.pad(best, ((0, 0), (0, room)), constant_values=-1)
 
 
 class _Passages(Agreement):
-    """Tasks on whole texts."""
+    """Tasks with one output per text, evaluated on runs of sentences."""
 
     def __init__(self, tokenizer: Tokenizer, sample: Sample, max_length: int) -> None:
         passages = evenly(sample.passages(), _MOST_PASSAGES)
@@ -255,11 +255,11 @@ class _Passages(Agreement):
 
 
 class Classify(_Passages):
-    """Which label a passage gets."""
+    """The label of a passage."""
 
 
 class ClassifyAll(_Passages):
-    """Which labels a passage gets, of a model that gives each or not."""
+    """The labels of a passage, in a multi-label model."""
 
     def choose(self, output: Floats) -> Answers:
         return output[None]
@@ -271,7 +271,7 @@ class ClassifyAll(_Passages):
 
 
 class Order(_Passages):
-    """Models with one score: of two passages, which one scores higher."""
+    """Models with a single score: which of two passages scores higher."""
 
     def choose(self, output: Floats) -> Answers:
         return output
@@ -284,7 +284,7 @@ class Order(_Passages):
 
 
 class Cosine(_Passages):
-    """How far the vectors of passages turn."""
+    """Embeddings: the cosine between a passage's two vectors."""
 
     def choose(self, output: Floats) -> Answers:
         return output[None].astype(np.float64)
@@ -297,12 +297,12 @@ class Cosine(_Passages):
 
 
 def _words(window: Encoding) -> Ids:
-    """The positions of tokens that the text itself has."""
+    """The positions of the text's own tokens, without special ones."""
     return np.flatnonzero(np.array(window.special_tokens_mask) == 0)
 
 
 def evenly(items: Sequence[Item], most: int) -> list[Item]:
-    """At most so many of the items, from all over the sequence."""
+    """At most ``most`` items, evenly spread over the sequence."""
     chosen = np.linspace(0, len(items) - 1, min(most, len(items))).astype(int)
     return [items[index] for index in chosen]
 

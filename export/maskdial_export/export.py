@@ -1,4 +1,4 @@
-"""Export: a checkpoint becomes a bundle, phase by phase, or nothing is left behind."""
+"""Exports a checkpoint to a bundle. A failed export leaves nothing behind."""
 
 import os
 import shutil
@@ -39,29 +39,37 @@ def export(
     tolerance: float = TOLERANCE,
     console: Console | None = None,
 ) -> Manifest:
-    """Exports a local checkpoint folder or a Hub id to the new folder ``dest``.
+    """Exports a checkpoint to the new or empty folder ``dest`` and returns its manifest.
 
-    ``mask`` is what the model reads texts under; None for what its architecture is made for.
-    "both" makes two graphs over one file of weights, and the manifest is the causal one's.
-    ``gate`` says what a precision other than fp32 may cost. ``tolerance`` is the largest difference
-    allowed between a logit of torch's and of ONNX Runtime's, in fp32; where logits exceed 10 it
-    grows in proportion, as float32's rounding does.
+    Args:
+        source: a local checkpoint folder or a Hub id.
+        dest: the bundle's folder.
+        task: one of ``TASKS``.
+        mask: the attention mask; None for that of the architecture. "both" writes two graphs that
+            share one weight file, and returns the causal graph's manifest.
+        precision: one of ``PRECISIONS``.
+        gate: how much quality a precision below fp32 may lose, and where.
+        revision: a branch, tag or commit of the Hub id.
+        allow_pickle: whether to load ``.bin`` files, which can run code.
+        tolerance: the largest difference allowed between the logits of torch and ONNX Runtime in
+            fp32. Where logits exceed 10 it scales with them, as float32 rounding does.
+        console: where to show progress; None for nowhere.
 
     Raises:
-        ExportError: it cannot be exported; nothing is left at ``dest``.
+        ExportError: the checkpoint cannot be exported.
     """
     console = console or Console(quiet=True)
     if precision not in PRECISIONS:
-        raise ExportError(f"there is no precision {precision}; there are {', '.join(PRECISIONS)}")
+        raise ExportError(f"unknown precision {precision!r}; supported: {', '.join(PRECISIONS)}")
     if precision == "fp32" and gate not in (None, Gate()):
         raise ExportError(
-            "--keep, --keep-worst, --max-loss and the like are for lower precisions; say "
-            "--precision int8, int4 or int4-fp16 with them"
+            "the quality options (--keep, --max-loss and others) do not apply to fp32; add "
+            "--precision int8, int4 or int4-fp16"
         )
     gate = gate or Gate()
     if precision == "fp16" and (gate.keep or gate.keep_worst):
         raise ExportError(
-            "--keep and --keep-worst are for int8, int4 and int4-fp16; fp16 is for all layers"
+            "--keep and --keep-worst apply to int8, int4 and int4-fp16; fp16 converts every layer"
         )
     sample = read_sample(gate.text)
     _check_vacant(dest)
@@ -78,7 +86,7 @@ def export(
                 manifest = write_bundle(under, folder, settings).manifest
     except OSError as error:
         reason = error.strerror or str(error)
-        raise ExportError(f"the bundle cannot be written to {dest}: {reason}") from error
+        raise ExportError(f"cannot write the bundle to {dest}: {reason}") from error
     return manifest
 
 
@@ -86,12 +94,12 @@ def _check_vacant(dest: Path) -> None:
     if dest.is_dir() and not any(dest.iterdir()):
         return
     if dest.exists() or dest.is_symlink():
-        raise ExportError(f"{dest} exists already; remove it or choose another name")
+        raise ExportError(f"{dest} already exists; remove it or choose another folder")
 
 
 @contextmanager
 def _new_folder(dest: Path) -> Iterator[Path]:
-    """A folder that takes the name ``dest`` when all went well, and else is gone."""
+    """A temporary folder, renamed to ``dest`` on success and removed on failure."""
     dest.parent.mkdir(parents=True, exist_ok=True)
     folder = Path(tempfile.mkdtemp(prefix=f".{dest.name}.", suffix=".partial", dir=dest.parent))
     try:
@@ -104,7 +112,7 @@ def _new_folder(dest: Path) -> Iterator[Path]:
 
 
 def _write_both(found: Source, folder: Path, settings: Settings) -> Manifest:
-    """One model under both masks; layers that one graph needs in fp32 are so in the other too."""
+    """Writes one model under both masks. A layer kept in fp32 by one graph is kept by both."""
     sources = found.under("causal"), found.under("full")
     with tempfile.TemporaryDirectory(prefix=".masks.", dir=folder) as parts:
         while True:

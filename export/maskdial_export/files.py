@@ -1,4 +1,4 @@
-"""The bundle's small files (tokenizer, chat template, generation defaults), and special tokens."""
+"""A bundle's small files: tokenizer, chat template, generation defaults; and special tokens."""
 
 import json
 import warnings
@@ -16,17 +16,17 @@ _MASK_TOKENS = ("[MASK]", "<mask>")
 
 
 def load_tokenizer(source: Source, vocab_size: int) -> Tokenizer:
-    """The checkpoint's tokenizer, neither padding nor truncating.
+    """The checkpoint's tokenizer, with padding and truncation turned off.
 
     Raises:
-        ExportError: there is none, or it makes ids that the model does not know.
+        ExportError: there is none, or it produces ids outside the model's vocabulary.
     """
     path = source.path / TOKENIZER
     if path.is_file():
         try:
             tokenizer = Tokenizer.from_file(str(path))
         except Exception as error:  # the library has no error class of its own
-            raise ExportError(f"{path} cannot be read: {error}") from error
+            raise ExportError(f"cannot read {path}: {error}") from error
     else:
         tokenizer = _convert(source)
     tokenizer.no_padding()
@@ -34,14 +34,14 @@ def load_tokenizer(source: Source, vocab_size: int) -> Tokenizer:
     largest = max(tokenizer.get_vocab(with_added_tokens=True).values(), default=-1)
     if largest >= vocab_size:
         raise ExportError(
-            f"the tokenizer of {source.name} has the id {largest}, and the model knows only "
-            f"{vocab_size} ids; they do not belong together"
+            f"the tokenizer of {source.name} produces ids up to {largest}, but the model has only "
+            f"{vocab_size}; they do not belong together"
         )
     return tokenizer
 
 
 def _convert(source: Source) -> Tokenizer:
-    """From the vocabulary files of an older checkpoint."""
+    """Builds the tokenizer from the vocabulary files of an older checkpoint."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -49,21 +49,21 @@ def _convert(source: Source) -> Tokenizer:
                 source.path, trust_remote_code=False, local_files_only=True
             )
         tokenizer: Tokenizer = slow.backend_tokenizer
-    except Exception as error:  # transformers raises what it likes about missing files
+    except Exception as error:  # transformers raises many types for missing files
         raise ExportError(
-            f"{source.name} has no tokenizer.json, and none can be made from its other files"
+            f"{source.name} has no tokenizer.json, and its other files do not give a tokenizer"
         ) from error
     if tokenizer.get_vocab_size(with_added_tokens=False) == 0:
-        raise ExportError(f"{source.name} has no tokenizer.json, and no other vocabulary either")
+        raise ExportError(f"{source.name} has neither tokenizer.json nor another vocabulary file")
     return tokenizer
 
 
 def special_tokens(source: Source, config: Any, tokenizer: Tokenizer) -> SpecialTokens:
-    """Token ids by role, from what the checkpoint's files say about each."""
+    """The ids of special tokens, by role, from the checkpoint's files."""
     generation = source.read_json(GENERATION_CONFIG)
 
     def find(role: str) -> Any:
-        """A token id, or for eos a list of them; generate() asks in this order too."""
+        """A token id, or for eos a list; the order of precedence is that of generate()."""
         for ids in (generation.get(f"{role}_token_id"), getattr(config, f"{role}_token_id", None)):
             if ids is not None:
                 return ids
@@ -98,7 +98,7 @@ def _mask_token(source: Source, tokenizer: Tokenizer) -> int | None:
 
 
 def write_files(source: Source, tokenizer: Tokenizer, folder: Path) -> list[str]:
-    """Writes them into the bundle and returns their names.
+    """Writes the small files into the bundle's folder and returns their names.
 
     Raises:
         OSError: a file cannot be written.
@@ -116,7 +116,7 @@ def write_files(source: Source, tokenizer: Tokenizer, folder: Path) -> list[str]
 
 
 def _chat_template(source: Source) -> str | None:
-    """From its own file, or from tokenizer_config.json (one text, or several by name)."""
+    """From its own file, or from tokenizer_config.json: one text, or several by name."""
     path = source.path / CHAT_TEMPLATE
     if path.is_file():
         return path.read_text(encoding="utf-8")

@@ -1,4 +1,4 @@
-"""The golden check: a short text and some of the logits for it, for the server to repeat."""
+"""The golden check: a short text and some of its logits, which the server compares at load."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,15 +13,15 @@ from maskdial_export.session import CausalSession, Floats, MaskedSession
 
 _TEXT = "The door opened, and there stood the owner of the house."
 _NUM_BEST, _NUM_SPREAD = 5, 11
-# Another processor rounds otherwise than the one that exported, so it is given more room
-# than two libraries on the same one.
+# Another CPU rounds differently from the exporting one, so it gets more room than two libraries on
+# the same CPU.
 SLACK = 10.0
 _QUANTISED_SLACK = 4.0
 _HALF_SLACK = 8.0
 
 
 class Golden:
-    """The text's tokens, and the row of the output that is checked."""
+    """The tokens of the text, and the output row that is checked."""
 
     def __init__(self, checkpoint: Checkpoint) -> None:
         self.checkpoint = checkpoint
@@ -34,7 +34,7 @@ class Golden:
             self.ids[self.row] = checkpoint.tokens.mask
 
     def expected(self) -> Floats:
-        """torch's logits of the row, the text read in one piece."""
+        """torch's logits of the row, (columns,)."""
         inputs = {"input_ids": torch.tensor([self.ids])}
         return self._checked(
             expected_output(self.checkpoint.model, self.checkpoint.embedding, inputs)
@@ -57,7 +57,7 @@ class Golden:
         return row
 
     def check(self, logits: Floats, tolerance: float) -> GoldenCheck:
-        """What the server repeats when it loads the bundle."""
+        """The check for the manifest: the largest logits and some spread over the rest."""
         best = np.argsort(-logits)[:_NUM_BEST]
         spread = np.linspace(0, len(logits) - 1, min(_NUM_SPREAD, len(logits)), dtype=np.int64)
         columns = np.union1d(best, spread)
@@ -70,27 +70,27 @@ class Golden:
         )
 
 
-def quantised_tolerance(before: Floats, logits: Floats, fp32: float) -> float:
-    """How far a quantised graph's logits may drift on another machine, ``fp32`` at the least.
+def quantized_tolerance(before: Floats, logits: Floats, fp32: float) -> float:
+    """How far a quantized graph's logits may drift on another machine; at least ``fp32``.
 
-    Four times the root mean square of what quantising changed. It cannot be as little as in fp32:
-    the last bits of a float, which another processor computes otherwise, tip the rounding of an
-    activation now and then, and each that is tipped tips more in the layers behind it. In a deep
-    model (seen in BERT-base) two sound machines are as far from each other as each is from fp32.
-    Saturating kernels can do less harm than that to one text; the kernel check finds them.
+    Four times the root mean square of the change by quantizing. fp32's tolerance would be too
+    narrow: where another CPU computes the last bits of a float differently, an activation now and
+    then rounds to the other integer, and that tips more of them in later layers. In a deep model
+    (seen in BERT-base) two correct machines differ as much as each differs from fp32. Saturating
+    kernels can do less harm than that to one text; the kernel check finds them.
     """
     return max(_QUANTISED_SLACK * _root_mean_square(logits - before), fp32)
 
 
 def half_tolerance(exact: Floats, halves: Sequence[Floats], fp32: float) -> float:
-    """How far logits of a float16 graph may drift on another provider, ``fp32`` at the least.
+    """How far a float16 graph's logits may drift on another provider; at least ``fp32``.
 
-    ``halves`` are those that float16 gave here. Eight times the root mean square of what float16
-    changed in them, where that was most, and no less than two of float16's steps at the largest
-    logit. Each kernel rounds sums of another order, at other places: on the CPU, ONNX Runtime
-    computes much in float32 and is nearer to fp32 than torch. Measured on 17 models of 0.1 to 135M
-    parameters and 24 texts of each: torch's float16 is up to 4.4 times as far from ONNX Runtime's
-    as either is from fp32 on average.
+    Eight times the root mean square of the change by float16, the largest of ``halves`` (the logits
+    of float16 on this machine), and at least two float16 steps at the largest logit. Kernels sum in
+    different orders and round at different places: on the CPU, ONNX Runtime computes much in
+    float32 and is closer to fp32 than torch is. Measured on 17 models of 0.1M to 135M parameters
+    with 24 texts each: torch's float16 differs from ONNX Runtime's by up to 4.4 times the average
+    difference of either from fp32.
     """
     change = max(_root_mean_square(half - exact) for half in halves)
     step = np.spacing(np.abs(exact).max().astype(np.float16))

@@ -1,4 +1,4 @@
-"""From a torch module to an optimised ONNX graph on disk."""
+"""Tracing a torch module, optimizing the graph, and saving it."""
 
 import logging
 import warnings
@@ -32,10 +32,10 @@ OPSET = 20  # the first with Gelu
 
 @contextmanager
 def gather_rows(base_model: nn.Module, rows: Tensor) -> Iterator[None]:
-    """Within it, the base model returns the hidden states of ``rows`` only, as one batch row.
+    """Lets the base model return only the hidden states of ``rows``.
 
-    So the head that follows runs where it is needed and nowhere else: its input is
-    (1, num_rows, hidden_size) in the place of (batch, length, hidden_size).
+    The head that follows then runs on (1, num_rows, hidden_size) instead of
+    (batch, length, hidden_size). ``rows`` are indices into the flattened batch, int64.
     """
 
     def gather(_module: nn.Module, _args: Any, output: Any) -> Any:
@@ -52,7 +52,7 @@ def gather_rows(base_model: nn.Module, rows: Tensor) -> Iterator[None]:
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Silences the exporter, which warns about itself and about packages that are not needed."""
+    """Silences torch's exporter, which warns about its own deprecations and optional packages."""
     logger = logging.getLogger("torch.onnx")
     level = logger.level
     logger.setLevel(logging.ERROR)
@@ -71,7 +71,7 @@ def to_onnx_ir(
     input_names: list[str],
     output_names: list[str],
 ) -> ir.Model:
-    """Traces ``module(**inputs)``; the names are those of the flattened inputs and outputs.
+    """Traces ``module(**inputs)``; the names are for the flattened inputs and outputs.
 
     Raises:
         ExportError: torch cannot trace the model.
@@ -89,19 +89,19 @@ def to_onnx_ir(
                 optimize=True,
                 verbose=False,
             )
-        except Exception as error:  # whatever the model's code, torch or onnxscript raise
+        except Exception as error:  # the model, torch and onnxscript raise any type
             raise ExportError(f"torch cannot trace the model: {first_line(error)}") from error
     assert program is not None
     return program.model
 
 
-def optimise(model: ir.Model, packs: Sequence[tuple[str, ...]] = ()) -> ir.Model:
-    """Fuses what ONNX Runtime has an operator for, and keeps each weight once.
+def optimize(model: ir.Model, packs: Sequence[tuple[str, ...]] = ()) -> ir.Model:
+    """Fuses what ONNX Runtime has an operator for, and stores each weight once.
 
-    ``packs`` are modules of the checkpoint whose products shall be one.
+    ``packs`` are groups of the checkpoint's modules to multiply as one product each.
     """
     with quiet():
-        name_modules(model.graph)  # a fused node takes the name of what it was fused from
+        name_modules(model.graph)  # before fusion, which keeps the names
         model, _ = optimize_for_ort(model)
         passes.DeduplicateInitializersPass()(model)
         cancel_reshapes(model.graph)
@@ -125,12 +125,12 @@ def _drop_unused_inputs(graph: ir.Graph) -> None:
 
 
 def data_file(graph: str) -> str:
-    """The file that has the weights of a graph file."""
+    """The name of a graph file's weight file."""
     return f"{graph}.data"
 
 
 def save(model: ir.Model, path: Path) -> list[str]:
-    """Writes the graph with its weights beside it and returns the names of the files.
+    """Writes the graph and its weight file, and returns their names.
 
     Raises:
         OSError: a file cannot be written.

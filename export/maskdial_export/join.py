@@ -1,6 +1,6 @@
-"""Two bundles of one model, under the causal and under the full mask, become one folder.
+"""Joins the causal and the full bundle of one model into one folder.
 
-Their graphs share a file of weights, in which what both have lies once.
+The two graphs share one weight file, in which equal tensors are stored once.
 """
 
 import hashlib
@@ -26,13 +26,13 @@ _Key = tuple[ir.DataType, tuple[int, ...], bytes]
 
 
 def join(causal: Path, full: Path, manifests: tuple[Manifest, Manifest], folder: Path) -> None:
-    """Writes both bundles into ``folder``; the causal one keeps the usual names.
+    """Writes both bundles into ``folder``; the causal one keeps the standard file names.
 
     Args:
-        causal: the folder of the causal bundle.
-        full: the folder of the other one.
-        manifests: of both, in this order.
-        folder: where to; it may hold other files.
+        causal: folder of the bundle under the causal mask.
+        full: folder of the bundle under the full mask.
+        manifests: their manifests, in this order.
+        folder: target folder; may contain other files.
 
     Raises:
         OSError: a file cannot be written.
@@ -54,7 +54,7 @@ def join(causal: Path, full: Path, manifests: tuple[Manifest, Manifest], folder:
 
 
 def _save_together(sources: Sequence[Path], targets: Sequence[Path]) -> None:
-    """Writes graphs anew, with one file of weights beside the first of them."""
+    """Saves graphs with one shared weight file, next to the first of them."""
     models = [ir.load(source) for source in sources]
     values: dict[_Key, list[ir.Value]] = {}
     for model in models:
@@ -75,6 +75,6 @@ def _save_together(sources: Sequence[Path], targets: Sequence[Path]) -> None:
 
 
 def _key(tensor: ir.ExternalTensor) -> _Key:
-    """What equal tensors have in common."""
+    """A key that is the same for equal tensors."""
     shape = tuple(int(size) for size in tensor.shape.numpy())
     return tensor.dtype, shape, hashlib.sha256(tensor.tobytes()).digest()

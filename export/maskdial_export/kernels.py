@@ -1,4 +1,4 @@
-"""The kernel check: a product of the largest 8-bit numbers, for the server to multiply."""
+"""The kernel check: a graph whose result shows whether int8 kernels multiply exactly."""
 
 import numpy as np
 import onnx_ir as ir
@@ -10,10 +10,10 @@ _INPUTS, _OUTPUTS = 64, 64
 
 
 def kernel_check() -> ir.Model:
-    """A graph from rows, uint8 (num_rows, 64), to products, float32 (num_rows, 64).
+    """A graph from ``rows``, uint8 (num_rows, 64), to ``products``, float32 (num_rows, 64).
 
-    With the operator and the zero point of int8 graphs, all weights being 127. A kernel that adds
-    pairs of products in 16 bits comes to less than it should for rows of 255.
+    It has the operator and zero point of int8 graphs, and weights of 127. For rows of 255, a kernel
+    that adds pairs of products in 16 bits saturates and returns too small a number.
     """
     rows = ir.Value(
         name="rows", type=ir.TensorType(ir.DataType.UINT8), shape=ir.Shape(["num_rows", _INPUTS])

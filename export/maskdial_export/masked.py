@@ -1,4 +1,4 @@
-"""Masked models: what is traced of them."""
+"""Tracing masked models."""
 
 from typing import Any
 
@@ -16,7 +16,7 @@ _OFFSET_POSITIONS = frozenset({"roberta", "xlm-roberta"})
 
 
 def max_length(config: Any) -> int:
-    """The longest text in tokens; RoBERTa's positions begin after that of the padding token."""
+    """The longest text in tokens. RoBERTa's positions start after the padding token's id."""
     positions = int(config.max_position_embeddings)
     if config.model_type in _OFFSET_POSITIONS:
         return positions - (int(config.pad_token_id) + 1)
@@ -27,7 +27,7 @@ TOKEN_TASKS: frozenset[Task] = frozenset({"fill-mask", "token-classify", "questi
 
 
 class MaskedGraph(nn.Module):
-    """A masked model with the inputs and the output of `maskdial.models.bundle`'s docstring."""
+    """A masked model with the inputs and output that `maskdial.models.bundle` documents."""
 
     def __init__(self, model: PreTrainedModel, embedding: Embedding | None) -> None:
         super().__init__()
@@ -43,7 +43,7 @@ class MaskedGraph(nn.Module):
         self.attention.begin(lengths, input_ids.shape[1])
         valid = torch.arange(input_ids.shape[1])[None, :] < lengths[:, None]
         inputs = {
-            # RoBERTa counts its positions over the tokens that are not padding
+            # RoBERTa numbers positions over the tokens that are not padding
             "input_ids": torch.where(valid, input_ids, self.pad_token_id),
             "attention_mask": valid.to(torch.int64),
         }
@@ -58,7 +58,7 @@ class MaskedGraph(nn.Module):
 
 
 def head_logits(output: Any) -> Tensor:
-    """A head's logits; of question answering (..., 2), for start and end."""
+    """A head's logits; (..., 2) for question answering, start and end."""
     if "start_logits" in output:
         return torch.stack([output.start_logits, output.end_logits], dim=-1)
     logits: Tensor = output.logits
@@ -66,7 +66,7 @@ def head_logits(output: Any) -> Tensor:
 
 
 def trace(model: PreTrainedModel, task: Task, embedding: Embedding | None = None) -> ir.Model:
-    """Traces a masked model, float32 or float16; tasks on tokens have heads on ``rows`` only."""
+    """Traces a masked model, float32 or float16. Token tasks run the head on ``rows`` only."""
     graph = MaskedGraph(model, embedding)
     batch, length = 2, 5
     inputs: dict[str, Any] = {

@@ -1,9 +1,9 @@
-"""Compares a written bundle's graph, run by ONNX Runtime, with the torch model it came from.
+"""Parity: compares a graph in ONNX Runtime with the torch model it was traced from.
 
-torch reads every text alone and in one piece; ONNX Runtime reads them in ragged batches, in chunks
-and token by token, the ways in which the server will. Each row is also run alone, to see whether
-its logits are the same to the last bit in every company. Of a quantised graph, whose logits are
-others than torch's, only that is asked.
+torch gets each text alone and whole. ONNX Runtime gets ragged batches, prompts in chunks, and one
+token at a time, as in the server. Each row also runs alone, to see whether its logits are
+batch-invariant: bitwise the same in every batch. A quantized graph, whose logits differ from
+torch's, is only tested for that.
 """
 
 from collections.abc import Sequence
@@ -22,14 +22,14 @@ from maskdial_export.masked import head_logits
 from maskdial_export.session import CausalSession, Floats, Ids, MaskedSession
 
 _LENGTHS = (40, 13, 1, 26)
-_CHUNKS = (16, 7, 1)  # a prompt's first chunks; the last one takes what is left
+_CHUNKS = (16, 7, 1)  # sizes of a prompt's first chunks; one more takes the rest
 _DECODE_STEPS = 10
 _SEED = 20240229
 
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """What was found: the report for the manifest, and whether rows ignore their company."""
+    """The report for the manifest, and whether the graph is batch-invariant."""
 
     report: ParityReport
     batch_invariant: bool
@@ -38,7 +38,7 @@ class Measured:
 def expected_output(
     model: PreTrainedModel, embedding: Embedding | None, inputs: dict[str, torch.Tensor]
 ) -> Floats:
-    """torch's logits or embedding of one text, (length, columns) or (columns,)."""
+    """torch's logits or embedding for one text: (length, columns) or (columns,)."""
     with torch.no_grad():
         output = model(**inputs)
         if embedding is None:
@@ -48,7 +48,7 @@ def expected_output(
 
 
 def _random_texts(config: Any, lengths: Sequence[int], longest: int, extra: int) -> list[Ids]:
-    """Texts of very different lengths, ``extra`` tokens to go on with, without padding tokens."""
+    """Texts of very different lengths plus ``extra`` tokens, without padding tokens."""
     generator = np.random.default_rng(_SEED)
     ids = np.setdiff1d(np.arange(config.vocab_size), [config.pad_token_id or 0])
     return [generator.choice(ids, min(length, longest) + extra) for length in lengths]
@@ -59,7 +59,7 @@ def _identical(left: Sequence[Floats], right: Sequence[Floats]) -> bool:
 
 
 class _Judge:
-    """Keeps the largest difference of each kind."""
+    """Compares logits, with a tolerance that scales with the largest logit."""
 
     def __init__(self, tolerance: float, expected: Sequence[Floats]) -> None:
         peak = max(float(np.max(np.abs(each))) for each in expected)
@@ -70,14 +70,14 @@ class _Judge:
         difference = max(float(np.max(np.abs(left - right))) for left, right in pairs)
         if not difference <= self.tolerance:
             raise ExportError(
-                f"ONNX Runtime and torch disagree on {what}: their logits differ by up to "
-                f"{difference:.2g}, and {self.tolerance:.2g} is allowed"
+                f"ONNX Runtime and torch disagree on {what}: the logits differ by up to "
+                f"{difference:.2g}, more than the tolerance of {self.tolerance:.2g}"
             )
         return difference
 
 
 class MaskedParity:
-    """Tasks on tokens (logits of every token), classification (logits of the text), embeddings."""
+    """Parity of a masked model, whose output is per token or per text."""
 
     def __init__(
         self,
@@ -87,7 +87,7 @@ class MaskedParity:
         max_length: int,
         first: int = 0,
     ) -> None:
-        """``first`` is the first position whose logits mean something."""
+        """``first`` is the first position whose logits are meaningful."""
         self.model = model
         self.embedding = embedding
         self.first = first
@@ -100,14 +100,14 @@ class MaskedParity:
         self.types = [generator.integers(0, 1 + self.has_types, len(text)) for text in self.texts]
 
     def expect(self, text: Ids, types: Ids) -> Floats:
-        """torch's output for one text, from the first position on that is asked about."""
+        """torch's output for one text, from position ``first``."""
         inputs = {"input_ids": torch.from_numpy(text[None])}
         if self.has_types:
             inputs["token_type_ids"] = torch.from_numpy(types[None])
         return expected_output(self.model, self.embedding, inputs)[self.first :]
 
     def measure(self, tolerance: float) -> Measured:
-        """Raises ExportError where the logits differ by more than the tolerance."""
+        """Compares with torch; raises ExportError if logits differ by more than the tolerance."""
         expected = [self.expect(*pair) for pair in zip(self.texts, self.types, strict=True)]
         judge = _Judge(tolerance, expected)
         ragged = self._together()
@@ -118,7 +118,7 @@ class MaskedParity:
         return Measured(report, _identical(ragged, self._alone()))
 
     def batch_invariant(self) -> bool:
-        """Whether rows ignore their company, whatever torch makes of them."""
+        """Whether each row has the same bits in a batch as alone; torch is not asked."""
         return _identical(self._together(), self._alone())
 
     def _together(self) -> list[Floats]:
@@ -131,13 +131,13 @@ class MaskedParity:
 
 @dataclass(frozen=True, slots=True)
 class _Readings:
-    """Logits of the same prompts and of the tokens after them, read in different ways."""
+    """Logits of the same prompts and of the tokens after them, computed in different ways."""
 
     together: list[Floats]
     alone: list[Floats]
     decoded: list[Floats]
     decoded_alone: list[Floats]
-    aligned: list[Floats]  # the first prompt in chunks at multiples of the attention's block
+    aligned: list[Floats]  # the first prompt in chunks of the attention kernel's block
 
     @property
     def identical(self) -> bool:
@@ -149,7 +149,7 @@ class _Readings:
 
 
 class CausalParity:
-    """Prompts in a ragged batch, in chunks, and ten decode steps after them."""
+    """Parity of a causal model: a ragged batch, a prompt in chunks, and ten decode steps."""
 
     def __init__(
         self, model: PreTrainedModel, path: Path, max_length: int, layout: KVLayout
@@ -164,13 +164,13 @@ class CausalParity:
         self.session = CausalSession(path, layout, len(self.texts), room)
 
     def expect(self, text: Ids) -> Floats:
-        """torch's logits for one text in one piece, (length, vocab_size)."""
+        """torch's logits for one whole text, (length, vocab_size)."""
         with torch.no_grad():
             output = self.model(torch.from_numpy(text[None]), use_cache=False)
         return output.logits[0].numpy()  # type: ignore[no-any-return]
 
     def _decode(self, slots: range) -> list[Floats]:
-        """The last tokens of these slots' texts, one a step; (steps, vocab_size) for each slot."""
+        """Decodes the last tokens of these slots' texts: (steps, vocab_size) for each slot."""
         steps = []
         for step in range(-self.steps, 0):
             tokens = [self.texts[slot][step : step + 1 or None] for slot in slots]
@@ -178,7 +178,7 @@ class CausalParity:
         return [np.concatenate(rows) for rows in zip(*steps, strict=True)]
 
     def _in_chunks(self, starts: Sequence[int] | Ids) -> list[Floats]:
-        """Reads the first prompt anew, in chunks of which all but the first start there."""
+        """The logits of the first prompt, split into chunks at ``starts``."""
         self.session.seen[0] = 0
         chunks = [chunk for chunk in np.split(self.prompts[0], starts) if len(chunk)]
         return [np.concatenate([self.session.run(0, [chunk])[0] for chunk in chunks])]
@@ -197,7 +197,7 @@ class CausalParity:
         )
 
     def measure(self, tolerance: float) -> Measured:
-        """Raises ExportError where the logits differ by more than the tolerance."""
+        """Compares with torch; raises ExportError if logits differ by more than the tolerance."""
         expected = [self.expect(text) for text in self.texts]
         judge = _Judge(tolerance, expected)
         prompts = [each[: -self.steps] for each in expected]
@@ -214,5 +214,5 @@ class CausalParity:
         return Measured(report, readings.identical)
 
     def batch_invariant(self) -> bool:
-        """Whether rows ignore their company, whatever torch makes of them."""
+        """Whether each row has the same bits in a batch as alone; torch is not asked."""
         return self._read().identical

@@ -1,4 +1,4 @@
-"""Phases of an export, as the terminal shows them."""
+"""Progress output of an export: phases and findings."""
 
 import time
 from collections.abc import Iterator
@@ -11,7 +11,7 @@ _WIDTH = 24
 
 @contextmanager
 def phase(console: Console, name: str) -> Iterator[None]:
-    """Shows a spinner while it runs and its time when it is done."""
+    """Shows a spinner while the block runs, then how long it took."""
     start = time.perf_counter()
     with console.status(f"{name} ..."):
         yield
@@ -19,5 +19,5 @@ def phase(console: Console, name: str) -> Iterator[None]:
 
 
 def finding(console: Console, text: str) -> None:
-    """Shows what a phase found, on a line of its own below it."""
+    """Prints a result below its phase."""
     console.print(f"  {text}", highlight=False, soft_wrap=True)

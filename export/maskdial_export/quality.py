@@ -1,4 +1,4 @@
-"""The quality gate: a lower precision is accepted for what it keeps of fp32's answers."""
+"""The quality gate: accepts a lower precision only if it keeps enough of fp32's answers."""
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
@@ -15,9 +15,9 @@ from maskdial_export.calibrate import calibrate
 from maskdial_export.checkpoint import Checkpoint
 from maskdial_export.errors import ExportError
 from maskdial_export.evaluation import Comparison, evenly
-from maskdial_export.graph import optimise, save
+from maskdial_export.graph import optimize, save
 from maskdial_export.phase import finding, phase
-from maskdial_export.quantise import HALF, Precision, projections, quantise
+from maskdial_export.quantize import HALF, Precision, projections, quantize
 from maskdial_export.rewrite import modules_of
 from maskdial_export.sample import Sample
 from maskdial_export.sensitivity import rank
@@ -25,7 +25,7 @@ from maskdial_export.session import Ids
 from maskdial_export.table import word_embedding
 
 MAX_LOSS = 0.01
-# With fewer, one changed decision is half of what may be lost.
+# With fewer, a single changed decision is half of the default maximum loss.
 _FEWEST_POSITIONS = 200
 _RANKED_TEXTS = 16
 # Of the layers, how many the automatic pass may keep: more would not be worth the name int8.
@@ -34,14 +34,18 @@ _KEPT_PART = 8
 
 @dataclass(frozen=True, slots=True)
 class Gate:
-    """What a lower precision may cost, and which layers need not pay.
+    """How much quality a lower precision may lose, and which layers keep the higher one.
 
-    ``text``: a text file to ask about, in the place of the exporter's own. ``max_loss``: 0.01 is
-    one changed decision in a hundred, or a perplexity 1% higher; infinite to refuse nothing.
-    ``keep``: patterns of module names that stay fp32 (fp16 in int4-fp16). ``keep_worst``: how many
-    more of the most sensitive layers do; None for as few as the gate needs. ``calibrate``: whether
-    inputs that it fits may have one scale for all rows, which is faster than one for each.
-    ``reduce_range``: 7 bits for int8's weights, exact also on processors without VNNI.
+    Attributes:
+        text: the text file to measure on; None for the built-in sample.
+        max_loss: 0.01 is one changed decision in a hundred, or a 1% higher perplexity; infinity
+            accepts any loss.
+        keep: patterns of module names that stay fp32 (int4-fp16: fp16).
+        keep_worst: how many of the most sensitive layers to keep as well; None for as few as
+            ``max_loss`` needs.
+        calibrate: whether int8 inputs may have one fixed scale where that is accurate enough,
+            which is faster than a scale per row.
+        reduce_range: whether int8 weights have 7 bits, exact also on CPUs without VNNI.
     """
 
     text: Path | None = None
@@ -52,31 +56,31 @@ class Gate:
     reduce_range: bool = False
 
     def named(self, names: Sequence[str]) -> list[str]:
-        """The names that the patterns match.
+        """The names that match a pattern.
 
         Raises:
-            ExportError: a pattern matches none.
+            ExportError: a pattern matches no name.
         """
         for pattern in self.keep:
             if not any(fnmatchcase(name, pattern) for name in names):
                 some = ", ".join(dict.fromkeys((names[0], names[len(names) // 2], names[-1])))
                 raise ExportError(
-                    f"--keep {pattern} matches none of the {len(names)} layers, which are called "
-                    f"{some} and the like"
+                    f"--keep {pattern} matches none of the {len(names)} layers; their names look "
+                    f"like {some}"
                 )
         return [name for name in names if any(fnmatchcase(name, pattern) for pattern in self.keep)]
 
 
 @dataclass(frozen=True, slots=True)
 class _Attempt:
-    """Layers to keep as they are besides those that were named, and inputs to give one scale."""
+    """One try: sensitive layers to keep, and inputs with one fixed scale."""
 
     worst: tuple[str, ...] = ()
     ranges: Mapping[str, float] = field(default_factory=dict)
 
 
-class Quantiser:
-    """Makes a graph of lower precision, as often as the gate asks for it."""
+class Quantizer:
+    """Quantizes a graph, keeping more and more layers until the gate accepts it."""
 
     def __init__(
         self,
@@ -86,14 +90,14 @@ class Quantiser:
         sample: Sample,
         console: Console,
     ) -> None:
-        """Raises ExportError where a pattern matches no layer, or the sample cannot tell much."""
+        """Raises ExportError if a pattern of the gate matches no layer."""
         self.checkpoint = checkpoint
         self.precision = precision
         self.gate = gate
         self.sample = sample
         self.console = console
         self.projections = [] if precision == "fp16" else projections(checkpoint.model)
-        # CUDA looks up rows of float16 as they are
+        # CUDA looks up float16 rows as they are
         self.embedding = None if precision in HALF else word_embedding(checkpoint.model)
         self.names = [*filter(None, [self.embedding]), *self.projections]
         self.named = gate.named(self.names)
@@ -102,24 +106,24 @@ class Quantiser:
         self._half: ir.Model | None = None
 
     def replace(self, graph: ir.Model, path: Path) -> QualityReport:
-        """Puts the quantised graph in the place of the fp32 one; what it keeps of its answers.
+        """Replaces the fp32 graph at ``path`` by a quantized one and reports its quality.
 
-        ``graph`` is what lies at ``path``, before it was written.
+        ``graph`` is the fp32 graph with its module names, which saving removes.
 
         Raises:
-            ExportError: it loses more than the gate allows, or the sample is too short to tell.
+            ExportError: the loss exceeds ``max_loss``, or the sample is too short to measure it.
             OSError: a file cannot be written.
         """
-        with phase(self.console, "Asking fp32"):
+        with phase(self.console, "Evaluating fp32"):
             reference = self.evaluation.answers(path)
         if len(reference) < _FEWEST_POSITIONS:
             raise ExportError(
-                f"the quality text {self.sample.name} is too short: it asks the model for "
-                f"{len(reference)} decisions, and {_FEWEST_POSITIONS} are the fewest that tell"
+                f"the quality text {self.sample.name} is too short: it gives {len(reference)} "
+                f"decisions, and at least {_FEWEST_POSITIONS} are needed"
             )
         tried: list[tuple[int, Comparison]] = []
         for attempt in self._attempts(graph):
-            with phase(self.console, "Quantising"):
+            with phase(self.console, "Quantizing"):
                 save(self._lowered(graph, attempt), path)
             with phase(self.console, "Checking quality"):
                 comparison = self.evaluation.compare(reference, self.evaluation.answers(path))
@@ -132,12 +136,12 @@ class Quantiser:
     def _lowered(self, graph: ir.Model, attempt: _Attempt) -> ir.Model:
         if self.precision in HALF:
             if self._half is None:
-                self._half = optimise(self.checkpoint.half().trace(), self.checkpoint.packs)
+                self._half = optimize(self.checkpoint.half().trace(), self.checkpoint.packs)
             graph = self._half
         if self.precision == "fp16":
             return graph
         kept = [*self.named, *attempt.worst]
-        return quantise(
+        return quantize(
             graph.clone(),
             self.precision,
             kept,
@@ -147,10 +151,10 @@ class Quantiser:
         )
 
     def _attempts(self, graph: ir.Model) -> Iterator[_Attempt]:
-        """From the fastest graph to the most careful one.
+        """Tries in order of speed.
 
-        Inputs with one scale where it fits; a scale for each row everywhere; and with it, besides
-        the layers that were named, the worst as it is, the worst two, four...
+        First fixed scales where calibration allows them, then a scale per row everywhere, then
+        with the worst layer kept, the worst two, four...
         """
         worst = tuple(self._worst(graph)[: self.gate.keep_worst]) if self.gate.keep_worst else ()
         if self.precision == "int8" and self.gate.calibrate:
@@ -171,7 +175,7 @@ class Quantiser:
         return evenly(self.evaluation.texts, _RANKED_TEXTS)
 
     def _worst(self, graph: ir.Model) -> list[str]:
-        """The layers that would be quantised, the most sensitive ones first."""
+        """The layers to quantize, most sensitive first."""
         with phase(self.console, "Ranking the layers"):
             precision: Precision = "int8" if self.precision == "fp16" else self.precision
             ranked = rank(self.checkpoint.model, self.names, self._some_texts(), precision)
@@ -184,9 +188,9 @@ class Quantiser:
             f" with the worst {kept} of {len(self.names)} layers in {self.kept_as}" if kept else ""
         )
         return (
-            f"{self.precision} loses {best.loss:.2%} of what fp32 makes of {self.sample.name}"
-            f"{layers} ({_figures(best)}), and {self.gate.max_loss:.2%} is allowed; keep layers in "
-            f"{self.kept_as} with --keep, choose another precision, or allow more with --max-loss"
+            f"{self.precision} loses {best.loss:.2%} against fp32 on {self.sample.name}{layers} "
+            f"({_figures(best)}), and the maximum is {self.gate.max_loss:.2%}; keep layers in "
+            f"{self.kept_as} with --keep, choose another precision, or raise --max-loss"
         )
 
     def _report(self, comparison: Comparison, attempt: _Attempt) -> QualityReport:
@@ -208,6 +212,6 @@ def _figures(comparison: Comparison) -> str:
 
 
 def _describe(comparison: Comparison, attempt: _Attempt, kept_as: str) -> str:
-    scales = f"; {len(attempt.ranges)} inputs of one scale" if attempt.ranges else ""
-    kept = f"; in {kept_as}: {', '.join(attempt.worst)}" if attempt.worst else ""
+    scales = f"; {len(attempt.ranges)} inputs with a fixed scale" if attempt.ranges else ""
+    kept = f"; kept in {kept_as}: {', '.join(attempt.worst)}" if attempt.worst else ""
     return f"loses {comparison.loss:.2%}: {_figures(comparison)}{scales}{kept}"

@@ -1,4 +1,4 @@
-"""Rewrites of the traced graph that no library does for us."""
+"""Rewrites of the traced graph that go beyond onnxscript's optimizer."""
 
 import ast
 from collections.abc import Sequence
@@ -9,10 +9,12 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 
 Array = NDArray[Any]
-_SCOPES = "pkg.torch.onnx.name_scopes"  # torch's: the modules around an operator, outermost first
+_SCOPES = (
+    "pkg.torch.onnx.name_scopes"  # set by torch: the modules around an operator, outermost first
+)
 _MODULES = "maskdial.modules"
 PRODUCTS = ("MatMul", "FusedMatMul", "Gemm")
-# Norms that optimisation finds, and which of their inputs is the weight
+# Fused norms, and which of their inputs is the weight
 _NORM_WEIGHTS = {"SimplifiedLayerNormalization": 1, "SkipSimplifiedLayerNormalization": 2}
 _ROW_WISE = (
     *PRODUCTS,
@@ -28,12 +30,12 @@ _ROW_WISE = (
 
 
 def constant(value: ir.Value | None) -> Array | None:
-    """The array of an initializer or a constant; None of what is computed."""
+    """The array of an initializer or constant; None if the value is computed."""
     return None if value is None or value.const_value is None else value.const_value.numpy()
 
 
 def add_initializer(graph: ir.Graph, name: str, array: Array) -> ir.Value:
-    """The initializer of that name, which is added unless it is there already."""
+    """The initializer of that name, added if the graph does not have it yet."""
     if name in graph.initializers:
         return graph.initializers[name]
     value = ir.Value(name=name, const_value=ir.tensor(array, name=name))
@@ -42,7 +44,7 @@ def add_initializer(graph: ir.Graph, name: str, array: Array) -> ir.Value:
 
 
 def replace_value(old: ir.Value, new: ir.Value) -> None:
-    """Puts a value in the place of another; as an output of the graph it takes its name."""
+    """Replaces a value everywhere; a graph output keeps its name."""
     if old.is_graph_output():
         new.name, old.name = old.name, None
         new.type = new.type or old.type
@@ -50,21 +52,21 @@ def replace_value(old: ir.Value, new: ir.Value) -> None:
 
 
 def name_modules(graph: ir.Graph) -> None:
-    """Notes for each matrix product and each lookup of which module of the checkpoint it is."""
+    """Labels each matrix product and lookup with its module's name in the checkpoint."""
     for node in graph:
         scopes = node.metadata_props.get(_SCOPES)
         if scopes is not None and node.op_type in (*PRODUCTS, "Gather"):
-            module = ast.literal_eval(scopes)[-2]  # the last is the operator itself
+            module = ast.literal_eval(scopes)[-2]  # the last one is the operator
             node.metadata_props[_MODULES] = module.removeprefix("model.")  # our wrapper's attribute
 
 
 def modules_of(node: ir.Node) -> tuple[str, ...]:
-    """The checkpoint's modules that a product or a lookup is of; several where they were packed."""
+    """The modules that a product or lookup belongs to; several if they were packed."""
     return tuple(filter(None, node.metadata_props.get(_MODULES, "").split(",")))
 
 
 def packs_of(graph: ir.Graph) -> list[tuple[str, ...]]:
-    """The modules whose products are one."""
+    """The groups of modules that are multiplied as one product."""
     packs = (modules_of(node) for node in graph)
     return [modules for modules in packs if len(modules) > 1]
 
@@ -74,11 +76,11 @@ def _join_modules(node: ir.Node, sources: Sequence[ir.Node]) -> None:
 
 
 def share_transposed_weights(graph: ir.Graph) -> None:
-    """Lets an output layer that is tied to the embedding read the embedding itself.
+    """Lets a tied output layer read the embedding table, so that the weights are stored once.
 
-    The tracer stores the output layer's weight transposed, (hidden_size, vocab_size), beside the
-    embedding (vocab_size, hidden_size) that it equals. ``MatMul`` becomes ``Gemm`` with ``transB``,
-    on rows flattened to two dimensions, and the second copy is gone.
+    The tracer stores the output layer's weight a second time, transposed to
+    (hidden_size, vocab_size). ``MatMul`` becomes ``Gemm`` with ``transB`` on the embedding
+    (vocab_size, hidden_size), with rows flattened to two dimensions.
     """
     embeddings = [node.inputs[0] for node in graph if node.op_type == "Gather"]
     for node in list(graph):
@@ -117,7 +119,7 @@ def _multiply_transposed(
 
 
 def cancel_reshapes(graph: ir.Graph) -> None:
-    """Takes out reshapes that undo each other: models part heads, and operators join them again."""
+    """Removes reshapes that undo each other: models split heads, and operators join them."""
     for node in graph:
         if node.op_type != "Reshape":
             continue
@@ -134,10 +136,10 @@ def _same_shape(left: ir.Shape | None, right: ir.Shape | None) -> bool:
 
 
 def flatten_heads(graph: ir.Graph) -> None:
-    """Runs a head on rows as they were gathered, (num_rows, hidden_size).
+    """Runs a head on the gathered rows, (num_rows, hidden_size).
 
-    transformers' heads want a batch around them, which is put there for the trace. To take it away
-    again costs a copy of all logits.
+    transformers' heads need a batch dimension, which the trace adds around them. Removing it from
+    the logits would copy them all.
     """
     for squeeze in list(graph):
         if squeeze.op_type != "Squeeze" or squeeze.outputs[0] not in graph.outputs:
@@ -153,7 +155,7 @@ def flatten_heads(graph: ir.Graph) -> None:
 
 
 def _before_row_wise(value: ir.Value | None) -> ir.Node | None:
-    """The ``Unsqueeze`` before a chain of operators that treat each row alone."""
+    """The ``Unsqueeze`` before a chain of row-wise operators."""
     while value is not None and (node := value.producer()) is not None:
         if node.op_type == "Unsqueeze":
             return node
@@ -166,12 +168,12 @@ def _before_row_wise(value: ir.Value | None) -> ir.Node | None:
 
 
 def sum_in_order(graph: ir.Graph) -> None:
-    """Lets sums over a text's tokens, (batch, length, width), add one token after the other.
+    """Replaces sums over a text's tokens, (batch, length, width), by running sums.
 
-    ``ReduceSum`` adds in an order that depends on the length, so the last bits of a mean over the
-    tokens would depend on the padding. A running sum ends with the same number, and what is masked
-    adds zeros to it. Sums of float16, which is for CUDA, stay as they are: a running sum takes time
-    quadratic in the length there.
+    ``ReduceSum`` adds in an order that depends on the length, so the last bits of a mean over
+    tokens would depend on the padding. A running sum always adds token by token, and masked tokens
+    add zeros. float16 sums stay: they are for CUDA, where a running sum takes time quadratic in the
+    length.
     """
     for node in list(graph):
         if node.op_type != "ReduceSum" or node.attributes.get_int("keepdims", True):
@@ -197,10 +199,10 @@ def _was_half(value: ir.Value) -> bool:
 
 
 def part_skip_layer_norms(graph: ir.Graph) -> None:
-    """Puts ``Add`` and ``LayerNormalization`` in the place of ``SkipLayerNormalization``.
+    """Splits ``SkipLayerNormalization`` into ``Add`` and ``LayerNormalization``.
 
-    Measured on ONNX Runtime 1.31's CPU provider: the fused operator takes 3 ns for an element, the
-    parts together 0.5. (``SkipSimplifiedLayerNormalization`` is as fast as its parts.)
+    With ONNX Runtime 1.31 on the CPU the fused operator takes 3 ns per element, the parts together
+    0.5. (``SkipSimplifiedLayerNormalization`` is as fast as its parts.)
     """
     for node in list(graph):
         if node.op_type != "SkipLayerNormalization":
@@ -222,10 +224,10 @@ def part_skip_layer_norms(graph: ir.Graph) -> None:
 
 
 def narrow_norms(graph: ir.Graph) -> None:
-    """Gives norms of half precision weights of it, too.
+    """Casts the weights of float16 norms to float16.
 
-    Gemma multiplies by ``1 + weight`` in float32 and rounds the product, and
-    ``SkipSimplifiedLayerNormalization`` has one type for all that it reads and writes.
+    Gemma multiplies by ``1 + weight`` in float32 and rounds the product, but
+    ``SkipSimplifiedLayerNormalization`` has a single type for all inputs and outputs.
     """
     for node in list(graph):
         index = _NORM_WEIGHTS.get(node.op_type)
@@ -246,12 +248,12 @@ def narrow_norms(graph: ir.Graph) -> None:
 
 
 def _halves(node: ir.Node) -> bool:
-    """Whether a node makes float16 of its input."""
+    """Whether a node casts to float16."""
     return node.op_type == "Cast" and node.attributes.get_int("to") == ir.DataType.FLOAT16
 
 
 def give_attention_biases(graph: ir.Graph) -> None:
-    """Lets MultiHeadAttention add the biases of query, key and value itself."""
+    """Passes the biases of query, key and value to MultiHeadAttention, which adds them itself."""
     for node in graph:
         if node.op_type != "MultiHeadAttention" or node.inputs[3] is not None:
             continue
@@ -267,10 +269,10 @@ def give_attention_biases(graph: ir.Graph) -> None:
 
 
 def pack_projections(graph: ir.Graph) -> None:
-    """Gives GroupQueryAttention its query, key and value as one tensor, from one ``MatMul``.
+    """Computes GroupQueryAttention's query, key and value by one ``MatMul``, as a packed tensor.
 
-    Queries, keys and values that a model splits from one projection are taken before the split.
-    Models that do something else between projection and attention are left as they are.
+    If a model splits them from one projection, the tensor before the split is used. Models with
+    other operators between projection and attention are left unchanged.
     """
     for node in list(graph):
         if node.op_type != "GroupQueryAttention":
@@ -284,10 +286,10 @@ def pack_projections(graph: ir.Graph) -> None:
 
 
 def project_packs(graph: ir.Graph, packs: Sequence[tuple[str, ...]]) -> None:
-    """Puts one product and a ``Split`` in the place of the products of each pack of modules.
+    """Replaces the products of each pack of modules by one product and a ``Split``.
 
-    So the graph has the weight that a graph has whose attention takes its projections packed. A
-    pack whose products are not plain ones here is left as it is.
+    The packed weight is then the same as in a graph whose attention takes packed projections, so
+    both can share it. A pack that is not made of plain products in this graph is left unchanged.
     """
     products = {modules_of(node): node for node in graph if node.op_type == "MatMul"}
     for pack in packs:
@@ -315,7 +317,7 @@ def project_packs(graph: ir.Graph, packs: Sequence[tuple[str, ...]]) -> None:
 
 
 def _biased(product: ir.Node) -> ir.Value:
-    """A product's result, with the constant that its only user adds, if it does."""
+    """A product's result, after its bias if its only user adds one."""
     (output,) = product.outputs
     users = [user for user, _ in output.uses()]
     if len(users) == 1 and users[0].op_type == "Add":
@@ -326,7 +328,7 @@ def _biased(product: ir.Node) -> ir.Value:
 
 
 def _before_reshape(value: ir.Value | None) -> ir.Value | None:
-    """What a value is made of, but for its shape."""
+    """The value before any reshapes."""
     while value is not None and (producer := value.producer()) is not None:
         if producer.op_type != "Reshape":
             break
@@ -345,7 +347,7 @@ def _before_split(sources: Sequence[ir.Value | None]) -> ir.Value | None:
 def _project_once(
     graph: ir.Graph, attention: ir.Node, sources: Sequence[ir.Value | None]
 ) -> ir.Value | None:
-    """One ``MatMul`` (and ``Add``) in the place of three that share their input."""
+    """Replaces products of one input by a single ``MatMul`` (and ``Add``); None if they differ."""
     parts = [_projection(value) for value in sources]
     weights, biases, inputs, products = [], [], set(), []
     for part in parts:
@@ -370,7 +372,7 @@ def _project_once(
 
 
 def _projection(value: ir.Value | None) -> tuple[ir.Node, Array, Array | None] | None:
-    """The product, weight and bias of which a value is the result, if it is one."""
+    """The product, weight and bias that compute a value; None if it is no such product."""
     node = None if value is None else value.producer()
     bias = None
     if node is not None and node.op_type == "Add":

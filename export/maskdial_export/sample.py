@@ -1,4 +1,4 @@
-"""Sample: the text that tells how much of a model a lower precision loses."""
+"""The sample text on which the quality of a lower precision is measured."""
 
 import hashlib
 import re
@@ -8,8 +8,8 @@ from pathlib import Path
 
 from maskdial_export.errors import ExportError
 
-_OWN = "sample.txt"  # beside this module
-# About 16,000 tokens; more would take longer and say the same.
+_OWN = "sample.txt"  # in this package
+# About 16,000 tokens, more than any evaluation reads.
 _MOST_CHARACTERS = 65_536
 _SENTENCE_END = re.compile(r"(?<=[.!?])\s+|\n+")
 _LONGEST_PASSAGE = 4
@@ -17,7 +17,7 @@ _LONGEST_PASSAGE = 4
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """A text, with the name and the hash of its file for the manifest."""
+    """A text, with the name and SHA-256 of its file for the manifest."""
 
     name: str
     sha256: str
@@ -27,7 +27,7 @@ class Sample:
         return [part for part in _SENTENCE_END.split(self.text) if part.strip()]
 
     def passages(self) -> list[str]:
-        """Every run of one to four sentences: texts of many lengths, one decision each."""
+        """Every run of one to four consecutive sentences, shortest runs first."""
         sentences = self.sentences()
         return [
             " ".join(sentences[start : start + length])
@@ -37,10 +37,10 @@ class Sample:
 
 
 def read_sample(path: Path | None) -> Sample:
-    """Reads a text file, or the sample that comes with the exporter.
+    """Reads a text file, or the built-in sample if ``path`` is None.
 
     Raises:
-        ExportError: it cannot be read, or there is nothing in it.
+        ExportError: the file cannot be read, is not UTF-8, or is empty.
     """
     if path is None:
         name = f"{__package__}/{_OWN}"
@@ -49,14 +49,12 @@ def read_sample(path: Path | None) -> Sample:
         try:
             name, content = path.name, path.read_bytes()
         except OSError as error:
-            raise ExportError(
-                f"the quality text {path} cannot be read: {error.strerror}"
-            ) from error
+            raise ExportError(f"cannot read the quality text {path}: {error.strerror}") from error
     try:
         text = content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise ExportError(
-            f"the quality text {path} is not UTF-8 (byte {error.start}); convert it first"
+            f"the quality text {path} is not UTF-8 (byte {error.start}); convert it to UTF-8"
         ) from error
     if not text.strip():
         raise ExportError(f"the quality text {path} is empty")

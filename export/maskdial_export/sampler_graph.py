@@ -118,7 +118,7 @@ def _ints(*values: int) -> NDArray[np.int64]:
 
 
 def _column(op: _Builder, matrix: ir.Value, index: int) -> ir.Value:
-    """The first column, or the last (-1), as (batch, 1)."""
+    """The first column (0) or the last one (-1), (batch, 1)."""
     end = 1 if index == 0 else np.iinfo(np.int64).max
     column: ir.Value = op.Slice(matrix, _ints(index), _ints(end), _ints(1))
     return column
@@ -188,8 +188,8 @@ def _greedy(op: _Builder, scores: ir.Value) -> dict[str, ir.Value]:
 def _few(op: _Builder, scores: ir.Value) -> dict[str, ir.Value]:
     """Top-k, top-p and min-p among the most likely tokens.
 
-    ``kth`` is the rank of the last token within top-k, from 0. ``least_total`` is 1 for rows
-    without top-k, whose nucleus is a share of the whole vocabulary's probability, and 0 for others.
+    ``kth`` is the rank of the last token in top-k, from 0. ``least_total`` is 1 for rows without
+    top-k, whose nucleus is a share of the whole vocabulary's probability, and 0 for others.
 
     The last columns of ``in_top_k`` and ``kept`` show whether there were too few candidates.
     """

@@ -1,4 +1,4 @@
-"""Sensitivity: which layers of a model a lower precision hurts most."""
+"""Sensitivity: ranks layers by the error that quantizing them causes."""
 
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
@@ -10,10 +10,10 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
-from maskdial_export.quantise import INT4, Int4, Precision
+from maskdial_export.observe import observe_layers, some_rows
+from maskdial_export.quantize import INT4, Int4, Precision
 from maskdial_export.session import Ids
 
-_ROWS = 64  # of each text, evenly spread; all of them cost as much as the model itself
 _TINY = 1e-30
 
 
@@ -22,45 +22,32 @@ def rank(
 ) -> list[str]:
     """The names of layers, worst first, by the relative squared error of their output.
 
-    One pass of torch over the texts, each alone; every layer reads what it reads in fp32, so errors
-    do not add up and each layer answers for its own.
+    Runs torch over the texts once. Every layer gets its fp32 input, so errors do not accumulate
+    and each layer is judged by its own.
 
     Args:
+        model: the fp32 model.
         names: projections, and the embedding, whose rows are int8.
+        texts: token ids, (length,) each.
+        precision: what to quantize to.
     """
-    modules = dict(model.named_modules())
     errors: dict[str, float] = defaultdict(float)
     energies: dict[str, float] = defaultdict(float)
     of_rows, of_weight = ROUNDINGS[precision]
 
-    def watch(name: str) -> Callable[..., None]:
-        def compare(module: nn.Module, arguments: tuple[Tensor, ...], output: Tensor) -> None:
-            if isinstance(module, nn.Embedding):
-                exact = _some_rows(output)
-                rounded = int8_rows(exact)
-            else:
-                rows, weight = _some_rows(arguments[0]), input_major(module)
-                exact = rows @ weight
-                rounded = of_rows(rows) @ of_weight(weight)
-            errors[name] += float((rounded - exact).square().sum())
-            energies[name] += float(exact.square().sum())
+    def compare(name: str, module: nn.Module, source: Tensor, output: Tensor) -> None:
+        if isinstance(module, nn.Embedding):
+            exact = some_rows(output)
+            rounded = int8_rows(exact)
+        else:
+            rows, weight = some_rows(source), input_major(module)
+            exact = rows @ weight
+            rounded = of_rows(rows) @ of_weight(weight)
+        errors[name] += float((rounded - exact).square().sum())
+        energies[name] += float(exact.square().sum())
 
-        return compare
-
-    hooks = [modules[name].register_forward_hook(watch(name)) for name in names]
-    try:
-        with torch.no_grad():
-            for text in texts:
-                model(input_ids=torch.from_numpy(text[None]))
-    finally:
-        for hook in hooks:
-            hook.remove()
+    observe_layers(model, names, texts, compare)
     return sorted(errors, key=lambda name: errors[name] / max(energies[name], _TINY), reverse=True)
-
-
-def _some_rows(values: Tensor) -> Tensor:
-    rows = values.flatten(0, -2)
-    return rows[:: -(-len(rows) // _ROWS)]
 
 
 def input_major(module: nn.Module) -> Tensor:
@@ -70,37 +57,37 @@ def input_major(module: nn.Module) -> Tensor:
 
 
 def int8_rows(rows: Tensor) -> Tensor:
-    """Activations or embeddings (num_rows, inputs) after int8, with one scale a row."""
+    """Activations or embeddings (num_rows, inputs) rounded to int8, one scale per row."""
     return _round(rows, rows.abs().amax(dim=1, keepdim=True) / 127)
 
 
 def int8_steps(rows: Tensor, largest: float) -> Tensor:
-    """Activations after int8, with one scale for all rows; what is larger is cut."""
+    """Activations rounded to int8 with a fixed scale; larger values are clipped."""
     step = largest / 127
     return (rows / step).round().clamp(-128, 127) * step
 
 
 def int8_weight(weight: Tensor) -> Tensor:
-    """A weight (inputs, outputs) after int8, with one scale an output."""
+    """A weight (inputs, outputs) rounded to int8, one scale per output."""
     return _round(weight, weight.abs().amax(dim=0, keepdim=True) / 127)
 
 
 def int8_blocks(rows: Tensor) -> Tensor:
-    """Activations (num_rows, inputs) after int8, with one scale to 128 inputs of a row."""
+    """Activations (num_rows, inputs) rounded to int8, one scale per 128 inputs of a row."""
     blocks = _blocks(rows, INT4["int4"].block_size)
     rounded = _round(blocks, blocks.abs().amax(dim=2, keepdim=True) / 127)
     return rounded.flatten(1)[:, : rows.shape[1]]
 
 
 def half_rows(rows: Tensor) -> Tensor:
-    """Activations after float16."""
+    """Activations rounded to float16."""
     return rows.half().float()
 
 
 def int4_weight(kind: Int4, weight: Tensor) -> Tensor:
-    """A weight (inputs, outputs) after int4, with one scale to a block of an output's inputs.
+    """A weight (inputs, outputs) rounded to int4, one scale per block of an output's inputs.
 
-    The largest value of each block becomes -8, so 7 is the most on the other side.
+    The value of largest magnitude in a block becomes -8, so the other sign ends at 7.
     """
     blocks = _blocks(weight.T, kind.block_size)
     largest = blocks.gather(2, blocks.abs().argmax(dim=2, keepdim=True))
@@ -117,7 +104,7 @@ def _round(values: Tensor, step: Tensor) -> Tensor:
 
 
 def _blocks(rows: Tensor, size: int) -> Tensor:
-    """(num_rows, inputs) as (num_rows, num_blocks, size), zeros at the end."""
+    """(num_rows, inputs) as (num_rows, num_blocks, size), padded with zeros."""
     padded = nn.functional.pad(rows, (0, -rows.shape[1] % size))
     return padded.reshape(len(rows), -1, size)
 

@@ -1,4 +1,4 @@
-"""An exported graph in ONNX Runtime, fed with texts of token ids in the ways of the server."""
+"""Runs exported graphs in ONNX Runtime the way the server does."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,7 +15,7 @@ Ids = NDArray[np.int64]
 
 
 def load_session(path: Path) -> onnxruntime.InferenceSession:
-    """A session on the CPU, with the optimisations that the server lets ONNX Runtime make."""
+    """A session on the CPU, with the graph optimizations that the server enables."""
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 3
     return onnxruntime.InferenceSession(
@@ -34,7 +34,7 @@ def _pad(texts: Sequence[Ids]) -> Ids:
 
 
 def _flat_rows(texts: Sequence[Ids], positions: Sequence[Ids]) -> Ids:
-    """Flat indices of each text's positions, in a batch padded to the longest."""
+    """Indices of the texts' positions in the flattened batch, which is padded to the longest."""
     width = max(map(len, texts))
     return np.concatenate([row * width + chosen for row, chosen in enumerate(positions)])
 
@@ -44,7 +44,7 @@ def _split(rows: Floats, positions: Sequence[Ids]) -> list[Floats]:
 
 
 class MaskedSession:
-    """A masked model's graph."""
+    """A session for the graph of a masked model."""
 
     def __init__(self, path: Path) -> None:
         self._session = load_session(path)
@@ -56,10 +56,13 @@ class MaskedSession:
         types: Sequence[Ids] | None = None,
         positions: Sequence[Ids] | None = None,
     ) -> list[Floats]:
-        """The texts in one batch: (num_positions, columns) each, or (columns,).
+        """Runs the texts in one batch: an output (num_positions, columns) or (columns,) for each.
 
-        ``positions`` are the tokens asked about in each text, by default all of them; tasks on
-        whole texts pay no heed to them. Token types are 0 by default.
+        Args:
+            texts: token ids, (length,) each.
+            types: token types; None for zeros.
+            positions: the tokens whose output is wanted; None for all. Ignored by tasks with one
+                output per text.
         """
         positions = positions or [np.arange(len(text)) for text in texts]
         types = types or [np.zeros_like(text) for text in texts]
@@ -75,7 +78,7 @@ class MaskedSession:
 
 
 class CausalSession:
-    """A causal model's graph with a cache of its own; each text has a slot."""
+    """A session for the graph of a causal model, with a KV cache of one slot per text."""
 
     def __init__(self, path: Path, layout: KVLayout, slots: int, room: int) -> None:
         self._session = load_session(path)
@@ -89,7 +92,7 @@ class CausalSession:
         self.seen = np.zeros(slots, np.int64)
 
     def run(self, first_slot: int, texts: Sequence[Ids]) -> list[Floats]:
-        """Appends a text to each slot from ``first_slot`` on; logits (length, vocab_size) each."""
+        """Appends a text to each slot from ``first_slot``; returns logits (length, vocab_size)."""
         slots = slice(first_slot, first_slot + len(texts))
         ids = _pad(texts)
         seen = self.seen[slots]
@@ -107,7 +110,7 @@ class CausalSession:
             if name in self.inputs:
                 binding.bind_cpu_input(name, array)
         for name, cache in self._cache.items():
-            # past and present are the same memory, as on the server
+            # past and present share memory, as in the server
             view = cache[slots]
             place = ("cpu", 0, self._dtype, view.shape, view.ctypes.data)
             binding.bind_input(f"past_{name}", *place)

@@ -1,4 +1,4 @@
-"""Source: a Hugging Face checkpoint, found, judged and loaded without running any of its code."""
+"""Hugging Face checkpoints: finding, checking and loading them without running their code."""
 
 import hashlib
 import json
@@ -22,7 +22,7 @@ _DOWNLOADED = ("*.json", "*.jinja", "*.txt", "*.model", "*.safetensors")
 _PICKLES = ("*.bin",)
 _NOT_DOWNLOADED = ("*/*.bin", "*/*.safetensors", "*/*.txt", "*/*.model")
 
-# sentence-transformers' list of what follows the model: pooling and normalization.
+# sentence-transformers' list of modules after the model: pooling and normalization.
 MODULES = "modules.json"
 
 
@@ -37,7 +37,7 @@ def _encoder(prefix: str, *more: str) -> dict[str, Task]:
     }
 
 
-# model_type in config.json -> transformers class -> the task that its head is for
+# model_type in config.json -> transformers class -> task of its head
 _CLASSES: Mapping[str, Mapping[str, Task]] = {
     "bert": _encoder("Bert", "ForNextSentencePrediction"),
     "roberta": _encoder("Roberta"),
@@ -68,7 +68,7 @@ _CAUSAL = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """A checkpoint folder, and what will be made of it."""
+    """A checkpoint folder, with the class to load and the task to export for."""
 
     name: str
     path: Path
@@ -81,44 +81,44 @@ class Source:
 
     @property
     def mask(self) -> Mask:
-        """What the architecture was made for."""
+        """The attention mask of the architecture."""
         return "causal" if self.architecture in _CAUSAL else "full"
 
     @property
     def reads_both_ways(self) -> bool:
-        """Whether a causal architecture is to fill masks."""
+        """Whether this is a causal architecture under the full mask."""
         return self.mask == "causal" and self.family == "masked"
 
     def under(self, mask: Mask) -> "Source":
-        """The same model under a mask.
+        """The same model under another attention mask.
 
         Raises:
-            ExportError: it is no causal model and the mask is the causal one.
+            ExportError: the causal mask is asked of an encoder.
         """
         if mask == self.mask:
             return self
         if self.mask == "full":
             raise ExportError(
-                f"{self.architecture} is made for the full mask alone; --mask causal and --mask "
-                "both are for causal models"
+                f"{self.architecture} only supports the full mask; --mask causal and --mask both "
+                "are for causal models"
             )
         return replace(self, task="fill-mask")
 
     @property
     def provenance(self) -> str:
-        """For the manifest: Hub id and commit, or the folder's own name."""
+        """For the manifest: Hub id and commit, or the name of a local folder."""
         path = self.path.resolve()
         return path.name if Path(self.name).is_dir() else f"{self.name}@{path.name}"
 
     def read_json(self, file_name: str) -> dict[str, Any]:
-        """A JSON object beside the weights; empty where the checkpoint has no such file."""
+        """A JSON object next to the weights; empty if the file is missing."""
         return read_json(self.path / file_name)
 
     def weight_files(self) -> list[Path]:
         return sorted([*self.path.glob("*.safetensors"), *self.path.glob("pytorch_model*.bin")])
 
     def sha256(self) -> str:
-        """One hash over config.json and the weights, whose names go into it too."""
+        """One SHA-256 over the names and contents of config.json and the weight files."""
         digest = hashlib.sha256()
         for file in (self.path / "config.json", *self.weight_files()):
             digest.update(f"{file.name} {file_sha256(file)}\n".encode())
@@ -126,7 +126,7 @@ class Source:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """A JSON object, empty where there is no such file.
+    """Reads a JSON object; empty if the file is missing.
 
     Raises:
         ExportError: the file is not a JSON object.
@@ -136,26 +136,26 @@ def read_json(path: Path) -> dict[str, Any]:
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
-        raise ExportError(f"{path} is not readable JSON: {error}") from error
+        raise ExportError(f"{path} is not valid JSON: {error}") from error
     if not isinstance(content, dict):
         raise ExportError(f"{path} is not a JSON object")
     return content
 
 
 def find(source: str, task: str, *, revision: str | None, allow_pickle: bool) -> Source:
-    """Finds a checkpoint, downloads it where ``source`` is a Hub id, and settles its task.
+    """Finds a checkpoint, downloads it if ``source`` is a Hub id, and determines its task.
 
     Raises:
-        ExportError: there is no such checkpoint, or it cannot be exported.
+        ExportError: there is no such checkpoint, or it is not supported.
     """
     path = Path(source)
     if not path.is_dir():
         path = _download(source, revision, allow_pickle)
     elif revision is not None:
-        raise ExportError("--revision is for Hub ids, and the source is a local folder")
+        raise ExportError("--revision applies to Hub ids, and the source is a local folder")
     config = read_json(path / "config.json")
     if not config:
-        raise ExportError(f"{source} has no config.json, so it is not a Hugging Face checkpoint")
+        raise ExportError(f"{source} is not a Hugging Face checkpoint: it has no config.json")
     if task == "auto" and _pools(path):
         task = "embed"
     architecture, settled = _settle(config, task)
@@ -165,7 +165,7 @@ def find(source: str, task: str, *, revision: str | None, allow_pickle: bool) ->
 
 
 def _pools(path: Path) -> bool:
-    """Whether sentence-transformers' modules make embeddings; a cross-encoder has some, too."""
+    """Whether sentence-transformers pools the output; a cross-encoder's modules do not."""
     modules = path / MODULES
     return modules.is_file() and "Pooling" in modules.read_text(encoding="utf-8", errors="replace")
 
@@ -177,33 +177,31 @@ def _download(source: str, revision: str | None, allow_pickle: bool) -> Path:
             source, revision=revision, allow_patterns=patterns, ignore_patterns=[*_NOT_DOWNLOADED]
         )
     except HFValidationError as error:
-        raise ExportError(f"there is no folder {source}, nor is that a Hub id") from error
+        raise ExportError(f"{source} is neither a folder nor a valid Hub id") from error
     except LocalEntryNotFoundError as error:
         raise ExportError(
-            f"there is no folder {source}, and the Hub cannot be reached to look for it there; "
-            "to work offline, give the path of a checkpoint folder"
+            f"there is no folder {source}, and the Hub cannot be reached; to work offline, pass "
+            "the path of a checkpoint folder"
         ) from error
     except HfHubHTTPError as error:
         status = error.response.status_code
         raise ExportError(
-            f"the Hub does not give out {source} (HTTP {status}); check the id and the revision"
+            f"the Hub refuses to serve {source} (HTTP {status}); check the id and the revision"
         ) from error
     return Path(folder)
 
 
 def _settle(config: dict[str, Any], task: str) -> tuple[str, Task]:
-    """The class to load and the task, by config.json and by what was asked for."""
+    """The class to load and its task, from config.json and the requested task."""
     model_type = config.get("model_type")
     named = (config.get("architectures") or [None])[0]
     classes = _CLASSES.get(str(model_type))
     if classes is None:
         known = ", ".join(_CLASSES)
-        remote = " (code that comes with a checkpoint is never run)" if "auto_map" in config else ""
-        raise ExportError(
-            f"models of type {model_type!r} are not supported{remote}; supported are {known}"
-        )
+        remote = " (code in a checkpoint is never run)" if "auto_map" in config else ""
+        raise ExportError(f"model type {model_type!r} is not supported{remote}; supported: {known}")
     if config.get("is_decoder") and "generate" not in classes.values():
-        raise ExportError(f"this {model_type} checkpoint is a decoder, which is not supported")
+        raise ExportError(f"{model_type} checkpoints with is_decoder set are not supported")
     if named in classes and task in ("auto", classes[named]):
         return named, classes[named]
     for architecture, known_task in classes.items():
@@ -213,10 +211,12 @@ def _settle(config: dict[str, Any], task: str) -> tuple[str, Task]:
     if task == "auto":
         options = " or ".join(f"--task {known_task}" for known_task in tasks)
         raise ExportError(
-            f"config.json names the architecture {named!r}, whose task is not known; "
-            f"if the checkpoint has the head for it, say {options}"
+            f"cannot tell the task from the architecture {named!r} in config.json; if the "
+            f"checkpoint has the head for it, pass {options}"
         )
-    raise ExportError(f"{model_type} models cannot do {task}; they do {', '.join(tasks)}")
+    raise ExportError(
+        f"{model_type} models do not support {task}; supported tasks: {', '.join(tasks)}"
+    )
 
 
 def _check_weights(source: Source, allow_pickle: bool) -> None:
@@ -224,19 +224,19 @@ def _check_weights(source: Source, allow_pickle: bool) -> None:
     if any(file.suffix == ".safetensors" for file in files):
         return
     if not files:
-        raise ExportError(f"{source.name} has no weights: no model.safetensors")
+        raise ExportError(f"{source.name} has no weights: model.safetensors is missing")
     if not allow_pickle:
         raise ExportError(
-            f"{source.name} has its weights in {files[0].name}, a pickle, which can run code when "
-            "it is read; convert it to safetensors, or trust it with --allow-pickle"
+            f"the weights of {source.name} are in {files[0].name}, a pickle, which can run code "
+            "when loaded; convert it to safetensors, or pass --allow-pickle if you trust it"
         )
 
 
 def load_model(source: Source) -> PreTrainedModel:
-    """The model in float32, on the CPU, for inference, with its own attention.
+    """Loads the model for inference, in float32 on the CPU, with eager attention.
 
     Raises:
-        ExportError: weights are missing, damaged or of other shapes than config.json says.
+        ExportError: weights are missing, damaged, or do not have the shapes of config.json.
     """
     transformers.utils.logging.set_verbosity_error()
     transformers.utils.logging.disable_progress_bar()
@@ -252,15 +252,15 @@ def load_model(source: Source) -> PreTrainedModel:
             local_files_only=True,
             output_loading_info=True,
         )
-    except Exception as error:  # transformers raises what it likes about damaged files
+    except Exception as error:  # transformers raises many types for damaged files
         raise ExportError(f"{source.name} cannot be loaded: {first_line(error)}") from error
     missing = sorted(info["missing_keys"])
-    if source.task == "embed":  # which reads the hidden states, before the pooler
+    if source.task == "embed":  # pools the hidden states itself
         missing = [name for name in missing if not name.startswith("pooler.")]
     if missing:
         raise ExportError(
-            f"{source.name} lacks {len(missing)} of the weights of a {source.architecture}, "
-            f"{missing[0]} among them"
+            f"{source.name} lacks {len(missing)} weights of a {source.architecture}, for example "
+            f"{missing[0]}"
         )
     model.eval()
     return model

@@ -1,8 +1,8 @@
-"""The embedding table: rows of int8 with a scale each, which a tied output layer may share.
+"""The embedding table: int8 rows with one scale each, shared with a tied output layer.
 
-``Gather`` fetches integers and scales, ``Cast`` and ``Mul`` make the rows: for a table of 576
-columns as fast as fetching them in float32, within a microsecond. (``DequantizeLinear`` before the
-``Gather`` would make all rows in every pass.)
+``Gather`` fetches integers and scales, ``Cast`` and ``Mul`` restore the rows. For 576 columns that
+takes within a microsecond of fetching float32 rows. (``DequantizeLinear`` before the ``Gather``
+would restore all rows in every pass.)
 """
 
 import numpy as np
@@ -18,10 +18,9 @@ _TINY = np.finfo(np.float32).tiny
 
 
 def word_embedding(model: PreTrainedModel) -> str | None:
-    """The module that looks up tokens, by its name; None where that is no table.
+    """The name of the module that looks up tokens; None if it is not a plain table.
 
-    Tables of positions and of token types have few rows, and their rows are added to all of a
-    text: not worth an error.
+    Position and token-type tables stay float32: they have few rows, and every token uses them.
     """
     embedding = model.get_input_embeddings()
     names = (name for name, module in model.named_modules() if module is embedding)
@@ -31,18 +30,17 @@ def word_embedding(model: PreTrainedModel) -> str | None:
 def to_int8(
     weight: NDArray[np.float32], axis: int, largest: int = LARGEST
 ) -> tuple[NDArray[np.int8], NDArray[np.float32]]:
-    """Integers up to ``largest``, and the scales along ``axis``, which becomes 1."""
+    """Integers up to ``largest`` in magnitude, and float32 scales; ``axis`` is 1 in the scales."""
     scale = np.maximum(np.abs(weight).max(axis=axis, keepdims=True) / np.float32(largest), _TINY)
     return np.rint(weight / scale).astype(np.int8), scale
 
 
-def quantise_table(graph: ir.Graph, module: str, largest: int) -> None:
-    """Stores the rows that ``module`` looks up as int8, after the products were quantised.
+def quantize_table(graph: ir.Graph, module: str, largest: int) -> None:
+    """Stores the table of ``module`` as int8. Call it after the products are quantized.
 
-    A table that something else reads, too, stays as it is, or it would be stored twice: that of a
-    tied output layer in float32. A product with the same weights, int8 up to ``largest``, reads
-    the same integers from then on. Its ``Transpose`` is of a constant, so ONNX Runtime computes it
-    once, when it loads the graph.
+    A table with another reader, such as a tied output layer kept in float32, is left unchanged,
+    or it would be stored twice. An int8 product with the same weights (up to ``largest``) then
+    reads the table's integers through a ``Transpose``, which ONNX Runtime folds at load time.
     """
     table = _table(graph, module)
     weight = constant(table)
@@ -66,7 +64,7 @@ def quantise_table(graph: ir.Graph, module: str, largest: int) -> None:
 
 
 def _table(graph: ir.Graph, module: str) -> ir.Value | None:
-    """The constant, (num_tokens, columns), of which a module takes rows."""
+    """The constant table, (num_tokens, columns), that a module looks up."""
     for node in graph:
         if node.op_type == "Gather" and module in modules_of(node):
             weight = constant(node.inputs[0])
@@ -76,7 +74,7 @@ def _table(graph: ir.Graph, module: str) -> ir.Value | None:
 
 
 def _products(graph: ir.Graph, weight: NDArray[np.int8]) -> list[ir.Node]:
-    """The products with these very integers, (inputs, outputs)."""
+    """The products with exactly these integers, (inputs, outputs)."""
     return [
         node
         for node in graph

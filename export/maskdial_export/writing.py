@@ -1,4 +1,4 @@
-"""Writing one bundle: a checkpoint under one mask becomes a folder, checked on the way."""
+"""Writes one bundle: a checkpoint under one attention mask, checked on the way."""
 
 import importlib.metadata
 from collections.abc import Collection, Iterator, Sequence
@@ -25,12 +25,12 @@ from maskdial.models.bundle import (
 from maskdial_export.checkpoint import Checkpoint, load_checkpoint
 from maskdial_export.errors import ExportError, first_line
 from maskdial_export.files import write_files
-from maskdial_export.golden import SLACK, Golden, half_tolerance, quantised_tolerance
-from maskdial_export.graph import optimise, save
+from maskdial_export.golden import SLACK, Golden, half_tolerance, quantized_tolerance
+from maskdial_export.graph import optimize, save
 from maskdial_export.kernels import kernel_check
 from maskdial_export.phase import phase
-from maskdial_export.quality import Gate, Quantiser
-from maskdial_export.quantise import HALF
+from maskdial_export.quality import Gate, Quantizer
+from maskdial_export.quantize import HALF
 from maskdial_export.rewrite import packs_of
 from maskdial_export.sample import Sample
 from maskdial_export.source import Source
@@ -38,7 +38,7 @@ from maskdial_export.source import Source
 Precision = Literal["fp32", "fp16", "int8", "int4", "int4-fp16"]
 Packs = Sequence[tuple[str, ...]]
 
-# What BERT's authors call them; config.json does not name them.
+# The names of BERT's authors; config.json has none.
 NEXT_SENTENCE_LABELS = ("isNext", "notNext")
 
 _TOOLS = ("torch", "transformers", "onnx", "onnxscript", "onnxruntime")
@@ -46,10 +46,10 @@ _TOOLS = ("torch", "transformers", "onnx", "onnxscript", "onnxruntime")
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """How a bundle is to be made.
+    """How to write a bundle.
 
-    ``tolerance`` is the largest difference allowed between a logit of torch's and of ONNX
-    Runtime's, in fp32.
+    ``tolerance`` is the largest difference allowed between the logits of torch and ONNX Runtime in
+    fp32.
     """
 
     precision: Precision
@@ -59,27 +59,27 @@ class Settings:
     console: Console
 
     def keeping(self, names: Collection[str]) -> "Settings":
-        """With these layers as they are, and as many more as the gate itself needs."""
+        """Settings that keep these layers, and more only if the gate may choose them itself."""
         more = None if self.gate.keep_worst is None else 0
         return replace(self, gate=replace(self.gate, keep=tuple(names), keep_worst=more))
 
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """A bundle as it was written, and the modules whose products its graph has as one."""
+    """A written bundle's manifest, and the groups of modules its graph multiplies at once."""
 
     manifest: Manifest
     packs: Packs
 
     @property
     def kept(self) -> tuple[str, ...]:
-        """The layers that were not quantised."""
+        """The layers that are not quantized."""
         return () if self.manifest.quality is None else self.manifest.quality.kept
 
 
 @dataclass(frozen=True, slots=True)
 class _Checked:
-    """What is known of the graph that the bundle has."""
+    """The results of checking the bundle's graph."""
 
     parity: ParityReport
     batch_invariant: bool
@@ -90,32 +90,32 @@ class _Checked:
 def write_bundle(source: Source, folder: Path, settings: Settings, packs: Packs = ()) -> Written:
     """Writes a bundle into an empty folder.
 
-    ``packs`` are modules whose products the graph shall have as one, as another graph of the same
-    model has them.
+    ``packs`` are groups of modules to multiply as one product each, to match another graph of the
+    same model.
 
     Raises:
-        ExportError: it cannot be exported.
+        ExportError: the checkpoint cannot be exported.
         OSError: a file cannot be written.
     """
     console, precision = settings.console, settings.precision
-    quantiser = None
+    quantizer = None
     with phase(console, "Loading"):
         checkpoint = replace(load_checkpoint(source), packs=packs)
         if precision != "fp32":
-            quantiser = Quantiser(checkpoint, precision, settings.gate, settings.sample, console)
+            quantizer = Quantizer(checkpoint, precision, settings.gate, settings.sample, console)
     with phase(console, "Tracing"):
         graph = checkpoint.trace()
-    with phase(console, "Optimising"):
-        graph = optimise(graph, packs)
-        named = graph.clone()  # saving takes the modules' names away
+    with phase(console, "Optimizing"):
+        graph = optimize(graph, packs)
+        named = graph.clone()  # saving removes the modules' names
     path = folder / GRAPH
     with phase(console, "Writing"):
         names = [*save(graph, path), *write_files(source, checkpoint.tokenizer, folder)]
     with _onnxruntime_errors():
         checked = _check(checkpoint, path, settings)
-        if quantiser is not None:
-            quality = quantiser.replace(named, path)
-            checked = _check_quantised(checkpoint, path, checked, quality, settings)
+        if quantizer is not None:
+            quality = quantizer.replace(named, path)
+            checked = _check_quantized(checkpoint, path, checked, quality, settings)
     if precision == "int8" and not settings.gate.reduce_range:
         ir.save(kernel_check(), folder / KERNEL_CHECK)
         names.append(KERNEL_CHECK)
@@ -149,7 +149,7 @@ def write_bundle(source: Source, folder: Path, settings: Settings, packs: Packs 
 
 
 def _check(checkpoint: Checkpoint, path: Path, settings: Settings) -> _Checked:
-    """The fp32 graph against torch."""
+    """Compares the fp32 graph with torch."""
     with phase(settings.console, "Checking parity"):
         measured = checkpoint.parity(path).measure(settings.tolerance)
         golden = Golden(checkpoint)
@@ -158,17 +158,17 @@ def _check(checkpoint: Checkpoint, path: Path, settings: Settings) -> _Checked:
     return _Checked(measured.report, measured.batch_invariant, check)
 
 
-def _check_quantised(
+def _check_quantized(
     checkpoint: Checkpoint, path: Path, fp32: _Checked, quality: QualityReport, settings: Settings
 ) -> _Checked:
-    """The quantised graph for itself."""
+    """Tests the quantized graph for batch invariance, and sets its golden check."""
     with phase(settings.console, "Checking invariance"):
         batch_invariant = checkpoint.parity(path).batch_invariant()
         golden = Golden(checkpoint)
         before, logits = golden.expected(), golden.computed(path)
         allowed = fp32.golden.tolerance
         if settings.precision not in HALF:
-            allowed = quantised_tolerance(before, logits, allowed)
+            allowed = quantized_tolerance(before, logits, allowed)
         else:
             halves = [golden.halved()] + [logits] * (settings.precision == "fp16")
             allowed = half_tolerance(before, halves, allowed)
@@ -177,15 +177,13 @@ def _check_quantised(
 
 @contextmanager
 def _onnxruntime_errors() -> Iterator[None]:
-    """Says what ONNX Runtime cannot run."""
+    """Turns ONNX Runtime's errors into ExportError."""
     try:
         yield
     except (MaskdialError, OSError):
         raise
-    except Exception as error:  # onnxruntime's errors have no common class
-        raise ExportError(
-            f"ONNX Runtime cannot run the exported graph: {first_line(error)}"
-        ) from error
+    except Exception as error:  # onnxruntime has no common error class
+        raise ExportError(f"ONNX Runtime cannot run the graph: {first_line(error)}") from error
 
 
 def _classification(source: Source, config: Any) -> dict[str, Any]:

@@ -18,8 +18,8 @@ from maskdial_export import causal, masked
 from maskdial_export.checkpoint import Checkpoint
 from maskdial_export.files import load_tokenizer, special_tokens, write_files
 from maskdial_export.golden import Golden
-from maskdial_export.graph import optimise, save
-from maskdial_export.quantise import quantise
+from maskdial_export.graph import optimize, save
+from maskdial_export.quantize import quantize
 from maskdial_export.source import Source
 
 _ROUNDING = 0.1
@@ -33,9 +33,9 @@ def write_half(setup: Setup, tiny: Manifest) -> None:
     source = _source(setup)
     checkpoint = _checkpoint(setup, source)
     with new_folder(setup.bundle) as folder:
-        graph = optimise(checkpoint.trace())
+        graph = optimize(checkpoint.trace())
         if setup.precision == "int4-fp16":
-            graph = quantise(graph, "int4-fp16", ())
+            graph = quantize(graph, "int4-fp16", ())
         names = save(graph, folder / GRAPH)
         names += write_files(source, checkpoint.tokenizer, folder)
         config: Any = checkpoint.model.config

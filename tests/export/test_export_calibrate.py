@@ -14,7 +14,7 @@ from maskdial_export.calibrate import calibrate
 from maskdial_export.errors import ExportError
 from maskdial_export.export import export
 from maskdial_export.quality import Gate
-from maskdial_export.quantise import projections
+from maskdial_export.quantize import projections
 
 TEXTS = [np.random.default_rng(seed).integers(0, 100, 40) for seed in range(4)]
 

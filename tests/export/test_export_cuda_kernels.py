@@ -12,8 +12,8 @@ import pytest
 from onnx_ir import DataType
 
 from maskdial_export.checkpoint import load_checkpoint
-from maskdial_export.graph import optimise, save
-from maskdial_export.quantise import HALF, Precision, quantise
+from maskdial_export.graph import optimize, save
+from maskdial_export.quantize import HALF, Precision, quantize
 from maskdial_export.source import find
 
 Types = frozenset[DataType]
@@ -151,7 +151,7 @@ def graphs(
         folder = str(checkpoint(name.removesuffix(":full")))
         source = find(folder, "auto", revision=None, allow_pickle=False)
         loaded = load_checkpoint(source.under("full") if name.endswith(":full") else source)
-        return optimise((loaded.half() if half else loaded).trace())
+        return optimize((loaded.half() if half else loaded).trace())
 
     def get(name: str, precision: str) -> ir.Graph:
         half = precision in HALF
@@ -159,7 +159,7 @@ def graphs(
             traced[name] = trace(name, half)
         model = traced[name].clone() if half else trace(name, half)
         if precision in get_args(Precision):
-            quantise(model, cast(Precision, precision))
+            quantize(model, cast(Precision, precision))
         save(model, folder / "model.onnx")
         return ir.load(folder / "model.onnx").graph
 

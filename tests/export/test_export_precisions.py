@@ -15,7 +15,7 @@ from maskdial.models.bundle import Manifest
 from maskdial_export.causal import rotary_tables
 from maskdial_export.checkpoint import load_checkpoint
 from maskdial_export.export import export
-from maskdial_export.graph import optimise, save
+from maskdial_export.graph import optimize, save
 from maskdial_export.parity import expected_output
 from maskdial_export.quality import Gate
 from maskdial_export.session import MaskedSession
@@ -115,7 +115,7 @@ def test_means_of_fp16_are_those_of_torch(
 ) -> None:
     source = find(str(checkpoint("bert-embed")), "auto", revision=None, allow_pickle=False)
     loaded = load_checkpoint(source)
-    save(optimise(loaded.half().trace()), tmp_path / "model.onnx")
+    save(optimize(loaded.half().trace()), tmp_path / "model.onnx")
     texts = [np.arange(5, 45), np.arange(60, 71), np.array([7])]
     embeddings = MaskedSession(tmp_path / "model.onnx").run(texts)
     for text, embedding in zip(texts, embeddings, strict=True):

@@ -1,4 +1,4 @@
-"""What a server checks of a quantised bundle before it serves it."""
+"""What a server checks of a quantized bundle before it serves it."""
 
 import json
 import math
@@ -22,9 +22,9 @@ from maskdial.models.loading import load_model
 from maskdial.runtime.session import Session, SessionOptions
 from maskdial_export.checkpoint import load_checkpoint
 from maskdial_export.export import export
-from maskdial_export.golden import half_tolerance, quantised_tolerance
+from maskdial_export.golden import half_tolerance, quantized_tolerance
 from maskdial_export.quality import Gate
-from maskdial_export.quantise import INT4, projections
+from maskdial_export.quantize import INT4, projections
 from maskdial_export.sensitivity import int4_weight
 from maskdial_export.source import find
 
@@ -110,11 +110,11 @@ def test_saturating_kernel_is_seen() -> None:
     assert not multiplies_exactly(Saturating())  # type: ignore[arg-type]
 
 
-def test_tolerance_grows_with_what_quantising_changed() -> None:
+def test_tolerance_grows_with_what_quantizing_changed() -> None:
     logits = np.zeros(8, np.float32)
     change = np.array([0.1, -0.1] * 4, np.float32)
-    assert quantised_tolerance(logits, logits + change, 1e-3) == pytest.approx(0.4)
-    assert quantised_tolerance(logits, logits, 1e-3) == 1e-3
+    assert quantized_tolerance(logits, logits + change, 1e-3) == pytest.approx(0.4)
+    assert quantized_tolerance(logits, logits, 1e-3) == 1e-3
 
 
 def test_tolerance_of_float16_is_what_float16_changes() -> None:

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from maskdial_export import masked
-from maskdial_export.graph import optimise, save
-from maskdial_export.quantise import Precision, projections, quantise
+from maskdial_export.graph import optimize, save
+from maskdial_export.quantize import Precision, projections, quantize
 from maskdial_export.sensitivity import ROUNDINGS, int8_blocks, int8_rows, int8_weight, rank
 from maskdial_export.session import MaskedSession
 from maskdial_export.table import word_embedding
@@ -97,9 +97,9 @@ def test_rounding_is_that_of_the_graph(
     model = load_reference(checkpoint("bert-classify"))
     layer = "bert.encoder.layer.0.intermediate.dense"
     others = [name for name in projections(model) if name != layer]
-    graph = optimise(masked.trace(model, "classify"))
+    graph = optimize(masked.trace(model, "classify"))
     embedding = word_embedding(model)
-    save(quantise(graph, precision, others, embedding=embedding), tmp_path / "model.onnx")
+    save(quantize(graph, precision, others, embedding=embedding), tmp_path / "model.onnx")
     of_rows, of_weight = ROUNDINGS[precision]
 
     def round_it(module: Any, arguments: Any, _output: Any) -> torch.Tensor:

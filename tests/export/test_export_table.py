@@ -11,8 +11,8 @@ import pytest
 from numpy.typing import NDArray
 
 from maskdial_export import causal
-from maskdial_export.graph import optimise
-from maskdial_export.quantise import projections, quantise
+from maskdial_export.graph import optimize
+from maskdial_export.quantize import projections, quantize
 from maskdial_export.rewrite import modules_of
 from maskdial_export.table import word_embedding
 
@@ -94,11 +94,11 @@ def untied(table: Floats, weight: Floats) -> ir.Model:
     return graph.model()
 
 
-def session(model: ir.Model, optimised: Path | None = None) -> onnxruntime.InferenceSession:
+def session(model: ir.Model, optimized: Path | None = None) -> onnxruntime.InferenceSession:
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 3
-    if optimised is not None:
-        options.optimized_model_filepath = str(optimised)
+    if optimized is not None:
+        options.optimized_model_filepath = str(optimized)
     graph = ir.to_proto(model).SerializeToString()
     return onnxruntime.InferenceSession(graph, options, providers=["CPUExecutionProvider"])
 
@@ -129,7 +129,7 @@ TABLE = {
 @pytest.mark.parametrize("precision", ["int8", "int4"])
 def test_rows_are_within_half_a_step(precision: Any) -> None:
     table = draw(TOKENS, COLUMNS) * np.geomspace(1e-4, 1e4, TOKENS, dtype=np.float32)[:, None]
-    model = quantise(lookup(table), precision, embedding=WORDS)
+    model = quantize(lookup(table), precision, embedding=WORDS)
     assert weights(model) == TABLE
     (rows,) = run(model, ids=IDS)
     step = np.abs(table[IDS]).max(axis=-1, keepdims=True) / 127
@@ -140,13 +140,13 @@ def test_rows_are_within_half_a_step(precision: Any) -> None:
 def test_a_row_of_zeros_stays_one() -> None:
     table = draw(TOKENS, COLUMNS)
     table[17] = 0
-    (rows,) = run(quantise(lookup(table), "int8", embedding=WORDS), ids=IDS)
+    (rows,) = run(quantize(lookup(table), "int8", embedding=WORDS), ids=IDS)
     assert np.array_equal(rows[1, :2], np.zeros((2, COLUMNS), np.float32))
     assert rows[0].any()
 
 
 def test_a_token_has_the_same_row_in_any_batch() -> None:
-    model = quantise(lookup(draw(TOKENS, COLUMNS)), "int8", embedding=WORDS)
+    model = quantize(lookup(draw(TOKENS, COLUMNS)), "int8", embedding=WORDS)
     (together,) = run(model, ids=IDS)
     for place, token in np.ndenumerate(IDS):
         (alone,) = run(model, ids=np.array([[token]]))
@@ -156,7 +156,7 @@ def test_a_token_has_the_same_row_in_any_batch() -> None:
 @pytest.mark.parametrize("reduce_range", [False, True])
 def test_tied_output_layer_reads_the_same_integers(reduce_range: bool) -> None:
     table, x = draw(TOKENS, COLUMNS), draw(4, COLUMNS)
-    model = quantise(tied(table), "int8", embedding=WORDS, reduce_range=reduce_range)
+    model = quantize(tied(table), "int8", embedding=WORDS, reduce_range=reduce_range)
     assert weights(model) == TABLE
     largest = 63 if reduce_range else 127
     assert np.abs(arrays_of(model)[f"{WORDS}.int8"]).max() == largest
@@ -164,29 +164,29 @@ def test_tied_output_layer_reads_the_same_integers(reduce_range: bool) -> None:
     step = np.abs(table[IDS]).max(axis=-1, keepdims=True) / largest
     assert (np.abs(rows - table[IDS]) <= 0.501 * step).all()
     # as an output layer that has its integers to itself
-    apart = quantise(untied(draw(TOKENS, COLUMNS), table), "int8", reduce_range=reduce_range)
+    apart = quantize(untied(draw(TOKENS, COLUMNS), table), "int8", reduce_range=reduce_range)
     assert np.array_equal(logits, run(apart, ids=IDS, x=x)[1])
 
 
 def test_transpose_is_computed_when_the_graph_is_loaded(tmp_path: Path) -> None:
-    model = quantise(tied(draw(TOKENS, COLUMNS)), "int8", embedding=WORDS)
+    model = quantize(tied(draw(TOKENS, COLUMNS)), "int8", embedding=WORDS)
     assert "Transpose" in {node.op_type for node in model.graph}
-    session(model, tmp_path / "optimised.onnx")
-    loaded = {node.op_type for node in ir.load(tmp_path / "optimised.onnx").graph}
+    session(model, tmp_path / "optimized.onnx")
+    loaded = {node.op_type for node in ir.load(tmp_path / "optimized.onnx").graph}
     assert "MatMulIntegerToFloat" in loaded
     assert "Transpose" not in loaded
 
 
 def test_untied_table_has_8_bits_in_any_case() -> None:
     model = untied(draw(TOKENS, COLUMNS), draw(TOKENS, COLUMNS))
-    quantise(model, "int8", embedding=WORDS, reduce_range=True)
+    quantize(model, "int8", embedding=WORDS, reduce_range=True)
     constants = arrays_of(model)
     assert np.abs(constants[f"{WORDS}.int8"]).max() == 127
     assert np.abs(constants[f"{HEAD}.int8"]).max() == 63
 
 
 def test_int4_output_layer_leaves_int8_rows() -> None:
-    model = quantise(tied(draw(TOKENS, COLUMNS)), "int4", embedding=WORDS)
+    model = quantize(tied(draw(TOKENS, COLUMNS)), "int4", embedding=WORDS)
     assert weights(model).items() >= TABLE.items()
     assert "MatMulNBits" in {node.op_type for node in model.graph}
     assert "table" not in model.graph.initializers
@@ -195,14 +195,14 @@ def test_int4_output_layer_leaves_int8_rows() -> None:
 def test_table_that_is_read_in_float32_is_stored_once() -> None:
     """A tied output layer that was kept."""
     table = draw(TOKENS, COLUMNS)
-    model = quantise(tied(table), "int8", [HEAD], embedding=WORDS)
+    model = quantize(tied(table), "int8", [HEAD], embedding=WORDS)
     assert weights(model) == {"table": ((TOKENS, COLUMNS), np.dtype(np.float32))}
     assert np.array_equal(run(model, ids=IDS, x=draw(4, COLUMNS))[0], table[IDS])
 
 
 def test_table_that_was_kept() -> None:
     table = draw(TOKENS, COLUMNS)
-    model = quantise(tied(table), "int8", [WORDS], embedding=WORDS)
+    model = quantize(tied(table), "int8", [WORDS], embedding=WORDS)
     assert weights(model) == {
         "table": ((TOKENS, COLUMNS), np.dtype(np.float32)),
         f"{HEAD}.int8": ((COLUMNS, TOKENS), np.dtype(np.int8)),
@@ -216,12 +216,12 @@ def test_other_tables_stay_float32() -> None:
     graph = Graph()
     graph.look_up(WORDS, graph.constant("table", table))
     graph.look_up("embed_positions", graph.constant("positions", positions))
-    model = quantise(graph.model(), "int8", embedding=WORDS)
+    model = quantize(graph.model(), "int8", embedding=WORDS)
     assert weights(model).keys() == {*TABLE, "positions"}
     assert np.array_equal(run(model, ids=IDS)[1], positions[IDS])
     columns = Graph()
     columns.look_up(WORDS, columns.constant("table", table), axis=1)
-    model = quantise(columns.model(), "int8", embedding=WORDS)
+    model = quantize(columns.model(), "int8", embedding=WORDS)
     assert weights(model).keys() == {"table"}
 
 
@@ -230,5 +230,5 @@ def test_modules_keep_their_names(
 ) -> None:
     """Also the output layer of Gemma 2, which is fused with the factor after it."""
     model = load_reference(checkpoint("gemma2"))
-    named = {name for node in optimise(causal.trace(model)).graph for name in modules_of(node)}
+    named = {name for node in optimize(causal.trace(model)).graph for name in modules_of(node)}
     assert {*projections(model), word_embedding(model)} <= named

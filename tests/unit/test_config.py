@@ -63,7 +63,7 @@ def test_a_wrong_file(tmp_path: Path, text: str) -> None:
 
 def test_it_cannot_change() -> None:
     with pytest.raises(pydantic.ValidationError):
-        Config().port = 1
+        Config().port = 1  # type: ignore[misc]
 
 
 @pytest.mark.parametrize(

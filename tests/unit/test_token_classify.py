@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,8 +15,6 @@ from maskdial.errors import InferenceError
 from maskdial.masked.tasks.logits import count_windows
 from maskdial.masked.tasks.token_classify import (
     AggregationStrategy,
-    Entity,
-    TaggedToken,
     classify_tokens,
     plan_windows,
     read_tokens,
@@ -81,11 +80,13 @@ def classify(
     labels: Sequence[str] = BIO,
     strategy: AggregationStrategy = "simple",
     ignore_labels: Sequence[str] = ("O",),
-) -> list[TaggedToken] | list[Entity]:
+) -> list[Any]:
+    """Tagged tokens for the strategy none, entities for the others."""
     tokens = read_tokens(text, tokenizer.encode(text), tokenizer)
-    return classify_tokens(
+    results = classify_tokens(
         logits, tokens, labels, tokenizer, strategy=strategy, ignore_labels=ignore_labels
     )
+    return list(results)
 
 
 def spans(tags: Sequence[str], labels: Sequence[str]) -> list[tuple[str, int, int]]:

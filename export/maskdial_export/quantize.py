@@ -1,16 +1,16 @@
-"""Quantised projections: integer matrix products in the place of ``MatMul``.
+"""Quantized projections: integer matrix products instead of ``MatMul``.
 
 * ``int8`` is W8A8: weights int8 with one scale per output channel, activations uint8 with one scale
-  per row, found as the model runs, or with one that calibration fixed. Projections of one input
-  share its quantisation. The product of integers is exact and every other operator works on rows,
-  so a row's result does not depend on the rows beside it.
-* ``int4`` keeps weights as 4-bit integers in blocks of 128 (``MatMulNBits``), whose activations
-  the operator quantises itself. ONNX Runtime multiplies single rows by another kernel than several.
-* ``int4-fp16`` is W4A16, for CUDA: the same integers in blocks of 64, and a graph of float16 around
-  them. Blocks of 128 would leave a rest in models like the 135M Llama, whose rows have 576 columns,
-  and CUDA's products of several rows (``ep.cuda.fpa_intb_gemm``) take whole blocks only.
+  per row, computed at run time, or a fixed scale from calibration. Projections of one input share
+  its quantization. Integer products are exact and every other operator works row by row, so a
+  row's result is batch-invariant.
+* ``int4`` stores weights as 4-bit integers in blocks of 128 (``MatMulNBits``, which quantizes
+  activations itself). It is not batch-invariant: ONNX Runtime has a separate kernel for one row.
+* ``int4-fp16`` is W4A16, for CUDA: 4-bit integers in blocks of 64 in a float16 graph. The rows of
+  some models, such as a 135M Llama's 576 columns, are no multiple of 128, and CUDA's product of
+  several rows (``ep.cuda.fpa_intb_gemm``) needs whole blocks.
 
-In int8 and int4, the embedding table is int8 (`maskdial_export.table`); in int4-fp16 it is float16.
+The embedding table is int8 with int8 and int4 (`maskdial_export.table`), float16 with int4-fp16.
 
 Both operators are specified in onnxruntime's docs/ContribOperators.md.
 """
@@ -30,25 +30,25 @@ from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
 from maskdial_export.rewrite import PRODUCTS, add_initializer, constant, modules_of, replace_value
-from maskdial_export.table import LARGEST, quantise_table, to_int8
+from maskdial_export.table import LARGEST, quantize_table, to_int8
 
 Precision = Literal["int8", "int4", "int4-fp16"]
 
 HALF = frozenset({"fp16", "int4-fp16"})
-"""Precisions of graphs whose activations and cache are float16."""
+"""Precisions whose activations and KV cache are float16."""
 
-# MatMulNBits' accuracy levels: CUDA pays no heed to them, and the CPU rounds activations to int8 at
-# the second.
+# MatMulNBits' accuracy levels. CUDA ignores them; on the CPU the second one rounds activations to
+# int8.
 _EXACT, _INT8_ACTIVATIONS = 0, 4
 _REDUCED = 63
 _ZERO_POINT = 128
-# A head of few labels costs nothing and decides everything.
+# A head with few labels takes no time, and its error matters most.
 _FEWEST_OUTPUTS = 16
 
 
 @dataclass(frozen=True, slots=True)
 class Int4:
-    """How 4-bit weights are stored: inputs to a scale, and the type of scales and activations."""
+    """How 4-bit weights are stored: inputs per scale, and the dtype of scales and activations."""
 
     block_size: int
     dtype: type[np.float32 | np.float16]
@@ -62,7 +62,7 @@ INT4: Mapping[Precision, Int4] = {
 
 
 def projections(model: PreTrainedModel) -> list[str]:
-    """The modules whose products may be quantised, by their names, in order."""
+    """The names of modules whose products can be quantized, in the model's order."""
     return [
         name
         for name, module in model.named_modules()
@@ -75,7 +75,7 @@ def _num_outputs(module: nn.Module) -> int:
     return weight.shape[1 if isinstance(module, Conv1D) else 0]
 
 
-def quantise(
+def quantize(
     model: ir.Model,
     precision: Precision,
     keep: Collection[str] = (),
@@ -84,17 +84,17 @@ def quantise(
     embedding: str | None = None,
     reduce_range: bool = False,
 ) -> ir.Model:
-    """Quantises the projections and the embedding table of an optimised graph, in place.
+    """Quantizes the projections and the embedding table of a graph in place; returns the graph.
 
     Args:
-        model: of `maskdial_export.graph.optimise`; for int4-fp16 of a model in float16.
-        precision: of weights and activations.
-        keep: modules that stay as they are; so do those that were packed with one of them.
-        ranges: modules whose input has one scale for all rows, and the largest magnitude that fits;
-            for int8.
-        embedding: the module that looks up tokens; None to leave its table as it is.
-        reduce_range: gives int8's weights 7 bits, so that a pair of products fits 16 bits and the
-            sum is exact on processors without VNNI, too.
+        model: from `maskdial_export.graph.optimize`; a float16 model for int4-fp16.
+        precision: the precision to quantize to.
+        keep: modules to leave unchanged, along with those packed with one of them.
+        ranges: for int8, modules whose input has a fixed scale, with the largest magnitude it
+            represents.
+        embedding: the module that looks up tokens; None to leave its table unchanged.
+        reduce_range: whether int8 weights have 7 bits, so that a pair of products fits in 16 bits
+            and sums are exact on CPUs without VNNI, too.
     """
     graph = model.graph
     largest = _REDUCED if reduce_range else LARGEST
@@ -115,15 +115,15 @@ def quantise(
         replace_value(node.outputs[0], output)
         graph.remove(node, safe=True)
     if embedding is not None and embedding not in keep:
-        quantise_table(graph, embedding, largest)
+        quantize_table(graph, embedding, largest)
     passes.RemoveUnusedNodesPass()(model)
     return model
 
 
 def _weight(node: ir.Node) -> NDArray[np.float32] | None:
-    """The constant (inputs, outputs) matrix by which a node multiplies, float32.
+    """The constant matrix a node multiplies by, float32 (inputs, outputs).
 
-    None of products that are more than one, besides a factor of the result and a bias.
+    None if the node does more than multiply, scale by alpha, and add a bias.
     """
     if node.op_type not in PRODUCTS:
         return None
@@ -137,7 +137,7 @@ def _weight(node: ir.Node) -> NDArray[np.float32] | None:
 
 
 def _part_bias(graph: ir.Graph, node: ir.Node) -> None:
-    """Lets an ``Add`` after a Gemm add its bias."""
+    """Moves a Gemm's bias to an ``Add`` after it."""
     if len(node.inputs) < 3 or node.inputs[2] is None:
         return
     _insert_after(graph, node, "Add", node.inputs[2])
@@ -145,7 +145,7 @@ def _part_bias(graph: ir.Graph, node: ir.Node) -> None:
 
 
 def _part_factor(graph: ir.Graph, node: ir.Node) -> None:
-    """Lets a ``Mul`` after a product multiply by its alpha, which Gemma's output layer has."""
+    """Moves a product's alpha, which Gemma's output layer has, to a ``Mul`` after it."""
     alpha, weight = node.attributes.get_float("alpha", 1.0), constant(node.inputs[1])
     if alpha != 1.0 and weight is not None:
         name = f"{node.outputs[0].name}.alpha"
@@ -161,7 +161,7 @@ def _insert_after(graph: ir.Graph, node: ir.Node, op_type: str, operand: ir.Valu
 
 
 class _Int8:
-    """Keeps the quantisation of each input, for all projections of it."""
+    """Builds int8 products; projections of one input share its quantized rows."""
 
     def __init__(self, ranges: Mapping[str, float], largest_weight: int) -> None:
         self._ranges = ranges
@@ -170,7 +170,7 @@ class _Int8:
         self._fixed: dict[ir.Value, tuple[ir.Value, ir.Value]] = {}
 
     def project(self, graph: ir.Graph, node: ir.Node, weight: NDArray[np.float32]) -> ir.Value:
-        """Adds, before ``node``, nodes that multiply its input by the quantised weight."""
+        """Inserts the quantized product before ``node``; returns its result."""
         source = node.inputs[0]
         assert source is not None
         modules = modules_of(node)
@@ -178,18 +178,18 @@ class _Int8:
         peak = bias = None
         if np.isfinite(largest):
             if source not in self._fixed:
-                self._fixed[source] = self._quantise_all(graph, node, source, largest)
-            quantised, step = self._fixed[source]
+                self._fixed[source] = self._quantize_all(graph, node, source, largest)
+            quantized, step = self._fixed[source]
             bias = _take_bias(graph, node)
         else:
             if source not in self._rows:
-                self._rows[source] = self._quantise_rows(graph, node, source)
-            quantised, peak = self._rows[source]
+                self._rows[source] = self._quantize_rows(graph, node, source)
+            quantized, peak = self._rows[source]
             step = self._step(graph)
         name = ",".join(modules)
         integers, scale = to_int8(weight, 0, self._largest_weight)
         inputs: list[ir.Value | None] = [
-            quantised,
+            quantized,
             add_initializer(graph, f"{name}.int8", integers),
             step,
             add_initializer(graph, f"{name}.scale", scale[0]),
@@ -205,10 +205,10 @@ class _Int8:
         graph.insert_before(node, [scaled])
         return scaled.outputs[0]
 
-    def _quantise_all(
+    def _quantize_all(
         self, graph: ir.Graph, node: ir.Node, source: ir.Value, largest: float
     ) -> tuple[ir.Value, ir.Value]:
-        """A value as uint8 and the step between its integers; what is larger is cut."""
+        """A value as uint8 with a fixed step between integers; larger values are clipped."""
         step = add_initializer(
             graph, f"{source.name}.step", np.array(largest / LARGEST, np.float32)
         )
@@ -216,13 +216,13 @@ class _Int8:
         graph.insert_before(node, [rows])
         return rows.outputs[0], step
 
-    def _quantise_rows(
+    def _quantize_rows(
         self, graph: ir.Graph, node: ir.Node, source: ir.Value
     ) -> tuple[ir.Value, ir.Value]:
-        """uint8 rows of a value, and each row's largest magnitude, by which they were divided.
+        """A value as uint8 rows, divided by each row's largest magnitude, and that magnitude.
 
-        A row of zeros becomes 0/0, which is quantised to whatever integer, and its product times
-        its peak is 0, as it should be.
+        A row of zeros becomes 0/0, which quantizes to an arbitrary integer; the product is then
+        multiplied by a magnitude of 0, which gives the right result.
         """
         axes = add_initializer(graph, "int8.axes", np.array([-1]))
         magnitude = ir.node("Abs", [source])
@@ -244,7 +244,7 @@ class _Int8:
 
 
 def _take_bias(graph: ir.Graph, node: ir.Node) -> ir.Value | None:
-    """The bias that the only user of a product adds to it, and adds no longer."""
+    """Removes the ``Add`` of a bias after a product, if it is the only user; returns the bias."""
     uses = list(node.outputs[0].uses())
     if len(uses) != 1 or uses[0].node.op_type != "Add":
         return None
@@ -261,12 +261,12 @@ def _take_bias(graph: ir.Graph, node: ir.Node) -> ir.Value | None:
 def _project_int4(
     kind: Int4, graph: ir.Graph, node: ir.Node, weight: NDArray[np.float32]
 ) -> ir.Value:
-    """Adds, before ``node``, a product of its input with 4-bit integers around 8, two a byte."""
+    """Inserts a product with 4-bit weights before ``node``; zero is 8, two weights per byte."""
     num_inputs, num_outputs = weight.shape
     name = ",".join(modules_of(node))
     blocks = np.pad(weight.T, ((0, 0), (0, -num_inputs % kind.block_size)))
     blocks = blocks.reshape(num_outputs, -1, kind.block_size)
-    # The value of the largest magnitude becomes -8, the end of the range that reaches further.
+    # The value of largest magnitude becomes -8, the longer end of the range.
     largest = np.take_along_axis(blocks, np.abs(blocks).argmax(axis=2)[..., None], axis=2)
     scale = (largest / -8).astype(kind.dtype)
     scale[scale == 0] = 1

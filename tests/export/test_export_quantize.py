@@ -1,4 +1,4 @@
-"""Quantised products alone: against float64, by rows, and where a graph keeps what it had."""
+"""Quantized products alone: against float64, by rows, and where a graph keeps what it had."""
 
 from collections import Counter
 from typing import Any
@@ -10,7 +10,7 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from maskdial_export.quantise import INT4, quantise
+from maskdial_export.quantize import INT4, quantize
 from maskdial_export.sensitivity import int4_weight
 
 Floats = NDArray[np.float32]
@@ -103,14 +103,14 @@ def one_product(weight: Floats, **kwargs: Any) -> ir.Model:
 )
 def test_a_product_keeps_its_value(precision: Any, least: float, most: float) -> None:
     weight, rows = draw(INPUTS, 48), draw(9, INPUTS)
-    (actual,) = run(quantise(one_product(weight), precision), rows)
+    (actual,) = run(quantize(one_product(weight), precision), rows)
     assert least < relative_error(actual, rows @ weight) < most
 
 
 def test_int8_is_the_integer_product() -> None:
     weight, rows = draw(INPUTS, 48), draw(9, INPUTS) * 10.0 ** np.arange(-4, 5)[:, None]
     rows = rows.astype(np.float32)
-    (actual,) = run(quantise(one_product(weight), "int8"), rows)
+    (actual,) = run(quantize(one_product(weight), "int8"), rows)
     peaks = np.abs(rows).max(axis=1, keepdims=True).astype(np.float64)
     scale = np.abs(weight).max(axis=0).astype(np.float64) / 127
     integers = np.rint(rows / peaks * 127) @ np.rint(weight / scale)
@@ -119,7 +119,7 @@ def test_int8_is_the_integer_product() -> None:
 
 
 def test_int8_rows_do_not_depend_on_their_company() -> None:
-    model = quantise(one_product(draw(INPUTS, 48)), "int8")
+    model = quantize(one_product(draw(INPUTS, 48)), "int8")
     rows = draw(33, INPUTS) * np.geomspace(1e-6, 1e6, 33, dtype=np.float32)[:, None]
     (together,) = run(model, rows)
     for index in range(len(rows)):
@@ -131,7 +131,7 @@ def test_int8_rows_do_not_depend_on_their_company() -> None:
 def test_a_row_of_zeros_stays_one(ranges: dict[str, float]) -> None:
     rows = np.zeros((3, INPUTS), np.float32)
     rows[1] = 1.0
-    (actual,) = run(quantise(one_product(draw(INPUTS, 48)), "int8", (), ranges), rows)
+    (actual,) = run(quantize(one_product(draw(INPUTS, 48)), "int8", (), ranges), rows)
     assert np.array_equal(actual[[0, 2]], np.zeros((2, 48), np.float32))
     assert np.isfinite(actual).all()
     assert actual[1].any()
@@ -139,7 +139,7 @@ def test_a_row_of_zeros_stays_one(ranges: dict[str, float]) -> None:
 
 def test_one_scale_for_all_rows_cuts_what_is_larger() -> None:
     weight = np.eye(INPUTS, 48, dtype=np.float32)
-    model = quantise(one_product(weight), "int8", (), {"layer": 2.0})
+    model = quantize(one_product(weight), "int8", (), {"layer": 2.0})
     rows = np.zeros((1, INPUTS), np.float32)
     rows[0, :4] = 1.0, -1.5, 3.0, -3.0
     (actual,) = run(model, rows)
@@ -147,11 +147,11 @@ def test_one_scale_for_all_rows_cuts_what_is_larger() -> None:
     assert operators(model) == Counter(QuantizeLinear=1, MatMulIntegerToFloat=1)
 
 
-def test_projections_of_one_input_share_its_quantisation() -> None:
+def test_projections_of_one_input_share_its_quantization() -> None:
     graph = Graph()
     for name in ("query", "key", "value"):
         graph.give(name, graph.multiply(name, draw(INPUTS, 32)))
-    found = operators(quantise(graph.model(), "int8"))
+    found = operators(quantize(graph.model(), "int8"))
     assert found["MatMulIntegerToFloat"] == 3
     assert found["QuantizeLinear"] == found["ReduceMax"] == found["Div"] == 1
 
@@ -165,7 +165,7 @@ def test_biases_are_added(precision: Any, ranges: dict[str, float]) -> None:
     gemm = one_product(weight.T.copy(), op_type="Gemm", transB=1, alpha=1.0, beta=1.0, bias=bias)
     expected = rows @ weight + bias
     for model in (graph.model(), gemm):
-        (actual,) = run(quantise(model, precision, (), ranges), rows)
+        (actual,) = run(quantize(model, precision, (), ranges), rows)
         assert np.abs(actual - expected).max() < 0.5 * np.abs(rows @ weight).max()
         assert relative_error(actual - bias, rows @ weight) < 0.2
 
@@ -174,8 +174,8 @@ def test_biases_are_added(precision: Any, ranges: dict[str, float]) -> None:
 def test_factor_of_a_product(precision: Any) -> None:
     weight, bias, rows = draw(INPUTS, 48), draw(48), draw(9, INPUTS)
     scaled = one_product(weight, op_type="Gemm", alpha=0.25, bias=bias)
-    (actual,) = run(quantise(scaled, precision), rows)
-    (plain,) = run(quantise(one_product(weight), precision), rows)
+    (actual,) = run(quantize(scaled, precision), rows)
+    (plain,) = run(quantize(one_product(weight), precision), rows)
     assert actual == pytest.approx(0.25 * plain + bias, rel=1e-4, abs=1e-4)
 
 
@@ -188,15 +188,15 @@ def test_what_is_kept_is_untouched(precision: Any) -> None:
     graph.give("small", graph.multiply("head", draw(INPUTS, 3)))
     scaled = graph.multiply("scaled", weight, op_type="Gemm", beta=0.5, bias=draw(48))
     graph.give("scaled", scaled)
-    graph.give("quantised", graph.multiply("other", weight))
-    model = quantise(graph.model(), precision, ["kept"])
+    graph.give("quantized", graph.multiply("other", weight))
+    model = quantize(graph.model(), precision, ["kept"])
     assert operators(model)["MatMul"] == 3
     assert operators(model)["Gemm"] == 1
     rows = draw(5, INPUTS)
-    kept, packed, _small, _scaled, quantised = run(model, rows)
+    kept, packed, _small, _scaled, quantized = run(model, rows)
     assert np.array_equal(kept, packed)
     assert kept == pytest.approx(rows @ weight, rel=1e-4, abs=1e-4)
-    assert not np.array_equal(quantised, kept)
+    assert not np.array_equal(quantized, kept)
 
 
 def test_int4_in_a_graph_of_float16() -> None:
@@ -207,7 +207,7 @@ def test_int4_in_a_graph_of_float16() -> None:
     halves = weight.astype(np.float16)
     graph.give("y", graph.multiply("layer", halves, op_type="Gemm", alpha=0.5, bias=bias))
     graph.give("kept", graph.multiply("kept", halves))
-    model = quantise(graph.model(), "int4-fp16", ["kept"])
+    model = quantize(graph.model(), "int4-fp16", ["kept"])
     assert weights(model) == {
         (INPUTS, 48): np.float16,
         (48, 4, 32): np.uint8,  # four blocks of 64, two values a byte
@@ -228,7 +228,7 @@ def test_a_block_too_small_for_a_float16_scale() -> None:
     weight[:64] *= 1e-9
     graph = Graph(ir.DataType.FLOAT16)
     graph.give("y", graph.multiply("layer", weight.astype(np.float16)))
-    (actual,) = run(quantise(graph.model(), "int4-fp16"), np.ones((2, INPUTS), np.float16))
+    (actual,) = run(quantize(graph.model(), "int4-fp16"), np.ones((2, INPUTS), np.float16))
     assert np.isfinite(actual).all()
     assert relative_error(actual, np.ones((2, INPUTS), np.float32) @ weight) < 0.15
 
@@ -241,7 +241,7 @@ def weights(model: ir.Model) -> dict[tuple[int, ...], np.dtype[Any]]:
 
 
 def test_weights_shrink() -> None:
-    assert weights(quantise(one_product(draw(INPUTS, 48)), "int8")) == {(INPUTS, 48): np.int8}
+    assert weights(quantize(one_product(draw(INPUTS, 48)), "int8")) == {(INPUTS, 48): np.int8}
     # two blocks of 128, two values a byte
-    int4 = weights(quantise(one_product(draw(INPUTS, 48)), "int4"))
+    int4 = weights(quantize(one_product(draw(INPUTS, 48)), "int4"))
     assert int4 == {(48, 2, 64): np.uint8, (48, 2): np.float32}
