@@ -16,7 +16,7 @@ def server(start_server: Callable[..., Any]) -> Iterator[Any]:
 
 @pytest.fixture(scope="session")
 def url(server: Any) -> str:
-    return server.url
+    return str(server.url)
 
 
 @pytest.fixture(scope="session")

@@ -73,7 +73,7 @@ def refusal(chat: httpx.Client, **body: Any) -> str:
     reply = chat.post("/generate", json={"model": "chat"} | body)
     assert reply.status_code == 422, reply.text
     assert reply.json()["error_type"] == "validation"
-    return reply.json()["error"]
+    return str(reply.json()["error"])
 
 
 def test_messages_are_rendered_by_the_models_template(chat: httpx.Client) -> None:

@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -26,7 +27,7 @@ from maskdial.runtime.session import Session
 PROMPT = "Once upon a time"
 # Far longer than any deadline here, on any machine.
 LONG = {"max_new_tokens": 500, "ignore_eos": True}
-MASKED_BODIES = {
+MASKED_BODIES: dict[str, dict[str, Any]] = {
     "/fill-mask": {"inputs": "The old king lived in a [MASK] by the sea."},
     "/classify": {"inputs": "A warm, funny and moving film."},
     "/models/hybrid": {"inputs": ["a [MASK]", "the [MASK] sea"]},
@@ -129,6 +130,10 @@ def refused(reply: httpx.Response) -> None:
 
 def num_waiting(http: httpx.Client, name: str = "hybrid") -> float:
     return metric(http, "maskdial_queue_size", model=name)
+
+
+def is_waiting(http: httpx.Client, num_requests: int) -> bool:
+    return num_waiting(http) == num_requests
 
 
 def num_running(http: httpx.Client, name: str = "hybrid") -> float:
@@ -341,7 +346,7 @@ def test_queued_requests_start_by_priority(
                     parameters = {"seed": number, "max_new_tokens": 3}
                     body = {"inputs": PROMPT, "priority": priority, "parameters": parameters}
                     replies.append(pool.submit(http.post, "/generate", json=body))
-                    wait_for(lambda waiting=number + 1: num_waiting(http) == waiting)
+                    wait_for(partial(is_waiting, http, number + 1))
             assert {reply.result().status_code for reply in replies} == {200}
     finally:
         server.stop()

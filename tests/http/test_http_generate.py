@@ -25,7 +25,8 @@ PROMPTS = [
 def generate(http: httpx.Client, prompt: str, **parameters: object) -> dict[str, Any]:
     reply = http.post("/generate", json={"inputs": prompt, "parameters": parameters})
     assert reply.status_code == 200, reply.text
-    return reply.json()
+    content: dict[str, Any] = reply.json()
+    return content
 
 
 def events(response: httpx.Response) -> list[dict[str, Any]]:

@@ -100,7 +100,13 @@ def test_texts_are_as_the_grammar_says(
 def test_json_without_a_schema_is_an_object(http: httpx.Client) -> None:
     body = {"inputs": "}", "model": "hybrid", "add_special_tokens": False}
     ((brace,),) = http.post("/tokenize", json=body).json()
-    for value in ({}, {"value": None}, {"value": {}}, {"value": {"type": "object"}}):
+    values: list[dict[str, Any]] = [
+        {},
+        {"value": None},
+        {"value": {}},
+        {"value": {"type": "object"}},
+    ]
+    for value in values:
         # A brace that is made likely ends the object soon.
         parameters = {"logit_bias": {str(brace["id"]): 8.0}, "temperature": 1.0, "seed": 3, "n": 2}
         replies = generate(http, {"type": "json"} | value, max_new_tokens=150, **parameters).json()

@@ -7,6 +7,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -86,7 +87,8 @@ def test_classify_parameters(http: httpx.Client) -> None:
         body = {"inputs": "A film.", "parameters": parameters}
         reply = http.post("/classify", json=body)
         assert reply.status_code == 200, reply.text
-        return reply.json()[0]
+        labels: list[dict[str, float]] = reply.json()[0]
+        return labels
 
     assert len(scores(top_k=1)) == 1
     raw = {each["label"]: each["score"] for each in scores(function_to_apply="none")}
@@ -125,12 +127,16 @@ def test_the_client_reads_the_replies(url: str, narrow: Any) -> None:
     with Client(narrow.url) as client:
         score, nothing = client.score([KING.replace("[MASK]", "castle"), "[MASK]"])
         assert (score.method, nothing.method) == ("pseudo", "pseudo")
-        assert score.log_likelihood == pytest.approx(sum(each.logprob for each in score.tokens))
+        logprobs = [each.logprob for each in score.tokens if each.logprob is not None]
+        assert len(logprobs) == len(score.tokens)
+        assert score.log_likelihood == pytest.approx(sum(logprobs))
         assert [token.logprob for token in nothing.tokens] == [None]
         assert nothing.perplexity is None
     with Client(url) as client:
         causal = client.score("The old king lived.")
         assert causal.method == "causal"
+        assert causal.tokens[1].logprob is not None
+        assert causal.perplexity is not None
         assert causal.tokens[1].logprob < 0 < causal.perplexity
         tokens = client.tokenize("The good  film.", model="sentiment")
         assert [(token.text, token.start, token.stop) for token in tokens if not token.special] == [
@@ -204,6 +210,9 @@ def test_nothing_starves_behind_a_stream_of_short_texts(narrow: Any) -> None:
         with httpx.Client(base_url=narrow.url, timeout=60) as http:
             return metric(http, "maskdial_queue_size", model="sentiment")
 
+    def is_waiting(num_texts: float) -> bool:
+        return num_waiting() == num_texts
+
     def classify(*texts: str) -> httpx.Response:
         return httpx.post(narrow.url + "/classify", json={"inputs": list(texts)}, timeout=60)
 
@@ -213,7 +222,7 @@ def test_nothing_starves_behind_a_stream_of_short_texts(narrow: Any) -> None:
         for texts in (["Good."] * 2, ["word " * 100], ["Bad."] * 200):
             waiting = num_waiting() + len(texts)
             replies.append(pool.submit(classify, *texts))
-            wait_for(lambda waiting=waiting: num_waiting() == waiting)
+            wait_for(partial(is_waiting, waiting))
         session.go_on.set()
         assert [reply.result().status_code for reply in replies] == [200] * 4
     where = next(i for i, lengths in enumerate(session.passes) if max(lengths) > 100)

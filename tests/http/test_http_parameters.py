@@ -45,7 +45,7 @@ def refusal(http: httpx.Client, body: dict[str, Any], route: str = "/generate") 
     reply = http.post(route, json=body)
     assert reply.status_code == 422, reply.text
     assert reply.json()["error_type"] == "validation"
-    return reply.json()["error"]
+    return str(reply.json()["error"])
 
 
 def metric(http: httpx.Client, name: str) -> float:
@@ -55,7 +55,7 @@ def metric(http: httpx.Client, name: str) -> float:
 
 
 # Each with values out of its range, and what the sentence says of the range.
-OUT_OF_RANGE = [
+OUT_OF_RANGE: list[tuple[str, list[Any], str]] = [
     ("max_new_tokens", [0, -1], "must be at least 1"),
     ("max_new_tokens", [CONTEXT + 1, 2**31 - 1, 2**31, 2**70], "must be between 1 and"),
     ("min_new_tokens", [-1], "must be at least 0"),
@@ -399,7 +399,7 @@ def test_each_of_n_is_what_its_seed_gives_alone(http: httpx.Client) -> None:
 def test_the_best_of_several(http: httpx.Client) -> None:
     def score(reply: dict[str, Any]) -> float:
         tokens = reply.get("details", reply)["tokens"]
-        return sum(token["logprob"] for token in tokens) / len(tokens)
+        return float(sum(token["logprob"] for token in tokens) / len(tokens))
 
     every = generate(http, PROMPT, n=5, **SAMPLED)
     ranked = sorted(every, key=score, reverse=True)
@@ -417,8 +417,8 @@ def test_the_best_of_several(http: httpx.Client) -> None:
 
 def test_shapes_of_replies(http: httpx.Client) -> None:
     def shape(inputs: str | list[str], route: str, **parameters: object) -> object:
-        body = {"inputs": inputs, "parameters": {"max_new_tokens": 1, "temperature": 1}}
-        body["parameters"] |= parameters
+        base = {"max_new_tokens": 1, "temperature": 1}
+        body = {"inputs": inputs, "parameters": base | parameters}
         return _shape(post(http, body, route))
 
     for route in ("/generate", "/models/hybrid"):
@@ -569,7 +569,10 @@ def test_a_large_reply_is_written_beside_the_others(
 
 
 def test_timing_headers(http: httpx.Client) -> None:
-    body = {"inputs": "She said", "parameters": {"max_new_tokens": 3, "ignore_eos": True}}
+    body: dict[str, Any] = {
+        "inputs": "She said",
+        "parameters": {"max_new_tokens": 3, "ignore_eos": True},
+    }
     headers = http.post("/generate", json=body).headers
     assert headers["x-compute-tokens"] == "6"
     for name in ("x-queue-time", "x-inference-time", "x-total-time"):
@@ -579,7 +582,10 @@ def test_timing_headers(http: httpx.Client) -> None:
 
 
 def test_nulls_are_not_given(http: httpx.Client) -> None:
-    body = {"inputs": PROMPT, "parameters": {"max_new_tokens": 5, "details": True}}
+    body: dict[str, Any] = {
+        "inputs": PROMPT,
+        "parameters": {"max_new_tokens": 5, "details": True},
+    }
     nulls = dict.fromkeys(set(GenerateParameters.model_fields) - set(body["parameters"]))
     fields = dict.fromkeys(set(GenerateBody.model_fields) - set(body))
     assert len(nulls) > 20

@@ -96,8 +96,10 @@ def test_masked_scores_are_those_of_fill_mask(http: httpx.Client) -> None:
     assert words == [first, *(" " + word for word in others), "."]
     for index, token in enumerate(tokens):
         masked = "".join([*words[:index], "[MASK]", *words[index + 1 :]])
-        body = {"model": "masked", "parameters": {"targets": [token["text"]]}}
-        (filling,) = post(http, "/fill-mask", inputs=masked, **body).json()
+        targets = {"targets": [token["text"]]}
+        (filling,) = post(
+            http, "/fill-mask", inputs=masked, model="masked", parameters=targets
+        ).json()
         assert filling["token"] == token["id"]
         assert math.log(filling["score"]) == pytest.approx(token["logprob"], abs=1e-6)
 
@@ -128,7 +130,7 @@ def test_scores_do_not_depend_on_company(http: httpx.Client, model: str) -> None
     texts = [KING, *ODD, f"{KING} " * 9]
     together = post(http, "/score", inputs=texts, model=model).json()
 
-    def alone(text: str) -> object:
+    def alone(text: str) -> Any:
         return post(http, "/score", inputs=text, model=model).json()
 
     with concurrent.futures.ThreadPoolExecutor(len(texts)) as pool:
@@ -265,7 +267,7 @@ def test_detokenize_gives_the_text_back(http: httpx.Client) -> None:
     assert post(http, "/detokenize", ids=[], model="hybrid").json() == [""]
     for model, kept in (("sentiment", "[CLS] the king [SEP]"), ("hybrid", "<|endoftext|>the king")):
         (tokens,) = post(http, "/tokenize", inputs="the king", model=model).json()
-        body = {"ids": [token["id"] for token in tokens], "model": model}
+        body: dict[str, Any] = {"ids": [token["id"] for token in tokens], "model": model}
         assert post(http, "/detokenize", **body, skip_special_tokens=False).json() == [kept]
         assert post(http, "/detokenize", **body).json() == ["the king"]
 

@@ -16,7 +16,7 @@ from typing import Any
 import httpx
 import pytest
 
-from maskdial.models.registry import STARTER_FOLDER, CausalModel
+from maskdial.models.registry import STARTER_FOLDER
 
 TEXT = "The old king lived in a [MASK] by the sea."
 
@@ -119,7 +119,6 @@ def slow_stream(url: str) -> socket.socket:
 
 def test_a_full_queue_is_429_with_retry_after(small: Any) -> None:
     model = small.server.config.app.state.context.models.named("hybrid")[0]
-    assert isinstance(model, CausalModel)
     held, step = threading.Event(), model.engine.step
 
     def wait_and_step() -> None:
@@ -209,7 +208,7 @@ def test_sigterm_drains_and_exits_with_zero() -> None:
         replies = [stream.makefile("rb") for stream in streams]
         assert b" 200 " in replies[0].readline()
         process.send_signal(signal.SIGTERM)
-        statuses = []
+        statuses: list[int] = []
         try:
             while not statuses or statuses[-1] != 503:
                 statuses.append(http.get("/health/ready").status_code)

@@ -136,13 +136,19 @@ def test_our_own_client(url: str) -> None:
     with Client(url) as client:
         texts = client.generate(PROMPT, details=True, n=2, best_of=4, top_n_tokens=2, **options)
         assert len(texts.texts) == 2
-        assert {text.details.seed for text in (texts, *texts.others)} < {7, 8, 9, 10}
+        seeds = {text.details.seed for text in (texts, *texts.others) if text.details}
+        assert len(seeds) == 2
+        assert seeds < {7, 8, 9, 10}
+        assert texts.details is not None
         assert all(len(top) == 2 for top in texts.details.top_tokens)
         best = client.generate(PROMPT, details=True, best_of=4, top_n_tokens=2, **options)
+        assert best.details is not None
         assert len(best.details.best_of_sequences) == 3
         assert best.generated_text == texts.generated_text
 
-        prefill = client.generate(PROMPT, decoder_input_details=True, **options).details.prefill
+        described = client.generate(PROMPT, decoder_input_details=True, **options)
+        assert described.details is not None
+        prefill = described.details.prefill
         assert "".join(token.text for token in prefill) == "<|endoftext|>" + PROMPT
         assert prefill[0].logprob is None
 
