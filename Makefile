@@ -57,7 +57,7 @@ format: $(DEV)
 	$(BIN)/python clients/generate_sync.py
 
 dist: $(DIST)
-	$(BIN)/python tools/check_dist.py
+	$(BIN)/python -m tools.check_dist
 
 $(RUNTIME): $(PROJECTS) constraints.txt | $(BIN)/pip
 	$(PIP) install -c constraints.txt -e ./clients -e .

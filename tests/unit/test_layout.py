@@ -226,10 +226,7 @@ def test_server_runs_without_the_export_packages(module: str) -> None:
 
 @pytest.mark.parametrize("module", modules_of("maskdial_export"))
 def test_export_takes_only_the_bundle_and_the_errors_from_the_server(module: str) -> None:
-    """The builder of the server's own graphs takes what they are bound by, too."""
-    allowed = ["maskdial.models.bundle", "maskdial.errors"]
-    if module == "maskdial_export.sampler_graph":
-        allowed.append("maskdial.causal.sampling.sampler_graph")
+    allowed = ("maskdial.models.bundle", "maskdial.errors")
     ours = [use for use in imports_of(module) if use.within("maskdial", "maskdial_client")]
     outside = {use.name for use in ours if not use.within(*allowed)}
     assert outside <= VERSION

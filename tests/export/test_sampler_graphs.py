@@ -9,7 +9,7 @@ import onnxruntime as ort
 import pytest
 
 from maskdial.causal.sampling.sampler_graph import FOLDER, VOCAB_SIZE, Kind, graph_name
-from maskdial_export.sampler_graph import OPSET, main, sampler_graph
+from tools.sampler_graphs import OPSET, main, sampler_graph
 
 GRAPHS = list(product(Kind, (False, True)))
 

@@ -4,7 +4,7 @@ They compute what `maskdial.causal.sampling.sampler` does, for all rows at once.
 greedy rows, one for rows whose tokens are narrowed down to a few, and one for rows that are drawn
 from the whole vocabulary, each with and without penalties. Rebuild them after a change:
 
-    python -m maskdial_export.sampler_graph
+    python -m tools.sampler_graphs
 
 Every node launches a kernel, so there are few nodes, and none that needs the host. Cumulative sums
 are float64, as on the host, and short: CUDA's kernel takes quadratic time.
