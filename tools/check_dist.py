@@ -85,7 +85,7 @@ def wait_until_ready(server: "subprocess.Popen[bytes]", url: str) -> None:
 def try_server(programs: Path, folder: Path) -> None:
     """Serves the starter models, asks for one completion, and stops the server."""
     port = free_port()
-    command = [programs / "maskdial", "serve", "--port", str(port)]
+    command: list[str | Path] = [programs / "maskdial", "serve", "--port", str(port)]
     print("$", *command, flush=True)
     server = subprocess.Popen(command, cwd=folder, env=environment())
     try:

@@ -56,8 +56,8 @@ _TYPES = {
 }
 _WIDTHS: dict[str, str | None] = {
     "logits": VOCAB_SIZE,
-    "token_ids": "num_penalised",
-    "penalties": "num_penalised",
+    "token_ids": "num_penalized",
+    "penalties": "num_penalized",
     "in_top_k": None,
     "kept": None,
 }
