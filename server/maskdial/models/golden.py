@@ -58,9 +58,9 @@ def check_golden(
     golden = bundle.manifest.golden
     try:
         computed = run(golden)[list(golden.columns)].astype(np.float64)
+        drift = float(np.abs(computed - np.asarray(golden.logits)).max())
     except Exception as error:  # whatever ONNX Runtime raises
         raise BundleError(f"model {bundle.name!r}: the golden check failed: {error}") from error
-    drift = float(np.abs(computed - np.asarray(golden.logits)).max())
     if not drift <= golden.tolerance:  # also if it is NaN
         _complain(
             policy,
