@@ -6,7 +6,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from maskdial.config import Config
 from maskdial.errors import BundleError
@@ -17,10 +19,12 @@ from maskdial.models.bundle import (
     GRAPH,
     MANIFEST,
     Bundle,
+    GoldenCheck,
     file_sha256,
     load_bundle,
     load_bundles,
 )
+from maskdial.models.golden import check_golden
 from maskdial.models.loading import load_model
 from maskdial.models.registry import STARTER_FOLDER, find_bundles
 
@@ -146,6 +150,14 @@ def test_golden_check_refuses_a_drift(copy: Path) -> None:
     with_other_golden(copy)
     with pytest.raises(BundleError, match="differ by"):
         load_model("mine", copy, Config(), Metrics(()))
+
+
+def test_golden_check_refuses_logits_that_are_not_finite(copy: Path) -> None:
+    def run(golden: GoldenCheck) -> NDArray[np.float32]:
+        return np.full(max(golden.columns) + 1, np.nan, np.float32)
+
+    with pytest.raises(BundleError, match="differ by nan"):
+        check_golden(load_bundle("mine", copy), run, "error")
 
 
 def test_a_golden_check_that_cannot_run_is_refused(copy: Path) -> None:

@@ -1,13 +1,9 @@
 """Loading: a bundle becomes a served model, its graph checked and its engine started."""
 
 import logging
-from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import Any
-
-import numpy as np
-from numpy.typing import NDArray
 
 from maskdial.causal.chat import ChatTemplate
 from maskdial.causal.engine import CausalEngine
@@ -19,8 +15,8 @@ from maskdial.config import Config
 from maskdial.errors import BundleError, ConfigError
 from maskdial.masked.engine import MaskedEngine
 from maskdial.metrics import Metrics, ModelMetrics
-from maskdial.models.bundle import KERNEL_CHECK, Bundle, GoldenCheck, KVLayout, load_bundle
-from maskdial.models.golden import drift_message, golden_drift, kernel_message, multiplies_exactly
+from maskdial.models.bundle import Bundle, KVLayout, load_bundle
+from maskdial.models.golden import causal_logits, check_golden, check_kernels, masked_logits
 from maskdial.models.registry import CausalModel, MaskedModel, ServedModel
 from maskdial.models.tokenizer import Tokenizer
 from maskdial.runtime.kv_plan import plan_slots
@@ -79,8 +75,8 @@ def _start_masked(
     options: SessionOptions,
 ) -> MaskedModel:
     session = Session(bundle.graph, options)
-    _check_kernels(bundle, config, options)
-    _check_golden(bundle, config, lambda golden: _golden_masked(session, golden))
+    check_kernels(bundle, options, config.golden_check)
+    check_golden(bundle, partial(masked_logits, session), config.golden_check)
     special = bundle.manifest.special_tokens
     engine = MaskedEngine(
         session,
@@ -113,8 +109,8 @@ def _start_causal(
         config.prefill_chunk_tokens or provider.prefill_chunk_tokens, layout.query_block
     )
     runner = _runner(bundle, config, placement, options, layout, chunk_tokens)
-    _check_kernels(bundle, config, options)
-    _check_golden(bundle, config, lambda golden: _golden_causal(runner, golden))
+    check_kernels(bundle, options, config.golden_check)
+    check_golden(bundle, partial(causal_logits, runner), config.golden_check)
     tokenizer = Tokenizer.from_file(bundle.tokenizer, manifest.special_tokens)
     engine = CausalEngine(
         runner,
@@ -256,46 +252,3 @@ def _prefix_cache(bundle: Bundle, layout: KVLayout, config: Config) -> PrefixCac
         block_tokens=layout.query_block,
         max_bytes=config.prefix_cache_bytes,
     )
-
-
-def _golden_masked(session: Session, golden: GoldenCheck) -> NDArray[np.float32]:
-    length = len(golden.input_ids)
-    feeds: dict[str, NDArray[Any]] = {
-        "input_ids": np.array([golden.input_ids], np.int64),
-        "lengths": np.array([length], np.int32),
-        "token_type_ids": np.zeros((1, length), np.int64),
-        "rows": np.array([golden.row], np.int64),
-    }
-    (logits,) = session.run(feeds)
-    return np.asarray(logits)
-
-
-def _golden_causal(runner: Runner, golden: GoldenCheck) -> NDArray[np.float32]:
-    logits = np.asarray(runner.prefill(0, np.array(golden.input_ids, np.int64), 0), np.float32)
-    return logits.reshape(-1)
-
-
-def _check_kernels(bundle: Bundle, config: Config, options: SessionOptions) -> None:
-    """Runs the kernel check, which int8 bundles have, with the provider's kernels."""
-    if KERNEL_CHECK not in bundle.manifest.files:
-        return
-    if not multiplies_exactly(Session(bundle.path / KERNEL_CHECK, options)):
-        _complain(config, kernel_message(bundle))
-
-
-def _check_golden(
-    bundle: Bundle, config: Config, run: Callable[[GoldenCheck], NDArray[np.float32]]
-) -> None:
-    """Repeats the golden check; ``run`` computes the checked row's logits."""
-    try:
-        drift = golden_drift(bundle.manifest.golden, run(bundle.manifest.golden))
-    except Exception as error:  # whatever ONNX Runtime raises
-        raise BundleError(f"model {bundle.name!r}: the golden check failed: {error}") from error
-    if drift > bundle.manifest.golden.tolerance:
-        _complain(config, drift_message(bundle, drift))
-
-
-def _complain(config: Config, message: str) -> None:
-    if config.golden_check == "error":
-        raise BundleError(message)
-    _log.warning("%s", message)

@@ -81,10 +81,10 @@ class Sampler:
         return samples
 
     def _sample(self, logits: NDArray[np.float32], sequence: Sequence, most_likely: int) -> Sample:
-        softmax = _softmax(logits, logits[most_likely])
-        if softmax is None:
-            return Sample(most_likely, math.nan)
         try:
+            softmax = _softmax(logits, logits[most_likely])
+            if softmax is None:
+                return Sample(most_likely, math.nan)
             scores, best = self._score(logits, sequence, most_likely)
             params = sequence.params
             if params.greedy:
