@@ -128,7 +128,7 @@ def test_cumulative_sums_are_short(kind: Kind, penalized: bool, tmp_path: Path) 
 def test_sizes_of_the_vocabulary_are_constants(
     kind: Kind, num_nodes: int, num_penalised: int, tmp_path: Path
 ) -> None:
-    """Each node is a kernel launch, so none may remain that only computes shapes."""
+    """Each node is a kernel to launch: nothing is left of what computes shapes."""
     for penalized, expected in ((False, num_nodes), (True, num_penalised)):
         model = loaded(kind, penalized, 49_152, tmp_path)
         operators = Counter(node.op_type for node in model.graph.node)
