@@ -211,9 +211,9 @@ def hybrid_bundle(hybrid: Path, tmp_path_factory: pytest.TempPathFactory) -> Pat
 
 
 class HostDevice:
-    """Host memory of a given size instead of a GPU's; checks the bounds of every copy.
+    """Main memory in the place of a GPU's, of so many bytes; every copy's bounds are checked.
 
-    Device code runs on it unchanged, with the CPU provider.
+    With it, code for devices runs as it is on the CPU provider.
     """
 
     name: Literal["cpu", "cuda"] = "cpu"
@@ -259,7 +259,7 @@ class HostDevice:
         self.num_synchronized += 1
 
     def view(self, array: DeviceArray) -> NDArray[Any]:
-        """An array's memory, for a test to read and write."""
+        """What lies in an array, to be read and written by a test."""
         assert self._holds(array.pointer, array.num_bytes)
         memory = memoryview((ctypes.c_byte * array.num_bytes).from_address(array.pointer))
         values: NDArray[Any] = np.frombuffer(memory, array.dtype)
@@ -276,5 +276,5 @@ class HostDevice:
 
 @pytest.fixture(scope="session")
 def host_device() -> Callable[..., HostDevice]:
-    """Creates a `HostDevice`."""
+    """Makes devices."""
     return HostDevice
