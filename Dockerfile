@@ -1,24 +1,24 @@
-# The server with its starter models; no torch. Any image with Python 3.11+, venv and pip can be BASE,
-# and any of Debian or Ubuntu that has them as packages. For GPUs:
+# The server with its starter models; no torch. BASE can be any image that has Python 3.11 or newer, or
+# that can install it with apt-get. For GPUs:
 #   docker build --build-arg BASE=nvidia/cuda:13.0.2-base-ubuntu24.04 --build-arg EXTRA=cuda .
 ARG BASE=python:3.12-slim
 
 FROM ${BASE} AS base
-# NVIDIA's images come without Python.
+# NVIDIA's images have no Python.
 RUN command -v python3 || { apt-get update && apt-get install -y --no-install-recommends python3 && rm -rf /var/lib/apt/lists/*; }
 
 FROM base AS build
 ARG EXTRA=
 WORKDIR /src
 RUN python3 -m pip --version || { apt-get update && apt-get install -y --no-install-recommends python3-pip python3-venv && rm -rf /var/lib/apt/lists/*; }
-# pip stays outside: the environment that is copied below holds the server and what it needs only.
+# Without pip: the environment copied below holds only the server and its dependencies.
 RUN python3 -m venv --without-pip /opt/maskdial
-# The dependencies alone first, so that a change of our code does not install them again.
+# Dependencies first, so that a change of our code does not reinstall them.
 COPY pyproject.toml constraints.txt ./
 COPY clients/pyproject.toml clients/
 RUN python3 -c 'import sys, tomllib; print(*(each for file in sys.argv[1:] for each in tomllib.load(open(file, "rb"))["project"]["dependencies"] if not each.startswith("maskdial-client")), sep="\n")' pyproject.toml clients/pyproject.toml > requirements.txt \
  && python3 -m pip --python /opt/maskdial install --no-cache-dir -c constraints.txt -r requirements.txt
-# Afterwards, since onnxruntime-gpu has to lay its files over onnxruntime's.
+# Separately, because onnxruntime-gpu must overwrite the files of onnxruntime.
 RUN if [ -n "$EXTRA" ]; then \
       python3 -c 'import sys, tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"][sys.argv[1]], sep="\n")' "$EXTRA" > extra.txt \
       && python3 -m pip --python /opt/maskdial install --no-cache-dir -c constraints.txt -r extra.txt; \
@@ -31,11 +31,11 @@ LABEL org.opencontainers.image.title="maskdial" \
       org.opencontainers.image.description="An inference server for masked and causal language models on ONNX Runtime" \
       org.opencontainers.image.licenses="Apache-2.0"
 COPY --from=build /opt/maskdial /opt/maskdial
-# Where own bundles are mounted: -v models:/models, then serve --model NAME=/models/NAME
+# Mount point for your own bundles: -v models:/models, then serve --model NAME=/models/NAME
 RUN mkdir /models
-# Nothing is written at run time, so the root filesystem may be read-only. ONNX Runtime's official
-# builds send telemetry and store a device id unless told otherwise.
-# The two of NVIDIA's let its container runtime bring the driver in; without a GPU they mean nothing.
+# Nothing is written at run time, so the root file system can be read-only. ONNX Runtime's official
+# builds send telemetry and store a device id unless disabled. NVIDIA's two variables let its container
+# runtime mount the driver; without a GPU they have no effect.
 ENV PATH=/opt/maskdial/bin:$PATH \
     NVIDIA_VISIBLE_DEVICES=all \
     NVIDIA_DRIVER_CAPABILITIES=compute,utility \

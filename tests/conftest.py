@@ -93,7 +93,7 @@ def torch() -> ModuleType:
 
 
 class RunningServer:
-    """A server on its own thread, on a free port."""
+    """A server in its own thread, on a free port."""
 
     def __init__(self, **settings: Any) -> None:
         self.server = Server(Config(port=0, log_level="warning", **(SETTINGS | settings)))
@@ -136,10 +136,7 @@ def start_server() -> Callable[..., RunningServer]:
 
 @pytest.fixture(scope="session")
 def masked_starter(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The starter with two graphs, as a bundle of the one under the full mask.
-
-    Its texts are shorter, so that there are soon too long ones.
-    """
+    """The hybrid starter's graph under the full mask, as a bundle of its own for short texts."""
     folder = tmp_path_factory.mktemp("starters") / "masked"
     folder.mkdir()
     _, full = load_bundles("hybrid", STARTER_FOLDER / "hybrid")
@@ -153,7 +150,7 @@ def masked_starter(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def make_byte_tokenizer(*, begins: bool = True, masks: bool = True) -> tokenizers.Tokenizer:
-    """Bytes, after the token that begins a text (0); 1 is the mask and 2 ends a text."""
+    """A byte-level tokenizer: <bos> (0) begins every text, 1 is the mask, <eos> is 2."""
     special = ["<bos>", "[MASK]" if masks else "<unused>", "<eos>"]
     letters = sorted(pre_tokenizers.ByteLevel.alphabet())
     vocabulary = {token: index for index, token in enumerate([*special, *letters])}
@@ -175,7 +172,7 @@ def byte_tokenizer() -> Callable[..., tokenizers.Tokenizer]:
 
 @pytest.fixture(scope="session")
 def hybrid(torch: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A tiny Llama of random weights, with a tokenizer that both masks need."""
+    """A tiny Llama with random weights and a tokenizer that suits both masks."""
     import transformers  # most tests do without
 
     folder = tmp_path_factory.mktemp("hybrid")
@@ -205,7 +202,7 @@ def hybrid(torch: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def hybrid_bundle(hybrid: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """That model exported under both masks."""
+    """The bundle of `hybrid`, exported under both masks."""
     from maskdial_export.export import export
 
     folder = tmp_path_factory.mktemp("bundles") / "dial"
@@ -262,7 +259,7 @@ class FakeDeviceMemory:
         assert width <= min(target_pitch, source_pitch) or height == 1
         ends = [(target, target_pitch), (source, source_pitch)]
         on_device = [self._holds(start, (height - 1) * pitch + width) for start, pitch in ends]
-        assert any(on_device), "a copy that the device has no part in"
+        assert any(on_device), "neither end of the copy is on the device"
         for row in range(height):
             ctypes.memmove(target + row * target_pitch, source + row * source_pitch, width)
 

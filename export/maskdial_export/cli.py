@@ -80,8 +80,8 @@ def _add_gate_arguments(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="PATTERN",
-        help="keep layers whose checkpoint names match in fp32 (int4-fp16: fp16), for example "
-        "'*.down_proj'; repeatable",
+        help="keep in fp32 (int4-fp16: fp16) the layers whose names in the checkpoint match, for "
+        "example '*.down_proj'; repeatable",
     )
     parser.add_argument(
         "--keep-worst",
@@ -94,8 +94,8 @@ def _add_gate_arguments(parser: argparse.ArgumentParser) -> None:
         "--no-calibrate",
         dest="calibrate",
         action="store_false",
-        help="int8: compute every activation scale per row at run time, even where the quality "
-        "text shows that one fixed scale is accurate enough; slower",
+        help="int8: compute a scale for each row of activations at run time, even where the "
+        "quality text shows that a fixed scale is accurate enough; slower",
     )
     parser.add_argument(
         "--reduce-range",

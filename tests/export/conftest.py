@@ -177,7 +177,7 @@ def quick_torch() -> Iterator[None]:
 
 
 def make_tokenizer() -> tokenizers.Tokenizer:
-    """A WordPiece tokenizer that spells; it pads and truncates, as saved ones may."""
+    """A WordPiece tokenizer of single letters; it pads and truncates, as saved ones may."""
     vocabulary = {token: index for index, token in enumerate(VOCABULARY)}
     tokenizer = tokenizers.Tokenizer(models.WordPiece(vocabulary, unk_token="[UNK]"))
     tokenizer.normalizer = normalizers.BertNormalizer()
@@ -194,7 +194,7 @@ def make_tokenizer() -> tokenizers.Tokenizer:
 
 
 def make_checkpoint(name: str, folder: Path) -> Path:
-    """Saves a checkpoint of random weights, biases and norms among them."""
+    """Saves a checkpoint with random weights, including biases and norms."""
     architecture, settings = CHECKPOINTS[name]
     model_class = getattr(transformers, architecture)
     torch.manual_seed(0)
@@ -210,7 +210,7 @@ def make_checkpoint(name: str, folder: Path) -> Path:
 
 
 def write_modules(folder: Path, pooling: str, normalizes: bool) -> None:
-    """Writes what sentence-transformers keeps beside a model."""
+    """Writes sentence-transformers' files for a model."""
     modules = [("", "Transformer"), ("1_Pooling", "Pooling")]
     modules += [("2_Normalize", "Normalize")] if normalizes else []
     (folder / "modules.json").write_text(

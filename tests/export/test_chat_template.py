@@ -1,4 +1,4 @@
-"""Chat templates in the styles that models come with: rendered as transformers renders them."""
+"""Chat templates of common styles render as in transformers."""
 
 import re
 

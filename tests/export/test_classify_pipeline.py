@@ -72,7 +72,7 @@ def make_tokenizer() -> Tokenizer:
 
 
 def make_checkpoint(name: str, folder: Path) -> Path:
-    """Random weights, so large that different texts have clearly different scores."""
+    """Saves a checkpoint with weights so large that scores differ clearly between texts."""
     architecture, settings = CHECKPOINTS[name]
     model_class = getattr(transformers, architecture)
     config = transformers.BertConfig(
@@ -99,7 +99,7 @@ def make_checkpoint(name: str, folder: Path) -> Path:
 
 
 class Served:
-    """The checkpoints, their bundles behind a server, and what transformers makes of them."""
+    """The bundles behind a server, and the checkpoints in transformers."""
 
     def __init__(self, url: str, checkpoints: Path) -> None:
         self.url = url

@@ -1,5 +1,5 @@
 """`/embed` and `/similarity` over HTTP, against sentence-transformers on the real
-all-MiniLM-L6-v2, and on tiny models for what that one cannot show.
+all-MiniLM-L6-v2, and on tiny models for what it does not cover.
 """
 
 import itertools
@@ -150,7 +150,7 @@ def test_embeddings_equal_sentence_transformers(
     assert int(reply.headers["x-compute-tokens"]) == sum(lengths) - cut
 
 
-def test_a_text_has_the_same_vector_in_every_company(http: httpx.Client) -> None:
+def test_a_text_has_the_same_vector_in_every_batch(http: httpx.Client) -> None:
     texts = [varied_texts()[index] for index in (0, 155, 165, 180, 199)]
     together = embed(http, texts, truncate=True)
     for text, vector in zip(texts, together, strict=True):
@@ -275,7 +275,7 @@ def test_several_models_have_to_be_named(tiny: httpx.Client) -> None:
 def save_modules(
     folder: Path, pooling: str, *, normalize: bool, prompt: str | None = None
 ) -> Source:
-    """A checkpoint's small files as sentence-transformers 6 itself writes them."""
+    """A checkpoint's small files as sentence-transformers 6 writes them."""
     folder.mkdir()
     (folder / "config.json").write_text(
         json.dumps({"model_type": "bert", "architectures": ["BertModel"]})
@@ -317,7 +317,7 @@ def test_modules_as_sentence_transformers_writes_them(
 
 
 def test_a_model_without_modules_gives_the_mean(tmp_path: Path) -> None:
-    """As sentence-transformers itself takes such a checkpoint."""
+    """sentence-transformers loads such a checkpoint the same way."""
     source = save_modules(tmp_path / "saved", "cls", normalize=True)
     (source.path / "modules.json").unlink()
     alone = find(str(source.path), "auto", revision=None, allow_pickle=False)

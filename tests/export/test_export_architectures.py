@@ -1,4 +1,4 @@
-"""Every supported architecture, exported and held against torch, without the exporter's help."""
+"""Every supported architecture compared with torch, without the exporter's own checks."""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -89,7 +89,7 @@ def torch_masked(model: Any, feeds: dict[str, np.ndarray], has_types: bool) -> n
 
 
 @pytest.mark.parametrize("name", FILL_MASK)
-def test_fill_mask_logits_equal_torch_and_ignore_their_company(
+def test_fill_mask_logits_equal_torch_and_are_batch_invariant(
     name: str, bundle: Bundle, checkpoint: Bundle, load_reference: Callable[[Path], Any]
 ) -> None:
     manifest = load_bundle(name, bundle(name)).manifest
@@ -134,7 +134,7 @@ def test_classification_logits_equal_torch(
 
 
 class Cache:
-    """A causal graph and its cache, fed as the server would, without sharing memory."""
+    """A causal graph and its KV cache, fed as by the server, but with past and present apart."""
 
     def __init__(self, folder: Path, slots: int) -> None:
         layout = load_bundle("causal", folder).manifest.kv
@@ -197,7 +197,7 @@ def test_causal_logits_equal_torch_in_chunks_and_steps(
 
 
 @pytest.mark.parametrize("name", CAUSAL)
-def test_causal_logits_ignore_company_and_chunks(name: str, bundle: Bundle) -> None:
+def test_causal_logits_do_not_depend_on_batch_or_chunks(name: str, bundle: Bundle) -> None:
     texts = texts_of([90, 12, 19])
     prompts = [text[:-4] for text in texts]
     together, alone, chunked = (Cache(bundle(name), 3) for _ in range(3))

@@ -1,4 +1,4 @@
-"""Calibration: which inputs get one scale, and what export does with it."""
+"""Calibration: which inputs get a fixed scale, and how an export uses it."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -34,7 +34,7 @@ def model() -> LlamaForCausalLM:
 
 
 def inputs_of(model: LlamaForCausalLM, name: str) -> torch.Tensor:
-    """What a module reads, over all texts, (num_rows, inputs)."""
+    """A module's inputs over all texts, (num_rows, inputs)."""
     seen: list[torch.Tensor] = []
     module = model.get_submodule(name)
     handle = module.register_forward_hook(lambda _module, read, _output: seen.append(read[0]))
@@ -71,7 +71,7 @@ def test_rows_of_different_sizes_have_a_scale_each(model: LlamaForCausalLM) -> N
     assert "model.layers.0.self_attn.q_proj" in ranges
 
 
-def test_no_hook_stays(model: LlamaForCausalLM) -> None:
+def test_hooks_are_removed(model: LlamaForCausalLM) -> None:
     calibrate(model, projections(model), TEXTS)
     assert not any(module._forward_hooks for module in model.modules())
 

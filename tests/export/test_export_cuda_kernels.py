@@ -1,6 +1,6 @@
-"""Graphs in half precision have CUDA kernels for all that they compute.
+"""Every operator of a half-precision graph has a CUDA kernel.
 
-ONNX Runtime gives a node without one to the CPU and copies what it reads and writes, in every pass.
+ONNX Runtime runs a node without one on the CPU, and copies its inputs and outputs in every pass.
 """
 
 from collections.abc import Callable
@@ -71,7 +71,7 @@ MASKED = (
 
 
 def type_of(value: ir.Value) -> DataType | None:
-    """A value's element type; where the file has none, that of what it is made of."""
+    """A value's element type, inferred from its producer if the file has none."""
     producer = value.producer()
     if value.dtype is not None or producer is None:
         return value.dtype
@@ -113,7 +113,7 @@ def test_every_operator_has_a_kernel(
 def test_attention_in_half_precision_is_told_where_rows_begin(
     name: str, graphs: Callable[[str, str], ir.Graph]
 ) -> None:
-    """Without it there is but a slow kernel for rows of different lengths."""
+    """Otherwise only a slow kernel supports rows of different lengths."""
     attention = [n for n in graphs(name, "fp16") if n.op_type == "MultiHeadAttention"]
     (mask,) = {node.inputs[4] for node in attention}
     producer = None if mask is None else mask.producer()
@@ -133,7 +133,7 @@ def test_attention_in_half_precision_is_told_where_rows_begin(
         ("bert-embed", "fp32", "CumSum"),  # quadratic in the length on CUDA
     ],
 )
-def test_what_has_none_is_found(
+def test_operators_without_a_kernel_are_found(
     name: str, precision: str, missing: str, graphs: Callable[[str, str], ir.Graph]
 ) -> None:
     assert any(each.startswith(missing) for each in without_kernel(graphs(name, precision)))
@@ -143,7 +143,7 @@ def test_what_has_none_is_found(
 def graphs(
     checkpoint: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory
 ) -> Callable[[str, str], ir.Graph]:
-    """A checkpoint's graph as it is written at a precision; each is traced once in half."""
+    """A checkpoint's saved graph at a precision; half precision is traced once for each."""
     folder = tmp_path_factory.mktemp("graphs")
     traced: dict[str, ir.Model] = {}
 

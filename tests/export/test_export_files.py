@@ -1,4 +1,4 @@
-"""What a bundle holds besides logits that are right."""
+"""The files and the manifest of a bundle."""
 
 import json
 from collections.abc import Callable
@@ -68,7 +68,7 @@ def test_tied_embedding_is_stored_once(name: str, bundle: Bundle, checkpoint: Bu
     assert shapes.count((101, 32)) + shapes.count((32, 101)) == 1
 
 
-def test_golden_check_is_torch_s(
+def test_golden_check_has_the_logits_of_torch(
     bundle: Bundle, checkpoint: Bundle, load_reference: Callable[[Path], Any]
 ) -> None:
     for name in ("bert", "bert-classify", "llama"):
@@ -83,7 +83,7 @@ def test_golden_check_is_torch_s(
 
 @pytest.fixture
 def old_checkpoint(new_checkpoint: Bundle, add_json: Callable[..., None]) -> Path:
-    """Half-precision weights, and a vocabulary in the place of tokenizer.json."""
+    """A checkpoint with half-precision weights, and a vocabulary instead of tokenizer.json."""
     source = new_checkpoint("distilbert")
     path = source / "model.safetensors"
     halves = {name: weight.half() for name, weight in load_file(path).items()}

@@ -1,4 +1,4 @@
-"""Every head of the masked family, exported and held against torch, without the exporter's help.
+"""Every head of the masked family compared with torch, without the exporter's own checks.
 
 Fill-mask models and the first classifiers are in test_export_architectures.py. Of the other pairs
 of architecture and head these are a covering set: every head that differs from architecture to
@@ -48,7 +48,7 @@ Bundle = Callable[[str], Path]
 
 
 class Graph:
-    """A bundle's graph, fed as the server would."""
+    """A bundle's graph, fed as by the server."""
 
     def __init__(self, folder: Path) -> None:
         self.manifest: Manifest = load_bundle("head", folder).manifest
@@ -90,7 +90,7 @@ def texts_and_rows() -> tuple[list[np.ndarray], list[list[int]]]:
 
 
 def torch_output(model: Any, text: np.ndarray, graph: Graph) -> Any:
-    """torch reads one text alone."""
+    """torch's output for one text."""
     inputs = {"input_ids": torch.tensor(text[None])}
     if "token_type_ids" in graph.inputs:
         inputs["token_type_ids"] = torch.tensor(types_of(text)[None])
@@ -112,7 +112,7 @@ def expected_vector(hidden: np.ndarray, pooling: str, normalized: bool) -> np.nd
 
 
 @pytest.mark.parametrize("name", TASKS)
-def test_outputs_equal_torch_and_ignore_their_company(
+def test_outputs_equal_torch_and_are_batch_invariant(
     name: str, bundle: Bundle, checkpoint: Bundle, load_reference: Callable[[Path], Any]
 ) -> None:
     graph = Graph(bundle(name))
@@ -137,7 +137,7 @@ def test_outputs_equal_torch_and_ignore_their_company(
 
 @pytest.mark.parametrize("name", TASKS)
 def test_config_json_settles_the_task(name: str, bundle: Bundle) -> None:
-    """`bundle` exports without saying a task."""
+    """`bundle` exports without naming a task."""
     manifest = load_bundle(name, bundle(name)).manifest
     assert manifest.family == "masked"
     assert manifest.task == TASKS[name]
@@ -190,7 +190,7 @@ def test_pooling_is_read_from_the_modules(
 def test_reserved_positions_shorten_the_longest_text(
     name: str, max_length: int, bundle: Bundle
 ) -> None:
-    """RoBERTa's positions begin after the padding token's: two of its 128 are no text's."""
+    """RoBERTa's positions start after the padding token's: 2 of the 128 are unusable."""
     graph = Graph(bundle(name))
     assert graph.manifest.max_length == max_length
     text = np.random.default_rng(3).integers(4, 101, max_length)

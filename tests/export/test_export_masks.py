@@ -1,4 +1,4 @@
-"""One causal checkpoint under both masks: the logits, and weights that lie there once."""
+"""A causal checkpoint under both masks: its logits, and its weights, which are stored once."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -95,7 +95,7 @@ def run_full(
 
 
 def torch_full(folder: Path, text: np.ndarray, position: int) -> np.ndarray:
-    """What torch predicts for the token at a position, from the one before, every token seen."""
+    """torch's logits for the token at a position, from the one before, under the full mask."""
     model = transformers.AutoModelForCausalLM.from_pretrained(folder, attn_implementation="eager")
     everything = torch.zeros(1, 1, len(text), len(text))
     positions = torch.arange(len(text))[None]
@@ -118,7 +118,7 @@ def assert_fills_as_torch(graph: Path, source: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["gpt2", "opt", "gpt_neox", "qwen3"])
-def test_full_mask_is_torch_s(name: str, checkpoint: New, tmp_path: Path) -> None:
+def test_full_mask_equals_torch(name: str, checkpoint: New, tmp_path: Path) -> None:
     manifest = export(str(checkpoint(name)), tmp_path / "bundle", mask="full")
     assert (manifest.family, manifest.task) == ("masked", "fill-mask")
     assert manifest.batch_invariant
@@ -142,7 +142,7 @@ def test_both_masks_of_a_llama(hybrid_bundle: Path, hybrid: Path) -> None:
 
 
 def weights(graph: Path) -> dict[tuple[int, int], str]:
-    """Where each initializer lies in the file of weights: (offset, length) to name."""
+    """The name of each initializer by its (offset, length) in the weight file."""
     model = onnx.load(graph, load_external_data=False)
     places = {}
     for tensor in model.graph.initializer:
@@ -153,7 +153,7 @@ def weights(graph: Path) -> dict[tuple[int, int], str]:
     return places
 
 
-def assert_weights_lie_once(causal: Bundle, full: Bundle) -> None:
+def assert_weights_are_stored_once(causal: Bundle, full: Bundle) -> None:
     ours, others = weights(causal.graph), weights(full.graph)
     apart = sum(length for _, length in ours.keys() ^ others.keys())
     total = sum(length for _, length in ours.keys() | others.keys())
@@ -170,8 +170,8 @@ def assert_weights_lie_once(causal: Bundle, full: Bundle) -> None:
     assert FULL_GRAPH not in causal.manifest.files
 
 
-def test_weights_lie_once(hybrid_bundle: Path) -> None:
-    assert_weights_lie_once(*load_bundles("dial", hybrid_bundle))
+def test_weights_are_stored_once(hybrid_bundle: Path) -> None:
+    assert_weights_are_stored_once(*load_bundles("dial", hybrid_bundle))
 
 
 def test_both_masks_in_int8_keep_the_same_layers(hybrid: Path, tmp_path: Path) -> None:
@@ -179,7 +179,7 @@ def test_both_masks_in_int8_keep_the_same_layers(hybrid: Path, tmp_path: Path) -
     gate = Gate(max_loss=float("inf"), keep=("*.k_proj", "*.down_proj"))
     export(str(hybrid), folder, mask="both", precision="int8", gate=gate)
     causal, full = load_bundles("dial", folder)
-    assert_weights_lie_once(causal, full)
+    assert_weights_are_stored_once(causal, full)
     qualities = [bundle.manifest.quality for bundle in (causal, full)]
     kept = [set() if quality is None else set(quality.kept) for quality in qualities]
     layer = "model.layers.0"
@@ -230,7 +230,7 @@ def test_tokenizers_that_cannot_mask(
 def test_layers_that_the_second_graph_needs_are_kept_in_the_first(
     hybrid: Path, hybrid_bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The full graph asks for one layer more, so the causal one is made again with it."""
+    """The full graph keeps one more layer, so both graphs are exported again with it."""
     asked: list[tuple[str, tuple[str, ...]]] = []
     manifests = {each.manifest.family: each.manifest for each in load_bundles("", hybrid_bundle)}
 

@@ -1,4 +1,4 @@
-"""Lower precisions of many architectures: int8 keeps answers apart to the last bit."""
+"""Lower precisions of many architectures, and which of them are batch-invariant."""
 
 import math
 from collections.abc import Callable
@@ -51,7 +51,7 @@ def export_as(checkpoint: Callable[[str], Path], tmp_path: Path) -> Export:
 
 
 def tables(bundle: Path) -> list[NDArray[Any]]:
-    """What a graph stores of all 101 tokens, scales and biases apart."""
+    """The matrices with a row or column per token (there are 101), without scales."""
     constants = ir.load(bundle / "model.onnx").graph.initializers.values()
     tensors = [value.const_value for value in constants]
     arrays = [tensor.numpy() for tensor in tensors if tensor is not None]
@@ -61,7 +61,7 @@ def tables(bundle: Path) -> list[NDArray[Any]]:
 
 
 @pytest.mark.parametrize("name", INT8)
-def test_int8_rows_ignore_their_company(export_as: Export, name: str, tmp_path: Path) -> None:
+def test_int8_is_batch_invariant(export_as: Export, name: str, tmp_path: Path) -> None:
     manifest = export_as(name, "int8", calibrate=name in ("bert", "llama"))
     assert manifest.precision == "int8"
     assert manifest.batch_invariant
@@ -69,7 +69,7 @@ def test_int8_rows_ignore_their_company(export_as: Export, name: str, tmp_path: 
     assert [array.dtype for array in tables(tmp_path / "int8")] == [np.int8] * num_tables
 
 
-def test_int4_rows_do_not(export_as: Export) -> None:
+def test_int4_is_not_batch_invariant(export_as: Export) -> None:
     assert not export_as("llama", "int4").batch_invariant
 
 
@@ -100,7 +100,7 @@ def test_int4_weights_in_a_graph_of_fp16(export_as: Export, tmp_path: Path) -> N
 
 
 def test_rotary_frequencies_stay_exact_in_fp16(checkpoint: Callable[[str], Path]) -> None:
-    """Of frequencies in float16, the angle at position 1,000 would be wrong by half a radian."""
+    """With float16 frequencies the angle at position 1,000 would be off by half a radian."""
     source = find(str(checkpoint("llama")), "auto", revision=None, allow_pickle=False)
     loaded = load_checkpoint(source)
     exact, halved = rotary_tables(loaded.model), rotary_tables(loaded.half().model)

@@ -1,4 +1,4 @@
-"""The quality gate: what a lower precision may lose, and which layers stay fp32 for it."""
+"""The quality gate: the loss it allows, and the layers it keeps in fp32."""
 
 import argparse
 import functools
@@ -34,7 +34,7 @@ BY_NAME_ONLY = Gate(keep_worst=0)
 
 
 def make_bad(folder: Path) -> Path:
-    """Puts an outlier where int8 has one scale: the rest of a row rounds to nothing beside it.
+    """Adds an outlier to a layer's input: with one int8 scale, the rest of its row rounds to 0.
 
     The weights that the outlier meets are 0, so fp32 does not notice.
     """
@@ -68,7 +68,7 @@ def traced(checkpoint: New) -> Callable[[str], Traced]:
 
 @pytest.fixture(scope="module")
 def bad_folder(checkpoint: New, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A checkpoint with one layer that int8 spoils."""
+    """A checkpoint with one layer that loses its input in int8."""
     return make_bad(shutil.copytree(checkpoint("bert"), tmp_path_factory.mktemp("bad") / "bert"))
 
 
@@ -135,7 +135,7 @@ def test_automatic_pass_keeps_the_bad_layer(
 def test_layer_that_the_graph_lacks_is_not_kept(
     traced: Callable[[str], Traced], quantize: Quantize
 ) -> None:
-    """An encoder's pooler is in the checkpoint only."""
+    """An encoder's pooler is in the checkpoint, but not in the graph."""
     model = traced("bert-embed")
     report = quantize(model, Gate(keep_worst=99))
     assert "pooler.dense" in projections(model.checkpoint.model)
@@ -171,7 +171,7 @@ def test_number_of_layers_to_keep(bad: Traced, quantize: Quantize) -> None:
 def test_automatic_pass_gives_up(
     precision: Precision, words: str, bad: Traced, quantize: Quantize
 ) -> None:
-    """Nothing quantized is as good as fp32 to the last decision, ties included."""
+    """No quantized graph makes every decision as fp32 does, ties included."""
     with pytest.raises(ExportError, match=words):
         quantize(bad, Gate(max_loss=0), precision=precision)
 
@@ -291,14 +291,14 @@ def test_pattern_without_a_match(
     assert "bert.embeddings.word_embeddings" in line
 
 
-def test_options_that_fp32_has_no_use_for(
+def test_quality_options_with_fp32(
     capsys: pytest.CaptureFixture[str], checkpoint: New, place: Path
 ) -> None:
     for options in (("--keep", "*"), ("--max-loss", "inf"), ("--keep-worst", "2")):
         assert "do not apply to fp32" in refusal(capsys, checkpoint("bert"), place, *options)
 
 
-def test_layers_that_float16_does_not_choose_among(
+def test_layers_cannot_be_kept_with_fp16(
     capsys: pytest.CaptureFixture[str], checkpoint: New, place: Path
 ) -> None:
     options = ("--precision", "fp16", "--keep", "*.query")
@@ -306,7 +306,7 @@ def test_layers_that_float16_does_not_choose_among(
     assert "--keep and --keep-worst apply to int8, int4 and int4-fp16" in line
 
 
-def test_precision_that_there_is_not(
+def test_unknown_precision(
     capsys: pytest.CaptureFixture[str], checkpoint: New, place: Path
 ) -> None:
     line = refusal(capsys, checkpoint("bert"), place, "--precision", "int3")
@@ -335,7 +335,7 @@ def test_text_that_cannot_be_read(
 @pytest.mark.parametrize(
     "options", [("--max-loss", "-1"), ("--max-loss", "nan"), ("--keep-worst", "-1")]
 )
-def test_numbers_that_make_no_sense(
+def test_numbers_out_of_range(
     options: tuple[str, str], capsys: pytest.CaptureFixture[str], place: Path
 ) -> None:
     with pytest.raises(SystemExit):

@@ -1,4 +1,4 @@
-"""Evaluations: the questions that a sample makes, and how answers are compared."""
+"""Evaluations: the questions about a sample, and the comparison of answers."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -35,7 +35,7 @@ def evaluate(checkpoint: New) -> Callable[[str], Any]:
     return lambda name: load(checkpoint(name)).evaluation(SAMPLE)
 
 
-def test_perplexity_is_torch_s(
+def test_perplexity_equals_torch(
     checkpoint: New, bundle: New, load_reference: Callable[[Path], Any]
 ) -> None:
     evaluation = load(checkpoint("llama")).evaluation(SAMPLE)
@@ -79,7 +79,7 @@ def _pairs(evaluation: FillMask) -> list[tuple[Any, Any]]:
 def test_answers_are_in_the_order_of_the_questions(
     checkpoint: New, bundle: New, load_reference: Callable[[Path], Any]
 ) -> None:
-    """Batches go by length, and answers do not."""
+    """Batches are sorted by length; answers are in the order of the texts."""
     evaluation = load(checkpoint("bert")).evaluation(SAMPLE)
     assert isinstance(evaluation, FillMask)
     answers = evaluation.answers(bundle("bert") / "model.onnx")
@@ -128,7 +128,7 @@ def test_tie_is_no_loss(evaluate: Callable[[str], Any]) -> None:
     assert comparison.positions == 4
 
 
-def test_no_number_is_a_loss(evaluate: Callable[[str], Any], checkpoint: New) -> None:
+def test_nan_is_a_loss(evaluate: Callable[[str], Any], checkpoint: New) -> None:
     for name in ("bert-classify", "bert-embed", "llama"):
         evaluation: Evaluation = evaluate(name)
         answers = np.array([[0.5, 1.0]])

@@ -1,4 +1,4 @@
-"""What a server checks of a quantized bundle before it serves it."""
+"""The checks that a server runs on a quantized bundle before it serves it."""
 
 import json
 import math
@@ -45,7 +45,7 @@ def copy(int8: Path, tmp_path: Path) -> Path:
 
 
 def spoil_kernel_check(folder: Path) -> None:
-    """As on a processor whose sums come to less."""
+    """Changes the check so that a correct CPU seems to compute too small a sum."""
     path = folder / KERNEL_CHECK
     model = onnx.load(path)
     for tensor in model.graph.initializer:
@@ -98,7 +98,7 @@ def test_kernel_check_says_what_the_processor_does(int8: Path) -> None:
 
 
 class Saturating:
-    """A kernel that adds pairs of products in 16 bits, as processors without VNNI do."""
+    """A kernel that adds pairs of products in 16 bits, as CPUs without VNNI do."""
 
     def run(self, feeds: dict[str, NDArray[np.uint8]]) -> NDArray[np.float32]:
         pairs = feeds["rows"].astype(np.int64).reshape(-1, 32, 2) * 127
@@ -133,7 +133,7 @@ def test_tolerance_of_float16_is_what_float16_changes() -> None:
 def test_another_float16_passes_the_golden_check(
     precision: str, checkpoint: New, tmp_path: Path
 ) -> None:
-    """torch's float16, with the same weights: it rounds in other places than ONNX Runtime."""
+    """torch's float16 with the same weights rounds in other places than ONNX Runtime's."""
     gate = Gate(max_loss=math.inf)
     golden = export(str(checkpoint("qwen3")), tmp_path / "b", precision=precision, gate=gate).golden
     source = find(str(checkpoint("qwen3")), "auto", revision=None, allow_pickle=False)

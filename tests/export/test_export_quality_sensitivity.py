@@ -1,4 +1,4 @@
-"""Sensitivity: which layers a lower precision hurts most."""
+"""Sensitivity: the ranking of layers by their quantization error."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -46,7 +46,7 @@ def test_layer_with_an_outlier_comes_first(
 def test_int4_ranks_by_its_own_weights(
     checkpoint: New, load_reference: Callable[[Path], Any]
 ) -> None:
-    """A huge weight spoils int4's step for its block, and int8 minds it less."""
+    """A huge weight makes int4's step too large for its block; int8 loses less."""
     model = load_reference(checkpoint("bert"))
     layer = "bert.encoder.layer.1.attention.output.dense"
     weight = dict(model.named_modules())[layer].weight
@@ -93,7 +93,7 @@ def assert_rounded(rounded: torch.Tensor, values: torch.Tensor, step: torch.Tens
 def test_rounding_is_that_of_the_graph(
     precision: Precision, checkpoint: New, load_reference: Callable[[Path], Any], tmp_path: Path
 ) -> None:
-    """One layer and the embedding, by torch's roundings and by ONNX Runtime's operators."""
+    """torch's rounding and ONNX Runtime's operators agree on one layer and the embedding."""
     model = load_reference(checkpoint("bert-classify"))
     layer = "bert.encoder.layer.0.intermediate.dense"
     others = [name for name in projections(model) if name != layer]

@@ -1,4 +1,4 @@
-"""Quantized products alone: against float64, by rows, and where a graph keeps what it had."""
+"""Quantized products: accuracy, batch invariance, and what stays unchanged."""
 
 from collections import Counter
 from typing import Any
@@ -39,7 +39,7 @@ def product(
 
 
 class Graph:
-    """Products of one input ``x``, (num_rows, 200), each an output by its own name."""
+    """Products of one input ``x``, (num_rows, 200), each with a named output."""
 
     def __init__(self, dtype: ir.DataType = ir.DataType.FLOAT) -> None:
         self.dtype = dtype
@@ -118,7 +118,7 @@ def test_int8_is_the_integer_product() -> None:
     assert actual == pytest.approx(integers * scale * peaks / 127, rel=1e-2, abs=0)
 
 
-def test_int8_rows_do_not_depend_on_their_company() -> None:
+def test_int8_products_are_batch_invariant() -> None:
     model = quantize(one_product(draw(INPUTS, 48)), "int8")
     rows = draw(33, INPUTS) * np.geomspace(1e-6, 1e6, 33, dtype=np.float32)[:, None]
     (together,) = run(model, rows)
@@ -180,7 +180,7 @@ def test_factor_of_a_product(precision: Any) -> None:
 
 
 @pytest.mark.parametrize("precision", ["int8", "int4"])
-def test_what_is_kept_is_untouched(precision: Any) -> None:
+def test_kept_products_are_unchanged(precision: Any) -> None:
     graph = Graph()
     weight = draw(INPUTS, 48)
     graph.give("kept", graph.multiply("kept", weight))
@@ -200,7 +200,7 @@ def test_what_is_kept_is_untouched(precision: Any) -> None:
 
 
 def test_int4_in_a_graph_of_float16() -> None:
-    """The weights are rounded and nothing else; a bias and a factor are added in float16, too."""
+    """Only the weights are rounded; bias and factor are applied in float16."""
     weight, bias, rows = draw(INPUTS, 48), draw(48).astype(np.float16), draw(9, INPUTS)
     rows = rows.astype(np.float16)
     graph = Graph(ir.DataType.FLOAT16)

@@ -1,4 +1,4 @@
-"""What cannot be exported is refused in one sentence, and nothing is left behind."""
+"""Refused exports print one sentence and leave nothing behind."""
 
 import argparse
 import errno

@@ -1,4 +1,4 @@
-"""The embedding table in int8: its rows, who shares them, and where it stays as it was."""
+"""The int8 embedding table: its rows, who shares them, and when it stays unchanged."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -80,7 +80,7 @@ def lookup(table: Floats) -> ir.Model:
 
 
 def tied(table: Floats) -> ir.Model:
-    """A table that is looked up, and by which an output layer multiplies."""
+    """A table with a lookup, and a tied output layer."""
     graph = Graph()
     graph.look_up(WORDS, graph.constant("table", table))
     graph.multiply(HEAD, graph.constant("table", table))
@@ -193,7 +193,7 @@ def test_int4_output_layer_leaves_int8_rows() -> None:
 
 
 def test_table_that_is_read_in_float32_is_stored_once() -> None:
-    """A tied output layer that was kept."""
+    """A tied output layer that stays float32."""
     table = draw(TOKENS, COLUMNS)
     model = quantize(tied(table), "int8", [HEAD], embedding=WORDS)
     assert weights(model) == {"table": ((TOKENS, COLUMNS), np.dtype(np.float32))}
@@ -211,7 +211,7 @@ def test_table_that_was_kept() -> None:
 
 
 def test_other_tables_stay_float32() -> None:
-    """Of positions, say; and one of which columns are taken."""
+    """A position table, and a table of which columns are looked up."""
     table, positions = draw(TOKENS, COLUMNS), draw(TOKENS, COLUMNS)
     graph = Graph()
     graph.look_up(WORDS, graph.constant("table", table))
@@ -228,7 +228,7 @@ def test_other_tables_stay_float32() -> None:
 def test_modules_keep_their_names(
     checkpoint: Callable[[str], Path], load_reference: Callable[[Path], Any]
 ) -> None:
-    """Also the output layer of Gemma 2, which is fused with the factor after it."""
+    """Including Gemma 2's output layer, which is fused with the factor after it."""
     model = load_reference(checkpoint("gemma2"))
     named = {name for node in optimize(causal.trace(model)).graph for name in modules_of(node)}
     assert {*projections(model), word_embedding(model)} <= named

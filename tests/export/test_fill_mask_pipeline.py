@@ -54,7 +54,7 @@ def bert_tokenizer() -> Tokenizer:
 
 
 def roberta_tokenizer() -> Tokenizer:
-    """Byte-level, and its mask takes the space before it, as RoBERTa's."""
+    """Byte-level; the mask token absorbs the space before it, as RoBERTa's does."""
     spelled = [*ROBERTA_SPECIAL, *sorted(pre_tokenizers.ByteLevel.alphabet())]
     vocabulary = {token: index for index, token in enumerate(spelled)}
     merges = []

@@ -71,7 +71,7 @@ SHAPE: dict[str, Any] = {
 # The pieces are listed, not trained: the WordPiece and Unigram trainers number theirs anew in
 # every process, and the answers of random weights with them.
 def pieces(normalizer: normalizers.Normalizer) -> tuple[list[str], list[str]]:
-    """The letters of the texts, and the words that stand in them more than once."""
+    """The letters of the texts, and the words that occur more than once."""
     texts = [normalizer.normalize_str(text) for text in (*CONTEXTS.values(), QUESTION)]
     words = Counter(re.findall(r"\w+", " ".join(texts)))
     letters = {letter for text in texts for letter in text if not letter.isspace()}
@@ -144,7 +144,7 @@ CHECKPOINTS: dict[str, tuple[str, Callable[[], Tokenizer], dict[str, Any], int]]
 
 
 def make_checkpoint(name: str, folder: Path) -> Path:
-    """Random weights, so large that answers vary; two heads' worth, so that scores do too."""
+    """Saves a checkpoint with weights so large that answers and scores vary."""
     architecture, make_tokenizer, settings, max_length = CHECKPOINTS[name]
     backend = make_tokenizer()
     model_class = getattr(transformers, architecture)
@@ -171,7 +171,7 @@ def softmax(logits: np.ndarray) -> np.ndarray:
 
 
 class Reference:
-    """A checkpoint in transformers, asked as its pipeline asked."""
+    """A checkpoint in transformers, with the algorithm of its former pipeline."""
 
     def __init__(self, folder: Path) -> None:
         architecture = CHECKPOINTS[folder.name][0]
@@ -247,7 +247,7 @@ def span_offsets(encoding: Any, first: int, last: int, align_to_words: bool) -> 
 
 
 class Served:
-    """The checkpoints, their bundles behind a server, and what transformers makes of them."""
+    """The bundles behind a server, and the checkpoints in transformers."""
 
     def __init__(self, url: str, checkpoints: Path) -> None:
         self.url = url
@@ -283,7 +283,7 @@ def bundles(checkpoints: Path, tmp_path_factory: pytest.TempPathFactory) -> dict
 def served(
     checkpoints: Path, bundles: dict[str, Path], start_server: Callable[..., Any]
 ) -> Iterator[Served]:
-    """A server of all bundles, whose queues hold 64 windows."""
+    """A server with all bundles and queues of 64 windows."""
     server = start_server(models=bundles, max_queue=64)
     served = Served(server.url, checkpoints)
     yield served

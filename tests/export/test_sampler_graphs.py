@@ -1,4 +1,4 @@
-"""The graphs that draw tokens on a device: as shipped, and fit for the CUDA provider."""
+"""The sampler graphs: as shipped, and with CUDA kernels for every operator."""
 
 from collections import Counter
 from itertools import product
@@ -48,7 +48,7 @@ _LONGEST_SUM = 512
 
 
 def loaded(kind: Kind, penalized: bool, vocab_size: int, folder: Path) -> onnx.ModelProto:
-    """A shipped graph as ONNX Runtime runs it, with the types and shapes of its values."""
+    """A shipped graph after ONNX Runtime's optimization, with types and shapes."""
     options = ort.SessionOptions()
     options.add_free_dimension_override_by_name(VOCAB_SIZE, vocab_size)
     options.optimized_model_filepath = str(folder / "loaded.onnx")

@@ -54,7 +54,7 @@ TABLE = [
 
 
 def describe(params: SamplingParams) -> str:
-    """What differs from the defaults."""
+    """The settings that differ from the defaults."""
     values = [(field, getattr(params, field.name)) for field in fields(params)]
     return " ".join(f"{f.name}={value}" for f, value in values if value != f.default)
 
@@ -86,7 +86,7 @@ def logits_of(seed: int, vocab_size: int) -> NDArray[np.float32]:
 def by_transformers(
     logits: NDArray[np.float32], params: SamplingParams, allowed: NDArray[np.bool_] | None
 ) -> NDArray[np.float64]:
-    """What the processors that `generate` would use make of the logits, worked out in float64."""
+    """The distribution of `generate`'s logits processors, computed in float64."""
     config = transformers.GenerationConfig(
         do_sample=True,
         temperature=params.temperature,

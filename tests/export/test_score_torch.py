@@ -44,7 +44,7 @@ def encode(folder: Path, text: str) -> tokenizers.Encoding:
 
 
 def masked_by_hand(model: Any, encoding: tokenizers.Encoding) -> list[float | None]:
-    """The log-probability of each of the text's own tokens, with it masked, one pass each."""
+    """The log-probability of each of the text's own tokens when masked, one pass per token."""
     logprobs: list[float | None] = []
     for position, (token_id, added) in enumerate(
         zip(encoding.ids, encoding.special_tokens_mask, strict=True)
@@ -105,7 +105,7 @@ def test_masked_scores_equal_torch(
 def test_causal_scores_equal_torch(
     name: str, http: httpx.Client, checkpoint: Checkpoint, load_reference: Callable[[Path], Any]
 ) -> None:
-    """This tokenizer begins every text with a token, so that the text's first has a score."""
+    """This tokenizer begins every text with a special token, so the first token has a score."""
     folder = checkpoint(name)
     reply = http.post("/score", json={"inputs": TEXTS, "model": name})
     assert reply.status_code == 200, reply.text

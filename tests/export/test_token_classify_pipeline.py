@@ -93,7 +93,7 @@ def vary(model: transformers.PreTrainedModel) -> None:
 
 
 def forget_context(model: transformers.BertForTokenClassification) -> None:
-    """Makes a token's logits depend on nothing but the token."""
+    """Makes a token's logits depend on the token alone."""
     embeddings = model.bert.embeddings
     silenced = [layer.attention.output.dense for layer in model.bert.encoder.layer]
     with torch.no_grad():
@@ -103,7 +103,7 @@ def forget_context(model: transformers.BertForTokenClassification) -> None:
 
 
 def balance(model: transformers.PreTrainedModel) -> None:
-    """Makes every label likely somewhere."""
+    """Makes every label the best one for some tokens."""
     with torch.no_grad():
         logits = model.eval()(torch.randint(5, model.config.vocab_size, (40, 30))).logits
         mean, deviation = logits.mean((0, 1)), logits.std((0, 1))
@@ -112,7 +112,7 @@ def balance(model: transformers.PreTrainedModel) -> None:
 
 
 class Checkpoint:
-    """A model in a folder, its bundle beside it, and transformers' pipeline over it."""
+    """A checkpoint, its bundle, and transformers' pipeline."""
 
     def __init__(
         self,
@@ -178,7 +178,7 @@ def url(checkpoints: dict[str, Checkpoint], start_server: Callable[..., Any]) ->
 def narrow_url(
     checkpoints: dict[str, Checkpoint], start_server: Callable[..., Any]
 ) -> Iterator[str]:
-    """A server of one model, whose queue holds 8 windows."""
+    """A server with one model and a queue of 8 windows."""
     running = start_server(models={"names": checkpoints["bert"].bundle}, max_queue=8)
     yield running.url
     running.stop()
@@ -205,7 +205,7 @@ def long_text(num_words: int) -> str:
 
 
 def assert_alike(ours: list[dict[str, Any]], theirs: list[dict[str, Any]]) -> None:
-    """Equal but for scores, which are close."""
+    """Asserts that all fields are equal and scores are close."""
     assert [each | {"score": 0} for each in ours] == [each | {"score": 0} for each in theirs]
     np.testing.assert_allclose(
         [each["score"] for each in ours], [each["score"] for each in theirs], atol=1e-4, rtol=0
@@ -267,7 +267,7 @@ def test_default_strategy_merges(checkpoints: dict[str, Checkpoint], url: str) -
 def test_windows_say_what_one_pass_says(
     strategy: str, stride: int | None, checkpoints: dict[str, Checkpoint], url: str
 ) -> None:
-    """Without context a text read in windows of 62 tokens and the whole text are the same."""
+    """If context has no effect, windows of 62 tokens and the whole text give the same result."""
     texts = [long_text(90), "Ada", long_text(7), "x" * 95 + " Ada"]
     parameters: dict[str, Any] = {"aggregation_strategy": strategy, "ignore_labels": []}
     answers = ask(url, "bert", texts, **parameters, stride=stride)
@@ -279,7 +279,7 @@ def test_windows_say_what_one_pass_says(
 
 
 def test_tokens_are_read_where_they_see_most(checkpoints: dict[str, Checkpoint], url: str) -> None:
-    """The labels and scores of a model that reads context, from torch's passes over windows."""
+    """Of several windows with a token, the one with most context around it decides."""
     checkpoint = checkpoints["roberta"]
     text = long_text(80)
     room, stride = 2 * LONGEST - 2, 40
@@ -306,7 +306,7 @@ def test_tokens_are_read_where_they_see_most(checkpoints: dict[str, Checkpoint],
 def test_byte_level_offsets_hold_in_every_window(
     checkpoints: dict[str, Checkpoint], url: str
 ) -> None:
-    """Post-processors shift the first token of a text; a window's first token is none."""
+    """Post-processors trim the offsets of a text's first token, but not of a window's."""
     text = long_text(60)
     encoding = checkpoints["roberta"].backend.encode(text)
     for stride in (0, 40):
