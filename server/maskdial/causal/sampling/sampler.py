@@ -78,30 +78,25 @@ class Sampler:
                 samples.append(self._sample(row, sequence, first))
             except MaskdialError as error:
                 samples.append(error)
+            except Exception as error:  # whatever it is, the other sequences go on
+                _log.exception("sampling failed")
+                samples.append(GenerationError(f"sampling failed: {error!r}"))
         return samples
 
     def _sample(self, logits: NDArray[np.float32], sequence: Sequence, most_likely: int) -> Sample:
-        try:
-            softmax = _softmax(logits, logits[most_likely])
-            if softmax is None:
-                return Sample(most_likely, math.nan)
-            scores, best = self._score(logits, sequence, most_likely)
-            params = sequence.params
-            if params.greedy:
-                token_id = best
-            else:
-                unchanged = softmax if scores is logits else None
-                candidates = narrow(scores, scores[best], params, unchanged)
-                token_id = candidates.pick(
-                    self._random.uniform(sequence.seed, sequence.num_generated)
-                )
-            top = _top(logits, softmax, params.top_n_tokens) if params.top_n_tokens else ()
-            return Sample(token_id, softmax.logprob(token_id), top)
-        except MaskdialError:
-            raise
-        except Exception as error:  # whatever it is, the other sequences go on
-            _log.exception("sampling failed")
-            raise GenerationError(f"sampling failed: {error!r}") from error
+        softmax = _softmax(logits, logits[most_likely])
+        if softmax is None:
+            return Sample(most_likely, math.nan)
+        scores, best = self._score(logits, sequence, most_likely)
+        params = sequence.params
+        if params.greedy:
+            token_id = best
+        else:
+            unchanged = softmax if scores is logits else None
+            candidates = narrow(scores, scores[best], params, unchanged)
+            token_id = candidates.pick(self._random.uniform(sequence.seed, sequence.num_generated))
+        top = _top(logits, softmax, params.top_n_tokens) if params.top_n_tokens else ()
+        return Sample(token_id, softmax.logprob(token_id), top)
 
     def _score(
         self, logits: NDArray[np.float32], sequence: Sequence, most_likely: int
