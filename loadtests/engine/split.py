@@ -182,8 +182,8 @@ def temperature_for(logits: NDArray[np.float32], perplexity: float) -> float:
         perplexity: above the number of tokens that share the maximum, below vocab_size.
     """
     scores = logits.astype(np.float64) - logits.max()
-    low, high = -12.0, 12.0  # logarithms of the temperature
-    for _ in range(60):
+    low, high = -30.0, 30.0  # logarithms of the temperature
+    for _ in range(64):
         middle = (low + high) / 2
         log = scores / np.exp(middle)
         weights = np.exp(log)
