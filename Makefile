@@ -55,6 +55,7 @@ format: $(DEV)
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 	$(BIN)/python clients/generate_sync.py
+	$(BIN)/python -m tools.module_table
 
 dist: $(DIST)
 	$(BIN)/python -m tools.check_dist

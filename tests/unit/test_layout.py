@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from tools import module_table
+
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGES = {
     "maskdial": ROOT / "server" / "maskdial",
@@ -237,3 +239,20 @@ def test_client_needs_httpx_only(module: str) -> None:
     assert not broken(module, "maskdial", "maskdial_export")
     third_party = {use.name.partition(".")[0] for use in imports_of(module)}
     assert third_party - sys.stdlib_module_names <= {"httpx", "maskdial_client"}
+
+
+def test_the_page_of_modules_is_current() -> None:
+    """`make format` writes it."""
+    assert module_table.PAGE.read_text(encoding="utf-8") == module_table.page()
+
+
+def test_every_module_is_on_the_page(tmp_path: Path) -> None:
+    page = module_table.page()
+    for package in PACKAGES:
+        folder = module_path(package).parent
+        for file in folder.rglob("*.py"):
+            if file.name != "__init__.py" and "_sync" not in file.parts:
+                assert f"| `{file.relative_to(folder)}` | " in page
+    (tmp_path / "silent.py").write_text("x = 1\n")
+    with pytest.raises(ValueError, match=r"silent\.py has no docstring"):
+        module_table.first_sentence(tmp_path / "silent.py")
