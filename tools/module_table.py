@@ -1,4 +1,4 @@
-"""Writes ``docs/modules.md``: every module of the repository with the first sentence of its docstring.
+"""Writes ``docs/modules.md``: every module with the first sentence of its docstring.
 
     make format
 
