@@ -16,7 +16,7 @@ _NUM_BEST, _NUM_SPREAD = 5, 11
 # Another CPU rounds differently from the exporting one, so it gets more room than two libraries on
 # the same CPU.
 SLACK = 10.0
-_QUANTISED_SLACK = 4.0
+_QUANTIZED_SLACK = 4.0
 _HALF_SLACK = 8.0
 
 
@@ -79,7 +79,7 @@ def quantized_tolerance(before: Floats, logits: Floats, fp32: float) -> float:
     (seen in BERT-base) two correct machines differ as much as each differs from fp32. Saturating
     kernels can do less harm than that to one text; the kernel check finds them.
     """
-    return max(_QUANTISED_SLACK * _root_mean_square(logits - before), fp32)
+    return max(_QUANTIZED_SLACK * _root_mean_square(logits - before), fp32)
 
 
 def half_tolerance(exact: Floats, halves: Sequence[Floats], fp32: float) -> float:

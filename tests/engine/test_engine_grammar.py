@@ -38,10 +38,10 @@ SCHEMA = {
                     "items": {
                         "type": "object",
                         "properties": {
-                            "colour": {"enum": ["red", "blue"]},
+                            "color": {"enum": ["red", "blue"]},
                             "doors": {"type": "integer", "minimum": 1, "maximum": 3},
                         },
-                        "required": ["colour", "doors"],
+                        "required": ["color", "doors"],
                         "additionalProperties": False,
                     },
                     "minItems": 1,

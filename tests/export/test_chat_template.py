@@ -70,7 +70,7 @@ LLAMA_3 = """\
     {{- header(message.role) ~ message['content'] | trim ~ '<|eot_id|>' }}
 {%- endfor %}
 {%- if add_generation_prompt %}{{ header('assistant') }}{% endif %}
-{# The count is a comment's neighbour. #}
+{# The count is a comment's neighbor. #}
 {{ ns.turns }}
 """
 # Reasoning is cut from earlier answers, as Qwen3 and DeepSeek do; text for training is marked.

@@ -30,7 +30,7 @@ class EmbedRequest(TaskRequest[NDArray[np.float32]]):
     """Texts to turn into vectors.
 
     ``normalize``: scale to length 1; None: as the model was trained, and always with
-    ``dimensions``, which keeps the first so many.
+    ``dimensions``, which keeps that many leading dimensions.
     """
 
     task: ClassVar[str] = "embed"
@@ -131,7 +131,7 @@ def embed(
         vectors: float32 (num_texts, dimension), from the graph.
         embedding: what the graph has done to them.
         normalize: scale to length 1. None: as the graph does, and always after a cut.
-        dimensions: keep the first so many, where a model trained with Matryoshka representation
+        dimensions: keep that many leading dimensions, where a model trained with Matryoshka representation
             learning (arXiv:2205.13147) packs the most information.
 
     Raises:

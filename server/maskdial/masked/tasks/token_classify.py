@@ -298,8 +298,8 @@ def classify_tokens(
         logits: (num_tokens, num_labels) float32.
         tokens: the text's.
         labels: the name of each logit.
-        strategy: ``none`` gives tokens. ``simple`` merges neighbouring tokens of one tag. The
-            others first give every word one label: that of its ``first`` token, the likeliest on
+        strategy: ``none`` gives tokens. ``simple`` merges neighboring tokens of one tag. The
+            others first give every word one label: that of its ``first`` token, the most likely on
             ``average``, or that of its surest token (``max``).
         ignore_labels: labels of tokens, or tags of entities, that are left out.
 
