@@ -6,7 +6,7 @@ the same for all of them.
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, partial
 from typing import Any, Generic, TypeVar
 
 from fastapi import Request, Response
@@ -98,8 +98,8 @@ class MaskedTask(Generic[BodyT]):
         model = server.models.masked_for(self, model_name or body.model)
         request.state.model = model.name
         with wire_names(_names(self), batch=body.batch):
-            answer = await unless_gone(
-                request, understanding.answer(body.request(), model, server.config, deadline)
+            answer = await understanding.answer(
+                body.request(), model, server.config, deadline, partial(unless_gone, request)
             )
         return json_reply(self.render(body, answer.content), headers=timing_headers(answer.timings))
 

@@ -1,8 +1,9 @@
 """A request to a masked model, whatever its task: admit, read, submit, answer."""
 
+from collections.abc import Awaitable, Coroutine
 from dataclasses import dataclass
 from functools import partial
-from typing import Generic, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 from maskdial.config import Config
 from maskdial.errors import ValidationError
@@ -22,10 +23,23 @@ class Answer(Generic[T]):
     timings: Timings
 
 
+class Wait(Protocol):
+    """Awaits the engine on behalf of a client, which may leave meanwhile."""
+
+    def __call__(self, work: Coroutine[Any, Any, T], /) -> Awaitable[T]: ...
+
+
 async def answer(
-    request: TaskRequest[T], model: MaskedModel, config: Config, deadline: Deadline
+    request: TaskRequest[T],
+    model: MaskedModel,
+    config: Config,
+    deadline: Deadline,
+    wait: Wait,
 ) -> Answer[T]:
     """Answers a request with a model that serves its task.
+
+    Short texts are read without giving way to other requests, and only then is there anything to
+    ``wait`` for: requests that arrive together are queued together, and share a pass.
 
     Raises:
         ValidationError: the request does not fit the model, or carries too many texts.
@@ -39,7 +53,7 @@ async def answer(
         with model.metrics.tokenization_duration.time():
             reading = await offload(partial(request.read, model), request.read_seconds)
     with deadline.explained():
-        results = await model.engine.submit_many(reading.inputs, deadline.remaining())
+        results = await wait(model.engine.submit_many(reading.inputs, deadline.remaining()))
     content = await offload(partial(reading.answer, results), reading.seconds)
     # A request's times are those of its slowest input.
     timings = Timings(

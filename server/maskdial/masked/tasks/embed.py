@@ -131,8 +131,8 @@ def embed(
         vectors: float32 (num_texts, dimension), from the graph.
         embedding: what the graph has done to them.
         normalize: scale to length 1. None: as the graph does, and always after a cut.
-        dimensions: keep that many leading dimensions, where a model trained with Matryoshka representation
-            learning (arXiv:2205.13147) packs the most information.
+        dimensions: keep that many leading dimensions, where a model trained with Matryoshka
+            representation learning (arXiv:2205.13147) packs the most information.
 
     Raises:
         InferenceError: a vector has values that are not finite numbers.
