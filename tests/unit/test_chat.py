@@ -106,7 +106,7 @@ def test_messages_are_not_the_templates_to_change() -> None:
 def test_a_failing_template_is_a_sentence(source: str, words: str) -> None:
     with pytest.raises(ValidationError, match=words) as caught:
         render(source)
-    assert caught.value.message.startswith("messages: the chat template of model 'm' fails on")
+    assert caught.value.message.startswith("the chat template of model 'm' fails on")
     assert "\n" not in caught.value.message
 
 

@@ -88,8 +88,8 @@ class ChatTemplate:
         """
         if self._template is None:
             raise ValidationError(
-                f"messages: model {self._name!r} has no chat template; write the whole prompt "
-                "yourself and send it as inputs"
+                f"model {self._name!r} has no chat template; write the whole prompt yourself and "
+                "send it as a text"
             )
         try:
             pieces = self._template.generate(
@@ -103,8 +103,7 @@ class ChatTemplate:
             return "".join(_bounded(pieces))
         except Exception as error:  # whatever Python raises for what a template may compute
             raise ValidationError(
-                f"messages: the chat template of model {self._name!r} fails on them: "
-                f"{_reason(error)}"
+                f"the chat template of model {self._name!r} fails on them: {_reason(error)}"
             ) from error
 
 

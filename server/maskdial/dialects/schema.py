@@ -22,6 +22,7 @@ from pydantic_core import CoreSchema, core_schema
 from maskdial.errors import ValidationError
 
 Body = TypeVar("Body", bound=BaseModel)
+T = TypeVar("T")
 
 
 LARGEST_INT = 2**31 - 1
@@ -113,6 +114,46 @@ class TaskBody(Wire):
     )
 
 
+def _check_token_keys(biases: dict[str, float]) -> dict[str, float]:
+    for key in biases:
+        canonical = key.isascii() and key.isdecimal() and str(int(key[:11])) == key
+        if not canonical or int(key) > LARGEST_INT:
+            raise ValueError(f'a key must be a token id, such as "42", not {shortened(key)!r}')
+    return biases
+
+
+TokenId = Annotated[int, Range(0)]
+StopText = Annotated[str, Size(0, 1024, "characters")]
+LogitBias = Annotated[
+    dict[str, Annotated[float, Range(-100, 100)]],
+    Size(0, 1024, "token ids"),
+    pydantic.AfterValidator(_check_token_keys),
+]
+
+
+def logit_biases(biases: Mapping[str, float] | None) -> tuple[tuple[int, float], ...]:
+    """Pairs of token id and bias."""
+    return tuple((int(key), bias) for key, bias in (biases or {}).items())
+
+
+def given(value: T | None, default: T) -> T:
+    """The value, or the default of a field that was left out or null."""
+    return default if value is None else value
+
+
+def join_parts(content: object) -> object:
+    """The text of a message in parts, joined by newlines, as in vLLM."""
+    if isinstance(content, str):
+        return content
+    if not isinstance(content, list) or not content:
+        raise ValueError('must be a string or a list of {"type": "text", "text": "..."}')
+    for index, part in enumerate(content):
+        shaped = isinstance(part, dict) and part.keys() == {"type", "text"}
+        if not shaped or part["type"] != "text" or not isinstance(part["text"], str):
+            raise ValueError(f'part {index} must be {{"type": "text", "text": "..."}}')
+    return "\n".join(part["text"] for part in content)
+
+
 def check_texts(value: object) -> object:
     """Checks a text, or a list of them, before parsing; the error says which one is wrong."""
     if isinstance(value, list) and not value:
@@ -160,7 +201,8 @@ def parse_body(schema: type[Body], content: bytes) -> Body:
     try:
         return schema.model_validate_json(content)
     except pydantic.ValidationError as error:
-        raise ValidationError(_describe(error)) from error
+        loc = error.errors(include_url=False, include_input=False)[0]["loc"]
+        raise ValidationError(_describe(error), field=_field_name(loc) or None) from error
 
 
 def field_names(body: type[BaseModel], **changes: str) -> dict[str, str]:
@@ -188,12 +230,14 @@ def wire_names(names: Mapping[str, str], *, batch: bool) -> Iterator[None]:
     try:
         yield
     except ValidationError as error:
-        if error.field is None or (error.index is not None and not batch):
+        if error.field is None:
             raise
         where = names.get(error.field, error.field)
         if error.index is not None:
+            if not batch:
+                raise ValidationError(error.message, field=where) from error
             where += f"[{error.index}]"
-        raise ValidationError(f"{where}: {error.message}") from error
+        raise ValidationError(f"{where}: {error.message}", field=where) from error
 
 
 def _describe(error: pydantic.ValidationError) -> str:

@@ -23,13 +23,18 @@ TextOrPair = tuple[str, str | None]
 _SECONDS_PER_CHARACTER = 0.5e-6
 
 
-class TaskModel(Protocol):
-    """What a task needs to know of its model."""
+class NamedModel(Protocol):
+    """A model's name, and what it is."""
 
     @property
     def name(self) -> str: ...
     @property
     def manifest(self) -> Manifest: ...
+
+
+class TaskModel(NamedModel, Protocol):
+    """What a task needs to know of its model."""
+
     @property
     def tokenizer(self) -> Tokenizer: ...
     @property
@@ -106,6 +111,20 @@ def about(field: str, index: int | None = None) -> Iterator[None]:
         if error.field is not None:
             raise
         raise ValidationError(error.message, field=field, index=index) from error
+
+
+def check_ids(ids: Sequence[int], model: NamedModel) -> None:
+    """Refuses token ids that the model does not have.
+
+    Raises:
+        ValidationError: there is one; the message has the range.
+    """
+    vocab_size = model.manifest.vocab_size
+    for token_id in ids:
+        if not 0 <= token_id < vocab_size:
+            raise ValidationError(
+                f"model {model.name!r} has token ids from 0 to {vocab_size - 1}, not {token_id}"
+            )
 
 
 def tokenizing_seconds(texts: Sequence[str]) -> float:
