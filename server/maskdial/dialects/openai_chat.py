@@ -13,7 +13,7 @@ from maskdial.dialects.openai_generation import answer
 from maskdial.dialects.openai_logprobs import TokenSpeller, chat_logprobs
 from maskdial.dialects.openai_sampling import GenerationBody
 from maskdial.dialects.openai_schema import Lenient, Unsupported
-from maskdial.dialects.schema import Range, Size, join_parts, parse_body
+from maskdial.dialects.schema import FieldError, Range, Size, join_parts, parse_body
 from maskdial.models.registry import CausalModel
 from maskdial.models.tokenizer import Tokenizer
 from maskdial.requests.generation import Completion, Generation, GenerationRequest, Text
@@ -98,11 +98,11 @@ class ChatBody(GenerationBody, ToolFields):
     @model_validator(mode="after")
     def _check_combinations(self) -> Self:
         if self.top_logprobs and not self.logprobs:
-            raise ValueError("top_logprobs: set logprobs to true as well")
+            raise FieldError("top_logprobs", "set logprobs to true as well")
         if None not in (self.max_tokens, self.max_completion_tokens) and (
             self.max_tokens != self.max_completion_tokens
         ):
-            raise ValueError("max_tokens: also given as max_completion_tokens; leave it out")
+            raise FieldError("max_tokens", "also given as max_completion_tokens; leave it out")
         return self
 
     @property

@@ -20,7 +20,7 @@ from maskdial.dialects.openai_schema import (
     inputs_of,
     is_batch,
 )
-from maskdial.dialects.schema import Range, parse_body
+from maskdial.dialects.schema import FieldError, Range, parse_body
 from maskdial.models.registry import CausalModel
 from maskdial.models.tokenizer import Tokenizer
 from maskdial.requests.generation import Completion, Generation, GenerationRequest, Prompt, Text
@@ -50,16 +50,17 @@ class CompletionsBody(GenerationBody):
     @model_validator(mode="after")
     def _check_combinations(self) -> Self:
         if self.best_of is not None and self.best_of < (self.n or 1):
-            raise ValueError(f"best_of: must be at least n ({self.n or 1}), not {self.best_of}")
+            raise FieldError("best_of", f"must be at least n ({self.n or 1}), not {self.best_of}")
         if self.stream and (self.best_of or 1) > (self.n or 1):
-            raise ValueError("best_of: a stream cannot wait for the best text; leave it out")
+            raise FieldError("best_of", "a stream cannot wait for the best text; leave it out")
         if self.echo and self.logprobs:
-            raise ValueError(
-                "logprobs: the most likely tokens of a prompt are not available; set logprobs to 0 "
-                "to describe an echoed prompt"
+            raise FieldError(
+                "logprobs",
+                "the most likely tokens of a prompt are not available; set logprobs to 0 "
+                "to describe an echoed prompt",
             )
         if self.stream and self.echo and self.logprobs is not None:
-            raise ValueError("logprobs: those of the prompt are not available in a stream")
+            raise FieldError("logprobs", "those of the prompt are not available in a stream")
         return self
 
     @property

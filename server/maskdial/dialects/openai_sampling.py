@@ -15,6 +15,7 @@ from maskdial.causal.grammar.source import GrammarKind, GrammarValue
 from maskdial.causal.sampling.params import SamplingParams
 from maskdial.dialects.openai_schema import Lenient, OpenAIBody
 from maskdial.dialects.schema import (
+    FieldError,
     LogitBias,
     Range,
     Size,
@@ -196,10 +197,10 @@ class GenerationBody(OpenAIBody, ABC):
     @model_validator(mode="after")
     def _check_fields(self) -> Self:
         if len(self._grammars()) > 1:
-            names = ", ".join(self._grammars())
-            raise ValueError(f"{names}: give one of them; a text can match one grammar only")
+            first, *others = self._grammars()
+            raise FieldError(others[0], f"also given as {first}; a text can match one grammar only")
         if self.stream_options is not None and not self.stream:
-            raise ValueError("stream_options: only a stream has options; set stream")
+            raise FieldError("stream_options", "only a stream has options; set stream")
         return self
 
     @property

@@ -201,8 +201,25 @@ def parse_body(schema: type[Body], content: bytes) -> Body:
     try:
         return schema.model_validate_json(content)
     except pydantic.ValidationError as error:
-        loc = error.errors(include_url=False, include_input=False)[0]["loc"]
-        raise ValidationError(_describe(error), field=_field_name(loc) or None) from error
+        raise ValidationError(_describe(error), field=_field_of(error)) from error
+
+
+class FieldError(ValueError):
+    """A validator's error about a field of its object that is wrong beside another one."""
+
+    def __init__(self, field: str, message: str) -> None:
+        super().__init__(f"{field}: {message}")
+        self.field = field
+
+
+def _field_of(error: pydantic.ValidationError) -> str | None:
+    """The field that the first problem is about; None for the whole body."""
+    first = error.errors(include_url=False, include_input=False)[0]
+    cause = first.get("ctx", {}).get("error")
+    loc = first["loc"]
+    if isinstance(cause, FieldError):
+        loc = (*loc, *cause.field.split("."))
+    return _field_name(loc) or None
 
 
 def field_names(body: type[BaseModel], **changes: str) -> dict[str, str]:
