@@ -177,7 +177,7 @@ def test_a_bundles_template_is_read_with_its_tokens(tmp_path: Path) -> None:
 def test_a_bundle_without_a_template_says_what_to_do(tmp_path: Path) -> None:
     template = bundle_with(tmp_path, None)
     assert not template.exists
-    with pytest.raises(ValidationError, match=r"model 'mine' has no chat template.*inputs"):
+    with pytest.raises(ValidationError, match=r"model 'mine' has no chat template.*as a text"):
         template.render([USER])
 
 

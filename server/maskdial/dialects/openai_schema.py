@@ -8,7 +8,7 @@ from pydantic import GetCoreSchemaHandler, GetJsonSchemaHandler, model_validator
 from pydantic_core import CoreSchema, core_schema
 
 from maskdial.dialects.schema import TaskBody, Wire
-from maskdial.requests.generation import TextOrIds
+from maskdial.models.tokenizer import TextOrIds
 
 _HABITS = frozenset(
     {

@@ -17,7 +17,7 @@ from pydantic import (
     GetCoreSchemaHandler,
     GetJsonSchemaHandler,
 )
-from pydantic_core import CoreSchema, core_schema
+from pydantic_core import CoreSchema, core_schema, from_json
 
 from maskdial.errors import ValidationError
 
@@ -91,7 +91,10 @@ class Size:
     def _check(self, value: Sized) -> Sized:
         if self.low <= len(value) <= self.high:
             return value
-        bounds = f"between {self.low} and {self.high}" if self.low else f"at most {self.high}"
+        if self.high == LARGEST_INT:
+            bounds = f"at least {self.low}"
+        else:
+            bounds = f"between {self.low} and {self.high}" if self.low else f"at most {self.high}"
         raise ValueError(f"must have {bounds} {self.unit}, not {len(value)}")
 
 
@@ -202,6 +205,15 @@ def parse_body(schema: type[Body], content: bytes) -> Body:
         return schema.model_validate_json(content)
     except pydantic.ValidationError as error:
         raise ValidationError(_describe(error), field=_field_of(error)) from error
+
+
+def read_object(content: bytes) -> Mapping[str, Any]:
+    """A JSON object; an empty one for anything else, which `parse_body` refuses."""
+    try:
+        body = from_json(content)
+    except ValueError:
+        return {}
+    return body if isinstance(body, dict) else {}
 
 
 class FieldError(ValueError):

@@ -25,6 +25,7 @@ from maskdial.config import Config
 from maskdial.errors import DeadlineError, ValidationError
 from maskdial.masked.tasks.task import about, check_ids, tokenizing_seconds
 from maskdial.models.registry import CausalModel
+from maskdial.models.tokenizer import TextOrIds
 from maskdial.requests.merge import MergedStreams, NumberedEvent
 from maskdial.requests.offload import offload
 from maskdial.requests.timing import Deadline, Timings
@@ -33,9 +34,6 @@ from maskdial.requests.understanding import check_num_texts
 _DEFAULT_NEW_TOKENS = 100
 _MAX_DESCRIBED = 250_000  # tokens; about 20 MB of JSON
 _MAX_SEED = 2**63
-
-TextOrIds = str | Sequence[int]
-"""A prompt: text to tokenize, or token ids."""
 
 
 @dataclass(frozen=True, slots=True)
