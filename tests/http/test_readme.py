@@ -34,7 +34,7 @@ def test_curl_line(url: str, line: str) -> None:
 
 
 def test_python_snippet(url: str) -> None:
-    (snippet,) = blocks("python")
+    snippet, _ = blocks("python")
     code = snippet.replace("http://127.0.0.1:8000", url)
     assert code != snippet
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
@@ -43,3 +43,12 @@ def test_python_snippet(url: str) -> None:
     assert re.fullmatch(r"She opened the \S+ and went in\.", sentence)
     assert label == "NEGATIVE"
     assert len(story) > 20
+
+
+def test_openai_snippet(url: str) -> None:
+    _, snippet = blocks("python")
+    code = snippet.replace("http://127.0.0.1:8000", url)
+    assert code != snippet
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    assert len(done.stdout) > 20

@@ -9,7 +9,14 @@ from hypothesis import strategies as st
 from pydantic import BaseModel
 
 from maskdial.causal.sampling.params import SamplingParams
-from maskdial.dialects import ROUTES, tokens
+from maskdial.dialects import (
+    ROUTES,
+    openai_chat,
+    openai_completions,
+    openai_embeddings,
+    openai_rerank,
+    tokens,
+)
 from maskdial.dialects import task_bodies as bodies
 from maskdial.dialects.schema import parse_body
 from maskdial.dialects.tgi_bodies import GenerateBody, GenerateParameters
@@ -30,6 +37,10 @@ BODIES: dict[type[BaseModel], dict[str, Any]] = {
     bodies.ScoreBody: {"inputs": "a"},
     tokens.TokenizeBody: {"inputs": "a"},
     tokens.DetokenizeBody: {"ids": [1]},
+    openai_completions.CompletionsBody: {"prompt": "a"},
+    openai_chat.ChatBody: {"messages": [{"role": "user", "content": "a"}]},
+    openai_embeddings.EmbeddingsBody: {"input": "a"},
+    openai_rerank.RankBody: {"query": "a", "documents": ["b"]},
 }
 
 

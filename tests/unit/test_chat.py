@@ -106,7 +106,7 @@ def test_messages_are_not_the_templates_to_change() -> None:
 def test_a_failing_template_is_a_sentence(source: str, words: str) -> None:
     with pytest.raises(ValidationError, match=words) as caught:
         render(source)
-    assert caught.value.message.startswith("messages: the chat template of model 'm' fails on")
+    assert caught.value.message.startswith("the chat template of model 'm' fails on")
     assert "\n" not in caught.value.message
 
 
@@ -175,7 +175,7 @@ def test_a_bundles_template_is_read_with_its_tokens(tmp_path: Path) -> None:
 
 def test_a_bundle_without_a_template_says_what_to_do(tmp_path: Path) -> None:
     template = bundle_with(tmp_path, None)
-    with pytest.raises(ValidationError, match=r"model 'mine' has no chat template.*inputs"):
+    with pytest.raises(ValidationError, match=r"model 'mine' has no chat template.*as a text"):
         template.render([USER])
 
 

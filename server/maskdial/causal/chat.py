@@ -82,8 +82,8 @@ class ChatTemplate:
         """
         if self._template is None:
             raise ValidationError(
-                f"messages: model {self._name!r} has no chat template; write the whole prompt "
-                "yourself and send it as inputs"
+                f"model {self._name!r} has no chat template; write the whole prompt yourself and "
+                "send it as a text"
             )
         try:
             pieces = self._template.generate(
@@ -97,8 +97,7 @@ class ChatTemplate:
             return "".join(_bounded(pieces))
         except Exception as error:  # a template may raise anything that Python can
             raise ValidationError(
-                f"messages: the chat template of model {self._name!r} fails on them: "
-                f"{_reason(error)}"
+                f"the chat template of model {self._name!r} fails on them: {_reason(error)}"
             ) from error
 
 

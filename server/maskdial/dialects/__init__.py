@@ -3,10 +3,43 @@
 A new one is a module with its ``ROUTES``, listed here.
 """
 
-from maskdial.dialects import models, service, tasks, tgi, tokens
+from maskdial.dialects import (
+    models,
+    openai_chat,
+    openai_completions,
+    openai_embeddings,
+    openai_models,
+    openai_rerank,
+    openai_tokens,
+    service,
+    tasks,
+    tgi,
+    tokens,
+)
+from maskdial.dialects.shared_routes import share
 from maskdial.models.registry import Task
 
-ROUTES = (*tasks.ROUTES, *tgi.ROUTES, *tokens.ROUTES, *models.ROUTES, *service.ROUTES)
+# Paths that the OpenAI dialect has, too: its endpoint, and the keys by which its bodies are known.
+_SHARED = {
+    "/rerank": (openai_rerank.rerank, ("documents",)),
+    "/tokenize": (openai_tokens.tokenize, ("prompt", "messages")),
+    "/detokenize": (openai_tokens.detokenize, ("tokens",)),
+}
+
+ROUTES = (
+    *(
+        share(route, *_SHARED[route.path]) if route.path in _SHARED else route
+        for route in (*tasks.ROUTES, *tgi.ROUTES, *tokens.ROUTES)
+    ),
+    *openai_completions.ROUTES,
+    *openai_chat.ROUTES,
+    *openai_embeddings.ROUTES,
+    *openai_rerank.ROUTES,
+    *openai_models.ROUTES,
+    *openai_tokens.ROUTES,
+    *models.ROUTES,
+    *service.ROUTES,
+)
 
 TASKS: tuple[Task, ...] = (*tasks.TASKS, tgi.GENERATE, tasks.SCORE, tokens.TOKENIZE)
 """Everything that models can be asked for, in the order of listings."""

@@ -4,9 +4,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 from fastapi import Request, Response
-from pydantic_core import from_json
 
 from maskdial.dialects import tasks, tgi
+from maskdial.dialects.schema import read_object
 from maskdial.http.context import server_context
 from maskdial.http.guard import TaskRoute
 from maskdial.models.bundle import Manifest
@@ -36,22 +36,13 @@ async def model(request: Request) -> Response:
 
 def _asked_task(served: Sequence[ServedModel], content: bytes) -> _Dispatched:
     """The task that claims the body, otherwise the main task of the name's first model."""
-    body = _read_object(content)
+    body = read_object(content)
     for each in served:
         for task in _TASKS:
             if task.serves(each.manifest) and task.claims(body, each):
                 return task
     main = served[0].manifest.task
     return next(task for task in _TASKS if task.name == main)
-
-
-def _read_object(content: bytes) -> Mapping[str, Any]:
-    """A JSON object; an empty one for anything else, which the task's schema will refuse."""
-    try:
-        body = from_json(content)
-    except ValueError:
-        return {}
-    return body if isinstance(body, dict) else {}
 
 
 ROUTES = (TaskRoute("/models/{name}", model, tags=["models"]),)

@@ -17,11 +17,12 @@ from pydantic import (
     GetCoreSchemaHandler,
     GetJsonSchemaHandler,
 )
-from pydantic_core import CoreSchema, core_schema
+from pydantic_core import CoreSchema, core_schema, from_json
 
 from maskdial.errors import ValidationError
 
 Body = TypeVar("Body", bound=BaseModel)
+T = TypeVar("T")
 
 
 LARGEST_INT = 2**31 - 1
@@ -90,7 +91,10 @@ class Size:
     def _check(self, value: Sized) -> Sized:
         if self.low <= len(value) <= self.high:
             return value
-        bounds = f"between {self.low} and {self.high}" if self.low else f"at most {self.high}"
+        if self.high == LARGEST_INT:
+            bounds = f"at least {self.low}"
+        else:
+            bounds = f"between {self.low} and {self.high}" if self.low else f"at most {self.high}"
         raise ValueError(f"must have {bounds} {self.unit}, not {len(value)}")
 
 
@@ -111,6 +115,46 @@ class TaskBody(Wire):
         description="Seconds after which the request is aborted with 504. Default: the server's "
         "limit, if any.",
     )
+
+
+def _check_token_keys(biases: dict[str, float]) -> dict[str, float]:
+    for key in biases:
+        canonical = key.isascii() and key.isdecimal() and str(int(key[:11])) == key
+        if not canonical or int(key) > LARGEST_INT:
+            raise ValueError(f'a key must be a token id, such as "42", not {shortened(key)!r}')
+    return biases
+
+
+TokenId = Annotated[int, Range(0)]
+StopText = Annotated[str, Size(0, 1024, "characters")]
+LogitBias = Annotated[
+    dict[str, Annotated[float, Range(-100, 100)]],
+    Size(0, 1024, "token ids"),
+    pydantic.AfterValidator(_check_token_keys),
+]
+
+
+def logit_biases(biases: Mapping[str, float] | None) -> tuple[tuple[int, float], ...]:
+    """Pairs of token id and bias."""
+    return tuple((int(key), bias) for key, bias in (biases or {}).items())
+
+
+def given(value: T | None, default: T) -> T:
+    """The value, or the default of a field that was left out or null."""
+    return default if value is None else value
+
+
+def join_parts(content: object) -> object:
+    """The text of a message in parts, joined by newlines, as in vLLM."""
+    if isinstance(content, str):
+        return content
+    if not isinstance(content, list) or not content:
+        raise ValueError('must be a string or a list of {"type": "text", "text": "..."}')
+    for index, part in enumerate(content):
+        shaped = isinstance(part, dict) and part.keys() == {"type", "text"}
+        if not shaped or part["type"] != "text" or not isinstance(part["text"], str):
+            raise ValueError(f'part {index} must be {{"type": "text", "text": "..."}}')
+    return "\n".join(part["text"] for part in content)
 
 
 def check_texts(value: object) -> object:
@@ -160,7 +204,34 @@ def parse_body(schema: type[Body], content: bytes) -> Body:
     try:
         return schema.model_validate_json(content)
     except pydantic.ValidationError as error:
-        raise ValidationError(_describe(error)) from error
+        raise ValidationError(_describe(error), field=_field_of(error)) from error
+
+
+def read_object(content: bytes) -> Mapping[str, Any]:
+    """A JSON object; an empty one for anything else, which `parse_body` refuses."""
+    try:
+        body = from_json(content)
+    except ValueError:
+        return {}
+    return body if isinstance(body, dict) else {}
+
+
+class FieldError(ValueError):
+    """A validator's error about a field of its object that is wrong beside another one."""
+
+    def __init__(self, field: str, message: str) -> None:
+        super().__init__(f"{field}: {message}")
+        self.field = field
+
+
+def _field_of(error: pydantic.ValidationError) -> str | None:
+    """The field that the first problem is about; None for the whole body."""
+    first = error.errors(include_url=False, include_input=False)[0]
+    cause = first.get("ctx", {}).get("error")
+    loc = first["loc"]
+    if isinstance(cause, FieldError):
+        loc = (*loc, *cause.field.split("."))
+    return _field_name(loc) or None
 
 
 def field_names(body: type[BaseModel], **changes: str) -> dict[str, str]:
@@ -188,12 +259,14 @@ def wire_names(names: Mapping[str, str], *, batch: bool) -> Iterator[None]:
     try:
         yield
     except ValidationError as error:
-        if error.field is None or (error.index is not None and not batch):
+        if error.field is None:
             raise
         where = names.get(error.field, error.field)
         if error.index is not None:
+            if not batch:
+                raise ValidationError(error.message, field=where) from error
             where += f"[{error.index}]"
-        raise ValidationError(f"{where}: {error.message}") from error
+        raise ValidationError(f"{where}: {error.message}", field=where) from error
 
 
 def _describe(error: pydantic.ValidationError) -> str:

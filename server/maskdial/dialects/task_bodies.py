@@ -37,7 +37,7 @@ def _check_not_blank(text: str) -> str:
     return text
 
 
-_Text = Annotated[str, pydantic.AfterValidator(_check_not_blank)]
+Text = Annotated[str, pydantic.AfterValidator(_check_not_blank)]
 
 
 def _lower_case(value: object) -> object:
@@ -344,8 +344,8 @@ class EmbedBody(EmbedParameters, TextsBody, MaskedBody):
 class SimilarityInputs(Wire):
     """A sentence, and those to compare it with."""
 
-    source_sentence: _Text
-    sentences: Annotated[list[_Text], Size(1, LARGEST_INT, "sentences")]
+    source_sentence: Text
+    sentences: Annotated[list[Text], Size(1, LARGEST_INT, "sentences")]
 
 
 class SimilarityBody(MaskedBody):
@@ -367,8 +367,8 @@ class SimilarityBody(MaskedBody):
 class RerankBody(TruncationParameters, MaskedBody):
     """A query, and texts to put in order."""
 
-    query: _Text
-    texts: Annotated[list[_Text], Size(1, LARGEST_INT, "texts")]
+    query: Text
+    texts: Annotated[list[Text], Size(1, LARGEST_INT, "texts")]
     raw_scores: bool | None = Field(
         None, description="Return logits instead of their sigmoids. Default: false."
     )

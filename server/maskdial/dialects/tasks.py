@@ -203,6 +203,11 @@ TASKS: tuple[MaskedTask[Any], ...] = (
 )
 
 
+def task_of(kind: type[TaskRequest[Any]]) -> MaskedTask[Any]:
+    """The task that a kind of request is for."""
+    return next(task for task in TASKS if task.kind is kind)
+
+
 @dataclass(frozen=True, slots=True)
 class ScoreTask:
     """`/score` as something that models can be asked for."""

@@ -143,10 +143,9 @@ def _count_described(completions: Sequence[Completion], parameters: GeneratePara
 def _reply(completion: Completion, parameters: GenerateParameters, tokenizer: Tokenizer) -> object:
     """The reply for one prompt: a text, or the list of the ``n`` best."""
     n = parameters.n or 1
-    texts = completion.texts
-    if parameters.num_sequences > n:
-        texts = sorted(texts, key=lambda text: text.mean_logprob, reverse=True)
-    replies = [_text_reply(completion.prompt, text, parameters, tokenizer) for text in texts]
+    replies = [
+        _text_reply(completion.prompt, text, parameters, tokenizer) for text in completion.best(n)
+    ]
     if n > 1:
         return replies[:n]
     best, others = replies[0], replies[1:]
@@ -161,7 +160,7 @@ def _text_reply(
     prompt: Prompt, text: Text, parameters: GenerateParameters, tokenizer: Tokenizer
 ) -> dict[str, Any]:
     finish = text.finish
-    prefix = prompt.text if parameters.return_full_text else ""
+    prefix = (prompt.text or "") if parameters.return_full_text else ""
     reply: dict[str, Any] = {"generated_text": prefix + finish.generated_text}
     if parameters.details or parameters.decoder_input_details:
         reply["details"] = _details(finish) | {
@@ -181,10 +180,10 @@ async def _frames(
 ) -> Frames:
     """The events of a stream, one per token."""
     (prompt,) = generation.prompts
-    prefix = prompt.text if parameters.return_full_text else ""
-    with wire_names(_NAMES, batch=False), generation.explaining():
+    prefix = (prompt.text or "") if parameters.return_full_text else ""
+    with wire_names(_NAMES, batch=False):
         async with generation.stream() as stream:
-            async for event in stream:
+            async for _, event in stream:
                 content = _stream_event(event, prefix)
                 if parameters.top_n_tokens:
                     content["top_tokens"] = _top_tokens(event, tokenizer)

@@ -12,17 +12,19 @@ from pydantic import Field, ValidationInfo, field_validator, model_validator
 from maskdial.causal.grammar.source import GrammarKind
 from maskdial.causal.sampling.params import SamplingParams
 from maskdial.dialects.schema import (
-    LARGEST_INT,
+    LogitBias,
     Range,
     Size,
+    StopText,
     TaskBody,
+    TokenId,
     Wire,
     check_texts,
-    shortened,
+    given,
+    join_parts,
+    logit_biases,
 )
 from maskdial.requests.generation import GenerationRequest, GrammarRequest
-
-_TokenId = Annotated[int, Range(0)]
 
 
 def _check_grammar_value(value: object) -> object:
@@ -50,17 +52,6 @@ class GrammarParameter(Wire):
         if kind in ("regex", "lark") and not (isinstance(value, str) and value):
             raise ValueError(f"must be a string that holds a {kind} grammar")
         return value
-
-
-_StopText = Annotated[str, Size(0, 1024, "characters")]
-
-
-def _check_token_keys(biases: dict[str, float]) -> dict[str, float]:
-    for key in biases:
-        canonical = key.isascii() and key.isdecimal() and str(int(key[:11])) == key
-        if not canonical or int(key) > LARGEST_INT:
-            raise ValueError(f'a key must be a token id, such as "42", not {shortened(key)!r}')
-    return biases
 
 
 class GenerateParameters(Wire):
@@ -109,21 +100,16 @@ class GenerateParameters(Wire):
     presence_penalty: Annotated[float, Range(-2, 2)] | None = Field(
         None, description="Penalty for tokens that occur in the generated text. Default: 0."
     )
-    logit_bias: (
-        Annotated[
-            dict[str, Annotated[float, Range(-100, 100)]],
-            Size(0, 1024, "token ids"),
-            pydantic.AfterValidator(_check_token_keys),
-        ]
-        | None
-    ) = Field(None, description="Map from token ids to a bias that is added to their logits.")
+    logit_bias: LogitBias | None = Field(
+        None, description="Map from token ids to a bias that is added to their logits."
+    )
     seed: Annotated[int, Range(0, 2**63 - 1)] | None = Field(
         None, description="Random seed. Default: a new one, returned in the details."
     )
-    stop: Annotated[list[_StopText], Size(0, 64, "texts")] | None = Field(
+    stop: Annotated[list[StopText], Size(0, 64, "texts")] | None = Field(
         None, description="Strings that end the generation."
     )
-    stop_token_ids: Annotated[list[_TokenId], Size(0, 256, "token ids")] | None = Field(
+    stop_token_ids: Annotated[list[TokenId], Size(0, 256, "token ids")] | None = Field(
         None, description="Tokens that end the generation."
     )
     ignore_eos: bool | None = Field(
@@ -178,8 +164,8 @@ class GenerateParameters(Wire):
         """Whether to sample: as asked, otherwise whether a sampling parameter is given."""
         if self.do_sample is not None:
             return self.do_sample
-        given = (self.temperature, self.top_k, self.top_p, self.min_p, self.typical_p)
-        return any(value is not None for value in given)
+        controls = (self.temperature, self.top_k, self.top_p, self.min_p, self.typical_p)
+        return any(value is not None for value in controls)
 
     @property
     def num_sequences(self) -> int:
@@ -191,15 +177,15 @@ class GenerateParameters(Wire):
         return SamplingParams(
             min_new_tokens=self.min_new_tokens or 0,
             do_sample=self.samples,
-            temperature=_given(self.temperature, 1.0),
+            temperature=given(self.temperature, 1.0),
             top_k=self.top_k or 0,
-            top_p=_given(self.top_p, 1.0),
+            top_p=given(self.top_p, 1.0),
             min_p=self.min_p or 0.0,
-            typical_p=_given(self.typical_p, 1.0),
-            repetition_penalty=_given(self.repetition_penalty, 1.0),
+            typical_p=given(self.typical_p, 1.0),
+            repetition_penalty=given(self.repetition_penalty, 1.0),
             frequency_penalty=self.frequency_penalty or 0.0,
             presence_penalty=self.presence_penalty or 0.0,
-            logit_bias=tuple((int(key), bias) for key, bias in (self.logit_bias or {}).items()),
+            logit_bias=logit_biases(self.logit_bias),
             seed=self.seed,
             # An empty string would end every text at once.
             stop=tuple(text for text in self.stop or () if text),
@@ -208,23 +194,6 @@ class GenerateParameters(Wire):
             top_n_tokens=self.top_n_tokens or 0,
             prompt_logprobs=bool(self.decoder_input_details),
         )
-
-
-def _given(value: float | None, default: float) -> float:
-    return default if value is None else value
-
-
-def _join_parts(content: object) -> object:
-    """The text of a message in parts, joined by newlines, as vLLM does it."""
-    if isinstance(content, str):
-        return content
-    if not isinstance(content, list) or not content:
-        raise ValueError('must be a string or a list of {"type": "text", "text": "..."}')
-    for index, part in enumerate(content):
-        shaped = isinstance(part, dict) and part.keys() == {"type", "text"}
-        if not shaped or part["type"] != "text" or not isinstance(part["text"], str):
-            raise ValueError(f'part {index} must be {{"type": "text", "text": "..."}}')
-    return "\n".join(part["text"] for part in content)
 
 
 class TextPart(Wire):
@@ -239,7 +208,7 @@ class ChatMessage(Wire):
 
     role: Annotated[str, Size(1, 64, "characters")]
     content: Annotated[
-        str, pydantic.BeforeValidator(_join_parts, json_schema_input_type=str | list[TextPart])
+        str, pydantic.BeforeValidator(join_parts, json_schema_input_type=str | list[TextPart])
     ]
 
 

@@ -9,11 +9,10 @@ from pydantic import Field
 from tokenizers import Encoding
 
 from maskdial.dialects.schema import TaskBody, TextsBody, parse_body, wire_names
-from maskdial.errors import ValidationError
 from maskdial.http.context import server_context
 from maskdial.http.guard import TaskRoute
 from maskdial.http.replies import json_reply
-from maskdial.masked.tasks.task import tokenizing_seconds
+from maskdial.masked.tasks.task import about, check_ids, tokenizing_seconds
 from maskdial.models.bundle import Manifest
 from maskdial.requests.offload import offload
 from maskdial.requests.understanding import check_num_texts
@@ -101,14 +100,11 @@ async def detokenize(request: Request) -> Response:
     body = parse_body(DetokenizeBody, await request.body())
     model = server.models.model_for(TOKENIZE, body.model)
     request.state.model = model.name
-    with wire_names({"texts": "ids"}, batch=True):
+    with wire_names({"texts": "ids"}, batch=False):
         check_num_texts(len(body.texts), server.config)
-    vocab_size = model.manifest.vocab_size
-    largest = max((token_id for ids in body.texts for token_id in ids), default=0)
-    if largest >= vocab_size:
-        raise ValidationError(
-            f"ids: model {model.name!r} has token ids from 0 to {vocab_size - 1}, not {largest}"
-        )
+        with about("texts"):
+            for ids in body.texts:
+                check_ids(ids, model)
     skip = body.skip_special_tokens is not False
     return await offload(
         lambda: json_reply(

@@ -15,6 +15,7 @@ from starlette.exceptions import HTTPException
 import maskdial
 from maskdial import dialects
 from maskdial.config import Config
+from maskdial.dialects import openai_errors
 from maskdial.errors import BundleError, MaskdialError, NotFoundError
 from maskdial.http.context import ServerContext
 from maskdial.http.guard import Guard, TaskRoute
@@ -105,11 +106,17 @@ def _read_bundles(config: Config) -> list[Bundle]:
 
 
 async def _http_error(request: Request, error: Exception) -> Response:
-    """Routing errors (no such path, wrong method) in the native API's form."""
+    """Routing errors (no such path, wrong method) in the form of the API that was meant."""
     assert isinstance(error, HTTPException)
+    message = str(error.detail)
     if error.status_code == 404:
-        return error_reply(NotFoundError(f"no route {request.url.path}; see /docs"))
-    content = {"error": str(error.detail), "error_type": "validation"}
+        message = f"no route {request.url.path}; see /docs"
+    if request.url.path.startswith(openai_errors.PREFIX):
+        headers = dict(error.headers or {})
+        return openai_errors.http_error_reply(error.status_code, message, headers)
+    if error.status_code == 404:
+        return error_reply(NotFoundError(message))
+    content = {"error": message, "error_type": "validation"}
     return json_reply(content, status=error.status_code, headers=dict(error.headers or {}))
 
 

@@ -14,6 +14,9 @@ from tokenizers import Encoding
 from maskdial.errors import BundleError, ValidationError
 from maskdial.models.bundle import SpecialTokens
 
+TextOrIds = str | Sequence[int]
+"""What a model reads: text to tokenize, or token ids."""
+
 _BYTE_TOKEN = re.compile("<0x([0-9A-Fa-f]{2})>")
 
 

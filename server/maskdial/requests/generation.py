@@ -1,15 +1,16 @@
 """A request to generate text: what to continue, how, until when, for whom.
 
-Every dialect turns its bodies into a `GenerationRequest` and renders what comes of it. Errors name
-the fields of `GenerationRequest` and of its `SamplingParams`.
+Every dialect parses its bodies into a `GenerationRequest` and renders the result. Errors name the
+fields of `GenerationRequest` and of its `SamplingParams`.
 """
 
 import asyncio
 import contextlib
 import dataclasses
 import statistics
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from tokenizers import Encoding
 
@@ -22,8 +23,10 @@ from maskdial.causal.sequence import SharedPrompt, draw_seed
 from maskdial.causal.stream import TokenStream
 from maskdial.config import Config
 from maskdial.errors import DeadlineError, ValidationError
-from maskdial.masked.tasks.task import tokenizing_seconds
+from maskdial.masked.tasks.task import about, check_ids, tokenizing_seconds
 from maskdial.models.registry import CausalModel
+from maskdial.models.tokenizer import TextOrIds
+from maskdial.requests.merge import MergedStreams, NumberedEvent
 from maskdial.requests.offload import offload
 from maskdial.requests.timing import Deadline, Timings
 from maskdial.requests.understanding import check_num_texts
@@ -35,7 +38,7 @@ _MAX_SEED = 2**63
 
 @dataclass(frozen=True, slots=True)
 class GrammarRequest:
-    """What the text has to be: ``value`` is a schema, a regular expression or a Lark grammar."""
+    """What the text must match: ``value`` is a schema, a regular expression or a Lark grammar."""
 
     kind: GrammarKind
     value: GrammarValue
@@ -46,21 +49,22 @@ class GenerationRequest:
     """Prompts or a conversation to continue.
 
     Attributes:
-        prompts: texts; empty for a conversation.
-        messages: a conversation, to be rendered with the model's chat template; mappings of
-            ``role`` and ``content``.
-        params: how to sample; its ``max_new_tokens`` does not count.
-        max_new_tokens: None: 100, or what the context leaves.
+        prompts: texts, or token ids that are used unchanged: no special tokens are added. Empty
+            for a conversation.
+        messages: a conversation, rendered with the model's chat template; mappings of ``role`` and
+            ``content``.
+        params: how to sample; its ``max_new_tokens`` is ignored.
+        max_new_tokens: limit per text. None: 100, or less if the context is shorter.
         num_sequences: texts to generate for each prompt.
-        grammar: what the texts have to match.
-        truncate: keep that many of a prompt's last tokens.
-        priority: lower is scheduled earlier.
+        grammar: what the texts must match.
+        truncate: keep only this many of a prompt's last tokens.
+        priority: lower values are scheduled earlier.
         cache_salt: prompts share cached prefixes only with requests of the same salt.
         describe_tokens: whether the reply describes each token.
     """
 
-    prompts: Sequence[str] = ()
-    messages: Sequence[Mapping[str, str]] | None = None
+    prompts: Sequence[TextOrIds] = ()
+    messages: Sequence[Mapping[str, Any]] | None = None
     params: SamplingParams = dataclasses.field(default_factory=SamplingParams)
     max_new_tokens: int | None = None
     num_sequences: int = 1
@@ -73,12 +77,21 @@ class GenerationRequest:
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """One prompt: its text, its token ids, how many of them were cut off, and its sequences."""
+    """One tokenized prompt and its sequences.
 
-    text: str
+    ``text`` is None if the prompt came as token ids; ``num_truncated`` tokens were cut off.
+    """
+
+    text: str | None
     ids: list[int]
     num_truncated: int
     sequences: tuple[CausalSequence, ...]
+
+    @property
+    def num_cached(self) -> int:
+        """Tokens taken from the prefix cache, once the prompt is prefilled."""
+        # Copies of a prompt fork from the sequence that prefilled it, and reuse nothing themselves.
+        return max(sequence.num_reused for sequence in self.sequences)
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,6 +119,12 @@ class Completion:
 
     prompt: Prompt
     texts: list[Text]
+
+    def best(self, n: int) -> list[Text]:
+        """All texts, in order; if there are more than ``n``, the most likely first."""
+        if len(self.texts) <= n:
+            return self.texts
+        return sorted(self.texts, key=lambda text: text.mean_logprob, reverse=True)
 
 
 class Generation:
@@ -143,41 +162,48 @@ class Generation:
         Raises:
             MaskdialError: why one of them failed.
         """
-        engine = self._model.engine
         async with contextlib.AsyncExitStack() as stack:
-            streams = [
-                [
-                    await stack.enter_async_context(
-                        engine.stream(sequence, self._deadline.remaining())
-                    )
-                    for sequence in prompt.sequences
-                ]
-                for prompt in self.prompts
-            ]
+            streams = iter(await self._start(stack))
             with about_grammar(), self._deadline.explained():
                 return [
-                    Completion(prompt, [Text([event async for event in each]) for each in copies])
-                    for prompt, copies in zip(self.prompts, streams, strict=True)
+                    Completion(prompt, [await _read(next(streams)) for _ in prompt.sequences])
+                    for prompt in self.prompts
                 ]
 
-    def stream(self) -> TokenStream:
-        """Runs the only sequence of a request for one text; read it within `explaining`.
+    @contextlib.asynccontextmanager
+    async def stream(self) -> AsyncIterator[AsyncIterator[NumberedEvent]]:
+        """Runs all sequences and yields their events as they come, each with the sequence's index:
+        prompt by prompt, and within a prompt copy by copy. Leaving the block abandons the rest.
 
         Raises:
             OverloadedError: the queue is full.
+            MaskdialError: why one of them failed.
         """
-        ((sequence,),) = (prompt.sequences for prompt in self.prompts)
-        return self._model.engine.stream(sequence, self._deadline.remaining())
+        async with contextlib.AsyncExitStack() as stack:
+            merged = MergedStreams()
+            # Streams must be left before their readers: an expired timeout is then counted as one.
+            stack.push_async_callback(merged.aclose)
+            streams = await self._start(stack)
+            with about_grammar(), self._deadline.explained():
+                async with contextlib.aclosing(merged.read(streams)) as events:
+                    yield events
 
-    @contextlib.contextmanager
-    def explaining(self) -> Iterator[None]:
-        """Completes what errors of a `stream` say: the whole timeout, the field at fault."""
-        with about_grammar(), self._deadline.explained():
-            yield
+    async def _start(self, stack: contextlib.AsyncExitStack) -> list[TokenStream]:
+        return [
+            await stack.enter_async_context(
+                self._model.engine.stream(sequence, self._deadline.remaining())
+            )
+            for prompt in self.prompts
+            for sequence in prompt.sequences
+        ]
+
+
+async def _read(stream: TokenStream) -> Text:
+    return Text([event async for event in stream])
 
 
 def timings(completions: Sequence[Completion]) -> Timings:
-    """A request's times are those of its slowest sequence; each prompt is computed once."""
+    """A request's times are those of its slowest sequence; each prompt is prefilled once."""
     finishes = [text.finish for each in completions for text in each.texts]
     return Timings(
         queue_seconds=max(finish.queue_seconds for finish in finishes),
@@ -211,29 +237,50 @@ async def _read_prompts(
         with about_grammar():
             compiling = model.grammars.submit(request.grammar.kind, request.grammar.value)
             grammar = await asyncio.wrap_future(compiling)
-    texts = request.prompts
+    given = request.prompts
     if request.messages is not None:
-        texts = [await asyncio.to_thread(model.chat_template.render, request.messages)]
+        with about("messages"):
+            given = [await asyncio.to_thread(model.chat_template.render, request.messages)]
+    tokenized = await _tokenize(given, model, add_special_tokens=request.messages is None)
     prompts = []
-    encodings = await _tokenize(texts, model, has_special_tokens=request.messages is not None)
-    for index, (text, encoding) in enumerate(zip(texts, encodings, strict=True)):
-        ids = _fit(encoding, request.truncate, model, index)
-        sequences = _make_sequences(request, ids, params, grammar)
-        prompts.append(Prompt(text, ids, len(encoding.ids) - len(ids), sequences))
+    for index, (prompt, (ids, num_special)) in enumerate(zip(given, tokenized, strict=True)):
+        kept = _fit(ids, num_special, request.truncate, model, index)
+        sequences = _make_sequences(request, kept, params, grammar)
+        text = prompt if isinstance(prompt, str) else None
+        prompts.append(Prompt(text, kept, len(ids) - len(kept), sequences))
     return prompts
 
 
 async def _tokenize(
-    texts: Sequence[str], model: CausalModel, *, has_special_tokens: bool
-) -> list[Encoding]:
-    """Tokenizes prompts; a chat template has written the special tokens itself."""
+    prompts: Sequence[TextOrIds], model: CausalModel, *, add_special_tokens: bool
+) -> list[tuple[list[int], int]]:
+    """Each prompt's ids, and how many special tokens the tokenizer put before its text.
 
-    def encode() -> list[Encoding]:
-        add = not has_special_tokens
-        return [model.tokenizer.encode(text, add_special_tokens=add) for text in texts]
+    A chat template writes the special tokens itself.
+    """
 
+    def encode() -> list[tuple[list[int], int]]:
+        return [
+            _with_leading(model.tokenizer.encode(prompt, add_special_tokens=add_special_tokens))
+            if isinstance(prompt, str)
+            else (_checked_ids(prompt, model, index), 0)
+            for index, prompt in enumerate(prompts)
+        ]
+
+    texts = [prompt for prompt in prompts if isinstance(prompt, str)]
     with model.metrics.tokenization_duration.time():
         return await offload(encode, tokenizing_seconds(texts))
+
+
+def _with_leading(encoding: Encoding) -> tuple[list[int], int]:
+    mask = encoding.special_tokens_mask
+    return encoding.ids, mask.index(0) if 0 in mask else len(mask)
+
+
+def _checked_ids(ids: Sequence[int], model: CausalModel, index: int) -> list[int]:
+    with about("prompts", index):
+        check_ids(ids, model)
+    return list(ids)
 
 
 def _check_size(
@@ -270,36 +317,33 @@ def _resolve_params(request: GenerationRequest, model: CausalModel) -> SamplingP
                 f"not {value}",
                 field=field,
             )
-    vocab_size = model.manifest.vocab_size
     biased = [token_id for token_id, _ in params.logit_bias]
-    for field, ids in (("logit_bias", biased), ("stop_token_ids", params.stop_token_ids)):
-        if max(ids, default=0) >= vocab_size:
-            raise ValidationError(
-                f"model {model.name!r} has token ids from 0 to {vocab_size - 1}, not {max(ids)}",
-                field=field,
-            )
+    for field, ids in (("logit_bias", biased), ("stop_token_ids", [*params.stop_token_ids])):
+        with about(field):
+            check_ids(ids, model)
     if request.num_sequences > 1 and params.greedy:
         raise ValidationError(
-            "without sampling, all texts are the same; set do_sample or a temperature above 0",
+            "without sampling, all texts are the same; sample, at a temperature above 0",
             field="num_sequences",
         )
     return dataclasses.replace(
         params,
         max_new_tokens=max_new_tokens,
-        top_n_tokens=min(params.top_n_tokens, vocab_size),
+        top_n_tokens=min(params.top_n_tokens, model.manifest.vocab_size),
     )
 
 
-def _fit(encoding: Encoding, truncate: int | None, model: CausalModel, index: int) -> list[int]:
+def _fit(
+    ids: list[int], num_special: int, truncate: int | None, model: CausalModel, index: int
+) -> list[int]:
     """The last ``truncate`` tokens of a prompt, if they leave room in the context.
 
-    Special tokens that the tokenizer puts before a text are kept, and count, as in transformers.
+    The ``num_special`` tokens that the tokenizer put before a text are kept, and count, as in
+    transformers.
     """
-    kept: list[int] = encoding.ids
+    kept = ids
     if truncate is not None and truncate < len(kept):
-        mask = encoding.special_tokens_mask
-        num_before = mask.index(0) if 0 in mask else len(mask)
-        num_before = min(num_before, truncate - 1)
+        num_before = min(num_special, truncate - 1)
         kept = kept[:num_before] + kept[num_before - truncate :]
     if not kept:
         raise ValidationError(
@@ -308,8 +352,8 @@ def _fit(encoding: Encoding, truncate: int | None, model: CausalModel, index: in
     if len(kept) >= model.max_length:
         raise ValidationError(
             f"the prompt has {len(kept)} tokens; model {model.name!r} has a context of "
-            f"{model.max_length}, so a prompt has at most {model.max_length - 1}; shorten it, or "
-            "set truncate",
+            f"{model.max_length}, so a prompt has at most {model.max_length - 1}; shorten or "
+            "truncate it",
             field="prompts",
             index=index,
         )
@@ -322,8 +366,8 @@ def _make_sequences(
     params: SamplingParams,
     grammar: Grammar | None,
 ) -> tuple[CausalSequence, ...]:
-    """The sequences of a prompt. The i-th has the first one's seed plus i, and gives the text that
-    it gives alone.
+    """The sequences of a prompt. Copy i has the first one's seed plus i, and gives the text that it
+    would give alone.
     """
     first_seed = draw_seed() if params.seed is None else params.seed
     shared = SharedPrompt() if request.num_sequences > 1 else None

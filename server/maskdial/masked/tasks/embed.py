@@ -17,17 +17,19 @@ from maskdial.masked.tasks.task import (
     TaskRequest,
     Truncation,
     masked_input,
+    read_inputs,
     read_texts,
     tokenizing_seconds,
 )
 from maskdial.models.bundle import Embedding, Manifest
+from maskdial.models.tokenizer import TextOrIds
 
 _TINY = 1e-12  # a zero vector stays zero, as in torch.nn.functional.normalize
 
 
 @dataclass(frozen=True, slots=True)
 class EmbedRequest(TaskRequest[NDArray[np.float32]]):
-    """Texts to turn into vectors.
+    """Texts, or token ids, to turn into vectors.
 
     ``normalize``: scale to length 1; None: as the model was trained, and always with
     ``dimensions``, which keeps that many leading dimensions.
@@ -35,7 +37,7 @@ class EmbedRequest(TaskRequest[NDArray[np.float32]]):
 
     task: ClassVar[str] = "embed"
 
-    texts: Sequence[str]
+    texts: Sequence[TextOrIds]
     truncation: Truncation = REFUSE
     normalize: bool | None = None
     dimensions: int | None = None
@@ -50,7 +52,7 @@ class EmbedRequest(TaskRequest[NDArray[np.float32]]):
 
     @property
     def read_seconds(self) -> float:
-        return tokenizing_seconds(self.texts)
+        return tokenizing_seconds([text for text in self.texts if isinstance(text, str)])
 
     def check(self, model: TaskModel) -> None:
         embedding = _embedding(model)
@@ -66,8 +68,7 @@ class EmbedRequest(TaskRequest[NDArray[np.float32]]):
             )
 
     def read(self, model: TaskModel) -> Reading[NDArray[np.float32]]:
-        pairs = [(text, None) for text in self.texts]
-        encodings, num_truncated = read_texts(model, pairs, self.truncation)
+        inputs, num_truncated = read_inputs(model, self.texts, self.truncation)
         embedding = _embedding(model)
 
         def answer(results: Sequence[MaskedResult]) -> NDArray[np.float32]:
@@ -78,7 +79,7 @@ class EmbedRequest(TaskRequest[NDArray[np.float32]]):
                 dimensions=self.dimensions,
             )
 
-        return Reading([masked_input(each) for each in encodings], answer, num_truncated)
+        return Reading(inputs, answer, num_truncated)
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ from tokenizers import Encoding
 from maskdial.errors import ValidationError
 from maskdial.masked.request import MaskedInput, MaskedResult
 from maskdial.models.bundle import Manifest
-from maskdial.models.tokenizer import Tokenizer
+from maskdial.models.tokenizer import TextOrIds, Tokenizer
 
 T_co = TypeVar("T_co", covariant=True)
 
@@ -24,13 +24,18 @@ TextOrPair = tuple[str, str | None]
 _SECONDS_PER_CHARACTER = 0.5e-6
 
 
-class TaskModel(Protocol):
-    """What a task needs to know of its model."""
+class NamedModel(Protocol):
+    """A model's name, and what it is."""
 
     @property
     def name(self) -> str: ...
     @property
     def manifest(self) -> Manifest: ...
+
+
+class TaskModel(NamedModel, Protocol):
+    """What a task needs to know of its model."""
+
     @property
     def tokenizer(self) -> Tokenizer: ...
     @property
@@ -116,6 +121,20 @@ def about(field: str, index: int | None = None) -> Iterator[None]:
         raise ValidationError(error.message, field=field, index=index) from error
 
 
+def check_ids(ids: Sequence[int], model: NamedModel) -> None:
+    """Refuses token ids that the model does not have.
+
+    Raises:
+        ValidationError: there is one; the message has the range.
+    """
+    vocab_size = model.manifest.vocab_size
+    for token_id in ids:
+        if not 0 <= token_id < vocab_size:
+            raise ValidationError(
+                f"model {model.name!r} has token ids from 0 to {vocab_size - 1}, not {token_id}"
+            )
+
+
 def tokenizing_seconds(texts: Sequence[str]) -> float:
     """Estimate of how long it takes to tokenize some texts."""
     return sum(map(len, texts)) * _SECONDS_PER_CHARACTER
@@ -141,21 +160,59 @@ def read_texts(
         ValidationError: a text is too long; the message has both lengths.
     """
     encodings = [model.tokenizer.encode(*each) for each in texts]
-    max_length = model.manifest.max_length
     num_truncated = 0
     for index, encoding in enumerate(encodings):
-        length = len(encoding)
-        if length <= max_length:
-            continue
-        if not truncation.enabled:
-            raise ValidationError(
-                f"the text has {length} tokens; model {model.name!r} takes at most {max_length}; "
-                'shorten it, or set "truncate"',
-                field=field,
-                index=index,
+        with about(field, index):
+            excess = _excess(len(encoding), model, truncation)
+        if excess:
+            encodings[index] = model.tokenizer.encode_cut(
+                *texts[index],
+                max_length=model.manifest.max_length,
+                direction=truncation.direction,
             )
-        encodings[index] = model.tokenizer.encode_cut(
-            *texts[index], max_length=max_length, direction=truncation.direction
-        )
-        num_truncated += length - len(encodings[index])
+            num_truncated += excess
     return encodings, num_truncated
+
+
+def read_inputs(
+    model: TaskModel, texts: Sequence[TextOrIds], truncation: Truncation
+) -> tuple[list[MaskedInput], int]:
+    """Makes inputs of texts, as `read_texts` does, and of token ids, to which nothing is added.
+
+    Raises:
+        ValidationError: an input is empty or too long, or has ids that the model does not have.
+    """
+    inputs = []
+    num_truncated = 0
+    for index, text in enumerate(texts):
+        with about("texts", index):
+            if isinstance(text, str):
+                (encoding,), num_cut = read_texts(model, [(text, None)], truncation)
+                inputs.append(masked_input(encoding))
+            else:
+                ids, num_cut = _read_ids(model, text, truncation)
+                inputs.append(MaskedInput(ids))
+        num_truncated += num_cut
+    return inputs, num_truncated
+
+
+def _read_ids(
+    model: TaskModel, ids: Sequence[int], truncation: Truncation
+) -> tuple[tuple[int, ...], int]:
+    if not ids:
+        raise ValidationError("has no tokens; send at least one")
+    check_ids(ids, model)
+    excess = _excess(len(ids), model, truncation)
+    kept = ids[excess:] if truncation.direction == "left" else ids[: len(ids) - excess]
+    return tuple(kept), excess
+
+
+def _excess(length: int, model: TaskModel, truncation: Truncation) -> int:
+    """How many of a text's tokens have to be cut off, if that is allowed."""
+    max_length = model.manifest.max_length
+    if length > max_length and not truncation.enabled:
+        raise ValidationError(
+            f"the text has {length} tokens; model {model.name!r} takes at most {max_length}; "
+            'shorten it, or set "truncate"'
+        )
+    return max(length - max_length, 0)

@@ -1,0 +1,126 @@
+"""`POST /v1/embeddings`: texts or token ids as vectors."""
+
+import base64
+from collections.abc import Sequence
+from functools import partial
+from typing import Annotated, Any, Literal
+
+import numpy as np
+import pydantic
+from fastapi import Request, Response
+from numpy.typing import NDArray
+from pydantic import Field
+
+from maskdial.dialects.openai_errors import openai_route
+from maskdial.dialects.openai_models import about_model
+from maskdial.dialects.openai_schema import (
+    OpenAIBody,
+    TextsOrIds,
+    check_input,
+    inputs_of,
+    is_batch,
+)
+from maskdial.dialects.schema import Range, parse_body, wire_names
+from maskdial.dialects.task_bodies import TruncationParameters
+from maskdial.dialects.tasks import task_of
+from maskdial.errors import ValidationError
+from maskdial.http.context import server_context
+from maskdial.http.disconnect import unless_gone
+from maskdial.http.replies import json_reply, timing_headers
+from maskdial.masked.tasks.embed import EmbedRequest
+from maskdial.masked.tasks.task import check_ids
+from maskdial.models.registry import MaskedModel
+from maskdial.models.tokenizer import TextOrIds
+from maskdial.requests import understanding
+from maskdial.requests.offload import offload
+from maskdial.requests.timing import Deadline
+
+_SECONDS_PER_VALUE = 0.3e-6  # to write one as text
+_FOREIGN_IDS = (
+    "token ids must be of the model's own tokenizer: LangChain sends those of OpenAI's unless "
+    "check_embedding_ctx_length=False"
+)
+_NAMES = {"texts": "input"}
+
+
+def _check_texts(value: object) -> object:
+    check_input(value)
+    for index, item in enumerate(value if isinstance(value, list) else [value]):
+        if isinstance(item, str) and not item.strip():
+            where = f"item {index} " if isinstance(value, list) else ""
+            raise ValueError(f"{where}must not be empty")
+    return value
+
+
+class EmbeddingsBody(TruncationParameters, OpenAIBody):
+    """Texts to embed. ``truncate`` and ``truncation_direction`` are extensions."""
+
+    input: Annotated[TextsOrIds, pydantic.BeforeValidator(_check_texts)] = Field(
+        description="A text, a list of texts, a list of token ids, or a list of such lists. Token "
+        "ids are used unchanged."
+    )
+    encoding_format: Literal["float", "base64"] | None = Field(
+        None, description="base64 is that of little-endian float32 values. Default: float."
+    )
+    dimensions: Annotated[int, Range(1)] | None = Field(
+        None, description="Keep the first dimensions only, and normalize again. Default: all."
+    )
+
+
+async def embeddings(request: Request) -> Response:
+    """Turns a text into a vector, or several texts into one each."""
+    server = server_context(request)
+    body = parse_body(EmbeddingsBody, await request.body())
+    deadline = Deadline(body.timeout, server.config)
+    with about_model():
+        model = server.models.masked_for(task_of(EmbedRequest), body.model)
+    request.state.model = model.name
+    texts = inputs_of(body.input)
+    with wire_names(_NAMES, batch=is_batch(body.input)):
+        _check_own_ids(texts, model)
+        wanted = EmbedRequest(texts, body.truncation, dimensions=body.dimensions)
+        answer = await understanding.answer(
+            wanted, model, server.config, deadline, partial(unless_gone, request)
+        )
+    vectors = answer.content
+
+    def reply() -> Response:
+        content = {
+            "object": "list",
+            "data": [
+                {"object": "embedding", "index": index, "embedding": _encode(vector, body)}
+                for index, vector in enumerate(vectors)
+            ],
+            "model": model.name,
+            "usage": prompt_usage(answer.timings.compute_tokens),
+        }
+        return json_reply(content, headers=timing_headers(answer.timings))
+
+    return await offload(reply, vectors.size * _SECONDS_PER_VALUE)
+
+
+def _check_own_ids(texts: Sequence[TextOrIds], model: MaskedModel) -> None:
+    for index, ids in enumerate(texts):
+        if isinstance(ids, str):
+            continue
+        try:
+            check_ids(ids, model)
+        except ValidationError as error:
+            raise ValidationError(
+                f"{error.message}; {_FOREIGN_IDS}", field="texts", index=index
+            ) from error
+
+
+def _encode(vector: NDArray[np.float32], body: EmbeddingsBody) -> str | list[Any]:
+    if body.encoding_format == "base64":
+        return base64.b64encode(vector.astype("<f4").tobytes()).decode()
+    values: list[Any] = vector.tolist()
+    return values
+
+
+def prompt_usage(num_tokens: int) -> dict[str, int]:
+    """Token counts of a request that generates none."""
+    return {"prompt_tokens": num_tokens, "total_tokens": num_tokens}
+
+
+ROUTES = (openai_route("/v1/embeddings", embeddings, EmbeddingsBody),)

@@ -1,0 +1,72 @@
+"""How the OpenAI dialect writes errors, and the routes that write them so."""
+
+from typing import Any
+
+from fastapi import Response
+from pydantic import BaseModel
+
+from maskdial.errors import (
+    DeadlineError,
+    MaskdialError,
+    NotFoundError,
+    OverloadedError,
+    TooLargeError,
+    ValidationError,
+)
+from maskdial.http.guard import Endpoint, TaskRoute
+from maskdial.http.replies import encode_json, json_reply, retry_header
+from maskdial.http.sse import data_frame
+
+PREFIX = "/v1/"
+"""Below it, every failure has this form, also that of a route that does not exist."""
+
+_INVALID = "invalid_request_error"
+
+
+def openai_route(path: str, endpoint: Endpoint, body: type[BaseModel]) -> TaskRoute:
+    """A task route whose errors are OpenAI's."""
+    return TaskRoute(path, endpoint, body=body, error_reply=error_reply, tags=["openai"])
+
+
+def error_reply(error: MaskdialError) -> Response:
+    """An error as a response of the OpenAI API.
+
+    Bodies that cannot be served are 400 there, not 422.
+    """
+    headers = retry_header(error)
+    if isinstance(error, DeadlineError):
+        # The SDK would retry a 504, and spend the same time again for nothing.
+        headers["x-should-retry"] = "false"
+    status = 400 if isinstance(error, ValidationError) else error.status
+    return json_reply(error_content(error), status=status, headers=headers)
+
+
+def error_frame(error: MaskdialError) -> bytes:
+    """An error that ends a stream."""
+    return data_frame(encode_json(error_content(error)))
+
+
+def error_content(error: MaskdialError) -> dict[str, Any]:
+    """An error as the OpenAI API writes it: ``param`` is the field at fault, if one is."""
+    param = error.field if isinstance(error, ValidationError) else None
+    code = None if isinstance(error, ValidationError) else error.error_type
+    if isinstance(error, NotFoundError):
+        param, code = "model", "model_not_found"
+    return _content(error.message, _type(error), param, code)
+
+
+def http_error_reply(status: int, message: str, headers: dict[str, str]) -> Response:
+    """A routing error (no such path, wrong method) as a response of the OpenAI API."""
+    return json_reply(_content(message, _INVALID, None, None), status=status, headers=headers)
+
+
+def _type(error: MaskdialError) -> str:
+    if isinstance(error, ValidationError | NotFoundError | TooLargeError):
+        return _INVALID
+    if isinstance(error, OverloadedError):
+        return "rate_limit_error"
+    return "timeout_error" if isinstance(error, DeadlineError) else "server_error"
+
+
+def _content(message: str, kind: str, param: str | None, code: str | None) -> dict[str, Any]:
+    return {"error": {"message": message, "type": kind, "param": param, "code": code}}

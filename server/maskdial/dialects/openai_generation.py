@@ -1,0 +1,141 @@
+"""How the OpenAI dialect answers a body that wants text: one flow for completions and chat."""
+
+import time
+import uuid
+from collections.abc import Iterable, Mapping
+from typing import Any, Protocol
+
+from fastapi import Request, Response
+
+from maskdial.causal.events import FinishReason, TokenEvent
+from maskdial.dialects.openai_errors import error_frame
+from maskdial.dialects.openai_logprobs import count_generated, usage
+from maskdial.dialects.openai_models import about_model
+from maskdial.dialects.openai_sampling import GenerationBody
+from maskdial.dialects.schema import wire_names
+from maskdial.dialects.tgi import GENERATE
+from maskdial.http.context import server_context
+from maskdial.http.disconnect import unless_gone
+from maskdial.http.replies import encode_json, json_reply, timing_headers, truncation_header
+from maskdial.http.sse import Frames, data_frame, stream_reply
+from maskdial.models.registry import CausalModel
+from maskdial.requests.generation import Completion, Generation, Text, timings
+from maskdial.requests.offload import offload
+from maskdial.requests.timing import Deadline
+
+_SECONDS_PER_TOKEN = 2e-6  # to render one
+_FINISH_REASONS: Mapping[FinishReason, str] = {
+    "length": "length",
+    "eos_token": "stop",
+    "stop_sequence": "stop",
+}
+_DONE = data_frame(b"[DONE]")
+
+
+class Writer(Protocol):
+    """What a route writes: its replies and its chunks, beyond what all of them have."""
+
+    id_prefix: str
+    object: str
+    chunk_object: str
+
+    def choice(self, completion: Completion, text: Text) -> dict[str, Any]:
+        """A finished text, but for its index and finish reason."""
+
+    def chunks(self, index: int, event: TokenEvent) -> Iterable[tuple[int, dict[str, Any]]]:
+        """What a token adds to a stream: indices of choices, and what to send of them.
+
+        Args:
+            index: the choice that the token belongs to.
+            event: the token.
+        """
+
+
+class WriterFactory(Protocol):
+    """Makes the writer of a request that was admitted."""
+
+    def __call__(self, generation: Generation, model: CausalModel) -> Writer: ...
+
+
+async def answer(
+    request: Request,
+    body: GenerationBody,
+    make_writer: WriterFactory,
+    model_name: str | None = None,
+) -> Response:
+    """Answers a body with the named model, whole or as a stream."""
+    server = server_context(request)
+    deadline = Deadline(body.timeout, server.config)
+    with about_model():
+        model = server.models.causal_for(GENERATE, model_name or body.model)
+    request.state.model = model.name
+    with wire_names(body.names(), batch=body.batch):
+        generation = await unless_gone(
+            request, Generation.prepare(body.request(model), model, server.config, deadline)
+        )
+        if not body.stream:
+            completions = await unless_gone(request, generation.complete())
+    writer = make_writer(generation, model)
+    if body.stream:
+        num_truncated = sum(prompt.num_truncated for prompt in generation.prompts)
+        return await stream_reply(
+            request,
+            _frames(generation, body, writer, model.name),
+            error_frame,
+            truncation_header(num_truncated),
+        )
+
+    def reply() -> Response:
+        content = _header(writer.id_prefix, writer.object, model.name)
+        content["choices"] = _choices(completions, body.n or 1, writer)
+        content["usage"] = usage(generation.prompts, count_generated(completions))
+        return json_reply(content, headers=timing_headers(timings(completions)))
+
+    num_described = count_generated(completions) if body.describes_tokens else 0
+    return await offload(reply, num_described * _SECONDS_PER_TOKEN * (1 + body.num_top))
+
+
+def _header(id_prefix: str, kind: str, model_name: str) -> dict[str, Any]:
+    """What a reply, and every chunk of a stream, begins with."""
+    return {
+        "id": f"{id_prefix}-{uuid.uuid4().hex}",
+        "object": kind,
+        "created": int(time.time()),
+        "model": model_name,
+    }
+
+
+def _choices(completions: list[Completion], n: int, writer: Writer) -> list[dict[str, Any]]:
+    texts = [(each, text) for each in completions for text in each.best(n)[:n]]
+    return [
+        {"index": index}
+        | writer.choice(completion, text)
+        | {"finish_reason": _FINISH_REASONS[text.finish.reason]}
+        for index, (completion, text) in enumerate(texts)
+    ]
+
+
+async def _frames(
+    generation: Generation, body: GenerationBody, writer: Writer, model_name: str
+) -> Frames:
+    """The chunks of a stream, one per token, each with one choice."""
+    header = _header(writer.id_prefix, writer.chunk_object, model_name)
+    num_generated = 0
+    with wire_names(body.names(), batch=body.batch):
+        async with generation.stream() as stream:
+            async for sequence, event in stream:
+                num_generated += 1
+                for index, content in writer.chunks(sequence, event):
+                    finish = event.finish if index == sequence else None
+                    reason = None if finish is None else _FINISH_REASONS[finish.reason]
+                    choice = {"index": index} | content | {"finish_reason": reason}
+                    chunk = header | {"choices": [choice]}
+                    if body.continuous_usage:
+                        chunk["usage"] = usage(generation.prompts, num_generated)
+                    elif body.includes_usage:
+                        chunk["usage"] = None
+                    yield data_frame(encode_json(chunk))
+    if body.includes_usage:
+        totals = usage(generation.prompts, num_generated)
+        yield data_frame(encode_json(header | {"choices": [], "usage": totals}))
+    yield _DONE

@@ -1,0 +1,84 @@
+"""`POST /v1/rerank` and `/v2/rerank`, as Cohere and Jina have them."""
+
+import uuid
+from functools import partial
+from typing import Annotated, Any
+
+import pydantic
+from fastapi import Request, Response
+from pydantic import Field
+
+from maskdial.dialects.openai_embeddings import prompt_usage
+from maskdial.dialects.openai_errors import openai_route
+from maskdial.dialects.openai_models import about_model
+from maskdial.dialects.openai_schema import OpenAIBody
+from maskdial.dialects.schema import LARGEST_INT, Range, Size, parse_body, wire_names
+from maskdial.dialects.task_bodies import Text, TruncationParameters
+from maskdial.dialects.tasks import task_of
+from maskdial.http.context import server_context
+from maskdial.http.disconnect import unless_gone
+from maskdial.http.replies import json_reply, timing_headers
+from maskdial.masked.tasks.rerank import RerankRequest
+from maskdial.requests import understanding
+from maskdial.requests.timing import Deadline
+
+_NAMES = {"texts": "documents"}
+
+
+def _document_text(document: object) -> object:
+    """A document may be an object with its text."""
+    if isinstance(document, dict) and document.keys() == {"text"}:
+        return document["text"]
+    if isinstance(document, str):
+        return document
+    raise ValueError('must be a string or {"text": "..."}')
+
+
+_Document = Annotated[
+    Text, pydantic.BeforeValidator(_document_text, json_schema_input_type=str | dict[str, str])
+]
+
+
+class RankBody(TruncationParameters, OpenAIBody):
+    """A query, and documents to put in order. Truncation is an extension."""
+
+    query: Text
+    documents: Annotated[list[_Document], Size(1, LARGEST_INT, "documents")]
+    top_n: Annotated[int, Range(1)] | None = Field(
+        None, description="Return this many of the best documents. Default: all."
+    )
+    return_documents: bool | None = Field(
+        None, description="Return the documents with their scores. Default: false."
+    )
+
+
+async def rerank(request: Request) -> Response:
+    """Orders documents by how well they answer a query, with their scores."""
+    server = server_context(request)
+    body = parse_body(RankBody, await request.body())
+    deadline = Deadline(body.timeout, server.config)
+    with about_model():
+        model = server.models.masked_for(task_of(RerankRequest), body.model)
+    request.state.model = model.name
+    with wire_names(_NAMES, batch=True):
+        wanted = RerankRequest(body.query, body.documents, body.truncation)
+        answer = await understanding.answer(
+            wanted, model, server.config, deadline, partial(unless_gone, request)
+        )
+    results: list[dict[str, Any]] = [
+        {"index": rank.index, "relevance_score": rank.score}
+        for rank in answer.content[: body.top_n]
+    ]
+    if body.return_documents:
+        for result in results:
+            result["document"] = {"text": body.documents[result["index"]]}
+    content = {
+        "id": f"rerank-{uuid.uuid4().hex}",
+        "model": model.name,
+        "results": results,
+        "usage": prompt_usage(answer.timings.compute_tokens),
+    }
+    return json_reply(content, headers=timing_headers(answer.timings))
+
+
+ROUTES = tuple(openai_route(path, rerank, RankBody) for path in ("/v1/rerank", "/v2/rerank"))

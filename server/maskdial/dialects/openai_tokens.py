@@ -1,0 +1,150 @@
+"""`/tokenize`, `/detokenize` and `/tokenizer_info` as vLLM has them."""
+
+import asyncio
+from typing import Annotated, Any, Self
+
+from fastapi import Request, Response
+from fastapi.routing import APIRoute
+from pydantic import Field, model_validator
+
+from maskdial.dialects.openai_chat import Message
+from maskdial.dialects.openai_schema import OpenAIBody
+from maskdial.dialects.schema import FieldError, Size, TokenId, parse_body
+from maskdial.dialects.tgi import GENERATE
+from maskdial.dialects.tokens import TOKENIZE
+from maskdial.errors import MaskdialError, ValidationError
+from maskdial.http.context import server_context
+from maskdial.http.replies import error_reply, json_reply
+from maskdial.masked.tasks.task import check_ids, tokenizing_seconds
+from maskdial.models.bundle import CHAT_TEMPLATE
+from maskdial.models.registry import CausalModel, ServedModel
+from maskdial.requests.offload import offload
+
+_SECONDS_PER_TOKEN = 1e-6
+
+
+class PromptBody(OpenAIBody):
+    """A prompt or a conversation to tokenize."""
+
+    neutral = {"add_generation_prompt": (True,)}  # noqa: RUF012
+
+    prompt: str | None = None
+    messages: Annotated[list[Message], Size(1, 1024, "messages")] | None = None
+    add_special_tokens: bool | None = Field(
+        None,
+        description="Add the special tokens of the model's inputs. Default: true for a prompt; a "
+        "chat template writes them itself.",
+    )
+    return_token_strs: bool | None = Field(
+        None, description="Return the tokens as the vocabulary spells them. Default: false."
+    )
+
+    @model_validator(mode="after")
+    def _check_one(self) -> Self:
+        if self.prompt is not None and self.messages is not None:
+            raise FieldError("messages", "give either prompt or messages, not both")
+        if self.prompt is None and self.messages is None:
+            raise FieldError("prompt", "this field is required")
+        return self
+
+
+class TokensBody(OpenAIBody):
+    """Token ids to turn into text."""
+
+    tokens: list[TokenId]
+
+
+async def tokenize(request: Request) -> Response:
+    """The token ids of a prompt or of a conversation."""
+    body = parse_body(PromptBody, await request.body())
+    model = _model(request, body.model)
+    text = body.prompt
+    if text is None:
+        text = await asyncio.to_thread(_render, body, model)
+    add = body.messages is None if body.add_special_tokens is None else body.add_special_tokens
+    encoding = await offload(
+        lambda: model.tokenizer.encode(text, add_special_tokens=add), tokenizing_seconds([text])
+    )
+    return await offload(
+        lambda: json_reply(
+            {
+                "count": len(encoding),
+                "max_model_len": model.max_length,
+                "tokens": encoding.ids,
+                "token_strs": encoding.tokens if body.return_token_strs else None,
+            }
+        ),
+        len(encoding) * _SECONDS_PER_TOKEN,
+    )
+
+
+async def detokenize(request: Request) -> Response:
+    """The text of token ids, special tokens spelled out."""
+    body = parse_body(TokensBody, await request.body())
+    model = _model(request, body.model)
+    try:
+        check_ids(body.tokens, model)
+    except ValidationError as error:
+        raise ValidationError(f"tokens: {error.message}") from error
+    return await offload(
+        lambda: json_reply(
+            {"prompt": model.tokenizer.decode(body.tokens, skip_special_tokens=False)}
+        ),
+        len(body.tokens) * _SECONDS_PER_TOKEN,
+    )
+
+
+async def tokenizer_info(request: Request) -> Response:
+    """What a client needs to use the tokenizer from afar.
+
+    `?model=` names the model. Default: the only one that generates, or the only one.
+    """
+    models = server_context(request).models
+    name = request.query_params.get("model")
+    try:
+        tasks = (GENERATE,) if any(GENERATE.serves(each.manifest) for each in models) else ()
+        model = models.model_for(TOKENIZE if name or not tasks else GENERATE, name)
+    except MaskdialError as error:
+        return error_reply(error)
+    return json_reply(await asyncio.to_thread(_describe, model))
+
+
+def _describe(model: ServedModel) -> dict[str, Any]:
+    special = model.manifest.special_tokens
+
+    def spelled(token_id: int | None) -> str | None:
+        return None if token_id is None else model.tokenizer.id_to_token(token_id)
+
+    return {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "bos_token": spelled(special.bos),
+        "eos_token": spelled(next(iter(special.eos), None)),
+        "pad_token": spelled(special.pad),
+        "mask_token": spelled(special.mask),
+        "model_max_length": model.max_length,
+        "chat_template": _chat_template(model),
+    }
+
+
+def _chat_template(model: ServedModel) -> str | None:
+    if CHAT_TEMPLATE not in model.manifest.files:
+        return None
+    return (model.bundle.path / CHAT_TEMPLATE).read_text(encoding="utf-8")
+
+
+def _model(request: Request, name: str | None) -> ServedModel:
+    model = server_context(request).models.model_for(TOKENIZE, name)
+    request.state.model = model.name
+    return model
+
+
+def _render(body: PromptBody, model: ServedModel) -> str:
+    if not isinstance(model, CausalModel):
+        raise ValidationError(f"messages: model {model.name!r} has no chat template")
+    try:
+        return model.chat_template.render([each.rendered() for each in body.messages or ()])
+    except ValidationError as error:
+        raise ValidationError(f"messages: {error.message}") from error
+
+
+ROUTES = (APIRoute("/tokenizer_info", tokenizer_info, methods=["GET"], tags=["tokens"]),)

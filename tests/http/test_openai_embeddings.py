@@ -1,0 +1,248 @@
+"""`/v1/embeddings` and `/v1/rerank` with the SDK and InferenceClient, on tiny random models."""
+
+import base64
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import huggingface_hub
+import numpy as np
+import openai
+import pytest
+import tokenizers
+import torch
+import transformers
+from tokenizers import models, pre_tokenizers, processors
+
+from maskdial_export.export import export
+
+WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *"abcdefghijklmnopqrstuvwxyz"]
+TEXTS = ["a b c", "d e f g h", "x"]
+LONG = "a " * 100
+DIMENSION = 32
+
+
+def save_checkpoint(model: transformers.PreTrainedModel, folder: Path) -> Path:
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.1 * torch.randn_like(parameter))
+    model.save_pretrained(folder)
+    vocabulary = {word: index for index, word in enumerate(WORDS)}
+    tokenizer = tokenizers.Tokenizer(models.WordLevel(vocabulary, "[UNK]"))
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    tokenizer.post_processor = processors.BertProcessing(("[SEP]", 3), ("[CLS]", 2))
+    tokenizer.add_special_tokens(WORDS[:5])
+    tokenizer.save(str(folder / "tokenizer.json"))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def url(
+    start_server: Callable[..., Any], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[str]:
+    folder = tmp_path_factory.mktemp("tiny")
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    shape: dict[str, Any] = {
+        "vocab_size": len(WORDS),
+        "hidden_size": DIMENSION,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 4,
+        "intermediate_size": 48,
+        "max_position_embeddings": 64,
+        "pad_token_id": 0,
+    }
+    embedder = save_checkpoint(
+        transformers.BertModel(transformers.BertConfig(**shape)), folder / "embedder"
+    )
+    write_pooling(embedder)
+    ranker = save_checkpoint(
+        transformers.BertForSequenceClassification(
+            transformers.BertConfig(**shape, id2label={0: "LABEL_0"})
+        ),
+        folder / "ranker",
+    )
+    served = {"embedder": folder / "embedder-bundle", "ranker": folder / "ranker-bundle"}
+    for source, bundle in zip((embedder, ranker), served.values(), strict=True):
+        export(str(source), bundle)
+    server = start_server(models=served, max_batch_inputs=8)
+    yield server.url
+    server.stop()
+
+
+def write_pooling(folder: Path) -> None:
+    """What sentence-transformers keeps beside a model that pools the mean."""
+    (folder / "modules.json").write_text(
+        '[{"idx": 0, "name": "0", "path": "", "type": "sentence_transformers.models.Transformer"},'
+        ' {"idx": 1, "name": "1", "path": "1_Pooling",'
+        ' "type": "sentence_transformers.models.Pooling"}]'
+    )
+    (folder / "1_Pooling").mkdir()
+    (folder / "1_Pooling" / "config.json").write_text(
+        f'{{"word_embedding_dimension": {DIMENSION}, "pooling_mode_mean_tokens": true}}'
+    )
+
+
+@pytest.fixture(scope="module")
+def http(url: str) -> Iterator[httpx.Client]:
+    with httpx.Client(base_url=url, timeout=60) as client:
+        yield client
+
+
+def native(http: httpx.Client, inputs: object, **fields: object) -> list[list[float]]:
+    reply = http.post("/embed", json={"inputs": inputs, **fields})
+    assert reply.status_code == 200, reply.text
+    vectors: list[list[float]] = reply.json()
+    return vectors
+
+
+def embed(http: httpx.Client, **body: Any) -> Any:
+    reply = http.post("/v1/embeddings", json={"model": "embedder"} | body)
+    assert reply.status_code == 200, reply.text
+    return reply.json()
+
+
+def vectors_of(reply: Any) -> list[list[float]]:
+    assert [each["index"] for each in reply["data"]] == list(range(len(reply["data"])))
+    return [each["embedding"] for each in reply["data"]]
+
+
+def test_the_sdk_gets_what_embed_gives(url: str, http: httpx.Client) -> None:
+    expected = native(http, TEXTS)
+    with openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as client:
+        # It asks for base64, and decodes it, unless a format is named.
+        default = client.embeddings.create(model="embedder", input=TEXTS)
+        floats = client.embeddings.create(model="embedder", input=TEXTS, encoding_format="float")
+        single = client.embeddings.create(model="embedder", input=TEXTS[1])
+        short = client.embeddings.create(model="embedder", input=TEXTS, dimensions=5)
+    for reply in (default, floats):
+        assert [each.embedding for each in reply.data] == expected
+    assert [each.index for each in default.data] == [0, 1, 2]
+    assert default.model == "embedder"
+    assert default.usage.prompt_tokens == default.usage.total_tokens == 9 + 3 * 2
+    assert [each.embedding for each in single.data] == [expected[1]]
+    np.testing.assert_array_equal(
+        [each.embedding for each in short.data], native(http, TEXTS, dimensions=5)
+    )
+
+
+def test_base64_is_little_endian_float32(http: httpx.Client) -> None:
+    (encoded,) = vectors_of(embed(http, input=TEXTS[0], encoding_format="base64"))
+    assert isinstance(encoded, str)
+    vector = np.frombuffer(base64.b64decode(encoded), "<f4")
+    (expected,) = vectors_of(embed(http, input=TEXTS[0]))
+    assert vector.tolist() == expected
+
+
+def test_token_ids_are_used_unchanged(http: httpx.Client) -> None:
+    ids = [
+        [token["id"] for token in tokens]
+        for tokens in http.post("/tokenize", json={"inputs": TEXTS, "model": "embedder"}).json()
+    ]
+    assert vectors_of(embed(http, input=ids)) == native(http, TEXTS)
+    assert vectors_of(embed(http, input=ids[0])) == native(http, TEXTS[0])
+    assert vectors_of(embed(http, input=ids[0][1:-1])) != native(http, TEXTS[0])
+
+
+def test_long_inputs_are_cut_only_when_asked(http: httpx.Client) -> None:
+    whole = [2, *([5] * 100), 3]
+    for value in (LONG, whole):
+        reply = http.post("/v1/embeddings", json={"model": "embedder", "input": value})
+        assert reply.status_code == 400
+        assert reply.json()["error"]["param"] == "input"
+        assert "the text has 102 tokens" in reply.json()["error"]["message"]
+    assert vectors_of(embed(http, input=LONG, truncate=True)) == native(http, LONG, truncate=True)
+    cut = embed(http, input=[whole, [2, 5, 3]], truncate=True)
+    assert vectors_of(cut)[0] == vectors_of(embed(http, input=whole[:64]))[0]
+    left = embed(http, input=whole, truncate=True, truncation_direction="left")
+    assert vectors_of(left) == vectors_of(embed(http, input=whole[-64:]))
+
+
+@pytest.mark.parametrize(
+    ("body", "param", "words"),
+    [
+        ({}, "input", "required"),
+        ({"input": []}, "input", "must be a string"),
+        ({"input": ""}, "input", "must not be empty"),
+        ({"input": ["a", " "]}, "input", "item 1 must not be empty"),
+        ({"input": ["a", 5]}, "input", "item 1 must be a string"),
+        ({"input": [[5], []]}, "input[1]", "no tokens"),
+        ({"input": [[5], [100_264, 5]]}, "input[1]", "check_embedding_ctx_length=False"),
+        ({"input": [9906, 1917]}, "input", "check_embedding_ctx_length=False"),
+        ({"input": ["a"] * 9}, "input", "at most 8"),
+        ({"input": "a", "dimensions": 33}, "dimensions", "between 1 and 32"),
+        ({"input": "a", "dimensions": 0}, "dimensions", "at least 1"),
+        ({"input": "a", "encoding_format": "hex"}, "encoding_format", "'base64'"),
+        ({"input": "a", "task": "query"}, "task", "unknown field"),
+        ({"input": "a", "model": "ranker"}, "model", "cannot do embed"),
+    ],
+)
+def test_inputs_that_cannot_be_embedded(
+    http: httpx.Client, body: dict[str, Any], param: str, words: str
+) -> None:
+    reply = http.post("/v1/embeddings", json={"model": "embedder"} | body)
+    assert reply.status_code == 400, reply.text
+    error = reply.json()["error"]
+    assert error["param"] == param
+    assert words in error["message"]
+
+
+def test_inference_client(url: str, http: httpx.Client) -> None:
+    for path in ("embed", "models/embedder"):
+        client = huggingface_hub.InferenceClient(model=f"{url}/{path}")
+        np.testing.assert_allclose(client.feature_extraction(TEXTS[0]), native(http, TEXTS[0]))
+
+
+def rank(http: httpx.Client, path: str = "/v1/rerank", **body: Any) -> Any:
+    reply = http.post(path, json={"model": "ranker", "query": "a b", "documents": TEXTS} | body)
+    assert reply.status_code == 200, reply.text
+    return reply.json()
+
+
+def test_rerank_in_both_dialects(http: httpx.Client) -> None:
+    body = {"model": "ranker", "query": "a b", "texts": TEXTS}
+    expected = http.post("/rerank", json=body).json()
+    reply = rank(http)
+    assert reply["model"] == "ranker"
+    assert reply["id"].startswith("rerank-")
+    assert reply["usage"]["prompt_tokens"] == reply["usage"]["total_tokens"] > 9
+    assert reply["results"] == [
+        {"index": each["index"], "relevance_score": each["score"]} for each in expected
+    ]
+    for path in ("/v2/rerank", "/rerank"):
+        assert rank(http, path)["results"] == reply["results"]
+    objects = [{"text": text} for text in TEXTS]
+    best = rank(http, documents=objects, top_n=2, return_documents=True)["results"]
+    assert best == [
+        each | {"document": {"text": TEXTS[each["index"]]}} for each in reply["results"][:2]
+    ]
+
+
+@pytest.mark.parametrize(
+    ("body", "param", "words"),
+    [
+        ({"documents": []}, "documents", "at least 1"),
+        ({"documents": ["a", ""]}, "documents[1]", "must not be empty"),
+        ({"documents": ["a", {"title": "b"}]}, "documents[1]", "must be a string"),
+        ({"documents": ["a", LONG]}, "documents[1]", "take 105 tokens together"),
+        ({"documents": ["a"] * 9}, "documents", "at most 8"),
+        ({"query": ""}, "query", "must not be empty"),
+        ({"top_n": 0}, "top_n", "at least 1"),
+        ({"max_chunks_per_doc": 2}, "max_chunks_per_doc", "unknown field"),
+        ({"model": "embedder"}, "model", "cannot do rerank"),
+    ],
+)
+def test_documents_that_cannot_be_ranked(
+    http: httpx.Client, body: dict[str, Any], param: str, words: str
+) -> None:
+    body = {"model": "ranker", "query": "a b", "documents": TEXTS} | body
+    for path in ("/v1/rerank", "/v2/rerank"):
+        reply = http.post(path, json=body)
+        assert reply.status_code == 400, reply.text
+        assert reply.json()["error"]["param"] == param
+        assert words in reply.json()["error"]["message"]
+    # At the path that it shares, the errors are the native API's.
+    reply = http.post("/rerank", json=body)
+    assert reply.status_code == 422
+    assert words in reply.json()["error"]

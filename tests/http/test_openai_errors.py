@@ -1,0 +1,263 @@
+"""Failures under `/v1`: OpenAI's form, the dialect's own field names, and what the SDK does."""
+
+import json
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import openai
+import pytest
+
+MESSAGES = [{"role": "user", "content": "Tell me of a king."}]
+CHAT = {"model": "chat", "messages": MESSAGES}
+TEXT = {"model": "hybrid", "prompt": "Once upon a time"}
+
+
+def error_of(reply: httpx.Response, status: int = 400) -> Any:
+    assert reply.status_code == status, reply.text
+    (error,) = reply.json().values()
+    assert set(error) == {"message", "type", "param", "code"}
+    return error
+
+
+@pytest.mark.parametrize(
+    ("change", "param", "words"),
+    [
+        ({"prompt": None}, "prompt", "required"),
+        ({"prompt": 5}, "prompt", "must be a string"),
+        ({"prompt": []}, "prompt", "must be a string"),
+        ({"prompt": ["a", 1]}, "prompt", "item 1 must be a string"),
+        ({"prompt": [[1], "a"]}, "prompt", "item 1 must be a list of token ids"),
+        ({"prompt": [1, 8000]}, "prompt", "token ids from 0 to 7999, not 8000"),
+        ({"prompt": [[1], [-1]]}, "prompt[1]", "token ids from 0 to 7999, not -1"),
+        ({"prompt": [[1], []]}, "prompt[1]", "no tokens"),
+        ({"prompt": "the " * 600}, "prompt", "context of 512"),
+        ({"prompt": ["a", "the " * 600]}, "prompt[1]", "context of 512"),
+        ({"max_tokens": 0}, "max_tokens", "at least 1"),
+        ({"max_tokens": 4096}, "max_tokens", "between 1 and 512"),
+        ({"min_tokens": 600}, "min_tokens", "between 0 and 512"),
+        ({"temperature": -1}, "temperature", "between 0 and 100"),
+        ({"temperature": "hot"}, "temperature", "valid number"),
+        ({"top_p": 2}, "top_p", "between 0 and 1"),
+        ({"logprobs": 6}, "logprobs", "between 0 and 5"),
+        ({"logprobs": True}, "logprobs", "valid integer"),
+        ({"n": 0}, "n", "between 1 and 128"),
+        ({"n": 2, "temperature": 0}, "n", "all texts are the same"),
+        ({"n": 3, "best_of": 2}, "best_of", "at least n (3)"),
+        ({"best_of": 2, "stream": True}, "best_of", "cannot wait"),
+        ({"echo": True, "logprobs": 0, "stream": True}, "logprobs", "not available in a stream"),
+        ({"stop": [1]}, "stop[0]", "string"),
+        ({"logit_bias": {"8000": 1.0}}, "logit_bias", "token ids from 0 to 7999"),
+        ({"logit_bias": {"x": 1.0}}, "logit_bias", "must be a token id"),
+        ({"stop_token_ids": [9000]}, "stop_token_ids", "token ids from 0 to 7999"),
+        ({"suffix": "the end"}, "suffix", "fill in text"),
+        ({"stream_options": {"include_usage": True}}, "stream_options", "only a stream"),
+        (
+            {
+                "guided_regex": "(",
+            },
+            "guided_regex",
+            "",
+        ),
+        ({"guided_regex": "a", "guided_json": {}}, "guided_regex", "also given as guided_json"),
+        ({"structured_outputs": {"json": {"type": 5}}}, "structured_outputs.json", ""),
+        ({"response_format": {"type": "xml"}}, "response_format.type", ""),
+        ({"response_format": {"type": "json_schema"}}, "response_format", "needs json_schema"),
+        ({"use_beam_search": True}, "use_beam_search", "unknown field"),
+        ({"prompt_embeds": "abc"}, "prompt_embeds", "unknown field"),
+        ({"timeout": 0}, "timeout", "above 0"),
+        ({"model": "sentiment"}, "model", "cannot do generate"),
+        ({"model": None}, "model", "several models"),
+        ({"model": 3}, "model", "string"),
+    ],
+)
+def test_completions_that_cannot_be_served(
+    openai_http: httpx.Client, change: dict[str, Any], param: str | None, words: str
+) -> None:
+    error = error_of(openai_http.post("/v1/completions", json=TEXT | change))
+    assert (error["type"], error["code"]) == ("invalid_request_error", None)
+    assert error["param"] == param
+    assert words in error["message"]
+
+
+@pytest.mark.parametrize(
+    ("change", "param", "words"),
+    [
+        ({"messages": None}, "messages", "required"),
+        ({"messages": []}, "messages", "between 1 and 1024"),
+        ({"messages": [{"role": "wizard", "content": "a"}]}, "messages[0].role", "'developer'"),
+        ({"messages": [{"role": "user"}]}, "messages[0].content", "required"),
+        ({"messages": [{"role": "user", "content": "a", "x": 1}]}, "messages[0].x", "unknown"),
+        (
+            {
+                "messages": [
+                    *MESSAGES,
+                    {"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]},
+                ]
+            },
+            "messages[1].content",
+            "part 0 must be",
+        ),
+        ({"messages": [{"role": "user", "content": "the " * 600}]}, "messages", "context of 512"),
+        ({"model": "hybrid"}, "messages", "no chat template"),
+        ({"top_logprobs": 3}, "top_logprobs", "set logprobs"),
+        ({"logprobs": True, "top_logprobs": 21}, "top_logprobs", "between 0 and 20"),
+        ({"logprobs": 3}, "logprobs", "boolean"),
+        ({"max_tokens": 4, "max_completion_tokens": 5}, "max_tokens", "leave it out"),
+        ({"max_completion_tokens": 600}, "max_completion_tokens", "between 1 and 512"),
+        ({"max_tokens": 600}, "max_tokens", "between 1 and 512"),
+        ({"tools": [{"type": "function"}]}, "tools", "tool calls are not supported"),
+        ({"tool_choice": "required"}, "tool_choice", "tool calls are not supported"),
+        ({"audio": {"voice": "x"}}, "audio", "unknown field"),
+        ({"modalities": ["audio"]}, "modalities", "unknown field"),
+        ({"prediction": {}}, "prediction", "unknown field"),
+        ({"response_format": {"type": "json_object", "value": 3}}, "response_format.value", ""),
+    ],
+)
+def test_conversations_that_cannot_be_answered(
+    openai_http: httpx.Client, change: dict[str, Any], param: str, words: str
+) -> None:
+    error = error_of(openai_http.post("/v1/chat/completions", json=CHAT | change))
+    assert error["type"] == "invalid_request_error"
+    assert error["param"] == param
+    assert words in error["message"]
+
+
+def test_what_asks_for_nothing_is_taken(openai_http: httpx.Client) -> None:
+    nothing = {
+        "tools": [],
+        "tool_choice": "auto",
+        "parallel_tool_calls": True,
+        "functions": None,
+        "modalities": ["text"],
+        "reasoning_effort": None,
+        "verbosity": "low",
+        "audio": None,
+        "user": "me",
+        "service_tier": "auto",
+    }
+    reply = openai_http.post("/v1/chat/completions", json=CHAT | {"max_tokens": 2} | nothing)
+    assert reply.status_code == 200, reply.text
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"[]", b'"a"', b"\xff"])
+def test_bodies_that_are_no_objects(openai_http: httpx.Client, content: bytes) -> None:
+    error = error_of(openai_http.post("/v1/completions", content=content))
+    assert error["param"] is None
+    assert "body" in error["message"]
+
+
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
+def test_an_unknown_model(openai_http: httpx.Client, path: str) -> None:
+    body = TEXT if path == "/v1/completions" else CHAT
+    error = error_of(openai_http.post(path, json=body | {"model": "gpt-9"}), 404)
+    assert error["code"] == "model_not_found"
+    assert error["param"] == "model"
+    assert "served models: chat, hybrid, sentiment" in error["message"]
+
+
+def test_routes_that_do_not_exist(openai_http: httpx.Client) -> None:
+    assert "no route /v1/nothing" in error_of(openai_http.post("/v1/nothing"), 404)["message"]
+    reply = openai_http.get("/v1/completions")
+    assert error_of(reply, 405)["type"] == "invalid_request_error"
+    assert reply.headers["allow"] == "POST"
+    assert openai_http.get("/v2/nothing").json()["error_type"] == "not_found"
+
+
+def test_models(openai_client: openai.OpenAI) -> None:
+    models = list(openai_client.models.list())
+    assert [model.id for model in models] == ["chat", "hybrid", "sentiment"]
+    assert {model.object for model in models} == {"model"}
+    assert openai_client.models.retrieve("hybrid") == models[1]
+    with pytest.raises(openai.NotFoundError) as caught:
+        openai_client.models.retrieve("gpt-9")
+    assert caught.value.code == "model_not_found"
+
+
+def test_the_sdk_raises_its_own_errors(openai_client: openai.OpenAI) -> None:
+    with pytest.raises(openai.BadRequestError) as caught:
+        openai_client.completions.create(**TEXT, max_tokens=-1)
+    assert caught.value.param == "max_tokens"
+    assert caught.value.type == "invalid_request_error"
+    with pytest.raises(openai.NotFoundError):
+        openai_client.completions.create(**TEXT | {"model": "gpt-9"})
+    with pytest.raises(openai.InternalServerError) as late:
+        openai_client.completions.create(**TEXT, max_tokens=400, extra_body={"timeout": 1e-3})
+    assert late.value.status_code == 504
+    assert late.value.type == "timeout_error"
+    assert late.value.code == "timeout"
+    assert late.value.response.headers["x-should-retry"] == "false"
+
+
+def test_a_stream_that_fails(openai_http: httpx.Client, openai_client: openai.OpenAI) -> None:
+    body = TEXT | {"max_tokens": 500, "ignore_eos": True, "timeout": 0.15, "stream": True}
+    with openai_http.stream("POST", "/v1/completions", json=body) as reply:
+        assert reply.status_code == 200
+        lines = [line for line in reply.iter_lines() if line]
+    error = json.loads(lines[-1].removeprefix("data: "))["error"]
+    assert error["type"] == "timeout_error"
+    assert "0.15 seconds" in error["message"]
+    with (
+        pytest.raises(openai.APIError, match=r"0\.15 seconds"),
+        openai_client.completions.create(
+            **TEXT,
+            max_tokens=500,
+            stream=True,
+            extra_body={"timeout": 0.15, "ignore_eos": True},
+        ) as stream,
+    ):
+        list(stream)
+
+
+@pytest.fixture(scope="module")
+def small_server(start_server: Callable[..., Any], chat_bundle: Path) -> Iterator[Any]:
+    """It runs one text at a time, lets one wait, and takes small bodies."""
+    server = start_server(
+        models={"chat": chat_bundle}, slots=1, max_queue=1, max_body_bytes=4000, max_batch_inputs=3
+    )
+    yield server
+    server.stop()
+
+
+def test_limits(small_server: Any) -> None:
+    with httpx.Client(base_url=small_server.url, timeout=60) as http:
+        error = error_of(http.post("/v1/completions", json={"prompt": "a" * 5000}), 413)
+        assert (error["type"], error["code"]) == ("invalid_request_error", "too_large")
+        error = error_of(http.post("/v1/completions", json={"prompt": ["a"] * 4}))
+        assert error["param"] == "prompt"
+        error = error_of(http.post("/v1/completions", json={"prompt": "a", "n": 2}))
+        assert "--max-queue" in error["message"]
+        body = {"prompt": "a", "logprobs": 5, "max_tokens": 100}
+        assert http.post("/v1/completions", json=body).status_code == 200
+
+
+def test_an_overloaded_server_is_tried_again(small_server: Any) -> None:
+    """The SDK waits as Retry-After says, and succeeds."""
+    long = {"model": "chat", "messages": MESSAGES, "max_tokens": 480}
+    with (
+        httpx.Client(base_url=small_server.url, timeout=60) as http,
+        openai.OpenAI(base_url=f"{small_server.url}/v1", api_key="none", max_retries=8) as client,
+    ):
+        occupying = [
+            threading.Thread(
+                target=http.post,
+                args=("/v1/chat/completions",),
+                kwargs={"json": long | {"ignore_eos": True}},
+            )
+            for _ in range(6)
+        ]
+        for thread in occupying:
+            thread.start()
+        refused = None
+        while refused is None and any(thread.is_alive() for thread in occupying):
+            reply = http.post("/v1/completions", json={"prompt": "a", "max_tokens": 1})
+            refused = reply if reply.status_code == 429 else None
+        assert refused is not None
+        assert error_of(refused, 429)["type"] == "rate_limit_error"
+        assert refused.headers["retry-after"] == "1"
+        answer = client.completions.with_raw_response.create(model="chat", prompt="a", max_tokens=1)
+        assert answer.parse().choices
+        for thread in occupying:
+            thread.join()

@@ -1,0 +1,88 @@
+"""vLLM's `/tokenize`, `/detokenize` and `/tokenizer_info`, beside text-embeddings-inference's."""
+
+from typing import Any
+
+import httpx
+import pytest
+
+TEXT = "Once upon a time"
+MESSAGES = [{"role": "user", "content": "Tell me of a king."}]
+
+
+def post(http: httpx.Client, path: str, status: int = 200, **body: Any) -> Any:
+    reply = http.post(path, json={"model": "chat"} | body)
+    assert reply.status_code == status, reply.text
+    return reply.json()
+
+
+def test_the_keys_of_the_body_say_which_dialect_is_meant(openai_http: httpx.Client) -> None:
+    (native,) = post(openai_http, "/tokenize", inputs=TEXT)
+    ids = [token["id"] for token in native]
+    reply = post(openai_http, "/tokenize", prompt=TEXT)
+    assert reply == {"count": len(ids), "max_model_len": 512, "tokens": ids, "token_strs": None}
+    assert post(openai_http, "/detokenize", ids=ids) == [TEXT]
+    assert post(openai_http, "/detokenize", tokens=ids) == {"prompt": "<|endoftext|>" + TEXT}
+    # A key within a text is none.
+    (tokens,) = post(openai_http, "/tokenize", inputs='a "prompt" and "messages"')
+    assert tokens
+
+
+def test_prompts(openai_http: httpx.Client) -> None:
+    ids = post(openai_http, "/tokenize", prompt=TEXT)["tokens"]
+    assert (
+        post(openai_http, "/tokenize", prompt=TEXT, add_special_tokens=False)["tokens"] == ids[1:]
+    )
+    assert post(openai_http, "/detokenize", tokens=ids[1:]) == {"prompt": TEXT}
+    assert post(openai_http, "/detokenize", tokens=[]) == {"prompt": ""}
+    assert post(openai_http, "/tokenize", prompt="", add_special_tokens=False)["count"] == 0
+    spelled = post(openai_http, "/tokenize", prompt=TEXT, return_token_strs=True)["token_strs"]
+    assert len(spelled) == len(ids)
+    assert spelled[0] == "<|endoftext|>"
+
+
+def test_conversations(openai_http: httpx.Client) -> None:
+    reply = post(openai_http, "/tokenize", messages=MESSAGES)
+    text = post(openai_http, "/detokenize", tokens=reply["tokens"])["prompt"]
+    assert text == "<|endoftext|>user: Tell me of a king.\nassistant:"
+    completion = post(openai_http, "/v1/chat/completions", messages=MESSAGES, max_tokens=1)
+    assert completion["usage"]["prompt_tokens"] == reply["count"]
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "words"),
+    [
+        ("/tokenize", {"prompt": 5}, "prompt: "),
+        ("/tokenize", {"prompt": "a", "messages": MESSAGES}, "messages: give either"),
+        ("/tokenize", {"prompt": "a", "inputs": "b"}, "inputs: unknown field"),
+        ("/tokenize", {"prompt": "a", "add_generation_prompt": False}, "add_generation_prompt: "),
+        ("/tokenize", {"prompt": None}, "prompt: this field is required"),
+        ("/tokenize", {"messages": MESSAGES, "model": "hybrid"}, "messages: model 'hybrid'"),
+        ("/tokenize", {"messages": MESSAGES, "model": "sentiment"}, "messages: model 'sentiment'"),
+        ("/detokenize", {"tokens": [8000]}, "tokens: model 'chat' has token ids from 0 to 7999"),
+        ("/detokenize", {"tokens": [-1]}, "tokens[0]: must be at least 0"),
+        ("/detokenize", {"tokens": "abc"}, "tokens: "),
+    ],
+)
+def test_refusals_are_the_native_apis(
+    openai_http: httpx.Client, path: str, body: dict[str, Any], words: str
+) -> None:
+    reply = post(openai_http, path, 422, **body)
+    assert reply["error_type"] == "validation"
+    assert reply["error"].startswith(words)
+
+
+def test_tokenizer_info(openai_http: httpx.Client) -> None:
+    info = openai_http.get("/tokenizer_info", params={"model": "chat"}).json()
+    assert info["eos_token"] == info["bos_token"] == "<|endoftext|>"
+    assert info["model_max_length"] == 512
+    assert "add_generation_prompt" in info["chat_template"]
+    plain = openai_http.get("/tokenizer_info", params={"model": "sentiment"}).json()
+    assert plain["chat_template"] is None
+    several = openai_http.get("/tokenizer_info")
+    assert several.status_code == 422
+    assert "several models do generate" in several.json()["error"]
+    assert openai_http.get("/tokenizer_info", params={"model": "x"}).status_code == 404
+
+
+def test_tokenizer_info_of_the_only_model_that_generates(http: httpx.Client) -> None:
+    assert http.get("/tokenizer_info").json()["bos_token"] == "<|endoftext|>"
