@@ -47,6 +47,7 @@ class ChatTemplate:
         Raises:
             BundleError: the template is not valid Jinja.
         """
+        self.source = source
         self._name = name
         self._template = None if source is None else _compile(source, name)
         # An absent token is undefined, as in transformers: templates ask for that.
@@ -77,30 +78,51 @@ class ChatTemplate:
         """Whether the model has a template."""
         return self._template is not None
 
-    def render(self, messages: Sequence[Mapping[str, str]]) -> str:
+    def render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        variables: Mapping[str, Any] | None = None,
+        add_generation_prompt: bool = True,
+    ) -> str:
         """The prompt for the next answer in a conversation.
 
         It holds the special tokens that the template writes, so it is tokenized without adding
-        others. Messages are mappings of ``role`` and ``content``. Takes about a second at worst.
+        others. Takes about a second at worst.
+
+        Args:
+            messages: mappings of ``role``, ``content`` and whatever else the template reads, such
+                as ``tool_calls``.
+            tools: the tools the model may call, in OpenAI's form; None or empty for none.
+            variables: further variables of the template, such as ``enable_thinking`` or
+                ``reasoning_effort``.
+            add_generation_prompt: whether to open the assistant's next turn.
 
         Raises:
-            ValidationError: the model has no template, or its template fails on these messages.
+            ValidationError: the model has no template, its template fails on these messages, or
+                ``variables`` redefines one of the template's own.
         """
         if self._template is None:
             raise ValidationError(
                 f"messages: model {self._name!r} has no chat template; write the whole prompt "
                 "yourself and send it as inputs"
             )
-        try:
-            pieces = self._template.generate(
-                messages=[dict(message) for message in messages],
-                tools=None,
-                documents=None,
-                add_generation_prompt=True,
-                **self._tokens,
-                **{_STEPS: _Steps()},
+        own = {
+            "messages": [dict(message) for message in messages],
+            "tools": list(tools) if tools else None,
+            "documents": None,
+            "add_generation_prompt": add_generation_prompt,
+            **self._tokens,
+            _STEPS: _Steps(),
+        }
+        if reserved := sorted(own.keys() & (variables or {}).keys()):
+            raise ValidationError(
+                f"variable {reserved[0]!r} of the chat template is set by the server",
+                field="chat_template_kwargs",
             )
-            return "".join(_bounded(pieces))
+        try:
+            return "".join(_bounded(self._template.generate({**(variables or {}), **own})))
         except Exception as error:  # whatever Python raises for what a template may compute
             raise ValidationError(
                 f"messages: the chat template of model {self._name!r} fails on them: "

@@ -101,10 +101,14 @@ class GrammarCompiler:
             self._checker = GrammarChecker(self._tokenizer_json, self._eos_token_ids)
         self._check(source, self._checker)
         matcher, mask = build_matcher(self._vocabulary.tokenizer, source)
-        first = self._vocabulary.unpack(mask)
+        # Only the server's own grammars may speak of special tokens: those of a model's tags.
+        with_special = kind == "structural"
+        first = self._vocabulary.unpack(mask, with_special=with_special)
         if not self._vocabulary.has_text(first):
             raise grammar_error("no text of this model matches it, or only the empty one")
-        return Grammar(matcher, first, self._vocabulary, self._masking)
+        return Grammar(
+            matcher, first, self._vocabulary, self._masking, with_special=with_special
+        )
 
     def _check(self, source: str, checker: GrammarChecker) -> None:
         key = hashlib.sha256(source.encode()).digest()
@@ -132,18 +136,27 @@ class Grammar:
         first: NDArray[np.bool_],
         vocabulary: "_Vocabulary",
         executor: ThreadPoolExecutor,
+        *,
+        with_special: bool,
     ) -> None:
         self._matcher = matcher
         self._first = first
         self._vocabulary = vocabulary
         self._executor = executor
+        self._with_special = with_special
         self._lock = threading.Lock()
 
     def matcher(self) -> "GrammarMatcher":
         """A matcher at the start of the grammar."""
         with self._lock:
             copy = self._matcher.deep_copy()
-        return GrammarMatcher(copy, self._first, self._vocabulary, self._executor)
+        return GrammarMatcher(
+            copy,
+            self._first,
+            self._vocabulary,
+            self._executor,
+            with_special=self._with_special,
+        )
 
 
 class GrammarMatcher:
@@ -159,10 +172,13 @@ class GrammarMatcher:
         first: NDArray[np.bool_],
         vocabulary: "_Vocabulary",
         executor: ThreadPoolExecutor,
+        *,
+        with_special: bool,
     ) -> None:
         self._matcher = matcher
         self._vocabulary = vocabulary
         self._executor = executor
+        self._with_special = with_special
         self._pending: Future[NDArray[np.bool_]] | None = None
         self._allowed: NDArray[np.bool_] | None = first
         self.finished = False
@@ -210,7 +226,9 @@ class GrammarMatcher:
                 raise ValidationError("The text may not end here by its grammar.")
             self.finished = True
             return
-        if self.finished or not self._vocabulary.is_text(token_id):
+        if self.finished or not self._vocabulary.may_follow(
+            token_id, with_special=self._with_special
+        ):
             raise ValidationError(f"The grammar does not allow token {token_id} here.")
         if not self._matcher.consume_token(token_id):
             raise grammar_error(self._matcher.get_error())
@@ -220,7 +238,7 @@ class GrammarMatcher:
         mask = self._matcher.compute_bitmask()
         if self._matcher.is_error():
             raise grammar_error(self._matcher.get_error())
-        return self._vocabulary.unpack(mask)
+        return self._vocabulary.unpack(mask, with_special=self._with_special)
 
 
 class _Vocabulary:
@@ -236,12 +254,13 @@ class _Vocabulary:
             [i for i in range(self._num_text) if self.tokenizer.is_special_token(i)], np.intp
         )
 
-    def unpack(self, mask: bytes) -> NDArray[np.bool_]:
+    def unpack(self, mask: bytes, *, with_special: bool) -> NDArray[np.bool_]:
         """A mask of one bit a token, the lowest first, as (vocab_size,)."""
         bits = np.frombuffer(mask, np.uint8)
         allowed = np.zeros(self._vocab_size, np.bool_)
         allowed[: self._num_text] = np.unpackbits(bits, count=self._num_text, bitorder="little")
-        allowed[self._special] = False
+        if not with_special:
+            allowed[self._special] = False
         allowed[self.eos_token_ids] = bool(bits[self._end >> 3] >> (self._end & 7) & 1)
         allowed.flags.writeable = False
         return allowed
@@ -251,6 +270,6 @@ class _Vocabulary:
         num_ends = np.count_nonzero(allowed[self.eos_token_ids])
         return bool(np.count_nonzero(allowed) > num_ends)
 
-    def is_text(self, token_id: int) -> bool:
-        """Whether a token stands for text, so that a grammar can speak of it."""
-        return 0 <= token_id < self._num_text and token_id not in self._special
+    def may_follow(self, token_id: int, *, with_special: bool) -> bool:
+        """Whether a grammar can speak of a token: of text, and possibly of special tokens."""
+        return 0 <= token_id < self._num_text and (with_special or token_id not in self._special)

@@ -1,0 +1,72 @@
+"""ThinkingMarks: what a model writes around its reasoning."""
+
+import re
+from dataclasses import dataclass
+
+from maskdial.causal.chat import ChatTemplate
+from maskdial.causal.tools.probe import CONTENT, REASONING, USER, try_render
+
+_TAG = r"(?:<[^<>\s]{1,40}>|\[[A-Z_/]{1,40}\]|◁[^◁▷]{1,40}▷)"
+_BEFORE = re.compile(rf"({_TAG})\s*$")
+_AFTER = re.compile(rf"^\s*({_TAG})")
+# Of models whose template neither shows the reasoning of past turns nor opens the next one's.
+_PAIRS = (
+    ("<think>", "</think>"),
+    ("<thinking>", "</thinking>"),
+    ("[THINK]", "[/THINK]"),
+    ("<seed:think>", "</seed:think>"),
+    ("◁think▷", "◁/think▷"),
+    ("<|START_THINKING|>", "<|END_THINKING|>"),
+    ("<reasoning>", "</reasoning>"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class ThinkingMarks:
+    """The tags around a model's reasoning, such as ``<think>`` and ``</think>``."""
+
+    begin: str
+    end: str
+
+    @classmethod
+    def derive(cls, template: ChatTemplate) -> "ThinkingMarks | None":
+        """Finds the marks in a chat template; None for a model that has none.
+
+        The template is asked to show the reasoning of a past turn. Where it does not, the marks are
+        looked for in its generation prompt, then in its source.
+        """
+        return _from_history(template) or _from_prompt(template) or _from_source(template)
+
+    def opened_by(self, prompt: str) -> bool:
+        """Whether a prompt ends within the reasoning: its template opened it for the model."""
+        return prompt.rstrip().endswith(self.begin)
+
+
+def _from_history(template: ChatTemplate) -> ThinkingMarks | None:
+    for key in ("reasoning_content", "reasoning", "thinking"):
+        turn = {"role": "assistant", "content": CONTENT, key: REASONING}
+        text = try_render(template, [USER, turn])
+        if text is None or REASONING not in text:
+            continue
+        before, after = text.split(REASONING, 1)
+        begin, end = _BEFORE.search(before), _AFTER.search(after)
+        # Anything else would be the header of a turn.
+        if begin and end and re.search("think|reason", begin[1], re.IGNORECASE):
+            return ThinkingMarks(begin[1], end[1])
+    return None
+
+
+def _from_prompt(template: ChatTemplate) -> ThinkingMarks | None:
+    text = try_render(template, [USER], add_generation_prompt=True)
+    for begin, end in _PAIRS:
+        if text is not None and re.search(rf"{re.escape(begin)}\s*({re.escape(end)}\s*)?$", text):
+            return ThinkingMarks(begin, end)
+    return None
+
+
+def _from_source(template: ChatTemplate) -> ThinkingMarks | None:
+    source = template.source or ""
+    for begin, end in _PAIRS:
+        if begin in source and end in source:
+            return ThinkingMarks(begin, end)
+    return None
