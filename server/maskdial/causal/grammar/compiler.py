@@ -106,9 +106,7 @@ class GrammarCompiler:
         first = self._vocabulary.unpack(mask, with_special=with_special)
         if not self._vocabulary.has_text(first):
             raise grammar_error("no text of this model matches it, or only the empty one")
-        return Grammar(
-            matcher, first, self._vocabulary, self._masking, with_special=with_special
-        )
+        return Grammar(matcher, first, self._vocabulary, self._masking, with_special=with_special)
 
     def _check(self, source: str, checker: GrammarChecker) -> None:
         key = hashlib.sha256(source.encode()).digest()

@@ -7,10 +7,10 @@ in its sandbox, at most some twenty times, and what it writes is read in linear 
 
 import dataclasses
 import json
-import os
 import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 from typing import Any
 
 from maskdial.causal.chat import ChatTemplate
@@ -102,7 +102,7 @@ class _Probe:
         if plain is None or text is None or plain.count(CONTENT) != 1:
             return None
         before, after = plain.split(CONTENT)
-        start = len(os.path.commonprefix([before, text]))
+        start = len(_common_prefix(before, text))
         # Both may go on with a tag, of which no part is common.
         for bracket, closing in (("<", ">"), ("[", "]")):
             unclosed = text.rfind(bracket, 0, start)
@@ -194,10 +194,7 @@ def _parameter(before: str, between: str, after: str, nothing: str) -> tuple[str
 def _pattern(text: str, calls: Sequence[ProbeCall], arguments: ArgumentList | None) -> str | None:
     """A text with placeholders for the parts of its calls."""
     for call in calls:
-        if arguments is None:
-            written = _json_object(text, call)
-        else:
-            written = _written(call, arguments, text)
+        written = _written(call, arguments, text)
         if written is None or text.count(call.name) != 1:
             return None
         text = text.replace(written, ARGUMENTS).replace(call.name, NAME)
@@ -205,7 +202,10 @@ def _pattern(text: str, calls: Sequence[ProbeCall], arguments: ArgumentList | No
     return text
 
 
-def _written(call: ProbeCall, arguments: ArgumentList, text: str) -> str | None:
+def _written(call: ProbeCall, arguments: ArgumentList | None, text: str) -> str | None:
+    """A call's arguments as a text spells them."""
+    if arguments is None:
+        return _json_object(text, call)
     quotes = (arguments.quote, "'") if arguments.quote == '"' else (arguments.quote,)
     for quote in quotes:
         written = arguments.separator.join(
@@ -227,7 +227,7 @@ class _Parts:
 
 def _split(one: str, two: str | None) -> _Parts | None:
     """Tells what every call has around it from what all of them have."""
-    places = [match for match in re.finditer(r"\$(NAME|ARGUMENTS|ID)", one)]
+    places = list(re.finditer(r"\$(NAME|ARGUMENTS|ID)", one))
     if not places:
         return None
     start, stop = places[0].start(), places[-1].end()
@@ -238,7 +238,7 @@ def _split(one: str, two: str | None) -> _Parts | None:
     if first != before or last != after:
         return _Parts("", one, None, "")
     begin = _common_suffix(before, between)
-    end = os.path.commonprefix([after, between[: len(between) - len(begin)]])
+    end = _common_prefix(after, between[: len(between) - len(begin)])
     return _Parts(
         before.removesuffix(begin),
         begin + core + end,
@@ -247,5 +247,10 @@ def _split(one: str, two: str | None) -> _Parts | None:
     )
 
 
+def _common_prefix(first: str, second: str) -> str:
+    pairs = zip(first, second, strict=False)
+    return "".join(one for one, _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
+
+
 def _common_suffix(first: str, second: str) -> str:
-    return os.path.commonprefix([first[::-1], second[::-1]])[::-1]
+    return _common_prefix(first[::-1], second[::-1])[::-1]

@@ -135,7 +135,7 @@ class ToolFormat:
             return "call needs $NAME and $ARGUMENTS once, and $ID at most once"
         if parts.index(ARGUMENTS) < parts.index(NAME):
             return "call has $ARGUMENTS before $NAME"
-        after = {part: literal for part, literal in zip(parts[1::2], parts[2::2], strict=True)}
+        after = dict(zip(parts[1::2], parts[2::2], strict=True))
         for part in (NAME, ID):
             if part in after and re.match(r"[\w.-]|$", after[part]):
                 # A JSON object ends a name by its brace.
@@ -166,5 +166,5 @@ class ToolFormat:
         return ToolFormat(**{**values, "special_ids": special})
 
 
-# For models whose template knows no tools: what required and named calls are made of.
+# Of models whose template knows no tools: what required and named calls are made of.
 PLAIN_FORMAT = ToolFormat(call='{"name": "$NAME", "arguments": $ARGUMENTS}')

@@ -1,7 +1,8 @@
 """ThinkingMarks: what a model writes around its reasoning."""
 
 import re
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from maskdial.causal.chat import ChatTemplate
 from maskdial.causal.tools.probe import CONTENT, REASONING, USER, try_render
@@ -23,19 +24,35 @@ _PAIRS = (
 
 @dataclass(frozen=True, slots=True)
 class ThinkingMarks:
-    """The tags around a model's reasoning, such as ``<think>`` and ``</think>``."""
+    """The tags around a model's reasoning, such as ``<think>`` and ``</think>``.
+
+    ``special_ids`` are those that are special tokens, with their token ids.
+    """
 
     begin: str
     end: str
+    special_ids: Mapping[str, int] = field(default_factory=dict)
 
     @classmethod
-    def derive(cls, template: ChatTemplate) -> "ThinkingMarks | None":
+    def derive(
+        cls, template: ChatTemplate, *, special_tokens: Mapping[str, int] | None = None
+    ) -> "ThinkingMarks | None":
         """Finds the marks in a chat template; None for a model that has none.
 
         The template is asked to show the reasoning of a past turn. Where it does not, the marks are
         looked for in its generation prompt, then in its source.
+
+        Args:
+            template: the model's chat template, or the absence of one.
+            special_tokens: the text of the tokenizer's special tokens, with their ids.
         """
-        return _from_history(template) or _from_prompt(template) or _from_source(template)
+        if not template.exists:
+            return None
+        found = _from_history(template) or _from_prompt(template) or _from_source(template)
+        if found is None or special_tokens is None:
+            return found
+        tags = [tag for tag in (found.begin, found.end) if tag in special_tokens]
+        return cls(found.begin, found.end, {tag: special_tokens[tag] for tag in tags})
 
     def opened_by(self, prompt: str) -> bool:
         """Whether a prompt ends within the reasoning: its template opened it for the model."""

@@ -1,0 +1,294 @@
+"""Grammars of arguments that are written one by one: their schema, in a notation that is not JSON.
+
+llguidance knows JSON schemas for JSON only. So objects, arrays and unions are taken apart here as
+far as the notation differs from JSON; what is JSON in it is left to llguidance. A keyword that
+cannot be held to is refused, never ignored, except for annotations such as ``format``.
+"""
+
+import json
+import re
+from collections.abc import Mapping
+from typing import Any, Literal
+
+from llguidance import regex_to_lark
+
+from maskdial.causal.tools.format import KEY, VALUE, ArgumentList, split_pattern
+from maskdial.causal.tools.lark import ANY_TEXT, LarkWriter, alternatives, containing, quoted
+from maskdial.errors import ValidationError
+
+_KEY = re.compile(r"[\w.$-]{1,64}")
+_ANNOTATIONS = frozenset(
+    {"title", "description", "default", "examples", "deprecated", "readOnly", "writeOnly"}
+    | {"format", "$schema", "$id", "$comment", "$defs", "definitions", "additionalProperties"}
+)
+_KEYWORDS = {
+    "object": frozenset({"properties", "required"}),
+    "array": frozenset({"items", "minItems", "maxItems"}),
+    "string": frozenset({"minLength", "maxLength", "pattern"}),
+    "number": frozenset({"minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"})
+    | {"multipleOf"},
+}
+_MAX_ITEMS = 1000
+
+RawKind = Literal["text", "text_or_null", "json"]
+
+
+def raw_kind(schema: object, root: Mapping[str, Any]) -> RawKind:
+    """How a value without quotes is read: as text, as text but for ``null``, or as JSON.
+
+    The grammar writes values, and the parser reads them, by this one rule.
+    """
+    types = _types(schema, root, 0)
+    if types == {"string"}:
+        return "text"
+    return "text_or_null" if types == {"string", "null"} else "json"
+
+
+def _types(schema: object, root: Mapping[str, Any], depth: int) -> set[str]:
+    """The types of JSON that a schema names; ``any`` where it leaves them open."""
+    if not isinstance(schema, Mapping) or depth > 20:
+        return {"any"}
+    if "$ref" in schema:
+        return _types(_resolve(str(schema["$ref"]), root), root, depth + 1)
+    for key in ("anyOf", "oneOf"):
+        if isinstance(schema.get(key), list):
+            parts = [_types(part, root, depth + 1) for part in schema[key]]
+            return set[str]().union(*parts)
+    if "const" in schema or "enum" in schema:
+        values = [schema["const"]] if "const" in schema else schema["enum"]
+        texts = all(isinstance(value, str) for value in values)
+        return {"string"} if texts else {"any"}
+    kind = schema.get("type", "any")
+    return set(kind) if isinstance(kind, list) else {str(kind)}
+
+
+def _resolve(reference: str, root: Mapping[str, Any]) -> object:
+    part: object = root
+    for name in filter(None, reference.removeprefix("#").split("/")):
+        name = name.replace("~1", "/").replace("~0", "~")
+        part = part.get(name) if isinstance(part, Mapping) else None
+    if part is None or not reference.startswith("#"):
+        raise ValidationError(f"{reference!r} refers to nothing in the schema")
+    return part
+
+
+class ArgumentRules:
+    """Writes the rules of one tool's arguments.
+
+    Args:
+        writer: where the rules go.
+        notation: how the model writes arguments.
+        schema: the tool's parameters; references are looked up in it.
+    """
+
+    def __init__(
+        self, writer: LarkWriter, notation: ArgumentList, schema: Mapping[str, Any]
+    ) -> None:
+        self._writer = writer
+        self._notation = notation
+        self._root = schema
+        # Objects, arrays and strings that are not JSON's.
+        self._bare = notation.quote not in ("", '"')
+        self._references: dict[str, str] = {}
+
+    def arguments(self) -> str:
+        """What stands for ``$ARGUMENTS``.
+
+        Raises:
+            ValidationError: the schema has a keyword that the notation cannot be held to.
+        """
+        schema = self._deref(self._root)
+        for key in ("anyOf", "oneOf", "allOf", "enum", "const"):
+            if key in schema:
+                raise self._refused(key)
+        return self._object(schema, split_pattern(self._notation.parameter))
+
+    def _object(self, schema: Mapping[str, Any], parameter: list[str]) -> str:
+        """Properties in the schema's order, the optional ones possibly left out."""
+        self._check(schema, "object")
+        properties = schema.get("properties", {})
+        required = schema.get("required", [])
+        if not isinstance(properties, Mapping) or not isinstance(required, list):
+            raise ValidationError("properties must be an object and required a list")
+        parts = {**properties, **{key: {} for key in required if key not in properties}}
+        separator = self._writer.literal(self._notation.separator)
+        # From the last to the first: what may follow a property, and what may begin at one.
+        rest, first = "", ""
+        for key, part in reversed(parts.items()):
+            item = self._parameter(key, part, parameter)
+            begins = f"{item} {rest}".strip()
+            optional = key not in required
+            options = [begins, first] if optional else [begins]
+            first = self._writer.rule(alternatives(options))
+            follows = f"{separator} {begins}".strip()
+            rest = self._writer.rule(alternatives([follows, rest] if optional else [follows]))
+        return first
+
+    def _parameter(self, key: str, schema: object, parameter: list[str]) -> str:
+        if not _KEY.fullmatch(key):
+            raise ValidationError(
+                f"this model writes the arguments of a call by their names; {key!r} cannot be one"
+            )
+        before, _, between, _, after = parameter
+        value = self._value(schema, after)
+        texts = (self._writer.literal(before + key + between), value, self._writer.literal(after))
+        return " ".join(filter(None, texts))
+
+    def _value(self, schema: object, after: str) -> str:
+        if not self._notation.quote:
+            return self._raw(schema, after)
+        return self._bare_value(schema) if self._bare else self._python_value(schema)
+
+    def _raw(self, schema: object, after: str) -> str:
+        kind = raw_kind(schema, self._root)
+        if kind == "json":
+            return self._json(schema)
+        # Its closing tag alone ends a text: it must not hold it, nor half of the line before it.
+        options = [self._raw_text(part, after.strip()) for part in self._strings(schema)]
+        if kind == "text_or_null":
+            options.append(quoted("null"))
+        return self._writer.rule(alternatives(options))
+
+    def _strings(self, schema: object) -> list[Mapping[str, Any]]:
+        """The alternatives of a schema that are strings."""
+        resolved = self._deref(schema)
+        for key in ("anyOf", "oneOf"):
+            if key in resolved:
+                return [each for part in resolved[key] for each in self._strings(part)]
+        return [] if resolved.get("type") == "null" else [resolved]
+
+    def _python_value(self, schema: object) -> str:
+        """Constants in Python's words at the top; within lists and dictionaries, JSON."""
+        types = _types(schema, self._root, 0)
+        if not self._notation.python or not types <= {"boolean", "null"}:
+            return self._json(schema)
+        words = ["True", "False"] if "boolean" in types else []
+        return self._writer.rule(
+            alternatives(map(quoted, [*words, *(["None"] if "null" in types else [])]))
+        )
+
+    def _bare_value(self, schema: object) -> str:
+        if isinstance(schema, Mapping) and "$ref" in schema:
+            return self._reference(str(schema["$ref"]))
+        resolved = self._deref(schema)
+        for key in ("anyOf", "oneOf"):
+            if key in resolved:
+                rest = {name: part for name, part in resolved.items() if name != key}
+                parts = [part for part in resolved[key] if part is not False]
+                return self._writer.rule(
+                    alternatives(self._bare_value({**rest, **self._deref(part)}) for part in parts)
+                )
+        if "const" in resolved or "enum" in resolved:
+            values = [resolved["const"]] if "const" in resolved else resolved["enum"]
+            return self._writer.rule(alternatives(map(self._constant, values)))
+        types = resolved.get("type", ["string", "number", "boolean", "null"])
+        types = types if isinstance(types, list) else [types]
+        return self._writer.rule(alternatives(self._typed({**resolved, "type": t}) for t in types))
+
+    def _reference(self, reference: str) -> str:
+        if reference not in self._references:
+            # Known before its body is written, which may refer to it.
+            self._references[reference] = self._writer.new_name()
+            body = self._bare_value(_resolve(reference, self._root))
+            self._writer.define(self._references[reference], body)
+        return self._references[reference]
+
+    def _typed(self, schema: Mapping[str, Any]) -> str:
+        kind = schema["type"]
+        if kind == "object":
+            return f'"{{" {self._object(schema, ["", KEY, ":", VALUE, ""])} "}}"'
+        if kind == "array":
+            return self._array(schema)
+        if kind == "string":
+            mark = self._notation.quote
+            text = self._raw_text(schema, mark)
+            return f"{self._writer.literal(mark)} {text} {self._writer.literal(mark)}"
+        return self._json(schema)
+
+    def _array(self, schema: Mapping[str, Any]) -> str:
+        self._check(schema, "array")
+        least, most = schema.get("minItems", 0), schema.get("maxItems")
+        for bound in (least, 0 if most is None else most):
+            if not isinstance(bound, int) or not 0 <= bound <= _MAX_ITEMS:
+                raise ValidationError(f"an array may have between 0 and {_MAX_ITEMS} items")
+        if most == 0:
+            return '"[" "]"'
+        item = self._bare_value(schema.get("items", True))
+        count = f"{{{max(least - 1, 0)},{'' if most is None else most - 1}}}"
+        items = f'{item} ("," {item}){count}'
+        return f'"[" ({items}) "]"' if least else f'"[" ({items})? "]"'
+
+    def _raw_text(self, schema: Mapping[str, Any], end: str) -> str:
+        """A string without quotes, which must not hold what ends it."""
+        self._check(schema, "string")
+        if "const" in schema or "enum" in schema:
+            values = [schema["const"]] if "const" in schema else schema["enum"]
+            return self._writer.rule(
+                alternatives(self._text_constant(each, end) for each in values)
+            )
+        least, most = schema.get("minLength", 0), schema.get("maxLength")
+        parts = [f"~{containing(end)}"]
+        if least or most is not None:
+            parts.append(rf"/(.|\n){{{int(least)},{'' if most is None else int(most)}}}/")
+        if "pattern" in schema:
+            parts.append(_searched(str(schema["pattern"])))
+        return self._writer.terminal(" & ".join([ANY_TEXT, *parts]))
+
+    def _text_constant(self, value: object, end: str) -> str:
+        text = str(value)
+        if end in text:
+            raise ValidationError(f"the value {text!r} holds {end!r}, which ends a value")
+        return quoted(text)
+
+    def _constant(self, value: object) -> str:
+        mark = self._notation.quote
+        if isinstance(value, str):
+            text = self._text_constant(value, mark)
+            return " ".join(
+                filter(None, (self._writer.literal(mark), text, self._writer.literal(mark)))
+            )
+        if isinstance(value, list | dict):
+            raise self._refused("enum")
+        return quoted(json.dumps(value))
+
+    def _json(self, schema: object) -> str:
+        if isinstance(schema, Mapping):
+            shared = {key: self._root[key] for key in ("$defs", "definitions") if key in self._root}
+            schema = {**shared, **schema}
+        return self._writer.schema(schema)
+
+    def _deref(self, schema: object) -> Mapping[str, Any]:
+        for _ in range(20):
+            if schema is True:
+                return {}
+            if not isinstance(schema, Mapping):
+                raise ValidationError("every part of a schema must be an object")
+            if "$ref" not in schema:
+                return schema
+            schema = _resolve(str(schema["$ref"]), self._root)
+        raise ValidationError("the references of the schema have no end")
+
+    def _check(self, schema: Mapping[str, Any], kind: str) -> None:
+        known = _KEYWORDS[kind] | _ANNOTATIONS | {"type", "enum", "const"}
+        for key in schema:
+            if key not in known and not any(key in keywords for keywords in _KEYWORDS.values()):
+                raise self._refused(key)
+
+    def _refused(self, keyword: str) -> ValidationError:
+        return ValidationError(
+            f"this model does not write arguments as JSON, and cannot be held to {keyword!r} here; "
+            "leave it out of the schema"
+        )
+
+
+def _searched(pattern: str) -> str:
+    """A JSON schema's pattern, which any part of a string may match, for a whole string."""
+    begins, ends = pattern.startswith("^"), pattern.endswith("$") and not pattern.endswith(r"\$")
+    inner = pattern[begins : len(pattern) - ends]
+    if re.search(r"(?<![\\\[])\^|(?<!\\)\$", inner) or ("|" in inner and (begins or ends)):
+        raise ValidationError(
+            f"this model does not write arguments as JSON; pattern {pattern!r} may have '^' and "
+            "'$' at its ends only, and then no '|'"
+        )
+    head, tail = "" if begins else r"(.|\n)*", "" if ends else r"(.|\n)*"
+    return f"/{head}({regex_to_lark(inner, use_ascii='dw')}){tail}/"
