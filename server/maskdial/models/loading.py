@@ -151,7 +151,7 @@ def _start_causal(
         options.provider,
         parts.slots,
         shape.max_length,
-        _chat_template(bundle, tokenizer),
+        read_chat_template(bundle, tokenizer),
         _grammar_compiler(bundle),
     )
 
@@ -263,7 +263,8 @@ def _capturing_session(shape: _CausalShape, options: SessionOptions) -> Session:
         return session
 
 
-def _chat_template(bundle: Bundle, tokenizer: Tokenizer) -> ChatTemplate:
+def read_chat_template(bundle: Bundle, tokenizer: Tokenizer) -> ChatTemplate:
+    """The chat template of a bundle, which may lack one, with its tokenizer's special tokens."""
     special = bundle.manifest.special_tokens
     return ChatTemplate.from_bundle(
         bundle,

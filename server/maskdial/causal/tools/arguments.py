@@ -17,17 +17,16 @@ from maskdial.causal.tools.lark import ANY_TEXT, LarkWriter, alternatives, conta
 from maskdial.errors import ValidationError
 
 _KEY = re.compile(r"[\w.$-]{1,64}")
+# What the rules below do not hold values to. Other keywords are done here, or are annotations.
+_REFUSED = frozenset(
+    {"allOf", "not", "if", "patternProperties", "propertyNames", "minProperties", "maxProperties"}
+    | {"dependentRequired", "dependentSchemas", "dependencies", "unevaluatedProperties"}
+    | {"prefixItems", "contains", "uniqueItems", "unevaluatedItems"}
+)
 _ANNOTATIONS = frozenset(
     {"title", "description", "default", "examples", "deprecated", "readOnly", "writeOnly"}
-    | {"format", "$schema", "$id", "$comment", "$defs", "definitions", "additionalProperties"}
+    | {"format", "$schema", "$id", "$comment", "$defs", "definitions"}
 )
-_KEYWORDS = {
-    "object": frozenset({"properties", "required"}),
-    "array": frozenset({"items", "minItems", "maxItems"}),
-    "string": frozenset({"minLength", "maxLength", "pattern"}),
-    "number": frozenset({"minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"})
-    | {"multipleOf"},
-}
 _MAX_ITEMS = 1000
 
 RawKind = Literal["text", "text_or_null", "json"]
@@ -38,28 +37,48 @@ def raw_kind(schema: object, root: Mapping[str, Any]) -> RawKind:
 
     The grammar writes values, and the parser reads them, by this one rule.
     """
-    types = _types(schema, root, 0)
+    types = _types(schema, root, set())
     if types == {"string"}:
         return "text"
     return "text_or_null" if types == {"string", "null"} else "json"
 
 
-def _types(schema: object, root: Mapping[str, Any], depth: int) -> set[str]:
-    """The types of JSON that a schema names; ``any`` where it leaves them open."""
-    if not isinstance(schema, Mapping) or depth > 20:
+def _types(schema: object, root: Mapping[str, Any], seen: set[str]) -> set[str]:
+    """The types of JSON that a schema names; ``any`` where it leaves them open.
+
+    ``seen`` are the references that were followed; each is followed once.
+    """
+    if not isinstance(schema, Mapping):
         return {"any"}
-    if "$ref" in schema:
-        return _types(_resolve(str(schema["$ref"]), root), root, depth + 1)
+    if "$ref" in schema and not _beside("$ref", schema):
+        reference = str(schema["$ref"])
+        if reference in seen:
+            return set()
+        seen.add(reference)
+        return _types(_resolve(reference, root), root, seen)
     for key in ("anyOf", "oneOf"):
-        if isinstance(schema.get(key), list):
-            parts = [_types(part, root, depth + 1) for part in schema[key]]
+        if isinstance(schema.get(key), list) and not _beside(key, schema):
+            parts = [_types(part, root, seen) for part in schema[key]]
             return set[str]().union(*parts)
+    if {"$ref", "anyOf", "oneOf", "allOf", "not", "if"} & schema.keys():
+        return {"any"}
     if "const" in schema or "enum" in schema:
-        values = [schema["const"]] if "const" in schema else schema["enum"]
-        texts = all(isinstance(value, str) for value in values)
+        texts = all(isinstance(value, str) for value in _constants(schema))
         return {"string"} if texts else {"any"}
     kind = schema.get("type", "any")
     return set(kind) if isinstance(kind, list) else {str(kind)}
+
+
+def _beside(keyword: str, schema: Mapping[str, Any]) -> set[str]:
+    """What a schema says beside a keyword."""
+    return set(schema) - _ANNOTATIONS - {keyword}
+
+
+def _constants(schema: Mapping[str, Any]) -> list[Any]:
+    values = [schema["const"]] if "const" in schema else schema["enum"]
+    if not isinstance(values, list) or not values:
+        raise ValidationError("enum must be a list of values")
+    return values
 
 
 def _resolve(reference: str, root: Mapping[str, Any]) -> object:
@@ -105,7 +124,7 @@ class ArgumentRules:
 
     def _object(self, schema: Mapping[str, Any], parameter: list[str]) -> str:
         """Properties in the schema's order, the optional ones possibly left out."""
-        self._check(schema, "object")
+        self._check(schema)
         properties = schema.get("properties", {})
         required = schema.get("required", [])
         if not isinstance(properties, Mapping) or not isinstance(required, list):
@@ -143,7 +162,7 @@ class ArgumentRules:
         kind = raw_kind(schema, self._root)
         if kind == "json":
             return self._json(schema)
-        # Its closing tag alone ends a text: it must not hold it, nor half of the line before it.
+        # The closing tag ends a text, wherever it is.
         options = [self._raw_text(part, after.strip()) for part in self._strings(schema)]
         if kind == "text_or_null":
             options.append(quoted("null"))
@@ -159,7 +178,7 @@ class ArgumentRules:
 
     def _python_value(self, schema: object) -> str:
         """Constants in Python's words at the top; within lists and dictionaries, JSON."""
-        types = _types(schema, self._root, 0)
+        types = _types(schema, self._root, set())
         if not self._notation.python or not types <= {"boolean", "null"}:
             return self._json(schema)
         words = ["True", "False"] if "boolean" in types else []
@@ -169,18 +188,17 @@ class ArgumentRules:
 
     def _bare_value(self, schema: object) -> str:
         if isinstance(schema, Mapping) and "$ref" in schema:
+            if _beside("$ref", schema):
+                raise self._refused("$ref")
             return self._reference(str(schema["$ref"]))
         resolved = self._deref(schema)
         for key in ("anyOf", "oneOf"):
             if key in resolved:
-                rest = {name: part for name, part in resolved.items() if name != key}
-                parts = [part for part in resolved[key] if part is not False]
-                return self._writer.rule(
-                    alternatives(self._bare_value({**rest, **self._deref(part)}) for part in parts)
-                )
+                if _beside(key, resolved):
+                    raise self._refused(key)
+                return self._writer.rule(alternatives(map(self._bare_value, resolved[key])))
         if "const" in resolved or "enum" in resolved:
-            values = [resolved["const"]] if "const" in resolved else resolved["enum"]
-            return self._writer.rule(alternatives(map(self._constant, values)))
+            return self._writer.rule(alternatives(map(self._constant, _constants(resolved))))
         types = resolved.get("type", ["string", "number", "boolean", "null"])
         types = types if isinstance(types, list) else [types]
         return self._writer.rule(alternatives(self._typed({**resolved, "type": t}) for t in types))
@@ -206,7 +224,7 @@ class ArgumentRules:
         return self._json(schema)
 
     def _array(self, schema: Mapping[str, Any]) -> str:
-        self._check(schema, "array")
+        self._check(schema)
         least, most = schema.get("minItems", 0), schema.get("maxItems")
         for bound in (least, 0 if most is None else most):
             if not isinstance(bound, int) or not 0 <= bound <= _MAX_ITEMS:
@@ -220,9 +238,9 @@ class ArgumentRules:
 
     def _raw_text(self, schema: Mapping[str, Any], end: str) -> str:
         """A string without quotes, which must not hold what ends it."""
-        self._check(schema, "string")
+        self._check(schema)
         if "const" in schema or "enum" in schema:
-            values = [schema["const"]] if "const" in schema else schema["enum"]
+            values = _constants(schema)
             return self._writer.rule(
                 alternatives(self._text_constant(each, end) for each in values)
             )
@@ -252,26 +270,35 @@ class ArgumentRules:
         return quoted(json.dumps(value))
 
     def _json(self, schema: object) -> str:
+        """A part of the schema that is written as JSON, with the definitions it may refer to."""
         if isinstance(schema, Mapping):
             shared = {key: self._root[key] for key in ("$defs", "definitions") if key in self._root}
-            schema = {**shared, **schema}
+            schema = {key: part for key, part in schema.items() if key not in _ANNOTATIONS}
+            text = json.dumps({**shared, **schema})
+            if other := re.search(r'"\$ref": "(#(?!/(\$defs|definitions)/)[^"]*)"', text):
+                raise self._refused(f"$ref: {other[1]}")
+            schema = {**shared, **schema} if '"$ref"' in text else schema
         return self._writer.schema(schema)
 
     def _deref(self, schema: object) -> Mapping[str, Any]:
+        """A schema that is no reference, nor one schema in ``allOf``."""
         for _ in range(20):
             if schema is True:
                 return {}
             if not isinstance(schema, Mapping):
                 raise ValidationError("every part of a schema must be an object")
-            if "$ref" not in schema:
+            every = schema.get("allOf")
+            if "$ref" in schema and not _beside("$ref", schema):
+                schema = _resolve(str(schema["$ref"]), self._root)
+            elif isinstance(every, list) and len(every) == 1 and not _beside("allOf", schema):
+                schema = every[0]
+            else:
                 return schema
-            schema = _resolve(str(schema["$ref"]), self._root)
         raise ValidationError("the references of the schema have no end")
 
-    def _check(self, schema: Mapping[str, Any], kind: str) -> None:
-        known = _KEYWORDS[kind] | _ANNOTATIONS | {"type", "enum", "const"}
-        for key in schema:
-            if key not in known and not any(key in keywords for keywords in _KEYWORDS.values()):
+    def _check(self, schema: Mapping[str, Any]) -> None:
+        for key in sorted(_REFUSED & schema.keys()):
+            if schema[key] is not False:
                 raise self._refused(key)
 
     def _refused(self, keyword: str) -> ValidationError:

@@ -18,6 +18,8 @@ from maskdial.causal.tools.format import ARGUMENTS, ID, KEY, NAME, VALUE, Argume
 from maskdial.causal.tools.probe import CONTENT, FIRST, SECOND, TOOLS, USER, ProbeCall, try_render
 from maskdial.causal.tools.thinking import ThinkingMarks
 
+# Two calls of a few words each are no longer, in characters.
+_MAX_CALLS = 4000
 _LONG_ID = "call_0123456789abcdef01234567"
 _PYTHON_TAG = "<|python_tag|>"
 _NUMBERS = {"zkey_a": 735191, "zkey_b": 846272}
@@ -113,7 +115,7 @@ class _Probe:
             body = body.partition(self.marks.end)[2].strip()
         while ends := [end for end in self.end_tokens if end and body.endswith(end)]:
             body = body.removesuffix(ends[0]).strip()
-        return body or None
+        return body if 0 < len(body) <= _MAX_CALLS else None
 
     def _render(self, turn: Mapping[str, Any]) -> str | None:
         return try_render(self.template, [USER, turn], tools=TOOLS)
@@ -146,27 +148,33 @@ def _argument_list(probe: _Probe) -> ArgumentList | None:
     if one is None or numbers is None or nothing is None or truth is None:
         return None
     (first, first_value), (second, second_value) = _NUMBERS.items()
-    words = [re.escape(str(word)) for word in (first, first_value, second, second_value)]
-    match = re.search(
-        rf"{FIRST.name}(.*?){words[0]}(.*?){words[1]}(.*?){words[2]}(.*?){words[3]}(.*)",
-        numbers,
-        re.DOTALL,
-    )
+    words = [FIRST.name, first, str(first_value), second, str(second_value)]
+    around = _between(numbers, words)
     rest = nothing.partition(FIRST.name)[2]
-    if match is None or match[2] != match[4] or FIRST.name not in nothing:
+    if around is None or around[2] != around[4] or FIRST.name not in nothing:
         return None
-    found = _parameter(match[1], match[3], match[5], rest)
-    if found is None:
+    _, before, middle, between, _, after = around
+    found = _parameter(before, between, after, rest)
+    value = _between(one, [FIRST.name, first, FIRST.arguments[first]])
+    if found is None or value is None or not value[2].startswith(middle):
         return None
     begin, end, separator = found
-    value = re.search(rf"{words[0]}(.*?)zvalue_a", one, re.DOTALL)
-    if value is None or not value[1].startswith(match[2]):
-        return None
-    quote = value[1].removeprefix(match[2])
-    python = f"{words[0]}{match[2]}True" in truth
+    quote = value[2].removeprefix(middle)
+    python = f"{first}{middle}True" in truth
     # Python's repr and JSON differ in what they quote with; both are read as one.
     quote = '"' if quote == "'" else quote
-    return ArgumentList(f"{begin}{KEY}{match[2]}{VALUE}{end}", separator, quote, python)
+    return ArgumentList(f"{begin}{KEY}{middle}{VALUE}{end}", separator, quote, python)
+
+
+def _between(text: str, words: Sequence[str]) -> list[str] | None:
+    """What is before, between and after some words, which must be there in this order."""
+    parts = []
+    for word in words:
+        part, found, text = text.partition(word)
+        if not found:
+            return None
+        parts.append(part)
+    return [*parts, text]
 
 
 def _parameter(before: str, between: str, after: str, nothing: str) -> tuple[str, str, str] | None:

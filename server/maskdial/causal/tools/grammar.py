@@ -4,6 +4,7 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
+from maskdial.causal.grammar.source import MAX_SCHEMA_BYTES
 from maskdial.causal.tools.arguments import ArgumentRules
 from maskdial.causal.tools.format import (
     ARGUMENTS,
@@ -67,7 +68,14 @@ def write_grammar(
             begin = writer.literal(thinking.begin)
             start = f"{space}? {begin} {thoughts} | {rules.reply(excluding=thinking.begin)}"
     writer.define("start", start)
-    return writer.source()
+    source = writer.source()
+    if len(source) > MAX_SCHEMA_BYTES:
+        raise ValidationError(
+            f"the tools make a grammar of {len(source)} bytes; the limit is {MAX_SCHEMA_BYTES}; "
+            "send fewer tools, or smaller schemas",
+            field="tools",
+        )
+    return source
 
 
 def _until(writer: LarkWriter, end: str, text: str = ANY_TEXT) -> str:
@@ -160,6 +168,10 @@ class _CallRules:
         except RecursionError as error:
             raise ValidationError(
                 f"the schema of tool {tool.name!r} is nested too deeply", field="tools"
+            ) from error
+        except (TypeError, ValueError, AttributeError) as error:  # a keyword's value of any type
+            raise ValidationError(
+                f"the schema of tool {tool.name!r} is not a valid JSON schema", field="tools"
             ) from error
 
 

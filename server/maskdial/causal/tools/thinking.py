@@ -49,10 +49,12 @@ class ThinkingMarks:
         if not template.exists:
             return None
         found = _from_history(template) or _from_prompt(template) or _from_source(template)
-        if found is None or special_tokens is None:
-            return found
-        tags = [tag for tag in (found.begin, found.end) if tag in special_tokens]
-        return cls(found.begin, found.end, {tag: special_tokens[tag] for tag in tags})
+        return None if found is None else found.with_special(special_tokens or {})
+
+    def with_special(self, special_tokens: Mapping[str, int]) -> "ThinkingMarks":
+        """The marks of a model that has these special tokens, by their text."""
+        tags = special_tokens.keys() & {self.begin, self.end}
+        return ThinkingMarks(self.begin, self.end, {tag: special_tokens[tag] for tag in tags})
 
     def opened_by(self, prompt: str) -> bool:
         """Whether a prompt ends within the reasoning: its template opened it for the model."""
