@@ -14,6 +14,7 @@ from llguidance import regex_to_lark
 
 from maskdial.causal.tools.format import KEY, VALUE, ArgumentList, split_pattern
 from maskdial.causal.tools.lark import ANY_TEXT, LarkWriter, alternatives, containing, quoted
+from maskdial.causal.tools.schema import resolve
 from maskdial.errors import ValidationError
 
 _KEY = re.compile(r"[\w.$-]{1,64}")
@@ -55,7 +56,7 @@ def _types(schema: object, root: Mapping[str, Any], seen: set[str]) -> set[str]:
         if reference in seen:
             return set()
         seen.add(reference)
-        return _types(_resolve(reference, root), root, seen)
+        return _types(resolve(reference, root), root, seen)
     for key in ("anyOf", "oneOf"):
         if isinstance(schema.get(key), list) and not _beside(key, schema):
             parts = [_types(part, root, seen) for part in schema[key]]
@@ -79,16 +80,6 @@ def _constants(schema: Mapping[str, Any]) -> list[Any]:
     if not isinstance(values, list) or not values:
         raise ValidationError("enum must be a list of values")
     return values
-
-
-def _resolve(reference: str, root: Mapping[str, Any]) -> object:
-    part: object = root
-    for name in filter(None, reference.removeprefix("#").split("/")):
-        name = name.replace("~1", "/").replace("~0", "~")
-        part = part.get(name) if isinstance(part, Mapping) else None
-    if part is None or not reference.startswith("#"):
-        raise ValidationError(f"{reference!r} refers to nothing in the schema")
-    return part
 
 
 class ArgumentRules:
@@ -207,7 +198,7 @@ class ArgumentRules:
         if reference not in self._references:
             # Known before its body is written, which may refer to it.
             self._references[reference] = self._writer.new_name()
-            body = self._bare_value(_resolve(reference, self._root))
+            body = self._bare_value(resolve(reference, self._root))
             self._writer.define(self._references[reference], body)
         return self._references[reference]
 
@@ -289,7 +280,7 @@ class ArgumentRules:
                 raise ValidationError("every part of a schema must be an object")
             every = schema.get("allOf")
             if "$ref" in schema and not _beside("$ref", schema):
-                schema = _resolve(str(schema["$ref"]), self._root)
+                schema = resolve(str(schema["$ref"]), self._root)
             elif isinstance(every, list) and len(every) == 1 and not _beside("allOf", schema):
                 schema = every[0]
             else:

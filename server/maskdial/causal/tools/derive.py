@@ -41,8 +41,11 @@ def derive_format(
     if not template.exists or not _knows_tools(template):
         return None
     marks = ThinkingMarks.derive(template)
+    plain = try_render(template, [USER, {"role": "assistant", "content": CONTENT}], tools=TOOLS)
+    if plain is None or plain.count(CONTENT) != 1:
+        return None
     for text_arguments in (False, True):
-        probe = _Probe(template, text_arguments, tuple(end_tokens), marks)
+        probe = _Probe(template, text_arguments, tuple(end_tokens), marks, plain)
         found = _derive(probe)
         if found is not None and found.problem() is None:
             source = template.source or ""
@@ -89,21 +92,24 @@ def _derive(probe: "_Probe") -> ToolFormat | None:
 
 @dataclass(frozen=True)
 class _Probe:
-    """Renders calls and cuts out what a template makes of them."""
+    """Renders calls and cuts out what a template makes of them.
+
+    ``plain`` is a turn without calls, whose header and end are those of a turn with calls.
+    """
 
     template: ChatTemplate
     text_arguments: bool
     end_tokens: tuple[str, ...]
     marks: ThinkingMarks | None
+    plain: str
 
     def calls(self, *calls: ProbeCall) -> str | None:
         """The calls of one turn as the template writes them."""
-        plain = self._render({"role": "assistant", "content": CONTENT})
         turn = {"role": "assistant", "content": "", "tool_calls": [*map(self._as_openai, calls)]}
-        text = self._render(turn)
-        if plain is None or text is None or plain.count(CONTENT) != 1:
+        text = try_render(self.template, [USER, turn], tools=TOOLS)
+        if text is None:
             return None
-        before, after = plain.split(CONTENT)
+        before, after = self.plain.split(CONTENT)
         start = len(_common_prefix(before, text))
         # Both may go on with a tag, of which no part is common.
         for bracket, closing in (("<", ">"), ("[", "]")):
@@ -116,9 +122,6 @@ class _Probe:
         while ends := [end for end in self.end_tokens if end and body.endswith(end)]:
             body = body.removesuffix(ends[0]).strip()
         return body if 0 < len(body) <= _MAX_CALLS else None
-
-    def _render(self, turn: Mapping[str, Any]) -> str | None:
-        return try_render(self.template, [USER, turn], tools=TOOLS)
 
     def _as_openai(self, call: ProbeCall) -> dict[str, Any]:
         arguments = json.dumps(call.arguments) if self.text_arguments else dict(call.arguments)

@@ -1,6 +1,5 @@
 """ToolFormat: how a model writes the calls of tools."""
 
-import json
 import re
 import secrets
 import string
@@ -17,6 +16,7 @@ KEY, VALUE = "$KEY", "$VALUE"
 _PLACEHOLDER = re.compile(r"(\$NAME|\$ARGUMENTS|\$ID|\$KEY|\$VALUE)")
 # A tag that no text holds by chance. What else may begin a call could begin any text as well.
 _TRIGGER = re.compile(r"<[^<>\s]*[A-Za-z][^<>\s]*>?|\[[A-Z_]{2,}\]")
+_CONFIG = pydantic.ConfigDict(extra="forbid")
 _ALPHABET = string.ascii_letters + string.digits
 
 
@@ -36,6 +36,8 @@ class ArgumentList:
             FunctionGemma's ``<escape>``, whose notation has objects with bare keys.
         python: whether the constants are True, False and None.
     """
+
+    __pydantic_config__ = _CONFIG
 
     parameter: str
     separator: str = ""
@@ -58,6 +60,8 @@ class ToolFormat:
         text_arguments: the template takes the arguments of past calls as JSON text, not as objects.
         special_ids: the special tokens among the tags, with their token ids.
     """
+
+    __pydantic_config__ = _CONFIG
 
     call: str
     arguments: ArgumentList | None = None
@@ -120,9 +124,8 @@ class ToolFormat:
             BundleError: the value describes no format.
         """
         try:
-            adapter = pydantic.TypeAdapter(ToolFormat, config={"extra": "forbid"})
-            parsed = adapter.validate_json(json.dumps(dict(value)), strict=True)
-        except (pydantic.ValidationError, TypeError, ValueError) as error:
+            parsed = pydantic.TypeAdapter(ToolFormat).validate_python(dict(value))
+        except pydantic.ValidationError as error:
             raise BundleError(f"tool_format of the manifest is not usable: {error}") from error
         if reason := parsed.problem():
             raise BundleError(f"tool_format of the manifest is not usable: {reason}")

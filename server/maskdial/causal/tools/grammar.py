@@ -2,7 +2,6 @@
 
 import re
 from collections.abc import Sequence
-from typing import Any
 
 from maskdial.causal.grammar.source import MAX_SCHEMA_BYTES
 from maskdial.causal.tools.arguments import ArgumentRules
@@ -15,6 +14,7 @@ from maskdial.causal.tools.format import (
     split_pattern,
 )
 from maskdial.causal.tools.lark import ANY_TEXT, LarkWriter, alternatives, quoted
+from maskdial.causal.tools.schema import check_finite
 from maskdial.causal.tools.thinking import ThinkingMarks
 from maskdial.causal.tools.tool import Tool, ToolChoice, check_tools
 from maskdial.errors import ValidationError
@@ -104,6 +104,7 @@ class _CallRules:
         self._form = form
         self._mode = choice.mode
         self._tools = choice.select(tools)
+        self._indices = {tool.name: index for index, tool in enumerate(tools)}
         self._body = writer.rule(alternatives(map(self._call, self._tools)))
         end = writer.literal(form.section_end)
         more = ""
@@ -138,41 +139,33 @@ class _CallRules:
 
     def _call(self, tool: Tool) -> str:
         """A call of one tool, without what all calls begin with."""
-        schema = {"type": "object", **tool.parameters}
-        parts = split_pattern(self._form.call)[1:]
-        written = ""
-        body = []
-        for part in parts:
-            if part == NAME:
-                written += tool.name
-            elif part == ID:
-                body += [self._writer.literal(written), _ID]
-                written = ""
-            elif part == ARGUMENTS:
-                body += [self._writer.literal(written), self._arguments(tool, schema)]
-                written = ""
-            else:
-                written += part
-        return " ".join(filter(None, [*body, self._writer.literal(written)]))
+        begin = self._form.call_begin
+        rest = self._form.call.removeprefix(begin).replace(NAME, tool.name)
+        fills = {ID: _ID, ARGUMENTS: self._arguments(tool)}
+        parts = (
+            fills[part] if part in fills else self._writer.literal(part)
+            for part in split_pattern(rest)
+        )
+        return " ".join(filter(None, parts))
 
-    def _arguments(self, tool: Tool, schema: dict[str, Any]) -> str:
-        form = self._form
+    def _arguments(self, tool: Tool) -> str:
+        schema = {"type": "object", **tool.parameters}
         try:
-            if form.arguments is None:
+            check_finite(schema)
+            if self._form.arguments is None:
                 return self._writer.schema(schema)
-            return ArgumentRules(self._writer, form.arguments, schema).arguments()
+            return ArgumentRules(self._writer, self._form.arguments, schema).arguments()
         except ValidationError as error:
-            raise ValidationError(
-                f"the schema of tool {tool.name!r}: {error.message}", field="tools"
-            ) from error
-        except RecursionError as error:
-            raise ValidationError(
-                f"the schema of tool {tool.name!r} is nested too deeply", field="tools"
-            ) from error
-        except (TypeError, ValueError, AttributeError) as error:  # a keyword's value of any type
-            raise ValidationError(
-                f"the schema of tool {tool.name!r} is not a valid JSON schema", field="tools"
-            ) from error
+            reason = error.message
+        except RecursionError:
+            reason = "it is nested too deeply"
+        except (TypeError, ValueError, AttributeError):  # a keyword's value may be of any type
+            reason = "it is not a valid JSON schema"
+        raise ValidationError(
+            f"the schema of tool {tool.name!r} cannot be used: {reason}",
+            field="tools",
+            index=self._indices[tool.name],
+        )
 
 
 def first_texts(form: ToolFormat, tools: Sequence[Tool]) -> list[str]:
