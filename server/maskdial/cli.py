@@ -9,12 +9,13 @@ from pathlib import Path
 from typing import Any, get_args
 
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 import maskdial
 from maskdial.config import Config, default_text, load_config
 from maskdial.errors import ConfigError, MaskdialError
-from maskdial.models.bundle import load_bundles
+from maskdial.models.bundle import Bundle, load_bundles
 from maskdial_client import cli as client_cli
 
 Command = Callable[[argparse.Namespace], int]
@@ -55,7 +56,8 @@ def _parser(*, with_export: bool) -> argparse.ArgumentParser:
     inspect.add_argument(
         "--json",
         action="store_true",
-        help="print the manifest as JSON (a list for a bundle with two)",
+        help="print the manifest as JSON (a list for a bundle with two); tool_format and "
+        "thinking_marks are what the server finds in the chat template",
     )
     client_cli.add_fill_arguments(
         add("fill", "fill the masks of a text (needs a running server)", client_cli.run_fill)
@@ -142,7 +144,9 @@ def _export(options: argparse.Namespace) -> int:
 
 def _inspect(options: argparse.Namespace) -> int:
     bundles = load_bundles(options.bundle.name, options.bundle)
-    manifests = [bundle.manifest.model_dump(mode="json") for bundle in bundles]
+    manifests = [
+        {**bundle.manifest.model_dump(mode="json"), **_replies(bundle)} for bundle in bundles
+    ]
     if options.json:
         print(json.dumps(manifests if len(manifests) > 1 else manifests[0], indent=2))
         return 0
@@ -150,12 +154,30 @@ def _inspect(options: argparse.Namespace) -> int:
         table = Table(show_header=False, box=None)
         for key, value in manifest.items():
             if key not in ("golden", "files"):
-                table.add_row(key, value if isinstance(value, str) else json.dumps(value))
+                text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+                table.add_row(key, escape(text))
         size = sum((options.bundle / name).stat().st_size for name in manifest["files"])
         files = f"{size / 1e6:.1f} MB in {len(manifest['files'])} files, hashes verified"
         table.add_row("size", files)
         Console().print(table)
     return 0
+
+
+def _replies(bundle: Bundle) -> dict[str, Any]:
+    """How a causal model writes tool calls and reasoning, as the server finds it."""
+    if bundle.manifest.family != "causal":
+        return {}
+    # The other commands start faster without them.
+    from maskdial.causal.tools import ReplyFormat
+    from maskdial.models.loading import read_chat_template
+    from maskdial.models.tokenizer import Tokenizer
+
+    tokenizer = Tokenizer.from_file(bundle.tokenizer, bundle.manifest.special_tokens)
+    found = ReplyFormat.of_bundle(bundle, tokenizer, read_chat_template(bundle, tokenizer))
+    return {
+        "tool_format": None if found.calls is None else found.calls.to_json(),
+        "thinking_marks": found.thinking and [found.thinking.begin, found.thinking.end],
+    }
 
 
 if __name__ == "__main__":

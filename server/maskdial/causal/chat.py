@@ -46,6 +46,7 @@ class ChatTemplate:
         Raises:
             BundleError: the template is not valid Jinja.
         """
+        self.source = source
         self._name = name
         self._template = None if source is None else _compile(source, name)
         # A missing token is undefined, as in transformers: templates test for that.
@@ -71,30 +72,56 @@ class ChatTemplate:
                 ) from error
         return cls(source, name=bundle.name, bos_token=bos_token, eos_token=eos_token)
 
-    def render(self, messages: Sequence[Mapping[str, str]]) -> str:
+    @property
+    def exists(self) -> bool:
+        """Whether the model has a template."""
+        return self._template is not None
+
+    def render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        variables: Mapping[str, Any] | None = None,
+        add_generation_prompt: bool = True,
+    ) -> str:
         """The prompt for the assistant's next message in a conversation.
 
-        It contains the template's special tokens, so tokenize it without adding others. Messages
-        are mappings of ``role`` and ``content``. Takes about a second at worst.
+        It contains the template's special tokens, so tokenize it without adding others. Takes about
+        a second at worst.
+
+        Args:
+            messages: mappings of ``role``, ``content`` and whatever else the template reads, such
+                as ``tool_calls``.
+            tools: the tools the model may call, in OpenAI's form; None or empty for none.
+            variables: further variables of the template, such as ``enable_thinking`` or
+                ``reasoning_effort``.
+            add_generation_prompt: whether to open the assistant's next turn.
 
         Raises:
-            ValidationError: the model has no template, or its template fails on these messages.
+            ValidationError: the model has no template, its template fails on these messages, or
+                ``variables`` redefines one of the template's own.
         """
         if self._template is None:
             raise ValidationError(
                 f"model {self._name!r} has no chat template; write the whole prompt yourself and "
                 "send it as a text"
             )
-        try:
-            pieces = self._template.generate(
-                messages=[dict(message) for message in messages],
-                tools=None,
-                documents=None,
-                add_generation_prompt=True,
-                **self._tokens,
-                **{_STEPS: _Steps()},
+        own = {
+            "messages": [dict(message) for message in messages],
+            "tools": list(tools) if tools else None,
+            "documents": None,
+            "add_generation_prompt": add_generation_prompt,
+            **self._tokens,
+            _STEPS: _Steps(),
+        }
+        if reserved := sorted(own.keys() & (variables or {}).keys()):
+            raise ValidationError(
+                f"variable {reserved[0]!r} of the chat template is set by the server",
+                field="chat_template_kwargs",
             )
-            return "".join(_bounded(pieces))
+        try:
+            return "".join(_bounded(self._template.generate({**(variables or {}), **own})))
         except Exception as error:  # a template may raise anything that Python can
             raise ValidationError(
                 f"the chat template of model {self._name!r} fails on them: {_reason(error)}"

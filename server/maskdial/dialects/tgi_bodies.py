@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal, Self
 import pydantic
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 
-from maskdial.causal.grammar.source import GrammarKind
+from maskdial.causal.grammar.source import RequestGrammarKind
 from maskdial.causal.sampling.params import SamplingParams
 from maskdial.dialects.schema import (
     LogitBias,
@@ -40,7 +40,7 @@ class GrammarParameter(Wire):
     regular expression, or a Lark grammar.
     """
 
-    type: GrammarKind
+    type: RequestGrammarKind
     value: Annotated[
         str | dict[str, Any] | bool | None, pydantic.BeforeValidator(_check_grammar_value)
     ] = Field(None, validate_default=True)

@@ -35,7 +35,7 @@ import os
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import pydantic
 from pydantic import BaseModel, ConfigDict, Field
@@ -174,6 +174,14 @@ class Manifest(_Frozen):
     problem_type: ProblemType | None = None
     embedding: Embedding | None = None
     kv: KVLayout | None = None
+    tool_format: dict[str, Any] | None = Field(
+        None,
+        description="how the model writes tool calls (`ToolFormat.to_json`), in place of what its "
+        "chat template shows",
+    )
+    thinking_marks: tuple[str, str] | None = Field(
+        None, description="what is around the model's reasoning, in place of the same"
+    )
     source: str
     source_sha256: str
     tool_versions: dict[str, str]

@@ -139,7 +139,7 @@ def _start_causal(
         engine,
         runner.slots,
         runner.max_length,
-        _chat_template(bundle, tokenizer),
+        read_chat_template(bundle, tokenizer),
         _grammar_compiler(bundle),
     )
 
@@ -227,7 +227,8 @@ def _round_up(number: int, multiple: int) -> int:
     return -(-number // multiple) * multiple
 
 
-def _chat_template(bundle: Bundle, tokenizer: Tokenizer) -> ChatTemplate:
+def read_chat_template(bundle: Bundle, tokenizer: Tokenizer) -> ChatTemplate:
+    """The chat template of a bundle, which may lack one, with its tokenizer's special tokens."""
     special = bundle.manifest.special_tokens
     return ChatTemplate.from_bundle(
         bundle,

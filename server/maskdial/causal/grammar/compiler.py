@@ -111,10 +111,12 @@ class GrammarCompiler:
             )
         self._check(source)
         matcher, mask = build_matcher(self._vocabulary.tokenizer, source)
-        first = self._vocabulary.unpack(mask)
+        # Only the server's own grammars may speak of special tokens: those of a model's tags.
+        with_special = kind == "structural"
+        first = self._vocabulary.unpack(mask, with_special=with_special)
         if not self._vocabulary.has_text(first):
             raise grammar_error("no text of this model matches it, or only the empty one")
-        return Grammar(matcher, first, self._vocabulary, self._masking)
+        return Grammar(matcher, first, self._vocabulary, self._masking, with_special=with_special)
 
     def _check(self, source: str) -> None:
         key = hashlib.sha256(source.encode()).digest()

@@ -20,6 +20,7 @@ class Grammar:
         first: which tokens may begin a text, read-only bool (vocab_size,).
         vocabulary: the model's.
         executor: where masks are computed.
+        with_special: whether the grammar may speak of special tokens.
     """
 
     def __init__(
@@ -28,18 +29,27 @@ class Grammar:
         first: NDArray[np.bool_],
         vocabulary: Vocabulary,
         executor: ThreadPoolExecutor,
+        *,
+        with_special: bool,
     ) -> None:
         self._matcher = matcher
         self._first = first
         self._vocabulary = vocabulary
         self._executor = executor
+        self._with_special = with_special
         self._lock = threading.Lock()
 
     def matcher(self) -> "GrammarMatcher":
         """A matcher at the start of the grammar."""
         with self._lock:
             copy = self._matcher.deep_copy()
-        return GrammarMatcher(copy, self._first, self._vocabulary, self._executor)
+        return GrammarMatcher(
+            copy,
+            self._first,
+            self._vocabulary,
+            self._executor,
+            with_special=self._with_special,
+        )
 
 
 class GrammarMatcher:
@@ -55,10 +65,13 @@ class GrammarMatcher:
         first: NDArray[np.bool_],
         vocabulary: Vocabulary,
         executor: ThreadPoolExecutor,
+        *,
+        with_special: bool,
     ) -> None:
         self._matcher = matcher
         self._vocabulary = vocabulary
         self._executor = executor
+        self._with_special = with_special
         self._pending: Future[NDArray[np.bool_]] | None = None
         self._allowed: NDArray[np.bool_] | None = first
         self.finished = False
@@ -106,7 +119,8 @@ class GrammarMatcher:
                 raise ValidationError("the grammar does not allow the text to end here")
             self.finished = True
             return
-        if self.finished or not self._vocabulary.is_text(token_id):
+        may_follow = self._vocabulary.may_follow(token_id, with_special=self._with_special)
+        if self.finished or not may_follow:
             raise ValidationError(f"the grammar does not allow token {token_id} here")
         if not self._matcher.consume_token(token_id):
             raise grammar_error(self._matcher.get_error())
@@ -116,4 +130,4 @@ class GrammarMatcher:
         mask = self._matcher.compute_bitmask()
         if self._matcher.is_error():
             raise grammar_error(self._matcher.get_error())
-        return self._vocabulary.unpack(mask)
+        return self._vocabulary.unpack(mask, with_special=self._with_special)

@@ -9,7 +9,9 @@ from llguidance import LLMatcher, regex_to_lark
 
 from maskdial.errors import ValidationError
 
-GrammarKind = Literal["json", "json_schema", "regex", "lark"]
+# What a request may send, and what the server itself writes for tool calls.
+RequestGrammarKind = Literal["json", "json_schema", "regex", "lark"]
+GrammarKind = Literal[RequestGrammarKind, "structural"]
 GrammarValue = str | dict[str, Any] | bool | None
 
 MAX_SCHEMA_BYTES = 256 * 1024
@@ -23,6 +25,7 @@ _NAMES = {
     "json_schema": "JSON schema",
     "regex": "regular expression",
     "lark": "Lark grammar",
+    "structural": "grammar of the tool calls",
 }
 
 
@@ -35,7 +38,7 @@ def parse_grammar(kind: GrammarKind, value: GrammarValue) -> str:
             object; for ``json_schema`` a schema, or ``{"name", "schema"}`` around one; for
             ``regex`` an expression that matches the whole text, in the syntax of Rust's regex
             crate without assertions, with ``\\d`` and ``\\w`` in ASCII; for ``lark`` a grammar in
-            llguidance's dialect.
+            llguidance's dialect; for ``structural`` the output of `ToolFormat.grammar`.
 
     JSON is generated with at most one space between its parts. ``oneOf`` is treated as ``anyOf``.
 
@@ -47,6 +50,10 @@ def parse_grammar(kind: GrammarKind, value: GrammarValue) -> str:
         raise ValidationError(f"a grammar is one of {kinds}, not {kind!r}")
     if kind == "json" or kind == "json_schema":
         return _parse_schema(kind, value)
+    if kind == "structural":
+        # Written by the server out of parts that were checked one by one.
+        assert isinstance(value, str)
+        return value
     text = _require_text(kind, value)
     if kind == "regex":
         # As in the patterns of a JSON schema: otherwise a date may have any Unicode digits.

@@ -25,12 +25,16 @@ class Vocabulary:
             [i for i in range(self._num_text) if self.tokenizer.is_special_token(i)], np.intp
         )
 
-    def unpack(self, mask: bytes) -> NDArray[np.bool_]:
-        """A mask of one bit per token, lowest bit first, as read-only bool (vocab_size,)."""
+    def unpack(self, mask: bytes, *, with_special: bool) -> NDArray[np.bool_]:
+        """A mask of one bit per token, lowest bit first, as read-only bool (vocab_size,).
+
+        Special tokens other than end-of-sequence are masked out unless ``with_special``.
+        """
         bits = np.frombuffer(mask, np.uint8)
         allowed = np.zeros(self._vocab_size, np.bool_)
         allowed[: self._num_text] = np.unpackbits(bits, count=self._num_text, bitorder="little")
-        allowed[self._special] = False
+        if not with_special:
+            allowed[self._special] = False
         allowed[self.eos_token_ids] = bool(bits[self._end >> 3] >> (self._end & 7) & 1)
         allowed.flags.writeable = False
         return allowed
@@ -40,6 +44,6 @@ class Vocabulary:
         num_ends = np.count_nonzero(allowed[self.eos_token_ids])
         return bool(np.count_nonzero(allowed) > num_ends)
 
-    def is_text(self, token_id: int) -> bool:
-        """Whether a token stands for text, so that a grammar may allow it."""
-        return 0 <= token_id < self._num_text and token_id not in self._special
+    def may_follow(self, token_id: int, *, with_special: bool) -> bool:
+        """Whether a grammar can allow a token: one of text, or a special one ``with_special``."""
+        return 0 <= token_id < self._num_text and (with_special or token_id not in self._special)

@@ -1,0 +1,312 @@
+"""Grammars of arguments that are written one by one: their schema, in a notation that is not JSON.
+
+llguidance knows JSON schemas for JSON only. So objects, arrays and unions are taken apart here as
+far as the notation differs from JSON; what is JSON in it is left to llguidance. A keyword that
+cannot be held to is refused, never ignored, except for annotations such as ``format``.
+"""
+
+import json
+import re
+from collections.abc import Mapping
+from typing import Any, Literal
+
+from llguidance import regex_to_lark
+
+from maskdial.causal.tools.format import KEY, VALUE, ArgumentList, split_pattern
+from maskdial.causal.tools.lark import ANY_TEXT, LarkWriter, alternatives, containing, quoted
+from maskdial.causal.tools.schema import resolve
+from maskdial.errors import ValidationError
+
+_KEY = re.compile(r"[\w.$-]{1,64}")
+# What the rules below do not hold values to. Other keywords are done here, or are annotations.
+_REFUSED = frozenset(
+    {"allOf", "not", "if", "patternProperties", "propertyNames", "minProperties", "maxProperties"}
+    | {"dependentRequired", "dependentSchemas", "dependencies", "unevaluatedProperties"}
+    | {"prefixItems", "contains", "uniqueItems", "unevaluatedItems"}
+)
+_ANNOTATIONS = frozenset(
+    {"title", "description", "default", "examples", "deprecated", "readOnly", "writeOnly"}
+    | {"format", "$schema", "$id", "$comment", "$defs", "definitions"}
+)
+_MAX_ITEMS = 1000
+
+RawKind = Literal["text", "text_or_null", "json"]
+
+
+def raw_kind(schema: object, root: Mapping[str, Any]) -> RawKind:
+    """How a value without quotes is read: as text, as text but for ``null``, or as JSON.
+
+    The grammar writes values, and the parser reads them, by this one rule.
+    """
+    types = _types(schema, root, set())
+    if types == {"string"}:
+        return "text"
+    return "text_or_null" if types == {"string", "null"} else "json"
+
+
+def _types(schema: object, root: Mapping[str, Any], seen: set[str]) -> set[str]:
+    """The types of JSON that a schema names; ``any`` where it leaves them open.
+
+    ``seen`` are the references that were followed; each is followed once.
+    """
+    if not isinstance(schema, Mapping):
+        return {"any"}
+    if "$ref" in schema and not _beside("$ref", schema):
+        reference = str(schema["$ref"])
+        if reference in seen:
+            return set()
+        seen.add(reference)
+        return _types(resolve(reference, root), root, seen)
+    for key in ("anyOf", "oneOf"):
+        if isinstance(schema.get(key), list) and not _beside(key, schema):
+            parts = [_types(part, root, seen) for part in schema[key]]
+            return set[str]().union(*parts)
+    if {"$ref", "anyOf", "oneOf", "allOf", "not", "if"} & schema.keys():
+        return {"any"}
+    if "const" in schema or "enum" in schema:
+        texts = all(isinstance(value, str) for value in _constants(schema))
+        return {"string"} if texts else {"any"}
+    kind = schema.get("type", "any")
+    return set(kind) if isinstance(kind, list) else {str(kind)}
+
+
+def _beside(keyword: str, schema: Mapping[str, Any]) -> set[str]:
+    """What a schema says beside a keyword."""
+    return set(schema) - _ANNOTATIONS - {keyword}
+
+
+def _constants(schema: Mapping[str, Any]) -> list[Any]:
+    values = [schema["const"]] if "const" in schema else schema["enum"]
+    if not isinstance(values, list) or not values:
+        raise ValidationError("enum must be a list of values")
+    return values
+
+
+class ArgumentRules:
+    """Writes the rules of one tool's arguments.
+
+    Args:
+        writer: where the rules go.
+        notation: how the model writes arguments.
+        schema: the tool's parameters; references are looked up in it.
+    """
+
+    def __init__(
+        self, writer: LarkWriter, notation: ArgumentList, schema: Mapping[str, Any]
+    ) -> None:
+        self._writer = writer
+        self._notation = notation
+        self._root = schema
+        # Objects, arrays and strings that are not JSON's.
+        self._bare = notation.quote not in ("", '"')
+        self._references: dict[str, str] = {}
+
+    def arguments(self) -> str:
+        """What stands for ``$ARGUMENTS``.
+
+        Raises:
+            ValidationError: the schema has a keyword that the notation cannot be held to.
+        """
+        schema = self._deref(self._root)
+        for key in ("anyOf", "oneOf", "allOf", "enum", "const"):
+            if key in schema:
+                raise self._refused(key)
+        return self._object(schema, split_pattern(self._notation.parameter))
+
+    def _object(self, schema: Mapping[str, Any], parameter: list[str]) -> str:
+        """Properties in the schema's order, the optional ones possibly left out."""
+        self._check(schema)
+        properties = schema.get("properties", {})
+        required = schema.get("required", [])
+        if not isinstance(properties, Mapping) or not isinstance(required, list):
+            raise ValidationError("properties must be an object and required a list")
+        parts = {**properties, **{key: {} for key in required if key not in properties}}
+        separator = self._writer.literal(self._notation.separator)
+        # From the last to the first: what may follow a property, and what may begin at one.
+        rest, first = "", ""
+        for key, part in reversed(parts.items()):
+            item = self._parameter(key, part, parameter)
+            begins = f"{item} {rest}".strip()
+            optional = key not in required
+            options = [begins, first] if optional else [begins]
+            first = self._writer.rule(alternatives(options))
+            follows = f"{separator} {begins}".strip()
+            rest = self._writer.rule(alternatives([follows, rest] if optional else [follows]))
+        return first
+
+    def _parameter(self, key: str, schema: object, parameter: list[str]) -> str:
+        if not _KEY.fullmatch(key):
+            raise ValidationError(
+                f"this model writes the arguments of a call by their names; {key!r} cannot be one"
+            )
+        before, _, between, _, after = parameter
+        value = self._value(schema, after)
+        texts = (self._writer.literal(before + key + between), value, self._writer.literal(after))
+        return " ".join(filter(None, texts))
+
+    def _value(self, schema: object, after: str) -> str:
+        if not self._notation.quote:
+            return self._raw(schema, after)
+        return self._bare_value(schema) if self._bare else self._python_value(schema)
+
+    def _raw(self, schema: object, after: str) -> str:
+        kind = raw_kind(schema, self._root)
+        if kind == "json":
+            return self._json(schema)
+        # The closing tag ends a text, wherever it is.
+        options = [self._raw_text(part, after.strip()) for part in self._strings(schema)]
+        if kind == "text_or_null":
+            options.append(quoted("null"))
+        return self._writer.rule(alternatives(options))
+
+    def _strings(self, schema: object) -> list[Mapping[str, Any]]:
+        """The alternatives of a schema that are strings."""
+        resolved = self._deref(schema)
+        for key in ("anyOf", "oneOf"):
+            if key in resolved:
+                return [each for part in resolved[key] for each in self._strings(part)]
+        return [] if resolved.get("type") == "null" else [resolved]
+
+    def _python_value(self, schema: object) -> str:
+        """Constants in Python's words at the top; within lists and dictionaries, JSON."""
+        types = _types(schema, self._root, set())
+        if not self._notation.python or not types <= {"boolean", "null"}:
+            return self._json(schema)
+        words = ["True", "False"] if "boolean" in types else []
+        return self._writer.rule(
+            alternatives(map(quoted, [*words, *(["None"] if "null" in types else [])]))
+        )
+
+    def _bare_value(self, schema: object) -> str:
+        if isinstance(schema, Mapping) and "$ref" in schema:
+            if _beside("$ref", schema):
+                raise self._refused("$ref")
+            return self._reference(str(schema["$ref"]))
+        resolved = self._deref(schema)
+        for key in ("anyOf", "oneOf"):
+            if key in resolved:
+                if _beside(key, resolved):
+                    raise self._refused(key)
+                return self._writer.rule(alternatives(map(self._bare_value, resolved[key])))
+        if "const" in resolved or "enum" in resolved:
+            return self._writer.rule(alternatives(map(self._constant, _constants(resolved))))
+        types = resolved.get("type", ["string", "number", "boolean", "null"])
+        types = types if isinstance(types, list) else [types]
+        return self._writer.rule(alternatives(self._typed({**resolved, "type": t}) for t in types))
+
+    def _reference(self, reference: str) -> str:
+        if reference not in self._references:
+            # Known before its body is written, which may refer to it.
+            self._references[reference] = self._writer.new_name()
+            body = self._bare_value(resolve(reference, self._root))
+            self._writer.define(self._references[reference], body)
+        return self._references[reference]
+
+    def _typed(self, schema: Mapping[str, Any]) -> str:
+        kind = schema["type"]
+        if kind == "object":
+            return f'"{{" {self._object(schema, ["", KEY, ":", VALUE, ""])} "}}"'
+        if kind == "array":
+            return self._array(schema)
+        if kind == "string":
+            mark = self._notation.quote
+            text = self._raw_text(schema, mark)
+            return f"{self._writer.literal(mark)} {text} {self._writer.literal(mark)}"
+        return self._json(schema)
+
+    def _array(self, schema: Mapping[str, Any]) -> str:
+        self._check(schema)
+        least, most = schema.get("minItems", 0), schema.get("maxItems")
+        for bound in (least, 0 if most is None else most):
+            if not isinstance(bound, int) or not 0 <= bound <= _MAX_ITEMS:
+                raise ValidationError(f"an array may have between 0 and {_MAX_ITEMS} items")
+        if most == 0:
+            return '"[" "]"'
+        item = self._bare_value(schema.get("items", True))
+        count = f"{{{max(least - 1, 0)},{'' if most is None else most - 1}}}"
+        items = f'{item} ("," {item}){count}'
+        return f'"[" ({items}) "]"' if least else f'"[" ({items})? "]"'
+
+    def _raw_text(self, schema: Mapping[str, Any], end: str) -> str:
+        """A string without quotes, which must not hold what ends it."""
+        self._check(schema)
+        if "const" in schema or "enum" in schema:
+            values = _constants(schema)
+            return self._writer.rule(
+                alternatives(self._text_constant(each, end) for each in values)
+            )
+        least, most = schema.get("minLength", 0), schema.get("maxLength")
+        parts = [f"~{containing(end)}"]
+        if least or most is not None:
+            parts.append(rf"/(.|\n){{{int(least)},{'' if most is None else int(most)}}}/")
+        if "pattern" in schema:
+            parts.append(_searched(str(schema["pattern"])))
+        return self._writer.terminal(" & ".join([ANY_TEXT, *parts]))
+
+    def _text_constant(self, value: object, end: str) -> str:
+        text = str(value)
+        if end in text:
+            raise ValidationError(f"the value {text!r} holds {end!r}, which ends a value")
+        return quoted(text)
+
+    def _constant(self, value: object) -> str:
+        mark = self._notation.quote
+        if isinstance(value, str):
+            text = self._text_constant(value, mark)
+            return " ".join(
+                filter(None, (self._writer.literal(mark), text, self._writer.literal(mark)))
+            )
+        if isinstance(value, list | dict):
+            raise self._refused("enum")
+        return quoted(json.dumps(value))
+
+    def _json(self, schema: object) -> str:
+        """A part of the schema that is written as JSON, with the definitions it may refer to."""
+        if isinstance(schema, Mapping):
+            shared = {key: self._root[key] for key in ("$defs", "definitions") if key in self._root}
+            schema = {key: part for key, part in schema.items() if key not in _ANNOTATIONS}
+            text = json.dumps({**shared, **schema})
+            if other := re.search(r'"\$ref": "(#(?!/(\$defs|definitions)/)[^"]*)"', text):
+                raise self._refused(f"$ref: {other[1]}")
+            schema = {**shared, **schema} if '"$ref"' in text else schema
+        return self._writer.schema(schema)
+
+    def _deref(self, schema: object) -> Mapping[str, Any]:
+        """A schema that is no reference, nor one schema in ``allOf``."""
+        for _ in range(20):
+            if schema is True:
+                return {}
+            if not isinstance(schema, Mapping):
+                raise ValidationError("every part of a schema must be an object")
+            every = schema.get("allOf")
+            if "$ref" in schema and not _beside("$ref", schema):
+                schema = resolve(str(schema["$ref"]), self._root)
+            elif isinstance(every, list) and len(every) == 1 and not _beside("allOf", schema):
+                schema = every[0]
+            else:
+                return schema
+        raise ValidationError("the references of the schema have no end")
+
+    def _check(self, schema: Mapping[str, Any]) -> None:
+        for key in sorted(_REFUSED & schema.keys()):
+            if schema[key] is not False:
+                raise self._refused(key)
+
+    def _refused(self, keyword: str) -> ValidationError:
+        return ValidationError(
+            f"this model does not write arguments as JSON, and cannot be held to {keyword!r} here; "
+            "leave it out of the schema"
+        )
+
+
+def _searched(pattern: str) -> str:
+    """A JSON schema's pattern, which any part of a string may match, for a whole string."""
+    begins, ends = pattern.startswith("^"), pattern.endswith("$") and not pattern.endswith(r"\$")
+    inner = pattern[begins : len(pattern) - ends]
+    if re.search(r"(?<![\\\[])\^|(?<!\\)\$", inner) or ("|" in inner and (begins or ends)):
+        raise ValidationError(
+            f"this model does not write arguments as JSON; pattern {pattern!r} may have '^' and "
+            "'$' at its ends only, and then no '|'"
+        )
+    head, tail = "" if begins else r"(.|\n)*", "" if ends else r"(.|\n)*"
+    return f"/{head}({regex_to_lark(inner, use_ascii='dw')}){tail}/"

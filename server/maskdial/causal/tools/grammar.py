@@ -1,0 +1,185 @@
+"""The grammar of a reply that may or must call tools."""
+
+import re
+from collections.abc import Sequence
+
+from maskdial.causal.grammar.source import MAX_SCHEMA_BYTES
+from maskdial.causal.tools.arguments import ArgumentRules
+from maskdial.causal.tools.format import (
+    ARGUMENTS,
+    ID,
+    NAME,
+    PLAIN_FORMAT,
+    ToolFormat,
+    split_pattern,
+)
+from maskdial.causal.tools.lark import ANY_TEXT, LarkWriter, alternatives, quoted
+from maskdial.causal.tools.schema import check_finite
+from maskdial.causal.tools.thinking import ThinkingMarks
+from maskdial.causal.tools.tool import Tool, ToolChoice, check_tools
+from maskdial.errors import ValidationError
+
+_ID = "/[a-zA-Z0-9]{9}/"
+_SPACE = r"[ \t\r\n]"
+
+
+def write_grammar(
+    form: ToolFormat | None,
+    tools: Sequence[Tool],
+    choice: ToolChoice,
+    *,
+    parallel: bool = True,
+    thinking: ThinkingMarks | None = None,
+    thinking_opened: bool = False,
+) -> str:
+    """The grammar of a reply, of the kind ``structural`` of `GrammarCompiler`.
+
+    Args:
+        form: how the model writes calls; None for one whose template knows no tools.
+        tools: what may be called.
+        choice: whether a tool has to be called. ``auto`` is free text until the model itself begins
+            a call; from there on, calls and nothing else. ``required`` has no text.
+        parallel: whether a reply may have several calls, where the format allows that.
+        thinking: the model's marks: it may think before it answers.
+        thinking_opened: the prompt ends within its thinking (`ThinkingMarks.opened_by`).
+
+    Raises:
+        ValidationError: a tool or its schema cannot be used, the choice names one that is not
+            there, or it is ``auto`` and the model's template knows no tools.
+    """
+    check_tools(tools)
+    if form is None:
+        if choice.mode == "auto":
+            raise ValidationError(
+                "the chat template of this model knows no tools, so the model cannot choose to "
+                "call one; set tool_choice to required or to a tool",
+                field="tool_choice",
+            )
+        form = PLAIN_FORMAT
+    writer = LarkWriter({**form.special_ids, **({} if thinking is None else thinking.special_ids)})
+    rules = _CallRules(writer, form, tools, choice, parallel=parallel and form.parallel)
+    start = rules.reply(excluding="")
+    if thinking is not None:
+        space = writer.terminal(rf"/{_SPACE}+/")
+        thoughts = f"{_until(writer, thinking.end)} {space}? {start}"
+        if thinking_opened:
+            start = thoughts
+        else:
+            begin = writer.literal(thinking.begin)
+            start = f"{space}? {begin} {thoughts} | {rules.reply(excluding=thinking.begin)}"
+    writer.define("start", start)
+    source = writer.source()
+    if len(source) > MAX_SCHEMA_BYTES:
+        raise ValidationError(
+            f"the tools make a grammar of {len(source)} bytes; the limit is {MAX_SCHEMA_BYTES}; "
+            "send fewer tools, or smaller schemas",
+            field="tools",
+        )
+    return source
+
+
+def _until(writer: LarkWriter, end: str, text: str = ANY_TEXT) -> str:
+    """Any text up to a tag, which ends it however it is spelled: as a special token or as text."""
+    free = writer.terminal(text)
+    lazy = writer.rule(f"{free} {quoted(end)}", attributes="[lazy]")
+    literal = writer.literal(end)
+    if literal == quoted(end):
+        return lazy
+    return writer.rule(f"{lazy} | {free} {literal}")
+
+
+class _CallRules:
+    """Writes the rules of calls, and of replies around them."""
+
+    def __init__(
+        self,
+        writer: LarkWriter,
+        form: ToolFormat,
+        tools: Sequence[Tool],
+        choice: ToolChoice,
+        *,
+        parallel: bool,
+    ) -> None:
+        self._writer = writer
+        self._form = form
+        self._mode = choice.mode
+        self._tools = choice.select(tools)
+        self._indices = {tool.name: index for index, tool in enumerate(tools)}
+        self._body = writer.rule(alternatives(map(self._call, self._tools)))
+        end = writer.literal(form.section_end)
+        more = ""
+        if parallel:
+            again = writer.literal((form.separator or "") + form.call_begin)
+            more = f"({again} {self._body})*"
+        self._rest = writer.rule(" ".join(filter(None, (self._body, more, end))))
+
+    def reply(self, *, excluding: str) -> str:
+        """A reply, of which text does not begin with a tag."""
+        form, writer = self._form, self._writer
+        calls = f"{writer.literal(form.opening)} {self._rest}"
+        if form.optional_tag:
+            calls = f"{writer.literal(form.optional_tag)}? {calls}"
+        if self._mode == "required":
+            return writer.rule(calls)
+        openings = [re.escape(excluding)] if excluding else []
+        if not form.trigger:
+            openings.extend(_loose(each) for each in first_texts(form, self._tools))
+        text = ANY_TEXT
+        if openings:
+            joined = "|".join(openings).replace("/", r"\/")
+            text += rf" & ~/{_SPACE}*({joined})(.|\n)*/"
+        options = [writer.terminal(text)]
+        tag = form.trigger or form.optional_tag
+        if tag:
+            begun = writer.literal(form.opening[len(form.trigger) :])
+            options.append(f"{_until(writer, tag, text)} {begun} {self._rest}")
+        if not form.trigger:
+            options.append(calls)
+        return writer.rule(alternatives(options))
+
+    def _call(self, tool: Tool) -> str:
+        """A call of one tool, without what all calls begin with."""
+        begin = self._form.call_begin
+        rest = self._form.call.removeprefix(begin).replace(NAME, tool.name)
+        fills = {ID: _ID, ARGUMENTS: self._arguments(tool)}
+        parts = (
+            fills[part] if part in fills else self._writer.literal(part)
+            for part in split_pattern(rest)
+        )
+        return " ".join(filter(None, parts))
+
+    def _arguments(self, tool: Tool) -> str:
+        schema = {"type": "object", **tool.parameters}
+        try:
+            check_finite(schema)
+            if self._form.arguments is None:
+                return self._writer.schema(schema)
+            return ArgumentRules(self._writer, self._form.arguments, schema).arguments()
+        except ValidationError as error:
+            reason = error.message
+        except RecursionError:
+            reason = "it is nested too deeply"
+        except (TypeError, ValueError, AttributeError):  # a keyword's value may be of any type
+            reason = "it is not a valid JSON schema"
+        raise ValidationError(
+            f"the schema of tool {tool.name!r} cannot be used: {reason}",
+            field="tools",
+            index=self._indices[tool.name],
+        )
+
+
+def first_texts(form: ToolFormat, tools: Sequence[Tool]) -> list[str]:
+    """What a reply may begin with that is a call, of a format whose calls have no tag.
+
+    It is the opening where that has a word, as ``{"name": "`` does; else, as with ``[get(``, the
+    names of the tools belong to it.
+    """
+    if re.search(r"\w", form.opening):
+        return [form.opening]
+    after = split_pattern(form.call)[2][:1]
+    return [form.opening + tool.name + after for tool in tools]
+
+
+def _loose(text: str) -> str:
+    """A regular expression for a text, however it is spaced."""
+    return f"{_SPACE}*".join(re.escape(part) for part in re.findall(r"[\w.-]+|[^\w\s]", text))

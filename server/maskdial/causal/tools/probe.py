@@ -1,0 +1,57 @@
+"""What is asked of a chat template to see how its model writes: conversations of marked words."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from maskdial.causal.chat import ChatTemplate
+from maskdial.errors import ValidationError
+
+USER = {"role": "user", "content": "Zuserz"}
+CONTENT = "Zcontentz"
+REASONING = "Zreasoningz"
+
+# A longer conversation of these few words is no chat template's.
+_MAX_CHARACTERS = 100_000
+
+
+@dataclass(frozen=True, slots=True)
+class ProbeCall:
+    """A call whose parts are found again in what a template makes of it."""
+
+    name: str
+    call_id: str
+    arguments: Mapping[str, Any]
+
+
+# Mistral's templates refuse ids that are not 9 letters or digits.
+FIRST = ProbeCall("zfirst_tool", "q9Zk3mXw1", {"zkey_a": "zvalue_a", "zkey_b": "zvalue_b"})
+SECOND = ProbeCall("zother_tool", "r8Yj4nVu2", {"zkey_c": "zvalue_c", "zkey_d": "zvalue_d"})
+
+_PROPERTIES = {key: {"type": "string"} for call in (FIRST, SECOND) for key in call.arguments}
+TOOLS = [
+    {
+        "type": "function",
+        "function": {
+            "name": call.name,
+            "description": "Zdescriptionz",
+            "parameters": {"type": "object", "properties": _PROPERTIES, "required": []},
+        },
+    }
+    for call in (FIRST, SECOND)
+]
+
+
+def try_render(
+    template: ChatTemplate,
+    messages: Sequence[Mapping[str, Any]],
+    *,
+    tools: Sequence[Mapping[str, Any]] | None = None,
+    add_generation_prompt: bool = False,
+) -> str | None:
+    """What a template makes of a conversation; None where it refuses or writes without end."""
+    try:
+        text = template.render(messages, tools=tools, add_generation_prompt=add_generation_prompt)
+    except ValidationError:
+        return None
+    return text if len(text) <= _MAX_CHARACTERS else None

@@ -1,0 +1,107 @@
+"""Tool and ToolChoice: what a model may call, and whether it has to."""
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from maskdial.errors import ValidationError
+
+MAX_TOOLS = 128  # OpenAI's limit
+_NAME = re.compile(r"[a-zA-Z0-9_.-]{1,64}")
+
+
+@dataclass(frozen=True, slots=True)
+class Tool:
+    """A function that a model may call.
+
+    Attributes:
+        name: up to 64 letters, digits, ``_``, ``-`` or ``.``.
+        parameters: the JSON schema of its arguments, of type object.
+        description: what it does, for the model.
+    """
+
+    name: str
+    parameters: Mapping[str, Any]
+    description: str = ""
+
+    def as_openai(self) -> dict[str, Any]:
+        """The tool in the form that chat templates read."""
+        function = {
+            "name": self.name,
+            "description": self.description,
+            "parameters": dict(self.parameters),
+        }
+        return {"type": "function", "function": function}
+
+
+@dataclass(frozen=True, slots=True)
+class ToolChoice:
+    """Whether a model has to call a tool, and which tools it may call.
+
+    Attributes:
+        mode: ``auto``: text, calls, or text and then calls; ``required``: calls only.
+        names: the tools that may be called; None: all. One name and ``required`` is OpenAI's named
+            choice.
+    """
+
+    mode: Literal["auto", "required"] = "auto"
+    names: Sequence[str] | None = None
+
+    def select(self, tools: Sequence[Tool]) -> list[Tool]:
+        """The tools that may be called.
+
+        Raises:
+            ValidationError: it names none, or one that is not there.
+        """
+        if self.names is None:
+            return list(tools)
+        known = {tool.name: tool for tool in tools}
+        for name in self.names:
+            if name not in known:
+                raise ValidationError(
+                    f"no tool is named {name!r}; the tools are {', '.join(known) or 'none'}",
+                    field="tool_choice",
+                )
+        if not self.names:
+            raise ValidationError("name at least one tool", field="tool_choice")
+        return [tool for tool in tools if tool.name in self.names]
+
+
+def check_tools(tools: Sequence[Tool]) -> None:
+    """Checks the tools of a request, their schemas only as far as their type.
+
+    Raises:
+        ValidationError: what is wrong, with the ``index`` of the tool.
+    """
+    if not tools:
+        raise ValidationError("there is no tool to call", field="tools")
+    if len(tools) > MAX_TOOLS:
+        raise ValidationError(
+            f"the request has {len(tools)} tools; it may have at most {MAX_TOOLS}", field="tools"
+        )
+    names: set[str] = set()
+    for index, tool in enumerate(tools):
+        reason = _reason_against(tool, names)
+        if reason is not None:
+            raise ValidationError(reason, field="tools", index=index)
+        names.add(tool.name)
+
+
+def _reason_against(tool: Tool, names: set[str]) -> str | None:
+    if not _NAME.fullmatch(tool.name):
+        return (
+            f"the name of a tool has 1 to 64 letters, digits, '_', '-' or '.'; {tool.name!r} "
+            "does not"
+        )
+    if tool.name in names:
+        return f"two tools are named {tool.name!r}"
+    parameters: object = tool.parameters
+    if not isinstance(parameters, Mapping):
+        return (
+            f"tool {tool.name!r} has no schema; send parameters, "
+            '{"type": "object", "properties": {}} where it takes no arguments'
+        )
+    if parameters.get("type", "object") != "object":
+        return f"the arguments of tool {tool.name!r} must be of type object"
+    return None
