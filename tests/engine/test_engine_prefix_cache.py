@@ -6,6 +6,8 @@ from typing import Any
 
 import pytest
 
+pytestmark = pytest.mark.slow
+
 BLOCK = 64
 BLOCK_BYTES = 6 * 2 * 4 * BLOCK * 32 * 4  # layers, keys and values, heads, tokens, width, float32
 AMPLE = 100 * BLOCK_BYTES

@@ -125,15 +125,15 @@ class Served:
 
 
 @pytest.fixture(scope="module")
-def served(
-    tmp_path_factory: pytest.TempPathFactory, start_server: Callable[..., Any]
-) -> Iterator[Served]:
-    checkpoints = tmp_path_factory.mktemp("checkpoints")
-    bundles = tmp_path_factory.mktemp("bundles")
-    for name in CHECKPOINTS:
-        export(str(make_checkpoint(name, checkpoints / name)), bundles / name)
-    server = start_server(models={name: bundles / name for name in CHECKPOINTS})
-    running = Served(server.url, checkpoints)
+def served(made_once: Callable[..., Path], start_server: Callable[..., Any]) -> Iterator[Served]:
+    def make(folder: Path) -> None:
+        for name in CHECKPOINTS:
+            source = make_checkpoint(name, folder / "checkpoints" / name)
+            export(str(source), folder / "bundles" / name)
+
+    root = made_once("classify-pipeline", make)
+    server = start_server(models={name: root / "bundles" / name for name in CHECKPOINTS})
+    running = Served(server.url, root / "checkpoints")
     yield running
     running.http.close()
     server.stop()

@@ -264,18 +264,21 @@ class Served:
 
 
 @pytest.fixture(scope="module")
-def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    root = tmp_path_factory.mktemp("checkpoints")
-    for name in CHECKPOINTS:
-        make_checkpoint(name, root / name)
-    return root
+def checkpoints(made_once: Callable[..., Path]) -> Path:
+    def make(folder: Path) -> None:
+        for name in CHECKPOINTS:
+            make_checkpoint(name, folder / name)
+
+    return made_once("question-answering-checkpoints", make)
 
 
 @pytest.fixture(scope="module")
-def bundles(checkpoints: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    root = tmp_path_factory.mktemp("bundles")
-    for name in CHECKPOINTS:
-        export(str(checkpoints / name), root / name)
+def bundles(checkpoints: Path, made_once: Callable[..., Path]) -> dict[str, Path]:
+    def make(folder: Path) -> None:
+        for name in CHECKPOINTS:
+            export(str(checkpoints / name), folder / name)
+
+    root = made_once("question-answering-bundles", make)
     return {name: root / name for name in CHECKPOINTS}
 
 

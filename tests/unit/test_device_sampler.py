@@ -225,6 +225,7 @@ batches = st.lists(
 )
 
 
+@pytest.mark.slow
 @settings(max_examples=300, deadline=None)
 @given(
     kind=st.sampled_from(LOGITS),
@@ -254,6 +255,7 @@ KINDS = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["peaked", "typical", "flat", "ties"])
 @pytest.mark.parametrize("vocab", [1000, 49_152])
 def test_rounding_hardly_ever_decides(rigs: dict[int, Rig], kind: str, vocab: int) -> None:
