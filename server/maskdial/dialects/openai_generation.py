@@ -91,8 +91,16 @@ async def answer(
         content["usage"] = usage(generation.prompts, count_generated(completions))
         return json_reply(content, headers=timing_headers(timings(completions)))
 
-    num_described = count_generated(completions) if body.describes_tokens else 0
+    num_described = _count_described(completions) if body.describes_tokens else 0
     return await offload(reply, num_described * _SECONDS_PER_TOKEN * (1 + body.num_top))
+
+
+def _count_described(completions: list[Completion]) -> int:
+    """About how many tokens a reply describes."""
+    num_echoed = sum(
+        len(text.finish.prompt_logprobs) for each in completions for text in each.texts
+    )
+    return num_echoed + count_generated(completions)
 
 
 def _header(id_prefix: str, kind: str, model_name: str) -> dict[str, Any]:

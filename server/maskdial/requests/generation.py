@@ -248,6 +248,9 @@ async def _read_prompts(
         sequences = _make_sequences(request, kept, params, grammar)
         text = prompt if isinstance(prompt, str) else None
         prompts.append(Prompt(text, kept, len(ids) - len(kept), sequences))
+    if request.describe_tokens and params.prompt_logprobs:
+        num_prompt = sum(len(prompt.ids) for prompt in prompts) * request.num_sequences
+        _check_described(num_prompt + num_sequences * params.max_new_tokens, params)
     return prompts
 
 
@@ -294,8 +297,13 @@ def _check_size(
             f"the request asks for {num_sequences} texts; the queue holds at most "
             f"{config.max_queue} (--max-queue); send several requests"
         )
-    num_described = num_sequences * params.max_new_tokens * (1 + params.top_n_tokens)
-    if request.describe_tokens and num_described > _MAX_DESCRIBED:
+    if request.describe_tokens:
+        _check_described(num_sequences * params.max_new_tokens, params)
+
+
+def _check_described(num_tokens: int, params: SamplingParams) -> None:
+    num_described = num_tokens * (1 + params.top_n_tokens)
+    if num_described > _MAX_DESCRIBED:
         raise ValidationError(
             f"the reply may describe {num_described:,} tokens; one request may ask for at most "
             f"{_MAX_DESCRIBED:,}: ask for fewer texts, tokens or top tokens",
