@@ -42,6 +42,7 @@ def error_of(reply: httpx.Response, status: int = 400) -> Any:
         ({"max_tokens": 0}, "max_tokens", "at least 1"),
         ({"max_tokens": 4096}, "max_tokens", "between 1 and 512"),
         ({"min_tokens": 600}, "min_tokens", "between 0 and 512"),
+        ({"min_tokens": 9, "max_tokens": 8}, "min_tokens", "at most 8"),
         ({"temperature": -1}, "temperature", "between 0 and 100"),
         ({"temperature": "hot"}, "temperature", "valid number"),
         ({"top_p": 2}, "top_p", "between 0 and 1"),

@@ -31,7 +31,9 @@ _DEFAULT_MAX_TOKENS = 16
 class CompletionsBody(GenerationBody):
     """Prompts to continue."""
 
-    prompt: Annotated[TextsOrIds, pydantic.BeforeValidator(check_input)] = Field(
+    prompt: Annotated[
+        TextsOrIds, pydantic.PlainValidator(check_input, json_schema_input_type=TextsOrIds)
+    ] = Field(
         description="A text, a list of texts, a list of token ids, or a list of such lists. Token "
         "ids are used unchanged."
     )

@@ -13,11 +13,11 @@ Alternatives = Iterable[tuple[int, float]]
 
 
 class TokenSpeller:
-    """Spells a sequence's tokens one by one, each as it reads after the one before it.
+    """Spells a sequence's tokens one by one, each as it reads after the previous one.
 
     Args:
         tokenizer: the model's.
-        prompt_ids: what the sequence begins with; empty to spell those tokens, too.
+        prompt_ids: tokens before the first one to spell.
     """
 
     def __init__(self, tokenizer: Tokenizer, prompt_ids: Sequence[int]) -> None:
@@ -25,9 +25,7 @@ class TokenSpeller:
         self._previous_id = next((i for i in reversed(prompt_ids) if tokenizer.is_text(i)), None)
 
     def num_characters(self, token_ids: Iterable[int]) -> int:
-        """Characters of some tokens, one after the other; the speller goes on to the place after
-        them.
-        """
+        """Counts the characters of the next tokens, and advances past them."""
         total = 0
         for token_id in token_ids:
             total += len(self.spell(token_id).decode(errors="replace"))
@@ -35,11 +33,11 @@ class TokenSpeller:
         return total
 
     def spell(self, token_id: int) -> bytes:
-        """A token in this place, as UTF-8: possibly only a part of a character."""
+        """The UTF-8 of a token in this place, possibly only a part of a character."""
         return self._tokenizer.token_bytes(token_id, self._previous_id)
 
     def advance(self, token_id: int) -> None:
-        """Goes on to the place after a token."""
+        """Moves to the place after a token."""
         if self._tokenizer.is_text(token_id):
             self._previous_id = token_id
 
@@ -50,7 +48,7 @@ class DescribedToken:
 
     Attributes:
         logprob: None for a prompt's first token, which nothing precedes.
-        width: by how many characters it lengthens the text; None: by its own.
+        width: characters that it adds to the text; None: those of its spelling.
     """
 
     token_id: int
@@ -64,8 +62,8 @@ class CompletionLogprobs:
 
     Args:
         speller: at the place of the first token.
-        offset: where that token begins in the text, in characters; tokens before the text, such as
-            one that the tokenizer put there, make it negative.
+        offset: position of that token in the text, in characters; negative if tokens precede the
+            text, such as one that the tokenizer puts before it.
     """
 
     def __init__(self, speller: TokenSpeller, offset: int = 0) -> None:
@@ -73,7 +71,7 @@ class CompletionLogprobs:
         self._offset = offset
 
     def describe(self, tokens: Iterable[DescribedToken]) -> dict[str, list[Any]]:
-        """The next tokens."""
+        """Describes the next tokens."""
         content: dict[str, list[Any]] = {
             "text_offset": [],
             "token_logprobs": [],
@@ -98,7 +96,7 @@ class CompletionLogprobs:
             return None
         top: dict[str, float] = {}
         for token_id, logprob in token.alternatives:
-            # Parts of characters look the same; the first is the most likely.
+            # Incomplete characters are spelled alike; the first one is the most likely.
             top.setdefault(self._text(token_id), logprob)
         top.setdefault(text, token.logprob)
         return top
@@ -136,5 +134,5 @@ def usage(prompts: Sequence[Prompt], num_generated: int) -> dict[str, Any]:
 
 
 def count_generated(completions: Sequence[Completion]) -> int:
-    """Tokens of all texts, also of those that were not the best."""
+    """Counts the tokens of all texts, including those that ``best_of`` discards."""
     return sum(len(text.events) for each in completions for text in each.texts)

@@ -172,8 +172,10 @@ class Generation:
 
     @contextlib.asynccontextmanager
     async def stream(self) -> AsyncIterator[AsyncIterator[NumberedEvent]]:
-        """Runs all sequences and yields their events as they come, each with the sequence's index:
-        prompt by prompt, and within a prompt copy by copy. Leaving the block abandons the rest.
+        """Runs all sequences and yields their events as they come, each with its sequence's index.
+
+        Sequences are numbered prompt by prompt, and copy by copy within a prompt. Leaving the block
+        abandons those that run.
 
         Raises:
             OverloadedError: the queue is full.
@@ -181,7 +183,8 @@ class Generation:
         """
         async with contextlib.AsyncExitStack() as stack:
             merged = MergedStreams()
-            # Streams must be left before their readers: an expired timeout is then counted as one.
+            # The streams are left before their readers are cancelled; an expired timeout would
+            # otherwise be counted as a disconnect.
             stack.push_async_callback(merged.aclose)
             streams = await self._start(stack)
             with about_grammar(), self._deadline.explained():
@@ -327,13 +330,19 @@ def _resolve_params(request: GenerationRequest, model: CausalModel) -> SamplingP
                 f"not {value}",
                 field=field,
             )
+    if params.min_new_tokens > max_new_tokens:
+        raise ValidationError(
+            f"must be at most {max_new_tokens}, the maximum number of tokens, not "
+            f"{params.min_new_tokens}",
+            field="min_new_tokens",
+        )
     biased = [token_id for token_id, _ in params.logit_bias]
     for field, ids in (("logit_bias", biased), ("stop_token_ids", [*params.stop_token_ids])):
         with about(field):
             check_ids(ids, model)
     if request.num_sequences > 1 and params.greedy:
         raise ValidationError(
-            "without sampling, all texts are the same; sample, at a temperature above 0",
+            "without sampling, all texts are the same; sample at a temperature above 0",
             field="num_sequences",
         )
     return dataclasses.replace(
