@@ -2,6 +2,7 @@
 
 import json
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,9 @@ from typing import Any
 import httpx
 import openai
 import pytest
+
+from maskdial import errors
+from maskdial.dialects.openai_errors import error_reply
 
 MESSAGES = [{"role": "user", "content": "Tell me of a king."}]
 CHAT = {"model": "chat", "messages": MESSAGES}
@@ -38,6 +42,7 @@ def error_of(reply: httpx.Response, status: int = 400) -> Any:
         ({"max_tokens": 0}, "max_tokens", "at least 1"),
         ({"max_tokens": 4096}, "max_tokens", "between 1 and 512"),
         ({"min_tokens": 600}, "min_tokens", "between 0 and 512"),
+        ({"min_tokens": 9, "max_tokens": 8}, "min_tokens", "at most 8"),
         ({"temperature": -1}, "temperature", "between 0 and 100"),
         ({"temperature": "hot"}, "temperature", "valid number"),
         ({"top_p": 2}, "top_p", "between 0 and 1"),
@@ -229,8 +234,68 @@ def test_limits(small_server: Any) -> None:
         assert error["param"] == "prompt"
         error = error_of(http.post("/v1/completions", json={"prompt": "a", "n": 2}))
         assert "--max-queue" in error["message"]
-        body = {"prompt": "a", "logprobs": 5, "max_tokens": 100}
-        assert http.post("/v1/completions", json=body).status_code == 200
+
+
+def test_replies_that_would_be_too_large(openai_http: httpx.Client) -> None:
+    body = CHAT | {"logprobs": True, "top_logprobs": 20, "n": 60, "max_tokens": 200}
+    error = error_of(openai_http.post("/v1/chat/completions", json=body))
+    assert error["param"] == "logprobs"
+    assert "252,000 tokens" in error["message"]
+    echo = {"model": "hybrid", "prompt": ["the " * 500] * 30, "echo": True, "logprobs": 0, "n": 20}
+    error = error_of(openai_http.post("/v1/completions", json=echo | {"max_tokens": 1}))
+    assert error["param"] == "logprobs"
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "kind", "code", "headers"),
+    [
+        (errors.ValidationError("m"), 400, "invalid_request_error", None, {}),
+        (errors.NotFoundError("m"), 404, "invalid_request_error", "model_not_found", {}),
+        (errors.TooLargeError("m"), 413, "invalid_request_error", "too_large", {}),
+        (errors.OverloadedError("m"), 429, "rate_limit_error", "overloaded", {"retry-after": "1"}),
+        (errors.UnavailableError("m"), 503, "server_error", "unavailable", {"retry-after": "5"}),
+        (errors.DeadlineError("m"), 504, "timeout_error", "timeout", {"x-should-retry": "false"}),
+        (errors.GenerationError("m"), 500, "server_error", "generation", {}),
+        (errors.InferenceError("m"), 500, "server_error", "inference", {}),
+        (errors.InternalError("m"), 500, "server_error", "internal", {}),
+    ],
+)
+def test_every_error_has_its_form(
+    error: errors.MaskdialError, status: int, kind: str, code: str | None, headers: dict[str, str]
+) -> None:
+    reply = error_reply(error)
+    assert reply.status_code == status
+    content = json.loads(bytes(reply.body))["error"]
+    assert (content["message"], content["type"], content["code"]) == ("m", kind, code)
+    sent = {name: reply.headers[name] for name in headers}
+    assert sent == headers
+
+
+def test_a_client_that_leaves_a_stream_of_several_texts(openai_http: httpx.Client) -> None:
+    def cancelled() -> float:
+        lines = openai_http.get("/metrics").text.splitlines()
+        start = 'maskdial_cancelled_total{model="hybrid",reason="disconnect"}'
+        return next(float(line.rsplit(" ", 1)[1]) for line in lines if line.startswith(start))
+
+    before = cancelled()
+    body = TEXT | {"max_tokens": 500, "ignore_eos": True, "n": 3, "stream": True}
+    with openai_http.stream("POST", "/v1/completions", json=body) as reply:
+        next(reply.iter_lines())
+    deadline = time.monotonic() + 20
+    while cancelled() < before + 3:
+        assert time.monotonic() < deadline, "its texts are still being written"
+        time.sleep(0.01)
+    assert cancelled() == before + 3
+
+
+def test_a_stream_of_several_texts_that_fails(openai_http: httpx.Client) -> None:
+    """One error tells of the timeout of all."""
+    body = TEXT | {"max_tokens": 500, "ignore_eos": True, "n": 4, "timeout": 0.2, "stream": True}
+    with openai_http.stream("POST", "/v1/completions", json=body) as reply:
+        lines = [line for line in reply.iter_lines() if line]
+    failures = [line for line in lines if '"error"' in line]
+    assert failures == lines[-1:]
+    assert "0.2 seconds" in failures[0]
 
 
 def test_an_overloaded_server_is_tried_again(small_server: Any) -> None:

@@ -102,7 +102,7 @@ class StructuredOutputs(Lenient):
 
 
 class GenerationBody(OpenAIBody, ABC):
-    """The fields that both generation routes have."""
+    """The fields that both generation routes share."""
 
     habits = OpenAIBody.habits | {"parallel_tool_calls"}
     neutral = {  # noqa: RUF012
@@ -220,7 +220,7 @@ class GenerationBody(OpenAIBody, ABC):
     @property
     @abstractmethod
     def batch(self) -> bool:
-        """Whether several prompts could have been sent, so that an error says which it is about."""
+        """Whether the prompts are a list, so that an error has to say which one it is about."""
 
     @property
     @abstractmethod

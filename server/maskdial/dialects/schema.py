@@ -85,6 +85,8 @@ class Size:
         self, schema: CoreSchema, handler: GetJsonSchemaHandler
     ) -> dict[str, Any]:
         inner = handler(schema)
+        if "anyOf" in inner:  # one of several forms, which a validator makes one of
+            return inner
         suffix = {"string": "Length", "array": "Items", "object": "Properties"}[inner["type"]]
         return {**inner, f"min{suffix}": self.low, f"max{suffix}": self.high}
 

@@ -128,11 +128,11 @@ def check_ids(ids: Sequence[int], model: NamedModel) -> None:
         ValidationError: there is one; the message has the range.
     """
     vocab_size = model.manifest.vocab_size
-    for token_id in ids:
-        if not 0 <= token_id < vocab_size:
-            raise ValidationError(
-                f"model {model.name!r} has token ids from 0 to {vocab_size - 1}, not {token_id}"
-            )
+    if ids and not (min(ids) >= 0 and max(ids) < vocab_size):
+        wrong = next(token_id for token_id in ids if not 0 <= token_id < vocab_size)
+        raise ValidationError(
+            f"model {model.name!r} has token ids from 0 to {vocab_size - 1}, not {wrong}"
+        )
 
 
 def tokenizing_seconds(texts: Sequence[str]) -> float:
