@@ -163,12 +163,9 @@ class ReplyParser:
             if again is None or not (yield from self._at(again)):
                 break
             yield from self._literal(again)
-        end = self._form.section_end
-        if (yield from self._at(end)):
-            yield from self._literal(end)
-        elif self._ended and self._text and (again or "").startswith(self._text):
-            raise _CutError
-        elif self._ended and end.startswith(self._text):
+        try:
+            yield from self._literal(self._form.section_end)
+        except _CutError:
             self._text = ""  # the calls are complete, if not their section
         yield from self._skip_space()
 
@@ -295,7 +292,8 @@ class ReplyParser:
     ) -> _Asker:
         """Passes text on up to a tag, which it drops; False where the text ends before it.
 
-        ``strips``: the white space before the tag is dropped with it.
+        ``strips``: the text is not an argument's: the white space before the tag is dropped with
+        it, and what may be half a tag at the end of the reply is text.
         """
         while True:
             found = self._text.find(tag) if tag else -1
@@ -307,7 +305,7 @@ class ReplyParser:
             keep = _overlap(self._text, tag)
             text = self._text[: len(self._text) - keep]
             if self._ended:
-                pass_on(text if self._cut else self._text)
+                pass_on(text if self._cut or not strips else self._text)
                 self._text = ""
                 return False
             if tag and strips:
@@ -330,11 +328,11 @@ class ReplyParser:
             yield
 
     def _at(self, text: str) -> _Asker:
-        """Whether a text is next; not where the reply ends within it."""
-        while len(self._text) < len(text) and text.startswith(self._text) and not self._ended:
-            yield
-        if self._ended and not self._text:
-            return not text
+        """Whether a text is next in a call."""
+        while len(self._text) < len(text) and text.startswith(self._text):
+            if self._ended and not self._text:
+                return False
+            yield from self._wait()
         return self._text.startswith(text)
 
     def _literal(self, text: str) -> _Reader:
