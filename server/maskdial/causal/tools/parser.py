@@ -149,10 +149,13 @@ class ReplyParser:
             self.incomplete = True
             self._text = ""
         except _MismatchError:
-            if self.num_calls == num_before:
-                self._content(self._taken)
-            else:
+            if self.num_calls > num_before:
                 self.incomplete = True
+                return
+            # At least the trigger is passed over, so that it is not found again.
+            rest = self._form.trigger[len(self._taken) :]
+            self._content(self._taken + rest)
+            self._text = self._text.removeprefix(rest)
 
     def _calls(self) -> _Reader:
         again = (
@@ -330,7 +333,7 @@ class ReplyParser:
     def _at(self, text: str) -> _Asker:
         """Whether a text is next in a call."""
         while len(self._text) < len(text) and text.startswith(self._text):
-            if self._ended and not self._text:
+            if self._ended and not self._text.strip():
                 return False
             yield from self._wait()
         return self._text.startswith(text)
