@@ -28,6 +28,7 @@ _ANNOTATIONS = frozenset(
     {"title", "description", "default", "examples", "deprecated", "readOnly", "writeOnly"}
     | {"format", "$schema", "$id", "$comment", "$defs", "definitions"}
 )
+_SCALARS = ["string", "number", "boolean", "null"]
 _MAX_ITEMS = 1000
 
 RawKind = Literal["text", "text_or_null", "json"]
@@ -140,23 +141,20 @@ class ArgumentRules:
                 f"this model writes the arguments of a call by their names; {key!r} cannot be one"
             )
         before, _, between, _, after = parameter
-        value = self._value(schema, after)
-        texts = (self._writer.literal(before + key + between), value, self._writer.literal(after))
-        return " ".join(filter(None, texts))
+        if self._notation.quote:
+            value = f"{self._value(schema)} {self._writer.literal(after)}"
+        else:
+            value = self._unquoted(schema, after)
+        return f"{self._writer.literal(before + key + between)} {value}".strip()
 
-    def _value(self, schema: object, after: str) -> str:
-        if not self._notation.quote:
-            return self._raw(schema, after)
-        return self._bare_value(schema) if self._bare else self._python_value(schema)
-
-    def _raw(self, schema: object, after: str) -> str:
+    def _unquoted(self, schema: object, end: str) -> str:
+        """A value without quotes, and what ends it."""
         kind = raw_kind(schema, self._root)
         if kind == "json":
-            return self._json(schema)
-        # The closing tag ends a text, wherever it is.
-        options = [self._raw_text(part, after.strip()) for part in self._strings(schema)]
+            return f"{self._json(schema)} {self._writer.literal(end)}"
+        options = [self._text(part, end) for part in self._strings(schema)]
         if kind == "text_or_null":
-            options.append(quoted("null"))
+            options.append(self._writer.literal("null" + end))
         return self._writer.rule(alternatives(options))
 
     def _strings(self, schema: object) -> list[Mapping[str, Any]]:
@@ -167,51 +165,52 @@ class ArgumentRules:
                 return [each for part in resolved[key] for each in self._strings(part)]
         return [] if resolved.get("type") == "null" else [resolved]
 
-    def _python_value(self, schema: object) -> str:
-        """Constants in Python's words at the top; within lists and dictionaries, JSON."""
-        types = _types(schema, self._root, set())
-        if not self._notation.python or not types <= {"boolean", "null"}:
-            return self._json(schema)
-        words = ["True", "False"] if "boolean" in types else []
-        return self._writer.rule(
-            alternatives(map(quoted, [*words, *(["None"] if "null" in types else [])]))
-        )
-
-    def _bare_value(self, schema: object) -> str:
+    def _value(self, schema: object) -> str:
+        """A value whose strings have quotes."""
         if isinstance(schema, Mapping) and "$ref" in schema:
             if _beside("$ref", schema):
-                raise self._refused("$ref")
+                return self._whole(schema, "$ref")
             return self._reference(str(schema["$ref"]))
         resolved = self._deref(schema)
         for key in ("anyOf", "oneOf"):
             if key in resolved:
                 if _beside(key, resolved):
-                    raise self._refused(key)
-                return self._writer.rule(alternatives(map(self._bare_value, resolved[key])))
+                    return self._whole(resolved, key)
+                return self._writer.rule(alternatives(map(self._value, resolved[key])))
         if "const" in resolved or "enum" in resolved:
             return self._writer.rule(alternatives(map(self._constant, _constants(resolved))))
-        types = resolved.get("type", ["string", "number", "boolean", "null"])
+        # Lists and objects of anything are left out where their notation is not JSON's.
+        types = resolved.get("type", _SCALARS if self._bare else [*_SCALARS, "array", "object"])
         types = types if isinstance(types, list) else [types]
         return self._writer.rule(alternatives(self._typed({**resolved, "type": t}) for t in types))
+
+    def _whole(self, schema: Mapping[str, Any], keyword: str) -> str:
+        """A schema that is not taken apart, since it says something beside a keyword."""
+        if self._bare:
+            raise self._refused(keyword)
+        return self._json(schema)
 
     def _reference(self, reference: str) -> str:
         if reference not in self._references:
             # Known before its body is written, which may refer to it.
             self._references[reference] = self._writer.new_name()
-            body = self._bare_value(resolve(reference, self._root))
+            body = self._value(resolve(reference, self._root))
             self._writer.define(self._references[reference], body)
         return self._references[reference]
 
     def _typed(self, schema: Mapping[str, Any]) -> str:
         kind = schema["type"]
-        if kind == "object":
+        if self._notation.python and kind == "boolean":
+            return '"True" | "False"'
+        if self._notation.python and kind == "null":
+            return '"None"'
+        if self._bare and kind == "object":
             return f'"{{" {self._object(schema, ["", KEY, ":", VALUE, ""])} "}}"'
-        if kind == "array":
+        if self._bare and kind == "array":
             return self._array(schema)
-        if kind == "string":
+        if self._bare and kind == "string":
             mark = self._notation.quote
-            text = self._raw_text(schema, mark)
-            return f"{self._writer.literal(mark)} {text} {self._writer.literal(mark)}"
+            return f"{self._writer.literal(mark)} {self._text(schema, mark)}"
         return self._json(schema)
 
     def _array(self, schema: Mapping[str, Any]) -> str:
@@ -222,43 +221,47 @@ class ArgumentRules:
                 raise ValidationError(f"an array may have between 0 and {_MAX_ITEMS} items")
         if most == 0:
             return '"[" "]"'
-        item = self._bare_value(schema.get("items", True))
-        count = f"{{{max(least - 1, 0)},{'' if most is None else most - 1}}}"
-        items = f'{item} ("," {item}){count}'
-        return f'"[" ({items}) "]"' if least else f'"[" ({items})? "]"'
+        items = self._value(schema.get("items", True))
+        if most != 1:
+            last = "" if most is None else most - 1
+            items += f' ("," {items}){{{max(least - 1, 0)},{last}}}'
+        return f'"[" {items} "]"' if least else f'"[" ({items})? "]"'
 
-    def _raw_text(self, schema: Mapping[str, Any], end: str) -> str:
-        """A string without quotes, which must not hold what ends it."""
+    def _text(self, schema: Mapping[str, Any], end: str) -> str:
+        """A string without quotes, and what ends it, which it must not hold.
+
+        The lexer takes the longest text that it can. So the text and its end are one terminal,
+        unless the end has a special token, which is no text.
+        """
         self._check(schema)
         if "const" in schema or "enum" in schema:
-            values = _constants(schema)
-            return self._writer.rule(
-                alternatives(self._text_constant(each, end) for each in values)
-            )
+            texts = (self._text_constant(each, end) for each in _constants(schema))
+            return self._writer.rule(alternatives(texts))
         least, most = schema.get("minLength", 0), schema.get("maxLength")
-        parts = [f"~{containing(end)}"]
+        parts = [ANY_TEXT, f"~{containing(end.strip())}"]
         if least or most is not None:
             parts.append(rf"/(.|\n){{{int(least)},{'' if most is None else int(most)}}}/")
         if "pattern" in schema:
             parts.append(_searched(str(schema["pattern"])))
-        return self._writer.terminal(" & ".join([ANY_TEXT, *parts]))
+        text = " & ".join(parts)
+        if (literal := self._writer.literal(end)) != quoted(end):
+            return f"{self._writer.terminal(text)} {literal}"
+        return self._writer.terminal(f"({text}) {literal}")
 
     def _text_constant(self, value: object, end: str) -> str:
-        text = str(value)
-        if end in text:
-            raise ValidationError(f"the value {text!r} holds {end!r}, which ends a value")
-        return quoted(text)
+        if not isinstance(value, str) or end.strip() in value:
+            raise ValidationError(f"the value {value!r} holds {end.strip()!r}, which ends a value")
+        return self._writer.literal(value + end)
 
     def _constant(self, value: object) -> str:
         mark = self._notation.quote
-        if isinstance(value, str):
-            text = self._text_constant(value, mark)
-            return " ".join(
-                filter(None, (self._writer.literal(mark), text, self._writer.literal(mark)))
-            )
-        if isinstance(value, list | dict):
+        if self._notation.python and (value is None or isinstance(value, bool)):
+            return quoted(repr(value))
+        if self._bare and isinstance(value, str):
+            return f"{self._writer.literal(mark)} {self._text_constant(value, mark)}"
+        if self._bare and isinstance(value, list | dict):
             raise self._refused("enum")
-        return quoted(json.dumps(value))
+        return quoted(json.dumps(value, ensure_ascii=False))
 
     def _json(self, schema: object) -> str:
         """A part of the schema that is written as JSON, with the definitions it may refer to."""

@@ -145,6 +145,8 @@ class ToolFormat:
                 follows = parts[parts.index(part) + 1 : parts.index(part) + 3]
                 if follows != ["", ARGUMENTS] or self.arguments is not None:
                     return f"nothing in call ends {part}"
+        if self.separator is not None and not self.separator + self.call_begin:
+            return "nothing is between two calls"
         if self.arguments is None:
             return None
         parameter = split_pattern(self.arguments.parameter)
