@@ -8,7 +8,7 @@ import openai
 import pytest
 
 PROMPT = "Once upon a time there was a little"
-SAMPLING = {"temperature": 0.8, "top_p": 0.95, "seed": 7}
+SAMPLING: dict[str, Any] = {"temperature": 0.8, "top_p": 0.95, "seed": 7}
 
 
 def native(http: httpx.Client, prompt: str | list[str] = PROMPT, **parameters: Any) -> Any:
@@ -152,7 +152,7 @@ def test_best_of_returns_the_likeliest(openai_http: httpx.Client) -> None:
 
     def mean(choice: Any) -> float:
         values = choice["logprobs"]["token_logprobs"]
-        return sum(values) / len(values)
+        return float(sum(values) / len(values))
 
     expected = sorted(everything["choices"], key=mean, reverse=True)[:2]
     assert [each["text"] for each in reply["choices"]] == [each["text"] for each in expected]
@@ -243,7 +243,7 @@ def test_constrained_output(
 
 
 def test_extensions_are_those_of_generate(openai_http: httpx.Client) -> None:
-    same = {
+    same: dict[str, Any] = {
         "top_k": 20,
         "min_p": 0.01,
         "typical_p": 0.9,

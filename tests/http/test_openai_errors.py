@@ -16,7 +16,7 @@ from maskdial.dialects.openai_errors import error_reply
 
 MESSAGES = [{"role": "user", "content": "Tell me of a king."}]
 CHAT = {"model": "chat", "messages": MESSAGES}
-TEXT = {"model": "hybrid", "prompt": "Once upon a time"}
+TEXT: dict[str, Any] = {"model": "hybrid", "prompt": "Once upon a time"}
 
 
 def error_of(reply: httpx.Response, status: int = 400) -> Any:

@@ -1,11 +1,12 @@
 """Several token streams read as one: order, errors, and clean-up."""
 
 import asyncio
+from functools import partial
 from typing import Any
 
 import pytest
 
-from maskdial.causal.sequence import Finish, TokenEvent
+from maskdial.causal.events import Finish, TokenEvent
 from maskdial.causal.stream import ReplyChannel, TokenStream
 from maskdial.errors import GenerationError
 from maskdial.requests.merge import MergedStreams
@@ -24,11 +25,11 @@ class Scripted:
         self.abandoned: list[int] = []
         self.channels = [ReplyChannel() for _ in range(num_streams)]
         self.streams = [
-            TokenStream(channel, lambda _, index=index: self._abandon(index))
+            TokenStream(channel, partial(self._abandon, index))
             for index, channel in enumerate(self.channels)
         ]
 
-    def _abandon(self, index: int) -> bool:
+    def _abandon(self, index: int, _: object) -> bool:
         self.abandoned.append(index)
         return True
 

@@ -13,7 +13,8 @@ from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
 
 import maskdial
 from maskdial.causal.chat import ChatTemplate
-from maskdial.causal.grammar.compiler import GrammarCompiler, GrammarMatcher
+from maskdial.causal.grammar.compiler import GrammarCompiler
+from maskdial.causal.grammar.matcher import GrammarMatcher
 from maskdial.causal.tools import (
     ContentDelta,
     ReasoningDelta,

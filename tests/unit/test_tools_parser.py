@@ -74,7 +74,7 @@ def read(name: str | None, pieces: Iterable[str], *, cut: bool = False, **kwargs
 
 HERMES_CALL = '<tool_call>\n{"name": "say", "arguments": {"text": "a}\\"]é"}}\n</tool_call>'
 SAY = ("say", {"text": 'a}"]é'})
-SAY_NO = ("say_no", {})
+SAY_NO: tuple[str, dict[str, Any]] = ("say_no", {})
 
 REPLIES: list[tuple[str, str, str, list[tuple[str, Any]]]] = [
     ("hermes", "Just <text> and {json}, <tool_", "Just <text> and {json}, <tool_", []),
