@@ -101,9 +101,9 @@ async def score(
             return read_texts(model, pairs, request.truncation)
         return _read_causal(model, request)
 
-    async with deadline.enforced():
-        with model.metrics.tokenization_duration.time():
-            encodings, num_truncated = await offload(read, tokenizing_seconds(request.texts))
+    with model.metrics.tokenization_duration.time():
+        seconds = tokenizing_seconds(request.texts)
+        encodings, num_truncated = await offload(read, seconds, deadline)
     with deadline.explained():
         if isinstance(model, MaskedModel):
             work = _score_masked(model, encodings, num_truncated, config, deadline)
