@@ -196,21 +196,34 @@ def test_the_sdk_raises_its_own_errors(openai_client: openai.OpenAI) -> None:
     assert late.value.response.headers["x-should-retry"] == "false"
 
 
+def cancelled(http: httpx.Client, reason: str) -> float:
+    start = f'maskdial_cancelled_total{{model="hybrid",reason="{reason}"}}'
+    lines = http.get("/metrics").text.splitlines()
+    return next(float(line.rsplit(" ", 1)[1]) for line in lines if line.startswith(start))
+
+
+# More texts than run at once; they take seconds.
+ENDLESS = {"max_tokens": 500, "n": 16}
+
+
 def test_a_stream_that_fails(openai_http: httpx.Client, openai_client: openai.OpenAI) -> None:
-    body = TEXT | {"max_tokens": 500, "ignore_eos": True, "timeout": 0.15, "stream": True}
+    """One error tells of the timeout of all its texts."""
+    extensions = {"timeout": 0.6, "ignore_eos": True}
+    before = cancelled(openai_http, "timeout"), cancelled(openai_http, "disconnect")
+    body = TEXT | ENDLESS | extensions | {"stream": True}
     with openai_http.stream("POST", "/v1/completions", json=body) as reply:
         assert reply.status_code == 200
         lines = [line for line in reply.iter_lines() if line]
+    assert [line for line in lines if '"error"' in line] == lines[-1:]
     error = json.loads(lines[-1].removeprefix("data: "))["error"]
     assert error["type"] == "timeout_error"
-    assert "0.15 seconds" in error["message"]
+    assert "0.6 seconds" in error["message"]
+    after = cancelled(openai_http, "timeout"), cancelled(openai_http, "disconnect")
+    assert after == (before[0] + 16, before[1])
     with (
-        pytest.raises(openai.APIError, match=r"0\.15 seconds"),
+        pytest.raises(openai.APIError, match=r"0\.6 seconds"),
         openai_client.completions.create(
-            **TEXT,
-            max_tokens=500,
-            stream=True,
-            extra_body={"timeout": 0.15, "ignore_eos": True},
+            **TEXT, **ENDLESS, stream=True, extra_body=extensions
         ) as stream,
     ):
         list(stream)
@@ -272,30 +285,15 @@ def test_every_error_has_its_form(
 
 
 def test_a_client_that_leaves_a_stream_of_several_texts(openai_http: httpx.Client) -> None:
-    def cancelled() -> float:
-        lines = openai_http.get("/metrics").text.splitlines()
-        start = 'maskdial_cancelled_total{model="hybrid",reason="disconnect"}'
-        return next(float(line.rsplit(" ", 1)[1]) for line in lines if line.startswith(start))
-
-    before = cancelled()
+    before = cancelled(openai_http, "disconnect")
     body = TEXT | {"max_tokens": 500, "ignore_eos": True, "n": 3, "stream": True}
     with openai_http.stream("POST", "/v1/completions", json=body) as reply:
         next(reply.iter_lines())
     deadline = time.monotonic() + 20
-    while cancelled() < before + 3:
+    while cancelled(openai_http, "disconnect") < before + 3:
         assert time.monotonic() < deadline, "its texts are still being written"
         time.sleep(0.01)
-    assert cancelled() == before + 3
-
-
-def test_a_stream_of_several_texts_that_fails(openai_http: httpx.Client) -> None:
-    """One error tells of the timeout of all."""
-    body = TEXT | {"max_tokens": 500, "ignore_eos": True, "n": 4, "timeout": 0.2, "stream": True}
-    with openai_http.stream("POST", "/v1/completions", json=body) as reply:
-        lines = [line for line in reply.iter_lines() if line]
-    failures = [line for line in lines if '"error"' in line]
-    assert failures == lines[-1:]
-    assert "0.2 seconds" in failures[0]
+    assert cancelled(openai_http, "disconnect") == before + 3
 
 
 def test_an_overloaded_server_is_tried_again(small_server: Any) -> None:

@@ -159,18 +159,13 @@ def read_texts(
     Raises:
         ValidationError: a text is too long; the message has both lengths.
     """
-    encodings = [model.tokenizer.encode(*each) for each in texts]
+    encodings = []
     num_truncated = 0
-    for index, encoding in enumerate(encodings):
+    for index, text in enumerate(texts):
         with about(field, index):
-            excess = _excess(len(encoding), model, truncation)
-        if excess:
-            encodings[index] = model.tokenizer.encode_cut(
-                *texts[index],
-                max_length=model.manifest.max_length,
-                direction=truncation.direction,
-            )
-            num_truncated += excess
+            encoding, num_cut = _read_text(model, text, truncation)
+        encodings.append(encoding)
+        num_truncated += num_cut
     return encodings, num_truncated
 
 
@@ -187,13 +182,24 @@ def read_inputs(
     for index, text in enumerate(texts):
         with about("texts", index):
             if isinstance(text, str):
-                (encoding,), num_cut = read_texts(model, [(text, None)], truncation)
+                encoding, num_cut = _read_text(model, (text, None), truncation)
                 inputs.append(masked_input(encoding))
             else:
                 ids, num_cut = _read_ids(model, text, truncation)
                 inputs.append(MaskedInput(ids))
         num_truncated += num_cut
     return inputs, num_truncated
+
+
+def _read_text(model: TaskModel, text: TextOrPair, truncation: Truncation) -> tuple[Encoding, int]:
+    encoding = model.tokenizer.encode(*text)
+    excess = _excess(len(encoding), model, truncation)
+    if excess:
+        max_length = model.manifest.max_length
+        encoding = model.tokenizer.encode_cut(
+            *text, max_length=max_length, direction=truncation.direction
+        )
+    return encoding, excess
 
 
 def _read_ids(
