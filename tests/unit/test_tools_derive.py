@@ -130,6 +130,47 @@ def derive(name: str) -> ToolFormat:
                 "section_end": "]<|tool_call_end|>",
             },
         ),
+        (
+            "glm",
+            "<tool_call>",
+            {
+                "call": "<tool_call>$NAME$ARGUMENTS</tool_call>",
+                "arguments": {
+                    "parameter": "<arg_key>$KEY</arg_key>\n<arg_value>$VALUE</arg_value>",
+                    "separator": "",
+                    "quote": "",
+                    "python": False,
+                },
+                "separator": "\n",
+            },
+        ),
+        (
+            "minimax",
+            "<minimax:tool_call>",
+            {
+                "section_begin": "<minimax:tool_call>",
+                "call": '\n<invoke name="$NAME">\n$ARGUMENTS</invoke>',
+                "arguments": {
+                    "parameter": '<parameter name="$KEY">$VALUE</parameter>\n',
+                    "separator": "",
+                    "quote": "",
+                    "python": False,
+                },
+                "separator": "",
+                "section_end": "\n</minimax:tool_call>",
+            },
+        ),
+        (
+            "deepseek",
+            "<｜tool▁calls▁begin｜>",
+            {
+                "section_begin": "<｜tool▁calls▁begin｜>",
+                "call": "<｜tool▁call▁begin｜>$NAME<｜tool▁sep｜>$ARGUMENTS<｜tool▁call▁end｜>",
+                "separator": "",
+                "section_end": "<｜tool▁calls▁end｜>",
+                "text_arguments": True,
+            },
+        ),
     ],
 )
 def test_a_format_is_found_in_the_template(
@@ -223,6 +264,8 @@ def test_a_hostile_template_costs_bounded_work(
         ("qwen3", ("<think>", "</think>")),
         ("qwq", ("<think>", "</think>")),
         ("magistral", ("[THINK]", "[/THINK]")),
+        ("glm", ("<think>", "</think>")),
+        ("minimax", ("<think>", "</think>")),
         ("hermes", None),
         ("llama", None),
         ("function_gemma", None),

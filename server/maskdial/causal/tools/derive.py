@@ -249,7 +249,13 @@ def _split(one: str, two: str | None) -> _Parts | None:
     if first != before or last != after:
         return _Parts("", one, None, "")
     begin = _common_suffix(before, between)
+    # Tags may begin alike, or end alike; none is cut in two.
+    start = len(before) - len(begin)
+    if before.rfind("<", 0, start) > before.rfind(">", 0, start):
+        begin = before[before.find(">", start) + 1 or start :]
     end = _common_prefix(after, between[: len(between) - len(begin)])
+    if end.rfind("<") > end.rfind(">"):
+        end = end[: end.rfind("<")]
     return _Parts(
         before.removesuffix(begin),
         begin + core + end,

@@ -140,11 +140,8 @@ class ToolFormat:
             return "call has $ARGUMENTS before $NAME"
         after = dict(zip(parts[1::2], parts[2::2], strict=True))
         for part in (NAME, ID):
-            if part in after and re.match(r"[\w.-]|$", after[part]):
-                # A JSON object ends a name by its brace.
-                follows = parts[parts.index(part) + 1 : parts.index(part) + 3]
-                if follows != ["", ARGUMENTS] or self.arguments is not None:
-                    return f"nothing in call ends {part}"
+            if part in after and not all(map(_ends_word, self._nexts(after, part))):
+                return f"nothing in call ends {part}"
         if self.separator is not None and not self.separator + self.call_begin:
             return "nothing is between two calls"
         if self.arguments is None:
@@ -152,7 +149,7 @@ class ToolFormat:
         parameter = split_pattern(self.arguments.parameter)
         if parameter[1::2] != [KEY, VALUE]:
             return "parameter needs $KEY and then $VALUE"
-        if not parameter[2] or re.match(r"[\w.-]", parameter[2]):
+        if not _ends_word(parameter[2]):
             return "nothing in parameter ends $KEY"
         if not parameter[4].strip() and not self.arguments.quote:
             return "nothing in parameter ends $VALUE"
@@ -160,15 +157,27 @@ class ToolFormat:
             return "nothing in call ends $ARGUMENTS"
         return None
 
+    def _nexts(self, after: Mapping[str, str], part: str) -> list[str]:
+        """What may be next after a part of a call."""
+        if f"{part}{ARGUMENTS}" not in self.call:
+            return [after[part]]
+        if self.arguments is None:
+            return ["{"]
+        return [split_pattern(self.arguments.parameter)[0], after[ARGUMENTS]]
+
     def with_special(self, special_tokens: Mapping[str, int]) -> "ToolFormat":
         """The format of a model that has these special tokens, by their text."""
         quote = "" if self.arguments is None else self.arguments.quote
         parameter = "" if self.arguments is None else self.arguments.parameter
-        parts = [self.section_begin, self.call, self.separator or "", self.section_end]
+        parts = [self.opening, self.call, self.separator or "", self.section_end]
         text = "\n".join([*parts, self.optional_tag, parameter, quote])
         special = {tag: token_id for tag, token_id in special_tokens.items() if tag and tag in text}
         values = {name: getattr(self, name) for name in self.__dataclass_fields__}
         return ToolFormat(**{**values, "special_ids": special})
+
+
+def _ends_word(text: str) -> bool:
+    return bool(re.match(r"[^\w.$-]", text))
 
 
 # Of models whose template knows no tools: what required and named calls are made of.
