@@ -203,6 +203,40 @@ def test_echo_and_log_probabilities(openai_http: httpx.Client) -> None:
     assert from_ids["text"].startswith(PROMPT)
 
 
+@pytest.mark.parametrize("bias", [{}, {"0": 100.0}], ids=["a word follows", "the text ends"])
+def test_what_lm_eval_reads(openai_http: httpx.Client, bias: dict[str, float]) -> None:
+    """`local-completions` asks so, and reads `[ctxlen:-1]` of the lists."""
+    text = PROMPT + " girl who lived in a house by the sea."
+    ids = ids_of(openai_http, text)
+    context = len(ids_of(openai_http, PROMPT))
+    body = {"temperature": 0, "max_tokens": 1, "logprobs": 1, "seed": 1234, "echo": True}
+    reply = complete(openai_http, prompt=[ids, ids], logit_bias=bias, **body)
+    score = openai_http.post("/score", json={"model": "hybrid", "inputs": text}).json()
+    scored = [token["logprob"] for token in score[0]["tokens"]]
+    for choice in reply["choices"]:
+        logprobs = choice["logprobs"]
+        assert all(len(values) == len(ids) + 1 for values in logprobs.values())
+        read = slice(context, -1)
+        assert logprobs["token_logprobs"][read] == scored[context - 1 :]
+        for token, value, top in zip(
+            logprobs["tokens"][read],
+            logprobs["token_logprobs"][read],
+            logprobs["top_logprobs"][read],
+            strict=True,
+        ):
+            assert top[token] == value
+            assert len(top) == (1 if value == max(top.values()) else 2)
+        greedy = [
+            value == max(top.values())
+            for value, top in zip(
+                logprobs["token_logprobs"][1:], logprobs["top_logprobs"][1:], strict=True
+            )
+        ]
+        assert any(greedy[:-1])
+        assert not all(greedy[:-1])
+    assert reply["choices"][0]["finish_reason"] == ("stop" if bias else "length")
+
+
 def test_top_log_probabilities_of_greedy_tokens(openai_http: httpx.Client) -> None:
     body = {"max_tokens": 6, "temperature": 0, "logprobs": 5}
     logprobs = complete(openai_http, **body)["choices"][0]["logprobs"]

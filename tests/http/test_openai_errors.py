@@ -4,6 +4,7 @@ import json
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -203,7 +204,7 @@ def cancelled(http: httpx.Client, reason: str) -> float:
 
 
 # More texts than run at once; they take seconds.
-ENDLESS = {"max_tokens": 500, "n": 16}
+ENDLESS: dict[str, Any] = {"max_tokens": 500, "n": 16}
 
 
 def test_a_stream_that_fails(openai_http: httpx.Client, openai_client: openai.OpenAI) -> None:
@@ -296,31 +297,45 @@ def test_a_client_that_leaves_a_stream_of_several_texts(openai_http: httpx.Clien
     assert cancelled(openai_http, "disconnect") == before + 3
 
 
-def test_an_overloaded_server_is_tried_again(small_server: Any) -> None:
+def test_an_overloaded_server_is_tried_again(
+    small_server: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The SDK waits as Retry-After says, and succeeds."""
-    long = {"model": "chat", "messages": MESSAGES, "max_tokens": 480}
+    engine = small_server.server.config.app.state.context.models.named("chat")[0].engine
+    go_on, step = threading.Event(), engine.step
+
+    def wait_and_step() -> None:
+        assert go_on.wait(60)
+        step()
+
+    monkeypatch.setattr(engine, "step", wait_and_step)
+    body = {"prompt": "a", "max_tokens": 1}
     with (
+        ThreadPoolExecutor() as pool,
         httpx.Client(base_url=small_server.url, timeout=60) as http,
         openai.OpenAI(base_url=f"{small_server.url}/v1", api_key="none", max_retries=8) as client,
     ):
-        occupying = [
-            threading.Thread(
-                target=http.post,
-                args=("/v1/chat/completions",),
-                kwargs={"json": long | {"ignore_eos": True}},
-            )
-            for _ in range(6)
-        ]
-        for thread in occupying:
-            thread.start()
-        refused = None
-        while refused is None and any(thread.is_alive() for thread in occupying):
-            reply = http.post("/v1/completions", json={"prompt": "a", "max_tokens": 1})
-            refused = reply if reply.status_code == 429 else None
-        assert refused is not None
+        waiting = pool.submit(http.post, "/v1/completions", json=body)
+        while metric(http, 'maskdial_queue_size{model="chat"}') == 0:
+            assert not waiting.done()
+        refused = http.post("/v1/completions", json=body)
         assert error_of(refused, 429)["type"] == "rate_limit_error"
         assert refused.headers["retry-after"] == "1"
-        answer = client.completions.with_raw_response.create(model="chat", prompt="a", max_tokens=1)
-        assert answer.parse().choices
-        for thread in occupying:
-            thread.join()
+        num_refused = count(http, "overloaded")
+        answer = pool.submit(client.completions.create, model="chat", prompt="a", max_tokens=1)
+        while count(http, "overloaded") == num_refused:
+            assert not answer.done()
+        go_on.set()
+        assert answer.result().choices
+        assert waiting.result().status_code == 200
+
+
+def count(http: httpx.Client, outcome: str) -> float:
+    """How many completions ended like that."""
+    labels = f'model="chat",outcome="{outcome}",route="/v1/completions"'
+    return metric(http, f"maskdial_requests_total{{{labels}}}")
+
+
+def metric(http: httpx.Client, series: str) -> float:
+    lines = http.get("/metrics").text.splitlines()
+    return next(float(line.rsplit(" ", 1)[1]) for line in lines if line.startswith(series))

@@ -9,6 +9,17 @@ FinishReason = Literal["length", "eos_token", "stop_sequence"]
 
 
 @dataclass(frozen=True, slots=True)
+class PromptLogprob:
+    """The natural log-probability of one token of a prompt, under the model's own distribution.
+
+    ``top`` holds the most likely tokens in its place as `TokenEvent.top` does.
+    """
+
+    logprob: float
+    top: tuple[tuple[int, float], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class Finish:
     """How a sequence ended. Times are in seconds, lengths in tokens.
 
@@ -23,7 +34,7 @@ class Finish:
     input_length: int
     queue_seconds: float
     inference_seconds: float
-    prompt_logprobs: tuple[float, ...] = ()
+    prompt_logprobs: tuple[PromptLogprob, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -55,12 +55,6 @@ class CompletionsBody(GenerationBody):
             raise FieldError("best_of", f"must be at least n ({self.n or 1}), not {self.best_of}")
         if self.stream and (self.best_of or 1) > (self.n or 1):
             raise FieldError("best_of", "a stream cannot wait for the best text; leave it out")
-        if self.echo and self.logprobs:
-            raise FieldError(
-                "logprobs",
-                "the most likely tokens of a prompt are not available; set logprobs to 0 "
-                "to describe an echoed prompt",
-            )
         if self.stream and self.echo and self.logprobs is not None:
             raise FieldError("logprobs", "those of the prompt are not available in a stream")
         return self
@@ -151,8 +145,10 @@ class CompletionsWriter:
 
 def _prompt_tokens(prompt: Prompt, text: Text) -> Iterable[DescribedToken]:
     """A prompt's tokens. Nothing precedes the first, so it has no probability."""
-    for token_id, logprob in zip(prompt.ids, (None, *text.finish.prompt_logprobs), strict=True):
-        yield DescribedToken(token_id, logprob)
+    first, *others = prompt.ids
+    yield DescribedToken(first, None)
+    for token_id, each in zip(others, text.finish.prompt_logprobs, strict=True):
+        yield DescribedToken(token_id, each.logprob, each.top)
 
 
 def _generated_token(event: TokenEvent) -> DescribedToken:

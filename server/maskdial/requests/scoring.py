@@ -217,7 +217,8 @@ async def _score_causal(
     scores = []
     for encoding, finish in zip(encodings, finishes, strict=True):
         # Nothing precedes the first token, so it has no probability.
-        found = dict(enumerate(finish.prompt_logprobs, start=1))
+        logprobs = (each.logprob for each in finish.prompt_logprobs)
+        found = dict(enumerate(logprobs, start=1))
         scores.append(summarize(_token_scores(model.tokenizer, encoding, found), "causal"))
     timings = Timings(
         queue_seconds=max(finish.queue_seconds for finish in finishes),

@@ -13,7 +13,7 @@ from tokenizers import Encoding
 
 from maskdial.errors import ValidationError
 from maskdial.masked.request import MaskedInput, MaskedResult
-from maskdial.models.bundle import Manifest
+from maskdial.models.bundle import Manifest, Task
 from maskdial.models.tokenizer import TextOrIds, Tokenizer
 
 T_co = TypeVar("T_co", covariant=True)
@@ -72,12 +72,14 @@ class TaskRequest(abc.ABC, Generic[T_co]):
     __slots__ = ()
 
     task: ClassVar[str]
-    """The task's name, as manifests and routes have it."""
+    """The task's name, as routes have it."""
+    head: ClassVar[Task]
+    """The task in the manifests of the models that may serve it."""
 
-    @staticmethod
-    @abc.abstractmethod
-    def serves(manifest: Manifest) -> bool:
+    @classmethod
+    def serves(cls, manifest: Manifest) -> bool:
         """Whether a model can do the task."""
+        return manifest.task == cls.head
 
     @property
     @abc.abstractmethod
@@ -163,7 +165,7 @@ def read_texts(
     num_truncated = 0
     for index, text in enumerate(texts):
         with about(field, index):
-            encoding, num_cut = _read_text(model, text, truncation)
+            encoding, num_cut = read_text(model, text, truncation)
         encodings.append(encoding)
         num_truncated += num_cut
     return encodings, num_truncated
@@ -182,7 +184,7 @@ def read_inputs(
     for index, text in enumerate(texts):
         with about("texts", index):
             if isinstance(text, str):
-                encoding, num_cut = _read_text(model, (text, None), truncation)
+                encoding, num_cut = read_text(model, (text, None), truncation)
                 inputs.append(masked_input(encoding))
             else:
                 ids, num_cut = _read_ids(model, text, truncation)
@@ -191,7 +193,7 @@ def read_inputs(
     return inputs, num_truncated
 
 
-def _read_text(model: TaskModel, text: TextOrPair, truncation: Truncation) -> tuple[Encoding, int]:
+def read_text(model: TaskModel, text: TextOrPair, truncation: Truncation) -> tuple[Encoding, int]:
     encoding = model.tokenizer.encode(*text)
     excess = _excess(len(encoding), model, truncation)
     if excess:
