@@ -101,7 +101,7 @@ class GrammarCompiler:
             self._checker = GrammarChecker(self._tokenizer_json, self._eos_token_ids)
         self._check(source, self._checker)
         matcher, mask = build_matcher(self._vocabulary.tokenizer, source)
-        # Only the server's own grammars may speak of special tokens: those of a model's tags.
+        # Only grammars written by the server may contain special tokens: the tags of tool calls.
         with_special = kind == "structural"
         first = self._vocabulary.unpack(mask, with_special=with_special)
         if not self._vocabulary.has_text(first):
@@ -269,5 +269,5 @@ class _Vocabulary:
         return bool(np.count_nonzero(allowed) > num_ends)
 
     def may_follow(self, token_id: int, *, with_special: bool) -> bool:
-        """Whether a grammar can speak of a token: of text, and possibly of special tokens."""
+        """Whether a grammar may contain a token: text, and possibly special tokens."""
         return 0 <= token_id < self._num_text and (with_special or token_id not in self._special)
