@@ -390,6 +390,7 @@ def test_half_a_reply_is_told(name: str) -> None:
         ({"type": "string", "format": "date"}, ["2026-01-02"], []),
         ({"enum": ["a b", "c"]}, ["a b"], ["a"]),
         ({"const": "x"}, ["x"], ["y"]),
+        ({"type": "string", "enum": ["a", None]}, ["a"], [None]),
         ({"type": "integer", "maximum": 5}, [5, -3], [6, 1.5]),
         ({"type": "boolean"}, [True, False], []),
         ({"type": ["string", "null"]}, [None, "nil"], []),

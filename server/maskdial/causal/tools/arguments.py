@@ -28,6 +28,15 @@ _ANNOTATIONS = frozenset(
     {"title", "description", "default", "examples", "deprecated", "readOnly", "writeOnly"}
     | {"format", "$schema", "$id", "$comment", "$defs", "definitions"}
 )
+_JSON_TYPES: dict[type, set[str]] = {
+    str: {"string"},
+    int: {"integer", "number"},
+    float: {"number"},
+    bool: {"boolean"},
+    type(None): {"null"},
+    list: {"array"},
+    dict: {"object"},
+}
 _SCALARS = ["string", "number", "boolean", "null"]
 _MAX_ITEMS = 1000
 
@@ -65,6 +74,8 @@ def _types(schema: object, root: Mapping[str, Any], seen: set[str]) -> set[str]:
     if {"$ref", "anyOf", "oneOf", "allOf", "not", "if"} & schema.keys():
         return {"any"}
     if "const" in schema or "enum" in schema:
+        if _beside("enum" if "enum" in schema else "const", schema) - {"type"}:
+            return {"any"}
         texts = all(isinstance(value, str) for value in _constants(schema))
         return {"string"} if texts else {"any"}
     kind = schema.get("type", "any")
@@ -77,9 +88,14 @@ def _beside(keyword: str, schema: Mapping[str, Any]) -> set[str]:
 
 
 def _constants(schema: Mapping[str, Any]) -> list[Any]:
+    """The values of ``const`` or ``enum`` that are of the schema's type."""
     values = [schema["const"]] if "const" in schema else schema["enum"]
+    types = schema.get("type", [])
+    types = types if isinstance(types, list) else [types]
+    if types and isinstance(values, list):
+        values = [value for value in values if _JSON_TYPES[type(value)] & set(types)]
     if not isinstance(values, list) or not values:
-        raise ValidationError("enum must be a list of values")
+        raise ValidationError("enum must be a list of values of the schema's type")
     return values
 
 
@@ -178,8 +194,11 @@ class ArgumentRules:
                 if _beside(key, resolved):
                     return self._whole(resolved, key)
                 return self._writer.rule(alternatives(map(self._value, resolved[key])))
-        if "const" in resolved or "enum" in resolved:
-            return self._writer.rule(alternatives(map(self._constant, _constants(resolved))))
+        for key in ("const", "enum"):
+            if key in resolved:
+                if _beside(key, resolved) - {"type"}:
+                    return self._whole(resolved, key)
+                return self._writer.rule(alternatives(map(self._constant, _constants(resolved))))
         # Outside JSON, arrays and objects without a schema are not offered.
         types = resolved.get("type", _SCALARS if self._bare else [*_SCALARS, "array", "object"])
         types = types if isinstance(types, list) else [types]
