@@ -302,7 +302,7 @@ def test_tools_and_variables_reach_the_template() -> None:
 @pytest.mark.parametrize("name", ["messages", "tools", "bos_token", "add_generation_prompt"])
 def test_variables_do_not_replace_the_servers_own(name: str) -> None:
     chat = ChatTemplate("{{ tools }}", name="m", bos_token="<s>")
-    with pytest.raises(ValidationError, match=f"variable '{name}'") as caught:
+    with pytest.raises(ValidationError, match=f"variable '{name}' itself") as caught:
         chat.render([USER], variables={name: 1})
     assert caught.value.field == "chat_template_kwargs"
 
@@ -311,9 +311,9 @@ def test_variables_do_not_replace_the_servers_own(name: str) -> None:
     ("value", "reason"),
     [
         ({}, "call"),
-        ({"call": "$NAME"}, "needs .NAME and .ARGUMENTS once"),
+        ({"call": "$NAME"}, "must have .NAME and .ARGUMENTS once"),
         ({"call": "$ARGUMENTS $NAME "}, "before"),
-        ({"call": "$NAMEx$ARGUMENTS"}, "nothing in call ends .NAME"),
+        ({"call": "$NAMEx$ARGUMENTS"}, "NAME must be followed"),
         ({"call": "<$NAME>$ARGUMENTS", "surprise": 1}, "surprise"),
         ({"call": "<$NAME>$ARGUMENTS", "arguments": {"parameter": "$KEY=$VALUE;"}}, "ARGUMENTS"),
         ({"call": "<$NAME>$ARGUMENTS<", "arguments": {"parameter": "$KEY$VALUE;"}}, "KEY"),
@@ -367,4 +367,4 @@ def test_a_wrong_format_in_the_manifest_is_told(
 ) -> None:
     path = bundle_with(tmp_path, "qwen3", tool_format={"call": "$NAME"})
     assert cli.main(["inspect", str(path)]) == 1
-    assert "tool_format of the manifest is not usable" in capsys.readouterr().err
+    assert "the manifest's tool_format: call must have" in capsys.readouterr().err

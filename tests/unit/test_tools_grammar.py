@@ -246,7 +246,9 @@ def test_required_has_no_text_and_a_named_tool_no_others() -> None:
 def test_a_model_that_knows_no_tools_writes_json_of_a_call() -> None:
     grammar = write_grammar(None, TOOLS, ToolChoice("required"))
     assert accepts(grammar, '{"name": "search_now", "arguments": {}}')
-    with pytest.raises(ValidationError, match=r"knows no tools.*tool_choice to required") as caught:
+    with pytest.raises(
+        ValidationError, match=r"not support tools.*tool_choice to required"
+    ) as caught:
         write_grammar(None, TOOLS, ToolChoice("auto"))
     assert caught.value.field == "tool_choice"
 
@@ -389,6 +391,7 @@ def test_half_a_reply_is_told(name: str) -> None:
         ({"type": "string", "format": "date"}, ["2026-01-02"], []),
         ({"enum": ["a b", "c"]}, ["a b"], ["a"]),
         ({"const": "x"}, ["x"], ["y"]),
+        ({"type": "string", "enum": ["a", None]}, ["a"], [None]),
         ({"type": "integer", "maximum": 5}, [5, -3], [6, 1.5]),
         ({"type": "boolean"}, [True, False], []),
         ({"type": ["string", "null"]}, [None, "nil"], []),
@@ -471,13 +474,19 @@ LOOP = {
     [
         (Tool("f", None), "no schema.*properties"),  # type: ignore[arg-type]
         (Tool("f", {"type": "array"}), "must be of type object"),
-        (Tool("f g", EMPTY), "name of a tool"),
-        (Tool("", EMPTY), "name of a tool"),
-        (Tool("x" * 65, EMPTY), "name of a tool"),
+        (Tool("f g", EMPTY), "tool name must be"),
+        (Tool("", EMPTY), "tool name must be"),
+        (Tool("x" * 65, EMPTY), "tool name must be"),
         (Tool("search", EMPTY), "two tools are named"),
-        (Tool("f", LOOP), "needs itself"),
-        (Tool("f", {"required": ["a"], "properties": {"a": {"$ref": "#"}}}), "needs itself"),
-        (Tool("f", {"properties": {"a": {"$ref": "#/b"}}, "required": ["a"]}), "refers to nothing"),
+        (Tool("f", LOOP), "infinitely recursive"),
+        (
+            Tool("f", {"required": ["a"], "properties": {"a": {"$ref": "#"}}}),
+            "infinitely recursive",
+        ),
+        (
+            Tool("f", {"properties": {"a": {"$ref": "#/b"}}, "required": ["a"]}),
+            "does not exist in it",
+        ),
         (Tool("f", {"properties": {"a": {"enum": ["x" * 300_000]}}}), "string of|bytes; the limit"),
         (Tool("f", {"properties": {"a": {"enum": ["x" * 99] * 9999}}}), "bytes; the limit is"),
         (Tool("f", {"required": 3}), "not a valid JSON schema"),
@@ -506,7 +515,7 @@ def test_a_schema_nested_too_deeply_is_refused(name: str) -> None:
 @pytest.mark.parametrize(
     ("parameters", "reason"),
     [
-        ({"properties": {"a b": {}}}, "'a b' cannot be one"),
+        ({"properties": {"a b": {}}}, "not 'a b'"),
         ({"properties": {"a": {"type": "array", "uniqueItems": True}}}, "'uniqueItems'"),
         ({"properties": {"a": {"type": "string", "pattern": "^a|b$"}}}, "pattern"),
         ({"properties": {"a": {"enum": ["<escape>"]}}}, "ends a value"),
@@ -524,7 +533,7 @@ def test_a_choice_names_tools_that_are_there() -> None:
     assert caught.value.field == "tool_choice"
     with pytest.raises(ValidationError, match="at least one"):
         write("hermes", "auto", [])
-    with pytest.raises(ValidationError, match="no tool to call"):
+    with pytest.raises(ValidationError, match="list of tools is empty"):
         write_grammar(derive("hermes"), [], ToolChoice("auto"))
     with pytest.raises(ValidationError, match=f"200 tools.*at most {MAX_TOOLS}"):
         write_grammar(derive("hermes"), [TOOLS[0]] * 200, ToolChoice("auto"))

@@ -1,4 +1,4 @@
-"""ArgumentReader: the arguments of a call, passed on as JSON text while they are written."""
+"""ArgumentReader: turns the arguments of a call into JSON text while they are generated."""
 
 import json
 from collections.abc import Callable, Mapping
@@ -15,7 +15,7 @@ class ArgumentReader:
 
     Args:
         text: the reply.
-        add: takes JSON text.
+        add: receives pieces of JSON text.
     """
 
     def __init__(self, text: Scanner, add: Callable[[str], None]) -> None:
@@ -25,12 +25,12 @@ class ArgumentReader:
     def read(
         self, notation: ArgumentList | None, parameters: Mapping[str, Any], *, end: str
     ) -> Reader:
-        """Reads them up to what is after them, which is left.
+        """Reads the arguments.
 
         Args:
-            notation: how they are written; None: as a JSON object.
+            notation: how they are written; None for a JSON object.
             parameters: the tool's schema.
-            end: what is after them.
+            end: the text that follows them, which is not read.
         """
         if notation is None:
             yield from self._json_object()
@@ -38,7 +38,7 @@ class ArgumentReader:
             yield from self._list(notation, parameters, end)
 
     def _json_object(self) -> Reader:
-        """A JSON object, passed on as it is."""
+        """A JSON object, passed on unchanged."""
         depth, quoted, escaped = 0, False, False
         while True:
             for position, character in enumerate(self._input.text):
@@ -62,7 +62,7 @@ class ArgumentReader:
             yield from self._input.wait()
 
     def _list(self, notation: ArgumentList, parameters: Mapping[str, Any], end: str) -> Reader:
-        """Arguments one by one, passed on as a JSON object."""
+        """Key-value pairs, passed on as a JSON object."""
         before, _, between, _, after = split_pattern(notation.parameter)
         properties = parameters.get("properties", {})
         self._add("{")
@@ -96,7 +96,7 @@ class ArgumentReader:
         self._add(_json_or_text("".join(parts), only_null=kind == "text_or_null"))
 
     def _quoted_value(self, quote: str, stops: str) -> Taker:
-        """A value with quotes, up to a character that cannot belong to it."""
+        """A value whose strings have quotes, up to a character of ``stops`` outside of it."""
         depth, position, quoted = 0, 0, ""
         while True:
             while position < len(self._input.text):
@@ -130,7 +130,7 @@ def _escaped(text: str) -> str:
 
 
 def _json_or_text(value: str, *, only_null: bool) -> str:
-    """A value without quotes as JSON: as it is where it is JSON, and else a string."""
+    """A value without quotes as JSON text: itself if it is JSON, otherwise a string."""
     try:
         parsed = json.loads(value)
     except (ValueError, RecursionError):

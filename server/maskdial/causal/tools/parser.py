@@ -1,4 +1,4 @@
-"""ReplyParser: tells a reply's reasoning, text and tool calls apart while it is written."""
+"""ReplyParser: splits a reply into reasoning, content and tool calls while it is generated."""
 
 from collections.abc import Sequence
 
@@ -25,21 +25,21 @@ from maskdial.causal.tools.tool import Tool
 
 
 class ReplyParser:
-    """Reads one reply, in pieces of any size; how it is cut changes nothing.
+    """Parses one reply, in pieces of any size; where the pieces are split does not matter.
 
-    No delta holds a part of a tag. White space around reasoning, and between text and a call,
-    belongs to neither. It reads what `write_grammar` allows; text that was written without a
-    grammar and only begins like a call is content.
+    A delta never contains part of a tag. White space around reasoning, and between text and a call,
+    is dropped. The parser reads everything that `write_grammar` allows. In text generated without a
+    grammar, what begins like a call and is none becomes content.
 
     Args:
-        form: how the model writes calls; None for one whose template knows no tools.
-        tools: the tools of the request; empty where none may be called.
-        thinking: the model's marks, None where its thinking is content.
+        form: how the model writes calls; None if its template does not support tools.
+        tools: the tools of the request; empty if no tool may be called.
+        thinking: the model's thinking marks; None to treat reasoning as content.
         thinking_opened: as for `write_grammar`.
 
     Attributes:
-        num_calls: how many calls have begun.
-        incomplete: whether the text ended, or went wrong, within a call. Set by `finish`.
+        num_calls: the number of calls so far.
+        incomplete: the text ended, or went wrong, inside a call.
     """
 
     def __init__(
@@ -63,21 +63,22 @@ class ReplyParser:
 
     @property
     def special_tags(self) -> frozenset[str]:
-        """The tags that are special tokens, which a decoder leaves out of the text: each has to be
-        pushed by its spelling, where its token comes.
+        """The tags that are special tokens. Decoders leave these out of the text, so the caller
+        pushes their spelling.
         """
         thinking = {} if self._thinking is None else self._thinking.special_ids
         return frozenset({**(self._form.special_ids if self._tools else {}), **thinking})
 
     def push(self, text: str) -> list[ReplyDelta]:
-        """Takes more of the reply and returns what is certain by now."""
+        """Takes the next piece of the reply; returns what is certain so far."""
         self._input.text += text
         return self._run()
 
     def finish(self, *, cut: bool = False) -> list[ReplyDelta]:
-        """Ends the reply and returns what was held back. May be called once.
+        """Ends the reply; returns what was held back. Call it once.
 
-        ``cut``: it was ended from outside, as by ``max_tokens``; what may be half a tag is dropped.
+        ``cut``: the reply was cut off, for example by ``max_tokens``; half a tag at its end is
+        dropped.
         """
         self._input.ended = True
         self._input.cut = cut
@@ -91,7 +92,7 @@ class ReplyParser:
     def _reply(self) -> Reader:
         yield
         yield from self._reasoning()
-        # A reply whose calls have no tag has them at its very beginning or nowhere.
+        # Calls without a tag can only be at the beginning.
         if self._tools and not self._form.trigger:
             openings = first_texts(self._form, list(self._tools.values()))
             if (yield from self._input.begins_with(openings)):
@@ -118,7 +119,7 @@ class ReplyParser:
         yield from self._input.skip_space()
 
     def _section(self) -> Reader:
-        """Calls, from their very beginning; what is none is content."""
+        """Calls, from ``section_begin`` on; anything else is content."""
         num_before = self.num_calls
         self._input.taken = ""
         try:
@@ -132,7 +133,7 @@ class ReplyParser:
             if self.num_calls > num_before:
                 self.incomplete = True
                 return
-            # At least the trigger is passed over, so that it is not found again.
+            # Skip the trigger, so that it is not found again.
             rest = self._form.trigger[len(self._input.taken) :]
             self._content(self._input.taken + rest)
             self._input.text = self._input.text.removeprefix(rest)
@@ -153,7 +154,7 @@ class ReplyParser:
         yield from self._input.skip_space()
 
     def _call(self) -> Reader:
-        """One call, after what all calls begin with."""
+        """One call, after ``call_begin``."""
         parts = split_pattern(self._form.call)[1:]
         name, call_id = "", ""
         tells_id = ID in parts[: parts.index(ARGUMENTS)]

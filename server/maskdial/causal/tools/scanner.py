@@ -1,13 +1,13 @@
-"""Scanner: the text of a reply that was not read yet, and the small steps of reading it.
+"""Scanner: the unread text of a reply, and the steps of reading it.
 
-Most methods are generators: they yield where they need more text, so that a parser is written as if
-it had all of it.
+Most methods are generators, which yield when they need more text. So a parser reads as if it had
+the whole text.
 """
 
 import re
 from collections.abc import Callable, Generator, Sequence
 
-# What yields where it needs more text, and returns nothing, an answer, or a text.
+# Generators that yield when they need more text, and return nothing, an answer, or a text.
 Reader = Generator[None, None, None]
 Asker = Generator[None, None, bool]
 Taker = Generator[None, None, str]
@@ -19,17 +19,17 @@ class CutError(Exception):
 
 
 class MismatchError(Exception):
-    """The text is no call after all."""
+    """The text is not a call after all."""
 
 
 class Scanner:
-    """The text that was not read yet.
+    """The unread text of a reply.
 
     Attributes:
-        text: it.
-        ended: no more of it comes.
-        cut: it was ended from outside.
-        taken: what was read by `take` since that was last set.
+        text: the unread text.
+        ended: no more text follows.
+        cut: the reply was cut off.
+        taken: the text read by `take`; reset it to start anew.
     """
 
     def __init__(self) -> None:
@@ -38,26 +38,26 @@ class Scanner:
         self.taken = ""
 
     def take(self, length: int) -> str:
-        """Reads that many characters."""
+        """Reads some characters."""
         taken, self.text = self.text[:length], self.text[length:]
         self.taken += taken
         return taken
 
     def wait(self) -> Reader:
-        """Needs more text.
+        """Waits for more text.
 
         Raises:
-            CutError: no more comes.
+            CutError: the reply has ended.
         """
         if self.ended:
             raise CutError
         yield
 
     def literal(self, text: str) -> Reader:
-        """Reads a text that has to be there.
+        """Reads an expected text.
 
         Raises:
-            MismatchError: it is not.
+            MismatchError: something else follows.
         """
         while len(self.text) < len(text) and text.startswith(self.text):
             yield from self.wait()
@@ -66,7 +66,7 @@ class Scanner:
         self.take(len(text))
 
     def at(self, text: str) -> Asker:
-        """Whether a text is next in a call."""
+        """Whether a given text is next, inside a call."""
         while len(self.text) < len(text) and text.startswith(self.text):
             if self.ended and not self.text.strip():
                 return False
@@ -74,7 +74,7 @@ class Scanner:
         return self.text.startswith(text)
 
     def word(self) -> Taker:
-        """Reads a name or an id, which ends where anything else begins."""
+        """Reads a name or an id."""
         while True:
             match = _WORD.match(self.text)
             assert match is not None
@@ -85,13 +85,13 @@ class Scanner:
             yield from self.wait()
 
     def skip_space(self) -> Reader:
-        """Drops white space, until anything else or the end comes."""
+        """Drops white space."""
         while not self.text.lstrip() and not self.ended:
             yield
         self.text = self.text.lstrip()
 
     def begins_with(self, texts: Sequence[str]) -> Asker:
-        """Whether the text begins with one of some texts, white space aside."""
+        """Whether one of some texts is next, white space aside."""
         while True:
             text = self.text.lstrip()
             if any(text.startswith(each) for each in texts):
@@ -104,10 +104,10 @@ class Scanner:
             yield
 
     def copy_until(self, tag: str, pass_on: Callable[[str], None]) -> Asker:
-        """Passes text on up to a tag, which it drops with the white space before it.
+        """Passes on the text before a tag; drops the tag and the white space before it.
 
-        Returns whether the tag came; of an empty one, all is passed on. At the end of the reply,
-        what may be half a tag is text, unless the reply was cut.
+        Returns whether the tag was found; an empty one never is. Half a tag at the end of the reply
+        is text, unless the reply was cut off.
         """
         while True:
             found = self.text.find(tag) if tag else -1
@@ -126,10 +126,10 @@ class Scanner:
             yield
 
     def copy_argument(self, end: str, pass_on: Callable[[str], None]) -> Reader:
-        """Passes an argument on up to what ends it, which it drops.
+        """Passes on an argument; drops the text that ends it.
 
         Raises:
-            CutError: the text ended before; what was certain of it is passed on.
+            CutError: the reply ended inside the argument, whose certain part was passed on.
         """
         while (found := self.text.find(end)) < 0:
             pass_on(self.take(len(self.text) - _overlap(self.text, end)))

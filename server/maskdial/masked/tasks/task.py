@@ -194,6 +194,7 @@ def read_inputs(
 
 
 def read_text(model: TaskModel, text: TextOrPair, truncation: Truncation) -> tuple[Encoding, int]:
+    """Tokenizes one text or pair, as `read_texts` does; an error names no field."""
     encoding = model.tokenizer.encode(*text)
     excess = _excess(len(encoding), model, truncation)
     if excess:
