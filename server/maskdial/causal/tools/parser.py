@@ -39,6 +39,7 @@ class ReplyParser:
 
     Attributes:
         num_calls: the number of calls so far.
+        reasoning: whether the text is within the model's thinking.
         incomplete: the text ended, or went wrong, inside a call.
     """
 
@@ -51,6 +52,7 @@ class ReplyParser:
         thinking_opened: bool = False,
     ) -> None:
         self.num_calls = 0
+        self.reasoning = False
         self.incomplete = False
         self._form = form or PLAIN_FORMAT
         self._tools = {tool.name: tool for tool in tools}
@@ -114,8 +116,10 @@ class ReplyParser:
             if not (yield from self._input.begins_with([marks.begin])):
                 return
             self._input.text = self._input.text.lstrip().removeprefix(marks.begin)
+        self.reasoning = True
         yield from self._input.skip_space()
         yield from self._input.copy_until(marks.end, lambda text: self._emit(ReasoningDelta(text)))
+        self.reasoning = False
         yield from self._input.skip_space()
 
     def _section(self) -> Reader:
