@@ -16,9 +16,9 @@ from maskdial.dialects.openai_schema import Lenient, Unsupported
 from maskdial.dialects.schema import FieldError, Range, Size, join_parts, parse_body
 from maskdial.models.registry import CausalModel
 from maskdial.models.tokenizer import Tokenizer
+from maskdial.requests import chat
+from maskdial.requests.chat import ChatRequest
 from maskdial.requests.generation import Completion, Generation, GenerationRequest, Text
-
-_ROLES = {"developer": "system"}  # templates know the role by its older name
 
 
 class TextPart(Lenient):
@@ -41,9 +41,10 @@ class Message(Lenient):
         str, pydantic.BeforeValidator(join_parts, json_schema_input_type=str | list[TextPart])
     ]
 
-    def rendered(self) -> Mapping[str, Any]:
-        """As chat templates expect it."""
-        return {"role": _ROLES.get(self.role, self.role), "content": self.content}
+    def neutral_message(self) -> chat.Message:
+        """The message as part of a dialect-neutral request."""
+        role = "system" if self.role == "developer" else self.role
+        return chat.Message(role, self.content)
 
 
 class ToolFields(Lenient):
@@ -121,18 +122,24 @@ class ChatBody(GenerationBody, ToolFields):
         limit = "max_tokens" if self.max_tokens else "max_completion_tokens"
         return {**super().names(), "prompts": "messages", "max_new_tokens": limit}
 
-    def request(self, model: CausalModel) -> GenerationRequest:
-        return GenerationRequest(
-            messages=[message.rendered() for message in self.messages],
-            params=self.sampling_params(top_n_tokens=self.num_top, prompt_logprobs=False),
-            max_new_tokens=self.max_completion_tokens or self.max_tokens or model.max_length,
-            num_sequences=self.n or 1,
-            grammar=self.grammar(),
-            truncate=self.truncate_prompt_tokens,
-            priority=self.priority or 0,
-            cache_salt=self.cache_salt or "",
-            describe_tokens=self.describes_tokens,
+    def chat_request(self, model: CausalModel) -> ChatRequest:
+        """The body as a dialect-neutral request."""
+        return ChatRequest(
+            [message.neutral_message() for message in self.messages],
+            GenerationRequest(
+                params=self.sampling_params(top_n_tokens=self.num_top, prompt_logprobs=False),
+                max_new_tokens=self.max_completion_tokens or self.max_tokens or model.max_length,
+                num_sequences=self.n or 1,
+                grammar=self.grammar(),
+                truncate=self.truncate_prompt_tokens,
+                priority=self.priority or 0,
+                cache_salt=self.cache_salt or "",
+                describe_tokens=self.describes_tokens,
+            ),
         )
+
+    def request(self, model: CausalModel) -> GenerationRequest:
+        return self.chat_request(model).generation_for(model)
 
 
 class ChatWriter:
