@@ -6,14 +6,12 @@ function calls.
 
 import time
 import uuid
-from collections.abc import Iterable
 from typing import Any
 
 from fastapi import Request, Response
 from fastapi.routing import APIRoute
 
-from maskdial.causal.events import Finish
-from maskdial.causal.tools import ContentDelta
+from maskdial.causal.events import TokenEvent
 from maskdial.dialects.openai_errors import http_error_reply, openai_route
 from maskdial.dialects.openai_models import about_model
 from maskdial.dialects.openai_responses_body import ResponsesBody
@@ -25,19 +23,28 @@ from maskdial.http.context import server_context
 from maskdial.http.disconnect import unless_gone
 from maskdial.http.replies import encode_json, json_reply, timing_headers, truncation_header
 from maskdial.http.sse import Frames, data_frame, stream_reply
+from maskdial.requests.chat import ReplyReader
 from maskdial.requests.generation import Generation, Prompt, timings
+from maskdial.requests.offload import offload
 from maskdial.requests.timing import Deadline
+
+_SECONDS_PER_TOKEN = 1e-5  # to read one
 
 
 class ResponseWriter:
-    """Writes one response: whole, or as numbered stream events."""
+    """Writes one response: token by token as stream events, and whole once it has ended.
 
-    def __init__(self, body: ResponsesBody, model_name: str, prompt: Prompt) -> None:
-        self.output = ResponseOutput()
-        self.num_generated = 0
+    Attributes:
+        response: the whole response, after the last token.
+    """
+
+    def __init__(self, body: ResponsesBody, model_name: str, prompt: Prompt, reader: ReplyReader):
+        self.response: dict[str, Any] = {}
         self._prompt = prompt
+        self._reader = reader
+        self._output = ResponseOutput()
         self._echoed = body.echoed()
-        self._num_events = 0
+        self._num_generated = self._num_events = 0
         self._header = {
             "id": f"resp_{uuid.uuid4().hex}",
             "object": "response",
@@ -45,39 +52,40 @@ class ResponseWriter:
             "model": model_name,
         }
 
-    def begin(self) -> list[bytes]:
-        """The frames that open a stream."""
-        content = self._content("in_progress", self.output.items(), usage=None)
-        kinds = ("response.created", "response.in_progress")
-        return self.frames([{"type": kind, "response": content} for kind in kinds])
+    def push(self, token: TokenEvent) -> list[Event]:
+        """Adds the next token; returns the events to send for it."""
+        events = [] if self._num_generated else self._begin()
+        self._num_generated += 1
+        for delta in self._reader.push(token):
+            events += self._output.push(delta)
+        if token.finish is not None:
+            status: Status = "incomplete" if token.finish.reason == "length" else "completed"
+            events += self._output.finish(status)
+            self.response = self._content(status)
+            events.append({"type": f"response.{status}", "response": self.response})
+        return events
 
-    def frames(self, events: Iterable[Event]) -> list[bytes]:
-        """Events as they are sent, each with its sequence number."""
-        return [self._frame(event) for event in events]
-
-    def end(self, finish: Finish) -> list[bytes]:
-        """The frames that close a stream."""
-        closing = self.output.finish(_status(finish))
-        content = self.response(finish)
-        last = {"type": f"response.{content['status']}", "response": content}
-        return self.frames([*closing, last])
+    def frame(self, event: Event) -> bytes:
+        """An event as it is sent, with its sequence number."""
+        numbered = {"type": event["type"], "sequence_number": self._num_events, **event}
+        self._num_events += 1
+        return f"event: {event['type']}\n".encode() + data_frame(encode_json(numbered))
 
     def failed(self, error: MaskdialError) -> bytes:
         """The frames that end a stream which failed, possibly before its first token."""
-        opening = [] if self._num_events else self.begin()
-        closing = self.output.close("incomplete")
+        events = [] if self._num_events else self._begin()
+        events += self._output.close("incomplete")
         about = {"code": _error_code(error), "message": error.message}
-        content = self._content("failed", self.output.items(), self._usage()) | {"error": about}
-        last = {"type": "response.failed", "response": content}
-        return b"".join([*opening, *self.frames([*closing, last])])
+        content = self._content("failed") | {"error": about}
+        events.append({"type": "response.failed", "response": content})
+        return b"".join(map(self.frame, events))
 
-    def response(self, finish: Finish) -> dict[str, Any]:
-        """The whole response, once its output is finished."""
-        return self._content(_status(finish), self.output.items(), self._usage())
+    def _begin(self) -> list[Event]:
+        content = self._content("in_progress")
+        kinds = ("response.created", "response.in_progress")
+        return [{"type": kind, "response": content} for kind in kinds]
 
-    def _content(
-        self, status: str, output: list[dict[str, Any]], usage: dict[str, Any] | None
-    ) -> dict[str, Any]:
+    def _content(self, status: str) -> dict[str, Any]:
         reason = {"reason": "max_output_tokens"} if status == "incomplete" else None
         return {
             **self._header,
@@ -85,8 +93,8 @@ class ResponseWriter:
             "completed_at": int(time.time()) if status == "completed" else None,
             "error": None,
             "incomplete_details": reason,
-            "output": output,
-            "usage": usage,
+            "output": self._output.items(),
+            "usage": None if status == "in_progress" else self._usage(),
             **self._echoed,
         }
 
@@ -98,19 +106,10 @@ class ResponseWriter:
                 "cached_tokens": self._prompt.num_cached,
                 "cache_write_tokens": 0,
             },
-            "output_tokens": self.num_generated,
-            "output_tokens_details": {"reasoning_tokens": 0},
-            "total_tokens": num_prompt + self.num_generated,
+            "output_tokens": self._num_generated,
+            "output_tokens_details": {"reasoning_tokens": self._reader.num_reasoning},
+            "total_tokens": num_prompt + self._num_generated,
         }
-
-    def _frame(self, event: Event) -> bytes:
-        numbered = {"type": event["type"], "sequence_number": self._num_events, **event}
-        self._num_events += 1
-        return f"event: {event['type']}\n".encode() + data_frame(encode_json(numbered))
-
-
-def _status(finish: Finish) -> Status:
-    return "incomplete" if finish.reason == "length" else "completed"
 
 
 def _error_code(error: MaskdialError) -> str:
@@ -128,12 +127,12 @@ async def create_response(request: Request) -> Response:
     with about_model():
         model = server.models.causal_for(GENERATE, body.model)
     request.state.model = model.name
+    chat = body.chat_request(model)
     with wire_names(body.names(), batch=False):
-        generation = await unless_gone(
-            request, Generation.prepare(body.request(model), model, server.config, deadline)
-        )
+        preparing = Generation.prepare(chat.generation_for(model), model, server.config, deadline)
+        generation = await unless_gone(request, preparing)
         (prompt,) = generation.prompts
-        writer = ResponseWriter(body, model.name, prompt)
+        writer = ResponseWriter(body, model.name, prompt, ReplyReader(chat, prompt, model))
         if body.stream:
             return await stream_reply(
                 request,
@@ -142,26 +141,24 @@ async def create_response(request: Request) -> Response:
                 truncation_header(prompt.num_truncated),
             )
         completions = await unless_gone(request, generation.complete())
+
     ((text,),) = (completion.texts for completion in completions)
-    writer.num_generated = len(text.events)
-    writer.output.push(ContentDelta(text.finish.generated_text))
-    writer.output.finish(_status(text.finish))
-    return json_reply(writer.response(text.finish), headers=timing_headers(timings(completions)))
+
+    def reply() -> Response:
+        for token in text.events:
+            writer.push(token)
+        return json_reply(writer.response, headers=timing_headers(timings(completions)))
+
+    return await offload(reply, len(text.events) * _SECONDS_PER_TOKEN)
 
 
 async def _frames(generation: Generation, body: ResponsesBody, writer: ResponseWriter) -> Frames:
     """The events of a stream. It begins with the first token: an error before it has its status."""
     with wire_names(body.names(), batch=False):
         async with generation.stream() as stream:
-            async for _, event in stream:
-                frames = writer.begin() if writer.num_generated == 0 else []
-                writer.num_generated += 1
-                if event.text:
-                    frames += writer.frames(writer.output.push(ContentDelta(event.text)))
-                if event.finish is not None:
-                    frames += writer.end(event.finish)
-                for frame in frames:
-                    yield frame
+            async for _, token in stream:
+                for event in writer.push(token):
+                    yield writer.frame(event)
 
 
 async def retrieve_response(request: Request) -> Response:

@@ -7,10 +7,12 @@ import pydantic
 from pydantic import ConfigDict, Field, model_validator
 
 from maskdial.dialects.openai_responses_items import Input, conversation
+from maskdial.dialects.openai_responses_tools import Choice, Tools, tool_choice
 from maskdial.dialects.openai_sampling import SamplingBody
 from maskdial.dialects.openai_schema import Lenient, Unsupported
 from maskdial.dialects.schema import FieldError, Range
 from maskdial.models.registry import CausalModel
+from maskdial.requests.chat import ChatRequest
 from maskdial.requests.generation import GenerationRequest, GrammarRequest
 
 _LOGPROBS = "message.output_text.logprobs"
@@ -48,6 +50,16 @@ class TextOptions(Lenient):
     format: TextFormat = Field(default_factory=TextFormat)
 
 
+class ReasoningOptions(Lenient):
+    """Options of the reasoning, which is always returned in full, never as a summary."""
+
+    habits = frozenset({"context", "generate_summary", "mode", "summary"})
+
+    effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = Field(
+        None, description="A variable of the chat template; none also turns thinking off."
+    )
+
+
 def _check_include(value: object) -> object:
     if isinstance(value, list) and _LOGPROBS in value:
         raise ValueError(f"{_LOGPROBS!r}: {_NO_LOGPROBS}")
@@ -63,8 +75,6 @@ class ResponsesBody(SamplingBody):
     neutral = {  # noqa: RUF012
         **SamplingBody.neutral,
         "background": (False,),
-        "tool_choice": ("none", "auto"),
-        "tools": ([],),
         "top_logprobs": (0,),
         "truncation": ("disabled",),
     }
@@ -82,7 +92,13 @@ class ResponsesBody(SamplingBody):
     include: Annotated[list[str] | None, pydantic.BeforeValidator(_check_include)] = Field(
         None, description="Accepted; the reply always has everything there is."
     )
-    parallel_tool_calls: bool | None = None
+    tools: Tools = Field(default_factory=list)
+    tool_choice: Choice = "auto"
+    parallel_tool_calls: bool = Field(True, description="Allow several calls in one response.")
+    reasoning: ReasoningOptions = Field(default_factory=ReasoningOptions)
+    chat_template_kwargs: dict[str, Any] = Field(
+        default_factory=dict, description="Extension: variables of the chat template."
+    )
     previous_response_id: Annotated[Any, Unsupported(_STATELESS)] = None
     conversation: Annotated[Any, Unsupported(_STATELESS)] = None
     background: Annotated[
@@ -92,9 +108,6 @@ class ResponsesBody(SamplingBody):
         Any, Unsupported("conversations are not truncated; shorten the input")
     ] = None
     top_logprobs: Annotated[Any, Unsupported(_NO_LOGPROBS)] = None
-    tools: Annotated[Any, Unsupported("tool calls are not supported")] = None
-    tool_choice: Annotated[Any, Unsupported("tool calls are not supported")] = None
-    reasoning: Annotated[Any, Unsupported("reasoning is not supported")] = None
 
     def names(self) -> Mapping[str, str]:
         """What the body calls the fields of a neutral request, where the names differ."""
@@ -106,16 +119,23 @@ class ResponsesBody(SamplingBody):
             "grammar": "text.format",
         }
 
-    def request(self, model: CausalModel) -> GenerationRequest:
+    def chat_request(self, model: CausalModel) -> ChatRequest:
         """The body as a dialect-neutral request."""
-        return GenerationRequest(
-            messages=conversation(self.instructions, self.input),
-            params=self.sampling_params(top_n_tokens=0, prompt_logprobs=False),
-            max_new_tokens=self.max_output_tokens or model.max_length,
-            grammar=self.text.format.grammar(),
-            truncate=self.truncate_prompt_tokens,
-            priority=self.priority or 0,
-            cache_salt=self.cache_salt or "",
+        return ChatRequest(
+            conversation(self.instructions, self.input),
+            GenerationRequest(
+                params=self.sampling_params(top_n_tokens=0, prompt_logprobs=False),
+                max_new_tokens=self.max_output_tokens or model.max_length,
+                grammar=self.text.format.grammar(),
+                truncate=self.truncate_prompt_tokens,
+                priority=self.priority or 0,
+                cache_salt=self.cache_salt or "",
+            ),
+            tools=[tool.tool() for tool in self.tools],
+            tool_choice=tool_choice(self.tool_choice),
+            parallel_tool_calls=self.parallel_tool_calls,
+            reasoning_effort=self.reasoning.effort,
+            template_variables=self.chat_template_kwargs,
         )
 
     def echoed(self) -> dict[str, Any]:
@@ -125,13 +145,14 @@ class ResponsesBody(SamplingBody):
             "instructions": self.instructions,
             "max_output_tokens": self.max_output_tokens,
             "metadata": self.metadata or {},
-            "parallel_tool_calls": self.parallel_tool_calls is not False,
+            "parallel_tool_calls": self.parallel_tool_calls,
             "previous_response_id": None,
+            "reasoning": {"effort": self.reasoning.effort, "summary": None},
             "store": False,
             "temperature": 1.0 if self.temperature is None else self.temperature,
             "text": {"format": self.text.format.model_dump(by_alias=True, exclude_none=True)},
-            "tool_choice": "auto",
-            "tools": [],
+            "tool_choice": self.tool_choice,
+            "tools": self.tools,
             "top_p": 1.0 if self.top_p is None else self.top_p,
             "truncation": "disabled",
         }

@@ -1,17 +1,17 @@
-"""The input items of `/v1/responses`, and the messages that they become."""
+"""The input items of `/v1/responses`, and the conversation that they become."""
 
+import dataclasses
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import pydantic
 
 from maskdial.dialects.openai_schema import Lenient
 from maskdial.dialects.schema import Size
+from maskdial.requests.chat import Message, ToolCall
 
-_ROLES = {"developer": "system"}  # templates know the role by its older name
 
-
-class InputTextPart(Lenient):
+class InputText(Lenient):
     """A part of a message; a past answer's is ``output_text``."""
 
     habits = frozenset({"annotations", "logprobs", "prompt_cache_breakpoint"})
@@ -20,7 +20,7 @@ class InputTextPart(Lenient):
     text: str
 
 
-_PARTS = pydantic.TypeAdapter(Annotated[list[InputTextPart], Size(1, 1024, "parts")])
+_PARTS = pydantic.TypeAdapter(Annotated[list[InputText], Size(1, 1024, "parts")])
 
 
 def _join_parts(content: object) -> str:
@@ -33,12 +33,11 @@ def _join_parts(content: object) -> str:
 
 
 _Text = Annotated[
-    str,
-    pydantic.BeforeValidator(_join_parts, json_schema_input_type=str | list[InputTextPart]),
+    str, pydantic.BeforeValidator(_join_parts, json_schema_input_type=str | list[InputText])
 ]
 
 
-class InputMessage(Lenient):
+class MessageItem(Lenient):
     """A message of the conversation."""
 
     habits = frozenset({"id", "phase", "status"})
@@ -47,48 +46,128 @@ class InputMessage(Lenient):
     role: Literal["developer", "system", "user", "assistant"]
     content: _Text
 
+    def message(self) -> Message:
+        return Message("system" if self.role == "developer" else self.role, self.content)
 
-InputItem = InputMessage
-_ITEMS: Mapping[str, type[InputItem]] = {"message": InputMessage}
+
+class FunctionCallItem(Lenient):
+    """A call that the assistant made."""
+
+    habits = frozenset({"caller", "id", "namespace", "status"})
+    neutral = {"async": (False,)}  # noqa: RUF012
+
+    type: Literal["function_call"]
+    call_id: str
+    name: str
+    arguments: str = pydantic.Field(description="The text of a JSON object.")
+
+    def message(self) -> Message:
+        call = ToolCall(self.call_id, self.name, self.arguments)
+        return Message("assistant", "", tool_calls=[call])
 
 
-def _read_item(item: object) -> InputItem:
+class FunctionCallOutputItem(Lenient):
+    """The result of a call."""
+
+    habits = frozenset({"caller", "id", "name", "namespace", "status"})
+
+    type: Literal["function_call_output"]
+    call_id: str
+    output: _Text
+
+    def message(self) -> Message:
+        return Message("tool", self.output, tool_call_id=self.call_id)
+
+
+class ReasoningText(Lenient):
+    """A part of the assistant's reasoning, or of a summary of it."""
+
+    type: Literal["reasoning_text", "summary_text"]
+    text: str
+
+
+class ReasoningItem(Lenient):
+    """What the assistant thought. Reasoning that another provider encrypted is not readable."""
+
+    habits = frozenset({"encrypted_content", "id", "status"})
+
+    type: Literal["reasoning"]
+    summary: list[ReasoningText] = pydantic.Field(default_factory=list)
+    content: list[ReasoningText] = pydantic.Field(default_factory=list)
+
+    def message(self) -> Message:
+        parts = self.content or self.summary
+        return Message("assistant", "", reasoning="\n".join(part.text for part in parts))
+
+
+_Item = MessageItem | FunctionCallItem | FunctionCallOutputItem | ReasoningItem
+_SCHEMAS: Mapping[str, type[_Item]] = {
+    "message": MessageItem,
+    "function_call": FunctionCallItem,
+    "function_call_output": FunctionCallOutputItem,
+    "reasoning": ReasoningItem,
+}
+
+
+def _read_item(item: object) -> _Item:
     """An item as the schema of its type: pydantic's union would put the type into error paths."""
     if not isinstance(item, dict):
         raise ValueError("must be an object, such as a message")
-    kind = item.get("type", "message")
+    kind = "message" if item.get("type") is None else item["type"]
     if kind == "item_reference":
         raise ValueError("responses are not stored; send the item itself, not a reference to it")
-    if not isinstance(kind, str) or kind not in _ITEMS:
-        raise ValueError(f"the type of an item must be one of {', '.join(_ITEMS)}")
-    return _ITEMS[kind].model_validate(item)
+    if not isinstance(kind, str) or kind not in _SCHEMAS:
+        raise ValueError(f"the type of an item must be one of {', '.join(_SCHEMAS)}")
+    return _SCHEMAS[kind].model_validate(item)
 
 
-_Item = Annotated[InputItem, pydantic.PlainValidator(_read_item)]
-_LIST = pydantic.TypeAdapter(Annotated[list[_Item], Size(1, 4096, "items")])
+_ITEMS: pydantic.TypeAdapter[list[_Item]] = pydantic.TypeAdapter(
+    Annotated[list[Annotated[_Item, pydantic.PlainValidator(_read_item)]], Size(1, 4096, "items")]
+)
 
 
-def _read_input(value: object) -> list[InputItem]:
+def _read_input(value: object) -> list[_Item]:
     if isinstance(value, str):
-        return [InputMessage(role="user", content=value)]
+        return [MessageItem(role="user", content=value)]
     if not isinstance(value, list):
         raise ValueError("must be a string or a list of items")
-    return _LIST.validate_python(value)
+    return _ITEMS.validate_python(value)
 
 
 Input = Annotated[
-    list[InputItem],
-    pydantic.PlainValidator(_read_input, json_schema_input_type=str | list[InputItem]),
-    pydantic.Field(description="A user message, or the items of a conversation."),
+    list[_Item], pydantic.PlainValidator(_read_input, json_schema_input_type=str | list[_Item])
 ]
 
 
-def conversation(instructions: str | None, items: Sequence[InputItem]) -> list[Mapping[str, Any]]:
-    """The messages that the chat template renders."""
-    messages: list[Mapping[str, Any]] = []
-    if instructions is not None:
-        messages.append({"role": "system", "content": instructions})
-    messages += [
-        {"role": _ROLES.get(item.role, item.role), "content": item.content} for item in items
-    ]
+def conversation(instructions: str | None, items: Sequence[_Item]) -> list[Message]:
+    """The messages of a dialect-neutral request.
+
+    The assistant's reasoning, text and calls are items of their own here; those that follow each
+    other are one message there.
+    """
+    messages = [] if instructions is None else [Message("system", instructions)]
+    for item in items:
+        message = item.message()
+        if messages and _same_turn(messages[-1], message):
+            messages[-1] = _joined(messages[-1], message)
+        else:
+            messages.append(message)
     return messages
+
+
+def _same_turn(before: Message, after: Message) -> bool:
+    if not before.role == after.role == "assistant":
+        return False
+    if after.tool_calls:
+        return True
+    # Text may follow only reasoning, and so may more reasoning.
+    return bool(before.reasoning) and not before.content and not before.tool_calls
+
+
+def _joined(before: Message, after: Message) -> Message:
+    return dataclasses.replace(
+        before,
+        content=before.content or after.content,
+        reasoning="\n".join(filter(None, (before.reasoning, after.reasoning))),
+        tool_calls=[*before.tool_calls, *after.tool_calls],
+    )
