@@ -7,7 +7,7 @@ from fastapi import Request, Response
 from fastapi.routing import APIRoute
 from pydantic import Field, model_validator
 
-from maskdial.dialects.openai_chat import Message
+from maskdial.dialects.openai_messages import Message
 from maskdial.dialects.openai_schema import OpenAIBody
 from maskdial.dialects.schema import FieldError, Size, TokenId, parse_body
 from maskdial.dialects.tgi import GENERATE
@@ -143,7 +143,7 @@ def _render(body: PromptBody, model: ServedModel) -> str:
     if not isinstance(model, CausalModel):
         raise ValidationError(f"messages: model {model.name!r} has no chat template")
     try:
-        messages = [each.neutral_message() for each in body.messages or ()]
+        messages = [each.to_message() for each in body.messages or ()]
         return model.chat_template.render(render_messages(messages, model.reply_format))
     except ValidationError as error:
         raise ValidationError(f"messages: {error.message}") from error

@@ -304,6 +304,11 @@ class ReplyReader:
         return deltas
 
     @property
+    def num_calls(self) -> int:
+        """How many calls have begun."""
+        return self._parser.num_calls
+
+    @property
     def finish_reason(self) -> ReplyFinish | None:
         """How the reply ended; None before that."""
         return self._finish_reason
