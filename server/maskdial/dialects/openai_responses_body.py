@@ -7,7 +7,7 @@ import pydantic
 from pydantic import ConfigDict, Field, model_validator
 
 from maskdial.dialects.openai_responses_items import Input, conversation
-from maskdial.dialects.openai_responses_tools import Choice, Tools, tool_choice
+from maskdial.dialects.openai_responses_tools import Choice, Tools, to_choice
 from maskdial.dialects.openai_sampling import SamplingBody
 from maskdial.dialects.openai_schema import Lenient, Unsupported
 from maskdial.dialects.schema import FieldError, Range
@@ -131,8 +131,8 @@ class ResponsesBody(SamplingBody):
                 priority=self.priority or 0,
                 cache_salt=self.cache_salt or "",
             ),
-            tools=[tool.tool() for tool in self.tools],
-            tool_choice=tool_choice(self.tool_choice),
+            tools=[tool.to_tool() for tool in self.tools],
+            tool_choice=to_choice(self.tool_choice),
             parallel_tool_calls=self.parallel_tool_calls,
             reasoning_effort=self.reasoning.effort,
             template_variables=self.chat_template_kwargs,

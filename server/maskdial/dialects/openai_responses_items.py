@@ -46,7 +46,7 @@ class MessageItem(Lenient):
     role: Literal["developer", "system", "user", "assistant"]
     content: _Text
 
-    def message(self) -> Message:
+    def to_message(self) -> Message:
         return Message("system" if self.role == "developer" else self.role, self.content)
 
 
@@ -61,7 +61,7 @@ class FunctionCallItem(Lenient):
     name: str
     arguments: str = pydantic.Field(description="The text of a JSON object.")
 
-    def message(self) -> Message:
+    def to_message(self) -> Message:
         call = ToolCall(self.call_id, self.name, self.arguments)
         return Message("assistant", "", tool_calls=[call])
 
@@ -75,7 +75,7 @@ class FunctionCallOutputItem(Lenient):
     call_id: str
     output: _Text
 
-    def message(self) -> Message:
+    def to_message(self) -> Message:
         return Message("tool", self.output, tool_call_id=self.call_id)
 
 
@@ -95,7 +95,7 @@ class ReasoningItem(Lenient):
     summary: list[ReasoningText] = pydantic.Field(default_factory=list)
     content: list[ReasoningText] = pydantic.Field(default_factory=list)
 
-    def message(self) -> Message:
+    def to_message(self) -> Message:
         parts = self.content or self.summary
         return Message("assistant", "", reasoning="\n".join(part.text for part in parts))
 
@@ -147,7 +147,7 @@ def conversation(instructions: str | None, items: Sequence[_Item]) -> list[Messa
     """
     messages = [] if instructions is None else [Message("system", instructions)]
     for item in items:
-        message = item.message()
+        message = item.to_message()
         if messages and _same_turn(messages[-1], message):
             messages[-1] = _joined(messages[-1], message)
         else:

@@ -8,6 +8,8 @@ from maskdial.causal.tools import Tool, ToolChoice
 from maskdial.dialects.openai_schema import Lenient
 from maskdial.dialects.schema import Size
 
+_NO_PARAMETERS = {"type": "object", "properties": {}, "additionalProperties": False}
+
 
 class FunctionTool(Lenient):
     """A function that the client can call. Arguments satisfy the schema, ``strict`` or not."""
@@ -22,12 +24,15 @@ class FunctionTool(Lenient):
     type: Literal["function"]
     name: str
     description: str | None = None
-    parameters: dict[str, Any] = pydantic.Field(description="The JSON schema of the arguments.")
+    parameters: dict[str, Any] | None = pydantic.Field(
+        None, description="JSON schema of the arguments. Default: there are none."
+    )
     strict: bool | None = None
 
-    def tool(self) -> Tool:
+    def to_tool(self) -> Tool:
         """As part of a dialect-neutral request."""
-        return Tool(self.name, self.parameters, self.description or "")
+        parameters = _NO_PARAMETERS if self.parameters is None else self.parameters
+        return Tool(self.name, parameters, self.description or "")
 
 
 def _read_tool(value: object) -> FunctionTool:
@@ -79,7 +84,7 @@ def _read_choice(value: object) -> _Choice:
 Choice = Annotated[_Choice, pydantic.PlainValidator(_read_choice, json_schema_input_type=_Choice)]
 
 
-def tool_choice(choice: Choice) -> ToolChoice | None:
+def to_choice(choice: Choice) -> ToolChoice | None:
     """As part of a dialect-neutral request; None: no calls."""
     match choice:
         case "none":
