@@ -18,7 +18,7 @@ from maskdial.models import bundle
 from maskdial.models.registry import STARTER_FOLDER
 
 TEMPLATES = Path(__file__).parents[1] / "data" / "chat_templates"
-FORMATS = ("hermes", "llama", "mistral_old", "qwen3", "qwen3_coder")
+FORMATS = ("hermes", "function_gemma", "mistral_new", "mistral_old", "qwen3_coder")
 # The starter neither thinks nor calls tools by itself. A grammar makes it call; these marks make
 # the first sentence of its reply the reasoning, as the prompt ends with the first one.
 MARKS = ("assistant", ".")
@@ -64,7 +64,7 @@ def url(
     start_server: Callable[..., Any], tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[str]:
     root = tmp_path_factory.mktemp("bundles")
-    models = {name: make_bundle(root / name, name) for name in (*FORMATS, "no_tools")}
+    models = {name: make_bundle(root / name, name) for name in (*FORMATS, "no_tools", "qwen3")}
     models["thinker"] = make_bundle(root / "thinker", "hermes", MARKS)
     server = start_server(models=models)
     yield server.url
@@ -359,12 +359,12 @@ def test_parsed_arguments(client: openai.OpenAI) -> None:
     ("change", "param", "words"),
     [
         ({"tools": [{"type": "web_search"}]}, "tools[0]", "only tools of type function"),
-        ({"tools": [WEATHER, 3]}, "tools[1]", "valid dictionary"),
+        ({"tools": [WEATHER, 3]}, "tools[1]", "be an object"),
         ({"tools": [{"type": "function"}]}, "tools[0].name", "required"),
         ({"tools": [WEATHER | {"name": "a b"}]}, "tools[0]", "letters"),
         ({"tools": [WEATHER, WEATHER]}, "tools[1]", "two tools are named"),
         ({"tools": [WEATHER | {"parameters": {"type": "array"}}]}, "tools[0]", "of type object"),
-        ({"tools": [WEATHER | {"parameters": 3}]}, "tools[0].parameters", "dictionary"),
+        ({"tools": [WEATHER | {"parameters": 3}]}, "tools[0].parameters", "be an object"),
         (
             {
                 "tools": [
