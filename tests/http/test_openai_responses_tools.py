@@ -1,27 +1,40 @@
-"""`/v1/responses` with tools and reasoning, in several formats of calls."""
+"""`/v1/responses` with tools and reasoning, in several formats of calls.
+
+The starter knows nothing of tools, but the grammar has it call them correctly.
+"""
 
 import json
-import shutil
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import httpx
+import jsonschema
 import openai
 import pytest
 from openai.types.responses import Response, ResponseStreamEvent
 from pydantic import BaseModel, TypeAdapter
 
-from maskdial.causal.tools import ContentDelta, ReasoningDelta, ReplyDelta, ToolCallDelta
+from maskdial.causal.tools import (
+    ContentDelta,
+    ReasoningDelta,
+    ReplyDelta,
+    ToolCallDelta,
+    ToolFormat,
+)
+from maskdial.dialects.openai_responses_body import ResponsesBody
+from maskdial.dialects.openai_responses_items import conversation
 from maskdial.dialects.openai_responses_output import ResponseOutput
-from maskdial.models import bundle
-from maskdial.models.registry import STARTER_FOLDER
+from maskdial.dialects.schema import parse_body
+from maskdial.requests.chat import Message, ToolCall
+from tests.http.chat_bundles import TEMPLATES, make_chat_bundle
 
-TEMPLATES = Path(__file__).parents[1] / "data" / "chat_templates"
-FORMATS = ("hermes", "function_gemma", "mistral_new", "mistral_old", "qwen3_coder")
-# The starter neither thinks nor calls tools by itself. A grammar makes it call; these marks make
-# the first sentence of its reply the reasoning, as the prompt ends with the first one.
-MARKS = ("assistant", ".")
+FORMATS = ("hermes", "mistral_new", "mistral_old", "phi4_mini", "qwen3_coder")
+# A template that tells what it was given.
+MIRROR = """\
+{{- raise_exception((tools or []) | length ~ ' ' ~ color | default('-')
+    ~ ' ' ~ reasoning_effort | default('-') ~ ' ' ~ enable_thinking | default('-')) }}
+"""
+HERMES = ToolFormat(call='<tool_call>{"name": "$NAME", "arguments": $ARGUMENTS}</tool_call>')
 WEATHER: dict[str, Any] = {
     "type": "function",
     "name": "get_weather",
@@ -48,24 +61,17 @@ TOOLS = [WEATHER, CLOCK]
 _EVENTS: TypeAdapter[ResponseStreamEvent] = TypeAdapter(ResponseStreamEvent)
 
 
-def make_bundle(folder: Path, template: str, marks: tuple[str, str] | None = None) -> Path:
-    """The causal starter with a chat template."""
-    shutil.copytree(STARTER_FOLDER / "hybrid", folder, ignore=shutil.ignore_patterns("*.full.*"))
-    shutil.copy(TEMPLATES / f"{template}.jinja", folder / bundle.CHAT_TEMPLATE)
-    manifest = bundle.load_bundle(folder.name, folder).manifest
-    files = bundle.hash_files(folder, [*manifest.files, bundle.CHAT_TEMPLATE])
-    update = {"files": files, "thinking_marks": marks}
-    bundle.write_manifest(folder, manifest.model_copy(update=update))
-    return folder
-
-
 @pytest.fixture(scope="module")
 def url(
     start_server: Callable[..., Any], tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[str]:
     root = tmp_path_factory.mktemp("bundles")
-    models = {name: make_bundle(root / name, name) for name in (*FORMATS, "no_tools", "qwen3")}
-    models["thinker"] = make_bundle(root / "thinker", "hermes", MARKS)
+    sources = {name: (TEMPLATES / f"{name}.jinja").read_text() for name in (*FORMATS, "no_tools")}
+    models = {name: make_chat_bundle(root / name, source) for name, source in sources.items()}
+    models["mirror"] = make_chat_bundle(root / "mirror", MIRROR, tool_format=HERMES.to_json())
+    thinking = (TEMPLATES / "qwq.jinja").read_text()
+    tags = ["<tool_call>", "</think>"]
+    models["thinker"] = make_chat_bundle(root / "thinker", thinking, tags=tags)
     server = start_server(models=models)
     yield server.url
     server.stop()
@@ -108,13 +114,8 @@ def events_of(http: httpx.Client, **body: Any) -> list[Any]:
 def check_call(item: Any) -> None:
     """A call of one of the tools, with arguments that its schema allows."""
     assert item["type"] == "function_call"
-    arguments = json.loads(item["arguments"])
-    if item["name"] == "get_weather":
-        assert arguments["city"] in ("Paris", "Rome")
-        assert arguments["days"] in (1, 2, 3)
-    else:
-        assert item["name"] == "get_time"
-        assert list(map(type, arguments.values())) == [bool]
+    (schema,) = (tool["parameters"] for tool in TOOLS if tool["name"] == item["name"])
+    jsonschema.validate(json.loads(item["arguments"]), schema)
 
 
 @pytest.mark.parametrize("model", [*FORMATS, "no_tools"])
@@ -210,90 +211,116 @@ def test_a_call_that_is_cut_off(http: httpx.Client) -> None:
     assert response["output"][-1]["status"] == "incomplete"
 
 
-def test_calls_and_results_go_back(client: openai.OpenAI) -> None:
-    """As an application does it, with whatever items it was given."""
-    conversation: list[Any] = [{"role": "user", "content": "What is the weather?"}]
-    for model in (*FORMATS, "thinker"):
-        first = client.responses.create(
-            **ask(
-                model=model, input=conversation, tool_choice="required", parallel_tool_calls=False
-            )
-        )
-        call = first.output[-1]
-        assert call.type == "function_call"
-        result = {"type": "function_call_output", "call_id": call.call_id, "output": "21 degrees"}
-        again = [*conversation, *(item.model_dump() for item in first.output), result]
-        second = client.responses.create(
-            **ask(model=model, input=again, tool_choice="none", max_output_tokens=4)
-        )
-        assert first.usage is not None
-        assert second.usage is not None
-        # The prompt has the call and its result; without them it is shorter than with the tools.
-        alone = client.responses.create(
-            **ask(model=model, input=conversation, tool_choice="none", max_output_tokens=4)
-        )
-        assert alone.usage is not None
-        assert second.usage.input_tokens > alone.usage.input_tokens + 8, model
+def conversation_of(*items: Any, **body: Any) -> list[Message]:
+    parsed = parse_body(ResponsesBody, json.dumps({"input": items} | body).encode())
+    return conversation(parsed.instructions, parsed.input)
 
 
-def rendered(http: httpx.Client, model: str, items: list[Any], **body: Any) -> int:
-    """How many tokens the prompt of a conversation has."""
-    response = respond(http, model=model, input=items, max_output_tokens=1, tools=[], **body)
-    return int(response["usage"]["input_tokens"])
-
-
-def test_a_turn_of_several_items_is_one_message(http: httpx.Client) -> None:
-    """It renders as the same message does in chat."""
-    call = {"call_id": "call_1", "name": "get_time", "arguments": '{"utc": true}'}
-    items = [
-        {"role": "user", "content": "What time is it?"},
-        {
-            "type": "reasoning",
-            "id": "rs_1",
-            "summary": [],
-            "content": [{"type": "reasoning_text", "text": "I need a clock."}],
-            "encrypted_content": None,
-        },
-        {"role": "assistant", "content": "One moment."},
-        {"type": "function_call", "id": "fc_1", "status": "completed", **call},
-        {
-            "type": "function_call_output",
-            "call_id": "call_1",
-            "output": [{"type": "input_text", "text": "noon"}],
-        },
-        {"role": "user", "content": "Thanks."},
+def test_what_a_response_puts_out_may_be_put_in(http: httpx.Client) -> None:
+    body = {"model": "hermes", "tool_choice": "required", "parallel_tool_calls": False}
+    response = respond(http, **body, seed=1)
+    (item,) = response["output"]
+    result = {"type": "function_call_output", "call_id": item["call_id"], "output": "21"}
+    assert conversation_of(USER, item, result, instructions="Be brief.") == [
+        Message("system", "Be brief."),
+        Message("user", "Hi"),
+        Message(
+            "assistant",
+            "",
+            tool_calls=(ToolCall(item["call_id"], item["name"], item["arguments"]),),
+        ),
+        Message("tool", "21", tool_call_id=item["call_id"]),
     ]
-    function = {"name": call["name"], "arguments": call["arguments"]}
-    messages = [
-        {"role": "user", "content": "What time is it?"},
-        {
-            "role": "assistant",
-            "content": "One moment.",
-            "reasoning": "I need a clock.",
-            "tool_calls": [{"id": "call_1", "type": "function", "function": function}],
-        },
-        {"role": "tool", "tool_call_id": "call_1", "content": "noon"},
-        {"role": "user", "content": "Thanks."},
+    again = respond(http, **body, input=[USER, item, result], seed=2)
+    assert again["usage"]["input_tokens"] > response["usage"]["input_tokens"]
+
+
+USER = {"role": "user", "content": "Hi"}
+
+
+def reasoning(text: str, **fields: Any) -> dict[str, Any]:
+    parts = [{"type": "reasoning_text", "text": text}]
+    return {"type": "reasoning", "id": "rs_1", "summary": [], "content": parts, **fields}
+
+
+def call(number: int) -> dict[str, Any]:
+    return {"type": "function_call", "call_id": f"c{number}", "name": "f", "arguments": "{}"}
+
+
+def made(number: int) -> ToolCall:
+    return ToolCall(f"c{number}", "f", "{}")
+
+
+def test_items_of_one_turn_are_one_message() -> None:
+    text = {"role": "assistant", "content": "One moment."}
+    output = {"type": "function_call_output", "call_id": "c1", "output": "1"}
+    parts = [{"type": "input_text", "text": "2"}, {"type": "input_text", "text": "3"}]
+    other = {"type": "function_call_output", "call_id": "c2", "output": parts}
+    summary = {"content": None, "summary": [{"type": "summary_text", "text": "Clear."}]}
+    assert conversation_of(
+        USER,
+        reasoning("Hm.", encrypted_content=None),
+        text,
+        call(1),
+        call(2),
+        output,
+        other,
+        reasoning("", **summary),
+        text,
+        text,
+        reasoning("So."),
+        reasoning("Yes."),
+        call(3),
+    ) == [
+        Message("user", "Hi"),
+        Message("assistant", "One moment.", "Hm.", (made(1), made(2))),
+        Message("tool", "1", tool_call_id="c1"),
+        Message("tool", "2\n3", tool_call_id="c2"),
+        Message("assistant", "One moment.", "Clear."),
+        Message("assistant", "One moment."),
+        Message("assistant", "", "So.\nYes.", (made(3),)),
     ]
-    body = {"model": "qwen3", "messages": messages, "max_tokens": 1}
-    reply = http.post("/v1/chat/completions", json=body)
-    assert reply.status_code == 200, reply.text
-    assert rendered(http, "qwen3", items) == reply.json()["usage"]["prompt_tokens"]
+
+
+def test_variables_reach_the_template(http: httpx.Client) -> None:
+    for body, words in (
+        ({}, "0 - - -"),
+        ({"tools": TOOLS}, "2 - - -"),
+        ({"tools": TOOLS, "tool_choice": "none"}, "0 - - -"),
+        ({"reasoning": {"effort": "low", "summary": "auto"}}, "0 - low -"),
+        ({"reasoning": {"effort": "none"}}, "0 - none False"),
+        ({"chat_template_kwargs": {"color": "red"}}, "0 red - -"),
+    ):
+        reply = http.post("/v1/responses", json=ask(model="mirror", tools=[]) | body)
+        error = reply.json()["error"]
+        assert error["param"] == "input"
+        assert error["message"].endswith(f"fails on them: {words}")
+
+
+def likely(http: httpx.Client, *tags: str) -> dict[str, float]:
+    """Biases of the model whose prompt opens the reasoning: to end it, to call a tool."""
+    biases = {"0": -100.0}
+    for tag in tags:
+        body = {"model": "thinker", "prompt": tag, "add_special_tokens": False}
+        (token_id,) = http.post("/tokenize", json=body).json()["tokens"]
+        biases[str(token_id)] = 9
+    return biases
 
 
 def test_reasoning_comes_before_the_message(client: openai.OpenAI, http: httpx.Client) -> None:
-    body = {"model": "thinker", "tools": [], "temperature": 0, "max_output_tokens": 60}
+    body = {"model": "thinker", "tools": [], "seed": 2, "max_output_tokens": 60}
+    body["logit_bias"] = likely(http, "</think>")
     whole = respond(http, **body)
-    reasoning, message = whole["output"]
-    assert reasoning["type"] == "reasoning"
-    assert (reasoning["summary"], reasoning["status"]) == ([], "completed")
-    (thought,) = reasoning["content"]
+    thoughts, message = whole["output"]
+    assert thoughts["type"] == "reasoning"
+    assert (thoughts["summary"], thoughts["status"]) == ([], "completed")
+    (thought,) = thoughts["content"]
     assert thought["type"] == "reasoning_text"
     assert thought["text"]
-    assert "." not in thought["text"]
+    assert "think" not in thought["text"]
     assert message["content"][0]["text"]
     details = whole["usage"]["output_tokens_details"]
-    assert 0 < details["reasoning_tokens"] < whole["usage"]["output_tokens"]
+    assert 1 < details["reasoning_tokens"] < whole["usage"]["output_tokens"]
     events = events_of(http, **body)
     kinds = list(dict.fromkeys(event["type"].removeprefix("response.") for event in events))
     assert kinds == [
@@ -307,32 +334,35 @@ def test_reasoning_comes_before_the_message(client: openai.OpenAI, http: httpx.C
         "output_item.done",
         "output_text.delta",
         "output_text.done",
-        "incomplete",
+        whole["status"],
     ]
     deltas = [e["delta"] for e in events if e["type"] == "response.reasoning_text.delta"]
     assert "".join(deltas) == thought["text"]
     assert events[-1]["response"]["usage"]["output_tokens_details"] == details
-    with client.responses.stream(**ask(**body)) as stream:  # the SDK takes these events
-        assert list(stream)[-1].type == "response.incomplete"
+    with client.responses.stream(**ask(model="thinker", max_output_tokens=5)) as stream:
+        last: Any = list(stream)[-1]
+    assert [(item.type, item.status) for item in last.response.output] == [
+        ("reasoning", "incomplete")
+    ]
 
 
-def test_reasoning_comes_before_a_call(http: httpx.Client) -> None:
-    response = respond(
-        http, model="thinker", tool_choice="required", parallel_tool_calls=False, temperature=0
-    )
-    reasoning, call = response["output"]
-    assert reasoning["type"] == "reasoning"
-    check_call(call)
-
-
-def test_the_effort_reaches_the_template(http: httpx.Client) -> None:
-    """Qwen's template closes the thinking at once where it is turned off."""
-    items = [{"role": "user", "content": "Hi"}]
-    default = rendered(http, "qwen3", items)
-    assert rendered(http, "qwen3", items, reasoning={"effort": "low", "summary": "auto"}) == default
-    off = rendered(http, "qwen3", items, reasoning={"effort": "none"})
-    assert off > default
-    assert rendered(http, "qwen3", items, chat_template_kwargs={"enable_thinking": False}) == off
+def test_reasoning_text_and_a_call(http: httpx.Client) -> None:
+    """The model itself chooses to call: the tag of calls is made likely."""
+    body = {"model": "thinker", "max_output_tokens": 400, "parallel_tool_calls": False}
+    body["logit_bias"] = likely(http, "</think>", "<tool_call>")
+    kinds = set()
+    for seed in range(8):
+        whole = respond(http, **body, seed=seed)
+        kinds.add(tuple(item["type"] for item in whole["output"]))
+        streamed = events_of(http, **body, seed=seed)[-1]["response"]
+        for item, other in zip(whole["output"], streamed["output"], strict=True):
+            same = ("type", "status", "content", "name", "arguments")
+            assert [item.get(key) for key in same] == [other.get(key) for key in same] or (
+                item["type"] == "message"
+            )
+        if whole["status"] == "completed" and whole["output"][-1]["type"] == "function_call":
+            check_call(whole["output"][-1])
+    assert ("reasoning", "message", "function_call") in kinds
 
 
 class GetWeather(BaseModel):
@@ -341,18 +371,17 @@ class GetWeather(BaseModel):
     days: bool
 
 
-def test_parsed_arguments(client: openai.OpenAI) -> None:
-    tool = openai.pydantic_function_tool(GetWeather)["function"]
-    response = client.responses.parse(
+def test_strict_tools_of_pydantic_models(client: openai.OpenAI) -> None:
+    with client.responses.stream(
         model="hermes",
         input="What is the weather?",
-        tools=[{"type": "function", **tool}],  # type: ignore[list-item]
+        tools=[openai.pydantic_function_tool(GetWeather)],
         tool_choice="required",
         parallel_tool_calls=False,
-    )
-    (call,) = response.output
+    ) as stream:
+        (call,) = stream.get_final_response().output
     assert call.type == "function_call"
-    assert json.loads(call.arguments)["days"] in (True, False)
+    assert isinstance(call.parsed_arguments, GetWeather)
 
 
 @pytest.mark.parametrize(
@@ -372,7 +401,7 @@ def test_parsed_arguments(client: openai.OpenAI) -> None:
                     WEATHER | {"parameters": {"properties": {"a": {"$ref": "#/$defs/none"}}}},
                 ]
             },
-            "tools[1]",
+            "tools",
             "cannot be used",
         ),
         ({"tools": [{**CLOCK, "name": f"t{i}"} for i in range(200)]}, "tools", "at most 128"),

@@ -63,7 +63,7 @@ class FunctionCallItem(Lenient):
 
     def to_message(self) -> Message:
         call = ToolCall(self.call_id, self.name, self.arguments)
-        return Message("assistant", "", tool_calls=[call])
+        return Message("assistant", "", tool_calls=(call,))
 
 
 class FunctionCallOutputItem(Lenient):
@@ -169,5 +169,5 @@ def _joined(before: Message, after: Message) -> Message:
         before,
         content=before.content or after.content,
         reasoning="\n".join(filter(None, (before.reasoning, after.reasoning))),
-        tool_calls=[*before.tool_calls, *after.tool_calls],
+        tool_calls=(*before.tool_calls, *after.tool_calls),
     )
