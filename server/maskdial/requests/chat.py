@@ -117,8 +117,12 @@ class ChatRequest:
                 arguments that are no JSON object.
         """
         self._check(model)
+        params = dataclasses.replace(
+            self.generation.params, spelled_tokens=self._spelled_tokens(model)
+        )
         return dataclasses.replace(
             self.generation,
+            params=params,
             prompts=(),
             conversation=Conversation(
                 render_messages(self.messages, model.reply_format),
@@ -126,6 +130,16 @@ class ChatRequest:
                 self._variables(),
             ),
             grammar_for=partial(self._grammar, model.reply_format),
+        )
+
+    def parser(self, reply_format: ReplyFormat, prompt: str = "") -> ReplyParser:
+        """A parser of one reply to a rendered prompt."""
+        thinking = reply_format.thinking
+        return ReplyParser(
+            reply_format.calls,
+            self.callable_tools,
+            thinking=thinking,
+            thinking_opened=thinking is not None and thinking.opened_by(prompt),
         )
 
     def _check(self, model: CausalModel) -> None:
@@ -144,6 +158,12 @@ class ChatRequest:
                 "choose to call one; set tool_choice to required or to a tool",
                 field="tools",
             )
+
+    def _spelled_tokens(self, model: CausalModel) -> tuple[tuple[int, str], ...]:
+        """The special tokens that the parser needs to see."""
+        tags = sorted(self.parser(model.reply_format).special_tags)
+        ids = ((model.tokenizer.token_to_id(tag), tag) for tag in tags)
+        return tuple((token_id, tag) for token_id, tag in ids if token_id is not None)
 
     def _variables(self) -> Mapping[str, Any]:
         variables: dict[str, Any] = {}
@@ -282,13 +302,7 @@ class ReplyReader:
     """
 
     def __init__(self, request: ChatRequest, prompt: Prompt, model: CausalModel) -> None:
-        form = model.reply_format
-        opened = form.thinking is not None and form.thinking.opened_by(prompt.text or "")
-        self._parser = ReplyParser(
-            form.calls, request.callable_tools, thinking=form.thinking, thinking_opened=opened
-        )
-        tags = {model.tokenizer.token_to_id(tag): tag for tag in self._parser.special_tags}
-        self._tags: Mapping[int | None, str] = tags
+        self._parser = request.parser(model.reply_format, prompt.text or "")
         self._deltas: list[ReplyDelta] = []
         self._finish_reason: ReplyFinish | None = None
         self.num_reasoning = 0
@@ -296,7 +310,7 @@ class ReplyReader:
     def push(self, event: TokenEvent) -> list[ReplyDelta]:
         """Takes the next token and returns what is certain by now, which may be nothing."""
         was_reasoning = self._parser.reasoning
-        deltas = self._parser.push(event.text + self._tags.get(event.token_id, ""))
+        deltas = self._parser.push(event.text)
         self.num_reasoning += was_reasoning or self._parser.reasoning
         if event.finish is not None:
             deltas = merged([*deltas, *self._finish(event.finish.reason)])
