@@ -14,21 +14,24 @@ TEST := .venv/.test-installed
 DEV := .venv/.dev-installed
 PROJECTS := pyproject.toml clients/pyproject.toml
 DIST := .venv/.dist-installed
+# Other projects' clients have an environment of their own: they pin what the server also uses.
+CLIENTS := .venv-clients/.installed
 # The development packages include those for tests, which include the runtime's.
 FOR_SERVING := $(firstword $(wildcard $(DEV) $(TEST)) $(RUNTIME))
 FOR_TESTING := $(firstword $(wildcard $(DEV)) $(TEST))
 PYTEST := $(BIN)/python -m pytest --numprocesses=$(WORKERS) --maxprocesses=8 --dist=worksteal
 
-.PHONY: help serve test test-fast coverage check format dist
+.PHONY: help serve test test-fast test-clients coverage check format dist
 
 help:
-	@echo "make serve      serve the starter models (runtime packages only, no torch)"
-	@echo "make test       run every test"
-	@echo "make test-fast  run the quick tests of server and client; installs no torch"
-	@echo "make coverage   run every test and report the lines that it reaches (htmlcov/)"
-	@echo "make check      lint, check the format and the types"
-	@echo "make format     format, and apply the fixes that are safe"
-	@echo "make dist       build the distributions and try them in a fresh environment"
+	@echo "make serve         serve the starter models (runtime packages only, no torch)"
+	@echo "make test          run every test"
+	@echo "make test-fast     run the quick tests of server and client; installs no torch"
+	@echo "make test-clients  run other projects' clients against the server"
+	@echo "make coverage      run every test and report the lines that it reaches (htmlcov/)"
+	@echo "make check         lint, check the format and the types"
+	@echo "make format        format, and apply the fixes that are safe"
+	@echo "make dist          build the distributions and try them in a fresh environment"
 	@echo
 	@echo 'Variables: PYTHON=python3.12 (for a new .venv), WORKERS=4 (test processes),'
 	@echo '           ARGS="--port 9000" (serve), ARGS="-k sampler" (test)'
@@ -41,6 +44,9 @@ test: $(DEV)
 
 test-fast: $(FOR_TESTING)
 	$(PYTEST) --no-torch --ignore-glob='*loadtests*' -m "not slow" $(ARGS)
+
+test-clients: $(FOR_TESTING) $(CLIENTS)
+	$(BIN)/python -m tests.clients .venv-clients/bin/python $(ARGS)
 
 coverage: $(DEV)
 	$(PYTEST) --cov --cov-report=term --cov-report=html $(ARGS)
@@ -78,6 +84,11 @@ $(DEV): $(PROJECTS) constraints.txt | $(BIN)/pip
 $(DIST): pyproject.toml constraints.txt | $(BIN)/pip
 	$(PIP) install -c constraints.txt --upgrade pip
 	$(PIP) install -c constraints.txt --group dist
+	touch $@
+
+$(CLIENTS): tests/clients/requirements.txt
+	$(PYTHON) -m venv .venv-clients
+	.venv-clients/bin/python -m pip install -r $<
 	touch $@
 
 # pip, not python, marks a usable environment: where Debian's python3-venv is missing, venv fails

@@ -15,6 +15,7 @@ from maskdial.dialects import (
     openai_completions,
     openai_embeddings,
     openai_rerank,
+    openai_responses_body,
     tokens,
 )
 from maskdial.dialects import task_bodies as bodies
@@ -40,6 +41,7 @@ BODIES: dict[type[BaseModel], dict[str, Any]] = {
     openai_completions.CompletionsBody: {"prompt": "a"},
     openai_chat.ChatBody: {"messages": [{"role": "user", "content": "a"}]},
     openai_embeddings.EmbeddingsBody: {"input": "a"},
+    openai_responses_body.ResponsesBody: {"input": "a"},
     openai_rerank.RankBody: {"query": "a", "documents": ["b"]},
 }
 

@@ -101,20 +101,9 @@ class StructuredOutputs(Lenient):
     grammar: str | None = Field(None, description="A Lark grammar.")
 
 
-class GenerationBody(OpenAIBody, ABC):
-    """The fields that both generation routes share."""
+class SamplingBody(OpenAIBody):
+    """How to sample and schedule: the fields of every route that generates text."""
 
-    habits = OpenAIBody.habits | {"parallel_tool_calls"}
-    neutral = {  # noqa: RUF012
-        "best_of": (1,),
-        "length_penalty": (1.0,),
-        "skip_special_tokens": (True,),
-        "spaces_between_special_tokens": (True, False),
-        "suffix": ("",),
-        "use_beam_search": (False,),
-    }
-
-    max_tokens: Annotated[int, Range(1)] | None = None
     min_tokens: Annotated[int, Range(0)] | None = Field(
         None,
         description="Extension: ignore end-of-sequence and stop sequences before this many tokens.",
@@ -170,6 +159,56 @@ class GenerationBody(OpenAIBody, ABC):
     ignore_eos: bool | None = Field(
         None, description="Extension: continue after the end-of-sequence token. Default: false."
     )
+    truncate_prompt_tokens: Annotated[int, Range(1)] | None = Field(
+        None, description="Extension: keep only this many of the prompt's last tokens."
+    )
+    priority: Annotated[int, Range(-100, 100)] | None = Field(
+        None, description="Extension: scheduling priority; lower values run earlier. Default: 0."
+    )
+    cache_salt: Annotated[str, Size(1, 256, "characters")] | None = Field(
+        None,
+        description="Extension: share cached prompt prefixes only with requests of the same salt.",
+    )
+
+    def sampling_params(self, *, top_n_tokens: int, prompt_logprobs: bool) -> SamplingParams:
+        """How to sample; ``max_new_tokens`` is left to the model's context."""
+        return SamplingParams(
+            min_new_tokens=self.min_tokens or 0,
+            do_sample=True,
+            temperature=given(self.temperature, 1.0),
+            top_k=max(self.top_k or 0, 0),
+            top_p=given(self.top_p, 1.0),
+            min_p=self.min_p or 0.0,
+            typical_p=given(self.typical_p, 1.0),
+            repetition_penalty=given(self.repetition_penalty, 1.0),
+            frequency_penalty=self.frequency_penalty or 0.0,
+            presence_penalty=self.presence_penalty or 0.0,
+            logit_bias=logit_biases(self.logit_bias),
+            seed=self.seed,
+            # An empty string would end every text at once.
+            stop=tuple(text for text in self.stop or () if text),
+            include_stop=bool(self.include_stop_str_in_output),
+            stop_token_ids=frozenset(self.stop_token_ids or ()),
+            ignore_eos=bool(self.ignore_eos),
+            top_n_tokens=top_n_tokens,
+            prompt_logprobs=prompt_logprobs,
+        )
+
+
+class GenerationBody(SamplingBody, ABC):
+    """The fields that both generation routes have."""
+
+    habits = OpenAIBody.habits | {"parallel_tool_calls"}
+    neutral = {  # noqa: RUF012
+        "best_of": (1,),
+        "length_penalty": (1.0,),
+        "skip_special_tokens": (True,),
+        "spaces_between_special_tokens": (True, False),
+        "suffix": ("",),
+        "use_beam_search": (False,),
+    }
+
+    max_tokens: Annotated[int, Range(1)] | None = None
     n: Annotated[int, Range(1, 128)] | None = Field(
         None, description="Number of texts to return for each prompt. Default: 1."
     )
@@ -183,16 +222,6 @@ class GenerationBody(OpenAIBody, ABC):
     guided_regex: str | None = Field(None, description="Extension: a regular expression.")
     guided_choice: _Choices | None = Field(None, description="Extension: texts to choose from.")
     guided_grammar: str | None = Field(None, description="Extension: a Lark grammar.")
-    truncate_prompt_tokens: Annotated[int, Range(1)] | None = Field(
-        None, description="Extension: keep only this many of the prompt's last tokens."
-    )
-    priority: Annotated[int, Range(-100, 100)] | None = Field(
-        None, description="Extension: scheduling priority; lower values run earlier. Default: 0."
-    )
-    cache_salt: Annotated[str, Size(1, 256, "characters")] | None = Field(
-        None,
-        description="Extension: share cached prompt prefixes only with requests of the same salt.",
-    )
 
     @model_validator(mode="after")
     def _check_fields(self) -> Self:
@@ -247,30 +276,6 @@ class GenerationBody(OpenAIBody, ABC):
             "describe_tokens": "logprobs",
             "grammar": next(iter(self._grammars()), "response_format"),
         }
-
-    def sampling_params(self, *, top_n_tokens: int, prompt_logprobs: bool) -> SamplingParams:
-        """How to sample; ``max_new_tokens`` is left to the model's context."""
-        return SamplingParams(
-            min_new_tokens=self.min_tokens or 0,
-            do_sample=True,
-            temperature=given(self.temperature, 1.0),
-            top_k=max(self.top_k or 0, 0),
-            top_p=given(self.top_p, 1.0),
-            min_p=self.min_p or 0.0,
-            typical_p=given(self.typical_p, 1.0),
-            repetition_penalty=given(self.repetition_penalty, 1.0),
-            frequency_penalty=self.frequency_penalty or 0.0,
-            presence_penalty=self.presence_penalty or 0.0,
-            logit_bias=logit_biases(self.logit_bias),
-            seed=self.seed,
-            # An empty string would end every text at once.
-            stop=tuple(text for text in self.stop or () if text),
-            include_stop=bool(self.include_stop_str_in_output),
-            stop_token_ids=frozenset(self.stop_token_ids or ()),
-            ignore_eos=bool(self.ignore_eos),
-            top_n_tokens=top_n_tokens,
-            prompt_logprobs=prompt_logprobs,
-        )
 
     def _grammars(self) -> dict[str, GrammarRequest]:
         """The grammars that were given, by the names of their fields."""

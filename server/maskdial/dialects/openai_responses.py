@@ -1,0 +1,173 @@
+"""`POST /v1/responses`: OpenAI's Responses API without a store.
+
+Every request carries its whole conversation; the reply is a list of items: reasoning, a message,
+function calls.
+"""
+
+import time
+import uuid
+from typing import Any
+
+from fastapi import Request, Response
+from fastapi.routing import APIRoute
+
+from maskdial.causal.events import TokenEvent
+from maskdial.dialects.openai_errors import http_error_reply, openai_route
+from maskdial.dialects.openai_models import about_model
+from maskdial.dialects.openai_responses_body import ResponsesBody
+from maskdial.dialects.openai_responses_output import Event, ResponseOutput, Status
+from maskdial.dialects.schema import parse_body, wire_names
+from maskdial.dialects.tgi import GENERATE
+from maskdial.errors import MaskdialError, OverloadedError, ValidationError
+from maskdial.http.context import server_context
+from maskdial.http.disconnect import unless_gone
+from maskdial.http.replies import encode_json, json_reply, timing_headers, truncation_header
+from maskdial.http.sse import Frames, data_frame, stream_reply
+from maskdial.requests.chat import ReplyReader
+from maskdial.requests.generation import Generation, Prompt, timings
+from maskdial.requests.offload import offload
+from maskdial.requests.timing import Deadline
+
+_SECONDS_PER_TOKEN = 1e-5  # to read one
+
+
+class ResponseWriter:
+    """Writes one response: token by token as stream events, and whole once it has ended.
+
+    Attributes:
+        response: the whole response, after the last token.
+    """
+
+    def __init__(self, body: ResponsesBody, model_name: str, prompt: Prompt, reader: ReplyReader):
+        self.response: dict[str, Any] = {}
+        self._prompt = prompt
+        self._reader = reader
+        self._output = ResponseOutput()
+        self._echoed = body.echoed()
+        self._num_generated = self._num_events = 0
+        self._header = {
+            "id": f"resp_{uuid.uuid4().hex}",
+            "object": "response",
+            "created_at": int(time.time()),
+            "model": model_name,
+        }
+
+    def push(self, token: TokenEvent) -> list[Event]:
+        """Adds the next token; returns the events to send for it."""
+        events = [] if self._num_generated else self._begin()
+        self._num_generated += 1
+        for delta in self._reader.push(token):
+            events += self._output.push(delta)
+        if token.finish is not None:
+            status: Status = "incomplete" if token.finish.reason == "length" else "completed"
+            events += self._output.finish(status)
+            self.response = self._content(status)
+            events.append({"type": f"response.{status}", "response": self.response})
+        return events
+
+    def frame(self, event: Event) -> bytes:
+        """An event as it is sent, with its sequence number."""
+        numbered = {"type": event["type"], "sequence_number": self._num_events, **event}
+        self._num_events += 1
+        return f"event: {event['type']}\n".encode() + data_frame(encode_json(numbered))
+
+    def failed(self, error: MaskdialError) -> bytes:
+        """The frames that end a stream which failed, possibly before its first token."""
+        events = [] if self._num_events else self._begin()
+        events += self._output.close("incomplete")
+        about = {"code": _error_code(error), "message": error.message}
+        content = self._content("failed") | {"error": about}
+        events.append({"type": "response.failed", "response": content})
+        return b"".join(map(self.frame, events))
+
+    def _begin(self) -> list[Event]:
+        content = self._content("in_progress")
+        kinds = ("response.created", "response.in_progress")
+        return [{"type": kind, "response": content} for kind in kinds]
+
+    def _content(self, status: str) -> dict[str, Any]:
+        reason = {"reason": "max_output_tokens"} if status == "incomplete" else None
+        return {
+            **self._header,
+            "status": status,
+            "completed_at": int(time.time()) if status == "completed" else None,
+            "error": None,
+            "incomplete_details": reason,
+            "output": self._output.items(),
+            "usage": None if status == "in_progress" else self._usage(),
+            **self._echoed,
+        }
+
+    def _usage(self) -> dict[str, Any]:
+        num_prompt = len(self._prompt.ids)
+        return {
+            "input_tokens": num_prompt,
+            "input_tokens_details": {
+                "cached_tokens": self._prompt.num_cached,
+                "cache_write_tokens": 0,
+            },
+            "output_tokens": self._num_generated,
+            "output_tokens_details": {"reasoning_tokens": self._reader.num_reasoning},
+            "total_tokens": num_prompt + self._num_generated,
+        }
+
+
+def _error_code(error: MaskdialError) -> str:
+    """One of the codes that OpenAI gives failed responses."""
+    if isinstance(error, ValidationError):
+        return "invalid_prompt"
+    return "rate_limit_exceeded" if isinstance(error, OverloadedError) else "server_error"
+
+
+async def create_response(request: Request) -> Response:
+    """Answers a conversation; with `"stream": true` as server-sent events."""
+    body = parse_body(ResponsesBody, await request.body())
+    server = server_context(request)
+    deadline = Deadline(body.timeout, server.config)
+    with about_model():
+        model = server.models.causal_for(GENERATE, body.model)
+    request.state.model = model.name
+    chat = body.chat_request(model)
+    with wire_names(body.names(), batch=False):
+        preparing = Generation.prepare(chat.generation_for(model), model, server.config, deadline)
+        generation = await unless_gone(request, preparing)
+        (prompt,) = generation.prompts
+        writer = ResponseWriter(body, model.name, prompt, ReplyReader(chat, prompt, model))
+        if body.stream:
+            return await stream_reply(
+                request,
+                _frames(generation, body, writer),
+                writer.failed,
+                truncation_header(prompt.num_truncated),
+            )
+        completions = await unless_gone(request, generation.complete())
+
+    ((text,),) = (completion.texts for completion in completions)
+
+    def reply() -> Response:
+        for token in text.events:
+            writer.push(token)
+        return json_reply(writer.response, headers=timing_headers(timings(completions)))
+
+    return await offload(reply, len(text.events) * _SECONDS_PER_TOKEN)
+
+
+async def _frames(generation: Generation, body: ResponsesBody, writer: ResponseWriter) -> Frames:
+    """The events of a stream. It begins with the first token: an error before it has its status."""
+    with wire_names(body.names(), batch=False):
+        async with generation.stream() as stream:
+            async for _, token in stream:
+                for event in writer.push(token):
+                    yield writer.frame(event)
+
+
+async def retrieve_response(request: Request) -> Response:
+    """Always 404: nothing is stored."""
+    message = "responses are not stored; there is none to retrieve"
+    return http_error_reply(404, message, {})
+
+
+ROUTES = (
+    openai_route("/v1/responses", create_response, ResponsesBody),
+    APIRoute("/v1/responses/{id}", retrieve_response, methods=["GET"], tags=["openai"]),
+)

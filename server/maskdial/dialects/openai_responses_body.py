@@ -1,0 +1,158 @@
+"""The body of `/v1/responses`, and the conversation that it becomes."""
+
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal, Self
+
+import pydantic
+from pydantic import ConfigDict, Field, model_validator
+
+from maskdial.dialects.openai_responses_items import Input, conversation
+from maskdial.dialects.openai_responses_tools import Choice, Tools, to_choice
+from maskdial.dialects.openai_sampling import SamplingBody
+from maskdial.dialects.openai_schema import Lenient, Unsupported
+from maskdial.dialects.schema import FieldError, Range
+from maskdial.models.registry import CausalModel
+from maskdial.requests.chat import ChatRequest
+from maskdial.requests.generation import GenerationRequest, GrammarRequest
+
+_LOGPROBS = "message.output_text.logprobs"
+_NO_LOGPROBS = "log-probabilities are not available here; use /v1/chat/completions"
+_STATELESS = "responses are not stored; send the whole conversation in input"
+
+
+class TextFormat(Lenient):
+    """What the text must be. Schemas are always enforced, ``strict`` or not."""
+
+    model_config = ConfigDict(validate_by_name=True)
+
+    type: Literal["text", "json_object", "json_schema"] = "text"
+    name: str | None = None
+    description: str | None = None
+    strict: bool | None = None
+    schema_: dict[str, Any] | None = Field(None, alias="schema")
+
+    @model_validator(mode="after")
+    def _check_schema(self) -> Self:
+        if self.type == "json_schema" and self.schema_ is None:
+            raise FieldError("schema", "this field is required")
+        return self
+
+    def grammar(self) -> GrammarRequest | None:
+        """As a neutral request; None for any text."""
+        return None if self.type == "text" else GrammarRequest("json", self.schema_)
+
+
+class TextOptions(Lenient):
+    """Options of the text."""
+
+    habits = frozenset({"verbosity"})
+
+    format: TextFormat = Field(default_factory=TextFormat)
+
+
+class ReasoningOptions(Lenient):
+    """Options of the reasoning, which is always returned in full, never as a summary."""
+
+    habits = frozenset({"context", "generate_summary", "mode", "summary"})
+
+    effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = Field(
+        None, description="A variable of the chat template; none also turns thinking off."
+    )
+
+
+def _check_include(value: object) -> object:
+    if isinstance(value, list) and _LOGPROBS in value:
+        raise ValueError(f"{_LOGPROBS!r}: {_NO_LOGPROBS}")
+    return value
+
+
+class ResponsesBody(SamplingBody):
+    """A conversation to continue. Nothing of it is stored."""
+
+    # The parameters of hosted tools, streams and metadata that change nothing in a text. Reasoning
+    # is always returned in full, so there is nothing to encrypt or to include.
+    habits = SamplingBody.habits - {"metadata"} | {"max_tool_calls", "stream_options"}
+    neutral = {  # noqa: RUF012
+        **SamplingBody.neutral,
+        "background": (False,),
+        "top_logprobs": (0,),
+        "truncation": ("disabled",),
+    }
+
+    input: Input
+    instructions: str | None = Field(
+        None, description="Inserted before the input as a system message."
+    )
+    max_output_tokens: Annotated[int, Range(1)] | None = Field(
+        None, description="Maximum number of tokens to generate. Default: what the context leaves."
+    )
+    stream: bool | None = Field(None, description="Reply with server-sent events. Default: false.")
+    text: TextOptions = Field(default_factory=TextOptions)
+    metadata: dict[str, str] | None = Field(None, description="Returned unchanged.")
+    include: Annotated[list[str] | None, pydantic.BeforeValidator(_check_include)] = Field(
+        None, description="Accepted; the reply always has everything there is."
+    )
+    tools: Tools = Field(default_factory=list)
+    tool_choice: Choice = "auto"
+    parallel_tool_calls: bool = Field(True, description="Allow several calls in one response.")
+    reasoning: ReasoningOptions = Field(default_factory=ReasoningOptions)
+    chat_template_kwargs: dict[str, Any] = Field(
+        default_factory=dict, description="Extension: variables of the chat template."
+    )
+    previous_response_id: Annotated[Any, Unsupported(_STATELESS)] = None
+    conversation: Annotated[Any, Unsupported(_STATELESS)] = None
+    background: Annotated[
+        Any, Unsupported("responses are not stored, so none can run in the background; stream it")
+    ] = None
+    truncation: Annotated[
+        Any, Unsupported("conversations are not truncated; shorten the input")
+    ] = None
+    top_logprobs: Annotated[Any, Unsupported(_NO_LOGPROBS)] = None
+
+    def names(self) -> Mapping[str, str]:
+        """What the body calls the fields of a neutral request, where the names differ."""
+        return {
+            "prompts": "input",
+            "messages": "input",
+            "max_new_tokens": "max_output_tokens",
+            "min_new_tokens": "min_tokens",
+            "grammar": "text.format",
+        }
+
+    def chat_request(self, model: CausalModel) -> ChatRequest:
+        """The body as a dialect-neutral request."""
+        return ChatRequest(
+            conversation(self.instructions, self.input),
+            GenerationRequest(
+                params=self.sampling_params(top_n_tokens=0, prompt_logprobs=False),
+                max_new_tokens=self.max_output_tokens or model.max_length,
+                grammar=self.text.format.grammar(),
+                truncate=self.truncate_prompt_tokens,
+                priority=self.priority or 0,
+                cache_salt=self.cache_salt or "",
+            ),
+            tools=[tool.to_tool() for tool in self.tools],
+            tool_choice=to_choice(self.tool_choice),
+            parallel_tool_calls=self.parallel_tool_calls,
+            reasoning_effort=self.reasoning.effort,
+            template_variables=self.chat_template_kwargs,
+        )
+
+    def echoed(self) -> dict[str, Any]:
+        """The settings that a response repeats."""
+        return {
+            "background": False,
+            "instructions": self.instructions,
+            "max_output_tokens": self.max_output_tokens,
+            "metadata": self.metadata or {},
+            "parallel_tool_calls": self.parallel_tool_calls,
+            "previous_response_id": None,
+            "reasoning": {"effort": self.reasoning.effort, "summary": None},
+            "store": False,
+            "temperature": 1.0 if self.temperature is None else self.temperature,
+            "text": {"format": self.text.format.model_dump(by_alias=True, exclude_none=True)},
+            "tool_choice": self.tool_choice,
+            "tools": self.tools,
+            "top_p": 1.0 if self.top_p is None else self.top_p,
+            "truncation": "disabled",
+        }

@@ -1,0 +1,203 @@
+"""The output items of a response, and the stream events that report how each one grows."""
+
+import uuid
+from abc import ABC, abstractmethod
+from collections.abc import Iterable
+from typing import Any, Literal
+
+from maskdial.causal.tools import ContentDelta, ReasoningDelta, ReplyDelta, ToolCallDelta
+
+Event = dict[str, Any]
+"""A stream event without its sequence number."""
+
+Status = Literal["in_progress", "completed", "incomplete"]
+
+
+class ResponseOutput:
+    """Collects a reply into items: reasoning, a message, function calls, in the order they come."""
+
+    def __init__(self) -> None:
+        self._items: list[_Item] = []
+
+    def push(self, delta: ReplyDelta) -> list[Event]:
+        """Adds a part of the reply; returns the events to send for it."""
+        match delta:
+            case ContentDelta(text) | ReasoningDelta(text):
+                growth = text
+            case ToolCallDelta():
+                growth = delta.arguments
+        events = []
+        last = self._items[-1] if self._items else None
+        if last is None or not last.continues_with(delta):
+            events += [*self.close("completed"), *self._open(_new_item(delta, len(self._items)))]
+        return [*events, *self._items[-1].extend(growth)]
+
+    def finish(self, status: Status) -> list[Event]:
+        """Closes the last item of a whole reply; one without any item is an empty message."""
+        opened = [] if self._items else self._open(_Message(0))
+        return [*opened, *self.close(status)]
+
+    def close(self, status: Status) -> list[Event]:
+        """Closes the last item, if there is one."""
+        if not self._items:
+            return []
+        item = self._items[-1]
+        item.status = status
+        return list(item.close())
+
+    def items(self) -> list[dict[str, Any]]:
+        """The items so far, as the API writes them."""
+        return [item.content() for item in self._items]
+
+    def _open(self, item: "_Item") -> list[Event]:
+        self._items.append(item)
+        return list(item.open())
+
+
+class _Item(ABC):
+    """One output item: ``text`` is its content, or the arguments of a call."""
+
+    id_prefix: str
+
+    def __init__(self, index: int) -> None:
+        self.id = f"{self.id_prefix}_{uuid.uuid4().hex}"
+        self.status: Status = "in_progress"
+        self.text = ""
+        self._index = index
+
+    @abstractmethod
+    def continues_with(self, delta: ReplyDelta) -> bool:
+        """Whether a delta belongs to this item."""
+
+    @abstractmethod
+    def content(self) -> dict[str, Any]:
+        """The item as the API writes it."""
+
+    def open(self) -> Iterable[Event]:
+        yield self._item_event("response.output_item.added")
+
+    def extend(self, text: str) -> Iterable[Event]:
+        if text:
+            self.text += text
+            yield self._delta_event(text)
+
+    def close(self) -> Iterable[Event]:
+        yield self._item_event("response.output_item.done")
+
+    @abstractmethod
+    def _delta_event(self, text: str) -> Event: ...
+
+    def _item_event(self, kind: str) -> Event:
+        return {"type": kind, "output_index": self._index, "item": self.content()}
+
+    def _event(self, kind: str, **fields: Any) -> Event:
+        return {"type": kind, "item_id": self.id, "output_index": self._index, **fields}
+
+
+class _TextItem(_Item):
+    """An item whose content is one part of text."""
+
+    part_type: str
+    # The SDK's delta and done events of output text require a list of log-probabilities.
+    event_fields: dict[str, Any]
+
+    def part(self) -> dict[str, Any]:
+        return {"type": self.part_type, "text": self.text}
+
+    def parts(self) -> list[dict[str, Any]]:
+        """The SDK appends the part of ``content_part.added`` to those of ``output_item.added``."""
+        return [] if self.status == "in_progress" else [self.part()]
+
+    def open(self) -> Iterable[Event]:
+        yield from super().open()
+        yield self._part_event("response.content_part.added", part=self.part())
+
+    def close(self) -> Iterable[Event]:
+        yield self._part_event(
+            f"response.{self.part_type}.done", text=self.text, **self.event_fields
+        )
+        yield self._part_event("response.content_part.done", part=self.part())
+        yield from super().close()
+
+    def _delta_event(self, text: str) -> Event:
+        return self._part_event(f"response.{self.part_type}.delta", delta=text, **self.event_fields)
+
+    def _part_event(self, kind: str, **fields: Any) -> Event:
+        return self._event(kind, content_index=0, **fields)
+
+
+class _Message(_TextItem):
+    id_prefix = "msg"
+    part_type = "output_text"
+    event_fields = {"logprobs": []}  # noqa: RUF012
+
+    def continues_with(self, delta: ReplyDelta) -> bool:
+        return isinstance(delta, ContentDelta)
+
+    def part(self) -> dict[str, Any]:
+        return {**super().part(), "annotations": [], "logprobs": []}
+
+    def content(self) -> dict[str, Any]:
+        return {
+            "id": self.id,
+            "type": "message",
+            "role": "assistant",
+            "status": self.status,
+            "content": self.parts(),
+        }
+
+
+class _Reasoning(_TextItem):
+    id_prefix = "rs"
+    part_type = "reasoning_text"
+    event_fields = {}  # noqa: RUF012
+
+    def continues_with(self, delta: ReplyDelta) -> bool:
+        return isinstance(delta, ReasoningDelta)
+
+    def content(self) -> dict[str, Any]:
+        return {
+            "id": self.id,
+            "type": "reasoning",
+            "status": self.status,
+            "summary": [],
+            "content": self.parts(),
+        }
+
+
+class _FunctionCall(_Item):
+    id_prefix = "fc"
+
+    def __init__(self, index: int, first: ToolCallDelta) -> None:
+        super().__init__(index)
+        self._call = first
+
+    def continues_with(self, delta: ReplyDelta) -> bool:
+        return isinstance(delta, ToolCallDelta) and delta.index == self._call.index
+
+    def content(self) -> dict[str, Any]:
+        return {
+            "id": self.id,
+            "type": "function_call",
+            "status": self.status,
+            "call_id": self._call.call_id,
+            "name": self._call.name,
+            "arguments": self.text,
+        }
+
+    def close(self) -> Iterable[Event]:
+        yield self._event("response.function_call_arguments.done", arguments=self.text)
+        yield from super().close()
+
+    def _delta_event(self, text: str) -> Event:
+        return self._event("response.function_call_arguments.delta", delta=text)
+
+
+def _new_item(delta: ReplyDelta, index: int) -> _Item:
+    match delta:
+        case ContentDelta():
+            return _Message(index)
+        case ReasoningDelta():
+            return _Reasoning(index)
+        case ToolCallDelta():
+            return _FunctionCall(index, delta)
