@@ -1,85 +1,47 @@
 """`POST /v1/chat/completions`: conversations, rendered with the model's chat template."""
 
 from collections.abc import Iterable, Mapping
-from typing import Annotated, Any, Literal, Self
+from dataclasses import dataclass
+from typing import Annotated, Any, Self
 
-import pydantic
 from fastapi import Request, Response
 from pydantic import Field, model_validator
 
 from maskdial.causal.events import TokenEvent
+from maskdial.causal.tools import (
+    ContentDelta,
+    ReasoningDelta,
+    ReplyDelta,
+    ToolCallDelta,
+    ToolChoice,
+)
 from maskdial.dialects.openai_errors import openai_route
-from maskdial.dialects.openai_generation import answer
+from maskdial.dialects.openai_generation import FINISH_REASONS, answer
 from maskdial.dialects.openai_logprobs import TokenSpeller, chat_logprobs
+from maskdial.dialects.openai_messages import Message
 from maskdial.dialects.openai_sampling import GenerationBody
-from maskdial.dialects.openai_schema import Lenient, Unsupported
-from maskdial.dialects.schema import FieldError, Range, Size, join_parts, parse_body
+from maskdial.dialects.openai_schema import Unsupported
+from maskdial.dialects.openai_tools import ToolBody, ToolChoiceInput
+from maskdial.dialects.schema import FieldError, Range, Size, given, parse_body
 from maskdial.models.registry import CausalModel
-from maskdial.models.tokenizer import Tokenizer
+from maskdial.requests.chat import ChatRequest, ReplyFinish, ReplyReader, ToolCall, read_reply
 from maskdial.requests.generation import Completion, Generation, GenerationRequest, Text
 
-_ROLES = {"developer": "system"}  # templates know the role by its older name
+_USE_TOOLS = "the older form of tool calls is not supported; send tools and tool_choice"
 
 
-class TextPart(Lenient):
-    """A part of a message."""
-
-    type: Literal["text"]
-    text: str
-
-
-class Message(Lenient):
-    """One message of a conversation. Parts of its ``content`` are joined by newlines."""
-
-    habits = frozenset(
-        {"annotations", "audio", "name", "reasoning", "reasoning_content", "refusal"}
-    )
-    neutral = {"tool_calls": ([],)}  # noqa: RUF012
-
-    role: Literal["developer", "system", "user", "assistant"]
-    content: Annotated[
-        str, pydantic.BeforeValidator(join_parts, json_schema_input_type=str | list[TextPart])
-    ]
-
-    def rendered(self) -> Mapping[str, Any]:
-        """As chat templates expect it."""
-        return {"role": _ROLES.get(self.role, self.role), "content": self.content}
-
-
-class ToolFields(Lenient):
-    """The fields of tool calls and of reasoning."""
-
-    tools: Annotated[Any, Unsupported("tool calls are not supported")] = None
-    tool_choice: Annotated[Any, Unsupported("tool calls are not supported")] = None
-    functions: Annotated[Any, Unsupported("tool calls are not supported")] = None
-    function_call: Annotated[Any, Unsupported("tool calls are not supported")] = None
-    reasoning_effort: Annotated[Any, Unsupported("reasoning is not supported")] = None
-    chat_template_kwargs: Annotated[
-        Any, Unsupported("variables of the chat template are not supported")
-    ] = None
-
-
-_NO_TOOLS: Mapping[str, tuple[object, ...]] = {
-    "chat_template_kwargs": ({},),
-    "function_call": ("none", "auto"),
-    "functions": ([],),
-    "reasoning_effort": ("none",),
-    "tool_choice": ("none", "auto"),
-    "tools": ([],),
-}
-
-
-class ChatBody(GenerationBody, ToolFields):
+class ChatBody(GenerationBody):
     """A conversation to answer."""
 
-    habits = GenerationBody.habits | {"verbosity"}
+    habits = (GenerationBody.habits - {"parallel_tool_calls"}) | {"verbosity"}
     neutral = {  # noqa: RUF012
         **GenerationBody.neutral,
-        **_NO_TOOLS,
         "add_generation_prompt": (True,),
         "add_special_tokens": (False,),
         "continue_final_message": (False,),
         "echo": (False,),
+        "function_call": ("none", "auto"),
+        "functions": ([],),
         "modalities": (["text"],),
     }
 
@@ -94,6 +56,24 @@ class ChatBody(GenerationBody, ToolFields):
     top_logprobs: Annotated[int, Range(0, 20)] | None = Field(
         None, description="Describe each token with this many of the most likely ones. Default: 0."
     )
+    tools: list[ToolBody] | None = Field(None, description="Functions that the model may call.")
+    tool_choice: ToolChoiceInput | None = Field(
+        None,
+        description="none, auto, required, a function, or some of them. Default: auto.",
+    )
+    parallel_tool_calls: bool | None = Field(
+        None, description="Whether a reply may call several functions. Default: true."
+    )
+    reasoning_effort: Annotated[str, Size(1, 64, "characters")] | None = Field(
+        None,
+        description="A variable of the chat template, such as low; none also sets enable_thinking "
+        "to false.",
+    )
+    chat_template_kwargs: Annotated[dict[str, Any], Size(0, 64, "variables")] | None = Field(
+        None, description="Extension: further variables of the chat template."
+    )
+    functions: Annotated[Any, Unsupported(_USE_TOOLS)] = None
+    function_call: Annotated[Any, Unsupported(_USE_TOOLS)] = None
 
     @model_validator(mode="after")
     def _check_combinations(self) -> Self:
@@ -119,20 +99,35 @@ class ChatBody(GenerationBody, ToolFields):
 
     def names(self) -> Mapping[str, str]:
         limit = "max_tokens" if self.max_tokens else "max_completion_tokens"
-        return {**super().names(), "prompts": "messages", "max_new_tokens": limit}
+        names = {**super().names(), "prompts": "messages", "max_new_tokens": limit}
+        if self.tools and self.grammar() is None:
+            names["grammar"] = "tools"
+        return names
+
+    def chat(self, model: CausalModel) -> ChatRequest:
+        """The body as a dialect-neutral request."""
+        choice = self.tool_choice
+        return ChatRequest(
+            [message.to_message() for message in self.messages],
+            GenerationRequest(
+                params=self.sampling_params(top_n_tokens=self.num_top, prompt_logprobs=False),
+                max_new_tokens=self.max_completion_tokens or self.max_tokens or model.max_length,
+                num_sequences=self.n or 1,
+                grammar=self.grammar(),
+                truncate=self.truncate_prompt_tokens,
+                priority=self.priority or 0,
+                cache_salt=self.cache_salt or "",
+                describe_tokens=self.describes_tokens,
+            ),
+            tools=[tool.to_tool() for tool in self.tools or ()],
+            tool_choice=ToolChoice() if choice is None else choice.to_choice(),
+            parallel_tool_calls=given(self.parallel_tool_calls, True),
+            reasoning_effort=self.reasoning_effort,
+            template_variables=self.chat_template_kwargs or {},
+        )
 
     def request(self, model: CausalModel) -> GenerationRequest:
-        return GenerationRequest(
-            messages=[message.rendered() for message in self.messages],
-            params=self.sampling_params(top_n_tokens=self.num_top, prompt_logprobs=False),
-            max_new_tokens=self.max_completion_tokens or self.max_tokens or model.max_length,
-            num_sequences=self.n or 1,
-            grammar=self.grammar(),
-            truncate=self.truncate_prompt_tokens,
-            priority=self.priority or 0,
-            cache_salt=self.cache_salt or "",
-            describe_tokens=self.describes_tokens,
-        )
+        return self.chat(model).generation_for(model)
 
 
 class ChatWriter:
@@ -142,41 +137,111 @@ class ChatWriter:
     object = "chat.completion"
     chunk_object = "chat.completion.chunk"
 
-    def __init__(self, body: ChatBody, generation: Generation, tokenizer: Tokenizer) -> None:
+    def __init__(self, body: ChatBody, generation: Generation, model: CausalModel) -> None:
         self._body = body
+        self._request = body.chat(model)
         (self._prompt,) = generation.prompts
-        self._tokenizer = tokenizer
-        self._spellers: list[TokenSpeller] = []
+        self._model = model
+        self._streams: list[_Stream] = []
         """One for each choice of a stream that has begun."""
+        self._num_reasoning = 0
+
+    @property
+    def num_reasoning(self) -> int:
+        """Tokens of the reasoning, so far."""
+        return self._num_reasoning + sum(each.reader.num_reasoning for each in self._streams)
 
     def choice(self, completion: Completion, text: Text) -> dict[str, Any]:
         """The answer as a message."""
-        content = {"role": "assistant", "content": text.finish.generated_text, "refusal": None}
+        reply = read_reply(self._request, completion.prompt, text.events, self._model)
+        self._num_reasoning += reply.num_reasoning
+        message: dict[str, Any] = {"role": "assistant", "content": reply.content, "refusal": None}
+        if reply.reasoning:
+            message |= _reasoning(reply.reasoning)
+        if reply.tool_calls:
+            message["content"] = reply.content or None
+            message["tool_calls"] = [_tool_call(call) for call in reply.tool_calls]
         logprobs = None
         if self._body.describes_tokens:
             logprobs = chat_logprobs(text.events, self._speller())
-        return {"message": content, "logprobs": logprobs}
+        return {
+            "message": message,
+            "logprobs": logprobs,
+            "finish_reason": _finish_reason(reply.finish_reason),
+        }
 
     def chunks(self, index: int, event: TokenEvent) -> Iterable[tuple[int, dict[str, Any]]]:
-        """One delta per token; the first of a choice has its role.
+        """One chunk per token; the first of a choice has its role.
 
         The SDK takes choices by their indices as they appear, so those before this one begin first.
         """
-        delta: dict[str, Any] = {"content": event.text}
-        while len(self._spellers) <= index:
-            begun = len(self._spellers)
-            self._spellers.append(self._speller())
+        delta: dict[str, Any] = {}
+        while len(self._streams) <= index:
+            begun = len(self._streams)
+            reader = ReplyReader(self._request, self._prompt, self._model)
+            self._streams.append(_Stream(reader, self._speller()))
             if begun < index:
-                yield begun, {"delta": {"role": "assistant", "content": ""}, "logprobs": None}
+                first = {"role": "assistant", "content": ""}
+                yield begun, {"delta": first, "logprobs": None, "finish_reason": None}
             else:
-                delta = {"role": "assistant"} | delta
+                delta = {"role": "assistant"}
+        stream = self._streams[index]
+        for part in stream.reader.push(event):
+            _add(delta, part)
+        reason = stream.reader.finish_reason
+        if reason is not None and not stream.reader.num_calls:
+            delta.setdefault("content", "")  # an empty text is not null, as it is beside calls
         logprobs = None
         if self._body.describes_tokens:
-            logprobs = chat_logprobs([event], self._spellers[index])
-        yield index, {"delta": delta, "logprobs": logprobs}
+            logprobs = chat_logprobs([event], stream.speller)
+        yield (
+            index,
+            {
+                "delta": delta,
+                "logprobs": logprobs,
+                "finish_reason": None if reason is None else _finish_reason(reason),
+            },
+        )
 
     def _speller(self) -> TokenSpeller:
-        return TokenSpeller(self._tokenizer, self._prompt.ids)
+        return TokenSpeller(self._model.tokenizer, self._prompt.ids)
+
+
+@dataclass(frozen=True, slots=True)
+class _Stream:
+    """A choice that is being streamed."""
+
+    reader: ReplyReader
+    speller: TokenSpeller
+
+
+def _add(delta: dict[str, Any], part: ReplyDelta) -> None:
+    """Adds a part of a reply to what a chunk says of it."""
+    match part:
+        case ContentDelta(text):
+            delta["content"] = delta.get("content", "") + text
+        case ReasoningDelta(text):
+            delta |= _reasoning(text)
+        case ToolCallDelta(call_id=str(call_id), name=str(name)):
+            call = _tool_call(ToolCall(call_id, name, part.arguments))
+            delta.setdefault("tool_calls", []).append({"index": part.index} | call)
+        case ToolCallDelta():
+            more = {"index": part.index, "function": {"arguments": part.arguments}}
+            delta.setdefault("tool_calls", []).append(more)
+
+
+def _reasoning(text: str) -> dict[str, Any]:
+    """Clients read one name or the other."""
+    return {"reasoning": text, "reasoning_content": text}
+
+
+def _tool_call(call: ToolCall) -> dict[str, Any]:
+    function = {"name": call.name, "arguments": call.arguments}
+    return {"id": call.call_id, "type": "function", "function": function}
+
+
+def _finish_reason(reason: ReplyFinish) -> str:
+    return reason if reason == "tool_calls" else FINISH_REASONS[reason]
 
 
 async def chat_completions(request: Request) -> Response:
@@ -184,7 +249,7 @@ async def chat_completions(request: Request) -> Response:
     body = parse_body(ChatBody, await request.body())
 
     def writer(generation: Generation, model: CausalModel) -> ChatWriter:
-        return ChatWriter(body, generation, model.tokenizer)
+        return ChatWriter(body, generation, model)
 
     # InferenceClient names a model that does not exist where the path names it.
     return await answer(request, body, writer, request.path_params.get("name"))

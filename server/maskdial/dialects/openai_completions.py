@@ -10,7 +10,7 @@ from pydantic import Field, model_validator
 
 from maskdial.causal.events import TokenEvent
 from maskdial.dialects.openai_errors import openai_route
-from maskdial.dialects.openai_generation import answer
+from maskdial.dialects.openai_generation import FINISH_REASONS, answer
 from maskdial.dialects.openai_logprobs import CompletionLogprobs, TokenSpeller
 from maskdial.dialects.openai_sampling import GenerationBody
 from maskdial.dialects.openai_schema import (
@@ -97,6 +97,7 @@ class CompletionsWriter:
 
     id_prefix = "cmpl"
     object = chunk_object = "text_completion"
+    num_reasoning = None
 
     def __init__(self, body: CompletionsBody, generation: Generation, tokenizer: Tokenizer) -> None:
         self._body = body
@@ -111,6 +112,7 @@ class CompletionsWriter:
         content: dict[str, Any] = {
             "text": self._echo(prompt) + text.finish.generated_text,
             "logprobs": None,
+            "finish_reason": FINISH_REASONS[text.finish.reason],
         }
         if self._body.describes_tokens:
             echoed = _prompt_tokens(prompt, text) if self._body.echo else ()
@@ -130,7 +132,8 @@ class CompletionsWriter:
             if index not in self._streams:
                 self._streams[index] = self._logprobs(prompt)
             logprobs = self._streams[index].describe([(event.token_id, event.logprob, event.top)])
-        yield index, {"text": text, "logprobs": logprobs}
+        reason = None if event.finish is None else FINISH_REASONS[event.finish.reason]
+        yield index, {"text": text, "logprobs": logprobs, "finish_reason": reason}
 
     def _echo(self, prompt: Prompt) -> str:
         if not self._body.echo:

@@ -24,7 +24,7 @@ from maskdial.requests.offload import offload
 from maskdial.requests.timing import Deadline
 
 _SECONDS_PER_TOKEN = 2e-6  # to render one
-_FINISH_REASONS: Mapping[FinishReason, str] = {
+FINISH_REASONS: Mapping[FinishReason, str] = {
     "length": "length",
     "eos_token": "stop",
     "stop_sequence": "stop",
@@ -39,8 +39,12 @@ class Writer(Protocol):
     object: str
     chunk_object: str
 
+    @property
+    def num_reasoning(self) -> int | None:
+        """Tokens of the reasoning so far; None where there is none to report."""
+
     def choice(self, completion: Completion, text: Text) -> dict[str, Any]:
-        """A finished text, but for its index and finish reason."""
+        """A finished text, without its index."""
 
     def chunks(self, index: int, event: TokenEvent) -> Iterable[tuple[int, dict[str, Any]]]:
         """What a token adds to a stream: indices of choices, and what to send of them.
@@ -88,7 +92,9 @@ async def answer(
     def reply() -> Response:
         content = _header(writer.id_prefix, writer.object, model.name)
         content["choices"] = _choices(completions, body.n or 1, writer)
-        content["usage"] = usage(generation.prompts, count_generated(completions))
+        content["usage"] = usage(
+            generation.prompts, count_generated(completions), writer.num_reasoning
+        )
         return json_reply(content, headers=timing_headers(timings(completions)))
 
     num_described = count_generated(completions) if body.describes_tokens else 0
@@ -108,9 +114,7 @@ def _header(id_prefix: str, kind: str, model_name: str) -> dict[str, Any]:
 def _choices(completions: list[Completion], n: int, writer: Writer) -> list[dict[str, Any]]:
     texts = [(each, text) for each in completions for text in each.best(n)[:n]]
     return [
-        {"index": index}
-        | writer.choice(completion, text)
-        | {"finish_reason": _FINISH_REASONS[text.finish.reason]}
+        {"index": index} | writer.choice(completion, text)
         for index, (completion, text) in enumerate(texts)
     ]
 
@@ -126,16 +130,15 @@ async def _frames(
             async for sequence, event in stream:
                 num_generated += 1
                 for index, content in writer.chunks(sequence, event):
-                    finish = event.finish if index == sequence else None
-                    reason = None if finish is None else _FINISH_REASONS[finish.reason]
-                    choice = {"index": index} | content | {"finish_reason": reason}
-                    chunk = header | {"choices": [choice]}
+                    chunk = header | {"choices": [{"index": index} | content]}
                     if body.continuous_usage:
-                        chunk["usage"] = usage(generation.prompts, num_generated)
+                        chunk["usage"] = usage(
+                            generation.prompts, num_generated, writer.num_reasoning
+                        )
                     elif body.includes_usage:
                         chunk["usage"] = None
                     yield data_frame(encode_json(chunk))
     if body.includes_usage:
-        totals = usage(generation.prompts, num_generated)
+        totals = usage(generation.prompts, num_generated, writer.num_reasoning)
         yield data_frame(encode_json(header | {"choices": [], "usage": totals}))
     yield _DONE

@@ -101,15 +101,23 @@ def _chat_token(speller: TokenSpeller, token_id: int, logprob: float) -> dict[st
     }
 
 
-def usage(prompts: Sequence[Prompt], num_generated: int) -> dict[str, Any]:
-    """Token counts; a prompt counts once, however many texts it has."""
+def usage(
+    prompts: Sequence[Prompt], num_generated: int, num_reasoning: int | None = None
+) -> dict[str, Any]:
+    """Token counts; a prompt counts once, however many texts it has.
+
+    ``num_reasoning`` of the generated tokens are reasoning; None: that is not reported.
+    """
     num_prompt = sum(len(prompt.ids) for prompt in prompts)
-    return {
+    counts: dict[str, Any] = {
         "prompt_tokens": num_prompt,
         "completion_tokens": num_generated,
         "total_tokens": num_prompt + num_generated,
         "prompt_tokens_details": {"cached_tokens": sum(prompt.num_cached for prompt in prompts)},
     }
+    if num_reasoning is not None:
+        counts["completion_tokens_details"] = {"reasoning_tokens": num_reasoning}
+    return counts
 
 
 def count_generated(completions: Sequence[Completion]) -> int:

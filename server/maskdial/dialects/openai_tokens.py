@@ -7,7 +7,7 @@ from fastapi import Request, Response
 from fastapi.routing import APIRoute
 from pydantic import Field, model_validator
 
-from maskdial.dialects.openai_chat import Message
+from maskdial.dialects.openai_messages import Message
 from maskdial.dialects.openai_schema import OpenAIBody
 from maskdial.dialects.schema import FieldError, Size, TokenId, parse_body
 from maskdial.dialects.tgi import GENERATE
@@ -18,6 +18,7 @@ from maskdial.http.replies import error_reply, json_reply
 from maskdial.masked.tasks.task import check_ids, tokenizing_seconds
 from maskdial.models.bundle import CHAT_TEMPLATE
 from maskdial.models.registry import CausalModel, ServedModel
+from maskdial.requests.chat import render_messages
 from maskdial.requests.offload import offload
 
 _SECONDS_PER_TOKEN = 1e-6
@@ -142,7 +143,8 @@ def _render(body: PromptBody, model: ServedModel) -> str:
     if not isinstance(model, CausalModel):
         raise ValidationError(f"messages: model {model.name!r} has no chat template")
     try:
-        return model.chat_template.render([each.rendered() for each in body.messages or ()])
+        messages = [each.to_message() for each in body.messages or ()]
+        return model.chat_template.render(render_messages(messages, model.reply_format))
     except ValidationError as error:
         raise ValidationError(f"messages: {error.message}") from error
 

@@ -24,7 +24,7 @@ from maskdial.dialects.schema import (
     join_parts,
     logit_biases,
 )
-from maskdial.requests.generation import GenerationRequest, GrammarRequest
+from maskdial.requests.generation import Conversation, GenerationRequest, GrammarRequest
 
 
 def _check_grammar_value(value: object) -> object:
@@ -258,7 +258,9 @@ class GenerateBody(TaskBody):
         wanted = parameters.grammar
         return GenerationRequest(
             prompts,
-            None if self.messages is None else [each.model_dump() for each in self.messages],
+            None
+            if self.messages is None
+            else Conversation([each.model_dump() for each in self.messages]),
             parameters.sampling_params(),
             max_new_tokens=parameters.max_new_tokens,
             num_sequences=parameters.num_sequences,

@@ -11,6 +11,7 @@ from maskdial.causal.grammar.compiler import GrammarCompiler
 from maskdial.causal.prefix_cache import PrefixCache
 from maskdial.causal.sampling.device_sampler import DeviceSampler
 from maskdial.causal.sampling.sampler import Sampler, TokenSampler
+from maskdial.causal.tools.reply import ReplyFormat
 from maskdial.config import Config
 from maskdial.errors import BundleError, ConfigError
 from maskdial.masked.engine import MaskedEngine
@@ -112,6 +113,8 @@ def _start_causal(
     check_kernels(bundle, options, config.golden_check)
     check_golden(bundle, partial(causal_logits, runner), config.golden_check)
     tokenizer = Tokenizer.from_file(bundle.tokenizer, manifest.special_tokens)
+    chat_template = read_chat_template(bundle, tokenizer)
+    reply_format = ReplyFormat.of_bundle(bundle, tokenizer, chat_template)
     engine = CausalEngine(
         runner,
         tokenizer,
@@ -139,7 +142,8 @@ def _start_causal(
         engine,
         runner.slots,
         runner.max_length,
-        read_chat_template(bundle, tokenizer),
+        chat_template,
+        reply_format,
         _grammar_compiler(bundle),
     )
 

@@ -10,6 +10,7 @@ import maskdial
 from maskdial.causal.chat import ChatTemplate
 from maskdial.causal.engine import CausalEngine
 from maskdial.causal.grammar.compiler import GrammarCompiler
+from maskdial.causal.tools.reply import ReplyFormat
 from maskdial.config import Config
 from maskdial.errors import BundleError, NotFoundError, ValidationError
 from maskdial.masked.engine import MaskedEngine
@@ -80,12 +81,14 @@ class CausalModel(_Model):
     """A causal model being served.
 
     ``slots`` sequences run at once. ``max_length`` is the context in tokens, as configured.
+    ``reply_format`` says how its tool calls and its reasoning are told from its text.
     """
 
     engine: CausalEngine
     slots: int
     max_length: int
     chat_template: ChatTemplate
+    reply_format: ReplyFormat
     grammars: GrammarCompiler
 
     def stop(self) -> None:

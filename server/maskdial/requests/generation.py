@@ -8,7 +8,7 @@ import asyncio
 import contextlib
 import dataclasses
 import statistics
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -45,18 +45,33 @@ class GrammarRequest:
 
 
 @dataclass(frozen=True, slots=True)
+class Conversation:
+    """What a prompt is rendered from, by the model's chat template.
+
+    Attributes:
+        messages: mappings of ``role``, ``content`` and whatever else templates read.
+        tools: what the model may call, in OpenAI's form.
+        variables: further variables of the template.
+    """
+
+    messages: Sequence[Mapping[str, Any]]
+    tools: Sequence[Mapping[str, Any]] = ()
+    variables: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
 class GenerationRequest:
     """Prompts or a conversation to continue.
 
     Attributes:
         prompts: texts, or token ids that are used unchanged: no special tokens are added. Empty
             for a conversation.
-        messages: a conversation, rendered with the model's chat template; mappings of ``role`` and
-            ``content``.
+        conversation: rendered as the prompt, in place of ``prompts``.
         params: how to sample; its ``max_new_tokens`` is ignored.
         max_new_tokens: limit per text. None: 100, or less if the context is shorter.
         num_sequences: texts to generate for each prompt.
         grammar: what the texts must match.
+        grammar_for: chooses the grammar once a conversation is rendered, in place of ``grammar``.
         truncate: keep only this many of a prompt's last tokens.
         priority: lower values are scheduled earlier.
         cache_salt: prompts share cached prefixes only with requests of the same salt.
@@ -64,11 +79,12 @@ class GenerationRequest:
     """
 
     prompts: Sequence[TextOrIds] = ()
-    messages: Sequence[Mapping[str, Any]] | None = None
+    conversation: Conversation | None = None
     params: SamplingParams = dataclasses.field(default_factory=SamplingParams)
     max_new_tokens: int | None = None
     num_sequences: int = 1
     grammar: GrammarRequest | None = None
+    grammar_for: Callable[[str], GrammarRequest | None] | None = None
     truncate: int | None = None
     priority: int = 0
     cache_salt: str = ""
@@ -217,10 +233,8 @@ def timings(completions: Sequence[Completion]) -> Timings:
 @contextlib.contextmanager
 def about_grammar() -> Iterator[None]:
     """Has a ValidationError name the grammar, which may also fail while it is used."""
-    try:
+    with about("grammar"):
         yield
-    except ValidationError as error:
-        raise ValidationError(error.message, field=error.field or "grammar") from error
 
 
 async def _read_prompts(
@@ -232,16 +246,14 @@ async def _read_prompts(
     num_sequences = num_prompts * request.num_sequences
     _check_size(num_sequences, request, params, config)
     model.engine.check_room(num_sequences)
-    grammar = None
-    if request.grammar is not None:
-        with about_grammar():
-            compiling = model.grammars.submit(request.grammar.kind, request.grammar.value)
-            grammar = await asyncio.wrap_future(compiling)
-    given = request.prompts
-    if request.messages is not None:
-        with about("messages"):
-            given = [await asyncio.to_thread(model.chat_template.render, request.messages)]
-    tokenized = await _tokenize(given, model, add_special_tokens=request.messages is None)
+    given, wanted = request.prompts, request.grammar
+    if request.conversation is not None:
+        rendered = await asyncio.to_thread(_render, request.conversation, model)
+        given = [rendered]
+        if request.grammar_for is not None:
+            wanted = await asyncio.to_thread(request.grammar_for, rendered)
+    grammar = await _compile(wanted, model)
+    tokenized = await _tokenize(given, model, add_special_tokens=request.conversation is None)
     prompts = []
     for index, (prompt, (ids, num_special)) in enumerate(zip(given, tokenized, strict=True)):
         kept = _fit(ids, num_special, request.truncate, model, index)
@@ -249,6 +261,20 @@ async def _read_prompts(
         text = prompt if isinstance(prompt, str) else None
         prompts.append(Prompt(text, kept, len(ids) - len(kept), sequences))
     return prompts
+
+
+def _render(conversation: Conversation, model: CausalModel) -> str:
+    with about("messages"):
+        return model.chat_template.render(
+            conversation.messages, tools=conversation.tools, variables=conversation.variables
+        )
+
+
+async def _compile(wanted: GrammarRequest | None, model: CausalModel) -> Grammar | None:
+    if wanted is None:
+        return None
+    with about("tools" if wanted.kind == "structural" else "grammar"):
+        return await asyncio.wrap_future(model.grammars.submit(wanted.kind, wanted.value))
 
 
 async def _tokenize(

@@ -56,6 +56,7 @@ class ReplyParser:
 
     Attributes:
         num_calls: how many calls have begun.
+        reasoning: whether the text is within the model's thinking.
         incomplete: whether the text ended, or went wrong, within a call. Set by `finish`.
     """
 
@@ -68,6 +69,7 @@ class ReplyParser:
         thinking_opened: bool = False,
     ) -> None:
         self.num_calls = 0
+        self.reasoning = False
         self.incomplete = False
         self._form = form or PLAIN_FORMAT
         self._tools = {tool.name: tool for tool in tools}
@@ -133,8 +135,10 @@ class ReplyParser:
             if not (yield from self._begins_with([marks.begin])):
                 return
             self._text = self._text.lstrip().removeprefix(marks.begin)
+        self.reasoning = True
         yield from self._skip_space()
         yield from self._copy_until(marks.end, lambda text: self._emit(ReasoningDelta(text)))
+        self.reasoning = False
         yield from self._skip_space()
 
     def _section(self) -> _Reader:

@@ -1,0 +1,355 @@
+"""A request to answer a conversation, which may call tools and may reason.
+
+Every dialect parses its bodies into a `ChatRequest`, generates as for any other request, and reads
+the tokens with a `ReplyReader`::
+
+    generation = await Generation.prepare(chat.generation_for(model), model, config, deadline)
+    reader = ReplyReader(chat, generation.prompts[0], model)    # one for each text
+    async with generation.stream() as stream:
+        async for _, event in stream:
+            deltas = reader.push(event)
+    reader.reply                                                # all of it, at the end
+
+Errors name the fields of `ChatRequest` and of `GenerationRequest`.
+"""
+
+import contextlib
+import dataclasses
+import hashlib
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, Literal
+
+from maskdial.causal.events import FinishReason, TokenEvent
+from maskdial.causal.tools import (
+    ContentDelta,
+    ReasoningDelta,
+    ReplyDelta,
+    ReplyFormat,
+    ReplyParser,
+    Tool,
+    ToolCallDelta,
+    ToolChoice,
+    check_tools,
+    write_grammar,
+)
+from maskdial.causal.tools.events import merged
+from maskdial.errors import ValidationError
+from maskdial.models.registry import CausalModel
+from maskdial.requests.generation import (
+    Conversation,
+    GenerationRequest,
+    GrammarRequest,
+    Prompt,
+)
+
+ReplyFinish = Literal[FinishReason, "tool_calls"]
+"""How a reply ended; ``tool_calls``: by itself, and it calls tools."""
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCall:
+    """A call of a tool, made by the model. ``arguments`` is JSON text: of an object, unless the
+    reply was cut off within it.
+    """
+
+    call_id: str
+    name: str
+    arguments: str
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """One message of a conversation.
+
+    Attributes:
+        role: ``tool`` for the result of a call.
+        content: the text; may be empty beside tool calls.
+        reasoning: what the assistant thought before it answered.
+        tool_calls: the assistant's calls.
+        tool_call_id: the call that a message of role ``tool`` is the result of.
+    """
+
+    role: Literal["system", "user", "assistant", "tool"]
+    content: str
+    reasoning: str = ""
+    tool_calls: Sequence[ToolCall] = ()
+    tool_call_id: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class ChatRequest:
+    """A conversation to answer.
+
+    Attributes:
+        messages: the conversation so far.
+        generation: how to generate; its ``prompts`` and ``conversation`` are ignored. Its
+            ``grammar`` applies to the content of the reply.
+        tools: what the model may call.
+        tool_choice: whether it has to, and which; None: it may not.
+        parallel_tool_calls: whether a reply may have several calls, where the model's format allows
+            that.
+        reasoning_effort: a variable of the template, such as ``low``; ``none`` also sets
+            ``enable_thinking`` to false. None: the template's default.
+        template_variables: further variables of the template.
+    """
+
+    messages: Sequence[Message]
+    generation: GenerationRequest = field(default_factory=GenerationRequest)
+    tools: Sequence[Tool] = ()
+    tool_choice: ToolChoice | None = field(default_factory=ToolChoice)
+    parallel_tool_calls: bool = True
+    reasoning_effort: str | None = None
+    template_variables: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def callable_tools(self) -> Sequence[Tool]:
+        """The tools that the prompt describes and the reply may call."""
+        return () if self.tool_choice is None else self.tools
+
+    def generation_for(self, model: CausalModel) -> GenerationRequest:
+        """The request as one to generate text.
+
+        Raises:
+            ValidationError: the tools cannot be used, or not by this model, or a past call has
+                arguments that are no JSON object.
+        """
+        self._check(model)
+        return dataclasses.replace(
+            self.generation,
+            prompts=(),
+            conversation=Conversation(
+                render_messages(self.messages, model.reply_format),
+                [tool.as_openai() for tool in self.callable_tools],
+                self._variables(),
+            ),
+            grammar_for=partial(self._grammar, model.reply_format),
+        )
+
+    def _check(self, model: CausalModel) -> None:
+        if not self.tools:
+            if self.tool_choice is not None and self.tool_choice != ToolChoice():
+                raise ValidationError("there are no tools to call", field="tool_choice")
+            return
+        with _about_item():
+            check_tools(self.tools)
+        if self.tool_choice is None:
+            return
+        self.tool_choice.select(self.tools)
+        if model.reply_format.calls is None and self.tool_choice.mode == "auto":
+            raise ValidationError(
+                f"the chat template of model {model.name!r} knows no tools, so the model cannot "
+                "choose to call one; set tool_choice to required or to a tool",
+                field="tools",
+            )
+
+    def _variables(self) -> Mapping[str, Any]:
+        variables: dict[str, Any] = {}
+        if self.reasoning_effort is not None:
+            variables["reasoning_effort"] = self.reasoning_effort
+        if self.reasoning_effort == "none":
+            variables["enable_thinking"] = False
+        return variables | dict(self.template_variables)
+
+    def _grammar(self, reply_format: ReplyFormat, prompt: str) -> GrammarRequest | None:
+        """The grammar of a reply to a rendered prompt."""
+        thinking = reply_format.thinking
+        if self.tool_choice is None or not self.tools:
+            return self.generation.grammar
+        with _about_item():
+            source = write_grammar(
+                reply_format.calls,
+                self.tools,
+                self.tool_choice,
+                parallel=self.parallel_tool_calls,
+                thinking=thinking,
+                thinking_opened=thinking is not None and thinking.opened_by(prompt),
+            )
+        return GrammarRequest("structural", source)
+
+
+@contextlib.contextmanager
+def _about_item() -> Iterator[None]:
+    """Has a ValidationError about one tool name it as ``tools[3]``."""
+    try:
+        yield
+    except ValidationError as error:
+        if error.index is None:
+            raise
+        raise ValidationError(error.message, field=f"{error.field}[{error.index}]") from error
+
+
+def render_messages(
+    messages: Sequence[Message], reply_format: ReplyFormat
+) -> list[Mapping[str, Any]]:
+    """The messages of a conversation as a model's chat template reads them.
+
+    Ids of calls are changed where the template takes only short ones. A template that knows no
+    tools has past calls as text.
+
+    Raises:
+        ValidationError: a call has arguments that are no JSON object.
+    """
+    names = {call.call_id: call.name for message in messages for call in message.tool_calls}
+    return [_render_message(message, reply_format, names) for message in messages]
+
+
+def _render_message(
+    message: Message, reply_format: ReplyFormat, names: Mapping[str, str]
+) -> Mapping[str, Any]:
+    rendered: dict[str, Any] = {"role": message.role, "content": message.content}
+    if message.reasoning:
+        # Templates know it by either name.
+        rendered["reasoning_content"] = rendered["reasoning"] = message.reasoning
+    if message.tool_call_id:
+        rendered["tool_call_id"] = _call_id(message.tool_call_id, reply_format)
+        if message.tool_call_id in names:
+            rendered["name"] = names[message.tool_call_id]
+    if message.tool_calls and reply_format.calls is None:
+        calls = (
+            f'{{"name": {json.dumps(call.name)}, "arguments": {json.dumps(_arguments(call))}}}'
+            for call in message.tool_calls
+        )
+        rendered["content"] = "\n".join(filter(None, (message.content, *calls)))
+    elif message.tool_calls:
+        rendered["tool_calls"] = [_render_call(call, reply_format) for call in message.tool_calls]
+    return rendered
+
+
+def _render_call(call: ToolCall, reply_format: ReplyFormat) -> Mapping[str, Any]:
+    form = reply_format.calls
+    arguments = _arguments(call)
+    as_text = form is not None and form.text_arguments
+    function = {
+        "name": call.name,
+        "arguments": json.dumps(arguments, ensure_ascii=False) if as_text else arguments,
+    }
+    return {
+        "id": _call_id(call.call_id, reply_format),
+        "type": "function",
+        "function": function,
+    }
+
+
+def _arguments(call: ToolCall) -> Mapping[str, Any]:
+    try:
+        arguments = json.loads(call.arguments or "{}")
+    except (ValueError, RecursionError):
+        arguments = None
+    if not isinstance(arguments, dict):
+        raise ValidationError(
+            f"the arguments of the call of {call.name!r} must be the text of a JSON object",
+            field="messages",
+        )
+    return arguments
+
+
+def _call_id(call_id: str, reply_format: ReplyFormat) -> str:
+    """A call's id as the template takes it; a call and its result are given the same one."""
+    form = reply_format.calls
+    short = len(call_id) == 9 and call_id.isascii() and call_id.isalnum()
+    if form is None or not form.short_ids or short:
+        return call_id
+    return hashlib.sha256(call_id.encode()).hexdigest()[:9]
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """A reply, as far as it was written.
+
+    ``num_reasoning`` counts the tokens of the reasoning and of the marks around it.
+    """
+
+    content: str
+    reasoning: str
+    tool_calls: Sequence[ToolCall]
+    finish_reason: ReplyFinish
+    num_reasoning: int
+
+
+class ReplyReader:
+    """Reads one reply token by token, and tells reasoning, content and tool calls apart.
+
+    Args:
+        request: what is replied to.
+        prompt: the prompt that was made of it.
+        model: the model that replies.
+
+    Attributes:
+        num_reasoning: as in `Reply`, so far.
+    """
+
+    def __init__(self, request: ChatRequest, prompt: Prompt, model: CausalModel) -> None:
+        form = model.reply_format
+        opened = form.thinking is not None and form.thinking.opened_by(prompt.text or "")
+        self._parser = ReplyParser(
+            form.calls, request.callable_tools, thinking=form.thinking, thinking_opened=opened
+        )
+        tags = {model.tokenizer.token_to_id(tag): tag for tag in self._parser.special_tags}
+        self._tags: Mapping[int | None, str] = tags
+        self._deltas: list[ReplyDelta] = []
+        self._finish_reason: ReplyFinish | None = None
+        self.num_reasoning = 0
+
+    def push(self, event: TokenEvent) -> list[ReplyDelta]:
+        """Takes the next token and returns what is certain by now, which may be nothing."""
+        was_reasoning = self._parser.reasoning
+        deltas = self._parser.push(event.text + self._tags.get(event.token_id, ""))
+        self.num_reasoning += was_reasoning or self._parser.reasoning
+        if event.finish is not None:
+            deltas = merged([*deltas, *self._finish(event.finish.reason)])
+        self._deltas += deltas
+        return deltas
+
+    @property
+    def num_calls(self) -> int:
+        """How many calls have begun."""
+        return self._parser.num_calls
+
+    @property
+    def finish_reason(self) -> ReplyFinish | None:
+        """How the reply ended; None before that."""
+        return self._finish_reason
+
+    @property
+    def reply(self) -> Reply:
+        """The whole reply, once it has ended."""
+        assert self._finish_reason is not None, "the reply has not ended"
+        return Reply(
+            "".join(each.text for each in self._deltas if isinstance(each, ContentDelta)),
+            "".join(each.text for each in self._deltas if isinstance(each, ReasoningDelta)),
+            _joined_calls(each for each in self._deltas if isinstance(each, ToolCallDelta)),
+            self._finish_reason,
+            self.num_reasoning,
+        )
+
+    def _finish(self, reason: FinishReason) -> list[ReplyDelta]:
+        deltas = self._parser.finish(cut=reason == "length")
+        calls = self._parser.num_calls and not self._parser.incomplete
+        self._finish_reason = "tool_calls" if calls and reason != "length" else reason
+        return deltas
+
+
+def read_reply(
+    request: ChatRequest, prompt: Prompt, events: Iterable[TokenEvent], model: CausalModel
+) -> Reply:
+    """A finished text as a reply; see `ReplyReader`."""
+    reader = ReplyReader(request, prompt, model)
+    for event in events:
+        reader.push(event)
+    return reader.reply
+
+
+def _joined_calls(deltas: Iterable[ToolCallDelta]) -> list[ToolCall]:
+    calls: list[ToolCall] = []
+    for delta in deltas:
+        if delta.name is not None:
+            calls.append(ToolCall(delta.call_id or "", delta.name, delta.arguments))
+        else:
+            call = calls[delta.index]
+            calls[delta.index] = dataclasses.replace(
+                call, arguments=call.arguments + delta.arguments
+            )
+    return calls
