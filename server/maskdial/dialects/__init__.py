@@ -4,6 +4,7 @@ A new one is a module with its ``ROUTES``, listed here.
 """
 
 from maskdial.dialects import (
+    anthropic_messages,
     models,
     openai_chat,
     openai_completions,
@@ -38,6 +39,7 @@ ROUTES = (
     *openai_rerank.ROUTES,
     *openai_decisions.ROUTES,
     *openai_models.ROUTES,
+    *anthropic_messages.ROUTES,
     *openai_tokens.ROUTES,
     *models.ROUTES,
     *service.ROUTES,

@@ -67,7 +67,6 @@ def _as_parts(content: object) -> object:
 
 Parts = Annotated[
     list[Part],
-    Size(1, 1024, "parts"),
     pydantic.BeforeValidator(_as_parts, json_schema_input_type=str | list[Part]),
 ]
 """A text, or a list of parts."""
@@ -235,7 +234,6 @@ class DecisionsBody(TruncationParameters, OpenAIBody):
 
     input: Annotated[
         list[Item],
-        Size(1, 1024, "items"),
         pydantic.BeforeValidator(_as_items, json_schema_input_type=str | list[Item]),
     ] = Field(description="A text, or messages and tool calls, which become lines of a transcript.")
     questions: Annotated[list[QuestionBody], Size(1, 400, "questions")]
@@ -255,9 +253,8 @@ class DecisionsBody(TruncationParameters, OpenAIBody):
     @property
     def text(self) -> str:
         """What the models read: a single user message is its text."""
-        first, *others = self.input
-        if not others and first.role == "user":
-            return _joined(first.content or ())
+        if len(self.input) == 1 and self.input[0].role == "user":
+            return _joined(self.input[0].content or ())
         return "\n".join(item.as_line for item in self.input)
 
 
