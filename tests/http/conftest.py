@@ -1,6 +1,5 @@
 """A server with the models that ship, and one that speaks OpenAI's dialect."""
 
-import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -9,8 +8,8 @@ import httpx
 import openai
 import pytest
 
-from maskdial.models import bundle
 from maskdial.models.registry import STARTER_FOLDER
+from tests.http.chat_bundles import make_chat_bundle
 
 
 @pytest.fixture(scope="session")
@@ -45,13 +44,7 @@ CHAT_TEMPLATE = """\
 @pytest.fixture(scope="session")
 def chat_bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The causal starter with a chat template."""
-    folder = tmp_path_factory.mktemp("bundles") / "chat"
-    shutil.copytree(STARTER_FOLDER / "hybrid", folder, ignore=shutil.ignore_patterns("*.full.*"))
-    (folder / bundle.CHAT_TEMPLATE).write_text(CHAT_TEMPLATE, encoding="utf-8")
-    manifest = bundle.load_bundle("chat", folder).manifest
-    files = bundle.hash_files(folder, [*manifest.files, bundle.CHAT_TEMPLATE])
-    bundle.write_manifest(folder, manifest.model_copy(update={"files": files}))
-    return folder
+    return make_chat_bundle(tmp_path_factory.mktemp("bundles") / "chat", CHAT_TEMPLATE)
 
 
 @pytest.fixture(scope="session")

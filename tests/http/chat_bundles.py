@@ -1,0 +1,40 @@
+"""Bundles that chat: the causal starter with a chat template."""
+
+import json
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+
+from maskdial.models import bundle
+from maskdial.models.registry import STARTER_FOLDER
+
+TEMPLATES = Path(__file__).parents[1] / "data" / "chat_templates"
+
+
+def make_chat_bundle(
+    folder: Path, template: str, *, tags: Sequence[str] = (), **manifest: object
+) -> Path:
+    """The causal starter with a chat template.
+
+    Args:
+        folder: where to make it.
+        template: the chat template.
+        tags: special tokens, which replace the last of the vocabulary: 7999, 7998 and so on.
+        manifest: changes of the manifest.
+    """
+    shutil.copytree(STARTER_FOLDER / "hybrid", folder, ignore=shutil.ignore_patterns("*.full.*"))
+    (folder / bundle.CHAT_TEMPLATE).write_text(template, encoding="utf-8")
+    tokenizer = json.loads((folder / "tokenizer.json").read_text(encoding="utf-8"))
+    for tag in tags:
+        token_id = len(tokenizer["model"]["vocab"]) - 1
+        last = max(tokenizer["model"]["vocab"], key=tokenizer["model"]["vocab"].__getitem__)
+        del tokenizer["model"]["vocab"][last]
+        tokenizer["model"]["merges"].pop()
+        settings = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
+        added = {"id": token_id, "content": tag, "special": True} | settings
+        tokenizer["added_tokens"].append(added)
+    (folder / "tokenizer.json").write_text(json.dumps(tokenizer), encoding="utf-8")
+    (read,) = bundle.read_manifests("chat", folder)
+    files = bundle.hash_files(folder, [*read.files, bundle.CHAT_TEMPLATE])
+    bundle.write_manifest(folder, read.model_copy(update={"files": files} | manifest))
+    return folder

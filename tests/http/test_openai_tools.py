@@ -1,0 +1,470 @@
+"""Tool calls and reasoning of `/v1/chat/completions`, with the unmodified SDK.
+
+The starter knows nothing of tools, but the grammar has it call them correctly.
+"""
+
+import asyncio
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import jsonschema
+import openai
+import pytest
+from openai.types.chat import ChatCompletion, ChatCompletionMessageParam
+from pydantic import BaseModel, ConfigDict, Field
+
+from maskdial.causal.tools import ToolFormat
+from tests.http.chat_bundles import TEMPLATES, make_chat_bundle
+
+FORMATS = ("hermes", "llama", "mistral_old", "mistral_new", "phi4_mini", "qwen3_coder", "lfm2")
+SCHEMAS: dict[str, dict[str, Any]] = {
+    "weather": {
+        "type": "object",
+        "properties": {
+            "city": {"type": "string", "maxLength": 8},
+            "days": {"type": "integer", "minimum": 1, "maximum": 9},
+        },
+        "required": ["city"],
+        "additionalProperties": False,
+    },
+    "paint": {
+        "type": "object",
+        "properties": {"color": {"enum": ["red", "green"]}, "wet": {"type": "boolean"}},
+        "required": ["color", "wet"],
+        "additionalProperties": False,
+    },
+}
+TOOLS: list[Any] = [
+    {"type": "function", "function": {"name": name, "parameters": schema}}
+    for name, schema in SCHEMAS.items()
+]
+MESSAGES: list[ChatCompletionMessageParam] = [{"role": "user", "content": "Go"}]
+BODY: dict[str, Any] = {"messages": MESSAGES, "tools": TOOLS}
+
+# A template that tells what it was given.
+MIRROR = """\
+{{- raise_exception((messages | tojson) ~ ' ' ~ (tools or []) | length ~ ' ' ~ color | default('-')
+    ~ ' ' ~ reasoning_effort | default('-') ~ ' ' ~ enable_thinking | default('-')) }}
+"""
+HERMES = ToolFormat(call='<tool_call>{"name": "$NAME", "arguments": $ARGUMENTS}</tool_call>')
+CALL_TAG = 7999
+CLOSE_TAG = 7998
+
+
+@pytest.fixture(scope="module")
+def url(
+    start_server: Callable[..., Any], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[str]:
+    folder = tmp_path_factory.mktemp("bundles")
+
+    def make(name: str, template: str, **options: Any) -> Path:
+        source = template if "{" in template else (TEMPLATES / f"{template}.jinja").read_text()
+        # Indented as by Llama's, the tools would not fit into the context.
+        return make_chat_bundle(folder / name, source.replace("(indent=4)", ""), **options)
+
+    short_ids = ToolFormat(call=HERMES.call, short_ids=True, text_arguments=True)
+    models = {name: make(name, name) for name in (*FORMATS, "no_tools")}
+    models["special"] = make("special", "qwq", tags=["<tool_call>", "</think>"])
+    models["mirror"] = make("mirror", MIRROR, tool_format=HERMES.to_json())
+    models["short"] = make("short", MIRROR, tool_format=short_ids.to_json())
+    models["bare"] = make("bare", MIRROR)
+    server = start_server(models=models)
+    yield f"{server.url}/v1"
+    server.stop()
+
+
+@pytest.fixture(scope="module")
+def client(url: str) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=url, api_key="none", max_retries=0, timeout=60) as client:
+        yield client
+
+
+def post(url: str, **body: Any) -> Any:
+    reply = httpx.post(f"{url}/chat/completions", json=BODY | body, timeout=60)
+    assert reply.status_code == 200, reply.text
+    return reply.json()
+
+
+def refusal(url: str, **body: Any) -> Any:
+    body = {"model": "hermes"} | BODY | body
+    reply = httpx.post(f"{url}/chat/completions", json=body, timeout=60)
+    assert reply.status_code == 400, reply.text
+    error = reply.json()["error"]
+    assert error["type"] == "invalid_request_error"
+    return error
+
+
+def calls_of(reply: ChatCompletion) -> list[tuple[str, Any]]:
+    """The calls of a reply, each of which satisfies its schema."""
+    (choice,) = reply.choices
+    calls = []
+    for call in choice.message.tool_calls or []:
+        assert call.type == "function"
+        arguments = json.loads(call.function.arguments)
+        jsonschema.validate(arguments, SCHEMAS[call.function.name])
+        calls.append((call.function.name, arguments))
+    return calls
+
+
+def test_a_hundred_calls_parse_and_satisfy_their_schemas(url: str) -> None:
+    async def ask_all() -> list[ChatCompletion]:
+        async with openai.AsyncOpenAI(
+            base_url=url, api_key="none", max_retries=0, timeout=120
+        ) as client:
+
+            async def ask(model: str, seed: int) -> ChatCompletion:
+                body: dict[str, Any] = BODY | {"tool_choice": "required", "seed": seed}
+                body |= {"model": model, "parallel_tool_calls": False}
+                if seed % 2:
+                    return await client.chat.completions.create(**body)
+                async with client.chat.completions.stream(**body) as stream:
+                    return await stream.get_final_completion()
+
+            pairs = [(model, seed) for model in FORMATS for seed in range(15)]
+            return await asyncio.gather(*(ask(*pair) for pair in pairs))
+
+    replies = asyncio.run(ask_all())
+    assert len(replies) >= 100
+    called = [calls_of(reply) for reply in replies]
+    assert all(len(calls) == 1 for calls in called)
+    assert {calls[0][0] for calls in called} == set(SCHEMAS)
+    for reply in replies:
+        (choice,) = reply.choices
+        assert choice.finish_reason == "tool_calls"
+        assert choice.message.content is None
+    ids = [call.id for r in replies for call in r.choices[0].message.tool_calls or []]
+    assert len(set(ids)) == len(ids)
+
+
+@pytest.mark.parametrize("model", FORMATS)
+def test_a_streamed_call_is_the_same(client: openai.OpenAI, model: str) -> None:
+    body: dict[str, Any] = BODY | {"model": model, "tool_choice": "required", "seed": 3}
+    body |= {"parallel_tool_calls": True, "max_tokens": 60}
+    expected = client.chat.completions.create(**body)
+    options: Any = {"include_usage": True}
+    with client.chat.completions.stream(**body, stream_options=options) as stream:
+        kinds = {event.type for event in stream}
+        snapshot = stream.current_completion_snapshot
+    assert "tool_calls.function.arguments.delta" in kinds
+    streamed, whole = snapshot.choices[0], expected.choices[0]
+    assert streamed.finish_reason == whole.finish_reason
+    assert streamed.message.content == whole.message.content
+    assert [
+        (call.function.name, call.function.arguments) for call in streamed.message.tool_calls or []
+    ] == [(c.function.name, c.function.arguments) for c in whole.message.tool_calls or []]
+    assert snapshot.usage is not None
+    assert snapshot.usage.model_dump() | {"prompt_tokens_details": None} == (
+        expected.usage.model_dump() | {"prompt_tokens_details": None}
+    )
+
+
+class Paint(BaseModel):
+    """Paints the wall."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    color: str = Field(max_length=8)
+    coats: int = Field(ge=1, le=3)
+
+
+def test_strict_tools_of_pydantic_models(client: openai.OpenAI) -> None:
+    tool = openai.pydantic_function_tool(Paint)
+    with client.chat.completions.stream(
+        model="hermes", messages=MESSAGES, tools=[tool], tool_choice="required", seed=1
+    ) as stream:
+        (choice,) = stream.get_final_completion().choices
+    parsed = [call.function.parsed_arguments for call in choice.message.tool_calls or []]
+    assert parsed
+    assert all(isinstance(each, Paint) for each in parsed)
+
+
+@pytest.mark.parametrize(
+    "tool_choice",
+    [
+        {"type": "function", "function": {"name": "paint"}},
+        {
+            "type": "allowed_tools",
+            "allowed_tools": {
+                "mode": "required",
+                "tools": [{"type": "function", "function": {"name": "paint"}}],
+            },
+        },
+    ],
+)
+@pytest.mark.parametrize("model", ["hermes", "no_tools"])
+def test_a_chosen_tool(client: openai.OpenAI, model: str, tool_choice: Any) -> None:
+    for seed in range(4):
+        reply = client.chat.completions.create(
+            **BODY, model=model, tool_choice=tool_choice, parallel_tool_calls=False, seed=seed
+        )
+        ((name, _),) = calls_of(reply)
+        assert name == "paint"
+
+
+def test_a_tool_without_parameters_has_no_arguments(url: str) -> None:
+    tools = [{"type": "function", "function": {"name": "now"}}]
+    reply = post(url, model="hermes", tools=tools, tool_choice="required", seed=2, max_tokens=200)
+    calls = reply["choices"][0]["message"]["tool_calls"]
+    assert all(json.loads(call["function"]["arguments"]) == {} for call in calls)
+
+
+def test_the_model_chooses_to_call(client: openai.OpenAI) -> None:
+    """Its tag is a special token here, made likely: text comes first, then calls."""
+    body: dict[str, Any] = BODY | {"model": "special", "max_tokens": 400}
+    body["logit_bias"] = {str(CLOSE_TAG): 9, str(CALL_TAG): 9, "0": -100}
+    both = 0
+    for seed in range(8):
+        reply = client.chat.completions.create(**body, seed=seed, parallel_tool_calls=False)
+        (choice,) = reply.choices
+        assert "<" not in (choice.message.content or "")
+        if choice.finish_reason == "tool_calls":
+            assert len(calls_of(reply)) == 1
+            both += bool(choice.message.content)
+        with client.chat.completions.stream(**body, seed=seed, parallel_tool_calls=False) as stream:
+            stream.until_done()
+            streamed = stream.current_completion_snapshot.choices[0]
+        assert streamed.finish_reason == choice.finish_reason
+        assert streamed.message.content == choice.message.content
+    assert both, "no reply had text before its call"
+
+
+def test_none_may_be_called(url: str) -> None:
+    body = {"model": "special", "max_tokens": 30, "seed": 1}
+    bias = {str(CLOSE_TAG): 9, str(CALL_TAG): 9}
+    (choice,) = post(url, **body, tool_choice="none", logit_bias=bias)["choices"]
+    assert "tool_calls" not in choice["message"]
+    without = post(url, **body, tools=None, logit_bias=bias)["choices"]
+    assert without == [choice]
+
+
+def test_a_call_that_is_cut(url: str) -> None:
+    for n, stream in ((1, False), (1, True), (3, True)):
+        body = {"model": "hermes", "tool_choice": "required", "max_tokens": 14, "seed": 5, "n": n}
+        if not stream:
+            (choice,) = post(url, **body)["choices"]
+            assert choice["finish_reason"] == "length"
+            continue
+        with httpx.stream(
+            "POST", f"{url}/chat/completions", json=BODY | body | {"stream": True}, timeout=60
+        ) as reply:
+            lines = [line.removeprefix("data: ") for line in reply.iter_lines() if line]
+        chunks = [json.loads(line)["choices"][0] for line in lines[:-1]]
+        finishes = [c["finish_reason"] for c in chunks if c["finish_reason"]]
+        assert finishes == ["length"] * n
+        roles = [chunk["index"] for chunk in chunks if "role" in chunk["delta"]]
+        assert sorted(roles) == list(range(n)), "a role once for each choice"
+
+
+def test_log_probabilities_of_calls(url: str) -> None:
+    body = {"model": "hermes", "tool_choice": "required", "seed": 4, "logprobs": True}
+    reply = post(url, **body, max_tokens=60)
+    num_tokens = reply["usage"]["completion_tokens"]
+    assert len(reply["choices"][0]["logprobs"]["content"]) == num_tokens
+
+
+def test_reasoning_is_told_from_the_answer(client: openai.OpenAI, url: str) -> None:
+    """The prompt opens the reasoning, which a special token ends."""
+    body: dict[str, Any] = {"model": "special", "messages": MESSAGES, "seed": 3, "max_tokens": 40}
+    body["logit_bias"] = {str(CLOSE_TAG): 8, "0": -100}
+    reply = client.chat.completions.create(**body)
+    message: Any = reply.choices[0].message
+    assert message.reasoning
+    assert message.reasoning_content == message.reasoning
+    assert message.content
+    assert "think" not in message.reasoning + message.content
+    assert reply.usage is not None
+    assert reply.usage.completion_tokens_details is not None
+    num_reasoning = reply.usage.completion_tokens_details.reasoning_tokens
+    assert num_reasoning is not None
+    assert 1 < num_reasoning < 40
+    with client.chat.completions.stream(**body) as stream:
+        deltas: list[Any] = [e.chunk.choices[0].delta for e in stream if e.type == "chunk"]
+        snapshot: Any = stream.current_completion_snapshot.choices[0].message
+    assert snapshot.reasoning == snapshot.reasoning_content == message.reasoning
+    assert snapshot.content == message.content
+    assert deltas[0].role == "assistant"
+    never = {"logit_bias": {str(CLOSE_TAG): -100, "0": -100}, "max_tokens": 12}
+    reply = post(url, **body | never, tools=None)
+    assert reply["choices"][0]["message"]["content"] == ""
+    assert reply["usage"]["completion_tokens_details"]["reasoning_tokens"] == 12
+
+
+def mirrored(url: str, **body: Any) -> tuple[list[Any], str]:
+    """The messages that a template is given, and what it sees of the other variables."""
+    error = refusal(url, **{"model": "mirror"} | body)
+    text = error["message"].partition("fails on them: ")[2]
+    messages, end = json.JSONDecoder().raw_decode(text)
+    return messages, text[end:]
+
+
+def test_variables_reach_the_template(url: str) -> None:
+    for body, words in (
+        ({}, " 2 - - -"),
+        ({"tools": TOOLS[:1]}, " 1 - - -"),
+        ({"tool_choice": "none"}, " 0 - - -"),
+        ({"reasoning_effort": "low"}, " 2 - low -"),
+        ({"reasoning_effort": "none"}, " 2 - none False"),
+        ({"chat_template_kwargs": {"color": "red", "enable_thinking": True}}, " 2 red - True"),
+        (
+            {"reasoning_effort": "none", "chat_template_kwargs": {"enable_thinking": True}},
+            " 2 - none True",
+        ),
+    ):
+        assert mirrored(url, **body)[1] == words
+
+
+ASSISTANT = {
+    "role": "assistant",
+    "content": None,
+    "tool_calls": [
+        {"id": "call_1", "type": "function", "function": {"name": "f", "arguments": '{"a": 1}'}}
+    ],
+}
+RESULT = {"role": "tool", "tool_call_id": "call_1", "content": "2"}
+
+
+def test_calls_of_the_history_as_templates_read_them(url: str) -> None:
+    function = {"name": "f", "arguments": {"a": 1}}
+    messages, _ = mirrored(url, messages=[ASSISTANT, RESULT])
+    assert messages == [
+        {
+            "role": "assistant",
+            "content": "",
+            "tool_calls": [{"id": "call_1", "type": "function", "function": function}],
+        },
+        {"role": "tool", "content": "2", "tool_call_id": "call_1", "name": "f"},
+    ]
+
+
+def test_ids_and_arguments_as_a_template_wants_them(url: str) -> None:
+    messages, _ = mirrored(url, model="short", messages=[ASSISTANT, RESULT])
+    (call,) = messages[0]["tool_calls"]
+    assert len(call["id"]) == 9
+    assert messages[1]["tool_call_id"] == call["id"]
+    assert call["function"]["arguments"] == '{"a": 1}'
+
+
+def test_a_template_without_tools_gets_calls_as_text(url: str) -> None:
+    messages, _ = mirrored(url, model="bare", tools=None, messages=[ASSISTANT])
+    assert messages == [{"role": "assistant", "content": '{"name": "f", "arguments": {"a": 1}}'}]
+
+
+def test_reasoning_of_the_history(url: str) -> None:
+    said = {"role": "assistant", "content": "Hi", "reasoning_content": "hm"}
+    messages, _ = mirrored(url, messages=[said])
+    assert messages == [
+        {"role": "assistant", "content": "Hi", "reasoning_content": "hm", "reasoning": "hm"}
+    ]
+
+
+@pytest.mark.parametrize("model", ["hermes", "mistral_old", "phi4_mini", "qwen3_coder", "lfm2"])
+def test_a_conversation_with_two_rounds_of_tools(client: openai.OpenAI, model: str) -> None:
+    messages: list[Any] = list(MESSAGES)
+    sizes = []
+    for round_number in range(2):
+        reply = client.chat.completions.create(
+            model=model,
+            messages=messages,
+            tools=TOOLS,
+            tool_choice="required",
+            parallel_tool_calls=False,
+            seed=round_number,
+        )
+        assert calls_of(reply)
+        messages.append(reply.choices[0].message)
+        for call in reply.choices[0].message.tool_calls or []:
+            messages.append({"role": "tool", "tool_call_id": call.id, "content": "fine"})
+        assert reply.usage is not None
+        sizes.append(reply.usage.prompt_tokens)
+    answer = client.chat.completions.create(
+        model=model, messages=messages, tools=TOOLS, tool_choice="none", max_tokens=8
+    )
+    assert answer.choices[0].message.tool_calls is None
+    assert sizes[1] > sizes[0]
+
+
+def tool(name: str, **schema: Any) -> dict[str, Any]:
+    return {"type": "function", "function": {"name": name, "parameters": schema}}
+
+
+ENDLESS = {
+    "$ref": "#/$defs/node",
+    "$defs": {
+        "node": {
+            "type": "object",
+            "properties": {"next": {"$ref": "#/$defs/node"}},
+            "required": ["next"],
+        }
+    },
+}
+HUGE = {"type": "object", "properties": {f"key_{i}": {"type": "string"} for i in range(20_000)}}
+
+
+@pytest.mark.parametrize(
+    ("body", "param", "words"),
+    [
+        ({"tools": [{"type": "function"}]}, "tools[0].function", "required"),
+        ({"tools": [{"type": "custom", "custom": {}}]}, "tools[0].type", "'function'"),
+        ({"tools": [tool("a"), tool("a")]}, "tools[1]", "two tools are named 'a'"),
+        ({"tools": [tool("a b")]}, "tools[0]", "1 to 64 letters"),
+        ({"tools": [tool(f"t{i}") for i in range(200)]}, "tools", "200 tools; it may have at most"),
+        ({"tools": [tool("a"), tool("b", type="string")]}, "tools[1]", "of type object"),
+        ({"tools": [tool("a", **ENDLESS)]}, "tools[0]", "needs itself without end"),
+        ({"tools": [tool("a", **HUGE)]}, "tools[0]", "bytes; the limit is"),
+        ({"tools": [tool("a", properties={"x": {"type": "gold"}})]}, "tools", ""),
+        ({"tools": None, "tool_choice": "required"}, "tool_choice", "no tools to call"),
+        (
+            {"tool_choice": {"type": "function", "function": {"name": "sing"}}},
+            "tool_choice",
+            "no tool is named 'sing'; the tools are weather, paint",
+        ),
+        ({"tool_choice": "sometimes"}, "tool_choice.type", "'auto'"),
+        ({"tool_choice": {"type": "function"}}, "tool_choice.function", "belongs to the type"),
+        (
+            {"tool_choice": {"type": "allowed_tools", "allowed_tools": {"mode": "auto"}}},
+            "tool_choice.allowed_tools.tools",
+            "required",
+        ),
+        (
+            {
+                "tool_choice": {
+                    "type": "allowed_tools",
+                    "allowed_tools": {"mode": "auto", "tools": []},
+                }
+            },
+            "tool_choice",
+            "at least one tool",
+        ),
+        ({"model": "no_tools"}, "tools", "set tool_choice to required"),
+        ({"messages": [{"role": "tool", "content": "2"}]}, "messages[0].tool_call_id", "role tool"),
+        (
+            {"messages": [{**ASSISTANT, "role": "user", "content": "a"}]},
+            "messages[0].tool_calls",
+            "role assistant",
+        ),
+        ({"messages": [{"role": "assistant"}]}, "messages[0].content", "required"),
+        ({"chat_template_kwargs": {"messages": []}}, "chat_template_kwargs", "'messages'"),
+        ({"chat_template_kwargs": [1]}, "chat_template_kwargs", "an object"),
+        ({"reasoning_effort": ""}, "reasoning_effort", "between 1 and 64 characters"),
+    ],
+)
+def test_tools_that_cannot_be_used(url: str, body: dict[str, Any], param: str, words: str) -> None:
+    error = refusal(url, **body)
+    assert error["param"] == param, error
+    assert words in error["message"]
+
+
+@pytest.mark.parametrize("arguments", ["", "[1]", "{", "nonsense"])
+def test_arguments_of_past_calls_are_objects(url: str, arguments: str) -> None:
+    function = {"name": "f", "arguments": arguments}
+    call = {"id": "call_1", "type": "function", "function": function}
+    body = {"messages": [{"role": "assistant", "tool_calls": [call]}]}
+    if not arguments:  # as some clients write a call without arguments
+        post(url, model="hermes", **body, max_tokens=1)
+        return
+    error = refusal(url, **body)
+    assert error["param"] == "messages"
+    assert "the arguments of the call of 'f'" in error["message"]
