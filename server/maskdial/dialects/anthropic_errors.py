@@ -1,5 +1,7 @@
 """How Anthropic's dialect writes errors, and the routes that write them so."""
 
+import contextlib
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from fastapi import Response
@@ -31,6 +33,22 @@ _TYPES: tuple[tuple[type[MaskdialError], str], ...] = (
 def anthropic_route(path: str, endpoint: Endpoint, body: type[BaseModel]) -> TaskRoute:
     """A task route whose errors are Anthropic's."""
     return TaskRoute(path, endpoint, body=body, error_reply=error_reply, tags=["anthropic"])
+
+
+@contextlib.contextmanager
+def about_fields(names: Mapping[str, str]) -> Iterator[None]:
+    """Has a ValidationError begin with the field at fault, for which these errors have no place.
+
+    Args:
+        names: from the neutral request's field names to the body's.
+    """
+    try:
+        yield
+    except ValidationError as error:
+        if error.field is None:
+            raise
+        where = names.get(error.field, error.field)
+        raise ValidationError(f"{where}: {error.message}", field=where) from error
 
 
 def event_frame(content: dict[str, Any]) -> bytes:

@@ -5,9 +5,14 @@ import asyncio
 from fastapi import Request, Response
 
 from maskdial.dialects.anthropic_blocks import Envelope, EventWriter, whole_message
-from maskdial.dialects.anthropic_errors import anthropic_route, error_frame, event_frame
+from maskdial.dialects.anthropic_errors import (
+    about_fields,
+    anthropic_route,
+    error_frame,
+    event_frame,
+)
 from maskdial.dialects.anthropic_schema import CountBody, MessagesBody
-from maskdial.dialects.schema import parse_body, wire_names
+from maskdial.dialects.schema import parse_body
 from maskdial.dialects.tgi import GENERATE
 from maskdial.http.context import server_context
 from maskdial.http.disconnect import unless_gone
@@ -28,7 +33,7 @@ async def messages(request: Request) -> Response:
     model = server.models.causal_for(GENERATE, body.model)
     request.state.model = model.name
     chat = body.request(model)
-    with wire_names(body.names(), batch=False):
+    with about_fields(body.names()):
         generation = await unless_gone(
             request,
             Generation.prepare(chat.generation_for(model), model, server.config, deadline),
@@ -47,7 +52,7 @@ async def messages(request: Request) -> Response:
 
 
 async def _frames(generation: Generation, body: MessagesBody, writer: EventWriter) -> Frames:
-    with wire_names(body.names(), batch=False):
+    with about_fields(body.names()):
         async with generation.stream() as stream:
             async for _, event in stream:
                 frames = b"".join(map(event_frame, writer.events(event)))
@@ -62,7 +67,7 @@ async def count_tokens(request: Request) -> Response:
     deadline = Deadline(body.timeout, server.config)
     model = server.models.causal_for(GENERATE, body.model)
     request.state.model = model.name
-    with wire_names(body.names(), batch=False):
+    with about_fields(body.names()):
         async with deadline.enforced():
             chat = body.chat(GenerationRequest())
             num_tokens = await asyncio.to_thread(_count, chat, model)
