@@ -25,6 +25,7 @@ class Finish:
 
     ``generated_text`` is the joined text of all its events. ``seed`` is None for a greedy sequence.
     ``prompt_logprobs``, if requested, has one for each token of the prompt but the first.
+    ``stop`` is the stop string that ended it, if one did.
     """
 
     reason: FinishReason
@@ -35,6 +36,7 @@ class Finish:
     queue_seconds: float
     inference_seconds: float
     prompt_logprobs: tuple[PromptLogprob, ...] = ()
+    stop: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

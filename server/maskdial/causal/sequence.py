@@ -335,6 +335,7 @@ class Sequence:
             queue_seconds=self.started_at - self.arrived_at,
             inference_seconds=now - self.started_at,
             prompt_logprobs=self.prompt_logprobs,
+            stop=self._stops.found if reason == "stop_sequence" else None,
         )
 
 
