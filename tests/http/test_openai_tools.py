@@ -470,3 +470,54 @@ def test_arguments_of_past_calls_are_objects(url: str, arguments: str) -> None:
     error = refusal(url, **body)
     assert error["param"] == "messages"
     assert "the arguments of the call of 'f'" in error["message"]
+
+
+ANSWER = {
+    "type": "object",
+    "properties": {"sure": {"type": "boolean"}},
+    "required": ["sure"],
+    "additionalProperties": False,
+}
+RESPONSE_FORMAT = {"type": "json_schema", "json_schema": {"name": "answer", "schema": ANSWER}}
+
+
+def test_a_schema_describes_what_follows_the_reasoning(url: str) -> None:
+    body = {"model": "special", "tools": None, "response_format": RESPONSE_FORMAT}
+    body |= {"logit_bias": {str(CLOSE_TAG): 9}, "seed": 4}
+    message = post(url, **body)["choices"][0]["message"]
+    assert message["reasoning"]
+    jsonschema.validate(json.loads(message["content"]), ANSWER)
+    # A Lark grammar, as also choices are, leaves no room for reasoning.
+    for grammar in ({"guided_choice": ["yes"]}, {"guided_grammar": 'start: "yes"'}):
+        body = {"model": "special", "tools": None} | grammar
+        message = post(url, **body)["choices"][0]["message"]
+        assert message["content"] == "yes"
+        assert "reasoning" not in message
+
+
+@pytest.mark.parametrize("model", ["hermes", "llama", "mistral_old"])
+def test_a_schema_beside_tools(client: openai.OpenAI, model: str) -> None:
+    """The reply is a call or satisfies the schema, as agents with an output type expect."""
+    body: dict[str, Any] = BODY | {"model": model, "response_format": RESPONSE_FORMAT}
+    kinds = set()
+    for seed in range(8):
+        reply = client.chat.completions.create(**body, seed=seed, parallel_tool_calls=False)
+        (choice,) = reply.choices
+        kinds.add(choice.finish_reason)
+        if choice.finish_reason == "tool_calls":
+            assert len(calls_of(reply)) == 1
+        else:
+            jsonschema.validate(json.loads(choice.message.content or ""), ANSWER)
+    assert kinds <= {"stop", "tool_calls"}
+    must = client.chat.completions.create(
+        **body, tool_choice="required", seed=1, parallel_tool_calls=False
+    )
+    assert calls_of(must)
+
+
+def test_a_lark_grammar_beside_tools_is_refused(url: str) -> None:
+    error = refusal(url, guided_choice=["yes", "no"])
+    assert error["param"] == "guided_choice"
+    assert "cannot be combined with tools" in error["message"]
+    error = refusal(url, response_format={"type": "regex", "value": "("})
+    assert error["param"] == "response_format"

@@ -23,6 +23,7 @@ from maskdial.dialects.schema import parse_body
 from maskdial.dialects.tgi_bodies import GenerateBody, GenerateParameters
 from maskdial.errors import ValidationError
 from maskdial.http.guard import TaskRoute
+from maskdial.requests.generation import Conversation
 
 # The least that each body holds
 BODIES: dict[type[BaseModel], dict[str, Any]] = {
