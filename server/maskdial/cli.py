@@ -56,8 +56,8 @@ def _parser(*, with_export: bool) -> argparse.ArgumentParser:
     inspect.add_argument(
         "--json",
         action="store_true",
-        help="print the manifest as JSON (a list for a bundle with two); tool_format and "
-        "thinking_marks are what the server finds in the chat template",
+        help="print the manifest as JSON, a list for a bundle with two; tool_format and "
+        "thinking_marks are those that the server uses",
     )
     client_cli.add_fill_arguments(
         add("fill", "fill the masks of a text (needs a running server)", client_cli.run_fill)
@@ -164,7 +164,7 @@ def _inspect(options: argparse.Namespace) -> int:
 
 
 def _replies(bundle: Bundle) -> dict[str, Any]:
-    """How a causal model writes tool calls and reasoning, as the server finds it."""
+    """How a causal model writes tool calls and reasoning, as the server derives it."""
     if bundle.manifest.family != "causal":
         return {}
     # The other commands start faster without them.

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from prometheus_client import Counter
 
 from maskdial.causal.engine import CausalEngine
-from maskdial.causal.events import TokenEvent
+from maskdial.causal.events import PromptLogprob, TokenEvent
 from maskdial.causal.grammar.compiler import GrammarCompiler
 from maskdial.causal.grammar.matcher import Grammar
 from maskdial.causal.grammar.source import GrammarKind, GrammarValue
@@ -68,7 +68,7 @@ class Reply:
     top: tuple[tuple[tuple[int, float], ...], ...] = ()
     reason: str | None = None
     text: str | None = None
-    prompt_logprobs: tuple[float, ...] = ()
+    prompt_logprobs: tuple[PromptLogprob, ...] = ()
     error: str | None = None
 
 

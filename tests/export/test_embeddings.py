@@ -227,9 +227,9 @@ def test_refusals(http: httpx.Client) -> None:
     assert message.startswith("inputs[1]: the text has 302 tokens")
     assert "256" in message
     assert "between 1 and 384" in error(http, "/embed", inputs="a", dimensions=385)
-    assert "`normalize`" in error(http, "/embed", inputs="a", normalize=False)
+    assert "normalize: this model" in error(http, "/embed", inputs="a", normalize=False)
     twice = error(http, "/embed", inputs="a", truncate=True, parameters={"truncate": False})
-    assert twice == "parameters.truncate: it is given beside the inputs already"
+    assert twice == "parameters.truncate: also given beside the inputs"
     assert "dimensions" in error(http, "/embed", inputs="a", dimensions=0)
     assert "inputs[1]" in error(http, "/embed", inputs=["a", " "])
     assert "prompt_name: unknown field" in error(http, "/embed", inputs="a", prompt_name="query")

@@ -40,7 +40,7 @@ def test_docs_describe_the_bodies(http: httpx.Client) -> None:
     document = http.get("/openapi.json").json()
     text = json.dumps(document)
     references = {part.split('"')[0] for part in text.split("#/components/schemas/")[1:]}
-    assert {"FillMaskBody", "ClassifyBody", "GenerateBody"} <= references
+    assert {"FillMaskBody", "ClassifyBody", "GenerateBody", "ChatBody"} <= references
     assert references <= set(document["components"]["schemas"])
     temperature = document["components"]["schemas"]["GenerateParameters"]["properties"][
         "temperature"

@@ -64,7 +64,7 @@ def test_an_answer_is_what_generate_writes(
 
 
 def test_messages_take_every_form_of_text(openai_http: httpx.Client) -> None:
-    body = {"max_tokens": 6, "temperature": 0}
+    body: dict[str, Any] = {"max_tokens": 6, "temperature": 0}
     expected = chat(openai_http, **body)["usage"]["prompt_tokens"]
     parts = [{"type": "text", "text": "Tell me of a king."}]
     for messages in (
@@ -144,7 +144,7 @@ def test_several_answers_whole_and_streamed(
 
 def test_log_probabilities(openai_http: httpx.Client) -> None:
     details = native(openai_http, max_new_tokens=6, top_n_tokens=3)["details"]
-    body = {"max_tokens": 6, "temperature": 0, "logprobs": True, "top_logprobs": 3}
+    body: dict[str, Any] = {"max_tokens": 6, "temperature": 0, "logprobs": True, "top_logprobs": 3}
     content = chat(openai_http, **body)["choices"][0]["logprobs"]["content"]
     assert [each["logprob"] for each in content] == [each["logprob"] for each in details["tokens"]]
     for token in content:
@@ -204,7 +204,11 @@ def test_schemas(openai_http: httpx.Client, response_format: dict[str, Any]) -> 
 
 
 def test_any_json_object(openai_http: httpx.Client) -> None:
-    body = {"response_format": {"type": "json_object"}, "temperature": 0, "logit_bias": {}}
+    body: dict[str, Any] = {
+        "response_format": {"type": "json_object"},
+        "temperature": 0,
+        "logit_bias": {},
+    }
     for seed in range(4):
         content = chat(openai_http, **body, seed=seed)["choices"][0]
         if content["finish_reason"] == "stop":
@@ -231,12 +235,13 @@ def test_64_at_once(openai_server: Any, openai_http: httpx.Client) -> None:
                     reply = await client.chat.completions.create(
                         model="chat", messages=MESSAGES, **options
                     )
-                    return reply.choices[0].message.content
+                    return str(reply.choices[0].message.content)
                 async with client.chat.completions.stream(
                     model="chat", messages=MESSAGES, **options
                 ) as stream:
                     await stream.until_done()
-                return stream.current_completion_snapshot.choices[0].message.content
+                content = stream.current_completion_snapshot.choices[0].message.content
+                return None if content is None else str(content)
 
             return await asyncio.gather(*map(ask, range(64)))
 
@@ -248,23 +253,22 @@ def test_inference_client(openai_server: Any, openai_http: httpx.Client) -> None
     expected = chat(openai_http, **body)["choices"][0]["message"]["content"]
     # It appends the route to the URL, and names the model "dummy".
     client = huggingface_hub.InferenceClient(model=f"{openai_server.url}/models/chat")
-    reply = client.chat_completion(MESSAGES, **body)
+    messages: list[Any] = [*MESSAGES]
+    schema: Any = {"type": "json_schema", "json_schema": {"name": "s", "schema": SCHEMA}}
+    reply = client.chat_completion(messages, **body)
     assert reply.choices[0].message.content == expected
     assert reply.usage.completion_tokens == 10
-    chunks = list(client.chat_completion(MESSAGES, stream=True, **body))
+    chunks = list(client.chat_completion(messages, stream=True, **body))
     assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == expected
-    formatted = client.chat_completion(
-        MESSAGES,
-        response_format={"type": "json_schema", "json_schema": {"name": "s", "schema": SCHEMA}},
-    )
+    formatted = client.chat_completion(messages, response_format=schema)
     assert json.loads(formatted.choices[0].message.content or "")["a"] in (1, 2)
-    detailed = client.chat_completion(MESSAGES, logprobs=True, top_logprobs=2, **body)
+    detailed = client.chat_completion(messages, logprobs=True, top_logprobs=2, **body)
     assert detailed.choices[0].logprobs is not None
 
 
 def test_the_path_names_the_model(openai_http: httpx.Client) -> None:
     path = "/models/chat/v1/chat/completions"
-    body = {"max_tokens": 4, "temperature": 0}
+    body: dict[str, Any] = {"max_tokens": 4, "temperature": 0}
     expected = chat(openai_http, **body)["choices"]
     assert chat(openai_http, path, model="dummy", **body)["choices"] == expected
     assert chat(openai_http, path, model=None, **body)["choices"] == expected

@@ -8,7 +8,7 @@ import openai
 import pytest
 
 PROMPT = "Once upon a time there was a little"
-SAMPLING = {"temperature": 0.8, "top_p": 0.95, "seed": 7}
+SAMPLING: dict[str, Any] = {"temperature": 0.8, "top_p": 0.95, "seed": 7}
 
 
 def native(http: httpx.Client, prompt: str | list[str] = PROMPT, **parameters: Any) -> Any:
@@ -152,7 +152,7 @@ def test_best_of_returns_the_likeliest(openai_http: httpx.Client) -> None:
 
     def mean(choice: Any) -> float:
         values = choice["logprobs"]["token_logprobs"]
-        return sum(values) / len(values)
+        return float(sum(values) / len(values))
 
     expected = sorted(everything["choices"], key=mean, reverse=True)[:2]
     assert [each["text"] for each in reply["choices"]] == [each["text"] for each in expected]
@@ -192,13 +192,49 @@ def test_echo_and_log_probabilities(openai_http: httpx.Client) -> None:
     ]
     assert logprobs["token_logprobs"][: len(ids)] == [each["logprob"] for each in prefill]
     assert logprobs["token_logprobs"][len(ids) :] == plain["logprobs"]["token_logprobs"]
-    assert "".join(logprobs["tokens"]).endswith(echoed["text"])
-    offsets = [sum(map(len, logprobs["tokens"][:i])) for i in range(len(logprobs["tokens"]))]
-    assert logprobs["text_offset"] == offsets
+    assert logprobs["tokens"][0] == "<|endoftext|>", "it is no part of the text"
+    for token, offset in list(zip(logprobs["tokens"], logprobs["text_offset"], strict=True))[1:]:
+        assert echoed["text"][offset:].startswith(token)
+    assert logprobs["text_offset"][:2] == [0, 0]
+    assert plain["logprobs"]["text_offset"][0] == 0
     first = events_of(openai_http, echo=True, max_tokens=3, temperature=0)[0]
     assert first["choices"][0]["text"].startswith(PROMPT)
     (from_ids,) = complete(openai_http, prompt=ids[1:], echo=True, max_tokens=1)["choices"]
     assert from_ids["text"].startswith(PROMPT)
+
+
+@pytest.mark.parametrize("bias", [{}, {"0": 100.0}], ids=["a word follows", "the text ends"])
+def test_what_lm_eval_reads(openai_http: httpx.Client, bias: dict[str, float]) -> None:
+    """`local-completions` asks so, and reads `[ctxlen:-1]` of the lists."""
+    text = PROMPT + " girl who lived in a house by the sea."
+    ids = ids_of(openai_http, text)
+    context = len(ids_of(openai_http, PROMPT))
+    body = {"temperature": 0, "max_tokens": 1, "logprobs": 1, "seed": 1234, "echo": True}
+    reply = complete(openai_http, prompt=[ids, ids], logit_bias=bias, **body)
+    score = openai_http.post("/score", json={"model": "hybrid", "inputs": text}).json()
+    scored = [token["logprob"] for token in score[0]["tokens"]]
+    for choice in reply["choices"]:
+        logprobs = choice["logprobs"]
+        assert all(len(values) == len(ids) + 1 for values in logprobs.values())
+        read = slice(context, -1)
+        assert logprobs["token_logprobs"][read] == scored[context - 1 :]
+        for token, value, top in zip(
+            logprobs["tokens"][read],
+            logprobs["token_logprobs"][read],
+            logprobs["top_logprobs"][read],
+            strict=True,
+        ):
+            assert top[token] == value
+            assert len(top) == (1 if value == max(top.values()) else 2)
+        greedy = [
+            value == max(top.values())
+            for value, top in zip(
+                logprobs["token_logprobs"][1:], logprobs["top_logprobs"][1:], strict=True
+            )
+        ]
+        assert any(greedy[:-1])
+        assert not all(greedy[:-1])
+    assert reply["choices"][0]["finish_reason"] == ("stop" if bias else "length")
 
 
 def test_top_log_probabilities_of_greedy_tokens(openai_http: httpx.Client) -> None:
@@ -241,7 +277,7 @@ def test_constrained_output(
 
 
 def test_extensions_are_those_of_generate(openai_http: httpx.Client) -> None:
-    same = {
+    same: dict[str, Any] = {
         "top_k": 20,
         "min_p": 0.01,
         "typical_p": 0.9,

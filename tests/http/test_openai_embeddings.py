@@ -168,6 +168,7 @@ def test_long_inputs_are_cut_only_when_asked(http: httpx.Client) -> None:
         ({"input": ["a", " "]}, "input", "item 1 must not be empty"),
         ({"input": ["a", 5]}, "input", "item 1 must be a string"),
         ({"input": [[5], []]}, "input[1]", "no tokens"),
+        ({"input": ["a", LONG]}, "input[1]", "the text has 102 tokens"),
         ({"input": [[5], [100_264, 5]]}, "input[1]", "check_embedding_ctx_length=False"),
         ({"input": [9906, 1917]}, "input", "check_embedding_ctx_length=False"),
         ({"input": ["a"] * 9}, "input", "at most 8"),

@@ -2,7 +2,9 @@
 
 import json
 import threading
+import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +12,12 @@ import httpx
 import openai
 import pytest
 
+from maskdial import errors
+from maskdial.dialects.openai_errors import error_reply
+
 MESSAGES = [{"role": "user", "content": "Tell me of a king."}]
 CHAT = {"model": "chat", "messages": MESSAGES}
-TEXT = {"model": "hybrid", "prompt": "Once upon a time"}
+TEXT: dict[str, Any] = {"model": "hybrid", "prompt": "Once upon a time"}
 
 
 def error_of(reply: httpx.Response, status: int = 400) -> Any:
@@ -38,6 +43,7 @@ def error_of(reply: httpx.Response, status: int = 400) -> Any:
         ({"max_tokens": 0}, "max_tokens", "at least 1"),
         ({"max_tokens": 4096}, "max_tokens", "between 1 and 512"),
         ({"min_tokens": 600}, "min_tokens", "between 0 and 512"),
+        ({"min_tokens": 9, "max_tokens": 8}, "min_tokens", "at most 8"),
         ({"temperature": -1}, "temperature", "between 0 and 100"),
         ({"temperature": "hot"}, "temperature", "valid number"),
         ({"top_p": 2}, "top_p", "between 0 and 1"),
@@ -193,21 +199,34 @@ def test_the_sdk_raises_its_own_errors(openai_client: openai.OpenAI) -> None:
     assert late.value.response.headers["x-should-retry"] == "false"
 
 
+def cancelled(http: httpx.Client, reason: str) -> float:
+    start = f'maskdial_cancelled_total{{model="hybrid",reason="{reason}"}}'
+    lines = http.get("/metrics").text.splitlines()
+    return next(float(line.rsplit(" ", 1)[1]) for line in lines if line.startswith(start))
+
+
+# More texts than run at once; they take seconds.
+ENDLESS: dict[str, Any] = {"max_tokens": 500, "n": 16}
+
+
 def test_a_stream_that_fails(openai_http: httpx.Client, openai_client: openai.OpenAI) -> None:
-    body = TEXT | {"max_tokens": 500, "ignore_eos": True, "timeout": 0.15, "stream": True}
+    """One error tells of the timeout of all its texts."""
+    extensions = {"timeout": 0.6, "ignore_eos": True}
+    before = cancelled(openai_http, "timeout"), cancelled(openai_http, "disconnect")
+    body = TEXT | ENDLESS | extensions | {"stream": True}
     with openai_http.stream("POST", "/v1/completions", json=body) as reply:
         assert reply.status_code == 200
         lines = [line for line in reply.iter_lines() if line]
+    assert [line for line in lines if '"error"' in line] == lines[-1:]
     error = json.loads(lines[-1].removeprefix("data: "))["error"]
     assert error["type"] == "timeout_error"
-    assert "0.15 seconds" in error["message"]
+    assert "0.6 seconds" in error["message"]
+    after = cancelled(openai_http, "timeout"), cancelled(openai_http, "disconnect")
+    assert after == (before[0] + 16, before[1])
     with (
-        pytest.raises(openai.APIError, match=r"0\.15 seconds"),
+        pytest.raises(openai.APIError, match=r"0\.6 seconds"),
         openai_client.completions.create(
-            **TEXT,
-            max_tokens=500,
-            stream=True,
-            extra_body={"timeout": 0.15, "ignore_eos": True},
+            **TEXT, **ENDLESS, stream=True, extra_body=extensions
         ) as stream,
     ):
         list(stream)
@@ -231,35 +250,94 @@ def test_limits(small_server: Any) -> None:
         assert error["param"] == "prompt"
         error = error_of(http.post("/v1/completions", json={"prompt": "a", "n": 2}))
         assert "--max-queue" in error["message"]
-        body = {"prompt": "a", "logprobs": 5, "max_tokens": 100}
-        assert http.post("/v1/completions", json=body).status_code == 200
 
 
-def test_an_overloaded_server_is_tried_again(small_server: Any) -> None:
+def test_replies_that_would_be_too_large(openai_http: httpx.Client) -> None:
+    body = CHAT | {"logprobs": True, "top_logprobs": 20, "n": 60, "max_tokens": 200}
+    error = error_of(openai_http.post("/v1/chat/completions", json=body))
+    assert error["param"] == "logprobs"
+    assert "252,000 tokens" in error["message"]
+    echo = {"model": "hybrid", "prompt": ["the " * 500] * 30, "echo": True, "logprobs": 0, "n": 20}
+    error = error_of(openai_http.post("/v1/completions", json=echo | {"max_tokens": 1}))
+    assert error["param"] == "logprobs"
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "kind", "code", "headers"),
+    [
+        (errors.ValidationError("m"), 400, "invalid_request_error", None, {}),
+        (errors.NotFoundError("m"), 404, "invalid_request_error", "model_not_found", {}),
+        (errors.TooLargeError("m"), 413, "invalid_request_error", "too_large", {}),
+        (errors.OverloadedError("m"), 429, "rate_limit_error", "overloaded", {"retry-after": "1"}),
+        (errors.UnavailableError("m"), 503, "server_error", "unavailable", {"retry-after": "5"}),
+        (errors.DeadlineError("m"), 504, "timeout_error", "timeout", {"x-should-retry": "false"}),
+        (errors.GenerationError("m"), 500, "server_error", "generation", {}),
+        (errors.InferenceError("m"), 500, "server_error", "inference", {}),
+        (errors.InternalError("m"), 500, "server_error", "internal", {}),
+    ],
+)
+def test_every_error_has_its_form(
+    error: errors.MaskdialError, status: int, kind: str, code: str | None, headers: dict[str, str]
+) -> None:
+    reply = error_reply(error)
+    assert reply.status_code == status
+    content = json.loads(bytes(reply.body))["error"]
+    assert (content["message"], content["type"], content["code"]) == ("m", kind, code)
+    sent = {name: reply.headers[name] for name in headers}
+    assert sent == headers
+
+
+def test_a_client_that_leaves_a_stream_of_several_texts(openai_http: httpx.Client) -> None:
+    before = cancelled(openai_http, "disconnect")
+    body = TEXT | {"max_tokens": 500, "ignore_eos": True, "n": 3, "stream": True}
+    with openai_http.stream("POST", "/v1/completions", json=body) as reply:
+        next(reply.iter_lines())
+    deadline = time.monotonic() + 20
+    while cancelled(openai_http, "disconnect") < before + 3:
+        assert time.monotonic() < deadline, "its texts are still being written"
+        time.sleep(0.01)
+    assert cancelled(openai_http, "disconnect") == before + 3
+
+
+def test_an_overloaded_server_is_tried_again(
+    small_server: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The SDK waits as Retry-After says, and succeeds."""
-    long = {"model": "chat", "messages": MESSAGES, "max_tokens": 480}
+    engine = small_server.server.config.app.state.context.models.named("chat")[0].engine
+    go_on, step = threading.Event(), engine.step
+
+    def wait_and_step() -> None:
+        assert go_on.wait(60)
+        step()
+
+    monkeypatch.setattr(engine, "step", wait_and_step)
+    body = {"prompt": "a", "max_tokens": 1}
     with (
+        ThreadPoolExecutor() as pool,
         httpx.Client(base_url=small_server.url, timeout=60) as http,
         openai.OpenAI(base_url=f"{small_server.url}/v1", api_key="none", max_retries=8) as client,
     ):
-        occupying = [
-            threading.Thread(
-                target=http.post,
-                args=("/v1/chat/completions",),
-                kwargs={"json": long | {"ignore_eos": True}},
-            )
-            for _ in range(6)
-        ]
-        for thread in occupying:
-            thread.start()
-        refused = None
-        while refused is None and any(thread.is_alive() for thread in occupying):
-            reply = http.post("/v1/completions", json={"prompt": "a", "max_tokens": 1})
-            refused = reply if reply.status_code == 429 else None
-        assert refused is not None
+        waiting = pool.submit(http.post, "/v1/completions", json=body)
+        while metric(http, 'maskdial_queue_size{model="chat"}') == 0:
+            assert not waiting.done()
+        refused = http.post("/v1/completions", json=body)
         assert error_of(refused, 429)["type"] == "rate_limit_error"
         assert refused.headers["retry-after"] == "1"
-        answer = client.completions.with_raw_response.create(model="chat", prompt="a", max_tokens=1)
-        assert answer.parse().choices
-        for thread in occupying:
-            thread.join()
+        num_refused = count(http, "overloaded")
+        answer = pool.submit(client.completions.create, model="chat", prompt="a", max_tokens=1)
+        while count(http, "overloaded") == num_refused:
+            assert not answer.done()
+        go_on.set()
+        assert answer.result().choices
+        assert waiting.result().status_code == 200
+
+
+def count(http: httpx.Client, outcome: str) -> float:
+    """How many completions ended like that."""
+    labels = f'model="chat",outcome="{outcome}",route="/v1/completions"'
+    return metric(http, f"maskdial_requests_total{{{labels}}}")
+
+
+def metric(http: httpx.Client, series: str) -> float:
+    lines = http.get("/metrics").text.splitlines()
+    return next(float(line.rsplit(" ", 1)[1]) for line in lines if line.startswith(series))

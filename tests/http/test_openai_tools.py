@@ -119,7 +119,8 @@ def test_a_hundred_calls_parse_and_satisfy_their_schemas(url: str) -> None:
                 body: dict[str, Any] = BODY | {"tool_choice": "required", "seed": seed}
                 body |= {"model": model, "parallel_tool_calls": False}
                 if seed % 2:
-                    return await client.chat.completions.create(**body)
+                    whole: ChatCompletion = await client.chat.completions.create(**body)
+                    return whole
                 async with client.chat.completions.stream(**body) as stream:
                     return await stream.get_final_completion()
 

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 import maskdial.causal.engine as engine_module
+from maskdial.causal.events import PromptLogprob
 from maskdial.errors import OverloadedError, ValidationError
 from tests.unit.scripted_model import (
     BLOCK,
@@ -144,7 +145,7 @@ def test_a_seed_gives_the_same_text_in_company_and_alone(overlaps: bool) -> None
 
 
 def test_log_probabilities_of_a_prompt_do_not_depend_on_how_it_is_read(overlaps: bool) -> None:
-    async def logprobs(chunk: int) -> tuple[float, ...]:
+    async def logprobs(chunk: int) -> tuple[PromptLogprob, ...]:
         bench = Bench(FakeRunner(slots=1), chunk=chunk, overlaps=overlaps)
         reader = bench.read(make_sequence(range(21), 2, prompt_logprobs=True))
         await bench.run_dry()
@@ -154,8 +155,8 @@ def test_log_probabilities_of_a_prompt_do_not_depend_on_how_it_is_read(overlaps:
     assert len(first) == 20
     assert asyncio.run(logprobs(8 * BLOCK)) == first
     likely = [n for n in range(1, 21) if next_token(range(n)) == n]
-    assert all(value > -1 for value in (first[n - 1] for n in likely))
-    assert all(value < -4 for n, value in enumerate(first, 1) if n not in likely)
+    assert all(first[n - 1].logprob > -1 for n in likely)
+    assert all(each.logprob < -4 for n, each in enumerate(first, 1) if n not in likely)
 
 
 def test_memory_of_a_slot_goes_back_when_nobody_uses_it(

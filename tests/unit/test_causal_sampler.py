@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
+from maskdial.causal.events import PromptLogprob
 from maskdial.causal.sampling.candidates import Candidates, narrow
 from maskdial.causal.sampling.params import SamplingParams
 from maskdial.causal.sampling.philox import Philox
@@ -540,12 +541,13 @@ def test_prompt_logprobs() -> None:
         for row, token_id in zip(logits, token_ids, strict=True)
     ]
     computed = prompt_logprobs(logits, token_ids)
-    assert computed == pytest.approx(wanted, abs=1e-5)
-    greedy = sample_row(sampler(5003), logits[0], sequence_of(SamplingParams()))
-    assert prompt_logprobs(logits[:1], np.array([greedy.token_id])) == [greedy.logprob]
+    assert [each.logprob for each in computed] == pytest.approx(wanted, abs=1e-5)
+    greedy = sample_row(sampler(5003), logits[0], sequence_of(SamplingParams(top_n_tokens=3)))
+    described = prompt_logprobs(logits[:1], np.array([greedy.token_id]), 3)
+    assert described == [PromptLogprob(greedy.logprob, greedy.top)]
     logits[0, 77], logits[1, 77] = math.nan, math.inf
     spoilt = prompt_logprobs(logits, token_ids)
-    assert [math.isnan(logprob) for logprob in spoilt] == [True] * 2 + [False] * 18
+    assert [math.isnan(each.logprob) for each in spoilt] == [True] * 2 + [False] * 18
     assert spoilt[2:] == computed[2:]
 
 

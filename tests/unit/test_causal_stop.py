@@ -7,19 +7,20 @@ from hypothesis import strategies as st
 from maskdial.causal.stop import StopMatcher
 
 
-def feed(pieces: list[str], stops: list[str], *, include: bool) -> tuple[str, bool]:
+def feed(pieces: list[str], stops: list[str], *, include: bool) -> tuple[str, str | None]:
     matcher = StopMatcher(stops, include=include)
     text = "".join(matcher.push(piece) for piece in pieces) + matcher.flush()
-    return text, matcher.matched
+    return text, matcher.found
 
 
-def expected(text: str, stops: list[str], *, include: bool) -> tuple[str, bool]:
+def expected(text: str, stops: list[str], *, include: bool) -> tuple[str, str | None]:
     """Reads the text one character at a time and looks at its ending, the definition itself."""
     for end in range(1, len(text) + 1):
         endings = [stop for stop in stops if text[:end].endswith(stop)]
         if endings:
-            return text[: end if include else end - max(map(len, endings))], True
-    return text, False
+            longest = max(endings, key=len)
+            return text[: end if include else end - len(longest)], longest
+    return text, None
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,7 @@
 """Decoding piece by piece gives the text of decoding at once, and never half a character."""
 
+import threading
+import time
 from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
@@ -321,3 +323,15 @@ def test_cutting_leaves_the_encoding_as_it_is() -> None:
     assert cut_tokens(whole, 0, "left").ids == []
     assert whole.ids == ids
     assert not whole.overflowing
+
+
+def test_other_threads_run_while_a_long_text_is_tokenized() -> None:
+    """One hostile text must not stop the event loop: tokenization releases the GIL."""
+    tokenizer = Tokenizer.from_file(STARTERS / "hybrid" / TOKENIZER, SpecialTokens())
+    encoding = threading.Thread(target=tokenizer.encode, args=("The old king " * 40_000,))
+    num_turns = 0
+    encoding.start()
+    while encoding.is_alive():
+        time.sleep(0.001)
+        num_turns += 1
+    assert num_turns > 20

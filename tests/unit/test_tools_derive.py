@@ -130,6 +130,47 @@ def derive(name: str) -> ToolFormat:
                 "section_end": "]<|tool_call_end|>",
             },
         ),
+        (
+            "glm",
+            "<tool_call>",
+            {
+                "call": "<tool_call>$NAME$ARGUMENTS</tool_call>",
+                "arguments": {
+                    "parameter": "<arg_key>$KEY</arg_key>\n<arg_value>$VALUE</arg_value>",
+                    "separator": "",
+                    "quote": "",
+                    "python": False,
+                },
+                "separator": "\n",
+            },
+        ),
+        (
+            "minimax",
+            "<minimax:tool_call>",
+            {
+                "section_begin": "<minimax:tool_call>",
+                "call": '\n<invoke name="$NAME">\n$ARGUMENTS</invoke>',
+                "arguments": {
+                    "parameter": '<parameter name="$KEY">$VALUE</parameter>\n',
+                    "separator": "",
+                    "quote": "",
+                    "python": False,
+                },
+                "separator": "",
+                "section_end": "\n</minimax:tool_call>",
+            },
+        ),
+        (
+            "deepseek",
+            "<｜tool▁calls▁begin｜>",
+            {
+                "section_begin": "<｜tool▁calls▁begin｜>",
+                "call": "<｜tool▁call▁begin｜>$NAME<｜tool▁sep｜>$ARGUMENTS<｜tool▁call▁end｜>",
+                "separator": "",
+                "section_end": "<｜tool▁calls▁end｜>",
+                "text_arguments": True,
+            },
+        ),
     ],
 )
 def test_a_format_is_found_in_the_template(
@@ -223,6 +264,8 @@ def test_a_hostile_template_costs_bounded_work(
         ("qwen3", ("<think>", "</think>")),
         ("qwq", ("<think>", "</think>")),
         ("magistral", ("[THINK]", "[/THINK]")),
+        ("glm", ("<think>", "</think>")),
+        ("minimax", ("<think>", "</think>")),
         ("hermes", None),
         ("llama", None),
         ("function_gemma", None),
@@ -259,7 +302,7 @@ def test_tools_and_variables_reach_the_template() -> None:
 @pytest.mark.parametrize("name", ["messages", "tools", "bos_token", "add_generation_prompt"])
 def test_variables_do_not_replace_the_servers_own(name: str) -> None:
     chat = ChatTemplate("{{ tools }}", name="m", bos_token="<s>")
-    with pytest.raises(ValidationError, match=f"variable '{name}'") as caught:
+    with pytest.raises(ValidationError, match=f"variable '{name}' itself") as caught:
         chat.render([USER], variables={name: 1})
     assert caught.value.field == "chat_template_kwargs"
 
@@ -268,9 +311,9 @@ def test_variables_do_not_replace_the_servers_own(name: str) -> None:
     ("value", "reason"),
     [
         ({}, "call"),
-        ({"call": "$NAME"}, "needs .NAME and .ARGUMENTS once"),
+        ({"call": "$NAME"}, "must have .NAME and .ARGUMENTS once"),
         ({"call": "$ARGUMENTS $NAME "}, "before"),
-        ({"call": "$NAMEx$ARGUMENTS"}, "nothing in call ends .NAME"),
+        ({"call": "$NAMEx$ARGUMENTS"}, "NAME must be followed"),
         ({"call": "<$NAME>$ARGUMENTS", "surprise": 1}, "surprise"),
         ({"call": "<$NAME>$ARGUMENTS", "arguments": {"parameter": "$KEY=$VALUE;"}}, "ARGUMENTS"),
         ({"call": "<$NAME>$ARGUMENTS<", "arguments": {"parameter": "$KEY$VALUE;"}}, "KEY"),
@@ -324,4 +367,4 @@ def test_a_wrong_format_in_the_manifest_is_told(
 ) -> None:
     path = bundle_with(tmp_path, "qwen3", tool_format={"call": "$NAME"})
     assert cli.main(["inspect", str(path)]) == 1
-    assert "tool_format of the manifest is not usable" in capsys.readouterr().err
+    assert "the manifest's tool_format: call must have" in capsys.readouterr().err

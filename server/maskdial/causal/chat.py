@@ -117,7 +117,7 @@ class ChatTemplate:
         }
         if reserved := sorted(own.keys() & (variables or {}).keys()):
             raise ValidationError(
-                f"variable {reserved[0]!r} of the chat template is set by the server",
+                f"the server sets the chat template's variable {reserved[0]!r} itself",
                 field="chat_template_kwargs",
             )
         try:

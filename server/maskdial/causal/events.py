@@ -9,11 +9,23 @@ FinishReason = Literal["length", "eos_token", "stop_sequence"]
 
 
 @dataclass(frozen=True, slots=True)
+class PromptLogprob:
+    """The natural log-probability of one token of a prompt, under the model's own distribution.
+
+    ``top`` holds the most likely tokens in its place as `TokenEvent.top` does.
+    """
+
+    logprob: float
+    top: tuple[tuple[int, float], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class Finish:
     """How a sequence ended. Times are in seconds, lengths in tokens.
 
     ``generated_text`` is the joined text of all its events. ``seed`` is None for a greedy sequence.
     ``prompt_logprobs``, if requested, has one for each token of the prompt but the first.
+    ``stop`` is the stop string that ended it, if one did.
     """
 
     reason: FinishReason
@@ -23,7 +35,8 @@ class Finish:
     input_length: int
     queue_seconds: float
     inference_seconds: float
-    prompt_logprobs: tuple[float, ...] = ()
+    prompt_logprobs: tuple[PromptLogprob, ...] = ()
+    stop: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,6 +9,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from maskdial.causal.events import PromptLogprob
 from maskdial.causal.plan import Plan, Prefill
 from maskdial.causal.prefix_cache import PrefixCache
 from maskdial.causal.sampling.sampler import prompt_logprobs
@@ -67,7 +68,7 @@ class Output:
     logits: Logits
     drafts: tuple[int, ...] = ()
     prefills: tuple[Prefill, ...] = ()
-    prompt_logprobs: tuple[float, ...] = ()
+    prompt_logprobs: tuple[PromptLogprob, ...] = ()
     error: GenerationError | None = None
 
     def only(self, indices: list[int]) -> "Output":
@@ -211,11 +212,11 @@ class Executor:
         )
         if output.error is not None:
             return output
-        logprobs: tuple[float, ...] = ()
+        logprobs: tuple[PromptLogprob, ...] = ()
         if sequence.params.prompt_logprobs:
             following = sequence.prompt_ids[start + 1 : start + num_tokens + 1]
             logits = np.asarray(output.logits[: len(following)])
-            logprobs = tuple(prompt_logprobs(logits, following))
+            logprobs = tuple(prompt_logprobs(logits, following, sequence.params.top_n_tokens))
         return Output(
             output.sequences if prefill.is_last else (),
             output.logits[-1:],

@@ -9,7 +9,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from maskdial.causal.events import Finish, FinishReason, TokenEvent
+from maskdial.causal.events import Finish, FinishReason, PromptLogprob, TokenEvent
 from maskdial.causal.prompt_lookup import PromptLookup
 from maskdial.causal.sampling.params import SamplingParams
 from maskdial.causal.stop import StopMatcher
@@ -64,9 +64,9 @@ class SharedPrompt:
 
     def __init__(self) -> None:
         self.logits: NDArray[np.float32] | None = None
-        self.logprobs: tuple[float, ...] = ()
+        self.logprobs: tuple[PromptLogprob, ...] = ()
 
-    def fill(self, logits: NDArray[np.float32], logprobs: tuple[float, ...]) -> None:
+    def fill(self, logits: NDArray[np.float32], logprobs: tuple[PromptLogprob, ...]) -> None:
         """Keeps what the prefill gave for the other sequences."""
         self.logits, self.logprobs = logits, logprobs
 
@@ -123,7 +123,7 @@ class Sequence:
         self.arrived_at = time.perf_counter()
         self.started_at = 0.0
         self.last_token_at = 0.0
-        self.prompt_logprobs: tuple[float, ...] = ()
+        self.prompt_logprobs: tuple[PromptLogprob, ...] = ()
         self.held_logits: NDArray[np.float32] | None = None
         """The logits of the next token, float32 (vocab_size,), while it is not sampled."""
         self._lookup = PromptLookup()
@@ -230,7 +230,7 @@ class Sequence:
         """Keeps the logits of the next token, float32 (vocab_size,), to sample it later."""
         self.held_logits = logits
 
-    def add_prompt_logprobs(self, logprobs: tuple[float, ...]) -> None:
+    def add_prompt_logprobs(self, logprobs: tuple[PromptLogprob, ...]) -> None:
         """Takes the log-probabilities of the next prompt tokens."""
         self.prompt_logprobs += logprobs
 
@@ -335,6 +335,7 @@ class Sequence:
             queue_seconds=self.started_at - self.arrived_at,
             inference_seconds=now - self.started_at,
             prompt_logprobs=self.prompt_logprobs,
+            stop=self._stops.found if reason == "stop_sequence" else None,
         )
 
 

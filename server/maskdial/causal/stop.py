@@ -15,13 +15,21 @@ class StopMatcher:
         include: whether the stop string itself is released (as text-generation-inference does) or
             cut off (as OpenAI does). If it is cut off, text that may still become a stop string is
             held back.
+
+    Attributes:
+        found: the stop string that won; None before that.
     """
 
     def __init__(self, stops: Sequence[str], *, include: bool) -> None:
         self._candidates = [_Candidate(stop) for stop in stops]
         self._include = include
         self._held = ""
-        self.matched = False
+        self.found: str | None = None
+
+    @property
+    def matched(self) -> bool:
+        """Whether a stop string was completed."""
+        return self.found is not None
 
     def push(self, text: str) -> str:
         """Takes the next piece and returns the text to release; empty after a match."""
@@ -30,15 +38,16 @@ class StopMatcher:
         num_undecided = len(self._held)
         known = self._held + text
         for end, letter in enumerate(text, len(self._held) + 1):
-            num_undecided = num_completed = 0
+            num_undecided = 0
+            completed = ""
             for candidate in self._candidates:
                 candidate.advance(letter)
                 num_undecided = max(num_undecided, candidate.num_matched)
                 if candidate.completed:
-                    num_completed = max(num_completed, candidate.num_matched)
-            if num_completed:
-                self.matched = True
-                return known[: end if self._include else end - num_completed]
+                    completed = max(completed, candidate.stop, key=len)
+            if completed:
+                self.found = completed
+                return known[: end if self._include else end - len(completed)]
         num_released = len(known) - (0 if self._include else num_undecided)
         self._held = known[num_released:]
         return known[:num_released]
@@ -52,18 +61,18 @@ class _Candidate:
     """A stop string, and the length of its longest prefix that the text ends with."""
 
     def __init__(self, stop: str) -> None:
-        self._stop = stop
+        self.stop = stop
         self._borders = _borders(stop)
         self.num_matched = 0
 
     @property
     def completed(self) -> bool:
-        return self.num_matched == len(self._stop)
+        return self.num_matched == len(self.stop)
 
     def advance(self, letter: str) -> None:
-        while self.num_matched and self._stop[self.num_matched] != letter:
+        while self.num_matched and self.stop[self.num_matched] != letter:
             self.num_matched = self._borders[self.num_matched - 1]
-        self.num_matched += self._stop[self.num_matched] == letter
+        self.num_matched += self.stop[self.num_matched] == letter
 
 
 def _borders(stop: str) -> list[int]:

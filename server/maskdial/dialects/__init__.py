@@ -4,9 +4,11 @@ A new one is a module with its ``ROUTES``, listed here.
 """
 
 from maskdial.dialects import (
+    anthropic_messages,
     models,
     openai_chat,
     openai_completions,
+    openai_decisions,
     openai_embeddings,
     openai_models,
     openai_rerank,
@@ -37,7 +39,9 @@ ROUTES = (
     *openai_responses.ROUTES,
     *openai_embeddings.ROUTES,
     *openai_rerank.ROUTES,
+    *openai_decisions.ROUTES,
     *openai_models.ROUTES,
+    *anthropic_messages.ROUTES,
     *openai_tokens.ROUTES,
     *models.ROUTES,
     *service.ROUTES,

@@ -9,7 +9,7 @@ from maskdial.dialects import tasks, tgi
 from maskdial.dialects.schema import read_object
 from maskdial.http.context import server_context
 from maskdial.http.guard import TaskRoute
-from maskdial.models.bundle import Manifest
+from maskdial.models.bundle import Task
 from maskdial.models.registry import ServedModel
 
 
@@ -18,7 +18,8 @@ class _Dispatched(Protocol):
 
     @property
     def name(self) -> str: ...
-    def serves(self, manifest: Manifest) -> bool: ...
+    @property
+    def head(self) -> Task: ...
     def claims(self, content: Mapping[str, Any], model: ServedModel, /) -> bool: ...
     async def serve(self, request: Request, content: bytes, model_name: str | None) -> Response: ...
 
@@ -35,11 +36,14 @@ async def model(request: Request) -> Response:
 
 
 def _asked_task(served: Sequence[ServedModel], content: bytes) -> _Dispatched:
-    """The task that claims the body, otherwise the main task of the name's first model."""
+    """The task that claims the body, otherwise the main task of the name's first model.
+
+    A task may claim a body for a model that has its head but cannot do it, and say why not.
+    """
     body = read_object(content)
     for each in served:
         for task in _TASKS:
-            if task.serves(each.manifest) and task.claims(body, each):
+            if task.head == each.manifest.task and task.claims(body, each):
                 return task
     main = served[0].manifest.task
     return next(task for task in _TASKS if task.name == main)

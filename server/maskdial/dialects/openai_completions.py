@@ -1,6 +1,6 @@
 """`POST /v1/completions`: prompts to continue, as texts or as token ids."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from itertools import chain
 from typing import Annotated, Any, Self
 
@@ -11,7 +11,7 @@ from pydantic import Field, model_validator
 from maskdial.causal.events import TokenEvent
 from maskdial.dialects.openai_errors import openai_route
 from maskdial.dialects.openai_generation import FINISH_REASONS, answer
-from maskdial.dialects.openai_logprobs import CompletionLogprobs, TokenSpeller
+from maskdial.dialects.openai_logprobs import CompletionLogprobs, DescribedToken, TokenSpeller
 from maskdial.dialects.openai_sampling import GenerationBody
 from maskdial.dialects.openai_schema import (
     TextsOrIds,
@@ -31,7 +31,9 @@ _DEFAULT_MAX_TOKENS = 16
 class CompletionsBody(GenerationBody):
     """Prompts to continue."""
 
-    prompt: Annotated[TextsOrIds, pydantic.BeforeValidator(check_input)] = Field(
+    prompt: Annotated[
+        TextsOrIds, pydantic.PlainValidator(check_input, json_schema_input_type=TextsOrIds)
+    ] = Field(
         description="A text, a list of texts, a list of token ids, or a list of such lists. Token "
         "ids are used unchanged."
     )
@@ -53,12 +55,6 @@ class CompletionsBody(GenerationBody):
             raise FieldError("best_of", f"must be at least n ({self.n or 1}), not {self.best_of}")
         if self.stream and (self.best_of or 1) > (self.n or 1):
             raise FieldError("best_of", "a stream cannot wait for the best text; leave it out")
-        if self.echo and self.logprobs:
-            raise FieldError(
-                "logprobs",
-                "the most likely tokens of a prompt are not available; set logprobs to 0 "
-                "to describe an echoed prompt",
-            )
         if self.stream and self.echo and self.logprobs is not None:
             raise FieldError("logprobs", "those of the prompt are not available in a stream")
         return self
@@ -116,7 +112,7 @@ class CompletionsWriter:
         }
         if self._body.describes_tokens:
             echoed = _prompt_tokens(prompt, text) if self._body.echo else ()
-            generated = ((each.token_id, each.logprob, each.top) for each in text.events)
+            generated = map(_generated_token, text.events)
             content["logprobs"] = self._logprobs(prompt).describe(chain(echoed, generated))
         return content
 
@@ -131,7 +127,7 @@ class CompletionsWriter:
         if self._body.describes_tokens:
             if index not in self._streams:
                 self._streams[index] = self._logprobs(prompt)
-            logprobs = self._streams[index].describe([(event.token_id, event.logprob, event.top)])
+            logprobs = self._streams[index].describe([_generated_token(event)])
         reason = None if event.finish is None else FINISH_REASONS[event.finish.reason]
         yield index, {"text": text, "logprobs": logprobs, "finish_reason": reason}
 
@@ -143,17 +139,23 @@ class CompletionsWriter:
         return prompt.text
 
     def _logprobs(self, prompt: Prompt) -> CompletionLogprobs:
-        return CompletionLogprobs(
-            TokenSpeller(self._tokenizer, () if self._body.echo else prompt.ids)
-        )
+        if not self._body.echo:
+            return CompletionLogprobs(TokenSpeller(self._tokenizer, prompt.ids))
+        length = TokenSpeller(self._tokenizer, ()).num_characters(prompt.ids)
+        offset = len(self._echo(prompt)) - length
+        return CompletionLogprobs(TokenSpeller(self._tokenizer, ()), offset)
 
 
-def _prompt_tokens(
-    prompt: Prompt, text: Text
-) -> Iterable[tuple[int, float | None, Sequence[tuple[int, float]]]]:
+def _prompt_tokens(prompt: Prompt, text: Text) -> Iterable[DescribedToken]:
     """A prompt's tokens. Nothing precedes the first, so it has no probability."""
-    for token_id, logprob in zip(prompt.ids, (None, *text.finish.prompt_logprobs), strict=True):
-        yield token_id, logprob, ()
+    first, *others = prompt.ids
+    yield DescribedToken(first, None)
+    for token_id, each in zip(others, text.finish.prompt_logprobs, strict=True):
+        yield DescribedToken(token_id, each.logprob, each.top)
+
+
+def _generated_token(event: TokenEvent) -> DescribedToken:
+    return DescribedToken(event.token_id, event.logprob, event.top, len(event.text))
 
 
 async def completions(request: Request) -> Response:

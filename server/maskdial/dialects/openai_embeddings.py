@@ -55,7 +55,9 @@ def _check_texts(value: object) -> object:
 class EmbeddingsBody(TruncationParameters, OpenAIBody):
     """Texts to embed. ``truncate`` and ``truncation_direction`` are extensions."""
 
-    input: Annotated[TextsOrIds, pydantic.BeforeValidator(_check_texts)] = Field(
+    input: Annotated[
+        TextsOrIds, pydantic.PlainValidator(_check_texts, json_schema_input_type=TextsOrIds)
+    ] = Field(
         description="A text, a list of texts, a list of token ids, or a list of such lists. Token "
         "ids are used unchanged."
     )

@@ -1,8 +1,8 @@
-"""How the OpenAI dialect answers a body that wants text: one flow for completions and chat."""
+"""How the OpenAI dialect answers a generation request: one flow for completions and chat."""
 
 import time
 import uuid
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Protocol
 
 from fastapi import Request, Response
@@ -33,7 +33,13 @@ _DONE = data_frame(b"[DONE]")
 
 
 class Writer(Protocol):
-    """What a route writes: its replies and its chunks, beyond what all of them have."""
+    """Renders the choices of one request; the replies and chunks around them are all alike.
+
+    Attributes:
+        id_prefix: of the reply's id.
+        object: of a whole reply.
+        chunk_object: of a stream's chunks.
+    """
 
     id_prefix: str
     object: str
@@ -47,27 +53,25 @@ class Writer(Protocol):
         """A finished text, without its index."""
 
     def chunks(self, index: int, event: TokenEvent) -> Iterable[tuple[int, dict[str, Any]]]:
-        """What a token adds to a stream: indices of choices, and what to send of them.
+        """What a token adds to a stream: the indices and contents of the chunks to send.
 
         Args:
-            index: the choice that the token belongs to.
+            index: of the choice that the token belongs to.
             event: the token.
         """
 
 
-class WriterFactory(Protocol):
-    """Makes the writer of a request that was admitted."""
-
-    def __call__(self, generation: Generation, model: CausalModel) -> Writer: ...
+MakeWriter = Callable[[Generation, CausalModel], Writer]
+"""Makes the writer of an admitted request."""
 
 
 async def answer(
     request: Request,
     body: GenerationBody,
-    make_writer: WriterFactory,
+    make_writer: MakeWriter,
     model_name: str | None = None,
 ) -> Response:
-    """Answers a body with the named model, whole or as a stream."""
+    """Answers a body with the named model, as one reply or as a stream."""
     server = server_context(request)
     deadline = Deadline(body.timeout, server.config)
     with about_model():
@@ -97,12 +101,20 @@ async def answer(
         )
         return json_reply(content, headers=timing_headers(timings(completions)))
 
-    num_described = count_generated(completions) if body.describes_tokens else 0
+    num_described = _count_described(completions) if body.describes_tokens else 0
     return await offload(reply, num_described * _SECONDS_PER_TOKEN * (1 + body.num_top))
 
 
+def _count_described(completions: list[Completion]) -> int:
+    """About how many tokens a reply describes."""
+    num_echoed = sum(
+        len(text.finish.prompt_logprobs) for each in completions for text in each.texts
+    )
+    return num_echoed + count_generated(completions)
+
+
 def _header(id_prefix: str, kind: str, model_name: str) -> dict[str, Any]:
-    """What a reply, and every chunk of a stream, begins with."""
+    """The fields that a reply, and every chunk of a stream, begins with."""
     return {
         "id": f"{id_prefix}-{uuid.uuid4().hex}",
         "object": kind,

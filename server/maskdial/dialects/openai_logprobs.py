@@ -1,6 +1,7 @@
 """Log-probabilities and usage, as the OpenAI dialect reports them."""
 
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from maskdial.causal.events import TokenEvent
@@ -12,25 +13,48 @@ Alternatives = Iterable[tuple[int, float]]
 
 
 class TokenSpeller:
-    """Spells a sequence's tokens one by one, each as it reads after the one before it.
+    """Spells a sequence's tokens one by one, each as it reads after the previous one.
 
     Args:
         tokenizer: the model's.
-        prompt_ids: what the sequence begins with; empty to spell those tokens, too.
+        prompt_ids: tokens before the first one to spell.
     """
 
     def __init__(self, tokenizer: Tokenizer, prompt_ids: Sequence[int]) -> None:
         self._tokenizer = tokenizer
         self._previous_id = next((i for i in reversed(prompt_ids) if tokenizer.is_text(i)), None)
 
+    def num_characters(self, token_ids: Iterable[int]) -> int:
+        """Counts the characters of the next tokens, and advances past them."""
+        total = 0
+        for token_id in token_ids:
+            total += len(self.spell(token_id).decode(errors="replace"))
+            self.advance(token_id)
+        return total
+
     def spell(self, token_id: int) -> bytes:
-        """A token in this place, as UTF-8: possibly only a part of a character."""
+        """The UTF-8 of a token in this place, possibly only a part of a character."""
         return self._tokenizer.token_bytes(token_id, self._previous_id)
 
     def advance(self, token_id: int) -> None:
-        """Goes on to the place after a token."""
+        """Moves to the place after a token."""
         if self._tokenizer.is_text(token_id):
             self._previous_id = token_id
+
+
+@dataclass(frozen=True, slots=True)
+class DescribedToken:
+    """A token to describe.
+
+    Attributes:
+        logprob: None for a prompt's first token, which nothing precedes.
+        width: characters that it adds to the text; None: those of its spelling.
+    """
+
+    token_id: int
+    logprob: float | None
+    alternatives: Alternatives = ()
+    width: int | None = None
 
 
 class CompletionLogprobs:
@@ -38,46 +62,43 @@ class CompletionLogprobs:
 
     Args:
         speller: at the place of the first token.
-        offset: where that token begins in the text, in characters.
+        offset: position of that token in the text, in characters; negative if tokens precede the
+            text, such as one that the tokenizer puts before it.
     """
 
     def __init__(self, speller: TokenSpeller, offset: int = 0) -> None:
         self._speller = speller
         self._offset = offset
 
-    def describe(
-        self, tokens: Iterable[tuple[int, float | None, Alternatives]]
-    ) -> dict[str, list[Any]]:
-        """The next tokens: id, log-probability (None for a prompt's first), and alternatives."""
+    def describe(self, tokens: Iterable[DescribedToken]) -> dict[str, list[Any]]:
+        """Describes the next tokens."""
         content: dict[str, list[Any]] = {
             "text_offset": [],
             "token_logprobs": [],
             "tokens": [],
             "top_logprobs": [],
         }
-        for token_id, logprob, alternatives in tokens:
-            token = self._text(token_id)
-            content["text_offset"].append(self._offset)
-            content["token_logprobs"].append(logprob)
-            content["tokens"].append(token)
-            content["top_logprobs"].append(self._top(token, logprob, alternatives))
-            self._offset += len(token)
-            self._speller.advance(token_id)
+        for token in tokens:
+            text = self._text(token.token_id)
+            content["text_offset"].append(max(self._offset, 0))
+            content["token_logprobs"].append(token.logprob)
+            content["tokens"].append(text)
+            content["top_logprobs"].append(self._top(text, token))
+            self._offset += len(text) if token.width is None else token.width
+            self._speller.advance(token.token_id)
         return content
 
     def _text(self, token_id: int) -> str:
         return self._speller.spell(token_id).decode(errors="replace")
 
-    def _top(
-        self, token: str, logprob: float | None, alternatives: Alternatives
-    ) -> dict[str, float] | None:
-        if logprob is None:
+    def _top(self, text: str, token: DescribedToken) -> dict[str, float] | None:
+        if token.logprob is None:
             return None
         top: dict[str, float] = {}
-        for token_id, value in alternatives:
-            # Parts of characters look the same; the first is the likeliest.
-            top.setdefault(self._text(token_id), value)
-        top.setdefault(token, logprob)
+        for token_id, logprob in token.alternatives:
+            # Incomplete characters are spelled alike; the first one is the most likely.
+            top.setdefault(self._text(token_id), logprob)
+        top.setdefault(text, token.logprob)
         return top
 
 
@@ -121,5 +142,5 @@ def usage(
 
 
 def count_generated(completions: Sequence[Completion]) -> int:
-    """Tokens of all texts, also of those that were not the best."""
+    """Counts the tokens of all texts, including those that ``best_of`` discards."""
     return sum(len(text.events) for each in completions for text in each.texts)

@@ -249,7 +249,7 @@ class GenerationBody(SamplingBody, ABC):
     @property
     @abstractmethod
     def batch(self) -> bool:
-        """Whether several prompts could have been sent, so that an error says which it is about."""
+        """Whether the prompts are a list, so that an error has to say which one it is about."""
 
     @property
     @abstractmethod

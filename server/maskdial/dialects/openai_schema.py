@@ -26,11 +26,13 @@ _HABITS = frozenset(
 
 
 class Lenient(Wire):
-    """An object that clients fill with more than they need.
+    """An object in which clients send more than the server needs.
 
-    Fields of ``habits`` are dropped, and so is every field whose value asks for nothing: null, or
-    one of ``neutral``. Any other unknown field is refused by name, since it would change the
-    answer.
+    Attributes:
+        habits: fields that clients send by habit; they are ignored.
+        neutral: by field, values that ask for nothing; such a field is ignored, as null is.
+
+    Any other unknown field is refused by name, since it would change the answer.
     """
 
     habits: ClassVar[frozenset[str]] = frozenset()
@@ -81,7 +83,11 @@ TextsOrIds = str | list[str] | list[int] | list[list[int]]
 
 
 def check_input(value: object) -> object:
-    """Checks an input of one of these forms before parsing; the error says which item is wrong."""
+    """Validates an input of one of these forms; the error says which item is wrong.
+
+    It does all the work, as a plain validator: pydantic's union would try every form, and collect
+    an error per item for those that do not fit.
+    """
     if isinstance(value, str):
         return value
     if not isinstance(value, list) or not value:
@@ -111,5 +117,5 @@ def inputs_of(value: TextsOrIds) -> list[TextOrIds]:
 
 
 def is_batch(value: TextsOrIds) -> bool:
-    """Whether several inputs could have been sent, so that an error says which it is about."""
+    """Whether the value is a list of inputs, so that an error has to say which one it is about."""
     return isinstance(value, list) and not isinstance(value[0], int)

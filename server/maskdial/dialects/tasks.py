@@ -25,7 +25,7 @@ from maskdial.masked.tasks.rerank import Rank, RerankRequest
 from maskdial.masked.tasks.task import TaskRequest
 from maskdial.masked.tasks.token_classify import TokenClassifyRequest
 from maskdial.masked.tasks.zero_shot import ZeroShotRequest
-from maskdial.models.bundle import Manifest
+from maskdial.models.bundle import Manifest, Task
 from maskdial.models.registry import ServedModel
 from maskdial.requests import scoring, understanding
 from maskdial.requests.timing import Deadline
@@ -70,6 +70,11 @@ class MaskedTask(Generic[BodyT]):
     @property
     def name(self) -> str:
         return self.kind.task
+
+    @property
+    def head(self) -> Task:
+        """The task in the manifests of the models that may serve it."""
+        return self.kind.head
 
     def serves(self, manifest: Manifest) -> bool:
         """Whether a model can do the task."""

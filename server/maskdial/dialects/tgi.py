@@ -21,7 +21,7 @@ from maskdial.http.replies import (
     truncation_header,
 )
 from maskdial.http.sse import Frames, data_frame, stream_reply
-from maskdial.models.bundle import Manifest
+from maskdial.models.bundle import Manifest, Task
 from maskdial.models.registry import ServedModel
 from maskdial.models.tokenizer import Tokenizer
 from maskdial.requests.generation import Completion, Generation, Prompt, Text, timings
@@ -43,6 +43,7 @@ class GenerateTask:
     """Text generation as something that models can be asked for."""
 
     name: str = "generate"
+    head: Task = "generate"
 
     def serves(self, manifest: Manifest) -> bool:
         return manifest.task == "generate"
@@ -231,7 +232,9 @@ def _prefill(prompt: Prompt, finish: Finish, tokenizer: Tokenizer) -> list[dict[
     """The prompt's tokens. Nothing precedes the first, so it has no probability."""
     return [
         {"id": token_id, "text": tokenizer.token_text(token_id), "logprob": logprob}
-        for token_id, logprob in zip(prompt.ids, (None, *finish.prompt_logprobs), strict=True)
+        for token_id, logprob in zip(
+            prompt.ids, (None, *(each.logprob for each in finish.prompt_logprobs)), strict=True
+        )
     ]
 
 

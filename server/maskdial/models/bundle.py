@@ -176,11 +176,11 @@ class Manifest(_Frozen):
     kv: KVLayout | None = None
     tool_format: dict[str, Any] | None = Field(
         None,
-        description="how the model writes tool calls (`ToolFormat.to_json`), in place of what its "
-        "chat template shows",
+        description="how the model writes tool calls (`ToolFormat.to_json`); None: derived from "
+        "the chat template",
     )
     thinking_marks: tuple[str, str] | None = Field(
-        None, description="what is around the model's reasoning, in place of the same"
+        None, description="the tags around the model's reasoning; None: derived likewise"
     )
     source: str
     source_sha256: str

@@ -17,6 +17,7 @@ from maskdial.models.bundle import SpecialTokens
 TextOrIds = str | Sequence[int]
 """What a model reads: text to tokenize, or token ids."""
 
+_MAX_SHORT_TEXT = 1000  # characters; about 0.5 ms
 _BYTE_TOKEN = re.compile("<0x([0-9A-Fa-f]{2})>")
 
 
@@ -69,7 +70,11 @@ class Tokenizer:
         self, text: str, pair: str | None = None, *, add_special_tokens: bool = True
     ) -> Encoding:
         """Tokenizes a text, or a pair of texts as one input."""
-        return self._backend.encode(text, pair, add_special_tokens=add_special_tokens)
+        if len(text) + len(pair or "") <= _MAX_SHORT_TEXT:
+            return self._backend.encode(text, pair, add_special_tokens=add_special_tokens)
+        # Unlike `encode`, a batch of one releases the GIL, so other threads run meanwhile.
+        batch = [text if pair is None else (text, pair)]
+        return self._backend.encode_batch(batch, add_special_tokens=add_special_tokens)[0]
 
     def encode_cut(
         self,
@@ -89,12 +94,12 @@ class Tokenizer:
             max_length: in tokens, larger than the number of special tokens.
             direction: the end at which tokens are cut off.
         """
-        first = self._backend.encode(text, add_special_tokens=False)
+        first = self.encode(text, add_special_tokens=False)
         room = max_length - self._backend.num_special_tokens_to_add(pair is not None)
         if pair is None:
             first.truncate(room, direction=direction)
             return self._backend.post_process(first)
-        second = self._backend.encode(pair, add_special_tokens=False)
+        second = self.encode(pair, add_special_tokens=False)
         limits = longest_first(len(first), len(second), room)
         for encoding, limit in zip((first, second), limits, strict=True):
             encoding.truncate(limit, direction=direction)
@@ -122,7 +127,7 @@ class Tokenizer:
         Raises:
             ValidationError: a window has no room for more than the stride.
         """
-        windowed = self._backend.encode(text, add_special_tokens=False)
+        windowed = self.encode(text, add_special_tokens=False)
         room = max_length - self.num_special_tokens(pair=False)
         if room <= stride:
             raise ValidationError(

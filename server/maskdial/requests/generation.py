@@ -188,8 +188,10 @@ class Generation:
 
     @contextlib.asynccontextmanager
     async def stream(self) -> AsyncIterator[AsyncIterator[NumberedEvent]]:
-        """Runs all sequences and yields their events as they come, each with the sequence's index:
-        prompt by prompt, and within a prompt copy by copy. Leaving the block abandons the rest.
+        """Runs all sequences and yields their events as they come, each with its sequence's index.
+
+        Sequences are numbered prompt by prompt, and copy by copy within a prompt. Leaving the block
+        abandons those that run.
 
         Raises:
             OverloadedError: the queue is full.
@@ -197,7 +199,8 @@ class Generation:
         """
         async with contextlib.AsyncExitStack() as stack:
             merged = MergedStreams()
-            # Streams must be left before their readers: an expired timeout is then counted as one.
+            # The streams are left before their readers are cancelled; an expired timeout would
+            # otherwise be counted as a disconnect.
             stack.push_async_callback(merged.aclose)
             streams = await self._start(stack)
             with about_grammar(), self._deadline.explained():
@@ -260,6 +263,9 @@ async def _read_prompts(
         sequences = _make_sequences(request, kept, params, grammar)
         text = prompt if isinstance(prompt, str) else None
         prompts.append(Prompt(text, kept, len(ids) - len(kept), sequences))
+    if request.describe_tokens and params.prompt_logprobs:
+        num_prompt = sum(len(prompt.ids) for prompt in prompts) * request.num_sequences
+        _check_described(num_prompt + num_sequences * params.max_new_tokens, params)
     return prompts
 
 
@@ -318,8 +324,13 @@ def _check_size(
             f"the request asks for {num_sequences} texts; the queue holds at most "
             f"{config.max_queue} (--max-queue); send several requests"
         )
-    num_described = num_sequences * params.max_new_tokens * (1 + params.top_n_tokens)
-    if request.describe_tokens and num_described > _MAX_DESCRIBED:
+    if request.describe_tokens:
+        _check_described(num_sequences * params.max_new_tokens, params)
+
+
+def _check_described(num_tokens: int, params: SamplingParams) -> None:
+    num_described = num_tokens * (1 + params.top_n_tokens)
+    if num_described > _MAX_DESCRIBED:
         raise ValidationError(
             f"the reply may describe {num_described:,} tokens; one request may ask for at most "
             f"{_MAX_DESCRIBED:,}: ask for fewer texts, tokens or top tokens",
@@ -343,13 +354,19 @@ def _resolve_params(request: GenerationRequest, model: CausalModel) -> SamplingP
                 f"not {value}",
                 field=field,
             )
+    if params.min_new_tokens > max_new_tokens:
+        raise ValidationError(
+            f"must be at most {max_new_tokens}, the maximum number of tokens, not "
+            f"{params.min_new_tokens}",
+            field="min_new_tokens",
+        )
     biased = [token_id for token_id, _ in params.logit_bias]
     for field, ids in (("logit_bias", biased), ("stop_token_ids", [*params.stop_token_ids])):
         with about(field):
             check_ids(ids, model)
     if request.num_sequences > 1 and params.greedy:
         raise ValidationError(
-            "without sampling, all texts are the same; sample, at a temperature above 0",
+            "without sampling, all texts are the same; sample at a temperature above 0",
             field="num_sequences",
         )
     return dataclasses.replace(

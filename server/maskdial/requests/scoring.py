@@ -101,9 +101,9 @@ async def score(
             return read_texts(model, pairs, request.truncation)
         return _read_causal(model, request)
 
-    async with deadline.enforced():
-        with model.metrics.tokenization_duration.time():
-            encodings, num_truncated = await offload(read, tokenizing_seconds(request.texts))
+    with model.metrics.tokenization_duration.time():
+        seconds = tokenizing_seconds(request.texts)
+        encodings, num_truncated = await offload(read, seconds, deadline)
     with deadline.explained():
         if isinstance(model, MaskedModel):
             work = _score_masked(model, encodings, num_truncated, config, deadline)
@@ -217,7 +217,8 @@ async def _score_causal(
     scores = []
     for encoding, finish in zip(encodings, finishes, strict=True):
         # Nothing precedes the first token, so it has no probability.
-        found = dict(enumerate(finish.prompt_logprobs, start=1))
+        logprobs = (each.logprob for each in finish.prompt_logprobs)
+        found = dict(enumerate(logprobs, start=1))
         scores.append(summarize(_token_scores(model.tokenizer, encoding, found), "causal"))
     timings = Timings(
         queue_seconds=max(finish.queue_seconds for finish in finishes),

@@ -49,7 +49,7 @@ class Deadline:
             async with asyncio.timeout(self.remaining()):
                 yield
         except TimeoutError as error:
-            raise self._error() from error
+            raise self.missed() from error
 
     @contextlib.contextmanager
     def explained(self) -> Iterator[None]:
@@ -57,9 +57,10 @@ class Deadline:
         try:
             yield
         except DeadlineError as error:
-            raise self._error() from error
+            raise self.missed() from error
 
-    def _error(self) -> DeadlineError:
+    def missed(self) -> DeadlineError:
+        """The error of a request that takes too long; it names the whole timeout."""
         return DeadlineError(
             f"the request did not finish within its timeout of {self._timeout:g} seconds"
         )

@@ -1,12 +1,13 @@
 """A request to a masked model, whatever its task: admit, read, submit, answer."""
 
+import time
 from collections.abc import Awaitable, Coroutine
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Generic, Protocol, TypeVar
 
 from maskdial.config import Config
-from maskdial.errors import ValidationError
+from maskdial.errors import DeadlineError, ValidationError
 from maskdial.masked.tasks.task import TaskRequest
 from maskdial.models.registry import MaskedModel
 from maskdial.requests.offload import offload
@@ -49,11 +50,13 @@ async def answer(
     check_num_texts(request.num_texts, config)
     request.check(model)
     model.engine.check_room(request.num_inputs)
-    async with deadline.enforced():
-        with model.metrics.tokenization_duration.time():
-            reading = await offload(partial(request.read, model), request.read_seconds)
-    with deadline.explained():
+    started = time.perf_counter()
+    reading = await offload(partial(request.read, model), request.read_seconds, deadline)
+    model.metrics.tokenization_duration.observe(time.perf_counter() - started)
+    try:
         results = await wait(model.engine.submit_many(reading.inputs, deadline.remaining()))
+    except DeadlineError as error:
+        raise deadline.missed() from error
     content = await offload(partial(reading.answer, results), reading.seconds)
     # A request's times are those of its slowest input.
     timings = Timings(

@@ -111,7 +111,7 @@ class GrammarCompiler:
             )
         self._check(source)
         matcher, mask = build_matcher(self._vocabulary.tokenizer, source)
-        # Only the server's own grammars may speak of special tokens: those of a model's tags.
+        # Only grammars written by the server may contain special tokens: the tags of tool calls.
         with_special = kind == "structural"
         first = self._vocabulary.unpack(mask, with_special=with_special)
         if not self._vocabulary.has_text(first):

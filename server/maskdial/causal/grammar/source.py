@@ -9,7 +9,7 @@ from llguidance import LLMatcher, regex_to_lark
 
 from maskdial.errors import ValidationError
 
-# What a request may send, and what the server itself writes for tool calls.
+# Requests may send the first four; the server writes structural ones itself, for tool calls.
 RequestGrammarKind = Literal["json", "json_schema", "regex", "lark"]
 GrammarKind = Literal[RequestGrammarKind, "structural"]
 GrammarValue = str | dict[str, Any] | bool | None
@@ -51,7 +51,7 @@ def parse_grammar(kind: GrammarKind, value: GrammarValue) -> str:
     if kind == "json" or kind == "json_schema":
         return _parse_schema(kind, value)
     if kind == "structural":
-        # Written by the server out of parts that were checked one by one.
+        # Written by the server, from schemas that were checked one by one.
         assert isinstance(value, str)
         return value
     text = _require_text(kind, value)

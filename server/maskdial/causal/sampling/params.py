@@ -36,7 +36,8 @@ class SamplingParams:
         stop_token_ids: tokens that end the text.
         ignore_eos: whether to continue after the end-of-sequence token.
         top_n_tokens: how many of the likeliest tokens to report beside each chosen one.
-        prompt_logprobs: whether to report the log-probabilities of the prompt's own tokens.
+        prompt_logprobs: whether to report the log-probabilities of the prompt's own tokens, each
+            with ``top_n_tokens`` alternatives.
     """
 
     max_new_tokens: int = 20

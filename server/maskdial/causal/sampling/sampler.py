@@ -14,6 +14,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from maskdial.causal.events import PromptLogprob
 from maskdial.causal.sampling.candidates import Candidates, greatest_k, narrow
 from maskdial.causal.sampling.philox import Philox
 from maskdial.causal.sampling.processors import process
@@ -120,24 +121,31 @@ def _top(
     return tuple((i, softmax.logprob(i)) for i in token_ids[best_first].tolist())
 
 
-def prompt_logprobs(logits: NDArray[np.float32], token_ids: NDArray[np.int64]) -> list[float]:
+def prompt_logprobs(
+    logits: NDArray[np.float32], token_ids: NDArray[np.int64], top_n_tokens: int = 0
+) -> list[PromptLogprob]:
     """The natural log-probability of one token per row, under the model's own distribution.
 
     Args:
         logits: float32 (num_tokens, vocab_size).
         token_ids: int64 (num_tokens,), each below vocab_size.
+        top_n_tokens: how many of the most likely tokens to report for each row.
 
     Returns:
-        One float per row, NaN if the row's logits are not finite.
+        One per row; NaN, without alternatives, if the row's logits are not finite.
     """
     return [
-        _logprob(row, token_id) for row, token_id in zip(logits, token_ids.tolist(), strict=True)
+        _prompt_logprob(row, token_id, top_n_tokens)
+        for row, token_id in zip(logits, token_ids.tolist(), strict=True)
     ]
 
 
-def _logprob(logits: NDArray[np.float32], token_id: int) -> float:
+def _prompt_logprob(logits: NDArray[np.float32], token_id: int, top_n_tokens: int) -> PromptLogprob:
     softmax = _softmax(logits, logits.max())
-    return math.nan if softmax is None else softmax.logprob(token_id)
+    if softmax is None:
+        return PromptLogprob(math.nan)
+    top = _top(logits, softmax, top_n_tokens) if top_n_tokens else ()
+    return PromptLogprob(softmax.logprob(token_id), top)
 
 
 def _softmax(logits: NDArray[np.float32], greatest: np.float32) -> Candidates | None:

@@ -1,8 +1,8 @@
-"""Grammars of arguments that are written one by one: their schema, in a notation that is not JSON.
+"""Grammars of arguments that are written as key-value pairs, not as a JSON object.
 
-llguidance knows JSON schemas for JSON only. So objects, arrays and unions are taken apart here as
-far as the notation differs from JSON; what is JSON in it is left to llguidance. A keyword that
-cannot be held to is refused, never ignored, except for annotations such as ``format``.
+llguidance enforces JSON schemas on JSON only. Objects, arrays and unions are therefore translated
+here as far as a notation differs from JSON; the JSON parts of it are left to llguidance. A keyword
+that cannot be enforced is refused; ``format`` is an annotation, as in JSON Schema itself.
 """
 
 import json
@@ -18,7 +18,7 @@ from maskdial.causal.tools.schema import resolve
 from maskdial.errors import ValidationError
 
 _KEY = re.compile(r"[\w.$-]{1,64}")
-# What the rules below do not hold values to. Other keywords are done here, or are annotations.
+# Keywords that are not translated here. The others are, or do not constrain values.
 _REFUSED = frozenset(
     {"allOf", "not", "if", "patternProperties", "propertyNames", "minProperties", "maxProperties"}
     | {"dependentRequired", "dependentSchemas", "dependencies", "unevaluatedProperties"}
@@ -28,15 +28,25 @@ _ANNOTATIONS = frozenset(
     {"title", "description", "default", "examples", "deprecated", "readOnly", "writeOnly"}
     | {"format", "$schema", "$id", "$comment", "$defs", "definitions"}
 )
+_JSON_TYPES: dict[type, set[str]] = {
+    str: {"string"},
+    int: {"integer", "number"},
+    float: {"number"},
+    bool: {"boolean"},
+    type(None): {"null"},
+    list: {"array"},
+    dict: {"object"},
+}
+_SCALARS = ["string", "number", "boolean", "null"]
 _MAX_ITEMS = 1000
 
 RawKind = Literal["text", "text_or_null", "json"]
 
 
 def raw_kind(schema: object, root: Mapping[str, Any]) -> RawKind:
-    """How a value without quotes is read: as text, as text but for ``null``, or as JSON.
+    """How to read a value without quotes: as text, as text except for ``null``, or as JSON.
 
-    The grammar writes values, and the parser reads them, by this one rule.
+    Grammar and parser share this rule.
     """
     types = _types(schema, root, set())
     if types == {"string"}:
@@ -45,9 +55,9 @@ def raw_kind(schema: object, root: Mapping[str, Any]) -> RawKind:
 
 
 def _types(schema: object, root: Mapping[str, Any], seen: set[str]) -> set[str]:
-    """The types of JSON that a schema names; ``any`` where it leaves them open.
+    """The JSON types that a schema names, or ``any``.
 
-    ``seen`` are the references that were followed; each is followed once.
+    Each reference is followed once; ``seen`` collects them.
     """
     if not isinstance(schema, Mapping):
         return {"any"}
@@ -64,6 +74,8 @@ def _types(schema: object, root: Mapping[str, Any], seen: set[str]) -> set[str]:
     if {"$ref", "anyOf", "oneOf", "allOf", "not", "if"} & schema.keys():
         return {"any"}
     if "const" in schema or "enum" in schema:
+        if _beside("enum" if "enum" in schema else "const", schema) - {"type"}:
+            return {"any"}
         texts = all(isinstance(value, str) for value in _constants(schema))
         return {"string"} if texts else {"any"}
     kind = schema.get("type", "any")
@@ -71,24 +83,29 @@ def _types(schema: object, root: Mapping[str, Any], seen: set[str]) -> set[str]:
 
 
 def _beside(keyword: str, schema: Mapping[str, Any]) -> set[str]:
-    """What a schema says beside a keyword."""
+    """The other constraints of a schema with a keyword."""
     return set(schema) - _ANNOTATIONS - {keyword}
 
 
 def _constants(schema: Mapping[str, Any]) -> list[Any]:
+    """The values of ``const`` or ``enum`` that are of the schema's type."""
     values = [schema["const"]] if "const" in schema else schema["enum"]
+    types = schema.get("type", [])
+    types = types if isinstance(types, list) else [types]
+    if types and isinstance(values, list):
+        values = [value for value in values if _JSON_TYPES[type(value)] & set(types)]
     if not isinstance(values, list) or not values:
-        raise ValidationError("enum must be a list of values")
+        raise ValidationError("enum must be a list of values of the schema's type")
     return values
 
 
 class ArgumentRules:
-    """Writes the rules of one tool's arguments.
+    """Writes the grammar of one tool's arguments.
 
     Args:
-        writer: where the rules go.
+        writer: collects the rules.
         notation: how the model writes arguments.
-        schema: the tool's parameters; references are looked up in it.
+        schema: the tool's parameters, against which references are resolved.
     """
 
     def __init__(
@@ -97,15 +114,15 @@ class ArgumentRules:
         self._writer = writer
         self._notation = notation
         self._root = schema
-        # Objects, arrays and strings that are not JSON's.
+        # Objects, arrays and strings are not written as in JSON.
         self._bare = notation.quote not in ("", '"')
         self._references: dict[str, str] = {}
 
     def arguments(self) -> str:
-        """What stands for ``$ARGUMENTS``.
+        """The grammar of ``$ARGUMENTS``.
 
         Raises:
-            ValidationError: the schema has a keyword that the notation cannot be held to.
+            ValidationError: the schema has a keyword that cannot be enforced in this notation.
         """
         schema = self._deref(self._root)
         for key in ("anyOf", "oneOf", "allOf", "enum", "const"):
@@ -114,7 +131,7 @@ class ArgumentRules:
         return self._object(schema, split_pattern(self._notation.parameter))
 
     def _object(self, schema: Mapping[str, Any], parameter: list[str]) -> str:
-        """Properties in the schema's order, the optional ones possibly left out."""
+        """Properties in the schema's order; optional ones may be missing."""
         self._check(schema)
         properties = schema.get("properties", {})
         required = schema.get("required", [])
@@ -122,7 +139,7 @@ class ArgumentRules:
             raise ValidationError("properties must be an object and required a list")
         parts = {**properties, **{key: {} for key in required if key not in properties}}
         separator = self._writer.literal(self._notation.separator)
-        # From the last to the first: what may follow a property, and what may begin at one.
+        # Built from the last property to the first: ``rest`` may follow it, ``first`` starts at it.
         rest, first = "", ""
         for key, part in reversed(parts.items()):
             item = self._parameter(key, part, parameter)
@@ -137,26 +154,24 @@ class ArgumentRules:
     def _parameter(self, key: str, schema: object, parameter: list[str]) -> str:
         if not _KEY.fullmatch(key):
             raise ValidationError(
-                f"this model writes the arguments of a call by their names; {key!r} cannot be one"
+                f"this model's call format takes parameter names of 1 to 64 letters, digits, '_', "
+                f"'.', '$' or '-', not {key!r}"
             )
         before, _, between, _, after = parameter
-        value = self._value(schema, after)
-        texts = (self._writer.literal(before + key + between), value, self._writer.literal(after))
-        return " ".join(filter(None, texts))
+        if self._notation.quote:
+            value = f"{self._value(schema)} {self._writer.literal(after)}"
+        else:
+            value = self._unquoted(schema, after)
+        return f"{self._writer.literal(before + key + between)} {value}".strip()
 
-    def _value(self, schema: object, after: str) -> str:
-        if not self._notation.quote:
-            return self._raw(schema, after)
-        return self._bare_value(schema) if self._bare else self._python_value(schema)
-
-    def _raw(self, schema: object, after: str) -> str:
+    def _unquoted(self, schema: object, end: str) -> str:
+        """A value without quotes, and what ends it."""
         kind = raw_kind(schema, self._root)
         if kind == "json":
-            return self._json(schema)
-        # The closing tag ends a text, wherever it is.
-        options = [self._raw_text(part, after.strip()) for part in self._strings(schema)]
+            return f"{self._json(schema)} {self._writer.literal(end)}"
+        options = [self._text(part, end) for part in self._strings(schema)]
         if kind == "text_or_null":
-            options.append(quoted("null"))
+            options.append(self._writer.literal("null" + end))
         return self._writer.rule(alternatives(options))
 
     def _strings(self, schema: object) -> list[Mapping[str, Any]]:
@@ -167,51 +182,55 @@ class ArgumentRules:
                 return [each for part in resolved[key] for each in self._strings(part)]
         return [] if resolved.get("type") == "null" else [resolved]
 
-    def _python_value(self, schema: object) -> str:
-        """Constants in Python's words at the top; within lists and dictionaries, JSON."""
-        types = _types(schema, self._root, set())
-        if not self._notation.python or not types <= {"boolean", "null"}:
-            return self._json(schema)
-        words = ["True", "False"] if "boolean" in types else []
-        return self._writer.rule(
-            alternatives(map(quoted, [*words, *(["None"] if "null" in types else [])]))
-        )
-
-    def _bare_value(self, schema: object) -> str:
+    def _value(self, schema: object) -> str:
+        """A value whose strings have quotes."""
         if isinstance(schema, Mapping) and "$ref" in schema:
             if _beside("$ref", schema):
-                raise self._refused("$ref")
+                return self._whole(schema, "$ref")
             return self._reference(str(schema["$ref"]))
         resolved = self._deref(schema)
         for key in ("anyOf", "oneOf"):
             if key in resolved:
                 if _beside(key, resolved):
-                    raise self._refused(key)
-                return self._writer.rule(alternatives(map(self._bare_value, resolved[key])))
-        if "const" in resolved or "enum" in resolved:
-            return self._writer.rule(alternatives(map(self._constant, _constants(resolved))))
-        types = resolved.get("type", ["string", "number", "boolean", "null"])
+                    return self._whole(resolved, key)
+                return self._writer.rule(alternatives(map(self._value, resolved[key])))
+        for key in ("const", "enum"):
+            if key in resolved:
+                if _beside(key, resolved) - {"type"}:
+                    return self._whole(resolved, key)
+                return self._writer.rule(alternatives(map(self._constant, _constants(resolved))))
+        # Outside JSON, arrays and objects without a schema are not offered.
+        types = resolved.get("type", _SCALARS if self._bare else [*_SCALARS, "array", "object"])
         types = types if isinstance(types, list) else [types]
         return self._writer.rule(alternatives(self._typed({**resolved, "type": t}) for t in types))
 
+    def _whole(self, schema: Mapping[str, Any], keyword: str) -> str:
+        """A schema that cannot be translated, because a keyword does not stand alone in it."""
+        if self._bare:
+            raise self._refused(keyword)
+        return self._json(schema)
+
     def _reference(self, reference: str) -> str:
         if reference not in self._references:
-            # Known before its body is written, which may refer to it.
+            # Its body may refer to it.
             self._references[reference] = self._writer.new_name()
-            body = self._bare_value(resolve(reference, self._root))
+            body = self._value(resolve(reference, self._root))
             self._writer.define(self._references[reference], body)
         return self._references[reference]
 
     def _typed(self, schema: Mapping[str, Any]) -> str:
         kind = schema["type"]
-        if kind == "object":
+        if self._notation.python and kind == "boolean":
+            return '"True" | "False"'
+        if self._notation.python and kind == "null":
+            return '"None"'
+        if self._bare and kind == "object":
             return f'"{{" {self._object(schema, ["", KEY, ":", VALUE, ""])} "}}"'
-        if kind == "array":
+        if self._bare and kind == "array":
             return self._array(schema)
-        if kind == "string":
+        if self._bare and kind == "string":
             mark = self._notation.quote
-            text = self._raw_text(schema, mark)
-            return f"{self._writer.literal(mark)} {text} {self._writer.literal(mark)}"
+            return f"{self._writer.literal(mark)} {self._text(schema, mark)}"
         return self._json(schema)
 
     def _array(self, schema: Mapping[str, Any]) -> str:
@@ -219,49 +238,54 @@ class ArgumentRules:
         least, most = schema.get("minItems", 0), schema.get("maxItems")
         for bound in (least, 0 if most is None else most):
             if not isinstance(bound, int) or not 0 <= bound <= _MAX_ITEMS:
-                raise ValidationError(f"an array may have between 0 and {_MAX_ITEMS} items")
+                raise ValidationError(f"minItems and maxItems must be between 0 and {_MAX_ITEMS}")
         if most == 0:
             return '"[" "]"'
-        item = self._bare_value(schema.get("items", True))
-        count = f"{{{max(least - 1, 0)},{'' if most is None else most - 1}}}"
-        items = f'{item} ("," {item}){count}'
-        return f'"[" ({items}) "]"' if least else f'"[" ({items})? "]"'
+        items = self._value(schema.get("items", True))
+        if most != 1:
+            last = "" if most is None else most - 1
+            items += f' ("," {items}){{{max(least - 1, 0)},{last}}}'
+        return f'"[" {items} "]"' if least else f'"[" ({items})? "]"'
 
-    def _raw_text(self, schema: Mapping[str, Any], end: str) -> str:
-        """A string without quotes, which must not hold what ends it."""
+    def _text(self, schema: Mapping[str, Any], end: str) -> str:
+        """A string without quotes, which must not contain its end, and then this end.
+
+        llguidance's lexer is greedy, so both are one terminal, unless the end is a special token.
+        """
         self._check(schema)
         if "const" in schema or "enum" in schema:
-            values = _constants(schema)
-            return self._writer.rule(
-                alternatives(self._text_constant(each, end) for each in values)
-            )
+            texts = (self._text_constant(each, end) for each in _constants(schema))
+            return self._writer.rule(alternatives(texts))
         least, most = schema.get("minLength", 0), schema.get("maxLength")
-        parts = [f"~{containing(end)}"]
+        parts = [ANY_TEXT, f"~{containing(end.strip())}"]
         if least or most is not None:
             parts.append(rf"/(.|\n){{{int(least)},{'' if most is None else int(most)}}}/")
         if "pattern" in schema:
             parts.append(_searched(str(schema["pattern"])))
-        return self._writer.terminal(" & ".join([ANY_TEXT, *parts]))
+        text = " & ".join(parts)
+        if (literal := self._writer.literal(end)) != quoted(end):
+            return f"{self._writer.terminal(text)} {literal}"
+        return self._writer.terminal(f"({text}) {literal}")
 
     def _text_constant(self, value: object, end: str) -> str:
-        text = str(value)
-        if end in text:
-            raise ValidationError(f"the value {text!r} holds {end!r}, which ends a value")
-        return quoted(text)
+        if not isinstance(value, str) or end.strip() in value:
+            raise ValidationError(
+                f"the value {value!r} contains {end.strip()!r}, which ends a value"
+            )
+        return self._writer.literal(value + end)
 
     def _constant(self, value: object) -> str:
         mark = self._notation.quote
-        if isinstance(value, str):
-            text = self._text_constant(value, mark)
-            return " ".join(
-                filter(None, (self._writer.literal(mark), text, self._writer.literal(mark)))
-            )
-        if isinstance(value, list | dict):
+        if self._notation.python and (value is None or isinstance(value, bool)):
+            return quoted(repr(value))
+        if self._bare and isinstance(value, str):
+            return f"{self._writer.literal(mark)} {self._text_constant(value, mark)}"
+        if self._bare and isinstance(value, list | dict):
             raise self._refused("enum")
-        return quoted(json.dumps(value))
+        return quoted(json.dumps(value, ensure_ascii=False))
 
     def _json(self, schema: object) -> str:
-        """A part of the schema that is written as JSON, with the definitions it may refer to."""
+        """A subschema whose value is JSON, with the definitions that it may refer to."""
         if isinstance(schema, Mapping):
             shared = {key: self._root[key] for key in ("$defs", "definitions") if key in self._root}
             schema = {key: part for key, part in schema.items() if key not in _ANNOTATIONS}
@@ -272,12 +296,12 @@ class ArgumentRules:
         return self._writer.schema(schema)
 
     def _deref(self, schema: object) -> Mapping[str, Any]:
-        """A schema that is no reference, nor one schema in ``allOf``."""
+        """The schema behind references and single-element ``allOf``."""
         for _ in range(20):
             if schema is True:
                 return {}
             if not isinstance(schema, Mapping):
-                raise ValidationError("every part of a schema must be an object")
+                raise ValidationError("every subschema must be an object")
             every = schema.get("allOf")
             if "$ref" in schema and not _beside("$ref", schema):
                 schema = resolve(str(schema["$ref"]), self._root)
@@ -285,7 +309,7 @@ class ArgumentRules:
                 schema = every[0]
             else:
                 return schema
-        raise ValidationError("the references of the schema have no end")
+        raise ValidationError("its references form a cycle")
 
     def _check(self, schema: Mapping[str, Any]) -> None:
         for key in sorted(_REFUSED & schema.keys()):
@@ -294,8 +318,8 @@ class ArgumentRules:
 
     def _refused(self, keyword: str) -> ValidationError:
         return ValidationError(
-            f"this model does not write arguments as JSON, and cannot be held to {keyword!r} here; "
-            "leave it out of the schema"
+            f"{keyword!r} cannot be enforced here, because this model's call format is not JSON; "
+            "remove it from the schema"
         )
 
 
@@ -305,8 +329,8 @@ def _searched(pattern: str) -> str:
     inner = pattern[begins : len(pattern) - ends]
     if re.search(r"(?<![\\\[])\^|(?<!\\)\$", inner) or ("|" in inner and (begins or ends)):
         raise ValidationError(
-            f"this model does not write arguments as JSON; pattern {pattern!r} may have '^' and "
-            "'$' at its ends only, and then no '|'"
+            f"pattern {pattern!r} cannot be enforced, because this model's call format is not "
+            "JSON; use '^' and '$' only at its ends, and not together with '|'"
         )
     head, tail = "" if begins else r"(.|\n)*", "" if ends else r"(.|\n)*"
     return f"/{head}({regex_to_lark(inner, use_ascii='dw')}){tail}/"

@@ -1,8 +1,8 @@
 """Finds a model's `ToolFormat` in its chat template.
 
-The template renders one call and two, of marked names, ids and arguments. What is between the
-marked words is the format. llama.cpp does the same (``common/chat-auto-parser``). A template runs
-in its sandbox, at most some twenty times, and what it writes is read in linear time.
+The template renders one call and two calls with unique names, ids and arguments; the text around
+them is the format. llama.cpp finds formats in the same way. A template runs some twenty times at
+most, in its sandbox, and what it writes is read in linear time.
 """
 
 import dataclasses
@@ -31,12 +31,12 @@ def derive_format(
     special_tokens: Mapping[str, int] | None = None,
     end_tokens: Collection[str] = (),
 ) -> ToolFormat | None:
-    """The format in which a model writes calls; None where its template shows none.
+    """The format in which a model writes calls; None if its template does not support tools.
 
     Args:
-        template: the model's chat template, or the absence of one.
-        special_tokens: the text of the tokenizer's special tokens, with their ids.
-        end_tokens: the text of the end-of-sequence tokens.
+        template: the model's chat template, which may not exist.
+        special_tokens: the ids of the tokenizer's special tokens, by their text.
+        end_tokens: the texts of the end-of-sequence tokens.
     """
     if not template.exists or not _knows_tools(template):
         return None
@@ -92,9 +92,9 @@ def _derive(probe: "_Probe") -> ToolFormat | None:
 
 @dataclass(frozen=True)
 class _Probe:
-    """Renders calls and cuts out what a template makes of them.
+    """Renders calls and strips the turn around them.
 
-    ``plain`` is a turn without calls, whose header and end are those of a turn with calls.
+    ``plain`` is a conversation whose last turn has the same header and end, and no calls.
     """
 
     template: ChatTemplate
@@ -104,14 +104,14 @@ class _Probe:
     plain: str
 
     def calls(self, *calls: ProbeCall) -> str | None:
-        """The calls of one turn as the template writes them."""
+        """The calls of one turn as the template writes them, or None if it refuses."""
         turn = {"role": "assistant", "content": "", "tool_calls": [*map(self._as_openai, calls)]}
         text = try_render(self.template, [USER, turn], tools=TOOLS)
         if text is None:
             return None
         before, after = self.plain.split(CONTENT)
         start = len(_common_prefix(before, text))
-        # Both may go on with a tag, of which no part is common.
+        # Two different tags may begin alike; keep whole tags.
         for bracket, closing in (("<", ">"), ("[", "]")):
             unclosed = text.rfind(bracket, 0, start)
             if unclosed > text.rfind(closing, 0, start):
@@ -130,7 +130,7 @@ class _Probe:
 
 
 def _json_object(text: str, call: ProbeCall) -> str | None:
-    """The part of a text that is a call's arguments as a JSON object."""
+    """A call's arguments as a JSON object within a text."""
     key = text.find(next(iter(call.arguments)))
     start = text.rfind("{", 0, max(key, 0))
     if start < 0:
@@ -143,7 +143,7 @@ def _json_object(text: str, call: ProbeCall) -> str | None:
 
 
 def _argument_list(probe: _Probe) -> ArgumentList | None:
-    """How arguments are written one by one, from numbers, strings and none at all."""
+    """The notation of arguments, from calls with numbers, with strings and without arguments."""
     one = probe.calls(FIRST)
     numbers = probe.calls(dataclasses.replace(FIRST, arguments=_NUMBERS))
     nothing = probe.calls(dataclasses.replace(FIRST, arguments={}))
@@ -164,13 +164,13 @@ def _argument_list(probe: _Probe) -> ArgumentList | None:
     begin, end, separator = found
     quote = value[2].removeprefix(middle)
     python = f"{first}{middle}True" in truth
-    # Python's repr and JSON differ in what they quote with; both are read as one.
+    # The parser reads Python's quotes and JSON's alike.
     quote = '"' if quote == "'" else quote
     return ArgumentList(f"{begin}{KEY}{middle}{VALUE}{end}", separator, quote, python)
 
 
 def _between(text: str, words: Sequence[str]) -> list[str] | None:
-    """What is before, between and after some words, which must be there in this order."""
+    """The texts before, between and after some words, or None if they are not there in order."""
     parts = []
     for word in words:
         part, found, text = text.partition(word)
@@ -181,7 +181,7 @@ def _between(text: str, words: Sequence[str]) -> list[str] | None:
 
 
 def _parameter(before: str, between: str, after: str, nothing: str) -> tuple[str, str, str] | None:
-    """What begins, ends and separates arguments, from the text around two of them.
+    """What begins, ends and separates arguments, from the texts around two of them.
 
     Args:
         before: from a call's name to the first key.
@@ -198,12 +198,12 @@ def _parameter(before: str, between: str, after: str, nothing: str) -> tuple[str
         gap = len(between) - len(begin) - len(end)
         if gap >= 0 and between.startswith(end) and between.endswith(begin):
             found.append((begin, end, between[len(end) : len(end) + gap]))
-    # Several splits may spell the same text; whole tags read best.
+    # Splits that yield the same text are equivalent; one at a tag reads best.
     return next((each for each in found if each[0].startswith("<")), found[-1] if found else None)
 
 
 def _pattern(text: str, calls: Sequence[ProbeCall], arguments: ArgumentList | None) -> str | None:
-    """A text with placeholders for the parts of its calls."""
+    """A text with placeholders for the names, ids and arguments of its calls."""
     for call in calls:
         written = _written(call, arguments, text)
         if written is None or text.count(call.name) != 1:
@@ -214,7 +214,7 @@ def _pattern(text: str, calls: Sequence[ProbeCall], arguments: ArgumentList | No
 
 
 def _written(call: ProbeCall, arguments: ArgumentList | None, text: str) -> str | None:
-    """A call's arguments as a text spells them."""
+    """A call's arguments as they appear in a text."""
     if arguments is None:
         return _json_object(text, call)
     quotes = (arguments.quote, "'") if arguments.quote == '"' else (arguments.quote,)
@@ -237,7 +237,7 @@ class _Parts:
 
 
 def _split(one: str, two: str | None) -> _Parts | None:
-    """Tells what every call has around it from what all of them have."""
+    """Tells the text around every call from the text around all of them."""
     places = list(re.finditer(r"\$(NAME|ARGUMENTS|ID)", one))
     if not places:
         return None
@@ -249,7 +249,13 @@ def _split(one: str, two: str | None) -> _Parts | None:
     if first != before or last != after:
         return _Parts("", one, None, "")
     begin = _common_suffix(before, between)
+    # Different tags may begin or end alike; keep whole tags.
+    start = len(before) - len(begin)
+    if before.rfind("<", 0, start) > before.rfind(">", 0, start):
+        begin = before[before.find(">", start) + 1 or start :]
     end = _common_prefix(after, between[: len(between) - len(begin)])
+    if end.rfind("<") > end.rfind(">"):
+        end = end[: end.rfind("<")]
     return _Parts(
         before.removesuffix(begin),
         begin + core + end,

@@ -1,4 +1,4 @@
-"""What comes of a reply, piece by piece."""
+"""The deltas of a reply."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -6,27 +6,27 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class ContentDelta:
-    """More of the text for the user."""
+    """A piece of the text for the user."""
 
     text: str
 
 
 @dataclass(frozen=True, slots=True)
 class ReasoningDelta:
-    """More of the model's thinking."""
+    """A piece of the model's reasoning."""
 
     text: str
 
 
 @dataclass(frozen=True, slots=True)
 class ToolCallDelta:
-    """More of a call.
+    """A piece of a call.
 
     Attributes:
-        index: which call of the reply, from 0.
-        arguments: more of the arguments, as JSON text.
-        call_id: its id, in its first delta only.
-        name: the tool's name, in its first delta only.
+        index: the call's index in the reply.
+        arguments: a piece of the arguments, as JSON text.
+        call_id: the call's id, in its first delta only.
+        name: the tool's name, in the first delta only.
     """
 
     index: int
@@ -39,7 +39,7 @@ ReplyDelta = ContentDelta | ReasoningDelta | ToolCallDelta
 
 
 def merged(deltas: Iterable[ReplyDelta]) -> list[ReplyDelta]:
-    """The deltas, neighbors of one channel joined."""
+    """The deltas, with neighbors of the same channel joined."""
     joined: list[ReplyDelta] = []
     for delta in deltas:
         both = None if not joined else _join(joined[-1], delta)

@@ -1,4 +1,4 @@
-"""LarkWriter: puts a grammar together in llguidance's dialect of Lark."""
+"""LarkWriter: builds a grammar in llguidance's dialect of Lark."""
 
 import json
 import re
@@ -13,11 +13,11 @@ ANY_TEXT = r"/(.|\n)*/"
 
 
 class LarkWriter:
-    """Collects rules, terminals and JSON schemas; its methods return how to refer to them.
+    """Collects rules, terminals and JSON schemas; methods return a reference to what they add.
 
     Args:
-        special_ids: special tokens, by their text, that literals are made of: a model that writes
-            one writes a token that no ordinary text can spell.
+        special_ids: the ids of special tokens, by their text. In literals they stand for the token
+            itself, which no ordinary text can spell.
     """
 
     def __init__(self, special_ids: Mapping[str, int]) -> None:
@@ -34,11 +34,11 @@ class LarkWriter:
         return self.define(self.new_name(), body, attributes=attributes)
 
     def terminal(self, body: str) -> str:
-        """Adds a terminal, which the lexer reads as one."""
+        """Adds a terminal: one lexeme."""
         return self.define(self.new_name().upper(), body)
 
     def new_name(self) -> str:
-        """A name that no rule has."""
+        """An unused name."""
         self._num_names += 1
         return f"r{self._num_names}"
 
@@ -48,7 +48,7 @@ class LarkWriter:
         return name
 
     def literal(self, text: str) -> str:
-        """A text, in which special tokens are the tokens themselves; empty for no text."""
+        """A literal text; empty for an empty text."""
         parts = []
         position = 0
         for tag in self._tags.finditer(text):
@@ -59,10 +59,10 @@ class LarkWriter:
         return " ".join(filter(None, parts))
 
     def schema(self, schema: object) -> str:
-        """JSON under a schema, as ``/generate`` takes one.
+        """JSON under a schema, with the same limits as on ``/generate``.
 
         Raises:
-            ValidationError: the schema is too large or no schema.
+            ValidationError: the schema is too large, too deep or invalid.
         """
         source = parse_grammar("json_schema", {"schema": schema})
         if source not in self._schemas:
@@ -72,21 +72,21 @@ class LarkWriter:
         return self._schemas[source]
 
     def source(self) -> str:
-        """The grammar, whose rule ``start`` was defined, in llguidance's form."""
+        """The whole grammar, in llguidance's form. It needs a rule ``start``."""
         main = {"name": "calls", "lark_grammar": "\n".join(self._lines)}
         return json.dumps({"grammars": [main, *self._grammars]}, separators=(",", ":"))
 
 
 def quoted(text: str) -> str:
-    """A text as a literal of Lark; empty for no text."""
+    """A text as a Lark literal; empty for an empty text."""
     return json.dumps(text, ensure_ascii=False) if text else ""
 
 
 def alternatives(bodies: Iterable[str]) -> str:
-    """Any of some bodies."""
+    """One of some bodies."""
     return " | ".join(f"({body})" if body else '""' for body in bodies)
 
 
 def containing(text: str) -> str:
-    """A regular expression for any text that contains a text."""
+    """A regular expression for every text that contains a given one."""
     return f"/(.|\\n)*{regex_to_lark(re.escape(text))}(.|\\n)*/"

@@ -1,4 +1,4 @@
-"""Reads values that are written almost as JSON: FunctionGemma's notation, and Python's."""
+"""Converts values in notations similar to JSON, FunctionGemma's and Python's, to JSON."""
 
 import ast
 import json
@@ -11,12 +11,12 @@ _WORD = re.compile(r"[^\s,:{}\[\]()]+")
 
 
 def json_from(text: str, quote: str) -> str:
-    """A value as JSON text. Numbers keep their spelling.
+    """Converts a value to JSON text. Numbers keep their spelling.
 
     Args:
         text: constants, numbers, strings, lists in ``[]``, objects in ``{}`` with bare or quoted
             keys.
-        quote: what is around strings; of ``"``, both of Python's quotes.
+        quote: what surrounds strings; ``"`` stands for both of Python's quotes.
     """
     return "".join(_tokens(text, quote))
 
@@ -45,7 +45,7 @@ def _tokens(text: str, quote: str) -> Iterator[str]:
 
 
 def _closing(text: str, start: int) -> int:
-    """Where a string of Python or JSON ends, which begins at ``start``."""
+    """The end of the Python or JSON string that begins at ``start``."""
     position = start + 1
     while position < len(text) and text[position] != text[start]:
         position += 2 if text[position] == "\\" else 1

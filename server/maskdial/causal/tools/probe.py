@@ -1,4 +1,4 @@
-"""What is asked of a chat template to see how its model writes: conversations of marked words."""
+"""Conversations of unique words, which are found again in what a chat template renders."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -11,13 +11,13 @@ USER = {"role": "user", "content": "Zuserz"}
 CONTENT = "Zcontentz"
 REASONING = "Zreasoningz"
 
-# A longer conversation of these few words is no chat template's.
+# A rendering of these few words that is longer is not worth reading.
 _MAX_CHARACTERS = 100_000
 
 
 @dataclass(frozen=True, slots=True)
 class ProbeCall:
-    """A call whose parts are found again in what a template makes of it."""
+    """A call with unique parts."""
 
     name: str
     call_id: str
@@ -49,7 +49,7 @@ def try_render(
     tools: Sequence[Mapping[str, Any]] | None = None,
     add_generation_prompt: bool = False,
 ) -> str | None:
-    """What a template makes of a conversation; None where it refuses or writes without end."""
+    """Renders a conversation; None if the template fails or writes too much."""
     try:
         text = template.render(messages, tools=tools, add_generation_prompt=add_generation_prompt)
     except ValidationError:

@@ -1,4 +1,4 @@
-"""ReplyFormat: all that a bundle tells about how its model replies."""
+"""ReplyFormat: how the model of a bundle writes tool calls and reasoning."""
 
 from dataclasses import dataclass
 
@@ -12,10 +12,10 @@ from maskdial.models.tokenizer import Tokenizer
 
 @dataclass(frozen=True, slots=True)
 class ReplyFormat:
-    """How a model writes calls, and what is around its reasoning; None for what it does not have.
+    """How a model writes tool calls and reasoning; None for what it does not have.
 
-    Each is the manifest's (``tool_format``, ``thinking_marks``) where that has one, and else what
-    the chat template shows.
+    Both come from the manifest (``tool_format``, ``thinking_marks``), otherwise from the
+    chat template.
     """
 
     calls: ToolFormat | None
@@ -25,10 +25,10 @@ class ReplyFormat:
     def of_bundle(
         cls, bundle: Bundle, tokenizer: Tokenizer, template: ChatTemplate
     ) -> "ReplyFormat":
-        """Reads the manifest, and asks the template for what is not there.
+        """Reads the manifest, and derives from the template what it does not say.
 
         Raises:
-            BundleError: the manifest's format is not usable.
+            BundleError: the manifest's ``tool_format`` is unusable.
         """
         manifest = bundle.manifest
         special = {tokenizer.id_to_token(token_id): token_id for token_id in tokenizer.special_ids}

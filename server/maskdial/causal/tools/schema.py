@@ -1,4 +1,4 @@
-"""What is asked of a tool's JSON schema before a grammar is made of it."""
+"""Checks on a tool's JSON schema that llguidance does not make."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -10,10 +10,10 @@ _MAX_STEPS = 100_000
 
 
 def resolve(reference: str, root: Mapping[str, Any]) -> Any:
-    """The part of a schema that a reference such as ``#/$defs/item`` means.
+    """Resolves a reference such as ``#/$defs/item``.
 
     Raises:
-        ValidationError: there is none.
+        ValidationError: its target does not exist.
     """
     part: Any = root
     for name in filter(None, unquote(reference.removeprefix("#")).split("/")):
@@ -23,20 +23,20 @@ def resolve(reference: str, root: Mapping[str, Any]) -> Any:
         else:
             part = part.get(name) if isinstance(part, Mapping) else None
     if part is None or not reference.startswith("#"):
-        raise ValidationError(f"{reference!r} refers to nothing in it")
+        raise ValidationError(f"{reference!r} does not exist in it")
     return part
 
 
 def check_finite(schema: Mapping[str, Any]) -> None:
-    """Refuses a schema that no finite value satisfies, because it needs itself.
+    """Refuses a schema that only infinite values satisfy.
 
-    A grammar of such a schema compiles, and a model that is held to it never ends.
+    llguidance compiles such a schema, and generation under it never ends.
 
     Raises:
-        ValidationError: it is one, or a reference refers to nothing.
+        ValidationError: the schema is one of these, or has a dangling reference.
     """
     if not _Finite(schema).holds(schema):
-        raise ValidationError("no value satisfies it: it needs itself without end")
+        raise ValidationError("it is infinitely recursive, so no finite value satisfies it")
 
 
 class _Finite:
@@ -47,7 +47,7 @@ class _Finite:
         self._steps = 0
 
     def holds(self, schema: object) -> bool:
-        """Whether a finite value satisfies a schema, as far as types and references tell."""
+        """Whether a finite value can satisfy a schema, judged by types and references alone."""
         self._steps += 1
         if self._steps > _MAX_STEPS:
             raise ValidationError("it is too complex")
@@ -69,7 +69,7 @@ class _Finite:
         return True
 
     def _reference(self, reference: str) -> bool:
-        """A value that needs itself has no end, however often that is followed."""
+        """A reference being followed already would only lead to an infinite value."""
         if reference in self._known:
             return True
         if reference in self._active:

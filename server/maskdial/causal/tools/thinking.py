@@ -1,4 +1,4 @@
-"""ThinkingMarks: what a model writes around its reasoning."""
+"""ThinkingMarks: the tags around a model's reasoning."""
 
 import re
 from collections.abc import Mapping
@@ -10,7 +10,7 @@ from maskdial.causal.tools.probe import CONTENT, REASONING, USER, try_render
 _TAG = r"(?:<[^<>\s]{1,40}>|\[[A-Z_/]{1,40}\]|◁[^◁▷]{1,40}▷)"
 _BEFORE = re.compile(rf"({_TAG})\s*$")
 _AFTER = re.compile(rf"^\s*({_TAG})")
-# Of models whose template neither shows the reasoning of past turns nor opens the next one's.
+# For templates that drop the reasoning of past turns and do not open the next turn's.
 _PAIRS = (
     ("<think>", "</think>"),
     ("<thinking>", "</thinking>"),
@@ -26,7 +26,7 @@ _PAIRS = (
 class ThinkingMarks:
     """The tags around a model's reasoning, such as ``<think>`` and ``</think>``.
 
-    ``special_ids`` are those that are special tokens, with their token ids.
+    ``special_ids`` has the token ids of those that are special tokens.
     """
 
     begin: str
@@ -37,14 +37,14 @@ class ThinkingMarks:
     def derive(
         cls, template: ChatTemplate, *, special_tokens: Mapping[str, int] | None = None
     ) -> "ThinkingMarks | None":
-        """Finds the marks in a chat template; None for a model that has none.
+        """Finds the marks in a chat template; None if it has none.
 
-        The template is asked to show the reasoning of a past turn. Where it does not, the marks are
-        looked for in its generation prompt, then in its source.
+        The template renders the reasoning of a past turn. If it shows none, the marks are searched
+        in its generation prompt, then in its source.
 
         Args:
-            template: the model's chat template, or the absence of one.
-            special_tokens: the text of the tokenizer's special tokens, with their ids.
+            template: the model's chat template, which may not exist.
+            special_tokens: the ids of the tokenizer's special tokens, by their text.
         """
         if not template.exists:
             return None
@@ -52,12 +52,12 @@ class ThinkingMarks:
         return None if found is None else found.with_special(special_tokens or {})
 
     def with_special(self, special_tokens: Mapping[str, int]) -> "ThinkingMarks":
-        """The marks of a model that has these special tokens, by their text."""
+        """The same marks for a tokenizer with these special tokens: token ids by text."""
         tags = special_tokens.keys() & {self.begin, self.end}
         return ThinkingMarks(self.begin, self.end, {tag: special_tokens[tag] for tag in tags})
 
     def opened_by(self, prompt: str) -> bool:
-        """Whether a prompt ends within the reasoning: its template opened it for the model."""
+        """Whether a prompt ends with the opening mark, so that the reply begins as reasoning."""
         return prompt.rstrip().endswith(self.begin)
 
 
@@ -69,7 +69,7 @@ def _from_history(template: ChatTemplate) -> ThinkingMarks | None:
             continue
         before, after = text.split(REASONING, 1)
         begin, end = _BEFORE.search(before), _AFTER.search(after)
-        # Anything else would be the header of a turn.
+        # Other tags are turn headers.
         if begin and end and re.search("think|reason", begin[1], re.IGNORECASE):
             return ThinkingMarks(begin[1], end[1])
     return None

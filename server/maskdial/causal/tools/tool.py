@@ -1,4 +1,4 @@
-"""Tool and ToolChoice: what a model may call, and whether it has to."""
+"""Tool and ToolChoice: what a model may call, and whether it must."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -37,12 +37,12 @@ class Tool:
 
 @dataclass(frozen=True, slots=True)
 class ToolChoice:
-    """Whether a model has to call a tool, and which tools it may call.
+    """Whether a model must call a tool, and which tools it may call.
 
     Attributes:
-        mode: ``auto``: text, calls, or text and then calls; ``required``: calls only.
-        names: the tools that may be called; None: all. One name and ``required`` is OpenAI's named
-            choice.
+        mode: ``auto`` allows text, calls, or text followed by calls; ``required`` calls only.
+        names: the tools that may be called, None for all. ``required`` with a single name is
+            OpenAI's named choice.
     """
 
     mode: Literal["auto", "required"] = "auto"
@@ -52,7 +52,7 @@ class ToolChoice:
         """The tools that may be called.
 
         Raises:
-            ValidationError: it names none, or one that is not there.
+            ValidationError: the choice names no tool, or an unknown one.
         """
         if self.names is None:
             return list(tools)
@@ -64,18 +64,18 @@ class ToolChoice:
                     field="tool_choice",
                 )
         if not self.names:
-            raise ValidationError("name at least one tool", field="tool_choice")
+            raise ValidationError("name at least one allowed tool", field="tool_choice")
         return [tool for tool in tools if tool.name in self.names]
 
 
 def check_tools(tools: Sequence[Tool]) -> None:
-    """Checks the tools of a request, their schemas only as far as their type.
+    """Checks the names and number of tools, and that each has an object schema.
 
     Raises:
-        ValidationError: what is wrong, with the ``index`` of the tool.
+        ValidationError: a tool is unusable; ``index`` says which.
     """
     if not tools:
-        raise ValidationError("there is no tool to call", field="tools")
+        raise ValidationError("the list of tools is empty; send at least one", field="tools")
     if len(tools) > MAX_TOOLS:
         raise ValidationError(
             f"the request has {len(tools)} tools; it may have at most {MAX_TOOLS}", field="tools"
@@ -90,17 +90,14 @@ def check_tools(tools: Sequence[Tool]) -> None:
 
 def _reason_against(tool: Tool, names: set[str]) -> str | None:
     if not _NAME.fullmatch(tool.name):
-        return (
-            f"the name of a tool has 1 to 64 letters, digits, '_', '-' or '.'; {tool.name!r} "
-            "does not"
-        )
+        return f"a tool name must be 1 to 64 letters, digits, '_', '-' or '.', not {tool.name!r}"
     if tool.name in names:
         return f"two tools are named {tool.name!r}"
     parameters: object = tool.parameters
     if not isinstance(parameters, Mapping):
         return (
-            f"tool {tool.name!r} has no schema; send parameters, "
-            '{"type": "object", "properties": {}} where it takes no arguments'
+            f"tool {tool.name!r} has no schema; set parameters, to "
+            '{"type": "object", "properties": {}} if it takes no arguments'
         )
     if parameters.get("type", "object") != "object":
         return f"the arguments of tool {tool.name!r} must be of type object"

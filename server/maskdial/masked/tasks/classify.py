@@ -24,7 +24,7 @@ from maskdial.masked.tasks.task import (
     read_texts,
     tokenizing_seconds,
 )
-from maskdial.models.bundle import Manifest, ProblemType
+from maskdial.models.bundle import ProblemType, Task
 
 ScoreFunction = Literal["softmax", "sigmoid", "none"]
 
@@ -42,15 +42,12 @@ class ClassifyRequest(TaskRequest[list[list[LabelScore]]]):
     """Texts, or pairs of texts, to score for each label of a classifier."""
 
     task: ClassVar[str] = "classify"
+    head: ClassVar[Task] = "classify"
 
     texts: Sequence[TextOrPair]
     truncation: Truncation = REFUSE
     function_to_apply: ScoreFunction | None = None
     top_k: int | None = None
-
-    @staticmethod
-    def serves(manifest: Manifest) -> bool:
-        return manifest.task == "classify"
 
     @property
     def num_texts(self) -> int:

@@ -16,12 +16,14 @@ from maskdial.masked.tasks.task import (
     TaskModel,
     TaskRequest,
     Truncation,
+    about,
     masked_input,
     read_inputs,
+    read_text,
     read_texts,
     tokenizing_seconds,
 )
-from maskdial.models.bundle import Embedding, Manifest
+from maskdial.models.bundle import Embedding, Task
 from maskdial.models.tokenizer import TextOrIds
 
 _TINY = 1e-12  # a zero vector stays zero, as in torch.nn.functional.normalize
@@ -36,15 +38,12 @@ class EmbedRequest(TaskRequest[NDArray[np.float32]]):
     """
 
     task: ClassVar[str] = "embed"
+    head: ClassVar[Task] = "embed"
 
     texts: Sequence[TextOrIds]
     truncation: Truncation = REFUSE
     normalize: bool | None = None
     dimensions: int | None = None
-
-    @staticmethod
-    def serves(manifest: Manifest) -> bool:
-        return manifest.task == "embed"
 
     @property
     def num_texts(self) -> int:
@@ -87,14 +86,11 @@ class SimilarityRequest(TaskRequest[NDArray[np.float64]]):
     """A sentence, and those to compare it with."""
 
     task: ClassVar[str] = "similarity"
+    head: ClassVar[Task] = "embed"
 
     source: str
     sentences: Sequence[str]
     truncation: Truncation = REFUSE
-
-    @staticmethod
-    def serves(manifest: Manifest) -> bool:
-        return manifest.task == "embed"
 
     @property
     def num_texts(self) -> int:
@@ -105,9 +101,8 @@ class SimilarityRequest(TaskRequest[NDArray[np.float64]]):
         return tokenizing_seconds([self.source, *self.sentences])
 
     def read(self, model: TaskModel) -> Reading[NDArray[np.float64]]:
-        source, num_source = read_texts(
-            model, [(self.source, None)], self.truncation, field="source"
-        )
+        with about("source"):
+            source, num_source = read_text(model, (self.source, None), self.truncation)
         pairs = [(sentence, None) for sentence in self.sentences]
         others, num_others = read_texts(model, pairs, self.truncation, field="sentences")
 
@@ -115,7 +110,7 @@ class SimilarityRequest(TaskRequest[NDArray[np.float64]]):
             first, rest = np.split(_vectors(results), [1])
             return cosine_similarities(first[0], rest)
 
-        inputs = [masked_input(each) for each in (*source, *others)]
+        inputs = [masked_input(each) for each in (source, *others)]
         return Reading(inputs, answer, num_source + num_others)
 
 

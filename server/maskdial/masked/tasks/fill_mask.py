@@ -26,7 +26,7 @@ from maskdial.masked.tasks.task import (
     read_texts,
     tokenizing_seconds,
 )
-from maskdial.models.bundle import Manifest
+from maskdial.models.bundle import Task
 from maskdial.models.tokenizer import Tokenizer
 
 MASK_ALIASES = ("[MASK]", "<mask>")
@@ -50,15 +50,12 @@ class FillMaskRequest(TaskRequest[list[list[list[Filling]]]]):
     """Texts whose masks to fill. ``targets``: the only words to score, one token each."""
 
     task: ClassVar[str] = "fill-mask"
+    head: ClassVar[Task] = "fill-mask"
 
     texts: Sequence[str]
     truncation: Truncation = REFUSE
     top_k: int = 5
     targets: Sequence[str] | None = None
-
-    @staticmethod
-    def serves(manifest: Manifest) -> bool:
-        return manifest.task == "fill-mask"
 
     @property
     def num_texts(self) -> int:

@@ -24,7 +24,7 @@ from maskdial.errors import ValidationError
 from maskdial.masked.request import MaskedInput, MaskedResult
 from maskdial.masked.tasks.logits import count_windows, finite, largest_indices, softmax
 from maskdial.masked.tasks.task import Reading, TaskModel, TaskRequest, about, masked_input
-from maskdial.models.bundle import Manifest
+from maskdial.models.bundle import Task
 from maskdial.models.tokenizer import cut_tokens
 
 # transformers' defaults
@@ -60,6 +60,7 @@ class QuestionAnsweringRequest(TaskRequest[list[list[Answer]]]):
     """Questions about contexts; the other fields are named as in transformers."""
 
     task: ClassVar[str] = "question-answering"
+    head: ClassVar[Task] = "question-answering"
 
     questions: Sequence[Question]
     top_k: int = 1
@@ -69,10 +70,6 @@ class QuestionAnsweringRequest(TaskRequest[list[list[Answer]]]):
     max_seq_len: int | None = None
     handle_impossible_answer: bool = False
     align_to_words: bool = True
-
-    @staticmethod
-    def serves(manifest: Manifest) -> bool:
-        return manifest.task == "question-answering"
 
     @property
     def num_texts(self) -> int:

@@ -19,7 +19,7 @@ from maskdial.masked.tasks.task import (
     Truncation,
     tokenizing_seconds,
 )
-from maskdial.models.bundle import Manifest
+from maskdial.models.bundle import Manifest, Task
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,15 +35,16 @@ class RerankRequest(TaskRequest[list[Rank]]):
     """A query, and documents to put in order."""
 
     task: ClassVar[str] = "rerank"
+    head: ClassVar[Task] = "classify"
 
     query: str
     texts: Sequence[str]
     truncation: Truncation = REFUSE
     raw_scores: bool = False
 
-    @staticmethod
-    def serves(manifest: Manifest) -> bool:
-        return manifest.task == "classify" and len(manifest.labels) == 1
+    @classmethod
+    def serves(cls, manifest: Manifest) -> bool:
+        return manifest.task == cls.head and len(manifest.labels) == 1
 
     @property
     def num_texts(self) -> int:

@@ -13,7 +13,7 @@ from tokenizers import Encoding
 
 from maskdial.errors import ValidationError
 from maskdial.masked.request import MaskedInput, MaskedResult
-from maskdial.models.bundle import Manifest
+from maskdial.models.bundle import Manifest, Task
 from maskdial.models.tokenizer import TextOrIds, Tokenizer
 
 T_co = TypeVar("T_co", covariant=True)
@@ -72,12 +72,14 @@ class TaskRequest(abc.ABC, Generic[T_co]):
     __slots__ = ()
 
     task: ClassVar[str]
-    """The task's name, as manifests and routes have it."""
+    """The task's name, as routes have it."""
+    head: ClassVar[Task]
+    """The task in the manifests of the models that may serve it."""
 
-    @staticmethod
-    @abc.abstractmethod
-    def serves(manifest: Manifest) -> bool:
+    @classmethod
+    def serves(cls, manifest: Manifest) -> bool:
         """Whether a model can do the task."""
+        return manifest.task == cls.head
 
     @property
     @abc.abstractmethod
@@ -128,11 +130,11 @@ def check_ids(ids: Sequence[int], model: NamedModel) -> None:
         ValidationError: there is one; the message has the range.
     """
     vocab_size = model.manifest.vocab_size
-    for token_id in ids:
-        if not 0 <= token_id < vocab_size:
-            raise ValidationError(
-                f"model {model.name!r} has token ids from 0 to {vocab_size - 1}, not {token_id}"
-            )
+    if ids and not (min(ids) >= 0 and max(ids) < vocab_size):
+        wrong = next(token_id for token_id in ids if not 0 <= token_id < vocab_size)
+        raise ValidationError(
+            f"model {model.name!r} has token ids from 0 to {vocab_size - 1}, not {wrong}"
+        )
 
 
 def tokenizing_seconds(texts: Sequence[str]) -> float:
@@ -159,18 +161,13 @@ def read_texts(
     Raises:
         ValidationError: a text is too long; the message has both lengths.
     """
-    encodings = [model.tokenizer.encode(*each) for each in texts]
+    encodings = []
     num_truncated = 0
-    for index, encoding in enumerate(encodings):
+    for index, text in enumerate(texts):
         with about(field, index):
-            excess = _excess(len(encoding), model, truncation)
-        if excess:
-            encodings[index] = model.tokenizer.encode_cut(
-                *texts[index],
-                max_length=model.manifest.max_length,
-                direction=truncation.direction,
-            )
-            num_truncated += excess
+            encoding, num_cut = read_text(model, text, truncation)
+        encodings.append(encoding)
+        num_truncated += num_cut
     return encodings, num_truncated
 
 
@@ -187,13 +184,25 @@ def read_inputs(
     for index, text in enumerate(texts):
         with about("texts", index):
             if isinstance(text, str):
-                (encoding,), num_cut = read_texts(model, [(text, None)], truncation)
+                encoding, num_cut = read_text(model, (text, None), truncation)
                 inputs.append(masked_input(encoding))
             else:
                 ids, num_cut = _read_ids(model, text, truncation)
                 inputs.append(MaskedInput(ids))
         num_truncated += num_cut
     return inputs, num_truncated
+
+
+def read_text(model: TaskModel, text: TextOrPair, truncation: Truncation) -> tuple[Encoding, int]:
+    """Tokenizes one text or pair, as `read_texts` does; an error names no field."""
+    encoding = model.tokenizer.encode(*text)
+    excess = _excess(len(encoding), model, truncation)
+    if excess:
+        max_length = model.manifest.max_length
+        encoding = model.tokenizer.encode_cut(
+            *text, max_length=max_length, direction=truncation.direction
+        )
+    return encoding, excess
 
 
 def _read_ids(

@@ -31,7 +31,7 @@ from maskdial.masked.tasks.task import (
     masked_input,
     tokenizing_seconds,
 )
-from maskdial.models.bundle import Manifest
+from maskdial.models.bundle import Task
 from maskdial.models.tokenizer import Tokenizer
 
 AggregationStrategy = Literal["none", "simple", "first", "average", "max"]
@@ -78,15 +78,12 @@ class TokenClassifyRequest(TaskRequest[list[list[TaggedToken] | list[Entity]]]):
     """
 
     task: ClassVar[str] = "token-classify"
+    head: ClassVar[Task] = "token-classify"
 
     texts: Sequence[str]
     aggregation_strategy: AggregationStrategy = "simple"
     ignore_labels: Collection[str] = ("O",)
     stride: int | None = None
-
-    @staticmethod
-    def serves(manifest: Manifest) -> bool:
-        return manifest.task == "token-classify"
 
     @property
     def num_texts(self) -> int:

@@ -26,7 +26,7 @@ from maskdial.masked.tasks.task import (
     Truncation,
     tokenizing_seconds,
 )
-from maskdial.models.bundle import Manifest
+from maskdial.models.bundle import Manifest, Task
 
 HYPOTHESIS_TEMPLATE = "This example is {}."
 _MAX_QUOTED = 64
@@ -37,6 +37,7 @@ class ZeroShotRequest(TaskRequest[list[list[LabelScore]]]):
     """Texts to score for each of the labels that the request brings."""
 
     task: ClassVar[str] = "zero-shot-classify"
+    head: ClassVar[Task] = "classify"
 
     texts: Sequence[str]
     candidate_labels: Sequence[str]
@@ -44,9 +45,9 @@ class ZeroShotRequest(TaskRequest[list[list[LabelScore]]]):
     hypothesis_template: str = HYPOTHESIS_TEMPLATE
     multi_label: bool = False
 
-    @staticmethod
-    def serves(manifest: Manifest) -> bool:
-        return manifest.task == "classify" and manifest.entailment is not None
+    @classmethod
+    def serves(cls, manifest: Manifest) -> bool:
+        return manifest.task == cls.head and manifest.entailment is not None
 
     @property
     def num_texts(self) -> int:

@@ -1,0 +1,37 @@
+"""ForcedTokens: a constraint that leaves one token at each step, so that a given text is scored."""
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+class ForcedTokens:
+    """Has a sequence generate exactly the given tokens; see `maskdial.causal.sequence.Constraint`.
+
+    The log-probabilities that the reader receives are those of the unconstrained model.
+
+    Args:
+        token_ids: at least one. Generate as many.
+        vocab_size: of the model.
+    """
+
+    finished = False
+    ready = True
+
+    def __init__(self, token_ids: Sequence[int], vocab_size: int) -> None:
+        self._left = list(reversed(token_ids))
+        self._vocab_size = vocab_size
+
+    def prepare(self) -> None:
+        """The next mask needs no preparation."""
+
+    def allowed(self) -> NDArray[np.bool_]:
+        """True for the next token only, bool (vocab_size,)."""
+        mask = np.zeros(self._vocab_size, np.bool_)
+        mask[self._left[-1]] = True
+        return mask
+
+    def accept(self, token_id: int) -> None:
+        """Goes on to the following token."""
+        self._left.pop()

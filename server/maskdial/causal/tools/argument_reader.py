@@ -1,0 +1,140 @@
+"""ArgumentReader: turns the arguments of a call into JSON text while they are generated."""
+
+import json
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from maskdial.causal.tools.arguments import RawKind, raw_kind
+from maskdial.causal.tools.format import ArgumentList, split_pattern
+from maskdial.causal.tools.notation import json_from
+from maskdial.causal.tools.scanner import MismatchError, Reader, Scanner, Taker
+
+
+class ArgumentReader:
+    """Reads the arguments of one call.
+
+    Args:
+        text: the reply.
+        add: receives pieces of JSON text.
+    """
+
+    def __init__(self, text: Scanner, add: Callable[[str], None]) -> None:
+        self._input = text
+        self._add = add
+
+    def read(
+        self, notation: ArgumentList | None, parameters: Mapping[str, Any], *, end: str
+    ) -> Reader:
+        """Reads the arguments.
+
+        Args:
+            notation: how they are written; None for a JSON object.
+            parameters: the tool's schema.
+            end: the text that follows them, which is not read.
+        """
+        if notation is None:
+            yield from self._json_object()
+        else:
+            yield from self._list(notation, parameters, end)
+
+    def _json_object(self) -> Reader:
+        """A JSON object, passed on unchanged."""
+        depth, quoted, escaped = 0, False, False
+        while True:
+            for position, character in enumerate(self._input.text):
+                if escaped:
+                    escaped = False
+                elif quoted:
+                    escaped = character == "\\"
+                    quoted = character != '"'
+                elif character == '"':
+                    quoted = True
+                elif character in "{[":
+                    depth += 1
+                elif character in "}]":
+                    depth -= 1
+                if depth == 0 and not character.isspace():
+                    if character != "}":
+                        raise MismatchError
+                    self._add(self._input.take(position + 1))
+                    return
+            self._add(self._input.take(len(self._input.text)))
+            yield from self._input.wait()
+
+    def _list(self, notation: ArgumentList, parameters: Mapping[str, Any], end: str) -> Reader:
+        """Key-value pairs, passed on as a JSON object."""
+        before, _, between, _, after = split_pattern(notation.parameter)
+        properties = parameters.get("properties", {})
+        self._add("{")
+        num_arguments = 0
+        while not (yield from self._input.at(end)):
+            if num_arguments:
+                yield from self._input.literal(notation.separator)
+            yield from self._input.literal(before)
+            key = yield from self._input.word()
+            yield from self._input.literal(between)
+            self._add(f"{', ' if num_arguments else ''}{json.dumps(key)}: ")
+            if notation.quote:
+                stops = (after or notation.separator)[:1] + end[:1]
+                value = yield from self._quoted_value(notation.quote, stops)
+                self._add(json_from(value, notation.quote))
+                yield from self._input.literal(after)
+            else:
+                kind = raw_kind(properties.get(key, True), parameters)
+                yield from self._unquoted_value(kind, after)
+            num_arguments += 1
+        self._add("}")
+
+    def _unquoted_value(self, kind: RawKind, end: str) -> Reader:
+        if kind == "text":
+            self._add('"')
+            yield from self._input.copy_argument(end, lambda text: self._add(_escaped(text)))
+            self._add('"')
+            return
+        parts: list[str] = []
+        yield from self._input.copy_argument(end, parts.append)
+        self._add(_json_or_text("".join(parts), only_null=kind == "text_or_null"))
+
+    def _quoted_value(self, quote: str, stops: str) -> Taker:
+        """A value whose strings have quotes, up to a character of ``stops`` outside of it."""
+        depth, position, quoted = 0, 0, ""
+        while True:
+            while position < len(self._input.text):
+                character = self._input.text[position]
+                if quoted:
+                    if quote == '"' and character == "\\":
+                        position += 2
+                    elif self._input.text.startswith(quoted, position):
+                        position, quoted = position + len(quoted), ""
+                    elif quoted.startswith(self._input.text[position : position + len(quote)]):
+                        break
+                    else:
+                        position += 1
+                elif self._input.text.startswith(quote, position) or (
+                    quote == '"' and character == "'"
+                ):
+                    quoted = character if quote == '"' else quote
+                    position += len(quoted)
+                elif quote.startswith(self._input.text[position : position + len(quote)]):
+                    break
+                elif depth == 0 and character in stops:
+                    return self._input.take(position)
+                else:
+                    depth += (character in "{[(") - (character in "}])")
+                    position += 1
+            yield from self._input.wait()
+
+
+def _escaped(text: str) -> str:
+    return json.dumps(text, ensure_ascii=False)[1:-1]
+
+
+def _json_or_text(value: str, *, only_null: bool) -> str:
+    """A value without quotes as JSON text: itself if it is JSON, otherwise a string."""
+    try:
+        parsed = json.loads(value)
+    except (ValueError, RecursionError):
+        return json.dumps(value, ensure_ascii=False)
+    if only_null and parsed is not None:
+        return json.dumps(value, ensure_ascii=False)
+    return value

@@ -1,0 +1,91 @@
+"""How Anthropic's dialect writes errors, and the routes that write them so."""
+
+import contextlib
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from fastapi import Response
+from pydantic import BaseModel
+
+from maskdial.errors import (
+    DeadlineError,
+    MaskdialError,
+    NotFoundError,
+    OverloadedError,
+    TooLargeError,
+    ValidationError,
+)
+from maskdial.http.guard import Endpoint, TaskRoute
+from maskdial.http.replies import encode_json, json_reply, retry_header
+
+PREFIX = "/v1/messages"
+"""Routing errors have this form at this path and below it."""
+
+_TYPES: tuple[tuple[type[MaskdialError], str], ...] = (
+    (ValidationError, "invalid_request_error"),
+    (NotFoundError, "not_found_error"),
+    (TooLargeError, "request_too_large"),
+    (OverloadedError, "rate_limit_error"),
+    (DeadlineError, "timeout_error"),
+)
+
+
+def anthropic_route(path: str, endpoint: Endpoint, body: type[BaseModel]) -> TaskRoute:
+    """A task route whose errors are Anthropic's."""
+    return TaskRoute(path, endpoint, body=body, error_reply=error_reply, tags=["anthropic"])
+
+
+@contextlib.contextmanager
+def about_fields(names: Mapping[str, str]) -> Iterator[None]:
+    """Has a ValidationError begin with the field at fault, for which these errors have no place.
+
+    Args:
+        names: from the neutral request's field names to the body's.
+    """
+    try:
+        yield
+    except ValidationError as error:
+        if error.field is None:
+            raise
+        where = names.get(error.field, error.field)
+        raise ValidationError(f"{where}: {error.message}", field=where) from error
+
+
+def event_frame(content: dict[str, Any]) -> bytes:
+    """A server-sent event, named after its type."""
+    name = str(content["type"]).encode()
+    return b"event: " + name + b"\ndata: " + encode_json(content) + b"\n\n"
+
+
+def error_reply(error: MaskdialError) -> Response:
+    """An error as a response of Anthropic's API.
+
+    Bodies that cannot be served are 400 there, not 422.
+    """
+    headers = retry_header(error)
+    if isinstance(error, DeadlineError):
+        # The SDK would retry a 504, and spend the same time again for nothing.
+        headers["x-should-retry"] = "false"
+    status = 400 if isinstance(error, ValidationError) else error.status
+    return json_reply(error_content(error), status=status, headers=headers)
+
+
+def error_frame(error: MaskdialError) -> bytes:
+    """An error that ends a stream."""
+    return event_frame(error_content(error))
+
+
+def error_content(error: MaskdialError) -> dict[str, Any]:
+    """An error as Anthropic's API writes it; the message names the field at fault."""
+    kind = next((name for cls, name in _TYPES if isinstance(error, cls)), "api_error")
+    return _content(error.message, kind)
+
+
+def http_error_reply(status: int, message: str, headers: dict[str, str]) -> Response:
+    """A routing error (no such path, wrong method) as a response of Anthropic's API."""
+    kind = "not_found_error" if status == 404 else "invalid_request_error"
+    return json_reply(_content(message, kind), status=status, headers=headers)
+
+
+def _content(message: str, kind: str) -> dict[str, Any]:
+    return {"type": "error", "error": {"type": kind, "message": message}}

@@ -1,0 +1,90 @@
+"""`POST /v1/messages` and `/v1/messages/count_tokens`, as Anthropic has them."""
+
+import asyncio
+
+from fastapi import Request, Response
+
+from maskdial.dialects.anthropic_blocks import Envelope, EventWriter, whole_message
+from maskdial.dialects.anthropic_errors import (
+    about_fields,
+    anthropic_route,
+    error_frame,
+    event_frame,
+)
+from maskdial.dialects.anthropic_schema import CountBody, MessagesBody
+from maskdial.dialects.schema import parse_body
+from maskdial.dialects.tgi import GENERATE
+from maskdial.http.context import server_context
+from maskdial.http.disconnect import unless_gone
+from maskdial.http.replies import json_reply, timing_headers
+from maskdial.http.sse import Frames, stream_reply
+from maskdial.masked.tasks.task import about
+from maskdial.models.registry import CausalModel
+from maskdial.requests.chat import ChatRequest, ReplyReader
+from maskdial.requests.generation import Generation, GenerationRequest, timings
+from maskdial.requests.timing import Deadline
+
+
+async def messages(request: Request) -> Response:
+    """Answers a conversation; with `"stream": true` as server-sent events."""
+    server = server_context(request)
+    body = parse_body(MessagesBody, await request.body())
+    deadline = Deadline(body.timeout, server.config)
+    model = server.models.causal_for(GENERATE, body.model)
+    request.state.model = model.name
+    chat = body.request(model)
+    with about_fields(body.names()):
+        generation = await unless_gone(
+            request,
+            Generation.prepare(chat.generation_for(model), model, server.config, deadline),
+        )
+        (prompt,) = generation.prompts
+        envelope = Envelope(model.name, prompt, body.max_tokens, body.shows_thinking)
+        if not body.stream:
+            (completion,) = completions = await unless_gone(request, generation.complete())
+    reader = ReplyReader(chat, prompt, model)
+    if body.stream:
+        frames = _frames(generation, body, EventWriter(envelope, reader))
+        return await stream_reply(request, frames, error_frame, {})
+    (text,) = completion.texts
+    message = whole_message(envelope, reader, text.events)
+    return json_reply(message, headers=timing_headers(timings(completions)))
+
+
+async def _frames(generation: Generation, body: MessagesBody, writer: EventWriter) -> Frames:
+    with about_fields(body.names()):
+        async with generation.stream() as stream:
+            async for _, event in stream:
+                frames = b"".join(map(event_frame, writer.events(event)))
+                if frames:
+                    yield frames
+
+
+async def count_tokens(request: Request) -> Response:
+    """Counts the tokens of a conversation, with its tools and its system prompt."""
+    server = server_context(request)
+    body = parse_body(CountBody, await request.body())
+    deadline = Deadline(body.timeout, server.config)
+    model = server.models.causal_for(GENERATE, body.model)
+    request.state.model = model.name
+    with about_fields(body.names()):
+        async with deadline.enforced():
+            chat = body.chat(GenerationRequest())
+            num_tokens = await asyncio.to_thread(_count, chat, model)
+    return json_reply({"input_tokens": num_tokens})
+
+
+def _count(chat: ChatRequest, model: CausalModel) -> int:
+    conversation = chat.generation_for(model).conversation
+    assert conversation is not None, "the prompt of a chat is a conversation"
+    with about("messages"):
+        prompt = model.chat_template.render(
+            conversation.messages, tools=conversation.tools, variables=conversation.variables
+        )
+    return len(model.tokenizer.encode(prompt, add_special_tokens=False))
+
+
+ROUTES = (
+    anthropic_route("/v1/messages", messages, MessagesBody),
+    anthropic_route("/v1/messages/count_tokens", count_tokens, CountBody),
+)

@@ -1,0 +1,345 @@
+"""The bodies of Anthropic's API, and the dialect-neutral requests that they become."""
+
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Annotated, Any, Literal, Self
+
+import pydantic
+from pydantic import Field, model_validator
+
+from maskdial.causal.sampling.params import SamplingParams
+from maskdial.causal.tools import Tool, ToolChoice
+from maskdial.dialects.openai_schema import Lenient
+from maskdial.dialects.schema import (
+    LARGEST_INT,
+    FieldError,
+    Range,
+    Size,
+    StopText,
+    TaskBody,
+    given,
+)
+from maskdial.models.registry import CausalModel
+from maskdial.requests.chat import ChatRequest, Message, ToolCall
+from maskdial.requests.generation import GenerationRequest, GrammarRequest
+
+_HABITS = frozenset(
+    {
+        "cache_control",
+        "diagnostics",
+        "inference_geo",
+        "metadata",
+        "service_tier",
+        "speed",
+        "user_profile_id",
+        "workspace_id",
+    }
+)
+_BLOCK_FIELDS = {
+    "text": "text",
+    "thinking": "thinking",
+    "tool_use": "input",
+    "tool_result": "tool_use_id",
+}
+"""The types of blocks that are served, and what each must have."""
+_IN_ROLE = {"thinking": "assistant", "tool_use": "assistant", "tool_result": "user"}
+
+
+def _as_blocks(content: object) -> object:
+    return [{"type": "text", "text": content}] if isinstance(content, str) else content
+
+
+class Block(Lenient):
+    """A part of a message: a text, a thought, the call of a tool, or what a tool returned."""
+
+    habits = frozenset({"cache_control", "caller", "citations", "signature", "toolset_name"})
+
+    type: Literal["text", "thinking", "tool_use", "tool_result"]
+    text: str | None = None
+    thinking: str | None = None
+    id: str | None = None
+    name: str | None = None
+    input: dict[str, Any] | None = None
+    tool_use_id: str | None = None
+    content: "Blocks | None" = None
+    is_error: bool | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _refuse_other_types(cls, block: object) -> object:
+        kind = block.get("type") if isinstance(block, dict) else None
+        if isinstance(kind, str) and kind not in _BLOCK_FIELDS:
+            raise FieldError(
+                "type",
+                f"blocks of type {kind[:64]!r} are not supported; send {', '.join(_BLOCK_FIELDS)}",
+            )
+        return block
+
+    @model_validator(mode="after")
+    def _check_fields(self) -> Self:
+        required = [_BLOCK_FIELDS[self.type]]
+        if self.type == "tool_use":
+            required += ["id", "name"]
+        for field in required:
+            if getattr(self, field) is None:
+                raise FieldError(field, "this field is required")
+        if any(block.type != "text" for block in self.content or ()):
+            raise FieldError("content", "the result of a tool must be text")
+        return self
+
+    @property
+    def result(self) -> str:
+        """What a tool returned; templates have no other place to say that it failed."""
+        text = joined(self.content or ())
+        return f"Error: {text}" if self.is_error else text
+
+
+Blocks = Annotated[
+    list[Block],
+    pydantic.BeforeValidator(_as_blocks, json_schema_input_type=str | list[Block]),
+]
+"""A text, or a list of blocks."""
+
+
+def joined(blocks: Iterable[Block]) -> str:
+    """The text of the blocks that are text, joined by newlines."""
+    return "\n".join(block.text for block in blocks if block.text is not None)
+
+
+class MessageBody(Lenient):
+    """One message of a conversation."""
+
+    role: Literal["user", "assistant", "system"]
+    content: Blocks
+
+    @model_validator(mode="after")
+    def _check_blocks(self) -> Self:
+        for index, block in enumerate(self.content):
+            if _IN_ROLE.get(block.type, self.role) != self.role:
+                raise FieldError(
+                    "content",
+                    f"block {index} is a {block.type}, which no message of role {self.role} has",
+                )
+        return self
+
+
+class ToolBody(Lenient):
+    """A tool that the model may call. Its input satisfies the schema, ``strict`` or not."""
+
+    habits = frozenset({"allowed_callers", "cache_control", "eager_input_streaming", "strict"})
+    neutral = {"defer_loading": (False,)}  # noqa: RUF012
+
+    type: Literal["custom"] | None = None
+    name: str
+    description: str | None = None
+    input_schema: dict[str, Any]
+
+    @model_validator(mode="before")
+    @classmethod
+    def _refuse_server_tools(cls, tool: object) -> object:
+        kind = tool.get("type") if isinstance(tool, dict) else None
+        if kind is not None and kind != "custom":
+            raise FieldError("type", "only tools of your own can be called, of type 'custom'")
+        return tool
+
+    def to_tool(self) -> Tool:
+        """The tool of a dialect-neutral request."""
+        return Tool(self.name, self.input_schema, self.description or "")
+
+
+class ToolChoiceBody(Lenient):
+    """Whether the model has to call a tool, and which."""
+
+    type: Literal["auto", "any", "tool", "none"]
+    name: str | None = Field(None, description="The tool to call, for the type tool.")
+    disable_parallel_tool_use: bool | None = None
+
+    @model_validator(mode="after")
+    def _check_name(self) -> Self:
+        if (self.type == "tool") != (self.name is not None):
+            raise FieldError("name", "belongs to the type 'tool', and only to that")
+        return self
+
+    def to_choice(self) -> ToolChoice | None:
+        """The choice of a dialect-neutral request; None for none."""
+        if self.name is not None:
+            return ToolChoice("required", [self.name])
+        if self.type == "none":
+            return None
+        return ToolChoice("required" if self.type == "any" else "auto")
+
+
+class ThinkingBody(Lenient):
+    """Whether the model thinks before it answers, where its chat template can be told."""
+
+    type: Literal["enabled", "adaptive", "disabled"]
+    budget_tokens: Annotated[int, Range(1)] | None = Field(
+        None, description="Not enforced; max_tokens covers thinking and answer together."
+    )
+    display: Literal["summarized", "omitted"] | None = Field(
+        None, description="With omitted, blocks of thinking are empty. Default: they are whole."
+    )
+
+
+class JsonFormat(Lenient):
+    """A JSON schema that the text must match."""
+
+    type: Literal["json_schema"]
+    json_schema: dict[str, Any] = Field(alias="schema")
+
+
+class OutputConfig(Lenient):
+    """What the text must be, and how much effort goes into it."""
+
+    effort: Annotated[str, Size(1, 64, "characters")] | None = Field(
+        None, description="A variable of the chat template, reasoning_effort."
+    )
+    format: JsonFormat | None = None
+
+
+class ConversationBody(Lenient, TaskBody):
+    """A conversation, and the tools that it may use. ``timeout`` is an extension."""
+
+    habits = _HABITS
+
+    system: Blocks | None = Field(None, description="A text, or blocks of text, that come first.")
+    messages: Annotated[list[MessageBody], Size(1, 1024, "messages")]
+    tools: list[ToolBody] | None = Field(None, description="What the model may call.")
+    tool_choice: ToolChoiceBody | None = Field(None, description="Default: auto.")
+    thinking: ThinkingBody | None = Field(None, description="Default: the template's own.")
+    output_config: OutputConfig | None = None
+
+    @model_validator(mode="after")
+    def _check_conversation(self) -> Self:
+        if any(block.type != "text" for block in self.system or ()):
+            raise FieldError("system", "must be text")
+        calls: set[str | None] = set()
+        for index, message in enumerate(self.messages):
+            for block in message.content:
+                if block.type == "tool_result" and block.tool_use_id not in calls:
+                    raise FieldError(
+                        "messages",
+                        f"message {index} has the result of a tool that no tool_use before it "
+                        "asked for",
+                    )
+                if block.type == "tool_use":
+                    calls.add(block.id)
+        if self.messages[-1].role == "assistant":
+            raise FieldError(
+                "messages",
+                "the last message is the assistant's; continuing it is not supported, so end "
+                "with a user message",
+            )
+        if self.tools and self.output_config is not None and self.output_config.format is not None:
+            raise FieldError("output_config.format", "cannot be combined with tools")
+        return self
+
+    def chat(self, generation: GenerationRequest) -> ChatRequest:
+        """The conversation as a dialect-neutral request, generated as given."""
+        choice = self.tool_choice
+        variables = {}
+        if self.thinking is not None:
+            variables["enable_thinking"] = self.thinking.type != "disabled"
+        return ChatRequest(
+            [*self._conversation()],
+            generation,
+            tools=[tool.to_tool() for tool in self.tools or ()],
+            tool_choice=ToolChoice() if choice is None else choice.to_choice(),
+            parallel_tool_calls=not (choice is not None and choice.disable_parallel_tool_use),
+            reasoning_effort=None if self.output_config is None else self.output_config.effort,
+            template_variables=variables,
+        )
+
+    def names(self) -> Mapping[str, str]:
+        """What the body calls the fields of a neutral request, where the names differ."""
+        return {
+            "prompts": "messages",
+            "texts": "messages",
+            "grammar": "output_config.format",
+            "max_new_tokens": "max_tokens",
+        }
+
+    def _conversation(self) -> Iterator[Message]:
+        """The messages, those of one role that follow each other in one."""
+        if self.system:
+            yield Message("system", joined(self.system))
+        previous, blocks = self.messages[0].role, list[Block]()
+        for message in self.messages:
+            if message.role != previous:
+                yield from _messages(previous, blocks)
+                previous, blocks = message.role, []
+            blocks = [*blocks, *message.content]
+        yield from _messages(previous, blocks)
+
+
+def _messages(
+    role: Literal["user", "assistant", "system"], blocks: Iterable[Block]
+) -> Iterator[Message]:
+    """One turn as the messages that templates know: what tools returned is none of the user's."""
+    blocks = list(blocks)
+    for block in blocks:
+        if block.tool_use_id is not None:
+            yield Message("tool", block.result, tool_call_id=block.tool_use_id)
+    others = [block for block in blocks if block.tool_use_id is None]
+    if others or not blocks:
+        yield Message(
+            role,
+            joined(others),
+            reasoning="\n".join(each.thinking for each in others if each.thinking is not None),
+            tool_calls=[
+                ToolCall(each.id or "", each.name or "", json.dumps(each.input))
+                for each in others
+                if each.type == "tool_use"
+            ],
+        )
+
+
+class CountBody(ConversationBody):
+    """A conversation whose tokens to count."""
+
+
+class MessagesBody(ConversationBody):
+    """A conversation to answer."""
+
+    max_tokens: Annotated[int, Range(1, LARGEST_INT)] = Field(
+        description="Maximum number of tokens to generate; no more than the context leaves."
+    )
+    stop_sequences: list[StopText] | None = Field(
+        None, max_length=64, description="Texts that end the answer; they are not part of it."
+    )
+    temperature: Annotated[float, Range(0, 100)] | None = Field(
+        None, description="Divides the logits; 0 is greedy. Default: 1."
+    )
+    top_k: Annotated[int, Range(0)] | None = Field(
+        None, description="Sample from this many of the most likely tokens. Default: all."
+    )
+    top_p: Annotated[float, Range(0, 1, above_low=True)] | None = Field(
+        None, description="Sample from the most likely tokens of this probability. Default: 1."
+    )
+    stream: bool | None = Field(None, description="Send server-sent events. Default: false.")
+
+    @property
+    def shows_thinking(self) -> bool:
+        """Whether blocks of thinking have their text."""
+        return self.thinking is None or self.thinking.display != "omitted"
+
+    def request(self, model: CausalModel) -> ChatRequest:
+        """The body as a dialect-neutral request."""
+        form = None if self.output_config is None else self.output_config.format
+        params = SamplingParams(
+            do_sample=True,
+            temperature=given(self.temperature, 1.0),
+            top_k=self.top_k or 0,
+            top_p=given(self.top_p, 1.0),
+            # An empty string would end every text at once.
+            stop=tuple(text for text in self.stop_sequences or () if text),
+            include_stop=False,
+        )
+        return self.chat(
+            GenerationRequest(
+                params=params,
+                # Clients send the limit of another model; the context is the limit of this one.
+                max_new_tokens=min(self.max_tokens, model.max_length),
+                grammar=None if form is None else GrammarRequest("json", form.json_schema),
+            )
+        )

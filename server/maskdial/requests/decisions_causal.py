@@ -1,0 +1,223 @@
+"""Questions for causal models: how likely the model is to answer with each option.
+
+Every option is one sequence that is forced to generate it. The sequences of a question share their
+prompt, so it is prefilled once, and decode in the same batches.
+
+The likelihood of an option is that of its tokens: the sum of their log-probabilities, not divided
+by the length. Only so are the probabilities the model's own, given that it answers with an option.
+The prompt lists the options, so a long one costs little once it has begun. Where one option begins
+with the whole of another, the shorter one stands for the answers that do not go on as the longer
+one: the options exclude each other.
+"""
+
+import asyncio
+import contextlib
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+from maskdial.causal.grammar.forced import ForcedTokens
+from maskdial.causal.sampling.params import SamplingParams
+from maskdial.causal.sequence import Sequence as CausalSequence
+from maskdial.causal.sequence import SharedPrompt
+from maskdial.causal.stream import TokenStream
+from maskdial.config import Config
+from maskdial.errors import ValidationError
+from maskdial.masked.tasks.task import about
+from maskdial.models.registry import CausalModel
+from maskdial.requests.questions import Option, Probabilities, Question
+from maskdial.requests.timing import Deadline, Timings
+
+Tokens = tuple[int, ...]
+
+_YES_OR_NO = (Option("yes"), Option("no"))
+# For templates of models that think before they answer; others ignore it.
+_TEMPLATE_VARIABLES = {"enable_thinking": False}
+
+
+@dataclass(frozen=True, slots=True)
+class Likelihoods:
+    """The answers to all questions, and how many prompt tokens came from the prefix cache."""
+
+    probabilities: list[Probabilities]
+    timings: Timings
+    num_cached: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Branches:
+    """One question, tokenized: what its options have in common, and how each goes on."""
+
+    prompt: Tokens
+    options: tuple[Tokens, ...]
+
+
+async def likelihoods(
+    text: str, questions: Sequence[Question], model: CausalModel, config: Config, deadline: Deadline
+) -> Likelihoods:
+    """Answers questions about a text.
+
+    Raises:
+        ValidationError: the text is too long, or there are more options than the queue holds.
+        OverloadedError: the queue has no room for them.
+        DeadlineError: the time is up.
+    """
+    num_options = sum(max(len(question.options), 2) for question in questions)
+    if num_options > config.max_queue:
+        raise ValidationError(
+            f"the questions have {num_options:,} options; the queue holds at most "
+            f"{config.max_queue:,} (--max-queue); ask in several requests",
+            field="questions",
+        )
+    model.engine.check_room(num_options)
+    async with deadline.enforced():
+        with model.metrics.tokenization_duration.time():
+            branches = await asyncio.to_thread(_read, text, questions, model)
+    with deadline.explained():
+        async with contextlib.AsyncExitStack() as stack:
+            running = [await _start(each, model, deadline, stack) for each in branches]
+            runs = [[await _finish(option) for option in options] for options in running]
+    answers = []
+    for question, each, finished in zip(questions, branches, runs, strict=True):
+        found = {run.sequence_ids: run.logprob for run in finished}
+        probabilities = exclusive({option: found.get(option, 0.0) for option in each.options})
+        shares = tuple(probabilities[option] for option in each.options)
+        total = sum(shares)
+        normalized = tuple(share / total for share in shares)
+        answers.append(normalized[:1] if question.kind == "predicate" else normalized)
+    flat = [run for finished in runs for run in finished]
+    timings = Timings(
+        queue_seconds=max((run.queue_seconds for run in flat), default=0.0),
+        inference_seconds=max((run.inference_seconds for run in flat), default=0.0),
+        compute_tokens=sum(len(each.prompt) for each in branches)
+        + sum(len(run.sequence_ids) for run in flat),
+    )
+    num_cached = sum(max((run.num_reused for run in each), default=0) for each in runs)
+    return Likelihoods(answers, timings, num_cached)
+
+
+def exclusive(logprobs: Mapping[Tokens, float]) -> dict[Tokens, float]:
+    """Relative probabilities of options that exclude each other.
+
+    Args:
+        logprobs: of each option, the natural log-probability that the answer begins with it.
+
+    Returns:
+        Of each option, the probability that it is the longest one that the answer begins with, in
+        multiples of that of the likeliest beginning. At least one is not 0.
+    """
+    likeliest = max(logprobs.values())
+    begins = {option: math.exp(value - likeliest) for option, value in logprobs.items()}
+    alone = dict(begins)
+    for option, probability in begins.items():
+        lengths = range(len(option) - 1, -1, -1)
+        shorter = next((option[:n] for n in lengths if option[:n] in begins), None)
+        if shorter is not None:
+            alone[shorter] -= probability
+    return {option: max(probability, 0.0) for option, probability in alone.items()}
+
+
+def _read(text: str, questions: Sequence[Question], model: CausalModel) -> list[_Branches]:
+    branches = []
+    for index, question in enumerate(questions):
+        with about("questions", index):
+            branches.append(_branch(text, question, model))
+    return branches
+
+
+def _branch(text: str, question: Question, model: CausalModel) -> _Branches:
+    """Tokenizes prompt and option together, since their border need not be one of tokens."""
+    prompt = _prompt(text, question, model)
+    # Where a template ends with white space or a special token, the answer follows at once.
+    border = "" if prompt[-1:].isspace() or prompt.endswith((">", "]")) else " "
+    wholes = [
+        model.tokenizer.encode(
+            prompt + border + option.text, add_special_tokens=not model.chat_template.exists
+        ).ids
+        for option in question.options or _YES_OR_NO
+    ]
+    longest = max(map(len, wholes))
+    if longest > model.max_length:
+        raise ValidationError(
+            f"the input with the question has {longest} tokens; model {model.name!r} has a context "
+            f"of {model.max_length}; shorten it",
+            field="text",
+        )
+    num_common = _num_common(wholes)
+    common = tuple(wholes[0][:num_common])
+    return _Branches(common, tuple(tuple(whole[num_common:]) for whole in wholes))
+
+
+def _num_common(texts: Sequence[Sequence[int]]) -> int:
+    """How many tokens all texts begin with; the last token of the prompt is one of them."""
+    for position, column in enumerate(zip(*texts, strict=False)):
+        if any(one != other for one, other in pairwise(column)):
+            return position
+    return min(map(len, texts))
+
+
+def _prompt(text: str, question: Question, model: CausalModel) -> str:
+    if question.kind == "predicate":
+        asked = f"Statement: {question.instructions}\nIs the statement true? Answer yes or no."
+    else:
+        kind = "options" if question.kind == "choice" else "levels, from the lowest to the highest"
+        listed = "\n".join(
+            f"- {option.text}: {option.description}" if option.description else f"- {option.text}"
+            for option in question.options
+        )
+        asked = f"{question.instructions}\nAnswer with one of these {kind}:\n{listed}"
+    content = f"{text}\n\n{asked}"
+    if not model.chat_template.exists:
+        return f"{content}\nAnswer:"
+    return model.chat_template.render(
+        [{"role": "user", "content": content}], variables=_TEMPLATE_VARIABLES
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Run:
+    """An option that was generated: its tokens, their log-probability, and what that took."""
+
+    sequence_ids: Tokens
+    logprob: float
+    num_reused: int
+    queue_seconds: float
+    inference_seconds: float
+
+
+async def _start(
+    branches: _Branches,
+    model: CausalModel,
+    deadline: Deadline,
+    stack: contextlib.AsyncExitStack,
+) -> list[tuple[Tokens, CausalSequence, TokenStream]]:
+    """Queues each different option; one without tokens of its own is certain to follow."""
+    shared = SharedPrompt()
+    running = []
+    for option in dict.fromkeys(option for option in branches.options if option):
+        sequence = CausalSequence(
+            branches.prompt,
+            SamplingParams(max_new_tokens=len(option)),
+            grammar=ForcedTokens(option, model.manifest.vocab_size),
+            shared_prompt=shared,
+        )
+        stream = await stack.enter_async_context(
+            model.engine.stream(sequence, deadline.remaining())
+        )
+        running.append((option, sequence, stream))
+    return running
+
+
+async def _finish(running: tuple[Tokens, CausalSequence, TokenStream]) -> _Run:
+    option, sequence, stream = running
+    events = [event async for event in stream]
+    finish = events[-1].finish
+    assert finish is not None, "a stream ends with its finish or an error"
+    return _Run(
+        option,
+        math.fsum(event.logprob for event in events),
+        sequence.num_reused,
+        finish.queue_seconds,
+        finish.inference_seconds,
+    )

@@ -1,0 +1,476 @@
+"""`/v1/messages`, by the events and bodies that Anthropic documents.
+
+`tests/clients/anthropic_sdk.py` does the same with the SDK.
+"""
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import jsonschema
+import pytest
+from pydantic_core import from_json
+
+from maskdial.causal.tools import ToolFormat
+from maskdial.dialects.anthropic_errors import error_frame
+from maskdial.errors import DeadlineError
+from tests.http.chat_bundles import TEMPLATES, make_chat_bundle
+from tests.http.conftest import CHAT_TEMPLATE
+
+FORMATS = ("hermes", "llama", "mistral_old", "phi4_mini", "lfm2")
+SCHEMA: dict[str, Any] = {
+    "type": "object",
+    "properties": {"city": {"enum": ["Rome", "Paris"]}, "days": {"type": "integer", "maximum": 9}},
+    "required": ["city"],
+    "additionalProperties": False,
+}
+TOOLS: list[dict[str, Any]] = [
+    {"name": "weather", "description": "The weather.", "input_schema": SCHEMA},
+    {"name": "rest", "input_schema": {"type": "object", "properties": {}}},
+]
+MESSAGES: list[dict[str, Any]] = [{"role": "user", "content": "Tell me of a king."}]
+GREEDY: dict[str, Any] = {
+    "model": "chat",
+    "messages": MESSAGES,
+    "max_tokens": 24,
+    "temperature": 0,
+}
+# A template that tells what it was given.
+MIRROR = """\
+{{- raise_exception((messages | tojson) ~ ' ' ~ (tools or []) | length
+    ~ ' ' ~ reasoning_effort | default('-') ~ ' ' ~ enable_thinking | default('-')) }}
+"""
+HERMES = ToolFormat(call='<tool_call>{"name": "$NAME", "arguments": $ARGUMENTS}</tool_call>')
+
+
+@pytest.fixture(scope="module")
+def url(
+    start_server: Callable[..., Any], chat_bundle: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[str]:
+    folder = tmp_path_factory.mktemp("bundles")
+
+    def make(name: str, template: str, **manifest: Any) -> Path:
+        # Indented as by Llama's, the tools would not fit into the context.
+        return make_chat_bundle(folder / name, template.replace("(indent=4)", ""), **manifest)
+
+    models = {
+        name: make(name, (TEMPLATES / f"{name}.jinja").read_text(encoding="utf-8"))
+        for name in (*FORMATS, "no_tools")
+    }
+    models["chat"] = chat_bundle
+    models["mirror"] = make("mirror", MIRROR, tool_format=HERMES.to_json())
+    # Its first sentence counts as thoughts: the prompt opens them, and a period ends them.
+    models["thinker"] = make("thinker", CHAT_TEMPLATE, thinking_marks=("assistant:", "."))
+    server = start_server(models=models)
+    yield f"{server.url}/v1/messages"
+    server.stop()
+
+
+def post(url: str, **body: Any) -> Any:
+    # As the SDK sends it; the key means nothing here.
+    headers = {"x-api-key": "none", "anthropic-version": "2023-06-01"}
+    reply = httpx.post(url, json=GREEDY | body, headers=headers, timeout=60)
+    assert reply.status_code == 200, reply.text
+    return reply.json()
+
+
+def stream(url: str, **body: Any) -> list[dict[str, Any]]:
+    """The events of a stream, each with the name of its type."""
+    with httpx.stream("POST", url, json=GREEDY | body | {"stream": True}, timeout=60) as reply:
+        assert reply.status_code == 200, reply.read()
+        assert reply.headers["content-type"].startswith("text/event-stream")
+        frames = "".join(reply.iter_text()).split("\n\n")
+    assert frames.pop() == ""
+    events = []
+    for frame in frames:
+        name, _, data = frame.partition("\n")
+        events.append(json.loads(data.removeprefix("data: ")))
+        assert name == f"event: {events[-1]['type']}"
+    return events
+
+
+def joined(events: list[dict[str, Any]]) -> dict[str, Any]:
+    """The message that a stream makes, with the order of its events checked on the way."""
+    start, ping, *middle, delta, stop = events
+    assert (start["type"], ping, stop) == (
+        "message_start",
+        {"type": "ping"},
+        {"type": "message_stop"},
+    )
+    message: dict[str, Any] = start["message"]
+    assert (message["content"], message["stop_reason"]) == ([], None)
+    is_open, inputs = False, ""
+    for event in middle:
+        kind = event["type"]
+        assert event["index"] == len(message["content"]) - (kind != "content_block_start")
+        assert is_open == (kind != "content_block_start")
+        is_open = kind != "content_block_stop"
+        if kind == "content_block_start":
+            message["content"].append(event["content_block"])
+            inputs = ""
+            continue
+        block = message["content"][-1]
+        if kind == "content_block_stop":
+            if block["type"] == "tool_use":
+                assert block["input"] == {}
+                block["input"] = json.loads(inputs)
+            continue
+        change = event["delta"]
+        if change["type"] == "input_json_delta":
+            inputs += change["partial_json"]
+            continue
+        field = change["type"].removesuffix("_delta")
+        block[field] += change[field]
+    assert not is_open
+    assert delta["type"] == "message_delta"
+    return message | delta["delta"] | {"usage": delta["usage"]}
+
+
+def told(message: dict[str, Any]) -> dict[str, Any]:
+    """A message without what differs from one to the next."""
+    blocks = [
+        {key: value for key, value in block.items() if key != "id"} for block in message["content"]
+    ]
+    usage = message["usage"]
+    num_input = usage["input_tokens"] + usage["cache_read_input_tokens"]
+    return message | {"id": "", "content": blocks, "usage": (num_input, usage["output_tokens"])}
+
+
+def test_a_message_is_what_generate_writes(url: str) -> None:
+    reply = post(url)
+    body = {"model": "chat", "messages": MESSAGES}
+    expected = httpx.post(
+        url.replace("/v1/messages", "/generate"),
+        json=body | {"parameters": {"max_new_tokens": 24, "details": True}},
+        timeout=60,
+    ).json()
+    assert reply["id"].startswith("msg_")
+    assert (
+        reply["usage"].pop("input_tokens") + reply["usage"].pop("cache_read_input_tokens")
+        == (expected["details"]["input_length"])
+    )
+    assert {key: value for key, value in reply.items() if key != "id"} == {
+        "type": "message",
+        "role": "assistant",
+        "model": "chat",
+        "content": [{"type": "text", "text": expected["generated_text"]}],
+        "stop_reason": "max_tokens",
+        "stop_sequence": None,
+        "usage": {
+            "cache_creation_input_tokens": 0,
+            "output_tokens": 24,
+            "output_tokens_details": {"thinking_tokens": 0},
+        },
+    }
+
+
+def test_a_stream_makes_the_same_message(url: str) -> None:
+    events = stream(url)
+    message = joined(events)
+    assert told(message) == told(post(url))
+    assert events[0]["message"]["usage"]["output_tokens"] == 0
+    deltas = [event for event in events if event["type"] == "content_block_delta"]
+    assert len(deltas) > 10, "as they are generated"
+
+
+def test_sampling(url: str) -> None:
+    texts = {json.dumps(post(url, temperature=1.0)["content"]) for _ in range(4)}
+    assert len(texts) > 1
+    expected = told(post(url))
+    for narrow in ({"top_k": 1}, {"top_p": 1e-6}):
+        assert told(post(url, temperature=1.0, **narrow)) == expected
+
+
+@pytest.mark.parametrize("is_stream", [False, True])
+def test_stop_sequences(url: str, is_stream: bool) -> None:
+    whole = post(url)["content"][0]["text"]
+    words = whole.split()
+    stop, later = " ".join(words[4:6]), " ".join(words[7:9])
+    assert whole.index(stop) < whole.index(later)
+    body = {"stop_sequences": ["never said", later, stop, ""]}
+    reply = joined(stream(url, **body)) if is_stream else post(url, **body)
+    assert reply["stop_reason"] == "stop_sequence"
+    assert reply["stop_sequence"] == stop
+    assert reply["content"][0]["text"] == whole[: whole.index(stop)]
+
+
+def test_why_messages_end(url: str) -> None:
+    schema = {"type": "object", "properties": {"a": {"enum": [1]}}, "required": ["a"]}
+    schema["additionalProperties"] = False
+    output = {"format": {"type": "json_schema", "schema": schema}}
+    reply = post(url, output_config=output)
+    assert reply["stop_reason"] == "end_turn"
+    assert json.loads(reply["content"][0]["text"]) == {"a": 1}
+    # Clients send the limit of another model; what ends the text is then the context.
+    long = {"role": "user", "content": "a king " * 240}
+    reply = post(url, messages=[long], max_tokens=32_000)
+    num_input = reply["usage"]["input_tokens"] + reply["usage"]["cache_read_input_tokens"]
+    if reply["stop_reason"] != "end_turn":
+        assert reply["stop_reason"] == "model_context_window_exceeded"
+        assert num_input + reply["usage"]["output_tokens"] == 512
+
+
+def test_cached_tokens_are_counted_apart(url: str) -> None:
+    body = {"messages": [{"role": "user", "content": "The queen saw the sea. " * 40}]}
+    first = post(url, **body)["usage"]
+    second = post(url, **body)["usage"]
+    assert second["cache_read_input_tokens"] > 100
+    assert first["input_tokens"] + first["cache_read_input_tokens"] == (
+        second["input_tokens"] + second["cache_read_input_tokens"]
+    )
+    (start, *_) = stream(url, **body)
+    assert start["message"]["usage"]["cache_read_input_tokens"] > 100
+
+
+@pytest.mark.parametrize("model", FORMATS)
+def test_tool_calls(url: str, model: str) -> None:
+    body: dict[str, Any] = {
+        "model": model,
+        "tools": TOOLS,
+        "tool_choice": {"type": "tool", "name": "weather", "disable_parallel_tool_use": True},
+        "max_tokens": 200,
+    }
+    reply = post(url, **body)
+    assert reply["stop_reason"] == "tool_use"
+    (block,) = reply["content"]
+    assert (block["type"], block["name"]) == ("tool_use", "weather")
+    jsonschema.validate(block["input"], SCHEMA)
+    assert told(joined(stream(url, **body))) == told(reply)
+    asked = [*MESSAGES, {"role": "assistant", "content": reply["content"]}]
+    result = {"type": "tool_result", "tool_use_id": block["id"], "content": "warm"}
+    asked.append({"role": "user", "content": [result]})
+    answer = post(url, model=model, tools=TOOLS, messages=asked, tool_choice={"type": "none"})
+    assert {each["type"] for each in answer["content"]} <= {"text"}
+
+
+def test_any_tool_even_for_templates_that_know_none(url: str) -> None:
+    reply = post(url, model="no_tools", tools=TOOLS, tool_choice={"type": "any"}, max_tokens=200)
+    assert reply["content"][0]["type"] == "tool_use"
+    assert reply["stop_reason"] in ("tool_use", "max_tokens")
+
+
+def test_a_call_that_is_cut_is_as_far_as_it_goes(url: str) -> None:
+    properties = {"who": {"enum": ["king"]}, "text": {"type": "string", "minLength": 500}}
+    schema = {"type": "object", "properties": properties, "required": ["who", "text"]}
+    body = {
+        "model": "hermes",
+        "tools": [{"name": "say", "input_schema": schema}],
+        "tool_choice": {"type": "any"},
+        "max_tokens": 60,
+    }
+    reply = post(url, **body)
+    assert reply["stop_reason"] == "max_tokens"
+    (block,) = reply["content"]
+    assert block["input"] == {"who": "king"}
+    deltas = [event.get("delta", {}) for event in stream(url, **body)]
+    written = "".join(delta.get("partial_json", "") for delta in deltas)
+    with pytest.raises(json.JSONDecodeError):
+        json.loads(written)
+    assert '"text"' in written
+    assert from_json(written, allow_partial=True) == block["input"]
+
+
+def test_thinking(url: str) -> None:
+    reply = post(url, model="thinker", max_tokens=60)
+    thoughts, answer = reply["content"]
+    assert thoughts["type"] == "thinking"
+    assert thoughts["thinking"]
+    assert "." not in thoughts["thinking"]
+    assert thoughts["signature"] == ""
+    assert answer["type"] == "text"
+    num_thinking = reply["usage"]["output_tokens_details"]["thinking_tokens"]
+    assert 1 < num_thinking < reply["usage"]["output_tokens"]
+    assert told(joined(stream(url, model="thinker", max_tokens=60))) == told(reply)
+    hidden: dict[str, Any] = {"thinking": {"type": "adaptive", "display": "omitted"}}
+    bare = post(url, model="thinker", max_tokens=60, **hidden)
+    assert [block["type"] for block in bare["content"]] == ["thinking", "text"]
+    assert bare["content"][0]["thinking"] == ""
+    assert bare["content"][1] == answer
+    assert told(joined(stream(url, model="thinker", max_tokens=60, **hidden))) == told(bare)
+
+
+def refusal(url: str, **body: Any) -> str:
+    reply = httpx.post(url, json=GREEDY | body, timeout=60)
+    assert reply.status_code == 400, reply.text
+    content = reply.json()
+    assert content["type"] == "error"
+    assert content["error"]["type"] == "invalid_request_error"
+    return str(content["error"]["message"])
+
+
+def mirrored(url: str, **body: Any) -> tuple[list[Any], str]:
+    """The messages that a template is given, and what it sees of the other variables."""
+    text = refusal(url, model="mirror", **body).partition("fails on them: ")[2]
+    messages, end = json.JSONDecoder().raw_decode(text)
+    return messages, text[end:]
+
+
+USE = {"type": "tool_use", "id": "toolu_1", "name": "rest", "input": {"a": 1}}
+
+
+def test_conversations_as_templates_read_them(url: str) -> None:
+    result: dict[str, Any] = {"type": "tool_result", "tool_use_id": "toolu_1"}
+    failure = {**result, "content": [{"type": "text", "text": "2"}], "is_error": True}
+    marked = {"type": "text", "text": "hi", "cache_control": {"type": "ephemeral"}}
+    thought = {"type": "thinking", "thinking": "hm", "signature": "s"}
+    messages, _ = mirrored(
+        url,
+        system=[{"type": "text", "text": "Be"}, {"type": "text", "text": "kind"}],
+        messages=[
+            {"role": "user", "content": [marked, {"type": "text", "text": "you"}]},
+            {"role": "user", "content": "there"},
+            {"role": "assistant", "content": [thought, {"type": "text", "text": "ok"}]},
+            {"role": "user", "content": []},
+        ],
+    )
+    assert messages == [
+        {"role": "system", "content": "Be\nkind"},
+        {"role": "user", "content": "hi\nyou\nthere"},
+        {
+            "role": "assistant",
+            "content": "ok",
+            "reasoning": "hm",
+            "reasoning_content": "hm",
+        },
+        {"role": "user", "content": ""},
+    ]
+    messages, _ = mirrored(
+        url,
+        messages=[
+            {"role": "assistant", "content": [USE]},
+            {"role": "user", "content": [failure, {"type": "text", "text": "and?"}]},
+        ],
+    )
+    function = {"name": "rest", "arguments": {"a": 1}}
+    assert messages == [
+        {
+            "role": "assistant",
+            "content": "",
+            "tool_calls": [{"id": "toolu_1", "type": "function", "function": function}],
+        },
+        {"role": "tool", "content": "Error: 2", "tool_call_id": "toolu_1", "name": "rest"},
+        {"role": "user", "content": "and?"},
+    ]
+
+
+def test_variables_reach_the_template(url: str) -> None:
+    for body, words in (
+        ({}, " 0 - -"),
+        ({"tools": TOOLS}, " 2 - -"),
+        ({"tools": TOOLS, "tool_choice": {"type": "none"}}, " 0 - -"),
+        ({"thinking": {"type": "enabled", "budget_tokens": 1024}}, " 0 - True"),
+        ({"thinking": {"type": "disabled"}}, " 0 - False"),
+        ({"output_config": {"effort": "low"}}, " 0 low -"),
+    ):
+        assert mirrored(url, **body)[1] == words
+
+
+def test_count_tokens(url: str) -> None:
+    body: dict[str, Any] = {"system": "Be kind.", "tools": TOOLS}
+    usage = post(url, model="hermes", **body, max_tokens=1)["usage"]
+    count = {"model": "hermes", "messages": MESSAGES, **body}
+    reply = httpx.post(f"{url}/count_tokens", json=count, timeout=60)
+    assert reply.status_code == 200
+    assert reply.json() == {
+        "input_tokens": usage["input_tokens"] + usage["cache_read_input_tokens"]
+    }
+    refused = httpx.post(f"{url}/count_tokens", json=count | {"messages": []}, timeout=60)
+    assert refused.status_code == 400
+    assert refused.json()["error"]["type"] == "invalid_request_error"
+
+
+IMAGE = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "AA=="}}
+
+
+@pytest.mark.parametrize(
+    ("body", "words"),
+    [
+        ({"max_tokens": None}, "max_tokens: this field is required"),
+        ({"max_tokens": 0}, "max_tokens: must be at least 1"),
+        ({"messages": []}, "messages: must have between 1"),
+        ({"messages": [{"role": "user", "content": [IMAGE]}]}, "blocks of type 'image' are not"),
+        ({"messages": [{"role": "user", "content": [{"type": "text"}]}]}, "text: this field is re"),
+        ({"messages": [{"role": "robot", "content": "a"}]}, "messages[0].role"),
+        ({"messages": [{"role": "user", "content": [USE]}]}, "a tool_use, which no message of ro"),
+        (
+            {
+                "messages": [
+                    {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "x"}]}
+                ]
+            },
+            "message 0 has the result of a tool that no tool_use before it asked for",
+        ),
+        (
+            {"messages": [*MESSAGES, {"role": "assistant", "content": "Once"}]},
+            "the last message is",
+        ),
+        ({"system": [USE]}, "system: must be text"),
+        ({"temperature": -1}, "temperature: must be between 0 and"),
+        ({"top_p": 0}, "top_p: must be above 0"),
+        ({"stop_sequences": ["a"] * 65}, "stop_sequences"),
+        ({"tools": [{"name": "a"}]}, "tools[0].input_schema: this field is required"),
+        ({"tools": [{"type": "web_search_20250305", "name": "a"}]}, "only tools of your own"),
+        ({"tools": [TOOLS[0], TOOLS[0]], "model": "hermes"}, "two tools are named 'weather'"),
+        ({"tools": TOOLS}, "set tool_choice"),
+        ({"tool_choice": {"type": "any"}}, "tool_choice: there are no tools to call"),
+        (
+            {"tools": TOOLS, "tool_choice": {"type": "tool"}},
+            "tool_choice: name: belongs to the type",
+        ),
+        ({"tools": TOOLS, "tool_choice": {"type": "tool", "name": "x"}}, "no tool is named 'x'"),
+        ({"thinking": {"type": "between_tools"}}, "thinking.type"),
+        ({"container": "c"}, "container: unknown field"),
+        ({"messages": [{"role": "user", "content": "a " * 600}]}, "messages: the prompt has"),
+        (
+            {"output_config": {"format": {"type": "json_schema", "schema": {"type": "gold"}}}},
+            "output_config.format",
+        ),
+        (
+            {"output_config": {"format": {"type": "json_schema", "schema": {}}}, "tools": TOOLS},
+            "cannot be combined with tools",
+        ),
+    ],
+)
+def test_what_cannot_be_answered(url: str, body: dict[str, Any], words: str) -> None:
+    assert words in refusal(url, **body)
+    if body != {"max_tokens": None}:
+        assert words in refusal(url, **body, stream=True)
+
+
+def test_fields_that_clients_send_by_habit(url: str) -> None:
+    habits = {
+        "metadata": {"user_id": "u"},
+        "service_tier": "auto",
+        "cache_control": {"type": "ephemeral"},
+        "container": None,
+    }
+    assert told(post(url, **habits)) == told(post(url))
+
+
+def test_other_errors(url: str) -> None:
+    reply = httpx.post(url, json=GREEDY | {"model": "claude"}, timeout=60)
+    assert reply.status_code == 404
+    assert reply.json()["error"]["type"] == "not_found_error"
+    assert "no model 'claude' here" in reply.json()["error"]["message"]
+    reply = httpx.post(url, json=GREEDY | {"timeout": 1e-6}, timeout=60)
+    assert reply.status_code == 504
+    assert reply.json()["error"]["type"] == "timeout_error"
+    assert reply.headers["x-should-retry"] == "false"
+    reply = httpx.get(url)
+    assert reply.status_code == 405
+    assert reply.json()["type"] == "error"
+    reply = httpx.post(f"{url}/batches", json={})
+    assert reply.status_code == 404
+    assert reply.json()["error"]["type"] == "not_found_error"
+
+
+def test_a_stream_that_fails_says_so_in_an_event() -> None:
+    frame = error_frame(DeadlineError("too late"))
+    name, data, *rest = frame.decode().split("\n")
+    assert (name, rest) == ("event: error", ["", ""])
+    assert json.loads(data.removeprefix("data: ")) == {
+        "type": "error",
+        "error": {"type": "timeout_error", "message": "too late"},
+    }
