@@ -412,7 +412,7 @@ def test_strict_tools_of_pydantic_models(client: openai.OpenAI) -> None:
         ({"tool_choice": {"type": "function"}}, "tool_choice.name", "required"),
         ({"model": "no_tools"}, "tools", "knows no tools"),
         ({"reasoning": {"effort": "wild"}}, "reasoning.effort", "'medium'"),
-        ({"chat_template_kwargs": {"messages": []}}, "chat_template_kwargs", "set by the server"),
+        ({"chat_template_kwargs": {"messages": []}}, "chat_template_kwargs", "the server sets"),
         (
             {
                 "input": [
