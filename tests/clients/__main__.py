@@ -20,7 +20,7 @@ _TIMEOUT = 300  # seconds for one client
 
 def main(python: str, *names: str) -> int:
     """Runs the named clients, or all of them; returns how many failed."""
-    scripts = [_FOLDER / name for name in names] or sorted(_FOLDER.glob("[a-z]*.py"))
+    scripts = [_FOLDER / name for name in names] or sorted(_FOLDER.glob("use_*.py"))
     failed = []
     with tempfile.TemporaryDirectory() as folder:
         template = (TEMPLATES / "hermes.jinja").read_text(encoding="utf-8")

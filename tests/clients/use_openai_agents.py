@@ -1,6 +1,6 @@
 """openai-agents: an agent with two tools, through `/v1/responses` and through chat.
 
-    python openai_agents.py http://127.0.0.1:8000 MODEL
+    python use_openai_agents.py http://127.0.0.1:8000 MODEL
 
 Whatever the model writes, its calls satisfy their schemas, and its typed answers their type.
 """
