@@ -1,5 +1,6 @@
 """`/v1/responses`: the unmodified SDK gets what chat completions would, as items and events."""
 
+import asyncio
 import json
 from collections.abc import Sequence
 from typing import Any, Literal
@@ -256,6 +257,31 @@ def test_extensions(openai_http: httpx.Client) -> None:
     assert "e" not in text_of(with_stop)
 
 
+def test_many_at_once(openai_server: Any, openai_http: httpx.Client) -> None:
+    body: dict[str, Any] = {"max_output_tokens": 8, "temperature": 0.8}
+    expected = [text_of(respond(openai_http, seed=seed, **body)) for seed in range(24)]
+
+    async def ask_all() -> list[str]:
+        async with openai.AsyncOpenAI(
+            base_url=f"{openai_server.url}/v1", api_key="none", max_retries=0, timeout=60
+        ) as client:
+
+            async def ask(seed: int) -> str:
+                options: dict[str, Any] = {"model": "chat", "input": KING} | body
+                options["extra_body"] = {"seed": seed}
+                if seed % 2:
+                    response: Response = await client.responses.create(**options)
+                    return response.output_text
+                async with client.responses.stream(**options) as stream:
+                    return "".join(
+                        [e.delta async for e in stream if e.type == "response.output_text.delta"]
+                    )
+
+            return await asyncio.gather(*map(ask, range(24)))
+
+    assert asyncio.run(ask_all()) == expected
+
+
 @pytest.mark.parametrize(
     ("change", "param", "words"),
     [
@@ -293,6 +319,11 @@ def test_extensions(openai_http: httpx.Client) -> None:
         ({"prompt": {"id": "pmpt_1"}}, "prompt", "unknown field"),
         ({"n": 2}, "n", "unknown field"),
         ({"text": {"format": {"type": "json_schema", "name": "a"}}}, "text.format.schema", "requ"),
+        (
+            {"text": {"format": {"type": "text", "schema": {}}}},
+            "text.format.schema",
+            "only to that",
+        ),
         ({"text": {"format": {"type": "xml"}}}, "text.format.type", "'json_schema'"),
         (
             {"text": {"format": {"type": "json_schema", "schema": {"type": "thing"}}}},

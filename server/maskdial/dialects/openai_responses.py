@@ -38,7 +38,9 @@ class ResponseWriter:
         response: the whole response, after the last token.
     """
 
-    def __init__(self, body: ResponsesBody, model_name: str, prompt: Prompt, reader: ReplyReader):
+    def __init__(
+        self, body: ResponsesBody, model_name: str, prompt: Prompt, reader: ReplyReader
+    ) -> None:
         self.response: dict[str, Any] = {}
         self._prompt = prompt
         self._reader = reader

@@ -35,6 +35,8 @@ class TextFormat(Lenient):
     def _check_schema(self) -> Self:
         if self.type == "json_schema" and self.schema_ is None:
             raise FieldError("schema", "this field is required")
+        if self.type != "json_schema" and self.schema_ is not None:
+            raise FieldError("schema", "belongs to the type json_schema, and only to that")
         return self
 
     def grammar(self) -> GrammarRequest | None:
@@ -69,8 +71,7 @@ def _check_include(value: object) -> object:
 class ResponsesBody(SamplingBody):
     """A conversation to continue. Nothing of it is stored."""
 
-    # The parameters of hosted tools, streams and metadata that change nothing in a text. Reasoning
-    # is always returned in full, so there is nothing to encrypt or to include.
+    # Only OpenAI's own tools count for max_tool_calls. Metadata is returned, so it is a field.
     habits = SamplingBody.habits - {"metadata"} | {"max_tool_calls", "stream_options"}
     neutral = {  # noqa: RUF012
         **SamplingBody.neutral,
@@ -90,7 +91,8 @@ class ResponsesBody(SamplingBody):
     text: TextOptions = Field(default_factory=TextOptions)
     metadata: dict[str, str] | None = Field(None, description="Returned unchanged.")
     include: Annotated[list[str] | None, pydantic.BeforeValidator(_check_include)] = Field(
-        None, description="Accepted; the reply always has everything there is."
+        None,
+        description="Accepted, for nothing is left out: reasoning is always included, in full.",
     )
     tools: Tools = Field(default_factory=list)
     tool_choice: Choice = "auto"
