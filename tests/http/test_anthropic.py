@@ -125,7 +125,9 @@ def joined(events: list[dict[str, Any]]) -> dict[str, Any]:
         block[field] += change[field]
     assert not is_open
     assert delta["type"] == "message_delta"
-    return message | delta["delta"] | {"usage": delta["usage"]}
+    message |= delta["delta"]
+    message["usage"] = delta["usage"]
+    return message
 
 
 def told(message: dict[str, Any]) -> dict[str, Any]:
@@ -197,8 +199,12 @@ def test_stop_sequences(url: str, is_stream: bool) -> None:
 
 
 def test_why_messages_end(url: str) -> None:
-    schema = {"type": "object", "properties": {"a": {"enum": [1]}}, "required": ["a"]}
-    schema["additionalProperties"] = False
+    schema = {
+        "type": "object",
+        "properties": {"a": {"enum": [1]}},
+        "required": ["a"],
+        "additionalProperties": False,
+    }
     output = {"format": {"type": "json_schema", "schema": schema}}
     reply = post(url, output_config=output)
     assert reply["stop_reason"] == "end_turn"
