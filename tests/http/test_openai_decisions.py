@@ -48,7 +48,12 @@ QUESTIONS = [CHOICE, PREDICATE, SCORE]
 
 
 @pytest.fixture(scope="module")
-def url(start_server: Callable[..., Any], chat_bundle: Path, masked_starter: Path) -> Iterator[str]:
+def url(
+    start_server: Callable[..., Any],
+    chat_bundle: Path,
+    masked_starter: Path,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Iterator[str]:
     models = {
         "chat": chat_bundle,
         "thinker": make_chat_bundle(
