@@ -25,10 +25,10 @@ def make_chat_bundle(
     shutil.copytree(STARTER_FOLDER / "hybrid", folder, ignore=shutil.ignore_patterns("*.full.*"))
     (folder / bundle.CHAT_TEMPLATE).write_text(template, encoding="utf-8")
     tokenizer = json.loads((folder / "tokenizer.json").read_text(encoding="utf-8"))
-    for tag in tags:
-        token_id = len(tokenizer["model"]["vocab"]) - 1
-        last = max(tokenizer["model"]["vocab"], key=tokenizer["model"]["vocab"].__getitem__)
-        del tokenizer["model"]["vocab"][last]
+    vocabulary = tokenizer["model"]["vocab"]
+    tokens = sorted(vocabulary, key=vocabulary.__getitem__, reverse=True)
+    for tag, token in zip(tags, tokens, strict=False):
+        vocabulary[tag] = token_id = vocabulary.pop(token)
         tokenizer["model"]["merges"].pop()
         settings = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
         added = {"id": token_id, "content": tag, "special": True} | settings

@@ -267,8 +267,8 @@ def test_log_probabilities_of_calls(url: str) -> None:
 
 def test_reasoning_is_told_from_the_answer(client: openai.OpenAI, url: str) -> None:
     """The prompt opens the reasoning, which a special token ends."""
-    body: dict[str, Any] = {"model": "special", "messages": MESSAGES, "seed": 3, "max_tokens": 40}
-    body["logit_bias"] = {str(CLOSE_TAG): 8, "0": -100}
+    body: dict[str, Any] = BODY | {"model": "special", "seed": 3, "max_tokens": 60}
+    body["logit_bias"] = {str(CLOSE_TAG): 9, str(CALL_TAG): -100, "0": -100}
     reply = client.chat.completions.create(**body)
     message: Any = reply.choices[0].message
     assert message.reasoning
@@ -279,17 +279,17 @@ def test_reasoning_is_told_from_the_answer(client: openai.OpenAI, url: str) -> N
     assert reply.usage.completion_tokens_details is not None
     num_reasoning = reply.usage.completion_tokens_details.reasoning_tokens
     assert num_reasoning is not None
-    assert 1 < num_reasoning < 40
+    assert 1 < num_reasoning < 60
     with client.chat.completions.stream(**body) as stream:
         deltas: list[Any] = [e.chunk.choices[0].delta for e in stream if e.type == "chunk"]
         snapshot: Any = stream.current_completion_snapshot.choices[0].message
     assert snapshot.reasoning == snapshot.reasoning_content == message.reasoning
     assert snapshot.content == message.content
     assert deltas[0].role == "assistant"
-    never = {"logit_bias": {str(CLOSE_TAG): -100, "0": -100}, "max_tokens": 12}
-    reply = post(url, **body | never, tools=None)
-    assert reply["choices"][0]["message"]["content"] == ""
-    assert reply["usage"]["completion_tokens_details"]["reasoning_tokens"] == 12
+    never = {"logit_bias": {str(CLOSE_TAG): -100, "0": -100}, "max_tokens": 12, "tools": None}
+    cut = post(url, **body | never)
+    assert cut["choices"][0]["message"]["content"] == ""
+    assert cut["usage"]["completion_tokens_details"]["reasoning_tokens"] == 12
 
 
 def mirrored(url: str, **body: Any) -> tuple[list[Any], str]:
@@ -363,12 +363,13 @@ def test_reasoning_of_the_history(url: str) -> None:
 @pytest.mark.parametrize("model", ["hermes", "mistral_old", "phi4_mini", "qwen3_coder", "lfm2"])
 def test_a_conversation_with_two_rounds_of_tools(client: openai.OpenAI, model: str) -> None:
     messages: list[Any] = list(MESSAGES)
+    tools = TOOLS[1:]
     sizes = []
     for round_number in range(2):
         reply = client.chat.completions.create(
             model=model,
             messages=messages,
-            tools=TOOLS,
+            tools=tools,
             tool_choice="required",
             parallel_tool_calls=False,
             seed=round_number,
@@ -380,7 +381,7 @@ def test_a_conversation_with_two_rounds_of_tools(client: openai.OpenAI, model: s
         assert reply.usage is not None
         sizes.append(reply.usage.prompt_tokens)
     answer = client.chat.completions.create(
-        model=model, messages=messages, tools=TOOLS, tool_choice="none", max_tokens=8
+        model=model, messages=messages, tools=tools, tool_choice="none", max_tokens=8
     )
     assert answer.choices[0].message.tool_calls is None
     assert sizes[1] > sizes[0]
@@ -412,7 +413,7 @@ HUGE = {"type": "object", "properties": {f"key_{i}": {"type": "string"} for i in
         ({"tools": [tool("a b")]}, "tools[0]", "1 to 64 letters"),
         ({"tools": [tool(f"t{i}") for i in range(200)]}, "tools", "200 tools; it may have at most"),
         ({"tools": [tool("a"), tool("b", type="string")]}, "tools[1]", "of type object"),
-        ({"tools": [tool("a", **ENDLESS)]}, "tools[0]", "needs itself without end"),
+        ({"tools": [tool("a", **ENDLESS)]}, "tools[0]", "the schema of tool 'a' cannot be used"),
         ({"tools": [tool("a", **HUGE)]}, "tools[0]", "bytes; the limit is"),
         ({"tools": [tool("a", properties={"x": {"type": "gold"}})]}, "tools", ""),
         ({"tools": None, "tool_choice": "required"}, "tool_choice", "no tools to call"),
@@ -436,7 +437,7 @@ HUGE = {"type": "object", "properties": {f"key_{i}": {"type": "string"} for i in
                 }
             },
             "tool_choice",
-            "at least one tool",
+            "name at least one",
         ),
         ({"model": "no_tools"}, "tools", "set tool_choice to required"),
         ({"messages": [{"role": "tool", "content": "2"}]}, "messages[0].tool_call_id", "role tool"),
@@ -468,3 +469,54 @@ def test_arguments_of_past_calls_are_objects(url: str, arguments: str) -> None:
     error = refusal(url, **body)
     assert error["param"] == "messages"
     assert "the arguments of the call of 'f'" in error["message"]
+
+
+ANSWER = {
+    "type": "object",
+    "properties": {"sure": {"type": "boolean"}},
+    "required": ["sure"],
+    "additionalProperties": False,
+}
+RESPONSE_FORMAT = {"type": "json_schema", "json_schema": {"name": "answer", "schema": ANSWER}}
+
+
+def test_a_schema_describes_what_follows_the_reasoning(url: str) -> None:
+    body = {"model": "special", "tools": None, "response_format": RESPONSE_FORMAT}
+    body |= {"logit_bias": {str(CLOSE_TAG): 9}, "seed": 4}
+    message = post(url, **body)["choices"][0]["message"]
+    assert message["reasoning"]
+    jsonschema.validate(json.loads(message["content"]), ANSWER)
+    # A Lark grammar, as also choices are, leaves no room for reasoning.
+    for grammar in ({"guided_choice": ["yes"]}, {"guided_grammar": 'start: "yes"'}):
+        body = {"model": "special", "tools": None} | grammar
+        message = post(url, **body)["choices"][0]["message"]
+        assert message["content"] == "yes"
+        assert "reasoning" not in message
+
+
+@pytest.mark.parametrize("model", ["hermes", "llama", "mistral_old"])
+def test_a_schema_beside_tools(client: openai.OpenAI, model: str) -> None:
+    """The reply is a call or satisfies the schema, as agents with an output type expect."""
+    body: dict[str, Any] = BODY | {"model": model, "response_format": RESPONSE_FORMAT}
+    kinds = set()
+    for seed in range(8):
+        reply = client.chat.completions.create(**body, seed=seed, parallel_tool_calls=False)
+        (choice,) = reply.choices
+        kinds.add(choice.finish_reason)
+        if choice.finish_reason == "tool_calls":
+            assert len(calls_of(reply)) == 1
+        else:
+            jsonschema.validate(json.loads(choice.message.content or ""), ANSWER)
+    assert kinds <= {"stop", "tool_calls"}
+    must = client.chat.completions.create(
+        **body, tool_choice="required", seed=1, parallel_tool_calls=False
+    )
+    assert calls_of(must)
+
+
+def test_a_lark_grammar_beside_tools_is_refused(url: str) -> None:
+    error = refusal(url, guided_choice=["yes", "no"])
+    assert error["param"] == "guided_choice"
+    assert "cannot be combined with tools" in error["message"]
+    error = refusal(url, response_format={"type": "regex", "value": "("})
+    assert error["param"] == "response_format"

@@ -33,9 +33,10 @@ class TokenEvent:
     """One generated token. The last one of a sequence carries its ``finish``.
 
     ``index`` counts from 1. ``text`` is what the token adds to the generated text: empty for a
-    special token, while a character is incomplete, and while text is held back because it may
-    become a stop string. ``logprob`` is natural, under the model's own distribution. ``top`` holds
-    the most likely tokens under it as pairs of id and log-probability, as many as were requested.
+    special token that is not spelled out, while a character is incomplete, and while text is held
+    back because it may become a stop string. ``logprob`` is natural, under the model's own
+    distribution. ``top`` holds the most likely tokens under it as pairs of id and log-probability,
+    as many as were requested.
     """
 
     index: int

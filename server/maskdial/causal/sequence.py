@@ -128,6 +128,7 @@ class Sequence:
         """The logits of the next token, float32 (vocab_size,), while it is not sampled."""
         self._lookup = PromptLookup()
         self._decoder: Decoder | None = None
+        self._spellings = dict(params.spelled_tokens)
         self._stops = StopMatcher(params.stop, include=params.include_stop)
         self._texts: list[str] = []
 
@@ -310,7 +311,11 @@ class Sequence:
     def _decode(self, token_id: int, detokenizer: Detokenizer) -> str:
         if self._decoder is None:
             self._decoder = detokenizer.decoder(self.prompt_ids.tolist())
-        text = self._decoder.push(token_id)
+        if token_id in self._spellings:
+            # No character goes on after it.
+            text = self._decoder.flush() + self._spellings[token_id]
+        else:
+            text = self._decoder.push(token_id)
         if self.num_generated < self.params.min_new_tokens:
             return text  # no stop string begins before the text may end
         return self._stops.push(text)

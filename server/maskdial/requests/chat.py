@@ -29,14 +29,17 @@ from maskdial.causal.tools import (
     ReplyDelta,
     ReplyFormat,
     ReplyParser,
+    ThinkingMarks,
     Tool,
     ToolCallDelta,
     ToolChoice,
     check_tools,
+    write_content_grammar,
     write_grammar,
 )
 from maskdial.causal.tools.events import merged
 from maskdial.errors import ValidationError
+from maskdial.masked.tasks.task import about
 from maskdial.models.registry import CausalModel
 from maskdial.requests.generation import (
     Conversation,
@@ -86,7 +89,8 @@ class ChatRequest:
     Attributes:
         messages: the conversation so far.
         generation: how to generate; its ``prompts`` and ``conversation`` are ignored. Its
-            ``grammar`` applies to the content of the reply.
+            ``grammar`` describes the content of the reply, which may follow reasoning, and which
+            calls may replace; a Lark grammar describes the whole reply, without either.
         tools: what the model may call.
         tool_choice: whether it has to, and which; None: it may not.
         parallel_tool_calls: whether a reply may have several calls, where the model's format allows
@@ -117,15 +121,29 @@ class ChatRequest:
                 arguments that are no JSON object.
         """
         self._check(model)
+        params = dataclasses.replace(
+            self.generation.params, spelled_tokens=self._spelled_tokens(model)
+        )
         return dataclasses.replace(
             self.generation,
+            params=params,
             prompts=(),
             conversation=Conversation(
                 render_messages(self.messages, model.reply_format),
                 [tool.as_openai() for tool in self.callable_tools],
                 self._variables(),
             ),
-            grammar_for=partial(self._grammar, model.reply_format),
+            grammar_for=partial(self._grammar_for, model.reply_format),
+        )
+
+    def parser(self, reply_format: ReplyFormat, prompt: str = "") -> ReplyParser:
+        """A parser of one reply to a rendered prompt."""
+        thinking = self._thinking(reply_format)
+        return ReplyParser(
+            reply_format.calls,
+            self.callable_tools,
+            thinking=thinking,
+            thinking_opened=thinking is not None and thinking.opened_by(prompt),
         )
 
     def _check(self, model: CausalModel) -> None:
@@ -138,12 +156,24 @@ class ChatRequest:
         if self.tool_choice is None:
             return
         self.tool_choice.select(self.tools)
+        if self._is_lark:
+            raise ValidationError(
+                "a Lark grammar describes the whole reply, so it cannot be combined with tools; "
+                "use a JSON schema or a regular expression, or set tool_choice to none",
+                field="grammar",
+            )
         if model.reply_format.calls is None and self.tool_choice.mode == "auto":
             raise ValidationError(
                 f"the chat template of model {model.name!r} knows no tools, so the model cannot "
                 "choose to call one; set tool_choice to required or to a tool",
                 field="tools",
             )
+
+    def _spelled_tokens(self, model: CausalModel) -> tuple[tuple[int, str], ...]:
+        """The special tokens that the parser needs to see."""
+        tags = sorted(self.parser(model.reply_format).special_tags)
+        ids = ((model.tokenizer.token_to_id(tag), tag) for tag in tags)
+        return tuple((token_id, tag) for token_id, tag in ids if token_id is not None)
 
     def _variables(self) -> Mapping[str, Any]:
         variables: dict[str, Any] = {}
@@ -153,21 +183,38 @@ class ChatRequest:
             variables["enable_thinking"] = False
         return variables | dict(self.template_variables)
 
-    def _grammar(self, reply_format: ReplyFormat, prompt: str) -> GrammarRequest | None:
+    def _thinking(self, reply_format: ReplyFormat) -> ThinkingMarks | None:
+        """The marks of the reasoning; None where a Lark grammar leaves no room for any."""
+        return None if self._is_lark else reply_format.thinking
+
+    @property
+    def _is_lark(self) -> bool:
+        return self.generation.grammar is not None and self.generation.grammar.kind == "lark"
+
+    def _grammar_for(self, reply_format: ReplyFormat, prompt: str) -> GrammarRequest | None:
         """The grammar of a reply to a rendered prompt."""
-        thinking = reply_format.thinking
-        if self.tool_choice is None or not self.tools:
-            return self.generation.grammar
-        with _about_item():
-            source = write_grammar(
-                reply_format.calls,
-                self.tools,
-                self.tool_choice,
-                parallel=self.parallel_tool_calls,
-                thinking=thinking,
-                thinking_opened=thinking is not None and thinking.opened_by(prompt),
-            )
-        return GrammarRequest("structural", source)
+        own, thinking = self.generation.grammar, self._thinking(reply_format)
+        opened = thinking is not None and thinking.opened_by(prompt)
+        content = None
+        if own is not None and own.kind != "lark" and own.kind != "structural":
+            content = own.kind, own.value
+        field = "tools" if own is None else own.field
+        with about(field), _about_item():
+            if self.tool_choice is not None and self.tools:
+                source = write_grammar(
+                    reply_format.calls,
+                    self.tools,
+                    self.tool_choice,
+                    parallel=self.parallel_tool_calls,
+                    content=content,
+                    thinking=thinking,
+                    thinking_opened=opened,
+                )
+            elif content is not None and thinking is not None:
+                source = write_content_grammar(*content, thinking, thinking_opened=opened)
+            else:
+                return own
+        return GrammarRequest("structural", source, field)
 
 
 @contextlib.contextmanager
@@ -282,13 +329,7 @@ class ReplyReader:
     """
 
     def __init__(self, request: ChatRequest, prompt: Prompt, model: CausalModel) -> None:
-        form = model.reply_format
-        opened = form.thinking is not None and form.thinking.opened_by(prompt.text or "")
-        self._parser = ReplyParser(
-            form.calls, request.callable_tools, thinking=form.thinking, thinking_opened=opened
-        )
-        tags = {model.tokenizer.token_to_id(tag): tag for tag in self._parser.special_tags}
-        self._tags: Mapping[int | None, str] = tags
+        self._parser = request.parser(model.reply_format, prompt.text or "")
         self._deltas: list[ReplyDelta] = []
         self._finish_reason: ReplyFinish | None = None
         self.num_reasoning = 0
@@ -296,7 +337,7 @@ class ReplyReader:
     def push(self, event: TokenEvent) -> list[ReplyDelta]:
         """Takes the next token and returns what is certain by now, which may be nothing."""
         was_reasoning = self._parser.reasoning
-        deltas = self._parser.push(event.text + self._tags.get(event.token_id, ""))
+        deltas = self._parser.push(event.text)
         self.num_reasoning += was_reasoning or self._parser.reasoning
         if event.finish is not None:
             deltas = merged([*deltas, *self._finish(event.finish.reason)])

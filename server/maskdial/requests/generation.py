@@ -38,10 +38,14 @@ _MAX_SEED = 2**63
 
 @dataclass(frozen=True, slots=True)
 class GrammarRequest:
-    """What the text must match: ``value`` is a schema, a regular expression or a Lark grammar."""
+    """What the text must match: ``value`` is a schema, a regular expression or a Lark grammar.
+
+    ``field`` is what an error about it names.
+    """
 
     kind: GrammarKind
     value: GrammarValue
+    field: str = "grammar"
 
 
 @dataclass(frozen=True, slots=True)
@@ -273,7 +277,7 @@ def _render(conversation: Conversation, model: CausalModel) -> str:
 async def _compile(wanted: GrammarRequest | None, model: CausalModel) -> Grammar | None:
     if wanted is None:
         return None
-    with about("tools" if wanted.kind == "structural" else "grammar"):
+    with about(wanted.field):
         return await asyncio.wrap_future(model.grammars.submit(wanted.kind, wanted.value))
 
 

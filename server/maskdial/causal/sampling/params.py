@@ -29,6 +29,8 @@ class SamplingParams:
             0 disables it.
         logit_bias: pairs of a token id and a number to add to its logit.
         seed: of the sequence's own random numbers, below 2**64; None draws one.
+        spelled_tokens: pairs of a special token's id and its spelling in the text, where other
+            special tokens leave nothing.
         stop: strings that end the text.
         include_stop: whether the stop string is part of the text.
         stop_token_ids: tokens that end the text.
@@ -50,6 +52,7 @@ class SamplingParams:
     presence_penalty: float = 0.0
     logit_bias: tuple[tuple[int, float], ...] = ()
     seed: int | None = None
+    spelled_tokens: tuple[tuple[int, str], ...] = ()
     stop: tuple[str, ...] = ()
     include_stop: bool = True
     stop_token_ids: frozenset[int] = frozenset()

@@ -38,7 +38,7 @@ Nothing here knows HTTP or the engine. The life of a request with tools::
 from maskdial.causal.tools.derive import derive_format
 from maskdial.causal.tools.events import ContentDelta, ReasoningDelta, ReplyDelta, ToolCallDelta
 from maskdial.causal.tools.format import ToolFormat
-from maskdial.causal.tools.grammar import write_grammar
+from maskdial.causal.tools.grammar import write_content_grammar, write_grammar
 from maskdial.causal.tools.parser import ReplyParser
 from maskdial.causal.tools.reply import ReplyFormat
 from maskdial.causal.tools.thinking import ThinkingMarks
@@ -57,5 +57,6 @@ __all__ = [
     "ToolFormat",
     "check_tools",
     "derive_format",
+    "write_content_grammar",
     "write_grammar",
 ]

@@ -1,9 +1,9 @@
 """The grammar of a reply that may or must call tools."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
-from maskdial.causal.grammar.source import MAX_SCHEMA_BYTES
+from maskdial.causal.grammar.source import MAX_SCHEMA_BYTES, GrammarValue
 from maskdial.causal.tools.arguments import ArgumentRules
 from maskdial.causal.tools.format import (
     ARGUMENTS,
@@ -13,7 +13,7 @@ from maskdial.causal.tools.format import (
     ToolFormat,
     split_pattern,
 )
-from maskdial.causal.tools.lark import ANY_TEXT, LarkWriter, alternatives, quoted
+from maskdial.causal.tools.lark import ANY_TEXT, ContentKind, LarkWriter, alternatives, quoted
 from maskdial.causal.tools.schema import check_finite
 from maskdial.causal.tools.thinking import ThinkingMarks
 from maskdial.causal.tools.tool import Tool, ToolChoice, check_tools
@@ -21,6 +21,7 @@ from maskdial.errors import ValidationError
 
 _ID = "/[a-zA-Z0-9]{9}/"
 _SPACE = r"[ \t\r\n]"
+_MAX_SPACES = 8  # around thinking; without a limit, a reply may be nothing else
 
 
 def write_grammar(
@@ -29,6 +30,7 @@ def write_grammar(
     choice: ToolChoice,
     *,
     parallel: bool = True,
+    content: tuple[ContentKind, GrammarValue] | None = None,
     thinking: ThinkingMarks | None = None,
     thinking_opened: bool = False,
 ) -> str:
@@ -40,6 +42,7 @@ def write_grammar(
         choice: whether a tool has to be called. ``auto`` is free text until the model itself begins
             a call; from there on, calls and nothing else. ``required`` has no text.
         parallel: whether a reply may have several calls, where the format allows that.
+        content: what the free text must match; the reply is then such a text, or calls.
         thinking: the model's marks: it may think before it answers.
         thinking_opened: the prompt ends within its thinking (`ThinkingMarks.opened_by`).
 
@@ -57,16 +60,12 @@ def write_grammar(
             )
         form = PLAIN_FORMAT
     writer = LarkWriter({**form.special_ids, **({} if thinking is None else thinking.special_ids)})
-    rules = _CallRules(writer, form, tools, choice, parallel=parallel and form.parallel)
-    start = rules.reply(excluding="")
-    if thinking is not None:
-        space = writer.terminal(rf"/{_SPACE}+/")
-        thoughts = f"{_until(writer, thinking.end)} {space}? {start}"
-        if thinking_opened:
-            start = thoughts
-        else:
-            begin = writer.literal(thinking.begin)
-            start = f"{space}? {begin} {thoughts} | {rules.reply(excluding=thinking.begin)}"
+    text = None if content is None else writer.embed(*content)
+    rules = _CallRules(writer, form, tools, choice, text, parallel=parallel and form.parallel)
+    if thinking is None:
+        start = rules.reply("")
+    else:
+        start = _after_thinking(writer, thinking, rules.reply, opened=thinking_opened)
     writer.define("start", start)
     source = writer.source()
     if len(source) > MAX_SCHEMA_BYTES:
@@ -76,6 +75,46 @@ def write_grammar(
             field="tools",
         )
     return source
+
+
+def write_content_grammar(
+    kind: ContentKind,
+    value: GrammarValue,
+    thinking: ThinkingMarks,
+    *,
+    thinking_opened: bool = False,
+) -> str:
+    """The grammar of a reply without calls: thinking, then a text.
+
+    Args:
+        kind: what ``value`` is.
+        value: what the text must match; see `parse_grammar`.
+        thinking: the model's marks.
+        thinking_opened: as for `write_grammar`.
+
+    Raises:
+        ValidationError: the value is no grammar of that kind, or is too large.
+    """
+    writer = LarkWriter(thinking.special_ids)
+    text = writer.embed(kind, value)
+    start = _after_thinking(writer, thinking, lambda _: text, opened=thinking_opened)
+    writer.define("start", start)
+    return writer.source()
+
+
+def _after_thinking(
+    writer: LarkWriter, thinking: ThinkingMarks, reply: Callable[[str], str], *, opened: bool
+) -> str:
+    """A reply after the model has thought, or, unless that is ``opened``, without it.
+
+    ``reply`` writes the reply whose free text does not begin with the given tag.
+    """
+    space = writer.terminal(rf"/{_SPACE}{{1,{_MAX_SPACES}}}/")
+    thoughts = f"{_until(writer, thinking.end)} {space}? {reply('')}"
+    if opened:
+        return thoughts
+    begin = writer.literal(thinking.begin)
+    return f"{space}? {begin} {thoughts} | {reply(thinking.begin)}"
 
 
 def _until(writer: LarkWriter, end: str, text: str = ANY_TEXT) -> str:
@@ -97,12 +136,14 @@ class _CallRules:
         form: ToolFormat,
         tools: Sequence[Tool],
         choice: ToolChoice,
+        content: str | None,
         *,
         parallel: bool,
     ) -> None:
         self._writer = writer
         self._form = form
         self._mode = choice.mode
+        self._content = content
         self._tools = choice.select(tools)
         self._indices = {tool.name: index for index, tool in enumerate(tools)}
         self._body = writer.rule(alternatives(map(self._call, self._tools)))
@@ -113,7 +154,7 @@ class _CallRules:
             more = f"({again} {self._body})*"
         self._rest = writer.rule(" ".join(filter(None, (self._body, more, end))))
 
-    def reply(self, *, excluding: str) -> str:
+    def reply(self, excluding: str) -> str:
         """A reply, of which text does not begin with a tag."""
         form, writer = self._form, self._writer
         calls = f"{writer.literal(form.opening)} {self._rest}"
@@ -121,6 +162,8 @@ class _CallRules:
             calls = f"{writer.literal(form.optional_tag)}? {calls}"
         if self._mode == "required":
             return writer.rule(calls)
+        if self._content is not None:
+            return writer.rule(alternatives([self._content, calls]))
         openings = [re.escape(excluding)] if excluding else []
         if not form.trigger:
             openings.extend(_loose(each) for each in first_texts(form, self._tools))

@@ -3,11 +3,14 @@
 import json
 import re
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, Literal
 
 from llguidance import regex_to_lark
 
-from maskdial.causal.grammar.source import parse_grammar
+from maskdial.causal.grammar.source import GrammarValue, parse_grammar
+
+# Not Lark, which could name special tokens here.
+ContentKind = Literal["json", "json_schema", "regex"]
 
 ANY_TEXT = r"/(.|\n)*/"
 
@@ -26,7 +29,7 @@ class LarkWriter:
         self._tags = re.compile("|".join(map(re.escape, tags)) or "(?!)")
         self._lines = ["%llguidance {}"]
         self._grammars: list[dict[str, Any]] = []
-        self._schemas: dict[str, str] = {}
+        self._embedded: dict[str, str] = {}
         self._num_names = 0
 
     def rule(self, body: str, *, attributes: str = "") -> str:
@@ -64,12 +67,23 @@ class LarkWriter:
         Raises:
             ValidationError: the schema is too large or no schema.
         """
-        source = parse_grammar("json_schema", {"schema": schema})
-        if source not in self._schemas:
-            name = f"json_{len(self._schemas)}"
-            self._grammars.append({**json.loads(source)["grammars"][0], "name": name})
-            self._schemas[source] = f"@{name}"
-        return self._schemas[source]
+        return self.embed("json_schema", {"schema": schema})
+
+    def embed(self, kind: ContentKind, value: GrammarValue) -> str:
+        """A text under a request's grammar, for which `parse_grammar` explains ``value``.
+
+        Raises:
+            ValidationError: the value is no such grammar, or is too large.
+        """
+        source = parse_grammar(kind, value)
+        if source not in self._embedded:
+            name = f"part_{len(self._embedded)}"
+            part = {"lark_grammar": source}
+            if kind != "regex":
+                part = json.loads(source)["grammars"][0]
+            self._grammars.append({**part, "name": name})
+            self._embedded[source] = f"@{name}"
+        return self._embedded[source]
 
     def source(self) -> str:
         """The grammar, whose rule ``start`` was defined, in llguidance's form."""
