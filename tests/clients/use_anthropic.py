@@ -1,10 +1,8 @@
-"""Drives `/v1/messages` with the unmodified Anthropic SDK, sync and async.
+"""The Anthropic SDK: messages, streams, tools, typed answers, counts and errors; sync and async.
 
-    pip install -r tests/clients/requirements.txt
-    python tests/clients/anthropic_sdk.py http://127.0.0.1:8000 MODEL
+    python use_anthropic.py http://127.0.0.1:8000 MODEL
 
-MODEL must have a chat template that knows tools. Ends with an error if anything is not as it should
-be.
+Whatever the model writes, its calls satisfy their schemas, and its typed answers their type.
 """
 
 import asyncio
