@@ -99,8 +99,8 @@ def joined(events: list[dict[str, Any]]) -> dict[str, Any]:
         {"type": "ping"},
         {"type": "message_stop"},
     )
-    message: dict[str, Any] = start["message"]
-    assert (message["content"], message["stop_reason"]) == ([], None)
+    assert (start["message"]["content"], start["message"]["stop_reason"]) == ([], None)
+    message: dict[str, Any] = start["message"] | {"content": []}
     is_open, inputs = False, ""
     for event in middle:
         kind = event["type"]
@@ -108,7 +108,7 @@ def joined(events: list[dict[str, Any]]) -> dict[str, Any]:
         assert is_open == (kind != "content_block_start")
         is_open = kind != "content_block_stop"
         if kind == "content_block_start":
-            message["content"].append(event["content_block"])
+            message["content"].append(dict(event["content_block"]))
             inputs = ""
             continue
         block = message["content"][-1]
