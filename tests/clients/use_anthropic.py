@@ -1,10 +1,8 @@
-"""Drives `/v1/messages` with the unmodified Anthropic SDK, sync and async.
+"""The Anthropic SDK: messages, streams, tools, typed answers, counts and errors; sync and async.
 
-    pip install -r tests/clients/requirements.txt
-    python tests/clients/anthropic_sdk.py http://127.0.0.1:8000 MODEL
+    python use_anthropic.py http://127.0.0.1:8000 MODEL
 
-MODEL must have a chat template that knows tools. Ends with an error if anything is not as it should
-be.
+Whatever the model writes, its calls satisfy their schemas, and its typed answers their type.
 """
 
 import asyncio
@@ -124,27 +122,23 @@ def check_count(client: anthropic.Anthropic, model: str) -> None:
 
 
 def check_errors(client: anthropic.Anthropic, model: str) -> None:
+    missing = failure(client, model="none")
+    assert isinstance(missing, anthropic.NotFoundError)
+    assert "no model 'none' here" in str(missing)
+    invalid = failure(client, model=model, messages=[])
+    assert isinstance(invalid, anthropic.BadRequestError)
+    assert invalid.type == "invalid_request_error"
+    late = failure(client, model=model, extra_body={"timeout": 1e-6})
+    assert (late.status_code, late.type) == (504, "timeout_error")
+
+
+def failure(client: anthropic.Anthropic, **options: Any) -> anthropic.APIStatusError:
+    """The error that a request ends with."""
     try:
-        client.messages.create(model="none", messages=MESSAGES, max_tokens=1)
-    except anthropic.NotFoundError as error:
-        assert "no model 'none' here" in str(error)
-    else:
-        raise AssertionError("a model that does not exist was found")
-    try:
-        client.messages.create(model=model, messages=[], max_tokens=1)
-    except anthropic.BadRequestError as error:
-        assert error.type == "invalid_request_error"
-    else:
-        raise AssertionError("no messages were answered")
-    try:
-        client.messages.create(
-            model=model, messages=MESSAGES, max_tokens=1, extra_body={"timeout": 1e-6}
-        )
+        client.messages.create(**{"messages": MESSAGES, "max_tokens": 1} | options)
     except anthropic.APIStatusError as error:
-        assert error.status_code == 504
-        assert error.type == "timeout_error"
-    else:
-        raise AssertionError("a request outlived its timeout")
+        return error
+    raise AssertionError(f"{options} was answered")
 
 
 async def check_many(url: str, model: str, expected: str) -> None:

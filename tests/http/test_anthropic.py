@@ -1,6 +1,6 @@
 """`/v1/messages`, by the events and bodies that Anthropic documents.
 
-`tests/clients/anthropic_sdk.py` does the same with the SDK.
+`tests/clients/use_anthropic.py` does the same with the SDK.
 """
 
 import json
@@ -99,8 +99,8 @@ def joined(events: list[dict[str, Any]]) -> dict[str, Any]:
         {"type": "ping"},
         {"type": "message_stop"},
     )
-    message: dict[str, Any] = start["message"]
-    assert (message["content"], message["stop_reason"]) == ([], None)
+    assert (start["message"]["content"], start["message"]["stop_reason"]) == ([], None)
+    message: dict[str, Any] = start["message"] | {"content": []}
     is_open, inputs = False, ""
     for event in middle:
         kind = event["type"]
@@ -108,7 +108,7 @@ def joined(events: list[dict[str, Any]]) -> dict[str, Any]:
         assert is_open == (kind != "content_block_start")
         is_open = kind != "content_block_stop"
         if kind == "content_block_start":
-            message["content"].append(event["content_block"])
+            message["content"].append(dict(event["content_block"]))
             inputs = ""
             continue
         block = message["content"][-1]
@@ -125,7 +125,9 @@ def joined(events: list[dict[str, Any]]) -> dict[str, Any]:
         block[field] += change[field]
     assert not is_open
     assert delta["type"] == "message_delta"
-    return message | delta["delta"] | {"usage": delta["usage"]}
+    message |= delta["delta"]
+    message["usage"] = delta["usage"]
+    return message
 
 
 def told(message: dict[str, Any]) -> dict[str, Any]:
@@ -197,8 +199,12 @@ def test_stop_sequences(url: str, is_stream: bool) -> None:
 
 
 def test_why_messages_end(url: str) -> None:
-    schema = {"type": "object", "properties": {"a": {"enum": [1]}}, "required": ["a"]}
-    schema["additionalProperties"] = False
+    schema = {
+        "type": "object",
+        "properties": {"a": {"enum": [1]}},
+        "required": ["a"],
+        "additionalProperties": False,
+    }
     output = {"format": {"type": "json_schema", "schema": schema}}
     reply = post(url, output_config=output)
     assert reply["stop_reason"] == "end_turn"
@@ -249,6 +255,17 @@ def test_any_tool_even_for_templates_that_know_none(url: str) -> None:
     reply = post(url, model="no_tools", tools=TOOLS, tool_choice={"type": "any"}, max_tokens=200)
     assert reply["content"][0]["type"] == "tool_use"
     assert reply["stop_reason"] in ("tool_use", "max_tokens")
+
+
+def test_json_beside_tools(url: str) -> None:
+    output = {"format": {"type": "json_schema", "schema": {"enum": ["a king"]}}}
+    body = {"model": "hermes", "tools": TOOLS, "output_config": output, "max_tokens": 100}
+    for temperature in (0, 1, 1):
+        (block, *_) = post(url, **body, temperature=temperature)["content"]
+        if block["type"] == "text":
+            assert json.loads(block["text"]) == "a king"
+        else:
+            assert block["name"] in ("weather", "rest")
 
 
 def test_a_call_that_is_cut_is_as_far_as_it_goes(url: str) -> None:
@@ -426,10 +443,6 @@ IMAGE = {"type": "image", "source": {"type": "base64", "media_type": "image/png"
         (
             {"output_config": {"format": {"type": "json_schema", "schema": {"type": "gold"}}}},
             "output_config.format",
-        ),
-        (
-            {"output_config": {"format": {"type": "json_schema", "schema": {}}}, "tools": TOOLS},
-            "cannot be combined with tools",
         ),
     ],
 )

@@ -14,6 +14,8 @@ import pytest
 from openai.types import decision_create_params as params
 
 from maskdial.models.registry import STARTER_FOLDER
+from tests.http.chat_bundles import make_chat_bundle
+from tests.http.conftest import CHAT_TEMPLATE
 
 TEXT = "Once upon a time a little girl found a happy dog in the park."
 CHOICE: dict[str, Any] = {
@@ -46,9 +48,19 @@ QUESTIONS = [CHOICE, PREDICATE, SCORE]
 
 
 @pytest.fixture(scope="module")
-def url(start_server: Callable[..., Any], chat_bundle: Path, masked_starter: Path) -> Iterator[str]:
+def url(
+    start_server: Callable[..., Any],
+    chat_bundle: Path,
+    masked_starter: Path,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Iterator[str]:
     models = {
         "chat": chat_bundle,
+        "thinker": make_chat_bundle(
+            tmp_path_factory.mktemp("thinker") / "bundle",
+            CHAT_TEMPLATE,
+            thinking_marks=("assistant:", "Done."),
+        ),
         "hybrid": STARTER_FOLDER / "hybrid",
         "masked": masked_starter,
         "sentiment": STARTER_FOLDER / "sentiment",
@@ -221,7 +233,7 @@ def test_a_masked_model_answers_at_the_mask(
     assert found == pytest.approx(expected[: len(found)])
 
 
-@pytest.mark.parametrize("model", ["hybrid", "chat"])
+@pytest.mark.parametrize("model", ["hybrid", "chat", "thinker"])
 def test_a_causal_model_answers_with_likelihoods(url: str, model: str) -> None:
     """Options of several tokens, none of which begins with another."""
     values = ["a big brown dog", "cat", "two cats and a frog"]
@@ -229,7 +241,9 @@ def test_a_causal_model_answers_with_likelihoods(url: str, model: str) -> None:
     listed = "".join(f"\n- {value}" for value in values)
     asked = f"{TEXT}\n\nWho is in the park?\nAnswer with one of these options:{listed}"
     prompt = f"{asked}\nAnswer:" if model == "hybrid" else f"user: {asked}\nassistant:"
-    inputs = [f"{prompt} {value}" for value in values]
+    # Thoughts that the template opens are closed at once.
+    before = "\nDone.\n\n" if model == "thinker" else " "
+    inputs = [f"{prompt}{before}{value}" for value in values]
     scored = post(url, "/score", {"model": model, "inputs": inputs})
     # Of the chat prompt, its template writes what the tokenizer puts before the text scored.
     expected = softmax([each["log_likelihood"] for each in scored])

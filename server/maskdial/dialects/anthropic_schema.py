@@ -230,8 +230,6 @@ class ConversationBody(Lenient, TaskBody):
                 "the last message is the assistant's; continuing it is not supported, so end "
                 "with a user message",
             )
-        if self.tools and self.output_config is not None and self.output_config.format is not None:
-            raise FieldError("output_config.format", "cannot be combined with tools")
         return self
 
     def chat(self, generation: GenerationRequest) -> ChatRequest:

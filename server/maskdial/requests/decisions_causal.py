@@ -32,7 +32,7 @@ from maskdial.requests.timing import Deadline, Timings
 Tokens = tuple[int, ...]
 
 _YES_OR_NO = (Option("yes"), Option("no"))
-# For templates of models that think before they answer; others ignore it.
+# The answer comes without thoughts before it; templates of other models ignore this.
 _TEMPLATE_VARIABLES = {"enable_thinking": False}
 
 
@@ -170,9 +170,13 @@ def _prompt(text: str, question: Question, model: CausalModel) -> str:
     content = f"{text}\n\n{asked}"
     if not model.chat_template.exists:
         return f"{content}\nAnswer:"
-    return model.chat_template.render(
+    prompt = model.chat_template.render(
         [{"role": "user", "content": content}], variables=_TEMPLATE_VARIABLES
     )
+    thinking = model.reply_format.thinking
+    if thinking is not None and thinking.opened_by(prompt):
+        return f"{prompt.rstrip()}\n{thinking.end}\n\n"
+    return prompt
 
 
 @dataclass(frozen=True, slots=True)
