@@ -366,6 +366,40 @@ def test_reasoning_text_and_a_call(http: httpx.Client) -> None:
     assert ("reasoning", "message", "function_call") in kinds
 
 
+PLACE: dict[str, Any] = {
+    "type": "json_schema",
+    "name": "place",
+    "schema": {
+        "type": "object",
+        "properties": {"place": {"enum": ["here", "there"]}},
+        "required": ["place"],
+        "additionalProperties": False,
+    },
+}
+
+
+@pytest.mark.parametrize(
+    ("model", "tools"), [("hermes", TOOLS), ("phi4_mini", TOOLS), ("thinker", [])]
+)
+def test_a_format_holds_beside_tools_and_reasoning(
+    http: httpx.Client, model: str, tools: list[Any]
+) -> None:
+    """As an agent with tools and an output type needs it."""
+    body: dict[str, Any] = {"model": model, "tools": tools, "text": {"format": PLACE}}
+    if model == "thinker":
+        body["logit_bias"] = likely(http, "</think>")
+    texts = 0
+    for seed in range(4):
+        response = respond(http, **body, parallel_tool_calls=False, seed=seed)
+        for item in response["output"]:
+            if item["type"] == "message" and item["status"] == "completed":
+                jsonschema.validate(json.loads(item["content"][0]["text"]), PLACE["schema"])
+                texts += 1
+            elif item["type"] == "function_call" and item["status"] == "completed":
+                check_call(item)
+    assert texts
+
+
 class GetWeather(BaseModel):
     """The arguments of a tool."""
 
