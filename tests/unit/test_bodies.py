@@ -11,8 +11,10 @@ from pydantic import BaseModel
 from maskdial.causal.sampling.params import SamplingParams
 from maskdial.dialects import (
     ROUTES,
+    anthropic_schema,
     openai_chat,
     openai_completions,
+    openai_decisions,
     openai_embeddings,
     openai_rerank,
     openai_responses_body,
@@ -23,7 +25,6 @@ from maskdial.dialects.schema import parse_body
 from maskdial.dialects.tgi_bodies import GenerateBody, GenerateParameters
 from maskdial.errors import ValidationError
 from maskdial.http.guard import TaskRoute
-from maskdial.requests.generation import Conversation
 
 # The least that each body holds
 BODIES: dict[type[BaseModel], dict[str, Any]] = {
@@ -44,6 +45,15 @@ BODIES: dict[type[BaseModel], dict[str, Any]] = {
     openai_embeddings.EmbeddingsBody: {"input": "a"},
     openai_responses_body.ResponsesBody: {"input": "a"},
     openai_rerank.RankBody: {"query": "a", "documents": ["b"]},
+    openai_decisions.DecisionsBody: {
+        "input": "a",
+        "questions": [{"type": "predicate", "instructions": "b"}],
+    },
+    anthropic_schema.MessagesBody: {
+        "messages": [{"role": "user", "content": "a"}],
+        "max_tokens": 1,
+    },
+    anthropic_schema.CountBody: {"messages": [{"role": "user", "content": "a"}]},
 }
 
 

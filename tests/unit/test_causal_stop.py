@@ -122,14 +122,15 @@ def test_a_token_that_is_spelled_out_keeps_its_place(
     """Also where text, or a part of a character, was held back before it."""
     backend = byte_tokenizer()
     tokenizer = Tokenizer(backend, SpecialTokens())
-    spelled = ((backend.token_to_id("[MASK]"), "<call>"),)
+    ids = backend.get_vocab()
+    spelled = ((ids["[MASK]"], "<call>"),)
     params = SamplingParams(spelled_tokens=spelled, stop=(stop,), include_stop=False)
-    sequence = Sequence([backend.token_to_id("z")], params)
+    sequence = Sequence([ids["z"]], params)
     events = []
     for token in tokens:
         events.append(
             sequence.accept(
-                backend.token_to_id(token),
+                ids[token],
                 0.0,
                 detokenizer=tokenizer,
                 eos_token_ids=frozenset(),
