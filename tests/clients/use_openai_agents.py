@@ -81,9 +81,16 @@ async def call_each_tool(model: Model) -> None:
 
 
 async def answer_with_a_type(model: Model) -> None:
-    """The agent answers with an object of its output type."""
+    """The agent answers with an object of its output type: at once, or after a call."""
     agent = Agent(name="a", model=model, output_type=Answer)
     result = await Runner.run(agent, "Go.")
+    assert isinstance(result.final_output, Answer), result.final_output
+
+    _called.clear()
+    settings = ModelSettings(tool_choice="weather", parallel_tool_calls=False, temperature=0)
+    calling = agent.clone(tools=[function_tool(weather)], model_settings=settings)
+    result = await Runner.run(calling, "Go.", max_turns=5)
+    assert _called
     assert isinstance(result.final_output, Answer), result.final_output
 
 
