@@ -29,13 +29,20 @@ def main(python: str, *names: str) -> int:
             server.wait_until_ready()
             for script in scripts:
                 print(f"{script.name}", flush=True)
-                command = [python, str(script), server.url, _MODEL]
-                if subprocess.run(command, timeout=_TIMEOUT, check=False).returncode:
+                if not _works([python, str(script), server.url, _MODEL]):
                     failed.append(script.name)
         finally:
             server.stop()
     print(f"{len(scripts) - len(failed)} of {len(scripts)} clients work", *failed)
     return len(failed)
+
+
+def _works(command: list[str]) -> bool:
+    try:
+        return subprocess.run(command, timeout=_TIMEOUT, check=False).returncode == 0
+    except subprocess.TimeoutExpired as error:
+        print(error)
+        return False
 
 
 if __name__ == "__main__":
