@@ -17,7 +17,6 @@ from maskdial.causal.tools import ToolFormat
 from maskdial.dialects.anthropic_errors import error_frame
 from maskdial.errors import DeadlineError
 from tests.http.chat_bundles import TEMPLATES, make_chat_bundle
-from tests.http.conftest import CHAT_TEMPLATE
 
 FORMATS = ("hermes", "llama", "mistral_old", "phi4_mini", "lfm2")
 SCHEMA: dict[str, Any] = {
@@ -42,6 +41,12 @@ MIRROR = """\
 {{- raise_exception((messages | tojson) ~ ' ' ~ (tools or []) | length
     ~ ' ' ~ reasoning_effort | default('-') ~ ' ' ~ enable_thinking | default('-')) }}
 """
+# Its prompt ends within what the manifest calls thoughts.
+THINKER = """\
+{{- bos_token }}
+{%- for message in messages %}{{ message.role + ': ' + message.content + '\\n' }}{% endfor %}
+{{- 'assistant:' }}
+"""
 HERMES = ToolFormat(call='<tool_call>{"name": "$NAME", "arguments": $ARGUMENTS}</tool_call>')
 
 
@@ -62,7 +67,7 @@ def url(
     models["chat"] = chat_bundle
     models["mirror"] = make("mirror", MIRROR, tool_format=HERMES.to_json())
     # Its first sentence counts as thoughts: the prompt opens them, and a period ends them.
-    models["thinker"] = make("thinker", CHAT_TEMPLATE, thinking_marks=("assistant:", "."))
+    models["thinker"] = make("thinker", THINKER, thinking_marks=("assistant:", "."))
     server = start_server(models=models)
     yield f"{server.url}/v1/messages"
     server.stop()

@@ -11,7 +11,6 @@ from maskdial.causal.sampling.params import SamplingParams
 from maskdial.causal.tools import Tool, ToolChoice
 from maskdial.dialects.openai_schema import Lenient
 from maskdial.dialects.schema import (
-    LARGEST_INT,
     FieldError,
     Range,
     Size,
@@ -299,11 +298,11 @@ class CountBody(ConversationBody):
 class MessagesBody(ConversationBody):
     """A conversation to answer."""
 
-    max_tokens: Annotated[int, Range(1, LARGEST_INT)] = Field(
+    max_tokens: Annotated[int, Range(1)] = Field(
         description="Maximum number of tokens to generate; no more than the context leaves."
     )
-    stop_sequences: list[StopText] | None = Field(
-        None, max_length=64, description="Texts that end the answer; they are not part of it."
+    stop_sequences: Annotated[list[StopText], Size(0, 64, "texts")] | None = Field(
+        None, description="Texts that end the answer; they are not part of it."
     )
     temperature: Annotated[float, Range(0, 100)] | None = Field(
         None, description="Divides the logits; 0 is greedy. Default: 1."
