@@ -49,7 +49,7 @@ def _as_blocks(content: object) -> object:
 
 
 class Block(Lenient):
-    """A part of a message: a text, a thought, the call of a tool, or what a tool returned."""
+    """A part of a message: text, thinking, a tool call, or a tool result."""
 
     habits = frozenset({"cache_control", "caller", "citations", "signature", "toolset_name"})
 
@@ -88,7 +88,7 @@ class Block(Lenient):
 
     @property
     def result(self) -> str:
-        """What a tool returned; templates have no other place to say that it failed."""
+        """The text of a tool result. Templates have no field for a failure, so the text says it."""
         text = joined(self.content or ())
         return f"Error: {text}" if self.is_error else text
 
@@ -138,7 +138,7 @@ class ToolBody(Lenient):
     def _refuse_server_tools(cls, tool: object) -> object:
         kind = tool.get("type") if isinstance(tool, dict) else None
         if kind is not None and kind != "custom":
-            raise FieldError("type", "only tools of your own can be called, of type 'custom'")
+            raise FieldError("type", "server tools are not supported; send tools of type 'custom'")
         return tool
 
     def to_tool(self) -> Tool:
@@ -201,7 +201,7 @@ class ConversationBody(Lenient, TaskBody):
 
     habits = _HABITS
 
-    system: Blocks | None = Field(None, description="A text, or blocks of text, that come first.")
+    system: Blocks | None = Field(None, description="The system prompt: a text, or blocks of text.")
     messages: Annotated[list[MessageBody], Size(1, 1024, "messages")]
     tools: list[ToolBody] | None = Field(None, description="What the model may call.")
     tool_choice: ToolChoiceBody | None = Field(None, description="Default: auto.")
@@ -218,16 +218,15 @@ class ConversationBody(Lenient, TaskBody):
                 if block.type == "tool_result" and block.tool_use_id not in calls:
                     raise FieldError(
                         "messages",
-                        f"message {index} has the result of a tool that no tool_use before it "
-                        "asked for",
+                        f"message {index} has a tool_result without a tool_use before it",
                     )
                 if block.type == "tool_use":
                     calls.add(block.id)
         if self.messages[-1].role == "assistant":
             raise FieldError(
                 "messages",
-                "the last message is the assistant's; continuing it is not supported, so end "
-                "with a user message",
+                "the last message is the assistant's; continuing it is not supported, end with a "
+                "user message",
             )
         return self
 
@@ -257,7 +256,7 @@ class ConversationBody(Lenient, TaskBody):
         }
 
     def _conversation(self) -> Iterator[Message]:
-        """The messages, those of one role that follow each other in one."""
+        """The messages; consecutive ones of the same role become one turn."""
         if self.system:
             yield Message("system", joined(self.system))
         previous, blocks = self.messages[0].role, list[Block]()
@@ -272,7 +271,7 @@ class ConversationBody(Lenient, TaskBody):
 def _messages(
     role: Literal["user", "assistant", "system"], blocks: Iterable[Block]
 ) -> Iterator[Message]:
-    """One turn as the messages that templates know: what tools returned is none of the user's."""
+    """One turn as templates expect it: each tool result is a message of its own, of role tool."""
     blocks = list(blocks)
     for block in blocks:
         if block.tool_use_id is not None:
@@ -302,7 +301,7 @@ class MessagesBody(ConversationBody):
         description="Maximum number of tokens to generate; no more than the context leaves."
     )
     stop_sequences: Annotated[list[StopText], Size(0, 64, "texts")] | None = Field(
-        None, description="Texts that end the answer; they are not part of it."
+        None, description="Texts that end the answer; they are not included in it."
     )
     temperature: Annotated[float, Range(0, 100)] | None = Field(
         None, description="Divides the logits; 0 is greedy. Default: 1."
@@ -335,7 +334,7 @@ class MessagesBody(ConversationBody):
         return self.chat(
             GenerationRequest(
                 params=params,
-                # Clients send the limit of another model; the context is the limit of this one.
+                # Clients often send a limit meant for a larger model.
                 max_new_tokens=min(self.max_tokens, model.max_length),
                 grammar=None if form is None else GrammarRequest("json", form.json_schema),
             )

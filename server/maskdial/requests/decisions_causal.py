@@ -3,11 +3,11 @@
 Every option is one sequence that is forced to generate it. The sequences of a question share their
 prompt, so it is prefilled once, and decode in the same batches.
 
-The likelihood of an option is that of its tokens: the sum of their log-probabilities, not divided
-by the length. Only so are the probabilities the model's own, given that it answers with an option.
-The prompt lists the options, so a long one costs little once it has begun. Where one option begins
-with the whole of another, the shorter one stands for the answers that do not go on as the longer
-one: the options exclude each other.
+The likelihood of an option is the sum of its tokens' log-probabilities, not divided by the length.
+The sum gives the model's own probabilities, conditional on it answering with one of the options; a
+mean per token is no probability of anything. The prompt lists the options, so a long one costs
+little once it has begun. Where one option is a prefix of another, the shorter one stands for the
+answers that do not continue as the longer one, so the options exclude each other.
 """
 
 import asyncio
@@ -32,7 +32,7 @@ from maskdial.requests.timing import Deadline, Timings
 Tokens = tuple[int, ...]
 
 _YES_OR_NO = (Option("yes"), Option("no"))
-# The answer comes without thoughts before it; templates of other models ignore this.
+# The answer is scored without reasoning before it. Other templates ignore the variable.
 _TEMPLATE_VARIABLES = {"enable_thinking": False}
 
 
@@ -47,7 +47,7 @@ class Likelihoods:
 
 @dataclass(frozen=True, slots=True)
 class _Branches:
-    """One question, tokenized: what its options have in common, and how each goes on."""
+    """One tokenized question: the prefix that its options share, and the rest of each."""
 
     prompt: Tokens
     options: tuple[Tokens, ...]
@@ -127,13 +127,13 @@ def _read(text: str, questions: Sequence[Question], model: CausalModel) -> list[
 
 
 def _branch(text: str, question: Question, model: CausalModel) -> _Branches:
-    """Tokenizes prompt and option together, since their border need not be one of tokens."""
+    """Tokenizes prompt and option together, since a token may span the boundary."""
     prompt = _prompt(text, question, model)
-    # Where a template ends with white space or a special token, the answer follows at once.
-    border = "" if prompt[-1:].isspace() or prompt.endswith((">", "]")) else " "
+    # After whitespace or a special token, the answer follows without a space.
+    space = "" if prompt[-1:].isspace() or prompt.endswith((">", "]")) else " "
     wholes = [
         model.tokenizer.encode(
-            prompt + border + option.text, add_special_tokens=not model.chat_template.exists
+            prompt + space + option.text, add_special_tokens=not model.chat_template.exists
         ).ids
         for option in question.options or _YES_OR_NO
     ]
@@ -150,7 +150,7 @@ def _branch(text: str, question: Question, model: CausalModel) -> _Branches:
 
 
 def _num_common(texts: Sequence[Sequence[int]]) -> int:
-    """How many tokens all texts begin with; the last token of the prompt is one of them."""
+    """The length of the longest common prefix, in tokens."""
     for position, column in enumerate(zip(*texts, strict=False)):
         if any(one != other for one, other in pairwise(column)):
             return position
@@ -196,7 +196,7 @@ async def _start(
     deadline: Deadline,
     stack: contextlib.AsyncExitStack,
 ) -> list[tuple[Tokens, CausalSequence, TokenStream]]:
-    """Queues each different option; one without tokens of its own is certain to follow."""
+    """Queues each distinct option; one with no tokens beyond the prefix needs no pass."""
     shared = SharedPrompt()
     running = []
     for option in dict.fromkeys(option for option in branches.options if option):
