@@ -118,8 +118,10 @@ def test_a_hundred_calls_parse_and_satisfy_their_schemas(url: str) -> None:
             async def ask(model: str, seed: int) -> ChatCompletion:
                 body: dict[str, Any] = BODY | {"tool_choice": "required", "seed": seed}
                 body |= {"model": model, "parallel_tool_calls": False}
+                reply: ChatCompletion
                 if seed % 2:
-                    return await client.chat.completions.create(**body)
+                    reply = await client.chat.completions.create(**body)
+                    return reply
                 async with client.chat.completions.stream(**body) as stream:
                     return await stream.get_final_completion()
 
@@ -481,15 +483,14 @@ RESPONSE_FORMAT = {"type": "json_schema", "json_schema": {"name": "answer", "sch
 
 
 def test_a_schema_describes_what_follows_the_reasoning(url: str) -> None:
-    body = {"model": "special", "tools": None, "response_format": RESPONSE_FORMAT}
+    body: dict[str, Any] = {"model": "special", "tools": None, "response_format": RESPONSE_FORMAT}
     body |= {"logit_bias": {str(CLOSE_TAG): 9}, "seed": 4}
     message = post(url, **body)["choices"][0]["message"]
     assert message["reasoning"]
     jsonschema.validate(json.loads(message["content"]), ANSWER)
     # A Lark grammar, as also choices are, leaves no room for reasoning.
     for grammar in ({"guided_choice": ["yes"]}, {"guided_grammar": 'start: "yes"'}):
-        body = {"model": "special", "tools": None} | grammar
-        message = post(url, **body)["choices"][0]["message"]
+        message = post(url, model="special", tools=None, **grammar)["choices"][0]["message"]
         assert message["content"] == "yes"
         assert "reasoning" not in message
 

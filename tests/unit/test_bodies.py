@@ -215,16 +215,18 @@ def test_a_bad_body_is_a_sentence(body: bytes, words: str) -> None:
 
 def test_one_prompt_several_and_a_conversation() -> None:
     one = generate(inputs="a")
-    assert (one.request().prompts, one.batch, one.request().messages) == (["a"], False, None)
+    assert (one.request().prompts, one.batch, one.request().conversation) == (["a"], False, None)
     several = generate(inputs=["a", "b"]).request()
-    assert (several.prompts, several.messages) == (["a", "b"], None)
+    assert (several.prompts, several.conversation) == (["a", "b"], None)
     assert generate(inputs=["a"]).batch
     parts = [{"type": "text", "text": "b"}, {"type": "text", "text": "c"}]
     body = parse_body(
         GenerateBody, chat({"role": "system", "content": ""}, {"role": "user", "content": parts})
     )
     assert (body.request().prompts, body.batch) == ([], False)
-    assert body.request().messages == [
+    conversation = body.request().conversation
+    assert conversation is not None
+    assert conversation.messages == [
         {"role": "system", "content": ""},
         {"role": "user", "content": "b\nc"},
     ]
@@ -311,7 +313,7 @@ def test_any_json_is_a_body_or_a_refusal_that_names_the_field(
         assert result.message.startswith(tuple(name for name in (*names, *whole) if name))
         assert len(result.message) < 500
     elif isinstance(result, GenerateBody):
-        assert bool(result.request().prompts) != bool(result.request().messages)
+        assert bool(result.request().prompts) != bool(result.request().conversation)
 
 
 @settings(max_examples=100, deadline=None)

@@ -1,10 +1,17 @@
 """Stop strings in text that arrives in pieces."""
 
+from collections.abc import Callable
+
 import pytest
+import tokenizers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from maskdial.causal.sampling.params import SamplingParams
+from maskdial.causal.sequence import Sequence
 from maskdial.causal.stop import StopMatcher
+from maskdial.models.bundle import SpecialTokens
+from maskdial.models.tokenizer import Tokenizer
 
 
 def feed(pieces: list[str], stops: list[str], *, include: bool) -> tuple[str, str | None]:
@@ -94,3 +101,42 @@ def test_nothing_is_held_back_when_the_stop_string_is_shown() -> None:
     assert [matcher.push(piece) for piece in ("xa", "b", "cd")] == ["xa", "b", "c"]
     assert matcher.matched
     assert matcher.push("more") == ""
+
+
+@pytest.mark.parametrize(
+    ("tokens", "stop", "texts"),
+    [
+        (["a", "[MASK]", "b"], "ax", ["", "a<call>", "b"]),
+        (["a", "[MASK]", "b"], "ab", ["", "a<call>", "b"]),
+        (["a", "[MASK]", "b"], "<call>", ["a", ""]),
+        (["\u00c3", "[MASK]", "b"], "x", ["", "\ufffd<call>", "b"]),
+        (["a", "<bos>", "b"], "ab", ["", "", ""]),
+    ],
+)
+def test_a_token_that_is_spelled_out_keeps_its_place(
+    byte_tokenizer: Callable[[], tokenizers.Tokenizer],
+    tokens: list[str],
+    stop: str,
+    texts: list[str],
+) -> None:
+    """Also where text, or a part of a character, was held back before it."""
+    backend = byte_tokenizer()
+    tokenizer = Tokenizer(backend, SpecialTokens())
+    ids = backend.get_vocab()
+    spelled = ((ids["[MASK]"], "<call>"),)
+    params = SamplingParams(spelled_tokens=spelled, stop=(stop,), include_stop=False)
+    sequence = Sequence([ids["z"]], params)
+    events = []
+    for token in tokens:
+        events.append(
+            sequence.accept(
+                ids[token],
+                0.0,
+                detokenizer=tokenizer,
+                eos_token_ids=frozenset(),
+                max_length=100,
+            )
+        )
+        if events[-1].finish is not None:
+            break
+    assert [event.text for event in events] == texts

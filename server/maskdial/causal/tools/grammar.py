@@ -1,4 +1,4 @@
-"""The grammar of a reply that may or must call tools."""
+"""The grammar of a reply that may call tools, or must."""
 
 import re
 from collections.abc import Callable, Sequence
@@ -37,25 +37,25 @@ def write_grammar(
     """The grammar of a reply, of the kind ``structural`` of `GrammarCompiler`.
 
     Args:
-        form: how the model writes calls; None for one whose template knows no tools.
-        tools: what may be called.
-        choice: whether a tool has to be called. ``auto`` is free text until the model itself begins
-            a call; from there on, calls and nothing else. ``required`` has no text.
-        parallel: whether a reply may have several calls, where the format allows that.
+        form: how the model writes calls; None if its template does not support tools.
+        tools: the tools of the request.
+        choice: under ``auto`` the reply is free text until the model itself begins a call, and only
+            calls from there on; under ``required`` it has no free text.
+        parallel: allow several calls, if the format does.
         content: what the free text must match; the reply is then such a text, or calls.
-        thinking: the model's marks: it may think before it answers.
-        thinking_opened: the prompt ends within its thinking (`ThinkingMarks.opened_by`).
+        thinking: the model's thinking marks; it may then think before it replies.
+        thinking_opened: the prompt ends inside the thinking (`ThinkingMarks.opened_by`).
 
     Raises:
-        ValidationError: a tool or its schema cannot be used, the choice names one that is not
-            there, or it is ``auto`` and the model's template knows no tools.
+        ValidationError: a tool or its schema is unusable, the choice names an unknown tool, or the
+            choice is ``auto`` for a model whose template does not support tools.
     """
     check_tools(tools)
     if form is None:
         if choice.mode == "auto":
             raise ValidationError(
-                "the chat template of this model knows no tools, so the model cannot choose to "
-                "call one; set tool_choice to required or to a tool",
+                "this model's chat template does not support tools, so the model cannot choose "
+                "to call one; set tool_choice to required, or name a tool",
                 field="tool_choice",
             )
         form = PLAIN_FORMAT
@@ -70,8 +70,8 @@ def write_grammar(
     source = writer.source()
     if len(source) > MAX_SCHEMA_BYTES:
         raise ValidationError(
-            f"the tools make a grammar of {len(source)} bytes; the limit is {MAX_SCHEMA_BYTES}; "
-            "send fewer tools, or smaller schemas",
+            f"the grammar of the tools has {len(source)} bytes; the limit is {MAX_SCHEMA_BYTES}; "
+            "send fewer tools or smaller schemas",
             field="tools",
         )
     return source
@@ -118,7 +118,7 @@ def _after_thinking(
 
 
 def _until(writer: LarkWriter, end: str, text: str = ANY_TEXT) -> str:
-    """Any text up to a tag, which ends it however it is spelled: as a special token or as text."""
+    """Free text up to a tag, whether the tag is a special token or spelled out as text."""
     free = writer.terminal(text)
     lazy = writer.rule(f"{free} {quoted(end)}", attributes="[lazy]")
     literal = writer.literal(end)
@@ -155,7 +155,7 @@ class _CallRules:
         self._rest = writer.rule(" ".join(filter(None, (self._body, more, end))))
 
     def reply(self, excluding: str) -> str:
-        """A reply, of which text does not begin with a tag."""
+        """A whole reply. Its free text may not begin with ``excluding``, which means something."""
         form, writer = self._form, self._writer
         calls = f"{writer.literal(form.opening)} {self._rest}"
         if form.optional_tag:
@@ -181,7 +181,7 @@ class _CallRules:
         return writer.rule(alternatives(options))
 
     def _call(self, tool: Tool) -> str:
-        """A call of one tool, without what all calls begin with."""
+        """A call of one tool, after ``call_begin``."""
         begin = self._form.call_begin
         rest = self._form.call.removeprefix(begin).replace(NAME, tool.name)
         fills = {ID: _ID, ARGUMENTS: self._arguments(tool)}
@@ -212,10 +212,10 @@ class _CallRules:
 
 
 def first_texts(form: ToolFormat, tools: Sequence[Tool]) -> list[str]:
-    """What a reply may begin with that is a call, of a format whose calls have no tag.
+    """How a reply that is a call begins, in a format whose calls have no tag.
 
-    It is the opening where that has a word, as ``{"name": "`` does; else, as with ``[get(``, the
-    names of the tools belong to it.
+    An opening with a word in it, such as ``{"name": "``, suffices. Otherwise the names of the tools
+    are part of it: ``[get_weather(``.
     """
     if re.search(r"\w", form.opening):
         return [form.opening]
@@ -224,5 +224,5 @@ def first_texts(form: ToolFormat, tools: Sequence[Tool]) -> list[str]:
 
 
 def _loose(text: str) -> str:
-    """A regular expression for a text, however it is spaced."""
+    """A regular expression for a text with any white space between its words and signs."""
     return f"{_SPACE}*".join(re.escape(part) for part in re.findall(r"[\w.-]+|[^\w\s]", text))
