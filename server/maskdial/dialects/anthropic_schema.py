@@ -1,14 +1,18 @@
 """The bodies of Anthropic's API, and the dialect-neutral requests that they become."""
 
-import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal, Self
 
-import pydantic
 from pydantic import Field, model_validator
 
 from maskdial.causal.sampling.params import SamplingParams
 from maskdial.causal.tools import Tool, ToolChoice
+from maskdial.dialects.anthropic_content import (
+    Blocks,
+    MessageBody,
+    check_results,
+    conversation,
+)
 from maskdial.dialects.openai_schema import Lenient
 from maskdial.dialects.schema import (
     FieldError,
@@ -19,7 +23,7 @@ from maskdial.dialects.schema import (
     given,
 )
 from maskdial.models.registry import CausalModel
-from maskdial.requests.chat import ChatRequest, Message, ToolCall
+from maskdial.requests.chat import ChatRequest
 from maskdial.requests.generation import GenerationRequest, GrammarRequest
 
 _HABITS = frozenset(
@@ -34,92 +38,6 @@ _HABITS = frozenset(
         "workspace_id",
     }
 )
-_BLOCK_FIELDS = {
-    "text": "text",
-    "thinking": "thinking",
-    "tool_use": "input",
-    "tool_result": "tool_use_id",
-}
-"""The types of blocks that are served, and what each must have."""
-_IN_ROLE = {"thinking": "assistant", "tool_use": "assistant", "tool_result": "user"}
-
-
-def _as_blocks(content: object) -> object:
-    return [{"type": "text", "text": content}] if isinstance(content, str) else content
-
-
-class Block(Lenient):
-    """A part of a message: text, thinking, a tool call, or a tool result."""
-
-    habits = frozenset({"cache_control", "caller", "citations", "signature", "toolset_name"})
-
-    type: Literal["text", "thinking", "tool_use", "tool_result"]
-    text: str | None = None
-    thinking: str | None = None
-    id: str | None = None
-    name: str | None = None
-    input: dict[str, Any] | None = None
-    tool_use_id: str | None = None
-    content: "Blocks | None" = None
-    is_error: bool | None = None
-
-    @model_validator(mode="before")
-    @classmethod
-    def _refuse_other_types(cls, block: object) -> object:
-        kind = block.get("type") if isinstance(block, dict) else None
-        if isinstance(kind, str) and kind not in _BLOCK_FIELDS:
-            raise FieldError(
-                "type",
-                f"blocks of type {kind[:64]!r} are not supported; send {', '.join(_BLOCK_FIELDS)}",
-            )
-        return block
-
-    @model_validator(mode="after")
-    def _check_fields(self) -> Self:
-        required = [_BLOCK_FIELDS[self.type]]
-        if self.type == "tool_use":
-            required += ["id", "name"]
-        for field in required:
-            if getattr(self, field) is None:
-                raise FieldError(field, "this field is required")
-        if any(block.type != "text" for block in self.content or ()):
-            raise FieldError("content", "the result of a tool must be text")
-        return self
-
-    @property
-    def result(self) -> str:
-        """The text of a tool result. Templates have no field for a failure, so the text says it."""
-        text = joined(self.content or ())
-        return f"Error: {text}" if self.is_error else text
-
-
-Blocks = Annotated[
-    list[Block],
-    pydantic.BeforeValidator(_as_blocks, json_schema_input_type=str | list[Block]),
-]
-"""A text, or a list of blocks."""
-
-
-def joined(blocks: Iterable[Block]) -> str:
-    """The text of the blocks that are text, joined by newlines."""
-    return "\n".join(block.text for block in blocks if block.text is not None)
-
-
-class MessageBody(Lenient):
-    """One message of a conversation."""
-
-    role: Literal["user", "assistant", "system"]
-    content: Blocks
-
-    @model_validator(mode="after")
-    def _check_blocks(self) -> Self:
-        for index, block in enumerate(self.content):
-            if _IN_ROLE.get(block.type, self.role) != self.role:
-                raise FieldError(
-                    "content",
-                    f"block {index} is a {block.type}, which no message of role {self.role} has",
-                )
-        return self
 
 
 class ToolBody(Lenient):
@@ -212,16 +130,7 @@ class ConversationBody(Lenient, TaskBody):
     def _check_conversation(self) -> Self:
         if any(block.type != "text" for block in self.system or ()):
             raise FieldError("system", "must be text")
-        calls: set[str | None] = set()
-        for index, message in enumerate(self.messages):
-            for block in message.content:
-                if block.type == "tool_result" and block.tool_use_id not in calls:
-                    raise FieldError(
-                        "messages",
-                        f"message {index} has a tool_result without a tool_use before it",
-                    )
-                if block.type == "tool_use":
-                    calls.add(block.id)
+        check_results(self.messages)
         if self.messages[-1].role == "assistant":
             raise FieldError(
                 "messages",
@@ -237,7 +146,7 @@ class ConversationBody(Lenient, TaskBody):
         if self.thinking is not None:
             variables["enable_thinking"] = self.thinking.type != "disabled"
         return ChatRequest(
-            [*self._conversation()],
+            [*conversation(self.system or (), self.messages)],
             generation,
             tools=[tool.to_tool() for tool in self.tools or ()],
             tool_choice=ToolChoice() if choice is None else choice.to_choice(),
@@ -254,40 +163,6 @@ class ConversationBody(Lenient, TaskBody):
             "grammar": "output_config.format",
             "max_new_tokens": "max_tokens",
         }
-
-    def _conversation(self) -> Iterator[Message]:
-        """The messages; consecutive ones of the same role become one turn."""
-        if self.system:
-            yield Message("system", joined(self.system))
-        previous, blocks = self.messages[0].role, list[Block]()
-        for message in self.messages:
-            if message.role != previous:
-                yield from _messages(previous, blocks)
-                previous, blocks = message.role, []
-            blocks = [*blocks, *message.content]
-        yield from _messages(previous, blocks)
-
-
-def _messages(
-    role: Literal["user", "assistant", "system"], blocks: Iterable[Block]
-) -> Iterator[Message]:
-    """One turn as templates expect it: each tool result is a message of its own, of role tool."""
-    blocks = list(blocks)
-    for block in blocks:
-        if block.tool_use_id is not None:
-            yield Message("tool", block.result, tool_call_id=block.tool_use_id)
-    others = [block for block in blocks if block.tool_use_id is None]
-    if others or not blocks:
-        yield Message(
-            role,
-            joined(others),
-            reasoning="\n".join(each.thinking for each in others if each.thinking is not None),
-            tool_calls=[
-                ToolCall(each.id or "", each.name or "", json.dumps(each.input))
-                for each in others
-                if each.type == "tool_use"
-            ],
-        )
 
 
 class CountBody(ConversationBody):

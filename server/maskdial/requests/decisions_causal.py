@@ -53,6 +53,17 @@ class _Branches:
     options: tuple[Tokens, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class _Run:
+    """An option that was generated: its tokens, their log-probability, and what that took."""
+
+    option: Tokens
+    logprob: float
+    num_reused: int
+    queue_seconds: float
+    inference_seconds: float
+
+
 async def likelihoods(
     text: str, questions: Sequence[Question], model: CausalModel, config: Config, deadline: Deadline
 ) -> Likelihoods:
@@ -78,23 +89,26 @@ async def likelihoods(
         async with contextlib.AsyncExitStack() as stack:
             running = [await _start(each, model, deadline, stack) for each in branches]
             runs = [[await _finish(option) for option in options] for options in running]
-    answers = []
-    for question, each, finished in zip(questions, branches, runs, strict=True):
-        found = {run.sequence_ids: run.logprob for run in finished}
-        probabilities = exclusive({option: found.get(option, 0.0) for option in each.options})
-        shares = tuple(probabilities[option] for option in each.options)
-        total = sum(shares)
-        normalized = tuple(share / total for share in shares)
-        answers.append(normalized[:1] if question.kind == "predicate" else normalized)
     flat = [run for finished in runs for run in finished]
-    timings = Timings(
-        queue_seconds=max((run.queue_seconds for run in flat), default=0.0),
-        inference_seconds=max((run.inference_seconds for run in flat), default=0.0),
-        compute_tokens=sum(len(each.prompt) for each in branches)
-        + sum(len(run.sequence_ids) for run in flat),
+    return Likelihoods(
+        [_probabilities(*answered) for answered in zip(questions, branches, runs, strict=True)],
+        Timings(
+            queue_seconds=max((run.queue_seconds for run in flat), default=0.0),
+            inference_seconds=max((run.inference_seconds for run in flat), default=0.0),
+            compute_tokens=sum(len(each.prompt) for each in branches)
+            + sum(len(run.option) for run in flat),
+        ),
+        num_cached=sum(max((run.num_reused for run in finished), default=0) for finished in runs),
     )
-    num_cached = sum(max((run.num_reused for run in each), default=0) for each in runs)
-    return Likelihoods(answers, timings, num_cached)
+
+
+def _probabilities(question: Question, branches: _Branches, runs: Sequence[_Run]) -> Probabilities:
+    found = {run.option: run.logprob for run in runs}
+    # An option that is all of the common prefix was not run: every answer begins with it.
+    shares = exclusive({option: found.get(option, 0.0) for option in branches.options})
+    chosen = [shares[option] for option in branches.options]
+    normalized = tuple(share / sum(chosen) for share in chosen)
+    return normalized[:1] if question.kind == "predicate" else normalized
 
 
 def exclusive(logprobs: Mapping[Tokens, float]) -> dict[Tokens, float]:
@@ -177,17 +191,6 @@ def _prompt(text: str, question: Question, model: CausalModel) -> str:
     if thinking is not None and thinking.opened_by(prompt):
         return f"{prompt.rstrip()}\n{thinking.end}\n\n"
     return prompt
-
-
-@dataclass(frozen=True, slots=True)
-class _Run:
-    """An option that was generated: its tokens, their log-probability, and what that took."""
-
-    sequence_ids: Tokens
-    logprob: float
-    num_reused: int
-    queue_seconds: float
-    inference_seconds: float
 
 
 async def _start(
