@@ -17,7 +17,6 @@ from maskdial.causal.tools import ToolFormat
 from maskdial.dialects.anthropic_errors import error_frame
 from maskdial.errors import DeadlineError
 from tests.http.chat_bundles import TEMPLATES, make_chat_bundle
-from tests.http.conftest import CHAT_TEMPLATE
 
 FORMATS = ("hermes", "llama", "mistral_old", "phi4_mini", "lfm2")
 SCHEMA: dict[str, Any] = {
@@ -42,6 +41,12 @@ MIRROR = """\
 {{- raise_exception((messages | tojson) ~ ' ' ~ (tools or []) | length
     ~ ' ' ~ reasoning_effort | default('-') ~ ' ' ~ enable_thinking | default('-')) }}
 """
+# Its prompt ends within what the manifest calls thoughts.
+THINKER = """\
+{{- bos_token }}
+{%- for message in messages %}{{ message.role + ': ' + message.content + '\\n' }}{% endfor %}
+{{- 'assistant:' }}
+"""
 HERMES = ToolFormat(call='<tool_call>{"name": "$NAME", "arguments": $ARGUMENTS}</tool_call>')
 
 
@@ -62,7 +67,7 @@ def url(
     models["chat"] = chat_bundle
     models["mirror"] = make("mirror", MIRROR, tool_format=HERMES.to_json())
     # Its first sentence counts as thoughts: the prompt opens them, and a period ends them.
-    models["thinker"] = make("thinker", CHAT_TEMPLATE, thinking_marks=("assistant:", "."))
+    models["thinker"] = make("thinker", THINKER, thinking_marks=("assistant:", "."))
     server = start_server(models=models)
     yield f"{server.url}/v1/messages"
     server.stop()
@@ -417,7 +422,7 @@ IMAGE = {"type": "image", "source": {"type": "base64", "media_type": "image/png"
                     {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "x"}]}
                 ]
             },
-            "message 0 has the result of a tool that no tool_use before it asked for",
+            "message 0 has a tool_result without a tool_use before it",
         ),
         (
             {"messages": [*MESSAGES, {"role": "assistant", "content": "Once"}]},
@@ -428,7 +433,10 @@ IMAGE = {"type": "image", "source": {"type": "base64", "media_type": "image/png"
         ({"top_p": 0}, "top_p: must be above 0"),
         ({"stop_sequences": ["a"] * 65}, "stop_sequences"),
         ({"tools": [{"name": "a"}]}, "tools[0].input_schema: this field is required"),
-        ({"tools": [{"type": "web_search_20250305", "name": "a"}]}, "only tools of your own"),
+        (
+            {"tools": [{"type": "web_search_20250305", "name": "a"}]},
+            "server tools are not supported",
+        ),
         ({"tools": [TOOLS[0], TOOLS[0]], "model": "hermes"}, "two tools are named 'weather'"),
         ({"tools": TOOLS}, "set tool_choice"),
         ({"tool_choice": {"type": "any"}}, "tool_choice: there are no tools to call"),

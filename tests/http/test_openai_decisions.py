@@ -15,7 +15,6 @@ from openai.types import decision_create_params as params
 
 from maskdial.models.registry import STARTER_FOLDER
 from tests.http.chat_bundles import make_chat_bundle
-from tests.http.conftest import CHAT_TEMPLATE
 
 TEXT = "Once upon a time a little girl found a happy dog in the park."
 CHOICE: dict[str, Any] = {
@@ -45,6 +44,12 @@ LABELS: list[dict[str, Any]] = [
     },
 ]
 QUESTIONS = [CHOICE, PREDICATE, SCORE]
+# Its prompt ends within what the manifest calls thoughts.
+THINKER = """\
+{{- bos_token }}
+{%- for message in messages %}{{ message.role + ': ' + message.content + '\\n' }}{% endfor %}
+{{- 'assistant:' }}
+"""
 
 
 @pytest.fixture(scope="module")
@@ -58,7 +63,7 @@ def url(
         "chat": chat_bundle,
         "thinker": make_chat_bundle(
             tmp_path_factory.mktemp("thinker") / "bundle",
-            CHAT_TEMPLATE,
+            THINKER,
             thinking_marks=("assistant:", "Done."),
         ),
         "hybrid": STARTER_FOLDER / "hybrid",
@@ -251,17 +256,22 @@ def test_a_causal_model_answers_with_likelihoods(url: str, model: str) -> None:
     assert probabilities(reply["answers"][0]) == pytest.approx(expected, rel=1e-3)
 
 
-def test_the_prompt_is_computed_once(url: str) -> None:
-    """However many options a question has; those of one token cost no decode step at all."""
-    few = {**CHOICE, "choices": [{"value": value} for value in ("dog", "cat")]}
-    reply = decide(url, "hybrid", [few])
-    prompt_tokens = reply["usage"]["input_tokens"] - 2
+def num_prefilled(url: str) -> float:
+    lines = httpx.get(f"{url}/metrics").text.splitlines()
+    name = 'maskdial_prompt_tokens_total{model="hybrid"}'
+    return sum(float(line.split()[-1]) for line in lines if line.startswith(name))
+
+
+def test_the_prompt_is_prefilled_once(url: str) -> None:
+    """However many options a question has."""
     words = ("dog", "cat", "girl", "boy", "man", "bird", "fish", "bear")
-    many = {**CHOICE, "choices": [{"value": value} for value in words]}
-    listing = 3 * (len(words) - 2)  # "\n- WORD"
-    assert decide(url, "hybrid", [many])["usage"]["input_tokens"] <= (
-        prompt_tokens + listing + len(words)
-    )
+    question = {**CHOICE, "choices": [{"value": f"a {word}"} for word in words]}
+    before = num_prefilled(url)
+    usage = decide(url, "hybrid", [question], "Every option has several tokens.")["usage"]
+    assert usage["input_tokens_details"]["cached_tokens"] == 0
+    num_options = len(words)
+    assert usage["input_tokens"] - 3 * num_options <= num_prefilled(url) - before
+    assert num_prefilled(url) - before <= usage["input_tokens"] - num_options
 
 
 def test_cached_tokens_are_counted(url: str) -> None:

@@ -47,7 +47,7 @@ def whole_message(
         block = _block(parts[0])
         text = "".join(map(_text, parts))
         if kind[0] == "tool_use":
-            # Arguments that were cut off are as far as they go, as the SDK has them from a stream.
+            # A call cut off by max_tokens keeps the input that was complete, as in the SDK.
             block["input"] = from_json(text or "{}", allow_partial=True)
         elif kind[0] == "text" or envelope.shows_thinking:
             block[kind[0]] = text
@@ -74,7 +74,7 @@ class EventWriter:
         self._open: _Kind | None = None
 
     def events(self, event: TokenEvent) -> Iterator[dict[str, Any]]:
-        """What a token adds; the first begins the message, the last ends it."""
+        """The events for one token; the first token opens the message, the last one ends it."""
         if event.index == 1:
             usage = _usage(self._envelope.prompt, 0, 0)
             message = {**_message(self._envelope.model_name, []), "usage": usage}
@@ -153,7 +153,7 @@ def _block(delta: ReplyDelta) -> dict[str, Any]:
         case ContentDelta():
             return {"type": "text", "text": ""}
         case ReasoningDelta():
-            # There is nothing to sign: thoughts that come back are taken as they are.
+            # Nothing is signed; thinking blocks that come back are accepted unchanged.
             return {"type": "thinking", "thinking": "", "signature": ""}
         case ToolCallDelta(call_id=call_id, name=name):
             return {"type": "tool_use", "id": call_id, "name": name, "input": {}}

@@ -1,17 +1,20 @@
 """The bodies of Anthropic's API, and the dialect-neutral requests that they become."""
 
-import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal, Self
 
-import pydantic
 from pydantic import Field, model_validator
 
 from maskdial.causal.sampling.params import SamplingParams
 from maskdial.causal.tools import Tool, ToolChoice
+from maskdial.dialects.anthropic_content import (
+    Blocks,
+    MessageBody,
+    check_results,
+    conversation,
+)
 from maskdial.dialects.openai_schema import Lenient
 from maskdial.dialects.schema import (
-    LARGEST_INT,
     FieldError,
     Range,
     Size,
@@ -20,7 +23,7 @@ from maskdial.dialects.schema import (
     given,
 )
 from maskdial.models.registry import CausalModel
-from maskdial.requests.chat import ChatRequest, Message, ToolCall
+from maskdial.requests.chat import ChatRequest
 from maskdial.requests.generation import GenerationRequest, GrammarRequest
 
 _HABITS = frozenset(
@@ -35,92 +38,6 @@ _HABITS = frozenset(
         "workspace_id",
     }
 )
-_BLOCK_FIELDS = {
-    "text": "text",
-    "thinking": "thinking",
-    "tool_use": "input",
-    "tool_result": "tool_use_id",
-}
-"""The types of blocks that are served, and what each must have."""
-_IN_ROLE = {"thinking": "assistant", "tool_use": "assistant", "tool_result": "user"}
-
-
-def _as_blocks(content: object) -> object:
-    return [{"type": "text", "text": content}] if isinstance(content, str) else content
-
-
-class Block(Lenient):
-    """A part of a message: a text, a thought, the call of a tool, or what a tool returned."""
-
-    habits = frozenset({"cache_control", "caller", "citations", "signature", "toolset_name"})
-
-    type: Literal["text", "thinking", "tool_use", "tool_result"]
-    text: str | None = None
-    thinking: str | None = None
-    id: str | None = None
-    name: str | None = None
-    input: dict[str, Any] | None = None
-    tool_use_id: str | None = None
-    content: "Blocks | None" = None
-    is_error: bool | None = None
-
-    @model_validator(mode="before")
-    @classmethod
-    def _refuse_other_types(cls, block: object) -> object:
-        kind = block.get("type") if isinstance(block, dict) else None
-        if isinstance(kind, str) and kind not in _BLOCK_FIELDS:
-            raise FieldError(
-                "type",
-                f"blocks of type {kind[:64]!r} are not supported; send {', '.join(_BLOCK_FIELDS)}",
-            )
-        return block
-
-    @model_validator(mode="after")
-    def _check_fields(self) -> Self:
-        required = [_BLOCK_FIELDS[self.type]]
-        if self.type == "tool_use":
-            required += ["id", "name"]
-        for field in required:
-            if getattr(self, field) is None:
-                raise FieldError(field, "this field is required")
-        if any(block.type != "text" for block in self.content or ()):
-            raise FieldError("content", "the result of a tool must be text")
-        return self
-
-    @property
-    def result(self) -> str:
-        """What a tool returned; templates have no other place to say that it failed."""
-        text = joined(self.content or ())
-        return f"Error: {text}" if self.is_error else text
-
-
-Blocks = Annotated[
-    list[Block],
-    pydantic.BeforeValidator(_as_blocks, json_schema_input_type=str | list[Block]),
-]
-"""A text, or a list of blocks."""
-
-
-def joined(blocks: Iterable[Block]) -> str:
-    """The text of the blocks that are text, joined by newlines."""
-    return "\n".join(block.text for block in blocks if block.text is not None)
-
-
-class MessageBody(Lenient):
-    """One message of a conversation."""
-
-    role: Literal["user", "assistant", "system"]
-    content: Blocks
-
-    @model_validator(mode="after")
-    def _check_blocks(self) -> Self:
-        for index, block in enumerate(self.content):
-            if _IN_ROLE.get(block.type, self.role) != self.role:
-                raise FieldError(
-                    "content",
-                    f"block {index} is a {block.type}, which no message of role {self.role} has",
-                )
-        return self
 
 
 class ToolBody(Lenient):
@@ -139,7 +56,7 @@ class ToolBody(Lenient):
     def _refuse_server_tools(cls, tool: object) -> object:
         kind = tool.get("type") if isinstance(tool, dict) else None
         if kind is not None and kind != "custom":
-            raise FieldError("type", "only tools of your own can be called, of type 'custom'")
+            raise FieldError("type", "server tools are not supported; send tools of type 'custom'")
         return tool
 
     def to_tool(self) -> Tool:
@@ -202,7 +119,7 @@ class ConversationBody(Lenient, TaskBody):
 
     habits = _HABITS
 
-    system: Blocks | None = Field(None, description="A text, or blocks of text, that come first.")
+    system: Blocks | None = Field(None, description="The system prompt: a text, or blocks of text.")
     messages: Annotated[list[MessageBody], Size(1, 1024, "messages")]
     tools: list[ToolBody] | None = Field(None, description="What the model may call.")
     tool_choice: ToolChoiceBody | None = Field(None, description="Default: auto.")
@@ -213,22 +130,12 @@ class ConversationBody(Lenient, TaskBody):
     def _check_conversation(self) -> Self:
         if any(block.type != "text" for block in self.system or ()):
             raise FieldError("system", "must be text")
-        calls: set[str | None] = set()
-        for index, message in enumerate(self.messages):
-            for block in message.content:
-                if block.type == "tool_result" and block.tool_use_id not in calls:
-                    raise FieldError(
-                        "messages",
-                        f"message {index} has the result of a tool that no tool_use before it "
-                        "asked for",
-                    )
-                if block.type == "tool_use":
-                    calls.add(block.id)
+        check_results(self.messages)
         if self.messages[-1].role == "assistant":
             raise FieldError(
                 "messages",
-                "the last message is the assistant's; continuing it is not supported, so end "
-                "with a user message",
+                "the last message is the assistant's; continuing it is not supported, end with a "
+                "user message",
             )
         return self
 
@@ -239,7 +146,7 @@ class ConversationBody(Lenient, TaskBody):
         if self.thinking is not None:
             variables["enable_thinking"] = self.thinking.type != "disabled"
         return ChatRequest(
-            [*self._conversation()],
+            [*conversation(self.system or (), self.messages)],
             generation,
             tools=[tool.to_tool() for tool in self.tools or ()],
             tool_choice=ToolChoice() if choice is None else choice.to_choice(),
@@ -257,40 +164,6 @@ class ConversationBody(Lenient, TaskBody):
             "max_new_tokens": "max_tokens",
         }
 
-    def _conversation(self) -> Iterator[Message]:
-        """The messages, those of one role that follow each other in one."""
-        if self.system:
-            yield Message("system", joined(self.system))
-        previous, blocks = self.messages[0].role, list[Block]()
-        for message in self.messages:
-            if message.role != previous:
-                yield from _messages(previous, blocks)
-                previous, blocks = message.role, []
-            blocks = [*blocks, *message.content]
-        yield from _messages(previous, blocks)
-
-
-def _messages(
-    role: Literal["user", "assistant", "system"], blocks: Iterable[Block]
-) -> Iterator[Message]:
-    """One turn as the messages that templates know: what tools returned is none of the user's."""
-    blocks = list(blocks)
-    for block in blocks:
-        if block.tool_use_id is not None:
-            yield Message("tool", block.result, tool_call_id=block.tool_use_id)
-    others = [block for block in blocks if block.tool_use_id is None]
-    if others or not blocks:
-        yield Message(
-            role,
-            joined(others),
-            reasoning="\n".join(each.thinking for each in others if each.thinking is not None),
-            tool_calls=[
-                ToolCall(each.id or "", each.name or "", json.dumps(each.input))
-                for each in others
-                if each.type == "tool_use"
-            ],
-        )
-
 
 class CountBody(ConversationBody):
     """A conversation whose tokens to count."""
@@ -299,11 +172,11 @@ class CountBody(ConversationBody):
 class MessagesBody(ConversationBody):
     """A conversation to answer."""
 
-    max_tokens: Annotated[int, Range(1, LARGEST_INT)] = Field(
+    max_tokens: Annotated[int, Range(1)] = Field(
         description="Maximum number of tokens to generate; no more than the context leaves."
     )
-    stop_sequences: list[StopText] | None = Field(
-        None, max_length=64, description="Texts that end the answer; they are not part of it."
+    stop_sequences: Annotated[list[StopText], Size(0, 64, "texts")] | None = Field(
+        None, description="Texts that end the answer; they are not included in it."
     )
     temperature: Annotated[float, Range(0, 100)] | None = Field(
         None, description="Divides the logits; 0 is greedy. Default: 1."
@@ -336,7 +209,7 @@ class MessagesBody(ConversationBody):
         return self.chat(
             GenerationRequest(
                 params=params,
-                # Clients send the limit of another model; the context is the limit of this one.
+                # Clients often send a limit meant for a larger model.
                 max_new_tokens=min(self.max_tokens, model.max_length),
                 grammar=None if form is None else GrammarRequest("json", form.json_schema),
             )

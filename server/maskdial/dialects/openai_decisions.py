@@ -1,7 +1,6 @@
 """`POST /v1/decisions`: questions about an input, answered with probabilities."""
 
-import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import Annotated, Any, Literal, Self
 
@@ -9,6 +8,7 @@ import pydantic
 from fastapi import Request, Response
 from pydantic import Field, model_validator
 
+from maskdial.dialects.openai_decisions_input import Item, Parts, joined
 from maskdial.dialects.openai_errors import openai_route
 from maskdial.dialects.openai_models import about_model
 from maskdial.dialects.openai_schema import Lenient, OpenAIBody
@@ -23,104 +23,6 @@ from maskdial.requests.timing import Deadline
 
 _DECIDE = DecisionTask()
 _NAMES = {"text": "input"}
-_NO_IMAGES = "images are not supported; describe them in words"
-
-
-class Part(Lenient):
-    """A part of a text. Images are refused."""
-
-    habits = frozenset({"detail", "prompt_cache_breakpoint"})
-
-    type: Literal["input_text", "input_json", "output_text", "refusal", "input_image"]
-    text: str | None = None
-    data: dict[str, Any] | list[Any] | None = None
-    refusal: str | None = None
-    image_url: str | None = None
-
-    @model_validator(mode="after")
-    def _check_type(self) -> Self:
-        if self.type == "input_image":
-            raise FieldError("type", _NO_IMAGES)
-        if self._value is None:
-            raise FieldError(self._field, "this field is required")
-        return self
-
-    @property
-    def as_text(self) -> str:
-        """What a model reads of it: JSON in its most compact form."""
-        if isinstance(self._value, str):
-            return self._value
-        return json.dumps(self._value, ensure_ascii=False, separators=(",", ":"))
-
-    @property
-    def _field(self) -> str:
-        return {"input_json": "data", "refusal": "refusal"}.get(self.type, "text")
-
-    @property
-    def _value(self) -> str | dict[str, Any] | list[Any] | None:
-        return {"data": self.data, "refusal": self.refusal, "text": self.text}[self._field]
-
-
-def _as_parts(content: object) -> object:
-    return [{"type": "input_text", "text": content}] if isinstance(content, str) else content
-
-
-Parts = Annotated[
-    list[Part],
-    pydantic.BeforeValidator(_as_parts, json_schema_input_type=str | list[Part]),
-]
-"""A text, or a list of parts."""
-
-
-def _joined(parts: Iterable[Part]) -> str:
-    return "\n".join(part.as_text for part in parts)
-
-
-_ITEM_FIELDS = {
-    "message": ("role", "content"),
-    "function_call": ("call_id", "name", "arguments"),
-    "function_call_output": ("call_id", "output"),
-    "custom_tool_call": ("call_id", "name", "input"),
-    "custom_tool_call_output": ("call_id", "output"),
-}
-"""What each type of item must have."""
-
-
-class Item(Lenient):
-    """A message, a tool call, or what a tool returned."""
-
-    habits = frozenset({"id", "namespace", "phase", "status"})
-
-    type: Literal[
-        "message",
-        "function_call",
-        "function_call_output",
-        "custom_tool_call",
-        "custom_tool_call_output",
-    ] = "message"
-    role: Literal["user", "developer", "system", "assistant"] | None = None
-    content: Parts | None = None
-    call_id: str | None = None
-    name: str | None = None
-    arguments: str | None = None
-    input: str | None = None
-    output: Parts | None = None
-
-    @model_validator(mode="after")
-    def _check_fields(self) -> Self:
-        for field in _ITEM_FIELDS[self.type]:
-            if getattr(self, field) is None:
-                raise FieldError(field, "this field is required")
-        return self
-
-    @property
-    def as_line(self) -> str:
-        """The item as a line of a transcript."""
-        if self.type == "message":
-            return f"{self.role}: {_joined(self.content or ())}"
-        if self.output is not None:
-            return f"tool: {_joined(self.output)}"
-        return f"assistant: {self.name}({self.arguments or self.input or ''})"
 
 
 def _as_items(content: object) -> object:
@@ -187,14 +89,14 @@ class QuestionBody(Lenient):
         ):
             if len(set(keys)) < len(keys):
                 raise FieldError(field, "must be different from each other")
-        if not _joined(self.instructions).strip():
+        if not joined(self.instructions).strip():
             raise FieldError("instructions", "must not be empty")
         return self
 
     @property
     def question(self) -> Question:
         options = tuple(each.option for each in (*(self.choices or ()), *(self.levels or ())))
-        return Question(self.type, _joined(self.instructions).strip(), options)
+        return Question(self.type, joined(self.instructions).strip(), options)
 
     def answer(self, probabilities: Probabilities) -> dict[str, Any]:
         """The answer as it is sent."""
@@ -254,7 +156,7 @@ class DecisionsBody(TruncationParameters, OpenAIBody):
     def text(self) -> str:
         """What the models read: a single user message is its text."""
         if len(self.input) == 1 and self.input[0].role == "user":
-            return _joined(self.input[0].content or ())
+            return joined(self.input[0].content or ())
         return "\n".join(item.as_line for item in self.input)
 
 

@@ -3,11 +3,11 @@
 Every option is one sequence that is forced to generate it. The sequences of a question share their
 prompt, so it is prefilled once, and decode in the same batches.
 
-The likelihood of an option is that of its tokens: the sum of their log-probabilities, not divided
-by the length. Only so are the probabilities the model's own, given that it answers with an option.
-The prompt lists the options, so a long one costs little once it has begun. Where one option begins
-with the whole of another, the shorter one stands for the answers that do not go on as the longer
-one: the options exclude each other.
+The likelihood of an option is the sum of its tokens' log-probabilities, not divided by the length.
+The sum gives the model's own probabilities, conditional on it answering with one of the options; a
+mean per token is no probability of anything. The prompt lists the options, so a long one costs
+little once it has begun. Where one option is a prefix of another, the shorter one stands for the
+answers that do not continue as the longer one, so the options exclude each other.
 """
 
 import asyncio
@@ -32,7 +32,7 @@ from maskdial.requests.timing import Deadline, Timings
 Tokens = tuple[int, ...]
 
 _YES_OR_NO = (Option("yes"), Option("no"))
-# The answer comes without thoughts before it; templates of other models ignore this.
+# The answer is scored without reasoning before it. Other templates ignore the variable.
 _TEMPLATE_VARIABLES = {"enable_thinking": False}
 
 
@@ -47,10 +47,21 @@ class Likelihoods:
 
 @dataclass(frozen=True, slots=True)
 class _Branches:
-    """One question, tokenized: what its options have in common, and how each goes on."""
+    """One tokenized question: the prefix that its options share, and the rest of each."""
 
     prompt: Tokens
     options: tuple[Tokens, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _Run:
+    """An option that was generated: its tokens, their log-probability, and what that took."""
+
+    option: Tokens
+    logprob: float
+    num_reused: int
+    queue_seconds: float
+    inference_seconds: float
 
 
 async def likelihoods(
@@ -78,23 +89,26 @@ async def likelihoods(
         async with contextlib.AsyncExitStack() as stack:
             running = [await _start(each, model, deadline, stack) for each in branches]
             runs = [[await _finish(option) for option in options] for options in running]
-    answers = []
-    for question, each, finished in zip(questions, branches, runs, strict=True):
-        found = {run.sequence_ids: run.logprob for run in finished}
-        probabilities = exclusive({option: found.get(option, 0.0) for option in each.options})
-        shares = tuple(probabilities[option] for option in each.options)
-        total = sum(shares)
-        normalized = tuple(share / total for share in shares)
-        answers.append(normalized[:1] if question.kind == "predicate" else normalized)
     flat = [run for finished in runs for run in finished]
-    timings = Timings(
-        queue_seconds=max((run.queue_seconds for run in flat), default=0.0),
-        inference_seconds=max((run.inference_seconds for run in flat), default=0.0),
-        compute_tokens=sum(len(each.prompt) for each in branches)
-        + sum(len(run.sequence_ids) for run in flat),
+    return Likelihoods(
+        [_probabilities(*answered) for answered in zip(questions, branches, runs, strict=True)],
+        Timings(
+            queue_seconds=max((run.queue_seconds for run in flat), default=0.0),
+            inference_seconds=max((run.inference_seconds for run in flat), default=0.0),
+            compute_tokens=sum(len(each.prompt) for each in branches)
+            + sum(len(run.option) for run in flat),
+        ),
+        num_cached=sum(max((run.num_reused for run in finished), default=0) for finished in runs),
     )
-    num_cached = sum(max((run.num_reused for run in each), default=0) for each in runs)
-    return Likelihoods(answers, timings, num_cached)
+
+
+def _probabilities(question: Question, branches: _Branches, runs: Sequence[_Run]) -> Probabilities:
+    found = {run.option: run.logprob for run in runs}
+    # An option that is all of the common prefix was not run: every answer begins with it.
+    shares = exclusive({option: found.get(option, 0.0) for option in branches.options})
+    chosen = [shares[option] for option in branches.options]
+    normalized = tuple(share / sum(chosen) for share in chosen)
+    return normalized[:1] if question.kind == "predicate" else normalized
 
 
 def exclusive(logprobs: Mapping[Tokens, float]) -> dict[Tokens, float]:
@@ -127,13 +141,13 @@ def _read(text: str, questions: Sequence[Question], model: CausalModel) -> list[
 
 
 def _branch(text: str, question: Question, model: CausalModel) -> _Branches:
-    """Tokenizes prompt and option together, since their border need not be one of tokens."""
+    """Tokenizes prompt and option together, since a token may span the boundary."""
     prompt = _prompt(text, question, model)
-    # Where a template ends with white space or a special token, the answer follows at once.
-    border = "" if prompt[-1:].isspace() or prompt.endswith((">", "]")) else " "
+    # After whitespace or a special token, the answer follows without a space.
+    space = "" if prompt[-1:].isspace() or prompt.endswith((">", "]")) else " "
     wholes = [
         model.tokenizer.encode(
-            prompt + border + option.text, add_special_tokens=not model.chat_template.exists
+            prompt + space + option.text, add_special_tokens=not model.chat_template.exists
         ).ids
         for option in question.options or _YES_OR_NO
     ]
@@ -150,7 +164,7 @@ def _branch(text: str, question: Question, model: CausalModel) -> _Branches:
 
 
 def _num_common(texts: Sequence[Sequence[int]]) -> int:
-    """How many tokens all texts begin with; the last token of the prompt is one of them."""
+    """The length of the longest common prefix, in tokens."""
     for position, column in enumerate(zip(*texts, strict=False)):
         if any(one != other for one, other in pairwise(column)):
             return position
@@ -179,24 +193,13 @@ def _prompt(text: str, question: Question, model: CausalModel) -> str:
     return prompt
 
 
-@dataclass(frozen=True, slots=True)
-class _Run:
-    """An option that was generated: its tokens, their log-probability, and what that took."""
-
-    sequence_ids: Tokens
-    logprob: float
-    num_reused: int
-    queue_seconds: float
-    inference_seconds: float
-
-
 async def _start(
     branches: _Branches,
     model: CausalModel,
     deadline: Deadline,
     stack: contextlib.AsyncExitStack,
 ) -> list[tuple[Tokens, CausalSequence, TokenStream]]:
-    """Queues each different option; one without tokens of its own is certain to follow."""
+    """Queues each distinct option; one with no tokens beyond the prefix needs no pass."""
     shared = SharedPrompt()
     running = []
     for option in dict.fromkeys(option for option in branches.options if option):

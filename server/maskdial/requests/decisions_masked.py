@@ -202,7 +202,7 @@ class MaskDecision(MaskedDecision):
             if num_truncated:
                 with about("questions", index):
                     check_masks_kept(text, encoding.ids, tokenizer)
-            # The text may hold masks of its own; the question comes after it.
+            # The text may contain masks of its own; the question's is the last.
             inputs.append(masked_input(encoding, mask_positions(encoding.ids, tokenizer)[-1:]))
 
         def answer(results: Sequence[MaskedResult]) -> list[Probabilities]:

@@ -40,5 +40,5 @@ class Question:
 
     @property
     def texts(self) -> tuple[str, ...]:
-        """Everything that a model may read of it."""
+        """All texts that have to be tokenized."""
         return (self.instructions, *(option.meaning for option in self.options))

@@ -1,4 +1,4 @@
-"""ForcedTokens: a constraint that leaves one token at each step, so that a given text is scored."""
+"""ForcedTokens: a constraint that allows one token per step, to score a given text."""
 
 from collections.abc import Sequence
 
@@ -12,7 +12,7 @@ class ForcedTokens:
     The log-probabilities that the reader receives are those of the unconstrained model.
 
     Args:
-        token_ids: at least one. Generate as many.
+        token_ids: at least one; ``max_new_tokens`` must be their number.
         vocab_size: of the model.
     """
 
