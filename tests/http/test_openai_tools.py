@@ -118,10 +118,9 @@ def test_a_hundred_calls_parse_and_satisfy_their_schemas(url: str) -> None:
             async def ask(model: str, seed: int) -> ChatCompletion:
                 body: dict[str, Any] = BODY | {"tool_choice": "required", "seed": seed}
                 body |= {"model": model, "parallel_tool_calls": False}
-                reply: ChatCompletion
                 if seed % 2:
-                    reply = await client.chat.completions.create(**body)
-                    return reply
+                    whole: ChatCompletion = await client.chat.completions.create(**body)
+                    return whole
                 async with client.chat.completions.stream(**body) as stream:
                     return await stream.get_final_completion()
 
@@ -458,6 +457,29 @@ def test_tools_that_cannot_be_used(url: str, body: dict[str, Any], param: str, w
     error = refusal(url, **body)
     assert error["param"] == param, error
     assert words in error["message"]
+
+
+def test_as_many_tools_as_allowed(url: str) -> None:
+    tools = [tool(f"tool_{i}", properties={"x": {"type": "boolean"}}) for i in range(128)]
+    body = {"model": "no_tools", "tools": tools, "tool_choice": "required", "max_tokens": 400}
+    (call,) = post(url, **body, seed=1)["choices"][0]["message"]["tool_calls"]
+    assert call["function"]["name"].startswith("tool_")
+
+
+def test_a_recursive_schema(url: str) -> None:
+    tree = {
+        "type": "object",
+        "properties": {"leaf": {"type": "boolean"}, "next": {"$ref": "#"}},
+        "required": ["leaf"],
+        "additionalProperties": False,
+    }
+    for seed in range(4):
+        choice = post(
+            url, model="hermes", tools=[tool("grow", **tree)], tool_choice="required", seed=seed
+        )["choices"][0]
+        if choice["finish_reason"] == "tool_calls":
+            for call in choice["message"]["tool_calls"]:
+                jsonschema.validate(json.loads(call["function"]["arguments"]), tree)
 
 
 @pytest.mark.parametrize("arguments", ["", "[1]", "{", "nonsense"])

@@ -321,7 +321,7 @@ def test_any_json_is_a_body_or_a_refusal_that_names_the_field(
     result = parse(schema, body)
     if isinstance(result, ValidationError):
         keys = body if isinstance(body, dict) else ()
-        names = (*schema.model_fields, *keys, *(json.dumps(key) for key in keys))
+        names = (*schema.model_fields, *keys, *(json.dumps(key)[:64] for key in keys))
         whole = () if isinstance(body, dict) else ("the body must be a JSON object",)
         assert result.message.startswith(tuple(name for name in (*names, *whole) if name))
         assert len(result.message) < 500

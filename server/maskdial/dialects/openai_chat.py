@@ -136,6 +136,7 @@ class ChatWriter:
     id_prefix = "chatcmpl"
     object = "chat.completion"
     chunk_object = "chat.completion.chunk"
+    seconds_per_token = 5e-6  # to tell calls and reasoning from the text
 
     def __init__(self, body: ChatBody, generation: Generation, model: CausalModel) -> None:
         self._body = body

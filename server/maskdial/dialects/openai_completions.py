@@ -93,6 +93,7 @@ class CompletionsWriter:
 
     id_prefix = "cmpl"
     object = chunk_object = "text_completion"
+    seconds_per_token = 0.0
     num_reasoning = None
 
     def __init__(self, body: CompletionsBody, generation: Generation, tokenizer: Tokenizer) -> None:

@@ -44,6 +44,8 @@ class Writer(Protocol):
     id_prefix: str
     object: str
     chunk_object: str
+    seconds_per_token: float
+    """What a whole text takes to write, in seconds for each of its tokens."""
 
     @property
     def num_reasoning(self) -> int | None:
@@ -102,7 +104,8 @@ async def answer(
         return json_reply(content, headers=timing_headers(timings(completions)))
 
     num_described = _count_described(completions) if body.describes_tokens else 0
-    return await offload(reply, num_described * _SECONDS_PER_TOKEN * (1 + body.num_top))
+    seconds = num_described * _SECONDS_PER_TOKEN * (1 + body.num_top)
+    return await offload(reply, seconds + count_generated(completions) * writer.seconds_per_token)
 
 
 def _count_described(completions: list[Completion]) -> int:
