@@ -17,6 +17,7 @@ from maskdial.errors import (
 )
 from maskdial.http.guard import Endpoint, TaskRoute
 from maskdial.http.replies import encode_json, json_reply, retry_header
+from maskdial.http.sse import named_frame
 
 PREFIX = "/v1/messages"
 """Routing errors have this form at this path and below it."""
@@ -53,8 +54,7 @@ def about_fields(names: Mapping[str, str]) -> Iterator[None]:
 
 def event_frame(content: dict[str, Any]) -> bytes:
     """A server-sent event, named after its type."""
-    name = str(content["type"]).encode()
-    return b"event: " + name + b"\ndata: " + encode_json(content) + b"\n\n"
+    return named_frame(content["type"], encode_json(content))
 
 
 def error_reply(error: MaskdialError) -> Response:

@@ -22,7 +22,7 @@ from maskdial.errors import MaskdialError, OverloadedError, ValidationError
 from maskdial.http.context import server_context
 from maskdial.http.disconnect import unless_gone
 from maskdial.http.replies import encode_json, json_reply, timing_headers, truncation_header
-from maskdial.http.sse import Frames, data_frame, stream_reply
+from maskdial.http.sse import Frames, named_frame, stream_reply
 from maskdial.requests.chat import ReplyReader
 from maskdial.requests.generation import Generation, Prompt, timings
 from maskdial.requests.offload import offload
@@ -71,7 +71,7 @@ class ResponseWriter:
         """An event as it is sent, with its sequence number."""
         numbered = {"type": event["type"], "sequence_number": self._num_events, **event}
         self._num_events += 1
-        return f"event: {event['type']}\n".encode() + data_frame(encode_json(numbered))
+        return named_frame(event["type"], encode_json(numbered))
 
     def failed(self, error: MaskdialError) -> bytes:
         """The frames that end a stream which failed, possibly before its first token."""

@@ -20,6 +20,11 @@ def data_frame(content: bytes) -> bytes:
     return b"data: " + content + b"\n\n"
 
 
+def named_frame(name: str, content: bytes) -> bytes:
+    """An event with a name; ``content`` is as for `data_frame`."""
+    return f"event: {name}\n".encode() + data_frame(content)
+
+
 async def stream_reply(
     request: Request,
     frames: Frames,
