@@ -482,7 +482,7 @@ def test_a_recursive_schema(url: str) -> None:
                 jsonschema.validate(json.loads(call["function"]["arguments"]), tree)
 
 
-@pytest.mark.parametrize("arguments", ["", "[1]", "{", "nonsense"])
+@pytest.mark.parametrize("arguments", ["", "[1]", "{", "nonsense", '{"a": "\\ud800"}'])
 def test_arguments_of_past_calls_are_objects(url: str, arguments: str) -> None:
     function = {"name": "f", "arguments": arguments}
     call = {"id": "call_1", "type": "function", "function": function}
@@ -492,7 +492,7 @@ def test_arguments_of_past_calls_are_objects(url: str, arguments: str) -> None:
         return
     error = refusal(url, **body)
     assert error["param"] == "messages"
-    assert "the arguments of the call of 'f'" in error["message"]
+    assert "the arguments of the past call of 'f'" in error["message"]
 
 
 ANSWER = {

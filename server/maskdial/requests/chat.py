@@ -1,4 +1,4 @@
-"""A request to answer a conversation, which may call tools and may reason.
+"""A request to answer a conversation: the reply may call tools and contain reasoning.
 
 Every dialect parses its bodies into a `ChatRequest`, generates as for any other request, and reads
 the tokens with a `ReplyReader`::
@@ -21,6 +21,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Literal
+
+from pydantic_core import from_json
 
 from maskdial.causal.events import FinishReason, TokenEvent
 from maskdial.causal.tools import (
@@ -49,13 +51,14 @@ from maskdial.requests.generation import (
 )
 
 ReplyFinish = Literal[FinishReason, "tool_calls"]
-"""How a reply ended; ``tool_calls``: by itself, and it calls tools."""
+"""How a reply ended; ``tool_calls``: with complete calls, before any limit."""
 
 
 @dataclass(frozen=True, slots=True)
 class ToolCall:
-    """A call of a tool, made by the model. ``arguments`` is JSON text: of an object, unless the
-    reply was cut off within it.
+    """A call of a tool by the model.
+
+    ``arguments`` is the JSON text of an object, or its beginning if the reply was cut off.
     """
 
     call_id: str
@@ -69,8 +72,8 @@ class Message:
 
     Attributes:
         role: ``tool`` for the result of a call.
-        content: the text; may be empty beside tool calls.
-        reasoning: what the assistant thought before it answered.
+        content: the text, possibly empty.
+        reasoning: the assistant's reasoning before its answer.
         tool_calls: the assistant's calls.
         tool_call_id: the call that a message of role ``tool`` is the result of.
     """
@@ -88,13 +91,13 @@ class ChatRequest:
 
     Attributes:
         messages: the conversation so far.
-        generation: how to generate; its ``prompts`` and ``conversation`` are ignored. Its
-            ``grammar`` describes the content of the reply, which may follow reasoning, and which
-            calls may replace; a Lark grammar describes the whole reply, without either.
+        generation: how to generate; its ``prompts`` and ``conversation`` are ignored. A JSON schema
+            or regular expression in ``grammar`` describes the content: reasoning may precede it,
+            and calls may replace it. A Lark grammar describes the whole reply.
         tools: what the model may call.
-        tool_choice: whether it has to, and which; None: it may not.
-        parallel_tool_calls: whether a reply may have several calls, where the model's format allows
-            that.
+        tool_choice: whether it must call a tool, and which it may call; None: none.
+        parallel_tool_calls: whether a reply may have several calls, if the model's format allows
+            several.
         reasoning_effort: a variable of the template, such as ``low``; ``none`` also sets
             ``enable_thinking`` to false. None: the template's default.
         template_variables: further variables of the template.
@@ -114,11 +117,11 @@ class ChatRequest:
         return () if self.tool_choice is None else self.tools
 
     def generation_for(self, model: CausalModel) -> GenerationRequest:
-        """The request as one to generate text.
+        """The generation request for a model.
 
         Raises:
-            ValidationError: the tools cannot be used, or not by this model, or a past call has
-                arguments that are no JSON object.
+            ValidationError: the tools are unusable, or not supported by the model, or the arguments
+                of a past call are not a JSON object.
         """
         self._check(model)
         params = dataclasses.replace(
@@ -159,18 +162,18 @@ class ChatRequest:
         if self._is_lark:
             raise ValidationError(
                 "a Lark grammar describes the whole reply, so it cannot be combined with tools; "
-                "use a JSON schema or a regular expression, or set tool_choice to none",
+                "send a JSON schema or a regular expression, or set tool_choice to none",
                 field="grammar",
             )
         if model.reply_format.calls is None and self.tool_choice.mode == "auto":
             raise ValidationError(
-                f"the chat template of model {model.name!r} knows no tools, so the model cannot "
-                "choose to call one; set tool_choice to required or to a tool",
+                f"the chat template of model {model.name!r} does not support tools, so the model "
+                "cannot choose to call one; set tool_choice to required, or name a tool",
                 field="tools",
             )
 
     def _spelled_tokens(self, model: CausalModel) -> tuple[tuple[int, str], ...]:
-        """The special tokens that the parser needs to see."""
+        """The special tokens among the parser's tags, with their ids."""
         tags = sorted(self.parser(model.reply_format).special_tags)
         ids = ((model.tokenizer.token_to_id(tag), tag) for tag in tags)
         return tuple((token_id, tag) for token_id, tag in ids if token_id is not None)
@@ -231,13 +234,13 @@ def _about_item() -> Iterator[None]:
 def render_messages(
     messages: Sequence[Message], reply_format: ReplyFormat
 ) -> list[Mapping[str, Any]]:
-    """The messages of a conversation as a model's chat template reads them.
+    """The messages of a conversation in the form that the model's chat template reads.
 
-    Ids of calls are changed where the template takes only short ones. A template that knows no
-    tools has past calls as text.
+    Call ids are shortened for templates that accept only short ones. For templates that do not
+    support tools, past calls become text.
 
     Raises:
-        ValidationError: a call has arguments that are no JSON object.
+        ValidationError: the arguments of a call are not a JSON object.
     """
     names = {call.call_id: call.name for message in messages for call in message.tool_calls}
     return [_render_message(message, reply_format, names) for message in messages]
@@ -248,7 +251,7 @@ def _render_message(
 ) -> Mapping[str, Any]:
     rendered: dict[str, Any] = {"role": message.role, "content": message.content}
     if message.reasoning:
-        # Templates know it by either name.
+        # Some templates read the one name, some the other.
         rendered["reasoning_content"] = rendered["reasoning"] = message.reasoning
     if message.tool_call_id:
         rendered["tool_call_id"] = _call_id(message.tool_call_id, reply_format)
@@ -282,19 +285,20 @@ def _render_call(call: ToolCall, reply_format: ReplyFormat) -> Mapping[str, Any]
 
 def _arguments(call: ToolCall) -> Mapping[str, Any]:
     try:
-        arguments = json.loads(call.arguments or "{}")
-    except (ValueError, RecursionError):
+        # Unlike json.loads, it refuses half of a surrogate pair, which no tokenizer takes.
+        arguments = from_json(call.arguments or "{}")
+    except ValueError:
         arguments = None
     if not isinstance(arguments, dict):
         raise ValidationError(
-            f"the arguments of the call of {call.name!r} must be the text of a JSON object",
+            f"the arguments of the past call of {call.name!r} must be the text of a JSON object",
             field="messages",
         )
     return arguments
 
 
 def _call_id(call_id: str, reply_format: ReplyFormat) -> str:
-    """A call's id as the template takes it; a call and its result are given the same one."""
+    """A call's id as the template accepts it, the same for the call and its result."""
     form = reply_format.calls
     short = len(call_id) == 9 and call_id.isascii() and call_id.isalnum()
     if form is None or not form.short_ids or short:
@@ -304,9 +308,9 @@ def _call_id(call_id: str, reply_format: ReplyFormat) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """A reply, as far as it was written.
+    """A reply, complete unless its ``finish_reason`` says otherwise.
 
-    ``num_reasoning`` counts the tokens of the reasoning and of the marks around it.
+    ``num_reasoning`` counts the tokens of the reasoning, with the marks around it.
     """
 
     content: str
@@ -317,15 +321,15 @@ class Reply:
 
 
 class ReplyReader:
-    """Reads one reply token by token, and tells reasoning, content and tool calls apart.
+    """Splits one reply into reasoning, content and tool calls, token by token.
 
     Args:
-        request: what is replied to.
-        prompt: the prompt that was made of it.
-        model: the model that replies.
+        request: the request that the model replies to.
+        prompt: its prompt.
+        model: the model.
 
     Attributes:
-        num_reasoning: as in `Reply`, so far.
+        num_reasoning: tokens of the reasoning so far, with the marks around it.
     """
 
     def __init__(self, request: ChatRequest, prompt: Prompt, model: CausalModel) -> None:
@@ -335,7 +339,7 @@ class ReplyReader:
         self.num_reasoning = 0
 
     def push(self, event: TokenEvent) -> list[ReplyDelta]:
-        """Takes the next token and returns what is certain by now, which may be nothing."""
+        """Takes the next token and returns the deltas that it completes, possibly none."""
         was_reasoning = self._parser.reasoning
         deltas = self._parser.push(event.text)
         self.num_reasoning += was_reasoning or self._parser.reasoning
@@ -346,12 +350,12 @@ class ReplyReader:
 
     @property
     def num_calls(self) -> int:
-        """How many calls have begun."""
+        """Number of calls so far."""
         return self._parser.num_calls
 
     @property
     def finish_reason(self) -> ReplyFinish | None:
-        """How the reply ended; None before that."""
+        """How the reply ended; None until then."""
         return self._finish_reason
 
     @property
