@@ -445,7 +445,7 @@ def test_strict_tools_of_pydantic_models(client: openai.OpenAI) -> None:
         ({"tool_choice": {"type": "web_search"}}, "tool_choice", "must be none, auto, required"),
         ({"tool_choice": {"type": "function", "name": "f"}}, "tool_choice", "no tool is named 'f'"),
         ({"tool_choice": {"type": "function"}}, "tool_choice.name", "required"),
-        ({"model": "no_tools"}, "tools", "knows no tools"),
+        ({"model": "no_tools"}, "tools", "does not support tools"),
         ({"reasoning": {"effort": "wild"}}, "reasoning.effort", "'medium'"),
         ({"chat_template_kwargs": {"messages": []}}, "chat_template_kwargs", "the server sets"),
         (
