@@ -70,7 +70,16 @@ def test_messages_take_every_form_of_text(openai_http: httpx.Client) -> None:
     for messages in (
         [{"role": "developer", "content": "You tell stories."}, MESSAGES[1]],
         [MESSAGES[0], {"role": "user", "content": parts, "name": "Ann"}],
-        [{**MESSAGES[0], "tool_calls": [], "refusal": None, "annotations": []}, MESSAGES[1]],
+        [
+            {
+                **MESSAGES[0],
+                "tool_calls": [],
+                "refusal": None,
+                "annotations": [],
+                "provider_specific_fields": {"a": 1},
+            },
+            MESSAGES[1],
+        ],
     ):
         assert chat(openai_http, messages=messages, **body)["usage"]["prompt_tokens"] == expected
 

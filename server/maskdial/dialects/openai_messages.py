@@ -21,7 +21,8 @@ class TextPart(Lenient):
 class Message(Lenient):
     """One message of a conversation. Parts of its ``content`` are joined by newlines."""
 
-    habits = frozenset({"annotations", "audio", "name", "refusal"})
+    # litellm sends provider_specific_fields
+    habits = frozenset({"annotations", "audio", "name", "provider_specific_fields", "refusal"})
     neutral = {"tool_calls": ([],)}  # noqa: RUF012
 
     role: Literal["developer", "system", "user", "assistant", "tool"]
