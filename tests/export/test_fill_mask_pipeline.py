@@ -197,7 +197,8 @@ def test_targets_as_transformers(served: Served) -> None:
 
 def test_a_target_that_splits_says_how(served: Served) -> None:
     error = served.fill(served.written(TEXTS[0]), 422, targets=["paris", "xyz"])["error"]
-    assert "'xyz' is not one token: it splits into 'x'," in error
+    assert "the target 'xyz' is not a single token of the model's vocabulary" in error
+    assert "it splits into 'x'," in error
 
 
 def test_either_mask_may_be_written(served: Served) -> None:
@@ -234,10 +235,10 @@ def test_a_mask_that_would_be_cut_off_is_refused(served: Served, direction: str)
     masks = served.written("{} is " + filler + "is {}")
     asked = {"truncate": True, "truncation_direction": direction}
     error = served.fill(["the " + served.mask, masks], 422, **asked)["error"]
-    assert error.startswith("inputs[1]: 1 of the text's 2 masks would be cut off")
+    assert error.startswith("inputs[1]: 1 of the text's 2 masks would be truncated")
     lost = filler + served.mask if direction == "right" else served.mask + filler
     error = served.fill(lost, 422, **asked)["error"]
-    assert error.startswith("1 of the text's 1 masks would be cut off")
+    assert error.startswith("1 of the text's 1 masks would be truncated")
 
 
 def test_inference_client(served: Served) -> None:

@@ -347,13 +347,13 @@ def test_the_stride_is_less_than_the_window(narrow_url: str) -> None:
     for text in ("Ada", long_text(90)):
         assert refusal(narrow_url, text, stride=62) == (
             "parameters.stride: must be less than 62, the tokens of a text in one window of model "
-            "'names' (64 with special ones), not 62"
+            "'names' (64 with special tokens), not 62"
         )
     assert refusal(narrow_url, "Ada", stride=-1) == "parameters.stride: must be at least 0, not -1"
 
 
 def test_the_windows_of_a_request_are_bounded(narrow_url: str) -> None:
-    limit = "this server reads at most 8 windows in one request"
+    limit = "one request may have at most 8 windows"
     too_long = "a " * (8 * 62 + 1)
     alone = "the text has 497 tokens, which are 9 windows of 62 (stride 0); "
     assert refusal(narrow_url, too_long, stride=0) == alone + limit
