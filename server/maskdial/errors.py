@@ -14,6 +14,8 @@ MaskdialError
 └── ConfigError               a setting is wrong (start-up only)
 """
 
+import contextlib
+from collections.abc import Iterator
 from typing import ClassVar
 
 
@@ -109,3 +111,14 @@ class BundleError(MaskdialError):
 
 class ConfigError(MaskdialError):
     """A flag, environment variable or configuration key is wrong."""
+
+
+@contextlib.contextmanager
+def about(field: str, index: int | None = None) -> Iterator[None]:
+    """Has a ValidationError that names no field say which one it is about, and which item of it."""
+    try:
+        yield
+    except ValidationError as error:
+        if error.field is not None:
+            raise
+        raise ValidationError(error.message, field=field, index=index) from error

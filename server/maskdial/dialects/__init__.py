@@ -1,15 +1,22 @@
 """The wire formats that the server speaks. A dialect parses and renders; it knows no model logic.
 
-A new one is a module with its ``ROUTES``, listed here.
+A new one is a module with its ``ROUTES``, listed here. If its errors have a form of their own, they
+are listed in ``ROUTING_ERRORS`` as well.
 """
 
+from collections.abc import Callable
+
+from fastapi import Response
+
 from maskdial.dialects import (
+    anthropic_errors,
     anthropic_messages,
     models,
     openai_chat,
     openai_completions,
     openai_decisions,
     openai_embeddings,
+    openai_errors,
     openai_models,
     openai_rerank,
     openai_responses,
@@ -49,3 +56,8 @@ ROUTES = (
 
 TASKS: tuple[Task, ...] = (*tasks.TASKS, tgi.GENERATE, tasks.SCORE, tokens.TOKENIZE)
 """Everything that models can be asked for, in the order of listings."""
+
+ROUTING_ERRORS: tuple[tuple[str, Callable[[int, str, dict[str, str]], Response]], ...] = tuple(
+    (errors.PREFIX, errors.http_error_reply) for errors in (anthropic_errors, openai_errors)
+)
+"""How errors at unknown paths are written: by the first dialect with that prefix, if one has it."""

@@ -16,7 +16,7 @@ from maskdial.errors import (
     ValidationError,
 )
 from maskdial.http.guard import Endpoint, TaskRoute
-from maskdial.http.replies import encode_json, json_reply, retry_header
+from maskdial.http.replies import encode_json, json_reply, sdk_error_reply
 from maskdial.http.sse import named_frame
 
 PREFIX = "/v1/messages"
@@ -58,16 +58,8 @@ def event_frame(content: dict[str, Any]) -> bytes:
 
 
 def error_reply(error: MaskdialError) -> Response:
-    """An error as a response of Anthropic's API.
-
-    Bodies that cannot be served are 400 there, not 422.
-    """
-    headers = retry_header(error)
-    if isinstance(error, DeadlineError):
-        # The SDK would retry a 504, and spend the same time again for nothing.
-        headers["x-should-retry"] = "false"
-    status = 400 if isinstance(error, ValidationError) else error.status
-    return json_reply(error_content(error), status=status, headers=headers)
+    """An error as a response of Anthropic's API."""
+    return sdk_error_reply(error, error_content(error))
 
 
 def error_frame(error: MaskdialError) -> bytes:

@@ -14,11 +14,11 @@ from maskdial.dialects.anthropic_errors import (
 from maskdial.dialects.anthropic_schema import CountBody, MessagesBody
 from maskdial.dialects.schema import parse_body
 from maskdial.dialects.tgi import GENERATE
+from maskdial.errors import about
 from maskdial.http.context import server_context
 from maskdial.http.disconnect import unless_gone
 from maskdial.http.replies import json_reply, timing_headers
 from maskdial.http.sse import Frames, stream_reply
-from maskdial.masked.tasks.task import about
 from maskdial.models.registry import CausalModel
 from maskdial.requests.chat import ChatRequest, ReplyReader
 from maskdial.requests.generation import Generation, GenerationRequest, timings

@@ -14,7 +14,7 @@ from maskdial.errors import (
     ValidationError,
 )
 from maskdial.http.guard import Endpoint, TaskRoute
-from maskdial.http.replies import encode_json, json_reply, retry_header
+from maskdial.http.replies import encode_json, json_reply, sdk_error_reply
 from maskdial.http.sse import data_frame
 
 PREFIX = "/v1/"
@@ -29,16 +29,8 @@ def openai_route(path: str, endpoint: Endpoint, body: type[BaseModel]) -> TaskRo
 
 
 def error_reply(error: MaskdialError) -> Response:
-    """An error as a response of the OpenAI API.
-
-    Bodies that cannot be served are 400 there, not 422.
-    """
-    headers = retry_header(error)
-    if isinstance(error, DeadlineError):
-        # The SDK would retry a 504, and spend the same time again for nothing.
-        headers["x-should-retry"] = "false"
-    status = 400 if isinstance(error, ValidationError) else error.status
-    return json_reply(error_content(error), status=status, headers=headers)
+    """An error as a response of the OpenAI API."""
+    return sdk_error_reply(error, error_content(error))
 
 
 def error_frame(error: MaskdialError) -> bytes:

@@ -9,10 +9,11 @@ from pydantic import Field
 from tokenizers import Encoding
 
 from maskdial.dialects.schema import TaskBody, TextsBody, parse_body, wire_names
+from maskdial.errors import about
 from maskdial.http.context import server_context
 from maskdial.http.guard import TaskRoute
 from maskdial.http.replies import json_reply
-from maskdial.masked.tasks.task import about, check_ids, tokenizing_seconds
+from maskdial.masked.tasks.task import check_ids, tokenizing_seconds
 from maskdial.models.bundle import Manifest
 from maskdial.requests.offload import offload
 from maskdial.requests.understanding import check_num_texts

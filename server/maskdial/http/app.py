@@ -15,7 +15,6 @@ from starlette.exceptions import HTTPException
 import maskdial
 from maskdial import dialects
 from maskdial.config import Config
-from maskdial.dialects import anthropic_errors, openai_errors
 from maskdial.errors import BundleError, MaskdialError, NotFoundError
 from maskdial.http.context import ServerContext
 from maskdial.http.guard import Guard, TaskRoute
@@ -112,10 +111,9 @@ async def _http_error(request: Request, error: Exception) -> Response:
     if error.status_code == 404:
         message = f"no route {request.url.path}; see /docs"
     headers = dict(error.headers or {})
-    if request.url.path.startswith(anthropic_errors.PREFIX):
-        return anthropic_errors.http_error_reply(error.status_code, message, headers)
-    if request.url.path.startswith(openai_errors.PREFIX):
-        return openai_errors.http_error_reply(error.status_code, message, headers)
+    for prefix, http_error_reply in dialects.ROUTING_ERRORS:
+        if request.url.path.startswith(prefix):
+            return http_error_reply(error.status_code, message, headers)
     if error.status_code == 404:
         return error_reply(NotFoundError(message))
     content = {"error": message, "error_type": "validation"}

@@ -1,9 +1,9 @@
-"""Replies of the native API: JSON, errors, headers. Other dialects use the JSON and the headers."""
+"""Replies: JSON, headers, the native form of errors, and what all SDKs expect of errors."""
 
 from fastapi import Response
 from pydantic_core import to_json
 
-from maskdial.errors import MaskdialError
+from maskdial.errors import DeadlineError, MaskdialError, ValidationError
 from maskdial.requests.timing import Timings
 
 
@@ -51,3 +51,16 @@ def error_reply(error: MaskdialError) -> Response:
 def retry_header(error: MaskdialError) -> dict[str, str]:
     """``Retry-After``, for errors that pass."""
     return {} if error.retry_after is None else {"retry-after": str(error.retry_after)}
+
+
+def sdk_error_reply(error: MaskdialError, content: object) -> Response:
+    """An error as the SDKs of OpenAI and Anthropic expect it; the content is the dialect's.
+
+    Bodies that cannot be served are 400 there, not 422.
+    """
+    headers = retry_header(error)
+    if isinstance(error, DeadlineError):
+        # The SDKs would retry a 504, and spend the same time again for nothing.
+        headers["x-should-retry"] = "false"
+    status = 400 if isinstance(error, ValidationError) else error.status
+    return json_reply(content, status=status, headers=headers)

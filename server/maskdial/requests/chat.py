@@ -40,8 +40,7 @@ from maskdial.causal.tools import (
     write_grammar,
 )
 from maskdial.causal.tools.events import merged
-from maskdial.errors import ValidationError
-from maskdial.masked.tasks.task import about
+from maskdial.errors import ValidationError, about
 from maskdial.models.registry import CausalModel
 from maskdial.requests.generation import (
     Conversation,

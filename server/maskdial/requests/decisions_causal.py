@@ -23,8 +23,7 @@ from maskdial.causal.sequence import Sequence as CausalSequence
 from maskdial.causal.sequence import SharedPrompt
 from maskdial.causal.stream import TokenStream
 from maskdial.config import Config
-from maskdial.errors import ValidationError
-from maskdial.masked.tasks.task import about
+from maskdial.errors import ValidationError, about
 from maskdial.models.registry import CausalModel
 from maskdial.requests.questions import Option, Probabilities, Question
 from maskdial.requests.timing import Deadline, Timings

@@ -9,7 +9,7 @@ from typing import ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from maskdial.errors import ValidationError
+from maskdial.errors import ValidationError, about
 from maskdial.masked.request import MaskedResult
 from maskdial.masked.tasks.fill_mask import (
     check_masks_kept,
@@ -25,7 +25,6 @@ from maskdial.masked.tasks.task import (
     TaskModel,
     TaskRequest,
     Truncation,
-    about,
     masked_input,
     read_texts,
     tokenizing_seconds,

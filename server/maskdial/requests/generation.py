@@ -22,8 +22,8 @@ from maskdial.causal.sequence import Sequence as CausalSequence
 from maskdial.causal.sequence import SharedPrompt, draw_seed
 from maskdial.causal.stream import TokenStream
 from maskdial.config import Config
-from maskdial.errors import DeadlineError, ValidationError
-from maskdial.masked.tasks.task import about, check_ids, tokenizing_seconds
+from maskdial.errors import DeadlineError, ValidationError, about
+from maskdial.masked.tasks.task import check_ids, tokenizing_seconds
 from maskdial.models.registry import CausalModel
 from maskdial.models.tokenizer import TextOrIds
 from maskdial.requests.merge import MergedStreams, NumberedEvent

@@ -38,7 +38,8 @@ def parse_grammar(kind: GrammarKind, value: GrammarValue) -> str:
             object; for ``json_schema`` a schema, or ``{"name", "schema"}`` around one; for
             ``regex`` an expression that matches the whole text, in the syntax of Rust's regex
             crate without assertions, with ``\\d`` and ``\\w`` in ASCII; for ``lark`` a grammar in
-            llguidance's dialect; for ``structural`` the output of `ToolFormat.grammar`.
+            llguidance's dialect; for ``structural`` the output of
+            `maskdial.causal.tools.grammar.write_grammar`.
 
     JSON is generated with at most one space between its parts. ``oneOf`` is treated as ``anyOf``.
 

@@ -7,7 +7,7 @@ from typing import ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from maskdial.errors import ValidationError
+from maskdial.errors import ValidationError, about
 from maskdial.masked.request import MaskedResult
 from maskdial.masked.tasks.logits import finite
 from maskdial.masked.tasks.task import (
@@ -16,7 +16,6 @@ from maskdial.masked.tasks.task import (
     TaskModel,
     TaskRequest,
     Truncation,
-    about,
     masked_input,
     read_inputs,
     read_text,

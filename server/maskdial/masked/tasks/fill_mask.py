@@ -12,7 +12,7 @@ from typing import ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from maskdial.errors import ValidationError
+from maskdial.errors import ValidationError, about
 from maskdial.masked.request import MaskedInput, MaskedResult
 from maskdial.masked.tasks.logits import largest_indices, log_normalizer
 from maskdial.masked.tasks.task import (
@@ -21,7 +21,6 @@ from maskdial.masked.tasks.task import (
     TaskModel,
     TaskRequest,
     Truncation,
-    about,
     masked_input,
     read_texts,
     tokenizing_seconds,

@@ -20,10 +20,10 @@ import numpy as np
 from numpy.typing import NDArray
 from tokenizers import Encoding
 
-from maskdial.errors import ValidationError
+from maskdial.errors import ValidationError, about
 from maskdial.masked.request import MaskedInput, MaskedResult
 from maskdial.masked.tasks.logits import count_windows, finite, largest_indices, softmax
-from maskdial.masked.tasks.task import Reading, TaskModel, TaskRequest, about, masked_input
+from maskdial.masked.tasks.task import Reading, TaskModel, TaskRequest, masked_input
 from maskdial.models.bundle import Task
 from maskdial.models.tokenizer import cut_tokens
 

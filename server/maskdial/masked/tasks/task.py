@@ -4,14 +4,13 @@
 """
 
 import abc
-import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Generic, Literal, Protocol, TypeVar
 
 from tokenizers import Encoding
 
-from maskdial.errors import ValidationError
+from maskdial.errors import ValidationError, about
 from maskdial.masked.request import MaskedInput, MaskedResult
 from maskdial.models.bundle import Manifest, Task
 from maskdial.models.tokenizer import TextOrIds, Tokenizer
@@ -110,17 +109,6 @@ class TaskRequest(abc.ABC, Generic[T_co]):
         Raises:
             ValidationError: a text does not fit the model.
         """
-
-
-@contextlib.contextmanager
-def about(field: str, index: int | None = None) -> Iterator[None]:
-    """Has a ValidationError that names no field say which one it is about, and which item of it."""
-    try:
-        yield
-    except ValidationError as error:
-        if error.field is not None:
-            raise
-        raise ValidationError(error.message, field=field, index=index) from error
 
 
 def check_ids(ids: Sequence[int], model: NamedModel) -> None:
