@@ -30,6 +30,7 @@ from maskdial.models.tokenizer import Tokenizer
 from maskdial.runtime.device_logits import Logits
 from maskdial.runtime.runner import Runner
 from maskdial.runtime.session import Session, SessionOptions
+from tests.engine_metrics import EngineMetrics
 
 BLOCK = 64  # tokens; of the starter model's attention kernel
 MAX_LENGTH = 512
@@ -169,14 +170,15 @@ class ListedCounter(Counter):
         self.amounts.append(int(amount))
 
 
-class Tally:
+class Tally(EngineMetrics):
     """The numbers that the tests look at."""
 
     def __init__(self) -> None:
-        self._metrics = Metrics()
+        metrics = Metrics()
+        super().__init__(metrics, NAME)
         self._drafts, self._accepted = ListedCounter(), ListedCounter()
         self.metrics = replace(
-            self._metrics.declare(NAME),
+            metrics.declare(NAME),
             draft_tokens=self._drafts,
             accepted_draft_tokens=self._accepted,
         )
@@ -185,14 +187,6 @@ class Tally:
     def num_open(self) -> int:
         """Sequences that wait or run."""
         return self.num_waiting + self.num_running
-
-    @property
-    def num_waiting(self) -> int:
-        return self.value("queue_size")
-
-    @property
-    def num_running(self) -> int:
-        return self.value("requests_running")
 
     @property
     def num_read(self) -> int:
@@ -218,19 +212,6 @@ class Tally:
     def drafts(self) -> list[tuple[int, int]]:
         """Of each pass that verified draft tokens: how many, and how many were accepted."""
         return list(zip(self._drafts.amounts, self._accepted.amounts, strict=True))
-
-    @property
-    def cancelled(self) -> dict[str, int]:
-        """How many sequences were dropped unfinished, by reason."""
-        reasons = ("disconnect", "timeout", "shutdown")
-        counts = {reason: self.value("cancelled_total", reason=reason) for reason in reasons}
-        return {reason: count for reason, count in counts.items() if count}
-
-    def value(self, name: str, **labels: str) -> int:
-        labels["model"] = NAME
-        value = self._metrics.registry.get_sample_value(f"maskdial_{name}", labels)
-        assert value is not None, name
-        return int(value)
 
 
 class Bench:

@@ -17,6 +17,7 @@ from maskdial.causal.sampling.params import SamplingParams
 from maskdial.causal.sequence import Sequence as Generated
 from maskdial.causal.stream import TokenStream
 from maskdial.metrics import Metrics
+from tests.engine_metrics import EngineMetrics
 
 VOCAB = 64
 EOS = 63  # the scripted model never says it unless told to
@@ -186,7 +187,7 @@ class Reader:
         return finish
 
 
-class Bench:
+class Bench(EngineMetrics):
     """An engine over the scripted model. Without its thread, tests count steps, not seconds."""
 
     def __init__(
@@ -202,8 +203,9 @@ class Bench:
         generation_tokens: Counter | None = None,
     ) -> None:
         self.runner = runner
-        self._metrics = Metrics()
-        metrics = self._metrics.declare(NAME)
+        reported = Metrics()
+        super().__init__(reported, NAME)
+        metrics = reported.declare(NAME)
         if generation_tokens is not None:
             metrics = replace(metrics, generation_tokens=generation_tokens)
         self.engine = CausalEngine(
@@ -235,27 +237,6 @@ class Bench:
         while self.num_running or self.num_waiting:
             await self.step()
         await settle()
-
-    @property
-    def num_running(self) -> int:
-        return self.value("requests_running")
-
-    @property
-    def num_waiting(self) -> int:
-        return self.value("queue_size")
-
-    @property
-    def cancelled(self) -> dict[str, int]:
-        """How many sequences were dropped unfinished, by reason."""
-        reasons = ("disconnect", "timeout", "shutdown")
-        counts = {reason: self.value("cancelled_total", reason=reason) for reason in reasons}
-        return {reason: count for reason, count in counts.items() if count}
-
-    def value(self, name: str, **labels: str) -> int:
-        labels["model"] = NAME
-        value = self._metrics.registry.get_sample_value(f"maskdial_{name}", labels)
-        assert value is not None, name
-        return int(value)
 
 
 async def settle() -> None:

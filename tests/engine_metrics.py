@@ -1,0 +1,32 @@
+"""EngineMetrics: what an engine of a test has reported to Prometheus so far."""
+
+from maskdial.metrics import Metrics
+
+
+class EngineMetrics:
+    """The numbers of one engine, read from its metrics."""
+
+    def __init__(self, metrics: Metrics, model: str) -> None:
+        self._registry = metrics.registry
+        self._model = model
+
+    @property
+    def num_running(self) -> int:
+        return self.value("requests_running")
+
+    @property
+    def num_waiting(self) -> int:
+        return self.value("queue_size")
+
+    @property
+    def cancelled(self) -> dict[str, int]:
+        """How many sequences were dropped unfinished, by reason."""
+        reasons = ("disconnect", "timeout", "shutdown")
+        counts = {reason: self.value("cancelled_total", reason=reason) for reason in reasons}
+        return {reason: count for reason, count in counts.items() if count}
+
+    def value(self, name: str, **labels: str) -> int:
+        labels["model"] = self._model
+        value = self._registry.get_sample_value(f"maskdial_{name}", labels)
+        assert value is not None, name
+        return int(value)
