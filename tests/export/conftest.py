@@ -260,7 +260,11 @@ def checkpoint(made_once: MakeOnce) -> Callable[[str], Path]:
 
     def make(name: str, folder: Path) -> None:
         make_checkpoint(name, folder)
-        add_json(folder / "tokenizer_config.json", chat_template="{{ messages }}")
+        add_json(
+            folder / "tokenizer_config.json",
+            chat_template="{{ messages }}",
+            response_template={"start_anchor": "<a>", "fields": {"thinking": {"open": "<t>"}}},
+        )
         if name == "llama":
             add_json(folder / "generation_config.json", eos_token_id=[3, 5], temperature=0.7)
 
