@@ -8,6 +8,7 @@ from typing import Any
 
 import onnx_ir as ir
 import torch
+from rich.console import Console
 from tokenizers import Tokenizer
 from transformers import PreTrainedModel
 
@@ -28,7 +29,8 @@ from maskdial_export.evaluation import (
 from maskdial_export.files import load_tokenizer, special_tokens
 from maskdial_export.parity import CausalParity, MaskedParity
 from maskdial_export.sample import Sample
-from maskdial_export.source import Source, load_model
+from maskdial_export.source import Source
+from maskdial_export.weights import load_model
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,13 +100,17 @@ class Checkpoint:
         return Classify(*text)
 
 
-def load_checkpoint(source: Source) -> Checkpoint:
+def load_checkpoint(
+    source: Source, *, strict: bool = True, console: Console | None = None
+) -> Checkpoint:
     """Loads the model, its tokenizer and its settings.
+
+    ``strict`` refuses missing and unused weights; otherwise they are shown on the console.
 
     Raises:
         ExportError: something is missing, damaged or not supported.
     """
-    model = load_model(source)
+    model = load_model(source, strict=strict, console=console or Console(quiet=True))
     config = model.config
     tokenizer = load_tokenizer(source, config.vocab_size)
     tokens = special_tokens(source, config, tokenizer)

@@ -50,6 +50,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "and can run code, so use this only for checkpoints you trust",
     )
     parser.add_argument(
+        "--no-strict",
+        dest="strict",
+        action="store_false",
+        help="export even if weights of the model are missing, which then are random, or weights "
+        "of the checkpoint are not used",
+    )
+    parser.add_argument(
         "--tolerance",
         type=float,
         default=TOLERANCE,
@@ -143,6 +150,7 @@ def run(args: argparse.Namespace) -> int:
             ),
             revision=args.revision,
             allow_pickle=args.allow_pickle,
+            strict=args.strict,
             tolerance=args.tolerance,
             console=console,
         )

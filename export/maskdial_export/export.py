@@ -36,6 +36,7 @@ def export(
     gate: Gate | None = None,
     revision: str | None = None,
     allow_pickle: bool = False,
+    strict: bool = True,
     tolerance: float = TOLERANCE,
     console: Console | None = None,
 ) -> Manifest:
@@ -51,6 +52,7 @@ def export(
         gate: how much quality a precision below fp32 may lose, and where.
         revision: a branch, tag or commit of the Hub id.
         allow_pickle: whether to load ``.bin`` files, which can run code.
+        strict: whether to refuse a checkpoint that lacks weights of the model or has others.
         tolerance: the largest difference allowed between the logits of torch and ONNX Runtime in
             fp32. Where logits exceed 10 it scales with them, as float32 rounding does.
         console: where to show progress; None for nowhere.
@@ -78,7 +80,7 @@ def export(
     try:
         with _new_folder(dest) as folder:
             to = cast(Precision, precision)
-            settings = Settings(to, gate, sample, tolerance, console)
+            settings = Settings(to, gate, sample, tolerance, console, strict)
             if mask == "both":
                 manifest = _write_both(found, folder, settings)
             else:

@@ -49,7 +49,7 @@ class Settings:
     """How to write a bundle.
 
     ``tolerance`` is the largest difference allowed between the logits of torch and ONNX Runtime in
-    fp32.
+    fp32; ``strict`` refuses checkpoints with missing or unused weights.
     """
 
     precision: Precision
@@ -57,6 +57,7 @@ class Settings:
     sample: Sample
     tolerance: float
     console: Console
+    strict: bool = True
 
     def keeping(self, names: Collection[str]) -> "Settings":
         """Settings that keep these layers, and more only if the gate may choose them itself."""
@@ -100,7 +101,8 @@ def write_bundle(source: Source, folder: Path, settings: Settings, packs: Packs 
     console, precision = settings.console, settings.precision
     quantizer = None
     with phase(console, "Loading"):
-        checkpoint = replace(load_checkpoint(source), packs=packs)
+        checkpoint = load_checkpoint(source, strict=settings.strict, console=console)
+        checkpoint = replace(checkpoint, packs=packs)
         if precision != "fp32":
             quantizer = Quantizer(checkpoint, precision, settings.gate, settings.sample, console)
     with phase(console, "Tracing"):
