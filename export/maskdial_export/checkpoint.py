@@ -26,10 +26,11 @@ from maskdial_export.evaluation import (
     QuestionAnswering,
     TokenClassify,
 )
-from maskdial_export.files import load_tokenizer, special_tokens
+from maskdial_export.files import special_tokens
 from maskdial_export.parity import CausalParity, MaskedParity
-from maskdial_export.sample import Sample
+from maskdial_export.sample import Sample, read_sample
 from maskdial_export.source import Source
+from maskdial_export.tokenization import load_tokenizer
 from maskdial_export.weights import load_model
 
 
@@ -101,18 +102,26 @@ class Checkpoint:
 
 
 def load_checkpoint(
-    source: Source, *, strict: bool = True, console: Console | None = None
+    source: Source,
+    *,
+    sample: Sample | None = None,
+    strict: bool = True,
+    console: Console | None = None,
 ) -> Checkpoint:
     """Loads the model, its tokenizer and its settings.
 
-    ``strict`` refuses missing and unused weights; otherwise they are shown on the console.
+    Args:
+        source: the checkpoint.
+        sample: a text that the tokenizer must know; None for the built-in sample.
+        strict: whether to refuse missing and unused weights; otherwise the console shows them.
+        console: where to show findings; None for nowhere.
 
     Raises:
         ExportError: something is missing, damaged or not supported.
     """
     model = load_model(source, strict=strict, console=console or Console(quiet=True))
     config = model.config
-    tokenizer = load_tokenizer(source, config.vocab_size)
+    tokenizer = load_tokenizer(source, config.vocab_size, sample or read_sample(None))
     tokens = special_tokens(source, config, tokenizer)
     max_length = (causal if source.mask == "causal" else masked).max_length(config)
     embedding = None

@@ -79,8 +79,8 @@ def _add_gate_arguments(parser: argparse.ArgumentParser) -> None:
         "--quality-text",
         type=Path,
         metavar="FILE",
-        help="UTF-8 text to measure the loss on, best similar to what the model will be served "
-        "(default: a page of mixed English)",
+        help="UTF-8 text that the tokenizer must know and to measure the loss on, best similar to "
+        "what the model will be served (default: a page of mixed English)",
     )
     parser.add_argument(
         "--keep",

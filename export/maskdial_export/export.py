@@ -5,6 +5,7 @@ import shutil
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Literal, cast, get_args
 
@@ -63,7 +64,7 @@ def export(
     console = console or Console(quiet=True)
     if precision not in PRECISIONS:
         raise ExportError(f"unknown precision {precision!r}; supported: {', '.join(PRECISIONS)}")
-    if precision == "fp32" and gate not in (None, Gate()):
+    if precision == "fp32" and gate is not None and replace(gate, text=None) != Gate():
         raise ExportError(
             "the quality options (--keep, --max-loss and others) do not apply to fp32; add "
             "--precision int8, int4 or int4-fp16"

@@ -1,61 +1,16 @@
 """A bundle's small files: tokenizer, chat template, generation defaults; and special tokens."""
 
 import json
-import warnings
 from pathlib import Path
 from typing import Any
 
 from tokenizers import Tokenizer
-from transformers import AutoTokenizer
 
 from maskdial.models.bundle import CHAT_TEMPLATE, GENERATION_CONFIG, TOKENIZER, SpecialTokens
 from maskdial_export.errors import ExportError
 from maskdial_export.source import Source, read_json
 
 _MASK_TOKENS = ("[MASK]", "<mask>")
-
-
-def load_tokenizer(source: Source, vocab_size: int) -> Tokenizer:
-    """The checkpoint's tokenizer, with padding and truncation turned off.
-
-    Raises:
-        ExportError: there is none, or it produces ids outside the model's vocabulary.
-    """
-    path = source.path / TOKENIZER
-    if path.is_file():
-        try:
-            tokenizer = Tokenizer.from_file(str(path))
-        except Exception as error:  # the library has no error class of its own
-            raise ExportError(f"cannot read {path}: {error}") from error
-    else:
-        tokenizer = _convert(source)
-    tokenizer.no_padding()
-    tokenizer.no_truncation()
-    largest = max(tokenizer.get_vocab(with_added_tokens=True).values(), default=-1)
-    if largest >= vocab_size:
-        raise ExportError(
-            f"the tokenizer of {source.name} produces ids up to {largest}, but the model has only "
-            f"{vocab_size}; they do not belong together"
-        )
-    return tokenizer
-
-
-def _convert(source: Source) -> Tokenizer:
-    """Builds the tokenizer from the vocabulary files of an older checkpoint."""
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            slow = AutoTokenizer.from_pretrained(
-                source.path, trust_remote_code=False, local_files_only=True
-            )
-        tokenizer: Tokenizer = slow.backend_tokenizer
-    except Exception as error:  # transformers raises many types for missing files
-        raise ExportError(
-            f"{source.name} has no tokenizer.json, and its other files do not give a tokenizer"
-        ) from error
-    if tokenizer.get_vocab_size(with_added_tokens=False) == 0:
-        raise ExportError(f"{source.name} has neither tokenizer.json nor another vocabulary file")
-    return tokenizer
 
 
 def special_tokens(source: Source, config: Any, tokenizer: Tokenizer) -> SpecialTokens:

@@ -101,7 +101,9 @@ def write_bundle(source: Source, folder: Path, settings: Settings, packs: Packs 
     console, precision = settings.console, settings.precision
     quantizer = None
     with phase(console, "Loading"):
-        checkpoint = load_checkpoint(source, strict=settings.strict, console=console)
+        checkpoint = load_checkpoint(
+            source, sample=settings.sample, strict=settings.strict, console=console
+        )
         checkpoint = replace(checkpoint, packs=packs)
         if precision != "fp32":
             quantizer = Quantizer(checkpoint, precision, settings.gate, settings.sample, console)

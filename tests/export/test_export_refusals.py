@@ -86,12 +86,6 @@ def test_head_that_the_checkpoint_lacks(assert_refused: Refuse, checkpoint: New)
     assert_refused(checkpoint("bert"), "lacks", "--task", "classify")
 
 
-def test_missing_tokenizer(assert_refused: Refuse, new_checkpoint: New) -> None:
-    source = new_checkpoint("llama")
-    (source / "tokenizer.json").unlink()
-    assert_refused(source, "tokenizer.json")
-
-
 def test_tokenizer_of_another_model(assert_refused: Refuse, new_checkpoint: New) -> None:
     source = new_checkpoint("bert")
     path = source / "tokenizer.json"
