@@ -108,7 +108,8 @@ def _add_gate_arguments(parser: argparse.ArgumentParser) -> None:
         "--reduce-range",
         action="store_true",
         help="int8: use 7 bits for weights, so that products are exact on any CPU; with 8 bits "
-        "the server needs a CPU with VNNI, or an ARM one",
+        "the server needs a CPU with VNNI, or an ARM one (default: 7 bits if the exporting CPU "
+        "needs them)",
     )
 
 

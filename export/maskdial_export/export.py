@@ -14,6 +14,7 @@ from rich.console import Console
 from maskdial.models.bundle import Manifest, Task
 from maskdial_export.errors import ExportError
 from maskdial_export.join import join
+from maskdial_export.kernels import exact_here
 from maskdial_export.phase import finding, phase
 from maskdial_export.quality import Gate
 from maskdial_export.sample import read_sample
@@ -70,6 +71,10 @@ def export(
             "--precision int8, int4 or int4-fp16"
         )
     gate = gate or Gate()
+    if precision == "int8" and not gate.reduce_range and not exact_here():
+        text = "8-bit products saturate on this processor (no VNNI), so weights get 7 bits"
+        console.print(text, highlight=False, soft_wrap=True)
+        gate = replace(gate, reduce_range=True)
     if precision == "fp16" and (gate.keep or gate.keep_worst):
         raise ExportError(
             "--keep and --keep-worst apply to int8, int4 and int4-fp16; fp16 converts every layer"

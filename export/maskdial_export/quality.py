@@ -45,7 +45,8 @@ class Gate:
             ``max_loss`` needs.
         calibrate: whether int8 inputs may have one fixed scale where that is accurate enough,
             which is faster than a scale per row.
-        reduce_range: whether int8 weights have 7 bits, exact also on CPUs without VNNI.
+        reduce_range: whether int8 weights have 7 bits, exact also on CPUs without VNNI. An export
+            on such a CPU sets it.
     """
 
     text: Path | None = None
