@@ -1,6 +1,7 @@
 """``maskdial export``: its arguments, progress output and exit code."""
 
 import argparse
+import signal
 import sys
 from pathlib import Path
 
@@ -132,8 +133,12 @@ def _count(text: str) -> int | None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Runs the command; returns 0 on success, or 1 after printing one sentence on the cause."""
-    console = Console(stderr=True)
+    """Runs the command; returns 0 on success, or 1 after printing one sentence on the cause.
+
+    SIGTERM ends the process with 143, after the unfinished bundle is removed.
+    """
+    console = Console(file=sys.stderr)  # torch's own output to stderr is caught while it traces
+    previous = signal.signal(signal.SIGTERM, _exit)
     try:
         export(
             args.source,
@@ -158,9 +163,15 @@ def run(args: argparse.Namespace) -> int:
     except MaskdialError as error:
         print(f"maskdial export: {error.message}", file=sys.stderr)
         return 1
+    finally:
+        signal.signal(signal.SIGTERM, previous)
     for manifest in read_manifests(args.dest.name, args.dest):
         console.print(f"{args.dest}: {_summary(manifest)}", highlight=False, soft_wrap=True)
     return 0
+
+
+def _exit(number: int, _frame: object) -> None:
+    sys.exit(128 + number)
 
 
 def _summary(manifest: Manifest) -> str:

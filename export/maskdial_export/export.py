@@ -1,6 +1,5 @@
 """Exports a checkpoint to a bundle. A failed export leaves nothing behind."""
 
-import os
 import shutil
 import tempfile
 from collections.abc import Iterator
@@ -12,7 +11,8 @@ from typing import Literal, cast, get_args
 from rich.console import Console
 
 from maskdial.models.bundle import Manifest, Task
-from maskdial_export.errors import ExportError
+from maskdial_export.destination import new_folder
+from maskdial_export.errors import ExportError, io_reason
 from maskdial_export.join import join
 from maskdial_export.kernels import exact_here
 from maskdial_export.phase import finding, phase
@@ -79,44 +79,28 @@ def export(
         raise ExportError(
             "--keep and --keep-worst apply to int8, int4 and int4-fp16; fp16 converts every layer"
         )
-    sample = read_sample(gate.text)
-    _check_vacant(dest)
-    with phase(console, "Finding the checkpoint"):
-        found = find(source, task, revision=revision, allow_pickle=allow_pickle)
-    try:
-        with _new_folder(dest) as folder:
-            to = cast(Precision, precision)
-            settings = Settings(to, gate, sample, tolerance, console, strict)
+    settings = Settings(
+        cast(Precision, precision), gate, read_sample(gate.text), tolerance, console, strict
+    )
+    with new_folder(dest) as folder:
+        with phase(console, "Finding the checkpoint"), _reading(source):
+            found = find(source, task, revision=revision, allow_pickle=allow_pickle)
+        try:
             if mask == "both":
-                manifest = _write_both(found, folder, settings)
-            else:
-                under = found if mask is None else found.under(mask)
-                manifest = write_bundle(under, folder, settings).manifest
-    except OSError as error:
-        reason = error.strerror or str(error)
-        raise ExportError(f"cannot write the bundle to {dest}: {reason}") from error
-    return manifest
-
-
-def _check_vacant(dest: Path) -> None:
-    if dest.is_dir() and not any(dest.iterdir()):
-        return
-    if dest.exists() or dest.is_symlink():
-        raise ExportError(f"{dest} already exists; remove it or choose another folder")
+                return _write_both(found, folder, settings)
+            under = found if mask is None else found.under(mask)
+            return write_bundle(under, folder, settings).manifest
+        except OSError as error:
+            reason = io_reason(error)
+            raise ExportError(f"cannot write the bundle to {dest}: {reason}") from error
 
 
 @contextmanager
-def _new_folder(dest: Path) -> Iterator[Path]:
-    """A temporary folder, renamed to ``dest`` on success and removed on failure."""
-    dest.parent.mkdir(parents=True, exist_ok=True)
-    folder = Path(tempfile.mkdtemp(prefix=f".{dest.name}.", suffix=".partial", dir=dest.parent))
+def _reading(source: str) -> Iterator[None]:
     try:
-        folder.chmod(0o755)
-        yield folder
-        _check_vacant(dest)
-        os.replace(folder, dest)
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
+        yield
+    except OSError as error:
+        raise ExportError(f"cannot read {source}: {io_reason(error)}") from error
 
 
 def _write_both(found: Source, folder: Path, settings: Settings) -> Manifest:

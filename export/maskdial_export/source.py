@@ -11,6 +11,7 @@ import huggingface_hub
 from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
 from maskdial.models.bundle import Family, Task, file_sha256
+from maskdial_export.config import check_config
 from maskdial_export.errors import ExportError
 
 Mask = Literal["full", "causal"]
@@ -153,6 +154,7 @@ def find(source: str, task: str, *, revision: str | None, allow_pickle: bool) ->
     config = read_json(path / "config.json")
     if not config:
         raise ExportError(f"{source} is not a Hugging Face checkpoint: it has no config.json")
+    check_config(source, config)
     if task == "auto" and _pools(path):
         task = "embed"
     architecture, settled = _settle(config, task)

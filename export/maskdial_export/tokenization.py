@@ -75,7 +75,7 @@ def _conversions(source: Source) -> Iterator[Any]:
     """The tokenizers that transformers makes: by the model's type, then by the files alone."""
     settings = {"trust_remote_code": False, "local_files_only": True}
     makers = [(transformers.AutoTokenizer, settings)]
-    if (source.path / _VOCABULARY).is_file() and source.mask == "full":
+    if (source.path / _VOCABULARY).is_file() and source.family == "masked":
         makers.append((transformers.BertTokenizer, settings))
     if (source.path / "tokenizer.model").is_file():
         begins = source.read_json("tokenizer_config.json").get("add_bos_token", True)

@@ -24,7 +24,7 @@ from maskdial.models.bundle import (
 )
 from maskdial_export.checkpoint import Checkpoint, load_checkpoint
 from maskdial_export.errors import ExportError, first_line
-from maskdial_export.files import write_files
+from maskdial_export.files import read_files, write_files
 from maskdial_export.golden import SLACK, Golden, half_tolerance, quantized_tolerance
 from maskdial_export.graph import optimize, save
 from maskdial_export.kernels import kernel_check
@@ -105,6 +105,7 @@ def write_bundle(source: Source, folder: Path, settings: Settings, packs: Packs 
             source, sample=settings.sample, strict=settings.strict, console=console
         )
         checkpoint = replace(checkpoint, packs=packs)
+        texts = read_files(source, checkpoint.tokenizer)
         if precision != "fp32":
             quantizer = Quantizer(checkpoint, precision, settings.gate, settings.sample, console)
     with phase(console, "Tracing"):
@@ -114,7 +115,7 @@ def write_bundle(source: Source, folder: Path, settings: Settings, packs: Packs 
         named = graph.clone()  # saving removes the modules' names
     path = folder / GRAPH
     with phase(console, "Writing"):
-        names = [*save(graph, path), *write_files(source, checkpoint.tokenizer, folder)]
+        names = [*save(graph, path), *write_files(texts, folder)]
     with _onnxruntime_errors():
         checked = _check(checkpoint, path, settings)
         if quantizer is not None:
@@ -193,7 +194,7 @@ def _onnxruntime_errors() -> Iterator[None]:
 def _classification(source: Source, config: Any) -> dict[str, Any]:
     if source.task not in ("classify", "token-classify"):
         return {}
-    labels = tuple(config.id2label[index] for index in range(config.num_labels))
+    labels = tuple(str(config.id2label[index]) for index in range(config.num_labels))
     if source.architecture.endswith("ForNextSentencePrediction"):
         labels = NEXT_SENTENCE_LABELS
     return {

@@ -16,7 +16,7 @@ from loadtests.compare.setup import Setup
 from maskdial.models.bundle import GRAPH, GoldenCheck, Manifest, hash_files, write_manifest
 from maskdial_export import causal, masked
 from maskdial_export.checkpoint import Checkpoint
-from maskdial_export.files import special_tokens, write_files
+from maskdial_export.files import read_files, special_tokens, write_files
 from maskdial_export.golden import Golden
 from maskdial_export.graph import optimize, save
 from maskdial_export.quantize import quantize
@@ -39,7 +39,7 @@ def write_half(setup: Setup, tiny: Manifest) -> None:
         if setup.precision == "int4-fp16":
             graph = quantize(graph, "int4-fp16", ())
         names = save(graph, folder / GRAPH)
-        names += write_files(source, checkpoint.tokenizer, folder)
+        names += write_files(read_files(source, checkpoint.tokenizer), folder)
         config: Any = checkpoint.model.config
         about = {
             "precision": setup.precision,

@@ -1,20 +1,26 @@
 """Refused exports print one sentence and leave nothing behind."""
 
+import contextlib
 import errno
 import json
 import os
 import resource
+import signal
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn
 
 import huggingface_hub
+import onnx_ir
 import pytest
 import torch
 from safetensors.torch import load_file
+from transformers.models.bert.modeling_bert import BertPredictionHeadTransform
 
+import maskdial.cli
 import maskdial_export.writing
 from maskdial_export.causal import kv_layout
+from maskdial_export.destination import new_folder
 from maskdial_export.errors import ExportError
 from maskdial_export.export import export
 from maskdial_export.parity import CausalParity, MaskedParity
@@ -152,24 +158,187 @@ def test_file_system_that_takes_no_more(assert_refused: Refuse, checkpoint: New)
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
+@pytest.mark.parametrize(
+    "error",
+    [OSError(errno.ENOSPC, "No space left"), OSError("problem writing element 4096 to file")],
+    ids=["system", "numpy"],
+)
 def test_full_disk(
-    assert_refused: Refuse, checkpoint: New, monkeypatch: pytest.MonkeyPatch
+    error: OSError, assert_refused: Refuse, checkpoint: New, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fail(*_: object) -> NoReturn:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    def fail(*_: object, **__: object) -> NoReturn:
+        raise error
 
-    monkeypatch.setattr(maskdial_export.writing, "write_manifest", fail)
-    assert_refused(checkpoint("bert"), "No space left on device", late=True)
+    monkeypatch.setattr(onnx_ir, "save", fail)
+    assert_refused(checkpoint("bert"), "the disk is full", late=True)
 
 
-def test_interrupted(checkpoint: New, bundles: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("entry", "why"),
+    [
+        ({"architectures": "BertForMaskedLM"}, "it must be a list of class names"),
+        ({"id2label": {"0": "no", "2": "yes"}}, "has the id 2, but its 2 labels need the ids 0 to"),
+        ({"id2label": {"no": "0", "yes": "1"}}, "has the id no, but its 2 labels"),
+        ({"id2label": {"0": None}}, "gives 0 the label None"),
+        ({"id2label": ["no", "yes"]}, "is not an object of ids and labels"),
+        ({"problem_type": "binary"}, "problem_type in config.json of"),
+        ({"hidden_size": "32"}, "Field 'hidden_size' expected int, got str (value: '32')"),
+        ({"hidden_act": "none"}, "cannot be loaded: KeyError('none')"),
+    ],
+)
+def test_malformed_config(
+    entry: dict[str, Any],
+    why: str,
+    assert_refused: Refuse,
+    new_checkpoint: New,
+    add_json: Callable[..., None],
+) -> None:
+    source = new_checkpoint("bert-classify")
+    add_json(source / "config.json", **entry)
+    assert_refused(source, why)
+
+
+@pytest.mark.parametrize(
+    ("ids", "why"),
+    [
+        ("</s>", "eos_token_id in generation_config.json of {} is '</s>', which is no token id"),
+        ([3, 2.5], "is 2.5, which is no token id"),
+        ([3, 101], "is 101, but the model has only the tokens 0 to 100"),
+    ],
+)
+def test_wrong_token_ids(
+    ids: Any,
+    why: str,
+    assert_refused: Refuse,
+    new_checkpoint: New,
+    add_json: Callable[..., None],
+) -> None:
+    source = new_checkpoint("llama")
+    add_json(source / "generation_config.json", eos_token_id=ids)
+    assert_refused(source, why.format(source))
+
+
+def test_chat_template_that_is_not_utf8(assert_refused: Refuse, new_checkpoint: New) -> None:
+    source = new_checkpoint("llama")
+    (source / "chat_template.jinja").write_bytes("{# caf\u00e9 #}".encode("latin-1"))
+    assert_refused(source, "chat_template.jinja is not UTF-8 (byte 6)")
+
+
+@pytest.mark.parametrize("name", ["chat_template.jinja", "generation_config.json"])
+def test_link_to_a_file_outside_the_checkpoint(
+    name: str, assert_refused: Refuse, new_checkpoint: New, tmp_path: Path
+) -> None:
+    source = new_checkpoint("llama")
+    (tmp_path / "secret").write_text('{"key": "secret"}')
+    (source / name).unlink(missing_ok=True)
+    (source / name).symlink_to("../secret")
+    assert_refused(source, f"{source / name} is a link to {tmp_path / 'secret'}, outside the")
+
+
+def test_trace_that_fails(
+    capfd: pytest.CaptureFixture[str],
+    checkpoint: New,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    traced_once: dict[str, Any],
+) -> None:
+    """One sentence; torch would print its unfinished graph and a report with escape codes."""
+
+    def branch(self: Any, hidden: torch.Tensor) -> torch.Tensor:
+        return hidden if hidden.sum() > 0 else -hidden
+
+    monkeypatch.setattr(BertPredictionHeadTransform, "forward", branch)
+    traced_once.clear()
+    with pytest.raises(ExportError, match=r"takes different paths for different values") as caught:
+        export(str(checkpoint("bert")), tmp_path / "bundle")
+    assert "\x1b" not in caught.value.message
+    assert "def forward" not in capfd.readouterr().err
+
+
+def test_interrupted(
+    capsys: pytest.CaptureFixture[str],
+    checkpoint: New,
+    bundles: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Ctrl-C."""
+
     def interrupt(*_: object, **__: object) -> NoReturn:
         raise KeyboardInterrupt
 
     monkeypatch.setattr(maskdial_export.writing, "load_checkpoint", interrupt)
-    with pytest.raises(KeyboardInterrupt):
-        export(str(checkpoint("bert")), bundles / "bundle")
+    code = maskdial.cli.main(["export", str(checkpoint("bert")), str(bundles / "bundle")])
+    assert code == 130
+    assert capsys.readouterr().err.splitlines()[-1] == "maskdial: interrupted"
     assert list(bundles.iterdir()) == []
+
+
+def test_terminated(checkpoint: New, bundles: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def terminate(*_: object, **__: object) -> None:
+        assert len(list(bundles.iterdir())) == 1
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    monkeypatch.setattr(maskdial_export.writing, "load_checkpoint", terminate)
+    with pytest.raises(SystemExit) as caught:
+        maskdial.cli.main(["export", str(checkpoint("bert")), str(bundles / "bundle")])
+    assert caught.value.code == 128 + signal.SIGTERM
+    assert list(bundles.iterdir()) == []
+
+
+def test_killed_exports_are_cleaned_up_by_the_next_one(bundles: Path) -> None:
+    left = bundles / ".bundle.abc.partial"
+    other = bundles / ".other.abc.partial"
+    for folder in (left, other):
+        folder.mkdir()
+        (folder / "model.onnx.data").touch()
+    with new_folder(bundles / "bundle"):
+        assert not left.exists()
+        assert other.exists()
+
+
+def test_running_exports_are_left_alone(bundles: Path) -> None:
+    dest = bundles / "bundle"
+    with contextlib.ExitStack() as stack:
+        first = stack.enter_context(new_folder(dest))
+        with new_folder(dest) as second:
+            assert first.is_dir()
+            (second / "model.onnx").touch()
+        assert first.is_dir()
+        with pytest.raises(ExportError, match="already exists"):
+            stack.close()
+    assert [path.name for path in bundles.rglob("*")] == ["bundle", "model.onnx"]
+
+
+def test_destination_that_cannot_be_replaced(
+    monkeypatch: pytest.MonkeyPatch, bundles: Path
+) -> None:
+    """A mount point, say. It is found before the checkpoint is."""
+
+    def refuse(*_: object) -> NoReturn:
+        raise OSError(errno.EBUSY, os.strerror(errno.EBUSY))
+
+    (bundles / "bundle").mkdir()
+    monkeypatch.setattr(os, "replace", refuse)
+    with (
+        pytest.raises(ExportError, match=r"cannot write to .*busy"),
+        new_folder(bundles / "bundle"),
+    ):
+        pytest.fail("this comes too late")
+    assert [path.name for path in bundles.iterdir()] == ["bundle"]
+
+
+def test_destination_below_a_file(bundles: Path) -> None:
+    (bundles / "file").touch()
+    with pytest.raises(ExportError, match=r"file is not a folder"):
+        export("/no/such/checkpoint", bundles / "file" / "bundle")
+
+
+def test_destination_is_a_link_to_an_empty_folder(bundles: Path, tmp_path: Path) -> None:
+    (tmp_path / "disk").mkdir()
+    (bundles / "bundle").symlink_to(tmp_path / "disk")
+    with new_folder(bundles / "bundle") as folder:
+        (folder / "model.onnx").touch()
+    assert (bundles / "bundle" / "model.onnx").is_file()
 
 
 def test_destination_that_exists(
