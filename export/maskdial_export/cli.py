@@ -10,6 +10,7 @@ from rich.console import Console
 from maskdial.errors import MaskdialError
 from maskdial.models.bundle import Manifest, read_manifests
 from maskdial_export.export import MASKS, PRECISIONS, TASKS, TOLERANCE, export
+from maskdial_export.length import LONGEST
 from maskdial_export.quality import MAX_LOSS, Gate
 
 __all__ = ["add_arguments", "export", "run"]
@@ -56,6 +57,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="store_false",
         help="export even if weights of the model are missing, which then are random, or weights "
         "of the checkpoint are not used",
+    )
+    parser.add_argument(
+        "--max-length",
+        type=_length,
+        metavar="N",
+        help="longest text in tokens, of causal models prompt and reply together (default: what "
+        f"the model has positions for, at most {LONGEST:,} if they are rotary)",
     )
     parser.add_argument(
         "--tolerance",
@@ -121,6 +129,13 @@ def _loss(text: str) -> float:
     return loss
 
 
+def _length(text: str) -> int:
+    length = int(text)
+    if length < 1:
+        raise argparse.ArgumentTypeError(f"{text} is not a length: expected 1 or more")
+    return length
+
+
 def _count(text: str) -> int | None:
     if text == "auto":
         return None
@@ -157,6 +172,7 @@ def run(args: argparse.Namespace) -> int:
             revision=args.revision,
             allow_pickle=args.allow_pickle,
             strict=args.strict,
+            max_length=args.max_length,
             tolerance=args.tolerance,
             console=console,
         )

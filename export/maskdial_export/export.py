@@ -39,6 +39,7 @@ def export(
     revision: str | None = None,
     allow_pickle: bool = False,
     strict: bool = True,
+    max_length: int | None = None,
     tolerance: float = TOLERANCE,
     console: Console | None = None,
 ) -> Manifest:
@@ -55,6 +56,8 @@ def export(
         revision: a branch, tag or commit of the Hub id.
         allow_pickle: whether to load ``.bin`` files, which can run code.
         strict: whether to refuse a checkpoint that lacks weights of the model or has others.
+        max_length: how many tokens a text may have; None for what the model has positions for, at
+            most 131,072 if they are rotary.
         tolerance: the largest difference allowed between the logits of torch and ONNX Runtime in
             fp32. Where logits exceed 10 it scales with them, as float32 rounding does.
         console: where to show progress; None for nowhere.
@@ -80,7 +83,13 @@ def export(
             "--keep and --keep-worst apply to int8, int4 and int4-fp16; fp16 converts every layer"
         )
     settings = Settings(
-        cast(Precision, precision), gate, read_sample(gate.text), tolerance, console, strict
+        cast(Precision, precision),
+        gate,
+        read_sample(gate.text),
+        tolerance,
+        console,
+        strict,
+        max_length,
     )
     with new_folder(dest) as folder:
         with phase(console, "Finding the checkpoint"), _reading(source):

@@ -49,7 +49,8 @@ class Settings:
     """How to write a bundle.
 
     ``tolerance`` is the largest difference allowed between the logits of torch and ONNX Runtime in
-    fp32; ``strict`` refuses checkpoints with missing or unused weights.
+    fp32; ``strict`` refuses checkpoints with missing or unused weights;
+    ``longest`` is how many tokens a text may have.
     """
 
     precision: Precision
@@ -58,6 +59,7 @@ class Settings:
     tolerance: float
     console: Console
     strict: bool = True
+    longest: int | None = None
 
     def keeping(self, names: Collection[str]) -> "Settings":
         """Settings that keep these layers, and more only if the gate may choose them itself."""
@@ -102,7 +104,11 @@ def write_bundle(source: Source, folder: Path, settings: Settings, packs: Packs 
     quantizer = None
     with phase(console, "Loading"):
         checkpoint = load_checkpoint(
-            source, sample=settings.sample, strict=settings.strict, console=console
+            source,
+            sample=settings.sample,
+            strict=settings.strict,
+            longest=settings.longest,
+            console=console,
         )
         checkpoint = replace(checkpoint, packs=packs)
         texts = read_files(source, checkpoint.tokenizer)

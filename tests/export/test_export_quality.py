@@ -125,7 +125,8 @@ def test_loss_that_is_refused(bad: Traced, quantize: Quantize) -> None:
     # The weights are random
     assert re.search(
         r"fp32 itself does no better than chance there \(1\.\d% of the tokens found, and "
-        r"1\d\.\d% by naming the most frequent one\), so pass a text .* --quality-text; otherwise keep layers",
+        r"1\d\.\d% by naming the most frequent one\), so pass a text .* --quality-text; otherwise "
+        r"keep layers",
         str(error.value),
     )
 
