@@ -8,12 +8,15 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+import safetensors.torch
 import torch
 import transformers
 from rich.console import Console
-from torch import nn
+from torch import Tensor, nn
 from transformers import PreTrainedModel
+from transformers.pytorch_utils import Conv1D
 
+from maskdial_export.dequantize import dequantize
 from maskdial_export.errors import ExportError, first_line
 from maskdial_export.phase import finding
 from maskdial_export.source import Source
@@ -38,18 +41,17 @@ def load_model(source: Source, *, strict: bool, console: Console) -> PreTrainedM
     transformers.utils.logging.set_verbosity_error()
     transformers.utils.logging.disable_progress_bar()
     model_class = getattr(transformers, source.architecture)
-    has_safetensors = any(file.suffix == ".safetensors" for file in source.weight_files())
     try:
         model, info = model_class.from_pretrained(
-            source.path,
+            **_stored(source, model_class),
             dtype=torch.float32,
             attn_implementation="eager",
-            use_safetensors=has_safetensors,
             trust_remote_code=False,
-            local_files_only=True,
             output_loading_info=True,
             ignore_mismatched_sizes=True,  # else the error does not say which weight it is
         )
+    except ExportError:
+        raise
     except Exception as error:  # transformers raises many types for damaged files
         raise ExportError(f"{source.name} cannot be loaded: {first_line(error)}") from error
     _check_shapes(source, info["mismatched_keys"])
@@ -62,6 +64,37 @@ def load_model(source: Source, *, strict: bool, console: Console) -> PreTrainedM
     _check_values(source, model)
     model.eval()
     return model
+
+
+def _stored(source: Source, model_class: type[PreTrainedModel]) -> dict[str, Any]:
+    """The arguments of ``from_pretrained`` that say where the weights are.
+
+    Those of quantized checkpoints are restored first: transformers loads most of them on a GPU
+    only.
+    """
+    has_safetensors = any(file.suffix == ".safetensors" for file in source.weight_files())
+    settings = source.read_json("config.json").get("quantization_config")
+    if settings is None:
+        return {
+            "pretrained_model_name_or_path": source.path,
+            "use_safetensors": has_safetensors,
+            "local_files_only": True,
+        }
+    stored: dict[str, Tensor] = {}
+    for file in source.weight_files():
+        if file.suffix == ".safetensors":
+            stored |= safetensors.torch.load_file(file)
+        elif not has_safetensors:
+            stored |= torch.load(file, map_location="cpu", weights_only=True)
+    restored = dequantize(source.name, settings, stored)
+    config = model_class.config_class.from_pretrained(source.path, local_files_only=True)
+    del config.quantization_config
+    with torch.device("meta"):
+        if any(isinstance(module, Conv1D) for module in model_class(config).modules()):
+            raise ExportError(
+                f"{source.name} is quantized, which is not supported for {config.model_type} models"
+            )
+    return {"pretrained_model_name_or_path": None, "config": config, "state_dict": restored}
 
 
 def _check_shapes(source: Source, mismatched: Iterable[tuple[str, Any, Any]]) -> None:
