@@ -66,12 +66,16 @@ _CAUSAL = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """A checkpoint folder, with the class to load and the task to export for."""
+    """A checkpoint folder, with the class to load and the task to export for.
+
+    ``adapter`` is the folder of a PEFT adapter to merge into the weights.
+    """
 
     name: str
     path: Path
     architecture: str
     task: Task
+    adapter: Path | None = None
 
     @property
     def family(self) -> Family:
@@ -104,9 +108,10 @@ class Source:
 
     @property
     def provenance(self) -> str:
-        """For the manifest: Hub id and commit, or the name of a local folder."""
+        """For the manifest: Hub id and commit, or the name of a local folder; and the adapter's."""
         path = self.path.resolve()
-        return path.name if Path(self.name).is_dir() else f"{self.name}@{path.name}"
+        name = path.name if Path(self.name).is_dir() else f"{self.name}@{path.name}"
+        return name if self.adapter is None else f"{name} + {self.adapter.resolve().name}"
 
     def read_json(self, file_name: str) -> dict[str, Any]:
         """A JSON object next to the weights; empty if the file is missing."""
@@ -116,9 +121,10 @@ class Source:
         return sorted([*self.path.glob("*.safetensors"), *self.path.glob("pytorch_model*.bin")])
 
     def sha256(self) -> str:
-        """One SHA-256 over the names and contents of config.json and the weight files."""
+        """One SHA-256 over the names and contents of config.json, weight files and adapter."""
         digest = hashlib.sha256()
-        for file in (self.path / "config.json", *self.weight_files()):
+        adapter = sorted(self.adapter.glob("adapter_*")) if self.adapter is not None else []
+        for file in (self.path / "config.json", *self.weight_files(), *adapter):
             digest.update(f"{file.name} {file_sha256(file)}\n".encode())
         return digest.hexdigest()
 

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
+from maskdial_export.adapter import merge_adapter, whole_weights
 from maskdial_export.dequantize import dequantize
 from maskdial_export.errors import ExportError, first_line
 from maskdial_export.phase import finding
@@ -55,12 +56,17 @@ def load_model(source: Source, *, strict: bool, console: Console) -> PreTrainedM
     except Exception as error:  # transformers raises many types for damaged files
         raise ExportError(f"{source.name} cannot be loaded: {first_line(error)}") from error
     _check_shapes(source, info["mismatched_keys"])
-    for complaint in (_missing(source, info["missing_keys"]), _unused(source, model, info)):
+    missing = info["missing_keys"]
+    if source.adapter is not None:
+        missing -= whole_weights(source.adapter)
+    for complaint in (_missing(source, missing), _unused(source, model, info)):
         if complaint is None:
             continue
         if strict:
             raise ExportError(f"{complaint}; --no-strict exports the model regardless")
         finding(console, complaint)
+    if source.adapter is not None:
+        model = merge_adapter(model, source.adapter)
     _check_values(source, model)
     model.eval()
     return model
