@@ -6,6 +6,7 @@ has no place for are left out, and both are no more than a warning.
 
 import re
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 from typing import Any
 
 import safetensors.torch
@@ -79,6 +80,9 @@ def _stored(source: Source, model_class: type[PreTrainedModel]) -> dict[str, Any
     only.
     """
     has_safetensors = any(file.suffix == ".safetensors" for file in source.weight_files())
+    for file in source.weight_files():
+        if file.suffix == ".safetensors":
+            _check_file(file)
     settings = source.read_json("config.json").get("quantization_config")
     if settings is None:
         return {
@@ -101,6 +105,17 @@ def _stored(source: Source, model_class: type[PreTrainedModel]) -> dict[str, Any
                 f"{source.name} is quantized, which is not supported for {config.model_type} models"
             )
     return {"pretrained_model_name_or_path": None, "config": config, "state_dict": restored}
+
+
+def _check_file(path: Path) -> None:
+    """Reads the header of a file, which does not fit a file that ends early."""
+    try:
+        with safetensors.safe_open(path, "pt"):
+            pass
+    except safetensors.SafetensorError as error:
+        raise ExportError(
+            f"{path} is damaged or incomplete ({first_line(error)}); get it again"
+        ) from error
 
 
 def _check_shapes(source: Source, mismatched: Iterable[tuple[str, Any, Any]]) -> None:
