@@ -7,21 +7,17 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
-import huggingface_hub
-from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
-
 from maskdial.models.bundle import Family, Task, file_sha256
 from maskdial_export.config import check_config
 from maskdial_export.errors import ExportError
+from maskdial_export.hub import download
 
 Mask = Literal["full", "causal"]
 
-_DOWNLOADED = ("*.json", "*.jinja", "*.txt", "*.model", "*.safetensors")
-_PICKLES = ("*.bin",)
-_NOT_DOWNLOADED = ("*/*.bin", "*/*.safetensors", "*/*.txt", "*/*.model")
-
 # sentence-transformers' list of modules after the model: pooling and normalization.
 MODULES = "modules.json"
+
+_LFS_POINTER = b"version https://git-lfs.github.com/spec/"
 
 
 def _encoder(prefix: str, *more: str) -> dict[str, Task]:
@@ -66,12 +62,16 @@ _CAUSAL = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """A checkpoint folder, with the class to load and the task to export for."""
+    """A checkpoint folder, with the class to load and the task to export for.
+
+    ``adapter`` is the folder of a PEFT adapter to merge into the weights.
+    """
 
     name: str
     path: Path
     architecture: str
     task: Task
+    adapter: Path | None = None
 
     @property
     def family(self) -> Family:
@@ -104,9 +104,10 @@ class Source:
 
     @property
     def provenance(self) -> str:
-        """For the manifest: Hub id and commit, or the name of a local folder."""
+        """For the manifest: Hub id and commit, or the name of a local folder; and the adapter's."""
         path = self.path.resolve()
-        return path.name if Path(self.name).is_dir() else f"{self.name}@{path.name}"
+        name = path.name if Path(self.name).is_dir() else f"{self.name}@{path.name}"
+        return name if self.adapter is None else f"{name} + {self.adapter.resolve().name}"
 
     def read_json(self, file_name: str) -> dict[str, Any]:
         """A JSON object next to the weights; empty if the file is missing."""
@@ -116,9 +117,10 @@ class Source:
         return sorted([*self.path.glob("*.safetensors"), *self.path.glob("pytorch_model*.bin")])
 
     def sha256(self) -> str:
-        """One SHA-256 over the names and contents of config.json and the weight files."""
+        """One SHA-256 over the names and contents of config.json, weight files and adapter."""
         digest = hashlib.sha256()
-        for file in (self.path / "config.json", *self.weight_files()):
+        adapter = sorted(self.adapter.glob("adapter_*")) if self.adapter is not None else []
+        for file in (self.path / "config.json", *self.weight_files(), *adapter):
             digest.update(f"{file.name} {file_sha256(file)}\n".encode())
         return digest.hexdigest()
 
@@ -148,11 +150,12 @@ def find(source: str, task: str, *, revision: str | None, allow_pickle: bool) ->
     """
     path = Path(source)
     if not path.is_dir():
-        path = _download(source, revision, allow_pickle)
+        path = download(source, revision, allow_pickle=allow_pickle)
     elif revision is not None:
         raise ExportError("--revision applies to Hub ids, and the source is a local folder")
     config = read_json(path / "config.json")
     if not config:
+        _refuse_adapter(source, path)
         raise ExportError(f"{source} is not a Hugging Face checkpoint: it has no config.json")
     check_config(source, config)
     if task == "auto" and _pools(path):
@@ -163,31 +166,19 @@ def find(source: str, task: str, *, revision: str | None, allow_pickle: bool) ->
     return found
 
 
+def _refuse_adapter(source: str, path: Path) -> None:
+    """Says how to export an adapter, which is no checkpoint by itself."""
+    base = read_json(path / "adapter_config.json").get("base_model_name_or_path")
+    if base is not None:
+        raise ExportError(
+            f"{source} is an adapter of {base}; export that model with --adapter {path}"
+        )
+
+
 def _pools(path: Path) -> bool:
     """Whether sentence-transformers pools the output; a cross-encoder's modules do not."""
     modules = path / MODULES
     return modules.is_file() and "Pooling" in modules.read_text(encoding="utf-8", errors="replace")
-
-
-def _download(source: str, revision: str | None, allow_pickle: bool) -> Path:
-    patterns = [*_DOWNLOADED, *(_PICKLES if allow_pickle else ())]
-    try:
-        folder = huggingface_hub.snapshot_download(
-            source, revision=revision, allow_patterns=patterns, ignore_patterns=[*_NOT_DOWNLOADED]
-        )
-    except HFValidationError as error:
-        raise ExportError(f"{source} is neither a folder nor a valid Hub id") from error
-    except LocalEntryNotFoundError as error:
-        raise ExportError(
-            f"there is no folder {source}, and the Hub cannot be reached; to work offline, pass "
-            "the path of a checkpoint folder"
-        ) from error
-    except HfHubHTTPError as error:
-        status = error.response.status_code
-        raise ExportError(
-            f"the Hub refuses to serve {source} (HTTP {status}); check the id and the revision"
-        ) from error
-    return Path(folder)
 
 
 def _settle(config: dict[str, Any], task: str) -> tuple[str, Task]:
@@ -220,10 +211,24 @@ def _settle(config: dict[str, Any], task: str) -> tuple[str, Task]:
 
 def _check_weights(source: Source, allow_pickle: bool) -> None:
     files = source.weight_files()
+    for file in files:
+        with file.open("rb") as opened:
+            if opened.read(len(_LFS_POINTER)) == _LFS_POINTER:
+                raise ExportError(
+                    f"{file} is a pointer of Git LFS, not the weights; run `git lfs pull` there"
+                )
     if any(file.suffix == ".safetensors" for file in files):
         return
     if not files:
-        raise ExportError(f"{source.name} has no weights: model.safetensors is missing")
+        others = (
+            ""
+            if Path(source.name).is_dir() or allow_pickle
+            else (
+                "; if the repository has .bin files, which can run code when loaded, pass "
+                "--allow-pickle to use them"
+            )
+        )
+        raise ExportError(f"{source.name} has no weights: model.safetensors is missing{others}")
     if not allow_pickle:
         raise ExportError(
             f"the weights of {source.name} are in {files[0].name}, a pickle, which can run code "

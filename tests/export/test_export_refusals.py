@@ -10,7 +10,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn
 
-import huggingface_hub
 import onnx_ir
 import pytest
 import torch
@@ -110,7 +109,7 @@ def test_missing_weights(assert_refused: Refuse, new_checkpoint: New) -> None:
 def test_damaged_weights(assert_refused: Refuse, new_checkpoint: New) -> None:
     source = new_checkpoint("bert")
     (source / "model.safetensors").write_bytes(b"not weights")
-    assert_refused(source, "cannot be loaded")
+    assert_refused(source, "model.safetensors is damaged or incomplete (")
 
 
 def test_pickles_need_a_flag(
@@ -129,19 +128,6 @@ def test_pickles_need_a_flag(
 def test_not_a_checkpoint(assert_refused: Refuse, tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     assert_refused(tmp_path / "empty", "no config.json")
-
-
-def test_hub_id_while_offline(
-    assert_refused: Refuse, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
-    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
-    assert_refused("someone/some-model", "the Hub cannot be reached")
-
-
-def test_neither_folder_nor_hub_id(assert_refused: Refuse) -> None:
-    why = "/no/such/checkpoint is neither a folder nor a valid Hub id"
-    assert_refused("/no/such/checkpoint", why)
 
 
 def test_revision_of_a_folder(assert_refused: Refuse, checkpoint: New) -> None:
