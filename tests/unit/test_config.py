@@ -41,7 +41,10 @@ def test_models_from_flags() -> None:
         ({"provider": "tpu"}, "'provider'"),
         ({"models": ["just-a-path"]}, "is not NAME=PATH"),
         ({"models": ["a=x", "a=y"]}, "given twice"),
-        ({"models": ["a/b=x"]}, "use letters"),
+        ({"models": ["a b=x"]}, "use letters"),
+        ({"models": ["a/b/c=x"]}, "one '/' at most"),
+        ({"models": ["../b=x"]}, "use letters"),
+        ({"models": ["load=x"]}, "/models/load is a route"),
         ({"models": '{"a"'}, "setting"),
     ],
 )

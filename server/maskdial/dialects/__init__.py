@@ -27,7 +27,7 @@ from maskdial.dialects import (
     tokens,
 )
 from maskdial.dialects.shared_routes import share
-from maskdial.models.registry import Task
+from maskdial.models.served import Task
 
 # Paths that the OpenAI dialect has, too: its endpoint, and the keys by which its bodies are known.
 _SHARED = {

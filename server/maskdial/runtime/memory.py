@@ -203,6 +203,12 @@ def _advise(mapping: mmap.mmap, advice: str, start: int, length: int) -> None:
             mapping.madvise(option, start, length)
 
 
+def return_free_memory() -> None:
+    """Returns what the C library's heap has free to the system, where that is glibc."""
+    with suppress(OSError, AttributeError):
+        ctypes.CDLL(None).malloc_trim(0)
+
+
 class Staging:
     """A pass's input: how an array of the host gets to where the pass reads it.
 
