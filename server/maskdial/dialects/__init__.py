@@ -9,8 +9,10 @@ from collections.abc import Callable
 from fastapi import Response
 
 from maskdial.dialects import (
+    admin,
     anthropic_errors,
     anthropic_messages,
+    kserve,
     models,
     openai_chat,
     openai_completions,
@@ -50,7 +52,9 @@ ROUTES = (
     *openai_models.ROUTES,
     *anthropic_messages.ROUTES,
     *openai_tokens.ROUTES,
+    *admin.ROUTES,
     *models.ROUTES,
+    *kserve.ROUTES,
     *service.ROUTES,
 )
 

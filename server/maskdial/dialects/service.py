@@ -35,7 +35,9 @@ async def list_models(request: Request) -> Response:
 
     A model that is served under both masks has an item for each, with the same name.
     """
-    return json_reply(_describe_all(server_context(request)))
+    server = server_context(request)
+    await server.models.refresh()
+    return json_reply(_describe_all(server))
 
 
 async def info(request: Request) -> Response:
@@ -66,14 +68,25 @@ async def live() -> Response:
 
 
 async def ready(request: Request) -> Response:
-    """200 when every engine has run a pass; 503 while loading, draining, or after a failure."""
+    """200 when every loaded engine has run a pass; 503 while the server starts or drains, or after
+    an engine's failure. Models that are not loaded do not count.
+    """
     server = server_context(request)
     if server.lifecycle.phase is not Phase.SERVING:
         return json_reply({"status": server.lifecycle.phase.value}, status=503)
-    down = [model.bundle.label for model in server.models if not model.engine.ready]
+    down = _engines_down(server)
     if down:
         return json_reply({"status": "engine down", "models": down}, status=503)
     return json_reply({"status": "ready"})
+
+
+def is_ready(server: ServerContext) -> bool:
+    """Whether the server takes requests and every loaded model runs."""
+    return server.lifecycle.phase is Phase.SERVING and not _engines_down(server)
+
+
+def _engines_down(server: ServerContext) -> list[str]:
+    return [model.bundle.label for model in server.models if not model.engine.ready]
 
 
 async def metrics(request: Request) -> Response:

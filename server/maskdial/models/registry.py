@@ -155,7 +155,7 @@ class Models:
             UnavailableError: the model could not be loaded, or requests may not have it loaded.
         """
         if self._may_have_come(choice.name):
-            await self.scan()
+            await self.refresh()
         entry = self._find(choice, task)
         if entry.current is not None:
             return entry.lease()
@@ -225,7 +225,11 @@ class Models:
         if name is None or self._catalog.folder is None or not self._autoloads:
             return False
         known = name in self._entries and self._entries[name].manifests
-        return not known and time.monotonic() - self._scanned_at >= _SCAN_SECONDS
+        return not known and self._is_stale
+
+    @property
+    def _is_stale(self) -> bool:
+        return time.monotonic() - self._scanned_at >= _SCAN_SECONDS
 
     # How they come and go.
 
@@ -241,6 +245,11 @@ class Models:
             entry = self._entries[name]
             await self._begin(entry, entry.folder)
         self._sweep()
+
+    async def refresh(self) -> None:
+        """`scan` on behalf of anybody: not more than once a second."""
+        if self._catalog.folder is not None and self._is_stale:
+            await self.scan()
 
     async def scan(self) -> None:
         """Looks for bundles that have come or gone.
