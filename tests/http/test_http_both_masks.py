@@ -89,7 +89,8 @@ def test_the_route_of_the_name_fills_texts_with_masks(dial: httpx.Client) -> Non
 
 def test_a_mask_may_be_named_on_any_route(dial: httpx.Client) -> None:
     fillings = post(dial, "/fill-mask", inputs=TEXT)
-    for choice in ({"model": "dial:full"}, {"model": "dial", "mask": "full"}, {"mask": "full"}):
+    choices: list[dict[str, Any]] = [{"model": "dial:full"}, {"mask": "full"}]
+    for choice in (*choices, {"model": "dial", "mask": "full"}):
         assert post(dial, "/fill-mask", inputs=TEXT, **choice) == fillings
     assert post(dial, "/models/dial:full", inputs=TEXT) == fillings
     assert post(dial, "/models/dial", inputs=TEXT, mask="full") == fillings
@@ -98,7 +99,7 @@ def test_a_mask_may_be_named_on_any_route(dial: httpx.Client) -> None:
     parameters = {"max_new_tokens": 2, "do_sample": False}
     written = post(dial, "/generate", inputs=PROMPT, model="dial:causal", parameters=parameters)
     assert post(dial, "/models/dial:causal", inputs=PROMPT, parameters=parameters) == [written]
-    body = {"prompt": PROMPT, "max_tokens": 2, "temperature": 0}
+    body: dict[str, Any] = {"prompt": PROMPT, "max_tokens": 2, "temperature": 0}
     completed = post(dial, "/v1/completions", model="dial:causal", **body)
     assert completed["model"] == "dial"
     assert completed["choices"][0]["text"] == written["generated_text"]

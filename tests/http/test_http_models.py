@@ -16,6 +16,7 @@ import pytest
 from maskdial.models.bundle import read_manifests, write_manifest
 from maskdial.models.catalog import STARTER_FOLDER
 from maskdial.models.registry import Models
+from maskdial_client import Client, ModelStatus, UnauthorizedError, ValidationError
 
 KEY = "open sesame"
 ADMIN = {"authorization": f"Bearer {KEY}"}
@@ -130,6 +131,24 @@ def test_models_are_loaded_replaced_and_unloaded(http: httpx.Client) -> None:
     assert "unknown field" in change("load", 422, model="second", force=True)["error"]
 
 
+def test_the_client_manages_models(shelf: Any) -> None:
+    with Client(shelf.url, api_key=KEY) as client:
+        assert {each.state for each in client.models()} == {"unloaded"}
+        status = client.load_model("taste", "second", keep_alive=60)
+        assert status == ModelStatus("taste", "ready", "")
+        assert client.classify(TEXT, model="taste").label == "GOOD"
+        scores = [client.score(TEXT, model="hybrid", mask=mask) for mask in ("full", "causal")]
+        assert [score.method for score in scores] == ["pseudo", "causal"]
+        assert client.unload_model("taste").state == "unloaded"
+        with pytest.raises(ValidationError, match="has changed since"):
+            client.load_model("broken")
+        infos = {(each.name, each.mask): each for each in client.models()}
+        assert "tokenizer.json" in infos["broken", "full"].reason
+        assert infos["hybrid", "causal"].ready
+    with Client(shelf.url) as client, pytest.raises(UnauthorizedError, match="is missing"):
+        client.unload_model("hybrid")
+
+
 @pytest.mark.parametrize(
     "path", ["/models/load", "/models/unload", "/v2/repository/models/second/load"]
 )
@@ -137,9 +156,9 @@ def test_only_the_admin_key_opens_them(
     http: httpx.Client, url: str, path: str, start_server: Callable[..., Any]
 ) -> None:
     body = {"model": "second"}
-    for headers in ({}, {"authorization": "Bearer no"}, {"x-api-key": ""}, {"x-api-key": "é"}):
-        encoded = {name: value.encode() for name, value in headers.items()}
-        reply = http.post(path, json=body, headers=encoded)
+    wrong = [("authorization", "Bearer no"), ("x-api-key", ""), ("x-api-key", "é")]
+    for headers in ([], *([(name.encode(), value.encode())] for name, value in wrong)):
+        reply = http.post(path, json=body, headers=headers)
         assert reply.status_code == 401
         assert reply.json()["error_type"] == "unauthorized"
         assert reply.headers["www-authenticate"] == "Bearer"

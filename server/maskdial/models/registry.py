@@ -17,6 +17,7 @@ from pathlib import Path
 from maskdial.config import Config, model_name_fault
 from maskdial.errors import (
     BundleError,
+    ConfigError,
     MaskdialError,
     NotFoundError,
     UnavailableError,
@@ -247,9 +248,12 @@ class Models:
         self._sweep()
 
     async def refresh(self) -> None:
-        """`scan` on behalf of anybody: not more than once a second."""
+        """`scan` on behalf of anybody: not more than once a second, and without an error."""
         if self._catalog.folder is not None and self._is_stale:
-            await self.scan()
+            try:
+                await self.scan()
+            except ConfigError as error:
+                _log.warning("%s", error.message)
 
     async def scan(self) -> None:
         """Looks for bundles that have come or gone.
