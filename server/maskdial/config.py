@@ -70,8 +70,9 @@ class Config(BaseSettings):
     host: str = Field("127.0.0.1", description="address to listen on; 0.0.0.0: all interfaces")
     port: int = Field(8000, ge=0, le=65535, description="port to listen on; 0: any free port")
     models: Annotated[dict[str, Path], NoDecode] = Field(
-        {}, description="models to serve, by name, loaded at the start; none, and no --model-dir: the "
-        "starter models"
+        {},
+        description="models to serve, by name, loaded at the start; none, and no --model-dir: the "
+        "starter models",
     )
     model_dir: Annotated[Path | None, _None] = Field(
         None,
