@@ -29,7 +29,7 @@ class Version:
 
     Attributes:
         folder: the bundle's, links resolved.
-        models: one for each graph, under the name that had it loaded.
+        models: one for each graph, under the name that had it loaded; none once it is stopped.
         names: the names that it is served under. Two names of one folder share its version.
         num_leases: requests that use it.
         used_at: when the last of them ended, or it was loaded, by `time.monotonic`.
@@ -45,11 +45,8 @@ class Version:
 
     def __post_init__(self) -> None:
         self.num_bytes = sum(model.bundle.num_bytes for model in self.models)
+        self.manifests = tuple(model.manifest for model in self.models)
         self.idle.set()
-
-    @property
-    def manifests(self) -> tuple[Manifest, ...]:
-        return tuple(model.manifest for model in self.models)
 
     @property
     def cause_of_death(self) -> str:
@@ -65,9 +62,10 @@ class Version:
         )
 
     def stop(self) -> None:
-        """Stops the engines at once; call it in a thread."""
+        """Stops the engines at once, and gives their memory up; call it in a thread."""
         for model in self.models:
             model.stop()
+        self.models = ()
 
 
 class Lease:
