@@ -14,8 +14,9 @@ TEST := .venv/.test-installed
 DEV := .venv/.dev-installed
 PROJECTS := pyproject.toml clients/pyproject.toml
 DIST := .venv/.dist-installed
-# Other projects' clients have an environment of their own: they pin what the server also uses.
-CLIENTS := .venv-clients/.installed
+# Other projects' clients have environments of their own: they pin what the server also uses.
+CLIENTS := $(patsubst tests/clients/%/requirements.txt,.venv-clients/%/.installed,\
+	$(wildcard tests/clients/*/requirements.txt))
 # The development packages include those for tests, which include the runtime's.
 FOR_SERVING := $(firstword $(wildcard $(DEV) $(TEST)) $(RUNTIME))
 FOR_TESTING := $(firstword $(wildcard $(DEV)) $(TEST))
@@ -45,8 +46,8 @@ test: $(DEV)
 test-fast: $(FOR_TESTING)
 	$(PYTEST) --no-torch --ignore-glob='*loadtests*' -m "not slow" $(ARGS)
 
-test-clients: $(FOR_TESTING) $(CLIENTS)
-	$(BIN)/python -m tests.clients .venv-clients/bin/python $(ARGS)
+test-clients: $(DEV) $(CLIENTS)
+	$(BIN)/python -m tests.clients .venv-clients $(ARGS)
 
 coverage: $(DEV)
 	$(PYTEST) --cov --cov-report=term --cov-report=html $(ARGS)
@@ -86,9 +87,9 @@ $(DIST): pyproject.toml constraints.txt | $(BIN)/pip
 	$(PIP) install -c constraints.txt --group dist
 	touch $@
 
-$(CLIENTS): tests/clients/requirements.txt
-	$(PYTHON) -m venv .venv-clients
-	.venv-clients/bin/python -m pip install -r $<
+.venv-clients/%/.installed: tests/clients/%/requirements.txt
+	$(PYTHON) -m venv $(@D)
+	$(@D)/bin/python -m pip install -r $<
 	touch $@
 
 # pip, not python, marks a usable environment: where Debian's python3-venv is missing, venv fails

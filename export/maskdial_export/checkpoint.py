@@ -8,12 +8,14 @@ from typing import Any
 
 import onnx_ir as ir
 import torch
+from rich.console import Console
 from tokenizers import Tokenizer
 from transformers import PreTrainedModel
 
 from maskdial.models.bundle import Embedding, KVLayout, SpecialTokens, Task
 from maskdial_export import bidirectional, causal, masked
 from maskdial_export.embedding import longest_text, lower_case, read_embedding
+from maskdial_export.errors import ExportError
 from maskdial_export.evaluation import (
     Classify,
     ClassifyAll,
@@ -25,10 +27,13 @@ from maskdial_export.evaluation import (
     QuestionAnswering,
     TokenClassify,
 )
-from maskdial_export.files import load_tokenizer, special_tokens
+from maskdial_export.files import special_tokens
+from maskdial_export.length import bound_positions
 from maskdial_export.parity import CausalParity, MaskedParity
-from maskdial_export.sample import Sample
-from maskdial_export.source import Source, load_model
+from maskdial_export.sample import Sample, read_sample
+from maskdial_export.source import Source
+from maskdial_export.tokenization import load_tokenizer
+from maskdial_export.weights import load_model
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,15 +103,32 @@ class Checkpoint:
         return Classify(*text)
 
 
-def load_checkpoint(source: Source) -> Checkpoint:
+def load_checkpoint(
+    source: Source,
+    *,
+    sample: Sample | None = None,
+    strict: bool = True,
+    longest: int | None = None,
+    console: Console | None = None,
+) -> Checkpoint:
     """Loads the model, its tokenizer and its settings.
+
+    Args:
+        source: the checkpoint.
+        sample: a text that the tokenizer must know; None for the built-in sample.
+        strict: whether to refuse missing and unused weights; otherwise the console shows them.
+        longest: how many tokens a text may have; None for as many as the model has positions, or
+            `maskdial_export.length.LONGEST` if they are rotary.
+        console: where to show findings; None for nowhere.
 
     Raises:
         ExportError: something is missing, damaged or not supported.
     """
-    model = load_model(source)
+    console = console or Console(quiet=True)
+    model = load_model(source, strict=strict, console=console)
+    bound_positions(model, longest, console)
     config = model.config
-    tokenizer = load_tokenizer(source, config.vocab_size)
+    tokenizer = load_tokenizer(source, config.vocab_size, sample or read_sample(None))
     tokens = special_tokens(source, config, tokenizer)
     max_length = (causal if source.mask == "causal" else masked).max_length(config)
     embedding = None
@@ -114,6 +136,13 @@ def load_checkpoint(source: Source) -> Checkpoint:
         embedding = read_embedding(source, config)
         max_length = longest_text(source, max_length)
         lower_case(source, tokenizer)
+    if longest is not None:
+        if longest > max_length:
+            raise ExportError(
+                f"{source.name} reads at most {max_length} tokens, fewer than --max-length "
+                f"{longest}"
+            )
+        max_length = longest
     kv = causal.kv_layout(config) if source.family == "causal" else None
     both_ways = source.reads_both_ways
     if both_ways:

@@ -1,12 +1,30 @@
 """The error that ends an export."""
 
+import errno
+import re
+
 from maskdial.errors import MaskdialError
+
+_ESCAPE_CODES = re.compile(r"\x1b\[[0-9;]*m")
+_FULL = {errno.ENOSPC, errno.EDQUOT, None}  # None: numpy does not say why it could not write
 
 
 class ExportError(MaskdialError):
     """The checkpoint cannot be exported. The message is one sentence that says why."""
 
 
-def first_line(error: Exception) -> str:
-    """The first line of another library's message, or its repr if the message is empty."""
-    return (str(error).strip() or repr(error)).splitlines()[0]
+def first_line(error: BaseException) -> str:
+    """The first line of another library's message, or the error's repr if that says too little.
+
+    A line that ends with a colon goes on with the next one.
+    """
+    lines = [line.strip() for line in _ESCAPE_CODES.sub("", str(error)).strip().splitlines()]
+    if not lines or isinstance(error, KeyError):
+        return repr(error)
+    count = next((i for i, line in enumerate(lines) if not line.endswith(":")), len(lines) - 1)
+    return " ".join(lines[: count + 1])
+
+
+def io_reason(error: OSError) -> str:
+    """Why a file could not be read or written."""
+    return "the disk is full" if error.errno in _FULL else error.strerror or str(error)

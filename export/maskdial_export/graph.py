@@ -1,9 +1,10 @@
 """Tracing a torch module, optimizing the graph, and saving it."""
 
+import io
 import logging
 import warnings
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stderr
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import torch
 from onnx_ir.passes import common as passes
 from onnxscript.rewriter.ort_fusions import optimize_for_ort
 from torch import Tensor, nn
+from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 
 from maskdial_export.errors import ExportError, first_line
 from maskdial_export.rewrite import (
@@ -52,16 +54,22 @@ def gather_rows(base_model: nn.Module, rows: Tensor) -> Iterator[None]:
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Silences torch's exporter, which warns about its own deprecations and optional packages."""
-    logger = logging.getLogger("torch.onnx")
-    level = logger.level
-    logger.setLevel(logging.ERROR)
+    """Silences torch's exporter.
+
+    It warns about its own deprecations and optional packages, and prints its unfinished graph if it
+    fails.
+    """
+    loggers = [logging.getLogger(name) for name in ("torch.onnx", "torch.fx")]
+    levels = [logger.level for logger in loggers]
+    for logger in loggers:
+        logger.setLevel(logging.ERROR)
     try:
-        with warnings.catch_warnings():
+        with warnings.catch_warnings(), redirect_stderr(io.StringIO()):
             warnings.simplefilter("ignore")
             yield
     finally:
-        logger.setLevel(level)
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)
 
 
 def to_onnx_ir(
@@ -90,9 +98,18 @@ def to_onnx_ir(
                 verbose=False,
             )
         except Exception as error:  # the model, torch and onnxscript raise any type
-            raise ExportError(f"torch cannot trace the model: {first_line(error)}") from error
+            raise ExportError(f"torch cannot trace the model: {_reason(error)}") from error
     assert program is not None
     return program.model
+
+
+def _reason(error: BaseException) -> str:
+    """Why a trace failed: the exporter's message is a report of many lines around the cause."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    if isinstance(error, GuardOnDataDependentSymNode):
+        return "its code takes different paths for different values of its tensors"
+    return f"{first_line(error)} ({type(error).__name__})"
 
 
 def optimize(model: ir.Model, packs: Sequence[tuple[str, ...]] = ()) -> ir.Model:

@@ -1,4 +1,4 @@
-"""Hugging Face checkpoints: finding, checking and loading them without running their code."""
+"""Hugging Face checkpoints: finding and checking them without running their code."""
 
 import hashlib
 import json
@@ -8,13 +8,11 @@ from pathlib import Path
 from typing import Any, Literal
 
 import huggingface_hub
-import torch
-import transformers
 from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
-from transformers import PreTrainedModel
 
 from maskdial.models.bundle import Family, Task, file_sha256
-from maskdial_export.errors import ExportError, first_line
+from maskdial_export.config import check_config
+from maskdial_export.errors import ExportError
 
 Mask = Literal["full", "causal"]
 
@@ -156,6 +154,7 @@ def find(source: str, task: str, *, revision: str | None, allow_pickle: bool) ->
     config = read_json(path / "config.json")
     if not config:
         raise ExportError(f"{source} is not a Hugging Face checkpoint: it has no config.json")
+    check_config(source, config)
     if task == "auto" and _pools(path):
         task = "embed"
     architecture, settled = _settle(config, task)
@@ -230,37 +229,3 @@ def _check_weights(source: Source, allow_pickle: bool) -> None:
             f"the weights of {source.name} are in {files[0].name}, a pickle, which can run code "
             "when loaded; convert it to safetensors, or pass --allow-pickle if you trust it"
         )
-
-
-def load_model(source: Source) -> PreTrainedModel:
-    """Loads the model for inference, in float32 on the CPU, with eager attention.
-
-    Raises:
-        ExportError: weights are missing, damaged, or do not have the shapes of config.json.
-    """
-    transformers.utils.logging.set_verbosity_error()
-    transformers.utils.logging.disable_progress_bar()
-    model_class = getattr(transformers, source.architecture)
-    has_safetensors = any(file.suffix == ".safetensors" for file in source.weight_files())
-    try:
-        model, info = model_class.from_pretrained(
-            source.path,
-            dtype=torch.float32,
-            attn_implementation="eager",
-            use_safetensors=has_safetensors,
-            trust_remote_code=False,
-            local_files_only=True,
-            output_loading_info=True,
-        )
-    except Exception as error:  # transformers raises many types for damaged files
-        raise ExportError(f"{source.name} cannot be loaded: {first_line(error)}") from error
-    missing = sorted(info["missing_keys"])
-    if source.task == "embed":  # pools the hidden states itself
-        missing = [name for name in missing if not name.startswith("pooler.")]
-    if missing:
-        raise ExportError(
-            f"{source.name} lacks {len(missing)} weights of a {source.architecture}, for example "
-            f"{missing[0]}"
-        )
-    model.eval()
-    return model

@@ -34,6 +34,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except MaskdialError as error:
         print(f"maskdial: {error.message}", file=sys.stderr)
         return 1
+    except KeyboardInterrupt:
+        print("maskdial: interrupted", file=sys.stderr)
+        return 130
 
 
 def _parser(*, with_export: bool) -> argparse.ArgumentParser:

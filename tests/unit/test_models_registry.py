@@ -367,10 +367,11 @@ def test_loads_of_two_folders_for_one_name_happen_in_order(tmp_path: Path) -> No
     async def scenario() -> None:
         async with opened(shelf) as models:
             shelf.gate.clear()
-            loads = [task(models.load("m", path)) for path in ("a", "b")]
+            first = task(models.load("m", "a"))
             await started(shelf, 1)
+            second = task(models.load("m", "b"))
             shelf.gate.set()
-            await asyncio.gather(*loads)
+            await asyncio.gather(first, second)
             assert models.named("m")[0].bundle.path.name == "b"
             await until(lambda: not models.entry("m").draining)
             assert shelf.num_up == 1

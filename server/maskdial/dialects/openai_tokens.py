@@ -9,6 +9,7 @@ from pydantic import Field, model_validator
 
 from maskdial.dialects.openai_messages import Message
 from maskdial.dialects.openai_schema import OpenAIBody
+from maskdial.dialects.openai_tools import ToolBody
 from maskdial.dialects.schema import FieldError, Size, TokenId, parse_body
 from maskdial.dialects.tgi import GENERATE
 from maskdial.dialects.tokens import TOKENIZE
@@ -20,7 +21,7 @@ from maskdial.masked.tasks.task import check_ids, tokenizing_seconds
 from maskdial.models.bundle import CHAT_TEMPLATE
 from maskdial.models.registry import Choice
 from maskdial.models.served import CausalModel, ServedModel
-from maskdial.requests.chat import render_messages
+from maskdial.requests.chat import ChatRequest
 from maskdial.requests.offload import offload
 from maskdial.requests.timing import Deadline
 
@@ -30,14 +31,19 @@ _SECONDS_PER_TOKEN = 1e-6
 class PromptBody(OpenAIBody):
     """A prompt or a conversation to tokenize."""
 
-    neutral = {"add_generation_prompt": (True,)}  # noqa: RUF012
-
     prompt: str | None = None
     messages: Annotated[list[Message], Size(1, 1024, "messages")] | None = None
     add_special_tokens: bool | None = Field(
         None,
         description="Add the special tokens of the model's inputs. Default: true for a prompt; a "
         "chat template writes them itself.",
+    )
+    add_generation_prompt: bool = Field(
+        True, description="Open the assistant's next turn after the messages."
+    )
+    tools: list[ToolBody] | None = Field(None, description="Functions that the prompt describes.")
+    chat_template_kwargs: Annotated[dict[str, Any], Size(0, 64, "variables")] | None = Field(
+        None, description="Further variables of the chat template."
     )
     return_token_strs: bool | None = Field(
         None, description="Return the tokens as the vocabulary spells them. Default: false."
@@ -149,11 +155,22 @@ async def _model(request: Request, body: OpenAIBody) -> ServedModel:
 def _render(body: PromptBody, model: ServedModel) -> str:
     if not isinstance(model, CausalModel):
         raise ValidationError(f"messages: model {model.name!r} has no chat template")
+    chat = ChatRequest(
+        [each.to_message() for each in body.messages or ()],
+        tools=[tool.to_tool() for tool in body.tools or ()],
+        template_variables=body.chat_template_kwargs or {},
+    )
     try:
-        messages = [each.to_message() for each in body.messages or ()]
-        return model.chat_template.render(render_messages(messages, model.reply_format))
+        conversation = chat.generation_for(model).conversation
+        assert conversation is not None
+        return model.chat_template.render(
+            conversation.messages,
+            tools=conversation.tools,
+            variables=conversation.variables,
+            add_generation_prompt=body.add_generation_prompt,
+        )
     except ValidationError as error:
-        raise ValidationError(f"messages: {error.message}") from error
+        raise ValidationError(f"{error.field or 'messages'}: {error.message}") from error
 
 
 ROUTES = (APIRoute("/tokenizer_info", tokenizer_info, methods=["GET"], tags=["tokens"]),)

@@ -183,6 +183,11 @@ class Manifest(_Frozen):
     thinking_marks: tuple[str, str] | None = Field(
         None, description="the tags around the model's reasoning; None: derived likewise"
     )
+    response_template: dict[str, Any] | None = Field(
+        None,
+        description="the checkpoint's `response_template` (transformers 5), for what the chat "
+        "template does not show of calls and reasoning",
+    )
     source: str
     source_sha256: str
     tool_versions: dict[str, str]
