@@ -57,14 +57,17 @@ async def lease_for(
     Raises:
         As `model_for`.
     """
-    held = getattr(request.state, "lease", None)
-    if held is not None:
-        assert isinstance(held, Lease)
-        return held
     models = server_context(request).models
-    lease = models.lease_now(choice, task)
-    if lease is None:
+
+    async def wait() -> None:
+        # Set here, so that the guard knows a lease whose waiter was cancelled at the last moment.
+        request.state.lease = await models.lease(choice, task)
+
+    if getattr(request.state, "lease", None) is None:
+        request.state.lease = models.lease_now(choice, task)
+    if request.state.lease is None:
         async with deadline.enforced():
-            lease = await unless_gone(request, models.lease(choice, task))
-    request.state.lease = lease
+            await unless_gone(request, wait())
+    lease = request.state.lease
+    assert isinstance(lease, Lease)
     return lease
