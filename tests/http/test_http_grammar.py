@@ -11,7 +11,7 @@ import httpx
 import jsonschema
 import pytest
 
-from maskdial.models.registry import STARTER_FOLDER
+from maskdial.models.catalog import STARTER_FOLDER
 
 PROMPT = "Here is what we know of the king:"
 SCHEMA = {

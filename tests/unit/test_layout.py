@@ -31,6 +31,9 @@ LAYERS = [
     ("maskdial.requests",),
     ("maskdial.models.loading",),
     ("maskdial.models.registry",),
+    ("maskdial.models.versions",),
+    ("maskdial.models.entry",),
+    ("maskdial.models.served", "maskdial.models.catalog"),
     ("maskdial.masked.tasks",),
     ENGINES,
 ]

@@ -21,7 +21,7 @@ from maskdial.dialects.openai_schema import (
     is_batch,
 )
 from maskdial.dialects.schema import FieldError, Range, parse_body
-from maskdial.models.registry import CausalModel
+from maskdial.models.served import CausalModel
 from maskdial.models.tokenizer import Tokenizer
 from maskdial.requests.generation import Completion, Generation, GenerationRequest, Prompt, Text
 

@@ -22,9 +22,10 @@ from maskdial.dialects.tgi import GENERATE
 from maskdial.errors import MaskdialError, OverloadedError, ValidationError
 from maskdial.http.context import server_context
 from maskdial.http.disconnect import unless_gone
+from maskdial.http.lease import causal_for
 from maskdial.http.replies import encode_json, json_reply, timing_headers, truncation_header
 from maskdial.http.sse import Frames, named_frame, stream_reply
-from maskdial.models.registry import CausalModel
+from maskdial.models.served import CausalModel
 from maskdial.requests.chat import ChatRequest, ReplyReader
 from maskdial.requests.generation import Generation, Prompt, timings
 from maskdial.requests.offload import offload
@@ -136,8 +137,7 @@ async def create_response(request: Request) -> Response:
     server = server_context(request)
     deadline = Deadline(body.timeout, server.config)
     with about_model():
-        model = server.models.causal_for(GENERATE, body.model)
-    request.state.model = model.name
+        model = await causal_for(request, GENERATE, body.choice(), deadline)
     chat = body.chat_request(model)
     with wire_names(body.names(), batch=False):
         preparing = Generation.prepare(chat.generation_for(model), model, server.config, deadline)

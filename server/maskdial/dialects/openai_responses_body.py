@@ -10,7 +10,7 @@ from maskdial.dialects.openai_responses_tools import Choice, Tools, to_choice
 from maskdial.dialects.openai_sampling import SamplingBody
 from maskdial.dialects.openai_schema import Lenient, Unsupported
 from maskdial.dialects.schema import FieldError, Range
-from maskdial.models.registry import CausalModel
+from maskdial.models.served import CausalModel
 from maskdial.requests.chat import ChatRequest
 from maskdial.requests.generation import GenerationRequest, GrammarRequest
 

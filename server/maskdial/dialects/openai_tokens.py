@@ -15,12 +15,15 @@ from maskdial.dialects.tgi import GENERATE
 from maskdial.dialects.tokens import TOKENIZE
 from maskdial.errors import MaskdialError, ValidationError
 from maskdial.http.context import server_context
+from maskdial.http.lease import model_for
 from maskdial.http.replies import error_reply, json_reply
 from maskdial.masked.tasks.task import check_ids, tokenizing_seconds
 from maskdial.models.bundle import CHAT_TEMPLATE
-from maskdial.models.registry import CausalModel, ServedModel
+from maskdial.models.registry import Choice
+from maskdial.models.served import CausalModel, ServedModel
 from maskdial.requests.chat import ChatRequest
 from maskdial.requests.offload import offload
+from maskdial.requests.timing import Deadline
 
 _SECONDS_PER_TOKEN = 1e-6
 
@@ -64,7 +67,7 @@ class TokensBody(OpenAIBody):
 async def tokenize(request: Request) -> Response:
     """The token ids of a prompt or of a conversation."""
     body = parse_body(PromptBody, await request.body())
-    model = _model(request, body.model)
+    model = await _model(request, body)
     text = body.prompt
     if text is None:
         text = await asyncio.to_thread(_render, body, model)
@@ -88,7 +91,7 @@ async def tokenize(request: Request) -> Response:
 async def detokenize(request: Request) -> Response:
     """The text of token ids, special tokens spelled out."""
     body = parse_body(TokensBody, await request.body())
-    model = _model(request, body.model)
+    model = await _model(request, body)
     try:
         check_ids(body.tokens, model)
     except ValidationError as error:
@@ -106,14 +109,19 @@ async def tokenizer_info(request: Request) -> Response:
 
     `?model=` names the model. Default: the only one that generates, or the only one.
     """
-    models = server_context(request).models
-    name = request.query_params.get("model")
+    server = server_context(request)
+    choice = Choice.of(request.query_params.get("model"))
+    task = GENERATE if choice.name is None and server.models.does(GENERATE) else TOKENIZE
     try:
-        tasks = (GENERATE,) if any(GENERATE.serves(each.manifest) for each in models) else ()
-        model = models.model_for(TOKENIZE if name or not tasks else GENERATE, name)
+        async with Deadline(None, server.config).enforced():
+            lease = await server.models.lease(choice, task)
     except MaskdialError as error:
         return error_reply(error)
-    return json_reply(await asyncio.to_thread(_describe, model))
+    try:
+        model = server.models.pick(lease, choice, task)
+        return json_reply(await asyncio.to_thread(_describe, model))
+    finally:
+        lease.release()
 
 
 def _describe(model: ServedModel) -> dict[str, Any]:
@@ -139,10 +147,9 @@ def _chat_template(model: ServedModel) -> str | None:
     return (model.bundle.path / CHAT_TEMPLATE).read_text(encoding="utf-8")
 
 
-def _model(request: Request, name: str | None) -> ServedModel:
-    model = server_context(request).models.model_for(TOKENIZE, name)
-    request.state.model = model.name
-    return model
+async def _model(request: Request, body: OpenAIBody) -> ServedModel:
+    deadline = Deadline(body.timeout, server_context(request).config)
+    return await model_for(request, TOKENIZE, body.choice(), deadline)
 
 
 def _render(body: PromptBody, model: ServedModel) -> str:

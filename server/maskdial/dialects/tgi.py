@@ -13,6 +13,7 @@ from maskdial.errors import MaskdialError, ValidationError
 from maskdial.http.context import server_context
 from maskdial.http.disconnect import unless_gone
 from maskdial.http.guard import TaskRoute
+from maskdial.http.lease import causal_for
 from maskdial.http.replies import (
     encode_json,
     error_content,
@@ -22,7 +23,7 @@ from maskdial.http.replies import (
 )
 from maskdial.http.sse import Frames, data_frame, stream_reply
 from maskdial.models.bundle import Manifest, Task
-from maskdial.models.registry import ServedModel
+from maskdial.models.served import ServedModel
 from maskdial.models.tokenizer import Tokenizer
 from maskdial.requests.generation import Completion, Generation, Prompt, Text, timings
 from maskdial.requests.offload import offload
@@ -91,8 +92,7 @@ async def _serve(
     server = server_context(request)
     body = parse_body(GenerateBody, content)
     deadline = Deadline(body.timeout, server.config)
-    model = server.models.causal_for(GENERATE, model_name or body.model)
-    request.state.model = model.name
+    model = await causal_for(request, GENERATE, body.choice(model_name), deadline)
     parameters = body.parameters or GenerateParameters()
     stream = stream or bool(body.stream)
     if stream:

@@ -41,7 +41,7 @@ from maskdial.causal.tools import (
 )
 from maskdial.causal.tools.events import merged
 from maskdial.errors import ValidationError, about
-from maskdial.models.registry import CausalModel
+from maskdial.models.served import CausalModel
 from maskdial.requests.generation import (
     Conversation,
     GenerationRequest,

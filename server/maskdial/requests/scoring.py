@@ -34,7 +34,7 @@ from maskdial.masked.tasks.task import (
     tokenizing_seconds,
 )
 from maskdial.models.bundle import Manifest
-from maskdial.models.registry import CausalModel, MaskedModel, ServedModel
+from maskdial.models.served import CausalModel, MaskedModel, ServedModel
 from maskdial.models.tokenizer import Tokenizer
 from maskdial.requests.offload import offload
 from maskdial.requests.timing import Deadline, Timings
