@@ -49,8 +49,6 @@ def settle(config: Mapping[str, Any], task: str) -> tuple[str, Task]:
     classes = dict(_classes(model_type))
     if "fill-mask" in classes.values() and not config.get("is_decoder"):
         classes = {name: known for name, known in classes.items() if known != "generate"}
-    if not classes:
-        _refuse(model_type)
     architectures = config.get("architectures")
     named = architectures[0] if isinstance(architectures, list) and architectures else None
     if named in classes and task in ("auto", classes[named]):
@@ -58,6 +56,8 @@ def settle(config: Mapping[str, Any], task: str) -> tuple[str, Task]:
     for name, known in classes.items():
         if task == known:
             return name, known
+    if not classes or model_type in _TWO_PARTS:
+        raise ExportError(_reason(model_type))
     tasks = list(dict.fromkeys(classes.values()))
     if task == "auto":
         options = " or ".join(f"--task {known}" for known in tasks)
@@ -70,13 +70,14 @@ def settle(config: Mapping[str, Any], task: str) -> tuple[str, Task]:
     )
 
 
-
 def _classes(model_type: str) -> Iterator[tuple[str, Task]]:
     """The classes of a model type that read or write one text, and their tasks."""
     if any(model_type in names for names in _OTHER_INPUTS):
         return
-    seen = set()
+    seen: set[str] = set()
     for task, names in _TASKS:
+        if names is auto.MODEL_MAPPING_NAMES and not seen:
+            return  # a model type without any head for texts reads something else
         given = names.get(model_type, ())
         for name in (given,) if isinstance(given, str) else given:
             if name not in seen and _reads_one_text(model_type, name):
@@ -93,12 +94,9 @@ def _reads_one_text(model_type: str, name: str) -> bool:
     return True
 
 
-def _refuse(model_type: str) -> None:
+def _reason(model_type: str) -> str:
     if model_type in _TWO_PARTS:
-        raise ExportError(
-            f"{model_type} models have an encoder and a decoder; only models of one part are "
-            "supported"
-        )
+        return f"{model_type} models with an encoder and a decoder are not supported"
     if any(model_type in names for names in _OTHER_INPUTS):
-        raise ExportError(f"{model_type} models read more than text, which is not supported")
-    raise ExportError(f"{model_type} models have no text task that is supported")
+        return f"{model_type} models read more than text, which is not supported"
+    return f"{model_type} models have no task on text"

@@ -107,7 +107,8 @@ class MaskedAttention:
         *,
         scaling: float | None = None,
         sliding_window: int | None = None,
-        bias: Tensor | None = None,
+        position_bias: Tensor | None = None,
+        alibi: Tensor | None = None,
         **_: Any,
     ) -> tuple[Tensor, None]:
         batch, num_heads, length, head_dim = query.shape
@@ -116,10 +117,11 @@ class MaskedAttention:
         attributes: dict[str, Any] = {"num_heads": num_heads}
         if scaling is not None:
             attributes["scale"] = float(scaling)
-        added = None if bias is None else bias[None, :, None, :length].expand(-1, -1, length, -1)
+        biases = [] if position_bias is None else [position_bias]
+        if alibi is not None:
+            biases.append(alibi[None, :, None, :length].expand(-1, -1, length, -1))
         if sliding_window is not None:
-            window = self._window(sliding_window, length, query.dtype)
-            added = window if added is None else window + added
+            biases.append(self._window(sliding_window, length, query.dtype))
         output = torch.onnx.ops.symbolic(
             "com.microsoft::MultiHeadAttention",
             [
@@ -128,7 +130,7 @@ class MaskedAttention:
                 _join_heads(value, shared),
                 None,
                 self._extents if query.dtype == torch.float16 else self._lengths,
-                added,
+                sum(biases[1:], biases[0]) if biases else None,
             ],
             attributes,
             dtype=query.dtype,
@@ -210,10 +212,13 @@ class CausalAttention:
         sliding_window: int | None = None,
         softcap: float | None = None,
         s_aux: Tensor | None = None,
-        bias: Tensor | None = None,
+        alibi: Tensor | None = None,
         **_: Any,
     ) -> tuple[Tensor, None]:
         batch, num_heads, length, head_dim = query.shape
+        value_dim = value.shape[-1]
+        if value_dim < head_dim:  # latent attention; the cache has one shape for keys and values
+            value = nn.functional.pad(value, (0, head_dim - value_dim))
         index = len(self.present)
         past = (None, None) if self._past is None else self._past[index]
         rotation = self._layers[index].rotation
@@ -232,7 +237,7 @@ class CausalAttention:
         optional = [
             *tables,
             None,
-            None if bias is None else self._bias(bias, length),
+            None if alibi is None else self._bias(alibi, length),
             None if s_aux is None else s_aux.to(query.dtype),
         ]
         while optional and optional[-1] is None:
@@ -255,9 +260,9 @@ class CausalAttention:
             version=1,
         )
         self.present.append((present_key, present_value))
-        return output.view(batch, length, num_heads, head_dim), None
+        return output.view(batch, length, num_heads, head_dim)[..., :value_dim], None
 
-    def _bias(self, bias: Tensor, length: int) -> Tensor:
-        """The bias (num_heads, max_length) for all keys, (1, num_heads, length, total_length)."""
-        total = self._lengths[1].item()
-        return bias[None, :, None].narrow(3, 0, int(total)).expand(-1, -1, length, -1)
+    def _bias(self, alibi: Tensor, length: int) -> Tensor:
+        """ALiBi's bias (num_heads, max_length) as (1, num_heads, length, total_length)."""
+        keys = torch.arange(self._lengths[1].item())
+        return alibi.index_select(1, keys)[None, :, None].expand(-1, -1, length, -1)

@@ -23,18 +23,20 @@ def kv_layout(survey: Survey, dtype: torch.dtype = torch.float32) -> KVLayout:
     """
     if not survey.causal:
         raise ExportError("each token of this model attends to later ones, so it cannot generate")
-    shapes = {(layer.num_kv_heads, layer.head_dim, layer.value_dim) for layer in survey.layers}
+    shapes = {(layer.num_kv_heads, layer.head_dim) for layer in survey.layers}
     if not shapes:
         raise ExportError(
             "the layers of this model do not attend through transformers' attention interface, so "
             "they cannot be given a KV cache"
         )
-    num_heads, head_dim, value_dim = shapes.pop()
-    if shapes or value_dim != head_dim:
+    num_heads, head_dim = shapes.pop()
+    if shapes:
         raise ExportError(
-            "the layers of this model have keys and values of different shapes, but the KV cache "
-            "has one shape for all"
+            "the layers of this model have keys of different shapes, but the KV cache has one "
+            "shape for all"
         )
+    if any(layer.value_dim > head_dim for layer in survey.layers):
+        raise ExportError("the values of this model are larger than its keys, which have no cache")
     return KVLayout(
         num_layers=len(survey.layers),
         num_heads=num_heads,
@@ -63,7 +65,7 @@ class CausalGraph(nn.Module):
     ) -> tuple[Tensor, list[tuple[Tensor, Tensor]]]:
         self.attention.begin(past, seqlens_k, total_sequence_length)
         positions = {"position_ids": position_ids} if self.numbers_positions else {}
-        with gather_rows(self.model.base_model, rows):
+        with gather_rows(self.model.get_decoder(), rows):
             output = self.model(input_ids=input_ids, **positions)
         return output.logits.squeeze(0).float(), self.attention.present
 

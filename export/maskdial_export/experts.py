@@ -7,11 +7,11 @@ num_experts / num_experts_per_tok times the products of the chosen ones.
 """
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.integrations.moe import ExpertsInterface
 
@@ -26,33 +26,61 @@ def all_computed(model: PreTrainedModel) -> Iterator[None]:
     before = config._experts_implementation
     config._experts_implementation = _NAME
     try:
-        yield
+        with ExitStack() as parts:
+            for module in list(model.modules()):
+                if hasattr(module, "has_post_expert_norm"):  # transformers' mark of experts
+                    parts.enter_context(_taken_apart(module))
+            yield
     finally:
         config._experts_implementation = before
+
+
+@contextmanager
+def _taken_apart(module: Any) -> Iterator[None]:
+    """Gives the module a list of its experts, each with layers of its own over the same weights.
+
+    In the graph each product then has a constant weight, which can be quantized.
+    """
+    module.each = nn.ModuleList(
+        nn.ModuleList(_layer(module, name, expert) for name in (_first(module), "down_proj"))
+        for expert in range(module.num_experts)
+    )
+    try:
+        yield
+    finally:
+        del module.each
+
+
+def _first(module: Any) -> str:
+    return "gate_up_proj" if module.has_gate else "up_proj"
+
+
+def _layer(module: Any, name: str, expert: int) -> nn.Linear:
+    weight = getattr(module, name).data[expert]
+    weight = weight.T if module.is_transposed else weight
+    layer = nn.Linear(weight.shape[1], weight.shape[0], bias=module.has_bias, device="meta")
+    layer.weight = nn.Parameter(weight, requires_grad=False)
+    if module.has_bias:
+        bias = getattr(module, f"{name}_bias").data[expert]
+        layer.bias = nn.Parameter(bias, requires_grad=False)
+    return layer
 
 
 def _compute_all(module: Any, states: Tensor, chosen: Tensor, weights: Tensor) -> Tensor:
     """The weighted sum of the experts' results.
 
     Args:
-        module: has the weights of all experts in one tensor each, by transformers' conventions.
+        module: the experts, taken apart.
         states: (num_tokens, hidden_size).
         chosen: the experts of each token, (num_tokens, num_experts_per_tok).
         weights: their weights, in the same shape.
     """
     total = torch.zeros_like(states)
-    for expert in range(module.num_experts):
-        hidden = _project(module, "gate_up_proj" if module.has_gate else "up_proj", expert, states)
-        hidden = module._apply_gate(hidden) if module.has_gate else module.act_fn(hidden)
-        output = _project(module, "down_proj", expert, hidden)
+    for expert, (first, second) in enumerate(module.each):
+        hidden = first(states)
+        output = second(module._apply_gate(hidden) if module.has_gate else module.act_fn(hidden))
         if module.has_post_expert_norm:
             output = module.post_expert_norm(output)
         weight = torch.where(chosen == expert, weights, 0).sum(-1, keepdim=True)
-        total = total + output * weight
+        total = total + (output * weight).to(states.dtype)
     return total
-
-
-def _project(module: Any, name: str, expert: int, states: Tensor) -> Tensor:
-    weight = getattr(module, name)[expert]
-    output = states @ (weight if module.is_transposed else weight.T)
-    return output + getattr(module, f"{name}_bias")[expert] if module.has_bias else output

@@ -12,6 +12,7 @@ import torch
 from onnx_ir.passes import common as passes
 from onnxscript.rewriter.ort_fusions import optimize_for_ort
 from torch import Tensor, nn
+from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 
 from maskdial_export.errors import ExportError, first_line
 from maskdial_export.rewrite import (
@@ -90,9 +91,18 @@ def to_onnx_ir(
                 verbose=False,
             )
         except Exception as error:  # the model, torch and onnxscript raise any type
-            raise ExportError(f"torch cannot trace the model: {first_line(error)}") from error
+            raise ExportError(f"torch cannot trace the model: {_reason(error)}") from error
     assert program is not None
     return program.model
+
+
+def _reason(error: Exception) -> str:
+    """Why a trace failed: the exporter's message is a report of many lines around the cause."""
+    while isinstance(error.__cause__, Exception):
+        error = error.__cause__
+    if isinstance(error, GuardOnDataDependentSymNode):
+        return "its code takes different paths for different values of its tensors"
+    return f"{first_line(error)} ({type(error).__name__})"
 
 
 def optimize(model: ir.Model, packs: Sequence[tuple[str, ...]] = ()) -> ir.Model:

@@ -12,7 +12,7 @@ from typing import Any
 from unittest import mock
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from transformers import PreTrainedModel
 
 from maskdial_export.positions import max_length
@@ -26,7 +26,7 @@ _Write = Callable[[Any, Attend, Callable[[], Tensor]], _Forward]
 def interfaced(model: PreTrainedModel, attend: Attend) -> Iterator[None]:
     """Lets hand-written attention go through ``attend`` inside the block.
 
-    ``attend`` is called as by transformers; models with ALiBi pass ``bias``, float (num_heads,
+    ``attend`` is called as by transformers; models with ALiBi pass ``alibi``, float (num_heads,
     max_length), which is added to the scores by the position of the key.
     """
     with ExitStack() as patches:
@@ -36,14 +36,10 @@ def interfaced(model: PreTrainedModel, attend: Attend) -> Iterator[None]:
                 continue
             method, write = _METHODS[name]
             bias = functools.partial(_bias, model, module)
-            patches.enter_context(
-                mock.patch.object(module, method, write(module, attend, bias))
-            )
+            patches.enter_context(mock.patch.object(module, method, write(module, attend, bias)))
             modeling = sys.modules[type(module).__module__]
             if hasattr(modeling, "create_causal_mask"):
-                patches.enter_context(
-                    mock.patch.object(modeling, "create_causal_mask", _no_mask)
-                )
+                patches.enter_context(mock.patch.object(modeling, "create_causal_mask", _no_mask))
         yield
 
 
@@ -62,8 +58,8 @@ def _bias(model: PreTrainedModel, module: Any) -> Tensor:
     else:
         mask = torch.ones(1, positions, dtype=torch.int64)
         bias = modeling.build_alibi_tensor(mask, module.num_heads, torch.float32)
-    bias = bias.reshape(-1, positions)
-    return (bias - bias[:, :1]).to(model.dtype)
+    table: Tensor = bias.reshape(-1, positions)
+    return (table - table[:, :1]).to(model.dtype)
 
 
 def _heads(joined: Tensor, num_heads: int) -> Tensor:
@@ -76,7 +72,7 @@ def _gpt(module: Any, attend: Attend, _bias: Callable[[], Tensor]) -> _Forward:
     scaling = None if module.scale else 1.0
 
     def attn(query: Tensor, key: Tensor, value: Tensor, *_: Any, **__: Any) -> list[Tensor]:
-        output, _ = attend(module, query, key.transpose(2, 3), value, None, scaling=scaling)
+        output = attend(module, query, key.transpose(2, 3), value, None, scaling=scaling)[0]
         return [output.transpose(1, 2)]
 
     return attn
@@ -88,7 +84,7 @@ def _gpt_neo(module: Any, attend: Attend, _bias: Callable[[], Tensor]) -> _Forwa
         settings["sliding_window"] = module.config.window_size
 
     def attn(query: Tensor, key: Tensor, value: Tensor, *_: Any, **__: Any) -> tuple[Tensor, None]:
-        output, _ = attend(module, query, key, value, None, **settings)
+        output = attend(module, query, key, value, None, **settings)[0]
         return output.transpose(1, 2), None
 
     return attn
@@ -96,7 +92,7 @@ def _gpt_neo(module: Any, attend: Attend, _bias: Callable[[], Tensor]) -> _Forwa
 
 def _gpt_j(module: Any, attend: Attend, _bias: Callable[[], Tensor]) -> _Forward:
     def attn(query: Tensor, key: Tensor, value: Tensor, *_: Any, **__: Any) -> tuple[Tensor, None]:
-        output, _ = attend(module, query, key, value, None, scaling=1 / module.scale_attn)
+        output = attend(module, query, key, value, None, scaling=1 / module.scale_attn)[0]
         return output.transpose(1, 2), None
 
     return attn
@@ -106,7 +102,7 @@ def _xglm(module: Any, attend: Attend, _bias: Callable[[], Tensor]) -> _Forward:
     def forward(hidden_states: Tensor, **_: Any) -> tuple[Tensor, None]:
         projections = (module.q_proj, module.k_proj, module.v_proj)
         parts = [_heads(project(hidden_states), module.num_heads) for project in projections]
-        output, _ = attend(module, *parts, None, scaling=module.scaling)
+        output = attend(module, *parts, None, scaling=module.scaling)[0]
         return module.out_proj(output.flatten(2)), None
 
     return forward
@@ -117,9 +113,9 @@ def _bloom(module: Any, attend: Attend, bias: Callable[[], Tensor]) -> _Forward:
 
     def forward(hidden_states: Tensor, residual: Tensor, **_: Any) -> tuple[Tensor, None]:
         parts = module._reshape(module.query_key_value(hidden_states))
-        output, _ = attend(
-            module, *parts, None, scaling=module.inv_norm_factor, bias=module.beta * alibi
-        )
+        output = attend(
+            module, *parts, None, scaling=module.inv_norm_factor, alibi=module.beta * alibi
+        )[0]
         return module.dense(output.flatten(2)) + residual, None
 
     return forward
@@ -133,31 +129,29 @@ def _mpt(module: Any, attend: Attend, bias: Callable[[], Tensor]) -> _Forward:
         if module.clip_qkv:
             mixed = mixed.clamp(min=-module.clip_qkv, max=module.clip_qkv)
         parts = [_heads(part, module.n_heads) for part in mixed.chunk(3, dim=2)]
-        output, _ = attend(module, *parts, None, scaling=module.softmax_scale, bias=alibi)
+        output = attend(module, *parts, None, scaling=module.softmax_scale, alibi=alibi)[0]
         return module.out_proj(output.flatten(2)), None
 
     return forward
 
 
-def _falcon(module: Any, attend: Attend, bias: Callable[[], Tensor]) -> _Forward:
-    scaling = module.inv_norm_factor
-    settings = {"bias": scaling * bias()} if module.config.alibi else {}
+def _falcon(module: Any, attend: Attend, _bias: Callable[[], Tensor]) -> _Forward:
+    """Without ALiBi, which transformers 5.23 adds twice under eager attention."""
     modeling: Any = sys.modules[type(module).__module__]
 
     def forward(
         hidden_states: Tensor,
         *_: Any,
-        position_embeddings: tuple[Tensor, Tensor] | None = None,
+        position_embeddings: tuple[Tensor, Tensor],
         **__: Any,
     ) -> tuple[Tensor, None]:
-        batch, length, _ = hidden_states.shape
+        batch, length = hidden_states.shape[:2]
         mixed = module.query_key_value(hidden_states)
         grouped = mixed.view(batch, length, module.num_kv_heads, -1, module.head_dim)
         parts = grouped[..., :-2, :].flatten(2, 3), grouped[..., -2, :], grouped[..., -1, :]
         query, key, value = (part.transpose(1, 2) for part in parts)
-        if position_embeddings is not None and not settings:
-            query, key = modeling.apply_rotary_pos_emb(query, key, *position_embeddings)
-        output, _ = attend(module, query, key, value, None, scaling=scaling, **settings)
+        query, key = modeling.apply_rotary_pos_emb(query, key, *position_embeddings)
+        output = attend(module, query, key, value, None, scaling=module.inv_norm_factor)[0]
         return module.dense(output.flatten(2)), None
 
     return forward

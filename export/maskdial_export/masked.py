@@ -1,7 +1,8 @@
 """Tracing masked models: a whole text in one pass."""
 
 import inspect
-from contextlib import nullcontext
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import onnx_ir as ir
@@ -21,9 +22,7 @@ TOKEN_TASKS: frozenset[Task] = frozenset({"fill-mask", "token-classify", "questi
 class MaskedGraph(nn.Module):
     """A masked model with the inputs and output that `maskdial.models.bundle` documents."""
 
-    def __init__(
-        self, model: PreTrainedModel, survey: Survey, embedding: Embedding | None
-    ) -> None:
+    def __init__(self, model: PreTrainedModel, survey: Survey, embedding: Embedding | None) -> None:
         super().__init__()
         self.model = model
         self.embedding = embedding
@@ -47,12 +46,36 @@ class MaskedGraph(nn.Module):
         }
         if self.takes_token_types:
             inputs["token_type_ids"] = token_type_ids
+        with _without_padding(self.model, valid):
+            return self._output(inputs, lengths, rows)
+
+    def _output(self, inputs: dict[str, Tensor], lengths: Tensor, rows: Tensor | None) -> Tensor:
         if rows is not None:
             with gather_rows(self.model.base_model, rows):
                 return head_logits(self.model(**inputs)).squeeze(0).float()
         if self.embedding is not None:
             return pool(self.model(**inputs)[0], lengths, self.embedding)
         return head_logits(self.model(**inputs)).float()
+
+
+@contextmanager
+def _without_padding(model: PreTrainedModel, valid: Tensor) -> Iterator[None]:
+    """Lets models that join neighboring tokens see zeros instead of padding, as at a text's end.
+
+    These are MobileBERTs. ``valid``: bool (batch, length).
+    """
+    if not getattr(model.config, "trigram_input", False):
+        yield
+        return
+
+    def clear(_module: nn.Module, _args: Any, output: Tensor) -> Tensor:
+        return output * valid[:, :, None].to(output.dtype)
+
+    hook = model.get_input_embeddings().register_forward_hook(clear)
+    try:
+        yield
+    finally:
+        hook.remove()
 
 
 def head_logits(output: Any) -> Tensor:

@@ -3,7 +3,6 @@
 from collections.abc import Iterator
 from typing import Any
 
-from torch import nn
 from transformers import PreTrainedModel
 
 _NAMES = ("max_position_embeddings", "max_seq_len", "seq_length", "n_positions")
@@ -18,7 +17,7 @@ def max_length(model: PreTrainedModel) -> int:
     """The longest text in tokens; for causal models prompt and generated text together."""
     config: Any = model.config
     given = (getattr(config, name, None) for name in _NAMES)
-    positions = next((int(length) for length in given if length), _UNBOUNDED)
+    positions = next((int(length) for length in given if length and length > 0), _UNBOUNDED)
     return min([positions, *_plain_rope(config, positions), *_tables(model)])
 
 
@@ -35,6 +34,6 @@ def _plain_rope(config: Any, positions: int) -> Iterator[int]:
 def _tables(model: PreTrainedModel) -> Iterator[int]:
     """The rows of position tables that start after the padding token's, as RoBERTa's do."""
     for name, module in model.named_modules():
-        is_table = isinstance(module, nn.Embedding) and "position" in name.rpartition(".")[2]
-        if is_table and module.padding_idx is not None:
-            yield module.num_embeddings - int(module.padding_idx) - 1
+        padding = getattr(module, "padding_idx", None)
+        if padding is not None and "position" in name.rpartition(".")[2]:
+            yield module.get_parameter("weight").shape[0] - int(padding) - 1

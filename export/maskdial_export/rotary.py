@@ -75,9 +75,7 @@ class Tables:
     def half(self) -> "Tables":
         """The tables in float16."""
         halved = Tables(self._max_length)
-        halved._tables = {
-            key: (cos.half(), sin.half()) for key, (cos, sin) in self._tables.items()
-        }
+        halved._tables = {key: (cos.half(), sin.half()) for key, (cos, sin) in self._tables.items()}
         return halved
 
     def rotations(self) -> Iterator[Rotation]:
@@ -85,9 +83,8 @@ class Tables:
         for cos, sin in self._tables.values():
             half = cos.shape[-1] // 2
             for columns in (slice(0, half), slice(0, None, 2)):
-                for interleaved in (False, True):
-                    parts = (table[:, columns].contiguous() for table in (cos, sin))
-                    yield Rotation(*parts, interleaved)
+                parts = cos[:, columns].contiguous(), sin[:, columns].contiguous()
+                yield from (Rotation(*parts, interleaved) for interleaved in (False, True))
 
     @contextmanager
     def recorded(self, model: PreTrainedModel) -> Iterator[None]:

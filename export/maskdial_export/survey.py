@@ -91,7 +91,12 @@ def _is_causal(model: PreTrainedModel, ids: Tensor) -> bool:
     states, others = (model.base_model(input_ids=each)[0] for each in (ids, changed))
     if states.ndim != 3 or states.shape[:2] != ids.shape:
         raise ExportError(f"{type(model).__name__} does not compute one hidden state per token")
-    return torch.equal(states[:, :-1], others[:, :-1])
+    return _close(states[:, :-1], others[:, :-1])
+
+
+def _close(left: Tensor, right: Tensor) -> bool:
+    room = _TOLERANCE[left.dtype] * float(left.abs().max())
+    return torch.allclose(left, right, rtol=0, atol=room)
 
 
 class _Surveyor:
@@ -103,8 +108,13 @@ class _Surveyor:
         self._turned: tuple[Tensor, ...] | None = None
 
     def rotate(
-        self, function: Callable[..., tuple[Tensor, Tensor]], query: Tensor, key: Tensor, *rest: Any
-    , **settings: Any) -> tuple[Tensor, Tensor]:
+        self,
+        function: Callable[..., tuple[Tensor, Tensor]],
+        query: Tensor,
+        key: Tensor,
+        *rest: Any,
+        **settings: Any,
+    ) -> tuple[Tensor, Tensor]:
         rotated_query, rotated_key = function(query, key, *rest, **settings)
         self._turned = query, key
         return rotated_query, rotated_key
@@ -118,15 +128,14 @@ class _Surveyor:
         attention_mask: Tensor | None,
         **_: Any,
     ) -> tuple[Tensor, None]:
-        _, num_heads, _, head_dim = query.shape
-        num_kv_heads = key.shape[1]
+        num_heads, num_kv_heads, head_dim = query.shape[1], key.shape[1], query.shape[3]
         rotation = self._rotation(query, key)
         self._turned = None
         self.layers.append(Layer(num_heads, num_kv_heads, head_dim, value.shape[-1], rotation))
         shared = num_heads // num_kv_heads
         scores = query @ key.repeat_interleave(shared, 1).transpose(2, 3) / head_dim**0.5
         output = scores.softmax(-1) @ value.repeat_interleave(shared, 1)
-        return output.transpose(1, 2), None
+        return output.transpose(1, 2).contiguous(), None
 
     def _rotation(self, query: Tensor, key: Tensor) -> Rotation | None:
         """The rotation that led to these queries and keys; None if it cannot be told."""
@@ -134,9 +143,7 @@ class _Surveyor:
             return None
         pairs = list(zip(self._turned, (query, key), strict=True))
         for rotation in self._tables.rotations():
-            if rotation.fits(query.shape[-1]) and all(
-                _turns(rotation, *pair) for pair in pairs
-            ):
+            if rotation.fits(query.shape[-1]) and all(_turns(rotation, *pair) for pair in pairs):
                 return rotation
         return None
 
@@ -146,6 +153,4 @@ def _turns(rotation: Rotation, heads: Tensor, turned: Tensor) -> bool:
     columns = heads.shape[-1]
     if heads.shape[:-1] != turned.shape[:-1] or rotation.rotary_dim > columns:
         return False
-    expected = rotation(heads)
-    room = _TOLERANCE[heads.dtype] * float(expected.abs().max())
-    return torch.allclose(expected, turned[..., :columns], rtol=0, atol=room)
+    return _close(rotation(heads), turned[..., :columns])

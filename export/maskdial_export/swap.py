@@ -18,7 +18,9 @@ _NAME = "maskdial"
 
 
 @contextmanager
-def swapped(model: PreTrainedModel, attention: Callable[..., tuple[Tensor, None]]) -> Iterator[None]:
+def swapped(
+    model: PreTrainedModel, attention: Callable[..., tuple[Tensor, None]]
+) -> Iterator[None]:
     """Lets the model attend through ``attention`` inside the block, and compute all experts."""
     AttentionInterface.register(_NAME, attention)
     config: Any = model.config
