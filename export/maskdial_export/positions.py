@@ -34,6 +34,6 @@ def _plain_rope(config: Any, positions: int) -> Iterator[int]:
 def _tables(model: PreTrainedModel) -> Iterator[int]:
     """The rows of position tables that start after the padding token's, as RoBERTa's do."""
     for name, module in model.named_modules():
-        padding = getattr(module, "padding_idx", None)
-        if padding is not None and "position" in name.rpartition(".")[2]:
-            yield module.get_parameter("weight").shape[0] - int(padding) - 1
+        padding, table = (getattr(module, each, None) for each in ("padding_idx", "weight"))
+        if padding is not None and table is not None and "position" in name.rpartition(".")[2]:
+            yield table.shape[0] - int(padding) - 1

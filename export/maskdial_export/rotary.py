@@ -81,8 +81,8 @@ class Tables:
     def rotations(self) -> Iterator[Rotation]:
         """Every way in which one of the tables may be used."""
         for cos, sin in self._tables.values():
-            half = cos.shape[-1] // 2
-            for columns in (slice(0, half), slice(0, None, 2)):
+            half = cos.shape[-1] // 2  # most tables have each column twice
+            for columns in (slice(0, half), slice(0, None, 2), slice(None)):
                 parts = cos[:, columns].contiguous(), sin[:, columns].contiguous()
                 yield from (Rotation(*parts, interleaved) for interleaved in (False, True))
 

@@ -64,10 +64,14 @@ def survey(model: PreTrainedModel) -> Survey:
     tables = Tables(longest)
     surveyor = _Surveyor(tables)
     try:
-        with torch.no_grad():
-            causal = _is_causal(model, ids)
-            with tables.recorded(model), rotated(model, surveyor.rotate), swapped(model, surveyor):
-                model.base_model(input_ids=ids)
+        causal = _is_causal(model, ids)
+        with (
+            torch.no_grad(),
+            tables.recorded(model),
+            rotated(model, surveyor.rotate),
+            swapped(model, surveyor),
+        ):
+            model.base_model(input_ids=ids)
     except Exception as error:  # models raise any type
         if isinstance(error, ExportError):
             raise
@@ -86,17 +90,43 @@ def _text(model: PreTrainedModel, length: int) -> Tensor:
 
 
 def _is_causal(model: PreTrainedModel, ids: Tensor) -> bool:
-    changed = ids.clone()
-    changed[0, -1] = ids[0, 0]
-    states, others = (model.base_model(input_ids=each)[0] for each in (ids, changed))
+    """Whether the last token's embedding has no influence on the other tokens' states.
+
+    Its gradient is exactly 0 where attention is masked, while the states themselves may differ in
+    their last bits: which experts are chosen decides what is multiplied together.
+    """
+    embedded: list[Tensor] = []
+
+    def detach(_module: nn.Module, _args: Any, output: Any) -> Any:
+        values = output[0] if isinstance(output, tuple) else output
+        embedded.append(values.detach().requires_grad_())
+        changeable = embedded[-1].clone()
+        return (changeable, *output[1:]) if isinstance(output, tuple) else changeable
+
+    table = model.get_input_embeddings().weight
+    readers = [each for each in model.base_model.modules() if _has(each, table)]
+    hooks = [module.register_forward_hook(detach) for module in readers]
+    try:
+        with torch.enable_grad():
+            states = model.base_model(input_ids=ids)[0]
+    finally:
+        for hook in hooks:
+            hook.remove()
     if states.ndim != 3 or states.shape[:2] != ids.shape:
         raise ExportError(f"{type(model).__name__} does not compute one hidden state per token")
-    return _close(states[:, :-1], others[:, :-1])
+    before = states[:, :-1]
+    weights = torch.randn(before.shape, generator=torch.Generator().manual_seed(0))
+    (gradient,) = torch.autograd.grad((before.float() * weights).sum(), embedded[0])
+    return not gradient[:, -1].any()
+
+
+def _has(module: nn.Module, weight: Any) -> bool:
+    return getattr(module, "weight", None) is weight
 
 
 def _close(left: Tensor, right: Tensor) -> bool:
-    room = _TOLERANCE[left.dtype] * float(left.abs().max())
-    return torch.allclose(left, right, rtol=0, atol=room)
+    room = _TOLERANCE[right.dtype] * float(left.abs().max())
+    return torch.allclose(left.float(), right.float(), rtol=0, atol=room)
 
 
 class _Surveyor:

@@ -246,8 +246,12 @@ CAUSAL: Mapping[str, Specimen] = {
     ),
     "helium": Specimen("HeliumForCausalLM", GROUPED, "interleaved rotation"),
     "ernie4-5": Specimen("Ernie4_5ForCausalLM", GROUPED, "interleaved rotation"),
-    "glm": Specimen("GlmForCausalLM", GROUPED, "interleaved rotation of half a head"),
-    "glm4": Specimen("Glm4ForCausalLM", GROUPED, "interleaved rotation of half a head"),
+    "glm": Specimen(
+        "GlmForCausalLM", GROUPED | {"head_dim": 32}, "interleaved rotation of half a head"
+    ),
+    "glm4": Specimen(
+        "Glm4ForCausalLM", GROUPED | {"head_dim": 32}, "interleaved rotation of half a head"
+    ),
     "starcoder2": Specimen(
         "Starcoder2ForCausalLM", GROUPED | {"sliding_window": 6}, "sliding window"
     ),
