@@ -8,6 +8,7 @@ trace the tables are looked up, which also removes code that depends on the text
 
 import functools
 import inspect
+import itertools
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -44,7 +45,11 @@ class Rotation:
         """The rotation in float16."""
         return replace(self, cos=self.cos.half(), sin=self.sin.half())
 
-    def fits(self, head_dim: int) -> bool:
+    def contiguous(self) -> "Rotation":
+        """The rotation with tables that are no views."""
+        return replace(self, cos=self.cos.contiguous(), sin=self.sin.contiguous())
+
+    def suits(self, head_dim: int) -> bool:
         """Whether the attention operators can rotate heads of this size."""
         return self.cos.shape[1] % 8 == 0 and head_dim % 16 == 0
 
@@ -71,6 +76,7 @@ class Tables:
     def __init__(self, max_length: int) -> None:
         self._max_length = max_length
         self._tables: dict[_Key, _Pair] = {}
+        self._found: dict[tuple[_Key, int, bool], Rotation] = {}
 
     def half(self) -> "Tables":
         """The tables in float16."""
@@ -78,13 +84,16 @@ class Tables:
         halved._tables = {key: (cos.half(), sin.half()) for key, (cos, sin) in self._tables.items()}
         return halved
 
-    def rotations(self) -> Iterator[Rotation]:
-        """Every way in which one of the tables may be used."""
-        for cos, sin in self._tables.values():
+    def find(self, fits: Callable[[Rotation], bool]) -> Rotation | None:
+        """The first rotation by one of the tables that fits; the same object for the same one."""
+        for key, (cos, sin) in self._tables.items():
             half = cos.shape[-1] // 2  # most tables have each column twice
-            for columns in (slice(0, half), slice(0, None, 2), slice(None)):
-                parts = cos[:, columns].contiguous(), sin[:, columns].contiguous()
-                yield from (Rotation(*parts, interleaved) for interleaved in (False, True))
+            ways = (slice(half), slice(0, None, 2), slice(None))
+            for way, interleaved in itertools.product(range(len(ways)), (False, True)):
+                rotation = Rotation(cos[:, ways[way]], sin[:, ways[way]], interleaved)
+                if fits(rotation):
+                    return self._found.setdefault((key, way, interleaved), rotation.contiguous())
+        return None
 
     @contextmanager
     def recorded(self, model: PreTrainedModel) -> Iterator[None]:

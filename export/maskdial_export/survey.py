@@ -4,7 +4,7 @@ The model runs once on a short text. What its layers pass to the attention funct
 of the KV cache, and whether the attention operator can rotate queries and keys by itself.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -31,10 +31,6 @@ class Layer:
     value_dim: int
     rotation: Rotation | None
 
-    def half(self) -> "Layer":
-        """The layer in float16."""
-        return replace(self, rotation=None if self.rotation is None else self.rotation.half())
-
 
 @dataclass(frozen=True, slots=True)
 class Survey:
@@ -49,8 +45,14 @@ class Survey:
 
     def half(self) -> "Survey":
         """The survey of the same model in float16."""
-        layers = tuple(layer.half() for layer in self.layers)
+        halves = {id(rotation): rotation.half() for rotation in self._rotations()}
+        layers = tuple(
+            replace(layer, rotation=halves.get(id(layer.rotation))) for layer in self.layers
+        )
         return replace(self, layers=layers, tables=self.tables.half())
+
+    def _rotations(self) -> Iterator[Rotation]:
+        return (layer.rotation for layer in self.layers if layer.rotation is not None)
 
 
 def survey(model: PreTrainedModel) -> Survey:
@@ -172,10 +174,11 @@ class _Surveyor:
         if self._turned is None:
             return None
         pairs = list(zip(self._turned, (query, key), strict=True))
-        for rotation in self._tables.rotations():
-            if rotation.fits(query.shape[-1]) and all(_turns(rotation, *pair) for pair in pairs):
-                return rotation
-        return None
+        return self._tables.find(
+            lambda rotation: (
+                rotation.suits(query.shape[-1]) and all(_turns(rotation, *pair) for pair in pairs)
+            )
+        )
 
 
 def _turns(rotation: Rotation, heads: Tensor, turned: Tensor) -> bool:

@@ -42,6 +42,7 @@ POOLING = {
     "bert-embed": ("mean_tokens", True),
     "xlm-roberta-embed": ("cls_token", True),
     "modernbert-embed": ("lasttoken", False),
+    "qwen3-embed": ("lasttoken", True),
 }
 
 

@@ -125,7 +125,8 @@ def marked(zoo: Mapping[str, Specimen]) -> list[Any]:
     ]
 
 
-def _rope(rope_type: str, **parameters: Any) -> dict[str, Any]:
+def rope(rope_type: str, **parameters: Any) -> dict[str, Any]:
+    """Settings of scaled rotary positions."""
     return {"rope_parameters": {"rope_type": rope_type, "rope_theta": 10000.0} | parameters}
 
 
@@ -209,11 +210,11 @@ CAUSAL: Mapping[str, Specimen] = {
         "FalconForCausalLM", SHAPE | {"alibi": False, "multi_query": True}, "one key head"
     ),
     "llama-dynamic-rope": Specimen(
-        "LlamaForCausalLM", GROUPED | _rope("dynamic", factor=2.0), "dynamic NTK rope"
+        "LlamaForCausalLM", GROUPED | rope("dynamic", factor=2.0), "dynamic NTK rope"
     ),
     "llama-yarn": Specimen(
         "LlamaForCausalLM",
-        GROUPED | _rope("yarn", factor=2.0, original_max_position_embeddings=64),
+        GROUPED | rope("yarn", factor=2.0, original_max_position_embeddings=64),
         "YaRN",
     ),
     "ministral": Specimen(
