@@ -3,6 +3,8 @@
 import errno
 import re
 
+import pydantic
+
 from maskdial.errors import MaskdialError
 
 _ESCAPE_CODES = re.compile(r"\x1b\[[0-9;]*m")
@@ -16,8 +18,11 @@ class ExportError(MaskdialError):
 def first_line(error: BaseException) -> str:
     """The first line of another library's message, or the error's repr if that says too little.
 
-    A line that ends with a colon goes on with the next one.
+    A line that ends with a colon goes on with the next one. Of a pydantic error it is every entry.
     """
+    if isinstance(error, pydantic.ValidationError):
+        parts = ((".".join(map(str, each["loc"])), each["msg"]) for each in error.errors())
+        return f"{error.title}: {'; '.join(f'{place}: {why}' for place, why in parts)}"
     lines = [line.strip() for line in _ESCAPE_CODES.sub("", str(error)).strip().splitlines()]
     if not lines or isinstance(error, KeyError):
         return repr(error)
