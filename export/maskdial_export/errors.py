@@ -8,7 +8,8 @@ import pydantic
 from maskdial.errors import MaskdialError
 
 _ESCAPE_CODES = re.compile(r"\x1b\[[0-9;]*m")
-_FULL = {errno.ENOSPC, errno.EDQUOT, None}  # None: numpy does not say why it could not write
+_FULL = {errno.ENOSPC, errno.EDQUOT}
+_NUMPY = re.compile(r"problem writing element|requested and \d+ written")  # with no error number
 
 
 class ExportError(MaskdialError):
@@ -32,4 +33,6 @@ def first_line(error: BaseException) -> str:
 
 def io_reason(error: OSError) -> str:
     """Why a file could not be read or written."""
-    return "the disk is full" if error.errno in _FULL else error.strerror or str(error)
+    if error.errno in _FULL or (error.errno is None and _NUMPY.search(str(error))):
+        return "the disk is full"
+    return error.strerror or first_line(error)

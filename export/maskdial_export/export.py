@@ -92,8 +92,8 @@ def export(
         read_sample(gate.text),
         tolerance,
         console,
-        strict,
-        max_length,
+        strict=strict,
+        longest=max_length,
     )
     with new_folder(dest) as folder:
         with phase(console, "Finding the checkpoint"), _reading(source):

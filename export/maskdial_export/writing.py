@@ -49,8 +49,8 @@ class Settings:
     """How to write a bundle.
 
     ``tolerance`` is the largest difference allowed between the logits of torch and ONNX Runtime in
-    fp32; ``strict`` refuses checkpoints with missing or unused weights;
-    ``longest`` is how many tokens a text may have.
+    fp32; ``strict`` refuses checkpoints with missing or unused weights; ``longest`` is how many
+    tokens a text may have, None for as many as the model reads.
     """
 
     precision: Precision

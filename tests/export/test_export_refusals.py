@@ -148,7 +148,7 @@ def test_file_system_that_takes_no_more(assert_refused: Refuse, checkpoint: New)
 
 @pytest.mark.parametrize(
     "error",
-    [OSError(errno.ENOSPC, "No space left"), OSError("problem writing element 4096 to file")],
+    [OSError(errno.ENOSPC, "No space left"), OSError("4096 requested and 0 written")],
     ids=["system", "numpy"],
 )
 def test_full_disk(
