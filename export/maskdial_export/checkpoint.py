@@ -108,7 +108,7 @@ def load_checkpoint(
     *,
     sample: Sample | None = None,
     strict: bool = True,
-    longest: int | None = None,
+    limit: int | None = None,
     console: Console | None = None,
 ) -> Checkpoint:
     """Loads the model, its tokenizer and its settings.
@@ -117,7 +117,7 @@ def load_checkpoint(
         source: the checkpoint.
         sample: a text that the tokenizer must know; None for the built-in sample.
         strict: whether to refuse missing and unused weights; otherwise the console shows them.
-        longest: how many tokens a text may have; None for as many as the model has positions, or
+        limit: how many tokens a text may have; None for as many as the model has positions, or
             `maskdial_export.length.LONGEST` if they are rotary.
         console: where to show findings; None for nowhere.
 
@@ -126,7 +126,7 @@ def load_checkpoint(
     """
     console = console or Console(quiet=True)
     model = load_model(source, strict=strict, console=console)
-    bound_positions(model, longest, console)
+    bound_positions(model, limit, console)
     config = model.config
     tokenizer = load_tokenizer(source, config.vocab_size, sample or read_sample(None))
     tokens = special_tokens(source, config, tokenizer)
@@ -136,13 +136,12 @@ def load_checkpoint(
         embedding = read_embedding(source, config)
         max_length = longest_text(source, max_length)
         lower_case(source, tokenizer)
-    if longest is not None:
-        if longest > max_length:
+    if limit is not None:
+        if limit > max_length:
             raise ExportError(
-                f"{source.name} reads at most {max_length} tokens, fewer than --max-length "
-                f"{longest}"
+                f"{source.name} reads at most {max_length} tokens, fewer than --max-length {limit}"
             )
-        max_length = longest
+        max_length = limit
     kv = causal.kv_layout(config) if source.family == "causal" else None
     both_ways = source.reads_both_ways
     if both_ways:

@@ -16,7 +16,7 @@ class ExportError(MaskdialError):
     """The checkpoint cannot be exported. The message is one sentence that says why."""
 
 
-def first_line(error: BaseException) -> str:
+def first_line(error: Exception) -> str:
     """The first line of another library's message, or the error's repr if that says too little.
 
     A line that ends with a colon goes on with the next one. Of a pydantic error it is every entry.

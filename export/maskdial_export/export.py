@@ -93,7 +93,7 @@ def export(
         tolerance,
         console,
         strict=strict,
-        longest=max_length,
+        limit=max_length,
     )
     with new_folder(dest) as folder:
         with phase(console, "Finding the checkpoint"), _reading(source):
