@@ -29,8 +29,8 @@ DESCRIPTION = (
 )
 _QUESTION = "requests lost, and resources kept, when a model is replaced under load"
 _NOTES = (
-    "before: after 4 swaps and 0.4 times as many requests; after: after another 0.2 times; both are "
-    "the least within 5 seconds; every reply to a text is compared with the first one to it",
+    "before: after 4 swaps and 0.4 times as many requests; after: after another 0.2 times; both "
+    "are the least within 5 seconds; every reply to a text is compared with the first one to it",
 )
 _NAME = "live"
 _KEY = "loadtests"
