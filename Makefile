@@ -22,12 +22,13 @@ FOR_SERVING := $(firstword $(wildcard $(DEV) $(TEST)) $(RUNTIME))
 FOR_TESTING := $(firstword $(wildcard $(DEV)) $(TEST))
 PYTEST := $(BIN)/python -m pytest --numprocesses=$(WORKERS) --maxprocesses=8 --dist=worksteal
 
-.PHONY: help serve test test-fast test-clients coverage check format dist
+.PHONY: help serve test test-fast test-zoo test-clients coverage check format dist
 
 help:
 	@echo "make serve         serve the starter models (runtime packages only, no torch)"
 	@echo "make test          run every test"
 	@echo "make test-fast     run the quick tests of server and client; installs no torch"
+	@echo "make test-zoo      export every architecture of docs/architectures.md (minutes)"
 	@echo "make test-clients  run other projects' clients against the server"
 	@echo "make coverage      run every test and report the lines that it reaches (htmlcov/)"
 	@echo "make check         lint, check the format and the types"
@@ -46,6 +47,9 @@ test: $(DEV)
 test-fast: $(FOR_TESTING)
 	$(PYTEST) --no-torch --ignore-glob='*loadtests*' -m "not slow" $(ARGS)
 
+test-zoo: $(DEV)
+	$(PYTEST) tests/export -m "zoo or not zoo" -k "architectures or heads" $(ARGS)
+
 test-clients: $(DEV) $(CLIENTS)
 	$(BIN)/python -m tests.clients .venv-clients $(ARGS)
 
@@ -63,6 +67,7 @@ format: $(DEV)
 	$(BIN)/ruff format .
 	$(BIN)/python clients/generate_sync.py
 	$(BIN)/python -m tools.module_table
+	$(BIN)/python -m tools.architecture_table
 
 dist: $(DIST)
 	$(BIN)/python -m tools.check_dist

@@ -30,8 +30,10 @@ from maskdial_export.evaluation import (
 from maskdial_export.files import special_tokens
 from maskdial_export.length import bound_positions
 from maskdial_export.parity import CausalParity, MaskedParity
+from maskdial_export.positions import max_length
 from maskdial_export.sample import Sample, read_sample
 from maskdial_export.source import Source
+from maskdial_export.survey import Survey, survey
 from maskdial_export.tokenization import load_tokenizer
 from maskdial_export.weights import load_model
 
@@ -47,6 +49,7 @@ class Checkpoint:
 
     task: Task
     model: PreTrainedModel
+    survey: Survey
     tokenizer: Tokenizer
     tokens: SpecialTokens
     max_length: int
@@ -61,19 +64,19 @@ class Checkpoint:
         Buffers stay float32, as in a model that transformers loads in float16: rotary frequencies
         with 11 bits would give wrong angles at far positions.
         """
-        kv = None if self.kv is None else causal.kv_layout(self.model.config, torch.float16)
+        kv = None if self.kv is None else causal.kv_layout(self.survey, torch.float16)
         model = copy.deepcopy(self.model)
         for parameter in model.parameters():
             parameter.data = parameter.data.half()
-        return replace(self, model=model, kv=kv)
+        return replace(self, model=model, survey=self.survey.half(), kv=kv)
 
     def trace(self) -> ir.Model:
         """The traced graph, before any optimization of ours."""
         if self.kv is not None:
-            return causal.trace(self.model)
+            return causal.trace(self.model, self.survey)
         if self.reads_both_ways:
-            return bidirectional.trace(self.model)
-        return masked.trace(self.model, self.task, self.embedding)
+            return bidirectional.trace(self.model, self.survey)
+        return masked.trace(self.model, self.survey, self.task, self.embedding)
 
     def parity(self, graph: Path) -> MaskedParity | CausalParity:
         """The comparison of a graph with this model."""
@@ -130,22 +133,24 @@ def load_checkpoint(
     config = model.config
     tokenizer = load_tokenizer(source, config.vocab_size, sample or read_sample(None))
     tokens = special_tokens(source, config, tokenizer)
-    max_length = (causal if source.mask == "causal" else masked).max_length(config)
+    positions = max_length(model)
+    surveyed = survey(model)
     embedding = None
     if source.task == "embed":
         embedding = read_embedding(source, config)
-        max_length = longest_text(source, max_length)
+        positions = longest_text(source, positions)
         lower_case(source, tokenizer)
     if longest is not None:
-        if longest > max_length:
+        if longest > positions:
             raise ExportError(
-                f"{source.name} reads at most {max_length} tokens, fewer than --max-length "
-                f"{longest}"
+                f"{source.name} reads at most {positions} tokens, fewer than --max-length {longest}"
             )
-        max_length = longest
-    kv = causal.kv_layout(config) if source.family == "causal" else None
-    both_ways = source.reads_both_ways
+        positions = longest
+    kv = causal.kv_layout(surveyed) if source.family == "causal" else None
+    both_ways = source.both_ways
     if both_ways:
-        bidirectional.check(config, tokenizer)
+        bidirectional.check(config, positions, tokenizer)
         bidirectional.read_both_ways(model)
-    return Checkpoint(source.task, model, tokenizer, tokens, max_length, embedding, kv, both_ways)
+    return Checkpoint(
+        source.task, model, surveyed, tokenizer, tokens, positions, embedding, kv, both_ways
+    )

@@ -46,6 +46,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     _add_gate_arguments(parser)
     parser.add_argument("--revision", help="branch, tag or commit of a Hub repository")
     parser.add_argument(
+        "--adapter",
+        type=Path,
+        metavar="DIR",
+        help="merge a PEFT adapter (LoRA...) into the weights; needs pip install "
+        "'maskdial[adapter]'",
+    )
+    parser.add_argument(
         "--allow-pickle",
         action="store_true",
         help="load weights from .bin files if there are no .safetensors; a .bin file is a pickle "
@@ -173,6 +180,7 @@ def run(args: argparse.Namespace) -> int:
             allow_pickle=args.allow_pickle,
             strict=args.strict,
             max_length=args.max_length,
+            adapter=args.adapter,
             tolerance=args.tolerance,
             console=console,
         )

@@ -11,6 +11,7 @@ from typing import Literal, cast, get_args
 from rich.console import Console
 
 from maskdial.models.bundle import Manifest, Task
+from maskdial_export.adapter import check_adapter
 from maskdial_export.destination import new_folder
 from maskdial_export.errors import ExportError, io_reason
 from maskdial_export.join import join
@@ -40,6 +41,7 @@ def export(
     allow_pickle: bool = False,
     strict: bool = True,
     max_length: int | None = None,
+    adapter: Path | None = None,
     tolerance: float = TOLERANCE,
     console: Console | None = None,
 ) -> Manifest:
@@ -58,6 +60,7 @@ def export(
         strict: whether to refuse a checkpoint that lacks weights of the model or has others.
         max_length: how many tokens a text may have; None for what the model has positions for, at
             most 131,072 if they are rotary.
+        adapter: the folder of a PEFT adapter (LoRA...) to merge into the weights.
         tolerance: the largest difference allowed between the logits of torch and ONNX Runtime in
             fp32. Where logits exceed 10 it scales with them, as float32 rounding does.
         console: where to show progress; None for nowhere.
@@ -94,6 +97,9 @@ def export(
     with new_folder(dest) as folder:
         with phase(console, "Finding the checkpoint"), _reading(source):
             found = find(source, task, revision=revision, allow_pickle=allow_pickle)
+            if adapter is not None:
+                check_adapter(adapter, allow_pickle=allow_pickle)
+                found = replace(found, adapter=adapter)
         try:
             if mask == "both":
                 return _write_both(found, folder, settings)

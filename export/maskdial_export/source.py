@@ -2,111 +2,64 @@
 
 import hashlib
 import json
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
-import huggingface_hub
-from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
-
 from maskdial.models.bundle import Family, Task, file_sha256
+from maskdial_export.architectures import settle
 from maskdial_export.config import check_config
 from maskdial_export.errors import ExportError
+from maskdial_export.hub import download
 
 Mask = Literal["full", "causal"]
-
-_DOWNLOADED = ("*.json", "*.jinja", "*.txt", "*.model", "*.safetensors")
-_PICKLES = ("*.bin",)
-_NOT_DOWNLOADED = ("*/*.bin", "*/*.safetensors", "*/*.txt", "*/*.model")
 
 # sentence-transformers' list of modules after the model: pooling and normalization.
 MODULES = "modules.json"
 
-
-def _encoder(prefix: str, *more: str) -> dict[str, Task]:
-    return {
-        f"{prefix}ForMaskedLM": "fill-mask",
-        f"{prefix}ForSequenceClassification": "classify",
-        f"{prefix}ForTokenClassification": "token-classify",
-        f"{prefix}ForQuestionAnswering": "question-answering",
-        f"{prefix}Model": "embed",
-        **{f"{prefix}{name}": "classify" for name in more},
-    }
-
-
-# model_type in config.json -> transformers class -> task of its head
-_CLASSES: Mapping[str, Mapping[str, Task]] = {
-    "bert": _encoder("Bert", "ForNextSentencePrediction"),
-    "roberta": _encoder("Roberta"),
-    "albert": _encoder("Albert"),
-    "distilbert": _encoder("DistilBert"),
-    "electra": _encoder("Electra"),
-    "xlm-roberta": _encoder("XLMRoberta"),
-    "modernbert": _encoder("ModernBert"),
-    "deberta-v2": _encoder("DebertaV2"),
-    "gpt2": {"GPT2LMHeadModel": "generate"},
-    "opt": {"OPTForCausalLM": "generate"},
-    "gpt_neox": {"GPTNeoXForCausalLM": "generate"},
-    "llama": {"LlamaForCausalLM": "generate"},
-    "mistral": {"MistralForCausalLM": "generate"},
-    "qwen2": {"Qwen2ForCausalLM": "generate"},
-    "qwen3": {"Qwen3ForCausalLM": "generate"},
-    "phi3": {"Phi3ForCausalLM": "generate"},
-    "gemma2": {"Gemma2ForCausalLM": "generate"},
-}
-
-_CAUSAL = frozenset(
-    architecture
-    for classes in _CLASSES.values()
-    for architecture, task in classes.items()
-    if task == "generate"
-)
+_LFS_POINTER = b"version https://git-lfs.github.com/spec/"
 
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """A checkpoint folder, with the class to load and the task to export for."""
+    """A checkpoint folder, with the class to load and the task to export for.
+
+    ``both_ways``: whether the full mask takes the place of a causal model's own. ``adapter`` is the
+    folder of a PEFT adapter to merge into the weights.
+    """
 
     name: str
     path: Path
     architecture: str
     task: Task
+    both_ways: bool = False
+    adapter: Path | None = None
 
     @property
     def family(self) -> Family:
         return "causal" if self.task == "generate" else "masked"
 
-    @property
-    def mask(self) -> Mask:
-        """The attention mask of the architecture."""
-        return "causal" if self.architecture in _CAUSAL else "full"
-
-    @property
-    def reads_both_ways(self) -> bool:
-        """Whether this is a causal architecture under the full mask."""
-        return self.mask == "causal" and self.family == "masked"
-
     def under(self, mask: Mask) -> "Source":
         """The same model under another attention mask.
 
         Raises:
-            ExportError: the causal mask is asked of an encoder.
+            ExportError: the architecture does not support the mask.
         """
-        if mask == self.mask:
+        if self.task == "generate":
+            return self if mask == "causal" else replace(self, task="fill-mask", both_ways=True)
+        if mask == "full":
             return self
-        if self.mask == "full":
-            raise ExportError(
-                f"{self.architecture} only supports the full mask; --mask causal and --mask both "
-                "are for causal models"
-            )
-        return replace(self, task="fill-mask")
+        raise ExportError(
+            f"{self.architecture} only supports its own mask; --mask causal and --mask both are "
+            "for models that generate"
+        )
 
     @property
     def provenance(self) -> str:
-        """For the manifest: Hub id and commit, or the name of a local folder."""
+        """For the manifest: Hub id and commit, or the name of a local folder; and the adapter's."""
         path = self.path.resolve()
-        return path.name if Path(self.name).is_dir() else f"{self.name}@{path.name}"
+        name = path.name if Path(self.name).is_dir() else f"{self.name}@{path.name}"
+        return name if self.adapter is None else f"{name} + {self.adapter.resolve().name}"
 
     def read_json(self, file_name: str) -> dict[str, Any]:
         """A JSON object next to the weights; empty if the file is missing."""
@@ -116,9 +69,10 @@ class Source:
         return sorted([*self.path.glob("*.safetensors"), *self.path.glob("pytorch_model*.bin")])
 
     def sha256(self) -> str:
-        """One SHA-256 over the names and contents of config.json and the weight files."""
+        """One SHA-256 over the names and contents of config.json, weight files and adapter."""
         digest = hashlib.sha256()
-        for file in (self.path / "config.json", *self.weight_files()):
+        adapter = sorted(self.adapter.glob("adapter_*")) if self.adapter is not None else []
+        for file in (self.path / "config.json", *self.weight_files(), *adapter):
             digest.update(f"{file.name} {file_sha256(file)}\n".encode())
         return digest.hexdigest()
 
@@ -148,19 +102,29 @@ def find(source: str, task: str, *, revision: str | None, allow_pickle: bool) ->
     """
     path = Path(source)
     if not path.is_dir():
-        path = _download(source, revision, allow_pickle)
+        path = download(source, revision, allow_pickle=allow_pickle)
     elif revision is not None:
         raise ExportError("--revision applies to Hub ids, and the source is a local folder")
     config = read_json(path / "config.json")
     if not config:
+        _refuse_adapter(source, path)
         raise ExportError(f"{source} is not a Hugging Face checkpoint: it has no config.json")
     check_config(source, config)
     if task == "auto" and _pools(path):
         task = "embed"
-    architecture, settled = _settle(config, task)
+    architecture, settled = settle(config, task)
     found = Source(source, path, architecture, settled)
     _check_weights(found, allow_pickle)
     return found
+
+
+def _refuse_adapter(source: str, path: Path) -> None:
+    """Says how to export an adapter, which is no checkpoint by itself."""
+    base = read_json(path / "adapter_config.json").get("base_model_name_or_path")
+    if base is not None:
+        raise ExportError(
+            f"{source} is an adapter of {base}; export that model with --adapter {path}"
+        )
 
 
 def _pools(path: Path) -> bool:
@@ -169,61 +133,26 @@ def _pools(path: Path) -> bool:
     return modules.is_file() and "Pooling" in modules.read_text(encoding="utf-8", errors="replace")
 
 
-def _download(source: str, revision: str | None, allow_pickle: bool) -> Path:
-    patterns = [*_DOWNLOADED, *(_PICKLES if allow_pickle else ())]
-    try:
-        folder = huggingface_hub.snapshot_download(
-            source, revision=revision, allow_patterns=patterns, ignore_patterns=[*_NOT_DOWNLOADED]
-        )
-    except HFValidationError as error:
-        raise ExportError(f"{source} is neither a folder nor a valid Hub id") from error
-    except LocalEntryNotFoundError as error:
-        raise ExportError(
-            f"there is no folder {source}, and the Hub cannot be reached; to work offline, pass "
-            "the path of a checkpoint folder"
-        ) from error
-    except HfHubHTTPError as error:
-        status = error.response.status_code
-        raise ExportError(
-            f"the Hub refuses to serve {source} (HTTP {status}); check the id and the revision"
-        ) from error
-    return Path(folder)
-
-
-def _settle(config: dict[str, Any], task: str) -> tuple[str, Task]:
-    """The class to load and its task, from config.json and the requested task."""
-    model_type = config.get("model_type")
-    named = (config.get("architectures") or [None])[0]
-    classes = _CLASSES.get(str(model_type))
-    if classes is None:
-        known = ", ".join(_CLASSES)
-        remote = " (code in a checkpoint is never run)" if "auto_map" in config else ""
-        raise ExportError(f"model type {model_type!r} is not supported{remote}; supported: {known}")
-    if config.get("is_decoder") and "generate" not in classes.values():
-        raise ExportError(f"{model_type} checkpoints with is_decoder set are not supported")
-    if named in classes and task in ("auto", classes[named]):
-        return named, classes[named]
-    for architecture, known_task in classes.items():
-        if task == known_task:
-            return architecture, known_task
-    tasks = list(dict.fromkeys(classes.values()))
-    if task == "auto":
-        options = " or ".join(f"--task {known_task}" for known_task in tasks)
-        raise ExportError(
-            f"cannot tell the task from the architecture {named!r} in config.json; if the "
-            f"checkpoint has the head for it, pass {options}"
-        )
-    raise ExportError(
-        f"{model_type} models do not support {task}; supported tasks: {', '.join(tasks)}"
-    )
-
-
 def _check_weights(source: Source, allow_pickle: bool) -> None:
     files = source.weight_files()
+    for file in files:
+        with file.open("rb") as opened:
+            if opened.read(len(_LFS_POINTER)) == _LFS_POINTER:
+                raise ExportError(
+                    f"{file} is a pointer of Git LFS, not the weights; run `git lfs pull` there"
+                )
     if any(file.suffix == ".safetensors" for file in files):
         return
     if not files:
-        raise ExportError(f"{source.name} has no weights: model.safetensors is missing")
+        others = (
+            ""
+            if Path(source.name).is_dir() or allow_pickle
+            else (
+                "; if the repository has .bin files, which can run code when loaded, pass "
+                "--allow-pickle to use them"
+            )
+        )
+        raise ExportError(f"{source.name} has no weights: model.safetensors is missing{others}")
     if not allow_pickle:
         raise ExportError(
             f"the weights of {source.name} are in {files[0].name}, a pickle, which can run code "

@@ -6,6 +6,7 @@ has no place for are left out, and both are no more than a warning.
 
 import re
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 from typing import Any
 
 import safetensors.torch
@@ -16,6 +17,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
+from maskdial_export.adapter import merge_adapter, whole_weights
 from maskdial_export.dequantize import dequantize
 from maskdial_export.errors import ExportError, first_line
 from maskdial_export.phase import finding
@@ -55,12 +57,17 @@ def load_model(source: Source, *, strict: bool, console: Console) -> PreTrainedM
     except Exception as error:  # transformers raises many types for damaged files
         raise ExportError(f"{source.name} cannot be loaded: {first_line(error)}") from error
     _check_shapes(source, info["mismatched_keys"])
-    for complaint in (_missing(source, info["missing_keys"]), _unused(source, model, info)):
+    missing = info["missing_keys"]
+    if source.adapter is not None:
+        missing -= whole_weights(source.adapter)
+    for complaint in (_missing(source, missing), _unused(source, model, info)):
         if complaint is None:
             continue
         if strict:
             raise ExportError(f"{complaint}; --no-strict exports the model regardless")
         finding(console, complaint)
+    if source.adapter is not None:
+        model = merge_adapter(model, source.adapter)
     _check_values(source, model)
     model.eval()
     return model
@@ -73,6 +80,9 @@ def _stored(source: Source, model_class: type[PreTrainedModel]) -> dict[str, Any
     only.
     """
     has_safetensors = any(file.suffix == ".safetensors" for file in source.weight_files())
+    for file in source.weight_files():
+        if file.suffix == ".safetensors":
+            _check_file(file)
     settings = source.read_json("config.json").get("quantization_config")
     if settings is None:
         return {
@@ -95,6 +105,17 @@ def _stored(source: Source, model_class: type[PreTrainedModel]) -> dict[str, Any
                 f"{source.name} is quantized, which is not supported for {config.model_type} models"
             )
     return {"pretrained_model_name_or_path": None, "config": config, "state_dict": restored}
+
+
+def _check_file(path: Path) -> None:
+    """Reads the header of a file, which does not fit a file that ends early."""
+    try:
+        with safetensors.safe_open(path, "pt"):
+            pass
+    except safetensors.SafetensorError as error:
+        raise ExportError(
+            f"{path} is damaged or incomplete ({first_line(error)}); get it again"
+        ) from error
 
 
 def _check_shapes(source: Source, mismatched: Iterable[tuple[str, Any, Any]]) -> None:

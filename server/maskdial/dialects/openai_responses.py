@@ -13,7 +13,7 @@ from fastapi.routing import APIRoute
 
 from maskdial.causal.events import TokenEvent
 from maskdial.dialects.openai_errors import http_error_reply, openai_route
-from maskdial.dialects.openai_logprobs import TokenSpeller, chat_logprobs
+from maskdial.dialects.openai_logprobs import chat_logprobs
 from maskdial.dialects.openai_models import about_model
 from maskdial.dialects.openai_responses_body import ResponsesBody
 from maskdial.dialects.openai_responses_output import Event, ResponseOutput, Status
@@ -26,6 +26,7 @@ from maskdial.http.lease import causal_for
 from maskdial.http.replies import encode_json, json_reply, timing_headers, truncation_header
 from maskdial.http.sse import Frames, named_frame, stream_reply
 from maskdial.models.served import CausalModel
+from maskdial.models.tokenizer import TokenSpeller
 from maskdial.requests.chat import ChatRequest, ReplyReader
 from maskdial.requests.generation import Generation, Prompt, timings
 from maskdial.requests.offload import offload

@@ -93,9 +93,11 @@ def causal_logits(runner: Runner, golden: GoldenCheck) -> NDArray[np.float32]:
 def _remedy(bundle: Bundle) -> str:
     """The command that exports the model with 7-bit weights, next to the bundle."""
     manifest = bundle.manifest
-    source, _, commit = manifest.source.partition("@")
+    checkpoint, _, adapter = manifest.source.partition(" + ")
+    source, _, commit = checkpoint.partition("@")
     words = ["maskdial", "export", source, f"{bundle.path}-7bit"]
     words += ["--revision", commit] if commit else []
+    words += ["--adapter", adapter] if adapter else []
     if (bundle.path / FULL_MANIFEST).is_file():
         words += ["--mask", "both"]
     else:

@@ -9,6 +9,7 @@ from typing import Protocol
 
 from maskdial.causal.grammar.build import build_matcher
 from maskdial.causal.grammar.check import GrammarChecker
+from maskdial.causal.grammar.masks import MaskThreads
 from maskdial.causal.grammar.matcher import Grammar
 from maskdial.causal.grammar.source import (
     GrammarKind,
@@ -17,7 +18,7 @@ from maskdial.causal.grammar.source import (
     parse_grammar,
 )
 from maskdial.causal.grammar.vocabulary import Vocabulary
-from maskdial.errors import OverloadedError, ValidationError
+from maskdial.errors import OverloadedError, UnavailableError, ValidationError
 
 _MAX_VERDICTS = 1024
 _MAX_COMPILING = 32  # different grammars
@@ -62,7 +63,7 @@ class GrammarCompiler:
         self._verdicts: OrderedDict[bytes, str | None] = OrderedDict()
         # A single thread, so that hostile grammars take one core at most and no other pool's.
         self._compiling = ThreadPoolExecutor(1, "maskdial-grammar-compile")
-        self._masking = ThreadPoolExecutor(_NUM_MASK_THREADS, "maskdial-grammar-mask")
+        self._masking = MaskThreads(_NUM_MASK_THREADS)
         self._lock = threading.Lock()
         # How many requests wait for each grammar that is not compiled yet, by its hash.
         self._waiting: Counter[bytes] = Counter()
@@ -84,9 +85,15 @@ class GrammarCompiler:
             kind, or is too large or too complex.
 
         Raises:
+            UnavailableError: too many masks never ended.
             OverloadedError: too many other grammars wait to be compiled. A grammar that waits
                 already is no burden: only the first of its kind has to be checked.
         """
+        if self._masking.exhausted:
+            raise UnavailableError(
+                "constrained output is switched off until the server is restarted: the masks of "
+                "several grammars took too long"
+            )
         key = _hash(kind, value)
         with self._lock:
             if self.num_compiling >= _MAX_COMPILING and key not in self._waiting:
@@ -102,7 +109,7 @@ class GrammarCompiler:
     def close(self) -> None:
         """Ends the threads and the child process; no mask can be prepared afterwards."""
         self._compiling.shutdown(cancel_futures=True)
-        self._masking.shutdown(cancel_futures=True)
+        self._masking.close()
         self._checker.close()
 
     def _count_down(self, key: bytes) -> None:
