@@ -31,7 +31,7 @@ LAYERS = [
     ("maskdial.requests",),
     ("maskdial.models.loading",),
     ("maskdial.models.registry",),
-    ("maskdial.models.versions",),
+    ("maskdial.models.choice", "maskdial.models.versions"),
     ("maskdial.models.entry",),
     ("maskdial.models.served", "maskdial.models.catalog"),
     ("maskdial.masked.tasks",),

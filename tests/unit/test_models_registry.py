@@ -30,8 +30,9 @@ from maskdial.models.bundle import (
     write_manifest,
 )
 from maskdial.models.catalog import STARTER_FOLDER, Catalog
+from maskdial.models.choice import Choice
 from maskdial.models.entry import Lease
-from maskdial.models.registry import Choice, Models
+from maskdial.models.registry import Models
 from maskdial.models.served import MaskedModel
 from tests.unit.scripted_session import WAIT, ScriptedSession, until
 

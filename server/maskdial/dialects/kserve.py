@@ -19,8 +19,8 @@ from maskdial.http.disconnect import unless_gone
 from maskdial.http.guard import TaskRoute
 from maskdial.http.replies import error_reply, json_reply
 from maskdial.metrics import ModelState
+from maskdial.models.choice import Choice
 from maskdial.models.entry import Entry
-from maskdial.models.registry import Choice
 
 _VERSION = "1"  # of every model: a name serves one version at a time
 _STATES: Mapping[ModelState, str] = {

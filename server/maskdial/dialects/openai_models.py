@@ -13,8 +13,9 @@ from maskdial.dialects.openai_errors import error_reply
 from maskdial.errors import NotFoundError, ValidationError
 from maskdial.http.context import server_context
 from maskdial.http.replies import json_reply
+from maskdial.models.choice import Choice
 from maskdial.models.entry import Entry
-from maskdial.models.registry import Choice, Models
+from maskdial.models.registry import Models
 from maskdial.models.served import max_length
 
 _STARTED = int(time.time())  # bundles have no date of their own

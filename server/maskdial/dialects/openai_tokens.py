@@ -19,7 +19,7 @@ from maskdial.http.lease import model_for
 from maskdial.http.replies import error_reply, json_reply
 from maskdial.masked.tasks.task import check_ids, tokenizing_seconds
 from maskdial.models.bundle import CHAT_TEMPLATE
-from maskdial.models.registry import Choice
+from maskdial.models.choice import Choice
 from maskdial.models.served import CausalModel, ServedModel
 from maskdial.requests.chat import ChatRequest
 from maskdial.requests.offload import offload

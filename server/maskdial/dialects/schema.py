@@ -20,7 +20,7 @@ from pydantic_core import CoreSchema, core_schema, from_json
 
 from maskdial.errors import ValidationError
 from maskdial.models.bundle import Mask
-from maskdial.models.registry import Choice
+from maskdial.models.choice import Choice
 
 Body = TypeVar("Body", bound=BaseModel)
 T = TypeVar("T")

@@ -4,8 +4,8 @@ from fastapi import Request
 
 from maskdial.http.context import server_context
 from maskdial.http.disconnect import unless_gone
+from maskdial.models.choice import Choice
 from maskdial.models.entry import Lease
-from maskdial.models.registry import Choice
 from maskdial.models.served import CausalModel, MaskedModel, ServedModel, Task
 from maskdial.requests.timing import Deadline
 

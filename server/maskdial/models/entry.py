@@ -179,6 +179,21 @@ class Entry:
         assert self.current is not None, "a name without a version has no leases"
         return Lease(self, self.current)
 
+    async def wait(self) -> Lease:
+        """Waits for the load under way, and returns a hold on what it loads.
+
+        Raises:
+            UnavailableError: it fails, or is given up.
+        """
+        waiter: asyncio.Future[Lease] = asyncio.get_running_loop().create_future()
+        self.waiters.append(waiter)
+        try:
+            return await waiter
+        except asyncio.CancelledError:
+            if waiter.done() and not waiter.cancelled() and waiter.exception() is None:
+                waiter.result().release()  # it was granted too late to be taken
+            raise
+
     def settle(self, error: Exception | None = None) -> None:
         """Gives each waiter its lease, or the error."""
         waiters, self.waiters = self.waiters, []

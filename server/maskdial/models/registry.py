@@ -9,7 +9,6 @@ import asyncio
 import logging
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from itertools import chain
 from pathlib import Path
@@ -19,13 +18,13 @@ from maskdial.errors import (
     BundleError,
     ConfigError,
     MaskdialError,
-    NotFoundError,
     UnavailableError,
     ValidationError,
 )
 from maskdial.metrics import Metrics, UnloadReason
-from maskdial.models.bundle import Manifest, Mask, read_manifests
+from maskdial.models.bundle import Manifest, read_manifests
 from maskdial.models.catalog import Catalog
+from maskdial.models.choice import Choice, Chooser
 from maskdial.models.entry import Entry, Lease, Loading, Version
 from maskdial.models.served import ServedModel, Task
 from maskdial.models.versions import Start, Versions
@@ -35,36 +34,6 @@ _log = logging.getLogger("maskdial.models")
 _RETRY_SECONDS = 30.0
 _SCAN_SECONDS = 1.0
 _SWEEP_SECONDS = 1.0
-_MASKS: tuple[Mask, ...] = ("full", "causal")
-
-
-@dataclass(frozen=True, slots=True)
-class Choice:
-    """Which model a request means: by its name, or as the only one that does the task; and under
-    which mask, where it has both.
-    """
-
-    name: str | None = None
-    mask: Mask | None = None
-
-    @classmethod
-    def of(cls, name: str | None, mask: Mask | None = None) -> "Choice":
-        """A choice by a name that may end in the mask, as in ``NAME:full``.
-
-        Raises:
-            ValidationError: the name says one mask and ``mask`` the other.
-        """
-        stem, _, suffix = (name or "").rpartition(":")
-        named = next((each for each in _MASKS if stem and each == suffix), None)
-        if named is None:
-            return cls(name, mask)
-        if mask not in (None, named):
-            raise ValidationError(f"model {name!r} contradicts the mask {mask!r}; give one of them")
-        return cls(stem, named)
-
-    def allows(self, manifest: Manifest) -> bool:
-        """Whether a graph runs under the mask that is wanted."""
-        return self.mask in (None, manifest.mask)
 
 
 class Models:
@@ -80,7 +49,7 @@ class Models:
     def __init__(
         self, tasks: Sequence[Task], config: Config, metrics: Metrics, start: Start
     ) -> None:
-        self._tasks = tasks
+        self._chooser = Chooser(tasks)
         self._metrics = metrics
         self._keep_alive = config.models_keep_alive
         self._autoloads = config.models_autoload == "on"
@@ -111,9 +80,7 @@ class Models:
         Raises:
             NotFoundError: there is none; the message lists those that exist.
         """
-        if name not in self._entries:
-            raise NotFoundError(f"no model {name!r} here; served models: {self._names()}")
-        return self._entries[name]
+        return self._chooser.named(self._entries, name)
 
     def named(self, name: str) -> Sequence[ServedModel]:
         """All loaded models of a name.
@@ -125,7 +92,7 @@ class Models:
 
     def tasks_of(self, manifest: Manifest) -> tuple[str, ...]:
         """The names of the tasks that a model can do."""
-        return tuple(task.name for task in self._tasks if task.serves(manifest))
+        return self._chooser.tasks_of(manifest)
 
     def does(self, task: Task) -> bool:
         """Whether there is a model for a task, loaded or not."""
@@ -143,7 +110,7 @@ class Models:
         """
         if self._may_have_come(choice.name):
             return None
-        entry = self._find(choice, task)
+        entry = self._chooser.find(self._entries, choice, task)
         return None if entry.current is None else entry.lease()
 
     async def lease(self, choice: Choice, task: Task | None = None) -> Lease:
@@ -157,7 +124,7 @@ class Models:
         """
         if self._may_have_come(choice.name):
             await self.refresh()
-        entry = self._find(choice, task)
+        entry = self._chooser.find(self._entries, choice, task)
         if entry.current is not None:
             return entry.lease()
         if entry.loading is None:
@@ -168,7 +135,7 @@ class Models:
             if entry.failure and time.monotonic() - entry.failed_at < _RETRY_SECONDS:
                 raise _not_loaded(entry, entry.failure)
             self._begin(entry, entry.folder)
-        return await _wait(entry)
+        return await entry.wait()
 
     def pick(self, lease: Lease, choice: Choice, task: Task) -> ServedModel:
         """The model of a lease that does the task; if it does so under both masks, the causal one.
@@ -176,50 +143,7 @@ class Models:
         Raises:
             ValidationError: it cannot do the task.
         """
-        able = [
-            model
-            for model in lease.models
-            if choice.allows(model.manifest) and task.serves(model.manifest)
-        ]
-        if not able:
-            manifests = [model.manifest for model in lease.models]
-            raise self._unable(lease.name, manifests, choice, task)
-        return able[0]
-
-    def _find(self, choice: Choice, task: Task | None) -> Entry:
-        def serves(manifest: Manifest) -> bool:
-            return choice.allows(manifest) and (task is None or task.serves(manifest))
-
-        if choice.name is not None:
-            entry = self.entry(choice.name)
-            if entry.manifests and not any(map(serves, entry.manifests)):
-                raise self._unable(entry.name, entry.manifests, choice, task)
-            return entry
-        assert task is not None, "a request without a task names its model"
-        fitting = [entry for entry in self.entries if any(map(serves, entry.manifests))]
-        if not fitting:
-            raise NotFoundError(f"no model here does {task.name}; served models: {self._names()}")
-        if len(fitting) > 1:
-            names = ", ".join(entry.name for entry in fitting)
-            raise ValidationError(f'several models do {task.name}; name one with "model": {names}')
-        return fitting[0]
-
-    def _unable(
-        self, name: str, manifests: Sequence[Manifest], choice: Choice, task: Task | None
-    ) -> ValidationError:
-        allowed = [manifest for manifest in manifests if choice.allows(manifest)]
-        if not allowed:
-            masks = " and ".join(dict.fromkeys(manifest.mask for manifest in manifests))
-            return ValidationError(
-                f"model {name!r} does not run under the {choice.mask} mask; it has the {masks} one"
-            )
-        tasks = dict.fromkeys(chain.from_iterable(map(self.tasks_of, allowed)))
-        label = name if choice.mask is None else f"{name}:{choice.mask}"
-        wanted = "that" if task is None else task.name
-        return ValidationError(f"model {label!r} cannot do {wanted}; it does {', '.join(tasks)}")
-
-    def _names(self) -> str:
-        return ", ".join(self._entries) or "none"
+        return self._chooser.pick(lease, choice, task)
 
     def _may_have_come(self, name: str | None) -> bool:
         """Whether a bundle of that name may have come, or been mended, since the last look."""
@@ -298,19 +222,20 @@ class Models:
         if name not in self._entries:
             await self.scan()
         if path is None:
-            entry = self.entry(name)
-            folder = entry.folder
+            folder = self.entry(name).folder
         else:
             folder = await asyncio.to_thread(self._catalog.within, path)
+        while True:
             entry = self._entries.get(name) or self._add(name, folder)
+            if entry.loading is None or entry.loading.folder == folder:
+                break
+            await asyncio.wait({entry.loading.task})
         if keep_alive is not None:
             entry.keep_alive = keep_alive
-        while entry.loading is not None and entry.loading.folder != folder:
-            await asyncio.wait({entry.loading.task})
         if entry.loading is None:
             self._begin(entry, folder)
         try:
-            (await _wait(entry)).release()
+            (await entry.wait()).release()
         except UnavailableError as error:
             if entry.failure is None:
                 raise
@@ -434,18 +359,6 @@ class Models:
     def _note(self, entry: Entry) -> None:
         if self._entries.get(entry.name) is entry:
             self._metrics.set_state(entry.name, entry.state)
-
-
-async def _wait(entry: Entry) -> Lease:
-    """Waits for the load under way."""
-    waiter: asyncio.Future[Lease] = asyncio.get_running_loop().create_future()
-    entry.waiters.append(waiter)
-    try:
-        return await waiter
-    except asyncio.CancelledError:
-        if waiter.done() and not waiter.cancelled() and waiter.exception() is None:
-            waiter.result().release()
-        raise
 
 
 def _not_loaded(entry: Entry, cause: MaskdialError) -> UnavailableError:
