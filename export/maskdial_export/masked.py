@@ -10,10 +10,10 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from maskdial.models.bundle import Embedding, Task
+from maskdial.models.bundle import Task
 from maskdial_export.attention import CausalAttention, MaskedAttention, attending
-from maskdial_export.embedding import pool
 from maskdial_export.graph import gather_rows, to_onnx_ir
+from maskdial_export.pooling import Pooler
 from maskdial_export.survey import Survey
 
 TOKEN_TASKS: frozenset[Task] = frozenset({"fill-mask", "token-classify", "question-answering"})
@@ -22,10 +22,10 @@ TOKEN_TASKS: frozenset[Task] = frozenset({"fill-mask", "token-classify", "questi
 class MaskedGraph(nn.Module):
     """A masked model with the inputs and output that `maskdial.models.bundle` documents."""
 
-    def __init__(self, model: PreTrainedModel, survey: Survey, embedding: Embedding | None) -> None:
+    def __init__(self, model: PreTrainedModel, survey: Survey, pooler: Pooler | None) -> None:
         super().__init__()
         self.model = model
-        self.embedding = embedding
+        self.pooler = pooler
         self.attention = (CausalAttention if survey.causal else MaskedAttention)(survey.layers)
         self.takes_token_types = takes_token_types(model)
         self.pad_token_id = int(model.config.pad_token_id or 0)
@@ -53,8 +53,9 @@ class MaskedGraph(nn.Module):
         if rows is not None:
             with gather_rows(self.model.base_model, rows):
                 return head_logits(self.model(**inputs)).squeeze(0).float()
-        if self.embedding is not None:
-            return pool(self.model(**inputs)[0], lengths, self.embedding)
+        if self.pooler is not None:
+            vectors: Tensor = self.pooler(self.model(**inputs)[0], lengths)
+            return vectors
         return head_logits(self.model(**inputs)).float()
 
 
@@ -93,13 +94,13 @@ def takes_token_types(model: PreTrainedModel) -> bool:
 
 
 def trace(
-    model: PreTrainedModel, survey: Survey, task: Task, embedding: Embedding | None = None
+    model: PreTrainedModel, survey: Survey, task: Task, pooler: Pooler | None = None
 ) -> ir.Model:
     """Traces a masked model, float32 or float16. Token tasks run the head on ``rows`` only.
 
     Models whose layers attend by themselves are traced as they are.
     """
-    graph = MaskedGraph(model, survey, embedding)
+    graph = MaskedGraph(model, survey, pooler)
     batch, length = 2, 5
     inputs: dict[str, Any] = {
         "input_ids": torch.ones(batch, length, dtype=torch.int64),
@@ -115,6 +116,6 @@ def trace(
     if task in TOKEN_TASKS:
         inputs["rows"] = torch.tensor([1, 3, 7])
         shapes["rows"] = {0: dynamic}
-    output = "logits" if embedding is None else "embeddings"
+    output = "logits" if pooler is None else "embeddings"
     with attending(model, survey, graph.attention) if survey.layers else nullcontext():
         return to_onnx_ir(graph, inputs, shapes, list(inputs), [output])

@@ -110,8 +110,8 @@ def find(source: str, task: str, *, revision: str | None, allow_pickle: bool) ->
         _refuse_adapter(source, path)
         raise ExportError(f"{source} is not a Hugging Face checkpoint: it has no config.json")
     check_config(source, config)
-    if task == "auto" and _pools(path):
-        task = "embed"
+    if task == "auto":
+        task = _pooled_task(path)
     architecture, settled = settle(config, task)
     found = Source(source, path, architecture, settled)
     _check_weights(found, allow_pickle)
@@ -127,10 +127,13 @@ def _refuse_adapter(source: str, path: Path) -> None:
         )
 
 
-def _pools(path: Path) -> bool:
-    """Whether sentence-transformers pools the output; a cross-encoder's modules do not."""
+def _pooled_task(path: Path) -> str:
+    """The task by how sentence-transformers pools the output; a cross-encoder's modules do not."""
     modules = path / MODULES
-    return modules.is_file() and "Pooling" in modules.read_text(encoding="utf-8", errors="replace")
+    listed = modules.read_text(encoding="utf-8", errors="replace") if modules.is_file() else ""
+    if "SpladePooling" in listed:
+        return "embed-sparse"
+    return "embed" if "Pooling" in listed else "auto"
 
 
 def _check_weights(source: Source, allow_pickle: bool) -> None:

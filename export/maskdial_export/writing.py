@@ -145,7 +145,7 @@ def write_bundle(source: Source, folder: Path, settings: Settings, packs: Packs 
             max_length=checkpoint.max_length,
             special_tokens=checkpoint.tokens,
             **_classification(source, config),
-            embedding=checkpoint.embedding,
+            embedding=checkpoint.pooler and checkpoint.pooler.embedding,
             kv=kv,
             response_template=response_template(source),
             source=source.provenance,

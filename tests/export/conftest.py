@@ -196,10 +196,12 @@ def fingerprint(checkpoint: Checkpoint) -> str | None:
     tensors = {
         **dict(checkpoint.model.named_parameters()),
         **dict(checkpoint.model.named_buffers()),
+        **({} if checkpoint.pooler is None else checkpoint.pooler.state_dict()),
     }
     if sum(tensor.nbytes for tensor in tensors.values()) > MOST_BYTES:
         return None
-    settings = (checkpoint.task, checkpoint.embedding, checkpoint.kv, checkpoint.reads_both_ways)
+    pooled = checkpoint.pooler and (checkpoint.pooler.embedding, str(checkpoint.pooler))
+    settings = (checkpoint.task, pooled, checkpoint.kv, checkpoint.reads_both_ways)
     digest = sha256(f"{type(checkpoint.model)} {settings}".encode())
     digest.update(checkpoint.model.config.to_json_string(use_diff=False).encode())
     for name, tensor in tensors.items():

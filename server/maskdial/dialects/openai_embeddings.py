@@ -68,6 +68,9 @@ class EmbeddingsBody(TruncationParameters, OpenAIBody):
     dimensions: Annotated[int, Range(1)] | None = Field(
         None, description="Keep the first dimensions only, and normalize again. Default: all."
     )
+    prompt_name: str | None = Field(
+        None, description="Extension: which of the model's prompts to put before every text."
+    )
 
 
 async def embeddings(request: Request) -> Response:
@@ -80,7 +83,9 @@ async def embeddings(request: Request) -> Response:
     texts = inputs_of(body.input)
     with wire_names(_NAMES, batch=is_batch(body.input)):
         _check_own_ids(texts, model)
-        wanted = EmbedRequest(texts, body.truncation, dimensions=body.dimensions)
+        wanted = EmbedRequest(
+            texts, body.truncation, dimensions=body.dimensions, prompt_name=body.prompt_name
+        )
         answer = await understanding.answer(
             wanted, model, server.config, deadline, partial(unless_gone, request)
         )

@@ -58,7 +58,15 @@ UNWANTED_FUSIONS = frozenset({"SkipLayerNormFusion"})
 
 Family = Literal["masked", "causal"]
 Mask = Literal["full", "causal"]
-Task = Literal["fill-mask", "classify", "token-classify", "question-answering", "embed", "generate"]
+Task = Literal[
+    "fill-mask",
+    "classify",
+    "token-classify",
+    "question-answering",
+    "embed",
+    "embed-sparse",
+    "generate",
+]
 ProblemType = Literal["single_label_classification", "multi_label_classification", "regression"]
 
 
@@ -104,11 +112,20 @@ class KVLayout(_Frozen):
 
 
 class Embedding(_Frozen):
-    """How the graph turns an encoder's hidden states into one vector."""
+    """How the graph turns a text into one vector."""
 
-    dimension: int = Field(gt=0)
-    pooling: Literal["mean", "cls", "last"]
+    dimension: int = Field(gt=0, description="for embed-sparse, the size of the vocabulary")
+    pooling: str = Field(
+        description="of the tokens' hidden states or logits; results of several, joined by +, are "
+        "concatenated"
+    )
     normalized: bool
+    prompts: dict[str, str] = Field(
+        default_factory=dict, description="texts that a request may have put before its texts"
+    )
+    default_prompt: str | None = Field(
+        None, description="the one that is put before every text if a request names none"
+    )
 
 
 class GoldenCheck(_Frozen):
