@@ -28,7 +28,7 @@ help:
 	@echo "make serve         serve the starter models (runtime packages only, no torch)"
 	@echo "make test          run every test"
 	@echo "make test-fast     run the quick tests of server and client; installs no torch"
-	@echo "make test-zoo      export every architecture of docs/architectures.md (minutes)"
+	@echo "make test-zoo      export every architecture of docs/supported-models.md (minutes)"
 	@echo "make test-clients  run other projects' clients against the server"
 	@echo "make coverage      run every test and report the lines that it reaches (htmlcov/)"
 	@echo "make check         lint, check the format and the types"

@@ -1,4 +1,4 @@
-"""Writes ``docs/architectures.md``: the architectures that the tests prove.
+"""Writes ``docs/supported-models.md``: the architectures that the tests prove.
 
     make format
 
@@ -11,9 +11,9 @@ from pathlib import Path
 
 from tests.export.zoo import ZOO, Specimen
 
-PAGE = Path(__file__).resolve().parents[1] / "docs" / "architectures.md"
+PAGE = Path(__file__).resolve().parents[1] / "docs" / "supported-models.md"
 _INTRODUCTION = (
-    "# Architectures\n\n"
+    "# Model architectures\n\n"
     "Generated from `tests/export/zoo.py` by `make format`.\n\n"
     "`maskdial export` tries every architecture that transformers can load, and compares with "
     "torch. These are proven by our tests, with tiny random checkpoints: logits equal torch's in "

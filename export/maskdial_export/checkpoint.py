@@ -111,7 +111,7 @@ def load_checkpoint(
     *,
     sample: Sample | None = None,
     strict: bool = True,
-    longest: int | None = None,
+    limit: int | None = None,
     console: Console | None = None,
 ) -> Checkpoint:
     """Loads the model, its tokenizer and its settings.
@@ -120,7 +120,7 @@ def load_checkpoint(
         source: the checkpoint.
         sample: a text that the tokenizer must know; None for the built-in sample.
         strict: whether to refuse missing and unused weights; otherwise the console shows them.
-        longest: how many tokens a text may have; None for as many as the model has positions, or
+        limit: how many tokens a text may have; None for as many as the model has positions, or
             `maskdial_export.length.LONGEST` if they are rotary.
         console: where to show findings; None for nowhere.
 
@@ -129,7 +129,7 @@ def load_checkpoint(
     """
     console = console or Console(quiet=True)
     model = load_model(source, strict=strict, console=console)
-    bound_positions(model, longest, console)
+    bound_positions(model, limit, console)
     config = model.config
     tokenizer = load_tokenizer(source, config.vocab_size, sample or read_sample(None))
     tokens = special_tokens(source, config, tokenizer)
@@ -140,12 +140,12 @@ def load_checkpoint(
         embedding = read_embedding(source, config)
         positions = longest_text(source, positions)
         lower_case(source, tokenizer)
-    if longest is not None:
-        if longest > positions:
+    if limit is not None:
+        if limit > positions:
             raise ExportError(
-                f"{source.name} reads at most {positions} tokens, fewer than --max-length {longest}"
+                f"{source.name} reads at most {positions} tokens, fewer than --max-length {limit}"
             )
-        positions = longest
+        positions = limit
     kv = causal.kv_layout(surveyed) if source.family == "causal" else None
     both_ways = source.both_ways
     if both_ways:

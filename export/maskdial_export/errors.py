@@ -3,21 +3,27 @@
 import errno
 import re
 
+import pydantic
+
 from maskdial.errors import MaskdialError
 
 _ESCAPE_CODES = re.compile(r"\x1b\[[0-9;]*m")
-_FULL = {errno.ENOSPC, errno.EDQUOT, None}  # None: numpy does not say why it could not write
+_FULL = {errno.ENOSPC, errno.EDQUOT}
+_NUMPY = re.compile(r"problem writing element|requested and \d+ written")  # with no error number
 
 
 class ExportError(MaskdialError):
     """The checkpoint cannot be exported. The message is one sentence that says why."""
 
 
-def first_line(error: BaseException) -> str:
+def first_line(error: Exception) -> str:
     """The first line of another library's message, or the error's repr if that says too little.
 
-    A line that ends with a colon goes on with the next one.
+    A line that ends with a colon goes on with the next one. Of a pydantic error it is every entry.
     """
+    if isinstance(error, pydantic.ValidationError):
+        parts = ((".".join(map(str, each["loc"])), each["msg"]) for each in error.errors())
+        return f"{error.title}: {'; '.join(f'{place}: {why}' for place, why in parts)}"
     lines = [line.strip() for line in _ESCAPE_CODES.sub("", str(error)).strip().splitlines()]
     if not lines or isinstance(error, KeyError):
         return repr(error)
@@ -27,4 +33,6 @@ def first_line(error: BaseException) -> str:
 
 def io_reason(error: OSError) -> str:
     """Why a file could not be read or written."""
-    return "the disk is full" if error.errno in _FULL else error.strerror or str(error)
+    if error.errno in _FULL or (error.errno is None and _NUMPY.search(str(error))):
+        return "the disk is full"
+    return error.strerror or first_line(error)

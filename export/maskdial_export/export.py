@@ -8,12 +8,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Literal, cast, get_args
 
+import pydantic
 from rich.console import Console
 
 from maskdial.models.bundle import Manifest, Task
 from maskdial_export.adapter import check_adapter
 from maskdial_export.destination import new_folder
-from maskdial_export.errors import ExportError, io_reason
+from maskdial_export.errors import ExportError, first_line, io_reason
 from maskdial_export.join import join
 from maskdial_export.kernels import exact_here
 from maskdial_export.phase import finding, phase
@@ -91,8 +92,8 @@ def export(
         read_sample(gate.text),
         tolerance,
         console,
-        strict,
-        max_length,
+        strict=strict,
+        limit=max_length,
     )
     with new_folder(dest) as folder:
         with phase(console, "Finding the checkpoint"), _reading(source):
@@ -105,6 +106,8 @@ def export(
                 return _write_both(found, folder, settings)
             under = found if mask is None else found.under(mask)
             return write_bundle(under, folder, settings).manifest
+        except pydantic.ValidationError as error:
+            raise ExportError(f"{source} cannot be described: {first_line(error)}") from error
         except OSError as error:
             reason = io_reason(error)
             raise ExportError(f"cannot write the bundle to {dest}: {reason}") from error

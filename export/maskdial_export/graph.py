@@ -103,9 +103,9 @@ def to_onnx_ir(
     return program.model
 
 
-def _reason(error: BaseException) -> str:
+def _reason(error: Exception) -> str:
     """Why a trace failed: the exporter's message is a report of many lines around the cause."""
-    while error.__cause__ is not None:
+    while isinstance(error.__cause__, Exception):
         error = error.__cause__
     if isinstance(error, GuardOnDataDependentSymNode):
         return "its code takes different paths for different values of its tensors"

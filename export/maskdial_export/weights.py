@@ -25,7 +25,8 @@ from maskdial_export.source import Source
 
 # Weights of the body that the tasks here do not need, and buffers of older versions.
 _HARMLESS = re.compile(
-    r"(^|\.)(pooler\..*|position_ids|token_type_ids|attn\.bias|(attn|attention)\.masked_bias)$"
+    r"(^|\.)(pooler\..*|position_ids|token_type_ids|rotary_emb\.inv_freq|"
+    r"(attn|attention)\.(masked_)?bias|attn\.causal_mask|embed_positions\.weights)$"
 )
 # Trained weights stay far below; float16 ends at 65,504.
 _LARGEST_WEIGHT = 1e6
@@ -119,7 +120,9 @@ def _check_file(path: Path) -> None:
 
 
 def _check_shapes(source: Source, mismatched: Iterable[tuple[str, Any, Any]]) -> None:
-    for name, stored, expected in sorted(mismatched, key=lambda each: each[0]):
+    first = min(mismatched, key=lambda each: each[0], default=None)
+    if first is not None:
+        name, stored, expected = first
         raise ExportError(
             f"{name} of {source.name} has the shape {tuple(stored)}, but config.json describes a "
             f"model where it has {tuple(expected)}; they do not belong together"

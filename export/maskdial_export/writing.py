@@ -49,8 +49,8 @@ class Settings:
     """How to write a bundle.
 
     ``tolerance`` is the largest difference allowed between the logits of torch and ONNX Runtime in
-    fp32; ``strict`` refuses checkpoints with missing or unused weights;
-    ``longest`` is how many tokens a text may have.
+    fp32; ``strict`` refuses checkpoints with missing or unused weights; ``limit`` is how many
+    tokens a text may have, None for as many as the model reads.
     """
 
     precision: Precision
@@ -59,7 +59,7 @@ class Settings:
     tolerance: float
     console: Console
     strict: bool = True
-    longest: int | None = None
+    limit: int | None = None
 
     def keeping(self, names: Collection[str]) -> "Settings":
         """Settings that keep these layers, and more only if the gate may choose them itself."""
@@ -107,7 +107,7 @@ def write_bundle(source: Source, folder: Path, settings: Settings, packs: Packs 
             source,
             sample=settings.sample,
             strict=settings.strict,
-            longest=settings.longest,
+            limit=settings.limit,
             console=console,
         )
         checkpoint = replace(checkpoint, packs=packs)

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import onnx_ir
+import pydantic
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -18,9 +19,10 @@ from transformers.models.bert.modeling_bert import BertPredictionHeadTransform
 
 import maskdial.cli
 import maskdial_export.writing
+from maskdial.models.bundle import KVLayout
 from maskdial_export.causal import kv_layout
 from maskdial_export.destination import new_folder
-from maskdial_export.errors import ExportError
+from maskdial_export.errors import ExportError, first_line
 from maskdial_export.export import export
 from maskdial_export.parity import CausalParity, MaskedParity
 from maskdial_export.survey import survey
@@ -167,7 +169,7 @@ def test_file_system_that_takes_no_more(assert_refused: Refuse, checkpoint: New)
 
 @pytest.mark.parametrize(
     "error",
-    [OSError(errno.ENOSPC, "No space left"), OSError("problem writing element 4096 to file")],
+    [OSError(errno.ENOSPC, "No space left"), OSError("4096 requested and 0 written")],
     ids=["system", "numpy"],
 )
 def test_full_disk(
@@ -203,6 +205,21 @@ def test_malformed_config(
     source = new_checkpoint("bert-classify")
     add_json(source / "config.json", **entry)
     assert_refused(source, why)
+
+
+def test_sentences_of_other_libraries() -> None:
+    with pytest.raises(pydantic.ValidationError) as caught:
+        KVLayout.model_validate({"num_layers": 0, "num_heads": "a", "head_dim": 8})
+    assert first_line(caught.value) == (
+        "KVLayout: num_layers: Input should be greater than 0; num_heads: Input should be a valid "
+        "integer, unable to parse string as an integer"
+    )
+    two_lines = ValueError("Validation error for field 'hidden_size':\n  TypeError: expected int\n")
+    joined = "Validation error for field 'hidden_size': TypeError: expected int"
+    assert first_line(two_lines) == joined
+    assert first_line(ValueError("\x1b[96mstep 1/3\x1b[0m\nmore")) == "step 1/3"
+    assert first_line(KeyError("nope")) == "KeyError('nope')"
+    assert first_line(ValueError()) == "ValueError()"
 
 
 @pytest.mark.parametrize(
