@@ -11,7 +11,9 @@ from pydantic import BaseModel
 from maskdial.causal.sampling.params import SamplingParams
 from maskdial.dialects import (
     ROUTES,
+    admin,
     anthropic_schema,
+    kserve,
     openai_chat,
     openai_completions,
     openai_decisions,
@@ -21,10 +23,11 @@ from maskdial.dialects import (
     tokens,
 )
 from maskdial.dialects import task_bodies as bodies
-from maskdial.dialects.schema import parse_body
+from maskdial.dialects.schema import TaskBody, parse_body
 from maskdial.dialects.tgi_bodies import GenerateBody, GenerateParameters
 from maskdial.errors import ValidationError
 from maskdial.http.guard import TaskRoute
+from maskdial.models.choice import Choice
 
 # The least that each body holds
 BODIES: dict[type[BaseModel], dict[str, Any]] = {
@@ -54,6 +57,15 @@ BODIES: dict[type[BaseModel], dict[str, Any]] = {
         "max_tokens": 1,
     },
     anthropic_schema.CountBody: {"messages": [{"role": "user", "content": "a"}]},
+}
+
+# The bodies of routes that no model answers
+MANAGEMENT: set[type[BaseModel]] = {
+    admin.LoadBody,
+    admin.UnloadBody,
+    kserve.RepositoryIndexBody,
+    kserve.RepositoryLoadBody,
+    kserve.RepositoryUnloadBody,
 }
 
 
@@ -173,14 +185,18 @@ def test_every_parameter_has_its_row() -> None:
 
 def test_no_body_is_left_out() -> None:
     task_routes = [route for route in ROUTES if isinstance(route, TaskRoute)]
-    assert {route.body for route in task_routes} - {None} == set(BODIES)
+    assert {route.body for route in task_routes} - {None} == set(BODIES) | MANAGEMENT
 
 
 @pytest.mark.parametrize("schema", BODIES)
 def test_what_every_body_takes(schema: type[BaseModel]) -> None:
     least = BODIES[schema]
-    body = parse_body(schema, json.dumps(least | {"timeout": 2, "model": "m"}).encode())
-    assert (getattr(body, "timeout", None), getattr(body, "model", None)) == (2.0, "m")
+    common = {"timeout": 2, "model": "m", "mask": "full"}
+    body = parse_body(schema, json.dumps(least | common).encode())
+    assert isinstance(body, TaskBody)
+    assert body.timeout == 2.0
+    assert body.choice() == Choice("m", "full")
+    assert body.choice("in/path") == Choice("in/path", "full")
     for timeout in ("0", "-1", "86400.5", "1e999"):
         content = json.dumps(least)[:-1] + f', "timeout": {timeout}}}'
         with pytest.raises(

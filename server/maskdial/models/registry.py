@@ -174,10 +174,7 @@ class Models:
     async def refresh(self) -> None:
         """`scan` on behalf of anybody: not more than once a second, and without an error."""
         if self._catalog.folder is not None and self._is_stale:
-            try:
-                await self.scan()
-            except ConfigError as error:
-                _log.warning("%s", error.message)
+            await self._scan_quietly()
 
     async def scan(self) -> None:
         """Looks for bundles that have come or gone.
@@ -200,6 +197,12 @@ class Models:
             if entry.name not in found and entry.is_at_rest:
                 del self._entries[entry.name]
                 self._metrics.forget_name(entry.name)
+
+    async def _scan_quietly(self) -> None:
+        try:
+            await self.scan()
+        except ConfigError as error:
+            _log.warning("%s", error.message)
 
     async def load(
         self, name: str, path: str | None = None, keep_alive: float | None = None
@@ -259,7 +262,7 @@ class Models:
             await asyncio.wait(set(entry.draining))
         entry.failure = None
         self._note(entry)
-        await self.scan()
+        await self._scan_quietly()
         return entry
 
     async def close(self) -> None:
