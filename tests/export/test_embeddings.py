@@ -231,7 +231,7 @@ def test_refusals(http: httpx.Client) -> None:
     assert twice == "parameters.truncate: also given beside the inputs"
     assert "dimensions" in error(http, "/embed", inputs="a", dimensions=0)
     assert "inputs[1]" in error(http, "/embed", inputs=["a", " "])
-    assert "prompt_name: unknown field" in error(http, "/embed", inputs="a", prompt_name="query")
+    assert "has no prompt 'query'" in error(http, "/embed", inputs="a", prompt_name="query")
 
     def compare(source: str, *sentences: str) -> str:
         inputs = {"source_sentence": source, "sentences": sentences}

@@ -75,7 +75,7 @@ def test_poolings(modes: list[str], backbone: Path, tmp_path: Path) -> None:
 
 def test_poolings_as_older_versions_write_them(backbone: Path, tmp_path: Path) -> None:
     folder = save_encoder(tmp_path / "saved", backbone, [Pooling(32)])
-    settings = {"pooling_mode_max_tokens": True, "pooling_mode_cls_token": True}
+    settings: dict[str, Any] = {"pooling_mode_max_tokens": True, "pooling_mode_cls_token": True}
     settings |= {"word_embedding_dimension": 32, "pooling_mode_mean_tokens": False}
     (folder / "1_Pooling" / "config.json").write_text(json.dumps(settings))
     assert read_pooler(find_saved(folder), 32).embedding.pooling == "cls+max"
@@ -97,7 +97,7 @@ def encoder(backbone: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def sparse_encoder(backbone: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("sparse") / "saved"
-    modules = [MLMTransformer(str(backbone)), SpladePooling()]
+    modules: list[Any] = [MLMTransformer(str(backbone)), SpladePooling()]
     SparseEncoder(modules=modules, device="cpu", prompts=PROMPTS).save(str(folder))
     return folder
 

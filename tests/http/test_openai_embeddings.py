@@ -16,6 +16,7 @@ import transformers
 from tokenizers import models, pre_tokenizers, processors
 
 from maskdial_export.export import export
+from maskdial_export.quality import Gate
 
 WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *"abcdefghijklmnopqrstuvwxyz"]
 TEXTS = ["a b c", "d e f g h", "x"]
@@ -64,8 +65,10 @@ def url(
         folder / "ranker",
     )
     served = {"embedder": folder / "embedder-bundle", "ranker": folder / "ranker-bundle"}
+    text = folder / "text.txt"  # of words that the tokenizer knows
+    text.write_text(" ".join(WORDS[5:]))
     for source, bundle in zip((embedder, ranker), served.values(), strict=True):
-        export(str(source), bundle)
+        export(str(source), bundle, gate=Gate(text=text))
     server = start_server(models=served, max_batch_inputs=8)
     yield server.url
     server.stop()
