@@ -1,28 +1,34 @@
-"""Replaces a model's attention by ONNX Runtime operators while it is traced.
-
-transformers models look up their attention function by name (``AttentionInterface``). We register
-one that puts a single ONNX Runtime operator into the traced graph. No mask function goes with it,
-so the models build no mask tensors: the operators mask by the lengths.
+"""The attention functions of traced models: each puts one ONNX Runtime operator into the graph.
 
 The operators are specified in onnxruntime's docs/ContribOperators.md.
 """
 
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
-from transformers import AttentionInterface, PreTrainedModel
+from transformers import PreTrainedModel
 
-_NAME = "maskdial"
+from maskdial_export.rotary import Rotation, rotated
+from maskdial_export.survey import Layer, Survey
+from maskdial_export.swap import swapped
+
 # Below every score, in float16 too, and finite: a padded row may have no key at all
 _MASKED_SCORE = -60_000.0
 
 
+_Pair = tuple[Tensor, Tensor]
+
+
 class Attention(Protocol):
-    """The function transformers calls. query, key, value: (batch, num_heads, length, head_dim)."""
+    """The functions that transformers calls: for each layer ``rotate``, then the attention itself.
+
+    query, key, value: (batch, num_heads, length, head_dim).
+    """
+
+    def rotate(self, function: Callable[..., _Pair], *arguments: Any, **settings: Any) -> _Pair: ...
 
     def __call__(
         self,
@@ -36,15 +42,14 @@ class Attention(Protocol):
 
 
 @contextmanager
-def swapped(model: PreTrainedModel, attention: Attention) -> Iterator[None]:
-    """Lets the model attend through ``attention`` inside the block."""
-    AttentionInterface.register(_NAME, attention)
-    before = model.config._attn_implementation
-    model.config._attn_implementation = _NAME
-    try:
+def attending(model: PreTrainedModel, survey: Survey, attention: Attention) -> Iterator[None]:
+    """Lets the model rotate and attend through ``attention`` inside the block."""
+    with (
+        survey.tables.looked_up(model),
+        rotated(model, attention.rotate),
+        swapped(model, attention),
+    ):
         yield
-    finally:
-        model.config._attn_implementation = before
 
 
 def _join_heads(heads: Tensor, copies: int = 1) -> Tensor:
@@ -67,7 +72,9 @@ class MaskedAttention:
     _lengths: Tensor
     _extents: Tensor
 
-    def __init__(self) -> None:
+    def __init__(self, layers: Sequence[Layer]) -> None:
+        self._layers = layers
+        self._index = 0
         self._windows: dict[int, Tensor] = {}
 
     def begin(self, lengths: Tensor, longest: int) -> None:
@@ -81,6 +88,14 @@ class MaskedAttention:
         self._lengths = lengths
         self._extents = torch.cat([lengths, starts, starts])  # queries, keys
         self._windows.clear()
+        self._index = 0
+
+    def rotate(self, function: Callable[..., _Pair], *arguments: Any, **settings: Any) -> _Pair:
+        """Rotates by an operator if the layer's rotation is known, else by the model's function."""
+        rotation = self._layers[self._index].rotation
+        if rotation is None:
+            return function(*arguments, **settings)
+        return _rotate(arguments[0], rotation), _rotate(arguments[1], rotation)
 
     def __call__(
         self,
@@ -92,16 +107,21 @@ class MaskedAttention:
         *,
         scaling: float | None = None,
         sliding_window: int | None = None,
+        position_bias: Tensor | None = None,
+        alibi: Tensor | None = None,
         **_: Any,
     ) -> tuple[Tensor, None]:
         batch, num_heads, length, head_dim = query.shape
+        self._index += 1
         shared = num_heads // key.shape[1]  # query heads per key head
         attributes: dict[str, Any] = {"num_heads": num_heads}
         if scaling is not None:
             attributes["scale"] = float(scaling)
-        window = (
-            None if sliding_window is None else self._window(sliding_window, length, query.dtype)
-        )
+        biases = [] if position_bias is None else [position_bias]
+        if alibi is not None:
+            biases.append(alibi[None, :, None, :length].expand(-1, -1, length, -1))
+        if sliding_window is not None:
+            biases.append(self._window(sliding_window, length, query.dtype))
         output = torch.onnx.ops.symbolic(
             "com.microsoft::MultiHeadAttention",
             [
@@ -110,7 +130,7 @@ class MaskedAttention:
                 _join_heads(value, shared),
                 None,
                 self._extents if query.dtype == torch.float16 else self._lengths,
-                window,
+                sum(biases[1:], biases[0]) if biases else None,
             ],
             attributes,
             dtype=query.dtype,
@@ -128,34 +148,57 @@ class MaskedAttention:
         return self._windows[size]
 
 
+def _rotate(heads: Tensor, rotation: Rotation) -> Tensor:
+    """``com.microsoft::RotaryEmbedding`` for texts that start at position 0."""
+    batch, num_heads, length, head_dim = heads.shape
+    joined = _join_heads(heads)
+    attributes: dict[str, Any] = {"num_heads": num_heads}
+    if rotation.rotary_dim < head_dim:
+        attributes["rotary_embedding_dim"] = rotation.rotary_dim
+    if rotation.interleaved:
+        attributes["interleaved"] = 1
+    first = torch.zeros(1, dtype=torch.int64)
+    output = torch.onnx.ops.symbolic(
+        "com.microsoft::RotaryEmbedding",
+        [joined, first, rotation.cos, rotation.sin],
+        attributes,
+        dtype=heads.dtype,
+        shape=joined.shape,
+        version=1,
+    )
+    return output.view(batch, length, num_heads, head_dim).transpose(1, 2)
+
+
 class CausalAttention:
     """``com.microsoft::GroupQueryAttention`` over a KV cache that past and present share.
 
-    Given the rotary tables, the operator also rotates queries and keys.
+    Without a cache it attends within right-padded rows. Where a layer's rotation is known, the
+    operator also rotates queries and keys.
     """
 
-    def __init__(self) -> None:
-        self.present: list[tuple[Tensor, Tensor]] = []
-        self._past: Sequence[tuple[Tensor, Tensor]] = ()
-        self._lengths: list[Tensor] = []
-        self._tables: list[Tensor] = []
+    _lengths: Sequence[Tensor]
+
+    def __init__(self, layers: Sequence[Layer]) -> None:
+        self.present: list[_Pair] = []
+        self._layers = layers
+        self._past: Sequence[_Pair] | None = None
 
     def begin(
         self,
-        past: Sequence[tuple[Tensor, Tensor]],
+        past: Sequence[_Pair] | None,
         seqlens_k: Tensor,
         total_sequence_length: Tensor,
-        rotary: tuple[Tensor, Tensor] | None,
     ) -> None:
-        """Starts a forward pass.
-
-        `maskdial.models.bundle` documents the inputs. ``rotary``: cosines and sines,
-        (max_length, rotary_dim / 2) each, if the operator shall rotate.
-        """
+        """Starts a forward pass; `maskdial.models.bundle` documents the inputs."""
         self._past = past
-        self._lengths = [seqlens_k, total_sequence_length]
-        self._tables = list(rotary or ())
+        self._lengths = seqlens_k, total_sequence_length
         self.present = []
+
+    def rotate(self, function: Callable[..., _Pair], *arguments: Any, **settings: Any) -> _Pair:
+        """Leaves a known rotation to the attention operator."""
+        if self._layers[len(self.present)].rotation is None:
+            return function(*arguments, **settings)
+        return arguments[0], arguments[1]
 
     def __call__(
         self,
@@ -168,10 +211,17 @@ class CausalAttention:
         scaling: float | None = None,
         sliding_window: int | None = None,
         softcap: float | None = None,
+        s_aux: Tensor | None = None,
+        alibi: Tensor | None = None,
         **_: Any,
     ) -> tuple[Tensor, None]:
         batch, num_heads, length, head_dim = query.shape
-        past_key, past_value = self._past[len(self.present)]
+        value_dim = value.shape[-1]
+        if value_dim < head_dim:  # latent attention; the cache has one shape for keys and values
+            value = nn.functional.pad(value, (0, head_dim - value_dim))
+        index = len(self.present)
+        past = (None, None) if self._past is None else self._past[index]
+        rotation = self._layers[index].rotation
         attributes: dict[str, Any] = {"num_heads": num_heads, "kv_num_heads": key.shape[1]}
         if scaling is not None:
             attributes["scale"] = float(scaling)
@@ -179,72 +229,40 @@ class CausalAttention:
             attributes["local_window_size"] = int(sliding_window)
         if softcap is not None:
             attributes["softcap"] = float(softcap)
-        if self._tables:
+        tables: list[Tensor | None] = [None, None]
+        if rotation is not None:
             attributes["do_rotary"] = 1
+            attributes["rotary_interleaved"] = int(rotation.interleaved)
+            tables = [rotation.cos, rotation.sin]
+        optional = [
+            *tables,
+            None,
+            None if alibi is None else self._bias(alibi, length),
+            None if s_aux is None else s_aux.to(query.dtype),
+        ]
+        while optional and optional[-1] is None:
+            optional.pop()
+        shape = (batch, key.shape[1], length, head_dim)
         output, present_key, present_value = torch.onnx.ops.symbolic_multi_out(
             "com.microsoft::GroupQueryAttention",
             [
                 *(_join_heads(heads) for heads in (query, key, value)),
-                past_key,
-                past_value,
+                *past,
                 *self._lengths,
-                *self._tables,
+                *optional,
             ],
             attributes,
-            dtypes=(query.dtype, past_key.dtype, past_value.dtype),
-            shapes=((batch, length, num_heads * head_dim), past_key.shape, past_value.shape),
+            dtypes=(query.dtype, query.dtype, query.dtype),
+            shapes=(
+                (batch, length, num_heads * head_dim),
+                *(shape if each is None else each.shape for each in past),
+            ),
             version=1,
         )
         self.present.append((present_key, present_value))
-        return output.view(batch, length, num_heads, head_dim), None
+        return output.view(batch, length, num_heads, head_dim)[..., :value_dim], None
 
-
-Rotate = Callable[..., tuple[Tensor, Tensor]]
-
-
-@contextmanager
-def rotated(model: PreTrainedModel, rotate: Rotate) -> Iterator[None]:
-    """Replaces the model's own rotary embedding of queries and keys inside the block."""
-    module: Any = sys.modules[type(model).__module__]
-    before: Rotate = module.apply_rotary_pos_emb
-    module.apply_rotary_pos_emb = rotate
-    try:
-        yield
-    finally:
-        module.apply_rotary_pos_emb = before
-
-
-def not_rotated(query: Tensor, key: Tensor, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
-    """Leaves the rotation to the attention operator."""
-    return query, key
-
-
-class Rotary:
-    """``com.microsoft::RotaryEmbedding`` for texts that start at position 0.
-
-    ``cos`` and ``sin``: (max_length, rotary_dim / 2) each.
-    """
-
-    def __init__(self, cos: Tensor, sin: Tensor) -> None:
-        self._tables = [cos, sin]
-
-    def __call__(self, query: Tensor, key: Tensor, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
-        return self._rotate(query), self._rotate(key)
-
-    def _rotate(self, heads: Tensor) -> Tensor:
-        batch, num_heads, length, head_dim = heads.shape
-        joined = _join_heads(heads)
-        attributes: dict[str, Any] = {"num_heads": num_heads}
-        rotary_dim = 2 * self._tables[0].shape[1]
-        if rotary_dim < head_dim:
-            attributes["rotary_embedding_dim"] = rotary_dim
-        first = torch.zeros(1, dtype=torch.int64)
-        output = torch.onnx.ops.symbolic(
-            "com.microsoft::RotaryEmbedding",
-            [joined, first, *self._tables],
-            attributes,
-            dtype=heads.dtype,
-            shape=joined.shape,
-            version=1,
-        )
-        return output.view(batch, length, num_heads, head_dim).transpose(1, 2)
+    def _bias(self, alibi: Tensor, length: int) -> Tensor:
+        """ALiBi's bias (num_heads, max_length) as (1, num_heads, length, total_length)."""
+        keys = torch.arange(self._lengths[1].item())
+        return alibi.index_select(1, keys)[None, :, None].expand(-1, -1, length, -1)

@@ -5,7 +5,6 @@ et al. 2024) fill masks with the weights they generate with. Every token attends
 and the token at a position is predicted one position before it, as in generation.
 """
 
-from contextlib import nullcontext
 from typing import Any
 
 import onnx_ir as ir
@@ -14,13 +13,13 @@ from tokenizers import Tokenizer
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from maskdial_export.attention import MaskedAttention, Rotary, rotated, swapped
-from maskdial_export.causal import max_length, rotary_tables
+from maskdial_export.attention import MaskedAttention, attending
 from maskdial_export.errors import ExportError
 from maskdial_export.graph import gather_rows, to_onnx_ir
+from maskdial_export.survey import Survey
 
 
-def check(config: Any, tokenizer: Tokenizer) -> None:
+def check(config: Any, max_length: int, tokenizer: Tokenizer) -> None:
     """Refuses models that cannot be run under the full mask.
 
     Raises:
@@ -31,7 +30,7 @@ def check(config: Any, tokenizer: Tokenizer) -> None:
             f"{config.model_type} caps its attention scores, which the full-mask operator does "
             "not support; use --mask causal"
         )
-    if _slides(config):
+    if _slides(config, max_length):
         raise ExportError(
             f"this {config.model_type} model attends through a window of {config.sliding_window} "
             "tokens; the full mask needs a model that attends to the whole text"
@@ -44,11 +43,11 @@ def check(config: Any, tokenizer: Tokenizer) -> None:
         )
 
 
-def _slides(config: Any) -> bool:
+def _slides(config: Any, max_length: int) -> bool:
     """Whether some layer's window is smaller than the longest text."""
     window = getattr(config, "sliding_window", None)
     layers = getattr(config, "layer_types", None) or ["sliding_attention"]
-    return window is not None and window < max_length(config) and "sliding_attention" in layers
+    return window is not None and window < max_length and "sliding_attention" in layers
 
 
 def read_both_ways(model: PreTrainedModel) -> None:
@@ -80,26 +79,15 @@ def read_both_ways(model: PreTrainedModel) -> None:
 class BidirectionalGraph(nn.Module):
     """A causal model with the inputs and output of a fill-mask graph."""
 
-    cos: Tensor
-    sin: Tensor
-
-    def __init__(self, model: PreTrainedModel) -> None:
+    def __init__(self, model: PreTrainedModel, survey: Survey) -> None:
         super().__init__()
         self.model = model
-        self.attention = MaskedAttention()
-        tables = rotary_tables(model)
-        self.has_rotary = tables is not None
-        if tables is not None:
-            self.register_buffer("cos", tables[0], persistent=False)
-            self.register_buffer("sin", tables[1], persistent=False)
+        self.attention = MaskedAttention(survey.layers)
 
     def forward(self, input_ids: Tensor, lengths: Tensor, rows: Tensor) -> Tensor:
         self.attention.begin(lengths, input_ids.shape[1])
         positions = torch.arange(input_ids.shape[1])[None, :]
-        rotary = (
-            rotated(self.model, Rotary(self.cos, self.sin)) if self.has_rotary else nullcontext()
-        )
-        with gather_rows(self.model.get_decoder(), rows - 1), rotary:
+        with gather_rows(self.model.get_decoder(), rows - 1):
             # not self.model(...), which `read_both_ways` hooks
             output = self.model.forward(
                 input_ids=input_ids, position_ids=positions, use_cache=False
@@ -108,7 +96,7 @@ class BidirectionalGraph(nn.Module):
         return logits
 
 
-def trace(model: PreTrainedModel) -> ir.Model:
+def trace(model: PreTrainedModel, survey: Survey) -> ir.Model:
     """Traces a causal model under the full mask, float32 or float16, with its head on ``rows``."""
     batch, length = 2, 5
     inputs: dict[str, Any] = {
@@ -122,6 +110,6 @@ def trace(model: PreTrainedModel) -> ir.Model:
         "lengths": {0: dynamic},
         "rows": {0: dynamic},
     }
-    graph = BidirectionalGraph(model)
-    with swapped(model, graph.attention):
+    graph = BidirectionalGraph(model, survey)
+    with attending(model, survey, graph.attention):
         return to_onnx_ir(graph, inputs, shapes, list(inputs), ["logits"])

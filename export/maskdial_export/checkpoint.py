@@ -12,9 +12,9 @@ from rich.console import Console
 from tokenizers import Tokenizer
 from transformers import PreTrainedModel
 
-from maskdial.models.bundle import Embedding, KVLayout, SpecialTokens, Task
+from maskdial.models.bundle import KVLayout, SpecialTokens, Task
 from maskdial_export import bidirectional, causal, masked
-from maskdial_export.embedding import longest_text, lower_case, read_embedding
+from maskdial_export.embedding import longest_text, lower_case, read_pooler
 from maskdial_export.errors import ExportError
 from maskdial_export.evaluation import (
     Classify,
@@ -30,8 +30,11 @@ from maskdial_export.evaluation import (
 from maskdial_export.files import special_tokens
 from maskdial_export.length import bound_positions
 from maskdial_export.parity import CausalParity, MaskedParity
+from maskdial_export.pooling import Pooler
+from maskdial_export.positions import max_length
 from maskdial_export.sample import Sample, read_sample
 from maskdial_export.source import Source
+from maskdial_export.survey import Survey, survey
 from maskdial_export.tokenization import load_tokenizer
 from maskdial_export.weights import load_model
 
@@ -40,17 +43,18 @@ from maskdial_export.weights import load_model
 class Checkpoint:
     """A model with its tokenizer and settings.
 
-    ``embedding`` is set for the task embed, ``kv`` for causal models, ``reads_both_ways`` for
+    ``pooler`` is set for embed and embed-sparse, ``kv`` for causal models, ``reads_both_ways`` for
     causal architectures under the full mask. ``packs`` are groups of modules to multiply as one
     product each.
     """
 
     task: Task
     model: PreTrainedModel
+    survey: Survey
     tokenizer: Tokenizer
     tokens: SpecialTokens
     max_length: int
-    embedding: Embedding | None
+    pooler: Pooler | None
     kv: KVLayout | None
     reads_both_ways: bool = False
     packs: Sequence[tuple[str, ...]] = ()
@@ -61,26 +65,26 @@ class Checkpoint:
         Buffers stay float32, as in a model that transformers loads in float16: rotary frequencies
         with 11 bits would give wrong angles at far positions.
         """
-        kv = None if self.kv is None else causal.kv_layout(self.model.config, torch.float16)
+        kv = None if self.kv is None else causal.kv_layout(self.survey, torch.float16)
         model = copy.deepcopy(self.model)
         for parameter in model.parameters():
             parameter.data = parameter.data.half()
-        return replace(self, model=model, kv=kv)
+        return replace(self, model=model, survey=self.survey.half(), kv=kv)
 
     def trace(self) -> ir.Model:
         """The traced graph, before any optimization of ours."""
         if self.kv is not None:
-            return causal.trace(self.model)
+            return causal.trace(self.model, self.survey)
         if self.reads_both_ways:
-            return bidirectional.trace(self.model)
-        return masked.trace(self.model, self.task, self.embedding)
+            return bidirectional.trace(self.model, self.survey)
+        return masked.trace(self.model, self.survey, self.task, self.pooler)
 
     def parity(self, graph: Path) -> MaskedParity | CausalParity:
         """The comparison of a graph with this model."""
         if self.kv is not None:
             return CausalParity(self.model, graph, self.max_length, self.kv)
         first = int(self.reads_both_ways)  # no token predicts the first one
-        return MaskedParity(self.model, self.embedding, graph, self.max_length, first)
+        return MaskedParity(self.model, self.pooler, graph, self.max_length, first)
 
     def evaluation(self, sample: Sample) -> Evaluation:
         """The quality evaluation of the task on a sample text."""
@@ -88,7 +92,7 @@ class Checkpoint:
         config: Any = self.model.config
         if self.kv is not None:
             return Perplexity(*text, config.vocab_size, self.kv)
-        if self.embedding is not None:
+        if self.pooler is not None:
             return Cosine(*text)
         if self.task == "fill-mask" and self.tokens.mask is not None:
             return FillMask(*text, config.vocab_size, self.tokens.mask)
@@ -130,21 +134,25 @@ def load_checkpoint(
     config = model.config
     tokenizer = load_tokenizer(source, config.vocab_size, sample or read_sample(None))
     tokens = special_tokens(source, config, tokenizer)
-    max_length = (causal if source.mask == "causal" else masked).max_length(config)
-    embedding = None
-    if source.task == "embed":
-        embedding = read_embedding(source, config)
-        max_length = longest_text(source, max_length)
+    positions = max_length(model)
+    surveyed = survey(model)
+    pooler = None
+    if source.task in ("embed", "embed-sparse"):
+        columns = config.hidden_size if source.task == "embed" else config.vocab_size
+        pooler = read_pooler(source, columns)
+        positions = longest_text(source, positions)
         lower_case(source, tokenizer)
     if limit is not None:
-        if limit > max_length:
+        if limit > positions:
             raise ExportError(
-                f"{source.name} reads at most {max_length} tokens, fewer than --max-length {limit}"
+                f"{source.name} reads at most {positions} tokens, fewer than --max-length {limit}"
             )
-        max_length = limit
-    kv = causal.kv_layout(config) if source.family == "causal" else None
-    both_ways = source.reads_both_ways
+        positions = limit
+    kv = causal.kv_layout(surveyed) if source.family == "causal" else None
+    both_ways = source.both_ways
     if both_ways:
-        bidirectional.check(config, tokenizer)
+        bidirectional.check(config, positions, tokenizer)
         bidirectional.read_both_ways(model)
-    return Checkpoint(source.task, model, tokenizer, tokens, max_length, embedding, kv, both_ways)
+    return Checkpoint(
+        source.task, model, surveyed, tokenizer, tokens, positions, pooler, kv, both_ways
+    )

@@ -1,38 +1,77 @@
-"""Embeddings: reading sentence-transformers' settings, and pooling in the graph."""
+"""Embeddings: what sentence-transformers' files say of pooling, prompts and the longest text."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import load_file
 from tokenizers import Tokenizer, normalizers
-from torch import Tensor
+from torch import nn
 
 from maskdial.models.bundle import Embedding
-from maskdial_export.errors import ExportError
+from maskdial_export.errors import ExportError, first_line
+from maskdial_export.pooling import Dense, Normalize, Pooler, SpladePooling, TokenPooling
 from maskdial_export.source import MODULES, Source, read_json
 
+_POOLINGS = {
+    "cls_token": "cls",
+    "lasttoken": "last",
+    "max_tokens": "max",
+    "mean_sqrt_len_tokens": "mean_sqrt_len",
+    "mean_tokens": "mean",
+    "weightedmean": "weighted_mean",
+    "weightedmean_tokens": "weighted_mean",
+}
+_MODES = ("cls", "max", "mean", "mean_sqrt_len", "weighted_mean", "last")
+_TEXT_MODELS = ("Transformer", "MLMTransformer")
 
-def read_embedding(source: Source, config: Any) -> Embedding:
+
+def read_pooler(source: Source, columns: int) -> Pooler:
     """How a checkpoint turns a text into one vector.
 
-    Without modules.json it is the mean over the tokens, sentence-transformers' own default.
+    Without modules.json it is the mean over the tokens, sentence-transformers' own default; for the
+    task embed-sparse the largest weight of each vocabulary entry, as SPLADE's authors have it.
+
+    Args:
+        source: the checkpoint.
+        columns: what the model returns for each token: hidden states, or logits for embed-sparse.
 
     Raises:
         ExportError: the checkpoint needs a module, a prompt or a pooling that is not supported.
     """
-    pooling, normalized = "mean", False
-    _check_prompt(source)
-    for module, settings in _modules(source):
-        if module == "Pooling":
-            pooling = _pooling(source, settings)
-        elif module == "Normalize":
-            normalized = True
-        elif module != "Transformer":
-            raise ExportError(f"{source.name} has a {module} module, which is not supported")
-    return Embedding.model_validate(
-        {"dimension": config.hidden_size, "pooling": pooling, "normalized": normalized}
+    sparse = source.task == "embed-sparse"
+    pool: nn.Module = SpladePooling(largest=True) if sparse else TokenPooling(["mean"])
+    name, width = ("splade-max" if sparse else "mean"), columns
+    steps: list[nn.Module] = []
+    for kind, folder in _modules(source):
+        settings = read_json(folder / "config.json")
+        if kind in _TEXT_MODELS:
+            continue
+        if kind == "Pooling" and not sparse:
+            modes = _pooling(source, settings)
+            pool, name, width = TokenPooling(modes), "+".join(modes), columns * len(modes)
+        elif kind == "SpladePooling" and sparse:
+            pool, name = _splade(source, settings)
+        elif kind == "Normalize":
+            steps.append(Normalize())
+        elif kind == "Dense" and not sparse:
+            dense, width = _dense(source, folder, settings, width)
+            steps.append(dense)
+        elif kind == "LayerNorm" and not sparse:
+            steps.append(_layer_norm(source, folder, width))
+        elif kind != "Dropout":
+            raise ExportError(f"{source.name} has a {kind} module, which is not supported")
+    prompts, default = _prompts(source)
+    embedding = Embedding(
+        dimension=width,
+        pooling=name,
+        normalized=bool(steps) and isinstance(steps[-1], Normalize),
+        prompts=prompts,
+        default_prompt=default,
     )
+    return Pooler(pool, steps, embedding).eval()
 
 
 def longest_text(source: Source, positions: int) -> int:
@@ -67,64 +106,144 @@ def _transformer_settings(source: Source) -> dict[str, Any]:
     return next((settings for name in names if (settings := source.read_json(name))), {})
 
 
-def _check_prompt(source: Source) -> None:
-    """Refuses a default prompt, which the server would not add."""
-    settings = source.read_json("config_sentence_transformers.json")
-    name = settings.get("default_prompt_name")
-    if name is not None and (settings.get("prompts") or {}).get(name):
+def _prompts(source: Source) -> tuple[dict[str, str], str | None]:
+    """The texts to put before a text, by name, and the one that is put before every text."""
+    name = "config_sentence_transformers.json"
+    settings = source.read_json(name)
+    prompts, default = settings.get("prompts") or {}, settings.get("default_prompt_name")
+    if not isinstance(prompts, dict) or not all(isinstance(each, str) for each in prompts.values()):
+        raise ExportError(f"prompts in {name} of {source.name} must be texts by name")
+    if default is not None and default not in prompts:
         raise ExportError(
-            f"{source.name} puts its prompt {name!r} before every text, which is not supported; "
-            "remove default_prompt_name from config_sentence_transformers.json and add the prompt "
-            "to the texts yourself"
+            f"default_prompt_name in {name} of {source.name} is {default!r}, which is none of its "
+            "prompts"
         )
+    return {str(key): text for key, text in prompts.items()}, default
 
 
-def _modules(source: Source) -> Iterator[tuple[str, dict[str, Any]]]:
-    """The class name and config.json of each module, in order."""
+def _modules(source: Source) -> Iterator[tuple[str, Path]]:
+    """The class name and the folder of each module, in order."""
     path = source.path / MODULES
     if not path.is_file():
         return
     try:
         for module in json.loads(path.read_text(encoding="utf-8")):
             folder = source.path / module["path"]
-            yield module["type"].rpartition(".")[2], read_json(folder / "config.json")
+            yield module["type"].rpartition(".")[2], folder
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise ExportError(f"{path} is not a list of modules: {error!r}") from error
 
 
-def _pooling(source: Source, settings: dict[str, Any]) -> str:
-    names = {"mean_tokens": "mean", "cls_token": "cls", "lasttoken": "last"}
-    mode = settings.get("pooling_mode")  # sentence-transformers 5 and later
-    chosen = [mode] if isinstance(mode, str) else []
+def _pooling(source: Source, settings: Mapping[str, Any]) -> list[str]:
+    """The ways to pool, in the order in which their results are concatenated."""
+    given = settings.get("pooling_mode")  # sentence-transformers 5 and later
+    chosen = [given] if isinstance(given, str) else list(given or ())
     chosen += [
         key.removeprefix("pooling_mode_")
         for key, on in settings.items()
         if key.startswith("pooling_mode_") and on
     ]
-    chosen = list(dict.fromkeys(names.get(name, name) for name in chosen))
-    if len(chosen) != 1 or chosen[0] not in names.values():
+    modes = list(dict.fromkeys(_POOLINGS.get(mode, mode) for mode in chosen))
+    if not modes or not set(modes) <= set(_MODES):
         raise ExportError(
-            f"{source.name} pools by {' and '.join(chosen) or 'nothing'}; supported: one of mean, "
-            "cls and last"
+            f"{source.name} pools by {' and '.join(map(str, chosen)) or 'nothing'}; supported: "
+            f"{', '.join(_MODES)}"
         )
-    return chosen[0]
+    if settings.get("include_prompt") is False:
+        raise ExportError(
+            f"{source.name} leaves the prompt's tokens out of its pooling (include_prompt), which "
+            "is not supported"
+        )
+    # Older versions concatenate in an order of their own, whatever the order of the settings.
+    return modes if given is not None else [mode for mode in _MODES if mode in modes]
 
 
-def pool(hidden: Tensor, lengths: Tensor, embedding: Embedding) -> Tensor:
-    """Pools hidden states (batch, length, hidden_size) to float32 (batch, hidden_size)."""
-    halved = hidden.dtype == torch.float16
-    hidden = hidden.float()
-    index = (lengths.to(torch.int64) - 1)[:, None, None].expand(-1, 1, hidden.shape[2])
-    if embedding.pooling == "cls":
-        pooled = hidden[:, 0]
-    elif embedding.pooling == "last":
-        pooled = hidden.gather(1, index)[:, 0]
-    elif halved:
-        # float16 is for CUDA, whose CumSum takes time quadratic in the length. TF32 products of
-        # float16's 11 bits are exact.
-        valid = torch.arange(hidden.shape[1])[None, None, :] < lengths[:, None, None]
-        pooled = (valid.float() @ hidden)[:, 0] / lengths[:, None]
-    else:
-        # A running sum adds in the same order whatever the padding, so the mean is batch-invariant.
-        pooled = hidden.cumsum(1).gather(1, index)[:, 0] / lengths[:, None]
-    return torch.nn.functional.normalize(pooled, dim=-1) if embedding.normalized else pooled
+def _splade(source: Source, settings: Mapping[str, Any]) -> tuple[SpladePooling, str]:
+    strategy = settings.get("pooling_strategy", "max")
+    activation = settings.get("activation_function", "relu")
+    if strategy not in ("max", "sum") or activation not in ("relu", "log1p_relu"):
+        raise ExportError(
+            f"{source.name} pools by {strategy} of {activation}; supported: max or sum, of relu or "
+            "log1p_relu"
+        )
+    num_logs = 2 if activation == "log1p_relu" else 1
+    pooling = SpladePooling(largest=strategy == "max", num_logs=num_logs)
+    return pooling, f"splade-{strategy}" + ("-log1p" if num_logs == 2 else "")
+
+
+def _dense(
+    source: Source, folder: Path, settings: Mapping[str, Any], width: int
+) -> tuple[Dense, int]:
+    """A Dense module and its width."""
+    where = f"the Dense module of {source.name} ({folder.name})"
+    weights = _weights(where, folder)
+    for key in ("module_input_name", "module_output_name"):
+        if settings.get(key) not in (None, "sentence_embedding"):
+            raise ExportError(f"{where} reads or writes {settings[key]!r}, which is not supported")
+    linear = _linear(where, weights, "linear", width)
+    num_outputs = linear.out_features
+    has_residual = bool(settings.get("use_residual"))
+    residual = None
+    if has_residual and num_outputs != width:
+        residual = _linear(where, weights, "residual", width)
+    activation = _activation(where, settings.get("activation_function"))
+    dense = Dense(linear, activation, has_residual=has_residual, residual=residual)
+    return dense, num_outputs
+
+
+def _layer_norm(source: Source, folder: Path, width: int) -> nn.LayerNorm:
+    where = f"the LayerNorm module of {source.name} ({folder.name})"
+    weights = _weights(where, folder)
+    norm = nn.LayerNorm(width)
+    _set(where, norm, {key: weights.get(f"norm.{key}") for key in ("weight", "bias")})
+    return norm
+
+
+def _linear(where: str, weights: Mapping[str, torch.Tensor], name: str, width: int) -> nn.Linear:
+    weight, bias = weights.get(f"{name}.weight"), weights.get(f"{name}.bias")
+    if weight is None or weight.ndim != 2:
+        raise ExportError(f"{where} has no matrix {name}.weight")
+    linear = nn.Linear(width, weight.shape[0], bias=bias is not None)
+    _set(where, linear, {"weight": weight} | ({} if bias is None else {"bias": bias}))
+    return linear
+
+
+def _set(where: str, module: nn.Module, values: Mapping[str, torch.Tensor | None]) -> None:
+    for name, parameter in module.named_parameters():
+        value = values.get(name)
+        if value is None or value.shape != parameter.shape:
+            given = "nothing" if value is None else f"the shape {tuple(value.shape)}"
+            raise ExportError(
+                f"{where} needs a {name} of the shape {tuple(parameter.shape)}, and has {given}"
+            )
+        parameter.data = value.float()
+
+
+def _weights(where: str, folder: Path) -> dict[str, torch.Tensor]:
+    path = folder / "model.safetensors"
+    if not path.is_file():
+        raise ExportError(
+            f"{where} has no model.safetensors; load and save the checkpoint with a current "
+            "sentence-transformers, which writes one"
+        )
+    try:
+        weights: dict[str, torch.Tensor] = load_file(path)
+        return weights
+    except Exception as error:  # the library has no error class of its own
+        raise ExportError(f"{path} cannot be read: {first_line(error)}") from error
+
+
+def _activation(where: str, name: object) -> nn.Module:
+    """A module of torch by its full name; sentence-transformers' default is tanh."""
+    if name is None:
+        return nn.Tanh()
+    path, _, short = str(name).rpartition(".")
+    found = getattr(nn, short, None)
+    if not path.startswith("torch.nn.modules.") or not isinstance(found, type):
+        raise ExportError(f"{where} has the activation {name!r}, which is not supported")
+    try:
+        module = found()
+    except TypeError as error:
+        raise ExportError(f"{where} has the activation {name!r}, which needs settings") from error
+    assert isinstance(module, nn.Module)
+    return module

@@ -141,3 +141,9 @@ def _chat_template(source: Source) -> str | None:
         }
         template = named.get("default")
     return template if isinstance(template, str) else None
+
+
+def response_template(source: Source) -> dict[str, Any] | None:
+    """How transformers parses the replies of a model that chats, where the checkpoint says so."""
+    spec = source.read_json("tokenizer_config.json").get("response_template")
+    return spec if isinstance(spec, dict) and source.family == "causal" else None

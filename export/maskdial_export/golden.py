@@ -36,9 +36,7 @@ class Golden:
     def expected(self) -> Floats:
         """torch's logits of the row, (columns,)."""
         inputs = {"input_ids": torch.tensor([self.ids])}
-        return self._checked(
-            expected_output(self.checkpoint.model, self.checkpoint.embedding, inputs)
-        )
+        return self._checked(expected_output(self.checkpoint.model, self.checkpoint.pooler, inputs))
 
     def halved(self) -> Floats:
         """torch's logits of the row in float16."""

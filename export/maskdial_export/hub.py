@@ -14,9 +14,10 @@ from huggingface_hub.errors import (
 
 from maskdial_export.errors import ExportError, first_line
 
-_DOWNLOADED = ("*.json", "*.jinja", "*.txt", "*.model", "*.safetensors")
+_MODULES = "[0-9]*_*/model.safetensors"  # sentence-transformers' Dense and LayerNorm
+_DOWNLOADED = ("*.json", "*.jinja", "*.txt", "*.model", "model*.safetensors", _MODULES)
 _PICKLES = ("*.bin",)
-_NOT_DOWNLOADED = ("*/*.bin", "*/*.safetensors", "*/*.txt", "*/*.model")
+_NOT_DOWNLOADED = ("*/*.bin", "*/*.txt", "*/*.model")
 
 
 def download(name: str, revision: str | None, *, allow_pickle: bool) -> Path:

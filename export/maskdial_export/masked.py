@@ -1,5 +1,8 @@
-"""Tracing masked models."""
+"""Tracing masked models: a whole text in one pass."""
 
+import inspect
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import onnx_ir as ir
@@ -7,21 +10,11 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from maskdial.models.bundle import Embedding, Task
-from maskdial_export.attention import MaskedAttention, swapped
-from maskdial_export.embedding import pool
+from maskdial.models.bundle import Task
+from maskdial_export.attention import CausalAttention, MaskedAttention, attending
 from maskdial_export.graph import gather_rows, to_onnx_ir
-
-_OFFSET_POSITIONS = frozenset({"roberta", "xlm-roberta"})
-
-
-def max_length(config: Any) -> int:
-    """The longest text in tokens. RoBERTa's positions start after the padding token's id."""
-    positions = int(config.max_position_embeddings)
-    if config.model_type in _OFFSET_POSITIONS:
-        return positions - (int(config.pad_token_id) + 1)
-    return positions
-
+from maskdial_export.pooling import Pooler
+from maskdial_export.survey import Survey
 
 TOKEN_TASKS: frozenset[Task] = frozenset({"fill-mask", "token-classify", "question-answering"})
 
@@ -29,19 +22,23 @@ TOKEN_TASKS: frozenset[Task] = frozenset({"fill-mask", "token-classify", "questi
 class MaskedGraph(nn.Module):
     """A masked model with the inputs and output that `maskdial.models.bundle` documents."""
 
-    def __init__(self, model: PreTrainedModel, embedding: Embedding | None) -> None:
+    def __init__(self, model: PreTrainedModel, survey: Survey, pooler: Pooler | None) -> None:
         super().__init__()
         self.model = model
-        self.embedding = embedding
-        self.attention = MaskedAttention()
-        self.takes_token_types = (getattr(model.config, "type_vocab_size", 0) or 0) > 1
+        self.pooler = pooler
+        self.attention = (CausalAttention if survey.causal else MaskedAttention)(survey.layers)
+        self.takes_token_types = takes_token_types(model)
         self.pad_token_id = int(model.config.pad_token_id or 0)
 
     def forward(
         self, input_ids: Tensor, lengths: Tensor, token_type_ids: Tensor, rows: Tensor | None = None
     ) -> Tensor:
-        self.attention.begin(lengths, input_ids.shape[1])
-        valid = torch.arange(input_ids.shape[1])[None, :] < lengths[:, None]
+        longest = input_ids.shape[1]
+        if isinstance(self.attention, MaskedAttention):
+            self.attention.begin(lengths, longest)
+        else:
+            self.attention.begin(None, lengths - 1, torch.full((), longest, dtype=torch.int32))
+        valid = torch.arange(longest)[None, :] < lengths[:, None]
         inputs = {
             # RoBERTa numbers positions over the tokens that are not padding
             "input_ids": torch.where(valid, input_ids, self.pad_token_id),
@@ -49,12 +46,37 @@ class MaskedGraph(nn.Module):
         }
         if self.takes_token_types:
             inputs["token_type_ids"] = token_type_ids
+        with _without_padding(self.model, valid):
+            return self._output(inputs, lengths, rows)
+
+    def _output(self, inputs: dict[str, Tensor], lengths: Tensor, rows: Tensor | None) -> Tensor:
         if rows is not None:
             with gather_rows(self.model.base_model, rows):
                 return head_logits(self.model(**inputs)).squeeze(0).float()
-        if self.embedding is not None:
-            return pool(self.model(**inputs)[0], lengths, self.embedding)
+        if self.pooler is not None:
+            vectors: Tensor = self.pooler(self.model(**inputs)[0], lengths)
+            return vectors
         return head_logits(self.model(**inputs)).float()
+
+
+@contextmanager
+def _without_padding(model: PreTrainedModel, valid: Tensor) -> Iterator[None]:
+    """Lets models that join neighboring tokens see zeros instead of padding, as at a text's end.
+
+    These are MobileBERTs. ``valid``: bool (batch, length).
+    """
+    if not getattr(model.config, "trigram_input", False):
+        yield
+        return
+
+    def clear(_module: nn.Module, _args: Any, output: Tensor) -> Tensor:
+        return output * valid[:, :, None].to(output.dtype)
+
+    hook = model.get_input_embeddings().register_forward_hook(clear)
+    try:
+        yield
+    finally:
+        hook.remove()
 
 
 def head_logits(output: Any) -> Tensor:
@@ -65,9 +87,20 @@ def head_logits(output: Any) -> Tensor:
     return logits
 
 
-def trace(model: PreTrainedModel, task: Task, embedding: Embedding | None = None) -> ir.Model:
-    """Traces a masked model, float32 or float16. Token tasks run the head on ``rows`` only."""
-    graph = MaskedGraph(model, embedding)
+def takes_token_types(model: PreTrainedModel) -> bool:
+    """Whether the model tells the parts of a text pair apart by token types."""
+    several = (getattr(model.config, "type_vocab_size", 0) or 0) > 1
+    return several and "token_type_ids" in inspect.signature(model.forward).parameters
+
+
+def trace(
+    model: PreTrainedModel, survey: Survey, task: Task, pooler: Pooler | None = None
+) -> ir.Model:
+    """Traces a masked model, float32 or float16. Token tasks run the head on ``rows`` only.
+
+    Models whose layers attend by themselves are traced as they are.
+    """
+    graph = MaskedGraph(model, survey, pooler)
     batch, length = 2, 5
     inputs: dict[str, Any] = {
         "input_ids": torch.ones(batch, length, dtype=torch.int64),
@@ -83,6 +116,6 @@ def trace(model: PreTrainedModel, task: Task, embedding: Embedding | None = None
     if task in TOKEN_TASKS:
         inputs["rows"] = torch.tensor([1, 3, 7])
         shapes["rows"] = {0: dynamic}
-    output = "logits" if embedding is None else "embeddings"
-    with swapped(model, graph.attention):
+    output = "logits" if pooler is None else "embeddings"
+    with attending(model, survey, graph.attention) if survey.layers else nullcontext():
         return to_onnx_ir(graph, inputs, shapes, list(inputs), [output])

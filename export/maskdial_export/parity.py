@@ -15,10 +15,10 @@ import numpy as np
 import torch
 from transformers import PreTrainedModel
 
-from maskdial.models.bundle import Embedding, KVLayout, ParityReport
-from maskdial_export.embedding import pool
+from maskdial.models.bundle import KVLayout, ParityReport
 from maskdial_export.errors import ExportError
 from maskdial_export.masked import head_logits
+from maskdial_export.pooling import Pooler
 from maskdial_export.session import CausalSession, Floats, Ids, MaskedSession
 
 _LENGTHS = (40, 13, 1, 26)
@@ -37,15 +37,16 @@ class Measured:
 
 
 def expected_output(
-    model: PreTrainedModel, embedding: Embedding | None, inputs: dict[str, torch.Tensor]
+    model: PreTrainedModel, pooler: Pooler | None, inputs: dict[str, torch.Tensor]
 ) -> Floats:
     """torch's logits or embedding for one text: (length, columns) or (columns,)."""
     with torch.no_grad():
         output = model(**inputs)
-        if embedding is None:
+        if pooler is None:
             return head_logits(output)[0].numpy()
         length = inputs["input_ids"].shape[1]
-        return pool(output[0], torch.tensor([length]), embedding)[0].numpy()
+        vectors: torch.Tensor = pooler(output[0], torch.tensor([length]))
+        return vectors[0].numpy()
 
 
 def _random_texts(config: Any, lengths: Sequence[int], longest: int, extra: int) -> list[Ids]:
@@ -87,14 +88,14 @@ class MaskedParity:
     def __init__(
         self,
         model: PreTrainedModel,
-        embedding: Embedding | None,
+        pooler: Pooler | None,
         path: Path,
         max_length: int,
         first: int = 0,
     ) -> None:
         """``first`` is the first position whose logits are meaningful."""
         self.model = model
-        self.embedding = embedding
+        self.pooler = pooler
         self.first = first
         self.session = MaskedSession(path)
         self.has_types = "token_type_ids" in self.session.inputs
@@ -109,7 +110,7 @@ class MaskedParity:
         inputs = {"input_ids": torch.from_numpy(text[None])}
         if self.has_types:
             inputs["token_type_ids"] = torch.from_numpy(types[None])
-        return expected_output(self.model, self.embedding, inputs)[self.first :]
+        return expected_output(self.model, self.pooler, inputs)[self.first :]
 
     def measure(self, tolerance: float) -> Measured:
         """Compares with torch; raises ExportError if logits differ by more than the tolerance."""

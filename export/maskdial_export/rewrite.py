@@ -108,13 +108,22 @@ def _multiply_transposed(
     alpha = node.attributes.get_float("alpha", 1.0)
     name = node.outputs[0].name
     flat_shape = add_initializer(graph, f"{name}.flat_shape", np.array([-1, hidden_size]))
-    full_shape = add_initializer(graph, f"{name}.full_shape", np.array([1, -1, vocab_size]))
+    nodes = []
+    shape = node.outputs[0].shape
+    if shape is not None and len(shape) == 3 and shape[0] == 1:
+        full_shape = add_initializer(graph, f"{name}.full_shape", np.array([1, -1, vocab_size]))
+    else:
+        width = add_initializer(graph, f"{name}.width", np.array([vocab_size]))
+        rows = ir.node("Shape", [node.inputs[0]], {"start": 0, "end": -1})
+        joined = ir.node("Concat", [rows.outputs[0], width], {"axis": 0})
+        full_shape = joined.outputs[0]
+        nodes = [rows, joined]
     flat = ir.node("Reshape", [node.inputs[0], flat_shape])
     product = ir.node("Gemm", [flat.outputs[0], embedding], {"transB": 1, "alpha": alpha})
     _join_modules(product, [node])
     full = ir.node("Reshape", [product.outputs[0], full_shape])
     ir.convenience.replace_nodes_and_values(
-        graph, node, [node], [flat, product, full], node.outputs, full.outputs
+        graph, node, [node], [*nodes, flat, product, full], node.outputs, full.outputs
     )
 
 

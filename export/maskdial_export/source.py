@@ -2,12 +2,12 @@
 
 import hashlib
 import json
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
 from maskdial.models.bundle import Family, Task, file_sha256
+from maskdial_export.architectures import settle
 from maskdial_export.config import check_config
 from maskdial_export.errors import ExportError
 from maskdial_export.hub import download
@@ -20,87 +20,39 @@ MODULES = "modules.json"
 _LFS_POINTER = b"version https://git-lfs.github.com/spec/"
 
 
-def _encoder(prefix: str, *more: str) -> dict[str, Task]:
-    return {
-        f"{prefix}ForMaskedLM": "fill-mask",
-        f"{prefix}ForSequenceClassification": "classify",
-        f"{prefix}ForTokenClassification": "token-classify",
-        f"{prefix}ForQuestionAnswering": "question-answering",
-        f"{prefix}Model": "embed",
-        **{f"{prefix}{name}": "classify" for name in more},
-    }
-
-
-# model_type in config.json -> transformers class -> task of its head
-_CLASSES: Mapping[str, Mapping[str, Task]] = {
-    "bert": _encoder("Bert", "ForNextSentencePrediction"),
-    "roberta": _encoder("Roberta"),
-    "albert": _encoder("Albert"),
-    "distilbert": _encoder("DistilBert"),
-    "electra": _encoder("Electra"),
-    "xlm-roberta": _encoder("XLMRoberta"),
-    "modernbert": _encoder("ModernBert"),
-    "deberta-v2": _encoder("DebertaV2"),
-    "gpt2": {"GPT2LMHeadModel": "generate"},
-    "opt": {"OPTForCausalLM": "generate"},
-    "gpt_neox": {"GPTNeoXForCausalLM": "generate"},
-    "llama": {"LlamaForCausalLM": "generate"},
-    "mistral": {"MistralForCausalLM": "generate"},
-    "qwen2": {"Qwen2ForCausalLM": "generate"},
-    "qwen3": {"Qwen3ForCausalLM": "generate"},
-    "phi3": {"Phi3ForCausalLM": "generate"},
-    "gemma2": {"Gemma2ForCausalLM": "generate"},
-}
-
-_CAUSAL = frozenset(
-    architecture
-    for classes in _CLASSES.values()
-    for architecture, task in classes.items()
-    if task == "generate"
-)
-
-
 @dataclass(frozen=True, slots=True)
 class Source:
     """A checkpoint folder, with the class to load and the task to export for.
 
-    ``adapter`` is the folder of a PEFT adapter to merge into the weights.
+    ``both_ways``: whether the full mask takes the place of a causal model's own. ``adapter`` is the
+    folder of a PEFT adapter to merge into the weights.
     """
 
     name: str
     path: Path
     architecture: str
     task: Task
+    both_ways: bool = False
     adapter: Path | None = None
 
     @property
     def family(self) -> Family:
         return "causal" if self.task == "generate" else "masked"
 
-    @property
-    def mask(self) -> Mask:
-        """The attention mask of the architecture."""
-        return "causal" if self.architecture in _CAUSAL else "full"
-
-    @property
-    def reads_both_ways(self) -> bool:
-        """Whether this is a causal architecture under the full mask."""
-        return self.mask == "causal" and self.family == "masked"
-
     def under(self, mask: Mask) -> "Source":
         """The same model under another attention mask.
 
         Raises:
-            ExportError: the causal mask is asked of an encoder.
+            ExportError: the architecture does not support the mask.
         """
-        if mask == self.mask:
+        if self.task == "generate":
+            return self if mask == "causal" else replace(self, task="fill-mask", both_ways=True)
+        if mask == "full":
             return self
-        if self.mask == "full":
-            raise ExportError(
-                f"{self.architecture} only supports the full mask; --mask causal and --mask both "
-                "are for causal models"
-            )
-        return replace(self, task="fill-mask")
+        raise ExportError(
+            f"{self.architecture} only supports its own mask; --mask causal and --mask both are "
+            "for models that generate"
+        )
 
     @property
     def provenance(self) -> str:
@@ -158,9 +110,9 @@ def find(source: str, task: str, *, revision: str | None, allow_pickle: bool) ->
         _refuse_adapter(source, path)
         raise ExportError(f"{source} is not a Hugging Face checkpoint: it has no config.json")
     check_config(source, config)
-    if task == "auto" and _pools(path):
-        task = "embed"
-    architecture, settled = _settle(config, task)
+    if task == "auto":
+        task = _pooled_task(path)
+    architecture, settled = settle(config, task)
     found = Source(source, path, architecture, settled)
     _check_weights(found, allow_pickle)
     return found
@@ -175,38 +127,13 @@ def _refuse_adapter(source: str, path: Path) -> None:
         )
 
 
-def _pools(path: Path) -> bool:
-    """Whether sentence-transformers pools the output; a cross-encoder's modules do not."""
+def _pooled_task(path: Path) -> str:
+    """The task by how sentence-transformers pools the output; a cross-encoder's modules do not."""
     modules = path / MODULES
-    return modules.is_file() and "Pooling" in modules.read_text(encoding="utf-8", errors="replace")
-
-
-def _settle(config: dict[str, Any], task: str) -> tuple[str, Task]:
-    """The class to load and its task, from config.json and the requested task."""
-    model_type = config.get("model_type")
-    named = (config.get("architectures") or [None])[0]
-    classes = _CLASSES.get(str(model_type))
-    if classes is None:
-        known = ", ".join(_CLASSES)
-        remote = " (code in a checkpoint is never run)" if "auto_map" in config else ""
-        raise ExportError(f"model type {model_type!r} is not supported{remote}; supported: {known}")
-    if config.get("is_decoder") and "generate" not in classes.values():
-        raise ExportError(f"{model_type} checkpoints with is_decoder set are not supported")
-    if named in classes and task in ("auto", classes[named]):
-        return named, classes[named]
-    for architecture, known_task in classes.items():
-        if task == known_task:
-            return architecture, known_task
-    tasks = list(dict.fromkeys(classes.values()))
-    if task == "auto":
-        options = " or ".join(f"--task {known_task}" for known_task in tasks)
-        raise ExportError(
-            f"cannot tell the task from the architecture {named!r} in config.json; if the "
-            f"checkpoint has the head for it, pass {options}"
-        )
-    raise ExportError(
-        f"{model_type} models do not support {task}; supported tasks: {', '.join(tasks)}"
-    )
+    listed = modules.read_text(encoding="utf-8", errors="replace") if modules.is_file() else ""
+    if "SpladePooling" in listed:
+        return "embed-sparse"
+    return "embed" if "Pooling" in listed else "auto"
 
 
 def _check_weights(source: Source, allow_pickle: bool) -> None:

@@ -24,7 +24,7 @@ from maskdial.models.bundle import (
 )
 from maskdial_export.checkpoint import Checkpoint, load_checkpoint
 from maskdial_export.errors import ExportError, first_line
-from maskdial_export.files import read_files, write_files
+from maskdial_export.files import read_files, response_template, write_files
 from maskdial_export.golden import SLACK, Golden, half_tolerance, quantized_tolerance
 from maskdial_export.graph import optimize, save
 from maskdial_export.kernels import kernel_check
@@ -145,8 +145,9 @@ def write_bundle(source: Source, folder: Path, settings: Settings, packs: Packs 
             max_length=checkpoint.max_length,
             special_tokens=checkpoint.tokens,
             **_classification(source, config),
-            embedding=checkpoint.embedding,
+            embedding=checkpoint.pooler and checkpoint.pooler.embedding,
             kv=kv,
+            response_template=response_template(source),
             source=source.provenance,
             source_sha256=source.sha256(),
             tool_versions=_tool_versions(),

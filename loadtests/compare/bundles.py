@@ -14,14 +14,16 @@ import torch
 from loadtests.checkpoints import new_folder, random_model
 from loadtests.compare.setup import Setup
 from maskdial.models.bundle import GRAPH, GoldenCheck, Manifest, hash_files, write_manifest
-from maskdial_export import causal, masked
+from maskdial_export.causal import kv_layout
 from maskdial_export.checkpoint import Checkpoint
 from maskdial_export.files import read_files, special_tokens, write_files
 from maskdial_export.golden import Golden
 from maskdial_export.graph import optimize, save
+from maskdial_export.positions import max_length
 from maskdial_export.quantize import quantize
 from maskdial_export.sample import read_sample
 from maskdial_export.source import Source
+from maskdial_export.survey import survey
 from maskdial_export.tokenization import load_tokenizer
 
 _ROUNDING = 0.1
@@ -69,12 +71,11 @@ def _checkpoint(setup: Setup, source: Source) -> Checkpoint:
     model = random_model(config, setup.seed, dtype=torch.float16, attention="eager")
     tokenizer = load_tokenizer(source, config.vocab_size, read_sample(None))
     tokens = special_tokens(source, config, tokenizer)
-    if source.family == "masked":
-        max_length = masked.max_length(config)
-        return Checkpoint(source.task, model, tokenizer, tokens, max_length, None, None)
-    max_length = causal.max_length(config)
-    layout = causal.kv_layout(config, torch.float16)
-    return Checkpoint(source.task, model, tokenizer, tokens, max_length, None, layout)
+    surveyed = survey(model)
+    layout = kv_layout(surveyed, torch.float16) if source.family == "causal" else None
+    return Checkpoint(
+        source.task, model, surveyed, tokenizer, tokens, max_length(model), None, layout
+    )
 
 
 def _golden(setup: Setup, checkpoint: Checkpoint, graph: Path) -> GoldenCheck:

@@ -24,6 +24,7 @@ from tokenizers import models, normalizers, pre_tokenizers, processors
 from maskdial_export import cli
 from maskdial_export.checkpoint import Checkpoint
 from maskdial_export.export import export
+from tests.export.zoo import REFUSED, SHAPE, ZOO, Settings
 
 SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 VOCABULARY = [
@@ -31,131 +32,11 @@ VOCABULARY = [
     *"abcdefghijklmnopqrstuvwxyz.,",
     *(f"##{letter}" for letter in "abcdefghijklmnopqrstuvwxyz"),
 ]
-SHAPE: dict[str, Any] = {
-    "vocab_size": 101,
-    "hidden_size": 32,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "intermediate_size": 48,
-    "max_position_embeddings": 128,
-    "pad_token_id": 0,
-    "bos_token_id": 2,
-    "eos_token_id": 3,
-}
-# Two query heads to one key head, of a size (16) that the operator rotates
-GROUPED = SHAPE | {"num_attention_heads": 2, "num_key_value_heads": 1}
-MODERN = SHAPE | {
-    "num_hidden_layers": 3,
-    "local_attention": 8,
-    "global_attn_every_n_layers": 3,
-    "cls_token_id": 2,
-    "sep_token_id": 3,
-}
-DEBERTA = SHAPE | {
-    "relative_attention": True,
-    "position_buckets": 8,
-    "pos_att_type": ["p2c", "c2p"],
-    "share_att_key": True,
-    "norm_rel_ebd": "layer_norm",
-    "position_biased_input": False,
-    "type_vocab_size": 0,
-}
-SPREAD_ROPE = {
-    "rope_type": "longrope",
-    "rope_theta": 10000.0,
-    "original_max_position_embeddings": 128,
-    "short_factor": [1.0 + i / 8 for i in range(8)],
-    "long_factor": [4.0] * 8,
-}
-LABELS = {0: "negative", 1: "neutral", 2: "positive"}
-TAGS = {0: "O", 1: "B-PER", 2: "I-PER", 3: "B-LOC", 4: "I-LOC"}
-# A head has the same body as its fill-mask model, so one layer of it is enough
-SMALL = SHAPE | {"num_hidden_layers": 1}
-DISTILLED: dict[str, Any] = {
-    "vocab_size": 101,
-    "dim": 32,
-    "n_layers": 2,
-    "n_heads": 4,
-    "hidden_dim": 48,
-    "max_position_embeddings": 128,
-}
-
-# checkpoint name -> (class, configuration); windows are smaller than the texts of the tests
-CHECKPOINTS: dict[str, tuple[str, dict[str, Any]]] = {
-    "bert": ("BertForMaskedLM", SHAPE),
-    "bert-classify": ("BertForSequenceClassification", SHAPE | {"id2label": LABELS}),
-    "roberta": ("RobertaForMaskedLM", SHAPE | {"pad_token_id": 1, "bos_token_id": 0}),
-    "roberta-classify": ("RobertaForSequenceClassification", SHAPE | {"pad_token_id": 1}),
-    "albert": ("AlbertForMaskedLM", SHAPE | {"embedding_size": 16}),
-    "distilbert": ("DistilBertForMaskedLM", DISTILLED),
-    "electra": ("ElectraForMaskedLM", SHAPE | {"embedding_size": 16}),
-    "xlm-roberta": ("XLMRobertaForMaskedLM", SHAPE | {"pad_token_id": 1, "bos_token_id": 0}),
-    "modernbert": ("ModernBertForMaskedLM", MODERN),
-    "modernbert-classify": (
-        "ModernBertForSequenceClassification",
-        MODERN | {"classifier_pooling": "mean"},
-    ),
-    "deberta-v2": ("DebertaV2ForMaskedLM", DEBERTA),
-    "distilbert-classify": ("DistilBertForSequenceClassification", DISTILLED | {"n_layers": 1}),
-    "albert-classify": ("AlbertForSequenceClassification", SMALL | {"embedding_size": 16}),
-    "electra-classify": ("ElectraForSequenceClassification", SMALL | {"embedding_size": 16}),
-    "deberta-v2-classify": (
-        "DebertaV2ForSequenceClassification",
-        DEBERTA | {"num_hidden_layers": 1, "problem_type": "multi_label_classification"},
-    ),
-    "bert-next-sentence": ("BertForNextSentencePrediction", SMALL),
-    "bert-token-classify": ("BertForTokenClassification", SMALL | {"id2label": TAGS}),
-    "xlm-roberta-token-classify": (
-        "XLMRobertaForTokenClassification",
-        SMALL | {"pad_token_id": 1, "id2label": TAGS},
-    ),
-    "modernbert-token-classify": (
-        "ModernBertForTokenClassification",
-        MODERN | {"num_hidden_layers": 1, "id2label": TAGS},
-    ),
-    "deberta-v2-token-classify": (
-        "DebertaV2ForTokenClassification",
-        DEBERTA | {"num_hidden_layers": 1, "id2label": TAGS},
-    ),
-    "roberta-question-answering": ("RobertaForQuestionAnswering", SMALL | {"pad_token_id": 1}),
-    "distilbert-question-answering": (
-        "DistilBertForQuestionAnswering",
-        DISTILLED | {"n_layers": 1},
-    ),
-    "albert-question-answering": ("AlbertForQuestionAnswering", SMALL | {"embedding_size": 16}),
-    "modernbert-question-answering": (
-        "ModernBertForQuestionAnswering",
-        MODERN | {"num_hidden_layers": 1},
-    ),
-    "bert-embed": ("BertModel", SMALL),
-    "xlm-roberta-embed": ("XLMRobertaModel", SMALL | {"pad_token_id": 1}),
-    "modernbert-embed": ("ModernBertModel", MODERN | {"num_hidden_layers": 1}),
-    "gpt2": (
-        "GPT2LMHeadModel",
-        {"vocab_size": 101, "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 128}
-        | {"bos_token_id": 2, "eos_token_id": 3},
-    ),
-    "opt": ("OPTForCausalLM", SHAPE | {"ffn_dim": 48, "word_embed_proj_dim": 16}),
-    "gpt-neox": (
-        "GPTNeoXForCausalLM",
-        SHAPE | {"hidden_size": 64, "num_attention_heads": 2, "rotary_pct": 0.5},
-    ),
-    "llama": ("LlamaForCausalLM", GROUPED | {"tie_word_embeddings": True}),
-    "mistral": ("MistralForCausalLM", GROUPED | {"sliding_window": 5}),
-    "qwen2": ("Qwen2ForCausalLM", GROUPED | {"head_dim": 16}),
-    "qwen3": ("Qwen3ForCausalLM", GROUPED | {"head_dim": 16, "num_attention_heads": 4}),
-    "phi3": (
-        "Phi3ForCausalLM",
-        GROUPED
-        | {"sliding_window": 7, "max_position_embeddings": 256, "rope_parameters": SPREAD_ROPE}
-        | {"original_max_position_embeddings": 128},
-    ),
-    "gemma2": (
-        "Gemma2ForCausalLM",
-        GROUPED
-        | {"head_dim": 8, "sliding_window": 6, "query_pre_attn_scalar": 24}
-        | {"attn_logit_softcapping": 2.0, "final_logit_softcapping": 3.0},
-    ),
+# checkpoint name -> (class, configuration)
+CHECKPOINTS: dict[str, tuple[str, Settings]] = {
+    name: (specimen.architecture, specimen.settings)
+    for zoo in (*ZOO.values(), {name: each for name, (each, _) in REFUSED.items()})
+    for name, specimen in zoo.items()
 }
 
 # checkpoint name -> how sentence-transformers pools for it, and whether it normalizes then
@@ -163,6 +44,7 @@ POOLING = {
     "bert-embed": ("mean_tokens", True),
     "xlm-roberta-embed": ("cls_token", True),
     "modernbert-embed": ("lasttoken", False),
+    "qwen3-embed": ("lasttoken", True),
 }
 
 
@@ -262,7 +144,11 @@ def checkpoint(made_once: MakeOnce) -> Callable[[str], Path]:
 
     def make(name: str, folder: Path) -> None:
         make_checkpoint(name, folder)
-        add_json(folder / "tokenizer_config.json", chat_template="{{ messages }}")
+        add_json(
+            folder / "tokenizer_config.json",
+            chat_template="{{ messages }}",
+            response_template={"start_anchor": "<a>", "fields": {"thinking": {"open": "<t>"}}},
+        )
         if name == "llama":
             add_json(folder / "generation_config.json", eos_token_id=[3, 5], temperature=0.7)
 
@@ -310,10 +196,12 @@ def fingerprint(checkpoint: Checkpoint) -> str | None:
     tensors = {
         **dict(checkpoint.model.named_parameters()),
         **dict(checkpoint.model.named_buffers()),
+        **({} if checkpoint.pooler is None else checkpoint.pooler.state_dict()),
     }
     if sum(tensor.nbytes for tensor in tensors.values()) > MOST_BYTES:
         return None
-    settings = (checkpoint.task, checkpoint.embedding, checkpoint.kv, checkpoint.reads_both_ways)
+    pooled = checkpoint.pooler and (checkpoint.pooler.embedding, str(checkpoint.pooler))
+    settings = (checkpoint.task, pooled, checkpoint.kv, checkpoint.reads_both_ways)
     digest = sha256(f"{type(checkpoint.model)} {settings}".encode())
     digest.update(checkpoint.model.config.to_json_string(use_diff=False).encode())
     for name, tensor in tensors.items():

@@ -18,8 +18,7 @@ from sentence_transformers.sentence_transformer.modules import Normalize, Poolin
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
 
 from maskdial.models.bundle import Embedding, load_bundle
-from maskdial_export.embedding import longest_text, lower_case, read_embedding
-from maskdial_export.errors import ExportError
+from maskdial_export.embedding import longest_text, lower_case, read_pooler
 from maskdial_export.export import export
 from maskdial_export.source import Source, find
 
@@ -272,9 +271,7 @@ def test_several_models_have_to_be_named(tiny: httpx.Client) -> None:
     assert tiny.post("/models/unit", json={"inputs": "a"}).status_code == 200
 
 
-def save_modules(
-    folder: Path, pooling: str, *, normalize: bool, prompt: str | None = None
-) -> Source:
+def save_modules(folder: Path, pooling: str, *, normalize: bool) -> Source:
     """A checkpoint's small files as sentence-transformers 6 writes them."""
     folder.mkdir()
     (folder / "config.json").write_text(
@@ -294,26 +291,7 @@ def save_modules(
         kind = f"{type(module).__module__}.{name}"
         listed.append({"idx": index, "name": str(index), "path": path.name, "type": kind})
     (folder / "modules.json").write_text(json.dumps(listed))
-    prompts = {"prompts": {"query": "query: "}, "default_prompt_name": prompt}
-    (folder / "config_sentence_transformers.json").write_text(json.dumps(prompts))
     return find(str(folder), "auto", revision=None, allow_pickle=False)
-
-
-class Shape:
-    hidden_size = 32
-
-
-@pytest.mark.parametrize("normalize", [False, True])
-@pytest.mark.parametrize(
-    ("mode", "pooling"), [("mean", "mean"), ("cls", "cls"), ("lasttoken", "last")]
-)
-def test_modules_as_sentence_transformers_writes_them(
-    mode: str, pooling: str, normalize: bool, tmp_path: Path
-) -> None:
-    source = save_modules(tmp_path / "saved", mode, normalize=normalize)
-    assert source.task == "embed"
-    embedding = read_embedding(source, Shape)
-    assert embedding == Embedding(dimension=32, pooling=pooling, normalized=normalize)
 
 
 def test_a_model_without_modules_gives_the_mean(tmp_path: Path) -> None:
@@ -322,8 +300,9 @@ def test_a_model_without_modules_gives_the_mean(tmp_path: Path) -> None:
     (source.path / "modules.json").unlink()
     alone = find(str(source.path), "auto", revision=None, allow_pickle=False)
     assert alone.task == "embed"
-    embedding = read_embedding(alone, Shape)
-    assert embedding == Embedding(dimension=32, pooling="mean", normalized=False)
+    assert read_pooler(alone, 32).embedding == Embedding(
+        dimension=32, pooling="mean", normalized=False
+    )
 
 
 def test_a_cross_encoder_with_modules_is_a_classifier(tmp_path: Path) -> None:
@@ -336,18 +315,6 @@ def test_a_cross_encoder_with_modules_is_a_classifier(tmp_path: Path) -> None:
     (source.path / "config.json").write_text(json.dumps(config))
     found = find(str(source.path), "auto", revision=None, allow_pickle=False)
     assert (found.task, found.architecture) == ("classify", "BertForSequenceClassification")
-
-
-@pytest.mark.parametrize(
-    ("mode", "prompt", "why"),
-    [("max", None, "pools by max"), (["mean", "max"], None, "mean"), ("mean", "query", "prompt")],
-)
-def test_what_the_graph_cannot_do_is_refused(
-    mode: Any, prompt: str | None, why: str, tmp_path: Path
-) -> None:
-    source = save_modules(tmp_path / "saved", mode, normalize=False, prompt=prompt)
-    with pytest.raises(ExportError, match=why):
-        read_embedding(source, Shape)
 
 
 @pytest.mark.parametrize(

@@ -1,9 +1,9 @@
 """Every head of the masked family compared with torch, without the exporter's own checks.
 
-Fill-mask models and the first classifiers are in test_export_architectures.py. Of the other pairs
-of architecture and head these are a covering set: every head that differs from architecture to
-architecture (classification) is here once for each way in which it is written, the heads that are
-one layer over the tokens are here for the bodies that differ, and no architecture is left out.
+Fill-mask models are in test_export_architectures.py. Of the other pairs of architecture and head
+the zoo has a covering set: every head that differs from architecture to architecture
+(classification) once for each way in which it is written, and the heads that are one layer over the
+tokens for the bodies that differ.
 """
 
 from collections.abc import Callable, Sequence
@@ -16,32 +16,13 @@ import pytest
 import torch
 
 from maskdial.models.bundle import Manifest, load_bundle
+from tests.export.zoo import ZOO, marked
 
 TOLERANCE = 1e-4
-CLASSIFY = [
-    "distilbert-classify",
-    "albert-classify",
-    "electra-classify",
-    "deberta-v2-classify",
-    "bert-next-sentence",
-]
-TOKEN_CLASSIFY = [
-    "bert-token-classify",
-    "xlm-roberta-token-classify",
-    "modernbert-token-classify",
-    "deberta-v2-token-classify",
-]
-QUESTION_ANSWERING = [
-    "roberta-question-answering",
-    "distilbert-question-answering",
-    "albert-question-answering",
-    "modernbert-question-answering",
-]
-EMBED = ["bert-embed", "xlm-roberta-embed", "modernbert-embed"]
-TASKS = dict.fromkeys(CLASSIFY, "classify")
-TASKS |= dict.fromkeys(TOKEN_CLASSIFY, "token-classify")
-TASKS |= dict.fromkeys(QUESTION_ANSWERING, "question-answering")
-TASKS |= dict.fromkeys(EMBED, "embed")
+TASKS = {
+    name: task for task, zoo in ZOO.items() if task not in ("generate", "fill-mask") for name in zoo
+}
+NAMES = [each for task in dict.fromkeys(TASKS.values()) for each in marked(ZOO[task])]
 LENGTHS = (23, 1, 31, 8)
 
 Bundle = Callable[[str], Path]
@@ -111,7 +92,7 @@ def expected_vector(hidden: np.ndarray, pooling: str, normalized: bool) -> np.nd
     return np.asarray(vector / np.linalg.norm(vector) if normalized else vector)
 
 
-@pytest.mark.parametrize("name", TASKS)
+@pytest.mark.parametrize("name", NAMES)
 def test_outputs_equal_torch_and_are_batch_invariant(
     name: str, bundle: Bundle, checkpoint: Bundle, load_reference: Callable[[Path], Any]
 ) -> None:
@@ -135,7 +116,7 @@ def test_outputs_equal_torch_and_are_batch_invariant(
     assert graph.manifest.parity.ragged_batch <= graph.manifest.parity.tolerance == TOLERANCE
 
 
-@pytest.mark.parametrize("name", TASKS)
+@pytest.mark.parametrize("name", NAMES)
 def test_config_json_settles_the_task(name: str, bundle: Bundle) -> None:
     """`bundle` exports without naming a task."""
     manifest = load_bundle(name, bundle(name)).manifest

@@ -208,7 +208,7 @@ def test_masks_that_a_model_cannot_have(
     transformers.BertForMaskedLM(transformers.BertConfig(**settings)).save_pretrained(bert)
     byte_tokenizer().save(str(bert / "tokenizer.json"))
     for mask in ("causal", "both"):
-        assert "only supports the full mask" in refusal(bert, dest, mask)
+        assert "only supports its own mask" in refusal(bert, dest, mask)
 
 
 @pytest.mark.parametrize(

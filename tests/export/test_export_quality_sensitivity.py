@@ -13,6 +13,7 @@ from maskdial_export.graph import optimize, save
 from maskdial_export.quantize import Precision, projections, quantize
 from maskdial_export.sensitivity import ROUNDINGS, int8_blocks, int8_rows, int8_weight, rank
 from maskdial_export.session import MaskedSession
+from maskdial_export.survey import survey
 from maskdial_export.table import word_embedding
 
 New = Callable[[str], Path]
@@ -97,7 +98,7 @@ def test_rounding_is_that_of_the_graph(
     model = load_reference(checkpoint("bert-classify"))
     layer = "bert.encoder.layer.0.intermediate.dense"
     others = [name for name in projections(model) if name != layer]
-    graph = optimize(masked.trace(model, "classify"))
+    graph = optimize(masked.trace(model, survey(model), "classify"))
     embedding = word_embedding(model)
     save(quantize(graph, precision, others, embedding=embedding), tmp_path / "model.onnx")
     of_rows, of_weight = ROUNDINGS[precision]

@@ -25,6 +25,7 @@ from maskdial_export.destination import new_folder
 from maskdial_export.errors import ExportError, first_line
 from maskdial_export.export import export
 from maskdial_export.parity import CausalParity, MaskedParity
+from maskdial_export.survey import survey
 
 New = Callable[[str], Path]
 Refuse = Callable[..., None]
@@ -49,7 +50,7 @@ def test_parity_sees_another_weight(
     graph = bundle(name) / "model.onnx"
     arguments = [model, None, graph, 128]
     if name == "llama":
-        arguments = [model, graph, 128, kv_layout(model.config)]
+        arguments = [model, graph, 128, kv_layout(survey(model))]
     parity(*arguments).measure(1e-4)
     with torch.no_grad():
         next(model.parameters())[7] += 0.01
@@ -61,8 +62,28 @@ def test_unknown_architecture(
     assert_refused: Refuse, new_checkpoint: New, add_json: Callable[..., None]
 ) -> None:
     source = new_checkpoint("bert")
-    add_json(source / "config.json", model_type="mpnet", architectures=["MPNetForMaskedLM"])
-    assert_refused(source, "model type 'mpnet' is not supported; supported: bert,")
+    add_json(source / "config.json", model_type="bert5", architectures=["Bert5ForMaskedLM"])
+    assert_refused(source, "has no model type 'bert5'")
+
+
+@pytest.mark.parametrize(
+    ("model_type", "why"),
+    [
+        ("bart", "with an encoder and a decoder"),
+        ("vit", "no task on text"),
+        ("whisper", "read more than text"),
+    ],
+)
+def test_models_of_another_kind(
+    model_type: str,
+    why: str,
+    assert_refused: Refuse,
+    new_checkpoint: New,
+    add_json: Callable[..., None],
+) -> None:
+    source = new_checkpoint("bert")
+    add_json(source / "config.json", model_type=model_type, architectures=["Any"])
+    assert_refused(source, why)
 
 
 def test_code_of_a_checkpoint_is_not_run(

@@ -14,6 +14,7 @@ from maskdial_export import causal
 from maskdial_export.graph import optimize
 from maskdial_export.quantize import projections, quantize
 from maskdial_export.rewrite import modules_of
+from maskdial_export.survey import survey
 from maskdial_export.table import word_embedding
 
 Floats = NDArray[np.float32]
@@ -230,5 +231,6 @@ def test_modules_keep_their_names(
 ) -> None:
     """Including Gemma 2's output layer, which is fused with the factor after it."""
     model = load_reference(checkpoint("gemma2"))
-    named = {name for node in optimize(causal.trace(model)).graph for name in modules_of(node)}
+    graph = optimize(causal.trace(model, survey(model))).graph
+    named = {name for node in graph for name in modules_of(node)}
     assert {*projections(model), word_embedding(model)} <= named

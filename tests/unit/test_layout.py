@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tools import module_table
+from tools import architecture_table, module_table
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGES = {
@@ -31,6 +31,9 @@ LAYERS = [
     ("maskdial.requests",),
     ("maskdial.models.loading",),
     ("maskdial.models.registry",),
+    ("maskdial.models.choice", "maskdial.models.versions"),
+    ("maskdial.models.entry",),
+    ("maskdial.models.served", "maskdial.models.catalog"),
     ("maskdial.masked.tasks",),
     ENGINES,
 ]
@@ -244,6 +247,11 @@ def test_client_needs_httpx_only(module: str) -> None:
 def test_the_page_of_modules_is_current() -> None:
     """`make format` writes it."""
     assert module_table.PAGE.read_text(encoding="utf-8") == module_table.page()
+
+
+def test_the_page_of_architectures_is_current() -> None:
+    """`make format` writes it from the tests' zoo."""
+    assert architecture_table.PAGE.read_text(encoding="utf-8") == architecture_table.page()
 
 
 def test_every_module_is_on_the_page(tmp_path: Path) -> None:

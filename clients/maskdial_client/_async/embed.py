@@ -10,8 +10,20 @@ from maskdial_client.call import TextOptions, flat_body, task_body, task_call
 Embedding = list[float]
 """The vector of a text."""
 
+SparseEmbedding = dict[int, float]
+"""The weights of the vocabulary's entries for a text, by index, without those that are 0."""
 
-class EmbedParameters(TextOptions, total=False):
+
+class PromptOptions(TextOptions, total=False):
+    """Parameters of ``embed_sparse`` and ``similarity``. None means the server's default.
+
+    ``prompt_name`` is one of the model's prompts, which is put before every text.
+    """
+
+    prompt_name: str | None
+
+
+class EmbedParameters(PromptOptions, total=False):
     """Parameters of ``embed``. None means the server's default.
 
     ``normalize`` scales vectors to length 1. ``dimensions`` truncates them to that many components,
@@ -45,7 +57,7 @@ class RankedText:
 
 
 class AsyncEmbed(AsyncCaller):
-    """The methods for /embed, /similarity and /rerank."""
+    """The methods for /embed, /embed-sparse, /similarity and /rerank."""
 
     @overload
     async def embed(
@@ -79,6 +91,38 @@ class AsyncEmbed(AsyncCaller):
         results = await self._send(call, timeout)
         return results if isinstance(inputs, list) else results[0]
 
+    @overload
+    async def embed_sparse(
+        self,
+        inputs: str,
+        *,
+        model: str | None = None,
+        timeout: float | None = None,
+        **parameters: Unpack[PromptOptions],
+    ) -> SparseEmbedding: ...
+    @overload
+    async def embed_sparse(
+        self,
+        inputs: list[str],
+        *,
+        model: str | None = None,
+        timeout: float | None = None,
+        **parameters: Unpack[PromptOptions],
+    ) -> list[SparseEmbedding]: ...
+    async def embed_sparse(
+        self,
+        inputs: str | list[str],
+        *,
+        model: str | None = None,
+        timeout: float | None = None,
+        **parameters: Unpack[PromptOptions],
+    ) -> SparseEmbedding | list[SparseEmbedding]:
+        """The weights of the vocabulary for a text; for a list, for each text."""
+        body = task_body({"inputs": inputs}, model, parameters)
+        call = task_call("/embed-sparse", inputs, body, parse_sparse_embedding, always_list=True)
+        results = await self._send(call, timeout)
+        return results if isinstance(inputs, list) else results[0]
+
     async def similarity(
         self,
         source_sentence: str,
@@ -86,7 +130,7 @@ class AsyncEmbed(AsyncCaller):
         *,
         model: str | None = None,
         timeout: float | None = None,
-        **parameters: Unpack[TextOptions],
+        **parameters: Unpack[PromptOptions],
     ) -> list[float]:
         """The similarity of each sentence to the source sentence, in the order given."""
         inputs = {"source_sentence": source_sentence, "sentences": sentences}
@@ -110,6 +154,11 @@ class AsyncEmbed(AsyncCaller):
 def parse_embedding(entry: Sequence[Any]) -> Embedding:
     """The vector of one text."""
     return [float(number) for number in entry]
+
+
+def parse_sparse_embedding(entry: Sequence[Mapping[str, Any]]) -> SparseEmbedding:
+    """The weights for one text."""
+    return {int(each["index"]): float(each["value"]) for each in entry}
 
 
 def parse_ranked_text(item: Mapping[str, Any]) -> RankedText:

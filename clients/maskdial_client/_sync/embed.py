@@ -7,17 +7,20 @@ from typing import Unpack, overload
 from maskdial_client._async.embed import (
     Embedding,
     EmbedParameters,
+    PromptOptions,
     RankedText,
     RerankParameters,
+    SparseEmbedding,
     parse_embedding,
     parse_ranked_text,
+    parse_sparse_embedding,
 )
 from maskdial_client._sync.caller import Caller
-from maskdial_client.call import TextOptions, flat_body, task_body, task_call
+from maskdial_client.call import flat_body, task_body, task_call
 
 
 class Embed(Caller):
-    """The methods for /embed, /similarity and /rerank."""
+    """The methods for /embed, /embed-sparse, /similarity and /rerank."""
 
     @overload
     def embed(
@@ -51,6 +54,38 @@ class Embed(Caller):
         results = self._send(call, timeout)
         return results if isinstance(inputs, list) else results[0]
 
+    @overload
+    def embed_sparse(
+        self,
+        inputs: str,
+        *,
+        model: str | None = None,
+        timeout: float | None = None,
+        **parameters: Unpack[PromptOptions],
+    ) -> SparseEmbedding: ...
+    @overload
+    def embed_sparse(
+        self,
+        inputs: list[str],
+        *,
+        model: str | None = None,
+        timeout: float | None = None,
+        **parameters: Unpack[PromptOptions],
+    ) -> list[SparseEmbedding]: ...
+    def embed_sparse(
+        self,
+        inputs: str | list[str],
+        *,
+        model: str | None = None,
+        timeout: float | None = None,
+        **parameters: Unpack[PromptOptions],
+    ) -> SparseEmbedding | list[SparseEmbedding]:
+        """The weights of the vocabulary for a text; for a list, for each text."""
+        body = task_body({"inputs": inputs}, model, parameters)
+        call = task_call("/embed-sparse", inputs, body, parse_sparse_embedding, always_list=True)
+        results = self._send(call, timeout)
+        return results if isinstance(inputs, list) else results[0]
+
     def similarity(
         self,
         source_sentence: str,
@@ -58,7 +93,7 @@ class Embed(Caller):
         *,
         model: str | None = None,
         timeout: float | None = None,
-        **parameters: Unpack[TextOptions],
+        **parameters: Unpack[PromptOptions],
     ) -> list[float]:
         """The similarity of each sentence to the source sentence, in the order given."""
         inputs = {"source_sentence": source_sentence, "sentences": sentences}

@@ -5,7 +5,7 @@ means not given; unknown fields are refused.
 """
 
 import abc
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Generic, Literal, Self, TypeVar
 
 import pydantic
 from pydantic import Field, model_validator
@@ -21,7 +21,7 @@ from maskdial.dialects.schema import (
     shortened,
 )
 from maskdial.masked.tasks.classify import ClassifyRequest, ScoreFunction
-from maskdial.masked.tasks.embed import EmbedRequest, SimilarityRequest
+from maskdial.masked.tasks.embed import EmbedRequest, SimilarityRequest, SparseEmbedRequest
 from maskdial.masked.tasks.fill_mask import FillMaskRequest
 from maskdial.masked.tasks.question_answering import Question, QuestionAnsweringRequest
 from maskdial.masked.tasks.rerank import RerankRequest
@@ -310,7 +310,17 @@ class ZeroShotClassifyBody(TextsBody, MaskedBody):
         )
 
 
-class EmbedParameters(TruncationParameters):
+class PromptParameters(TruncationParameters):
+    """Parameters of `/embed-sparse` and `/similarity`."""
+
+    prompt_name: str | None = Field(
+        None,
+        description="Put the model's prompt of this name before every text. Default: the model's "
+        "default prompt, if it has one.",
+    )
+
+
+class EmbedParameters(PromptParameters):
     """Parameters of `/embed`."""
 
     normalize: bool | None = Field(
@@ -321,24 +331,44 @@ class EmbedParameters(TruncationParameters):
     )
 
 
-class EmbedBody(EmbedParameters, TextsBody, MaskedBody):
+ParametersT = TypeVar("ParametersT", bound=PromptParameters)
+
+
+class VectorsBody(TextsBody, MaskedBody, Generic[ParametersT]):
     """A text, or a list of them. The parameters may also stand beside the inputs."""
 
-    parameters: EmbedParameters | None = None
+    parameters: ParametersT | None = None
 
-    def request(self) -> EmbedRequest:
-        names = EmbedParameters.model_fields
-        beside = {name: getattr(self, name) for name in names}
+    def merged(self, kind: type[ParametersT]) -> ParametersT:
+        """The parameters from both places."""
+        beside = {name: getattr(self, name) for name in kind.model_fields}
         inside = {} if self.parameters is None else self.parameters.model_dump(exclude_none=True)
-        merged = EmbedParameters.model_validate(beside | inside)
-        return EmbedRequest(self.texts, merged.truncation, merged.normalize, merged.dimensions)
+        return kind.model_validate(beside | inside)
 
     @model_validator(mode="after")
     def _check_places(self) -> Self:
-        for name in EmbedParameters.model_fields:
-            if None not in (getattr(self, name), getattr(self.parameters, name, None)):
+        for name in () if self.parameters is None else type(self.parameters).model_fields:
+            if None not in (getattr(self, name), getattr(self.parameters, name)):
                 raise ValueError(f"parameters.{name}: also given beside the inputs")
         return self
+
+
+class EmbedBody(EmbedParameters, VectorsBody[EmbedParameters]):
+    """A text, or a list of them, to turn into vectors."""
+
+    def request(self) -> EmbedRequest:
+        given = self.merged(EmbedParameters)
+        return EmbedRequest(
+            self.texts, given.truncation, given.normalize, given.dimensions, given.prompt_name
+        )
+
+
+class SparseEmbedBody(PromptParameters, VectorsBody[PromptParameters]):
+    """A text, or a list of them, to turn into weights of the vocabulary."""
+
+    def request(self) -> SparseEmbedRequest:
+        given = self.merged(PromptParameters)
+        return SparseEmbedRequest(self.texts, given.truncation, given.prompt_name)
 
 
 class SimilarityInputs(Wire):
@@ -352,12 +382,16 @@ class SimilarityBody(MaskedBody):
     """A sentence, and those to compare it with."""
 
     inputs: SimilarityInputs
-    parameters: TruncationParameters | None = None
+    parameters: PromptParameters | None = None
 
     def request(self) -> SimilarityRequest:
-        parameters = self.parameters or TruncationParameters()
-        inputs = self.inputs
-        return SimilarityRequest(inputs.source_sentence, inputs.sentences, parameters.truncation)
+        parameters = self.parameters or PromptParameters()
+        return SimilarityRequest(
+            self.inputs.source_sentence,
+            self.inputs.sentences,
+            parameters.truncation,
+            parameters.prompt_name,
+        )
 
     @property
     def batch(self) -> bool:

@@ -16,9 +16,10 @@ from maskdial.dialects.schema import field_names, parse_body, wire_names
 from maskdial.http.context import server_context
 from maskdial.http.disconnect import unless_gone
 from maskdial.http.guard import TaskRoute
+from maskdial.http.lease import masked_for, model_for
 from maskdial.http.replies import json_reply, timing_headers
 from maskdial.masked.tasks.classify import ClassifyRequest
-from maskdial.masked.tasks.embed import EmbedRequest, SimilarityRequest
+from maskdial.masked.tasks.embed import EmbedRequest, SimilarityRequest, SparseEmbedRequest
 from maskdial.masked.tasks.fill_mask import MASK_ALIASES, Filling, FillMaskRequest
 from maskdial.masked.tasks.question_answering import Answer, QuestionAnsweringRequest
 from maskdial.masked.tasks.rerank import Rank, RerankRequest
@@ -26,7 +27,7 @@ from maskdial.masked.tasks.task import TaskRequest
 from maskdial.masked.tasks.token_classify import TokenClassifyRequest
 from maskdial.masked.tasks.zero_shot import ZeroShotRequest
 from maskdial.models.bundle import Manifest, Task
-from maskdial.models.registry import ServedModel
+from maskdial.models.served import ServedModel
 from maskdial.requests import scoring, understanding
 from maskdial.requests.timing import Deadline
 
@@ -58,6 +59,7 @@ class MaskedTask(Generic[BodyT]):
         render: from a body and the task's answer to what is sent as JSON.
         names: what the body calls the request's fields, where the names differ.
         claims: see `Claim`.
+        aliases: other paths of the route, as other servers have them.
     """
 
     kind: type[TaskRequest[Any]]
@@ -66,6 +68,7 @@ class MaskedTask(Generic[BodyT]):
     render: Callable[[BodyT, Any], object] = _first_if_single
     names: Mapping[str, str] = field(default_factory=lambda: {"texts": "inputs"})
     claims: Claim = _never
+    aliases: Sequence[str] = ()
 
     @property
     def name(self) -> str:
@@ -80,28 +83,30 @@ class MaskedTask(Generic[BodyT]):
         """Whether a model can do the task."""
         return self.kind.serves(manifest)
 
-    def route(self) -> TaskRoute:
-        """`POST /NAME`."""
+    def routes(self) -> Sequence[TaskRoute]:
+        """`POST /NAME`, and the aliases."""
 
         async def endpoint(request: Request) -> Response:
             return await self.serve(request, await request.body(), None)
 
-        return TaskRoute(
-            f"/{self.name}",
-            endpoint,
-            body=self.body,
-            tags=["masked"],
-            name=self.name,
-            description=self.description,
-        )
+        return [
+            TaskRoute(
+                path,
+                endpoint,
+                body=self.body,
+                tags=["masked"],
+                name=self.name,
+                description=self.description,
+            )
+            for path in (f"/{self.name}", *self.aliases)
+        ]
 
     async def serve(self, request: Request, content: bytes, model_name: str | None) -> Response:
         """Answers a body with the named model, or the one that the body means."""
         server = server_context(request)
         body = parse_body(self.body, content)
         deadline = Deadline(body.timeout, server.config)
-        model = server.models.masked_for(self, model_name or body.model)
-        request.state.model = model.name
+        model = await masked_for(request, self, body.choice(model_name), deadline)
         with wire_names(_names(self), batch=body.batch):
             answer = await understanding.answer(
                 body.request(), model, server.config, deadline, partial(unless_gone, request)
@@ -180,6 +185,14 @@ TASKS: tuple[MaskedTask[Any], ...] = (
         lambda _, vectors: vectors.tolist(),
     ),
     MaskedTask(
+        SparseEmbedRequest,
+        bodies.SparseEmbedBody,
+        "Weighs the vocabulary for a text (SPLADE), or for several texts each: the weights that "
+        "are not 0.",
+        lambda _, vectors: vectors,
+        aliases=("/embed_sparse",),
+    ),
+    MaskedTask(
         ZeroShotRequest,
         bodies.ZeroShotClassifyBody,
         "Scores a text for each of the labels in the request.",
@@ -233,8 +246,7 @@ async def score(request: Request) -> Response:
     server = server_context(request)
     body = parse_body(bodies.ScoreBody, await request.body())
     deadline = Deadline(body.timeout, server.config)
-    model = server.models.model_for(SCORE, body.model)
-    request.state.model = model.name
+    model = await model_for(request, SCORE, body.choice(), deadline)
     with wire_names({"texts": "inputs"}, batch=body.batch):
         answer = await unless_gone(
             request, scoring.score(body.request(), model, server.config, deadline)
@@ -243,6 +255,6 @@ async def score(request: Request) -> Response:
 
 
 ROUTES = (
-    *(task.route() for task in TASKS),
+    *(route for task in TASKS for route in task.routes()),
     TaskRoute("/score", score, body=bodies.ScoreBody, tags=["masked", "causal"]),
 )

@@ -1,8 +1,8 @@
-"""Embeddings: what happens to a text's vector after the graph, and how similar two of them are."""
+"""Embeddings, dense and sparse: prompts before a text, and what becomes of its vector."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, TypedDict
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,6 +25,7 @@ from maskdial.masked.tasks.task import (
 from maskdial.models.bundle import Embedding, Task
 from maskdial.models.tokenizer import TextOrIds
 
+_SECONDS_PER_WEIGHT = 2e-9  # to tell whether one is 0
 _TINY = 1e-12  # a zero vector stays zero, as in torch.nn.functional.normalize
 
 
@@ -33,7 +34,8 @@ class EmbedRequest(TaskRequest[NDArray[np.float32]]):
     """Texts, or token ids, to turn into vectors.
 
     ``normalize``: scale to length 1; None: as the model was trained, and always with
-    ``dimensions``, which keeps that many leading dimensions.
+    ``dimensions``, which keeps that many leading dimensions. ``prompt_name``: which of the model's
+    prompts to put before every text; None: the model's default, if it has one.
     """
 
     task: ClassVar[str] = "embed"
@@ -43,6 +45,7 @@ class EmbedRequest(TaskRequest[NDArray[np.float32]]):
     truncation: Truncation = REFUSE
     normalize: bool | None = None
     dimensions: int | None = None
+    prompt_name: str | None = None
 
     @property
     def num_texts(self) -> int:
@@ -64,9 +67,11 @@ class EmbedRequest(TaskRequest[NDArray[np.float32]]):
                 "this model normalizes its vectors itself and has no others; leave it out",
                 field="normalize",
             )
+        _prompt(model, self.prompt_name)
 
     def read(self, model: TaskModel) -> Reading[NDArray[np.float32]]:
-        inputs, num_truncated = read_inputs(model, self.texts, self.truncation)
+        texts = prompted(self.texts, model, self.prompt_name)
+        inputs, num_truncated = read_inputs(model, texts, self.truncation)
         embedding = _embedding(model)
 
         def answer(results: Sequence[MaskedResult]) -> NDArray[np.float32]:
@@ -90,6 +95,7 @@ class SimilarityRequest(TaskRequest[NDArray[np.float64]]):
     source: str
     sentences: Sequence[str]
     truncation: Truncation = REFUSE
+    prompt_name: str | None = None
 
     @property
     def num_texts(self) -> int:
@@ -99,10 +105,14 @@ class SimilarityRequest(TaskRequest[NDArray[np.float64]]):
     def read_seconds(self) -> float:
         return tokenizing_seconds([self.source, *self.sentences])
 
+    def check(self, model: TaskModel) -> None:
+        _prompt(model, self.prompt_name)
+
     def read(self, model: TaskModel) -> Reading[NDArray[np.float64]]:
+        prompt = _prompt(model, self.prompt_name)
         with about("source"):
-            source, num_source = read_text(model, (self.source, None), self.truncation)
-        pairs = [(sentence, None) for sentence in self.sentences]
+            source, num_source = read_text(model, (prompt + self.source, None), self.truncation)
+        pairs = [(prompt + sentence, None) for sentence in self.sentences]
         others, num_others = read_texts(model, pairs, self.truncation, field="sentences")
 
         def answer(results: Sequence[MaskedResult]) -> NDArray[np.float64]:
@@ -111,6 +121,76 @@ class SimilarityRequest(TaskRequest[NDArray[np.float64]]):
 
         inputs = [masked_input(each) for each in (source, *others)]
         return Reading(inputs, answer, num_source + num_others)
+
+
+@dataclass(frozen=True, slots=True)
+class SparseEmbedRequest(TaskRequest[list["SparseVector"]]):
+    """Texts, or token ids, to turn into weights of the vocabulary.
+
+    ``prompt_name`` is that of an `EmbedRequest`.
+    """
+
+    task: ClassVar[str] = "embed-sparse"
+    head: ClassVar[Task] = "embed-sparse"
+
+    texts: Sequence[TextOrIds]
+    truncation: Truncation = REFUSE
+    prompt_name: str | None = None
+
+    @property
+    def num_texts(self) -> int:
+        return len(self.texts)
+
+    @property
+    def read_seconds(self) -> float:
+        return tokenizing_seconds([text for text in self.texts if isinstance(text, str)])
+
+    def check(self, model: TaskModel) -> None:
+        _prompt(model, self.prompt_name)
+
+    def read(self, model: TaskModel) -> Reading[list["SparseVector"]]:
+        texts = prompted(self.texts, model, self.prompt_name)
+        inputs, num_truncated = read_inputs(model, texts, self.truncation)
+
+        def answer(results: Sequence[MaskedResult]) -> list[SparseVector]:
+            return [sparse(result.logits) for result in results]
+
+        seconds = len(inputs) * model.manifest.vocab_size * _SECONDS_PER_WEIGHT
+        return Reading(inputs, answer, num_truncated, seconds)
+
+
+class SparseValue(TypedDict):
+    """The weight of one entry of the vocabulary."""
+
+    index: int
+    value: float
+
+
+SparseVector = list[SparseValue]
+"""The weights that are not 0, by index."""
+
+
+def sparse(weights: NDArray[np.float32]) -> SparseVector:
+    """The entries of a vector, float32 (dimension,), that are not 0.
+
+    Raises:
+        InferenceError: a value is not a finite number.
+    """
+    (indices,) = np.nonzero(finite(weights, "embeddings"))
+    pairs = zip(indices.tolist(), weights[indices].tolist(), strict=True)
+    return [SparseValue(index=index, value=value) for index, value in pairs]
+
+
+def prompted(texts: Sequence[TextOrIds], model: TaskModel, name: str | None) -> Sequence[TextOrIds]:
+    """The texts after the model's prompt of that name, or its default. Token ids are left alone.
+
+    Raises:
+        ValidationError: the model has no such prompt.
+    """
+    prompt = _prompt(model, name)
+    if not prompt:
+        return texts
+    return [prompt + text if isinstance(text, str) else text for text in texts]
 
 
 def embed(
@@ -164,6 +244,19 @@ def _embedding(model: TaskModel) -> Embedding:
     embedding = model.manifest.embedding
     assert embedding is not None, "every bundle for this task has one"
     return embedding
+
+
+def _prompt(model: TaskModel, name: str | None) -> str:
+    embedding = _embedding(model)
+    name = embedding.default_prompt if name is None else name
+    if name is None:
+        return ""
+    if name not in embedding.prompts:
+        known = ", ".join(map(repr, embedding.prompts)) or "none"
+        raise ValidationError(
+            f"model {model.name!r} has no prompt {name!r}; it has {known}", field="prompt_name"
+        )
+    return embedding.prompts[name]
 
 
 def _vectors(results: Sequence[MaskedResult]) -> NDArray[np.float32]:

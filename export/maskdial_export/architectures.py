@@ -1,0 +1,104 @@
+"""Architectures: which transformers class loads a checkpoint, and which task its head is for.
+
+Nothing here lists model types: transformers' own auto classes say what they can load.
+"""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import transformers
+from transformers.models.auto import modeling_auto as auto
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
+
+from maskdial.models.bundle import Task
+from maskdial_export.errors import ExportError
+
+_Names = Mapping[str, Any]
+
+# By preference, where a class or a task has several entries. A base model's hidden states are
+# pooled; XLM's fill-mask class also stands among the causal ones.
+_TASKS: tuple[tuple[Task, _Names], ...] = (
+    ("fill-mask", auto.MODEL_FOR_MASKED_LM_MAPPING_NAMES),
+    ("classify", auto.MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES),
+    ("classify", auto.MODEL_FOR_NEXT_SENTENCE_PREDICTION_MAPPING_NAMES),
+    ("token-classify", auto.MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING_NAMES),
+    ("question-answering", auto.MODEL_FOR_QUESTION_ANSWERING_MAPPING_NAMES),
+    ("generate", auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES),
+    ("embed", auto.MODEL_FOR_TEXT_ENCODING_MAPPING_NAMES),
+    ("embed", auto.MODEL_MAPPING_NAMES),
+)
+_TWO_PARTS: _Names = auto.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES
+_OTHER_INPUTS: tuple[_Names, ...] = (
+    auto.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES,
+    auto.MODEL_FOR_SPEECH_SEQ_2_SEQ_MAPPING_NAMES,
+)
+
+
+def settle(config: Mapping[str, Any], task: str) -> tuple[str, Task]:
+    """The class to load and its task, from config.json and the requested task or ``auto``.
+
+    Raises:
+        ExportError: transformers does not know the model type, or it has no class for the task.
+    """
+    if task == "embed-sparse":
+        return settle(config, "fill-mask")[0], "embed-sparse"
+    model_type = config.get("model_type")
+    if not isinstance(model_type, str) or model_type not in CONFIG_MAPPING_NAMES:
+        remote = " (code in a checkpoint is never run)" if "auto_map" in config else ""
+        raise ExportError(
+            f"transformers {transformers.__version__} has no model type {model_type!r}{remote}"
+        )
+    classes = dict(_classes(model_type))
+    if "fill-mask" in classes.values() and not config.get("is_decoder"):
+        classes = {name: known for name, known in classes.items() if known != "generate"}
+    architectures = config.get("architectures")
+    named = architectures[0] if isinstance(architectures, list) and architectures else None
+    if named in classes and task in ("auto", classes[named]):
+        return named, classes[named]
+    for name, known in classes.items():
+        if task == known:
+            return name, known
+    if not classes or model_type in _TWO_PARTS:
+        raise ExportError(_reason(model_type))
+    tasks = list(dict.fromkeys(classes.values()))
+    if task == "auto":
+        options = " or ".join(f"--task {known}" for known in tasks)
+        raise ExportError(
+            f"cannot tell the task from the architecture {named!r} in config.json; if the "
+            f"checkpoint has the head for it, pass {options}"
+        )
+    raise ExportError(
+        f"{model_type} models do not support {task}; supported tasks: {', '.join(tasks)}"
+    )
+
+
+def _classes(model_type: str) -> Iterator[tuple[str, Task]]:
+    """The classes of a model type that read or write one text, and their tasks."""
+    if any(model_type in names for names in _OTHER_INPUTS):
+        return
+    seen: set[str] = set()
+    for task, names in _TASKS:
+        if names is auto.MODEL_MAPPING_NAMES and not seen:
+            return  # a model type without any head for texts reads something else
+        given = names.get(model_type, ())
+        for name in (given,) if isinstance(given, str) else given:
+            if name not in seen and _reads_one_text(model_type, name):
+                seen.add(name)
+                yield name, task
+
+
+def _reads_one_text(model_type: str, name: str) -> bool:
+    if name.endswith("ForConditionalGeneration"):
+        return False
+    if model_type in _TWO_PARTS:  # its encoder or decoder alone may
+        alone = auto.MODEL_FOR_TEXT_ENCODING_MAPPING_NAMES, auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+        return any(names.get(model_type) == name for names in alone)
+    return True
+
+
+def _reason(model_type: str) -> str:
+    if model_type in _TWO_PARTS:
+        return f"{model_type} models with an encoder and a decoder are not supported"
+    if any(model_type in names for names in _OTHER_INPUTS):
+        return f"{model_type} models read more than text, which is not supported"
+    return f"{model_type} models have no task on text"

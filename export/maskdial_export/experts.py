@@ -1,0 +1,86 @@
+"""Mixtures of experts in a form that torch can trace.
+
+transformers looks up the function that runs a layer's experts by name (``ExpertsInterface``). Its
+own ones find out at run time which experts are chosen. Ours computes every expert for every token
+and weighs the results by the router, so a row's result does not depend on the other rows. It takes
+num_experts / num_experts_per_tok times the products of the chosen ones.
+"""
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+from transformers.integrations.moe import ExpertsInterface
+
+_NAME = "maskdial"
+
+
+@contextmanager
+def all_computed(model: PreTrainedModel) -> Iterator[None]:
+    """Lets the model compute all experts inside the block."""
+    ExpertsInterface.register(_NAME, _compute_all)
+    config: Any = model.config
+    before = config._experts_implementation
+    config._experts_implementation = _NAME
+    try:
+        with ExitStack() as parts:
+            for module in list(model.modules()):
+                if hasattr(module, "has_post_expert_norm"):  # transformers' mark of experts
+                    parts.enter_context(_taken_apart(module))
+            yield
+    finally:
+        config._experts_implementation = before
+
+
+@contextmanager
+def _taken_apart(module: Any) -> Iterator[None]:
+    """Gives the module a list of its experts, each with layers of its own over the same weights.
+
+    In the graph each product then has a constant weight, which can be quantized.
+    """
+    module.each = nn.ModuleList(
+        nn.ModuleList(_layer(module, name, expert) for name in (_first(module), "down_proj"))
+        for expert in range(module.num_experts)
+    )
+    try:
+        yield
+    finally:
+        del module.each
+
+
+def _first(module: Any) -> str:
+    return "gate_up_proj" if module.has_gate else "up_proj"
+
+
+def _layer(module: Any, name: str, expert: int) -> nn.Linear:
+    weight = getattr(module, name).data[expert]
+    weight = weight.T if module.is_transposed else weight
+    layer = nn.Linear(weight.shape[1], weight.shape[0], bias=module.has_bias, device="meta")
+    layer.weight = nn.Parameter(weight, requires_grad=False)
+    if module.has_bias:
+        bias = getattr(module, f"{name}_bias").data[expert]
+        layer.bias = nn.Parameter(bias, requires_grad=False)
+    return layer
+
+
+def _compute_all(module: Any, states: Tensor, chosen: Tensor, weights: Tensor) -> Tensor:
+    """The weighted sum of the experts' results.
+
+    Args:
+        module: the experts, taken apart.
+        states: (num_tokens, hidden_size).
+        chosen: the experts of each token, (num_tokens, num_experts_per_tok).
+        weights: their weights, in the same shape.
+    """
+    total = torch.zeros_like(states)
+    for expert, (first, second) in enumerate(module.each):
+        hidden = first(states)
+        output = second(module._apply_gate(hidden) if module.has_gate else module.act_fn(hidden))
+        if module.has_post_expert_norm:
+            output = module.post_expert_norm(output)
+        weight = torch.where(chosen == expert, weights, 0).sum(-1, keepdim=True)
+        total = total + (output * weight).to(states.dtype)
+    return total

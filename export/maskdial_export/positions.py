@@ -1,0 +1,39 @@
+"""The longest text that a model has positions for."""
+
+from collections.abc import Iterator
+from typing import Any
+
+from transformers import PreTrainedModel
+
+_NAMES = ("max_position_embeddings", "max_seq_len", "seq_length", "n_positions")
+# Rotary embeddings that depend on the text's length. Up to the length of the first training they
+# equal the plain ones, so such models are limited to it.
+_LENGTH_DEPENDENT_ROPE = frozenset({"dynamic", "longrope"})
+# For models whose positions have no end, such as ALiBi's, if config.json names none
+_UNBOUNDED = 2048
+
+
+def max_length(model: PreTrainedModel) -> int:
+    """The longest text in tokens; for causal models prompt and generated text together."""
+    config: Any = model.config
+    given = (getattr(config, name, None) for name in _NAMES)
+    positions = next((int(length) for length in given if length and length > 0), _UNBOUNDED)
+    return min([positions, *_plain_rope(config, positions), *_tables(model)])
+
+
+def _plain_rope(config: Any, positions: int) -> Iterator[int]:
+    """The lengths up to which rotary embeddings do not depend on the text's length."""
+    parameters: dict[str, Any] = getattr(config, "rope_parameters", None) or {}
+    by_layer_type = [each for each in parameters.values() if isinstance(each, dict)]
+    for rope in by_layer_type or [parameters]:
+        if rope.get("rope_type") in _LENGTH_DEPENDENT_ROPE:
+            beside = getattr(config, "original_max_position_embeddings", None) or positions
+            yield int(rope.get("original_max_position_embeddings") or beside)
+
+
+def _tables(model: PreTrainedModel) -> Iterator[int]:
+    """The rows of position tables that start after the padding token's, as RoBERTa's do."""
+    for name, module in model.named_modules():
+        padding, table = (getattr(module, each, None) for each in ("padding_idx", "weight"))
+        if padding is not None and table is not None and "position" in name.rpartition(".")[2]:
+            yield table.shape[0] - int(padding) - 1

@@ -1,0 +1,550 @@
+"""The zoo: a tiny configuration of every architecture that the tests prove.
+
+``docs/supported-models.md`` is generated from it. `make test` exports the quick ones, which stand
+for all mechanisms; `make test-zoo` exports all of them.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+Settings = Mapping[str, Any]
+
+SHAPE: dict[str, Any] = {
+    "vocab_size": 101,
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "intermediate_size": 48,
+    "max_position_embeddings": 128,
+    "pad_token_id": 0,
+    "bos_token_id": 2,
+    "eos_token_id": 3,
+}
+# A head has the same body as its fill-mask model, so one layer of it is enough
+SMALL = SHAPE | {"num_hidden_layers": 1}
+# Two query heads to one key head, of a size (16) that the operator rotates
+GROUPED = SHAPE | {"num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 16}
+WIDE = SHAPE | {"hidden_size": 64, "num_attention_heads": 2}
+GPT: dict[str, Any] = {
+    "vocab_size": 101,
+    "n_embd": 32,
+    "n_layer": 2,
+    "n_head": 4,
+    "n_positions": 128,
+    "pad_token_id": 0,
+    "bos_token_id": 2,
+    "eos_token_id": 3,
+}
+BLOOM: dict[str, Any] = {
+    "vocab_size": 101,
+    "hidden_size": 32,
+    "n_layer": 2,
+    "n_head": 2,
+    "seq_length": 128,
+    "pad_token_id": 0,
+}
+# Windows are smaller than the texts of the tests
+LOCAL_GLOBAL = {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 6}
+EXPERTS = GROUPED | {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24}
+LOCAL_EXPERTS = GROUPED | {"num_local_experts": 4, "num_experts_per_tok": 2}
+ROUTED = GROUPED | {
+    "n_routed_experts": 4,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 24,
+    "first_k_dense_replace": 1,
+    "n_group": 1,
+    "topk_group": 1,
+}
+ROBERTA = SHAPE | {"pad_token_id": 1, "bos_token_id": 0, "type_vocab_size": 1}
+XLM: dict[str, Any] = {
+    "vocab_size": 101,
+    "emb_dim": 32,
+    "n_layers": 2,
+    "n_heads": 2,
+    "max_position_embeddings": 128,
+    "pad_index": 0,
+    "pad_token_id": 0,
+    "mask_index": 4,
+}
+MODERN = SHAPE | {
+    "num_hidden_layers": 3,
+    "local_attention": 8,
+    "global_attn_every_n_layers": 3,
+    "cls_token_id": 2,
+    "sep_token_id": 3,
+}
+DEBERTA = SHAPE | {
+    "relative_attention": True,
+    "pos_att_type": ["p2c", "c2p"],
+    "position_biased_input": False,
+    "type_vocab_size": 0,
+}
+DEBERTA_V2 = DEBERTA | {
+    "position_buckets": 8,
+    "share_att_key": True,
+    "norm_rel_ebd": "layer_norm",
+}
+DISTILLED: dict[str, Any] = {
+    "vocab_size": 101,
+    "dim": 32,
+    "n_layers": 2,
+    "n_heads": 4,
+    "hidden_dim": 48,
+    "max_position_embeddings": 128,
+}
+SPREAD_ROPE = {
+    "rope_type": "longrope",
+    "rope_theta": 10000.0,
+    "original_max_position_embeddings": 128,
+    "short_factor": [1.0 + i / 8 for i in range(8)],
+    "long_factor": [4.0] * 8,
+}
+LABELS = {0: "negative", 1: "neutral", 2: "positive"}
+TAGS = {0: "O", 1: "B-PER", 2: "I-PER", 3: "B-LOC", 4: "I-LOC"}
+
+
+@dataclass(frozen=True, slots=True)
+class Specimen:
+    """A class of transformers with a configuration; ``note`` says what is special about it."""
+
+    architecture: str
+    settings: Settings
+    note: str = ""
+    quick: bool = False
+    batch_invariant: bool = True
+
+
+def marked(zoo: Mapping[str, Specimen]) -> list[Any]:
+    """The names as parameters of a test; those that are not quick are marked."""
+    return [
+        pytest.param(name, marks=() if specimen.quick else pytest.mark.zoo)
+        for name, specimen in zoo.items()
+    ]
+
+
+def rope(rope_type: str, **parameters: Any) -> dict[str, Any]:
+    """Settings of scaled rotary positions."""
+    return {"rope_parameters": {"rope_type": rope_type, "rope_theta": 10000.0} | parameters}
+
+
+CAUSAL: Mapping[str, Specimen] = {
+    "gpt2": Specimen("GPT2LMHeadModel", GPT, quick=True),
+    "opt": Specimen(
+        "OPTForCausalLM", SHAPE | {"ffn_dim": 48, "word_embed_proj_dim": 16}, quick=True
+    ),
+    "gpt-neox": Specimen(
+        "GPTNeoXForCausalLM", WIDE | {"rotary_pct": 0.5}, "rotates half of a head", quick=True
+    ),
+    "llama": Specimen(
+        "LlamaForCausalLM", GROUPED | {"tie_word_embeddings": True}, "grouped queries", quick=True
+    ),
+    "mistral": Specimen(
+        "MistralForCausalLM", GROUPED | {"sliding_window": 5}, "sliding window", quick=True
+    ),
+    "qwen2": Specimen("Qwen2ForCausalLM", GROUPED, quick=True),
+    "qwen3": Specimen("Qwen3ForCausalLM", GROUPED | {"num_attention_heads": 4}, quick=True),
+    "phi3": Specimen(
+        "Phi3ForCausalLM",
+        GROUPED
+        | {"sliding_window": 7, "max_position_embeddings": 256, "rope_parameters": SPREAD_ROPE}
+        | {"original_max_position_embeddings": 128},
+        "sliding window, longrope",
+        quick=True,
+    ),
+    "gemma2": Specimen(
+        "Gemma2ForCausalLM",
+        GROUPED
+        | {"head_dim": 8, "sliding_window": 6, "query_pre_attn_scalar": 24}
+        | {"attn_logit_softcapping": 2.0, "final_logit_softcapping": 3.0},
+        "sliding window, capped scores",
+        quick=True,
+    ),
+    "openai-gpt": Specimen("OpenAIGPTLMHeadModel", GPT, quick=True),
+    "ctrl": Specimen("CTRLLMHeadModel", GPT | {"dff": 48}, quick=True),
+    "bloom": Specimen("BloomForCausalLM", BLOOM, "ALiBi", quick=True),
+    "gemma3": Specimen(
+        "Gemma3ForCausalLM",
+        GROUPED | LOCAL_GLOBAL | {"query_pre_attn_scalar": 24},
+        "local and global layers with rotary tables of their own",
+        quick=True,
+    ),
+    "cohere2": Specimen(
+        "Cohere2ForCausalLM",
+        GROUPED | LOCAL_GLOBAL,
+        "interleaved rotation, global layers without it",
+        quick=True,
+    ),
+    "mixtral": Specimen("MixtralForCausalLM", LOCAL_EXPERTS, "mixture of experts", quick=True),
+    "gpt-neo": Specimen(
+        "GPTNeoForCausalLM",
+        SHAPE
+        | {"num_layers": 2, "num_heads": 2, "window_size": 6}
+        | {"attention_types": [[["global", "local"], 1]]},
+        "local and global layers",
+    ),
+    "gptj": Specimen("GPTJForCausalLM", GPT | {"rotary_dim": 4}),
+    "codegen": Specimen("CodeGenForCausalLM", GPT | {"rotary_dim": 4}),
+    "gpt-bigcode": Specimen("GPTBigCodeForCausalLM", GPT, "one key head"),
+    "xglm": Specimen(
+        "XGLMForCausalLM",
+        SHAPE | {"d_model": 32, "ffn_dim": 48, "num_layers": 2, "attention_heads": 2},
+    ),
+    "biogpt": Specimen("BioGptForCausalLM", SHAPE),
+    "mpt": Specimen(
+        "MptForCausalLM",
+        {"vocab_size": 101, "d_model": 32, "n_layers": 2, "n_heads": 2, "max_seq_len": 128}
+        | {"expansion_ratio": 2},
+        "ALiBi",
+    ),
+    "falcon": Specimen(
+        "FalconForCausalLM",
+        SHAPE
+        | {"num_attention_heads": 2, "alibi": False, "new_decoder_architecture": True}
+        | {"num_kv_heads": 1},
+        "grouped queries",
+    ),
+    "falcon-multi-query": Specimen(
+        "FalconForCausalLM", SHAPE | {"alibi": False, "multi_query": True}, "one key head"
+    ),
+    "llama-dynamic-rope": Specimen(
+        "LlamaForCausalLM", GROUPED | rope("dynamic", factor=2.0), "dynamic NTK rope"
+    ),
+    "llama-yarn": Specimen(
+        "LlamaForCausalLM",
+        GROUPED | rope("yarn", factor=2.0, original_max_position_embeddings=64),
+        "YaRN",
+    ),
+    "ministral": Specimen(
+        "MinistralForCausalLM", GROUPED | LOCAL_GLOBAL, "local and global layers"
+    ),
+    "ministral3": Specimen("Ministral3ForCausalLM", GROUPED),
+    "phi": Specimen(
+        "PhiForCausalLM", WIDE | {"partial_rotary_factor": 0.5}, "rotates half of a head"
+    ),
+    "gemma": Specimen("GemmaForCausalLM", GROUPED),
+    "vaultgemma": Specimen(
+        "VaultGemmaForCausalLM", GROUPED | LOCAL_GLOBAL, "local and global layers"
+    ),
+    "smollm3": Specimen(
+        "SmolLM3ForCausalLM", GROUPED | {"no_rope_layers": [1, 0]}, "layers without rotation"
+    ),
+    "stablelm": Specimen(
+        "StableLmForCausalLM",
+        WIDE | {"partial_rotary_factor": 0.5, "num_key_value_heads": 2},
+        "rotates half of a head",
+    ),
+    "granite": Specimen(
+        "GraniteForCausalLM", GROUPED | {"embedding_multiplier": 2.0, "logits_scaling": 3.0}
+    ),
+    "olmo": Specimen("OlmoForCausalLM", GROUPED | {"clip_qkv": 1.5}),
+    "olmo2": Specimen("Olmo2ForCausalLM", GROUPED),
+    "olmo3": Specimen("Olmo3ForCausalLM", GROUPED | LOCAL_GLOBAL, "local and global layers"),
+    "cohere": Specimen(
+        "CohereForCausalLM", GROUPED | {"use_qk_norm": True}, "interleaved rotation"
+    ),
+    "helium": Specimen("HeliumForCausalLM", GROUPED, "interleaved rotation"),
+    "ernie4-5": Specimen("Ernie4_5ForCausalLM", GROUPED, "interleaved rotation"),
+    "glm": Specimen(
+        "GlmForCausalLM", GROUPED | {"head_dim": 32}, "interleaved rotation of half a head"
+    ),
+    "glm4": Specimen(
+        "Glm4ForCausalLM", GROUPED | {"head_dim": 32}, "interleaved rotation of half a head"
+    ),
+    "starcoder2": Specimen(
+        "Starcoder2ForCausalLM", GROUPED | {"sliding_window": 6}, "sliding window"
+    ),
+    "nemotron": Specimen(
+        "NemotronForCausalLM",
+        WIDE | {"partial_rotary_factor": 0.5, "num_key_value_heads": 1},
+        "rotates half of a head",
+    ),
+    "arcee": Specimen("ArceeForCausalLM", GROUPED),
+    "exaone4": Specimen(
+        "Exaone4ForCausalLM", GROUPED | LOCAL_GLOBAL, "global layers without rotation"
+    ),
+    "hunyuan": Specimen("HunYuanDenseV1ForCausalLM", GROUPED, "norms after the rotation"),
+    "seed-oss": Specimen("SeedOssForCausalLM", GROUPED),
+    "apertus": Specimen("ApertusForCausalLM", GROUPED),
+    "bitnet": Specimen("BitNetForCausalLM", GROUPED, "not the packed weights"),
+    "cwm": Specimen("CwmForCausalLM", GROUPED | LOCAL_GLOBAL, "local and global layers"),
+    "hyperclovax": Specimen("HyperCLOVAXForCausalLM", GROUPED),
+    "jais2": Specimen("Jais2ForCausalLM", GROUPED),
+    "modernbert-decoder": Specimen(
+        "ModernBertDecoderForCausalLM",
+        MODERN | {"num_hidden_layers": 2, "global_attn_every_n_layers": 2},
+        "local and global layers",
+    ),
+    "nanochat": Specimen("NanoChatForCausalLM", GROUPED),
+    "persimmon": Specimen("PersimmonForCausalLM", WIDE),
+    "bert-decoder": Specimen("BertLMHeadModel", SHAPE | {"is_decoder": True}, "`is_decoder`"),
+    "bert-generation": Specimen(
+        "BertGenerationDecoder", SHAPE | {"is_decoder": True}, "`is_decoder`"
+    ),
+    "qwen2-moe": Specimen(
+        "Qwen2MoeForCausalLM",
+        EXPERTS | {"shared_expert_intermediate_size": 24, "decoder_sparse_step": 2},
+        "mixture of experts",
+    ),
+    "qwen3-moe": Specimen("Qwen3MoeForCausalLM", EXPERTS, "mixture of experts"),
+    "olmoe": Specimen("OlmoeForCausalLM", EXPERTS, "mixture of experts"),
+    "flex-olmo": Specimen("FlexOlmoForCausalLM", EXPERTS, "mixture of experts"),
+    "granitemoe": Specimen("GraniteMoeForCausalLM", LOCAL_EXPERTS, "mixture of experts"),
+    "granitemoeshared": Specimen(
+        "GraniteMoeSharedForCausalLM",
+        LOCAL_EXPERTS | {"shared_intermediate_size": 24},
+        "mixture of experts",
+    ),
+    "gpt-oss": Specimen(
+        "GptOssForCausalLM", LOCAL_EXPERTS | LOCAL_GLOBAL, "mixture of experts, attention sinks"
+    ),
+    "phimoe": Specimen("PhimoeForCausalLM", LOCAL_EXPERTS, "mixture of experts"),
+    "ernie4-5-moe": Specimen(
+        "Ernie4_5_MoeForCausalLM",
+        GROUPED
+        | {"moe_num_experts": 4, "moe_k": 2, "moe_intermediate_size": 24}
+        | {"moe_layer_start_index": 0, "moe_num_shared_experts": 1},
+        "mixture of experts",
+    ),
+    "glm4-moe": Specimen("Glm4MoeForCausalLM", ROUTED, "mixture of experts"),
+    "dots1": Specimen("Dots1ForCausalLM", ROUTED | {"n_shared_experts": 1}, "mixture of experts"),
+    "hunyuan-moe": Specimen(
+        "HunYuanMoEV1ForCausalLM",
+        GROUPED | {"num_experts": 4, "moe_topk": 2},
+        "mixture of experts",
+    ),
+    "jetmoe": Specimen("JetMoeForCausalLM", LOCAL_EXPERTS, "mixture of experts"),
+    "granitemoehybrid": Specimen(
+        "GraniteMoeHybridForCausalLM",
+        LOCAL_EXPERTS
+        | {"layer_types": ["attention", "attention"], "shared_intermediate_size": 24}
+        | {"mamba_n_heads": 4, "mamba_d_head": 16},
+        "mixture of experts; attention layers only",
+    ),
+    "deepseek-v3": Specimen(
+        "DeepseekV3ForCausalLM",
+        SHAPE
+        | {"num_key_value_heads": 4, "n_routed_experts": 4, "num_experts_per_tok": 2}
+        | {"moe_intermediate_size": 24, "first_k_dense_replace": 1, "n_group": 1}
+        | {"topk_group": 1, "qk_rope_head_dim": 16, "qk_nope_head_dim": 16, "v_head_dim": 16}
+        | {"q_lora_rank": 16, "kv_lora_rank": 16},
+        "latent attention, mixture of experts",
+    ),
+    "minicpm3": Specimen(
+        "MiniCPM3ForCausalLM",
+        SHAPE
+        | {"num_key_value_heads": 4, "qk_rope_head_dim": 16, "qk_nope_head_dim": 16}
+        | {"v_head_dim": 16, "q_lora_rank": 16, "kv_lora_rank": 16},
+        "latent attention",
+    ),
+    "minimax-m2": Specimen("MiniMaxM2ForCausalLM", LOCAL_EXPERTS, "mixture of experts"),
+}
+
+FILL_MASK: Mapping[str, Specimen] = {
+    "bert": Specimen("BertForMaskedLM", SHAPE, quick=True),
+    "roberta": Specimen(
+        "RobertaForMaskedLM", SHAPE | {"pad_token_id": 1, "bos_token_id": 0}, quick=True
+    ),
+    "albert": Specimen("AlbertForMaskedLM", SHAPE | {"embedding_size": 16}, quick=True),
+    "distilbert": Specimen("DistilBertForMaskedLM", DISTILLED, quick=True),
+    "electra": Specimen("ElectraForMaskedLM", SHAPE | {"embedding_size": 16}, quick=True),
+    "xlm-roberta": Specimen(
+        "XLMRobertaForMaskedLM", SHAPE | {"pad_token_id": 1, "bos_token_id": 0}, quick=True
+    ),
+    "modernbert": Specimen("ModernBertForMaskedLM", MODERN, "local and global layers", quick=True),
+    "deberta-v2": Specimen("DebertaV2ForMaskedLM", DEBERTA_V2, "relative positions", quick=True),
+    "mpnet": Specimen("MPNetForMaskedLM", ROBERTA, "relative positions", quick=True),
+    "camembert": Specimen("CamembertForMaskedLM", ROBERTA),
+    "xlm-roberta-xl": Specimen("XLMRobertaXLForMaskedLM", ROBERTA),
+    "roberta-prelayernorm": Specimen("RobertaPreLayerNormForMaskedLM", ROBERTA),
+    "data2vec-text": Specimen("Data2VecTextForMaskedLM", ROBERTA),
+    "xmod": Specimen(
+        "XmodForMaskedLM", ROBERTA | {"default_language": "en_XX"}, "one default language"
+    ),
+    "deberta": Specimen("DebertaForMaskedLM", DEBERTA, "relative positions"),
+    "megatron-bert": Specimen("MegatronBertForMaskedLM", SHAPE),
+    "squeezebert": Specimen(
+        "SqueezeBertForMaskedLM",
+        SHAPE
+        | {"embedding_size": 32, "q_groups": 2, "k_groups": 2, "v_groups": 2}
+        | {"intermediate_groups": 2, "output_groups": 2},
+        batch_invariant=False,
+    ),
+    "mobilebert": Specimen(
+        "MobileBertForMaskedLM",
+        SHAPE | {"embedding_size": 16, "intra_bottleneck_size": 16, "true_hidden_size": 16},
+    ),
+    "rembert": Specimen(
+        "RemBertForMaskedLM",
+        SHAPE | {"input_embedding_size": 16, "output_embedding_size": 24},
+    ),
+    "luke": Specimen(
+        "LukeForMaskedLM",
+        ROBERTA | {"entity_vocab_size": 7, "entity_emb_size": 8},
+        "words, no entities",
+    ),
+    "ibert": Specimen("IBertForMaskedLM", ROBERTA, "not its integer mode"),
+    "roformer": Specimen("RoFormerForMaskedLM", SHAPE | {"embedding_size": 32}),
+    "xlm": Specimen("XLMWithLMHeadModel", XLM, "one language"),
+    "flaubert": Specimen("FlaubertWithLMHeadModel", XLM),
+    "ernie": Specimen("ErnieForMaskedLM", SHAPE),
+    "esm": Specimen(
+        "EsmForMaskedLM",
+        SHAPE | {"mask_token_id": 4, "position_embedding_type": "rotary", "token_dropout": True},
+    ),
+    "nomic-bert": Specimen("NomicBertForMaskedLM", SHAPE),
+    "eurobert": Specimen("EuroBertForMaskedLM", GROUPED),
+    "gte": Specimen("GteForMaskedLM", SHAPE),
+    "jina-embeddings-v3": Specimen("JinaEmbeddingsV3ForMaskedLM", SHAPE),
+    "big-bird": Specimen(
+        "BigBirdForMaskedLM", SHAPE | {"attention_type": "original_full"}, "full attention only"
+    ),
+    "layoutlm": Specimen("LayoutLMForMaskedLM", SHAPE, "text, no boxes"),
+    "roc-bert": Specimen("RoCBertForMaskedLM", SHAPE),
+    "tapas": Specimen("TapasForMaskedLM", SHAPE, "text, no tables"),
+}
+
+CLASSIFY: Mapping[str, Specimen] = {
+    "bert-classify": Specimen(
+        "BertForSequenceClassification", SHAPE | {"id2label": LABELS}, quick=True
+    ),
+    "roberta-classify": Specimen(
+        "RobertaForSequenceClassification", SHAPE | {"pad_token_id": 1}, quick=True
+    ),
+    "modernbert-classify": Specimen(
+        "ModernBertForSequenceClassification",
+        MODERN | {"classifier_pooling": "mean"},
+        quick=True,
+    ),
+    "distilbert-classify": Specimen(
+        "DistilBertForSequenceClassification", DISTILLED | {"n_layers": 1}, quick=True
+    ),
+    "albert-classify": Specimen(
+        "AlbertForSequenceClassification", SMALL | {"embedding_size": 16}, quick=True
+    ),
+    "electra-classify": Specimen(
+        "ElectraForSequenceClassification", SMALL | {"embedding_size": 16}, quick=True
+    ),
+    "deberta-v2-classify": Specimen(
+        "DebertaV2ForSequenceClassification",
+        DEBERTA_V2 | {"num_hidden_layers": 1, "problem_type": "multi_label_classification"},
+        quick=True,
+    ),
+    "bert-next-sentence": Specimen("BertForNextSentencePrediction", SMALL, quick=True),
+    "llama-classify": Specimen(
+        "LlamaForSequenceClassification",
+        SMALL | GROUPED | {"id2label": LABELS},
+        "causal backbone",
+        quick=True,
+    ),
+    "qwen2-classify": Specimen(
+        "Qwen2ForSequenceClassification", GROUPED | {"id2label": LABELS}, "causal backbone"
+    ),
+    "gpt2-classify": Specimen(
+        "GPT2ForSequenceClassification", GPT | {"id2label": LABELS}, "causal backbone"
+    ),
+    "opt-classify": Specimen(
+        "OPTForSequenceClassification",
+        SHAPE | {"ffn_dim": 48, "word_embed_proj_dim": 32, "id2label": LABELS},
+        "causal backbone",
+    ),
+    "gemma2-classify": Specimen(
+        "Gemma2ForSequenceClassification",
+        GROUPED | {"sliding_window": 6, "id2label": LABELS},
+        "causal backbone, sliding window",
+    ),
+    "bloom-classify": Specimen(
+        "BloomForSequenceClassification",
+        BLOOM | {"id2label": LABELS},
+        "causal backbone, ALiBi",
+    ),
+}
+
+TOKEN_CLASSIFY: Mapping[str, Specimen] = {
+    "bert-token-classify": Specimen(
+        "BertForTokenClassification", SMALL | {"id2label": TAGS}, quick=True
+    ),
+    "xlm-roberta-token-classify": Specimen(
+        "XLMRobertaForTokenClassification",
+        SMALL | {"pad_token_id": 1, "id2label": TAGS},
+        quick=True,
+    ),
+    "modernbert-token-classify": Specimen(
+        "ModernBertForTokenClassification",
+        MODERN | {"num_hidden_layers": 1, "id2label": TAGS},
+        quick=True,
+    ),
+    "deberta-v2-token-classify": Specimen(
+        "DebertaV2ForTokenClassification",
+        DEBERTA_V2 | {"num_hidden_layers": 1, "id2label": TAGS},
+        quick=True,
+    ),
+    "llama-token-classify": Specimen(
+        "LlamaForTokenClassification", GROUPED | {"id2label": TAGS}, "causal backbone"
+    ),
+}
+
+QUESTION_ANSWERING: Mapping[str, Specimen] = {
+    "roberta-question-answering": Specimen(
+        "RobertaForQuestionAnswering", SMALL | {"pad_token_id": 1}, quick=True
+    ),
+    "distilbert-question-answering": Specimen(
+        "DistilBertForQuestionAnswering", DISTILLED | {"n_layers": 1}, quick=True
+    ),
+    "albert-question-answering": Specimen(
+        "AlbertForQuestionAnswering", SMALL | {"embedding_size": 16}, quick=True
+    ),
+    "modernbert-question-answering": Specimen(
+        "ModernBertForQuestionAnswering", MODERN | {"num_hidden_layers": 1}, quick=True
+    ),
+    "llama-question-answering": Specimen("LlamaForQuestionAnswering", GROUPED, "causal backbone"),
+}
+
+EMBED: Mapping[str, Specimen] = {
+    "bert-embed": Specimen("BertModel", SMALL, quick=True),
+    "xlm-roberta-embed": Specimen("XLMRobertaModel", SMALL | {"pad_token_id": 1}, quick=True),
+    "modernbert-embed": Specimen("ModernBertModel", MODERN | {"num_hidden_layers": 1}, quick=True),
+    "mpnet-embed": Specimen("MPNetModel", ROBERTA, "relative positions"),
+    "qwen3-embed": Specimen("Qwen3Model", GROUPED, "causal backbone"),
+    "gemma3-embed": Specimen(
+        "Gemma3TextModel",
+        GROUPED | LOCAL_GLOBAL | {"query_pre_attn_scalar": 24, "use_bidirectional_attention": True},
+        "`use_bidirectional_attention`",
+    ),
+    "t5-embed": Specimen(
+        "T5EncoderModel",
+        {"vocab_size": 101, "d_model": 32, "d_kv": 16, "d_ff": 48, "num_layers": 2}
+        | {"num_heads": 2, "n_positions": 128, "pad_token_id": 0},
+        "relative positions; the encoder alone",
+    ),
+}
+
+ZOO: Mapping[str, Mapping[str, Specimen]] = {
+    "generate": CAUSAL,
+    "fill-mask": FILL_MASK,
+    "classify": CLASSIFY,
+    "token-classify": TOKEN_CLASSIFY,
+    "question-answering": QUESTION_ANSWERING,
+    "embed": EMBED,
+}
+
+# Checkpoints that are refused, and words of the sentence that says so
+REFUSED: Mapping[str, tuple[Specimen, str]] = {
+    "mamba": (
+        Specimen(
+            "MambaForCausalLM", {"vocab_size": 101, "hidden_size": 32, "num_hidden_layers": 1}
+        ),
+        "cannot be given a KV cache",
+    ),
+    "gpt-neox-japanese": (
+        Specimen("GPTNeoXJapaneseForCausalLM", SHAPE),
+        "cannot be given a KV cache",
+    ),
+    "longformer": (
+        Specimen("LongformerForMaskedLM", ROBERTA | {"attention_window": 8}),
+        "cannot run on token ids alone",
+    ),
+    "fnet": (Specimen("FNetForMaskedLM", SMALL), "disagree on a ragged batch"),
+}
