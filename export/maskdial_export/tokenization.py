@@ -20,6 +20,8 @@ from maskdial_export.source import Source
 
 _VOCABULARY = "vocab.txt"  # WordPiece: a token per line
 _VOCABULARY_FILES = (_VOCABULARY, "vocab.json", "merges.txt", "bpe.codes", "*.model", "*.tiktoken")
+# Others split texts in a way of their own before, such as BertJapaneseTokenizer
+_WORDPIECE = frozenset({"BertTokenizer", "DistilBertTokenizer", "ElectraTokenizer"})
 _LEAST_FILLED = 0.5  # part of the embedding's rows that have a token; a few may pad the table
 _LEAST_KNOWN = 0.1  # part of the text's words
 _MOST_WORDS = 500
@@ -75,7 +77,11 @@ def _conversions(source: Source) -> Iterator[Any]:
     """The tokenizers that transformers makes: by the model's type, then by the files alone."""
     settings = {"trust_remote_code": False, "local_files_only": True}
     makers = [(transformers.AutoTokenizer, settings)]
-    if (source.path / _VOCABULARY).is_file() and source.family == "masked":
+    named = source.read_json("tokenizer_config.json").get("tokenizer_class") or source.read_json(
+        "config.json"
+    ).get("tokenizer_class")
+    plain = named is None or str(named).removesuffix("Fast") in _WORDPIECE
+    if (source.path / _VOCABULARY).is_file() and plain and source.family == "masked":
         makers.append((transformers.BertTokenizer, settings))
     if (source.path / "tokenizer.model").is_file():
         begins = source.read_json("tokenizer_config.json").get("add_bos_token", True)

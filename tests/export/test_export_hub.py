@@ -9,9 +9,11 @@ from typing import Any
 
 import huggingface_hub
 import pytest
+import tokenizers
 from transformers import BertConfig
 
 from maskdial_export.errors import ExportError
+from maskdial_export.files import read_files
 from maskdial_export.source import find
 
 New = Callable[[str], Path]
@@ -107,18 +109,17 @@ def test_refusals(name: str, options: tuple[str, ...], why: str, assert_refused:
     assert_refused(name, why, *options)
 
 
-def test_checkpoint_that_is_a_folder_of_links(
-    hub: dict[str, bytes], export_by_command: Callable[..., Any], new_checkpoint: New, bundles: Path
-) -> None:
+def test_checkpoint_that_is_a_folder_of_links(hub: dict[str, bytes], new_checkpoint: New) -> None:
     """In the Hub's cache every file is a link to ../../blobs, the chat template as well."""
     for file in new_checkpoint("llama").iterdir():
         hub[file.name] = file.read_bytes()
     hub["chat_template.jinja"] = b"{{ messages }}"
-    code, _ = export_by_command("some/model", str(bundles / "bundle"))
-    assert code == 0
-    manifest = json.loads((bundles / "bundle" / "maskdial.json").read_text())
-    assert manifest["source"] == f"some/model@{COMMIT}"
-    assert (bundles / "bundle" / "chat_template.jinja").read_text() == "{{ messages }}"
+    source = find("some/model", "auto", revision=None, allow_pickle=False)
+    assert (source.path / "chat_template.jinja").is_symlink()
+    assert source.provenance == f"some/model@{COMMIT}"
+    assert len(source.weight_files()) == 1
+    texts = read_files(source, tokenizers.Tokenizer.from_file(str(source.path / "tokenizer.json")))
+    assert texts["chat_template.jinja"] == "{{ messages }}"
 
 
 def test_offline(monkeypatch: pytest.MonkeyPatch, assert_refused: Refuse) -> None:

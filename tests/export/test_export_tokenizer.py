@@ -84,6 +84,15 @@ def test_vocabulary_file_of_a_causal_model(tmp_path: Path) -> None:
         load_tokenizer(source, len(VOCABULARY), SAMPLE)
 
 
+def test_vocabulary_file_of_a_tokenizer_that_splits_otherwise(tmp_path: Path) -> None:
+    """The same tokens, but words found by MeCab."""
+    source = make_source(tmp_path, "bert", vocab__txt="\n".join(VOCABULARY) + "\n")
+    settings = {"tokenizer_class": "BertJapaneseTokenizer", "word_tokenizer_type": "basic"}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings))
+    with pytest.raises(ExportError, match=r"cannot convert vocab\.txt exactly"):
+        load_tokenizer(source, len(VOCABULARY), SAMPLE)
+
+
 @pytest.mark.parametrize("model_type", ["llama", "gpt_neox"])
 def test_sentencepiece_model_alone(
     model_type: str, tmp_path: Path, sentence_pieces: dict[str, Path]
