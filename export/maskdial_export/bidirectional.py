@@ -15,7 +15,7 @@ from transformers import PreTrainedModel
 
 from maskdial_export.attention import MaskedAttention, attending
 from maskdial_export.errors import ExportError
-from maskdial_export.graph import gather_rows, to_onnx_ir
+from maskdial_export.graph import gather_rows, to_onnx_ir, trunk
 from maskdial_export.survey import Survey
 
 
@@ -87,7 +87,7 @@ class BidirectionalGraph(nn.Module):
     def forward(self, input_ids: Tensor, lengths: Tensor, rows: Tensor) -> Tensor:
         self.attention.begin(lengths, input_ids.shape[1])
         positions = torch.arange(input_ids.shape[1])[None, :]
-        with gather_rows(self.model.get_decoder(), rows - 1):
+        with gather_rows(trunk(self.model), rows - 1):
             # not self.model(...), which `read_both_ways` hooks
             output = self.model.forward(
                 input_ids=input_ids, position_ids=positions, use_cache=False

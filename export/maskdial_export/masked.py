@@ -1,8 +1,7 @@
 """Tracing masked models: a whole text in one pass."""
 
 import inspect
-from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
 from typing import Any
 
 import onnx_ir as ir
@@ -14,6 +13,7 @@ from maskdial.models.bundle import Embedding, Task
 from maskdial_export.attention import CausalAttention, MaskedAttention, attending
 from maskdial_export.embedding import pool
 from maskdial_export.graph import gather_rows, to_onnx_ir
+from maskdial_export.padding import cleared
 from maskdial_export.survey import Survey
 
 TOKEN_TASKS: frozenset[Task] = frozenset({"fill-mask", "token-classify", "question-answering"})
@@ -46,7 +46,7 @@ class MaskedGraph(nn.Module):
         }
         if self.takes_token_types:
             inputs["token_type_ids"] = token_type_ids
-        with _without_padding(self.model, valid):
+        with cleared(self.model, valid):
             return self._output(inputs, lengths, rows)
 
     def _output(self, inputs: dict[str, Tensor], lengths: Tensor, rows: Tensor | None) -> Tensor:
@@ -56,26 +56,6 @@ class MaskedGraph(nn.Module):
         if self.embedding is not None:
             return pool(self.model(**inputs)[0], lengths, self.embedding)
         return head_logits(self.model(**inputs)).float()
-
-
-@contextmanager
-def _without_padding(model: PreTrainedModel, valid: Tensor) -> Iterator[None]:
-    """Lets models that join neighboring tokens see zeros instead of padding, as at a text's end.
-
-    These are MobileBERTs. ``valid``: bool (batch, length).
-    """
-    if not getattr(model.config, "trigram_input", False):
-        yield
-        return
-
-    def clear(_module: nn.Module, _args: Any, output: Tensor) -> Tensor:
-        return output * valid[:, :, None].to(output.dtype)
-
-    hook = model.get_input_embeddings().register_forward_hook(clear)
-    try:
-        yield
-    finally:
-        hook.remove()
 
 
 def head_logits(output: Any) -> Tensor:
