@@ -391,7 +391,7 @@ FILL_MASK: Mapping[str, Specimen] = {
     "convbert": Specimen(
         "ConvBertForMaskedLM",
         SHAPE | {"embedding_size": 16, "conv_kernel_size": 3, "num_groups": 1},
-        "convolutions",
+        batch_invariant=False,
     ),
     "xlm": Specimen("XLMWithLMHeadModel", XLM, "one language"),
     "flaubert": Specimen("FlaubertWithLMHeadModel", XLM),
