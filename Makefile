@@ -14,8 +14,9 @@ TEST := .venv/.test-installed
 DEV := .venv/.dev-installed
 PROJECTS := pyproject.toml clients/pyproject.toml
 DIST := .venv/.dist-installed
-# Other projects' clients have an environment of their own: they pin what the server also uses.
-CLIENTS := .venv-clients/.installed
+# Other projects' clients have environments of their own: they pin what the server also uses.
+CLIENTS := $(patsubst tests/clients/%/requirements.txt,.venv-clients/%/.installed,\
+	$(wildcard tests/clients/*/requirements.txt))
 # The development packages include those for tests, which include the runtime's.
 FOR_SERVING := $(firstword $(wildcard $(DEV) $(TEST)) $(RUNTIME))
 FOR_TESTING := $(firstword $(wildcard $(DEV)) $(TEST))
@@ -27,7 +28,7 @@ help:
 	@echo "make serve         serve the starter models (runtime packages only, no torch)"
 	@echo "make test          run every test"
 	@echo "make test-fast     run the quick tests of server and client; installs no torch"
-	@echo "make test-zoo      export every architecture of docs/models.md (minutes)"
+	@echo "make test-zoo      export every architecture of docs/supported-models.md (minutes)"
 	@echo "make test-clients  run other projects' clients against the server"
 	@echo "make coverage      run every test and report the lines that it reaches (htmlcov/)"
 	@echo "make check         lint, check the format and the types"
@@ -49,8 +50,8 @@ test-fast: $(FOR_TESTING)
 test-zoo: $(DEV)
 	$(PYTEST) tests/export -m "zoo or not zoo" -k "architectures or heads" $(ARGS)
 
-test-clients: $(FOR_TESTING) $(CLIENTS)
-	$(BIN)/python -m tests.clients .venv-clients/bin/python $(ARGS)
+test-clients: $(DEV) $(CLIENTS)
+	$(BIN)/python -m tests.clients .venv-clients $(ARGS)
 
 coverage: $(DEV)
 	$(PYTEST) --cov --cov-report=term --cov-report=html $(ARGS)
@@ -91,9 +92,9 @@ $(DIST): pyproject.toml constraints.txt | $(BIN)/pip
 	$(PIP) install -c constraints.txt --group dist
 	touch $@
 
-$(CLIENTS): tests/clients/requirements.txt
-	$(PYTHON) -m venv .venv-clients
-	.venv-clients/bin/python -m pip install -r $<
+.venv-clients/%/.installed: tests/clients/%/requirements.txt
+	$(PYTHON) -m venv $(@D)
+	$(@D)/bin/python -m pip install -r $<
 	touch $@
 
 # pip, not python, marks a usable environment: where Debian's python3-venv is missing, venv fails

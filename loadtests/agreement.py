@@ -19,7 +19,7 @@ from loadtests.engines import load_served, open_stream
 from loadtests.measurement import Section, load_averages, write_json
 from loadtests.texts import PROMPTS
 from maskdial.causal.events import TokenEvent
-from maskdial.models.registry import CausalModel
+from maskdial.models.served import CausalModel
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

@@ -15,7 +15,7 @@ from loadtests.engines import open_stream
 from loadtests.server import Connection, Reply, count_tokens, post
 from maskdial.masked.request import MaskedInput
 from maskdial.models.bundle import Bundle
-from maskdial.models.registry import CausalModel, MaskedModel, ServedModel
+from maskdial.models.served import CausalModel, MaskedModel, ServedModel
 
 Client = Callable[[str], Awaitable[int]]
 

@@ -30,7 +30,7 @@ from maskdial.masked.request import MaskedInput
 from maskdial.metrics import Metrics, ModelMetrics
 from maskdial.models.bundle import Bundle, KVLayout, load_bundle
 from maskdial.models.loading import load_model
-from maskdial.models.registry import ServedModel
+from maskdial.models.served import ServedModel
 from maskdial.models.tokenizer import Tokenizer
 from maskdial.runtime.placement import place
 from maskdial.runtime.providers.cpu import CpuProvider

@@ -17,7 +17,7 @@ from loadtests.engines import load_served
 from loadtests.measurement import Section, load_averages, take_turns, write_json, write_markdown
 from loadtests.server import ServerProcess, running_server
 from loadtests.texts import draw_jobs
-from maskdial.models.registry import ServedModel
+from maskdial.models.served import ServedModel
 
 DESCRIPTION = (
     "Serve each bundle in a process of its own and drive it over HTTP, alternating with the same "

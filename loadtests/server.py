@@ -54,6 +54,14 @@ class ServerProcess:
         """Resident set size."""
         return int(self._process.memory_info().rss)
 
+    def num_files(self) -> int:
+        """Open file descriptors."""
+        return int(self._process.num_fds())
+
+    def num_threads(self) -> int:
+        """Threads, of Python and of native code."""
+        return int(self._process.num_threads())
+
 
 @contextmanager
 def running_server(

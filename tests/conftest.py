@@ -29,7 +29,7 @@ from maskdial.config import Config
 from maskdial.errors import ConfigError
 from maskdial.http.server import Server
 from maskdial.models.bundle import GRAPH, hash_files, load_bundles, write_manifest
-from maskdial.models.registry import STARTER_FOLDER
+from maskdial.models.catalog import STARTER_FOLDER
 from maskdial.runtime.memory import Buffer
 
 # Several processes of tests share the machine, and tiny models gain nothing from more threads.

@@ -1,4 +1,4 @@
-"""Writes ``docs/models.md``: the architectures that the tests prove.
+"""Writes ``docs/supported-models.md``: the architectures that the tests prove.
 
     make format
 
@@ -11,7 +11,7 @@ from pathlib import Path
 
 from tests.export.zoo import ZOO, Specimen
 
-PAGE = Path(__file__).resolve().parents[1] / "docs" / "models.md"
+PAGE = Path(__file__).resolve().parents[1] / "docs" / "supported-models.md"
 _INTRODUCTION = (
     "# Model architectures\n\n"
     "Generated from `tests/export/zoo.py` by `make format`.\n\n"

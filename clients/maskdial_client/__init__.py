@@ -13,7 +13,7 @@ from maskdial_client._async.client import AsyncClient
 from maskdial_client._async.embed import Embedding, RankedText
 from maskdial_client._async.fill_mask import Fill, FillMaskResult
 from maskdial_client._async.generate import Generation, GenerationDetails, Token
-from maskdial_client._async.server import Health, ModelInfo, ServerInfo
+from maskdial_client._async.server import Health, ModelInfo, ModelStatus, ServerInfo
 from maskdial_client._async.spans import Answer, Answers, Entity
 from maskdial_client._async.stream import AsyncTokenStream, StreamDetails, StreamEvent
 from maskdial_client._async.tokens import PromptToken, TextScore, TextToken
@@ -23,6 +23,7 @@ from maskdial_client.errors import (
     ApiError,
     ConnectionFailedError,
     DeadlineError,
+    ForbiddenError,
     GenerationError,
     InferenceError,
     MaskdialClientError,
@@ -54,6 +55,7 @@ __all__ = [
     "Entity",
     "Fill",
     "FillMaskResult",
+    "ForbiddenError",
     "Generation",
     "GenerationDetails",
     "GenerationError",
@@ -62,6 +64,7 @@ __all__ = [
     "LabelScore",
     "MaskdialClientError",
     "ModelInfo",
+    "ModelStatus",
     "NotFoundError",
     "OverloadedError",
     "PromptToken",

@@ -18,10 +18,12 @@ class TaskOptions(TypedDict, total=False):
     """Options of every task. None means the server's default.
 
     ``deadline`` is the request's timeout on the server, in seconds: past it the server gives up and
-    the client raises DeadlineError. Keep the client's own ``timeout`` longer than that.
+    the client raises DeadlineError. Keep the client's own ``timeout`` longer than that. ``mask`` is
+    the attention mask, for models that have both.
     """
 
     deadline: float | None
+    mask: Literal["full", "causal"] | None
 
 
 class TextOptions(TaskOptions, total=False):
@@ -36,7 +38,12 @@ class TextOptions(TaskOptions, total=False):
 
 
 # The wire's names for options that are fields of the request rather than task parameters.
-_REQUEST_FIELDS = {"deadline": "timeout", "priority": "priority", "cache_salt": "cache_salt"}
+_REQUEST_FIELDS = {
+    "deadline": "timeout",
+    "mask": "mask",
+    "priority": "priority",
+    "cache_salt": "cache_salt",
+}
 
 
 @dataclass(frozen=True, slots=True)

@@ -232,7 +232,10 @@ def _add_common_arguments(parser: argparse.ArgumentParser) -> None:
 
 def _add_connection_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "--model", metavar="NAME", help="model name (default: the only one that supports the task)"
+        "--model",
+        metavar="NAME",
+        help="model name, NAME:full or NAME:causal to say which attention mask (default: the only "
+        "one that supports the task)",
     )
     parser.add_argument(
         "--url", default=DEFAULT_URL, help="URL of the server (default: %(default)s)"

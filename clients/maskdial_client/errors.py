@@ -5,10 +5,11 @@ MaskdialClientError
 │   ├── ValidationError        422  the request cannot be served as it stands
 │   ├── NotFoundError          404  no such model or route
 │   ├── UnauthorizedError      401  the API key is missing or wrong
+│   ├── ForbiddenError         403  the server does that for nobody
 │   ├── TooLargeError          413  the request body exceeds the server's limit
 │   ├── OverloadedError        429  the server's queue is full
 │   ├── DeadlineError          504  the request's deadline passed on the server
-│   ├── UnavailableError       503  the server is starting or draining, or an engine is down
+│   ├── UnavailableError       503  the server is starting or draining, or the model not there
 │   ├── InferenceError         500  a masked model failed
 │   └── GenerationError        500  a causal model failed
 ├── TransportError             no complete reply arrived
@@ -78,6 +79,13 @@ class UnauthorizedError(ApiError):
     default_type = "unauthorized"
 
 
+class ForbiddenError(ApiError):
+    """The server does that for nobody; its message says how to allow it."""
+
+    default_status = 403
+    default_type = "forbidden"
+
+
 class TooLargeError(ApiError):
     """The request body exceeds the server's limit."""
 
@@ -100,7 +108,7 @@ class DeadlineError(ApiError):
 
 
 class UnavailableError(ApiError):
-    """The server is starting or draining, or an engine is down."""
+    """The server is starting or draining, or the model is not loaded or its engine down."""
 
     default_status = 503
     default_type = "unavailable"
@@ -142,6 +150,7 @@ _API_ERRORS: tuple[type[ApiError], ...] = (
     ValidationError,
     NotFoundError,
     UnauthorizedError,
+    ForbiddenError,
     TooLargeError,
     OverloadedError,
     DeadlineError,

@@ -8,12 +8,14 @@ from typing import Any
 
 import onnx_ir as ir
 import torch
+from rich.console import Console
 from tokenizers import Tokenizer
 from transformers import PreTrainedModel
 
 from maskdial.models.bundle import Embedding, KVLayout, SpecialTokens, Task
 from maskdial_export import bidirectional, causal, masked
 from maskdial_export.embedding import longest_text, lower_case, read_embedding
+from maskdial_export.errors import ExportError
 from maskdial_export.evaluation import (
     Classify,
     ClassifyAll,
@@ -25,12 +27,15 @@ from maskdial_export.evaluation import (
     QuestionAnswering,
     TokenClassify,
 )
-from maskdial_export.files import load_tokenizer, special_tokens
+from maskdial_export.files import special_tokens
+from maskdial_export.length import bound_positions
 from maskdial_export.parity import CausalParity, MaskedParity
 from maskdial_export.positions import max_length
-from maskdial_export.sample import Sample
-from maskdial_export.source import Source, load_model
+from maskdial_export.sample import Sample, read_sample
+from maskdial_export.source import Source
 from maskdial_export.survey import Survey, survey
+from maskdial_export.tokenization import load_tokenizer
+from maskdial_export.weights import load_model
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,28 +106,51 @@ class Checkpoint:
         return Classify(*text)
 
 
-def load_checkpoint(source: Source) -> Checkpoint:
+def load_checkpoint(
+    source: Source,
+    *,
+    sample: Sample | None = None,
+    strict: bool = True,
+    limit: int | None = None,
+    console: Console | None = None,
+) -> Checkpoint:
     """Loads the model, its tokenizer and its settings.
+
+    Args:
+        source: the checkpoint.
+        sample: a text that the tokenizer must know; None for the built-in sample.
+        strict: whether to refuse missing and unused weights; otherwise the console shows them.
+        limit: how many tokens a text may have; None for as many as the model has positions, or
+            `maskdial_export.length.LONGEST` if they are rotary.
+        console: where to show findings; None for nowhere.
 
     Raises:
         ExportError: something is missing, damaged or not supported.
     """
-    model = load_model(source)
+    console = console or Console(quiet=True)
+    model = load_model(source, strict=strict, console=console)
+    bound_positions(model, limit, console)
     config = model.config
-    tokenizer = load_tokenizer(source, config.vocab_size)
+    tokenizer = load_tokenizer(source, config.vocab_size, sample or read_sample(None))
     tokens = special_tokens(source, config, tokenizer)
-    longest = max_length(model)
+    positions = max_length(model)
     surveyed = survey(model)
     embedding = None
     if source.task == "embed":
         embedding = read_embedding(source, config)
-        longest = longest_text(source, longest)
+        positions = longest_text(source, positions)
         lower_case(source, tokenizer)
+    if limit is not None:
+        if limit > positions:
+            raise ExportError(
+                f"{source.name} reads at most {positions} tokens, fewer than --max-length {limit}"
+            )
+        positions = limit
     kv = causal.kv_layout(surveyed) if source.family == "causal" else None
     both_ways = source.both_ways
     if both_ways:
-        bidirectional.check(config, longest, tokenizer)
+        bidirectional.check(config, positions, tokenizer)
         bidirectional.read_both_ways(model)
     return Checkpoint(
-        source.task, model, surveyed, tokenizer, tokens, longest, embedding, kv, both_ways
+        source.task, model, surveyed, tokenizer, tokens, positions, embedding, kv, both_ways
     )

@@ -1,6 +1,7 @@
 """``maskdial export``: its arguments, progress output and exit code."""
 
 import argparse
+import signal
 import sys
 from pathlib import Path
 
@@ -9,6 +10,7 @@ from rich.console import Console
 from maskdial.errors import MaskdialError
 from maskdial.models.bundle import Manifest, read_manifests
 from maskdial_export.export import MASKS, PRECISIONS, TASKS, TOLERANCE, export
+from maskdial_export.length import LONGEST
 from maskdial_export.quality import MAX_LOSS, Gate
 
 __all__ = ["add_arguments", "export", "run"]
@@ -44,10 +46,31 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     _add_gate_arguments(parser)
     parser.add_argument("--revision", help="branch, tag or commit of a Hub repository")
     parser.add_argument(
+        "--adapter",
+        type=Path,
+        metavar="DIR",
+        help="merge a PEFT adapter (LoRA...) into the weights; needs pip install "
+        "'maskdial[adapter]'",
+    )
+    parser.add_argument(
         "--allow-pickle",
         action="store_true",
         help="load weights from .bin files if there are no .safetensors; a .bin file is a pickle "
         "and can run code, so use this only for checkpoints you trust",
+    )
+    parser.add_argument(
+        "--no-strict",
+        dest="strict",
+        action="store_false",
+        help="export even if weights of the model are missing, which then are random, or weights "
+        "of the checkpoint are not used",
+    )
+    parser.add_argument(
+        "--max-length",
+        type=_length,
+        metavar="N",
+        help="longest text in tokens, of causal models prompt and reply together (default: what "
+        f"the model has positions for, at most {LONGEST:,} if they are rotary)",
     )
     parser.add_argument(
         "--tolerance",
@@ -72,8 +95,8 @@ def _add_gate_arguments(parser: argparse.ArgumentParser) -> None:
         "--quality-text",
         type=Path,
         metavar="FILE",
-        help="UTF-8 text to measure the loss on, best similar to what the model will be served "
-        "(default: a page of mixed English)",
+        help="UTF-8 text that the tokenizer must know and to measure the loss on, best similar to "
+        "what the model will be served (default: a page of mixed English)",
     )
     parser.add_argument(
         "--keep",
@@ -101,7 +124,8 @@ def _add_gate_arguments(parser: argparse.ArgumentParser) -> None:
         "--reduce-range",
         action="store_true",
         help="int8: use 7 bits for weights, so that products are exact on any CPU; with 8 bits "
-        "the server needs a CPU with VNNI, or an ARM one",
+        "the server needs a CPU with VNNI, or an ARM one (default: 7 bits if the exporting CPU "
+        "needs them)",
     )
 
 
@@ -110,6 +134,13 @@ def _loss(text: str) -> float:
     if not loss >= 0:
         raise argparse.ArgumentTypeError(f"{text} is not a loss: expected 0 or more, or inf")
     return loss
+
+
+def _length(text: str) -> int:
+    length = int(text)
+    if length < 1:
+        raise argparse.ArgumentTypeError(f"{text} is not a length: expected 1 or more")
+    return length
 
 
 def _count(text: str) -> int | None:
@@ -124,8 +155,12 @@ def _count(text: str) -> int | None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Runs the command; returns 0 on success, or 1 after printing one sentence on the cause."""
-    console = Console(stderr=True)
+    """Runs the command; returns 0 on success, or 1 after printing one sentence on the cause.
+
+    SIGTERM ends the process with 143, after the unfinished bundle is removed.
+    """
+    console = Console(file=sys.stderr)  # torch's own output to stderr is caught while it traces
+    previous = signal.signal(signal.SIGTERM, _exit)
     try:
         export(
             args.source,
@@ -143,15 +178,24 @@ def run(args: argparse.Namespace) -> int:
             ),
             revision=args.revision,
             allow_pickle=args.allow_pickle,
+            strict=args.strict,
+            max_length=args.max_length,
+            adapter=args.adapter,
             tolerance=args.tolerance,
             console=console,
         )
     except MaskdialError as error:
         print(f"maskdial export: {error.message}", file=sys.stderr)
         return 1
+    finally:
+        signal.signal(signal.SIGTERM, previous)
     for manifest in read_manifests(args.dest.name, args.dest):
         console.print(f"{args.dest}: {_summary(manifest)}", highlight=False, soft_wrap=True)
     return 0
+
+
+def _exit(number: int, _frame: object) -> None:
+    sys.exit(128 + number)
 
 
 def _summary(manifest: Manifest) -> str:

@@ -1,6 +1,15 @@
 """The error that ends an export."""
 
+import errno
+import re
+
+import pydantic
+
 from maskdial.errors import MaskdialError
+
+_ESCAPE_CODES = re.compile(r"\x1b\[[0-9;]*m")
+_FULL = {errno.ENOSPC, errno.EDQUOT}
+_NUMPY = re.compile(r"problem writing element|requested and \d+ written")  # with no error number
 
 
 class ExportError(MaskdialError):
@@ -8,5 +17,22 @@ class ExportError(MaskdialError):
 
 
 def first_line(error: Exception) -> str:
-    """The first line of another library's message, or its repr if the message is empty."""
-    return (str(error).strip() or repr(error)).splitlines()[0]
+    """The first line of another library's message, or the error's repr if that says too little.
+
+    A line that ends with a colon goes on with the next one. Of a pydantic error it is every entry.
+    """
+    if isinstance(error, pydantic.ValidationError):
+        parts = ((".".join(map(str, each["loc"])), each["msg"]) for each in error.errors())
+        return f"{error.title}: {'; '.join(f'{place}: {why}' for place, why in parts)}"
+    lines = [line.strip() for line in _ESCAPE_CODES.sub("", str(error)).strip().splitlines()]
+    if not lines or isinstance(error, KeyError):
+        return repr(error)
+    count = next((i for i, line in enumerate(lines) if not line.endswith(":")), len(lines) - 1)
+    return " ".join(lines[: count + 1])
+
+
+def io_reason(error: OSError) -> str:
+    """Why a file could not be read or written."""
+    if error.errno in _FULL or (error.errno is None and _NUMPY.search(str(error))):
+        return "the disk is full"
+    return error.strerror or first_line(error)

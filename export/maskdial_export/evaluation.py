@@ -65,6 +65,13 @@ class Evaluation(ABC):
     def compare(self, reference: Answers, answers: Answers) -> Comparison:
         """Compares answers with those of the reference graph."""
 
+    def weakness(self, reference: Answers) -> str | None:
+        """Why the reference is no better than a guess by how often each token occurs in the text.
+
+        None if it is better, or if the text does not show it.
+        """
+        return None
+
 
 def _cut(tokenizer: Tokenizer, text: str, longest: int, most: int = _MOST_TOKENS) -> list[Encoding]:
     """A text in windows of at most ``longest`` tokens, special tokens included."""
@@ -125,6 +132,13 @@ class Perplexity(Evaluation):
             "top1_agreement": float(np.mean(reference[:, 1] == answers[:, 1])),
         }
         return Comparison(float(after / before) - 1, len(answers), figures)
+
+    def weakness(self, reference: Answers) -> str | None:
+        share = _shares(np.concatenate([text[1:] for text in self.texts]))
+        guessed, read = math.exp(-(share * np.log(share)).sum()), np.exp(reference[:, 0].mean())
+        if read < guessed:
+            return None
+        return f"perplexity {read:.4g}, and {guessed:.4g} by the frequency of tokens alone"
 
 
 def _next_tokens(text: Ids, logits: Floats) -> Answers:
@@ -214,6 +228,12 @@ class FillMask(Agreement):
         }
         return Comparison(agreement.loss, agreement.positions, agreement.figures | figures)
 
+    def weakness(self, reference: Answers) -> str | None:
+        guessed, found = _shares(self.truth).max(), np.mean(reference[:, 0] == self.truth)
+        if found > guessed:
+            return None
+        return f"{found:.1%} of the tokens found, and {guessed:.1%} by naming the most frequent one"
+
 
 class TokenClassify(Agreement):
     """The label of each token."""
@@ -294,6 +314,13 @@ class Cosine(_Passages):
         cosines = (reference * answers).sum(axis=1) / (lengths[0] * lengths[1])
         figures = {"mean_cosine": float(cosines.mean()), "least_cosine": float(cosines.min())}
         return Comparison(1 - figures["mean_cosine"], len(answers), figures)
+
+
+def _shares(tokens: Ids) -> NDArray[np.float64]:
+    """How often each token occurs, as a part of all."""
+    counts = np.unique(tokens, return_counts=True)[1]
+    shares: NDArray[np.float64] = counts / counts.sum()
+    return shares
 
 
 def _words(window: Encoding) -> Ids:

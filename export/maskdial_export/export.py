@@ -1,18 +1,22 @@
 """Exports a checkpoint to a bundle. A failed export leaves nothing behind."""
 
-import os
 import shutil
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Literal, cast, get_args
 
+import pydantic
 from rich.console import Console
 
 from maskdial.models.bundle import Manifest, Task
-from maskdial_export.errors import ExportError
+from maskdial_export.adapter import check_adapter
+from maskdial_export.destination import new_folder
+from maskdial_export.errors import ExportError, first_line, io_reason
 from maskdial_export.join import join
+from maskdial_export.kernels import exact_here
 from maskdial_export.phase import finding, phase
 from maskdial_export.quality import Gate
 from maskdial_export.sample import read_sample
@@ -36,6 +40,9 @@ def export(
     gate: Gate | None = None,
     revision: str | None = None,
     allow_pickle: bool = False,
+    strict: bool = True,
+    max_length: int | None = None,
+    adapter: Path | None = None,
     tolerance: float = TOLERANCE,
     console: Console | None = None,
 ) -> Manifest:
@@ -51,6 +58,10 @@ def export(
         gate: how much quality a precision below fp32 may lose, and where.
         revision: a branch, tag or commit of the Hub id.
         allow_pickle: whether to load ``.bin`` files, which can run code.
+        strict: whether to refuse a checkpoint that lacks weights of the model or has others.
+        max_length: how many tokens a text may have; None for what the model has positions for, at
+            most 131,072 if they are rotary.
+        adapter: the folder of a PEFT adapter (LoRA...) to merge into the weights.
         tolerance: the largest difference allowed between the logits of torch and ONNX Runtime in
             fp32. Where logits exceed 10 it scales with them, as float32 rounding does.
         console: where to show progress; None for nowhere.
@@ -61,54 +72,53 @@ def export(
     console = console or Console(quiet=True)
     if precision not in PRECISIONS:
         raise ExportError(f"unknown precision {precision!r}; supported: {', '.join(PRECISIONS)}")
-    if precision == "fp32" and gate not in (None, Gate()):
+    if precision == "fp32" and gate is not None and replace(gate, text=None) != Gate():
         raise ExportError(
             "the quality options (--keep, --max-loss and others) do not apply to fp32; add "
             "--precision int8, int4 or int4-fp16"
         )
     gate = gate or Gate()
+    if precision == "int8" and not gate.reduce_range and not exact_here():
+        text = "8-bit products saturate on this processor (no VNNI), so weights get 7 bits"
+        console.print(text, highlight=False, soft_wrap=True)
+        gate = replace(gate, reduce_range=True)
     if precision == "fp16" and (gate.keep or gate.keep_worst):
         raise ExportError(
             "--keep and --keep-worst apply to int8, int4 and int4-fp16; fp16 converts every layer"
         )
-    sample = read_sample(gate.text)
-    _check_vacant(dest)
-    with phase(console, "Finding the checkpoint"):
-        found = find(source, task, revision=revision, allow_pickle=allow_pickle)
-    try:
-        with _new_folder(dest) as folder:
-            to = cast(Precision, precision)
-            settings = Settings(to, gate, sample, tolerance, console)
+    settings = Settings(
+        cast(Precision, precision),
+        gate,
+        read_sample(gate.text),
+        tolerance,
+        console,
+        strict=strict,
+        limit=max_length,
+    )
+    with new_folder(dest) as folder:
+        with phase(console, "Finding the checkpoint"), _reading(source):
+            found = find(source, task, revision=revision, allow_pickle=allow_pickle)
+            if adapter is not None:
+                check_adapter(adapter, allow_pickle=allow_pickle)
+                found = replace(found, adapter=adapter)
+        try:
             if mask == "both":
-                manifest = _write_both(found, folder, settings)
-            else:
-                under = found if mask is None else found.under(mask)
-                manifest = write_bundle(under, folder, settings).manifest
-    except OSError as error:
-        reason = error.strerror or str(error)
-        raise ExportError(f"cannot write the bundle to {dest}: {reason}") from error
-    return manifest
-
-
-def _check_vacant(dest: Path) -> None:
-    if dest.is_dir() and not any(dest.iterdir()):
-        return
-    if dest.exists() or dest.is_symlink():
-        raise ExportError(f"{dest} already exists; remove it or choose another folder")
+                return _write_both(found, folder, settings)
+            under = found if mask is None else found.under(mask)
+            return write_bundle(under, folder, settings).manifest
+        except pydantic.ValidationError as error:
+            raise ExportError(f"{source} cannot be described: {first_line(error)}") from error
+        except OSError as error:
+            reason = io_reason(error)
+            raise ExportError(f"cannot write the bundle to {dest}: {reason}") from error
 
 
 @contextmanager
-def _new_folder(dest: Path) -> Iterator[Path]:
-    """A temporary folder, renamed to ``dest`` on success and removed on failure."""
-    dest.parent.mkdir(parents=True, exist_ok=True)
-    folder = Path(tempfile.mkdtemp(prefix=f".{dest.name}.", suffix=".partial", dir=dest.parent))
+def _reading(source: str) -> Iterator[None]:
     try:
-        folder.chmod(0o755)
-        yield folder
-        _check_vacant(dest)
-        os.replace(folder, dest)
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
+        yield
+    except OSError as error:
+        raise ExportError(f"cannot read {source}: {io_reason(error)}") from error
 
 
 def _write_both(found: Source, folder: Path, settings: Settings) -> Manifest:

@@ -1,81 +1,62 @@
 """A bundle's small files: tokenizer, chat template, generation defaults; and special tokens."""
 
 import json
-import warnings
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import huggingface_hub
 from tokenizers import Tokenizer
-from transformers import AutoTokenizer
 
 from maskdial.models.bundle import CHAT_TEMPLATE, GENERATION_CONFIG, TOKENIZER, SpecialTokens
 from maskdial_export.errors import ExportError
 from maskdial_export.source import Source, read_json
 
 _MASK_TOKENS = ("[MASK]", "<mask>")
-
-
-def load_tokenizer(source: Source, vocab_size: int) -> Tokenizer:
-    """The checkpoint's tokenizer, with padding and truncation turned off.
-
-    Raises:
-        ExportError: there is none, or it produces ids outside the model's vocabulary.
-    """
-    path = source.path / TOKENIZER
-    if path.is_file():
-        try:
-            tokenizer = Tokenizer.from_file(str(path))
-        except Exception as error:  # the library has no error class of its own
-            raise ExportError(f"cannot read {path}: {error}") from error
-    else:
-        tokenizer = _convert(source)
-    tokenizer.no_padding()
-    tokenizer.no_truncation()
-    largest = max(tokenizer.get_vocab(with_added_tokens=True).values(), default=-1)
-    if largest >= vocab_size:
-        raise ExportError(
-            f"the tokenizer of {source.name} produces ids up to {largest}, but the model has only "
-            f"{vocab_size}; they do not belong together"
-        )
-    return tokenizer
-
-
-def _convert(source: Source) -> Tokenizer:
-    """Builds the tokenizer from the vocabulary files of an older checkpoint."""
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            slow = AutoTokenizer.from_pretrained(
-                source.path, trust_remote_code=False, local_files_only=True
-            )
-        tokenizer: Tokenizer = slow.backend_tokenizer
-    except Exception as error:  # transformers raises many types for missing files
-        raise ExportError(
-            f"{source.name} has no tokenizer.json, and its other files do not give a tokenizer"
-        ) from error
-    if tokenizer.get_vocab_size(with_added_tokens=False) == 0:
-        raise ExportError(f"{source.name} has neither tokenizer.json nor another vocabulary file")
-    return tokenizer
+# Files whose text goes into the bundle, whatever it is
+_COPIED = (CHAT_TEMPLATE, GENERATION_CONFIG, "vocab.txt")
 
 
 def special_tokens(source: Source, config: Any, tokenizer: Tokenizer) -> SpecialTokens:
-    """The ids of special tokens, by role, from the checkpoint's files."""
+    """The ids of special tokens, by role, from the checkpoint's files.
+
+    Raises:
+        ExportError: an id is none of the model's, or a fill-mask model has no mask token.
+    """
     generation = source.read_json(GENERATION_CONFIG)
 
-    def find(role: str) -> Any:
-        """A token id, or for eos a list; the order of precedence is that of generate()."""
-        for ids in (generation.get(f"{role}_token_id"), getattr(config, f"{role}_token_id", None)):
-            if ids is not None:
-                return ids
-        return _named_token(source, f"{role}_token", tokenizer)
+    def find(role: str) -> tuple[int, ...]:
+        """Token ids; the order of precedence is that of generate()."""
+        key = f"{role}_token_id"
+        places = (
+            (GENERATION_CONFIG, generation.get(key)),
+            ("config.json", getattr(config, key, None)),
+        )
+        for place, given in places:
+            if given is not None:
+                return _checked_ids(f"{key} in {place} of {source.name}", given, config.vocab_size)
+        named = _named_token(source, f"{role}_token", tokenizer)
+        return () if named is None else (named,)
 
-    eos = find("eos")
     return SpecialTokens(
-        pad=find("pad"),
+        pad=next(iter(find("pad")), None),
         mask=_mask_token(source, tokenizer) if source.family == "masked" else None,
-        bos=find("bos"),
-        eos=() if eos is None else tuple(eos) if isinstance(eos, list) else (eos,),
+        bos=next(iter(find("bos")), None),
+        eos=find("eos"),
     )
+
+
+def _checked_ids(where: str, given: Any, vocab_size: int) -> tuple[int, ...]:
+    """One id or a list of them, all of the vocabulary; -1 stands for none."""
+    ids = given if isinstance(given, list) else [given]
+    for each in ids:
+        if type(each) is not int:
+            raise ExportError(f"{where} is {each!r}, which is no token id; it must be a number")
+        if not -1 <= each < vocab_size:
+            raise ExportError(
+                f"{where} is {each}, but the model has only the tokens 0 to {vocab_size - 1}"
+            )
+    return tuple(each for each in ids if each != -1)
 
 
 def _named_token(source: Source, role: str, tokenizer: Tokenizer) -> int | None:
@@ -97,12 +78,14 @@ def _mask_token(source: Source, tokenizer: Tokenizer) -> int | None:
     return mask
 
 
-def write_files(source: Source, tokenizer: Tokenizer, folder: Path) -> list[str]:
-    """Writes the small files into the bundle's folder and returns their names.
+def read_files(source: Source, tokenizer: Tokenizer) -> dict[str, str]:
+    """The contents of the bundle's small files, by name.
 
     Raises:
-        OSError: a file cannot be written.
+        ExportError: a file cannot be read, or is a link to something outside the checkpoint.
     """
+    for name in _COPIED:
+        _check_link(source, source.path / name)
     texts = {TOKENIZER: tokenizer.to_str(pretty=False)}
     template = _chat_template(source)
     if template is not None:
@@ -110,18 +93,57 @@ def write_files(source: Source, tokenizer: Tokenizer, folder: Path) -> list[str]
     generation = read_json(source.path / GENERATION_CONFIG)
     if generation and source.family == "causal":
         texts[GENERATION_CONFIG] = json.dumps(generation, indent=2) + "\n"
+    return texts
+
+
+def write_files(texts: Mapping[str, str], folder: Path) -> list[str]:
+    """Writes the small files into the bundle's folder and returns their names.
+
+    Raises:
+        OSError: a file cannot be written.
+    """
     for name, text in texts.items():
         (folder / name).write_text(text, encoding="utf-8")
     return list(texts)
+
+
+def _check_link(source: Source, path: Path) -> None:
+    """Refuses a link by which a checkpoint would bring a file of this machine into the bundle.
+
+    In the Hub's cache every file is a link, from ``models--X/snapshots/COMMIT`` to
+    ``models--X/blobs``, and a blob may be a link to one that several repositories share.
+    """
+    if not path.is_symlink():
+        return
+    folder = source.path.resolve()
+    cache = Path(huggingface_hub.constants.HF_HUB_CACHE).resolve()
+    repository = folder.parents[1] if folder.parent.name == "snapshots" else folder
+    target = path.resolve()
+    if not (folder.is_relative_to(cache) or target.is_relative_to(repository)):
+        raise ExportError(
+            f"{path} is a link to {target}, outside the checkpoint, and would be copied into the "
+            "bundle; replace it with a copy if it belongs there"
+        )
 
 
 def _chat_template(source: Source) -> str | None:
     """From its own file, or from tokenizer_config.json: one text, or several by name."""
     path = source.path / CHAT_TEMPLATE
     if path.is_file():
-        return path.read_text(encoding="utf-8")
+        try:
+            return path.read_text(encoding="utf-8")
+        except UnicodeDecodeError as error:
+            raise ExportError(f"{path} is not UTF-8 (byte {error.start}); convert it") from error
     template = source.read_json("tokenizer_config.json").get("chat_template")
     if isinstance(template, list):
-        named = {each.get("name"): each.get("template") for each in template}
+        named = {
+            each.get("name"): each.get("template") for each in template if isinstance(each, dict)
+        }
         template = named.get("default")
     return template if isinstance(template, str) else None
+
+
+def response_template(source: Source) -> dict[str, Any] | None:
+    """How transformers parses the replies of a model that chats, where the checkpoint says so."""
+    spec = source.read_json("tokenizer_config.json").get("response_template")
+    return spec if isinstance(spec, dict) and source.family == "causal" else None

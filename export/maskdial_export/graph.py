@@ -1,9 +1,10 @@
 """Tracing a torch module, optimizing the graph, and saving it."""
 
+import io
 import logging
 import warnings
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stderr
 from pathlib import Path
 from typing import Any
 
@@ -60,16 +61,22 @@ def gather_rows(base_model: nn.Module, rows: Tensor) -> Iterator[None]:
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Silences torch's exporter, which warns about its own deprecations and optional packages."""
-    logger = logging.getLogger("torch.onnx")
-    level = logger.level
-    logger.setLevel(logging.ERROR)
+    """Silences torch's exporter.
+
+    It warns about its own deprecations and optional packages, and prints its unfinished graph if it
+    fails.
+    """
+    loggers = [logging.getLogger(name) for name in ("torch.onnx", "torch.fx")]
+    levels = [logger.level for logger in loggers]
+    for logger in loggers:
+        logger.setLevel(logging.ERROR)
     try:
-        with warnings.catch_warnings():
+        with warnings.catch_warnings(), redirect_stderr(io.StringIO()):
             warnings.simplefilter("ignore")
             yield
     finally:
-        logger.setLevel(level)
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)
 
 
 def to_onnx_ir(

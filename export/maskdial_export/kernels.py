@@ -1,12 +1,17 @@
-"""The kernel check: a graph whose result shows whether int8 kernels multiply exactly."""
+"""The kernel check: a graph whose result shows whether int8 kernels multiply exactly.
+
+The server runs it when it loads a bundle, and the export to choose the bits of int8 weights.
+"""
 
 import numpy as np
 import onnx_ir as ir
 
 from maskdial.models.bundle import KERNEL_CHECK
+from maskdial.models.kernels import LARGEST_WEIGHT, NUM_INPUTS, ZERO_POINT, multiplies_exactly
 from maskdial_export.graph import OPSET
+from maskdial_export.session import load_session
 
-_INPUTS, _OUTPUTS = 64, 64
+_OUTPUTS = 64
 
 
 def kernel_check() -> ir.Model:
@@ -16,12 +21,12 @@ def kernel_check() -> ir.Model:
     that adds pairs of products in 16 bits saturates and returns too small a number.
     """
     rows = ir.Value(
-        name="rows", type=ir.TensorType(ir.DataType.UINT8), shape=ir.Shape(["num_rows", _INPUTS])
+        name="rows", type=ir.TensorType(ir.DataType.UINT8), shape=ir.Shape(["num_rows", NUM_INPUTS])
     )
     constants = {
-        "weight": np.full((_INPUTS, _OUTPUTS), 127, np.int8),
+        "weight": np.full((NUM_INPUTS, _OUTPUTS), LARGEST_WEIGHT, np.int8),
         "scale": np.array(1, np.float32),
-        "zero_point": np.array(128, np.uint8),
+        "zero_point": np.array(ZERO_POINT, np.uint8),
     }
     values = {
         name: ir.Value(name=name, const_value=ir.tensor(array, name=name))
@@ -44,3 +49,9 @@ def kernel_check() -> ir.Model:
         name=KERNEL_CHECK,
     )
     return ir.Model(graph, ir_version=10)
+
+
+def exact_here() -> bool:
+    """Whether this machine's CPU multiplies 8-bit integers exactly."""
+    session = load_session(ir.to_proto(kernel_check()).SerializeToString())
+    return multiplies_exactly(lambda rows: np.asarray(session.run(None, {"rows": rows})[0]))

@@ -25,6 +25,7 @@ _LENGTHS = (40, 13, 1, 26)
 _CHUNKS = (16, 7, 1)  # sizes of a prompt's first chunks; one more takes the rest
 _DECODE_STEPS = 10
 _SEED = 20240229
+_LARGEST_LOGIT = 1e9  # where the next float32 is 64 away
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +64,10 @@ class _Judge:
 
     def __init__(self, tolerance: float, expected: Sequence[Floats]) -> None:
         peak = max(float(np.max(np.abs(each))) for each in expected)
+        if not peak <= _LARGEST_LOGIT:  # also if it is NaN
+            raise ExportError(
+                f"torch's own logits reach {peak:.2g}; the weights are damaged, or overflow float32"
+            )
         self.tolerance = tolerance * max(1.0, peak / 10)
 
     def difference(self, what: str, expected: Sequence[Floats], actual: Sequence[Floats]) -> float:

@@ -45,7 +45,8 @@ class Gate:
             ``max_loss`` needs.
         calibrate: whether int8 inputs may have one fixed scale where that is accurate enough,
             which is faster than a scale per row.
-        reduce_range: whether int8 weights have 7 bits, exact also on CPUs without VNNI.
+        reduce_range: whether int8 weights have 7 bits, exact also on CPUs without VNNI. An export
+            on such a CPU sets it.
     """
 
     text: Path | None = None
@@ -121,6 +122,9 @@ class Quantizer:
                 f"the quality text {self.sample.name} is too short: it gives {len(reference)} "
                 f"decisions, and at least {_FEWEST_POSITIONS} are needed"
             )
+        weakness = self.evaluation.weakness(reference)
+        if weakness is not None:
+            finding(self.console, f"fp32 itself does no better than chance: {weakness}")
         tried: list[tuple[int, Comparison]] = []
         for attempt in self._attempts(graph):
             with phase(self.console, "Quantizing"):
@@ -131,7 +135,7 @@ class Quantizer:
             if comparison.loss <= self.gate.max_loss:
                 return self._report(comparison, attempt)
             tried.append((len(attempt.worst), comparison))
-        raise ExportError(self._refusal(tried))
+        raise ExportError(self._refusal(tried, weakness))
 
     def _lowered(self, graph: ir.Model, attempt: _Attempt) -> ir.Model:
         if self.precision in HALF:
@@ -182,15 +186,22 @@ class Quantizer:
         present = {name for node in graph.graph for name in modules_of(node)}
         return [name for name in ranked if name in present and name not in self.named]
 
-    def _refusal(self, tried: Sequence[tuple[int, Comparison]]) -> str:
+    def _refusal(self, tried: Sequence[tuple[int, Comparison]], weakness: str | None) -> str:
         kept, best = min(tried, key=lambda each: each[1].loss)
         layers = (
             f" with the worst {kept} of {len(self.names)} layers in {self.kept_as}" if kept else ""
         )
+        other_text = (
+            f"fp32 itself does no better than chance there ({weakness}), so pass a text of the "
+            "kind that the model reads with --quality-text; otherwise "
+            if weakness
+            else ""
+        )
         return (
             f"{self.precision} loses {best.loss:.2%} against fp32 on {self.sample.name}{layers} "
-            f"({_figures(best)}), and the maximum is {self.gate.max_loss:.2%}; keep layers in "
-            f"{self.kept_as} with --keep, choose another precision, or raise --max-loss"
+            f"({_figures(best)}), and the maximum is {self.gate.max_loss:.2%}; "
+            f"{other_text}keep layers in {self.kept_as} with --keep, choose another precision, "
+            "or raise --max-loss"
         )
 
     def _report(self, comparison: Comparison, attempt: _Attempt) -> QualityReport:

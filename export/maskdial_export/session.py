@@ -14,12 +14,12 @@ Floats = NDArray[np.float32]
 Ids = NDArray[np.int64]
 
 
-def load_session(path: Path) -> onnxruntime.InferenceSession:
+def load_session(graph: Path | bytes) -> onnxruntime.InferenceSession:
     """A session on the CPU, with the graph optimizations that the server enables."""
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 3
     return onnxruntime.InferenceSession(
-        str(path),
+        graph,
         options,
         providers=["CPUExecutionProvider"],
         disabled_optimizers=UNWANTED_FUSIONS,

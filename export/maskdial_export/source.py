@@ -1,4 +1,4 @@
-"""Hugging Face checkpoints: finding, checking and loading them without running their code."""
+"""Hugging Face checkpoints: finding and checking them without running their code."""
 
 import hashlib
 import json
@@ -6,31 +6,26 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
-import huggingface_hub
-import torch
-import transformers
-from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
-from transformers import PreTrainedModel
-
 from maskdial.models.bundle import Family, Task, file_sha256
 from maskdial_export.architectures import settle
-from maskdial_export.errors import ExportError, first_line
+from maskdial_export.config import check_config
+from maskdial_export.errors import ExportError
+from maskdial_export.hub import download
 
 Mask = Literal["full", "causal"]
 
-_DOWNLOADED = ("*.json", "*.jinja", "*.txt", "*.model", "*.safetensors")
-_PICKLES = ("*.bin",)
-_NOT_DOWNLOADED = ("*/*.bin", "*/*.safetensors", "*/*.txt", "*/*.model")
-
 # sentence-transformers' list of modules after the model: pooling and normalization.
 MODULES = "modules.json"
+
+_LFS_POINTER = b"version https://git-lfs.github.com/spec/"
 
 
 @dataclass(frozen=True, slots=True)
 class Source:
     """A checkpoint folder, with the class to load and the task to export for.
 
-    ``both_ways``: whether the full mask takes the place of a causal model's own.
+    ``both_ways``: whether the full mask takes the place of a causal model's own. ``adapter`` is the
+    folder of a PEFT adapter to merge into the weights.
     """
 
     name: str
@@ -38,6 +33,7 @@ class Source:
     architecture: str
     task: Task
     both_ways: bool = False
+    adapter: Path | None = None
 
     @property
     def family(self) -> Family:
@@ -60,9 +56,10 @@ class Source:
 
     @property
     def provenance(self) -> str:
-        """For the manifest: Hub id and commit, or the name of a local folder."""
+        """For the manifest: Hub id and commit, or the name of a local folder; and the adapter's."""
         path = self.path.resolve()
-        return path.name if Path(self.name).is_dir() else f"{self.name}@{path.name}"
+        name = path.name if Path(self.name).is_dir() else f"{self.name}@{path.name}"
+        return name if self.adapter is None else f"{name} + {self.adapter.resolve().name}"
 
     def read_json(self, file_name: str) -> dict[str, Any]:
         """A JSON object next to the weights; empty if the file is missing."""
@@ -72,9 +69,10 @@ class Source:
         return sorted([*self.path.glob("*.safetensors"), *self.path.glob("pytorch_model*.bin")])
 
     def sha256(self) -> str:
-        """One SHA-256 over the names and contents of config.json and the weight files."""
+        """One SHA-256 over the names and contents of config.json, weight files and adapter."""
         digest = hashlib.sha256()
-        for file in (self.path / "config.json", *self.weight_files()):
+        adapter = sorted(self.adapter.glob("adapter_*")) if self.adapter is not None else []
+        for file in (self.path / "config.json", *self.weight_files(), *adapter):
             digest.update(f"{file.name} {file_sha256(file)}\n".encode())
         return digest.hexdigest()
 
@@ -104,12 +102,14 @@ def find(source: str, task: str, *, revision: str | None, allow_pickle: bool) ->
     """
     path = Path(source)
     if not path.is_dir():
-        path = _download(source, revision, allow_pickle)
+        path = download(source, revision, allow_pickle=allow_pickle)
     elif revision is not None:
         raise ExportError("--revision applies to Hub ids, and the source is a local folder")
     config = read_json(path / "config.json")
     if not config:
+        _refuse_adapter(source, path)
         raise ExportError(f"{source} is not a Hugging Face checkpoint: it has no config.json")
+    check_config(source, config)
     if task == "auto" and _pools(path):
         task = "embed"
     architecture, settled = settle(config, task)
@@ -118,75 +118,43 @@ def find(source: str, task: str, *, revision: str | None, allow_pickle: bool) ->
     return found
 
 
+def _refuse_adapter(source: str, path: Path) -> None:
+    """Says how to export an adapter, which is no checkpoint by itself."""
+    base = read_json(path / "adapter_config.json").get("base_model_name_or_path")
+    if base is not None:
+        raise ExportError(
+            f"{source} is an adapter of {base}; export that model with --adapter {path}"
+        )
+
+
 def _pools(path: Path) -> bool:
     """Whether sentence-transformers pools the output; a cross-encoder's modules do not."""
     modules = path / MODULES
     return modules.is_file() and "Pooling" in modules.read_text(encoding="utf-8", errors="replace")
 
 
-def _download(source: str, revision: str | None, allow_pickle: bool) -> Path:
-    patterns = [*_DOWNLOADED, *(_PICKLES if allow_pickle else ())]
-    try:
-        folder = huggingface_hub.snapshot_download(
-            source, revision=revision, allow_patterns=patterns, ignore_patterns=[*_NOT_DOWNLOADED]
-        )
-    except HFValidationError as error:
-        raise ExportError(f"{source} is neither a folder nor a valid Hub id") from error
-    except LocalEntryNotFoundError as error:
-        raise ExportError(
-            f"there is no folder {source}, and the Hub cannot be reached; to work offline, pass "
-            "the path of a checkpoint folder"
-        ) from error
-    except HfHubHTTPError as error:
-        status = error.response.status_code
-        raise ExportError(
-            f"the Hub refuses to serve {source} (HTTP {status}); check the id and the revision"
-        ) from error
-    return Path(folder)
-
-
 def _check_weights(source: Source, allow_pickle: bool) -> None:
     files = source.weight_files()
+    for file in files:
+        with file.open("rb") as opened:
+            if opened.read(len(_LFS_POINTER)) == _LFS_POINTER:
+                raise ExportError(
+                    f"{file} is a pointer of Git LFS, not the weights; run `git lfs pull` there"
+                )
     if any(file.suffix == ".safetensors" for file in files):
         return
     if not files:
-        raise ExportError(f"{source.name} has no weights: model.safetensors is missing")
+        others = (
+            ""
+            if Path(source.name).is_dir() or allow_pickle
+            else (
+                "; if the repository has .bin files, which can run code when loaded, pass "
+                "--allow-pickle to use them"
+            )
+        )
+        raise ExportError(f"{source.name} has no weights: model.safetensors is missing{others}")
     if not allow_pickle:
         raise ExportError(
             f"the weights of {source.name} are in {files[0].name}, a pickle, which can run code "
             "when loaded; convert it to safetensors, or pass --allow-pickle if you trust it"
         )
-
-
-def load_model(source: Source) -> PreTrainedModel:
-    """Loads the model for inference, in float32 on the CPU, with eager attention.
-
-    Raises:
-        ExportError: weights are missing, damaged, or do not have the shapes of config.json.
-    """
-    transformers.utils.logging.set_verbosity_error()
-    transformers.utils.logging.disable_progress_bar()
-    model_class = getattr(transformers, source.architecture)
-    has_safetensors = any(file.suffix == ".safetensors" for file in source.weight_files())
-    try:
-        model, info = model_class.from_pretrained(
-            source.path,
-            dtype=torch.float32,
-            attn_implementation="eager",
-            use_safetensors=has_safetensors,
-            trust_remote_code=False,
-            local_files_only=True,
-            output_loading_info=True,
-        )
-    except Exception as error:  # transformers raises many types for damaged files
-        raise ExportError(f"{source.name} cannot be loaded: {first_line(error)}") from error
-    missing = sorted(info["missing_keys"])
-    if source.task == "embed":  # pools the hidden states itself
-        missing = [name for name in missing if not name.startswith("pooler.")]
-    if missing:
-        raise ExportError(
-            f"{source.name} lacks {len(missing)} weights of a {source.architecture}, for example "
-            f"{missing[0]}"
-        )
-    model.eval()
-    return model

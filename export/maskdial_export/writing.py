@@ -24,7 +24,7 @@ from maskdial.models.bundle import (
 )
 from maskdial_export.checkpoint import Checkpoint, load_checkpoint
 from maskdial_export.errors import ExportError, first_line
-from maskdial_export.files import write_files
+from maskdial_export.files import read_files, response_template, write_files
 from maskdial_export.golden import SLACK, Golden, half_tolerance, quantized_tolerance
 from maskdial_export.graph import optimize, save
 from maskdial_export.kernels import kernel_check
@@ -49,7 +49,8 @@ class Settings:
     """How to write a bundle.
 
     ``tolerance`` is the largest difference allowed between the logits of torch and ONNX Runtime in
-    fp32.
+    fp32; ``strict`` refuses checkpoints with missing or unused weights; ``limit`` is how many
+    tokens a text may have, None for as many as the model reads.
     """
 
     precision: Precision
@@ -57,6 +58,8 @@ class Settings:
     sample: Sample
     tolerance: float
     console: Console
+    strict: bool = True
+    limit: int | None = None
 
     def keeping(self, names: Collection[str]) -> "Settings":
         """Settings that keep these layers, and more only if the gate may choose them itself."""
@@ -100,7 +103,15 @@ def write_bundle(source: Source, folder: Path, settings: Settings, packs: Packs 
     console, precision = settings.console, settings.precision
     quantizer = None
     with phase(console, "Loading"):
-        checkpoint = replace(load_checkpoint(source), packs=packs)
+        checkpoint = load_checkpoint(
+            source,
+            sample=settings.sample,
+            strict=settings.strict,
+            limit=settings.limit,
+            console=console,
+        )
+        checkpoint = replace(checkpoint, packs=packs)
+        texts = read_files(source, checkpoint.tokenizer)
         if precision != "fp32":
             quantizer = Quantizer(checkpoint, precision, settings.gate, settings.sample, console)
     with phase(console, "Tracing"):
@@ -110,7 +121,7 @@ def write_bundle(source: Source, folder: Path, settings: Settings, packs: Packs 
         named = graph.clone()  # saving removes the modules' names
     path = folder / GRAPH
     with phase(console, "Writing"):
-        names = [*save(graph, path), *write_files(source, checkpoint.tokenizer, folder)]
+        names = [*save(graph, path), *write_files(texts, folder)]
     with _onnxruntime_errors():
         checked = _check(checkpoint, path, settings)
         if quantizer is not None:
@@ -136,6 +147,7 @@ def write_bundle(source: Source, folder: Path, settings: Settings, packs: Packs 
             **_classification(source, config),
             embedding=checkpoint.embedding,
             kv=kv,
+            response_template=response_template(source),
             source=source.provenance,
             source_sha256=source.sha256(),
             tool_versions=_tool_versions(),
@@ -189,7 +201,7 @@ def _onnxruntime_errors() -> Iterator[None]:
 def _classification(source: Source, config: Any) -> dict[str, Any]:
     if source.task not in ("classify", "token-classify"):
         return {}
-    labels = tuple(config.id2label[index] for index in range(config.num_labels))
+    labels = tuple(str(config.id2label[index]) for index in range(config.num_labels))
     if source.architecture.endswith("ForNextSentencePrediction"):
         labels = NEXT_SENTENCE_LABELS
     return {

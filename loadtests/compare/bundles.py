@@ -16,13 +16,15 @@ from loadtests.compare.setup import Setup
 from maskdial.models.bundle import GRAPH, GoldenCheck, Manifest, hash_files, write_manifest
 from maskdial_export.causal import kv_layout
 from maskdial_export.checkpoint import Checkpoint
-from maskdial_export.files import load_tokenizer, special_tokens, write_files
+from maskdial_export.files import read_files, special_tokens, write_files
 from maskdial_export.golden import Golden
 from maskdial_export.graph import optimize, save
 from maskdial_export.positions import max_length
 from maskdial_export.quantize import quantize
+from maskdial_export.sample import read_sample
 from maskdial_export.source import Source
 from maskdial_export.survey import survey
+from maskdial_export.tokenization import load_tokenizer
 
 _ROUNDING = 0.1
 """Tolerance of the golden check, in standard deviations of the logits: float16 rounding stays far
@@ -39,7 +41,7 @@ def write_half(setup: Setup, tiny: Manifest) -> None:
         if setup.precision == "int4-fp16":
             graph = quantize(graph, "int4-fp16", ())
         names = save(graph, folder / GRAPH)
-        names += write_files(source, checkpoint.tokenizer, folder)
+        names += write_files(read_files(source, checkpoint.tokenizer), folder)
         config: Any = checkpoint.model.config
         about = {
             "precision": setup.precision,
@@ -67,7 +69,7 @@ def _checkpoint(setup: Setup, source: Source) -> Checkpoint:
     """What the exporter has after `Checkpoint.half`."""
     config = setup.model.config
     model = random_model(config, setup.seed, dtype=torch.float16, attention="eager")
-    tokenizer = load_tokenizer(source, config.vocab_size)
+    tokenizer = load_tokenizer(source, config.vocab_size, read_sample(None))
     tokens = special_tokens(source, config, tokenizer)
     surveyed = survey(model)
     layout = kv_layout(surveyed, torch.float16) if source.family == "causal" else None

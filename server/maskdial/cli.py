@@ -20,6 +20,8 @@ from maskdial_client import cli as client_cli
 
 Command = Callable[[argparse.Namespace], int]
 
+_METAVARS = {"model_dir": "DIR", "admin_key": "KEY"}
+
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs a command line and returns its exit code."""
@@ -32,6 +34,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except MaskdialError as error:
         print(f"maskdial: {error.message}", file=sys.stderr)
         return 1
+    except KeyboardInterrupt:
+        print("maskdial: interrupted", file=sys.stderr)
+        return 130
 
 
 def _parser(*, with_export: bool) -> argparse.ArgumentParser:
@@ -100,6 +105,8 @@ def _add_serve_arguments(parser: argparse.ArgumentParser) -> None:
         options: dict[str, Any] = {"action": "store"}
         if field.annotation in (int, float, int | None, float | None):
             options["metavar"] = "N"
+        elif name in _METAVARS:
+            options["metavar"] = _METAVARS[name]
         elif choices := get_args(field.annotation):
             options["metavar"] = "|".join(map(str, choices))
         parser.add_argument(

@@ -5,12 +5,13 @@ validated when it is created and immutable afterwards.
 """
 
 import json
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import pydantic
-from pydantic import Field, GetCoreSchemaHandler, field_validator
+from pydantic import Field, GetCoreSchemaHandler, SecretStr, field_validator
 from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 from pydantic_settings import (
     BaseSettings,
@@ -43,6 +44,22 @@ class Unset:
 
 _Auto = Unset("auto")
 _Off = Unset("off")
+_None = Unset("none")
+
+_MODEL_NAME = re.compile(r"[\w.-]+(/[\w.-]+)?")
+_ROUTES = ("load", "unload")  # below /models/
+
+
+def model_name_fault(name: str) -> str | None:
+    """Why a model cannot have this name; None if it can."""
+    if not _MODEL_NAME.fullmatch(name) or {".", ".."}.intersection(name.split("/")):
+        return (
+            f"model name {name!r}: use letters, digits, '-', '_' and '.', with one '/' at most, as "
+            "in ORG/NAME"
+        )
+    if name in _ROUTES:
+        return f"model name {name!r}: /models/{name} is a route; use another name"
+    return None
 
 
 class Config(BaseSettings):
@@ -53,7 +70,36 @@ class Config(BaseSettings):
     host: str = Field("127.0.0.1", description="address to listen on; 0.0.0.0: all interfaces")
     port: int = Field(8000, ge=0, le=65535, description="port to listen on; 0: any free port")
     models: Annotated[dict[str, Path], NoDecode] = Field(
-        {}, description="models to serve, by name; none: the starter models"
+        {},
+        description="models to serve, by name, loaded at the start; none, and no --model-dir: the "
+        "starter models",
+    )
+    model_dir: Annotated[Path | None, _None] = Field(
+        None,
+        description="folder of bundles to serve as well, each by its folder's name (NAME or "
+        "ORG/NAME); they are loaded when they are first asked for",
+    )
+    models_autoload: Literal["on", "off"] = Field(
+        "on",
+        description="whether a request loads the model that it needs; off: only /models/load does",
+    )
+    models_max: Annotated[int | None, Field(ge=1), _Off] = Field(
+        None,
+        description="maximum number of loaded models; beyond that, the one unused for longest is "
+        "unloaded",
+    )
+    models_memory: Annotated[int | None, Field(ge=1), _Off] = Field(
+        None,
+        description="maximum size of the weights of all loaded models in bytes; beyond that, those "
+        "unused for longest are unloaded",
+    )
+    models_keep_alive: Annotated[float | None, Field(ge=0), _Off] = Field(
+        None, description="seconds after which an unused model is unloaded"
+    )
+    admin_key: Annotated[SecretStr | None, Field(min_length=1), _None] = Field(
+        None,
+        description="key for the routes that change the server, such as /models/load; without one "
+        "they are refused. Other users of the machine see flags: prefer the variable",
     )
     provider: str = Field(
         "auto",
@@ -172,8 +218,9 @@ class Config(BaseSettings):
     @classmethod
     def _check_names(cls, value: dict[str, Path]) -> dict[str, Path]:
         for name in value:
-            if not name.replace("-", "").replace("_", "").replace(".", "").isalnum():
-                raise ValueError(f"model name {name!r}: use letters, digits, '-', '_' and '.'")
+            fault = model_name_fault(name)
+            if fault is not None:
+                raise ValueError(fault)
         return value
 
     def spins(self, *, alone: bool) -> bool:

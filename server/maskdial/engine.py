@@ -93,8 +93,19 @@ class Engine(ABC):
         self._changed = threading.Condition()  # a request arrived, or the state changed
         self._state = EngineState.STARTING
         self._cause_of_death = ""
+        self._is_up = False
         self._started = threading.Event()  # the first pass is over, or will not be
         self._thread = threading.Thread(target=self._main, name=f"maskdial-{name}", daemon=True)
+
+    @property
+    def state(self) -> EngineState:
+        """Where it is in its life."""
+        return self._state
+
+    @property
+    def cause_of_death(self) -> str:
+        """Why it is dead, in a sentence; empty while it is not."""
+        return self._cause_of_death
 
     @property
     def ready(self) -> bool:
@@ -144,7 +155,7 @@ class Engine(ABC):
         self._metrics.cancelled["shutdown"].inc(num_failed)
         if runs:
             self._thread.join(_LAST_PASS_SECONDS)
-        self._metrics.engine_up.set(0)
+        self._count_down()
 
     @abstractmethod
     def step(self) -> None:
@@ -178,7 +189,7 @@ class Engine(ABC):
             UnavailableError: it does, or is.
         """
         if self._state is EngineState.DEAD:
-            raise UnavailableError(f"{self._cause_of_death}; restart the server")
+            raise UnavailableError(f"{self._cause_of_death}; load it again or restart the server")
         if self._state is EngineState.DRAINING:
             raise UnavailableError(f"model {self._name!r} is shutting down")
 
@@ -197,7 +208,8 @@ class Engine(ABC):
         with self._changed:
             if self._state is EngineState.STARTING:
                 self._state = EngineState.SERVING
-                self._metrics.engine_up.set(1)
+                self._is_up = True
+                self._metrics.engine_up.inc()
         self._started.set()
 
     def _wait_for_work(self) -> bool:
@@ -215,9 +227,16 @@ class Engine(ABC):
         with self._changed:
             self._cause_of_death = f"the engine of model {self._name!r} died ({describe(error)})"
             self._state = EngineState.DEAD
-        self._metrics.engine_up.set(0)
+        self._count_down()
         self._started.set()
         self._fail_all(self.failure, self._cause_of_death)
+
+    def _count_down(self) -> None:
+        """Two engines of one name may be up at a time, so the gauge counts them."""
+        with self._changed:
+            was_up, self._is_up = self._is_up, False
+        if was_up:
+            self._metrics.engine_up.dec()
 
     def _fail_all(self, error: type[MaskdialError], message: str) -> int:
         """Fails every request that waits or runs; returns how many those are."""

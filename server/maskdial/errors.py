@@ -2,15 +2,17 @@
 
 MaskdialError
 ├── ValidationError      422  the request asks for something that cannot be done
+├── UnauthorizedError    401  the key is missing or wrong
+├── ForbiddenError       403  this server does not do that for anyone
 ├── NotFoundError        404  no such model or route
 ├── TooLargeError        413  the body is larger than the server accepts
 ├── OverloadedError      429  the queue is full; Retry-After says when to retry
-├── UnavailableError     503  starting, draining, or the engine is down
+├── UnavailableError     503  starting, draining, or the model is not there or down
 ├── DeadlineError        504  not finished within the timeout
 ├── InferenceError       500  a pass of a masked model failed
 ├── GenerationError      500  a step of a causal model failed
 ├── InternalError        500  a bug in the server
-├── BundleError               a model folder cannot be served (start-up only)
+├── BundleError               a model folder cannot be served
 └── ConfigError               a setting is wrong (start-up only)
 """
 
@@ -52,6 +54,20 @@ class ValidationError(MaskdialError):
         self.index = index
 
 
+class UnauthorizedError(MaskdialError):
+    """The key is missing or wrong."""
+
+    status = 401
+    error_type = "unauthorized"
+
+
+class ForbiddenError(MaskdialError):
+    """This server does not do that, whoever asks."""
+
+    status = 403
+    error_type = "forbidden"
+
+
 class NotFoundError(MaskdialError):
     """No such model or route."""
 
@@ -75,7 +91,7 @@ class OverloadedError(MaskdialError):
 
 
 class UnavailableError(MaskdialError):
-    """The server is starting or draining, or an engine is down."""
+    """The server is starting or draining, or the model is not loaded or its engine down."""
 
     status = 503
     error_type = "unavailable"

@@ -1,7 +1,7 @@
 """Every Prometheus metric, declared once, at zero from the start.
 
-Times are in seconds. Labels are ``route``, ``model``, ``outcome``, ``phase`` and ``reason``, all
-from closed sets: no text that a user sends ever becomes a label.
+Times are in seconds. Labels are ``route``, ``model``, ``outcome``, ``state``, ``phase`` and
+``reason``, all from closed sets: no text that a user sends ever becomes a label.
 """
 
 from collections.abc import Iterable, Mapping
@@ -25,6 +25,8 @@ OUTCOMES = (
     "ok",
     "cancelled",
     "validation",
+    "unauthorized",
+    "forbidden",
     "not_found",
     "too_large",
     "overloaded",
@@ -34,6 +36,9 @@ OUTCOMES = (
     "generation",
     "internal",
 )
+ModelState = Literal["unloaded", "loading", "ready", "draining", "failed"]
+LoadOutcome = Literal["ok", "failed"]
+UnloadReason = Literal["request", "room", "keep_alive", "replaced"]
 CancelReason = Literal["disconnect", "timeout", "shutdown"]
 Phase = Literal["schedule", "run", "sample", "publish"]
 
@@ -160,7 +165,13 @@ class Metrics:
             "engine_seconds", "Time of the generation loop, by its phase", "model", "phase"
         )
         self._cancelled = counter("cancelled", "Requests dropped unfinished", "model", "reason")
-        self._engine_up = gauge("engine_up", "1 while the engine runs passes", "model")
+        self._engine_up = gauge("engine_up", "Engines up; 2 of a model being replaced", "model")
+        self._model_state = gauge("model_state", "1 for a model's state", "model", "state")
+        self._model_loads = counter("model_loads", "Loads by how they ended", "model", "outcome")
+        self.model_load_duration = histogram(
+            "model_load_duration_seconds", "From hashes to the first pass", _SECONDS
+        )
+        self._model_unloads = counter("model_unloads", "Unloads by their cause", "model", "reason")
         build_info = gauge("build_info", "Always 1", "version")
         build_info.labels(maskdial.__version__).set(1)
         # A request refused before its model is known has the empty model.
@@ -200,6 +211,36 @@ class Metrics:
                 reason: self._cancelled.labels(label, reason) for reason in get_args(CancelReason)
             },
         )
+
+    def declare_name(self, model: str) -> None:
+        """Makes the series of a name that models are served under exist at zero."""
+        for outcome in get_args(LoadOutcome):
+            self._model_loads.labels(model, outcome)
+        for reason in get_args(UnloadReason):
+            self._model_unloads.labels(model, reason)
+        self.set_state(model, "unloaded")
+
+    def forget_name(self, model: str) -> None:
+        """Drops those series."""
+        for state in get_args(ModelState):
+            self._model_state.remove(model, state)
+        for outcome in get_args(LoadOutcome):
+            self._model_loads.remove(model, outcome)
+        for reason in get_args(UnloadReason):
+            self._model_unloads.remove(model, reason)
+
+    def set_state(self, model: str, state: ModelState) -> None:
+        """Sets a model's state."""
+        for each in get_args(ModelState):
+            self._model_state.labels(model, each).set(each == state)
+
+    def count_load(self, model: str, outcome: LoadOutcome) -> None:
+        """Counts a load that has ended."""
+        self._model_loads.labels(model, outcome).inc()
+
+    def count_unload(self, model: str, reason: UnloadReason) -> None:
+        """Counts a version that takes no more requests."""
+        self._model_unloads.labels(model, reason).inc()
 
     def _declare_requests(self, model: str) -> None:
         for route in self._task_routes:

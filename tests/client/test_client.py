@@ -15,6 +15,7 @@ from maskdial_client import (
     Client,
     ConnectionFailedError,
     DeadlineError,
+    ForbiddenError,
     GenerationError,
     Health,
     InferenceError,
@@ -256,6 +257,7 @@ def test_a_stream_without_a_last_event_is_an_error(driver: Any, fake: Any) -> No
         (422, "validation", ValidationError),
         (404, "not_found", NotFoundError),
         (401, "unauthorized", UnauthorizedError),
+        (403, "forbidden", ForbiddenError),
         (413, "too_large", TooLargeError),
         (429, "overloaded", OverloadedError),
         (504, "timeout", DeadlineError),
@@ -325,6 +327,7 @@ def test_models_info_and_health(driver: Any, fake: Any) -> None:
     client = driver.client(fake.url)
     (model,) = driver.wait(client.models())
     assert (model.name, model.tasks, model.max_length) == ("story", ("generate",), 512)
+    assert (model.state, model.reason) == ("ready", "")
     info = driver.wait(client.info())
     assert (info.version, info.limits, info.models) == ("0.1.0", {"slots": 8}, (model,))
     assert driver.wait(client.health()) == Health(True, "ready", ())

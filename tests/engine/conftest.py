@@ -25,7 +25,7 @@ from maskdial.causal.stream import TokenStream
 from maskdial.errors import MaskdialError
 from maskdial.metrics import Metrics
 from maskdial.models.bundle import Bundle, load_bundle
-from maskdial.models.registry import STARTER_FOLDER
+from maskdial.models.catalog import STARTER_FOLDER
 from maskdial.models.tokenizer import Tokenizer
 from maskdial.runtime.device_logits import Logits
 from maskdial.runtime.runner import Runner

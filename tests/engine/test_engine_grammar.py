@@ -7,12 +7,14 @@ import asyncio
 import json
 import os
 import random
+import threading
 from dataclasses import dataclass, replace
 from typing import Any
 
 import jsonschema
 import pytest
 
+from maskdial.causal.grammar import masks
 from maskdial.causal.grammar.matcher import GrammarMatcher
 from maskdial.causal.sequence import SharedPrompt
 from maskdial.errors import ValidationError
@@ -133,6 +135,57 @@ def test_a_grammar_that_becomes_too_complex_ends_its_own_text_only(starter: Any)
         assert reply.error.startswith("ValidationError")
         assert len(reply.token_ids) <= 2
     assert ValidationError.status == 422
+    assert bench.tally.kv_bytes == 0
+
+
+class SlowMatcher:
+    """llguidance's, whose masks take long from the second token on."""
+
+    def __init__(self, matcher: Any, release: threading.Event) -> None:
+        self._matcher = matcher
+        self._release = release
+        self.asked = threading.Event()
+
+    def compute_bitmask(self) -> bytes:
+        self.asked.set()
+        while not self._release.is_set():
+            sum(range(1000))
+        return bytes(self._matcher.compute_bitmask())
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._matcher, name)
+
+
+def test_a_mask_without_end_holds_up_nobody_else(
+    starter: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Alone it is waited for a moment at a time; others arrive, run and end meanwhile."""
+    monkeypatch.setattr(masks, "CPU_SECONDS", 0.5)
+    release = threading.Event()
+    bench = starter.bench(slots=4)
+    others = [
+        constrained(starter, "regex", "[a-z]{9}", max_new_tokens=12),
+        starter.request(STORY, max_new_tokens=12),
+    ]
+    alone = bench.run_alone(others)
+
+    async def main() -> Any:
+        hostile = bench.submit(constrained(starter, "regex", "[a-z]{9}", max_new_tokens=12))
+        grammar = hostile.sequence.grammar
+        slow = SlowMatcher(grammar._matcher, release)
+        grammar._matcher = slow
+        while not slow.asked.is_set():
+            await bench.step(1)
+        await bench.step(2)
+        readers = [bench.submit(request) for request in others]
+        await bench.run_dry()
+        return hostile.reply, [reader.reply for reader in readers]
+
+    hostile, replies = asyncio.run(main())
+    release.set()
+    assert replies == alone
+    assert "finding the tokens that may follow takes more" in hostile.error
+    assert len(hostile.token_ids) == 1
     assert bench.tally.kv_bytes == 0
 
 

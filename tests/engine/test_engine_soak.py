@@ -19,8 +19,9 @@ from maskdial.causal.sequence import SharedPrompt
 from maskdial.config import Config
 from maskdial.errors import DeadlineError, OverloadedError
 from maskdial.metrics import Metrics
+from maskdial.models.catalog import STARTER_FOLDER
 from maskdial.models.loading import load_model
-from maskdial.models.registry import STARTER_FOLDER, CausalModel
+from maskdial.models.served import CausalModel
 
 pytestmark = pytest.mark.slow
 

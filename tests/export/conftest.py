@@ -4,6 +4,7 @@ Tracing takes most of an export's time, so a run traces each checkpoint once (`t
 exports each bundle once, in whichever of its processes asks first (`made_once`).
 """
 
+import argparse
 import gc
 import json
 import os
@@ -20,6 +21,7 @@ import transformers
 from filelock import FileLock
 from tokenizers import models, normalizers, pre_tokenizers, processors
 
+from maskdial_export import cli
 from maskdial_export.checkpoint import Checkpoint
 from maskdial_export.export import export
 from tests.export.zoo import REFUSED, SHAPE, ZOO, Settings
@@ -142,7 +144,11 @@ def checkpoint(made_once: MakeOnce) -> Callable[[str], Path]:
 
     def make(name: str, folder: Path) -> None:
         make_checkpoint(name, folder)
-        add_json(folder / "tokenizer_config.json", chat_template="{{ messages }}")
+        add_json(
+            folder / "tokenizer_config.json",
+            chat_template="{{ messages }}",
+            response_template={"start_anchor": "<a>", "fields": {"thinking": {"open": "<t>"}}},
+        )
         if name == "llama":
             add_json(folder / "generation_config.json", eos_token_id=[3, 5], temperature=0.7)
 
@@ -217,6 +223,53 @@ def add_json_fixture() -> Callable[..., None]:
 def new_checkpoint(tmp_path: Path) -> Callable[[str], Path]:
     """A checkpoint that the test may change."""
     return lambda name: make_checkpoint(name, tmp_path / "checkpoint")
+
+
+Command = Callable[..., tuple[int, str]]
+
+
+@pytest.fixture
+def export_by_command(capsys: pytest.CaptureFixture[str]) -> Command:
+    """Runs ``maskdial export``; returns its exit code and the last line that it wrote."""
+
+    def run(*arguments: str) -> tuple[int, str]:
+        code, lines = run_export(capsys, *arguments)
+        return code, lines[-1]
+
+    return run
+
+
+def run_export(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, list[str]]:
+    parser = argparse.ArgumentParser()
+    cli.add_arguments(parser)
+    code = cli.run(parser.parse_args(arguments))
+    return code, capsys.readouterr().err.strip().splitlines()
+
+
+@pytest.fixture
+def bundles(tmp_path: Path) -> Path:
+    """An empty folder for bundles."""
+    folder = tmp_path / "bundles"
+    folder.mkdir()
+    return folder
+
+
+@pytest.fixture
+def assert_refused(capsys: pytest.CaptureFixture[str], bundles: Path) -> Callable[..., None]:
+    """Checks for exit code 1, one sentence that contains ``why``, and no trace of a bundle.
+
+    Unless ``late`` it comes before the model is traced.
+    """
+
+    def check(source: Path | str, why: str, *options: str, late: bool = False) -> None:
+        code, lines = run_export(capsys, str(source), str(bundles / "bundle"), *options)
+        assert code == 1
+        assert lines[-1].startswith("maskdial export: ")
+        assert why in lines[-1]
+        assert late == any(line.startswith("Tracing") for line in lines)
+        assert list(bundles.iterdir()) == []
+
+    return check
 
 
 @pytest.fixture(scope="session")

@@ -33,7 +33,10 @@ def test_special_tokens(bundle: Bundle) -> None:
 
 def test_chat_template_and_generation_defaults(bundle: Bundle) -> None:
     folder = bundle("llama")
-    files = load_bundle("llama", folder).manifest.files
+    manifest = load_bundle("llama", folder).manifest
+    files = manifest.files
+    assert manifest.response_template is not None
+    assert manifest.response_template["fields"] == {"thinking": {"open": "<t>"}}
     assert {"chat_template.jinja", "generation_config.json"} < set(files)
     assert (folder / "chat_template.jinja").read_text() == "{{ messages }}"
     assert json.loads((folder / "generation_config.json").read_text())["temperature"] == 0.7

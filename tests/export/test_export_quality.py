@@ -3,6 +3,7 @@
 import argparse
 import functools
 import math
+import re
 import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -121,6 +122,13 @@ def test_loss_that_is_refused(bad: Traced, quantize: Quantize) -> None:
         quantize(bad, BY_NAME_ONLY)
     for word in ("the maximum is 1.00%", "--keep", "--max-loss", "decisions"):
         assert word in str(error.value)
+    # The weights are random
+    assert re.search(
+        r"fp32 itself does no better than chance there \(1\.\d% of the tokens found, and "
+        r"1\d\.\d% by naming the most frequent one\), so pass a text .* --quality-text; otherwise "
+        r"keep layers",
+        str(error.value),
+    )
 
 
 def test_automatic_pass_keeps_the_bad_layer(

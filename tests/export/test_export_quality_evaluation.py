@@ -71,6 +71,33 @@ def test_every_token_is_masked_once(checkpoint: New) -> None:
         assert 0.1 < len(asked) / len(text) < 0.2
 
 
+def test_perplexity_of_a_guess(evaluate: Callable[[str], Any]) -> None:
+    """A model that knows no more than how often each token occurs is as good as chance."""
+    evaluation = evaluate("llama")
+    tokens = np.concatenate([text[1:] for text in evaluation.texts])
+    values, indices, counts = np.unique(tokens, return_inverse=True, return_counts=True)
+    surprise = -np.log(counts / len(tokens))[indices]
+    guess = np.stack([surprise, np.full(len(tokens), values[counts.argmax()])], axis=1)
+    little = np.array([1e-6, 0])
+    assert evaluation.weakness(guess + little).startswith("perplexity ")
+    assert evaluation.weakness(guess - little) is None
+
+
+def test_fill_mask_of_a_guess(evaluate: Callable[[str], Any]) -> None:
+    evaluation = evaluate("bert")
+    values, counts = np.unique(evaluation.truth, return_counts=True)
+    guess = np.full((len(evaluation.truth), 1), values[counts.argmax()])
+    found = f"{counts.max() / counts.sum():.1%}"
+    assert evaluation.weakness(guess).startswith(f"{found} of the tokens found, and {found} by")
+    wrong = np.flatnonzero(guess[:, 0] != evaluation.truth)[0]
+    guess[wrong] = evaluation.truth[wrong]
+    assert evaluation.weakness(guess) is None
+
+
+def test_labels_do_not_show_a_guess(evaluate: Callable[[str], Any]) -> None:
+    assert evaluate("bert-classify").weakness(np.zeros((9, 1))) is None
+
+
 def _pairs(evaluation: FillMask) -> list[tuple[Any, Any]]:
     assert evaluation.asked is not None
     return list(zip(evaluation.texts, evaluation.asked, strict=True))

@@ -1,5 +1,6 @@
 """The checks that a server runs on a quantized bundle before it serves it."""
 
+import io
 import json
 import math
 import shutil
@@ -12,17 +13,20 @@ import pytest
 import torch
 from numpy.typing import NDArray
 from onnx import numpy_helper
+from rich.console import Console
 
+import maskdial_export.export
 from maskdial.config import Config
 from maskdial.errors import BundleError
 from maskdial.metrics import Metrics
 from maskdial.models.bundle import KERNEL_CHECK, MANIFEST, file_sha256, load_bundle
-from maskdial.models.golden import multiplies_exactly
+from maskdial.models.kernels import multiplies_exactly
 from maskdial.models.loading import load_model
 from maskdial.runtime.session import Session, SessionOptions
 from maskdial_export.checkpoint import load_checkpoint
 from maskdial_export.export import export
 from maskdial_export.golden import half_tolerance, quantized_tolerance
+from maskdial_export.kernels import exact_here
 from maskdial_export.quality import Gate
 from maskdial_export.quantize import INT4, projections
 from maskdial_export.sensitivity import int4_weight
@@ -80,8 +84,12 @@ def test_golden_check_of_an_int8_bundle(copy: Path) -> None:
 
 def test_kernels_that_are_not_exact(copy: Path, caplog: pytest.LogCaptureFixture) -> None:
     spoil_kernel_check(copy)
-    with pytest.raises(BundleError, match=r"'mine' is int8, and .* saturate .* --reduce-range"):
+    with pytest.raises(BundleError, match=r"'mine' is int8, and .* saturate") as caught:
         load_model("mine", copy, Config(), Metrics(()))
+    assert (
+        f"(maskdial export llama {copy}-7bit --task generate --precision int8 --reduce-range "
+        "--max-loss inf)" in caught.value.message
+    )
     model = load_model("mine", copy, Config(golden_check="warn"), Metrics(()))
     model.engine.stop(0)
     assert "saturate" in caplog.text
@@ -92,22 +100,39 @@ def test_kernel_check_says_what_the_processor_does(int8: Path) -> None:
     products = [session.run({"rows": np.full((n, 64), 255, np.uint8)}) for n in (1, 16)]
     assert [each.shape for each in products] == [(1, 64), (16, 64)]
     exact = 127 * 127 * 64
-    assert multiplies_exactly(session) == all((each == exact).all() for each in products)
+    assert exact_here() == all((each == exact).all() for each in products)
     half = session.run({"rows": np.full((1, 64), 192, np.uint8)})  # pairs fit into 16 bits
-    assert (half == (192 - 128) * 127 * 64).all() or not multiplies_exactly(session)
+    assert (half == (192 - 128) * 127 * 64).all() or not exact_here()
 
 
-class Saturating:
-    """A kernel that adds pairs of products in 16 bits, as CPUs without VNNI do."""
-
-    def run(self, feeds: dict[str, NDArray[np.uint8]]) -> NDArray[np.float32]:
-        pairs = feeds["rows"].astype(np.int64).reshape(-1, 32, 2) * 127
-        sums = pairs.sum(axis=2).clip(-(2**15), 2**15 - 1).sum(axis=1) - 128 * 127 * 64
-        return np.repeat(sums[:, None], 64, axis=1).astype(np.float32)
+def saturate(rows: NDArray[np.uint8]) -> NDArray[np.float32]:
+    """What a kernel returns that adds pairs of products in 16 bits, as CPUs without VNNI do."""
+    pairs = rows.astype(np.int64).reshape(-1, 32, 2) * 127
+    sums = pairs.sum(axis=2).clip(-(2**15), 2**15 - 1).sum(axis=1) - 128 * 127 * 64
+    return np.repeat(sums[:, None], 64, axis=1).astype(np.float32)
 
 
 def test_saturating_kernel_is_seen() -> None:
-    assert not multiplies_exactly(Saturating())  # type: ignore[arg-type]
+    assert not multiplies_exactly(saturate)
+
+
+def test_export_on_a_processor_without_vnni(
+    checkpoint: New, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Weights get 7 bits without being told to, and the bundle needs no kernel check."""
+    monkeypatch.setattr(maskdial_export.export, "exact_here", lambda: False)
+    told = io.StringIO()
+    console = Console(file=told, width=200)
+    source, gate = str(checkpoint("bert")), Gate(max_loss=math.inf)
+    export(source, tmp_path / "bundle", precision="int8", gate=gate, console=console)
+    assert "saturate on this processor (no VNNI), so weights get 7 bits" in told.getvalue()
+    integers = [
+        numpy_helper.to_array(tensor, str(tmp_path / "bundle"))
+        for tensor in onnx.load(tmp_path / "bundle" / "model.onnx").graph.initializer
+        if tensor.data_type == INT8
+    ]
+    assert max(np.abs(each.astype(int)).max() for each in integers) == 63
+    assert KERNEL_CHECK not in load_bundle("mine", tmp_path / "bundle").manifest.files
 
 
 def test_tolerance_grows_with_what_quantizing_changed() -> None:

@@ -71,6 +71,9 @@ class Allowed:
     def prepare(self) -> None:
         pass
 
+    def wait(self, seconds: float) -> None:
+        pass
+
     def allowed(self) -> NDArray[np.bool_]:
         return self._allowed
 

@@ -21,8 +21,9 @@ from maskdial.causal.sequence import Sequence
 from maskdial.config import Config
 from maskdial.metrics import Metrics
 from maskdial.models.bundle import Bundle, load_bundles
+from maskdial.models.catalog import STARTER_FOLDER
 from maskdial.models.loading import start_model
-from maskdial.models.registry import STARTER_FOLDER, CausalModel
+from maskdial.models.served import CausalModel
 from maskdial.models.tokenizer import Tokenizer
 from maskdial.runtime.session import Session, SessionOptions
 

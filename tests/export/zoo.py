@@ -1,6 +1,6 @@
 """The zoo: a tiny configuration of every architecture that the tests prove.
 
-``docs/models.md`` is generated from it. `make test` exports the quick ones, which stand for
+``docs/supported-models.md`` is generated from it. `make test` exports the quick ones, which stand for
 all mechanisms; `make test-zoo` exports all of them.
 """
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from maskdial.models import bundle
-from maskdial.models.registry import STARTER_FOLDER
+from maskdial.models.catalog import STARTER_FOLDER
 
 TEMPLATES = Path(__file__).parents[1] / "data" / "chat_templates"
 

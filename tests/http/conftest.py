@@ -8,7 +8,7 @@ import httpx
 import openai
 import pytest
 
-from maskdial.models.registry import STARTER_FOLDER
+from maskdial.models.catalog import STARTER_FOLDER
 from tests.http.chat_bundles import make_chat_bundle
 
 

@@ -1,6 +1,6 @@
 """`/v1/messages`, by the events and bodies that Anthropic documents.
 
-`tests/clients/use_anthropic.py` does the same with the SDK.
+`tests/clients/sdks/use_anthropic.py` does the same with the SDK.
 """
 
 import json

@@ -87,6 +87,37 @@ def test_the_route_of_the_name_fills_texts_with_masks(dial: httpx.Client) -> Non
     assert set(written) == {"generated_text"}
 
 
+def test_a_mask_may_be_named_on_any_route(dial: httpx.Client) -> None:
+    fillings = post(dial, "/fill-mask", inputs=TEXT)
+    choices: list[dict[str, Any]] = [{"model": "dial:full"}, {"mask": "full"}]
+    for choice in (*choices, {"model": "dial", "mask": "full"}):
+        assert post(dial, "/fill-mask", inputs=TEXT, **choice) == fillings
+    assert post(dial, "/models/dial:full", inputs=TEXT) == fillings
+    assert post(dial, "/models/dial", inputs=TEXT, mask="full") == fillings
+    error = post(dial, "/models/dial:full", 422, inputs=PROMPT)["error"]
+    assert "no mask" in error  # it is filled, not continued
+    parameters = {"max_new_tokens": 2, "do_sample": False}
+    written = post(dial, "/generate", inputs=PROMPT, model="dial:causal", parameters=parameters)
+    assert post(dial, "/models/dial:causal", inputs=PROMPT, parameters=parameters) == [written]
+    body: dict[str, Any] = {"prompt": PROMPT, "max_tokens": 2, "temperature": 0}
+    completed = post(dial, "/v1/completions", model="dial:causal", **body)
+    assert completed["model"] == "dial"
+    assert completed["choices"][0]["text"] == written["generated_text"]
+    refused = post(dial, "/v1/completions", 400, model="dial:full", **body)["error"]
+    assert refused["message"] == (
+        "model 'dial:full' cannot do generate; it does fill-mask, score, tokenize"
+    )
+    assert refused["param"] == "model"
+    refused = post(dial, "/v1/completions", 400, model="dial:full", mask="causal", **body)["error"]
+    assert "contradicts" in refused["message"]
+    pseudo, causal = (
+        post(dial, "/score", inputs=PROMPT, model="dial", mask=mask)[0]["method"]
+        for mask in ("full", "causal")
+    )
+    assert (pseudo, causal) == ("pseudo", "causal")
+    assert dial.get("/v1/models/dial:full").json()["id"] == "dial"
+
+
 def test_a_task_of_neither_mask(dial: httpx.Client) -> None:
     error = post(dial, "/classify", 422, inputs=TEXT, model="dial")["error"]
     assert error == "model 'dial' cannot do classify; it does generate, score, tokenize, fill-mask"

@@ -10,7 +10,7 @@ import httpx
 import pytest
 
 from maskdial.models.bundle import CHAT_TEMPLATE, hash_files, load_bundle, write_manifest
-from maskdial.models.registry import STARTER_FOLDER
+from maskdial.models.catalog import STARTER_FOLDER
 from maskdial_client import Client
 
 # As real ones: it writes the special tokens, checks the roles, and trims what users wrote.

@@ -21,7 +21,7 @@ import pytest
 
 from maskdial.errors import ValidationError
 from maskdial.http.disconnect import unless_gone
-from maskdial.models.registry import STARTER_FOLDER
+from maskdial.models.catalog import STARTER_FOLDER
 from maskdial.runtime.session import Session
 
 PROMPT = "Once upon a time"

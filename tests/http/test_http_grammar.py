@@ -11,7 +11,7 @@ import httpx
 import jsonschema
 import pytest
 
-from maskdial.models.registry import STARTER_FOLDER
+from maskdial.models.catalog import STARTER_FOLDER
 
 PROMPT = "Here is what we know of the king:"
 SCHEMA = {
@@ -209,6 +209,22 @@ def test_a_grammar_that_becomes_too_complex_on_the_way(http: httpx.Client) -> No
     *tokens, last = [json.loads(line.removeprefix("data: ")) for line in lines]
     assert last == error
     assert {event["token"]["text"] for event in tokens} <= {"a" * n for n in range(1, 9)}
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        "start: /[xy]/ /a+/ /a+/",
+        'start: /[xy]/ /a+/ /a+/ // "\n',
+        '%llguidance {"no_forcing": false}\nstart: /[xy]/ T*\nT: /a+/',
+        "start: NAME NAME\nNAME: /[a-z]+/",
+    ],
+)
+def test_a_text_that_can_only_go_on_ends_at_its_limit(http: httpx.Client, value: str) -> None:
+    """The first of two greedy parts takes everything, so the text never ends by itself."""
+    reply = generate(http, {"type": "lark", "value": value}, max_new_tokens=20).json()
+    assert reply["details"]["finish_reason"] == "length"
+    assert re.fullmatch("[xy]a+|[a-z]+", reply["generated_text"])
 
 
 def test_hostile_grammars_hold_up_nobody_else(start_server: Callable[..., Any]) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 import httpx
 import pytest
 
-from maskdial.models.registry import STARTER_FOLDER
+from maskdial.models.catalog import STARTER_FOLDER
 from maskdial.runtime.session import Session
 from maskdial_client import Client
 

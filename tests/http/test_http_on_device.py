@@ -16,8 +16,9 @@ from maskdial.config import Config
 from maskdial.errors import BundleError, ConfigError
 from maskdial.metrics import Metrics
 from maskdial.models.bundle import Bundle
+from maskdial.models.catalog import STARTER_FOLDER
 from maskdial.models.loading import load_model
-from maskdial.models.registry import STARTER_FOLDER, CausalModel
+from maskdial.models.served import CausalModel
 from maskdial.runtime.placement import Placement
 from maskdial.runtime.providers.cpu import CpuProvider
 from maskdial.runtime.providers.cuda import CudaProvider

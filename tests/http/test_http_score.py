@@ -14,7 +14,7 @@ from typing import Any
 import httpx
 import pytest
 
-from maskdial.models.registry import STARTER_FOLDER
+from maskdial.models.catalog import STARTER_FOLDER
 
 pytestmark = pytest.mark.slow
 
@@ -64,6 +64,23 @@ def assert_adds_up(score: dict[str, object], method: str) -> None:
         assert score["perplexity"] == pytest.approx(expected, rel=1e-9)
     else:
         assert score["perplexity"] is None
+
+
+def test_either_mask_of_a_model_with_both_scores(http: httpx.Client) -> None:
+    texts = [KING, *ODD]
+    full = post(http, "/score", inputs=texts, model="masked").json()
+    assert full[0]["method"] == "pseudo"
+    assert post(http, "/score", inputs=texts, model="hybrid:full").json() == full
+    assert post(http, "/score", inputs=texts, model="hybrid", mask="full").json() == full
+    causal = post(http, "/score", inputs=texts, model="hybrid").json()
+    assert causal[0]["method"] == "causal"
+    assert post(http, "/score", inputs=texts, mask="causal").json() == causal
+    assert post(http, "/score", inputs=texts, model="hybrid:causal").json() == causal
+    both = {"model": "hybrid:full", "mask": "causal"}
+    assert "contradicts the mask" in error(http, "/score", inputs=KING, **both)
+    refused = error(http, "/score", inputs=KING, model="masked", mask="causal")
+    assert refused == "model 'masked' does not run under the causal mask; it has the full one"
+    assert "mask" in error(http, "/score", inputs=KING, mask="half")
 
 
 def test_causal_scores_are_the_prompts_log_probabilities(http: httpx.Client) -> None:

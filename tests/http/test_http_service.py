@@ -16,7 +16,7 @@ from typing import Any
 import httpx
 import pytest
 
-from maskdial.models.registry import STARTER_FOLDER
+from maskdial.models.catalog import STARTER_FOLDER
 
 TEXT = "The old king lived in a [MASK] by the sea."
 

@@ -6,7 +6,7 @@ import httpx
 import pytest
 
 from maskdial.models.bundle import load_bundles
-from maskdial.models.registry import STARTER_FOLDER
+from maskdial.models.catalog import STARTER_FOLDER
 
 STARTERS = {"/fill-mask": "hybrid", "/classify": "sentiment"}
 NUM_ADDED = {"/fill-mask": 1, "/classify": 2}  # special tokens

@@ -8,7 +8,12 @@ from typing import Any, Literal
 import httpx
 import openai
 import pytest
-from openai.types.responses import Response, ResponseStreamEvent
+from openai.types.responses import (
+    Response,
+    ResponseOutputMessage,
+    ResponseOutputText,
+    ResponseStreamEvent,
+)
 from pydantic import BaseModel, TypeAdapter
 
 KING = "Tell me of a king."
@@ -101,6 +106,43 @@ def test_a_text_that_ends_by_itself_is_completed(openai_http: httpx.Client) -> N
     assert response["incomplete_details"] is None
     assert response["output"][0]["status"] == "completed"
     assert response["completed_at"] >= response["created_at"]
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [{"include": ["message.output_text.logprobs"]}, {"top_logprobs": 3}],
+    ids=["include", "top_logprobs"],
+)
+def test_log_probabilities_are_those_of_chat(
+    openai_client: openai.OpenAI, openai_http: httpx.Client, asked: dict[str, Any]
+) -> None:
+    messages = [{"role": "user", "content": KING}]
+    top = asked.get("top_logprobs", 0)
+    choice = chat(
+        openai_http, messages, max_tokens=12, temperature=0, logprobs=True, top_logprobs=top
+    )["choices"][0]
+    expected = choice["logprobs"]["content"]
+    assert len(expected) == 12
+    body: dict[str, Any] = {"max_output_tokens": 12, "temperature": 0} | asked
+    events = list(openai_client.responses.create(model="chat", input=KING, stream=True, **body))
+    last = events[-1]
+    assert last.type == "response.incomplete"
+    whole = openai_client.responses.create(model="chat", input=KING, **body)
+    for response in (whole, last.response):
+        (message,) = response.output
+        assert isinstance(message, ResponseOutputMessage)
+        (part,) = message.content
+        assert isinstance(part, ResponseOutputText)
+        assert part.logprobs is not None
+        # The last token may end within a character, whose text is then not part of the reply.
+        described = [each.model_dump() for each in part.logprobs]
+        assert described == expected[: len(described)]
+        assert len(described) >= 11
+        assert response.top_logprobs == top
+    deltas = [event for event in events if event.type == "response.output_text.delta"]
+    assert sum(len(event.logprobs) for event in deltas) == len(described)
+    (done,) = (event for event in events if event.type == "response.output_text.done")
+    assert len(done.logprobs) == len(described)
 
 
 def test_cached_tokens_are_reported(openai_http: httpx.Client) -> None:
@@ -310,8 +352,7 @@ def test_many_at_once(openai_server: Any, openai_http: httpx.Client) -> None:
         ({"max_output_tokens": 0}, "max_output_tokens", "at least 1"),
         ({"max_output_tokens": 600}, "max_output_tokens", "between 1 and 512"),
         ({"temperature": -1}, "temperature", "between 0 and 100"),
-        ({"top_logprobs": 2}, "top_logprobs", "use /v1/chat/completions"),
-        ({"include": ["message.output_text.logprobs"]}, "include", "use /v1/chat/completions"),
+        ({"top_logprobs": 21}, "top_logprobs", "between 0 and 20"),
         ({"previous_response_id": "resp_1"}, "previous_response_id", "responses are not stored"),
         ({"conversation": "conv_1"}, "conversation", "responses are not stored"),
         ({"background": True}, "background", "none can run in the background"),

@@ -109,6 +109,28 @@ def calls_of(reply: ChatCompletion) -> list[tuple[str, Any]]:
     return calls
 
 
+def test_tokenize_counts_the_prompt_that_describes_the_tools(url: str) -> None:
+    body = {key: BODY[key] for key in ("messages", "tools")} | {"model": "hermes"}
+    used = post(url, **body, max_tokens=1)["usage"]["prompt_tokens"]
+    root = url.removesuffix("/v1")
+
+    def count(**changes: Any) -> int:
+        reply = httpx.post(f"{root}/tokenize", json=body | changes, timeout=60)
+        assert reply.status_code == 200, reply.text
+        return int(reply.json()["count"])
+
+    assert count() == used
+    assert count(tools=None) < used
+    assert count(add_generation_prompt=False) < used
+    for changes, words in (
+        ({"model": "no_tools"}, "tools: the chat template of model 'no_tools'"),
+        ({"model": "mirror", "chat_template_kwargs": {"color": "red"}}, "2 red"),
+    ):
+        refused = httpx.post(f"{root}/tokenize", json=body | changes, timeout=60)
+        assert refused.status_code == 422
+        assert words in refused.json()["error"]
+
+
 def test_a_hundred_calls_parse_and_satisfy_their_schemas(url: str) -> None:
     async def ask_all() -> list[ChatCompletion]:
         async with openai.AsyncOpenAI(

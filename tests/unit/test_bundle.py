@@ -24,9 +24,9 @@ from maskdial.models.bundle import (
     load_bundle,
     load_bundles,
 )
+from maskdial.models.catalog import STARTER_FOLDER, find_bundles
 from maskdial.models.golden import check_golden
 from maskdial.models.loading import load_model
-from maskdial.models.registry import STARTER_FOLDER, find_bundles
 
 
 @pytest.fixture
@@ -61,7 +61,7 @@ def test_starter_bundles_are_intact_and_passed_parity(name: str, tasks: list[str
 
 
 def test_starter_bundles_are_what_is_served_by_default_and_small() -> None:
-    assert set(find_bundles(Config())) == {"hybrid", "sentiment"}
+    assert set(find_bundles(Config()).scan()) == {"hybrid", "sentiment"}
     files = [file for file in STARTER_FOLDER.rglob("*") if file.is_file()]
     assert sum(file.stat().st_size for file in files) <= 25e6
 

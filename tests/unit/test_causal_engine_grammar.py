@@ -28,6 +28,9 @@ class ScriptedGrammar:
     def prepare(self) -> None:
         self.num_prepared += 1
 
+    def wait(self, seconds: float) -> None:
+        self.ready = True
+
     def allowed(self) -> NDArray[np.bool_]:
         if isinstance(self.script[0], MaskdialError):
             raise self.script[0]

@@ -529,13 +529,16 @@ def test_too_many_waiting_grammars_are_refused(
     held: GrammarCompiler, checker: HeldChecker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(grammar_module, "_MAX_COMPILING", 3)
-    waiting = [held.submit("regex", text) for text in "abc"]
+    texts = "abcabc"  # the same grammar again only has to be checked once
+    waiting = [held.submit("regex", text) for text in texts]
+    assert held.num_compiling == 3
     with pytest.raises(OverloadedError, match="3 grammars wait"):
         held.submit("regex", "d")
     checker.release.set()
     assert all(
-        accepts(future.result(30), text) for future, text in zip(waiting, "abc", strict=True)
+        accepts(future.result(30), text) for future, text in zip(waiting, texts, strict=True)
     )
+    assert len(checker.checked) == 3
     assert accepts(compiled(held, "regex", "d"), "d")
 
 

@@ -43,6 +43,9 @@ class Mask:
     def prepare(self) -> None:
         pass
 
+    def wait(self, seconds: float) -> None:
+        pass
+
     def allowed(self) -> NDArray[np.bool_]:
         return self._allowed
 

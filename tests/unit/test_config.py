@@ -7,6 +7,7 @@ import pytest
 
 from maskdial.config import Config, load_config
 from maskdial.errors import ConfigError
+from maskdial.models.catalog import find_bundles
 
 
 def test_flags_win_over_variables_over_the_file(
@@ -41,7 +42,10 @@ def test_models_from_flags() -> None:
         ({"provider": "tpu"}, "'provider'"),
         ({"models": ["just-a-path"]}, "is not NAME=PATH"),
         ({"models": ["a=x", "a=y"]}, "given twice"),
-        ({"models": ["a/b=x"]}, "use letters"),
+        ({"models": ["a b=x"]}, "use letters"),
+        ({"models": ["a/b/c=x"]}, "one '/' at most"),
+        ({"models": ["../b=x"]}, "use letters"),
+        ({"models": ["load=x"]}, "/models/load is a route"),
         ({"models": '{"a"'}, "setting"),
     ],
 )
@@ -78,3 +82,29 @@ def test_it_cannot_change() -> None:
 def test_threads_spin_where_one_model_is_served(spinning: str, alone: bool, spins: bool) -> None:
     assert load_config({"spinning": spinning}).spins(alone=alone) is spins
     assert load_config({}).spins(alone=alone) is alone
+
+
+def test_the_admin_key_is_not_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MASKDIAL_ADMIN_KEY", "open sesame")
+    config = load_config({})
+    assert config.admin_key is not None
+    assert config.admin_key.get_secret_value() == "open sesame"
+    assert "sesame" not in repr(config)
+    monkeypatch.setenv("MASKDIAL_ADMIN_KEY", "none")
+    assert load_config({}).admin_key is None
+    with pytest.raises(ConfigError, match="'admin_key'"):
+        load_config({"admin_key": ""})
+
+
+def test_models_at_run_time(tmp_path: Path) -> None:
+    flags: dict[str, object] = {"model_dir": str(tmp_path), "models_max": "3"}
+    config = load_config(flags | {"models_memory": "off", "models_keep_alive": "0.5"})
+    assert (config.model_dir, config.models_max) == (tmp_path, 3)
+    assert (config.models_memory, config.models_keep_alive) == (None, 0.5)
+    assert find_bundles(config).scan() == {}
+    with pytest.raises(ConfigError, match="set --admin-key as well"):
+        find_bundles(load_config(flags | {"models_autoload": "off"}))
+    with pytest.raises(ConfigError, match="cannot be read"):
+        find_bundles(load_config({"model_dir": str(tmp_path / "missing")})).scan()
+    with pytest.raises(ConfigError, match="'models_max'"):
+        load_config(flags | {"models_max": "0"})

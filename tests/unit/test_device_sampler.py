@@ -306,6 +306,9 @@ class AnyGrammar:
     def prepare(self) -> None:
         pass
 
+    def wait(self, seconds: float) -> None:
+        pass
+
     def allowed(self) -> NDArray[np.bool_]:
         even: NDArray[np.bool_] = np.arange(self._vocab) % 2 == 0
         return even

@@ -258,7 +258,9 @@ def test_when_the_thread_dies_everyone_hears_at_once(
             with pytest.raises(subject.engine.failure, match=r"died \(SystemExit: bus error\)$"):
                 await request
         assert not subject.engine.ready
-        await refused(subject, r"died \(SystemExit: bus error\); restart the server$")
+        await refused(
+            subject, r"died \(SystemExit: bus error\); load it again or restart the server$"
+        )
         await subject.stop()
         assert subject.value("engine_up") == 0
         assert subject.value("cancelled_total", reason="shutdown") == 0

@@ -31,6 +31,9 @@ LAYERS = [
     ("maskdial.requests",),
     ("maskdial.models.loading",),
     ("maskdial.models.registry",),
+    ("maskdial.models.choice", "maskdial.models.versions"),
+    ("maskdial.models.entry",),
+    ("maskdial.models.served", "maskdial.models.catalog"),
     ("maskdial.masked.tasks",),
     ENGINES,
 ]
@@ -227,8 +230,8 @@ def test_server_runs_without_the_export_packages(module: str) -> None:
 
 
 @pytest.mark.parametrize("module", modules_of("maskdial_export"))
-def test_export_takes_only_the_bundle_and_the_errors_from_the_server(module: str) -> None:
-    allowed = ("maskdial.models.bundle", "maskdial.errors")
+def test_export_takes_only_what_bundles_and_errors_need_from_the_server(module: str) -> None:
+    allowed = ("maskdial.models.bundle", "maskdial.models.kernels", "maskdial.errors")
     ours = [use for use in imports_of(module) if use.within("maskdial", "maskdial_client")]
     outside = {use.name for use in ours if not use.within(*allowed)}
     assert outside <= VERSION

@@ -58,7 +58,7 @@ def test_a_fault_while_loading_is_a_failure_and_not_an_endless_start(
     def fault(*_: object, **__: object) -> None:
         raise RuntimeError("scripted")
 
-    monkeypatch.setattr(app_module, "start_model", fault)
+    monkeypatch.setattr(app_module, "start_models", fault)
 
     async def scenario() -> MaskdialError:
         failure: asyncio.Future[MaskdialError] = asyncio.get_running_loop().create_future()

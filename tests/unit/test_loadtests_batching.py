@@ -14,7 +14,7 @@ from loadtests.__main__ import main
 from loadtests.batching import Row, Sample, report
 from loadtests.engines import FirstComeBatcher
 from loadtests.texts import mix, read_lines
-from maskdial.models.registry import STARTER_FOLDER
+from maskdial.models.catalog import STARTER_FOLDER
 
 SENTENCES = [f"{number} " + "word " * (number % 30) + "end." for number in range(1000)]
 

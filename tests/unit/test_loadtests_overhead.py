@@ -15,7 +15,7 @@ from loadtests.closed_loop import Classification, Generation, Throughput, drive
 from loadtests.measurement import Section
 from loadtests.overhead import section_of, summarize
 from loadtests.server import Connection, Reply, post, running_server
-from maskdial.models.registry import STARTER_FOLDER
+from maskdial.models.catalog import STARTER_FOLDER
 
 PLAIN = b"HTTP/1.1 200 OK\r\ncontent-length: 4\r\n\r\nbody"
 STREAM = (

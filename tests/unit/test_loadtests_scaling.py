@@ -20,7 +20,7 @@ from loadtests.scaling.load import Sender, summarize
 from loadtests.server import running_server
 from loadtests.texts import Job, Kind
 from maskdial.models.bundle import load_bundle
-from maskdial.models.registry import STARTER_FOLDER
+from maskdial.models.catalog import STARTER_FOLDER
 
 SETTINGS = Settings("http://127.0.0.1:1", "generate", "m", 2.0, 2.0, 0, 3, 9.0, 9.0, 9)
 

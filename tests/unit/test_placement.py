@@ -11,7 +11,7 @@ import pytest
 
 from maskdial.errors import ConfigError
 from maskdial.models.bundle import Bundle, load_bundle
-from maskdial.models.registry import STARTER_FOLDER
+from maskdial.models.catalog import STARTER_FOLDER
 from maskdial.runtime import providers
 from maskdial.runtime.memory import HostMemory
 from maskdial.runtime.placement import place

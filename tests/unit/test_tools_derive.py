@@ -202,11 +202,11 @@ def test_arguments_that_a_template_wants_as_text() -> None:
 
 def test_special_tokens_among_the_tags_are_known_by_their_ids() -> None:
     special = {"<s>": 1, "<start_function_call>": 7, "<escape>": 8, "<think>": 9}
-    gemma = derive_format(template("function_gemma"), special_tokens=special)
-    assert gemma is not None
+    gemma = derive("function_gemma").with_special(special)
     assert gemma.special_ids == {"<start_function_call>": 7, "<escape>": 8}
-    marks = ThinkingMarks.derive(template("qwen3"), special_tokens=special)
-    assert marks == ThinkingMarks("<think>", "</think>", {"<think>": 9})
+    marks = ThinkingMarks.derive(template("qwen3"))
+    assert marks is not None
+    assert marks.with_special(special) == ThinkingMarks("<think>", "</think>", {"<think>": 9})
 
 
 @pytest.mark.parametrize(
@@ -360,6 +360,25 @@ def test_the_manifest_has_the_last_word(tmp_path: Path, capsys: pytest.CaptureFi
     shown = inspected(path, capsys)
     assert shown["tool_format"] == own
     assert shown["thinking_marks"] == ["<r>", "</r>"]
+
+
+def test_a_response_template_tells_what_the_chat_template_does_not(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    call = {
+        "open_pattern": r"<call>(?P<name>\w+)",
+        "close": "</call>",
+        "content": "json",
+        "transform": {"type": "function", "function": {"name": "{name}", "arguments": "{content}"}},
+    }
+    thoughts = {"open": "<r>\n", "close": "</r>", "content": "text"}
+    spec = {"fields": {"tool_calls": call, "thinking": thoughts}}
+    shown = inspected(bundle_with(tmp_path / "a", "no_tools", response_template=spec), capsys)
+    assert shown["tool_format"] == {"call": "<call>$NAME$ARGUMENTS</call>"}
+    assert shown["thinking_marks"] == ["<r>", "</r>"]
+    shown = inspected(bundle_with(tmp_path / "b", "qwen3", response_template=spec), capsys)
+    assert shown["tool_format"] == {"call": HERMES_CALL, "separator": "\n"}
+    assert shown["thinking_marks"] == ["<think>", "</think>"]
 
 
 def test_a_wrong_format_in_the_manifest_is_told(

@@ -105,15 +105,15 @@ def template(name: str) -> ChatTemplate:
 
 def derive(name: str) -> ToolFormat:
     ends = ["</s>", "<start_function_response>"]
-    found = derive_format(template(name), special_tokens=SPECIAL, end_tokens=ends)
+    found = derive_format(template(name), end_tokens=ends)
     assert found is not None
-    return found
+    return found.with_special(SPECIAL)
 
 
 def marks_of(name: str) -> ThinkingMarks:
-    marks = ThinkingMarks.derive(template(name), special_tokens=SPECIAL)
+    marks = ThinkingMarks.derive(template(name))
     assert marks is not None
-    return marks
+    return marks.with_special(SPECIAL)
 
 
 def matcher_of(grammar: str) -> LLMatcher:
@@ -554,8 +554,9 @@ def compiler() -> Iterator[GrammarCompiler]:
 def test_the_compiler_lets_a_grammar_name_special_tokens(compiler: GrammarCompiler) -> None:
     vocab = tokenizers.Tokenizer.from_file(str(STARTER_TOKENIZER))
     tag = vocab.get_vocab_size()
-    form = derive_format(template("mistral_new"), special_tokens={"[TOOL_CALLS]": tag})
+    form = derive_format(template("mistral_new"))
     assert form is not None
+    form = form.with_special({"[TOOL_CALLS]": tag})
     many = [Tool(f"tool_{i}", SEARCH) for i in range(MAX_TOOLS)]
     source = write_grammar(form, many, ToolChoice("auto"))
     matcher: GrammarMatcher = compiler.submit("structural", source).result().matcher()

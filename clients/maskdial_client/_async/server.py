@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from maskdial_client._async.caller import AsyncCaller
 from maskdial_client.call import Call, Request
@@ -10,7 +10,12 @@ from maskdial_client.call import Call, Request
 
 @dataclass(frozen=True, slots=True)
 class ModelInfo:
-    """A served model. ``family`` is masked or causal, ``max_length`` its maximum in tokens."""
+    """A model under one attention mask. ``family`` is masked or causal, ``max_length`` its maximum
+    in tokens.
+
+    ``state`` is unloaded, loading, ready, draining or failed, and ``reason`` says why it failed.
+    The ``provider`` of a model that is not loaded is empty.
+    """
 
     name: str
     family: str
@@ -22,6 +27,18 @@ class ModelInfo:
     labels: tuple[str, ...]
     provider: str
     ready: bool
+    mask: str
+    state: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class ModelStatus:
+    """A model after a change. ``state`` is as in ModelInfo, and so is ``reason``."""
+
+    model: str
+    state: str
+    reason: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,8 +64,35 @@ class AsyncServer(AsyncCaller):
     """The methods for /models, /info and /health/ready."""
 
     async def models(self) -> list[ModelInfo]:
-        """The served models."""
+        """The models that there are, loaded or not."""
         return await self._send(Call(Request("GET", "/models"), parse_models))
+
+    async def load_model(
+        self,
+        model: str,
+        path: str | None = None,
+        *,
+        keep_alive: float | Literal["off"] | None = None,
+        timeout: float | None = None,
+    ) -> ModelStatus:
+        """Loads a model, or a new version of it, and returns when that takes the requests.
+
+        The client's ``api_key`` has to be the server's admin key. ``path`` is the bundle's folder
+        in the server's folder of bundles, if its name there is not ``model``; ``keep_alive`` the
+        seconds after which it is unloaded when nobody uses it.
+        """
+        fields = {"model": model, "path": path, "keep_alive": keep_alive}
+        body = {name: value for name, value in fields.items() if value is not None}
+        request = Request("POST", "/models/load", body)
+        return await self._send(Call(request, parse_model_status), timeout)
+
+    async def unload_model(self, model: str, *, timeout: float | None = None) -> ModelStatus:
+        """Unloads a model, and returns when it has finished its requests.
+
+        The client's ``api_key`` has to be the server's admin key.
+        """
+        request = Request("POST", "/models/unload", {"model": model})
+        return await self._send(Call(request, parse_model_status), timeout)
 
     async def info(self) -> ServerInfo:
         """The server's version, phase, limits and models."""
@@ -64,6 +108,13 @@ class AsyncServer(AsyncCaller):
 def parse_models(document: Sequence[Mapping[str, Any]]) -> list[ModelInfo]:
     """The reply of /models."""
     return [_model_info(item) for item in document]
+
+
+def parse_model_status(document: Mapping[str, Any]) -> ModelStatus:
+    """The reply of /models/load and /models/unload."""
+    return ModelStatus(
+        model=str(document["model"]), state=str(document["state"]), reason=str(document["reason"])
+    )
 
 
 def parse_server_info(document: Mapping[str, Any]) -> ServerInfo:
@@ -94,4 +145,8 @@ def _model_info(item: Mapping[str, Any]) -> ModelInfo:
         labels=tuple(str(label) for label in item["labels"]),
         provider=str(item["provider"]),
         ready=bool(item["ready"]),
+        # Older servers say none of this.
+        mask=str(item.get("mask", "")),
+        state=str(item.get("state", "ready" if item["ready"] else "failed")),
+        reason=str(item.get("reason", "")),
     )

@@ -2,11 +2,15 @@
 
 """The server itself: its models, limits and health."""
 
+from typing import Literal
+
 from maskdial_client._async.server import (
     Health,
     ModelInfo,
+    ModelStatus,
     ServerInfo,
     parse_health,
+    parse_model_status,
     parse_models,
     parse_server_info,
 )
@@ -18,8 +22,35 @@ class Server(Caller):
     """The methods for /models, /info and /health/ready."""
 
     def models(self) -> list[ModelInfo]:
-        """The served models."""
+        """The models that there are, loaded or not."""
         return self._send(Call(Request("GET", "/models"), parse_models))
+
+    def load_model(
+        self,
+        model: str,
+        path: str | None = None,
+        *,
+        keep_alive: float | Literal["off"] | None = None,
+        timeout: float | None = None,
+    ) -> ModelStatus:
+        """Loads a model, or a new version of it, and returns when that takes the requests.
+
+        The client's ``api_key`` has to be the server's admin key. ``path`` is the bundle's folder
+        in the server's folder of bundles, if its name there is not ``model``; ``keep_alive`` the
+        seconds after which it is unloaded when nobody uses it.
+        """
+        fields = {"model": model, "path": path, "keep_alive": keep_alive}
+        body = {name: value for name, value in fields.items() if value is not None}
+        request = Request("POST", "/models/load", body)
+        return self._send(Call(request, parse_model_status), timeout)
+
+    def unload_model(self, model: str, *, timeout: float | None = None) -> ModelStatus:
+        """Unloads a model, and returns when it has finished its requests.
+
+        The client's ``api_key`` has to be the server's admin key.
+        """
+        request = Request("POST", "/models/unload", {"model": model})
+        return self._send(Call(request, parse_model_status), timeout)
 
     def info(self) -> ServerInfo:
         """The server's version, phase, limits and models."""

@@ -16,7 +16,7 @@ from loadtests.compare.work import Work
 from loadtests.engines import load_served, open_stream
 from maskdial.masked.request import MaskedInput
 from maskdial.models.bundle import read_manifests
-from maskdial.models.registry import CausalModel, MaskedModel
+from maskdial.models.served import CausalModel, MaskedModel
 
 _NAME = "model"
 

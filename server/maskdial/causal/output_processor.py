@@ -14,6 +14,10 @@ from maskdial.engine import describe
 from maskdial.errors import GenerationError, MaskdialError
 from maskdial.metrics import ModelMetrics
 
+# How long a step waits for a grammar's mask while nothing else can run. After it, the engine takes
+# in what has arrived meanwhile.
+_PATIENCE_SECONDS = 0.05
+
 _log = logging.getLogger(__name__)
 
 
@@ -51,8 +55,8 @@ class OutputProcessor:
 
         Args:
             outputs: of the step's passes.
-            may_wait: whether to wait for a grammar mask that is not ready. If not, its sequence
-                holds its logits for a later step.
+            may_wait: whether to wait a moment for a grammar mask if none is ready. Sequences
+                without one hold their logits for a later step.
         """
         replies: list[tuple[Sequence, Reply]] = []
         for output in outputs:
@@ -63,7 +67,7 @@ class OutputProcessor:
             if output.drafts:
                 replies += self._accept_drafts(output)
             elif output.sequences:
-                ready = output if may_wait else _hold_late(output)
+                ready = _hold_late(output, _PATIENCE_SECONDS if may_wait else 0.0)
                 replies += self.accept(ready.sequences, self.sample(ready))
         return replies
 
@@ -136,8 +140,13 @@ def _note_prompts(output: Output) -> None:
             sequence.shared_prompt.fill(logits, sequence.prompt_logprobs)
 
 
-def _hold_late(output: Output) -> Output:
-    """Leaves out the sequences whose grammar mask is not ready; they hold their logits."""
+def _hold_late(output: Output, patience: float) -> Output:
+    """Leaves out the sequences whose grammar mask is not ready; they hold their logits.
+
+    Waits for the first of them, ``patience`` seconds at most, if no sequence is ready.
+    """
+    if patience and not any(sequence.can_sample for sequence in output.sequences):
+        output.sequences[0].wait_for_grammar(patience)
     late = [i for i, sequence in enumerate(output.sequences) if not sequence.can_sample]
     if not late:
         return output

@@ -40,6 +40,7 @@ class Constraint(Protocol):
     @property
     def ready(self) -> bool: ...
     def prepare(self) -> None: ...
+    def wait(self, seconds: float) -> None: ...
     def allowed(self) -> NDArray[np.bool_]: ...
     def accept(self, token_id: int) -> None: ...
 
@@ -166,6 +167,11 @@ class Sequence:
     def can_sample(self) -> bool:
         """Whether the next token can be sampled without waiting for the grammar's mask."""
         return self.grammar is None or self.grammar.ready
+
+    def wait_for_grammar(self, seconds: float) -> None:
+        """Waits for the grammar's mask, at most so long."""
+        if self.grammar is not None:
+            self.grammar.wait(seconds)
 
     # For the scheduler.
 

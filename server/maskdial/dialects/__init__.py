@@ -9,8 +9,10 @@ from collections.abc import Callable
 from fastapi import Response
 
 from maskdial.dialects import (
+    admin,
     anthropic_errors,
     anthropic_messages,
+    kserve,
     models,
     openai_chat,
     openai_completions,
@@ -27,7 +29,7 @@ from maskdial.dialects import (
     tokens,
 )
 from maskdial.dialects.shared_routes import share
-from maskdial.models.registry import Task
+from maskdial.models.served import Task
 
 # Paths that the OpenAI dialect has, too: its endpoint, and the keys by which its bodies are known.
 _SHARED = {
@@ -50,7 +52,9 @@ ROUTES = (
     *openai_models.ROUTES,
     *anthropic_messages.ROUTES,
     *openai_tokens.ROUTES,
+    *admin.ROUTES,
     *models.ROUTES,
+    *kserve.ROUTES,
     *service.ROUTES,
 )
 

@@ -17,9 +17,10 @@ from maskdial.dialects.tgi import GENERATE
 from maskdial.errors import about
 from maskdial.http.context import server_context
 from maskdial.http.disconnect import unless_gone
+from maskdial.http.lease import causal_for
 from maskdial.http.replies import json_reply, timing_headers
 from maskdial.http.sse import Frames, stream_reply
-from maskdial.models.registry import CausalModel
+from maskdial.models.served import CausalModel
 from maskdial.requests.chat import ChatRequest, ReplyReader
 from maskdial.requests.generation import Generation, GenerationRequest, timings
 from maskdial.requests.timing import Deadline
@@ -30,8 +31,7 @@ async def messages(request: Request) -> Response:
     server = server_context(request)
     body = parse_body(MessagesBody, await request.body())
     deadline = Deadline(body.timeout, server.config)
-    model = server.models.causal_for(GENERATE, body.model)
-    request.state.model = model.name
+    model = await causal_for(request, GENERATE, body.choice(), deadline)
     chat = body.request(model)
     with about_fields(body.names()):
         generation = await unless_gone(
@@ -65,8 +65,7 @@ async def count_tokens(request: Request) -> Response:
     server = server_context(request)
     body = parse_body(CountBody, await request.body())
     deadline = Deadline(body.timeout, server.config)
-    model = server.models.causal_for(GENERATE, body.model)
-    request.state.model = model.name
+    model = await causal_for(request, GENERATE, body.choice(), deadline)
     with about_fields(body.names()):
         async with deadline.enforced():
             chat = body.chat(GenerationRequest())

@@ -22,7 +22,7 @@ from maskdial.dialects.schema import (
     TaskBody,
     given,
 )
-from maskdial.models.registry import CausalModel
+from maskdial.models.served import CausalModel
 from maskdial.requests.chat import ChatRequest
 from maskdial.requests.generation import GenerationRequest, GrammarRequest
 

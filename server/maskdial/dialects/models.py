@@ -4,13 +4,22 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 from fastapi import Request, Response
+from pydantic import ConfigDict
 
 from maskdial.dialects import tasks, tgi
-from maskdial.dialects.schema import read_object
+from maskdial.dialects.schema import TaskBody, parse_body, read_object
 from maskdial.http.context import server_context
 from maskdial.http.guard import TaskRoute
+from maskdial.http.lease import lease_for
 from maskdial.models.bundle import Task
-from maskdial.models.registry import ServedModel
+from maskdial.models.served import ServedModel
+from maskdial.requests.timing import Deadline
+
+
+class _AnyBody(TaskBody):
+    """What the bodies of all tasks have."""
+
+    model_config = ConfigDict(extra="ignore")
 
 
 class _Dispatched(Protocol):
@@ -30,17 +39,20 @@ _TASKS: tuple[_Dispatched, ...] = (tgi.GENERATE, *tasks.TASKS)
 async def model(request: Request) -> Response:
     """Answers with the named model; the body is that of a task that the model does."""
     name = request.path_params["name"]
-    served = server_context(request).models.named(name)
     content = await request.body()
-    return await _asked_task(served, content).serve(request, content, name)
+    body = parse_body(_AnyBody, content)
+    choice = body.choice(name)
+    deadline = Deadline(body.timeout, server_context(request).config)
+    lease = await lease_for(request, choice, deadline)
+    served = [model for model in lease.models if choice.allows(model.manifest)]
+    return await _asked_task(served, read_object(content)).serve(request, content, name)
 
 
-def _asked_task(served: Sequence[ServedModel], content: bytes) -> _Dispatched:
-    """The task that claims the body, otherwise the main task of the name's first model.
+def _asked_task(served: Sequence[ServedModel], body: Mapping[str, Any]) -> _Dispatched:
+    """The task that claims the body, otherwise the main task of the first model.
 
     A task may claim a body for a model that has its head but cannot do it, and say why not.
     """
-    body = read_object(content)
     for each in served:
         for task in _TASKS:
             if task.head == each.manifest.task and task.claims(body, each):
@@ -49,4 +61,4 @@ def _asked_task(served: Sequence[ServedModel], content: bytes) -> _Dispatched:
     return next(task for task in _TASKS if task.name == main)
 
 
-ROUTES = (TaskRoute("/models/{name}", model, tags=["models"]),)
+ROUTES = (TaskRoute("/models/{name:path}", model, tags=["models"]),)

@@ -17,13 +17,14 @@ from maskdial.causal.tools import (
 )
 from maskdial.dialects.openai_errors import openai_route
 from maskdial.dialects.openai_generation import FINISH_REASONS, answer
-from maskdial.dialects.openai_logprobs import TokenSpeller, chat_logprobs
+from maskdial.dialects.openai_logprobs import chat_logprobs
 from maskdial.dialects.openai_messages import Message
 from maskdial.dialects.openai_sampling import GenerationBody
 from maskdial.dialects.openai_schema import Unsupported
 from maskdial.dialects.openai_tools import ToolBody, ToolChoiceInput
 from maskdial.dialects.schema import FieldError, Range, Size, given, parse_body
-from maskdial.models.registry import CausalModel
+from maskdial.models.served import CausalModel
+from maskdial.models.tokenizer import TokenSpeller
 from maskdial.requests.chat import ChatRequest, ReplyFinish, ReplyReader, ToolCall, read_reply
 from maskdial.requests.generation import Completion, Generation, GenerationRequest, Text
 
@@ -258,5 +259,5 @@ async def chat_completions(request: Request) -> Response:
 
 ROUTES = tuple(
     openai_route(f"{prefix}/v1/chat/completions", chat_completions, ChatBody)
-    for prefix in ("", "/models/{name}")
+    for prefix in ("", "/models/{name:path}")
 )

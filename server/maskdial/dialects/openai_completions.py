@@ -11,7 +11,7 @@ from pydantic import Field, model_validator
 from maskdial.causal.events import TokenEvent
 from maskdial.dialects.openai_errors import openai_route
 from maskdial.dialects.openai_generation import FINISH_REASONS, answer
-from maskdial.dialects.openai_logprobs import CompletionLogprobs, DescribedToken, TokenSpeller
+from maskdial.dialects.openai_logprobs import CompletionLogprobs, DescribedToken
 from maskdial.dialects.openai_sampling import GenerationBody
 from maskdial.dialects.openai_schema import (
     TextsOrIds,
@@ -21,8 +21,8 @@ from maskdial.dialects.openai_schema import (
     is_batch,
 )
 from maskdial.dialects.schema import FieldError, Range, parse_body
-from maskdial.models.registry import CausalModel
-from maskdial.models.tokenizer import Tokenizer
+from maskdial.models.served import CausalModel
+from maskdial.models.tokenizer import Tokenizer, TokenSpeller
 from maskdial.requests.generation import Completion, Generation, GenerationRequest, Prompt, Text
 
 _DEFAULT_MAX_TOKENS = 16

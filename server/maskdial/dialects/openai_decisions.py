@@ -16,6 +16,7 @@ from maskdial.dialects.schema import FieldError, Size, parse_body, wire_names
 from maskdial.dialects.task_bodies import Text, TruncationParameters
 from maskdial.http.context import server_context
 from maskdial.http.disconnect import unless_gone
+from maskdial.http.lease import model_for
 from maskdial.http.replies import json_reply, timing_headers
 from maskdial.requests.decisions import Decisions, DecisionTask, decide
 from maskdial.requests.questions import Option, Probabilities, Question
@@ -166,8 +167,7 @@ async def decisions(request: Request) -> Response:
     body = parse_body(DecisionsBody, await request.body())
     deadline = Deadline(body.timeout, server.config)
     with about_model():
-        model = server.models.model_for(_DECIDE, body.model)
-    request.state.model = model.name
+        model = await model_for(request, _DECIDE, body.choice(), deadline)
     with wire_names(_NAMES, batch=True):
         found = await decide(
             body.text,

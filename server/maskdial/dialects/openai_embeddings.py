@@ -26,10 +26,11 @@ from maskdial.dialects.tasks import task_of
 from maskdial.errors import ValidationError
 from maskdial.http.context import server_context
 from maskdial.http.disconnect import unless_gone
+from maskdial.http.lease import masked_for
 from maskdial.http.replies import json_reply, timing_headers
 from maskdial.masked.tasks.embed import EmbedRequest
 from maskdial.masked.tasks.task import check_ids
-from maskdial.models.registry import MaskedModel
+from maskdial.models.served import MaskedModel
 from maskdial.models.tokenizer import TextOrIds
 from maskdial.requests import understanding
 from maskdial.requests.offload import offload
@@ -75,8 +76,7 @@ async def embeddings(request: Request) -> Response:
     body = parse_body(EmbeddingsBody, await request.body())
     deadline = Deadline(body.timeout, server.config)
     with about_model():
-        model = server.models.masked_for(task_of(EmbedRequest), body.model)
-    request.state.model = model.name
+        model = await masked_for(request, task_of(EmbedRequest), body.choice(), deadline)
     texts = inputs_of(body.input)
     with wire_names(_NAMES, batch=is_batch(body.input)):
         _check_own_ids(texts, model)

@@ -16,9 +16,10 @@ from maskdial.dialects.schema import wire_names
 from maskdial.dialects.tgi import GENERATE
 from maskdial.http.context import server_context
 from maskdial.http.disconnect import unless_gone
+from maskdial.http.lease import causal_for
 from maskdial.http.replies import encode_json, json_reply, timing_headers, truncation_header
 from maskdial.http.sse import Frames, data_frame, stream_reply
-from maskdial.models.registry import CausalModel
+from maskdial.models.served import CausalModel
 from maskdial.requests.generation import Completion, Generation, Text, timings
 from maskdial.requests.offload import offload
 from maskdial.requests.timing import Deadline
@@ -77,8 +78,7 @@ async def answer(
     server = server_context(request)
     deadline = Deadline(body.timeout, server.config)
     with about_model():
-        model = server.models.causal_for(GENERATE, model_name or body.model)
-    request.state.model = model.name
+        model = await causal_for(request, GENERATE, body.choice(model_name), deadline)
     with wire_names(body.names(), batch=body.batch):
         generation = await unless_gone(
             request, Generation.prepare(body.request(model), model, server.config, deadline)

@@ -5,41 +5,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from maskdial.causal.events import TokenEvent
-from maskdial.models.tokenizer import Tokenizer
+from maskdial.models.tokenizer import TokenSpeller
 from maskdial.requests.generation import Completion, Prompt
 
 Alternatives = Iterable[tuple[int, float]]
 """Token ids and their natural log-probabilities, best first."""
-
-
-class TokenSpeller:
-    """Spells a sequence's tokens one by one, each as it reads after the previous one.
-
-    Args:
-        tokenizer: the model's.
-        prompt_ids: tokens before the first one to spell.
-    """
-
-    def __init__(self, tokenizer: Tokenizer, prompt_ids: Sequence[int]) -> None:
-        self._tokenizer = tokenizer
-        self._previous_id = next((i for i in reversed(prompt_ids) if tokenizer.is_text(i)), None)
-
-    def num_characters(self, token_ids: Iterable[int]) -> int:
-        """Counts the characters of the next tokens, and advances past them."""
-        total = 0
-        for token_id in token_ids:
-            total += len(self.spell(token_id).decode(errors="replace"))
-            self.advance(token_id)
-        return total
-
-    def spell(self, token_id: int) -> bytes:
-        """The UTF-8 of a token in this place, possibly only a part of a character."""
-        return self._tokenizer.token_bytes(token_id, self._previous_id)
-
-    def advance(self, token_id: int) -> None:
-        """Moves to the place after a token."""
-        if self._tokenizer.is_text(token_id):
-            self._previous_id = token_id
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +49,7 @@ class CompletionLogprobs:
             "top_logprobs": [],
         }
         for token in tokens:
-            text = self._text(token.token_id)
+            text = self._speller.text(token.token_id)
             content["text_offset"].append(max(self._offset, 0))
             content["token_logprobs"].append(token.logprob)
             content["tokens"].append(text)
@@ -88,16 +58,13 @@ class CompletionLogprobs:
             self._speller.advance(token.token_id)
         return content
 
-    def _text(self, token_id: int) -> str:
-        return self._speller.spell(token_id).decode(errors="replace")
-
     def _top(self, text: str, token: DescribedToken) -> dict[str, float] | None:
         if token.logprob is None:
             return None
         top: dict[str, float] = {}
         for token_id, logprob in token.alternatives:
             # Incomplete characters are spelled alike; the first one is the most likely.
-            top.setdefault(self._text(token_id), logprob)
+            top.setdefault(self._speller.text(token_id), logprob)
         top.setdefault(text, token.logprob)
         return top
 

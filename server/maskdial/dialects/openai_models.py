@@ -8,39 +8,53 @@ from typing import Any
 from fastapi import Request, Response
 from fastapi.routing import APIRoute
 
+from maskdial.config import Config
 from maskdial.dialects.openai_errors import error_reply
 from maskdial.errors import NotFoundError, ValidationError
 from maskdial.http.context import server_context
 from maskdial.http.replies import json_reply
-from maskdial.models.registry import ServedModel
+from maskdial.models.choice import Choice
+from maskdial.models.entry import Entry
+from maskdial.models.registry import Models
+from maskdial.models.served import max_length
 
 _STARTED = int(time.time())  # bundles have no date of their own
 
 
 async def list_models(request: Request) -> Response:
-    """The names of the served models. A model that is served under both masks is listed once."""
-    named: dict[str, ServedModel] = {}
-    for model in server_context(request).models:
-        named.setdefault(model.name, model)
-    return json_reply({"object": "list", "data": [_describe(model) for model in named.values()]})
+    """The names of the models that requests may ask for, each once, loaded or not."""
+    server = server_context(request)
+    available = [entry for entry in server.models.entries if _is_available(entry, server.models)]
+    data = [_describe(entry, server.config) for entry in available]
+    return json_reply({"object": "list", "data": data})
 
 
 async def retrieve_model(request: Request) -> Response:
-    """One served model."""
+    """One of these models."""
+    server = server_context(request)
     try:
-        models = server_context(request).models.named(request.path_params["name"])
+        name = Choice.of(request.path_params["name"]).name
+        assert name is not None, "the path has one"
+        entry = server.models.entry(name)
     except NotFoundError as error:
         return error_reply(error)
-    return json_reply(_describe(models[0]))
+    return json_reply(_describe(entry, server.config))
 
 
-def _describe(model: ServedModel) -> dict[str, Any]:
+def _is_available(entry: Entry, models: Models) -> bool:
+    return bool(entry.models or (entry.manifests and models.autoloads))
+
+
+def _describe(entry: Entry, config: Config) -> dict[str, Any]:
+    lengths = [model.max_length for model in entry.models] or [
+        max_length(manifest, config) for manifest in entry.manifests
+    ]
     return {
-        "id": model.name,
+        "id": entry.name,
         "object": "model",
         "created": _STARTED,
         "owned_by": "maskdial",
-        "max_model_len": model.max_length,
+        "max_model_len": next(iter(lengths), 0),
     }
 
 

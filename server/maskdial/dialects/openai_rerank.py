@@ -17,6 +17,7 @@ from maskdial.dialects.task_bodies import Text, TruncationParameters
 from maskdial.dialects.tasks import task_of
 from maskdial.http.context import server_context
 from maskdial.http.disconnect import unless_gone
+from maskdial.http.lease import masked_for
 from maskdial.http.replies import json_reply, timing_headers
 from maskdial.masked.tasks.rerank import RerankRequest
 from maskdial.requests import understanding
@@ -58,8 +59,7 @@ async def rerank(request: Request) -> Response:
     body = parse_body(RankBody, await request.body())
     deadline = Deadline(body.timeout, server.config)
     with about_model():
-        model = server.models.masked_for(task_of(RerankRequest), body.model)
-    request.state.model = model.name
+        model = await masked_for(request, task_of(RerankRequest), body.choice(), deadline)
     with wire_names(_NAMES, batch=True):
         wanted = RerankRequest(body.query, body.documents, body.truncation)
         answer = await understanding.answer(

@@ -13,6 +13,7 @@ from fastapi.routing import APIRoute
 
 from maskdial.causal.events import TokenEvent
 from maskdial.dialects.openai_errors import http_error_reply, openai_route
+from maskdial.dialects.openai_logprobs import chat_logprobs
 from maskdial.dialects.openai_models import about_model
 from maskdial.dialects.openai_responses_body import ResponsesBody
 from maskdial.dialects.openai_responses_output import Event, ResponseOutput, Status
@@ -21,9 +22,12 @@ from maskdial.dialects.tgi import GENERATE
 from maskdial.errors import MaskdialError, OverloadedError, ValidationError
 from maskdial.http.context import server_context
 from maskdial.http.disconnect import unless_gone
+from maskdial.http.lease import causal_for
 from maskdial.http.replies import encode_json, json_reply, timing_headers, truncation_header
 from maskdial.http.sse import Frames, named_frame, stream_reply
-from maskdial.requests.chat import ReplyReader
+from maskdial.models.served import CausalModel
+from maskdial.models.tokenizer import TokenSpeller
+from maskdial.requests.chat import ChatRequest, ReplyReader
 from maskdial.requests.generation import Generation, Prompt, timings
 from maskdial.requests.offload import offload
 from maskdial.requests.timing import Deadline
@@ -39,11 +43,15 @@ class ResponseWriter:
     """
 
     def __init__(
-        self, body: ResponsesBody, model_name: str, prompt: Prompt, reader: ReplyReader
+        self, body: ResponsesBody, chat: ChatRequest, prompt: Prompt, model: CausalModel
     ) -> None:
         self.response: dict[str, Any] = {}
         self._prompt = prompt
-        self._reader = reader
+        self._reader = ReplyReader(chat, prompt, model)
+        self._speller = TokenSpeller(model.tokenizer, prompt.ids)
+        self._describes_tokens = body.describes_tokens
+        # Of tokens whose text is not part of any delta yet.
+        self._logprobs: list[Any] = []
         self._output = ResponseOutput()
         self._echoed = body.echoed()
         self._num_generated = self._num_events = 0
@@ -51,15 +59,18 @@ class ResponseWriter:
             "id": f"resp_{uuid.uuid4().hex}",
             "object": "response",
             "created_at": int(time.time()),
-            "model": model_name,
+            "model": model.name,
         }
 
     def push(self, token: TokenEvent) -> list[Event]:
         """Adds the next token; returns the events to send for it."""
         events = [] if self._num_generated else self._begin()
         self._num_generated += 1
+        if self._describes_tokens:
+            self._logprobs += chat_logprobs([token], self._speller)["content"]
         for delta in self._reader.push(token):
-            events += self._output.push(delta)
+            logprobs, self._logprobs = self._logprobs, []
+            events += self._output.push(delta, logprobs)
         if token.finish is not None:
             status: Status = "incomplete" if token.finish.reason == "length" else "completed"
             events += self._output.finish(status)
@@ -127,14 +138,13 @@ async def create_response(request: Request) -> Response:
     server = server_context(request)
     deadline = Deadline(body.timeout, server.config)
     with about_model():
-        model = server.models.causal_for(GENERATE, body.model)
-    request.state.model = model.name
+        model = await causal_for(request, GENERATE, body.choice(), deadline)
     chat = body.chat_request(model)
     with wire_names(body.names(), batch=False):
         preparing = Generation.prepare(chat.generation_for(model), model, server.config, deadline)
         generation = await unless_gone(request, preparing)
         (prompt,) = generation.prompts
-        writer = ResponseWriter(body, model.name, prompt, ReplyReader(chat, prompt, model))
+        writer = ResponseWriter(body, chat, prompt, model)
         if body.stream:
             return await stream_reply(
                 request,

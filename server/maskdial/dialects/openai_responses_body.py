@@ -3,7 +3,6 @@
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, Self
 
-import pydantic
 from pydantic import ConfigDict, Field, model_validator
 
 from maskdial.dialects.openai_responses_items import Input, conversation
@@ -11,12 +10,11 @@ from maskdial.dialects.openai_responses_tools import Choice, Tools, to_choice
 from maskdial.dialects.openai_sampling import SamplingBody
 from maskdial.dialects.openai_schema import Lenient, Unsupported
 from maskdial.dialects.schema import FieldError, Range
-from maskdial.models.registry import CausalModel
+from maskdial.models.served import CausalModel
 from maskdial.requests.chat import ChatRequest
 from maskdial.requests.generation import GenerationRequest, GrammarRequest
 
 _LOGPROBS = "message.output_text.logprobs"
-_NO_LOGPROBS = "log-probabilities are not available here; use /v1/chat/completions"
 _STATELESS = "responses are not stored; send the whole conversation in input"
 
 
@@ -62,12 +60,6 @@ class ReasoningOptions(Lenient):
     )
 
 
-def _check_include(value: object) -> object:
-    if isinstance(value, list) and _LOGPROBS in value:
-        raise ValueError(f"{_LOGPROBS!r}: {_NO_LOGPROBS}")
-    return value
-
-
 class ResponsesBody(SamplingBody):
     """A conversation to continue. Nothing of it is stored."""
 
@@ -76,7 +68,6 @@ class ResponsesBody(SamplingBody):
     neutral = {  # noqa: RUF012
         **SamplingBody.neutral,
         "background": (False,),
-        "top_logprobs": (0,),
         "truncation": ("disabled",),
     }
 
@@ -90,9 +81,13 @@ class ResponsesBody(SamplingBody):
     stream: bool | None = Field(None, description="Reply with server-sent events. Default: false.")
     text: TextOptions = Field(default_factory=TextOptions)
     metadata: dict[str, str] | None = Field(None, description="Returned unchanged.")
-    include: Annotated[list[str] | None, pydantic.BeforeValidator(_check_include)] = Field(
+    include: list[str] | None = Field(
         None,
-        description="Accepted, for nothing is left out: reasoning is always included, in full.",
+        description=f"With {_LOGPROBS}, each token of the text is described. Other values are "
+        "accepted, for nothing else is left out: reasoning is always included, in full.",
+    )
+    top_logprobs: Annotated[int, Range(0, 20)] | None = Field(
+        None, description="Describe each token with this many of the most likely ones. Default: 0."
     )
     tools: Tools = Field(default_factory=list)
     tool_choice: Choice = "auto"
@@ -109,7 +104,11 @@ class ResponsesBody(SamplingBody):
     truncation: Annotated[
         Any, Unsupported("conversations are not truncated; shorten the input")
     ] = None
-    top_logprobs: Annotated[Any, Unsupported(_NO_LOGPROBS)] = None
+
+    @property
+    def describes_tokens(self) -> bool:
+        """Whether the reply has log-probabilities."""
+        return bool(self.top_logprobs) or _LOGPROBS in (self.include or ())
 
     def names(self) -> Mapping[str, str]:
         """What the body calls the fields of a neutral request, where the names differ."""
@@ -126,12 +125,15 @@ class ResponsesBody(SamplingBody):
         return ChatRequest(
             conversation(self.instructions, self.input),
             GenerationRequest(
-                params=self.sampling_params(top_n_tokens=0, prompt_logprobs=False),
+                params=self.sampling_params(
+                    top_n_tokens=self.top_logprobs or 0, prompt_logprobs=False
+                ),
                 max_new_tokens=self.max_output_tokens or model.max_length,
                 grammar=self.text.format.grammar(),
                 truncate=self.truncate_prompt_tokens,
                 priority=self.priority or 0,
                 cache_salt=self.cache_salt or "",
+                describe_tokens=self.describes_tokens,
             ),
             tools=[tool.to_tool() for tool in self.tools],
             tool_choice=to_choice(self.tool_choice),
@@ -155,6 +157,7 @@ class ResponsesBody(SamplingBody):
             "text": {"format": self.text.format.model_dump(by_alias=True, exclude_none=True)},
             "tool_choice": self.tool_choice,
             "tools": self.tools,
+            "top_logprobs": self.top_logprobs or 0,
             "top_p": 1.0 if self.top_p is None else self.top_p,
             "truncation": "disabled",
         }

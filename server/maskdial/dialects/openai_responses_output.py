@@ -2,7 +2,7 @@
 
 import uuid
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any, Literal
 
 from maskdial.causal.tools import ContentDelta, ReasoningDelta, ReplyDelta, ToolCallDelta
@@ -19,8 +19,11 @@ class ResponseOutput:
     def __init__(self) -> None:
         self._items: list[_Item] = []
 
-    def push(self, delta: ReplyDelta) -> list[Event]:
-        """Adds a part of the reply; returns the events to send for it."""
+    def push(self, delta: ReplyDelta, logprobs: Sequence[Any] = ()) -> list[Event]:
+        """Adds a part of the reply; returns the events to send for it.
+
+        ``logprobs`` are those of its tokens, as the API writes them, for text.
+        """
         match delta:
             case ContentDelta(text) | ReasoningDelta(text):
                 growth = text
@@ -30,7 +33,7 @@ class ResponseOutput:
         last = self._items[-1] if self._items else None
         if last is None or not last.continues_with(delta):
             events += [*self.close("completed"), *self._open(_new_item(delta, len(self._items)))]
-        return [*events, *self._items[-1].extend(growth)]
+        return [*events, *self._items[-1].extend(growth, logprobs)]
 
     def finish(self, status: Status) -> list[Event]:
         """Closes the last item of a whole reply; one without any item is an empty message."""
@@ -76,16 +79,16 @@ class _Item(ABC):
     def open(self) -> Iterable[Event]:
         yield self._item_event("response.output_item.added")
 
-    def extend(self, text: str) -> Iterable[Event]:
+    def extend(self, text: str, logprobs: Sequence[Any]) -> Iterable[Event]:
         if text:
             self.text += text
-            yield self._delta_event(text)
+            yield self._delta_event(text, logprobs)
 
     def close(self) -> Iterable[Event]:
         yield self._item_event("response.output_item.done")
 
     @abstractmethod
-    def _delta_event(self, text: str) -> Event: ...
+    def _delta_event(self, text: str, logprobs: Sequence[Any]) -> Event: ...
 
     def _item_event(self, kind: str) -> Event:
         return {"type": kind, "output_index": self._index, "item": self.content()}
@@ -98,8 +101,6 @@ class _TextItem(_Item):
     """An item whose content is one part of text."""
 
     part_type: str
-    # The SDK's delta and done events of output text require a list of log-probabilities.
-    event_fields: dict[str, Any]
 
     def part(self) -> dict[str, Any]:
         return {"type": self.part_type, "text": self.text}
@@ -113,14 +114,15 @@ class _TextItem(_Item):
         yield self._part_event("response.content_part.added", part=self.part())
 
     def close(self) -> Iterable[Event]:
-        yield self._part_event(
-            f"response.{self.part_type}.done", text=self.text, **self.event_fields
-        )
+        yield self._done_event()
         yield self._part_event("response.content_part.done", part=self.part())
         yield from super().close()
 
-    def _delta_event(self, text: str) -> Event:
-        return self._part_event(f"response.{self.part_type}.delta", delta=text, **self.event_fields)
+    def _delta_event(self, text: str, logprobs: Sequence[Any]) -> Event:
+        return self._part_event(f"response.{self.part_type}.delta", delta=text)
+
+    def _done_event(self) -> Event:
+        return self._part_event(f"response.{self.part_type}.done", text=self.text)
 
     def _part_event(self, kind: str, **fields: Any) -> Event:
         return self._event(kind, content_index=0, **fields)
@@ -129,13 +131,16 @@ class _TextItem(_Item):
 class _Message(_TextItem):
     id_prefix = "msg"
     part_type = "output_text"
-    event_fields = {"logprobs": []}  # noqa: RUF012
+
+    def __init__(self, index: int) -> None:
+        super().__init__(index)
+        self._logprobs: list[Any] = []
 
     def continues_with(self, delta: ReplyDelta) -> bool:
         return isinstance(delta, ContentDelta)
 
     def part(self) -> dict[str, Any]:
-        return {**super().part(), "annotations": [], "logprobs": []}
+        return {**super().part(), "annotations": [], "logprobs": [*self._logprobs]}
 
     def content(self) -> dict[str, Any]:
         return {
@@ -146,11 +151,18 @@ class _Message(_TextItem):
             "content": self.parts(),
         }
 
+    # The SDK requires a list of log-probabilities in both events, possibly empty.
+    def _delta_event(self, text: str, logprobs: Sequence[Any]) -> Event:
+        self._logprobs += logprobs
+        return {**super()._delta_event(text, logprobs), "logprobs": logprobs}
+
+    def _done_event(self) -> Event:
+        return {**super()._done_event(), "logprobs": self._logprobs}
+
 
 class _Reasoning(_TextItem):
     id_prefix = "rs"
     part_type = "reasoning_text"
-    event_fields = {}  # noqa: RUF012
 
     def continues_with(self, delta: ReplyDelta) -> bool:
         return isinstance(delta, ReasoningDelta)
@@ -189,7 +201,7 @@ class _FunctionCall(_Item):
         yield self._event("response.function_call_arguments.done", arguments=self.text)
         yield from super().close()
 
-    def _delta_event(self, text: str) -> Event:
+    def _delta_event(self, text: str, logprobs: Sequence[Any]) -> Event:
         return self._event("response.function_call_arguments.delta", delta=text)
 
 

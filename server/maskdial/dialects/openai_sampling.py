@@ -24,7 +24,7 @@ from maskdial.dialects.schema import (
     given,
     logit_biases,
 )
-from maskdial.models.registry import CausalModel
+from maskdial.models.served import CausalModel
 from maskdial.requests.generation import GenerationRequest, GrammarRequest
 
 

@@ -9,17 +9,21 @@ from pydantic import Field, model_validator
 
 from maskdial.dialects.openai_messages import Message
 from maskdial.dialects.openai_schema import OpenAIBody
+from maskdial.dialects.openai_tools import ToolBody
 from maskdial.dialects.schema import FieldError, Size, TokenId, parse_body
 from maskdial.dialects.tgi import GENERATE
 from maskdial.dialects.tokens import TOKENIZE
 from maskdial.errors import MaskdialError, ValidationError
 from maskdial.http.context import server_context
+from maskdial.http.lease import model_for
 from maskdial.http.replies import error_reply, json_reply
 from maskdial.masked.tasks.task import check_ids, tokenizing_seconds
 from maskdial.models.bundle import CHAT_TEMPLATE
-from maskdial.models.registry import CausalModel, ServedModel
-from maskdial.requests.chat import render_messages
+from maskdial.models.choice import Choice
+from maskdial.models.served import CausalModel, ServedModel
+from maskdial.requests.chat import ChatRequest
 from maskdial.requests.offload import offload
+from maskdial.requests.timing import Deadline
 
 _SECONDS_PER_TOKEN = 1e-6
 
@@ -27,14 +31,19 @@ _SECONDS_PER_TOKEN = 1e-6
 class PromptBody(OpenAIBody):
     """A prompt or a conversation to tokenize."""
 
-    neutral = {"add_generation_prompt": (True,)}  # noqa: RUF012
-
     prompt: str | None = None
     messages: Annotated[list[Message], Size(1, 1024, "messages")] | None = None
     add_special_tokens: bool | None = Field(
         None,
         description="Add the special tokens of the model's inputs. Default: true for a prompt; a "
         "chat template writes them itself.",
+    )
+    add_generation_prompt: bool = Field(
+        True, description="Open the assistant's next turn after the messages."
+    )
+    tools: list[ToolBody] | None = Field(None, description="Functions that the prompt describes.")
+    chat_template_kwargs: Annotated[dict[str, Any], Size(0, 64, "variables")] | None = Field(
+        None, description="Further variables of the chat template."
     )
     return_token_strs: bool | None = Field(
         None, description="Return the tokens as the vocabulary spells them. Default: false."
@@ -58,7 +67,7 @@ class TokensBody(OpenAIBody):
 async def tokenize(request: Request) -> Response:
     """The token ids of a prompt or of a conversation."""
     body = parse_body(PromptBody, await request.body())
-    model = _model(request, body.model)
+    model = await _model(request, body)
     text = body.prompt
     if text is None:
         text = await asyncio.to_thread(_render, body, model)
@@ -82,7 +91,7 @@ async def tokenize(request: Request) -> Response:
 async def detokenize(request: Request) -> Response:
     """The text of token ids, special tokens spelled out."""
     body = parse_body(TokensBody, await request.body())
-    model = _model(request, body.model)
+    model = await _model(request, body)
     try:
         check_ids(body.tokens, model)
     except ValidationError as error:
@@ -100,14 +109,19 @@ async def tokenizer_info(request: Request) -> Response:
 
     `?model=` names the model. Default: the only one that generates, or the only one.
     """
-    models = server_context(request).models
-    name = request.query_params.get("model")
+    server = server_context(request)
+    choice = Choice.of(request.query_params.get("model"))
+    task = GENERATE if choice.name is None and server.models.does(GENERATE) else TOKENIZE
     try:
-        tasks = (GENERATE,) if any(GENERATE.serves(each.manifest) for each in models) else ()
-        model = models.model_for(TOKENIZE if name or not tasks else GENERATE, name)
+        async with Deadline(None, server.config).enforced():
+            lease = await server.models.lease(choice, task)
     except MaskdialError as error:
         return error_reply(error)
-    return json_reply(await asyncio.to_thread(_describe, model))
+    try:
+        model = server.models.pick(lease, choice, task)
+        return json_reply(await asyncio.to_thread(_describe, model))
+    finally:
+        lease.release()
 
 
 def _describe(model: ServedModel) -> dict[str, Any]:
@@ -133,20 +147,30 @@ def _chat_template(model: ServedModel) -> str | None:
     return (model.bundle.path / CHAT_TEMPLATE).read_text(encoding="utf-8")
 
 
-def _model(request: Request, name: str | None) -> ServedModel:
-    model = server_context(request).models.model_for(TOKENIZE, name)
-    request.state.model = model.name
-    return model
+async def _model(request: Request, body: OpenAIBody) -> ServedModel:
+    deadline = Deadline(body.timeout, server_context(request).config)
+    return await model_for(request, TOKENIZE, body.choice(), deadline)
 
 
 def _render(body: PromptBody, model: ServedModel) -> str:
     if not isinstance(model, CausalModel):
         raise ValidationError(f"messages: model {model.name!r} has no chat template")
+    chat = ChatRequest(
+        [each.to_message() for each in body.messages or ()],
+        tools=[tool.to_tool() for tool in body.tools or ()],
+        template_variables=body.chat_template_kwargs or {},
+    )
     try:
-        messages = [each.to_message() for each in body.messages or ()]
-        return model.chat_template.render(render_messages(messages, model.reply_format))
+        conversation = chat.generation_for(model).conversation
+        assert conversation is not None
+        return model.chat_template.render(
+            conversation.messages,
+            tools=conversation.tools,
+            variables=conversation.variables,
+            add_generation_prompt=body.add_generation_prompt,
+        )
     except ValidationError as error:
-        raise ValidationError(f"messages: {error.message}") from error
+        raise ValidationError(f"{error.field or 'messages'}: {error.message}") from error
 
 
 ROUTES = (APIRoute("/tokenizer_info", tokenizer_info, methods=["GET"], tags=["tokens"]),)

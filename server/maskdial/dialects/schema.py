@@ -19,6 +19,8 @@ from pydantic import (
 from pydantic_core import CoreSchema, core_schema, from_json
 
 from maskdial.errors import ValidationError
+from maskdial.models.bundle import Mask
+from maskdial.models.choice import Choice
 
 Body = TypeVar("Body", bound=BaseModel)
 T = TypeVar("T")
@@ -109,13 +111,28 @@ class TaskBody(Wire):
     """What every task's body may hold beside its inputs and parameters."""
 
     model: str | None = Field(
-        None, description="Model name. Default: the only model that supports this task."
+        None,
+        description="Model name; NAME:full or NAME:causal also says which attention mask. Default: "
+        "the only model that supports this task.",
+    )
+    mask: Mask | None = Field(
+        None,
+        description="Attention mask, for models that have both. Default: the one that the task "
+        "needs; causal if both do it.",
     )
     timeout: Annotated[float, Range(0, 86_400, above_low=True)] | None = Field(
         None,
         description="Seconds after which the request is aborted with 504. Default: the server's "
         "limit, if any.",
     )
+
+    def choice(self, name: str | None = None) -> Choice:
+        """Which model is meant; ``name`` is the one in the path, if there is one.
+
+        Raises:
+            ValidationError: name and mask contradict each other.
+        """
+        return Choice.of(name or self.model, self.mask)
 
 
 def _check_token_keys(biases: dict[str, float]) -> dict[str, float]:

@@ -1,5 +1,6 @@
 """The service routes: what is served, how it is doing, and the metrics."""
 
+from itertools import zip_longest
 from typing import Any
 
 from fastapi import Request, Response
@@ -7,19 +8,36 @@ from fastapi.routing import APIRoute
 from prometheus_client import CONTENT_TYPE_LATEST
 
 import maskdial
-from maskdial.http.context import server_context
+from maskdial.config import Config
+from maskdial.http.context import ServerContext, server_context
 from maskdial.http.lifecycle import Phase
 from maskdial.http.replies import json_reply
-from maskdial.models.registry import CausalModel, Models, ServedModel
+from maskdial.models.entry import Entry
+from maskdial.models.registry import Models
+from maskdial.models.served import CausalModel, ServedModel, max_length
+
+_UNKNOWN: dict[str, Any] = {
+    "mask": "",
+    "family": "",
+    "tasks": [],
+    "architecture": "",
+    "precision": "",
+    "batch_invariant": False,
+    "max_length": 0,
+    "labels": [],
+    "provider": "",
+    "ready": False,
+}
 
 
 async def list_models(request: Request) -> Response:
-    """Name, family, tasks, precision, lengths and provider of each model.
+    """Name, state, family, tasks, precision, lengths and provider of each model, loaded or not.
 
-    A model that is served under both masks has an entry for each, with the same name.
+    A model that is served under both masks has an item for each, with the same name.
     """
-    models = server_context(request).models
-    return json_reply([_describe(model, models) for model in models])
+    server = server_context(request)
+    await server.models.refresh()
+    return json_reply(_describe_all(server))
 
 
 async def info(request: Request) -> Response:
@@ -39,7 +57,7 @@ async def info(request: Request) -> Response:
                 "max_queue": config.max_queue,
                 "slots": max(slots, default=0),
             },
-            "models": [_describe(model, models) for model in models],
+            "models": _describe_all(server),
         }
     )
 
@@ -50,14 +68,25 @@ async def live() -> Response:
 
 
 async def ready(request: Request) -> Response:
-    """200 when every engine has run a pass; 503 while loading, draining, or after a failure."""
+    """200 when every loaded engine has run a pass; 503 while the server starts or drains, or after
+    an engine's failure. Models that are not loaded do not count.
+    """
     server = server_context(request)
     if server.lifecycle.phase is not Phase.SERVING:
         return json_reply({"status": server.lifecycle.phase.value}, status=503)
-    down = [model.bundle.label for model in server.models if not model.engine.ready]
+    down = _engines_down(server)
     if down:
         return json_reply({"status": "engine down", "models": down}, status=503)
     return json_reply({"status": "ready"})
+
+
+def is_ready(server: ServerContext) -> bool:
+    """Whether the server takes requests and every loaded model runs."""
+    return server.lifecycle.phase is Phase.SERVING and not _engines_down(server)
+
+
+def _engines_down(server: ServerContext) -> list[str]:
+    return [model.bundle.label for model in server.models if not model.engine.ready]
 
 
 async def metrics(request: Request) -> Response:
@@ -65,18 +94,45 @@ async def metrics(request: Request) -> Response:
     return Response(server_context(request).metrics.render(), media_type=CONTENT_TYPE_LATEST)
 
 
-def _describe(model: ServedModel, models: Models) -> dict[str, Any]:
-    """A served model as `/models` lists it."""
-    manifest = model.manifest
+def _describe_all(server: ServerContext) -> list[dict[str, Any]]:
+    return [
+        description
+        for entry in server.models.entries
+        for description in _describe(entry, server.models, server.config)
+    ]
+
+
+def _describe(entry: Entry, models: Models, config: Config) -> list[dict[str, Any]]:
+    """A name as `/models` lists it: an item for each mask, or one if its bundle is unreadable.
+
+    What is not known before a model is loaded is empty or 0.
+    """
+    common = {"name": entry.name, "state": entry.state, "reason": entry.reason}
+    if not entry.manifests:
+        return [common | _UNKNOWN]
+    return [
+        common
+        | {
+            "mask": manifest.mask,
+            "family": manifest.family,
+            "tasks": list(models.tasks_of(manifest)),
+            "architecture": manifest.architecture,
+            "precision": manifest.precision,
+            "batch_invariant": manifest.batch_invariant,
+            "max_length": max_length(manifest, config),
+            "labels": list(manifest.labels),
+            "provider": "",
+            "ready": False,
+        }
+        | ({} if model is None else _describe_loaded(model))
+        for manifest, model in zip_longest(entry.manifests, entry.models)
+    ]
+
+
+def _describe_loaded(model: ServedModel) -> dict[str, Any]:
     return {
-        "name": model.name,
-        "family": manifest.family,
-        "tasks": list(models.tasks_of(model)),
-        "architecture": manifest.architecture,
-        "precision": manifest.precision,
         "batch_invariant": model.batch_invariant,
         "max_length": model.max_length,
-        "labels": list(manifest.labels),
         "provider": model.provider,
         "ready": model.engine.ready,
     }

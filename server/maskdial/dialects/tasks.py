@@ -16,6 +16,7 @@ from maskdial.dialects.schema import field_names, parse_body, wire_names
 from maskdial.http.context import server_context
 from maskdial.http.disconnect import unless_gone
 from maskdial.http.guard import TaskRoute
+from maskdial.http.lease import masked_for, model_for
 from maskdial.http.replies import json_reply, timing_headers
 from maskdial.masked.tasks.classify import ClassifyRequest
 from maskdial.masked.tasks.embed import EmbedRequest, SimilarityRequest
@@ -26,7 +27,7 @@ from maskdial.masked.tasks.task import TaskRequest
 from maskdial.masked.tasks.token_classify import TokenClassifyRequest
 from maskdial.masked.tasks.zero_shot import ZeroShotRequest
 from maskdial.models.bundle import Manifest, Task
-from maskdial.models.registry import ServedModel
+from maskdial.models.served import ServedModel
 from maskdial.requests import scoring, understanding
 from maskdial.requests.timing import Deadline
 
@@ -100,8 +101,7 @@ class MaskedTask(Generic[BodyT]):
         server = server_context(request)
         body = parse_body(self.body, content)
         deadline = Deadline(body.timeout, server.config)
-        model = server.models.masked_for(self, model_name or body.model)
-        request.state.model = model.name
+        model = await masked_for(request, self, body.choice(model_name), deadline)
         with wire_names(_names(self), batch=body.batch):
             answer = await understanding.answer(
                 body.request(), model, server.config, deadline, partial(unless_gone, request)
@@ -233,8 +233,7 @@ async def score(request: Request) -> Response:
     server = server_context(request)
     body = parse_body(bodies.ScoreBody, await request.body())
     deadline = Deadline(body.timeout, server.config)
-    model = server.models.model_for(SCORE, body.model)
-    request.state.model = model.name
+    model = await model_for(request, SCORE, body.choice(), deadline)
     with wire_names({"texts": "inputs"}, batch=body.batch):
         answer = await unless_gone(
             request, scoring.score(body.request(), model, server.config, deadline)

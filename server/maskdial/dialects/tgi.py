@@ -13,6 +13,7 @@ from maskdial.errors import MaskdialError, ValidationError
 from maskdial.http.context import server_context
 from maskdial.http.disconnect import unless_gone
 from maskdial.http.guard import TaskRoute
+from maskdial.http.lease import causal_for
 from maskdial.http.replies import (
     encode_json,
     error_content,
@@ -22,8 +23,8 @@ from maskdial.http.replies import (
 )
 from maskdial.http.sse import Frames, data_frame, stream_reply
 from maskdial.models.bundle import Manifest, Task
-from maskdial.models.registry import ServedModel
-from maskdial.models.tokenizer import Tokenizer
+from maskdial.models.served import ServedModel
+from maskdial.models.tokenizer import Tokenizer, TokenSpeller
 from maskdial.requests.generation import Completion, Generation, Prompt, Text, timings
 from maskdial.requests.offload import offload
 from maskdial.requests.timing import Deadline
@@ -91,8 +92,7 @@ async def _serve(
     server = server_context(request)
     body = parse_body(GenerateBody, content)
     deadline = Deadline(body.timeout, server.config)
-    model = server.models.causal_for(GENERATE, model_name or body.model)
-    request.state.model = model.name
+    model = await causal_for(request, GENERATE, body.choice(model_name), deadline)
     parameters = body.parameters or GenerateParameters()
     stream = stream or bool(body.stream)
     if stream:
@@ -171,7 +171,8 @@ def _text_reply(
             "tokens": [_token(event) for event in text.events],
         }
         if parameters.top_n_tokens:
-            tops = [_top_tokens(event, tokenizer) for event in text.events]
+            speller = TokenSpeller(tokenizer, prompt.ids)
+            tops = [_top_tokens(event, speller, tokenizer) for event in text.events]
             reply["details"]["top_tokens"] = tops
     return reply
 
@@ -182,12 +183,13 @@ async def _frames(
     """The events of a stream, one per token."""
     (prompt,) = generation.prompts
     prefix = (prompt.text or "") if parameters.return_full_text else ""
+    speller = TokenSpeller(tokenizer, prompt.ids)
     with wire_names(_NAMES, batch=False):
         async with generation.stream() as stream:
             async for _, event in stream:
                 content = _stream_event(event, prefix)
                 if parameters.top_n_tokens:
-                    content["top_tokens"] = _top_tokens(event, tokenizer)
+                    content["top_tokens"] = _top_tokens(event, speller, tokenizer)
                 yield data_frame(encode_json(content))
 
 
@@ -215,27 +217,32 @@ def _token(event: TokenEvent) -> dict[str, Any]:
     }
 
 
-def _top_tokens(event: TokenEvent, tokenizer: Tokenizer) -> list[dict[str, Any]]:
-    """The most likely tokens, each with its text as it reads alone."""
-    return [
+def _top_tokens(
+    event: TokenEvent, speller: TokenSpeller, tokenizer: Tokenizer
+) -> list[dict[str, Any]]:
+    """The most likely tokens, each with its text in this place; advances past the chosen one."""
+    tokens = [
         {
             "id": token_id,
-            "text": tokenizer.token_text(token_id),
+            "text": speller.text(token_id),
             "logprob": logprob,
             "special": token_id in tokenizer.special_ids,
         }
         for token_id, logprob in event.top
     ]
+    speller.advance(event.token_id)
+    return tokens
 
 
 def _prefill(prompt: Prompt, finish: Finish, tokenizer: Tokenizer) -> list[dict[str, Any]]:
     """The prompt's tokens. Nothing precedes the first, so it has no probability."""
-    return [
-        {"id": token_id, "text": tokenizer.token_text(token_id), "logprob": logprob}
-        for token_id, logprob in zip(
-            prompt.ids, (None, *(each.logprob for each in finish.prompt_logprobs)), strict=True
-        )
-    ]
+    speller = TokenSpeller(tokenizer)
+    tokens = []
+    logprobs = (None, *(each.logprob for each in finish.prompt_logprobs))
+    for token_id, logprob in zip(prompt.ids, logprobs, strict=True):
+        tokens.append({"id": token_id, "text": speller.text(token_id), "logprob": logprob})
+        speller.advance(token_id)
+    return tokens
 
 
 def _details(finish: Finish) -> dict[str, Any]:

@@ -12,10 +12,12 @@ from maskdial.dialects.schema import TaskBody, TextsBody, parse_body, wire_names
 from maskdial.errors import about
 from maskdial.http.context import server_context
 from maskdial.http.guard import TaskRoute
+from maskdial.http.lease import model_for
 from maskdial.http.replies import json_reply
 from maskdial.masked.tasks.task import check_ids, tokenizing_seconds
 from maskdial.models.bundle import Manifest
 from maskdial.requests.offload import offload
+from maskdial.requests.timing import Deadline
 from maskdial.requests.understanding import check_num_texts
 
 _SECONDS_PER_TOKEN = 1e-6
@@ -78,8 +80,8 @@ async def tokenize(request: Request) -> Response:
     """Splits a text, or several, into a model's tokens. Texts may be longer than the model."""
     server = server_context(request)
     body = parse_body(TokenizeBody, await request.body())
-    model = server.models.model_for(TOKENIZE, body.model)
-    request.state.model = model.name
+    deadline = Deadline(body.timeout, server.config)
+    model = await model_for(request, TOKENIZE, body.choice(), deadline)
     texts = body.texts
     with wire_names({"texts": "inputs"}, batch=body.batch):
         check_num_texts(len(texts), server.config)
@@ -99,8 +101,8 @@ async def detokenize(request: Request) -> Response:
     """Turns a model's token ids into text: a list of one text, or of one for each list of ids."""
     server = server_context(request)
     body = parse_body(DetokenizeBody, await request.body())
-    model = server.models.model_for(TOKENIZE, body.model)
-    request.state.model = model.name
+    deadline = Deadline(body.timeout, server.config)
+    model = await model_for(request, TOKENIZE, body.choice(), deadline)
     with wire_names({"texts": "ids"}, batch=False):
         check_num_texts(len(body.texts), server.config)
         with about("texts"):

@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import AsyncIterator, Callable
-from functools import partial
+from pathlib import Path
 from typing import Any
 
 from fastapi import FastAPI, Request, Response
@@ -21,9 +21,10 @@ from maskdial.http.guard import Guard, TaskRoute
 from maskdial.http.lifecycle import Lifecycle
 from maskdial.http.replies import error_reply, json_reply
 from maskdial.metrics import Metrics
-from maskdial.models.bundle import Bundle, load_bundles
-from maskdial.models.loading import start_model
-from maskdial.models.registry import Models, find_bundles
+from maskdial.models.catalog import find_bundles
+from maskdial.models.loading import start_models
+from maskdial.models.registry import Models
+from maskdial.models.served import ServedModel
 
 _log = logging.getLogger("maskdial")
 
@@ -33,8 +34,8 @@ def create_app(
 ) -> FastAPI:
     """The application.
 
-    Models load while it already answers: ``/health/live`` at once, ``/health/ready`` when the last
-    one is up. ``on_load_failure`` is called if one cannot be served.
+    Models load while it already answers: ``/health/live`` at once, ``/health/ready`` when all that
+    are configured by name are up. ``on_load_failure`` is called if one of them cannot be served.
     """
     app = FastAPI(
         title="maskdial",
@@ -44,10 +45,15 @@ def create_app(
         redirect_slashes=False,
     )
     app.router.routes.extend(dialects.ROUTES)
-    task_routes = [route.path for route in dialects.ROUTES if isinstance(route, TaskRoute)]
-    app.state.context = context = ServerContext(
-        config, Models(dialects.TASKS), Metrics(task_routes), Lifecycle()
+    metrics = Metrics(
+        route.path_format for route in dialects.ROUTES if isinstance(route, TaskRoute)
     )
+
+    def start(name: str, path: Path) -> tuple[ServedModel, ...]:
+        return start_models(name, path, config, metrics, alone=len(models.entries) == 1)
+
+    models = Models(dialects.TASKS, config, metrics, start)
+    app.state.context = context = ServerContext(config, models, metrics, Lifecycle())
     app.state.on_load_failure = on_load_failure
     app.add_middleware(
         Guard,
@@ -71,19 +77,15 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
         loading.cancel()
         await asyncio.wait({loading})
         # Running requests have had their grace period by now.
-        await asyncio.gather(*(asyncio.to_thread(model.stop) for model in context.models))
+        await context.models.close()
 
 
 async def _load_models(
     context: ServerContext, on_failure: Callable[[MaskdialError], None] | None
 ) -> None:
     try:
-        bundles = await asyncio.to_thread(_read_bundles, context.config)
-        start = partial(start_model, config=context.config, metrics=context.metrics)
-        for bundle in bundles:
-            model = await asyncio.to_thread(start, bundle, alone=len(bundles) == 1)
-            context.models.add(model)
-            await model.engine.warm_up()
+        catalog = await asyncio.to_thread(find_bundles, context.config)
+        await context.models.open(catalog)
     except Exception as error:
         # Every failure is reported, or the server would be in its loading phase forever.
         if isinstance(error, MaskdialError):
@@ -96,12 +98,8 @@ async def _load_models(
             on_failure(failure)
         return
     context.lifecycle.serve()
-    _log.info("ready: %s", ", ".join(model.bundle.label for model in context.models))
-
-
-def _read_bundles(config: Config) -> list[Bundle]:
-    folders = find_bundles(config)
-    return [bundle for name, path in folders.items() for bundle in load_bundles(name, path)]
+    labels = [model.bundle.label for model in context.models]
+    _log.info("ready: %s", ", ".join(labels) or "models are loaded when they are asked for")
 
 
 async def _http_error(request: Request, error: Exception) -> Response:

@@ -113,9 +113,13 @@ class Guard:
             await self._serve(route, exchange, scope)
         finally:
             self._lifecycle.end_request()
+            lease = scope["state"].pop("lease", None)
+            if lease is not None:
+                lease.release()
             model = scope["state"].get("model", "")
-            self._metrics.requests.labels(route.path, model, exchange.outcome).inc()
-            self._metrics.request_duration.labels(route.path, model).observe(exchange.elapsed())
+            path = route.path_format
+            self._metrics.requests.labels(path, model, exchange.outcome).inc()
+            self._metrics.request_duration.labels(path, model).observe(exchange.elapsed())
 
     async def _serve(self, route: TaskRoute, exchange: "_Exchange", scope: Scope) -> None:
         try:

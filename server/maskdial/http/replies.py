@@ -3,7 +3,7 @@
 from fastapi import Response
 from pydantic_core import to_json
 
-from maskdial.errors import DeadlineError, MaskdialError, ValidationError
+from maskdial.errors import DeadlineError, MaskdialError, UnauthorizedError, ValidationError
 from maskdial.requests.timing import Timings
 
 
@@ -45,11 +45,13 @@ def error_content(error: MaskdialError) -> dict[str, str]:
 
 def error_reply(error: MaskdialError) -> Response:
     """An error as a response of the native API."""
-    return json_reply(error_content(error), status=error.status, headers=retry_header(error))
+    return json_reply(error_content(error), status=error.status, headers=error_headers(error))
 
 
-def retry_header(error: MaskdialError) -> dict[str, str]:
-    """``Retry-After``, for errors that pass."""
+def error_headers(error: MaskdialError) -> dict[str, str]:
+    """``Retry-After`` for errors that pass, and ``WWW-Authenticate`` where a key is missing."""
+    if isinstance(error, UnauthorizedError):
+        return {"www-authenticate": "Bearer"}
     return {} if error.retry_after is None else {"retry-after": str(error.retry_after)}
 
 
@@ -58,7 +60,7 @@ def sdk_error_reply(error: MaskdialError, content: object) -> Response:
 
     Bodies that cannot be served are 400 there, not 422.
     """
-    headers = retry_header(error)
+    headers = error_headers(error)
     if isinstance(error, DeadlineError):
         # The SDKs would retry a 504, and spend the same time again for nothing.
         headers["x-should-retry"] = "false"

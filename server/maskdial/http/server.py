@@ -11,6 +11,7 @@ from maskdial.config import Config
 from maskdial.errors import MaskdialError
 from maskdial.http.app import create_app
 from maskdial.http.lifecycle import Lifecycle
+from maskdial.runtime.memory import map_large_blocks
 
 _log = logging.getLogger("maskdial")
 
@@ -23,6 +24,7 @@ class Server(uvicorn.Server):
     """
 
     def __init__(self, config: Config) -> None:
+        map_large_blocks()
         app = create_app(config, self._load_failed)
         super().__init__(
             uvicorn.Config(

@@ -57,6 +57,7 @@ GENERATION_CONFIG = "generation_config.json"
 UNWANTED_FUSIONS = frozenset({"SkipLayerNormFusion"})
 
 Family = Literal["masked", "causal"]
+Mask = Literal["full", "causal"]
 Task = Literal["fill-mask", "classify", "token-classify", "question-answering", "embed", "generate"]
 ProblemType = Literal["single_label_classification", "multi_label_classification", "regression"]
 
@@ -182,6 +183,11 @@ class Manifest(_Frozen):
     thinking_marks: tuple[str, str] | None = Field(
         None, description="the tags around the model's reasoning; None: derived likewise"
     )
+    response_template: dict[str, Any] | None = Field(
+        None,
+        description="the checkpoint's `response_template` (transformers 5), for what the chat "
+        "template does not show of calls and reasoning",
+    )
     source: str
     source_sha256: str
     tool_versions: dict[str, str]
@@ -189,6 +195,11 @@ class Manifest(_Frozen):
     quality: QualityReport | None = None
     golden: GoldenCheck
     files: dict[str, str] = Field(description="file name -> SHA-256, for every file of the model")
+
+    @property
+    def mask(self) -> Mask:
+        """The attention mask that the graph runs under."""
+        return "full" if self.family == "masked" else "causal"
 
     @property
     def entailment(self) -> int | None:
@@ -217,6 +228,17 @@ class Bundle:
     @property
     def tokenizer(self) -> Path:
         return self.path / TOKENIZER
+
+    @property
+    def num_bytes(self) -> int:
+        """The size of its files, which is about what the graph and its weights take in memory."""
+        return num_bytes(self.path, self.manifest)
+
+
+def num_bytes(folder: Path, manifest: Manifest) -> int:
+    """The size of the files that a manifest lists; one that is missing has none."""
+    paths = (folder / name for name in manifest.files)
+    return sum(path.stat().st_size for path in paths if path.is_file())
 
 
 def file_sha256(path: Path) -> str:

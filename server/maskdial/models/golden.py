@@ -6,6 +6,7 @@ the largest numbers: a kernel that saturates may change one text little and anot
 """
 
 import logging
+import shlex
 from collections.abc import Callable
 from typing import Any, Literal
 
@@ -13,13 +14,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from maskdial.errors import BundleError
-from maskdial.models.bundle import KERNEL_CHECK, Bundle, GoldenCheck
+from maskdial.models.bundle import FULL_MANIFEST, KERNEL_CHECK, Bundle, GoldenCheck
+from maskdial.models.kernels import multiplies_exactly
 from maskdial.runtime.runner import Runner
 from maskdial.runtime.session import Session, SessionOptions
 
 _log = logging.getLogger("maskdial.models")
-
-_KERNEL_INPUTS = 64
 
 Policy = Literal["error", "warn"]
 """What to do with a model that fails a check: refuse it, or log a warning."""
@@ -33,12 +33,13 @@ def check_kernels(bundle: Bundle, options: SessionOptions, policy: Policy) -> No
     """
     if KERNEL_CHECK not in bundle.manifest.files:
         return
-    if not multiplies_exactly(Session(bundle.path / KERNEL_CHECK, options)):
+    session = Session(bundle.path / KERNEL_CHECK, options)
+    if not multiplies_exactly(lambda rows: np.asarray(session.run({"rows": rows}))):
         _complain(
             policy,
             f"model {bundle.name!r} is int8, and 8-bit products saturate on this processor (it has "
-            "no VNNI instructions), so answers are worse than at export; export the model with "
-            "--reduce-range, or serve it anyway with --golden-check warn",
+            "no VNNI instructions), so answers are worse than at export; export it with 7-bit "
+            f"weights ({_remedy(bundle)}), or serve it anyway with --golden-check warn",
         )
 
 
@@ -89,19 +90,22 @@ def causal_logits(runner: Runner, golden: GoldenCheck) -> NDArray[np.float32]:
     return logits.reshape(-1)
 
 
-def multiplies_exactly(kernel_check: Session) -> bool:
-    """Whether 8-bit products are exact on this machine, for one row and for several.
-
-    One row and several have different kernels. If a kernel is not exact, sums of large products
-    saturate, and answers differ from those at export.
-    """
-    largest, zero_point = 255, 128
-    for num_rows in (1, 16):
-        rows = np.full((num_rows, _KERNEL_INPUTS), largest, np.uint8)
-        products = kernel_check.run({"rows": rows})
-        if not np.all(products == (largest - zero_point) * 127 * _KERNEL_INPUTS):
-            return False
-    return True
+def _remedy(bundle: Bundle) -> str:
+    """The command that exports the model with 7-bit weights, next to the bundle."""
+    manifest = bundle.manifest
+    checkpoint, _, adapter = manifest.source.partition(" + ")
+    source, _, commit = checkpoint.partition("@")
+    words = ["maskdial", "export", source, f"{bundle.path}-7bit"]
+    words += ["--revision", commit] if commit else []
+    words += ["--adapter", adapter] if adapter else []
+    if (bundle.path / FULL_MANIFEST).is_file():
+        words += ["--mask", "both"]
+    else:
+        words += ["--task", manifest.task]
+    words += ["--precision", "int8", "--reduce-range"]
+    if manifest.quality is not None and manifest.quality.max_loss is None:
+        words += ["--max-loss", "inf"]
+    return shlex.join(words)
 
 
 def _complain(policy: Policy, message: str) -> None:

@@ -16,9 +16,9 @@ from maskdial.config import Config
 from maskdial.errors import BundleError, ConfigError
 from maskdial.masked.engine import MaskedEngine
 from maskdial.metrics import Metrics, ModelMetrics
-from maskdial.models.bundle import Bundle, KVLayout, load_bundle
+from maskdial.models.bundle import Bundle, KVLayout, load_bundle, load_bundles
 from maskdial.models.golden import causal_logits, check_golden, check_kernels, masked_logits
-from maskdial.models.registry import CausalModel, MaskedModel, ServedModel
+from maskdial.models.served import CausalModel, MaskedModel, ServedModel, max_length
 from maskdial.models.tokenizer import Tokenizer
 from maskdial.runtime.kv_plan import plan_slots
 from maskdial.runtime.placement import Placement, place
@@ -38,6 +38,30 @@ def load_model(
         ConfigError: the provider cannot run it, or its KV cache does not fit into memory.
     """
     return start_model(load_bundle(name, path), config, metrics, alone=alone)
+
+
+def start_models(
+    name: str, path: Path, config: Config, metrics: Metrics, *, alone: bool = True
+) -> tuple[ServedModel, ...]:
+    """Reads a bundle folder and starts all of its graphs, or none.
+
+    ``alone``: no other model runs beside it.
+
+    Raises:
+        BundleError: the bundle cannot be served as it is.
+        ConfigError: the provider cannot run it, or its KV cache does not fit into memory.
+    """
+    bundles = load_bundles(name, path)
+    models: list[ServedModel] = []
+    try:
+        for bundle in bundles:
+            each = start_model(bundle, config, metrics, alone=alone and len(bundles) == 1)
+            models.append(each)
+    except BaseException:
+        for model in models:
+            model.stop()
+        raise
+    return tuple(models)
 
 
 def start_model(
@@ -158,8 +182,8 @@ def _runner(
 ) -> Runner:
     """Loads the graph, and allocates what is left of the memory for the KV cache."""
     session = _causal_session(bundle, config, placement, options)
-    max_length = min(bundle.manifest.max_length, config.max_context)
-    slots = _plan_slots(bundle, config, placement, layout, max_length)
+    context = max_length(bundle.manifest, config)
+    slots = _plan_slots(bundle, config, placement, layout, context)
     num_drafted = config.speculative_tokens + 1
     num_golden = len(bundle.manifest.golden.input_ids)
     return Runner(
@@ -167,7 +191,7 @@ def _runner(
         layout,
         memory=placement.memory,
         slots=slots,
-        max_length=max_length,
+        max_length=context,
         vocab_size=bundle.manifest.vocab_size,
         # A last chunk is longer by one token rather than followed by a single one.
         max_tokens=max(chunk_tokens + 1, num_drafted, num_golden),

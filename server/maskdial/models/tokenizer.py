@@ -3,7 +3,7 @@
 import codecs
 import json
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Any, Literal
@@ -196,6 +196,42 @@ class Tokenizer:
     def decoder(self, prompt_ids: Sequence[int]) -> "IncrementalDecoder":
         """A decoder for the tokens that follow a prompt."""
         return IncrementalDecoder(self, prompt_ids)
+
+
+class TokenSpeller:
+    """Spells a sequence's tokens one by one, each as it reads after the previous one.
+
+    The texts of a text's own tokens join to the text, unless a character is spread over several.
+
+    Args:
+        tokenizer: the model's.
+        prompt_ids: tokens before the first one to spell.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, prompt_ids: Sequence[int] = ()) -> None:
+        self._tokenizer = tokenizer
+        self._previous_id = next((i for i in reversed(prompt_ids) if tokenizer.is_text(i)), None)
+
+    def num_characters(self, token_ids: Iterable[int]) -> int:
+        """Counts the characters of the next tokens, and advances past them."""
+        total = 0
+        for token_id in token_ids:
+            total += len(self.text(token_id))
+            self.advance(token_id)
+        return total
+
+    def spell(self, token_id: int) -> bytes:
+        """The UTF-8 of a token in this place, possibly only a part of a character."""
+        return self._tokenizer.token_bytes(token_id, self._previous_id)
+
+    def text(self, token_id: int) -> str:
+        """The text of a token in this place, with U+FFFD for a part of a character."""
+        return self.spell(token_id).decode(errors="replace")
+
+    def advance(self, token_id: int) -> None:
+        """Moves to the place after a token."""
+        if self._tokenizer.is_text(token_id):
+            self._previous_id = token_id
 
 
 def longest_first(first: int, second: int, room: int) -> tuple[int, int]:

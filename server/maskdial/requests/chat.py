@@ -41,7 +41,7 @@ from maskdial.causal.tools import (
 )
 from maskdial.causal.tools.events import merged
 from maskdial.errors import ValidationError, about
-from maskdial.models.registry import CausalModel
+from maskdial.models.served import CausalModel
 from maskdial.requests.generation import (
     Conversation,
     GenerationRequest,
@@ -131,7 +131,7 @@ class ChatRequest:
             params=params,
             prompts=(),
             conversation=Conversation(
-                render_messages(self.messages, model.reply_format),
+                _render_messages(self.messages, model.reply_format),
                 [tool.as_openai() for tool in self.callable_tools],
                 self._variables(),
             ),
@@ -230,7 +230,7 @@ def _about_item() -> Iterator[None]:
         raise ValidationError(error.message, field=f"{error.field}[{error.index}]") from error
 
 
-def render_messages(
+def _render_messages(
     messages: Sequence[Message], reply_format: ReplyFormat
 ) -> list[Mapping[str, Any]]:
     """The messages of a conversation in the form that the model's chat template reads.

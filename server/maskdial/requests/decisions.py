@@ -17,7 +17,7 @@ from maskdial.config import Config
 from maskdial.errors import ValidationError
 from maskdial.masked.tasks.task import REFUSE, Truncation
 from maskdial.models.bundle import Manifest
-from maskdial.models.registry import CausalModel, MaskedModel, ServedModel
+from maskdial.models.served import CausalModel, MaskedModel, ServedModel
 from maskdial.requests import understanding
 from maskdial.requests.decisions_causal import likelihoods
 from maskdial.requests.decisions_masked import (

@@ -24,7 +24,7 @@ from maskdial.causal.sequence import SharedPrompt
 from maskdial.causal.stream import TokenStream
 from maskdial.config import Config
 from maskdial.errors import ValidationError, about
-from maskdial.models.registry import CausalModel
+from maskdial.models.served import CausalModel
 from maskdial.requests.questions import Option, Probabilities, Question
 from maskdial.requests.timing import Deadline, Timings
 

@@ -24,7 +24,7 @@ from maskdial.causal.stream import TokenStream
 from maskdial.config import Config
 from maskdial.errors import DeadlineError, ValidationError, about
 from maskdial.masked.tasks.task import check_ids, tokenizing_seconds
-from maskdial.models.registry import CausalModel
+from maskdial.models.served import CausalModel
 from maskdial.models.tokenizer import TextOrIds
 from maskdial.requests.merge import MergedStreams, NumberedEvent
 from maskdial.requests.offload import offload

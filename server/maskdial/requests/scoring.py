@@ -34,8 +34,8 @@ from maskdial.masked.tasks.task import (
     tokenizing_seconds,
 )
 from maskdial.models.bundle import Manifest
-from maskdial.models.registry import CausalModel, MaskedModel, ServedModel
-from maskdial.models.tokenizer import Tokenizer
+from maskdial.models.served import CausalModel, MaskedModel, ServedModel
+from maskdial.models.tokenizer import Tokenizer, TokenSpeller
 from maskdial.requests.offload import offload
 from maskdial.requests.timing import Deadline, Timings
 from maskdial.requests.understanding import Answer, check_num_texts
@@ -233,10 +233,15 @@ def _token_scores(
     tokenizer: Tokenizer, encoding: Encoding, logprobs: dict[int, float]
 ) -> list[TokenScore]:
     """The text's own tokens, without special tokens that the tokenizer added."""
-    return [
-        TokenScore(token_id, tokenizer.token_text(token_id), logprobs.get(position))
-        for position, (token_id, is_added) in enumerate(
-            zip(encoding.ids, encoding.special_tokens_mask, strict=True)
-        )
-        if not is_added
-    ]
+    speller = TokenSpeller(tokenizer)
+    scores = []
+    for position, (token_id, is_added) in enumerate(
+        zip(encoding.ids, encoding.special_tokens_mask, strict=True)
+    ):
+        if not is_added:
+            # A vocabulary that marks subwords spells them with the mark, as its users know them.
+            alone = tokenizer.marks_subwords
+            text = tokenizer.token_text(token_id) if alone else speller.text(token_id)
+            scores.append(TokenScore(token_id, text, logprobs.get(position)))
+        speller.advance(token_id)
+    return scores

@@ -9,7 +9,7 @@ from typing import Any, Generic, Protocol, TypeVar
 from maskdial.config import Config
 from maskdial.errors import DeadlineError, ValidationError
 from maskdial.masked.tasks.task import TaskRequest
-from maskdial.models.registry import MaskedModel
+from maskdial.models.served import MaskedModel
 from maskdial.requests.offload import offload
 from maskdial.requests.timing import Deadline, Timings
 

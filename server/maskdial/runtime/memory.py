@@ -19,6 +19,8 @@ from numpy.typing import NDArray
 
 from maskdial.errors import ConfigError
 
+_M_MMAP_THRESHOLD = -3  # of mallopt(3)
+
 
 @dataclass(frozen=True, slots=True)
 class Buffer:
@@ -201,6 +203,23 @@ def _advise(mapping: mmap.mmap, advice: str, start: int, length: int) -> None:
     if option is not None:
         with suppress(OSError):
             mapping.madvise(option, start, length)
+
+
+def map_large_blocks() -> None:
+    """Has the C library, where that is glibc, map blocks of 4 MB and more apart from its heap, so
+    that they go back to the system when they are freed.
+
+    By default it does so for ever larger ones only, and what a model took stays in the heap, partly
+    in use, when the model goes: 20 replacements under load left the process 17% larger.
+    """
+    with suppress(OSError, AttributeError):
+        ctypes.CDLL(None).mallopt(_M_MMAP_THRESHOLD, 4 * 2**20)
+
+
+def return_free_memory() -> None:
+    """Returns what the C library's heap has free to the system, where that is glibc."""
+    with suppress(OSError, AttributeError):
+        ctypes.CDLL(None).malloc_trim(0)
 
 
 class Staging:

@@ -2,13 +2,14 @@
 
 import hashlib
 import threading
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Protocol
 
 from maskdial.causal.grammar.build import build_matcher
 from maskdial.causal.grammar.check import GrammarChecker
+from maskdial.causal.grammar.masks import MaskThreads
 from maskdial.causal.grammar.matcher import Grammar
 from maskdial.causal.grammar.source import (
     GrammarKind,
@@ -17,10 +18,10 @@ from maskdial.causal.grammar.source import (
     parse_grammar,
 )
 from maskdial.causal.grammar.vocabulary import Vocabulary
-from maskdial.errors import OverloadedError, ValidationError
+from maskdial.errors import OverloadedError, UnavailableError, ValidationError
 
 _MAX_VERDICTS = 1024
-_MAX_COMPILING = 32
+_MAX_COMPILING = 32  # different grammars
 _NUM_MASK_THREADS = 2
 
 
@@ -62,10 +63,15 @@ class GrammarCompiler:
         self._verdicts: OrderedDict[bytes, str | None] = OrderedDict()
         # A single thread, so that hostile grammars take one core at most and no other pool's.
         self._compiling = ThreadPoolExecutor(1, "maskdial-grammar-compile")
-        self._masking = ThreadPoolExecutor(_NUM_MASK_THREADS, "maskdial-grammar-mask")
+        self._masking = MaskThreads(_NUM_MASK_THREADS)
         self._lock = threading.Lock()
-        self.num_compiling = 0
-        """Grammars that are being compiled, or wait for it."""
+        # How many requests wait for each grammar that is not compiled yet, by its hash.
+        self._waiting: Counter[bytes] = Counter()
+
+    @property
+    def num_compiling(self) -> int:
+        """Different grammars that are being compiled, or wait for it."""
+        return len(self._waiting)
 
     def submit(self, kind: GrammarKind, value: GrammarValue) -> "Future[Grammar]":
         """Compiles a grammar on another thread; await it with ``asyncio.wrap_future``.
@@ -79,28 +85,38 @@ class GrammarCompiler:
             kind, or is too large or too complex.
 
         Raises:
-            OverloadedError: too many grammars wait to be compiled.
+            UnavailableError: too many masks never ended.
+            OverloadedError: too many other grammars wait to be compiled. A grammar that waits
+                already is no burden: only the first of its kind has to be checked.
         """
+        if self._masking.exhausted:
+            raise UnavailableError(
+                "constrained output is switched off until the server is restarted: the masks of "
+                "several grammars took too long"
+            )
+        key = _hash(kind, value)
         with self._lock:
-            if self.num_compiling >= _MAX_COMPILING:
+            if self.num_compiling >= _MAX_COMPILING and key not in self._waiting:
                 raise OverloadedError(
                     f"{self.num_compiling} grammars wait to be compiled already; "
                     "try again in a moment"
                 )
-            self.num_compiling += 1
+            self._waiting[key] += 1
         grammar = self._compiling.submit(self._compile, kind, value)
-        grammar.add_done_callback(self._count_down)
+        grammar.add_done_callback(lambda _: self._count_down(key))
         return grammar
 
     def close(self) -> None:
         """Ends the threads and the child process; no mask can be prepared afterwards."""
         self._compiling.shutdown(cancel_futures=True)
-        self._masking.shutdown(cancel_futures=True)
+        self._masking.close()
         self._checker.close()
 
-    def _count_down(self, _: "Future[Grammar]") -> None:
+    def _count_down(self, key: bytes) -> None:
         with self._lock:
-            self.num_compiling -= 1
+            self._waiting[key] -= 1
+            if not self._waiting[key]:
+                del self._waiting[key]
 
     def _compile(self, kind: GrammarKind, value: GrammarValue) -> Grammar:
         source = parse_grammar(kind, value)
@@ -133,3 +149,11 @@ class GrammarCompiler:
         verdict = self._verdicts[key]
         if verdict is not None:
             raise ValidationError(verdict)
+
+
+def _hash(kind: GrammarKind, value: GrammarValue) -> bytes:
+    try:
+        text = f"{kind} {value!r}"
+    except RecursionError:
+        text = ""  # so deep that it will be refused as soon as it is read
+    return hashlib.sha256(text.encode(errors="surrogatepass")).digest()

@@ -26,6 +26,9 @@ class ForcedTokens:
     def prepare(self) -> None:
         """The next mask needs no preparation."""
 
+    def wait(self, seconds: float) -> None:
+        """Returns at once."""
+
     def allowed(self) -> NDArray[np.bool_]:
         """True for the next token only, bool (vocab_size,)."""
         mask = np.zeros(self._vocab_size, np.bool_)

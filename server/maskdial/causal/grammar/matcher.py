@@ -1,12 +1,12 @@
 """Grammar and GrammarMatcher: which tokens a compiled grammar allows next, by llguidance."""
 
 import threading
-from concurrent.futures import Future, ThreadPoolExecutor, wait
 
 import numpy as np
 from llguidance import LLMatcher
 from numpy.typing import NDArray
 
+from maskdial.causal.grammar.masks import MaskThreads, PendingMask
 from maskdial.causal.grammar.source import grammar_error
 from maskdial.causal.grammar.vocabulary import Vocabulary
 from maskdial.errors import ValidationError
@@ -19,7 +19,7 @@ class Grammar:
         matcher: at the start of the grammar.
         first: which tokens may begin a text, read-only bool (vocab_size,).
         vocabulary: the model's.
-        executor: where masks are computed.
+        threads: where masks are computed.
         with_special: whether the grammar may speak of special tokens.
     """
 
@@ -28,14 +28,14 @@ class Grammar:
         matcher: LLMatcher,
         first: NDArray[np.bool_],
         vocabulary: Vocabulary,
-        executor: ThreadPoolExecutor,
+        threads: MaskThreads,
         *,
         with_special: bool,
     ) -> None:
         self._matcher = matcher
         self._first = first
         self._vocabulary = vocabulary
-        self._executor = executor
+        self._threads = threads
         self._with_special = with_special
         self._lock = threading.Lock()
 
@@ -47,7 +47,7 @@ class Grammar:
             copy,
             self._first,
             self._vocabulary,
-            self._executor,
+            self._threads,
             with_special=self._with_special,
         )
 
@@ -64,27 +64,32 @@ class GrammarMatcher:
         matcher: LLMatcher,
         first: NDArray[np.bool_],
         vocabulary: Vocabulary,
-        executor: ThreadPoolExecutor,
+        threads: MaskThreads,
         *,
         with_special: bool,
     ) -> None:
         self._matcher = matcher
         self._vocabulary = vocabulary
-        self._executor = executor
+        self._threads = threads
         self._with_special = with_special
-        self._pending: Future[NDArray[np.bool_]] | None = None
+        self._pending: PendingMask | None = None
         self._allowed: NDArray[np.bool_] | None = first
         self.finished = False
 
     def prepare(self) -> None:
         """Starts computing the next mask on another thread."""
         if self._allowed is None and self._pending is None:
-            self._pending = self._executor.submit(self._compute)
+            self._pending = self._threads.submit(self._compute)
 
     @property
     def ready(self) -> bool:
         """Whether `allowed` returns at once."""
-        return self._allowed is not None or (self._pending is not None and self._pending.done())
+        return self._allowed is not None or (self._pending is not None and self._pending.ready)
+
+    def wait(self, seconds: float) -> None:
+        """Waits until the next mask is there, at most so long."""
+        if self._allowed is None and self._pending is not None:
+            self._pending.wait(seconds)
 
     def allowed(self) -> NDArray[np.bool_]:
         """Which tokens may follow, as read-only bool (vocab_size,); waits for the mask.
@@ -93,11 +98,14 @@ class GrammarMatcher:
         the grammar is finished and the model has no such tokens.
 
         Raises:
-            ValidationError: the grammar became too complex, or no token of this model can follow.
+            ValidationError: the grammar became too complex, the mask takes too long, or no token of
+                this model can follow.
         """
         if self._allowed is None:
+            self.prepare()
+            assert self._pending is not None
             pending, self._pending = self._pending, None
-            self._allowed = self._compute() if pending is None else pending.result()
+            self._allowed = pending.result()
             if not self._vocabulary.has_text(self._allowed):
                 if not self._matcher.is_accepting():
                     raise grammar_error("no token of this model can follow here")
@@ -112,7 +120,7 @@ class GrammarMatcher:
                 matcher is of no use afterwards.
         """
         if self._pending is not None:
-            wait([self._pending])
+            self._pending.result()
         self._pending = self._allowed = None
         if token_id in self._vocabulary.eos_token_ids:
             if not self._matcher.is_accepting():

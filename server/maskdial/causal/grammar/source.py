@@ -20,6 +20,8 @@ MAX_TEXT_BYTES = 16 * 1024
 # llguidance reads JSON to a depth of 128, which includes its own wrapping.
 MAX_SCHEMA_DEPTH = 100
 
+_NO_FORCING = '\n%llguidance {"no_forcing": true}\n'
+
 _NAMES = {
     "json": "JSON schema",
     "json_schema": "JSON schema",
@@ -61,7 +63,9 @@ def parse_grammar(kind: GrammarKind, value: GrammarValue) -> str:
         text = f"start: /{regex_to_lark(text, use_ascii='dw')}/"
     if not text.strip():
         raise ValidationError("the Lark grammar is empty")
-    return LLMatcher.grammar_from_lark(text)
+    # llguidance looks ahead while only one byte can follow. In `start: /a+/ /a+/` the first part
+    # takes every byte, so it would look ahead without end. The last of several options counts.
+    return LLMatcher.grammar_from_lark(text + _NO_FORCING)
 
 
 def grammar_error(message: str) -> ValidationError:

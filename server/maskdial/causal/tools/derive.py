@@ -8,7 +8,7 @@ most, in its sandbox, and what it writes is read in linear time.
 import dataclasses
 import json
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
 from typing import Any
@@ -25,17 +25,11 @@ _PYTHON_TAG = "<|python_tag|>"
 _NUMBERS = {"zkey_a": 735191, "zkey_b": 846272}
 
 
-def derive_format(
-    template: ChatTemplate,
-    *,
-    special_tokens: Mapping[str, int] | None = None,
-    end_tokens: Collection[str] = (),
-) -> ToolFormat | None:
+def derive_format(template: ChatTemplate, *, end_tokens: Collection[str] = ()) -> ToolFormat | None:
     """The format in which a model writes calls; None if its template does not support tools.
 
     Args:
         template: the model's chat template, which may not exist.
-        special_tokens: the ids of the tokenizer's special tokens, by their text.
         end_tokens: the texts of the end-of-sequence tokens.
     """
     if not template.exists or not _knows_tools(template):
@@ -52,7 +46,7 @@ def derive_format(
             if not found.trigger and _PYTHON_TAG in source:
                 # Llama 3.x writes it before the calls of its built-in tools, and sometimes others.
                 found = dataclasses.replace(found, optional_tag=_PYTHON_TAG)
-            return found.with_special(special_tokens or {})
+            return found
     return None
 
 

@@ -116,9 +116,7 @@ class ToolFormat:
         return {key: value for key, value in values.items() if value != usual[key]}
 
     @classmethod
-    def from_json(
-        cls, value: Mapping[str, Any], *, special_tokens: Mapping[str, int] | None = None
-    ) -> "ToolFormat":
+    def from_json(cls, value: Mapping[str, Any]) -> "ToolFormat":
         """The inverse of `to_json`.
 
         Raises:
@@ -132,7 +130,7 @@ class ToolFormat:
             raise BundleError(f"the manifest's tool_format: {where}: {first['msg']}") from error
         if reason := parsed.problem():
             raise BundleError(f"the manifest's tool_format: {reason}")
-        return parsed.with_special(special_tokens or {})
+        return parsed
 
     def problem(self) -> str | None:
         """Why the format is unusable, or None."""

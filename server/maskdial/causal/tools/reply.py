@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from maskdial.causal.chat import ChatTemplate
 from maskdial.causal.tools.derive import derive_format
 from maskdial.causal.tools.format import ToolFormat
+from maskdial.causal.tools.response_template import calls_of, thinking_of
 from maskdial.causal.tools.thinking import ThinkingMarks
 from maskdial.models.bundle import Bundle
 from maskdial.models.tokenizer import Tokenizer
@@ -14,8 +15,8 @@ from maskdial.models.tokenizer import Tokenizer
 class ReplyFormat:
     """How a model writes tool calls and reasoning; None for what it does not have.
 
-    Both come from the manifest (``tool_format``, ``thinking_marks``), otherwise from the
-    chat template.
+    Both come from the manifest (``tool_format``, ``thinking_marks``), otherwise from the chat
+    template, otherwise from the checkpoint's ``response_template``.
     """
 
     calls: ToolFormat | None
@@ -34,14 +35,14 @@ class ReplyFormat:
         special = {tokenizer.id_to_token(token_id): token_id for token_id in tokenizer.special_ids}
         ends = [tokenizer.id_to_token(token_id) for token_id in manifest.special_tokens.eos]
         if manifest.tool_format is not None:
-            calls: ToolFormat | None = ToolFormat.from_json(
-                manifest.tool_format, special_tokens=special
-            )
+            calls: ToolFormat | None = ToolFormat.from_json(manifest.tool_format)
         else:
-            calls = derive_format(template, special_tokens=special, end_tokens=ends)
+            calls = derive_format(template, end_tokens=ends) or calls_of(manifest.response_template)
         if manifest.thinking_marks is not None:
             begin, end = manifest.thinking_marks
-            thinking: ThinkingMarks | None = ThinkingMarks(begin, end).with_special(special)
+            thinking: ThinkingMarks | None = ThinkingMarks(begin, end)
         else:
-            thinking = ThinkingMarks.derive(template, special_tokens=special)
-        return cls(calls, thinking)
+            thinking = ThinkingMarks.derive(template) or thinking_of(manifest.response_template)
+        return cls(
+            calls and calls.with_special(special), thinking and thinking.with_special(special)
+        )

@@ -34,9 +34,7 @@ class ThinkingMarks:
     special_ids: Mapping[str, int] = field(default_factory=dict)
 
     @classmethod
-    def derive(
-        cls, template: ChatTemplate, *, special_tokens: Mapping[str, int] | None = None
-    ) -> "ThinkingMarks | None":
+    def derive(cls, template: ChatTemplate) -> "ThinkingMarks | None":
         """Finds the marks in a chat template; None if it has none.
 
         The template renders the reasoning of a past turn. If it shows none, the marks are searched
@@ -44,12 +42,10 @@ class ThinkingMarks:
 
         Args:
             template: the model's chat template, which may not exist.
-            special_tokens: the ids of the tokenizer's special tokens, by their text.
         """
         if not template.exists:
             return None
-        found = _from_history(template) or _from_prompt(template) or _from_source(template)
-        return None if found is None else found.with_special(special_tokens or {})
+        return _from_history(template) or _from_prompt(template) or _from_source(template)
 
     def with_special(self, special_tokens: Mapping[str, int]) -> "ThinkingMarks":
         """The same marks for a tokenizer with these special tokens: token ids by text."""

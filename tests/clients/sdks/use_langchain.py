@@ -1,4 +1,4 @@
-"""langchain-openai: an answer, a stream, two tools and a typed answer.
+"""langchain-openai: an answer, a stream, two tools, a typed answer, and embeddings.
 
 python use_langchain.py http://127.0.0.1:8000 MODEL
 """
@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from langchain_core.messages import AIMessage, HumanMessage, ToolMessage
 from langchain_core.tools import tool
-from langchain_openai import ChatOpenAI
+from langchain_openai import ChatOpenAI, OpenAIEmbeddings
 from pydantic import BaseModel
 
 
@@ -74,6 +74,21 @@ def main(url: str, model_name: str) -> None:
         answer = long.with_structured_output(Answer, method=method, strict=True).invoke("Go.")
         assert isinstance(answer, Answer), answer
     print("typed answers")
+
+    # Without the check it sends the texts; with it, it sends token ids of OpenAI's own tokenizer.
+    embeddings = OpenAIEmbeddings(
+        model="embed",
+        base_url=f"{url}/v1",
+        api_key="none",
+        max_retries=0,
+        check_embedding_ctx_length=False,
+    )
+    texts = ["A boat on the river.", "A ship on the sea.", "The price of bread."]
+    vectors = embeddings.embed_documents(texts)
+    assert len(vectors) == 3
+    query = embeddings.embed_query(texts[0])
+    assert query == vectors[0]
+    print(f"embeddings of {len(query)} numbers, the same alone and in company")
 
 
 if __name__ == "__main__":

@@ -1,0 +1,54 @@
+"""Entries of config.json that would fail only at the end of an export, or in the server."""
+
+from collections.abc import Mapping
+from typing import Any, get_args
+
+from maskdial.models.bundle import ProblemType
+from maskdial_export.errors import ExportError
+
+_PROBLEM_TYPES = get_args(ProblemType)
+
+
+def check_config(name: str, config: Mapping[str, Any]) -> None:
+    """Checks the architectures, the labels and the problem type of the checkpoint ``name``.
+
+    Raises:
+        ExportError: one of them is malformed.
+    """
+    architectures = config.get("architectures")
+    if architectures is not None and not _is_texts(architectures):
+        raise ExportError(
+            f"architectures in config.json of {name} is {architectures!r}; it must be a list of "
+            "class names"
+        )
+    problem_type = config.get("problem_type")
+    if problem_type is not None and problem_type not in _PROBLEM_TYPES:
+        raise ExportError(
+            f"problem_type in config.json of {name} is {problem_type!r}; it must be one of "
+            f"{', '.join(_PROBLEM_TYPES)}"
+        )
+    labels = config.get("id2label")
+    if labels is not None:
+        _check_labels(name, labels)
+
+
+def _is_texts(value: Any) -> bool:
+    return isinstance(value, list) and all(isinstance(each, str) for each in value)
+
+
+def _check_labels(name: str, labels: Any) -> None:
+    if not isinstance(labels, dict):
+        raise ExportError(f"id2label in config.json of {name} is not an object of ids and labels")
+    expected = {str(index) for index in range(len(labels))}
+    wrong = sorted(set(labels) - expected)
+    if wrong:
+        raise ExportError(
+            f"id2label in config.json of {name} has the id {wrong[0]}, but its {len(labels)} "
+            f"labels need the ids 0 to {len(labels) - 1}"
+        )
+    for index, label in labels.items():
+        if not isinstance(label, str | int):
+            raise ExportError(
+                f"id2label in config.json of {name} gives {index} the label {label!r}; it must "
+                "be a text"
+            )

@@ -1,0 +1,132 @@
+"""Quantized checkpoints: the float32 weights that their integers stand for.
+
+* GPTQ (AutoGPTQ, GPTQModel): ``qweight`` int32 (inputs / n, outputs) holds n integers along the
+  inputs, lowest bits first; ``qzeros`` (groups, outputs / n) along the outputs, minus 1 in the
+  format's first version; ``scales`` (groups, outputs); ``g_idx`` (inputs,), each input's group.
+* AWQ (AutoAWQ's version gemm): ``qweight`` (inputs, outputs / 8) and ``qzeros`` (groups,
+  outputs / 8) hold 8 integers in an order of their own; ``scales`` (groups, outputs).
+* bitsandbytes: int8 rows with ``SCB`` (outputs,), the largest magnitude of each; or two 4-bit codes
+  per byte, first one in the upper half, with ``quant_map`` (16,), the values of the codes, and
+  ``absmax``, a factor per block, which may be quantized to a byte itself.
+* fp8 (DeepSeek, Qwen): float8 with ``weight_scale_inv``, a factor per block of the matrix.
+"""
+
+import json
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from maskdial_export.errors import ExportError
+
+Settings = Mapping[str, Any]  # quantization_config of config.json
+Parts = Mapping[str, Tensor]  # what is stored for one module, by name
+Restore = Callable[[Settings, Parts], Tensor]
+
+_AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
+_STATE = "weight.quant_state.bitsandbytes__"  # then the kind of codes
+
+
+def dequantize(name: str, settings: Settings, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The weights of the checkpoint ``name``, as a checkpoint that is not quantized has them.
+
+    Raises:
+        ExportError: the format is not supported.
+    """
+    mark, restore = _format(name, settings)
+    modules = {key[: key.rindex(mark)] for key in weights if f".{mark}" in key}
+    plain = {}
+    parts: dict[str, dict[str, Tensor]] = {module: {} for module in modules}
+    for key, weight in weights.items():
+        module = next((each for each in _parents(key) if each in modules), None)
+        if module is None:
+            plain[key] = weight
+        else:
+            parts[module][key.removeprefix(module)] = weight
+    for module, stored in parts.items():
+        plain[f"{module}weight"] = restore(settings, stored)
+        if "bias" in stored:
+            plain[f"{module}bias"] = stored["bias"]
+    return plain
+
+
+def _parents(key: str) -> list[str]:
+    """The prefixes of a name that end with a dot, longest first."""
+    return [key[: index + 1] for index in reversed(range(len(key))) if key[index] == "."]
+
+
+def _format(name: str, settings: Settings) -> tuple[str, Restore]:
+    """The end of the name that quantized modules have, and how one is restored."""
+    method, bits = settings.get("quant_method"), settings.get("bits", settings.get("w_bit"))
+    if method == "gptq" and bits in (2, 4, 8):
+        return "qweight", _gptq
+    if method == "awq" and bits == 4 and settings.get("version", "gemm") == "gemm":
+        return "qweight", _awq
+    if method == "bitsandbytes" and settings.get("load_in_8bit"):
+        return "SCB", _bitsandbytes_8bit
+    if method == "bitsandbytes" and settings.get("load_in_4bit"):
+        return _STATE, _bitsandbytes_4bit
+    if method == "fp8" and settings.get("weight_block_size"):
+        return "weight_scale_inv", _fp8
+    details = [f"{bits} bits"] * (bits is not None)
+    details += [str(settings[key]) for key in ("version", "format") if settings.get(key)]
+    kind = f"{method or 'an unnamed format'}{' of ' if details else ''}{', '.join(details)}"
+    raise ExportError(
+        f"{name} is quantized with {kind}, which is not supported (gptq, awq, bitsandbytes and fp8 "
+        "are); export the checkpoint that it was made from, with --precision int8 or int4"
+    )
+
+
+def _unpack(packed: Tensor, bits: int) -> Tensor:
+    """The integers in each int32, lowest bits first: (..., 32 / bits)."""
+    shifts = torch.arange(0, 32, bits, dtype=torch.int32)
+    integers: Tensor = (packed[..., None] >> shifts) & (2**bits - 1)
+    return integers
+
+
+def _gptq(settings: Settings, parts: Parts) -> Tensor:
+    bits = int(settings["bits"])
+    scales = parts["scales"].float()
+    integers = _unpack(parts["qweight"], bits).transpose(1, 2).flatten(0, 1)  # (inputs, outputs)
+    zeros = _unpack(parts["qzeros"], bits).flatten(1)[:, : scales.shape[1]]
+    if settings.get("checkpoint_format", "gptq") != "gptq_v2":
+        zeros = (zeros + 1) & (2**bits - 1)
+    group = parts.get("g_idx")
+    if group is None:
+        group = torch.arange(len(integers)) // (len(integers) // len(scales))
+    return ((integers - zeros[group]) * scales[group]).T.contiguous()
+
+
+def _awq(_settings: Settings, parts: Parts) -> Tensor:
+    order = torch.tensor(_AWQ_ORDER).argsort()
+    packed = (parts["qweight"], parts["qzeros"])
+    integers, zeros = (_unpack(each, 4)[..., order].flatten(1) for each in packed)
+    group = torch.arange(len(integers)) // (len(integers) // len(zeros))
+    return ((integers - zeros[group]) * parts["scales"].float()[group]).T.contiguous()
+
+
+def _bitsandbytes_8bit(_settings: Settings, parts: Parts) -> Tensor:
+    return parts["weight"].float() * (parts["SCB"].float() / 127)[:, None]
+
+
+def _bitsandbytes_4bit(_settings: Settings, parts: Parts) -> Tensor:
+    (encoded,) = (part for key, part in parts.items() if key.startswith(_STATE))
+    state = json.loads(bytes(encoded.tolist()))
+    factors = parts["weight.absmax"]
+    if "weight.nested_absmax" in parts:
+        blocks = torch.arange(len(factors)) // state["nested_blocksize"]
+        factors = parts["weight.nested_quant_map"][factors.long()]
+        factors = factors * parts["weight.nested_absmax"][blocks] + state["nested_offset"]
+    codes = parts["weight"].flatten()
+    values = parts["weight.quant_map"][torch.stack([codes >> 4, codes & 15], 1).flatten().long()]
+    factors = factors.repeat_interleave(state["blocksize"])[: len(values)]
+    return (values * factors)[: torch.Size(state["shape"]).numel()].reshape(state["shape"])
+
+
+def _fp8(settings: Settings, parts: Parts) -> Tensor:
+    weight = parts["weight"].float()
+    rows, columns = settings["weight_block_size"]
+    factors = parts["weight_scale_inv"].float().repeat_interleave(rows, 0)
+    factors = factors.repeat_interleave(columns, 1)
+    return weight * factors[: weight.shape[0], : weight.shape[1]]

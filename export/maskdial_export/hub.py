@@ -1,0 +1,79 @@
+"""Checkpoints on the Hugging Face Hub: downloading one, or finding it in the cache."""
+
+from pathlib import Path
+
+import huggingface_hub
+from huggingface_hub.errors import (
+    GatedRepoError,
+    HfHubHTTPError,
+    HFValidationError,
+    LocalEntryNotFoundError,
+    RepositoryNotFoundError,
+    RevisionNotFoundError,
+)
+
+from maskdial_export.errors import ExportError, first_line
+
+_DOWNLOADED = ("*.json", "*.jinja", "*.txt", "*.model", "*.safetensors")
+_PICKLES = ("*.bin",)
+_NOT_DOWNLOADED = ("*/*.bin", "*/*.safetensors", "*/*.txt", "*/*.model")
+
+
+def download(name: str, revision: str | None, *, allow_pickle: bool) -> Path:
+    """The folder in the cache with a repository's files, downloaded as far as they are not there.
+
+    huggingface_hub takes the token from HF_TOKEN or ``hf auth login``, and asks nothing if
+    HF_HUB_OFFLINE is set.
+
+    Raises:
+        ExportError: there is no such repository or revision, or it cannot be reached.
+        OSError: the cache cannot be written.
+    """
+    patterns = [*_DOWNLOADED, *(_PICKLES if allow_pickle else ())]
+    try:
+        folder = huggingface_hub.snapshot_download(
+            name, revision=revision, allow_patterns=patterns, ignore_patterns=[*_NOT_DOWNLOADED]
+        )
+    except (HFValidationError, HfHubHTTPError, LocalEntryNotFoundError) as error:
+        raise ExportError(_reason(name, revision, error)) from error
+    except OSError:
+        raise
+    except Exception as error:  # of the HTTP client
+        raise ExportError(
+            f"{name} cannot be downloaded from the Hub: {first_line(error)}; run the export again "
+            "to go on where it stopped"
+        ) from error
+    return Path(folder)
+
+
+def _reason(name: str, revision: str | None, error: Exception) -> str:
+    if isinstance(error, HFValidationError):
+        return f"{name} is neither a folder nor a valid Hub id"
+    if isinstance(error, LocalEntryNotFoundError):
+        if huggingface_hub.constants.HF_HUB_OFFLINE:
+            at = "" if revision is None else f" at {revision}"
+            return (
+                f"there is no folder {name}, HF_HUB_OFFLINE is set, and the Hub's cache does not "
+                f"have {name}{at}; download it first, or pass the path of a checkpoint folder"
+            )
+        return (
+            f"there is no folder {name}, and the Hub cannot be reached; to work offline, pass the "
+            "path of a checkpoint folder"
+        )
+    if isinstance(error, GatedRepoError):
+        return (
+            f"{name} is gated: accept its terms at {huggingface_hub.constants.ENDPOINT}/{name}, "
+            "and set HF_TOKEN to a token of that account"
+        )
+    if isinstance(error, RepositoryNotFoundError):
+        return (
+            f"there is no folder {name}, and the Hub shows no such repository; check the id, and "
+            "if it is private set HF_TOKEN to a token that may read it"
+        )
+    if isinstance(error, RevisionNotFoundError):
+        return f"{name} has no revision {revision}; pass a branch, a tag or a commit of it"
+    if isinstance(error, HfHubHTTPError):
+        status = error.response.status_code
+        token = "; check HF_TOKEN" if status in (401, 403) else ""
+        return f"the Hub refuses to serve {name} (HTTP {status}){token}"
+    raise AssertionError(error)

@@ -1,0 +1,186 @@
+"""A checkpoint's weights: loading them, and refusing those that do not fit the model.
+
+transformers loads what it can: weights that are missing start at random, weights that the model
+has no place for are left out, and both are no more than a warning.
+"""
+
+import re
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import safetensors.torch
+import torch
+import transformers
+from rich.console import Console
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+from transformers.pytorch_utils import Conv1D
+
+from maskdial_export.adapter import merge_adapter, whole_weights
+from maskdial_export.dequantize import dequantize
+from maskdial_export.errors import ExportError, first_line
+from maskdial_export.phase import finding
+from maskdial_export.source import Source
+
+# Weights of the body that the tasks here do not need, and buffers of older versions.
+_HARMLESS = re.compile(
+    r"(^|\.)(pooler\..*|position_ids|token_type_ids|rotary_emb\.inv_freq|"
+    r"(attn|attention)\.(masked_)?bias|attn\.causal_mask|embed_positions\.weights)$"
+)
+# Trained weights stay far below; float16 ends at 65,504.
+_LARGEST_WEIGHT = 1e6
+
+
+def load_model(source: Source, *, strict: bool, console: Console) -> PreTrainedModel:
+    """Loads the model for inference, in float32 on the CPU, with eager attention.
+
+    ``strict`` refuses weights that are missing, and weights that the model does not use. Otherwise
+    both are only shown.
+
+    Raises:
+        ExportError: weights are damaged, or do not fit the model.
+    """
+    transformers.utils.logging.set_verbosity_error()
+    transformers.utils.logging.disable_progress_bar()
+    model_class = getattr(transformers, source.architecture)
+    try:
+        model, info = model_class.from_pretrained(
+            **_stored(source, model_class),
+            dtype=torch.float32,
+            attn_implementation="eager",
+            trust_remote_code=False,
+            output_loading_info=True,
+            ignore_mismatched_sizes=True,  # else the error does not say which weight it is
+        )
+    except ExportError:
+        raise
+    except Exception as error:  # transformers raises many types for damaged files
+        raise ExportError(f"{source.name} cannot be loaded: {first_line(error)}") from error
+    _check_shapes(source, info["mismatched_keys"])
+    missing = info["missing_keys"]
+    if source.adapter is not None:
+        missing -= whole_weights(source.adapter)
+    for complaint in (_missing(source, missing), _unused(source, model, info)):
+        if complaint is None:
+            continue
+        if strict:
+            raise ExportError(f"{complaint}; --no-strict exports the model regardless")
+        finding(console, complaint)
+    if source.adapter is not None:
+        model = merge_adapter(model, source.adapter)
+    _check_values(source, model)
+    model.eval()
+    return model
+
+
+def _stored(source: Source, model_class: type[PreTrainedModel]) -> dict[str, Any]:
+    """The arguments of ``from_pretrained`` that say where the weights are.
+
+    Those of quantized checkpoints are restored first: transformers loads most of them on a GPU
+    only.
+    """
+    has_safetensors = any(file.suffix == ".safetensors" for file in source.weight_files())
+    for file in source.weight_files():
+        if file.suffix == ".safetensors":
+            _check_file(file)
+    settings = source.read_json("config.json").get("quantization_config")
+    if settings is None:
+        return {
+            "pretrained_model_name_or_path": source.path,
+            "use_safetensors": has_safetensors,
+            "local_files_only": True,
+        }
+    stored: dict[str, Tensor] = {}
+    for file in source.weight_files():
+        if file.suffix == ".safetensors":
+            stored |= safetensors.torch.load_file(file)
+        elif not has_safetensors:
+            stored |= torch.load(file, map_location="cpu", weights_only=True)
+    restored = dequantize(source.name, settings, stored)
+    config = model_class.config_class.from_pretrained(source.path, local_files_only=True)
+    del config.quantization_config
+    with torch.device("meta"):
+        if any(isinstance(module, Conv1D) for module in model_class(config).modules()):
+            raise ExportError(
+                f"{source.name} is quantized, which is not supported for {config.model_type} models"
+            )
+    return {"pretrained_model_name_or_path": None, "config": config, "state_dict": restored}
+
+
+def _check_file(path: Path) -> None:
+    """Reads the header of a file, which does not fit a file that ends early."""
+    try:
+        with safetensors.safe_open(path, "pt"):
+            pass
+    except safetensors.SafetensorError as error:
+        raise ExportError(
+            f"{path} is damaged or incomplete ({first_line(error)}); get it again"
+        ) from error
+
+
+def _check_shapes(source: Source, mismatched: Iterable[tuple[str, Any, Any]]) -> None:
+    first = min(mismatched, key=lambda each: each[0], default=None)
+    if first is not None:
+        name, stored, expected = first
+        raise ExportError(
+            f"{name} of {source.name} has the shape {tuple(stored)}, but config.json describes a "
+            f"model where it has {tuple(expected)}; they do not belong together"
+        )
+
+
+def _missing(source: Source, names: Iterable[str]) -> str | None:
+    missing = sorted(names)
+    if source.task == "embed":  # pools the hidden states itself
+        missing = [name for name in missing if not name.startswith("pooler.")]
+    if not missing:
+        return None
+    return (
+        f"{source.name} lacks {_some(missing)} of a {source.architecture}, which would start at "
+        "random"
+    )
+
+
+def _unused(source: Source, model: PreTrainedModel, info: Mapping[str, Any]) -> str | None:
+    unused = sorted(name for name in info["unexpected_keys"] if _matters(model, name))
+    if not unused:
+        return None
+    why = ", as config.json describes it, has no place"
+    kind = source.read_json("config.json").get("position_embedding_type", "absolute")
+    if kind != "absolute" and any("distance_embedding" in name for name in unused):
+        why = f" in transformers {transformers.__version__} has no place ({kind} was dropped)"
+    return f"{source.name} has {_some(unused)} for which {source.architecture}{why}"
+
+
+def _matters(model: PreTrainedModel, name: str) -> bool:
+    """Whether an unused weight belongs to what the model computes, not to another head."""
+    if _HARMLESS.search(name):
+        return False
+    body = name.startswith(f"{model.base_model_prefix}.")
+    module: nn.Module = model
+    *path, _ = name.split(".")
+    for depth, part in enumerate(path):
+        children = dict(module.named_children())
+        if part not in children:
+            return body or (depth > 0 and model.base_model is model)
+        module = children[part]
+    return True  # a parameter more in a module of the model
+
+
+def _some(names: list[str]) -> str:
+    if len(names) == 1:
+        return f"the weight {names[0]}"
+    return f"{len(names)} weights (for example {names[0]})"
+
+
+def _check_values(source: Source, model: PreTrainedModel) -> None:
+    """Refuses weights that no training leaves behind."""
+    for name, parameter in model.named_parameters():
+        if parameter.numel() == 0:
+            continue
+        least, most = (float(value) for value in torch.aminmax(parameter.detach()))
+        if not max(-least, most) <= _LARGEST_WEIGHT:  # also if it is NaN
+            found = least if not -least <= _LARGEST_WEIGHT else most
+            raise ExportError(
+                f"{name} of {source.name} contains {found:.3g}: the weights are damaged"
+            )

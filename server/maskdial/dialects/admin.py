@@ -1,0 +1,67 @@
+"""`POST /models/load` and `/models/unload`: models come and go while the server runs."""
+
+import math
+from typing import Annotated, Literal
+
+from fastapi import Request, Response
+from pydantic import Field
+
+from maskdial.dialects.schema import Range, Size, Wire, parse_body
+from maskdial.http.admin import ADMIN
+from maskdial.http.context import server_context
+from maskdial.http.disconnect import unless_gone
+from maskdial.http.guard import TaskRoute
+from maskdial.http.replies import json_reply
+from maskdial.models.entry import Entry
+
+_Name = Annotated[str, Size(1, 256, "characters")]
+
+
+class LoadBody(Wire):
+    """A model to load, or to replace by a new version."""
+
+    model: _Name = Field(description="What requests call it.")
+    path: Annotated[str, Size(1, 4096, "characters")] | None = Field(
+        None,
+        description="Its bundle folder in --model-dir. Default: where the server knows it to be.",
+    )
+    keep_alive: Annotated[float, Range(0)] | Literal["off"] | None = Field(
+        None,
+        description="Seconds after which it is unloaded when nobody uses it; off: never. Default: "
+        "as before, or --models-keep-alive.",
+    )
+
+
+class UnloadBody(Wire):
+    """A model to unload."""
+
+    model: _Name = Field(description="Its name.")
+
+
+async def load(request: Request) -> Response:
+    """Loads a model, or a new version of it, and replies when that takes the requests.
+
+    The version before finishes the requests that it has. A bundle that is loaded already and has
+    not changed is left alone.
+    """
+    body = parse_body(LoadBody, await request.body())
+    keep_alive = math.inf if body.keep_alive == "off" else body.keep_alive
+    models = server_context(request).models
+    return _reply(await unless_gone(request, models.load(body.model, body.path, keep_alive)))
+
+
+async def unload(request: Request) -> Response:
+    """Unloads a model, and replies when it has finished its requests."""
+    body = parse_body(UnloadBody, await request.body())
+    models = server_context(request).models
+    return _reply(await unless_gone(request, models.unload(body.model)))
+
+
+def _reply(entry: Entry) -> Response:
+    return json_reply({"model": entry.name, "state": entry.state, "reason": entry.reason})
+
+
+ROUTES = (
+    TaskRoute("/models/load", load, body=LoadBody, tags=["models"], dependencies=[ADMIN]),
+    TaskRoute("/models/unload", unload, body=UnloadBody, tags=["models"], dependencies=[ADMIN]),
+)

@@ -1,0 +1,179 @@
+"""KServe's and Triton's `/v2`: health, metadata, and the model repository.
+
+There is no `/v2/models/NAME/infer`: texts go to the tasks' own routes.
+"""
+
+from collections.abc import Mapping
+
+from fastapi import Request, Response
+from fastapi.routing import APIRoute
+from pydantic import Field
+
+import maskdial
+from maskdial.dialects.schema import Wire, parse_body
+from maskdial.dialects.service import is_ready
+from maskdial.errors import MaskdialError
+from maskdial.http.admin import ADMIN
+from maskdial.http.context import server_context
+from maskdial.http.disconnect import unless_gone
+from maskdial.http.guard import TaskRoute
+from maskdial.http.replies import error_reply, json_reply
+from maskdial.metrics import ModelState
+from maskdial.models.choice import Choice
+from maskdial.models.entry import Entry
+
+_VERSION = "1"  # of every model: a name serves one version at a time
+_STATES: Mapping[ModelState, str] = {
+    "unloaded": "UNAVAILABLE",
+    "loading": "LOADING",
+    "ready": "READY",
+    "draining": "UNLOADING",
+    "failed": "UNAVAILABLE",
+}
+
+
+class RepositoryIndexBody(Wire):
+    """Which models to list."""
+
+    ready: bool | None = Field(None, description="Only those that are ready. Default: all.")
+
+
+class LoadParameters(Wire):
+    """Parameters of a load: none of Triton's."""
+
+
+class RepositoryLoadBody(Wire):
+    """A load."""
+
+    parameters: LoadParameters | None = None
+
+
+class UnloadParameters(Wire):
+    """Parameters of an unload."""
+
+    unload_dependents: bool | None = Field(None, description="No model depends on another.")
+
+
+class RepositoryUnloadBody(Wire):
+    """An unload."""
+
+    parameters: UnloadParameters | None = None
+
+
+async def server_metadata() -> Response:
+    """The server's name, version and extensions."""
+    return json_reply(
+        {
+            "name": "maskdial",
+            "version": maskdial.__version__,
+            "extensions": ["model_repository", "model_repository(unload_dependents)"],
+        }
+    )
+
+
+async def live() -> Response:
+    """200 as long as the process answers."""
+    return json_reply({"live": True})
+
+
+async def ready(request: Request) -> Response:
+    """200 when the server takes requests and every loaded model runs, otherwise 503."""
+    answer = is_ready(server_context(request))
+    return json_reply({"ready": answer}, status=200 if answer else 503)
+
+
+async def model_metadata(request: Request) -> Response:
+    """A model's name, platform and version; its inputs are texts, its outputs its tasks'."""
+    try:
+        entry = _entry(request)
+    except MaskdialError as error:
+        return error_reply(error)
+    models = server_context(request).models
+    tasks = dict.fromkeys(task for each in entry.manifests for task in models.tasks_of(each))
+    return json_reply(
+        {
+            "name": entry.name,
+            "versions": [_VERSION],
+            "platform": "onnxruntime_onnx",
+            "inputs": [{"name": "inputs", "datatype": "BYTES", "shape": [-1]}],
+            "outputs": [{"name": task, "datatype": "BYTES", "shape": [-1]} for task in tasks],
+        }
+    )
+
+
+async def model_ready(request: Request) -> Response:
+    """200 when the model is loaded and runs, otherwise 503."""
+    try:
+        entry = _entry(request)
+    except MaskdialError as error:
+        return error_reply(error)
+    answer = entry.state == "ready"
+    return json_reply({"name": entry.name, "ready": answer}, status=200 if answer else 503)
+
+
+async def index(request: Request) -> Response:
+    """The models that there are, loaded or not, with their state and why it is so."""
+    content = await request.body()
+    body = parse_body(RepositoryIndexBody, content) if content else RepositoryIndexBody()
+    models = server_context(request).models
+    await models.refresh()
+    return json_reply(
+        [
+            {
+                "name": entry.name,
+                "version": _VERSION,
+                "state": _STATES[entry.state],
+                "reason": entry.reason or ("unloaded" if entry.state == "unloaded" else ""),
+            }
+            for entry in models.entries
+            if not body.ready or entry.state == "ready"
+        ]
+    )
+
+
+async def load(request: Request) -> Response:
+    """Loads a model, or a new version of it, and replies when that takes the requests."""
+    content = await request.body()
+    if content:
+        parse_body(RepositoryLoadBody, content)
+    models = server_context(request).models
+    await unless_gone(request, models.load(request.path_params["name"]))
+    return json_reply({})
+
+
+async def unload(request: Request) -> Response:
+    """Unloads a model, and replies when it has finished its requests."""
+    content = await request.body()
+    if content:
+        parse_body(RepositoryUnloadBody, content)
+    models = server_context(request).models
+    await unless_gone(request, models.unload(request.path_params["name"]))
+    return json_reply({})
+
+
+def _entry(request: Request) -> Entry:
+    name = Choice.of(request.path_params["name"]).name
+    assert name is not None, "the path has one"
+    return server_context(request).models.entry(name)
+
+
+_MODEL = "/v2/repository/models/{name:path}"
+ROUTES = (
+    TaskRoute("/v2/repository/index", index, body=RepositoryIndexBody, tags=["kserve"]),
+    TaskRoute(
+        f"{_MODEL}/load", load, body=RepositoryLoadBody, tags=["kserve"], dependencies=[ADMIN]
+    ),
+    TaskRoute(
+        f"{_MODEL}/unload", unload, body=RepositoryUnloadBody, tags=["kserve"], dependencies=[ADMIN]
+    ),
+    *(
+        APIRoute(path, endpoint, methods=["GET"], tags=["kserve"])
+        for path, endpoint in (
+            ("/v2", server_metadata),
+            ("/v2/health/live", live),
+            ("/v2/health/ready", ready),
+            ("/v2/models/{name:path}/ready", model_ready),
+            ("/v2/models/{name:path}", model_metadata),
+        )
+    ),
+)

@@ -1,0 +1,100 @@
+"""Served models: a bundle with its engine, of either family."""
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from maskdial.causal.chat import ChatTemplate
+from maskdial.causal.engine import CausalEngine
+from maskdial.causal.grammar.compiler import GrammarCompiler
+from maskdial.causal.tools.reply import ReplyFormat
+from maskdial.config import Config
+from maskdial.masked.engine import MaskedEngine
+from maskdial.metrics import ModelMetrics
+from maskdial.models.bundle import Bundle, Manifest
+from maskdial.models.tokenizer import Tokenizer
+from maskdial.runtime.providers import find_provider
+
+
+class Task(Protocol):
+    """Something that models can be asked for."""
+
+    @property
+    def name(self) -> str: ...
+    def serves(self, manifest: Manifest) -> bool: ...
+
+
+@dataclass(frozen=True, slots=True)
+class _Model:
+    """What served models of both families have."""
+
+    bundle: Bundle
+    tokenizer: Tokenizer
+    metrics: ModelMetrics
+    provider: str
+
+    @property
+    def name(self) -> str:
+        return self.bundle.name
+
+    @property
+    def manifest(self) -> Manifest:
+        return self.bundle.manifest
+
+    @property
+    def batch_invariant(self) -> bool:
+        """Whether answers are the same to the last bit in any batch: as measured at export, and
+        only with a provider whose kernels are batch-invariant.
+        """
+        return self.manifest.batch_invariant and find_provider(self.provider).batch_invariant
+
+
+@dataclass(frozen=True, slots=True)
+class MaskedModel(_Model):
+    """A masked model being served."""
+
+    engine: MaskedEngine
+
+    @property
+    def max_length(self) -> int:
+        """Maximum length of an input in tokens."""
+        return self.manifest.max_length
+
+    @property
+    def max_queue(self) -> int:
+        """Inputs that may wait."""
+        return self.engine.max_queue
+
+    def stop(self) -> None:
+        """Stops the engine at once."""
+        self.engine.stop(0)
+
+
+@dataclass(frozen=True, slots=True)
+class CausalModel(_Model):
+    """A causal model being served.
+
+    ``slots`` sequences run at once. ``max_length`` is the context in tokens, as configured.
+    ``reply_format`` says how its tool calls and its reasoning are told from its text.
+    """
+
+    engine: CausalEngine
+    slots: int
+    max_length: int
+    chat_template: ChatTemplate
+    reply_format: ReplyFormat
+    grammars: GrammarCompiler
+
+    def stop(self) -> None:
+        """Stops the engine at once, and the grammar compiler with it."""
+        self.engine.stop(0)
+        self.grammars.close()
+
+
+ServedModel = MaskedModel | CausalModel
+
+
+def max_length(manifest: Manifest, config: Config) -> int:
+    """Maximum length of an input in tokens, or the context of a causal model, when it is loaded."""
+    if manifest.family == "masked":
+        return manifest.max_length
+    return min(manifest.max_length, config.max_context)

@@ -1,0 +1,174 @@
+"""Quantized checkpoints give the float32 weights that were packed."""
+
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from rich.console import Console
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from maskdial_export.dequantize import dequantize
+from maskdial_export.source import find
+from maskdial_export.weights import load_model
+
+New = Callable[[str], Path]
+Refuse = Callable[..., None]
+Add = Callable[..., None]
+
+GROUP = 8
+GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": GROUP, "desc_act": True}
+AWQ = {"quant_method": "awq", "bits": 4, "group_size": GROUP, "version": "gemm"}
+FP8 = {"quant_method": "fp8", "weight_block_size": [16, 16], "activation_scheme": "dynamic"}
+
+
+def pack(integers: Tensor, bits: int, order: tuple[int, ...] | None = None) -> Tensor:
+    """Rows of integers as int32, n per word: the one at ``order[i]`` in the bits from i * bits."""
+    words = torch.zeros(len(integers), integers.shape[1] * bits // 32, dtype=torch.int64)
+    for column in range(words.shape[1]):
+        for i, place in enumerate(order or range(32 // bits)):
+            words[:, column] |= integers[:, column * (32 // bits) + place] << (i * bits)
+    return torch.where(words < 2**31, words, words - 2**32).to(torch.int32)
+
+
+def random_integers(inputs: int, outputs: int, bits: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Integers (inputs, outputs), and a zero point and a factor for each group of inputs."""
+    torch.manual_seed(0)
+    groups = inputs // GROUP
+    integers = torch.randint(0, 2**bits, (inputs, outputs))
+    zeros = torch.randint(0, 2**bits, (groups, outputs))
+    zeros[0, :2] = torch.tensor([0, 2**bits - 1])
+    return integers, zeros, (torch.rand(groups, outputs) / 100).half()
+
+
+@pytest.mark.parametrize("bits", [2, 4, 8])
+@pytest.mark.parametrize("version", ["gptq", "gptq_v2"])
+def test_gptq(bits: int, version: str) -> None:
+    integers, zeros, scales = random_integers(32, 64, bits)
+    group = torch.arange(32)[torch.randperm(32)] // GROUP
+    stored = {
+        "m.qweight": pack(integers.T, bits).T.contiguous(),
+        "m.qzeros": pack(zeros - int(version == "gptq") & 2**bits - 1, bits),
+        "m.scales": scales,
+        "m.g_idx": group.to(torch.int32),
+        "m.bias": torch.ones(64),
+        "norm.weight": torch.ones(3),
+    }
+    plain = dequantize("mine", GPTQ | {"bits": bits, "checkpoint_format": version}, stored)
+    assert set(plain) == {"m.weight", "m.bias", "norm.weight"}
+    expected = (integers - zeros[group]) * scales.float()[group]
+    assert torch.equal(plain["m.weight"], expected.T)
+
+
+def test_awq() -> None:
+    integers, zeros, scales = random_integers(32, 64, 4)
+    order = (0, 2, 4, 6, 1, 3, 5, 7)
+    stored = {
+        "m.qweight": pack(integers, 4, order),
+        "m.qzeros": pack(zeros, 4, order),
+        "m.scales": scales,
+    }
+    group = torch.arange(32) // GROUP
+    expected = (integers - zeros[group]) * scales.float()[group]
+    assert torch.equal(dequantize("mine", AWQ, stored)["m.weight"], expected.T)
+
+
+def test_bitsandbytes_8bit() -> None:
+    weight = torch.randint(-127, 128, (4, 8), dtype=torch.int8)
+    largest = torch.rand(4)
+    stored = {"m.weight": weight, "m.SCB": largest, "m.weight_format": torch.tensor(0)}
+    settings = {"quant_method": "bitsandbytes", "load_in_8bit": True}
+    plain = dequantize("mine", settings, stored)
+    assert set(plain) == {"m.weight"}
+    torch.testing.assert_close(plain["m.weight"], weight * largest[:, None] / 127)
+
+
+@pytest.mark.parametrize("nested", [False, True])
+def test_bitsandbytes_4bit(nested: bool) -> None:
+    """Compared with bitsandbytes 0.50 itself once: equal to the last bit."""
+    codes = torch.randint(0, 16, (6, 64))
+    values, factors = torch.randn(16), torch.rand(6)
+    state: dict[str, Any] = {"blocksize": 64, "shape": [6, 64]}
+    first, second = codes.reshape(-1, 2).T
+    stored = {"m.weight": (first << 4 | second).to(torch.uint8)[:, None]}
+    stored |= {"m.weight.quant_map": values, "m.weight.absmax": factors}
+    if nested:
+        steps, few = torch.randn(256), torch.rand(2)
+        small = torch.randint(0, 256, (6,))
+        stored["m.weight.absmax"] = small.to(torch.uint8)
+        stored |= {"m.weight.nested_quant_map": steps, "m.weight.nested_absmax": few}
+        state |= {"nested_blocksize": 4, "nested_offset": 2.5}
+        factors = steps[small] * few[torch.arange(6) // 4] + 2.5
+    encoded = list(json.dumps(state).encode())
+    stored["m.weight.quant_state.bitsandbytes__nf4"] = torch.tensor(encoded, dtype=torch.uint8)
+    settings = {"quant_method": "bitsandbytes", "load_in_4bit": True}
+    plain = dequantize("mine", settings, stored)
+    assert set(plain) == {"m.weight"}
+    assert torch.equal(plain["m.weight"], values[codes] * factors[:, None])
+
+
+def to_fp8(weight: Tensor) -> dict[str, Tensor]:
+    """The parts that stand for a matrix, in blocks of 16 by 16; edges may be smaller."""
+    rows, columns = (-(-size // 16) for size in weight.shape)
+    factors = torch.rand(rows, columns) + 0.5
+    whole = factors.repeat_interleave(16, 0).repeat_interleave(16, 1)
+    scaled = weight / whole[: weight.shape[0], : weight.shape[1]]
+    return {"weight": scaled.to(torch.float8_e4m3fn), "weight_scale_inv": factors}
+
+
+def quantized_checkpoint(source: Path, settings: Mapping[str, Any], add_json: Add) -> None:
+    """Replaces the projections of a Llama by float8 ones."""
+    path = source / "model.safetensors"
+    weights = load_file(path)
+    for name in [name for name in weights if "_proj." in name]:
+        module = name.removesuffix("weight")
+        weights |= {f"{module}{part}": each for part, each in to_fp8(weights.pop(name)).items()}
+    save_file(weights, path, metadata={"format": "pt"})
+    add_json(source / "config.json", quantization_config=settings)
+
+
+def test_fp8_checkpoint_against_transformers(new_checkpoint: New, add_json: Add) -> None:
+    source = new_checkpoint("llama")
+    quantized_checkpoint(source, FP8, add_json)
+    found = find(str(source), "auto", revision=None, allow_pickle=False)
+    ours = load_model(found, strict=True, console=Console(quiet=True)).state_dict()
+    theirs = transformers.LlamaForCausalLM.from_pretrained(
+        source,
+        quantization_config=transformers.FineGrainedFP8Config(
+            dequantize=True, weight_block_size=(16, 16)
+        ),
+    ).state_dict()
+    for name, weight in ours.items():
+        assert torch.equal(weight, theirs[name].float()), name
+
+
+@pytest.mark.parametrize(
+    ("settings", "kind"),
+    [
+        ({"quant_method": "gptq", "bits": 3}, "gptq of 3 bits"),
+        (AWQ | {"version": "gemv"}, "awq of 4 bits, gemv"),
+        (
+            {"quant_method": "compressed-tensors", "format": "pack-quantized"},
+            "compressed-tensors of",
+        ),
+        ({"quant_method": "hqq"}, "hqq, which is not supported"),
+        ({}, "an unnamed format"),
+    ],
+)
+def test_format_that_is_not_supported(
+    settings: dict[str, Any], kind: str, assert_refused: Refuse, new_checkpoint: New, add_json: Add
+) -> None:
+    source = new_checkpoint("llama")
+    add_json(source / "config.json", quantization_config=settings)
+    assert_refused(source, f"is quantized with {kind}")
+
+
+def test_transposed_layers(assert_refused: Refuse, new_checkpoint: New, add_json: Add) -> None:
+    """GPT-2's weights are (inputs, outputs); a square one would be transposed unnoticed."""
+    source = new_checkpoint("gpt2")
+    add_json(source / "config.json", quantization_config=FP8)
+    assert_refused(source, "which is not supported for gpt2 models")

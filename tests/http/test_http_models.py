@@ -1,0 +1,303 @@
+"""Models that come and go over HTTP: loading, unloading, replacing, and who may do so."""
+
+import asyncio
+import json
+import shutil
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from maskdial.models.bundle import read_manifests, write_manifest
+from maskdial.models.catalog import STARTER_FOLDER
+from maskdial.models.registry import Models
+from maskdial_client import Client, ModelStatus, UnauthorizedError, ValidationError
+
+KEY = "open sesame"
+ADMIN = {"authorization": f"Bearer {KEY}"}
+TEXT = "A warm, funny and quietly moving film."
+
+
+def make_version(folder: Path, *labels: str) -> Path:
+    """The classifier with labels of its own, by which its replies are known."""
+    shutil.copytree(STARTER_FOLDER / "sentiment", folder)
+    (manifest,) = read_manifests("sentiment", folder)
+    write_manifest(folder, manifest.model_copy(update={"labels": labels}))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder of bundles: two versions of a classifier, a model with both masks, a broken one."""
+    root = tmp_path_factory.mktemp("bundles")
+    make_version(root / "acme" / "first", "NO", "YES")
+    make_version(root / "second", "BAD", "GOOD")
+    (root / "hybrid").symlink_to(STARTER_FOLDER / "hybrid")
+    broken = make_version(root / "broken", "NO", "YES")
+    (broken / "tokenizer.json").write_text("{}")
+    return root
+
+
+@pytest.fixture
+def shelf(root: Path, start_server: Callable[..., Any]) -> Iterator[Any]:
+    running = start_server(model_dir=root, admin_key=KEY)
+    yield running
+    running.stop()
+
+
+@pytest.fixture
+def http(shelf: Any) -> Iterator[httpx.Client]:
+    with httpx.Client(base_url=shelf.url, timeout=60) as client:
+        yield client
+
+
+def states(http: httpx.Client) -> dict[str, str]:
+    return {each["name"]: each["state"] for each in http.get("/models").json()}
+
+
+def label(http: httpx.Client, model: str, **body: object) -> str:
+    reply = http.post("/classify", json={"inputs": TEXT, "model": model, **body})
+    assert reply.status_code == 200, reply.text
+    return str(reply.json()[0][0]["label"])
+
+
+def test_a_folder_is_served_and_loaded_by_its_requests(http: httpx.Client) -> None:
+    assert set(states(http).values()) == {"unloaded"}
+    listed = {each["name"]: each for each in http.get("/models").json()}
+    assert listed["acme/first"]["labels"] == ["NO", "YES"]
+    assert listed["acme/first"]["tasks"] == ["classify", "tokenize"]
+    assert not listed["acme/first"]["ready"]
+    assert http.get("/health/ready").status_code == 200
+    assert [each["id"] for each in http.get("/v1/models").json()["data"]] == [*listed]
+    assert label(http, "acme/first") == "YES"
+    assert label(http, "second") == "GOOD"
+    (classified,) = http.post("/models/acme/first", json={"inputs": TEXT}).json()
+    assert classified[0]["label"] == "YES"
+    body = {"inputs": "Once upon", "parameters": {"max_new_tokens": 2}}
+    assert http.post("/generate", json=body).status_code == 200  # the only one that generates
+    assert http.get("/tokenizer_info").json()["model_max_length"] > 0
+    assert states(http) == {
+        "acme/first": "ready",
+        "broken": "unloaded",
+        "hybrid": "ready",
+        "second": "ready",
+    }
+    text = http.get("/metrics").text
+    assert 'maskdial_model_state{model="acme/first",state="ready"} 1.0' in text
+    assert 'maskdial_model_loads_total{model="second",outcome="ok"} 1.0' in text
+    route = 'model="acme/first",outcome="ok",route="/models/{name}"'
+    assert f"maskdial_requests_total{{{route}}} 1.0" in text
+
+
+def test_a_bundle_that_cannot_be_served_says_why(http: httpx.Client) -> None:
+    for reply in (
+        http.post("/classify", json={"inputs": TEXT, "model": "broken"}),
+        http.post("/models/broken", json={"inputs": TEXT}),
+    ):
+        assert reply.status_code == 503
+        assert "tokenizer.json has changed" in reply.json()["error"]
+    reply = http.post("/models/load", json={"model": "broken"}, headers=ADMIN)
+    assert reply.status_code == 422
+    assert reply.json()["error"].startswith("model 'broken' could not be loaded: tokenizer.json")
+    item = next(each for each in http.get("/models").json() if each["name"] == "broken")
+    assert item["state"] == "failed"
+    assert "tokenizer.json has changed" in item["reason"]
+    assert http.get("/health/ready").status_code == 200
+
+
+def test_models_are_loaded_replaced_and_unloaded(http: httpx.Client) -> None:
+    def change(route: str, status: int = 200, **body: object) -> Any:
+        reply = http.post(f"/models/{route}", json=body, headers=ADMIN)
+        assert reply.status_code == status, reply.text
+        return reply.json()
+
+    ready = {"model": "taste", "state": "ready", "reason": ""}
+    assert change("load", model="taste", path="acme/first") == ready
+    assert label(http, "taste") == "YES"
+    assert change("load", model="taste", path="second", keep_alive="off") == ready
+    assert label(http, "taste") == "GOOD"
+    assert change("unload", model="taste")["state"] == "unloaded"
+    assert "taste" not in states(http), "it was no bundle of that name"
+    assert "taste" in change("unload", 404, model="taste")["error"]
+    assert "--model-dir" in change("load", 422, model="taste", path="../../etc")["error"]
+    assert "no model 'nobody'" in change("load", 404, model="nobody")["error"]
+    assert "one '/' at most" in change("load", 422, model="a/b/c", path="second")["error"]
+    assert "keep_alive" in change("load", 422, model="second", keep_alive=-1)["error"]
+    assert "unknown field" in change("load", 422, model="second", force=True)["error"]
+
+
+def test_the_client_manages_models(shelf: Any) -> None:
+    with Client(shelf.url, api_key=KEY) as client:
+        assert {each.state for each in client.models()} == {"unloaded"}
+        status = client.load_model("taste", "second", keep_alive=60)
+        assert status == ModelStatus("taste", "ready", "")
+        assert client.classify(TEXT, model="taste").label == "GOOD"
+        scores = [client.score(TEXT, model="hybrid", mask=mask) for mask in ("full", "causal")]
+        assert [score.method for score in scores] == ["pseudo", "causal"]
+        assert client.unload_model("taste").state == "unloaded"
+        with pytest.raises(ValidationError, match="has changed since"):
+            client.load_model("broken")
+        infos = {(each.name, each.mask): each for each in client.models()}
+        assert "tokenizer.json" in infos["broken", "full"].reason
+        assert infos["hybrid", "causal"].ready
+    with Client(shelf.url) as client, pytest.raises(UnauthorizedError, match="is missing"):
+        client.unload_model("hybrid")
+
+
+@pytest.mark.parametrize(
+    "path", ["/models/load", "/models/unload", "/v2/repository/models/second/load"]
+)
+def test_only_the_admin_key_opens_them(
+    http: httpx.Client, url: str, path: str, start_server: Callable[..., Any]
+) -> None:
+    body = {"model": "second"}
+    wrong = [("authorization", "Bearer no"), ("x-api-key", ""), ("x-api-key", "é")]
+    for headers in ([], *([(name.encode(), value.encode())] for name, value in wrong)):
+        reply = http.post(path, json=body, headers=headers)
+        assert reply.status_code == 401
+        assert reply.json()["error_type"] == "unauthorized"
+        assert reply.headers["www-authenticate"] == "Bearer"
+    assert http.post(path, json=body, headers={"x-api-key": "wrong"}).status_code == 401
+    reply = httpx.post(f"{url}{path}", json=body, headers=ADMIN)  # a server without a key
+    assert reply.status_code == 403
+    assert "MASKDIAL_ADMIN_KEY" in reply.json()["error"]
+
+
+def test_kserve_manages_the_repository(http: httpx.Client) -> None:
+    assert http.get("/v2").json()["name"] == "maskdial"
+    assert http.get("/v2/health/live").status_code == 200
+    assert http.get("/v2/health/ready").json() == {"ready": True}
+    model = "/v2/repository/models/acme/first"
+    assert http.get("/v2/models/acme/first/ready").status_code == 503
+    assert http.post(f"{model}/load", headers=ADMIN).json() == {}
+    assert http.get("/v2/models/acme/first/ready").json()["ready"]
+    metadata = http.get("/v2/models/acme/first").json()
+    assert metadata["name"] == "acme/first"
+    assert [each["name"] for each in metadata["outputs"]] == ["classify", "tokenize"]
+    assert http.post("/v2/repository/index", json={"ready": True}).json() == [
+        {"name": "acme/first", "version": "1", "state": "READY", "reason": ""}
+    ]
+    unload = {"parameters": {"unload_dependents": True}}
+    assert http.post(f"{model}/unload", json=unload, headers=ADMIN).json() == {}
+    index = {each["name"]: each for each in http.post("/v2/repository/index").json()}
+    assert index["acme/first"]["state"] == "UNAVAILABLE"
+    assert index["acme/first"]["reason"] == "unloaded"
+    assert set(index) == {"acme/first", "broken", "hybrid", "second"}
+    reply = http.post(f"{model}/load", json={"parameters": {"config": "{}"}}, headers=ADMIN)
+    assert "parameters.config: unknown field" in reply.json()["error"]
+    assert http.get("/v2/models/nobody").status_code == 404
+    assert http.get("/v2/models/nobody/ready").status_code == 404
+
+
+@pytest.fixture
+def held_loads(shelf: Any) -> Iterator[threading.Event]:
+    """Loads wait in their thread until it is set."""
+    versions = shelf.server.config.app.state.context.models._versions
+    held, start = threading.Event(), versions._start
+
+    def wait_and_start(name: str, folder: Path) -> Any:
+        assert held.wait(30)
+        return start(name, folder)
+
+    versions._start = wait_and_start
+    yield held
+    held.set()
+
+
+def models_of(shelf: Any) -> Models:
+    models = shelf.server.config.app.state.context.models
+    assert isinstance(models, Models)
+    return models
+
+
+def until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 30
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.002)
+
+
+@pytest.mark.parametrize("path", ["/classify", "/models/second"])
+def test_waiting_for_a_load_ends_with_the_timeout_or_the_client(
+    shelf: Any, http: httpx.Client, held_loads: threading.Event, path: str
+) -> None:
+    body = {"inputs": TEXT, "model": "second", "timeout": 0.05}
+    reply = http.post(path, json=body)
+    assert reply.status_code == 504
+    assert "timeout of 0.05 seconds" in reply.json()["error"]
+    entry = models_of(shelf).entry("second")
+
+    def active() -> int:
+        return sum(not waiter.done() for waiter in entry.waiters)
+
+    async def leave() -> None:
+        async with httpx.AsyncClient(base_url=shelf.url) as client:
+            waiting = asyncio.create_task(client.post(path, json=body | {"timeout": 60}))
+            await asyncio.to_thread(until, lambda: active() == 1)
+            waiting.cancel()
+            await asyncio.gather(waiting, return_exceptions=True)
+
+    asyncio.run(leave())
+    until(lambda: active() == 0)
+    held_loads.set()
+    assert label(http, "second") == "GOOD"
+    assert entry.current is not None
+    until(lambda: entry.current is not None and entry.current.num_leases == 0)
+
+
+def test_a_stream_outlives_the_unload_of_its_model(shelf: Any, http: httpx.Client) -> None:
+    parameters = {"max_new_tokens": 150, "ignore_eos": True}
+    body = {"inputs": "Once", "model": "hybrid", "parameters": parameters}
+    with http.stream("POST", "/generate_stream", json=body) as stream:
+        events = stream.iter_lines()
+        next(events)
+        model = models_of(shelf).named("hybrid")[0]
+        held, step = threading.Event(), model.engine.step
+        model.engine.step = lambda: (held.wait(30), step())[1]  # type: ignore[method-assign]
+        with ThreadPoolExecutor() as pool, httpx.Client(base_url=shelf.url, timeout=60) as other:
+            unloading = pool.submit(
+                other.post, "/models/unload", json={"model": "hybrid"}, headers=ADMIN
+            )
+            until(lambda: models_of(shelf).entry("hybrid").state == "draining")
+            assert not unloading.done()
+            held.set()
+            received = [json.loads(line[5:]) for line in events if line.startswith("data:")]
+            assert received[-1]["details"]["generated_tokens"] == 150
+            assert unloading.result().json()["state"] == "unloaded"
+
+
+def test_no_request_is_lost_while_versions_are_swapped(shelf: Any, http: httpx.Client) -> None:
+    """`python -m loadtests swaps` does this at length, and looks at memory, files and threads."""
+    versions = {"acme/first": "YES", "second": "GOOD"}
+    http.post("/models/load", json={"model": "m", "path": "acme/first"}, headers=ADMIN)
+    finished = threading.Event()
+
+    def ask() -> list[str]:
+        with httpx.Client(base_url=shelf.url) as client:
+            labels = []
+            while not finished.is_set():
+                labels.append(label(client, "m"))
+            return labels
+
+    with ThreadPoolExecutor(4) as pool:
+        clients = [pool.submit(ask) for _ in range(4)]
+        try:
+            for number in range(6):
+                path = [*versions][(number + 1) % 2]
+                body = {"model": "m", "path": path}
+                assert http.post("/models/load", json=body, headers=ADMIN).status_code == 200
+                assert label(http, "m") == versions[path]
+        finally:
+            finished.set()
+        seen = [label for client in clients for label in client.result()]
+    assert set(seen) == {"YES", "GOOD"}
+    assert len(seen) >= 12
+    until(lambda: not models_of(shelf).entry("m").draining)
+    engines = [thread for thread in threading.enumerate() if thread.name == "maskdial-m"]
+    assert len(engines) == 1
+    assert 'maskdial_engine_up{model="m"} 1.0' in http.get("/metrics").text
