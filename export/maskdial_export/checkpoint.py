@@ -135,6 +135,7 @@ def load_checkpoint(
     tokens = special_tokens(source, config, tokenizer)
     positions = max_length(model)
     surveyed = survey(model)
+    masked.check(model, surveyed, source.task)
     embedding = None
     if source.task == "embed":
         embedding = read_embedding(source, config)

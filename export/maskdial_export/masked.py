@@ -12,6 +12,7 @@ from transformers import PreTrainedModel
 from maskdial.models.bundle import Embedding, Task
 from maskdial_export.attention import CausalAttention, MaskedAttention, attending
 from maskdial_export.embedding import pool
+from maskdial_export.errors import ExportError
 from maskdial_export.graph import gather_rows, to_onnx_ir
 from maskdial_export.padding import cleared
 from maskdial_export.survey import Survey
@@ -64,6 +65,19 @@ def head_logits(output: Any) -> Tensor:
         return torch.stack([output.start_logits, output.end_logits], dim=-1)
     logits: Tensor = output.logits
     return logits
+
+
+def check(model: PreTrainedModel, survey: Survey, task: Task) -> None:
+    """Refuses a classifier that cannot find the last token of a padded row.
+
+    Raises:
+        ExportError: it reads to the left only, and config.json names no padding token.
+    """
+    if task == "classify" and survey.causal and model.config.pad_token_id is None:
+        raise ExportError(
+            f"{type(model).__name__} finds the last token of a text by its padding, but "
+            "config.json has no pad_token_id; add one that texts do not end with"
+        )
 
 
 def takes_token_types(model: PreTrainedModel) -> bool:
