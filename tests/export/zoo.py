@@ -1,7 +1,7 @@
 """The zoo: a tiny configuration of every architecture that the tests prove.
 
-``docs/supported-models.md`` is generated from it. `make test` exports the quick ones, which stand for
-all mechanisms; `make test-zoo` exports all of them.
+``docs/supported-models.md`` is generated from it. `make test` exports the quick ones, which stand
+for all mechanisms; `make test-zoo` exports all of them.
 """
 
 from collections.abc import Mapping
