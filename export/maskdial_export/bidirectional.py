@@ -55,6 +55,9 @@ def read_both_ways(model: PreTrainedModel) -> None:
 
     The logits at a position are then those for the token there; at the first position they are
     meaningless. ``model.forward`` is unchanged.
+
+    Raises:
+        ExportError: the model takes no mask of queries by keys.
     """
 
     def add_mask(
@@ -74,6 +77,14 @@ def read_both_ways(model: PreTrainedModel) -> None:
 
     model.register_forward_pre_hook(add_mask, with_kwargs=True)
     model.register_forward_hook(shift)
+    try:
+        with torch.no_grad():
+            model(input_ids=torch.zeros(1, 2, dtype=torch.int64))
+    except Exception as error:  # models raise any type
+        raise ExportError(
+            f"{type(model).__name__} does not take a mask of queries by keys, so it cannot be run "
+            "under the full mask; use --mask causal"
+        ) from error
 
 
 class BidirectionalGraph(nn.Module):
