@@ -15,7 +15,7 @@ from transformers import PreTrainedModel
 
 from maskdial_export.attention import MaskedAttention, attending
 from maskdial_export.errors import ExportError
-from maskdial_export.graph import gather_rows, to_onnx_ir
+from maskdial_export.graph import gather_rows, to_onnx_ir, trunk
 from maskdial_export.survey import Survey
 
 
@@ -55,6 +55,9 @@ def read_both_ways(model: PreTrainedModel) -> None:
 
     The logits at a position are then those for the token there; at the first position they are
     meaningless. ``model.forward`` is unchanged.
+
+    Raises:
+        ExportError: the model takes no mask of queries by keys.
     """
 
     def add_mask(
@@ -74,6 +77,14 @@ def read_both_ways(model: PreTrainedModel) -> None:
 
     model.register_forward_pre_hook(add_mask, with_kwargs=True)
     model.register_forward_hook(shift)
+    try:
+        with torch.no_grad():
+            model(input_ids=torch.zeros(1, 2, dtype=torch.int64))
+    except Exception as error:  # models raise any type
+        raise ExportError(
+            f"{type(model).__name__} does not take a mask of queries by keys, so it cannot be run "
+            "under the full mask; use --mask causal"
+        ) from error
 
 
 class BidirectionalGraph(nn.Module):
@@ -87,7 +98,7 @@ class BidirectionalGraph(nn.Module):
     def forward(self, input_ids: Tensor, lengths: Tensor, rows: Tensor) -> Tensor:
         self.attention.begin(lengths, input_ids.shape[1])
         positions = torch.arange(input_ids.shape[1])[None, :]
-        with gather_rows(self.model.get_decoder(), rows - 1):
+        with gather_rows(trunk(self.model), rows - 1):
             # not self.model(...), which `read_both_ways` hooks
             output = self.model.forward(
                 input_ids=input_ids, position_ids=positions, use_cache=False

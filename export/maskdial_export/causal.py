@@ -11,7 +11,7 @@ from transformers import PreTrainedModel
 from maskdial.models.bundle import KVLayout
 from maskdial_export.attention import CausalAttention, attending
 from maskdial_export.errors import ExportError
-from maskdial_export.graph import gather_rows, to_onnx_ir
+from maskdial_export.graph import gather_rows, to_onnx_ir, trunk
 from maskdial_export.survey import Survey
 
 
@@ -65,7 +65,7 @@ class CausalGraph(nn.Module):
     ) -> tuple[Tensor, list[tuple[Tensor, Tensor]]]:
         self.attention.begin(past, seqlens_k, total_sequence_length)
         positions = {"position_ids": position_ids} if self.numbers_positions else {}
-        with gather_rows(self.model.get_decoder(), rows):
+        with gather_rows(trunk(self.model), rows):
             output = self.model(input_ids=input_ids, **positions)
         return output.logits.squeeze(0).float(), self.attention.present
 

@@ -136,6 +136,7 @@ def load_checkpoint(
     tokens = special_tokens(source, config, tokenizer)
     positions = max_length(model)
     surveyed = survey(model)
+    masked.check(model, surveyed, source.task)
     pooler = None
     if source.task in ("embed", "embed-sparse"):
         columns = config.hidden_size if source.task == "embed" else config.vocab_size

@@ -14,6 +14,7 @@ from onnx_ir.passes import common as passes
 from onnxscript.rewriter.ort_fusions import optimize_for_ort
 from torch import Tensor, nn
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
+from transformers import PreTrainedModel
 
 from maskdial_export.errors import ExportError, first_line
 from maskdial_export.rewrite import (
@@ -30,6 +31,12 @@ from maskdial_export.rewrite import (
 )
 
 OPSET = 20  # the first with Gelu
+
+
+def trunk(model: PreTrainedModel) -> PreTrainedModel:
+    """The part of a causal model whose hidden states its head reads."""
+    decoder = model.get_decoder()
+    return decoder if isinstance(decoder, PreTrainedModel) else model.base_model
 
 
 @contextmanager

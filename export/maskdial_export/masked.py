@@ -1,8 +1,7 @@
 """Tracing masked models: a whole text in one pass."""
 
 import inspect
-from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
 from typing import Any
 
 import onnx_ir as ir
@@ -12,7 +11,9 @@ from transformers import PreTrainedModel
 
 from maskdial.models.bundle import Task
 from maskdial_export.attention import CausalAttention, MaskedAttention, attending
+from maskdial_export.errors import ExportError
 from maskdial_export.graph import gather_rows, to_onnx_ir
+from maskdial_export.padding import cleared
 from maskdial_export.pooling import Pooler
 from maskdial_export.survey import Survey
 
@@ -46,7 +47,7 @@ class MaskedGraph(nn.Module):
         }
         if self.takes_token_types:
             inputs["token_type_ids"] = token_type_ids
-        with _without_padding(self.model, valid):
+        with cleared(self.model, valid):
             return self._output(inputs, lengths, rows)
 
     def _output(self, inputs: dict[str, Tensor], lengths: Tensor, rows: Tensor | None) -> Tensor:
@@ -59,32 +60,25 @@ class MaskedGraph(nn.Module):
         return head_logits(self.model(**inputs)).float()
 
 
-@contextmanager
-def _without_padding(model: PreTrainedModel, valid: Tensor) -> Iterator[None]:
-    """Lets models that join neighboring tokens see zeros instead of padding, as at a text's end.
-
-    These are MobileBERTs. ``valid``: bool (batch, length).
-    """
-    if not getattr(model.config, "trigram_input", False):
-        yield
-        return
-
-    def clear(_module: nn.Module, _args: Any, output: Tensor) -> Tensor:
-        return output * valid[:, :, None].to(output.dtype)
-
-    hook = model.get_input_embeddings().register_forward_hook(clear)
-    try:
-        yield
-    finally:
-        hook.remove()
-
-
 def head_logits(output: Any) -> Tensor:
     """A head's logits; (..., 2) for question answering, start and end."""
     if "start_logits" in output:
         return torch.stack([output.start_logits, output.end_logits], dim=-1)
     logits: Tensor = output.logits
     return logits
+
+
+def check(model: PreTrainedModel, survey: Survey, task: Task) -> None:
+    """Refuses a classifier that cannot find the last token of a padded row.
+
+    Raises:
+        ExportError: it reads to the left only, and config.json names no padding token.
+    """
+    if task == "classify" and survey.causal and model.config.pad_token_id is None:
+        raise ExportError(
+            f"{type(model).__name__} finds the last token of a text by its padding, but "
+            "config.json has no pad_token_id; add one that texts do not end with"
+        )
 
 
 def takes_token_types(model: PreTrainedModel) -> bool:

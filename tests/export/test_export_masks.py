@@ -40,6 +40,7 @@ CAUSAL: dict[str, tuple[str, dict[str, Any]]] = {
     "opt": ("OPTForCausalLM", SHAPE | {"ffn_dim": 48, "word_embed_proj_dim": 16}),
     "gpt_neox": ("GPTNeoXForCausalLM", SHAPE | {"hidden_size": 64, "rotary_pct": 0.5}),
     "qwen3": ("Qwen3ForCausalLM", GROUPED | {"head_dim": 16}),
+    "bloom": ("BloomForCausalLM", {"hidden_size": 32, "n_layer": 1, "n_head": 2}),
     "windowed": ("MistralForCausalLM", GROUPED | {"sliding_window": 5}),
     "gemma2": ("Gemma2ForCausalLM", GROUPED | {"head_dim": 16}),
 }
@@ -202,6 +203,7 @@ def test_masks_that_a_model_cannot_have(
 ) -> None:
     dest = tmp_path / "bundle"
     assert "window of 5 tokens" in refusal(checkpoint("windowed"), dest, "full")
+    assert "does not take a mask" in refusal(checkpoint("bloom"), dest, "full")
     assert "caps its attention scores" in refusal(checkpoint("gemma2"), dest, "full")
     bert = tmp_path / "bert"
     settings = SHAPE | {"vocab_size": 259}

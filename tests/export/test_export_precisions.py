@@ -68,11 +68,19 @@ def test_int8_is_batch_invariant(export_as: Export, name: str, tmp_path: Path) -
     assert [array.dtype for array in tables(tmp_path / "int8")] == [np.int8] * num_tables
 
 
+def test_experts_are_quantized(export_as: Export, tmp_path: Path) -> None:
+    """Two products for each of four experts, beside those of attention and the output layer."""
+    assert export_as("mixtral", "int8", calibrate=False).batch_invariant
+    graph = ir.load(tmp_path / "int8" / "model.onnx").graph
+    products = [node for node in graph if node.op_type == "MatMulIntegerToFloat"]
+    assert len(products) == 2 * (2 + 2 * 4) + 1
+
+
 def test_int4_is_not_batch_invariant(export_as: Export) -> None:
     assert not export_as("llama", "int4").batch_invariant
 
 
-@pytest.mark.parametrize("name", ["llama", "gemma2", "phi3"])
+@pytest.mark.parametrize("name", ["llama", "gemma2", "phi3", "mixtral"])
 def test_fp16_has_a_cache_of_its_own(export_as: Export, name: str) -> None:
     manifest = export_as(name, "fp16")
     assert manifest.kv is not None

@@ -110,6 +110,14 @@ def test_task_that_the_model_cannot_do(assert_refused: Refuse, checkpoint: New) 
     assert_refused(checkpoint("bert"), "bert models do not support generate", "--task", "generate")
 
 
+def test_classifier_without_a_padding_token(
+    assert_refused: Refuse, new_checkpoint: New, add_json: Callable[..., None]
+) -> None:
+    source = new_checkpoint("llama-classify")
+    add_json(source / "config.json", pad_token_id=None)
+    assert_refused(source, "config.json has no pad_token_id")
+
+
 def test_head_that_the_checkpoint_lacks(assert_refused: Refuse, checkpoint: New) -> None:
     assert_refused(checkpoint("bert"), "lacks", "--task", "classify")
 

@@ -71,6 +71,7 @@ XLM: dict[str, Any] = {
 }
 MODERN = SHAPE | {
     "num_hidden_layers": 3,
+    "num_attention_heads": 2,
     "local_attention": 8,
     "global_attn_every_n_layers": 3,
     "cls_token_id": 2,
@@ -387,6 +388,11 @@ FILL_MASK: Mapping[str, Specimen] = {
     ),
     "ibert": Specimen("IBertForMaskedLM", ROBERTA, "not its integer mode"),
     "roformer": Specimen("RoFormerForMaskedLM", SHAPE | {"embedding_size": 32}),
+    "convbert": Specimen(
+        "ConvBertForMaskedLM",
+        SHAPE | {"embedding_size": 16, "conv_kernel_size": 3, "num_groups": 1},
+        batch_invariant=False,
+    ),
     "xlm": Specimen("XLMWithLMHeadModel", XLM, "one language"),
     "flaubert": Specimen("FlaubertWithLMHeadModel", XLM),
     "ernie": Specimen("ErnieForMaskedLM", SHAPE),
@@ -394,10 +400,12 @@ FILL_MASK: Mapping[str, Specimen] = {
         "EsmForMaskedLM",
         SHAPE | {"mask_token_id": 4, "position_embedding_type": "rotary", "token_dropout": True},
     ),
-    "nomic-bert": Specimen("NomicBertForMaskedLM", SHAPE),
+    "nomic-bert": Specimen("NomicBertForMaskedLM", SHAPE | {"num_attention_heads": 2}),
     "eurobert": Specimen("EuroBertForMaskedLM", GROUPED),
-    "gte": Specimen("GteForMaskedLM", SHAPE),
-    "jina-embeddings-v3": Specimen("JinaEmbeddingsV3ForMaskedLM", SHAPE),
+    "gte": Specimen("GteForMaskedLM", SHAPE | {"num_attention_heads": 2}),
+    "jina-embeddings-v3": Specimen(
+        "JinaEmbeddingsV3ForMaskedLM", SHAPE | {"num_attention_heads": 2}
+    ),
     "big-bird": Specimen(
         "BigBirdForMaskedLM", SHAPE | {"attention_type": "original_full"}, "full attention only"
     ),
