@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import logging
 from typing import Any
 
 import httpx
@@ -83,6 +84,29 @@ class Server:
 
         return asyncio.run(send())
 
+    def leave_while_sending(self, path: str) -> list[str]:
+        """A client that closes its connection within its body; returns the types of the replies."""
+        parts = iter(
+            [
+                {"type": "http.request", "body": b"{", "more_body": True},
+                {"type": "http.disconnect"},
+            ]
+        )
+        sent: list[str] = []
+
+        async def receive() -> Any:
+            return next(parts)
+
+        async def send(message: Any) -> None:
+            sent.append(message["type"])
+
+        path = self._prefix + path
+        headers = [(b"authorization", b"Bearer alice")]
+        scope: dict[str, Any] = {"type": "http", "method": "POST", "path": path}
+        scope |= {"root_path": self._prefix, "query_string": b"", "headers": headers}
+        asyncio.run(self._transport.app(scope, receive, send))  # type: ignore[arg-type]
+        return sent
+
     def count(self, route: str, outcome: str) -> float:
         labels = {"route": route, "model": "", "outcome": outcome}
         return self.metrics.registry.get_sample_value("maskdial_requests_total", labels) or 0.0
@@ -102,6 +126,15 @@ def test_a_request_is_named_timed_and_counted(server: Server) -> None:
     assert server.count("/echo", "ok") == 1
     assert server.request("/models/a", content=b"").json() == {"bytes": 0, "name": "a"}
     assert server.count("/models/{name}", "ok") == 1
+
+
+@pytest.mark.parametrize("path", ["/echo", "/private"])
+def test_who_leaves_while_sending_is_no_failure_of_ours(
+    server: Server, path: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    server.leave_while_sending(path)
+    assert server.count(path, "cancelled") == 1
+    assert not [record for record in caplog.records if record.levelno > logging.DEBUG]
 
 
 def test_large_bodies_are_refused(server: Server) -> None:

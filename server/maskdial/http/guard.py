@@ -130,6 +130,7 @@ class Guard:
                 response = await route.endpoint(Request(scope, exchange.receive))
                 await response(scope, exchange.receive, exchange.send)
         except ClientGoneError:
+            _log.debug("the client of request %s has left", exchange.request_id)
             exchange.outcome = "cancelled"
         except MaskdialError as error:
             await exchange.fail(error)
@@ -189,6 +190,7 @@ class _Exchange:
         self._max_body_bytes = max_body_bytes
         self._error_reply = error_reply
         self._body_bytes = 0
+        self._body_ended = False
         self._started = False
         self._start_time = time.perf_counter()
         scope.setdefault("state", {})
@@ -200,10 +202,17 @@ class _Exchange:
         return time.perf_counter() - self._start_time
 
     async def receive(self) -> Message:
-        """The next part of the body, as long as the body is not too large."""
+        """The next part of the body, as long as the body is not too large.
+
+        Raises:
+            ClientGoneError: the client left before it had sent all of it.
+        """
         if self._declared_bytes > self._max_body_bytes:
             raise self._too_large()
         message = await self._receive()
+        if message["type"] == "http.disconnect" and not self._body_ended:
+            raise ClientGoneError
+        self._body_ended = not message.get("more_body", False)
         self._body_bytes += len(message.get("body", b""))
         if self._body_bytes > self._max_body_bytes:
             raise self._too_large()
