@@ -117,6 +117,42 @@ def slow_stream(url: str) -> socket.socket:
     return connection
 
 
+def test_what_outlives_the_grace_period_is_told_so(
+    start_server: Callable[..., Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    """A stream ends with its error, others get a 503, and the log has no traceback."""
+    server = start_server(models={"hybrid": STARTER_FOLDER / "hybrid"}, grace_period=0)
+    model = server.server.config.app.state.context.models.named("hybrid")[0]
+    step, lifecycle = model.engine.step, server.server.config.app.state.context.lifecycle
+
+    def step_slowly() -> None:
+        time.sleep(0.05)
+        step()
+
+    model.engine.step = step_slowly
+    url = f"{server.url}/generate"
+    body = {"inputs": "Once", "parameters": {"max_new_tokens": 400, "ignore_eos": True}}
+    sender = socket.create_connection(("127.0.0.1", int(server.url.rsplit(":", 1)[1])), timeout=30)
+    with ThreadPoolExecutor() as pool, httpx.Client(timeout=30) as http, sender:
+        whole = pool.submit(httpx.post, url, json=body, timeout=30)
+        head = "POST /generate HTTP/1.1\r\nhost: x\r\ncontent-length: 100\r\n\r\n"
+        sender.sendall(head.encode() + b'{"inputs": ')
+        with http.stream("POST", url, json=body | {"stream": True}) as stream:
+            lines = stream.iter_lines()
+            assert "token" in next(lines)
+            while lifecycle.num_requests < 3:
+                time.sleep(0.01)
+            server.server.handle_exit(signal.SIGTERM, None)
+            *_, last = (line for line in lines if line)
+        assert json.loads(last.removeprefix("data:"))["error_type"] == "unavailable"
+        reply = whole.result()
+        assert (reply.status_code, reply.json()["error_type"]) == (503, "unavailable")
+        assert b" 503 " in sender.makefile("rb").readline()
+    server.stop()
+    assert [record for record in caplog.records if "grace period is over: 3" in record.message]
+    assert not [record for record in caplog.records if record.exc_info]
+
+
 def test_a_full_queue_is_429_with_retry_after(small: Any) -> None:
     model = small.server.config.app.state.context.models.named("hybrid")[0]
     held, step = threading.Event(), model.engine.step

@@ -38,7 +38,7 @@ def test_a_drain_waits_for_the_running_requests() -> None:
             assert lifecycle.phase is Phase.DRAINING
             assert not draining.done()
             lifecycle.end_request()
-        await draining
+        assert await draining == 0
 
     asyncio.run(scenario())
 
@@ -47,7 +47,7 @@ def test_a_drain_ends_with_its_grace_period() -> None:
     async def scenario() -> None:
         lifecycle = Lifecycle()
         lifecycle.begin_request()
-        await lifecycle.drain(0)
+        assert await lifecycle.drain(0) == 1
 
     asyncio.run(scenario())
 

@@ -97,6 +97,7 @@ class MaskedTask(Generic[BodyT]):
                 tags=["masked"],
                 name=self.name,
                 description=self.description,
+                include_in_schema=path not in self.aliases,
             )
             for path in (f"/{self.name}", *self.aliases)
         ]

@@ -1,5 +1,6 @@
 """Guard: what happens around every request, as plain ASGI, so that disconnects pass through."""
 
+import asyncio
 import logging
 import re
 import time
@@ -17,7 +18,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from maskdial.errors import InternalError, MaskdialError, TooLargeError, UnavailableError
 from maskdial.http.disconnect import ClientGoneError
-from maskdial.http.lifecycle import Lifecycle
+from maskdial.http.lifecycle import Lifecycle, Phase
 from maskdial.http.replies import error_reply
 from maskdial.metrics import Metrics
 
@@ -129,6 +130,11 @@ class Guard:
             else:
                 response = await route.endpoint(Request(scope, exchange.receive))
                 await response(scope, exchange.receive, exchange.send)
+        except asyncio.CancelledError:
+            if self._lifecycle.phase is not Phase.DRAINING:
+                raise
+            # The grace period is over, and the client has still not sent all of its body.
+            await exchange.fail(UnavailableError("the server is shutting down; try another one"))
         except ClientGoneError:
             _log.debug("the client of request %s has left", exchange.request_id)
             exchange.outcome = "cancelled"

@@ -1,6 +1,7 @@
 """Lifecycle: loading, serving, draining; and who is still being answered."""
 
 import asyncio
+import contextlib
 from enum import Enum
 
 from maskdial.errors import UnavailableError
@@ -19,7 +20,8 @@ class Lifecycle:
 
     def __init__(self) -> None:
         self.phase = Phase.LOADING
-        self._num_requests = 0
+        self.num_requests = 0
+        """Requests that are not answered yet."""
         self._idle = asyncio.Event()
         self._idle.set()
 
@@ -28,13 +30,16 @@ class Lifecycle:
         if self.phase is Phase.LOADING:
             self.phase = Phase.SERVING
 
-    async def drain(self, grace_seconds: float) -> None:
-        """Takes no new requests, and waits until the running ones are answered or time is up."""
+    async def drain(self, grace_seconds: float) -> int:
+        """Takes no new requests, and waits until the running ones are answered or time is up.
+
+        Returns:
+            How many are still running.
+        """
         self.phase = Phase.DRAINING
-        try:
+        with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._idle.wait(), grace_seconds)
-        except TimeoutError:
-            return
+        return self.num_requests
 
     def check_accepting(self) -> None:
         """Raises UnavailableError unless the server takes requests."""
@@ -45,11 +50,11 @@ class Lifecycle:
 
     def begin_request(self) -> None:
         """One more request to answer."""
-        self._num_requests += 1
+        self.num_requests += 1
         self._idle.clear()
 
     def end_request(self) -> None:
         """A request was answered, or its client left."""
-        self._num_requests -= 1
-        if self._num_requests == 0:
+        self.num_requests -= 1
+        if self.num_requests == 0:
             self._idle.set()

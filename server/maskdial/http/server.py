@@ -11,7 +11,10 @@ from maskdial.config import Config
 from maskdial.errors import MaskdialError
 from maskdial.http.app import create_app
 from maskdial.http.lifecycle import Lifecycle
+from maskdial.models.registry import Models
 from maskdial.runtime.memory import map_large_blocks
+
+_LAST_REPLIES_SECONDS = 1.0
 
 _log = logging.getLogger("maskdial")
 
@@ -40,6 +43,7 @@ class Server(uvicorn.Server):
         )
         self.failure: MaskdialError | None = None
         self._lifecycle: Lifecycle = app.state.context.lifecycle
+        self._models: Models = app.state.context.models
         self._grace_period = config.grace_period
         self._draining: asyncio.Task[None] | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -66,7 +70,11 @@ class Server(uvicorn.Server):
             self._draining = asyncio.create_task(self._drain())
 
     async def _drain(self) -> None:
-        await self._lifecycle.drain(self._grace_period)
+        num_left = await self._lifecycle.drain(self._grace_period)
+        if num_left:
+            _log.warning("the grace period is over: %d running requests are refused", num_left)
+            await self._models.close()  # they are told so, in replies and at the ends of streams
+            await self._lifecycle.drain(_LAST_REPLIES_SECONDS)
         self.should_exit = True
 
     def _load_failed(self, error: MaskdialError) -> None:
