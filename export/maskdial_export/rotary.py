@@ -17,7 +17,7 @@ from typing import Any
 from unittest import mock
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 _Key = tuple[str, str | None]  # a module's name and the layer type
@@ -117,7 +117,7 @@ class Tables:
             if key not in self._tables:
                 return forward(x, ids, *rest)
             cos, sin = self._tables[key]
-            return cos[ids], sin[ids]
+            return nn.functional.embedding(ids, cos), nn.functional.embedding(ids, sin)
 
         with _rotary_modules(model, find):
             yield
