@@ -359,7 +359,7 @@ class EmbedBody(EmbedParameters, VectorsBody[EmbedParameters]):
     def request(self) -> EmbedRequest:
         given = self.merged(EmbedParameters)
         return EmbedRequest(
-            self.texts, given.truncation, given.normalize, given.dimensions, given.prompt_name
+            self.texts, given.truncation, given.prompt_name, given.normalize, given.dimensions
         )
 
 

@@ -8,11 +8,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from maskdial.errors import ValidationError, about
-from maskdial.masked.request import MaskedResult
+from maskdial.masked.request import MaskedInput, MaskedResult
 from maskdial.masked.tasks.logits import finite
 from maskdial.masked.tasks.task import (
     REFUSE,
     Reading,
+    T_co,
     TaskModel,
     TaskRequest,
     Truncation,
@@ -30,21 +31,15 @@ _TINY = 1e-12  # a zero vector stays zero, as in torch.nn.functional.normalize
 
 
 @dataclass(frozen=True, slots=True)
-class EmbedRequest(TaskRequest[NDArray[np.float32]]):
-    """Texts, or token ids, to turn into vectors.
+class PromptedRequest(TaskRequest[T_co]):
+    """Texts, or token ids, each of which becomes a vector.
 
-    ``normalize``: scale to length 1; None: as the model was trained, and always with
-    ``dimensions``, which keeps that many leading dimensions. ``prompt_name``: which of the model's
-    prompts to put before every text; None: the model's default, if it has one.
+    ``prompt_name``: which of the model's prompts to put before every text; None: the model's
+    default, if it has one. Token ids are left alone.
     """
-
-    task: ClassVar[str] = "embed"
-    head: ClassVar[Task] = "embed"
 
     texts: Sequence[TextOrIds]
     truncation: Truncation = REFUSE
-    normalize: bool | None = None
-    dimensions: int | None = None
     prompt_name: str | None = None
 
     @property
@@ -56,6 +51,31 @@ class EmbedRequest(TaskRequest[NDArray[np.float32]]):
         return tokenizing_seconds([text for text in self.texts if isinstance(text, str)])
 
     def check(self, model: TaskModel) -> None:
+        _prompt(model, self.prompt_name)
+
+    def read_prompted(self, model: TaskModel) -> tuple[Sequence[MaskedInput], int]:
+        """The inputs, and how many tokens were cut off."""
+        prompt = _prompt(model, self.prompt_name)
+        texts = [prompt + text if isinstance(text, str) else text for text in self.texts]
+        return read_inputs(model, texts, self.truncation)
+
+
+@dataclass(frozen=True, slots=True)
+class EmbedRequest(PromptedRequest[NDArray[np.float32]]):
+    """Texts to turn into vectors.
+
+    ``normalize``: scale to length 1; None: as the model was trained, and always with
+    ``dimensions``, which keeps that many leading dimensions.
+    """
+
+    task: ClassVar[str] = "embed"
+    head: ClassVar[Task] = "embed"
+
+    normalize: bool | None = None
+    dimensions: int | None = None
+
+    def check(self, model: TaskModel) -> None:
+        PromptedRequest.check(self, model)
         embedding = _embedding(model)
         if self.dimensions is not None and not 1 <= self.dimensions <= embedding.dimension:
             raise ValidationError(
@@ -67,11 +87,9 @@ class EmbedRequest(TaskRequest[NDArray[np.float32]]):
                 "this model normalizes its vectors itself and has no others; leave it out",
                 field="normalize",
             )
-        _prompt(model, self.prompt_name)
 
     def read(self, model: TaskModel) -> Reading[NDArray[np.float32]]:
-        texts = prompted(self.texts, model, self.prompt_name)
-        inputs, num_truncated = read_inputs(model, texts, self.truncation)
+        inputs, num_truncated = self.read_prompted(model)
         embedding = _embedding(model)
 
         def answer(results: Sequence[MaskedResult]) -> NDArray[np.float32]:
@@ -124,33 +142,14 @@ class SimilarityRequest(TaskRequest[NDArray[np.float64]]):
 
 
 @dataclass(frozen=True, slots=True)
-class SparseEmbedRequest(TaskRequest[list["SparseVector"]]):
-    """Texts, or token ids, to turn into weights of the vocabulary.
-
-    ``prompt_name`` is that of an `EmbedRequest`.
-    """
+class SparseEmbedRequest(PromptedRequest[list["SparseVector"]]):
+    """Texts to turn into weights of the vocabulary."""
 
     task: ClassVar[str] = "embed-sparse"
     head: ClassVar[Task] = "embed-sparse"
 
-    texts: Sequence[TextOrIds]
-    truncation: Truncation = REFUSE
-    prompt_name: str | None = None
-
-    @property
-    def num_texts(self) -> int:
-        return len(self.texts)
-
-    @property
-    def read_seconds(self) -> float:
-        return tokenizing_seconds([text for text in self.texts if isinstance(text, str)])
-
-    def check(self, model: TaskModel) -> None:
-        _prompt(model, self.prompt_name)
-
     def read(self, model: TaskModel) -> Reading[list["SparseVector"]]:
-        texts = prompted(self.texts, model, self.prompt_name)
-        inputs, num_truncated = read_inputs(model, texts, self.truncation)
+        inputs, num_truncated = self.read_prompted(model)
 
         def answer(results: Sequence[MaskedResult]) -> list[SparseVector]:
             return [sparse(result.logits) for result in results]
@@ -179,18 +178,6 @@ def sparse(weights: NDArray[np.float32]) -> SparseVector:
     (indices,) = np.nonzero(finite(weights, "embeddings"))
     pairs = zip(indices.tolist(), weights[indices].tolist(), strict=True)
     return [SparseValue(index=index, value=value) for index, value in pairs]
-
-
-def prompted(texts: Sequence[TextOrIds], model: TaskModel, name: str | None) -> Sequence[TextOrIds]:
-    """The texts after the model's prompt of that name, or its default. Token ids are left alone.
-
-    Raises:
-        ValidationError: the model has no such prompt.
-    """
-    prompt = _prompt(model, name)
-    if not prompt:
-        return texts
-    return [prompt + text if isinstance(text, str) else text for text in texts]
 
 
 def embed(
