@@ -12,7 +12,14 @@ from torch import nn
 
 from maskdial.models.bundle import Embedding
 from maskdial_export.errors import ExportError, first_line
-from maskdial_export.pooling import Dense, Normalize, Pooler, SpladePooling, TokenPooling
+from maskdial_export.pooling import (
+    POOLINGS,
+    Dense,
+    Normalize,
+    Pooler,
+    SpladePooling,
+    TokenPooling,
+)
 from maskdial_export.source import MODULES, Source, read_json
 
 _POOLINGS = {
@@ -24,7 +31,6 @@ _POOLINGS = {
     "weightedmean": "weighted_mean",
     "weightedmean_tokens": "weighted_mean",
 }
-_MODES = ("cls", "max", "mean", "mean_sqrt_len", "weighted_mean", "last")
 _TEXT_MODELS = ("Transformer", "MLMTransformer")
 
 
@@ -144,10 +150,10 @@ def _pooling(source: Source, settings: Mapping[str, Any]) -> list[str]:
         if key.startswith("pooling_mode_") and on
     ]
     modes = list(dict.fromkeys(_POOLINGS.get(mode, mode) for mode in chosen))
-    if not modes or not set(modes) <= set(_MODES):
+    if not modes or not set(modes) <= set(POOLINGS):
         raise ExportError(
             f"{source.name} pools by {' and '.join(map(str, chosen)) or 'nothing'}; supported: "
-            f"{', '.join(_MODES)}"
+            f"{', '.join(POOLINGS)}"
         )
     if settings.get("include_prompt") is False:
         raise ExportError(
@@ -155,7 +161,7 @@ def _pooling(source: Source, settings: Mapping[str, Any]) -> list[str]:
             "is not supported"
         )
     # Older versions concatenate in an order of their own, whatever the order of the settings.
-    return modes if given is not None else [mode for mode in _MODES if mode in modes]
+    return modes if given is not None else [mode for mode in POOLINGS if mode in modes]
 
 
 def _splade(source: Source, settings: Mapping[str, Any]) -> tuple[SpladePooling, str]:

@@ -74,13 +74,14 @@ def _weighted_mean(hidden: Tensor, lengths: Tensor) -> Tensor:
 
 POOLINGS: Mapping[str, Callable[[Tensor, Tensor], Tensor]] = {
     "cls": _first,
-    "last": _last,
     "max": _largest,
     "mean": _mean,
     "mean_sqrt_len": _root_mean,
     "weighted_mean": _weighted_mean,
+    "last": _last,
 }
-"""By name in the manifest: from hidden states (batch, length, columns) and lengths (batch,)."""
+"""By name in the manifest: from hidden states (batch, length, columns) and lengths (batch,). In the
+order in which older versions of sentence-transformers concatenate them."""
 
 
 def _sum(hidden: Tensor, lengths: Tensor) -> Tensor:

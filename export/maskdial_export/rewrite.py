@@ -109,6 +109,7 @@ def _multiply_transposed(
     name = node.outputs[0].name
     flat_shape = add_initializer(graph, f"{name}.flat_shape", np.array([-1, hidden_size]))
     nodes = []
+    # Where rows were gathered the batch is 1, and the shape needs no computing in every pass.
     shape = node.outputs[0].shape
     if shape is not None and len(shape) == 3 and shape[0] == 1:
         full_shape = add_initializer(graph, f"{name}.full_shape", np.array([1, -1, vocab_size]))

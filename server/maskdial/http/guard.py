@@ -134,7 +134,9 @@ class Guard:
             if self._lifecycle.phase is not Phase.DRAINING:
                 raise
             # The grace period is over, and the client has still not sent all of its body.
-            await exchange.fail(UnavailableError("the server is shutting down; try another one"))
+            await exchange.fail(
+                UnavailableError("the server is shutting down; try another instance")
+            )
         except ClientGoneError:
             _log.debug("the client of request %s has left", exchange.request_id)
             exchange.outcome = "cancelled"
