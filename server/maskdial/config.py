@@ -46,6 +46,9 @@ _Auto = Unset("auto")
 _Off = Unset("off")
 _None = Unset("none")
 
+MAX_BATCH_INPUTS = 16_384
+"""What `max_batch_inputs` is at most: longer lists are refused without looking at their items."""
+
 _MODEL_NAME = re.compile(r"[\w.-]+(/[\w.-]+)?")
 _ROUTES = ("load", "unload")  # below /models/
 
@@ -120,7 +123,9 @@ class Config(BaseSettings):
         description="token budget of a masked model's batch, padding included; higher: more "
         "throughput, lower: less latency",
     )
-    max_batch_inputs: int = Field(256, ge=1, description="maximum number of texts in one request")
+    max_batch_inputs: int = Field(
+        256, ge=1, le=MAX_BATCH_INPUTS, description="maximum number of texts in one request"
+    )
     max_queue: int = Field(
         1024, ge=1, description="texts that may queue for a model; beyond that, requests get 429"
     )

@@ -10,7 +10,14 @@ from pydantic import Field, model_validator
 from maskdial.dialects.openai_messages import Message
 from maskdial.dialects.openai_schema import OpenAIBody
 from maskdial.dialects.openai_tools import ToolBody
-from maskdial.dialects.schema import FieldError, Size, TokenId, parse_body
+from maskdial.dialects.schema import (
+    LARGEST_INT,
+    FieldError,
+    Size,
+    TokenId,
+    parse_body,
+    wire_names,
+)
 from maskdial.dialects.tgi import GENERATE
 from maskdial.dialects.tokens import TOKENIZE
 from maskdial.errors import MaskdialError, ValidationError
@@ -24,6 +31,7 @@ from maskdial.models.served import CausalModel, ServedModel
 from maskdial.requests.chat import ChatRequest
 from maskdial.requests.offload import offload
 from maskdial.requests.timing import Deadline
+from maskdial.requests.understanding import check_num_characters
 
 _SECONDS_PER_TOKEN = 1e-6
 
@@ -61,7 +69,7 @@ class PromptBody(OpenAIBody):
 class TokensBody(OpenAIBody):
     """Token ids to turn into text."""
 
-    tokens: list[TokenId]
+    tokens: Annotated[list[TokenId], Size(0, LARGEST_INT, "token ids")]
 
 
 async def tokenize(request: Request) -> Response:
@@ -71,6 +79,9 @@ async def tokenize(request: Request) -> Response:
     text = body.prompt
     if text is None:
         text = await asyncio.to_thread(_render, body, model)
+    if body.prompt is not None:
+        with wire_names({"texts": "prompt"}, batch=False):
+            check_num_characters([text])
     add = body.messages is None if body.add_special_tokens is None else body.add_special_tokens
     encoding = await offload(
         lambda: model.tokenizer.encode(text, add_special_tokens=add), tokenizing_seconds([text])

@@ -23,7 +23,7 @@ from maskdial.causal.sequence import SharedPrompt, draw_seed
 from maskdial.causal.stream import TokenStream
 from maskdial.config import Config
 from maskdial.errors import DeadlineError, ValidationError, about
-from maskdial.masked.tasks.task import check_ids, tokenizing_seconds
+from maskdial.masked.tasks.task import check_characters, check_ids, tokenizing_seconds
 from maskdial.models.served import CausalModel
 from maskdial.models.tokenizer import TextOrIds
 from maskdial.requests.merge import MergedStreams, NumberedEvent
@@ -260,6 +260,11 @@ async def _read_prompts(
         if request.grammar_for is not None:
             wanted = await asyncio.to_thread(request.grammar_for, rendered)
     grammar = await _compile(wanted, model)
+    if request.truncate is None:
+        for index, prompt in enumerate(given):
+            if isinstance(prompt, str):
+                with about("prompts", index):
+                    check_characters(prompt, model.max_length, model)
     tokenized = await _tokenize(given, model, add_special_tokens=request.conversation is None)
     prompts = []
     for index, (prompt, (ids, num_special)) in enumerate(zip(given, tokenized, strict=True)):
