@@ -6,6 +6,7 @@ import gc
 import json
 import re
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -31,6 +32,7 @@ from maskdial.causal.grammar.source import (
     GrammarValue,
     parse_grammar,
 )
+from maskdial.child import ChildDiedError
 from maskdial.errors import OverloadedError, UnavailableError, ValidationError
 
 EOS, MASK = 0, 1
@@ -500,13 +502,13 @@ class HeldChecker:
     def __init__(self) -> None:
         self.release = threading.Event()
         self.checked: list[str] = []
-        self.refusal: str | None = None
+        self.refusal: ValidationError | None = None
 
     def check(self, grammar: str) -> None:
         self.checked.append(grammar)
         assert self.release.wait(30)
         if self.refusal is not None:
-            raise ValidationError(self.refusal)
+            raise self.refusal
 
     def close(self) -> None:
         self.release.set()
@@ -574,7 +576,7 @@ def test_a_grammar_is_checked_once(
 
 def test_a_refusal_is_kept(held: GrammarCompiler, checker: HeldChecker) -> None:
     checker.release.set()
-    checker.refusal = "too hard"
+    checker.refusal = ValidationError("too hard")
     for _ in range(2):
         with pytest.raises(ValidationError, match="too hard"):
             compiled(held, "regex", "a")
@@ -633,6 +635,38 @@ def test_a_child_process_that_was_killed_is_replaced() -> None:
         assert accepts(compiled(compiler, "regex", "b"), "b")
     finally:
         compiler.close()
+
+
+@pytest.mark.parametrize(("num_deaths", "refused"), [(1, False), (2, True)])
+def test_a_grammar_is_not_refused_because_its_child_process_died_once(
+    monkeypatch: pytest.MonkeyPatch, num_deaths: int, refused: bool
+) -> None:
+    checker = grammar_check.GrammarChecker("", [])
+    answers = iter([ChildDiedError(too_complex=False)] * num_deaths + [None])
+
+    def ask(_: object) -> None:
+        answer = next(answers)
+        if answer is not None:
+            raise answer
+
+    monkeypatch.setattr(checker._child, "ask", ask)
+    with pytest.raises(grammar_check.TooComplexError) if refused else contextlib.nullcontext():
+        checker.check("")
+
+
+def test_a_grammar_that_was_too_complex_is_tried_again_later(
+    held: GrammarCompiler, checker: HeldChecker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    checker.release.set()
+    checker.refusal = grammar_check.TooComplexError("took too long")
+    for _ in range(2):
+        with pytest.raises(ValidationError, match="took too long"):
+            compiled(held, "regex", "a")
+    assert len(checker.checked) == 1
+    checker.refusal = None
+    now = time.monotonic()
+    monkeypatch.setattr("time.monotonic", lambda: now + 61)
+    assert accepts(compiled(held, "regex", "a"), "a")
 
 
 def test_a_child_process_that_cannot_start_is_unavailable() -> None:

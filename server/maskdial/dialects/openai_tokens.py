@@ -1,6 +1,7 @@
 """`/tokenize`, `/detokenize` and `/tokenizer_info` as vLLM has them."""
 
 import asyncio
+from dataclasses import replace
 from typing import Annotated, Any, Self
 
 from fastapi import Request, Response
@@ -78,7 +79,7 @@ async def tokenize(request: Request) -> Response:
     model = await _model(request, body)
     text = body.prompt
     if text is None:
-        text = await asyncio.to_thread(_render, body, model)
+        text = await _render(body, model)
     if body.prompt is not None:
         with wire_names({"texts": "prompt"}, batch=False):
             check_num_characters([text])
@@ -163,7 +164,7 @@ async def _model(request: Request, body: OpenAIBody) -> ServedModel:
     return await model_for(request, TOKENIZE, body.choice(), deadline)
 
 
-def _render(body: PromptBody, model: ServedModel) -> str:
+async def _render(body: PromptBody, model: ServedModel) -> str:
     if not isinstance(model, CausalModel):
         raise ValidationError(f"messages: model {model.name!r} has no chat template")
     chat = ChatRequest(
@@ -174,12 +175,8 @@ def _render(body: PromptBody, model: ServedModel) -> str:
     try:
         conversation = chat.generation_for(model).conversation
         assert conversation is not None
-        return model.chat_template.render(
-            conversation.messages,
-            tools=conversation.tools,
-            variables=conversation.variables,
-            add_generation_prompt=body.add_generation_prompt,
-        )
+        opened = replace(conversation, add_generation_prompt=body.add_generation_prompt)
+        return await opened.render(model)
     except ValidationError as error:
         raise ValidationError(f"{error.field or 'messages'}: {error.message}") from error
 

@@ -1,14 +1,17 @@
 """GrammarCompiler: from a request's grammar to the masks that constrain its texts."""
 
 import hashlib
+import math
 import threading
+import time
 from collections import Counter, OrderedDict
 from collections.abc import Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
 from typing import Protocol
 
 from maskdial.causal.grammar.build import build_matcher
-from maskdial.causal.grammar.check import GrammarChecker
+from maskdial.causal.grammar.check import GrammarChecker, TooComplexError
 from maskdial.causal.grammar.masks import MaskThreads
 from maskdial.causal.grammar.matcher import Grammar
 from maskdial.causal.grammar.source import (
@@ -21,6 +24,7 @@ from maskdial.causal.grammar.vocabulary import Vocabulary
 from maskdial.errors import OverloadedError, UnavailableError, ValidationError
 
 _MAX_VERDICTS = 1024
+_MAX_SECONDS_TOO_COMPLEX = 60.0
 _MAX_COMPILING = 32  # different grammars
 _NUM_MASK_THREADS = 2
 
@@ -59,8 +63,8 @@ class GrammarCompiler:
         self._eos_token_ids = sorted(set(eos_token_ids))
         self._checker = checker or GrammarChecker(tokenizer_json, self._eos_token_ids)
         self._vocabulary: Vocabulary | None = None
-        # An error message, or None for a good grammar, by the hash of its text; oldest use first.
-        self._verdicts: OrderedDict[bytes, str | None] = OrderedDict()
+        # By the hash of a grammar's text; oldest use first.
+        self._verdicts: OrderedDict[bytes, _Verdict] = OrderedDict()
         # A single thread, so that hostile grammars take one core at most and no other pool's.
         self._compiling = ThreadPoolExecutor(1, "maskdial-grammar-compile")
         self._masking = MaskThreads(_NUM_MASK_THREADS)
@@ -136,19 +140,32 @@ class GrammarCompiler:
 
     def _check(self, source: str) -> None:
         key = hashlib.sha256(source.encode()).digest()
-        if key not in self._verdicts:
-            try:
-                self._checker.check(source)
-            except ValidationError as error:
-                self._verdicts[key] = error.message
-            else:
-                self._verdicts[key] = None
-        self._verdicts.move_to_end(key)
+        verdict = self._verdicts.pop(key, None)
+        if verdict is None or verdict.expires < time.monotonic():
+            verdict = self._judge(source)
+        self._verdicts[key] = verdict
         if len(self._verdicts) > _MAX_VERDICTS:
             self._verdicts.popitem(last=False)
-        verdict = self._verdicts[key]
-        if verdict is not None:
-            raise ValidationError(verdict)
+        if verdict.error is not None:
+            raise ValidationError(verdict.error)
+
+    def _judge(self, source: str) -> "_Verdict":
+        try:
+            self._checker.check(source)
+        except TooComplexError as error:
+            # The child may have died of something else, or have been slow once.
+            return _Verdict(error.message, expires=time.monotonic() + _MAX_SECONDS_TOO_COMPLEX)
+        except ValidationError as error:
+            return _Verdict(error.message)
+        return _Verdict(None)
+
+
+@dataclass(frozen=True, slots=True)
+class _Verdict:
+    """What is wrong with a grammar, if anything is, and how long that is held to be true."""
+
+    error: str | None
+    expires: float = math.inf
 
 
 def _hash(kind: GrammarKind, value: GrammarValue) -> bytes:
