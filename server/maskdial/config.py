@@ -112,7 +112,7 @@ class Config(BaseSettings):
         (),
         description="key that requests must send, as 'Authorization: Bearer KEY' or 'x-api-key'. "
         "With one, or with --api-key-file, only /, /page/, /health and /metrics are open. Other "
-        "users of the machine see flags: prefer the file, or the variable, with commas between keys",
+        "users of the machine see flags: prefer the file, or the variable with commas",
     )
     api_key_file: Annotated[Path | None, _None] = Field(
         None,

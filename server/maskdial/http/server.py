@@ -4,6 +4,7 @@ import asyncio
 import logging
 import signal
 import threading
+from functools import partial
 from types import FrameType
 
 import uvicorn
@@ -11,13 +12,12 @@ import uvicorn
 from maskdial.config import Config
 from maskdial.errors import ConfigError, MaskdialError
 from maskdial.http.app import create_app
-from maskdial.http.keys import Keys
-from maskdial.http.lifecycle import Lifecycle
-from maskdial.metrics import Metrics
-from maskdial.models.registry import Models
+from maskdial.http.connection import Connection, ConnectionLimits, Connections
+from maskdial.http.context import ServerContext
 from maskdial.runtime.memory import map_large_blocks
 
 _LAST_REPLIES_SECONDS = 1.0
+_OTHER_FILES = 256  # connections beyond the limit that are refused, weights, pipes
 
 _log = logging.getLogger("maskdial")
 
@@ -31,12 +31,26 @@ class Server(uvicorn.Server):
 
     def __init__(self, config: Config) -> None:
         map_large_blocks()
+        _raise_file_limit(config.max_connections)
         app = create_app(config, self._load_failed)
+        context: ServerContext = app.state.context
+        limits = ConnectionLimits(
+            max_connections=config.max_connections,
+            max_header_bytes=config.max_header_bytes,
+            max_unsent_bytes=config.max_unsent_bytes,
+            header_timeout=config.header_timeout,
+            body_timeout=config.body_timeout,
+            write_timeout=config.write_timeout,
+        )
+        protocol = partial(Connection, Connections(limits, context.metrics))
         super().__init__(
             uvicorn.Config(
                 app,
                 host=config.host,
                 port=config.port,
+                http=protocol,  # type: ignore[arg-type]
+                ws="none",
+                timeout_keep_alive=config.keep_alive_timeout,
                 log_level=config.log_level,
                 log_config=None,
                 access_log=False,
@@ -45,10 +59,7 @@ class Server(uvicorn.Server):
             )
         )
         self.failure: MaskdialError | None = None
-        self._lifecycle: Lifecycle = app.state.context.lifecycle
-        self._models: Models = app.state.context.models
-        self._keys: Keys = app.state.context.keys
-        self._metrics: Metrics = app.state.context.metrics
+        self._context = context
         self._grace_period = config.grace_period
         self._draining: asyncio.Task[None] | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -67,12 +78,13 @@ class Server(uvicorn.Server):
     def reload(self) -> None:
         """Reads the files again that may change while the server runs."""
         try:
-            self._keys.reload()
+            self._context.keys.reload()
         except ConfigError as error:
             _log.error("the keys remain as they were: %s", error.message)
         else:
-            self._metrics.declare_keys(self._keys.names)
-            _log.info("keys: %s", ", ".join(self._keys.names) or "none")
+            names = self._context.keys.names
+            self._context.metrics.declare_keys(names)
+            _log.info("keys: %s", ", ".join(names) or "none")
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """Begins the drain. uvicorn's own handler would end the process by the signal again."""
@@ -87,13 +99,38 @@ class Server(uvicorn.Server):
             self._draining = asyncio.create_task(self._drain())
 
     async def _drain(self) -> None:
-        num_left = await self._lifecycle.drain(self._grace_period)
+        num_left = await self._context.lifecycle.drain(self._grace_period)
         if num_left:
             _log.warning("the grace period is over: %d running requests are refused", num_left)
-            await self._models.close()  # they are told so, in replies and at the ends of streams
-            await self._lifecycle.drain(_LAST_REPLIES_SECONDS)
+            await (
+                self._context.models.close()
+            )  # they are told so, in replies and at the ends of streams
+            await self._context.lifecycle.drain(_LAST_REPLIES_SECONDS)
         self.should_exit = True
 
     def _load_failed(self, error: MaskdialError) -> None:
         self.failure = error
         self.should_exit = True
+
+
+def _raise_file_limit(max_connections: int) -> None:
+    """Lets the process open as many files as it may have connections, as far as the system allows.
+
+    Otherwise new connections could not be accepted, nor refused, long before the limit.
+    """
+    try:
+        import resource  # not on Windows
+    except ImportError:
+        return
+    needed = max_connections + _OTHER_FILES
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft == resource.RLIM_INFINITY or soft >= needed:
+        return
+    most = needed if hard == resource.RLIM_INFINITY else min(needed, hard)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
+    if most < needed:
+        _log.warning(
+            "the system allows %d open files, which is too few for --max-connections %d",
+            most,
+            max_connections,
+        )
