@@ -31,6 +31,7 @@ from maskdial.http.server import Server
 from maskdial.models.bundle import GRAPH, hash_files, load_bundles, write_manifest
 from maskdial.models.catalog import STARTER_FOLDER
 from maskdial.runtime.memory import Buffer
+from tests.documented import DocumentCheck
 
 # Several processes of tests share the machine, and tiny models gain nothing from more threads.
 SETTINGS: dict[str, Any] = {"threads": 1} if "PYTEST_XDIST_WORKER" in os.environ else {}
@@ -93,10 +94,13 @@ def torch() -> ModuleType:
 
 
 class RunningServer:
-    """A server in its own thread, on a free port."""
+    """A server in its own thread, on a free port. Its replies are as its document says."""
 
     def __init__(self, **settings: Any) -> None:
         self.server = Server(Config(port=0, log_level="warning", **(SETTINGS | settings)))
+        self._undocumented: list[str] = []
+        app: Any = self.server.config.app
+        app.add_middleware(DocumentCheck, main=app, faults=self._undocumented)
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
         deadline = time.monotonic() + 60
@@ -120,6 +124,7 @@ class RunningServer:
         self.server.should_exit = True
         self._thread.join(60)
         assert not self._thread.is_alive(), "the server did not stop"
+        assert not self._undocumented, "\n".join(dict.fromkeys(self._undocumented))
 
 
 @pytest.fixture(scope="session")

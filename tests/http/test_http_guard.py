@@ -11,10 +11,11 @@ from fastapi import Depends, FastAPI, HTTPException, Request, Response
 
 from maskdial.config import Config
 from maskdial.errors import MaskdialError, NotFoundError, OverloadedError
-from maskdial.http.guard import Guard, TaskRoute
+from maskdial.http.guard import Guard
 from maskdial.http.keys import Keys
 from maskdial.http.lifecycle import Lifecycle
 from maskdial.http.replies import json_reply
+from maskdial.http.route import TaskRoute
 from maskdial.metrics import Metrics
 
 MAX_BODY_BYTES = 2000

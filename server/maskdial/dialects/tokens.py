@@ -1,19 +1,20 @@
 """`/tokenize` and `/detokenize`, as text-embeddings-inference has them."""
 
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated
 
 import pydantic
 from fastapi import Request, Response
 from pydantic import Field
 from tokenizers import Encoding
 
+from maskdial.dialects.native_replies import DetokenizeReply, TextToken, TokenizeReply
 from maskdial.dialects.schema import TaskBody, TextsBody, parse_body, wire_names
 from maskdial.errors import about
 from maskdial.http.context import server_context
-from maskdial.http.guard import TaskRoute
 from maskdial.http.lease import model_for
 from maskdial.http.replies import json_reply
+from maskdial.http.route import TaskRoute
 from maskdial.masked.tasks.task import check_ids, tokenizing_seconds
 from maskdial.models.bundle import Manifest
 from maskdial.requests.offload import offload
@@ -117,7 +118,7 @@ async def detokenize(request: Request) -> Response:
     )
 
 
-def _tokens(encoding: Encoding, text: str) -> list[dict[str, Any]]:
+def _tokens(encoding: Encoding, text: str) -> list[TextToken]:
     """A text's tokens: special tokens by their names, the others as they stand in the text, with
     their offsets in characters.
     """
@@ -142,6 +143,8 @@ def _tokens(encoding: Encoding, text: str) -> list[dict[str, Any]]:
 
 
 ROUTES = (
-    TaskRoute("/tokenize", tokenize, body=TokenizeBody, tags=["tokens"]),
-    TaskRoute("/detokenize", detokenize, body=DetokenizeBody, tags=["tokens"]),
+    TaskRoute("/tokenize", tokenize, body=TokenizeBody, reply=TokenizeReply, tags=["tokens"]),
+    TaskRoute(
+        "/detokenize", detokenize, body=DetokenizeBody, reply=DetokenizeReply, tags=["tokens"]
+    ),
 )

@@ -2,12 +2,10 @@
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from fastapi import Request, Response
-from fastapi.routing import APIRoute
-from pydantic import BaseModel
+from fastapi import Request
 from starlette.exceptions import HTTPException
 from starlette.routing import BaseRoute, Match
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -19,50 +17,10 @@ from maskdial.http.exchange import ErrorReply, Exchange, route_path
 from maskdial.http.keys import Keys, client_of
 from maskdial.http.lifecycle import Lifecycle, Phase
 from maskdial.http.replies import error_reply
+from maskdial.http.route import TaskRoute
 from maskdial.metrics import Metrics
 
 _log = logging.getLogger("maskdial.requests")
-
-Endpoint = Callable[[Request], Awaitable[Response]]
-
-
-class TaskRoute(APIRoute):
-    """A route that a model answers: POST, with a JSON body that the endpoint parses itself.
-
-    The guard calls its endpoint directly, which takes about a fifth of FastAPI's time, unless the
-    route has dependencies, which FastAPI then resolves.
-
-    Args:
-        path: as FastAPI writes it.
-        endpoint: takes the request.
-        body: the schema of the body, for the OpenAPI document.
-        error_reply: how the route's dialect writes errors.
-        options: FastAPI's own: tags, summary, description, dependencies.
-    """
-
-    def __init__(
-        self,
-        path: str,
-        endpoint: Endpoint,
-        *,
-        body: type[BaseModel] | None = None,
-        error_reply: ErrorReply = error_reply,
-        **options: Any,
-    ) -> None:
-        super().__init__(path, endpoint, methods=["POST"], openapi_extra=_describe(body), **options)
-        self.body = body
-        self.error_reply = error_reply
-        self.has_dependencies = bool(self.dependant.dependencies)
-
-
-def _describe(body: type[BaseModel] | None) -> dict[str, Any] | None:
-    """What OpenAPI says of a body that is parsed by hand; the schema itself is added later."""
-    if body is None:
-        return None
-    reference = {"$ref": f"#/components/schemas/{body.__name__}"}
-    return {
-        "requestBody": {"required": True, "content": {"application/json": {"schema": reference}}}
-    }
 
 
 class Guard:
