@@ -14,10 +14,11 @@ import pytest
 import schemathesis
 from hypothesis import HealthCheck, Phase, given, settings
 from jsonschema import Draft202012Validator
-from schemathesis import Case
+from schemathesis import Case, GenerationMode
 from schemathesis.checks import not_a_server_error
 from schemathesis.specs.openapi.checks import (
     content_type_conformance,
+    negative_data_rejection,
     response_schema_conformance,
     status_code_conformance,
 )
@@ -99,20 +100,18 @@ def api(url: str) -> Any:
     return schemathesis.openapi.from_dict(strict(httpx.get(f"{url}/openapi.json").json()))
 
 
+OPERATIONS = [
+    (method, route.path_format)
+    for route in ROUTES
+    if isinstance(route, Route) and route.include_in_schema
+    for method in route.methods or ()
+]
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("method", "path"),
-    [
-        (method, route.path_format)
-        for route in ROUTES
-        if isinstance(route, Route) and route.include_in_schema
-        for method in route.methods or ()
-    ],
-)
-def test_generated_requests(api: Any, url: str, method: str, path: str) -> None:
-    @SETTINGS
-    @given(case=api[path][method].as_strategy())
-    def send(case: Case) -> None:
+@pytest.mark.parametrize(("method", "path"), OPERATIONS)
+def test_requests_as_documented(api: Any, url: str, method: str, path: str) -> None:
+    def send(case: Case[Any, Any]) -> None:
         if isinstance(case.body, dict):
             case.body.pop("model", None)  # names that are made up belong to no model
         response = case.call(base_url=url, timeout=60)
@@ -120,4 +119,16 @@ def test_generated_requests(api: Any, url: str, method: str, path: str) -> None:
         if response.status_code != 504:  # which is the request's own timeout
             case.validate_response(response, checks=[not_a_server_error])
 
-    send()
+    SETTINGS(given(case=api[path][method].as_strategy())(send))()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("path", [path for method, path in OPERATIONS if method == "POST"])
+def test_requests_that_break_the_document_are_refused(api: Any, url: str, path: str) -> None:
+    def send(case: Case[Any, Any]) -> None:
+        response = case.call(base_url=url, timeout=60)
+        checks = [*CHECKS, negative_data_rejection, not_a_server_error]
+        case.validate_response(response, checks=checks)
+
+    broken = api[path]["POST"].as_strategy(generation_mode=GenerationMode.NEGATIVE)
+    SETTINGS(given(case=broken)(send))()

@@ -30,6 +30,8 @@ _KEYS = {
     "header": {"type": "apiKey", "in": "header", "name": "x-api-key"},
 }
 
+_MODEL_NAME = r"^[\w.-]+(/[\w.-]+)?(:(full|causal))?$"
+
 _Type = tuple[Any, JsonSchemaMode]
 
 
@@ -52,7 +54,7 @@ def _operation(route: Route, schemas: Mapping[_Type, Any]) -> dict[str, Any]:
     content: dict[str, Any] = {}
     in_path = re.findall(r"{(\w+)}", route.path_format)
     content["parameters"] = [
-        {"name": name, "in": place, "required": place == "path", "schema": {"type": "string"}}
+        {"name": name, "in": place, "required": place == "path", "schema": _parameter(name)}
         for place, names in (("path", in_path), ("query", route.queries))
         for name in names
     ]
@@ -71,6 +73,10 @@ def _operation(route: Route, schemas: Mapping[_Type, Any]) -> dict[str, Any]:
             "content": reply if of_reply else error,
         }
     return content
+
+
+def _parameter(name: str) -> dict[str, str]:
+    return {"type": "string"} | ({"pattern": _MODEL_NAME} if name in ("name", "model") else {})
 
 
 def _reply_schema(route: Route, schemas: Mapping[_Type, Any]) -> Any:
