@@ -107,20 +107,25 @@ class RunningServer:
         while not (self.server.started and self.server.servers):
             assert time.monotonic() < deadline, "the server did not start"
             time.sleep(0.01)
-        port = self.server.servers[0].sockets[0].getsockname()[1]
-        self.url = f"http://127.0.0.1:{port}"
+        config = self.server.config
+        scheme = "https" if config.is_ssl else "http"
+        address = self.server.servers[0].sockets[0].getsockname()
+        self.url = "http://unix" if config.uds else f"{scheme}://127.0.0.1:{address[1]}"
+        transport = httpx.HTTPTransport(uds=config.uds, verify=False)
+        self._http = httpx.Client(base_url=self.url, transport=transport)
 
     def _run(self) -> None:
         asyncio.run(self.server.serve())
 
     def wait_until_ready(self) -> None:
         deadline = time.monotonic() + 60
-        while httpx.get(f"{self.url}/health/ready").status_code != 200:
+        while self._http.get("/health/ready").status_code != 200:
             assert self.server.failure is None, self.server.failure
             assert time.monotonic() < deadline, "the models did not load"
             time.sleep(0.02)
 
     def stop(self) -> None:
+        self._http.close()
         self.server.should_exit = True
         self._thread.join(60)
         assert not self._thread.is_alive(), "the server did not stop"

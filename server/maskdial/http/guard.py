@@ -6,12 +6,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from fastapi import Request
+from fastapi.routing import APIRoute
 from starlette.exceptions import HTTPException
 from starlette.routing import BaseRoute, Match
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from maskdial.config import Config
 from maskdial.errors import InternalError, MaskdialError, UnauthorizedError, UnavailableError
+from maskdial.http.access_log import log_access
 from maskdial.http.disconnect import ClientGoneError
 from maskdial.http.exchange import ErrorReply, Exchange, route_path
 from maskdial.http.keys import Keys, client_of
@@ -56,7 +58,11 @@ class Guard:
         self._lifecycle = lifecycle
         self._keys = keys
         self._error_replies = error_replies
+        routes = list(routes)
         self._routes = [route for route in routes if isinstance(route, TaskRoute)]
+        self._paths: dict[Any, str] = {
+            route.endpoint: route.path_format for route in routes if isinstance(route, APIRoute)
+        }
         # A dictionary of the paths without parameters is faster than matching route after route.
         self._by_path: Mapping[str, TaskRoute] = {
             route.path: route for route in self._routes if not route.param_convertors
@@ -79,22 +85,27 @@ class Guard:
             max_body_bytes=self._config.max_body_bytes,
             body_timeout=self._config.body_timeout,
         )
-        state = scope["state"]
+        key = None
+        try:
+            key = await self._admit(scope, exchange)
+            if exchange.status:
+                pass  # refused
+            elif route is None:
+                await self._app(scope, exchange.receive, exchange.send)
+            else:
+                await self._answer(route, exchange, scope)
+        finally:
+            self._account(route, exchange, scope, key)
+
+    async def _admit(self, scope: Scope, exchange: Exchange) -> str | None:
+        """The name of the request's key, if it needs one; replies if it is missing or wrong."""
         key = None
         try:
             key = self._keys.check(scope, route_path(scope))
-            state["client"] = client_of(scope, key)
         except UnauthorizedError as error:
-            state["client"] = client_of(scope, None)
             await exchange.fail(error)
-            self._count(route, exchange, state)
-            return
-        if route is None:
-            await self._app(scope, exchange.receive, exchange.send)
-        else:
-            await self._answer(route, exchange, scope)
-        if key is not None:
-            self._metrics.key_requests.labels(key, exchange.outcome).inc()
+        scope["state"]["client"] = client_of(scope, key)
+        return key
 
     async def _answer(self, route: TaskRoute, exchange: Exchange, scope: Scope) -> None:
         self._lifecycle.begin_request()
@@ -105,7 +116,6 @@ class Guard:
             lease = scope["state"].pop("lease", None)
             if lease is not None:
                 lease.release()
-            self._count(route, exchange, scope["state"])
 
     async def _serve(self, route: TaskRoute, exchange: Exchange, scope: Scope) -> None:
         try:
@@ -158,9 +168,17 @@ class Guard:
         matching = (reply for prefix, reply in self._error_replies if path.startswith(prefix))
         return next(matching, error_reply)
 
-    def _count(self, route: TaskRoute | None, exchange: Exchange, state: Mapping[str, Any]) -> None:
-        if route is None:
-            return
-        path, model = route.path_format, state.get("model", "")
-        self._metrics.requests.labels(path, model, exchange.outcome).inc()
-        self._metrics.request_duration.labels(path, model).observe(exchange.elapsed())
+    def _account(
+        self, route: TaskRoute | None, exchange: Exchange, scope: Scope, key: str | None
+    ) -> None:
+        """Counts and logs a request that has ended."""
+        path = self._paths.get(scope.get("endpoint")) if route is None else route.path_format
+        if route is not None:
+            model = scope["state"].get("model", "")
+            self._metrics.requests.labels(route.path_format, model, exchange.outcome).inc()
+            self._metrics.request_duration.labels(route.path_format, model).observe(
+                exchange.elapsed()
+            )
+        if key is not None:
+            self._metrics.key_requests.labels(key, exchange.outcome).inc()
+        log_access(scope, exchange, path, key)

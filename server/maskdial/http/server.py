@@ -1,8 +1,11 @@
 """Server: uvicorn with a drain before the shutdown."""
 
 import asyncio
+import contextlib
 import logging
+import os
 import signal
+import socket
 import threading
 from functools import partial
 from types import FrameType
@@ -14,9 +17,11 @@ from maskdial.errors import ConfigError, MaskdialError
 from maskdial.http.app import create_app
 from maskdial.http.connection import Connection, ConnectionLimits, Connections
 from maskdial.http.context import ServerContext
+from maskdial.http.tls import Certificate
 from maskdial.runtime.memory import map_large_blocks
 
 _LAST_REPLIES_SECONDS = 1.0
+_TICKS_PER_CERTIFICATE_CHECK = 100
 _OTHER_FILES = 256  # connections beyond the limit that are refused, weights, pipes
 
 _log = logging.getLogger("maskdial")
@@ -42,12 +47,22 @@ class Server(uvicorn.Server):
             body_timeout=config.body_timeout,
             write_timeout=config.write_timeout,
         )
+        self._certificate = (
+            None
+            if config.ssl_certfile is None
+            else Certificate(config.ssl_certfile, config.ssl_keyfile)
+        )
         protocol = partial(Connection, Connections(limits, context.metrics))
         super().__init__(
             uvicorn.Config(
                 app,
                 host=config.host,
                 port=config.port,
+                uds=None if config.uds is None else str(config.uds),
+                root_path=config.root_path,
+                forwarded_allow_ips=config.forwarded_allow_ips,
+                ssl_certfile=config.ssl_certfile,
+                ssl_keyfile=config.ssl_keyfile,
                 http=protocol,  # type: ignore[arg-type]
                 ws="none",
                 timeout_keep_alive=config.keep_alive_timeout,
@@ -70,10 +85,25 @@ class Server(uvicorn.Server):
         if hasattr(signal, "SIGHUP") and threading.current_thread() is threading.main_thread():
             self._loop.add_signal_handler(signal.SIGHUP, self.reload)
         await super().startup()
+        scheme = "http" if self._certificate is None else "https"
         for server in self.servers:
-            for socket in server.sockets:
-                host, port = socket.getsockname()[:2]
-                _log.info("listening on http://%s:%s", host, port)
+            for listener in server.sockets:
+                name = listener.getsockname()
+                where = f"unix:{name}" if isinstance(name, str) else f"//{name[0]}:{name[1]}"
+                _log.info("listening on %s:%s", scheme, where)
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Closes the listener and the connections; a Unix socket leaves no file behind."""
+        await super().shutdown(sockets)
+        if self.config.uds is not None:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(self.config.uds)
+
+    async def on_tick(self, counter: int) -> bool:
+        """Called by uvicorn ten times a second."""
+        if counter % _TICKS_PER_CERTIFICATE_CHECK == 0:
+            self._reload_certificate()
+        return await super().on_tick(counter)
 
     def reload(self) -> None:
         """Reads the files again that may change while the server runs."""
@@ -85,6 +115,12 @@ class Server(uvicorn.Server):
             names = self._context.keys.names
             self._context.metrics.declare_keys(names)
             _log.info("keys: %s", ", ".join(names) or "none")
+        self._reload_certificate()
+
+    def _reload_certificate(self) -> None:
+        if self._certificate is not None:
+            assert self.config.ssl is not None
+            self._certificate.reload(self.config.ssl)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """Begins the drain. uvicorn's own handler would end the process by the signal again."""
