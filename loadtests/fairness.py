@@ -121,9 +121,12 @@ class _Route:
         *polite, greedy = keys
         self._port = port
         self._polite = [
-            [post(path, body, key=key) for body in _bodies(path, texts, 1)] for key in polite
+            [post(path, body, {"x-api-key": key}) for body in _bodies(path, texts, 1)]
+            for key in polite
         ]
-        self._greedy = [post(path, body, key=greedy) for body in _bodies(path, texts, num_inputs)]
+        self._greedy = [
+            post(path, body, {"x-api-key": greedy}) for body in _bodies(path, texts, num_inputs)
+        ]
         self.num_errors = 0
 
     async def turn(self, seconds: float, rate: float, seed: int, *, beside: bool) -> list[float]:

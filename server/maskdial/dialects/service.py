@@ -4,14 +4,15 @@ from itertools import zip_longest
 from typing import Any
 
 from fastapi import Request, Response
-from fastapi.routing import APIRoute
 from prometheus_client import CONTENT_TYPE_LATEST
 
 import maskdial
 from maskdial.config import Config
+from maskdial.dialects.native_replies import Health, ModelDescription, ServerInfo
 from maskdial.http.context import ServerContext, server_context
 from maskdial.http.lifecycle import Phase
 from maskdial.http.replies import json_reply
+from maskdial.http.route import Route
 from maskdial.models.entry import Entry
 from maskdial.models.registry import Models
 from maskdial.models.served import CausalModel, MaskedModel, ServedModel, max_length
@@ -140,13 +141,13 @@ def _describe_loaded(model: ServedModel) -> dict[str, Any]:
 
 
 ROUTES = tuple(
-    APIRoute(path, endpoint, tags=["service"], summary=summary, include_in_schema=bool(summary))
-    for path, endpoint, summary in (
-        ("/models", list_models, "The served models"),
-        ("/info", info, "The server"),
-        ("/health/live", live, "Liveness"),
-        ("/health/ready", ready, "Readiness"),
-        ("/health", ready, None),
-        ("/metrics", metrics, "Prometheus metrics"),
+    Route(path, endpoint, methods=["GET"], tags=["service"], summary=summary, **described)
+    for path, endpoint, summary, described in (
+        ("/models", list_models, "The served models", {"reply": list[ModelDescription]}),
+        ("/info", info, "The server", {"reply": ServerInfo}),
+        ("/health/live", live, "Liveness", {"reply": Health}),
+        ("/health/ready", ready, "Readiness", {"reply": Health, "reply_statuses": (503,)}),
+        ("/health", ready, None, {"include_in_schema": False}),
+        ("/metrics", metrics, "Prometheus metrics", {"media_type": CONTENT_TYPE_LATEST}),
     )
 )
