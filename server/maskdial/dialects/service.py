@@ -92,7 +92,8 @@ def _engines_down(server: ServerContext) -> list[str]:
 
 async def metrics(request: Request) -> Response:
     """All metrics in Prometheus' text format."""
-    return Response(server_context(request).metrics.render(), media_type=CONTENT_TYPE_LATEST)
+    content = await server_context(request).metrics_page.result()
+    return Response(content, media_type=CONTENT_TYPE_LATEST)
 
 
 def _describe_all(server: ServerContext) -> list[dict[str, Any]]:

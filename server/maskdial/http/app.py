@@ -22,6 +22,7 @@ from maskdial.http.lifecycle import Lifecycle
 from maskdial.http.openapi import document
 from maskdial.http.replies import error_reply, json_reply
 from maskdial.http.route import TaskRoute
+from maskdial.http.shared import SharedWork
 from maskdial.metrics import Metrics
 from maskdial.models.catalog import find_bundles
 from maskdial.models.loading import start_models
@@ -55,7 +56,9 @@ def create_app(
         return start_models(name, path, config, metrics, alone=len(models.entries) == 1)
 
     models = Models(dialects.TASKS, config, metrics, start)
-    app.state.context = context = ServerContext(config, models, metrics, Lifecycle(), Keys(config))
+    app.state.context = context = ServerContext(
+        config, models, metrics, Lifecycle(), Keys(config), SharedWork(metrics.render)
+    )
     metrics.declare_keys(context.keys.names)
     app.state.on_load_failure = on_load_failure
     app.add_middleware(

@@ -7,7 +7,6 @@ the process, so every new grammar is compiled in a child process first.
 
 import contextlib
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -17,6 +16,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from maskdial.causal.grammar.build import build_matcher, build_tokenizer
+from maskdial.child_process import child_environment
 from maskdial.errors import UnavailableError, ValidationError
 
 CPU_SECONDS = 2.0
@@ -74,7 +74,7 @@ class GrammarChecker:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+            env=child_environment(),
             text=True,
             encoding="utf-8",
             # Ctrl-C in the terminal must reach the server only.
