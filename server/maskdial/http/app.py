@@ -14,7 +14,7 @@ from starlette.middleware.cors import CORSMiddleware
 import maskdial
 from maskdial import dialects
 from maskdial.config import Config
-from maskdial.errors import BundleError, MaskdialError, NotFoundError, shortened
+from maskdial.errors import BundleError, MaskdialError, NotFoundError, explain_exhaustion, shortened
 from maskdial.http.context import ServerContext
 from maskdial.http.guard import Guard
 from maskdial.http.keys import Keys
@@ -100,8 +100,9 @@ async def _load_models(
     context: ServerContext, on_failure: Callable[[MaskdialError], None] | None
 ) -> None:
     try:
-        catalog = await asyncio.to_thread(find_bundles, context.config)
-        await context.models.open(catalog)
+        with explain_exhaustion():
+            catalog = await asyncio.to_thread(find_bundles, context.config)
+            await context.models.open(catalog)
     except Exception as error:
         # Every failure is reported, or the server would be in its loading phase forever.
         if isinstance(error, MaskdialError):
