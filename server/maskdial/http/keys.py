@@ -4,6 +4,7 @@ import hmac
 import ipaddress
 import re
 from collections.abc import Iterable, Iterator
+from functools import lru_cache
 from hashlib import sha256
 from pathlib import Path
 
@@ -101,7 +102,11 @@ def client_of(scope: Scope, key: str | None) -> str:
     """
     if key is not None:
         return key
-    host = (scope.get("client") or ("local",))[0]
+    return _network((scope.get("client") or ("",))[0])
+
+
+@lru_cache(4096)
+def _network(host: str) -> str:
     try:
         address = ipaddress.ip_address(host)
     except ValueError:
