@@ -74,6 +74,8 @@ class Keys:
         Raises:
             UnauthorizedError: its key is missing or wrong.
         """
+        if not self._closed and not self._metrics:
+            return None
         if path == _METRICS_PATH:
             return _name(scope, self._metrics + self._admin) if self._metrics else None
         if not self._closed or _OPEN_PATHS.fullmatch(path):
@@ -95,13 +97,11 @@ class Keys:
         _name(scope, self._admin, "admin key")
 
 
-def client_of(scope: Scope, key: str | None) -> str:
-    """Who sent a request, for fairness and logs: the name of the key, or the address without one.
+def address_of(scope: Scope) -> str:
+    """Where a request came from: who sent it, if there are no keys.
 
     Addresses of IPv6 are those of their networks (/64), which one subscriber has whole.
     """
-    if key is not None:
-        return key
     return _network((scope.get("client") or ("",))[0])
 
 
