@@ -393,7 +393,7 @@ class Config(BaseSettings):
 def default_text(name: str) -> str:
     """A setting's default as it is written on the command line."""
     default = Config.model_fields[name].default
-    return unset_word(name) or "" if default is None else str(default)
+    return unset_word(name) or "" if default is None else str(default) or "none"
 
 
 def unset_word(name: str) -> str | None:

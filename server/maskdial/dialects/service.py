@@ -1,6 +1,5 @@
 """The service routes: what is served, how it is doing, and the metrics."""
 
-import asyncio
 from itertools import zip_longest
 from typing import Any
 
@@ -96,7 +95,7 @@ def is_ready(server: ServerContext) -> bool:
 
 async def metrics(request: Request) -> Response:
     """All metrics in Prometheus' text format."""
-    content = await asyncio.to_thread(server_context(request).metrics.render)
+    content = await server_context(request).metrics_page.result()
     return Response(content, media_type=CONTENT_TYPE_LATEST)
 
 

@@ -7,6 +7,7 @@ from fastapi import Request
 from maskdial.config import Config
 from maskdial.http.keys import Keys
 from maskdial.http.lifecycle import Lifecycle
+from maskdial.http.shared import SharedWork
 from maskdial.http.watchdog import Watchdog
 from maskdial.metrics import Metrics
 from maskdial.models.registry import Models
@@ -21,6 +22,8 @@ class ServerContext:
     metrics: Metrics
     lifecycle: Lifecycle
     keys: Keys
+    metrics_page: SharedWork[bytes]
+    """All metrics in Prometheus' text format; writing them takes a tenth of a second and more."""
     watchdog: Watchdog
 
 
