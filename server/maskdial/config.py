@@ -173,6 +173,11 @@ class Config(BaseSettings):
         "alone; faster for copies and summaries, but the last bits of log-probabilities then "
         "depend on load; 0 disables it",
     )
+    generation_config: Literal["auto", "off"] = Field(
+        "auto",
+        description="whether a causal model's generation_config.json says how it samples where a "
+        "request does not",
+    )
     request_timeout: Annotated[float | None, Field(gt=0), _Off] = Field(
         None,
         description="seconds after which a request gets 504, unless its own timeout is shorter",

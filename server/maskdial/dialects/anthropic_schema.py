@@ -197,11 +197,15 @@ class MessagesBody(ConversationBody):
     def request(self, model: CausalModel) -> ChatRequest:
         """The body as a dialect-neutral request."""
         form = None if self.output_config is None else self.output_config.format
+        defaults = model.defaults
         params = SamplingParams(
             do_sample=True,
-            temperature=given(self.temperature, 1.0),
-            top_k=self.top_k or 0,
-            top_p=given(self.top_p, 1.0),
+            temperature=given(self.temperature, defaults.temperature),
+            top_k=given(self.top_k, defaults.top_k),
+            top_p=given(self.top_p, defaults.top_p),
+            min_p=defaults.min_p,
+            typical_p=defaults.typical_p,
+            repetition_penalty=defaults.repetition_penalty,
             # An empty string would end every text at once.
             stop=tuple(text for text in self.stop_sequences or () if text),
             include_stop=False,

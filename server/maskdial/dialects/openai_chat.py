@@ -111,8 +111,10 @@ class ChatBody(GenerationBody):
         return ChatRequest(
             [message.to_message() for message in self.messages],
             GenerationRequest(
-                params=self.sampling_params(top_n_tokens=self.num_top, prompt_logprobs=False),
-                max_new_tokens=self.max_completion_tokens or self.max_tokens or model.max_length,
+                params=self.sampling_params(model.defaults, top_n_tokens=self.num_top),
+                max_new_tokens=self.max_completion_tokens
+                or self.max_tokens
+                or model.defaults.new_tokens(model.max_length, model.max_length),
                 num_sequences=self.n or 1,
                 grammar=self.grammar(),
                 truncate=self.truncate_prompt_tokens,

@@ -75,10 +75,12 @@ class CompletionsBody(GenerationBody):
         return GenerationRequest(
             inputs_of(self.prompt),
             params=self.sampling_params(
+                model.defaults,
                 top_n_tokens=self.num_top,
                 prompt_logprobs=bool(self.echo) and self.describes_tokens,
             ),
-            max_new_tokens=self.max_tokens or min(_DEFAULT_MAX_TOKENS, model.max_length),
+            max_new_tokens=self.max_tokens
+            or model.defaults.new_tokens(_DEFAULT_MAX_TOKENS, model.max_length),
             num_sequences=self.best_of or self.n or 1,
             grammar=self.grammar(),
             truncate=self.truncate_prompt_tokens,

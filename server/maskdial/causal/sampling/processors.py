@@ -17,7 +17,10 @@ _NEVER = np.float32(-math.inf)
 
 
 def process(
-    logits: NDArray[np.float32], sequence: Sequence, eos_token_ids: frozenset[int]
+    logits: NDArray[np.float32],
+    sequence: Sequence,
+    eos_token_ids: frozenset[int],
+    never: frozenset[int] = frozenset(),
 ) -> NDArray[np.float32]:
     """The scores by which a sequence's next token is chosen, float32 (vocab_size,).
 
@@ -28,12 +31,17 @@ def process(
         logits: float32 (vocab_size,); not changed, and returned as it is if nothing applies.
         sequence: whose parameters, tokens and grammar apply.
         eos_token_ids: the model's end-of-sequence tokens, all below vocab_size.
+        never: tokens that must not be chosen unless there is a bias for them, all below vocab_size.
 
     Raises:
         MaskdialError: the sequence's grammar failed.
     """
     params = sequence.params
     scores = logits
+    never = not_drawn(never, params)
+    if never:
+        scores = scores.copy()
+        scores[[*never]] = _NEVER
     if params.logit_bias:
         scores = _add_bias(scores, params.logit_bias)
     if params.repetition_penalty != 1.0:
@@ -46,6 +54,11 @@ def process(
     if sequence.num_generated < params.min_new_tokens:
         scores = _hold_back(scores, eos_token_ids, params.stop_token_ids)
     return scores
+
+
+def not_drawn(never: frozenset[int], params: SamplingParams) -> frozenset[int]:
+    """Those of the tokens that are never drawn for which a sequence has no bias."""
+    return never.difference(token_id for token_id, _ in params.logit_bias) if never else never
 
 
 def _add_bias(
