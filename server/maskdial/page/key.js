@@ -43,8 +43,8 @@ function ask(reason) {
     el(
       "p.actions",
       {},
+      el("button.primary", { value: "ok" }, "Use this key"), // the first one answers to Enter
       el("button", { value: "cancel", formnovalidate: true }, "Cancel"),
-      el("button.primary", { value: "ok" }, "Use this key"),
     ),
   );
   document.body.append(dialog);

@@ -13,7 +13,7 @@ export const tokenClassify = {
   request: ({ inputs }, model) => ({
     path: "/token-classify",
     body: { inputs, model },
-    python: `for entity in client.token_classify(${py(inputs)}, ${keywords({ model })}).entities:\n    print(entity)`,
+    python: `for entity in client.token_classify(${py(inputs)}, ${keywords({ model })}):\n    print(entity)`,
   }),
   render(entities, { inputs }) {
     const spans = entities.map((each) => ({ ...each, label: each.entity_group ?? each.entity }));
