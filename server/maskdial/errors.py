@@ -5,6 +5,7 @@ MaskdialError
 ├── UnauthorizedError    401  the key is missing or wrong
 ├── ForbiddenError       403  this server does not do that for anyone
 ├── NotFoundError        404  no such model or route
+├── SlowBodyError        408  the body did not arrive in time
 ├── TooLargeError        413  the body is larger than the server accepts
 ├── OverloadedError      429  the queue is full; Retry-After says when to retry
 ├── UnavailableError     503  starting, draining, or the model is not there or down
@@ -30,7 +31,7 @@ class MaskdialError(Exception):
 
     status: ClassVar[int] = 500
     error_type: ClassVar[str] = "internal"
-    retry_after: ClassVar[int | None] = None
+    retry_after: int | None = None
 
     def __init__(self, message: str) -> None:
         super().__init__(message)
@@ -75,6 +76,13 @@ class NotFoundError(MaskdialError):
     error_type = "not_found"
 
 
+class SlowBodyError(MaskdialError):
+    """The request body did not arrive in time."""
+
+    status = 408
+    error_type = "request_timeout"
+
+
 class TooLargeError(MaskdialError):
     """The request body is over the limit."""
 
@@ -83,11 +91,18 @@ class TooLargeError(MaskdialError):
 
 
 class OverloadedError(MaskdialError):
-    """The queue is full."""
+    """The queue is full, or the client is over its limits.
+
+    Args:
+        retry_after: in seconds.
+    """
 
     status = 429
     error_type = "overloaded"
-    retry_after = 1
+
+    def __init__(self, message: str, *, retry_after: int = 1) -> None:
+        super().__init__(message)
+        self.retry_after = retry_after
 
 
 class UnavailableError(MaskdialError):
