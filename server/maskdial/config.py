@@ -114,8 +114,9 @@ class Config(BaseSettings):
     api_keys: Annotated[tuple[_Key, ...], NoDecode] = Field(
         (),
         description="key that requests must send, as 'Authorization: Bearer KEY' or 'x-api-key'. "
-        "With one, or with --api-key-file, only /, /page/, /health and /metrics are open. Other "
-        "users of the machine see flags: prefer the file, or the variable, with commas between keys",
+        "With one, or with --api-key-file, only /, /docs, /page/, /health and /metrics are "
+        "open. Other users of the machine see flags: prefer the file, or the variable, with commas "
+        "between keys",
     )
     api_key_file: Annotated[Path | None, _None] = Field(
         None,

@@ -37,7 +37,8 @@ def page_server(
     server.stop()
 
 
-@pytest.fixture(scope="session")
+# Not of the session: Playwright's event loop would run while other modules' tests want theirs.
+@pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
     """Chromium, the system's or Playwright's own."""
     with sync_playwright() as playwright:
@@ -84,9 +85,9 @@ def visit(browser: Browser, page_server: Any) -> Iterator[Callable[..., Visit]]:
     """Opens pages, which must not complain, nor ask another host for anything."""
     visits = []
 
-    def start(**options: Any) -> Visit:
+    def start(url: str = page_server.url, **options: Any) -> Visit:
         context = browser.new_context(viewport={"width": 1280, "height": 860}, **options)
-        visits.append(Visit(context.new_page(), page_server.url))
+        visits.append(Visit(context.new_page(), url))
         return visits[-1]
 
     yield start

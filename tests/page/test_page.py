@@ -4,12 +4,14 @@ import contextlib
 import io
 import json
 import shlex
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import httpx
+import pytest
 from playwright.sync_api import Page, Route, expect
 
+from maskdial.models.catalog import STARTER_FOLDER
 from tests.page.conftest import Visit
 
 HOSTILE = '<img src=x onerror="globalThis.hacked = 1"><script>hacked = 1</script>'
@@ -198,21 +200,22 @@ def test_no_text_becomes_markup(visit: Visits) -> None:
     one.complaints.clear()
 
 
-def test_a_key_is_asked_for_once_and_stays_in_the_tab(visit: Visits) -> None:
-    one = visit()
-    error = {"error": "this server needs an API key", "error_type": "unauthorized"}
+@pytest.fixture(scope="module")
+def locked_url(start_server: Callable[..., Any]) -> Iterator[str]:
+    """A server that asks for a key."""
+    models = {"hybrid": STARTER_FOLDER / "hybrid"}
+    server = start_server(models=models, api_keys=["sesame"])
+    yield server.url
+    server.stop()
 
-    def check(route: Route) -> None:
-        if route.request.headers.get("authorization") == "Bearer sesame":
-            route.fallback()
-        else:
-            fulfill(route, 401, error)
 
-    for path in ("info", "score", "metrics"):
-        one.page.route(f"**/{path}", check)
+def test_a_key_is_asked_for_once_and_stays_in_the_tab(visit: Visits, locked_url: str) -> None:
+    one = visit(url=locked_url)
     page = one.open()
     dialog = page.get_by_role("dialog")
-    expect(dialog).to_contain_text("this server needs an API key")
+    refusal = httpx.get(f"{locked_url}/info")
+    assert refusal.status_code == 401
+    expect(dialog).to_contain_text(refusal.json()["error"])
     dialog.get_by_label("API key").fill("wrong")
     dialog.get_by_label("API key").press("Enter")
     expect(dialog.get_by_label("API key")).to_have_value("")
@@ -223,6 +226,8 @@ def test_a_key_is_asked_for_once_and_stays_in_the_tab(visit: Visits) -> None:
     page.reload()
     expect(page.locator(".word").first).to_be_visible()
     assert not page.get_by_role("dialog").count()
+    page.get_by_role("link", name="API", exact=True).click()
+    expect(page.locator(".opblock").first).to_be_visible()
 
 
 def test_the_load_is_drawn_while_it_is_looked_at(visit: Visits) -> None:

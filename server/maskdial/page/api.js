@@ -32,9 +32,11 @@ export async function get(path, signal) {
   return (await send(path, { signal })).json();
 }
 
-/** The text at a route. */
-export async function getText(path, signal) {
-  return (await send(path, { signal })).text();
+/** The text at a route. Does not ask for a key: `/metrics` may have one of its own. */
+export async function getText(path) {
+  const reply = await attempt(path, {});
+  if (!reply.ok) throw new ApiError(await reason(reply), reply.status);
+  return reply.text();
 }
 
 /**

@@ -1,9 +1,10 @@
 /** Swagger UI over this server's OpenAPI document. */
 
+import { get } from "./api.js";
 import { authorization } from "./key.js";
 
 globalThis.SwaggerUIBundle({
-  url: "openapi.json",
+  spec: await get("openapi.json"),
   dom_id: "#swagger",
   deepLinking: true,
   defaultModelsExpandDepth: 0,
