@@ -11,6 +11,7 @@ import pytest
 import maskdial
 
 FOLDER = Path(maskdial.__file__).parent / "page"
+CHATS = ("/generate", "/v1/chat", "/v1/responses", "/v1/messages")
 FILES = sorted(file for file in FOLDER.rglob("*") if file.is_file())
 
 
@@ -70,3 +71,32 @@ def test_sources_name_no_other_host_and_write_no_markup(file: Path) -> None:
     assert not re.search(r"https?://|[\"'(]//", text)
     assert not re.search(r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|\beval\(", text)
     assert not re.search(r"<style|\sstyle=|\son\w+=\"", text)
+
+
+def examples(http: httpx.Client) -> dict[str, Any]:
+    """The bodies that `/docs` offers to send, by path."""
+    document = http.get("/openapi.json").json()
+    schemas = document["components"]["schemas"]
+    found = {}
+    for path, operations in document["paths"].items():
+        body = operations.get("post", {}).get("requestBody")
+        if body is not None:
+            reference = body["content"]["application/json"]["schema"].get("$ref", "")
+            found[path] = schemas.get(reference.rpartition("/")[2], {}).get("examples", [None])[0]
+    return found
+
+
+def test_the_examples_of_the_documentation_can_be_run(http: httpx.Client) -> None:
+    without = {path for path, body in examples(http).items() if body is None}
+    assert all(path.startswith(("/models/load", "/models/unload", "/v2/re")) for path in without)
+    tried = {path: body for path, body in examples(http).items() if path not in without}
+    assert len(tried) > 20
+    for path, body in tried.items():
+        # Where several models here do what only one of the starters does.
+        name = "sentiment" if path == "/classify" else "chat" if path.startswith(CHATS) else None
+        named = body if name is None else body | {"model": name}
+        reply = http.post(path.replace("{name}", "chat"), json=named)
+        if path == "/embed-sparse":  # no model here does that
+            assert reply.status_code == 404
+        else:
+            assert reply.status_code == 200, (path, reply.text)

@@ -14,14 +14,7 @@ from maskdial.dialects.anthropic_content import (
     conversation,
 )
 from maskdial.dialects.openai_schema import Lenient
-from maskdial.dialects.schema import (
-    FieldError,
-    Range,
-    Size,
-    StopText,
-    TaskBody,
-    given,
-)
+from maskdial.dialects.schema import FieldError, Range, Size, StopText, TaskBody, example, given
 from maskdial.models.served import CausalModel
 from maskdial.requests.chat import ChatRequest
 from maskdial.requests.generation import GenerationRequest, GrammarRequest
@@ -168,9 +161,13 @@ class ConversationBody(Lenient, TaskBody):
 class CountBody(ConversationBody):
     """A conversation whose tokens to count."""
 
+    model_config = example(messages=[{"role": "user", "content": "Who lives here?"}])
+
 
 class MessagesBody(ConversationBody):
     """A conversation to answer."""
+
+    model_config = example(messages=[{"role": "user", "content": "Who lives here?"}], max_tokens=40)
 
     max_tokens: Annotated[int, Range(1)] = Field(
         description="Maximum number of tokens to generate; no more than the context leaves."

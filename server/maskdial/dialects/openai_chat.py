@@ -22,7 +22,7 @@ from maskdial.dialects.openai_messages import Message
 from maskdial.dialects.openai_sampling import GenerationBody
 from maskdial.dialects.openai_schema import Unsupported
 from maskdial.dialects.openai_tools import ToolBody, ToolChoiceInput
-from maskdial.dialects.schema import FieldError, Range, Size, given, parse_body
+from maskdial.dialects.schema import FieldError, Range, Size, example, given, parse_body
 from maskdial.models.served import CausalModel
 from maskdial.models.tokenizer import TokenSpeller
 from maskdial.requests.chat import ChatRequest, ReplyFinish, ReplyReader, ToolCall, read_reply
@@ -33,6 +33,8 @@ _USE_TOOLS = "the older form of tool calls is not supported; send tools and tool
 
 class ChatBody(GenerationBody):
     """A conversation to answer."""
+
+    model_config = example(messages=[{"role": "user", "content": "Who lives here?"}], max_tokens=40)
 
     habits = (GenerationBody.habits - {"parallel_tool_calls"}) | {"verbosity"}
     neutral = {  # noqa: RUF012

@@ -20,7 +20,7 @@ from maskdial.dialects.openai_schema import (
     inputs_of,
     is_batch,
 )
-from maskdial.dialects.schema import FieldError, Range, parse_body
+from maskdial.dialects.schema import FieldError, Range, example, parse_body
 from maskdial.models.served import CausalModel
 from maskdial.models.tokenizer import Tokenizer, TokenSpeller
 from maskdial.requests.generation import Completion, Generation, GenerationRequest, Prompt, Text
@@ -30,6 +30,8 @@ _DEFAULT_MAX_TOKENS = 16
 
 class CompletionsBody(GenerationBody):
     """Prompts to continue."""
+
+    model_config = example(model="hybrid", prompt="Once upon a time", max_tokens=40)
 
     prompt: Annotated[
         TextsOrIds, pydantic.PlainValidator(check_input, json_schema_input_type=TextsOrIds)

@@ -12,7 +12,7 @@ from maskdial.dialects.openai_embeddings import prompt_usage
 from maskdial.dialects.openai_errors import openai_route
 from maskdial.dialects.openai_models import about_model
 from maskdial.dialects.openai_schema import OpenAIBody
-from maskdial.dialects.schema import LARGEST_INT, Range, Size, parse_body, wire_names
+from maskdial.dialects.schema import LARGEST_INT, Range, Size, example, parse_body, wire_names
 from maskdial.dialects.task_bodies import Text, TruncationParameters
 from maskdial.dialects.tasks import task_of
 from maskdial.http.context import server_context
@@ -42,6 +42,10 @@ _Document = Annotated[
 
 class RankBody(TruncationParameters, OpenAIBody):
     """A query, and documents to put in order. Truncation is an extension."""
+
+    model_config = example(
+        query="Where is the ship?", documents=["The ship left at dawn.", "She baked bread."]
+    )
 
     query: Text
     documents: Annotated[list[_Document], Size(1, LARGEST_INT, "documents")]

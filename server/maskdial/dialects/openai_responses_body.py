@@ -9,7 +9,7 @@ from maskdial.dialects.openai_responses_items import Input, conversation
 from maskdial.dialects.openai_responses_tools import Choice, Tools, to_choice
 from maskdial.dialects.openai_sampling import SamplingBody
 from maskdial.dialects.openai_schema import Lenient, Unsupported
-from maskdial.dialects.schema import FieldError, Range, given
+from maskdial.dialects.schema import FieldError, Range, example, given
 from maskdial.models.generation_config import GenerationDefaults
 from maskdial.models.served import CausalModel
 from maskdial.requests.chat import ChatRequest
@@ -63,6 +63,8 @@ class ReasoningOptions(Lenient):
 
 class ResponsesBody(SamplingBody):
     """A conversation to continue. Nothing of it is stored."""
+
+    model_config = example(input="Who lives here?", max_output_tokens=40)
 
     # Only OpenAI's own tools count for max_tool_calls. Metadata is returned, so it is a field.
     habits = SamplingBody.habits - {"metadata"} | {"max_tool_calls", "stream_options"}

@@ -16,6 +16,7 @@ from maskdial.dialects.schema import (
     FieldError,
     Size,
     TokenId,
+    example,
     parse_body,
     wire_names,
 )
@@ -39,6 +40,8 @@ _SECONDS_PER_TOKEN = 1e-6
 
 class PromptBody(OpenAIBody):
     """A prompt or a conversation to tokenize."""
+
+    model_config = example(model="hybrid", prompt="The old king")
 
     prompt: str | None = None
     messages: Annotated[list[Message], Size(1, 1024, "messages")] | None = None
@@ -69,6 +72,8 @@ class PromptBody(OpenAIBody):
 
 class TokensBody(OpenAIBody):
     """Token ids to turn into text."""
+
+    model_config = example(model="hybrid", tokens=[347, 607, 1588])
 
     tokens: Annotated[list[TokenId], Size(0, LARGEST_INT, "token ids")]
 

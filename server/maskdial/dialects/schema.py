@@ -115,6 +115,11 @@ class Wire(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
 
 
+def example(**body: Any) -> ConfigDict:
+    """The configuration of a body with an example, which `/docs` offers to send."""
+    return ConfigDict(json_schema_extra={"examples": [body]})
+
+
 class TaskBody(Wire):
     """What every task's body may hold beside its inputs and parameters."""
 

@@ -20,6 +20,7 @@ from maskdial.dialects.schema import (
     TokenId,
     Wire,
     check_texts,
+    example,
     given,
     join_parts,
     logit_biases,
@@ -218,6 +219,8 @@ def _check_prompts(value: object) -> object:
 
 class GenerateBody(TaskBody):
     """A prompt, a list of prompts (not streamed), or a conversation."""
+
+    model_config = example(inputs="Once upon a time", parameters={"max_new_tokens": 40})
 
     inputs: Annotated[str | list[str], pydantic.BeforeValidator(_check_prompts)] = Field(
         "", description="A prompt, or a list of prompts; alternatively, messages."

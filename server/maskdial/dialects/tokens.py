@@ -10,7 +10,7 @@ from fastapi import Request, Response
 from pydantic import Field
 from tokenizers import Encoding
 
-from maskdial.dialects.schema import TaskBody, TextsBody, parse_body, wire_names
+from maskdial.dialects.schema import TaskBody, TextsBody, example, parse_body, wire_names
 from maskdial.errors import about
 from maskdial.http.context import server_context
 from maskdial.http.guard import TaskRoute
@@ -28,6 +28,8 @@ _TOKENS_PER_PART = 5000
 
 class TokenizeBody(TextsBody):
     """A text, or a list of them."""
+
+    model_config = example(model="hybrid", inputs="The old king")
 
     add_special_tokens: bool | None = Field(
         None, description="Add the special tokens of the model's inputs. Default: true."
@@ -52,6 +54,8 @@ def _check_ids(value: object) -> object:
 
 class DetokenizeBody(TaskBody):
     """The token ids of a text, or of several."""
+
+    model_config = example(model="hybrid", ids=[347, 607, 1588])
 
     ids: Annotated[list[int] | list[list[int]], pydantic.BeforeValidator(_check_ids)] = Field(
         description="A list of token ids, or a list of such lists."
