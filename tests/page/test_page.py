@@ -262,6 +262,9 @@ def test_on_a_phone_in_the_dark_and_by_arrow_keys(visit: Visits) -> None:
     one = visit(color_scheme="dark", has_touch=True)
     one.page.set_viewport_size({"width": 360, "height": 740})
     page = open_dial(one)
+    page.locator(".word").nth(4).click()
+    expect(page.locator(".fill .bar").first).to_be_visible()
+    run_panel(page, "embedder/similarity")
     assert page.evaluate("document.documentElement.scrollWidth") <= 360
     luminance = (
         "getComputedStyle(document.body).backgroundColor.match(/\\d+/g).reduce((a, b) => a + +b, 0)"

@@ -148,13 +148,16 @@ export class Dial {
         el("button", { type: "button", onclick: () => this.write(this.text.slice(0, end), write) }, `Cut after “${hidden}”`),
         write,
       ),
-      snippets({
-        path: "/fill-mask",
-        body,
-        python: `print(client.fill_mask(${py(body.inputs)}, model=${py(this.model)}, top_k=6).fills)`,
-      }),
+      snippets(
+        {
+          path: "/fill-mask",
+          body,
+          python: `print(client.fill_mask(${py(body.inputs)}, model=${py(this.model)}, top_k=6).fills)`,
+        },
+        false,
+      ),
     );
-    this.detail.scrollIntoView({ block: "nearest" });
+    this.detail.firstChild.scrollIntoView({ block: "nearest" });
   }
 
   replace(text) {

@@ -8,8 +8,9 @@ const LONG = 84; // characters; a longer body is written on several lines
 /**
  * @param {{path: string, body: object, python: string, openai?: string, streams?: boolean}} request
  *   `python` and `openai` are calls of `client`
+ * @param {boolean} [open] whether it is shown at once
  */
-export function snippets(request) {
+export function snippets(request, open = true) {
   const texts = [
     ["curl", curl(request)],
     ["Python", python(request)],
@@ -28,7 +29,7 @@ export function snippets(request) {
   select(...texts[0]);
   return el(
     "details.request",
-    { open: true },
+    { open },
     el("summary", {}, "The request, to copy"),
     el("div.tabs", {}, el("div", { role: "tablist", "aria-label": "Form of the request" }, tabs), copy),
     el("pre", { tabindex: "0" }, code),
