@@ -7,11 +7,14 @@ import { el, show } from "./dom.js";
 import { load } from "./load.js";
 
 const status = document.getElementById("status");
-const sections = Object.fromEntries(["dial", "models", "load"].map((id) => [id, document.getElementById(id)]));
+const sections = Object.fromEntries(
+  ["dial", "models", "load"].map((id) => [id, document.getElementById(id)]),
+);
 
 /** The name of a model that is served under both masks and can score texts under both. */
 function dialed(models) {
-  const under = (mask) => models.filter((model) => model.mask === mask && model.tasks.includes("score"));
+  const under = (mask) =>
+    models.filter((model) => model.mask === mask && model.tasks.includes("score"));
   const causal = new Set(under("causal").map((model) => model.name));
   return under("full").find((model) => causal.has(model.name))?.name;
 }
@@ -32,7 +35,10 @@ async function start() {
     const ready = new Set(models.filter((model) => model.ready).map((model) => model.name)).size;
     show(status, el("span.dot"), `${version} · ${ready} ${ready === 1 ? "model" : "models"} ready`);
     const name = dialed(models);
-    if (name) new Dial(sections.dial, name).read("The captain of the ship looked at the sea and said nothing.");
+    if (name)
+      new Dial(sections.dial, name).read(
+        "The captain of the ship looked at the sea and said nothing.",
+      );
     else sections.dial.remove();
     bench(sections.models, models);
     load(sections.load);

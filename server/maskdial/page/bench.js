@@ -11,7 +11,9 @@ import { questionAnswering, tokenClassify } from "./panels/spans.js";
 import { embed, rerank, similarity } from "./panels/texts.js";
 
 const TASKS = new Map(
-  [fillMask, classify, zeroShot, tokenClassify, questionAnswering, rerank, similarity, embed].map((task) => [task.name, task]),
+  [fillMask, classify, zeroShot, tokenClassify, questionAnswering, rerank, similarity, embed].map(
+    (task) => [task.name, task],
+  ),
 );
 
 /** Draws the section for the models of `/info`. */
@@ -21,18 +23,49 @@ export function bench(section, models) {
   const tabs = [];
   const groups = names.map((name) => {
     const versions = models.filter((model) => model.name === name);
-    return el("div.model", {}, el("h3", {}, name), facts(versions), el("div.tasks", { role: "tablist", "aria-label": `Tasks of ${name}` }, tasksOf(versions).map((task) => tab(name, task))));
+    return el(
+      "div.model",
+      {},
+      el("h3", {}, name),
+      facts(versions),
+      el(
+        "div.tasks",
+        { role: "tablist", "aria-label": `Tasks of ${name}` },
+        tasksOf(versions).map((task) => tab(name, task)),
+      ),
+    );
   });
   show(
     section,
-    el("div.lead", {}, el("h2", { id: "models-title" }, "What is served"), el("p", {}, "A panel for each task of each model. Every panel shows the request that it sent.")),
+    el(
+      "div.lead",
+      {},
+      el("h2", { id: "models-title" }, "What is served"),
+      el(
+        "p",
+        {},
+        "A panel for each task of each model. Every panel shows the request that it sent.",
+      ),
+    ),
     el("div.bench", {}, el("div.models", {}, groups), place),
   );
 
   function tab(name, task) {
     const id = `${name}/${task.name}`;
     let made = null; // panels keep what was typed into them
-    const button = el("button", { type: "button", role: "tab", "data-panel": id, "aria-controls": "bench-panel", "aria-selected": "false", onclick: select, onkeydown: (event) => step(event, button) }, task.title);
+    const button = el(
+      "button",
+      {
+        type: "button",
+        role: "tab",
+        "data-panel": id,
+        "aria-controls": "bench-panel",
+        "aria-selected": "false",
+        onclick: select,
+        onkeydown: (event) => step(event, button),
+      },
+      task.title,
+    );
     tabs.push(button);
     function select() {
       for (const each of tabs) each.setAttribute("aria-selected", String(each === button));

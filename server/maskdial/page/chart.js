@@ -18,7 +18,19 @@ export class Chart {
     this.area = svg("path.area");
     this.now = el("span.now", {}, "–");
     this.top = el("span.scale");
-    this.element = el("figure.chart", {}, el("figcaption", {}, title), this.now, svg("svg", { viewBox: `0 0 ${POINTS - 1} 30`, preserveAspectRatio: "none", "aria-hidden": "true" }, this.area, this.line), this.top);
+    this.element = el(
+      "figure.chart",
+      {},
+      el("figcaption", {}, title),
+      this.now,
+      svg(
+        "svg",
+        { viewBox: `0 0 ${POINTS - 1} 30`, preserveAspectRatio: "none", "aria-hidden": "true" },
+        this.area,
+        this.line,
+      ),
+      this.top,
+    );
   }
 
   /** Adds the next second's value; null if there is none. */

@@ -32,7 +32,13 @@ export class Dial {
     this.totals = el("div.totals");
     this.detail = el("div.detail", { "aria-live": "polite" });
     this.problem = el("p.error", { role: "alert", hidden: true });
-    this.input = el("input", { name: "sentence", value: EXAMPLES[0], "aria-label": "A sentence to read", maxlength: 400, autocomplete: "off" });
+    this.input = el("input", {
+      name: "sentence",
+      value: EXAMPLES[0],
+      "aria-label": "A sentence to read",
+      maxlength: 400,
+      autocomplete: "off",
+    });
     this.build();
   }
 
@@ -43,23 +49,52 @@ export class Dial {
       this.input,
       el("button.primary", {}, "Read it"),
       this.problem,
-      el("p.examples", {}, "Or: ", EXAMPLES.slice(1).map((each) => this.example(each))),
+      el(
+        "p.examples",
+        {},
+        "Or: ",
+        EXAMPLES.slice(1).map((each) => this.example(each)),
+      ),
     );
     show(
       this.section,
-      el("div.lead", {}, el("h1", { id: "dial-title" }, "One model, two ways to read"), el("p", {}, `Below each word hangs its surprisal: how many bits it takes to guess it. Turn the dial, and ${this.model} may also look to the right. Click a word to hide it.`)),
+      el(
+        "div.lead",
+        {},
+        el("h1", { id: "dial-title" }, "One model, two ways to read"),
+        el(
+          "p",
+          {},
+          `Below each word hangs its surprisal: how many bits it takes to guess it. Turn the dial, and ${this.model} may also look to the right. Click a word to hide it.`,
+        ),
+      ),
       el(
         "div.reader",
         {},
         el("div.text", {}, this.sentence.element, legend(), this.sum, this.totals, form),
-        el("div.side", {}, knob(this.mask, (mask) => this.turn(mask)), this.matrix.element),
+        el(
+          "div.side",
+          {},
+          knob(this.mask, (mask) => this.turn(mask)),
+          this.matrix.element,
+        ),
       ),
       this.detail,
     );
   }
 
   example(text) {
-    return el("button.link", { type: "button", onclick: () => { this.input.value = text; this.read(text); } }, text);
+    return el(
+      "button.link",
+      {
+        type: "button",
+        onclick: () => {
+          this.input.value = text;
+          this.read(text);
+        },
+      },
+      text,
+    );
   }
 
   submit(event) {
@@ -103,12 +138,22 @@ export class Dial {
     this.matrix.turn(mask);
     const total = (each) => -this.scores[each].log_likelihood / Math.LN2;
     const saved = total("causal") - total("full");
-    const worth = saved >= 0 ? `is worth ${saved.toFixed(1)} bits` : `costs ${(-saved).toFixed(1)} bits`;
+    const worth =
+      saved >= 0 ? `is worth ${saved.toFixed(1)} bits` : `costs ${(-saved).toFixed(1)} bits`;
     show(this.sum, "Here, the context on the right ", el("strong", {}, worth), ".");
     const most = Math.max(total("causal"), total("full"));
-    show(this.totals, ["causal", "full"].map((each) =>
-      el("div.total", { "data-mask": each, "aria-current": String(each === mask) }, el("span", {}, each), styled(el("span.track", {}, el("span.fill")), "share", total(each) / most), el("span.number", {}, `${total(each).toFixed(1)} bits`)),
-    ));
+    show(
+      this.totals,
+      ["causal", "full"].map((each) =>
+        el(
+          "div.total",
+          { "data-mask": each, "aria-current": String(each === mask) },
+          el("span", {}, each),
+          styled(el("span.track", {}, el("span.fill")), "share", total(each) / most),
+          el("span.number", {}, `${total(each).toFixed(1)} bits`),
+        ),
+      ),
+    );
   }
 
   /** Hides a word and asks the model for it. */
@@ -116,10 +161,18 @@ export class Dial {
     this.writer?.stop();
     this.sentence.choose(word);
     const [start, end] = word.range;
-    const body = { inputs: `${this.text.slice(0, start)}${BLANK}${this.text.slice(end)}`, model: this.model, parameters: { top_k: 6 } };
+    const body = {
+      inputs: `${this.text.slice(0, start)}${BLANK}${this.text.slice(end)}`,
+      model: this.model,
+      parameters: { top_k: 6 },
+    };
     try {
       const { content } = await post("/fill-mask", body);
-      const found = content.map((each) => ({ label: shown(each.token_str), score: each.score, sequence: each.sequence }));
+      const found = content.map((each) => ({
+        label: shown(each.token_str),
+        score: each.score,
+        sequence: each.sequence,
+      }));
       this.problem.hidden = true;
       this.showFilling(word, found, body);
     } catch (error) {
@@ -137,7 +190,13 @@ export class Dial {
         "div.fill",
         {},
         el("h2", {}, "What was under the blank?"),
-        el("p.blanked", {}, this.text.slice(0, start), el("span.blank", { "aria-label": "blank" }), this.text.slice(end)),
+        el(
+          "p.blanked",
+          {},
+          this.text.slice(0, start),
+          el("span.blank", { "aria-label": "blank" }),
+          this.text.slice(end),
+        ),
         bars(found, (item) => this.replace(item.sequence)),
         el("p.hint", {}, "Choose one to read the sentence with it."),
       ),
@@ -145,7 +204,11 @@ export class Dial {
         "div.cut",
         {},
         el("h2", {}, "Or cut here, and write on"),
-        el("button", { type: "button", onclick: () => this.write(this.text.slice(0, end), write) }, `Cut after “${hidden}”`),
+        el(
+          "button",
+          { type: "button", onclick: () => this.write(this.text.slice(0, end), write) },
+          `Cut after “${hidden}”`,
+        ),
         write,
       ),
       snippets(
@@ -170,7 +233,11 @@ export class Dial {
     this.writer?.stop();
     this.writer = new Writer();
     show(place, this.writer.element);
-    this.writer.run(prompt, { inputs: prompt, model: this.model, parameters: { max_new_tokens: 60, top_n_tokens: 5 } });
+    this.writer.run(prompt, {
+      inputs: prompt,
+      model: this.model,
+      parameters: { max_new_tokens: 60, top_n_tokens: 5 },
+    });
   }
 
   fail(error) {

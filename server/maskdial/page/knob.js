@@ -16,7 +16,13 @@ export function knob(mask, turn) {
     el(
       "label",
       {},
-      el("input", { type: "radio", name: "mask", value, checked: value === mask, onchange: () => set(value) }),
+      el("input", {
+        type: "radio",
+        name: "mask",
+        value,
+        checked: value === mask,
+        onchange: () => set(value),
+      }),
       el("span", {}, el("strong", {}, name), el("small", {}, hint)),
     ),
   );
@@ -28,7 +34,14 @@ export function knob(mask, turn) {
     svg("circle.body", { r: 32 }),
     svg("path.pointer", { d: "M0 -6V-25" }),
   );
-  const element = el("fieldset.knob", { "data-mask": mask }, el("legend", {}, "Attention mask"), radios[0], face, radios[1]);
+  const element = el(
+    "fieldset.knob",
+    { "data-mask": mask },
+    el("legend", {}, "Attention mask"),
+    radios[0],
+    face,
+    radios[1],
+  );
   function other() {
     return element.dataset.mask === "full" ? "causal" : "full";
   }
@@ -42,5 +55,7 @@ export function knob(mask, turn) {
 
 function ticks() {
   const angles = Array.from({ length: 7 }, (_, index) => -60 + index * 20);
-  return angles.map((angle) => svg("path.tick", { d: "M0 -36V-39", transform: `rotate(${angle})` }));
+  return angles.map((angle) =>
+    svg("path.tick", { d: "M0 -36V-39", transform: `rotate(${angle})` }),
+  );
 }

@@ -21,9 +21,24 @@ export function load(section) {
   const problem = el("p.error", { role: "alert", hidden: true });
   show(
     section,
-    el("div.lead", {}, el("h2", { id: "load-title" }, "Load"), el("p", {}, "All models together, over the last minute, from ", el("a", { href: "metrics" }, "/metrics"), ".")),
+    el(
+      "div.lead",
+      {},
+      el("h2", { id: "load-title" }, "Load"),
+      el(
+        "p",
+        {},
+        "All models together, over the last minute, from ",
+        el("a", { href: "metrics" }, "/metrics"),
+        ".",
+      ),
+    ),
     problem,
-    el("div.charts", {}, Object.values(charts).map((chart) => chart.element)),
+    el(
+      "div.charts",
+      {},
+      Object.values(charts).map((chart) => chart.element),
+    ),
   );
   let before = null;
   let visible = false;
@@ -35,7 +50,11 @@ export function load(section) {
     if (!visible || document.hidden) return;
     try {
       const text = await getText("/metrics");
-      const now = { at: performance.now(), found: sums(text), cache: largest(text, "maskdial_kv_cache_usage_ratio") };
+      const now = {
+        at: performance.now(),
+        found: sums(text),
+        cache: largest(text, "maskdial_kv_cache_usage_ratio"),
+      };
       update(charts, before, now);
       before = now;
       problem.hidden = true;

@@ -17,7 +17,12 @@ export class Matrix {
     this.size = Math.min(numTokens, MOST_TOKENS);
     const size = this.size;
     this.drawing.setAttribute("viewBox", `-0.5 -0.5 ${size + 0.5} ${size + 0.5}`);
-    this.row = svg("rect.reading", { x: -0.3, width: size + 0.1, height: 0.9, visibility: "hidden" });
+    this.row = svg("rect.reading", {
+      x: -0.3,
+      width: size + 0.1,
+      height: 0.9,
+      visibility: "hidden",
+    });
     show(
       this.drawing,
       svg("path.left", { d: cells(size, (row, column) => column <= row) }),
@@ -32,7 +37,10 @@ export class Matrix {
     this.drawing.dataset.mask = mask;
     const sees = mask === "full" ? "every token" : "itself and what is to its left";
     this.drawing.setAttribute("aria-label", `${mask} mask: each token sees ${sees}`);
-    show(this.caption, `Each row is a token; the filled cells are what it sees: ${sees}.${this.note}`);
+    show(
+      this.caption,
+      `Each row is a token; the filled cells are what it sees: ${sees}.${this.note}`,
+    );
   }
 
   /** Marks the row of a token; null marks none. */

@@ -22,7 +22,11 @@ import { snippets } from "./snippets.js";
 /** Builds the panel of a task; `label` is how the model is named. */
 export function panel(task, model) {
   const inputs = new Map(task.fields.map((field) => [field.name, control(field)]));
-  const out = el("div.out", { "aria-live": "polite" }, el("p.hint", {}, "The answer appears here."));
+  const out = el(
+    "div.out",
+    { "aria-live": "polite" },
+    el("p.hint", {}, "The answer appears here."),
+  );
   const problem = el("p.error", { role: "alert", hidden: true });
   const times = el("p.times");
   const sent = el("div.sent");
@@ -30,11 +34,24 @@ export function panel(task, model) {
   const form = el(
     "form.inputs",
     { onsubmit: submit, onkeydown: submitByKey },
-    task.fields.map((field) => el("label.field", { "data-kind": field.kind }, el("span", {}, field.label), inputs.get(field.name))),
+    task.fields.map((field) =>
+      el(
+        "label.field",
+        { "data-kind": field.kind },
+        el("span", {}, field.label),
+        inputs.get(field.name),
+      ),
+    ),
     el("p.actions", {}, button, el("kbd", { "aria-hidden": "true" }, "Ctrl ⏎")),
     problem,
   );
-  const element = el("article.panel", { "data-task": task.name }, el("header", {}, el("h3", {}, task.title), el("p", {}, task.note)), el("div.work", {}, form, el("div.result", {}, out, times)), sent);
+  const element = el(
+    "article.panel",
+    { "data-task": task.name },
+    el("header", {}, el("h3", {}, task.title), el("p", {}, task.note)),
+    el("div.work", {}, form, el("div.result", {}, out, times)),
+    sent,
+  );
   let runner = null;
 
   function submitByKey(event) {
@@ -44,7 +61,9 @@ export function panel(task, model) {
   async function submit(event) {
     event.preventDefault();
     runner?.stop();
-    const values = Object.fromEntries(task.fields.map((field) => [field.name, read(field, inputs.get(field.name))]));
+    const values = Object.fromEntries(
+      task.fields.map((field) => [field.name, read(field, inputs.get(field.name))]),
+    );
     const request = task.request(values, model);
     show(sent, snippets(request));
     problem.hidden = true;
@@ -84,7 +103,9 @@ function timings(headers, seconds) {
     ["queue", headers.get("x-queue-time")],
     ["server", headers.get("x-total-time")],
   ].filter(([, value]) => value !== null);
-  const spans = parts.map(([name, value]) => el("span", {}, `${name} ${Number(value).toFixed(1)} ms`));
+  const spans = parts.map(([name, value]) =>
+    el("span", {}, `${name} ${Number(value).toFixed(1)} ms`),
+  );
   return [el("span", {}, `${(seconds * 1e3).toFixed(0)} ms in this page`), ...spans];
 }
 

@@ -25,7 +25,13 @@ export function planar(vectors) {
 function leading(matrix) {
   let vector = unit(matrix.map((_, index) => Math.sin(index + 1)));
   for (let round = 0; round < ROUNDS; round++) vector = unit(matrix.map((row) => dot(row, vector)));
-  return [vector, dot(vector, matrix.map((row) => dot(row, vector)))];
+  return [
+    vector,
+    dot(
+      vector,
+      matrix.map((row) => dot(row, vector)),
+    ),
+  ];
 }
 
 function unit(vector) {

@@ -20,6 +20,9 @@ export function sums(text) {
 
 /** The largest value of a metric over all models. */
 export function largest(text, wanted) {
-  const values = text.split("\n").map((line) => LINE.exec(line)).filter((match) => match?.[1] === wanted);
+  const values = text
+    .split("\n")
+    .map((line) => LINE.exec(line))
+    .filter((match) => match?.[1] === wanted);
   return Math.max(0, ...values.map((match) => Number(match[3])));
 }

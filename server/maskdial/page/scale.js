@@ -26,5 +26,7 @@ export function percent(share) {
 
 /** A token as it is read: white space made visible where it is all there is. */
 export function shown(token) {
-  return token.trim() === "" ? token.replaceAll("\n", "⏎").replaceAll(" ", "␣") || "·" : token.trim();
+  return token.trim() === ""
+    ? token.replaceAll("\n", "⏎").replaceAll(" ", "␣") || "·"
+    : token.trim();
 }

@@ -35,11 +35,19 @@ export function words(text, causal, full) {
   let at = 0;
   causal.forEach((token, index) => {
     const start = Math.max(text.indexOf(token.text, at), at);
-    const joins = index > 0 && /^[\p{L}\p{N}'’]/u.test(token.text) && /[\p{L}\p{N}'’]$/u.test(found.at(-1).text);
+    const joins =
+      index > 0 &&
+      /^[\p{L}\p{N}'’]/u.test(token.text) &&
+      /[\p{L}\p{N}'’]$/u.test(found.at(-1).text);
     if (!joins) found.push(new Word(start));
     const word = found.at(-1);
     word.text += token.text;
-    word.tokens.push({ index, text: token.text, causal: bits(token.logprob), full: bits(full[index]?.logprob) });
+    word.tokens.push({
+      index,
+      text: token.text,
+      causal: bits(token.logprob),
+      full: bits(full[index]?.logprob),
+    });
     at = start + token.text.length;
   });
   return found;
@@ -53,7 +61,10 @@ export class Sentence {
    */
   constructor(listeners) {
     this.listeners = listeners;
-    this.element = el("div.sentence", { role: "group", "aria-label": "The sentence, word by word" });
+    this.element = el("div.sentence", {
+      role: "group",
+      "aria-label": "The sentence, word by word",
+    });
     this.words = [];
   }
 
@@ -69,7 +80,10 @@ export class Sentence {
     this.words.forEach((word, at) => {
       const button = this.buttons[at];
       const plural = bitText(word.bits(mask));
-      button.setAttribute("aria-label", `${word.text.trim()}: ${plural}; hide it and fill the blank`);
+      button.setAttribute(
+        "aria-label",
+        `${word.text.trim()}: ${plural}; hide it and fill the blank`,
+      );
       button.title = `${plural} under the ${mask} mask, ${bitText(word.bits(other))} under the ${other} one`;
       word.tokens.forEach((token, index) => {
         const element = button.children[index];
@@ -102,7 +116,12 @@ export class Sentence {
         onblur: away,
       },
       word.tokens.map((token) =>
-        el("span.token", {}, el("span.piece", {}, token.text.trim() || "·"), el("span.drop", {}, el("span.ghost"), el("span.bar"))),
+        el(
+          "span.token",
+          {},
+          el("span.piece", {}, token.text.trim() || "·"),
+          el("span.drop", {}, el("span.ghost"), el("span.bar")),
+        ),
       ),
     );
   }

@@ -31,7 +31,12 @@ export function snippets(request, open = true) {
     "details.request",
     { open },
     el("summary", {}, "The request, to copy"),
-    el("div.tabs", {}, el("div", { role: "tablist", "aria-label": "Form of the request" }, tabs), copy),
+    el(
+      "div.tabs",
+      {},
+      el("div", { role: "tablist", "aria-label": "Form of the request" }, tabs),
+      copy,
+    ),
     el("pre", { tabindex: "0" }, code),
   );
 }
@@ -43,14 +48,18 @@ export function py(value) {
   if (value == null) return "None";
   if (Array.isArray(value)) return `[${value.map(py).join(", ")}]`;
   if (typeof value === "object") {
-    return `{${Object.entries(value).map(([key, each]) => `${py(key)}: ${py(each)}`).join(", ")}}`;
+    return `{${Object.entries(value)
+      .map(([key, each]) => `${py(key)}: ${py(each)}`)
+      .join(", ")}}`;
   }
   return JSON.stringify(value);
 }
 
 /** Keyword arguments. */
 export function keywords(values) {
-  return Object.entries(values).map(([key, value]) => `${key}=${py(value)}`).join(", ");
+  return Object.entries(values)
+    .map(([key, value]) => `${key}=${py(value)}`)
+    .join(", ");
 }
 
 function curl({ path, body, streams }) {
@@ -73,7 +82,10 @@ function root() {
 }
 
 function indented(text) {
-  return text.split("\n").map((line) => `    ${line}`).join("\n");
+  return text
+    .split("\n")
+    .map((line) => `    ${line}`)
+    .join("\n");
 }
 
 async function copied(button, code) {

@@ -12,7 +12,14 @@ export class Writer {
     this.rivals = el("div.rivals", { role: "status" });
     this.problem = el("p.error", { role: "alert", hidden: true });
     this.button = el("button.stop", { type: "button", onclick: () => this.stop() }, "Stop");
-    this.element = el("div.writer", {}, this.text, this.problem, el("div.below", {}, this.rates, this.button), this.rivals);
+    this.element = el(
+      "div.writer",
+      {},
+      this.text,
+      this.problem,
+      el("div.below", {}, this.rates, this.button),
+      this.rivals,
+    );
   }
 
   /** Ends the stream; the server frees its slot within one step. */
@@ -29,7 +36,8 @@ export class Writer {
     show(this.text, el("span.prompt", {}, prompt));
     this.begin();
     try {
-      for await (const event of stream("/generate_stream", body, this.controller.signal)) this.add(event);
+      for await (const event of stream("/generate_stream", body, this.controller.signal))
+        this.add(event);
       this.finish();
     } catch (error) {
       this.finish(error);
@@ -56,7 +64,11 @@ export class Writer {
   piece(token, top) {
     const surprisal = bits(token.logprob);
     const look = () => this.showRivals(token, top);
-    const piece = el("span.piece", { tabindex: top.length ? "0" : null, onpointerenter: look, onfocus: look }, token.text);
+    const piece = el(
+      "span.piece",
+      { tabindex: top.length ? "0" : null, onpointerenter: look, onfocus: look },
+      token.text,
+    );
     piece.title = `${percent(Math.exp(token.logprob))}, ${bitText(surprisal)}`;
     return tint(piece, surprisal);
   }
@@ -68,7 +80,15 @@ export class Writer {
       el("span", {}, "Instead of "),
       el("strong", {}, shown(token.text)),
       el("span", {}, ` (${percent(Math.exp(token.logprob))}): `),
-      top.map((each) => el("span.rival", { "data-chosen": each.id === token.id }, shown(each.text || "end"), " ", el("small", {}, percent(Math.exp(each.logprob))))),
+      top.map((each) =>
+        el(
+          "span.rival",
+          { "data-chosen": each.id === token.id },
+          shown(each.text || "end"),
+          " ",
+          el("small", {}, percent(Math.exp(each.logprob))),
+        ),
+      ),
     );
   }
 
@@ -76,7 +96,12 @@ export class Writer {
     const waited = this.first - this.started;
     const running = (performance.now() - this.first) / 1e3;
     const rate = this.num > 1 ? `${((this.num - 1) / running).toFixed(0)} tokens/s` : "";
-    show(this.rates, `${this.num} tokens`, el("span", {}, `first after ${waited.toFixed(0)} ms`), el("span", {}, rate));
+    show(
+      this.rates,
+      `${this.num} tokens`,
+      el("span", {}, `first after ${waited.toFixed(0)} ms`),
+      el("span", {}, rate),
+    );
   }
 
   finish(error) {
@@ -87,6 +112,15 @@ export class Writer {
       show(this.problem, error.message);
       this.problem.hidden = false;
       if (!this.num) show(this.rates);
-    } else this.rates.append(el("span", {}, { length: "limit reached", eos_token: "the model ended it", stop_sequence: "stop text" }[this.reason] ?? ""));
+    } else
+      this.rates.append(
+        el(
+          "span",
+          {},
+          { length: "limit reached", eos_token: "the model ended it", stop_sequence: "stop text" }[
+            this.reason
+          ] ?? "",
+        ),
+      );
   }
 }

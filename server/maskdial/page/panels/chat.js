@@ -13,7 +13,9 @@ export function chat() {
     title: "Chat",
     verb: "Send",
     note: "The conversation so far goes along with each message.",
-    fields: [{ name: "message", label: "Message", kind: "text", value: "Where does the king live?" }],
+    fields: [
+      { name: "message", label: "Message", kind: "text", value: "Where does the king live?" },
+    ],
     request({ message }, model) {
       turns.push({ role: "user", content: message });
       const messages = turns.map((turn) => ({ ...turn }));

@@ -12,7 +12,12 @@ export const fillMask = {
   verb: "Fill",
   note: "Write [MASK] for each word that the model should guess from both sides.",
   fields: [
-    { name: "inputs", label: "Text", kind: "text", value: "The old [MASK] lived in a house by the [MASK]." },
+    {
+      name: "inputs",
+      label: "Text",
+      kind: "text",
+      value: "The old [MASK] lived in a house by the [MASK].",
+    },
     { name: "top_k", label: "Candidates", kind: "number", value: 5, min: 1, max: 50 },
   ],
   request({ inputs, top_k }, model) {
@@ -25,7 +30,17 @@ export const fillMask = {
   },
   render(content) {
     const masks = Array.isArray(content[0]) ? content : [content];
-    return el("div.columns", {}, masks.map((fills, index) =>
-      el("section", {}, masks.length > 1 && el("h4", {}, `Blank ${index + 1}`), bars(fills.map((fill) => ({ label: shown(fill.token_str), score: fill.score }))))));
+    return el(
+      "div.columns",
+      {},
+      masks.map((fills, index) =>
+        el(
+          "section",
+          {},
+          masks.length > 1 && el("h4", {}, `Blank ${index + 1}`),
+          bars(fills.map((fill) => ({ label: shown(fill.token_str), score: fill.score }))),
+        ),
+      ),
+    );
   },
 };

@@ -9,14 +9,27 @@ const SAMPLING = ["temperature", "top_p", "min_p", "repetition_penalty"];
 
 /** The panel, with the model's own defaults in its fields. */
 export function generate(defaults) {
-  const number = (name, label, step, max) => ({ name, label, kind: "number", value: defaults[name], step, min: 0, max });
+  const number = (name, label, step, max) => ({
+    name,
+    label,
+    kind: "number",
+    value: defaults[name],
+    step,
+    min: 0,
+    max,
+  });
   return {
     name: "generate",
     title: "Write on",
     verb: "Write",
     note: "Tokens are tinted by their surprisal; point at one to see what else it could have been.",
     fields: [
-      { name: "inputs", label: "Prompt", kind: "text", value: "Once upon a time there was a little" },
+      {
+        name: "inputs",
+        label: "Prompt",
+        kind: "text",
+        value: "Once upon a time there was a little",
+      },
       { name: "max_new_tokens", label: "Tokens", kind: "number", value: 120, min: 1 },
       number("temperature", "Temperature", 0.1, 100),
       number("top_p", "Top p", 0.05, 1),
@@ -29,7 +42,14 @@ export function generate(defaults) {
       const sampling = Object.fromEntries(SAMPLING.map((name) => [name, values[name]]));
       const parameters = given({ max_new_tokens, ...sampling, seed });
       const { temperature, top_p } = sampling;
-      const openai = given({ model, prompt: inputs, max_tokens: max_new_tokens, temperature, top_p, seed });
+      const openai = given({
+        model,
+        prompt: inputs,
+        max_tokens: max_new_tokens,
+        temperature,
+        top_p,
+        seed,
+      });
       return {
         path: "/generate_stream",
         body: { inputs, model, parameters: { ...parameters, top_n_tokens: 5 } },

@@ -8,7 +8,14 @@ export const classify = {
   title: "Classify",
   verb: "Classify",
   note: "The model's own labels, with their probabilities.",
-  fields: [{ name: "inputs", label: "Text", kind: "text", value: "A warm, funny and quietly moving film." }],
+  fields: [
+    {
+      name: "inputs",
+      label: "Text",
+      kind: "text",
+      value: "A warm, funny and quietly moving film.",
+    },
+  ],
   request: ({ inputs }, model) => ({
     path: "/classify",
     body: { inputs, model },
@@ -23,8 +30,18 @@ export const zeroShot = {
   verb: "Classify",
   note: "Labels of your own: the model says how far the text entails each of them.",
   fields: [
-    { name: "inputs", label: "Text", kind: "text", value: "The harvest was poor and bread had become dear." },
-    { name: "candidate_labels", label: "Labels, one per line", kind: "lines", value: ["farming", "music", "the sea"] },
+    {
+      name: "inputs",
+      label: "Text",
+      kind: "text",
+      value: "The harvest was poor and bread had become dear.",
+    },
+    {
+      name: "candidate_labels",
+      label: "Labels, one per line",
+      kind: "lines",
+      value: ["farming", "music", "the sea"],
+    },
   ],
   request({ inputs, candidate_labels }, model) {
     return {

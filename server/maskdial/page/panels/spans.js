@@ -9,7 +9,14 @@ export const tokenClassify = {
   title: "Tag words",
   verb: "Tag",
   note: "Names, places and whatever else the model was trained to find.",
-  fields: [{ name: "inputs", label: "Text", kind: "text", value: "Alice took the train from Paris to Rome." }],
+  fields: [
+    {
+      name: "inputs",
+      label: "Text",
+      kind: "text",
+      value: "Alice took the train from Paris to Rome.",
+    },
+  ],
   request: ({ inputs }, model) => ({
     path: "/token-classify",
     body: { inputs, model },
@@ -29,7 +36,13 @@ export const questionAnswering = {
   note: "The span of the context that answers the question.",
   fields: [
     { name: "question", label: "Question", kind: "line", value: "Who kept the lighthouse?" },
-    { name: "context", label: "Context", kind: "text", value: "The lighthouse stood on a rock. Old Martha kept it for thirty years, and nobody else ever climbed its stairs." },
+    {
+      name: "context",
+      label: "Context",
+      kind: "text",
+      value:
+        "The lighthouse stood on a rock. Old Martha kept it for thirty years, and nobody else ever climbed its stairs.",
+    },
   ],
   request: ({ question, context }, model) => ({
     path: "/question-answering",
@@ -37,7 +50,11 @@ export const questionAnswering = {
     python: `result = client.question_answering(${py({ question, context })}, ${keywords({ model })})\nprint(result.answer, result.score)`,
   }),
   render: ({ answer, score, start, end }, { context }) => [
-    el("p.marked", {}, answer ? marked(context, [{ start, end, score, label: "answer" }]) : context),
+    el(
+      "p.marked",
+      {},
+      answer ? marked(context, [{ start, end, score, label: "answer" }]) : context,
+    ),
     el("p.hint", {}, answer ? `“${answer}”, score ${percent(score)}` : "No answer in this text."),
   ],
 };
@@ -47,10 +64,19 @@ function marked(text, spans) {
   const characters = [...text];
   const parts = [];
   let at = 0;
-  for (const { start, end, score, label } of spans.toSorted((one, other) => one.start - other.start)) {
+  for (const { start, end, score, label } of spans.toSorted(
+    (one, other) => one.start - other.start,
+  )) {
     if (start < at) continue;
     parts.push(characters.slice(at, start).join(""));
-    parts.push(el("mark", { title: percent(score) }, characters.slice(start, end).join(""), el("small", {}, label)));
+    parts.push(
+      el(
+        "mark",
+        { title: percent(score) },
+        characters.slice(start, end).join(""),
+        el("small", {}, label),
+      ),
+    );
     at = end;
   }
   return [...parts, characters.slice(at).join("")];

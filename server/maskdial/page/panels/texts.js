@@ -29,7 +29,8 @@ export const rerank = {
     body: { query, texts, model },
     python: `for rank in client.rerank(${py(query)}, ${py(texts)}, ${keywords({ model })}):\n    print(rank.index, rank.score)`,
   }),
-  render: (ranks, { texts }) => bars(ranks.map(({ index, score }) => ({ label: texts[index], score, text: score.toFixed(3) }))),
+  render: (ranks, { texts }) =>
+    bars(ranks.map(({ index, score }) => ({ label: texts[index], score, text: score.toFixed(3) }))),
 };
 
 export const similarity = {
@@ -48,7 +49,9 @@ export const similarity = {
   },
   async send({ path, body }) {
     const { sentences } = body.inputs;
-    const rows = await Promise.all(sentences.map((source) => post(path, row(source, sentences, body.model))));
+    const rows = await Promise.all(
+      sentences.map((source) => post(path, row(source, sentences, body.model))),
+    );
     return { ...rows[0], content: rows.map(({ content }) => content) };
   },
   render: (rows, { sentences }) => matrix(sentences, rows),
@@ -70,7 +73,10 @@ export const embed = {
     python: `vectors = client.embed(${py(inputs)}, ${keywords({ model })})`,
     openai: openaiEmbeddings(inputs, model),
   }),
-  render: (vectors, { inputs }) => [map(planar(vectors), inputs), el("p.hint", {}, `${vectors.length} vectors of ${vectors[0].length} numbers`)],
+  render: (vectors, { inputs }) => [
+    map(planar(vectors), inputs),
+    el("p.hint", {}, `${vectors.length} vectors of ${vectors[0].length} numbers`),
+  ],
 };
 
 function openaiEmbeddings(input, model) {
@@ -82,21 +88,59 @@ function matrix(texts, rows) {
   const least = Math.min(...apart, 1);
   const span = Math.max(...apart, least) - least || 1;
   const cell = (value, diagonal) =>
-    styled(el("td", { "data-diagonal": diagonal }, value.toFixed(2)), "share", Math.max(0, Math.min((value - least) / span, 1)).toFixed(3));
+    styled(
+      el("td", { "data-diagonal": diagonal }, value.toFixed(2)),
+      "share",
+      Math.max(0, Math.min((value - least) / span, 1)).toFixed(3),
+    );
   return el(
     "div.scroll",
     { tabindex: "0", role: "region", "aria-label": "Similarities" },
-    el("table.similarities", {}, rows.map((row, at) => el("tr", {}, el("th", { scope: "row", title: texts[at] }, el("b", {}, at + 1), " ", texts[at]), row.map((value, column) => cell(value, at === column))))),
+    el(
+      "table.similarities",
+      {},
+      rows.map((row, at) =>
+        el(
+          "tr",
+          {},
+          el("th", { scope: "row", title: texts[at] }, el("b", {}, at + 1), " ", texts[at]),
+          row.map((value, column) => cell(value, at === column)),
+        ),
+      ),
+    ),
   );
 }
 
 function map(points, texts) {
   const [width, height, margin] = [100, 62, 8];
-  const place = (value, least, most, size) => margin + ((value - least) / (most - least || 1)) * (size - 2 * margin);
+  const place = (value, least, most, size) =>
+    margin + ((value - least) / (most - least || 1)) * (size - 2 * margin);
   const [xs, ys] = [points.map(([x]) => x), points.map(([, y]) => y)];
   const dots = points.map(([x, y], index) => {
-    const [left, top] = [place(x, Math.min(...xs), Math.max(...xs), width), place(y, Math.min(...ys), Math.max(...ys), height)];
-    return svg("g", { transform: `translate(${left.toFixed(2)} ${top.toFixed(2)})` }, svg("title", {}, texts[index]), svg("circle", { r: 2.6 }), svg("text", { dy: 1.05 }, index + 1));
+    const [left, top] = [
+      place(x, Math.min(...xs), Math.max(...xs), width),
+      place(y, Math.min(...ys), Math.max(...ys), height),
+    ];
+    return svg(
+      "g",
+      { transform: `translate(${left.toFixed(2)} ${top.toFixed(2)})` },
+      svg("title", {}, texts[index]),
+      svg("circle", { r: 2.6 }),
+      svg("text", { dy: 1.05 }, index + 1),
+    );
   });
-  return el("figure.map", {}, svg("svg", { viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": "Map of the texts" }, dots), el("ol", {}, texts.map((text) => el("li", {}, text))));
+  return el(
+    "figure.map",
+    {},
+    svg(
+      "svg",
+      { viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": "Map of the texts" },
+      dots,
+    ),
+    el(
+      "ol",
+      {},
+      texts.map((text) => el("li", {}, text)),
+    ),
+  );
 }
