@@ -35,10 +35,7 @@ async function start() {
     const ready = new Set(models.filter((model) => model.ready).map((model) => model.name)).size;
     show(status, el("span.dot"), `${version} · ${ready} ${ready === 1 ? "model" : "models"} ready`);
     const name = dialed(models);
-    if (name)
-      new Dial(sections.dial, name).read(
-        "The captain of the ship looked at the sea and said nothing.",
-      );
+    if (name) new Dial(sections.dial, name).start();
     else sections.dial.remove();
     bench(sections.models, models);
     load(sections.load);

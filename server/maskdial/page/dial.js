@@ -1,21 +1,17 @@
 /** The dial: one model reads the same sentence under either mask; its words can be hidden and cut. */
 
 import { post } from "./api.js";
-import { bars } from "./bars.js";
+import { Blank } from "./blank.js";
 import { el, show, styled } from "./dom.js";
 import { knob } from "./knob.js";
 import { Matrix } from "./matrix.js";
-import { shown } from "./scale.js";
 import { Sentence, words } from "./sentence.js";
-import { snippets, py } from "./snippets.js";
-import { Writer } from "./writer.js";
 
 const EXAMPLES = [
   "The captain of the ship looked at the sea and said nothing.",
   "She took the key from her pocket and opened the door.",
   "The baby began to cry, and her mother took her in her arms.",
 ];
-const BLANK = "[MASK]";
 
 /** The section with the dial, for a model that is served under both masks. */
 export class Dial {
@@ -30,7 +26,7 @@ export class Dial {
     });
     this.sum = el("p.sum", { "aria-live": "polite" });
     this.totals = el("div.totals");
-    this.detail = el("div.detail", { "aria-live": "polite" });
+    this.blank = new Blank(model, (text) => this.choose(text));
     this.problem = el("p.error", { role: "alert", hidden: true });
     this.input = el("input", {
       name: "sentence",
@@ -65,7 +61,8 @@ export class Dial {
         el(
           "p",
           {},
-          `Below each word hangs its surprisal: how many bits it takes to guess it. Turn the dial, and ${this.model} may also look to the right. Click a word to hide it.`,
+          "Below each word hangs its surprisal: how many bits it takes to guess it. ",
+          `Turn the dial, and ${this.model} may also look to the right. Click a word to hide it.`,
         ),
       ),
       el(
@@ -79,22 +76,18 @@ export class Dial {
           this.matrix.element,
         ),
       ),
-      this.detail,
+      this.blank.element,
     );
   }
 
   example(text) {
-    return el(
-      "button.link",
-      {
-        type: "button",
-        onclick: () => {
-          this.input.value = text;
-          this.read(text);
-        },
-      },
-      text,
-    );
+    return el("button.link", { type: "button", onclick: () => this.choose(text) }, text);
+  }
+
+  /** Reads a text that was not typed. */
+  choose(text) {
+    this.input.value = text;
+    return this.read(text);
   }
 
   submit(event) {
@@ -102,10 +95,14 @@ export class Dial {
     this.read(this.input.value);
   }
 
+  /** Reads the first example. */
+  start() {
+    return this.read(EXAMPLES[0]);
+  }
+
   /** Scores a text under both masks and draws it. */
   async read(text) {
-    show(this.detail);
-    this.writer?.stop();
+    this.blank.close();
     this.reading?.abort();
     const { signal } = (this.reading = new AbortController());
     const score = (mask) => post("/score", { inputs: text, model: this.model, mask }, signal);
@@ -116,7 +113,7 @@ export class Dial {
       this.problem.hidden = true;
       this.draw();
     } catch (error) {
-      if (error.name !== "AbortError") this.fail(error);
+      this.fail(error);
     }
   }
 
@@ -158,89 +155,17 @@ export class Dial {
 
   /** Hides a word and asks the model for it. */
   async fill(word) {
-    this.writer?.stop();
     this.sentence.choose(word);
-    const [start, end] = word.range;
-    const body = {
-      inputs: `${this.text.slice(0, start)}${BLANK}${this.text.slice(end)}`,
-      model: this.model,
-      parameters: { top_k: 6 },
-    };
     try {
-      const { content } = await post("/fill-mask", body);
-      const found = content.map((each) => ({
-        label: shown(each.token_str),
-        score: each.score,
-        sequence: each.sequence,
-      }));
+      await this.blank.open(this.text, ...word.range);
       this.problem.hidden = true;
-      this.showFilling(word, found, body);
     } catch (error) {
       this.fail(error);
     }
   }
 
-  showFilling(word, found, body) {
-    const hidden = word.text.trim();
-    const [start, end] = word.range;
-    const write = el("div.write");
-    show(
-      this.detail,
-      el(
-        "div.fill",
-        {},
-        el("h2", {}, "What was under the blank?"),
-        el(
-          "p.blanked",
-          {},
-          this.text.slice(0, start),
-          el("span.blank", { "aria-label": "blank" }),
-          this.text.slice(end),
-        ),
-        bars(found, (item) => this.replace(item.sequence)),
-        el("p.hint", {}, "Choose one to read the sentence with it."),
-      ),
-      el(
-        "div.cut",
-        {},
-        el("h2", {}, "Or cut here, and write on"),
-        el(
-          "button",
-          { type: "button", onclick: () => this.write(this.text.slice(0, end), write) },
-          `Cut after “${hidden}”`,
-        ),
-        write,
-      ),
-      snippets(
-        {
-          path: "/fill-mask",
-          body,
-          python: `print(client.fill_mask(${py(body.inputs)}, model=${py(this.model)}, top_k=6).fills)`,
-        },
-        false,
-      ),
-    );
-    this.detail.firstChild.scrollIntoView({ block: "nearest" });
-  }
-
-  replace(text) {
-    this.input.value = text;
-    this.read(text);
-  }
-
-  /** Goes on from a text, under the causal mask. */
-  write(prompt, place) {
-    this.writer?.stop();
-    this.writer = new Writer();
-    show(place, this.writer.element);
-    this.writer.run(prompt, {
-      inputs: prompt,
-      model: this.model,
-      parameters: { max_new_tokens: 60, top_n_tokens: 5 },
-    });
-  }
-
   fail(error) {
+    if (error.name === "AbortError") return; // something else was asked for meanwhile
     show(this.problem, error.message);
     this.problem.hidden = false;
   }
