@@ -1,14 +1,16 @@
 """The page's files as they are served, without a browser."""
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+from urllib.parse import urljoin
 
 import httpx
 import pytest
 
 import maskdial
+from maskdial.models.catalog import STARTER_FOLDER
 
 FOLDER = Path(maskdial.__file__).parent / "page"
 CHATS = ("/generate", "/v1/chat", "/v1/responses", "/v1/messages")
@@ -81,7 +83,9 @@ def examples(http: httpx.Client) -> dict[str, Any]:
     for path, operations in document["paths"].items():
         body = operations.get("post", {}).get("requestBody")
         if body is not None:
-            reference = body["content"]["application/json"]["schema"].get("$ref", "")
+            schema = body["content"]["application/json"]["schema"]
+            # Where two dialects share a path, its own comes first.
+            reference = schema.get("anyOf", [schema])[0].get("$ref", "")
             found[path] = schemas.get(reference.rpartition("/")[2], {}).get("examples", [None])[0]
     return found
 
@@ -100,3 +104,15 @@ def test_the_examples_of_the_documentation_can_be_run(http: httpx.Client) -> Non
             assert reply.status_code == 404
         else:
             assert reply.status_code == 200, (path, reply.text)
+
+
+def test_below_a_prefix_everything_is_where_the_page_looks_for_it(
+    start_server: Callable[..., Any],
+) -> None:
+    models = {"sentiment": STARTER_FOLDER / "sentiment"}
+    server = start_server(models=models, root_path="/models-of/mine")
+    for base in (f"{server.url}/models-of/mine/", f"{server.url}/"):
+        html = httpx.get(base).text
+        for reference in re.findall(r'(?:src|href)="([^"#]+)"', html):
+            assert httpx.get(urljoin(base, reference)).status_code == 200, reference
+    server.stop()

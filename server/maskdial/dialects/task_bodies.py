@@ -19,8 +19,8 @@ from maskdial.dialects.schema import (
     Wire,
     enumerate_inputs,
     example,
-    shortened,
 )
+from maskdial.errors import shortened
 from maskdial.masked.tasks.classify import ClassifyRequest, ScoreFunction
 from maskdial.masked.tasks.embed import EmbedRequest, SimilarityRequest, SparseEmbedRequest
 from maskdial.masked.tasks.fill_mask import FillMaskRequest
