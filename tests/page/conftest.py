@@ -6,13 +6,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from playwright.sync_api import Browser, Page, Playwright, sync_playwright
+from playwright.sync_api import Browser, Page, Playwright, expect, sync_playwright
 
 from maskdial.models.catalog import STARTER_FOLDER
 from tests.http.chat_bundles import make_chat_bundle
 from tests.page import bundles
 
 CHAT_TEMPLATE = "{% for message in messages %}{{ message.content }} {% endfor %}"
+_TIMEOUT = 30_000  # ms; other tests may have the machine's cores
 _BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 
 
@@ -41,6 +42,7 @@ def page_server(
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
     """Chromium, the system's or Playwright's own."""
+    expect.set_options(timeout=_TIMEOUT)
     with sync_playwright() as playwright:
         program = _program(playwright)
         if program is None:
@@ -65,7 +67,7 @@ class Visit:
         self.url = url
         self.requests: list[str] = []
         self.complaints: list[str] = []
-        page.set_default_timeout(20_000)
+        page.set_default_timeout(_TIMEOUT)
         page.on("request", lambda request: self.requests.append(request.url))
         page.on("pageerror", lambda error: self.complaints.append(str(error)))
         page.on("console", self._listen)

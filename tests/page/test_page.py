@@ -226,6 +226,11 @@ def test_a_key_is_asked_for_once_and_stays_in_the_tab(visit: Visits, locked_url:
     page.reload()
     expect(page.locator(".word").first).to_be_visible()
     assert not page.get_by_role("dialog").count()
+    # What is to be copied names the key, and does not have it.
+    panel = run_panel(page, "hybrid/fill-mask")
+    for form in ("curl", "Python"):
+        assert "MASKDIAL_API_KEY" in code(panel, form)
+        assert "sesame" not in code(panel, form)
     page.get_by_role("link", name="API", exact=True).click()
     expect(page.locator(".opblock").first).to_be_visible()
 

@@ -12,11 +12,12 @@ import { snippets } from "./snippets.js";
  * @property {string} note one sentence on what it does
  * @property {{name: string, label: string, kind: "line"|"text"|"lines"|"number", value: any,
  *   step?: number, min?: number, max?: number}[]} fields `lines` is a list with one item per line
+ * @property {string} [clears] the field that is empty again once it was sent
  * @property {(values: object, model: string) => object} request see `snippets`
  * @property {(request: object) => Promise<object>} [send] where one request is not enough; see `post`
  * @property {(content: any, values: object) => Node} [render] what to show of the reply
- * @property {(request: object, out: Element, values: object) => Runner} [start] in place of
- *   `render`, for what streams; a runner has `done`, a promise, and `stop`
+ * @property {(request: object, out: Element, values: object) => {done: Promise<void>,
+ *   stop: () => void}} [start] in place of `render`, for what streams
  */
 
 /** Builds the panel of a task; `label` is how the model is named. */
@@ -74,6 +75,7 @@ export function panel(task, model) {
         show(times);
         runner = task.start(request, out, values);
         button.disabled = false;
+        if (task.clears) inputs.get(task.clears).value = "";
         await runner.done;
       } else {
         const { content, headers, seconds } = await (task.send ?? single)(request);
@@ -81,6 +83,7 @@ export function panel(task, model) {
         show(times, timings(headers, seconds));
       }
     } catch (error) {
+      if (task.clears) inputs.get(task.clears).value = values[task.clears];
       show(problem, error.message);
       problem.hidden = false;
     } finally {

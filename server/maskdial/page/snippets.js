@@ -2,7 +2,10 @@
 
 import { address } from "./api.js";
 import { el, show } from "./dom.js";
+import { authorization } from "./key.js";
 
+const VARIABLE = "MASKDIAL_API_KEY"; // where the key is expected
+const IN_PYTHON = `os.environ["${VARIABLE}"]`;
 const LONG = 84; // characters; a longer body is written on several lines
 
 /**
@@ -65,16 +68,25 @@ export function keywords(values) {
 function curl({ path, body, streams }) {
   const line = JSON.stringify(body);
   const data = (line.length > LONG ? JSON.stringify(body, null, 2) : line).replaceAll("'", "'\\''");
-  return `curl ${streams ? "-N " : ""}${address(path)} \\\n  -d '${data}'`;
+  const key = hasKey() ? ` \\\n  -H "Authorization: Bearer $${VARIABLE}"` : "";
+  return `curl ${streams ? "-N " : ""}${address(path)}${key} \\\n  -d '${data}'`;
 }
 
 function python({ python: call }) {
-  return `from maskdial_client import Client\n\nwith Client(${py(root())}) as client:\n${indented(call)}`;
+  const [imports, key] = hasKey() ? ["import os\n\n", `, api_key=${IN_PYTHON}`] : ["", ""];
+  const client = `with Client(${py(root())}${key}) as client:`;
+  return `${imports}from maskdial_client import Client\n\n${client}\n${indented(call)}`;
 }
 
 function openai({ openai: call }) {
-  const base = `${root()}/v1`;
-  return `import openai\n\nclient = openai.OpenAI(base_url=${py(base)}, api_key="none")\n${call}`;
+  const [imports, key] = hasKey() ? ["import os\n\n", IN_PYTHON] : ["", py("none")];
+  const client = `client = openai.OpenAI(base_url=${py(`${root()}/v1`)}, api_key=${key})`;
+  return `${imports}import openai\n\n${client}\n${call}`;
+}
+
+/** Whether the server asked for a key, which is not written down here. */
+function hasKey() {
+  return "authorization" in authorization();
 }
 
 function root() {

@@ -12,6 +12,7 @@ export function chat() {
     name: "chat",
     title: "Chat",
     verb: "Send",
+    clears: "message",
     note: "The conversation so far goes along with each message.",
     fields: [
       { name: "message", label: "Message", kind: "text", value: "Where does the king live?" },
@@ -38,22 +39,28 @@ export function chat() {
 }
 
 async function answer(body, turns, log, controller, stop) {
-  const text = el("p");
+  const [thoughts, text] = [el("p.thoughts"), el("p")];
   const button = el("button.stop", { type: "button", onclick: stop }, "Stop");
-  const turn = el("li", { "data-role": "assistant" }, text, button);
-  log.append(el("li", { "data-role": "user" }, el("p", {}, turns.at(-1).content)), turn);
+  const turn = el("li", { "data-role": "assistant" }, thoughts, text, button);
+  const asked = el("li", { "data-role": "user" }, el("p", {}, turns.at(-1).content));
+  log.append(asked, turn);
+  let reply = "";
   try {
     for await (const chunk of stream("/v1/chat/completions", body, controller.signal)) {
-      text.append(chunk.choices[0]?.delta.content ?? "");
+      const { content, reasoning_content: thought } = chunk.choices[0]?.delta ?? {};
+      thoughts.append(thought ?? "");
+      reply += content ?? "";
+      show(text, reply.trim());
     }
   } catch (error) {
     if (error.name !== "AbortError") {
       turns.pop(); // what was not answered is not part of the conversation
+      asked.remove();
       turn.remove();
       throw error;
     }
   } finally {
     button.remove();
   }
-  turns.push({ role: "assistant", content: text.textContent });
+  turns.push({ role: "assistant", content: reply });
 }
