@@ -23,6 +23,7 @@ from maskdial.dialects import (
     openai_rerank,
     openai_responses,
     openai_tokens,
+    page,
     service,
     tasks,
     tgi,
@@ -57,6 +58,7 @@ ROUTES = (
     *models.ROUTES,
     *kserve.ROUTES,
     *service.ROUTES,
+    *page.ROUTES,
 )
 
 TASKS: tuple[Task, ...] = (*tasks.TASKS, tgi.GENERATE, tasks.SCORE, tokens.TOKENIZE)

@@ -13,6 +13,7 @@ from maskdial.http.context import ServerContext, server_context
 from maskdial.http.lifecycle import Phase
 from maskdial.http.replies import json_reply
 from maskdial.http.route import Route
+from maskdial.models.bundle import CHAT_TEMPLATE
 from maskdial.models.entry import Entry
 from maskdial.models.registry import Models
 from maskdial.models.served import CausalModel, MaskedModel, ServedModel, max_length
@@ -26,6 +27,8 @@ _UNKNOWN: dict[str, Any] = {
     "batch_invariant": False,
     "max_length": 0,
     "labels": [],
+    "chat": False,
+    "generation_defaults": {},
     "provider": "",
     "ready": False,
 }
@@ -126,6 +129,8 @@ def _describe(entry: Entry, models: Models, config: Config) -> list[dict[str, An
             "batch_invariant": manifest.batch_invariant,
             "max_length": max_length(manifest, config),
             "labels": list(manifest.labels),
+            "chat": CHAT_TEMPLATE in manifest.files,
+            "generation_defaults": {},
             "provider": "",
             "ready": False,
         }
@@ -135,7 +140,8 @@ def _describe(entry: Entry, models: Models, config: Config) -> list[dict[str, An
 
 
 def _describe_loaded(model: ServedModel) -> dict[str, Any]:
-    return {
+    causal = {"generation_defaults": model.defaults} if isinstance(model, CausalModel) else {}
+    return causal | {
         "batch_invariant": model.batch_invariant,
         "max_length": model.max_length,
         "provider": model.provider,

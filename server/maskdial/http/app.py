@@ -47,6 +47,8 @@ def create_app(
         summary="Masked and causal language models, one server.",
         lifespan=_lifespan,
         redirect_slashes=False,
+        docs_url=None,  # FastAPI's own pages load scripts from another host
+        redoc_url=None,
     )
     app.router.routes.extend(dialects.ROUTES)
     metrics = Metrics(

@@ -16,7 +16,12 @@ from maskdial.config import Config
 from maskdial.errors import BundleError, ConfigError, explain_exhaustion
 from maskdial.masked.engine import MaskedEngine
 from maskdial.metrics import Metrics, ModelMetrics
-from maskdial.models.bundle import Bundle, KVLayout, load_bundle, load_bundles
+from maskdial.models.bundle import Bundle, KVLayout, load_bundle, load_bundles, read_manifests
+from maskdial.models.generation_config import (
+    GenerationDefaults,
+    read_generation_defaults,
+    tokens_without_text,
+)
 from maskdial.models.golden import causal_logits, check_golden, check_kernels, masked_logits
 from maskdial.models.served import CausalModel, MaskedModel, ServedModel, max_length
 from maskdial.models.tokenizer import Tokenizer
@@ -170,6 +175,9 @@ def _start_causal(
         chat_template,
         reply_format,
         _grammar_compiler(bundle),
+        read_generation_defaults(bundle)
+        if config.generation_config == "auto"
+        else GenerationDefaults(),
     )
 
 
@@ -244,7 +252,8 @@ def _sampler(
 ) -> TokenSampler:
     """The sampler that works where the logits lie."""
     vocab_size = bundle.manifest.vocab_size
-    sampler = Sampler(vocab_size, frozenset(bundle.manifest.special_tokens.eos))
+    never = tokens_without_text(read_manifests(bundle.name, bundle.path))
+    sampler = Sampler(vocab_size, frozenset(bundle.manifest.special_tokens.eos), never)
     if placement.memory.on_host:
         return sampler
     return DeviceSampler(

@@ -89,7 +89,8 @@ class GenerationRequest:
             for a conversation.
         conversation: rendered as the prompt, in place of ``prompts``.
         params: how to sample; its ``max_new_tokens`` is ignored.
-        max_new_tokens: limit per text. None: 100, or less if the context is shorter.
+        max_new_tokens: limit per text. None: the model's default, or 100, or less if the context is
+            shorter.
         num_sequences: texts to generate for each prompt.
         grammar: what the texts must match.
         grammar_for: chooses the grammar once a conversation is rendered, in place of ``grammar``.
@@ -360,9 +361,8 @@ def _check_described(num_tokens: int, params: SamplingParams) -> None:
 def _resolve_params(request: GenerationRequest, model: CausalModel) -> SamplingParams:
     """The parameters with their defaults, checked against the model."""
     params, context = request.params, model.max_length
-    max_new_tokens = request.max_new_tokens or min(
-        max(_DEFAULT_NEW_TOKENS, params.min_new_tokens), context
-    )
+    limit = model.defaults.new_tokens(_DEFAULT_NEW_TOKENS, context)
+    max_new_tokens = request.max_new_tokens or min(max(limit, params.min_new_tokens), context)
     for field, least, value in (
         ("max_new_tokens", 1, max_new_tokens),
         ("min_new_tokens", 0, params.min_new_tokens),
