@@ -68,6 +68,7 @@ format: $(DEV)
 	$(BIN)/python clients/generate_sync.py
 	$(BIN)/python -m tools.module_table
 	$(BIN)/python -m tools.architecture_table
+	$(BIN)/python -m tools.dashboard
 
 dist: $(DIST)
 	$(BIN)/python -m tools.check_dist
