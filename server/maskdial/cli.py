@@ -20,7 +20,14 @@ from maskdial_client import cli as client_cli
 
 Command = Callable[[argparse.Namespace], int]
 
-_METAVARS = {"model_dir": "DIR", "admin_key": "KEY"}
+_METAVARS = {
+    "model_dir": "DIR",
+    "api_key_file": "FILE",
+    "admin_key": "KEY",
+    "metrics_key": "KEY",
+}
+_REPEATED = {"models": ("--model", "NAME=PATH"), "api_keys": ("--api-key", "KEY")}
+"""Flags that may be repeated, by the setting that has all their values."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -92,12 +99,13 @@ def _add_serve_arguments(parser: argparse.ArgumentParser) -> None:
         "--config", type=Path, metavar="FILE", help="TOML file with any of these settings"
     )
     for name, field in Config.model_fields.items():
-        if name == "models":
+        if name in _REPEATED:
+            flag, metavar = _REPEATED[name]
             parser.add_argument(
-                "--model",
-                dest="models",
+                flag,
+                dest=name,
                 action="append",
-                metavar="NAME=PATH",
+                metavar=metavar,
                 default=argparse.SUPPRESS,
                 help=f"{field.description}; may be repeated",
             )

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import pydantic
-from pydantic import Field, GetCoreSchemaHandler, SecretStr, field_validator
+from pydantic import AfterValidator, Field, GetCoreSchemaHandler, SecretStr, field_validator
 from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 from pydantic_settings import (
     BaseSettings,
@@ -42,9 +42,21 @@ class Unset:
         return None if value == self.word else value
 
 
+KEY_PATTERN = re.compile(r"[\x21-\x7e]([\x20-\x7e]*[\x21-\x7e])?")
+"""What a header can carry as a key."""
+
+
+def _check_key(key: SecretStr) -> SecretStr:
+    if not KEY_PATTERN.fullmatch(key.get_secret_value()):
+        raise ValueError("a key must be visible ASCII characters")
+    return key
+
+
 _Auto = Unset("auto")
 _Off = Unset("off")
 _None = Unset("none")
+
+_Key = Annotated[SecretStr, Field(min_length=1), AfterValidator(_check_key)]
 
 MAX_BATCH_INPUTS = 16_384
 """What `max_batch_inputs` is at most: longer lists are refused without looking at their items."""
@@ -99,10 +111,24 @@ class Config(BaseSettings):
     models_keep_alive: Annotated[float | None, Field(ge=0), _Off] = Field(
         None, description="seconds after which an unused model is unloaded"
     )
-    admin_key: Annotated[SecretStr | None, Field(min_length=1), _None] = Field(
+    api_keys: Annotated[tuple[_Key, ...], NoDecode] = Field(
+        (),
+        description="key that requests must send, as 'Authorization: Bearer KEY' or 'x-api-key'. "
+        "With one, or with --api-key-file, only /, /page/, /health and /metrics are open. Other "
+        "users of the machine see flags: prefer the file, or the variable, with commas between keys",
+    )
+    api_key_file: Annotated[Path | None, _None] = Field(
+        None,
+        description="file of more such keys, one NAME:KEY a line, read again on SIGHUP; logs and "
+        "metrics have the names. A name may have several keys, so that they can be exchanged",
+    )
+    admin_key: Annotated[_Key | None, _None] = Field(
         None,
         description="key for the routes that change the server, such as /models/load; without one "
-        "they are refused. Other users of the machine see flags: prefer the variable",
+        "they are refused. It opens all other routes, too. Prefer the variable here as well",
+    )
+    metrics_key: Annotated[_Key | None, _None] = Field(
+        None, description="key for /metrics; none: it is open"
     )
     provider: str = Field(
         "auto",
@@ -131,6 +157,51 @@ class Config(BaseSettings):
     )
     max_body_bytes: int = Field(
         2_000_000, ge=1024, description="maximum request body size; larger bodies get 413"
+    )
+    max_connections: int = Field(
+        2000,
+        ge=1,
+        description="maximum number of open connections; further ones get 503 at once. Each may "
+        "hold a body: with --max-body-bytes, this bounds the memory of requests",
+    )
+    max_header_bytes: int = Field(
+        65_536,
+        ge=1024,
+        description="maximum size of a request's line and headers, each header counted as 32 bytes "
+        "more than it has; beyond that, 431",
+    )
+    header_timeout: float = Field(
+        10.0,
+        gt=0,
+        le=3600,
+        description="seconds until a request's headers must have arrived; then the connection is "
+        "closed",
+    )
+    body_timeout: float = Field(
+        30.0,
+        gt=0,
+        le=3600,
+        description="seconds until a request's body must have arrived; then it gets 408. Slow "
+        "networks need more for large bodies",
+    )
+    write_timeout: float = Field(
+        30.0,
+        gt=0,
+        le=3600,
+        description="seconds in which a client must take some of a reply that waits for it, 1 KiB "
+        "a second or more; otherwise its connection is closed and its request cancelled",
+    )
+    keep_alive_timeout: int = Field(
+        5,
+        ge=1,
+        description="seconds until an idle connection is closed; behind a load balancer, longer "
+        "than its own, which otherwise may send a request into a closing connection",
+    )
+    max_unsent_bytes: int = Field(
+        256 * 2**20,
+        ge=2**20,
+        description="maximum size of all replies that wait for their clients; beyond that, the "
+        "connections that held most for longest are closed",
     )
     slots: Annotated[int | None, Field(ge=1, le=1024), _Auto] = Field(
         None,
@@ -197,6 +268,14 @@ class Config(BaseSettings):
         if value not in ("auto", *PROVIDERS):
             names = ", ".join(("auto", *PROVIDERS))
             raise PydanticCustomError("provider", f"unknown provider {value!r}; use one of {names}")
+        return value
+
+    @field_validator("api_keys", mode="before")
+    @classmethod
+    def _split(cls, value: object) -> object:
+        """Accepts a comma-separated string (variables)."""
+        if isinstance(value, str):
+            return [each.strip() for each in value.split(",") if each.strip()]
         return value
 
     @field_validator("models", mode="before")

@@ -5,6 +5,7 @@ MaskdialError
 ├── UnauthorizedError    401  the key is missing or wrong
 ├── ForbiddenError       403  this server does not do that for anyone
 ├── NotFoundError        404  no such model or route
+├── SlowBodyError        408  the body did not arrive in time
 ├── TooLargeError        413  the body is larger than the server accepts
 ├── OverloadedError      429  the queue is full; Retry-After says when to retry
 ├── UnavailableError     503  starting, draining, or the model is not there or down
@@ -73,6 +74,13 @@ class NotFoundError(MaskdialError):
 
     status = 404
     error_type = "not_found"
+
+
+class SlowBodyError(MaskdialError):
+    """The request body did not arrive in time."""
+
+    status = 408
+    error_type = "request_timeout"
 
 
 class TooLargeError(MaskdialError):

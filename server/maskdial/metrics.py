@@ -1,7 +1,7 @@
 """Every Prometheus metric, declared once, at zero from the start.
 
-Times are in seconds. Labels are ``route``, ``model``, ``outcome``, ``state``, ``phase`` and
-``reason``, all from closed sets: no text that a user sends ever becomes a label.
+Times are in seconds. Labels are ``route``, ``model``, ``outcome``, ``state``, ``phase``, ``reason``
+and ``key`` (a key's name), all from closed sets: no text that a user sends ever becomes a label.
 """
 
 from collections.abc import Iterable, Mapping
@@ -28,6 +28,7 @@ OUTCOMES = (
     "unauthorized",
     "forbidden",
     "not_found",
+    "request_timeout",
     "too_large",
     "overloaded",
     "unavailable",
@@ -103,6 +104,7 @@ class Metrics:
 
     def __init__(self, task_routes: Iterable[str] = ()) -> None:
         self._task_routes = tuple(task_routes)
+        self._key_names: set[str] = set()
         self.registry = CollectorRegistry()
         ProcessCollector(registry=self.registry)
         PlatformCollector(registry=self.registry)
@@ -121,6 +123,9 @@ class Metrics:
 
         self.requests = counter(
             "requests", "Requests by how they ended", "route", "model", "outcome"
+        )
+        self.key_requests = counter(
+            "key_requests", "Requests by the name of their key", "key", "outcome"
         )
         self.request_duration = histogram(
             "request_duration_seconds", "From headers to last byte", _SECONDS, "route", "model"
@@ -211,6 +216,17 @@ class Metrics:
                 reason: self._cancelled.labels(label, reason) for reason in get_args(CancelReason)
             },
         )
+
+    def declare_keys(self, names: Iterable[str]) -> None:
+        """Makes the series of these names of keys exist, and drops those of other names."""
+        names = set(names)
+        for name in self._key_names - names:
+            for outcome in OUTCOMES:
+                self.key_requests.remove(name, outcome)
+        self._key_names = names
+        for name in names:
+            for outcome in OUTCOMES:
+                self.key_requests.labels(name, outcome)
 
     def declare_name(self, model: str) -> None:
         """Makes the series of a name that models are served under exist at zero."""

@@ -9,8 +9,10 @@ import httpx
 import pytest
 from fastapi import Depends, FastAPI, HTTPException, Request, Response
 
+from maskdial.config import Config
 from maskdial.errors import MaskdialError, NotFoundError, OverloadedError
 from maskdial.http.guard import Guard, TaskRoute
+from maskdial.http.keys import Keys
 from maskdial.http.lifecycle import Lifecycle
 from maskdial.http.replies import json_reply
 from maskdial.metrics import Metrics
@@ -59,9 +61,10 @@ ROUTES = [
 class Server:
     """The guard before an application of a few routes, without a socket."""
 
-    def __init__(self, root_path: str) -> None:
+    def __init__(self, root_path: str, **settings: Any) -> None:
         self.lifecycle = Lifecycle()
         self.metrics = Metrics([route.path for route in ROUTES])
+        config = Config(max_body_bytes=MAX_BODY_BYTES, **settings)
         app = FastAPI(redirect_slashes=False)
         app.router.routes.extend(ROUTES)
         app.add_middleware(
@@ -69,7 +72,8 @@ class Server:
             routes=app.routes,
             metrics=self.metrics,
             lifecycle=self.lifecycle,
-            max_body_bytes=MAX_BODY_BYTES,
+            config=config,
+            keys=Keys(config),
         )
         self.lifecycle.serve()
         self._prefix = root_path

@@ -1,7 +1,7 @@
 """The wire formats that the server speaks. A dialect parses and renders; it knows no model logic.
 
-A new one is a module with its ``ROUTES``, listed here. If its errors have a form of their own, they
-are listed in ``ROUTING_ERRORS`` as well.
+A new one is a module with its ``ROUTES``, listed here. If its errors have a form of their own,
+its errors module is listed in ``_ERRORS`` as well.
 """
 
 from collections.abc import Callable
@@ -29,6 +29,7 @@ from maskdial.dialects import (
     tokens,
 )
 from maskdial.dialects.shared_routes import share
+from maskdial.http.exchange import ErrorReply
 from maskdial.models.served import Task
 
 # Paths that the OpenAI dialect has, too: its endpoint, and the keys by which its bodies are known.
@@ -61,7 +62,14 @@ ROUTES = (
 TASKS: tuple[Task, ...] = (*tasks.TASKS, tgi.GENERATE, tasks.SCORE, tokens.TOKENIZE)
 """Everything that models can be asked for, in the order of listings."""
 
+_ERRORS = (anthropic_errors, openai_errors)
+
 ROUTING_ERRORS: tuple[tuple[str, Callable[[int, str, dict[str, str]], Response]], ...] = tuple(
-    (errors.PREFIX, errors.http_error_reply) for errors in (anthropic_errors, openai_errors)
+    (errors.PREFIX, errors.http_error_reply) for errors in _ERRORS
 )
 """How errors at unknown paths are written: by the first dialect with that prefix, if one has it."""
+
+ERROR_REPLIES: tuple[tuple[str, ErrorReply], ...] = tuple(
+    (errors.PREFIX, errors.error_reply) for errors in _ERRORS
+)
+"""The same for our own errors, where a path's route is not known."""

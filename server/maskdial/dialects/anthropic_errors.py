@@ -9,10 +9,13 @@ from pydantic import BaseModel
 
 from maskdial.errors import (
     DeadlineError,
+    ForbiddenError,
     MaskdialError,
     NotFoundError,
     OverloadedError,
+    SlowBodyError,
     TooLargeError,
+    UnauthorizedError,
     ValidationError,
 )
 from maskdial.http.guard import Endpoint, TaskRoute
@@ -24,7 +27,10 @@ PREFIX = "/v1/messages"
 
 _TYPES: tuple[tuple[type[MaskdialError], str], ...] = (
     (ValidationError, "invalid_request_error"),
+    (UnauthorizedError, "authentication_error"),
+    (ForbiddenError, "permission_error"),
     (NotFoundError, "not_found_error"),
+    (SlowBodyError, "timeout_error"),
     (TooLargeError, "request_too_large"),
     (OverloadedError, "rate_limit_error"),
     (DeadlineError, "timeout_error"),

@@ -7,10 +7,13 @@ from pydantic import BaseModel
 
 from maskdial.errors import (
     DeadlineError,
+    ForbiddenError,
     MaskdialError,
     NotFoundError,
     OverloadedError,
+    SlowBodyError,
     TooLargeError,
+    UnauthorizedError,
     ValidationError,
 )
 from maskdial.http.guard import Endpoint, TaskRoute
@@ -21,6 +24,14 @@ PREFIX = "/v1/"
 """Below it, every failure has this form, also that of a route that does not exist."""
 
 _INVALID = "invalid_request_error"
+_FAULTS = (
+    ValidationError,
+    UnauthorizedError,
+    ForbiddenError,
+    NotFoundError,
+    SlowBodyError,
+    TooLargeError,
+)
 
 
 def openai_route(path: str, endpoint: Endpoint, body: type[BaseModel]) -> TaskRoute:
@@ -44,6 +55,8 @@ def error_content(error: MaskdialError) -> dict[str, Any]:
     code = None if isinstance(error, ValidationError) else error.error_type
     if isinstance(error, NotFoundError):
         param, code = "model", "model_not_found"
+    if isinstance(error, UnauthorizedError):
+        code = "invalid_api_key"
     return _content(error.message, _type(error), param, code)
 
 
@@ -53,7 +66,7 @@ def http_error_reply(status: int, message: str, headers: dict[str, str]) -> Resp
 
 
 def _type(error: MaskdialError) -> str:
-    if isinstance(error, ValidationError | NotFoundError | TooLargeError):
+    if isinstance(error, _FAULTS):
         return _INVALID
     if isinstance(error, OverloadedError):
         return "rate_limit_error"

@@ -18,6 +18,7 @@ from maskdial.config import Config
 from maskdial.errors import BundleError, MaskdialError, NotFoundError
 from maskdial.http.context import ServerContext
 from maskdial.http.guard import Guard, TaskRoute
+from maskdial.http.keys import Keys
 from maskdial.http.lifecycle import Lifecycle
 from maskdial.http.replies import error_reply, json_reply
 from maskdial.metrics import Metrics
@@ -53,14 +54,17 @@ def create_app(
         return start_models(name, path, config, metrics, alone=len(models.entries) == 1)
 
     models = Models(dialects.TASKS, config, metrics, start)
-    app.state.context = context = ServerContext(config, models, metrics, Lifecycle())
+    app.state.context = context = ServerContext(config, models, metrics, Lifecycle(), Keys(config))
+    metrics.declare_keys(context.keys.names)
     app.state.on_load_failure = on_load_failure
     app.add_middleware(
         Guard,
         routes=app.routes,
-        metrics=context.metrics,
+        config=config,
+        metrics=metrics,
         lifecycle=context.lifecycle,
-        max_body_bytes=config.max_body_bytes,
+        keys=context.keys,
+        error_replies=dialects.ERROR_REPLIES,
     )
     app.add_exception_handler(HTTPException, _http_error)
     app.openapi = lambda: _openapi(app)  # type: ignore[method-assign]

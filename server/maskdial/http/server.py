@@ -3,14 +3,17 @@
 import asyncio
 import logging
 import signal
+import threading
 from types import FrameType
 
 import uvicorn
 
 from maskdial.config import Config
-from maskdial.errors import MaskdialError
+from maskdial.errors import ConfigError, MaskdialError
 from maskdial.http.app import create_app
+from maskdial.http.keys import Keys
 from maskdial.http.lifecycle import Lifecycle
+from maskdial.metrics import Metrics
 from maskdial.models.registry import Models
 from maskdial.runtime.memory import map_large_blocks
 
@@ -44,6 +47,8 @@ class Server(uvicorn.Server):
         self.failure: MaskdialError | None = None
         self._lifecycle: Lifecycle = app.state.context.lifecycle
         self._models: Models = app.state.context.models
+        self._keys: Keys = app.state.context.keys
+        self._metrics: Metrics = app.state.context.metrics
         self._grace_period = config.grace_period
         self._draining: asyncio.Task[None] | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -51,11 +56,23 @@ class Server(uvicorn.Server):
     async def startup(self, sockets: object = None) -> None:
         """Opens the listener, and logs the address that it got."""
         self._loop = asyncio.get_running_loop()
+        if hasattr(signal, "SIGHUP") and threading.current_thread() is threading.main_thread():
+            self._loop.add_signal_handler(signal.SIGHUP, self.reload)
         await super().startup()
         for server in self.servers:
             for socket in server.sockets:
                 host, port = socket.getsockname()[:2]
                 _log.info("listening on http://%s:%s", host, port)
+
+    def reload(self) -> None:
+        """Reads the files again that may change while the server runs."""
+        try:
+            self._keys.reload()
+        except ConfigError as error:
+            _log.error("the keys remain as they were: %s", error.message)
+        else:
+            self._metrics.declare_keys(self._keys.names)
+            _log.info("keys: %s", ", ".join(self._keys.names) or "none")
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """Begins the drain. uvicorn's own handler would end the process by the signal again."""
