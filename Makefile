@@ -14,15 +14,21 @@ TEST := .venv/.test-installed
 DEV := .venv/.dev-installed
 PROJECTS := pyproject.toml clients/pyproject.toml
 DIST := .venv/.dist-installed
+DEPLOY := .venv/.deploy-installed
 # Other projects' clients have environments of their own: they pin what the server also uses.
-CLIENTS := $(patsubst tests/clients/%/requirements.txt,.venv-clients/%/.installed,\
+CLIENTS := $(patsubst tests/clients/%/requirements.txt,$(DEPLOY): pyproject.toml constraints.txt | $(BIN)/pip
+	$(PIP) install -c constraints.txt --upgrade pip
+	$(PIP) install -c constraints.txt --group deploy
+	touch $@
+
+.venv-clients/%/.installed,\
 	$(wildcard tests/clients/*/requirements.txt))
 # The development packages include those for tests, which include the runtime's.
 FOR_SERVING := $(firstword $(wildcard $(DEV) $(TEST)) $(RUNTIME))
 FOR_TESTING := $(firstword $(wildcard $(DEV)) $(TEST))
 PYTEST := $(BIN)/python -m pytest --numprocesses=$(WORKERS) --maxprocesses=8 --dist=worksteal
 
-.PHONY: help serve test test-fast test-zoo test-clients coverage check format dist
+.PHONY: help serve test test-fast test-zoo test-clients test-deploy coverage check format dist
 
 help:
 	@echo "make serve         serve the starter models (runtime packages only, no torch)"
@@ -30,6 +36,7 @@ help:
 	@echo "make test-fast     run the quick tests of server and client; installs no torch"
 	@echo "make test-zoo      export every architecture of docs/supported-models.md (minutes)"
 	@echo "make test-clients  run other projects' clients against the server"
+	@echo "make test-deploy   check the Helm chart, the dashboard and the rules"
 	@echo "make coverage      run every test and report the lines that it reaches (htmlcov/)"
 	@echo "make check         lint, check the format and the types"
 	@echo "make format        format, and apply the fixes that are safe"
@@ -52,6 +59,9 @@ test-zoo: $(DEV)
 
 test-clients: $(DEV) $(CLIENTS)
 	$(BIN)/python -m tests.clients .venv-clients $(ARGS)
+
+test-deploy: $(FOR_TESTING) $(DEPLOY)
+	$(PYTEST) tests/deploy $(ARGS)
 
 coverage: $(DEV)
 	$(PYTEST) --cov --cov-report=term --cov-report=html $(ARGS)
