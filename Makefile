@@ -16,12 +16,7 @@ PROJECTS := pyproject.toml clients/pyproject.toml
 DIST := .venv/.dist-installed
 DEPLOY := .venv/.deploy-installed
 # Other projects' clients have environments of their own: they pin what the server also uses.
-CLIENTS := $(patsubst tests/clients/%/requirements.txt,$(DEPLOY): pyproject.toml constraints.txt | $(BIN)/pip
-	$(PIP) install -c constraints.txt --upgrade pip
-	$(PIP) install -c constraints.txt --group deploy
-	touch $@
-
-.venv-clients/%/.installed,\
+CLIENTS := $(patsubst tests/clients/%/requirements.txt,.venv-clients/%/.installed,\
 	$(wildcard tests/clients/*/requirements.txt))
 # The development packages include those for tests, which include the runtime's.
 FOR_SERVING := $(firstword $(wildcard $(DEV) $(TEST)) $(RUNTIME))
@@ -101,6 +96,11 @@ $(DEV): $(PROJECTS) constraints.txt | $(BIN)/pip
 $(DIST): pyproject.toml constraints.txt | $(BIN)/pip
 	$(PIP) install -c constraints.txt --upgrade pip
 	$(PIP) install -c constraints.txt --group dist
+	touch $@
+
+$(DEPLOY): pyproject.toml constraints.txt | $(BIN)/pip
+	$(PIP) install -c constraints.txt --upgrade pip
+	$(PIP) install -c constraints.txt --group deploy
 	touch $@
 
 .venv-clients/%/.installed: tests/clients/%/requirements.txt
