@@ -215,13 +215,13 @@ class LoadedCausal:
 
 
 class FirstComeBatcher(Batcher[EntryT]):
-    """Batches in order of arrival, under the same budget of padded tokens."""
+    """Batches one client's texts in order of arrival, under the same budget of padded tokens."""
 
     def next_batch(self) -> list[EntryT]:
         batch: list[EntryT] = []
         longest = 0
-        while self._by_arrival:
-            oldest = next(iter(self._by_arrival))
+        while queue := next(iter(self._queues.values()), None):
+            oldest = next(iter(queue))
             longest = max(longest, oldest.length)
             if batch and longest * (len(batch) + 1) > self.max_batch_tokens:
                 break

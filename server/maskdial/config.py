@@ -155,6 +155,16 @@ class Config(BaseSettings):
     max_queue: int = Field(
         1024, ge=1, description="texts that may queue for a model; beyond that, requests get 429"
     )
+    max_requests_per_client: Annotated[int | None, Field(ge=1), _Off] = Field(
+        None,
+        description="maximum number of requests that a client (a key, or an address without keys) "
+        "may have open at once; beyond that, 429",
+    )
+    max_tokens_per_minute: Annotated[int | None, Field(ge=1), _Off] = Field(
+        None,
+        description="tokens that a client may have computed in a minute, prompts included; beyond "
+        "that, 429 with the time to wait",
+    )
     max_body_bytes: int = Field(
         2_000_000, ge=1024, description="maximum request body size; larger bodies get 413"
     )

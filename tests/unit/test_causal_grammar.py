@@ -34,6 +34,7 @@ from maskdial.causal.grammar.source import (
 )
 from maskdial.child import ChildDiedError
 from maskdial.errors import OverloadedError, UnavailableError, ValidationError
+from maskdial.fairness import Usage, usage_of_request
 
 EOS, MASK = 0, 1
 NUM_PADDING = 16  # logits that no token stands for
@@ -530,11 +531,11 @@ def held(checker: HeldChecker) -> Iterator[GrammarCompiler]:
 def test_too_many_waiting_grammars_are_refused(
     held: GrammarCompiler, checker: HeldChecker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(grammar_module, "_MAX_COMPILING", 3)
+    monkeypatch.setattr(grammar_module, "_MAX_COMPILING_PER_CLIENT", 3)
     texts = "abcabc"  # the same grammar again only has to be checked once
     waiting = [held.submit("regex", text) for text in texts]
     assert held.num_compiling == 3
-    with pytest.raises(OverloadedError, match="3 grammars wait"):
+    with pytest.raises(OverloadedError, match="3 other grammars"):
         held.submit("regex", "d")
     checker.release.set()
     assert all(
@@ -572,6 +573,44 @@ def test_a_grammar_is_checked_once(
     for text, num_checked in [("a", 2), ("a", 2), ("b", 3), ("a", 3), ("c", 4), ("b", 5)]:
         compiled(held, "regex", text)
         assert len(checker.checked) == num_checked
+
+
+def test_clients_take_turns(held: GrammarCompiler, checker: HeldChecker) -> None:
+    def submit(client: str, pattern: str) -> None:
+        token = usage_of_request.set(Usage(client))
+        held.submit("regex", pattern)
+        usage_of_request.reset(token)
+
+    submit("greedy", "first")
+    while not checker.checked:
+        time.sleep(0.001)
+    for pattern in ("a", "b", "c"):
+        submit("greedy", pattern)
+    submit("polite", "d")
+    time.sleep(0.01)  # the first is charged with the time for which it is held
+    checker.release.set()
+    while held.num_compiling:
+        time.sleep(0.001)
+    order = [text.split("/")[1] for text in checker.checked]
+    assert order == ["first", "d", "a", "b", "c"]
+
+
+def test_the_limit_of_waiting_grammars_is_each_clients_own(
+    held: GrammarCompiler, checker: HeldChecker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(grammar_module, "_MAX_COMPILING_PER_CLIENT", 2)
+    monkeypatch.setattr(grammar_module, "_MAX_COMPILING", 5)
+    for client in ("a", "b"):
+        token = usage_of_request.set(Usage(client))
+        for number in range(2):
+            held.submit("regex", f"{client}{number}")
+        with pytest.raises(OverloadedError, match="2 other grammars of this client"):
+            held.submit("regex", "another")
+        usage_of_request.reset(token)
+    held.submit("regex", "the fifth")
+    with pytest.raises(OverloadedError, match="5 in all"):
+        held.submit("regex", "the sixth")
+    checker.release.set()
 
 
 def test_a_refusal_is_kept(held: GrammarCompiler, checker: HeldChecker) -> None:
