@@ -25,6 +25,7 @@ _METAVARS = {
     "api_key_file": "FILE",
     "admin_key": "KEY",
     "metrics_key": "KEY",
+    "otlp_endpoint": "URL",
 }
 _REPEATED = {"models": ("--model", "NAME=PATH"), "api_keys": ("--api-key", "KEY")}
 """Flags that may be repeated, by the setting that has all their values."""

@@ -266,6 +266,11 @@ class Config(BaseSettings):
     grace_period: float = Field(
         30.0, ge=0, description="seconds that running requests may take after SIGTERM"
     )
+    otlp_endpoint: Annotated[str | None, Field(pattern=r"^https?://"), _None] = Field(
+        None,
+        description="OpenTelemetry collector that gets a trace of each request, by OTLP over HTTP, "
+        "as http://localhost:4318; needs 'maskdial[otel]'",
+    )
     golden_check: Literal["error", "warn"] = Field(
         "error",
         description="what to do if a model's logits on this machine differ from those at export",

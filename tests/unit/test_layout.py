@@ -133,7 +133,7 @@ def test_import_matches_whole_names_only() -> None:
     assert not use.within("tor", "torch.nn.functional")
 
 
-@pytest.mark.parametrize("module", ["maskdial.errors", "maskdial.metrics"])
+@pytest.mark.parametrize("module", ["maskdial.errors", "maskdial.metrics", "maskdial.trace"])
 def test_leaves_import_nothing_of_ours(module: str) -> None:
     assert {use.name for use in imports_of(module) if use.within(*PACKAGES)} <= VERSION
 

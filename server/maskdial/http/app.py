@@ -21,6 +21,7 @@ from maskdial.http.guard import Guard, TaskRoute
 from maskdial.http.keys import Keys
 from maskdial.http.lifecycle import Lifecycle
 from maskdial.http.replies import error_reply, json_reply
+from maskdial.http.tracing import Tracing
 from maskdial.metrics import Metrics
 from maskdial.models.catalog import find_bundles
 from maskdial.models.loading import start_models
@@ -54,7 +55,10 @@ def create_app(
         return start_models(name, path, config, metrics, alone=len(models.entries) == 1)
 
     models = Models(dialects.TASKS, config, metrics, start)
-    app.state.context = context = ServerContext(config, models, metrics, Lifecycle(), Keys(config))
+    tracing = None if config.otlp_endpoint is None else Tracing.to(config.otlp_endpoint)
+    app.state.context = context = ServerContext(
+        config, models, metrics, Lifecycle(), Keys(config), tracing
+    )
     metrics.declare_keys(context.keys.names)
     app.state.on_load_failure = on_load_failure
     app.add_middleware(
@@ -65,6 +69,7 @@ def create_app(
         lifecycle=context.lifecycle,
         keys=context.keys,
         error_replies=dialects.ERROR_REPLIES,
+        tracing=tracing,
     )
     app.add_exception_handler(HTTPException, _http_error)
     app.openapi = lambda: _openapi(app)  # type: ignore[method-assign]
@@ -82,6 +87,8 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
         await asyncio.wait({loading})
         # Running requests have had their grace period by now.
         await context.models.close()
+        if context.tracing is not None:
+            await asyncio.to_thread(context.tracing.close)
 
 
 async def _load_models(

@@ -7,19 +7,21 @@ from fastapi import Request
 from maskdial.config import Config
 from maskdial.http.keys import Keys
 from maskdial.http.lifecycle import Lifecycle
+from maskdial.http.tracing import Tracing
 from maskdial.metrics import Metrics
 from maskdial.models.registry import Models
 
 
 @dataclass(frozen=True, slots=True)
 class ServerContext:
-    """One server's settings, models, metrics, phase and keys."""
+    """One server's settings, models, metrics, phase, keys and tracing."""
 
     config: Config
     models: Models
     metrics: Metrics
     lifecycle: Lifecycle
     keys: Keys
+    tracing: Tracing | None = None
 
 
 def server_context(request: Request) -> ServerContext:

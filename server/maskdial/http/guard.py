@@ -26,6 +26,7 @@ from maskdial.http.keys import Keys, client_of
 from maskdial.http.lifecycle import Lifecycle, Phase
 from maskdial.http.limits import ClientLimits
 from maskdial.http.replies import error_reply
+from maskdial.http.tracing import Tracing
 from maskdial.metrics import Metrics
 
 _log = logging.getLogger("maskdial.requests")
@@ -86,6 +87,7 @@ class Guard:
         lifecycle: says whether they are accepted.
         keys: say who may use which route.
         error_replies: how errors are written on other routes, by prefix.
+        tracing: makes spans of the requests to task routes, if it is on.
     """
 
     def __init__(
@@ -98,6 +100,7 @@ class Guard:
         lifecycle: Lifecycle,
         keys: Keys,
         error_replies: Sequence[tuple[str, ErrorReply]] = (),
+        tracing: Tracing | None = None,
     ) -> None:
         self._app = app
         self._config = config
@@ -106,6 +109,7 @@ class Guard:
         self._keys = keys
         self._limits = ClientLimits(config)
         self._error_replies = error_replies
+        self._tracing = tracing
         self._routes = [route for route in routes if isinstance(route, TaskRoute)]
         # A dictionary of the paths without parameters is faster than matching route after route.
         self._by_path: Mapping[str, TaskRoute] = {
@@ -141,8 +145,11 @@ class Guard:
             return
         if route is None:
             await self._app(scope, exchange.receive, exchange.send)
-        else:
+        elif self._tracing is None:
             await self._answer(route, exchange, scope)
+        else:
+            with self._tracing.span(route.path_format, exchange, scope):
+                await self._answer(route, exchange, scope)
         if key is not None:
             self._metrics.key_requests.labels(key, exchange.outcome).inc()
 
