@@ -1,5 +1,6 @@
 """Traces: one span a request with its phases, in the caller's trace, and nothing when it is off."""
 
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -41,10 +42,16 @@ def client(
 
 @pytest.fixture
 def spans(exporter: InMemorySpanExporter) -> Callable[[], dict[str, ReadableSpan]]:
-    """The spans since the test began, by name."""
+    """Waits for a request's span, which ends after its reply, and returns all since the test began
+    by name.
+    """
     exporter.clear()
 
     def read() -> dict[str, ReadableSpan]:
+        until = time.monotonic() + 10
+        while not any(span.kind is SpanKind.SERVER for span in exporter.get_finished_spans()):
+            assert time.monotonic() < until, "no request was traced"
+            time.sleep(0.01)
         return {span.name: span for span in exporter.get_finished_spans()}
 
     return read
@@ -138,7 +145,8 @@ def test_errors(client: httpx.Client, spans: Spans) -> None:
 def test_a_caller_that_samples_nothing(client: httpx.Client, spans: Spans) -> None:
     headers = {"traceparent": f"00-{TRACE_ID}-{PARENT}-00"}
     reply = client.post("/classify", json={"inputs": "fine"}, headers=headers)
-    assert spans() == {}
+    assert client.post("/tokenize", json={"inputs": "fine", "model": "hybrid"}).status_code == 200
+    assert set(spans()) == {"POST /tokenize"}
     assert reply.headers["traceresponse"].startswith(f"00-{TRACE_ID}-")
     assert reply.headers["traceresponse"].endswith("-00")
 
@@ -147,7 +155,8 @@ def test_probes_and_metrics_have_no_spans(client: httpx.Client, spans: Spans) ->
     for path in ("/health", "/metrics", "/models"):
         assert client.get(path).status_code == 200
     assert client.post("/nowhere", json={}).status_code == 404
-    assert spans() == {}
+    assert client.post("/tokenize", json={"inputs": "fine", "model": "hybrid"}).status_code == 200
+    assert set(spans()) == {"POST /tokenize"}
 
 
 def test_without_it_nothing_is_noted(http: httpx.Client) -> None:
