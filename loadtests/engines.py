@@ -247,6 +247,11 @@ class LoadedMasked:
     session: Session
     config: Config
 
+    @property
+    def max_batch_tokens(self) -> int:
+        """The token budget of a batch."""
+        return self.config.max_batch_tokens or CpuProvider.max_batch_tokens
+
     @classmethod
     def load(cls, path: Path, config: Config) -> "LoadedMasked":
         """Reads a bundle and loads its graph.
@@ -287,7 +292,7 @@ class LoadedMasked:
         kind = _FirstComeEngine if first_come else MaskedEngine
         return kind(
             self.session,
-            max_batch_tokens=self.config.max_batch_tokens,
+            max_batch_tokens=self.max_batch_tokens,
             max_queue=self.config.max_queue,
             pad_token_id=self.bundle.manifest.special_tokens.pad or 0,
             metrics=metrics,

@@ -8,10 +8,17 @@ import json
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
 import pydantic
-from pydantic import AfterValidator, Field, GetCoreSchemaHandler, SecretStr, field_validator
+from pydantic import (
+    AfterValidator,
+    Field,
+    GetCoreSchemaHandler,
+    SecretStr,
+    field_validator,
+    model_validator,
+)
 from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 from pydantic_settings import (
     BaseSettings,
@@ -22,6 +29,7 @@ from pydantic_settings import (
 )
 
 from maskdial.errors import ConfigError
+from maskdial.logs import LogFormat
 from maskdial.runtime.providers import NAMES as PROVIDERS
 
 
@@ -56,6 +64,7 @@ _Auto = Unset("auto")
 _Off = Unset("off")
 _None = Unset("none")
 
+_Origin = Annotated[str, Field(pattern=r"^(\*|https?://[^/\s]+)$")]
 _Key = Annotated[SecretStr, Field(min_length=1), AfterValidator(_check_key)]
 
 MAX_BATCH_INPUTS = 16_384
@@ -84,6 +93,31 @@ class Config(BaseSettings):
 
     host: str = Field("127.0.0.1", description="address to listen on; 0.0.0.0: all interfaces")
     port: int = Field(8000, ge=0, le=65535, description="port to listen on; 0: any free port")
+    uds: Annotated[Path | None, _None] = Field(
+        None, description="Unix socket to listen on, instead of host and port"
+    )
+    root_path: Annotated[str, Field(pattern=r"^(/[^/]+)*$")] = Field(
+        "",
+        description="prefix that a proxy in front of the server takes off the path, such as /llm",
+    )
+    forwarded_allow_ips: str = Field(
+        "127.0.0.1",
+        description="addresses and networks of proxies, with commas, whose X-Forwarded-For and "
+        "X-Forwarded-Proto are believed; *: anyone's. Whoever is believed can pretend to be "
+        "another client",
+    )
+    ssl_certfile: Annotated[Path | None, _None] = Field(
+        None,
+        description="PEM file of the certificate, for HTTPS; it is read again when it changes",
+    )
+    ssl_keyfile: Annotated[Path | None, _None] = Field(
+        None, description="PEM file of its private key; none: it is in --ssl-certfile"
+    )
+    cors_allow_origins: Annotated[tuple[_Origin, ...], NoDecode] = Field(
+        (),
+        description="origin whose web pages may use the API, such as https://example.org; *: any. "
+        "Default: only pages that this server delivers",
+    )
     models: Annotated[dict[str, Path], NoDecode] = Field(
         {},
         description="models to serve, by name, loaded at the start; none, and no --model-dir: the "
@@ -115,7 +149,7 @@ class Config(BaseSettings):
         (),
         description="key that requests must send, as 'Authorization: Bearer KEY' or 'x-api-key'. "
         "With one, or with --api-key-file, only /, /page/, /health and /metrics are open. Other "
-        "users of the machine see flags: prefer the file, or the variable, with commas between keys",
+        "users of the machine see flags: prefer the file, or the variable with commas",
     )
     api_key_file: Annotated[Path | None, _None] = Field(
         None,
@@ -143,11 +177,11 @@ class Config(BaseSettings):
         description="whether idle intra-op threads spin during a pass: faster for one model, "
         "slower when models share cores; auto: on if a single model is served",
     )
-    max_batch_tokens: int = Field(
-        4096,
-        ge=16,
+    max_batch_tokens: Annotated[int | None, Field(ge=16), _Auto] = Field(
+        None,
         description="token budget of a masked model's batch, padding included; higher: more "
-        "throughput, lower: less latency",
+        "throughput, lower: less latency, since whoever comes waits for the batch that runs; auto: "
+        "512 on a CPU, where larger batches were no faster on two cores, 4096 on a GPU",
     )
     max_batch_inputs: int = Field(
         256, ge=1, le=MAX_BATCH_INPUTS, description="maximum number of texts in one request"
@@ -276,6 +310,11 @@ class Config(BaseSettings):
         description="what to do if a model's logits on this machine differ from those at export",
     )
     log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="log level")
+    log_format: LogFormat = Field(
+        "text",
+        description="json: the log as JSON, with a line for each request that says who was "
+        "answered by what and how long it took; no line ever has the texts of a request",
+    )
 
     @field_validator("provider")
     @classmethod
@@ -285,7 +324,7 @@ class Config(BaseSettings):
             raise PydanticCustomError("provider", f"unknown provider {value!r}; use one of {names}")
         return value
 
-    @field_validator("api_keys", mode="before")
+    @field_validator("api_keys", "cors_allow_origins", mode="before")
     @classmethod
     def _split(cls, value: object) -> object:
         """Accepts a comma-separated string (variables)."""
@@ -321,6 +360,12 @@ class Config(BaseSettings):
             if fault is not None:
                 raise ValueError(fault)
         return value
+
+    @model_validator(mode="after")
+    def _check_key_file(self) -> Self:
+        if self.ssl_keyfile is not None and self.ssl_certfile is None:
+            raise ValueError("ssl_keyfile: give ssl_certfile as well")
+        return self
 
     def spins(self, *, alone: bool) -> bool:
         """Whether a model's threads spin. ``alone``: it is the only model served."""

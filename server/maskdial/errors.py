@@ -21,9 +21,17 @@ import contextlib
 from collections.abc import Iterator
 from typing import ClassVar
 
+_MAX_LENGTH = 4000
+
+
+def shortened(text: str, length: int = 64) -> str:
+    """What a client wrote, as far as an error repeats it."""
+    return text if len(text) <= length else text[:length] + "..."
+
 
 class MaskdialError(Exception):
-    """The root. ``message`` is a sentence that a person can act on, lower case, no period.
+    """The root. ``message`` is a sentence that a person can act on, lower case, no period. What a
+    client wrote cannot make it longer than a page.
 
     ``status`` is the HTTP status, ``error_type`` the name on the wire, ``retry_after`` the value of
     the Retry-After header in seconds (None: no such header).
@@ -34,6 +42,7 @@ class MaskdialError(Exception):
     retry_after: int | None = None
 
     def __init__(self, message: str) -> None:
+        message = shortened(message, _MAX_LENGTH)
         super().__init__(message)
         self.message = message
 

@@ -41,6 +41,7 @@ ModelState = Literal["unloaded", "loading", "ready", "draining", "failed"]
 LoadOutcome = Literal["ok", "failed"]
 UnloadReason = Literal["request", "room", "keep_alive", "replaced"]
 CancelReason = Literal["disconnect", "timeout", "shutdown"]
+ConnectionEnd = Literal["limit", "malformed", "header_bytes", "headers", "body", "write", "unsent"]
 Phase = Literal["schedule", "run", "sample", "publish"]
 
 _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
@@ -124,6 +125,12 @@ class Metrics:
         self.requests = counter(
             "requests", "Requests by how they ended", "route", "model", "outcome"
         )
+        self.connections = gauge("connections", "Open connections")
+        self.connections_ended = counter(
+            "connections_ended", "Connections that a limit has ended", "reason"
+        )
+        for reason in get_args(ConnectionEnd):
+            self.connections_ended.labels(reason)
         self.key_requests = counter(
             "key_requests", "Requests by the name of their key", "key", "outcome"
         )

@@ -32,16 +32,16 @@ from maskdial.dialects.shared_routes import share
 from maskdial.http.exchange import ErrorReply
 from maskdial.models.served import Task
 
-# Paths that the OpenAI dialect has, too: its endpoint, and the keys by which its bodies are known.
+# Paths that the OpenAI dialect has, too.
 _SHARED = {
-    "/rerank": (openai_rerank.rerank, ("documents",)),
-    "/tokenize": (openai_tokens.tokenize, ("prompt", "messages")),
-    "/detokenize": (openai_tokens.detokenize, ("tokens",)),
+    "/rerank": openai_rerank.SHARER,
+    "/tokenize": openai_tokens.TOKENIZE_SHARER,
+    "/detokenize": openai_tokens.DETOKENIZE_SHARER,
 }
 
 ROUTES = (
     *(
-        share(route, *_SHARED[route.path]) if route.path in _SHARED else route
+        share(route, _SHARED[route.path]) if route.path in _SHARED else route
         for route in (*tasks.ROUTES, *tgi.ROUTES, *tokens.ROUTES)
     ),
     *openai_completions.ROUTES,

@@ -9,6 +9,7 @@ from maskdial.dialects.anthropic_errors import (
     error_frame,
     event_frame,
 )
+from maskdial.dialects.anthropic_replies import AssistantMessage, TokenCount
 from maskdial.dialects.anthropic_schema import CountBody, MessagesBody
 from maskdial.dialects.schema import parse_body
 from maskdial.dialects.tgi import GENERATE
@@ -84,6 +85,6 @@ async def _count(chat: ChatRequest, model: CausalModel) -> int:
 
 
 ROUTES = (
-    anthropic_route("/v1/messages", messages, MessagesBody),
-    anthropic_route("/v1/messages/count_tokens", count_tokens, CountBody),
+    anthropic_route("/v1/messages", messages, MessagesBody, AssistantMessage, streams=True),
+    anthropic_route("/v1/messages/count_tokens", count_tokens, CountBody, TokenCount),
 )

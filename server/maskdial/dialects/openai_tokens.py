@@ -5,10 +5,10 @@ from dataclasses import replace
 from typing import Annotated, Any, Self
 
 from fastapi import Request, Response
-from fastapi.routing import APIRoute
 from pydantic import Field, model_validator
 
 from maskdial.dialects.openai_messages import Message
+from maskdial.dialects.openai_replies import PromptReply, TokenizerInfo, TokensReply
 from maskdial.dialects.openai_schema import OpenAIBody
 from maskdial.dialects.openai_tools import ToolBody
 from maskdial.dialects.schema import (
@@ -19,12 +19,14 @@ from maskdial.dialects.schema import (
     parse_body,
     wire_names,
 )
+from maskdial.dialects.shared_routes import Sharer
 from maskdial.dialects.tgi import GENERATE
 from maskdial.dialects.tokens import TOKENIZE
 from maskdial.errors import MaskdialError, ValidationError
 from maskdial.http.context import server_context
 from maskdial.http.lease import model_for
 from maskdial.http.replies import error_reply, json_reply
+from maskdial.http.route import Route
 from maskdial.masked.tasks.task import check_ids, tokenizing_seconds
 from maskdial.models.bundle import CHAT_TEMPLATE
 from maskdial.models.choice import Choice
@@ -136,7 +138,7 @@ async def tokenizer_info(request: Request) -> Response:
         lease.release()
 
 
-def _describe(model: ServedModel) -> dict[str, Any]:
+def _describe(model: ServedModel) -> TokenizerInfo:
     special = model.manifest.special_tokens
 
     def spelled(token_id: int | None) -> str | None:
@@ -181,4 +183,16 @@ async def _render(body: PromptBody, model: ServedModel) -> str:
         raise ValidationError(f"{error.field or 'messages'}: {error.message}") from error
 
 
-ROUTES = (APIRoute("/tokenizer_info", tokenizer_info, methods=["GET"], tags=["tokens"]),)
+TOKENIZE_SHARER = Sharer(tokenize, PromptBody, TokensReply, ("prompt", "messages"))
+DETOKENIZE_SHARER = Sharer(detokenize, TokensBody, PromptReply, ("tokens",))
+ROUTES = (
+    Route(
+        "/tokenizer_info",
+        tokenizer_info,
+        methods=["GET"],
+        reply=TokenizerInfo,
+        statuses=(404, 422, 503, 504),
+        queries=("model",),
+        tags=["tokens"],
+    ),
+)

@@ -19,7 +19,7 @@ from pydantic import (
 from pydantic_core import CoreSchema, core_schema, from_json
 
 from maskdial.config import MAX_BATCH_INPUTS
-from maskdial.errors import ValidationError
+from maskdial.errors import ValidationError, shortened
 from maskdial.models.bundle import Mask
 from maskdial.models.choice import Choice
 
@@ -128,7 +128,7 @@ class TaskBody(Wire):
         description="Attention mask, for models that have both. Default: the one that the task "
         "needs; causal if both do it.",
     )
-    timeout: Annotated[float, Range(0, 86_400, above_low=True)] | None = Field(
+    timeout: Annotated[float, Range(0.001, 86_400)] | None = Field(
         None,
         description="Seconds after which the request is aborted with 504. Default: the server's "
         "limit, if any.",
@@ -364,8 +364,3 @@ def _field_name(loc: tuple[int | str, ...]) -> str:
             written = part if re.fullmatch(r"\w[\w-]*", part) else json.dumps(part)
             name += ("." if name else "") + shortened(written)
     return name
-
-
-def shortened(text: str) -> str:
-    """What the client wrote, as far as an error repeats it."""
-    return text if len(text) <= 64 else text[:64] + "..."

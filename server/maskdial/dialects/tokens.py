@@ -3,19 +3,20 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
-from typing import Annotated, Any
+from typing import Annotated
 
 import pydantic
 from fastapi import Request, Response
 from pydantic import Field
 from tokenizers import Encoding
 
+from maskdial.dialects.native_replies import DetokenizeReply, TextToken, TokenizeReply
 from maskdial.dialects.schema import TaskBody, TextsBody, parse_body, wire_names
 from maskdial.errors import about
 from maskdial.http.context import server_context
-from maskdial.http.guard import TaskRoute
 from maskdial.http.lease import model_for
 from maskdial.http.replies import encode_json, json_reply
+from maskdial.http.route import TaskRoute
 from maskdial.masked.tasks.task import check_ids, tokenizing_seconds
 from maskdial.models.bundle import Manifest
 from maskdial.requests.offload import offload
@@ -136,12 +137,12 @@ def _write_tokens(encoding: Encoding, text: str) -> bytes:
     return b"[" + b",".join(parts) + b"]"
 
 
-def _batched(tokens: Iterator[dict[str, Any]]) -> Iterator[list[dict[str, Any]]]:
+def _batched(tokens: Iterator[TextToken]) -> Iterator[list[TextToken]]:
     while part := list(islice(tokens, _TOKENS_PER_PART)):
         yield part
 
 
-def _tokens(encoding: Encoding, text: str) -> Iterator[dict[str, Any]]:
+def _tokens(encoding: Encoding, text: str) -> Iterator[TextToken]:
     """A text's tokens: special tokens by their names, the others as they stand in the text, with
     their offsets in characters.
     """
@@ -166,6 +167,8 @@ def _tokens(encoding: Encoding, text: str) -> Iterator[dict[str, Any]]:
 
 
 ROUTES = (
-    TaskRoute("/tokenize", tokenize, body=TokenizeBody, tags=["tokens"]),
-    TaskRoute("/detokenize", detokenize, body=DetokenizeBody, tags=["tokens"]),
+    TaskRoute("/tokenize", tokenize, body=TokenizeBody, reply=TokenizeReply, tags=["tokens"]),
+    TaskRoute(
+        "/detokenize", detokenize, body=DetokenizeBody, reply=DetokenizeReply, tags=["tokens"]
+    ),
 )

@@ -8,19 +8,20 @@ from pathlib import Path
 from typing import Any
 
 from fastapi import FastAPI, Request, Response
-from fastapi.openapi.utils import get_openapi
-from pydantic.json_schema import models_json_schema
 from starlette.exceptions import HTTPException
+from starlette.middleware.cors import CORSMiddleware
 
 import maskdial
 from maskdial import dialects
 from maskdial.config import Config
-from maskdial.errors import BundleError, MaskdialError, NotFoundError
+from maskdial.errors import BundleError, MaskdialError, NotFoundError, shortened
 from maskdial.http.context import ServerContext
-from maskdial.http.guard import Guard, TaskRoute
+from maskdial.http.guard import Guard
 from maskdial.http.keys import Keys
 from maskdial.http.lifecycle import Lifecycle
+from maskdial.http.openapi import document
 from maskdial.http.replies import error_reply, json_reply
+from maskdial.http.route import TaskRoute
 from maskdial.http.tracing import Tracing
 from maskdial.metrics import Metrics
 from maskdial.models.catalog import find_bundles
@@ -71,6 +72,14 @@ def create_app(
         error_replies=dialects.ERROR_REPLIES,
         tracing=tracing,
     )
+    if config.cors_allow_origins:
+        app.add_middleware(
+            CORSMiddleware,
+            allow_origins=config.cors_allow_origins,
+            allow_methods=("GET", "POST"),
+            allow_headers=("*",),
+            expose_headers=("*",),
+        )
     app.add_exception_handler(HTTPException, _http_error)
     app.openapi = lambda: _openapi(app)  # type: ignore[method-assign]
     return app
@@ -118,7 +127,7 @@ async def _http_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     message = str(error.detail)
     if error.status_code == 404:
-        message = f"no route {request.url.path}; see /docs"
+        message = f"no route {shortened(request.url.path)}; see /docs"
     headers = dict(error.headers or {})
     for prefix, http_error_reply in dialects.ROUTING_ERRORS:
         if request.url.path.startswith(prefix):
@@ -130,16 +139,6 @@ async def _http_error(request: Request, error: Exception) -> Response:
 
 
 def _openapi(app: FastAPI) -> dict[str, Any]:
-    """The OpenAPI document, with the schemas of the bodies that the routes parse by hand."""
     if app.openapi_schema is None:
-        document = get_openapi(
-            title=app.title, version=app.version, summary=app.summary, routes=app.routes
-        )
-        bodies = {route.body for route in app.routes if isinstance(route, TaskRoute)} - {None}
-        _, definitions = models_json_schema(
-            [(body, "validation") for body in bodies if body is not None],
-            ref_template="#/components/schemas/{model}",
-        )
-        document.setdefault("components", {}).setdefault("schemas", {}).update(definitions["$defs"])
-        app.openapi_schema = document
+        app.openapi_schema = document(app)
     return app.openapi_schema

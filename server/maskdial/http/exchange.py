@@ -132,7 +132,8 @@ class Exchange:
             }
         )
         await self.send({"type": "http.response.body", "body": reply.body, "more_body": True})
-        if not self._awaits_continue:
+        was_awaited = self._body_deadline is not None and not isinstance(error, TooLargeError)
+        if not (was_awaited or self._awaits_continue):
             await self._discard_body()
         await self.send({"type": "http.response.body", "body": b"", "more_body": False})
 

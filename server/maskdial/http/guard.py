@@ -2,12 +2,11 @@
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from fastapi import Request, Response
+from fastapi import Request
 from fastapi.routing import APIRoute
-from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 from starlette.routing import BaseRoute, Match
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -20,57 +19,18 @@ from maskdial.errors import (
     UnauthorizedError,
     UnavailableError,
 )
+from maskdial.http.access_log import log_access
 from maskdial.http.disconnect import ClientGoneError
 from maskdial.http.exchange import ErrorReply, Exchange, route_path
 from maskdial.http.keys import Keys, client_of
 from maskdial.http.lifecycle import Lifecycle, Phase
 from maskdial.http.limits import ClientLimits
 from maskdial.http.replies import error_reply
+from maskdial.http.route import TaskRoute
 from maskdial.http.tracing import Tracing
 from maskdial.metrics import Metrics
 
 _log = logging.getLogger("maskdial.requests")
-
-Endpoint = Callable[[Request], Awaitable[Response]]
-
-
-class TaskRoute(APIRoute):
-    """A route that a model answers: POST, with a JSON body that the endpoint parses itself.
-
-    The guard calls its endpoint directly, which takes about a fifth of FastAPI's time, unless the
-    route has dependencies, which FastAPI then resolves.
-
-    Args:
-        path: as FastAPI writes it.
-        endpoint: takes the request.
-        body: the schema of the body, for the OpenAPI document.
-        error_reply: how the route's dialect writes errors.
-        options: FastAPI's own: tags, summary, description, dependencies.
-    """
-
-    def __init__(
-        self,
-        path: str,
-        endpoint: Endpoint,
-        *,
-        body: type[BaseModel] | None = None,
-        error_reply: ErrorReply = error_reply,
-        **options: Any,
-    ) -> None:
-        super().__init__(path, endpoint, methods=["POST"], openapi_extra=_describe(body), **options)
-        self.body = body
-        self.error_reply = error_reply
-        self.has_dependencies = bool(self.dependant.dependencies)
-
-
-def _describe(body: type[BaseModel] | None) -> dict[str, Any] | None:
-    """What OpenAPI says of a body that is parsed by hand; the schema itself is added later."""
-    if body is None:
-        return None
-    reference = {"$ref": f"#/components/schemas/{body.__name__}"}
-    return {
-        "requestBody": {"required": True, "content": {"application/json": {"schema": reference}}}
-    }
 
 
 class Guard:
@@ -110,7 +70,11 @@ class Guard:
         self._limits = ClientLimits(config)
         self._error_replies = error_replies
         self._tracing = tracing
+        routes = list(routes)
         self._routes = [route for route in routes if isinstance(route, TaskRoute)]
+        self._paths: dict[Any, str] = {
+            route.endpoint: route.path_format for route in routes if isinstance(route, APIRoute)
+        }
         # A dictionary of the paths without parameters is faster than matching route after route.
         self._by_path: Mapping[str, TaskRoute] = {
             route.path: route for route in self._routes if not route.param_convertors
@@ -133,25 +97,30 @@ class Guard:
             max_body_bytes=self._config.max_body_bytes,
             body_timeout=self._config.body_timeout,
         )
-        state = scope["state"]
+        key = None
+        try:
+            key = await self._admit(scope, exchange)
+            if exchange.status:
+                pass  # refused
+            elif route is None:
+                await self._app(scope, exchange.receive, exchange.send)
+            elif self._tracing is None:
+                await self._answer(route, exchange, scope)
+            else:
+                with self._tracing.span(route.path_format, exchange, scope):
+                    await self._answer(route, exchange, scope)
+        finally:
+            self._account(route, exchange, scope, key)
+
+    async def _admit(self, scope: Scope, exchange: Exchange) -> str | None:
+        """The name of the request's key, if it needs one; replies if it is missing or wrong."""
         key = None
         try:
             key = self._keys.check(scope, route_path(scope))
-            state["client"] = client_of(scope, key)
         except UnauthorizedError as error:
-            state["client"] = client_of(scope, None)
             await exchange.fail(error)
-            self._count(route, exchange, state)
-            return
-        if route is None:
-            await self._app(scope, exchange.receive, exchange.send)
-        elif self._tracing is None:
-            await self._answer(route, exchange, scope)
-        else:
-            with self._tracing.span(route.path_format, exchange, scope):
-                await self._answer(route, exchange, scope)
-        if key is not None:
-            self._metrics.key_requests.labels(key, exchange.outcome).inc()
+        scope["state"]["client"] = client_of(scope, key)
+        return key
 
     async def _answer(self, route: TaskRoute, exchange: Exchange, scope: Scope) -> None:
         self._lifecycle.begin_request()
@@ -165,7 +134,6 @@ class Guard:
             lease = scope["state"].pop("lease", None)
             if lease is not None:
                 lease.release()
-            self._count(route, exchange, scope["state"])
 
     async def _serve(self, route: TaskRoute, exchange: Exchange, scope: Scope) -> None:
         try:
@@ -218,9 +186,17 @@ class Guard:
         matching = (reply for prefix, reply in self._error_replies if path.startswith(prefix))
         return next(matching, error_reply)
 
-    def _count(self, route: TaskRoute | None, exchange: Exchange, state: Mapping[str, Any]) -> None:
-        if route is None:
-            return
-        path, model = route.path_format, state.get("model", "")
-        self._metrics.requests.labels(path, model, exchange.outcome).inc()
-        self._metrics.request_duration.labels(path, model).observe(exchange.elapsed())
+    def _account(
+        self, route: TaskRoute | None, exchange: Exchange, scope: Scope, key: str | None
+    ) -> None:
+        """Counts and logs a request that has ended."""
+        path = self._paths.get(scope.get("endpoint")) if route is None else route.path_format
+        if route is not None:
+            model = scope["state"].get("model", "")
+            self._metrics.requests.labels(route.path_format, model, exchange.outcome).inc()
+            self._metrics.request_duration.labels(route.path_format, model).observe(
+                exchange.elapsed()
+            )
+        if key is not None:
+            self._metrics.key_requests.labels(key, exchange.outcome).inc()
+        log_access(scope, exchange, path, key)

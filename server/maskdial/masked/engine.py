@@ -71,6 +71,7 @@ class MaskedEngine(Engine):
             raise ValueError("max_queue must be at least 1")
         super().__init__(name, metrics)
         self.max_queue = max_queue
+        self.max_batch_tokens = max_batch_tokens
         self._session = session
         self._gathers_rows = "rows" in session.input_names
         self._takes_types = "token_type_ids" in session.input_names

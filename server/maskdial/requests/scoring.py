@@ -139,7 +139,7 @@ async def _score_masked(
     num_tokens = 0
     for wave in waves(
         _all_maskings(model.tokenizer, encodings),
-        max_tokens=config.max_batch_tokens,
+        max_tokens=model.engine.max_batch_tokens,
         max_entries=min(_MAX_WAVE, model.max_queue),
     ):
         inputs = [each.input for each in wave]
