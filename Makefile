@@ -15,7 +15,8 @@ DEV := .venv/.dev-installed
 PROJECTS := pyproject.toml clients/pyproject.toml
 DIST := .venv/.dist-installed
 DEPLOY := .venv/.deploy-installed
-# Other projects' clients have environments of their own: they pin what the server also uses.
+# Ray and other projects' clients have environments of their own: they pin what the server also uses.
+RAY := .venv-ray/.installed
 CLIENTS := $(patsubst tests/clients/%/requirements.txt,.venv-clients/%/.installed,\
 	$(wildcard tests/clients/*/requirements.txt))
 # The development packages include those for tests, which include the runtime's.
@@ -23,7 +24,7 @@ FOR_SERVING := $(firstword $(wildcard $(DEV) $(TEST)) $(RUNTIME))
 FOR_TESTING := $(firstword $(wildcard $(DEV)) $(TEST))
 PYTEST := $(BIN)/python -m pytest --numprocesses=$(WORKERS) --maxprocesses=8 --dist=worksteal
 
-.PHONY: help serve test test-fast test-zoo test-clients test-deploy coverage check format dist
+.PHONY: help serve test test-fast test-zoo test-clients test-deploy test-ray coverage check format dist
 
 help:
 	@echo "make serve         serve the starter models (runtime packages only, no torch)"
@@ -32,6 +33,7 @@ help:
 	@echo "make test-zoo      export every architecture of docs/supported-models.md (minutes)"
 	@echo "make test-clients  run other projects' clients against the server"
 	@echo "make test-deploy   check the Helm chart, the dashboard and the rules"
+	@echo "make test-ray      run two replicas on a Ray cluster on this machine"
 	@echo "make coverage      run every test and report the lines that it reaches (htmlcov/)"
 	@echo "make check         lint, check the format and the types"
 	@echo "make format        format, and apply the fixes that are safe"
@@ -57,6 +59,9 @@ test-clients: $(DEV) $(CLIENTS)
 
 test-deploy: $(FOR_TESTING) $(DEPLOY)
 	$(PYTEST) tests/deploy $(ARGS)
+
+test-ray: $(RAY)
+	.venv-ray/bin/python -m pytest tests/ray $(ARGS)
 
 coverage: $(DEV)
 	$(PYTEST) --cov --cov-report=term --cov-report=html $(ARGS)
@@ -101,6 +106,12 @@ $(DIST): pyproject.toml constraints.txt | $(BIN)/pip
 $(DEPLOY): pyproject.toml constraints.txt | $(BIN)/pip
 	$(PIP) install -c constraints.txt --upgrade pip
 	$(PIP) install -c constraints.txt --group deploy
+	touch $@
+
+$(RAY): $(PROJECTS) constraints.txt
+	$(PYTHON) -m venv $(@D)
+	$(@D)/bin/python -m pip install -c constraints.txt --upgrade pip
+	$(@D)/bin/python -m pip install -c constraints.txt -e ./clients -e ".[ray]" --group test
 	touch $@
 
 .venv-clients/%/.installed: tests/clients/%/requirements.txt

@@ -15,6 +15,8 @@ from maskdial.errors import ConfigError
 from maskdial.ray.application import DEPLOYMENT, autoscaling, deployment_options, num_threads
 
 _SECRETS = {"api_keys", "admin_key", "metrics_key"}
+# What Ray's proxy does in place of our listener.
+_LISTENER = {"host", "port", "ssl_certfile", "ssl_keyfile"}
 
 
 def add_arguments(
@@ -82,7 +84,8 @@ def serve_configuration(config: Config, options: argparse.Namespace) -> dict[str
     """What `serve deploy` takes: one application on the host and port of the settings.
 
     Raises:
-        ConfigError: there are keys among the settings, or the numbers of replicas contradict.
+        ConfigError: there are keys or a Unix socket among the settings, or the numbers of replicas
+            contradict each other.
     """
     secrets = sorted(_SECRETS & config.model_fields_set)
     if secrets:
@@ -90,9 +93,11 @@ def serve_configuration(config: Config, options: argparse.Namespace) -> dict[str
             f"{secrets[0]}: keys are not written to the configuration, which the dashboard shows; "
             "use --api-key-file, or MASKDIAL_* variables on the cluster's machines"
         )
+    if config.uds is not None:
+        raise ConfigError("uds: a cluster is reached by its proxies, not by a Unix socket")
     if options.max_replicas is not None and options.max_replicas < options.replicas:
         raise ConfigError("--max-replicas is less than --replicas")
-    settings = config.model_dump(mode="json", exclude_unset=True, exclude={"host", "port"})
+    settings = config.model_dump(mode="json", exclude_unset=True, exclude=_LISTENER)
     paths = {
         name: str(path.resolve())
         for name in ("model_dir", "api_key_file")
@@ -111,7 +116,7 @@ def serve_configuration(config: Config, options: argparse.Namespace) -> dict[str
         }
     return {
         "proxy_location": "EveryNode",
-        "http_options": {"host": config.host, "port": config.port},
+        "http_options": config.model_dump(mode="json", include=_LISTENER, exclude_none=True),
         "applications": [
             {
                 "name": options.name,
