@@ -19,6 +19,7 @@ _COMMANDS = {
     "swaps": "replace a model under load and look for lost requests and leaks",
     "soak": "load a server for long and watch its memory",
     "fairness": "measure polite clients beside one that sends as much as it can",
+    "sessions": "hold conversations and report what replicas find in their prefix caches",
     "compare": "compare our speed with other runtimes'",
     "agreement": "compare greedy texts with torch's, token by token",
 }
