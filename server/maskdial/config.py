@@ -305,6 +305,11 @@ class Config(BaseSettings):
     grace_period: float = Field(
         30.0, ge=0, description="seconds that running requests may take after SIGTERM"
     )
+    otlp_endpoint: Annotated[str | None, Field(pattern=r"^https?://"), _None] = Field(
+        None,
+        description="OpenTelemetry collector that gets a trace of each request, by OTLP over HTTP, "
+        "as http://localhost:4318; needs 'maskdial[otel]'",
+    )
     stall_timeout: Annotated[float | None, Field(gt=0), _Off] = Field(
         120.0,
         description="seconds without progress of a pass or of the event loop, after which "

@@ -5,6 +5,7 @@ from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
+from maskdial import trace
 from maskdial.causal.events import Reply, TokenEvent
 from maskdial.causal.executor import Executor, ModelRunner, Output
 from maskdial.causal.output_processor import OutputProcessor
@@ -136,6 +137,7 @@ class CausalEngine(Engine):
             )
         channel = ReplyChannel()
         sequence.usage = current_usage()
+        trace.note(sequence)
         with self._changed:  # reentrant: nothing comes between the check and the queue
             self.check_room(1)
             self._channels[sequence] = channel
