@@ -13,6 +13,7 @@ from rich.console import Console
 import maskdial
 from maskdial.errors import MaskdialError
 from maskdial.models.bundle import (
+    ENCODER_GRAPH,
     GRAPH,
     KERNEL_CHECK,
     GoldenCheck,
@@ -101,6 +102,11 @@ def write_bundle(source: Source, folder: Path, settings: Settings, packs: Packs 
         OSError: a file cannot be written.
     """
     console, precision = settings.console, settings.precision
+    if source.family == "encoder-decoder" and precision != "fp32":
+        raise ExportError(
+            f"{source.architecture} has an encoder and a decoder; such models are exported as fp32 "
+            f"only, not as {precision}"
+        )
     quantizer = None
     with phase(console, "Loading"):
         checkpoint = load_checkpoint(
@@ -115,13 +121,15 @@ def write_bundle(source: Source, folder: Path, settings: Settings, packs: Packs 
         if precision != "fp32":
             quantizer = Quantizer(checkpoint, precision, settings.gate, settings.sample, console)
     with phase(console, "Tracing"):
-        graph = checkpoint.trace()
+        graph, encoder = checkpoint.trace(), checkpoint.trace_encoder()
     with phase(console, "Optimizing"):
         graph = optimize(graph, packs)
         named = graph.clone()  # saving removes the modules' names
     path = folder / GRAPH
     with phase(console, "Writing"):
         names = [*save(graph, path), *write_files(texts, folder)]
+        if encoder is not None:
+            names += save(optimize(encoder), folder / ENCODER_GRAPH)
     with _onnxruntime_errors():
         checked = _check(checkpoint, path, settings)
         if quantizer is not None:
@@ -147,6 +155,7 @@ def write_bundle(source: Source, folder: Path, settings: Settings, packs: Packs 
             **_classification(source, config),
             embedding=checkpoint.pooler and checkpoint.pooler.embedding,
             kv=kv,
+            text_to_text=checkpoint.text_to_text,
             response_template=response_template(source),
             source=source.provenance,
             source_sha256=source.sha256(),
