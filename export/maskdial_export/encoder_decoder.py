@@ -183,9 +183,7 @@ def _embedder(module: Any, positions: Tensor | None) -> Callable[..., Tensor] | 
     return lambda *_, **__: nn.functional.embedding(positions + offset, module.weight)
 
 
-def _relative_bias(
-    module: Any, positions: Tensor | None, longest: Any
-) -> Callable[..., Tensor]:
+def _relative_bias(module: Any, positions: Tensor | None, longest: Any) -> Callable[..., Tensor]:
     """T5's bias of the scores by the distance, (batch, num_heads, length, num_keys).
 
     It is looked up by the distance itself. From ``relative_attention_max_distance`` on there is
@@ -282,9 +280,7 @@ def trace_encoder(model: PreTrainedModel, layout: KVLayout) -> ir.Model:
     return to_onnx_ir(EncoderGraph(model), inputs, shapes, list(inputs), outputs)
 
 
-def trace_decoder(
-    model: PreTrainedModel, layout: KVLayout, layers: Sequence[Layer]
-) -> ir.Model:
+def trace_decoder(model: PreTrainedModel, layout: KVLayout, layers: Sequence[Layer]) -> ir.Model:
     """Traces the decoder for any batch and any sizes of the caches, one token per row."""
     batch, room, source_room = 2, 11, 13
     shape = (batch, layout.num_heads, room, layout.head_dim)

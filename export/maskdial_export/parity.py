@@ -253,9 +253,7 @@ class EncoderDecoderParity:
         start = np.array([text_to_text.start_token_id])
         self.texts = [np.concatenate([start, text]) for text in texts]
         room, source_room = (max(map(len, each)) for each in (self.texts, self.sources))
-        self.session = EncoderDecoderSession(
-            path, layout, len(self.texts), room, source_room
-        )
+        self.session = EncoderDecoderSession(path, layout, len(self.texts), room, source_room)
 
     def expect(self, source: Ids, text: Ids) -> Floats:
         """torch's logits after each token of a text, (length, vocab_size)."""

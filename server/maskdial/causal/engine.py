@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 from maskdial.causal.events import Reply, TokenEvent
-from maskdial.causal.executor import Executor, ModelRunner, Output
+from maskdial.causal.executor import Executor, ModelRunner, Output, SourceEncoder
 from maskdial.causal.output_processor import OutputProcessor
 from maskdial.causal.plan import Plan
 from maskdial.causal.prefix_cache import PrefixCache
@@ -25,7 +25,7 @@ class CausalEngine(Engine):
     """Generates text for many sequences at once, one token each per `step`.
 
     Args:
-        runner: the model.
+        runner: the model, or its decoder.
         detokenizer: turns tokens into text.
         slots: sequences that run at once.
         max_length: tokens of prompt and text together.
@@ -44,6 +44,8 @@ class CausalEngine(Engine):
             can come in between. For models that leave the processor free.
         metrics: the model's instruments.
         name: the model's, for messages.
+        encoder: of an encoder-decoder model, which reads the source texts of its sequences.
+        max_source_length: tokens of a source text.
     """
 
     failure = GenerationError
@@ -67,11 +69,13 @@ class CausalEngine(Engine):
         overlaps: bool = False,
         metrics: ModelMetrics,
         name: str,
+        encoder: SourceEncoder | None = None,
+        max_source_length: int = 0,
     ) -> None:
         super().__init__(name, metrics)
         self._runner = runner
         self._max_length = max_length
-        self._capacity = slots * max_length
+        self._capacity = slots * (max_length + max_source_length)
         self._scheduler = Scheduler(
             slots=slots,
             prefill_chunk_tokens=prefill_chunk_tokens,
@@ -83,7 +87,7 @@ class CausalEngine(Engine):
             max_drafts=max_drafts,
         )
         self._has_prefix_cache = prefix_cache is not None
-        self._executor = Executor(runner, prefix_cache, metrics, name)
+        self._executor = Executor(runner, prefix_cache, metrics, name, encoder)
         ends = frozenset(eos_token_ids)
         self._processor = OutputProcessor(
             sampler or Sampler(vocab_size, ends),
@@ -147,7 +151,7 @@ class CausalEngine(Engine):
             sampled, ran_ahead = self._finish_beside_next(plan, outputs[0], self._delivery)
         else:
             # A grammar mask that is not ready is waited for only if nothing else could run.
-            may_wait = not plan.decoding and not plan.prefills
+            may_wait = not (plan.decoding or plan.prefills or plan.encoding)
             replies = self._processor.process(outputs, may_wait=may_wait)
             sampled = ran_ahead = time.perf_counter()
             self._deliver(plan, replies)
@@ -167,7 +171,7 @@ class CausalEngine(Engine):
             if self._has_prefix_cache and not sequence.params.prompt_logprobs:
                 self._metrics.prefix_cache_queries.inc(sequence.num_prompt)
                 self._metrics.prefix_cache_hits.inc(sequence.num_reused)
-        for sequence in (*fresh, *plan.holding):
+        for sequence in (*fresh, *plan.holding, *plan.encoding, *plan.decoding):
             if sequence.begin(now):
                 self._metrics.queue_duration.observe(now - sequence.arrived_at)
         return plan

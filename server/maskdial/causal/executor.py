@@ -36,6 +36,12 @@ class Cache(Protocol):
     def release_pages(self, slot: int) -> None: ...
 
 
+class SourceEncoder(Protocol):
+    """What the engine needs of an encoder; `maskdial.runtime.encoder` describes the method."""
+
+    def encode(self, slots: list[int], sources: list[NDArray[np.int64]]) -> None: ...
+
+
 class ModelRunner(Protocol):
     """What the engine needs of a model; `maskdial.runtime.runner` describes the methods."""
 
@@ -100,6 +106,7 @@ class Executor:
         prefix_cache: where to keep the prompts that are prefilled.
         metrics: the model's instruments.
         name: the model's, for messages.
+        encoder: of an encoder-decoder model.
     """
 
     def __init__(
@@ -108,8 +115,10 @@ class Executor:
         prefix_cache: PrefixCache | None,
         metrics: ModelMetrics,
         name: str,
+        encoder: SourceEncoder | None = None,
     ) -> None:
         self._runner = runner
+        self._encoder = encoder
         self._prefix_cache = prefix_cache
         self._metrics = metrics
         self._name = name
@@ -133,6 +142,8 @@ class Executor:
             outputs.append(self._decode(plan))
         if plan.prefills:
             outputs.append(self._prefill(plan.prefills))
+        if plan.encoding:
+            outputs.append(self._encode(plan.encoding))
         return outputs
 
     def next_step(self, plan: Plan, token_ids: list[int], max_length: int) -> Callable[[], Output]:
@@ -223,6 +234,24 @@ class Executor:
             prefills=(prefill,),
             prompt_logprobs=logprobs,
         )
+
+    def _encode(self, sequences: tuple[Sequence, ...]) -> Output:
+        """Reads source texts; their sequences get their first token in the next step."""
+        sources = [sequence.source_ids for sequence in sequences]
+        lengths = [len(source) for source in sources]
+        encoder = self._encoder
+        assert encoder is not None, "only models with an encoder have source texts"
+
+        def run() -> Logits:
+            encoder.encode([sequence.slot for sequence in sequences], sources)
+            return _NO_LOGITS
+
+        size = _Size(len(sources), sum(lengths), len(sources) * max(lengths))
+        output = self._pass(sequences, size, run)
+        if output.error is not None:
+            return output
+        self._metrics.prompt_tokens.inc(sum(lengths))
+        return replace(output, sequences=())
 
     def _cache_blocks(self, prefill: Prefill) -> None:
         """Copies the whole blocks of a chunk to the prefix cache."""

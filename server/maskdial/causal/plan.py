@@ -43,7 +43,7 @@ class Prefill:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """One step: copy the moves and the loads, then decode, then prefill.
+    """One step: copy the moves and the loads, then decode, then prefill or encode.
 
     ``rows`` are the sequences of slots 0..n-1. Those that are still prefilling, or hold logits, are
     dummy rows of the decode pass: it writes a token to a position that the row's next real token
@@ -64,6 +64,8 @@ class Plan:
     """Draft tokens for the pass to verify; only where one sequence runs alone."""
     prefills: tuple[Prefill, ...] = ()
     """One chunk of a prompt, or several whole prompts in adjoining slots, as one padded batch."""
+    encoding: tuple[Sequence, ...] = ()
+    """Sequences whose source texts the encoder reads, as one padded batch."""
 
     @property
     def decoding(self) -> tuple[Sequence, ...]:

@@ -31,9 +31,13 @@ class Scheduler:
     keys and values when a slot is free; the last one that runs leaves its slot, with the prompt in
     it, to the next.
 
+    The source texts of an encoder-decoder model are read whole, several short ones in one pass. At
+    most one such pass lies between two decode steps.
+
     Args:
         slots: sequences that run at once.
-        prefill_chunk_tokens: prompt tokens per step; the last chunk may have one more.
+        prefill_chunk_tokens: prompt tokens per step; the last chunk may have one more. Source texts
+            have as many with their padding, or one is longer.
         max_queue: sequences that may wait.
         max_length: tokens that a slot holds.
         block_tokens: a divisor of the chunk. Prompts whose log-probabilities are requested are
@@ -58,6 +62,7 @@ class Scheduler:
         self._slots: list[Sequence | None] = [None] * slots
         self._waiting: list[Sequence] = []  # in the order of `_queue_order`
         self._prefilling: list[Sequence] = []
+        self._encoding: list[Sequence] = []
         self._loads: list[Load] = []
         self._prefill_chunk_tokens = prefill_chunk_tokens
         self._max_queue = max_queue
@@ -80,8 +85,8 @@ class Scheduler:
 
     @property
     def num_cached_tokens(self) -> int:
-        """Tokens of running sequences in the cache."""
-        return sum(sequence.num_computed for sequence in self.running)
+        """Tokens of running sequences in the cache, and of their source texts."""
+        return sum(sequence.num_computed + sequence.num_source for sequence in self.running)
 
     @property
     def has_work(self) -> bool:
@@ -134,6 +139,7 @@ class Scheduler:
             decoding_rows=tuple(i for i, s in enumerate(rows) if s.state is State.DECODING),
             drafts=self._draft(),
             prefills=tuple(map(self._next_chunk, self._prefilling)),
+            encoding=tuple(self._encoding),
         )
 
     def repeats(self, plan: Plan) -> bool:
@@ -145,7 +151,7 @@ class Scheduler:
             bool(plan.rows)
             and plan.rows == self.running
             and len(plan.decoding_rows) == len(plan.rows)
-            and not (plan.holding or plan.prefills)
+            and not (plan.holding or plan.prefills or plan.encoding)
             and not (self._max_drafts and len(plan.rows) == 1)
             and not (self._waiting and None in self._slots)
             and not any(sequence.cancelled for sequence in plan.rows)
@@ -165,6 +171,10 @@ class Scheduler:
                 if prefill.is_last:
                     self._prefilling.remove(prefill.sequence)
                     prefill.sequence.proceed()
+        for sequence in plan.encoding:
+            if sequence in self._encoding:
+                self._encoding.remove(sequence)
+                sequence.proceed()
 
     def release(self, sequence: Sequence) -> None:
         """Frees the slot of a sequence that finished, failed or was cancelled, if it has one."""
@@ -174,8 +184,9 @@ class Scheduler:
         heir = self._heir(sequence)
         self._slots[slot] = None
         sequence.end()
-        if sequence in self._prefilling:
-            self._prefilling.remove(sequence)
+        for reading in (self._prefilling, self._encoding):
+            if sequence in reading:
+                reading.remove(sequence)
         if heir is not None:
             self._fork(heir, slot)
 
@@ -198,6 +209,13 @@ class Scheduler:
             if source is not None:
                 self._fork(sequence, slot)
                 yield Move(source.slot, slot, sequence.num_prompt)
+                continue
+            if sequence.num_source:
+                if not self._encodes_beside(sequence):
+                    return
+                self._occupy(sequence, slot)
+                sequence.start(slot, 0)
+                self._encoding.append(sequence)
                 continue
             prefix = self._find_prefix(sequence)
             if self._prefilling and (prefix or not self._joins(sequence, slot)):
@@ -268,6 +286,12 @@ class Scheduler:
                 for s in together
             )
         )
+
+    def _encodes_beside(self, sequence: Sequence) -> bool:
+        """Whether a source text can be read in one pass with those about to be."""
+        together = [*self._encoding, sequence]
+        padded = len(together) * max(each.num_source for each in together)
+        return len(together) == 1 or padded <= self._prefill_chunk_tokens
 
     def _find_prefix(self, sequence: Sequence) -> tuple[NDArray[np.generic], ...]:
         """The longest prefix of a prompt that the prefix cache has, in blocks.

@@ -79,8 +79,10 @@ class Sequence:
     its own section below. All times are in `time.perf_counter` seconds.
 
     Args:
-        prompt_ids: at least one token id.
+        prompt_ids: at least one token id; of a sequence with a source text, the one token that its
+            decoder starts from.
         params: how to generate.
+        source_ids: the source text's token ids, for an encoder-decoder model.
         priority: lower starts earlier.
         cache_salt: sequences share prefixes in the cache with those of the same salt only.
         grammar: what the text has to match.
@@ -92,6 +94,7 @@ class Sequence:
         prompt_ids: SequenceOf[int],
         params: SamplingParams,
         *,
+        source_ids: SequenceOf[int] = (),
         priority: int = 0,
         cache_salt: str = "",
         grammar: Constraint | None = None,
@@ -103,6 +106,7 @@ class Sequence:
         self.grammar = grammar
         self.shared_prompt = shared_prompt
         self.seed = draw_seed() if params.seed is None else params.seed
+        self.source_ids = np.array(source_ids, np.int64)
         self.num_prompt = len(prompt_ids)
         self.num_generated = 0
         self._token_ids = np.array(prompt_ids, np.int64)  # with room to grow at the end
@@ -159,14 +163,24 @@ class Sequence:
         return int(self._token_ids[self.num_tokens - 1])
 
     @property
+    def num_source(self) -> int:
+        """Tokens of the source text; 0 if the model has no encoder."""
+        return len(self.source_ids)
+
+    @property
     def num_to_prefill(self) -> int:
         """Prompt tokens that are not in the KV cache yet."""
         return max(self.num_prompt - self.num_computed, 0)
 
     @property
+    def forces_next(self) -> bool:
+        """Whether the next token is a given one, which is no part of what a grammar describes."""
+        return self.params.forced_first is not None and self.num_generated == 0
+
+    @property
     def can_sample(self) -> bool:
         """Whether the next token can be sampled without waiting for the grammar's mask."""
-        return self.grammar is None or self.grammar.ready
+        return self.grammar is None or self.forces_next or self.grammar.ready
 
     def wait_for_grammar(self, seconds: float) -> None:
         """Waits for the grammar's mask, at most so long."""
@@ -190,8 +204,11 @@ class Sequence:
         self.num_reused = self.num_computed = num_reused
 
     def fork(self, slot: int, shared: SharedPrompt) -> None:
-        """Takes a slot that has the whole prompt, or is about to."""
+        """Takes a slot that has the whole prompt, or the source text, or is about to."""
         self.slot = slot
+        if self.num_source:
+            self.proceed()
+            return
         self.state = State.HOLDING
         self.num_computed = self.num_prompt
         self.held_logits = shared.logits
@@ -275,9 +292,10 @@ class Sequence:
         """
         now = time.perf_counter()
         self.held_logits = None
+        forced = self.forces_next
         self._append(token_id)
         text = self._decode(token_id, detokenizer)
-        reason = self._finish_reason(token_id, eos_token_ids, max_length)
+        reason = self._finish_reason(token_id, eos_token_ids, max_length, forced=forced)
         if reason is not None:
             text += self._flush()
         self._texts.append(text)
@@ -293,12 +311,12 @@ class Sequence:
         )
 
     def _finish_reason(
-        self, token_id: int, eos_token_ids: frozenset[int], max_length: int
+        self, token_id: int, eos_token_ids: frozenset[int], max_length: int, *, forced: bool
     ) -> FinishReason | None:
         params = self.params
         if token_id in eos_token_ids and (self.grammar is not None or not params.ignore_eos):
             return "eos_token"
-        if self.grammar is not None:
+        if self.grammar is not None and not forced:
             self.grammar.accept(token_id)
             if self.grammar.finished:
                 return "eos_token"
@@ -316,7 +334,8 @@ class Sequence:
 
     def _decode(self, token_id: int, detokenizer: Detokenizer) -> str:
         if self._decoder is None:
-            self._decoder = detokenizer.decoder(self.prompt_ids.tolist())
+            goes_on_from = [] if self.num_source else self.prompt_ids.tolist()
+            self._decoder = detokenizer.decoder(goes_on_from)
         if token_id in self._spellings:
             # No character goes on after it.
             text = self._decoder.flush() + self._spellings[token_id]
@@ -337,7 +356,7 @@ class Sequence:
             generated_text="".join(self._texts),
             generated_tokens=self.num_generated,
             seed=None if self.params.greedy else self.seed,
-            input_length=self.num_prompt,
+            input_length=self.num_source or self.num_prompt,
             queue_seconds=self.started_at - self.arrived_at,
             inference_seconds=now - self.started_at,
             prompt_logprobs=self.prompt_logprobs,

@@ -171,7 +171,7 @@ def _text_reply(
             "tokens": [_token(event) for event in text.events],
         }
         if parameters.top_n_tokens:
-            speller = TokenSpeller(tokenizer, prompt.ids)
+            speller = TokenSpeller(tokenizer, prompt.context_ids)
             tops = [_top_tokens(event, speller, tokenizer) for event in text.events]
             reply["details"]["top_tokens"] = tops
     return reply
@@ -183,7 +183,7 @@ async def _frames(
     """The events of a stream, one per token."""
     (prompt,) = generation.prompts
     prefix = (prompt.text or "") if parameters.return_full_text else ""
-    speller = TokenSpeller(tokenizer, prompt.ids)
+    speller = TokenSpeller(tokenizer, prompt.context_ids)
     with wire_names(_NAMES, batch=False):
         async with generation.stream() as stream:
             async for _, event in stream:
