@@ -59,7 +59,7 @@ class _CrossAttentionCache:
         return [(layer.keys, layer.values) for layer in self.layers]
 
 
-class _Caches(EncoderDecoderCache):
+class _Caches(EncoderDecoderCache):  # type: ignore[misc]
     """What a decoder takes for its caches.
 
     ``cross`` are the keys and values of the source texts; without them the decoder projects the
@@ -230,7 +230,7 @@ class EncoderGraph(nn.Module):
 
 
 class DecoderGraph(nn.Module):
-    """A decoder and its head with the inputs and outputs that `maskdial.models.bundle` documents."""
+    """A decoder with its head; `maskdial.models.bundle` documents the inputs and outputs."""
 
     def __init__(self, model: PreTrainedModel, layers: Sequence[Layer]) -> None:
         super().__init__()

@@ -134,7 +134,10 @@ class CausalEngine(Engine):
         with self._changed:  # reentrant: nothing comes between the check and the queue
             self.check_room(1)
             self._channels[sequence] = channel
-            self._scheduler.add(sequence)
+            if sequence.search is None:
+                self._scheduler.add(sequence)
+            elif sequence is sequence.search.readers[-1]:  # now all of them are here
+                self._scheduler.add(sequence.search.beams[0])
             self._metrics.queue_size.set(self._scheduler.num_waiting)
             self._changed.notify()
         return TokenStream(channel, lambda reason: self._cancel(sequence, reason), timeout)
@@ -225,17 +228,21 @@ class CausalEngine(Engine):
         finished = [s for s, reply in replies if isinstance(reply, TokenEvent) and reply.finish]
         with self._changed:
             # Before the plan counts as done: no sibling inherits a prompt that was not prefilled.
-            for sequence in failed:
-                self._scheduler.release(sequence)
+            self._release(failed)
             self._scheduler.advance(plan)
-            for sequence in finished:
-                self._scheduler.release(sequence)
+            self._release(finished)
             deliveries = [(self._channels[s], r) for s, r in replies if s in self._channels]
             for sequence in (*failed, *finished):
                 self._channels.pop(sequence, None)
             self._report()
         self._metrics.generation_tokens.inc(sum(isinstance(r, TokenEvent) for _, r in replies))
         publish(deliveries)
+
+    def _release(self, sequences: Iterable[Sequence]) -> None:
+        """Frees the slots of sequences, or of their beam searches; the caller holds the lock."""
+        for sequence in sequences:
+            for each in (sequence,) if sequence.search is None else sequence.search.beams:
+                self._scheduler.release(each)
 
     def _report(self) -> None:
         """Sets the gauges; the caller holds the lock."""
@@ -281,7 +288,8 @@ class CausalEngine(Engine):
         with self._changed:
             if self._channels.pop(sequence, None) is None:
                 return False
-            self._scheduler.cancel(sequence)
+            for each in (sequence,) if sequence.search is None else sequence.search.beams:
+                self._scheduler.cancel(each)
             self._metrics.cancelled[reason].inc()
             self._metrics.queue_size.set(self._scheduler.num_waiting)
             return True

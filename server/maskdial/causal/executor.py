@@ -31,6 +31,7 @@ class Cache(Protocol):
     @property
     def bytes_per_token(self) -> int: ...
     def copy(self, source: int, target: int, num_tokens: int) -> None: ...
+    def copy_tokens(self, source: int, target: int, start: int, num_tokens: int) -> None: ...
     def read(self, slot: int, start: int, num_tokens: int) -> NDArray[np.generic]: ...
     def write(self, slot: int, start: int, block: NDArray[np.generic]) -> None: ...
     def release_pages(self, slot: int) -> None: ...
@@ -128,6 +129,13 @@ class Executor:
         for sequence in _to_sample(plan):
             if sequence.grammar is not None:
                 sequence.grammar.prepare()
+        for fork in plan.forks:
+            if fork.start:
+                self._runner.cache.copy_tokens(
+                    fork.source, fork.target, fork.start, fork.num_tokens
+                )
+            else:
+                self._runner.cache.copy(fork.source, fork.target, fork.num_tokens)
         for load in plan.loads:
             self._runner.cache.write(load.slot, load.start, load.block)
         for move in plan.moves:

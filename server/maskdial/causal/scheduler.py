@@ -7,7 +7,7 @@ from operator import attrgetter
 import numpy as np
 from numpy.typing import NDArray
 
-from maskdial.causal.plan import Load, Move, Plan, Prefill
+from maskdial.causal.plan import Fork, Load, Move, Plan, Prefill
 from maskdial.causal.prefix_cache import PrefixCache
 from maskdial.causal.sequence import Sequence, State
 from maskdial.errors import OverloadedError
@@ -32,7 +32,8 @@ class Scheduler:
     it, to the next.
 
     The source texts of an encoder-decoder model are read whole, several short ones in one pass. At
-    most one such pass lies between two decode steps.
+    most one such pass lies between two decode steps. A beam search takes a slot for each beam at
+    once.
 
     Args:
         slots: sequences that run at once.
@@ -119,7 +120,8 @@ class Scheduler:
         """Drops a sequence: from the queue at once, from its slot with the next plan."""
         sequence.cancel()
         if sequence.state is State.WAITING:
-            self._waiting.remove(sequence)
+            if sequence in self._waiting:  # beams but the first never are
+                self._waiting.remove(sequence)
             sequence.end()
 
     def schedule(self) -> Plan:
@@ -127,11 +129,13 @@ class Scheduler:
         for sequence in self.running:
             if sequence.cancelled:
                 self.release(sequence)
+        forks = tuple(self._fork_beams())
         moves = [*self._admit(), *self._fill_holes()]
         loads, self._loads = tuple(self._loads), []
         highest = self._highest_decoding()
         rows = () if highest is None else self.running[: highest.slot + 1]
         return Plan(
+            forks=forks,
             moves=tuple(moves),
             loads=loads,
             holding=tuple(s for s in self.running if s.state is State.HOLDING),
@@ -154,7 +158,7 @@ class Scheduler:
             and not (plan.holding or plan.prefills or plan.encoding)
             and not (self._max_drafts and len(plan.rows) == 1)
             and not (self._waiting and None in self._slots)
-            and not any(sequence.cancelled for sequence in plan.rows)
+            and not any(each.cancelled or each.search is not None for each in plan.rows)
         )
 
     def advance(self, plan: Plan) -> None:
@@ -163,8 +167,9 @@ class Scheduler:
         Sequences that were released meanwhile are left alone.
         """
         for sequence in (*plan.decoding, *plan.holding):
-            if sequence.slot >= 0:
-                sequence.proceed()
+            for each in (sequence,) if sequence.search is None else sequence.search.running:
+                if each.slot >= 0:
+                    each.proceed()
         for prefill in plan.prefills:
             if prefill.sequence in self._prefilling:
                 prefill.sequence.prefill(prefill.num_tokens)
@@ -211,11 +216,12 @@ class Scheduler:
                 yield Move(source.slot, slot, sequence.num_prompt)
                 continue
             if sequence.num_source:
-                if not self._encodes_beside(sequence):
+                if not self._encodes_beside(sequence) or not self._has_room(sequence):
                     return
                 self._occupy(sequence, slot)
                 sequence.start(slot, 0)
                 self._encoding.append(sequence)
+                self._reserve(sequence)
                 continue
             prefix = self._find_prefix(sequence)
             if self._prefilling and (prefix or not self._joins(sequence, slot)):
@@ -292,6 +298,24 @@ class Scheduler:
         together = [*self._encoding, sequence]
         padded = len(together) * max(each.num_source for each in together)
         return len(together) == 1 or padded <= self._prefill_chunk_tokens
+
+    def _has_room(self, sequence: Sequence) -> bool:
+        """Whether there is a slot for each beam."""
+        return sequence.search is None or self._slots.count(None) >= len(sequence.search.beams)
+
+    def _reserve(self, first: Sequence) -> None:
+        """Takes slots for the other beams of a search."""
+        for beam in () if first.search is None else first.search.beams[1:]:
+            slot = self._slots.index(None)
+            self._slots[slot] = beam
+            beam.reserve(slot)
+
+    def _fork_beams(self) -> Iterator[Fork]:
+        """The copies that beam searches need for the texts that they go on with."""
+        for search in dict.fromkeys(sequence.search for sequence in self.running):
+            for fork in () if search is None else search.take_forks():
+                num_tokens = fork.source.num_computed - fork.start
+                yield Fork(fork.source.slot, fork.target.slot, fork.start, num_tokens)
 
     def _find_prefix(self, sequence: Sequence) -> tuple[NDArray[np.generic], ...]:
         """The longest prefix of a prompt that the prefix cache has, in blocks.

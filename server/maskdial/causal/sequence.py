@@ -4,6 +4,7 @@ import enum
 import secrets
 import time
 from collections.abc import Sequence as SequenceOf
+from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
@@ -51,9 +52,37 @@ class State(enum.Enum):
     WAITING = enum.auto()
     PREFILLING = enum.auto()
     DECODING = enum.auto()
+    RESERVED = enum.auto()
+    """It has a slot, and waits for a text from its beam search."""
     HOLDING = enum.auto()
     """All its tokens are in the KV cache; the next one is sampled from its ``held_logits``."""
     ENDED = enum.auto()
+
+
+@dataclass(frozen=True, slots=True)
+class BeamFork:
+    """One beam goes on from another one's text; ``start`` tokens are in the slots of both.
+
+    With 0 its slot does not have the source text either.
+    """
+
+    source: "Sequence"
+    target: "Sequence"
+    start: int
+
+
+class Search(Protocol):
+    """What a beam search is to its sequences; `maskdial.causal.beam_search` describes it."""
+
+    @property
+    def readers(self) -> tuple["Sequence", ...]: ...
+    @property
+    def beams(self) -> tuple["Sequence", ...]: ...
+    @property
+    def running(self) -> tuple["Sequence", ...]: ...
+    @property
+    def ended(self) -> bool: ...
+    def take_forks(self) -> list[BeamFork]: ...
 
 
 class SharedPrompt:
@@ -105,6 +134,7 @@ class Sequence:
         self.cache_salt = cache_salt
         self.grammar = grammar
         self.shared_prompt = shared_prompt
+        self.search: Search | None = None
         self.seed = draw_seed() if params.seed is None else params.seed
         self.source_ids = np.array(source_ids, np.int64)
         self.num_prompt = len(prompt_ids)
@@ -214,6 +244,11 @@ class Sequence:
         self.held_logits = shared.logits
         self.prompt_logprobs = shared.logprobs
 
+    def reserve(self, slot: int) -> None:
+        """Takes a slot for a beam search, which has no text for it yet."""
+        self.slot = slot
+        self.state = State.RESERVED
+
     def move(self, slot: int) -> None:
         """Continues in another slot."""
         self.slot = slot
@@ -256,6 +291,15 @@ class Sequence:
     def add_prompt_logprobs(self, logprobs: tuple[PromptLogprob, ...]) -> None:
         """Takes the log-probabilities of the next prompt tokens."""
         self.prompt_logprobs += logprobs
+
+    def join(self, search: Search) -> None:
+        """Becomes one of a beam search's sequences."""
+        self.search = search
+
+    def rewrite(self, token_ids: NDArray[np.int64]) -> None:
+        """Takes another text, int64 (num_tokens,), which has the same prompt."""
+        self._token_ids = token_ids
+        self.num_generated = len(token_ids) - self.num_prompt
 
     def draft(self, max_drafts: int) -> tuple[int, ...]:
         """Draft tokens, found in the text so far; no more than are still wanted.

@@ -97,7 +97,8 @@ def text_to_text_logits(
     """The checked row of an encoder-decoder model, whose slot 0 is not in use."""
     encoder.encode([0], [np.array(golden.input_ids, np.int64)])
     start, zeros = np.array([start_token_id]), np.zeros(1, np.int64)
-    return np.array(runner.decode(start, zeros, zeros), np.float32)[0]
+    logits = np.array(runner.decode(start, zeros, zeros), np.float32)
+    return logits.reshape(-1)
 
 
 def _remedy(bundle: Bundle) -> str:

@@ -14,6 +14,7 @@ from typing import Any
 
 from tokenizers import Encoding
 
+from maskdial.causal.beam_search import BeamParams, BeamSearch
 from maskdial.causal.events import Finish, TokenEvent
 from maskdial.causal.grammar.matcher import Grammar
 from maskdial.causal.grammar.source import GrammarKind, GrammarValue
@@ -315,6 +316,9 @@ async def _read_sources(
 ) -> list[Prompt]:
     """The source texts of an encoder-decoder model, with their sequences."""
 
+    beams = settings.beams(params, has_grammar=grammar is not None)
+    _check_beams(beams, request, model)
+
     def read() -> list[tuple[list[int], int]]:
         sources = enumerate(request.prompts)
         return [settings.read(each, model, request.truncate, index) for index, each in sources]
@@ -327,7 +331,7 @@ async def _read_sources(
             prompt if isinstance(prompt, str) else None,
             ids,
             num_truncated,
-            _make_sequences(request, ids, params, grammar, model),
+            _make_sequences(request, ids, params, grammar, model, beams),
         )
         for prompt, (ids, num_truncated) in zip(request.prompts, tokenized, strict=True)
     ]
@@ -439,16 +443,39 @@ def _resolve_params(
     for field, ids in (("logit_bias", biased), ("stop_token_ids", [*params.stop_token_ids])):
         with about(field):
             check_ids(ids, model)
-    if request.num_sequences > 1 and params.greedy and request.writing.num_beams in (None, 1):
-        raise ValidationError(
-            "without sampling, all texts are the same; sample at a temperature above 0",
-            field="num_sequences",
-        )
+    if settings is None:
+        _check_copies(request, params)
     return dataclasses.replace(
         params,
         max_new_tokens=max_new_tokens,
         top_n_tokens=min(params.top_n_tokens, model.manifest.vocab_size),
     )
+
+
+def _check_copies(request: GenerationRequest, params: SamplingParams) -> None:
+    if request.num_sequences > 1 and params.greedy:
+        raise ValidationError(
+            "without sampling, all texts are the same; sample at a temperature above 0",
+            field="num_sequences",
+        )
+
+
+def _check_beams(beams: BeamParams, request: GenerationRequest, model: CausalModel) -> None:
+    if beams.num_beams == 1:
+        _check_copies(request, request.params)
+        return
+    if beams.num_beams > model.slots:
+        raise ValidationError(
+            f"a beam takes a slot, and model {model.name!r} has {model.slots} (--slots); set "
+            "num_beams to no more",
+            field="num_beams",
+        )
+    if request.num_sequences > beams.num_beams:
+        raise ValidationError(
+            f"a search with {beams.num_beams} beams finds as many texts, not "
+            f"{request.num_sequences}",
+            field="num_sequences",
+        )
 
 
 def _fit(
@@ -484,6 +511,7 @@ def _make_sequences(
     params: SamplingParams,
     grammar: Grammar | None,
     model: CausalModel,
+    beams: BeamParams | None = None,
 ) -> tuple[CausalSequence, ...]:
     """The sequences of a prompt. Copy i has the first one's seed plus i, and gives the text that it
     would give alone.
@@ -496,9 +524,11 @@ def _make_sequences(
     if text_to_text is not None:
         prompt_ids, source_ids = [text_to_text.start_token_id], ids
     first_seed = draw_seed() if params.seed is None else params.seed
-    shared = SharedPrompt() if request.num_sequences > 1 else None
-    return tuple(
-        CausalSequence(
+    searches = beams is not None and beams.num_beams > 1
+    shared = SharedPrompt() if request.num_sequences > 1 and not searches else None
+
+    def make(copy: int) -> CausalSequence:
+        return CausalSequence(
             prompt_ids,
             dataclasses.replace(params, seed=(first_seed + copy) % _MAX_SEED),
             source_ids=source_ids,
@@ -507,5 +537,8 @@ def _make_sequences(
             grammar=None if grammar is None else grammar.matcher(),
             shared_prompt=shared,
         )
-        for copy in range(request.num_sequences)
-    )
+
+    sequences = tuple(map(make, range(request.num_sequences)))
+    if beams is not None and searches:
+        BeamSearch(sequences, [make(0) for _ in range(beams.num_beams)], beams)
+    return sequences

@@ -1,4 +1,5 @@
-"""What encoder-decoder models need beside a prompt: how to write, for which task, in which languages.
+"""What encoder-decoder models are told beside a prompt: how to write, for which task, in which
+languages.
 
 Where a request says nothing, the checkpoint's own settings apply, as in transformers.
 """
@@ -11,7 +12,7 @@ from maskdial.causal.beam_search import BeamParams, EarlyStopping
 from maskdial.causal.sampling.params import SamplingParams
 from maskdial.errors import ValidationError, about
 from maskdial.masked.tasks.task import check_ids
-from maskdial.models.bundle import Decoding, TextToText
+from maskdial.models.bundle import TextToText
 from maskdial.models.served import CausalModel
 from maskdial.models.tokenizer import TextOrIds
 

@@ -1,0 +1,145 @@
+"""Encoder-decoder models in the server's engine, compared with transformers' `generate`."""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from maskdial.config import Config
+from maskdial.metrics import Metrics
+from maskdial.models.bundle import load_bundle
+from maskdial.models.loading import load_model
+from maskdial.models.served import CausalModel
+from maskdial.requests.generation import Generation, GenerationRequest, Text
+from maskdial.requests.text_to_text import Writing
+from maskdial.requests.timing import Deadline
+from tests.export.zoo import TEXT_TO_TEXT, marked
+
+Folder = Callable[[str], Path]
+Load = Callable[[Path], Any]
+CONFIG = Config(slots=3, threads=1)
+MIXED = Writing(no_repeat_ngram_size=2)  # tiny random models repeat themselves otherwise
+
+
+def sources_of(lengths: Sequence[int]) -> list[list[int]]:
+    generator = np.random.default_rng(5)
+    return [generator.integers(4, 100, length).tolist() for length in lengths]
+
+
+def serving(
+    folder: Path, use: Callable[[CausalModel], Awaitable[None]], config: Config = CONFIG
+) -> None:
+    """Runs a coroutine with the served model of a bundle."""
+
+    async def run() -> None:
+        model = load_model("model", folder, config, Metrics())
+        assert isinstance(model, CausalModel)
+        try:
+            await model.engine.warm_up()
+            await use(model)
+        finally:
+            model.stop()
+
+    asyncio.run(run())
+
+
+async def texts_of(model: CausalModel, request: GenerationRequest) -> list[Text]:
+    """The texts of a request's only prompt."""
+    deadline = Deadline(60, CONFIG)
+    generation = await Generation.prepare(request, model, CONFIG, deadline)
+    (completion,) = await generation.complete()
+    return completion.texts
+
+
+def ids_of(text: Text) -> list[int]:
+    return [event.token_id for event in text.events]
+
+
+def expected_ids(model: Any, source: Sequence[int], **settings: Any) -> list[list[int]]:
+    """What transformers writes, without the token that the decoder starts from."""
+    ids = torch.tensor([source])
+    output = model.generate(ids, attention_mask=torch.ones_like(ids), do_sample=False, **settings)
+    written = [row[1:].tolist() for row in output]
+    ends = [row.index(3) + 1 if 3 in row else len(row) for row in written]
+    return [row[:end] for row, end in zip(written, ends, strict=True)]
+
+
+@pytest.mark.parametrize("name", marked(TEXT_TO_TEXT))
+def test_greedy_texts_equal_generate_in_company(
+    name: str, bundle: Folder, checkpoint: Folder, load_reference: Load
+) -> None:
+    """Ragged sources and texts, more of them than slots; also alone, to the last bit."""
+    reference = load_reference(checkpoint(name))
+    sources = sources_of([20, 3, 60, 7, 33])
+    limits = [4, 9, 14, 12, 17]
+
+    async def compare(model: CausalModel) -> None:
+        requests = [
+            GenerationRequest([source], max_new_tokens=limit, writing=writing)
+            for writing in (Writing(), MIXED)
+            for source, limit in zip(sources, limits, strict=True)
+        ]
+        together = await asyncio.gather(*(texts_of(model, request) for request in requests))
+        for request, source, limit, (text,) in zip(
+            requests, sources * 2, limits * 2, together, strict=True
+        ):
+            settings = {"no_repeat_ngram_size": request.writing.no_repeat_ngram_size or 0}
+            assert expected_ids(
+                reference, source, max_new_tokens=limit, num_beams=1, **settings
+            ) == [ids_of(text)]
+            (alone,) = await texts_of(model, request)
+            assert [event.logprob for event in alone.events] == [e.logprob for e in text.events]
+            assert text.finish.input_length == len(source)
+
+    serving(bundle(name), compare)
+    manifest = load_bundle(name, bundle(name)).manifest
+    assert manifest.family == "encoder-decoder"
+    assert manifest.batch_invariant
+    assert manifest.parity.decode_steps is not None
+    assert manifest.parity.decode_steps <= manifest.parity.tolerance
+
+
+SEARCHES: Sequence[dict[str, Any]] = (
+    {"num_beams": 3},
+    {"num_beams": 2, "length_penalty": 2.0, "early_stopping": True},
+    {"num_beams": 5, "length_penalty": -0.5, "no_repeat_ngram_size": 2},
+    {"num_beams": 8, "early_stopping": "never", "no_repeat_ngram_size": 1},
+    {"num_beams": 4, "length_penalty": 0.0, "early_stopping": True, "no_repeat_ngram_size": 3},
+)
+
+
+@pytest.mark.parametrize("name", marked(TEXT_TO_TEXT))
+def test_beam_searches_equal_generate_in_company(
+    name: str, bundle: Folder, checkpoint: Folder, load_reference: Load
+) -> None:
+    """Several searches at a time, with greedy texts between their beams."""
+    reference = load_reference(checkpoint(name))
+    sources = sources_of([20, 3, 45, 7, 33])
+
+    async def compare(model: CausalModel) -> None:
+        searches = [
+            GenerationRequest(
+                [source], max_new_tokens=10, num_sequences=2, writing=Writing(**settings)
+            )
+            for source, settings in zip(sources, SEARCHES, strict=True)
+        ]
+        greedy = [
+            GenerationRequest([source], max_new_tokens=12, writing=MIXED) for source in sources
+        ]
+        found = await asyncio.gather(
+            *(texts_of(model, each) for pair in zip(greedy, searches, strict=True) for each in pair)
+        )
+        for source, settings, texts in zip(sources, SEARCHES, found[1::2], strict=True):
+            expected = expected_ids(
+                reference, source, max_new_tokens=10, num_return_sequences=2, **settings
+            )
+            assert list(map(ids_of, texts)) == expected
+        for request, texts in zip(greedy, found[::2], strict=True):
+            (alone,) = await texts_of(model, request)
+            assert ids_of(alone) == ids_of(texts[0])
+
+    serving(bundle(name), compare, Config(slots=12, threads=1))
