@@ -543,6 +543,20 @@ T5: dict[str, Any] = {
     "eos_token_id": 3,
     "decoder_start_token_id": 0,
 }
+# As T5's own checkpoints have them
+TASK_PARAMS: dict[str, dict[str, Any]] = {
+    "summarization": {
+        "early_stopping": True,
+        "length_penalty": 2.0,
+        "max_length": 14,
+        "min_length": 5,
+        "no_repeat_ngram_size": 3,
+        "num_beams": 4,
+        "prefix": "summarize: ",
+    },
+    "translation_en_to_de": {"max_length": 9, "num_beams": 2, "prefix": "to German: "},
+    "translation_en_to_fr": {"max_length": 9, "num_beams": 3, "prefix": "to French: "},
+}
 BART: dict[str, Any] = {
     "vocab_size": 101,
     "d_model": 32,
@@ -560,7 +574,12 @@ BART: dict[str, Any] = {
     "forced_eos_token_id": 3,
 }
 TEXT_TO_TEXT: Mapping[str, Specimen] = {
-    "t5": Specimen("T5ForConditionalGeneration", T5, "relative positions", quick=True),
+    "t5": Specimen(
+        "T5ForConditionalGeneration",
+        T5 | {"task_specific_params": TASK_PARAMS},
+        "relative positions",
+        quick=True,
+    ),
     "t5-gated": Specimen(
         "T5ForConditionalGeneration",
         T5 | {"feed_forward_proj": "gated-gelu", "tie_word_embeddings": False},

@@ -54,6 +54,10 @@ class FakeCache:
     def copy(self, source: int, target: int, num_tokens: int) -> None:
         self.tokens[target, :num_tokens] = self.tokens[source, :num_tokens]
 
+    def copy_tokens(self, source: int, target: int, start: int, num_tokens: int) -> None:
+        end = start + num_tokens
+        self.tokens[target, start:end] = self.tokens[source, start:end]
+
     def read(self, slot: int, start: int, num_tokens: int) -> NDArray[np.generic]:
         return self.tokens[slot, start : start + num_tokens].copy()
 

@@ -25,6 +25,7 @@ from maskdial.dialects import (
     openai_tokens,
     service,
     tasks,
+    text_to_text,
     tgi,
     tokens,
 )
@@ -41,7 +42,7 @@ _SHARED = {
 ROUTES = (
     *(
         share(route, *_SHARED[route.path]) if route.path in _SHARED else route
-        for route in (*tasks.ROUTES, *tgi.ROUTES, *tokens.ROUTES)
+        for route in (*tasks.ROUTES, *tgi.ROUTES, *text_to_text.ROUTES, *tokens.ROUTES)
     ),
     *openai_completions.ROUTES,
     *openai_chat.ROUTES,
@@ -58,7 +59,13 @@ ROUTES = (
     *service.ROUTES,
 )
 
-TASKS: tuple[Task, ...] = (*tasks.TASKS, tgi.GENERATE, tasks.SCORE, tokens.TOKENIZE)
+TASKS: tuple[Task, ...] = (
+    *tasks.TASKS,
+    tgi.GENERATE,
+    *text_to_text.TASKS,
+    tasks.SCORE,
+    tokens.TOKENIZE,
+)
 """Everything that models can be asked for, in the order of listings."""
 
 ROUTING_ERRORS: tuple[tuple[str, Callable[[int, str, dict[str, str]], Response]], ...] = tuple(

@@ -6,7 +6,7 @@ from typing import Any, Protocol
 from fastapi import Request, Response
 from pydantic import ConfigDict
 
-from maskdial.dialects import tasks, tgi
+from maskdial.dialects import tasks, text_to_text, tgi
 from maskdial.dialects.schema import TaskBody, parse_body, read_object
 from maskdial.http.context import server_context
 from maskdial.http.guard import TaskRoute
@@ -33,7 +33,7 @@ class _Dispatched(Protocol):
     async def serve(self, request: Request, content: bytes, model_name: str | None) -> Response: ...
 
 
-_TASKS: tuple[_Dispatched, ...] = (tgi.GENERATE, *tasks.TASKS)
+_TASKS: tuple[_Dispatched, ...] = (tgi.GENERATE, *text_to_text.TASKS, *tasks.TASKS)
 
 
 async def model(request: Request) -> Response:

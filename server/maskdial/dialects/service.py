@@ -12,9 +12,10 @@ from maskdial.config import Config
 from maskdial.http.context import ServerContext, server_context
 from maskdial.http.lifecycle import Phase
 from maskdial.http.replies import json_reply
+from maskdial.models.bundle import Manifest
 from maskdial.models.entry import Entry
 from maskdial.models.registry import Models
-from maskdial.models.served import CausalModel, ServedModel, max_length
+from maskdial.models.served import CausalModel, ServedModel, max_length, max_source_length
 
 _UNKNOWN: dict[str, Any] = {
     "mask": "",
@@ -120,6 +121,7 @@ def _describe(entry: Entry, models: Models, config: Config) -> list[dict[str, An
             "precision": manifest.precision,
             "batch_invariant": manifest.batch_invariant,
             "max_length": max_length(manifest, config),
+            **_source_length(manifest, config),
             "labels": list(manifest.labels),
             "provider": "",
             "ready": False,
@@ -127,6 +129,12 @@ def _describe(entry: Entry, models: Models, config: Config) -> list[dict[str, An
         | ({} if model is None else _describe_loaded(model))
         for manifest, model in zip_longest(entry.manifests, entry.models)
     ]
+
+
+def _source_length(manifest: Manifest, config: Config) -> dict[str, int]:
+    """How long source texts may be, for models with an encoder."""
+    length = max_source_length(manifest, config)
+    return {} if length is None else {"max_source_length": length}
 
 
 def _describe_loaded(model: ServedModel) -> dict[str, Any]:

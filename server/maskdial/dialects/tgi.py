@@ -36,6 +36,9 @@ _NAMES = field_names(
     texts="inputs",
     num_sequences="parameters.n",
     describe_tokens="parameters.details",
+    prompt_logprobs="parameters.decoder_input_details",
+    source_language="parameters.src_lang",
+    target_language="parameters.tgt_lang",
 )
 
 

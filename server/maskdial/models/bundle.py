@@ -264,6 +264,23 @@ class Manifest(_Frozen):
         return "full" if self.family == "masked" else "causal"
 
     @property
+    def translates(self) -> bool:
+        """Whether the model may be one that translates: it has languages, that task, or none."""
+        own = self.text_to_text
+        if own is None:
+            return False
+        named = any(name.startswith("translation") for name in own.tasks)
+        return named or bool(own.languages) or not own.tasks
+
+    @property
+    def summarizes(self) -> bool:
+        """Whether the model may be one that summarizes: it has that task, or none."""
+        own = self.text_to_text
+        if own is None or own.languages or self.architecture == "MarianMTModel":
+            return False
+        return "summarization" in own.tasks or not own.tasks
+
+    @property
     def entailment(self) -> int | None:
         """The index of the label for entailment, recognized by its name; None if there is none."""
         names = (label.lower() for label in self.labels)
