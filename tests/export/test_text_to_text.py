@@ -48,7 +48,9 @@ def url(
 ) -> str:
     folder = tmp_path_factory.mktemp("bundles") / "translator"
     export(str(translator), folder)
-    assert load_bundle("m", folder).manifest.text_to_text.languages.keys() == LANGUAGES.keys()
+    text_to_text = load_bundle("m", folder).manifest.text_to_text
+    assert text_to_text is not None
+    assert text_to_text.languages.keys() == LANGUAGES.keys()
     return serve(t5=bundle("t5"), translator=folder)
 
 
@@ -70,9 +72,8 @@ def test_summaries_are_written_as_the_checkpoint_has_it(
     url: str, checkpoint: Folder, load_reference: Load
 ) -> None:
     folder = checkpoint("t5")
-    expected = written(
-        folder, load_reference, f"summarize: {TEXT}", **task_settings("summarization")
-    )
+    settings = task_settings("summarization")
+    expected = written(folder, load_reference, f"summarize: {TEXT}", **settings)
     client = huggingface_hub.InferenceClient(model=f"{url}/summarize")
     assert client.summarization(TEXT, clean_up_tokenization_spaces=False).summary_text == expected
     own = {"max_length": 8, "min_length": 2, "num_beams": 1, "no_repeat_ngram_size": 2}
@@ -108,18 +109,24 @@ def test_translations_by_the_tokens_of_languages(
     tokenizer = tokenizers.Tokenizer.from_file(str(translator / "tokenizer.json"))
     tokenizer.no_padding()
     tokenizer.no_truncation()
-    english, german = map(tokenizer.token_to_id, LANGUAGES.values())
+    english, german = (tokenizer.token_to_id(token) for token in LANGUAGES.values())
+    assert english is not None
+    assert german is not None
     ids = tokenizer.encode(TEXT).ids
     ids[ids.index(english)] = german
     source = torch.tensor([ids])
-    settings = {"max_length": 12, "no_repeat_ngram_size": 2, "forced_bos_token_id": english}
+    settings: dict[str, Any] = {
+        "max_length": 12,
+        "no_repeat_ngram_size": 2,
+        "forced_bos_token_id": english,
+    }
     model = load_reference(translator)
     output = model.generate(source, attention_mask=torch.ones_like(source), **settings)
     expected = tokenizer.decode(output[0].tolist(), skip_special_tokens=True)
 
     client = huggingface_hub.InferenceClient(model=f"{url}/translate")
     generation = {"max_length": 12, "no_repeat_ngram_size": 2}
-    body = {
+    body: dict[str, Any] = {
         "model": "translator",
         "inputs": [TEXT],
         "parameters": {"src_lang": "de", "tgt_lang": "en", "generate_parameters": generation},
@@ -137,7 +144,7 @@ def test_translations_by_the_tokens_of_languages(
 
 
 def test_what_the_models_do_is_listed(url: str) -> None:
-    listed = {each["name"]: each for each in httpx.get(f"{url}/models").json()["models"]}
+    listed = {each["name"]: each for each in httpx.get(f"{url}/models").json()}
     assert listed["t5"]["tasks"] == ["generate", "summarize", "translate", "tokenize"]
     assert listed["translator"]["tasks"] == ["generate", "translate", "tokenize"]
     assert listed["t5"]["family"] == "encoder-decoder"
@@ -146,10 +153,8 @@ def test_what_the_models_do_is_listed(url: str) -> None:
 
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/messages", "/generate"])
 def test_a_conversation_is_refused(url: str, path: str) -> None:
-    body = {"model": "t5", "messages": [{"role": "user", "content": "hello"}]}
-    reply = httpx.post(
-        f"{url}{path}", json=body | ({} if path == "/generate" else {"max_tokens": 4})
-    )
+    body: dict[str, Any] = {"model": "t5", "messages": [{"role": "user", "content": "hello"}]}
+    reply = httpx.post(f"{url}{path}", json=body | {"max_tokens": 4} if "v1" in path else body)
     assert reply.status_code in (400, 422)
     assert "reads a source text and does not chat" in reply.text
 
@@ -186,7 +191,8 @@ def test_a_source_text_that_is_too_long(url: str) -> None:
 
 def test_streams_and_completions(url: str) -> None:
     """A beam search's tokens come at its end, as the same events."""
-    for search in ({}, {"num_beams": 2}):
+    searches: list[dict[str, Any]] = [{}, {"num_beams": 2}]
+    for search in searches:
         parameters = {"max_new_tokens": 5, "no_repeat_ngram_size": 1, "details": True} | search
         body = {"model": "t5", "inputs": TEXT, "parameters": parameters}
         whole = httpx.post(f"{url}/generate", json=body).json()
@@ -194,8 +200,8 @@ def test_streams_and_completions(url: str) -> None:
         events = [json.loads(line.removeprefix("data:")) for line in lines if line]
         assert [event["token"] for event in events] == whole["details"]["tokens"]
         assert events[-1]["generated_text"] == whole["generated_text"]
-    parameters = {"model": "t5", "prompt": TEXT, "max_tokens": 5, "temperature": 0}
-    completion = httpx.post(f"{url}/v1/completions", json=parameters).json()
+    prompt = {"model": "t5", "prompt": TEXT, "max_tokens": 5, "temperature": 0}
+    completion = httpx.post(f"{url}/v1/completions", json=prompt).json()
     plain = {"model": "t5", "inputs": TEXT, "parameters": {"max_new_tokens": 5}}
     text = httpx.post(f"{url}/generate", json=plain).json()["generated_text"]
     assert completion["choices"][0]["text"] == text

@@ -171,7 +171,7 @@ RANGES: list[tuple[str, list[Any], list[tuple[Any, str]]]] = [
     ("no_repeat_ngram_size", [0, 1000], [(-1, "between 0 and 1000"), (1001, "not 1001")]),
     ("num_beams", [1, 8], [(0, "between 1 and 8"), (9, "between 1 and 8, not 9")]),
     ("length_penalty", [-100, 1.5], [(100.5, "between -100 and 100"), ("1", "valid number")]),
-    ("early_stopping", [True, False, "never"], [("always", "'never'"), (1, "valid boolean")]),
+    ("early_stopping", [True, False, "never"], [("always", "must be true, false"), (1, '"never"')]),
     ("src_lang", ["en"], [("", "between 1 and 64 characters"), (1, "valid string")]),
     ("tgt_lang", ["deu_Latn"], [("x" * 65, "between 1 and 64 characters, not 65")]),
     ("watermark", [False], [(True, "should be False")]),

@@ -34,6 +34,12 @@ def _check_grammar_value(value: object) -> object:
     raise ValueError("must be an object, a string, true or false")
 
 
+def _check_early_stopping(value: object) -> object:
+    if isinstance(value, bool) or value == "never":
+        return value
+    raise ValueError('must be true, false or "never"')
+
+
 class GrammarParameter(Wire):
     """What the generated text has to match, as in text-generation-inference.
 
@@ -159,7 +165,9 @@ class GenerateParameters(Wire):
         description="Exponent of a text's length, by which a beam search divides its score. "
         "Default: the checkpoint's, or 1.",
     )
-    early_stopping: bool | Literal["never"] | None = Field(
+    early_stopping: (
+        Annotated[bool | Literal["never"], pydantic.BeforeValidator(_check_early_stopping)] | None
+    ) = Field(
         None,
         description="Whether a beam search ends once it has a text for each beam, or never before "
         "no text can become better. Default: the checkpoint's, or false.",
