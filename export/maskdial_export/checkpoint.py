@@ -22,6 +22,7 @@ from maskdial_export.evaluation import (
     Cosine,
     Evaluation,
     FillMask,
+    GreedyText,
     Order,
     Perplexity,
     QuestionAnswering,
@@ -106,6 +107,10 @@ class Checkpoint:
         """The quality evaluation of the task on a sample text."""
         text = (self.tokenizer, sample, self.max_length)
         config: Any = self.model.config
+        if self.text_to_text is not None and self.kv is not None:
+            return GreedyText(
+                *text[:2], self.text_to_text, self.max_length, self.kv, self.tokens.eos
+            )
         if self.kv is not None:
             return Perplexity(*text, config.vocab_size, self.kv)
         if self.pooler is not None:

@@ -102,10 +102,10 @@ def write_bundle(source: Source, folder: Path, settings: Settings, packs: Packs 
         OSError: a file cannot be written.
     """
     console, precision = settings.console, settings.precision
-    if source.family == "encoder-decoder" and precision != "fp32":
+    if source.family == "encoder-decoder" and precision in HALF:
         raise ExportError(
-            f"{source.architecture} has an encoder and a decoder; such models are exported as fp32 "
-            f"only, not as {precision}"
+            f"{source.architecture} has an encoder and a decoder, and {precision} is for GPUs, on "
+            "which such models do not run; choose fp32, int8 or int4"
         )
     quantizer = None
     with phase(console, "Loading"):
@@ -125,15 +125,17 @@ def write_bundle(source: Source, folder: Path, settings: Settings, packs: Packs 
     with phase(console, "Optimizing"):
         graph = optimize(graph, packs)
         named = graph.clone()  # saving removes the modules' names
+        encoder = encoder and optimize(encoder)
+        named_encoder = encoder and encoder.clone()
     path = folder / GRAPH
     with phase(console, "Writing"):
         names = [*save(graph, path), *write_files(texts, folder)]
         if encoder is not None:
-            names += save(optimize(encoder), folder / ENCODER_GRAPH)
+            names += save(encoder, folder / ENCODER_GRAPH)
     with _onnxruntime_errors():
         checked = _check(checkpoint, path, settings)
         if quantizer is not None:
-            quality = quantizer.replace(named, path)
+            quality = quantizer.replace(named, path, named_encoder)
             checked = _check_quantized(checkpoint, path, checked, quality, settings)
     if precision == "int8" and not settings.gate.reduce_range:
         ir.save(kernel_check(), folder / KERNEL_CHECK)

@@ -1,22 +1,27 @@
 """Encoder-decoder models in the server's engine, compared with transformers' `generate`."""
 
 import asyncio
+import math
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import pytest
 import torch
 
 from maskdial.config import Config
 from maskdial.metrics import Metrics
-from maskdial.models.bundle import load_bundle
+from maskdial.models.bundle import ENCODER_GRAPH, GRAPH, load_bundle
 from maskdial.models.loading import load_model
 from maskdial.models.served import CausalModel
 from maskdial.requests.generation import Generation, GenerationRequest, Text
 from maskdial.requests.text_to_text import Writing
 from maskdial.requests.timing import Deadline
+from maskdial_export.errors import ExportError
+from maskdial_export.export import export
+from maskdial_export.quality import Gate
 from tests.export.zoo import TEXT_TO_TEXT, marked
 
 Folder = Callable[[str], Path]
@@ -143,3 +148,34 @@ def test_beam_searches_equal_generate_in_company(
             assert ids_of(alone) == ids_of(texts[0])
 
     serving(bundle(name), compare, Config(slots=12, threads=1))
+
+
+def test_int8_of_both_graphs(checkpoint: Folder, tmp_path: Path) -> None:
+    """The gate follows fp32's own texts; rows keep their bits in company."""
+    folder = tmp_path / "int8"
+    gate = Gate(max_loss=math.inf)
+    manifest = export(str(checkpoint("bart")), folder, precision="int8", gate=gate)
+    assert manifest.quality is not None
+    assert manifest.quality.positions > 200
+    assert manifest.quality.loss < 0.1
+    assert manifest.batch_invariant
+    for name in (GRAPH, ENCODER_GRAPH):
+        operators = {node.op_type for node in onnx.load(folder / name).graph.node}
+        assert {"MatMulIntegerToFloat", "DynamicQuantizeLinear"} & operators
+
+    async def compare(model: CausalModel) -> None:
+        requests = [
+            GenerationRequest([source], max_new_tokens=8, writing=MIXED)
+            for source in sources_of([20, 3, 60, 7])
+        ]
+        together = await asyncio.gather(*(texts_of(model, request) for request in requests))
+        for request, (text,) in zip(requests, together, strict=True):
+            (alone,) = await texts_of(model, request)
+            assert [e.logprob for e in alone.events] == [e.logprob for e in text.events]
+
+    serving(folder, compare)
+
+
+def test_precisions_for_gpus_are_refused(checkpoint: Folder, tmp_path: Path) -> None:
+    with pytest.raises(ExportError, match="fp16 is for GPUs"):
+        export(str(checkpoint("bart")), tmp_path / "half", precision="fp16")
