@@ -199,16 +199,16 @@ class Runner:
             "seqlens_k": seqlens_k,
             "rows": rows,
         }
-        binding = self._binding(slot, len(input_ids))
+        lengths = {_TOTAL_LENGTH: total_length} if self._takes_total_length else {}
         if self.cache.source is not None:
             sources = self.cache.source.lengths[slot : slot + len(input_ids)].clip(1)
             feeds["source_seqlens_k"] = (sources - 1).astype(np.int32)
-            longest = host_buffer(np.array(sources.max(), np.int32))
-            _bind(binding.bind_input, _TOTAL_SOURCE_LENGTH, "cpu", longest)
+            lengths[_TOTAL_SOURCE_LENGTH] = np.array(sources.max(), np.int32)
+        binding = self._binding(slot, len(input_ids))
         for name, staging in self._inputs.items():
             _bind(binding.bind_input, name, self._memory.device, staging.write(feeds[name]))
-        if self._takes_total_length:  # the operators read it on the host
-            _bind(binding.bind_input, _TOTAL_LENGTH, "cpu", host_buffer(total_length))
+        for name, length in lengths.items():  # the operators read them on the host
+            _bind(binding.bind_input, name, "cpu", host_buffer(length))
         output = logits, len(rows)
         if self._bound_logits.get((slot, len(input_ids))) != output:  # mostly it is the last pass's
             self._bound_logits[slot, len(input_ids)] = output
