@@ -29,6 +29,11 @@ def read_text_to_text(
         ExportError: the decoder's first token is not given, or a setting is not supported.
     """
     config: Any = model.config
+    other = getattr(config, "decoder_vocab_size", None) or config.vocab_size
+    if other != config.vocab_size or not getattr(config, "share_encoder_decoder_embeddings", True):
+        raise ExportError(
+            f"{source.name} writes with another vocabulary than it reads, which is not supported"
+        )
     given = model.generation_config
     assert given is not None, "models that generate have one"
     _check_supported(source, given)

@@ -27,7 +27,8 @@ from maskdial_export.checkpoint import Checkpoint, load_checkpoint
 from maskdial_export.errors import ExportError, first_line
 from maskdial_export.files import read_files, response_template, write_files
 from maskdial_export.golden import SLACK, Golden, half_tolerance, quantized_tolerance
-from maskdial_export.graph import optimize, save
+from maskdial_export.graph import data_file, optimize, save
+from maskdial_export.join import share_weights
 from maskdial_export.kernels import kernel_check
 from maskdial_export.phase import phase
 from maskdial_export.quality import Gate, Quantizer
@@ -140,6 +141,10 @@ def write_bundle(source: Source, folder: Path, settings: Settings, packs: Packs 
     if precision == "int8" and not settings.gate.reduce_range:
         ir.save(kernel_check(), folder / KERNEL_CHECK)
         names.append(KERNEL_CHECK)
+    if encoder is not None:
+        with phase(console, "Sharing the weights"):
+            share_weights(folder, (GRAPH, ENCODER_GRAPH))
+            names.remove(data_file(ENCODER_GRAPH))
     kv = checkpoint.kv
     if kv is not None and precision in HALF:
         kv = kv.model_copy(update={"dtype": "float16"})
