@@ -54,7 +54,7 @@ def read_text_to_text(
         forced_bos_token_id=_first(given.forced_bos_token_id),
         forced_eos_token_ids=_ids(given.forced_eos_token_id),
         banned=_banned(given, config.vocab_size),
-        defaults=_decoding(given.to_dict()),
+        defaults=_decoding(given.to_dict() | {"prefix": getattr(config, "prefix", None)}),
         tasks={
             name: _decoding(each)
             for name, each in params.items()

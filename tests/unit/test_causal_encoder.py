@@ -6,11 +6,12 @@ from collections.abc import Sequence
 import pytest
 
 from maskdial.causal.beam_search import BeamParams, BeamSearch
+from maskdial.causal.grammar.forced import ForcedTokens
 from maskdial.causal.sampling.params import SamplingParams
 from maskdial.causal.sequence import Sequence as Generated
 from maskdial.causal.sequence import SharedPrompt, State
-from maskdial.errors import GenerationError
-from tests.unit.scripted_model import Bench, Reader, SourceRunner, settle
+from maskdial.errors import DeadlineError, GenerationError
+from tests.unit.scripted_model import EOS, VOCAB, Bench, Reader, SourceRunner, settle
 
 START = 1
 
@@ -158,5 +159,38 @@ def test_a_failing_step_fails_the_readers_of_a_search() -> None:
         fresh = bench.read(search([4]))
         await bench.run_dry()
         assert fresh.token_ids == await alone(search([4]))
+
+    asyncio.run(main())
+
+
+def test_a_search_has_a_timeout() -> None:
+    async def main() -> None:
+        bench = bench_of(slots=4)
+        reader = bench.read(search([4], max_new_tokens=150), timeout=0.05)
+        await bench.step(3)
+        await asyncio.sleep(0.1)
+        await bench.step()
+        assert isinstance(failure(reader), DeadlineError)
+        assert (bench.num_running, bench.num_waiting) == (0, 0)
+        assert bench.cancelled == {"timeout": 1}
+
+    asyncio.run(main())
+
+
+def test_forced_tokens_stand_outside_of_a_grammar() -> None:
+    """A language's token comes first, and what the grammar allows follows it."""
+
+    async def main() -> None:
+        bench = bench_of(slots=1)
+        params = SamplingParams(max_new_tokens=4, forced_first=30, forced_last=(EOS,))
+        grammar = ForcedTokens([7, 8, 9], VOCAB)
+        constrained = Generated([START], params, source_ids=[5], grammar=grammar)
+        reader = bench.read(constrained)
+        await bench.run_dry()
+        assert reader.token_ids == [30, 7, 8, 9]
+        plain = bench.read(Generated([START], params, source_ids=[5]))
+        await bench.run_dry()
+        assert (plain.token_ids[0], plain.token_ids[-1], len(plain.token_ids)) == (30, EOS, 4)
+        assert plain.finish.reason == "eos_token"
 
     asyncio.run(main())
