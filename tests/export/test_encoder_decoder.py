@@ -179,3 +179,49 @@ def test_int8_of_both_graphs(checkpoint: Folder, tmp_path: Path) -> None:
 def test_precisions_for_gpus_are_refused(checkpoint: Folder, tmp_path: Path) -> None:
     with pytest.raises(ExportError, match="fp16 is for GPUs"):
         export(str(checkpoint("bart")), tmp_path / "half", precision="fp16")
+
+
+@pytest.mark.parametrize("name", ["llama", "gpt2"])
+def test_beam_searches_of_causal_models_equal_generate(
+    name: str, bundle: Folder, checkpoint: Folder, load_reference: Load
+) -> None:
+    """A prompt is prefilled in chunks, once for all beams."""
+    reference = load_reference(checkpoint(name))
+    config = Config(slots=9, threads=1, prefill_chunk_tokens=32)
+    prompts = sources_of([20, 3, 90, 7, 2])
+
+    async def compare(model: CausalModel) -> None:
+        found = await asyncio.gather(
+            *(
+                texts_of(
+                    model,
+                    GenerationRequest(
+                        [prompt], max_new_tokens=9, num_sequences=2, writing=Writing(**settings)
+                    ),
+                )
+                for prompt, settings in zip(prompts, SEARCHES, strict=True)
+            )
+        )
+        for prompt, settings, texts in zip(prompts, SEARCHES, found, strict=True):
+            ids = torch.tensor([prompt])
+            output = reference.generate(
+                ids,
+                attention_mask=torch.ones_like(ids),
+                do_sample=False,
+                max_new_tokens=9,
+                num_return_sequences=2,
+                pad_token_id=0,
+                **settings,
+            )
+            ends = frozenset(model.manifest.special_tokens.eos)
+            assert list(map(ids_of, texts)) == [
+                cut(row[len(prompt) :].tolist(), ends) for row in output
+            ]
+
+    serving(bundle(name), compare, config)
+
+
+def cut(token_ids: list[int], ends: frozenset[int]) -> list[int]:
+    """A text without what follows its end."""
+    end = next((i + 1 for i, token in enumerate(token_ids) if token in ends), len(token_ids))
+    return token_ids[:end]

@@ -167,15 +167,13 @@ class Scheduler:
         Sequences that were released meanwhile are left alone.
         """
         for sequence in (*plan.decoding, *plan.holding):
-            for each in (sequence,) if sequence.search is None else sequence.search.running:
-                if each.slot >= 0:
-                    each.proceed()
+            _proceed(sequence)
         for prefill in plan.prefills:
             if prefill.sequence in self._prefilling:
                 prefill.sequence.prefill(prefill.num_tokens)
                 if prefill.is_last:
                     self._prefilling.remove(prefill.sequence)
-                    prefill.sequence.proceed()
+                    _proceed(prefill.sequence)
         for sequence in plan.encoding:
             if sequence in self._encoding:
                 self._encoding.remove(sequence)
@@ -215,8 +213,10 @@ class Scheduler:
                 self._fork(sequence, slot)
                 yield Move(source.slot, slot, sequence.num_prompt)
                 continue
+            if not self._has_room(sequence):
+                return
             if sequence.num_source:
-                if not self._encodes_beside(sequence) or not self._has_room(sequence):
+                if not self._encodes_beside(sequence):
                     return
                 self._occupy(sequence, slot)
                 sequence.start(slot, 0)
@@ -231,6 +231,7 @@ class Scheduler:
             self._prefilling.append(sequence)
             for index, block in enumerate(prefix):
                 self._loads.append(Load(slot, index * self._block_tokens, block))
+            self._reserve(sequence)
 
     def _next_waiting(self) -> Sequence | None:
         """The waiting sequence that starts next; it stays in the queue."""
@@ -364,3 +365,10 @@ class Scheduler:
         if num_tokens > chunk + 1:
             num_tokens = chunk
         return Prefill(sequence, sequence.slot, sequence.num_computed, num_tokens)
+
+
+def _proceed(sequence: Sequence) -> None:
+    """Notes that a sequence has a new token, or its beam search has given some to its beams."""
+    for each in (sequence,) if sequence.search is None else sequence.search.running:
+        if each.slot >= 0:
+            each.proceed()

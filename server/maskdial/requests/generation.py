@@ -29,7 +29,12 @@ from maskdial.models.served import CausalModel
 from maskdial.models.tokenizer import TextOrIds
 from maskdial.requests.merge import MergedStreams, NumberedEvent
 from maskdial.requests.offload import offload
-from maskdial.requests.text_to_text import TextToTextSettings, Writing, check_has_no_encoder
+from maskdial.requests.text_to_text import (
+    TextToTextSettings,
+    Writing,
+    check_has_no_encoder,
+    resolve_beams,
+)
 from maskdial.requests.timing import Deadline, Timings
 from maskdial.requests.understanding import check_num_texts
 
@@ -259,6 +264,7 @@ async def _read_prompts(
 ) -> list[Prompt]:
     settings = _settings(request, model)
     params = _resolve_params(request, model, settings)
+    beams = _resolve_beams(request, params, model, settings)
     num_prompts = max(len(request.prompts), 1)
     check_num_texts(num_prompts, config)
     num_sequences = num_prompts * request.num_sequences
@@ -272,12 +278,12 @@ async def _read_prompts(
             wanted = await asyncio.to_thread(request.grammar_for, rendered)
     grammar = await _compile(wanted, model)
     if settings is not None:
-        return await _read_sources(request, model, settings, params, grammar)
+        return await _read_sources(request, model, settings, params, grammar, beams)
     tokenized = await _tokenize(given, model, add_special_tokens=request.conversation is None)
     prompts = []
     for index, (prompt, (ids, num_special)) in enumerate(zip(given, tokenized, strict=True)):
         kept = _fit(ids, num_special, request.truncate, model, index)
-        sequences = _make_sequences(request, kept, params, grammar, model)
+        sequences = _make_sequences(request, kept, params, grammar, model, beams)
         text = prompt if isinstance(prompt, str) else None
         prompts.append(Prompt(text, kept, len(ids) - len(kept), sequences))
     if request.describe_tokens and params.prompt_logprobs:
@@ -313,11 +319,9 @@ async def _read_sources(
     settings: TextToTextSettings,
     params: SamplingParams,
     grammar: Grammar | None,
+    beams: BeamParams,
 ) -> list[Prompt]:
     """The source texts of an encoder-decoder model, with their sequences."""
-
-    beams = settings.beams(params, has_grammar=grammar is not None)
-    _check_beams(beams, request, model)
 
     def read() -> list[tuple[list[int], int]]:
         sources = enumerate(request.prompts)
@@ -443,8 +447,6 @@ def _resolve_params(
     for field, ids in (("logit_bias", biased), ("stop_token_ids", [*params.stop_token_ids])):
         with about(field):
             check_ids(ids, model)
-    if settings is None:
-        _check_copies(request, params)
     return dataclasses.replace(
         params,
         max_new_tokens=max_new_tokens,
@@ -460,10 +462,21 @@ def _check_copies(request: GenerationRequest, params: SamplingParams) -> None:
         )
 
 
-def _check_beams(beams: BeamParams, request: GenerationRequest, model: CausalModel) -> None:
+def _resolve_beams(
+    request: GenerationRequest,
+    params: SamplingParams,
+    model: CausalModel,
+    settings: TextToTextSettings | None,
+) -> BeamParams:
+    """How to search, checked against the model and the number of texts."""
+    has_grammar = request.grammar is not None or request.grammar_for is not None
+    writing = request.writing
+    if settings is not None:
+        writing = settings.writing(params, has_grammar=has_grammar)
+    beams = resolve_beams(writing, params, has_grammar=has_grammar)
     if beams.num_beams == 1:
-        _check_copies(request, request.params)
-        return
+        _check_copies(request, params)
+        return beams
     if beams.num_beams > model.slots:
         raise ValidationError(
             f"a beam takes a slot, and model {model.name!r} has {model.slots} (--slots); set "
@@ -476,6 +489,7 @@ def _check_beams(beams: BeamParams, request: GenerationRequest, model: CausalMod
             f"{request.num_sequences}",
             field="num_sequences",
         )
+    return beams
 
 
 def _fit(
@@ -511,7 +525,7 @@ def _make_sequences(
     params: SamplingParams,
     grammar: Grammar | None,
     model: CausalModel,
-    beams: BeamParams | None = None,
+    beams: BeamParams,
 ) -> tuple[CausalSequence, ...]:
     """The sequences of a prompt. Copy i has the first one's seed plus i, and gives the text that it
     would give alone.
@@ -524,7 +538,7 @@ def _make_sequences(
     if text_to_text is not None:
         prompt_ids, source_ids = [text_to_text.start_token_id], ids
     first_seed = draw_seed() if params.seed is None else params.seed
-    searches = beams is not None and beams.num_beams > 1
+    searches = beams.num_beams > 1
     shared = SharedPrompt() if request.num_sequences > 1 and not searches else None
 
     def make(copy: int) -> CausalSequence:
@@ -539,6 +553,6 @@ def _make_sequences(
         )
 
     sequences = tuple(map(make, range(request.num_sequences)))
-    if beams is not None and searches:
+    if searches:  # which its sequences know
         BeamSearch(sequences, [make(0) for _ in range(beams.num_beams)], beams)
     return sequences

@@ -53,14 +53,40 @@ def check_has_no_encoder(writing: Writing, model_name: str) -> None:
     Raises:
         ValidationError: it was asked for.
     """
-    allowed = Writing(num_beams=1, no_repeat_ngram_size=writing.no_repeat_ngram_size)
-    for field in dataclasses.fields(Writing):
-        value = getattr(writing, field.name)
-        if value not in (field.default, getattr(allowed, field.name)):
+    for name in ("task", "source_language", "target_language"):
+        if getattr(writing, name) is not None:
             raise ValidationError(
-                f"model {model_name!r} has no encoder; {field.name} is for encoder-decoder models",
-                field=field.name,
+                f"model {model_name!r} has no encoder; this is for encoder-decoder models",
+                field=name,
             )
+
+
+def resolve_beams(writing: Writing, params: SamplingParams, *, has_grammar: bool) -> BeamParams:
+    """How to search.
+
+    Raises:
+        ValidationError: a search was asked for that cannot be.
+    """
+    num_beams = writing.num_beams or 1
+    if num_beams > 1 and _excludes_search(params, has_grammar=has_grammar):
+        raise ValidationError(
+            "a beam search cannot be combined with sampling, stop strings, ignore_eos, a grammar, "
+            "top tokens or the prompt's log-probabilities; leave them out, or set num_beams to 1",
+            field="num_beams",
+        )
+    penalty = 1.0 if writing.length_penalty is None else writing.length_penalty
+    return BeamParams(num_beams, penalty, writing.early_stopping or False)
+
+
+def _excludes_search(params: SamplingParams, *, has_grammar: bool) -> bool:
+    return (
+        not params.greedy
+        or has_grammar
+        or bool(params.stop)
+        or params.top_n_tokens > 0
+        or params.ignore_eos
+        or params.prompt_logprobs
+    )
 
 
 class TextToTextSettings:
@@ -108,36 +134,21 @@ class TextToTextSettings:
             forced_last=self._text_to_text.forced_eos_token_ids,
         )
 
-    def beams(self, params: SamplingParams, *, has_grammar: bool) -> BeamParams:
-        """How to search. A search that is only the checkpoint's default gives way to what excludes
-        one.
-
-        Raises:
-            ValidationError: a search was asked for that cannot be.
+    def writing(self, params: SamplingParams, *, has_grammar: bool) -> Writing:
+        """A request's with the checkpoint's settings of a beam search. If these are the only reason
+        for a search, it gives way to what excludes one.
         """
-        decoding, asked = self._decoding, self._writing
-        excluded = (
-            not params.greedy
-            or has_grammar
-            or bool(params.stop)
-            or params.top_n_tokens > 0
-            or params.ignore_eos
-        )
+        asked, decoding = self._writing, self._decoding
         num_beams = asked.num_beams
-        if num_beams is None:
-            num_beams = 1 if excluded else min(decoding.num_beams or 1, MAX_BEAMS)
-        if num_beams > 1 and excluded:
-            raise ValidationError(
-                "a beam search cannot be combined with sampling, stop strings, ignore_eos, a "
-                "grammar or top tokens; leave them out, or set num_beams to 1",
-                field="num_beams",
-            )
+        if num_beams is None and not _excludes_search(params, has_grammar=has_grammar):
+            num_beams = min(decoding.num_beams or 1, MAX_BEAMS)
         penalty, early = asked.length_penalty, asked.early_stopping
-        if penalty is None:
-            penalty = 1.0 if decoding.length_penalty is None else decoding.length_penalty
-        if early is None:
-            early = decoding.early_stopping or False
-        return BeamParams(num_beams, penalty, early)
+        return dataclasses.replace(
+            asked,
+            num_beams=num_beams,
+            length_penalty=decoding.length_penalty if penalty is None else penalty,
+            early_stopping=decoding.early_stopping if early is None else early,
+        )
 
     def read(
         self, prompt: TextOrIds, model: CausalModel, truncate: int | None, index: int
