@@ -1,7 +1,9 @@
 """Encoder-decoder models in the server's engine, compared with transformers' `generate`."""
 
 import asyncio
+import contextlib
 import math
+import random
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -11,6 +13,7 @@ import onnx
 import pytest
 import torch
 
+from maskdial.causal.sampling.params import SamplingParams
 from maskdial.config import Config
 from maskdial.metrics import Metrics
 from maskdial.models.bundle import ENCODER_GRAPH, GRAPH, load_bundle
@@ -148,6 +151,42 @@ def test_beam_searches_equal_generate_in_company(
             assert ids_of(alone) == ids_of(texts[0])
 
     serving(bundle(name), compare, Config(slots=12, threads=1))
+
+
+def test_no_company_changes_a_text(bundle: Folder) -> None:
+    """Greedy and sampled texts, copies and searches, with readers that leave among them."""
+    generator = random.Random(3)
+
+    def draw(source: list[int]) -> GenerationRequest:
+        limit, seed = generator.randint(1, 24), generator.randint(0, 99)
+        sampled = SamplingParams(do_sample=True, seed=seed)
+        num_beams = generator.randint(2, 6)
+        kind = generator.choice(["greedy", "sampled", "copies", "search"])
+        return GenerationRequest(
+            [source],
+            params=sampled if kind in ("sampled", "copies") else SamplingParams(),
+            max_new_tokens=limit,
+            num_sequences={"copies": 8, "search": 2}.get(kind, 1),
+            writing=Writing(num_beams=num_beams) if kind == "search" else MIXED,
+        )
+
+    async def written(model: CausalModel, request: GenerationRequest) -> list[Any]:
+        texts = await texts_of(model, request)
+        return [[(event.token_id, event.logprob) for event in text.events] for text in texts]
+
+    async def leave(model: CausalModel, request: GenerationRequest) -> None:
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(written(model, request), generator.random() / 10)
+
+    async def compare(model: CausalModel) -> None:
+        requests = list(map(draw, sources_of([1, 70, 20, 5, 44, 9, 3, 31] * 3)))
+        leaving = [leave(model, draw(source)) for source in sources_of([30, 2, 50] * 4)]
+        staying = [written(model, request) for request in requests]
+        found = (await asyncio.gather(*leaving, *staying))[len(leaving) :]
+        for request, texts in zip(requests, found, strict=True):
+            assert await written(model, request) == texts
+
+    serving(bundle("t5"), compare, Config(slots=7, threads=1))
 
 
 def test_int8_of_both_graphs(checkpoint: Folder, tmp_path: Path) -> None:

@@ -23,7 +23,7 @@ class SamplingParameters(TaskOptions, total=False):
     """Parameters of ``generate`` and ``stream``. None means the server's default.
 
     A temperature of 0 is greedy. Requests with a lower ``priority`` are scheduled first. Prompts
-    share cached prefixes only with prompts of the same ``cache_salt``. Beams and languages are for
+    share cached prefixes only with prompts of the same ``cache_salt``. Languages are for
     encoder-decoder models.
     """
 

@@ -157,20 +157,21 @@ class GenerateParameters(Wire):
     )
     num_beams: Annotated[int, Range(1, MAX_BEAMS)] | None = Field(
         None,
-        description="Number of beams of a beam search, for encoder-decoder models; 1 is none. "
-        "Default: the checkpoint's.",
+        description="Number of beams of a beam search; 1 is none. Default: 1, or the checkpoint's "
+        "for encoder-decoder models.",
     )
     length_penalty: Annotated[float, Range(-100, 100)] | None = Field(
         None,
         description="Exponent of a text's length, by which a beam search divides its score. "
-        "Default: the checkpoint's, or 1.",
+        "Default: 1, or the checkpoint's for encoder-decoder models.",
     )
     early_stopping: (
         Annotated[bool | Literal["never"], pydantic.BeforeValidator(_check_early_stopping)] | None
     ) = Field(
         None,
         description="Whether a beam search ends once it has a text for each beam, or never before "
-        "no text can become better. Default: the checkpoint's, or false.",
+        "no text can become better. Default: false, or the checkpoint's for encoder-decoder "
+        "models.",
     )
     src_lang: Annotated[str, Size(1, 64, "characters")] | None = Field(
         None, description="Language of the source text, for models with several."

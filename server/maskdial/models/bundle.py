@@ -377,7 +377,8 @@ def read_manifests(name: str, path: Path) -> list[Manifest]:
 
 def _verify(name: str, path: Path, manifest: Manifest, hashes: dict[Path, str]) -> Bundle:
     """``hashes`` holds the hashes of files that were read before, and gets the new ones."""
-    for required in (manifest.graph, TOKENIZER):
+    encoder = () if manifest.text_to_text is None else (ENCODER_GRAPH,)
+    for required in (manifest.graph, TOKENIZER, *encoder):
         if required not in manifest.files:
             raise BundleError(f"model {name!r}: the manifest does not list {required}")
     for file_name, expected in manifest.files.items():

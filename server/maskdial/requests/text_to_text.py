@@ -23,7 +23,9 @@ WritingTask = Literal["summarization", "translation"]
 
 @dataclass(frozen=True, slots=True)
 class Writing:
-    """How an encoder-decoder model writes. None: as the checkpoint has it.
+    """How a text is searched for, and what encoder-decoder models are told beside it.
+
+    None: as an encoder-decoder checkpoint has it, or nothing of the kind.
 
     Attributes:
         num_beams: texts that a beam search follows; 1 for none.
@@ -31,7 +33,8 @@ class Writing:
         early_stopping: whether the search ends as soon as it has ``num_beams`` texts; ``never``
             goes on until none can become better.
         no_repeat_ngram_size: no sequence of so many tokens occurs twice; 0 allows it.
-        task: whose settings of the checkpoint apply, if it has any for it.
+        task: whose settings of the checkpoint apply, if it has any for it; as the other fields
+            below, for encoder-decoder models only.
         source_language: code of the language of the source text.
         target_language: code of the language to write in.
         truncate_source: whether a source text that is too long loses its end.
