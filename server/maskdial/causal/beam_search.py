@@ -11,6 +11,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from maskdial.causal.sampling.candidates import greatest_k
 from maskdial.causal.sampling.processors import process
 from maskdial.causal.sequence import BeamFork, Sequence
 
@@ -110,11 +111,12 @@ class BeamSearch:
         """The likeliest texts with one more token: enough that as many as there are beams go on."""
         params, num_beams = self.running[0].params, len(self.beams)
         ends = eos_token_ids | params.stop_token_ids
-        total = (scores + self._scores[:, None]).reshape(-1)
-        num_kept = min(max(2, 1 + len(ends)) * num_beams, len(total))
-        best = np.argpartition(-total, num_kept - 1)[:num_kept]
-        best = best[np.lexsort((best, -total[best]))]
         vocab_size = scores.shape[1]
+        num_kept = min(max(2, 1 + len(ends)) * num_beams, vocab_size)
+        total = scores + self._scores[:, None]
+        likely = [row * vocab_size + greatest_k(each, num_kept) for row, each in enumerate(total)]
+        best, total = np.concatenate(likely), total.reshape(-1)
+        best = best[np.lexsort((best, -total[best]))[:num_kept]]
         beam = self.running[0]
         num_generated = beam.num_generated + 1
         full = (
