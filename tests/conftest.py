@@ -31,6 +31,7 @@ from maskdial.http.server import Server
 from maskdial.models.bundle import GRAPH, hash_files, load_bundles, write_manifest
 from maskdial.models.catalog import STARTER_FOLDER
 from maskdial.runtime.memory import Buffer
+from tests.documented import DocumentCheck
 
 # Several processes of tests share the machine, and tiny models gain nothing from more threads.
 SETTINGS: dict[str, Any] = {"threads": 1} if "PYTEST_XDIST_WORKER" in os.environ else {}
@@ -93,33 +94,42 @@ def torch() -> ModuleType:
 
 
 class RunningServer:
-    """A server in its own thread, on a free port."""
+    """A server in its own thread, on a free port. Its replies are as its document says."""
 
     def __init__(self, **settings: Any) -> None:
         self.server = Server(Config(port=0, log_level="warning", **(SETTINGS | settings)))
+        self._undocumented: list[str] = []
+        app: Any = self.server.config.app
+        app.add_middleware(DocumentCheck, main=app, faults=self._undocumented)
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
         deadline = time.monotonic() + 60
         while not (self.server.started and self.server.servers):
             assert time.monotonic() < deadline, "the server did not start"
             time.sleep(0.01)
-        port = self.server.servers[0].sockets[0].getsockname()[1]
-        self.url = f"http://127.0.0.1:{port}"
+        config = self.server.config
+        scheme = "https" if config.is_ssl else "http"
+        address = self.server.servers[0].sockets[0].getsockname()
+        self.url = "http://unix" if config.uds else f"{scheme}://127.0.0.1:{address[1]}"
+        transport = httpx.HTTPTransport(uds=config.uds, verify=False)
+        self._http = httpx.Client(base_url=self.url, transport=transport)
 
     def _run(self) -> None:
         asyncio.run(self.server.serve())
 
     def wait_until_ready(self) -> None:
         deadline = time.monotonic() + 60
-        while httpx.get(f"{self.url}/health/ready").status_code != 200:
+        while self._http.get("/health/ready").status_code != 200:
             assert self.server.failure is None, self.server.failure
             assert time.monotonic() < deadline, "the models did not load"
             time.sleep(0.02)
 
     def stop(self) -> None:
+        self._http.close()
         self.server.should_exit = True
         self._thread.join(60)
         assert not self._thread.is_alive(), "the server did not stop"
+        assert not self._undocumented, "\n".join(dict.fromkeys(self._undocumented))
 
 
 @pytest.fixture(scope="session")

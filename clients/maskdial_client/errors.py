@@ -6,6 +6,7 @@ MaskdialClientError
 │   ├── NotFoundError          404  no such model or route
 │   ├── UnauthorizedError      401  the API key is missing or wrong
 │   ├── ForbiddenError         403  the server does that for nobody
+│   ├── SlowBodyError          408  the request body did not arrive in time
 │   ├── TooLargeError          413  the request body exceeds the server's limit
 │   ├── OverloadedError        429  the server's queue is full
 │   ├── DeadlineError          504  the request's deadline passed on the server
@@ -86,6 +87,13 @@ class ForbiddenError(ApiError):
     default_type = "forbidden"
 
 
+class SlowBodyError(ApiError):
+    """The request body did not arrive in time."""
+
+    default_status = 408
+    default_type = "request_timeout"
+
+
 class TooLargeError(ApiError):
     """The request body exceeds the server's limit."""
 
@@ -151,6 +159,7 @@ _API_ERRORS: tuple[type[ApiError], ...] = (
     NotFoundError,
     UnauthorizedError,
     ForbiddenError,
+    SlowBodyError,
     TooLargeError,
     OverloadedError,
     DeadlineError,

@@ -2,7 +2,6 @@
 
 import argparse
 import json
-import logging
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -13,6 +12,7 @@ from rich.markup import escape
 from rich.table import Table
 
 import maskdial
+from maskdial import logs
 from maskdial.config import Config, default_text, load_config
 from maskdial.errors import ConfigError, MaskdialError
 from maskdial.models.bundle import Bundle, load_bundles
@@ -20,7 +20,23 @@ from maskdial_client import cli as client_cli
 
 Command = Callable[[argparse.Namespace], int]
 
-_METAVARS = {"model_dir": "DIR", "admin_key": "KEY"}
+_METAVARS = {
+    "model_dir": "DIR",
+    "uds": "FILE",
+    "ssl_certfile": "FILE",
+    "ssl_keyfile": "FILE",
+    "root_path": "PREFIX",
+    "forwarded_allow_ips": "ADDRESSES",
+    "api_key_file": "FILE",
+    "admin_key": "KEY",
+    "metrics_key": "KEY",
+}
+_REPEATED = {
+    "models": ("--model", "NAME=PATH"),
+    "api_keys": ("--api-key", "KEY"),
+    "cors_allow_origins": ("--cors-allow-origin", "ORIGIN"),
+}
+"""Flags that may be repeated, by the setting that has all their values."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -92,12 +108,13 @@ def _add_serve_arguments(parser: argparse.ArgumentParser) -> None:
         "--config", type=Path, metavar="FILE", help="TOML file with any of these settings"
     )
     for name, field in Config.model_fields.items():
-        if name == "models":
+        if name in _REPEATED:
+            flag, metavar = _REPEATED[name]
             parser.add_argument(
-                "--model",
-                dest="models",
+                flag,
+                dest=name,
                 action="append",
-                metavar="NAME=PATH",
+                metavar=metavar,
                 default=argparse.SUPPRESS,
                 help=f"{field.description}; may be repeated",
             )
@@ -123,9 +140,7 @@ def _serve(options: argparse.Namespace) -> int:
 
     flags = {name: value for name, value in vars(options).items() if name in Config.model_fields}
     config = load_config(flags, options.config)
-    logging.basicConfig(
-        level=config.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s"
-    )
+    logs.configure(config.log_level, config.log_format)
     server = Server(config)
     server.run()
     if server.failure is not None or not server.started:

@@ -8,10 +8,17 @@ import json
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
 import pydantic
-from pydantic import Field, GetCoreSchemaHandler, SecretStr, field_validator
+from pydantic import (
+    AfterValidator,
+    Field,
+    GetCoreSchemaHandler,
+    SecretStr,
+    field_validator,
+    model_validator,
+)
 from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 from pydantic_settings import (
     BaseSettings,
@@ -22,6 +29,7 @@ from pydantic_settings import (
 )
 
 from maskdial.errors import ConfigError
+from maskdial.logs import LogFormat
 from maskdial.runtime.providers import NAMES as PROVIDERS
 
 
@@ -42,9 +50,25 @@ class Unset:
         return None if value == self.word else value
 
 
+KEY_PATTERN = re.compile(r"[\x21-\x7e]([\x20-\x7e]*[\x21-\x7e])?")
+"""What a header can carry as a key."""
+
+
+def _check_key(key: SecretStr) -> SecretStr:
+    if not KEY_PATTERN.fullmatch(key.get_secret_value()):
+        raise ValueError("a key must be visible ASCII characters")
+    return key
+
+
 _Auto = Unset("auto")
 _Off = Unset("off")
 _None = Unset("none")
+
+_Origin = Annotated[str, Field(pattern=r"^(\*|https?://[^/\s]+)$")]
+_Key = Annotated[SecretStr, Field(min_length=1), AfterValidator(_check_key)]
+
+MAX_BATCH_INPUTS = 16_384
+"""What `max_batch_inputs` is at most: longer lists are refused without looking at their items."""
 
 _MODEL_NAME = re.compile(r"[\w.-]+(/[\w.-]+)?")
 _ROUTES = ("load", "unload")  # below /models/
@@ -69,6 +93,31 @@ class Config(BaseSettings):
 
     host: str = Field("127.0.0.1", description="address to listen on; 0.0.0.0: all interfaces")
     port: int = Field(8000, ge=0, le=65535, description="port to listen on; 0: any free port")
+    uds: Annotated[Path | None, _None] = Field(
+        None, description="Unix socket to listen on, instead of host and port"
+    )
+    root_path: Annotated[str, Field(pattern=r"^(/[^/]+)*$")] = Field(
+        "",
+        description="prefix that a proxy in front of the server takes off the path, such as /llm",
+    )
+    forwarded_allow_ips: str = Field(
+        "127.0.0.1",
+        description="addresses and networks of proxies, with commas, whose X-Forwarded-For and "
+        "X-Forwarded-Proto are believed; *: anyone's. Whoever is believed can pretend to be "
+        "another client",
+    )
+    ssl_certfile: Annotated[Path | None, _None] = Field(
+        None,
+        description="PEM file of the certificate, for HTTPS; it is read again when it changes",
+    )
+    ssl_keyfile: Annotated[Path | None, _None] = Field(
+        None, description="PEM file of its private key; none: it is in --ssl-certfile"
+    )
+    cors_allow_origins: Annotated[tuple[_Origin, ...], NoDecode] = Field(
+        (),
+        description="origin whose web pages may use the API, such as https://example.org; *: any. "
+        "Default: only pages that this server delivers",
+    )
     models: Annotated[dict[str, Path], NoDecode] = Field(
         {},
         description="models to serve, by name, loaded at the start; none, and no --model-dir: the "
@@ -96,10 +145,24 @@ class Config(BaseSettings):
     models_keep_alive: Annotated[float | None, Field(ge=0), _Off] = Field(
         None, description="seconds after which an unused model is unloaded"
     )
-    admin_key: Annotated[SecretStr | None, Field(min_length=1), _None] = Field(
+    api_keys: Annotated[tuple[_Key, ...], NoDecode] = Field(
+        (),
+        description="key that requests must send, as 'Authorization: Bearer KEY' or 'x-api-key'. "
+        "With one, or with --api-key-file, only /, /page/, /health and /metrics are open. Other "
+        "users of the machine see flags: prefer the file, or the variable with commas",
+    )
+    api_key_file: Annotated[Path | None, _None] = Field(
+        None,
+        description="file of more such keys, one NAME:KEY a line, read again on SIGHUP; logs and "
+        "metrics have the names. A name may have several keys, so that they can be exchanged",
+    )
+    admin_key: Annotated[_Key | None, _None] = Field(
         None,
         description="key for the routes that change the server, such as /models/load; without one "
-        "they are refused. Other users of the machine see flags: prefer the variable",
+        "they are refused. It opens all other routes, too. Prefer the variable here as well",
+    )
+    metrics_key: Annotated[_Key | None, _None] = Field(
+        None, description="key for /metrics; none: it is open"
     )
     provider: str = Field(
         "auto",
@@ -114,18 +177,75 @@ class Config(BaseSettings):
         description="whether idle intra-op threads spin during a pass: faster for one model, "
         "slower when models share cores; auto: on if a single model is served",
     )
-    max_batch_tokens: int = Field(
-        4096,
-        ge=16,
+    max_batch_tokens: Annotated[int | None, Field(ge=16), _Auto] = Field(
+        None,
         description="token budget of a masked model's batch, padding included; higher: more "
-        "throughput, lower: less latency",
+        "throughput, lower: less latency, since whoever comes waits for the batch that runs; auto: "
+        "512 on a CPU, where larger batches were no faster on two cores, 4096 on a GPU",
     )
-    max_batch_inputs: int = Field(256, ge=1, description="maximum number of texts in one request")
+    max_batch_inputs: int = Field(
+        256, ge=1, le=MAX_BATCH_INPUTS, description="maximum number of texts in one request"
+    )
     max_queue: int = Field(
         1024, ge=1, description="texts that may queue for a model; beyond that, requests get 429"
     )
+    max_requests_per_client: Annotated[int | None, Field(ge=1), _Off] = Field(
+        None,
+        description="maximum number of requests that a client (a key, or an address without keys) "
+        "may have open at once; beyond that, 429",
+    )
+    max_tokens_per_minute: Annotated[int | None, Field(ge=1), _Off] = Field(
+        None,
+        description="tokens that a client may have computed in a minute, prompts included; beyond "
+        "that, 429 with the time to wait",
+    )
     max_body_bytes: int = Field(
         2_000_000, ge=1024, description="maximum request body size; larger bodies get 413"
+    )
+    max_connections: int = Field(
+        2000,
+        ge=1,
+        description="maximum number of open connections; further ones get 503 at once. Each may "
+        "hold a body: with --max-body-bytes, this bounds the memory of requests",
+    )
+    max_header_bytes: int = Field(
+        65_536,
+        ge=1024,
+        description="maximum size of a request's line and headers, each header counted as 32 bytes "
+        "more than it has; beyond that, 431",
+    )
+    header_timeout: float = Field(
+        10.0,
+        gt=0,
+        le=3600,
+        description="seconds until a request's headers must have arrived; then the connection is "
+        "closed",
+    )
+    body_timeout: float = Field(
+        30.0,
+        gt=0,
+        le=3600,
+        description="seconds until a request's body must have arrived; then it gets 408. Slow "
+        "networks need more for large bodies",
+    )
+    write_timeout: float = Field(
+        30.0,
+        gt=0,
+        le=3600,
+        description="seconds in which a client must take some of a reply that waits for it, 1 KiB "
+        "a second or more; otherwise its connection is closed and its request cancelled",
+    )
+    keep_alive_timeout: int = Field(
+        5,
+        ge=1,
+        description="seconds until an idle connection is closed; behind a load balancer, longer "
+        "than its own, which otherwise may send a request into a closing connection",
+    )
+    max_unsent_bytes: int = Field(
+        256 * 2**20,
+        ge=2**20,
+        description="maximum size of all replies that wait for their clients; beyond that, the "
+        "connections that held most for longest are closed",
     )
     slots: Annotated[int | None, Field(ge=1, le=1024), _Auto] = Field(
         None,
@@ -185,6 +305,11 @@ class Config(BaseSettings):
         description="what to do if a model's logits on this machine differ from those at export",
     )
     log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="log level")
+    log_format: LogFormat = Field(
+        "text",
+        description="json: the log as JSON, with a line for each request that says who was "
+        "answered by what and how long it took; no line ever has the texts of a request",
+    )
 
     @field_validator("provider")
     @classmethod
@@ -192,6 +317,14 @@ class Config(BaseSettings):
         if value not in ("auto", *PROVIDERS):
             names = ", ".join(("auto", *PROVIDERS))
             raise PydanticCustomError("provider", f"unknown provider {value!r}; use one of {names}")
+        return value
+
+    @field_validator("api_keys", "cors_allow_origins", mode="before")
+    @classmethod
+    def _split(cls, value: object) -> object:
+        """Accepts a comma-separated string (variables)."""
+        if isinstance(value, str):
+            return [each.strip() for each in value.split(",") if each.strip()]
         return value
 
     @field_validator("models", mode="before")
@@ -222,6 +355,12 @@ class Config(BaseSettings):
             if fault is not None:
                 raise ValueError(fault)
         return value
+
+    @model_validator(mode="after")
+    def _check_key_file(self) -> Self:
+        if self.ssl_keyfile is not None and self.ssl_certfile is None:
+            raise ValueError("ssl_keyfile: give ssl_certfile as well")
+        return self
 
     def spins(self, *, alone: bool) -> bool:
         """Whether a model's threads spin. ``alone``: it is the only model served."""

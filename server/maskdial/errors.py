@@ -5,6 +5,7 @@ MaskdialError
 ├── UnauthorizedError    401  the key is missing or wrong
 ├── ForbiddenError       403  this server does not do that for anyone
 ├── NotFoundError        404  no such model or route
+├── SlowBodyError        408  the body did not arrive in time
 ├── TooLargeError        413  the body is larger than the server accepts
 ├── OverloadedError      429  the queue is full; Retry-After says when to retry
 ├── UnavailableError     503  starting, draining, or the model is not there or down
@@ -20,9 +21,17 @@ import contextlib
 from collections.abc import Iterator
 from typing import ClassVar
 
+_MAX_LENGTH = 4000
+
+
+def shortened(text: str, length: int = 64) -> str:
+    """What a client wrote, as far as an error repeats it."""
+    return text if len(text) <= length else text[:length] + "..."
+
 
 class MaskdialError(Exception):
-    """The root. ``message`` is a sentence that a person can act on, lower case, no period.
+    """The root. ``message`` is a sentence that a person can act on, lower case, no period. What a
+    client wrote cannot make it longer than a page.
 
     ``status`` is the HTTP status, ``error_type`` the name on the wire, ``retry_after`` the value of
     the Retry-After header in seconds (None: no such header).
@@ -30,9 +39,10 @@ class MaskdialError(Exception):
 
     status: ClassVar[int] = 500
     error_type: ClassVar[str] = "internal"
-    retry_after: ClassVar[int | None] = None
+    retry_after: int | None = None
 
     def __init__(self, message: str) -> None:
+        message = shortened(message, _MAX_LENGTH)
         super().__init__(message)
         self.message = message
 
@@ -75,6 +85,13 @@ class NotFoundError(MaskdialError):
     error_type = "not_found"
 
 
+class SlowBodyError(MaskdialError):
+    """The request body did not arrive in time."""
+
+    status = 408
+    error_type = "request_timeout"
+
+
 class TooLargeError(MaskdialError):
     """The request body is over the limit."""
 
@@ -83,11 +100,18 @@ class TooLargeError(MaskdialError):
 
 
 class OverloadedError(MaskdialError):
-    """The queue is full."""
+    """The queue is full, or the client is over its limits.
+
+    Args:
+        retry_after: in seconds.
+    """
 
     status = 429
     error_type = "overloaded"
-    retry_after = 1
+
+    def __init__(self, message: str, *, retry_after: int = 1) -> None:
+        super().__init__(message)
+        self.retry_after = retry_after
 
 
 class UnavailableError(MaskdialError):

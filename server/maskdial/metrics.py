@@ -1,7 +1,7 @@
 """Every Prometheus metric, declared once, at zero from the start.
 
-Times are in seconds. Labels are ``route``, ``model``, ``outcome``, ``state``, ``phase`` and
-``reason``, all from closed sets: no text that a user sends ever becomes a label.
+Times are in seconds. Labels are ``route``, ``model``, ``outcome``, ``state``, ``phase``, ``reason``
+and ``key`` (a key's name), all from closed sets: no text that a user sends ever becomes a label.
 """
 
 from collections.abc import Iterable, Mapping
@@ -28,6 +28,7 @@ OUTCOMES = (
     "unauthorized",
     "forbidden",
     "not_found",
+    "request_timeout",
     "too_large",
     "overloaded",
     "unavailable",
@@ -40,6 +41,7 @@ ModelState = Literal["unloaded", "loading", "ready", "draining", "failed"]
 LoadOutcome = Literal["ok", "failed"]
 UnloadReason = Literal["request", "room", "keep_alive", "replaced"]
 CancelReason = Literal["disconnect", "timeout", "shutdown"]
+ConnectionEnd = Literal["limit", "malformed", "header_bytes", "headers", "body", "write", "unsent"]
 Phase = Literal["schedule", "run", "sample", "publish"]
 
 _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
@@ -103,6 +105,7 @@ class Metrics:
 
     def __init__(self, task_routes: Iterable[str] = ()) -> None:
         self._task_routes = tuple(task_routes)
+        self._key_names: set[str] = set()
         self.registry = CollectorRegistry()
         ProcessCollector(registry=self.registry)
         PlatformCollector(registry=self.registry)
@@ -121,6 +124,15 @@ class Metrics:
 
         self.requests = counter(
             "requests", "Requests by how they ended", "route", "model", "outcome"
+        )
+        self.connections = gauge("connections", "Open connections")
+        self.connections_ended = counter(
+            "connections_ended", "Connections that a limit has ended", "reason"
+        )
+        for reason in get_args(ConnectionEnd):
+            self.connections_ended.labels(reason)
+        self.key_requests = counter(
+            "key_requests", "Requests by the name of their key", "key", "outcome"
         )
         self.request_duration = histogram(
             "request_duration_seconds", "From headers to last byte", _SECONDS, "route", "model"
@@ -211,6 +223,17 @@ class Metrics:
                 reason: self._cancelled.labels(label, reason) for reason in get_args(CancelReason)
             },
         )
+
+    def declare_keys(self, names: Iterable[str]) -> None:
+        """Makes the series of these names of keys exist, and drops those of other names."""
+        names = set(names)
+        for name in self._key_names - names:
+            for outcome in OUTCOMES:
+                self.key_requests.remove(name, outcome)
+        self._key_names = names
+        for name in names:
+            for outcome in OUTCOMES:
+                self.key_requests.labels(name, outcome)
 
     def declare_name(self, model: str) -> None:
         """Makes the series of a name that models are served under exist at zero."""

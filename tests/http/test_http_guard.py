@@ -9,10 +9,13 @@ import httpx
 import pytest
 from fastapi import Depends, FastAPI, HTTPException, Request, Response
 
+from maskdial.config import Config
 from maskdial.errors import MaskdialError, NotFoundError, OverloadedError
-from maskdial.http.guard import Guard, TaskRoute
+from maskdial.http.guard import Guard
+from maskdial.http.keys import Keys
 from maskdial.http.lifecycle import Lifecycle
 from maskdial.http.replies import json_reply
+from maskdial.http.route import TaskRoute
 from maskdial.metrics import Metrics
 
 MAX_BODY_BYTES = 2000
@@ -59,9 +62,10 @@ ROUTES = [
 class Server:
     """The guard before an application of a few routes, without a socket."""
 
-    def __init__(self, root_path: str) -> None:
+    def __init__(self, root_path: str, **settings: Any) -> None:
         self.lifecycle = Lifecycle()
         self.metrics = Metrics([route.path for route in ROUTES])
+        config = Config(max_body_bytes=MAX_BODY_BYTES, **settings)
         app = FastAPI(redirect_slashes=False)
         app.router.routes.extend(ROUTES)
         app.add_middleware(
@@ -69,7 +73,8 @@ class Server:
             routes=app.routes,
             metrics=self.metrics,
             lifecycle=self.lifecycle,
-            max_body_bytes=MAX_BODY_BYTES,
+            config=config,
+            keys=Keys(config),
         )
         self.lifecycle.serve()
         self._prefix = root_path
@@ -141,6 +146,90 @@ def test_large_bodies_are_refused(server: Server) -> None:
     reply = server.request("/echo", content=b"x" * (MAX_BODY_BYTES + 1))
     assert (reply.status_code, reply.headers["connection"]) == (413, "close")
     assert server.count("/echo", "too_large") == 1
+
+
+class Upload:
+    """A client that has sent some of its body, as the guard meets it without a port."""
+
+    def __init__(self, server: Server, num_bytes: int, *, first: bytes = b"{") -> None:
+        self.sent: list[Any] = []
+        self.num_received = 0
+        self.is_waiting = asyncio.Event()
+        self._server = server
+        self._first = first
+        self._scope: dict[str, Any] = {"type": "http", "method": "POST", "path": "/echo"}
+        self._scope |= {"root_path": "", "query_string": b""}
+        self._scope["headers"] = [(b"content-length", str(num_bytes).encode())]
+
+    async def run(self) -> None:
+        app: Any = self._server._transport.app
+        await app(self._scope, self._receive, self._send)
+
+    async def _receive(self) -> Any:
+        self.num_received += 1
+        if self.num_received > 1:
+            self.is_waiting.set()
+            await asyncio.sleep(3600)
+        return {"type": "http.request", "body": self._first, "more_body": True}
+
+    async def _send(self, message: Any) -> None:
+        self.sent.append(message)
+
+    @property
+    def reply(self) -> tuple[int, dict[str, Any], str]:
+        """Status, content, and the header ``connection``."""
+        start, *parts = self.sent
+        content = b"".join(part["body"] for part in parts)
+        assert [part["more_body"] for part in parts] == [True, False]
+        headers = dict(start["headers"])
+        return start["status"], json.loads(content), headers[b"connection"].decode()
+
+
+def test_a_body_has_to_arrive_in_time() -> None:
+    server = Server("", body_timeout=0.01)
+    upload = Upload(server, 10)
+    asyncio.run(upload.run())
+    status, content, connection = upload.reply
+    assert (status, content["error_type"], connection) == (408, "request_timeout", "close")
+    assert "0.01 seconds (--body-timeout)" in content["error"]
+    assert server.count("/echo", "request_timeout") == 1
+
+
+def test_a_shutdown_does_not_wait_for_half_a_body() -> None:
+    """But for a second: nothing runs for it yet, and another instance can take all of it."""
+    server = Server("")
+    upload = Upload(server, 10)
+
+    async def scenario() -> int:
+        sending = asyncio.create_task(upload.run())
+        await upload.is_waiting.wait()
+        num_left = await server.lifecycle.drain(3600)
+        await sending
+        return num_left
+
+    assert asyncio.run(scenario()) == 0
+    status, content, connection = upload.reply
+    assert (status, content["error_type"], connection) == (503, "unavailable", "close")
+
+
+def test_the_sender_of_a_large_body_gets_to_read_why_it_is_refused(server: Server) -> None:
+    """Some of the rest is read after the reply: closing at once would reset the connection."""
+    upload = Upload(server, 10**9, first=b"x" * 20_000_000)
+    parts = iter([b"x" * 20_000_000] * 3)
+
+    async def receive() -> Any:
+        upload.num_received += 1
+        return {"type": "http.request", "body": next(parts), "more_body": True}
+
+    upload._receive = receive  # type: ignore[method-assign]
+    asyncio.run(upload.run())
+    assert upload.reply[0] == 413
+    assert upload.num_received == 2  # of the endless one, 32 MB
+
+
+def test_head_is_get(server: Server) -> None:
+    assert server.request("/nowhere", "HEAD").status_code == 404
+    assert server.request("/echo", "HEAD").status_code == 405
 
 
 def test_draining_refuses_task_routes(server: Server) -> None:

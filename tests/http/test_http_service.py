@@ -73,6 +73,31 @@ METRICS = [
 ]
 
 
+@pytest.mark.parametrize("path", ["/health", "/health/live", "/health/ready", "/metrics", "/info"])
+def test_head_is_answered(http: httpx.Client, path: str) -> None:
+    reply = http.head(path)
+    assert (reply.status_code, reply.content) == (200, b"")
+    assert int(reply.headers["content-length"]) > 0
+
+
+def test_a_slash_at_the_end_is_no_redirect(http: httpx.Client) -> None:
+    """Which would lead to whatever host the client named."""
+    for path in ("/models/", "/models/hybrid/", "/classify/", "/v1/models/", "/health/"):
+        for method in ("GET", "POST"):
+            reply = http.request(method, path, headers={"host": "evil.example"})
+            assert reply.status_code in (404, 405, 422), path
+            assert "location" not in reply.headers
+
+
+def test_a_plain_sender_reads_its_413(http: httpx.Client, url: str) -> None:
+    """One that writes all of its body before it reads."""
+    port = int(url.rsplit(":", 1)[1])
+    with socket.create_connection(("127.0.0.1", port), timeout=30) as client:
+        head = b"POST /classify HTTP/1.1\r\nhost: x\r\ncontent-length: 20000000\r\n\r\n"
+        client.sendall(head + b"x" * 20_000_000)
+        assert client.makefile("rb").readline().startswith(b"HTTP/1.1 413 ")
+
+
 def test_metrics_are_there_from_the_start_and_count(http: httpx.Client) -> None:
     def value(line_start: str) -> float:
         lines = http.get("/metrics").text.splitlines()

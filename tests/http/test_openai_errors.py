@@ -73,7 +73,7 @@ def error_of(reply: httpx.Response, status: int = 400) -> Any:
         ({"response_format": {"type": "json_schema"}}, "response_format", "needs json_schema"),
         ({"use_beam_search": True}, "use_beam_search", "unknown field"),
         ({"prompt_embeds": "abc"}, "prompt_embeds", "unknown field"),
-        ({"timeout": 0}, "timeout", "above 0"),
+        ({"timeout": 0}, "timeout", "between 0.001 and 86400"),
         ({"model": "sentiment"}, "model", "cannot do generate"),
         ({"model": None}, "model", "several models"),
         ({"model": 3}, "model", "string"),

@@ -1,7 +1,7 @@
 """The wire formats that the server speaks. A dialect parses and renders; it knows no model logic.
 
-A new one is a module with its ``ROUTES``, listed here. If its errors have a form of their own, they
-are listed in ``ROUTING_ERRORS`` as well.
+A new one is a module with its ``ROUTES``, listed here. If its errors have a form of their own,
+its errors module is listed in ``_ERRORS`` as well.
 """
 
 from collections.abc import Callable
@@ -30,18 +30,19 @@ from maskdial.dialects import (
     tokens,
 )
 from maskdial.dialects.shared_routes import share
+from maskdial.http.exchange import ErrorReply
 from maskdial.models.served import Task
 
-# Paths that the OpenAI dialect has, too: its endpoint, and the keys by which its bodies are known.
+# Paths that the OpenAI dialect has, too.
 _SHARED = {
-    "/rerank": (openai_rerank.rerank, ("documents",)),
-    "/tokenize": (openai_tokens.tokenize, ("prompt", "messages")),
-    "/detokenize": (openai_tokens.detokenize, ("tokens",)),
+    "/rerank": openai_rerank.SHARER,
+    "/tokenize": openai_tokens.TOKENIZE_SHARER,
+    "/detokenize": openai_tokens.DETOKENIZE_SHARER,
 }
 
 ROUTES = (
     *(
-        share(route, *_SHARED[route.path]) if route.path in _SHARED else route
+        share(route, _SHARED[route.path]) if route.path in _SHARED else route
         for route in (*tasks.ROUTES, *tgi.ROUTES, *text_to_text.ROUTES, *tokens.ROUTES)
     ),
     *openai_completions.ROUTES,
@@ -68,7 +69,14 @@ TASKS: tuple[Task, ...] = (
 )
 """Everything that models can be asked for, in the order of listings."""
 
+_ERRORS = (anthropic_errors, openai_errors)
+
 ROUTING_ERRORS: tuple[tuple[str, Callable[[int, str, dict[str, str]], Response]], ...] = tuple(
-    (errors.PREFIX, errors.http_error_reply) for errors in (anthropic_errors, openai_errors)
+    (errors.PREFIX, errors.http_error_reply) for errors in _ERRORS
 )
 """How errors at unknown paths are written: by the first dialect with that prefix, if one has it."""
+
+ERROR_REPLIES: tuple[tuple[str, ErrorReply], ...] = tuple(
+    (errors.PREFIX, errors.error_reply) for errors in _ERRORS
+)
+"""The same for our own errors, where a path's route is not known."""

@@ -6,12 +6,13 @@ from typing import Annotated, Literal
 from fastapi import Request, Response
 from pydantic import Field
 
+from maskdial.dialects.native_replies import ModelChange
 from maskdial.dialects.schema import Range, Size, Wire, parse_body
 from maskdial.http.admin import ADMIN
 from maskdial.http.context import server_context
 from maskdial.http.disconnect import unless_gone
-from maskdial.http.guard import TaskRoute
 from maskdial.http.replies import json_reply
+from maskdial.http.route import TaskRoute
 from maskdial.models.entry import Entry
 
 _Name = Annotated[str, Size(1, 256, "characters")]
@@ -61,7 +62,18 @@ def _reply(entry: Entry) -> Response:
     return json_reply({"model": entry.name, "state": entry.state, "reason": entry.reason})
 
 
-ROUTES = (
-    TaskRoute("/models/load", load, body=LoadBody, tags=["models"], dependencies=[ADMIN]),
-    TaskRoute("/models/unload", unload, body=UnloadBody, tags=["models"], dependencies=[ADMIN]),
+ROUTES = tuple(
+    TaskRoute(
+        path,
+        endpoint,
+        body=body,
+        reply=ModelChange,
+        statuses=(403,),
+        tags=["models"],
+        dependencies=[ADMIN],
+    )
+    for path, endpoint, body in (
+        ("/models/load", load, LoadBody),
+        ("/models/unload", unload, UnloadBody),
+    )
 )

@@ -7,16 +7,20 @@ from typing import Any
 from fastapi import Response
 from pydantic import BaseModel
 
+from maskdial.dialects.anthropic_replies import AnthropicError
 from maskdial.errors import (
     DeadlineError,
+    ForbiddenError,
     MaskdialError,
     NotFoundError,
     OverloadedError,
+    SlowBodyError,
     TooLargeError,
+    UnauthorizedError,
     ValidationError,
 )
-from maskdial.http.guard import Endpoint, TaskRoute
 from maskdial.http.replies import encode_json, json_reply, sdk_error_reply
+from maskdial.http.route import Endpoint, TaskRoute
 from maskdial.http.sse import named_frame
 
 PREFIX = "/v1/messages"
@@ -24,16 +28,31 @@ PREFIX = "/v1/messages"
 
 _TYPES: tuple[tuple[type[MaskdialError], str], ...] = (
     (ValidationError, "invalid_request_error"),
+    (UnauthorizedError, "authentication_error"),
+    (ForbiddenError, "permission_error"),
     (NotFoundError, "not_found_error"),
+    (SlowBodyError, "timeout_error"),
     (TooLargeError, "request_too_large"),
     (OverloadedError, "rate_limit_error"),
     (DeadlineError, "timeout_error"),
 )
 
 
-def anthropic_route(path: str, endpoint: Endpoint, body: type[BaseModel]) -> TaskRoute:
+def anthropic_route(
+    path: str, endpoint: Endpoint, body: type[BaseModel], reply: Any, *, streams: bool = False
+) -> TaskRoute:
     """A task route whose errors are Anthropic's."""
-    return TaskRoute(path, endpoint, body=body, error_reply=error_reply, tags=["anthropic"])
+    return TaskRoute(
+        path,
+        endpoint,
+        body=body,
+        reply=reply,
+        streams=streams,
+        error=AnthropicError,
+        error_reply=error_reply,
+        invalid_status=400,
+        tags=["anthropic"],
+    )
 
 
 @contextlib.contextmanager
@@ -64,10 +83,10 @@ def error_reply(error: MaskdialError) -> Response:
 
 def error_frame(error: MaskdialError) -> bytes:
     """An error that ends a stream."""
-    return event_frame(error_content(error))
+    return named_frame("error", encode_json(error_content(error)))
 
 
-def error_content(error: MaskdialError) -> dict[str, Any]:
+def error_content(error: MaskdialError) -> AnthropicError:
     """An error as Anthropic's API writes it; the message names the field at fault."""
     kind = next((name for cls, name in _TYPES if isinstance(error, cls)), "api_error")
     return _content(error.message, kind)
@@ -79,5 +98,5 @@ def http_error_reply(status: int, message: str, headers: dict[str, str]) -> Resp
     return json_reply(_content(message, kind), status=status, headers=headers)
 
 
-def _content(message: str, kind: str) -> dict[str, Any]:
+def _content(message: str, kind: str) -> AnthropicError:
     return {"type": "error", "error": {"type": kind, "message": message}}

@@ -6,8 +6,8 @@ There is no `/v2/models/NAME/infer`: texts go to the tasks' own routes.
 from collections.abc import Mapping
 
 from fastapi import Request, Response
-from fastapi.routing import APIRoute
 from pydantic import Field
+from typing_extensions import TypedDict
 
 import maskdial
 from maskdial.dialects.schema import Wire, parse_body
@@ -16,8 +16,8 @@ from maskdial.errors import MaskdialError
 from maskdial.http.admin import ADMIN
 from maskdial.http.context import server_context
 from maskdial.http.disconnect import unless_gone
-from maskdial.http.guard import TaskRoute
 from maskdial.http.replies import error_reply, json_reply
+from maskdial.http.route import Route, TaskRoute
 from maskdial.metrics import ModelState
 from maskdial.models.choice import Choice
 from maskdial.models.entry import Entry
@@ -58,6 +58,63 @@ class RepositoryUnloadBody(Wire):
     """An unload."""
 
     parameters: UnloadParameters | None = None
+
+
+class ServerMetadata(TypedDict):
+    """The server."""
+
+    name: str
+    version: str
+    extensions: list[str]
+
+
+class ServerLive(TypedDict):
+    """Whether it lives."""
+
+    live: bool
+
+
+class ServerReady(TypedDict):
+    """Whether it takes requests."""
+
+    ready: bool
+
+
+class ModelReady(ServerReady):
+    """Whether a model takes requests."""
+
+    name: str
+
+
+class Tensor(TypedDict):
+    """An input or an output."""
+
+    name: str
+    datatype: str
+    shape: list[int]
+
+
+class ModelMetadata(TypedDict):
+    """A model."""
+
+    name: str
+    versions: list[str]
+    platform: str
+    inputs: list[Tensor]
+    outputs: list[Tensor]
+
+
+class RepositoryModel(TypedDict):
+    """A model of the repository."""
+
+    name: str
+    version: str
+    state: str
+    reason: str
+
+
+class Nothing(TypedDict):
+    """An empty object."""
 
 
 async def server_metadata() -> Response:
@@ -159,21 +216,43 @@ def _entry(request: Request) -> Entry:
 
 _MODEL = "/v2/repository/models/{name:path}"
 ROUTES = (
-    TaskRoute("/v2/repository/index", index, body=RepositoryIndexBody, tags=["kserve"]),
     TaskRoute(
-        f"{_MODEL}/load", load, body=RepositoryLoadBody, tags=["kserve"], dependencies=[ADMIN]
-    ),
-    TaskRoute(
-        f"{_MODEL}/unload", unload, body=RepositoryUnloadBody, tags=["kserve"], dependencies=[ADMIN]
+        "/v2/repository/index",
+        index,
+        body=RepositoryIndexBody,
+        body_is_optional=True,
+        reply=list[RepositoryModel],
+        tags=["kserve"],
     ),
     *(
-        APIRoute(path, endpoint, methods=["GET"], tags=["kserve"])
-        for path, endpoint in (
-            ("/v2", server_metadata),
-            ("/v2/health/live", live),
-            ("/v2/health/ready", ready),
-            ("/v2/models/{name:path}/ready", model_ready),
-            ("/v2/models/{name:path}", model_metadata),
+        TaskRoute(
+            f"{_MODEL}/{verb}",
+            endpoint,
+            body=body,
+            body_is_optional=True,
+            reply=Nothing,
+            statuses=(403,),
+            tags=["kserve"],
+            dependencies=[ADMIN],
+        )
+        for verb, endpoint, body in (
+            ("load", load, RepositoryLoadBody),
+            ("unload", unload, RepositoryUnloadBody),
+        )
+    ),
+    *(
+        Route(path, endpoint, methods=["GET"], reply=reply, tags=["kserve"], **described)
+        for path, endpoint, reply, described in (
+            ("/v2", server_metadata, ServerMetadata, {}),
+            ("/v2/health/live", live, ServerLive, {}),
+            ("/v2/health/ready", ready, ServerReady, {"reply_statuses": (503,)}),
+            (
+                "/v2/models/{name:path}/ready",
+                model_ready,
+                ModelReady,
+                {"statuses": (404, 422), "reply_statuses": (503,)},
+            ),
+            ("/v2/models/{name:path}", model_metadata, ModelMetadata, {"statuses": (404, 422)}),
         )
     ),
 )

@@ -1,16 +1,18 @@
 """`POST /models/{name}`: whatever task the named model does."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, Union
 
 from fastapi import Request, Response
 from pydantic import ConfigDict
 
 from maskdial.dialects import tasks, text_to_text, tgi
+from maskdial.dialects.native_replies import GenerateReply
 from maskdial.dialects.schema import TaskBody, parse_body, read_object
+from maskdial.dialects.tgi_bodies import GenerateBody
 from maskdial.http.context import server_context
-from maskdial.http.guard import TaskRoute
 from maskdial.http.lease import lease_for
+from maskdial.http.route import TaskRoute
 from maskdial.models.bundle import Task
 from maskdial.models.served import ServedModel
 from maskdial.requests.timing import Deadline
@@ -33,7 +35,11 @@ class _Dispatched(Protocol):
     async def serve(self, request: Request, content: bytes, model_name: str | None) -> Response: ...
 
 
-_TASKS: tuple[_Dispatched, ...] = (tgi.GENERATE, *text_to_text.TASKS, *tasks.TASKS)
+_OTHERS: tuple[text_to_text.TextToTextTask | tasks.MaskedTask[Any], ...] = (
+    *text_to_text.TASKS,
+    *tasks.TASKS,
+)
+_TASKS: tuple[_Dispatched, ...] = (tgi.GENERATE, *_OTHERS)
 
 
 async def model(request: Request) -> Response:
@@ -61,4 +67,13 @@ def _asked_task(served: Sequence[ServedModel], body: Mapping[str, Any]) -> _Disp
     return next(task for task in _TASKS if task.name == main)
 
 
-ROUTES = (TaskRoute("/models/{name:path}", model, tags=["models"]),)
+ROUTES = (
+    TaskRoute(
+        "/models/{name:path}",
+        model,
+        body=Union[(GenerateBody, *(task.body for task in _OTHERS))],
+        reply=Union[(GenerateReply, *(task.reply for task in _OTHERS))],
+        streams=True,
+        tags=["models"],
+    ),
+)

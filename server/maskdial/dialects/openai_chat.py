@@ -19,6 +19,7 @@ from maskdial.dialects.openai_errors import openai_route
 from maskdial.dialects.openai_generation import FINISH_REASONS, answer
 from maskdial.dialects.openai_logprobs import chat_logprobs
 from maskdial.dialects.openai_messages import Message
+from maskdial.dialects.openai_replies import ChatReply
 from maskdial.dialects.openai_sampling import GenerationBody
 from maskdial.dialects.openai_schema import Unsupported
 from maskdial.dialects.openai_tools import ToolBody, ToolChoiceInput
@@ -258,6 +259,8 @@ async def chat_completions(request: Request) -> Response:
 
 
 ROUTES = tuple(
-    openai_route(f"{prefix}/v1/chat/completions", chat_completions, ChatBody)
+    openai_route(
+        f"{prefix}/v1/chat/completions", chat_completions, ChatBody, ChatReply, streams=True
+    )
     for prefix in ("", "/models/{name:path}")
 )

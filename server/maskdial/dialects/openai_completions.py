@@ -12,6 +12,7 @@ from maskdial.causal.events import TokenEvent
 from maskdial.dialects.openai_errors import openai_route
 from maskdial.dialects.openai_generation import FINISH_REASONS, answer
 from maskdial.dialects.openai_logprobs import CompletionLogprobs, DescribedToken
+from maskdial.dialects.openai_replies import CompletionReply
 from maskdial.dialects.openai_sampling import GenerationBody
 from maskdial.dialects.openai_schema import (
     TextsOrIds,
@@ -169,4 +170,6 @@ async def completions(request: Request) -> Response:
     return await answer(request, body, writer)
 
 
-ROUTES = (openai_route("/v1/completions", completions, CompletionsBody),)
+ROUTES = (
+    openai_route("/v1/completions", completions, CompletionsBody, CompletionReply, streams=True),
+)

@@ -11,6 +11,7 @@ from pydantic import Field, model_validator
 from maskdial.dialects.openai_decisions_input import Item, Parts, joined
 from maskdial.dialects.openai_errors import openai_route
 from maskdial.dialects.openai_models import about_model
+from maskdial.dialects.openai_replies import DecisionsReply
 from maskdial.dialects.openai_schema import Lenient, OpenAIBody
 from maskdial.dialects.schema import FieldError, Size, parse_body, wire_names
 from maskdial.dialects.task_bodies import Text, TruncationParameters
@@ -201,4 +202,4 @@ def _usage(found: Decisions) -> dict[str, Any]:
     }
 
 
-ROUTES = (openai_route("/v1/decisions", decisions, DecisionsBody),)
+ROUTES = (openai_route("/v1/decisions", decisions, DecisionsBody, DecisionsReply),)

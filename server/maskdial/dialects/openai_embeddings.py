@@ -13,6 +13,7 @@ from pydantic import Field
 
 from maskdial.dialects.openai_errors import openai_route
 from maskdial.dialects.openai_models import about_model
+from maskdial.dialects.openai_replies import EmbeddingsReply, PromptUsage
 from maskdial.dialects.openai_schema import (
     OpenAIBody,
     TextsOrIds,
@@ -125,9 +126,9 @@ def _encode(vector: NDArray[np.float32], body: EmbeddingsBody) -> str | list[Any
     return values
 
 
-def prompt_usage(num_tokens: int) -> dict[str, int]:
+def prompt_usage(num_tokens: int) -> PromptUsage:
     """Token counts of a request that generates none."""
     return {"prompt_tokens": num_tokens, "total_tokens": num_tokens}
 
 
-ROUTES = (openai_route("/v1/embeddings", embeddings, EmbeddingsBody),)
+ROUTES = (openai_route("/v1/embeddings", embeddings, EmbeddingsBody, EmbeddingsReply),)

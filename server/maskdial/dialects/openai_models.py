@@ -3,16 +3,16 @@
 import contextlib
 import time
 from collections.abc import Iterator
-from typing import Any
 
 from fastapi import Request, Response
-from fastapi.routing import APIRoute
 
 from maskdial.config import Config
 from maskdial.dialects.openai_errors import error_reply
+from maskdial.dialects.openai_replies import ModelReply, ModelsReply, OpenAIError
 from maskdial.errors import NotFoundError, ValidationError
 from maskdial.http.context import server_context
 from maskdial.http.replies import json_reply
+from maskdial.http.route import Route
 from maskdial.models.choice import Choice
 from maskdial.models.entry import Entry
 from maskdial.models.registry import Models
@@ -45,7 +45,7 @@ def _is_available(entry: Entry, models: Models) -> bool:
     return bool(entry.models or (entry.manifests and models.autoloads))
 
 
-def _describe(entry: Entry, config: Config) -> dict[str, Any]:
+def _describe(entry: Entry, config: Config) -> ModelReply:
     lengths = [model.max_length for model in entry.models] or [
         max_length(manifest, config) for manifest in entry.manifests
     ]
@@ -68,6 +68,21 @@ def about_model() -> Iterator[None]:
 
 
 ROUTES = (
-    APIRoute("/v1/models", list_models, methods=["GET"], tags=["openai"]),
-    APIRoute("/v1/models/{name:path}", retrieve_model, methods=["GET"], tags=["openai"]),
+    Route(
+        "/v1/models",
+        list_models,
+        methods=["GET"],
+        reply=ModelsReply,
+        error=OpenAIError,
+        tags=["openai"],
+    ),
+    Route(
+        "/v1/models/{name:path}",
+        retrieve_model,
+        methods=["GET"],
+        reply=ModelReply,
+        error=OpenAIError,
+        statuses=(400, 404),
+        tags=["openai"],
+    ),
 )

@@ -2,7 +2,7 @@
 
 import uuid
 from functools import partial
-from typing import Annotated, Any
+from typing import Annotated
 
 import pydantic
 from fastapi import Request, Response
@@ -11,8 +11,10 @@ from pydantic import Field
 from maskdial.dialects.openai_embeddings import prompt_usage
 from maskdial.dialects.openai_errors import openai_route
 from maskdial.dialects.openai_models import about_model
+from maskdial.dialects.openai_replies import RankedDocument, RankReply
 from maskdial.dialects.openai_schema import OpenAIBody
 from maskdial.dialects.schema import LARGEST_INT, Range, Size, parse_body, wire_names
+from maskdial.dialects.shared_routes import Sharer
 from maskdial.dialects.task_bodies import Text, TruncationParameters
 from maskdial.dialects.tasks import task_of
 from maskdial.http.context import server_context
@@ -65,14 +67,14 @@ async def rerank(request: Request) -> Response:
         answer = await understanding.answer(
             wanted, model, server.config, deadline, partial(unless_gone, request)
         )
-    results: list[dict[str, Any]] = [
+    results: list[RankedDocument] = [
         {"index": rank.index, "relevance_score": rank.score}
         for rank in answer.content[: body.top_n]
     ]
     if body.return_documents:
         for result in results:
             result["document"] = {"text": body.documents[result["index"]]}
-    content = {
+    content: RankReply = {
         "id": f"rerank-{uuid.uuid4().hex}",
         "model": model.name,
         "results": results,
@@ -81,4 +83,9 @@ async def rerank(request: Request) -> Response:
     return json_reply(content, headers=timing_headers(answer.timings))
 
 
-ROUTES = tuple(openai_route(path, rerank, RankBody) for path in ("/v1/rerank", "/v2/rerank"))
+SHARER = Sharer(rerank, RankBody, RankReply, ("documents",))
+"""Its part of `/rerank`."""
+
+ROUTES = tuple(
+    openai_route(path, rerank, RankBody, RankReply) for path in ("/v1/rerank", "/v2/rerank")
+)

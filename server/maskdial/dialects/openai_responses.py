@@ -9,12 +9,12 @@ import uuid
 from typing import Any
 
 from fastapi import Request, Response
-from fastapi.routing import APIRoute
 
 from maskdial.causal.events import TokenEvent
 from maskdial.dialects.openai_errors import http_error_reply, openai_route
 from maskdial.dialects.openai_logprobs import chat_logprobs
 from maskdial.dialects.openai_models import about_model
+from maskdial.dialects.openai_replies import OpenAIError, ResponseReply
 from maskdial.dialects.openai_responses_body import ResponsesBody
 from maskdial.dialects.openai_responses_output import Event, ResponseOutput, Status
 from maskdial.dialects.schema import parse_body, wire_names
@@ -24,6 +24,7 @@ from maskdial.http.context import server_context
 from maskdial.http.disconnect import unless_gone
 from maskdial.http.lease import causal_for
 from maskdial.http.replies import encode_json, json_reply, timing_headers, truncation_header
+from maskdial.http.route import Route
 from maskdial.http.sse import Frames, named_frame, stream_reply
 from maskdial.models.served import CausalModel
 from maskdial.models.tokenizer import TokenSpeller
@@ -180,6 +181,14 @@ async def retrieve_response(request: Request) -> Response:
 
 
 ROUTES = (
-    openai_route("/v1/responses", create_response, ResponsesBody),
-    APIRoute("/v1/responses/{id}", retrieve_response, methods=["GET"], tags=["openai"]),
+    openai_route("/v1/responses", create_response, ResponsesBody, ResponseReply, streams=True),
+    Route(
+        "/v1/responses/{id}",
+        retrieve_response,
+        methods=["GET"],
+        reply=ResponseReply,
+        error=OpenAIError,
+        statuses=(404,),
+        tags=["openai"],
+    ),
 )

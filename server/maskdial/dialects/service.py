@@ -4,18 +4,25 @@ from itertools import zip_longest
 from typing import Any
 
 from fastapi import Request, Response
-from fastapi.routing import APIRoute
 from prometheus_client import CONTENT_TYPE_LATEST
 
 import maskdial
 from maskdial.config import Config
+from maskdial.dialects.native_replies import Health, ModelDescription, ServerInfo
 from maskdial.http.context import ServerContext, server_context
 from maskdial.http.lifecycle import Phase
 from maskdial.http.replies import json_reply
+from maskdial.http.route import Route
 from maskdial.models.bundle import Manifest
 from maskdial.models.entry import Entry
 from maskdial.models.registry import Models
-from maskdial.models.served import CausalModel, ServedModel, max_length, max_source_length
+from maskdial.models.served import (
+    CausalModel,
+    MaskedModel,
+    ServedModel,
+    max_length,
+    max_source_length,
+)
 
 _UNKNOWN: dict[str, Any] = {
     "mask": "",
@@ -45,6 +52,7 @@ async def info(request: Request) -> Response:
     """The server's version, phase, limits and models."""
     server = server_context(request)
     config, models = server.config, server.models
+    budgets = (m.engine.max_batch_tokens for m in models if isinstance(m, MaskedModel))
     slots = (model.slots for model in models if isinstance(model, CausalModel))
     return json_reply(
         {
@@ -53,7 +61,7 @@ async def info(request: Request) -> Response:
             "phase": server.lifecycle.phase.value,
             "limits": {
                 "max_batch_inputs": config.max_batch_inputs,
-                "max_batch_tokens": config.max_batch_tokens,
+                "max_batch_tokens": max(budgets, default=0),
                 "max_body_bytes": config.max_body_bytes,
                 "max_queue": config.max_queue,
                 "slots": max(slots, default=0),
@@ -147,13 +155,13 @@ def _describe_loaded(model: ServedModel) -> dict[str, Any]:
 
 
 ROUTES = tuple(
-    APIRoute(path, endpoint, tags=["service"], summary=summary, include_in_schema=bool(summary))
-    for path, endpoint, summary in (
-        ("/models", list_models, "The served models"),
-        ("/info", info, "The server"),
-        ("/health/live", live, "Liveness"),
-        ("/health/ready", ready, "Readiness"),
-        ("/health", ready, None),
-        ("/metrics", metrics, "Prometheus metrics"),
+    Route(path, endpoint, methods=["GET"], tags=["service"], summary=summary, **described)
+    for path, endpoint, summary, described in (
+        ("/models", list_models, "The served models", {"reply": list[ModelDescription]}),
+        ("/info", info, "The server", {"reply": ServerInfo}),
+        ("/health/live", live, "Liveness", {"reply": Health}),
+        ("/health/ready", ready, "Readiness", {"reply": Health, "reply_statuses": (503,)}),
+        ("/health", ready, None, {"include_in_schema": False}),
+        ("/metrics", metrics, "Prometheus metrics", {"media_type": CONTENT_TYPE_LATEST}),
     )
 )

@@ -1,31 +1,46 @@
 """Routes that two dialects have at one path: the keys of the body say which one is meant."""
 
 from collections.abc import Collection
+from dataclasses import dataclass
+from typing import Any
 
 from fastapi import Request, Response
 
 from maskdial.dialects.schema import read_object
-from maskdial.http.guard import Endpoint, TaskRoute
+from maskdial.http.route import Endpoint, TaskRoute
 
 
-def share(route: TaskRoute, other: Endpoint, keys: Collection[str]) -> TaskRoute:
-    """A route as it is, but for bodies with one of the keys, which another endpoint answers."""
-    spellings = [f'"{key}"'.encode() for key in keys]
+@dataclass(frozen=True, slots=True)
+class Sharer:
+    """Another dialect's part of a route: the types of its body and reply, and the keys by which its
+    bodies are known.
+    """
+
+    endpoint: Endpoint
+    body: Any
+    reply: Any
+    keys: Collection[str]
+
+
+def share(route: TaskRoute, other: Sharer) -> TaskRoute:
+    """A route as it is, but for bodies with one of the keys, which another dialect answers."""
+    spellings = [f'"{key}"'.encode() for key in other.keys]
 
     async def endpoint(request: Request) -> Response:
         content = await request.body()
         # The search spares the route's own bodies from being parsed twice.
         if any(spelling in content for spelling in spellings):
             body = read_object(content)
-            if any(key in body for key in keys):
-                return await other(request)
+            if any(key in body for key in other.keys):
+                return await other.endpoint(request)
         return await native(request)
 
     native: Endpoint = route.endpoint
     return TaskRoute(
         route.path,
         endpoint,
-        body=route.body,
+        body=route.body | other.body,
+        reply=route.reply | other.reply,
         error_reply=route.error_reply,
         tags=route.tags,
         name=route.name,

@@ -18,8 +18,8 @@ from maskdial.dialects.schema import (
     TextsBody,
     Wire,
     enumerate_inputs,
-    shortened,
 )
+from maskdial.errors import shortened
 from maskdial.masked.tasks.classify import ClassifyRequest, ScoreFunction
 from maskdial.masked.tasks.embed import EmbedRequest, SimilarityRequest, SparseEmbedRequest
 from maskdial.masked.tasks.fill_mask import FillMaskRequest

@@ -11,13 +11,14 @@ from typing import Any, Generic, TypeVar
 
 from fastapi import Request, Response
 
+from maskdial.dialects import native_replies as replies
 from maskdial.dialects import task_bodies as bodies
 from maskdial.dialects.schema import field_names, parse_body, wire_names
 from maskdial.http.context import server_context
 from maskdial.http.disconnect import unless_gone
-from maskdial.http.guard import TaskRoute
 from maskdial.http.lease import masked_for, model_for
 from maskdial.http.replies import json_reply, timing_headers
+from maskdial.http.route import TaskRoute
 from maskdial.masked.tasks.classify import ClassifyRequest
 from maskdial.masked.tasks.embed import EmbedRequest, SimilarityRequest, SparseEmbedRequest
 from maskdial.masked.tasks.fill_mask import MASK_ALIASES, Filling, FillMaskRequest
@@ -55,6 +56,7 @@ class MaskedTask(Generic[BodyT]):
     Attributes:
         kind: the neutral request.
         body: the body that becomes one.
+        reply: the type of the reply, for the documentation.
         description: of the route, for the documentation.
         render: from a body and the task's answer to what is sent as JSON.
         names: what the body calls the request's fields, where the names differ.
@@ -64,6 +66,7 @@ class MaskedTask(Generic[BodyT]):
 
     kind: type[TaskRequest[Any]]
     body: type[BodyT]
+    reply: Any
     description: str
     render: Callable[[BodyT, Any], object] = _first_if_single
     names: Mapping[str, str] = field(default_factory=lambda: {"texts": "inputs"})
@@ -94,6 +97,7 @@ class MaskedTask(Generic[BodyT]):
                 path,
                 endpoint,
                 body=self.body,
+                reply=self.reply,
                 tags=["masked"],
                 name=self.name,
                 description=self.description,
@@ -156,6 +160,7 @@ TASKS: tuple[MaskedTask[Any], ...] = (
     MaskedTask(
         FillMaskRequest,
         bodies.FillMaskBody,
+        replies.FillMaskReply,
         "Fills the masks of a text: for each mask, the best tokens with their probabilities.",
         _render_fillings,
         claims=_has_mask,
@@ -163,6 +168,7 @@ TASKS: tuple[MaskedTask[Any], ...] = (
     MaskedTask(
         ClassifyRequest,
         bodies.ClassifyBody,
+        replies.ClassifyReply,
         "Scores a text, or a pair of texts, for each label of a classifier.",
         # One text is nested as well: transformers' clients take the first element.
         lambda _, answers: answers,
@@ -170,11 +176,13 @@ TASKS: tuple[MaskedTask[Any], ...] = (
     MaskedTask(
         TokenClassifyRequest,
         bodies.TokenClassifyBody,
+        replies.TokenClassifyReply,
         "Tags the tokens of a text, and merges them into entities.",
     ),
     MaskedTask(
         QuestionAnsweringRequest,
         bodies.QuestionAnsweringBody,
+        replies.QuestionAnsweringReply,
         "Answers a question with spans of its context.",
         _render_answers,
         names={"texts": "inputs", "questions": "inputs"},
@@ -182,12 +190,14 @@ TASKS: tuple[MaskedTask[Any], ...] = (
     MaskedTask(
         EmbedRequest,
         bodies.EmbedBody,
+        replies.EmbedReply,
         "Turns a text into a vector, or several texts into one each.",
         lambda _, vectors: vectors.tolist(),
     ),
     MaskedTask(
         SparseEmbedRequest,
         bodies.SparseEmbedBody,
+        replies.SparseEmbedReply,
         "Weighs the vocabulary for a text (SPLADE), or for several texts each: the weights that "
         "are not 0.",
         lambda _, vectors: vectors,
@@ -196,12 +206,14 @@ TASKS: tuple[MaskedTask[Any], ...] = (
     MaskedTask(
         ZeroShotRequest,
         bodies.ZeroShotClassifyBody,
+        replies.ZeroShotReply,
         "Scores a text for each of the labels in the request.",
         claims=_has_labels,
     ),
     MaskedTask(
         RerankRequest,
         bodies.RerankBody,
+        replies.RerankReply,
         "Orders texts by how well they answer a query, with their scores.",
         _render_ranks,
         names={},
@@ -210,6 +222,7 @@ TASKS: tuple[MaskedTask[Any], ...] = (
     MaskedTask(
         SimilarityRequest,
         bodies.SimilarityBody,
+        replies.SimilarityReply,
         "Compares a sentence with others: the cosine similarities of their embeddings.",
         lambda _, cosines: cosines.tolist(),
         names={
@@ -257,5 +270,7 @@ async def score(request: Request) -> Response:
 
 ROUTES = (
     *(route for task in TASKS for route in task.routes()),
-    TaskRoute("/score", score, body=bodies.ScoreBody, tags=["masked", "causal"]),
+    TaskRoute(
+        "/score", score, body=bodies.ScoreBody, reply=replies.ScoreReply, tags=["masked", "causal"]
+    ),
 )

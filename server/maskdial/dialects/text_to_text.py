@@ -6,13 +6,14 @@ from typing import Any
 
 from fastapi import Request, Response
 
+from maskdial.dialects.native_replies import SummarizeReply, TranslateReply
 from maskdial.dialects.schema import field_names, parse_body, wire_names
 from maskdial.dialects.text_to_text_bodies import SummarizeBody, TranslateBody
 from maskdial.http.context import server_context
 from maskdial.http.disconnect import unless_gone
-from maskdial.http.guard import TaskRoute
 from maskdial.http.lease import causal_for
 from maskdial.http.replies import json_reply, timing_headers
+from maskdial.http.route import TaskRoute
 from maskdial.models.bundle import Manifest, Task
 from maskdial.models.served import ServedModel
 from maskdial.requests.generation import Generation, timings
@@ -33,6 +34,7 @@ class TextToTextTask:
     Attributes:
         name: of the task and its route.
         body: what is sent there.
+        reply: the type of what comes back.
         key: of the text in the reply.
         description: of the route, for the documentation.
         serves: whether a model can do the task.
@@ -41,6 +43,7 @@ class TextToTextTask:
 
     name: str
     body: type[SummarizeBody] | type[TranslateBody]
+    reply: Any
     key: str
     description: str
     serves: Callable[[Manifest], bool]
@@ -63,6 +66,7 @@ class TextToTextTask:
             f"/{self.name}",
             endpoint,
             body=self.body,
+            reply=self.reply,
             tags=["causal"],
             name=self.name,
             description=self.description,
@@ -109,6 +113,7 @@ TASKS = (
     TextToTextTask(
         "summarize",
         SummarizeBody,
+        SummarizeReply,
         "summary_text",
         "Summarizes a text, or several, with an encoder-decoder model.",
         lambda manifest: manifest.summarizes,
@@ -116,6 +121,7 @@ TASKS = (
     TextToTextTask(
         "translate",
         TranslateBody,
+        TranslateReply,
         "translation_text",
         "Translates a text, or several, with an encoder-decoder model.",
         lambda manifest: manifest.translates,

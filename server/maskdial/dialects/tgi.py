@@ -7,12 +7,12 @@ from typing import Any
 from fastapi import Request, Response
 
 from maskdial.causal.events import Finish, TokenEvent
+from maskdial.dialects.native_replies import GenerateReply
 from maskdial.dialects.schema import field_names, parse_body, wire_names
 from maskdial.dialects.tgi_bodies import GenerateBody, GenerateParameters
 from maskdial.errors import MaskdialError, ValidationError
 from maskdial.http.context import server_context
 from maskdial.http.disconnect import unless_gone
-from maskdial.http.guard import TaskRoute
 from maskdial.http.lease import causal_for
 from maskdial.http.replies import (
     encode_json,
@@ -21,6 +21,7 @@ from maskdial.http.replies import (
     timing_headers,
     truncation_header,
 )
+from maskdial.http.route import TaskRoute
 from maskdial.http.sse import Frames, data_frame, stream_reply
 from maskdial.models.bundle import Manifest, Task
 from maskdial.models.served import ServedModel
@@ -79,7 +80,14 @@ async def generate_stream(request: Request) -> Response:
 
 
 ROUTES = tuple(
-    TaskRoute(f"/{endpoint.__name__}", endpoint, body=GenerateBody, tags=["causal"])
+    TaskRoute(
+        f"/{endpoint.__name__}",
+        endpoint,
+        body=GenerateBody,
+        reply=GenerateReply,
+        streams=True,
+        tags=["causal"],
+    )
     for endpoint in (generate, generate_stream)
 )
 

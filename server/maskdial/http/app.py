@@ -8,18 +8,20 @@ from pathlib import Path
 from typing import Any
 
 from fastapi import FastAPI, Request, Response
-from fastapi.openapi.utils import get_openapi
-from pydantic.json_schema import models_json_schema
 from starlette.exceptions import HTTPException
+from starlette.middleware.cors import CORSMiddleware
 
 import maskdial
 from maskdial import dialects
 from maskdial.config import Config
-from maskdial.errors import BundleError, MaskdialError, NotFoundError
+from maskdial.errors import BundleError, MaskdialError, NotFoundError, shortened
 from maskdial.http.context import ServerContext
-from maskdial.http.guard import Guard, TaskRoute
+from maskdial.http.guard import Guard
+from maskdial.http.keys import Keys
 from maskdial.http.lifecycle import Lifecycle
+from maskdial.http.openapi import document
 from maskdial.http.replies import error_reply, json_reply
+from maskdial.http.route import TaskRoute
 from maskdial.metrics import Metrics
 from maskdial.models.catalog import find_bundles
 from maskdial.models.loading import start_models
@@ -53,15 +55,26 @@ def create_app(
         return start_models(name, path, config, metrics, alone=len(models.entries) == 1)
 
     models = Models(dialects.TASKS, config, metrics, start)
-    app.state.context = context = ServerContext(config, models, metrics, Lifecycle())
+    app.state.context = context = ServerContext(config, models, metrics, Lifecycle(), Keys(config))
+    metrics.declare_keys(context.keys.names)
     app.state.on_load_failure = on_load_failure
     app.add_middleware(
         Guard,
         routes=app.routes,
-        metrics=context.metrics,
+        config=config,
+        metrics=metrics,
         lifecycle=context.lifecycle,
-        max_body_bytes=config.max_body_bytes,
+        keys=context.keys,
+        error_replies=dialects.ERROR_REPLIES,
     )
+    if config.cors_allow_origins:
+        app.add_middleware(
+            CORSMiddleware,
+            allow_origins=config.cors_allow_origins,
+            allow_methods=("GET", "POST"),
+            allow_headers=("*",),
+            expose_headers=("*",),
+        )
     app.add_exception_handler(HTTPException, _http_error)
     app.openapi = lambda: _openapi(app)  # type: ignore[method-assign]
     return app
@@ -107,7 +120,7 @@ async def _http_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     message = str(error.detail)
     if error.status_code == 404:
-        message = f"no route {request.url.path}; see /docs"
+        message = f"no route {shortened(request.url.path)}; see /docs"
     headers = dict(error.headers or {})
     for prefix, http_error_reply in dialects.ROUTING_ERRORS:
         if request.url.path.startswith(prefix):
@@ -119,16 +132,6 @@ async def _http_error(request: Request, error: Exception) -> Response:
 
 
 def _openapi(app: FastAPI) -> dict[str, Any]:
-    """The OpenAPI document, with the schemas of the bodies that the routes parse by hand."""
     if app.openapi_schema is None:
-        document = get_openapi(
-            title=app.title, version=app.version, summary=app.summary, routes=app.routes
-        )
-        bodies = {route.body for route in app.routes if isinstance(route, TaskRoute)} - {None}
-        _, definitions = models_json_schema(
-            [(body, "validation") for body in bodies if body is not None],
-            ref_template="#/components/schemas/{model}",
-        )
-        document.setdefault("components", {}).setdefault("schemas", {}).update(definitions["$defs"])
-        app.openapi_schema = document
+        app.openapi_schema = document(app)
     return app.openapi_schema

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from fastapi import Request
 
 from maskdial.config import Config
+from maskdial.http.keys import Keys
 from maskdial.http.lifecycle import Lifecycle
 from maskdial.metrics import Metrics
 from maskdial.models.registry import Models
@@ -12,12 +13,13 @@ from maskdial.models.registry import Models
 
 @dataclass(frozen=True, slots=True)
 class ServerContext:
-    """One server's settings, models, metrics and phase."""
+    """One server's settings, models, metrics, phase and keys."""
 
     config: Config
     models: Models
     metrics: Metrics
     lifecycle: Lifecycle
+    keys: Keys
 
 
 def server_context(request: Request) -> ServerContext:

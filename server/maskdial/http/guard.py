@@ -2,83 +2,50 @@
 
 import asyncio
 import logging
-import re
-import time
-import uuid
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from fastapi import Request, Response
+from fastapi import Request
 from fastapi.routing import APIRoute
-from pydantic import BaseModel
-from starlette.datastructures import Headers, MutableHeaders
 from starlette.exceptions import HTTPException
 from starlette.routing import BaseRoute, Match
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.types import ASGIApp, Receive, Scope, Send
 
-from maskdial.errors import InternalError, MaskdialError, TooLargeError, UnavailableError
+from maskdial.config import Config
+from maskdial.errors import (
+    InternalError,
+    MaskdialError,
+    OverloadedError,
+    UnauthorizedError,
+    UnavailableError,
+)
+from maskdial.http.access_log import log_access
 from maskdial.http.disconnect import ClientGoneError
+from maskdial.http.exchange import ErrorReply, Exchange, route_path
+from maskdial.http.keys import Keys, client_of
 from maskdial.http.lifecycle import Lifecycle, Phase
+from maskdial.http.limits import ClientLimits
 from maskdial.http.replies import error_reply
+from maskdial.http.route import TaskRoute
 from maskdial.metrics import Metrics
 
 _log = logging.getLogger("maskdial.requests")
-_REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}")
-
-Endpoint = Callable[[Request], Awaitable[Response]]
-ErrorReply = Callable[[MaskdialError], Response]
-
-
-class TaskRoute(APIRoute):
-    """A route that a model answers: POST, with a JSON body that the endpoint parses itself.
-
-    The guard calls its endpoint directly, which takes about a fifth of FastAPI's time, unless the
-    route has dependencies, which FastAPI then resolves.
-
-    Args:
-        path: as FastAPI writes it.
-        endpoint: takes the request.
-        body: the schema of the body, for the OpenAPI document.
-        error_reply: how the route's dialect writes errors.
-        options: FastAPI's own: tags, summary, description, dependencies.
-    """
-
-    def __init__(
-        self,
-        path: str,
-        endpoint: Endpoint,
-        *,
-        body: type[BaseModel] | None = None,
-        error_reply: ErrorReply = error_reply,
-        **options: Any,
-    ) -> None:
-        super().__init__(path, endpoint, methods=["POST"], openapi_extra=_describe(body), **options)
-        self.body = body
-        self.error_reply = error_reply
-        self.has_dependencies = bool(self.dependant.dependencies)
-
-
-def _describe(body: type[BaseModel] | None) -> dict[str, Any] | None:
-    """What OpenAPI says of a body that is parsed by hand; the schema itself is added later."""
-    if body is None:
-        return None
-    reference = {"$ref": f"#/components/schemas/{body.__name__}"}
-    return {
-        "requestBody": {"required": True, "content": {"application/json": {"schema": reference}}}
-    }
 
 
 class Guard:
-    """Identifies, times, counts and limits each request, and turns errors into replies.
+    """Identifies, admits, times, counts and limits each request, and turns errors into replies.
 
-    Task routes are refused with 503 while the server loads or drains; all others always answer.
+    Task routes are refused with 503 while the server loads or drains; all others always answer. The
+    request's ``state`` gets ``client``: the name of its key, or its address without one.
 
     Args:
         app: answers the requests to other routes, and to those with dependencies.
         routes: the application's routing table; read once, so it must be complete.
+        config: has the limits of bodies.
         metrics: counts the requests to task routes.
         lifecycle: says whether they are accepted.
-        max_body_bytes: maximum size of their bodies.
+        keys: say who may use which route.
+        error_replies: how errors are written on other routes, by prefix.
     """
 
     def __init__(
@@ -86,15 +53,24 @@ class Guard:
         app: ASGIApp,
         *,
         routes: Iterable[BaseRoute],
+        config: Config,
         metrics: Metrics,
         lifecycle: Lifecycle,
-        max_body_bytes: int,
+        keys: Keys,
+        error_replies: Sequence[tuple[str, ErrorReply]] = (),
     ) -> None:
         self._app = app
+        self._config = config
         self._metrics = metrics
         self._lifecycle = lifecycle
-        self._max_body_bytes = max_body_bytes
+        self._keys = keys
+        self._limits = ClientLimits(config)
+        self._error_replies = error_replies
+        routes = list(routes)
         self._routes = [route for route in routes if isinstance(route, TaskRoute)]
+        self._paths: dict[Any, str] = {
+            route.endpoint: route.path_format for route in routes if isinstance(route, APIRoute)
+        }
         # A dictionary of the paths without parameters is faster than matching route after route.
         self._by_path: Mapping[str, TaskRoute] = {
             route.path: route for route in self._routes if not route.param_convertors
@@ -104,25 +80,55 @@ class Guard:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
+        if scope["method"] == "HEAD":
+            # Answered as GET; the server itself leaves out the body.
+            scope = {**scope, "method": "GET"}
         route = self._find(scope) if scope["method"] == "POST" else None
-        if route is None:
-            await self._app(scope, receive, self._with_request_id(scope, send))
-            return
-        exchange = _Exchange(scope, receive, send, self._max_body_bytes, route.error_reply)
+        exchange = Exchange(
+            scope,
+            receive,
+            send,
+            self._error_reply(scope) if route is None else route.error_reply,
+            lifecycle=self._lifecycle,
+            max_body_bytes=self._config.max_body_bytes,
+            body_timeout=self._config.body_timeout,
+        )
+        key = None
+        try:
+            key = await self._admit(scope, exchange)
+            if exchange.status:
+                pass  # refused
+            elif route is None:
+                await self._app(scope, exchange.receive, exchange.send)
+            else:
+                await self._answer(route, exchange, scope)
+        finally:
+            self._account(route, exchange, scope, key)
+
+    async def _admit(self, scope: Scope, exchange: Exchange) -> str | None:
+        """The name of the request's key, if it needs one; replies if it is missing or wrong."""
+        key = None
+        try:
+            key = self._keys.check(scope, route_path(scope))
+        except UnauthorizedError as error:
+            await exchange.fail(error)
+        scope["state"]["client"] = client_of(scope, key)
+        return key
+
+    async def _answer(self, route: TaskRoute, exchange: Exchange, scope: Scope) -> None:
         self._lifecycle.begin_request()
         try:
-            await self._serve(route, exchange, scope)
+            with self._limits.admit(scope["state"]["client"]):
+                await self._serve(route, exchange, scope)
+        except OverloadedError as error:  # of the limits; the route's own are answered in _serve
+            await exchange.fail(error)
         finally:
             self._lifecycle.end_request()
             lease = scope["state"].pop("lease", None)
             if lease is not None:
                 lease.release()
-            model = scope["state"].get("model", "")
-            path = route.path_format
-            self._metrics.requests.labels(path, model, exchange.outcome).inc()
-            self._metrics.request_duration.labels(path, model).observe(exchange.elapsed())
 
-    async def _serve(self, route: TaskRoute, exchange: "_Exchange", scope: Scope) -> None:
+    async def _serve(self, route: TaskRoute, exchange: Exchange, scope: Scope) -> None:
         try:
             self._lifecycle.check_accepting()
             if route.has_dependencies:
@@ -133,7 +139,7 @@ class Guard:
         except asyncio.CancelledError:
             if self._lifecycle.phase is not Phase.DRAINING:
                 raise
-            # The grace period is over, and the client has still not sent all of its body.
+            # uvicorn cancels what is left after the grace period.
             await exchange.fail(
                 UnavailableError("the server is shutting down; try another instance")
             )
@@ -167,101 +173,23 @@ class Guard:
                 return route
         return None
 
-    @staticmethod
-    def _with_request_id(scope: Scope, send: Send) -> Send:
-        request_id = _request_id(scope)
+    def _error_reply(self, scope: Scope) -> ErrorReply:
+        """How errors are written at a path without a task route."""
+        path = route_path(scope)
+        matching = (reply for prefix, reply in self._error_replies if path.startswith(prefix))
+        return next(matching, error_reply)
 
-        async def send_with_id(message: Message) -> None:
-            if message["type"] == "http.response.start":
-                MutableHeaders(scope=message)["x-request-id"] = request_id
-            await send(message)
-
-        return send_with_id
-
-
-class _Exchange:
-    """One request and its reply on the wire."""
-
-    def __init__(
-        self,
-        scope: Scope,
-        receive: Receive,
-        send: Send,
-        max_body_bytes: int,
-        error_reply: ErrorReply,
+    def _account(
+        self, route: TaskRoute | None, exchange: Exchange, scope: Scope, key: str | None
     ) -> None:
-        self.request_id = _request_id(scope)
-        self.outcome = "ok"
-        self._scope = scope
-        self._receive = receive
-        self._send = send
-        self._max_body_bytes = max_body_bytes
-        self._error_reply = error_reply
-        self._body_bytes = 0
-        self._body_ended = False
-        self._started = False
-        self._start_time = time.perf_counter()
-        scope.setdefault("state", {})
-        declared = Headers(scope=scope).get("content-length", "")
-        self._declared_bytes = int(declared) if declared.isdigit() else 0
-
-    def elapsed(self) -> float:
-        """Seconds since the request's headers arrived."""
-        return time.perf_counter() - self._start_time
-
-    async def receive(self) -> Message:
-        """The next part of the body, as long as the body is not too large.
-
-        Raises:
-            ClientGoneError: the client left before it had sent all of it.
-        """
-        if self._declared_bytes > self._max_body_bytes:
-            raise self._too_large()
-        message = await self._receive()
-        if message["type"] == "http.disconnect" and not self._body_ended:
-            raise ClientGoneError
-        self._body_ended = not message.get("more_body", False)
-        self._body_bytes += len(message.get("body", b""))
-        if self._body_bytes > self._max_body_bytes:
-            raise self._too_large()
-        return message
-
-    async def send(self, message: Message) -> None:
-        """Passes the reply on, with its headers completed."""
-        if message["type"] == "http.response.start":
-            self._started = True
-            if message["status"] >= 400 and self.outcome == "ok":
-                self.outcome = _outcome(message["status"])
-            headers = MutableHeaders(scope=message)
-            headers["x-request-id"] = self.request_id
-            headers["x-total-time"] = f"{self.elapsed() * 1e3:.3f}"
-        await self._send(message)
-
-    async def fail(self, error: MaskdialError) -> None:
-        """Replies with an error, unless the reply has begun."""
-        self.outcome = error.error_type
-        if self._started:
-            return
-        reply = self._error_reply(error)
-        if isinstance(error, TooLargeError | UnavailableError):
-            # The rest of the body is not read, so the connection cannot carry another request.
-            reply.headers["connection"] = "close"
-        await reply(self._scope, self._receive, self.send)
-
-    def _too_large(self) -> TooLargeError:
-        size = max(self._declared_bytes, self._body_bytes)
-        return TooLargeError(
-            f"the body has {size:,} bytes or more; this server accepts at most "
-            f"{self._max_body_bytes:,} (--max-body-bytes)"
-        )
-
-
-def _outcome(status: int) -> str:
-    """The outcome of a reply that is an error but was not raised as one of ours."""
-    return "internal" if status >= 500 else "not_found" if status == 404 else "validation"
-
-
-def _request_id(scope: Scope) -> str:
-    """The client's own request id if it is a plain one, otherwise a new one."""
-    given = Headers(scope=scope).get("x-request-id", "")
-    return given if _REQUEST_ID.fullmatch(given) else uuid.uuid4().hex
+        """Counts and logs a request that has ended."""
+        path = self._paths.get(scope.get("endpoint")) if route is None else route.path_format
+        if route is not None:
+            model = scope["state"].get("model", "")
+            self._metrics.requests.labels(route.path_format, model, exchange.outcome).inc()
+            self._metrics.request_duration.labels(route.path_format, model).observe(
+                exchange.elapsed()
+            )
+        if key is not None:
+            self._metrics.key_requests.labels(key, exchange.outcome).inc()
+        log_access(scope, exchange, path, key)

@@ -2,9 +2,13 @@
 
 import asyncio
 import contextlib
+import math
+from collections.abc import Iterator
 from enum import Enum
 
 from maskdial.errors import UnavailableError
+
+_LAST_BODIES_SECONDS = 1.0
 
 
 class Phase(Enum):
@@ -22,6 +26,9 @@ class Lifecycle:
         self.phase = Phase.LOADING
         self.num_requests = 0
         """Requests that are not answered yet."""
+        self.body_deadline = math.inf
+        """When bodies that have not arrived are given up, in the event loop's time."""
+        self._bodies: set[asyncio.Timeout] = set()
         self._idle = asyncio.Event()
         self._idle.set()
 
@@ -33,10 +40,18 @@ class Lifecycle:
     async def drain(self, grace_seconds: float) -> int:
         """Takes no new requests, and waits until the running ones are answered or time is up.
 
+        Requests whose bodies have not arrived after a second are given up: nothing runs for them,
+        and their senders may be slow for as long as the grace period lasts.
+
         Returns:
             How many are still running.
         """
         self.phase = Phase.DRAINING
+        self.body_deadline = min(
+            self.body_deadline, asyncio.get_running_loop().time() + _LAST_BODIES_SECONDS
+        )
+        for timeout in self._bodies:
+            timeout.reschedule(min(timeout.when() or math.inf, self.body_deadline))
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._idle.wait(), grace_seconds)
         return self.num_requests
@@ -47,6 +62,15 @@ class Lifecycle:
             raise UnavailableError("the server is still loading its models; try again soon")
         if self.phase is Phase.DRAINING:
             raise UnavailableError("the server is shutting down; try another instance")
+
+    @contextlib.contextmanager
+    def reading(self, timeout: asyncio.Timeout) -> Iterator[None]:
+        """Has a shutdown shorten the timeout of a body that is being received in the block."""
+        self._bodies.add(timeout)
+        try:
+            yield
+        finally:
+            self._bodies.discard(timeout)
 
     def begin_request(self) -> None:
         """One more request to answer."""

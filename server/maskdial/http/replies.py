@@ -2,9 +2,17 @@
 
 from fastapi import Response
 from pydantic_core import to_json
+from typing_extensions import TypedDict
 
 from maskdial.errors import DeadlineError, MaskdialError, UnauthorizedError, ValidationError
 from maskdial.requests.timing import Timings
+
+
+class NativeError(TypedDict):
+    """An error as the native API writes it: a sentence, and the name of its kind."""
+
+    error: str
+    error_type: str
 
 
 def encode_json(content: object) -> bytes:
@@ -38,7 +46,7 @@ def truncation_header(num_tokens: int) -> dict[str, str]:
     return {"x-truncated-tokens": str(num_tokens)} if num_tokens else {}
 
 
-def error_content(error: MaskdialError) -> dict[str, str]:
+def error_content(error: MaskdialError) -> NativeError:
     """An error as the native API writes it."""
     return {"error": error.message, "error_type": error.error_type}
 

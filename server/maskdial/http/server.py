@@ -1,20 +1,28 @@
 """Server: uvicorn with a drain before the shutdown."""
 
 import asyncio
+import contextlib
 import logging
+import os
 import signal
+import socket
+import threading
+from functools import partial
 from types import FrameType
 
 import uvicorn
 
 from maskdial.config import Config
-from maskdial.errors import MaskdialError
+from maskdial.errors import ConfigError, MaskdialError
 from maskdial.http.app import create_app
-from maskdial.http.lifecycle import Lifecycle
-from maskdial.models.registry import Models
+from maskdial.http.connection import Connection, ConnectionLimits, Connections
+from maskdial.http.context import ServerContext
+from maskdial.http.tls import Certificate
 from maskdial.runtime.memory import map_large_blocks
 
 _LAST_REPLIES_SECONDS = 1.0
+_TICKS_PER_CERTIFICATE_CHECK = 100
+_OTHER_FILES = 256  # connections beyond the limit that are refused, weights, pipes
 
 _log = logging.getLogger("maskdial")
 
@@ -28,12 +36,36 @@ class Server(uvicorn.Server):
 
     def __init__(self, config: Config) -> None:
         map_large_blocks()
+        _raise_file_limit(config.max_connections)
         app = create_app(config, self._load_failed)
+        context: ServerContext = app.state.context
+        limits = ConnectionLimits(
+            max_connections=config.max_connections,
+            max_header_bytes=config.max_header_bytes,
+            max_unsent_bytes=config.max_unsent_bytes,
+            header_timeout=config.header_timeout,
+            body_timeout=config.body_timeout,
+            write_timeout=config.write_timeout,
+        )
+        self._certificate = (
+            None
+            if config.ssl_certfile is None
+            else Certificate(config.ssl_certfile, config.ssl_keyfile)
+        )
+        protocol = partial(Connection, Connections(limits, context.metrics))
         super().__init__(
             uvicorn.Config(
                 app,
                 host=config.host,
                 port=config.port,
+                uds=None if config.uds is None else str(config.uds),
+                root_path=config.root_path,
+                forwarded_allow_ips=config.forwarded_allow_ips,
+                ssl_certfile=config.ssl_certfile,
+                ssl_keyfile=config.ssl_keyfile,
+                http=protocol,  # type: ignore[arg-type]
+                ws="none",
+                timeout_keep_alive=config.keep_alive_timeout,
                 log_level=config.log_level,
                 log_config=None,
                 access_log=False,
@@ -42,8 +74,7 @@ class Server(uvicorn.Server):
             )
         )
         self.failure: MaskdialError | None = None
-        self._lifecycle: Lifecycle = app.state.context.lifecycle
-        self._models: Models = app.state.context.models
+        self._context = context
         self._grace_period = config.grace_period
         self._draining: asyncio.Task[None] | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -51,11 +82,45 @@ class Server(uvicorn.Server):
     async def startup(self, sockets: object = None) -> None:
         """Opens the listener, and logs the address that it got."""
         self._loop = asyncio.get_running_loop()
+        if hasattr(signal, "SIGHUP") and threading.current_thread() is threading.main_thread():
+            self._loop.add_signal_handler(signal.SIGHUP, self.reload)
         await super().startup()
+        scheme = "http" if self._certificate is None else "https"
         for server in self.servers:
-            for socket in server.sockets:
-                host, port = socket.getsockname()[:2]
-                _log.info("listening on http://%s:%s", host, port)
+            for listener in server.sockets:
+                name = listener.getsockname()
+                where = f"unix:{name}" if isinstance(name, str) else f"//{name[0]}:{name[1]}"
+                _log.info("listening on %s:%s", scheme, where)
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Closes the listener and the connections; a Unix socket leaves no file behind."""
+        await super().shutdown(sockets)
+        if self.config.uds is not None:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(self.config.uds)
+
+    async def on_tick(self, counter: int) -> bool:
+        """Called by uvicorn ten times a second."""
+        if counter % _TICKS_PER_CERTIFICATE_CHECK == 0:
+            self._reload_certificate()
+        return await super().on_tick(counter)
+
+    def reload(self) -> None:
+        """Reads the files again that may change while the server runs."""
+        try:
+            self._context.keys.reload()
+        except ConfigError as error:
+            _log.error("the keys remain as they were: %s", error.message)
+        else:
+            names = self._context.keys.names
+            self._context.metrics.declare_keys(names)
+            _log.info("keys: %s", ", ".join(names) or "none")
+        self._reload_certificate()
+
+    def _reload_certificate(self) -> None:
+        if self._certificate is not None:
+            assert self.config.ssl is not None
+            self._certificate.reload(self.config.ssl)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """Begins the drain. uvicorn's own handler would end the process by the signal again."""
@@ -70,13 +135,38 @@ class Server(uvicorn.Server):
             self._draining = asyncio.create_task(self._drain())
 
     async def _drain(self) -> None:
-        num_left = await self._lifecycle.drain(self._grace_period)
+        num_left = await self._context.lifecycle.drain(self._grace_period)
         if num_left:
             _log.warning("the grace period is over: %d running requests are refused", num_left)
-            await self._models.close()  # they are told so, in replies and at the ends of streams
-            await self._lifecycle.drain(_LAST_REPLIES_SECONDS)
+            await (
+                self._context.models.close()
+            )  # they are told so, in replies and at the ends of streams
+            await self._context.lifecycle.drain(_LAST_REPLIES_SECONDS)
         self.should_exit = True
 
     def _load_failed(self, error: MaskdialError) -> None:
         self.failure = error
         self.should_exit = True
+
+
+def _raise_file_limit(max_connections: int) -> None:
+    """Lets the process open as many files as it may have connections, as far as the system allows.
+
+    Otherwise new connections could not be accepted, nor refused, long before the limit.
+    """
+    try:
+        import resource  # not on Windows
+    except ImportError:
+        return
+    needed = max_connections + _OTHER_FILES
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft == resource.RLIM_INFINITY or soft >= needed:
+        return
+    most = needed if hard == resource.RLIM_INFINITY else min(needed, hard)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
+    if most < needed:
+        _log.warning(
+            "the system allows %d open files, which is too few for --max-connections %d",
+            most,
+            max_connections,
+        )

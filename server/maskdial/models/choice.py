@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 
-from maskdial.errors import NotFoundError, ValidationError
+from maskdial.errors import NotFoundError, ValidationError, shortened
 from maskdial.models.bundle import Manifest, Mask
 from maskdial.models.entry import Entry, Lease
 from maskdial.models.served import ServedModel, Task
@@ -33,7 +33,9 @@ class Choice:
         if named is None:
             return cls(name, mask)
         if mask not in (None, named):
-            raise ValidationError(f"model {name!r} contradicts the mask {mask!r}; give one of them")
+            raise ValidationError(
+                f"model {shortened(stem)!r} contradicts the mask {mask!r}; give one of them"
+            )
         return cls(stem, named)
 
     def allows(self, manifest: Manifest) -> bool:
@@ -62,7 +64,9 @@ class Chooser:
             NotFoundError: there is none; the message lists those that exist.
         """
         if name not in entries:
-            raise NotFoundError(f"no model {name!r} here; served models: {_names(entries)}")
+            raise NotFoundError(
+                f"no model {shortened(name)!r} here; served models: {_names(entries)}"
+            )
         return entries[name]
 
     def find(self, entries: Mapping[str, Entry], choice: Choice, task: Task | None) -> Entry:

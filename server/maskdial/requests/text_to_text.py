@@ -11,7 +11,7 @@ from typing import Literal
 from maskdial.causal.beam_search import BeamParams, EarlyStopping
 from maskdial.causal.sampling.params import SamplingParams
 from maskdial.errors import ValidationError, about
-from maskdial.masked.tasks.task import check_ids
+from maskdial.masked.tasks.task import check_characters, check_ids
 from maskdial.models.bundle import TextToText
 from maskdial.models.served import CausalModel
 from maskdial.models.tokenizer import TextOrIds
@@ -165,8 +165,12 @@ class TextToTextSettings:
         """
         limit = model.max_source_length
         assert limit is not None, "only a model with an encoder reads source texts"
+        truncates = truncate is not None or self._writing.truncate_source
         if isinstance(prompt, str):
             text = self._prefix + prompt
+            if not truncates:
+                with about("prompts", index):
+                    check_characters(text, limit, model)
             ids = model.tokenizer.encode(text).ids
         else:
             with about("prompts", index):
@@ -179,7 +183,7 @@ class TextToTextSettings:
                 index=index,
             )
         num_tokens = len(ids)
-        if num_tokens > limit and truncate is None and not self._writing.truncate_source:
+        if num_tokens > limit and not truncates:
             raise ValidationError(
                 f"the source text has {num_tokens} tokens; model {model.name!r} reads at most "
                 f"{limit}; shorten or truncate it",

@@ -2,12 +2,13 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar, TypedDict
+from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
+from typing_extensions import TypedDict
 
-from maskdial.errors import ValidationError, about
+from maskdial.errors import ValidationError, about, shortened
 from maskdial.masked.request import MaskedInput, MaskedResult
 from maskdial.masked.tasks.logits import finite
 from maskdial.masked.tasks.task import (
@@ -241,7 +242,8 @@ def _prompt(model: TaskModel, name: str | None) -> str:
     if name not in embedding.prompts:
         known = ", ".join(map(repr, embedding.prompts)) or "none"
         raise ValidationError(
-            f"model {model.name!r} has no prompt {name!r}; it has {known}", field="prompt_name"
+            f"model {model.name!r} has no prompt {shortened(name)!r}; it has {known}",
+            field="prompt_name",
         )
     return embedding.prompts[name]
 

@@ -1,0 +1,68 @@
+"""What Anthropic's routes reply, for the OpenAPI document; tests compare real replies with it."""
+
+from typing import Any, Literal, NotRequired
+
+from typing_extensions import TypedDict
+
+
+class AnthropicErrorContent(TypedDict):
+    """What went wrong."""
+
+    type: str
+    message: str
+
+
+class AnthropicError(TypedDict):
+    """An error as Anthropic's API writes it."""
+
+    type: Literal["error"]
+    error: AnthropicErrorContent
+
+
+class MessageBlock(TypedDict):
+    """A text, thinking, or a call of a tool."""
+
+    type: Literal["text", "thinking", "tool_use"]
+    text: NotRequired[str]
+    thinking: NotRequired[str]
+    signature: NotRequired[str]
+    id: NotRequired[str | None]
+    name: NotRequired[str | None]
+    input: NotRequired[dict[str, Any]]
+
+
+class ThinkingTokens(TypedDict):
+    """Generated tokens that are thinking."""
+
+    thinking_tokens: int
+
+
+class MessageUsage(TypedDict):
+    """Token counts; those from the prefix cache apart from the other input."""
+
+    input_tokens: int
+    cache_creation_input_tokens: int
+    cache_read_input_tokens: int
+    output_tokens: int
+    output_tokens_details: ThinkingTokens
+
+
+class AssistantMessage(TypedDict):
+    """An answered conversation."""
+
+    id: str
+    type: Literal["message"]
+    role: Literal["assistant"]
+    model: str
+    content: list[MessageBlock]
+    stop_reason: Literal[
+        "end_turn", "max_tokens", "stop_sequence", "tool_use", "model_context_window_exceeded"
+    ]
+    stop_sequence: str | None
+    usage: MessageUsage
+
+
+class TokenCount(TypedDict):
+    """The tokens of a conversation."""
+
+    input_tokens: int

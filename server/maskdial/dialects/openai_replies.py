@@ -1,0 +1,296 @@
+"""What OpenAI's routes reply, for the OpenAPI document; tests compare real replies with it."""
+
+from typing import Any, Literal, NotRequired
+
+from typing_extensions import TypedDict
+
+_FinishReason = Literal["stop", "length", "tool_calls"]
+
+
+class ErrorContent(TypedDict):
+    """What went wrong; ``param`` is the field at fault, if one is."""
+
+    message: str
+    type: str
+    param: str | None
+    code: str | None
+
+
+class OpenAIError(TypedDict):
+    """An error as OpenAI's API writes it."""
+
+    error: ErrorContent
+
+
+class CachedTokens(TypedDict):
+    """Tokens of the prompt that were in the prefix cache."""
+
+    cached_tokens: int
+
+
+class ReasoningTokens(TypedDict):
+    """Generated tokens that are reasoning."""
+
+    reasoning_tokens: int
+
+
+class PromptUsage(TypedDict):
+    """Token counts of a request that generates none."""
+
+    prompt_tokens: int
+    total_tokens: int
+
+
+class Usage(PromptUsage):
+    """Token counts."""
+
+    completion_tokens: int
+    prompt_tokens_details: CachedTokens
+    completion_tokens_details: NotRequired[ReasoningTokens]
+
+
+class CompletionLogprobsReply(TypedDict):
+    """The tokens of a text, with their log-probabilities."""
+
+    text_offset: list[int]
+    token_logprobs: list[float | None]
+    tokens: list[str]
+    top_logprobs: list[dict[str, float | None] | None]
+
+
+class CompletionChoice(TypedDict):
+    """One of the texts."""
+
+    index: int
+    text: str
+    logprobs: CompletionLogprobsReply | None
+    finish_reason: _FinishReason
+
+
+class CompletionReply(TypedDict):
+    """Continued prompts."""
+
+    id: str
+    object: Literal["text_completion"]
+    created: int
+    model: str
+    choices: list[CompletionChoice]
+    usage: Usage
+
+
+class FunctionReply(TypedDict):
+    """A function, and its arguments as JSON."""
+
+    name: str
+    arguments: str
+
+
+class ToolCallReply(TypedDict):
+    """A call of a function."""
+
+    id: str
+    type: Literal["function"]
+    function: FunctionReply
+
+
+class MessageReply(TypedDict):
+    """An answer."""
+
+    role: Literal["assistant"]
+    content: str | None
+    refusal: None
+    reasoning: NotRequired[str]
+    reasoning_content: NotRequired[str]
+    tool_calls: NotRequired[list[ToolCallReply]]
+
+
+class AlternativeToken(TypedDict):
+    """A token and its log-probability."""
+
+    token: str
+    logprob: float | None
+    bytes: list[int]
+
+
+class ChatToken(AlternativeToken):
+    """A token, with the most likely ones in its place."""
+
+    top_logprobs: list[AlternativeToken]
+
+
+class ChatLogprobsReply(TypedDict):
+    """The tokens of an answer."""
+
+    content: list[ChatToken]
+    refusal: None
+
+
+class ChatChoice(TypedDict):
+    """One of the answers."""
+
+    index: int
+    message: MessageReply
+    logprobs: ChatLogprobsReply | None
+    finish_reason: _FinishReason
+
+
+class ChatReply(TypedDict):
+    """An answered conversation."""
+
+    id: str
+    object: Literal["chat.completion"]
+    created: int
+    model: str
+    choices: list[ChatChoice]
+    usage: Usage
+
+
+class EmbeddingReply(TypedDict):
+    """A vector: numbers, or the base64 of little-endian float32 values."""
+
+    object: Literal["embedding"]
+    index: int
+    embedding: list[float] | str
+
+
+class EmbeddingsReply(TypedDict):
+    """Vectors."""
+
+    object: Literal["list"]
+    data: list[EmbeddingReply]
+    model: str
+    usage: PromptUsage
+
+
+class DocumentReply(TypedDict):
+    """A document."""
+
+    text: str
+
+
+class RankedDocument(TypedDict):
+    """A document by its index in the request, and its score."""
+
+    index: int
+    relevance_score: float
+    document: NotRequired[DocumentReply]
+
+
+class RankReply(TypedDict):
+    """Documents in order."""
+
+    id: str
+    model: str
+    results: list[RankedDocument]
+    usage: PromptUsage
+
+
+class TokensReply(TypedDict):
+    """The token ids of a prompt."""
+
+    count: int
+    max_model_len: int
+    tokens: list[int]
+    token_strs: list[str] | None
+
+
+class PromptReply(TypedDict):
+    """The text of token ids."""
+
+    prompt: str
+
+
+class TokenizerInfo(TypedDict):
+    """What a client needs to use the tokenizer from afar."""
+
+    tokenizer_class: str
+    bos_token: str | None
+    eos_token: str | None
+    pad_token: str | None
+    mask_token: str | None
+    model_max_length: int
+    chat_template: str | None
+
+
+class ModelReply(TypedDict):
+    """A model."""
+
+    id: str
+    object: Literal["model"]
+    created: int
+    owned_by: str
+    max_model_len: int
+
+
+class ModelsReply(TypedDict):
+    """The models."""
+
+    object: Literal["list"]
+    data: list[ModelReply]
+
+
+class InputDetails(CachedTokens):
+    """Tokens of the input that were in the prefix cache, or put there."""
+
+    cache_write_tokens: int
+
+
+class ResponseUsage(TypedDict):
+    """Token counts."""
+
+    input_tokens: int
+    input_tokens_details: InputDetails
+    output_tokens: int
+    output_tokens_details: ReasoningTokens
+    total_tokens: int
+
+
+class ResponseReply(TypedDict):
+    """A response, with the settings of its request. Its items are those of OpenAI's API."""
+
+    id: str
+    object: Literal["response"]
+    created_at: int
+    completed_at: int | None
+    model: str
+    status: Literal["completed", "incomplete", "failed"]
+    error: None
+    incomplete_details: dict[str, str] | None
+    output: list[dict[str, Any]]
+    usage: ResponseUsage
+    background: Literal[False]
+    instructions: str | None
+    max_output_tokens: int | None
+    metadata: dict[str, Any]
+    parallel_tool_calls: bool
+    previous_response_id: None
+    reasoning: dict[str, str | None]
+    store: Literal[False]
+    temperature: float
+    text: dict[str, Any]
+    tool_choice: Any
+    tools: list[dict[str, Any]]
+    top_logprobs: int
+    top_p: float
+    truncation: Literal["disabled"]
+
+
+class DecisionAnswer(TypedDict):
+    """An answer: a probability, a choice, or a score, with the probabilities of the options."""
+
+    type: Literal["predicate", "choice", "score"]
+    name: str | None
+    probability: NotRequired[float]
+    choice: NotRequired[str | bool]
+    score: NotRequired[float]
+    confidence: NotRequired[float]
+    probabilities: NotRequired[list[dict[str, str | bool | int | float]]]
+
+
+class DecisionsReply(TypedDict):
+    """Answered questions."""
+
+    answers: list[DecisionAnswer]
+    model: str
+    method: Literal["entailment", "labels", "mask", "likelihood"]
+    usage: ResponseUsage

@@ -1,0 +1,51 @@
+"""The access log: a record for each request, without anything that a client wrote."""
+
+import logging
+from typing import Any
+
+from starlette.types import Scope
+
+from maskdial.http.exchange import Exchange
+from maskdial.http.keys import client_of
+from maskdial.logs import ACCESS
+
+_log = logging.getLogger(ACCESS)
+_MILLISECONDS = ("x-queue-time", "x-inference-time")
+_COUNTS = ("x-compute-tokens", "x-truncated-tokens")
+
+
+def log_access(scope: Scope, exchange: Exchange, path: str | None, key: str | None) -> None:
+    """Writes the record of a request that has ended.
+
+    Args:
+        scope: of the request.
+        exchange: of the request.
+        path: the template of its route; None: no route has its path.
+        key: the name of its key.
+    """
+    if not _log.isEnabledFor(logging.INFO):
+        return
+    state = scope["state"]
+    fields: dict[str, Any] = {
+        "request_id": exchange.request_id,
+        "method": scope["method"],
+        "route": path,
+        "model": state.get("model"),
+        "client": client_of(scope, None),
+        "key": key,
+        "status": exchange.status or None,
+        "outcome": exchange.outcome,
+        "total_ms": round(exchange.elapsed() * 1e3, 3),
+    }
+    headers = exchange.reply_headers
+    for name in _MILLISECONDS:
+        if name in headers:
+            fields[_field(name).removesuffix("_time") + "_ms"] = float(headers[name])
+    for name in _COUNTS:
+        if name in headers:
+            fields[_field(name)] = int(headers[name])
+    _log.info("request", extra={"access": fields})
+
+
+def _field(header: str) -> str:
+    return header.removeprefix("x-").replace("-", "_")

@@ -1,0 +1,260 @@
+"""Connection: uvicorn's HTTP protocol with limits on what a client may hold, and for how long."""
+
+import asyncio
+import logging
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+
+from maskdial.http.replies import encode_json
+from maskdial.metrics import ConnectionEnd, Metrics
+
+# As HTTP/2 counts them (RFC 9113, 6.5.2), so that many short headers are not free.
+_HEADER_OVERHEAD = 32
+_MAX_PIPELINED = 16
+_MIN_BYTES_PER_SECOND = 1024
+# Connections beyond the limit that are told so before they are closed; others just are.
+_MAX_REFUSED = 64
+# For how long what a refused client still sends is read, or it might not see the reply.
+_LINGER_SECONDS = 1.0
+
+_log = logging.getLogger("maskdial.connections")
+
+_Awaited = Literal["headers", "body"] | None
+
+
+@dataclass(frozen=True, slots=True)
+class ConnectionLimits:
+    """What connections may hold: counts, bytes, and seconds."""
+
+    max_connections: int
+    max_header_bytes: int
+    max_unsent_bytes: int
+    header_timeout: float
+    body_timeout: float
+    write_timeout: float
+
+
+class Connections:
+    """What the connections of a server share: their limits, and which of them wait for a reader."""
+
+    def __init__(self, limits: ConnectionLimits, metrics: Metrics) -> None:
+        self.limits = limits
+        self.num_connections = metrics.connections
+        self._metrics = metrics
+        self._waiting: dict[Connection, float] = {}
+
+    def ended(self, why: ConnectionEnd) -> None:
+        """Counts a connection that a limit has ended."""
+        self._metrics.connections_ended.labels(why).inc()
+
+    def begin_waiting(self, connection: "Connection") -> None:
+        """A client is slower than its reply.
+
+        What all replies hold is bounded: those are ended that held most for longest.
+        """
+        now = connection.loop.time()
+        self._waiting[connection] = now
+        while len(self._waiting) > 1:
+            sizes = {each: each.num_unsent for each in self._waiting}
+            if sum(sizes.values()) <= self.limits.max_unsent_bytes:
+                break
+            worst = max(sizes, key=lambda each: sizes[each] * (now - self._waiting[each]))
+            del self._waiting[worst]
+            worst.abort("unsent")
+
+    def end_waiting(self, connection: "Connection") -> None:
+        """The client has caught up, or is gone."""
+        self._waiting.pop(connection, None)
+
+
+class Connection(HttpToolsProtocol):
+    """One client's connection.
+
+    Beside what uvicorn does: refuses connections beyond the limit (503), bounds a request's headers
+    (431) and the time for headers and bodies, drops trailers, and closes connections whose clients
+    do not read. The guard answers slow bodies before they are closed here.
+
+    Args:
+        connections: shared by all.
+        arguments: uvicorn's own.
+    """
+
+    def __init__(self, connections: Connections, **arguments: Any) -> None:
+        super().__init__(**arguments)
+        self._all = connections
+        self._limits = connections.limits
+        self._refused = False
+        self._fed_bytes = 0
+        self._header_bytes = 0
+        self._in_message = False
+        self._headers_complete = False
+        self._awaited: _Awaited = None
+        self._receive_timer: asyncio.TimerHandle | None = None
+        self._write_timer: asyncio.TimerHandle | None = None
+
+    @property
+    def num_unsent(self) -> int:
+        """Bytes of replies that wait for the client."""
+        return self.transport.get_write_buffer_size()
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._all.num_connections.inc()
+        surplus = len(self.connections) - self._limits.max_connections
+        if surplus > _MAX_REFUSED:
+            self.abort("limit")
+        elif surplus > 0:
+            self._refuse("limit", 503, "too many connections; try again later", "unavailable")
+        else:
+            self._await("headers")
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._all.num_connections.dec()
+        self._refused = True
+        self._await(None)
+        self._stop_write_timer()
+        self._all.end_waiting(self)
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        if self._refused:
+            return
+        if not self._headers_complete:
+            # The parser reports nothing of a header that does not end.
+            self._fed_bytes += len(data)
+        super().data_received(data)
+        if self._refused or self.transport.is_closing():
+            return
+        if self._in_message and self._headers_complete:
+            self._await("body")
+        elif not self._in_message and self._is_answering():
+            self._await(None)
+        elif self._fed_bytes > self._limits.max_header_bytes:
+            self._refuse_headers()
+        else:
+            self._await("headers")
+
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        self._in_message = True
+        self._header_bytes = 0
+
+    def on_url(self, url: bytes) -> None:
+        super().on_url(url)
+        self._count_header(len(url))
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        self._count_header(len(name) + len(value) + _HEADER_OVERHEAD)
+        if not self._headers_complete:  # otherwise it is a trailer, which must not become a header
+            super().on_header(name, value)
+
+    def on_headers_complete(self) -> None:
+        self._headers_complete = True
+        if len(self.pipeline) >= _MAX_PIPELINED:
+            raise ValueError("too many pipelined requests")
+        super().on_headers_complete()
+
+    def on_message_complete(self) -> None:
+        self._in_message = False
+        self._headers_complete = False
+        self._fed_bytes = 0
+        super().on_message_complete()
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._all.begin_waiting(self)
+        self._start_write_timer()
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        self._all.end_waiting(self)
+        self._stop_write_timer()
+
+    def send_400_response(self, msg: str) -> None:
+        if self._header_bytes > self._limits.max_header_bytes:
+            self._refuse_headers()
+        else:
+            self._refuse("malformed", 400, "the request is not valid HTTP", "validation")
+
+    def abort(self, why: ConnectionEnd) -> None:
+        """Closes the connection at once; what was not sent is dropped."""
+        self._refused = True
+        self._all.ended(why)
+        self.transport.abort()
+
+    def _count_header(self, num_bytes: int) -> None:
+        self._header_bytes += num_bytes
+        if self._header_bytes > self._limits.max_header_bytes:
+            raise ValueError("the headers are too large")  # which the parser passes on
+
+    def _is_answering(self) -> bool:
+        return self.cycle is not None and not self.cycle.response_complete
+
+    def _await(self, what: _Awaited) -> None:
+        """Starts, keeps or stops the timer of what the client has to send next."""
+        if what == self._awaited:
+            return
+        self._awaited = what
+        if self._receive_timer is not None:
+            self._receive_timer.cancel()
+            self._receive_timer = None
+        if what is not None:
+            seconds = (
+                self._limits.header_timeout if what == "headers" else self._limits.body_timeout
+            )
+            self._receive_timer = self.loop.call_later(seconds, self._received_too_little)
+
+    def _received_too_little(self) -> None:
+        awaited, self._awaited, self._receive_timer = self._awaited, None, None
+        if not self._is_answering():
+            self._all.ended("headers" if awaited == "headers" else "body")
+            self.transport.close()
+        elif awaited == "headers":
+            self.cycle.keep_alive = False  # of the request before, which is still being answered
+
+    def _start_write_timer(self) -> None:
+        self._write_timer = self.loop.call_later(
+            self._limits.write_timeout, self._check_progress, self.num_unsent
+        )
+
+    def _stop_write_timer(self) -> None:
+        if self._write_timer is not None:
+            self._write_timer.cancel()
+            self._write_timer = None
+
+    def _check_progress(self, num_unsent: int) -> None:
+        taken = num_unsent - self.num_unsent
+        if taken >= self._limits.write_timeout * _MIN_BYTES_PER_SECOND:
+            self._start_write_timer()
+            return
+        _log.info("a client took %d bytes of its reply in time; closing its connection", taken)
+        self.abort("write")
+
+    def _refuse_headers(self) -> None:
+        limit = self._limits.max_header_bytes
+        message = f"the headers have more than {limit:,} bytes (--max-header-bytes)"
+        self._refuse("header_bytes", 431, message, "too_large")
+
+    def _refuse(self, why: ConnectionEnd, status: int, message: str, error_type: str) -> None:
+        """Replies, if nothing else is being answered, and closes the connection."""
+        self._all.ended(why)
+        self._refused = True
+        self._await(None)
+        if self._is_answering():
+            if not self._headers_complete or self.cycle.response_started or self.pipeline:
+                self.transport.close()  # or the error would end up within another reply
+                return
+            # The request is the one at fault: whoever waits for its body learns that it ends.
+            self.cycle.disconnected = True
+            self.cycle.message_event.set()
+        body = encode_json({"error": message, "error_type": error_type})
+        head = STATUS_LINE[status] + (
+            b"content-type: application/json\r\ncontent-length: %d\r\n" % len(body)
+        )
+        retry = b"retry-after: 1\r\n" if status == 503 else b""
+        self.transport.write(head + retry + b"connection: close\r\n\r\n" + body)
+        if self.transport.can_write_eof():
+            self.transport.write_eof()
+        self.loop.call_later(_LINGER_SECONDS, self.transport.close)

@@ -1,0 +1,182 @@
+"""Exchange: one request and its reply on the wire."""
+
+import asyncio
+import re
+import time
+import uuid
+from collections.abc import Callable
+
+from fastapi import Response
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.types import Message, Receive, Scope, Send
+
+from maskdial.errors import MaskdialError, SlowBodyError, TooLargeError, UnavailableError
+from maskdial.http.disconnect import ClientGoneError
+from maskdial.http.lifecycle import Lifecycle, Phase
+
+ErrorReply = Callable[[MaskdialError], Response]
+
+_REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}")
+# What is read of a refused body, so that its sender gets to read the reply: one that writes all of
+# it first would meet a reset connection.
+_DISCARD_BYTES = 32_000_000
+_DISCARD_SECONDS = 2.0
+
+
+class Exchange:
+    """One request and its reply, with the limits of its body.
+
+    Args:
+        scope: of the request; ``state`` is added where a server gives none.
+        receive: as in ASGI.
+        send: as in ASGI.
+        error_reply: how the route's dialect writes errors.
+        lifecycle: says until when bodies are awaited.
+        max_body_bytes: maximum size of the body.
+        body_timeout: seconds until the body must have arrived.
+    """
+
+    def __init__(
+        self,
+        scope: Scope,
+        receive: Receive,
+        send: Send,
+        error_reply: ErrorReply,
+        *,
+        lifecycle: Lifecycle,
+        max_body_bytes: int,
+        body_timeout: float,
+    ) -> None:
+        headers = Headers(scope=scope)
+        # The client's own request id if it is a plain one, otherwise a new one.
+        given = headers.get("x-request-id", "")
+        self.request_id = given if _REQUEST_ID.fullmatch(given) else uuid.uuid4().hex
+        self.outcome = "ok"
+        self.status = 0
+        """Of the reply; 0 until it begins."""
+        self.reply_headers: Headers = Headers()
+        self._scope = scope
+        self._receive = receive
+        self._send = send
+        self._error_reply = error_reply
+        self._lifecycle = lifecycle
+        self._max_body_bytes = max_body_bytes
+        self._body_timeout = body_timeout
+        self._body_deadline: float | None = None
+        self._body_bytes = 0
+        self._body_ended = False
+        self._start_time = time.perf_counter()
+        scope.setdefault("state", {})
+        declared = headers.get("content-length", "")
+        self._declared_bytes = int(declared) if declared.isdigit() else 0
+        self._awaits_continue = "expect" in headers
+
+    def elapsed(self) -> float:
+        """Seconds since the request's headers arrived."""
+        return time.perf_counter() - self._start_time
+
+    async def receive(self) -> Message:
+        """The next part of the body, as long as the body is not too large and not too slow.
+
+        Raises:
+            TooLargeError: it is too large.
+            SlowBodyError: it has not arrived in time.
+            UnavailableError: it has not arrived, and the server shuts down.
+            ClientGoneError: the client left before it had sent all of it.
+        """
+        if self._declared_bytes > self._max_body_bytes:
+            raise self._too_large()
+        if self._body_ended:
+            return await self._receive()  # which is how handlers wait for a disconnect
+        message = await self._receive_part()
+        if message["type"] == "http.disconnect":
+            raise ClientGoneError
+        self._body_ended = not message.get("more_body", False)
+        self._body_bytes += len(message.get("body", b""))
+        if self._body_bytes > self._max_body_bytes:
+            raise self._too_large()
+        return message
+
+    async def send(self, message: Message) -> None:
+        """Passes the reply on, with its headers completed."""
+        if message["type"] == "http.response.start":
+            self.status = message["status"]
+            if self.status >= 400 and self.outcome == "ok":
+                self.outcome = _outcome(self.status)
+            headers = MutableHeaders(scope=message)
+            headers["x-request-id"] = self.request_id
+            headers["x-total-time"] = f"{self.elapsed() * 1e3:.3f}"
+            self.reply_headers = headers
+        await self._send(message)
+
+    async def fail(self, error: MaskdialError) -> None:
+        """Replies with an error, unless the reply has begun."""
+        self.outcome = error.error_type
+        if self.status:
+            return
+        reply = self._error_reply(error)
+        if not isinstance(error, TooLargeError | UnavailableError | SlowBodyError):
+            await reply(self._scope, self._receive, self.send)
+            return
+        # The rest of the body is not read, so the connection cannot carry another request.
+        reply.headers["connection"] = "close"
+        await self.send(
+            {
+                "type": "http.response.start",
+                "status": reply.status_code,
+                "headers": reply.raw_headers,
+            }
+        )
+        await self.send({"type": "http.response.body", "body": reply.body, "more_body": True})
+        was_awaited = self._body_deadline is not None and not isinstance(error, TooLargeError)
+        if not (was_awaited or self._awaits_continue):
+            await self._discard_body()
+        await self.send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    async def _receive_part(self) -> Message:
+        loop = asyncio.get_running_loop()
+        if self._body_deadline is None:
+            self._body_deadline = loop.time() + self._body_timeout
+        deadline = min(self._body_deadline, self._lifecycle.body_deadline)
+        try:
+            async with asyncio.timeout_at(deadline) as timeout:
+                with self._lifecycle.reading(timeout):
+                    return await self._receive()
+        except TimeoutError:
+            if self._lifecycle.phase is Phase.DRAINING:
+                raise UnavailableError(
+                    "the server is shutting down; try another instance"
+                ) from None
+            raise SlowBodyError(
+                f"the body has not arrived within {self._body_timeout:g} seconds (--body-timeout)"
+            ) from None
+
+    async def _discard_body(self) -> None:
+        num_bytes = 0
+        try:
+            async with asyncio.timeout(_DISCARD_SECONDS):
+                while not self._body_ended and num_bytes <= _DISCARD_BYTES:
+                    message = await self._receive()
+                    num_bytes += len(message.get("body", b""))
+                    self._body_ended = not message.get("more_body", False)
+        except TimeoutError:
+            pass
+
+    def _too_large(self) -> TooLargeError:
+        size = max(self._declared_bytes, self._body_bytes)
+        return TooLargeError(
+            f"the body has {size:,} bytes or more; this server accepts at most "
+            f"{self._max_body_bytes:,} (--max-body-bytes)"
+        )
+
+
+def route_path(scope: Scope) -> str:
+    """A request's path without its ``root_path``, exactly as Starlette routes it."""
+    path, root = str(scope["path"]), str(scope.get("root_path", ""))
+    rest = path.removeprefix(root)
+    return rest if rest[:1] in ("", "/") else path
+
+
+def _outcome(status: int) -> str:
+    """The outcome of a reply that is an error but was not raised as one of ours."""
+    return "internal" if status >= 500 else "not_found" if status == 404 else "validation"

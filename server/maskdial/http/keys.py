@@ -1,0 +1,161 @@
+"""Keys: who may use the server, and under which name a request is counted."""
+
+import hmac
+import ipaddress
+import re
+from collections.abc import Iterable, Iterator
+from hashlib import sha256
+from pathlib import Path
+
+from pydantic import SecretStr
+from starlette.datastructures import Headers
+from starlette.types import Scope
+
+from maskdial.config import KEY_PATTERN, Config
+from maskdial.errors import ConfigError, ForbiddenError, UnauthorizedError
+
+ADMIN = "admin"
+"""The name of the admin key."""
+
+_METRICS = "metrics"
+_RESERVED = (ADMIN, _METRICS)
+_NAME = re.compile(r"[\w.-]{1,64}", re.ASCII)
+# The page at / with its assets, and health checks. All other paths ask for a key.
+_OPEN_PATHS = re.compile(r"/|/page/.*|/health|/health/(live|ready)")
+_METRICS_PATH = "/metrics"
+_HOW = "send it as 'Authorization: Bearer KEY' or as 'x-api-key'"
+
+
+class Keys:
+    """The keys of one server, held as hashes, each with a name for logs and metrics.
+
+    Without ``--api-key`` and ``--api-key-file``, everyone may use the routes that change nothing.
+
+    Raises:
+        ConfigError: the key file cannot be used.
+    """
+
+    def __init__(self, config: Config) -> None:
+        self._file = config.api_key_file
+        self._given = [
+            hashed
+            for number, key in enumerate(config.api_keys, 1)
+            for hashed in _hashes(f"key-{number}", key)
+        ]
+        self._admin = _hashes(ADMIN, config.admin_key)
+        self._metrics = _hashes(_METRICS, config.metrics_key)
+        self._closed = bool(self._given) or self._file is not None
+        self._clients = self._given
+        self.reload()
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names under which requests are counted, each once; none if no keys are needed."""
+        if not self._closed:
+            return ()
+        return tuple(dict.fromkeys(name for name, _ in (*self._clients, *self._admin)))
+
+    def reload(self) -> None:
+        """Reads the key file again. If it cannot be used, the keys remain as they were.
+
+        Raises:
+            ConfigError: it cannot be used.
+        """
+        if self._file is not None:
+            self._clients = [*self._given, *_read_file(self._file)]
+
+    def check(self, scope: Scope, path: str) -> str | None:
+        """Whether a request may use a path.
+
+        Returns:
+            The name of its key; None if it needs none.
+
+        Raises:
+            UnauthorizedError: its key is missing or wrong.
+        """
+        if path == _METRICS_PATH:
+            return _name(scope, self._metrics + self._admin) if self._metrics else None
+        if not self._closed or _OPEN_PATHS.fullmatch(path):
+            return None
+        return _name(scope, self._clients + self._admin)
+
+    def check_admin(self, scope: Scope) -> None:
+        """Whether a request may change the server.
+
+        Raises:
+            ForbiddenError: the server has no admin key, so nobody may.
+            UnauthorizedError: the request's key is missing or another one.
+        """
+        if not self._admin:
+            raise ForbiddenError(
+                "this server was started without an admin key, so nobody may change it; start it "
+                "with --admin-key or MASKDIAL_ADMIN_KEY"
+            )
+        _name(scope, self._admin, "admin key")
+
+
+def client_of(scope: Scope, key: str | None) -> str:
+    """Who sent a request, for fairness and logs: the name of the key, or the address without one.
+
+    Addresses of IPv6 are those of their networks (/64), which one subscriber has whole.
+    """
+    if key is not None:
+        return key
+    host = (scope.get("client") or ("local",))[0]
+    try:
+        address = ipaddress.ip_address(host)
+    except ValueError:
+        return "local"  # a Unix socket
+    if isinstance(address, ipaddress.IPv6Address):
+        if address.ipv4_mapped is not None:
+            return str(address.ipv4_mapped)
+        return str(ipaddress.ip_network((address.packed, 64), strict=False))
+    return str(address)
+
+
+def _name(scope: Scope, keys: Iterable[tuple[str, bytes]], kind: str = "key") -> str:
+    """The name of the key that was sent, if it is one of these."""
+    sent = [_hash(key) for key in _sent_keys(scope)]
+    # All are compared, each in constant time: how long it takes says nothing about any key.
+    names = [name for name, digest in keys for each in sent if hmac.compare_digest(digest, each)]
+    if not names:
+        raise UnauthorizedError(f"the {kind} {'is wrong' if sent else 'is missing'}; {_HOW}")
+    return names[0]
+
+
+def _sent_keys(scope: Scope) -> Iterator[bytes]:
+    headers = Headers(scope=scope)
+    scheme, _, token = headers.get("authorization", "").partition(" ")
+    if scheme.lower() == "bearer" and token.strip():
+        yield token.strip().encode("latin-1")
+    if key := headers.get("x-api-key"):
+        yield key.encode("latin-1")
+
+
+def _read_file(path: Path) -> list[tuple[str, bytes]]:
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"the key file {path} cannot be read: {error}") from error
+    keys = []
+    for number, line in enumerate(map(str.strip, lines), 1):
+        if not line or line.startswith("#"):
+            continue
+        name, colon, key = line.partition(":")
+        if not (colon and _NAME.fullmatch(name) and KEY_PATTERN.fullmatch(key)):
+            # The line itself is not repeated: it may be a key.
+            raise ConfigError(f"line {number} of the key file {path} is not NAME:KEY")
+        if name in _RESERVED:
+            raise ConfigError(f"line {number} of the key file {path}: {name!r} is a reserved name")
+        keys.append((name, _hash(key.encode())))
+    if not keys:
+        raise ConfigError(f"the key file {path} has no keys; write one NAME:KEY a line")
+    return keys
+
+
+def _hashes(name: str, key: SecretStr | None) -> list[tuple[str, bytes]]:
+    return [] if key is None else [(name, _hash(key.get_secret_value().encode()))]
+
+
+def _hash(key: bytes) -> bytes:
+    return sha256(key).digest()

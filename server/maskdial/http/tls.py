@@ -1,0 +1,60 @@
+"""Certificate: the server's certificate and key, read again when their files change."""
+
+import logging
+import ssl
+from pathlib import Path
+
+from maskdial.errors import ConfigError
+
+_log = logging.getLogger("maskdial")
+
+
+class Certificate:
+    """A certificate with its key.
+
+    Args:
+        certificate: PEM file with the certificate and those that lead to its issuer.
+        key: PEM file with the private key; None: it is in the same file.
+
+    Raises:
+        ConfigError: they cannot be used.
+    """
+
+    def __init__(self, certificate: Path, key: Path | None) -> None:
+        self.certificate = certificate
+        self.key = key
+        try:
+            self._changed = self._last_change()
+            self._load(ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER))
+        except (OSError, ValueError) as error:
+            raise ConfigError(
+                f"the certificate {certificate} and its key cannot be used: {error}"
+            ) from error
+
+    def reload(self, context: ssl.SSLContext) -> None:
+        """Has new connections use the files as they are now, if they have changed.
+
+        Files that cannot be used, perhaps because only one of them is there yet, change nothing.
+        """
+        try:
+            changed = self._last_change()
+            if changed == self._changed:
+                return
+            self._changed = changed
+            self._load(ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER))
+            self._load(context)
+        except (OSError, ValueError) as error:
+            _log.error("the certificate remains as it was: %s", error)
+        else:
+            _log.info("the certificate was read again")
+
+    def _load(self, context: ssl.SSLContext) -> None:
+        context.load_cert_chain(self.certificate, self.key, password=_no_password)
+
+    def _last_change(self) -> tuple[int, ...]:
+        files = (self.certificate, self.key or self.certificate)
+        return tuple(file.stat().st_mtime_ns for file in files)
+
+
+def _no_password() -> str:
+    raise ValueError("the key is encrypted; store it without a password")

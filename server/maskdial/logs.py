@@ -1,0 +1,60 @@
+"""How the log is written: as text or as JSON, one line for each record whatever is in it."""
+
+import json
+import logging
+import re
+import textwrap
+from datetime import UTC, datetime
+from typing import Any, Literal
+
+ACCESS = "maskdial.access"
+"""The logger with a record for each request, whose attribute ``access`` has its fields."""
+
+LogFormat = Literal["text", "json"]
+
+# The C0 and C1 control characters, delete, and Unicode's line separators; a tab is harmless.
+_CONTROL = re.compile("[\x00-\x08\x0a-\x1f\x7f-\x9f\u2028\u2029]")
+
+
+def configure(level: str, log_format: LogFormat) -> None:
+    """Sets up the root logger. The access log is part of the JSON format only."""
+    handler = logging.StreamHandler()
+    handler.setFormatter(JsonFormatter() if log_format == "json" else TextFormatter())
+    logging.basicConfig(level=level.upper(), handlers=[handler])
+    logging.getLogger(ACCESS).setLevel("INFO" if log_format == "json" else "WARNING")
+
+
+class TextFormatter(logging.Formatter):
+    """Lines for people. Those of a traceback are indented: none of them can pass for a record."""
+
+    def __init__(self) -> None:
+        super().__init__("%(asctime)s %(levelname)s %(name)s: %(message)s")
+
+    def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802
+        return _CONTROL.sub(_escaped, super().formatMessage(record))
+
+    def formatException(self, ei: Any) -> str:  # noqa: N802
+        return textwrap.indent(super().formatException(ei), "    ")
+
+
+class JsonFormatter(logging.Formatter):
+    """Objects for machines."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        content = {
+            "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
+            "level": record.levelname.lower(),
+            "logger": record.name,
+        }
+        access = getattr(record, "access", None)
+        if access is not None:
+            content |= access
+        else:
+            content["message"] = record.getMessage()
+        if record.exc_info:
+            content["traceback"] = self.formatException(record.exc_info)
+        return json.dumps(content)  # all but ASCII is escaped
+
+
+def _escaped(match: re.Match[str]) -> str:
+    return match.group().encode("unicode_escape").decode()

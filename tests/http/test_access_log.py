@@ -1,0 +1,98 @@
+"""The access log: who was answered by what, never what was said."""
+
+import json
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import httpx
+import pytest
+
+from maskdial.logs import JsonFormatter
+from maskdial.models.catalog import STARTER_FOLDER
+
+Lines = Callable[[int], list[dict[str, Any]]]
+SECRET = "a rather private sentence"
+
+
+@pytest.fixture(scope="module")
+def server(start_server: Callable[..., Any]) -> Iterator[Any]:
+    models = {"sentiment": STARTER_FOLDER / "sentiment", "hybrid": STARTER_FOLDER / "hybrid"}
+    running = start_server(models=models, api_keys=["top secret"], log_format="json")
+    yield running
+    running.stop()
+
+
+@pytest.fixture
+def lines(caplog: pytest.LogCaptureFixture) -> Iterator[Lines]:
+    """Waits for so many lines, as they are written; a request's may come after its reply."""
+    formatter = JsonFormatter()
+
+    def wait(count: int) -> list[dict[str, Any]]:
+        deadline = time.monotonic() + 30
+        while True:
+            records = [each for each in caplog.records if each.name == "maskdial.access"]
+            found = [json.loads(formatter.format(each)) for each in records]
+            found = [each for each in found if each["route"] != "/health/ready"]
+            if len(found) >= count:
+                assert len(found) == count
+                return found
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+
+    with caplog.at_level("INFO", "maskdial.access"):
+        yield wait
+
+
+KEY = {"authorization": "Bearer top secret"}
+
+
+def test_what_a_line_says(server: Any, lines: Lines) -> None:
+    headers = KEY | {"x-request-id": "r-1"}
+    httpx.post(f"{server.url}/classify", json={"inputs": SECRET}, headers=headers)
+    (line,) = lines(1)
+    assert line.pop("total_ms") >= line.pop("inference_ms") > 0
+    assert line.pop("queue_ms") >= 0
+    assert line.pop("compute_tokens") > 3
+    assert line.pop("time")
+    assert line == {
+        "level": "info",
+        "logger": "maskdial.access",
+        "request_id": "r-1",
+        "method": "POST",
+        "route": "/classify",
+        "model": "sentiment",
+        "client": "127.0.0.1",
+        "key": "key-1",
+        "status": 200,
+        "outcome": "ok",
+    }
+
+
+def test_nothing_that_was_sent_gets_in(server: Any, lines: Lines) -> None:
+    evil = "evil%00FAKE"
+    requests = [
+        ("POST", "/classify", {"inputs": SECRET, "model": SECRET}, "/classify"),
+        ("POST", f"/models/{evil}", {"inputs": SECRET}, "/models/{name}"),
+        ("GET", f"/v1/models/{evil}", None, "/v1/models/{name}"),
+        ("GET", f"/{evil}%0d%0a?q={evil}", None, None),
+    ]
+    for method, path, body, _ in requests:
+        headers = KEY | {"x-request-id": SECRET, "user-agent": SECRET}
+        reply = httpx.request(method, server.url + path, json=body, headers=headers)
+        assert reply.status_code == 404
+    httpx.post(f"{server.url}/classify", json={"inputs": SECRET})
+    found = lines(len(requests) + 1)
+    assert [line["route"] for line in found[:-1]] == [route for *_, route in requests]
+    assert found[-1]["outcome"] == "unauthorized"
+    assert found[-1]["key"] is None
+    text = json.dumps(found)
+    for word in SECRET, "private", "evil", "FAKE", "top secret":
+        assert word not in text
+
+
+def test_a_stream_is_logged_when_it_ends(server: Any, lines: Lines) -> None:
+    body = {"inputs": "Once", "parameters": {"max_new_tokens": 3}, "stream": True}
+    httpx.post(f"{server.url}/generate", json=body, headers=KEY)
+    (line,) = lines(1)
+    assert (line["route"], line["model"], line["outcome"]) == ("/generate", "hybrid", "ok")

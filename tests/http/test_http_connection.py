@@ -1,0 +1,289 @@
+"""Connections on a real port: what a client may send, hold and leave unread, and for how long."""
+
+import asyncio
+import contextlib
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from functools import partial
+from typing import Any
+
+import pytest
+import uvicorn
+from starlette.requests import Request
+from starlette.responses import Response, StreamingResponse
+from starlette.types import Receive, Scope, Send
+
+from maskdial.http.connection import Connection, ConnectionLimits, Connections
+from maskdial.metrics import Metrics
+
+LIMITS: dict[str, Any] = {
+    "max_connections": 4,
+    "max_header_bytes": 4096,
+    "max_unsent_bytes": 60_000_000,
+    "header_timeout": 0.2,
+    "body_timeout": 0.2,
+    "write_timeout": 0.3,
+}
+GET = b"GET /echo HTTP/1.1\r\nhost: x\r\n"
+
+
+class Scripted:
+    """An application that says what came, waits, or sends without end."""
+
+    def __init__(self) -> None:
+        self.release = threading.Event()
+        self.ended: list[str] = []
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "lifespan":
+            return
+        request = Request(scope, receive)
+        path = scope["path"]
+        if path == "/wait":
+            await asyncio.to_thread(self.release.wait)
+        elif path == "/endless":
+            await StreamingResponse(self._endless())(scope, receive, send)
+            return
+        elif path == "/big":
+            await Response(b"x" * 40_000_000)(scope, receive, send)
+            return
+        names = ",".join(name for name in scope["headers"] and request.headers)
+        body = b"" if path == "/unread" else await request.body()
+        await Response(f"{len(body)} {names}")(scope, receive, send)
+
+    async def _endless(self) -> Any:
+        try:
+            while True:
+                yield b"x" * 65536
+                await asyncio.sleep(0)
+        finally:
+            self.ended.append("endless")
+
+
+class Server:
+    """The application behind connections with these limits, in a thread."""
+
+    def __init__(self, **limits: Any) -> None:
+        self.app = Scripted()
+        self._clients: list[socket.socket] = []
+        self.metrics = Metrics()
+        connections = Connections(ConnectionLimits(**LIMITS | limits), self.metrics)
+        protocol: Any = partial(Connection, connections)
+        self._server = uvicorn.Server(
+            uvicorn.Config(
+                self.app,
+                port=0,
+                http=protocol,
+                ws="none",
+                lifespan="off",
+                log_config=None,
+                timeout_graceful_shutdown=1,
+            )
+        )
+        self._thread = threading.Thread(target=self._server.run)
+        self._thread.start()
+        while not self._server.started:
+            time.sleep(0.01)
+        self.port = self._server.servers[0].sockets[0].getsockname()[1]
+
+    def connect(self, first: bytes = b"") -> socket.socket:
+        client = socket.create_connection(("127.0.0.1", self.port), timeout=20)
+        self._clients.append(client)
+        client.sendall(first)
+        return client
+
+    def ended(self, why: str) -> float:
+        name = "maskdial_connections_ended_total"
+        return self.metrics.registry.get_sample_value(name, {"reason": why}) or 0.0
+
+    def stop(self) -> None:
+        for client in self._clients:
+            client.close()
+        self.app.release.set()
+        self._server.should_exit = True
+        self._thread.join(20)
+
+
+@pytest.fixture
+def server() -> Iterator[Server]:
+    running = Server()
+    yield running
+    running.stop()
+
+
+def read_all(client: socket.socket) -> bytes:
+    """What comes until the server closes the connection."""
+    content = b""
+    with contextlib.suppress(ConnectionResetError):
+        while piece := client.recv(1 << 20):
+            content += piece
+    client.close()
+    return content
+
+
+def wait_for(condition: Any) -> None:
+    deadline = time.monotonic() + 20
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+@pytest.mark.parametrize("sent", [b"", b"\r\n", b"GET / HT", GET, GET + b"x-a: " + b"b" * 1000])
+def test_headers_have_to_arrive_in_time(server: Server, sent: bytes) -> None:
+    assert read_all(server.connect(sent)) == b""
+    assert server.ended("headers") == 1
+
+
+def test_blank_lines_do_not_keep_an_idle_connection(server: Server) -> None:
+    client = server.connect(GET + b"\r\n")
+    assert b" 200 " in client.recv(4096)
+    with contextlib.suppress(OSError):
+        while True:
+            client.sendall(b"\r\n")
+            time.sleep(0.05)
+    wait_for(lambda: server.ended("headers"))
+    assert server.ended("headers") == 1
+
+
+def test_a_body_that_nobody_reads_has_to_arrive_in_time_as_well(server: Server) -> None:
+    client = server.connect(b"POST /unread HTTP/1.1\r\nhost: x\r\ncontent-length: 10\r\n\r\nx")
+    assert b" 200 " in read_all(client)
+    assert server.ended("body") == 1
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        b"x-a: " + b"b" * 5000,
+        b"x-a: b\r\n" * 200,
+        b"a:\r\n" * 200,  # small, but each is held as two objects
+    ],
+)
+@pytest.mark.parametrize("end", [b"", b"\r\n\r\n"])
+def test_large_headers_are_431(server: Server, headers: bytes, end: bytes) -> None:
+    reply = read_all(server.connect(GET + headers + end))
+    assert reply.startswith(b"HTTP/1.1 431 ")
+    assert b"more than 4,096 bytes (--max-header-bytes)" in reply
+    assert b"connection: close" in reply
+    assert server.ended("header_bytes") == 1
+
+
+def test_a_header_without_end_is_431(server: Server) -> None:
+    client = server.connect(GET + b"x-a: ")
+    with contextlib.suppress(OSError):
+        for _ in range(1000):
+            client.sendall(b"b" * 10_000)
+    assert read_all(client).startswith(b"HTTP/1.1 431 ")
+
+
+def test_a_long_path_is_431(server: Server) -> None:
+    reply = read_all(server.connect(b"GET /" + b"a" * 5000 + b" HTTP/1.1\r\nhost: x\r\n\r\n"))
+    assert reply.startswith(b"HTTP/1.1 431 ")
+
+
+def test_headers_within_the_limit_pass(server: Server) -> None:
+    client = server.connect(GET + b"x-a: " + b"b" * 3000 + b"\r\nconnection: close\r\n\r\n")
+    assert read_all(client).endswith(b"0 host,x-a,connection")
+
+
+CHUNKED = b"POST /echo HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n"
+
+
+def test_trailers_are_dropped_and_bounded(server: Server) -> None:
+    body = b"connection: close\r\n\r\n3\r\nabc\r\n0\r\n"
+    reply = read_all(server.connect(CHUNKED + body + b"x-admin: yes\r\n\r\n"))
+    assert reply.endswith(b"3 host,transfer-encoding,connection")
+    assert b" 200 " not in read_all(server.connect(CHUNKED + body + b"a: b\r\n" * 200 + b"\r\n"))
+
+
+def test_only_so_many_connections(server: Server) -> None:
+    held = [server.connect() for _ in range(LIMITS["max_connections"])]
+    name = "maskdial_connections"
+    wait_for(lambda: server.metrics.registry.get_sample_value(name) == len(held))
+    reply = read_all(server.connect(GET + b"\r\n"))
+    assert reply.startswith(b"HTTP/1.1 503 ")
+    assert b"retry-after: 1\r\n" in reply
+    assert b'"error_type":"unavailable"' in reply
+    for client in held:
+        client.close()
+    wait_for(lambda: server.metrics.registry.get_sample_value(name) == 0)
+    assert b" 200 " in server.connect(GET + b"\r\n").recv(4096)
+    assert server.ended("limit") == 1
+
+
+def test_who_stops_reading_a_stream_ends_it(server: Server) -> None:
+    client = server.connect(b"GET /endless HTTP/1.1\r\nhost: x\r\n\r\n")
+    wait_for(lambda: server.app.ended)
+    assert server.ended("write") == 1
+    client.close()
+
+
+def test_who_stops_reading_a_reply_does_not_hold_it(server: Server) -> None:
+    client = server.connect(b"GET /big HTTP/1.1\r\nhost: x\r\n\r\n")
+    wait_for(lambda: server.ended("write") == 1)
+    assert len(read_all(client)) < 40_000_000
+
+
+def test_who_reads_slowly_may_go_on() -> None:
+    server = Server(write_timeout=0.2)
+    try:
+        client = server.connect(b"GET /big HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n")
+        num_bytes = 0
+        while piece := client.recv(1 << 20):
+            num_bytes += len(piece)
+            time.sleep(0.01)
+        assert num_bytes > 40_000_000
+        assert server.ended("write") == 0
+    finally:
+        server.stop()
+
+
+def test_all_unread_replies_together_are_bounded() -> None:
+    """Two would hold 80 MB: the one that has held its own for longer is closed."""
+    server = Server(write_timeout=3600)
+    try:
+        first = server.connect(b"GET /big HTTP/1.1\r\nhost: x\r\n\r\n")
+        second_request = b"GET /big HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n"
+        time.sleep(0.2)
+        second = server.connect(second_request)
+        wait_for(lambda: server.ended("unsent") == 1)
+        assert len(read_all(second)) > 40_000_000
+        assert len(read_all(first)) < 40_000_000
+    finally:
+        server.stop()
+
+
+def test_garbage_after_a_request_does_not_get_into_its_reply(server: Server) -> None:
+    client = server.connect(b"GET /wait HTTP/1.1\r\nhost: x\r\n\r\n")
+    time.sleep(0.1)
+    client.sendall(b"\x00 garbage\r\n\r\n")
+    wait_for(lambda: server.ended("malformed") == 1)
+    server.app.release.set()
+    assert b" 400 " not in read_all(client)
+
+
+def test_half_a_request_does_not_end_the_one_before(server: Server) -> None:
+    """The connection ends after the reply to the first."""
+    client = server.connect(b"GET /wait HTTP/1.1\r\nhost: x\r\n\r\nGET /echo HT")
+    time.sleep(2 * LIMITS["header_timeout"])
+    server.app.release.set()
+    assert b" 200 " in read_all(client)
+
+
+def test_a_blank_line_after_a_body_does_not_end_its_request(server: Server) -> None:
+    """RFC 9112, 2.2: old clients send one."""
+    client = server.connect(b"GET /wait HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n\r\n")
+    time.sleep(2 * LIMITS["header_timeout"])
+    server.app.release.set()
+    assert read_all(client).endswith(b"0 host,connection")
+
+
+def test_pipelining_is_bounded(server: Server) -> None:
+    client = server.connect((GET + b"\r\n") * 3 + GET + b"connection: close\r\n\r\n")
+    assert read_all(client).count(b" 200 ") == 4
+    client = server.connect(b"GET /wait HTTP/1.1\r\nhost: x\r\n\r\n" + (GET + b"\r\n") * 1000)
+    wait_for(lambda: server.ended("malformed") == 1)
+    server.app.release.set()
+    assert read_all(client).count(b" 200 ") <= 17
