@@ -14,7 +14,7 @@ from maskdial_export.source import Source
 # How the tokens of languages are spelled: mBART's en_XX, NLLB's eng_Latn, M2M-100's __en__
 _LANGUAGE = re.compile(r"[a-z]{2}_[A-Z]{2}|[a-z]{3}_[A-Z][a-z]{3}|__([a-z]{2,3})__")
 # Of transformers.GenerationConfig, what would change the text and is not supported
-_UNSUPPORTED = ("encoder_no_repeat_ngram_size", "encoder_repetition_penalty", "num_beam_groups")
+_UNSUPPORTED = ("encoder_repetition_penalty", "num_beam_groups")
 _LONGEST_TOKENIZED = 10**6  # tokenizers without a limit name a larger one
 
 
@@ -100,9 +100,9 @@ def _decoding(given: Mapping[str, Any]) -> Decoding:
         most = given["max_length"] - 1
     if least is None and given.get("min_length"):
         least = given["min_length"] - 1
-    names = ("num_beams", "length_penalty", "early_stopping", "no_repeat_ngram_size")
-    chosen = {name: given.get(name) for name in (*names, "repetition_penalty", "prefix")}
-    return Decoding(max_new_tokens=most, min_new_tokens=least, **chosen)
+    lengths = {"max_new_tokens": most, "min_new_tokens": least}
+    others = Decoding.model_fields.keys() - lengths
+    return Decoding(**lengths, **{name: given.get(name) for name in others})
 
 
 def _languages(config: Any, tokenizer: Tokenizer) -> dict[str, int]:

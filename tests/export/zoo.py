@@ -599,6 +599,7 @@ TEXT_TO_TEXT: Mapping[str, Specimen] = {
     ),
     "m2m-100": Specimen("M2M100ForConditionalGeneration", BART, "M2M-100 and NLLB", quick=True),
     "plbart": Specimen("PLBartForConditionalGeneration", BART),
+    "blenderbot": Specimen("BlenderbotForConditionalGeneration", BART),
     "blenderbot-small": Specimen("BlenderbotSmallForConditionalGeneration", BART),
 }
 

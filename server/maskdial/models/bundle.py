@@ -148,6 +148,7 @@ class Decoding(_Frozen):
     length_penalty: float | None = None
     early_stopping: bool | Literal["never"] | None = None
     no_repeat_ngram_size: int | None = None
+    encoder_no_repeat_ngram_size: int | None = None
     repetition_penalty: float | None = None
     prefix: str | None = Field(None, description="a text to put before the source text")
 

@@ -132,6 +132,7 @@ class TextToTextSettings:
             min_new_tokens=params.min_new_tokens or decoding.min_new_tokens or 0,
             repetition_penalty=repetition_penalty,
             no_repeat_ngram_size=ngram_size,
+            no_source_ngram_size=decoding.encoder_no_repeat_ngram_size or 0,
             banned=self._text_to_text.banned,
             forced_first=self._text_to_text.forced_bos_token_id if first is None else first,
             forced_last=self._text_to_text.forced_eos_token_ids,

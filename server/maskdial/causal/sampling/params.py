@@ -28,6 +28,7 @@ class SamplingParams:
         presence_penalty: subtracted once from the logit of each token that was generated (OpenAI);
             0 disables it.
         no_repeat_ngram_size: no sequence of so many tokens occurs twice; 0 disables it.
+        no_source_ngram_size: no sequence of so many tokens of the source text occurs; 0 for any.
         banned: sequences of tokens that are never written; a last token is not drawn after the
             others.
         forced_first: the token that the text begins with, whatever else applies.
@@ -57,6 +58,7 @@ class SamplingParams:
     frequency_penalty: float = 0.0
     presence_penalty: float = 0.0
     no_repeat_ngram_size: int = 0
+    no_source_ngram_size: int = 0
     banned: tuple[tuple[int, ...], ...] = ()
     forced_first: int | None = None
     forced_last: tuple[int, ...] = ()

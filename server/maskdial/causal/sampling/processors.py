@@ -92,21 +92,24 @@ def _hold_back(
 
 def _banned_tokens(sequence: Sequence) -> list[int]:
     """The tokens that would repeat an n-gram, or complete a banned sequence."""
-    params = sequence.params
-    if not params.no_repeat_ngram_size and not params.banned:
-        return []
-    token_ids = sequence.token_ids
+    params, token_ids = sequence.params, sequence.token_ids
     found = {
         word[-1]
         for word in params.banned
         if len(word) == 1 or token_ids[1 - len(word) :].tolist() == list(word[:-1])
     }
-    size = params.no_repeat_ngram_size
-    if size and len(token_ids) >= size:
-        grams = np.lib.stride_tricks.sliding_window_view(token_ids, size)
-        repeated = (grams[:, :-1] == token_ids[len(token_ids) + 1 - size :]).all(axis=1)
-        found.update(grams[repeated, -1].tolist())
+    found |= _completions(token_ids, token_ids, params.no_repeat_ngram_size)
+    found |= _completions(sequence.source_ids, token_ids, params.no_source_ngram_size)
     return sorted(found)
+
+
+def _completions(text: NDArray[np.int64], token_ids: NDArray[np.int64], size: int) -> set[int]:
+    """The tokens that would end an n-gram of a text after the last tokens; none for a size of 0."""
+    if not size or len(text) < size or len(token_ids) < size - 1:
+        return set()
+    grams = np.lib.stride_tricks.sliding_window_view(text, size)
+    found = (grams[:, :-1] == token_ids[len(token_ids) + 1 - size :]).all(axis=1)
+    return set(grams[found, -1].tolist())
 
 
 def _forced_tokens(sequence: Sequence) -> tuple[int, ...]:
