@@ -147,7 +147,7 @@ class CompletionsWriter:
 
     def _logprobs(self, prompt: Prompt) -> CompletionLogprobs:
         if not self._body.echo:
-            return CompletionLogprobs(TokenSpeller(self._tokenizer, prompt.ids))
+            return CompletionLogprobs(TokenSpeller(self._tokenizer, prompt.context_ids))
         length = TokenSpeller(self._tokenizer, ()).num_characters(prompt.ids)
         offset = len(self._echo(prompt)) - length
         return CompletionLogprobs(TokenSpeller(self._tokenizer, ()), offset)

@@ -13,10 +13,16 @@ from maskdial.http.context import ServerContext, server_context
 from maskdial.http.lifecycle import Phase
 from maskdial.http.replies import json_reply
 from maskdial.http.route import Route
-from maskdial.models.bundle import CHAT_TEMPLATE
+from maskdial.models.bundle import CHAT_TEMPLATE, Manifest
 from maskdial.models.entry import Entry
 from maskdial.models.registry import Models
-from maskdial.models.served import CausalModel, MaskedModel, ServedModel, max_length
+from maskdial.models.served import (
+    CausalModel,
+    MaskedModel,
+    ServedModel,
+    max_length,
+    max_source_length,
+)
 
 _UNKNOWN: dict[str, Any] = {
     "mask": "",
@@ -128,6 +134,7 @@ def _describe(entry: Entry, models: Models, config: Config) -> list[dict[str, An
             "precision": manifest.precision,
             "batch_invariant": manifest.batch_invariant,
             "max_length": max_length(manifest, config),
+            **_source_length(manifest, config),
             "labels": list(manifest.labels),
             "chat": CHAT_TEMPLATE in manifest.files,
             "generation_defaults": {},
@@ -137,6 +144,12 @@ def _describe(entry: Entry, models: Models, config: Config) -> list[dict[str, An
         | ({} if model is None else _describe_loaded(model))
         for manifest, model in zip_longest(entry.manifests, entry.models)
     ]
+
+
+def _source_length(manifest: Manifest, config: Config) -> dict[str, int]:
+    """How long source texts may be, for models with an encoder."""
+    length = max_source_length(manifest, config)
+    return {} if length is None else {"max_source_length": length}
 
 
 def _describe_loaded(model: ServedModel) -> dict[str, Any]:

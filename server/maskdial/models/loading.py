@@ -22,9 +22,22 @@ from maskdial.models.generation_config import (
     read_generation_defaults,
     tokens_without_text,
 )
-from maskdial.models.golden import causal_logits, check_golden, check_kernels, masked_logits
-from maskdial.models.served import CausalModel, MaskedModel, ServedModel, max_length
+from maskdial.models.golden import (
+    causal_logits,
+    check_golden,
+    check_kernels,
+    masked_logits,
+    text_to_text_logits,
+)
+from maskdial.models.served import (
+    CausalModel,
+    MaskedModel,
+    ServedModel,
+    max_length,
+    max_source_length,
+)
 from maskdial.models.tokenizer import Tokenizer
+from maskdial.runtime.encoder import Encoder
 from maskdial.runtime.kv_plan import plan_slots
 from maskdial.runtime.placement import Placement, place
 from maskdial.runtime.runner import Runner
@@ -141,7 +154,12 @@ def _start_causal(
     )
     runner = _runner(bundle, config, placement, options, layout, chunk_tokens)
     check_kernels(bundle, options, config.golden_check)
-    check_golden(bundle, partial(causal_logits, runner), config.golden_check)
+    encoder, golden = None, partial(causal_logits, runner)
+    if manifest.text_to_text is not None and runner.cache.source is not None:
+        encoder = Encoder(Session(bundle.encoder, options), runner.cache.source)
+        start = manifest.text_to_text.start_token_id
+        golden = partial(text_to_text_logits, runner, encoder, start)
+    check_golden(bundle, golden, config.golden_check)
     tokenizer = Tokenizer.from_file(bundle.tokenizer, manifest.special_tokens)
     chat_template = read_chat_template(bundle, tokenizer)
     reply_format = ReplyFormat.of_bundle(bundle, tokenizer, chat_template)
@@ -157,12 +175,14 @@ def _start_causal(
         joint_tokens=None if provider.batch_invariant else chunk_tokens,
         max_queue=config.max_queue,
         eos_token_ids=frozenset(manifest.special_tokens.eos),
-        prefix_cache=_prefix_cache(bundle, layout, config),
-        max_drafts=config.speculative_tokens,
+        prefix_cache=_prefix_cache(bundle, layout, config) if encoder is None else None,
+        max_drafts=config.speculative_tokens if encoder is None else 0,
         sampler=_sampler(bundle, placement, runner.slots, options),
         overlaps=not placement.memory.on_host,
         metrics=metrics,
         name=bundle.label,
+        encoder=encoder,
+        max_source_length=max_source_length(manifest, config) or 0,
     )
     return CausalModel(
         bundle,
@@ -172,6 +192,7 @@ def _start_causal(
         engine,
         runner.slots,
         runner.max_length,
+        max_source_length(manifest, config),
         chat_template,
         reply_format,
         _grammar_compiler(bundle),
@@ -192,9 +213,12 @@ def _runner(
     """Loads the graph, and allocates what is left of the memory for the KV cache."""
     session = _causal_session(bundle, config, placement, options)
     context = max_length(bundle.manifest, config)
-    slots = _plan_slots(bundle, config, placement, layout, context)
     num_drafted = config.speculative_tokens + 1
     num_golden = len(bundle.manifest.golden.input_ids)
+    source_length = max_source_length(bundle.manifest, config)
+    if source_length is not None:
+        source_length = max(source_length, num_golden)
+    slots = _plan_slots(bundle, config, placement, layout, context + (source_length or 0))
     return Runner(
         session,
         layout,
@@ -205,6 +229,7 @@ def _runner(
         # A last chunk is longer by one token rather than followed by a single one.
         max_tokens=max(chunk_tokens + 1, num_drafted, num_golden),
         max_rows=max(slots, layout.query_block + 1, num_drafted),
+        max_source_length=source_length,
         batch_sizes=placement.provider.batch_sizes,
     )
 

@@ -1,6 +1,6 @@
 """Session: a graph loaded by ONNX Runtime, and how it runs."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -81,9 +81,15 @@ class Session:
 
         Feeds that the graph does not declare are ignored.
         """
-        declared = {name: array for name, array in feeds.items() if name in self.input_names}
-        (output,) = self._session.run(self.output_names[:1], declared)
+        (output,) = self.run_for(self.output_names[:1], feeds)
         return cast(NDArray[np.float32], output)
+
+    def run_for(
+        self, outputs: Sequence[str], feeds: Mapping[str, NDArray[Any]]
+    ) -> list[NDArray[Any]]:
+        """Runs one pass and returns the named outputs; feeds as of `run`."""
+        declared = {name: array for name, array in feeds.items() if name in self.input_names}
+        return cast(list[NDArray[Any]], self._session.run(outputs, declared))
 
     def io_binding(self) -> ort.IOBinding:
         """A new binding of this session's inputs and outputs to memory."""
