@@ -185,6 +185,11 @@ class Config(BaseSettings):
     grace_period: float = Field(
         30.0, ge=0, description="seconds that running requests may take after SIGTERM"
     )
+    kernels: Literal["auto", "on", "off"] = Field(
+        "auto",
+        description="compute int8 products on the CPU with our own kernels; auto: if they were "
+        "built (python -m maskdial.kernels build)",
+    )
     golden_check: Literal["error", "warn"] = Field(
         "error",
         description="what to do if a model's logits on this machine differ from those at export",

@@ -26,6 +26,7 @@ _UNKNOWN: dict[str, Any] = {
     "max_length": 0,
     "labels": [],
     "provider": "",
+    "kernels": "",
     "ready": False,
 }
 
@@ -122,6 +123,7 @@ def _describe(entry: Entry, models: Models, config: Config) -> list[dict[str, An
             "max_length": max_length(manifest, config),
             "labels": list(manifest.labels),
             "provider": "",
+            "kernels": "",
             "ready": False,
         }
         | ({} if model is None else _describe_loaded(model))
@@ -134,6 +136,7 @@ def _describe_loaded(model: ServedModel) -> dict[str, Any]:
         "batch_invariant": model.batch_invariant,
         "max_length": model.max_length,
         "provider": model.provider,
+        "kernels": model.kernels,
         "ready": model.engine.ready,
     }
 
