@@ -141,7 +141,7 @@ def built(kernels: Kernels, monkeypatch: pytest.MonkeyPatch) -> Kernels:
 def test_a_loaded_model_says_what_computes_it(
     built: Kernels, setting: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    config = Config(kernels=setting, threads=1, max_context=64, slots=1)  # type: ignore[arg-type]
+    config = Config(kernels=setting, threads=1, max_context=64, slots=1)
     with caplog.at_level("INFO", "maskdial.models"):
         model = load_model("hybrid", HYBRID, config, Metrics(()))
     model.stop()
@@ -185,8 +185,8 @@ def test_building_without_a_compiler_says_what_to_install(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("CXX", raising=False)
-    monkeypatch.setattr(building.shutil, "which", lambda name: None)
-    monkeypatch.setattr(building.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr("shutil.which", lambda name: None)
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(ConfigError, match=r"install g\+\+, or run pip install"):
         building.build(tmp_path)
 

@@ -18,7 +18,9 @@ TINY = np.float32(1e-42)  # a denormal
 def quantized(x: NDArray[np.float32], step: np.float32) -> NDArray[np.int64]:
     """As QuantizeLinear rounds, without the zero point."""
     with np.errstate(all="ignore"):
-        return np.clip(np.rint(np.nan_to_num(x / step, nan=-128)), -128, 127).astype(np.int64)
+        rounded = np.rint(np.nan_to_num(x / step, nan=-128))
+    integers: NDArray[np.int64] = np.clip(rounded, -128, 127).astype(np.int64)
+    return integers
 
 
 def product(
