@@ -9,6 +9,7 @@ import onnx
 import pytest
 from numpy.typing import NDArray
 
+from loadtests.__main__ import main as loadtests
 from maskdial.config import Config
 from maskdial.errors import BundleError, ConfigError
 from maskdial.kernels import build as building
@@ -196,3 +197,15 @@ def test_a_failing_compiler_is_reported(tmp_path: Path, monkeypatch: pytest.Monk
     with pytest.raises(ConfigError, match=r"false .* failed"):
         building.build(tmp_path)
     assert not list(tmp_path.iterdir())
+
+
+def test_the_load_test_measures_both(
+    built: Kernels, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    table = tmp_path / "kernels.md"
+    bundles = [f"--bundle={path}" for path in (HYBRID, SENTIMENT)]
+    assert loadtests(["kernels", *bundles, "--seconds=0.01", f"--markdown={table}"]) == 0
+    text = table.read_text()
+    assert "| decode, batch 16 |" in text
+    assert "| 8 x 32 tokens |" in text
+    assert f"{built.processor} kernels" in text
