@@ -187,8 +187,8 @@ class Config(BaseSettings):
     )
     kernels: Literal["auto", "on", "off"] = Field(
         "auto",
-        description="compute int8 products on the CPU with our own kernels; auto: if they were "
-        "built (python -m maskdial.kernels build)",
+        description="compute int8 products and causal attention on the CPU with our own kernels; "
+        "auto: if they were built (python -m maskdial.kernels build)",
     )
     golden_check: Literal["error", "warn"] = Field(
         "error",

@@ -47,13 +47,17 @@ def logits(path: Path, index: int, kernels: Kernels | None, threads: int = 1) ->
 
 
 @pytest.mark.parametrize(("path", "index"), [(HYBRID, 0), (HYBRID, 1), (SENTIMENT, 0)])
-def test_the_starters_answer_with_the_same_bits(
+def test_the_starters_answer_as_without_the_kernels(
     kernels: Kernels, processor: str, path: Path, index: int
 ) -> None:
     plain = logits(path, index, None)
-    used = Kernels(kernels.library, processor)
-    for threads in (1, 2):
-        np.testing.assert_array_equal(logits(path, index, used, threads), plain)
+    one, two = (logits(path, index, Kernels(kernels.library, processor), n) for n in (1, 2))
+    np.testing.assert_array_equal(two, one)
+    golden = load_bundles("starter", path)[index].manifest
+    if golden.kv is None:
+        np.testing.assert_array_equal(one, plain)
+    else:  # attention adds up in another order
+        np.testing.assert_allclose(one, plain, rtol=0, atol=golden.golden.tolerance)
 
 
 def test_rewriting_takes_every_product_and_joins_gates(kernels: Kernels) -> None:
@@ -63,11 +67,20 @@ def test_rewriting_takes_every_product_and_joins_gates(kernels: Kernels) -> None
     num_products = sum(node.op_type == "MatMulIntegerToFloat" for node in before.node)
     num_gates = sum(node.op_type == "Sigmoid" for node in before.node)
     linears = [node for node in after.node if node.op_type == "Linear"]
-    assert (rewritten.num_products, rewritten.num_left) == (num_products, 0)
+    num_attentions = sum(node.op_type == "GroupQueryAttention" for node in before.node)
+    assert rewritten.num_replaced == num_products + num_attentions
+    assert not rewritten.num_left
     assert num_gates
     assert len(linears) == num_products - num_gates
     left = {node.op_type for node in after.node}
-    assert not left & {"MatMulIntegerToFloat", "QuantizeLinear", "ReduceMax", "Sigmoid"}
+    assert "CausalAttention" in left
+    assert not left & {
+        "GroupQueryAttention",
+        "MatMulIntegerToFloat",
+        "QuantizeLinear",
+        "ReduceMax",
+        "Sigmoid",
+    }
     assert [each.name for each in after.output] == [each.name for each in before.output]
 
 
@@ -107,6 +120,29 @@ def test_the_largest_magnitude_of_another_axis_stays(tmp_path: Path) -> None:
     assert "ReduceMax" in {node.op_type for node in nodes}
     attributes = [each for n in nodes if n.op_type == "Linear" for each in n.attribute]
     assert {each.i for each in attributes if each.name == "by_row"} == {0}
+
+
+def test_attention_over_float16_stays(tmp_path: Path) -> None:
+    def change(graph: onnx.GraphProto) -> None:
+        for value in graph.input:
+            if value.name.startswith("past"):
+                value.type.tensor_type.elem_type = onnx.TensorProto.FLOAT16
+
+    assert "CausalAttention" not in {node.op_type for node in changed(tmp_path, change)}
+
+
+@pytest.mark.parametrize("attribute", ["local_window_size", "rotary_interleaved"])
+def test_attention_of_another_kind_stays(tmp_path: Path, attribute: str) -> None:
+    def change(graph: onnx.GraphProto) -> None:
+        for node in graph.node:
+            if node.op_type == "GroupQueryAttention":
+                kept = [each for each in node.attribute if each.name != attribute]
+                del node.attribute[:]
+                node.attribute.extend([*kept, onnx.helper.make_attribute(attribute, 1)])
+
+    kinds = {node.op_type for node in changed(tmp_path, change)}
+    assert "GroupQueryAttention" in kinds
+    assert "CausalAttention" not in kinds
 
 
 def test_a_gate_that_is_used_elsewhere_stays_apart(tmp_path: Path) -> None:

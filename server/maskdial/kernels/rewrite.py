@@ -1,10 +1,10 @@
-"""Rewrites a graph for the kernels: quantized products become one operator each.
+"""Rewrites a graph for the kernels: quantized products and causal attention become our operators.
 
 The graph on disk has ONNX Runtime's own operators (`maskdial_export.quantize` writes them), so that
 it runs with or without the kernels. ``Linear`` (``src/linear.cpp``) takes the place of what
 quantizes the input, ``MatMulIntegerToFloat``, and what undoes the scale of each row; where
 ``silu(gate) * up`` follows, one ``Linear`` computes all of it. Whatever does not look exactly so
-stays as it is.
+stays as it is. ``CausalAttention`` takes the inputs of ``GroupQueryAttention``.
 """
 
 from collections import Counter
@@ -18,6 +18,13 @@ DOMAIN = "maskdial"
 _VERSION = 1
 _ZERO_POINT = 128
 _PRODUCT = "MatMulIntegerToFloat"
+_LANES = 16  # heads are vectorized over; processor.h
+_ATTENTION_DEFAULTS: dict[str, float] = {
+    "rotary_interleaved": 0,
+    "local_window_size": -1,
+    "softcap": 0.0,
+    "smooth_softmax": 0,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,21 +79,21 @@ class Rewritten:
 
     Attributes:
         model: serialized; its external data stays where it is.
-        num_products: how many products the kernels compute.
+        num_replaced: how many quantized products and attentions the kernels compute.
         num_left: how many quantized products ONNX Runtime computes.
     """
 
     model: bytes
-    num_products: int
+    num_replaced: int
     num_left: int
 
 
 def rewrite(path: Path) -> Rewritten:
     """Reads a graph and rewrites it."""
     model = onnx.load(path, load_external_data=False)
-    num_products = _Rewriter(model).run()
+    num_replaced = _Rewriter(model).run()
     num_left = sum(node.op_type == _PRODUCT for node in model.graph.node)
-    return Rewritten(model.SerializeToString(), num_products, num_left)
+    return Rewritten(model.SerializeToString(), num_replaced, num_left)
 
 
 class _Rewriter:
@@ -103,15 +110,20 @@ class _Rewriter:
                 self._consumers.setdefault(name, []).append(node)
 
     def run(self) -> int:
-        """Rewrites the graph in place; returns the number of products."""
+        """Rewrites the graph in place; returns how many products and attentions it replaced."""
         products = {
             product.output: product
             for node in self._graph.node
             if (product := self._product(node)) is not None
         }
-        if not products:
-            return 0
         replacements: dict[int, NodeProto] = {}
+        for node in self._graph.node:
+            attention = self._attention(node)
+            if attention is not None:
+                replacements[id(node)] = attention
+        num_replaced = len(products) + len(replacements)
+        if not num_replaced:
+            return 0
         single = dict(products)
         for node in self._graph.node:
             pair = self._gated(node, products)
@@ -130,7 +142,37 @@ class _Rewriter:
         del self._graph.initializer[:]
         self._graph.initializer.extend(initializers)
         self._model.opset_import.append(helper.make_opsetid(DOMAIN, _VERSION))
-        return len(products)
+        return num_replaced
+
+    def _attention(self, node: NodeProto) -> NodeProto | None:
+        """What takes the place of a ``GroupQueryAttention``; None for a kind that has no kernel."""
+        if node.op_type != "GroupQueryAttention":
+            return None
+        past_key, rotation = node.input[3], node.input[7:]
+        attributes = {each.name: helper.get_attribute_value(each) for each in node.attribute}
+        attributes = {
+            name: value
+            for name, value in attributes.items()
+            if value != _ATTENTION_DEFAULTS.get(name)
+        }
+        rotates = attributes.pop("do_rotary", 0)
+        plain = attributes.keys() <= {"num_heads", "kv_num_heads", "scale"}
+        if not plain or len(rotation) > 2 or rotates != (len(rotation) == 2):
+            return None
+        if self._head_size(past_key) % _LANES:
+            return None
+        scale = attributes.pop("scale", 0.0)
+        return helper.make_node(
+            "CausalAttention", node.input, node.output, domain=DOMAIN, scale=scale, **attributes
+        )
+
+    def _head_size(self, past: str) -> int:
+        """The last dimension of a KV cache of float32; 1 for another one, or if it is not known."""
+        for value in self._graph.input:
+            cache = value.type.tensor_type
+            if value.name == past and cache.elem_type == TensorProto.FLOAT:
+                return cache.shape.dim[-1].dim_value or 1
+        return 1
 
     def _product(self, node: NodeProto) -> _Product | None:
         """The product that a ``MatMulIntegerToFloat`` is part of; None if it is another kind."""

@@ -28,7 +28,7 @@ class SessionOptions:
             for one model on cores of its own, slower when several models or processes share them.
         stream: pointer of the stream to run passes in; 0 for one of the session's own.
         captures: whether passes can be captured as CUDA graphs.
-        kernels: our own kernels for quantized products, for the CPU provider; None for ONNX
+        kernels: our own kernels for products and attention, for the CPU provider; None for ONNX
             Runtime's.
     """
 
@@ -44,7 +44,7 @@ class Session:
     """One graph, loaded. A pass releases the GIL; only one thread at a time should run passes.
 
     Attributes:
-        kernels: the instruction set of our kernels, if they compute any product; else empty.
+        kernels: the instruction set of our kernels, if they compute any part of it; else empty.
         multiplies_exactly: whether they compute all quantized products of the graph, and so without
             saturating.
     """
@@ -99,7 +99,7 @@ class Session:
         from maskdial.kernels.rewrite import rewrite  # needs onnx, which is optional
 
         rewritten = rewrite(graph)
-        if not rewritten.num_products:
+        if not rewritten.num_replaced:
             return str(graph)
         settings.register_custom_ops_library(str(kernels.library))
         settings.add_session_config_entry(

@@ -1,4 +1,5 @@
 // What ONNX Runtime looks for in a library of operators.
+#include "attention.h"
 #include "linear.h"
 #include "tensor.h"
 
@@ -20,6 +21,7 @@ EXPORTED OrtStatus* RegisterCustomOps(OrtSessionOptions* options, const OrtApiBa
       OrtCustomOpDomain* created = nullptr;
       check(*api, api->CreateCustomOpDomain("maskdial", &created));
       check(*api, api->CustomOpDomain_Add(created, &kLinearOp));
+      check(*api, api->CustomOpDomain_Add(created, &kAttentionOp));
       return created;
     }();
     check(*api, api->AddCustomOpDomain(options, domain));

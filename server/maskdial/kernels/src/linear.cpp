@@ -13,9 +13,10 @@
 #include "linear.h"
 
 #include <algorithm>
-#include <cstdio>
 #include <cstring>
+#include <memory>
 
+#include "processor.h"
 #include "tensor.h"
 
 namespace {
@@ -79,10 +80,7 @@ class PackedMatrix {
 
 class Linear {
  public:
-  Linear(const OrtApi& api, const OrtKernelInfo* info) : api_(api), processor_(choose_processor()) {
-    if (processor_ == nullptr) {
-      throw Error("MASKDIAL_KERNELS_ISA names instructions that this processor does not have");
-    }
+  Linear(const OrtApi& api, const OrtKernelInfo* info) : api_(api), processor_(required_processor()) {
     step_ = float_attribute(api, info, "step");
     by_row_ = int_attribute(api, info, "by_row") != 0;
     if (!(step_ > 0)) throw Error("the step of Linear must be positive");

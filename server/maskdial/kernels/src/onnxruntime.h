@@ -62,6 +62,9 @@ class OrtApi {
                                           int64_t* value) const {
     return call<86, OrtStatus*>(info, name, value);
   }
+  OrtStatus* KernelContext_GetInputCount(const OrtKernelContext* context, size_t* count) const {
+    return call<88, OrtStatus*>(context, count);
+  }
   OrtStatus* KernelContext_GetInput(const OrtKernelContext* context, size_t index,
                                     const OrtValue** value) const {
     return call<90, OrtStatus*>(context, index, value);

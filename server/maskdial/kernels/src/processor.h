@@ -20,6 +20,30 @@ struct Panel {
   const float* biases;
 };
 
+// Keys are transposed and multiplied in blocks of this many.
+constexpr size_t kKeyBlock = 64;
+// What attention vectorizes over; heads are a multiple of it.
+constexpr size_t kLanes = 16;
+
+// Queries of one key-value head: row r belongs to the token r / group, which sees the first
+// first_length + r / group keys.
+struct Queries {
+  const float* rows;  // [num_rows][head_size]
+  size_t num_rows, group, head_size;
+  const float* keys;    // [length][head_size]
+  const float* values;  // [length][head_size]
+  size_t first_length;
+  float scale;
+  float* out;  // [num_rows / group][out_stride], in each row [group][head_size]
+  size_t out_stride;
+
+  size_t length(size_t row) const { return first_length + row / group; }
+  size_t longest() const { return length(num_rows - 1); }
+  // The floats of scratch memory: scores, and a block of transposed keys.
+  size_t score_stride() const { return (longest() + kKeyBlock - 1) / kKeyBlock * kKeyBlock; }
+  size_t scratch() const { return num_rows * score_stride() + head_size * kKeyBlock; }
+};
+
 struct Processor {
   const char* name;
 
@@ -36,6 +60,13 @@ struct Processor {
 
   // up[i] = silu(gate[i]) * up[i]
   void (*gate)(const float* gate, float* up, size_t size);
+
+  // Rotates the pairs (i, i + half) of a head, and copies what is left of it.
+  void (*rotate)(const float* head, size_t head_size, const float* cosines, const float* sines,
+                 size_t half, float* out);
+
+  // Softmax attention. The order of a row's operations depends on its length only.
+  void (*attend)(const Queries& queries, float* scratch);
 };
 
 // The best one that this machine supports, or the one named by MASKDIAL_KERNELS_ISA; null if this

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "onnxruntime.h"
+#include "processor.h"
 
 // What an operator cannot do; ONNX Runtime reports the message.
 class Error : public std::runtime_error {
@@ -37,6 +38,14 @@ OrtStatus* guarded(const OrtApi& api, Body body) noexcept {
   }
 }
 
+inline const Processor* required_processor() {
+  const Processor* processor = choose_processor();
+  if (processor == nullptr) {
+    throw Error("MASKDIAL_KERNELS_ISA names instructions that this processor does not have");
+  }
+  return processor;
+}
+
 template <typename Kernel>
 struct Operator {
   const OrtApi& api;
@@ -49,6 +58,8 @@ struct Tensor {
   const void* data = nullptr;
 
   const float* floats() const { return static_cast<const float*>(data); }
+
+  size_t dim(size_t index) const { return static_cast<size_t>(dims[index]); }
 
   size_t size() const {
     size_t product = 1;
@@ -75,9 +86,17 @@ struct Tensor {
     return tensor;
   }
 
-  static Tensor input(const OrtApi& api, const OrtKernelContext* context, size_t index) {
+  // An optional one that is missing has no data.
+  static Tensor input(const OrtApi& api, const OrtKernelContext* context, size_t index,
+                      bool optional = false) {
     const OrtValue* value = nullptr;
+    if (optional) {
+      size_t count = 0;
+      check(api, api.KernelContext_GetInputCount(context, &count));
+      if (index >= count) return {};
+    }
     check(api, api.KernelContext_GetInput(context, index, &value));
+    if (value == nullptr && optional) return {};
     if (value == nullptr) throw Error("an input is missing");
     return of(api, value);
   }
