@@ -37,9 +37,10 @@ DESCRIPTION = (
     "and without them, in turns. MASKDIAL_* variables configure what no flag here does."
 )
 
-_BATCHES = (1, 4, 8, 16)
-_CONTEXT = 96
-_PROMPT_TOKENS = 512
+_DECODES = ((1, 96), (4, 96), (8, 96), (16, 96), (1, 1000), (4, 1000), (8, 1000))
+"""Texts, and the tokens before each one's next."""
+_PROMPTS = (512, 1000)
+_MAX_LENGTH = 1024
 _TEXTS = ((1, 16), (1, 128), (8, 32), (8, 128))
 _PASSES = 8
 """Decode steps per turn; a prompt or a batch of texts is a turn of its own."""
@@ -168,28 +169,34 @@ def _causal(bundle: Bundle, session: Session) -> dict[str, Callable[[], object]]
     manifest, layout = bundle.manifest, bundle.manifest.kv
     assert layout is not None, "a causal bundle"
     rng = np.random.default_rng(0)
-    longest = min(manifest.max_length, _PROMPT_TOKENS)
+    max_length = min(manifest.max_length, _MAX_LENGTH)
     runner = Runner(
         session,
         layout,
-        slots=max(_BATCHES),
-        max_length=longest,
+        slots=max(batch for batch, _ in _DECODES),
+        max_length=max_length,
         vocab_size=manifest.vocab_size,
     )
 
-    def decode(batch: int) -> None:
+    def decode(batch: int, context: int) -> None:
         token_ids = rng.integers(0, manifest.vocab_size, batch)
-        runner.decode(token_ids, np.full(batch, _CONTEXT), np.arange(batch))
+        runner.decode(token_ids, np.full(batch, context), np.arange(batch))
 
-    def prefill() -> None:
-        prompt = rng.integers(0, manifest.vocab_size, longest)
-        for start in range(0, longest, CpuProvider.prefill_chunk_tokens):
+    def prefill(num_tokens: int) -> None:
+        prompt = rng.integers(0, manifest.vocab_size, num_tokens)
+        for start in range(0, num_tokens, CpuProvider.prefill_chunk_tokens):
             runner.prefill(0, prompt[start : start + CpuProvider.prefill_chunk_tokens], start)
 
     works: dict[str, Callable[[], object]] = {
-        f"decode, batch {batch}": partial(decode, batch) for batch in _BATCHES
+        f"decode, batch {batch}, context {context}": partial(decode, batch, context)
+        for batch, context in _DECODES
+        if context < max_length
     }
-    return works | {f"prefill, {longest} tokens": prefill}
+    return works | {
+        f"prefill, {num_tokens} tokens": partial(prefill, num_tokens)
+        for num_tokens in _PROMPTS
+        if num_tokens <= max_length
+    }
 
 
 def _texts(bundle: Bundle, session: Session) -> dict[str, Callable[[], object]]:

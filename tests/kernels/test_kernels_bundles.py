@@ -242,6 +242,6 @@ def test_the_load_test_measures_both(
     bundles = [f"--bundle={path}" for path in (HYBRID, SENTIMENT)]
     assert loadtests(["kernels", *bundles, "--seconds=0.01", f"--markdown={table}"]) == 0
     text = table.read_text()
-    assert "| decode, batch 16 |" in text
+    assert "| decode, batch 16, context 96 |" in text
     assert "| 8 x 32 tokens |" in text
     assert f"{built.processor} kernels" in text
