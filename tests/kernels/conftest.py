@@ -48,6 +48,7 @@ def linear_session(
     **attributes: float,
 ) -> ort.InferenceSession:
     """A session of one ``Linear``; ``weights`` are its inputs after x, None for one left out."""
+    attributes = {"by_row": 0, "transposed": 0, "gelu": 0} | attributes
     given = {name: array for name, array in weights.items() if array is not None}
     names = [name if name in given else "" for name in weights]
     node = helper.make_node("Linear", ["x", *names], ["y"], domain="maskdial", **attributes)

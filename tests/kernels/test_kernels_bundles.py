@@ -122,6 +122,51 @@ def test_the_largest_magnitude_of_another_axis_stays(tmp_path: Path) -> None:
     assert {each.i for each in attributes if each.name == "by_row"} == {0}
 
 
+@pytest.mark.parametrize("shared", [False, True])
+def test_the_gelu_of_a_product_joins_it(kernels: Kernels, tmp_path: Path, shared: bool) -> None:
+    """Unless the product itself is used, too. The results are ONNX Runtime's to the last bit."""
+    rng = np.random.default_rng(0)
+    helper, arrays = (
+        onnx.helper,
+        {
+            "step": np.float32(0.03),
+            "zero": np.uint8(128),
+            "weight": rng.integers(-127, 128, (40, 50)).astype(np.int8),
+            "scale": rng.random(50, np.float32) / 20,
+            "bias": rng.standard_normal(50, np.float32),
+        },
+    )
+    microsoft = {"domain": "com.microsoft"}
+    inputs = ["rows", "weight", "step", "scale", "zero"]
+    nodes = [
+        helper.make_node("QuantizeLinear", ["x", "step", "zero"], ["rows"]),
+        helper.make_node("MatMulIntegerToFloat", inputs, ["product"], **microsoft),
+        helper.make_node("BiasGelu", ["product", "bias"], ["y"], **microsoft),
+    ]
+    kind = onnx.TensorProto.FLOAT
+    results = [helper.make_tensor_value_info("y", kind, None)]
+    if shared:
+        results.append(helper.make_tensor_value_info("product", kind, None))
+    graph = helper.make_graph(
+        nodes,
+        "gelu",
+        [helper.make_tensor_value_info("x", kind, [None, 40])],
+        results,
+        [onnx.numpy_helper.from_array(np.asarray(each), name) for name, each in arrays.items()],
+    )
+    opsets = [helper.make_opsetid("", 20), helper.make_opsetid("com.microsoft", 1)]
+    onnx.save(helper.make_model(graph, opset_imports=opsets, ir_version=10), tmp_path / GRAPH)
+    rewritten = onnx.load_from_string(rewrite(tmp_path / GRAPH).model).graph
+    expected_kinds = ["Linear", "BiasGelu"] if shared else ["Linear"]
+    assert [node.op_type for node in rewritten.node] == expected_kinds
+    x = rng.standard_normal((9, 40), np.float32)
+    plain, used = (
+        Session(tmp_path / GRAPH, SessionOptions(kernels=each)).run({"x": x})
+        for each in (None, kernels)
+    )
+    np.testing.assert_array_equal(used, plain)
+
+
 def test_attention_over_float16_stays(tmp_path: Path) -> None:
     def change(graph: onnx.GraphProto) -> None:
         for value in graph.input:

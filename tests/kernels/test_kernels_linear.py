@@ -1,5 +1,6 @@
 """``Linear`` against NumPy: equal to the last bit in any shape, for any values, in any company."""
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -103,7 +104,7 @@ def test_largest_products_do_not_saturate(linear: Open) -> None:
     for sign in (1, -1):
         weight = np.full((2048, 40), sign * 127, np.int8)
         scale = np.ones(40, np.float32)
-        session = linear(2048, {"w": weight, "s": scale}, step=1.0, by_row=0, transposed=0)
+        session = linear(2048, {"w": weight, "s": scale}, step=1.0)
         (result,) = session.run(None, {"x": np.full((3, 2048), -1000, np.float32)})
         np.testing.assert_array_equal(result, np.float32(-128 * 127 * sign * 2048))
 
@@ -123,7 +124,6 @@ def test_gated_products_are_silu_times_up(linear: Open, num_rows: int, by_row: b
         dict(zip(names, (*gate, *up), strict=True)),
         step=float(step),
         by_row=int(by_row),
-        transposed=0,
     )
     (result,) = session.run(None, {"x": x})
     first = product(x, *gate, step, by_row).astype(np.float64)
@@ -132,12 +132,27 @@ def test_gated_products_are_silu_times_up(linear: Open, num_rows: int, by_row: b
     np.testing.assert_allclose(result, expected, rtol=1e-5, atol=1e-6)
 
 
+def test_the_gelu_of_a_product_is_that_of_the_error_function(linear: Open) -> None:
+    rng = np.random.default_rng(0)
+    weight, scale, bias = drawn(rng, 50, 77, bias=True)
+    x = (
+        rng.standard_normal((20, 50), np.float32)
+        * np.logspace(-6, 1, 20, dtype=np.float32)[:, None]
+    )
+    step, scale = STEP, scale * np.float32(0.01)
+    session = linear(50, {"w": weight, "s": scale, "b": bias}, step=float(step), by_row=1, gelu=1)
+    (result,) = session.run(None, {"x": x})
+    exact = product(x, weight, scale, bias, step, by_row=True).astype(np.float64)
+    expected = exact / 2 * (1 + np.vectorize(math.erf)(exact / math.sqrt(2)))
+    np.testing.assert_allclose(result, expected, rtol=1e-5, atol=2e-6)
+
+
 def test_a_row_does_not_depend_on_its_company_or_on_the_threads(linear: Open) -> None:
     rng = np.random.default_rng(0)
     x = rows(rng, 300, 200)
     gate, up = drawn(rng, 200, 301, bias=True), drawn(rng, 200, 301, bias=True)
     weights = dict(zip(("w", "s", "b", "up_w", "up_s", "up_b"), (*gate, *up), strict=True))
-    attributes = {"step": float(STEP), "by_row": 1, "transposed": 0}
+    attributes = {"step": float(STEP), "by_row": 1}
     one = linear(200, weights, threads=1, **attributes)
     two = linear(200, weights, threads=2, **attributes)
     (together,) = one.run(None, {"x": x})
@@ -151,7 +166,7 @@ def test_a_row_does_not_depend_on_its_company_or_on_the_threads(linear: Open) ->
 def test_what_is_not_a_number_stays_in_its_row(linear: Open) -> None:
     rng = np.random.default_rng(0)
     weight, scale, _ = drawn(rng, 20, 40, bias=False)
-    session = linear(20, {"w": weight, "s": scale}, step=float(STEP), by_row=1, transposed=0)
+    session = linear(20, {"w": weight, "s": scale}, step=float(STEP), by_row=1)
     x = rng.standard_normal((4, 20), np.float32)
     (clean,) = session.run(None, {"x": x})
     x[1, 3], x[2, 5] = np.nan, np.inf
@@ -162,13 +177,13 @@ def test_what_is_not_a_number_stays_in_its_row(linear: Open) -> None:
 def test_no_rows_and_more_dimensions(linear: Open) -> None:
     rng = np.random.default_rng(0)
     weight, scale, _ = drawn(rng, 6, 10, bias=False)
-    session = linear("n", {"w": weight, "s": scale}, step=0.1, by_row=0, transposed=0)
+    session = linear("n", {"w": weight, "s": scale}, step=0.1)
     (result,) = session.run(None, {"x": np.zeros((0, 6), np.float32)})
     assert result.shape == (0, 10)
 
 
 WEIGHT, SCALE = np.ones((8, 4), np.int8), np.ones(4, np.float32)
-PLAIN: dict[str, Any] = {"step": 0.1, "by_row": 0, "transposed": 0}
+PLAIN: dict[str, Any] = {"step": 0.1}
 
 
 @pytest.mark.parametrize(
@@ -181,6 +196,7 @@ PLAIN: dict[str, Any] = {"step": 0.1, "by_row": 0, "transposed": 0}
         ({"w": WEIGHT, "s": SCALE, "b": SCALE[:3]}, {}, "bias of Linear does not fit"),
         ({"w": WEIGHT, "s": SCALE, "b": None, "u": WEIGHT[:7], "t": SCALE}, {}, "of inputs"),
         ({"w": WEIGHT, "s": SCALE, "b": None, "u": WEIGHT[:, :3], "t": SCALE[:3]}, {}, "outputs"),
+        ({"w": WEIGHT, "s": SCALE, "b": None, "u": WEIGHT, "t": SCALE}, {"gelu": 1}, "no GELU"),
         ({"w": WEIGHT, "s": SCALE}, {"step": 0.0}, "step of Linear must be positive"),
         ({"w": WEIGHT, "s": SCALE}, {"step": float("nan")}, "step of Linear must be positive"),
     ],

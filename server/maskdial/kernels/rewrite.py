@@ -3,8 +3,8 @@
 The graph on disk has ONNX Runtime's own operators (`maskdial_export.quantize` writes them), so that
 it runs with or without the kernels. ``Linear`` (``src/linear.cpp``) takes the place of what
 quantizes the input, ``MatMulIntegerToFloat``, and what undoes the scale of each row; where
-``silu(gate) * up`` follows, one ``Linear`` computes all of it. Whatever does not look exactly so
-stays as it is. ``CausalAttention`` takes the inputs of ``GroupQueryAttention``.
+``silu(gate) * up`` or ``BiasGelu`` follows, one ``Linear`` computes all of it. ``CausalAttention``
+takes the inputs of ``GroupQueryAttention``. Whatever does not look exactly so stays as it is.
 """
 
 from collections import Counter
@@ -49,8 +49,10 @@ class _Product:
     output: str
     last: NodeProto
 
-    def node(self, output: str, up: "_Product | None" = None) -> NodeProto:
+    def node(self, output: str, *, up: "_Product | None" = None, gelu_bias: str = "") -> NodeProto:
+        """The operator: one product, ``silu(self) * up``, or ``gelu(self + gelu_bias)``."""
         inputs = [self.source, *self.weights, *(up.weights if up else ())]
+        inputs[3] = inputs[3] or gelu_bias
         while not inputs[-1]:
             inputs.pop()
         return helper.make_node(
@@ -61,6 +63,7 @@ class _Product:
             step=self.step,
             by_row=int(self.by_row),
             transposed=int(self.transposed),
+            gelu=int(bool(gelu_bias)),
         )
 
     def pairs_with(self, other: "_Product") -> bool:
@@ -129,8 +132,11 @@ class _Rewriter:
             pair = self._gated(node, products)
             if pair is not None:
                 gate, up = pair
-                replacements[id(node)] = gate.node(node.output[0], up)
+                replacements[id(node)] = gate.node(node.output[0], up=up)
                 del single[gate.output], single[up.output]
+            elif self._is_gelu(node, products):
+                product = single.pop(node.input[0])
+                replacements[id(node)] = product.node(node.output[0], gelu_bias=node.input[1])
         for product in single.values():
             replacements[id(product.last)] = product.node(product.output)
         nodes = [replacements.get(id(node), node) for node in self._graph.node]
@@ -248,6 +254,15 @@ class _Rewriter:
             if gate is not None and up is not None and gate.pairs_with(up):
                 return gate, up
         return None
+
+    def _is_gelu(self, node: NodeProto, products: dict[str, _Product]) -> bool:
+        """Whether a node adds a bias to a product, which nothing else needs, and takes its GELU."""
+        if node.op_type != "BiasGelu" or self._uses[node.input[0]] != 1:
+            return False
+        product = products.get(node.input[0])
+        return (
+            product is not None and not product.weights[2] and node.input[1] in self._initializers
+        )
 
     def _silu(self, name: str) -> str | None:
         """What a value is the SiLU of, if it has one use."""

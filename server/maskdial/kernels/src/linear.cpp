@@ -7,9 +7,9 @@
 //   up_*       the same for a second product; then y = silu(first) * second
 //   step       attribute: the step of x's quantization, relative to each row's largest magnitude
 //              if by_row is 1
-//   by_row, transposed   attributes: 0 or 1
+//   by_row, transposed, gelu   attributes: 0 or 1; gelu applies to a single product
 //
-// It computes what QuantizeLinear and MatMulIntegerToFloat do, to the last bit.
+// It computes what QuantizeLinear, MatMulIntegerToFloat and BiasGelu do, to the last bit.
 #include "linear.h"
 
 #include <algorithm>
@@ -84,11 +84,13 @@ class Linear {
     step_ = float_attribute(api, info, "step");
     by_row_ = int_attribute(api, info, "by_row") != 0;
     if (!(step_ > 0)) throw Error("the step of Linear must be positive");
+    gelu_ = int_attribute(api, info, "gelu") != 0;
     const bool transposed = int_attribute(api, info, "transposed") != 0;
     size_t num_inputs = 0;
     check(api, api.KernelInfo_GetInputCount(info, &num_inputs));
     first_ = pack(info, 1, num_inputs, transposed);
     if (num_inputs > 4) {
+      if (gelu_) throw Error("a gated Linear has no GELU");
       up_ = pack(info, 4, num_inputs, transposed);
       if (up_->num_outputs() != first_->num_outputs()) {
         throw Error("the two weights of Linear have different numbers of outputs");
@@ -174,6 +176,9 @@ class Linear {
       if (!op->up_) {
         processor.multiply(quantized, some, op->first_->panel(panel), row_peaks, result, stride,
                            columns);
+        for (size_t r = 0; r < some && op->gelu_; ++r) {
+          processor.gelu(result + r * stride, columns);
+        }
         return;
       }
       float gates[kMostRows * kPanel];
@@ -224,7 +229,7 @@ class Linear {
   const OrtApi& api_;
   const Processor* processor_;
   float step_ = 0;
-  bool by_row_ = false;
+  bool by_row_ = false, gelu_ = false;
   size_t num_inputs_ = 0;
   std::unique_ptr<PackedMatrix> first_, up_;
 };

@@ -52,6 +52,13 @@ inline void store_sums(int32_t* p, Sums v) { _mm512_storeu_si512(p, v); }
 inline Floats times_power_of_two(Floats v, Floats exponents) {
   return _mm512_scalef_ps(v, exponents);
 }
+// a where x > y, else b
+inline Floats select_above(Floats x, Floats y, Floats a, Floats b) {
+  return _mm512_mask_blend_ps(_mm512_cmp_ps_mask(x, y, _CMP_GT_OQ), b, a);
+}
+inline Floats with_sign_of(Floats v, Floats sign) {
+  return _mm512_or_ps(v, _mm512_and_ps(sign, _mm512_set1_ps(-0.0f)));
+}
 inline Floats round(Floats v) {
   return _mm512_roundscale_ps(v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
 }
@@ -95,6 +102,12 @@ inline void store_sums(int32_t* p, Sums v) {
 inline Floats times_power_of_two(Floats v, Floats exponents) {
   const __m256i biased = _mm256_add_epi32(_mm256_cvtps_epi32(exponents), _mm256_set1_epi32(127));
   return _mm256_mul_ps(v, _mm256_castsi256_ps(_mm256_slli_epi32(biased, 23)));
+}
+inline Floats select_above(Floats x, Floats y, Floats a, Floats b) {
+  return _mm256_blendv_ps(b, a, _mm256_cmp_ps(x, y, _CMP_GT_OQ));
+}
+inline Floats with_sign_of(Floats v, Floats sign) {
+  return _mm256_or_ps(v, _mm256_and_ps(sign, _mm256_set1_ps(-0.0f)));
 }
 inline Floats round(Floats v) {
   return _mm256_round_ps(v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
@@ -158,6 +171,8 @@ inline void store_sums(int32_t* p, Sums v) { *p = v; }
 inline Floats times_power_of_two(Floats v, Floats exponents) {
   return std::ldexp(v, static_cast<int>(exponents));
 }
+inline Floats select_above(Floats x, Floats y, Floats a, Floats b) { return x > y ? a : b; }
+inline Floats with_sign_of(Floats v, Floats sign) { return std::copysign(v, sign); }
 inline Floats round(Floats v) { return std::nearbyintf(v); }
 inline void store_bytes(uint8_t* p, Floats v) {
   *p = static_cast<uint8_t>(static_cast<int>(std::nearbyintf(v)) + 128);
@@ -347,6 +362,47 @@ void gate(const float* gates, float* up, size_t size) {
   });
 }
 
+// The piecewise approximation of ONNX Runtime's Erf (mlas, erf.cpp) for magnitudes.
+inline Floats erf_magnitude(Floats x) {
+  const Floats boundary = splat(0.921875f);
+  x = min(x, splat(3.925f));
+  const Floats square = mul(x, x);
+  Floats small = fma(splat(-5.99104969e-4f), square, splat(4.99339588e-3f));
+  small = fma(small, square, splat(-2.67667342e-2f));
+  small = fma(small, square, splat(1.12818025e-1f));
+  small = fma(small, square, splat(-3.76124859e-1f));
+  small = fma(small, square, splat(1.28379151e-1f));
+  small = fma(small, x, x);
+  Floats large = fma(splat(1.72948930e-5f), x, splat(-3.83208680e-4f));
+  large = fma(large, x, splat(3.88393435e-3f));
+  large = fma(large, x, splat(-2.42545605e-2f));
+  large = fma(large, x, splat(1.06777847e-1f));
+  large = fma(large, x, splat(6.34846687e-1f));
+  large = fma(large, x, splat(1.28717512e-1f));
+  large = sub(splat(0.0f), fma(large, x, x));
+  // 1 - e to the power of large, whose magnitude is small
+  const Floats shift = splat(1.25829120e+7f);
+  const Floats n = sub(fma(splat(1.44269504088896341f), large, shift), shift);
+  Floats r = fma(n, splat(-6.93145752e-1f), large);
+  r = fma(n, splat(-1.42860677e-6f), r);
+  Floats p = fma(splat(1.38319808e-3f), r, splat(8.37550033e-3f));
+  p = fma(p, r, splat(4.16689515e-2f));
+  p = fma(p, r, splat(1.66664466e-1f));
+  p = fma(p, r, splat(4.99999851e-1f));
+  p = fma(p, r, splat(1.0f));
+  p = fma(p, r, splat(1.0f));
+  return select_above(x, boundary, sub(splat(1.0f), times_power_of_two(p, n)), small);
+}
+
+void gelu(float* values, size_t size) {
+  for_each_vector(size, [&](size_t i, size_t count) {
+    const Floats x = load_some(values + i, count);
+    const Floats scaled_x = mul(x, splat(0.707106781186547524f));
+    const Floats erf = with_sign_of(erf_magnitude(magnitude(scaled_x)), scaled_x);
+    store_some(values + i, mul(mul(x, splat(0.5f)), add(erf, splat(1.0f))), count);
+  });
+}
+
 void rotate(const float* head, size_t head_size, const float* cosines, const float* sines,
             size_t half, float* out) {
   for_each_vector(half, [&](size_t i, size_t count) {
@@ -526,4 +582,4 @@ extern const Processor JOIN(processor_, ISA);
 #define TEXT2(a) #a
 #define TEXT(a) TEXT2(a)
 const Processor JOIN(processor_, ISA) = {TEXT(ISA), quantize, quantize_by_peak, multiply, gate,
-                                          rotate,    attend};
+                                          gelu,      rotate,           attend};

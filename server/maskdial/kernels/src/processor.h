@@ -61,6 +61,9 @@ struct Processor {
   // up[i] = silu(gate[i]) * up[i]
   void (*gate)(const float* gate, float* up, size_t size);
 
+  // values[i] = gelu(values[i]), by the error function
+  void (*gelu)(float* values, size_t size);
+
   // Rotates the pairs (i, i + half) of a head, and copies what is left of it.
   void (*rotate)(const float* head, size_t head_size, const float* cosines, const float* sines,
                  size_t half, float* out);
