@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from onnx import helper, numpy_helper
 
 from maskdial.errors import ConfigError
-from maskdial.kernels.build import build, library_path
+from maskdial.kernels.build import build, find_compiler, library_path
 from maskdial.kernels.library import Kernels
 
 LIBRARY = "MASKDIAL_TEST_KERNELS"
@@ -31,11 +31,12 @@ def kernels(tmp_path_factory: pytest.TempPathFactory) -> Kernels:
     if "PYTEST_XDIST_WORKER" in os.environ:
         folder = folder.parent
     with FileLock(folder / "kernels.lock"):
-        library = library_path(folder)
         try:
-            return Kernels.load(library if library.exists() else build(folder))
+            find_compiler()
         except ConfigError as error:
             pytest.skip(error.message)
+        library = library_path(folder)
+        return Kernels.load(library if library.exists() else build(folder))
 
 
 def linear_session(

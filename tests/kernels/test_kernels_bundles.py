@@ -273,6 +273,14 @@ def test_building_without_a_compiler_says_what_to_install(
         building.build(tmp_path)
 
 
+def test_a_compiler_that_is_not_there_is_reported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CXX", str(tmp_path / "c++"))
+    with pytest.raises(ConfigError, match="cannot be run"):
+        building.build(tmp_path)
+
+
 def test_a_failing_compiler_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CXX", "false")
     with pytest.raises(ConfigError, match=r"false .* failed"):

@@ -65,7 +65,7 @@ def build(folder: Path = FOLDER, *, sanitize: bool = False) -> Path:
     if sys.platform == "win32":
         raise ConfigError("the kernels cannot be built on Windows; the server runs without them")
     flags = (*_FLAGS[:-1], *_SANITIZED) if sanitize else _FLAGS
-    command = [*_compiler(), *flags]
+    command = [*find_compiler(), *flags]
     library = library_path(folder)
     with tempfile.TemporaryDirectory(dir=folder) as name:
         objects = Path(name)
@@ -79,7 +79,12 @@ def build(folder: Path = FOLDER, *, sanitize: bool = False) -> Path:
     return library
 
 
-def _compiler() -> list[str]:
+def find_compiler() -> list[str]:
+    """The command of the C++ compiler.
+
+    Raises:
+        ConfigError: there is none.
+    """
     if os.environ.get("CXX"):
         return shlex.split(os.environ["CXX"])
     for name in ("g++", "clang++"):
@@ -109,6 +114,9 @@ def _compilations(command: list[str], objects: Path) -> list[list[str]]:
 
 
 def _run(command: list[str]) -> None:
-    done = subprocess.run(command, capture_output=True, text=True)
+    try:
+        done = subprocess.run(command, capture_output=True, text=True)
+    except OSError as error:
+        raise ConfigError(f"the compiler {command[0]} cannot be run: {error}") from error
     if done.returncode:
         raise ConfigError(f"{shlex.join(command)} failed: {done.stderr.strip()}")

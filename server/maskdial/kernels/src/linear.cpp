@@ -25,6 +25,8 @@ constexpr size_t kAlignment = 64;
 // A task should take longer than the threads need to take it.
 constexpr size_t kTaskBytes = 64 * 1024;
 constexpr size_t kRowsPerTask = 16;
+// Many rows are several tasks, so that a narrow matrix, too, has work for many threads.
+constexpr size_t kTilesPerTask = 8;
 
 // A weight matrix as panels of kPanel columns; the last one is filled up with zeros.
 class PackedMatrix {
@@ -120,7 +122,7 @@ class Linear {
     size_t num_rows;
     std::unique_ptr<uint8_t[]> rows{};
     std::vector<float> peaks{};
-    size_t tile_rows = 0, panels_per_task = 1;
+    size_t tile_rows = 0, panels_per_task = 1, num_blocks = 1;
 
     void run(OrtKernelContext* context) {
       rows.reset(new uint8_t[num_rows * op->row_bytes()]);
@@ -133,11 +135,12 @@ class Linear {
       const size_t num_tiles = (num_rows + kMostRows - 1) / kMostRows;
       tile_rows = (num_rows + num_tiles - 1) / num_tiles;
       const PackedMatrix& matrix = *op->first_;
-      const size_t work = matrix.panel_bytes() * (op->up_ ? 2 : 1) * num_tiles;
+      num_blocks = (num_tiles + kTilesPerTask - 1) / kTilesPerTask;
+      const size_t work =
+          matrix.panel_bytes() * (op->up_ ? 2 : 1) * std::min(num_tiles, kTilesPerTask);
       panels_per_task = std::max<size_t>(1, kTaskBytes / work);
-      const size_t num_panels = matrix.num_panels();
-      op->parallel(context, (num_panels + panels_per_task - 1) / panels_per_task, multiply_task,
-                   this);
+      const size_t num_groups = (matrix.num_panels() + panels_per_task - 1) / panels_per_task;
+      op->parallel(context, num_groups * num_blocks, multiply_task, this);
     }
 
     static void quantize_task(void* pass, size_t task) { static_cast<Pass*>(pass)->quantize(task); }
@@ -159,10 +162,12 @@ class Linear {
     }
 
     void multiply(size_t task) {
-      const size_t first = task * panels_per_task;
+      const size_t first = task / num_blocks * panels_per_task;
       const size_t last = std::min(op->first_->num_panels(), first + panels_per_task);
+      const size_t first_row = task % num_blocks * kTilesPerTask * tile_rows;
+      const size_t last_row = std::min(num_rows, first_row + kTilesPerTask * tile_rows);
       for (size_t panel = first; panel < last; ++panel) {
-        for (size_t row = 0; row < num_rows; row += tile_rows) multiply(panel, row);
+        for (size_t row = first_row; row < last_row; row += tile_rows) multiply(panel, row);
       }
     }
 

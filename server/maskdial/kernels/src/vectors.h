@@ -1,0 +1,213 @@
+// Vectors of floats and of sums of one instruction set, which the compiler's flags choose.
+//
+// Included by processor.cpp only: nothing here has external linkage, since an inline function that was
+// compiled with AVX-512 must not be the one that the linker keeps for every processor.
+#pragma once
+
+#include <cmath>
+#include <cstring>
+
+#include "processor.h"
+
+#if defined(__AVX2__)
+#include <immintrin.h>
+#endif
+
+// Registers cannot be indexed: a loop over them has to be written out.
+#define UNROLL _Pragma("GCC unroll 16")
+
+namespace {
+
+// kWidth floats or sums are a vector; each sum adds up the products of quads of bytes.
+#if defined(__AVX512VNNI__)
+
+constexpr size_t kWidth = 16;
+using Floats = __m512;
+using Sums = __m512i;
+
+inline Floats load(const float* p) { return _mm512_loadu_ps(p); }
+inline void store(float* p, Floats v) { _mm512_storeu_ps(p, v); }
+inline Floats splat(float v) { return _mm512_set1_ps(v); }
+inline Floats add(Floats a, Floats b) { return _mm512_add_ps(a, b); }
+inline Floats sub(Floats a, Floats b) { return _mm512_sub_ps(a, b); }
+inline Floats mul(Floats a, Floats b) { return _mm512_mul_ps(a, b); }
+inline Floats div(Floats a, Floats b) { return _mm512_div_ps(a, b); }
+inline Floats fma(Floats a, Floats b, Floats c) { return _mm512_fmadd_ps(a, b, c); }
+inline Floats min(Floats a, Floats b) { return _mm512_min_ps(a, b); }
+inline Floats max(Floats a, Floats b) { return _mm512_max_ps(a, b); }
+inline Floats magnitude(Floats v) { return _mm512_abs_ps(v); }
+inline Floats to_floats(Sums v) { return _mm512_cvtepi32_ps(v); }
+inline Sums load_sums(const int32_t* p) { return _mm512_loadu_si512(p); }
+inline void store_sums(int32_t* p, Sums v) { _mm512_storeu_si512(p, v); }
+inline Floats times_power_of_two(Floats v, Floats exponents) {
+  return _mm512_scalef_ps(v, exponents);
+}
+// a where x > y, else b
+inline Floats select_above(Floats x, Floats y, Floats a, Floats b) {
+  return _mm512_mask_blend_ps(_mm512_cmp_ps_mask(x, y, _CMP_GT_OQ), b, a);
+}
+inline Floats with_sign_of(Floats v, Floats sign) {
+  return _mm512_or_ps(v, _mm512_and_ps(sign, _mm512_set1_ps(-0.0f)));
+}
+inline Floats round(Floats v) {
+  return _mm512_roundscale_ps(v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+}
+inline void store_bytes(uint8_t* p, Floats v) {
+  const __m512i integers = _mm512_add_epi32(_mm512_cvtps_epi32(v), _mm512_set1_epi32(128));
+  _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm512_cvtepi32_epi8(integers));
+}
+
+using Weights = __m512i;
+using Inputs = __m512i;
+inline Weights load_weights(const int8_t* p) { return _mm512_loadu_si512(p); }
+inline Inputs splat_quad(int32_t quad) { return _mm512_set1_epi32(quad); }
+inline Sums add_products(Sums sums, Inputs inputs, Weights weights) {
+  return _mm512_dpbusd_epi32(sums, inputs, weights);
+}
+
+#elif defined(__AVX2__)
+
+constexpr size_t kWidth = 8;
+using Floats = __m256;
+using Sums = __m256i;
+
+inline Floats load(const float* p) { return _mm256_loadu_ps(p); }
+inline void store(float* p, Floats v) { _mm256_storeu_ps(p, v); }
+inline Floats splat(float v) { return _mm256_set1_ps(v); }
+inline Floats add(Floats a, Floats b) { return _mm256_add_ps(a, b); }
+inline Floats sub(Floats a, Floats b) { return _mm256_sub_ps(a, b); }
+inline Floats mul(Floats a, Floats b) { return _mm256_mul_ps(a, b); }
+inline Floats div(Floats a, Floats b) { return _mm256_div_ps(a, b); }
+inline Floats fma(Floats a, Floats b, Floats c) { return _mm256_fmadd_ps(a, b, c); }
+inline Floats min(Floats a, Floats b) { return _mm256_min_ps(a, b); }
+inline Floats max(Floats a, Floats b) { return _mm256_max_ps(a, b); }
+inline Floats magnitude(Floats v) { return _mm256_andnot_ps(_mm256_set1_ps(-0.0f), v); }
+inline Floats to_floats(Sums v) { return _mm256_cvtepi32_ps(v); }
+inline Sums load_sums(const int32_t* p) {
+  return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
+}
+inline void store_sums(int32_t* p, Sums v) {
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), v);
+}
+inline Floats times_power_of_two(Floats v, Floats exponents) {
+  const __m256i biased = _mm256_add_epi32(_mm256_cvtps_epi32(exponents), _mm256_set1_epi32(127));
+  return _mm256_mul_ps(v, _mm256_castsi256_ps(_mm256_slli_epi32(biased, 23)));
+}
+inline Floats select_above(Floats x, Floats y, Floats a, Floats b) {
+  return _mm256_blendv_ps(b, a, _mm256_cmp_ps(x, y, _CMP_GT_OQ));
+}
+inline Floats with_sign_of(Floats v, Floats sign) {
+  return _mm256_or_ps(v, _mm256_and_ps(sign, _mm256_set1_ps(-0.0f)));
+}
+inline Floats round(Floats v) {
+  return _mm256_round_ps(v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+}
+inline void store_bytes(uint8_t* p, Floats v) {
+  const __m256i integers = _mm256_add_epi32(_mm256_cvtps_epi32(v), _mm256_set1_epi32(128));
+  const __m128i halves =
+      _mm_packus_epi32(_mm256_castsi256_si128(integers), _mm256_extracti128_si256(integers, 1));
+  _mm_storel_epi64(reinterpret_cast<__m128i*>(p), _mm_packus_epi16(halves, halves));
+}
+
+using Weights = __m256i;
+inline Weights load_weights(const int8_t* p) {
+  return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
+}
+#if defined(__AVXVNNI__)
+using Inputs = __m256i;
+inline Inputs splat_quad(int32_t quad) { return _mm256_set1_epi32(quad); }
+inline Sums add_products(Sums sums, Inputs inputs, Weights weights) {
+  return _mm256_dpbusd_avx_epi32(sums, inputs, weights);
+}
+#else
+// vpmaddubsw adds two products in 16 bits, which saturate for bytes above 128. So it multiplies
+// the magnitudes of the signed inputs, at most 128, by weights with the inputs' signs.
+#define SIGNED_INPUTS
+struct Inputs {
+  __m256i values, magnitudes;
+};
+inline Inputs splat_quad(int32_t quad) {
+  const __m256i values = _mm256_xor_si256(_mm256_set1_epi32(quad), _mm256_set1_epi8(-128));
+  return {values, _mm256_abs_epi8(values)};
+}
+inline Sums add_products(Sums sums, Inputs inputs, Weights weights) {
+  const __m256i pairs =
+      _mm256_maddubs_epi16(inputs.magnitudes, _mm256_sign_epi8(weights, inputs.values));
+  return _mm256_add_epi32(sums, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)));
+}
+#endif
+
+#else
+
+constexpr size_t kWidth = 1;
+using Floats = float;
+using Sums = int32_t;
+
+inline Floats load(const float* p) { return *p; }
+inline void store(float* p, Floats v) { *p = v; }
+inline Floats splat(float v) { return v; }
+inline Floats add(Floats a, Floats b) { return a + b; }
+inline Floats sub(Floats a, Floats b) { return a - b; }
+inline Floats mul(Floats a, Floats b) { return a * b; }
+inline Floats div(Floats a, Floats b) { return a / b; }
+inline Floats fma(Floats a, Floats b, Floats c) { return std::fmaf(a, b, c); }
+// As the instructions do, the second one if one is not a number.
+inline Floats min(Floats a, Floats b) { return a < b ? a : b; }
+inline Floats max(Floats a, Floats b) { return a > b ? a : b; }
+inline Floats magnitude(Floats v) { return std::fabs(v); }
+inline Floats to_floats(Sums v) { return static_cast<float>(v); }
+inline Sums load_sums(const int32_t* p) { return *p; }
+inline void store_sums(int32_t* p, Sums v) { *p = v; }
+inline Floats times_power_of_two(Floats v, Floats exponents) {
+  return std::ldexp(v, static_cast<int>(exponents));
+}
+inline Floats select_above(Floats x, Floats y, Floats a, Floats b) { return x > y ? a : b; }
+inline Floats with_sign_of(Floats v, Floats sign) { return std::copysign(v, sign); }
+inline Floats round(Floats v) { return std::nearbyintf(v); }
+inline void store_bytes(uint8_t* p, Floats v) {
+  *p = static_cast<uint8_t>(static_cast<int>(std::nearbyintf(v)) + 128);
+}
+
+using Weights = const int8_t*;
+using Inputs = uint32_t;
+inline Weights load_weights(const int8_t* p) { return p; }
+inline Inputs splat_quad(int32_t quad) { return static_cast<uint32_t>(quad); }
+inline Sums add_products(Sums sums, Inputs inputs, Weights weights) {
+  for (size_t i = 0; i < kQuad; ++i) {
+    sums += static_cast<int32_t>((inputs >> (8 * i)) & 0xff) * weights[i];
+  }
+  return sums;
+}
+
+#endif
+
+// Runs body(i) for whole vectors from p on, and on copies of what is left.
+template <typename Body>
+inline void for_each_vector(size_t size, Body body) {
+  size_t i = 0;
+  for (; i + kWidth <= size; i += kWidth) body(i, kWidth);
+  if (i < size) body(i, size - i);
+}
+
+inline Floats load_some(const float* p, size_t count) {
+  if (count == kWidth) return load(p);
+  float copy[kWidth] = {};
+  std::memcpy(copy, p, count * sizeof(float));
+  return load(copy);
+}
+
+inline void store_some(float* p, Floats v, size_t count) {
+  if (count == kWidth) return store(p, v);
+  float copy[kWidth];
+  store(copy, v);
+  std::memcpy(p, copy, count * sizeof(float));
+}
+
+inline void store_some_bytes(uint8_t* p, Floats v, size_t count) {
+  if (count == kWidth) return store_bytes(p, v);
+  uint8_t copy[kWidth];
+  store_bytes(copy, v);
+  std::memcpy(p, copy, count);
+}
+
+}  // namespace
