@@ -11,7 +11,7 @@ from maskdial.logs import ACCESS
 
 _log = logging.getLogger(ACCESS)
 _MILLISECONDS = ("x-queue-time", "x-inference-time")
-_COUNTS = ("x-compute-tokens", "x-truncated-tokens")
+_TRUNCATED = "x-truncated-tokens"
 
 
 def log_access(scope: Scope, exchange: Exchange, path: str | None, key: str | None) -> None:
@@ -40,12 +40,10 @@ def log_access(scope: Scope, exchange: Exchange, path: str | None, key: str | No
     headers = exchange.reply_headers
     for name in _MILLISECONDS:
         if name in headers:
-            fields[_field(name).removesuffix("_time") + "_ms"] = float(headers[name])
-    for name in _COUNTS:
-        if name in headers:
-            fields[_field(name)] = int(headers[name])
+            field = name.removeprefix("x-").removesuffix("-time")
+            fields[f"{field}_ms"] = float(headers[name])
+    if "usage" in state:
+        fields["compute_tokens"] = state["usage"].tokens
+    if _TRUNCATED in headers:
+        fields["truncated_tokens"] = int(headers[_TRUNCATED])
     _log.info("request", extra={"access": fields})
-
-
-def _field(header: str) -> str:
-    return header.removeprefix("x-").replace("-", "_")

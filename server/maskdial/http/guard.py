@@ -118,7 +118,8 @@ class Guard:
     async def _answer(self, route: TaskRoute, exchange: Exchange, scope: Scope) -> None:
         self._lifecycle.begin_request()
         try:
-            with self._limits.admit(scope["state"]["client"]):
+            with self._limits.admit(scope["state"]["client"]) as usage:
+                scope["state"]["usage"] = usage
                 await self._serve(route, exchange, scope)
         except OverloadedError as error:  # of the limits; the route's own are answered in _serve
             await exchange.fail(error)

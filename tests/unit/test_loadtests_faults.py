@@ -1,0 +1,119 @@
+"""`loadtests soak`, `chaos`, `overload` and `fairness`: what they send, and what they count."""
+
+import argparse
+import asyncio
+import json
+
+import pytest
+
+from loadtests import chaos, fairness, overload, soak
+from loadtests.mix import draw_questions, essence
+from loadtests.proxy import Fault, FaultyProxy
+
+
+def test_questions_are_the_same_for_a_seed_and_to_every_route() -> None:
+    questions = draw_questions(3)
+    assert questions == draw_questions(3)
+    assert questions != draw_questions(4)
+    assert {question.path for question in questions} >= {
+        "/classify",
+        "/fill-mask",
+        "/score",
+        "/generate",
+        "/generate_stream",
+        "/v1/completions",
+        "/v1/decisions",
+    }
+    for question in questions:
+        body = json.loads(question.body)
+        sampling = body.get("parameters", body)
+        assert sampling.get("temperature", 0) == 0, "an answer has to be known"
+
+
+def test_ids_and_times_are_no_part_of_a_reply() -> None:
+    first = b'{"id":"cmpl-1","created":17,"usage":{"cached_tokens":0},"text":"a"}'
+    second = b'{"id":"cmpl-2","created": 18.5,"usage":{"cached_tokens":9},"text":"a"}'
+    assert essence(first) == essence(second)
+    assert essence(first) != essence(first.replace(b'"a"', b'"b"'))
+
+
+@pytest.mark.parametrize("fault", list(Fault))
+def test_the_proxy_does_to_a_connection_what_it_says(
+    fault: Fault, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Against a server that echoes what it got, and ends when the client has."""
+    received: list[bytes] = []
+
+    async def echo(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        got = b""
+        try:
+            while data := await reader.read(65536):
+                got += data
+                writer.write(data)
+                await writer.drain()
+        except ConnectionError:
+            pass
+        received.append(got)
+        writer.close()
+
+    async def scenario() -> bytes:
+        server = await asyncio.start_server(echo, "127.0.0.1", 0)
+        proxy = FaultyProxy(server.sockets[0].getsockname()[1], seed=1)
+        monkeypatch.setattr("loadtests.proxy._WEIGHTS", {fault: 1})
+        await proxy.start()
+        reader, writer = await asyncio.open_connection("127.0.0.1", proxy.port)
+        writer.write(sent)
+        back = b""
+        try:
+            async with asyncio.timeout(2):
+                while len(back) < len(sent) and (data := await reader.read(65536)):
+                    back += data
+        except (TimeoutError, ConnectionError):
+            pass
+        writer.close()
+        await asyncio.sleep(0.2)
+        await proxy.stop()
+        server.close()
+        assert proxy.num_faults == {fault: 1}
+        return back
+
+    sent = bytes(range(256)) * 8
+    back = asyncio.run(scenario())
+    assert all(sent.startswith(got) for got in received)
+    if fault in (Fault.NONE, Fault.DELAY, Fault.DRIBBLE, Fault.DUPLICATE, Fault.HALF_CLOSE):
+        assert back == sent
+    if fault is Fault.CUT_REPLY:
+        assert len(back) < len(sent)
+    if fault is Fault.CUT_REQUEST:
+        assert 0 < len(received[0]) < len(sent)
+    if fault is Fault.DUPLICATE:
+        assert received == [sent, sent]
+
+
+@pytest.mark.slow
+def test_short_runs_lose_nothing(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("MASKDIAL_THREADS", "1")
+    monkeypatch.setattr(chaos, "_SETTLE_SECONDS", 2.0)
+    questions = draw_questions(0)[:20]
+    for module in (chaos, soak):
+        monkeypatch.setattr(module, "draw_questions", lambda _: questions)
+    options = {"seed": 0, "clients": 4, "output": None, "markdown": None}
+    assert chaos.main(argparse.Namespace(seconds=3, **options)) == 0
+    assert soak.main(argparse.Namespace(minutes=0.05, **options)) == 0
+    printed = capsys.readouterr()
+    assert "tracebacks in the log: 0" in printed.out
+    assert "resident memory" in printed.out
+
+
+@pytest.mark.slow
+def test_short_measurements_count_every_request(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("MASKDIAL_THREADS", "1")
+    monkeypatch.setattr(overload, "_CALIBRATION_SECONDS", 0.3)
+    options = {"seed": 0, "output": None, "markdown": None, "seconds": 1}
+    assert overload.main(argparse.Namespace(times=1.5, **options)) == 0
+    assert fairness.main(argparse.Namespace(rounds=1, rate=1.0, **options)) == 0
+    assert "0 errors" in capsys.readouterr().out
