@@ -305,6 +305,16 @@ class Config(BaseSettings):
     grace_period: float = Field(
         30.0, ge=0, description="seconds that running requests may take after SIGTERM"
     )
+    kernels: Literal["auto", "on", "off"] = Field(
+        "auto",
+        description="compute int8 products and causal attention on the CPU with our own kernels; "
+        "auto: if they were built (python -m maskdial.kernels build)",
+    )
+    otlp_endpoint: Annotated[str | None, Field(pattern=r"^https?://"), _None] = Field(
+        None,
+        description="OpenTelemetry collector that gets a trace of each request, by OTLP over HTTP, "
+        "as http://localhost:4318; needs 'maskdial[otel]'",
+    )
     stall_timeout: Annotated[float | None, Field(gt=0), _Off] = Field(
         120.0,
         description="seconds without progress of a pass or of the event loop, after which "
@@ -398,7 +408,7 @@ class Config(BaseSettings):
 def default_text(name: str) -> str:
     """A setting's default as it is written on the command line."""
     default = Config.model_fields[name].default
-    return unset_word(name) or "" if default is None else str(default)
+    return unset_word(name) or "" if default is None else str(default) or "none"
 
 
 def unset_word(name: str) -> str | None:

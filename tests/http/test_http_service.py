@@ -73,6 +73,30 @@ METRICS = [
 ]
 
 
+def test_scrapes_share_one_thread(small: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many come, and the event loop answers meanwhile."""
+    metrics = small.server.config.app.state.context.metrics_page
+    writing, render, calls = threading.Event(), metrics._work, []
+
+    def render_slowly() -> bytes:
+        calls.append(threading.current_thread())
+        writing.wait(30)
+        return bytes(render())
+
+    monkeypatch.setattr(metrics, "_work", render_slowly)
+    url = f"{small.url}/metrics"
+    with ThreadPoolExecutor(20) as pool, httpx.Client(timeout=30) as http:
+        scrapes = [pool.submit(httpx.get, url, timeout=30) for _ in range(20)]
+        while not calls:
+            time.sleep(0.01)
+        assert http.get(f"{small.url}/health/live").status_code == 200
+        time.sleep(0.2)
+        writing.set()
+        assert {scrape.result().status_code for scrape in scrapes} == {200}
+    assert len(calls) <= 2
+    assert threading.main_thread() not in calls
+
+
 @pytest.mark.parametrize("path", ["/health", "/health/live", "/health/ready", "/metrics", "/info"])
 def test_head_is_answered(http: httpx.Client, path: str) -> None:
     reply = http.head(path)

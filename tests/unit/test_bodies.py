@@ -21,6 +21,7 @@ from maskdial.dialects import (
     openai_rerank,
     openai_responses_body,
     openai_tokens,
+    text_to_text_bodies,
     tokens,
 )
 from maskdial.dialects import task_bodies as bodies
@@ -36,6 +37,8 @@ PLAIN = GenerationDefaults()
 # The least that each body holds
 BODIES: dict[type[BaseModel], dict[str, Any]] = {
     GenerateBody: {"inputs": "a"},
+    text_to_text_bodies.SummarizeBody: {"inputs": "a"},
+    text_to_text_bodies.TranslateBody: {"inputs": "a"},
     bodies.FillMaskBody: {"inputs": "a [MASK]"},
     bodies.ClassifyBody: {"inputs": "a"},
     bodies.TokenClassifyBody: {"inputs": "a"},
@@ -171,6 +174,12 @@ RANGES: list[tuple[str, list[Any], list[tuple[Any, str]]]] = [
             ({"type": "regex", "value": "a", "flags": "i"}, ".flags: unknown field"),
         ],
     ),
+    ("no_repeat_ngram_size", [0, 1000], [(-1, "between 0 and 1000"), (1001, "not 1001")]),
+    ("num_beams", [1, 8], [(0, "between 1 and 8"), (9, "between 1 and 8, not 9")]),
+    ("length_penalty", [-100, 1.5], [(100.5, "between -100 and 100"), ("1", "valid number")]),
+    ("early_stopping", [True, False, "never"], [("always", "must be true, false"), (1, '"never"')]),
+    ("src_lang", ["en"], [("", "between 1 and 64 characters"), (1, "valid string")]),
+    ("tgt_lang", ["deu_Latn"], [("x" * 65, "between 1 and 64 characters, not 65")]),
     ("watermark", [False], [(True, "should be False")]),
 ]
 

@@ -161,13 +161,15 @@ class ConversationBody(Lenient, TaskBody):
 class CountBody(ConversationBody):
     """A conversation whose tokens to count."""
 
-    model_config = example(messages=[{"role": "user", "content": "Who lives here?"}])
+    model_config = example({"messages": [{"role": "user", "content": "Who lives here?"}]})
 
 
 class MessagesBody(ConversationBody):
     """A conversation to answer."""
 
-    model_config = example(messages=[{"role": "user", "content": "Who lives here?"}], max_tokens=40)
+    model_config = example(
+        {"messages": [{"role": "user", "content": "Who lives here?"}], "max_tokens": 40}
+    )
 
     max_tokens: Annotated[int, Range(1)] = Field(
         description="Maximum number of tokens to generate; no more than the context leaves."

@@ -37,6 +37,22 @@ SimilarityReply = list[float]
 ScoreReply = Score | list[Score]
 
 
+class SummaryText(TypedDict):
+    """A summary."""
+
+    summary_text: str
+
+
+class TranslationText(TypedDict):
+    """A translation."""
+
+    translation_text: str
+
+
+SummarizeReply = list[SummaryText]
+TranslateReply = list[TranslationText]
+
+
 class TextToken(TypedDict):
     """A token of a text, with its offsets in characters; special tokens have none."""
 
@@ -134,6 +150,7 @@ class ModelDescription(TypedDict):
     precision: str
     batch_invariant: bool
     max_length: int
+    max_source_length: NotRequired[int]
     labels: list[str]
     chat: bool
     generation_defaults: DefaultSampling

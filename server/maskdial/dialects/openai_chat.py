@@ -35,7 +35,9 @@ _USE_TOOLS = "the older form of tool calls is not supported; send tools and tool
 class ChatBody(GenerationBody):
     """A conversation to answer."""
 
-    model_config = example(messages=[{"role": "user", "content": "Who lives here?"}], max_tokens=40)
+    model_config = example(
+        {"messages": [{"role": "user", "content": "Who lives here?"}], "max_tokens": 40}
+    )
 
     habits = (GenerationBody.habits - {"parallel_tool_calls"}) | {"verbosity"}
     neutral = {  # noqa: RUF012

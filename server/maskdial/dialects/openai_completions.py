@@ -15,6 +15,7 @@ from maskdial.dialects.openai_logprobs import CompletionLogprobs, DescribedToken
 from maskdial.dialects.openai_replies import CompletionReply
 from maskdial.dialects.openai_sampling import GenerationBody
 from maskdial.dialects.openai_schema import (
+    AnyInput,
     TextsOrIds,
     Unsupported,
     check_input,
@@ -32,10 +33,10 @@ _DEFAULT_MAX_TOKENS = 16
 class CompletionsBody(GenerationBody):
     """Prompts to continue."""
 
-    model_config = example(model="hybrid", prompt="Once upon a time", max_tokens=40)
+    model_config = example({"model": "hybrid", "prompt": "Once upon a time", "max_tokens": 40})
 
     prompt: Annotated[
-        TextsOrIds, pydantic.PlainValidator(check_input, json_schema_input_type=TextsOrIds)
+        TextsOrIds, pydantic.PlainValidator(check_input, json_schema_input_type=AnyInput)
     ] = Field(
         description="A text, a list of texts, a list of token ids, or a list of such lists. Token "
         "ids are used unchanged."
@@ -146,7 +147,7 @@ class CompletionsWriter:
 
     def _logprobs(self, prompt: Prompt) -> CompletionLogprobs:
         if not self._body.echo:
-            return CompletionLogprobs(TokenSpeller(self._tokenizer, prompt.ids))
+            return CompletionLogprobs(TokenSpeller(self._tokenizer, prompt.context_ids))
         length = TokenSpeller(self._tokenizer, ()).num_characters(prompt.ids)
         offset = len(self._echo(prompt)) - length
         return CompletionLogprobs(TokenSpeller(self._tokenizer, ()), offset)

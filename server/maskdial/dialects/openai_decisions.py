@@ -137,15 +137,17 @@ class DecisionsBody(TruncationParameters, OpenAIBody):
     """An input, and questions about it. Truncation is an extension."""
 
     model_config = example(
-        model="sentiment",
-        input="A warm, funny and quietly moving film.",
-        questions=[
-            {
-                "type": "choice",
-                "instructions": "How is the film?",
-                "choices": [{"value": "POSITIVE"}, {"value": "NEGATIVE"}],
-            }
-        ],
+        {
+            "model": "sentiment",
+            "input": "A warm, funny and quietly moving film.",
+            "questions": [
+                {
+                    "type": "choice",
+                    "instructions": "How is the film?",
+                    "choices": [{"value": "POSITIVE"}, {"value": "NEGATIVE"}],
+                }
+            ],
+        }
     )
 
     input: Annotated[

@@ -64,7 +64,7 @@ class ReasoningOptions(Lenient):
 class ResponsesBody(SamplingBody):
     """A conversation to continue. Nothing of it is stored."""
 
-    model_config = example(input="Who lives here?", max_output_tokens=40)
+    model_config = example({"input": "Who lives here?", "max_output_tokens": 40})
 
     # Only OpenAI's own tools count for max_tool_calls. Metadata is returned, so it is a field.
     habits = SamplingBody.habits - {"metadata"} | {"max_tool_calls", "stream_options"}

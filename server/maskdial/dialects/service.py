@@ -1,6 +1,5 @@
 """The service routes: what is served, how it is doing, and the metrics."""
 
-import asyncio
 from itertools import zip_longest
 from typing import Any
 
@@ -14,10 +13,16 @@ from maskdial.http.context import ServerContext, server_context
 from maskdial.http.lifecycle import Phase
 from maskdial.http.replies import json_reply
 from maskdial.http.route import Route
-from maskdial.models.bundle import CHAT_TEMPLATE
+from maskdial.models.bundle import CHAT_TEMPLATE, Manifest
 from maskdial.models.entry import Entry
 from maskdial.models.registry import Models
-from maskdial.models.served import CausalModel, MaskedModel, ServedModel, max_length
+from maskdial.models.served import (
+    CausalModel,
+    MaskedModel,
+    ServedModel,
+    max_length,
+    max_source_length,
+)
 
 _UNKNOWN: dict[str, Any] = {
     "mask": "",
@@ -31,6 +36,7 @@ _UNKNOWN: dict[str, Any] = {
     "chat": False,
     "generation_defaults": {},
     "provider": "",
+    "kernels": "",
     "ready": False,
 }
 
@@ -99,7 +105,7 @@ def is_ready(server: ServerContext) -> bool:
 
 async def metrics(request: Request) -> Response:
     """All metrics in Prometheus' text format."""
-    content = await asyncio.to_thread(server_context(request).metrics.render)
+    content = await server_context(request).metrics_page.result()
     return Response(content, media_type=CONTENT_TYPE_LATEST)
 
 
@@ -129,15 +135,23 @@ def _describe(entry: Entry, models: Models, config: Config) -> list[dict[str, An
             "precision": manifest.precision,
             "batch_invariant": manifest.batch_invariant,
             "max_length": max_length(manifest, config),
+            **_source_length(manifest, config),
             "labels": list(manifest.labels),
             "chat": CHAT_TEMPLATE in manifest.files,
             "generation_defaults": {},
             "provider": "",
+            "kernels": "",
             "ready": False,
         }
         | ({} if model is None else _describe_loaded(model))
         for manifest, model in zip_longest(entry.manifests, entry.models)
     ]
+
+
+def _source_length(manifest: Manifest, config: Config) -> dict[str, int]:
+    """How long source texts may be, for models with an encoder."""
+    length = max_source_length(manifest, config)
+    return {} if length is None else {"max_source_length": length}
 
 
 def _describe_loaded(model: ServedModel) -> dict[str, Any]:
@@ -146,6 +160,7 @@ def _describe_loaded(model: ServedModel) -> dict[str, Any]:
         "batch_invariant": model.batch_invariant,
         "max_length": model.max_length,
         "provider": model.provider,
+        "kernels": model.kernels,
         "ready": model.engine.ready,
     }
 

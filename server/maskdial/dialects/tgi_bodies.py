@@ -12,6 +12,8 @@ from pydantic import Field, ValidationInfo, field_validator, model_validator
 from maskdial.causal.grammar.source import RequestGrammarKind
 from maskdial.causal.sampling.params import SamplingParams
 from maskdial.dialects.schema import (
+    AT_LEAST_ONE,
+    AnyText,
     LogitBias,
     Range,
     Size,
@@ -27,12 +29,19 @@ from maskdial.dialects.schema import (
 )
 from maskdial.models.generation_config import GenerationDefaults
 from maskdial.requests.generation import Conversation, GenerationRequest, GrammarRequest
+from maskdial.requests.text_to_text import MAX_BEAMS, Writing
 
 
 def _check_grammar_value(value: object) -> object:
     if value is None or isinstance(value, str | dict | bool):
         return value
     raise ValueError("must be an object, a string, true or false")
+
+
+def _check_early_stopping(value: object) -> object:
+    if isinstance(value, bool) or value == "never":
+        return value
+    raise ValueError('must be true, false or "never"')
 
 
 class GrammarParameter(Wire):
@@ -122,7 +131,9 @@ class GenerateParameters(Wire):
         None, description="Prepend the prompt to the generated text. Default: false."
     )
     truncate: Annotated[int, Range(1)] | None = Field(
-        None, description="Keep only this many of the prompt's last tokens. Default: all."
+        None,
+        description="Keep only this many of the prompt's last tokens, or of a source text's first "
+        "ones. Default: all.",
     )
     details: bool | None = Field(
         None,
@@ -144,6 +155,35 @@ class GenerateParameters(Wire):
         description="Number of texts to generate, of which the n best are returned. Default: n.",
     )
     grammar: GrammarParameter | None = Field(None, description="What the text has to match.")
+    no_repeat_ngram_size: Annotated[int, Range(0, 1000)] | None = Field(
+        None,
+        description="No sequence of this many tokens occurs twice; 0 disables it. Default: 0, or "
+        "the checkpoint's for encoder-decoder models.",
+    )
+    num_beams: Annotated[int, Range(1, MAX_BEAMS)] | None = Field(
+        None,
+        description="Number of beams of a beam search; 1 is none. Default: 1, or the checkpoint's "
+        "for encoder-decoder models.",
+    )
+    length_penalty: Annotated[float, Range(-100, 100)] | None = Field(
+        None,
+        description="Exponent of a text's length, by which a beam search divides its score. "
+        "Default: 1, or the checkpoint's for encoder-decoder models.",
+    )
+    early_stopping: (
+        Annotated[bool | Literal["never"], pydantic.BeforeValidator(_check_early_stopping)] | None
+    ) = Field(
+        None,
+        description="Whether a beam search ends once it has a text for each beam, or never before "
+        "no text can become better. Default: false, or the checkpoint's for encoder-decoder "
+        "models.",
+    )
+    src_lang: Annotated[str, Size(1, 64, "characters")] | None = Field(
+        None, description="Language of the source text, for models with several."
+    )
+    tgt_lang: Annotated[str, Size(1, 64, "characters")] | None = Field(
+        None, description="Language to write in, for models with several."
+    )
     watermark: Literal[False] | None = Field(None, description="Watermarking is not supported.")
 
     @field_validator("min_new_tokens")
@@ -167,6 +207,25 @@ class GenerateParameters(Wire):
         """Whether a sampling parameter is given."""
         controls = (self.temperature, self.top_k, self.top_p, self.min_p, self.typical_p)
         return any(value is not None for value in controls)
+
+    @property
+    def grammar_request(self) -> GrammarRequest | None:
+        """What the text has to match."""
+        return (
+            None if self.grammar is None else GrammarRequest(self.grammar.type, self.grammar.value)
+        )
+
+    @property
+    def writing(self) -> Writing:
+        """What encoder-decoder models are told beside it."""
+        return Writing(
+            num_beams=self.num_beams,
+            length_penalty=self.length_penalty,
+            early_stopping=self.early_stopping,
+            no_repeat_ngram_size=self.no_repeat_ngram_size,
+            source_language=self.src_lang,
+            target_language=self.tgt_lang,
+        )
 
     @property
     def num_sequences(self) -> int:
@@ -220,11 +279,18 @@ def _check_prompts(value: object) -> object:
 class GenerateBody(TaskBody):
     """A prompt, a list of prompts (not streamed), or a conversation."""
 
-    model_config = example(inputs="Once upon a time", parameters={"max_new_tokens": 40})
-
-    inputs: Annotated[str | list[str], pydantic.BeforeValidator(_check_prompts)] = Field(
-        "", description="A prompt, or a list of prompts; alternatively, messages."
+    model_config = example(
+        {"inputs": "Once upon a time", "parameters": {"max_new_tokens": 40}},
+        oneOf=[
+            {"required": ["inputs"], "properties": {"messages": {"type": "null"}}},
+            {"required": ["messages"], "properties": {"inputs": False}},
+        ],
     )
+
+    inputs: Annotated[
+        AnyText | Annotated[list[AnyText], Field(json_schema_extra=AT_LEAST_ONE)],
+        pydantic.BeforeValidator(_check_prompts),
+    ] = Field("", description="A prompt, or a list of prompts; alternatively, messages.")
     messages: Annotated[list[ChatMessage], Size(1, 1024, "messages")] | None = Field(
         None, description="A conversation, rendered with the model's chat template."
     )
@@ -258,7 +324,6 @@ class GenerateBody(TaskBody):
         prompts: list[str] = []
         if self.messages is None:
             prompts = self.inputs if isinstance(self.inputs, list) else [self.inputs]
-        wanted = parameters.grammar
         return GenerationRequest(
             prompts,
             None
@@ -267,8 +332,9 @@ class GenerateBody(TaskBody):
             parameters.sampling_params(defaults),
             max_new_tokens=parameters.max_new_tokens,
             num_sequences=parameters.num_sequences,
-            grammar=None if wanted is None else GrammarRequest(wanted.type, wanted.value),
+            grammar=parameters.grammar_request,
             truncate=parameters.truncate,
+            writing=parameters.writing,
             priority=self.priority or 0,
             cache_salt=self.cache_salt or "",
             describe_tokens=bool(parameters.details),

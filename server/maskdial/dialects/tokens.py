@@ -30,7 +30,7 @@ _TOKENS_PER_PART = 5000
 class TokenizeBody(TextsBody):
     """A text, or a list of them."""
 
-    model_config = example(model="hybrid", inputs="The old king")
+    model_config = example({"model": "hybrid", "inputs": "The old king"})
 
     add_special_tokens: bool | None = Field(
         None, description="Add the special tokens of the model's inputs. Default: true."
@@ -53,12 +53,15 @@ def _check_ids(value: object) -> object:
     return value
 
 
+_AnyId = Annotated[int, Field(json_schema_extra={"minimum": 0})]
+
+
 class DetokenizeBody(TaskBody):
     """The token ids of a text, or of several."""
 
-    model_config = example(model="hybrid", ids=[347, 607, 1588])
+    model_config = example({"model": "hybrid", "ids": [347, 607, 1588]})
 
-    ids: Annotated[list[int] | list[list[int]], pydantic.BeforeValidator(_check_ids)] = Field(
+    ids: Annotated[list[_AnyId] | list[list[_AnyId]], pydantic.BeforeValidator(_check_ids)] = Field(
         description="A list of token ids, or a list of such lists."
     )
     skip_special_tokens: bool | None = Field(

@@ -14,7 +14,7 @@ from starlette.middleware.cors import CORSMiddleware
 import maskdial
 from maskdial import dialects
 from maskdial.config import Config
-from maskdial.errors import BundleError, MaskdialError, NotFoundError, shortened
+from maskdial.errors import BundleError, MaskdialError, NotFoundError, explain_exhaustion, shortened
 from maskdial.http.context import ServerContext
 from maskdial.http.guard import Guard
 from maskdial.http.keys import Keys
@@ -22,6 +22,8 @@ from maskdial.http.lifecycle import Lifecycle
 from maskdial.http.openapi import document
 from maskdial.http.replies import error_reply, json_reply
 from maskdial.http.route import TaskRoute
+from maskdial.http.shared import SharedWork
+from maskdial.http.tracing import Tracing
 from maskdial.http.watchdog import Watchdog
 from maskdial.metrics import Metrics
 from maskdial.models.catalog import find_bundles
@@ -59,8 +61,10 @@ def create_app(
 
     models = Models(dialects.TASKS, config, metrics, start)
     watchdog = Watchdog(lambda: (model.engine for model in models), config)
+    page = SharedWork(metrics.render)
+    tracing = None if config.otlp_endpoint is None else Tracing.to(config.otlp_endpoint)
     app.state.context = context = ServerContext(
-        config, models, metrics, Lifecycle(), Keys(config), watchdog
+        config, models, metrics, Lifecycle(), Keys(config), page, watchdog, tracing
     )
     metrics.declare_keys(context.keys.names)
     app.state.on_load_failure = on_load_failure
@@ -72,6 +76,7 @@ def create_app(
         lifecycle=context.lifecycle,
         keys=context.keys,
         error_replies=dialects.ERROR_REPLIES,
+        tracing=tracing,
     )
     if config.cors_allow_origins:
         app.add_middleware(
@@ -99,14 +104,17 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
         await asyncio.wait({loading})
         # Running requests have had their grace period by now.
         await context.models.close()
+        if context.tracing is not None:
+            await asyncio.to_thread(context.tracing.close)
 
 
 async def _load_models(
     context: ServerContext, on_failure: Callable[[MaskdialError], None] | None
 ) -> None:
     try:
-        catalog = await asyncio.to_thread(find_bundles, context.config)
-        await context.models.open(catalog)
+        with explain_exhaustion():
+            catalog = await asyncio.to_thread(find_bundles, context.config)
+            await context.models.open(catalog)
     except Exception as error:
         # Every failure is reported, or the server would be in its loading phase forever.
         if isinstance(error, MaskdialError):

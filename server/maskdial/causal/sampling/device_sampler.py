@@ -118,6 +118,7 @@ class DeviceSampler:
         if (
             sequence.grammar is not None
             or params.logit_bias
+            or params.no_repeat_ngram_size
             or params.top_n_tokens
             or sequence.num_generated < params.min_new_tokens
         ):
