@@ -15,6 +15,9 @@ class ModelInfo:
 
     ``state`` is unloaded, loading, ready, draining or failed, and ``reason`` says why it failed.
     The ``provider`` of a model that is not loaded is empty.
+
+    ``chat`` says whether it has a chat template. ``generation_defaults`` are what a causal model
+    that is loaded samples by where a request does not say, by the names of the parameters.
     """
 
     name: str
@@ -30,6 +33,8 @@ class ModelInfo:
     mask: str
     state: str
     reason: str
+    chat: bool
+    generation_defaults: Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,4 +154,6 @@ def _model_info(item: Mapping[str, Any]) -> ModelInfo:
         mask=str(item.get("mask", "")),
         state=str(item.get("state", "ready" if item["ready"] else "failed")),
         reason=str(item.get("reason", "")),
+        chat=bool(item.get("chat", False)),
+        generation_defaults=dict(item.get("generation_defaults", {})),
     )
