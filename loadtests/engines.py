@@ -215,13 +215,13 @@ class LoadedCausal:
 
 
 class FirstComeBatcher(Batcher[EntryT]):
-    """Batches in order of arrival, under the same budget of padded tokens."""
+    """Batches one client's texts in order of arrival, under the same budget of padded tokens."""
 
     def next_batch(self) -> list[EntryT]:
         batch: list[EntryT] = []
         longest = 0
-        while self._by_arrival:
-            oldest = next(iter(self._by_arrival))
+        while queue := next(iter(self._queues.values()), None):
+            oldest = next(iter(queue))
             longest = max(longest, oldest.length)
             if batch and longest * (len(batch) + 1) > self.max_batch_tokens:
                 break
@@ -246,6 +246,11 @@ class LoadedMasked:
     tokenizer: Tokenizer
     session: Session
     config: Config
+
+    @property
+    def max_batch_tokens(self) -> int:
+        """The token budget of a batch."""
+        return self.config.max_batch_tokens or CpuProvider.max_batch_tokens
 
     @classmethod
     def load(cls, path: Path, config: Config) -> "LoadedMasked":
@@ -287,7 +292,7 @@ class LoadedMasked:
         kind = _FirstComeEngine if first_come else MaskedEngine
         return kind(
             self.session,
-            max_batch_tokens=self.config.max_batch_tokens,
+            max_batch_tokens=self.max_batch_tokens,
             max_queue=self.config.max_queue,
             pad_token_id=self.bundle.manifest.special_tokens.pad or 0,
             metrics=metrics,

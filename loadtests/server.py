@@ -191,11 +191,12 @@ def count_tokens(data: bytes) -> int:
     return data.count(b'data: {"index"')
 
 
-def post(path: str, content: bytes) -> bytes:
+def post(path: str, content: bytes, headers: Mapping[str, str] | None = None) -> bytes:
     """A POST request with a JSON body."""
+    more = "".join(f"{name}: {value}\r\n" for name, value in (headers or {}).items())
     head = (
         f"POST {path} HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n"
-        f"Content-Length: {len(content)}\r\n\r\n"
+        f"{more}Content-Length: {len(content)}\r\n\r\n"
     )
     return head.encode() + content
 

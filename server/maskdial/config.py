@@ -67,6 +67,9 @@ _None = Unset("none")
 _Origin = Annotated[str, Field(pattern=r"^(\*|https?://[^/\s]+)$")]
 _Key = Annotated[SecretStr, Field(min_length=1), AfterValidator(_check_key)]
 
+MAX_BATCH_INPUTS = 16_384
+"""What `max_batch_inputs` is at most: longer lists are refused without looking at their items."""
+
 _MODEL_NAME = re.compile(r"[\w.-]+(/[\w.-]+)?")
 _ROUTES = ("load", "unload")  # below /models/
 
@@ -174,15 +177,27 @@ class Config(BaseSettings):
         description="whether idle intra-op threads spin during a pass: faster for one model, "
         "slower when models share cores; auto: on if a single model is served",
     )
-    max_batch_tokens: int = Field(
-        4096,
-        ge=16,
+    max_batch_tokens: Annotated[int | None, Field(ge=16), _Auto] = Field(
+        None,
         description="token budget of a masked model's batch, padding included; higher: more "
-        "throughput, lower: less latency",
+        "throughput, lower: less latency, since whoever comes waits for the batch that runs; auto: "
+        "512 on a CPU, where larger batches were no faster on two cores, 4096 on a GPU",
     )
-    max_batch_inputs: int = Field(256, ge=1, description="maximum number of texts in one request")
+    max_batch_inputs: int = Field(
+        256, ge=1, le=MAX_BATCH_INPUTS, description="maximum number of texts in one request"
+    )
     max_queue: int = Field(
         1024, ge=1, description="texts that may queue for a model; beyond that, requests get 429"
+    )
+    max_requests_per_client: Annotated[int | None, Field(ge=1), _Off] = Field(
+        None,
+        description="maximum number of requests that a client (a key, or an address without keys) "
+        "may have open at once; beyond that, 429",
+    )
+    max_tokens_per_minute: Annotated[int | None, Field(ge=1), _Off] = Field(
+        None,
+        description="tokens that a client may have computed in a minute, prompts included; beyond "
+        "that, 429 with the time to wait",
     )
     max_body_bytes: int = Field(
         2_000_000, ge=1024, description="maximum request body size; larger bodies get 413"

@@ -12,7 +12,9 @@ import asyncio
 import contextlib
 import enum
 import logging
+import math
 import threading
+import time
 from abc import ABC, abstractmethod
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
@@ -64,6 +66,31 @@ def describe(error: BaseException) -> str:
     return f"{name}: {first_line[:_MAX_DESCRIPTION]}" if first_line else name
 
 
+class Rate:
+    """How many things happen in a second, on average over the last ten or so. Not thread-safe."""
+
+    _SECONDS = 10.0
+
+    def __init__(self) -> None:
+        self._count = 0.0
+        self._updated = time.monotonic()
+
+    def add(self, number: int) -> None:
+        """Notes that so many have just happened."""
+        self._count = self._decayed() + number
+
+    def seconds_for(self, number: int) -> int:
+        """About how long so many will take: between a second and a minute."""
+        per_second = self._decayed() / self._SECONDS
+        return min(max(math.ceil(number / per_second), 1), 60) if per_second else 1
+
+    def _decayed(self) -> float:
+        now = time.monotonic()
+        elapsed, self._updated = now - self._updated, now
+        self._count *= math.exp(-elapsed / self._SECONDS)
+        return self._count
+
+
 class EngineState(enum.Enum):
     """Where an engine is in its life."""
 
@@ -91,6 +118,7 @@ class Engine(ABC):
         self._name = name
         self._metrics = metrics
         self._changed = threading.Condition()  # a request arrived, or the state changed
+        self._finished = Rate()  # requests
         self._state = EngineState.STARTING
         self._cause_of_death = ""
         self._is_up = False

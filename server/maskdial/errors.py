@@ -42,7 +42,7 @@ class MaskdialError(Exception):
 
     status: ClassVar[int] = 500
     error_type: ClassVar[str] = "internal"
-    retry_after: ClassVar[int | None] = None
+    retry_after: int | None = None
 
     def __init__(self, message: str) -> None:
         message = shortened(message, _MAX_LENGTH)
@@ -103,11 +103,18 @@ class TooLargeError(MaskdialError):
 
 
 class OverloadedError(MaskdialError):
-    """The queue is full."""
+    """The queue is full, or the client is over its limits.
+
+    Args:
+        retry_after: in seconds.
+    """
 
     status = 429
     error_type = "overloaded"
-    retry_after = 1
+
+    def __init__(self, message: str, *, retry_after: int = 1) -> None:
+        super().__init__(message)
+        self.retry_after = retry_after
 
 
 class UnavailableError(MaskdialError):

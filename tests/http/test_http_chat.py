@@ -148,7 +148,7 @@ def test_a_conversation_longer_than_the_context(chat: httpx.Client) -> None:
         ({}, "give a prompt as inputs, or a conversation as messages"),
         ({"inputs": None, "messages": None}, "give a prompt as inputs"),
         ({"messages": []}, "between 1 and 1024 messages"),
-        ({"messages": MESSAGES * 513}, "between 1 and 1024 messages"),
+        ({"messages": MESSAGES * 513}, "at most 1024 items"),
         ({"messages": "hello"}, "messages: "),
         ({"messages": [MESSAGES]}, "messages[0]: "),
         ({"messages": [{"role": "user"}]}, "messages[0].content: this field is required"),

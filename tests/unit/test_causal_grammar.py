@@ -6,6 +6,7 @@ import gc
 import json
 import re
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -31,7 +32,9 @@ from maskdial.causal.grammar.source import (
     GrammarValue,
     parse_grammar,
 )
+from maskdial.child import ChildDiedError
 from maskdial.errors import OverloadedError, UnavailableError, ValidationError
+from maskdial.fairness import Usage, usage_of_request
 
 EOS, MASK = 0, 1
 NUM_PADDING = 16  # logits that no token stands for
@@ -500,13 +503,13 @@ class HeldChecker:
     def __init__(self) -> None:
         self.release = threading.Event()
         self.checked: list[str] = []
-        self.refusal: str | None = None
+        self.refusal: ValidationError | None = None
 
     def check(self, grammar: str) -> None:
         self.checked.append(grammar)
         assert self.release.wait(30)
         if self.refusal is not None:
-            raise ValidationError(self.refusal)
+            raise self.refusal
 
     def close(self) -> None:
         self.release.set()
@@ -528,11 +531,11 @@ def held(checker: HeldChecker) -> Iterator[GrammarCompiler]:
 def test_too_many_waiting_grammars_are_refused(
     held: GrammarCompiler, checker: HeldChecker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(grammar_module, "_MAX_COMPILING", 3)
+    monkeypatch.setattr(grammar_module, "_MAX_COMPILING_PER_CLIENT", 3)
     texts = "abcabc"  # the same grammar again only has to be checked once
     waiting = [held.submit("regex", text) for text in texts]
     assert held.num_compiling == 3
-    with pytest.raises(OverloadedError, match="3 grammars wait"):
+    with pytest.raises(OverloadedError, match="3 other grammars"):
         held.submit("regex", "d")
     checker.release.set()
     assert all(
@@ -572,9 +575,47 @@ def test_a_grammar_is_checked_once(
         assert len(checker.checked) == num_checked
 
 
+def test_clients_take_turns(held: GrammarCompiler, checker: HeldChecker) -> None:
+    def submit(client: str, pattern: str) -> None:
+        token = usage_of_request.set(Usage(client))
+        held.submit("regex", pattern)
+        usage_of_request.reset(token)
+
+    submit("greedy", "first")
+    while not checker.checked:
+        time.sleep(0.001)
+    for pattern in ("a", "b", "c"):
+        submit("greedy", pattern)
+    submit("polite", "d")
+    time.sleep(0.01)  # the first is charged with the time for which it is held
+    checker.release.set()
+    while held.num_compiling:
+        time.sleep(0.001)
+    order = [text.split("/")[1] for text in checker.checked]
+    assert order == ["first", "d", "a", "b", "c"]
+
+
+def test_the_limit_of_waiting_grammars_is_each_clients_own(
+    held: GrammarCompiler, checker: HeldChecker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(grammar_module, "_MAX_COMPILING_PER_CLIENT", 2)
+    monkeypatch.setattr(grammar_module, "_MAX_COMPILING", 5)
+    for client in ("a", "b"):
+        token = usage_of_request.set(Usage(client))
+        for number in range(2):
+            held.submit("regex", f"{client}{number}")
+        with pytest.raises(OverloadedError, match="2 other grammars of this client"):
+            held.submit("regex", "another")
+        usage_of_request.reset(token)
+    held.submit("regex", "the fifth")
+    with pytest.raises(OverloadedError, match="5 in all"):
+        held.submit("regex", "the sixth")
+    checker.release.set()
+
+
 def test_a_refusal_is_kept(held: GrammarCompiler, checker: HeldChecker) -> None:
     checker.release.set()
-    checker.refusal = "too hard"
+    checker.refusal = ValidationError("too hard")
     for _ in range(2):
         with pytest.raises(ValidationError, match="too hard"):
             compiled(held, "regex", "a")
@@ -633,6 +674,38 @@ def test_a_child_process_that_was_killed_is_replaced() -> None:
         assert accepts(compiled(compiler, "regex", "b"), "b")
     finally:
         compiler.close()
+
+
+@pytest.mark.parametrize(("num_deaths", "refused"), [(1, False), (2, True)])
+def test_a_grammar_is_not_refused_because_its_child_process_died_once(
+    monkeypatch: pytest.MonkeyPatch, num_deaths: int, refused: bool
+) -> None:
+    checker = grammar_check.GrammarChecker("", [])
+    answers = iter([ChildDiedError(too_complex=False)] * num_deaths + [None])
+
+    def ask(_: object) -> None:
+        answer = next(answers)
+        if answer is not None:
+            raise answer
+
+    monkeypatch.setattr(checker._child, "ask", ask)
+    with pytest.raises(grammar_check.TooComplexError) if refused else contextlib.nullcontext():
+        checker.check("")
+
+
+def test_a_grammar_that_was_too_complex_is_tried_again_later(
+    held: GrammarCompiler, checker: HeldChecker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    checker.release.set()
+    checker.refusal = grammar_check.TooComplexError("took too long")
+    for _ in range(2):
+        with pytest.raises(ValidationError, match="took too long"):
+            compiled(held, "regex", "a")
+    assert len(checker.checked) == 1
+    checker.refusal = None
+    now = time.monotonic()
+    monkeypatch.setattr("time.monotonic", lambda: now + 61)
+    assert accepts(compiled(held, "regex", "a"), "a")
 
 
 def test_a_child_process_that_cannot_start_is_unavailable() -> None:

@@ -14,7 +14,7 @@ from maskdial.causal.prefix_cache import PrefixCache
 from maskdial.causal.sampling.params import SamplingParams
 from maskdial.causal.scheduler import Scheduler
 from maskdial.causal.sequence import Sequence, SharedPrompt, State
-from maskdial.errors import OverloadedError
+from maskdial.fairness import Usage
 
 PARAMS = SamplingParams(max_new_tokens=10**6)
 MAX_LENGTH = 128
@@ -66,7 +66,6 @@ class Simulation:
     def __init__(
         self,
         slots: int,
-        max_queue: int = 1000,
         prefix_cache: PrefixCache | None = None,
         joint_tokens: int = BLOCK,
     ) -> None:
@@ -74,7 +73,6 @@ class Simulation:
         self.scheduler = Scheduler(
             slots=slots,
             prefill_chunk_tokens=CHUNK,
-            max_queue=max_queue,
             max_length=MAX_LENGTH,
             block_tokens=BLOCK,
             joint_tokens=joint_tokens,
@@ -325,6 +323,87 @@ def test_copies_go_on_without_the_one_that_reads(num_steps: int) -> None:
     assert all(copy.num_generated > 0 for copy in copies[1:])
 
 
+def of(client: str, sequence: Sequence) -> Sequence:
+    sequence.usage = Usage(client)
+    return sequence
+
+
+def test_clients_that_wait_get_equal_shares_of_the_tokens() -> None:
+    simulation = Simulation(slots=4)
+    usages = {client: Usage(client) for client in ("greedy", "polite", "terse")}
+    for client, num_prompt, num in [("greedy", 20, 300), ("polite", 10, 300), ("terse", 2, 300)]:
+        for _ in range(num):
+            sequence = make(num_prompt)
+            sequence.usage = usages[client]
+            simulation.scheduler.add(sequence)
+    for _ in range(600):
+        simulation.step()
+        for sequence in simulation.scheduler.running:
+            if sequence.num_generated >= 5:
+                simulation.scheduler.release(sequence)
+    tokens = [usage.tokens for usage in usages.values()]
+    # Shares are by cost, of which generated tokens have twice as much.
+    assert all(count > 100 for count in tokens)
+    costs = {
+        client: usage.tokens * (1 + share)
+        for (client, usage), share in zip(usages.items(), (5 / 25, 5 / 15, 5 / 7), strict=True)
+    }
+    assert max(costs.values()) < 1.15 * min(costs.values())
+
+
+def test_a_new_client_gets_the_next_slot() -> None:
+    simulation = Simulation(slots=2)
+    greedy = [of("greedy", make(3)) for _ in range(20)]
+    for sequence in greedy:
+        simulation.scheduler.add(sequence)
+    for _ in range(8):
+        simulation.step()
+    polite = of("polite", make(3, priority=9))  # a priority orders a client's own sequences only
+    simulation.scheduler.add(polite)
+    simulation.step()
+    simulation.scheduler.release(greedy[0])
+    simulation.step()
+    assert polite in simulation.scheduler.running
+
+
+def test_copies_of_a_prompt_do_not_hold_a_slot_that_another_client_waits_for() -> None:
+    simulation = Simulation(slots=1)
+    usage = Usage("greedy")
+    copies = make_copies(5, 6)
+    for sequence in copies:
+        sequence.usage = usage
+        simulation.scheduler.add(sequence)
+    for _ in range(8):
+        simulation.step()
+    polite = of("polite", make(3))
+    simulation.scheduler.add(polite)
+    simulation.step()
+    simulation.scheduler.release(copies[0])
+    simulation.step()
+    assert simulation.scheduler.running == (polite,)
+    while polite.num_generated < 3:
+        simulation.step()
+    simulation.scheduler.release(polite)
+    served = set()
+    while simulation.scheduler.has_work:  # the others read their prompt again, and finish
+        simulation.step()
+        for sequence in simulation.scheduler.running:
+            if sequence.num_generated >= 2:
+                served.add(sequence)
+                simulation.scheduler.release(sequence)
+    assert served == set(copies[1:])
+
+
+def test_clients_that_have_left_are_forgotten() -> None:
+    simulation = Simulation(slots=1)
+    for number in range(50):
+        sequence = of(f"client {number}", make(2))
+        simulation.scheduler.add(sequence)
+        simulation.step()
+        simulation.scheduler.release(sequence)
+    assert not simulation.scheduler._shares._served
+
+
 def test_lower_priorities_come_first_and_equal_ones_in_order() -> None:
     simulation = Simulation(slots=1)
     sequences = [make(3, priority=priority) for priority in (5, 0, 5)]
@@ -431,16 +510,6 @@ def test_a_prompt_whose_log_probabilities_are_wanted_is_read_in_full() -> None:
         while sequence.state is not State.DECODING:
             simulation.step()
         assert sequence.num_reused == 0
-
-
-def test_a_full_queue_refuses() -> None:
-    scheduler = Simulation(slots=1, max_queue=2).scheduler
-    scheduler.add(make(1))
-    scheduler.add(make(1))
-    with pytest.raises(OverloadedError):
-        scheduler.add(make(1))
-    scheduler.schedule()
-    scheduler.add(make(1))
 
 
 def test_clear_ends_everything() -> None:

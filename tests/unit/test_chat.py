@@ -1,14 +1,20 @@
 """Chat templates: what they may do, what they may not, and what is said when they fail."""
 
+import contextlib
+import dataclasses
 import shutil
+import threading
 from datetime import datetime
 from pathlib import Path
 
+import psutil
 import pytest
 
 import maskdial
-from maskdial.causal.chat import MAX_CHARACTERS, ChatTemplate
-from maskdial.errors import BundleError, ValidationError
+from maskdial.causal import chat
+from maskdial.causal.chat import ChatTemplate
+from maskdial.causal.chat_renderer import MAX_CHARACTERS
+from maskdial.errors import BundleError, OverloadedError, UnavailableError, ValidationError
 from maskdial.models.bundle import CHAT_TEMPLATE, hash_files, load_bundle, write_manifest
 
 STARTER = Path(maskdial.__file__).parent / "starter" / "hybrid"
@@ -147,6 +153,85 @@ def test_a_template_that_would_not_end_is_stopped(source: str, words: str) -> No
         render(source)
 
 
+@pytest.mark.parametrize(
+    "source",
+    [
+        # A text joined to itself, and lists of lists, double with every step.
+        "{% set ns = namespace(x='x' * 1000) %}{% for _ in range(40) %}{% set ns.x = ns.x ~ ns.x %}"
+        "{% endfor %}{{ ns.x | length }}",
+        "{% set ns = namespace(x=[1]) %}{% for _ in range(40) %}{% set ns.x = ns.x + ns.x %}"
+        "{% endfor %}{{ ns.x | length }}",
+        "{{ ('x' * 9999999).join('y' * 9999999) | length }}",
+        "{{ '%999999999999d' % 1 }}",
+        "{{ '%0*d' % (2000000000, 1) }}",
+        "{{ '{:>2000000000}'.format(1) | length }}",
+        "{{ [messages] | tojson(indent=2000000000) }}",
+        "{{ 'x'.center(2000000000) | length }}",
+        "{{ 'x' | indent(2000000000) | length }}",
+    ],
+)
+def test_memory_that_no_count_sees_is_limited(source: str) -> None:
+    with pytest.raises(ValidationError, match=r"takes too much|more than"):
+        render(source)
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{% for _ in range(100) %}{% set x = range(99999) | map('string') | sort %}{% endfor %}",
+        "{% for _ in range(9999) %}{% set x = ('a' * 9999999).find('b') %}{% endfor %}",
+        "{% for _ in range(9999) %}{% set x = ('a' * 999999) | upper | lower %}{% endfor %}",
+    ],
+)
+def test_time_that_no_count_sees_is_limited(source: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(chat, "LIMITS", dataclasses.replace(chat.LIMITS, cpu_seconds=0.5))
+    template = ChatTemplate(source, name="m")
+    try:
+        with pytest.raises(ValidationError, match=r"fails on them: it takes more than 0\.5 s"):
+            template.render([USER])
+    finally:
+        template.close()
+
+
+def test_a_template_that_was_slow_once_renders_the_next_conversation(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(chat, "LIMITS", dataclasses.replace(chat.LIMITS, cpu_seconds=0.5))
+    source = "{% if messages[0].content == 'spin' %}{% for _ in range(9999) %}"
+    source += "{% set x = ('a' * 9999999).find('b') %}{% endfor %}{% endif %}fine"
+    template = ChatTemplate(source, name="m")
+    with pytest.raises(ValidationError, match=r"more than 0\.5 s"):
+        template.render([{"role": "user", "content": "spin"}])
+    assert template.render([USER]) == "fine"
+    template.close()
+
+
+def test_a_child_that_was_killed_is_replaced() -> None:
+    template = ChatTemplate("fine", name="m")
+    before = set(psutil.Process().children())
+    assert template.render([USER]) == "fine"
+    for child in before:
+        child.kill()
+    with contextlib.suppress(UnavailableError):  # if it died with the question
+        template.render([USER])
+    assert template.render([USER]) == "fine"
+    template.close()
+
+
+def test_more_conversations_than_can_wait_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(chat, "_MAX_WAITING", 2)
+    template = ChatTemplate("{{ messages[0].content }}", name="m")
+    held = threading.Event()
+    template._rendering.submit(held.wait)
+    first, second = (template.submit([{"content": text}]) for text in "ab")
+    with pytest.raises(OverloadedError, match="2 conversations wait"):
+        template.submit([USER])
+    held.set()
+    assert (first.result(30), second.result(30)) == ("a", "b")
+    assert template.render([{"content": "c"}]) == "c"
+    template.close()
+
+
 def test_a_bound_that_is_met_is_not_broken() -> None:
     assert len(render(f"{{{{ 'x' * {MAX_CHARACTERS} }}}}")) == MAX_CHARACTERS
     rows = "{% for a in range(990) %}{% for b in range(990) %}{% endfor %}{% endfor %}"
@@ -157,8 +242,8 @@ def test_a_bound_that_is_met_is_not_broken() -> None:
 @pytest.mark.parametrize(
     ("source", "words"),
     [
-        ("{% if true %}", r"not a valid template \(line 1\): Unexpected end"),
-        ("\n{{ messages | nofilter }}", r"\(line 2\): No filter named 'nofilter'"),
+        ("{% if true %}", r"not a valid template: line 1: Unexpected end"),
+        ("\n{{ messages | nofilter }}", r"line 2: No filter named 'nofilter'"),
         ("{{ " + "(" * 5000, "RecursionError"),
         ("{% for a in b %}" * 30 + "{% endfor %}" * 30, "nested"),
     ],

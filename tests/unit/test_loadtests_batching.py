@@ -22,6 +22,7 @@ SENTENCES = [f"{number} " + "word " * (number % 30) + "end." for number in range
 @dataclass(frozen=True, eq=False)
 class Text:
     length: int
+    client: str = ""
 
 
 def num_words(text: str) -> int:

@@ -14,6 +14,7 @@ from maskdial.masked.batcher import Batcher
 @dataclass(frozen=True, eq=False)
 class Text:
     length: int
+    client: str = ""
 
 
 lengths_of_texts = st.lists(st.integers(1, 600), max_size=60)
@@ -176,3 +177,59 @@ def test_a_text_over_the_budget_runs_alone() -> None:
 def test_a_budget_of_nothing_is_refused() -> None:
     with pytest.raises(ValueError, match="max_batch_tokens"):
         Batcher[Text](0)
+
+
+@given(st.lists(st.tuples(st.sampled_from("abc"), st.integers(1, 200)), max_size=60), budgets)
+def test_texts_of_several_clients_come_out_exactly_once(
+    given_texts: list[tuple[str, int]], budget: int
+) -> None:
+    batcher: Batcher[Text] = Batcher(budget)
+    texts = [Text(length, client) for client, length in given_texts]
+    for text in texts:
+        batcher.add(text)
+    out = []
+    for batch in batches_of(batcher):
+        assert padded_tokens(batch) <= budget or len(batch) == 1
+        out += batch
+    assert len(out) == len(texts)
+    assert set(out) == set(texts)
+    assert len(batcher) == 0
+
+
+def test_clients_that_wait_get_equal_shares_of_the_tokens() -> None:
+    """However many texts they send, and however long those are."""
+    batcher: Batcher[Text] = Batcher(64)
+    for client, length, count in [("greedy", 64, 200), ("short", 8, 200), ("long", 32, 200)]:
+        for _ in range(count):
+            batcher.add(Text(length, client))
+    tokens = {"greedy": 0, "short": 0, "long": 0}
+    for _ in range(60):
+        for text in batcher.next_batch():
+            tokens[text.client] += text.length
+    assert max(tokens.values()) - min(tokens.values()) <= 2 * 64
+
+
+def test_a_new_client_is_next_but_does_not_catch_up() -> None:
+    batcher: Batcher[Text] = Batcher(10)
+    for _ in range(100):
+        batcher.add(Text(10, "old"))
+    for _ in range(50):
+        batcher.next_batch()
+    for _ in range(20):
+        batcher.add(Text(10, "new"))
+    led = [batcher.next_batch()[0].client for _ in range(20)]
+    assert led[:2] in (["old", "new"], ["new", "old"])
+    assert led.count("new") == 10
+
+
+def test_a_client_that_comes_back_keeps_what_it_was_served() -> None:
+    """Otherwise, one text at a time would jump the queue."""
+    batcher: Batcher[Text] = Batcher(10)
+    for _ in range(100):
+        batcher.add(Text(10, "patient"))
+    served = {"patient": 0, "restless": 0}
+    for _ in range(60):
+        if not any(text.client == "restless" for text in batcher._queues.get("restless", ())):
+            batcher.add(Text(10, "restless"))
+        served[batcher.next_batch()[0].client] += 1
+    assert abs(served["patient"] - served["restless"]) <= 2

@@ -15,7 +15,8 @@ from maskdial.causal.scheduler import Scheduler
 from maskdial.causal.sequence import Detokenizer, Sequence, State
 from maskdial.causal.stream import ReplyChannel, TokenStream
 from maskdial.engine import Engine, publish
-from maskdial.errors import GenerationError, MaskdialError, ValidationError
+from maskdial.errors import GenerationError, MaskdialError, OverloadedError, ValidationError
+from maskdial.fairness import current_usage
 from maskdial.metrics import CancelReason, ModelMetrics
 
 _UNUSED_SLOT_SECONDS = 5.0
@@ -70,12 +71,12 @@ class CausalEngine(Engine):
     ) -> None:
         super().__init__(name, metrics)
         self._runner = runner
+        self._max_queue = max_queue
         self._max_length = max_length
         self._capacity = slots * max_length
         self._scheduler = Scheduler(
             slots=slots,
             prefill_chunk_tokens=prefill_chunk_tokens,
-            max_queue=max_queue,
             max_length=max_length,
             block_tokens=block_tokens,
             joint_tokens=joint_tokens or block_tokens,
@@ -108,10 +109,17 @@ class CausalEngine(Engine):
         """
         with self._changed:
             self._check_accepting()
-            self._scheduler.check_room(num_sequences)
+            waiting = self._scheduler.num_waiting
+            if waiting + num_sequences > self._max_queue:
+                raise OverloadedError(
+                    f"{waiting} of at most {self._max_queue} requests are already waiting; "
+                    "try again in a moment",
+                    retry_after=self._finished.seconds_for(waiting),
+                )
 
     def stream(self, sequence: Sequence, timeout: float | None = None) -> TokenStream:
-        """Queues a sequence and returns its events; call it in a running event loop.
+        """Queues a sequence and returns its events; call it in the event loop, in the task of the
+        request that it is for.
 
         Close the stream to leave it early: the slot is free within one step. After ``timeout``
         seconds the sequence is dropped likewise, and its reader gets a `DeadlineError`.
@@ -127,6 +135,7 @@ class CausalEngine(Engine):
                 f"of {self._max_length}, so a prompt has 1 to {self._max_length - 1}"
             )
         channel = ReplyChannel()
+        sequence.usage = current_usage()
         with self._changed:  # reentrant: nothing comes between the check and the queue
             self.check_room(1)
             self._channels[sequence] = channel
@@ -229,6 +238,7 @@ class CausalEngine(Engine):
             deliveries = [(self._channels[s], r) for s, r in replies if s in self._channels]
             for sequence in (*failed, *finished):
                 self._channels.pop(sequence, None)
+            self._finished.add(len(failed) + len(finished))
             self._report()
         self._metrics.generation_tokens.inc(sum(isinstance(r, TokenEvent) for _, r in replies))
         publish(deliveries)

@@ -1,6 +1,7 @@
 """Scheduler: which sequence runs when, and in which slot. Bookkeeping only; not thread-safe."""
 
 import bisect
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from operator import attrgetter
 
@@ -10,16 +11,23 @@ from numpy.typing import NDArray
 from maskdial.causal.plan import Load, Move, Plan, Prefill
 from maskdial.causal.prefix_cache import PrefixCache
 from maskdial.causal.sequence import Sequence, State
-from maskdial.errors import OverloadedError
+from maskdial.fairness import Shares
 
 # One start in so many goes to the sequence that has waited longest, so no priority starves.
 _STARTS_PER_OLDEST = 4
+
+# A generated token costs twice as much as one of a prompt (the weights of Sheng et al. 2024).
+_PROMPT_COST = 1.0
+_GENERATED_COST = 2.0
 
 _queue_order = attrgetter("priority", "arrival")
 
 
 class Scheduler:
-    """Runs sequences by priority, then first come, first served, in a fixed number of slots.
+    """Runs sequences in a fixed number of slots.
+
+    Clients that wait get equal shares of the tokens (see `maskdial.fairness`). A client's own
+    sequences start by priority, then first come, first served.
 
     A decode pass binds slots 0..n-1 of the KV cache as one array, so no free slot may lie between
     used ones. A waiting sequence takes the lowest free slot; a hole that no one takes is filled by
@@ -34,7 +42,6 @@ class Scheduler:
     Args:
         slots: sequences that run at once.
         prefill_chunk_tokens: prompt tokens per step; the last chunk may have one more.
-        max_queue: sequences that may wait.
         max_length: tokens that a slot holds.
         block_tokens: a divisor of the chunk. Prompts whose log-probabilities are requested are
             prefilled in chunks of this length.
@@ -48,7 +55,6 @@ class Scheduler:
         *,
         slots: int,
         prefill_chunk_tokens: int,
-        max_queue: int,
         max_length: int,
         block_tokens: int,
         joint_tokens: int,
@@ -60,7 +66,6 @@ class Scheduler:
         self._prefilling: list[Sequence] = []
         self._loads: list[Load] = []
         self._prefill_chunk_tokens = prefill_chunk_tokens
-        self._max_queue = max_queue
         self._max_length = max_length
         self._block_tokens = block_tokens
         self._joint_tokens = joint_tokens
@@ -68,6 +73,8 @@ class Scheduler:
         self._max_drafts = max_drafts
         self._num_arrived = 0
         self._num_started = 0
+        self._shares = Shares()
+        self._num_waiting_of: Counter[str] = Counter()  # by client
 
     @property
     def num_waiting(self) -> int:
@@ -87,34 +94,21 @@ class Scheduler:
     def has_work(self) -> bool:
         return bool(self._waiting) or any(sequence is not None for sequence in self._slots)
 
-    def check_room(self, num_sequences: int) -> None:
-        """Checks that so many more sequences may wait.
-
-        Raises:
-            OverloadedError: they may not.
-        """
-        if len(self._waiting) + num_sequences > self._max_queue:
-            raise OverloadedError(
-                f"{len(self._waiting)} of at most {self._max_queue} requests are already waiting; "
-                "try again in a moment"
-            )
-
     def add(self, sequence: Sequence) -> None:
-        """Queues a sequence.
-
-        Raises:
-            OverloadedError: the queue is full.
-        """
-        self.check_room(1)
+        """Queues a sequence."""
         sequence.enqueue(self._num_arrived)
         self._num_arrived += 1
+        client = sequence.usage.client
+        if not self._num_waiting_of[client]:
+            self._shares.join(client, +self._num_waiting_of)
+        self._num_waiting_of[client] += 1
         bisect.insort(self._waiting, sequence, key=_queue_order)
 
     def cancel(self, sequence: Sequence) -> None:
         """Drops a sequence: from the queue at once, from its slot with the next plan."""
         sequence.cancel()
         if sequence.state is State.WAITING:
-            self._waiting.remove(sequence)
+            self._leave_queue(sequence)
             sequence.end()
 
     def schedule(self) -> Plan:
@@ -157,9 +151,11 @@ class Scheduler:
         Sequences that were released meanwhile are left alone.
         """
         for sequence in (*plan.decoding, *plan.holding):
+            self._charge(sequence, 1, _GENERATED_COST)
             if sequence.slot >= 0:
                 sequence.proceed()
         for prefill in plan.prefills:
+            self._charge(prefill.sequence, prefill.num_tokens, _PROMPT_COST)
             if prefill.sequence in self._prefilling:
                 prefill.sequence.prefill(prefill.num_tokens)
                 if prefill.is_last:
@@ -182,6 +178,7 @@ class Scheduler:
     def clear(self) -> None:
         """Drops every sequence."""
         waiting, self._waiting = self._waiting, []
+        self._num_waiting_of.clear()
         for sequence in self.running:
             self.release(sequence)
         for sequence in waiting:
@@ -211,12 +208,29 @@ class Scheduler:
     def _next_waiting(self) -> Sequence | None:
         """The waiting sequence that starts next; it stays in the queue."""
         ready = (sequence for sequence in self._waiting if not self._awaits_prompt(sequence))
+        if len(self._num_waiting_of) > 1:
+            candidates = tuple(ready)
+            clients = dict.fromkeys(sequence.usage.client for sequence in candidates)
+            due = self._shares.first(clients) if clients else None
+            ready = (sequence for sequence in candidates if sequence.usage.client == due)
         if self._num_started % _STARTS_PER_OLDEST == _STARTS_PER_OLDEST - 1:
             return min(ready, key=attrgetter("arrival"), default=None)
         return next(ready, None)
 
-    def _occupy(self, sequence: Sequence, slot: int) -> None:
+    def _charge(self, sequence: Sequence, num_tokens: int, cost: float) -> None:
+        sequence.usage.tokens += num_tokens
+        self._shares.charge(sequence.usage.client, num_tokens * cost)
+
+    def _leave_queue(self, sequence: Sequence) -> None:
         self._waiting.remove(sequence)
+        client = sequence.usage.client
+        self._num_waiting_of[client] -= 1
+        if not self._num_waiting_of[client]:
+            del self._num_waiting_of[client]
+            self._shares.prune(self._num_waiting_of)
+
+    def _occupy(self, sequence: Sequence, slot: int) -> None:
+        self._leave_queue(sequence)
         self._num_started += 1
         self._slots[slot] = sequence
 
@@ -248,6 +262,10 @@ class Scheduler:
         shared = sequence.shared_prompt
         if shared is None or sequence.state is State.PREFILLING or any(self._sharing(sequence)):
             return None
+        if len(self._num_waiting_of) > 1:
+            due = self._next_waiting()
+            if due is not None and due.usage.client != sequence.usage.client:
+                return None
         return next((s for s in self._waiting if s.shared_prompt is shared), None)
 
     def _joins(self, sequence: Sequence, slot: int) -> bool:

@@ -13,6 +13,7 @@ from maskdial.causal.events import Finish, FinishReason, PromptLogprob, TokenEve
 from maskdial.causal.prompt_lookup import PromptLookup
 from maskdial.causal.sampling.params import SamplingParams
 from maskdial.causal.stop import StopMatcher
+from maskdial.fairness import Usage
 
 _SEED_BITS = 53
 
@@ -106,6 +107,9 @@ class Sequence:
         self.num_prompt = len(prompt_ids)
         self.num_generated = 0
         self._token_ids = np.array(prompt_ids, np.int64)  # with room to grow at the end
+
+        self.usage = Usage()
+        """Whose it is; the engine sets that when it is queued."""
 
         # The scheduler's.
         self.state = State.WAITING

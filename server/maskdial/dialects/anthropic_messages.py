@@ -1,7 +1,5 @@
 """`POST /v1/messages` and `/v1/messages/count_tokens`, as Anthropic has them."""
 
-import asyncio
-
 from fastapi import Request, Response
 
 from maskdial.dialects.anthropic_blocks import Envelope, EventWriter, whole_message
@@ -15,15 +13,16 @@ from maskdial.dialects.anthropic_replies import AssistantMessage, TokenCount
 from maskdial.dialects.anthropic_schema import CountBody, MessagesBody
 from maskdial.dialects.schema import parse_body
 from maskdial.dialects.tgi import GENERATE
-from maskdial.errors import about
 from maskdial.http.context import server_context
 from maskdial.http.disconnect import unless_gone
 from maskdial.http.lease import causal_for
 from maskdial.http.replies import json_reply, timing_headers
 from maskdial.http.sse import Frames, stream_reply
+from maskdial.masked.tasks.task import tokenizing_seconds
 from maskdial.models.served import CausalModel
 from maskdial.requests.chat import ChatRequest, ReplyReader
 from maskdial.requests.generation import Generation, GenerationRequest, timings
+from maskdial.requests.offload import offload
 from maskdial.requests.timing import Deadline
 
 
@@ -70,18 +69,19 @@ async def count_tokens(request: Request) -> Response:
     with about_fields(body.names()):
         async with deadline.enforced():
             chat = body.chat(GenerationRequest())
-            num_tokens = await asyncio.to_thread(_count, chat, model)
+            num_tokens = await _count(chat, model)
     return json_reply({"input_tokens": num_tokens})
 
 
-def _count(chat: ChatRequest, model: CausalModel) -> int:
+async def _count(chat: ChatRequest, model: CausalModel) -> int:
     conversation = chat.generation_for(model).conversation
     assert conversation is not None, "the prompt of a chat is a conversation"
-    with about("messages"):
-        prompt = model.chat_template.render(
-            conversation.messages, tools=conversation.tools, variables=conversation.variables
-        )
-    return len(model.tokenizer.encode(prompt, add_special_tokens=False))
+    prompt = await conversation.render(model)
+    encoding = await offload(
+        lambda: model.tokenizer.encode(prompt, add_special_tokens=False),
+        tokenizing_seconds([prompt]),
+    )
+    return len(encoding)
 
 
 ROUTES = (

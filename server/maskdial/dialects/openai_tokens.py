@@ -1,6 +1,7 @@
 """`/tokenize`, `/detokenize` and `/tokenizer_info` as vLLM has them."""
 
 import asyncio
+from dataclasses import replace
 from typing import Annotated, Any, Self
 
 from fastapi import Request, Response
@@ -10,7 +11,14 @@ from maskdial.dialects.openai_messages import Message
 from maskdial.dialects.openai_replies import PromptReply, TokenizerInfo, TokensReply
 from maskdial.dialects.openai_schema import OpenAIBody
 from maskdial.dialects.openai_tools import ToolBody
-from maskdial.dialects.schema import FieldError, Size, TokenId, parse_body
+from maskdial.dialects.schema import (
+    LARGEST_INT,
+    FieldError,
+    Size,
+    TokenId,
+    parse_body,
+    wire_names,
+)
 from maskdial.dialects.shared_routes import Sharer
 from maskdial.dialects.tgi import GENERATE
 from maskdial.dialects.tokens import TOKENIZE
@@ -26,6 +34,7 @@ from maskdial.models.served import CausalModel, ServedModel
 from maskdial.requests.chat import ChatRequest
 from maskdial.requests.offload import offload
 from maskdial.requests.timing import Deadline
+from maskdial.requests.understanding import check_num_characters
 
 _SECONDS_PER_TOKEN = 1e-6
 
@@ -75,7 +84,7 @@ class PromptBody(OpenAIBody):
 class TokensBody(OpenAIBody):
     """Token ids to turn into text."""
 
-    tokens: list[TokenId]
+    tokens: Annotated[list[TokenId], Size(0, LARGEST_INT, "token ids")]
 
 
 async def tokenize(request: Request) -> Response:
@@ -84,7 +93,10 @@ async def tokenize(request: Request) -> Response:
     model = await _model(request, body)
     text = body.prompt
     if text is None:
-        text = await asyncio.to_thread(_render, body, model)
+        text = await _render(body, model)
+    if body.prompt is not None:
+        with wire_names({"texts": "prompt"}, batch=False):
+            check_num_characters([text])
     add = body.messages is None if body.add_special_tokens is None else body.add_special_tokens
     encoding = await offload(
         lambda: model.tokenizer.encode(text, add_special_tokens=add), tokenizing_seconds([text])
@@ -166,7 +178,7 @@ async def _model(request: Request, body: OpenAIBody) -> ServedModel:
     return await model_for(request, TOKENIZE, body.choice(), deadline)
 
 
-def _render(body: PromptBody, model: ServedModel) -> str:
+async def _render(body: PromptBody, model: ServedModel) -> str:
     if not isinstance(model, CausalModel):
         raise ValidationError(f"messages: model {model.name!r} has no chat template")
     chat = ChatRequest(
@@ -177,12 +189,8 @@ def _render(body: PromptBody, model: ServedModel) -> str:
     try:
         conversation = chat.generation_for(model).conversation
         assert conversation is not None
-        return model.chat_template.render(
-            conversation.messages,
-            tools=conversation.tools,
-            variables=conversation.variables,
-            add_generation_prompt=body.add_generation_prompt,
-        )
+        opened = replace(conversation, add_generation_prompt=body.add_generation_prompt)
+        return await opened.render(model)
     except ValidationError as error:
         raise ValidationError(f"{error.field or 'messages'}: {error.message}") from error
 

@@ -18,6 +18,7 @@ from pydantic import (
 )
 from pydantic_core import CoreSchema, core_schema, from_json
 
+from maskdial.config import MAX_BATCH_INPUTS
 from maskdial.errors import ValidationError, shortened
 from maskdial.models.bundle import Mask
 from maskdial.models.choice import Choice
@@ -27,6 +28,8 @@ T = TypeVar("T")
 
 
 LARGEST_INT = 2**31 - 1
+_MAX_SMALL_BODY = 65_536  # bytes
+_MAX_FIELDS = 10_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +83,12 @@ class Size:
     def __get_pydantic_core_schema__(
         self, source: object, handler: GetCoreSchemaHandler
     ) -> CoreSchema:
-        return core_schema.no_info_after_validator_function(self._check, handler(source))
+        inner = handler(source)
+        if inner["type"] == "list":
+            # Stops at the first item that is wrong or one too many, before it has made an error for
+            # each of half a million.
+            inner = {**inner, "fail_fast": True, "max_length": self.high}
+        return core_schema.no_info_after_validator_function(self._check, inner)
 
     def __get_pydantic_json_schema__(
         self, schema: CoreSchema, handler: GetJsonSchemaHandler
@@ -222,6 +230,8 @@ class TextsBody(TaskBody):
 def enumerate_inputs(value: object) -> list[tuple[str, object]]:
     """The items of ``inputs``, each with the beginning of an error about it."""
     if isinstance(value, list):
+        if len(value) > MAX_BATCH_INPUTS:
+            raise ValueError(f"must hold at most {MAX_BATCH_INPUTS:,} items, not {len(value):,}")
         return [(f"inputs[{index}] ", item) for index, item in enumerate(value)]
     return [("", value)]
 
@@ -232,10 +242,32 @@ def parse_body(schema: type[Body], content: bytes) -> Body:
     Raises:
         ValidationError: it is not JSON or violates the schema; the message names the field.
     """
+    if len(content) > _MAX_SMALL_BODY:
+        _check_width(content)
     try:
         return schema.model_validate_json(content)
     except pydantic.ValidationError as error:
         raise ValidationError(_describe(error), field=_field_of(error)) from error
+
+
+def _check_width(content: bytes) -> None:
+    """Refuses an object with thousands of fields, which would be thousands of errors: at 2 MB,
+    pydantic takes a second for them, and no other request is answered meanwhile.
+    """
+    try:
+        pending = [from_json(content)]
+    except ValueError:
+        return  # parsing the body says why
+    while pending:
+        value = pending.pop()
+        if isinstance(value, dict):
+            if len(value) > _MAX_FIELDS:
+                raise ValidationError(
+                    f"an object in the body has {len(value):,} fields; the limit is {_MAX_FIELDS:,}"
+                )
+            pending.extend(value.values())
+        elif isinstance(value, list) and not isinstance(next(iter(value), None), str | int):
+            pending.extend(value)
 
 
 def read_object(content: bytes) -> Mapping[str, Any]:
@@ -329,6 +361,9 @@ def _describe(error: pydantic.ValidationError) -> str:
         return f"{field}: unknown field"
     if kind == "missing":
         return f"{field}: this field is required"
+    if kind == "too_long":
+        limit, length = first["ctx"]["max_length"], first["ctx"]["actual_length"]
+        return f"{field}: must have at most {limit} items, not {length}"
     message = str(first["ctx"]["error"]) if kind == "value_error" else first["msg"]
     return message if message.startswith(field) else f"{field}: {message}"
 

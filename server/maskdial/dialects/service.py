@@ -15,7 +15,7 @@ from maskdial.http.replies import json_reply
 from maskdial.http.route import Route
 from maskdial.models.entry import Entry
 from maskdial.models.registry import Models
-from maskdial.models.served import CausalModel, ServedModel, max_length
+from maskdial.models.served import CausalModel, MaskedModel, ServedModel, max_length
 
 _UNKNOWN: dict[str, Any] = {
     "mask": "",
@@ -45,6 +45,7 @@ async def info(request: Request) -> Response:
     """The server's version, phase, limits and models."""
     server = server_context(request)
     config, models = server.config, server.models
+    budgets = (m.engine.max_batch_tokens for m in models if isinstance(m, MaskedModel))
     slots = (model.slots for model in models if isinstance(model, CausalModel))
     return json_reply(
         {
@@ -53,7 +54,7 @@ async def info(request: Request) -> Response:
             "phase": server.lifecycle.phase.value,
             "limits": {
                 "max_batch_inputs": config.max_batch_inputs,
-                "max_batch_tokens": config.max_batch_tokens,
+                "max_batch_tokens": max(budgets, default=0),
                 "max_body_bytes": config.max_body_bytes,
                 "max_queue": config.max_queue,
                 "slots": max(slots, default=0),

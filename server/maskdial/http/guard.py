@@ -12,12 +12,19 @@ from starlette.routing import BaseRoute, Match
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from maskdial.config import Config
-from maskdial.errors import InternalError, MaskdialError, UnauthorizedError, UnavailableError
+from maskdial.errors import (
+    InternalError,
+    MaskdialError,
+    OverloadedError,
+    UnauthorizedError,
+    UnavailableError,
+)
 from maskdial.http.access_log import log_access
 from maskdial.http.disconnect import ClientGoneError
 from maskdial.http.exchange import ErrorReply, Exchange, route_path
 from maskdial.http.keys import Keys, address_of
 from maskdial.http.lifecycle import Lifecycle, Phase
+from maskdial.http.limits import ClientLimits
 from maskdial.http.replies import error_reply
 from maskdial.http.route import TaskRoute
 from maskdial.metrics import Metrics
@@ -57,6 +64,7 @@ class Guard:
         self._metrics = metrics
         self._lifecycle = lifecycle
         self._keys = keys
+        self._limits = ClientLimits(config)
         self._error_replies = error_replies
         routes = list(routes)
         self._routes = [route for route in routes if isinstance(route, TaskRoute)]
@@ -103,7 +111,10 @@ class Guard:
     async def _answer(self, route: TaskRoute, exchange: Exchange, scope: Scope) -> None:
         self._lifecycle.begin_request()
         try:
-            await self._serve(route, exchange, scope)
+            with self._limits.admit(scope["state"]["client"]):
+                await self._serve(route, exchange, scope)
+        except OverloadedError as error:  # of the limits; the route's own are answered in _serve
+            await exchange.fail(error)
         finally:
             self._lifecycle.end_request()
             lease = scope["state"].pop("lease", None)

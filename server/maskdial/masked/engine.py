@@ -20,6 +20,7 @@ from maskdial.errors import (
     OverloadedError,
     ValidationError,
 )
+from maskdial.fairness import current_usage
 from maskdial.masked.batcher import Batcher
 from maskdial.masked.request import MaskedInput, MaskedResult, Reply, Request
 from maskdial.metrics import CancelReason, ModelMetrics
@@ -69,6 +70,7 @@ class MaskedEngine(Engine):
             raise ValueError("max_queue must be at least 1")
         super().__init__(name, metrics)
         self.max_queue = max_queue
+        self.max_batch_tokens = max_batch_tokens
         self._session = session
         self._gathers_rows = "rows" in session.input_names
         self._takes_types = "token_type_ids" in session.input_names
@@ -98,7 +100,8 @@ class MaskedEngine(Engine):
                 raise OverloadedError(
                     f"the queue of model {self._name!r} has room for {self.max_queue - waiting} of "
                     f"this request's {num_texts} texts ({waiting} of {self.max_queue} wait "
-                    "already); try again later"
+                    "already); try again later",
+                    retry_after=self._finished.seconds_for(waiting),
                 )
 
     async def submit_many(
@@ -106,7 +109,8 @@ class MaskedEngine(Engine):
         inputs: Sequence[MaskedInput],
         timeout: float | None = None,  # noqa: ASYNC109 (its end is counted, and is a DeadlineError)
     ) -> list[MaskedResult]:
-        """Queues all texts of one request, or none, and waits for their results, in order.
+        """Queues all texts of one request, or none, and waits for their results, in order; call it
+        in that request's task.
 
         If the caller is cancelled or ``timeout`` seconds pass, the texts that no pass has begun are
         dropped.
@@ -120,7 +124,8 @@ class MaskedEngine(Engine):
         """
         loop = asyncio.get_running_loop()
         now = time.perf_counter()
-        requests = [Request(each, loop.create_future(), now) for each in inputs]
+        usage = current_usage()
+        requests = [Request(each, loop.create_future(), now, usage) for each in inputs]
         self._admit(requests)
         try:
             async with asyncio.timeout(timeout):
@@ -148,6 +153,7 @@ class MaskedEngine(Engine):
         with self._changed:
             publish(zip(batch, replies, strict=True))
             self._running = []
+            self._finished.add(len(batch))
             self._metrics.requests_running.set(0)
 
     def _warm_up(self) -> None:
@@ -198,6 +204,7 @@ class MaskedEngine(Engine):
         size, padded_tokens = len(batch), len(batch) * self._padded_length(inputs)
         num_tokens = sum(request.length for request in batch)
         for request in batch:
+            request.usage.tokens += request.length
             self._metrics.queue_duration.observe(started - request.arrived_at)
         self._metrics.observe_pass(seconds, size, num_tokens, padded_tokens)
         self._metrics.prompt_tokens.inc(num_tokens)

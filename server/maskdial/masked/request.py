@@ -1,12 +1,13 @@
 """Request: one text on its way through the masked engine, from its token ids to its logits."""
 
 import asyncio
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
 
 from maskdial.errors import MaskdialError
+from maskdial.fairness import Usage
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +61,7 @@ Reply = MaskedResult | MaskdialError
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Request:
-    """An input in the engine, and the future that its caller awaits.
+    """An input in the engine, whose it is, and the future that its caller awaits.
 
     ``arrived_at`` is in `time.perf_counter` seconds.
     """
@@ -68,6 +69,12 @@ class Request:
     input: MaskedInput
     future: asyncio.Future[MaskedResult]
     arrived_at: float
+    usage: Usage = field(default_factory=Usage)
+
+    @property
+    def client(self) -> str:
+        """Who sent it."""
+        return self.usage.client
 
     @property
     def length(self) -> int:

@@ -106,7 +106,7 @@ def _start_masked(
     special = bundle.manifest.special_tokens
     engine = MaskedEngine(
         session,
-        max_batch_tokens=config.max_batch_tokens,
+        max_batch_tokens=config.max_batch_tokens or placement.provider.max_batch_tokens,
         max_queue=config.max_queue,
         pad_token_id=special.pad or 0,
         pad_multiple=placement.provider.pad_multiple,

@@ -85,9 +85,10 @@ class CausalModel(_Model):
     grammars: GrammarCompiler
 
     def stop(self) -> None:
-        """Stops the engine at once, and the grammar compiler with it."""
+        """Stops the engine at once, and the child processes with it."""
         self.engine.stop(0)
         self.grammars.close()
+        self.chat_template.close()
 
 
 ServedModel = MaskedModel | CausalModel

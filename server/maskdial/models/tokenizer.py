@@ -18,6 +18,8 @@ TextOrIds = str | Sequence[int]
 """What a model reads: text to tokenize, or token ids."""
 
 _MAX_SHORT_TEXT = 1000  # characters; about 0.5 ms
+# WordPiece reads words of more than 100 characters as one unknown token.
+_MIN_LONGEST_TOKEN = 100
 _BYTE_TOKEN = re.compile("<0x([0-9A-Fa-f]{2})>")
 
 
@@ -43,6 +45,7 @@ class Tokenizer:
         self._byte_level = any(stage["type"] == "ByteLevel" for stage in stages)
         self._byte_fallback = any(stage["type"] == "ByteFallback" for stage in stages)
         self.vocab_size: int = backend.get_vocab_size()
+        self._longest_token = max(_MIN_LONGEST_TOKEN, *map(len, backend.get_vocab()))
         self.special_ids = frozenset(
             token_id
             for token_id, token in backend.get_added_tokens_decoder().items()
@@ -65,6 +68,14 @@ class Tokenizer:
         except Exception as error:  # the library raises the bare class
             raise BundleError(f"{path} is not a readable tokenizer: {error}") from error
         return cls(backend, special)
+
+    def exceeds(self, text: str, max_length: int) -> bool:
+        """Whether a text is longer than ``max_length`` tokens of the longest kind.
+
+        Such texts are refused without tokenizing them, as in vLLM: that takes a second and hundreds
+        of megabytes for a text of 2 MB.
+        """
+        return len(text) > max_length * self._longest_token
 
     def encode(
         self, text: str, pair: str | None = None, *, add_special_tokens: bool = True

@@ -83,7 +83,8 @@ async def likelihoods(
     model.engine.check_room(num_options)
     async with deadline.enforced():
         with model.metrics.tokenization_duration.time():
-            branches = await asyncio.to_thread(_read, text, questions, model)
+            prompts = await _prompts(text, questions, model)
+            branches = await asyncio.to_thread(_read, prompts, questions, model)
     with deadline.explained():
         async with contextlib.AsyncExitStack() as stack:
             running = [await _start(each, model, deadline, stack) for each in branches]
@@ -131,17 +132,26 @@ def exclusive(logprobs: Mapping[Tokens, float]) -> dict[Tokens, float]:
     return {option: max(probability, 0.0) for option, probability in alone.items()}
 
 
-def _read(text: str, questions: Sequence[Question], model: CausalModel) -> list[_Branches]:
-    branches = []
+async def _prompts(text: str, questions: Sequence[Question], model: CausalModel) -> list[str]:
+    prompts = []
     for index, question in enumerate(questions):
         with about("questions", index):
-            branches.append(_branch(text, question, model))
+            prompts.append(await _prompt(text, question, model))
+    return prompts
+
+
+def _read(
+    prompts: Sequence[str], questions: Sequence[Question], model: CausalModel
+) -> list[_Branches]:
+    branches = []
+    for index, (prompt, question) in enumerate(zip(prompts, questions, strict=True)):
+        with about("questions", index):
+            branches.append(_branch(prompt, question, model))
     return branches
 
 
-def _branch(text: str, question: Question, model: CausalModel) -> _Branches:
+def _branch(prompt: str, question: Question, model: CausalModel) -> _Branches:
     """Tokenizes prompt and option together, since a token may span the boundary."""
-    prompt = _prompt(text, question, model)
     # After whitespace or a special token, the answer follows without a space.
     space = "" if prompt[-1:].isspace() or prompt.endswith((">", "]")) else " "
     wholes = [
@@ -170,7 +180,7 @@ def _num_common(texts: Sequence[Sequence[int]]) -> int:
     return min(map(len, texts))
 
 
-def _prompt(text: str, question: Question, model: CausalModel) -> str:
+async def _prompt(text: str, question: Question, model: CausalModel) -> str:
     if question.kind == "predicate":
         asked = f"Statement: {question.instructions}\nIs the statement true? Answer yes or no."
     else:
@@ -183,9 +193,9 @@ def _prompt(text: str, question: Question, model: CausalModel) -> str:
     content = f"{text}\n\n{asked}"
     if not model.chat_template.exists:
         return f"{content}\nAnswer:"
-    prompt = model.chat_template.render(
-        [{"role": "user", "content": content}], variables=_TEMPLATE_VARIABLES
-    )
+    messages = [{"role": "user", "content": content}]
+    rendering = model.chat_template.submit(messages, variables=_TEMPLATE_VARIABLES)
+    prompt = await asyncio.wrap_future(rendering)
     thinking = model.reply_format.thinking
     if thinking is not None and thinking.opened_by(prompt):
         return f"{prompt.rstrip()}\n{thinking.end}\n\n"

@@ -23,7 +23,7 @@ from maskdial.causal.sequence import SharedPrompt, draw_seed
 from maskdial.causal.stream import TokenStream
 from maskdial.config import Config
 from maskdial.errors import DeadlineError, ValidationError, about
-from maskdial.masked.tasks.task import check_ids, tokenizing_seconds
+from maskdial.masked.tasks.task import check_characters, check_ids, tokenizing_seconds
 from maskdial.models.served import CausalModel
 from maskdial.models.tokenizer import TextOrIds
 from maskdial.requests.merge import MergedStreams, NumberedEvent
@@ -56,11 +56,28 @@ class Conversation:
         messages: mappings of ``role``, ``content`` and whatever else templates read.
         tools: what the model may call, in OpenAI's form.
         variables: further variables of the template.
+        add_generation_prompt: whether to open the assistant's next turn.
     """
 
     messages: Sequence[Mapping[str, Any]]
     tools: Sequence[Mapping[str, Any]] = ()
     variables: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    add_generation_prompt: bool = True
+
+    async def render(self, model: CausalModel) -> str:
+        """The prompt.
+
+        Raises:
+            ValidationError: the model has no chat template, or it fails; ``field`` says on what.
+        """
+        with about("messages"):
+            rendering = model.chat_template.submit(
+                self.messages,
+                tools=self.tools,
+                variables=self.variables,
+                add_generation_prompt=self.add_generation_prompt,
+            )
+            return await asyncio.wrap_future(rendering)
 
 
 @dataclass(frozen=True, slots=True)
@@ -255,11 +272,16 @@ async def _read_prompts(
     model.engine.check_room(num_sequences)
     given, wanted = request.prompts, request.grammar
     if request.conversation is not None:
-        rendered = await asyncio.to_thread(_render, request.conversation, model)
+        rendered = await request.conversation.render(model)
         given = [rendered]
         if request.grammar_for is not None:
             wanted = await asyncio.to_thread(request.grammar_for, rendered)
     grammar = await _compile(wanted, model)
+    if request.truncate is None:
+        for index, prompt in enumerate(given):
+            if isinstance(prompt, str):
+                with about("prompts", index):
+                    check_characters(prompt, model.max_length, model)
     tokenized = await _tokenize(given, model, add_special_tokens=request.conversation is None)
     prompts = []
     for index, (prompt, (ids, num_special)) in enumerate(zip(given, tokenized, strict=True)):
@@ -271,13 +293,6 @@ async def _read_prompts(
         num_prompt = sum(len(prompt.ids) for prompt in prompts) * request.num_sequences
         _check_described(num_prompt + num_sequences * params.max_new_tokens, params)
     return prompts
-
-
-def _render(conversation: Conversation, model: CausalModel) -> str:
-    with about("messages"):
-        return model.chat_template.render(
-            conversation.messages, tools=conversation.tools, variables=conversation.variables
-        )
 
 
 async def _compile(wanted: GrammarRequest | None, model: CausalModel) -> Grammar | None:

@@ -17,7 +17,7 @@ from maskdial.causal.events import Finish
 from maskdial.causal.sampling.params import SamplingParams
 from maskdial.causal.sequence import Sequence as CausalSequence
 from maskdial.config import Config
-from maskdial.errors import ValidationError
+from maskdial.errors import ValidationError, about
 from maskdial.masked.request import MaskedResult
 from maskdial.masked.tasks.pseudo_likelihood import (
     Masking,
@@ -29,6 +29,7 @@ from maskdial.masked.tasks.pseudo_likelihood import (
 from maskdial.masked.tasks.task import (
     REFUSE,
     Truncation,
+    check_characters,
     masked_input,
     read_texts,
     tokenizing_seconds,
@@ -138,7 +139,7 @@ async def _score_masked(
     num_tokens = 0
     for wave in waves(
         _all_maskings(model.tokenizer, encodings),
-        max_tokens=config.max_batch_tokens,
+        max_tokens=model.engine.max_batch_tokens,
         max_entries=min(_MAX_WAVE, model.max_queue),
     ):
         inputs = [each.input for each in wave]
@@ -174,8 +175,12 @@ def _log_probabilities(wave: Sequence[Masking], results: Sequence[MaskedResult])
 
 
 def _read_causal(model: CausalModel, request: ScoreRequest) -> tuple[list[Encoding], int]:
-    encodings = [model.tokenizer.encode(text) for text in request.texts]
     longest = model.max_length - 1  # the engine needs room for one more token
+    if not request.truncation.enabled:
+        for index, text in enumerate(request.texts):
+            with about("texts", index):
+                check_characters(text, longest, model)
+    encodings = [model.tokenizer.encode(text) for text in request.texts]
     num_truncated = 0
     for index, encoding in enumerate(encodings):
         length = len(encoding)

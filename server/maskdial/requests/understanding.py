@@ -1,7 +1,7 @@
 """A request to a masked model, whatever its task: admit, read, submit, answer."""
 
 import time
-from collections.abc import Awaitable, Coroutine
+from collections.abc import Awaitable, Coroutine, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Generic, Protocol, TypeVar
@@ -14,6 +14,9 @@ from maskdial.requests.offload import offload
 from maskdial.requests.timing import Deadline, Timings
 
 T = TypeVar("T")
+
+MAX_TOKENIZE_CHARACTERS = 500_000
+"""What one request may have tokenized for its own sake; a token takes 70 bytes of the reply."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,5 +81,20 @@ def check_num_texts(num_texts: int, config: Config) -> None:
         raise ValidationError(
             f"{num_texts} texts; one request may carry at most {config.max_batch_inputs} "
             "(--max-batch-inputs)",
+            field="texts",
+        )
+
+
+def check_num_characters(texts: Sequence[str]) -> None:
+    """Refuses a request to tokenize more than a reply with every token can hold.
+
+    Raises:
+        ValidationError: it does; the message has both numbers.
+    """
+    num_characters = sum(map(len, texts))
+    if num_characters > MAX_TOKENIZE_CHARACTERS:
+        raise ValidationError(
+            f"{num_characters:,} characters; one request may have at most "
+            f"{MAX_TOKENIZE_CHARACTERS:,} of them tokenized; send several",
             field="texts",
         )

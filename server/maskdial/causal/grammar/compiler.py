@@ -1,14 +1,17 @@
 """GrammarCompiler: from a request's grammar to the masks that constrain its texts."""
 
 import hashlib
+import math
 import threading
-from collections import Counter, OrderedDict
+import time
+from collections import Counter, OrderedDict, deque
 from collections.abc import Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from maskdial.causal.grammar.build import build_matcher
-from maskdial.causal.grammar.check import GrammarChecker
+from maskdial.causal.grammar.check import GrammarChecker, TooComplexError
 from maskdial.causal.grammar.masks import MaskThreads
 from maskdial.causal.grammar.matcher import Grammar
 from maskdial.causal.grammar.source import (
@@ -19,9 +22,12 @@ from maskdial.causal.grammar.source import (
 )
 from maskdial.causal.grammar.vocabulary import Vocabulary
 from maskdial.errors import OverloadedError, UnavailableError, ValidationError
+from maskdial.fairness import Shares, current_usage
 
 _MAX_VERDICTS = 1024
-_MAX_COMPILING = 32  # different grammars
+_MAX_SECONDS_TOO_COMPLEX = 60.0
+_MAX_COMPILING = 256  # different grammars
+_MAX_COMPILING_PER_CLIENT = 32
 _NUM_MASK_THREADS = 2
 
 
@@ -30,6 +36,17 @@ class Checker(Protocol):
 
     def check(self, grammar: str) -> None: ...
     def close(self) -> None: ...
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Job:
+    """A grammar to compile, its hash, whose it is, and what becomes of it."""
+
+    kind: GrammarKind
+    value: GrammarValue
+    key: bytes
+    client: str
+    grammar: Future[Grammar] = field(default_factory=Future)
 
 
 class GrammarCompiler:
@@ -59,19 +76,21 @@ class GrammarCompiler:
         self._eos_token_ids = sorted(set(eos_token_ids))
         self._checker = checker or GrammarChecker(tokenizer_json, self._eos_token_ids)
         self._vocabulary: Vocabulary | None = None
-        # An error message, or None for a good grammar, by the hash of its text; oldest use first.
-        self._verdicts: OrderedDict[bytes, str | None] = OrderedDict()
+        # By the hash of a grammar's text; oldest use first.
+        self._verdicts: OrderedDict[bytes, _Verdict] = OrderedDict()
         # A single thread, so that hostile grammars take one core at most and no other pool's.
         self._compiling = ThreadPoolExecutor(1, "maskdial-grammar-compile")
         self._masking = MaskThreads(_NUM_MASK_THREADS)
         self._lock = threading.Lock()
-        # How many requests wait for each grammar that is not compiled yet, by its hash.
-        self._waiting: Counter[bytes] = Counter()
+        self._pending: dict[str, deque[_Job]] = {}  # by client; none is empty
+        self._shares = Shares()  # of the thread's seconds
+        # How many requests of each client wait for each grammar, by its hash.
+        self._waiting: Counter[tuple[str, bytes]] = Counter()
 
     @property
     def num_compiling(self) -> int:
         """Different grammars that are being compiled, or wait for it."""
-        return len(self._waiting)
+        return len({key for _, key in self._waiting})
 
     def submit(self, kind: GrammarKind, value: GrammarValue) -> "Future[Grammar]":
         """Compiles a grammar on another thread; await it with ``asyncio.wrap_future``.
@@ -86,37 +105,69 @@ class GrammarCompiler:
 
         Raises:
             UnavailableError: too many masks never ended.
-            OverloadedError: too many other grammars wait to be compiled. A grammar that waits
-                already is no burden: only the first of its kind has to be checked.
+            OverloadedError: too many other grammars wait to be compiled, of this client or in all.
+                A grammar that waits already is no burden: only the first of its kind has to be
+                checked.
         """
         if self._masking.exhausted:
             raise UnavailableError(
                 "constrained output is switched off until the server is restarted: the masks of "
                 "several grammars took too long"
             )
-        key = _hash(kind, value)
+        job = _Job(kind, value, _hash(kind, value), current_usage().client)
         with self._lock:
-            if self.num_compiling >= _MAX_COMPILING and key not in self._waiting:
-                raise OverloadedError(
-                    f"{self.num_compiling} grammars wait to be compiled already; "
-                    "try again in a moment"
-                )
-            self._waiting[key] += 1
-        grammar = self._compiling.submit(self._compile, kind, value)
-        grammar.add_done_callback(lambda _: self._count_down(key))
-        return grammar
+            self._check_room(job)
+            if job.client not in self._pending:
+                self._shares.join(job.client, self._pending)
+                self._pending[job.client] = deque()
+            self._pending[job.client].append(job)
+            self._waiting[job.client, job.key] += 1
+        job.grammar.add_done_callback(lambda _: self._count_down(job))
+        self._compiling.submit(self._work)
+        return job.grammar
 
     def close(self) -> None:
         """Ends the threads and the child process; no mask can be prepared afterwards."""
         self._compiling.shutdown(cancel_futures=True)
+        for job in [job for jobs in self._pending.values() for job in jobs]:
+            job.grammar.cancel()
         self._masking.close()
         self._checker.close()
 
-    def _count_down(self, key: bytes) -> None:
+    def _check_room(self, job: "_Job") -> None:
+        if self._waiting[job.client, job.key]:
+            return
+        of_client = sum(client == job.client for client, _ in self._waiting)
+        if of_client >= _MAX_COMPILING_PER_CLIENT or self.num_compiling >= _MAX_COMPILING:
+            raise OverloadedError(
+                f"{of_client} other grammars of this client, and {self.num_compiling} in all, wait "
+                "to be compiled already; try again in a moment"
+            )
+
+    def _count_down(self, job: "_Job") -> None:
         with self._lock:
-            self._waiting[key] -= 1
-            if not self._waiting[key]:
-                del self._waiting[key]
+            self._waiting[job.client, job.key] -= 1
+            if not self._waiting[job.client, job.key]:
+                del self._waiting[job.client, job.key]
+
+    def _work(self) -> None:
+        """Compiles the next grammar of the client whose turn it is."""
+        with self._lock:
+            client = self._shares.first(self._pending)
+            job = self._pending[client].popleft()
+            if not self._pending[client]:
+                del self._pending[client]
+        started = time.monotonic()
+        if job.grammar.set_running_or_notify_cancel():
+            try:
+                grammar = self._compile(job.kind, job.value)
+            except Exception as error:
+                job.grammar.set_exception(error)
+            else:
+                job.grammar.set_result(grammar)
+        with self._lock:
+            self._shares.charge(client, time.monotonic() - started)
+            self._shares.prune(self._pending)
 
     def _compile(self, kind: GrammarKind, value: GrammarValue) -> Grammar:
         source = parse_grammar(kind, value)
@@ -136,19 +187,32 @@ class GrammarCompiler:
 
     def _check(self, source: str) -> None:
         key = hashlib.sha256(source.encode()).digest()
-        if key not in self._verdicts:
-            try:
-                self._checker.check(source)
-            except ValidationError as error:
-                self._verdicts[key] = error.message
-            else:
-                self._verdicts[key] = None
-        self._verdicts.move_to_end(key)
+        verdict = self._verdicts.pop(key, None)
+        if verdict is None or verdict.expires < time.monotonic():
+            verdict = self._judge(source)
+        self._verdicts[key] = verdict
         if len(self._verdicts) > _MAX_VERDICTS:
             self._verdicts.popitem(last=False)
-        verdict = self._verdicts[key]
-        if verdict is not None:
-            raise ValidationError(verdict)
+        if verdict.error is not None:
+            raise ValidationError(verdict.error)
+
+    def _judge(self, source: str) -> "_Verdict":
+        try:
+            self._checker.check(source)
+        except TooComplexError as error:
+            # The child may have died of something else, or have been slow once.
+            return _Verdict(error.message, expires=time.monotonic() + _MAX_SECONDS_TOO_COMPLEX)
+        except ValidationError as error:
+            return _Verdict(error.message)
+        return _Verdict(None)
+
+
+@dataclass(frozen=True, slots=True)
+class _Verdict:
+    """What is wrong with a grammar, if anything is, and how long that is held to be true."""
+
+    error: str | None
+    expires: float = math.inf
 
 
 def _hash(kind: GrammarKind, value: GrammarValue) -> bytes:

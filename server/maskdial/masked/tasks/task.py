@@ -32,11 +32,16 @@ class NamedModel(Protocol):
     def manifest(self) -> Manifest: ...
 
 
-class TaskModel(NamedModel, Protocol):
-    """What a task needs to know of its model."""
+class ReadingModel(NamedModel, Protocol):
+    """A model of either family, as far as its texts are concerned."""
 
     @property
     def tokenizer(self) -> Tokenizer: ...
+
+
+class TaskModel(ReadingModel, Protocol):
+    """What a task needs to know of its model."""
+
     @property
     def max_queue(self) -> int: ...
 
@@ -130,6 +135,19 @@ def tokenizing_seconds(texts: Sequence[str]) -> float:
     return sum(map(len, texts)) * _SECONDS_PER_CHARACTER
 
 
+def check_characters(text: str, max_length: int, model: ReadingModel) -> None:
+    """Refuses a text that has too many tokens however it is tokenized.
+
+    Raises:
+        ValidationError: it does.
+    """
+    if model.tokenizer.exceeds(text, max_length):
+        raise ValidationError(
+            f"the text has {len(text):,} characters; model {model.name!r} takes at most "
+            f"{max_length} tokens; shorten it"
+        )
+
+
 def masked_input(encoding: Encoding, rows: tuple[int, ...] = ()) -> MaskedInput:
     """A tokenized text as the engine takes it; ``rows`` are positions whose logits are wanted."""
     return MaskedInput(tuple(encoding.ids), rows, tuple(encoding.type_ids))
@@ -183,6 +201,9 @@ def read_inputs(
 
 def read_text(model: TaskModel, text: TextOrPair, truncation: Truncation) -> tuple[Encoding, int]:
     """Tokenizes one text or pair, as `read_texts` does; an error names no field."""
+    if not truncation.enabled:
+        for each in filter(None, text):
+            check_characters(each, model.manifest.max_length, model)
     encoding = model.tokenizer.encode(*text)
     excess = _excess(len(encoding), model, truncation)
     if excess:

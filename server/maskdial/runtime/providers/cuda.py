@@ -25,6 +25,7 @@ class CudaProvider(Provider):
     ort_name = "CUDAExecutionProvider"
     batch_invariant = False  # kernels differ between batch sizes
     slots = 64
+    max_batch_tokens = 4096
     prefill_chunk_tokens = 2048
     pad_multiple = 8  # in half precision the attention kernel for local windows needs it
     batch_sizes = (1, 2, 4, 8, 16, 32, 64)

@@ -22,6 +22,8 @@ class Provider(ABC):
     """Whether kernels compute a row to the same bits in every batch, as measured at export."""
     slots: ClassVar[int]
     """How many slots a causal model has by default, if they fit into memory."""
+    max_batch_tokens: ClassVar[int]
+    """The token budget of a masked model's batch by default."""
     prefill_chunk_tokens: ClassVar[int]
     """How many prompt tokens are prefilled between two decode steps by default."""
     pad_multiple: ClassVar[int] = 1

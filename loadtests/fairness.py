@@ -1,0 +1,202 @@
+"""``python -m loadtests fairness``: polite clients beside one that sends ten times as much."""
+
+import argparse
+import asyncio
+import itertools
+import json
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from rich.console import Console
+
+from loadtests import count, positive
+from loadtests.measurement import Section, load_averages, write_json, write_markdown
+from loadtests.open_loop import poisson_schedule
+from loadtests.report import percentile
+from loadtests.server import Connection, post, running_server
+from loadtests.texts import draw_jobs
+
+DESCRIPTION = (
+    "Serve the starter models to nine clients with a key each, and then to a tenth as well, which "
+    "sends ten times as many texts as each of them, as fast as it is answered; report the nine's "
+    "latencies. MASKDIAL_* variables configure the rest."
+)
+_QUESTION = "latency of nine clients, alone and beside one that sends as much as it can"
+_NOTES = (
+    "alone and beside take turns; latencies in ms, of the nine only, from the scheduled start; "
+    "greedy: bodies of 64 texts, or of 8 prompts with 4 texts each, 4 of them open at a time",
+)
+_NUM_POLITE = 9
+_NUM_GREEDY = 4
+_NUM_TOKENS = 24
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the options of the command."""
+    parser.add_argument(
+        "--seconds",
+        type=count,
+        default=10,
+        metavar="N",
+        help="length of a turn (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--rounds", type=count, default=3, metavar="N", help="turns of each (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--rate",
+        type=positive,
+        default=1.0,
+        metavar="R",
+        help="requests a second of each polite client (default: %(default)s)",
+    )
+    parser.add_argument("--seed", type=int, default=0, help="draws texts and times")
+    parser.add_argument("--output", type=Path, metavar="FILE", help="write the report as JSON")
+    parser.add_argument(
+        "--markdown", type=Path, metavar="FILE", help="write the tables as Markdown"
+    )
+
+
+def main(args: argparse.Namespace) -> int:
+    """Measures, prints and writes the report; returns 1 if a polite request failed."""
+    facts = {"load": load_averages(), "seed": args.seed}
+    rows = asyncio.run(_measure(args))
+    section = Section("fairness", _QUESTION, args.rounds, rows, tuple(map(_finding, rows)), _NOTES)
+    section.show(Console())
+    if args.output is not None:
+        write_json(args.output, [section], facts)
+    if args.markdown is not None:
+        write_markdown(args.markdown, [section])
+    return 1 if any(row.errors for row in rows) else 0
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One route; ``errors`` and latencies are the polite clients'."""
+
+    route: str
+    requests: int
+    errors: int
+    alone_p50: float
+    alone_p99: float
+    beside_p50: float
+    beside_p99: float
+    p99_ratio: float
+
+
+def _finding(row: Row) -> str:
+    return (
+        f"{row.route}: beside the greedy client, the polite ones' p99 is {row.p99_ratio:.2f} times "
+        f"that alone ({row.errors} errors)"
+    )
+
+
+def _bodies(route: str, texts: Sequence[str], num_inputs: int) -> list[bytes]:
+    """Requests of so many texts each."""
+    supply = itertools.cycle(texts)
+    bodies = []
+    for _ in texts:
+        body: dict[str, object] = {"inputs": list(itertools.islice(supply, num_inputs))}
+        if route == "/generate":
+            copies = 4 if num_inputs > 1 else 1
+            body["parameters"] = {
+                "max_new_tokens": _NUM_TOKENS,
+                "temperature": 0.8,
+                "ignore_eos": True,
+                "n": copies,
+            }
+        bodies.append(json.dumps(body).encode())
+    return bodies
+
+
+class _Route:
+    """One route under load: the polite clients' latencies, and the greedy client."""
+
+    def __init__(self, path: str, port: int, keys: Sequence[str], seed: int) -> None:
+        scenario, num_inputs = ("classify", 64) if path == "/classify" else ("generate", 8)
+        texts = [job.text for job in draw_jobs(scenario, 200, seed)]
+        *polite, greedy = keys
+        self._port = port
+        self._polite = [
+            [post(path, body, {"x-api-key": key}) for body in _bodies(path, texts, 1)]
+            for key in polite
+        ]
+        self._greedy = [
+            post(path, body, {"x-api-key": greedy}) for body in _bodies(path, texts, num_inputs)
+        ]
+        self.num_errors = 0
+
+    async def turn(self, seconds: float, rate: float, seed: int, *, beside: bool) -> list[float]:
+        """Ascending latencies of the polite clients in ms."""
+        flood = [asyncio.create_task(self._flood()) for _ in range(_NUM_GREEDY if beside else 0)]
+        if beside:
+            await asyncio.sleep(1.0)  # the queue is full when the polite clients come
+        started = time.perf_counter()
+        each = (
+            self._client(requests, poisson_schedule(rate, seconds, seed + number), started)
+            for number, requests in enumerate(self._polite)
+        )
+        latencies = [one for found in await asyncio.gather(*each) for one in found]
+        for task in flood:
+            task.cancel()
+        await asyncio.gather(*flood, return_exceptions=True)
+        return sorted(latencies)
+
+    async def _client(
+        self, requests: Sequence[bytes], times: Sequence[float], started: float
+    ) -> list[float]:
+        async def send(request: bytes, at: float) -> float:
+            await asyncio.sleep(started + at - time.perf_counter())
+            connection = await Connection.open(self._port)
+            reply = await connection.send(request)
+            connection.close()
+            self.num_errors += not reply.ok
+            return 1e3 * (time.perf_counter() - started - at)
+
+        sent = zip(itertools.cycle(requests), times, strict=False)
+        return await asyncio.gather(*(send(*each) for each in sent))
+
+    async def _flood(self) -> None:
+        connection = await Connection.open(self._port)
+        try:
+            for request in itertools.cycle(self._greedy):
+                await connection.send(request)
+        finally:
+            connection.close()
+
+
+async def _measure(args: argparse.Namespace) -> tuple[Row, ...]:
+    keys = [f"loadtests-{number}" for number in range(_NUM_POLITE + 1)]
+    with tempfile.NamedTemporaryFile("w") as file:
+        file.writelines(f"{key}:{key}\n" for key in keys)
+        file.flush()
+        with running_server({}, api_key_file=file.name) as server:
+            return tuple(
+                [
+                    await _measure_route(_Route(path, server.port, keys, args.seed), path, args)
+                    for path in ("/classify", "/generate")
+                ]
+            )
+
+
+async def _measure_route(route: _Route, path: str, args: argparse.Namespace) -> Row:
+    await route.turn(2.0, args.rate, args.seed, beside=False)
+    turns: dict[bool, list[list[float]]] = {False: [], True: []}
+    for number in range(args.rounds):
+        for beside in (False, True) if number % 2 else (True, False):
+            seed = args.seed + 100 * number
+            turns[beside].append(await route.turn(args.seconds, args.rate, seed, beside=beside))
+    alone, near = [sorted(itertools.chain(*turns[beside])) for beside in (False, True)]
+    return Row(
+        path,
+        len(alone) + len(near),
+        route.num_errors,
+        percentile(alone, 50),
+        percentile(alone, 99),
+        percentile(near, 50),
+        percentile(near, 99),
+        percentile(near, 99) / percentile(alone, 99),
+    )

@@ -1,0 +1,128 @@
+"""Mix: requests to every route that the starter models serve, each with a reply that is known."""
+
+import asyncio
+import json
+import random
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from loadtests import LoadTestError
+from loadtests.server import Connection, Reply, post
+from loadtests.texts import draw_jobs
+
+_NUM_EACH = 12
+# What differs from one reply to the next: ids, times in seconds, what the prefix cache had.
+_CHANGING = re.compile(rb'"(id|created|created_at|completed_at|cached_tokens)": ?("[^"]*"|[0-9.]+)')
+_SCHEMA = {
+    "type": "object",
+    "properties": {"name": {"enum": ["Ann", "Tom"]}, "age": {"enum": [3, 7]}},
+    "required": ["name", "age"],
+    "additionalProperties": False,
+}
+JSON = "application/json"
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """One request, without the headers that differ from time to time."""
+
+    path: str
+    body: bytes
+
+    def encode(self, headers: Mapping[str, str] | None = None) -> bytes:
+        """The request on the wire."""
+        return post(self.path, self.body, headers)
+
+
+def draw_questions(seed: int) -> list[Question]:
+    """Questions to all routes, in the same order for the same seed.
+
+    Texts are generated greedily, so that every question has one answer.
+    """
+    rng = random.Random(seed)
+    reviews = [job.text for job in draw_jobs("classify", 400, seed)]
+    openings = [job.text for job in draw_jobs("generate", 400, seed)]
+    questions = []
+    for number in range(_NUM_EACH):
+        review, opening = reviews[number], openings[number]
+        words = review.split()
+        masked = " ".join(["[MASK]" if i == len(words) // 2 else w for i, w in enumerate(words)])
+        length = rng.randrange(4, 40)
+        greedy = {"max_new_tokens": length, "temperature": 0}
+        openai = {"model": "hybrid", "max_tokens": length, "temperature": 0}
+        constrained = {
+            **greedy,
+            "max_new_tokens": 60,
+            "grammar": {"type": "json", "value": _SCHEMA},
+        }
+        bodies: list[tuple[str, dict[str, Any]]] = [
+            ("/classify", {"inputs": review}),
+            ("/classify", {"inputs": reviews[number : number + rng.randrange(2, 20)]}),
+            ("/fill-mask", {"inputs": masked}),
+            ("/score", {"inputs": opening, "model": "hybrid"}),
+            ("/score", {"inputs": review, "model": "hybrid:full"}),
+            ("/tokenize", {"inputs": review, "model": "hybrid"}),
+            ("/generate", {"inputs": opening, "parameters": greedy}),
+            ("/generate", {"inputs": opening, "parameters": constrained}),
+            ("/generate_stream", {"inputs": opening, "parameters": greedy}),
+            ("/v1/completions", {**openai, "prompt": opening}),
+            ("/v1/completions", {**openai, "prompt": opening, "stream": True}),
+            (
+                "/v1/decisions",
+                {
+                    "model": "sentiment",
+                    "input": review,
+                    "questions": [
+                        {
+                            "type": "choice",
+                            "instructions": "What is the opinion?",
+                            "choices": [{"value": "positive"}, {"value": "negative"}],
+                        }
+                    ],
+                },
+            ),
+        ]
+        questions += [Question(path, json.dumps(body).encode()) for path, body in bodies]
+    rng.shuffle(questions)
+    return questions
+
+
+def essence(body: bytes) -> bytes:
+    """A reply's body without what differs from time to time."""
+    return _CHANGING.sub(rb"", body)
+
+
+async def learn_answers(port: int, questions: Sequence[Question]) -> dict[Question, bytes]:
+    """The answer to every question, asked alone, by its `essence`.
+
+    Raises:
+        LoadTestError: a question has none.
+    """
+    connection = await Connection.open(port)
+    answers: dict[Question, bytes] = {}
+    for question in questions:
+        reply = await ask(connection, question)
+        if not reply.ok:
+            raise LoadTestError(f"{question.path} answers {reply}")
+        answers[question] = essence(reply.body)
+    connection.close()
+    return answers
+
+
+async def ask(
+    connection: Connection,
+    question: Question,
+    timeout: float = 60.0,  # noqa: ASYNC109
+) -> Reply:
+    """Asks a question.
+
+    Raises:
+        LoadTestError: the server closed the connection, or did not answer in time.
+    """
+    try:
+        async with asyncio.timeout(timeout):
+            return await connection.send(question.encode())
+    except TimeoutError as error:
+        raise LoadTestError(f"{question.path} was not answered within {timeout:g} s") from error

@@ -1,0 +1,172 @@
+"""``python -m loadtests soak``: hours of mixed load, and what the server keeps of it."""
+
+import argparse
+import asyncio
+import itertools
+import random
+import statistics
+import time
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from rich.console import Console
+
+from loadtests import LoadTestError, count, positive
+from loadtests.measurement import Section, load_averages, write_json, write_markdown
+from loadtests.mix import Question, ask, draw_questions, essence, learn_answers
+from loadtests.report import percentile
+from loadtests.server import Connection, ServerProcess, running_server
+
+DESCRIPTION = (
+    "Serve the starter models under mixed load to all of their routes for a long time; compare "
+    "every reply with the one that the same request had alone, and report how memory, file "
+    "descriptors and threads develop. MASKDIAL_* variables configure the rest."
+)
+_QUESTION = "what a server loses or keeps under mixed load"
+_WARM_UP_SHARE = 0.1
+_SAMPLES = 400
+_MB = 1e6
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the options of the command."""
+    parser.add_argument(
+        "--minutes", type=positive, default=60.0, metavar="M", help="default: %(default)s"
+    )
+    parser.add_argument(
+        "--clients", type=count, default=6, metavar="N", help="open requests (default: %(default)s)"
+    )
+    parser.add_argument("--seed", type=int, default=0, help="draws the requests")
+    parser.add_argument("--output", type=Path, metavar="FILE", help="write the report as JSON")
+    parser.add_argument(
+        "--markdown", type=Path, metavar="FILE", help="write the tables as Markdown"
+    )
+
+
+def main(args: argparse.Namespace) -> int:
+    """Measures, prints and writes the report; returns 1 if a request failed or a reply differed."""
+    facts = {"load": load_averages(), "seed": args.seed, "minutes": args.minutes}
+    with running_server({}) as server:
+        soak = Soak(server, draw_questions(args.seed), args.seed)
+        asyncio.run(soak.run(60 * args.minutes, args.clients))
+    section = Section("soak", _QUESTION, 1, soak.rows(), soak.findings(), ())
+    section.show(Console())
+    if args.output is not None:
+        write_json(args.output, [section], facts)
+    if args.markdown is not None:
+        write_markdown(args.markdown, [section])
+    return 1 if any(row.errors or row.differing for row in soak.rows()) else 0
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One route; latencies in ms."""
+
+    route: str
+    requests: int
+    errors: int
+    differing: int
+    p50: float
+    p99: float
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """The server's resources at one time, in seconds from the start."""
+
+    at: float
+    resident_bytes: int
+    files: int
+    threads: int
+
+
+class Soak:
+    """The clients, what they were told, and the samples of the server's resources."""
+
+    def __init__(self, server: ServerProcess, questions: Sequence[Question], seed: int) -> None:
+        self._server = server
+        self._questions = questions
+        self._rng = random.Random(seed)
+        self._latencies: dict[str, list[float]] = defaultdict(list)
+        self._num_errors: dict[str, int] = defaultdict(int)
+        self._num_differing: dict[str, int] = defaultdict(int)
+        self._samples: list[Sample] = []
+
+    async def run(self, seconds: float, num_clients: int) -> None:
+        """Asks for so many seconds."""
+        answers = await learn_answers(self._server.port, self._questions)
+        started = time.perf_counter()
+        clients = [
+            asyncio.create_task(self._client(answers, started + seconds))
+            for _ in range(num_clients)
+        ]
+        for number in itertools.count(1):
+            at = time.perf_counter() - started
+            self._samples.append(
+                Sample(
+                    at,
+                    self._server.resident_bytes(),
+                    self._server.num_files(),
+                    self._server.num_threads(),
+                )
+            )
+            if at >= seconds:
+                break
+            await asyncio.sleep(
+                max(0.0, started + number * seconds / _SAMPLES - time.perf_counter())
+            )
+        await asyncio.gather(*clients)
+
+    async def _client(self, answers: dict[Question, bytes], until: float) -> None:
+        connection = await Connection.open(self._server.port)
+        while time.perf_counter() < until:
+            question = self._rng.choice(self._questions)
+            begun = time.perf_counter()
+            try:
+                if connection.closed:
+                    connection = await Connection.open(self._server.port)
+                reply = await ask(connection, question)
+            except LoadTestError:
+                self._num_errors[question.path] += 1
+                connection.close()
+                continue
+            self._latencies[question.path].append(1e3 * (time.perf_counter() - begun))
+            self._num_errors[question.path] += not reply.ok
+            self._num_differing[question.path] += essence(reply.body) != answers[question]
+        connection.close()
+
+    def rows(self) -> tuple[Row, ...]:
+        """What became of each route's requests."""
+        return tuple(
+            Row(
+                path,
+                len(latencies),
+                self._num_errors[path],
+                self._num_differing[path],
+                percentile(sorted(latencies), 50),
+                percentile(sorted(latencies), 99),
+            )
+            for path, latencies in sorted(self._latencies.items())
+        )
+
+    def findings(self) -> tuple[str, ...]:
+        """How the resources developed after the warm-up."""
+        warm = self._samples[int(_WARM_UP_SHARE * len(self._samples)) :]
+        first, last = warm[0], warm[-1]
+        middle = statistics.median(sample.resident_bytes for sample in warm)
+        slope = _slope([(sample.at, sample.resident_bytes) for sample in warm])
+        return (
+            f"{sum(row.requests for row in self.rows()):,} requests in {last.at / 60:.1f} minutes",
+            f"resident memory: {first.resident_bytes / _MB:.0f} MB after the warm-up, "
+            f"{last.resident_bytes / _MB:.0f} MB at the end, {3600 * slope / middle:+.2%} an hour",
+            f"file descriptors: {first.files} to {last.files}; "
+            f"threads: {first.threads} to {last.threads}",
+        )
+
+
+def _slope(points: Sequence[tuple[float, float]]) -> float:
+    """The median of the slopes between all pairs of points (Theil and Sen)."""
+    pairs = itertools.combinations(points, 2)
+    return statistics.median((y - b) / (x - a) for (a, b), (x, y) in pairs if x > a)

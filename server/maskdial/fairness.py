@@ -1,0 +1,80 @@
+"""Fairness: who uses an engine, how much, and whose turn it is.
+
+Clients that wait for the same engine get equal shares of its tokens, whatever they ask for, by
+virtual token counters (Sheng et al., Fairness in Serving Large Language Models, OSDI 2024): the
+client that has been served least is next, and one that returns does not catch up on the time in
+which it wanted nothing.
+"""
+
+from collections.abc import Collection, Iterable
+from contextvars import ContextVar
+from dataclasses import dataclass
+
+
+@dataclass(slots=True, eq=False)
+class Usage:
+    """What one request has used.
+
+    ``client`` is who sent it: the name of a key, or an address. ``tokens`` are those that engines
+    have computed for it, prompts included.
+    """
+
+    client: str = ""
+    tokens: int = 0
+
+
+usage_of_request: ContextVar[Usage] = ContextVar("usage_of_request")
+"""That of the request which is being handled."""
+
+
+def current_usage() -> Usage:
+    """The usage of the request which is being handled; a new one outside of requests."""
+    return usage_of_request.get(None) or Usage()
+
+
+class Shares:
+    """How much each client has been served. Not thread-safe.
+
+    A client is counted from its `join` until `prune` finds that it is gone.
+    """
+
+    def __init__(self) -> None:
+        self._served: dict[str, float] = {}
+        self._last = 0.0
+
+    def join(self, client: str, waiting: Iterable[str]) -> None:
+        """Notes that a client begins to wait.
+
+        Args:
+            client: who does.
+            waiting: the clients that wait already.
+        """
+        least = min((self._served[other] for other in waiting), default=self._last)
+        self._served[client] = max(self._served.get(client, 0.0), least)
+
+    def first(self, clients: Iterable[str]) -> str:
+        """The client whose turn it is: of those given, the one that has been served least, or the
+        first of several.
+        """
+        client = min(clients, key=self._served.__getitem__)
+        self._last = self._served[client]
+        return client
+
+    def charge(self, client: str, cost: float) -> None:
+        """Notes that a client was served."""
+        if client in self._served:
+            self._served[client] += cost
+
+    def prune(self, waiting: Collection[str]) -> None:
+        """Forgets the clients that would be served next if they came back.
+
+        Args:
+            waiting: the clients that wait.
+        """
+        if not waiting:
+            self._served.clear()
+        self._served = {
+            client: served
+            for client, served in self._served.items()
+            if client in waiting or served > self._last
+        }

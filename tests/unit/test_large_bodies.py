@@ -1,0 +1,114 @@
+"""Bodies and texts of megabytes: refused by their size, before they cost their weight."""
+
+import asyncio
+import json
+import threading
+from collections.abc import Callable
+
+import pytest
+import tokenizers
+
+from maskdial.dialects.openai_chat import ChatBody
+from maskdial.dialects.schema import parse_body
+from maskdial.dialects.task_bodies import ClassifyBody
+from maskdial.dialects.tgi_bodies import GenerateBody
+from maskdial.dialects.tokens import _write_texts
+from maskdial.errors import ValidationError
+from maskdial.models.bundle import SpecialTokens
+from maskdial.models.tokenizer import Tokenizer
+from maskdial.requests import offload as offloading
+from maskdial.requests.offload import offload
+
+
+@pytest.fixture(scope="module")
+def backend() -> tokenizers.Tokenizer:
+    words = {"[UNK]": 0, "a": 1, "b" * 120: 2}
+    backend = tokenizers.Tokenizer(tokenizers.models.WordLevel(words, unk_token="[UNK]"))
+    backend.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    return backend
+
+
+@pytest.mark.parametrize(
+    ("schema", "body", "words"),
+    [
+        (
+            GenerateBody,
+            {f"k{i}": 1 for i in range(20_000)},
+            "an object in the body has 20,000 fields; the limit is 10,000",
+        ),
+        (
+            GenerateBody,
+            {"inputs": "a", "parameters": {"x": [{}, {f"k{i}": 1 for i in range(20_000)}]}},
+            "has 20,000 fields",
+        ),
+        (ClassifyBody, {"inputs": ["a"] * 20_000}, "at most 16,384 items, not 20,000"),
+        (
+            ChatBody,
+            {"model": "m", "messages": [{"role": "user", "content": "a"}] * 2000},
+            "messages: must have at most 1024 items, not 2000",
+        ),
+        (
+            ChatBody,
+            {"model": "m", "messages": [{"wrong": 1}] * 2000},
+            "messages[0].role: this field is required",
+        ),
+    ],
+)
+def test_bodies_of_many_parts_are_refused_in_one_sentence(
+    schema: type, body: dict[str, object], words: str
+) -> None:
+    with pytest.raises(ValidationError, match=r"^[^\n]{1,150}$") as caught:
+        parse_body(schema, json.dumps(body).encode())
+    assert words in str(caught.value)
+    cause = caught.value.__cause__  # the errors of one part, not of all
+    assert cause is None or cause.error_count() < 5  # type: ignore[attr-defined]
+
+
+def test_a_wide_schema_within_the_limit_is_read() -> None:
+    properties = {f"property {i}": {"type": "string"} for i in range(5000)}
+    grammar = {"type": "json", "value": {"type": "object", "properties": properties}}
+    body = {"inputs": "a", "parameters": {"grammar": grammar}}
+    parsed = parse_body(GenerateBody, json.dumps(body).encode())
+    assert parsed.parameters is not None
+
+
+def test_a_text_exceeds_a_length_that_no_tokenization_of_it_has(
+    backend: tokenizers.Tokenizer,
+) -> None:
+    tokenizer = Tokenizer(backend, SpecialTokens())
+    # The longest token has 120 characters; an unknown word of 500 is one token as well, but no
+    # text of 8 such words is refused where 8 tokens fit.
+    assert not tokenizer.exceeds("b" * 120 * 8, 8)
+    assert tokenizer.exceeds("b" * 120 * 8 + "b", 8)
+    assert not tokenizer.exceeds("a " * 8, 8)
+
+
+@pytest.mark.parametrize("seconds", [0.0, 0.05, 1.0])
+def test_long_work_has_two_threads_of_its_own(seconds: float) -> None:
+    name = asyncio.run(offload(lambda: threading.current_thread().name, seconds))
+    assert name.startswith("long-work") == (seconds == 1.0)
+    assert (name == "MainThread") == (seconds == 0.0)
+    assert offloading._LONG_WORK._max_workers == 2
+
+
+def test_long_replies_are_written_in_parts(
+    backend: tokenizers.Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sizes: list[int] = []
+
+    def spy(write: Callable[[object], bytes]) -> Callable[[list[object]], bytes]:
+        return lambda part: sizes.append(len(part)) or write(part)  # type: ignore[func-returns-value]
+
+    monkeypatch.setattr("maskdial.dialects.tokens.encode_json", spy(_encode))
+    texts = ["a " * 12_000, "", "a b"]
+    encodings = [backend.encode(text) for text in texts]
+    written = json.loads(_write_texts(encodings, texts))
+    assert [len(tokens) for tokens in written] == [12_000, 0, 2]
+    assert written[0][11_999] == {
+        "id": 1, "text": "a", "special": False, "start": 23_998, "stop": 23_999
+    }  # fmt: skip
+    assert sizes == [5000, 5000, 2000, 2]
+
+
+def _encode(value: object) -> bytes:
+    return json.dumps(value).encode()
