@@ -232,7 +232,7 @@ def test_more_texts_than_the_queue_holds_are_422(small: Any) -> None:
     assert "at most 2" in reply.json()["error"]
 
 
-def test_a_dead_engine_fails_its_requests_and_turns_readiness_red(small: Any) -> None:
+def test_a_dead_engine_fails_its_requests_and_no_others(small: Any) -> None:
     model = small.server.config.app.state.context.models.named("hybrid")[0]
     connection = slow_stream(small.url)
     assert b" 200 " in connection.makefile("rb").readline()
@@ -254,8 +254,11 @@ def test_a_dead_engine_fails_its_requests_and_turns_readiness_red(small: Any) ->
     with httpx.Client(base_url=small.url, timeout=30) as http:
         if model.engine.ready:
             assert http.post("/generate", json={"inputs": "a cat"}).status_code == 500
-        assert http.get("/health/ready").status_code == 503
+        assert http.get("/health/ready").status_code == 200
         assert http.get("/health/live").status_code == 200
+        ready = {model["mask"]: model["ready"] for model in http.get("/models").json()}
+        assert ready == {"causal": False, "full": True}
+        assert http.post("/fill-mask", json={"inputs": "a [MASK]"}).status_code == 200
         reply = http.post("/generate", json={"inputs": "a cat"})
         assert reply.status_code == 503
         assert reply.json()["error_type"] == "unavailable"

@@ -29,7 +29,7 @@ T = TypeVar("T")
 
 LARGEST_INT = 2**31 - 1
 _MAX_SMALL_BODY = 65_536  # bytes
-_MAX_FIELDS = 10_000
+_MAX_FIELDS = 30_000
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,6 +23,7 @@ from maskdial.http.openapi import document
 from maskdial.http.replies import error_reply, json_reply
 from maskdial.http.route import TaskRoute
 from maskdial.http.shared import SharedWork
+from maskdial.http.watchdog import Watchdog
 from maskdial.metrics import Metrics
 from maskdial.models.catalog import find_bundles
 from maskdial.models.loading import start_models
@@ -56,8 +57,10 @@ def create_app(
         return start_models(name, path, config, metrics, alone=len(models.entries) == 1)
 
     models = Models(dialects.TASKS, config, metrics, start)
+    watchdog = Watchdog(lambda: (model.engine for model in models), config)
+    page = SharedWork(metrics.render)
     app.state.context = context = ServerContext(
-        config, models, metrics, Lifecycle(), Keys(config), SharedWork(metrics.render)
+        config, models, metrics, Lifecycle(), Keys(config), page, watchdog
     )
     metrics.declare_keys(context.keys.names)
     app.state.on_load_failure = on_load_failure
@@ -87,9 +90,11 @@ def create_app(
 async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
     context: ServerContext = app.state.context
     loading = asyncio.create_task(_load_models(context, app.state.on_load_failure))
+    context.watchdog.start()
     try:
         yield
     finally:
+        await context.watchdog.stop()
         loading.cancel()
         await asyncio.wait({loading})
         # Running requests have had their grace period by now.

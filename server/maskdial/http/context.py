@@ -8,13 +8,14 @@ from maskdial.config import Config
 from maskdial.http.keys import Keys
 from maskdial.http.lifecycle import Lifecycle
 from maskdial.http.shared import SharedWork
+from maskdial.http.watchdog import Watchdog
 from maskdial.metrics import Metrics
 from maskdial.models.registry import Models
 
 
 @dataclass(frozen=True, slots=True)
 class ServerContext:
-    """One server's settings, models, metrics, phase and keys."""
+    """One server's settings, models, metrics, phase, keys and watchdog."""
 
     config: Config
     models: Models
@@ -23,6 +24,7 @@ class ServerContext:
     keys: Keys
     metrics_page: SharedWork[bytes]
     """All metrics in Prometheus' text format; writing them takes a tenth of a second and more."""
+    watchdog: Watchdog
 
 
 def server_context(request: Request) -> ServerContext:
