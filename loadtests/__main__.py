@@ -16,11 +16,13 @@ _COMMANDS = {
     "batching": "compare the masked engine's batches with first-come ones in this process",
     "overhead": "compare a server over HTTP with its bare engine",
     "scaling": "measure how a server's costs grow with load, memory settings and model size",
+    "kernels": "compare passes with our kernels and with ONNX Runtime's",
     "swaps": "replace a model under load and look for lost requests and leaks",
     "chaos": "break connections and look for what is lost",
     "overload": "offer a server five times what it can do",
     "soak": "load a server for long and watch its memory",
     "fairness": "measure polite clients beside one that sends as much as it can",
+    "sessions": "hold conversations and report what replicas find in their prefix caches",
     "compare": "compare our speed with other runtimes'",
     "agreement": "compare greedy texts with torch's, token by token",
 }

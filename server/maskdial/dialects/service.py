@@ -13,9 +13,16 @@ from maskdial.http.context import ServerContext, server_context
 from maskdial.http.lifecycle import Phase
 from maskdial.http.replies import json_reply
 from maskdial.http.route import Route
+from maskdial.models.bundle import CHAT_TEMPLATE, Manifest
 from maskdial.models.entry import Entry
 from maskdial.models.registry import Models
-from maskdial.models.served import CausalModel, MaskedModel, ServedModel, max_length
+from maskdial.models.served import (
+    CausalModel,
+    MaskedModel,
+    ServedModel,
+    max_length,
+    max_source_length,
+)
 
 _UNKNOWN: dict[str, Any] = {
     "mask": "",
@@ -26,7 +33,10 @@ _UNKNOWN: dict[str, Any] = {
     "batch_invariant": False,
     "max_length": 0,
     "labels": [],
+    "chat": False,
+    "generation_defaults": {},
     "provider": "",
+    "kernels": "",
     "ready": False,
 }
 
@@ -125,8 +135,12 @@ def _describe(entry: Entry, models: Models, config: Config) -> list[dict[str, An
             "precision": manifest.precision,
             "batch_invariant": manifest.batch_invariant,
             "max_length": max_length(manifest, config),
+            **_source_length(manifest, config),
             "labels": list(manifest.labels),
+            "chat": CHAT_TEMPLATE in manifest.files,
+            "generation_defaults": {},
             "provider": "",
+            "kernels": "",
             "ready": False,
         }
         | ({} if model is None else _describe_loaded(model))
@@ -134,11 +148,19 @@ def _describe(entry: Entry, models: Models, config: Config) -> list[dict[str, An
     ]
 
 
+def _source_length(manifest: Manifest, config: Config) -> dict[str, int]:
+    """How long source texts may be, for models with an encoder."""
+    length = max_source_length(manifest, config)
+    return {} if length is None else {"max_source_length": length}
+
+
 def _describe_loaded(model: ServedModel) -> dict[str, Any]:
-    return {
+    causal = {"generation_defaults": model.defaults} if isinstance(model, CausalModel) else {}
+    return causal | {
         "batch_invariant": model.batch_invariant,
         "max_length": model.max_length,
         "provider": model.provider,
+        "kernels": model.kernels,
         "ready": model.engine.ready,
     }
 
