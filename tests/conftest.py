@@ -112,7 +112,7 @@ class RunningServer:
         address = self.server.servers[0].sockets[0].getsockname()
         self.url = "http://unix" if config.uds else f"{scheme}://127.0.0.1:{address[1]}"
         transport = httpx.HTTPTransport(uds=config.uds, verify=False)
-        self._http = httpx.Client(base_url=self.url, transport=transport)
+        self._http = httpx.Client(base_url=self.url, transport=transport, timeout=60)
 
     def _run(self) -> None:
         asyncio.run(self.server.serve())

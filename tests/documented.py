@@ -1,6 +1,7 @@
 """Compares every reply of the tests' servers with the OpenAPI document."""
 
 import json
+from functools import cache
 from typing import Any
 
 import jsonschema_rs
@@ -8,6 +9,8 @@ from fastapi import FastAPI
 from starlette.routing import Match
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from maskdial.config import Config
+from maskdial.http.app import create_app
 from maskdial.http.route import Route
 
 
@@ -23,12 +26,27 @@ def strict(document: Any) -> Any:
     return copy
 
 
+@cache
+def _document() -> Any:
+    """The document, which is the same for all servers."""
+    return strict(create_app(Config()).openapi())
+
+
+@cache
+def _validator(path: str, method: str, status: int) -> Any:
+    """Validates the JSON of a reply."""
+    document = _document()
+    content = document["paths"][path][method]["responses"][str(status)]["content"]
+    schema = {"components": document["components"], **content["application/json"]["schema"]}
+    return jsonschema_rs.Draft202012Validator(schema)
+
+
 class DocumentCheck:
     """An application in the place of its server: notes replies that its document does not allow.
 
     Args:
         app: answers.
-        main: has the document and the routes.
+        main: has the routes.
         faults: gets a line for each such reply.
     """
 
@@ -36,8 +54,7 @@ class DocumentCheck:
         self._app = app
         self._faults = faults
         self._main = main
-        self._document: Any = None
-        self._validators: dict[tuple[str, str, int], Any] = {}
+        self._document = _document()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         route = self._route(scope)
@@ -75,8 +92,6 @@ class DocumentCheck:
     def _fault(
         self, route: Route, method: str, status: int, content_type: str, body: bytes
     ) -> str | None:
-        if self._document is None:
-            self._document = strict(self._main.openapi())
         responses = self._document["paths"][route.path_format][method]["responses"]
         if str(status) not in responses:
             return "the status is not documented"
@@ -85,14 +100,8 @@ class DocumentCheck:
             return f"the content type {content_type} is not documented"
         if content_type != "application/json":
             return None
-        key = (route.path_format, method, status)
-        if key not in self._validators:
-            schema = content[content_type]["schema"]
-            self._validators[key] = jsonschema_rs.Draft202012Validator(
-                {"components": self._document["components"], **schema}
-            )
         try:
-            self._validators[key].validate(json.loads(body))
+            _validator(route.path_format, method, status).validate(json.loads(body))
         except jsonschema_rs.ValidationError as error:
             return f"{error.message} at {error.instance_path}"[:600]
         return None
