@@ -17,6 +17,8 @@ _COMMANDS = {
     "overhead": "compare a server over HTTP with its bare engine",
     "scaling": "measure how a server's costs grow with load, memory settings and model size",
     "swaps": "replace a model under load and look for lost requests and leaks",
+    "chaos": "break connections and look for what is lost",
+    "overload": "offer a server five times what it can do",
     "soak": "load a server for long and watch its memory",
     "fairness": "measure polite clients beside one that sends as much as it can",
     "compare": "compare our speed with other runtimes'",

@@ -300,6 +300,16 @@ class Config(BaseSettings):
     grace_period: float = Field(
         30.0, ge=0, description="seconds that running requests may take after SIGTERM"
     )
+    stall_timeout: Annotated[float | None, Field(gt=0), _Off] = Field(
+        120.0,
+        description="seconds without progress of a pass or of the event loop, after which "
+        "/health/live turns red and the log gets all threads' stacks; longer than any good pass",
+    )
+    on_engine_failure: Literal["degrade", "exit"] = Field(
+        "degrade",
+        description="what follows the death of a model's engine; degrade: the others go on, and "
+        "readiness is red once none is left; exit: the server drains and ends with status 1",
+    )
     golden_check: Literal["error", "warn"] = Field(
         "error",
         description="what to do if a model's logits on this machine differ from those at export",
@@ -383,7 +393,7 @@ class Config(BaseSettings):
 def default_text(name: str) -> str:
     """A setting's default as it is written on the command line."""
     default = Config.model_fields[name].default
-    return unset_word(name) or "" if default is None else str(default)
+    return unset_word(name) or "" if default is None else str(default) or "none"
 
 
 def unset_word(name: str) -> str | None:

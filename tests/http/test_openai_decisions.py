@@ -2,6 +2,7 @@
 
 import json
 import math
+import uuid
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -267,7 +268,7 @@ def test_the_prompt_is_prefilled_once(url: str) -> None:
     words = ("dog", "cat", "girl", "boy", "man", "bird", "fish", "bear")
     question = {**CHOICE, "choices": [{"value": f"a {word}"} for word in words]}
     before = num_prefilled(url)
-    usage = decide(url, "hybrid", [question], "Every option has several tokens.")["usage"]
+    usage = decide(url, "hybrid", [question], f"{uuid.uuid4()} has several tokens.")["usage"]
     assert usage["input_tokens_details"]["cached_tokens"] == 0
     num_options = len(words)
     assert usage["input_tokens"] - 3 * num_options <= num_prefilled(url) - before

@@ -167,6 +167,7 @@ class Health(TypedDict):
     """Whether the server is alive, or ready, and what is down."""
 
     status: str
+    error: NotRequired[str]
     models: NotRequired[list[str]]
 
 

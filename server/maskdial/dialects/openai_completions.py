@@ -15,6 +15,7 @@ from maskdial.dialects.openai_logprobs import CompletionLogprobs, DescribedToken
 from maskdial.dialects.openai_replies import CompletionReply
 from maskdial.dialects.openai_sampling import GenerationBody
 from maskdial.dialects.openai_schema import (
+    AnyInput,
     TextsOrIds,
     Unsupported,
     check_input,
@@ -33,7 +34,7 @@ class CompletionsBody(GenerationBody):
     """Prompts to continue."""
 
     prompt: Annotated[
-        TextsOrIds, pydantic.PlainValidator(check_input, json_schema_input_type=TextsOrIds)
+        TextsOrIds, pydantic.PlainValidator(check_input, json_schema_input_type=AnyInput)
     ] = Field(
         description="A text, a list of texts, a list of token ids, or a list of such lists. Token "
         "ids are used unchanged."

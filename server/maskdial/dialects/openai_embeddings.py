@@ -15,6 +15,7 @@ from maskdial.dialects.openai_errors import openai_route
 from maskdial.dialects.openai_models import about_model
 from maskdial.dialects.openai_replies import EmbeddingsReply, PromptUsage
 from maskdial.dialects.openai_schema import (
+    NotBlankInput,
     OpenAIBody,
     TextsOrIds,
     check_input,
@@ -58,7 +59,7 @@ class EmbeddingsBody(TruncationParameters, OpenAIBody):
     """Texts to embed. ``truncate`` and ``truncation_direction`` are extensions."""
 
     input: Annotated[
-        TextsOrIds, pydantic.PlainValidator(_check_texts, json_schema_input_type=TextsOrIds)
+        TextsOrIds, pydantic.PlainValidator(_check_texts, json_schema_input_type=NotBlankInput)
     ] = Field(
         description="A text, a list of texts, a list of token ids, or a list of such lists. Token "
         "ids are used unchanged."

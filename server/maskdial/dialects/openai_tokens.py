@@ -5,7 +5,7 @@ from dataclasses import replace
 from typing import Annotated, Any, Self
 
 from fastapi import Request, Response
-from pydantic import Field, model_validator
+from pydantic import ConfigDict, Field, model_validator
 
 from maskdial.dialects.openai_messages import Message
 from maskdial.dialects.openai_replies import PromptReply, TokenizerInfo, TokensReply
@@ -39,8 +39,20 @@ from maskdial.requests.understanding import check_num_characters
 _SECONDS_PER_TOKEN = 1e-6
 
 
+_NULL: dict[str, Any] = {"type": "null"}
+
+
 class PromptBody(OpenAIBody):
     """A prompt or a conversation to tokenize."""
+
+    model_config = ConfigDict(
+        json_schema_extra={
+            "oneOf": [
+                {"required": [one], "properties": {one: {"not": _NULL}, other: _NULL}}
+                for one, other in (("prompt", "messages"), ("messages", "prompt"))
+            ]
+        }
+    )
 
     prompt: str | None = None
     messages: Annotated[list[Message], Size(1, 1024, "messages")] | None = None

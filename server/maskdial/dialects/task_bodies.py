@@ -11,7 +11,9 @@ import pydantic
 from pydantic import Field, model_validator
 
 from maskdial.dialects.schema import (
+    AT_LEAST_ONE,
     LARGEST_INT,
+    AnyText,
     Range,
     Size,
     TaskBody,
@@ -37,7 +39,7 @@ def _check_not_blank(text: str) -> str:
     return text
 
 
-Text = Annotated[str, pydantic.AfterValidator(_check_not_blank)]
+Text = Annotated[AnyText, pydantic.AfterValidator(_check_not_blank)]
 
 
 def _lower_case(value: object) -> object:
@@ -100,8 +102,8 @@ class FillMaskBody(TextsBody, MaskedBody):
 class TextPair(Wire):
     """Two texts that the model reads as one input."""
 
-    text: str
-    text_pair: str
+    text: AnyText
+    text_pair: AnyText
 
 
 class ClassifyParameters(TruncationParameters):
@@ -138,7 +140,10 @@ class ClassifyBody(MaskedBody):
     """A text, a pair of texts, or a list of texts and pairs."""
 
     inputs: Annotated[
-        str | TextPair | list[str | TextPair], pydantic.BeforeValidator(_check_texts_or_pairs)
+        AnyText
+        | TextPair
+        | Annotated[list[AnyText | TextPair], Field(json_schema_extra=AT_LEAST_ONE)],
+        pydantic.BeforeValidator(_check_texts_or_pairs),
     ] = Field(description="A text, a pair of texts, or a list of texts and pairs.")
     parameters: ClassifyParameters | None = None
 
@@ -210,8 +215,8 @@ def _check_questions(value: object) -> object:
 class QuestionInput(Wire):
     """A question, and the text that holds its answer."""
 
-    question: str
-    context: str
+    question: AnyText
+    context: AnyText
 
 
 class QuestionAnsweringParameters(Wire):
@@ -248,7 +253,8 @@ class QuestionAnsweringBody(MaskedBody):
     """A question about a context, or a list of them."""
 
     inputs: Annotated[
-        QuestionInput | list[QuestionInput], pydantic.BeforeValidator(_check_questions)
+        QuestionInput | Annotated[list[QuestionInput], Field(json_schema_extra=AT_LEAST_ONE)],
+        pydantic.BeforeValidator(_check_questions),
     ] = Field(description="A question about a context, or a list of them.")
     parameters: QuestionAnsweringParameters | None = None
 
@@ -287,7 +293,13 @@ class ZeroShotClassifyParameters(TruncationParameters):
         None, description="Score each label independently. Default: false."
     )
     hypothesis_template: (
-        Annotated[str, Size(2, 1024, "characters"), pydantic.AfterValidator(_check_template)] | None
+        Annotated[
+            str,
+            Size(2, 1024, "characters"),
+            pydantic.AfterValidator(_check_template),
+            Field(json_schema_extra={"pattern": r"\{\}"}),
+        ]
+        | None
     ) = Field(
         None,
         description='Sentence with {} in place of the label. Default: "This example is {}."',

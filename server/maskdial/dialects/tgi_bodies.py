@@ -7,11 +7,13 @@ given; unknown fields are refused.
 from typing import Annotated, Any, Literal, Self
 
 import pydantic
-from pydantic import Field, ValidationInfo, field_validator, model_validator
+from pydantic import ConfigDict, Field, ValidationInfo, field_validator, model_validator
 
 from maskdial.causal.grammar.source import RequestGrammarKind
 from maskdial.causal.sampling.params import SamplingParams
 from maskdial.dialects.schema import (
+    AT_LEAST_ONE,
+    AnyText,
     LogitBias,
     Range,
     Size,
@@ -276,9 +278,19 @@ def _check_prompts(value: object) -> object:
 class GenerateBody(TaskBody):
     """A prompt, a list of prompts (not streamed), or a conversation."""
 
-    inputs: Annotated[str | list[str], pydantic.BeforeValidator(_check_prompts)] = Field(
-        "", description="A prompt, or a list of prompts; alternatively, messages."
+    model_config = ConfigDict(
+        json_schema_extra={
+            "oneOf": [
+                {"required": ["inputs"], "properties": {"messages": {"type": "null"}}},
+                {"required": ["messages"], "properties": {"inputs": False}},
+            ]
+        }
     )
+
+    inputs: Annotated[
+        AnyText | Annotated[list[AnyText], Field(json_schema_extra=AT_LEAST_ONE)],
+        pydantic.BeforeValidator(_check_prompts),
+    ] = Field("", description="A prompt, or a list of prompts; alternatively, messages.")
     messages: Annotated[list[ChatMessage], Size(1, 1024, "messages")] | None = Field(
         None, description="A conversation, rendered with the model's chat template."
     )

@@ -51,10 +51,13 @@ def _check_ids(value: object) -> object:
     return value
 
 
+_AnyId = Annotated[int, Field(json_schema_extra={"minimum": 0})]
+
+
 class DetokenizeBody(TaskBody):
     """The token ids of a text, or of several."""
 
-    ids: Annotated[list[int] | list[list[int]], pydantic.BeforeValidator(_check_ids)] = Field(
+    ids: Annotated[list[_AnyId] | list[list[_AnyId]], pydantic.BeforeValidator(_check_ids)] = Field(
         description="A list of token ids, or a list of such lists."
     )
     skip_special_tokens: bool | None = Field(

@@ -13,7 +13,7 @@ from maskdial.causal.sampling.device_sampler import DeviceSampler
 from maskdial.causal.sampling.sampler import Sampler, TokenSampler
 from maskdial.causal.tools.reply import ReplyFormat
 from maskdial.config import Config
-from maskdial.errors import BundleError, ConfigError
+from maskdial.errors import BundleError, ConfigError, explain_exhaustion
 from maskdial.masked.engine import MaskedEngine
 from maskdial.metrics import Metrics, ModelMetrics
 from maskdial.models.bundle import Bundle, KVLayout, load_bundle, load_bundles
@@ -67,9 +67,10 @@ def start_models(
     bundles = load_bundles(name, path)
     models: list[ServedModel] = []
     try:
-        for bundle in bundles:
-            each = start_model(bundle, config, metrics, alone=alone and len(bundles) == 1)
-            models.append(each)
+        with explain_exhaustion():
+            for bundle in bundles:
+                each = start_model(bundle, config, metrics, alone=alone and len(bundles) == 1)
+                models.append(each)
     except BaseException:
         for model in models:
             model.stop()
