@@ -14,7 +14,9 @@ TEST := .venv/.test-installed
 DEV := .venv/.dev-installed
 PROJECTS := pyproject.toml clients/pyproject.toml
 DIST := .venv/.dist-installed
-# Other projects' clients have environments of their own: they pin what the server also uses.
+DEPLOY := .venv/.deploy-installed
+# Ray and other projects' clients have environments of their own: they pin what the server also uses.
+RAY := .venv-ray/.installed
 CLIENTS := $(patsubst tests/clients/%/requirements.txt,.venv-clients/%/.installed,\
 	$(wildcard tests/clients/*/requirements.txt))
 # The development packages include those for tests, which include the runtime's.
@@ -22,7 +24,7 @@ FOR_SERVING := $(firstword $(wildcard $(DEV) $(TEST)) $(RUNTIME))
 FOR_TESTING := $(firstword $(wildcard $(DEV)) $(TEST))
 PYTEST := $(BIN)/python -m pytest --numprocesses=$(WORKERS) --maxprocesses=8 --dist=worksteal
 
-.PHONY: help serve test test-fast test-zoo test-clients coverage check format dist
+.PHONY: help serve test test-fast test-zoo test-clients test-deploy test-ray coverage check format dist
 
 help:
 	@echo "make serve         serve the starter models (runtime packages only, no torch)"
@@ -30,6 +32,8 @@ help:
 	@echo "make test-fast     run the quick tests of server and client; installs no torch"
 	@echo "make test-zoo      export every architecture of docs/supported-models.md (minutes)"
 	@echo "make test-clients  run other projects' clients against the server"
+	@echo "make test-deploy   check the Helm chart, the dashboard and the rules"
+	@echo "make test-ray      run two replicas on a Ray cluster on this machine"
 	@echo "make coverage      run every test and report the lines that it reaches (htmlcov/)"
 	@echo "make check         lint, check the format and the types"
 	@echo "make format        format, and apply the fixes that are safe"
@@ -53,6 +57,12 @@ test-zoo: $(DEV)
 test-clients: $(DEV) $(CLIENTS)
 	$(BIN)/python -m tests.clients .venv-clients $(ARGS)
 
+test-deploy: $(FOR_TESTING) $(DEPLOY)
+	$(PYTEST) tests/deploy $(ARGS)
+
+test-ray: $(RAY)
+	.venv-ray/bin/python -m pytest tests/ray $(ARGS)
+
 coverage: $(DEV)
 	$(PYTEST) --cov --cov-report=term --cov-report=html $(ARGS)
 
@@ -68,6 +78,7 @@ format: $(DEV)
 	$(BIN)/python clients/generate_sync.py
 	$(BIN)/python -m tools.module_table
 	$(BIN)/python -m tools.architecture_table
+	$(BIN)/python -m tools.dashboard
 
 dist: $(DIST)
 	$(BIN)/python -m tools.check_dist
@@ -90,6 +101,17 @@ $(DEV): $(PROJECTS) constraints.txt | $(BIN)/pip
 $(DIST): pyproject.toml constraints.txt | $(BIN)/pip
 	$(PIP) install -c constraints.txt --upgrade pip
 	$(PIP) install -c constraints.txt --group dist
+	touch $@
+
+$(DEPLOY): pyproject.toml constraints.txt | $(BIN)/pip
+	$(PIP) install -c constraints.txt --upgrade pip
+	$(PIP) install -c constraints.txt --group deploy
+	touch $@
+
+$(RAY): $(PROJECTS) constraints.txt
+	$(PYTHON) -m venv $(@D)
+	$(@D)/bin/python -m pip install -c constraints.txt --upgrade pip
+	$(@D)/bin/python -m pip install -c constraints.txt -e ./clients -e ".[ray]" --group test
 	touch $@
 
 .venv-clients/%/.installed: tests/clients/%/requirements.txt

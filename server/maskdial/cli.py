@@ -30,6 +30,7 @@ _METAVARS = {
     "api_key_file": "FILE",
     "admin_key": "KEY",
     "metrics_key": "KEY",
+    "otlp_endpoint": "URL",
 }
 _REPEATED = {
     "models": ("--model", "NAME=PATH"),
@@ -43,7 +44,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Runs a command line and returns its exit code."""
     arguments = sys.argv[1:] if arguments is None else arguments
     try:
-        parser = _parser(with_export=arguments[:1] == ["export"])
+        parser = _parser(arguments[0] if arguments else "")
         options = parser.parse_args(arguments)
         command: Command = options.command
         return command(options)
@@ -55,7 +56,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 130
 
 
-def _parser(*, with_export: bool) -> argparse.ArgumentParser:
+def _parser(chosen: str) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="maskdial", description="Serves masked and causal language models."
     )
@@ -69,9 +70,12 @@ def _parser(*, with_export: bool) -> argparse.ArgumentParser:
 
     _add_serve_arguments(add("serve", "start the server", _serve))
     export = add("export", "export a Hugging Face checkpoint to a bundle", _export)
-    if with_export:
+    if chosen == "export":
         # Its arguments are the exporter's own, which a serving installation does not carry.
         _add_export_arguments(export)
+    ray = add("ray", "serve from the replicas of a Ray cluster", _ray)
+    if chosen == "ray":
+        _add_ray_arguments(ray)
     inspect = add("inspect", "show the contents of a bundle", _inspect)
     inspect.add_argument("bundle", type=Path, help="bundle folder")
     inspect.add_argument(
@@ -156,6 +160,20 @@ def _add_export_arguments(parser: argparse.ArgumentParser) -> None:
             f"export needs torch and transformers ({error}): pip install 'maskdial[export]'"
         ) from error
     maskdial_export.cli.add_arguments(parser)
+
+
+def _add_ray_arguments(parser: argparse.ArgumentParser) -> None:
+    try:
+        import maskdial.ray.cli
+    except ImportError as error:
+        raise ConfigError(f"this needs Ray Serve ({error}): pip install 'maskdial[ray]'") from error
+    maskdial.ray.cli.add_arguments(parser, _add_serve_arguments)
+
+
+def _ray(options: argparse.Namespace) -> int:
+    import maskdial.ray.cli  # it needs Ray, which only this command does
+
+    return maskdial.ray.cli.run(options)
 
 
 def _export(options: argparse.Namespace) -> int:

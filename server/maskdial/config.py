@@ -148,8 +148,8 @@ class Config(BaseSettings):
     api_keys: Annotated[tuple[_Key, ...], NoDecode] = Field(
         (),
         description="key that requests must send, as 'Authorization: Bearer KEY' or 'x-api-key'. "
-        "With one, or with --api-key-file, only /, /page/, /health and /metrics are open. Other "
-        "users of the machine see flags: prefer the file, or the variable with commas",
+        "With one, or with --api-key-file, only /, /docs, /page/, /health and /metrics are open. "
+        "Other users of the machine see flags: prefer the file, or the variable with commas",
     )
     api_key_file: Annotated[Path | None, _None] = Field(
         None,
@@ -293,12 +293,22 @@ class Config(BaseSettings):
         "alone; faster for copies and summaries, but the last bits of log-probabilities then "
         "depend on load; 0 disables it",
     )
+    generation_config: Literal["auto", "off"] = Field(
+        "auto",
+        description="whether a causal model's generation_config.json says how it samples where a "
+        "request does not",
+    )
     request_timeout: Annotated[float | None, Field(gt=0), _Off] = Field(
         None,
         description="seconds after which a request gets 504, unless its own timeout is shorter",
     )
     grace_period: float = Field(
         30.0, ge=0, description="seconds that running requests may take after SIGTERM"
+    )
+    otlp_endpoint: Annotated[str | None, Field(pattern=r"^https?://"), _None] = Field(
+        None,
+        description="OpenTelemetry collector that gets a trace of each request, by OTLP over HTTP, "
+        "as http://localhost:4318; needs 'maskdial[otel]'",
     )
     stall_timeout: Annotated[float | None, Field(gt=0), _Off] = Field(
         120.0,

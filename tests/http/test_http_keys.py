@@ -15,7 +15,7 @@ from maskdial.http.app import create_app
 from maskdial.http.keys import Keys, address_of
 from maskdial.models.catalog import STARTER_FOLDER
 
-OPEN = ("/", "/health", "/health/live", "/health/ready", "/metrics")
+OPEN = ("/", "/docs", "/health", "/health/live", "/health/ready", "/metrics")
 KEYS: dict[str, Any] = {"api_keys": ["key of bob", "key,2"], "admin_key": "root"}
 
 

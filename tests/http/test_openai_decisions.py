@@ -478,3 +478,16 @@ def test_fields_that_clients_send_by_habit(url: str) -> None:
     }
     expected = decide(url, "hybrid", [PREDICATE])["answers"]
     assert post(url, "/v1/decisions", json.loads(json.dumps(body)))["answers"] == expected
+
+
+def test_a_choice_may_be_the_models_own_mask(openai_http: httpx.Client) -> None:
+    """Tokens that are not drawn can be forced."""
+    question = {
+        "type": "choice",
+        "instructions": "What comes next?",
+        "choices": [{"value": "[MASK]"}, {"value": "night"}],
+    }
+    body = {"model": "hybrid", "input": "It was a dark", "questions": [question]}
+    reply = openai_http.post("/v1/decisions", json=body)
+    assert reply.status_code == 200, reply.text
+    assert sum(each["probability"] for each in reply.json()["answers"][0]["probabilities"]) > 0.99

@@ -24,7 +24,7 @@ from schemathesis.specs.openapi.checks import (
 )
 
 from maskdial.config import Config
-from maskdial.dialects import ROUTES
+from maskdial.dialects import ROUTES, page
 from maskdial.http.app import create_app
 from maskdial.http.route import Route
 from maskdial.models.catalog import STARTER_FOLDER
@@ -61,7 +61,9 @@ def test_it_is_a_document_whose_references_exist(document: Any) -> None:
 
 def test_every_route_says_what_it_takes_and_replies(document: Any) -> None:
     for route in ROUTES:
-        assert isinstance(route, Route), route.path
+        if route in page.ROUTES:  # for people
+            continue
+        assert isinstance(route, Route), route
         if not route.include_in_schema:
             continue
         for method in route.methods or ():

@@ -30,6 +30,9 @@ from maskdial.dialects.tgi_bodies import GenerateBody, GenerateParameters
 from maskdial.errors import ValidationError
 from maskdial.http.route import TaskRoute
 from maskdial.models.choice import Choice
+from maskdial.models.generation_config import GenerationDefaults
+
+PLAIN = GenerationDefaults()
 
 # The least that each body holds
 BODIES: dict[type[BaseModel], dict[str, Any]] = {
@@ -257,16 +260,20 @@ def test_a_bad_body_is_a_sentence(body: bytes, words: str) -> None:
 
 def test_one_prompt_several_and_a_conversation() -> None:
     one = generate(inputs="a")
-    assert (one.request().prompts, one.batch, one.request().conversation) == (["a"], False, None)
-    several = generate(inputs=["a", "b"]).request()
+    assert (one.request(PLAIN).prompts, one.batch, one.request(PLAIN).conversation) == (
+        ["a"],
+        False,
+        None,
+    )
+    several = generate(inputs=["a", "b"]).request(PLAIN)
     assert (several.prompts, several.conversation) == (["a", "b"], None)
     assert generate(inputs=["a"]).batch
     parts = [{"type": "text", "text": "b"}, {"type": "text", "text": "c"}]
     body = parse_body(
         GenerateBody, chat({"role": "system", "content": ""}, {"role": "user", "content": parts})
     )
-    assert (body.request().prompts, body.batch) == ([], False)
-    conversation = body.request().conversation
+    assert (body.request(PLAIN).prompts, body.batch) == ([], False)
+    conversation = body.request(PLAIN).conversation
     assert conversation is not None
     assert conversation.messages == [
         {"role": "system", "content": ""},
@@ -287,16 +294,16 @@ def test_related_parameters_agree() -> None:
 
 @pytest.mark.parametrize("name", ["temperature", "top_k", "top_p", "min_p", "typical_p"])
 def test_a_parameter_of_sampling_turns_it_on(name: str) -> None:
-    assert parameters(**{name: 1}).samples
-    assert not parameters(**{name: 1}, do_sample=False).samples
-    assert not parameters(repetition_penalty=2, seed=1).samples
+    assert parameters(**{name: 1}).sampling_params(PLAIN).do_sample
+    assert not parameters(**{name: 1}, do_sample=False).sampling_params(PLAIN).do_sample
+    assert not parameters(repetition_penalty=2, seed=1).sampling_params(PLAIN).do_sample
 
 
 def test_what_the_engine_is_given() -> None:
-    given = parameters(stop=["", "end"], logit_bias={"7": -1, "3": 0.5}).sampling_params()
+    given = parameters(stop=["", "end"], logit_bias={"7": -1, "3": 0.5}).sampling_params(PLAIN)
     assert given.stop == ("end",)
     assert given.logit_bias == ((7, -1.0), (3, 0.5))
-    assert parameters().sampling_params() == SamplingParams()
+    assert parameters().sampling_params(PLAIN) == SamplingParams()
 
 
 NUMBERS = st.one_of(
@@ -355,7 +362,7 @@ def test_any_json_is_a_body_or_a_refusal_that_names_the_field(
         assert result.message.startswith(tuple(name for name in (*names, *whole) if name))
         assert len(result.message) < 500
     elif isinstance(result, GenerateBody):
-        assert bool(result.request().prompts) != bool(result.request().conversation)
+        assert bool(result.request(PLAIN).prompts) != bool(result.request(PLAIN).conversation)
 
 
 @settings(max_examples=100, deadline=None)

@@ -24,6 +24,7 @@ ENGINES = ("maskdial.masked", "maskdial.causal")
 # Each may import what comes after it; the server's other modules are below them all.
 LAYERS = [
     ("maskdial.cli",),
+    ("maskdial.ray",),
     ("maskdial.http.server",),
     ("maskdial.http.app",),
     ("maskdial.dialects",),
@@ -133,7 +134,7 @@ def test_import_matches_whole_names_only() -> None:
     assert not use.within("tor", "torch.nn.functional")
 
 
-@pytest.mark.parametrize("module", ["maskdial.errors", "maskdial.metrics"])
+@pytest.mark.parametrize("module", ["maskdial.errors", "maskdial.metrics", "maskdial.trace"])
 def test_leaves_import_nothing_of_ours(module: str) -> None:
     assert {use.name for use in imports_of(module) if use.within(*PACKAGES)} <= VERSION
 
@@ -192,7 +193,7 @@ def test_layers_of_the_server_import_downwards(module: str) -> None:
 
 @pytest.mark.parametrize("module", modules_of("maskdial"))
 def test_only_http_and_the_dialects_know_http(module: str) -> None:
-    if Import(module, 0, False).within("maskdial.http", "maskdial.dialects"):
+    if Import(module, 0, False).within("maskdial.http", "maskdial.dialects", "maskdial.ray"):
         return
     assert not broken(module, *HTTP)
 
@@ -227,6 +228,14 @@ def test_server_runs_without_the_export_packages(module: str) -> None:
     allowed_lazily = module == "maskdial.cli"
     uses = [use for use in imports_of(module) if use.within(*EXPORT_ONLY)]
     assert [use for use in uses if not (allowed_lazily and use.lazy)] == []
+
+
+@pytest.mark.parametrize("module", modules_of("maskdial"))
+def test_only_its_own_package_needs_ray(module: str) -> None:
+    if not Import(module, 0, False).within("maskdial.ray"):
+        assert not broken(module, "ray")
+        uses = [use for use in imports_of(module) if use.within("maskdial.ray")]
+        assert all(module == "maskdial.cli" and use.lazy for use in uses)
 
 
 @pytest.mark.parametrize("module", modules_of("maskdial_export"))

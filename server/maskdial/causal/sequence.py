@@ -15,6 +15,7 @@ from maskdial.causal.prompt_lookup import PromptLookup
 from maskdial.causal.sampling.params import SamplingParams
 from maskdial.causal.stop import StopMatcher
 from maskdial.fairness import Usage
+from maskdial.trace import Timeline
 
 _SEED_BITS = 53
 
@@ -161,7 +162,9 @@ class Sequence:
         # The engine's.
         self.arrived_at = time.perf_counter()
         self.started_at = 0.0
+        self.first_token_at = 0.0
         self.last_token_at = 0.0
+        self.finish_reason: FinishReason | None = None
         self.prompt_logprobs: tuple[PromptLogprob, ...] = ()
         self.held_logits: NDArray[np.float32] | None = None
         """The logits of the next token, float32 (vocab_size,), while it is not sampled."""
@@ -288,6 +291,21 @@ class Sequence:
         self.started_at = now
         return True
 
+    @property
+    def timeline(self) -> Timeline:
+        """For the span of its request."""
+        return Timeline(
+            prompt=self.shared_prompt or self,
+            input_tokens=self.num_prompt,
+            arrived_at=self.arrived_at,
+            started_at=self.started_at,
+            ended_at=self.last_token_at,
+            first_token_at=self.first_token_at,
+            output_tokens=self.num_generated,
+            cached_tokens=self.num_reused,
+            finish_reason=self.finish_reason or "",
+        )
+
     def hold(self, logits: NDArray[np.float32]) -> None:
         """Keeps the logits of the next token, float32 (vocab_size,), to sample it later."""
         self.held_logits = logits
@@ -347,6 +365,7 @@ class Sequence:
         if reason is not None:
             text += self._flush()
         self._texts.append(text)
+        self.first_token_at = self.first_token_at or now
         self.last_token_at = now
         return TokenEvent(
             index=self.num_generated,
@@ -399,6 +418,7 @@ class Sequence:
         return self._stops.push(self._decoder.flush()) + self._stops.flush()
 
     def _finish(self, reason: FinishReason, now: float) -> Finish:
+        self.finish_reason = reason
         return Finish(
             reason=reason,
             generated_text="".join(self._texts),

@@ -23,6 +23,7 @@ from maskdial.dialects import (
     openai_rerank,
     openai_responses,
     openai_tokens,
+    page,
     service,
     tasks,
     text_to_text,
@@ -58,6 +59,7 @@ ROUTES = (
     *models.ROUTES,
     *kserve.ROUTES,
     *service.ROUTES,
+    *page.ROUTES,
 )
 
 TASKS: tuple[Task, ...] = (

@@ -124,6 +124,19 @@ _Generated = Generated | list[Generated]
 GenerateReply = _Generated | list[_Generated]
 
 
+class DefaultSampling(TypedDict, total=False):
+    """How a causal model samples where a request does not say; empty for others."""
+
+    do_sample: bool
+    temperature: float
+    top_k: int
+    top_p: float
+    min_p: float
+    typical_p: float
+    repetition_penalty: float
+    max_new_tokens: int | None
+
+
 class ModelDescription(TypedDict):
     """A served model; what is not known before it is loaded is empty or 0."""
 
@@ -139,6 +152,8 @@ class ModelDescription(TypedDict):
     max_length: int
     max_source_length: NotRequired[int]
     labels: list[str]
+    chat: bool
+    generation_defaults: DefaultSampling
     provider: str
     ready: bool
 

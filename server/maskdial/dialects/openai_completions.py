@@ -22,7 +22,7 @@ from maskdial.dialects.openai_schema import (
     inputs_of,
     is_batch,
 )
-from maskdial.dialects.schema import FieldError, Range, parse_body
+from maskdial.dialects.schema import FieldError, Range, example, parse_body
 from maskdial.models.served import CausalModel
 from maskdial.models.tokenizer import Tokenizer, TokenSpeller
 from maskdial.requests.generation import Completion, Generation, GenerationRequest, Prompt, Text
@@ -32,6 +32,8 @@ _DEFAULT_MAX_TOKENS = 16
 
 class CompletionsBody(GenerationBody):
     """Prompts to continue."""
+
+    model_config = example({"model": "hybrid", "prompt": "Once upon a time", "max_tokens": 40})
 
     prompt: Annotated[
         TextsOrIds, pydantic.PlainValidator(check_input, json_schema_input_type=AnyInput)
@@ -77,10 +79,12 @@ class CompletionsBody(GenerationBody):
         return GenerationRequest(
             inputs_of(self.prompt),
             params=self.sampling_params(
+                model.defaults,
                 top_n_tokens=self.num_top,
                 prompt_logprobs=bool(self.echo) and self.describes_tokens,
             ),
-            max_new_tokens=self.max_tokens or min(_DEFAULT_MAX_TOKENS, model.max_length),
+            max_new_tokens=self.max_tokens
+            or model.defaults.new_tokens(_DEFAULT_MAX_TOKENS, model.max_length),
             num_sequences=self.best_of or self.n or 1,
             grammar=self.grammar(),
             truncate=self.truncate_prompt_tokens,

@@ -22,7 +22,7 @@ from maskdial.dialects.openai_schema import (
     inputs_of,
     is_batch,
 )
-from maskdial.dialects.schema import Range, parse_body, wire_names
+from maskdial.dialects.schema import Range, example, parse_body, wire_names
 from maskdial.dialects.task_bodies import TruncationParameters
 from maskdial.dialects.tasks import task_of
 from maskdial.errors import ValidationError
@@ -57,6 +57,8 @@ def _check_texts(value: object) -> object:
 
 class EmbeddingsBody(TruncationParameters, OpenAIBody):
     """Texts to embed. ``truncate`` and ``truncation_direction`` are extensions."""
+
+    model_config = example({"input": ["The ship left at dawn.", "She baked bread."]})
 
     input: Annotated[
         TextsOrIds, pydantic.PlainValidator(_check_texts, json_schema_input_type=NotBlankInput)

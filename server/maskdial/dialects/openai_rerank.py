@@ -13,7 +13,16 @@ from maskdial.dialects.openai_errors import openai_route
 from maskdial.dialects.openai_models import about_model
 from maskdial.dialects.openai_replies import RankedDocument, RankReply
 from maskdial.dialects.openai_schema import OpenAIBody
-from maskdial.dialects.schema import LARGEST_INT, AnyText, Range, Size, Wire, parse_body, wire_names
+from maskdial.dialects.schema import (
+    LARGEST_INT,
+    AnyText,
+    Range,
+    Size,
+    Wire,
+    example,
+    parse_body,
+    wire_names,
+)
 from maskdial.dialects.shared_routes import Sharer
 from maskdial.dialects.task_bodies import Text, TruncationParameters
 from maskdial.dialects.tasks import task_of
@@ -50,6 +59,10 @@ _Document = Annotated[
 
 class RankBody(TruncationParameters, OpenAIBody):
     """A query, and documents to put in order. Truncation is an extension."""
+
+    model_config = example(
+        {"query": "Where is the ship?", "documents": ["The ship left at dawn.", "She baked bread."]}
+    )
 
     query: Text
     documents: Annotated[list[_Document], Size(1, LARGEST_INT, "documents")]

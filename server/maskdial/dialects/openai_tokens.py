@@ -5,7 +5,7 @@ from dataclasses import replace
 from typing import Annotated, Any, Self
 
 from fastapi import Request, Response
-from pydantic import ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 
 from maskdial.dialects.openai_messages import Message
 from maskdial.dialects.openai_replies import PromptReply, TokenizerInfo, TokensReply
@@ -16,6 +16,7 @@ from maskdial.dialects.schema import (
     FieldError,
     Size,
     TokenId,
+    example,
     parse_body,
     wire_names,
 )
@@ -45,13 +46,12 @@ _NULL: dict[str, Any] = {"type": "null"}
 class PromptBody(OpenAIBody):
     """A prompt or a conversation to tokenize."""
 
-    model_config = ConfigDict(
-        json_schema_extra={
-            "oneOf": [
-                {"required": [one], "properties": {one: {"not": _NULL}, other: _NULL}}
-                for one, other in (("prompt", "messages"), ("messages", "prompt"))
-            ]
-        }
+    model_config = example(
+        {"model": "hybrid", "prompt": "The old king"},
+        oneOf=[
+            {"required": [one], "properties": {one: {"not": _NULL}, other: _NULL}}
+            for one, other in (("prompt", "messages"), ("messages", "prompt"))
+        ],
     )
 
     prompt: str | None = None
@@ -83,6 +83,8 @@ class PromptBody(OpenAIBody):
 
 class TokensBody(OpenAIBody):
     """Token ids to turn into text."""
+
+    model_config = example({"model": "hybrid", "tokens": [347, 607, 1588]})
 
     tokens: Annotated[list[TokenId], Size(0, LARGEST_INT, "token ids")]
 

@@ -115,6 +115,16 @@ class Wire(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
 
 
+def example(body: Mapping[str, Any], **keywords: Any) -> ConfigDict:
+    """The configuration of a body with an example, which `/docs` offers to send.
+
+    Args:
+        body: the example.
+        keywords: what else its JSON schema says.
+    """
+    return ConfigDict(json_schema_extra={"examples": [dict(body)], **keywords})
+
+
 class TaskBody(Wire):
     """What every task's body may hold beside its inputs and parameters."""
 

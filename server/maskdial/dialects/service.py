@@ -13,7 +13,7 @@ from maskdial.http.context import ServerContext, server_context
 from maskdial.http.lifecycle import Phase
 from maskdial.http.replies import json_reply
 from maskdial.http.route import Route
-from maskdial.models.bundle import Manifest
+from maskdial.models.bundle import CHAT_TEMPLATE, Manifest
 from maskdial.models.entry import Entry
 from maskdial.models.registry import Models
 from maskdial.models.served import (
@@ -33,6 +33,8 @@ _UNKNOWN: dict[str, Any] = {
     "batch_invariant": False,
     "max_length": 0,
     "labels": [],
+    "chat": False,
+    "generation_defaults": {},
     "provider": "",
     "ready": False,
 }
@@ -134,6 +136,8 @@ def _describe(entry: Entry, models: Models, config: Config) -> list[dict[str, An
             "max_length": max_length(manifest, config),
             **_source_length(manifest, config),
             "labels": list(manifest.labels),
+            "chat": CHAT_TEMPLATE in manifest.files,
+            "generation_defaults": {},
             "provider": "",
             "ready": False,
         }
@@ -149,7 +153,8 @@ def _source_length(manifest: Manifest, config: Config) -> dict[str, int]:
 
 
 def _describe_loaded(model: ServedModel) -> dict[str, Any]:
-    return {
+    causal = {"generation_defaults": model.defaults} if isinstance(model, CausalModel) else {}
+    return causal | {
         "batch_invariant": model.batch_invariant,
         "max_length": model.max_length,
         "provider": model.provider,

@@ -20,6 +20,7 @@ from maskdial.dialects.schema import (
     TextsBody,
     Wire,
     enumerate_inputs,
+    example,
 )
 from maskdial.errors import shortened
 from maskdial.masked.tasks.classify import ClassifyRequest, ScoreFunction
@@ -90,6 +91,8 @@ class MaskedBody(TaskBody, abc.ABC):
 class FillMaskBody(TextsBody, MaskedBody):
     """A text with one or more masks, or a list of them."""
 
+    model_config = example({"inputs": "The old king lived in a [MASK] by the sea."})
+
     parameters: FillMaskParameters | None = None
 
     def request(self) -> FillMaskRequest:
@@ -139,6 +142,8 @@ def _check_texts_or_pairs(value: object) -> object:
 class ClassifyBody(MaskedBody):
     """A text, a pair of texts, or a list of texts and pairs."""
 
+    model_config = example({"inputs": "A warm, funny and quietly moving film."})
+
     inputs: Annotated[
         AnyText
         | TextPair
@@ -182,6 +187,8 @@ class TokenClassifyParameters(Wire):
 
 class TokenClassifyBody(TextsBody, MaskedBody):
     """A text, or a list of them."""
+
+    model_config = example({"inputs": "Alice took the train from Paris to Rome."})
 
     parameters: TokenClassifyParameters | None = None
 
@@ -252,6 +259,15 @@ class QuestionAnsweringParameters(Wire):
 class QuestionAnsweringBody(MaskedBody):
     """A question about a context, or a list of them."""
 
+    model_config = example(
+        {
+            "inputs": {
+                "question": "Who kept the lighthouse?",
+                "context": "Old Martha kept the lighthouse.",
+            }
+        }
+    )
+
     inputs: Annotated[
         QuestionInput | Annotated[list[QuestionInput], Field(json_schema_extra=AT_LEAST_ONE)],
         pydantic.BeforeValidator(_check_questions),
@@ -308,6 +324,13 @@ class ZeroShotClassifyParameters(TruncationParameters):
 
 class ZeroShotClassifyBody(TextsBody, MaskedBody):
     """A text, or a list of them, and the labels to choose from."""
+
+    model_config = example(
+        {
+            "inputs": "The harvest was poor.",
+            "parameters": {"candidate_labels": ["farming", "music"]},
+        }
+    )
 
     parameters: ZeroShotClassifyParameters
 
@@ -368,6 +391,8 @@ class VectorsBody(TextsBody, MaskedBody, Generic[ParametersT]):
 class EmbedBody(EmbedParameters, VectorsBody[EmbedParameters]):
     """A text, or a list of them, to turn into vectors."""
 
+    model_config = example({"inputs": ["The ship left at dawn.", "She baked bread."]})
+
     def request(self) -> EmbedRequest:
         given = self.merged(EmbedParameters)
         return EmbedRequest(
@@ -377,6 +402,8 @@ class EmbedBody(EmbedParameters, VectorsBody[EmbedParameters]):
 
 class SparseEmbedBody(PromptParameters, VectorsBody[PromptParameters]):
     """A text, or a list of them, to turn into weights of the vocabulary."""
+
+    model_config = example({"inputs": "The ship left at dawn."})
 
     def request(self) -> SparseEmbedRequest:
         given = self.merged(PromptParameters)
@@ -392,6 +419,10 @@ class SimilarityInputs(Wire):
 
 class SimilarityBody(MaskedBody):
     """A sentence, and those to compare it with."""
+
+    model_config = example(
+        {"inputs": {"source_sentence": "A ship sails.", "sentences": ["A boat leaves.", "Bread."]}}
+    )
 
     inputs: SimilarityInputs
     parameters: PromptParameters | None = None
@@ -413,6 +444,10 @@ class SimilarityBody(MaskedBody):
 class RerankBody(TruncationParameters, MaskedBody):
     """A query, and texts to put in order."""
 
+    model_config = example(
+        {"query": "Where is the ship?", "texts": ["The ship left at dawn.", "She baked bread."]}
+    )
+
     query: Text
     texts: Annotated[list[Text], Size(1, LARGEST_INT, "texts")]
     raw_scores: bool | None = Field(
@@ -432,6 +467,10 @@ class RerankBody(TruncationParameters, MaskedBody):
 
 class ScoreBody(TextsBody):
     """A text, or a list of them, to be scored by how likely the model finds it."""
+
+    model_config = example(
+        {"model": "hybrid", "inputs": "The captain of the ship looked at the sea."}
+    )
 
     parameters: TruncationParameters | None = None
 

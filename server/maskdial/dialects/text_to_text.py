@@ -82,7 +82,8 @@ class TextToTextTask:
         model = await causal_for(request, self, body.choice(model_name), deadline)
         with wire_names(_names(self.body), batch=body.batch):
             generation = await unless_gone(
-                request, Generation.prepare(body.request(), model, server.config, deadline)
+                request,
+                Generation.prepare(body.request(model.defaults), model, server.config, deadline),
             )
             completions = await unless_gone(request, generation.complete())
         texts = [completion.texts[0].finish.generated_text for completion in completions]

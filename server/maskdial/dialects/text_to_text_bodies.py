@@ -10,6 +10,7 @@ from pydantic import Field, model_validator
 
 from maskdial.dialects.schema import FieldError, Range, Size, TextsBody, Wire
 from maskdial.dialects.tgi_bodies import GenerateParameters
+from maskdial.models.generation_config import GenerationDefaults
 from maskdial.requests.generation import GenerationRequest
 from maskdial.requests.text_to_text import WritingTask
 
@@ -106,9 +107,9 @@ class SummarizeBody(TextsBody):
         """The fields of ``generate_parameters``."""
         return list(WritingParameters.model_fields)
 
-    def request(self) -> GenerationRequest:
-        """The body as a dialect-neutral request."""
-        return _request(self.texts, self.options, "summarization")
+    def request(self, defaults: GenerationDefaults) -> GenerationRequest:
+        """The body as a dialect-neutral request to a model with these defaults."""
+        return _request(self.texts, self.options, defaults, "summarization")
 
 
 class TranslateBody(TextsBody):
@@ -126,21 +127,22 @@ class TranslateBody(TextsBody):
         """The fields of ``generate_parameters``."""
         return list(WritingParameters.model_fields)
 
-    def request(self) -> GenerationRequest:
-        """The body as a dialect-neutral request."""
+    def request(self, defaults: GenerationDefaults) -> GenerationRequest:
+        """The body as a dialect-neutral request to a model with these defaults."""
         source, target = self.options.src_lang, self.options.tgt_lang
-        return _request(self.texts, self.options, "translation", source, target)
+        return _request(self.texts, self.options, defaults, "translation", source, target)
 
 
 def _request(
     texts: list[str],
     options: SummarizeParameters,
+    defaults: GenerationDefaults,
     task: WritingTask,
     source_language: str | None = None,
     target_language: str | None = None,
 ) -> GenerationRequest:
     given = options.generate_parameters or WritingParameters()
-    params = given.sampling_params()
+    params = given.sampling_params(defaults)
     return GenerationRequest(
         texts,
         params=dataclasses.replace(params, min_new_tokens=given.least_new_tokens or 0),

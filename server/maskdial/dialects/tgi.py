@@ -110,7 +110,8 @@ async def _serve(
         _check_streamable(body, parameters)
     with wire_names(_NAMES, batch=body.batch):
         generation = await unless_gone(
-            request, Generation.prepare(body.request(), model, server.config, deadline)
+            request,
+            Generation.prepare(body.request(model.defaults), model, server.config, deadline),
         )
         if not stream:
             completions = await unless_gone(request, generation.complete())

@@ -7,7 +7,7 @@ given; unknown fields are refused.
 from typing import Annotated, Any, Literal, Self
 
 import pydantic
-from pydantic import ConfigDict, Field, ValidationInfo, field_validator, model_validator
+from pydantic import Field, ValidationInfo, field_validator, model_validator
 
 from maskdial.causal.grammar.source import RequestGrammarKind
 from maskdial.causal.sampling.params import SamplingParams
@@ -22,10 +22,12 @@ from maskdial.dialects.schema import (
     TokenId,
     Wire,
     check_texts,
+    example,
     given,
     join_parts,
     logit_biases,
 )
+from maskdial.models.generation_config import GenerationDefaults
 from maskdial.requests.generation import Conversation, GenerationRequest, GrammarRequest
 from maskdial.requests.text_to_text import MAX_BEAMS, Writing
 
@@ -67,7 +69,7 @@ class GenerateParameters(Wire):
     """Parameters of `/generate`, named as in text-generation-inference, vLLM and transformers."""
 
     max_new_tokens: Annotated[int, Range(1)] | None = Field(
-        None, description="Maximum number of tokens to generate. Default: 100."
+        None, description="Maximum number of tokens to generate. Default: the model's, or 100."
     )
     min_new_tokens: Annotated[int, Range(0)] | None = Field(
         None,
@@ -77,7 +79,8 @@ class GenerateParameters(Wire):
     do_sample: bool | None = Field(
         None,
         description="Sample instead of greedy decoding. Default: true if a sampling parameter is "
-        "given.",
+        "given, otherwise the model's. Where sampling parameters have a default here, a model may "
+        "have another: /info shows it.",
     )
     temperature: Annotated[float, Range(0, 100)] | None = Field(
         None, description="Sampling temperature; 0 is greedy. Default: 1."
@@ -200,10 +203,8 @@ class GenerateParameters(Wire):
         return value
 
     @property
-    def samples(self) -> bool:
-        """Whether to sample: as asked, otherwise whether a sampling parameter is given."""
-        if self.do_sample is not None:
-            return self.do_sample
+    def _has_controls(self) -> bool:
+        """Whether a sampling parameter is given."""
         controls = (self.temperature, self.top_k, self.top_p, self.min_p, self.typical_p)
         return any(value is not None for value in controls)
 
@@ -231,17 +232,18 @@ class GenerateParameters(Wire):
         """How many texts to generate for each prompt."""
         return self.best_of or self.n or 1
 
-    def sampling_params(self) -> SamplingParams:
+    def sampling_params(self, defaults: GenerationDefaults) -> SamplingParams:
         """How to sample; ``max_new_tokens`` is left to the model's context."""
+        by_default = defaults.do_sample and (self.num_beams or 1) == 1
         return SamplingParams(
             min_new_tokens=self.min_new_tokens or 0,
-            do_sample=self.samples,
-            temperature=given(self.temperature, 1.0),
-            top_k=self.top_k or 0,
-            top_p=given(self.top_p, 1.0),
-            min_p=self.min_p or 0.0,
-            typical_p=given(self.typical_p, 1.0),
-            repetition_penalty=given(self.repetition_penalty, 1.0),
+            do_sample=given(self.do_sample, self._has_controls or by_default),
+            temperature=given(self.temperature, defaults.temperature),
+            top_k=given(self.top_k, defaults.top_k),
+            top_p=given(self.top_p, defaults.top_p),
+            min_p=given(self.min_p, defaults.min_p),
+            typical_p=given(self.typical_p, defaults.typical_p),
+            repetition_penalty=given(self.repetition_penalty, defaults.repetition_penalty),
             frequency_penalty=self.frequency_penalty or 0.0,
             presence_penalty=self.presence_penalty or 0.0,
             logit_bias=logit_biases(self.logit_bias),
@@ -278,13 +280,12 @@ def _check_prompts(value: object) -> object:
 class GenerateBody(TaskBody):
     """A prompt, a list of prompts (not streamed), or a conversation."""
 
-    model_config = ConfigDict(
-        json_schema_extra={
-            "oneOf": [
-                {"required": ["inputs"], "properties": {"messages": {"type": "null"}}},
-                {"required": ["messages"], "properties": {"inputs": False}},
-            ]
-        }
+    model_config = example(
+        {"inputs": "Once upon a time", "parameters": {"max_new_tokens": 40}},
+        oneOf=[
+            {"required": ["inputs"], "properties": {"messages": {"type": "null"}}},
+            {"required": ["messages"], "properties": {"inputs": False}},
+        ],
     )
 
     inputs: Annotated[
@@ -318,8 +319,8 @@ class GenerateBody(TaskBody):
         """Whether the prompts came as a list, so that the reply is a list, too."""
         return isinstance(self.inputs, list)
 
-    def request(self) -> GenerationRequest:
-        """The body as a dialect-neutral request."""
+    def request(self, defaults: GenerationDefaults) -> GenerationRequest:
+        """The body as a dialect-neutral request to a model with these defaults."""
         parameters = self.parameters or GenerateParameters()
         prompts: list[str] = []
         if self.messages is None:
@@ -329,7 +330,7 @@ class GenerateBody(TaskBody):
             None
             if self.messages is None
             else Conversation([each.model_dump() for each in self.messages]),
-            parameters.sampling_params(),
+            parameters.sampling_params(defaults),
             max_new_tokens=parameters.max_new_tokens,
             num_sequences=parameters.num_sequences,
             grammar=parameters.grammar_request,

@@ -23,6 +23,7 @@ from maskdial.http.openapi import document
 from maskdial.http.replies import error_reply, json_reply
 from maskdial.http.route import TaskRoute
 from maskdial.http.shared import SharedWork
+from maskdial.http.tracing import Tracing
 from maskdial.http.watchdog import Watchdog
 from maskdial.metrics import Metrics
 from maskdial.models.catalog import find_bundles
@@ -47,6 +48,8 @@ def create_app(
         summary="Masked and causal language models, one server.",
         lifespan=_lifespan,
         redirect_slashes=False,
+        docs_url=None,  # FastAPI's own pages load scripts from another host
+        redoc_url=None,
     )
     app.router.routes.extend(dialects.ROUTES)
     metrics = Metrics(
@@ -59,8 +62,9 @@ def create_app(
     models = Models(dialects.TASKS, config, metrics, start)
     watchdog = Watchdog(lambda: (model.engine for model in models), config)
     page = SharedWork(metrics.render)
+    tracing = None if config.otlp_endpoint is None else Tracing.to(config.otlp_endpoint)
     app.state.context = context = ServerContext(
-        config, models, metrics, Lifecycle(), Keys(config), page, watchdog
+        config, models, metrics, Lifecycle(), Keys(config), page, watchdog, tracing
     )
     metrics.declare_keys(context.keys.names)
     app.state.on_load_failure = on_load_failure
@@ -72,6 +76,7 @@ def create_app(
         lifecycle=context.lifecycle,
         keys=context.keys,
         error_replies=dialects.ERROR_REPLIES,
+        tracing=tracing,
     )
     if config.cors_allow_origins:
         app.add_middleware(
@@ -99,6 +104,8 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
         await asyncio.wait({loading})
         # Running requests have had their grace period by now.
         await context.models.close()
+        if context.tracing is not None:
+            await asyncio.to_thread(context.tracing.close)
 
 
 async def _load_models(

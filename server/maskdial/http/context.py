@@ -8,6 +8,7 @@ from maskdial.config import Config
 from maskdial.http.keys import Keys
 from maskdial.http.lifecycle import Lifecycle
 from maskdial.http.shared import SharedWork
+from maskdial.http.tracing import Tracing
 from maskdial.http.watchdog import Watchdog
 from maskdial.metrics import Metrics
 from maskdial.models.registry import Models
@@ -15,7 +16,7 @@ from maskdial.models.registry import Models
 
 @dataclass(frozen=True, slots=True)
 class ServerContext:
-    """One server's settings, models, metrics, phase, keys and watchdog."""
+    """One server's settings, models, metrics, phase, keys, watchdog and tracing."""
 
     config: Config
     models: Models
@@ -25,6 +26,7 @@ class ServerContext:
     metrics_page: SharedWork[bytes]
     """All metrics in Prometheus' text format; writing them takes a tenth of a second and more."""
     watchdog: Watchdog
+    tracing: Tracing | None = None
 
 
 def server_context(request: Request) -> ServerContext:

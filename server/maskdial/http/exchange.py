@@ -63,6 +63,8 @@ class Exchange:
         self.status = 0
         """Of the reply; 0 until it begins."""
         self.reply_headers: Headers = _NO_HEADERS
+        self.trace_response = ""
+        """Header of the reply that names its span; empty if the request is not traced."""
         self._scope = scope
         self._receive = receive
         self._send = send
@@ -110,6 +112,8 @@ class Exchange:
                 self.outcome = _outcome(self.status)
             headers = MutableHeaders(scope=message)
             headers["x-request-id"] = self.request_id
+            if self.trace_response:
+                headers["traceresponse"] = self.trace_response
             headers["x-total-time"] = f"{self.elapsed() * 1e3:.3f}"
             self.reply_headers = headers
         await self._send(message)

@@ -27,6 +27,7 @@ from maskdial.http.lifecycle import Lifecycle, Phase
 from maskdial.http.limits import ClientLimits
 from maskdial.http.replies import error_reply
 from maskdial.http.route import TaskRoute
+from maskdial.http.tracing import Tracing
 from maskdial.metrics import Metrics
 
 _log = logging.getLogger("maskdial.requests")
@@ -46,6 +47,7 @@ class Guard:
         lifecycle: says whether they are accepted.
         keys: say who may use which route.
         error_replies: how errors are written on other routes, by prefix.
+        tracing: makes spans of the requests to task routes, if it is on.
     """
 
     def __init__(
@@ -58,6 +60,7 @@ class Guard:
         lifecycle: Lifecycle,
         keys: Keys,
         error_replies: Sequence[tuple[str, ErrorReply]] = (),
+        tracing: Tracing | None = None,
     ) -> None:
         self._app = app
         self._config = config
@@ -66,6 +69,7 @@ class Guard:
         self._keys = keys
         self._limits = ClientLimits(config)
         self._error_replies = error_replies
+        self._tracing = tracing
         routes = list(routes)
         self._routes = [route for route in routes if isinstance(route, TaskRoute)]
         self._paths: dict[Any, str] = {
@@ -101,8 +105,11 @@ class Guard:
                 scope["state"]["client"] = key
             if route is None:
                 await self._app(scope, exchange.receive, exchange.send)
-            else:
+            elif self._tracing is None:
                 await self._answer(route, exchange, scope)
+            else:
+                with self._tracing.span(route.path_format, exchange, scope):
+                    await self._answer(route, exchange, scope)
         except UnauthorizedError as error:
             await exchange.fail(error)
         finally:

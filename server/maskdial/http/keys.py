@@ -21,8 +21,8 @@ ADMIN = "admin"
 _METRICS = "metrics"
 _RESERVED = (ADMIN, _METRICS)
 _NAME = re.compile(r"[\w.-]{1,64}", re.ASCII)
-# The page at / with its assets, and health checks. All other paths ask for a key.
-_OPEN_PATHS = re.compile(r"/|/page/.*|/health|/health/(live|ready)")
+# The page at / and /docs with their assets, and health checks. All other paths ask for a key.
+_OPEN_PATHS = re.compile(r"/|/docs|/page/.*|/health|/health/(live|ready)")
 _METRICS_PATH = "/metrics"
 _HOW = "send it as 'Authorization: Bearer KEY' or as 'x-api-key'"
 

@@ -13,6 +13,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from maskdial import trace
 from maskdial.engine import Engine, describe, publish
 from maskdial.errors import (
     DeadlineError,
@@ -126,6 +127,7 @@ class MaskedEngine(Engine):
         now = time.perf_counter()
         usage = current_usage()
         requests = [Request(each, loop.create_future(), now, usage) for each in inputs]
+        trace.note(*requests)
         self._admit(requests)
         try:
             async with asyncio.timeout(timeout):

@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 
 from maskdial.errors import MaskdialError
 from maskdial.fairness import Usage
+from maskdial.trace import Timeline
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +86,16 @@ class Request:
     def loop(self) -> asyncio.AbstractEventLoop:
         """The event loop in which the caller waits."""
         return self.future.get_loop()
+
+    @property
+    def timeline(self) -> Timeline:
+        """For the span of its request."""
+        started_at = ended_at = 0.0
+        if self.future.done() and not self.future.cancelled() and not self.future.exception():
+            result = self.future.result()
+            started_at = self.arrived_at + result.queue_seconds
+            ended_at = started_at + result.inference_seconds
+        return Timeline(self, self.length, self.arrived_at, started_at, ended_at)
 
     def put(self, reply: Reply) -> None:
         """Resolves the future; called in ``loop`` only."""

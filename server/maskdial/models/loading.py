@@ -16,7 +16,12 @@ from maskdial.config import Config
 from maskdial.errors import BundleError, ConfigError, explain_exhaustion
 from maskdial.masked.engine import MaskedEngine
 from maskdial.metrics import Metrics, ModelMetrics
-from maskdial.models.bundle import Bundle, KVLayout, load_bundle, load_bundles
+from maskdial.models.bundle import Bundle, KVLayout, load_bundle, load_bundles, read_manifests
+from maskdial.models.generation_config import (
+    GenerationDefaults,
+    read_generation_defaults,
+    tokens_without_text,
+)
 from maskdial.models.golden import (
     causal_logits,
     check_golden,
@@ -158,6 +163,9 @@ def _start_causal(
     tokenizer = Tokenizer.from_file(bundle.tokenizer, manifest.special_tokens)
     chat_template = read_chat_template(bundle, tokenizer)
     reply_format = ReplyFormat.of_bundle(bundle, tokenizer, chat_template)
+    never: frozenset[int] = frozenset()
+    if encoder is None:  # an encoder-decoder checkpoint names what it never writes
+        never = tokens_without_text(read_manifests(bundle.name, bundle.path))
     engine = CausalEngine(
         runner,
         tokenizer,
@@ -172,7 +180,8 @@ def _start_causal(
         eos_token_ids=frozenset(manifest.special_tokens.eos),
         prefix_cache=_prefix_cache(bundle, layout, config) if encoder is None else None,
         max_drafts=config.speculative_tokens if encoder is None else 0,
-        sampler=_sampler(bundle, placement, runner.slots, options),
+        never=never,
+        sampler=_sampler(bundle, placement, runner.slots, options, never),
         overlaps=not placement.memory.on_host,
         metrics=metrics,
         name=bundle.label,
@@ -191,6 +200,9 @@ def _start_causal(
         chat_template,
         reply_format,
         _grammar_compiler(bundle),
+        read_generation_defaults(bundle)
+        if config.generation_config == "auto"
+        else GenerationDefaults(),
     )
 
 
@@ -265,11 +277,15 @@ def _plan_slots(
 
 
 def _sampler(
-    bundle: Bundle, placement: Placement, slots: int, options: SessionOptions
+    bundle: Bundle,
+    placement: Placement,
+    slots: int,
+    options: SessionOptions,
+    never: frozenset[int],
 ) -> TokenSampler:
     """The sampler that works where the logits lie."""
     vocab_size = bundle.manifest.vocab_size
-    sampler = Sampler(vocab_size, frozenset(bundle.manifest.special_tokens.eos))
+    sampler = Sampler(vocab_size, frozenset(bundle.manifest.special_tokens.eos), never)
     if placement.memory.on_host:
         return sampler
     return DeviceSampler(

@@ -11,6 +11,7 @@ from maskdial.config import Config
 from maskdial.masked.engine import MaskedEngine
 from maskdial.metrics import ModelMetrics
 from maskdial.models.bundle import Bundle, Manifest
+from maskdial.models.generation_config import GenerationDefaults
 from maskdial.models.tokenizer import Tokenizer
 from maskdial.runtime.providers import find_provider
 
@@ -75,7 +76,8 @@ class CausalModel(_Model):
 
     ``slots`` sequences run at once. ``max_length`` is the context in tokens, as configured;
     ``max_source_length`` that of the encoder, None if there is none.
-    ``reply_format`` says how its tool calls and its reasoning are told from its text.
+    ``reply_format`` says how its tool calls and its reasoning are told from its text. ``defaults``
+    apply where a request leaves a field out.
     """
 
     engine: CausalEngine
@@ -85,6 +87,7 @@ class CausalModel(_Model):
     chat_template: ChatTemplate
     reply_format: ReplyFormat
     grammars: GrammarCompiler
+    defaults: GenerationDefaults
 
     def stop(self) -> None:
         """Stops the engine at once, and the child processes with it."""

@@ -96,8 +96,8 @@ class GenerationRequest:
             for a conversation. For an encoder-decoder model, source texts.
         conversation: rendered as the prompt, in place of ``prompts``.
         params: how to sample; its ``max_new_tokens`` is ignored.
-        max_new_tokens: limit per text. None: an encoder-decoder checkpoint's own limit, otherwise
-            100, or less if the context is shorter.
+        max_new_tokens: limit per text. None: the model's default, or 100, or less if the context is
+            shorter.
         num_sequences: texts to generate for each prompt.
         grammar: what the texts must match.
         grammar_for: chooses the grammar once a conversation is rendered, in place of ``grammar``.
@@ -430,7 +430,7 @@ def _resolve_params(
 ) -> SamplingParams:
     """The parameters with their defaults, checked against the model."""
     params, context = request.params, model.max_length
-    default = _DEFAULT_NEW_TOKENS
+    default = model.defaults.new_tokens(_DEFAULT_NEW_TOKENS, context)
     ngram_size = request.writing.no_repeat_ngram_size
     if settings is not None:
         default = settings.max_new_tokens or default

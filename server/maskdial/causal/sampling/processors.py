@@ -17,17 +17,22 @@ _NEVER = np.float32(-math.inf)
 
 
 def process(
-    logits: NDArray[np.float32], sequence: Sequence, eos_token_ids: frozenset[int]
+    logits: NDArray[np.float32],
+    sequence: Sequence,
+    eos_token_ids: frozenset[int],
+    never: frozenset[int] = frozenset(),
 ) -> NDArray[np.float32]:
     """The scores by which a sequence's next token is chosen, float32 (vocab_size,).
 
     Tokens that must not be chosen score -inf. If only ``eos_token_ids`` and the sequence's own
-    ``stop_token_ids`` are left, they are allowed even before ``min_new_tokens``.
+    ``stop_token_ids`` are left, they are allowed even before ``min_new_tokens``; likewise, tokens
+    that are ``never`` chosen are where a grammar allows nothing else.
 
     Args:
         logits: float32 (vocab_size,); not changed, and returned as it is if nothing applies.
         sequence: whose parameters, tokens and grammar apply.
         eos_token_ids: the model's end-of-sequence tokens, all below vocab_size.
+        never: tokens that are not chosen unless there is a bias for them, all below vocab_size.
 
     Raises:
         MaskdialError: the sequence's grammar failed.
@@ -46,11 +51,20 @@ def process(
         scores[banned] = _NEVER
     if sequence.grammar is not None and not sequence.forces_next:
         scores = np.where(sequence.grammar.allowed(), scores, _NEVER)
-    # After the grammar, which may leave nothing but the end of the text.
+    # After the grammar, which may leave nothing but these.
+    never = not_drawn(never, params)
+    if never:
+        scores = _hold_back(scores, never)
     if sequence.num_generated < params.min_new_tokens:
-        scores = _hold_back(scores, eos_token_ids, params.stop_token_ids)
+        ends = eos_token_ids.union(t for t in params.stop_token_ids if t < len(scores))
+        scores = _hold_back(scores, ends)
     forced = _forced_tokens(sequence)
     return _only(forced, len(scores)) if forced else scores
+
+
+def not_drawn(never: frozenset[int], params: SamplingParams) -> frozenset[int]:
+    """Those of the tokens that are never drawn for which a sequence has no bias."""
+    return never.difference(token_id for token_id, _ in params.logit_bias) if never else never
 
 
 def _add_bias(
@@ -82,11 +96,10 @@ def _penalize_frequency(
     return scores
 
 
-def _hold_back(
-    scores: NDArray[np.float32], eos_token_ids: frozenset[int], stop_token_ids: frozenset[int]
-) -> NDArray[np.float32]:
+def _hold_back(scores: NDArray[np.float32], token_ids: frozenset[int]) -> NDArray[np.float32]:
+    """The scores without those of some tokens, unless no others are left."""
     held = scores.copy()
-    held[[*eos_token_ids, *(t for t in stop_token_ids if t < len(scores))]] = _NEVER
+    held[[*token_ids]] = _NEVER
     return scores if held.max() == _NEVER else held
 
 

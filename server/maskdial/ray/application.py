@@ -1,0 +1,73 @@
+"""The Ray Serve application: how replicas are placed, scaled, watched and drained."""
+
+from typing import Any
+
+from ray import serve
+from ray.serve import Application
+
+from maskdial.config import Config, load_config
+from maskdial.ray.replica import Replica
+
+DEPLOYMENT = "maskdial"
+"""The deployment's name, by which a Serve configuration may override its options."""
+
+# A replica takes at least what the queues of so many models hold, so that its own refusals, which
+# tell when to come back, are met before Ray's.
+_QUEUES = 4
+_SLOTS_CPU, _SLOTS_GPU = 8, 32
+_STOP_MARGIN_SECONDS = 10.0
+
+
+def app(settings: dict[str, Any]) -> Application:
+    """Builds the application; a Serve configuration names it as ``maskdial.ray:app``.
+
+    Args:
+        settings: the server's, as in its TOML file; a Serve configuration has them as ``args``.
+
+    Raises:
+        ConfigError: a setting is unknown or out of range.
+    """
+    config = load_config(settings)
+    deployment = serve.deployment(serve.ingress()(Replica))
+    return deployment.options(name=DEPLOYMENT, **deployment_options(config)).bind(
+        {**settings, "threads": num_threads(config)}
+    )
+
+
+def deployment_options(config: Config) -> dict[str, Any]:
+    """The options of the deployment that follow from the settings, as a Serve configuration has
+    them.
+    """
+    gpus = {"num_gpus": 1} if config.provider == "cuda" else {}
+    return {
+        "ray_actor_options": {"num_cpus": num_threads(config), **gpus},
+        "max_ongoing_requests": _QUEUES * config.max_queue,
+        "max_queued_requests": config.max_queue,
+        "backpressure_config": {"status_code": 429, "retry_after_s": 1.0},
+        "request_router_config": {"request_router_class": "maskdial.ray.router.SessionRouter"},
+        "health_check_period_s": 5.0,
+        "health_check_timeout_s": 30.0,
+        "graceful_shutdown_wait_loop_s": 0.5,
+        "graceful_shutdown_timeout_s": config.grace_period + _STOP_MARGIN_SECONDS,
+    }
+
+
+def autoscaling(config: Config, least: int, most: int, target: float | None) -> dict[str, Any]:
+    """Between how many replicas to scale, by the requests that they are busy with.
+
+    ``target`` is the number for which one replica is right. None: its slots, all of which share a
+    decode step. Ray's default of 2 would leave most of them empty.
+    """
+    slots = config.slots or (_SLOTS_GPU if config.provider == "cuda" else _SLOTS_CPU)
+    return {
+        "min_replicas": least,
+        "max_replicas": most,
+        "target_ongoing_requests": slots if target is None else target,
+        "upscale_delay_s": 10.0,
+        "downscale_delay_s": 300.0,
+    }
+
+
+def num_threads(config: Config) -> int:
+    """Intra-op threads of a replica, for which Ray reserves as many processors; ``auto`` is 1."""
+    return config.threads or 1

@@ -1,0 +1,148 @@
+"""`maskdial ray`: writes the Serve configuration of the application, and deploys it."""
+
+import argparse
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from maskdial.config import Config, load_config
+from maskdial.errors import ConfigError
+from maskdial.ray.application import DEPLOYMENT, autoscaling, deployment_options, num_threads
+
+_SECRETS = {"api_keys", "admin_key", "metrics_key"}
+# What Ray's proxy does in place of our listener.
+_LISTENER = {"host", "port", "ssl_certfile", "ssl_keyfile"}
+
+
+def add_arguments(
+    parser: argparse.ArgumentParser, add_settings: Callable[[argparse.ArgumentParser], None]
+) -> None:
+    """Adds `config` and `deploy`.
+
+    Args:
+        parser: that of `maskdial ray`.
+        add_settings: adds the flags of `maskdial serve`.
+    """
+    commands = parser.add_subparsers(metavar="COMMAND", required=True)
+    for name, run, help_ in (
+        ("config", _write, "print a configuration that `serve deploy` takes"),
+        ("deploy", _deploy, "deploy to a running cluster"),
+    ):
+        command = commands.add_parser(name, help=help_, description=help_[0].upper() + help_[1:])
+        command.set_defaults(run_ray=run)
+        add_settings(command)
+        _add_placement(command)
+        if name == "deploy":
+            command.add_argument(
+                "--address",
+                default="http://127.0.0.1:8265",
+                help="of the cluster's dashboard (default: %(default)s)",
+            )
+
+
+def run(options: argparse.Namespace) -> int:
+    """Runs the command that was chosen, and returns its exit code."""
+    command: Callable[[argparse.Namespace], int] = options.run_ray
+    return command(options)
+
+
+def _add_placement(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group(
+        "replicas",
+        "Each reserves --threads processors (1 if auto), and a GPU with --provider cuda.",
+    )
+    group.add_argument(
+        "--replicas", type=int, default=2, metavar="N", help="number of replicas (default: 2)"
+    )
+    group.add_argument(
+        "--max-replicas",
+        type=int,
+        metavar="N",
+        help="scale between --replicas and this number (default: no scaling)",
+    )
+    group.add_argument(
+        "--target-ongoing-requests",
+        type=float,
+        metavar="N",
+        help="requests that one replica should be busy with; more: replicas are added (default: "
+        "--slots)",
+    )
+    group.add_argument(
+        "--name", default="maskdial", help="of the application (default: %(default)s)"
+    )
+    group.add_argument(
+        "--route-prefix", default="/", help="below which its routes are (default: %(default)s)"
+    )
+
+
+def serve_configuration(config: Config, options: argparse.Namespace) -> dict[str, Any]:
+    """What `serve deploy` takes: one application on the host and port of the settings.
+
+    Raises:
+        ConfigError: there are keys or a Unix socket among the settings, or the numbers of replicas
+            contradict each other.
+    """
+    secrets = sorted(_SECRETS & config.model_fields_set)
+    if secrets:
+        raise ConfigError(
+            f"{secrets[0]}: keys are not written to the configuration, which the dashboard shows; "
+            "use --api-key-file, or MASKDIAL_* variables on the cluster's machines"
+        )
+    if config.uds is not None:
+        raise ConfigError("uds: a cluster is reached by its proxies, not by a Unix socket")
+    if options.max_replicas is not None and options.max_replicas < options.replicas:
+        raise ConfigError("--max-replicas is less than --replicas")
+    settings = config.model_dump(mode="json", exclude_unset=True, exclude=_LISTENER)
+    paths = {
+        name: str(path.resolve())
+        for name in ("model_dir", "api_key_file")
+        if (path := getattr(config, name)) is not None
+    }
+    if config.models:
+        settings["models"] = {name: str(path.resolve()) for name, path in config.models.items()}
+    if options.max_replicas is None:
+        scaling: dict[str, Any] = {"num_replicas": options.replicas}
+    else:
+        target = options.target_ongoing_requests
+        scaling = {
+            "autoscaling_config": autoscaling(
+                config, options.replicas, options.max_replicas, target
+            )
+        }
+    return {
+        "proxy_location": "EveryNode",
+        "http_options": config.model_dump(mode="json", include=_LISTENER, exclude_none=True),
+        "applications": [
+            {
+                "name": options.name,
+                "route_prefix": options.route_prefix,
+                "import_path": "maskdial.ray:app",
+                "args": {**settings, **paths, "threads": num_threads(config)},
+                "deployments": [{"name": DEPLOYMENT, **scaling, **deployment_options(config)}],
+            }
+        ],
+    }
+
+
+def _configuration(options: argparse.Namespace) -> str:
+    flags = {name: value for name, value in vars(options).items() if name in Config.model_fields}
+    content = serve_configuration(load_config(flags, options.config), options)
+    return str(yaml.safe_dump(content, sort_keys=False))
+
+
+def _write(options: argparse.Namespace) -> int:
+    print(_configuration(options), end="")
+    return 0
+
+
+def _deploy(options: argparse.Namespace) -> int:
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "serve.yaml"
+        file.write_text(_configuration(options), encoding="utf-8")
+        command = ["-m", "ray.serve.scripts", "deploy", str(file), "--address", options.address]
+        return subprocess.run([sys.executable, *command], check=False).returncode
