@@ -16,6 +16,7 @@ _COMMANDS = {
     "batching": "compare the masked engine's batches with first-come ones in this process",
     "overhead": "compare a server over HTTP with its bare engine",
     "scaling": "measure how a server's costs grow with load, memory settings and model size",
+    "kernels": "compare passes with our kernels and with ONNX Runtime's",
     "swaps": "replace a model under load and look for lost requests and leaks",
     "chaos": "break connections and look for what is lost",
     "overload": "offer a server five times what it can do",

@@ -305,6 +305,11 @@ class Config(BaseSettings):
     grace_period: float = Field(
         30.0, ge=0, description="seconds that running requests may take after SIGTERM"
     )
+    kernels: Literal["auto", "on", "off"] = Field(
+        "auto",
+        description="compute int8 products and causal attention on the CPU with our own kernels; "
+        "auto: if they were built (python -m maskdial.kernels build)",
+    )
     otlp_endpoint: Annotated[str | None, Field(pattern=r"^https?://"), _None] = Field(
         None,
         description="OpenTelemetry collector that gets a trace of each request, by OTLP over HTTP, "

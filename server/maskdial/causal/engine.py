@@ -143,9 +143,10 @@ class CausalEngine(Engine):
                 f"of {self._max_length}, so a prompt has 1 to {self._max_length - 1}"
             )
         channel = ReplyChannel()
+        usage = current_usage()
         beams = () if sequence.search is None else sequence.search.beams
         for each in (sequence, *beams):
-            each.usage = current_usage()
+            each.usage = usage
         trace.note(sequence)
         with self._changed:  # reentrant: nothing comes between the check and the queue
             self.check_room(1)

@@ -36,6 +36,7 @@ _UNKNOWN: dict[str, Any] = {
     "chat": False,
     "generation_defaults": {},
     "provider": "",
+    "kernels": "",
     "ready": False,
 }
 
@@ -139,6 +140,7 @@ def _describe(entry: Entry, models: Models, config: Config) -> list[dict[str, An
             "chat": CHAT_TEMPLATE in manifest.files,
             "generation_defaults": {},
             "provider": "",
+            "kernels": "",
             "ready": False,
         }
         | ({} if model is None else _describe_loaded(model))
@@ -158,6 +160,7 @@ def _describe_loaded(model: ServedModel) -> dict[str, Any]:
         "batch_invariant": model.batch_invariant,
         "max_length": model.max_length,
         "provider": model.provider,
+        "kernels": model.kernels,
         "ready": model.engine.ready,
     }
 

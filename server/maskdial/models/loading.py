@@ -14,6 +14,7 @@ from maskdial.causal.sampling.sampler import Sampler, TokenSampler
 from maskdial.causal.tools.reply import ReplyFormat
 from maskdial.config import Config
 from maskdial.errors import BundleError, ConfigError, explain_exhaustion
+from maskdial.kernels.library import find_kernels
 from maskdial.masked.engine import MaskedEngine
 from maskdial.metrics import Metrics, ModelMetrics
 from maskdial.models.bundle import Bundle, KVLayout, load_bundle, load_bundles, read_manifests
@@ -96,17 +97,19 @@ def start_model(
     """
     placement = place(bundle, config.provider)
     provider = placement.provider.name
-    options = SessionOptions(provider, config.threads, config.spins(alone=alone))
+    kernels = find_kernels(config.kernels) if provider == "cpu" else None
+    options = SessionOptions(provider, config.threads, config.spins(alone=alone), kernels=kernels)
     start = _start_masked if bundle.manifest.family == "masked" else _start_causal
     model = start(bundle, config, metrics.declare(bundle.name, bundle.label), placement, options)
     model.engine.start()
     _log.info(
-        "model %s: %s %s, %s, %s",
+        "model %s: %s %s, %s, %s%s",
         bundle.label,
         bundle.manifest.architecture,
         bundle.manifest.task,
         bundle.manifest.precision,
         provider,
+        f" with {model.kernels} kernels" if model.kernels else "",
     )
     return model
 
@@ -119,7 +122,8 @@ def _start_masked(
     options: SessionOptions,
 ) -> MaskedModel:
     session = Session(bundle.graph, options)
-    check_kernels(bundle, options, config.golden_check)
+    if not session.multiplies_exactly:
+        check_kernels(bundle, options, config.golden_check)
     check_golden(bundle, partial(masked_logits, session), config.golden_check)
     special = bundle.manifest.special_tokens
     engine = MaskedEngine(
@@ -133,7 +137,9 @@ def _start_masked(
         name=bundle.label,
     )
     tokenizer = Tokenizer.from_file(bundle.tokenizer, special)
-    return MaskedModel(bundle, tokenizer, metrics, options.provider, engine)
+    return MaskedModel(
+        bundle, tokenizer, metrics, options.provider, engine, kernels=session.kernels
+    )
 
 
 def _start_causal(
@@ -152,8 +158,10 @@ def _start_causal(
     chunk_tokens = _round_up(
         config.prefill_chunk_tokens or provider.prefill_chunk_tokens, layout.query_block
     )
-    runner = _runner(bundle, config, placement, options, layout, chunk_tokens)
-    check_kernels(bundle, options, config.golden_check)
+    session = _causal_session(bundle, config, placement, options)
+    runner = _runner(session, bundle, config, placement, layout, chunk_tokens)
+    if not session.multiplies_exactly:
+        check_kernels(bundle, options, config.golden_check)
     encoder, golden = None, partial(causal_logits, runner)
     if manifest.text_to_text is not None and runner.cache.source is not None:
         encoder = Encoder(Session(bundle.encoder, options), runner.cache.source)
@@ -203,19 +211,19 @@ def _start_causal(
         read_generation_defaults(bundle)
         if config.generation_config == "auto"
         else GenerationDefaults(),
+        kernels=session.kernels,
     )
 
 
 def _runner(
+    session: Session,
     bundle: Bundle,
     config: Config,
     placement: Placement,
-    options: SessionOptions,
     layout: KVLayout,
     chunk_tokens: int,
 ) -> Runner:
-    """Loads the graph, and allocates what is left of the memory for the KV cache."""
-    session = _causal_session(bundle, config, placement, options)
+    """Allocates what the loaded graph leaves of the memory for the KV cache."""
     context = max_length(bundle.manifest, config)
     num_drafted = config.speculative_tokens + 1
     num_golden = len(bundle.manifest.golden.input_ids)

@@ -1,6 +1,6 @@
 """Served models: a bundle with its engine, of either family."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from maskdial.causal.chat import ChatTemplate
@@ -26,12 +26,16 @@ class Task(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class _Model:
-    """What served models of both families have."""
+    """What served models of both families have.
+
+    ``kernels`` is the instruction set of our own kernels, empty if the model does not use them.
+    """
 
     bundle: Bundle
     tokenizer: Tokenizer
     metrics: ModelMetrics
     provider: str
+    kernels: str = field(default="", kw_only=True)
 
     @property
     def name(self) -> str:
@@ -75,9 +79,9 @@ class CausalModel(_Model):
     """A causal model being served, or an encoder-decoder model, whose decoder is one.
 
     ``slots`` sequences run at once. ``max_length`` is the context in tokens, as configured;
-    ``max_source_length`` that of the encoder, None if there is none.
-    ``reply_format`` says how its tool calls and its reasoning are told from its text. ``defaults``
-    apply where a request leaves a field out.
+    ``max_source_length`` that of the encoder, None if there is none. ``reply_format`` says how its
+    tool calls and its reasoning are told from its text. ``defaults`` apply where a request leaves a
+    field out.
     """
 
     engine: CausalEngine
