@@ -80,20 +80,27 @@ class BeamSearch:
         forks, self._forks = self._forks, []
         return forks
 
-    def advance(self, logits: _Floats, eos_token_ids: frozenset[int], max_length: int) -> None:
+    def advance(
+        self,
+        logits: _Floats,
+        eos_token_ids: frozenset[int],
+        max_length: int,
+        never: frozenset[int] = frozenset(),
+    ) -> None:
         """Gives every beam its next token, or ends the search.
 
         Args:
             logits: float32 (num_running, vocab_size), of the running beams.
             eos_token_ids: tokens that end a text.
             max_length: tokens that a slot holds.
+            never: tokens to leave out; see `process`.
 
         Raises:
             MaskdialError: no token can be chosen.
         """
         own = _log_softmax(logits)
         pairs = zip(own, self.running, strict=True)
-        scores = np.stack([process(row, beam, eos_token_ids) for row, beam in pairs])
+        scores = np.stack([process(row, beam, eos_token_ids, never) for row, beam in pairs])
         candidates = self._best_candidates(scores, eos_token_ids, max_length)
         num_beams = len(self.beams)
         length = self.running[0].num_generated + 1

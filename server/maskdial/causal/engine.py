@@ -41,6 +41,7 @@ class CausalEngine(Engine):
         eos_token_ids: tokens that end a text.
         prefix_cache: where to keep the prefixes of prompts, in blocks of ``block_tokens``.
         max_drafts: most draft tokens for a sequence that runs alone; 0 turns speculation off.
+        never: tokens that are not drawn, and no beam goes on with.
         sampler: chooses the tokens. Default: one on the host.
         overlaps: whether tokens are delivered while the next decode step runs, where nothing else
             can come in between. For models that leave the processor free.
@@ -67,6 +68,7 @@ class CausalEngine(Engine):
         joint_tokens: int | None = None,
         prefix_cache: PrefixCache | None = None,
         max_drafts: int = 0,
+        never: frozenset[int] = frozenset(),
         sampler: TokenSampler | None = None,
         overlaps: bool = False,
         metrics: ModelMetrics,
@@ -92,9 +94,10 @@ class CausalEngine(Engine):
         self._executor = Executor(runner, prefix_cache, metrics, name, encoder)
         ends = frozenset(eos_token_ids)
         self._processor = OutputProcessor(
-            sampler or Sampler(vocab_size, ends),
+            sampler or Sampler(vocab_size, ends, never),
             detokenizer,
             eos_token_ids=ends,
+            never=never,
             max_length=max_length,
             metrics=metrics,
             name=name,

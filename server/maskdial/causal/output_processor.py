@@ -30,6 +30,7 @@ class OutputProcessor:
         sampler: chooses the tokens.
         detokenizer: turns tokens into text.
         eos_token_ids: tokens that end a text.
+        never: tokens that no beam goes on with.
         max_length: tokens of prompt and text together.
         metrics: the model's instruments.
         name: the model's, for messages.
@@ -41,6 +42,7 @@ class OutputProcessor:
         detokenizer: Detokenizer,
         *,
         eos_token_ids: frozenset[int],
+        never: frozenset[int] = frozenset(),
         max_length: int,
         metrics: ModelMetrics,
         name: str,
@@ -48,6 +50,7 @@ class OutputProcessor:
         self._sampler = sampler
         self._detokenizer = detokenizer
         self._eos_token_ids = eos_token_ids
+        self._never = never
         self._max_length = max_length
         self._metrics = metrics
         self._name = name
@@ -102,7 +105,7 @@ class OutputProcessor:
             error = self._no_numbers()
         try:
             if error is None:
-                search.advance(logits, self._eos_token_ids, self._max_length)
+                search.advance(logits, self._eos_token_ids, self._max_length, self._never)
         except MaskdialError as failure:
             error = failure
         if error is not None:

@@ -234,9 +234,10 @@ class GenerateParameters(Wire):
 
     def sampling_params(self, defaults: GenerationDefaults) -> SamplingParams:
         """How to sample; ``max_new_tokens`` is left to the model's context."""
+        by_default = defaults.do_sample and (self.num_beams or 1) == 1
         return SamplingParams(
             min_new_tokens=self.min_new_tokens or 0,
-            do_sample=given(self.do_sample, self._has_controls or defaults.do_sample),
+            do_sample=given(self.do_sample, self._has_controls or by_default),
             temperature=given(self.temperature, defaults.temperature),
             top_k=given(self.top_k, defaults.top_k),
             top_p=given(self.top_p, defaults.top_p),

@@ -149,7 +149,6 @@ class Decoding(_Frozen):
     early_stopping: bool | Literal["never"] | None = None
     no_repeat_ngram_size: int | None = None
     encoder_no_repeat_ngram_size: int | None = None
-    repetition_penalty: float | None = None
     prefix: str | None = Field(None, description="a text to put before the source text")
 
 

@@ -171,6 +171,9 @@ def _start_causal(
     tokenizer = Tokenizer.from_file(bundle.tokenizer, manifest.special_tokens)
     chat_template = read_chat_template(bundle, tokenizer)
     reply_format = ReplyFormat.of_bundle(bundle, tokenizer, chat_template)
+    never: frozenset[int] = frozenset()
+    if encoder is None:  # an encoder-decoder checkpoint names what it never writes
+        never = tokens_without_text(read_manifests(bundle.name, bundle.path))
     engine = CausalEngine(
         runner,
         tokenizer,
@@ -185,7 +188,8 @@ def _start_causal(
         eos_token_ids=frozenset(manifest.special_tokens.eos),
         prefix_cache=_prefix_cache(bundle, layout, config) if encoder is None else None,
         max_drafts=config.speculative_tokens if encoder is None else 0,
-        sampler=_sampler(bundle, placement, runner.slots, options),
+        never=never,
+        sampler=_sampler(bundle, placement, runner.slots, options, never),
         overlaps=not placement.memory.on_host,
         metrics=metrics,
         name=bundle.label,
@@ -281,11 +285,14 @@ def _plan_slots(
 
 
 def _sampler(
-    bundle: Bundle, placement: Placement, slots: int, options: SessionOptions
+    bundle: Bundle,
+    placement: Placement,
+    slots: int,
+    options: SessionOptions,
+    never: frozenset[int],
 ) -> TokenSampler:
     """The sampler that works where the logits lie."""
     vocab_size = bundle.manifest.vocab_size
-    never = tokens_without_text(read_manifests(bundle.name, bundle.path))
     sampler = Sampler(vocab_size, frozenset(bundle.manifest.special_tokens.eos), never)
     if placement.memory.on_host:
         return sampler

@@ -430,7 +430,7 @@ def _resolve_params(
 ) -> SamplingParams:
     """The parameters with their defaults, checked against the model."""
     params, context = request.params, model.max_length
-    default = _DEFAULT_NEW_TOKENS
+    default = model.defaults.new_tokens(_DEFAULT_NEW_TOKENS, context)
     ngram_size = request.writing.no_repeat_ngram_size
     if settings is not None:
         default = settings.max_new_tokens or default
@@ -441,8 +441,7 @@ def _resolve_params(
         # A checkpoint's minimum gives way to a request's maximum.
         least = min(params.min_new_tokens, request.max_new_tokens)
         params = dataclasses.replace(params, min_new_tokens=least)
-    limit = model.defaults.new_tokens(default, context)
-    max_new_tokens = request.max_new_tokens or min(max(limit, params.min_new_tokens), context)
+    max_new_tokens = request.max_new_tokens or min(max(default, params.min_new_tokens), context)
     for field, least, value in (
         ("max_new_tokens", 1, max_new_tokens),
         ("min_new_tokens", 0, params.min_new_tokens),

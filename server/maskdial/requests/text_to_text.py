@@ -123,14 +123,10 @@ class TextToTextSettings:
         decoding, ngram_size = self._decoding, self._writing.no_repeat_ngram_size
         if ngram_size is None:
             ngram_size = decoding.no_repeat_ngram_size or 0
-        repetition_penalty = params.repetition_penalty
-        if repetition_penalty == 1.0 and decoding.repetition_penalty is not None:
-            repetition_penalty = decoding.repetition_penalty
         first = self._target_language
         return dataclasses.replace(
             params,
             min_new_tokens=params.min_new_tokens or decoding.min_new_tokens or 0,
-            repetition_penalty=repetition_penalty,
             no_repeat_ngram_size=ngram_size,
             no_source_ngram_size=decoding.encoder_no_repeat_ngram_size or 0,
             banned=self._text_to_text.banned,
