@@ -15,6 +15,7 @@ DEV := .venv/.dev-installed
 PROJECTS := pyproject.toml clients/pyproject.toml
 DIST := .venv/.dist-installed
 DEPLOY := .venv/.deploy-installed
+SANITIZED := .venv/.sanitized
 # Ray and other projects' clients have environments of their own: they pin what the server also uses.
 RAY := .venv-ray/.installed
 CLIENTS := $(patsubst tests/clients/%/requirements.txt,.venv-clients/%/.installed,\
@@ -24,16 +25,19 @@ FOR_SERVING := $(firstword $(wildcard $(DEV) $(TEST)) $(RUNTIME))
 FOR_TESTING := $(firstword $(wildcard $(DEV)) $(TEST))
 PYTEST := $(BIN)/python -m pytest --numprocesses=$(WORKERS) --maxprocesses=8 --dist=worksteal
 
-.PHONY: help serve test test-fast test-zoo test-clients test-deploy test-ray coverage check format dist
+.PHONY: help serve kernels test test-fast test-zoo test-clients test-deploy test-ray test-sanitized \
+	coverage check format dist
 
 help:
 	@echo "make serve         serve the starter models (runtime packages only, no torch)"
+	@echo "make kernels       build the int8 kernels for this machine (needs a C++ compiler)"
 	@echo "make test          run every test"
 	@echo "make test-fast     run the quick tests of server and client; installs no torch"
 	@echo "make test-zoo      export every architecture of docs/supported-models.md (minutes)"
 	@echo "make test-clients  run other projects' clients against the server"
 	@echo "make test-deploy   check the Helm chart, the dashboard and the rules"
 	@echo "make test-ray      run two replicas on a Ray cluster on this machine"
+	@echo "make test-sanitized  run the tests of the kernels under AddressSanitizer and UBSan (g++)"
 	@echo "make coverage      run every test and report the lines that it reaches (htmlcov/)"
 	@echo "make check         lint, check the format and the types"
 	@echo "make format        format, and apply the fixes that are safe"
@@ -44,6 +48,10 @@ help:
 
 serve: $(FOR_SERVING)
 	$(BIN)/maskdial serve $(ARGS)
+
+kernels: $(FOR_SERVING)
+	$(PIP) install -c constraints.txt -e ".[kernels]"
+	$(BIN)/python -m maskdial.kernels build
 
 test: $(DEV)
 	$(PYTEST) $(ARGS)
@@ -62,6 +70,14 @@ test-deploy: $(FOR_TESTING) $(DEPLOY)
 
 test-ray: $(RAY)
 	.venv-ray/bin/python -m pytest tests/ray $(ARGS)
+
+# Python itself is not instrumented, so the sanitizer is loaded before it, and leaks are its own.
+test-sanitized: $(FOR_TESTING)
+	rm -rf $(SANITIZED) && mkdir -p $(SANITIZED)
+	CXX=g++ $(BIN)/python -m maskdial.kernels build --sanitize --output $(SANITIZED)
+	LD_PRELOAD="$$(g++ -print-file-name=libasan.so) $$(g++ -print-file-name=libubsan.so)" \
+		ASAN_OPTIONS=detect_leaks=0 PYTHONMALLOC=malloc MASKDIAL_TEST_KERNELS=$$(ls $(SANITIZED)/*.so) \
+		$(BIN)/python -m pytest tests/kernels $(ARGS)
 
 coverage: $(DEV)
 	$(PYTEST) --cov --cov-report=term --cov-report=html $(ARGS)

@@ -24,6 +24,7 @@ from maskdial.causal.sampling.params import SamplingParams
 from maskdial.causal.sequence import Sequence as Generation
 from maskdial.causal.stream import TokenStream
 from maskdial.config import Config, load_config
+from maskdial.kernels.library import find_kernels
 from maskdial.masked.batcher import Batcher, EntryT
 from maskdial.masked.engine import MaskedEngine
 from maskdial.masked.request import MaskedInput
@@ -51,6 +52,11 @@ def load_served(name: str, path: Path, settings: dict[str, Any]) -> ServedModel:
     ``settings`` are fields of `Config`; ``MASKDIAL_*`` variables set the others.
     """
     return load_model(name, path, load_config(settings), Metrics(()))
+
+
+def _session_options(config: Config, provider: str) -> SessionOptions:
+    kernels = find_kernels(config.kernels) if provider == "cpu" else None
+    return SessionOptions(provider, config.threads or 0, config.spins(alone=True), kernels=kernels)
 
 
 @asynccontextmanager
@@ -111,9 +117,7 @@ class LoadedCausal:
                 f"a context of {max_length} tokens is too short; this needs {_MIN_CONTEXT}"
             )
         tokenizer = Tokenizer.from_file(bundle.tokenizer, manifest.special_tokens)
-        session = Session(
-            bundle.graph, SessionOptions("cpu", config.threads or 0, config.spins(alone=True))
-        )
+        session = Session(bundle.graph, _session_options(config, "cpu"))
         return cls(bundle, manifest.kv, tokenizer, session, config, max_length)
 
     @property
@@ -266,9 +270,7 @@ class LoadedMasked:
             raise LoadTestError(f"{path} is a {manifest.family} bundle; this needs a masked one")
         tokenizer = Tokenizer.from_file(bundle.tokenizer, manifest.special_tokens)
         provider = place(bundle, config.provider).provider.name
-        session = Session(
-            bundle.graph, SessionOptions(provider, config.threads or 0, config.spins(alone=True))
-        )
+        session = Session(bundle.graph, _session_options(config, provider))
         return cls(bundle, tokenizer, session, config)
 
     def inputs(self, texts: Iterable[str]) -> tuple[list[MaskedInput], int]:

@@ -204,7 +204,7 @@ def _measure(path: Path, args: argparse.Namespace) -> Row:
     name = path.resolve().name
     with running_server({name: path}, **settings) as server:
         model = load_served(name, path, settings)
-        causal = model.bundle.manifest.family == "causal"
+        causal = model.bundle.manifest.task == "generate"
         # The same loop as the server's. No progress spinner: its thread would slow the engine down.
         with asyncio.Runner(loop_factory=auto_loop_factory()) as runner:
             try:

@@ -1,6 +1,7 @@
 """ServerProcess: our server as a child process on a free port, and connections to it."""
 
 import asyncio
+import contextlib
 import re
 import subprocess
 import sys
@@ -19,7 +20,7 @@ import psutil
 
 from loadtests import LoadTestError
 
-_LISTENING = re.compile(r"listening on (http://\S+)")
+_LISTENING = re.compile(r"listening on (http://[\w.:]+)")
 _POLL_SECONDS = 0.01
 _STOP_TIMEOUT = 15.0
 _LAST_LINES_TIMEOUT = 1.0
@@ -62,16 +63,37 @@ class ServerProcess:
         """Threads, of Python and of native code."""
         return int(self._process.num_threads())
 
+    def suspend(self) -> None:
+        """Stops it where it is, until `resume`."""
+        self._process.suspend()
+
+    def resume(self) -> None:
+        """Lets it go on."""
+        self._process.resume()
+
+    def kill_children(self) -> int:
+        """Kills the processes that it has started; returns how many those were."""
+        children = self._process.children()
+        for child in children:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                child.kill()
+        return len(children)
+
 
 @contextmanager
 def running_server(
-    models: Mapping[str, Path], *, timeout: float = 120.0, **settings: object
+    models: Mapping[str, Path],
+    *,
+    timeout: float = 120.0,
+    on_line: Callable[[str], None] | None = None,
+    **settings: object,
 ) -> Iterator[ServerProcess]:
     """Runs a server for the duration of the block; it is ready when the block begins.
 
     Args:
         models: bundle folders to serve, by name; without any, the starter models.
         timeout: seconds until it must be ready.
+        on_line: called with each line of its log, from another thread.
         settings: fields of `maskdial.config.Config`; ``MASKDIAL_*`` variables set the others.
 
     Raises:
@@ -85,7 +107,7 @@ def running_server(
         stderr=subprocess.PIPE,
         text=True,
     )
-    log = _Log(process)
+    log = _Log(process, on_line)
     try:
         url = log.wait_for_url(timeout)
         listening = time.perf_counter()
@@ -100,7 +122,10 @@ def running_server(
 class _Log:
     """Reads a server's standard error and keeps the last lines."""
 
-    def __init__(self, process: "subprocess.Popen[str]") -> None:
+    def __init__(
+        self, process: "subprocess.Popen[str]", on_line: Callable[[str], None] | None
+    ) -> None:
+        self._on_line = on_line
         assert process.stderr is not None, "the process was started with a pipe"
         self._stream = process.stderr
         self._lines: deque[str] = deque(maxlen=_LOG_LINES)
@@ -126,6 +151,8 @@ class _Log:
     def _read(self) -> None:
         for line in self._stream:
             self._lines.append(line.rstrip())
+            if self._on_line is not None:
+                self._on_line(line)
             if not self._url and (found := _LISTENING.search(line)):
                 self._url = found[1]
                 self._known.set()

@@ -134,10 +134,13 @@ class RunningServer:
 
 @pytest.fixture(scope="session")
 def start_server() -> Callable[..., RunningServer]:
-    """Starts a ready server with the given settings; stop it when done."""
+    """Starts a ready server with the given settings; stop it when done.
+
+    Requests say how they sample, or get greedy texts: tests of a model's own defaults turn them on.
+    """
 
     def start(**settings: object) -> RunningServer:
-        running = RunningServer(**settings)
+        running = RunningServer(**{"generation_config": "off", **settings})
         running.wait_until_ready()
         return running
 

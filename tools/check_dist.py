@@ -3,7 +3,8 @@
     make dist
 
 Sdists and wheels are left in ``dist/``. The wheels go into a fresh virtual environment, where
-``maskdial serve`` has to answer a request with the starter models and stop when it is told to.
+``maskdial serve`` has to answer a request with the starter models, to have its page, and to stop
+when it is told to.
 """
 
 import json
@@ -23,6 +24,7 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 DIST = ROOT / "dist"
+PAGE = ROOT / "server" / "maskdial" / "page"
 PROJECTS = [folder for folder in (ROOT / "clients", ROOT) if (folder / "pyproject.toml").is_file()]
 TIMEOUT = 60  # seconds for the server to load its models, to answer, and to stop
 
@@ -96,12 +98,26 @@ def try_server(programs: Path, folder: Path) -> None:
         if not text:
             sys.exit("the server generated no text")
         print(f"{body['inputs']}{text}", flush=True)
+        check_page(url)
         server.send_signal(signal.SIGTERM)
         if server.wait(TIMEOUT) != 0:
             sys.exit(f"the server stopped with exit code {server.returncode}")
     finally:
         server.kill()
         server.wait()
+
+
+def check_page(url: str) -> None:
+    """Fetches the page, the documentation, and every file of the page that the repository has."""
+    files = [file for file in sorted(PAGE.rglob("*")) if file.is_file()]
+    paths = [f"/page/{file.relative_to(PAGE).as_posix()}" for file in files]
+    for path in ("/", "/docs", "/page/swagger/swagger-ui-bundle.js", *paths):
+        try:
+            with urllib.request.urlopen(url + path, timeout=TIMEOUT) as reply:
+                reply.read()
+        except urllib.error.HTTPError as error:
+            sys.exit(f"{path}: status {error.code}; the wheel lacks a file of the page")
+    print(f"the page and its {len(files)} files are there", flush=True)
 
 
 def main() -> None:

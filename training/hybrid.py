@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 from transformers import GenerationConfig, PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
+from training import stories
 from training.cloze import Prediction, best
 from training.pretrain import Plan, cross_entropy
 from training.settings import Settings, Shape
@@ -191,7 +192,7 @@ def build_model(tokenizer: PreTrainedTokenizerFast, shape: Shape) -> Qwen3ForCau
         nn.init.zeros_(layer.self_attn.o_proj.weight)
         nn.init.zeros_(layer.mlp.down_proj.weight)
     model.generation_config = GenerationConfig(
-        bos_token_id=end, eos_token_id=end, pad_token_id=end, do_sample=True, temperature=0.7
+        bos_token_id=end, eos_token_id=end, pad_token_id=end, **stories.SAMPLING
     )
     return model
 

@@ -247,6 +247,7 @@ def decoder_card(
         "stories_ended_by_the_model": sum(story.ended for story in told) / len(told),
         "words_in_stories": sum(len(stories.words(story.text)) for story in told),
         "words_in_stories_that_are_in_no_book": stories.garbled(told, known),
+        "most_often_the_same_four_words_in_a_story": stories.most_repeated(told),
     }
     samples = dict(zip(stories.PROMPTS, (story.text for story in told), strict=True))
     if is_hybrid:

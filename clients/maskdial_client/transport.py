@@ -54,7 +54,9 @@ def transport_errors(base_url: str) -> Iterator[None]:
     except (httpx.UnsupportedProtocol, httpx.InvalidURL) as error:
         raise ConnectionFailedError(f"{base_url!r} is not an http:// or https:// URL") from error
     except httpx.ConnectError as error:
-        raise ConnectionFailedError(f"could not connect to {base_url}: {error}") from error
+        raise ConnectionFailedError(
+            f"could not connect to {base_url} ({error}); `maskdial serve` starts a server"
+        ) from error
     except httpx.RequestError as error:
         raise ConnectionFailedError(
             f"lost the connection to {base_url} ({str(error) or type(error).__name__})"

@@ -17,6 +17,7 @@ _Names = Mapping[str, Any]
 
 # By preference, where a class or a task has several entries. A base model's hidden states are
 # pooled; XLM's fill-mask class also stands among the causal ones.
+_TWO_PARTS: _Names = auto.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES
 _TASKS: tuple[tuple[Task, _Names], ...] = (
     ("fill-mask", auto.MODEL_FOR_MASKED_LM_MAPPING_NAMES),
     ("classify", auto.MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES),
@@ -24,10 +25,10 @@ _TASKS: tuple[tuple[Task, _Names], ...] = (
     ("token-classify", auto.MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING_NAMES),
     ("question-answering", auto.MODEL_FOR_QUESTION_ANSWERING_MAPPING_NAMES),
     ("generate", auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES),
+    ("generate", _TWO_PARTS),
     ("embed", auto.MODEL_FOR_TEXT_ENCODING_MAPPING_NAMES),
     ("embed", auto.MODEL_MAPPING_NAMES),
 )
-_TWO_PARTS: _Names = auto.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES
 _OTHER_INPUTS: tuple[_Names, ...] = (
     auto.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES,
     auto.MODEL_FOR_SPEECH_SEQ_2_SEQ_MAPPING_NAMES,
@@ -58,9 +59,14 @@ def settle(config: Mapping[str, Any], task: str) -> tuple[str, Task]:
     for name, known in classes.items():
         if task == known:
             return name, known
-    if not classes or model_type in _TWO_PARTS:
+    if not classes:
         raise ExportError(_reason(model_type))
     tasks = list(dict.fromkeys(classes.values()))
+    if task == "auto" and model_type in _TWO_PARTS:
+        raise ExportError(
+            f"{named!r} in config.json has an encoder and a decoder; of such models only those "
+            f"that generate are supported, such as {_TWO_PARTS[model_type]}"
+        )
     if task == "auto":
         options = " or ".join(f"--task {known}" for known in tasks)
         raise ExportError(
@@ -70,6 +76,11 @@ def settle(config: Mapping[str, Any], task: str) -> tuple[str, Task]:
     raise ExportError(
         f"{model_type} models do not support {task}; supported tasks: {', '.join(tasks)}"
     )
+
+
+def has_two_parts(architecture: str) -> bool:
+    """Whether a class has an encoder and a decoder."""
+    return architecture in _TWO_PARTS.values()
 
 
 def _classes(model_type: str) -> Iterator[tuple[str, Task]]:
@@ -82,12 +93,14 @@ def _classes(model_type: str) -> Iterator[tuple[str, Task]]:
             return  # a model type without any head for texts reads something else
         given = names.get(model_type, ())
         for name in (given,) if isinstance(given, str) else given:
-            if name not in seen and _reads_one_text(model_type, name):
+            if name not in seen and _reads_one_text(model_type, name, names):
                 seen.add(name)
                 yield name, task
 
 
-def _reads_one_text(model_type: str, name: str) -> bool:
+def _reads_one_text(model_type: str, name: str, names: _Names) -> bool:
+    if name == _TWO_PARTS.get(model_type):
+        return names is _TWO_PARTS  # BART's also stands among those for fill-mask
     if name.endswith("ForConditionalGeneration"):
         return False
     if model_type in _TWO_PARTS:  # its encoder or decoder alone may
@@ -97,8 +110,6 @@ def _reads_one_text(model_type: str, name: str) -> bool:
 
 
 def _reason(model_type: str) -> str:
-    if model_type in _TWO_PARTS:
-        return f"{model_type} models with an encoder and a decoder are not supported"
     if any(model_type in names for names in _OTHER_INPUTS):
         return f"{model_type} models read more than text, which is not supported"
     return f"{model_type} models have no task on text"

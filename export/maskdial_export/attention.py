@@ -212,6 +212,7 @@ class CausalAttention:
         sliding_window: int | None = None,
         softcap: float | None = None,
         s_aux: Tensor | None = None,
+        position_bias: Tensor | None = None,
         alibi: Tensor | None = None,
         **_: Any,
     ) -> tuple[Tensor, None]:
@@ -237,7 +238,7 @@ class CausalAttention:
         optional = [
             *tables,
             None,
-            None if alibi is None else self._bias(alibi, length),
+            position_bias if alibi is None else self._bias(alibi, length),
             None if s_aux is None else s_aux.to(query.dtype),
         ]
         while optional and optional[-1] is None:
@@ -266,3 +267,48 @@ class CausalAttention:
         """ALiBi's bias (num_heads, max_length) as (1, num_heads, length, total_length)."""
         keys = torch.arange(self._lengths[1].item())
         return alibi.index_select(1, keys)[None, :, None].expand(-1, -1, length, -1)
+
+
+class CrossingAttention(CausalAttention):
+    """The attention of a decoder that also attends to a source text, one token per row.
+
+    Cross-attention is the same operator, over keys and values that stay as they are: it gets none
+    to add (as layers do that share another layer's cache).
+    """
+
+    def cross(
+        self, pairs: Sequence[_Pair], seqlens_k: Tensor, total_sequence_length: Tensor
+    ) -> None:
+        """Goes on with `begin`: the keys and values of the source texts, and their lengths."""
+        self._cross = pairs
+        self._cross_lengths = seqlens_k, total_sequence_length
+
+    def __call__(
+        self,
+        module: nn.Module,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        attention_mask: Tensor | None,
+        *,
+        scaling: float | None = None,
+        **settings: Any,
+    ) -> tuple[Tensor, None]:
+        if not any(key is keys for keys, _ in self._cross):
+            return super().__call__(
+                module, query, key, value, attention_mask, scaling=scaling, **settings
+            )
+        batch, num_heads, length, head_dim = query.shape
+        attributes: dict[str, Any] = {"num_heads": num_heads, "kv_num_heads": num_heads}
+        if scaling is not None:
+            attributes["scale"] = float(scaling)
+        nothing = query.new_zeros(batch, 0, num_heads * head_dim)
+        output = torch.onnx.ops.symbolic(
+            "com.microsoft::GroupQueryAttention",
+            [_join_heads(query), nothing, nothing, key, value, *self._cross_lengths],
+            attributes,
+            dtype=query.dtype,
+            shape=(batch, length, num_heads * head_dim),
+            version=1,
+        )
+        return output.view(batch, length, num_heads, head_dim), None

@@ -12,8 +12,8 @@ from rich.console import Console
 from tokenizers import Tokenizer
 from transformers import PreTrainedModel
 
-from maskdial.models.bundle import KVLayout, SpecialTokens, Task
-from maskdial_export import bidirectional, causal, masked
+from maskdial.models.bundle import KVLayout, SpecialTokens, Task, TextToText
+from maskdial_export import bidirectional, causal, encoder_decoder, masked
 from maskdial_export.embedding import longest_text, lower_case, read_pooler
 from maskdial_export.errors import ExportError
 from maskdial_export.evaluation import (
@@ -22,6 +22,7 @@ from maskdial_export.evaluation import (
     Cosine,
     Evaluation,
     FillMask,
+    GreedyText,
     Order,
     Perplexity,
     QuestionAnswering,
@@ -29,12 +30,14 @@ from maskdial_export.evaluation import (
 )
 from maskdial_export.files import special_tokens
 from maskdial_export.length import bound_positions
-from maskdial_export.parity import CausalParity, MaskedParity
+from maskdial_export.parity import CausalParity, EncoderDecoderParity, MaskedParity
 from maskdial_export.pooling import Pooler
 from maskdial_export.positions import max_length
+from maskdial_export.rotary import Tables
 from maskdial_export.sample import Sample, read_sample
 from maskdial_export.source import Source
 from maskdial_export.survey import Survey, survey
+from maskdial_export.text_to_text import read_text_to_text
 from maskdial_export.tokenization import load_tokenizer
 from maskdial_export.weights import load_model
 
@@ -43,9 +46,10 @@ from maskdial_export.weights import load_model
 class Checkpoint:
     """A model with its tokenizer and settings.
 
-    ``pooler`` is set for embed and embed-sparse, ``kv`` for causal models, ``reads_both_ways`` for
-    causal architectures under the full mask. ``packs`` are groups of modules to multiply as one
-    product each.
+    ``pooler`` is set for embed and embed-sparse, ``kv`` for models with a KV cache,
+    ``text_to_text`` for those with an encoder and a decoder, ``reads_both_ways`` for causal
+    architectures under the full mask. ``packs`` are groups of modules to multiply as one product
+    each.
     """
 
     task: Task
@@ -57,6 +61,7 @@ class Checkpoint:
     pooler: Pooler | None
     kv: KVLayout | None
     reads_both_ways: bool = False
+    text_to_text: TextToText | None = None
     packs: Sequence[tuple[str, ...]] = ()
 
     def half(self) -> "Checkpoint":
@@ -72,15 +77,27 @@ class Checkpoint:
         return replace(self, model=model, survey=self.survey.half(), kv=kv)
 
     def trace(self) -> ir.Model:
-        """The traced graph, before any optimization of ours."""
+        """The traced graph, before any optimization of ours; of two parts, the decoder's."""
+        if self.text_to_text is not None and self.kv is not None:
+            return encoder_decoder.trace_decoder(self.model, self.kv, self.survey.layers)
         if self.kv is not None:
             return causal.trace(self.model, self.survey)
         if self.reads_both_ways:
             return bidirectional.trace(self.model, self.survey)
         return masked.trace(self.model, self.survey, self.task, self.pooler)
 
-    def parity(self, graph: Path) -> MaskedParity | CausalParity:
+    def trace_encoder(self) -> ir.Model | None:
+        """The traced graph of the encoder, if the model has one beside its decoder."""
+        if self.text_to_text is None or self.kv is None:
+            return None
+        return encoder_decoder.trace_encoder(self.model, self.kv)
+
+    def parity(self, graph: Path) -> MaskedParity | CausalParity | EncoderDecoderParity:
         """The comparison of a graph with this model."""
+        if self.text_to_text is not None and self.kv is not None:
+            return EncoderDecoderParity(
+                self.model, graph, self.max_length, self.kv, self.text_to_text
+            )
         if self.kv is not None:
             return CausalParity(self.model, graph, self.max_length, self.kv)
         first = int(self.reads_both_ways)  # no token predicts the first one
@@ -90,6 +107,10 @@ class Checkpoint:
         """The quality evaluation of the task on a sample text."""
         text = (self.tokenizer, sample, self.max_length)
         config: Any = self.model.config
+        if self.text_to_text is not None and self.kv is not None:
+            return GreedyText(
+                *text[:2], self.text_to_text, self.max_length, self.kv, self.tokens.eos
+            )
         if self.kv is not None:
             return Perplexity(*text, config.vocab_size, self.kv)
         if self.pooler is not None:
@@ -135,6 +156,8 @@ def load_checkpoint(
     tokenizer = load_tokenizer(source, config.vocab_size, sample or read_sample(None))
     tokens = special_tokens(source, config, tokenizer)
     positions = max_length(model)
+    if source.family == "encoder-decoder":
+        return _load_pair(source, model, tokenizer, tokens, positions, limit)
     surveyed = survey(model)
     masked.check(model, surveyed, source.task)
     pooler = None
@@ -143,12 +166,7 @@ def load_checkpoint(
         pooler = read_pooler(source, columns)
         positions = longest_text(source, positions)
         lower_case(source, tokenizer)
-    if limit is not None:
-        if limit > positions:
-            raise ExportError(
-                f"{source.name} reads at most {positions} tokens, fewer than --max-length {limit}"
-            )
-        positions = limit
+    positions = _limited(source, positions, limit)
     kv = causal.kv_layout(surveyed) if source.family == "causal" else None
     both_ways = source.both_ways
     if both_ways:
@@ -156,4 +174,38 @@ def load_checkpoint(
         bidirectional.read_both_ways(model)
     return Checkpoint(
         source.task, model, surveyed, tokenizer, tokens, positions, pooler, kv, both_ways
+    )
+
+
+def _limited(source: Source, positions: int, limit: int | None) -> int:
+    if limit is not None and limit > positions:
+        raise ExportError(
+            f"{source.name} reads at most {positions} tokens, fewer than --max-length {limit}"
+        )
+    return limit or positions
+
+
+def _load_pair(
+    source: Source,
+    model: PreTrainedModel,
+    tokenizer: Tokenizer,
+    tokens: SpecialTokens,
+    positions: int,
+    limit: int | None,
+) -> Checkpoint:
+    """The checkpoint of a model with an encoder and a decoder, which read as many tokens each."""
+    if encoder_decoder.has_relative_positions(model) and limit is not None:
+        positions = limit  # there is a bias for every distance
+    positions = _limited(source, positions, limit)
+    kv, layers = encoder_decoder.kv_layout(model)
+    return Checkpoint(
+        source.task,
+        model,
+        Survey(layers, Tables(positions), causal=True),
+        tokenizer,
+        tokens,
+        positions,
+        pooler=None,
+        kv=kv,
+        text_to_text=read_text_to_text(source, model, tokenizer, positions),
     )

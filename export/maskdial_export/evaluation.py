@@ -15,9 +15,15 @@ import numpy as np
 from numpy.typing import NDArray
 from tokenizers import Encoding, Tokenizer
 
-from maskdial.models.bundle import KVLayout
+from maskdial.models.bundle import KVLayout, TextToText
 from maskdial_export.sample import Sample
-from maskdial_export.session import CausalSession, Floats, Ids, MaskedSession
+from maskdial_export.session import (
+    CausalSession,
+    EncoderDecoderSession,
+    Floats,
+    Ids,
+    MaskedSession,
+)
 
 Answers = NDArray[Any]
 
@@ -32,6 +38,9 @@ _MOST_PASSAGES = 320
 _MOST_PAIRS = 160
 _BATCH_TOKENS = 1024  # padding included
 _MOST_LOGITS = 2**25  # per pass, 128 MB
+_MOST_SOURCES = 48
+_SOURCES_AT_ONCE = 16
+_WRITTEN = 24  # tokens
 _SEED = 20240229
 _MASK_EVERY = 7  # masks 14% of the tokens at once; training masks 15%
 # Two choices tie if the less likely one is at least this likely as the other; then a change is no
@@ -198,6 +207,52 @@ def _agreement(same: Answers, same_or_tied: Answers) -> Comparison:
         "agreement_or_tie": float(np.mean(same_or_tied)),
     }
     return Comparison(1 - figures["agreement_or_tie"], len(same), figures)
+
+
+class GreedyText(Agreement):
+    """Encoder-decoder models: the next token, along the texts that fp32 writes by greedy decoding.
+
+    The reference is the first graph that is asked.
+    """
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        sample: Sample,
+        text_to_text: TextToText,
+        max_length: int,
+        layout: KVLayout,
+        eos_token_ids: Sequence[int],
+    ) -> None:
+        longest = min(_PASSAGE, text_to_text.max_source_length)
+        windows = _cut(tokenizer, sample.text, longest, _MOST_SOURCES * longest)
+        self.texts = [np.array(window.ids) for window in windows]
+        self.start = text_to_text.start_token_id
+        self.steps = min(_WRITTEN, max_length)
+        self.layout = layout
+        self.ends = frozenset(eos_token_ids)
+        self._written: list[list[int]] | None = None
+
+    def answers(self, graph: Path) -> Answers:
+        """(num_tokens, num_tied): the next token and those tied with it, padded with -1."""
+        slots, longest = len(self.texts), max(map(len, self.texts), default=1)
+        session = EncoderDecoderSession(graph, self.layout, slots, self.steps, longest)
+        for first in range(0, slots, _SOURCES_AT_ONCE):
+            session.encode(first, self.texts[first : first + _SOURCES_AT_ONCE])
+        written = self._written or [[self.start] for _ in self.texts]
+        rows = []
+        for step in range(self.steps):
+            slots_left = [slot for slot, text in enumerate(written) if len(text) > step]
+            if not slots_left:
+                break
+            logits = session.step(slots_left, [written[slot][step] for slot in slots_left])
+            rows.append(_best(logits))
+            if self._written is None:
+                for slot, token in zip(slots_left, logits.argmax(axis=1).tolist(), strict=True):
+                    if token not in self.ends and step + 1 < self.steps:
+                        written[slot].append(token)
+        self._written = written
+        return np.concatenate(rows) if rows else np.zeros((0, 1))
 
 
 class FillMask(Agreement):

@@ -91,7 +91,7 @@ def read_files(source: Source, tokenizer: Tokenizer) -> dict[str, str]:
     if template is not None:
         texts[CHAT_TEMPLATE] = template
     generation = read_json(source.path / GENERATION_CONFIG)
-    if generation and source.family == "causal":
+    if generation and source.task == "generate":
         texts[GENERATION_CONFIG] = json.dumps(generation, indent=2) + "\n"
     return texts
 

@@ -8,8 +8,13 @@ import torch
 
 from maskdial.models.bundle import GoldenCheck
 from maskdial_export.checkpoint import Checkpoint
-from maskdial_export.parity import expected_output
-from maskdial_export.session import CausalSession, Floats, MaskedSession
+from maskdial_export.parity import expected_output, expected_text
+from maskdial_export.session import (
+    CausalSession,
+    EncoderDecoderSession,
+    Floats,
+    MaskedSession,
+)
 
 _TEXT = "The door opened, and there stood the owner of the house."
 _NUM_BEST, _NUM_SPREAD = 5, 11
@@ -25,9 +30,14 @@ class Golden:
 
     def __init__(self, checkpoint: Checkpoint) -> None:
         self.checkpoint = checkpoint
-        self.ids = checkpoint.tokenizer.encode(_TEXT).ids[: checkpoint.max_length] or [0]
+        longest = checkpoint.max_length
+        if checkpoint.text_to_text is not None:
+            longest = checkpoint.text_to_text.max_source_length
+        self.ids = checkpoint.tokenizer.encode(_TEXT).ids[:longest] or [0]
         self.row = 0
-        if checkpoint.task == "generate":
+        if checkpoint.text_to_text is not None:
+            self.start = checkpoint.text_to_text.start_token_id
+        elif checkpoint.task == "generate":
             self.row = len(self.ids) - 1
         elif checkpoint.task == "fill-mask" and checkpoint.tokens.mask is not None:
             self.row = len(self.ids) // 2
@@ -35,6 +45,9 @@ class Golden:
 
     def expected(self) -> Floats:
         """torch's logits of the row, (columns,)."""
+        if self.checkpoint.text_to_text is not None:
+            model, start = self.checkpoint.model, np.array([self.start])
+            return self._checked(expected_text(model, np.array(self.ids), start))
         inputs = {"input_ids": torch.tensor([self.ids])}
         return self._checked(expected_output(self.checkpoint.model, self.checkpoint.pooler, inputs))
 
@@ -47,6 +60,10 @@ class Golden:
         ids = np.array(self.ids)
         if self.checkpoint.kv is None:
             return self._checked(MaskedSession(graph).run([ids])[0])
+        if self.checkpoint.text_to_text is not None:
+            pair = EncoderDecoderSession(graph, self.checkpoint.kv, 1, 1, len(ids))
+            pair.encode(0, [ids])
+            return self._checked(pair.step([0], [self.start]))
         session = CausalSession(graph, self.checkpoint.kv, slots=1, room=len(ids))
         return self._checked(session.run(0, [ids])[0])
 

@@ -1,10 +1,12 @@
-"""Joins the causal and the full bundle of one model into one folder.
+"""Joins the graphs of one model: they share a weight file, in which equal tensors are stored once.
 
-The two graphs share one weight file, in which equal tensors are stored once.
+These are a model's causal and full graph, bundles of their own before, or its decoder and encoder,
+which both look up the tokens' embeddings.
 """
 
 import hashlib
 import shutil
+import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -51,6 +53,19 @@ def join(causal: Path, full: Path, manifests: tuple[Manifest, Manifest], folder:
         files = dict(sorted(files.items()))
         joined = manifest.model_copy(update={"graph": graph, "files": files})
         write_manifest(folder, joined, manifest_name)
+
+
+def share_weights(folder: Path, graphs: Sequence[str]) -> None:
+    """Has graphs in a folder read the weight file of the first of them; the others' are removed.
+
+    Raises:
+        OSError: a file cannot be written.
+    """
+    with tempfile.TemporaryDirectory(prefix=".parts.", dir=folder) as parts:
+        for name in graphs:
+            for file in (name, data_file(name)):
+                (folder / file).rename(Path(parts) / file)
+        _save_together([Path(parts) / name for name in graphs], [folder / name for name in graphs])
 
 
 def _save_together(sources: Sequence[Path], targets: Sequence[Path]) -> None:

@@ -37,7 +37,10 @@ def observe_layers(
     try:
         with torch.no_grad():
             for text in texts:
-                model(input_ids=torch.from_numpy(text[None]))
+                ids = torch.from_numpy(text[None])
+                # A decoder writes what its encoder reads: layers get tokens of real text
+                more = {"decoder_input_ids": ids} if model.config.is_encoder_decoder else {}
+                model(input_ids=ids, **more)
     finally:
         for handle in handles:
             handle.remove()

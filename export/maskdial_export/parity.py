@@ -15,11 +15,17 @@ import numpy as np
 import torch
 from transformers import PreTrainedModel
 
-from maskdial.models.bundle import KVLayout, ParityReport
+from maskdial.models.bundle import KVLayout, ParityReport, TextToText
 from maskdial_export.errors import ExportError
 from maskdial_export.masked import head_logits
 from maskdial_export.pooling import Pooler
-from maskdial_export.session import CausalSession, Floats, Ids, MaskedSession
+from maskdial_export.session import (
+    CausalSession,
+    EncoderDecoderSession,
+    Floats,
+    Ids,
+    MaskedSession,
+)
 
 _LENGTHS = (40, 13, 1, 26)
 _CHUNKS = (16, 7, 1)  # sizes of a prompt's first chunks; one more takes the rest
@@ -222,3 +228,86 @@ class CausalParity:
     def batch_invariant(self) -> bool:
         """Whether each row has the same bits in a batch as alone; torch is not asked."""
         return self._read().identical
+
+
+class EncoderDecoderParity:
+    """Parity of an encoder-decoder model: ragged sources in one batch, and decode steps.
+
+    The texts have different lengths and begin at different steps, so that each step has rows of
+    different lengths.
+    """
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        path: Path,
+        max_length: int,
+        layout: KVLayout,
+        text_to_text: TextToText,
+    ) -> None:
+        self.model = model
+        config = model.config
+        most = text_to_text.max_source_length
+        self.sources = _random_texts(config, _LENGTHS, most, 0)
+        texts = _random_texts(config, [n - 1 for n in reversed(_LENGTHS)], max_length - 1, 0)
+        start = np.array([text_to_text.start_token_id])
+        self.texts = [np.concatenate([start, text]) for text in texts]
+        room, source_room = (max(map(len, each)) for each in (self.texts, self.sources))
+        self.session = EncoderDecoderSession(path, layout, len(self.texts), room, source_room)
+
+    def expect(self, source: Ids, text: Ids) -> Floats:
+        """torch's logits after each token of a text, (length, vocab_size)."""
+        return expected_text(self.model, source, text)
+
+    def _together(self) -> list[Floats]:
+        self.session.encode(0, self.sources)
+        rows: list[list[Floats]] = [[] for _ in self.texts]
+        # Each text begins three steps after the last one
+        for step in range(max(3 * slot + len(text) for slot, text in enumerate(self.texts))):
+            places = [step - 3 * slot for slot in range(len(self.texts))]
+            slots = [s for s, at in enumerate(places) if 0 <= at < len(self.texts[s])]
+            if not slots:
+                continue
+            tokens = [int(self.texts[slot][places[slot]]) for slot in slots]
+            for slot, logits in zip(slots, self.session.step(slots, tokens), strict=True):
+                rows[slot].append(logits)
+        return [np.stack(each) for each in rows]
+
+    def _alone(self) -> list[Floats]:
+        texts = []
+        for source, text in zip(self.sources, self.texts, strict=True):
+            self.session.encode(0, [source])
+            rows = [self.session.step([0], [token])[0] for token in text.tolist()]
+            texts.append(np.stack(rows))
+        return texts
+
+    def measure(self, tolerance: float) -> Measured:
+        """Compares with torch; raises ExportError if logits differ by more than the tolerance."""
+        pairs = zip(self.sources, self.texts, strict=True)
+        expected = [self.expect(source, text) for source, text in pairs]
+        judge = _Judge(tolerance, expected)
+        together = self._together()
+        report = ParityReport(
+            tolerance=judge.tolerance,
+            ragged_batch=judge.difference(
+                "a ragged batch", *([rows[:1] for rows in each] for each in (expected, together))
+            ),
+            decode_steps=judge.difference("decode steps", expected, together),
+        )
+        return Measured(report, _identical(together, self._alone()))
+
+    def batch_invariant(self) -> bool:
+        """Whether each row has the same bits in a batch as alone; torch is not asked."""
+        return _identical(self._together(), self._alone())
+
+
+def expected_text(model: PreTrainedModel, source: Ids, text: Ids) -> Floats:
+    """torch's logits after each token of a text for a source, (length, vocab_size)."""
+    with torch.no_grad():
+        output = model(
+            input_ids=torch.from_numpy(source[None]),
+            attention_mask=torch.ones(1, len(source), dtype=torch.int64),
+            decoder_input_ids=torch.from_numpy(text[None]),
+            use_cache=False,
+        )
+    return output.logits[0].numpy()  # type: ignore[no-any-return]

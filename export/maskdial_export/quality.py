@@ -1,7 +1,7 @@
 """The quality gate: accepts a lower precision only if it keeps enough of fp32's answers."""
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -10,7 +10,7 @@ from typing import Literal
 import onnx_ir as ir
 from rich.console import Console
 
-from maskdial.models.bundle import QualityReport
+from maskdial.models.bundle import ENCODER_GRAPH, QualityReport
 from maskdial_export.calibrate import calibrate
 from maskdial_export.checkpoint import Checkpoint
 from maskdial_export.errors import ExportError
@@ -22,7 +22,7 @@ from maskdial_export.rewrite import modules_of
 from maskdial_export.sample import Sample
 from maskdial_export.sensitivity import rank
 from maskdial_export.session import Ids
-from maskdial_export.table import word_embedding
+from maskdial_export.table import sharing, word_embedding
 
 MAX_LOSS = 0.01
 # With fewer, a single changed decision is half of the default maximum loss.
@@ -106,10 +106,13 @@ class Quantizer:
         self.evaluation = checkpoint.evaluation(sample)
         self._half: ir.Model | None = None
 
-    def replace(self, graph: ir.Model, path: Path) -> QualityReport:
+    def replace(
+        self, graph: ir.Model, path: Path, encoder: ir.Model | None = None
+    ) -> QualityReport:
         """Replaces the fp32 graph at ``path`` by a quantized one and reports its quality.
 
-        ``graph`` is the fp32 graph with its module names, which saving removes.
+        ``graph`` is the fp32 graph with its module names, which saving removes; ``encoder`` is that
+        of the encoder next to it, if the model has one.
 
         Raises:
             ExportError: the loss exceeds ``max_loss``, or the sample is too short to measure it.
@@ -129,6 +132,8 @@ class Quantizer:
         for attempt in self._attempts(graph):
             with phase(self.console, "Quantizing"):
                 save(self._lowered(graph, attempt), path)
+                if encoder is not None:
+                    save(self._lowered(encoder, attempt), path.parent / ENCODER_GRAPH)
             with phase(self.console, "Checking quality"):
                 comparison = self.evaluation.compare(reference, self.evaluation.answers(path))
             finding(self.console, _describe(comparison, attempt, self.kept_as))
@@ -150,9 +155,17 @@ class Quantizer:
             self.precision,
             kept,
             attempt.ranges,
-            embedding=self.embedding,
+            embedding=self._table(graph, kept),
             reduce_range=self.gate.reduce_range,
         )
+
+    def _table(self, graph: ir.Model, kept: Collection[str]) -> str | None:
+        """The module by which a graph looks up tokens, if its table is to be quantized."""
+        if self.embedding is None or self.embedding in kept:
+            return None
+        present = {name for node in graph.graph for name in modules_of(node)}
+        names = sharing(self.checkpoint.model, self.embedding)
+        return next((name for name in names if name in present), self.embedding)
 
     def _attempts(self, graph: ir.Model) -> Iterator[_Attempt]:
         """Tries in order of speed.
@@ -161,7 +174,9 @@ class Quantizer:
         with the worst layer kept, the worst two, four...
         """
         worst = tuple(self._worst(graph)[: self.gate.keep_worst]) if self.gate.keep_worst else ()
-        if self.precision == "int8" and self.gate.calibrate:
+        # The decoder's inputs are those of a text that it does not write (see `observe_layers`)
+        calibrates = self.gate.calibrate and self.checkpoint.text_to_text is None
+        if self.precision == "int8" and calibrates:
             with phase(self.console, "Calibrating"):
                 ranges = calibrate(self.checkpoint.model, self.projections, self._some_texts())
             if ranges:

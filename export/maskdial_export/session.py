@@ -8,7 +8,7 @@ import numpy as np
 import onnxruntime
 from numpy.typing import NDArray
 
-from maskdial.models.bundle import UNWANTED_FUSIONS, KVLayout
+from maskdial.models.bundle import ENCODER_GRAPH, UNWANTED_FUSIONS, KVLayout
 
 Floats = NDArray[np.float32]
 Ids = NDArray[np.int64]
@@ -119,3 +119,70 @@ class CausalSession:
         self._session.run_with_iobinding(binding)
         self.seen[slots] = totals
         return _split(binding.get_outputs()[-1].numpy(), positions)
+
+
+class EncoderDecoderSession:
+    """Sessions for both graphs of an encoder-decoder model, with caches of one slot per text."""
+
+    def __init__(
+        self, path: Path, layout: KVLayout, slots: int, room: int, source_room: int
+    ) -> None:
+        """``path`` is the decoder's graph, next to the encoder's."""
+        self._encoder = load_session(path.parent / ENCODER_GRAPH)
+        self._decoder = load_session(path)
+        self.inputs = frozenset(value.name for value in self._decoder.get_inputs())
+        layers = range(layout.num_layers)
+        self._names = [f"{kind}.{i}" for i in layers for kind in ("key", "value")]
+        shape = (slots, layout.num_heads, room, layout.head_dim)
+        source_shape = (slots, layout.num_heads, source_room, layout.head_dim)
+        self._past = {name: np.zeros(shape, np.float32) for name in self._names}
+        self._cross = {name: np.zeros(source_shape, np.float32) for name in self._names}
+        self._source_lengths = np.ones(slots, np.int64)
+        self.seen = np.zeros(slots, np.int64)
+
+    def encode(self, first_slot: int, sources: Sequence[Ids]) -> None:
+        """Reads a source text into each slot from ``first_slot``, in one batch."""
+        lengths = np.array([len(source) for source in sources], np.int32)
+        feeds = {"input_ids": _pad(sources), "lengths": lengths}
+        outputs = self._encoder.run([f"cross_{name}" for name in self._names], feeds)
+        slots = slice(first_slot, first_slot + len(sources))
+        for name, output in zip(self._names, outputs, strict=True):
+            self._cross[name][slots, :, : output.shape[2]] = output
+        self._source_lengths[slots] = lengths
+        self.seen[slots] = 0
+
+    def step(self, slots: Sequence[int], token_ids: Sequence[int]) -> Floats:
+        """Appends a token to each of these slots; returns logits (num_slots, vocab_size).
+
+        All slots run, so that rows may lie between those that are asked for; what is written
+        there is overwritten by the slot's next token.
+        """
+        count = max(slots) + 1
+        ids = np.zeros((count, 1), np.int64)
+        ids[list(slots), 0] = token_ids
+        sources = self._source_lengths[:count]
+        feeds: dict[str, NDArray[Any]] = {
+            "input_ids": ids,
+            "position_ids": self.seen[:count, None],
+            "seqlens_k": self.seen[:count].astype(np.int32),
+            "total_sequence_length": np.array(self.seen[:count].max() + 1, np.int32),
+            "source_seqlens_k": (sources - 1).astype(np.int32),
+            "total_source_length": np.array(sources.max(), np.int32),
+            "rows": np.array(slots, np.int64),
+        }
+        binding = self._decoder.io_binding()
+        for name, array in feeds.items():
+            if name in self.inputs:
+                binding.bind_cpu_input(name, array)
+        for name in self._names:
+            for prefix, cache in (("past", self._past), ("cross", self._cross)):
+                view = cache[name][:count]
+                place = ("cpu", 0, np.float32, view.shape, view.ctypes.data)
+                binding.bind_input(f"{prefix}_{name}", *place)
+                if prefix == "past":
+                    binding.bind_output(f"present_{name}", *place)
+        binding.bind_output("logits")
+        self._decoder.run_with_iobinding(binding)
+        self.seen[list(slots)] += 1
+        logits: Floats = binding.get_outputs()[-1].numpy()
+        return logits

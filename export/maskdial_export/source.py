@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from maskdial.models.bundle import Family, Task, file_sha256
-from maskdial_export.architectures import settle
+from maskdial_export.architectures import has_two_parts, settle
 from maskdial_export.config import check_config
 from maskdial_export.errors import ExportError
 from maskdial_export.hub import download
@@ -37,6 +37,8 @@ class Source:
 
     @property
     def family(self) -> Family:
+        if has_two_parts(self.architecture):
+            return "encoder-decoder"
         return "causal" if self.task == "generate" else "masked"
 
     def under(self, mask: Mask) -> "Source":
@@ -45,7 +47,7 @@ class Source:
         Raises:
             ExportError: the architecture does not support the mask.
         """
-        if self.task == "generate":
+        if self.family == "causal":
             return self if mask == "causal" else replace(self, task="fill-mask", both_ways=True)
         if mask == "full":
             return self

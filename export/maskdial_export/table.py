@@ -27,6 +27,17 @@ def word_embedding(model: PreTrainedModel) -> str | None:
     return next(names, None) if isinstance(embedding, nn.Embedding) else None
 
 
+def sharing(model: PreTrainedModel, name: str) -> list[str]:
+    """The modules that look up the table of the module ``name``, such as an encoder's own."""
+    table = model.get_submodule(name).weight
+    modules = model.named_modules(remove_duplicate=False)
+    return [
+        each
+        for each, module in modules
+        if isinstance(module, nn.Embedding) and module.weight is table
+    ]
+
+
 def to_int8(
     weight: NDArray[np.float32], axis: int, largest: int = LARGEST
 ) -> tuple[NDArray[np.int8], NDArray[np.float32]]:

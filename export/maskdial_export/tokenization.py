@@ -15,6 +15,7 @@ from tokenizers import Tokenizer
 
 from maskdial.models.bundle import TOKENIZER
 from maskdial_export.errors import ExportError, first_line
+from maskdial_export.pieces import read_pieces
 from maskdial_export.sample import Sample
 from maskdial_export.source import Source
 
@@ -55,6 +56,9 @@ def _read(path: Path) -> Tokenizer:
 
 def _convert(source: Source, sample: Sample) -> Tokenizer:
     """Builds the tokenizer from the vocabulary files of an older checkpoint."""
+    pieces = read_pieces(source, sample)
+    if pieces is not None:
+        return pieces
     made = list(_conversions(source))
     files = sorted({path.name for name in _VOCABULARY_FILES for path in source.path.glob(name)})
     if not files:

@@ -13,6 +13,7 @@ from rich.console import Console
 import maskdial
 from maskdial.errors import MaskdialError
 from maskdial.models.bundle import (
+    ENCODER_GRAPH,
     GRAPH,
     KERNEL_CHECK,
     GoldenCheck,
@@ -26,7 +27,8 @@ from maskdial_export.checkpoint import Checkpoint, load_checkpoint
 from maskdial_export.errors import ExportError, first_line
 from maskdial_export.files import read_files, response_template, write_files
 from maskdial_export.golden import SLACK, Golden, half_tolerance, quantized_tolerance
-from maskdial_export.graph import optimize, save
+from maskdial_export.graph import data_file, optimize, save
+from maskdial_export.join import share_weights
 from maskdial_export.kernels import kernel_check
 from maskdial_export.phase import phase
 from maskdial_export.quality import Gate, Quantizer
@@ -101,6 +103,11 @@ def write_bundle(source: Source, folder: Path, settings: Settings, packs: Packs 
         OSError: a file cannot be written.
     """
     console, precision = settings.console, settings.precision
+    if source.family == "encoder-decoder" and precision in HALF:
+        raise ExportError(
+            f"{source.architecture} has an encoder and a decoder, and {precision} is for GPUs, on "
+            "which such models do not run; choose fp32, int8 or int4"
+        )
     quantizer = None
     with phase(console, "Loading"):
         checkpoint = load_checkpoint(
@@ -115,21 +122,29 @@ def write_bundle(source: Source, folder: Path, settings: Settings, packs: Packs 
         if precision != "fp32":
             quantizer = Quantizer(checkpoint, precision, settings.gate, settings.sample, console)
     with phase(console, "Tracing"):
-        graph = checkpoint.trace()
+        graph, encoder = checkpoint.trace(), checkpoint.trace_encoder()
     with phase(console, "Optimizing"):
         graph = optimize(graph, packs)
         named = graph.clone()  # saving removes the modules' names
+        encoder = encoder and optimize(encoder)
+        named_encoder = encoder and encoder.clone()
     path = folder / GRAPH
     with phase(console, "Writing"):
         names = [*save(graph, path), *write_files(texts, folder)]
+        if encoder is not None:
+            names += save(encoder, folder / ENCODER_GRAPH)
     with _onnxruntime_errors():
         checked = _check(checkpoint, path, settings)
         if quantizer is not None:
-            quality = quantizer.replace(named, path)
+            quality = quantizer.replace(named, path, named_encoder)
             checked = _check_quantized(checkpoint, path, checked, quality, settings)
     if precision == "int8" and not settings.gate.reduce_range:
         ir.save(kernel_check(), folder / KERNEL_CHECK)
         names.append(KERNEL_CHECK)
+    if encoder is not None:
+        with phase(console, "Sharing the weights"):
+            share_weights(folder, (GRAPH, ENCODER_GRAPH))
+            names.remove(data_file(ENCODER_GRAPH))
     kv = checkpoint.kv
     if kv is not None and precision in HALF:
         kv = kv.model_copy(update={"dtype": "float16"})
@@ -147,6 +162,7 @@ def write_bundle(source: Source, folder: Path, settings: Settings, packs: Packs 
             **_classification(source, config),
             embedding=checkpoint.pooler and checkpoint.pooler.embedding,
             kv=kv,
+            text_to_text=checkpoint.text_to_text,
             response_template=response_template(source),
             source=source.provenance,
             source_sha256=source.sha256(),

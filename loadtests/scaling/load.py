@@ -15,7 +15,7 @@ from maskdial.models.bundle import Bundle
 
 _QUESTION = "throughput and latency against the offered load"
 _SHARES = (0.25, 0.5, 0.7, 0.85, 1.0, 1.2)
-_CLIENTS = {"causal": 8, "masked": 32}
+_CLIENTS = {"causal": 8, "encoder-decoder": 8, "masked": 32}
 _CAPACITY_SECONDS = 0.5
 _TIMEOUT = 120.0
 _DRAIN_TIMEOUT = 60.0

@@ -97,8 +97,9 @@ async def _read(
         * (4 if layout.dtype == "float32" else 2)
     )
     requests = _requests(bundle, num_tokens, num_streams, seed)
-    settings = {"slots": slots, "max_context": context, "prefix_cache_bytes": 0}
-    with running_server({bundle.name: bundle.path}, **settings) as server:
+    with running_server(
+        {bundle.name: bundle.path}, slots=slots, max_context=context, prefix_cache_bytes=0
+    ) as server:
         ready = server.resident_bytes()
         await _stream(server, requests[:1])
         idle = await _least(server)

@@ -19,8 +19,22 @@ from typing import Any
 from maskdial.errors import UnavailableError
 
 _START_SECONDS = 60.0
-# What Python and the system's libraries need. Others, such as API keys, are not the child's.
-_VARIABLES = ("PATH", "LD_LIBRARY_PATH", "LANG", "LC_ALL", "LC_CTYPE", "TZ", "TMPDIR", "SYSTEMROOT")
+_VARIABLES = frozenset(
+    {
+        "HOME",
+        "LANG",
+        "LANGUAGE",
+        "LD_LIBRARY_PATH",
+        "PATH",
+        "SYSTEMROOT",
+        "TEMP",
+        "TMP",
+        "TMPDIR",
+        "TZ",
+        "VIRTUAL_ENV",
+    }
+)
+_PREFIXES = ("COVERAGE_", "LC_", "PYTHON")
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,14 +99,13 @@ class ChildProcess:
 
     def _start(self) -> None:
         self.close()
-        variables = {name: os.environ[name] for name in _VARIABLES if name in os.environ}
         try:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", self._module],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.DEVNULL,
-                env={**variables, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+                env=child_environment(),
                 text=True,
                 encoding="utf-8",
                 # Ctrl-C in the terminal must reach the server only.
@@ -126,6 +139,20 @@ class ChildProcess:
             return json.loads(line)
         status = process.wait()
         raise ChildDiedError(too_complex=hasattr(signal, "SIGPROF") and status == -signal.SIGPROF)
+
+
+def child_environment(environment: Mapping[str, str] = os.environ) -> dict[str, str]:
+    """What a child process needs to run this Python with these packages, and nothing else.
+
+    It is a list of what may pass: of what may not, such as keys, tokens and addresses with
+    passwords in them, nobody knows all names.
+    """
+    kept = {
+        name: value
+        for name, value in environment.items()
+        if name in _VARIABLES or name.startswith(_PREFIXES)
+    }
+    return kept | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
 
 
 def _end(process: subprocess.Popen[str]) -> None:

@@ -148,8 +148,8 @@ class Config(BaseSettings):
     api_keys: Annotated[tuple[_Key, ...], NoDecode] = Field(
         (),
         description="key that requests must send, as 'Authorization: Bearer KEY' or 'x-api-key'. "
-        "With one, or with --api-key-file, only /, /page/, /health and /metrics are open. Other "
-        "users of the machine see flags: prefer the file, or the variable with commas",
+        "With one, or with --api-key-file, only /, /docs, /page/, /health and /metrics are open. "
+        "Other users of the machine see flags: prefer the file, or the variable with commas",
     )
     api_key_file: Annotated[Path | None, _None] = Field(
         None,
@@ -293,6 +293,11 @@ class Config(BaseSettings):
         "alone; faster for copies and summaries, but the last bits of log-probabilities then "
         "depend on load; 0 disables it",
     )
+    generation_config: Literal["auto", "off"] = Field(
+        "auto",
+        description="whether a causal model's generation_config.json says how it samples where a "
+        "request does not",
+    )
     request_timeout: Annotated[float | None, Field(gt=0), _Off] = Field(
         None,
         description="seconds after which a request gets 504, unless its own timeout is shorter",
@@ -300,10 +305,25 @@ class Config(BaseSettings):
     grace_period: float = Field(
         30.0, ge=0, description="seconds that running requests may take after SIGTERM"
     )
+    kernels: Literal["auto", "on", "off"] = Field(
+        "auto",
+        description="compute int8 products and causal attention on the CPU with our own kernels; "
+        "auto: if they were built (python -m maskdial.kernels build)",
+    )
     otlp_endpoint: Annotated[str | None, Field(pattern=r"^https?://"), _None] = Field(
         None,
         description="OpenTelemetry collector that gets a trace of each request, by OTLP over HTTP, "
         "as http://localhost:4318; needs 'maskdial[otel]'",
+    )
+    stall_timeout: Annotated[float | None, Field(gt=0), _Off] = Field(
+        120.0,
+        description="seconds without progress of a pass or of the event loop, after which "
+        "/health/live turns red and the log gets all threads' stacks; longer than any good pass",
+    )
+    on_engine_failure: Literal["degrade", "exit"] = Field(
+        "degrade",
+        description="what follows the death of a model's engine; degrade: the others go on, and "
+        "readiness is red once none is left; exit: the server drains and ends with status 1",
     )
     golden_check: Literal["error", "warn"] = Field(
         "error",
@@ -388,7 +408,7 @@ class Config(BaseSettings):
 def default_text(name: str) -> str:
     """A setting's default as it is written on the command line."""
     default = Config.model_fields[name].default
-    return unset_word(name) or "" if default is None else str(default)
+    return unset_word(name) or "" if default is None else str(default) or "none"
 
 
 def unset_word(name: str) -> str | None:

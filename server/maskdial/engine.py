@@ -119,11 +119,23 @@ class Engine(ABC):
         self._metrics = metrics
         self._changed = threading.Condition()  # a request arrived, or the state changed
         self._finished = Rate()  # requests
+        self._step_began: float | None = None
         self._state = EngineState.STARTING
         self._cause_of_death = ""
         self._is_up = False
         self._started = threading.Event()  # the first pass is over, or will not be
         self._thread = threading.Thread(target=self._main, name=f"maskdial-{name}", daemon=True)
+
+    @property
+    def name(self) -> str:
+        """The model's."""
+        return self._name
+
+    @property
+    def step_seconds(self) -> float:
+        """For how long the present step has run; 0 between two steps."""
+        begun = self._step_began
+        return 0.0 if begun is None else time.monotonic() - begun
 
     @property
     def state(self) -> EngineState:
@@ -227,7 +239,9 @@ class Engine(ABC):
             self._warm_up()
             self._serve()
             while self._wait_for_work():
+                self._step_began = time.monotonic()
                 self.step()
+                self._step_began = None
         except BaseException as error:
             _log.critical("the engine of model %r died", self._name, exc_info=True)
             self._die(error)

@@ -22,6 +22,9 @@ from collections.abc import Iterator
 from typing import ClassVar
 
 _MAX_LENGTH = 4000
+_RAISE_LIMITS = (
+    "raise the limits of memory and processes (ulimit -v and -u, or the container's), or serve less"
+)
 
 
 def shortened(text: str, length: int = 64) -> str:
@@ -162,3 +165,20 @@ def about(field: str, index: int | None = None) -> Iterator[None]:
         if error.field is not None:
             raise
         raise ValidationError(error.message, field=field, index=index) from error
+
+
+@contextlib.contextmanager
+def explain_exhaustion() -> Iterator[None]:
+    """Has a failure for want of memory or threads say so.
+
+    Raises:
+        ConfigError: in its place.
+    """
+    try:
+        yield
+    except MemoryError as error:
+        raise ConfigError(f"the process gets no more memory; {_RAISE_LIMITS}") from error
+    except RuntimeError as error:
+        if "can't start new thread" not in str(error):
+            raise
+        raise ConfigError(f"the process can start no more threads; {_RAISE_LIMITS}") from error

@@ -27,6 +27,8 @@ TASK_ROUTES = (
     "/zero-shot-classify",
     "/embed",
     "/similarity",
+    "/summarize",
+    "/translate",
     "/rerank",
     "/score",
     "/tokenize",

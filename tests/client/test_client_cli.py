@@ -5,6 +5,7 @@ import io
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Callable
@@ -164,6 +165,20 @@ def test_an_error_is_one_sentence_and_status_1(
     assert capsys.readouterr() == ("", "maskdial: this is validation\n")
     assert run("fill", "--url", "nonsense", "[MASK]") == 1
     assert "not an http:// or https:// URL" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", ["fill", "classify", "score", "generate"])
+def test_without_a_server_a_line_says_how_to_start_one(
+    command: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+        port = unused.getsockname()[1]
+        assert run(command, "--url", f"http://127.0.0.1:{port}", "text") == 1
+    errors = capsys.readouterr().err
+    assert errors.startswith(f"maskdial: could not connect to http://127.0.0.1:{port} (")
+    assert errors.endswith("); `maskdial serve` starts a server\n")
+    assert errors.count("\n") == 1
 
 
 def test_an_error_in_a_stream_leaves_the_text_on_its_own_line(

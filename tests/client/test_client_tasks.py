@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from maskdial.dialects import task_bodies as bodies
-from maskdial.dialects import tokens
+from maskdial.dialects import text_to_text_bodies, tokens
 from maskdial.dialects.schema import TaskBody, parse_body
 from maskdial_client import (
     Answer,
@@ -138,6 +138,25 @@ EVERY_PARAMETER: dict[str, tuple[Ask, type[TaskBody], dict[str, Any]]] = {
         bodies.RerankBody,
         {"query": "q", "texts": ["b", "c"], "raw_scores": True, "return_text": False, **CUT},
     ),
+    "/summarize": (
+        lambda client: client.summarize("a", num_beams=2, truncate=True, **COMMON),
+        text_to_text_bodies.SummarizeBody,
+        {
+            "inputs": "a",
+            "parameters": {"truncation": "longest_first", "generate_parameters": {"num_beams": 2}},
+        },
+    ),
+    "/translate": (
+        lambda client: client.translate(
+            "a", source="en", target="de", early_stopping="never", **COMMON
+        ),
+        text_to_text_bodies.TranslateBody,
+        {
+            "inputs": "a",
+            "parameters": {"generate_parameters": {"early_stopping": "never"}}
+            | {"src_lang": "en", "tgt_lang": "de"},
+        },
+    ),
     "/score": (
         lambda client: client.score("a", **CUT, **COMMON),
         bodies.ScoreBody,
@@ -257,6 +276,15 @@ def test_score_returns_the_logprob_of_each_token(driver: Any, fake: Any) -> None
     assert driver.wait(client.score(["a b", "a"])) == [SCORE, empty]
 
 
+def test_summarize_and_translate_return_texts(driver: Any, fake: Any) -> None:
+    client = driver.client(fake.url)
+    fake.answer([{"summary_text": "a"}])
+    assert driver.wait(client.summarize("a b")) == "a"
+    fake.answer([{"translation_text": "c"}, {"translation_text": "d"}])
+    assert driver.wait(client.translate(["a", "b"])) == ["c", "d"]
+    assert fake.bodies == [{"inputs": "a b"}, {"inputs": ["a", "b"]}]
+
+
 def test_tokenize_and_detokenize(driver: Any, fake: Any) -> None:
     client = driver.client(fake.url)
     fake.answer([[PIECE]])
@@ -286,6 +314,8 @@ def test_tokenize_and_detokenize(driver: Any, fake: Any) -> None:
         ([0.5], lambda client: client.similarity("a", ["b", "c"])),
         ({"index": 0, "score": 1.0}, lambda client: client.rerank("q", ["a"])),
         (SCORED, lambda client: client.score("a")),
+        ({"summary_text": "a"}, lambda client: client.summarize("a")),
+        ([{"summary_text": "a"}], lambda client: client.translate("a")),
         ([PIECE], lambda client: client.tokenize("a")),
         ("a", lambda client: client.detokenize([1])),
         ([["a"]], lambda client: client.detokenize([[1]])),

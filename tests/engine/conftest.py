@@ -23,6 +23,7 @@ from maskdial.causal.sampling.params import SamplingParams
 from maskdial.causal.sequence import Sequence, SharedPrompt
 from maskdial.causal.stream import TokenStream
 from maskdial.errors import MaskdialError
+from maskdial.kernels.library import find_kernels
 from maskdial.metrics import Metrics
 from maskdial.models.bundle import Bundle, load_bundle
 from maskdial.models.catalog import STARTER_FOLDER
@@ -270,7 +271,9 @@ class LoadedModel:
         self.bundle = bundle
         self.manifest = self.bundle.manifest
         self.tokenizer = Tokenizer.from_file(self.bundle.tokenizer, self.manifest.special_tokens)
-        self.session = Session(self.bundle.graph, SessionOptions("cpu", 1, False))
+        # As the server does: where the kernels are built, these tests hold for them.
+        options = SessionOptions("cpu", 1, False, kernels=find_kernels("auto"))
+        self.session = Session(self.bundle.graph, options)
         self.compiler = GrammarCompiler(
             self.bundle.tokenizer.read_text(encoding="utf-8"),
             vocab_size=self.manifest.vocab_size,

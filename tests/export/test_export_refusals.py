@@ -69,7 +69,7 @@ def test_unknown_architecture(
 @pytest.mark.parametrize(
     ("model_type", "why"),
     [
-        ("bart", "with an encoder and a decoder"),
+        ("bart", "has an encoder and a decoder"),
         ("vit", "no task on text"),
         ("whisper", "read more than text"),
     ],

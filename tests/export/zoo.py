@@ -529,8 +529,83 @@ EMBED: Mapping[str, Specimen] = {
     ),
 }
 
+T5: dict[str, Any] = {
+    "vocab_size": 101,
+    "d_model": 32,
+    "d_kv": 16,
+    "d_ff": 48,
+    "num_layers": 2,
+    "num_heads": 2,
+    "n_positions": 128,
+    "relative_attention_num_buckets": 8,
+    "relative_attention_max_distance": 20,
+    "pad_token_id": 0,
+    "eos_token_id": 3,
+    "decoder_start_token_id": 0,
+}
+# As T5's own checkpoints have them
+TASK_PARAMS: dict[str, dict[str, Any]] = {
+    "summarization": {
+        "early_stopping": True,
+        "length_penalty": 2.0,
+        "max_length": 14,
+        "min_length": 5,
+        "no_repeat_ngram_size": 3,
+        "num_beams": 4,
+        "prefix": "summarize: ",
+    },
+    "translation_en_to_de": {"max_length": 9, "num_beams": 2, "prefix": "to German: "},
+    "translation_en_to_fr": {"max_length": 9, "num_beams": 3, "prefix": "to French: "},
+}
+BART: dict[str, Any] = {
+    "vocab_size": 101,
+    "d_model": 32,
+    "encoder_layers": 2,
+    "decoder_layers": 1,
+    "encoder_attention_heads": 2,
+    "decoder_attention_heads": 2,
+    "encoder_ffn_dim": 48,
+    "decoder_ffn_dim": 48,
+    "max_position_embeddings": 128,
+    "pad_token_id": 0,
+    "bos_token_id": 2,
+    "eos_token_id": 3,
+    "decoder_start_token_id": 3,
+    "forced_eos_token_id": 3,
+}
+TEXT_TO_TEXT: Mapping[str, Specimen] = {
+    "t5": Specimen(
+        "T5ForConditionalGeneration",
+        T5 | {"task_specific_params": TASK_PARAMS},
+        "relative positions",
+        quick=True,
+    ),
+    "t5-gated": Specimen(
+        "T5ForConditionalGeneration",
+        T5 | {"feed_forward_proj": "gated-gelu", "tie_word_embeddings": False},
+        "T5 1.1 and FLAN-T5: gated feed-forward",
+    ),
+    "mt5": Specimen("MT5ForConditionalGeneration", T5 | {"feed_forward_proj": "gated-gelu"}),
+    "bart": Specimen("BartForConditionalGeneration", BART | {"forced_bos_token_id": 2}, quick=True),
+    "mbart": Specimen("MBartForConditionalGeneration", BART | {"scale_embedding": True}),
+    "pegasus": Specimen("PegasusForConditionalGeneration", BART, "sinusoidal positions"),
+    "marian": Specimen(
+        "MarianMTModel",
+        BART
+        | {"pad_token_id": 100, "decoder_start_token_id": 100, "bad_words_ids": [[100]]}
+        | {"share_encoder_decoder_embeddings": True},
+        "sinusoidal positions; starts from the padding token",
+        quick=True,
+    ),
+    "m2m-100": Specimen("M2M100ForConditionalGeneration", BART, "M2M-100 and NLLB", quick=True),
+    "plbart": Specimen("PLBartForConditionalGeneration", BART),
+    "blenderbot": Specimen("BlenderbotForConditionalGeneration", BART),
+    "blenderbot-small": Specimen("BlenderbotSmallForConditionalGeneration", BART),
+}
+
 ZOO: Mapping[str, Mapping[str, Specimen]] = {
     "generate": CAUSAL,
+    "generate, with an encoder": TEXT_TO_TEXT,
     "fill-mask": FILL_MASK,
     "classify": CLASSIFY,
     "token-classify": TOKEN_CLASSIFY,

@@ -475,7 +475,7 @@ def test_other_errors(url: str) -> None:
     assert reply.status_code == 404
     assert reply.json()["error"]["type"] == "not_found_error"
     assert "no model 'claude' here" in reply.json()["error"]["message"]
-    reply = httpx.post(url, json=GREEDY | {"timeout": 1e-6}, timeout=60)
+    reply = httpx.post(url, json=GREEDY | {"timeout": 1e-3}, timeout=60)
     assert reply.status_code == 504
     assert reply.json()["error"]["type"] == "timeout_error"
     assert reply.headers["x-should-retry"] == "false"

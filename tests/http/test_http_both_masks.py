@@ -147,16 +147,18 @@ def test_engines_report_apart_and_requests_by_name(dial: httpx.Client) -> None:
     assert not any("requests_total" in line and "dial:full" in line for line in lines)
 
 
-def test_an_engine_that_is_down_is_named(
+def test_readiness_is_red_once_both_engines_are_down(
     hybrid_bundle: Path, start_server: Callable[..., Any]
 ) -> None:
     running = start_server(models={"dial": hybrid_bundle}, threads=1)
     try:
-        _, full = running.server.config.app.state.context.models.named("dial")
+        causal, full = running.server.config.app.state.context.models.named("dial")
         full.engine.stop(0)
+        assert httpx.get(f"{running.url}/health/ready").status_code == 200
+        causal.engine.stop(0)
         reply = httpx.get(f"{running.url}/health/ready")
         assert reply.status_code == 503
-        assert reply.json() == {"status": "engine down", "models": ["dial:full"]}
+        assert reply.json() == {"status": "engine down", "models": ["dial", "dial:full"]}
     finally:
         running.stop()
 

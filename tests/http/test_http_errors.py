@@ -55,6 +55,7 @@ BAD = [
     ("/fill-mask", fill(parameters={"targets": []}), 422, "targets"),
     ("/fill-mask", fill(parameters={"targets": ["antidisestablishmentarianism"]}), 422, "splits"),
     ("/fill-mask", fill(model="nobody"), 404, "no model 'nobody'"),
+    ("/fill-mask", fill(model="x" * 1_900_000), 404, f"no model '{'x' * 64}...'"),
     ("/fill-mask", fill(model="sentiment"), 422, "cannot do fill-mask"),
     ("/fill-mask", fill(inputs="word " * 3000 + "[MASK]"), 422, "takes at most"),
     ("/fill-mask", fill(inputs=["a [MASK]"] * 257), 422, "at most 256"),

@@ -12,10 +12,10 @@ from starlette.routing import BaseRoute
 from maskdial.config import Config
 from maskdial.errors import ConfigError
 from maskdial.http.app import create_app
-from maskdial.http.keys import Keys, client_of
+from maskdial.http.keys import Keys, address_of
 from maskdial.models.catalog import STARTER_FOLDER
 
-OPEN = ("/", "/health", "/health/live", "/health/ready", "/metrics")
+OPEN = ("/", "/docs", "/health", "/health/live", "/health/ready", "/metrics")
 KEYS: dict[str, Any] = {"api_keys": ["key of bob", "key,2"], "admin_key": "root"}
 
 
@@ -211,5 +211,4 @@ def test_a_file_that_cannot_be_used(tmp_path: Path, content: str | None, words: 
 def test_clients_without_keys_are_their_addresses(
     address: tuple[str, int] | None, client: str
 ) -> None:
-    assert client_of({"type": "http", "client": address}, None) == client
-    assert client_of({"type": "http", "client": address}, "alice") == "alice"
+    assert address_of({"type": "http", "client": address}) == client

@@ -157,10 +157,13 @@ def test_proxies_are_believed_if_they_are_trusted(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     url = started(forwarded_allow_ips=trusted).url
-    with caplog.at_level("INFO", "maskdial.access"):
-        with httpx.Client(base_url=url, headers={"x-forwarded-for": "192.0.2.7"}) as http:
-            http.get("/info")
-            http.get("/info")  # the record of the first one is written by now
+    headers = {"x-forwarded-for": "192.0.2.7"}
+    with (
+        caplog.at_level("INFO", "maskdial.access"),
+        httpx.Client(base_url=url, headers=headers) as http,
+    ):
+        http.get("/info")
+        http.get("/info")  # the record of the first one is written by now
     records = (getattr(each, "access", {}) for each in caplog.records)
     assert {each["client"] for each in records if each.get("route") == "/info"} == {client}
 

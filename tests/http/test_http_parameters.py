@@ -1,5 +1,6 @@
 """Every parameter of `/generate` over HTTP: what it does and refuses, and what replies hold."""
 
+import itertools
 import json
 import math
 import threading
@@ -413,6 +414,28 @@ def test_the_best_of_several(http: httpx.Client) -> None:
     assert generate(http, PROMPT, n=5, best_of=5, **SAMPLED) == every
     plain = generate(http, PROMPT, best_of=5, details=False, **SAMPLED)
     assert plain == {"generated_text": best["generated_text"]}
+
+
+def test_beam_search_finds_likelier_texts(http: httpx.Client) -> None:
+    """By the mean over their tokens, at a length penalty of 1; and none of them twice."""
+
+    def mean_logprob(reply: dict[str, Any]) -> float:
+        tokens = reply["details"]["tokens"]
+        return float(sum(token["logprob"] for token in tokens)) / len(tokens)
+
+    greedy = generate(http, PROMPT, max_new_tokens=12)
+    found = generate(http, PROMPT, max_new_tokens=12, num_beams=4, n=4)
+    assert len({each["generated_text"] for each in found}) == 4
+    means = [mean_logprob(each) for each in found]
+    assert means == sorted(means, reverse=True)
+    assert means[0] >= mean_logprob(greedy)
+    assert generate(http, PROMPT, max_new_tokens=12, num_beams=4) == found[0]
+
+
+def test_no_ngram_occurs_twice(http: httpx.Client) -> None:
+    ids = token_ids(generate(http, PROMPT, max_new_tokens=60, no_repeat_ngram_size=2))
+    pairs = list(itertools.pairwise(ids))
+    assert len(set(pairs)) == len(pairs)
 
 
 def test_shapes_of_replies(http: httpx.Client) -> None:

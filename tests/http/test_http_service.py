@@ -73,6 +73,30 @@ METRICS = [
 ]
 
 
+def test_scrapes_share_one_thread(small: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many come, and the event loop answers meanwhile."""
+    metrics = small.server.config.app.state.context.metrics_page
+    writing, render, calls = threading.Event(), metrics._work, []
+
+    def render_slowly() -> bytes:
+        calls.append(threading.current_thread())
+        writing.wait(30)
+        return bytes(render())
+
+    monkeypatch.setattr(metrics, "_work", render_slowly)
+    url = f"{small.url}/metrics"
+    with ThreadPoolExecutor(20) as pool, httpx.Client(timeout=30) as http:
+        scrapes = [pool.submit(httpx.get, url, timeout=30) for _ in range(20)]
+        while not calls:
+            time.sleep(0.01)
+        assert http.get(f"{small.url}/health/live").status_code == 200
+        time.sleep(0.2)
+        writing.set()
+        assert {scrape.result().status_code for scrape in scrapes} == {200}
+    assert len(calls) <= 2
+    assert threading.main_thread() not in calls
+
+
 @pytest.mark.parametrize("path", ["/health", "/health/live", "/health/ready", "/metrics", "/info"])
 def test_head_is_answered(http: httpx.Client, path: str) -> None:
     reply = http.head(path)
@@ -208,7 +232,7 @@ def test_more_texts_than_the_queue_holds_are_422(small: Any) -> None:
     assert "at most 2" in reply.json()["error"]
 
 
-def test_a_dead_engine_fails_its_requests_and_turns_readiness_red(small: Any) -> None:
+def test_a_dead_engine_fails_its_requests_and_no_others(small: Any) -> None:
     model = small.server.config.app.state.context.models.named("hybrid")[0]
     connection = slow_stream(small.url)
     assert b" 200 " in connection.makefile("rb").readline()
@@ -230,8 +254,11 @@ def test_a_dead_engine_fails_its_requests_and_turns_readiness_red(small: Any) ->
     with httpx.Client(base_url=small.url, timeout=30) as http:
         if model.engine.ready:
             assert http.post("/generate", json={"inputs": "a cat"}).status_code == 500
-        assert http.get("/health/ready").status_code == 503
+        assert http.get("/health/ready").status_code == 200
         assert http.get("/health/live").status_code == 200
+        ready = {model["mask"]: model["ready"] for model in http.get("/models").json()}
+        assert ready == {"causal": False, "full": True}
+        assert http.post("/fill-mask", json={"inputs": "a [MASK]"}).status_code == 200
         reply = http.post("/generate", json={"inputs": "a cat"})
         assert reply.status_code == 503
         assert reply.json()["error_type"] == "unavailable"

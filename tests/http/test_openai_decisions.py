@@ -2,6 +2,7 @@
 
 import json
 import math
+import uuid
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -267,7 +268,7 @@ def test_the_prompt_is_prefilled_once(url: str) -> None:
     words = ("dog", "cat", "girl", "boy", "man", "bird", "fish", "bear")
     question = {**CHOICE, "choices": [{"value": f"a {word}"} for word in words]}
     before = num_prefilled(url)
-    usage = decide(url, "hybrid", [question], "Every option has several tokens.")["usage"]
+    usage = decide(url, "hybrid", [question], f"{uuid.uuid4()} has several tokens.")["usage"]
     assert usage["input_tokens_details"]["cached_tokens"] == 0
     num_options = len(words)
     assert usage["input_tokens"] - 3 * num_options <= num_prefilled(url) - before
@@ -477,3 +478,16 @@ def test_fields_that_clients_send_by_habit(url: str) -> None:
     }
     expected = decide(url, "hybrid", [PREDICATE])["answers"]
     assert post(url, "/v1/decisions", json.loads(json.dumps(body)))["answers"] == expected
+
+
+def test_a_choice_may_be_the_models_own_mask(openai_http: httpx.Client) -> None:
+    """Tokens that are not drawn can be forced."""
+    question = {
+        "type": "choice",
+        "instructions": "What comes next?",
+        "choices": [{"value": "[MASK]"}, {"value": "night"}],
+    }
+    body = {"model": "hybrid", "input": "It was a dark", "questions": [question]}
+    reply = openai_http.post("/v1/decisions", json=body)
+    assert reply.status_code == 200, reply.text
+    assert sum(each["probability"] for each in reply.json()["answers"][0]["probabilities"]) > 0.99

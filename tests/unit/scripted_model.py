@@ -54,6 +54,10 @@ class FakeCache:
     def copy(self, source: int, target: int, num_tokens: int) -> None:
         self.tokens[target, :num_tokens] = self.tokens[source, :num_tokens]
 
+    def copy_tokens(self, source: int, target: int, start: int, num_tokens: int) -> None:
+        end = start + num_tokens
+        self.tokens[target, start:end] = self.tokens[source, start:end]
+
     def read(self, slot: int, start: int, num_tokens: int) -> NDArray[np.generic]:
         return self.tokens[slot, start : start + num_tokens].copy()
 
@@ -123,6 +127,37 @@ class FakeRunner:
         if self.period:
             context = context[-1:] % self.period
         logits[EOS if self.eos_after == length else next_token(context)] = 5
+        return logits
+
+
+class SourceCache(FakeCache):
+    """Token ids of source texts as well."""
+
+    def __init__(self, slots: int) -> None:
+        super().__init__(slots)
+        self.sources: list[tuple[int, ...]] = [()] * slots
+
+    def copy(self, source: int, target: int, num_tokens: int) -> None:
+        super().copy(source, target, num_tokens)
+        self.sources[target] = self.sources[source]
+
+
+class SourceRunner(FakeRunner):
+    """An encoder-decoder model: what it says also depends on its source text, and is less sure."""
+
+    def __init__(self, slots: int) -> None:
+        super().__init__(slots)
+        self.cache: SourceCache = SourceCache(slots)
+
+    def encode(self, slots: Sequence[int], sources: Sequence[NDArray[np.int64]]) -> None:
+        self._begin(f"encode {len(sources)}")
+        for slot, source in zip(slots, sources, strict=True):
+            self.cache.sources[slot] = tuple(source.tolist())
+
+    def _logits(self, slot: int, length: int) -> NDArray[np.float32]:
+        context = (*self.cache.sources[slot], *self.cache.tokens[slot, :length].tolist())
+        logits = np.random.default_rng(context).standard_normal(VOCAB).astype(np.float32)
+        logits[EOS] -= 100
         return logits
 
 
@@ -200,6 +235,7 @@ class Bench(EngineMetrics):
         prefix_cache: PrefixCache | None = None,
         max_drafts: int = 0,
         detokenizer: LetterDetokenizer | None = None,
+        encoder: SourceRunner | None = None,
         generation_tokens: Counter | None = None,
     ) -> None:
         self.runner = runner
@@ -223,6 +259,7 @@ class Bench(EngineMetrics):
             overlaps=overlaps,
             metrics=metrics,
             name=NAME,
+            encoder=encoder,
         )
 
     def read(self, sequence: Generated, timeout: float | None = None) -> Reader:

@@ -21,6 +21,7 @@ from maskdial.dialects import (
     openai_rerank,
     openai_responses_body,
     openai_tokens,
+    text_to_text_bodies,
     tokens,
 )
 from maskdial.dialects import task_bodies as bodies
@@ -29,10 +30,15 @@ from maskdial.dialects.tgi_bodies import GenerateBody, GenerateParameters
 from maskdial.errors import ValidationError
 from maskdial.http.route import TaskRoute
 from maskdial.models.choice import Choice
+from maskdial.models.generation_config import GenerationDefaults
+
+PLAIN = GenerationDefaults()
 
 # The least that each body holds
 BODIES: dict[type[BaseModel], dict[str, Any]] = {
     GenerateBody: {"inputs": "a"},
+    text_to_text_bodies.SummarizeBody: {"inputs": "a"},
+    text_to_text_bodies.TranslateBody: {"inputs": "a"},
     bodies.FillMaskBody: {"inputs": "a [MASK]"},
     bodies.ClassifyBody: {"inputs": "a"},
     bodies.TokenClassifyBody: {"inputs": "a"},
@@ -168,6 +174,12 @@ RANGES: list[tuple[str, list[Any], list[tuple[Any, str]]]] = [
             ({"type": "regex", "value": "a", "flags": "i"}, ".flags: unknown field"),
         ],
     ),
+    ("no_repeat_ngram_size", [0, 1000], [(-1, "between 0 and 1000"), (1001, "not 1001")]),
+    ("num_beams", [1, 8], [(0, "between 1 and 8"), (9, "between 1 and 8, not 9")]),
+    ("length_penalty", [-100, 1.5], [(100.5, "between -100 and 100"), ("1", "valid number")]),
+    ("early_stopping", [True, False, "never"], [("always", "must be true, false"), (1, '"never"')]),
+    ("src_lang", ["en"], [("", "between 1 and 64 characters"), (1, "valid string")]),
+    ("tgt_lang", ["deu_Latn"], [("x" * 65, "between 1 and 64 characters, not 65")]),
     ("watermark", [False], [(True, "should be False")]),
 ]
 
@@ -248,16 +260,20 @@ def test_a_bad_body_is_a_sentence(body: bytes, words: str) -> None:
 
 def test_one_prompt_several_and_a_conversation() -> None:
     one = generate(inputs="a")
-    assert (one.request().prompts, one.batch, one.request().conversation) == (["a"], False, None)
-    several = generate(inputs=["a", "b"]).request()
+    assert (one.request(PLAIN).prompts, one.batch, one.request(PLAIN).conversation) == (
+        ["a"],
+        False,
+        None,
+    )
+    several = generate(inputs=["a", "b"]).request(PLAIN)
     assert (several.prompts, several.conversation) == (["a", "b"], None)
     assert generate(inputs=["a"]).batch
     parts = [{"type": "text", "text": "b"}, {"type": "text", "text": "c"}]
     body = parse_body(
         GenerateBody, chat({"role": "system", "content": ""}, {"role": "user", "content": parts})
     )
-    assert (body.request().prompts, body.batch) == ([], False)
-    conversation = body.request().conversation
+    assert (body.request(PLAIN).prompts, body.batch) == ([], False)
+    conversation = body.request(PLAIN).conversation
     assert conversation is not None
     assert conversation.messages == [
         {"role": "system", "content": ""},
@@ -278,16 +294,16 @@ def test_related_parameters_agree() -> None:
 
 @pytest.mark.parametrize("name", ["temperature", "top_k", "top_p", "min_p", "typical_p"])
 def test_a_parameter_of_sampling_turns_it_on(name: str) -> None:
-    assert parameters(**{name: 1}).samples
-    assert not parameters(**{name: 1}, do_sample=False).samples
-    assert not parameters(repetition_penalty=2, seed=1).samples
+    assert parameters(**{name: 1}).sampling_params(PLAIN).do_sample
+    assert not parameters(**{name: 1}, do_sample=False).sampling_params(PLAIN).do_sample
+    assert not parameters(repetition_penalty=2, seed=1).sampling_params(PLAIN).do_sample
 
 
 def test_what_the_engine_is_given() -> None:
-    given = parameters(stop=["", "end"], logit_bias={"7": -1, "3": 0.5}).sampling_params()
+    given = parameters(stop=["", "end"], logit_bias={"7": -1, "3": 0.5}).sampling_params(PLAIN)
     assert given.stop == ("end",)
     assert given.logit_bias == ((7, -1.0), (3, 0.5))
-    assert parameters().sampling_params() == SamplingParams()
+    assert parameters().sampling_params(PLAIN) == SamplingParams()
 
 
 NUMBERS = st.one_of(
@@ -346,7 +362,7 @@ def test_any_json_is_a_body_or_a_refusal_that_names_the_field(
         assert result.message.startswith(tuple(name for name in (*names, *whole) if name))
         assert len(result.message) < 500
     elif isinstance(result, GenerateBody):
-        assert bool(result.request().prompts) != bool(result.request().conversation)
+        assert bool(result.request(PLAIN).prompts) != bool(result.request(PLAIN).conversation)
 
 
 @settings(max_examples=100, deadline=None)

@@ -570,3 +570,19 @@ def test_drawn_seeds_differ_and_survive_json_numbers() -> None:
     assert len(seeds) == 20
     assert all(int(float(seed)) == seed for seed in seeds)
     assert Sequence([1], SamplingParams(seed=5)).seed == 5
+
+
+@pytest.mark.parametrize("params", [SamplingParams(), SamplingParams(do_sample=True, top_k=2)])
+def test_tokens_without_text_need_a_bias_to_be_drawn(params: SamplingParams) -> None:
+    logits = np.array([0, 9, 8, 1, 0], np.float32)
+    one = Sampler(5, frozenset({EOS}), frozenset({1, 2, 77}))
+    drawn = {
+        sample_row(one, logits, sequence_of(replace(params, seed=seed), (0,))).token_id
+        for seed in range(40)
+    }
+    assert drawn <= {0, 3, 4}
+    biased = replace(params, logit_bias=((2, 5.0),))
+    sample = sample_row(one, logits, sequence_of(biased, (0,)))
+    assert sample.token_id == 2
+    # Its log-probability is the model's own, among all tokens.
+    assert sample.logprob == pytest.approx(math.log(np.exp(8) / np.exp(logits).sum()), abs=1e-5)

@@ -10,7 +10,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from maskdial.child import ChildDiedError, ChildProcess, Limits
+from maskdial.child import ChildDiedError, ChildProcess, Limits, child_environment
 from maskdial.errors import UnavailableError
 
 LIMITS = Limits(cpu_seconds=0.5, wall_seconds=5.0, memory_bytes=256 * 2**20)
@@ -94,6 +94,19 @@ def test_a_stopped_child_is_ended(child: ChildProcess, monkeypatch: pytest.Monke
     with pytest.raises(ChildDiedError):  # the question is larger than a pipe
         child.ask({"echo": "x" * 10**6})
     assert child.ask({"echo": 1})[1] == 1
+
+
+def test_only_what_a_child_needs_passes() -> None:
+    secrets = {
+        "MASKDIAL_API_KEYS": "k",
+        "HF_TOKEN": "k",
+        "DATABASE_URL": "postgres://user:k@host",
+        "LD_PRELOAD": "k.so",
+    }
+    needed = {"PATH": "/bin", "LC_ALL": "C", "PYTHONUTF8": "1", "HOME": "/root"}
+    kept = child_environment(secrets | needed)
+    assert kept.pop("PYTHONPATH")
+    assert kept == needed
 
 
 def test_secrets_in_the_environment_stay_here(

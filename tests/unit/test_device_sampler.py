@@ -37,8 +37,8 @@ uniform = Philox().uniform
 class WatchedSampler(Sampler):
     """The host's sampler, which records the sequences that it is given."""
 
-    def __init__(self, vocab_size: int) -> None:
-        super().__init__(vocab_size, frozenset({EOS}))
+    def __init__(self, vocab_size: int, never: frozenset[int] = frozenset()) -> None:
+        super().__init__(vocab_size, frozenset({EOS}), never)
         self.given: list[Sequence] = []
 
     def sample(
@@ -55,10 +55,11 @@ class Rig:
 
     memory: Any
     vocab: int
+    never: frozenset[int] = frozenset()
     host: WatchedSampler = field(init=False)
 
     def __post_init__(self) -> None:
-        self.host = WatchedSampler(self.vocab)
+        self.host = WatchedSampler(self.vocab, self.never)
         self.sampler = DeviceSampler(
             self.memory,
             self.host,
@@ -160,10 +161,10 @@ def rounding(params: SamplingParams, vocab: int) -> float:
     return 2.0**-23 * (40 + math.log(vocab) / params.temperature)
 
 
-def acceptable(logits: Logits, sequence: Sequence) -> set[int]:
+def acceptable(logits: Logits, sequence: Sequence, never: frozenset[int] = frozenset()) -> set[int]:
     """The tokens that the host's sampler would draw if its shares had the error of `rounding`."""
     params = sequence.params
-    scores = process(logits, sequence, frozenset({EOS}))
+    scores = process(logits, sequence, frozenset({EOS}), never)
     by = rounding(params, len(logits))
     u = uniform(sequence.seed, sequence.num_generated)
     tokens = set()
@@ -196,7 +197,7 @@ def check(
             continue
         if sample.token_id != wanted.token_id:
             assert not sequence.params.greedy
-            assert sample.token_id in acceptable(row, sequence)
+            assert sample.token_id in acceptable(row, sequence, rig.host.never)
             num_different += 1
             shift = np.float64(row[sample.token_id]) - np.float64(row[wanted.token_id])
             wanted = replace(wanted, logprob=wanted.logprob + float(shift))
@@ -482,3 +483,33 @@ def test_logits_on_the_host_are_sampled_there(rigs: dict[int, Rig]) -> None:
 
 def test_no_rows_are_no_samples(rigs: dict[int, Rig]) -> None:
     assert rigs[1000].sampler.sample(rigs[1000].logits(np.zeros((1, 1000), "f"), []), []) == []
+
+
+@pytest.mark.parametrize("vocab", [7, 64, 5000])
+@pytest.mark.parametrize(
+    "params",
+    [
+        SamplingParams(),
+        DRAW,
+        replace(DRAW, top_k=3),
+        replace(DRAW, top_p=0.9, min_p=0.02, repetition_penalty=1.3),
+        SamplingParams(repetition_penalty=1.3, presence_penalty=0.5),
+    ],
+    ids=describe,
+)
+def test_tokens_without_text_are_not_drawn(
+    device_memory: Callable[..., Any], params: SamplingParams, vocab: int
+) -> None:
+    never = frozenset({1, 6, vocab + 9})
+    rig = Rig(device_memory(), vocab, never)
+    for seed in range(10):
+        values = make_logits("peaked", seed, MAX_ROWS, vocab)
+        values[:, 6] = values.max() + 1
+        sequences = [
+            sequence_of(replace(params, seed=seed * MAX_ROWS + row), generated=(6, 1, 2))
+            for row in range(MAX_ROWS)
+        ]
+        check(rig, values, sequences)
+        drawn = {s.token_id for s in rig.sample(values, sequences) if isinstance(s, Sample)}
+        assert not drawn & never
+    assert not rig.host.given  # they do not send a row to the host

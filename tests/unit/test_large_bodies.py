@@ -33,13 +33,13 @@ def backend() -> tokenizers.Tokenizer:
     [
         (
             GenerateBody,
-            {f"k{i}": 1 for i in range(20_000)},
-            "an object in the body has 20,000 fields; the limit is 10,000",
+            {f"k{i}": 1 for i in range(40_000)},
+            "an object in the body has 40,000 fields; the limit is 30,000",
         ),
         (
             GenerateBody,
-            {"inputs": "a", "parameters": {"x": [{}, {f"k{i}": 1 for i in range(20_000)}]}},
-            "has 20,000 fields",
+            {"inputs": "a", "parameters": {"x": [{}, {f"k{i}": 1 for i in range(40_000)}]}},
+            "has 40,000 fields",
         ),
         (ClassifyBody, {"inputs": ["a"] * 20_000}, "at most 16,384 items, not 20,000"),
         (

@@ -7,6 +7,7 @@ from maskdial_client._async.generate import AsyncGenerate
 from maskdial_client._async.server import AsyncServer
 from maskdial_client._async.spans import AsyncSpans
 from maskdial_client._async.stream import AsyncStream
+from maskdial_client._async.text_to_text import AsyncTextToText
 from maskdial_client._async.tokens import AsyncTokens
 
 
@@ -18,6 +19,7 @@ class AsyncClient(
     AsyncTokens,
     AsyncGenerate,
     AsyncStream,
+    AsyncTextToText,
     AsyncServer,
 ):
     """A client for one maskdial server, for use in a single event loop.

@@ -23,7 +23,8 @@ class SamplingParameters(TaskOptions, total=False):
     """Parameters of ``generate`` and ``stream``. None means the server's default.
 
     A temperature of 0 is greedy. Requests with a lower ``priority`` are scheduled first. Prompts
-    share cached prefixes only with prompts of the same ``cache_salt``.
+    share cached prefixes only with prompts of the same ``cache_salt``. Languages are for
+    encoder-decoder models.
     """
 
     max_new_tokens: int | None
@@ -46,6 +47,12 @@ class SamplingParameters(TaskOptions, total=False):
     truncate: int | None
     top_n_tokens: int | None
     grammar: Grammar | None
+    no_repeat_ngram_size: int | None
+    num_beams: int | None
+    length_penalty: float | None
+    early_stopping: bool | Literal["never"] | None
+    src_lang: str | None
+    tgt_lang: str | None
     priority: int | None
     cache_salt: str | None
 

@@ -9,6 +9,7 @@ from maskdial_client._sync.generate import Generate
 from maskdial_client._sync.server import Server
 from maskdial_client._sync.spans import Spans
 from maskdial_client._sync.stream import Stream
+from maskdial_client._sync.text_to_text import TextToText
 from maskdial_client._sync.tokens import Tokens
 
 
@@ -20,6 +21,7 @@ class Client(
     Tokens,
     Generate,
     Stream,
+    TextToText,
     Server,
 ):
     """A client for one maskdial server, for use from any number of threads.

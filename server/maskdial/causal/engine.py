@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from maskdial import trace
 from maskdial.causal.events import Reply, TokenEvent
-from maskdial.causal.executor import Executor, ModelRunner, Output
+from maskdial.causal.executor import Executor, ModelRunner, Output, SourceEncoder
 from maskdial.causal.output_processor import OutputProcessor
 from maskdial.causal.plan import Plan
 from maskdial.causal.prefix_cache import PrefixCache
@@ -27,7 +27,7 @@ class CausalEngine(Engine):
     """Generates text for many sequences at once, one token each per `step`.
 
     Args:
-        runner: the model.
+        runner: the model, or its decoder.
         detokenizer: turns tokens into text.
         slots: sequences that run at once.
         max_length: tokens of prompt and text together.
@@ -46,6 +46,8 @@ class CausalEngine(Engine):
             can come in between. For models that leave the processor free.
         metrics: the model's instruments.
         name: the model's, for messages.
+        encoder: of an encoder-decoder model, which reads the source texts of its sequences.
+        max_source_length: tokens of a source text.
     """
 
     failure = GenerationError
@@ -69,12 +71,14 @@ class CausalEngine(Engine):
         overlaps: bool = False,
         metrics: ModelMetrics,
         name: str,
+        encoder: SourceEncoder | None = None,
+        max_source_length: int = 0,
     ) -> None:
         super().__init__(name, metrics)
         self._runner = runner
         self._max_queue = max_queue
         self._max_length = max_length
-        self._capacity = slots * max_length
+        self._capacity = slots * (max_length + max_source_length)
         self._scheduler = Scheduler(
             slots=slots,
             prefill_chunk_tokens=prefill_chunk_tokens,
@@ -85,7 +89,7 @@ class CausalEngine(Engine):
             max_drafts=max_drafts,
         )
         self._has_prefix_cache = prefix_cache is not None
-        self._executor = Executor(runner, prefix_cache, metrics, name)
+        self._executor = Executor(runner, prefix_cache, metrics, name, encoder)
         ends = frozenset(eos_token_ids)
         self._processor = OutputProcessor(
             sampler or Sampler(vocab_size, ends),
@@ -136,12 +140,18 @@ class CausalEngine(Engine):
                 f"of {self._max_length}, so a prompt has 1 to {self._max_length - 1}"
             )
         channel = ReplyChannel()
-        sequence.usage = current_usage()
+        usage = current_usage()
+        beams = () if sequence.search is None else sequence.search.beams
+        for each in (sequence, *beams):
+            each.usage = usage
         trace.note(sequence)
         with self._changed:  # reentrant: nothing comes between the check and the queue
             self.check_room(1)
             self._channels[sequence] = channel
-            self._scheduler.add(sequence)
+            if sequence.search is None:
+                self._scheduler.add(sequence)
+            elif sequence is sequence.search.readers[-1]:  # now all of them are here
+                self._scheduler.add(sequence.search.beams[0])
             self._metrics.queue_size.set(self._scheduler.num_waiting)
             self._changed.notify()
         return TokenStream(channel, lambda reason: self._cancel(sequence, reason), timeout)
@@ -158,7 +168,7 @@ class CausalEngine(Engine):
             sampled, ran_ahead = self._finish_beside_next(plan, outputs[0], self._delivery)
         else:
             # A grammar mask that is not ready is waited for only if nothing else could run.
-            may_wait = not plan.decoding and not plan.prefills
+            may_wait = not (plan.decoding or plan.prefills or plan.encoding)
             replies = self._processor.process(outputs, may_wait=may_wait)
             sampled = ran_ahead = time.perf_counter()
             self._deliver(plan, replies)
@@ -178,7 +188,7 @@ class CausalEngine(Engine):
             if self._has_prefix_cache and not sequence.params.prompt_logprobs:
                 self._metrics.prefix_cache_queries.inc(sequence.num_prompt)
                 self._metrics.prefix_cache_hits.inc(sequence.num_reused)
-        for sequence in (*fresh, *plan.holding):
+        for sequence in (*fresh, *plan.holding, *plan.encoding, *plan.decoding):
             if sequence.begin(now):
                 self._metrics.queue_duration.observe(now - sequence.arrived_at)
         return plan
@@ -232,11 +242,9 @@ class CausalEngine(Engine):
         finished = [s for s, reply in replies if isinstance(reply, TokenEvent) and reply.finish]
         with self._changed:
             # Before the plan counts as done: no sibling inherits a prompt that was not prefilled.
-            for sequence in failed:
-                self._scheduler.release(sequence)
+            self._release(failed)
             self._scheduler.advance(plan)
-            for sequence in finished:
-                self._scheduler.release(sequence)
+            self._release(finished)
             deliveries = [(self._channels[s], r) for s, r in replies if s in self._channels]
             for sequence in (*failed, *finished):
                 self._channels.pop(sequence, None)
@@ -244,6 +252,12 @@ class CausalEngine(Engine):
             self._report()
         self._metrics.generation_tokens.inc(sum(isinstance(r, TokenEvent) for _, r in replies))
         publish(deliveries)
+
+    def _release(self, sequences: Iterable[Sequence]) -> None:
+        """Frees the slots of sequences, or of their beam searches; the caller holds the lock."""
+        for sequence in sequences:
+            for each in (sequence,) if sequence.search is None else sequence.search.beams:
+                self._scheduler.release(each)
 
     def _report(self) -> None:
         """Sets the gauges; the caller holds the lock."""
@@ -289,7 +303,8 @@ class CausalEngine(Engine):
         with self._changed:
             if self._channels.pop(sequence, None) is None:
                 return False
-            self._scheduler.cancel(sequence)
+            for each in (sequence,) if sequence.search is None else sequence.search.beams:
+                self._scheduler.cancel(each)
             self._metrics.cancelled[reason].inc()
             self._metrics.queue_size.set(self._scheduler.num_waiting)
             return True

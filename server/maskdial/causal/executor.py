@@ -31,9 +31,16 @@ class Cache(Protocol):
     @property
     def bytes_per_token(self) -> int: ...
     def copy(self, source: int, target: int, num_tokens: int) -> None: ...
+    def copy_tokens(self, source: int, target: int, start: int, num_tokens: int) -> None: ...
     def read(self, slot: int, start: int, num_tokens: int) -> NDArray[np.generic]: ...
     def write(self, slot: int, start: int, block: NDArray[np.generic]) -> None: ...
     def release_pages(self, slot: int) -> None: ...
+
+
+class SourceEncoder(Protocol):
+    """What the engine needs of an encoder; `maskdial.runtime.encoder` describes the method."""
+
+    def encode(self, slots: list[int], sources: list[NDArray[np.int64]]) -> None: ...
 
 
 class ModelRunner(Protocol):
@@ -100,6 +107,7 @@ class Executor:
         prefix_cache: where to keep the prompts that are prefilled.
         metrics: the model's instruments.
         name: the model's, for messages.
+        encoder: of an encoder-decoder model.
     """
 
     def __init__(
@@ -108,8 +116,10 @@ class Executor:
         prefix_cache: PrefixCache | None,
         metrics: ModelMetrics,
         name: str,
+        encoder: SourceEncoder | None = None,
     ) -> None:
         self._runner = runner
+        self._encoder = encoder
         self._prefix_cache = prefix_cache
         self._metrics = metrics
         self._name = name
@@ -119,6 +129,13 @@ class Executor:
         for sequence in _to_sample(plan):
             if sequence.grammar is not None:
                 sequence.grammar.prepare()
+        for fork in plan.forks:
+            if fork.start:
+                self._runner.cache.copy_tokens(
+                    fork.source, fork.target, fork.start, fork.num_tokens
+                )
+            else:
+                self._runner.cache.copy(fork.source, fork.target, fork.num_tokens)
         for load in plan.loads:
             self._runner.cache.write(load.slot, load.start, load.block)
         for move in plan.moves:
@@ -133,6 +150,8 @@ class Executor:
             outputs.append(self._decode(plan))
         if plan.prefills:
             outputs.append(self._prefill(plan.prefills))
+        if plan.encoding:
+            outputs.append(self._encode(plan.encoding))
         return outputs
 
     def next_step(self, plan: Plan, token_ids: list[int], max_length: int) -> Callable[[], Output]:
@@ -223,6 +242,24 @@ class Executor:
             prefills=(prefill,),
             prompt_logprobs=logprobs,
         )
+
+    def _encode(self, sequences: tuple[Sequence, ...]) -> Output:
+        """Reads source texts; their sequences get their first token in the next step."""
+        sources = [sequence.source_ids for sequence in sequences]
+        lengths = [len(source) for source in sources]
+        encoder = self._encoder
+        assert encoder is not None, "only models with an encoder have source texts"
+
+        def run() -> Logits:
+            encoder.encode([sequence.slot for sequence in sequences], sources)
+            return _NO_LOGITS
+
+        size = _Size(len(sources), sum(lengths), len(sources) * max(lengths))
+        output = self._pass(sequences, size, run)
+        if output.error is not None:
+            return output
+        self._metrics.prompt_tokens.inc(sum(lengths))
+        return replace(output, sequences=())
 
     def _cache_blocks(self, prefill: Prefill) -> None:
         """Copies the whole blocks of a chunk to the prefix cache."""

@@ -2,10 +2,12 @@
 
 import logging
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from itertools import chain
 
 import numpy as np
 
+from maskdial.causal.beam_search import BeamSearch, Hypothesis
 from maskdial.causal.events import Reply
 from maskdial.causal.executor import Output
 from maskdial.causal.sampling.sampler import Sample, TokenSampler
@@ -61,9 +63,16 @@ class OutputProcessor:
         replies: list[tuple[Sequence, Reply]] = []
         for output in outputs:
             if output.error is not None:
-                replies += [(sequence, output.error) for sequence in output.sequences]
+                replies += [(each, output.error) for each in _readers(output.sequences)]
                 continue
             _note_prompts(output)
+            searches = dict.fromkeys(s.search for s in output.sequences)
+            for search in searches:
+                if isinstance(search, BeamSearch):
+                    replies += self._search(search, output)
+            plain = [i for i, s in enumerate(output.sequences) if s.search is None]
+            if len(plain) < len(output.sequences):
+                output = output.only(plain)
             if output.drafts:
                 replies += self._accept_drafts(output)
             elif output.sequences:
@@ -83,6 +92,40 @@ class OutputProcessor:
             (sequence, self._accept(sequence, sample))
             for sequence, sample in zip(sequences, samples, strict=True)
         ]
+
+    def _search(self, search: BeamSearch, output: Output) -> list[tuple[Sequence, Reply]]:
+        """Goes on with a beam search; its readers get their texts as a whole when it ends."""
+        rows = [output.sequences.index(beam) for beam in search.running]
+        logits = np.array(output.logits[rows], np.float32)
+        error: MaskdialError | None = None
+        if not np.isfinite(logits.max(axis=1)).all():
+            error = self._no_numbers()
+        try:
+            if error is None:
+                search.advance(logits, self._eos_token_ids, self._max_length)
+        except MaskdialError as failure:
+            error = failure
+        if error is not None:
+            return [(reader, error) for reader in search.readers]
+        if not search.ended:
+            return []
+        return [
+            (reader, reply)
+            for reader, text in zip(search.readers, search.hypotheses, strict=False)
+            for reply in self._read_out(reader, text, search.beams[0].started_at)
+        ]
+
+    def _read_out(self, reader: Sequence, text: Hypothesis, started_at: float) -> Iterator[Reply]:
+        """The events of a text that is already finished."""
+        reader.begin(started_at)
+        for token_id, logprob in zip(text.token_ids, text.logprobs, strict=True):
+            reply = self._accept(reader, Sample(token_id, logprob))
+            yield reply
+            if isinstance(reply, MaskdialError) or reply.finish:
+                return
+
+    def _no_numbers(self) -> GenerationError:
+        return GenerationError(f"model {self._name!r} returned logits that are not numbers")
 
     def _accept_drafts(self, output: Output) -> list[tuple[Sequence, Reply]]:
         """The tokens that single steps would have sampled, as long as the draft tokens agree."""
@@ -105,7 +148,7 @@ class OutputProcessor:
         if isinstance(sample, MaskdialError):
             return sample
         if not math.isfinite(sample.logprob):
-            return GenerationError(f"model {self._name!r} returned logits that are not numbers")
+            return self._no_numbers()
         previous_at = sequence.last_token_at
         try:
             event = sequence.accept(
@@ -125,9 +168,18 @@ class OutputProcessor:
             )
         if event.index == 1:
             self._metrics.time_to_first_token.observe(sequence.last_token_at - sequence.arrived_at)
-        else:
+        elif sequence.search is None:
             self._metrics.inter_token_latency.observe(sequence.last_token_at - previous_at)
         return event
+
+
+def _readers(sequences: Iterable[Sequence]) -> list[Sequence]:
+    """Those who receive what becomes of sequences: of a beam search, its readers."""
+    found = (
+        (sequence,) if sequence.search is None else sequence.search.readers
+        for sequence in sequences
+    )
+    return list(dict.fromkeys(chain.from_iterable(found)))
 
 
 def _note_prompts(output: Output) -> None:

@@ -18,6 +18,19 @@ class Move:
 
 
 @dataclass(frozen=True, slots=True)
+class Fork:
+    """Copies ``num_tokens`` tokens of slot ``source``, from position ``start`` on, to ``target``.
+
+    From 0 on, the source text is copied as well.
+    """
+
+    source: int
+    target: int
+    start: int
+    num_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
 class Load:
     """Writes a block of the prefix cache to a slot, from position ``start`` on."""
 
@@ -43,13 +56,14 @@ class Prefill:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """One step: copy the moves and the loads, then decode, then prefill.
+    """One step: copy the forks, the loads and the moves, then decode, then prefill or encode.
 
     ``rows`` are the sequences of slots 0..n-1. Those that are still prefilling, or hold logits, are
     dummy rows of the decode pass: it writes a token to a position that the row's next real token
     overwrites, and returns no logits for them.
     """
 
+    forks: tuple[Fork, ...] = ()
     moves: tuple[Move, ...] = ()
     loads: tuple[Load, ...] = ()
     holding: tuple[Sequence, ...] = ()
@@ -64,6 +78,8 @@ class Plan:
     """Draft tokens for the pass to verify; only where one sequence runs alone."""
     prefills: tuple[Prefill, ...] = ()
     """One chunk of a prompt, or several whole prompts in adjoining slots, as one padded batch."""
+    encoding: tuple[Sequence, ...] = ()
+    """Sequences whose source texts the encoder reads, as one padded batch."""
 
     @property
     def decoding(self) -> tuple[Sequence, ...]:

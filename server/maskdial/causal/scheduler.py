@@ -8,7 +8,7 @@ from operator import attrgetter
 import numpy as np
 from numpy.typing import NDArray
 
-from maskdial.causal.plan import Load, Move, Plan, Prefill
+from maskdial.causal.plan import Fork, Load, Move, Plan, Prefill
 from maskdial.causal.prefix_cache import PrefixCache
 from maskdial.causal.sequence import Sequence, State
 from maskdial.fairness import Shares
@@ -39,9 +39,14 @@ class Scheduler:
     keys and values when a slot is free; the last one that runs leaves its slot, with the prompt in
     it, to the next.
 
+    The source texts of an encoder-decoder model are read whole, several short ones in one pass. At
+    most one such pass lies between two decode steps. A beam search takes a slot for each beam at
+    once.
+
     Args:
         slots: sequences that run at once.
-        prefill_chunk_tokens: prompt tokens per step; the last chunk may have one more.
+        prefill_chunk_tokens: prompt tokens per step; the last chunk may have one more. Source texts
+            have as many with their padding, or one is longer.
         max_length: tokens that a slot holds.
         block_tokens: a divisor of the chunk. Prompts whose log-probabilities are requested are
             prefilled in chunks of this length.
@@ -64,6 +69,7 @@ class Scheduler:
         self._slots: list[Sequence | None] = [None] * slots
         self._waiting: list[Sequence] = []  # in the order of `_queue_order`
         self._prefilling: list[Sequence] = []
+        self._encoding: list[Sequence] = []
         self._loads: list[Load] = []
         self._prefill_chunk_tokens = prefill_chunk_tokens
         self._max_length = max_length
@@ -87,8 +93,8 @@ class Scheduler:
 
     @property
     def num_cached_tokens(self) -> int:
-        """Tokens of running sequences in the cache."""
-        return sum(sequence.num_computed for sequence in self.running)
+        """Tokens of running sequences in the cache, and of their source texts."""
+        return sum(sequence.num_computed + sequence.num_source for sequence in self.running)
 
     @property
     def has_work(self) -> bool:
@@ -108,7 +114,8 @@ class Scheduler:
         """Drops a sequence: from the queue at once, from its slot with the next plan."""
         sequence.cancel()
         if sequence.state is State.WAITING:
-            self._leave_queue(sequence)
+            if sequence in self._waiting:  # beams but the first never are
+                self._leave_queue(sequence)
             sequence.end()
 
     def schedule(self) -> Plan:
@@ -116,11 +123,13 @@ class Scheduler:
         for sequence in self.running:
             if sequence.cancelled:
                 self.release(sequence)
+        forks = tuple(self._fork_beams())
         moves = [*self._admit(), *self._fill_holes()]
         loads, self._loads = tuple(self._loads), []
         highest = self._highest_decoding()
         rows = () if highest is None else self.running[: highest.slot + 1]
         return Plan(
+            forks=forks,
             moves=tuple(moves),
             loads=loads,
             holding=tuple(s for s in self.running if s.state is State.HOLDING),
@@ -128,6 +137,7 @@ class Scheduler:
             decoding_rows=tuple(i for i, s in enumerate(rows) if s.state is State.DECODING),
             drafts=self._draft(),
             prefills=tuple(map(self._next_chunk, self._prefilling)),
+            encoding=tuple(self._encoding),
         )
 
     def repeats(self, plan: Plan) -> bool:
@@ -139,10 +149,10 @@ class Scheduler:
             bool(plan.rows)
             and plan.rows == self.running
             and len(plan.decoding_rows) == len(plan.rows)
-            and not (plan.holding or plan.prefills)
+            and not (plan.holding or plan.prefills or plan.encoding)
             and not (self._max_drafts and len(plan.rows) == 1)
             and not (self._waiting and None in self._slots)
-            and not any(sequence.cancelled for sequence in plan.rows)
+            and not any(each.cancelled or each.search is not None for each in plan.rows)
         )
 
     def advance(self, plan: Plan) -> None:
@@ -152,15 +162,19 @@ class Scheduler:
         """
         for sequence in (*plan.decoding, *plan.holding):
             self._charge(sequence, 1, _GENERATED_COST)
-            if sequence.slot >= 0:
-                sequence.proceed()
+            _proceed(sequence)
         for prefill in plan.prefills:
             self._charge(prefill.sequence, prefill.num_tokens, _PROMPT_COST)
             if prefill.sequence in self._prefilling:
                 prefill.sequence.prefill(prefill.num_tokens)
                 if prefill.is_last:
                     self._prefilling.remove(prefill.sequence)
-                    prefill.sequence.proceed()
+                    _proceed(prefill.sequence)
+        for sequence in plan.encoding:
+            self._charge(sequence, sequence.num_source, _PROMPT_COST)
+            if sequence in self._encoding:
+                self._encoding.remove(sequence)
+                sequence.proceed()
 
     def release(self, sequence: Sequence) -> None:
         """Frees the slot of a sequence that finished, failed or was cancelled, if it has one."""
@@ -170,8 +184,9 @@ class Scheduler:
         heir = self._heir(sequence)
         self._slots[slot] = None
         sequence.end()
-        if sequence in self._prefilling:
-            self._prefilling.remove(sequence)
+        for reading in (self._prefilling, self._encoding):
+            if sequence in reading:
+                reading.remove(sequence)
         if heir is not None:
             self._fork(heir, slot)
 
@@ -196,6 +211,16 @@ class Scheduler:
                 self._fork(sequence, slot)
                 yield Move(source.slot, slot, sequence.num_prompt)
                 continue
+            if not self._has_room(sequence):
+                return
+            if sequence.num_source:
+                if not self._encodes_beside(sequence):
+                    return
+                self._occupy(sequence, slot)
+                sequence.start(slot, 0)
+                self._encoding.append(sequence)
+                self._reserve(sequence)
+                continue
             prefix = self._find_prefix(sequence)
             if self._prefilling and (prefix or not self._joins(sequence, slot)):
                 return
@@ -204,6 +229,7 @@ class Scheduler:
             self._prefilling.append(sequence)
             for index, block in enumerate(prefix):
                 self._loads.append(Load(slot, index * self._block_tokens, block))
+            self._reserve(sequence)
 
     def _next_waiting(self) -> Sequence | None:
         """The waiting sequence that starts next; it stays in the queue."""
@@ -287,6 +313,30 @@ class Scheduler:
             )
         )
 
+    def _encodes_beside(self, sequence: Sequence) -> bool:
+        """Whether a source text can be read in one pass with those about to be."""
+        together = [*self._encoding, sequence]
+        padded = len(together) * max(each.num_source for each in together)
+        return len(together) == 1 or padded <= self._prefill_chunk_tokens
+
+    def _has_room(self, sequence: Sequence) -> bool:
+        """Whether there is a slot for each beam."""
+        return sequence.search is None or self._slots.count(None) >= len(sequence.search.beams)
+
+    def _reserve(self, first: Sequence) -> None:
+        """Takes slots for the other beams of a search."""
+        for beam in () if first.search is None else first.search.beams[1:]:
+            slot = self._slots.index(None)
+            self._slots[slot] = beam
+            beam.reserve(slot)
+
+    def _fork_beams(self) -> Iterator[Fork]:
+        """The copies that beam searches need for the texts that they go on with."""
+        for search in dict.fromkeys(sequence.search for sequence in self.running):
+            for fork in () if search is None else search.take_forks():
+                num_tokens = fork.source.num_computed - fork.start
+                yield Fork(fork.source.slot, fork.target.slot, fork.start, num_tokens)
+
     def _find_prefix(self, sequence: Sequence) -> tuple[NDArray[np.generic], ...]:
         """The longest prefix of a prompt that the prefix cache has, in blocks.
 
@@ -334,3 +384,10 @@ class Scheduler:
         if num_tokens > chunk + 1:
             num_tokens = chunk
         return Prefill(sequence, sequence.slot, sequence.num_computed, num_tokens)
+
+
+def _proceed(sequence: Sequence) -> None:
+    """Notes that a sequence has a new token, or its beam search has given some to its beams."""
+    for each in (sequence,) if sequence.search is None else sequence.search.running:
+        if each.slot >= 0:
+            each.proceed()

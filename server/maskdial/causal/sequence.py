@@ -4,6 +4,7 @@ import enum
 import secrets
 import time
 from collections.abc import Sequence as SequenceOf
+from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
@@ -53,9 +54,37 @@ class State(enum.Enum):
     WAITING = enum.auto()
     PREFILLING = enum.auto()
     DECODING = enum.auto()
+    RESERVED = enum.auto()
+    """It has a slot, and waits for a text from its beam search."""
     HOLDING = enum.auto()
     """All its tokens are in the KV cache; the next one is sampled from its ``held_logits``."""
     ENDED = enum.auto()
+
+
+@dataclass(frozen=True, slots=True)
+class BeamFork:
+    """One beam goes on from another one's text; ``start`` tokens are in the slots of both.
+
+    With 0 its slot does not have the source text either.
+    """
+
+    source: "Sequence"
+    target: "Sequence"
+    start: int
+
+
+class Search(Protocol):
+    """What a beam search is to its sequences; `maskdial.causal.beam_search` describes it."""
+
+    @property
+    def readers(self) -> tuple["Sequence", ...]: ...
+    @property
+    def beams(self) -> tuple["Sequence", ...]: ...
+    @property
+    def running(self) -> tuple["Sequence", ...]: ...
+    @property
+    def ended(self) -> bool: ...
+    def take_forks(self) -> list[BeamFork]: ...
 
 
 class SharedPrompt:
@@ -81,8 +110,10 @@ class Sequence:
     its own section below. All times are in `time.perf_counter` seconds.
 
     Args:
-        prompt_ids: at least one token id.
+        prompt_ids: at least one token id; of a sequence with a source text, the one token that its
+            decoder starts from.
         params: how to generate.
+        source_ids: the source text's token ids, for an encoder-decoder model.
         priority: lower starts earlier.
         cache_salt: sequences share prefixes in the cache with those of the same salt only.
         grammar: what the text has to match.
@@ -94,6 +125,7 @@ class Sequence:
         prompt_ids: SequenceOf[int],
         params: SamplingParams,
         *,
+        source_ids: SequenceOf[int] = (),
         priority: int = 0,
         cache_salt: str = "",
         grammar: Constraint | None = None,
@@ -104,7 +136,9 @@ class Sequence:
         self.cache_salt = cache_salt
         self.grammar = grammar
         self.shared_prompt = shared_prompt
+        self.search: Search | None = None
         self.seed = draw_seed() if params.seed is None else params.seed
+        self.source_ids = np.array(source_ids, np.int64)
         self.num_prompt = len(prompt_ids)
         self.num_generated = 0
         self._token_ids = np.array(prompt_ids, np.int64)  # with room to grow at the end
@@ -166,14 +200,24 @@ class Sequence:
         return int(self._token_ids[self.num_tokens - 1])
 
     @property
+    def num_source(self) -> int:
+        """Tokens of the source text; 0 if the model has no encoder."""
+        return len(self.source_ids)
+
+    @property
     def num_to_prefill(self) -> int:
         """Prompt tokens that are not in the KV cache yet."""
         return max(self.num_prompt - self.num_computed, 0)
 
     @property
+    def forces_next(self) -> bool:
+        """Whether the next token is a given one, which is no part of what a grammar describes."""
+        return self.params.forced_first is not None and self.num_generated == 0
+
+    @property
     def can_sample(self) -> bool:
         """Whether the next token can be sampled without waiting for the grammar's mask."""
-        return self.grammar is None or self.grammar.ready
+        return self.grammar is None or self.forces_next or self.grammar.ready
 
     def wait_for_grammar(self, seconds: float) -> None:
         """Waits for the grammar's mask, at most so long."""
@@ -197,12 +241,20 @@ class Sequence:
         self.num_reused = self.num_computed = num_reused
 
     def fork(self, slot: int, shared: SharedPrompt) -> None:
-        """Takes a slot that has the whole prompt, or is about to."""
+        """Takes a slot that has the whole prompt, or the source text, or is about to."""
         self.slot = slot
+        if self.num_source:
+            self.proceed()
+            return
         self.state = State.HOLDING
         self.num_computed = self.num_prompt
         self.held_logits = shared.logits
         self.prompt_logprobs = shared.logprobs
+
+    def reserve(self, slot: int) -> None:
+        """Takes a slot for a beam search, which has no text for it yet."""
+        self.slot = slot
+        self.state = State.RESERVED
 
     def move(self, slot: int) -> None:
         """Continues in another slot."""
@@ -262,6 +314,15 @@ class Sequence:
         """Takes the log-probabilities of the next prompt tokens."""
         self.prompt_logprobs += logprobs
 
+    def join(self, search: Search) -> None:
+        """Becomes one of a beam search's sequences."""
+        self.search = search
+
+    def rewrite(self, token_ids: NDArray[np.int64]) -> None:
+        """Takes another text, int64 (num_tokens,), which has the same prompt."""
+        self._token_ids = token_ids
+        self.num_generated = len(token_ids) - self.num_prompt
+
     def draft(self, max_drafts: int) -> tuple[int, ...]:
         """Draft tokens, found in the text so far; no more than are still wanted.
 
@@ -297,9 +358,10 @@ class Sequence:
         """
         now = time.perf_counter()
         self.held_logits = None
+        forced = self.forces_next
         self._append(token_id)
         text = self._decode(token_id, detokenizer)
-        reason = self._finish_reason(token_id, eos_token_ids, max_length)
+        reason = self._finish_reason(token_id, eos_token_ids, max_length, forced=forced)
         if reason is not None:
             text += self._flush()
         self._texts.append(text)
@@ -316,12 +378,12 @@ class Sequence:
         )
 
     def _finish_reason(
-        self, token_id: int, eos_token_ids: frozenset[int], max_length: int
+        self, token_id: int, eos_token_ids: frozenset[int], max_length: int, *, forced: bool
     ) -> FinishReason | None:
         params = self.params
         if token_id in eos_token_ids and (self.grammar is not None or not params.ignore_eos):
             return "eos_token"
-        if self.grammar is not None:
+        if self.grammar is not None and not forced:
             self.grammar.accept(token_id)
             if self.grammar.finished:
                 return "eos_token"
@@ -339,7 +401,8 @@ class Sequence:
 
     def _decode(self, token_id: int, detokenizer: Detokenizer) -> str:
         if self._decoder is None:
-            self._decoder = detokenizer.decoder(self.prompt_ids.tolist())
+            goes_on_from = [] if self.num_source else self.prompt_ids.tolist()
+            self._decoder = detokenizer.decoder(goes_on_from)
         if token_id in self._spellings:
             # No character goes on after it.
             text = self._decoder.flush() + self._spellings[token_id]
@@ -361,7 +424,7 @@ class Sequence:
             generated_text="".join(self._texts),
             generated_tokens=self.num_generated,
             seed=None if self.params.greedy else self.seed,
-            input_length=self.num_prompt,
+            input_length=self.num_source or self.num_prompt,
             queue_seconds=self.started_at - self.arrived_at,
             inference_seconds=now - self.started_at,
             prompt_logprobs=self.prompt_logprobs,

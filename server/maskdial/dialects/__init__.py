@@ -23,8 +23,10 @@ from maskdial.dialects import (
     openai_rerank,
     openai_responses,
     openai_tokens,
+    page,
     service,
     tasks,
+    text_to_text,
     tgi,
     tokens,
 )
@@ -42,7 +44,7 @@ _SHARED = {
 ROUTES = (
     *(
         share(route, _SHARED[route.path]) if route.path in _SHARED else route
-        for route in (*tasks.ROUTES, *tgi.ROUTES, *tokens.ROUTES)
+        for route in (*tasks.ROUTES, *tgi.ROUTES, *text_to_text.ROUTES, *tokens.ROUTES)
     ),
     *openai_completions.ROUTES,
     *openai_chat.ROUTES,
@@ -57,9 +59,16 @@ ROUTES = (
     *models.ROUTES,
     *kserve.ROUTES,
     *service.ROUTES,
+    *page.ROUTES,
 )
 
-TASKS: tuple[Task, ...] = (*tasks.TASKS, tgi.GENERATE, tasks.SCORE, tokens.TOKENIZE)
+TASKS: tuple[Task, ...] = (
+    *tasks.TASKS,
+    tgi.GENERATE,
+    *text_to_text.TASKS,
+    tasks.SCORE,
+    tokens.TOKENIZE,
+)
 """Everything that models can be asked for, in the order of listings."""
 
 _ERRORS = (anthropic_errors, openai_errors)

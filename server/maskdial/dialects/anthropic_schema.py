@@ -14,14 +14,7 @@ from maskdial.dialects.anthropic_content import (
     conversation,
 )
 from maskdial.dialects.openai_schema import Lenient
-from maskdial.dialects.schema import (
-    FieldError,
-    Range,
-    Size,
-    StopText,
-    TaskBody,
-    given,
-)
+from maskdial.dialects.schema import FieldError, Range, Size, StopText, TaskBody, example, given
 from maskdial.models.served import CausalModel
 from maskdial.requests.chat import ChatRequest
 from maskdial.requests.generation import GenerationRequest, GrammarRequest
@@ -168,9 +161,15 @@ class ConversationBody(Lenient, TaskBody):
 class CountBody(ConversationBody):
     """A conversation whose tokens to count."""
 
+    model_config = example({"messages": [{"role": "user", "content": "Who lives here?"}]})
+
 
 class MessagesBody(ConversationBody):
     """A conversation to answer."""
+
+    model_config = example(
+        {"messages": [{"role": "user", "content": "Who lives here?"}], "max_tokens": 40}
+    )
 
     max_tokens: Annotated[int, Range(1)] = Field(
         description="Maximum number of tokens to generate; no more than the context leaves."
@@ -197,11 +196,15 @@ class MessagesBody(ConversationBody):
     def request(self, model: CausalModel) -> ChatRequest:
         """The body as a dialect-neutral request."""
         form = None if self.output_config is None else self.output_config.format
+        defaults = model.defaults
         params = SamplingParams(
             do_sample=True,
-            temperature=given(self.temperature, 1.0),
-            top_k=self.top_k or 0,
-            top_p=given(self.top_p, 1.0),
+            temperature=given(self.temperature, defaults.temperature),
+            top_k=given(self.top_k, defaults.top_k),
+            top_p=given(self.top_p, defaults.top_p),
+            min_p=defaults.min_p,
+            typical_p=defaults.typical_p,
+            repetition_penalty=defaults.repetition_penalty,
             # An empty string would end every text at once.
             stop=tuple(text for text in self.stop_sequences or () if text),
             include_stop=False,

@@ -6,7 +6,7 @@ from typing import Any, Protocol, Union
 from fastapi import Request, Response
 from pydantic import ConfigDict
 
-from maskdial.dialects import tasks, tgi
+from maskdial.dialects import tasks, text_to_text, tgi
 from maskdial.dialects.native_replies import GenerateReply
 from maskdial.dialects.schema import TaskBody, parse_body, read_object
 from maskdial.dialects.tgi_bodies import GenerateBody
@@ -35,7 +35,11 @@ class _Dispatched(Protocol):
     async def serve(self, request: Request, content: bytes, model_name: str | None) -> Response: ...
 
 
-_TASKS: tuple[_Dispatched, ...] = (tgi.GENERATE, *tasks.TASKS)
+_OTHERS: tuple[text_to_text.TextToTextTask | tasks.MaskedTask[Any], ...] = (
+    *text_to_text.TASKS,
+    *tasks.TASKS,
+)
+_TASKS: tuple[_Dispatched, ...] = (tgi.GENERATE, *_OTHERS)
 
 
 async def model(request: Request) -> Response:
@@ -67,8 +71,8 @@ ROUTES = (
     TaskRoute(
         "/models/{name:path}",
         model,
-        body=Union[(GenerateBody, *(task.body for task in tasks.TASKS))],
-        reply=Union[(GenerateReply, *(task.reply for task in tasks.TASKS))],
+        body=Union[(GenerateBody, *(task.body for task in _OTHERS))],
+        reply=Union[(GenerateReply, *(task.reply for task in _OTHERS))],
         streams=True,
         tags=["models"],
     ),

@@ -37,6 +37,22 @@ SimilarityReply = list[float]
 ScoreReply = Score | list[Score]
 
 
+class SummaryText(TypedDict):
+    """A summary."""
+
+    summary_text: str
+
+
+class TranslationText(TypedDict):
+    """A translation."""
+
+    translation_text: str
+
+
+SummarizeReply = list[SummaryText]
+TranslateReply = list[TranslationText]
+
+
 class TextToken(TypedDict):
     """A token of a text, with its offsets in characters; special tokens have none."""
 
@@ -108,6 +124,19 @@ _Generated = Generated | list[Generated]
 GenerateReply = _Generated | list[_Generated]
 
 
+class DefaultSampling(TypedDict, total=False):
+    """How a causal model samples where a request does not say; empty for others."""
+
+    do_sample: bool
+    temperature: float
+    top_k: int
+    top_p: float
+    min_p: float
+    typical_p: float
+    repetition_penalty: float
+    max_new_tokens: int | None
+
+
 class ModelDescription(TypedDict):
     """A served model; what is not known before it is loaded is empty or 0."""
 
@@ -121,7 +150,10 @@ class ModelDescription(TypedDict):
     precision: str
     batch_invariant: bool
     max_length: int
+    max_source_length: NotRequired[int]
     labels: list[str]
+    chat: bool
+    generation_defaults: DefaultSampling
     provider: str
     ready: bool
 
@@ -150,6 +182,7 @@ class Health(TypedDict):
     """Whether the server is alive, or ready, and what is down."""
 
     status: str
+    error: NotRequired[str]
     models: NotRequired[list[str]]
 
 

@@ -23,7 +23,7 @@ from maskdial.dialects.openai_replies import ChatReply
 from maskdial.dialects.openai_sampling import GenerationBody
 from maskdial.dialects.openai_schema import Unsupported
 from maskdial.dialects.openai_tools import ToolBody, ToolChoiceInput
-from maskdial.dialects.schema import FieldError, Range, Size, given, parse_body
+from maskdial.dialects.schema import FieldError, Range, Size, example, given, parse_body
 from maskdial.models.served import CausalModel
 from maskdial.models.tokenizer import TokenSpeller
 from maskdial.requests.chat import ChatRequest, ReplyFinish, ReplyReader, ToolCall, read_reply
@@ -34,6 +34,10 @@ _USE_TOOLS = "the older form of tool calls is not supported; send tools and tool
 
 class ChatBody(GenerationBody):
     """A conversation to answer."""
+
+    model_config = example(
+        {"messages": [{"role": "user", "content": "Who lives here?"}], "max_tokens": 40}
+    )
 
     habits = (GenerationBody.habits - {"parallel_tool_calls"}) | {"verbosity"}
     neutral = {  # noqa: RUF012
@@ -112,8 +116,10 @@ class ChatBody(GenerationBody):
         return ChatRequest(
             [message.to_message() for message in self.messages],
             GenerationRequest(
-                params=self.sampling_params(top_n_tokens=self.num_top, prompt_logprobs=False),
-                max_new_tokens=self.max_completion_tokens or self.max_tokens or model.max_length,
+                params=self.sampling_params(model.defaults, top_n_tokens=self.num_top),
+                max_new_tokens=self.max_completion_tokens
+                or self.max_tokens
+                or model.defaults.new_tokens(model.max_length, model.max_length),
                 num_sequences=self.n or 1,
                 grammar=self.grammar(),
                 truncate=self.truncate_prompt_tokens,

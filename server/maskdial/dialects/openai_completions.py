@@ -15,13 +15,14 @@ from maskdial.dialects.openai_logprobs import CompletionLogprobs, DescribedToken
 from maskdial.dialects.openai_replies import CompletionReply
 from maskdial.dialects.openai_sampling import GenerationBody
 from maskdial.dialects.openai_schema import (
+    AnyInput,
     TextsOrIds,
     Unsupported,
     check_input,
     inputs_of,
     is_batch,
 )
-from maskdial.dialects.schema import FieldError, Range, parse_body
+from maskdial.dialects.schema import FieldError, Range, example, parse_body
 from maskdial.models.served import CausalModel
 from maskdial.models.tokenizer import Tokenizer, TokenSpeller
 from maskdial.requests.generation import Completion, Generation, GenerationRequest, Prompt, Text
@@ -32,8 +33,10 @@ _DEFAULT_MAX_TOKENS = 16
 class CompletionsBody(GenerationBody):
     """Prompts to continue."""
 
+    model_config = example({"model": "hybrid", "prompt": "Once upon a time", "max_tokens": 40})
+
     prompt: Annotated[
-        TextsOrIds, pydantic.PlainValidator(check_input, json_schema_input_type=TextsOrIds)
+        TextsOrIds, pydantic.PlainValidator(check_input, json_schema_input_type=AnyInput)
     ] = Field(
         description="A text, a list of texts, a list of token ids, or a list of such lists. Token "
         "ids are used unchanged."
@@ -76,10 +79,12 @@ class CompletionsBody(GenerationBody):
         return GenerationRequest(
             inputs_of(self.prompt),
             params=self.sampling_params(
+                model.defaults,
                 top_n_tokens=self.num_top,
                 prompt_logprobs=bool(self.echo) and self.describes_tokens,
             ),
-            max_new_tokens=self.max_tokens or min(_DEFAULT_MAX_TOKENS, model.max_length),
+            max_new_tokens=self.max_tokens
+            or model.defaults.new_tokens(_DEFAULT_MAX_TOKENS, model.max_length),
             num_sequences=self.best_of or self.n or 1,
             grammar=self.grammar(),
             truncate=self.truncate_prompt_tokens,
@@ -142,7 +147,7 @@ class CompletionsWriter:
 
     def _logprobs(self, prompt: Prompt) -> CompletionLogprobs:
         if not self._body.echo:
-            return CompletionLogprobs(TokenSpeller(self._tokenizer, prompt.ids))
+            return CompletionLogprobs(TokenSpeller(self._tokenizer, prompt.context_ids))
         length = TokenSpeller(self._tokenizer, ()).num_characters(prompt.ids)
         offset = len(self._echo(prompt)) - length
         return CompletionLogprobs(TokenSpeller(self._tokenizer, ()), offset)

@@ -13,7 +13,7 @@ from maskdial.dialects.openai_errors import openai_route
 from maskdial.dialects.openai_models import about_model
 from maskdial.dialects.openai_replies import DecisionsReply
 from maskdial.dialects.openai_schema import Lenient, OpenAIBody
-from maskdial.dialects.schema import FieldError, Size, parse_body, wire_names
+from maskdial.dialects.schema import FieldError, Size, example, parse_body, wire_names
 from maskdial.dialects.task_bodies import Text, TruncationParameters
 from maskdial.http.context import server_context
 from maskdial.http.disconnect import unless_gone
@@ -135,6 +135,20 @@ def _confidence(probabilities: Sequence[float]) -> float:
 
 class DecisionsBody(TruncationParameters, OpenAIBody):
     """An input, and questions about it. Truncation is an extension."""
+
+    model_config = example(
+        {
+            "model": "sentiment",
+            "input": "A warm, funny and quietly moving film.",
+            "questions": [
+                {
+                    "type": "choice",
+                    "instructions": "How is the film?",
+                    "choices": [{"value": "POSITIVE"}, {"value": "NEGATIVE"}],
+                }
+            ],
+        }
+    )
 
     input: Annotated[
         list[Item],

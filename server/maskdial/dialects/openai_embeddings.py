@@ -15,13 +15,14 @@ from maskdial.dialects.openai_errors import openai_route
 from maskdial.dialects.openai_models import about_model
 from maskdial.dialects.openai_replies import EmbeddingsReply, PromptUsage
 from maskdial.dialects.openai_schema import (
+    NotBlankInput,
     OpenAIBody,
     TextsOrIds,
     check_input,
     inputs_of,
     is_batch,
 )
-from maskdial.dialects.schema import Range, parse_body, wire_names
+from maskdial.dialects.schema import Range, example, parse_body, wire_names
 from maskdial.dialects.task_bodies import TruncationParameters
 from maskdial.dialects.tasks import task_of
 from maskdial.errors import ValidationError
@@ -57,8 +58,10 @@ def _check_texts(value: object) -> object:
 class EmbeddingsBody(TruncationParameters, OpenAIBody):
     """Texts to embed. ``truncate`` and ``truncation_direction`` are extensions."""
 
+    model_config = example({"input": ["The ship left at dawn.", "She baked bread."]})
+
     input: Annotated[
-        TextsOrIds, pydantic.PlainValidator(_check_texts, json_schema_input_type=TextsOrIds)
+        TextsOrIds, pydantic.PlainValidator(_check_texts, json_schema_input_type=NotBlankInput)
     ] = Field(
         description="A text, a list of texts, a list of token ids, or a list of such lists. Token "
         "ids are used unchanged."

@@ -13,7 +13,16 @@ from maskdial.dialects.openai_errors import openai_route
 from maskdial.dialects.openai_models import about_model
 from maskdial.dialects.openai_replies import RankedDocument, RankReply
 from maskdial.dialects.openai_schema import OpenAIBody
-from maskdial.dialects.schema import LARGEST_INT, Range, Size, parse_body, wire_names
+from maskdial.dialects.schema import (
+    LARGEST_INT,
+    AnyText,
+    Range,
+    Size,
+    Wire,
+    example,
+    parse_body,
+    wire_names,
+)
 from maskdial.dialects.shared_routes import Sharer
 from maskdial.dialects.task_bodies import Text, TruncationParameters
 from maskdial.dialects.tasks import task_of
@@ -37,13 +46,23 @@ def _document_text(document: object) -> object:
     raise ValueError('must be a string or {"text": "..."}')
 
 
+class _TextDocument(Wire):
+    """A document as an object."""
+
+    text: AnyText
+
+
 _Document = Annotated[
-    Text, pydantic.BeforeValidator(_document_text, json_schema_input_type=str | dict[str, str])
+    Text, pydantic.BeforeValidator(_document_text, json_schema_input_type=AnyText | _TextDocument)
 ]
 
 
 class RankBody(TruncationParameters, OpenAIBody):
     """A query, and documents to put in order. Truncation is an extension."""
+
+    model_config = example(
+        {"query": "Where is the ship?", "documents": ["The ship left at dawn.", "She baked bread."]}
+    )
 
     query: Text
     documents: Annotated[list[_Document], Size(1, LARGEST_INT, "documents")]

@@ -54,7 +54,7 @@ class ResponseWriter:
         # Of tokens whose text is not part of any delta yet.
         self._logprobs: list[Any] = []
         self._output = ResponseOutput()
-        self._echoed = body.echoed()
+        self._echoed = body.echoed(model.defaults)
         self._num_generated = self._num_events = 0
         self._header = {
             "id": f"resp_{uuid.uuid4().hex}",

@@ -9,7 +9,8 @@ from maskdial.dialects.openai_responses_items import Input, conversation
 from maskdial.dialects.openai_responses_tools import Choice, Tools, to_choice
 from maskdial.dialects.openai_sampling import SamplingBody
 from maskdial.dialects.openai_schema import Lenient, Unsupported
-from maskdial.dialects.schema import FieldError, Range
+from maskdial.dialects.schema import FieldError, Range, example, given
+from maskdial.models.generation_config import GenerationDefaults
 from maskdial.models.served import CausalModel
 from maskdial.requests.chat import ChatRequest
 from maskdial.requests.generation import GenerationRequest, GrammarRequest
@@ -62,6 +63,8 @@ class ReasoningOptions(Lenient):
 
 class ResponsesBody(SamplingBody):
     """A conversation to continue. Nothing of it is stored."""
+
+    model_config = example({"input": "Who lives here?", "max_output_tokens": 40})
 
     # Only OpenAI's own tools count for max_tool_calls. Metadata is returned, so it is a field.
     habits = SamplingBody.habits - {"metadata"} | {"max_tool_calls", "stream_options"}
@@ -125,10 +128,9 @@ class ResponsesBody(SamplingBody):
         return ChatRequest(
             conversation(self.instructions, self.input),
             GenerationRequest(
-                params=self.sampling_params(
-                    top_n_tokens=self.top_logprobs or 0, prompt_logprobs=False
-                ),
-                max_new_tokens=self.max_output_tokens or model.max_length,
+                params=self.sampling_params(model.defaults, top_n_tokens=self.top_logprobs or 0),
+                max_new_tokens=self.max_output_tokens
+                or model.defaults.new_tokens(model.max_length, model.max_length),
                 grammar=self.text.format.grammar(),
                 truncate=self.truncate_prompt_tokens,
                 priority=self.priority or 0,
@@ -142,7 +144,7 @@ class ResponsesBody(SamplingBody):
             template_variables=self.chat_template_kwargs,
         )
 
-    def echoed(self) -> dict[str, Any]:
+    def echoed(self, defaults: GenerationDefaults) -> dict[str, Any]:
         """The settings that a response repeats."""
         return {
             "background": False,
@@ -153,11 +155,11 @@ class ResponsesBody(SamplingBody):
             "previous_response_id": None,
             "reasoning": {"effort": self.reasoning.effort, "summary": None},
             "store": False,
-            "temperature": 1.0 if self.temperature is None else self.temperature,
+            "temperature": given(self.temperature, defaults.temperature),
             "text": {"format": self.text.format.model_dump(by_alias=True, exclude_none=True)},
             "tool_choice": self.tool_choice,
             "tools": self.tools,
             "top_logprobs": self.top_logprobs or 0,
-            "top_p": 1.0 if self.top_p is None else self.top_p,
+            "top_p": given(self.top_p, defaults.top_p),
             "truncation": "disabled",
         }

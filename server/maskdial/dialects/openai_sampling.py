@@ -24,6 +24,7 @@ from maskdial.dialects.schema import (
     given,
     logit_biases,
 )
+from maskdial.models.generation_config import GenerationDefaults
 from maskdial.models.served import CausalModel
 from maskdial.requests.generation import GenerationRequest, GrammarRequest
 
@@ -170,17 +171,19 @@ class SamplingBody(OpenAIBody):
         description="Extension: share cached prompt prefixes only with requests of the same salt.",
     )
 
-    def sampling_params(self, *, top_n_tokens: int, prompt_logprobs: bool) -> SamplingParams:
+    def sampling_params(
+        self, defaults: GenerationDefaults, *, top_n_tokens: int, prompt_logprobs: bool = False
+    ) -> SamplingParams:
         """How to sample; ``max_new_tokens`` is left to the model's context."""
         return SamplingParams(
             min_new_tokens=self.min_tokens or 0,
             do_sample=True,
-            temperature=given(self.temperature, 1.0),
-            top_k=max(self.top_k or 0, 0),
-            top_p=given(self.top_p, 1.0),
-            min_p=self.min_p or 0.0,
-            typical_p=given(self.typical_p, 1.0),
-            repetition_penalty=given(self.repetition_penalty, 1.0),
+            temperature=given(self.temperature, defaults.temperature),
+            top_k=max(given(self.top_k, defaults.top_k), 0),
+            top_p=given(self.top_p, defaults.top_p),
+            min_p=given(self.min_p, defaults.min_p),
+            typical_p=given(self.typical_p, defaults.typical_p),
+            repetition_penalty=given(self.repetition_penalty, defaults.repetition_penalty),
             frequency_penalty=self.frequency_penalty or 0.0,
             presence_penalty=self.presence_penalty or 0.0,
             logit_bias=logit_biases(self.logit_bias),

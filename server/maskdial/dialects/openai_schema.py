@@ -2,12 +2,12 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
-from pydantic import GetCoreSchemaHandler, GetJsonSchemaHandler, model_validator
+from pydantic import Field, GetCoreSchemaHandler, GetJsonSchemaHandler, model_validator
 from pydantic_core import CoreSchema, core_schema
 
-from maskdial.dialects.schema import TaskBody, Wire
+from maskdial.dialects.schema import AT_LEAST_ONE, AnyText, TaskBody, TokenId, Wire
 from maskdial.models.tokenizer import TextOrIds
 
 _HABITS = frozenset(
@@ -80,6 +80,15 @@ class Unsupported:
 
 TextsOrIds = str | list[str] | list[int] | list[list[int]]
 """What OpenAI takes as an input: a text, texts, token ids, or lists of them."""
+
+
+_Ids = Annotated[list[TokenId], Field(json_schema_extra=AT_LEAST_ONE)]
+_Lists = _Ids | Annotated[list[_Ids], Field(json_schema_extra=AT_LEAST_ONE)]
+AnyInput = str | Annotated[list[str], Field(json_schema_extra=AT_LEAST_ONE)] | _Lists
+"""The same for the JSON schema."""
+
+NotBlankInput = AnyText | Annotated[list[AnyText], Field(json_schema_extra=AT_LEAST_ONE)] | _Lists
+"""The same, of texts that are not blank."""
 
 
 def check_input(value: object) -> object:

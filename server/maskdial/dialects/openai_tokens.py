@@ -16,6 +16,7 @@ from maskdial.dialects.schema import (
     FieldError,
     Size,
     TokenId,
+    example,
     parse_body,
     wire_names,
 )
@@ -39,8 +40,19 @@ from maskdial.requests.understanding import check_num_characters
 _SECONDS_PER_TOKEN = 1e-6
 
 
+_NULL: dict[str, Any] = {"type": "null"}
+
+
 class PromptBody(OpenAIBody):
     """A prompt or a conversation to tokenize."""
+
+    model_config = example(
+        {"model": "hybrid", "prompt": "The old king"},
+        oneOf=[
+            {"required": [one], "properties": {one: {"not": _NULL}, other: _NULL}}
+            for one, other in (("prompt", "messages"), ("messages", "prompt"))
+        ],
+    )
 
     prompt: str | None = None
     messages: Annotated[list[Message], Size(1, 1024, "messages")] | None = None
@@ -71,6 +83,8 @@ class PromptBody(OpenAIBody):
 
 class TokensBody(OpenAIBody):
     """Token ids to turn into text."""
+
+    model_config = example({"model": "hybrid", "tokens": [347, 607, 1588]})
 
     tokens: Annotated[list[TokenId], Size(0, LARGEST_INT, "token ids")]
 

@@ -29,7 +29,7 @@ T = TypeVar("T")
 
 LARGEST_INT = 2**31 - 1
 _MAX_SMALL_BODY = 65_536  # bytes
-_MAX_FIELDS = 10_000
+_MAX_FIELDS = 30_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,6 +115,16 @@ class Wire(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
 
 
+def example(body: Mapping[str, Any], **keywords: Any) -> ConfigDict:
+    """The configuration of a body with an example, which `/docs` offers to send.
+
+    Args:
+        body: the example.
+        keywords: what else its JSON schema says.
+    """
+    return ConfigDict(json_schema_extra={"examples": [dict(body)], **keywords})
+
+
 class TaskBody(Wire):
     """What every task's body may hold beside its inputs and parameters."""
 
@@ -157,6 +167,7 @@ LogitBias = Annotated[
     dict[str, Annotated[float, Range(-100, 100)]],
     Size(0, 1024, "token ids"),
     pydantic.AfterValidator(_check_token_keys),
+    Field(json_schema_extra={"propertyNames": {"pattern": "^(0|[1-9][0-9]{0,8})$"}}),
 ]
 
 
@@ -195,7 +206,19 @@ def check_texts(value: object) -> object:
     return value
 
 
-OneOrManyTexts = Annotated[str | list[str], pydantic.BeforeValidator(check_texts)]
+NOT_BLANK = {"pattern": r"[^\s\x1c-\x1f\x85]"}
+"""Says in a JSON schema that a text has more than white space."""
+
+AT_LEAST_ONE = {"minItems": 1}
+"""Says in a JSON schema that a list is not empty."""
+
+AnyText = Annotated[str, Field(json_schema_extra=NOT_BLANK)]
+"""A text whose validator, elsewhere, refuses blank ones."""
+
+OneOrManyTexts = Annotated[
+    AnyText | Annotated[list[AnyText], Field(json_schema_extra=AT_LEAST_ONE)],
+    pydantic.BeforeValidator(check_texts),
+]
 
 
 class TextsBody(TaskBody):

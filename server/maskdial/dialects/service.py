@@ -13,9 +13,16 @@ from maskdial.http.context import ServerContext, server_context
 from maskdial.http.lifecycle import Phase
 from maskdial.http.replies import json_reply
 from maskdial.http.route import Route
+from maskdial.models.bundle import CHAT_TEMPLATE, Manifest
 from maskdial.models.entry import Entry
 from maskdial.models.registry import Models
-from maskdial.models.served import CausalModel, MaskedModel, ServedModel, max_length
+from maskdial.models.served import (
+    CausalModel,
+    MaskedModel,
+    ServedModel,
+    max_length,
+    max_source_length,
+)
 
 _UNKNOWN: dict[str, Any] = {
     "mask": "",
@@ -26,7 +33,10 @@ _UNKNOWN: dict[str, Any] = {
     "batch_invariant": False,
     "max_length": 0,
     "labels": [],
+    "chat": False,
+    "generation_defaults": {},
     "provider": "",
+    "kernels": "",
     "ready": False,
 }
 
@@ -64,36 +74,39 @@ async def info(request: Request) -> Response:
     )
 
 
-async def live() -> Response:
-    """200 as long as the process answers."""
+async def live(request: Request) -> Response:
+    """200 as long as the process answers and makes progress; 503 if it should be restarted."""
+    stalled = server_context(request).watchdog.stalled
+    if stalled:
+        return json_reply({"status": "stalled", "error": stalled}, status=503)
     return json_reply({"status": "live"})
 
 
 async def ready(request: Request) -> Response:
-    """200 when every loaded engine has run a pass; 503 while the server starts or drains, or after
-    an engine's failure. Models that are not loaded do not count.
+    """200 while the server takes requests; 503 while it starts or drains, or if the engines of all
+    loaded models are down. Models that are not loaded do not count.
     """
     server = server_context(request)
     if server.lifecycle.phase is not Phase.SERVING:
         return json_reply({"status": server.lifecycle.phase.value}, status=503)
-    down = _engines_down(server)
-    if down:
+    if not is_ready(server):
+        down = [model.bundle.label for model in server.models]
         return json_reply({"status": "engine down", "models": down}, status=503)
     return json_reply({"status": "ready"})
 
 
 def is_ready(server: ServerContext) -> bool:
-    """Whether the server takes requests and every loaded model runs."""
-    return server.lifecycle.phase is Phase.SERVING and not _engines_down(server)
-
-
-def _engines_down(server: ServerContext) -> list[str]:
-    return [model.bundle.label for model in server.models if not model.engine.ready]
+    """Whether the server takes requests, and a model runs if any is loaded."""
+    if server.lifecycle.phase is not Phase.SERVING:
+        return False
+    engines = [model.engine for model in server.models]
+    return not engines or any(engine.ready for engine in engines)
 
 
 async def metrics(request: Request) -> Response:
     """All metrics in Prometheus' text format."""
-    return Response(server_context(request).metrics.render(), media_type=CONTENT_TYPE_LATEST)
+    content = await server_context(request).metrics_page.result()
+    return Response(content, media_type=CONTENT_TYPE_LATEST)
 
 
 def _describe_all(server: ServerContext) -> list[dict[str, Any]]:
@@ -122,8 +135,12 @@ def _describe(entry: Entry, models: Models, config: Config) -> list[dict[str, An
             "precision": manifest.precision,
             "batch_invariant": manifest.batch_invariant,
             "max_length": max_length(manifest, config),
+            **_source_length(manifest, config),
             "labels": list(manifest.labels),
+            "chat": CHAT_TEMPLATE in manifest.files,
+            "generation_defaults": {},
             "provider": "",
+            "kernels": "",
             "ready": False,
         }
         | ({} if model is None else _describe_loaded(model))
@@ -131,11 +148,19 @@ def _describe(entry: Entry, models: Models, config: Config) -> list[dict[str, An
     ]
 
 
+def _source_length(manifest: Manifest, config: Config) -> dict[str, int]:
+    """How long source texts may be, for models with an encoder."""
+    length = max_source_length(manifest, config)
+    return {} if length is None else {"max_source_length": length}
+
+
 def _describe_loaded(model: ServedModel) -> dict[str, Any]:
-    return {
+    causal = {"generation_defaults": model.defaults} if isinstance(model, CausalModel) else {}
+    return causal | {
         "batch_invariant": model.batch_invariant,
         "max_length": model.max_length,
         "provider": model.provider,
+        "kernels": model.kernels,
         "ready": model.engine.ready,
     }
 
@@ -145,7 +170,7 @@ ROUTES = tuple(
     for path, endpoint, summary, described in (
         ("/models", list_models, "The served models", {"reply": list[ModelDescription]}),
         ("/info", info, "The server", {"reply": ServerInfo}),
-        ("/health/live", live, "Liveness", {"reply": Health}),
+        ("/health/live", live, "Liveness", {"reply": Health, "reply_statuses": (503,)}),
         ("/health/ready", ready, "Readiness", {"reply": Health, "reply_statuses": (503,)}),
         ("/health", ready, None, {"include_in_schema": False}),
         ("/metrics", metrics, "Prometheus metrics", {"media_type": CONTENT_TYPE_LATEST}),

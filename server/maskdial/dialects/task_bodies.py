@@ -11,13 +11,16 @@ import pydantic
 from pydantic import Field, model_validator
 
 from maskdial.dialects.schema import (
+    AT_LEAST_ONE,
     LARGEST_INT,
+    AnyText,
     Range,
     Size,
     TaskBody,
     TextsBody,
     Wire,
     enumerate_inputs,
+    example,
 )
 from maskdial.errors import shortened
 from maskdial.masked.tasks.classify import ClassifyRequest, ScoreFunction
@@ -37,7 +40,7 @@ def _check_not_blank(text: str) -> str:
     return text
 
 
-Text = Annotated[str, pydantic.AfterValidator(_check_not_blank)]
+Text = Annotated[AnyText, pydantic.AfterValidator(_check_not_blank)]
 
 
 def _lower_case(value: object) -> object:
@@ -88,6 +91,8 @@ class MaskedBody(TaskBody, abc.ABC):
 class FillMaskBody(TextsBody, MaskedBody):
     """A text with one or more masks, or a list of them."""
 
+    model_config = example({"inputs": "The old king lived in a [MASK] by the sea."})
+
     parameters: FillMaskParameters | None = None
 
     def request(self) -> FillMaskRequest:
@@ -100,8 +105,8 @@ class FillMaskBody(TextsBody, MaskedBody):
 class TextPair(Wire):
     """Two texts that the model reads as one input."""
 
-    text: str
-    text_pair: str
+    text: AnyText
+    text_pair: AnyText
 
 
 class ClassifyParameters(TruncationParameters):
@@ -137,8 +142,13 @@ def _check_texts_or_pairs(value: object) -> object:
 class ClassifyBody(MaskedBody):
     """A text, a pair of texts, or a list of texts and pairs."""
 
+    model_config = example({"inputs": "A warm, funny and quietly moving film."})
+
     inputs: Annotated[
-        str | TextPair | list[str | TextPair], pydantic.BeforeValidator(_check_texts_or_pairs)
+        AnyText
+        | TextPair
+        | Annotated[list[AnyText | TextPair], Field(json_schema_extra=AT_LEAST_ONE)],
+        pydantic.BeforeValidator(_check_texts_or_pairs),
     ] = Field(description="A text, a pair of texts, or a list of texts and pairs.")
     parameters: ClassifyParameters | None = None
 
@@ -178,6 +188,8 @@ class TokenClassifyParameters(Wire):
 class TokenClassifyBody(TextsBody, MaskedBody):
     """A text, or a list of them."""
 
+    model_config = example({"inputs": "Alice took the train from Paris to Rome."})
+
     parameters: TokenClassifyParameters | None = None
 
     def request(self) -> TokenClassifyRequest:
@@ -210,8 +222,8 @@ def _check_questions(value: object) -> object:
 class QuestionInput(Wire):
     """A question, and the text that holds its answer."""
 
-    question: str
-    context: str
+    question: AnyText
+    context: AnyText
 
 
 class QuestionAnsweringParameters(Wire):
@@ -247,8 +259,18 @@ class QuestionAnsweringParameters(Wire):
 class QuestionAnsweringBody(MaskedBody):
     """A question about a context, or a list of them."""
 
+    model_config = example(
+        {
+            "inputs": {
+                "question": "Who kept the lighthouse?",
+                "context": "Old Martha kept the lighthouse.",
+            }
+        }
+    )
+
     inputs: Annotated[
-        QuestionInput | list[QuestionInput], pydantic.BeforeValidator(_check_questions)
+        QuestionInput | Annotated[list[QuestionInput], Field(json_schema_extra=AT_LEAST_ONE)],
+        pydantic.BeforeValidator(_check_questions),
     ] = Field(description="A question about a context, or a list of them.")
     parameters: QuestionAnsweringParameters | None = None
 
@@ -287,7 +309,13 @@ class ZeroShotClassifyParameters(TruncationParameters):
         None, description="Score each label independently. Default: false."
     )
     hypothesis_template: (
-        Annotated[str, Size(2, 1024, "characters"), pydantic.AfterValidator(_check_template)] | None
+        Annotated[
+            str,
+            Size(2, 1024, "characters"),
+            pydantic.AfterValidator(_check_template),
+            Field(json_schema_extra={"pattern": r"\{\}"}),
+        ]
+        | None
     ) = Field(
         None,
         description='Sentence with {} in place of the label. Default: "This example is {}."',
@@ -296,6 +324,13 @@ class ZeroShotClassifyParameters(TruncationParameters):
 
 class ZeroShotClassifyBody(TextsBody, MaskedBody):
     """A text, or a list of them, and the labels to choose from."""
+
+    model_config = example(
+        {
+            "inputs": "The harvest was poor.",
+            "parameters": {"candidate_labels": ["farming", "music"]},
+        }
+    )
 
     parameters: ZeroShotClassifyParameters
 
@@ -356,6 +391,8 @@ class VectorsBody(TextsBody, MaskedBody, Generic[ParametersT]):
 class EmbedBody(EmbedParameters, VectorsBody[EmbedParameters]):
     """A text, or a list of them, to turn into vectors."""
 
+    model_config = example({"inputs": ["The ship left at dawn.", "She baked bread."]})
+
     def request(self) -> EmbedRequest:
         given = self.merged(EmbedParameters)
         return EmbedRequest(
@@ -365,6 +402,8 @@ class EmbedBody(EmbedParameters, VectorsBody[EmbedParameters]):
 
 class SparseEmbedBody(PromptParameters, VectorsBody[PromptParameters]):
     """A text, or a list of them, to turn into weights of the vocabulary."""
+
+    model_config = example({"inputs": "The ship left at dawn."})
 
     def request(self) -> SparseEmbedRequest:
         given = self.merged(PromptParameters)
@@ -380,6 +419,10 @@ class SimilarityInputs(Wire):
 
 class SimilarityBody(MaskedBody):
     """A sentence, and those to compare it with."""
+
+    model_config = example(
+        {"inputs": {"source_sentence": "A ship sails.", "sentences": ["A boat leaves.", "Bread."]}}
+    )
 
     inputs: SimilarityInputs
     parameters: PromptParameters | None = None
@@ -401,6 +444,10 @@ class SimilarityBody(MaskedBody):
 class RerankBody(TruncationParameters, MaskedBody):
     """A query, and texts to put in order."""
 
+    model_config = example(
+        {"query": "Where is the ship?", "texts": ["The ship left at dawn.", "She baked bread."]}
+    )
+
     query: Text
     texts: Annotated[list[Text], Size(1, LARGEST_INT, "texts")]
     raw_scores: bool | None = Field(
@@ -420,6 +467,10 @@ class RerankBody(TruncationParameters, MaskedBody):
 
 class ScoreBody(TextsBody):
     """A text, or a list of them, to be scored by how likely the model finds it."""
+
+    model_config = example(
+        {"model": "hybrid", "inputs": "The captain of the ship looked at the sea."}
+    )
 
     parameters: TruncationParameters | None = None
 

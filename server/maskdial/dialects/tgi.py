@@ -37,6 +37,9 @@ _NAMES = field_names(
     texts="inputs",
     num_sequences="parameters.n",
     describe_tokens="parameters.details",
+    prompt_logprobs="parameters.decoder_input_details",
+    source_language="parameters.src_lang",
+    target_language="parameters.tgt_lang",
 )
 
 
@@ -107,7 +110,8 @@ async def _serve(
         _check_streamable(body, parameters)
     with wire_names(_NAMES, batch=body.batch):
         generation = await unless_gone(
-            request, Generation.prepare(body.request(), model, server.config, deadline)
+            request,
+            Generation.prepare(body.request(model.defaults), model, server.config, deadline),
         )
         if not stream:
             completions = await unless_gone(request, generation.complete())
@@ -179,7 +183,7 @@ def _text_reply(
             "tokens": [_token(event) for event in text.events],
         }
         if parameters.top_n_tokens:
-            speller = TokenSpeller(tokenizer, prompt.ids)
+            speller = TokenSpeller(tokenizer, prompt.context_ids)
             tops = [_top_tokens(event, speller, tokenizer) for event in text.events]
             reply["details"]["top_tokens"] = tops
     return reply
@@ -191,7 +195,7 @@ async def _frames(
     """The events of a stream, one per token."""
     (prompt,) = generation.prompts
     prefix = (prompt.text or "") if parameters.return_full_text else ""
-    speller = TokenSpeller(tokenizer, prompt.ids)
+    speller = TokenSpeller(tokenizer, prompt.context_ids)
     with wire_names(_NAMES, batch=False):
         async with generation.stream() as stream:
             async for _, event in stream:

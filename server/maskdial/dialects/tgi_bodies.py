@@ -12,6 +12,8 @@ from pydantic import Field, ValidationInfo, field_validator, model_validator
 from maskdial.causal.grammar.source import RequestGrammarKind
 from maskdial.causal.sampling.params import SamplingParams
 from maskdial.dialects.schema import (
+    AT_LEAST_ONE,
+    AnyText,
     LogitBias,
     Range,
     Size,
@@ -20,17 +22,26 @@ from maskdial.dialects.schema import (
     TokenId,
     Wire,
     check_texts,
+    example,
     given,
     join_parts,
     logit_biases,
 )
+from maskdial.models.generation_config import GenerationDefaults
 from maskdial.requests.generation import Conversation, GenerationRequest, GrammarRequest
+from maskdial.requests.text_to_text import MAX_BEAMS, Writing
 
 
 def _check_grammar_value(value: object) -> object:
     if value is None or isinstance(value, str | dict | bool):
         return value
     raise ValueError("must be an object, a string, true or false")
+
+
+def _check_early_stopping(value: object) -> object:
+    if isinstance(value, bool) or value == "never":
+        return value
+    raise ValueError('must be true, false or "never"')
 
 
 class GrammarParameter(Wire):
@@ -58,7 +69,7 @@ class GenerateParameters(Wire):
     """Parameters of `/generate`, named as in text-generation-inference, vLLM and transformers."""
 
     max_new_tokens: Annotated[int, Range(1)] | None = Field(
-        None, description="Maximum number of tokens to generate. Default: 100."
+        None, description="Maximum number of tokens to generate. Default: the model's, or 100."
     )
     min_new_tokens: Annotated[int, Range(0)] | None = Field(
         None,
@@ -68,7 +79,8 @@ class GenerateParameters(Wire):
     do_sample: bool | None = Field(
         None,
         description="Sample instead of greedy decoding. Default: true if a sampling parameter is "
-        "given.",
+        "given, otherwise the model's. Where sampling parameters have a default here, a model may "
+        "have another: /info shows it.",
     )
     temperature: Annotated[float, Range(0, 100)] | None = Field(
         None, description="Sampling temperature; 0 is greedy. Default: 1."
@@ -119,7 +131,9 @@ class GenerateParameters(Wire):
         None, description="Prepend the prompt to the generated text. Default: false."
     )
     truncate: Annotated[int, Range(1)] | None = Field(
-        None, description="Keep only this many of the prompt's last tokens. Default: all."
+        None,
+        description="Keep only this many of the prompt's last tokens, or of a source text's first "
+        "ones. Default: all.",
     )
     details: bool | None = Field(
         None,
@@ -141,6 +155,35 @@ class GenerateParameters(Wire):
         description="Number of texts to generate, of which the n best are returned. Default: n.",
     )
     grammar: GrammarParameter | None = Field(None, description="What the text has to match.")
+    no_repeat_ngram_size: Annotated[int, Range(0, 1000)] | None = Field(
+        None,
+        description="No sequence of this many tokens occurs twice; 0 disables it. Default: 0, or "
+        "the checkpoint's for encoder-decoder models.",
+    )
+    num_beams: Annotated[int, Range(1, MAX_BEAMS)] | None = Field(
+        None,
+        description="Number of beams of a beam search; 1 is none. Default: 1, or the checkpoint's "
+        "for encoder-decoder models.",
+    )
+    length_penalty: Annotated[float, Range(-100, 100)] | None = Field(
+        None,
+        description="Exponent of a text's length, by which a beam search divides its score. "
+        "Default: 1, or the checkpoint's for encoder-decoder models.",
+    )
+    early_stopping: (
+        Annotated[bool | Literal["never"], pydantic.BeforeValidator(_check_early_stopping)] | None
+    ) = Field(
+        None,
+        description="Whether a beam search ends once it has a text for each beam, or never before "
+        "no text can become better. Default: false, or the checkpoint's for encoder-decoder "
+        "models.",
+    )
+    src_lang: Annotated[str, Size(1, 64, "characters")] | None = Field(
+        None, description="Language of the source text, for models with several."
+    )
+    tgt_lang: Annotated[str, Size(1, 64, "characters")] | None = Field(
+        None, description="Language to write in, for models with several."
+    )
     watermark: Literal[False] | None = Field(None, description="Watermarking is not supported.")
 
     @field_validator("min_new_tokens")
@@ -160,29 +203,46 @@ class GenerateParameters(Wire):
         return value
 
     @property
-    def samples(self) -> bool:
-        """Whether to sample: as asked, otherwise whether a sampling parameter is given."""
-        if self.do_sample is not None:
-            return self.do_sample
+    def _has_controls(self) -> bool:
+        """Whether a sampling parameter is given."""
         controls = (self.temperature, self.top_k, self.top_p, self.min_p, self.typical_p)
         return any(value is not None for value in controls)
+
+    @property
+    def grammar_request(self) -> GrammarRequest | None:
+        """What the text has to match."""
+        return (
+            None if self.grammar is None else GrammarRequest(self.grammar.type, self.grammar.value)
+        )
+
+    @property
+    def writing(self) -> Writing:
+        """What encoder-decoder models are told beside it."""
+        return Writing(
+            num_beams=self.num_beams,
+            length_penalty=self.length_penalty,
+            early_stopping=self.early_stopping,
+            no_repeat_ngram_size=self.no_repeat_ngram_size,
+            source_language=self.src_lang,
+            target_language=self.tgt_lang,
+        )
 
     @property
     def num_sequences(self) -> int:
         """How many texts to generate for each prompt."""
         return self.best_of or self.n or 1
 
-    def sampling_params(self) -> SamplingParams:
+    def sampling_params(self, defaults: GenerationDefaults) -> SamplingParams:
         """How to sample; ``max_new_tokens`` is left to the model's context."""
         return SamplingParams(
             min_new_tokens=self.min_new_tokens or 0,
-            do_sample=self.samples,
-            temperature=given(self.temperature, 1.0),
-            top_k=self.top_k or 0,
-            top_p=given(self.top_p, 1.0),
-            min_p=self.min_p or 0.0,
-            typical_p=given(self.typical_p, 1.0),
-            repetition_penalty=given(self.repetition_penalty, 1.0),
+            do_sample=given(self.do_sample, self._has_controls or defaults.do_sample),
+            temperature=given(self.temperature, defaults.temperature),
+            top_k=given(self.top_k, defaults.top_k),
+            top_p=given(self.top_p, defaults.top_p),
+            min_p=given(self.min_p, defaults.min_p),
+            typical_p=given(self.typical_p, defaults.typical_p),
+            repetition_penalty=given(self.repetition_penalty, defaults.repetition_penalty),
             frequency_penalty=self.frequency_penalty or 0.0,
             presence_penalty=self.presence_penalty or 0.0,
             logit_bias=logit_biases(self.logit_bias),
@@ -219,9 +279,18 @@ def _check_prompts(value: object) -> object:
 class GenerateBody(TaskBody):
     """A prompt, a list of prompts (not streamed), or a conversation."""
 
-    inputs: Annotated[str | list[str], pydantic.BeforeValidator(_check_prompts)] = Field(
-        "", description="A prompt, or a list of prompts; alternatively, messages."
+    model_config = example(
+        {"inputs": "Once upon a time", "parameters": {"max_new_tokens": 40}},
+        oneOf=[
+            {"required": ["inputs"], "properties": {"messages": {"type": "null"}}},
+            {"required": ["messages"], "properties": {"inputs": False}},
+        ],
     )
+
+    inputs: Annotated[
+        AnyText | Annotated[list[AnyText], Field(json_schema_extra=AT_LEAST_ONE)],
+        pydantic.BeforeValidator(_check_prompts),
+    ] = Field("", description="A prompt, or a list of prompts; alternatively, messages.")
     messages: Annotated[list[ChatMessage], Size(1, 1024, "messages")] | None = Field(
         None, description="A conversation, rendered with the model's chat template."
     )
@@ -249,23 +318,23 @@ class GenerateBody(TaskBody):
         """Whether the prompts came as a list, so that the reply is a list, too."""
         return isinstance(self.inputs, list)
 
-    def request(self) -> GenerationRequest:
-        """The body as a dialect-neutral request."""
+    def request(self, defaults: GenerationDefaults) -> GenerationRequest:
+        """The body as a dialect-neutral request to a model with these defaults."""
         parameters = self.parameters or GenerateParameters()
         prompts: list[str] = []
         if self.messages is None:
             prompts = self.inputs if isinstance(self.inputs, list) else [self.inputs]
-        wanted = parameters.grammar
         return GenerationRequest(
             prompts,
             None
             if self.messages is None
             else Conversation([each.model_dump() for each in self.messages]),
-            parameters.sampling_params(),
+            parameters.sampling_params(defaults),
             max_new_tokens=parameters.max_new_tokens,
             num_sequences=parameters.num_sequences,
-            grammar=None if wanted is None else GrammarRequest(wanted.type, wanted.value),
+            grammar=parameters.grammar_request,
             truncate=parameters.truncate,
+            writing=parameters.writing,
             priority=self.priority or 0,
             cache_salt=self.cache_salt or "",
             describe_tokens=bool(parameters.details),

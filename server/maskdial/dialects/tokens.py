@@ -11,7 +11,7 @@ from pydantic import Field
 from tokenizers import Encoding
 
 from maskdial.dialects.native_replies import DetokenizeReply, TextToken, TokenizeReply
-from maskdial.dialects.schema import TaskBody, TextsBody, parse_body, wire_names
+from maskdial.dialects.schema import TaskBody, TextsBody, example, parse_body, wire_names
 from maskdial.errors import about
 from maskdial.http.context import server_context
 from maskdial.http.lease import model_for
@@ -29,6 +29,8 @@ _TOKENS_PER_PART = 5000
 
 class TokenizeBody(TextsBody):
     """A text, or a list of them."""
+
+    model_config = example({"model": "hybrid", "inputs": "The old king"})
 
     add_special_tokens: bool | None = Field(
         None, description="Add the special tokens of the model's inputs. Default: true."
@@ -51,10 +53,15 @@ def _check_ids(value: object) -> object:
     return value
 
 
+_AnyId = Annotated[int, Field(json_schema_extra={"minimum": 0})]
+
+
 class DetokenizeBody(TaskBody):
     """The token ids of a text, or of several."""
 
-    ids: Annotated[list[int] | list[list[int]], pydantic.BeforeValidator(_check_ids)] = Field(
+    model_config = example({"model": "hybrid", "ids": [347, 607, 1588]})
+
+    ids: Annotated[list[_AnyId] | list[list[_AnyId]], pydantic.BeforeValidator(_check_ids)] = Field(
         description="A list of token ids, or a list of such lists."
     )
     skip_special_tokens: bool | None = Field(

@@ -6,7 +6,7 @@ from typing import Any
 from starlette.types import Scope
 
 from maskdial.http.exchange import Exchange
-from maskdial.http.keys import client_of
+from maskdial.http.keys import address_of
 from maskdial.logs import ACCESS
 
 _log = logging.getLogger(ACCESS)
@@ -31,7 +31,7 @@ def log_access(scope: Scope, exchange: Exchange, path: str | None, key: str | No
         "method": scope["method"],
         "route": path,
         "model": state.get("model"),
-        "client": client_of(scope, None),
+        "client": address_of(scope),
         "key": key,
         "status": exchange.status or None,
         "outcome": exchange.outcome,

@@ -14,7 +14,7 @@ from starlette.middleware.cors import CORSMiddleware
 import maskdial
 from maskdial import dialects
 from maskdial.config import Config
-from maskdial.errors import BundleError, MaskdialError, NotFoundError, shortened
+from maskdial.errors import BundleError, MaskdialError, NotFoundError, explain_exhaustion, shortened
 from maskdial.http.context import ServerContext
 from maskdial.http.guard import Guard
 from maskdial.http.keys import Keys
@@ -22,7 +22,9 @@ from maskdial.http.lifecycle import Lifecycle
 from maskdial.http.openapi import document
 from maskdial.http.replies import error_reply, json_reply
 from maskdial.http.route import TaskRoute
+from maskdial.http.shared import SharedWork
 from maskdial.http.tracing import Tracing
+from maskdial.http.watchdog import Watchdog
 from maskdial.metrics import Metrics
 from maskdial.models.catalog import find_bundles
 from maskdial.models.loading import start_models
@@ -46,6 +48,8 @@ def create_app(
         summary="Masked and causal language models, one server.",
         lifespan=_lifespan,
         redirect_slashes=False,
+        docs_url=None,  # FastAPI's own pages load scripts from another host
+        redoc_url=None,
     )
     app.router.routes.extend(dialects.ROUTES)
     metrics = Metrics(
@@ -56,9 +60,11 @@ def create_app(
         return start_models(name, path, config, metrics, alone=len(models.entries) == 1)
 
     models = Models(dialects.TASKS, config, metrics, start)
+    watchdog = Watchdog(lambda: (model.engine for model in models), config)
+    page = SharedWork(metrics.render)
     tracing = None if config.otlp_endpoint is None else Tracing.to(config.otlp_endpoint)
     app.state.context = context = ServerContext(
-        config, models, metrics, Lifecycle(), Keys(config), tracing
+        config, models, metrics, Lifecycle(), Keys(config), page, watchdog, tracing
     )
     metrics.declare_keys(context.keys.names)
     app.state.on_load_failure = on_load_failure
@@ -89,9 +95,11 @@ def create_app(
 async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
     context: ServerContext = app.state.context
     loading = asyncio.create_task(_load_models(context, app.state.on_load_failure))
+    context.watchdog.start()
     try:
         yield
     finally:
+        await context.watchdog.stop()
         loading.cancel()
         await asyncio.wait({loading})
         # Running requests have had their grace period by now.
@@ -104,8 +112,9 @@ async def _load_models(
     context: ServerContext, on_failure: Callable[[MaskdialError], None] | None
 ) -> None:
     try:
-        catalog = await asyncio.to_thread(find_bundles, context.config)
-        await context.models.open(catalog)
+        with explain_exhaustion():
+            catalog = await asyncio.to_thread(find_bundles, context.config)
+            await context.models.open(catalog)
     except Exception as error:
         # Every failure is reported, or the server would be in its loading phase forever.
         if isinstance(error, MaskdialError):

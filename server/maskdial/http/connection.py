@@ -3,7 +3,7 @@
 import asyncio
 import logging
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, NoReturn
 
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
@@ -20,6 +20,24 @@ _MAX_REFUSED = 64
 _LINGER_SECONDS = 1.0
 
 _log = logging.getLogger("maskdial.connections")
+
+
+class _QuietLog(logging.LoggerAdapter[logging.Logger]):
+    """uvicorn's log, where what strangers send is no warning: it is counted, and may come often."""
+
+    @property
+    def level(self) -> int:
+        return self.logger.level
+
+    def warning(self, msg: object, *args: object, **kwargs: Any) -> None:
+        self.debug(msg, *args, **kwargs)
+
+
+# Why, with which status, in which words, and the name of the error.
+_Refusal = tuple[ConnectionEnd, int, str, str]
+_MALFORMED: _Refusal = ("malformed", 400, "the request is not valid HTTP", "validation")
+_NO_UPGRADE = "the server takes no upgrades; send the body without the header Upgrade"
+_BODY_HEADERS = (b"content-length", b"transfer-encoding")
 
 _Awaited = Literal["headers", "body"] | None
 
@@ -83,9 +101,11 @@ class Connection(HttpToolsProtocol):
 
     def __init__(self, connections: Connections, **arguments: Any) -> None:
         super().__init__(**arguments)
+        self.logger: Any = _QuietLog(self.logger)
         self._all = connections
         self._limits = connections.limits
         self._refused = False
+        self._refusal: _Refusal = _MALFORMED
         self._fed_bytes = 0
         self._header_bytes = 0
         self._in_message = False
@@ -132,7 +152,7 @@ class Connection(HttpToolsProtocol):
         elif not self._in_message and self._is_answering():
             self._await(None)
         elif self._fed_bytes > self._limits.max_header_bytes:
-            self._refuse_headers()
+            self._refuse(*self._large_headers())
         else:
             self._await("headers")
 
@@ -153,7 +173,15 @@ class Connection(HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         self._headers_complete = True
         if len(self.pipeline) >= _MAX_PIPELINED:
-            raise ValueError("too many pipelined requests")
+            self._fail(("malformed", 400, "too many pipelined requests", "validation"))
+        if self.parser.should_upgrade():
+            # The parser takes what follows for another protocol, also a body.
+            if any(name in _BODY_HEADERS for name, _ in self.headers):
+                self._fail(("malformed", 400, _NO_UPGRADE, "validation"))
+            super().on_headers_complete()
+            self.cycle.keep_alive = False
+            self._refused = True
+            return
         super().on_headers_complete()
 
     def on_message_complete(self) -> None:
@@ -173,10 +201,7 @@ class Connection(HttpToolsProtocol):
         self._stop_write_timer()
 
     def send_400_response(self, msg: str) -> None:
-        if self._header_bytes > self._limits.max_header_bytes:
-            self._refuse_headers()
-        else:
-            self._refuse("malformed", 400, "the request is not valid HTTP", "validation")
+        self._refuse(*self._refusal)
 
     def abort(self, why: ConnectionEnd) -> None:
         """Closes the connection at once; what was not sent is dropped."""
@@ -187,7 +212,12 @@ class Connection(HttpToolsProtocol):
     def _count_header(self, num_bytes: int) -> None:
         self._header_bytes += num_bytes
         if self._header_bytes > self._limits.max_header_bytes:
-            raise ValueError("the headers are too large")  # which the parser passes on
+            self._fail(self._large_headers())
+
+    def _fail(self, refusal: _Refusal) -> NoReturn:
+        """Ends the parser's work from one of its callbacks; `send_400_response` follows."""
+        self._refusal = refusal
+        raise ValueError(refusal)
 
     def _is_answering(self) -> bool:
         return self.cycle is not None and not self.cycle.response_complete
@@ -232,10 +262,10 @@ class Connection(HttpToolsProtocol):
         _log.info("a client took %d bytes of its reply in time; closing its connection", taken)
         self.abort("write")
 
-    def _refuse_headers(self) -> None:
+    def _large_headers(self) -> _Refusal:
         limit = self._limits.max_header_bytes
         message = f"the headers have more than {limit:,} bytes (--max-header-bytes)"
-        self._refuse("header_bytes", 431, message, "too_large")
+        return "header_bytes", 431, message, "too_large"
 
     def _refuse(self, why: ConnectionEnd, status: int, message: str, error_type: str) -> None:
         """Replies, if nothing else is being answered, and closes the connection."""
@@ -247,6 +277,7 @@ class Connection(HttpToolsProtocol):
                 self.transport.close()  # or the error would end up within another reply
                 return
             # The request is the one at fault: whoever waits for its body learns that it ends.
+            self.cycle.waiting_for_100_continue = False
             self.cycle.disconnected = True
             self.cycle.message_event.set()
         body = encode_json({"error": message, "error_type": error_type})

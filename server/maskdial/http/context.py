@@ -7,20 +7,25 @@ from fastapi import Request
 from maskdial.config import Config
 from maskdial.http.keys import Keys
 from maskdial.http.lifecycle import Lifecycle
+from maskdial.http.shared import SharedWork
 from maskdial.http.tracing import Tracing
+from maskdial.http.watchdog import Watchdog
 from maskdial.metrics import Metrics
 from maskdial.models.registry import Models
 
 
 @dataclass(frozen=True, slots=True)
 class ServerContext:
-    """One server's settings, models, metrics, phase, keys and tracing."""
+    """One server's settings, models, metrics, phase, keys, watchdog and tracing."""
 
     config: Config
     models: Models
     metrics: Metrics
     lifecycle: Lifecycle
     keys: Keys
+    metrics_page: SharedWork[bytes]
+    """All metrics in Prometheus' text format; writing them takes a tenth of a second and more."""
+    watchdog: Watchdog
     tracing: Tracing | None = None
 
 

@@ -16,6 +16,7 @@ from maskdial.http.lifecycle import Lifecycle, Phase
 
 ErrorReply = Callable[[MaskdialError], Response]
 
+_NO_HEADERS = Headers()
 _REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}")
 # What is read of a refused body, so that its sender gets to read the reply: one that writes all of
 # it first would meet a reset connection.
@@ -47,14 +48,21 @@ class Exchange:
         max_body_bytes: int,
         body_timeout: float,
     ) -> None:
-        headers = Headers(scope=scope)
+        given, declared, self._awaits_continue = "", b"", False
+        for name, value in scope["headers"]:
+            if name == b"content-length":
+                declared = value
+            elif name == b"x-request-id":
+                given = value.decode("latin-1")
+            elif name == b"expect":
+                self._awaits_continue = True
         # The client's own request id if it is a plain one, otherwise a new one.
-        given = headers.get("x-request-id", "")
         self.request_id = given if _REQUEST_ID.fullmatch(given) else uuid.uuid4().hex
+        self._declared_bytes = int(declared) if declared.isdigit() else 0
         self.outcome = "ok"
         self.status = 0
         """Of the reply; 0 until it begins."""
-        self.reply_headers: Headers = Headers()
+        self.reply_headers: Headers = _NO_HEADERS
         self.trace_response = ""
         """Header of the reply that names its span; empty if the request is not traced."""
         self._scope = scope
@@ -69,9 +77,6 @@ class Exchange:
         self._body_ended = False
         self._start_time = time.perf_counter()
         scope.setdefault("state", {})
-        declared = headers.get("content-length", "")
-        self._declared_bytes = int(declared) if declared.isdigit() else 0
-        self._awaits_continue = "expect" in headers
 
     def elapsed(self) -> float:
         """Seconds since the request's headers arrived."""
@@ -144,8 +149,11 @@ class Exchange:
         deadline = min(self._body_deadline, self._lifecycle.body_deadline)
         try:
             async with asyncio.timeout_at(deadline) as timeout:
-                with self._lifecycle.reading(timeout):
+                self._lifecycle.bodies.add(timeout)
+                try:
                     return await self._receive()
+                finally:
+                    self._lifecycle.bodies.discard(timeout)
         except TimeoutError:
             if self._lifecycle.phase is Phase.DRAINING:
                 raise UnavailableError(

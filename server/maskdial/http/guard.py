@@ -22,7 +22,7 @@ from maskdial.errors import (
 from maskdial.http.access_log import log_access
 from maskdial.http.disconnect import ClientGoneError
 from maskdial.http.exchange import ErrorReply, Exchange, route_path
-from maskdial.http.keys import Keys, client_of
+from maskdial.http.keys import Keys, address_of
 from maskdial.http.lifecycle import Lifecycle, Phase
 from maskdial.http.limits import ClientLimits
 from maskdial.http.replies import error_reply
@@ -98,29 +98,22 @@ class Guard:
             body_timeout=self._config.body_timeout,
         )
         key = None
+        scope["state"]["client"] = address_of(scope)
         try:
-            key = await self._admit(scope, exchange)
-            if exchange.status:
-                pass  # refused
-            elif route is None:
+            key = self._keys.check(scope, route_path(scope))
+            if key is not None:
+                scope["state"]["client"] = key
+            if route is None:
                 await self._app(scope, exchange.receive, exchange.send)
             elif self._tracing is None:
                 await self._answer(route, exchange, scope)
             else:
                 with self._tracing.span(route.path_format, exchange, scope):
                     await self._answer(route, exchange, scope)
-        finally:
-            self._account(route, exchange, scope, key)
-
-    async def _admit(self, scope: Scope, exchange: Exchange) -> str | None:
-        """The name of the request's key, if it needs one; replies if it is missing or wrong."""
-        key = None
-        try:
-            key = self._keys.check(scope, route_path(scope))
         except UnauthorizedError as error:
             await exchange.fail(error)
-        scope["state"]["client"] = client_of(scope, key)
-        return key
+        finally:
+            self._account(route, exchange, scope, key)
 
     async def _answer(self, route: TaskRoute, exchange: Exchange, scope: Scope) -> None:
         self._lifecycle.begin_request()

@@ -4,6 +4,7 @@ import hmac
 import ipaddress
 import re
 from collections.abc import Iterable, Iterator
+from functools import lru_cache
 from hashlib import sha256
 from pathlib import Path
 
@@ -20,8 +21,8 @@ ADMIN = "admin"
 _METRICS = "metrics"
 _RESERVED = (ADMIN, _METRICS)
 _NAME = re.compile(r"[\w.-]{1,64}", re.ASCII)
-# The page at / with its assets, and health checks. All other paths ask for a key.
-_OPEN_PATHS = re.compile(r"/|/page/.*|/health|/health/(live|ready)")
+# The page at / and /docs with their assets, and health checks. All other paths ask for a key.
+_OPEN_PATHS = re.compile(r"/|/docs|/page/.*|/health|/health/(live|ready)")
 _METRICS_PATH = "/metrics"
 _HOW = "send it as 'Authorization: Bearer KEY' or as 'x-api-key'"
 
@@ -73,6 +74,8 @@ class Keys:
         Raises:
             UnauthorizedError: its key is missing or wrong.
         """
+        if not self._closed and not self._metrics:
+            return None
         if path == _METRICS_PATH:
             return _name(scope, self._metrics + self._admin) if self._metrics else None
         if not self._closed or _OPEN_PATHS.fullmatch(path):
@@ -94,14 +97,16 @@ class Keys:
         _name(scope, self._admin, "admin key")
 
 
-def client_of(scope: Scope, key: str | None) -> str:
-    """Who sent a request, for fairness and logs: the name of the key, or the address without one.
+def address_of(scope: Scope) -> str:
+    """Where a request came from: who sent it, if there are no keys.
 
     Addresses of IPv6 are those of their networks (/64), which one subscriber has whole.
     """
-    if key is not None:
-        return key
-    host = (scope.get("client") or ("local",))[0]
+    return _network((scope.get("client") or ("",))[0])
+
+
+@lru_cache(4096)
+def _network(host: str) -> str:
     try:
         address = ipaddress.ip_address(host)
     except ValueError:

@@ -3,7 +3,6 @@
 import asyncio
 import contextlib
 import math
-from collections.abc import Iterator
 from enum import Enum
 
 from maskdial.errors import UnavailableError
@@ -28,7 +27,8 @@ class Lifecycle:
         """Requests that are not answered yet."""
         self.body_deadline = math.inf
         """When bodies that have not arrived are given up, in the event loop's time."""
-        self._bodies: set[asyncio.Timeout] = set()
+        self.bodies: set[asyncio.Timeout] = set()
+        """The timeouts of those that are being received; a shutdown shortens them."""
         self._idle = asyncio.Event()
         self._idle.set()
 
@@ -50,7 +50,7 @@ class Lifecycle:
         self.body_deadline = min(
             self.body_deadline, asyncio.get_running_loop().time() + _LAST_BODIES_SECONDS
         )
-        for timeout in self._bodies:
+        for timeout in self.bodies:
             timeout.reschedule(min(timeout.when() or math.inf, self.body_deadline))
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._idle.wait(), grace_seconds)
@@ -62,15 +62,6 @@ class Lifecycle:
             raise UnavailableError("the server is still loading its models; try again soon")
         if self.phase is Phase.DRAINING:
             raise UnavailableError("the server is shutting down; try another instance")
-
-    @contextlib.contextmanager
-    def reading(self, timeout: asyncio.Timeout) -> Iterator[None]:
-        """Has a shutdown shorten the timeout of a body that is being received in the block."""
-        self._bodies.add(timeout)
-        try:
-            yield
-        finally:
-            self._bodies.discard(timeout)
 
     def begin_request(self) -> None:
         """One more request to answer."""

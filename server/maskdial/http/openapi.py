@@ -30,6 +30,12 @@ _KEYS = {
     "header": {"type": "apiKey", "in": "header", "name": "x-api-key"},
 }
 
+_EVENT = {
+    "type": "object",
+    "description": "One server-sent event; `data` is JSON, or `[DONE]` at the end of OpenAI's.",
+    "properties": {"event": {"type": "string"}, "data": {"type": "string"}},
+    "required": ["data"],
+}
 _MODEL_NAME = r"^[\w.-]+(/[\w.-]+)?(:(full|causal))?$"
 
 _Type = tuple[Any, JsonSchemaMode]
@@ -63,7 +69,7 @@ def _operation(route: Route, schemas: Mapping[_Type, Any]) -> dict[str, Any]:
         content["requestBody"] = {"required": not route.body_is_optional, "content": body}
     reply: dict[str, Any] = {route.media_type: {"schema": _reply_schema(route, schemas)}}
     if route.streams:
-        reply["text/event-stream"] = {"schema": {"type": "string"}}
+        reply["text/event-stream"] = {"schema": _EVENT}
     content["responses"] = {"200": {"description": "The reply.", "content": reply}}
     error = {"application/json": {"schema": schemas[route.error, "serialization"]}}
     for status in sorted(route.statuses):

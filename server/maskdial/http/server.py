@@ -13,7 +13,7 @@ from types import FrameType
 import uvicorn
 
 from maskdial.config import Config
-from maskdial.errors import ConfigError, MaskdialError
+from maskdial.errors import ConfigError, MaskdialError, UnavailableError
 from maskdial.http.app import create_app
 from maskdial.http.connection import Connection, ConnectionLimits, Connections
 from maskdial.http.context import ServerContext
@@ -75,6 +75,7 @@ class Server(uvicorn.Server):
         )
         self.failure: MaskdialError | None = None
         self._context = context
+        context.watchdog.on_death = self._engine_died
         self._grace_period = config.grace_period
         self._draining: asyncio.Task[None] | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -143,6 +144,12 @@ class Server(uvicorn.Server):
             )  # they are told so, in replies and at the ends of streams
             await self._context.lifecycle.drain(_LAST_REPLIES_SECONDS)
         self.should_exit = True
+
+    def _engine_died(self, cause: str) -> None:
+        """Called in another thread."""
+        assert self._loop is not None, "engines run while the server does"
+        self.failure = UnavailableError(cause)
+        self._loop.call_soon_threadsafe(self._begin_drain, cause)
 
     def _load_failed(self, error: MaskdialError) -> None:
         self.failure = error

@@ -5,6 +5,7 @@ A bundle holds everything the server needs and nothing else::
     maskdial.json     the manifest: what the model is, how to feed it, how it was checked
     model.onnx        the graph (its weights are in model.onnx.data)
     tokenizer.json    a `tokenizers` file
+    encoder.onnx      the encoder's graph of an encoder-decoder model
     kernel_check.onnx if int8: a product that shows whether a processor adds exactly
     chat_template.jinja, generation_config.json      if the checkpoint has them
 
@@ -27,6 +28,12 @@ Graph inputs, by family (the server feeds the ones that the graph declares):
   ``past_value.I``, in `KVLayout.dtype`, (batch, num_heads, max_length, head_dim). Outputs
   ``logits`` float32 (num_rows, vocab_size), ``present_key.I`` and ``present_value.I``, which may
   share their past's memory. With a non-empty past, batch is 1 or new_tokens is 1.
+* encoder-decoder, ``model.onnx``: the decoder, as causal with new_tokens 1, and also
+  ``cross_key.I`` and ``cross_value.I``, which are only read, (batch, num_heads,
+  max_source_length, head_dim), with ``source_seqlens_k`` int32 (batch,), tokens of the source text
+  minus one, and ``total_source_length`` int32 (), their maximum plus one. ``encoder.onnx`` takes
+  ``input_ids`` and ``lengths`` as masked, and returns ``cross_key.I`` and ``cross_value.I``,
+  float32 (batch, num_heads, length, head_dim).
 """
 
 import hashlib
@@ -47,6 +54,7 @@ MANIFEST = "maskdial.json"
 GRAPH = "model.onnx"
 FULL_MANIFEST = "maskdial.full.json"
 FULL_GRAPH = "model.full.onnx"
+ENCODER_GRAPH = "encoder.onnx"
 KERNEL_CHECK = "kernel_check.onnx"
 TOKENIZER = "tokenizer.json"
 CHAT_TEMPLATE = "chat_template.jinja"
@@ -56,7 +64,7 @@ GENERATION_CONFIG = "generation_config.json"
 # six times as long as the Add and the LayerNormalization that it replaces.
 UNWANTED_FUSIONS = frozenset({"SkipLayerNormFusion"})
 
-Family = Literal["masked", "causal"]
+Family = Literal["masked", "causal", "encoder-decoder"]
 Mask = Literal["full", "causal"]
 Task = Literal[
     "fill-mask",
@@ -128,10 +136,47 @@ class Embedding(_Frozen):
     )
 
 
+class Decoding(_Frozen):
+    """What `transformers.GenerationConfig` says of a checkpoint's texts, where it says something.
+
+    Lengths are in generated tokens: without the token that a decoder starts from.
+    """
+
+    max_new_tokens: int | None = None
+    min_new_tokens: int | None = None
+    num_beams: int | None = None
+    length_penalty: float | None = None
+    early_stopping: bool | Literal["never"] | None = None
+    no_repeat_ngram_size: int | None = None
+    encoder_no_repeat_ngram_size: int | None = None
+    repetition_penalty: float | None = None
+    prefix: str | None = Field(None, description="a text to put before the source text")
+
+
+class TextToText(_Frozen):
+    """The encoder of an encoder-decoder model, and how its decoder writes texts.
+
+    ``tasks`` are ``task_specific_params`` of config.json, such as ``summarization`` and
+    ``translation_en_to_de``. ``languages`` are the tokens of the languages that a model translates
+    between, by their codes: the tokenizer adds one to the source text, and the text begins with
+    one.
+    """
+
+    max_source_length: int = Field(gt=0)
+    start_token_id: int
+    forced_bos_token_id: int | None = None
+    forced_eos_token_ids: tuple[int, ...] = ()
+    banned: tuple[tuple[int, ...], ...] = Field((), description="sequences that are never written")
+    defaults: Decoding = Decoding()
+    tasks: dict[str, Decoding] = Field(default_factory=dict)
+    languages: dict[str, int] = Field(default_factory=dict)
+
+
 class GoldenCheck(_Frozen):
     """One short input and some of its logits; the server computes them again where it runs.
 
-    ``input_ids`` is one text without padding. The logits are those of its ``row`` (a masked
+    ``input_ids`` is one text without padding; for encoder-decoder models a source text, and the
+    logits are those of the first token. The logits are those of its ``row`` (a masked
     position or the last token; 0 if a text has one row of logits, or a vector), at ``columns``.
     """
 
@@ -192,6 +237,7 @@ class Manifest(_Frozen):
     problem_type: ProblemType | None = None
     embedding: Embedding | None = None
     kv: KVLayout | None = None
+    text_to_text: TextToText | None = None
     tool_format: dict[str, Any] | None = Field(
         None,
         description="how the model writes tool calls (`ToolFormat.to_json`); None: derived from "
@@ -219,6 +265,23 @@ class Manifest(_Frozen):
         return "full" if self.family == "masked" else "causal"
 
     @property
+    def translates(self) -> bool:
+        """Whether the model may be one that translates: it has languages, that task, or none."""
+        own = self.text_to_text
+        if own is None:
+            return False
+        named = any(name.startswith("translation") for name in own.tasks)
+        return named or bool(own.languages) or not own.tasks
+
+    @property
+    def summarizes(self) -> bool:
+        """Whether the model may be one that summarizes: it has that task, or none."""
+        own = self.text_to_text
+        if own is None or own.languages or self.architecture == "MarianMTModel":
+            return False
+        return "summarization" in own.tasks or not own.tasks
+
+    @property
     def entailment(self) -> int | None:
         """The index of the label for entailment, recognized by its name; None if there is none."""
         names = (label.lower() for label in self.labels)
@@ -236,6 +299,11 @@ class Bundle:
     @property
     def graph(self) -> Path:
         return self.path / self.manifest.graph
+
+    @property
+    def encoder(self) -> Path:
+        """The encoder's graph of an encoder-decoder model."""
+        return self.path / ENCODER_GRAPH
 
     @property
     def label(self) -> str:
@@ -310,7 +378,8 @@ def read_manifests(name: str, path: Path) -> list[Manifest]:
 
 def _verify(name: str, path: Path, manifest: Manifest, hashes: dict[Path, str]) -> Bundle:
     """``hashes`` holds the hashes of files that were read before, and gets the new ones."""
-    for required in (manifest.graph, TOKENIZER):
+    encoder = () if manifest.text_to_text is None else (ENCODER_GRAPH,)
+    for required in (manifest.graph, TOKENIZER, *encoder):
         if required not in manifest.files:
             raise BundleError(f"model {name!r}: the manifest does not list {required}")
     for file_name, expected in manifest.files.items():

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from maskdial.errors import BundleError
 from maskdial.models.bundle import FULL_MANIFEST, KERNEL_CHECK, Bundle, GoldenCheck
 from maskdial.models.kernels import multiplies_exactly
+from maskdial.runtime.encoder import Encoder
 from maskdial.runtime.runner import Runner
 from maskdial.runtime.session import Session, SessionOptions
 
@@ -87,6 +88,16 @@ def masked_logits(session: Session, golden: GoldenCheck) -> NDArray[np.float32]:
 def causal_logits(runner: Runner, golden: GoldenCheck) -> NDArray[np.float32]:
     """The checked row of a causal model, whose slot 0 is not in use."""
     logits = np.asarray(runner.prefill(0, np.array(golden.input_ids, np.int64), 0), np.float32)
+    return logits.reshape(-1)
+
+
+def text_to_text_logits(
+    runner: Runner, encoder: Encoder, start_token_id: int, golden: GoldenCheck
+) -> NDArray[np.float32]:
+    """The checked row of an encoder-decoder model, whose slot 0 is not in use."""
+    encoder.encode([0], [np.array(golden.input_ids, np.int64)])
+    start, zeros = np.array([start_token_id]), np.zeros(1, np.int64)
+    logits = np.array(runner.decode(start, zeros, zeros), np.float32)
     return logits.reshape(-1)
 
 

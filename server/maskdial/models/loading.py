@@ -13,13 +13,32 @@ from maskdial.causal.sampling.device_sampler import DeviceSampler
 from maskdial.causal.sampling.sampler import Sampler, TokenSampler
 from maskdial.causal.tools.reply import ReplyFormat
 from maskdial.config import Config
-from maskdial.errors import BundleError, ConfigError
+from maskdial.errors import BundleError, ConfigError, explain_exhaustion
+from maskdial.kernels.library import find_kernels
 from maskdial.masked.engine import MaskedEngine
 from maskdial.metrics import Metrics, ModelMetrics
-from maskdial.models.bundle import Bundle, KVLayout, load_bundle, load_bundles
-from maskdial.models.golden import causal_logits, check_golden, check_kernels, masked_logits
-from maskdial.models.served import CausalModel, MaskedModel, ServedModel, max_length
+from maskdial.models.bundle import Bundle, KVLayout, load_bundle, load_bundles, read_manifests
+from maskdial.models.generation_config import (
+    GenerationDefaults,
+    read_generation_defaults,
+    tokens_without_text,
+)
+from maskdial.models.golden import (
+    causal_logits,
+    check_golden,
+    check_kernels,
+    masked_logits,
+    text_to_text_logits,
+)
+from maskdial.models.served import (
+    CausalModel,
+    MaskedModel,
+    ServedModel,
+    max_length,
+    max_source_length,
+)
 from maskdial.models.tokenizer import Tokenizer
+from maskdial.runtime.encoder import Encoder
 from maskdial.runtime.kv_plan import plan_slots
 from maskdial.runtime.placement import Placement, place
 from maskdial.runtime.runner import Runner
@@ -54,9 +73,10 @@ def start_models(
     bundles = load_bundles(name, path)
     models: list[ServedModel] = []
     try:
-        for bundle in bundles:
-            each = start_model(bundle, config, metrics, alone=alone and len(bundles) == 1)
-            models.append(each)
+        with explain_exhaustion():
+            for bundle in bundles:
+                each = start_model(bundle, config, metrics, alone=alone and len(bundles) == 1)
+                models.append(each)
     except BaseException:
         for model in models:
             model.stop()
@@ -77,17 +97,19 @@ def start_model(
     """
     placement = place(bundle, config.provider)
     provider = placement.provider.name
-    options = SessionOptions(provider, config.threads, config.spins(alone=alone))
+    kernels = find_kernels(config.kernels) if provider == "cpu" else None
+    options = SessionOptions(provider, config.threads, config.spins(alone=alone), kernels=kernels)
     start = _start_masked if bundle.manifest.family == "masked" else _start_causal
     model = start(bundle, config, metrics.declare(bundle.name, bundle.label), placement, options)
     model.engine.start()
     _log.info(
-        "model %s: %s %s, %s, %s",
+        "model %s: %s %s, %s, %s%s",
         bundle.label,
         bundle.manifest.architecture,
         bundle.manifest.task,
         bundle.manifest.precision,
         provider,
+        f" with {model.kernels} kernels" if model.kernels else "",
     )
     return model
 
@@ -100,7 +122,8 @@ def _start_masked(
     options: SessionOptions,
 ) -> MaskedModel:
     session = Session(bundle.graph, options)
-    check_kernels(bundle, options, config.golden_check)
+    if not session.multiplies_exactly:
+        check_kernels(bundle, options, config.golden_check)
     check_golden(bundle, partial(masked_logits, session), config.golden_check)
     special = bundle.manifest.special_tokens
     engine = MaskedEngine(
@@ -114,7 +137,9 @@ def _start_masked(
         name=bundle.label,
     )
     tokenizer = Tokenizer.from_file(bundle.tokenizer, special)
-    return MaskedModel(bundle, tokenizer, metrics, options.provider, engine)
+    return MaskedModel(
+        bundle, tokenizer, metrics, options.provider, engine, kernels=session.kernels
+    )
 
 
 def _start_causal(
@@ -133,9 +158,16 @@ def _start_causal(
     chunk_tokens = _round_up(
         config.prefill_chunk_tokens or provider.prefill_chunk_tokens, layout.query_block
     )
-    runner = _runner(bundle, config, placement, options, layout, chunk_tokens)
-    check_kernels(bundle, options, config.golden_check)
-    check_golden(bundle, partial(causal_logits, runner), config.golden_check)
+    session = _causal_session(bundle, config, placement, options)
+    runner = _runner(session, bundle, config, placement, layout, chunk_tokens)
+    if not session.multiplies_exactly:
+        check_kernels(bundle, options, config.golden_check)
+    encoder, golden = None, partial(causal_logits, runner)
+    if manifest.text_to_text is not None and runner.cache.source is not None:
+        encoder = Encoder(Session(bundle.encoder, options), runner.cache.source)
+        start = manifest.text_to_text.start_token_id
+        golden = partial(text_to_text_logits, runner, encoder, start)
+    check_golden(bundle, golden, config.golden_check)
     tokenizer = Tokenizer.from_file(bundle.tokenizer, manifest.special_tokens)
     chat_template = read_chat_template(bundle, tokenizer)
     reply_format = ReplyFormat.of_bundle(bundle, tokenizer, chat_template)
@@ -151,12 +183,14 @@ def _start_causal(
         joint_tokens=None if provider.batch_invariant else chunk_tokens,
         max_queue=config.max_queue,
         eos_token_ids=frozenset(manifest.special_tokens.eos),
-        prefix_cache=_prefix_cache(bundle, layout, config),
-        max_drafts=config.speculative_tokens,
+        prefix_cache=_prefix_cache(bundle, layout, config) if encoder is None else None,
+        max_drafts=config.speculative_tokens if encoder is None else 0,
         sampler=_sampler(bundle, placement, runner.slots, options),
         overlaps=not placement.memory.on_host,
         metrics=metrics,
         name=bundle.label,
+        encoder=encoder,
+        max_source_length=max_source_length(manifest, config) or 0,
     )
     return CausalModel(
         bundle,
@@ -166,26 +200,33 @@ def _start_causal(
         engine,
         runner.slots,
         runner.max_length,
+        max_source_length(manifest, config),
         chat_template,
         reply_format,
         _grammar_compiler(bundle),
+        read_generation_defaults(bundle)
+        if config.generation_config == "auto"
+        else GenerationDefaults(),
+        kernels=session.kernels,
     )
 
 
 def _runner(
+    session: Session,
     bundle: Bundle,
     config: Config,
     placement: Placement,
-    options: SessionOptions,
     layout: KVLayout,
     chunk_tokens: int,
 ) -> Runner:
-    """Loads the graph, and allocates what is left of the memory for the KV cache."""
-    session = _causal_session(bundle, config, placement, options)
+    """Allocates what the loaded graph leaves of the memory for the KV cache."""
     context = max_length(bundle.manifest, config)
-    slots = _plan_slots(bundle, config, placement, layout, context)
     num_drafted = config.speculative_tokens + 1
     num_golden = len(bundle.manifest.golden.input_ids)
+    source_length = max_source_length(bundle.manifest, config)
+    if source_length is not None:
+        source_length = max(source_length, num_golden)
+    slots = _plan_slots(bundle, config, placement, layout, context + (source_length or 0))
     return Runner(
         session,
         layout,
@@ -196,6 +237,7 @@ def _runner(
         # A last chunk is longer by one token rather than followed by a single one.
         max_tokens=max(chunk_tokens + 1, num_drafted, num_golden),
         max_rows=max(slots, layout.query_block + 1, num_drafted),
+        max_source_length=source_length,
         batch_sizes=placement.provider.batch_sizes,
     )
 
@@ -243,7 +285,8 @@ def _sampler(
 ) -> TokenSampler:
     """The sampler that works where the logits lie."""
     vocab_size = bundle.manifest.vocab_size
-    sampler = Sampler(vocab_size, frozenset(bundle.manifest.special_tokens.eos))
+    never = tokens_without_text(read_manifests(bundle.name, bundle.path))
+    sampler = Sampler(vocab_size, frozenset(bundle.manifest.special_tokens.eos), never)
     if placement.memory.on_host:
         return sampler
     return DeviceSampler(

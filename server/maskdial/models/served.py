@@ -1,6 +1,6 @@
 """Served models: a bundle with its engine, of either family."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from maskdial.causal.chat import ChatTemplate
@@ -11,6 +11,7 @@ from maskdial.config import Config
 from maskdial.masked.engine import MaskedEngine
 from maskdial.metrics import ModelMetrics
 from maskdial.models.bundle import Bundle, Manifest
+from maskdial.models.generation_config import GenerationDefaults
 from maskdial.models.tokenizer import Tokenizer
 from maskdial.runtime.providers import find_provider
 
@@ -25,12 +26,16 @@ class Task(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class _Model:
-    """What served models of both families have."""
+    """What served models of both families have.
+
+    ``kernels`` is the instruction set of our own kernels, empty if the model does not use them.
+    """
 
     bundle: Bundle
     tokenizer: Tokenizer
     metrics: ModelMetrics
     provider: str
+    kernels: str = field(default="", kw_only=True)
 
     @property
     def name(self) -> str:
@@ -71,18 +76,22 @@ class MaskedModel(_Model):
 
 @dataclass(frozen=True, slots=True)
 class CausalModel(_Model):
-    """A causal model being served.
+    """A causal model being served, or an encoder-decoder model, whose decoder is one.
 
-    ``slots`` sequences run at once. ``max_length`` is the context in tokens, as configured.
-    ``reply_format`` says how its tool calls and its reasoning are told from its text.
+    ``slots`` sequences run at once. ``max_length`` is the context in tokens, as configured;
+    ``max_source_length`` that of the encoder, None if there is none. ``reply_format`` says how its
+    tool calls and its reasoning are told from its text. ``defaults`` apply where a request leaves a
+    field out.
     """
 
     engine: CausalEngine
     slots: int
     max_length: int
+    max_source_length: int | None
     chat_template: ChatTemplate
     reply_format: ReplyFormat
     grammars: GrammarCompiler
+    defaults: GenerationDefaults
 
     def stop(self) -> None:
         """Stops the engine at once, and the child processes with it."""
@@ -99,3 +108,10 @@ def max_length(manifest: Manifest, config: Config) -> int:
     if manifest.family == "masked":
         return manifest.max_length
     return min(manifest.max_length, config.max_context)
+
+
+def max_source_length(manifest: Manifest, config: Config) -> int | None:
+    """Maximum length of a source text in tokens; None for a model without an encoder."""
+    if manifest.text_to_text is None:
+        return None
+    return min(manifest.text_to_text.max_source_length, config.max_context)

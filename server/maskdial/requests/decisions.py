@@ -48,7 +48,7 @@ class Decisions:
 
 def method_of(manifest: Manifest) -> Method | None:
     """How a model answers questions; None if it cannot."""
-    if manifest.task == "generate":
+    if manifest.task == "generate" and manifest.text_to_text is None:
         return "likelihood"
     methods: dict[Method, bool] = {
         "entailment": EntailmentDecision.serves(manifest),

@@ -14,6 +14,7 @@ from typing import Any
 
 from tokenizers import Encoding
 
+from maskdial.causal.beam_search import BeamParams, BeamSearch
 from maskdial.causal.events import Finish, TokenEvent
 from maskdial.causal.grammar.matcher import Grammar
 from maskdial.causal.grammar.source import GrammarKind, GrammarValue
@@ -28,6 +29,12 @@ from maskdial.models.served import CausalModel
 from maskdial.models.tokenizer import TextOrIds
 from maskdial.requests.merge import MergedStreams, NumberedEvent
 from maskdial.requests.offload import offload
+from maskdial.requests.text_to_text import (
+    TextToTextSettings,
+    Writing,
+    check_has_no_encoder,
+    resolve_beams,
+)
 from maskdial.requests.timing import Deadline, Timings
 from maskdial.requests.understanding import check_num_texts
 
@@ -86,14 +93,16 @@ class GenerationRequest:
 
     Attributes:
         prompts: texts, or token ids that are used unchanged: no special tokens are added. Empty
-            for a conversation.
+            for a conversation. For an encoder-decoder model, source texts.
         conversation: rendered as the prompt, in place of ``prompts``.
         params: how to sample; its ``max_new_tokens`` is ignored.
-        max_new_tokens: limit per text. None: 100, or less if the context is shorter.
+        max_new_tokens: limit per text. None: the model's default, or 100, or less if the context is
+            shorter.
         num_sequences: texts to generate for each prompt.
         grammar: what the texts must match.
         grammar_for: chooses the grammar once a conversation is rendered, in place of ``grammar``.
-        truncate: keep only this many of a prompt's last tokens.
+        truncate: keep only this many of a prompt's last tokens, or of a source text's first ones.
+        writing: what encoder-decoder models are told beside it.
         priority: lower values are scheduled earlier.
         cache_salt: prompts share cached prefixes only with requests of the same salt.
         describe_tokens: whether the reply describes each token.
@@ -107,6 +116,7 @@ class GenerationRequest:
     grammar: GrammarRequest | None = None
     grammar_for: Callable[[str], GrammarRequest | None] | None = None
     truncate: int | None = None
+    writing: Writing = dataclasses.field(default_factory=Writing)
     priority: int = 0
     cache_salt: str = ""
     describe_tokens: bool = False
@@ -114,7 +124,7 @@ class GenerationRequest:
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """One tokenized prompt and its sequences.
+    """One tokenized prompt, or source text, and its sequences.
 
     ``text`` is None if the prompt came as token ids; ``num_truncated`` tokens were cut off.
     """
@@ -123,6 +133,11 @@ class Prompt:
     ids: list[int]
     num_truncated: int
     sequences: tuple[CausalSequence, ...]
+
+    @property
+    def context_ids(self) -> list[int]:
+        """The tokens that the generated ones follow in a text; a source text is another text."""
+        return [] if self.sequences[0].num_source else self.ids
 
     @property
     def num_cached(self) -> int:
@@ -264,7 +279,9 @@ def about_grammar() -> Iterator[None]:
 async def _read_prompts(
     request: GenerationRequest, model: CausalModel, config: Config
 ) -> list[Prompt]:
-    params = _resolve_params(request, model)
+    settings = _settings(request, model)
+    params = _resolve_params(request, model, settings)
+    beams = _resolve_beams(request, params, model, settings)
     num_prompts = max(len(request.prompts), 1)
     check_num_texts(num_prompts, config)
     num_sequences = num_prompts * request.num_sequences
@@ -277,6 +294,8 @@ async def _read_prompts(
         if request.grammar_for is not None:
             wanted = await asyncio.to_thread(request.grammar_for, rendered)
     grammar = await _compile(wanted, model)
+    if settings is not None:
+        return await _read_sources(request, model, settings, params, grammar, beams)
     if request.truncate is None:
         for index, prompt in enumerate(given):
             if isinstance(prompt, str):
@@ -286,13 +305,62 @@ async def _read_prompts(
     prompts = []
     for index, (prompt, (ids, num_special)) in enumerate(zip(given, tokenized, strict=True)):
         kept = _fit(ids, num_special, request.truncate, model, index)
-        sequences = _make_sequences(request, kept, params, grammar)
+        sequences = _make_sequences(request, kept, params, grammar, model, beams)
         text = prompt if isinstance(prompt, str) else None
         prompts.append(Prompt(text, kept, len(ids) - len(kept), sequences))
     if request.describe_tokens and params.prompt_logprobs:
         num_prompt = sum(len(prompt.ids) for prompt in prompts) * request.num_sequences
         _check_described(num_prompt + num_sequences * params.max_new_tokens, params)
     return prompts
+
+
+def _settings(request: GenerationRequest, model: CausalModel) -> TextToTextSettings | None:
+    """What an encoder-decoder model's files say for a request; None for a model without encoder."""
+    text_to_text = model.manifest.text_to_text
+    if text_to_text is None:
+        check_has_no_encoder(request.writing, model.name)
+        return None
+    if request.conversation is not None:
+        raise ValidationError(
+            f"model {model.name!r} reads a source text and does not chat; send the text to "
+            "/generate, /summarize or /translate",
+            field="messages",
+        )
+    if request.params.prompt_logprobs:
+        raise ValidationError(
+            f"model {model.name!r} reads its source text in one pass, so the text's tokens have no "
+            "log-probabilities",
+            field="prompt_logprobs",
+        )
+    return TextToTextSettings(text_to_text, request.writing)
+
+
+async def _read_sources(
+    request: GenerationRequest,
+    model: CausalModel,
+    settings: TextToTextSettings,
+    params: SamplingParams,
+    grammar: Grammar | None,
+    beams: BeamParams,
+) -> list[Prompt]:
+    """The source texts of an encoder-decoder model, with their sequences."""
+
+    def read() -> list[tuple[list[int], int]]:
+        sources = enumerate(request.prompts)
+        return [settings.read(each, model, request.truncate, index) for index, each in sources]
+
+    with model.metrics.tokenization_duration.time():
+        texts = [prompt for prompt in request.prompts if isinstance(prompt, str)]
+        tokenized = await offload(read, tokenizing_seconds(texts))
+    return [
+        Prompt(
+            prompt if isinstance(prompt, str) else None,
+            ids,
+            num_truncated,
+            _make_sequences(request, ids, params, grammar, model, beams),
+        )
+        for prompt, (ids, num_truncated) in zip(request.prompts, tokenized, strict=True)
+    ]
 
 
 async def _compile(wanted: GrammarRequest | None, model: CausalModel) -> Grammar | None:
@@ -357,12 +425,24 @@ def _check_described(num_tokens: int, params: SamplingParams) -> None:
         )
 
 
-def _resolve_params(request: GenerationRequest, model: CausalModel) -> SamplingParams:
+def _resolve_params(
+    request: GenerationRequest, model: CausalModel, settings: TextToTextSettings | None
+) -> SamplingParams:
     """The parameters with their defaults, checked against the model."""
     params, context = request.params, model.max_length
-    max_new_tokens = request.max_new_tokens or min(
-        max(_DEFAULT_NEW_TOKENS, params.min_new_tokens), context
-    )
+    default = _DEFAULT_NEW_TOKENS
+    ngram_size = request.writing.no_repeat_ngram_size
+    if settings is not None:
+        default = settings.max_new_tokens or default
+        params = settings.params(params)
+    elif ngram_size is not None:
+        params = dataclasses.replace(params, no_repeat_ngram_size=ngram_size)
+    if request.max_new_tokens is not None and not request.params.min_new_tokens:
+        # A checkpoint's minimum gives way to a request's maximum.
+        least = min(params.min_new_tokens, request.max_new_tokens)
+        params = dataclasses.replace(params, min_new_tokens=least)
+    limit = model.defaults.new_tokens(default, context)
+    max_new_tokens = request.max_new_tokens or min(max(limit, params.min_new_tokens), context)
     for field, least, value in (
         ("max_new_tokens", 1, max_new_tokens),
         ("min_new_tokens", 0, params.min_new_tokens),
@@ -383,16 +463,49 @@ def _resolve_params(request: GenerationRequest, model: CausalModel) -> SamplingP
     for field, ids in (("logit_bias", biased), ("stop_token_ids", [*params.stop_token_ids])):
         with about(field):
             check_ids(ids, model)
-    if request.num_sequences > 1 and params.greedy:
-        raise ValidationError(
-            "without sampling, all texts are the same; sample at a temperature above 0",
-            field="num_sequences",
-        )
     return dataclasses.replace(
         params,
         max_new_tokens=max_new_tokens,
         top_n_tokens=min(params.top_n_tokens, model.manifest.vocab_size),
     )
+
+
+def _check_copies(request: GenerationRequest, params: SamplingParams) -> None:
+    if request.num_sequences > 1 and params.greedy:
+        raise ValidationError(
+            "without sampling, all texts are the same; sample at a temperature above 0",
+            field="num_sequences",
+        )
+
+
+def _resolve_beams(
+    request: GenerationRequest,
+    params: SamplingParams,
+    model: CausalModel,
+    settings: TextToTextSettings | None,
+) -> BeamParams:
+    """How to search, checked against the model and the number of texts."""
+    has_grammar = request.grammar is not None or request.grammar_for is not None
+    writing = request.writing
+    if settings is not None:
+        writing = settings.writing(params, has_grammar=has_grammar)
+    beams = resolve_beams(writing, params, has_grammar=has_grammar)
+    if beams.num_beams == 1:
+        _check_copies(request, params)
+        return beams
+    if beams.num_beams > model.slots:
+        raise ValidationError(
+            f"a beam takes a slot, and model {model.name!r} has {model.slots} (--slots); set "
+            "num_beams to no more",
+            field="num_beams",
+        )
+    if request.num_sequences > beams.num_beams:
+        raise ValidationError(
+            f"a search with {beams.num_beams} beams finds as many texts, not "
+            f"{request.num_sequences}",
+            field="num_sequences",
+        )
+    return beams
 
 
 def _fit(
@@ -427,20 +540,35 @@ def _make_sequences(
     ids: list[int],
     params: SamplingParams,
     grammar: Grammar | None,
+    model: CausalModel,
+    beams: BeamParams,
 ) -> tuple[CausalSequence, ...]:
     """The sequences of a prompt. Copy i has the first one's seed plus i, and gives the text that it
     would give alone.
+
+    For an encoder-decoder model, ``ids`` are a source text's, and each sequence begins with the
+    token that the decoder starts from.
     """
+    text_to_text = model.manifest.text_to_text
+    prompt_ids, source_ids = ids, []
+    if text_to_text is not None:
+        prompt_ids, source_ids = [text_to_text.start_token_id], ids
     first_seed = draw_seed() if params.seed is None else params.seed
-    shared = SharedPrompt() if request.num_sequences > 1 else None
-    return tuple(
-        CausalSequence(
-            ids,
+    searches = beams.num_beams > 1
+    shared = SharedPrompt() if request.num_sequences > 1 and not searches else None
+
+    def make(copy: int) -> CausalSequence:
+        return CausalSequence(
+            prompt_ids,
             dataclasses.replace(params, seed=(first_seed + copy) % _MAX_SEED),
+            source_ids=source_ids,
             priority=request.priority,
             cache_salt=request.cache_salt,
             grammar=None if grammar is None else grammar.matcher(),
             shared_prompt=shared,
         )
-        for copy in range(request.num_sequences)
-    )
+
+    sequences = tuple(map(make, range(request.num_sequences)))
+    if searches:  # which its sequences know
+        BeamSearch(sequences, [make(0) for _ in range(beams.num_beams)], beams)
+    return sequences

@@ -80,7 +80,7 @@ class ScoreRequest:
     @staticmethod
     def serves(manifest: Manifest) -> bool:
         """Whether a model can score texts."""
-        return manifest.task in ("fill-mask", "generate")
+        return manifest.task in ("fill-mask", "generate") and manifest.text_to_text is None
 
 
 async def score(

@@ -16,6 +16,8 @@ class KVCache:
 
     A slot holds one sequence. In main memory a slot costs what its longest sequence has used since
     `release_pages`; the memory of a GPU is taken when the cache is allocated.
+
+    With an encoder, ``source`` is the cache of the source texts, in slots of the same numbers.
     """
 
     keys: tuple[Buffer, ...]
@@ -26,25 +28,49 @@ class KVCache:
     _token_bytes: int
     """What one head of one layer's keys or values takes for a token."""
     _memory: Memory
+    source: "KVCache | None" = None
 
     @classmethod
-    def allocate(cls, memory: Memory, layout: KVLayout, slots: int, max_length: int) -> "KVCache":
-        """Allocates the cache.
+    def allocate(
+        cls,
+        memory: Memory,
+        layout: KVLayout,
+        slots: int,
+        max_length: int,
+        max_source_length: int | None = None,
+    ) -> "KVCache":
+        """Allocates the cache, and one for source texts if these have a length.
 
         Raises:
             ConfigError: the memory is too small.
         """
+        source = None
+        if max_source_length is not None:
+            source = cls.allocate(memory, layout, slots, max_source_length)
         shape = (slots, layout.num_heads, max_length, layout.head_dim)
         dtype = np.dtype(layout.dtype)
         buffers = tuple(memory.allocate(shape, dtype) for _ in range(2 * layout.num_layers))
         keys, values = buffers[: layout.num_layers], buffers[layout.num_layers :]
         lengths, token_bytes = np.zeros(slots, np.int64), layout.head_dim * dtype.itemsize
-        return cls(keys, values, layout.bytes_per_token, lengths, token_bytes, memory)
+        size = layout.bytes_per_token
+        return cls(keys, values, size, lengths, token_bytes, memory, source)
+
+    def named(self) -> Iterator[tuple[str, Buffer]]:
+        """Each layer's keys and values, as the graph's inputs call them."""
+        for kind, buffers in (("key", self.keys), ("value", self.values)):
+            for layer, buffer in enumerate(buffers):
+                yield f"{kind}.{layer}", buffer
 
     def copy(self, source: int, target: int, num_tokens: int) -> None:
-        """Copies the first tokens of one slot to another."""
-        source_offset = self._offset(source, 0, num_tokens)
-        target_offset = self._offset(target, 0, num_tokens)
+        """Copies the first tokens of one slot to another, and the source text."""
+        self.copy_tokens(source, target, 0, num_tokens)
+        if self.source is not None:
+            self.source.copy(source, target, int(self.source.lengths[source]))
+
+    def copy_tokens(self, source: int, target: int, start: int, num_tokens: int) -> None:
+        """Copies tokens from position ``start`` on, where both slots have the same before it."""
+        source_offset = self._offset(source, start, num_tokens)
+        target_offset = self._offset(target, start, num_tokens)
         _, num_heads, max_length, _ = self.keys[0].shape
         pitch, width = max_length * self._token_bytes, num_tokens * self._token_bytes
         for buffer in (*self.keys, *self.values):
@@ -52,7 +78,7 @@ class KVCache:
             self._memory.copy(
                 first + target_offset, pitch, first + source_offset, pitch, width, num_heads
             )
-        self.lengths[target] = num_tokens
+        self.lengths[target] = start + num_tokens
 
     def read(self, slot: int, start: int, num_tokens: int) -> NDArray[np.generic]:
         """A copy of ``num_tokens`` tokens of a slot, from position ``start`` on.
@@ -86,6 +112,8 @@ class KVCache:
         for buffer in (*self.keys, *self.values):
             self._memory.decommit(buffer[slot : slot + 1])
         self.lengths[slot] = 0
+        if self.source is not None:
+            self.source.release_pages(slot)
 
     def _pointers(
         self, slot: int, start: int, block: NDArray[np.generic]

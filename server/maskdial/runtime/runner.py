@@ -14,6 +14,7 @@ from maskdial.runtime.memory import Buffer, HostMemory, Memory, Staging, host_bu
 from maskdial.runtime.session import Session
 
 _TOTAL_LENGTH = "total_sequence_length"
+_TOTAL_SOURCE_LENGTH = "total_source_length"
 
 
 class Runner:
@@ -34,6 +35,8 @@ class Runner:
         vocab_size: the width of the logits.
         max_tokens: maximum number of tokens of one pass, padding included. Default: one full slot.
         max_rows: maximum number of rows of logits of one pass. Default: one full slot.
+        max_source_length: maximum number of tokens of a source text, for the decoder of an
+            encoder-decoder model, whose passes have one token per row.
         batch_sizes: the sizes that decode steps are padded to, ascending, in addition to ``slots``,
             so that each of them can be captured as a CUDA graph. Default: no padding.
 
@@ -52,6 +55,7 @@ class Runner:
         vocab_size: int,
         max_tokens: int | None = None,
         max_rows: int | None = None,
+        max_source_length: int | None = None,
         batch_sizes: Sequence[int] = (),
     ) -> None:
         self._session = session
@@ -60,7 +64,7 @@ class Runner:
         self.max_length = max_length
         self._batch_sizes = (*(size for size in batch_sizes if size < slots), slots)
         self._pads = bool(batch_sizes)
-        self.cache = KVCache.allocate(memory, layout, slots, max_length)
+        self.cache = KVCache.allocate(memory, layout, slots, max_length, max_source_length)
         max_tokens = max(max_tokens or max_length, slots)
         max_rows = max(max_rows or max_length, slots)
         self._decode_logits = _LogitsBuffer(memory, slots, vocab_size)
@@ -70,6 +74,7 @@ class Runner:
             "position_ids": Staging(memory, max_tokens, np.int64),
             "seqlens_k": Staging(memory, slots, np.int32),
             "rows": Staging(memory, max_rows, np.int64),
+            "source_seqlens_k": Staging(memory, slots, np.int32),
         }
         self._inputs = {n: each for n, each in inputs.items() if n in session.input_names}
         self._takes_total_length = _TOTAL_LENGTH in session.input_names
@@ -138,7 +143,8 @@ class Runner:
 
     def warm_up(self) -> None:
         """Runs a first pass of each kind, which captures the decode steps; all slots are empty."""
-        self.prefill(0, np.zeros(1, np.int64), 0)
+        if self.cache.source is None:
+            self.prefill(0, np.zeros(1, np.int64), 0)
         for batch in self._batch_sizes if self._pads else (1,):
             self.decode(*np.zeros((3, batch), np.int64))
         self.cache.lengths[0] = 0
@@ -193,11 +199,16 @@ class Runner:
             "seqlens_k": seqlens_k,
             "rows": rows,
         }
+        lengths = {_TOTAL_LENGTH: total_length} if self._takes_total_length else {}
+        if self.cache.source is not None:
+            sources = self.cache.source.lengths[slot : slot + len(input_ids)].clip(1)
+            feeds["source_seqlens_k"] = (sources - 1).astype(np.int32)
+            lengths[_TOTAL_SOURCE_LENGTH] = np.array(sources.max(), np.int32)
         binding = self._binding(slot, len(input_ids))
         for name, staging in self._inputs.items():
             _bind(binding.bind_input, name, self._memory.device, staging.write(feeds[name]))
-        if self._takes_total_length:  # the operators read it on the host
-            _bind(binding.bind_input, _TOTAL_LENGTH, "cpu", host_buffer(total_length))
+        for name, length in lengths.items():  # the operators read them on the host
+            _bind(binding.bind_input, name, "cpu", host_buffer(length))
         output = logits, len(rows)
         if self._bound_logits.get((slot, len(input_ids))) != output:  # mostly it is the last pass's
             self._bound_logits[slot, len(input_ids)] = output
@@ -209,11 +220,13 @@ class Runner:
         """A binding of some adjacent slots of the cache."""
         if (slot, batch) not in self._bindings:
             binding = self._bindings[slot, batch] = self._session.io_binding()
-            for kind, buffers in (("key", self.cache.keys), ("value", self.cache.values)):
-                for layer, buffer in enumerate(buffers):
-                    view, device = buffer[slot : slot + batch], self._memory.device
-                    _bind(binding.bind_input, f"past_{kind}.{layer}", device, view)
-                    _bind(binding.bind_output, f"present_{kind}.{layer}", device, view)
+            device = self._memory.device
+            for name, buffer in self.cache.named():
+                view = buffer[slot : slot + batch]
+                _bind(binding.bind_input, f"past_{name}", device, view)
+                _bind(binding.bind_output, f"present_{name}", device, view)
+            for name, buffer in () if self.cache.source is None else self.cache.source.named():
+                _bind(binding.bind_input, f"cross_{name}", device, buffer[slot : slot + batch])
         return self._bindings[slot, batch]
 
 

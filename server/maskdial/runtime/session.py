@@ -1,6 +1,6 @@
 """Session: a graph loaded by ONNX Runtime, and how it runs."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -10,6 +10,7 @@ import onnxruntime as ort
 from numpy.typing import NDArray
 
 from maskdial.errors import BundleError, ConfigError
+from maskdial.kernels.library import Kernels
 from maskdial.runtime.providers import find_provider
 
 _ERRORS_ONLY = 3
@@ -27,6 +28,8 @@ class SessionOptions:
             for one model on cores of its own, slower when several models or processes share them.
         stream: pointer of the stream to run passes in; 0 for one of the session's own.
         captures: whether passes can be captured as CUDA graphs.
+        kernels: our own kernels for products and attention, for the CPU provider; None for ONNX
+            Runtime's.
     """
 
     provider: str = "cpu"
@@ -34,10 +37,17 @@ class SessionOptions:
     allow_spinning: bool = False
     stream: int = 0
     captures: bool = False
+    kernels: Kernels | None = None
 
 
 class Session:
-    """One graph, loaded. A pass releases the GIL; only one thread at a time should run passes."""
+    """One graph, loaded. A pass releases the GIL; only one thread at a time should run passes.
+
+    Attributes:
+        kernels: the instruction set of our kernels, if they compute any part of it; else empty.
+        multiplies_exactly: whether they compute all quantized products of the graph, and so without
+            saturating.
+    """
 
     def __init__(
         self,
@@ -56,17 +66,23 @@ class Session:
         """
         provider = find_provider(options.provider)
         provider_options = provider.options(stream=options.stream, captures=options.captures)
+        settings = _session_options(options, free_dimensions or {})
+        self.kernels, self.multiplies_exactly = "", False
+        model: str | bytes = str(graph)
+        if options.kernels is not None:
+            model = self._take_kernels(graph, options.kernels, settings)
         try:
             self._session = ort.InferenceSession(
-                str(graph),
-                _session_options(options, free_dimensions or {}),
+                model,
+                settings,
                 providers=[(provider.ort_name, provider_options)],
                 disabled_optimizers=provider.disabled_optimizers,
                 # Otherwise ONNX Runtime silently falls back to another provider.
                 enable_fallback=False,
             )
         except Exception as error:  # ONNX Runtime's exceptions share no other base
-            raise BundleError(f"ONNX Runtime cannot load {graph}: {error}") from error
+            remedy = "; serve it with --kernels off" if self.kernels else ""
+            raise BundleError(f"ONNX Runtime cannot load {graph}: {error}{remedy}") from error
         if provider.ort_name not in self._session.get_providers():
             raise ConfigError(
                 f"provider {options.provider!r} did not start; check that its libraries are "
@@ -76,14 +92,36 @@ class Session:
         self.input_names = frozenset(value.name for value in self._session.get_inputs())
         self.output_names = tuple(value.name for value in self._session.get_outputs())
 
+    def _take_kernels(
+        self, graph: Path, kernels: Kernels, settings: ort.SessionOptions
+    ) -> str | bytes:
+        """What to load: the graph rewritten for the kernels, or its path if they have no part."""
+        from maskdial.kernels.rewrite import rewrite  # needs onnx, which is optional
+
+        rewritten = rewrite(graph)
+        if not rewritten.num_replaced:
+            return str(graph)
+        settings.register_custom_ops_library(str(kernels.library))
+        settings.add_session_config_entry(
+            "session.model_external_initializers_file_folder_path", str(graph.parent)
+        )
+        self.kernels, self.multiplies_exactly = kernels.processor, not rewritten.num_left
+        return rewritten.model
+
     def run(self, feeds: Mapping[str, NDArray[Any]]) -> NDArray[np.float32]:
         """Runs one pass and returns the graph's first output.
 
         Feeds that the graph does not declare are ignored.
         """
-        declared = {name: array for name, array in feeds.items() if name in self.input_names}
-        (output,) = self._session.run(self.output_names[:1], declared)
+        (output,) = self.run_for(self.output_names[:1], feeds)
         return cast(NDArray[np.float32], output)
+
+    def run_for(
+        self, outputs: Sequence[str], feeds: Mapping[str, NDArray[Any]]
+    ) -> list[NDArray[Any]]:
+        """Runs one pass and returns the named outputs; feeds as of `run`."""
+        declared = {name: array for name, array in feeds.items() if name in self.input_names}
+        return cast(list[NDArray[Any]], self._session.run(outputs, declared))
 
     def io_binding(self) -> ort.IOBinding:
         """A new binding of this session's inputs and outputs to memory."""

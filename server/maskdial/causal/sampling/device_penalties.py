@@ -13,6 +13,7 @@ MAX_PENALIZED = 4096
 """The largest number of penalized tokens in a row that is sampled on the device."""
 
 _MIN_WIDTH = 64
+_NONE: NDArray[np.int64] = np.empty(0, np.int64)
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,8 +29,28 @@ class TokenPenalties:
     """float32 (n,), what the frequency and presence penalties make of it."""
 
     @classmethod
-    def of(cls, sequence: Sequence) -> "TokenPenalties | None":
-        """The penalties for a sequence's next token; None if nothing is penalized."""
+    def of(cls, sequence: Sequence, never: NDArray[np.int64] = _NONE) -> "TokenPenalties | None":
+        """The penalties for a sequence's next token; None if nothing is penalized.
+
+        Tokens that must ``never`` be drawn, int64 (n,), unique and ascending, lose all of their
+        score.
+        """
+        penalties = cls._of_tokens(sequence)
+        if not len(never):
+            return penalties
+        forbidden = cls(never, np.full(len(never), np.inf, np.float32))
+        return forbidden if penalties is None else penalties._and(forbidden)
+
+    def _and(self, other: "TokenPenalties") -> "TokenPenalties":
+        """Both, for tokens of which some may be in both."""
+        token_ids = np.union1d(self.token_ids, other.token_ids)
+        subtracted = np.zeros(len(token_ids), np.float32)
+        for each in (self, other):
+            subtracted[np.searchsorted(token_ids, each.token_ids)] += each.subtracted
+        return TokenPenalties(token_ids, subtracted)
+
+    @classmethod
+    def _of_tokens(cls, sequence: Sequence) -> "TokenPenalties | None":
         params = sequence.params
         of_prompt = params.repetition_penalty != 1.0
         by_count = bool(params.frequency_penalty or params.presence_penalty)

@@ -83,6 +83,7 @@ class DeviceSampler:
             for penalized in (False, True)
         }
         self._penalties = PenaltyStaging(memory, max_rows)
+        self._never = np.array(sorted(host.never), np.int64)
 
     def sample(self, logits: Logits, sequences: Iterable[Sequence]) -> list[Sample | MaskdialError]:
         """See `maskdial.causal.sampling.sampler.TokenSampler`."""
@@ -104,7 +105,7 @@ class DeviceSampler:
         draws: dict[Kind, list[_Draw]] = {kind: [] for kind in Kind}
         for i, sequence in enumerate(sequences):
             kind = self._kind(sequence)
-            penalties = None if kind is None else TokenPenalties.of(sequence)
+            penalties = None if kind is None else TokenPenalties.of(sequence, self._never)
             if kind is not None and self._takes(penalties):
                 draws[kind].append(_Draw(i, sequence, kind, penalties))
         if draws[Kind.FEW]:
@@ -117,6 +118,7 @@ class DeviceSampler:
         if (
             sequence.grammar is not None
             or params.logit_bias
+            or params.no_repeat_ngram_size
             or params.top_n_tokens
             or sequence.num_generated < params.min_new_tokens
         ):

@@ -27,6 +27,12 @@ class SamplingParams:
             (OpenAI); 0 disables it.
         presence_penalty: subtracted once from the logit of each token that was generated (OpenAI);
             0 disables it.
+        no_repeat_ngram_size: no sequence of so many tokens occurs twice; 0 disables it.
+        no_source_ngram_size: no sequence of so many tokens of the source text occurs; 0 for any.
+        banned: sequences of tokens that are never written; a last token is not drawn after the
+            others.
+        forced_first: the token that the text begins with, whatever else applies.
+        forced_last: the tokens that a text of ``max_new_tokens`` may end with; empty for any.
         logit_bias: pairs of a token id and a number to add to its logit.
         seed: of the sequence's own random numbers, below 2**64; None draws one.
         spelled_tokens: pairs of a special token's id and its spelling in the text, where other
@@ -51,6 +57,11 @@ class SamplingParams:
     repetition_penalty: float = 1.0
     frequency_penalty: float = 0.0
     presence_penalty: float = 0.0
+    no_repeat_ngram_size: int = 0
+    no_source_ngram_size: int = 0
+    banned: tuple[tuple[int, ...], ...] = ()
+    forced_first: int | None = None
+    forced_last: tuple[int, ...] = ()
     logit_bias: tuple[tuple[int, float], ...] = ()
     seed: int | None = None
     spelled_tokens: tuple[tuple[int, str], ...] = ()

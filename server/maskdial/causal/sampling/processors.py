@@ -1,8 +1,8 @@
 """Processors: changes to a model's logits before a token is chosen.
 
 They are those of transformers (`GenerationMixin._get_logits_processor`), in the same order: bias,
-repetition penalty, minimum length, grammar. OpenAI's frequency and presence penalties follow the
-repetition penalty, as in vLLM.
+repetition penalty, repeated n-grams, banned sequences, minimum length, grammar, forced tokens.
+OpenAI's frequency and presence penalties follow the repetition penalty, as in vLLM.
 """
 
 import math
@@ -17,17 +17,22 @@ _NEVER = np.float32(-math.inf)
 
 
 def process(
-    logits: NDArray[np.float32], sequence: Sequence, eos_token_ids: frozenset[int]
+    logits: NDArray[np.float32],
+    sequence: Sequence,
+    eos_token_ids: frozenset[int],
+    never: frozenset[int] = frozenset(),
 ) -> NDArray[np.float32]:
     """The scores by which a sequence's next token is chosen, float32 (vocab_size,).
 
     Tokens that must not be chosen score -inf. If only ``eos_token_ids`` and the sequence's own
-    ``stop_token_ids`` are left, they are allowed even before ``min_new_tokens``.
+    ``stop_token_ids`` are left, they are allowed even before ``min_new_tokens``; likewise, tokens
+    that are ``never`` chosen are where a grammar allows nothing else.
 
     Args:
         logits: float32 (vocab_size,); not changed, and returned as it is if nothing applies.
         sequence: whose parameters, tokens and grammar apply.
         eos_token_ids: the model's end-of-sequence tokens, all below vocab_size.
+        never: tokens that are not chosen unless there is a bias for them, all below vocab_size.
 
     Raises:
         MaskdialError: the sequence's grammar failed.
@@ -40,12 +45,26 @@ def process(
         scores = _penalize_repetition(scores, sequence.token_ids, params.repetition_penalty)
     if params.frequency_penalty or params.presence_penalty:
         scores = _penalize_frequency(scores, sequence.generated_ids, params)
-    if sequence.grammar is not None:
+    banned = _banned_tokens(sequence)
+    if banned:
+        scores = scores.copy()
+        scores[banned] = _NEVER
+    if sequence.grammar is not None and not sequence.forces_next:
         scores = np.where(sequence.grammar.allowed(), scores, _NEVER)
-    # After the grammar, which may leave nothing but the end of the text.
+    # After the grammar, which may leave nothing but these.
+    never = not_drawn(never, params)
+    if never:
+        scores = _hold_back(scores, never)
     if sequence.num_generated < params.min_new_tokens:
-        scores = _hold_back(scores, eos_token_ids, params.stop_token_ids)
-    return scores
+        ends = eos_token_ids.union(t for t in params.stop_token_ids if t < len(scores))
+        scores = _hold_back(scores, ends)
+    forced = _forced_tokens(sequence)
+    return _only(forced, len(scores)) if forced else scores
+
+
+def not_drawn(never: frozenset[int], params: SamplingParams) -> frozenset[int]:
+    """Those of the tokens that are never drawn for which a sequence has no bias."""
+    return never.difference(token_id for token_id, _ in params.logit_bias) if never else never
 
 
 def _add_bias(
@@ -77,9 +96,47 @@ def _penalize_frequency(
     return scores
 
 
-def _hold_back(
-    scores: NDArray[np.float32], eos_token_ids: frozenset[int], stop_token_ids: frozenset[int]
-) -> NDArray[np.float32]:
+def _hold_back(scores: NDArray[np.float32], token_ids: frozenset[int]) -> NDArray[np.float32]:
+    """The scores without those of some tokens, unless no others are left."""
     held = scores.copy()
-    held[[*eos_token_ids, *(t for t in stop_token_ids if t < len(scores))]] = _NEVER
+    held[[*token_ids]] = _NEVER
     return scores if held.max() == _NEVER else held
+
+
+def _banned_tokens(sequence: Sequence) -> list[int]:
+    """The tokens that would repeat an n-gram, or complete a banned sequence."""
+    params, token_ids = sequence.params, sequence.token_ids
+    found = {
+        word[-1]
+        for word in params.banned
+        if len(word) == 1 or token_ids[1 - len(word) :].tolist() == list(word[:-1])
+    }
+    found |= _completions(token_ids, token_ids, params.no_repeat_ngram_size)
+    found |= _completions(sequence.source_ids, token_ids, params.no_source_ngram_size)
+    return sorted(found)
+
+
+def _completions(text: NDArray[np.int64], token_ids: NDArray[np.int64], size: int) -> set[int]:
+    """The tokens that would end an n-gram of a text after the last tokens; none for a size of 0."""
+    if not size or len(text) < size or len(token_ids) < size - 1:
+        return set()
+    grams = np.lib.stride_tricks.sliding_window_view(text, size)
+    found = (grams[:, :-1] == token_ids[len(token_ids) + 1 - size :]).all(axis=1)
+    return set(grams[found, -1].tolist())
+
+
+def _forced_tokens(sequence: Sequence) -> tuple[int, ...]:
+    """The tokens of which the next one must be; empty for any."""
+    params = sequence.params
+    if sequence.forces_next:
+        assert params.forced_first is not None
+        return (params.forced_first,)
+    is_last = sequence.num_generated == params.max_new_tokens - 1
+    return params.forced_last if is_last and sequence.grammar is None else ()
+
+
+def _only(token_ids: tuple[int, ...], vocab_size: int) -> NDArray[np.float32]:
+    """Scores that leave only these tokens."""
+    scores = np.full(vocab_size, _NEVER)
+    scores[list(token_ids)] = 0.0
+    return scores

@@ -63,10 +63,21 @@ class Sampler:
     Args:
         vocab_size: the length of the logits' rows.
         eos_token_ids: tokens that end a text; ids beyond the vocabulary are ignored.
+        never: tokens that are not drawn unless the sequence has a bias for them, such as padding;
+            ids beyond the vocabulary are ignored.
+
+    Attributes:
+        never: the last of these.
     """
 
-    def __init__(self, vocab_size: int, eos_token_ids: frozenset[int]) -> None:
+    def __init__(
+        self,
+        vocab_size: int,
+        eos_token_ids: frozenset[int],
+        never: frozenset[int] = frozenset(),
+    ) -> None:
         self._eos_token_ids = frozenset(t for t in eos_token_ids if t < vocab_size)
+        self.never = frozenset(t for t in never if t < vocab_size)
         self._random = Philox()
 
     def sample(self, logits: Logits, sequences: Iterable[Sequence]) -> list[Sample | MaskdialError]:
@@ -103,7 +114,7 @@ class Sampler:
         self, logits: NDArray[np.float32], sequence: Sequence, most_likely: int
     ) -> tuple[NDArray[np.float32], int]:
         """The scores to choose by, float32 (vocab_size,), and the id of the best token."""
-        scores = process(logits, sequence, self._eos_token_ids)
+        scores = process(logits, sequence, self._eos_token_ids, self.never)
         best = most_likely if scores is logits else int(scores.argmax())
         if not math.isfinite(scores[best]):
             raise GenerationError(

@@ -87,6 +87,10 @@ def _check_kernels(bundle: Bundle) -> None:
     manifest = bundle.manifest
     if manifest.precision in ("int8", "int4"):
         reason = f"is {manifest.precision}, which only CPUs run"
+    elif manifest.family == "encoder-decoder":
+        raise ConfigError(
+            f"model {bundle.label!r} has an encoder and a decoder, which only CPUs run"
+        )
     elif manifest.family == "causal" and manifest.kv is not None and manifest.kv.dtype != "float16":
         reason = f"is {manifest.precision}, and CUDA attention needs a KV cache in half precision"
     else:

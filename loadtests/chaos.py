@@ -1,0 +1,235 @@
+"""``python -m loadtests chaos``: mixed load through broken connections, and other faults."""
+
+import argparse
+import asyncio
+import json
+import random
+import re
+import time
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import httpx
+from rich.console import Console
+
+from loadtests import LoadTestError, count
+from loadtests.measurement import Section, load_averages, write_json, write_markdown
+from loadtests.mix import Question, draw_questions, essence, learn_answers
+from loadtests.proxy import FaultyProxy
+from loadtests.server import Connection, Reply, ServerProcess, running_server
+from maskdial.models.catalog import STARTER_FOLDER
+
+DESCRIPTION = (
+    "Serve the starter models to clients behind a proxy that cuts, delays and repeats what they "
+    "send, while the server is stopped for moments, its child processes are killed, a model comes "
+    "and goes, and clients leave; then compare every complete reply with the one that the same "
+    "request had alone, and the server's access log with what the clients saw. MASKDIAL_* "
+    "variables configure the rest."
+)
+_QUESTION = "what is lost, doubled or wrong under faults"
+_KEY = "loadtests-chaos"
+_SETTLE_SECONDS = 8.0
+_CLIENT_TIMEOUT = 60.0
+_IMPATIENT_SHARE = 0.1
+_DEADLINE_SHARE = 0.1
+_IDLE = re.compile(r"^maskdial_(?:queue_size|requests_running)\{.*\} (?!0\.0$)", re.MULTILINE)
+# What a client may be told that asks in good faith.
+_EXPECTED = frozenset({200, 408, 429, 503, 504})
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the options of the command."""
+    parser.add_argument(
+        "--seconds", type=count, default=300, metavar="N", help="default: %(default)s"
+    )
+    parser.add_argument(
+        "--clients", type=count, default=16, metavar="N", help="default: %(default)s"
+    )
+    parser.add_argument("--seed", type=int, default=0, help="draws requests and faults")
+    parser.add_argument("--output", type=Path, metavar="FILE", help="write the report as JSON")
+    parser.add_argument(
+        "--markdown", type=Path, metavar="FILE", help="write the tables as Markdown"
+    )
+
+
+def main(args: argparse.Namespace) -> int:
+    """Measures, prints and writes the report; returns 1 if anything was lost or wrong."""
+    facts = {"load": load_averages(), "seed": args.seed}
+    records = Records()
+    with running_server({}, on_line=records.read, log_format="json", admin_key=_KEY) as server:
+        chaos = Chaos(server, draw_questions(args.seed), args.seed)
+        asyncio.run(chaos.run(args.seconds, args.clients))
+    row = chaos.row(records)
+    section = Section("chaos", _QUESTION, 1, (row,), chaos.findings(records), ())
+    section.show(Console())
+    if args.output is not None:
+        write_json(args.output, [section], facts)
+    if args.markdown is not None:
+        write_markdown(args.markdown, [section])
+    return 1 if row.differing or row.unexpected or row.missing or row.doubled or row.busy else 0
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """All requests. ``missing``: complete replies without a record in the access log, or with
+    another status there; ``doubled``: requests with more records than the proxy's repeats explain;
+    ``busy``: gauges that are not back at zero.
+    """
+
+    requests: int
+    replies: int
+    ok: int
+    differing: int
+    unexpected: int
+    records: int
+    missing: int
+    doubled: int
+    busy: int
+
+
+class Records:
+    """The server's access log: the statuses of each request, by its id."""
+
+    def __init__(self) -> None:
+        self.statuses: dict[str, list[int | None]] = {}
+        self.num_tracebacks = 0
+
+    def read(self, line: str) -> None:
+        """Takes a line of the log."""
+        self.num_tracebacks += "Traceback" in line
+        try:
+            record = json.loads(line)
+        except ValueError:
+            return
+        if "request_id" in record:
+            self.statuses.setdefault(record["request_id"], []).append(record.get("status"))
+
+
+class Chaos:
+    """The clients, the faults, and what came of them."""
+
+    def __init__(self, server: ServerProcess, questions: Sequence[Question], seed: int) -> None:
+        self._server = server
+        self._questions = questions
+        self._seed = seed
+        self._rng = random.Random(seed)
+        self._proxy = FaultyProxy(server.port, seed)
+        self._num_requests = 0
+        self._num_differing = 0
+        self._replies: dict[str, int] = {}
+        self._events: Counter[str] = Counter()
+        self._busy: list[str] = []
+        self._before = self._after = (0, 0, 0)
+
+    async def run(self, seconds: float, num_clients: int) -> None:
+        """Lets everything go wrong for so long, and then waits until it has settled."""
+        answers = await learn_answers(self._server.port, self._questions)
+        self._before = self._resources()
+        await self._proxy.start()
+        until = time.perf_counter() + seconds
+        disturbing = asyncio.create_task(self._disturb(until))
+        clients = (self._client(number, answers, until) for number in range(num_clients))
+        await asyncio.gather(*clients)
+        await disturbing
+        await self._proxy.stop()
+        await asyncio.sleep(_SETTLE_SECONDS)
+        async with httpx.AsyncClient(base_url=self._server.url) as http:
+            self._busy = _IDLE.findall((await http.get("/metrics")).text)
+        self._after = self._resources()
+
+    def _resources(self) -> tuple[int, int, int]:
+        server = self._server
+        return server.resident_bytes() // 1_000_000, server.num_files(), server.num_threads()
+
+    async def _client(self, number: int, answers: dict[Question, bytes], until: float) -> None:
+        connection: Connection | None = None
+        turn = 0
+        while time.perf_counter() < until:
+            turn += 1
+            question = self._rng.choice(self._questions)
+            request_id = f"chaos-{self._seed}-{number}-{turn}"
+            self._num_requests += 1
+            try:
+                if connection is None or connection.closed:
+                    connection = await Connection.open(self._proxy.port)
+                reply = await self._ask(connection, question, request_id)
+            except (LoadTestError, TimeoutError, OSError, httpx.HTTPError):
+                if connection is not None:
+                    connection.close()
+                connection = None
+                continue
+            self._replies[request_id] = reply.status
+            if reply.ok and essence(reply.body) != answers[question]:
+                # An error event within a stream is a reply, too: that of the time that was up.
+                self._num_differing += b"timeout" not in reply.body
+        if connection is not None:
+            connection.close()
+
+    async def _ask(self, connection: Connection, question: Question, request_id: str) -> Reply:
+        impatient = self._rng.random() < _IMPATIENT_SHARE
+        if self._rng.random() < _DEADLINE_SHARE and not question.path.startswith("/v1"):
+            body = {**json.loads(question.body), "timeout": self._rng.uniform(0.001, 0.3)}
+            question = Question(question.path, json.dumps(body).encode())
+        async with asyncio.timeout(self._rng.uniform(0, 0.3) if impatient else _CLIENT_TIMEOUT):
+            return await connection.send(question.encode({"x-request-id": request_id}))
+
+    async def _disturb(self, until: float) -> None:
+        kinds = [self._pause, self._kill_children, self._swap]
+        while time.perf_counter() < until:
+            await asyncio.sleep(self._rng.uniform(1.0, 4.0))
+            await self._rng.choice(kinds)()
+
+    async def _pause(self) -> None:
+        self._server.suspend()
+        await asyncio.sleep(self._rng.uniform(0.1, 1.5))
+        self._server.resume()
+        self._events["pauses"] += 1
+
+    async def _kill_children(self) -> None:
+        self._events["killed children"] += self._server.kill_children()
+
+    async def _swap(self) -> None:
+        headers = {"authorization": f"Bearer {_KEY}"}
+        path = str(STARTER_FOLDER / "sentiment")
+        async with httpx.AsyncClient(
+            base_url=self._server.url, headers=headers, timeout=_CLIENT_TIMEOUT
+        ) as http:
+            await http.post("/models/load", json={"model": "spare", "path": path})
+            await http.post("/models/unload", json={"model": "spare"})
+        self._events["loads and unloads"] += 1
+
+    def row(self, records: Records) -> Row:
+        """The counts."""
+        statuses = records.statuses
+        ours = {name: found for name, found in statuses.items() if name.startswith("chaos-")}
+        repeated = sum(len(found) - 1 for found in ours.values())
+        missing = sum(
+            status not in statuses.get(name, ()) for name, status in self._replies.items()
+        )
+        return Row(
+            self._num_requests,
+            len(self._replies),
+            sum(status == httpx.codes.OK for status in self._replies.values()),
+            self._num_differing,
+            sum(status not in _EXPECTED for status in self._replies.values()),
+            sum(map(len, ours.values())),
+            missing,
+            max(0, repeated - self._proxy.num_repeated),
+            len(self._busy),
+        )
+
+    def findings(self, records: Records) -> tuple[str, ...]:
+        """What happened beside the counts."""
+        faults = ", ".join(f"{number} {name}" for name, number in self._proxy.num_faults.items())
+        events = ", ".join(f"{number} {name}" for name, number in self._events.items())
+        names = ("resident MB", "file descriptors", "threads")
+        kept = zip(names, self._before, self._after, strict=True)
+        return (
+            f"connections: {faults}",
+            f"meanwhile: {events}",
+            "; ".join(f"{name}: {before} to {after}" for name, before, after in kept),
+            f"statuses: {dict(sorted(Counter(self._replies.values()).items()))}; "
+            f"tracebacks in the log: {records.num_tracebacks}",
+        )

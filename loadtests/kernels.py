@@ -1,0 +1,220 @@
+"""``python -m loadtests kernels``: a model's passes with our kernels and with ONNX Runtime's."""
+
+import argparse
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from rich.console import Console
+
+from loadtests import LoadTestError, positive
+from loadtests.measurement import (
+    Section,
+    load_averages,
+    machine,
+    median,
+    median_ratio,
+    take_turns,
+    write_json,
+    write_markdown,
+)
+from maskdial.config import load_config
+from maskdial.errors import ConfigError
+from maskdial.kernels.library import find_kernels
+from maskdial.models.bundle import Bundle, load_bundle
+from maskdial.runtime.providers.cpu import CpuProvider
+from maskdial.runtime.runner import Runner
+from maskdial.runtime.session import Session, SessionOptions
+
+DESCRIPTION = (
+    "Measure passes of int8 bundles on the CPU with the kernels (python -m maskdial.kernels build) "
+    "and without them, in turns. MASKDIAL_* variables configure what no flag here does."
+)
+
+_DECODES = ((1, 96), (4, 96), (8, 96), (16, 96), (1, 1000), (4, 1000), (8, 1000))
+"""Texts, and the tokens before each one's next."""
+_PROMPTS = (512, 1000)
+_MAX_LENGTH = 1024
+_TEXTS = ((1, 16), (1, 128), (8, 32), (8, 128))
+_PASSES = 8
+"""Decode steps per turn; a prompt or a batch of texts is a turn of its own."""
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One kind of pass; times in milliseconds, medians over the rounds.
+
+    Attributes:
+        work: what the pass computes.
+        without_ms: with ONNX Runtime's kernels.
+        kernels_ms: with ours.
+        ratio: the first over the second, median of the rounds' ratios.
+        least, most: the smallest and the largest of these ratios.
+        rounds: how many there were.
+    """
+
+    work: str
+    without_ms: float
+    kernels_ms: float
+    ratio: float
+    least: float
+    most: float
+    rounds: int
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the options of the command."""
+    parser.add_argument(
+        "--bundle",
+        type=Path,
+        action="append",
+        required=True,
+        metavar="PATH",
+        help="int8 bundle to measure; may be repeated",
+    )
+    parser.add_argument(
+        "--seconds",
+        type=positive,
+        default=120.0,
+        metavar="S",
+        help="measuring time; everything is measured at least once (default: %(default)s)",
+    )
+    parser.add_argument("--threads", type=int, metavar="N", help="threads per pass")
+    parser.add_argument("--output", type=Path, metavar="FILE", help="write the report as JSON")
+    parser.add_argument("--markdown", type=Path, metavar="FILE", help="write the tables")
+
+
+def main(args: argparse.Namespace) -> int:
+    """Measures, prints and writes the report; returns 0.
+
+    Raises:
+        LoadTestError: there are no kernels.
+    """
+    config = load_config({} if args.threads is None else {"threads": args.threads})
+    try:
+        kernels = find_kernels("on")
+    except ConfigError as error:
+        raise LoadTestError(error.message) from error
+    assert kernels is not None, "they were asked for"
+    options = SessionOptions("cpu", config.threads, config.spins(alone=True))
+    console = Console()
+    sections = []
+    for path in args.bundle:
+        bundle = load_bundle(path.resolve().name, path)
+        both = (options, replace(options, kernels=kernels))
+        sessions = [Session(bundle.graph, each) for each in both]
+        section = asyncio.run(_measure(bundle, sessions, args.seconds / len(args.bundle)))
+        section.show(console)
+        sections.append(section)
+    facts = {"kernels": kernels.processor, "load": load_averages()}
+    console.print(f"{machine()}, {kernels.processor} kernels, load {facts['load']}")
+    if args.output is not None:
+        write_json(args.output, sections, facts)
+    if args.markdown is not None:
+        write_markdown(args.markdown, sections)
+    return 0
+
+
+async def _measure(bundle: Bundle, sessions: list[Session], seconds: float) -> Section:
+    """Measures one bundle; the sessions are the one without the kernels and the one with them."""
+    passes = _texts if bundle.manifest.kv is None else _causal
+    without, with_kernels = (passes(bundle, session) for session in sessions)
+    rows = []
+    for work, run in without.items():
+        repeats = _PASSES if work.startswith("decode") else 1
+        turns = {"without": _timed(run, repeats), "kernels": _timed(with_kernels[work], repeats)}
+        samples = await take_turns(turns, seconds / len(without))
+        rows.append(summarize(work, samples["without"], samples["kernels"]))
+    processor = sessions[1].kernels or "no"
+    return Section(
+        bundle.name,
+        f"passes of {bundle.name} with the kernels and without",
+        min(row.rounds for row in rows),
+        tuple(rows),
+        (f"{processor} kernels; above 1, they are faster",),
+    )
+
+
+def summarize(work: str, without: list[float], kernels: list[float]) -> Row:
+    """Summarizes one kind of pass; seconds per pass, one per round."""
+    ratios = [a / b for a, b in zip(without, kernels, strict=True)]
+    return Row(
+        work,
+        1000 * median(without),
+        1000 * median(kernels),
+        median_ratio(without, kernels),
+        min(ratios),
+        max(ratios),
+        len(ratios),
+    )
+
+
+def _timed(run: Callable[[], object], repeats: int) -> Callable[[], Awaitable[float]]:
+    async def turn() -> float:
+        started = time.perf_counter()
+        for _ in range(repeats):
+            run()
+        return (time.perf_counter() - started) / repeats
+
+    return turn
+
+
+def _causal(bundle: Bundle, session: Session) -> dict[str, Callable[[], object]]:
+    manifest, layout = bundle.manifest, bundle.manifest.kv
+    assert layout is not None, "a causal bundle"
+    rng = np.random.default_rng(0)
+    max_length = min(manifest.max_length, _MAX_LENGTH)
+    runner = Runner(
+        session,
+        layout,
+        slots=max(batch for batch, _ in _DECODES),
+        max_length=max_length,
+        vocab_size=manifest.vocab_size,
+    )
+
+    def decode(batch: int, context: int) -> None:
+        token_ids = rng.integers(0, manifest.vocab_size, batch)
+        runner.decode(token_ids, np.full(batch, context), np.arange(batch))
+
+    def prefill(num_tokens: int) -> None:
+        prompt = rng.integers(0, manifest.vocab_size, num_tokens)
+        for start in range(0, num_tokens, CpuProvider.prefill_chunk_tokens):
+            runner.prefill(0, prompt[start : start + CpuProvider.prefill_chunk_tokens], start)
+
+    works: dict[str, Callable[[], object]] = {
+        f"decode, batch {batch}, context {context}": partial(decode, batch, context)
+        for batch, context in _DECODES
+        if context < max_length
+    }
+    return works | {
+        f"prefill, {num_tokens} tokens": partial(prefill, num_tokens)
+        for num_tokens in _PROMPTS
+        if num_tokens <= max_length
+    }
+
+
+def _texts(bundle: Bundle, session: Session) -> dict[str, Callable[[], object]]:
+    manifest = bundle.manifest
+    rng = np.random.default_rng(0)
+
+    def run(num_texts: int, num_tokens: int) -> None:
+        shape = num_texts, num_tokens
+        feeds: dict[str, NDArray[Any]] = {
+            "input_ids": rng.integers(0, manifest.vocab_size, shape),
+            "token_type_ids": np.zeros(shape, np.int64),
+            "lengths": np.full(num_texts, num_tokens, np.int32),
+            "rows": np.arange(num_texts) * num_tokens,
+        }
+        session.run(feeds)
+
+    return {
+        f"{texts} x {tokens} tokens": partial(run, texts, tokens)
+        for texts, tokens in _TEXTS
+        if tokens <= manifest.max_length
+    }

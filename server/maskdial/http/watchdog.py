@@ -1,0 +1,90 @@
+"""Watchdog: notices an engine or an event loop that makes no progress, or an engine that died."""
+
+import asyncio
+import faulthandler
+import logging
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterable
+
+from maskdial.config import Config
+from maskdial.engine import Engine, EngineState
+
+_log = logging.getLogger("maskdial.watchdog")
+
+_INTERVAL = 1.0
+
+
+class Watchdog:
+    """Watches from a thread of its own, since what it watches may be stuck.
+
+    When something is, the log gets the stacks of all threads, once, and ``/health/live`` turns red,
+    so that an orchestrator restarts the process.
+
+    Args:
+        engines: gives those that run.
+        config: how long a step may take, and what to do about a dead engine.
+    """
+
+    def __init__(self, engines: Callable[[], Iterable[Engine]], config: Config) -> None:
+        self.stalled = ""
+        """What makes no progress, in a sentence; empty if everything does."""
+        self.on_death: Callable[[str], None] = lambda _: None
+        """Called with the cause of an engine's death if the server is to exit then."""
+        self._engines = engines
+        self._timeout = config.stall_timeout
+        self._exits = config.on_engine_failure == "exit"
+        self._beat = time.monotonic()
+        self._ended = threading.Event()
+        self._beating: asyncio.Task[None] | None = None
+        self._thread = threading.Thread(target=self._watch, name="maskdial-watchdog", daemon=True)
+
+    def start(self) -> None:
+        """Begins to watch the engines, and the event loop that runs."""
+        self._beating = asyncio.create_task(self._keep_beating())
+        self._thread.start()
+
+    async def stop(self) -> None:
+        """Ends the thread."""
+        self._ended.set()
+        if self._beating is not None:
+            self._beating.cancel()
+            await asyncio.wait({self._beating})
+            await asyncio.to_thread(self._thread.join)
+
+    async def _keep_beating(self) -> None:
+        while True:
+            self._beat = time.monotonic()
+            await asyncio.sleep(_INTERVAL)
+
+    def _watch(self) -> None:
+        while not self._ended.wait(_INTERVAL):
+            stalled = "" if self._timeout is None else self._find_stalled(self._timeout)
+            if stalled and not self.stalled:
+                _log.critical("%s; the stacks of all threads follow", stalled)
+                faulthandler.dump_traceback(sys.__stderr__ or 2, all_threads=True)
+            elif self.stalled and not stalled:
+                _log.warning("no longer stalled: %s", self.stalled)
+            self.stalled = stalled
+            if self._exits:
+                self._look_for_dead_engines()
+
+    def _find_stalled(self, timeout: float) -> str:
+        idle = time.monotonic() - self._beat
+        if idle > timeout + _INTERVAL:
+            return f"the event loop has made no progress for {idle:.0f} s"
+        for engine in tuple(self._engines()):
+            if engine.step_seconds > timeout:
+                return (
+                    f"the engine of model {engine.name!r} has made no progress for "
+                    f"{engine.step_seconds:.0f} s"
+                )
+        return ""
+
+    def _look_for_dead_engines(self) -> None:
+        for engine in tuple(self._engines()):
+            if engine.state is EngineState.DEAD:
+                self._exits = False
+                self.on_death(engine.cause_of_death)
+                return

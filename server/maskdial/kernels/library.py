@@ -1,0 +1,71 @@
+"""Kernels: the library of our own operators, if it was built on this machine."""
+
+import ctypes
+import importlib.util
+import logging
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from maskdial.errors import ConfigError
+from maskdial.kernels.build import library_path
+
+_log = logging.getLogger("maskdial.kernels")
+
+_BUILD = "python -m maskdial.kernels build"
+
+
+@dataclass(frozen=True, slots=True)
+class Kernels:
+    """A library that ONNX Runtime can load.
+
+    Attributes:
+        library: its file.
+        processor: the instruction set that it uses here: avx512vnni, avxvnni, avx2 or scalar.
+    """
+
+    library: Path
+    processor: str
+
+    @classmethod
+    def load(cls, library: Path) -> "Kernels":
+        """Loads a library and asks it what it uses.
+
+        Raises:
+            ConfigError: it cannot be loaded, or MASKDIAL_KERNELS_ISA asks for instructions that
+                this processor does not have.
+        """
+        try:
+            loaded = ctypes.CDLL(str(library))
+        except OSError as error:
+            raise ConfigError(f"the kernels cannot be loaded: {error}; run {_BUILD}") from error
+        loaded.maskdial_kernels_processor.restype = ctypes.c_char_p
+        processor = loaded.maskdial_kernels_processor().decode()
+        if not processor:
+            raise ConfigError(
+                "MASKDIAL_KERNELS_ISA names instructions that this processor does not have"
+            )
+        return cls(library, processor)
+
+
+def find_kernels(setting: Literal["auto", "on", "off"]) -> Kernels | None:
+    """The kernels to serve with: those that are built, unless the setting is ``off``.
+
+    Raises:
+        ConfigError: the setting is ``on`` and they cannot be used, or the library does not load.
+    """
+    if setting == "off":
+        return None
+    library = library_path()
+    missing = ""
+    if not library.exists():
+        missing = f"they are not built; run {_BUILD}"
+    elif importlib.util.find_spec("onnx") is None:
+        missing = "onnx is missing, which rewrites graphs for them; pip install 'maskdial[kernels]'"
+    if not missing:
+        return Kernels.load(library)
+    if setting == "on":
+        raise ConfigError(f"kernels were asked for, but {missing}")
+    if any(library.parent.glob("maskdial_kernels-*.so")):
+        _log.warning("the kernels are not used: %s", missing)
+    return None

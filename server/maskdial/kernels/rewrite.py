@@ -1,0 +1,303 @@
+"""Rewrites a graph for the kernels: quantized products and causal attention become our operators.
+
+The graph on disk has ONNX Runtime's own operators (`maskdial_export.quantize` writes them), so that
+it runs with or without the kernels. ``Linear`` (``src/linear.cpp``) takes the place of what
+quantizes the input, ``MatMulIntegerToFloat``, and what undoes the scale of each row; where
+``silu(gate) * up`` or ``BiasGelu`` follows, one ``Linear`` computes all of it. ``CausalAttention``
+takes the inputs of ``GroupQueryAttention``. Whatever does not look exactly so stays as it is.
+"""
+
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+
+import onnx
+from onnx import GraphProto, ModelProto, NodeProto, TensorProto, helper, numpy_helper
+
+DOMAIN = "maskdial"
+_VERSION = 1
+_ZERO_POINT = 128
+_PRODUCT = "MatMulIntegerToFloat"
+_LANES = 16  # heads are vectorized over; processor.h
+_ATTENTION_DEFAULTS: dict[str, float] = {
+    "rotary_interleaved": 0,
+    "local_window_size": -1,
+    "softcap": 0.0,
+    "smooth_softmax": 0,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class _Product:
+    """A quantized product, as the graph on disk has it.
+
+    Attributes:
+        source: the float value that is quantized.
+        step: of its quantization, relative to each row's largest magnitude if ``by_row``.
+        by_row: whether each row has its own scale.
+        weights: the operator's inputs after the source: weight, scale, bias or an empty name.
+        transposed: whether the weight is (outputs, inputs).
+        output: the result's name.
+        last: the node that computes the result.
+    """
+
+    source: str
+    step: float
+    by_row: bool
+    weights: tuple[str, str, str]
+    transposed: bool
+    output: str
+    last: NodeProto
+
+    def node(self, output: str, *, up: "_Product | None" = None, gelu_bias: str = "") -> NodeProto:
+        """The operator: one product, ``silu(self) * up``, or ``gelu(self + gelu_bias)``."""
+        inputs = [self.source, *self.weights, *(up.weights if up else ())]
+        inputs[3] = inputs[3] or gelu_bias
+        while not inputs[-1]:
+            inputs.pop()
+        return helper.make_node(
+            "Linear",
+            inputs,
+            [output],
+            domain=DOMAIN,
+            step=self.step,
+            by_row=int(self.by_row),
+            transposed=int(self.transposed),
+            gelu=int(bool(gelu_bias)),
+        )
+
+    def pairs_with(self, other: "_Product") -> bool:
+        """Whether one pass over the quantized source can compute both."""
+        return (self.source, self.step, self.by_row, self.transposed) == (
+            other.source,
+            other.step,
+            other.by_row,
+            other.transposed,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Rewritten:
+    """A graph for the kernels.
+
+    Attributes:
+        model: serialized; its external data stays where it is.
+        num_replaced: how many quantized products and attentions the kernels compute.
+        num_left: how many quantized products ONNX Runtime computes.
+    """
+
+    model: bytes
+    num_replaced: int
+    num_left: int
+
+
+def rewrite(path: Path) -> Rewritten:
+    """Reads a graph and rewrites it."""
+    model = onnx.load(path, load_external_data=False)
+    num_replaced = _Rewriter(model).run()
+    num_left = sum(node.op_type == _PRODUCT for node in model.graph.node)
+    return Rewritten(model.SerializeToString(), num_replaced, num_left)
+
+
+class _Rewriter:
+    def __init__(self, model: ModelProto) -> None:
+        self._model = model
+        self._graph: GraphProto = model.graph
+        self._initializers = {each.name: each for each in self._graph.initializer}
+        self._producers = {name: node for node in self._graph.node for name in node.output if name}
+        self._uses = Counter(name for node in self._graph.node for name in node.input)
+        self._uses.update(value.name for value in self._graph.output)
+        self._consumers: dict[str, list[NodeProto]] = {}
+        for node in self._graph.node:
+            for name in node.input:
+                self._consumers.setdefault(name, []).append(node)
+
+    def run(self) -> int:
+        """Rewrites the graph in place; returns how many products and attentions it replaced."""
+        products = {
+            product.output: product
+            for node in self._graph.node
+            if (product := self._product(node)) is not None
+        }
+        replacements: dict[int, NodeProto] = {}
+        for node in self._graph.node:
+            attention = self._attention(node)
+            if attention is not None:
+                replacements[id(node)] = attention
+        num_replaced = len(products) + len(replacements)
+        if not num_replaced:
+            return 0
+        single = dict(products)
+        for node in self._graph.node:
+            pair = self._gated(node, products)
+            if pair is not None:
+                gate, up = pair
+                replacements[id(node)] = gate.node(node.output[0], up=up)
+                del single[gate.output], single[up.output]
+            elif self._is_gelu(node, products):
+                product = single.pop(node.input[0])
+                replacements[id(node)] = product.node(node.output[0], gelu_bias=node.input[1])
+        for product in single.values():
+            replacements[id(product.last)] = product.node(product.output)
+        nodes = [replacements.get(id(node), node) for node in self._graph.node]
+        nodes = _needed(nodes, {value.name for value in self._graph.output})
+        del self._graph.node[:]
+        self._graph.node.extend(nodes)
+        used = {name for node in nodes for name in node.input}
+        initializers = [each for each in self._graph.initializer if each.name in used]
+        del self._graph.initializer[:]
+        self._graph.initializer.extend(initializers)
+        self._model.opset_import.append(helper.make_opsetid(DOMAIN, _VERSION))
+        return num_replaced
+
+    def _attention(self, node: NodeProto) -> NodeProto | None:
+        """What takes the place of a ``GroupQueryAttention``; None for a kind that has no kernel."""
+        if node.op_type != "GroupQueryAttention":
+            return None
+        past_key, rotation = node.input[3], node.input[7:]
+        attributes = {each.name: helper.get_attribute_value(each) for each in node.attribute}
+        attributes = {
+            name: value
+            for name, value in attributes.items()
+            if value != _ATTENTION_DEFAULTS.get(name)
+        }
+        rotates = attributes.pop("do_rotary", 0)
+        plain = attributes.keys() <= {"num_heads", "kv_num_heads", "scale"}
+        if not plain or len(rotation) > 2 or rotates != (len(rotation) == 2):
+            return None
+        if self._head_size(past_key) % _LANES:
+            return None
+        scale = attributes.pop("scale", 0.0)
+        return helper.make_node(
+            "CausalAttention", node.input, node.output, domain=DOMAIN, scale=scale, **attributes
+        )
+
+    def _head_size(self, past: str) -> int:
+        """The last dimension of a KV cache of float32; 1 for another one, or if it is not known."""
+        for value in self._graph.input:
+            cache = value.type.tensor_type
+            if value.name == past and cache.elem_type == TensorProto.FLOAT:
+                return cache.shape.dim[-1].dim_value or 1
+        return 1
+
+    def _product(self, node: NodeProto) -> _Product | None:
+        """The product that a ``MatMulIntegerToFloat`` is part of; None if it is another kind."""
+        if node.op_type != _PRODUCT or len(node.input) < 5:
+            return None
+        rows, weight, row_step, scale, zero_point, *rest = node.input
+        weight_zero_point, bias = (*rest, "", "")[:2]
+        quantized = self._producers.get(rows)
+        if quantized is None or quantized.op_type != "QuantizeLinear" or weight_zero_point:
+            return None
+        value, step = quantized.input[:2]
+        if list(quantized.input[1:]) != [row_step, zero_point]:
+            return None
+        transposed = weight not in self._initializers
+        if transposed:
+            weight = self._transposed(weight)
+        step_size, zero = self._scalar(step), self._scalar(zero_point)
+        constant = all(n in self._initializers for n in (weight, scale, bias) if n)
+        if step_size is None or zero != _ZERO_POINT or not constant:
+            return None
+        output, last = node.output[0], node
+        source = self._divided(value)
+        if source is not None:
+            peak = self._producers[value].input[1]
+            multiplied = self._only_consumer(output)
+            if bias or multiplied is None or sorted(multiplied.input) != sorted([output, peak]):
+                return None
+            output, last = multiplied.output[0], multiplied
+        return _Product(
+            source or value,
+            step_size,
+            source is not None,
+            (weight, scale, bias),
+            transposed,
+            output,
+            last,
+        )
+
+    def _transposed(self, name: str) -> str:
+        """The initializer that a value is the transpose of, or an empty name."""
+        node = self._producers.get(name)
+        if node is None or node.op_type != "Transpose" or node.input[0] not in self._initializers:
+            return ""
+        permutation = helper.get_attribute_value(node.attribute[0]) if node.attribute else [1, 0]
+        return str(node.input[0]) if list(permutation) == [1, 0] else ""
+
+    def _divided(self, name: str) -> str | None:
+        """The value that was divided by the largest magnitude of each row, or None."""
+        division = self._producers.get(name)
+        if division is None or division.op_type != "Div":
+            return None
+        source, peak = division.input
+        largest = self._producers.get(peak)
+        if largest is None or largest.op_type != "ReduceMax":
+            return None
+        axes = self._scalar(largest.input[1]) if len(largest.input) > 1 else None
+        magnitude = self._producers.get(largest.input[0])
+        if axes != -1 or magnitude is None or magnitude.op_type != "Abs":
+            return None
+        return str(source) if magnitude.input[0] == source else None
+
+    def _gated(
+        self, node: NodeProto, products: dict[str, _Product]
+    ) -> tuple[_Product, _Product] | None:
+        """Gate and up if a node computes ``silu(gate) * up`` and nothing else needs either."""
+        if node.op_type != "Mul":
+            return None
+        for silu, up_name in (node.input, reversed(node.input)):
+            gate_name = self._silu(silu)
+            if gate_name is None or self._uses[gate_name] != 2 or self._uses[up_name] != 1:
+                continue
+            gate, up = products.get(gate_name), products.get(up_name)
+            if gate is not None and up is not None and gate.pairs_with(up):
+                return gate, up
+        return None
+
+    def _is_gelu(self, node: NodeProto, products: dict[str, _Product]) -> bool:
+        """Whether a node adds a bias to a product, which nothing else needs, and takes its GELU."""
+        if node.op_type != "BiasGelu" or self._uses[node.input[0]] != 1:
+            return False
+        product = products.get(node.input[0])
+        return (
+            product is not None and not product.weights[2] and node.input[1] in self._initializers
+        )
+
+    def _silu(self, name: str) -> str | None:
+        """What a value is the SiLU of, if it has one use."""
+        node = self._producers.get(name)
+        if node is None or node.op_type != "Mul" or self._uses[name] != 1:
+            return None
+        for value, sigmoid in (node.input, reversed(node.input)):
+            producer = self._producers.get(sigmoid)
+            if producer is None or producer.op_type != "Sigmoid" or self._uses[sigmoid] != 1:
+                continue
+            if producer.input[0] == value:
+                return str(value)
+        return None
+
+    def _only_consumer(self, name: str) -> NodeProto | None:
+        """The ``Mul`` that is the only use of a value."""
+        consumers = self._consumers.get(name, [])
+        if len(consumers) != 1 or self._uses[name] != 1 or consumers[0].op_type != "Mul":
+            return None
+        return consumers[0]
+
+    def _scalar(self, name: str) -> float | None:
+        """The value of an initializer of one element that is stored in the graph."""
+        tensor = self._initializers.get(name)
+        if tensor is None or tensor.data_location == TensorProto.EXTERNAL:
+            return None
+        array = numpy_helper.to_array(tensor)
+        return float(array.reshape(-1)[0]) if array.size == 1 else None
+
+
+def _needed(nodes: list[NodeProto], outputs: set[str]) -> list[NodeProto]:
+    """The nodes whose results are used, in their order."""
+    wanted, kept = set(outputs), []
+    for node in reversed(nodes):
+        if any(name in wanted for name in node.output):
+            wanted.update(node.input)
+            kept.append(node)
+    return kept[::-1]

@@ -1,0 +1,77 @@
+// Which processor.cpp to use on this machine.
+#include <cstdlib>
+#include <cstring>
+
+#include "processor.h"
+
+#if defined(__x86_64__)
+#include <cpuid.h>
+#endif
+
+extern const Processor processor_scalar;
+#if defined(__x86_64__)
+extern const Processor processor_avx2, processor_avxvnni, processor_avx512vnni;
+#endif
+
+namespace {
+
+struct Choice {
+  const Processor* processor;
+  bool runs;
+};
+
+#if defined(__x86_64__)
+
+constexpr bool has(uint32_t flags, int bit) { return (flags >> bit & 1) != 0; }
+
+// Which registers the operating system saves (Intel's manual, volume 1, section 13.3).
+uint32_t saved_registers() {
+  uint32_t low, high;
+  __asm__("xgetbv" : "=a"(low), "=d"(high) : "c"(0));
+  return low;
+}
+
+// Intel's manual, volume 2, CPUID: leaves 1, 7.0 and 7.1.
+struct Features {
+  bool avx2 = false, avxvnni = false, avx512vnni = false;
+
+  Features() {
+    uint32_t a, b, c, d;
+    if (__get_cpuid(1, &a, &b, &c, &d) == 0) return;
+    const bool fma = has(c, 12), saves = has(c, 27);
+    if (!fma || !saves) return;
+    const uint32_t saved = saved_registers();
+    if ((saved & 0x06) != 0x06 || __get_cpuid_count(7, 0, &a, &b, &c, &d) == 0) return;
+    avx2 = has(b, 5);
+    avx512vnni = (saved & 0xe0) == 0xe0 && has(b, 16) && has(b, 17) && has(b, 30) && has(b, 31) &&
+                 has(c, 11);
+    if (a >= 1 && __get_cpuid_count(7, 1, &a, &b, &c, &d) != 0) avxvnni = avx2 && has(a, 4);
+  }
+};
+
+#endif
+
+}  // namespace
+
+#if defined(__x86_64__)
+const Processor* choose_processor() {
+  const Features features;
+  const Choice choices[] = {
+      {&processor_avx512vnni, features.avx512vnni},
+      {&processor_avxvnni, features.avxvnni},
+      {&processor_avx2, features.avx2},
+      {&processor_scalar, true},
+  };
+#else
+const Processor* choose_processor() {
+  const Choice choices[] = {{&processor_scalar, true}};
+#endif
+  const char* wanted = std::getenv("MASKDIAL_KERNELS_ISA");
+  for (const Choice& choice : choices) {
+    if (!choice.runs) continue;
+    if (wanted == nullptr || *wanted == 0 || std::strcmp(wanted, choice.processor->name) == 0) {
+      return choice.processor;
+    }
+  }
+  return nullptr;
+}

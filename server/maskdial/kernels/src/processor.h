@@ -1,0 +1,77 @@
+// What each processor does its own way. processor.cpp is compiled once per instruction set.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+// A panel holds this many columns of a weight matrix; a packed quad, four rows of a column.
+constexpr size_t kPanel = 32;
+constexpr size_t kQuad = 4;
+// Tiles have at most this many rows.
+constexpr size_t kMostRows = 12;
+
+// One panel: weights int8 [num_quads][kPanel][kQuad], and per column the factor of the sum, the
+// sum of its weights times -128, and a bias or null.
+struct Panel {
+  const int8_t* weights;
+  size_t num_quads;
+  const float* factors;
+  const int32_t* corrections;
+  const float* biases;
+};
+
+// Keys are transposed and multiplied in blocks of this many.
+constexpr size_t kKeyBlock = 64;
+// What attention vectorizes over; heads are a multiple of it.
+constexpr size_t kLanes = 16;
+
+// Queries of one key-value head: row r belongs to the token r / group, which sees the first
+// first_length + r / group keys.
+struct Queries {
+  const float* rows;  // [num_rows][head_size]
+  size_t num_rows, group, head_size;
+  const float* keys;    // [length][head_size]
+  const float* values;  // [length][head_size]
+  size_t first_length;
+  float scale;
+  float* out;  // [num_rows / group][out_stride], in each row [group][head_size]
+  size_t out_stride;
+
+  size_t length(size_t row) const { return first_length + row / group; }
+  size_t longest() const { return length(num_rows - 1); }
+  // The floats of scratch memory: scores, and a block of transposed keys.
+  size_t score_stride() const { return (longest() + kKeyBlock - 1) / kKeyBlock * kKeyBlock; }
+  size_t scratch() const { return num_rows * score_stride() + head_size * kKeyBlock; }
+};
+
+struct Processor {
+  const char* name;
+
+  // Quantizes a row to uint8 with zero point 128, as QuantizeLinear does.
+  void (*quantize)(const float* row, size_t size, float step, uint8_t* out);
+
+  // The same for a row divided by its largest magnitude, which is returned.
+  float (*quantize_by_peak)(const float* row, size_t size, float step, uint8_t* out);
+
+  // Rows uint8 [num_rows][4 * num_quads] times a panel: out[r][c] is the sum times the column's
+  // factor, times peaks[r] unless peaks is null, plus the bias. At most kMostRows rows.
+  void (*multiply)(const uint8_t* rows, size_t num_rows, const Panel& panel, const float* peaks,
+                   float* out, size_t out_stride, size_t num_columns);
+
+  // up[i] = silu(gate[i]) * up[i]
+  void (*gate)(const float* gate, float* up, size_t size);
+
+  // values[i] = gelu(values[i]), by the error function
+  void (*gelu)(float* values, size_t size);
+
+  // Rotates the pairs (i, i + half) of a head, and copies what is left of it.
+  void (*rotate)(const float* head, size_t head_size, const float* cosines, const float* sines,
+                 size_t half, float* out);
+
+  // Softmax attention. The order of a row's operations depends on its length only.
+  void (*attend)(const Queries& queries, float* scratch);
+};
+
+// The best one that this machine supports, or the one named by MASKDIAL_KERNELS_ISA; null if this
+// machine does not support that one.
+const Processor* choose_processor();

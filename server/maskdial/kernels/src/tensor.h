@@ -1,0 +1,140 @@
+// Tensors and attributes as ONNX Runtime hands them over; whatever does not fit is an Error.
+#pragma once
+
+#include <exception>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include "onnxruntime.h"
+#include "processor.h"
+
+// What an operator cannot do; ONNX Runtime reports the message.
+class Error : public std::runtime_error {
+  using std::runtime_error::runtime_error;
+};
+
+// An error that ONNX Runtime reported itself.
+struct Failed {
+  OrtStatus* status;
+};
+
+inline void check(const OrtApi&, OrtStatus* status) {
+  if (status != nullptr) throw Failed{status};
+}
+
+// Exceptions must not leave the library.
+template <typename Body>
+OrtStatus* guarded(const OrtApi& api, Body body) noexcept {
+  try {
+    body();
+    return nullptr;
+  } catch (const Failed& failed) {
+    return failed.status;
+  } catch (const Error& error) {
+    return api.CreateStatus(kInvalidArgument, error.what());
+  } catch (const std::exception& error) {
+    return api.CreateStatus(kFail, error.what());
+  }
+}
+
+inline const Processor* required_processor() {
+  const Processor* processor = choose_processor();
+  if (processor == nullptr) {
+    throw Error("MASKDIAL_KERNELS_ISA names instructions that this processor does not have");
+  }
+  return processor;
+}
+
+template <typename Kernel>
+struct Operator {
+  const OrtApi& api;
+  Kernel kernel;
+};
+
+struct Tensor {
+  int type = 0;
+  std::vector<int64_t> dims{};
+  const void* data = nullptr;
+
+  const float* floats() const { return static_cast<const float*>(data); }
+
+  size_t dim(size_t index) const { return static_cast<size_t>(dims[index]); }
+
+  size_t size() const {
+    size_t product = 1;
+    for (int64_t dim : dims) product *= static_cast<size_t>(dim);
+    return product;
+  }
+
+  static Tensor of(const OrtApi& api, const OrtValue* value) {
+    Tensor tensor;
+    OrtTensorTypeAndShapeInfo* info = nullptr;
+    check(api, api.GetTensorTypeAndShape(value, &info));
+    size_t count = 0;
+    OrtStatus* status = api.GetTensorElementType(info, &tensor.type);
+    if (status == nullptr) status = api.GetDimensionsCount(info, &count);
+    if (status == nullptr) {
+      tensor.dims.resize(count);
+      status = api.GetDimensions(info, tensor.dims.data(), count);
+    }
+    api.ReleaseTensorTypeAndShapeInfo(info);
+    check(api, status);
+    void* data = nullptr;
+    check(api, api.GetTensorMutableData(const_cast<OrtValue*>(value), &data));
+    tensor.data = data;
+    return tensor;
+  }
+
+  // An optional one that is missing has no data.
+  static Tensor input(const OrtApi& api, const OrtKernelContext* context, size_t index,
+                      bool optional = false) {
+    const OrtValue* value = nullptr;
+    if (optional) {
+      size_t count = 0;
+      check(api, api.KernelContext_GetInputCount(context, &count));
+      if (index >= count) return {};
+    }
+    check(api, api.KernelContext_GetInput(context, index, &value));
+    if (value == nullptr && optional) return {};
+    if (value == nullptr) throw Error("an input is missing");
+    return of(api, value);
+  }
+
+  static float* output(const OrtApi& api, OrtKernelContext* context, size_t index,
+                       const std::vector<int64_t>& dims) {
+    OrtValue* value = nullptr;
+    void* data = nullptr;
+    check(api, api.KernelContext_GetOutput(context, index, dims.data(), dims.size(), &value));
+    check(api, api.GetTensorMutableData(value, &data));
+    return static_cast<float*>(data);
+  }
+
+  // A constant input. An optional one that is missing has no data.
+  static Tensor constant(const OrtApi& api, const OrtKernelInfo* info, size_t index,
+                         ElementType type, bool optional = false) {
+    int is_constant = 0;
+    const OrtValue* value = nullptr;
+    OrtStatus* status = api.KernelInfoGetConstantInput_tensor(info, index, &is_constant, &value);
+    check(api, status);
+    if (is_constant == 0 || value == nullptr) {
+      if (optional) return {};
+      throw Error("weights must be constant");
+    }
+    Tensor tensor = of(api, value);
+    if (tensor.type != type) throw Error("a weight has the wrong type");
+    return tensor;
+  }
+};
+
+inline float float_attribute(const OrtApi& api, const OrtKernelInfo* info, const char* name) {
+  float value = 0;
+  check(api, api.KernelInfoGetAttribute_float(info, name, &value));
+  return value;
+}
+
+inline int64_t int_attribute(const OrtApi& api, const OrtKernelInfo* info, const char* name) {
+  int64_t value = 0;
+  check(api, api.KernelInfoGetAttribute_int64(info, name, &value));
+  return value;
+}

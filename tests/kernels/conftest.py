@@ -1,0 +1,91 @@
+"""The library of kernels, built once for all test processes, and graphs of one operator."""
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime as ort
+import pytest
+from filelock import FileLock
+from numpy.typing import NDArray
+from onnx import helper, numpy_helper
+
+from maskdial.errors import ConfigError
+from maskdial.kernels.build import build, library_path
+from maskdial.kernels.library import Kernels
+
+LIBRARY = "MASKDIAL_TEST_KERNELS"
+"""A variable that names a library to test, such as one with sanitizers."""
+
+Run = Callable[..., NDArray[np.float32]]
+
+
+@pytest.fixture(scope="session")
+def kernels(tmp_path_factory: pytest.TempPathFactory) -> Kernels:
+    if os.environ.get(LIBRARY):
+        return Kernels.load(Path(os.environ[LIBRARY]))
+    folder = tmp_path_factory.getbasetemp()
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        folder = folder.parent
+    with FileLock(folder / "kernels.lock"):
+        library = library_path(folder)
+        try:
+            return Kernels.load(library if library.exists() else build(folder))
+        except ConfigError as error:
+            pytest.skip(error.message)
+
+
+def linear_session(
+    library: Path,
+    num_columns: int | str,
+    weights: dict[str, NDArray[Any] | None],
+    *,
+    threads: int = 1,
+    constant: bool = True,
+    **attributes: float,
+) -> ort.InferenceSession:
+    """A session of one ``Linear``; ``weights`` are its inputs after x, None for one left out."""
+    attributes = {"by_row": 0, "transposed": 0, "gelu": 0} | attributes
+    given = {name: array for name, array in weights.items() if array is not None}
+    names = [name if name in given else "" for name in weights]
+    node = helper.make_node("Linear", ["x", *names], ["y"], domain="maskdial", **attributes)
+    inputs = [helper.make_tensor_value_info("x", onnx.TensorProto.FLOAT, [None, num_columns])]
+    initializers = [numpy_helper.from_array(array, name) for name, array in given.items()]
+    if not constant:
+        inputs += [
+            helper.make_tensor_value_info(each.name, each.data_type, each.dims)
+            for each in initializers
+        ]
+    outputs = [helper.make_tensor_value_info("y", onnx.TensorProto.FLOAT, None)]
+    graph = helper.make_graph([node], "linear", inputs, outputs, initializers if constant else [])
+    opsets = [helper.make_opsetid("", 20), helper.make_opsetid("maskdial", 1)]
+    model = helper.make_model(graph, opset_imports=opsets, ir_version=10)
+    options = ort.SessionOptions()
+    options.intra_op_num_threads = threads
+    options.log_severity_level = 4
+    options.register_custom_ops_library(str(library))
+    return ort.InferenceSession(
+        model.SerializeToString(), options, providers=["CPUExecutionProvider"]
+    )
+
+
+@pytest.fixture(params=["scalar", "avx2", "avxvnni", "avx512vnni"])
+def processor(
+    kernels: Kernels, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> str:
+    """The instruction set of the kernels that a test creates."""
+    name = str(request.param)
+    monkeypatch.setenv("MASKDIAL_KERNELS_ISA", name)
+    try:
+        return Kernels.load(kernels.library).processor
+    except ConfigError as error:
+        pytest.skip(f"{name}: {error.message}")
+
+
+@pytest.fixture
+def linear(kernels: Kernels, processor: str) -> Callable[..., ort.InferenceSession]:
+    """`linear_session` with the library under test, and each of its instruction sets."""
+    return lambda *args, **options: linear_session(kernels.library, *args, **options)

@@ -1,0 +1,295 @@
+"""``CausalAttention`` against NumPy, and against itself in other company and other pieces."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime as ort
+import pytest
+from numpy.typing import NDArray
+from onnx import helper
+
+from maskdial.kernels.library import Kernels
+
+Floats = NDArray[np.float32]
+NAMES = ("qkv", "", "", "past_key", "past_value", "lengths", "longest", "cos", "sin")
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """Heads of an attention; ``num_rotated`` columns of each are rotated."""
+
+    heads: int
+    kv_heads: int
+    size: int
+    num_rotated: int = 0
+
+    @property
+    def columns(self) -> int:
+        return (self.heads + 2 * self.kv_heads) * self.size
+
+
+def open_attention(
+    library: Path, shape: Shape, threads: int = 1, *, packed: bool = True, **changes: Any
+) -> Any:
+    """A session of one operator; unless it is packed, with inputs ``q``, ``k`` and ``v``."""
+    names: tuple[str, ...] = NAMES if packed else ("q", "k", "v", *NAMES[3:])
+    names = names if shape.num_rotated else NAMES[:7]
+    attributes = {"num_heads": shape.heads, "kv_num_heads": shape.kv_heads, "scale": 0.0} | changes
+    node = helper.make_node(
+        "CausalAttention", names, ["y", "key", "value"], domain="maskdial", **attributes
+    )
+    types = {"lengths": onnx.TensorProto.INT32, "longest": onnx.TensorProto.INT32}
+    inputs = [
+        helper.make_tensor_value_info(name, types.get(name, onnx.TensorProto.FLOAT), None)
+        for name in filter(None, names)
+    ]
+    outputs = [
+        helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, None) for name in node.output
+    ]
+    graph = helper.make_graph([node], "attention", inputs, outputs)
+    opsets = [helper.make_opsetid("", 20), helper.make_opsetid("maskdial", 1)]
+    model = helper.make_model(graph, opset_imports=opsets, ir_version=10)
+    options = ort.SessionOptions()
+    options.intra_op_num_threads = threads
+    options.log_severity_level = 4
+    options.register_custom_ops_library(str(library))
+    return ort.InferenceSession(
+        model.SerializeToString(), options, providers=["CPUExecutionProvider"]
+    )
+
+
+def tables(shape: Shape, positions: int) -> dict[str, Floats]:
+    """The cosines and sines of each position; empty without rotation."""
+    if not shape.num_rotated:
+        return {}
+    half = shape.num_rotated // 2
+    angles = np.outer(np.arange(positions), 10_000.0 ** (-np.arange(half) / half))
+    return {"cos": np.cos(angles).astype(np.float32), "sin": np.sin(angles).astype(np.float32)}
+
+
+class Cache:
+    """Keys and values of some rows, and passes over them as the server makes them."""
+
+    def __init__(self, session: Any, shape: Shape, batch: int, max_length: int) -> None:
+        dims = (batch, shape.kv_heads, max_length, shape.size)
+        # What was never written must not matter.
+        self.key = np.full(dims, np.nan, np.float32)
+        self.value = np.full(dims, np.nan, np.float32)
+        self._session = session
+        self._tables = tables(shape, max_length)
+
+    def run(self, qkv: Floats, lengths: list[int], rows: slice = slice(None)) -> Floats:
+        """A pass in place; ``lengths`` include the new tokens."""
+        binding = self._session.io_binding()
+        key, value = self.key[rows], self.value[rows]
+        feeds = {
+            "qkv": np.ascontiguousarray(qkv),
+            "lengths": np.array(lengths, np.int32) - 1,
+            "longest": np.array(max(lengths), np.int32),
+            **self._tables,
+        }
+        for name, array in feeds.items():
+            binding.bind_cpu_input(name, array)
+        for name, array in (("key", key), ("value", value)):
+            address = array.ctypes.data
+            binding.bind_input(f"past_{name}", "cpu", 0, np.float32, array.shape, address)
+            binding.bind_output(name, "cpu", 0, np.float32, array.shape, address)
+        binding.bind_output("y")
+        self._session.run_with_iobinding(binding)
+        result: Floats = binding.get_outputs()[-1].numpy()
+        return result
+
+
+def expected(shape: Shape, qkv: Floats) -> NDArray[np.float64]:
+    """One text's attention in NumPy; qkv (length, columns)."""
+    length = len(qkv)
+    parts = qkv.astype(np.float64).reshape(length, -1, shape.size)
+    if shape.num_rotated:
+        half = shape.num_rotated // 2
+        cos, sin = (table[:length, None] for table in tables(shape, length).values())
+        turned = parts[:, : shape.heads + shape.kv_heads]
+        first, second = turned[..., :half].copy(), turned[..., half : 2 * half].copy()
+        turned[..., :half] = first * cos - second * sin
+        turned[..., half : 2 * half] = second * cos + first * sin
+    query = parts[:, : shape.heads]
+    key, value = (
+        np.repeat(each, shape.heads // shape.kv_heads, axis=1)
+        for each in (
+            parts[:, shape.heads : shape.heads + shape.kv_heads],
+            parts[:, shape.heads + shape.kv_heads :],
+        )
+    )
+    scores = np.einsum("qhd,khd->hqk", query, key) / np.sqrt(shape.size)
+    scores[:, ~np.tri(length, dtype=bool)] = -np.inf
+    weights = np.exp(scores - scores.max(axis=2, keepdims=True))
+    weights /= weights.sum(axis=2, keepdims=True)
+    result: NDArray[np.float64] = np.einsum("hqk,khd->qhd", weights, value).reshape(length, -1)
+    return result
+
+
+SHAPES = [
+    Shape(9, 3, 64, 64),
+    Shape(4, 4, 32),
+    Shape(6, 1, 48, 16),
+    Shape(2, 2, 16, 2),
+    Shape(64, 1, 16, 16),
+    Shape(1, 1, 128, 128),
+    Shape(3, 1, 80, 80),
+]
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_attention_is_numpys_in_one_piece_in_chunks_and_step_by_step(
+    kernels: Kernels, processor: str, shape: Shape
+) -> None:
+    rng = np.random.default_rng(shape.size)
+    session = open_attention(kernels.library, shape, threads=2)
+    for length in (1, 2, 15, 64, 65, 150):
+        qkv = rng.standard_normal((1, length, shape.columns), np.float32)
+        whole = Cache(session, shape, 1, 160).run(qkv, [length])
+        np.testing.assert_allclose(whole[0], expected(shape, qkv[0]), rtol=1e-4, atol=2e-5)
+        for pieces in ([1] * min(length, 70), [7] * (length // 7), [length // 2]):
+            cache, start = Cache(session, shape, 1, 160), 0
+            for piece in [*pieces, length - sum(pieces)]:
+                if piece:
+                    part = cache.run(qkv[:, start : start + piece], [start + piece])
+                    np.testing.assert_array_equal(part[0], whole[0, start : start + piece])
+                start += piece
+
+
+def test_queries_keys_and_values_may_be_apart(kernels: Kernels) -> None:
+    shape = SHAPES[0]
+    rng = np.random.default_rng(0)
+    qkv = rng.standard_normal((2, 5, shape.columns), np.float32)
+    past = np.zeros((2, shape.kv_heads, 8, shape.size), np.float32)
+    feeds: dict[str, Any] = {
+        "past_key": past,
+        "past_value": past,
+        "lengths": np.array([4, 4], np.int32),
+        "longest": np.array(5, np.int32),
+        **tables(shape, 8),
+    }
+    together = open_attention(kernels.library, shape).run(None, feeds | {"qkv": qkv})
+    columns = shape.heads * shape.size, (shape.heads + shape.kv_heads) * shape.size
+    parts = dict(zip("qkv", np.split(qkv, columns, axis=2), strict=True))
+    session = open_attention(kernels.library, shape, packed=False)
+    for apart, expected_part in zip(session.run(None, feeds | parts), together, strict=True):
+        np.testing.assert_array_equal(apart[:, :, :5], expected_part[:, :, :5])
+    for name in "qkv":
+        with pytest.raises(Exception, match="do not fit"):
+            session.run(None, feeds | parts | {name: parts[name][:, :, :-1]})
+
+
+def test_rows_of_different_lengths_do_not_touch_each_other(
+    kernels: Kernels, processor: str
+) -> None:
+    shape, lengths = SHAPES[0], [5, 1, 90, 33]
+    rng = np.random.default_rng(0)
+    session = open_attention(kernels.library, shape, threads=2)
+    qkv = rng.standard_normal((4, max(lengths), shape.columns), np.float32)
+    for row, length in enumerate(lengths):
+        qkv[row, length:] = np.nan  # padding
+    together, steps = Cache(session, shape, 4, 128), qkv[:, :1].copy()
+    result = together.run(qkv, lengths)
+    stepped = together.run(steps, [length + 1 for length in lengths])
+    for row, length in enumerate(lengths):
+        alone = Cache(session, shape, 1, 128)
+        (text,) = alone.run(qkv[row : row + 1, :length], [length])
+        np.testing.assert_array_equal(result[row, :length], text)
+        assert not result[row, length:].any()
+        np.testing.assert_array_equal(
+            stepped[row : row + 1], alone.run(steps[row : row + 1], [length + 1])
+        )
+
+
+def test_all_instruction_sets_agree_to_the_last_bit(
+    kernels: Kernels, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rng = np.random.default_rng(0)
+    qkv = rng.standard_normal((1, 100, SHAPES[0].columns), np.float32)
+    results = []
+    for name in ("scalar", "avx2", kernels.processor):
+        monkeypatch.setenv("MASKDIAL_KERNELS_ISA", name)
+        session = open_attention(kernels.library, SHAPES[0])
+        results.append(Cache(session, SHAPES[0], 1, 100).run(qkv, [100]))
+    for result in results[1:]:
+        np.testing.assert_array_equal(result, results[0])
+
+
+def test_extreme_scores_stay_finite(kernels: Kernels, processor: str) -> None:
+    shape = SHAPES[1]
+    qkv = np.zeros((1, 40, shape.columns), np.float32)
+    qkv[0, ::2, : shape.heads * shape.size] = 1e15
+    qkv[0, 1::2, shape.heads * shape.size :] = -1e15
+    qkv[0, 2::3, shape.heads * shape.size :] = 1e-42
+    result = Cache(open_attention(kernels.library, shape), shape, 1, 40).run(qkv, [40])
+    assert np.isfinite(result).all()
+
+
+def test_a_past_elsewhere_is_copied(kernels: Kernels) -> None:
+    shape = SHAPES[1]
+    rng = np.random.default_rng(0)
+    session = open_attention(kernels.library, shape)
+    qkv = rng.standard_normal((1, 10, shape.columns), np.float32)
+    whole = Cache(session, shape, 1, 10).run(qkv, [10])
+    past = np.zeros((1, 4, 0, 32), np.float32)
+    feeds = {"past_key": past, "past_value": past}
+    for start, stop in ((0, 6), (6, 7), (7, 10)):
+        feeds |= {
+            "qkv": qkv[:, start:stop],
+            "lengths": np.array([stop - 1], np.int32),
+            "longest": np.array(stop, np.int32),
+        }
+        result, feeds["past_key"], feeds["past_value"] = session.run(None, feeds)
+        np.testing.assert_array_equal(result, whole[:, start:stop])
+
+
+GOOD: dict[str, Any] = {
+    "qkv": np.zeros((2, 3, 12 * 16), np.float32),
+    "past_key": np.zeros((2, 4, 8, 16), np.float32),
+    "past_value": np.zeros((2, 4, 8, 16), np.float32),
+    "lengths": np.array([4, 5], np.int32),
+    "longest": np.array(6, np.int32),
+    "cos": np.zeros((8, 8), np.float32),
+    "sin": np.zeros((8, 8), np.float32),
+}
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"qkv": np.zeros((2, 3, 11 * 16), np.float32)},
+        {"qkv": np.zeros((3, 3, 12 * 16), np.float32)},
+        {"qkv": np.zeros((2, 12 * 16), np.float32)},
+        {"past_key": np.zeros((2, 4, 7, 16), np.float32)},
+        {"past_value": np.zeros((2, 3, 8, 16), np.float32)},
+        {"past_key": np.zeros((2, 4, 8), np.float32)},
+        {name: np.zeros((2, 4, 8, 12), np.float32) for name in ("past_key", "past_value")},
+        {name: np.zeros((2, 4, 8, 0), np.float32) for name in ("past_key", "past_value")},
+        {"lengths": np.array([4], np.int32)},
+        {"lengths": np.array([4, 8], np.int32)},
+        {"lengths": np.array([1, 5], np.int32)},
+        {"lengths": np.array([-1, 5], np.int32)},
+        {"lengths": np.array([2, 3], np.int32), "longest": np.array(3, np.int32)},
+        {"longest": np.array(-1, np.int32)},
+        {"longest": np.zeros(0, np.int32)},
+        {"cos": np.zeros((5, 8), np.float32), "sin": np.zeros((5, 8), np.float32)},
+        {"cos": np.zeros((8, 9), np.float32), "sin": np.zeros((8, 9), np.float32)},
+        {"sin": np.zeros((8, 7), np.float32)},
+    ],
+)
+def test_inputs_that_do_not_fit_are_errors(kernels: Kernels, changes: dict[str, Any]) -> None:
+    session = open_attention(kernels.library, Shape(4, 4, 16, 16))
+    session.run(None, GOOD)
+    with pytest.raises(Exception, match="inputs of CausalAttention do not fit"):
+        session.run(None, GOOD | changes)
+
+
+def test_heads_that_cannot_be_grouped_are_errors(kernels: Kernels) -> None:
+    wrong: tuple[dict[str, Any], ...] = ({"num_heads": 5}, {"kv_num_heads": 0}, {"num_heads": -4})
+    for changes in wrong:
+        with pytest.raises(Exception, match="multiple of kv_num_heads"):
+            open_attention(kernels.library, Shape(4, 2, 16), **changes)

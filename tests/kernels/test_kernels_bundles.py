@@ -1,0 +1,292 @@
+"""Bundles with and without the kernels: the same graph on disk, the same bits."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from numpy.typing import NDArray
+
+from loadtests.__main__ import main as loadtests
+from maskdial.config import Config
+from maskdial.errors import BundleError, ConfigError
+from maskdial.kernels import build as building
+from maskdial.kernels import library as finding
+from maskdial.kernels.library import Kernels, find_kernels
+from maskdial.kernels.rewrite import rewrite
+from maskdial.metrics import Metrics
+from maskdial.models.bundle import GRAPH, load_bundles
+from maskdial.models.catalog import STARTER_FOLDER
+from maskdial.models.golden import causal_logits, masked_logits
+from maskdial.models.loading import load_model
+from maskdial.runtime.runner import Runner
+from maskdial.runtime.session import Session, SessionOptions
+
+HYBRID = STARTER_FOLDER / "hybrid"
+SENTIMENT = STARTER_FOLDER / "sentiment"
+
+
+def logits(path: Path, index: int, kernels: Kernels | None, threads: int = 1) -> NDArray[Any]:
+    """The logits of a bundle's golden input."""
+    bundle = load_bundles("starter", path)[index]
+    session = Session(bundle.graph, SessionOptions(intra_op_threads=threads, kernels=kernels))
+    assert session.kernels == (kernels.processor if kernels else "")
+    assert session.multiplies_exactly == (kernels is not None)
+    if bundle.manifest.kv is None:
+        return masked_logits(session, bundle.manifest.golden)
+    runner = Runner(
+        session,
+        bundle.manifest.kv,
+        slots=2,
+        max_length=64,
+        vocab_size=bundle.manifest.vocab_size,
+    )
+    return causal_logits(runner, bundle.manifest.golden)
+
+
+@pytest.mark.parametrize(("path", "index"), [(HYBRID, 0), (HYBRID, 1), (SENTIMENT, 0)])
+def test_the_starters_answer_as_without_the_kernels(
+    kernels: Kernels, processor: str, path: Path, index: int
+) -> None:
+    plain = logits(path, index, None)
+    one, two = (logits(path, index, Kernels(kernels.library, processor), n) for n in (1, 2))
+    np.testing.assert_array_equal(two, one)
+    golden = load_bundles("starter", path)[index].manifest
+    if golden.kv is None:
+        np.testing.assert_array_equal(one, plain)
+    else:  # attention adds up in another order
+        np.testing.assert_allclose(one, plain, rtol=0, atol=golden.golden.tolerance)
+
+
+def test_rewriting_takes_every_product_and_joins_gates(kernels: Kernels) -> None:
+    before = onnx.load(HYBRID / GRAPH, load_external_data=False).graph
+    rewritten = rewrite(HYBRID / GRAPH)
+    after = onnx.load_from_string(rewritten.model).graph
+    num_products = sum(node.op_type == "MatMulIntegerToFloat" for node in before.node)
+    num_gates = sum(node.op_type == "Sigmoid" for node in before.node)
+    linears = [node for node in after.node if node.op_type == "Linear"]
+    num_attentions = sum(node.op_type == "GroupQueryAttention" for node in before.node)
+    assert rewritten.num_replaced == num_products + num_attentions
+    assert not rewritten.num_left
+    assert num_gates
+    assert len(linears) == num_products - num_gates
+    left = {node.op_type for node in after.node}
+    assert "CausalAttention" in left
+    assert not left & {
+        "GroupQueryAttention",
+        "MatMulIntegerToFloat",
+        "QuantizeLinear",
+        "ReduceMax",
+        "Sigmoid",
+    }
+    assert [each.name for each in after.output] == [each.name for each in before.output]
+
+
+def changed(tmp_path: Path, change: Callable[[onnx.GraphProto], object]) -> list[onnx.NodeProto]:
+    """The nodes of the starter's graph, changed and then rewritten."""
+    model = onnx.load(HYBRID / GRAPH, load_external_data=False)
+    change(model.graph)
+    onnx.save(model, tmp_path / GRAPH)
+    return list(onnx.load_from_string(rewrite(tmp_path / GRAPH).model).graph.node)
+
+
+def initializer(graph: onnx.GraphProto, name: str) -> onnx.TensorProto:
+    return next(each for each in graph.initializer if each.name == name)
+
+
+def test_another_zero_point_stays(tmp_path: Path) -> None:
+    def change(graph: onnx.GraphProto) -> None:
+        initializer(graph, "int8.zero_point").raw_data = b"\x7f"
+
+    assert not [node for node in changed(tmp_path, change) if node.op_type == "Linear"]
+
+
+def test_a_zero_point_of_weights_stays(tmp_path: Path) -> None:
+    def change(graph: onnx.GraphProto) -> None:
+        for node in graph.node:
+            if node.op_type == "MatMulIntegerToFloat":
+                node.input.append("int8.zero_point")
+
+    assert not [node for node in changed(tmp_path, change) if node.op_type == "Linear"]
+
+
+def test_the_largest_magnitude_of_another_axis_stays(tmp_path: Path) -> None:
+    def change(graph: onnx.GraphProto) -> None:
+        initializer(graph, "int8.axes").raw_data = np.array([1]).tobytes()
+
+    nodes = changed(tmp_path, change)
+    assert "ReduceMax" in {node.op_type for node in nodes}
+    attributes = [each for n in nodes if n.op_type == "Linear" for each in n.attribute]
+    assert {each.i for each in attributes if each.name == "by_row"} == {0}
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_the_gelu_of_a_product_joins_it(kernels: Kernels, tmp_path: Path, shared: bool) -> None:
+    """Unless the product itself is used, too. The results are ONNX Runtime's to the last bit."""
+    rng = np.random.default_rng(0)
+    helper, arrays = (
+        onnx.helper,
+        {
+            "step": np.float32(0.03),
+            "zero": np.uint8(128),
+            "weight": rng.integers(-127, 128, (40, 50)).astype(np.int8),
+            "scale": rng.random(50, np.float32) / 20,
+            "bias": rng.standard_normal(50, np.float32),
+        },
+    )
+    microsoft = {"domain": "com.microsoft"}
+    inputs = ["rows", "weight", "step", "scale", "zero"]
+    nodes = [
+        helper.make_node("QuantizeLinear", ["x", "step", "zero"], ["rows"]),
+        helper.make_node("MatMulIntegerToFloat", inputs, ["product"], **microsoft),
+        helper.make_node("BiasGelu", ["product", "bias"], ["y"], **microsoft),
+    ]
+    kind = onnx.TensorProto.FLOAT
+    results = [helper.make_tensor_value_info("y", kind, None)]
+    if shared:
+        results.append(helper.make_tensor_value_info("product", kind, None))
+    graph = helper.make_graph(
+        nodes,
+        "gelu",
+        [helper.make_tensor_value_info("x", kind, [None, 40])],
+        results,
+        [onnx.numpy_helper.from_array(np.asarray(each), name) for name, each in arrays.items()],
+    )
+    opsets = [helper.make_opsetid("", 20), helper.make_opsetid("com.microsoft", 1)]
+    onnx.save(helper.make_model(graph, opset_imports=opsets, ir_version=10), tmp_path / GRAPH)
+    rewritten = onnx.load_from_string(rewrite(tmp_path / GRAPH).model).graph
+    expected_kinds = ["Linear", "BiasGelu"] if shared else ["Linear"]
+    assert [node.op_type for node in rewritten.node] == expected_kinds
+    x = rng.standard_normal((9, 40), np.float32)
+    plain, used = (
+        Session(tmp_path / GRAPH, SessionOptions(kernels=each)).run({"x": x})
+        for each in (None, kernels)
+    )
+    np.testing.assert_array_equal(used, plain)
+
+
+def test_attention_over_float16_stays(tmp_path: Path) -> None:
+    def change(graph: onnx.GraphProto) -> None:
+        for value in graph.input:
+            if value.name.startswith("past"):
+                value.type.tensor_type.elem_type = onnx.TensorProto.FLOAT16
+
+    assert "CausalAttention" not in {node.op_type for node in changed(tmp_path, change)}
+
+
+@pytest.mark.parametrize("attribute", ["local_window_size", "rotary_interleaved"])
+def test_attention_of_another_kind_stays(tmp_path: Path, attribute: str) -> None:
+    def change(graph: onnx.GraphProto) -> None:
+        for node in graph.node:
+            if node.op_type == "GroupQueryAttention":
+                kept = [each for each in node.attribute if each.name != attribute]
+                del node.attribute[:]
+                node.attribute.extend([*kept, onnx.helper.make_attribute(attribute, 1)])
+
+    kinds = {node.op_type for node in changed(tmp_path, change)}
+    assert "GroupQueryAttention" in kinds
+    assert "CausalAttention" not in kinds
+
+
+def test_a_gate_that_is_used_elsewhere_stays_apart(tmp_path: Path) -> None:
+    def change(graph: onnx.GraphProto) -> None:
+        gate = next(node for node in graph.node if node.op_type == "Sigmoid").input[0]
+        graph.output.append(onnx.ValueInfoProto(name=gate))
+
+    kinds = [node.op_type for node in changed(tmp_path, change)]
+    assert kinds.count("Sigmoid") == 1
+    assert "MatMulIntegerToFloat" not in kinds
+
+
+def test_a_graph_without_quantized_products_is_left_alone(kernels: Kernels, tmp_path: Path) -> None:
+    value = onnx.helper.make_tensor_value_info("x", onnx.TensorProto.FLOAT, [1])
+    result = onnx.helper.make_tensor_value_info("y", onnx.TensorProto.FLOAT, [1])
+    node = onnx.helper.make_node("Identity", ["x"], ["y"])
+    graph = onnx.helper.make_graph([node], "plain", [value], [result])
+    opsets = [onnx.helper.make_opsetid("", 20)]
+    onnx.save(onnx.helper.make_model(graph, opset_imports=opsets, ir_version=10), tmp_path / "g")
+    session = Session(tmp_path / "g", SessionOptions(kernels=kernels))
+    assert not session.kernels
+    assert not session.multiplies_exactly
+
+
+@pytest.fixture
+def built(kernels: Kernels, monkeypatch: pytest.MonkeyPatch) -> Kernels:
+    """The kernels, as if they were built for this installation."""
+    monkeypatch.setattr(finding, "library_path", lambda: kernels.library)
+    return kernels
+
+
+@pytest.mark.parametrize("setting", ["auto", "on", "off"])
+def test_a_loaded_model_says_what_computes_it(
+    built: Kernels, setting: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    config = Config(kernels=setting, threads=1, max_context=64, slots=1)
+    with caplog.at_level("INFO", "maskdial.models"):
+        model = load_model("hybrid", HYBRID, config, Metrics(()))
+    model.stop()
+    assert model.kernels == ("" if setting == "off" else built.processor)
+    assert ("kernels" in caplog.messages[-1]) == (setting != "off")
+
+
+def test_kernels_that_were_not_built_are_left_out_or_missed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(finding, "library_path", lambda: building.library_path(tmp_path))
+    assert find_kernels("off") is None
+    assert find_kernels("auto") is None
+    assert not caplog.messages
+    with pytest.raises(ConfigError, match=r"not built; run python -m maskdial.kernels build"):
+        find_kernels("on")
+    (tmp_path / "maskdial_kernels-000000000000.so").touch()
+    assert find_kernels("auto") is None
+    assert "not built" in caplog.text
+
+
+def test_a_broken_library_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    library = tmp_path / "maskdial_kernels-1.so"
+    library.write_bytes(b"not a library")
+    monkeypatch.setattr(finding, "library_path", lambda: library)
+    with pytest.raises(ConfigError, match="cannot be loaded"):
+        find_kernels("auto")
+
+
+def test_instructions_that_are_missing_are_an_error(
+    kernels: Kernels, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MASKDIAL_KERNELS_ISA", "mmx")
+    with pytest.raises(ConfigError, match="does not have"):
+        Kernels.load(kernels.library)
+    with pytest.raises(BundleError, match=r"does not have.*--kernels off"):
+        logits(SENTIMENT, 0, kernels)
+
+
+def test_building_without_a_compiler_says_what_to_install(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("CXX", raising=False)
+    monkeypatch.setattr("shutil.which", lambda name: None)
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(ConfigError, match=r"install g\+\+, or run pip install"):
+        building.build(tmp_path)
+
+
+def test_a_failing_compiler_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CXX", "false")
+    with pytest.raises(ConfigError, match=r"false .* failed"):
+        building.build(tmp_path)
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_load_test_measures_both(
+    built: Kernels, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    table = tmp_path / "kernels.md"
+    bundles = [f"--bundle={path}" for path in (HYBRID, SENTIMENT)]
+    assert loadtests(["kernels", *bundles, "--seconds=0.01", f"--markdown={table}"]) == 0
+    text = table.read_text()
+    assert "| decode, batch 16, context 96 |" in text
+    assert "| 8 x 32 tokens |" in text
+    assert f"{built.processor} kernels" in text

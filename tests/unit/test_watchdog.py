@@ -1,0 +1,144 @@
+"""The watchdog: stuck engines, stuck event loops, dead engines."""
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import httpx
+import pytest
+
+from maskdial.config import Config
+from maskdial.engine import Engine, EngineState
+from maskdial.http import watchdog as watchdog_module
+from maskdial.http.watchdog import Watchdog
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(watchdog_module, "_INTERVAL", 0.02)
+
+
+def engine(**changes: object) -> Any:
+    facts = {"name": "m", "state": EngineState.SERVING, "step_seconds": 0.0, "cause_of_death": ""}
+    return SimpleNamespace(**{**facts, **changes})
+
+
+def watch(config: Config, engines: list[Any], story: Callable[[Watchdog], Awaitable[None]]) -> None:
+    watchdog = Watchdog(lambda: cast(list[Engine], engines), config)
+
+    async def main() -> None:
+        watchdog.start()
+        await story(watchdog)
+        await watchdog.stop()
+
+    asyncio.run(main())
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(30):
+        while not condition():  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+
+
+def test_a_stuck_engine_is_told_once_with_all_stacks(
+    caplog: pytest.LogCaptureFixture, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stderr = (tmp_path / "stderr").open("w+")
+    monkeypatch.setattr("sys.__stderr__", stderr)
+    stuck = engine(step_seconds=7.0)
+
+    async def story(watchdog: Watchdog) -> None:
+        await until(lambda: bool(watchdog.stalled))
+        assert watchdog.stalled == "the engine of model 'm' has made no progress for 7 s"
+        await asyncio.sleep(0.1)
+        stuck.step_seconds = 0.0
+        await until(lambda: not watchdog.stalled)
+
+    with caplog.at_level(logging.WARNING):
+        watch(Config(stall_timeout=5), [engine(), stuck], story)
+    told = [record.levelname for record in caplog.records if record.name == "maskdial.watchdog"]
+    assert told == ["CRITICAL", "WARNING"]
+    stderr.seek(0)
+    assert stderr.read().count("Thread 0x") >= 2
+    stderr.close()
+
+
+def test_a_stuck_event_loop_is_noticed(caplog: pytest.LogCaptureFixture) -> None:
+    async def story(_: Watchdog) -> None:
+        time.sleep(0.5)  # noqa: ASYNC251 (on purpose)
+
+    watch(Config(stall_timeout=0.2), [], story)
+    assert "the event loop has made no progress" in caplog.text
+
+
+@pytest.mark.parametrize("config", [Config(stall_timeout=5), Config(stall_timeout=None)])
+def test_progress_is_no_stall(config: Config, caplog: pytest.LogCaptureFixture) -> None:
+    slow = engine(step_seconds=4.0 if config.stall_timeout else 1e9)
+
+    async def story(watchdog: Watchdog) -> None:
+        await asyncio.sleep(0.2)
+        assert not watchdog.stalled
+
+    watch(config, [slow], story)
+    assert "progress" not in caplog.text
+
+
+@pytest.mark.parametrize("what", ["exit", "degrade"])
+def test_a_dead_engine_is_told_once_if_the_server_is_to_exit(what: Any) -> None:
+    causes: list[str] = []
+    dead = engine(state=EngineState.DEAD, cause_of_death="the engine of model 'm' died (why)")
+
+    async def story(watchdog: Watchdog) -> None:
+        watchdog.on_death = causes.append
+        await asyncio.sleep(0.2)
+
+    watch(Config(on_engine_failure=what), [engine(), dead], story)
+    assert causes == (["the engine of model 'm' died (why)"] if what == "exit" else [])
+
+
+def engines_of(running: Any) -> list[Engine]:
+    return [model.engine for model in running.server.config.app.state.context.models]
+
+
+def test_liveness_turns_red_while_an_engine_is_stuck(start_server: Callable[..., Any]) -> None:
+    running = start_server(stall_timeout=0.5)
+    try:
+        stuck = engines_of(running)[0]
+        stuck._step_began = time.monotonic() - 60
+        deadline = time.monotonic() + 30
+        while httpx.get(f"{running.url}/health/live").status_code == 200:
+            assert time.monotonic() < deadline
+        reply = httpx.get(f"{running.url}/health/live")
+        assert reply.status_code == 503
+        assert "has made no progress" in reply.json()["error"]
+        stuck._step_began = None
+        while httpx.get(f"{running.url}/health/live").status_code != 200:
+            assert time.monotonic() < deadline
+    finally:
+        running.stop()
+
+
+def test_readiness_is_red_once_no_engine_is_left(start_server: Callable[..., Any]) -> None:
+    running = start_server()
+    try:
+        for engine in engines_of(running):
+            assert httpx.get(f"{running.url}/health/ready").status_code == 200
+            engine._die(RuntimeError("scripted"))
+        reply = httpx.get(f"{running.url}/health/ready")
+        assert reply.status_code == 503
+        assert reply.json()["status"] == "engine down"
+        assert httpx.get(f"{running.url}/health/live").status_code == 200
+    finally:
+        running.stop()
+
+
+def test_the_server_exits_if_it_is_told_to(start_server: Callable[..., Any]) -> None:
+    running = start_server(on_engine_failure="exit")
+    engines_of(running)[0]._die(RuntimeError("scripted"))
+    running._thread.join(30)
+    assert not running._thread.is_alive()
+    assert "died (RuntimeError: scripted)" in str(running.server.failure)
