@@ -155,6 +155,7 @@ class ModelDescription(TypedDict):
     chat: bool
     generation_defaults: DefaultSampling
     provider: str
+    kernels: str
     ready: bool
 
 
