@@ -10,9 +10,10 @@ from pathlib import Path
 import httpx
 from rich.console import Console
 
-from loadtests import LoadTestError, count
+from loadtests import LoadTestError, UsageError, count
 from loadtests.measurement import Section, load_averages, write_json, write_markdown
 from loadtests.report import percentile
+from loadtests.run import is_loopback
 
 DESCRIPTION = (
     "Hold conversations with a running server, some of which begin with the same instructions, and "
@@ -55,6 +56,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--rounds", type=count, default=3, metavar="N", help="of each (default: %(default)s)"
     )
+    parser.add_argument(
+        "--allow-remote", action="store_true", help="load a server on another machine"
+    )
     parser.add_argument("--seed", type=int, default=0, help="draws the tokens")
     parser.add_argument("--output", type=Path, metavar="FILE", help="write the report as JSON")
     parser.add_argument(
@@ -63,7 +67,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def main(args: argparse.Namespace) -> int:
-    """Measures, prints and writes the report."""
+    """Measures, prints and writes the report.
+
+    Raises:
+        UsageError: the server is on another machine, and the options do not allow that.
+    """
+    if not args.allow_remote and not is_loopback(args.url):
+        raise UsageError(f"{args.url} is another machine; loading it needs --allow-remote")
     facts = {"load": load_averages(), "seed": args.seed}
     rows = asyncio.run(_measure(args))
     section = Section("sessions", _QUESTION, args.rounds, rows, tuple(map(_finding, rows)), _NOTES)

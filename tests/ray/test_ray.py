@@ -227,26 +227,29 @@ def test_a_client_that_leaves_frees_its_slot(cluster: Cluster, http: httpx.Clien
     wait_for("nothing was cancelled", cancelled)
 
 
-def test_a_session_stays_on_its_replica(cluster: Cluster, http: httpx.Client) -> None:
-    """And sessions are spread; any replica tells the metrics of all."""
+def test_sessions_stay_on_their_replicas(cluster: Cluster, http: httpx.Client) -> None:
+    """And are spread. Any replica tells the metrics of all."""
     series = {"route": "/detokenize", "outcome": "ok"}
     body = {"ids": [400, 401], "model": "hybrid"}
-    for session in range(12):
-        before = cluster.counts("maskdial_requests_total", **series)
+    num_sessions, num_whole = 8, 0
+    before = cluster.counts("maskdial_requests_total", **series)
+    for session in range(num_sessions):
         for _ in range(3):
             headers = {"x-session-id": f"session {session}"}
             assert http.post("/detokenize", json=body, headers=headers).status_code == 200
+        expected = before.total() + 3
 
-        def counted(before: Counter[str] = before) -> bool:
-            now = cluster.counts("maskdial_requests_total", **series)
-            return (now - before).total() == 3
+        def counted(expected: int = expected) -> bool:
+            return cluster.counts("maskdial_requests_total", **series).total() == expected
 
         wait_for("the requests are not counted", counted)
         after = cluster.counts("maskdial_requests_total", **series)
-        assert len(after - before) == 1
-        if len(after) == 2:
-            return
-    raise AssertionError("all sessions went to one replica")
+        num_whole += len(after - before) == 1
+        before = after
+    assert len(before) == 2
+    # A replica that is slow to say how busy it is, on a busy machine, is passed over. By chance,
+    # a quarter of the sessions would stay on one.
+    assert num_whole >= 6
 
 
 def test_a_replica_drains(cluster: Cluster) -> None:

@@ -5,7 +5,17 @@ import pytest
 from loadtests import run
 from loadtests.__main__ import main
 
-COMMANDS = ("run", "engine", "batching", "overhead", "scaling", "swaps", "compare", "agreement")
+COMMANDS = (
+    "run",
+    "engine",
+    "batching",
+    "overhead",
+    "scaling",
+    "swaps",
+    "sessions",
+    "compare",
+    "agreement",
+)
 
 
 def test_help_lists_every_command(capsys: pytest.CaptureFixture[str]) -> None:
