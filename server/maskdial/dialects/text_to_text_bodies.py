@@ -8,7 +8,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
-from maskdial.dialects.schema import FieldError, Range, Size, TextsBody, Wire
+from maskdial.dialects.schema import FieldError, Range, Size, TextsBody, Wire, example
 from maskdial.dialects.tgi_bodies import GenerateParameters
 from maskdial.models.generation_config import GenerationDefaults
 from maskdial.requests.generation import GenerationRequest
@@ -95,6 +95,8 @@ class TranslateParameters(SummarizeParameters):
 class SummarizeBody(TextsBody):
     """A text to summarize, or a list of them."""
 
+    model_config = example({"inputs": "Old Martha kept the lighthouse for thirty years, alone."})
+
     parameters: SummarizeParameters | None = None
 
     @property
@@ -114,6 +116,8 @@ class SummarizeBody(TextsBody):
 
 class TranslateBody(TextsBody):
     """A text to translate, or a list of them."""
+
+    model_config = example({"inputs": "The ship left at dawn."})
 
     parameters: TranslateParameters | None = None
 
