@@ -9,13 +9,12 @@ import time
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import httpx
 from rich.console import Console
 
 from loadtests import LoadTestError, count
-from loadtests.measurement import Section, load_averages, write_json, write_markdown
+from loadtests.measurement import Section, add_report_options, load_averages, write_reports
 from loadtests.mix import Question, draw_questions, essence, learn_answers
 from loadtests.proxy import FaultyProxy
 from loadtests.server import Connection, Reply, ServerProcess, running_server
@@ -48,10 +47,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--clients", type=count, default=16, metavar="N", help="default: %(default)s"
     )
     parser.add_argument("--seed", type=int, default=0, help="draws requests and faults")
-    parser.add_argument("--output", type=Path, metavar="FILE", help="write the report as JSON")
-    parser.add_argument(
-        "--markdown", type=Path, metavar="FILE", help="write the tables as Markdown"
-    )
+    add_report_options(parser)
 
 
 def main(args: argparse.Namespace) -> int:
@@ -64,10 +60,7 @@ def main(args: argparse.Namespace) -> int:
     row = chaos.row(records)
     section = Section("chaos", _QUESTION, 1, (row,), chaos.findings(records), ())
     section.show(Console())
-    if args.output is not None:
-        write_json(args.output, [section], facts)
-    if args.markdown is not None:
-        write_markdown(args.markdown, [section])
+    write_reports(args, [section], facts)
     return 1 if row.differing or row.unexpected or row.missing or row.doubled or row.busy else 0
 
 

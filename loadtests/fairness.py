@@ -8,12 +8,11 @@ import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 from rich.console import Console
 
 from loadtests import count, positive
-from loadtests.measurement import Section, load_averages, write_json, write_markdown
+from loadtests.measurement import Section, add_report_options, load_averages, write_reports
 from loadtests.open_loop import poisson_schedule
 from loadtests.report import percentile
 from loadtests.server import Connection, post, running_server
@@ -54,10 +53,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="requests a second of each polite client (default: %(default)s)",
     )
     parser.add_argument("--seed", type=int, default=0, help="draws texts and times")
-    parser.add_argument("--output", type=Path, metavar="FILE", help="write the report as JSON")
-    parser.add_argument(
-        "--markdown", type=Path, metavar="FILE", help="write the tables as Markdown"
-    )
+    add_report_options(parser)
 
 
 def main(args: argparse.Namespace) -> int:
@@ -66,10 +62,7 @@ def main(args: argparse.Namespace) -> int:
     rows = asyncio.run(_measure(args))
     section = Section("fairness", _QUESTION, args.rounds, rows, tuple(map(_finding, rows)), _NOTES)
     section.show(Console())
-    if args.output is not None:
-        write_json(args.output, [section], facts)
-    if args.markdown is not None:
-        write_markdown(args.markdown, [section])
+    write_reports(args, [section], facts)
     return 1 if any(row.errors for row in rows) else 0
 
 

@@ -16,13 +16,13 @@ from rich.console import Console
 from loadtests import LoadTestError, positive
 from loadtests.measurement import (
     Section,
+    add_report_options,
     load_averages,
     machine,
     median,
     median_ratio,
     take_turns,
-    write_json,
-    write_markdown,
+    write_reports,
 )
 from maskdial.config import load_config
 from maskdial.errors import ConfigError
@@ -86,8 +86,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="measuring time; everything is measured at least once (default: %(default)s)",
     )
     parser.add_argument("--threads", type=int, metavar="N", help="threads per pass")
-    parser.add_argument("--output", type=Path, metavar="FILE", help="write the report as JSON")
-    parser.add_argument("--markdown", type=Path, metavar="FILE", help="write the tables")
+    add_report_options(parser)
 
 
 def main(args: argparse.Namespace) -> int:
@@ -114,10 +113,7 @@ def main(args: argparse.Namespace) -> int:
         sections.append(section)
     facts = {"kernels": kernels.processor, "load": load_averages()}
     console.print(f"{machine()}, {kernels.processor} kernels, load {facts['load']}")
-    if args.output is not None:
-        write_json(args.output, sections, facts)
-    if args.markdown is not None:
-        write_markdown(args.markdown, sections)
+    write_reports(args, sections, facts)
     return 0
 
 

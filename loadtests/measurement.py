@@ -4,6 +4,7 @@ In turns, whatever else the machine does affects all variants alike, so medians 
 be compared.
 """
 
+import argparse
 import json
 import os
 import platform
@@ -143,6 +144,24 @@ def load_averages() -> list[float]:
     return [round(load, 2) for load in os.getloadavg()] if hasattr(os, "getloadavg") else []
 
 
+def add_report_options(parser: argparse.ArgumentParser) -> None:
+    """Adds the options that `write_reports` reads."""
+    parser.add_argument("--output", type=Path, metavar="FILE", help="write the report as JSON")
+    parser.add_argument(
+        "--markdown", type=Path, metavar="FILE", help="write the tables as Markdown"
+    )
+
+
+def write_reports(
+    args: argparse.Namespace, sections: Sequence[Section], facts: dict[str, Any]
+) -> None:
+    """Writes the files that were asked for."""
+    if args.output is not None:
+        write_json(args.output, sections, facts)
+    if args.markdown is not None:
+        _write_markdown(args.markdown, sections)
+
+
 def write_json(path: Path, sections: Sequence[Section], facts: dict[str, Any]) -> None:
     """Writes the sections with the facts about the run."""
     document = facts | {
@@ -153,7 +172,7 @@ def write_json(path: Path, sections: Sequence[Section], facts: dict[str, Any]) -
     path.write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
 
 
-def write_markdown(path: Path, sections: Sequence[Section]) -> None:
+def _write_markdown(path: Path, sections: Sequence[Section]) -> None:
     """Writes the sections as Markdown tables."""
     tables = "\n".join(section.as_markdown() for section in sections)
     path.write_text(f"{tables}\n{machine()}, load {load_averages()}\n", encoding="utf-8")

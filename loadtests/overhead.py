@@ -14,7 +14,13 @@ from uvicorn.loops.auto import auto_loop_factory
 from loadtests import count, positive
 from loadtests.closed_loop import Throughput, drive, http_clients, work_of
 from loadtests.engines import load_served
-from loadtests.measurement import Section, load_averages, take_turns, write_json, write_markdown
+from loadtests.measurement import (
+    Section,
+    add_report_options,
+    load_averages,
+    take_turns,
+    write_reports,
+)
 from loadtests.server import ServerProcess, running_server
 from loadtests.texts import draw_jobs
 from maskdial.models.served import ServedModel
@@ -87,8 +93,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--threads", type=count, metavar="N", help="threads per pass (default: the server's)"
     )
-    parser.add_argument("--output", type=Path, metavar="FILE", help="write the report as JSON")
-    parser.add_argument("--markdown", type=Path, metavar="FILE", help="write the table as Markdown")
+    add_report_options(parser)
 
 
 def main(args: argparse.Namespace) -> int:
@@ -96,10 +101,7 @@ def main(args: argparse.Namespace) -> int:
     facts = {"load": load_averages(), "threads": args.threads, "seed": args.seed}
     sections = [section_of([_measure(path, args) for path in args.bundles])]
     sections[0].show(Console())
-    if args.output is not None:
-        write_json(args.output, sections, facts)
-    if args.markdown is not None:
-        write_markdown(args.markdown, sections)
+    write_reports(args, sections, facts)
     return 0
 
 

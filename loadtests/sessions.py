@@ -5,13 +5,12 @@ import asyncio
 import random
 import time
 from dataclasses import dataclass
-from pathlib import Path
 
 import httpx
 from rich.console import Console
 
 from loadtests import LoadTestError, UsageError, count
-from loadtests.measurement import Section, load_averages, write_json, write_markdown
+from loadtests.measurement import Section, add_report_options, load_averages, write_reports
 from loadtests.report import percentile
 from loadtests.run import is_loopback
 
@@ -60,10 +59,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--allow-remote", action="store_true", help="load a server on another machine"
     )
     parser.add_argument("--seed", type=int, default=0, help="draws the tokens")
-    parser.add_argument("--output", type=Path, metavar="FILE", help="write the report as JSON")
-    parser.add_argument(
-        "--markdown", type=Path, metavar="FILE", help="write the tables as Markdown"
-    )
+    add_report_options(parser)
 
 
 def main(args: argparse.Namespace) -> int:
@@ -78,10 +74,7 @@ def main(args: argparse.Namespace) -> int:
     rows = asyncio.run(_measure(args))
     section = Section("sessions", _QUESTION, args.rounds, rows, tuple(map(_finding, rows)), _NOTES)
     section.show(Console())
-    if args.output is not None:
-        write_json(args.output, [section], facts)
-    if args.markdown is not None:
-        write_markdown(args.markdown, [section])
+    write_reports(args, [section], facts)
     return 0
 
 

@@ -9,12 +9,11 @@ import time
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 from rich.console import Console
 
 from loadtests import LoadTestError, count, positive
-from loadtests.measurement import Section, load_averages, write_json, write_markdown
+from loadtests.measurement import Section, add_report_options, load_averages, write_reports
 from loadtests.mix import Question, ask, draw_questions, essence, learn_answers
 from loadtests.report import percentile
 from loadtests.server import Connection, ServerProcess, running_server
@@ -39,10 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--clients", type=count, default=6, metavar="N", help="open requests (default: %(default)s)"
     )
     parser.add_argument("--seed", type=int, default=0, help="draws the requests")
-    parser.add_argument("--output", type=Path, metavar="FILE", help="write the report as JSON")
-    parser.add_argument(
-        "--markdown", type=Path, metavar="FILE", help="write the tables as Markdown"
-    )
+    add_report_options(parser)
 
 
 def main(args: argparse.Namespace) -> int:
@@ -53,10 +49,7 @@ def main(args: argparse.Namespace) -> int:
         asyncio.run(soak.run(60 * args.minutes, args.clients))
     section = Section("soak", _QUESTION, 1, soak.rows(), soak.findings(), ())
     section.show(Console())
-    if args.output is not None:
-        write_json(args.output, [section], facts)
-    if args.markdown is not None:
-        write_markdown(args.markdown, [section])
+    write_reports(args, [section], facts)
     return 1 if any(row.errors or row.differing for row in soak.rows()) else 0
 
 

@@ -17,7 +17,7 @@ import httpx
 from rich.console import Console
 
 from loadtests import LoadTestError, count
-from loadtests.measurement import Section, load_averages, write_json, write_markdown
+from loadtests.measurement import Section, add_report_options, load_averages, write_reports
 from loadtests.server import Connection, ServerProcess, post, running_server
 from loadtests.texts import draw_jobs
 from maskdial.models.bundle import Bundle, load_bundle, read_manifests, write_manifest
@@ -74,10 +74,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--seed", type=int, default=0, help="draws the texts (default: %(default)s)"
     )
-    parser.add_argument("--output", type=Path, metavar="FILE", help="write the report as JSON")
-    parser.add_argument(
-        "--markdown", type=Path, metavar="FILE", help="write the tables as Markdown"
-    )
+    add_report_options(parser)
 
 
 def main(args: argparse.Namespace) -> int:
@@ -90,10 +87,7 @@ def main(args: argparse.Namespace) -> int:
     )
     section = Section("swaps", _QUESTION, 1, rows, tuple(map(_finding, rows)), _NOTES)
     section.show(Console())
-    if args.output is not None:
-        write_json(args.output, [section], facts)
-    if args.markdown is not None:
-        write_markdown(args.markdown, [section])
+    write_reports(args, [section], facts)
     return 1 if any(row.errors or row.differing for row in rows) else 0
 
 

@@ -10,7 +10,7 @@ from statistics import median
 from rich.console import Console
 
 from loadtests import LoadTestError, count, names_of, positive
-from loadtests.measurement import Section, load_averages, write_json, write_markdown
+from loadtests.measurement import Section, add_report_options, load_averages, write_reports
 from loadtests.scaling import load, memory
 from loadtests.server import running_server
 from maskdial.models.bundle import Bundle, load_bundle
@@ -78,10 +78,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--seed", type=int, default=0, help="seed of arrivals and texts (default: %(default)s)"
     )
-    parser.add_argument("--output", type=Path, metavar="FILE", help="write the report as JSON")
-    parser.add_argument(
-        "--markdown", type=Path, metavar="FILE", help="write the tables as Markdown"
-    )
+    add_report_options(parser)
 
 
 def main(args: argparse.Namespace) -> int:
@@ -93,10 +90,7 @@ def main(args: argparse.Namespace) -> int:
             "two bundle folders have the same name, which is how models are told apart"
         )
     sections = asyncio.run(_measure(bundles, args))
-    if args.output is not None:
-        write_json(args.output, sections, facts)
-    if args.markdown is not None:
-        write_markdown(args.markdown, sections)
+    write_reports(args, sections, facts)
     return 0
 
 
