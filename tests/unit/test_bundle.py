@@ -145,6 +145,13 @@ def with_other_golden(folder: Path) -> None:
     change_manifest(folder, lambda manifest: manifest["golden"].update(logits=[9.0, 9.0]))
 
 
+@pytest.mark.parametrize("field", ["input_ids", "columns", "logits"])
+def test_a_golden_check_of_a_million_values_is_refused(copy: Path, field: str) -> None:
+    change_manifest(copy, lambda manifest: manifest["golden"].update({field: [1] * 10**6}))
+    with pytest.raises(BundleError, match=f"golden.{field}.*at most"):
+        load_bundle("mine", copy)
+
+
 def test_golden_check_refuses_a_drift(copy: Path) -> None:
     assert isinstance(load_bundle("mine", copy), Bundle)
     with_other_golden(copy)

@@ -42,7 +42,7 @@ import os
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import pydantic
 from pydantic import BaseModel, ConfigDict, Field
@@ -179,10 +179,11 @@ class GoldenCheck(_Frozen):
     position or the last token; 0 if a text has one row of logits, or a vector), at ``columns``.
     """
 
-    input_ids: tuple[int, ...]
+    # A million ids would take gigabytes before anything else is checked.
+    input_ids: Annotated[tuple[int, ...], Field(max_length=1024)]
     row: int
-    columns: tuple[int, ...]
-    logits: tuple[float, ...]
+    columns: Annotated[tuple[int, ...], Field(max_length=4096)]
+    logits: Annotated[tuple[float, ...], Field(max_length=4096)]
     tolerance: float = Field(gt=0)
 
 
