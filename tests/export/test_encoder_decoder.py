@@ -19,7 +19,8 @@ from maskdial.metrics import Metrics
 from maskdial.models.bundle import ENCODER_GRAPH, GRAPH, load_bundle
 from maskdial.models.loading import load_model
 from maskdial.models.served import CausalModel
-from maskdial.requests.generation import Generation, GenerationRequest, Text
+from maskdial.requests.generation import Generation, Text
+from maskdial.requests.generation_request import GenerationRequest
 from maskdial.requests.text_to_text import Writing
 from maskdial.requests.timing import Deadline
 from maskdial_export.errors import ExportError

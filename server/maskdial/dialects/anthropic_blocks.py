@@ -11,7 +11,7 @@ from pydantic_core import from_json
 from maskdial.causal.events import Finish, TokenEvent
 from maskdial.causal.tools import ContentDelta, ReasoningDelta, ReplyDelta, ToolCallDelta
 from maskdial.requests.chat import ReplyReader
-from maskdial.requests.generation import Prompt
+from maskdial.requests.prompts import Prompt
 
 _Kind = tuple[Literal["text", "thinking", "tool_use"], int]
 """The type of a block, and which call of the reply it is."""

@@ -21,7 +21,8 @@ from maskdial.http.sse import Frames, stream_reply
 from maskdial.masked.tasks.task import tokenizing_seconds
 from maskdial.models.served import CausalModel
 from maskdial.requests.chat import ChatRequest, ReplyReader
-from maskdial.requests.generation import Generation, GenerationRequest, timings
+from maskdial.requests.generation import Generation, timings
+from maskdial.requests.generation_request import GenerationRequest
 from maskdial.requests.offload import offload
 from maskdial.requests.timing import Deadline
 

@@ -17,7 +17,7 @@ from maskdial.dialects.openai_schema import Lenient
 from maskdial.dialects.schema import FieldError, Range, Size, StopText, TaskBody, example, given
 from maskdial.models.served import CausalModel
 from maskdial.requests.chat import ChatRequest
-from maskdial.requests.generation import GenerationRequest, GrammarRequest
+from maskdial.requests.generation_request import GenerationRequest, GrammarRequest
 
 _HABITS = frozenset(
     {

@@ -27,7 +27,8 @@ from maskdial.dialects.schema import FieldError, Range, Size, example, given, pa
 from maskdial.models.served import CausalModel
 from maskdial.models.tokenizer import TokenSpeller
 from maskdial.requests.chat import ChatRequest, ReplyFinish, ReplyReader, ToolCall, read_reply
-from maskdial.requests.generation import Completion, Generation, GenerationRequest, Text
+from maskdial.requests.generation import Completion, Generation, Text
+from maskdial.requests.generation_request import GenerationRequest
 
 _USE_TOOLS = "the older form of tool calls is not supported; send tools and tool_choice"
 

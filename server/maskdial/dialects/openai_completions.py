@@ -25,7 +25,9 @@ from maskdial.dialects.openai_schema import (
 from maskdial.dialects.schema import FieldError, Range, example, parse_body
 from maskdial.models.served import CausalModel
 from maskdial.models.tokenizer import Tokenizer, TokenSpeller
-from maskdial.requests.generation import Completion, Generation, GenerationRequest, Prompt, Text
+from maskdial.requests.generation import Completion, Generation, Text
+from maskdial.requests.generation_request import GenerationRequest
+from maskdial.requests.prompts import Prompt
 
 _DEFAULT_MAX_TOKENS = 16
 

@@ -6,7 +6,8 @@ from typing import Any
 
 from maskdial.causal.events import TokenEvent
 from maskdial.models.tokenizer import TokenSpeller
-from maskdial.requests.generation import Completion, Prompt
+from maskdial.requests.generation import Completion
+from maskdial.requests.prompts import Prompt
 
 Alternatives = Iterable[tuple[int, float]]
 """Token ids and their natural log-probabilities, best first."""

@@ -29,8 +29,9 @@ from maskdial.http.sse import Frames, named_frame, stream_reply
 from maskdial.models.served import CausalModel
 from maskdial.models.tokenizer import TokenSpeller
 from maskdial.requests.chat import ChatRequest, ReplyReader
-from maskdial.requests.generation import Generation, Prompt, timings
+from maskdial.requests.generation import Generation, timings
 from maskdial.requests.offload import offload
+from maskdial.requests.prompts import Prompt
 from maskdial.requests.timing import Deadline
 
 _SECONDS_PER_TOKEN = 1e-5  # to read one

@@ -13,7 +13,7 @@ from maskdial.dialects.schema import FieldError, Range, example, given
 from maskdial.models.generation_config import GenerationDefaults
 from maskdial.models.served import CausalModel
 from maskdial.requests.chat import ChatRequest
-from maskdial.requests.generation import GenerationRequest, GrammarRequest
+from maskdial.requests.generation_request import GenerationRequest, GrammarRequest
 
 _LOGPROBS = "message.output_text.logprobs"
 _STATELESS = "responses are not stored; send the whole conversation in input"

@@ -26,7 +26,7 @@ from maskdial.dialects.schema import (
 )
 from maskdial.models.generation_config import GenerationDefaults
 from maskdial.models.served import CausalModel
-from maskdial.requests.generation import GenerationRequest, GrammarRequest
+from maskdial.requests.generation_request import GenerationRequest, GrammarRequest
 
 
 class StreamOptions(Lenient):

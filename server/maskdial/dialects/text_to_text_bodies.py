@@ -11,7 +11,7 @@ from pydantic import Field, model_validator
 from maskdial.dialects.schema import FieldError, Range, Size, TextsBody, Wire, example
 from maskdial.dialects.tgi_bodies import GenerateParameters
 from maskdial.models.generation_config import GenerationDefaults
-from maskdial.requests.generation import GenerationRequest
+from maskdial.requests.generation_request import GenerationRequest
 from maskdial.requests.text_to_text import WritingTask
 
 # Of the parameters of `/generate`, what describes tokens, returns several texts, or has another

@@ -26,8 +26,9 @@ from maskdial.http.sse import Frames, data_frame, stream_reply
 from maskdial.models.bundle import Manifest, Task
 from maskdial.models.served import ServedModel
 from maskdial.models.tokenizer import Tokenizer, TokenSpeller
-from maskdial.requests.generation import Completion, Generation, Prompt, Text, timings
+from maskdial.requests.generation import Completion, Generation, Text, timings
 from maskdial.requests.offload import offload
+from maskdial.requests.prompts import Prompt
 from maskdial.requests.timing import Deadline
 
 _SECONDS_PER_TOKEN = 1e-6  # to render one

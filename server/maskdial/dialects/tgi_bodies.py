@@ -28,7 +28,7 @@ from maskdial.dialects.schema import (
     logit_biases,
 )
 from maskdial.models.generation_config import GenerationDefaults
-from maskdial.requests.generation import Conversation, GenerationRequest, GrammarRequest
+from maskdial.requests.generation_request import Conversation, GenerationRequest, GrammarRequest
 from maskdial.requests.text_to_text import MAX_BEAMS, Writing
 
 

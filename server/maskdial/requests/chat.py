@@ -42,12 +42,8 @@ from maskdial.causal.tools import (
 from maskdial.causal.tools.events import merged
 from maskdial.errors import ValidationError, about
 from maskdial.models.served import CausalModel
-from maskdial.requests.generation import (
-    Conversation,
-    GenerationRequest,
-    GrammarRequest,
-    Prompt,
-)
+from maskdial.requests.generation_request import Conversation, GenerationRequest, GrammarRequest
+from maskdial.requests.prompts import Prompt
 
 ReplyFinish = Literal[FinishReason, "tool_calls"]
 """How a reply ended; ``tool_calls``: with complete calls, before any limit."""
