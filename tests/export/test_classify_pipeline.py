@@ -268,7 +268,7 @@ def sentence(reply: dict[str, Any]) -> str:
     [
         ({}, "parameters.candidate_labels: this field is required"),
         ({"candidate_labels": []}, "candidate_labels: must have between 1 and 256 labels, not 0"),
-        ({"candidate_labels": ["a"] * 257}, "between 1 and 256 labels, not 257"),
+        ({"candidate_labels": ["a"] * 257}, "at most 256 items, not 257"),
         (
             {"candidate_labels": ["a"], "hypothesis_template": "about it"},
             "parameters.hypothesis_template: must have {} where the label goes",

@@ -141,4 +141,5 @@ def test_the_server_exits_if_it_is_told_to(start_server: Callable[..., Any]) -> 
     engines_of(running)[0]._die(RuntimeError("scripted"))
     running._thread.join(30)
     assert not running._thread.is_alive()
+    running.stop()
     assert "died (RuntimeError: scripted)" in str(running.server.failure)
