@@ -24,7 +24,7 @@ from maskdial.causal.sampling.params import SamplingParams
 from maskdial.causal.sequence import Sequence as Generation
 from maskdial.causal.stream import TokenStream
 from maskdial.config import Config, load_config
-from maskdial.kernels.library import find_kernels
+from maskdial.kernels.installed import find_kernels
 from maskdial.masked.batcher import Batcher, EntryT
 from maskdial.masked.engine import MaskedEngine
 from maskdial.masked.request import MaskedInput

@@ -26,7 +26,7 @@ from loadtests.measurement import (
 )
 from maskdial.config import load_config
 from maskdial.errors import ConfigError
-from maskdial.kernels.library import find_kernels
+from maskdial.kernels.installed import find_kernels
 from maskdial.models.bundle import Bundle, load_bundle
 from maskdial.runtime.providers.cpu import CpuProvider
 from maskdial.runtime.runner import Runner

@@ -23,7 +23,7 @@ from maskdial.causal.sampling.params import SamplingParams
 from maskdial.causal.sequence import Sequence, SharedPrompt
 from maskdial.causal.stream import TokenStream
 from maskdial.errors import MaskdialError
-from maskdial.kernels.library import find_kernels
+from maskdial.kernels.installed import find_kernels
 from maskdial.metrics import Metrics
 from maskdial.models.bundle import Bundle, load_bundle
 from maskdial.models.catalog import STARTER_FOLDER

@@ -15,7 +15,7 @@ from onnx import helper, numpy_helper
 
 from maskdial.errors import ConfigError
 from maskdial.kernels.build import build, find_compiler, library_path
-from maskdial.kernels.library import Kernels
+from maskdial.kernels.installed import Kernels
 
 LIBRARY = "MASKDIAL_TEST_KERNELS"
 """A variable that names a library to test, such as one with sanitizers."""
@@ -81,7 +81,7 @@ def processor(
     name = str(request.param)
     monkeypatch.setenv("MASKDIAL_KERNELS_ISA", name)
     try:
-        return Kernels.load(kernels.library).processor
+        return Kernels.load(kernels.path).processor
     except ConfigError as error:
         pytest.skip(f"{name}: {error.message}")
 
@@ -89,4 +89,4 @@ def processor(
 @pytest.fixture
 def linear(kernels: Kernels, processor: str) -> Callable[..., ort.InferenceSession]:
     """`linear_session` with the library under test, and each of its instruction sets."""
-    return lambda *args, **options: linear_session(kernels.library, *args, **options)
+    return lambda *args, **options: linear_session(kernels.path, *args, **options)

@@ -11,7 +11,7 @@ import pytest
 from numpy.typing import NDArray
 from onnx import helper
 
-from maskdial.kernels.library import Kernels
+from maskdial.kernels.installed import Kernels
 
 Floats = NDArray[np.float32]
 NAMES = ("qkv", "", "", "past_key", "past_value", "lengths", "longest", "cos", "sin")
@@ -146,7 +146,7 @@ def test_attention_is_numpys_in_one_piece_in_chunks_and_step_by_step(
     kernels: Kernels, processor: str, shape: Shape
 ) -> None:
     rng = np.random.default_rng(shape.size)
-    session = open_attention(kernels.library, shape, threads=2)
+    session = open_attention(kernels.path, shape, threads=2)
     for length in (1, 2, 15, 64, 65, 150):
         qkv = rng.standard_normal((1, length, shape.columns), np.float32)
         whole = Cache(session, shape, 1, 160).run(qkv, [length])
@@ -172,10 +172,10 @@ def test_queries_keys_and_values_may_be_apart(kernels: Kernels) -> None:
         "longest": np.array(5, np.int32),
         **tables(shape, 8),
     }
-    together = open_attention(kernels.library, shape).run(None, feeds | {"qkv": qkv})
+    together = open_attention(kernels.path, shape).run(None, feeds | {"qkv": qkv})
     columns = shape.heads * shape.size, (shape.heads + shape.kv_heads) * shape.size
     parts = dict(zip("qkv", np.split(qkv, columns, axis=2), strict=True))
-    session = open_attention(kernels.library, shape, packed=False)
+    session = open_attention(kernels.path, shape, packed=False)
     for apart, expected_part in zip(session.run(None, feeds | parts), together, strict=True):
         np.testing.assert_array_equal(apart[:, :, :5], expected_part[:, :, :5])
     for name in "qkv":
@@ -188,7 +188,7 @@ def test_rows_of_different_lengths_do_not_touch_each_other(
 ) -> None:
     shape, lengths = SHAPES[0], [5, 1, 90, 33]
     rng = np.random.default_rng(0)
-    session = open_attention(kernels.library, shape, threads=2)
+    session = open_attention(kernels.path, shape, threads=2)
     qkv = rng.standard_normal((4, max(lengths), shape.columns), np.float32)
     for row, length in enumerate(lengths):
         qkv[row, length:] = np.nan  # padding
@@ -213,7 +213,7 @@ def test_all_instruction_sets_agree_to_the_last_bit(
     results = []
     for name in ("scalar", "avx2", kernels.processor):
         monkeypatch.setenv("MASKDIAL_KERNELS_ISA", name)
-        session = open_attention(kernels.library, SHAPES[0])
+        session = open_attention(kernels.path, SHAPES[0])
         results.append(Cache(session, SHAPES[0], 1, 100).run(qkv, [100]))
     for result in results[1:]:
         np.testing.assert_array_equal(result, results[0])
@@ -225,14 +225,14 @@ def test_extreme_scores_stay_finite(kernels: Kernels, processor: str) -> None:
     qkv[0, ::2, : shape.heads * shape.size] = 1e15
     qkv[0, 1::2, shape.heads * shape.size :] = -1e15
     qkv[0, 2::3, shape.heads * shape.size :] = 1e-42
-    result = Cache(open_attention(kernels.library, shape), shape, 1, 40).run(qkv, [40])
+    result = Cache(open_attention(kernels.path, shape), shape, 1, 40).run(qkv, [40])
     assert np.isfinite(result).all()
 
 
 def test_a_past_elsewhere_is_copied(kernels: Kernels) -> None:
     shape = SHAPES[1]
     rng = np.random.default_rng(0)
-    session = open_attention(kernels.library, shape)
+    session = open_attention(kernels.path, shape)
     qkv = rng.standard_normal((1, 10, shape.columns), np.float32)
     whole = Cache(session, shape, 1, 10).run(qkv, [10])
     past = np.zeros((1, 4, 0, 32), np.float32)
@@ -282,7 +282,7 @@ GOOD: dict[str, Any] = {
     ],
 )
 def test_inputs_that_do_not_fit_are_errors(kernels: Kernels, changes: dict[str, Any]) -> None:
-    session = open_attention(kernels.library, Shape(4, 4, 16, 16))
+    session = open_attention(kernels.path, Shape(4, 4, 16, 16))
     session.run(None, GOOD)
     with pytest.raises(Exception, match="inputs of CausalAttention do not fit"):
         session.run(None, GOOD | changes)
@@ -292,4 +292,4 @@ def test_heads_that_cannot_be_grouped_are_errors(kernels: Kernels) -> None:
     wrong: tuple[dict[str, Any], ...] = ({"num_heads": 5}, {"kv_num_heads": 0}, {"num_heads": -4})
     for changes in wrong:
         with pytest.raises(Exception, match="multiple of kv_num_heads"):
-            open_attention(kernels.library, Shape(4, 2, 16), **changes)
+            open_attention(kernels.path, Shape(4, 2, 16), **changes)

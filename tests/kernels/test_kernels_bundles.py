@@ -13,8 +13,8 @@ from loadtests.__main__ import main as loadtests
 from maskdial.config import Config
 from maskdial.errors import BundleError, ConfigError
 from maskdial.kernels import build as building
-from maskdial.kernels import library as finding
-from maskdial.kernels.library import Kernels, find_kernels
+from maskdial.kernels import installed as finding
+from maskdial.kernels.installed import Kernels, find_kernels
 from maskdial.kernels.rewrite import rewrite
 from maskdial.metrics import Metrics
 from maskdial.models.bundle import GRAPH, load_bundles
@@ -51,7 +51,7 @@ def test_the_starters_answer_as_without_the_kernels(
     kernels: Kernels, processor: str, path: Path, index: int
 ) -> None:
     plain = logits(path, index, None)
-    one, two = (logits(path, index, Kernels(kernels.library, processor), n) for n in (1, 2))
+    one, two = (logits(path, index, Kernels(kernels.path, processor), n) for n in (1, 2))
     np.testing.assert_array_equal(two, one)
     golden = load_bundles("starter", path)[index].manifest
     if golden.kv is None:
@@ -215,7 +215,7 @@ def test_a_graph_without_quantized_products_is_left_alone(kernels: Kernels, tmp_
 @pytest.fixture
 def built(kernels: Kernels, monkeypatch: pytest.MonkeyPatch) -> Kernels:
     """The kernels, as if they were built for this installation."""
-    monkeypatch.setattr(finding, "library_path", lambda: kernels.library)
+    monkeypatch.setattr(finding, "library_path", lambda: kernels.path)
     return kernels
 
 
@@ -258,7 +258,7 @@ def test_instructions_that_are_missing_are_an_error(
 ) -> None:
     monkeypatch.setenv("MASKDIAL_KERNELS_ISA", "mmx")
     with pytest.raises(ConfigError, match="does not have"):
-        Kernels.load(kernels.library)
+        Kernels.load(kernels.path)
     with pytest.raises(BundleError, match=r"does not have.*--kernels off"):
         logits(SENTIMENT, 0, kernels)
 

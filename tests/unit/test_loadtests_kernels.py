@@ -6,7 +6,7 @@ import pytest
 
 from loadtests.__main__ import main
 from loadtests.kernels import summarize
-from maskdial.kernels import build, library
+from maskdial.kernels import build, installed
 from maskdial.models.catalog import STARTER_FOLDER
 
 
@@ -19,6 +19,6 @@ def test_the_ratio_is_that_of_the_rounds() -> None:
 def test_without_kernels_it_says_how_to_build_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(library, "library_path", lambda: build.library_path(tmp_path))
+    monkeypatch.setattr(installed, "library_path", lambda: build.library_path(tmp_path))
     assert main(["kernels", "--bundle", str(STARTER_FOLDER / "sentiment")]) == 1
     assert "run python -m maskdial.kernels build" in capsys.readouterr().err

@@ -3,7 +3,6 @@
 import asyncio
 import logging
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
 
 from fastapi import Request
 from fastapi.routing import APIRoute
@@ -72,9 +71,6 @@ class Guard:
         self._tracing = tracing
         routes = list(routes)
         self._routes = [route for route in routes if isinstance(route, TaskRoute)]
-        self._paths: dict[Any, str] = {
-            route.endpoint: route.path_format for route in routes if isinstance(route, APIRoute)
-        }
         # A dictionary of the paths without parameters is faster than matching route after route.
         self._by_path: Mapping[str, TaskRoute] = {
             route.path: route for route in self._routes if not route.param_convertors
@@ -184,7 +180,8 @@ class Guard:
         self, route: TaskRoute | None, exchange: Exchange, scope: Scope, key: str | None
     ) -> None:
         """Counts and logs a request that has ended."""
-        path = self._paths.get(scope.get("endpoint")) if route is None else route.path_format
+        matched = scope.get("route") if route is None else route
+        path = matched.path_format if isinstance(matched, APIRoute) else None
         if route is not None:
             model = scope["state"].get("model", "")
             self._metrics.requests.labels(route.path_format, model, exchange.outcome).inc()

@@ -14,7 +14,7 @@ from maskdial.causal.sampling.sampler import Sampler, TokenSampler
 from maskdial.causal.tools.reply import ReplyFormat
 from maskdial.config import Config
 from maskdial.errors import BundleError, ConfigError, explain_exhaustion
-from maskdial.kernels.library import find_kernels
+from maskdial.kernels.installed import find_kernels
 from maskdial.masked.engine import MaskedEngine
 from maskdial.metrics import Metrics, ModelMetrics
 from maskdial.models.bundle import Bundle, KVLayout, load_bundle, load_bundles, read_manifests

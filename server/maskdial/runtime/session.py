@@ -10,7 +10,7 @@ import onnxruntime as ort
 from numpy.typing import NDArray
 
 from maskdial.errors import BundleError, ConfigError
-from maskdial.kernels.library import Kernels
+from maskdial.kernels.installed import Kernels
 from maskdial.runtime.providers import find_provider
 
 _ERRORS_ONLY = 3
@@ -101,7 +101,7 @@ class Session:
         rewritten = rewrite(graph)
         if not rewritten.num_replaced:
             return str(graph)
-        settings.register_custom_ops_library(str(kernels.library))
+        settings.register_custom_ops_library(str(kernels.path))
         settings.add_session_config_entry(
             "session.model_external_initializers_file_folder_path", str(graph.parent)
         )

@@ -20,15 +20,15 @@ class Kernels:
     """A library that ONNX Runtime can load.
 
     Attributes:
-        library: its file.
+        path: its file.
         processor: the instruction set that it uses here: avx512vnni, avxvnni, avx2 or scalar.
     """
 
-    library: Path
+    path: Path
     processor: str
 
     @classmethod
-    def load(cls, library: Path) -> "Kernels":
+    def load(cls, path: Path) -> "Kernels":
         """Loads a library and asks it what it uses.
 
         Raises:
@@ -36,7 +36,7 @@ class Kernels:
                 this processor does not have.
         """
         try:
-            loaded = ctypes.CDLL(str(library))
+            loaded = ctypes.CDLL(str(path))
         except OSError as error:
             raise ConfigError(f"the kernels cannot be loaded: {error}; run {_BUILD}") from error
         loaded.maskdial_kernels_processor.restype = ctypes.c_char_p
@@ -45,7 +45,7 @@ class Kernels:
             raise ConfigError(
                 "MASKDIAL_KERNELS_ISA names instructions that this processor does not have"
             )
-        return cls(library, processor)
+        return cls(path, processor)
 
 
 def find_kernels(setting: Literal["auto", "on", "off"]) -> Kernels | None:
