@@ -144,8 +144,7 @@ class CausalEngine(Engine):
             )
         channel = ReplyChannel()
         usage = current_usage()
-        beams = () if sequence.search is None else sequence.search.beams
-        for each in (sequence, *beams):
+        for each in (sequence, *sequence.beams):
             each.usage = usage
         trace.note(sequence)
         with self._changed:  # reentrant: nothing comes between the check and the queue
@@ -259,7 +258,7 @@ class CausalEngine(Engine):
     def _release(self, sequences: Iterable[Sequence]) -> None:
         """Frees the slots of sequences, or of their beam searches; the caller holds the lock."""
         for sequence in sequences:
-            for each in (sequence,) if sequence.search is None else sequence.search.beams:
+            for each in sequence.beams:
                 self._scheduler.release(each)
 
     def _report(self) -> None:
@@ -306,7 +305,7 @@ class CausalEngine(Engine):
         with self._changed:
             if self._channels.pop(sequence, None) is None:
                 return False
-            for each in (sequence,) if sequence.search is None else sequence.search.beams:
+            for each in sequence.beams:
                 self._scheduler.cancel(each)
             self._metrics.cancelled[reason].inc()
             self._metrics.queue_size.set(self._scheduler.num_waiting)

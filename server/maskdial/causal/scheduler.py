@@ -321,11 +321,11 @@ class Scheduler:
 
     def _has_room(self, sequence: Sequence) -> bool:
         """Whether there is a slot for each beam."""
-        return sequence.search is None or self._slots.count(None) >= len(sequence.search.beams)
+        return self._slots.count(None) >= len(sequence.beams)
 
     def _reserve(self, first: Sequence) -> None:
         """Takes slots for the other beams of a search."""
-        for beam in () if first.search is None else first.search.beams[1:]:
+        for beam in first.beams[1:]:
             slot = self._slots.index(None)
             self._slots[slot] = beam
             beam.reserve(slot)

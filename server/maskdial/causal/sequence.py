@@ -200,6 +200,11 @@ class Sequence:
         return int(self._token_ids[self.num_tokens - 1])
 
     @property
+    def beams(self) -> tuple["Sequence", ...]:
+        """The sequences that take slots for it: itself, or those of its beam search."""
+        return (self,) if self.search is None else self.search.beams
+
+    @property
     def num_source(self) -> int:
         """Tokens of the source text; 0 if the model has no encoder."""
         return len(self.source_ids)

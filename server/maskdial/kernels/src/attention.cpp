@@ -21,6 +21,7 @@
 #include <cstring>
 #include <memory>
 
+#include "operator.h"
 #include "processor.h"
 #include "tensor.h"
 
@@ -265,40 +266,16 @@ class Attention {
   float scale_;
 };
 
-OrtStatus* create(const OrtCustomOp*, const OrtApi* api, const OrtKernelInfo* info,
-                  void** kernel) {
-  return guarded(*api, [&] { *kernel = new Operator<Attention>{*api, Attention(*api, info)}; });
-}
-
-OrtStatus* compute(void* kernel, OrtKernelContext* context) {
-  auto* op = static_cast<Operator<Attention>*>(kernel);
-  return guarded(op->api, [&] { op->kernel.compute(context); });
-}
-
 }  // namespace
 
-const OrtCustomOp kAttentionOp = {
-    .version = kApiVersion,
-    .CreateKernel = nullptr,
-    .GetName = [](const OrtCustomOp*) { return "CausalAttention"; },
-    .GetExecutionProviderType = [](const OrtCustomOp*) { return "CPUExecutionProvider"; },
-    .GetInputType = [](const OrtCustomOp*, size_t i) { return i == 5 || i == 6 ? kInt32 : kFloat; },
-    .GetInputTypeCount = [](const OrtCustomOp*) -> size_t { return 9; },
-    .GetOutputType = [](const OrtCustomOp*, size_t) { return kFloat; },
-    .GetOutputTypeCount = [](const OrtCustomOp*) -> size_t { return 3; },
-    .KernelCompute = nullptr,
-    .KernelDestroy = [](void* kernel) { delete static_cast<Operator<Attention>*>(kernel); },
-    .GetInputCharacteristic = [](const OrtCustomOp*,
-                                 size_t i) { return i == 1 || i == 2 || i > 6 ? kOptional : kRequired; },
-    .GetOutputCharacteristic = [](const OrtCustomOp*, size_t) { return kRequired; },
-    .GetInputMemoryType = [](const OrtCustomOp*, size_t) { return 0; },
-    .GetVariadicInputMinArity = [](const OrtCustomOp*) { return 1; },
-    .GetVariadicInputHomogeneity = [](const OrtCustomOp*) { return 1; },
-    .GetVariadicOutputMinArity = [](const OrtCustomOp*) { return 1; },
-    .GetVariadicOutputHomogeneity = [](const OrtCustomOp*) { return 1; },
-    .CreateKernelV2 = create,
-    .KernelComputeV2 = compute,
-    .InferOutputShape = nullptr,
-    .GetStartVersion = [](const OrtCustomOp*) { return 1; },
-    .GetEndVersion = [](const OrtCustomOp*) { return 0x7fffffff; },
-};
+const OrtCustomOp kAttentionOp = [] {
+  OrtCustomOp table = operator_table<Attention>();
+  table.GetName = [](const OrtCustomOp*) { return "CausalAttention"; };
+  table.GetInputType = [](const OrtCustomOp*, size_t i) { return i == 5 || i == 6 ? kInt32 : kFloat; };
+  table.GetInputTypeCount = [](const OrtCustomOp*) -> size_t { return 9; };
+  table.GetOutputTypeCount = [](const OrtCustomOp*) -> size_t { return 3; };
+  table.GetInputCharacteristic = [](const OrtCustomOp*, size_t i) {
+    return i == 1 || i == 2 || i > 6 ? kOptional : kRequired;
+  };
+  return table;
+}();

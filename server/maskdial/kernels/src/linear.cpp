@@ -16,6 +16,7 @@
 #include <cstring>
 #include <memory>
 
+#include "operator.h"
 #include "processor.h"
 #include "tensor.h"
 
@@ -239,40 +240,16 @@ class Linear {
   std::unique_ptr<PackedMatrix> first_, up_;
 };
 
-OrtStatus* create(const OrtCustomOp*, const OrtApi* api, const OrtKernelInfo* info,
-                  void** kernel) {
-  return guarded(*api, [&] { *kernel = new Operator<Linear>{*api, Linear(*api, info)}; });
-}
-
-OrtStatus* compute(void* kernel, OrtKernelContext* context) {
-  auto* op = static_cast<Operator<Linear>*>(kernel);
-  return guarded(op->api, [&] { op->kernel.compute(context); });
-}
-
 }  // namespace
 
-const OrtCustomOp kLinearOp = {
-    .version = kApiVersion,
-    .CreateKernel = nullptr,
-    .GetName = [](const OrtCustomOp*) { return "Linear"; },
-    .GetExecutionProviderType = [](const OrtCustomOp*) { return "CPUExecutionProvider"; },
-    .GetInputType = [](const OrtCustomOp*, size_t i) { return i == 1 || i == 4 ? kInt8 : kFloat; },
-    .GetInputTypeCount = [](const OrtCustomOp*) -> size_t { return 7; },
-    .GetOutputType = [](const OrtCustomOp*, size_t) { return kFloat; },
-    .GetOutputTypeCount = [](const OrtCustomOp*) -> size_t { return 1; },
-    .KernelCompute = nullptr,
-    .KernelDestroy = [](void* kernel) { delete static_cast<Operator<Linear>*>(kernel); },
-    .GetInputCharacteristic = [](const OrtCustomOp*,
-                                 size_t i) { return i < 3 ? kRequired : kOptional; },
-    .GetOutputCharacteristic = [](const OrtCustomOp*, size_t) { return kRequired; },
-    .GetInputMemoryType = [](const OrtCustomOp*, size_t) { return 0; },
-    .GetVariadicInputMinArity = [](const OrtCustomOp*) { return 1; },
-    .GetVariadicInputHomogeneity = [](const OrtCustomOp*) { return 1; },
-    .GetVariadicOutputMinArity = [](const OrtCustomOp*) { return 1; },
-    .GetVariadicOutputHomogeneity = [](const OrtCustomOp*) { return 1; },
-    .CreateKernelV2 = create,
-    .KernelComputeV2 = compute,
-    .InferOutputShape = nullptr,
-    .GetStartVersion = [](const OrtCustomOp*) { return 1; },
-    .GetEndVersion = [](const OrtCustomOp*) { return 0x7fffffff; },
-};
+const OrtCustomOp kLinearOp = [] {
+  OrtCustomOp table = operator_table<Linear>();
+  table.GetName = [](const OrtCustomOp*) { return "Linear"; };
+  table.GetInputType = [](const OrtCustomOp*, size_t i) { return i == 1 || i == 4 ? kInt8 : kFloat; };
+  table.GetInputTypeCount = [](const OrtCustomOp*) -> size_t { return 7; };
+  table.GetOutputTypeCount = [](const OrtCustomOp*) -> size_t { return 1; };
+  table.GetInputCharacteristic = [](const OrtCustomOp*, size_t i) {
+    return i < 3 ? kRequired : kOptional;
+  };
+  return table;
+}();

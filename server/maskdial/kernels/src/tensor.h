@@ -46,12 +46,6 @@ inline const Processor* required_processor() {
   return processor;
 }
 
-template <typename Kernel>
-struct Operator {
-  const OrtApi& api;
-  Kernel kernel;
-};
-
 struct Tensor {
   int type = 0;
   std::vector<int64_t> dims{};
