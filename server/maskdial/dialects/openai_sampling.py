@@ -164,7 +164,9 @@ class SamplingBody(OpenAIBody):
         None, description="Extension: keep only this many of the prompt's last tokens."
     )
     priority: Annotated[int, Range(-100, 100)] | None = Field(
-        None, description="Extension: scheduling priority; lower values run earlier. Default: 0."
+        None,
+        description="Extension: priority among the client's own requests; lower values start "
+        "earlier. Default: 0.",
     )
     cache_salt: Annotated[str, Size(1, 256, "characters")] | None = Field(
         None,

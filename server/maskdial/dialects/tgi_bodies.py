@@ -300,7 +300,9 @@ class GenerateBody(TaskBody):
         None, description="Reply with server-sent events, one per token. Default: false."
     )
     priority: Annotated[int, Range(-100, 100)] | None = Field(
-        None, description="Scheduling priority; lower values run earlier. Default: 0."
+        None,
+        description="Priority among the client's own requests; lower values start earlier. "
+        "Default: 0.",
     )
     cache_salt: Annotated[str, Size(1, 256, "characters")] | None = Field(
         None, description="Share cached prompt prefixes only with requests of the same salt."
