@@ -126,7 +126,7 @@ def add_generate_arguments(parser: argparse.ArgumentParser) -> None:
         "--priority",
         type=int,
         metavar="N",
-        help="requests with a lower number are scheduled first (default: 0)",
+        help="of a client's requests, those with a lower number start first (default: 0)",
     )
     _add_common_arguments(parser)
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import threading
 import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -85,6 +86,24 @@ def test_progress_is_no_stall(config: Config, caplog: pytest.LogCaptureFixture) 
 
     watch(config, [slow], story)
     assert "progress" not in caplog.text
+
+
+def test_engines_are_listed_on_the_event_loop() -> None:
+    """Models come and go there, and a dictionary must not change while another thread reads it."""
+    threads = set()
+
+    def engines() -> list[Engine]:
+        threads.add(threading.current_thread())
+        return []
+
+    async def main() -> None:
+        watchdog = Watchdog(engines, Config())
+        watchdog.start()
+        await asyncio.sleep(0.2)
+        await watchdog.stop()
+
+    asyncio.run(main())
+    assert threads == {threading.main_thread()}
 
 
 @pytest.mark.parametrize("what", ["exit", "degrade"])

@@ -22,9 +22,9 @@ class Grammar(TypedDict):
 class SamplingParameters(TaskOptions, total=False):
     """Parameters of ``generate`` and ``stream``. None means the server's default.
 
-    A temperature of 0 is greedy. Requests with a lower ``priority`` are scheduled first. Prompts
-    share cached prefixes only with prompts of the same ``cache_salt``. Languages are for
-    encoder-decoder models.
+    A temperature of 0 is greedy. Of a client's requests, those with a lower ``priority`` start
+    first. Prompts share cached prefixes only with prompts of the same ``cache_salt``. Languages are
+    for encoder-decoder models.
     """
 
     max_new_tokens: int | None

@@ -23,7 +23,7 @@ class Watchdog:
     so that an orchestrator restarts the process.
 
     Args:
-        engines: gives those that run.
+        engines: gives those that run; called on the event loop, where models come and go.
         config: how long a step may take, and what to do about a dead engine.
     """
 
@@ -33,6 +33,7 @@ class Watchdog:
         self.on_death: Callable[[str], None] = lambda _: None
         """Called with the cause of an engine's death if the server is to exit then."""
         self._engines = engines
+        self._running: tuple[Engine, ...] = ()
         self._timeout = config.stall_timeout
         self._exits = config.on_engine_failure == "exit"
         self._beat = time.monotonic()
@@ -56,6 +57,7 @@ class Watchdog:
     async def _keep_beating(self) -> None:
         while True:
             self._beat = time.monotonic()
+            self._running = tuple(self._engines())
             await asyncio.sleep(_INTERVAL)
 
     def _watch(self) -> None:
@@ -74,7 +76,7 @@ class Watchdog:
         idle = time.monotonic() - self._beat
         if idle > timeout + _INTERVAL:
             return f"the event loop has made no progress for {idle:.0f} s"
-        for engine in tuple(self._engines()):
+        for engine in self._running:
             if engine.step_seconds > timeout:
                 return (
                     f"the engine of model {engine.name!r} has made no progress for "
@@ -83,7 +85,7 @@ class Watchdog:
         return ""
 
     def _look_for_dead_engines(self) -> None:
-        for engine in tuple(self._engines()):
+        for engine in self._running:
             if engine.state is EngineState.DEAD:
                 self._exits = False
                 self.on_death(engine.cause_of_death)
