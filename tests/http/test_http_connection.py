@@ -287,3 +287,48 @@ def test_pipelining_is_bounded(server: Server) -> None:
     wait_for(lambda: server.ended("malformed") == 1)
     server.app.release.set()
     assert read_all(client).count(b" 200 ") <= 17
+
+
+class ClosedTransport(asyncio.Transport):
+    """uvloop's, after the client has reset the connection."""
+
+    def is_closing(self) -> bool:
+        return True
+
+    def close(self) -> None:
+        pass
+
+    def write(self, data: object) -> None:
+        raise RuntimeError("the handler is closed")
+
+    def pause_reading(self) -> None:
+        pass
+
+    def resume_reading(self) -> None:
+        pass
+
+    def get_write_buffer_size(self) -> int:
+        return 0
+
+
+def test_a_reply_to_a_connection_that_is_gone_is_dropped() -> None:
+    """Before the protocol has been told; uvicorn would raise what uvloop raises."""
+    ended: list[str] = []
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        await Response(b"too late")(scope, receive, send)
+        ended.append("well")
+
+    async def main() -> None:
+        config = uvicorn.Config(app, log_config=None)
+        config.load()
+        connections = Connections(ConnectionLimits(**LIMITS), Metrics(()))
+        connection = Connection(
+            connections, config=config, server_state=uvicorn.server.ServerState(), app_state={}
+        )
+        connection.connection_made(ClosedTransport())
+        connection.data_received(GET + b"\r\n")
+        await asyncio.sleep(0.05)
+
+    asyncio.run(main())
+    assert ended == ["well"]

@@ -87,6 +87,27 @@ class Connections:
         self._waiting.pop(connection, None)
 
 
+class _Writer:
+    """A transport, as far as replies need it, that may be closed.
+
+    Between the end of a connection and the call that tells of it, uvloop's own raises an error on
+    `write`; asyncio's does nothing, as here.
+    """
+
+    def __init__(self, transport: asyncio.Transport) -> None:
+        self._transport = transport
+
+    def is_closing(self) -> bool:
+        return self._transport.is_closing()
+
+    def write(self, data: bytes) -> None:
+        if not self._transport.is_closing():
+            self._transport.write(data)
+
+    def close(self) -> None:
+        self._transport.close()
+
+
 class Connection(HttpToolsProtocol):
     """One client's connection.
 
@@ -174,15 +195,15 @@ class Connection(HttpToolsProtocol):
         self._headers_complete = True
         if len(self.pipeline) >= _MAX_PIPELINED:
             self._fail(("malformed", 400, "too many pipelined requests", "validation"))
-        if self.parser.should_upgrade():
-            # The parser takes what follows for another protocol, also a body.
-            if any(name in _BODY_HEADERS for name, _ in self.headers):
-                self._fail(("malformed", 400, _NO_UPGRADE, "validation"))
-            super().on_headers_complete()
+        upgrades = self.parser.should_upgrade()
+        # The parser takes what follows for another protocol, also a body.
+        if upgrades and any(name in _BODY_HEADERS for name, _ in self.headers):
+            self._fail(("malformed", 400, _NO_UPGRADE, "validation"))
+        super().on_headers_complete()
+        self.cycle.transport = _Writer(self.transport)  # type: ignore[assignment]
+        if upgrades:
             self.cycle.keep_alive = False
             self._refused = True
-            return
-        super().on_headers_complete()
 
     def on_message_complete(self) -> None:
         self._in_message = False
