@@ -12,7 +12,8 @@ import random
 from dataclasses import dataclass
 from pathlib import Path
 
-BOOK_FILES = ("books-children.txt.gz", "books-short-fiction.txt.gz", "books-novels.txt.gz")
+CHILDREN_FILE = "books-children.txt.gz"
+BOOK_FILES = (CHILDREN_FILE, "books-short-fiction.txt.gz", "books-novels.txt.gz")
 DEFINITIONS_FILE = "wordnet.txt.gz"
 POLARITY_FILE = "sentiment-polarity.tsv"
 SENTIMENT_VALIDATION_FILE = "sentiment-validation.tsv"
@@ -20,12 +21,14 @@ HELD_OUT_CHAPTERS = 0.015
 """Share of each book file's chapters, from its end, that only ever serve to measure."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Books:
     """Chapters to train on and held-out chapters; a newline separates paragraphs."""
 
     train: list[str]
     held_out: list[str]
+    num_children: int = 0
+    """How many of `train`, from its start, are of children's books."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +48,8 @@ def read_books(corpus: Path) -> Books:
         num_held_out = max(1, round(len(chapters) * HELD_OUT_CHAPTERS))
         books.train.extend(chapters[:-num_held_out])
         books.held_out.extend(chapters[-num_held_out:])
+        if name == CHILDREN_FILE:
+            books.num_children = len(books.train)
     return books
 
 

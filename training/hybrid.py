@@ -23,7 +23,8 @@ from training.settings import Settings, Shape
 from training.vocabulary import END_OF_TEXT, MASK
 
 MAX_LENGTH = 512
-TOKENS_PER_BATCH = 2048
+TOKENS_PER_BATCH = (2048, 4096)
+"""In the first quarter of training, and then."""
 LEARNING_RATE, MATRIX_LEARNING_RATE = 3e-3, 2e-2
 MASKED_SHARES = (0.35, 0.15)
 """Share of words hidden in masked rows, at the start and at the end of training."""
@@ -36,6 +37,10 @@ CAUSAL_SHARE = 0.5
 PASSAGE_TOKENS = (40, 300)
 """A passage ends with the last paragraph that fits a length drawn from this range."""
 SHORT_LENGTH, SHORT_EVERY = 32, 8
+CHILDREN_FROM, CHILDREN_SHARE = 0.7, 0.5
+"""In the last part of training, this share of the windows is drawn from children's books alone."""
+REVIEW_REPEATS = 2
+"""How often the review sentences, without their labels, stand in the texts."""
 HIDDEN_SCORE = -1e9
 
 
@@ -44,7 +49,8 @@ class HybridObjective:
 
     `causal_share`, 0 to 1, is the share of causal rows: 1 trains an ordinary causal model, 0 a
     masked one. The losses of both kinds of rows are weighted by their share, however many of their
-    tokens are predicted.
+    tokens are predicted. The first `num_children` tokens of the stream are of children's books,
+    which the last part of training prefers.
     """
 
     def __init__(
@@ -53,9 +59,11 @@ class HybridObjective:
         tokenizer: PreTrainedTokenizerFast,
         stream: Tensor,
         causal_share: float,
+        num_children: int = 0,
     ) -> None:
         self.model = model
         self.stream = stream
+        self.num_children = num_children
         self.causal_share = causal_share
         vocabulary = tokenizer.get_vocab()
         self.end, self.mask = vocabulary[END_OF_TEXT], vocabulary[MASK]
@@ -77,17 +85,26 @@ class HybridObjective:
     def batch_loss(self, progress: float) -> tuple[Tensor, int]:
         self.steps += 1
         length = length_at(progress, self.steps)
-        windows = self.sample_windows(TOKENS_PER_BATCH // length, length + 1)
+        rows = TOKENS_PER_BATCH[progress >= 0.25] // length
+        num_simple = round(rows * CHILDREN_SHARE) if progress >= CHILDREN_FROM else 0
+        windows = torch.cat(
+            [
+                self.sample_windows(num_simple, length + 1, self.num_children or None),
+                self.sample_windows(rows - num_simple, length + 1),
+            ]
+        )
+        windows = windows[torch.randperm(rows)]  # the first rows are read under the causal mask
         first, last = MASKED_SHARES
         return self.loss(windows, first + (last - first) * progress), len(windows) * length
 
-    def sample_windows(self, batch: int, length: int) -> Tensor:
-        """`[batch, length]` int64: the end-of-text token, then a run of the stream.
+    def sample_windows(self, batch: int, length: int, end: int | None = None) -> Tensor:
+        """`[batch, length]` int64: the end-of-text token, then a run of the stream's first `end`.
 
         Half of the runs start at a paragraph, the others anywhere.
         """
-        length = min(length, len(self.stream))
-        last = len(self.stream) - length
+        end = len(self.stream) if end is None else end
+        length = min(length, end)
+        last = end - length
         starts = torch.randint(last + 1, (batch, 1))
         paragraphs = self.paragraphs[self.paragraphs <= last]
         if len(paragraphs):

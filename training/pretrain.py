@@ -39,6 +39,7 @@ class Plan:
     matrix_learning_rate: float | None = None
     """For Muon, on the matrices between embeddings and head; None trains these with AdamW too."""
     warmup: float = 0.02
+    decay: float = 0.45
     weight_decay: float = 0.05
     max_grad_norm: float = 1.0
     checkpoint_seconds: float = 180.0
@@ -49,12 +50,13 @@ class Plan:
     def rate_at(self, progress: float) -> float:
         """The learning rates at `progress`, relative to their peak.
 
-        Linear warm-up over the first `warmup` share of the time, then a cosine decay to 2%.
+        Linear warm-up over the first `warmup` share of the time, and a linear decay to 1% over the
+        last `decay` share. Between them the rate is constant, so that an interrupted run can go on
+        with more time than it was planned for (Hägele et al. 2024).
         """
         if progress < self.warmup:
             return (progress + 0.001) / (self.warmup + 0.001)
-        share = min(1.0, (progress - self.warmup) / (1.0 - self.warmup))
-        return 0.02 + 0.98 * 0.5 * (1.0 + math.cos(math.pi * share))
+        return max(0.01, min(1.0, (1.0 - progress) / self.decay))
 
 
 @dataclass(slots=True)

@@ -205,17 +205,26 @@ def _train_decoder(settings: Settings, name: str, causal_share: float) -> Path:
     torch.manual_seed(settings.seed)
     out = settings.out / name
     books = read_books(settings.corpus)
+    reviews = [row.text for row in read_rated_sentences(settings.corpus / POLARITY_FILE)]
     shape = settings.shape
     tokenizer = _tokenizer(
         out,
         settings,
         lambda: train_byte_level_bpe(books.train, shape.vocabulary, hybrid.MAX_LENGTH),
     )
-    stream = hybrid.encode_stream(tokenizer, books.train, settings.seed)
+    children, *others = (
+        hybrid.encode_stream(tokenizer, texts, settings.seed)
+        for texts in (
+            books.train[: books.num_children],
+            books.train[books.num_children :],
+            ["\n".join(reviews)] * hybrid.REVIEW_REPEATS,
+        )
+    )
+    stream = torch.cat([children, *others])
     model = hybrid.build_model(tokenizer, shape).to(settings.device)
     if settings.compile:
         model.model.compile(dynamic=False)
-    objective = hybrid.HybridObjective(model, tokenizer, stream, causal_share)
+    objective = hybrid.HybridObjective(model, tokenizer, stream, causal_share, len(children))
     record = pretrain(objective, hybrid.plan(settings), out, name, settings.resume)
     model.save_pretrained(out)
     run = _run_figures(record, settings, stream)
@@ -268,7 +277,7 @@ def decoder_card(
         f"{_shape(model)}, grouped-query attention with normalized queries and keys, tied "
         f"embeddings, byte-level BPE vocabulary of {len(tokenizer)} tokens.",
         task="text-generation",
-        sources=[SOURCES],
+        sources=[SOURCES, POLARITY],
         limits="A toy by size: sentences mostly hold together, stories do not. English only.",
         figures=figures,
         study=read_study(settings.out),

@@ -3,7 +3,8 @@
 starting   from the constructor on; requests wait until the model is warm
 serving    from the end of the first pass on; requests run
 draining   from `Engine.stop` on; new requests are refused, those accepted may finish
-dead       after the first pass, or code around a later one, has failed; all requests fail
+dead       after the first pass, or code around a later one, has failed, or `Engine.fail` was
+           called; all requests fail
 
 A later pass that fails itself fails its own requests only, and the engine goes on.
 """
@@ -197,6 +198,21 @@ class Engine(ABC):
             self._thread.join(_LAST_PASS_SECONDS)
         self._count_down()
 
+    def fail(self, cause: str) -> None:
+        """Ends the engine, as if it had died: its requests fail with ``cause``, a sentence.
+
+        A pass under way is finished, and its results are dropped.
+        """
+        with self._changed:
+            if self._state is EngineState.DEAD:
+                return
+            self._cause_of_death = cause
+            self._state = EngineState.DEAD
+            self._changed.notify_all()
+        self._count_down()
+        self._started.set()
+        self._fail_all(self.failure, cause)
+
     @abstractmethod
     def step(self) -> None:
         """One iteration of the thread's loop. Without a thread, callers may drive the engine."""
@@ -244,7 +260,7 @@ class Engine(ABC):
                 self._step_began = None
         except BaseException as error:
             _log.critical("the engine of model %r died", self._name, exc_info=True)
-            self._die(error)
+            self.fail(f"the engine of model {self._name!r} died ({describe(error)})")
 
     def _serve(self) -> None:
         with self._changed:
@@ -261,17 +277,9 @@ class Engine(ABC):
                 due = self._tend()
                 if self._has_work:
                     return True
-                if self._state is EngineState.DRAINING:
+                if self._state in (EngineState.DRAINING, EngineState.DEAD):
                     return False
                 self._changed.wait(due)
-
-    def _die(self, error: BaseException) -> None:
-        with self._changed:
-            self._cause_of_death = f"the engine of model {self._name!r} died ({describe(error)})"
-            self._state = EngineState.DEAD
-        self._count_down()
-        self._started.set()
-        self._fail_all(self.failure, self._cause_of_death)
 
     def _count_down(self) -> None:
         """Two engines of one name may be up at a time, so the gauge counts them."""

@@ -13,6 +13,7 @@ from typing import Any
 import httpx
 import pytest
 
+from maskdial.models import versions
 from maskdial.models.bundle import read_manifests, write_manifest
 from maskdial.models.catalog import STARTER_FOLDER
 from maskdial.models.registry import Models
@@ -271,9 +272,37 @@ def test_a_stream_outlives_the_unload_of_its_model(shelf: Any, http: httpx.Clien
             assert unloading.result().json()["state"] == "unloaded"
 
 
+def test_a_model_whose_weights_are_overwritten_answers_nothing_more(
+    http: httpx.Client, root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(versions, "_WATCH_SECONDS", 0.05)
+    folder = make_version(root / "overwritten", "NO", "YES")
+    load = {"model": "overwritten"}
+    assert http.post("/models/load", json=load, headers=ADMIN).json()["state"] == "ready"
+    assert label(http, "overwritten") == "YES"
+    assert label(http, "second") == "GOOD"
+    weights = folder / "model.onnx.data"
+    intact = weights.read_bytes()
+    with weights.open("r+b") as file:
+        file.seek(len(intact) // 2)
+        file.write(b"other weights")
+    until(lambda: states(http)["overwritten"] == "failed")
+    reply = http.post("/classify", json={"inputs": TEXT, "model": "overwritten"})
+    assert reply.status_code == 503
+    assert "model.onnx.data of model 'overwritten' was overwritten" in reply.json()["error"]
+    refused = http.post("/models/load", json=load, headers=ADMIN)
+    assert refused.status_code == 422
+    assert "SHA-256 differs" in refused.json()["error"]
+    assert label(http, "second") == "GOOD"
+    weights.write_bytes(intact)
+    assert http.post("/models/load", json=load, headers=ADMIN).json()["state"] == "ready"
+    assert label(http, "overwritten") == "YES"
+    shutil.rmtree(folder)
+
+
 def test_no_request_is_lost_while_versions_are_swapped(shelf: Any, http: httpx.Client) -> None:
     """`python -m loadtests swaps` does this at length, and looks at memory, files and threads."""
-    versions = {"acme/first": "YES", "second": "GOOD"}
+    expected = {"acme/first": "YES", "second": "GOOD"}
     http.post("/models/load", json={"model": "m", "path": "acme/first"}, headers=ADMIN)
     finished = threading.Event()
 
@@ -288,10 +317,10 @@ def test_no_request_is_lost_while_versions_are_swapped(shelf: Any, http: httpx.C
         clients = [pool.submit(ask) for _ in range(4)]
         try:
             for number in range(6):
-                path = [*versions][(number + 1) % 2]
+                path = [*expected][(number + 1) % 2]
                 body = {"model": "m", "path": path}
                 assert http.post("/models/load", json=body, headers=ADMIN).status_code == 200
-                assert label(http, "m") == versions[path]
+                assert label(http, "m") == expected[path]
         finally:
             finished.set()
         seen = [label for client in clients for label in client.result()]

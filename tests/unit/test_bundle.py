@@ -186,3 +186,22 @@ def test_a_file_that_is_no_graph_is_refused(copy: Path) -> None:
     change_manifest(copy, lambda manifest: manifest["files"].update({"model.onnx": digest}))
     with pytest.raises(BundleError, match="ONNX Runtime cannot load"):
         load_model("mine", copy, Config(), Metrics(()))
+
+
+def test_a_file_that_is_written_to_in_place_is_noticed(copy: Path) -> None:
+    bundle = load_bundle("mine", copy)
+    weights = copy / "model.onnx.data"
+    assert bundle.find_overwritten() is None
+    weights.write_bytes(weights.read_bytes())
+    assert bundle.find_overwritten() is None, "the content is the same"
+    assert bundle.stamps["model.onnx.data"].modified_ns == weights.stat().st_mtime_ns
+    replacement = copy / "replacement"
+    replacement.write_bytes(b"other content")
+    replacement.replace(copy / "model.onnx")
+    assert bundle.find_overwritten() is None, "the model still has the file that was replaced"
+    with weights.open("r+b") as file:
+        file.seek(1000)
+        file.write(b"overwritten")
+    assert bundle.find_overwritten() == "model.onnx.data"
+    weights.unlink()
+    assert bundle.find_overwritten() is None, "the model still has the file that was deleted"

@@ -146,7 +146,7 @@ def test_readiness_is_red_once_no_engine_is_left(start_server: Callable[..., Any
     try:
         for engine in engines_of(running):
             assert httpx.get(f"{running.url}/health/ready").status_code == 200
-            engine._die(RuntimeError("scripted"))
+            engine.fail("scripted")
         reply = httpx.get(f"{running.url}/health/ready")
         assert reply.status_code == 503
         assert reply.json()["status"] == "engine down"
@@ -157,8 +157,8 @@ def test_readiness_is_red_once_no_engine_is_left(start_server: Callable[..., Any
 
 def test_the_server_exits_if_it_is_told_to(start_server: Callable[..., Any]) -> None:
     running = start_server(on_engine_failure="exit")
-    engines_of(running)[0]._die(RuntimeError("scripted"))
+    engines_of(running)[0].fail("scripted")
     running._thread.join(30)
     assert not running._thread.is_alive()
     running.stop()
-    assert "died (RuntimeError: scripted)" in str(running.server.failure)
+    assert "scripted" in str(running.server.failure)

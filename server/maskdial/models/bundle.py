@@ -40,9 +40,9 @@ import hashlib
 import json
 import os
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, NamedTuple
 
 import pydantic
 from pydantic import BaseModel, ConfigDict, Field
@@ -288,13 +288,31 @@ class Manifest(_Frozen):
         return next((i for i, name in enumerate(names) if name.startswith("entail")), None)
 
 
+class Stamp(NamedTuple):
+    """What tells that a file was written to since it was read, without reading it again."""
+
+    inode: int
+    size: int
+    modified_ns: int
+
+    @classmethod
+    def of(cls, path: Path) -> "Stamp":
+        """Raises: OSError: there is no such file."""
+        found = path.stat()
+        return cls(found.st_ino, found.st_size, found.st_mtime_ns)
+
+
 @dataclass(frozen=True, slots=True)
 class Bundle:
-    """A model folder with a valid manifest and verified files."""
+    """A model folder with a valid manifest and verified files.
+
+    ``stamps`` are those of its files when they were verified.
+    """
 
     name: str
     path: Path
     manifest: Manifest
+    stamps: dict[str, Stamp] = field(default_factory=dict)
 
     @property
     def graph(self) -> Path:
@@ -313,6 +331,24 @@ class Bundle:
     @property
     def tokenizer(self) -> Path:
         return self.path / TOKENIZER
+
+    def find_overwritten(self) -> str | None:
+        """The name of a file with other content than when it was verified; None if there is none.
+
+        Only files that were written to in place count: weights are mapped into memory, so a served
+        model sees that. It does not see a file that was deleted or replaced by a rename.
+        """
+        for name, stamp in self.stamps.items():
+            try:
+                now = Stamp.of(self.path / name)
+                if now == stamp or now.inode != stamp.inode:
+                    continue
+                if file_sha256(self.path / name) != self.manifest.files[name]:
+                    return name
+                self.stamps[name] = now
+            except OSError:
+                continue
+        return None
 
     @property
     def num_bytes(self) -> int:
@@ -360,7 +396,7 @@ def load_bundles(name: str, path: Path) -> tuple[Bundle, ...]:
     Raises:
         BundleError: as `load_bundle`.
     """
-    hashes: dict[Path, str] = {}  # both graphs share the weights
+    hashes: dict[Path, tuple[str, Stamp]] = {}  # both graphs share the weights
     return tuple(_verify(name, path, manifest, hashes) for manifest in read_manifests(name, path))
 
 
@@ -376,8 +412,11 @@ def read_manifests(name: str, path: Path) -> list[Manifest]:
     return [_read_manifest(name, each) for each in paths]
 
 
-def _verify(name: str, path: Path, manifest: Manifest, hashes: dict[Path, str]) -> Bundle:
-    """``hashes`` holds the hashes of files that were read before, and gets the new ones."""
+def _verify(
+    name: str, path: Path, manifest: Manifest, hashes: dict[Path, tuple[str, Stamp]]
+) -> Bundle:
+    """``hashes`` holds hash and stamp of the files that were read before, and gets the new ones."""
+    stamps: dict[str, Stamp] = {}
     encoder = () if manifest.text_to_text is None else (ENCODER_GRAPH,)
     for required in (manifest.graph, TOKENIZER, *encoder):
         if required not in manifest.files:
@@ -389,12 +428,14 @@ def _verify(name: str, path: Path, manifest: Manifest, hashes: dict[Path, str]) 
         if not file.is_file():
             raise BundleError(f"model {name!r}: {file_name} is missing from {path}")
         if file not in hashes:
-            hashes[file] = file_sha256(file)
-        if hashes[file] != expected:
+            stamp = Stamp.of(file)  # before it is read: what is written later must be noticed
+            hashes[file] = file_sha256(file), stamp
+        sha256, stamps[file_name] = hashes[file]
+        if sha256 != expected:
             raise BundleError(
                 f"model {name!r}: {file_name} has changed since it was exported (SHA-256 differs)"
             )
-    return Bundle(name, path, manifest)
+    return Bundle(name, path, manifest, stamps)
 
 
 def _read_manifest(name: str, path: Path) -> Manifest:

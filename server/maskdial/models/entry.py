@@ -61,6 +61,11 @@ class Version:
             for model in self.models
         )
 
+    def find_overwritten(self) -> str | None:
+        """The name of a file that was overwritten since it was loaded; call it in a thread."""
+        found = (model.bundle.find_overwritten() for model in self.models)
+        return next((name for name in found if name is not None), None)
+
     def stop(self) -> None:
         """Stops the engines at once, and gives their memory up; call it in a thread."""
         for model in self.models:

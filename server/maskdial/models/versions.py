@@ -1,10 +1,12 @@
 """Versions: the bundles that are loaded, within the limits on their number and size.
 
-They are loaded one at a time, in the order in which they were asked for, in a thread of their own;
-used on the event loop only.
+They are loaded one at a time, in the order in which they were asked for, in a thread of their own.
+One whose files are overwritten while it is served answers nothing any more. Everything here is used
+on the event loop only.
 """
 
 import asyncio
+import logging
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -19,6 +21,10 @@ from maskdial.models.bundle import Manifest, num_bytes, read_manifests
 from maskdial.models.entry import Version
 from maskdial.models.served import ServedModel
 from maskdial.runtime.memory import return_free_memory
+
+_log = logging.getLogger("maskdial.models")
+
+_WATCH_SECONDS = 2.0
 
 T = TypeVar("T")
 Start = Callable[[str, Path], tuple[ServedModel, ...]]
@@ -50,6 +56,7 @@ class Versions:
         self._loader = ThreadPoolExecutor(1, "maskdial-load")
         self._serving: list[Version] = []
         self._draining: dict[Version, asyncio.Task[None]] = {}
+        self._watching: asyncio.Task[None] | None = None
 
     async def open(self, name: str, folder: Path, install: Callable[[Version], None]) -> None:
         """Opens a folder for a name: as the version that a name has already, or as a new one.
@@ -78,6 +85,8 @@ class Versions:
             self._metrics.model_load_duration.observe(time.perf_counter() - started)
             self._serving.append(version)
             install(version)
+            if self._watching is None:
+                self._watching = asyncio.create_task(self._watch_files())
 
     def drain(self, version: Version) -> "asyncio.Task[None]":
         """Stops a version that no name has any more, once its requests are finished.
@@ -93,11 +102,13 @@ class Versions:
 
     async def close(self) -> None:
         """Stops all versions at once. No load may be under way."""
-        left, drains = [*self._serving, *self._draining], [*self._draining.values()]
+        left, tasks = [*self._serving, *self._draining], [*self._draining.values()]
         self._serving.clear()
-        for drain in drains:
-            drain.cancel()
-        await asyncio.gather(*drains, return_exceptions=True)
+        if self._watching is not None:
+            tasks.append(self._watching)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
         await asyncio.gather(*(asyncio.to_thread(version.stop) for version in left))
         self._loader.shutdown(wait=False)
 
@@ -108,6 +119,19 @@ class Versions:
         finally:
             del self._draining[version]
         await asyncio.to_thread(return_free_memory)
+
+    async def _watch_files(self) -> None:
+        """Ends the engines of versions whose files somebody writes to."""
+        while True:
+            await asyncio.sleep(_WATCH_SECONDS)
+            for version in (*self._serving, *self._draining):
+                if version.cause_of_death:
+                    continue
+                overwritten = await asyncio.to_thread(version.find_overwritten)
+                for model in version.models if overwritten else ():
+                    cause = f"{overwritten} of model {model.name!r} was overwritten while in use"
+                    _log.critical("%s", cause)
+                    model.engine.fail(cause)
 
     async def _load(self, name: str, folder: Path) -> tuple[ServedModel, ...]:
         """Loads a folder and runs a first pass of each graph."""
