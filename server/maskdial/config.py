@@ -249,20 +249,21 @@ class Config(BaseSettings):
     )
     slots: Annotated[int | None, Field(ge=1, le=1024), _Auto] = Field(
         None,
-        description="maximum number of sequences a causal model generates at once; auto: 8 on the "
-        "CPU, as many as fit (at most 64) on a GPU",
+        description="maximum number of sequences a causal model generates at once; auto: as many "
+        "as fit into memory, at most 8 on the CPU and 64 on a GPU",
     )
     kv_cache_bytes: Annotated[int | None, Field(ge=1), _Auto] = Field(
         None,
-        description="maximum size of each causal model's KV cache; auto: no limit on the CPU, "
-        "--kv-cache-fraction of free memory on a GPU",
+        description="maximum size of each causal model's KV cache; auto: --kv-cache-fraction of "
+        "the free memory",
     )
     kv_cache_fraction: float = Field(
         0.9,
         gt=0,
         le=1,
-        description="share of free GPU memory, after the weights are loaded, for a causal model's "
-        "KV cache; passes need some of the rest",
+        description="share of the memory that is free once the weights are loaded (of the GPU, or "
+        "of the machine within the limits of its control groups) for a causal model's KV cache; "
+        "passes need some of the rest",
     )
     cuda_graphs: Literal["on", "off"] = Field(
         "on",

@@ -40,6 +40,7 @@ from maskdial.models.served import (
 from maskdial.models.tokenizer import Tokenizer
 from maskdial.runtime.encoder import Encoder
 from maskdial.runtime.kv_plan import plan_slots
+from maskdial.runtime.memory import HostMemory
 from maskdial.runtime.placement import Placement, place
 from maskdial.runtime.runner import Runner
 from maskdial.runtime.session import Session, SessionOptions
@@ -270,7 +271,7 @@ def _plan_slots(
     """
     budget = config.kv_cache_bytes
     free = placement.memory.free_bytes()
-    if free is not None:  # the cache is allocated as a whole, and passes need some of the rest
+    if free is not None:  # passes need some of the rest
         budget = min(budget or int(free * config.kv_cache_fraction), free)
     try:
         return plan_slots(
@@ -326,8 +327,14 @@ def _grammar_compiler(bundle: Bundle) -> GrammarCompiler:
 def _prefix_cache(bundle: Bundle, layout: KVLayout, config: Config) -> PrefixCache | None:
     if not config.prefix_cache_bytes:
         return None
+    max_bytes, free = config.prefix_cache_bytes, HostMemory().free_bytes()
+    if free is not None and free * config.kv_cache_fraction < max_bytes:
+        max_bytes = int(free * config.kv_cache_fraction)
+        _log.warning(
+            "model %s: memory for %d bytes of its prefix cache is free", bundle.label, max_bytes
+        )
     return PrefixCache(
         model=bundle.manifest.files[bundle.manifest.graph],
         block_tokens=layout.query_block,
-        max_bytes=config.prefix_cache_bytes,
+        max_bytes=max_bytes,
     )

@@ -8,16 +8,18 @@ stands in for a GPU and checks the bounds of every copy.
 import ctypes
 import mmap
 import sys
+import weakref
 from bisect import bisect_right, insort
 from contextlib import suppress
 from dataclasses import dataclass
 from math import prod
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from maskdial.errors import ConfigError
+from maskdial.runtime.host_limits import available_bytes
 
 _M_MMAP_THRESHOLD = -3  # of mallopt(3)
 
@@ -75,7 +77,7 @@ class Memory(Protocol):
         """A buffer as a NumPy array that shares its memory; None unless `on_host`."""
 
     def free_bytes(self) -> int | None:
-        """Bytes that can still be allocated; None if memory is taken only when it is written."""
+        """Bytes that can still be allocated; None if the system does not tell."""
 
     def allocate(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Buffer:
         """Allocates zeroed memory.
@@ -125,17 +127,24 @@ class HostMemory:
     device = "cpu"
     on_host = True
     stream = 0
+    _all: ClassVar["weakref.WeakSet[HostMemory]"] = weakref.WeakSet()
 
     def __init__(self) -> None:
         self._addresses: list[int] = []  # ascending
         self._mappings: dict[int, mmap.mmap] = {}  # by address
+        self._all.add(self)
 
     def view(self, buffer: Buffer) -> NDArray[Any]:
         address, mapping = self._mapping_of(buffer)
         return np.ndarray(buffer.shape, buffer.dtype, mapping, buffer.pointer - address)
 
-    def free_bytes(self) -> None:
-        return None
+    def free_bytes(self) -> int | None:
+        available = available_bytes()
+        if available is None:
+            return None
+        # What was promised to this and other models, but not written yet, is not free.
+        promised = sum(memory._uncommitted_bytes() for memory in tuple(self._all))
+        return max(available - promised, 0)
 
     def allocate(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Buffer:
         num_bytes = max(prod(shape) * dtype.itemsize, 1)
@@ -179,6 +188,12 @@ class HostMemory:
     def synchronize(self) -> None:
         pass
 
+    def _uncommitted_bytes(self) -> int:
+        return sum(
+            len(mapping) - _resident_bytes(address, mapping)
+            for address, mapping in tuple(self._mappings.items())
+        )
+
     def _mapping_of(self, buffer: Buffer) -> tuple[int, mmap.mmap]:
         """The mapping that a buffer lies in, and its address."""
         address = self._addresses[bisect_right(self._addresses, buffer.pointer) - 1]
@@ -195,6 +210,22 @@ def _reserve(num_bytes: int) -> mmap.mmap:
     # attention was no faster.
     _advise(mapping, "MADV_NOHUGEPAGE", 0, num_bytes)
     return mapping
+
+
+def _resident_bytes(address: int, mapping: mmap.mmap) -> int:
+    """The bytes of a mapping that are in memory; all, where the system does not tell."""
+    pages = np.zeros(-(-len(mapping) // mmap.PAGESIZE), np.uint8)
+    try:
+        failed = ctypes.CDLL(None).mincore(
+            ctypes.c_void_p(address),
+            ctypes.c_size_t(len(mapping)),
+            pages.ctypes.data_as(ctypes.c_void_p),
+        )
+    except (OSError, AttributeError):
+        failed = True
+    if failed:
+        return len(mapping)
+    return min(int((pages & 1).sum()) * mmap.PAGESIZE, len(mapping))
 
 
 def _advise(mapping: mmap.mmap, advice: str, start: int, length: int) -> None:
