@@ -298,3 +298,12 @@ def test_the_load_test_measures_both(
     assert "| decode, batch 16, context 96 |" in text
     assert "| 8 x 32 tokens |" in text
     assert f"{built.processor} kernels" in text
+
+
+def test_a_graph_that_names_the_kernels_itself_is_refused(tmp_path: Path) -> None:
+    model = onnx.load(SENTIMENT / GRAPH, load_external_data=False)
+    model.graph.node[0].domain = "maskdial"
+    model.opset_import.append(onnx.helper.make_opsetid("maskdial", 1))
+    onnx.save(model, tmp_path / GRAPH)
+    with pytest.raises(BundleError, match="uses operators of the domain 'maskdial'"):
+        rewrite(tmp_path / GRAPH)

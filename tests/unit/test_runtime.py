@@ -110,3 +110,16 @@ def test_a_file_that_is_no_graph_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "model.onnx").write_bytes(b"no graph")
     with pytest.raises(BundleError, match="cannot load"):
         Session(tmp_path / "model.onnx", SessionOptions())
+
+
+@pytest.mark.parametrize("domain", ["acme", "maskdial"])
+def test_operators_that_onnx_runtime_does_not_have_are_refused(tmp_path: Path, domain: str) -> None:
+    info = helper.make_tensor_value_info
+    values = [info(name, TensorProto.FLOAT, ["rows"]) for name in ("source", "result")]
+    node = helper.make_node("Linear", ["source"], ["result"], domain=domain)
+    opsets = [helper.make_opsetid("", 17), helper.make_opsetid(domain, 1)]
+    graph = helper.make_graph([node], "hostile", values[:1], values[1:])
+    path = tmp_path / "model.onnx"
+    save(helper.make_model(graph, opset_imports=opsets, ir_version=9), path)
+    with pytest.raises(BundleError, match=rf"cannot load.*{domain}"):
+        Session(path, SessionOptions())

@@ -14,6 +14,8 @@ from pathlib import Path
 import onnx
 from onnx import GraphProto, ModelProto, NodeProto, TensorProto, helper, numpy_helper
 
+from maskdial.errors import BundleError
+
 DOMAIN = "maskdial"
 _VERSION = 1
 _ZERO_POINT = 128
@@ -92,8 +94,15 @@ class Rewritten:
 
 
 def rewrite(path: Path) -> Rewritten:
-    """Reads a graph and rewrites it."""
+    """Reads a graph and rewrites it.
+
+    Raises:
+        BundleError: it names the kernels itself, which no exported graph does.
+    """
     model = onnx.load(path, load_external_data=False)
+    imports = [*model.opset_import, *(each for f in model.functions for each in f.opset_import)]
+    if any(each.domain == DOMAIN for each in imports):
+        raise BundleError(f"{path} uses operators of the domain {DOMAIN!r}; export the model again")
     num_replaced = _Rewriter(model).run()
     num_left = sum(node.op_type == _PRODUCT for node in model.graph.node)
     return Rewritten(model.SerializeToString(), num_replaced, num_left)
