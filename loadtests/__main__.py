@@ -19,6 +19,7 @@ _COMMANDS = {
     "kernels": "compare passes with our kernels and with ONNX Runtime's",
     "swaps": "replace a model under load and look for lost requests and leaks",
     "chaos": "break connections and look for what is lost",
+    "crashes": "kill a server again and again and look for what is lost",
     "overload": "offer a server five times what it can do",
     "soak": "load a server for long and watch its memory",
     "fairness": "measure polite clients beside one that sends as much as it can",

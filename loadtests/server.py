@@ -71,6 +71,10 @@ class ServerProcess:
         """Lets it go on."""
         self._process.resume()
 
+    def kill(self) -> None:
+        """Ends it at once (SIGKILL)."""
+        self._process.kill()
+
     def kill_children(self) -> int:
         """Kills the processes that it has started; returns how many those were."""
         children = self._process.children()
@@ -100,13 +104,7 @@ def running_server(
         LoadTestError: it did not start; the message includes its last log lines.
     """
     started = time.perf_counter()
-    process = subprocess.Popen(
-        [sys.executable, "-m", "maskdial.cli", "serve", *_flags(models, settings)],
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+    process = spawn_server(models, **settings)
     log = _Log(process, on_line)
     try:
         url = log.wait_for_url(timeout)
@@ -117,6 +115,17 @@ def running_server(
     finally:
         _stop(process)
         log.close()
+
+
+def spawn_server(models: Mapping[str, Path], **settings: object) -> "subprocess.Popen[str]":
+    """Starts a server, whose log is the process's standard error; arguments as `running_server`."""
+    return subprocess.Popen(
+        [sys.executable, "-m", "maskdial.cli", "serve", *_flags(models, settings)],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
 
 
 class _Log:

@@ -1,4 +1,4 @@
-"""`loadtests soak`, `chaos`, `overload` and `fairness`: what they send, and what they count."""
+"""`loadtests soak`, `chaos`, `crashes`, `overload` and `fairness`: what they send, and what they count."""
 
 import argparse
 import asyncio
@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from loadtests import chaos, fairness, overload, soak
+from loadtests import chaos, crashes, fairness, overload, soak
 from loadtests.mix import draw_questions, essence
 from loadtests.proxy import Fault, FaultyProxy
 
@@ -97,10 +97,11 @@ def test_short_runs_lose_nothing(
     monkeypatch.setenv("MASKDIAL_THREADS", "1")
     monkeypatch.setattr(chaos, "_SETTLE_SECONDS", 2.0)
     questions = draw_questions(0)[:20]
-    for module in (chaos, soak):
+    for module in (chaos, crashes, soak):
         monkeypatch.setattr(module, "draw_questions", lambda _: questions)
     options = {"seed": 0, "clients": 4, "output": None, "markdown": None}
     assert chaos.main(argparse.Namespace(seconds=3, **options)) == 0
+    assert crashes.main(argparse.Namespace(times=2, **options)) == 0
     assert soak.main(argparse.Namespace(minutes=0.05, **options)) == 0
     printed = capsys.readouterr()
     assert "tracebacks in the log: 0" in printed.out

@@ -1,0 +1,191 @@
+"""``python -m loadtests crashes``: the server is killed again and again while clients ask it."""
+
+import argparse
+import asyncio
+import random
+import shutil
+import socket
+import statistics
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+
+from rich.console import Console
+
+from loadtests import LoadTestError, count
+from loadtests.measurement import Section, add_report_options, load_averages, write_reports
+from loadtests.mix import Question, ask, draw_questions, essence, learn_answers
+from loadtests.server import Connection, running_server, spawn_server
+from maskdial.models.bundle import hash_files
+from maskdial.models.catalog import STARTER_FOLDER
+
+DESCRIPTION = (
+    "Serve copies of the starter models to clients that repeat what was not answered, kill the "
+    "server (SIGKILL) at random moments and start it again at the same address; then report "
+    "requests without a reply, replies that differ from those that the same requests had alone, "
+    "the times until it was ready, and files that have changed. MASKDIAL_* variables configure the "
+    "rest."
+)
+_QUESTION = "what is lost when the server is killed"
+_MOMENTS = (0.0, 4.0)
+"""Seconds after it is ready that it is killed."""
+_EARLY_MOMENTS = (0.1, 1.5)
+_EARLY_EVERY = 4
+"""Every so many times, it is killed once more so soon after the start of its process."""
+_RETRY_SECONDS = 0.05
+_PATIENCE = 120.0
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the options of the command."""
+    parser.add_argument("--times", type=count, default=50, metavar="N", help="default: %(default)s")
+    parser.add_argument(
+        "--clients", type=count, default=16, metavar="N", help="default: %(default)s"
+    )
+    parser.add_argument("--seed", type=int, default=0, help="draws requests and moments")
+    add_report_options(parser)
+
+
+def main(args: argparse.Namespace) -> int:
+    """Measures, prints and writes the report; returns 1 if anything was lost, wrong or changed."""
+    facts = {"load": load_averages(), "seed": args.seed}
+    with tempfile.TemporaryDirectory() as folder:
+        models = {
+            path.name: Path(shutil.copytree(path, Path(folder) / path.name))
+            for path in sorted(STARTER_FOLDER.iterdir())
+            if path.is_dir()
+        }
+        crashes = Crashes(models, args.seed)
+        asyncio.run(crashes.run(args.times, args.clients))
+        row = crashes.row()
+    section = Section("crashes", _QUESTION, 1, (row,), (), ())
+    section.show(Console())
+    write_reports(args, [section], facts)
+    return 1 if row.lost or row.differing or row.changed_files else 0
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """All requests. ``retries``: attempts that ended without a reply; ``lost``: requests that had
+    none in two minutes; ``ready_*``: seconds from a start to readiness, first of an idle machine,
+    then of the restarts, with the clients trying.
+    """
+
+    kills: int
+    requests: int
+    retries: int
+    lost: int
+    differing: int
+    changed_files: int
+    first_ready_s: float
+    ready_p50_s: float
+    ready_max_s: float
+
+
+class Crashes:
+    """The server's lives, the clients, and what came of them."""
+
+    def __init__(self, models: Mapping[str, Path], seed: int) -> None:
+        self._models = models
+        self._rng = random.Random(seed)
+        self._questions = draw_questions(seed)
+        self._hashes = self._hash()
+        self._ready_seconds: list[float] = []
+        self._num_kills = self._num_requests = self._num_retries = 0
+        self._num_lost = self._num_differing = 0
+
+    async def run(self, times: int, num_clients: int) -> None:
+        """Kills the server so many times, while the clients ask."""
+        port = _free_port()
+        with ExitStack() as stack:
+            server = stack.enter_context(running_server(self._models, port=port))
+            self._ready_seconds.append(server.ready_seconds)
+            answers = await learn_answers(port, self._questions)
+            finished = asyncio.Event()
+            clients = [
+                asyncio.create_task(self._client(port, answers, finished))
+                for _ in range(num_clients)
+            ]
+            for number in range(times):
+                await asyncio.sleep(self._rng.uniform(*_MOMENTS))
+                server.kill()
+                self._num_kills += 1
+                stack.close()
+                if number % _EARLY_EVERY == 0:
+                    await self._kill_early(port)
+                server = await asyncio.to_thread(
+                    stack.enter_context, running_server(self._models, port=port)
+                )
+                self._ready_seconds.append(server.ready_seconds)
+            finished.set()
+            await asyncio.gather(*clients)
+
+    async def _kill_early(self, port: int) -> None:
+        process = spawn_server(self._models, port=port)
+        await asyncio.sleep(self._rng.uniform(*_EARLY_MOMENTS))
+        process.kill()
+        await asyncio.to_thread(process.communicate)
+        self._num_kills += 1
+
+    async def _client(
+        self, port: int, answers: Mapping[Question, bytes], finished: asyncio.Event
+    ) -> None:
+        connection: Connection | None = None
+        while not finished.is_set():
+            question = self._rng.choice(self._questions)
+            self._num_requests += 1
+            until = time.perf_counter() + _PATIENCE
+            while True:
+                try:
+                    if connection is None or connection.closed:
+                        connection = await Connection.open(port)
+                    reply = await ask(connection, question)
+                    if reply.ok:
+                        self._num_differing += essence(reply.body) != answers[question]
+                        break
+                except (LoadTestError, OSError):
+                    if connection is not None:
+                        connection.close()
+                    connection = None
+                self._num_retries += 1
+                if time.perf_counter() > until:
+                    self._num_lost += 1
+                    break
+                await asyncio.sleep(_RETRY_SECONDS)
+        if connection is not None:
+            connection.close()
+
+    def _hash(self) -> list[Mapping[str, str]]:
+        return [hash_files(each, _names(each)) for each in self._models.values()]
+
+    def row(self) -> Row:
+        """The counts; call it while the bundles are there."""
+        first, *restarts = self._ready_seconds
+        changed = sum(
+            len(before.items() ^ after.items())
+            for before, after in zip(self._hashes, self._hash(), strict=True)
+        )
+        return Row(
+            self._num_kills,
+            self._num_requests,
+            self._num_retries,
+            self._num_lost,
+            self._num_differing,
+            changed,
+            first,
+            statistics.median(restarts),
+            max(restarts),
+        )
+
+
+def _names(folder: Path) -> Sequence[str]:
+    return [path.name for path in folder.iterdir()]
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
