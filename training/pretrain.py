@@ -39,7 +39,7 @@ class Plan:
     matrix_learning_rate: float | None = None
     """For Muon, on the matrices between embeddings and head; None trains these with AdamW too."""
     warmup: float = 0.02
-    decay: float = 0.45
+    decay: float = 0.35
     weight_decay: float = 0.05
     max_grad_norm: float = 1.0
     checkpoint_seconds: float = 180.0

@@ -41,6 +41,7 @@ class Shares:
     def __init__(self) -> None:
         self._served: dict[str, float] = {}
         self._last = 0.0
+        self._latest = ""
 
     def join(self, client: str, waiting: Iterable[str]) -> None:
         """Notes that a client begins to wait.
@@ -53,11 +54,13 @@ class Shares:
         self._served[client] = max(self._served.get(client, 0.0), least)
 
     def first(self, clients: Iterable[str]) -> str:
-        """The client whose turn it is: of those given, the one that has been served least, or the
-        first of several.
+        """The client whose turn it is: of those given, the one that has been served least.
+
+        Of several, the first one whose turn it was not the last time: one that begins to wait is on
+        a par with those that are served already.
         """
-        client = min(clients, key=self._served.__getitem__)
-        self._last = self._served[client]
+        client = min(clients, key=lambda each: (self._served[each], each == self._latest))
+        self._latest, self._last = client, self._served[client]
         return client
 
     def charge(self, client: str, cost: float) -> None:

@@ -1,4 +1,4 @@
-"""`loadtests soak`, `chaos`, `crashes`, `overload` and `fairness`: what they send, and what they count."""
+"""`loadtests soak`, `chaos`, `crashes`, `overload`, `fairness`: what they send and count."""
 
 import argparse
 import asyncio

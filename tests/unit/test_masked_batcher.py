@@ -233,3 +233,40 @@ def test_a_client_that_comes_back_keeps_what_it_was_served() -> None:
             batcher.add(Text(10, "restless"))
         served[batcher.next_batch()[0].client] += 1
     assert abs(served["patient"] - served["restless"]) <= 2
+
+
+def test_a_client_with_many_texts_gets_short_passes_while_others_come() -> None:
+    now = 100.0
+    batcher: Batcher[Text] = Batcher(64, lambda: now)
+
+    def add(client: str, number: int) -> None:
+        for _ in range(number):
+            batcher.add(Text(8, client))
+
+    add("greedy", 40)
+    assert len(batcher.next_batch()) == 8, "nobody else has come"
+    add("polite", 1)
+    first = batcher.next_batch()
+    assert [text.client for text in first] == ["polite", "greedy"]
+    add("polite", 4)
+    together = [text.client for text in batcher.next_batch()]
+    assert together == ["greedy", "greedy", *["polite"] * 4], "only the greedy one has the limit"
+    assert len(batcher.next_batch()) == 2
+    now += 1.9
+    assert len(batcher.next_batch()) == 2
+    now += 0.2
+    assert len(batcher.next_batch()) == 8, "the other one has not come for a while"
+    add("polite", 1)
+    assert len(batcher.next_batch()) == 2
+    while len(batcher) > 8:
+        assert len(batcher.next_batch()) == 2
+    assert len(batcher.next_batch()) == 8, "what waits fits into one batch"
+
+
+def test_clients_that_have_gone_are_forgotten() -> None:
+    now = 0.0
+    batcher: Batcher[Text] = Batcher(64, lambda: now)
+    for number in range(1000):
+        now += 0.1
+        batcher.add(Text(8, f"client {number}"))
+    assert 0 < len(batcher._came_at) < 30
