@@ -10,10 +10,10 @@ _PROBLEM_TYPES = get_args(ProblemType)
 
 
 def check_config(name: str, config: Mapping[str, Any]) -> None:
-    """Checks the architectures, the labels and the problem type of the checkpoint ``name``.
+    """Checks the architectures, the labels, the problem type and the mask of a checkpoint.
 
     Raises:
-        ExportError: one of them is malformed.
+        ExportError: one of them is malformed, or the mask is that of a prefix-LM.
     """
     architectures = config.get("architectures")
     if architectures is not None and not _is_texts(architectures):
@@ -30,6 +30,13 @@ def check_config(name: str, config: Mapping[str, Any]) -> None:
     labels = config.get("id2label")
     if labels is not None:
         _check_labels(name, labels)
+    attention = config.get("attn_config")
+    if isinstance(attention, dict) and attention.get("prefix_lm"):
+        raise ExportError(
+            f"{name} is a prefix-LM (attn_config.prefix_lm in config.json): a prompt's tokens are "
+            "to see each other both ways, but transformers reads it as a causal model, so there is "
+            "nothing to compare an export with"
+        )
 
 
 def _is_texts(value: Any) -> bool:

@@ -199,6 +199,7 @@ def test_full_disk(
         ({"id2label": {"0": None}}, "gives 0 the label None"),
         ({"id2label": ["no", "yes"]}, "is not an object of ids and labels"),
         ({"problem_type": "binary"}, "problem_type in config.json of"),
+        ({"attn_config": {"prefix_lm": True}}, "is a prefix-LM (attn_config.prefix_lm"),
         ({"hidden_size": "32"}, "Field 'hidden_size' expected int, got str (value: '32')"),
         ({"hidden_act": "none"}, "cannot be loaded: KeyError('none')"),
     ],
