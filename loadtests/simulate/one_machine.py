@@ -1,0 +1,172 @@
+"""One server, measured and simulated: does the simulation reproduce the table of ``scaling``?"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+
+from loadtests import LoadTestError
+from loadtests.closed_loop import Generation
+from loadtests.engines import LoadedCausal, load_served
+from loadtests.measurement import Section, load_averages, median
+from loadtests.report import Settings, percentile
+from loadtests.scaling.load import (
+    SHARES,
+    arrivals,
+    measure_capacity,
+    measure_rate,
+    settings_of,
+)
+from loadtests.scaling.load import Row as Measured
+from loadtests.server import running_server
+from loadtests.simulate.calibration import mean_times, measure_http, measure_steps
+from loadtests.simulate.cluster import Cluster, History, Shape
+from loadtests.simulate.replica import Limits
+from loadtests.simulate.step_times import StepTimes
+from loadtests.simulate.workload import Conversation, Turn
+from maskdial.models.served import ServedModel
+
+_QUESTION = "one server under rising load: simulated, as a share of what was measured"
+_TARGET = 0.15
+_NOTES = (
+    "step times and HTTP's costs were measured before and after each rate, and the mean was used; "
+    "nothing was fitted to the rates",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One rate, measured and simulated with the same arrivals and prompts.
+
+    Rates are per second, times in milliseconds; ``x_`` is the simulated value divided by the
+    measured one. ``step_1``, ``step_8`` and ``request`` are what the simulation took a decode step
+    of one and of eight rows to take over HTTP, and a request besides; ``machine_load`` is the load
+    average after the rate.
+    """
+
+    share: float
+    offered: float
+    requests: int
+    achieved: float
+    x_achieved: float
+    p50_ms: float
+    x_p50: float
+    p99_ms: float
+    x_p99: float
+    first_token_p99_ms: float
+    x_first_token_p99: float
+    step_1_ms: float
+    step_8_ms: float
+    request_ms: float
+    machine_load: float
+
+
+async def measure(model: LoadedCausal, seconds: float, num_tokens: int, seed: int) -> Section:
+    """Measures step times and rates in turns, and simulates the rates.
+
+    Args:
+        model: a causal bundle that the server can load, too.
+        seconds: of load per rate, and of each of the calibrations between them.
+        num_tokens: tokens per request.
+        seed: draws arrivals, texts and prompts.
+    """
+    bundle, work = model.bundle, Generation(num_tokens)
+    rng = np.random.default_rng(seed)
+    bare = load_served(bundle.name, bundle.path, {})
+    measured: list[tuple[Measured, float, list[Conversation]]] = []
+    try:
+        with running_server({bundle.name: bundle.path}) as server:
+
+            async def calibrate() -> StepTimes:
+                rows = await measure_steps(model, seconds / 2, rng)
+                costs = await measure_http(bare, server.port, seconds / 2, seed)
+                times = StepTimes.from_rows(rows, model.layout.query_block)
+                return times.behind_http(costs.per_request, costs.per_token)
+
+            calibrations = [await calibrate()]
+            capacity = await measure_capacity(bundle, server, work, seconds / 2, seed)
+            for number, share in enumerate(SHARES):
+                settings = settings_of(
+                    bundle, server.url, share * capacity, seconds, num_tokens, seed + number
+                )
+                row = await measure_rate(bundle.name, server, work, share, settings)
+                load = load_averages()[0] if load_averages() else 0.0
+                measured.append((row, load, conversations(bare, settings, num_tokens)))
+                calibrations.append(await calibrate())
+    finally:
+        bare.stop()
+    limits = Limits(chunk_tokens=model.chunk_tokens)
+    rows = []
+    for (row, load, sent), (before, after) in zip(measured, pairwise(calibrations), strict=True):
+        times = mean_times(before, after)
+        history = Cluster(Shape(limits=limits), times).run(sent)
+        rows.append(compare(row, history, times, load))
+    return section_of(rows)
+
+
+def conversations(model: ServedModel, settings: Settings, num_tokens: int) -> list[Conversation]:
+    """The same requests for the simulation: one turn each."""
+    return [
+        Conversation(
+            number=number,
+            start=start,
+            instructions=number,
+            num_instructions=0,
+            turns=(Turn(0.0, len(model.tokenizer.encode(job.text).ids), num_tokens),),
+        )
+        for number, (job, start) in enumerate(arrivals(settings))
+    ]
+
+
+def compare(measured: Measured, history: History, times: StepTimes, load: float) -> Row:
+    """One rate as it was measured, and as it was simulated.
+
+    Raises:
+        LoadTestError: no request succeeded.
+    """
+    if (
+        measured.failed
+        or measured.p50_ms is None
+        or measured.p99_ms is None
+        or measured.first_token_p99_ms is None
+    ):
+        raise LoadTestError(
+            f"{measured.failed} requests failed at {measured.offered:.1f} per second"
+        )
+    whole = sorted(1e3 * request.end_to_end for request in history.requests)
+    first = sorted(1e3 * request.time_to_first_token for request in history.requests)
+    achieved = len(whole) / max(request.ended for request in history.requests)
+    return Row(
+        share=measured.share,
+        offered=measured.offered,
+        requests=measured.requests,
+        achieved=measured.achieved,
+        x_achieved=achieved / measured.achieved,
+        p50_ms=measured.p50_ms,
+        x_p50=percentile(whole, 50) / measured.p50_ms,
+        p99_ms=measured.p99_ms,
+        x_p99=percentile(whole, 99) / measured.p99_ms,
+        first_token_p99_ms=measured.first_token_p99_ms,
+        x_first_token_p99=percentile(first, 99) / measured.first_token_p99_ms,
+        step_1_ms=1e3 * times.decode_seconds(1, 0),
+        step_8_ms=1e3 * times.decode_seconds(8, 0),
+        request_ms=1e3 * times.per_request,
+        machine_load=load,
+    )
+
+
+def section_of(rows: Sequence[Row]) -> Section:
+    """The report."""
+    columns = {
+        "throughput": [row.x_achieved for row in rows],
+        "p50": [row.x_p50 for row in rows],
+        "p99": [row.x_p99 for row in rows],
+        "p99 of the first token": [row.x_first_token_p99 for row in rows],
+    }
+    findings = tuple(
+        f"{name}: {sum(abs(value - 1) <= _TARGET for value in values)} of {len(values)} rates "
+        f"within {_TARGET:.0%}; {min(values):.2f} to {max(values):.2f}, median {median(values):.2f}"
+        for name, values in columns.items()
+    )
+    return Section("one-machine", _QUESTION, 1, tuple(rows), findings, _NOTES)
