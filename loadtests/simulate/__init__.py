@@ -7,7 +7,6 @@ from pathlib import Path
 import numpy as np
 from rich.console import Console
 from uvicorn.loops.auto import auto_loop_factory
-from uvicorn.loops.auto import auto_loop_factory
 
 from loadtests import UsageError, count, names_of, positive
 from loadtests.engines import LoadedCausal

@@ -19,10 +19,11 @@ _TARGETS: tuple[tuple[float, float | None], ...] = (
 )
 _DELAYS = (10.0, 30.0, 120.0)
 _NOTES = (
-    "simulated; the load is that of 2 replicas at the given share of their capacity, and then of 8, "
-    "at once (step) or within ten minutes (ramp); rise: from there until ten minutes after it is "
-    "high, peak: the ten minutes after that, fall: twenty minutes after it is low again; most: "
-    "replicas at once, of at most 24; p99: of the time to first token",
+    "simulated; the load is that of 2 replicas at the given share of their capacity, and then of "
+    "8, at once (step) or within ten minutes (ramp)",
+    "rise: from there until ten minutes after it is high, peak: the ten minutes after that, fall: "
+    "twenty minutes after it is low again; most: replicas at once, of at most 24; p99: of the time "
+    "to first token",
 )
 
 
