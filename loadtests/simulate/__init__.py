@@ -199,8 +199,7 @@ def _step_times(model: LoadedCausal | None, args: argparse.Namespace) -> StepTim
     if model is None:
         return StepTimes.read(args.step_times)
     rng = np.random.default_rng(args.seed)
-    rows = asyncio.run(measure_steps(model, args.measure_seconds, rng))
-    return StepTimes.from_rows(rows, model.layout.query_block)
+    return asyncio.run(measure_steps(model, args.measure_seconds, rng))
 
 
 def scenario_of(args: argparse.Namespace, times: StepTimes) -> fleets.Scenario:

@@ -1,89 +1,87 @@
-"""Calibration: the step times of a model on this machine, and what HTTP adds to them."""
+"""Calibration: the step times of a model on this machine, without HTTP and with it."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import partial
+from statistics import fmean
 
 import numpy as np
 
 from loadtests.closed_loop import Generation, Throughput, drive, http_clients
 from loadtests.engine import steps
-from loadtests.engines import NUM_STREAMS, LoadedCausal
+from loadtests.engines import LoadedCausal
 from loadtests.measurement import take_turns
 from loadtests.simulate.step_times import Curve, StepTimes
-from loadtests.texts import draw_jobs
-from maskdial.models.served import ServedModel
 
-_FEW_TOKENS, _MANY_TOKENS = 4, 32
-_NUM_TEXTS = 256
+_CLIENTS = (1, 2, 4, 8)
+_FEW_TOKENS, _MANY_TOKENS = 16, 48
+_ROUNDS = 3
 
-
-@dataclass(frozen=True, slots=True)
-class HttpCosts:
-    """What the server takes for a request and for a token of its stream, in seconds."""
-
-    per_request: float
-    per_token: float
+Loops = Mapping[tuple[int, int], float]
+"""The mean seconds of a request in closed loops, by clients and tokens per request."""
 
 
-async def measure_steps(
-    model: LoadedCausal, seconds: float, rng: np.random.Generator
-) -> tuple[steps.Row, ...]:
-    """The rows of the section ``steps`` of ``loadtests engine``."""
+async def measure_steps(model: LoadedCausal, seconds: float, rng: np.random.Generator) -> StepTimes:
+    """What the section ``steps`` of ``loadtests engine`` measures."""
     section = await steps.measure(model, seconds, rng)
-    return tuple(row for row in section.rows if isinstance(row, steps.Row))
+    rows = [row for row in section.rows if isinstance(row, steps.Row)]
+    return StepTimes.from_rows(rows, model.layout.query_block)
 
 
-async def measure_http(bare: ServedModel, port: int, seconds: float, seed: int) -> HttpCosts:
-    """Compares closed loops over HTTP with the same ones on a bare engine, in turns.
+async def measure_loops(texts: Sequence[str], port: int, seconds: float) -> Loops:
+    """Drives a server in closed loops of several sizes, in turns."""
+    each = seconds / (_ROUNDS * len(_CLIENTS) * 2)
 
-    Args:
-        bare: the model in this process, its engine started.
-        port: of a server of the same model.
-        seconds: for all of it.
-        seed: draws the texts.
-    """
-    texts = [job.text for job in draw_jobs("classify", _NUM_TEXTS, seed)]
-    each = seconds / 12  # four variants, three rounds
-
-    async def over_http(num_tokens: int) -> Throughput:
+    async def loop(num_clients: int, num_tokens: int) -> Throughput:
         work = Generation(num_tokens)
-        async with http_clients(work, texts, port, NUM_STREAMS) as clients:
+        async with http_clients(work, texts, port, num_clients) as clients:
             return await drive(clients, texts, each)
 
-    async def on_engine(num_tokens: int) -> Throughput:
-        client = partial(Generation(num_tokens).run, bare)
-        return await drive([client] * NUM_STREAMS, texts, each)
-
-    await bare.engine.warm_up()
-    samples = await take_turns(
-        {
-            (name, number): partial(run, number)
-            for number in (_FEW_TOKENS, _MANY_TOKENS)
-            for name, run in (("http", over_http), ("bare", on_engine))
-        },
-        seconds,
-    )
-    added = {
-        number: _seconds_per_request(samples["http", number])
-        - _seconds_per_request(samples["bare", number])
-        for number in (_FEW_TOKENS, _MANY_TOKENS)
+    sizes = [(clients, tokens) for clients in _CLIENTS for tokens in (_FEW_TOKENS, _MANY_TOKENS)]
+    samples = await take_turns({size: partial(loop, *size) for size in sizes}, seconds)
+    return {
+        size: size[0] * sum(s.seconds for s in rounds) / sum(s.requests for s in rounds)
+        for size, rounds in samples.items()
     }
-    return http_costs(added[_FEW_TOKENS], added[_MANY_TOKENS])
 
 
-def _seconds_per_request(samples: Sequence[Throughput]) -> float:
-    return sum(s.seconds for s in samples) / sum(s.requests for s in samples)
+def in_server(times: StepTimes, loops: Loops, prompts: Sequence[int]) -> StepTimes:
+    """The step times of the same engine in a server, with all that HTTP adds.
 
+    Among n clients, a request takes n readings of a prompt, its own and the others', and a decode
+    step of n rows for each further token. So requests of two lengths tell both times.
 
-def http_costs(few: float, many: float) -> HttpCosts:
-    """Divides the seconds that HTTP adds to a request of 4 and to one of 32 tokens."""
-    per_token = max((many - few) / (_MANY_TOKENS - _FEW_TOKENS), 0.0)
-    return HttpCosts(max(few - _FEW_TOKENS * per_token, 0.0), per_token)
+    Args:
+        times: of the engine alone, for what loops do not tell: how reading follows the length of a
+            prompt, and decoding its context.
+        loops: from `measure_loops`.
+        prompts: tokens of each prompt in them.
+    """
+    num_prompt = fmean(prompts)
+    context = num_prompt + (_FEW_TOKENS + _MANY_TOKENS) / 4
+    steps_of = {
+        clients: (loops[clients, _MANY_TOKENS] - loops[clients, _FEW_TOKENS])
+        / (_MANY_TOKENS - _FEW_TOKENS)
+        for clients in _CLIENTS
+    }
+    reading = fmean(
+        (loops[clients, _FEW_TOKENS] - (_FEW_TOKENS - 1) * steps_of[clients]) / clients
+        for clients in _CLIENTS
+    )
+    slower = max(reading, 0.0) / fmean(map(times.prefill_seconds, prompts))
+    return replace(
+        times,
+        decode=tuple(
+            (clients, max(step - times.decode_per_token * clients * context, 0.0))
+            for clients, step in steps_of.items()
+        ),
+        prefill=tuple((tokens, slower * seconds) for tokens, seconds in times.prefill),
+        prefill_per_pair=slower * times.prefill_per_pair,
+    )
 
 
 def mean_times(before: StepTimes, after: StepTimes) -> StepTimes:
-    """The step times between two measurements of the same steps."""
+    """The step times between two calibrations, which differ in their curves only."""
 
     def between(first: Curve, second: Curve) -> Curve:
         return tuple((n, (x + y) / 2) for (n, x), (_, y) in zip(first, second, strict=True))
@@ -91,8 +89,6 @@ def mean_times(before: StepTimes, after: StepTimes) -> StepTimes:
     return replace(
         before,
         decode=between(before.decode, after.decode),
-        decode_per_token=(before.decode_per_token + after.decode_per_token) / 2,
         prefill=between(before.prefill, after.prefill),
         prefill_per_pair=(before.prefill_per_pair + after.prefill_per_pair) / 2,
-        per_request=(before.per_request + after.per_request) / 2,
     )

@@ -79,7 +79,7 @@ def capacity(times: StepTimes, shape: Shape, workload: Workload) -> float:
         for start in range(0, num_prompt, chunk)
     )
     step = times.decode_seconds(slots, round(slots * (num_prompt + generated / 2)))
-    return 1 / (prefill + times.per_request + (generated - 1) * step / slots)
+    return 1 / (prefill + (generated - 1) * step / slots)
 
 
 def run(scenario: Scenario, variant: str) -> Row:

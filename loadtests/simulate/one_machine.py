@@ -8,7 +8,7 @@ import numpy as np
 
 from loadtests import LoadTestError
 from loadtests.closed_loop import Generation
-from loadtests.engines import LoadedCausal, load_served
+from loadtests.engines import LoadedCausal
 from loadtests.measurement import Section, load_averages, median
 from loadtests.report import Settings, percentile
 from loadtests.scaling.load import (
@@ -20,18 +20,19 @@ from loadtests.scaling.load import (
 )
 from loadtests.scaling.load import Row as Measured
 from loadtests.server import running_server
-from loadtests.simulate.calibration import mean_times, measure_http, measure_steps
+from loadtests.simulate.calibration import in_server, mean_times, measure_loops, measure_steps
 from loadtests.simulate.cluster import Cluster, History, Shape
 from loadtests.simulate.replica import Limits
 from loadtests.simulate.step_times import StepTimes
 from loadtests.simulate.workload import Conversation, Turn
-from maskdial.models.served import ServedModel
+from loadtests.texts import draw_jobs
 
 _QUESTION = "one server under rising load: simulated, as a share of what was measured"
 _TARGET = 0.15
+_NUM_TEXTS = 256
 _NOTES = (
-    "step times and HTTP's costs were measured before and after each rate, and the mean was used; "
-    "nothing was fitted to the rates",
+    "the step times are those of closed loops before and after each rate; nothing was fitted to "
+    "the rates",
 )
 
 
@@ -40,9 +41,9 @@ class Row:
     """One rate, measured and simulated with the same arrivals and prompts.
 
     Rates are per second, times in milliseconds; ``x_`` is the simulated value divided by the
-    measured one. ``step_1``, ``step_8`` and ``request`` are what the simulation took a decode step
-    of one and of eight rows to take over HTTP, and a request besides; ``machine_load`` is the load
-    average after the rate.
+    measured one. ``step_1``, ``step_8`` and ``read_64`` are what the simulation took a decode step
+    of one and of eight rows, and the reading of 64 tokens, to take over HTTP; ``machine_load`` is
+    the load average after the rate.
     """
 
     share: float
@@ -58,7 +59,7 @@ class Row:
     x_first_token_p99: float
     step_1_ms: float
     step_8_ms: float
-    request_ms: float
+    read_64_ms: float
     machine_load: float
 
 
@@ -72,40 +73,38 @@ async def measure(model: LoadedCausal, seconds: float, num_tokens: int, seed: in
         seed: draws arrivals, texts and prompts.
     """
     bundle, work = model.bundle, Generation(num_tokens)
-    rng = np.random.default_rng(seed)
-    bare = load_served(bundle.name, bundle.path, {})
+    alone = await measure_steps(model, seconds, np.random.default_rng(seed))
+    texts = [job.text for job in draw_jobs("classify", _NUM_TEXTS, seed)]
+    prompts = [_num_tokens(model, text) for text in texts]
     measured: list[tuple[Measured, float, list[Conversation]]] = []
-    try:
-        with running_server({bundle.name: bundle.path}) as server:
+    with running_server({bundle.name: bundle.path}) as server:
 
-            async def calibrate() -> StepTimes:
-                rows = await measure_steps(model, seconds / 2, rng)
-                costs = await measure_http(bare, server.port, seconds / 2, seed)
-                times = StepTimes.from_rows(rows, model.layout.query_block)
-                return times.behind_http(costs.per_request, costs.per_token)
+        async def calibrate() -> StepTimes:
+            return in_server(alone, await measure_loops(texts, server.port, seconds), prompts)
 
-            calibrations = [await calibrate()]
-            capacity = await measure_capacity(bundle, server, work, seconds / 2, seed)
-            for number, share in enumerate(SHARES):
-                settings = settings_of(
-                    bundle, server.url, share * capacity, seconds, num_tokens, seed + number
-                )
-                row = await measure_rate(bundle.name, server, work, share, settings)
-                load = load_averages()[0] if load_averages() else 0.0
-                measured.append((row, load, conversations(bare, settings, num_tokens)))
-                calibrations.append(await calibrate())
-    finally:
-        bare.stop()
-    limits = Limits(chunk_tokens=model.chunk_tokens)
+        capacity = await measure_capacity(bundle, server, work, seconds / 2, seed)
+        calibrations = [await calibrate()]
+        for number, share in enumerate(SHARES):
+            settings = settings_of(
+                bundle, server.url, share * capacity, seconds, num_tokens, seed + number
+            )
+            row = await measure_rate(bundle.name, server, work, share, settings)
+            load = load_averages()[0] if load_averages() else 0.0
+            measured.append((row, load, conversations(model, settings, num_tokens)))
+            calibrations.append(await calibrate())
+    shape = Shape(limits=Limits(chunk_tokens=model.chunk_tokens))
     rows = []
     for (row, load, sent), (before, after) in zip(measured, pairwise(calibrations), strict=True):
         times = mean_times(before, after)
-        history = Cluster(Shape(limits=limits), times).run(sent)
-        rows.append(compare(row, history, times, load))
+        rows.append(compare(row, Cluster(shape, times).run(sent), times, load))
     return section_of(rows)
 
 
-def conversations(model: ServedModel, settings: Settings, num_tokens: int) -> list[Conversation]:
+def _num_tokens(model: LoadedCausal, text: str) -> int:
+    return len(model.tokenizer.encode(text).ids)
+
+
+def conversations(model: LoadedCausal, settings: Settings, num_tokens: int) -> list[Conversation]:
     """The same requests for the simulation: one turn each."""
     return [
         Conversation(
@@ -113,7 +112,7 @@ def conversations(model: ServedModel, settings: Settings, num_tokens: int) -> li
             start=start,
             instructions=number,
             num_instructions=0,
-            turns=(Turn(0.0, len(model.tokenizer.encode(job.text).ids), num_tokens),),
+            turns=(Turn(0.0, _num_tokens(model, job.text), num_tokens),),
         )
         for number, (job, start) in enumerate(arrivals(settings))
     ]
@@ -151,7 +150,7 @@ def compare(measured: Measured, history: History, times: StepTimes, load: float)
         x_first_token_p99=percentile(first, 99) / measured.first_token_p99_ms,
         step_1_ms=1e3 * times.decode_seconds(1, 0),
         step_8_ms=1e3 * times.decode_seconds(8, 0),
-        request_ms=1e3 * times.per_request,
+        read_64_ms=1e3 * times.prefill_seconds(64),
         machine_load=load,
     )
 

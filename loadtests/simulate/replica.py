@@ -154,8 +154,6 @@ class Replica:
         seconds = self._times.prefill_seconds(num_tokens * len(self._prefilling), self._num_read)
         if self._decoding:
             seconds += self._times.decode_seconds(len(self._decoding), self._context)
-        if is_last:
-            seconds += self._times.per_request * len(self._prefilling)
         yield self._env.timeout(seconds)
         self._advance(1)
         self._num_read += num_tokens

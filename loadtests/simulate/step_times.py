@@ -3,7 +3,7 @@
 import json
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,6 @@ class StepTimes:
         decode_per_token: of a decode step, per token in the cache of its rows.
         prefill: the reading of a prompt's first tokens, by their number.
         prefill_per_pair: of reading, per token read and token in the cache before them.
-        per_request: what a request takes besides, in the step that reads the end of its prompt.
         block_tokens: of a block of the prefix cache; prompts up to that may be read together.
     """
 
@@ -32,7 +31,6 @@ class StepTimes:
     decode_per_token: float
     prefill: Curve
     prefill_per_pair: float
-    per_request: float = 0.0
     block_tokens: int = 1
 
     @classmethod
@@ -75,25 +73,6 @@ class StepTimes:
                 f"{path} has no step times; write it with: loadtests engine --sections steps "
                 "--output FILE"
             ) from error
-
-    def behind_http(self, request_seconds: float, token_seconds: float) -> "StepTimes":
-        """The same engine in a server, which takes that long for a request and for a token."""
-        return replace(
-            self,
-            decode=tuple((rows, time + rows * token_seconds) for rows, time in self.decode),
-            per_request=request_seconds + token_seconds,
-        )
-
-    def times(self, factor: float) -> "StepTimes":
-        """A machine that takes ``factor`` times as long for everything."""
-        return replace(
-            self,
-            decode=tuple((rows, factor * time) for rows, time in self.decode),
-            decode_per_token=factor * self.decode_per_token,
-            prefill=tuple((tokens, factor * time) for tokens, time in self.prefill),
-            prefill_per_pair=factor * self.prefill_per_pair,
-            per_request=factor * self.per_request,
-        )
 
     def decode_seconds(self, rows: int, context: int, steps: int = 1) -> float:
         """Some decode steps in succession, of rows that have ``context`` tokens at first."""

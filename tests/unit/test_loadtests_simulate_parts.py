@@ -4,14 +4,14 @@ import json
 import math
 import random
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
 
 from loadtests.__main__ import main
 from loadtests.simulate.autoscaler import Autoscaler, Scaling
-from loadtests.simulate.calibration import http_costs, mean_times
+from loadtests.simulate.calibration import in_server, mean_times
 from loadtests.simulate.request import Request
 from loadtests.simulate.router import Ring, Router
 from loadtests.simulate.step_times import StepTimes
@@ -144,17 +144,18 @@ def test_a_workload_has_the_rate_and_the_lengths_it_was_asked_for() -> None:
 # Calibration, and the command
 
 
-def test_what_http_adds_divides_into_requests_and_tokens() -> None:
-    costs = http_costs(0.005 + 4 * 0.001, 0.005 + 32 * 0.001)
-    assert (costs.per_request, costs.per_token) == pytest.approx((0.005, 0.001))
-    assert http_costs(0.001, 0.0005).per_token == 0
-
-
-def test_calibrations_are_averaged() -> None:
-    times = StepTimes.read(STEP_TIMES)
-    twice = mean_times(times, times.behind_http(0.2, 0.1))
-    assert twice.per_request == pytest.approx(0.15)
-    assert twice.decode_seconds(4, 0) - times.decode_seconds(4, 0) == pytest.approx(0.2)
+def test_closed_loops_tell_what_a_step_and_a_reading_take() -> None:
+    alone = StepTimes(((1, 1.0),), 0.001, ((10, 1.0), (30, 3.0)), 0.5)
+    loops = {(n, m): n * 4.0 + (m - 1) * (2.0 + n) for n in (1, 2, 4, 8) for m in (16, 48)}
+    times = in_server(alone, loops, [10, 30])
+    for clients in (1, 2, 4, 8):
+        context = clients * (20 + 16)
+        assert times.decode_seconds(clients, context) == pytest.approx(2.0 + clients)
+    # Twice as long as the engine alone takes for prompts of 10 and of 30 tokens, on average.
+    assert times.prefill_seconds(10) == pytest.approx(2.0)
+    assert times.prefill_seconds(30, start=1) == pytest.approx(6.0 + 30.0)
+    between = mean_times(alone, replace(alone, decode=((1, 3.0),)))
+    assert between.decode_seconds(1, 0) == 2.0
 
 
 def simulate(tmp_path: Path, *arguments: str) -> dict[str, object]:
