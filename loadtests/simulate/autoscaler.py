@@ -29,7 +29,7 @@ class Scaling:
     """
 
     waiting: float = 4.0
-    running: float | None = 6.0
+    running: float | None = 5.0
     least: int = 2
     most: int = 8
     interval: float = 15.0

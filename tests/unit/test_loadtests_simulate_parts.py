@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
+import yaml
 
 from loadtests.__main__ import main
 from loadtests.simulate.autoscaler import Autoscaler, Scaling
@@ -119,6 +120,18 @@ def test_they_shrink_one_by_one_after_a_while_without_need() -> None:
     assert sizes == [4, 4, 4, 4, 4, 3, 3, 2, 2, 1, 1, 1, 1, 1, 1]
 
 
+def test_its_defaults_are_the_chart_s() -> None:
+    path = Path(__file__).parents[2] / "deploy" / "helm" / "maskdial" / "values.yaml"
+    chart = yaml.safe_load(path.read_text(encoding="utf-8"))["autoscaling"]
+    scaling = Scaling()
+    assert (scaling.waiting, scaling.running) == (
+        chart["waitingPerReplica"],
+        chart["runningPerReplica"],
+    )
+    assert (scaling.least, scaling.most) == (chart["minReplicas"], chart["maxReplicas"])
+    assert scaling.down_after == chart["scaleDownSeconds"]
+
+
 # Workload
 
 
@@ -170,6 +183,7 @@ def test_every_section_from_a_file_of_step_times(
 ) -> None:
     monkeypatch.setattr("loadtests.simulate.scaled._PEAK_SECONDS", 60.0)
     monkeypatch.setattr("loadtests.simulate.scaled._TARGETS", ((4.0, None), (4.0, 6.0)))
+    monkeypatch.setattr("loadtests.simulate.scaled._NUM_SEEDS", 1)
     monkeypatch.setattr("loadtests.simulate.fleets._GATEWAY_MS", (0.0, 100.0))
     arguments = ["--step-times", str(STEP_TIMES), "--replicas", "2,6", "--seconds", "40"]
     sections = simulate(tmp_path, *arguments)
