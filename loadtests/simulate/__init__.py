@@ -2,6 +2,7 @@
 
 import argparse
 import asyncio
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +12,7 @@ from uvicorn.loops.auto import auto_loop_factory
 from loadtests import UsageError, count, names_of, positive
 from loadtests.engines import LoadedCausal
 from loadtests.measurement import Section, add_report_options, load_averages, write_reports
-from loadtests.simulate import fleets, one_machine
+from loadtests.simulate import fleets, one_machine, timed_engine
 from loadtests.simulate.calibration import measure_steps
 from loadtests.simulate.cluster import Shape
 from loadtests.simulate.replica import Limits
@@ -23,38 +24,39 @@ from maskdial.config import load_config
 
 DESCRIPTION = (
     "Simulate replicas of the server behind a gateway, a router and an autoscaler, under "
-    "conversations that begin at random times. How long the steps of a replica take is measured "
-    "with --bundle, or read with --step-times. The section one-machine measures a server and "
-    "simulates it, to say how far the simulation can be trusted."
+    "conversations that begin at random times. How long the steps of a replica take is read from "
+    "--step-times, or measured with --bundle. The sections one-machine and timed-engine compare "
+    "the simulation with a server, and with its engine, to say how far it can be trusted."
 )
-SECTIONS = ("one-machine", *fleets.SECTIONS, "autoscaling")
-_DEFAULT_SECTIONS = SECTIONS[1:]
+_CHECKS = ("one-machine", "timed-engine")
+SECTIONS = (*_CHECKS, *fleets.SECTIONS, "autoscaling")
+_DEFAULT_SECTIONS = SECTIONS[len(_CHECKS) :]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the options of the command."""
-    source = parser.add_mutually_exclusive_group(required=True)
-    source.add_argument("--bundle", type=Path, metavar="PATH", help="causal bundle to measure")
-    source.add_argument(
+    parser.add_argument("--bundle", type=Path, metavar="PATH", help="causal bundle to measure")
+    parser.add_argument(
         "--step-times",
         type=Path,
         metavar="FILE",
-        help="report of loadtests engine --sections steps --output FILE",
+        help="report of loadtests engine --sections steps --output FILE; default: --bundle is "
+        "measured",
     )
     parser.add_argument(
         "--sections",
         type=names_of(SECTIONS),
         default=_DEFAULT_SECTIONS,
         metavar="A,B",
-        help=f"what to find out, of {','.join(SECTIONS)} (default: all but the first)",
+        help=f"what to find out, of {','.join(SECTIONS)} (default: all but the first two)",
     )
     parser.add_argument(
         "--measure-seconds",
         type=positive,
         default=20.0,
         metavar="S",
-        help="measuring time: for the step times, and in one-machine for each rate and between "
-        "them (default: %(default)s)",
+        help="measuring time: for the step times, and in the first two sections for each "
+        "rate (default: %(default)s)",
     )
     parser.add_argument("--seed", type=int, default=0, help="draws everything")
     _add_cluster_options(parser.add_argument_group("the cluster"))
@@ -166,40 +168,46 @@ def main(args: argparse.Namespace) -> int:
     """Simulates, prints and writes the report; returns 0.
 
     Raises:
-        UsageError: one-machine has no bundle.
+        UsageError: the options do not say which bundle or which step times.
     """
-    if "one-machine" in args.sections and args.bundle is None:
-        raise UsageError("the section one-machine measures a server: it needs --bundle")
+    if args.bundle is None:
+        if args.step_times is None:
+            raise UsageError("simulate needs --step-times or --bundle")
+        if set(_CHECKS).intersection(args.sections):
+            raise UsageError(f"the sections {' and '.join(_CHECKS)} need --bundle")
     facts = {"load": load_averages(), "seed": args.seed}
     console = Console()
     sections: list[Section] = []
-
-    def add(section: Section) -> None:
-        sections.append(section)
-        section.show(console)
-
-    model = None if args.bundle is None else LoadedCausal.load(args.bundle, load_config({}))
-    if "one-machine" in args.sections and model is not None:
-        # The same loop as the server's.
-        with asyncio.Runner(loop_factory=auto_loop_factory()) as runner:
-            seconds, num_tokens = args.measure_seconds, args.new_tokens
-            add(runner.run(one_machine.measure(model, seconds, num_tokens, args.seed)))
-    if args.sections != ("one-machine",):
-        scenario = scenario_of(args, _step_times(model, args))
-        for name in args.sections:
-            if name in fleets.SECTIONS:
-                add(fleets.SECTIONS[name](scenario, args.replicas))
-            elif name == "autoscaling":
-                add(autoscaling(scenario))
+    # The same loop as the server's.
+    with asyncio.Runner(loop_factory=auto_loop_factory()) as runner:
+        for section in _simulate(args, runner):
+            section.show(console)
+            sections.append(section)
     write_reports(args, sections, facts)
     return 0
 
 
-def _step_times(model: LoadedCausal | None, args: argparse.Namespace) -> StepTimes:
-    if model is None:
-        return StepTimes.read(args.step_times)
-    rng = np.random.default_rng(args.seed)
-    return asyncio.run(measure_steps(model, args.measure_seconds, rng))
+def _simulate(args: argparse.Namespace, runner: asyncio.Runner) -> Iterator[Section]:
+    """The sections, each as soon as it is asked for."""
+    seconds, num_tokens, seed = args.measure_seconds, args.new_tokens, args.seed
+    model = None if args.bundle is None else LoadedCausal.load(args.bundle, load_config({}))
+    if model is not None and "one-machine" in args.sections:
+        yield runner.run(one_machine.measure(model, seconds, num_tokens, seed))
+    if args.sections == ("one-machine",):
+        return
+    if args.step_times is not None:
+        times = StepTimes.read(args.step_times)
+    else:
+        assert model is not None, "there are step times or a bundle"
+        times = runner.run(measure_steps(model, seconds, np.random.default_rng(seed)))
+    if model is not None and "timed-engine" in args.sections:
+        yield runner.run(timed_engine.measure(model, times, seconds, num_tokens, seed))
+    scenario = scenario_of(args, times)
+    for name, simulate in fleets.SECTIONS.items():
+        if name in args.sections:
+            yield simulate(scenario, args.replicas)
+    if "autoscaling" in args.sections:
+        yield autoscaling(scenario)
 
 
 def scenario_of(args: argparse.Namespace, times: StepTimes) -> fleets.Scenario:

@@ -202,18 +202,28 @@ def test_a_file_without_step_times_is_refused(
     path.write_text("{}", encoding="utf-8")
     assert main(["simulate", "--step-times", str(path)]) == 1
     assert "loadtests engine --sections steps" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "arguments", [[], ["--step-times", str(STEP_TIMES), "--sections", "one-machine"]]
+)
+def test_it_needs_step_times_or_a_bundle(arguments: list[str]) -> None:
     with pytest.raises(SystemExit) as caught:
-        main(["simulate", "--step-times", str(path), "--sections", "one-machine"])
+        main(["simulate", *arguments])
     assert caught.value.code == 2
 
 
-def test_a_server_is_measured_and_simulated(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("section", ["one-machine", "timed-engine"])
+def test_a_server_and_its_engine_are_simulated(
+    section: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("loadtests.simulate.one_machine.SHARES", (0.5,))
+    module = section.replace("-", "_")
+    monkeypatch.setattr(f"loadtests.simulate.{module}.SHARES", (0.7,))
     arguments = ["--bundle", str(STARTER_FOLDER / "hybrid"), "--new-tokens", "4"]
-    options = ["--sections", "one-machine", "--measure-seconds", "0.4"]
-    (section,) = simulate(tmp_path, *arguments, *options).values()
-    (row,) = section["rows"]  # type: ignore[index]
+    if section == "timed-engine":
+        arguments += ["--step-times", str(STEP_TIMES)]
+    options = ["--sections", section, "--measure-seconds", "0.4"]
+    (found,) = simulate(tmp_path, *arguments, *options).values()
+    (row,) = found["rows"]  # type: ignore[index]
     assert row["requests"] > 0
     assert all(row[f"x_{name}"] > 0 for name in ("achieved", "p50", "p99", "first_token_p99"))
