@@ -10,7 +10,7 @@ from loadtests import LoadTestError
 from loadtests.closed_loop import Generation
 from loadtests.engines import LoadedCausal
 from loadtests.measurement import Section, load_averages, median
-from loadtests.report import Settings, percentile
+from loadtests.report import Settings
 from loadtests.scaling.load import (
     SHARES,
     arrivals,
@@ -23,6 +23,7 @@ from loadtests.server import running_server
 from loadtests.simulate.calibration import in_server, mean_times, measure_loops, measure_steps
 from loadtests.simulate.cluster import Cluster, History, Shape
 from loadtests.simulate.replica import Limits
+from loadtests.simulate.results import Figures
 from loadtests.simulate.step_times import StepTimes
 from loadtests.simulate.workload import Conversation, Turn
 from loadtests.texts import draw_jobs
@@ -89,7 +90,7 @@ async def measure(model: LoadedCausal, seconds: float, num_tokens: int, seed: in
                 bundle, server.url, share * capacity, seconds, num_tokens, seed + number
             )
             row = await measure_rate(bundle.name, server, work, share, settings)
-            load = load_averages()[0] if load_averages() else 0.0
+            load = next(iter(load_averages()), 0.0)
             measured.append((row, load, conversations(model, settings, num_tokens)))
             calibrations.append(await calibrate())
     shape = Shape(limits=Limits(chunk_tokens=model.chunk_tokens))
@@ -133,21 +134,19 @@ def compare(measured: Measured, history: History, times: StepTimes, load: float)
         raise LoadTestError(
             f"{measured.failed} requests failed at {measured.offered:.1f} per second"
         )
-    whole = sorted(1e3 * request.end_to_end for request in history.requests)
-    first = sorted(1e3 * request.time_to_first_token for request in history.requests)
-    achieved = len(whole) / max(request.ended for request in history.requests)
+    simulated = Figures.of_history(history)
     return Row(
         share=measured.share,
         offered=measured.offered,
         requests=measured.requests,
         achieved=measured.achieved,
-        x_achieved=achieved / measured.achieved,
+        x_achieved=simulated.achieved / measured.achieved,
         p50_ms=measured.p50_ms,
-        x_p50=percentile(whole, 50) / measured.p50_ms,
+        x_p50=simulated.p50 / measured.p50_ms,
         p99_ms=measured.p99_ms,
-        x_p99=percentile(whole, 99) / measured.p99_ms,
+        x_p99=simulated.p99 / measured.p99_ms,
         first_token_p99_ms=measured.first_token_p99_ms,
-        x_first_token_p99=percentile(first, 99) / measured.first_token_p99_ms,
+        x_first_token_p99=simulated.first_p99 / measured.first_token_p99_ms,
         step_1_ms=1e3 * times.decode_seconds(1, 0),
         step_8_ms=1e3 * times.decode_seconds(8, 0),
         read_64_ms=1e3 * times.prefill_seconds(64),

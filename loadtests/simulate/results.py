@@ -1,5 +1,6 @@
 """What a simulated run adds up to."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from loadtests.report import percentile
@@ -37,6 +38,33 @@ class Result:
     cost: float
     mean_replicas: float
     most_replicas: int
+
+
+@dataclass(frozen=True, slots=True)
+class Figures:
+    """What a simulation and what it simulates are compared by; times in milliseconds."""
+
+    achieved: float
+    p50: float
+    p99: float
+    first_p99: float
+
+    @classmethod
+    def of(cls, requests: Sequence[tuple[float, float, float]]) -> "Figures":
+        """Each request is (arrival, first token, end), in seconds since the start."""
+        first = sorted(1e3 * (first - arrived) for arrived, first, _ in requests)
+        whole = sorted(1e3 * (ended - arrived) for arrived, _, ended in requests)
+        return cls(
+            len(requests) / max(ended for _, _, ended in requests),
+            percentile(whole, 50),
+            percentile(whole, 99),
+            percentile(first, 99),
+        )
+
+    @classmethod
+    def of_history(cls, history: History) -> "Figures":
+        """Those of a simulation."""
+        return cls.of([(r.arrived, r.first_token, r.ended) for r in history.requests])
 
 
 def summarize(history: History, start: float, end: float) -> Result:

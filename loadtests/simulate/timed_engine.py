@@ -9,7 +9,6 @@ import time
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,11 +17,11 @@ from loadtests.engine.rig import Reader, Rig, running
 from loadtests.engines import LoadedCausal
 from loadtests.measurement import Section, load_averages
 from loadtests.open_loop import poisson_schedule
-from loadtests.report import percentile
 from loadtests.scaling.load import SHARES
 from loadtests.simulate.cluster import Cluster, Shape
 from loadtests.simulate.fleets import capacity
 from loadtests.simulate.replica import Limits
+from loadtests.simulate.results import Figures
 from loadtests.simulate.step_times import StepTimes
 from loadtests.simulate.workload import Conversation, Length, Turn, Workload
 from maskdial.causal.executor import Cache, ModelRunner
@@ -133,17 +132,12 @@ async def measure(
             Conversation(index, start, index, 0, (Turn(0.0, size, num_tokens),))
             for index, (start, size) in enumerate(zip(starts, prompts, strict=True))
         ]
-        found = Cluster(shape, times).run(sent).requests
         began = readers[0].submitted - starts[0]
-        rows.append(
-            _compare(
-                share,
-                len(starts) / seconds,
-                [(r.times[0] - began, r.times[-1] - began) for r in readers],
-                [(r.first_token, r.ended) for r in found],
-                starts,
-            )
-        )
+        replies = [(each.times[0] - began, each.times[-1] - began) for each in readers]
+        measured = [(start, *reply) for start, reply in zip(starts, replies, strict=True)]
+        simulated = Figures.of_history(Cluster(shape, times).run(sent))
+        offered = len(starts) / seconds
+        rows.append(_compare(share, offered, len(starts), Figures.of(measured), simulated))
     return Section("timed-engine", _QUESTION, 1, tuple(rows), (_finding(rows),), _NOTES)
 
 
@@ -168,25 +162,22 @@ async def _offer(
 
 
 def _compare(
-    share: float,
-    offered: float,
-    measured: Sequence[tuple[float, float]],
-    simulated: Sequence[tuple[float, float]],
-    starts: Sequence[float],
+    share: float, offered: float, requests: int, engine: Figures, simulated: Figures
 ) -> Row:
-    """Both are (first token, end) of each request, in seconds."""
-
-    def figures(requests: Sequence[tuple[float, float]]) -> list[float]:
-        pairs = list(zip(requests, starts, strict=True))
-        first = sorted(1e3 * (each - start) for (each, _), start in pairs)
-        whole = sorted(1e3 * (each - start) for (_, each), start in pairs)
-        achieved = len(pairs) / max(end for _, end in requests)
-        return [achieved, percentile(whole, 50), percentile(whole, 99), percentile(first, 99)]
-
-    values: list[Any] = []
-    for one, other in zip(figures(measured), figures(simulated), strict=True):
-        values += [one, other / one]
-    return Row(share, offered, len(starts), *values, (load_averages() or [0.0])[0])
+    return Row(
+        share=share,
+        offered=offered,
+        requests=requests,
+        achieved=engine.achieved,
+        x_achieved=simulated.achieved / engine.achieved,
+        p50_ms=engine.p50,
+        x_p50=simulated.p50 / engine.p50,
+        p99_ms=engine.p99,
+        x_p99=simulated.p99 / engine.p99,
+        first_token_p99_ms=engine.first_p99,
+        x_first_token_p99=simulated.first_p99 / engine.first_p99,
+        machine_load=next(iter(load_averages()), 0.0),
+    )
 
 
 def _finding(rows: Sequence[Row]) -> str:
