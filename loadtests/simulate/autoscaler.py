@@ -28,8 +28,8 @@ class Scaling:
         down_interval: between two removals.
     """
 
-    waiting: float = 4.0
-    running: float | None = 5.0
+    waiting: float = 16.0
+    running: float | None = 4.0
     least: int = 2
     most: int = 8
     interval: float = 15.0

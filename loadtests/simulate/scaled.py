@@ -14,9 +14,9 @@ _CALM, _PEAK = 2, 8
 
 _CALM_SECONDS, _PEAK_SECONDS, _RISE_SECONDS = 300.0, 1200.0, 600.0
 _TARGETS: tuple[tuple[float, float | None], ...] = (
-    *((waiting, None) for waiting in (2.0, 4.0, 8.0)),
-    *((4.0, running) for running in (4.0, 5.0, 6.0, 7.0)),
-    *((waiting, 5.0) for waiting in (1.0, 2.0, 16.0)),
+    *((waiting, None) for waiting in (2.0, 4.0, 16.0)),
+    *((16.0, running) for running in (4.0, 5.0, 6.0, 7.0)),
+    *((waiting, 4.0) for waiting in (2.0, 4.0, 8.0)),
 )
 _DELAYS = (10.0, 120.0)
 _NUM_SEEDS = 4
