@@ -24,6 +24,7 @@ _COMMANDS = {
     "soak": "load a server for long and watch its memory",
     "fairness": "measure polite clients beside one that sends as much as it can",
     "sessions": "hold conversations and report what replicas find in their prefix caches",
+    "simulate": "simulate many replicas with measured step times",
     "compare": "compare our speed with other runtimes'",
     "agreement": "compare greedy texts with torch's, token by token",
 }

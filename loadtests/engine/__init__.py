@@ -12,7 +12,7 @@ import numpy as np
 from rich.console import Console
 
 from loadtests import names_of, positive
-from loadtests.engine import first_token, memory, speculation, split, stall
+from loadtests.engine import first_token, memory, speculation, split, stall, steps
 from loadtests.engines import LoadedCausal
 from loadtests.measurement import Section, load_averages, machine
 from maskdial.config import load_config
@@ -27,8 +27,9 @@ SHARES = {
     "split": 0.20,
     "prefix": 0.07,
     "together": 0.07,
-    "speculation": 0.43,
+    "speculation": 0.37,
     "memory": 0.05,
+    "steps": 0.06,
 }
 """The sections, and the share of the time that each gets if all run."""
 
@@ -39,6 +40,7 @@ _MEASURES: dict[str, Callable[[LoadedCausal, float, np.random.Generator], Awaita
     "together": first_token.measure_together,
     "speculation": speculation.measure,
     "memory": memory.measure,
+    "steps": steps.measure,
 }
 
 

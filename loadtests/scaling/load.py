@@ -14,7 +14,7 @@ from loadtests.texts import Job, draw_jobs
 from maskdial.models.bundle import Bundle
 
 _QUESTION = "throughput and latency against the offered load"
-_SHARES = (0.25, 0.5, 0.7, 0.85, 1.0, 1.2)
+SHARES = (0.25, 0.5, 0.7, 0.85, 1.0, 1.2)
 _CLIENTS = {"causal": 8, "encoder-decoder": 8, "masked": 32}
 _CAPACITY_SECONDS = 0.5
 _TIMEOUT = 120.0
@@ -107,38 +107,71 @@ async def _load(
     bundle: Bundle, server: ServerProcess, seconds: float, num_tokens: int, seed: int
 ) -> list[Row]:
     work = work_of(bundle, num_tokens)
-    num_clients = _CLIENTS[bundle.manifest.family]
-    texts = [job.text for job in draw_jobs("classify", 256, seed)]
-    async with http_clients(work, texts, server.port, num_clients) as clients:
-        await drive(clients, texts, 0)  # warm-up
-        sample = await drive(clients, texts, _CAPACITY_SECONDS * seconds)
-    capacity = sample.requests / sample.seconds
+    capacity = await measure_capacity(bundle, server, work, _CAPACITY_SECONDS * seconds, seed)
     rows: list[Row] = []
-    for number, share in enumerate(_SHARES):
-        settings = Settings(
-            url=server.url,
-            scenario="generate" if bundle.manifest.family == "causal" else "classify",
-            model=bundle.name,
-            rate=share * capacity,
-            duration=seconds,
-            seed=seed + number,
-            max_new_tokens=num_tokens,
-            timeout=_TIMEOUT,
-            drain_timeout=_DRAIN_TIMEOUT,
-            max_in_flight=_MAX_IN_FLIGHT,
+    for number, share in enumerate(SHARES):
+        settings = settings_of(
+            bundle, server.url, share * capacity, seconds, num_tokens, seed + number
         )
-        cpu = server.cpu_seconds()
-        report = await _run(settings, work, server.port)
-        cpu = server.cpu_seconds() - cpu
-        rows.append(summarize(bundle.name, share, report, cpu, server.resident_bytes()))
+        rows.append(await measure_rate(bundle.name, server, work, share, settings))
     return rows
 
 
-async def _run(settings: Settings, work: Work, port: int) -> Report:
+async def measure_capacity(
+    bundle: Bundle, server: ServerProcess, work: Work, seconds: float, seed: int
+) -> float:
+    """Requests per second in a closed loop."""
+    texts = [job.text for job in draw_jobs("classify", 256, seed)]
+    num_clients = _CLIENTS[bundle.manifest.family]
+    async with http_clients(work, texts, server.port, num_clients) as clients:
+        await drive(clients, texts, 0)  # warm-up
+        sample = await drive(clients, texts, seconds)
+    return sample.requests / sample.seconds
+
+
+def settings_of(
+    bundle: Bundle, url: str, rate: float, seconds: float, num_tokens: int, seed: int
+) -> Settings:
+    """A run at a rate, in requests per second."""
+    return Settings(
+        url=url,
+        scenario="generate" if bundle.manifest.family == "causal" else "classify",
+        model=bundle.name,
+        rate=rate,
+        duration=seconds,
+        seed=seed,
+        max_new_tokens=num_tokens,
+        timeout=_TIMEOUT,
+        drain_timeout=_DRAIN_TIMEOUT,
+        max_in_flight=_MAX_IN_FLIGHT,
+    )
+
+
+async def measure_rate(
+    model: str, server: ServerProcess, work: Work, share: float, settings: Settings
+) -> Row:
+    """Offers one rate."""
+    cpu = server.cpu_seconds()
+    report = await _run(settings, work, server.port)
+    cpu = server.cpu_seconds() - cpu
+    return summarize(model, share, report, cpu, server.resident_bytes())
+
+
+def arrivals(settings: Settings) -> tuple[tuple[Job, float], ...]:
+    """What a run sends, each with its time in seconds.
+
+    Raises:
+        LoadTestError: that is nothing.
+    """
     schedule = poisson_schedule(settings.rate, settings.duration, settings.seed)
     if not schedule:
         raise LoadTestError("the run is too short for a single request; raise --seconds")
     jobs = draw_jobs(settings.scenario, len(schedule), settings.seed)
+    return tuple(zip(jobs, schedule, strict=True))
+
+
+async def _run(settings: Settings, work: Work, port: int) -> Report:
+    jobs, schedule = zip(*arrivals(settings), strict=True)
     limits = Limits(settings.timeout, settings.drain_timeout, settings.max_in_flight)
     async with AsyncExitStack() as stack:
         sender = Sender(work, port)

@@ -13,6 +13,7 @@ COMMANDS = (
     "scaling",
     "swaps",
     "sessions",
+    "simulate",
     "compare",
     "agreement",
 )

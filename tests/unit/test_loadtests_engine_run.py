@@ -48,6 +48,10 @@ def test_every_section_on_the_starter_model(
     assert layout is not None
     a_token = layout.num_layers * 2 * layout.num_heads * layout.head_dim * 4  # bytes, float32
     assert during["kv_used_mb"] >= 8 * 256 * a_token / 1e6
+    steps = rows_of(report, "steps")
+    assert [row["rows"] for row in steps if row["kind"] == "decode"] == [1, 2, 4, 8, 8]
+    assert [row["context"] for row in steps if row["kind"] == "prefill"] == [0, 0, 0, 0, 256]
+    assert all(row["steps"] > 0 for row in steps)
 
 
 def test_a_masked_model_is_refused(capsys: pytest.CaptureFixture[str]) -> None:

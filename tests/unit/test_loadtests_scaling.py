@@ -92,7 +92,7 @@ def test_a_sender_keeps_connections_and_reports_tokens() -> None:
 def test_a_whole_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("loadtests.scaling.load._SHARES", (0.5, 1.0))
+    monkeypatch.setattr("loadtests.scaling.load.SHARES", (0.5, 1.0))
     monkeypatch.setattr("loadtests.scaling.memory._RETURN_SECONDS", 0.1)
     output, markdown = tmp_path / "report.json", tmp_path / "report.md"
     arguments = ["--bundle", str(STARTER_FOLDER / "hybrid"), "--seconds", "1", "--starts", "1"]

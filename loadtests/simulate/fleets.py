@@ -1,0 +1,179 @@
+"""The simulation's questions about fleets of a fixed size, each a section of the report."""
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from loadtests.measurement import Section
+from loadtests.simulate.cluster import Cluster, Shape
+from loadtests.simulate.results import summarize
+from loadtests.simulate.router import POLICIES
+from loadtests.simulate.step_times import StepTimes
+from loadtests.simulate.workload import Workload
+
+_SHARES = (0.5, 0.7, 0.9, 1.0, 1.1, 1.2, 1.3, 1.4)
+_SLOTS = (1, 2, 4, 8, 16)
+_AGES = (0.0, 0.1, 1.0, 5.0)
+_GATEWAY_MS = (0.0, 0.05, 0.2, 1.0, 12.0)
+_NOTES = (
+    "simulated, with the given step times; cost: replica-hours per million generated tokens; took: "
+    "seconds of the simulation",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Scenario:
+    """What the sections vary.
+
+    Attributes:
+        times: how long steps take.
+        shape: of the cluster.
+        workload: the conversations.
+        rate: requests per second and replica.
+        seconds: simulated time of load, the first half of which is not counted.
+        seed: draws everything.
+    """
+
+    times: StepTimes
+    shape: Shape
+    workload: Workload
+    rate: float
+    seconds: float
+    seed: int
+
+    def changed(self, **shape: Any) -> "Scenario":
+        """The scenario with another shape."""
+        return replace(self, shape=replace(self.shape, **shape))
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One run, of which ``variant`` names what the section varies; rates are per second."""
+
+    replicas: int
+    variant: str
+    requests: int
+    refused_percent: float
+    requests_per_s: float
+    tokens_per_s: float
+    first_token_p50_ms: float
+    first_token_p99_ms: float
+    p50_ms: float
+    p99_ms: float
+    hit_percent: float
+    cost: float
+    took_s: float
+
+
+def capacity(times: StepTimes, shape: Shape, workload: Workload) -> float:
+    """Requests per second of a replica whose slots are full and whose prefix cache is empty.
+
+    The formula of ``docs/scaling.md``: 1 / (prefill + a step's share for each further token).
+    """
+    slots, generated = shape.limits.slots, workload.generated.mean
+    num_prompt = round(workload.mean_prompt)
+    chunk = shape.limits.chunk_tokens
+    prefill = sum(
+        times.prefill_seconds(min(chunk, num_prompt - start), start)
+        for start in range(0, num_prompt, chunk)
+    )
+    step = times.decode_seconds(slots, round(slots * (num_prompt + generated / 2)))
+    return 1 / (prefill + (generated - 1) * step / slots)
+
+
+def run(scenario: Scenario, variant: str) -> Row:
+    """Simulates a scenario."""
+    started = time.perf_counter()
+    shape, seconds = scenario.shape, scenario.seconds
+    rate = scenario.rate * shape.replicas
+    sent = scenario.workload.conversations(lambda now: rate, rate, seconds, scenario.seed)
+    history = Cluster(shape, scenario.times).run(sent)
+    result = summarize(history, seconds / 2, seconds)
+    return Row(
+        replicas=shape.replicas,
+        variant=variant,
+        requests=result.requests,
+        refused_percent=100 * result.refused,
+        requests_per_s=result.achieved,
+        tokens_per_s=result.tokens,
+        first_token_p50_ms=result.first_p50,
+        first_token_p99_ms=result.first_p99,
+        p50_ms=result.whole_p50,
+        p99_ms=result.whole_p99,
+        hit_percent=100 * result.hit_rate,
+        cost=result.cost,
+        took_s=time.perf_counter() - started,
+    )
+
+
+Variants = Sequence[tuple[str, Scenario]]
+
+
+def _section(name: str, question: str, sizes: Sequence[int], variants: Variants) -> Section:
+    rows = tuple(
+        run(scenario.changed(replicas=number), variant)
+        for number in sizes
+        for variant, scenario in variants
+    )
+    return Section(name, question, 1, rows, (), _NOTES)
+
+
+def load(scenario: Scenario, sizes: Sequence[int]) -> Section:
+    """Latency against utilisation."""
+    most = capacity(scenario.times, scenario.shape, scenario.workload)
+    variants = [
+        (f"{share:.0%} of {most:.2f}/s", replace(scenario, rate=share * most)) for share in _SHARES
+    ]
+    return _section(
+        "load",
+        "latency against the load, as a share of what a replica without a prefix cache can do",
+        sizes,
+        variants,
+    )
+
+
+def slots(scenario: Scenario, sizes: Sequence[int]) -> Section:
+    """Latency against the slots of a replica, under the same load."""
+    limits = scenario.shape.limits
+    variants = [
+        (f"{number} slots", scenario.changed(limits=replace(limits, slots=number)))
+        for number in _SLOTS
+    ]
+    return _section("slots", "latency against slots, under the same load", sizes, variants)
+
+
+def routing(scenario: Scenario, sizes: Sequence[int]) -> Section:
+    """What each policy finds in the prefix caches, and what it costs in waiting."""
+    variants = [(policy, scenario.changed(routing=policy)) for policy in POLICIES]
+    return _section("routing", "latency and prefix hits by routing policy", sizes, variants)
+
+
+def staleness(scenario: Scenario, sizes: Sequence[int]) -> Section:
+    """What becomes of routing by load when the router's numbers are old."""
+    variants = [
+        (f"{policy}, {age:g} s old", scenario.changed(routing=policy, load_age=age))
+        for policy in ("least-waiting", "two-choices")
+        for age in _AGES
+    ]
+    return _section("staleness", "routing by numbers that are old", sizes, variants)
+
+
+def gateway(scenario: Scenario, sizes: Sequence[int]) -> Section:
+    """From where on the proxy is the limit."""
+    variants = [
+        (f"{milliseconds:g} ms", scenario.changed(gateway_seconds=milliseconds / 1e3))
+        for milliseconds in _GATEWAY_MS
+    ]
+    workers = scenario.shape.gateway_workers
+    question = f"latency against a gateway's time per request ({workers} at a time)"
+    return _section("gateway", question, sizes, variants)
+
+
+SECTIONS: dict[str, Callable[[Scenario, Sequence[int]], Section]] = {
+    "load": load,
+    "slots": slots,
+    "routing": routing,
+    "staleness": staleness,
+    "gateway": gateway,
+}

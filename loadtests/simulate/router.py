@@ -1,0 +1,141 @@
+"""Router: which replica gets a request."""
+
+import math
+import random
+from bisect import bisect_right
+from collections.abc import Iterator, Sequence
+from functools import partial
+from hashlib import blake2b
+from itertools import chain
+from typing import Protocol
+
+from loadtests.simulate.request import Request
+
+POLICIES = ("random", "round-robin", "two-choices", "least-waiting", "session", "prefix")
+"""What a router goes by: chance; turns; the less busy of two at random; the least busy of all;
+consistent hashing of the conversation, or of the instructions that it begins with."""
+
+_POINTS = 64
+
+
+class Target(Protocol):
+    """What a router knows of a replica: its number, and how many requests it has."""
+
+    number: int
+    num_open: int
+
+
+class Router:
+    """Chooses among the replicas that are ready.
+
+    With affinity, a replica is passed over that has no free slot and more than ``spread`` times the
+    mean number of requests (consistent hashing with bounded loads, Mirrokni et al. 2018).
+
+    Args:
+        policy: one of `POLICIES`.
+        rng: draws what chance decides.
+        slots: of a replica.
+        spread: see above; infinite for a strict affinity.
+        load_age: seconds for which the numbers of requests are used once they were read, as by a
+            router that polls the replicas; 0 if they are always new.
+    """
+
+    def __init__(
+        self,
+        policy: str,
+        rng: random.Random,
+        *,
+        slots: int = 8,
+        spread: float = 1.25,
+        load_age: float = 0.0,
+    ) -> None:
+        assert policy in POLICIES, policy
+        self._policy = policy
+        self._rng = rng
+        self._slots = slots
+        self._spread = spread
+        self._load_age = load_age
+        self._replicas: Sequence[Target] = ()
+        self._ring = Ring(())
+        self._index: dict[int, int] = {}
+        self._turn = 0
+        self._loads: list[int] = []
+        self._read_at = -1.0
+
+    def update(self, replicas: Sequence[Target]) -> None:
+        """Sets the replicas to choose from; to be called when some come or go."""
+        self._replicas = replicas
+        self._index = {replica.number: index for index, replica in enumerate(replicas)}
+        self._read_at = -1.0
+        if self._policy in ("session", "prefix"):
+            self._ring = Ring(tuple(self._index))
+
+    def choose(self, request: Request, now: float) -> int:
+        """The index of a replica, of which there has to be one at least."""
+        match self._policy:
+            case "random":
+                return self._rng.randrange(len(self._replicas))
+            case "round-robin":
+                self._turn += 1
+                return self._turn % len(self._replicas)
+            case "two-choices":
+                both = [self._rng.randrange(len(self._replicas)) for _ in range(2)]
+                return min(both, key=partial(self._load, now))
+            case "least-waiting":
+                return self._least(now)
+            case "session":
+                return self._near(f"conversation {request.conversation}", now)
+        return self._near(f"instructions {request.instructions}", now)
+
+    def _least(self, now: float) -> int:
+        """The least busy; of several, the next one from a place at random."""
+        loads = self._all_loads(now)
+        least, start = min(loads), self._rng.randrange(len(loads))
+        try:
+            return loads.index(least, start)
+        except ValueError:
+            return loads.index(least)
+
+    def _near(self, key: str, now: float) -> int:
+        """The first replica from the key's place on the ring that is not too busy."""
+        walk = (self._index[name] for name in self._ring.walk(key))
+        first = next(walk)
+        if self._load(now, first) < self._slots or self._spread == math.inf:
+            return first
+        loads = self._all_loads(now)
+        limit = max(self._slots, self._spread * sum(loads) / len(loads))
+        return next((index for index in chain([first], walk) if loads[index] < limit), first)
+
+    def _load(self, now: float, index: int) -> int:
+        return self._all_loads(now)[index] if self._load_age else self._replicas[index].num_open
+
+    def _all_loads(self, now: float) -> list[int]:
+        if not self._load_age or self._read_at < 0 or now - self._read_at >= self._load_age:
+            self._read_at = now
+            self._loads = [replica.num_open for replica in self._replicas]
+        return self._loads
+
+
+class Ring:
+    """A consistent hash (Karger et al. 1997): few keys move when a replica comes or goes.
+
+    Args:
+        names: numbers of the replicas, each of which has 64 points on the ring.
+    """
+
+    def __init__(self, names: Sequence[int]) -> None:
+        points = sorted(
+            (_hash(f"{name} {point}"), name) for name in names for point in range(_POINTS)
+        )
+        self._places = [place for place, _ in points]
+        self._names = [name for _, name in points]
+
+    def walk(self, key: str) -> Iterator[int]:
+        """The names from the key's place on, once around the ring; most come several times."""
+        start = bisect_right(self._places, _hash(key))
+        for index in range(start, start + len(self._names)):
+            yield self._names[index % len(self._names)]
+
+
+def _hash(key: str) -> int:
+    return int.from_bytes(blake2b(key.encode(), digest_size=8).digest(), "big")
