@@ -29,6 +29,7 @@ from maskdial_export.evaluation import (
     TokenClassify,
 )
 from maskdial_export.files import special_tokens
+from maskdial_export.heads import adapt_head
 from maskdial_export.length import bound_positions
 from maskdial_export.parity import CausalParity, EncoderDecoderParity, MaskedParity
 from maskdial_export.pooling import Pooler
@@ -121,7 +122,7 @@ class Checkpoint:
             return TokenClassify(*text)
         if self.task == "question-answering":
             return QuestionAnswering(*text)
-        if config.num_labels == 1:
+        if self.task == "multiple-choice" or config.num_labels == 1:
             return Order(*text)
         if config.problem_type == "multi_label_classification":
             return ClassifyAll(*text)
@@ -160,6 +161,7 @@ def load_checkpoint(
         return _load_pair(source, model, tokenizer, tokens, positions, limit)
     surveyed = survey(model)
     masked.check(model, surveyed, source.task)
+    adapt_head(model, source.task)
     pooler = None
     if source.task in ("embed", "embed-sparse"):
         columns = config.hidden_size if source.task == "embed" else config.vocab_size

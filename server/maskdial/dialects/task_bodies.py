@@ -30,7 +30,7 @@ from maskdial.masked.tasks.question_answering import Question, QuestionAnswering
 from maskdial.masked.tasks.rerank import RerankRequest
 from maskdial.masked.tasks.task import TaskRequest, TextOrPair, Truncation
 from maskdial.masked.tasks.token_classify import AggregationStrategy, TokenClassifyRequest
-from maskdial.masked.tasks.zero_shot import HYPOTHESIS_TEMPLATE, ZeroShotRequest
+from maskdial.masked.tasks.zero_shot import ZeroShotRequest
 from maskdial.requests.scoring import ScoreRequest
 
 
@@ -318,7 +318,8 @@ class ZeroShotClassifyParameters(TruncationParameters):
         | None
     ) = Field(
         None,
-        description='Sentence with {} in place of the label. Default: "This example is {}."',
+        description='Sentence with {} in place of the label. Default: "This example is {}."; of a '
+        "multiple-choice model, the label alone.",
     )
 
 
@@ -340,7 +341,7 @@ class ZeroShotClassifyBody(TextsBody, MaskedBody):
             self.texts,
             parameters.candidate_labels,
             parameters.truncation,
-            parameters.hypothesis_template or HYPOTHESIS_TEMPLATE,
+            parameters.hypothesis_template,
             bool(parameters.multi_label),
         )
 

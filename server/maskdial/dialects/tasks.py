@@ -207,7 +207,7 @@ TASKS: tuple[MaskedTask[Any], ...] = (
         ZeroShotRequest,
         bodies.ZeroShotClassifyBody,
         replies.ZeroShotReply,
-        "Scores a text for each of the labels in the request.",
+        "Scores a text for each of the labels, or choices, in the request.",
         claims=_has_labels,
     ),
     MaskedTask(

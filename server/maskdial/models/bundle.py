@@ -19,7 +19,8 @@ Graph inputs, by family (the server feeds the ones that the graph declares):
   (fill-mask, token-classify, question-answering) ``rows`` int64 (num_rows,), flat indices
   ``b * length + position`` of the tokens in question.
   One output, float32. ``logits``: fill-mask (num_rows, vocab_size), token-classify (num_rows,
-  num_labels), question-answering (num_rows, 2) for start and end, classify (batch, num_labels).
+  num_labels), question-answering (num_rows, 2) for start and end, classify (batch, num_labels),
+  multiple-choice (batch, 1), where each text is a prompt with one choice.
   ``embeddings``: embed (batch, dimension), pooled, and normalized if ``Embedding.normalized``.
 * causal: ``input_ids`` int64 (batch, new_tokens); ``position_ids`` int64 (batch, new_tokens);
   ``seqlens_k`` int32 (batch,), tokens in the cache after this pass minus one;
@@ -71,6 +72,7 @@ Task = Literal[
     "classify",
     "token-classify",
     "question-answering",
+    "multiple-choice",
     "embed",
     "embed-sparse",
     "generate",
@@ -203,9 +205,9 @@ class QualityReport(_Frozen):
     """How far a lower precision agrees with fp32 on a sample text.
 
     ``figures`` by task: perplexity, perplexity_fp32 and top1_agreement (generate); agreement, top1
-    and top1_fp32 (fill-mask); agreement (classify, token-classify, question-answering); mean_cosine
-    and least_cosine (embed). ``loss`` is the share of decisions that changed, the relative increase
-    of the perplexity, or 1 minus the mean cosine.
+    and top1_fp32 (fill-mask); agreement (classify, token-classify, question-answering,
+    multiple-choice); mean_cosine and least_cosine (embed). ``loss`` is the share of decisions that
+    changed, the relative increase of the perplexity, or 1 minus the mean cosine.
     """
 
     text: str
