@@ -65,7 +65,9 @@ def settle(config: Mapping[str, Any], task: str) -> tuple[str, Task]:
     architectures = config.get("architectures")
     named = architectures[0] if isinstance(architectures, list) and architectures else None
     if named == auto.MODEL_FOR_PRETRAINING_MAPPING_NAMES.get(model_type) and named not in classes:
-        heads = {known: names[model_type] for known, names in _BOTH_HEADS if model_type in names}
+        heads: dict[str, str] = {
+            known: names[model_type] for known, names in _BOTH_HEADS if model_type in names
+        }
         named = heads.get("fill-mask" if task == "auto" else task, named)
     if named in classes and task in ("auto", classes[named]):
         return named, classes[named]

@@ -12,6 +12,7 @@ from huggingface_hub import InferenceClient
 from tokenizers import Tokenizer
 
 from maskdial_export.export import export
+from tests.export.zoo import LABELS
 
 TOLERANCE = 1e-6  # random weights give choices that are almost equally likely
 # name of the model -> checkpoint of the zoo
@@ -20,6 +21,8 @@ MODELS = {
     "choice-roberta": "roberta-multiple-choice",
     "detector": "electra-detect",
     "pretrained": "bert-pretraining",
+    "reward": "llama-reward",
+    "judge": "llama-classify",
 }
 TEXTS = ["the old king.", "a", "she said so, and so did he, time and again."]
 CHOICES = ["went home", "x", "was king of all the land, and of the sea"]
@@ -86,7 +89,7 @@ def test_choices_have_the_probabilities_of_torch(
 ) -> None:
     parameters: dict[str, Any] = {"candidate_labels": CHOICES}
     parameters |= {} if template is None else {"hypothesis_template": template}
-    body = {"inputs": TEXTS, "parameters": parameters}
+    body: dict[str, Any] = {"inputs": TEXTS, "parameters": parameters}
     answers = served.post("/zero-shot-classify", model=name, **body)
     for text, answer in zip(TEXTS, answers, strict=True):
         pairs = [(text, (template or "{}").replace("{}", choice)) for choice in CHOICES]
@@ -107,7 +110,7 @@ def test_inference_client_chooses(served: Served) -> None:
     client = InferenceClient(model=f"{served.url}/models/choice")
     chosen = client.zero_shot_classification(TEXTS[0], CHOICES)
     parameters = {"candidate_labels": CHOICES}
-    body = {"model": "choice", "inputs": TEXTS[0], "parameters": parameters}
+    body: dict[str, Any] = {"model": "choice", "inputs": TEXTS[0], "parameters": parameters}
     assert [(each.label, each.score) for each in chosen] == [
         (each["label"], each["score"]) for each in served.post("/zero-shot-classify", **body)
     ]
@@ -153,8 +156,7 @@ def test_replaced_tokens_have_the_probabilities_of_torch(served: Served) -> None
         assert (tag["entity"] == "REPLACED") == (tag["start"] in within)
 
 
-def test_both_heads_of_pretraining_are_served(served: Served) -> None:
-    """The fill-mask head by default, the next-sentence head as a classifier."""
+def test_the_next_sentence_head_of_pretraining_classifies_pairs(served: Served) -> None:
     pairs = [(text, choice) for text in TEXTS for choice in CHOICES]
     items = [{"text": text, "text_pair": choice} for text, choice in pairs]
     answers = served.post("/classify", model="next", inputs=items)
@@ -163,6 +165,9 @@ def test_both_heads_of_pretraining_are_served(served: Served) -> None:
         scores = {each["label"]: each["score"] for each in answer}
         named = dict(zip(("isNext", "notNext"), expected, strict=True))
         assert scores == pytest.approx(named, abs=TOLERANCE)
+
+
+def test_the_other_head_of_pretraining_fills_masks(served: Served) -> None:
     texts = ["the old k[MASK]ng.", "[MASK]"]
     answers = served.post("/fill-mask", inputs=texts, parameters={"top_k": 3})
     batch = served.batch("pretrained", texts)
@@ -172,3 +177,29 @@ def test_both_heads_of_pretraining_are_served(served: Served) -> None:
         assert [each["token"] for each in answer] == best.indices.tolist()
         scores = [each["score"] for each in answer]
         assert scores == pytest.approx(best.values.tolist(), abs=TOLERANCE)
+
+
+def test_a_causal_backbone_classifies(served: Served) -> None:
+    """`LlamaForSequenceClassification` reads the last token of each text, whatever its batch."""
+    answers = served.post("/classify", model="judge", inputs=TEXTS)
+    probabilities = served.torch("judge", TEXTS).logits.softmax(-1)
+    for text, answer, of in zip(TEXTS, answers, probabilities.tolist(), strict=True):
+        scores = {each["label"]: each["score"] for each in answer}
+        named = dict(zip(LABELS.values(), of, strict=True))
+        assert scores == pytest.approx(named, abs=TOLERANCE)
+        assert served.post("/classify", model="judge", inputs=text) == [answer]
+
+
+def test_a_reward_model_ranks(served: Served) -> None:
+    pairs = [(TEXTS[0], choice) for choice in CHOICES]
+    logits = served.torch("reward", pairs).logits[:, 0]
+    body = {"query": TEXTS[0], "texts": CHOICES}
+    ranks = served.post("/rerank", model="reward", raw_scores=True, **body)
+    order = logits.argsort(descending=True).tolist()
+    assert [each["index"] for each in ranks] == order
+    assert [each["score"] for each in ranks] == pytest.approx(logits[order].tolist(), abs=TOLERANCE)
+    items = [{"text": text, "text_pair": choice} for text, choice in pairs]
+    rewards = served.post("/classify", model="reward", inputs=items)
+    assert [[each["score"]] for (each,) in rewards] == pytest.approx(
+        logits.sigmoid()[:, None].numpy(), abs=TOLERANCE
+    )

@@ -454,6 +454,12 @@ CLASSIFY: Mapping[str, Specimen] = {
         "causal backbone",
         quick=True,
     ),
+    "llama-reward": Specimen(
+        "LlamaForSequenceClassification",
+        SMALL | GROUPED | {"id2label": {0: "LABEL_0"}},
+        "causal backbone",
+        quick=True,
+    ),
     "qwen2-classify": Specimen(
         "Qwen2ForSequenceClassification", GROUPED | {"id2label": LABELS}, "causal backbone"
     ),
