@@ -193,7 +193,7 @@ def test_a_causal_backbone_classifies(served: Served) -> None:
 def test_a_reward_model_ranks(served: Served) -> None:
     pairs = [(TEXTS[0], choice) for choice in CHOICES]
     logits = served.torch("reward", pairs).logits[:, 0]
-    body = {"query": TEXTS[0], "texts": CHOICES}
+    body: dict[str, Any] = {"query": TEXTS[0], "texts": CHOICES}
     ranks = served.post("/rerank", model="reward", raw_scores=True, **body)
     order = logits.argsort(descending=True).tolist()
     assert [each["index"] for each in ranks] == order
