@@ -53,6 +53,8 @@ def settle(config: Mapping[str, Any], task: str) -> tuple[str, Task]:
     """
     if task == "embed-sparse":
         return settle(config, "fill-mask")[0], "embed-sparse"
+    if task == "rerank":
+        return settle(config, "generate")[0], "rerank"
     model_type = config.get("model_type")
     if not isinstance(model_type, str) or model_type not in CONFIG_MAPPING_NAMES:
         remote = " (code in a checkpoint is never run)" if "auto_map" in config else ""

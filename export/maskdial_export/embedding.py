@@ -51,7 +51,7 @@ def read_pooler(source: Source, columns: int) -> Pooler:
     pool: nn.Module = SpladePooling(largest=True) if sparse else TokenPooling(["mean"])
     name, width = ("splade-max" if sparse else "mean"), columns
     steps: list[nn.Module] = []
-    for kind, folder in _modules(source):
+    for kind, folder in module_folders(source):
         settings = read_json(folder / "config.json")
         if kind in _TEXT_MODELS:
             continue
@@ -127,7 +127,13 @@ def _prompts(source: Source) -> tuple[dict[str, str], str | None]:
     return {str(key): text for key, text in prompts.items()}, default
 
 
-def _modules(source: Source) -> Iterator[tuple[str, Path]]:
+def default_prompt(source: Source) -> str | None:
+    """The text that is put before every text, or is the system's message to a reranker."""
+    prompts, name = _prompts(source)
+    return None if name is None else prompts[name]
+
+
+def module_folders(source: Source) -> Iterator[tuple[str, Path]]:
     """The class name and the folder of each module, in order."""
     path = source.path / MODULES
     if not path.is_file():

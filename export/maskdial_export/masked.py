@@ -74,7 +74,7 @@ def check(model: PreTrainedModel, survey: Survey, task: Task) -> None:
     Raises:
         ExportError: it reads to the left only, and config.json names no padding token.
     """
-    if task == "classify" and survey.causal and model.config.pad_token_id is None:
+    if task in ("classify", "rerank") and survey.causal and model.config.pad_token_id is None:
         raise ExportError(
             f"{type(model).__name__} finds the last token of a text by its padding, but "
             "config.json has no pad_token_id; add one that texts do not end with"

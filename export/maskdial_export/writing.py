@@ -161,6 +161,7 @@ def write_bundle(source: Source, folder: Path, settings: Settings, packs: Packs 
             embedding=checkpoint.pooler and checkpoint.pooler.embedding,
             kv=kv,
             text_to_text=checkpoint.text_to_text,
+            pair_template=checkpoint.pair_template,
             response_template=response_template(source),
             source=source.provenance,
             source_sha256=source.sha256(),

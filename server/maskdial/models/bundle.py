@@ -20,7 +20,8 @@ Graph inputs, by family (the server feeds the ones that the graph declares):
   ``b * length + position`` of the tokens in question.
   One output, float32. ``logits``: fill-mask (num_rows, vocab_size), token-classify (num_rows,
   num_labels), question-answering (num_rows, 2) for start and end, classify (batch, num_labels),
-  multiple-choice (batch, 1), where each text is a prompt with one choice.
+  multiple-choice (batch, 1), where each text is a prompt with one choice, rerank (batch, 1),
+  where it is a query and a document in the manifest's `PairTemplate`.
   ``embeddings``: embed (batch, dimension), pooled, and normalized if ``Embedding.normalized``.
 * causal: ``input_ids`` int64 (batch, new_tokens); ``position_ids`` int64 (batch, new_tokens);
   ``seqlens_k`` int32 (batch,), tokens in the cache after this pass minus one;
@@ -73,6 +74,7 @@ Task = Literal[
     "token-classify",
     "question-answering",
     "multiple-choice",
+    "rerank",
     "embed",
     "embed-sparse",
     "generate",
@@ -173,6 +175,14 @@ class TextToText(_Frozen):
     languages: dict[str, int] = Field(default_factory=dict)
 
 
+class PairTemplate(_Frozen):
+    """The text that a reranker reads: a query and a document between these."""
+
+    before: str
+    between: str
+    after: str
+
+
 class GoldenCheck(_Frozen):
     """One short input and some of its logits; the server computes them again where it runs.
 
@@ -240,6 +250,7 @@ class Manifest(_Frozen):
     embedding: Embedding | None = None
     kv: KVLayout | None = None
     text_to_text: TextToText | None = None
+    pair_template: PairTemplate | None = None
     tool_format: dict[str, Any] | None = Field(
         None,
         description="how the model writes tool calls (`ToolFormat.to_json`); None: derived from "
