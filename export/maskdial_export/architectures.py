@@ -53,6 +53,8 @@ def settle(config: Mapping[str, Any], task: str) -> tuple[str, Task]:
     """
     if task == "embed-sparse":
         return settle(config, "fill-mask")[0], "embed-sparse"
+    if task == "embed-all":
+        return settle(config, "embed")[0], "embed-all"
     if task == "rerank":
         return settle(config, "generate")[0], "rerank"
     model_type = config.get("model_type")

@@ -31,6 +31,7 @@ from maskdial_export.evaluation import (
 from maskdial_export.files import special_tokens
 from maskdial_export.heads import adapt_head
 from maskdial_export.length import bound_positions
+from maskdial_export.multi_vector import check_expansion, read_multi_vector
 from maskdial_export.parity import CausalParity, EncoderDecoderParity, MaskedParity
 from maskdial_export.pooling import Pooler
 from maskdial_export.positions import max_length
@@ -170,6 +171,11 @@ def load_checkpoint(
     masked.check(model, surveyed, source.task)
     adapt_head(model, source.task)
     pooler = None
+    if source.task == "embed-all":
+        pooler = read_multi_vector(source, config.hidden_size, tokenizer, tokens)
+        check_expansion(source, pooler, causal=surveyed.causal)
+        positions = longest_text(source, positions)
+        lower_case(source, tokenizer)
     if source.task in ("embed", "embed-sparse"):
         columns = config.hidden_size if source.task == "embed" else config.vocab_size
         pooler = read_pooler(source, columns)

@@ -17,7 +17,9 @@ from maskdial_export.padding import cleared
 from maskdial_export.pooling import Pooler
 from maskdial_export.survey import Survey
 
-TOKEN_TASKS: frozenset[Task] = frozenset({"fill-mask", "token-classify", "question-answering"})
+TOKEN_TASKS: frozenset[Task] = frozenset(
+    {"fill-mask", "token-classify", "question-answering", "embed-all"}
+)
 
 
 class MaskedGraph(nn.Module):
@@ -30,6 +32,8 @@ class MaskedGraph(nn.Module):
         self.attention = (CausalAttention if survey.causal else MaskedAttention)(survey.layers)
         self.takes_token_types = takes_token_types(model)
         self.pad_token_id = int(model.config.pad_token_id or 0)
+        # Of queries that are extended, vectors are taken beyond the tokens that are attended to
+        self.pads = pooler is None or pooler.embedding.multi_vector is None
 
     def forward(
         self, input_ids: Tensor, lengths: Tensor, token_type_ids: Tensor, rows: Tensor | None = None
@@ -42,7 +46,9 @@ class MaskedGraph(nn.Module):
         valid = torch.arange(longest)[None, :] < lengths[:, None]
         inputs = {
             # RoBERTa numbers positions over the tokens that are not padding
-            "input_ids": torch.where(valid, input_ids, self.pad_token_id),
+            "input_ids": torch.where(valid, input_ids, self.pad_token_id)
+            if self.pads
+            else input_ids,
             "attention_mask": valid.to(torch.int64),
         }
         if self.takes_token_types:
@@ -51,12 +57,15 @@ class MaskedGraph(nn.Module):
             return self._output(inputs, lengths, rows)
 
     def _output(self, inputs: dict[str, Tensor], lengths: Tensor, rows: Tensor | None) -> Tensor:
+        if self.pooler is not None:
+            hidden = self.model(**inputs)[0]
+            if rows is not None:
+                hidden = hidden.flatten(0, 1).index_select(0, rows)
+            vectors: Tensor = self.pooler(hidden, lengths)
+            return vectors
         if rows is not None:
             with gather_rows(self.model.base_model, rows):
                 return head_logits(self.model(**inputs)).squeeze(0).float()
-        if self.pooler is not None:
-            vectors: Tensor = self.pooler(self.model(**inputs)[0], lengths)
-            return vectors
         return head_logits(self.model(**inputs)).float()
 
 

@@ -136,6 +136,10 @@ def _module_task(path: Path, config: Mapping[str, Any]) -> str:
     listed = modules.read_text(encoding="utf-8", errors="replace") if modules.is_file() else ""
     if "LogitScore" in listed or "classifier_from_token" in config:
         return "rerank"
+    kind = read_json(path / "config_sentence_transformers.json").get("model_type")
+    is_colbert = kind == "ColBERT" or "HF_ColBERT" in (config.get("architectures") or ())
+    if is_colbert or "MultiVectorMask" in listed:
+        return "embed-all"
     if "SpladePooling" in listed:
         return "embed-sparse"
     return "embed" if "Pooling" in listed else "auto"

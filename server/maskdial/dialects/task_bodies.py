@@ -25,6 +25,7 @@ from maskdial.dialects.schema import (
 from maskdial.errors import shortened
 from maskdial.masked.tasks.classify import ClassifyRequest, ScoreFunction
 from maskdial.masked.tasks.embed import EmbedRequest, SimilarityRequest, SparseEmbedRequest
+from maskdial.masked.tasks.embed_all import EmbedAllRequest
 from maskdial.masked.tasks.fill_mask import FillMaskRequest
 from maskdial.masked.tasks.question_answering import Question, QuestionAnsweringRequest
 from maskdial.masked.tasks.rerank import RerankRequest
@@ -367,7 +368,7 @@ class EmbedParameters(PromptParameters):
     )
 
 
-ParametersT = TypeVar("ParametersT", bound=PromptParameters)
+ParametersT = TypeVar("ParametersT", bound=TruncationParameters)
 
 
 class VectorsBody(TextsBody, MaskedBody, Generic[ParametersT]):
@@ -409,6 +410,24 @@ class SparseEmbedBody(PromptParameters, VectorsBody[PromptParameters]):
     def request(self) -> SparseEmbedRequest:
         given = self.merged(PromptParameters)
         return SparseEmbedRequest(self.texts, given.truncation, given.prompt_name)
+
+
+class EmbedAllParameters(TruncationParameters):
+    """Parameters of `/embed-all`."""
+
+    prompt_name: Literal["query", "document"] | None = Field(
+        None, description="Whether the texts are queries or documents. Default: document."
+    )
+
+
+class EmbedAllBody(EmbedAllParameters, VectorsBody[EmbedAllParameters]):
+    """A text, or a list of them, to turn into a vector for each token."""
+
+    model_config = example({"inputs": ["Where is the ship?"], "prompt_name": "query"})
+
+    def request(self) -> EmbedAllRequest:
+        given = self.merged(EmbedAllParameters)
+        return EmbedAllRequest(self.texts, given.truncation, given.prompt_name)
 
 
 class SimilarityInputs(Wire):
