@@ -16,10 +16,10 @@ from maskdial_export.errors import ExportError
 
 _Names = Mapping[str, Any]
 
-# By preference, where a class or a task has several entries. A base model's hidden states are
-# pooled; XLM's fill-mask class also stands among the causal ones.
 _DETECTORS: _Names = {"electra": "ElectraForPreTraining", "funnel": "FunnelForPreTraining"}
 _TWO_PARTS: _Names = auto.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES
+# By preference, where a class or a task has several entries. A base model's hidden states are
+# pooled; XLM's fill-mask class also stands among the causal ones.
 _TASKS: tuple[tuple[Task, _Names], ...] = (
     ("fill-mask", auto.MODEL_FOR_MASKED_LM_MAPPING_NAMES),
     ("classify", auto.MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES),

@@ -32,8 +32,9 @@ class MaskedGraph(nn.Module):
         self.attention = (CausalAttention if survey.causal else MaskedAttention)(survey.layers)
         self.takes_token_types = takes_token_types(model)
         self.pad_token_id = int(model.config.pad_token_id or 0)
-        # Of queries that are extended, vectors are taken beyond the tokens that are attended to
-        self.pads = pooler is None or pooler.embedding.multi_vector is None
+        settings = None if pooler is None else pooler.embedding.multi_vector
+        # Tokens that are not attended to may have vectors of their own
+        self.keeps_padding = settings is not None and settings.hides_expansion
 
     def forward(
         self, input_ids: Tensor, lengths: Tensor, token_type_ids: Tensor, rows: Tensor | None = None
@@ -45,12 +46,12 @@ class MaskedGraph(nn.Module):
             self.attention.begin(None, lengths - 1, torch.full((), longest, dtype=torch.int32))
         valid = torch.arange(longest)[None, :] < lengths[:, None]
         inputs = {
-            # RoBERTa numbers positions over the tokens that are not padding
-            "input_ids": torch.where(valid, input_ids, self.pad_token_id)
-            if self.pads
-            else input_ids,
+            "input_ids": input_ids,
             "attention_mask": valid.to(torch.int64),
         }
+        if not self.keeps_padding:
+            # RoBERTa numbers positions over the tokens that are not padding
+            inputs["input_ids"] = torch.where(valid, input_ids, self.pad_token_id)
         if self.takes_token_types:
             inputs["token_type_ids"] = token_type_ids
         with cleared(self.model, valid):

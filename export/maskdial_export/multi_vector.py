@@ -105,7 +105,7 @@ def check_expansion(source: Source, pooler: Pooler, *, causal: bool) -> None:
     """
     settings = pooler.embedding.multi_vector
     assert settings is not None, "of every model with a vector for each token"
-    if causal and settings.expansion_length is not None and not settings.attends_to_expansion:
+    if causal and settings.hides_expansion:
         raise ExportError(
             f"{source.name} extends queries by tokens that are not attended to, which is not "
             "supported for causal models"

@@ -140,6 +140,11 @@ class MultiVector(_Frozen):
     skipped: tuple[int, ...] = ()
     skips_in_queries: bool = False
 
+    @property
+    def hides_expansion(self) -> bool:
+        """Whether queries are extended by tokens that no other token attends to."""
+        return self.expansion_length is not None and not self.attends_to_expansion
+
 
 class Embedding(_Frozen):
     """How the graph turns a text into one vector."""
