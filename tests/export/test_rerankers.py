@@ -16,8 +16,9 @@ from sentence_transformers import CrossEncoder
 from sentence_transformers.base.modules import Transformer
 from sentence_transformers.cross_encoder.modules import LogitScore
 
-from maskdial.models.bundle import load_bundle
+from maskdial_export.checkpoint import load_checkpoint
 from maskdial_export.export import export
+from maskdial_export.source import find
 
 TOLERANCE = 1e-5
 LONGEST = 512
@@ -192,12 +193,16 @@ def test_tokens_as_vllm_names_them(language_model: Path, tmp_path: Path) -> None
     source = changed(
         language_model, tmp_path / "source", structured, classifier_from_token=["no", "yes"]
     )
-    export(str(source), tmp_path / "bundle")
-    manifest = load_bundle("reranker", tmp_path / "bundle").manifest
-    assert manifest.task == "rerank"
-    assert manifest.pair_template is not None
-    assert manifest.pair_template.before == "<eos>find it\n<Query>: "
-    assert manifest.pair_template.after == "<eos>\nAnswer: "
+    found = find(str(source), "auto", revision=None, allow_pickle=False)
+    assert found.task == "rerank"
+    checkpoint = load_checkpoint(found)
+    assert checkpoint.pair_template is not None
+    assert checkpoint.pair_template.before == "<eos>find it\n<Query>: "
+    assert checkpoint.pair_template.after == "<eos>\nAnswer: "
+    rows = transformers.Qwen3ForCausalLM.from_pretrained(language_model).lm_head.weight
+    no, yes = (checkpoint.tokenizer.token_to_id(word) for word in ("no", "yes"))
+    model: Any = checkpoint.model
+    torch.testing.assert_close(model.score.weight, (rows[yes] - rows[no])[None])
 
 
 @pytest.mark.parametrize(
