@@ -1,6 +1,7 @@
 """Architectures: which transformers class loads a checkpoint, and which task its head is for.
 
-Nothing here lists model types: transformers' own auto classes say what they can load.
+transformers' own auto classes say what they can load, so nothing here lists model types, but for
+replaced-token detection, which has no auto class of its own.
 """
 
 from collections.abc import Iterator, Mapping
@@ -15,19 +16,28 @@ from maskdial_export.errors import ExportError
 
 _Names = Mapping[str, Any]
 
+_DETECTORS: _Names = {"electra": "ElectraForPreTraining", "funnel": "FunnelForPreTraining"}
+_TWO_PARTS: _Names = auto.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES
 # By preference, where a class or a task has several entries. A base model's hidden states are
 # pooled; XLM's fill-mask class also stands among the causal ones.
-_TWO_PARTS: _Names = auto.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES
 _TASKS: tuple[tuple[Task, _Names], ...] = (
     ("fill-mask", auto.MODEL_FOR_MASKED_LM_MAPPING_NAMES),
     ("classify", auto.MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES),
     ("classify", auto.MODEL_FOR_NEXT_SENTENCE_PREDICTION_MAPPING_NAMES),
     ("token-classify", auto.MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING_NAMES),
+    ("token-classify", _DETECTORS),
     ("question-answering", auto.MODEL_FOR_QUESTION_ANSWERING_MAPPING_NAMES),
+    ("multiple-choice", auto.MODEL_FOR_MULTIPLE_CHOICE_MAPPING_NAMES),
     ("generate", auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES),
     ("generate", _TWO_PARTS),
     ("embed", auto.MODEL_FOR_TEXT_ENCODING_MAPPING_NAMES),
     ("embed", auto.MODEL_MAPPING_NAMES),
+)
+# The heads of a class with both, such as BertForPreTraining: each has a class of its own, whose
+# weights have the same names.
+_BOTH_HEADS: tuple[tuple[Task, _Names], ...] = (
+    ("fill-mask", auto.MODEL_FOR_MASKED_LM_MAPPING_NAMES),
+    ("classify", auto.MODEL_FOR_NEXT_SENTENCE_PREDICTION_MAPPING_NAMES),
 )
 _OTHER_INPUTS: tuple[_Names, ...] = (
     auto.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES,
@@ -43,6 +53,10 @@ def settle(config: Mapping[str, Any], task: str) -> tuple[str, Task]:
     """
     if task == "embed-sparse":
         return settle(config, "fill-mask")[0], "embed-sparse"
+    if task == "embed-all":
+        return settle(config, "embed")[0], "embed-all"
+    if task == "rerank":
+        return settle(config, "generate")[0], "rerank"
     model_type = config.get("model_type")
     if not isinstance(model_type, str) or model_type not in CONFIG_MAPPING_NAMES:
         remote = " (code in a checkpoint is never run)" if "auto_map" in config else ""
@@ -54,6 +68,11 @@ def settle(config: Mapping[str, Any], task: str) -> tuple[str, Task]:
         classes = {name: known for name, known in classes.items() if known != "generate"}
     architectures = config.get("architectures")
     named = architectures[0] if isinstance(architectures, list) and architectures else None
+    if named == auto.MODEL_FOR_PRETRAINING_MAPPING_NAMES.get(model_type) and named not in classes:
+        heads: dict[str, str] = {
+            known: names[model_type] for known, names in _BOTH_HEADS if model_type in names
+        }
+        named = heads.get("fill-mask" if task == "auto" else task, named)
     if named in classes and task in ("auto", classes[named]):
         return named, classes[named]
     for name, known in classes.items():

@@ -12,7 +12,7 @@ from rich.console import Console
 from tokenizers import Tokenizer
 from transformers import PreTrainedModel
 
-from maskdial.models.bundle import KVLayout, SpecialTokens, Task, TextToText
+from maskdial.models.bundle import KVLayout, PairTemplate, SpecialTokens, Task, TextToText
 from maskdial_export import bidirectional, causal, encoder_decoder, masked
 from maskdial_export.embedding import longest_text, lower_case, read_pooler
 from maskdial_export.errors import ExportError
@@ -29,10 +29,13 @@ from maskdial_export.evaluation import (
     TokenClassify,
 )
 from maskdial_export.files import special_tokens
+from maskdial_export.heads import adapt_head
 from maskdial_export.length import bound_positions
+from maskdial_export.multi_vector import check_expansion, read_multi_vector
 from maskdial_export.parity import CausalParity, EncoderDecoderParity, MaskedParity
 from maskdial_export.pooling import Pooler
 from maskdial_export.positions import max_length
+from maskdial_export.reranking import make_scorer, read_template
 from maskdial_export.rotary import Tables
 from maskdial_export.sample import Sample, read_sample
 from maskdial_export.source import Source
@@ -48,8 +51,8 @@ class Checkpoint:
 
     ``pooler`` is set for embed and embed-sparse, ``kv`` for models with a KV cache,
     ``text_to_text`` for those with an encoder and a decoder, ``reads_both_ways`` for causal
-    architectures under the full mask. ``packs`` are groups of modules to multiply as one product
-    each.
+    architectures under the full mask, ``pair_template`` for rerank. ``packs`` are groups of modules
+    to multiply as one product each.
     """
 
     task: Task
@@ -62,6 +65,7 @@ class Checkpoint:
     kv: KVLayout | None
     reads_both_ways: bool = False
     text_to_text: TextToText | None = None
+    pair_template: PairTemplate | None = None
     packs: Sequence[tuple[str, ...]] = ()
 
     def half(self) -> "Checkpoint":
@@ -121,7 +125,7 @@ class Checkpoint:
             return TokenClassify(*text)
         if self.task == "question-answering":
             return QuestionAnswering(*text)
-        if config.num_labels == 1:
+        if self.task == "multiple-choice" or config.num_labels == 1:
             return Order(*text)
         if config.problem_type == "multi_label_classification":
             return ClassifyAll(*text)
@@ -158,9 +162,20 @@ def load_checkpoint(
     positions = max_length(model)
     if source.family == "encoder-decoder":
         return _load_pair(source, model, tokenizer, tokens, positions, limit)
+    template = None
+    if source.task == "rerank":
+        template = read_template(source)
+        model = make_scorer(source, model, tokenizer, tokens.pad, template)
+        positions = longest_text(source, positions)
     surveyed = survey(model)
     masked.check(model, surveyed, source.task)
+    adapt_head(model, source.task)
     pooler = None
+    if source.task == "embed-all":
+        pooler = read_multi_vector(source, config.hidden_size, tokenizer, tokens)
+        check_expansion(source, pooler, causal=surveyed.causal)
+        positions = longest_text(source, positions)
+        lower_case(source, tokenizer)
     if source.task in ("embed", "embed-sparse"):
         columns = config.hidden_size if source.task == "embed" else config.vocab_size
         pooler = read_pooler(source, columns)
@@ -173,7 +188,16 @@ def load_checkpoint(
         bidirectional.check(config, positions, tokenizer)
         bidirectional.read_both_ways(model)
     return Checkpoint(
-        source.task, model, surveyed, tokenizer, tokens, positions, pooler, kv, both_ways
+        source.task,
+        model,
+        surveyed,
+        tokenizer,
+        tokens,
+        positions,
+        pooler,
+        kv,
+        both_ways,
+        pair_template=template,
     )
 
 

@@ -51,7 +51,7 @@ def read_pooler(source: Source, columns: int) -> Pooler:
     pool: nn.Module = SpladePooling(largest=True) if sparse else TokenPooling(["mean"])
     name, width = ("splade-max" if sparse else "mean"), columns
     steps: list[nn.Module] = []
-    for kind, folder in _modules(source):
+    for kind, folder in module_folders(source):
         settings = read_json(folder / "config.json")
         if kind in _TEXT_MODELS:
             continue
@@ -63,7 +63,7 @@ def read_pooler(source: Source, columns: int) -> Pooler:
         elif kind == "Normalize":
             steps.append(Normalize())
         elif kind == "Dense" and not sparse:
-            dense, width = _dense(source, folder, settings, width)
+            dense, width = read_dense(source, folder, settings, width)
             steps.append(dense)
         elif kind == "LayerNorm" and not sparse:
             steps.append(_layer_norm(source, folder, width))
@@ -83,7 +83,7 @@ def read_pooler(source: Source, columns: int) -> Pooler:
 def longest_text(source: Source, positions: int) -> int:
     """The longest text in tokens: sentence-transformers' limit, at most the positions."""
     limits = (
-        _transformer_settings(source).get("max_seq_length"),
+        transformer_settings(source).get("max_seq_length"),
         source.read_json("tokenizer_config.json").get("model_max_length"),
     )
     given = next((limit for limit in limits if limit is not None), positions)
@@ -96,14 +96,14 @@ def longest_text(source: Source, positions: int) -> int:
 
 def lower_case(source: Source, tokenizer: Tokenizer) -> None:
     """Lets the tokenizer lower-case texts if sentence-transformers does so before it."""
-    if _transformer_settings(source).get("do_lower_case"):
+    if transformer_settings(source).get("do_lower_case"):
         stages = [normalizers.Lowercase()]
         if tokenizer.normalizer is not None:
             stages.append(tokenizer.normalizer)
         tokenizer.normalizer = normalizers.Sequence(stages)
 
 
-def _transformer_settings(source: Source) -> dict[str, Any]:
+def transformer_settings(source: Source) -> dict[str, Any]:
     """sentence-transformers' tokenizer settings; older file names contain the model type."""
     if not (source.path / MODULES).is_file():
         return {}
@@ -127,7 +127,13 @@ def _prompts(source: Source) -> tuple[dict[str, str], str | None]:
     return {str(key): text for key, text in prompts.items()}, default
 
 
-def _modules(source: Source) -> Iterator[tuple[str, Path]]:
+def default_prompt(source: Source) -> str | None:
+    """The text that is put before every text, or is the system's message to a reranker."""
+    prompts, name = _prompts(source)
+    return None if name is None else prompts[name]
+
+
+def module_folders(source: Source) -> Iterator[tuple[str, Path]]:
     """The class name and the folder of each module, in order."""
     path = source.path / MODULES
     if not path.is_file():
@@ -177,14 +183,22 @@ def _splade(source: Source, settings: Mapping[str, Any]) -> tuple[SpladePooling,
     return pooling, f"splade-{strategy}" + ("-log1p" if num_logs == 2 else "")
 
 
-def _dense(
-    source: Source, folder: Path, settings: Mapping[str, Any], width: int
+def read_dense(
+    source: Source,
+    folder: Path,
+    settings: Mapping[str, Any],
+    width: int,
+    reads: str = "sentence_embedding",
 ) -> tuple[Dense, int]:
-    """A Dense module and its width."""
+    """A Dense module and its width; ``reads`` names what it may read and write.
+
+    Raises:
+        ExportError: a weight or a setting is missing, or not supported.
+    """
     where = f"the Dense module of {source.name} ({folder.name})"
     weights = _weights(where, folder)
     for key in ("module_input_name", "module_output_name"):
-        if settings.get(key) not in (None, "sentence_embedding"):
+        if settings.get(key) not in (None, reads):
             raise ExportError(f"{where} reads or writes {settings[key]!r}, which is not supported")
     linear = _linear(where, weights, "linear", width)
     num_outputs = linear.out_features

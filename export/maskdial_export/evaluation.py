@@ -359,10 +359,10 @@ class Order(_Passages):
 
 
 class Cosine(_Passages):
-    """Embeddings: the cosine between a passage's two vectors."""
+    """Embeddings: the cosine between the two vectors of a passage, or of each of its tokens."""
 
     def choose(self, output: Floats) -> Answers:
-        return output[None].astype(np.float64)
+        return np.atleast_2d(output).astype(np.float64)
 
     def compare(self, reference: Answers, answers: Answers) -> Comparison:
         lengths = [np.linalg.norm(vectors, axis=1) for vectors in (reference, answers)]

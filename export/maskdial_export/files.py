@@ -87,8 +87,8 @@ def read_files(source: Source, tokenizer: Tokenizer) -> dict[str, str]:
     for name in _COPIED:
         _check_link(source, source.path / name)
     texts = {TOKENIZER: tokenizer.to_str(pretty=False)}
-    template = _chat_template(source)
-    if template is not None:
+    template = chat_template(source)
+    if template is not None and source.task != "rerank":
         texts[CHAT_TEMPLATE] = template
     generation = read_json(source.path / GENERATION_CONFIG)
     if generation and source.task == "generate":
@@ -126,7 +126,7 @@ def _check_link(source: Source, path: Path) -> None:
         )
 
 
-def _chat_template(source: Source) -> str | None:
+def chat_template(source: Source) -> str | None:
     """From its own file, or from tokenizer_config.json: one text, or several by name."""
     path = source.path / CHAT_TEMPLATE
     if path.is_file():

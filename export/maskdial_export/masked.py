@@ -17,7 +17,9 @@ from maskdial_export.padding import cleared
 from maskdial_export.pooling import Pooler
 from maskdial_export.survey import Survey
 
-TOKEN_TASKS: frozenset[Task] = frozenset({"fill-mask", "token-classify", "question-answering"})
+TOKEN_TASKS: frozenset[Task] = frozenset(
+    {"fill-mask", "token-classify", "question-answering", "embed-all"}
+)
 
 
 class MaskedGraph(nn.Module):
@@ -30,6 +32,9 @@ class MaskedGraph(nn.Module):
         self.attention = (CausalAttention if survey.causal else MaskedAttention)(survey.layers)
         self.takes_token_types = takes_token_types(model)
         self.pad_token_id = int(model.config.pad_token_id or 0)
+        settings = None if pooler is None else pooler.embedding.multi_vector
+        # Tokens that are not attended to may have vectors of their own
+        self.keeps_padding = settings is not None and settings.hides_expansion
 
     def forward(
         self, input_ids: Tensor, lengths: Tensor, token_type_ids: Tensor, rows: Tensor | None = None
@@ -41,22 +46,27 @@ class MaskedGraph(nn.Module):
             self.attention.begin(None, lengths - 1, torch.full((), longest, dtype=torch.int32))
         valid = torch.arange(longest)[None, :] < lengths[:, None]
         inputs = {
-            # RoBERTa numbers positions over the tokens that are not padding
-            "input_ids": torch.where(valid, input_ids, self.pad_token_id),
+            "input_ids": input_ids,
             "attention_mask": valid.to(torch.int64),
         }
+        if not self.keeps_padding:
+            # RoBERTa numbers positions over the tokens that are not padding
+            inputs["input_ids"] = torch.where(valid, input_ids, self.pad_token_id)
         if self.takes_token_types:
             inputs["token_type_ids"] = token_type_ids
         with cleared(self.model, valid):
             return self._output(inputs, lengths, rows)
 
     def _output(self, inputs: dict[str, Tensor], lengths: Tensor, rows: Tensor | None) -> Tensor:
+        if self.pooler is not None:
+            hidden = self.model(**inputs)[0]
+            if rows is not None:
+                hidden = hidden.flatten(0, 1).index_select(0, rows)
+            vectors: Tensor = self.pooler(hidden, lengths)
+            return vectors
         if rows is not None:
             with gather_rows(self.model.base_model, rows):
                 return head_logits(self.model(**inputs)).squeeze(0).float()
-        if self.pooler is not None:
-            vectors: Tensor = self.pooler(self.model(**inputs)[0], lengths)
-            return vectors
         return head_logits(self.model(**inputs)).float()
 
 
@@ -74,7 +84,7 @@ def check(model: PreTrainedModel, survey: Survey, task: Task) -> None:
     Raises:
         ExportError: it reads to the left only, and config.json names no padding token.
     """
-    if task == "classify" and survey.causal and model.config.pad_token_id is None:
+    if task in ("classify", "rerank") and survey.causal and model.config.pad_token_id is None:
         raise ExportError(
             f"{type(model).__name__} finds the last token of a text by its padding, but "
             "config.json has no pad_token_id; add one that texts do not end with"

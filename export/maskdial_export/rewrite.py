@@ -131,7 +131,7 @@ def _multiply_transposed(
 def cancel_reshapes(graph: ir.Graph) -> None:
     """Removes reshapes that undo each other: models split heads, and operators join them."""
     for node in graph:
-        if node.op_type != "Reshape":
+        if node.op_type != "Reshape" or node.outputs[0] in graph.outputs:  # which keep their names
             continue
         source = _before_reshape(node.outputs[0])
         if source is not None and _same_shape(source.shape, node.outputs[0].shape):

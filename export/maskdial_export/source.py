@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -113,7 +114,7 @@ def find(source: str, task: str, *, revision: str | None, allow_pickle: bool) ->
         raise ExportError(f"{source} is not a Hugging Face checkpoint: it has no config.json")
     check_config(source, config)
     if task == "auto":
-        task = _pooled_task(path)
+        task = _module_task(path, config)
     architecture, settled = settle(config, task)
     found = Source(source, path, architecture, settled)
     _check_weights(found, allow_pickle)
@@ -129,10 +130,16 @@ def _refuse_adapter(source: str, path: Path) -> None:
         )
 
 
-def _pooled_task(path: Path) -> str:
-    """The task by how sentence-transformers pools the output; a cross-encoder's modules do not."""
+def _module_task(path: Path, config: Mapping[str, Any]) -> str:
+    """The task by what sentence-transformers, or vLLM, does with the output; otherwise auto."""
     modules = path / MODULES
     listed = modules.read_text(encoding="utf-8", errors="replace") if modules.is_file() else ""
+    if "LogitScore" in listed or "classifier_from_token" in config:
+        return "rerank"
+    kind = read_json(path / "config_sentence_transformers.json").get("model_type")
+    is_colbert = kind == "ColBERT" or "HF_ColBERT" in (config.get("architectures") or ())
+    if is_colbert or "MultiVectorMask" in listed:
+        return "embed-all"
     if "SpladePooling" in listed:
         return "embed-sparse"
     return "embed" if "Pooling" in listed else "auto"

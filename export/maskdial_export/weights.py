@@ -131,7 +131,7 @@ def _check_shapes(source: Source, mismatched: Iterable[tuple[str, Any, Any]]) ->
 
 def _missing(source: Source, names: Iterable[str]) -> str | None:
     missing = sorted(names)
-    if source.task == "embed":  # pools the hidden states itself
+    if source.task in ("embed", "embed-all"):  # pools the hidden states itself
         missing = [name for name in missing if not name.startswith("pooler.")]
     if not missing:
         return None

@@ -28,6 +28,7 @@ from maskdial_export.errors import ExportError, first_line
 from maskdial_export.files import read_files, response_template, write_files
 from maskdial_export.golden import SLACK, Golden, half_tolerance, quantized_tolerance
 from maskdial_export.graph import data_file, optimize, save
+from maskdial_export.heads import labels_of
 from maskdial_export.join import share_weights
 from maskdial_export.kernels import kernel_check
 from maskdial_export.phase import phase
@@ -39,9 +40,6 @@ from maskdial_export.source import Source
 
 Precision = Literal["fp32", "fp16", "int8", "int4", "int4-fp16"]
 Packs = Sequence[tuple[str, ...]]
-
-# The names of BERT's authors; config.json has none.
-NEXT_SENTENCE_LABELS = ("isNext", "notNext")
 
 _TOOLS = ("torch", "transformers", "onnx", "onnxscript", "onnxruntime")
 
@@ -163,6 +161,7 @@ def write_bundle(source: Source, folder: Path, settings: Settings, packs: Packs 
             embedding=checkpoint.pooler and checkpoint.pooler.embedding,
             kv=kv,
             text_to_text=checkpoint.text_to_text,
+            pair_template=checkpoint.pair_template,
             response_template=response_template(source),
             source=source.provenance,
             source_sha256=source.sha256(),
@@ -217,11 +216,8 @@ def _onnxruntime_errors() -> Iterator[None]:
 def _classification(source: Source, config: Any) -> dict[str, Any]:
     if source.task not in ("classify", "token-classify"):
         return {}
-    labels = tuple(str(config.id2label[index]) for index in range(config.num_labels))
-    if source.architecture.endswith("ForNextSentencePrediction"):
-        labels = NEXT_SENTENCE_LABELS
     return {
-        "labels": labels,
+        "labels": labels_of(source.architecture, config),
         "problem_type": config.problem_type if source.task == "classify" else None,
     }
 

@@ -26,6 +26,7 @@ TASK_ROUTES = (
     "/question-answering",
     "/zero-shot-classify",
     "/embed",
+    "/embed-all",
     "/similarity",
     "/summarize",
     "/translate",

@@ -126,6 +126,11 @@ EVERY_PARAMETER: dict[str, tuple[Ask, type[TaskBody], dict[str, Any]]] = {
         bodies.EmbedBody,
         {"inputs": "a", "parameters": {"normalize": False, "dimensions": 2, **CUT}},
     ),
+    "/embed-all": (
+        lambda client: client.embed_all("a", prompt_name="query", **CUT, **COMMON),
+        bodies.EmbedAllBody,
+        {"inputs": "a", "parameters": {"prompt_name": "query", **CUT}},
+    ),
     "/similarity": (
         lambda client: client.similarity("a", ["b", "c"], **CUT, **COMMON),
         bodies.SimilarityBody,
@@ -248,6 +253,15 @@ def test_embed_returns_a_vector_per_text(driver: Any, fake: Any) -> None:
     fake.answer([[0.5, 1.0], [1.0, 0.5]])
     assert driver.wait(client.embed(["a", "b"])) == [[0.5, 1.0], [1.0, 0.5]]
     assert fake.bodies == [{"inputs": "a"}, {"inputs": ["a", "b"]}]
+
+
+def test_embed_all_returns_a_vector_per_token(driver: Any, fake: Any) -> None:
+    client = driver.client(fake.url)
+    vectors: list[list[list[float]]] = [[[0.5, 1.0], [-1.0, 0.25]], [[1.0, 0.0]]]
+    fake.answer(vectors)
+    assert driver.wait(client.embed_all(["a b", "c"])) == vectors
+    fake.answer(vectors[:1])
+    assert driver.wait(client.embed_all("a b")) == vectors[0]
 
 
 def test_similarity_and_rerank_keep_the_order_of_the_reply(driver: Any, fake: Any) -> None:

@@ -65,7 +65,9 @@ def torch_masked(model: Any, feeds: dict[str, np.ndarray], has_types: bool) -> l
         names = ["input_ids", *(["token_type_ids"] if has_types else [])]
         inputs = {name: torch.tensor(feeds[name][row : row + 1, :length]) for name in names}
         with torch.no_grad():
-            logits.append(model(**inputs).logits[0].numpy())
+            output = model(**inputs)
+        both = "prediction_logits" in output  # and the next-sentence head's
+        logits.append((output.prediction_logits if both else output.logits)[0].numpy())
     return logits
 
 

@@ -75,6 +75,8 @@ def torch_output(model: Any, text: np.ndarray, graph: Graph) -> Any:
     inputs = {"input_ids": torch.tensor(text[None])}
     if "token_type_ids" in graph.inputs:
         inputs["token_type_ids"] = torch.tensor(types_of(text)[None])
+    if graph.manifest.task == "multiple-choice":  # (questions, choices, length)
+        inputs = {name: each[None] for name, each in inputs.items()}
     with torch.no_grad():
         return model(**inputs)
 
@@ -84,6 +86,8 @@ def expected_logits(task: str, output: Any, rows: Sequence[int]) -> np.ndarray:
         logits = torch.stack([output.start_logits[0], output.end_logits[0]], -1)[rows]
     else:
         logits = output.logits[0][rows] if task == "token-classify" else output.logits[0]
+        if task == "token-classify" and logits.ndim == 1:  # replaced tokens; 0 is for originals
+            logits = torch.stack([torch.zeros_like(logits), logits], -1)
     return np.asarray(logits)
 
 
@@ -130,6 +134,8 @@ def test_config_json_settles_the_task(name: str, bundle: Bundle) -> None:
         ("deberta-v2-classify", ("LABEL_0", "LABEL_1"), "multi_label_classification"),
         ("bert-next-sentence", ("isNext", "notNext"), None),
         ("bert-token-classify", ("O", "B-PER", "I-PER", "B-LOC", "I-LOC"), None),
+        ("electra-detect", ("ORIGINAL", "REPLACED"), None),
+        ("bert-multiple-choice", (), None),
         ("roberta-question-answering", (), None),
         ("bert-embed", (), None),
     ],

@@ -102,7 +102,7 @@ def test_architecture_without_a_task(
     assert_refused: Refuse, new_checkpoint: New, add_json: Callable[..., None]
 ) -> None:
     source = new_checkpoint("bert")
-    add_json(source / "config.json", architectures=["BertForPreTraining"])
+    add_json(source / "config.json", architectures=["BertForSomethingElse"])
     assert_refused(source, "pass --task fill-mask or --task classify")
 
 

@@ -3,7 +3,9 @@
 import json
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
+import httpx
 import pytest
 import sentencepiece
 import tokenizers
@@ -166,3 +168,19 @@ def test_tokenizer_without_letters(tmp_path: Path) -> None:
         load_tokenizer(source, 61, SAMPLE)
     known = Sample("mine", "", "word1 word2")
     assert load_tokenizer(source, 61, known).encode("word2").ids == [2]
+
+
+def test_without_a_decoder_there_are_no_grammars(
+    bundle: Callable[[str], Path], serve: Callable[..., str]
+) -> None:
+    url = serve(llama=bundle("llama"))
+    grammar = {"type": "regex", "value": "a"}
+    body: dict[str, Any] = {"inputs": "a", "parameters": {"grammar": grammar}}
+    why = "this model cannot follow a grammar: its tokenizer has no decoder"
+    reply = httpx.post(f"{url}/generate", json=body, timeout=60)
+    assert reply.status_code == 422, reply.text
+    assert reply.json()["error"].startswith(f"parameters.grammar: {why}")
+    body = {"model": "llama", "prompt": "a", "guided_regex": "a"}
+    reply = httpx.post(f"{url}/v1/completions", json=body, timeout=60)
+    assert reply.status_code == 400, reply.text
+    assert reply.json()["error"]["message"].startswith(f"guided_regex: {why}")

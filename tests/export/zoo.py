@@ -357,6 +357,13 @@ FILL_MASK: Mapping[str, Specimen] = {
     "modernbert": Specimen("ModernBertForMaskedLM", MODERN, "local and global layers", quick=True),
     "deberta-v2": Specimen("DebertaV2ForMaskedLM", DEBERTA_V2, "relative positions", quick=True),
     "mpnet": Specimen("MPNetForMaskedLM", ROBERTA, "relative positions", quick=True),
+    "bert-pretraining": Specimen(
+        "BertForPreTraining", SMALL, "`--task classify` for its next-sentence head", quick=True
+    ),
+    "mobilebert-pretraining": Specimen(
+        "MobileBertForPreTraining",
+        SHAPE | {"embedding_size": 16, "intra_bottleneck_size": 16, "true_hidden_size": 16},
+    ),
     "camembert": Specimen("CamembertForMaskedLM", ROBERTA),
     "xlm-roberta-xl": Specimen("XLMRobertaXLForMaskedLM", ROBERTA),
     "roberta-prelayernorm": Specimen("RobertaPreLayerNormForMaskedLM", ROBERTA),
@@ -447,6 +454,12 @@ CLASSIFY: Mapping[str, Specimen] = {
         "causal backbone",
         quick=True,
     ),
+    "llama-reward": Specimen(
+        "LlamaForSequenceClassification",
+        SMALL | GROUPED | {"id2label": {0: "LABEL_0"}},
+        "causal backbone",
+        quick=True,
+    ),
     "qwen2-classify": Specimen(
         "Qwen2ForSequenceClassification", GROUPED | {"id2label": LABELS}, "causal backbone"
     ),
@@ -489,6 +502,9 @@ TOKEN_CLASSIFY: Mapping[str, Specimen] = {
         DEBERTA_V2 | {"num_hidden_layers": 1, "id2label": TAGS},
         quick=True,
     ),
+    "electra-detect": Specimen(
+        "ElectraForPreTraining", SMALL | {"embedding_size": 16}, "replaced tokens", quick=True
+    ),
     "llama-token-classify": Specimen(
         "LlamaForTokenClassification", GROUPED | {"id2label": TAGS}, "causal backbone"
     ),
@@ -508,6 +524,28 @@ QUESTION_ANSWERING: Mapping[str, Specimen] = {
         "ModernBertForQuestionAnswering", MODERN | {"num_hidden_layers": 1}, quick=True
     ),
     "llama-question-answering": Specimen("LlamaForQuestionAnswering", GROUPED, "causal backbone"),
+}
+
+MULTIPLE_CHOICE: Mapping[str, Specimen] = {
+    "bert-multiple-choice": Specimen("BertForMultipleChoice", SMALL, quick=True),
+    "roberta-multiple-choice": Specimen(
+        "RobertaForMultipleChoice", SMALL | {"pad_token_id": 1}, quick=True
+    ),
+    "albert-multiple-choice": Specimen("AlbertForMultipleChoice", SMALL | {"embedding_size": 16}),
+    "deberta-v2-multiple-choice": Specimen(
+        "DebertaV2ForMultipleChoice", DEBERTA_V2 | {"num_hidden_layers": 1}
+    ),
+    "distilbert-multiple-choice": Specimen(
+        "DistilBertForMultipleChoice", DISTILLED | {"n_layers": 1}
+    ),
+    "electra-multiple-choice": Specimen("ElectraForMultipleChoice", SMALL | {"embedding_size": 16}),
+    "modernbert-multiple-choice": Specimen(
+        "ModernBertForMultipleChoice", MODERN | {"num_hidden_layers": 1}
+    ),
+    "mpnet-multiple-choice": Specimen("MPNetForMultipleChoice", ROBERTA, "relative positions"),
+    "xlm-roberta-multiple-choice": Specimen(
+        "XLMRobertaForMultipleChoice", SMALL | {"pad_token_id": 1}
+    ),
 }
 
 EMBED: Mapping[str, Specimen] = {
@@ -610,6 +648,7 @@ ZOO: Mapping[str, Mapping[str, Specimen]] = {
     "classify": CLASSIFY,
     "token-classify": TOKEN_CLASSIFY,
     "question-answering": QUESTION_ANSWERING,
+    "multiple-choice": MULTIPLE_CHOICE,
     "embed": EMBED,
 }
 

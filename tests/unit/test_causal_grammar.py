@@ -18,6 +18,7 @@ import pytest
 import tokenizers
 from llguidance import LLParserLimits
 from numpy.typing import NDArray
+from tokenizers import decoders
 
 import maskdial
 from maskdial.causal.grammar import build as grammar_build
@@ -335,6 +336,22 @@ def test_a_token_may_come_before_the_prepared_mask_is_read(compiler: GrammarComp
         hasty.prepare()
         feed(patient, character)
     assert np.array_equal(hasty.allowed(), patient.allowed())
+
+
+@pytest.mark.parametrize(
+    ("decoder", "words"),
+    [(None, "no decoder"), (decoders.Metaspace(), "a decoder of the kind Metaspace")],
+)
+@pytest.mark.parametrize("eos", [[EOS], []])
+def test_a_tokenizer_that_does_not_say_what_its_tokens_spell(
+    decoder: Any, words: str, eos: list[int]
+) -> None:
+    backend = tokenizers.Tokenizer.from_str(TOKENIZER_JSON)
+    backend.decoder = decoder
+    compiler = GrammarCompiler(backend.to_str(), vocab_size=VOCAB_SIZE, eos_token_ids=eos)
+    with pytest.raises(ValidationError, match=f"its tokenizer has {words}"):
+        compiled(compiler, "regex", "a")
+    compiler.close()
 
 
 def test_matchers_of_one_grammar_are_independent(compiler: GrammarCompiler) -> None:

@@ -332,10 +332,11 @@ def test_a_closed_event_loop_costs_others_nothing() -> None:
         ({"input_ids": (1, 2), "token_type_ids": (0,)}, "1 token type ids for 2 tokens"),
         ({"input_ids": (1, 2), "rows": (2,)}, "rows"),
         ({"input_ids": (1, 2), "rows": (-1,)}, "rows"),
+        ({"input_ids": (1, 2), "num_unattended": 2}, "2 of 2 tokens are not attended to"),
     ],
 )
 def test_an_input_that_no_pass_could_run_is_refused(
-    arguments: dict[str, tuple[int, ...]], message: str
+    arguments: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(ValueError, match=message):
         MaskedInput(**arguments)

@@ -10,14 +10,22 @@ from hypothesis.extra import numpy as arrays
 
 from maskdial.errors import InferenceError
 from maskdial.masked.tasks.rerank import rerank
-from maskdial.masked.tasks.zero_shot import contradiction, hypotheses, zero_shot
+from maskdial.masked.tasks.zero_shot import (
+    HYPOTHESIS_TEMPLATE,
+    contradiction,
+    hypotheses,
+    zero_shot,
+)
 
 LOGITS = np.array([[0.5, 9.0, 1.0], [-1.0, 0.0, 3.0], [2.0, -4.0, 1.0]], np.float32)
 LABELS = ["news", "sport", "art"]
 
 
 def test_a_label_stands_for_every_gap_of_the_template() -> None:
-    assert hypotheses(["art", "{0} {x}"]) == ["This example is art.", "This example is {0} {x}."]
+    assert hypotheses(["art", "{0} {x}"], HYPOTHESIS_TEMPLATE) == [
+        "This example is art.",
+        "This example is {0} {x}.",
+    ]
     assert hypotheses(["art"], "{}: {} {0}") == ["art: art {0}"]
 
 

@@ -2,13 +2,16 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Unpack, overload
+from typing import Any, Literal, Unpack, overload
 
 from maskdial_client._async.caller import AsyncCaller
 from maskdial_client.call import TextOptions, flat_body, task_body, task_call
 
 Embedding = list[float]
 """The vector of a text."""
+
+TokenEmbeddings = list[list[float]]
+"""A vector for each token of a text."""
 
 SparseEmbedding = dict[int, float]
 """The weights of the vocabulary's entries for a text, by index, without those that are 0."""
@@ -21,6 +24,15 @@ class PromptOptions(TextOptions, total=False):
     """
 
     prompt_name: str | None
+
+
+class EmbedAllParameters(TextOptions, total=False):
+    """Parameters of ``embed_all``. None means the server's default.
+
+    ``prompt_name`` says whether the texts are queries or documents.
+    """
+
+    prompt_name: Literal["query", "document"] | None
 
 
 class EmbedParameters(PromptOptions, total=False):
@@ -57,7 +69,7 @@ class RankedText:
 
 
 class AsyncEmbed(AsyncCaller):
-    """The methods for /embed, /embed-sparse, /similarity and /rerank."""
+    """The methods for /embed, /embed-sparse, /embed-all, /similarity and /rerank."""
 
     @overload
     async def embed(
@@ -123,6 +135,38 @@ class AsyncEmbed(AsyncCaller):
         results = await self._send(call, timeout)
         return results if isinstance(inputs, list) else results[0]
 
+    @overload
+    async def embed_all(
+        self,
+        inputs: str,
+        *,
+        model: str | None = None,
+        timeout: float | None = None,
+        **parameters: Unpack[EmbedAllParameters],
+    ) -> TokenEmbeddings: ...
+    @overload
+    async def embed_all(
+        self,
+        inputs: list[str],
+        *,
+        model: str | None = None,
+        timeout: float | None = None,
+        **parameters: Unpack[EmbedAllParameters],
+    ) -> list[TokenEmbeddings]: ...
+    async def embed_all(
+        self,
+        inputs: str | list[str],
+        *,
+        model: str | None = None,
+        timeout: float | None = None,
+        **parameters: Unpack[EmbedAllParameters],
+    ) -> TokenEmbeddings | list[TokenEmbeddings]:
+        """A vector for each token of a text; for a list, of each text."""
+        body = task_body({"inputs": inputs}, model, parameters)
+        call = task_call("/embed-all", inputs, body, parse_token_embeddings, always_list=True)
+        results = await self._send(call, timeout)
+        return results if isinstance(inputs, list) else results[0]
+
     async def similarity(
         self,
         source_sentence: str,
@@ -159,6 +203,11 @@ def parse_embedding(entry: Sequence[Any]) -> Embedding:
 def parse_sparse_embedding(entry: Sequence[Mapping[str, Any]]) -> SparseEmbedding:
     """The weights for one text."""
     return {int(each["index"]): float(each["value"]) for each in entry}
+
+
+def parse_token_embeddings(entry: Sequence[Sequence[float]]) -> TokenEmbeddings:
+    """The vectors of one text."""
+    return [[float(value) for value in vector] for vector in entry]
 
 
 def parse_ranked_text(item: Mapping[str, Any]) -> RankedText:

@@ -5,22 +5,25 @@
 from typing import Unpack, overload
 
 from maskdial_client._async.embed import (
+    EmbedAllParameters,
     Embedding,
     EmbedParameters,
     PromptOptions,
     RankedText,
     RerankParameters,
     SparseEmbedding,
+    TokenEmbeddings,
     parse_embedding,
     parse_ranked_text,
     parse_sparse_embedding,
+    parse_token_embeddings,
 )
 from maskdial_client._sync.caller import Caller
 from maskdial_client.call import flat_body, task_body, task_call
 
 
 class Embed(Caller):
-    """The methods for /embed, /embed-sparse, /similarity and /rerank."""
+    """The methods for /embed, /embed-sparse, /embed-all, /similarity and /rerank."""
 
     @overload
     def embed(
@@ -83,6 +86,38 @@ class Embed(Caller):
         """The weights of the vocabulary for a text; for a list, for each text."""
         body = task_body({"inputs": inputs}, model, parameters)
         call = task_call("/embed-sparse", inputs, body, parse_sparse_embedding, always_list=True)
+        results = self._send(call, timeout)
+        return results if isinstance(inputs, list) else results[0]
+
+    @overload
+    def embed_all(
+        self,
+        inputs: str,
+        *,
+        model: str | None = None,
+        timeout: float | None = None,
+        **parameters: Unpack[EmbedAllParameters],
+    ) -> TokenEmbeddings: ...
+    @overload
+    def embed_all(
+        self,
+        inputs: list[str],
+        *,
+        model: str | None = None,
+        timeout: float | None = None,
+        **parameters: Unpack[EmbedAllParameters],
+    ) -> list[TokenEmbeddings]: ...
+    def embed_all(
+        self,
+        inputs: str | list[str],
+        *,
+        model: str | None = None,
+        timeout: float | None = None,
+        **parameters: Unpack[EmbedAllParameters],
+    ) -> TokenEmbeddings | list[TokenEmbeddings]:
+        """A vector for each token of a text; for a list, of each text."""
+        body = task_body({"inputs": inputs}, model, parameters)
+        call = task_call("/embed-all", inputs, body, parse_token_embeddings, always_list=True)
         results = self._send(call, timeout)
         return results if isinstance(inputs, list) else results[0]
 

@@ -13,7 +13,7 @@ from maskdial.dialects.tgi_bodies import GenerateBody
 from maskdial.http.context import server_context
 from maskdial.http.lease import lease_for
 from maskdial.http.route import TaskRoute
-from maskdial.models.bundle import Task
+from maskdial.models.bundle import Manifest, Task
 from maskdial.models.served import ServedModel
 from maskdial.requests.timing import Deadline
 
@@ -28,9 +28,8 @@ class _Dispatched(Protocol):
     """What a task has to offer to be reached by its model's name."""
 
     @property
-    def name(self) -> str: ...
-    @property
     def head(self) -> Task: ...
+    def serves(self, manifest: Manifest, /) -> bool: ...
     def claims(self, content: Mapping[str, Any], model: ServedModel, /) -> bool: ...
     async def serve(self, request: Request, content: bytes, model_name: str | None) -> Response: ...
 
@@ -55,7 +54,7 @@ async def model(request: Request) -> Response:
 
 
 def _asked_task(served: Sequence[ServedModel], body: Mapping[str, Any]) -> _Dispatched:
-    """The task that claims the body, otherwise the main task of the first model.
+    """The task that claims the body, otherwise the first one that the first model does.
 
     A task may claim a body for a model that has its head but cannot do it, and say why not.
     """
@@ -63,8 +62,7 @@ def _asked_task(served: Sequence[ServedModel], body: Mapping[str, Any]) -> _Disp
         for task in _TASKS:
             if task.head == each.manifest.task and task.claims(body, each):
                 return task
-    main = served[0].manifest.task
-    return next(task for task in _TASKS if task.name == main)
+    return next(task for task in _TASKS if task.serves(served[0].manifest))
 
 
 ROUTES = (

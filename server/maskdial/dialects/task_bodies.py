@@ -25,12 +25,13 @@ from maskdial.dialects.schema import (
 from maskdial.errors import shortened
 from maskdial.masked.tasks.classify import ClassifyRequest, ScoreFunction
 from maskdial.masked.tasks.embed import EmbedRequest, SimilarityRequest, SparseEmbedRequest
+from maskdial.masked.tasks.embed_all import EmbedAllRequest
 from maskdial.masked.tasks.fill_mask import FillMaskRequest
 from maskdial.masked.tasks.question_answering import Question, QuestionAnsweringRequest
 from maskdial.masked.tasks.rerank import RerankRequest
 from maskdial.masked.tasks.task import TaskRequest, TextOrPair, Truncation
 from maskdial.masked.tasks.token_classify import AggregationStrategy, TokenClassifyRequest
-from maskdial.masked.tasks.zero_shot import HYPOTHESIS_TEMPLATE, ZeroShotRequest
+from maskdial.masked.tasks.zero_shot import ZeroShotRequest
 from maskdial.requests.scoring import ScoreRequest
 
 
@@ -318,7 +319,8 @@ class ZeroShotClassifyParameters(TruncationParameters):
         | None
     ) = Field(
         None,
-        description='Sentence with {} in place of the label. Default: "This example is {}."',
+        description='Sentence with {} in place of the label. Default: "This example is {}."; of a '
+        "multiple-choice model, the label alone.",
     )
 
 
@@ -340,7 +342,7 @@ class ZeroShotClassifyBody(TextsBody, MaskedBody):
             self.texts,
             parameters.candidate_labels,
             parameters.truncation,
-            parameters.hypothesis_template or HYPOTHESIS_TEMPLATE,
+            parameters.hypothesis_template,
             bool(parameters.multi_label),
         )
 
@@ -366,7 +368,7 @@ class EmbedParameters(PromptParameters):
     )
 
 
-ParametersT = TypeVar("ParametersT", bound=PromptParameters)
+ParametersT = TypeVar("ParametersT", bound=TruncationParameters)
 
 
 class VectorsBody(TextsBody, MaskedBody, Generic[ParametersT]):
@@ -408,6 +410,24 @@ class SparseEmbedBody(PromptParameters, VectorsBody[PromptParameters]):
     def request(self) -> SparseEmbedRequest:
         given = self.merged(PromptParameters)
         return SparseEmbedRequest(self.texts, given.truncation, given.prompt_name)
+
+
+class EmbedAllParameters(TruncationParameters):
+    """Parameters of `/embed-all`."""
+
+    prompt_name: Literal["query", "document"] | None = Field(
+        None, description="Whether the texts are queries or documents. Default: document."
+    )
+
+
+class EmbedAllBody(EmbedAllParameters, VectorsBody[EmbedAllParameters]):
+    """A text, or a list of them, to turn into a vector for each token."""
+
+    model_config = example({"inputs": ["Where is the ship?"], "prompt_name": "query"})
+
+    def request(self) -> EmbedAllRequest:
+        given = self.merged(EmbedAllParameters)
+        return EmbedAllRequest(self.texts, given.truncation, given.prompt_name)
 
 
 class SimilarityInputs(Wire):

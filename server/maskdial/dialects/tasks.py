@@ -21,6 +21,7 @@ from maskdial.http.replies import json_reply, timing_headers
 from maskdial.http.route import TaskRoute
 from maskdial.masked.tasks.classify import ClassifyRequest
 from maskdial.masked.tasks.embed import EmbedRequest, SimilarityRequest, SparseEmbedRequest
+from maskdial.masked.tasks.embed_all import EmbedAllRequest
 from maskdial.masked.tasks.fill_mask import MASK_ALIASES, Filling, FillMaskRequest
 from maskdial.masked.tasks.question_answering import Answer, QuestionAnsweringRequest
 from maskdial.masked.tasks.rerank import Rank, RerankRequest
@@ -204,10 +205,18 @@ TASKS: tuple[MaskedTask[Any], ...] = (
         aliases=("/embed_sparse",),
     ),
     MaskedTask(
+        EmbedAllRequest,
+        bodies.EmbedAllBody,
+        replies.EmbedAllReply,
+        "Turns each token of a text into a vector (ColBERT), or of several texts each.",
+        lambda _, texts: [vectors.tolist() for vectors in texts],
+        aliases=("/embed_all",),
+    ),
+    MaskedTask(
         ZeroShotRequest,
         bodies.ZeroShotClassifyBody,
         replies.ZeroShotReply,
-        "Scores a text for each of the labels in the request.",
+        "Scores a text for each of the labels, or choices, in the request.",
         claims=_has_labels,
     ),
     MaskedTask(

@@ -31,6 +31,7 @@ _OPERATIONS: Mapping[str, str] = {
     "/v1/messages": "chat",
     "/embed": "embeddings",
     "/embed-sparse": "embeddings",
+    "/embed-all": "embeddings",
     "/v1/embeddings": "embeddings",
 }
 

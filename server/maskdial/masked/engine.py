@@ -226,7 +226,7 @@ class MaskedEngine(Engine):
         input_ids = np.full(shape, self._pad_token_id, np.int64)
         for row, each in zip(input_ids, inputs, strict=True):
             row[: each.length] = each.input_ids
-        lengths = np.array([each.length for each in inputs], np.int32)
+        lengths = np.array([each.length - each.num_unattended for each in inputs], np.int32)
         feeds: dict[str, NDArray[Any]] = {"input_ids": input_ids, "lengths": lengths}
         if self._takes_types:
             token_type_ids = np.zeros(shape, np.int64)

@@ -17,21 +17,25 @@ class MaskedInput:
 
     ``rows`` are the token positions whose logits are wanted, for a graph that gathers rows
     (fill-mask). A classifier has one row per text and ignores them. ``token_type_ids`` default to
-    zeros.
+    zeros. The last ``num_unattended`` tokens attend to the others, but no token to them.
 
     Raises:
-        ValueError: no tokens, type ids of another length, or a row outside the text.
+        ValueError: no tokens, or none to attend to; type ids of another length, or a row outside
+            the text.
     """
 
     input_ids: tuple[int, ...]
     rows: tuple[int, ...] = ()
     token_type_ids: tuple[int, ...] | None = None
+    num_unattended: int = 0
 
     def __post_init__(self) -> None:
         if not self.length:
             raise ValueError("a text has at least one token")
         if self.token_type_ids is not None and len(self.token_type_ids) != self.length:
             raise ValueError(f"{len(self.token_type_ids)} token type ids for {self.length} tokens")
+        if not 0 <= self.num_unattended < self.length:
+            raise ValueError(f"{self.num_unattended} of {self.length} tokens are not attended to")
         if self.rows and not (min(self.rows) >= 0 and max(self.rows) < self.length):
             raise ValueError(f"rows {self.rows} do not all lie in a text of {self.length} tokens")
 

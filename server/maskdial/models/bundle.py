@@ -16,11 +16,14 @@ Graph inputs, by family (the server feeds the ones that the graph declares):
 
 * masked: ``input_ids`` int64 (batch, length), right-padded; ``lengths`` int32 (batch,), the number
   of valid tokens per row; ``token_type_ids`` int64 (batch, length); for the tasks on tokens
-  (fill-mask, token-classify, question-answering) ``rows`` int64 (num_rows,), flat indices
-  ``b * length + position`` of the tokens in question.
+  (fill-mask, token-classify, question-answering, embed-all) ``rows`` int64 (num_rows,), flat
+  indices ``b * length + position`` of the tokens in question.
   One output, float32. ``logits``: fill-mask (num_rows, vocab_size), token-classify (num_rows,
-  num_labels), question-answering (num_rows, 2) for start and end, classify (batch, num_labels).
-  ``embeddings``: embed (batch, dimension), pooled, and normalized if ``Embedding.normalized``.
+  num_labels), question-answering (num_rows, 2) for start and end, classify (batch, num_labels),
+  multiple-choice (batch, 1), where each text is a prompt with one choice, rerank (batch, 1),
+  where it is a query and a document in the manifest's `PairTemplate`.
+  ``embeddings``: embed (batch, dimension), pooled, and normalized if ``Embedding.normalized``;
+  embed-all (num_rows, dimension), also of rows after the valid tokens.
 * causal: ``input_ids`` int64 (batch, new_tokens); ``position_ids`` int64 (batch, new_tokens);
   ``seqlens_k`` int32 (batch,), tokens in the cache after this pass minus one;
   ``total_sequence_length`` int32 (), the maximum of ``seqlens_k`` plus one; ``rows`` int64
@@ -71,8 +74,11 @@ Task = Literal[
     "classify",
     "token-classify",
     "question-answering",
+    "multiple-choice",
+    "rerank",
     "embed",
     "embed-sparse",
+    "embed-all",
     "generate",
 ]
 ProblemType = Literal["single_label_classification", "multi_label_classification", "regression"]
@@ -119,6 +125,27 @@ class KVLayout(_Frozen):
         return 2 * self.head_dim
 
 
+class MultiVector(_Frozen):
+    """How a model with a vector for each token reads queries and documents. Lengths in tokens.
+
+    A query is extended to ``expansion_length`` by a token, which other tokens may not attend to.
+    Tokens that are ``skipped`` have no vector.
+    """
+
+    query_length: int | None = Field(None, gt=0)
+    document_length: int | None = Field(None, gt=0)
+    expansion_length: int | None = Field(None, gt=0)
+    expansion_token: int | None = None
+    attends_to_expansion: bool = False
+    skipped: tuple[int, ...] = ()
+    skips_in_queries: bool = False
+
+    @property
+    def hides_expansion(self) -> bool:
+        """Whether queries are extended by tokens that no other token attends to."""
+        return self.expansion_length is not None and not self.attends_to_expansion
+
+
 class Embedding(_Frozen):
     """How the graph turns a text into one vector."""
 
@@ -133,6 +160,9 @@ class Embedding(_Frozen):
     )
     default_prompt: str | None = Field(
         None, description="the one that is put before every text if a request names none"
+    )
+    multi_vector: MultiVector | None = Field(
+        None, description="of embed-all; its prompts are query and document"
     )
 
 
@@ -171,6 +201,14 @@ class TextToText(_Frozen):
     languages: dict[str, int] = Field(default_factory=dict)
 
 
+class PairTemplate(_Frozen):
+    """The text that a reranker reads: a query and a document between these."""
+
+    before: str
+    between: str
+    after: str
+
+
 class GoldenCheck(_Frozen):
     """One short input and some of its logits; the server computes them again where it runs.
 
@@ -203,9 +241,9 @@ class QualityReport(_Frozen):
     """How far a lower precision agrees with fp32 on a sample text.
 
     ``figures`` by task: perplexity, perplexity_fp32 and top1_agreement (generate); agreement, top1
-    and top1_fp32 (fill-mask); agreement (classify, token-classify, question-answering); mean_cosine
-    and least_cosine (embed). ``loss`` is the share of decisions that changed, the relative increase
-    of the perplexity, or 1 minus the mean cosine.
+    and top1_fp32 (fill-mask); agreement (classify, token-classify, question-answering,
+    multiple-choice); mean_cosine and least_cosine (embed). ``loss`` is the share of decisions that
+    changed, the relative increase of the perplexity, or 1 minus the mean cosine.
     """
 
     text: str
@@ -238,6 +276,7 @@ class Manifest(_Frozen):
     embedding: Embedding | None = None
     kv: KVLayout | None = None
     text_to_text: TextToText | None = None
+    pair_template: PairTemplate | None = None
     tool_format: dict[str, Any] | None = Field(
         None,
         description="how the model writes tool calls (`ToolFormat.to_json`); None: derived from "

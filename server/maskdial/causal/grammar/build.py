@@ -9,6 +9,7 @@ import tokenizers
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
 from maskdial.causal.grammar.source import grammar_error
+from maskdial.errors import ValidationError
 
 T = TypeVar("T")
 
@@ -23,6 +24,10 @@ def build_tokenizer(tokenizer_json: str, eos_token_ids: Sequence[int]) -> LLToke
 
     llguidance requires an end-of-sequence token within the vocabulary. If the model has none there,
     one more special token is added.
+
+    Raises:
+        ValidationError: the file does not say what text its tokens stand for: it has no decoder, or
+            one that llguidance does not know.
     """
     known = sorted(eos_token_ids)
     while known:
@@ -33,7 +38,15 @@ def build_tokenizer(tokenizer_json: str, eos_token_ids: Sequence[int]) -> LLToke
     backend = tokenizers.Tokenizer.from_str(tokenizer_json)
     name = "<|end of grammar|>"
     backend.add_special_tokens([name])
-    return LLTokenizer(backend.to_str(), eos_token=backend.token_to_id(name))
+    try:
+        return LLTokenizer(backend.to_str(), eos_token=backend.token_to_id(name))
+    except ValueError as error:
+        kind = type(backend.decoder).__name__
+        decoder = "no decoder" if backend.decoder is None else f"a decoder of the kind {kind}"
+        raise ValidationError(
+            f"this model cannot follow a grammar: its tokenizer has {decoder}, so it is not known "
+            "what text its tokens stand for; leave the grammar out"
+        ) from error
 
 
 def build_matcher(tokenizer: LLTokenizer, grammar: str) -> tuple[LLMatcher, bytes]:

@@ -52,11 +52,15 @@ class PromptedRequest(TaskRequest[T_co]):
         return tokenizing_seconds([text for text in self.texts if isinstance(text, str)])
 
     def check(self, model: TaskModel) -> None:
-        _prompt(model, self.prompt_name)
+        self.prompt(model)
+
+    def prompt(self, model: TaskModel) -> str:
+        """The text that is put before every text."""
+        return _prompt(model, self.prompt_name)
 
     def read_prompted(self, model: TaskModel) -> tuple[Sequence[MaskedInput], int]:
         """The inputs, and how many tokens were cut off."""
-        prompt = _prompt(model, self.prompt_name)
+        prompt = self.prompt(model)
         texts = [prompt + text if isinstance(text, str) else text for text in self.texts]
         return read_inputs(model, texts, self.truncation)
 

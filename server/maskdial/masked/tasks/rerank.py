@@ -1,4 +1,7 @@
-"""Reranking: documents in the order in which a cross-encoder finds that they answer a query."""
+"""Reranking: documents in the order in which a model finds that they answer a query.
+
+The model is a cross-encoder, or a causal language model that reads both in a template.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -19,6 +22,7 @@ from maskdial.masked.tasks.task import (
     Truncation,
     tokenizing_seconds,
 )
+from maskdial.masked.tasks.template import SECONDS_PER_TEMPLATE, read_in_template
 from maskdial.models.bundle import Manifest, Task
 
 
@@ -44,7 +48,8 @@ class RerankRequest(TaskRequest[list[Rank]]):
 
     @classmethod
     def serves(cls, manifest: Manifest) -> bool:
-        return manifest.task == cls.head and len(manifest.labels) == 1
+        is_cross_encoder = manifest.task == cls.head and len(manifest.labels) == 1
+        return is_cross_encoder or manifest.task == "rerank"
 
     @property
     def num_texts(self) -> int:
@@ -52,18 +57,24 @@ class RerankRequest(TaskRequest[list[Rank]]):
 
     @property
     def read_seconds(self) -> float:
-        pairing = len(self.texts) * SECONDS_PER_PAIR
-        return tokenizing_seconds([self.query, *self.texts]) + pairing
+        per_pair = SECONDS_PER_PAIR + SECONDS_PER_TEMPLATE + tokenizing_seconds([self.query])
+        return tokenizing_seconds(self.texts) + len(self.texts) * per_pair
 
     def read(self, model: TaskModel) -> Reading[list[Rank]]:
-        inputs, num_truncated = read_pairs(
-            model,
-            [self.query],
-            self.texts,
-            self.truncation,
-            strategy="longest_first",
-            error=_pair_error,
-        )
+        template = model.manifest.pair_template
+        if template is not None:
+            inputs, num_truncated = read_in_template(
+                model, template, self.query, self.texts, self.truncation, error=_pair_error
+            )
+        else:
+            inputs, num_truncated = read_pairs(
+                model,
+                [self.query],
+                self.texts,
+                self.truncation,
+                strategy="longest_first",
+                error=_pair_error,
+            )
 
         def answer(results: Sequence[MaskedResult]) -> list[Rank]:
             return rerank([result.logits for result in results], raw_scores=self.raw_scores)

@@ -199,15 +199,20 @@ def read_inputs(
     return inputs, num_truncated
 
 
-def read_text(model: TaskModel, text: TextOrPair, truncation: Truncation) -> tuple[Encoding, int]:
-    """Tokenizes one text or pair, as `read_texts` does; an error names no field."""
+def read_text(
+    model: TaskModel, text: TextOrPair, truncation: Truncation, limit: int | None = None
+) -> tuple[Encoding, int]:
+    """Tokenizes one text or pair, as `read_texts` does; an error names no field.
+
+    ``limit``: how many tokens it may have, if fewer than the model takes.
+    """
+    max_length = min(limit or model.manifest.max_length, model.manifest.max_length)
     if not truncation.enabled:
         for each in filter(None, text):
-            check_characters(each, model.manifest.max_length, model)
+            check_characters(each, max_length, model)
     encoding = model.tokenizer.encode(*text)
-    excess = _excess(len(encoding), model, truncation)
+    excess = _excess(len(encoding), max_length, model, truncation)
     if excess:
-        max_length = model.manifest.max_length
         encoding = model.tokenizer.encode_cut(
             *text, max_length=max_length, direction=truncation.direction
         )
@@ -220,14 +225,13 @@ def _read_ids(
     if not ids:
         raise ValidationError("has no tokens; send at least one")
     check_ids(ids, model)
-    excess = _excess(len(ids), model, truncation)
+    excess = _excess(len(ids), model.manifest.max_length, model, truncation)
     kept = ids[excess:] if truncation.direction == "left" else ids[: len(ids) - excess]
     return tuple(kept), excess
 
 
-def _excess(length: int, model: TaskModel, truncation: Truncation) -> int:
+def _excess(length: int, max_length: int, model: TaskModel, truncation: Truncation) -> int:
     """How many of a text's tokens have to be cut off, if that is allowed."""
-    max_length = model.manifest.max_length
     if length > max_length and not truncation.enabled:
         raise ValidationError(
             f"the text has {length} tokens; model {model.name!r} takes at most {max_length}; "

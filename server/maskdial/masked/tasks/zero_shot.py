@@ -1,9 +1,12 @@
-"""Zero-shot classification: labels chosen by the request, scored by an NLI model.
+"""Zero-shot classification: labels chosen by the request, scored by an NLI or a choice model.
 
 The text is the premise; each label, put into a sentence, is a hypothesis that it may entail (Yin et
 al. 2019, "Benchmarking Zero-shot Text Classification"). Scores are those of transformers'
 ZeroShotClassificationPipeline, with two deliberate differences: the contradiction label is found by
 name where it has one, and ties are in the order of the labels.
+
+A multiple-choice model (SWAG, RACE) reads the text with each label as its continuation or answer,
+and has one logit for each such pair; the scores are a softmax of these.
 """
 
 from collections.abc import Sequence
@@ -29,12 +32,17 @@ from maskdial.masked.tasks.task import (
 from maskdial.models.bundle import Manifest, Task
 
 HYPOTHESIS_TEMPLATE = "This example is {}."
+_LABEL_ALONE = "{}"
 _MAX_QUOTED = 64
 
 
 @dataclass(frozen=True, slots=True)
 class ZeroShotRequest(TaskRequest[list[list[LabelScore]]]):
-    """Texts to score for each of the labels that the request brings."""
+    """Texts to score for each of the labels that the request brings.
+
+    ``hypothesis_template``: None for `HYPOTHESIS_TEMPLATE`, or the label alone if the model is one
+    for multiple choice.
+    """
 
     task: ClassVar[str] = "zero-shot-classify"
     head: ClassVar[Task] = "classify"
@@ -42,12 +50,12 @@ class ZeroShotRequest(TaskRequest[list[list[LabelScore]]]):
     texts: Sequence[str]
     candidate_labels: Sequence[str]
     truncation: Truncation = REFUSE
-    hypothesis_template: str = HYPOTHESIS_TEMPLATE
+    hypothesis_template: str | None = None
     multi_label: bool = False
 
     @classmethod
     def serves(cls, manifest: Manifest) -> bool:
-        return manifest.task == cls.head and manifest.entailment is not None
+        return _chooses(manifest) or (manifest.task == cls.head and manifest.entailment is not None)
 
     @property
     def num_texts(self) -> int:
@@ -69,34 +77,47 @@ class ZeroShotRequest(TaskRequest[list[list[LabelScore]]]):
                 "(--max-queue)",
                 field="texts",
             )
+        if self.multi_label and _chooses(model.manifest):
+            raise ValidationError(
+                f"model {model.name!r} chooses one of the labels and cannot score them "
+                "independently; leave it out",
+                field="multi_label",
+            )
 
     def read(self, model: TaskModel) -> Reading[list[list[LabelScore]]]:
-        labels, manifest = self.candidate_labels, model.manifest
+        labels = self.candidate_labels
+        default = _LABEL_ALONE if _chooses(model.manifest) else HYPOTHESIS_TEMPLATE
         inputs, num_truncated = read_pairs(
             model,
             self.texts,
-            hypotheses(labels, self.hypothesis_template),
+            hypotheses(labels, self.hypothesis_template or default),
             self.truncation,
             strategy="only_first",
             error=self._pair_error,
         )
-        entailment = manifest.entailment
-        assert entailment is not None, "a model without it does not serve this task"
 
         def answer(results: Sequence[MaskedResult]) -> list[list[LabelScore]]:
             logits = np.stack([result.logits for result in results])
             return [
-                zero_shot(
-                    rows,
-                    labels,
-                    entailment=entailment,
-                    contradiction=contradiction(manifest.labels, entailment),
-                    multi_label=self.multi_label,
-                )
+                self._scores(rows, model.manifest)
                 for rows in logits.reshape(len(self.texts), len(labels), -1)
             ]
 
         return Reading(inputs, answer, num_truncated)
+
+    def _scores(self, rows: NDArray[np.float32], manifest: Manifest) -> list[LabelScore]:
+        """A text's labels with their scores, from the logits of its pairs."""
+        if _chooses(manifest):
+            return choose(rows[:, 0], self.candidate_labels)
+        entailment = manifest.entailment
+        assert entailment is not None, "a model without it does not serve this task"
+        return zero_shot(
+            rows,
+            self.candidate_labels,
+            entailment=entailment,
+            contradiction=contradiction(manifest.labels, entailment),
+            multi_label=self.multi_label,
+        )
 
     def _pair_error(self, text: int, label: int, reason: str) -> ValidationError:
         quoted = self.candidate_labels[label]
@@ -106,7 +127,12 @@ class ZeroShotRequest(TaskRequest[list[list[LabelScore]]]):
         )
 
 
-def hypotheses(candidate_labels: Sequence[str], template: str = HYPOTHESIS_TEMPLATE) -> list[str]:
+def _chooses(manifest: Manifest) -> bool:
+    """Whether a model has one logit for each pair of a text and a choice."""
+    return manifest.task == "multiple-choice"
+
+
+def hypotheses(candidate_labels: Sequence[str], template: str) -> list[str]:
     """A sentence for each label: the template with the label in place of every ``{}``."""
     return [template.replace("{}", label) for label in candidate_labels]
 
@@ -149,5 +175,19 @@ def zero_shot(
         scores = sigmoid(entailed - values[:, contradiction])
     else:
         scores = softmax(entailed)
-    pairs = zip(candidate_labels, scores.tolist(), strict=True)
+    return _ranked(candidate_labels, scores)
+
+
+def choose(logits: NDArray[np.float32], choices: Sequence[str]) -> list[LabelScore]:
+    """A text's choices with a softmax of their logits (num_choices,), best first.
+
+    Raises:
+        InferenceError: a logit is not a finite number.
+    """
+    return _ranked(choices, softmax(finite(logits)))
+
+
+def _ranked(labels: Sequence[str], scores: NDArray[np.float64]) -> list[LabelScore]:
+    """Best first; ties in the order of the labels."""
+    pairs = zip(labels, scores.tolist(), strict=True)
     return sorted((LabelScore(*pair) for pair in pairs), key=lambda each: -each.score)

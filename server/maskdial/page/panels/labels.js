@@ -28,7 +28,7 @@ export const zeroShot = {
   name: "zero-shot-classify",
   title: "Classify by any labels",
   verb: "Classify",
-  note: "Labels of your own: the model says how far the text entails each of them.",
+  note: "Labels of your own: the model says how well each of them fits the text.",
   fields: [
     {
       name: "inputs",

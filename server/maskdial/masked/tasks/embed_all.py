@@ -1,0 +1,76 @@
+"""A vector for each token of a text, by models trained for late interaction (ColBERT).
+
+Khattab and Zaharia, SIGIR 2020, "ColBERT": a query is extended to a fixed length by mask tokens,
+each of which has a vector; a document's punctuation has none.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from maskdial.errors import about
+from maskdial.masked.request import MaskedInput, MaskedResult
+from maskdial.masked.tasks.embed import PromptedRequest
+from maskdial.masked.tasks.logits import finite
+from maskdial.masked.tasks.task import Reading, TaskModel, masked_input, read_text
+from maskdial.models.bundle import MultiVector, Task
+
+_SECONDS_PER_TOKEN = 1e-6
+
+
+@dataclass(frozen=True, slots=True)
+class EmbedAllRequest(PromptedRequest[list[NDArray[np.float32]]]):
+    """Texts to turn into a vector for each token, float32 (num_tokens, dimension).
+
+    They are queries if ``prompt_name`` is ``query``, otherwise documents.
+    """
+
+    task: ClassVar[str] = "embed-all"
+    head: ClassVar[Task] = "embed-all"
+
+    def read(self, model: TaskModel) -> Reading[list[NDArray[np.float32]]]:
+        inputs, num_truncated = [], 0
+        for index, text in enumerate(self.texts):
+            assert isinstance(text, str), "no dialect sends token ids"
+            with about("texts", index):
+                read, num_cut = self._read(text, model)
+            inputs.append(read)
+            num_truncated += num_cut
+
+        def answer(results: Sequence[MaskedResult]) -> list[NDArray[np.float32]]:
+            for result in results:
+                finite(result.logits, "embeddings")
+            return [result.logits for result in results]
+
+        seconds = sum(each.length for each in inputs) * _SECONDS_PER_TOKEN
+        return Reading(inputs, answer, num_truncated, seconds)
+
+    def _read(self, text: str, model: TaskModel) -> tuple[MaskedInput, int]:
+        embedding = model.manifest.embedding
+        assert embedding is not None, "every bundle for this task has one"
+        assert embedding.multi_vector is not None, "and says how to read texts"
+        settings, prompt = embedding.multi_vector, self.prompt(model)
+        is_query = self.prompt_name == "query"
+        limit = settings.query_length if is_query else settings.document_length
+        encoding, num_cut = read_text(model, (prompt + text, None), self.truncation, limit)
+        skipped = settings.skipped if settings.skips_in_queries or not is_query else ()
+        rows = tuple(at for at, token in enumerate(encoding.ids) if token not in skipped)
+        read = masked_input(encoding, rows)
+        return (extended(read, settings) if is_query else read), num_cut
+
+
+def extended(query: MaskedInput, settings: MultiVector) -> MaskedInput:
+    """A query with as many further tokens, and rows for them, as the model expects."""
+    num_added = (settings.expansion_length or 0) - query.length
+    token = settings.expansion_token
+    if num_added <= 0 or token is None:
+        return query
+    return MaskedInput(
+        query.input_ids + (token,) * num_added,
+        query.rows + tuple(range(query.length, query.length + num_added)),
+        (*(query.token_type_ids or (0,) * query.length), *(0,) * num_added),
+        0 if settings.attends_to_expansion else num_added,
+    )

@@ -1,0 +1,242 @@
+"""Models with a vector for each token, in three formats, against sentence-transformers."""
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from sentence_transformers import MultiVectorEncoder
+from sentence_transformers.base.modules import Dense, Normalize, Transformer
+from sentence_transformers.multi_vector_encoder.modules import MultiVectorMask
+from tokenizers import Tokenizer
+
+from maskdial.models.bundle import load_bundle
+from maskdial_export.export import export
+
+Checkpoint = Callable[[str], Path]
+FORMATS = ["saved", "pylate", "stanford"]
+TOLERANCE = 1e-5
+QUERIES = ["the ship", "x", "who is it, so far."]
+DOCUMENTS = ["the ship left at dawn, as it did.", "x", "so, it was: nothing."]
+
+
+def copied(source: Path, folder: Path) -> Path:
+    """The model and the tokenizer of a checkpoint, without sentence-transformers' files."""
+    folder.mkdir()
+    for name in ("config.json", "model.safetensors", "tokenizer.json"):
+        shutil.copy(source / name, folder / name)
+    names = ("pad", "unk", "cls", "sep", "mask")
+    settings = {f"{name}_token": f"[{name.upper()}]" for name in names}
+    settings |= {"tokenizer_class": "PreTrainedTokenizerFast"}
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+    return folder
+
+
+def change(path: Path, **entries: Any) -> None:
+    content = json.loads(path.read_text()) if path.is_file() else {}
+    path.write_text(json.dumps(content | entries))
+
+
+def make_saved(checkpoint: Checkpoint, folder: Path) -> None:
+    """By sentence-transformers itself; the extension is attended to, and cuts no query."""
+    base = copied(checkpoint("bert-embed"), folder.with_name("base"))
+    expansion: Any = {"strategy": "min", "length": 12, "attend": True}
+    modules: list[Any] = [
+        Transformer(str(base), query_expansion=expansion, document_length=40),
+        Dense(
+            32,
+            16,
+            bias=False,
+            activation_function=torch.nn.Identity(),
+            module_input_name="token_embeddings",
+        ),
+        MultiVectorMask([".", ","], skiplist_tasks=["query", "document"]),
+        Normalize(module_input_name="token_embeddings"),
+    ]
+    prompts = {"query": "q ", "document": "d "}
+    MultiVectorEncoder(modules=modules, device="cpu", prompts=prompts).save(str(folder))
+
+
+def make_pylate(checkpoint: Checkpoint, folder: Path) -> None:
+    """The markers are tokens that PyLate has added; local and global layers."""
+    copied(checkpoint("modernbert-embed"), folder)
+    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    tokenizer.add_tokens(["[Q] ", "[D] "])
+    tokenizer.save(str(folder / "tokenizer.json"))
+    kinds = {"": "sentence_transformers.models.Transformer", "1_Dense": "pylate.models.Dense.Dense"}
+    modules = [
+        {"idx": index, "name": str(index), "path": path, "type": kind}
+        for index, (path, kind) in enumerate(kinds.items())
+    ]
+    (folder / "modules.json").write_text(json.dumps(modules))
+    dense: dict[str, Any] = {"in_features": 32, "out_features": 16, "bias": False}
+    dense |= {"activation_function": "torch.nn.modules.linear.Identity"}
+    (folder / "1_Dense").mkdir()
+    (folder / "1_Dense" / "config.json").write_text(json.dumps(dense))
+    weight = torch.randn(16, 32, generator=torch.Generator().manual_seed(4))
+    save_file({"linear.weight": weight}, folder / "1_Dense" / "model.safetensors")
+    change(
+        folder / "config_sentence_transformers.json",
+        model_type="ColBERT",
+        similarity_fn_name="MaxSim",
+        query_prefix="[Q] ",
+        document_prefix="[D] ",
+        query_length=24,
+        document_length=40,
+        attend_to_expansion_tokens=False,
+    )
+
+
+def make_stanford(checkpoint: Checkpoint, folder: Path) -> None:
+    """The markers are unused entries of the vocabulary; the extension is not attended to."""
+    copied(checkpoint("bert-embed"), folder)
+    path = folder / "tokenizer.json"
+    content = json.loads(path.read_text())
+    vocabulary = content["model"]["vocab"]
+    for marker in ("[unused0]", "[unused1]"):
+        vocabulary[marker] = len(vocabulary)
+    path.write_text(json.dumps(content))
+    weights = {
+        f"bert.{name}": weight for name, weight in load_file(folder / "model.safetensors").items()
+    }
+    weights["linear.weight"] = torch.randn(16, 32, generator=torch.Generator().manual_seed(5))
+    save_file(weights, folder / "model.safetensors", {"format": "pt"})
+    change(folder / "config.json", architectures=["HF_ColBERT"])
+    change(
+        folder / "artifact.metadata",
+        query_token_id="[unused0]",
+        doc_token_id="[unused1]",
+        query_maxlen=24,
+        doc_maxlen=40,
+        mask_punctuation=True,
+        attend_to_mask_tokens=False,
+    )
+
+
+@pytest.fixture(scope="module")
+def sources(checkpoint: Checkpoint, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    root = tmp_path_factory.mktemp("multi-vector")
+    makers = (make_saved, make_pylate, make_stanford)
+    for name, make in zip(FORMATS, makers, strict=True):
+        make(checkpoint, root / name)
+    return {name: root / name for name in FORMATS}
+
+
+@pytest.fixture(scope="module")
+def bundles(sources: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    root = tmp_path_factory.mktemp("bundles")
+    for name, source in sources.items():
+        export(str(source), root / name)
+    return {name: root / name for name in sources}
+
+
+@pytest.fixture(scope="module")
+def url(
+    bundles: dict[str, Path],
+    checkpoint: Checkpoint,
+    tmp_path_factory: pytest.TempPathFactory,
+    serve: Callable[..., str],
+) -> str:
+    plain = tmp_path_factory.mktemp("plain") / "bundle"
+    export(str(checkpoint("bert-embed")), plain, task="embed-all")
+    return serve(plain=plain, **bundles)
+
+
+def vectors(url: str, model: str, **body: object) -> list[np.ndarray]:
+    reply = httpx.post(f"{url}/embed-all", json={"model": model, **body}, timeout=60)
+    assert reply.status_code == 200, reply.text
+    return [np.array(each, np.float32) for each in reply.json()]
+
+
+@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize("role", ["query", "document"])
+def test_vectors_are_those_of_sentence_transformers(
+    name: str, role: str, sources: dict[str, Path], url: str
+) -> None:
+    reference = MultiVectorEncoder(str(sources[name]), device="cpu")
+    texts = QUERIES if role == "query" else DOCUMENTS
+    encode = reference.encode_query if role == "query" else reference.encode_document
+    expected = encode(texts, convert_to_numpy=True)
+    actual = vectors(url, name, inputs=texts, prompt_name=role)
+    for text, of, each in zip(texts, expected, actual, strict=True):
+        assert each.shape == of.shape
+        np.testing.assert_allclose(each, of, atol=TOLERANCE)
+        np.testing.assert_allclose(np.linalg.norm(each, axis=1), 1, atol=TOLERANCE)
+        (alone,) = vectors(url, name, inputs=text, prompt_name=role)
+        np.testing.assert_array_equal(alone, each)
+    if role == "document":
+        default = vectors(url, name, inputs=texts)
+        assert all(map(np.array_equal, default, actual))
+
+
+def test_other_paths_and_parameters(url: str) -> None:
+    body = {"inputs": QUERIES, "prompt_name": "query"}
+    expected = httpx.post(f"{url}/embed-all", json=body | {"model": "saved"}, timeout=60).json()
+    for path, each in {
+        "/embed_all": body | {"model": "saved"},
+        "/models/saved": body,
+        "/embed-all": {"model": "saved", "inputs": QUERIES, "parameters": {"prompt_name": "query"}},
+    }.items():
+        assert httpx.post(f"{url}{path}", json=each, timeout=60).json() == expected
+
+
+@pytest.mark.parametrize(
+    ("body", "words"),
+    [
+        ({"inputs": ["x", "y " * 60]}, "inputs[1]: the text has 63 tokens; model 'stanford' takes"),
+        ({"inputs": "y " * 30, "prompt_name": "query"}, "takes at most 24"),
+        ({"inputs": "x", "prompt_name": "passage"}, "prompt_name"),
+    ],
+)
+def test_requests_that_are_refused(url: str, body: dict[str, Any], words: str) -> None:
+    reply = httpx.post(f"{url}/embed-all", json={"model": "stanford", **body}, timeout=60)
+    assert reply.status_code == 422, reply.text
+    assert words in reply.json()["error"]
+
+
+def test_long_texts_are_cut_as_by_sentence_transformers(sources: dict[str, Path], url: str) -> None:
+    reference = MultiVectorEncoder(str(sources["stanford"]), device="cpu")
+    text = "so it went on and on " * 5
+    expected = reference.encode_document(text, convert_to_numpy=True)
+    (actual,) = vectors(url, "stanford", inputs=text, truncate=True)
+    np.testing.assert_allclose(actual, expected, atol=TOLERANCE)
+    (query,) = vectors(url, "stanford", inputs=text, truncate=True, prompt_name="query")
+    assert len(query) == 24
+    expected = reference.encode_query(text, convert_to_numpy=True)
+    np.testing.assert_allclose(query, expected, atol=TOLERANCE)
+
+
+def test_an_ordinary_encoder_has_the_hidden_states_that_it_pools(
+    checkpoint: Checkpoint, load_reference: Callable[[Path], Any], url: str
+) -> None:
+    source = checkpoint("bert-embed")
+    tokenizer, model = Tokenizer.from_file(str(source / "tokenizer.json")), load_reference(source)
+    tokenizer.no_padding()
+    tokenizer.no_truncation()
+    actual = vectors(url, "plain", inputs=DOCUMENTS)
+    for text, each in zip(DOCUMENTS, actual, strict=True):
+        with torch.no_grad():
+            output = model(torch.tensor([tokenizer.encode(text).ids]))
+        expected = output.last_hidden_state[0].numpy()
+        np.testing.assert_allclose(each, expected, atol=TOLERANCE)
+
+
+def test_the_bundles_are_exact_and_batch_invariant(bundles: dict[str, Path]) -> None:
+    for name, folder in bundles.items():
+        manifest = load_bundle(name, folder).manifest
+        assert manifest.task == "embed-all"
+        assert manifest.embedding is not None
+        assert manifest.embedding.dimension == 16
+        assert manifest.batch_invariant
+
+
+def test_int8_keeps_the_vectors(sources: dict[str, Path], tmp_path: Path) -> None:
+    manifest = export(str(sources["saved"]), tmp_path / "int8", precision="int8")
+    assert manifest.quality is not None
+    assert manifest.quality.figures["mean_cosine"] > 0.99

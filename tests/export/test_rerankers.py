@@ -1,0 +1,245 @@
+"""Rerankers that are causal language models, against sentence-transformers and torch."""
+
+import json
+import shutil
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+import tokenizers
+import torch
+import transformers
+from sentence_transformers import CrossEncoder
+from sentence_transformers.base.modules import Transformer
+from sentence_transformers.cross_encoder.modules import LogitScore
+
+from maskdial_export.checkpoint import load_checkpoint
+from maskdial_export.export import export
+from maskdial_export.source import find
+
+TOLERANCE = 1e-5
+LONGEST = 512
+YES, NO = 50, 60  # letters of the byte-level vocabulary
+TEMPLATE = (
+    "<eos>{{ messages | selectattr('role', 'eq', 'system') | map(attribute='content') | first "
+    "| default('find it') }}\n"
+    "<Query>: {{ messages | selectattr('role', 'eq', 'query') | map(attribute='content') | first }}"
+    "\n<Document>: "
+    "{{ messages | selectattr('role', 'eq', 'document') | map(attribute='content') | first }}"
+    "<eos>\nAnswer: "
+)
+QUERY = "where is the  ship?"
+DOCUMENTS = ["the ship left at dawn.", "x", " \n  spaces \n", "she baked bread, é 😀 " * 9]
+# As Qwen's model card has it
+CARD = (
+    "<|im_start|>system\nJudge whether the Document meets the requirements based on the Query and "
+    'the Instruct provided. Note that the answer can only be "yes" or "no".<|im_end|>\n'
+    "<|im_start|>user\n<Instruct>: Given a web search query, retrieve relevant passages that "
+    "answer the query\n<Query>: {query}\n<Document>: {document}<|im_end|>\n<|im_start|>assistant\n"
+    "<think>\n\n</think>\n\n"
+)
+
+
+@pytest.fixture(scope="module")
+def language_model(
+    byte_tokenizer: Callable[..., tokenizers.Tokenizer], tmp_path_factory: pytest.TempPathFactory
+) -> Path:
+    """A tiny Qwen3 that writes; its output layer is the embedding table, as in Qwen's own."""
+    folder = tmp_path_factory.mktemp("language-model") / "qwen3"
+    torch.manual_seed(0)
+    config = transformers.Qwen3Config(
+        vocab_size=300,
+        hidden_size=32,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        head_dim=16,
+        intermediate_size=48,
+        max_position_embeddings=LONGEST,
+        tie_word_embeddings=True,
+        initializer_range=0.3,
+    )
+    transformers.Qwen3ForCausalLM(config).save_pretrained(folder)
+    tokenizer = byte_tokenizer(begins=False)
+    tokenizer.add_tokens([tokenizers.AddedToken(word, single_word=True) for word in ("yes", "no")])
+    transformers.PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        bos_token="<bos>",
+        eos_token="<eos>",
+        pad_token="<bos>",
+        model_max_length=LONGEST,
+    ).save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def cross_encoder(language_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """As sentence-transformers saves a reranker, with an instruction."""
+    root = tmp_path_factory.mktemp("cross-encoder")
+    base = shutil.copytree(language_model, root / "base")
+    (base / "chat_template.jinja").write_text(TEMPLATE)
+    modules: list[Any] = [
+        Transformer(str(base), transformer_task="text-generation"),
+        LogitScore(YES, NO),
+    ]
+    prompts = {"web": "answer the question"}
+    model = CrossEncoder(modules=modules, device="cpu", prompts=prompts, default_prompt_name="web")
+    model.save(str(root / "saved"))
+    return root / "saved"
+
+
+@pytest.fixture(scope="module")
+def url(
+    language_model: Path,
+    cross_encoder: Path,
+    tmp_path_factory: pytest.TempPathFactory,
+    serve: Callable[..., str],
+) -> str:
+    root = tmp_path_factory.mktemp("rerankers")
+    export(str(cross_encoder), root / "modules")
+    export(str(language_model), root / "card", task="rerank")
+    return serve(modules=root / "modules", card=root / "card")
+
+
+def rerank(url: str, status: int = 200, **body: object) -> Any:
+    reply = httpx.post(f"{url}/rerank", json=body, timeout=60)
+    assert reply.status_code == status, reply.text
+    return reply.json()
+
+
+def scores(ranks: Sequence[dict[str, Any]]) -> list[float]:
+    """In the order of the documents."""
+    assert [each["score"] for each in ranks] == sorted((e["score"] for e in ranks), reverse=True)
+    return [each["score"] for each in sorted(ranks, key=lambda each: each["index"])]
+
+
+def test_scores_are_those_of_sentence_transformers(cross_encoder: Path, url: str) -> None:
+    reference = CrossEncoder(str(cross_encoder), device="cpu")
+    expected = reference.predict([(QUERY, document) for document in DOCUMENTS])
+    body: dict[str, Any] = {"model": "modules", "query": QUERY}
+    ranks = rerank(url, **body, texts=DOCUMENTS)
+    np.testing.assert_allclose(scores(ranks), expected, atol=TOLERANCE)
+    assert np.ptp(expected) > 1000 * TOLERANCE
+    for document, score in zip(DOCUMENTS, scores(ranks), strict=True):
+        assert scores(rerank(url, **body, texts=[document])) == [score]
+    named = httpx.post(
+        f"{url}/models/modules", json={"query": QUERY, "texts": DOCUMENTS}, timeout=60
+    )
+    assert named.json() == ranks
+    reply = httpx.post(f"{url}/v1/rerank", json=body | {"documents": DOCUMENTS}, timeout=60)
+    assert [each["relevance_score"] for each in reply.json()["results"]] == [
+        each["score"] for each in ranks
+    ]
+
+
+def test_long_documents_are_cut_before_the_end_of_the_prompt(cross_encoder: Path, url: str) -> None:
+    documents = ["a" * 1000, "the ship left, and so did we; " * 40, "short"]
+    body: dict[str, Any] = {"model": "modules", "query": QUERY, "texts": documents}
+    error = str(rerank(url, 422, **body)["error"])
+    assert error.startswith("texts[0]: the query and the text take ")
+    assert f"takes at most {LONGEST}" in error
+    expected = CrossEncoder(str(cross_encoder), device="cpu").predict(
+        [(QUERY, document) for document in documents]
+    )
+    ranks = rerank(url, **body, truncate=True)
+    np.testing.assert_allclose(scores(ranks), expected, atol=TOLERANCE)
+    left = rerank(url, **body, truncate=True, truncation_direction="left")
+    assert scores(left)[2] == scores(ranks)[2]
+    assert scores(left)[1] != scores(ranks)[1]
+    for length in (LONGEST, 10**6):
+        error = str(rerank(url, 422, **(body | {"query": "q" * length}), truncate=True)["error"])
+        assert error.startswith("texts[0]: the query and the text ")
+
+
+def test_qwens_own_checkpoints_are_read_as_their_card_says(language_model: Path, url: str) -> None:
+    model = transformers.Qwen3ForCausalLM.from_pretrained(language_model).eval()
+    tokenizer = transformers.PreTrainedTokenizerFast.from_pretrained(language_model)
+    expected = []
+    answers = [tokenizer.convert_tokens_to_ids(word) for word in ("no", "yes")]
+    for document in DOCUMENTS[:3]:
+        text = CARD.replace("{query}", QUERY).replace("{document}", document)
+        ids = tokenizer(text, return_tensors="pt", add_special_tokens=False).input_ids
+        with torch.no_grad():
+            logits = model(ids).logits[0, -1, answers]
+        expected.append(float(logits.softmax(-1)[1]))
+    ranks = rerank(url, model="card", query=QUERY, texts=DOCUMENTS[:3])
+    np.testing.assert_allclose(scores(ranks), expected, atol=TOLERANCE)
+
+
+def test_a_reranker_does_nothing_else(url: str) -> None:
+    body = {"model": "card", "inputs": "the ship"}
+    reply = httpx.post(f"{url}/classify", json=body, timeout=60)
+    assert reply.status_code == 422
+    assert "cannot do classify; it does rerank" in reply.json()["error"]
+    models = {each["name"]: each for each in httpx.get(f"{url}/models", timeout=60).json()}
+    assert models["modules"]["tasks"] == ["rerank", "tokenize"]
+    assert not models["modules"]["chat"]
+
+
+def changed(source: Path, folder: Path, template: str | None, **config: object) -> Path:
+    shutil.copytree(source, folder)
+    path = folder / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | config))
+    if template is not None:
+        (folder / "chat_template.jinja").write_text(template)
+    return folder
+
+
+def test_tokens_as_vllm_names_them(language_model: Path, tmp_path: Path) -> None:
+    structured = TEMPLATE.replace("| first }}", "| first | map(attribute='text') | first }}")
+    source = changed(
+        language_model, tmp_path / "source", structured, classifier_from_token=["no", "yes"]
+    )
+    found = find(str(source), "auto", revision=None, allow_pickle=False)
+    assert found.task == "rerank"
+    checkpoint = load_checkpoint(found)
+    assert checkpoint.pair_template is not None
+    assert checkpoint.pair_template.before == "<eos>find it\n<Query>: "
+    assert checkpoint.pair_template.after == "<eos>\nAnswer: "
+    rows = transformers.Qwen3ForCausalLM.from_pretrained(language_model).lm_head.weight
+    no, yes = (checkpoint.tokenizer.token_to_id(word) for word in ("no", "yes"))
+    model: Any = checkpoint.model
+    torch.testing.assert_close(model.score.weight, (rows[yes] - rows[no])[None])
+
+
+@pytest.mark.parametrize(
+    ("template", "config", "why"),
+    [
+        (
+            "{{ messages[0].content | trim }}: {{ messages[1].content }}",
+            {"classifier_from_token": ["no", "yes"], "model_type": "llama"},
+            "has no chat template that writes messages of the roles query and document",
+        ),
+        (TEMPLATE, {"classifier_from_token": ["no", "maybe"]}, "has no tokens 'no' and 'maybe'"),
+        (TEMPLATE, {"classifier_from_token": ["no"]}, "does not say which tokens"),
+        (
+            TEMPLATE.removesuffix("\nAnswer: ").replace("<eos>", "<bos>"),
+            {"classifier_from_token": ["no", "yes"]},
+            "ends with the padding token",
+        ),
+    ],
+)
+def test_checkpoints_that_are_refused(
+    language_model: Path,
+    tmp_path: Path,
+    template: str,
+    config: dict[str, Any],
+    why: str,
+    assert_refused: Callable[..., None],
+) -> None:
+    source = changed(language_model, tmp_path / "source", template, **config)
+    assert_refused(source, why, "--no-strict")
+
+
+def test_capped_logits_make_no_classifier(
+    new_checkpoint: Callable[[str], Path],
+    add_json: Callable[..., None],
+    assert_refused: Callable[..., None],
+) -> None:
+    source = new_checkpoint("gemma2")
+    (source / "chat_template.jinja").write_text(TEMPLATE)
+    add_json(source / "config.json", classifier_from_token=["n", "y"], final_logit_softcapping=0.01)
+    assert_refused(source, "the logits of Gemma2ForCausalLM are not the product of hidden states")
