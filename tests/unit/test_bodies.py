@@ -46,6 +46,7 @@ BODIES: dict[type[BaseModel], dict[str, Any]] = {
     bodies.ZeroShotClassifyBody: {"inputs": "a", "parameters": {"candidate_labels": ["b"]}},
     bodies.EmbedBody: {"inputs": "a"},
     bodies.SparseEmbedBody: {"inputs": "a"},
+    bodies.EmbedAllBody: {"inputs": "a"},
     bodies.SimilarityBody: {"inputs": {"source_sentence": "a", "sentences": ["b"]}},
     bodies.RerankBody: {"query": "a", "texts": ["b"]},
     bodies.ScoreBody: {"inputs": "a"},
