@@ -32,7 +32,7 @@ PROMPTS = (
     "The cat sat by the fire and",
     "That evening, after supper,",
 )
-SAMPLING = {"do_sample": True, "temperature": 0.8, "min_p": 0.1, "repetition_penalty": 1.15}
+SAMPLING = {"do_sample": True, "temperature": 0.8, "min_p": 0.1, "repetition_penalty": 1.2}
 """The causal models' defaults: of those tried, texts without circles and with the fewest garbled
 words."""
 _WORD = re.compile(r"[^\W\d_]+(?:'[^\W\d_]+)*")

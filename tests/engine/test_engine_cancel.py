@@ -92,7 +92,8 @@ def test_one_runs_out_of_time(
 ) -> None:
     """In the queue, while its prompt is read, and while it writes."""
     bench = starter.bench(slots=3, chunk=64)
-    late = starter.request(starter.random_prompt(random.Random(6), 200), max_new_tokens=50)
+    prompt = starter.random_prompt(random.Random(6), 200)
+    late = starter.request(prompt, max_new_tokens=50, ignore_eos=True)
 
     async def main() -> list[Any]:
         readers = [bench.submit(request) for request in requests[:2]]

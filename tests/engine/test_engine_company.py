@@ -139,7 +139,7 @@ def test_alone_and_in_random_company_are_equal(
     cache_bytes: int,
 ) -> None:
     bench = starter.bench(slots=slots, chunk=chunk, cache_bytes=cache_bytes)
-    together = run_in_company(bench, requests, random.Random(slots))
+    together = run_in_company(bench, requests, random.Random(chunk))
     for number, (reply, wanted) in enumerate(zip(together, alone, strict=True)):
         assert reply == wanted, f"request {number}: {requests[number]}"
     assert bench.runner.largest_decode == slots

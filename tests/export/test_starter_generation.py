@@ -28,7 +28,7 @@ from maskdial.models.tokenizer import Tokenizer
 from maskdial.runtime.session import Session, SessionOptions
 
 NEW_TOKENS = 48
-A_STEP = 0.2  # in log-probability: what one rounding step may make of it
+A_STEP = 0.25  # in log-probability: what one rounding step may make of it
 PROMPTS = [
     "Once upon a time there was a little",
     "The old man looked at the sea and",
@@ -73,7 +73,8 @@ def make_config(
     graph: onnx.GraphProto, weights: dict[str, NDArray[Any]], state: dict[str, NDArray[Any]]
 ) -> Qwen3Config:
     """The shape, as the arrays and the tables of the positions' angles have it."""
-    cos, sin = weights["cos"], weights["sin"]
+    attention = next(node for node in graph.node if node.op_type == "GroupQueryAttention")
+    cos, sin = (weights[name] for name in attention.input[7:9])
     angles = np.arctan2(sin[1].astype(np.float64), cos[1].astype(np.float64))
     head_dim = 2 * len(angles)
     first = "model.layers.0."

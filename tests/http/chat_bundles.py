@@ -19,7 +19,7 @@ def make_chat_bundle(
     Args:
         folder: where to make it.
         template: the chat template.
-        tags: special tokens, which replace the last of the vocabulary: 7999, 7998 and so on.
+        tags: special tokens, which replace the last of the vocabulary: 11999, 11998 and so on.
         manifest: changes of the manifest.
     """
     shutil.copytree(STARTER_FOLDER / "hybrid", folder, ignore=shutil.ignore_patterns("*.full.*"))

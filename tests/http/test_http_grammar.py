@@ -108,7 +108,7 @@ def test_json_without_a_schema_is_an_object(http: httpx.Client) -> None:
     ]
     for value in values:
         # A brace that is made likely ends the object soon.
-        parameters = {"logit_bias": {str(brace["id"]): 8.0}, "temperature": 1.0, "seed": 3, "n": 2}
+        parameters = {"logit_bias": {str(brace["id"]): 11.0}, "temperature": 1.0, "seed": 3, "n": 4}
         replies = generate(http, {"type": "json"} | value, max_new_tokens=150, **parameters).json()
         assert all(reply["generated_text"].startswith("{") for reply in replies)
         ended = [r for r in replies if r["details"]["finish_reason"] == "eos_token"]
@@ -222,7 +222,8 @@ def test_a_grammar_that_becomes_too_complex_on_the_way(http: httpx.Client) -> No
 )
 def test_a_text_that_can_only_go_on_ends_at_its_limit(http: httpx.Client, value: str) -> None:
     """The first of two greedy parts takes everything, so the text never ends by itself."""
-    reply = generate(http, {"type": "lark", "value": value}, max_new_tokens=20).json()
+    parameters = {"max_new_tokens": 20, "logit_bias": {"0": -100}}
+    reply = generate(http, {"type": "lark", "value": value}, **parameters).json()
     assert reply["details"]["finish_reason"] == "length"
     assert re.fullmatch("[xy]a+|[a-z]+", reply["generated_text"])
 

@@ -18,7 +18,7 @@ from maskdial.dialects.tgi_bodies import GenerateBody, GenerateParameters
 
 PROMPT = "Once upon a time there was a little"
 SAMPLED = {"max_new_tokens": 16, "temperature": 1.0, "seed": 11}
-VOCABULARY, CONTEXT, EOS, MASK = 8000, 512, 0, 1
+VOCABULARY, CONTEXT, EOS, MASK = 12000, 512, 0, 1
 
 
 def post(http: httpx.Client, body: dict[str, Any], route: str = "/generate") -> Any:
@@ -72,12 +72,12 @@ OUT_OF_RANGE: list[tuple[str, list[Any], str]] = [
     ("logit_bias", [{"5": 101}, {"5": -101}], "must be between -100 and 100"),
     ("logit_bias", [{"word": 1}, {"-1": 1}, {"01": 1}, {"1.0": 1}], "a key must be a token id"),
     ("logit_bias", [{str(i): 0 for i in range(1025)}], "must have at most 1024 token ids"),
-    ("logit_bias", [{"8000": 1}, {"2147483647": 1}], "token ids from 0 to 7999"),
+    ("logit_bias", [{"12000": 1}, {"2147483647": 1}], "token ids from 0 to 11999"),
     ("seed", [-1, 2**63, 2**64], "must be between 0 and 9223372036854775807"),
     ("stop", [["x"] * 65], "must have at most 64 items"),
     ("stop", [["x" * 1025]], "must have at most 1024 characters"),
     ("stop_token_ids", [[-1]], "must be at least 0"),
-    ("stop_token_ids", [[8000], [1, 2**31 - 1]], "token ids from 0 to 7999"),
+    ("stop_token_ids", [[12000], [1, 2**31 - 1]], "token ids from 0 to 11999"),
     ("stop_token_ids", [[1] * 257], "must have at most 256 items"),
     ("truncate", [0, -5], "must be at least 1"),
     ("top_n_tokens", [-1, 21], "must be between 0 and 20"),
@@ -230,8 +230,8 @@ def test_penalties_bring_variety(http: httpx.Client) -> None:
 
 
 def test_logit_bias_forces_and_forbids(http: httpx.Client) -> None:
-    forced = generate(http, PROMPT, max_new_tokens=4, logit_bias={"7999": 100})
-    assert token_ids(forced) == [7999] * 4
+    forced = generate(http, PROMPT, max_new_tokens=4, logit_bias={"11999": 100})
+    assert token_ids(forced) == [11999] * 4
     (first, second), *_ = (
         [token["id"] for token in top]
         for top in generate(http, PROMPT, max_new_tokens=1, top_n_tokens=2)["details"]["top_tokens"]

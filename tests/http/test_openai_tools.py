@@ -50,8 +50,8 @@ MIRROR = """\
     ~ ' ' ~ reasoning_effort | default('-') ~ ' ' ~ enable_thinking | default('-')) }}
 """
 HERMES = ToolFormat(call='<tool_call>{"name": "$NAME", "arguments": $ARGUMENTS}</tool_call>')
-CALL_TAG = 7999
-CLOSE_TAG = 7998
+CALL_TAG = 11999
+CLOSE_TAG = 11998
 
 
 @pytest.fixture(scope="module")
@@ -196,7 +196,12 @@ class Paint(BaseModel):
 def test_strict_tools_of_pydantic_models(client: openai.OpenAI) -> None:
     tool = openai.pydantic_function_tool(Paint)
     with client.chat.completions.stream(
-        model="hermes", messages=MESSAGES, tools=[tool], tool_choice="required", seed=1
+        model="hermes",
+        messages=MESSAGES,
+        tools=[tool],
+        tool_choice="required",
+        parallel_tool_calls=False,
+        seed=1,
     ) as stream:
         (choice,) = stream.get_final_completion().choices
     parsed = [call.function.parsed_arguments for call in choice.message.tool_calls or []]
