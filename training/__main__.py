@@ -1,10 +1,11 @@
 """``python -m training MODEL --corpus DIR --out DIR``.
 
 The shipped checkpoints were trained by ``hybrid --minutes 109 --vocabulary 12000 --bf16 --compile``
-(two threads in the first half hour, then one) and, on one thread each, ``masked --minutes 42 --width 192 --bf16 --compile`` and then ``sentiment
---minutes 12 --bf16``. With glibc, ``MALLOC_MMAP_THRESHOLD_=4000000000
-MALLOC_TRIM_THRESHOLD_=8000000000 MALLOC_TOP_PAD_=268435456`` in the environment made steps markedly
-faster: it keeps glibc from returning memory to the system after every step.
+(two threads in the first half hour, then one) and, on one thread each, ``masked --minutes 42
+--width 192 --bf16 --compile`` and then ``sentiment --minutes 12 --bf16``. With glibc,
+``MALLOC_MMAP_THRESHOLD_=4000000000 MALLOC_TRIM_THRESHOLD_=8000000000
+MALLOC_TOP_PAD_=268435456`` in the environment made steps markedly faster: it keeps glibc from
+returning memory to the system after every step.
 """
 
 from __future__ import annotations
