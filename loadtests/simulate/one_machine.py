@@ -1,7 +1,7 @@
 """One server, measured and simulated: does the simulation reproduce the table of ``scaling``?"""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from itertools import pairwise
 
 import numpy as np
@@ -23,7 +23,7 @@ from loadtests.server import running_server
 from loadtests.simulate.calibration import in_server, mean_times, measure_loops, measure_steps
 from loadtests.simulate.cluster import Cluster, History, Shape
 from loadtests.simulate.replica import Limits
-from loadtests.simulate.results import Figures
+from loadtests.simulate.results import Comparison, Figures
 from loadtests.simulate.step_times import StepTimes
 from loadtests.simulate.workload import Conversation, Turn
 from loadtests.texts import draw_jobs
@@ -38,30 +38,14 @@ _NOTES = (
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
-    """One rate, measured and simulated with the same arrivals and prompts.
-
-    Rates are per second, times in milliseconds; ``x_`` is the simulated value divided by the
-    measured one. ``step_1``, ``step_8`` and ``read_64`` are what the simulation took a decode step
-    of one and of eight rows, and the reading of 64 tokens, to take over HTTP; ``machine_load`` is
-    the load average after the rate.
+class Row(Comparison):
+    """A rate of the server; ``step_1``, ``step_8`` and ``read_64`` are what the simulation took a
+    decode step of one and of eight rows, and the reading of 64 tokens, to take over HTTP.
     """
 
-    share: float
-    offered: float
-    requests: int
-    achieved: float
-    x_achieved: float
-    p50_ms: float
-    x_p50: float
-    p99_ms: float
-    x_p99: float
-    first_token_p99_ms: float
-    x_first_token_p99: float
     step_1_ms: float
     step_8_ms: float
     read_64_ms: float
-    machine_load: float
 
 
 async def measure(model: LoadedCausal, seconds: float, num_tokens: int, seed: int) -> Section:
@@ -134,23 +118,21 @@ def compare(measured: Measured, history: History, times: StepTimes, load: float)
         raise LoadTestError(
             f"{measured.failed} requests failed at {measured.offered:.1f} per second"
         )
-    simulated = Figures.of_history(history)
+    comparison = Comparison.of(
+        measured.share,
+        measured.offered,
+        measured.requests,
+        measured=Figures(
+            measured.achieved, measured.p50_ms, measured.p99_ms, measured.first_token_p99_ms
+        ),
+        simulated=Figures.of_history(history),
+        machine_load=load,
+    )
     return Row(
-        share=measured.share,
-        offered=measured.offered,
-        requests=measured.requests,
-        achieved=measured.achieved,
-        x_achieved=simulated.achieved / measured.achieved,
-        p50_ms=measured.p50_ms,
-        x_p50=simulated.p50 / measured.p50_ms,
-        p99_ms=measured.p99_ms,
-        x_p99=simulated.p99 / measured.p99_ms,
-        first_token_p99_ms=measured.first_token_p99_ms,
-        x_first_token_p99=simulated.first_p99 / measured.first_token_p99_ms,
+        **asdict(comparison),
         step_1_ms=1e3 * times.decode_seconds(1, 0),
         step_8_ms=1e3 * times.decode_seconds(8, 0),
         read_64_ms=1e3 * times.prefill_seconds(64),
-        machine_load=load,
     )
 
 

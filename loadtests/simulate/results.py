@@ -94,3 +94,51 @@ def summarize(history: History, start: float, end: float) -> Result:
         mean_replicas=seconds / (end - start),
         most_replicas=max(size for _, size in history.sizes),
     )
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """One rate, measured and simulated with the same arrivals and prompts.
+
+    Rates are per second, times in milliseconds; ``x_`` is the simulated value divided by the
+    measured one; ``machine_load`` is the load average after the rate.
+    """
+
+    share: float
+    offered: float
+    requests: int
+    achieved: float
+    x_achieved: float
+    p50_ms: float
+    x_p50: float
+    p99_ms: float
+    x_p99: float
+    first_token_p99_ms: float
+    x_first_token_p99: float
+    machine_load: float
+
+    @classmethod
+    def of(
+        cls,
+        share: float,
+        offered: float,
+        requests: int,
+        *,
+        measured: Figures,
+        simulated: Figures,
+        machine_load: float,
+    ) -> "Comparison":
+        return cls(
+            share=share,
+            offered=offered,
+            requests=requests,
+            achieved=measured.achieved,
+            x_achieved=simulated.achieved / measured.achieved,
+            p50_ms=measured.p50,
+            x_p50=simulated.p50 / measured.p50,
+            p99_ms=measured.p99,
+            x_p99=simulated.p99 / measured.p99,
+            first_token_p99_ms=measured.first_p99,
+            x_first_token_p99=simulated.first_p99 / measured.first_p99,
+            machine_load=machine_load,
+        )

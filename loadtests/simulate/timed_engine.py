@@ -8,7 +8,6 @@ import asyncio
 import time
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
-from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,7 +20,7 @@ from loadtests.scaling.load import SHARES
 from loadtests.simulate.cluster import Cluster, Shape
 from loadtests.simulate.fleets import capacity
 from loadtests.simulate.replica import Limits
-from loadtests.simulate.results import Figures
+from loadtests.simulate.results import Comparison, Figures
 from loadtests.simulate.step_times import StepTimes
 from loadtests.simulate.workload import Conversation, Length, Turn, Workload
 from maskdial.causal.executor import Cache, ModelRunner
@@ -83,27 +82,6 @@ class TimedRunner:
         time.sleep(max(self._end - now, 0.0))
 
 
-@dataclass(frozen=True, slots=True)
-class Row:
-    """One rate, in real time and simulated; times in milliseconds.
-
-    ``x_`` is the simulated value divided by that of the engine.
-    """
-
-    share: float
-    offered: float
-    requests: int
-    achieved: float
-    x_achieved: float
-    p50_ms: float
-    x_p50: float
-    p99_ms: float
-    x_p99: float
-    first_token_p99_ms: float
-    x_first_token_p99: float
-    machine_load: float
-
-
 async def measure(
     model: LoadedCausal, times: StepTimes, seconds: float, num_tokens: int, seed: int
 ) -> Section:
@@ -136,8 +114,15 @@ async def measure(
         replies = [(each.times[0] - began, each.times[-1] - began) for each in readers]
         measured = [(start, *reply) for start, reply in zip(starts, replies, strict=True)]
         simulated = Figures.of_history(Cluster(shape, times).run(sent))
-        offered = len(starts) / seconds
-        rows.append(_compare(share, offered, len(starts), Figures.of(measured), simulated))
+        row = Comparison.of(
+            share,
+            len(starts) / seconds,
+            len(starts),
+            measured=Figures.of(measured),
+            simulated=simulated,
+            machine_load=next(iter(load_averages()), 0.0),
+        )
+        rows.append(row)
     return Section("timed-engine", _QUESTION, 1, tuple(rows), (_finding(rows),), _NOTES)
 
 
@@ -161,26 +146,7 @@ async def _offer(
     return readers
 
 
-def _compare(
-    share: float, offered: float, requests: int, engine: Figures, simulated: Figures
-) -> Row:
-    return Row(
-        share=share,
-        offered=offered,
-        requests=requests,
-        achieved=engine.achieved,
-        x_achieved=simulated.achieved / engine.achieved,
-        p50_ms=engine.p50,
-        x_p50=simulated.p50 / engine.p50,
-        p99_ms=engine.p99,
-        x_p99=simulated.p99 / engine.p99,
-        first_token_p99_ms=engine.first_p99,
-        x_first_token_p99=simulated.first_p99 / engine.first_p99,
-        machine_load=next(iter(load_averages()), 0.0),
-    )
-
-
-def _finding(rows: Sequence[Row]) -> str:
+def _finding(rows: Sequence[Comparison]) -> str:
     ratios = [
         ratio
         for row in rows
