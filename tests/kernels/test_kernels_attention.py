@@ -1,4 +1,7 @@
-"""``CausalAttention`` against NumPy, and against itself in other company and other pieces."""
+"""``CausalAttention`` against NumPy, and against itself in other company and other pieces.
+
+Both with a KV cache of float32 and with one of int8 (``Int8CausalAttention``).
+"""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,12 +22,29 @@ NAMES = ("qkv", "", "", "past_key", "past_value", "lengths", "longest", "cos", "
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """Heads of an attention; ``num_rotated`` columns of each are rotated."""
+    """Heads of an attention; ``num_rotated`` columns of each are rotated.
+
+    ``int8``: whether the cache is one of int8.
+    """
 
     heads: int
     kv_heads: int
     size: int
     num_rotated: int = 0
+    int8: bool = False
+
+    @property
+    def operator(self) -> str:
+        return "Int8CausalAttention" if self.int8 else "CausalAttention"
+
+    @property
+    def dtype(self) -> type[np.generic]:
+        return np.int8 if self.int8 else np.float32
+
+    @property
+    def width(self) -> int:
+        """Elements of a head's key or value in the cache."""
+        return self.size + 8 if self.int8 else self.size
 
     @property
     def columns(self) -> int:
@@ -39,15 +59,18 @@ def open_attention(
     names = names if shape.num_rotated else NAMES[:7]
     attributes = {"num_heads": shape.heads, "kv_num_heads": shape.kv_heads, "scale": 0.0} | changes
     node = helper.make_node(
-        "CausalAttention", names, ["y", "key", "value"], domain="maskdial", **attributes
+        shape.operator, names, ["y", "key", "value"], domain="maskdial", **attributes
     )
     types = {"lengths": onnx.TensorProto.INT32, "longest": onnx.TensorProto.INT32}
+    if shape.int8:
+        types |= dict.fromkeys(("past_key", "past_value", "key", "value"), onnx.TensorProto.INT8)
     inputs = [
         helper.make_tensor_value_info(name, types.get(name, onnx.TensorProto.FLOAT), None)
         for name in filter(None, names)
     ]
     outputs = [
-        helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, None) for name in node.output
+        helper.make_tensor_value_info(name, types.get(name, onnx.TensorProto.FLOAT), None)
+        for name in node.output
     ]
     graph = helper.make_graph([node], "attention", inputs, outputs)
     opsets = [helper.make_opsetid("", 20), helper.make_opsetid("maskdial", 1)]
@@ -74,10 +97,11 @@ class Cache:
     """Keys and values of some rows, and passes over them as the server makes them."""
 
     def __init__(self, session: Any, shape: Shape, batch: int, max_length: int) -> None:
-        dims = (batch, shape.kv_heads, max_length, shape.size)
-        # What was never written must not matter.
-        self.key = np.full(dims, np.nan, np.float32)
-        self.value = np.full(dims, np.nan, np.float32)
+        dims = (batch, shape.kv_heads, max_length, shape.width)
+        # What was never written must not matter. As floats, headers of -1 are not numbers, either.
+        garbage = -1 if shape.int8 else np.nan
+        self.key = np.full(dims, garbage, shape.dtype)
+        self.value = np.full(dims, garbage, shape.dtype)
         self._session = session
         self._tables = tables(shape, max_length)
 
@@ -95,18 +119,26 @@ class Cache:
             binding.bind_cpu_input(name, array)
         for name, array in (("key", key), ("value", value)):
             address = array.ctypes.data
-            binding.bind_input(f"past_{name}", "cpu", 0, np.float32, array.shape, address)
-            binding.bind_output(name, "cpu", 0, np.float32, array.shape, address)
+            binding.bind_input(f"past_{name}", "cpu", 0, array.dtype, array.shape, address)
+            binding.bind_output(name, "cpu", 0, array.dtype, array.shape, address)
         binding.bind_output("y")
         self._session.run_with_iobinding(binding)
         result: Floats = binding.get_outputs()[-1].numpy()
         return result
 
 
+def rounded(heads: Floats) -> Floats:
+    """Each head in integers of at most 127 times its step, as a cache of int8 has it."""
+    peak = np.abs(heads).max(axis=-1, keepdims=True)
+    integers = np.rint(heads * (np.float32(127) / peak))
+    return np.asarray(integers * (peak / np.float32(127)), np.float32)
+
+
 def expected(shape: Shape, qkv: Floats) -> NDArray[np.float64]:
     """One text's attention in NumPy; qkv (length, columns)."""
     length = len(qkv)
-    parts = qkv.astype(np.float64).reshape(length, -1, shape.size)
+    # In float32 up to the rounding to integers, so that none is rounded to its neighbor.
+    parts = qkv.reshape(length, -1, shape.size).copy()
     if shape.num_rotated:
         half = shape.num_rotated // 2
         cos, sin = (table[:length, None] for table in tables(shape, length).values())
@@ -114,6 +146,7 @@ def expected(shape: Shape, qkv: Floats) -> NDArray[np.float64]:
         first, second = turned[..., :half].copy(), turned[..., half : 2 * half].copy()
         turned[..., :half] = first * cos - second * sin
         turned[..., half : 2 * half] = second * cos + first * sin
+    parts = (rounded(parts) if shape.int8 else parts).astype(np.float64)
     query = parts[:, : shape.heads]
     key, value = (
         np.repeat(each, shape.heads // shape.kv_heads, axis=1)
@@ -138,7 +171,14 @@ SHAPES = [
     Shape(64, 1, 16, 16),
     Shape(1, 1, 128, 128),
     Shape(3, 1, 80, 80),
+    Shape(9, 3, 64, 64, int8=True),
+    Shape(4, 4, 32, int8=True),
+    Shape(6, 1, 48, 16, int8=True),
+    Shape(64, 1, 16, 16, int8=True),
+    Shape(1, 1, 512, 512, int8=True),
 ]
+FLOAT, INT8 = SHAPES[0], SHAPES[7]
+both = pytest.mark.parametrize("shape", [FLOAT, INT8])
 
 
 @pytest.mark.parametrize("shape", SHAPES)
@@ -160,11 +200,11 @@ def test_attention_is_numpys_in_one_piece_in_chunks_and_step_by_step(
                 start += piece
 
 
-def test_queries_keys_and_values_may_be_apart(kernels: Kernels) -> None:
-    shape = SHAPES[0]
+@both
+def test_queries_keys_and_values_may_be_apart(kernels: Kernels, shape: Shape) -> None:
     rng = np.random.default_rng(0)
     qkv = rng.standard_normal((2, 5, shape.columns), np.float32)
-    past = np.zeros((2, shape.kv_heads, 8, shape.size), np.float32)
+    past = np.zeros((2, shape.kv_heads, 8, shape.width), shape.dtype)
     feeds: dict[str, Any] = {
         "past_key": past,
         "past_value": past,
@@ -183,10 +223,11 @@ def test_queries_keys_and_values_may_be_apart(kernels: Kernels) -> None:
             session.run(None, feeds | parts | {name: parts[name][:, :, :-1]})
 
 
+@both
 def test_rows_of_different_lengths_do_not_touch_each_other(
-    kernels: Kernels, processor: str
+    kernels: Kernels, processor: str, shape: Shape
 ) -> None:
-    shape, lengths = SHAPES[0], [5, 1, 90, 33]
+    lengths = [5, 1, 90, 33]
     rng = np.random.default_rng(0)
     session = open_attention(kernels.path, shape, threads=2)
     qkv = rng.standard_normal((4, max(lengths), shape.columns), np.float32)
@@ -205,22 +246,23 @@ def test_rows_of_different_lengths_do_not_touch_each_other(
         )
 
 
+@both
 def test_all_instruction_sets_agree_to_the_last_bit(
-    kernels: Kernels, monkeypatch: pytest.MonkeyPatch
+    kernels: Kernels, monkeypatch: pytest.MonkeyPatch, shape: Shape
 ) -> None:
     rng = np.random.default_rng(0)
-    qkv = rng.standard_normal((1, 100, SHAPES[0].columns), np.float32)
+    qkv = rng.standard_normal((1, 100, shape.columns), np.float32)
     results = []
     for name in ("scalar", "avx2", kernels.processor):
         monkeypatch.setenv("MASKDIAL_KERNELS_ISA", name)
-        session = open_attention(kernels.path, SHAPES[0])
-        results.append(Cache(session, SHAPES[0], 1, 100).run(qkv, [100]))
+        session = open_attention(kernels.path, shape)
+        results.append(Cache(session, shape, 1, 100).run(qkv, [100]))
     for result in results[1:]:
         np.testing.assert_array_equal(result, results[0])
 
 
-def test_extreme_scores_stay_finite(kernels: Kernels, processor: str) -> None:
-    shape = SHAPES[1]
+@both
+def test_extreme_scores_stay_finite(kernels: Kernels, processor: str, shape: Shape) -> None:
     qkv = np.zeros((1, 40, shape.columns), np.float32)
     qkv[0, ::2, : shape.heads * shape.size] = 1e15
     qkv[0, 1::2, shape.heads * shape.size :] = -1e15
@@ -229,13 +271,14 @@ def test_extreme_scores_stay_finite(kernels: Kernels, processor: str) -> None:
     assert np.isfinite(result).all()
 
 
-def test_a_past_elsewhere_is_copied(kernels: Kernels) -> None:
-    shape = SHAPES[1]
+@pytest.mark.parametrize("int8", [False, True])
+def test_a_past_elsewhere_is_copied(kernels: Kernels, int8: bool) -> None:
+    shape = Shape(4, 4, 32, int8=int8)
     rng = np.random.default_rng(0)
     session = open_attention(kernels.path, shape)
     qkv = rng.standard_normal((1, 10, shape.columns), np.float32)
     whole = Cache(session, shape, 1, 10).run(qkv, [10])
-    past = np.zeros((1, 4, 0, 32), np.float32)
+    past = np.zeros((1, 4, 0, shape.width), shape.dtype)
     feeds = {"past_key": past, "past_value": past}
     for start, stop in ((0, 6), (6, 7), (7, 10)):
         feeds |= {
@@ -281,11 +324,25 @@ GOOD: dict[str, Any] = {
         {"sin": np.zeros((8, 7), np.float32)},
     ],
 )
-def test_inputs_that_do_not_fit_are_errors(kernels: Kernels, changes: dict[str, Any]) -> None:
-    session = open_attention(kernels.path, Shape(4, 4, 16, 16))
-    session.run(None, GOOD)
+@pytest.mark.parametrize("int8", [False, True])
+def test_inputs_that_do_not_fit_are_errors(
+    kernels: Kernels, changes: dict[str, Any], int8: bool
+) -> None:
+    shape = Shape(4, 4, 16, 16, int8=int8)
+    session = open_attention(kernels.path, shape)
+
+    def feeds(changes: dict[str, Any]) -> dict[str, Any]:
+        """Inputs whose past is as wide as the cache, and as wrong as the changes make it."""
+        given = GOOD | changes
+        for name in ("past_key", "past_value") if int8 else ():
+            dims = list(given[name].shape)
+            dims[-1] += shape.width - shape.size if len(dims) == 4 else 0
+            given[name] = np.zeros(dims, np.int8)
+        return given
+
+    session.run(None, feeds({}))
     with pytest.raises(Exception, match="inputs of CausalAttention do not fit"):
-        session.run(None, GOOD | changes)
+        session.run(None, feeds(changes))
 
 
 def test_heads_that_cannot_be_grouped_are_errors(kernels: Kernels) -> None:

@@ -5,6 +5,9 @@ it runs with or without the kernels. ``Linear`` (``src/linear.cpp``) takes the p
 quantizes the input, ``MatMulIntegerToFloat``, and what undoes the scale of each row; where
 ``silu(gate) * up`` or ``BiasGelu`` follows, one ``Linear`` computes all of it. ``CausalAttention``
 takes the inputs of ``GroupQueryAttention``. Whatever does not look exactly so stays as it is.
+
+With a KV cache of int8, ``Int8CausalAttention`` takes its place, and the graph's inputs and outputs
+change their type; a graph with another attention is then refused.
 """
 
 from collections import Counter
@@ -12,9 +15,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import onnx
+from google.protobuf.message import DecodeError
 from onnx import GraphProto, ModelProto, NodeProto, TensorProto, helper, numpy_helper
 
-from maskdial.errors import BundleError
+from maskdial.errors import BundleError, ConfigError
+from maskdial.models.bundle import INT8_HEADER
 
 DOMAIN = "maskdial"
 _VERSION = 1
@@ -93,17 +98,24 @@ class Rewritten:
     num_left: int
 
 
-def rewrite(path: Path) -> Rewritten:
-    """Reads a graph and rewrites it.
+def rewrite(path: Path, *, int8_cache: bool = False) -> Rewritten:
+    """Reads a graph and rewrites it; with ``int8_cache``, for a KV cache of int8.
 
     Raises:
-        BundleError: it names the kernels itself, which no exported graph does.
+        BundleError: it cannot be read, or names the kernels itself, which no exported graph does.
+        ConfigError: no kernel computes its attention over a cache of int8.
     """
-    model = onnx.load(path, load_external_data=False)
+    try:
+        model = onnx.load(path, load_external_data=False)
+    except (DecodeError, OSError) as error:
+        raise BundleError(f"{path} cannot be read as an ONNX graph: {error}") from error
     imports = [*model.opset_import, *(each for f in model.functions for each in f.opset_import)]
     if any(each.domain == DOMAIN for each in imports):
         raise BundleError(f"{path} uses operators of the domain {DOMAIN!r}; export the model again")
-    num_replaced = _Rewriter(model).run()
+    rewriter = _Rewriter(model)
+    num_replaced = rewriter.run()
+    if int8_cache:
+        rewriter.quantize_cache()
     num_left = sum(node.op_type == _PRODUCT for node in model.graph.node)
     return Rewritten(model.SerializeToString(), num_replaced, num_left)
 
@@ -158,6 +170,27 @@ class _Rewriter:
         self._graph.initializer.extend(initializers)
         self._model.opset_import.append(helper.make_opsetid(DOMAIN, _VERSION))
         return num_replaced
+
+    def quantize_cache(self) -> None:
+        """Turns the KV cache of the rewritten graph into one of int8, in place.
+
+        Raises:
+            ConfigError: the graph has attention that was not replaced.
+        """
+        values = {value.name: value for value in (*self._graph.input, *self._graph.output)}
+        for node in self._graph.node:
+            if node.op_type == "GroupQueryAttention":
+                raise ConfigError(
+                    "the kernels do not compute this model's attention, so its KV cache cannot be "
+                    "int8; serve it with --kv-cache-dtype auto"
+                )
+            if node.op_type != "CausalAttention":
+                continue
+            node.op_type = "Int8CausalAttention"
+            for name in (*node.input[3:5], *node.output[1:3]):
+                cache = values[name].type.tensor_type
+                cache.elem_type = TensorProto.INT8
+                cache.shape.dim[-1].dim_value += INT8_HEADER
 
     def _attention(self, node: NodeProto) -> NodeProto | None:
         """What takes the place of a ``GroupQueryAttention``; None for a kind that has no kernel."""

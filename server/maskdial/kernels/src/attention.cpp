@@ -6,12 +6,13 @@
 //                 the same rows, which are missing then
 //   key, value    float (batch, length, kv_num_heads * head_size)
 //   past_*        float (batch, kv_num_heads, max_length, head_size)
+//                 or, in Int8CausalAttention, int8 (..., 8 + head_size): see Int8Header
 //   seqlens_k     int32 (batch): the tokens of each row, the new ones included, less 1
 //   total_sequence_length   int32: the most of them; equal to length if there are none before
 //   cosines, sines          float (positions, at most head_size / 2), to rotate queries and keys
 //   num_heads, kv_num_heads, scale   attributes
 //
-// Inputs and outputs are those of ONNX Runtime's GroupQueryAttention. Past and present may be the
+// Inputs and outputs with a cache of floats are those of ONNX Runtime's GroupQueryAttention. Past and present may be the
 // same memory; otherwise the past is copied. A row's results depend on its own tokens only, and
 // are the same however its tokens are divided between calls.
 #include "attention.h"
@@ -20,6 +21,7 @@
 #include <cmath>
 #include <cstring>
 #include <memory>
+#include <type_traits>
 
 #include "operator.h"
 #include "processor.h"
@@ -29,9 +31,10 @@ namespace {
 
 // Rows per task: enough for a block of transposed keys to be worth its time.
 constexpr size_t kTaskRows = 48;
-constexpr size_t kMostHeadSize = 512;
 constexpr size_t kTokensPerTask = 16;
 
+// Element is what the cache consists of: float or int8_t.
+template <typename Element>
 class Attention {
  public:
   Attention(const OrtApi& api, const OrtKernelInfo* info)
@@ -49,7 +52,9 @@ class Attention {
   void compute(OrtKernelContext* context) const {
     Pass pass = read(context);
     if (pass.batch == 0 || pass.length == 0) return;
-    pass.queries.reset(new float[pass.batch * pass.length * kv_heads_ * group_ * pass.head_size]);
+    const size_t num_heads = pass.batch * pass.length * kv_heads_ * group_;
+    pass.queries.reset(new Query[num_heads * pass.head_size]);
+    if constexpr (kQuantized) pass.query_factors.reset(new float[num_heads]);
     const size_t tokens = pass.batch * pass.length;
     parallel(context, (tokens + kTokensPerTask - 1) / kTokensPerTask, store_task, &pass);
     pass.tokens_per_task = std::max<size_t>(1, kTaskRows / group_);
@@ -58,15 +63,27 @@ class Attention {
   }
 
  private:
+  static constexpr ElementType kCache = element_type<Element>;
+  static constexpr bool kQuantized = std::is_same_v<Element, int8_t>;
+  using Query = std::conditional_t<kQuantized, uint8_t, float>;
+
+  // The elements of a token's key or value in one head.
+  static size_t width(size_t head_size) {
+    return kQuantized ? sizeof(Int8Header) + head_size : head_size;
+  }
+
   struct Pass {
     const Attention* op;
     size_t batch, length, max_length, past_max_length, head_size, half;
-    const float *query, *new_key, *new_value, *past_key, *past_value, *cosines, *sines;
+    const float *query, *new_key, *new_value, *cosines, *sines;
+    const Element *past_key, *past_value;
     size_t query_stride, new_stride;
     const int32_t* seqlens;
     bool first;  // whether no tokens come before these
-    float *out, *key, *value;
-    std::unique_ptr<float[]> queries{};  // [batch][kv_heads][length][group][head_size]
+    float* out;
+    Element *key, *value;
+    std::unique_ptr<Query[]> queries{};  // [batch][kv_heads][length][group][head_size]
+    std::unique_ptr<float[]> query_factors{};  // [batch][kv_heads][length][group]
     size_t tokens_per_task = 0, tasks_per_head = 0;
 
     size_t total(size_t row) const { return static_cast<size_t>(seqlens[row]) + 1; }
@@ -75,7 +92,7 @@ class Attention {
     size_t num_new(size_t row) const { return first ? total(row) : length; }
 
     size_t cache(size_t row, size_t head) const {
-      return (row * op->kv_heads_ + head) * max_length * head_size;
+      return (row * op->kv_heads_ + head) * max_length * width(head_size);
     }
 
     // Puts some tokens' keys and values into the cache and their queries in order.
@@ -94,14 +111,47 @@ class Attention {
       const float* keys = new_key + (row * length + token) * new_stride;
       const float* values = new_value + (row * length + token) * new_stride;
       for (size_t head = 0; head < kv_heads; ++head) {
-        const size_t place = cache(row, head) + position * size;
-        rotate(keys + head * size, position, key + place);
-        std::memcpy(value + place, values + head * size, size * sizeof(float));
-        float* to = queries.get() + ((row * kv_heads + head) * length + token) * group * size;
+        const size_t place = cache(row, head) + position * width(size);
+        store_rotated(keys + head * size, position, key + place);
+        store(values + head * size, value + place);
+        const size_t first = ((row * kv_heads + head) * length + token) * group;
         for (size_t g = 0; g < group; ++g) {
-          rotate(from + (head * group + g) * size, position, to + g * size);
+          store_query(from + (head * group + g) * size, position, first + g);
         }
       }
+    }
+
+    void store(const float* head, Element* to) const {
+      if constexpr (kQuantized) {
+        op->processor_->cache_head(head, head_size, to);
+      } else {
+        std::memcpy(to, head, head_size * sizeof(float));
+      }
+    }
+
+    void store_rotated(const float* head, size_t position, Element* to) const {
+      if constexpr (kQuantized) {
+        float rotated[kMostHeadSize];
+        rotate(head, position, rotated);
+        store(rotated, to);
+      } else {
+        rotate(head, position, to);
+      }
+    }
+
+    void store_query(const float* head, size_t position, size_t index) const {
+      if constexpr (kQuantized) {
+        float rotated[kMostHeadSize];
+        rotate(head, position, rotated);
+        uint8_t* to = queries.get() + index * head_size;
+        query_factors[index] = scale() * op->processor_->quantize_head(rotated, head_size, to);
+      } else {
+        rotate(head, position, queries.get() + index * head_size);
+      }
+    }
+
+    float scale() const {
+      return op->scale_ != 0 ? op->scale_ : 1.0f / std::sqrt(static_cast<float>(head_size));
     }
 
     void rotate(const float* head, size_t position, float* to) const {
@@ -128,27 +178,26 @@ class Attention {
       }
       if (end == start) return;
       const Queries task_queries = {
-          queries.get() + ((row * kv_heads + head) * length + start) * group * size,
-          (end - start) * group,
-          group,
-          size,
-          key + cache(row, head),
-          value + cache(row, head),
-          num_past(row) + start + 1,
-          op->scale_ != 0 ? op->scale_ : 1.0f / std::sqrt(static_cast<float>(size)),
-          to,
-          out_stride,
+          (end - start) * group, group, size, num_past(row) + start + 1, to, out_stride,
       };
       // Kept by each thread: a decode step would allocate it for microseconds of work.
       static thread_local std::vector<float> scratch;
       if (scratch.size() < task_queries.scratch()) scratch.resize(task_queries.scratch());
-      op->processor_->attend(task_queries, scratch.data());
+      const size_t first = ((row * kv_heads + head) * length + start) * group;
+      const Query* rows = queries.get() + first * size;
+      const Element *keys = key + cache(row, head), *values = value + cache(row, head);
+      if constexpr (kQuantized) {
+        const Int8Head task_head = {rows, query_factors.get() + first, keys, values};
+        op->processor_->attend_int8(task_queries, task_head, scratch.data());
+      } else {
+        op->processor_->attend(task_queries, {rows, scale(), keys, values}, scratch.data());
+      }
     }
 
     // Copies what the cache holds before these tokens.
     void copy_past(size_t row, size_t head) const {
-      const size_t from = (row * op->kv_heads_ + head) * past_max_length * head_size;
-      const size_t bytes = num_past(row) * head_size * sizeof(float);
+      const size_t from = (row * op->kv_heads_ + head) * past_max_length * width(head_size);
+      const size_t bytes = num_past(row) * width(head_size) * sizeof(Element);
       std::memcpy(key + cache(row, head), past_key + from, bytes);
       std::memcpy(value + cache(row, head), past_value + from, bytes);
     }
@@ -169,7 +218,7 @@ class Attention {
     const Tensor key = Tensor::input(api_, context, 3), value = Tensor::input(api_, context, 4);
     const Tensor seqlens = Tensor::input(api_, context, 5);
     const Tensor total = Tensor::input(api_, context, 6);
-    require(query.type == kFloat && key.type == kFloat && value.type == kFloat &&
+    require(query.type == kFloat && key.type == kCache && value.type == kCache &&
                 seqlens.type == kInt32 && total.type == kInt32,
             "types");
     require(query.dims.size() == 3 && key.dims.size() == 4 && key.dims == value.dims, "ranks");
@@ -178,16 +227,16 @@ class Attention {
     pass.batch = key.dim(0);
     pass.length = query.dim(1);
     pass.past_max_length = key.dim(2);
-    pass.head_size = key.dim(3);
+    require(key.dim(3) > width(0), "head size");
+    pass.head_size = key.dim(3) - width(0);
     require(query.dim(0) == pass.batch && seqlens.size() == pass.batch && total.size() == 1 &&
                 key.dim(1) == kv_heads_,
             "batch sizes or heads");
-    require(pass.head_size > 0 && pass.head_size % kLanes == 0 && pass.head_size <= kMostHeadSize,
-            "head size");
+    require(pass.head_size % kLanes == 0 && pass.head_size <= kMostHeadSize, "head size");
     read_new(query, Tensor::input(api_, context, 1, true), Tensor::input(api_, context, 2, true),
              pass);
-    pass.past_key = key.floats();
-    pass.past_value = value.floats();
+    pass.past_key = static_cast<const Element*>(key.data);
+    pass.past_value = static_cast<const Element*>(value.data);
     pass.seqlens = static_cast<const int32_t*>(seqlens.data);
     const int32_t longest = *static_cast<const int32_t*>(total.data);
     require(longest >= 0, "total length");
@@ -247,9 +296,9 @@ class Attention {
     dims[2] = static_cast<int64_t>(pass.max_length);
     const auto columns = static_cast<int64_t>(kv_heads_ * group_ * pass.head_size);
     const auto length = static_cast<int64_t>(pass.length);
-    pass.out = Tensor::output(api_, context, 0, {past.dims[0], length, columns});
-    pass.key = Tensor::output(api_, context, 1, dims);
-    pass.value = Tensor::output(api_, context, 2, dims);
+    pass.out = Tensor::output<float>(api_, context, 0, {past.dims[0], length, columns});
+    pass.key = Tensor::output<Element>(api_, context, 1, dims);
+    pass.value = Tensor::output<Element>(api_, context, 2, dims);
     if (pass.key == pass.past_key && pass.value == pass.past_value) return;
     for (size_t row = 0; row < pass.batch; ++row) {
       for (size_t head = 0; head < kv_heads_; ++head) pass.copy_past(row, head);
@@ -266,16 +315,33 @@ class Attention {
   float scale_;
 };
 
-}  // namespace
-
-const OrtCustomOp kAttentionOp = [] {
-  OrtCustomOp table = operator_table<Attention>();
-  table.GetName = [](const OrtCustomOp*) { return "CausalAttention"; };
-  table.GetInputType = [](const OrtCustomOp*, size_t i) { return i == 5 || i == 6 ? kInt32 : kFloat; };
+template <typename Element>
+OrtCustomOp attention_table() {
+  OrtCustomOp table = operator_table<Attention<Element>>();
+  table.GetInputType = [](const OrtCustomOp*, size_t i) {
+    return i == 3 || i == 4 ? element_type<Element> : i == 5 || i == 6 ? kInt32 : kFloat;
+  };
   table.GetInputTypeCount = [](const OrtCustomOp*) -> size_t { return 9; };
+  table.GetOutputType = [](const OrtCustomOp*, size_t i) {
+    return i == 0 ? kFloat : element_type<Element>;
+  };
   table.GetOutputTypeCount = [](const OrtCustomOp*) -> size_t { return 3; };
   table.GetInputCharacteristic = [](const OrtCustomOp*, size_t i) {
     return i == 1 || i == 2 || i > 6 ? kOptional : kRequired;
   };
+  return table;
+}
+
+}  // namespace
+
+const OrtCustomOp kAttentionOp = [] {
+  OrtCustomOp table = attention_table<float>();
+  table.GetName = [](const OrtCustomOp*) { return "CausalAttention"; };
+  return table;
+}();
+
+const OrtCustomOp kInt8AttentionOp = [] {
+  OrtCustomOp table = attention_table<int8_t>();
+  table.GetName = [](const OrtCustomOp*) { return "Int8CausalAttention"; };
   return table;
 }();

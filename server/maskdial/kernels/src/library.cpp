@@ -22,6 +22,7 @@ EXPORTED OrtStatus* RegisterCustomOps(OrtSessionOptions* options, const OrtApiBa
       check(*api, api->CreateCustomOpDomain("maskdial", &created));
       check(*api, api->CustomOpDomain_Add(created, &kLinearOp));
       check(*api, api->CustomOpDomain_Add(created, &kAttentionOp));
+      check(*api, api->CustomOpDomain_Add(created, &kInt8AttentionOp));
       return created;
     }();
     check(*api, api->AddCustomOpDomain(options, domain));

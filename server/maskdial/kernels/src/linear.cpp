@@ -109,7 +109,7 @@ class Linear {
     }
     std::vector<int64_t> dims = x.dims;
     dims.back() = static_cast<int64_t>(first_->num_outputs());
-    Pass pass{this, x.floats(), Tensor::output(api_, context, 0, dims), x.size() / num_inputs_};
+    Pass pass{this, x.floats(), Tensor::output<float>(api_, context, 0, dims), x.size() / num_inputs_};
     if (pass.num_rows == 0) return;
     pass.run(context);
   }
