@@ -17,7 +17,7 @@ from onnx import helper
 from maskdial.kernels.installed import Kernels
 
 Floats = NDArray[np.float32]
-NAMES = ("qkv", "", "", "past_key", "past_value", "lengths", "longest", "cos", "sin")
+NAMES = ("qkv", "", "", "past_key", "past_value", "lengths", "longest", "cos", "sin", "new")
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,16 +52,35 @@ class Shape:
 
 
 def open_attention(
-    library: Path, shape: Shape, threads: int = 1, *, packed: bool = True, **changes: Any
+    library: Path,
+    shape: Shape,
+    threads: int = 1,
+    *,
+    joined: bool = True,
+    packed: bool = False,
+    **changes: Any,
 ) -> Any:
-    """A session of one operator; unless it is packed, with inputs ``q``, ``k`` and ``v``."""
-    names: tuple[str, ...] = NAMES if packed else ("q", "k", "v", *NAMES[3:])
-    names = names if shape.num_rotated else NAMES[:7]
+    """A session of one operator.
+
+    Args:
+        library: the kernels.
+        shape: of the heads.
+        threads: of the session.
+        joined: whether queries, keys and values are one input, ``qkv``, or three.
+        packed: whether the rows' tokens follow one another without padding; ``new`` counts them.
+        changes: attributes.
+    """
+    used = {"cos", "sin"} if shape.num_rotated else set()
+    used |= {"new"} if packed else set()
+    names = [*(NAMES[:3] if joined else ("q", "k", "v")), *NAMES[3:7]]
+    names += [name if name in used else "" for name in NAMES[7:]]
+    while not names[-1]:
+        names.pop()
     attributes = {"num_heads": shape.heads, "kv_num_heads": shape.kv_heads, "scale": 0.0} | changes
     node = helper.make_node(
         shape.operator, names, ["y", "key", "value"], domain="maskdial", **attributes
     )
-    types = {"lengths": onnx.TensorProto.INT32, "longest": onnx.TensorProto.INT32}
+    types = dict.fromkeys(("lengths", "longest", "new"), onnx.TensorProto.INT32)
     if shape.int8:
         types |= dict.fromkeys(("past_key", "past_value", "key", "value"), onnx.TensorProto.INT8)
     inputs = [
@@ -105,8 +124,15 @@ class Cache:
         self._session = session
         self._tables = tables(shape, max_length)
 
-    def run(self, qkv: Floats, lengths: list[int], rows: slice = slice(None)) -> Floats:
-        """A pass in place; ``lengths`` include the new tokens."""
+    def run(
+        self,
+        qkv: Floats,
+        lengths: list[int],
+        rows: slice = slice(None),
+        *,
+        new: list[int] | None = None,
+    ) -> Floats:
+        """A pass in place; ``lengths`` include the new tokens, which ``new`` counts if packed."""
         binding = self._session.io_binding()
         key, value = self.key[rows], self.value[rows]
         feeds = {
@@ -115,6 +141,8 @@ class Cache:
             "longest": np.array(max(lengths), np.int32),
             **self._tables,
         }
+        if new is not None:
+            feeds["new"] = np.array(new, np.int32)
         for name, array in feeds.items():
             binding.bind_cpu_input(name, array)
         for name, array in (("key", key), ("value", value)):
@@ -215,7 +243,7 @@ def test_queries_keys_and_values_may_be_apart(kernels: Kernels, shape: Shape) ->
     together = open_attention(kernels.path, shape).run(None, feeds | {"qkv": qkv})
     columns = shape.heads * shape.size, (shape.heads + shape.kv_heads) * shape.size
     parts = dict(zip("qkv", np.split(qkv, columns, axis=2), strict=True))
-    session = open_attention(kernels.path, shape, packed=False)
+    session = open_attention(kernels.path, shape, joined=False)
     for apart, expected_part in zip(session.run(None, feeds | parts), together, strict=True):
         np.testing.assert_array_equal(apart[:, :, :5], expected_part[:, :, :5])
     for name in "qkv":
@@ -244,6 +272,53 @@ def test_rows_of_different_lengths_do_not_touch_each_other(
         np.testing.assert_array_equal(
             stepped[row : row + 1], alone.run(steps[row : row + 1], [length + 1])
         )
+
+
+@both
+def test_steps_and_prompts_share_a_pass_without_padding(
+    kernels: Kernels, processor: str, shape: Shape
+) -> None:
+    """Rows with many new tokens, one, and none: each as alone, and what has none stays."""
+    rng = np.random.default_rng(0)
+    texts = [rng.standard_normal((1, n, shape.columns), np.float32) for n in (90, 1, 33, 20, 64)]
+    past, new = [40, 0, 32, 20, 0], [50, 1, 1, 0, 64]
+    packed = Cache(open_attention(kernels.path, shape, 2, packed=True), shape, 5, 128)
+    alone = []
+    for row, text in enumerate(texts):
+        cache = Cache(open_attention(kernels.path, shape), shape, 1, 128)
+        if past[row]:
+            cache.run(text[:, : past[row]], [past[row]])
+            packed.key[row], packed.value[row] = cache.key[0], cache.value[0]
+        if new[row]:
+            alone.append(cache.run(text[:, past[row] :], [past[row] + new[row]])[0])
+    before = packed.key[3].copy()
+    tokens = [text[:, start:] for text, start in zip(texts, past, strict=True)]
+    lengths = [a + b for a, b in zip(past, new, strict=True)]
+    result = packed.run(np.concatenate(tokens, axis=1), lengths, new=new)
+    np.testing.assert_array_equal(result[0], np.concatenate(alone))
+    np.testing.assert_array_equal(packed.key[3], before)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"new": np.array([2, 2], np.int32)},
+        {"new": np.array([4, -1], np.int32)},
+        {"new": np.array([3], np.int32)},
+        {"new": np.array([2, 1], np.int32), "lengths": np.array([0, 5], np.int32)},
+        {"lengths": np.array([8, 5], np.int32)},
+        {"lengths": np.array([-2, 5], np.int32), "new": np.array([0, 3], np.int32)},
+        {"qkv": np.zeros((3, 1, 12 * 16), np.float32)},
+    ],
+)
+def test_packed_inputs_that_do_not_fit_are_errors(
+    kernels: Kernels, changes: dict[str, Any]
+) -> None:
+    session = open_attention(kernels.path, Shape(4, 4, 16, 16), packed=True)
+    good = GOOD | {"qkv": np.zeros((1, 3, 12 * 16), np.float32), "new": np.array([2, 1], np.int32)}
+    session.run(None, good)
+    with pytest.raises(Exception, match="inputs of CausalAttention do not fit"):
+        session.run(None, good | changes)
 
 
 @both

@@ -6,6 +6,10 @@ quantizes the input, ``MatMulIntegerToFloat``, and what undoes the scale of each
 ``silu(gate) * up`` or ``BiasGelu`` follows, one ``Linear`` computes all of it. ``CausalAttention``
 takes the inputs of ``GroupQueryAttention``. Whatever does not look exactly so stays as it is.
 
+If nothing else looks at how a causal graph's tokens are divided into rows, the rewritten graph has
+another input, ``new_tokens`` int32 (batch,): it takes the tokens of all rows one after the other,
+(1, their sum), so that steps and prompts share a pass without padding.
+
 With a KV cache of int8, ``Int8CausalAttention`` takes its place, and the graph's inputs and outputs
 change their type; a graph with another attention is then refused.
 """
@@ -22,10 +26,13 @@ from maskdial.errors import BundleError, ConfigError
 from maskdial.models.bundle import INT8_HEADER
 
 DOMAIN = "maskdial"
+NEW_TOKENS = "new_tokens"
 _VERSION = 1
 _ZERO_POINT = 128
 _PRODUCT = "MatMulIntegerToFloat"
 _LANES = 16  # heads are vectorized over; processor.h
+_ROW_INPUTS = ("seqlens_k", "total_sequence_length")
+_NUM_ATTENTION_INPUTS = 9  # before the new tokens; some may be missing
 _ATTENTION_DEFAULTS: dict[str, float] = {
     "rotary_interleaved": 0,
     "local_window_size": -1,
@@ -169,7 +176,27 @@ class _Rewriter:
         del self._graph.initializer[:]
         self._graph.initializer.extend(initializers)
         self._model.opset_import.append(helper.make_opsetid(DOMAIN, _VERSION))
+        self._pack()
         return num_replaced
+
+    def _pack(self) -> None:
+        """Lets attention take packed rows, if only attention knows of rows."""
+        attentions = [node for node in self._graph.node if node.op_type == "CausalAttention"]
+        caches = {name for node in attentions for name in node.input[3:5]}
+        of_rows = {*caches, *_ROW_INPUTS}
+        inputs = {value.name for value in self._graph.input}
+        others = (node for node in self._graph.node if node.op_type != "CausalAttention")
+        if (
+            not attentions
+            or not of_rows <= inputs
+            or any(of_rows.intersection(node.input) for node in others)
+        ):
+            return
+        for node in attentions:
+            missing = _NUM_ATTENTION_INPUTS - len(node.input)
+            node.input.extend([*[""] * missing, NEW_TOKENS])
+        counts = helper.make_tensor_value_info(NEW_TOKENS, TensorProto.INT32, ["batch"])
+        self._graph.input.append(counts)
 
     def quantize_cache(self) -> None:
         """Turns the KV cache of the rewritten graph into one of int8, in place.
