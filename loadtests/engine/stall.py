@@ -8,7 +8,7 @@ from itertools import pairwise
 import numpy as np
 
 from loadtests import LoadTestError
-from loadtests.engine.rig import Pass, Reader, Rig, Step, running
+from loadtests.engine.rig import Reader, Rig, Step, running
 from loadtests.engines import NUM_STREAMS, LoadedCausal
 from loadtests.measurement import Section, median, median_ratio, take_turns
 
@@ -28,8 +28,7 @@ class Row:
     Attributes:
         chunk_tokens: prompt tokens read between two decode steps.
         step_ms: an undisturbed decode step of the running streams, median.
-        chunk_ms: the pass that reads a whole chunk, median.
-        both_ms: the passes of an iteration that decodes and reads a whole chunk, median.
+        both_ms: an iteration's passes, or its one, for a decode step and a whole chunk, median.
         gap_ms: a gap while the prompt was read, median.
         longest_gap_ms: the longest gap of any stream, median over the rounds.
         gap_to_both: the median gap of a round divided by its median iteration of both; median over
@@ -41,7 +40,6 @@ class Row:
 
     chunk_tokens: int
     step_ms: float
-    chunk_ms: float
     both_ms: float
     gap_ms: float
     longest_gap_ms: float
@@ -57,15 +55,14 @@ class Sample:
 
     gaps: tuple[float, ...]
     steps: tuple[float, ...]
-    chunks: tuple[float, ...]
     both: tuple[float, ...]
-    """The chunk's pass plus the decode step's, of the same iterations."""
+    """The passes of iterations that decode and read a chunk."""
     time_to_first_token: float
 
     @property
     def whole(self) -> slice:
         """The chunks without the last, shorter one, or the only one."""
-        return slice(max(len(self.chunks) - 1, 1))
+        return slice(max(len(self.both) - 1, 1))
 
     @property
     def gaps_with_chunk(self) -> tuple[float, ...]:
@@ -108,7 +105,7 @@ async def _arrive(
     """Repeats the arrival if the streams ran out of context before they saw it."""
     for _ in range(_MOST_TRIES):
         sample = await _try(model, rig, rng, num_prompt, room)
-        if sample.gaps and sample.chunks and sample.steps:
+        if sample.gaps and sample.both and sample.steps:
             return sample
     raise LoadTestError("the streams ended before the prompt was read: this machine is too busy")
 
@@ -126,26 +123,24 @@ async def _try(
     await readers[0].until(len(readers[0].times) + _STEPS_AFTER)
     await rig.close(readers)
     steps = rig.recorder.take_steps()
-    mixed = reading_passes(steps)
     return Sample(
         gaps=tuple(gaps_during(readers, long.submitted, long.times[0])),
         steps=tuple(step.total for step in steps if step.num_decoded == _NUM_RUNNING),
-        chunks=tuple(chunk.seconds for _, chunk in mixed),
-        both=tuple(decode.seconds + chunk.seconds for decode, chunk in mixed),
+        both=tuple(seconds_beside_streams(steps)),
         time_to_first_token=long.time_to_first_token,
     )
 
 
-def reading_passes(steps: list[Step]) -> list[tuple[Pass, Pass]]:
-    """The decode step and the chunk of each iteration with all streams and one prompt.
+def seconds_beside_streams(steps: list[Step]) -> list[float]:
+    """The passes of each iteration that decoded all streams and read a chunk of one prompt.
 
     The start of the streams also decodes and reads prompts in one iteration, but not with all rows.
     """
-    pairs = [(step.passes[0], step.passes[1]) for step in steps if len(step.passes) == 2]
     return [
-        (decode, chunk)
-        for decode, chunk in pairs
-        if decode.num_rows == _NUM_RUNNING and chunk.num_rows == 1
+        sum(each.seconds for each in step.passes)
+        for step in steps
+        if any(each.reads_prompt for each in step.passes)
+        and sum(each.num_rows for each in step.passes) == _NUM_RUNNING + 1
     ]
 
 
@@ -165,7 +160,6 @@ def summarize(chunk_tokens: int, samples: list[Sample]) -> Row:
     return Row(
         chunk_tokens=chunk_tokens,
         step_ms=1000 * median(time for s in samples for time in s.steps),
-        chunk_ms=1000 * median(time for s in samples for time in s.chunks[s.whole]),
         both_ms=1000 * median(time for s in samples for time in s.both[s.whole]),
         gap_ms=1000 * median(gap for s in samples for gap in s.gaps_with_chunk),
         longest_gap_ms=1000 * median(longest),

@@ -118,15 +118,18 @@ async def _decode(
 async def _read(
     model: LoadedCausal, rig: Rig, rng: np.random.Generator, tokens: int, before: int
 ) -> list[float]:
-    """The pass that read the last ``tokens`` of a prompt, while another text went on."""
+    """The pass that read the last ``tokens`` of a prompt, while another text went on.
+
+    With kernels it is the other text's decode step as well, a row among many.
+    """
     other = rig.read(model.random_prompt(rng, _SHORT_PROMPT), model.max_length - _SHORT_PROMPT)
     await other.until(2)
     reader = rig.read(model.random_prompt(rng, before + tokens), 1)
     await reader.end()
     await other.until(len(other.times) + 2)  # then the step that read has been recorded
     await rig.close([reader, other])
-    passes = (step.passes for step in rig.recorder.take_steps() if len(step.passes) == 2)
-    return [reading.seconds for _, reading in passes][-1:]
+    passes = (each for step in rig.recorder.take_steps() for each in step.passes)
+    return [each.seconds for each in passes if each.reads_prompt][-1:]
 
 
 def summarize(variant: Variant, seconds: list[float]) -> Row:

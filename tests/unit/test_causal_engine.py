@@ -85,6 +85,30 @@ def test_a_long_prompt_does_not_stall_the_others(overlaps: bool) -> None:
     asyncio.run(main())
 
 
+def test_steps_share_passes_with_prompts_where_the_model_can(overlaps: bool) -> None:
+    """One chunk, several prompts at once, log-probabilities of a prompt: the same texts."""
+
+    async def main() -> None:
+        runner = FakeRunner(slots=4, shares_passes=True)
+        bench = Bench(runner, overlaps=overlaps)
+        reader = bench.read(make_sequence([1], 100))
+        await bench.step(4)
+        runner.passes.clear()
+        long = bench.read(make_sequence(range(30), 5, prompt_logprobs=True))
+        await bench.step(overlaps)
+        await bench.step(6)
+        short = [bench.read(make_sequence([n, n], 5)) for n in (2, 3)]
+        await bench.run_dry()
+        assert runner.passes.count("shared") >= 30 // BLOCK
+        assert "prefill" not in runner.passes
+        assert "prefill together" not in runner.passes
+        assert reader.token_ids == expected_tokens([1], 100)
+        assert long.token_ids == expected_tokens(range(30), 5)
+        assert [each.token_ids for each in short] == [expected_tokens([n, n], 5) for n in (2, 3)]
+
+    asyncio.run(main())
+
+
 def test_many_sequences_through_few_slots(overlaps: bool) -> None:
     """Slots are reused, holes filled and rows moved: every text still comes out as if alone."""
 

@@ -45,11 +45,14 @@ def test_a_failing_pass_ends_only_what_was_in_it(
         asyncio.run(main())
 
 
+@pytest.mark.parametrize("shares_passes", [False, True])
 def test_a_failing_chunk_ends_its_own_prompt_only(
-    caplog: pytest.LogCaptureFixture, overlaps: bool
+    caplog: pytest.LogCaptureFixture, overlaps: bool, shares_passes: bool
 ) -> None:
+    """A pass that fails is run again in two, if it was shared."""
+
     async def main() -> None:
-        runner = FakeRunner(slots=3)
+        runner = FakeRunner(slots=3, shares_passes=shares_passes)
         bench = Bench(runner, overlaps=overlaps)
         decoding = bench.read(make_sequence([1], 20))
         await bench.step(3)
@@ -57,7 +60,7 @@ def test_a_failing_chunk_ends_its_own_prompt_only(
         waiting = bench.read(make_sequence([2], 5))
 
         def fail_prefill(kind: str) -> None:
-            if kind == "prefill":
+            if kind in ("prefill", "shared"):
                 raise RuntimeError("out of cheese")
 
         await bench.step(overlaps)

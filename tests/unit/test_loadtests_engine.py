@@ -136,27 +136,26 @@ def test_iterations_that_read_the_long_prompt() -> None:
     decoded = record([(7, 7)], (0, 1, 0, 0))
     read = record([(7, 7), (1, 256)], (0, 1, 0, 0))
     idle = record([], (0, 0, 0, 0))
-    assert stall.reading_passes([began, decoded, read, idle]) == [read.passes]
+    together = record([(8, 263)], (0, 1, 0, 0))
+    assert stall.seconds_beside_streams([began, decoded, read, idle, together]) == [0.5, 0.25]
 
 
 def test_a_stall_is_compared_with_one_chunk_and_one_step() -> None:
     calm = stall.Sample(
         gaps=(0.25, 0.3, 0.05),
         steps=(0.05, 0.05),
-        chunks=(0.2, 0.2, 0.1),
         both=(0.25, 0.25, 0.15),
         time_to_first_token=1.0,
     )
     noisy = stall.Sample(
         gaps=(0.3, 0.6, 0.05),
         steps=(0.05, 0.1),
-        chunks=(0.2, 0.4, 0.1),
         both=(0.25, 0.5, 0.15),
         time_to_first_token=3.0,
     )
     assert (calm.gaps_with_chunk, noisy.gaps_with_chunk) == ((0.25, 0.3), (0.3, 0.6))
     row = stall.summarize(256, [calm, noisy])
-    assert (row.chunk_tokens, row.step_ms, row.chunk_ms, row.both_ms) == (256, 50, 200, 250)
+    assert (row.chunk_tokens, row.step_ms, row.both_ms) == (256, 50, 250)
     assert (row.gap_ms, row.longest_gap_ms, row.worst_gap_ms) == pytest.approx((300, 450, 600))
     assert row.gap_to_both == pytest.approx((0.275 / 0.25 + 0.45 / 0.375) / 2)
     assert row.longest_to_longest == pytest.approx(1.2)
@@ -164,7 +163,7 @@ def test_a_stall_is_compared_with_one_chunk_and_one_step() -> None:
 
 
 def test_the_only_chunk_of_a_prompt_is_a_whole_one() -> None:
-    sample = stall.Sample((0.3, 0.01), (0.05,), (0.2,), (0.25,), 1.0)
+    sample = stall.Sample((0.3, 0.01), (0.05,), (0.25,), 1.0)
     assert sample.gaps_with_chunk == (0.3,)
     assert stall.summarize(512, [sample]).both_ms == 250
 

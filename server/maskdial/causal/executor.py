@@ -207,7 +207,7 @@ class Executor:
             lambda: self._runner.decode(token_ids, lengths, rows),
         )
 
-    def _decode_and_prefill(self, plan: Plan, together: DecodeAndPrefill) -> tuple[Output, ...]:
+    def _decode_and_prefill(self, plan: Plan, together: DecodeAndPrefill) -> tuple[Output, Output]:
         decoding, prefills = plan.decoding, plan.prefills
         token_ids = np.array([sequence.last_token_id for sequence in plan.rows], np.int64)
         lengths = np.array([sequence.num_computed for sequence in plan.rows], np.int64)
@@ -219,8 +219,8 @@ class Executor:
             _Size(len(decoding) + len(prefills), num_tokens, num_tokens),
             lambda: together(token_ids, lengths, rows, prompts),
         )
-        if output.error is not None:
-            return (output,)
+        if output.error is not None:  # so that a prompt that fails ends nothing but itself
+            return self._decode(plan), self._prefill(prefills)
         read = Output(output.sequences[len(decoding) :], output.logits[len(decoding) :])
         return Output(decoding, output.logits[: len(decoding)]), self._note(prefills, read)
 
