@@ -27,6 +27,7 @@ from maskdial.http.limits import ClientLimits
 from maskdial.http.replies import error_reply
 from maskdial.http.route import TaskRoute
 from maskdial.http.tracing import Tracing
+from maskdial.http.transcript import Transcript
 from maskdial.metrics import Metrics
 
 _log = logging.getLogger("maskdial.requests")
@@ -92,6 +93,7 @@ class Guard:
             lifecycle=self._lifecycle,
             max_body_bytes=self._config.max_body_bytes,
             body_timeout=self._config.body_timeout,
+            transcript=Transcript() if self._config.log_texts and route is not None else None,
         )
         key = None
         scope["state"]["client"] = address_of(scope)
