@@ -102,7 +102,9 @@ class Guard:
             if key is not None:
                 scope["state"]["client"] = key
             if route is None:
-                await self._app(scope, exchange.receive, exchange.send)
+                # No such route reads a body; those that wait for the client to leave expect a
+                # message, not an error.
+                await self._app(scope, receive, exchange.send)
             elif self._tracing is None:
                 await self._answer(route, exchange, scope)
             else:
