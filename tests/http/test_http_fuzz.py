@@ -76,6 +76,10 @@ AMBIGUOUS = [
     b"transfer-encoding\x00: chunked\r\n\r\n0\r\n\r\n",
     b"transfer-encoding:\x0bchunked\r\n\r\n0\r\n\r\n",
     b"x: y\r\n transfer-encoding: chunked\r\n" + LENGTH + b"\r\n" + BODY,
+    b"transfer-encoding: gzip, chunked\r\n\r\n0\r\n\r\n",
+    b"transfer-encoding: x, chunked\r\n\r\n0\r\n\r\n",
+    # Two hosts
+    b"host: y\r\n" + LENGTH + b"\r\n" + BODY,
     # Chunks
     CHUNKED + b"\r\n0x12\r\n" + BODY + b"\r\n0\r\n\r\n",
     CHUNKED + b"\r\n-12\r\n" + BODY + b"\r\n0\r\n\r\n",
@@ -101,6 +105,21 @@ def test_what_could_be_read_in_two_ways_is_refused(server: Any, rest: bytes) -> 
     """With one reply at most, and what follows is not taken for a request."""
     reply = exchange(server, POST + rest + SMUGGLED)
     assert b"smuggled" not in reply
+    assert statuses(reply) == [400], reply
+
+
+@pytest.mark.parametrize(
+    "start",
+    [
+        b"POST /classify HTTP/1.0\r\nconnection: keep-alive\r\n" + CHUNKED,  # knows no chunks
+        b"POST /classify HTTP/1.0\r\nhost: x\r\nhost: y\r\n" + LENGTH,
+        b"POST /classify HTTP/1.1\r\n" + LENGTH,
+    ],
+)
+def test_headers_that_another_version_means_otherwise_are_refused(
+    server: Any, start: bytes
+) -> None:
+    reply = exchange(server, start + b"\r\n" + SMUGGLED)
     assert statuses(reply) == [400], reply
 
 
