@@ -100,7 +100,7 @@ def test_short_runs_lose_nothing(
     for module in (chaos, crashes, soak):
         monkeypatch.setattr(module, "draw_questions", lambda _: questions)
     options = {"seed": 0, "clients": 4, "output": None, "markdown": None}
-    assert chaos.main(argparse.Namespace(seconds=3, **options)) == 0
+    assert chaos.main(argparse.Namespace(seconds=60, requests=150, **options)) == 0
     assert crashes.main(argparse.Namespace(times=2, **options)) == 0
     assert soak.main(argparse.Namespace(minutes=0.05, **options)) == 0
     printed = capsys.readouterr()
