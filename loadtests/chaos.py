@@ -117,6 +117,7 @@ class Chaos:
         self._max_requests = sys.maxsize
         self._num_requests = 0
         self._num_differing = 0
+        self._example = ""
         self._replies: dict[str, int] = {}
         self._events: Counter[str] = Counter()
         self._busy: list[str] = []
@@ -164,9 +165,17 @@ class Chaos:
                 connection = None
                 continue
             self._replies[request_id] = reply.status
-            if reply.ok and essence(reply.body) != answers[question]:
-                # An error event within a stream is a reply, too: that of the time that was up.
-                self._num_differing += b"timeout" not in reply.body
+            # An error event within a stream is a reply, too: that of the time that was up.
+            if (
+                reply.ok
+                and essence(reply.body) != answers[question]
+                and b"timeout" not in reply.body
+            ):
+                self._num_differing += 1
+                self._example = self._example or (
+                    f"{question.path} {question.body.decode()}: {reply.body.decode()}, "
+                    f"alone {answers[question].decode()}"
+                )
         if connection is not None:
             connection.close()
 
@@ -235,4 +244,5 @@ class Chaos:
             "; ".join(f"{name}: {before} to {after}" for name, before, after in kept),
             f"statuses: {dict(sorted(Counter(self._replies.values()).items()))}; "
             f"tracebacks in the log: {records.num_tracebacks}",
+            *([f"first that differs: {self._example}"] if self._example else ()),
         )

@@ -35,6 +35,8 @@ def test_ids_and_times_are_no_part_of_a_reply() -> None:
     second = b'{"id":"cmpl-2","created": 18.5,"usage":{"cached_tokens":9},"text":"a"}'
     assert essence(first) == essence(second)
     assert essence(first) != essence(first.replace(b'"a"', b'"b"'))
+    events = b"data: :a\n\ndata: [DONE]\n\n"
+    assert essence(b": keep-alive\n\n" + events) == essence(events) == events
 
 
 @pytest.mark.parametrize("fault", list(Fault))
