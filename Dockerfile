@@ -1,6 +1,7 @@
-# The server with its starter models; no torch. BASE can be any image that has Python 3.11 or newer, or
-# that can install it with apt-get. For GPUs:
+# The server with its starter models; no torch. BASE can be any image that has Python 3.12 or that can install
+# it with apt-get. For GPUs:
 #   docker build --build-arg BASE=nvidia/cuda:13.0.2-base-ubuntu24.04 --build-arg EXTRA=cuda .
+# All packages are at the versions and have the hashes of deploy/locks/.
 ARG BASE=python:3.12-slim
 
 FROM ${BASE} AS base
@@ -11,20 +12,19 @@ FROM base AS build
 ARG EXTRA=
 WORKDIR /src
 RUN python3 -m pip --version || { apt-get update && apt-get install -y --no-install-recommends python3-pip python3-venv && rm -rf /var/lib/apt/lists/*; }
+RUN python3 -c 'import sys; sys.exit(sys.version_info[:2] != (3, 12) and "deploy/locks/ is for Python 3.12; BASE has " + sys.version.split()[0])'
 # Without pip: the environment copied below holds only the server and its dependencies.
-RUN python3 -m venv --without-pip /opt/maskdial
+RUN python3 -m venv --without-pip /opt/maskdial && python3 -m venv --without-pip /opt/build
+ENV PIP_NO_CACHE_DIR=1
 # Dependencies first, so that a change of our code does not reinstall them.
-COPY pyproject.toml constraints.txt ./
-COPY clients/pyproject.toml clients/
-RUN python3 -c 'import sys, tomllib; print(*(each for file in sys.argv[1:] for each in tomllib.load(open(file, "rb"))["project"]["dependencies"] if not each.startswith("maskdial-client")), sep="\n")' pyproject.toml clients/pyproject.toml > requirements.txt \
- && python3 -m pip --python /opt/maskdial install --no-cache-dir -c constraints.txt -r requirements.txt
+COPY deploy/locks/ locks/
+RUN python3 -m pip --python /opt/maskdial install --require-hashes --only-binary :all: -r locks/server.txt \
+ && python3 -m pip --python /opt/build install --require-hashes --only-binary :all: -r locks/build.txt
 # Separately, because onnxruntime-gpu must overwrite the files of onnxruntime.
-RUN if [ -n "$EXTRA" ]; then \
-      python3 -c 'import sys, tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"][sys.argv[1]], sep="\n")' "$EXTRA" > extra.txt \
-      && python3 -m pip --python /opt/maskdial install --no-cache-dir -c constraints.txt -r extra.txt; \
-    fi
+RUN if [ -n "$EXTRA" ]; then python3 -m pip --python /opt/maskdial install --require-hashes --only-binary :all: -r "locks/$EXTRA.txt"; fi
 COPY . .
-RUN python3 -m pip --python /opt/maskdial install --no-cache-dir --no-deps ./clients .
+RUN python3 -m pip --python /opt/build wheel --no-deps --no-build-isolation --wheel-dir /wheels ./clients . \
+ && python3 -m pip --python /opt/maskdial install --no-deps --no-index /wheels/*.whl
 
 FROM base
 LABEL org.opencontainers.image.title="maskdial" \

@@ -16,6 +16,7 @@ PROJECTS := pyproject.toml clients/pyproject.toml
 DIST := .venv/.dist-installed
 DEPLOY := .venv/.deploy-installed
 SANITIZED := .venv/.sanitized
+LOCKING := .venv/.locking
 # Ray and other projects' clients have environments of their own: they pin what the server also uses.
 RAY := .venv-ray/.installed
 CLIENTS := $(patsubst tests/clients/%/requirements.txt,.venv-clients/%/.installed,\
@@ -26,7 +27,7 @@ FOR_TESTING := $(firstword $(wildcard $(DEV)) $(TEST))
 PYTEST := $(BIN)/python -m pytest --numprocesses=$(WORKERS) --maxprocesses=8 --dist=worksteal
 
 .PHONY: help serve kernels test test-fast test-zoo test-clients test-deploy test-ray test-sanitized \
-	coverage check format dist
+	coverage check format dist locks
 
 help:
 	@echo "make serve         serve the starter models (runtime packages only, no torch)"
@@ -42,6 +43,7 @@ help:
 	@echo "make check         lint, check the format and the types"
 	@echo "make format        format, and apply the fixes that are safe"
 	@echo "make dist          build the distributions and try them in a fresh environment"
+	@echo "make locks         pin the container image's packages by hash; with PYTHON=python3.12"
 	@echo
 	@echo 'Variables: PYTHON=python3.12 (for a new .venv), WORKERS=4 (test processes),'
 	@echo '           ARGS="--port 9000" (serve), ARGS="-k sampler" (test)'
@@ -98,6 +100,12 @@ format: $(DEV)
 
 dist: $(DIST)
 	$(BIN)/python -m tools.check_dist
+
+# In an environment of its own: the image's Python need not be that of .venv.
+locks:
+	$(PYTHON) -m venv --clear $(LOCKING)
+	$(LOCKING)/bin/python -m pip install -c constraints.txt --upgrade pip
+	$(LOCKING)/bin/python -m tools.image_locks
 
 $(RUNTIME): $(PROJECTS) constraints.txt | $(BIN)/pip
 	$(PIP) install -c constraints.txt -e ./clients -e .

@@ -23,6 +23,8 @@ _COMMANDS = {
     "overload": "offer a server five times what it can do",
     "soak": "load a server for long and watch its memory",
     "fairness": "measure polite clients beside one that sends as much as it can",
+    "keys": "measure what keys cost, and who gets in while they are exchanged",
+    "fuzz": "send hostile inputs and look for what they break",
     "sessions": "hold conversations and report what replicas find in their prefix caches",
     "simulate": "simulate many replicas with measured step times",
     "compare": "compare our speed with other runtimes'",

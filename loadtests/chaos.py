@@ -5,6 +5,7 @@ import asyncio
 import json
 import random
 import re
+import sys
 import time
 from collections import Counter
 from collections.abc import Sequence
@@ -44,6 +45,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--seconds", type=count, default=300, metavar="N", help="default: %(default)s"
     )
     parser.add_argument(
+        "--requests", type=count, metavar="N", help="end sooner, after so many (default: never)"
+    )
+    parser.add_argument(
         "--clients", type=count, default=16, metavar="N", help="default: %(default)s"
     )
     parser.add_argument("--seed", type=int, default=0, help="draws requests and faults")
@@ -56,7 +60,7 @@ def main(args: argparse.Namespace) -> int:
     records = Records()
     with running_server({}, on_line=records.read, log_format="json", admin_key=_KEY) as server:
         chaos = Chaos(server, draw_questions(args.seed), args.seed)
-        asyncio.run(chaos.run(args.seconds, args.clients))
+        asyncio.run(chaos.run(args.seconds, args.clients, args.requests))
     row = chaos.row(records)
     section = Section("chaos", _QUESTION, 1, (row,), chaos.findings(records), ())
     section.show(Console())
@@ -109,21 +113,25 @@ class Chaos:
         self._seed = seed
         self._rng = random.Random(seed)
         self._proxy = FaultyProxy(server.port, seed)
+        self._until = 0.0
+        self._max_requests = sys.maxsize
         self._num_requests = 0
         self._num_differing = 0
+        self._example = ""
         self._replies: dict[str, int] = {}
         self._events: Counter[str] = Counter()
         self._busy: list[str] = []
         self._before = self._after = (0, 0, 0)
 
-    async def run(self, seconds: float, num_clients: int) -> None:
+    async def run(self, seconds: float, num_clients: int, max_requests: int | None = None) -> None:
         """Lets everything go wrong for so long, and then waits until it has settled."""
+        self._max_requests = max_requests or sys.maxsize
         answers = await learn_answers(self._server.port, self._questions)
         self._before = self._resources()
         await self._proxy.start()
-        until = time.perf_counter() + seconds
-        disturbing = asyncio.create_task(self._disturb(until))
-        clients = (self._client(number, answers, until) for number in range(num_clients))
+        self._until = time.perf_counter() + seconds
+        disturbing = asyncio.create_task(self._disturb())
+        clients = (self._client(number, answers) for number in range(num_clients))
         await asyncio.gather(*clients)
         await disturbing
         await self._proxy.stop()
@@ -136,10 +144,13 @@ class Chaos:
         server = self._server
         return server.resident_bytes() // 1_000_000, server.num_files(), server.num_threads()
 
-    async def _client(self, number: int, answers: dict[Question, bytes], until: float) -> None:
+    def _goes_on(self) -> bool:
+        return self._num_requests < self._max_requests and time.perf_counter() < self._until
+
+    async def _client(self, number: int, answers: dict[Question, bytes]) -> None:
         connection: Connection | None = None
         turn = 0
-        while time.perf_counter() < until:
+        while self._goes_on():
             turn += 1
             question = self._rng.choice(self._questions)
             request_id = f"chaos-{self._seed}-{number}-{turn}"
@@ -154,9 +165,17 @@ class Chaos:
                 connection = None
                 continue
             self._replies[request_id] = reply.status
-            if reply.ok and essence(reply.body) != answers[question]:
-                # An error event within a stream is a reply, too: that of the time that was up.
-                self._num_differing += b"timeout" not in reply.body
+            # An error event within a stream is a reply, too: that of the time that was up.
+            if (
+                reply.ok
+                and essence(reply.body) != answers[question]
+                and b"timeout" not in reply.body
+            ):
+                self._num_differing += 1
+                self._example = self._example or (
+                    f"{question.path} {question.body.decode()}: {reply.body.decode()}, "
+                    f"alone {answers[question].decode()}"
+                )
         if connection is not None:
             connection.close()
 
@@ -168,9 +187,9 @@ class Chaos:
         async with asyncio.timeout(self._rng.uniform(0, 0.3) if impatient else _CLIENT_TIMEOUT):
             return await connection.send(question.encode({"x-request-id": request_id}))
 
-    async def _disturb(self, until: float) -> None:
+    async def _disturb(self) -> None:
         kinds = [self._pause, self._kill_children, self._swap]
-        while time.perf_counter() < until:
+        while self._goes_on():
             await asyncio.sleep(self._rng.uniform(1.0, 4.0))
             await self._rng.choice(kinds)()
 
@@ -225,4 +244,5 @@ class Chaos:
             "; ".join(f"{name}: {before} to {after}" for name, before, after in kept),
             f"statuses: {dict(sorted(Counter(self._replies.values()).items()))}; "
             f"tracebacks in the log: {records.num_tracebacks}",
+            *([f"first that differs: {self._example}"] if self._example else ()),
         )

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import re
+import signal
 import subprocess
 import sys
 import threading
@@ -70,6 +71,10 @@ class ServerProcess:
     def resume(self) -> None:
         """Lets it go on."""
         self._process.resume()
+
+    def reload(self) -> None:
+        """Has it read its key file again (SIGHUP)."""
+        self._process.send_signal(signal.SIGHUP)
 
     def kill(self) -> None:
         """Ends it at once (SIGKILL)."""

@@ -339,7 +339,12 @@ class Config(BaseSettings):
     log_format: LogFormat = Field(
         "text",
         description="json: the log as JSON, with a line for each request that says who was "
-        "answered by what and how long it took; no line ever has the texts of a request",
+        "answered by what and how long it took; texts of requests only with log_texts",
+    )
+    log_texts: bool = Field(
+        False,
+        description="add the bodies of requests and replies to the lines of --log-format json, the "
+        "first 65,536 bytes of each",
     )
 
     @field_validator("provider")
@@ -391,6 +396,12 @@ class Config(BaseSettings):
     def _check_key_file(self) -> Self:
         if self.ssl_keyfile is not None and self.ssl_certfile is None:
             raise ValueError("ssl_keyfile: give ssl_certfile as well")
+        return self
+
+    @model_validator(mode="after")
+    def _check_log_texts(self) -> Self:
+        if self.log_texts and self.log_format != "json":
+            raise ValueError("log_texts: give log_format json as well")
         return self
 
     def spins(self, *, alone: bool) -> bool:

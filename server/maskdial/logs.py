@@ -53,7 +53,8 @@ class JsonFormatter(logging.Formatter):
             content["message"] = record.getMessage()
         if record.exc_info:
             content["traceback"] = self.formatException(record.exc_info)
-        return json.dumps(content)  # all but ASCII is escaped
+        # All but ASCII is escaped, and of that all control characters but one.
+        return json.dumps(content).replace("\x7f", "\\u007f")
 
 
 def _escaped(match: re.Match[str]) -> str:

@@ -105,3 +105,42 @@ def test_every_path_is_logged_as_itself(server: Any, lines: Lines, path: str) ->
     httpx.get(server.url + path, headers=KEY)
     (line,) = lines(1)
     assert line["route"] == path
+
+
+HOSTILE = 'a\r\nb\x00\x1b[31m\x7f\x85\u2028{"route": "/fake"}é'
+
+
+@pytest.fixture(scope="module")
+def telling(start_server: Callable[..., Any]) -> Iterator[Any]:
+    running = start_server(log_format="json", log_texts=True, api_keys=["top secret"])
+    yield running
+    running.stop()
+
+
+def test_texts_are_logged_if_asked_for(
+    telling: Any, lines: Lines, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Of requests to models; on one line of printable characters, and never more than a part."""
+    body = json.dumps({"inputs": [HOSTILE] * 3}, ensure_ascii=False)
+    reply = httpx.post(f"{telling.url}/classify", content=body, headers=KEY)
+    refused = httpx.post(f"{telling.url}/classify", content=b"\xff\n" * 100_000, headers=KEY)
+    httpx.post(f"{telling.url}/classify", content=body)
+    httpx.get(f"{telling.url}/info", headers=KEY)
+    good, bad, unknown, other = lines(4)
+    assert (good["request"], good["reply"]) == (body, reply.text)
+    assert bad["reply"] == refused.text
+    assert bad["request"] == "\ufffd\n" * 32768
+    assert unknown["request"] == ""
+    assert SECRET not in str(other)
+    assert not {"request", "reply"} & other.keys()
+    formatter = JsonFormatter()
+    written = [formatter.format(each) for each in caplog.records if each.name == "maskdial.access"]
+    assert all(line.isascii() and line.isprintable() for line in written)
+
+
+def test_a_streams_events_are_logged_if_asked_for(telling: Any, lines: Lines) -> None:
+    body = {"inputs": "Once", "parameters": {"max_new_tokens": 3}, "stream": True}
+    reply = httpx.post(f"{telling.url}/generate", json=body, headers=KEY)
+    (line,) = lines(1)
+    assert line["reply"] == reply.text
+    assert line["reply"].count("data:") == 3

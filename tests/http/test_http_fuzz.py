@@ -7,22 +7,18 @@ import os
 import random
 import socket
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import httpx
 import pytest
 
+from loadtests.hostile import BODY, CHUNKED, LENGTH, POST, SMUGGLED, VALID, http_message
 from maskdial.models.catalog import STARTER_FOLDER
 
 NUM_EXAMPLES = 50 * int(os.environ.get("MASKDIAL_FUZZ_EXAMPLES", "4"))
 SEED = os.environ.get("GITHUB_RUN_ID", "7")
-SMUGGLED = b"GET /smuggled HTTP/1.1\r\nhost: x\r\n\r\n"
-BODY = b'{"inputs": "good"}'
-POST = b"POST /classify HTTP/1.1\r\nhost: x\r\n"
-LENGTH = b"content-length: %d\r\n" % len(BODY)
-CHUNKED = b"transfer-encoding: chunked\r\n"
 
 
 @pytest.fixture(scope="module")
@@ -80,6 +76,10 @@ AMBIGUOUS = [
     b"transfer-encoding\x00: chunked\r\n\r\n0\r\n\r\n",
     b"transfer-encoding:\x0bchunked\r\n\r\n0\r\n\r\n",
     b"x: y\r\n transfer-encoding: chunked\r\n" + LENGTH + b"\r\n" + BODY,
+    b"transfer-encoding: gzip, chunked\r\n\r\n0\r\n\r\n",
+    b"transfer-encoding: x, chunked\r\n\r\n0\r\n\r\n",
+    # Two hosts
+    b"host: y\r\n" + LENGTH + b"\r\n" + BODY,
     # Chunks
     CHUNKED + b"\r\n0x12\r\n" + BODY + b"\r\n0\r\n\r\n",
     CHUNKED + b"\r\n-12\r\n" + BODY + b"\r\n0\r\n\r\n",
@@ -108,13 +108,19 @@ def test_what_could_be_read_in_two_ways_is_refused(server: Any, rest: bytes) -> 
     assert statuses(reply) == [400], reply
 
 
-VALID = [
-    LENGTH + b"\r\n" + BODY,
-    CHUNKED + b"\r\n12\r\n" + BODY + b"\r\n0\r\n\r\n",
-    CHUNKED + b'\r\n9;x="y"\r\n' + BODY[:9] + b"\r\n9\r\n" + BODY[9:] + b"\r\n00\r\nx: y\r\n\r\n",
-    b"CoNtEnT-lEnGtH:18 \t\r\n\r\n" + BODY,
-    b"expect: 100-continue\r\n" + LENGTH + b"\r\n" + BODY,
-]
+@pytest.mark.parametrize(
+    "start",
+    [
+        b"POST /classify HTTP/1.0\r\nconnection: keep-alive\r\n" + CHUNKED,  # knows no chunks
+        b"POST /classify HTTP/1.0\r\nhost: x\r\nhost: y\r\n" + LENGTH,
+        b"POST /classify HTTP/1.1\r\n" + LENGTH,
+    ],
+)
+def test_headers_that_another_version_means_otherwise_are_refused(
+    server: Any, start: bytes
+) -> None:
+    reply = exchange(server, start + b"\r\n" + SMUGGLED)
+    assert statuses(reply) == [400], reply
 
 
 @pytest.mark.parametrize("rest", VALID)
@@ -129,50 +135,6 @@ def test_nothing_after_an_upgrade_is_read(server: Any) -> None:
     assert statuses(reply) == [200]
 
 
-METHODS = [b"GET", b"POST", b"HEAD", b"PUT", b"CONNECT", b"OPTIONS", b"get", b"PRI", b"G\x00T", b""]
-TARGETS = [
-    *(b"/classify", b"/health", b"/", b"*", b"http://h/classify", b"http://h", b"h:80", b"//x/y"),
-    *(b"/%00", b"/%ff", b"/%zz", b"/\xff", b"/a b", b"/../x", b"/models/a%0d%0ab", b"?", b"#", b""),
-]
-VERSIONS = [b"HTTP/1.1", b"HTTP/1.0", b"HTTP/2.0", b"HTTP/0.9", b"HTTP/1.1 x", b"http/1.1", b""]
-PIECES = [
-    *(LENGTH, CHUNKED, b"host: y\r\n", b"content-length: 5\r\n", b"connection: close\r\n"),
-    *(b"expect: 100-continue\r\n", b"upgrade: h2c\r\nconnection: upgrade\r\n", b"x: y\r\n" * 50),
-    *(b"x-request-id: a\x7fb\r\n", b"x: " + b"y" * 70_000 + b"\r\n", b"\x00\r\n", b" x\r\n", b"\n"),
-    *(b"authorization: Bearer \xff\r\n", b"content-type: \r\n", b"trailer: x\r\n", b"te: x\r\n"),
-]
-BODIES = [
-    *(b"", BODY, b"12\r\n" + BODY + b"\r\n0\r\n\r\n", b"0\r\n\r\n", b"ffffffff\r\n", b"zz\r\n"),
-    *(BODY * 3, SMUGGLED, b"5;" + b"x" * 5000 + b"\r\n", b"\x16\x03\x01\x02\x00", b"\r\n" * 10),
-]
-
-
-def _message(source: random.Random) -> bytes:
-    if source.random() < 0.2:
-        return POST + source.choice(VALID)
-    line = b" ".join(source.choice(each) for each in (METHODS, TARGETS, VERSIONS))
-    usual = source.random() < 0.5
-    headers = [b"host: x\r\n", *source.choices(PIECES, k=source.randrange(4))]
-    content = (POST if usual else line + b"\r\n") + b"".join(headers) + b"\r\n"
-    content += source.choice(BODIES)
-    for _ in range(source.choice((0, 0, 1, 3))):
-        place = source.randrange(len(content) + 1)
-        content = _changed(content, place, source)
-    return content
-
-
-def _changed(content: bytes, place: int, source: random.Random) -> bytes:
-    """With a byte more, less, or other, or cut off."""
-    other = bytes([source.choice((0, 10, 13, 32, 58, 127, 255, source.randrange(256)))])
-    endings: Sequence[bytes] = (
-        other + content[place:],
-        content[place + 1 :],
-        other + content[place + 1 :],
-        b"",
-    )
-    return content[:place] + source.choice(endings)
-
-
 @pytest.mark.slow
 def test_random_messages_are_answered_or_refused_in_time(
     server: Any, caplog: pytest.LogCaptureFixture
@@ -180,7 +142,7 @@ def test_random_messages_are_answered_or_refused_in_time(
     """No 5xx, no traceback; afterwards nothing is held, and the server answers as before."""
     source = random.Random(SEED)
     messages = [
-        b"".join(_message(source) for _ in range(source.choice((1, 1, 2))))
+        b"".join(http_message(source) for _ in range(source.choice((1, 1, 2))))
         for _ in range(NUM_EXAMPLES)
     ]
     with ThreadPoolExecutor(32) as pool:
@@ -197,3 +159,31 @@ def test_random_messages_are_answered_or_refused_in_time(
             assert time.monotonic() < deadline
             time.sleep(0.05)
         assert http.post("/classify", json={"inputs": "good"}).status_code == 200
+
+
+@pytest.mark.parametrize("path", [b"/", b"/docs", b"/page/app.js", b"/health", b"/nowhere"])
+@pytest.mark.parametrize(
+    "rest",
+    [
+        b"content-length: 5\r\n\r\nab",
+        b"transfer-encoding: chunked\r\n\r\n5\r\nab",
+        b"transfer-encoding: chunked\r\n\r\n" + (b"ffff\r\n" + bytes(0xFFFF) + b"\r\n") * 40,
+        b"content-length: 99999999\r\n\r\n" + bytes(10_000),
+    ],
+)
+def test_a_body_that_breaks_off_behind_a_page_is_no_failure_of_ours(
+    server: Any, caplog: pytest.LogCaptureFixture, path: bytes, rest: bytes
+) -> None:
+    port = int(server.url.rsplit(":", 1)[1])
+    for _ in range(5):
+        with (
+            contextlib.suppress(ConnectionError),
+            socket.create_connection(("127.0.0.1", port), timeout=10) as client,
+        ):
+            client.sendall(b"GET " + path + b" HTTP/1.1\r\nhost: x\r\n" + rest)
+    deadline = time.monotonic() + 20
+    with httpx.Client(base_url=server.url) as http:
+        while "maskdial_connections 1.0" not in http.get("/metrics").text:
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+    assert not [record for record in caplog.records if record.exc_info]

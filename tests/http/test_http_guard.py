@@ -10,6 +10,7 @@ import pytest
 from fastapi import Depends, FastAPI, HTTPException, Request, Response
 
 from maskdial.config import Config
+from maskdial.dialects import ROUTES as ROUTES_OF_ALL_DIALECTS
 from maskdial.errors import MaskdialError, NotFoundError, OverloadedError
 from maskdial.http.guard import Guard
 from maskdial.http.keys import Keys
@@ -288,3 +289,10 @@ def test_dependencies_are_resolved(server: Server) -> None:
     assert server.request("/private", content=large, headers=headers).status_code == 413
     assert server.request("/busy", content=b"{}").status_code == 429
     assert server.count("/busy", "overloaded") == 1
+
+
+def test_every_route_that_reads_a_body_is_guarded() -> None:
+    """The limits of bodies are the guard's; it passes other routes' bodies on as they come."""
+    for route in ROUTES_OF_ALL_DIALECTS:
+        if "POST" in (getattr(route, "methods", None) or ()):
+            assert isinstance(route, TaskRoute), route

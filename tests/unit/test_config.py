@@ -38,6 +38,7 @@ def test_models_from_flags() -> None:
     [
         ({"port": "http"}, "'port'"),
         ({"port": 70000}, "'port'"),
+        ({"log_texts": "true"}, "log_format json"),
         ({"slots": -1}, "'slots'"),
         ({"provider": "tpu"}, "'provider'"),
         ({"models": ["just-a-path"]}, "is not NAME=PATH"),

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import sys
 import threading
 from collections.abc import Callable
 
@@ -112,3 +113,23 @@ def test_long_replies_are_written_in_parts(
 
 def _encode(value: object) -> bytes:
     return json.dumps(value).encode()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="glibc")
+def test_memory_of_long_work_is_given_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Once, some time after the last of it; short work does not begin that time."""
+    trimmed: list[int] = []
+    monkeypatch.setattr(offloading._TRIMMER, "_trim", trimmed.append)
+    monkeypatch.setattr(offloading, "_TRIM_SECONDS", 0.5)
+
+    async def scenario() -> None:
+        await offload(lambda: None, 0.01)
+        await asyncio.sleep(1)
+        assert trimmed == []
+        for _ in range(3):
+            await offload(lambda: None, 1.0)
+        assert trimmed == []
+        await asyncio.sleep(2)
+        assert trimmed == [0]
+
+    asyncio.run(scenario())

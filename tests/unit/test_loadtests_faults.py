@@ -35,6 +35,8 @@ def test_ids_and_times_are_no_part_of_a_reply() -> None:
     second = b'{"id":"cmpl-2","created": 18.5,"usage":{"cached_tokens":9},"text":"a"}'
     assert essence(first) == essence(second)
     assert essence(first) != essence(first.replace(b'"a"', b'"b"'))
+    events = b"data: :a\n\ndata: [DONE]\n\n"
+    assert essence(b": keep-alive\n\n" + events) == essence(events) == events
 
 
 @pytest.mark.parametrize("fault", list(Fault))
@@ -100,7 +102,7 @@ def test_short_runs_lose_nothing(
     for module in (chaos, crashes, soak):
         monkeypatch.setattr(module, "draw_questions", lambda _: questions)
     options = {"seed": 0, "clients": 4, "output": None, "markdown": None}
-    assert chaos.main(argparse.Namespace(seconds=3, **options)) == 0
+    assert chaos.main(argparse.Namespace(seconds=60, requests=150, **options)) == 0
     assert crashes.main(argparse.Namespace(times=2, **options)) == 0
     assert soak.main(argparse.Namespace(minutes=0.05, **options)) == 0
     printed = capsys.readouterr()

@@ -8,7 +8,7 @@ import pytest
 
 from maskdial.logs import JsonFormatter, TextFormatter
 
-HOSTILE = "a\r\nFAKE INFO x\x00\x1b[31m\x85\u2028\ttab é"
+HOSTILE = "a\r\nFAKE INFO x\x00\x1b[31m\x7f\x85\u2028\ttab é"
 
 
 def record(message: str, **extra: object) -> logging.LogRecord:
@@ -19,7 +19,7 @@ def record(message: str, **extra: object) -> logging.LogRecord:
 
 def test_text_has_no_control_characters() -> None:
     line = TextFormatter().format(record(HOSTILE))
-    assert line.endswith("INFO maskdial: a\\r\\nFAKE INFO x\\x00\\x1b[31m\\x85\\u2028\ttab é")
+    assert line.endswith("INFO maskdial: a\\r\\nFAKE INFO x\\x00\\x1b[31m\\x7f\\x85\\u2028\ttab é")
 
 
 def test_json_is_one_line_of_ascii() -> None:

@@ -1,4 +1,4 @@
-"""The access log: a record for each request, without anything that a client wrote."""
+"""The access log: a record for each request, with what was said only for ``--log-texts``."""
 
 import logging
 from typing import Any
@@ -46,4 +46,6 @@ def log_access(scope: Scope, exchange: Exchange, path: str | None, key: str | No
         fields["compute_tokens"] = state["usage"].tokens
     if _TRUNCATED in headers:
         fields["truncated_tokens"] = int(headers[_TRUNCATED])
+    if exchange.transcript is not None:
+        fields |= exchange.transcript.fields()
     _log.info("request", extra={"access": fields})

@@ -195,6 +195,8 @@ class Connection(HttpToolsProtocol):
         self._headers_complete = True
         if len(self.pipeline) >= _MAX_PIPELINED:
             self._fail(("malformed", 400, "too many pipelined requests", "validation"))
+        if self._is_ambiguous():
+            self._fail(_MALFORMED)
         upgrades = self.parser.should_upgrade()
         # The parser takes what follows for another protocol, also a body.
         if upgrades and any(name in _BODY_HEADERS for name, _ in self.headers):
@@ -239,6 +241,20 @@ class Connection(HttpToolsProtocol):
         """Ends the parser's work from one of its callbacks; `send_400_response` follows."""
         self._refusal = refusal
         raise ValueError(refusal)
+
+    def _is_ambiguous(self) -> bool:
+        """Whether a proxy could read the headers in another way (RFC 9112, 3.2 and 6.1), although
+        the parser accepts them.
+        """
+        num_hosts, codings = 0, []
+        for name, value in self.headers:
+            if name == b"host":
+                num_hosts += 1
+            elif name == b"transfer-encoding":
+                codings.append(value.strip().lower())
+        if self.parser.get_http_version() == "1.0":
+            return num_hosts > 1 or bool(codings)
+        return num_hosts != 1 or codings not in ([], [b"chunked"])
 
     def _is_answering(self) -> bool:
         return self.cycle is not None and not self.cycle.response_complete

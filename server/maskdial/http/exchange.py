@@ -13,6 +13,7 @@ from starlette.types import Message, Receive, Scope, Send
 from maskdial.errors import MaskdialError, SlowBodyError, TooLargeError, UnavailableError
 from maskdial.http.disconnect import ClientGoneError
 from maskdial.http.lifecycle import Lifecycle, Phase
+from maskdial.http.transcript import Transcript
 
 ErrorReply = Callable[[MaskdialError], Response]
 
@@ -35,6 +36,7 @@ class Exchange:
         lifecycle: says until when bodies are awaited.
         max_body_bytes: maximum size of the body.
         body_timeout: seconds until the body must have arrived.
+        transcript: gets the bodies as they pass.
     """
 
     def __init__(
@@ -47,6 +49,7 @@ class Exchange:
         lifecycle: Lifecycle,
         max_body_bytes: int,
         body_timeout: float,
+        transcript: Transcript | None = None,
     ) -> None:
         given, declared, self._awaits_continue = "", b"", False
         for name, value in scope["headers"]:
@@ -65,6 +68,7 @@ class Exchange:
         self.reply_headers: Headers = _NO_HEADERS
         self.trace_response = ""
         """Header of the reply that names its span; empty if the request is not traced."""
+        self.transcript = transcript
         self._scope = scope
         self._receive = receive
         self._send = send
@@ -102,6 +106,8 @@ class Exchange:
         self._body_bytes += len(message.get("body", b""))
         if self._body_bytes > self._max_body_bytes:
             raise self._too_large()
+        if self.transcript is not None:
+            self.transcript.add_request(message.get("body", b""))
         return message
 
     async def send(self, message: Message) -> None:
@@ -116,6 +122,8 @@ class Exchange:
                 headers["traceresponse"] = self.trace_response
             headers["x-total-time"] = f"{self.elapsed() * 1e3:.3f}"
             self.reply_headers = headers
+        elif self.transcript is not None:
+            self.transcript.add_reply(message.get("body", b""))
         await self._send(message)
 
     async def fail(self, error: MaskdialError) -> None:

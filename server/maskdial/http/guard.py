@@ -27,6 +27,7 @@ from maskdial.http.limits import ClientLimits
 from maskdial.http.replies import error_reply
 from maskdial.http.route import TaskRoute
 from maskdial.http.tracing import Tracing
+from maskdial.http.transcript import Transcript
 from maskdial.metrics import Metrics
 
 _log = logging.getLogger("maskdial.requests")
@@ -92,6 +93,7 @@ class Guard:
             lifecycle=self._lifecycle,
             max_body_bytes=self._config.max_body_bytes,
             body_timeout=self._config.body_timeout,
+            transcript=Transcript() if self._config.log_texts and route is not None else None,
         )
         key = None
         scope["state"]["client"] = address_of(scope)
@@ -100,7 +102,9 @@ class Guard:
             if key is not None:
                 scope["state"]["client"] = key
             if route is None:
-                await self._app(scope, exchange.receive, exchange.send)
+                # No such route reads a body; those that wait for the client to leave expect a
+                # message, not an error.
+                await self._app(scope, receive, exchange.send)
             elif self._tracing is None:
                 await self._answer(route, exchange, scope)
             else:

@@ -3,9 +3,9 @@
 import hmac
 import ipaddress
 import re
-from collections.abc import Iterable, Iterator
+import secrets
+from collections.abc import Iterator, Mapping
 from functools import lru_cache
-from hashlib import sha256
 from pathlib import Path
 
 from pydantic import SecretStr
@@ -24,6 +24,9 @@ _NAME = re.compile(r"[\w.-]{1,64}", re.ASCII)
 # The page at / and /docs with their assets, and health checks. All other paths ask for a key.
 _OPEN_PATHS = re.compile(r"/|/docs|/page/.*|/health|/health/(live|ready)")
 _METRICS_PATH = "/metrics"
+# Keys are looked up by a hash that depends on this: how long that takes says nothing about any key,
+# because nobody outside knows which hash a guess has.
+_SECRET = secrets.token_bytes(32)
 _HOW = "send it as 'Authorization: Bearer KEY' or as 'x-api-key'"
 
 
@@ -38,11 +41,11 @@ class Keys:
 
     def __init__(self, config: Config) -> None:
         self._file = config.api_key_file
-        self._given = [
-            hashed
+        self._given = {
+            digest: name
             for number, key in enumerate(config.api_keys, 1)
-            for hashed in _hashes(f"key-{number}", key)
-        ]
+            for digest, name in _hashes(f"key-{number}", key).items()
+        }
         self._admin = _hashes(ADMIN, config.admin_key)
         self._metrics = _hashes(_METRICS, config.metrics_key)
         self._closed = bool(self._given) or self._file is not None
@@ -54,7 +57,7 @@ class Keys:
         """The names under which requests are counted, each once; none if no keys are needed."""
         if not self._closed:
             return ()
-        return tuple(dict.fromkeys(name for name, _ in (*self._clients, *self._admin)))
+        return tuple(dict.fromkeys((*self._clients.values(), *self._admin.values())))
 
     def reload(self) -> None:
         """Reads the key file again. If it cannot be used, the keys remain as they were.
@@ -63,7 +66,7 @@ class Keys:
             ConfigError: it cannot be used.
         """
         if self._file is not None:
-            self._clients = [*self._given, *_read_file(self._file)]
+            self._clients = _read_file(self._file) | self._given
 
     def check(self, scope: Scope, path: str) -> str | None:
         """Whether a request may use a path.
@@ -77,10 +80,10 @@ class Keys:
         if not self._closed and not self._metrics:
             return None
         if path == _METRICS_PATH:
-            return _name(scope, self._metrics + self._admin) if self._metrics else None
+            return _name(scope, self._metrics, self._admin) if self._metrics else None
         if not self._closed or _OPEN_PATHS.fullmatch(path):
             return None
-        return _name(scope, self._clients + self._admin)
+        return _name(scope, self._clients, self._admin)
 
     def check_admin(self, scope: Scope) -> None:
         """Whether a request may change the server.
@@ -94,7 +97,7 @@ class Keys:
                 "this server was started without an admin key, so nobody may change it; start it "
                 "with --admin-key or MASKDIAL_ADMIN_KEY"
             )
-        _name(scope, self._admin, "admin key")
+        _name(scope, self._admin, kind="admin key")
 
 
 def address_of(scope: Scope) -> str:
@@ -118,11 +121,10 @@ def _network(host: str) -> str:
     return str(address)
 
 
-def _name(scope: Scope, keys: Iterable[tuple[str, bytes]], kind: str = "key") -> str:
-    """The name of the key that was sent, if it is one of these."""
+def _name(scope: Scope, *tables: Mapping[bytes, str], kind: str = "key") -> str:
+    """The name of the key that was sent, if it is in one of these tables."""
     sent = [_hash(key) for key in _sent_keys(scope)]
-    # All are compared, each in constant time: how long it takes says nothing about any key.
-    names = [name for name, digest in keys for each in sent if hmac.compare_digest(digest, each)]
+    names = [table[digest] for table in tables for digest in sent if digest in table]
     if not names:
         raise UnauthorizedError(f"the {kind} {'is wrong' if sent else 'is missing'}; {_HOW}")
     return names[0]
@@ -137,12 +139,12 @@ def _sent_keys(scope: Scope) -> Iterator[bytes]:
         yield key.encode("latin-1")
 
 
-def _read_file(path: Path) -> list[tuple[str, bytes]]:
+def _read_file(path: Path) -> dict[bytes, str]:
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"the key file {path} cannot be read: {error}") from error
-    keys = []
+    keys: dict[bytes, str] = {}
     for number, line in enumerate(map(str.strip, lines), 1):
         if not line or line.startswith("#"):
             continue
@@ -152,15 +154,15 @@ def _read_file(path: Path) -> list[tuple[str, bytes]]:
             raise ConfigError(f"line {number} of the key file {path} is not NAME:KEY")
         if name in _RESERVED:
             raise ConfigError(f"line {number} of the key file {path}: {name!r} is a reserved name")
-        keys.append((name, _hash(key.encode())))
+        keys.setdefault(_hash(key.encode()), name)
     if not keys:
         raise ConfigError(f"the key file {path} has no keys; write one NAME:KEY a line")
     return keys
 
 
-def _hashes(name: str, key: SecretStr | None) -> list[tuple[str, bytes]]:
-    return [] if key is None else [(name, _hash(key.get_secret_value().encode()))]
+def _hashes(name: str, key: SecretStr | None) -> dict[bytes, str]:
+    return {} if key is None else {_hash(key.get_secret_value().encode()): name}
 
 
 def _hash(key: bytes) -> bytes:
-    return sha256(key).digest()
+    return hmac.digest(_SECRET, key, "sha256")
