@@ -4,6 +4,8 @@
 #include "processor.h"
 
 #include "activations.h"
+#include "full_softmax.h"
+#include "norms.h"
 #include "products.h"
 #include "softmax.h"
 
@@ -23,4 +25,6 @@ const Processor JOIN(processor_, ISA) = {
     .gelu = gelu,
     .rotate = rotate,
     .attend = attend,
+    .attend_fully = attend_fully,
+    .add_norm = add_norm,
 };

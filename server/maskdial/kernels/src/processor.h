@@ -44,6 +44,26 @@ struct Queries {
   size_t scratch() const { return num_rows * score_stride() + head_size * kKeyBlock; }
 };
 
+// Queries of one head of a text, each of which sees all its keys. A row is that of a token, of which
+// these heads are a part; a bias, which may be null, is added to each row.
+struct FullQueries {
+  const float* queries;  // [num_queries][stride]
+  const float* keys;     // [length][stride]
+  const float* values;   // [length][stride]
+  size_t stride;
+  const float *query_bias, *key_bias, *value_bias;  // [head_size]
+  size_t num_queries, length, head_size;
+  float scale;
+  float* out;  // [num_queries][stride]
+
+  size_t padded_size() const { return (head_size + kLanes - 1) / kLanes * kLanes; }
+  size_t padded_length() const { return (length + kKeyBlock - 1) / kKeyBlock * kKeyBlock; }
+  // The floats of scratch memory: keys, values, a tile of queries and their scores.
+  size_t scratch() const {
+    return (padded_length() + length + kMostRows) * padded_size() + kMostRows * padded_length();
+  }
+};
+
 struct Processor {
   const char* name;
 
@@ -70,6 +90,13 @@ struct Processor {
 
   // Softmax attention. The order of a row's operations depends on its length only.
   void (*attend)(const Queries& queries, float* scratch);
+
+  // The same without a causal mask.
+  void (*attend_fully)(const FullQueries& queries, float* scratch);
+
+  // The layer norm of x + residual; the bias may be null.
+  void (*add_norm)(const float* x, const float* residual, size_t size, const float* weight,
+                   const float* bias, float epsilon, float* out);
 };
 
 // The best one that this machine supports, or the one named by MASKDIAL_KERNELS_ISA; null if this
