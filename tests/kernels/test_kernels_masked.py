@@ -2,7 +2,6 @@
 company."""
 
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,45 +9,11 @@ import onnx
 import onnxruntime as ort
 import pytest
 from numpy.typing import NDArray
-from onnx import helper
 
 from maskdial.kernels.installed import Kernels
+from tests.kernels.conftest import open_operator
 
 Floats = NDArray[np.float32]
-TYPES = {
-    np.dtype(np.float32): onnx.TensorProto.FLOAT,
-    np.dtype(np.int32): onnx.TensorProto.INT32,
-    np.dtype(np.int64): onnx.TensorProto.INT64,
-}
-
-
-def open_operator(
-    library: Path,
-    kind: str,
-    inputs: dict[str, Any],
-    output: int = onnx.TensorProto.FLOAT,
-    threads: int = 1,
-    **attributes: Any,
-) -> ort.InferenceSession:
-    """A session of one operator; ``inputs`` give names and types, None for one left out."""
-    names = [name if dtype is not None else "" for name, dtype in inputs.items()]
-    node = helper.make_node(kind, names, ["y"], domain="maskdial", **attributes)
-    given = [
-        helper.make_tensor_value_info(name, TYPES[np.dtype(dtype)], None)
-        for name, dtype in inputs.items()
-        if dtype is not None
-    ]
-    result = helper.make_tensor_value_info("y", output, None)
-    graph = helper.make_graph([node], "operator", given, [result])
-    opsets = [helper.make_opsetid("", 20), helper.make_opsetid("maskdial", 1)]
-    model = helper.make_model(graph, opset_imports=opsets, ir_version=10)
-    options = ort.SessionOptions()
-    options.intra_op_num_threads = threads
-    options.log_severity_level = 4
-    options.register_custom_ops_library(str(library))
-    return ort.InferenceSession(
-        model.SerializeToString(), options, providers=["CPUExecutionProvider"]
-    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,9 +96,7 @@ def feeds_of(texts: list[Floats], *, packed: bool, bias: Floats | None = None) -
 
 @pytest.mark.parametrize("packed", [False, True])
 @pytest.mark.parametrize("heads", HEADS)
-def test_attention_is_numpys(
-    kernels: Kernels, processor: str, heads: Heads, packed: bool
-) -> None:
+def test_attention_is_numpys(kernels: Kernels, processor: str, heads: Heads, packed: bool) -> None:
     rng = np.random.default_rng(heads.columns)
     texts = drawn(rng, heads, LENGTHS)
     for bias in (None, rng.standard_normal(3 * heads.columns, np.float32)):
@@ -229,9 +192,7 @@ def test_padded_inputs_that_do_not_fit_are_errors(
 
 
 @pytest.mark.parametrize("lengths", [[3, 1], [3, 3], [6], [2, 2, 2], [5, 0], [-1, 6], []])
-def test_packed_lengths_that_do_not_add_up_are_errors(
-    kernels: Kernels, lengths: list[int]
-) -> None:
+def test_packed_lengths_that_do_not_add_up_are_errors(kernels: Kernels, lengths: list[int]) -> None:
     session = SMALL.open(kernels, packed=True)
     feeds = {name: np.zeros((5, 1, 64), np.float32) for name in "qkv"}
     session.run(None, feeds | {"lengths": np.array([4, 1], np.int32)})

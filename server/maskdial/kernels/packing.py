@@ -205,7 +205,7 @@ class _Analysis:
         return self._is_dim(batch, 0) and self._is_dim(length, 1) and 0 not in sizes
 
     def columns(self, shape: str) -> list[int]:
-        """What a shape for which `_keeps_tokens` holds says of the dimensions after the first two."""
+        """The dimensions after batch and length, of a shape for which `_keeps_tokens` holds."""
         rest = self._producers[shape].input[2:]
         return [number for name in rest for number in self._numbers(name)]
 
@@ -257,9 +257,7 @@ def _pack(graph: GraphProto, plan: _Plan, analysis: _Analysis) -> None:
             if node.op_type == "Reshape":
                 shape = [0, 0, *analysis.columns(node.input[1])]
                 name = "shape.packed." + ".".join(map(str, shape))
-                constants[name] = helper.make_tensor(
-                    name, TensorProto.INT64, [len(shape)], shape
-                )
+                constants[name] = helper.make_tensor(name, TensorProto.INT64, [len(shape)], shape)
                 node.input[1] = name
                 _set_attribute(node, "allowzero", 0)
             elif node.op_type == "RotaryEmbedding":

@@ -4,7 +4,7 @@ The graph on disk has ONNX Runtime's own operators (`maskdial_export.quantize` w
 it runs with or without the kernels. ``Linear`` (``src/linear.cpp``) takes the place of what
 quantizes the input, ``MatMulIntegerToFloat``, and what undoes the scale of each row; where
 ``silu(gate) * up`` or ``BiasGelu`` follows, one ``Linear`` computes all of it. ``CausalAttention``
-takes the inputs of ``GroupQueryAttention``; `maskdial.kernels.packing` has masked models' attention.
+takes the inputs of ``GroupQueryAttention``; `maskdial.kernels.packing` rewrites masked models.
 Whatever does not look exactly so stays as it is.
 """
 

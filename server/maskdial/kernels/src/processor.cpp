@@ -7,6 +7,7 @@
 #include "full_softmax.h"
 #include "norms.h"
 #include "products.h"
+#include "quantization.h"
 #include "softmax.h"
 
 // The table's name differs between the files that are compiled from this one.
