@@ -295,6 +295,7 @@ def test_the_load_test_measures_both(
     text = table.read_text()
     assert "| decode, batch 16, context 96 |" in text
     assert "| 8 x 32 tokens |" in text
+    assert "| 16 x 5 to 128 tokens |" in text
     assert f"{built.processor} kernels" in text
 
 
