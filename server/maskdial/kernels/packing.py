@@ -25,6 +25,7 @@ _ROWWISE = frozenset(
     {
         "BiasGelu",
         "Cast",
+        "Erf",
         "FastGelu",
         "Gelu",
         "Identity",
@@ -40,7 +41,7 @@ _ROWWISE = frozenset(
     }
 )
 # Those of several inputs, which broadcast.
-_ELEMENTWISE = frozenset({"Add", "Div", "Mul", "Sub"})
+_ELEMENTWISE = frozenset({"Add", "Div", "Mul", "Pow", "Sub"})
 _RESIDUAL_NORMS = frozenset({"SkipLayerNormalization", "SkipSimplifiedLayerNormalization"})
 _NORMS = _RESIDUAL_NORMS | {"LayerNormalization", "SimplifiedLayerNormalization"}
 # What is worth packing its inputs for; other operators are packed if an input is.
