@@ -4,6 +4,7 @@ from typing import Any
 
 import numpy as np
 import onnx
+import onnxruntime as ort
 import pytest
 from numpy.typing import NDArray
 from onnx import helper, numpy_helper
@@ -110,8 +111,6 @@ ARRAYS = {
 
 
 def outputs(kernels: Kernels, graph: onnx.GraphProto, x: Floats) -> Floats:
-    import onnxruntime as ort
-
     opsets = [helper.make_opsetid("", 20), helper.make_opsetid("maskdial", 1)]
     model = helper.make_model(graph, opset_imports=opsets, ir_version=10)
     options = ort.SessionOptions()
@@ -119,7 +118,7 @@ def outputs(kernels: Kernels, graph: onnx.GraphProto, x: Floats) -> Floats:
     session = ort.InferenceSession(
         model.SerializeToString(), options, providers=["CPUExecutionProvider"]
     )
-    (result,) = session.run(None, {"x": x})
+    result: Floats = session.run(None, {"x": x})[0]
     return result
 
 

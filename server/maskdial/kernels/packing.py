@@ -72,11 +72,11 @@ def rewrite_masked_attention(graph: GraphProto) -> int:
 def _keeps_padding(graph: GraphProto) -> bool:
     """Whether the graph may return vectors of tokens beyond ``lengths``, as ColBERT's queries have.
 
-    Such graphs do not clear the token ids of padding, and return vectors for each token.
+    Such graphs do not clear the token ids of padding (``Where``), and return vectors.
     """
+    readers = {node.op_type for node in graph.node if "input_ids" in node.input}
     embeds = {value.name for value in graph.output} == {"embeddings"}
-    reads_all = any("input_ids" in node.input and node.op_type == "Gather" for node in graph.node)
-    return embeds and reads_all
+    return embeds and not readers <= {"Shape", "Where"}
 
 
 @dataclass(slots=True)
