@@ -18,11 +18,12 @@ Floats = NDArray[np.float32]
 
 @dataclass(frozen=True, slots=True)
 class Heads:
-    """The heads of an attention; a scale of 0 means the usual one."""
+    """The heads of an attention; a scale of 0 means the usual one, a window of 0 none."""
 
     num_heads: int
     size: int
     scale: float = 0.0
+    window: int = 0
 
     @property
     def columns(self) -> int:
@@ -42,6 +43,7 @@ class Heads:
             threads=threads,
             num_heads=self.num_heads,
             scale=self.scale,
+            window=self.window,
             packed=int(packed),
         )
 
@@ -53,6 +55,9 @@ class Heads:
         query, key, value = parts.reshape(3, qkv.shape[1], self.num_heads, self.size)
         scale = self.scale or self.size**-0.5
         scores = np.einsum("qhd,khd->hqk", query, key) * scale
+        places = np.arange(qkv.shape[1])
+        if self.window:
+            scores[:, np.abs(places[:, None] - places) >= self.window] = -np.inf
         weights = np.exp(scores - scores.max(axis=2, keepdims=True))
         weights /= weights.sum(axis=2, keepdims=True)
         result: NDArray[np.float64] = np.einsum("hqk,khd->qhd", weights, value)
@@ -68,6 +73,10 @@ HEADS = [
     Heads(4, 20),
     Heads(5, 3),
     Heads(3, 1),
+    Heads(2, 16, window=1),
+    Heads(2, 32, window=5),
+    Heads(1, 64, window=64),
+    Heads(2, 20, window=71),
 ]
 LENGTHS = [5, 1, 90, 64, 33, 2, 65, 17, 150, 300]
 
@@ -111,7 +120,7 @@ def test_attention_is_numpys(kernels: Kernels, processor: str, heads: Heads, pac
             assert not row[length:].any()
 
 
-@pytest.mark.parametrize("heads", [HEADS[0], HEADS[5]])
+@pytest.mark.parametrize("heads", [HEADS[0], HEADS[5], HEADS[-1]])
 def test_a_text_does_not_depend_on_company_padding_or_threads(
     kernels: Kernels, processor: str, heads: Heads
 ) -> None:
@@ -132,7 +141,7 @@ def test_a_text_does_not_depend_on_company_padding_or_threads(
         np.testing.assert_array_equal(part, result[:, 0])
 
 
-@pytest.mark.parametrize("heads", [HEADS[0], HEADS[5]])
+@pytest.mark.parametrize("heads", [HEADS[0], HEADS[5], HEADS[-1]])
 def test_all_instruction_sets_agree_to_the_last_bit(
     kernels: Kernels, heads: Heads, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -201,6 +210,11 @@ def test_packed_lengths_that_do_not_add_up_are_errors(kernels: Kernels, lengths:
     padded = {name: np.zeros((5, 2, 64), np.float32) for name in "qkv"}
     with pytest.raises(Exception, match="inputs of MaskedAttention do not fit"):
         session.run(None, padded | {"lengths": np.array([5], np.int32)})
+
+
+def test_a_window_must_not_be_negative(kernels: Kernels) -> None:
+    with pytest.raises(Exception, match="window of MaskedAttention must not be negative"):
+        Heads(2, 16, window=-1).open(kernels, packed=True)
 
 
 @pytest.mark.parametrize("num_heads", [0, -1])

@@ -233,6 +233,44 @@ def test_a_bias_of_scores_stays_and_the_other_layers_keep_padding(
     np.testing.assert_allclose(result, run(path, None, given), rtol=1e-4, atol=1e-4)
 
 
+def add_window(graph: onnx.GraphProto, size: int = 6, masked: float = -60_000.0) -> None:
+    """A bias of one layer's scores that is a window."""
+    arrays = {"size": size, "masked": np.float32(masked), "first": [0, 1]}
+    for name, value in arrays.items():
+        graph.initializer.append(numpy_helper.from_array(np.array(value), name))
+    nodes = [
+        helper.make_node("Unsqueeze", ["positions", "axis1"], ["others"]),
+        helper.make_node("Sub", ["others", "places"], ["apart"]),
+        helper.make_node("Abs", ["apart"], ["distance"]),
+        helper.make_node("GreaterOrEqual", ["distance", "size"], ["far"]),
+        helper.make_node("Cast", ["far"], ["is_far"], to=TensorProto.FLOAT),
+        helper.make_node("Unsqueeze", ["is_far", "first"], ["is_far4"]),
+        helper.make_node("Mul", ["is_far4", "masked"], ["scores"]),
+    ]
+    node = attention(graph)
+    node.input.append("scores")
+    index = list(graph.node).index(node)
+    for offset, each in enumerate(nodes):
+        graph.node.insert(index + offset, each)
+
+
+def test_a_window_is_part_of_attention(kernels: Kernels, tmp_path: Path) -> None:
+    path = Encoder().save(tmp_path / GRAPH, add_window)
+    after = rewritten(path)
+    assert is_packed(after)
+    attentions = [node for node in after.node if node.op_type == "MaskedAttention"]
+    assert [helper.get_node_attr_value(node, "window") for node in attentions] == [6, 0]
+    given = feeds()
+    result = run(path, kernels, given)
+    np.testing.assert_allclose(result, run(path, None, given), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("settings", [{"size": -1}, {"masked": -100.0}])
+def test_a_bias_that_is_no_window_stays(tmp_path: Path, settings: dict[str, Any]) -> None:
+    path = Encoder().save(tmp_path / GRAPH, lambda graph: add_window(graph, **settings))
+    assert kinds(rewritten(path))["MultiHeadAttention"] == 1
+
+
 def other_lengths(graph: onnx.GraphProto) -> None:
     for node in graph.node:
         if node.op_type == "MultiHeadAttention":

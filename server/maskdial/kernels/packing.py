@@ -17,6 +17,7 @@ from maskdial.kernels.join import join_norms
 from maskdial.kernels.nodes import DOMAIN, attributes_of
 
 _LENGTHS = "lengths"
+_MASKED = -10_000  # scores this low have no weight
 _TOKENS = frozenset({"input_ids", "token_type_ids"})
 _ATTENTION_DEFAULTS: dict[str, float] = {"mask_filter_value": -10_000.0, "unidirectional": 0}
 
@@ -65,7 +66,7 @@ def rewrite_masked_attention(graph: GraphProto) -> int:
         join_norms(graph, {_packed(name) for name in plan.values})
     else:
         for node in attentions:
-            _replace_attention(node, packed=False)
+            _replace_attention(node, analysis.window(node), packed=False)
     return len(attentions)
 
 
@@ -104,11 +105,13 @@ class _Analysis:
         self._producers = {name: node for node in graph.node for name in node.output if name}
 
     def masks_padding_only(self, node: NodeProto) -> bool:
-        """Whether a node is attention of texts within their lengths, without any other bias."""
+        """Whether a node is attention of texts within their lengths, perhaps through a window."""
         if node.op_type != "MultiHeadAttention":
             return False
-        query, key, value, bias, lengths, *rest = [*node.input, "", "", "", ""][:9]
+        query, key, value, bias, lengths, scores, *rest = [*node.input, "", "", "", "", ""][:10]
         if not (query and key and value) or any(rest) or any(node.output[1:]):
+            return False
+        if scores and not self.window(node):
             return False
         if lengths != _LENGTHS or lengths not in self._inputs or not self._is_constant(bias, True):
             return False
@@ -117,6 +120,41 @@ class _Analysis:
             name in ("num_heads", "scale") or value == _ATTENTION_DEFAULTS.get(name)
             for name, value in attributes.items()
         )
+
+    def window(self, node: NodeProto) -> int:
+        """How far away tokens are not seen any more, if that is all that the bias says; else 0."""
+        name, chain = node.input[5] if len(node.input) > 5 else "", []
+        for kind in ("Mul", "Unsqueeze", "Cast", "GreaterOrEqual", "Abs", "Sub"):
+            producer = self._producers.get(name)
+            if producer is None or producer.op_type != kind:
+                return 0
+            chain.append(producer)
+            name = producer.input[0]
+        mul, unsqueeze, _, compare, _, difference = chain
+        masked, size = self._numbers(mul.input[1]), self._numbers(compare.input[1])
+        if len(masked) != 1 or masked[0] > _MASKED or self._numbers(unsqueeze.input[1]) != [0, 1]:
+            return 0
+        places = [self._producers.get(each) for each in difference.input]
+        if [self._axis_of_places(each) for each in places] != [1, 0] or len(size) != 1:
+            return 0
+        return max(size[0], 0)
+
+    def _axis_of_places(self, node: NodeProto | None) -> int:
+        """The axis that was added to the places 0, 1, ... of tokens; -1 if it is something else."""
+        if node is None or node.op_type != "Unsqueeze":
+            return -1
+        places = self._producers.get(node.input[0])
+        if places is None or places.op_type != "Range":
+            return -1
+        first, count, step = places.input
+        squeeze = self._producers.get(count)
+        is_length = squeeze is not None and squeeze.op_type == "Squeeze"
+        if squeeze is None or not is_length or not self._is_dim(squeeze.input[0], 1):
+            return -1
+        if self._numbers(first) != [0] or self._numbers(step) != [1]:
+            return -1
+        axes = self._numbers(node.input[1])
+        return axes[0] if len(axes) == 1 else -1
 
     def plan(self) -> _Plan:
         """What to pack."""
@@ -187,6 +225,11 @@ class _Analysis:
         if kind == "Unsqueeze":
             axes = self._numbers(inputs[1])
             return inputs[:1] if axes and min(axes) >= 2 else []
+        if kind in ("Slice", "Squeeze"):
+            axes = self._numbers(inputs[-1]) if len(inputs) in (2, 4) else []
+            rank = self._rank(inputs[0])
+            inner = [axis >= 2 or 2 - rank <= axis < 0 for axis in axes]
+            return inputs[:1] if axes and all(inner) and self._all_constant(inputs[1:]) else []
         if kind == "Expand":
             return inputs[:1] if self._numbers(inputs[1])[:2] == [1, 1] else []
         if kind == "Split":
@@ -204,6 +247,15 @@ class _Analysis:
         batch, length, *rest = node.input
         sizes = [number for name in rest for number in self._numbers(name) or [0]]
         return self._is_dim(batch, 0) and self._is_dim(length, 1) and 0 not in sizes
+
+    def _rank(self, name: str) -> int:
+        """How many dimensions a value has, if it was reshaped just before; else 0."""
+        node = self._producers.get(name)
+        if node is not None and node.op_type == "Slice":
+            return self._rank(node.input[0])
+        if node is None or node.op_type != "Reshape" or not self._keeps_tokens(node.input[1]):
+            return 0
+        return 2 + len(self.columns(node.input[1]))
 
     def columns(self, shape: str) -> list[int]:
         """The dimensions after batch and length, of a shape for which `_keeps_tokens` holds."""
@@ -264,7 +316,7 @@ def _pack(graph: GraphProto, plan: _Plan, analysis: _Analysis) -> None:
             elif node.op_type == "RotaryEmbedding":
                 node.input[1] = "positions.packed"
             elif node.op_type == "MultiHeadAttention":
-                _replace_attention(node, packed=True)
+                _replace_attention(node, analysis.window(node), packed=True)
             _rename(node, packed)
         nodes.append(node)
         for name in results:
@@ -281,7 +333,7 @@ def _packed(name: str) -> str:
     return f"{name}.packed"
 
 
-def _replace_attention(node: NodeProto, *, packed: bool) -> None:
+def _replace_attention(node: NodeProto, window: int, *, packed: bool) -> None:
     attributes = attributes_of(node)
     replacement = helper.make_node(
         "MaskedAttention",
@@ -290,6 +342,7 @@ def _replace_attention(node: NodeProto, *, packed: bool) -> None:
         domain=DOMAIN,
         num_heads=attributes["num_heads"],
         scale=attributes.get("scale", 0.0),
+        window=window,
         packed=int(packed),
     )
     node.CopyFrom(replacement)

@@ -1,4 +1,4 @@
-// Softmax attention in which every token of a text sees all others.
+// Softmax attention in which every token of a text sees all others, or those within a window.
 //
 // Included by processor.cpp only: nothing here has external linkage, since an inline function that was
 // compiled with AVX-512 must not be the one that the linker keeps for every processor.
@@ -25,9 +25,9 @@ void gather_rows(const float* rows, size_t stride, const float* bias, size_t num
 }
 
 void attend_fully(const FullQueries& q, float* scratch) {
-  const size_t size = q.padded_size(), stride = q.padded_length();
-  float* keys = scratch;  // [stride / kKeyBlock][size][kKeyBlock]
-  float* values = keys + stride * size;
+  const size_t size = q.padded_size(), stride = q.score_stride();
+  float* keys = scratch;  // [padded_length / kKeyBlock][size][kKeyBlock]
+  float* values = keys + q.padded_length() * size;
   float* tile = values + q.length * size;  // queries, and then results
   float* scores = tile + kMostRows * size;
   for (size_t start = 0; start < q.length; start += kKeyBlock) {
@@ -43,17 +43,21 @@ void attend_fully(const FullQueries& q, float* scratch) {
     const size_t some = q.num_queries - row < kFloatRows ? q.num_queries - row : kFloatRows;
     gather_rows(q.queries + row * q.stride, q.stride, q.query_bias, some, q.head_size, size, tile);
     for (size_t r = 0; r < some; ++r) factors[r] = q.scale;
-    for (size_t start = 0; start < q.length; start += kKeyBlock) {
-      const size_t left = q.length - start < kKeyBlock ? q.length - start : kKeyBlock;
-      for (size_t r = 0; r < some; ++r) out[r] = scores + r * stride + start;
+    const size_t begin = q.begin(row) / kKeyBlock * kKeyBlock, end = q.end(row + some - 1);
+    for (size_t start = begin; start < end; start += kKeyBlock) {
+      const size_t left = end - start < kKeyBlock ? end - start : kKeyBlock;
+      for (size_t r = 0; r < some; ++r) out[r] = scores + r * stride + start - begin;
       multiply_floats<kFloatRows>(some, tile, size, keys + start * size, kKeyBlock, size, factors,
                                   out, (left + kLanes - 1) / kLanes * kLanes);
     }
     for (size_t r = 0; r < some; ++r) {
-      factors[r] = soften(scores + r * stride, q.length, stride);
+      const size_t skipped = q.begin(row + r) - begin, seen = q.end(row + r) - q.begin(row + r);
+      std::memset(scores + r * stride, 0, skipped * sizeof(float));
+      factors[r] = soften(scores + r * stride + skipped, seen, stride - skipped);
       out[r] = size == q.head_size ? q.out + (row + r) * q.stride : tile + r * size;
     }
-    multiply_floats<kFloatRows>(some, scores, stride, values, size, q.length, factors, out, size);
+    multiply_floats<kFloatRows>(some, scores, stride, values + begin * size, size, end - begin,
+                                factors, out, size);
     for (size_t r = 0; r < some && size != q.head_size; ++r) {
       std::memcpy(q.out + (row + r) * q.stride, out[r], q.head_size * sizeof(float));
     }

@@ -5,7 +5,8 @@
 //   bias                float (3 * num_heads * head_size), added to query, key and value
 //   lengths             int32 (batch): the tokens of each text, at least 1
 //   y                   like query; zeros where it is padded
-//   num_heads, scale, packed   attributes; scale 0 means 1 / sqrt(head_size)
+//   num_heads, scale, window, packed   attributes; scale 0 means 1 / sqrt(head_size); tokens see those
+//                       less than window tokens away, all if it is 0
 //
 // A text's results depend on its own tokens only.
 #include "masked_attention.h"
@@ -31,6 +32,9 @@ class MaskedAttention {
     if (heads < 1) throw Error("num_heads of MaskedAttention must be positive");
     heads_ = static_cast<size_t>(heads);
     scale_ = float_attribute(api, info, "scale");
+    const int64_t window = int_attribute(api, info, "window");
+    if (window < 0) throw Error("the window of MaskedAttention must not be negative");
+    window_ = static_cast<size_t>(window);
     packed_ = int_attribute(api, info, "packed") != 0;
   }
 
@@ -58,7 +62,13 @@ class MaskedAttention {
     void attend(size_t task) const {
       const Block& block = blocks[task / op->heads_];
       const size_t head = task % op->heads_ * head_size;
-      const size_t text = block.row * columns + head, start = text + block.start * columns;
+      // Only these keys are copied and transposed.
+      const size_t window = op->window_ != 0 ? op->window_ : block.length;
+      const size_t count = std::min(kTaskQueries, block.length - block.start);
+      const size_t from = block.start < window ? 0 : block.start + 1 - window;
+      const size_t to = std::min(block.length, block.start + count - 1 + window);
+      const size_t start = (block.row + block.start) * columns + head;
+      const size_t text = (block.row + from) * columns + head;
       const FullQueries queries = {
           query + start,
           key + text,
@@ -67,8 +77,10 @@ class MaskedAttention {
           bias == nullptr ? nullptr : bias + head,
           bias == nullptr ? nullptr : bias + columns + head,
           bias == nullptr ? nullptr : bias + 2 * columns + head,
-          std::min(kTaskQueries, block.length - block.start),
-          block.length,
+          count,
+          block.start - from,
+          to - from,
+          window,
           head_size,
           op->scale_ != 0 ? op->scale_ : 1.0f / std::sqrt(static_cast<float>(head_size)),
           out + start,
@@ -130,7 +142,7 @@ class MaskedAttention {
 
   const OrtApi& api_;
   const Processor* processor_;
-  size_t heads_;
+  size_t heads_, window_;
   float scale_;
   bool packed_;
 };

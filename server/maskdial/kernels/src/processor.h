@@ -44,23 +44,34 @@ struct Queries {
   size_t scratch() const { return num_rows * score_stride() + head_size * kKeyBlock; }
 };
 
-// Queries of one head of a text, each of which sees all its keys. A row is that of a token, of which
-// these heads are a part; a bias, which may be null, is added to each row.
+// Queries of one head of a text: query i is that of token first + i of these keys, and sees those
+// less than window tokens away. A row is that of a token, of which this head is a part; a bias, which
+// may be null, is added to each row.
 struct FullQueries {
   const float* queries;  // [num_queries][stride]
   const float* keys;     // [length][stride]
   const float* values;   // [length][stride]
   size_t stride;
   const float *query_bias, *key_bias, *value_bias;  // [head_size]
-  size_t num_queries, length, head_size;
+  size_t num_queries, first, length, window, head_size;
   float scale;
   float* out;  // [num_queries][stride]
 
+  // The keys of a query.
+  size_t begin(size_t query) const {
+    return first + query < window ? 0 : first + query + 1 - window;
+  }
+  size_t end(size_t query) const {
+    return length - (first + query) < window ? length : first + query + window;
+  }
+
   size_t padded_size() const { return (head_size + kLanes - 1) / kLanes * kLanes; }
   size_t padded_length() const { return (length + kKeyBlock - 1) / kKeyBlock * kKeyBlock; }
+  // A query's scores begin anywhere, and end with whole vectors.
+  size_t score_stride() const { return padded_length() + kLanes; }
   // The floats of scratch memory: keys, values, a tile of queries and their scores.
   size_t scratch() const {
-    return (padded_length() + length + kMostRows) * padded_size() + kMostRows * padded_length();
+    return (padded_length() + length + kMostRows) * padded_size() + kMostRows * score_stride();
   }
 };
 
