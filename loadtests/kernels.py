@@ -3,7 +3,7 @@
 import argparse
 import asyncio
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -43,6 +43,8 @@ _DECODES = ((1, 96), (4, 96), (8, 96), (16, 96), (1, 1000), (4, 1000), (8, 1000)
 _PROMPTS = (512, 1000)
 _MAX_LENGTH = 1024
 _TEXTS = ((1, 16), (1, 128), (8, 32), (8, 128))
+_MIXED = (16, 5, 128)
+"""Texts of different lengths: their number, and the shortest and the longest length."""
 _PASSES = 8
 """Decode steps per turn; a prompt or a batch of texts is a turn of its own."""
 
@@ -217,18 +219,23 @@ def _texts(bundle: Bundle, session: Session) -> dict[str, Callable[[], object]]:
     manifest = bundle.manifest
     rng = np.random.default_rng(0)
 
-    def run(num_texts: int, num_tokens: int) -> None:
-        shape = num_texts, num_tokens
+    def run(lengths: Sequence[int]) -> None:
+        longest = max(lengths)
+        shape = len(lengths), longest
         feeds: dict[str, NDArray[Any]] = {
             "input_ids": rng.integers(0, manifest.vocab_size, shape),
             "token_type_ids": np.zeros(shape, np.int64),
-            "lengths": np.full(num_texts, num_tokens, np.int32),
-            "rows": np.arange(num_texts) * num_tokens,
+            "lengths": np.array(lengths, np.int32),
+            "rows": np.arange(len(lengths)) * longest,
         }
         session.run(feeds)
 
+    works = {f"{texts} x {tokens} tokens": [tokens] * texts for texts, tokens in _TEXTS}
+    texts, shortest, longest = _MIXED
+    drawn = np.random.default_rng(0).integers(shortest, longest + 1, texts)
+    works[f"{texts} x {shortest} to {longest} tokens"] = drawn.tolist()
     return {
-        f"{texts} x {tokens} tokens": partial(run, texts, tokens)
-        for texts, tokens in _TEXTS
-        if tokens <= manifest.max_length
+        work: partial(run, lengths)
+        for work, lengths in works.items()
+        if max(lengths) <= manifest.max_length
     }

@@ -20,6 +20,12 @@ from maskdial.kernels.installed import Kernels
 LIBRARY = "MASKDIAL_TEST_KERNELS"
 """A variable that names a library to test, such as one with sanitizers."""
 
+TYPES = {
+    np.dtype(np.float32): onnx.TensorProto.FLOAT,
+    np.dtype(np.int32): onnx.TensorProto.INT32,
+    np.dtype(np.int64): onnx.TensorProto.INT64,
+}
+
 Run = Callable[..., NDArray[np.float32]]
 
 
@@ -62,6 +68,35 @@ def linear_session(
         ]
     outputs = [helper.make_tensor_value_info("y", onnx.TensorProto.FLOAT, None)]
     graph = helper.make_graph([node], "linear", inputs, outputs, initializers if constant else [])
+    opsets = [helper.make_opsetid("", 20), helper.make_opsetid("maskdial", 1)]
+    model = helper.make_model(graph, opset_imports=opsets, ir_version=10)
+    options = ort.SessionOptions()
+    options.intra_op_num_threads = threads
+    options.log_severity_level = 4
+    options.register_custom_ops_library(str(library))
+    return ort.InferenceSession(
+        model.SerializeToString(), options, providers=["CPUExecutionProvider"]
+    )
+
+
+def open_operator(
+    library: Path,
+    kind: str,
+    inputs: dict[str, Any],
+    output: int = onnx.TensorProto.FLOAT,
+    threads: int = 1,
+    **attributes: Any,
+) -> ort.InferenceSession:
+    """A session of one operator; ``inputs`` give names and types, None for one left out."""
+    names = [name if dtype is not None else "" for name, dtype in inputs.items()]
+    node = helper.make_node(kind, names, ["y"], domain="maskdial", **attributes)
+    given = [
+        helper.make_tensor_value_info(name, TYPES[np.dtype(dtype)], None)
+        for name, dtype in inputs.items()
+        if dtype is not None
+    ]
+    result = helper.make_tensor_value_info("y", output, None)
+    graph = helper.make_graph([node], "operator", given, [result])
     opsets = [helper.make_opsetid("", 20), helper.make_opsetid("maskdial", 1)]
     model = helper.make_model(graph, opset_imports=opsets, ir_version=10)
     options = ort.SessionOptions()

@@ -100,6 +100,26 @@ def test_products_are_numpys_to_the_last_bit(
             np.testing.assert_array_equal(result, expected)
 
 
+@pytest.mark.parametrize("step", [1 / 127, 1 / 63, 0.0123, 2.0**-61, 1e25])
+def test_rows_are_quantized_as_by_division(linear: Open, step: float) -> None:
+    """Also where a quotient is nearly halfway between two integers, or two floats."""
+    rng, size = np.random.default_rng(0), 64
+    x = rng.standard_normal((6000, size), np.float32)
+    halves = (rng.integers(-127, 127, x.shape) + 0.5) * np.float32(step)
+    x[::3] = halves[::3].astype(np.float32)
+    x[1::3] = np.nextafter(halves[1::3].astype(np.float32), np.float32(0))
+    peaks = np.ldexp(rng.uniform(1, 2, len(x)), rng.integers(-80, 80, len(x))).astype(np.float32)
+    # All bits of every other one's fraction are set.
+    peaks[::2] = np.nextafter(np.exp2(np.floor(np.log2(peaks[::2]))), np.float32(0))
+    x = np.clip(x, -1, 1) * peaks[:, None]
+    x[:, 0] = peaks
+    weight, scale = np.eye(size, dtype=np.int8), np.ones(size, np.float32)
+    session = linear(size, {"w": weight, "s": scale}, step=step, by_row=1)
+    (result,) = session.run(None, {"x": x})
+    expected = product(x, weight, scale, None, np.float32(step), by_row=True)
+    np.testing.assert_array_equal(result, expected)
+
+
 def test_largest_products_do_not_saturate(linear: Open) -> None:
     for sign in (1, -1):
         weight = np.full((2048, 40), sign * 127, np.int8)

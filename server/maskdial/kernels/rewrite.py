@@ -4,7 +4,8 @@ The graph on disk has ONNX Runtime's own operators (`maskdial_export.quantize` w
 it runs with or without the kernels. ``Linear`` (``src/linear.cpp``) takes the place of what
 quantizes the input, ``MatMulIntegerToFloat``, and what undoes the scale of each row; where
 ``silu(gate) * up`` or ``BiasGelu`` follows, one ``Linear`` computes all of it. ``CausalAttention``
-takes the inputs of ``GroupQueryAttention``. Whatever does not look exactly so stays as it is.
+takes the inputs of ``GroupQueryAttention``; `maskdial.kernels.packing` rewrites masked models.
+Whatever does not look exactly so stays as it is.
 
 If nothing else looks at how a causal graph's tokens are divided into rows, the rewritten graph has
 another input, ``new_tokens`` int32 (batch,): it takes the tokens of all rows one after the other,
@@ -23,9 +24,11 @@ from google.protobuf.message import DecodeError
 from onnx import GraphProto, ModelProto, NodeProto, TensorProto, helper, numpy_helper
 
 from maskdial.errors import BundleError, ConfigError
+from maskdial.kernels.join import join_biases
+from maskdial.kernels.nodes import DOMAIN
+from maskdial.kernels.packing import rewrite_masked_attention
 from maskdial.models.bundle import INT8_HEADER
 
-DOMAIN = "maskdial"
 NEW_TOKENS = "new_tokens"
 _VERSION = 1
 _ZERO_POINT = 128
@@ -123,13 +126,16 @@ def rewrite(path: Path, *, int8_cache: bool = False) -> Rewritten:
     num_replaced = rewriter.run()
     if int8_cache:
         rewriter.quantize_cache()
+    join_biases(model.graph)
+    num_replaced += rewrite_masked_attention(model.graph)
+    if num_replaced:
+        model.opset_import.append(helper.make_opsetid(DOMAIN, _VERSION))
     num_left = sum(node.op_type == _PRODUCT for node in model.graph.node)
     return Rewritten(model.SerializeToString(), num_replaced, num_left)
 
 
 class _Rewriter:
     def __init__(self, model: ModelProto) -> None:
-        self._model = model
         self._graph: GraphProto = model.graph
         self._initializers = {each.name: each for each in self._graph.initializer}
         self._producers = {name: node for node in self._graph.node for name in node.output if name}
@@ -175,7 +181,6 @@ class _Rewriter:
         initializers = [each for each in self._graph.initializer if each.name in used]
         del self._graph.initializer[:]
         self._graph.initializer.extend(initializers)
-        self._model.opset_import.append(helper.make_opsetid(DOMAIN, _VERSION))
         self._pack()
         return num_replaced
 

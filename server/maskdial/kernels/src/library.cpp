@@ -1,6 +1,9 @@
 // What ONNX Runtime looks for in a library of operators.
+#include "add_norm.h"
 #include "attention.h"
 #include "linear.h"
+#include "masked_attention.h"
+#include "packing.h"
 #include "tensor.h"
 
 #define EXPORTED extern "C" __attribute__((visibility("default")))
@@ -23,6 +26,11 @@ EXPORTED OrtStatus* RegisterCustomOps(OrtSessionOptions* options, const OrtApiBa
       check(*api, api->CustomOpDomain_Add(created, &kLinearOp));
       check(*api, api->CustomOpDomain_Add(created, &kAttentionOp));
       check(*api, api->CustomOpDomain_Add(created, &kInt8AttentionOp));
+      check(*api, api->CustomOpDomain_Add(created, &kMaskedAttentionOp));
+      check(*api, api->CustomOpDomain_Add(created, &kPackOp));
+      check(*api, api->CustomOpDomain_Add(created, &kUnpackOp));
+      check(*api, api->CustomOpDomain_Add(created, &kTokenPositionsOp));
+      check(*api, api->CustomOpDomain_Add(created, &kAddNormOp));
       return created;
     }();
     check(*api, api->AddCustomOpDomain(options, domain));

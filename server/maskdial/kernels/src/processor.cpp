@@ -4,7 +4,10 @@
 #include "processor.h"
 
 #include "activations.h"
+#include "full_softmax.h"
+#include "norms.h"
 #include "products.h"
+#include "quantization.h"
 #include "softmax.h"
 
 // The table's name differs between the files that are compiled from this one.
@@ -26,4 +29,6 @@ const Processor JOIN(processor_, ISA) = {
     .cache_head = cache_head,
     .attend = attend,
     .attend_int8 = attend_int8,
+    .attend_fully = attend_fully,
+    .add_norm = add_norm,
 };

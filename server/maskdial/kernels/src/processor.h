@@ -63,6 +63,37 @@ struct Int8Head {
   const int8_t* values;  // the same
 };
 
+// Queries of one head of a text: query i is that of token first + i of these keys, and sees those
+// less than window tokens away. A row is that of a token, of which this head is a part; a bias, which
+// may be null, is added to each row.
+struct FullQueries {
+  const float* queries;  // [num_queries][stride]
+  const float* keys;     // [length][stride]
+  const float* values;   // [length][stride]
+  size_t stride;
+  const float *query_bias, *key_bias, *value_bias;  // [head_size]
+  size_t num_queries, first, length, window, head_size;
+  float scale;
+  float* out;  // [num_queries][stride]
+
+  // The keys of a query.
+  size_t begin(size_t query) const {
+    return first + query < window ? 0 : first + query + 1 - window;
+  }
+  size_t end(size_t query) const {
+    return length - (first + query) < window ? length : first + query + window;
+  }
+
+  size_t padded_size() const { return (head_size + kLanes - 1) / kLanes * kLanes; }
+  size_t padded_length() const { return (length + kKeyBlock - 1) / kKeyBlock * kKeyBlock; }
+  // A query's scores begin anywhere, and end with whole vectors.
+  size_t score_stride() const { return padded_length() + kLanes; }
+  // The floats of scratch memory: keys, values, a tile of queries and their scores.
+  size_t scratch() const {
+    return (padded_length() + length + kMostRows) * padded_size() + kMostRows * score_stride();
+  }
+};
+
 struct Processor {
   const char* name;
 
@@ -97,6 +128,13 @@ struct Processor {
   // Softmax attention. The order of a row's operations depends on its length only.
   void (*attend)(const Queries& queries, const FloatHead& head, float* scratch);
   void (*attend_int8)(const Queries& queries, const Int8Head& head, float* scratch);
+
+  // The same without a causal mask.
+  void (*attend_fully)(const FullQueries& queries, float* scratch);
+
+  // The layer norm of x + residual; the bias may be null.
+  void (*add_norm)(const float* x, const float* residual, size_t size, const float* weight,
+                   const float* bias, float epsilon, float* out);
 };
 
 // The best one that this machine supports, or the one named by MASKDIAL_KERNELS_ISA; null if this

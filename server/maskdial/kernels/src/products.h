@@ -1,4 +1,4 @@
-// Quantized rows, and their products with panels of weights.
+// Products of quantized rows with panels of weights.
 //
 // Included by processor.cpp only: nothing here has external linkage, since an inline function that was
 // compiled with AVX-512 must not be the one that the linker keeps for every processor.
@@ -12,43 +12,6 @@ namespace {
 // foresee the next one. The last panel is followed by memory that is not the matrix's: a prefetch
 // of it does nothing.
 constexpr size_t kPrefetched = 4096, kLine = 64;
-
-constexpr float kZeroPoint = 128.0f;
-
-// The integers that QuantizeLinear rounds to, less the zero point; what is not a number is least.
-inline Floats scaled(Floats values, Floats step) {
-  const Floats integers = max(div(values, step), splat(-kZeroPoint));
-  return min(integers, splat(255.0f - kZeroPoint));
-}
-
-void quantize(const float* row, size_t size, float step, uint8_t* out) {
-  const Floats steps = splat(step);
-  for_each_vector(size, [&](size_t i, size_t count) {
-    store_some_bytes(out + i, scaled(load_some(row + i, count), steps), count);
-  });
-}
-
-float largest_magnitude(const float* row, size_t size) {
-  Floats largest = splat(0.0f);
-  for_each_vector(size, [&](size_t i, size_t count) {
-    largest = max(magnitude(load_some(row + i, count)), largest);
-  });
-  float lanes[kWidth];
-  store(lanes, largest);
-  float peak = 0.0f;
-  for (float lane : lanes) peak = lane > peak ? lane : peak;
-  return peak;
-}
-
-float quantize_by_peak(const float* row, size_t size, float step, uint8_t* out) {
-  const float peak = largest_magnitude(row, size);
-  const Floats peaks = splat(peak), steps = splat(step);
-  for_each_vector(size, [&](size_t i, size_t count) {
-    const Floats unit = div(load_some(row + i, count), peaks);
-    store_some_bytes(out + i, scaled(unit, steps), count);
-  });
-  return peak;
-}
 
 // A tile of kRows rows and kVectors vectors of columns. Its sums stay in registers.
 template <size_t kRows, size_t kVectors>

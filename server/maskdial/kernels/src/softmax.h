@@ -5,6 +5,7 @@
 #pragma once
 
 #include "products.h"
+#include "quantization.h"
 #include "vectors.h"
 
 namespace {

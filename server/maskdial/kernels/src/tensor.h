@@ -100,7 +100,7 @@ struct Tensor {
     return of(api, value);
   }
 
-  template <typename Element>
+  template <typename Element = float>
   static Element* output(const OrtApi& api, OrtKernelContext* context, size_t index,
                          const std::vector<int64_t>& dims) {
     OrtValue* value = nullptr;

@@ -1,0 +1,95 @@
+"""Joins small operators of a graph to those of the kernels."""
+
+from collections import Counter
+from collections.abc import Collection
+
+from onnx import GraphProto, NodeProto, TensorProto, helper
+
+from maskdial.kernels.nodes import DOMAIN, attributes_of
+
+
+def join_biases(graph: GraphProto) -> None:
+    """Lets ``Linear`` add a bias where an ``Add`` follows it; the results are the same bits."""
+    joiner = _Joiner(graph)
+    for node in joiner.nodes:
+        if node.op_type != "Add":
+            continue
+        for name, bias in (node.input, reversed(node.input)):
+            linear = joiner.only_used_here(name)
+            if linear is None or linear.op_type != "Linear" or len(linear.input) != 3:
+                continue
+            if joiner.dims(bias) == joiner.dims(linear.input[2]) and not _has_gelu(linear):
+                linear.input.append(bias)
+                joiner.replace(node, linear, linear)
+                break
+    joiner.finish()
+
+
+def join_norms(graph: GraphProto, rows: Collection[str]) -> None:
+    """Lets ``AddNorm`` add and normalize where only the layer norm of a sum is used.
+
+    ``rows`` are values of one shape but for their last dimension; others broadcast perhaps.
+    """
+    joiner = _Joiner(graph)
+    for node in joiner.nodes:
+        if node.op_type != "LayerNormalization" or any(node.output[1:]):
+            continue
+        attributes, (source, *weights) = attributes_of(node), node.input
+        add = joiner.only_used_here(source)
+        if add is None or add.op_type != "Add" or attributes.get("axis", -1) != -1:
+            continue
+        widths = {joiner.width(name) if name in rows else 0 for name in add.input}
+        if widths == {*joiner.dims(weights[0])} and all(map(joiner.dims, weights)):
+            epsilon = attributes.get("epsilon", 1e-5)
+            inputs = [*add.input, *weights]
+            result = helper.make_node("AddNorm", inputs, [""], domain=DOMAIN, epsilon=epsilon)
+            joiner.replace(node, add, result)
+    joiner.finish()
+
+
+class _Joiner:
+    """The nodes of a graph, of which two become one at a time."""
+
+    def __init__(self, graph: GraphProto) -> None:
+        self.nodes = list(graph.node)
+        self._graph = graph
+        self._initializers = {each.name: each for each in graph.initializer}
+        self._producers = {name: node for node in self.nodes for name in node.output if name}
+        self._uses = Counter(name for node in self.nodes for name in node.input)
+        self._uses.update(value.name for value in graph.output)
+        self._replaced: dict[int, NodeProto | None] = {}
+
+    def only_used_here(self, name: str) -> NodeProto | None:
+        """The node that computes a value, if the value has one use."""
+        return self._producers.get(name) if self._uses[name] == 1 else None
+
+    def dims(self, name: str) -> list[int]:
+        """The dimensions of an initializer; empty for any other value."""
+        return list(self._initializers.get(name, TensorProto()).dims)
+
+    def width(self, name: str) -> int:
+        """The last dimension of a value as the weights of its operator have it; 0 if not known."""
+        node = self._producers.get(name)
+        place = {"Linear": 2, "LayerNormalization": 1, "AddNorm": 2, "MatMul": 1, "Add": 1}
+        if node is None or node.op_type not in place:
+            return 0
+        return (self.dims(node.input[place[node.op_type]]) or [0])[-1]
+
+    def replace(self, last: NodeProto, first: NodeProto, joined: NodeProto) -> None:
+        """Puts one node where the later one of two is, with its result."""
+        result = last.output[0]
+        self._replaced[id(first)] = None
+        self._replaced[id(last)] = joined
+        joined.output[0] = result
+        self._producers[result] = joined
+
+    def finish(self) -> None:
+        """Writes the nodes back."""
+        nodes = [self._replaced.get(id(node), node) for node in self.nodes]
+        kept = [node for node in nodes if node is not None]
+        del self._graph.node[:]
+        self._graph.node.extend(kept)
+
+
+def _has_gelu(linear: NodeProto) -> bool:
+    return bool(attributes_of(linear)["gelu"])

@@ -1,0 +1,83 @@
+// The operator AddNorm(x, residual, weight, bias?) -> y
+//
+//   x, residual    float (..., columns), of one shape
+//   weight, bias   float (columns)
+//   y              the layer norm of each row of x + residual, like x
+//   epsilon        attribute
+#include "add_norm.h"
+
+#include <algorithm>
+
+#include "operator.h"
+#include "processor.h"
+#include "tensor.h"
+
+namespace {
+
+constexpr size_t kRowsPerTask = 16;
+
+class AddNorm {
+ public:
+  AddNorm(const OrtApi& api, const OrtKernelInfo* info)
+      : api_(api), processor_(required_processor()) {
+    epsilon_ = float_attribute(api, info, "epsilon");
+  }
+
+  void compute(OrtKernelContext* context) const {
+    const Tensor x = Tensor::input(api_, context, 0), residual = Tensor::input(api_, context, 1);
+    const Tensor weight = Tensor::input(api_, context, 2);
+    const Tensor bias = Tensor::input(api_, context, 3, true);
+    require(x.type == kFloat && residual.type == kFloat && weight.type == kFloat, "types");
+    require(!x.dims.empty() && x.dims == residual.dims, "shapes");
+    const size_t columns = x.dim(x.dims.size() - 1);
+    require(columns > 0 && weight.size() == columns, "weight");
+    require(bias.data == nullptr || (bias.type == kFloat && bias.size() == columns), "bias");
+    Pass pass{this, x.floats(), residual.floats(), weight.floats(), bias.floats(),
+              Tensor::output(api_, context, 0, x.dims), x.size() / columns, columns};
+    const size_t num_tasks = (pass.num_rows + kRowsPerTask - 1) / kRowsPerTask;
+    if (num_tasks == 0) return;
+    if (num_tasks == 1) return norm_task(&pass, 0);
+    check(api_, api_.KernelContext_ParallelFor(context, norm_task, num_tasks, 0, &pass));
+  }
+
+ private:
+  struct Pass {
+    const AddNorm* op;
+    const float *x, *residual, *weight, *bias;
+    float* out;
+    size_t num_rows, columns;
+
+    void norm(size_t task) const {
+      const size_t last = std::min(num_rows, (task + 1) * kRowsPerTask);
+      for (size_t row = task * kRowsPerTask; row < last; ++row) {
+        const size_t start = row * columns;
+        op->processor_->add_norm(x + start, residual + start, columns, weight, bias, op->epsilon_,
+                                 out + start);
+      }
+    }
+  };
+
+  static void norm_task(void* pass, size_t task) { static_cast<Pass*>(pass)->norm(task); }
+
+  static void require(bool fits, const char* what) {
+    if (!fits) throw Error(std::string("inputs of AddNorm do not fit: ") + what);
+  }
+
+  const OrtApi& api_;
+  const Processor* processor_;
+  float epsilon_;
+};
+
+}  // namespace
+
+const OrtCustomOp kAddNormOp = [] {
+  OrtCustomOp table = operator_table<AddNorm>();
+  table.GetName = [](const OrtCustomOp*) { return "AddNorm"; };
+  table.GetInputType = [](const OrtCustomOp*, size_t) { return kFloat; };
+  table.GetInputTypeCount = [](const OrtCustomOp*) -> size_t { return 4; };
+  table.GetOutputTypeCount = [](const OrtCustomOp*) -> size_t { return 1; };
+  table.GetInputCharacteristic = [](const OrtCustomOp*, size_t i) {
+    return i == 3 ? kOptional : kRequired;
+  };
+  return table;
+}();

@@ -1,0 +1,162 @@
+// The operator MaskedAttention(query, key, value, bias?, lengths) -> y
+//
+//   query, key, value   float (batch, length, num_heads * head_size), texts padded to the right; or
+//                       (tokens, 1, num_heads * head_size), texts one after the other (Pack)
+//   bias                float (3 * num_heads * head_size), added to query, key and value
+//   lengths             int32 (batch): the tokens of each text, at least 1
+//   y                   like query; zeros where it is padded
+//   num_heads, scale, window, packed   attributes; scale 0 means 1 / sqrt(head_size); tokens see those
+//                       less than window tokens away, all if it is 0
+//
+// A text's results depend on its own tokens only.
+#include "masked_attention.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+
+#include "operator.h"
+#include "processor.h"
+#include "tensor.h"
+
+namespace {
+
+// Queries per task: many, since each task copies and transposes the text's keys.
+constexpr size_t kTaskQueries = 128;
+
+class MaskedAttention {
+ public:
+  MaskedAttention(const OrtApi& api, const OrtKernelInfo* info)
+      : api_(api), processor_(required_processor()) {
+    const int64_t heads = int_attribute(api, info, "num_heads");
+    if (heads < 1) throw Error("num_heads of MaskedAttention must be positive");
+    heads_ = static_cast<size_t>(heads);
+    scale_ = float_attribute(api, info, "scale");
+    const int64_t window = int_attribute(api, info, "window");
+    if (window < 0) throw Error("the window of MaskedAttention must not be negative");
+    window_ = static_cast<size_t>(window);
+    packed_ = int_attribute(api, info, "packed") != 0;
+  }
+
+  void compute(OrtKernelContext* context) const {
+    Pass pass = read(context);
+    if (pass.blocks.empty()) return;
+    const size_t num_tasks = pass.blocks.size() * heads_;
+    if (num_tasks == 1) return attend_task(&pass, 0);
+    check(api_, api_.KernelContext_ParallelFor(context, attend_task, num_tasks, 0, &pass));
+  }
+
+ private:
+  // Some queries of a text, whose first token has the row `row` of the inputs.
+  struct Block {
+    size_t row, length, start;
+  };
+
+  struct Pass {
+    const MaskedAttention* op;
+    const float *query, *key, *value, *bias;
+    float* out;
+    size_t columns, head_size;
+    std::vector<Block> blocks{};
+
+    void attend(size_t task) const {
+      const Block& block = blocks[task / op->heads_];
+      const size_t head = task % op->heads_ * head_size;
+      // Only these keys are copied and transposed.
+      const size_t window = op->window_ != 0 ? op->window_ : block.length;
+      const size_t count = std::min(kTaskQueries, block.length - block.start);
+      const size_t from = block.start < window ? 0 : block.start + 1 - window;
+      const size_t to = std::min(block.length, block.start + count - 1 + window);
+      const size_t start = (block.row + block.start) * columns + head;
+      const size_t text = (block.row + from) * columns + head;
+      const FullQueries queries = {
+          query + start,
+          key + text,
+          value + text,
+          columns,
+          bias == nullptr ? nullptr : bias + head,
+          bias == nullptr ? nullptr : bias + columns + head,
+          bias == nullptr ? nullptr : bias + 2 * columns + head,
+          count,
+          block.start - from,
+          to - from,
+          window,
+          head_size,
+          op->scale_ != 0 ? op->scale_ : 1.0f / std::sqrt(static_cast<float>(head_size)),
+          out + start,
+      };
+      // Kept by each thread: a short text would allocate it for microseconds of work.
+      static thread_local std::vector<float> scratch;
+      if (scratch.size() < queries.scratch()) scratch.resize(queries.scratch());
+      op->processor_->attend_fully(queries, scratch.data());
+    }
+  };
+
+  static void attend_task(void* pass, size_t task) { static_cast<Pass*>(pass)->attend(task); }
+
+  Pass read(OrtKernelContext* context) const {
+    const Tensor query = Tensor::input(api_, context, 0);
+    const Tensor key = Tensor::input(api_, context, 1), value = Tensor::input(api_, context, 2);
+    const Tensor bias = Tensor::input(api_, context, 3, true);
+    const Tensor lengths = Tensor::input(api_, context, 4);
+    require(query.type == kFloat && key.type == kFloat && value.type == kFloat &&
+                lengths.type == kInt32,
+            "types");
+    require(query.dims.size() == 3 && query.dims == key.dims && query.dims == value.dims &&
+                lengths.dims.size() == 1,
+            "shapes");
+    Pass pass{this, query.floats(), key.floats(), value.floats(), bias.floats(), nullptr,
+              query.dim(2), query.dim(2) / heads_};
+    require(pass.head_size > 0 && pass.head_size * heads_ == pass.columns, "head size");
+    require(bias.data == nullptr || (bias.type == kFloat && bias.size() == 3 * pass.columns),
+            "bias");
+    pass.out = Tensor::output(api_, context, 0, query.dims);
+    require(packed_ ? query.dim(1) == 1 : query.dim(0) == lengths.dim(0), "batch");
+    divide(static_cast<const int32_t*>(lengths.data), lengths.dim(0), query.dim(packed_ ? 0 : 1),
+           pass);
+    return pass;
+  }
+
+  // Divides the texts into blocks, and clears the padding.
+  void divide(const int32_t* lengths, size_t num_texts, size_t num_rows, Pass& pass) const {
+    size_t row = 0;
+    for (size_t text = 0; text < num_texts; ++text) {
+      const size_t room = packed_ ? num_rows - row : num_rows;
+      require(lengths[text] > 0 && static_cast<size_t>(lengths[text]) <= room, "lengths");
+      const auto length = static_cast<size_t>(lengths[text]);
+      for (size_t start = 0; start < length; start += kTaskQueries) {
+        pass.blocks.push_back({row, length, start});
+      }
+      row += length;
+      if (packed_) continue;
+      std::memset(pass.out + row * pass.columns, 0,
+                  (num_rows - length) * pass.columns * sizeof(float));
+      row += num_rows - length;
+    }
+    require(!packed_ || row == num_rows, "lengths");
+  }
+
+  static void require(bool fits, const char* what) {
+    if (!fits) throw Error(std::string("inputs of MaskedAttention do not fit: ") + what);
+  }
+
+  const OrtApi& api_;
+  const Processor* processor_;
+  size_t heads_, window_;
+  float scale_;
+  bool packed_;
+};
+
+}  // namespace
+
+const OrtCustomOp kMaskedAttentionOp = [] {
+  OrtCustomOp table = operator_table<MaskedAttention>();
+  table.GetName = [](const OrtCustomOp*) { return "MaskedAttention"; };
+  table.GetInputType = [](const OrtCustomOp*, size_t i) { return i == 4 ? kInt32 : kFloat; };
+  table.GetInputTypeCount = [](const OrtCustomOp*) -> size_t { return 5; };
+  table.GetOutputTypeCount = [](const OrtCustomOp*) -> size_t { return 1; };
+  table.GetInputCharacteristic = [](const OrtCustomOp*, size_t i) {
+    return i == 3 ? kOptional : kRequired;
+  };
+  return table;
+}();

@@ -1,0 +1,155 @@
+// The operators Pack(x, lengths) -> y, Unpack(y, lengths, input_ids) -> x, and
+// TokenPositions(lengths) -> positions
+//
+//   x           float (batch, length, ...), texts padded to the right
+//   lengths     int32 (batch): the tokens of each text
+//   y           float (tokens, 1, ...), texts one after the other
+//   input_ids   int64 (batch, length), for its shape
+//   positions   int64 (tokens, 1): 0, 1, ... in each text
+//
+// Unpack pads with zeros.
+#include "packing.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "operator.h"
+#include "tensor.h"
+
+namespace {
+
+void require(bool fits, const char* what) {
+  if (!fits) throw Error(std::string("inputs do not fit: ") + what);
+}
+
+// The lengths of some texts.
+struct Lengths {
+  std::vector<size_t> each{};
+  size_t total = 0, longest = 0;
+
+  static Lengths input(const OrtApi& api, const OrtKernelContext* context, size_t index) {
+    const Tensor tensor = Tensor::input(api, context, index);
+    require(tensor.type == kInt32 && tensor.dims.size() == 1, "lengths");
+    Lengths lengths;
+    for (size_t i = 0; i < tensor.dim(0); ++i) {
+      const int32_t length = static_cast<const int32_t*>(tensor.data)[i];
+      require(length >= 0, "lengths");
+      lengths.each.push_back(static_cast<size_t>(length));
+      lengths.total += lengths.each.back();
+      lengths.longest = std::max(lengths.longest, lengths.each.back());
+    }
+    return lengths;
+  }
+};
+
+// The floats of a token.
+size_t columns_of(const Tensor& tensor) {
+  size_t product = 1;
+  for (size_t i = 2; i < tensor.dims.size(); ++i) product *= tensor.dim(i);
+  return product;
+}
+
+class Pack {
+ public:
+  Pack(const OrtApi& api, const OrtKernelInfo*) : api_(api) {}
+
+  void compute(OrtKernelContext* context) const {
+    const Tensor x = Tensor::input(api_, context, 0);
+    const Lengths lengths = Lengths::input(api_, context, 1);
+    require(x.type == kFloat && x.dims.size() > 1 && x.dim(0) == lengths.each.size() &&
+                lengths.longest <= x.dim(1),
+            "x of Pack and lengths");
+    const size_t columns = columns_of(x);
+    std::vector<int64_t> dims = x.dims;
+    dims[0] = static_cast<int64_t>(lengths.total);
+    dims[1] = 1;
+    float* out = Tensor::output(api_, context, 0, dims);
+    const float* text = x.floats();
+    for (size_t length : lengths.each) {
+      out = std::copy_n(text, length * columns, out);
+      text += x.dim(1) * columns;
+    }
+  }
+
+ private:
+  const OrtApi& api_;
+};
+
+class Unpack {
+ public:
+  Unpack(const OrtApi& api, const OrtKernelInfo*) : api_(api) {}
+
+  void compute(OrtKernelContext* context) const {
+    const Tensor x = Tensor::input(api_, context, 0), ids = Tensor::input(api_, context, 2);
+    const Lengths lengths = Lengths::input(api_, context, 1);
+    require(ids.dims.size() == 2 && ids.dim(0) == lengths.each.size() &&
+                lengths.longest <= ids.dim(1),
+            "input_ids of Unpack and lengths");
+    require(x.type == kFloat && x.dims.size() > 1 && x.dim(0) == lengths.total && x.dim(1) == 1,
+            "x of Unpack and lengths");
+    const size_t columns = columns_of(x);
+    std::vector<int64_t> dims = x.dims;
+    std::copy_n(ids.dims.begin(), 2, dims.begin());
+    float* out = Tensor::output(api_, context, 0, dims);
+    const float* text = x.floats();
+    for (size_t length : lengths.each) {
+      out = std::copy_n(text, length * columns, out);
+      out = std::fill_n(out, (ids.dim(1) - length) * columns, 0.0f);
+      text += length * columns;
+    }
+  }
+
+ private:
+  const OrtApi& api_;
+};
+
+class TokenPositions {
+ public:
+  TokenPositions(const OrtApi& api, const OrtKernelInfo*) : api_(api) {}
+
+  void compute(OrtKernelContext* context) const {
+    const Lengths lengths = Lengths::input(api_, context, 0);
+    auto* out = Tensor::output<int64_t>(api_, context, 0, {static_cast<int64_t>(lengths.total), 1});
+    for (size_t length : lengths.each) {
+      for (size_t i = 0; i < length; ++i) *out++ = static_cast<int64_t>(i);
+    }
+  }
+
+ private:
+  const OrtApi& api_;
+};
+
+}  // namespace
+
+const OrtCustomOp kPackOp = [] {
+  OrtCustomOp table = operator_table<Pack>();
+  table.GetName = [](const OrtCustomOp*) { return "Pack"; };
+  table.GetInputType = [](const OrtCustomOp*, size_t i) { return i == 0 ? kFloat : kInt32; };
+  table.GetInputTypeCount = [](const OrtCustomOp*) -> size_t { return 2; };
+  table.GetOutputTypeCount = [](const OrtCustomOp*) -> size_t { return 1; };
+  table.GetInputCharacteristic = [](const OrtCustomOp*, size_t) { return kRequired; };
+  return table;
+}();
+
+const OrtCustomOp kUnpackOp = [] {
+  OrtCustomOp table = operator_table<Unpack>();
+  table.GetName = [](const OrtCustomOp*) { return "Unpack"; };
+  table.GetInputType = [](const OrtCustomOp*, size_t i) {
+    return i == 0 ? kFloat : i == 1 ? kInt32 : kInt64;
+  };
+  table.GetInputTypeCount = [](const OrtCustomOp*) -> size_t { return 3; };
+  table.GetOutputTypeCount = [](const OrtCustomOp*) -> size_t { return 1; };
+  table.GetInputCharacteristic = [](const OrtCustomOp*, size_t) { return kRequired; };
+  return table;
+}();
+
+const OrtCustomOp kTokenPositionsOp = [] {
+  OrtCustomOp table = operator_table<TokenPositions>();
+  table.GetName = [](const OrtCustomOp*) { return "TokenPositions"; };
+  table.GetInputType = [](const OrtCustomOp*, size_t) { return kInt32; };
+  table.GetInputTypeCount = [](const OrtCustomOp*) -> size_t { return 1; };
+  table.GetOutputType = [](const OrtCustomOp*, size_t) { return kInt64; };
+  table.GetOutputTypeCount = [](const OrtCustomOp*) -> size_t { return 1; };
+  table.GetInputCharacteristic = [](const OrtCustomOp*, size_t) { return kRequired; };
+  return table;
+}();

@@ -1,0 +1,7 @@
+// Pack and Unpack: texts one after the other instead of padded ones, and back. TokenPositions: where
+// in its text each token of the former is.
+#pragma once
+
+#include "onnxruntime.h"
+
+extern const OrtCustomOp kPackOp, kUnpackOp, kTokenPositionsOp;

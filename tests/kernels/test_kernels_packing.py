@@ -1,0 +1,313 @@
+"""Masked graphs rewritten for the kernels: what is packed, what stays, and the same answers."""
+
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from numpy.typing import NDArray
+from onnx import TensorProto, helper, numpy_helper
+
+from maskdial.kernels.installed import Kernels
+from maskdial.kernels.rewrite import rewrite
+from maskdial.models.bundle import GRAPH
+from maskdial.models.catalog import STARTER_FOLDER
+from maskdial.runtime.session import Session, SessionOptions
+
+Change = Callable[[onnx.GraphProto], object]
+
+WORDS, POSITIONS, SIZE, HEADS, LAYERS = 50, 80, 24, 3, 2
+LENGTHS = [5, 1, 70, 64, 2, 33]
+MICROSOFT = {"domain": "com.microsoft"}
+
+
+class Encoder:
+    """The graph of a masked model like BERT, in float32, as the export writes it."""
+
+    def __init__(self, seed: int = 0) -> None:
+        self._rng = np.random.default_rng(seed)
+        self.nodes: list[onnx.NodeProto] = []
+        self.initializers: list[onnx.TensorProto] = []
+        self._embed()
+        hidden = self.norm("embedded")
+        for layer in range(LAYERS):
+            hidden = self.layer(hidden, f"layer{layer}")
+        self.hidden = hidden
+
+    def node(self, kind: str, inputs: list[str], output: str, **attributes: Any) -> str:
+        self.nodes.append(helper.make_node(kind, inputs, [output], **attributes))
+        return output
+
+    def constant(self, name: str, array: NDArray[Any]) -> str:
+        self.initializers.append(numpy_helper.from_array(array, name))
+        return name
+
+    def weight(self, name: str, *shape: int) -> str:
+        return self.constant(name, self._rng.standard_normal(shape, np.float32) * np.float32(0.4))
+
+    def _embed(self) -> None:
+        one, zero = np.array([1], np.int64), np.array([0], np.int64)
+        self.constant("zero", np.array(0, np.int64))
+        self.constant("one", np.array(1, np.int64))
+        self.constant("axis0", zero)
+        self.constant("axis1", one)
+        self.node("Shape", ["input_ids"], "length1", start=1, end=2)
+        self.node("Squeeze", ["length1"], "length")
+        self.node("Range", ["zero", "length", "one"], "positions")
+        self.node("Unsqueeze", ["positions", "axis0"], "places")
+        self.node("Unsqueeze", ["lengths", "axis1"], "column")
+        self.node("Cast", ["column"], "ends", to=TensorProto.INT64)
+        self.node("Less", ["places", "ends"], "valid")
+        self.node("Where", ["valid", "input_ids", "zero"], "tokens")
+        self.node("Gather", [self.weight("words", WORDS, SIZE), "tokens"], "word")
+        self.node("Gather", [self.weight("places.table", POSITIONS, SIZE), "places"], "place")
+        self.node("Add", ["word", "place"], "embedded")
+
+    def norm(self, source: str) -> str:
+        weights = [self.weight(f"{source}.weight", SIZE), self.weight(f"{source}.bias", SIZE)]
+        return self.node("LayerNormalization", [source, *weights], f"{source}.norm", axis=-1)
+
+    def product(self, source: str, name: str, outputs: int = SIZE, inputs: int = SIZE) -> str:
+        return self.node("MatMul", [source, self.weight(f"{name}.w", inputs, outputs)], name)
+
+    def residual(self, name: str, hidden: str) -> str:
+        biased = self.node("Add", [name, self.weight(f"{name}.b", SIZE)], f"{name}.biased")
+        return self.norm(self.node("Add", [biased, hidden], f"{name}.sum"))
+
+    def layer(self, hidden: str, name: str) -> str:
+        parts = [self.product(hidden, f"{name}.{part}") for part in "qkv"]
+        bias = self.weight(f"{name}.qkv", 3 * SIZE)
+        inputs = [*parts, bias, "lengths"]
+        attended = f"{name}.attended"
+        self.node("MultiHeadAttention", inputs, attended, num_heads=HEADS, **MICROSOFT)
+        middle = self.residual(self.product(attended, f"{name}.o"), hidden)
+        inner = self.product(middle, f"{name}.in", 2 * SIZE)
+        bias = self.weight(f"{name}.in.b", 2 * SIZE)
+        inner = self.node("BiasGelu", [inner, bias], f"{name}.gelu", **MICROSOFT)
+        return self.residual(self.product(inner, f"{name}.out", SIZE, 2 * SIZE), middle)
+
+    def save(self, path: Path, change: Change | None = None, output: str = "logits") -> Path:
+        """Writes the graph, which returns the rows ``rows`` of the last layer; changed first."""
+        self.constant("flat", np.array([-1, SIZE], np.int64))
+        self.node("Reshape", [self.hidden, "flat"], "all_rows")
+        self.node("Gather", ["all_rows", "rows"], output)
+        types = {"input_ids": 7, "lengths": 6, "rows": 7}
+        inputs = [
+            helper.make_tensor_value_info(name, kind, ["b", "l"] if name == "input_ids" else [name])
+            for name, kind in types.items()
+        ]
+        outputs = [helper.make_tensor_value_info(output, 1, None)]
+        graph = helper.make_graph(self.nodes, "encoder", inputs, outputs, self.initializers)
+        if change is not None:
+            change(graph)
+        opsets = [helper.make_opsetid("", 20), helper.make_opsetid("com.microsoft", 1)]
+        onnx.save(helper.make_model(graph, opset_imports=opsets, ir_version=10), path)
+        return path
+
+
+def feeds(lengths: list[int] = LENGTHS) -> dict[str, Any]:
+    """A padded batch; the rows are those of all tokens."""
+    input_ids = np.random.default_rng(1).integers(1, WORDS, (len(LENGTHS), max(LENGTHS)))
+    rows = [
+        row * max(lengths) + place for row, length in enumerate(lengths) for place in range(length)
+    ]
+    return {
+        "input_ids": input_ids[: len(lengths), : max(lengths)],
+        "lengths": np.array(lengths, np.int32),
+        "rows": np.array(rows),
+    }
+
+
+def run(path: Path, kernels: Kernels | None, given: dict[str, Any]) -> NDArray[np.float32]:
+    session = Session(path, SessionOptions(intra_op_threads=2, kernels=kernels))
+    assert bool(session.kernels) == (kernels is not None)
+    return session.run(given)
+
+
+def rewritten(path: Path) -> onnx.GraphProto:
+    return onnx.load_from_string(rewrite(path).model).graph
+
+
+def kinds(graph: onnx.GraphProto) -> Counter[str]:
+    return Counter(node.op_type for node in graph.node)
+
+
+def is_packed(graph: onnx.GraphProto) -> bool:
+    """Whether a graph's attention is over packed texts; all of it is ours."""
+    attentions = [node for node in graph.node if node.op_type == "MaskedAttention"]
+    (packed,) = {helper.get_node_attr_value(node, "packed") for node in attentions}
+    assert kinds(graph)["Pack"] == packed
+    return bool(packed)
+
+
+def test_everything_between_embeddings_and_head_is_packed(tmp_path: Path) -> None:
+    path = Encoder().save(tmp_path / GRAPH)
+    before, after = onnx.load(path).graph, rewritten(path)
+    assert is_packed(after)
+    expected = kinds(before)
+    del expected["MultiHeadAttention"]
+    expected["LayerNormalization"] -= 2 * LAYERS
+    expected["Add"] -= 2 * LAYERS
+    expected.update(MaskedAttention=LAYERS, AddNorm=2 * LAYERS, Pack=1, Unpack=1)
+    assert kinds(after) == expected
+    assert [each.name for each in after.output] == [each.name for each in before.output]
+
+
+def test_packed_texts_have_the_answers_of_padded_ones(
+    kernels: Kernels, processor: str, tmp_path: Path
+) -> None:
+    path = Encoder().save(tmp_path / GRAPH)
+    ours = Kernels(kernels.path, processor)
+    given = feeds()
+    result = run(path, ours, given)
+    np.testing.assert_allclose(result, run(path, None, given), rtol=1e-4, atol=1e-4)
+    given["input_ids"] = np.pad(given["input_ids"], ((0, 0), (0, 9)), constant_values=-1)
+    given["rows"] = given["rows"] + given["rows"] // max(LENGTHS) * 9
+    np.testing.assert_array_equal(run(path, ours, given), result)
+
+
+def test_lengths_beyond_the_batch_are_errors(kernels: Kernels, tmp_path: Path) -> None:
+    session = Session(Encoder().save(tmp_path / GRAPH), SessionOptions(kernels=kernels))
+    session.run(feeds())
+    for wrong in ([*LENGTHS[:-1], 71], [*LENGTHS[:-1], 0], [*LENGTHS[:-1], -3]):
+        with pytest.raises(Exception, match="do not fit"):
+            session.run(feeds() | {"lengths": np.array(wrong, np.int32)})
+
+
+def test_what_is_returned_for_each_token_is_unpacked(kernels: Kernels, tmp_path: Path) -> None:
+    hidden = Encoder().hidden
+
+    def change(graph: onnx.GraphProto) -> None:
+        del graph.output[:]
+        graph.output.append(helper.make_tensor_value_info(hidden, 1, None))
+
+    path = Encoder().save(tmp_path / GRAPH, change)
+    assert is_packed(rewritten(path))
+    given = feeds()
+    result, plain = run(path, kernels, given), run(path, None, given)
+    for row, other, length in zip(result, plain, LENGTHS, strict=True):
+        np.testing.assert_allclose(row[:length], other[:length], rtol=1e-4, atol=1e-4)
+        assert not row[length:].any()
+
+
+def attention(graph: onnx.GraphProto) -> onnx.NodeProto:
+    return next(node for node in graph.node if node.op_type == "MultiHeadAttention")
+
+
+def mixes_neighbors(graph: onnx.GraphProto) -> None:
+    """A layer reads the token before each one."""
+    graph.initializer.append(numpy_helper.from_array(np.array([0, 1, 0, 0, -1, 0]), "shift"))
+    node = attention(graph)
+    index = list(graph.node).index(node)
+    graph.node.insert(index, helper.make_node("Pad", [node.input[0], "shift"], ["shifted"]))
+    graph.node[index + 1].input[0] = "shifted"
+
+
+def test_a_layer_that_knows_the_text_keeps_padding(kernels: Kernels, tmp_path: Path) -> None:
+    path = Encoder().save(tmp_path / GRAPH, mixes_neighbors)
+    assert not is_packed(rewritten(path))
+    given = feeds()
+    result = run(path, kernels, given)
+    np.testing.assert_allclose(result, run(path, None, given), rtol=1e-4, atol=1e-4)
+
+
+def add_input(graph: onnx.GraphProto) -> None:
+    """A bias of one layer's scores."""
+    bias = np.random.default_rng(0).standard_normal((1, HEADS, 70, 70), np.float32)
+    graph.initializer.append(numpy_helper.from_array(bias, "scores"))
+    attention(graph).input.append("scores")
+
+
+def test_a_bias_of_scores_stays_and_the_other_layers_keep_padding(
+    kernels: Kernels, tmp_path: Path
+) -> None:
+    path = Encoder().save(tmp_path / GRAPH, add_input)
+    after = rewritten(path)
+    assert kinds(after)["MultiHeadAttention"] == 1
+    assert not is_packed(after)
+    given = feeds()
+    result = run(path, kernels, given)
+    np.testing.assert_allclose(result, run(path, None, given), rtol=1e-4, atol=1e-4)
+
+
+def add_window(graph: onnx.GraphProto, size: int = 6, masked: float = -60_000.0) -> None:
+    """A bias of one layer's scores that is a window."""
+    arrays = {"size": size, "masked": np.float32(masked), "first": [0, 1]}
+    for name, value in arrays.items():
+        graph.initializer.append(numpy_helper.from_array(np.array(value), name))
+    nodes = [
+        helper.make_node("Unsqueeze", ["positions", "axis1"], ["others"]),
+        helper.make_node("Sub", ["others", "places"], ["apart"]),
+        helper.make_node("Abs", ["apart"], ["distance"]),
+        helper.make_node("GreaterOrEqual", ["distance", "size"], ["far"]),
+        helper.make_node("Cast", ["far"], ["is_far"], to=TensorProto.FLOAT),
+        helper.make_node("Unsqueeze", ["is_far", "first"], ["is_far4"]),
+        helper.make_node("Mul", ["is_far4", "masked"], ["scores"]),
+    ]
+    node = attention(graph)
+    node.input.append("scores")
+    index = list(graph.node).index(node)
+    for offset, each in enumerate(nodes):
+        graph.node.insert(index + offset, each)
+
+
+def test_a_window_is_part_of_attention(kernels: Kernels, tmp_path: Path) -> None:
+    path = Encoder().save(tmp_path / GRAPH, add_window)
+    after = rewritten(path)
+    assert is_packed(after)
+    attentions = [node for node in after.node if node.op_type == "MaskedAttention"]
+    assert [helper.get_node_attr_value(node, "window") for node in attentions] == [6, 0]
+    given = feeds()
+    result = run(path, kernels, given)
+    np.testing.assert_allclose(result, run(path, None, given), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("settings", [{"size": -1}, {"masked": -100.0}])
+def test_a_bias_that_is_no_window_stays(tmp_path: Path, settings: dict[str, Any]) -> None:
+    path = Encoder().save(tmp_path / GRAPH, lambda graph: add_window(graph, **settings))
+    assert kinds(rewritten(path))["MultiHeadAttention"] == 1
+
+
+def other_lengths(graph: onnx.GraphProto) -> None:
+    for node in graph.node:
+        if node.op_type == "MultiHeadAttention":
+            node.input[4] = "extents"
+    graph.input.append(helper.make_tensor_value_info("extents", TensorProto.INT32, ["e"]))
+
+
+def other_attribute(graph: onnx.GraphProto) -> None:
+    for node in graph.node:
+        if node.op_type == "MultiHeadAttention":
+            node.attribute.append(helper.make_attribute("unidirectional", 1))
+
+
+@pytest.mark.parametrize("change", [other_lengths, other_attribute])
+def test_attention_of_another_kind_stays(tmp_path: Path, change: Change) -> None:
+    after = rewritten(Encoder().save(tmp_path / GRAPH, change))
+    assert kinds(after)["MultiHeadAttention"] == LAYERS
+    assert not kinds(after)["Pack"]
+
+
+@pytest.mark.parametrize("clears", [False, True])
+def test_vectors_of_tokens_that_are_not_attended_to_are_kept(tmp_path: Path, clears: bool) -> None:
+    """ColBERT's queries have some: their graphs do not clear the ids of padding."""
+
+    def change(graph: onnx.GraphProto) -> None:
+        for node in graph.node:
+            if not clears and node.op_type == "Gather" and node.input[1] == "tokens":
+                node.input[1] = "input_ids"
+
+    after = rewritten(Encoder().save(tmp_path / GRAPH, change, output="embeddings"))
+    assert kinds(after)["MaskedAttention"] == (LAYERS if clears else 0)
+
+
+def test_the_starters_are_rewritten() -> None:
+    after = rewritten(STARTER_FOLDER / "hybrid" / "model.full.onnx")
+    assert is_packed(after)
+    assert kinds(after)["Unpack"] == kinds(after)["TokenPositions"] == 1
+    sentiment = rewritten(STARTER_FOLDER / "sentiment" / GRAPH)
+    assert not is_packed(sentiment)  # it rotates by operators that know the positions
+    assert not kinds(sentiment)["MultiHeadAttention"]
