@@ -4,6 +4,7 @@
 #include "processor.h"
 
 #include "activations.h"
+#include "blocks.h"
 #include "products.h"
 #include "softmax.h"
 
@@ -19,6 +20,8 @@ const Processor JOIN(processor_, ISA) = {
     .quantize = quantize,
     .quantize_by_peak = quantize_by_peak,
     .multiply = multiply,
+    .quantize_blocks = quantize_blocks,
+    .multiply_blocks = multiply_blocks,
     .gate = gate,
     .gelu = gelu,
     .rotate = rotate,
