@@ -8,8 +8,8 @@
 
 namespace {
 
-// Nibbles are 0 to 15 and inputs -127 to 127. A run of chunks is added up in registers, from a start
-// on; kRun is the number of chunks that fit.
+// Nibbles are 0 to 15 and inputs -127 to 127. A run of chunks is added up from a start on, without
+// leaving the registers; kRun is the number of chunks that fit.
 #if defined(__AVX512VNNI__)
 
 using Partial = Sums;
@@ -30,6 +30,8 @@ inline Sums end_run(Partial sums, int32_t) { return sums; }
 inline Partial add_nibbles(Partial sums, Nibbles nibbles, Quads quads) {
   return _mm512_dpbusd_epi32(sums, nibbles, quads);
 }
+inline float largest_lane(Floats v) { return _mm512_reduce_max_ps(v); }
+inline float sum_of_lanes(Floats v) { return _mm512_reduce_add_ps(v); }
 inline void store_signed_bytes(int8_t* p, Floats v) {
   _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm512_cvtepi32_epi8(_mm512_cvtps_epi32(v)));
 }
@@ -47,6 +49,16 @@ inline Nibbles low_nibbles(const uint8_t* p) {
 inline Nibbles high_nibbles(const uint8_t* p) {
   const __m256i bytes = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
   return _mm256_and_si256(_mm256_srli_epi16(bytes, 4), _mm256_set1_epi8(15));
+}
+inline float largest_lane(Floats v) {
+  __m128 lanes = _mm_max_ps(_mm256_castps256_ps128(v), _mm256_extractf128_ps(v, 1));
+  lanes = _mm_max_ps(lanes, _mm_movehl_ps(lanes, lanes));
+  return _mm_cvtss_f32(_mm_max_ss(lanes, _mm_movehdup_ps(lanes)));
+}
+inline float sum_of_lanes(Floats v) {
+  __m128 lanes = _mm_add_ps(_mm256_castps256_ps128(v), _mm256_extractf128_ps(v, 1));
+  lanes = _mm_add_ps(lanes, _mm_movehl_ps(lanes, lanes));
+  return _mm_cvtss_f32(_mm_add_ss(lanes, _mm_movehdup_ps(lanes)));
 }
 inline void store_signed_bytes(int8_t* p, Floats v) {
   const __m256i integers = _mm256_cvtps_epi32(v);
@@ -102,28 +114,22 @@ inline Partial add_nibbles(Partial sums, Nibbles nibbles, Quads quads) {
   }
   return sums;
 }
+inline float largest_lane(Floats v) { return v; }
+inline float sum_of_lanes(Floats v) { return v; }
 inline void store_signed_bytes(int8_t* p, Floats v) { *p = static_cast<int8_t>(std::nearbyintf(v)); }
 
 #endif
 
-inline float largest_lane(Floats v) {
-  float lanes[kWidth];
-  store(lanes, v);
-  float largest = lanes[0];
-  for (float lane : lanes) largest = lane > largest ? lane : largest;
-  return largest;
-}
-
-inline float sum_of_lanes(Floats v) {
-  float lanes[kWidth];
-  store(lanes, v);
-  float sum = 0.0f;
-  for (float lane : lanes) sum += lane;
-  return sum;
-}
-
 // The bytes of a quad of columns hold this many inputs.
 constexpr size_t kOctet = 2 * kQuad;
+constexpr size_t kChunkBytes = kChunk / kOctet * kPanel * kQuad;
+
+inline void store_some_signed_bytes(int8_t* p, Floats v, size_t count) {
+  if (count == kWidth) return store_signed_bytes(p, v);
+  int8_t copy[kWidth];
+  store_signed_bytes(copy, v);
+  std::memcpy(p, copy, count);
+}
 
 // Blocks whose values are all smaller count as zeros: 127 / peak must be finite.
 constexpr float kLeastPeak = 0x1p-120f;
@@ -148,29 +154,28 @@ void quantize_blocks(const float* row, size_t size, size_t block_size, int8_t* v
       // What is not a number is least.
       const Floats integers = min(max(round(scaled), least), most);
       sum = add(sum, integers);
-      int8_t bytes[kWidth];
-      store_signed_bytes(bytes, integers);
-      std::memcpy(values + first + i, bytes, count);
+      store_some_signed_bytes(values + first + i, integers, count);
     });
     starts[b] = -kZeroNibble * static_cast<int32_t>(sum_of_lanes(sum));
   }
 }
 
-// The products of kRows rows and kVectors vectors of columns within a block, from a chunk on: to
-// results, or added to them.
+// A function of its own, since g++ otherwise plans registers for what follows, too, and moves sums to
+// memory and back in the innermost loop.
+#define APART __attribute__((noinline))
+
+// Adds up the products of kRows rows and kVectors vectors of columns in a run of chunks.
 template <size_t kRows, size_t kVectors>
-inline void multiply_run(const uint8_t* weights, const int8_t* values, size_t row_stride,
-                         size_t num_chunks, const int32_t* starts, size_t start_stride, bool adds,
-                         int32_t (*results)[kVectors * kWidth]) {
+APART void multiply_run(const uint8_t* weights, const int8_t* values, size_t row_stride,
+                         size_t num_chunks, const int32_t* starts, size_t start_stride,
+                         Sums (&results)[kRows][kVectors]) {
   // Few sums would wait for each other, so there are more: integers add up in any order.
   constexpr size_t kChains = kRows <= 2 ? 2 : 1;
-  int32_t row_starts[kRows];
-  for (size_t r = 0; r < kRows; ++r) row_starts[r] = adds ? 0 : starts[r * start_stride];
   Partial sums[kChains][kRows][kVectors];
   UNROLL for (size_t c = 0; c < kChains; ++c) {
     UNROLL for (size_t r = 0; r < kRows; ++r) {
       UNROLL for (size_t v = 0; v < kVectors; ++v) {
-        sums[c][r][v] = begin_run(c == 0 ? row_starts[r] : 0);
+        sums[c][r][v] = begin_run(c == 0 ? starts[r * start_stride] : 0);
       }
     }
   }
@@ -201,9 +206,46 @@ inline void multiply_run(const uint8_t* weights, const int8_t* values, size_t ro
     UNROLL for (size_t v = 0; v < kVectors; ++v) {
       Partial sum = sums[0][r][v];
       if constexpr (kChains > 1) sum = add_partials(sum, sums[1][r][v]);
-      Sums result = end_run(sum, row_starts[r]);
-      if (adds) result = add_sums(result, load_sums(results[r] + v * kWidth));
-      store_sums(results[r] + v * kWidth, result);
+      results[r][v] = end_run(sum, starts[r * start_stride]);
+    }
+  }
+}
+
+// Adds a block's products to totals [kRows][kVectors * kWidth].
+template <size_t kRows, size_t kVectors>
+APART void add_block(const BlockRows& rows, const BlockPanel& panel, size_t block, size_t first,
+                     float* totals) {
+  const size_t row_stride = panel.num_chunks * kChunk, num_blocks = panel.num_blocks();
+  const size_t first_chunk = block * panel.chunks_per_block;
+  const size_t left = panel.num_chunks - first_chunk;
+  const size_t chunks = left < panel.chunks_per_block ? left : panel.chunks_per_block;
+  const uint8_t* weights = panel.weights + first_chunk * kChunkBytes + first * kQuad;
+  const int8_t* values = rows.values + first_chunk * kChunk;
+  const int32_t* starts = rows.starts + block;
+  Sums sums[kRows][kVectors];
+  if constexpr (kRun == SIZE_MAX) {
+    multiply_run<kRows, kVectors>(weights, values, row_stride, chunks, starts, num_blocks, sums);
+  } else {
+    multiply_run<kRows, kVectors>(weights, values, row_stride, kRun, starts, num_blocks, sums);
+    for (size_t chunk = kRun; chunk < chunks; chunk += kRun) {
+      constexpr int32_t kNone[kRows] = {};
+      Sums more[kRows][kVectors];
+      multiply_run<kRows, kVectors>(weights + chunk * kChunkBytes, values + chunk * kChunk,
+                                    row_stride, kRun, kNone, 1, more);
+      UNROLL for (size_t r = 0; r < kRows; ++r) {
+        UNROLL for (size_t v = 0; v < kVectors; ++v) {
+          sums[r][v] = add_sums(sums[r][v], more[r][v]);
+        }
+      }
+    }
+  }
+  const float* factors = panel.factors + block * kPanel + first;
+  UNROLL for (size_t r = 0; r < kRows; ++r) {
+    const Floats peak = splat(rows.peaks[r * num_blocks + block]);
+    UNROLL for (size_t v = 0; v < kVectors; ++v) {
+      float* total = totals + (r * kVectors + v) * kWidth;
+      const Floats scaled = mul(to_floats(sums[r][v]), load(factors + v * kWidth));
+      store(total, fma(scaled, peak, load(total)));
     }
   }
 }
@@ -212,29 +254,12 @@ inline void multiply_run(const uint8_t* weights, const int8_t* values, size_t ro
 template <size_t kRows, size_t kVectors>
 inline void multiply_block_tile(const BlockRows& rows, const BlockPanel& panel, size_t first,
                                 float* out, size_t out_stride, size_t num_columns) {
-  const size_t row_stride = panel.num_chunks * kChunk, num_blocks = panel.num_blocks();
-  float totals[kRows][kVectors * kWidth] = {};
-  for (size_t block = 0, chunk = 0; block < num_blocks; ++block) {
-    int32_t results[kRows][kVectors * kWidth];
-    const size_t begin = chunk;
-    const size_t last = begin + panel.chunks_per_block;
-    const size_t end = last < panel.num_chunks ? last : panel.num_chunks;
-    while (chunk < end) {
-      const size_t run = end - chunk < kRun ? end - chunk : kRun;
-      const uint8_t* weights =
-          panel.weights + chunk * (kChunk / kOctet) * kPanel * kQuad + first * kQuad;
-      multiply_run<kRows, kVectors>(weights, rows.values + chunk * kChunk, row_stride, run,
-                                    rows.starts + block, num_blocks, chunk != begin, results);
-      chunk += run;
-    }
-    for (size_t v = 0; v < kVectors; ++v) {
-      const Floats factors = load(panel.factors + block * kPanel + first + v * kWidth);
-      for (size_t r = 0; r < kRows; ++r) {
-        float* total = totals[r] + v * kWidth;
-        const Floats scaled = mul(to_floats(load_sums(results[r] + v * kWidth)), factors);
-        store(total, fma(scaled, splat(rows.peaks[r * num_blocks + block]), load(total)));
-      }
-    }
+  alignas(kLine) float totals[kRows][kVectors * kWidth];
+  for (auto& row : totals) {
+    UNROLL for (size_t v = 0; v < kVectors; ++v) store(row + v * kWidth, splat(0.0f));
+  }
+  for (size_t block = 0; block < panel.num_blocks(); ++block) {
+    add_block<kRows, kVectors>(rows, panel, block, first, totals[0]);
   }
   for (size_t v = 0; v < kVectors; ++v) {
     const size_t column = first + v * kWidth;
