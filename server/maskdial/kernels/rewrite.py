@@ -3,8 +3,8 @@
 The graph on disk has ONNX Runtime's own operators (`maskdial_export.quantize` writes them), so that
 it runs with or without the kernels. ``Linear`` (``src/linear.cpp``) takes the place of what
 quantizes the input, ``MatMulIntegerToFloat``, and what undoes the scale of each row; ``Linear4``
-(``src/linear4.cpp``) that of ``MatMulNBits``. Where ``silu(gate) * up`` or ``BiasGelu`` follows, one
-operator computes all of it. ``CausalAttention`` takes the inputs of ``GroupQueryAttention``.
+(``src/linear4.cpp``) that of ``MatMulNBits``. Where ``silu(gate) * up`` or ``BiasGelu`` follows,
+one operator computes all of it. ``CausalAttention`` takes the inputs of ``GroupQueryAttention``.
 Whatever does not look exactly so stays as it is.
 """
 
