@@ -213,15 +213,15 @@ APART void multiply_run(const uint8_t* weights, const int8_t* values, size_t row
 
 // Adds a block's products to totals [kRows][kVectors * kWidth].
 template <size_t kRows, size_t kVectors>
-APART void add_block(const BlockRows& rows, const BlockPanel& panel, size_t block, size_t first,
-                     float* totals) {
+APART void add_block(const BlockRows& rows, size_t row, const BlockPanel& panel, size_t block,
+                     size_t first, float* totals) {
   const size_t row_stride = panel.num_chunks * kChunk, num_blocks = panel.num_blocks();
   const size_t first_chunk = block * panel.chunks_per_block;
   const size_t left = panel.num_chunks - first_chunk;
   const size_t chunks = left < panel.chunks_per_block ? left : panel.chunks_per_block;
   const uint8_t* weights = panel.weights + first_chunk * kChunkBytes + first * kQuad;
-  const int8_t* values = rows.values + first_chunk * kChunk;
-  const int32_t* starts = rows.starts + block;
+  const int8_t* values = rows.values + row * row_stride + first_chunk * kChunk;
+  const int32_t* starts = rows.starts + row * num_blocks + block;
   Sums sums[kRows][kVectors];
   if constexpr (kRun == SIZE_MAX) {
     multiply_run<kRows, kVectors>(weights, values, row_stride, chunks, starts, num_blocks, sums);
@@ -240,8 +240,9 @@ APART void add_block(const BlockRows& rows, const BlockPanel& panel, size_t bloc
     }
   }
   const float* factors = panel.factors + block * kPanel + first;
+  const float* peaks = rows.peaks + row * num_blocks + block;
   UNROLL for (size_t r = 0; r < kRows; ++r) {
-    const Floats peak = splat(rows.peaks[r * num_blocks + block]);
+    const Floats peak = splat(peaks[r * num_blocks]);
     UNROLL for (size_t v = 0; v < kVectors; ++v) {
       float* total = totals + (r * kVectors + v) * kWidth;
       const Floats scaled = mul(to_floats(sums[r][v]), load(factors + v * kWidth));
@@ -252,14 +253,14 @@ APART void add_block(const BlockRows& rows, const BlockPanel& panel, size_t bloc
 
 // A tile of kRows rows and kVectors vectors of columns.
 template <size_t kRows, size_t kVectors>
-inline void multiply_block_tile(const BlockRows& rows, const BlockPanel& panel, size_t first,
-                                float* out, size_t out_stride, size_t num_columns) {
+inline void multiply_block_tile(const BlockRows& rows, size_t row, const BlockPanel& panel,
+                                size_t first, float* out, size_t out_stride, size_t num_columns) {
   alignas(kLine) float totals[kRows][kVectors * kWidth];
-  for (auto& row : totals) {
-    UNROLL for (size_t v = 0; v < kVectors; ++v) store(row + v * kWidth, splat(0.0f));
+  for (auto& total : totals) {
+    UNROLL for (size_t v = 0; v < kVectors; ++v) store(total + v * kWidth, splat(0.0f));
   }
   for (size_t block = 0; block < panel.num_blocks(); ++block) {
-    add_block<kRows, kVectors>(rows, panel, block, first, totals[0]);
+    add_block<kRows, kVectors>(rows, row, panel, block, first, totals[0]);
   }
   for (size_t v = 0; v < kVectors; ++v) {
     const size_t column = first + v * kWidth;
@@ -274,29 +275,28 @@ inline void multiply_block_tile(const BlockRows& rows, const BlockPanel& panel, 
 }
 
 template <size_t kRows>
-void multiply_block_rows(size_t num_rows, const BlockRows& rows, const BlockPanel& panel,
-                         float* out, size_t out_stride, size_t num_columns) {
+void multiply_block_rows(const BlockRows& rows, size_t row, size_t num_rows,
+                         const BlockPanel& panel, float* out, size_t out_stride,
+                         size_t num_columns) {
   if constexpr (kRows > 1) {
     if (num_rows < kRows) {
-      return multiply_block_rows<kRows - 1>(num_rows, rows, panel, out, out_stride, num_columns);
+      return multiply_block_rows<kRows - 1>(rows, row, num_rows, panel, out, out_stride,
+                                            num_columns);
     }
   }
   for (size_t first = 0; first < num_columns; first += kTileVectors * kWidth) {
-    multiply_block_tile<kRows, kTileVectors>(rows, panel, first, out, out_stride, num_columns);
+    multiply_block_tile<kRows, kTileVectors>(rows, row, panel, first, out, out_stride, num_columns);
   }
 }
 
-void multiply_blocks(const BlockRows& all, size_t num_rows, const BlockPanel& panel, float* out,
+// The rows are not copied from one tile to the next: a load of two pointers that were stored one by
+// one waits until all stores before them, which are the products', have reached the cache.
+void multiply_blocks(const BlockRows& rows, size_t num_rows, const BlockPanel& panel, float* out,
                      size_t out_stride, size_t num_columns) {
-  BlockRows rows = all;
-  while (num_rows > 0) {
-    const size_t some = num_rows < kTileRows ? num_rows : kTileRows;
-    multiply_block_rows<kTileRows>(some, rows, panel, out, out_stride, num_columns);
-    rows.values += some * panel.num_chunks * kChunk;
-    rows.peaks += some * panel.num_blocks();
-    rows.starts += some * panel.num_blocks();
-    out += some * out_stride;
-    num_rows -= some;
+  for (size_t row = 0; row < num_rows; row += kTileRows) {
+    const size_t some = num_rows - row < kTileRows ? num_rows - row : kTileRows;
+    multiply_block_rows<kTileRows>(rows, row, some, panel, out + row * out_stride, out_stride,
+                                   num_columns);
   }
 }
 
