@@ -36,7 +36,7 @@ from maskdial.models.tokenizer import Tokenizer
 from maskdial.runtime.placement import place
 from maskdial.runtime.providers.cpu import CpuProvider
 from maskdial.runtime.runner import Runner
-from maskdial.runtime.session import Session, SessionOptions
+from maskdial.runtime.session import Session, SessionOptions, quantize_cache
 
 NUM_STREAMS = 8
 """Slots of every causal engine that is measured."""
@@ -117,8 +117,11 @@ class LoadedCausal:
                 f"a context of {max_length} tokens is too short; this needs {_MIN_CONTEXT}"
             )
         tokenizer = Tokenizer.from_file(bundle.tokenizer, manifest.special_tokens)
-        session = Session(bundle.graph, _session_options(config, "cpu"))
-        return cls(bundle, manifest.kv, tokenizer, session, config, max_length)
+        layout, options = manifest.kv, _session_options(config, "cpu")
+        if config.kv_cache_dtype == "int8":
+            layout, options = quantize_cache(layout, options)
+        session = Session(bundle.graph, options)
+        return cls(bundle, layout, tokenizer, session, config, max_length)
 
     @property
     def vocab_size(self) -> int:

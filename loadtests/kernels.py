@@ -27,14 +27,15 @@ from loadtests.measurement import (
 from maskdial.config import load_config
 from maskdial.errors import ConfigError
 from maskdial.kernels.installed import find_kernels
-from maskdial.models.bundle import Bundle, load_bundle
+from maskdial.models.bundle import Bundle, KVLayout, load_bundle
 from maskdial.runtime.providers.cpu import CpuProvider
 from maskdial.runtime.runner import Runner
-from maskdial.runtime.session import Session, SessionOptions
+from maskdial.runtime.session import Session, SessionOptions, quantize_cache
 
 DESCRIPTION = (
     "Measure passes of bundles on the CPU with the kernels (python -m maskdial.kernels build) "
-    "and without them, in turns. MASKDIAL_* variables configure what no flag here does."
+    "and without them, in turns. MASKDIAL_* variables configure what no flag here does: with "
+    "MASKDIAL_KV_CACHE_DTYPE=int8, the kernels have a KV cache of int8."
 )
 
 _DECODES = ((1, 96), (4, 96), (8, 96), (16, 96), (1, 1000), (4, 1000), (8, 1000))
@@ -106,9 +107,15 @@ def main(args: argparse.Namespace) -> int:
     sections = []
     for path in args.bundle:
         bundle = load_bundle(path.resolve().name, path)
-        both = (options, replace(options, kernels=kernels))
-        sessions = [Session(bundle.graph, each) for each in both]
-        section = asyncio.run(_measure(bundle, sessions, args.seconds / len(args.bundle)))
+        layout, ours = bundle.manifest.kv, replace(options, kernels=kernels)
+        layouts = [layout, layout]
+        if layout is not None and config.kv_cache_dtype == "int8":
+            layouts[1], ours = quantize_cache(layout, ours)
+        sides = [
+            _Side(Session(bundle.graph, each), its)
+            for each, its in zip((options, ours), layouts, strict=True)
+        ]
+        section = asyncio.run(_measure(bundle, sides, args.seconds / len(args.bundle)))
         section.show(console)
         sections.append(section)
     facts = {"kernels": kernels.processor, "load": load_averages()}
@@ -117,17 +124,29 @@ def main(args: argparse.Namespace) -> int:
     return 0
 
 
-async def _measure(bundle: Bundle, sessions: list[Session], seconds: float) -> Section:
-    """Measures one bundle; the sessions are the one without the kernels and the one with them."""
-    passes = _texts if bundle.manifest.kv is None else _causal
-    without, with_kernels = (passes(bundle, session) for session in sessions)
+@dataclass(frozen=True, slots=True)
+class _Side:
+    """A session, and the layout of its KV cache if it has one."""
+
+    session: Session
+    layout: KVLayout | None
+
+    def passes(self, bundle: Bundle) -> dict[str, Callable[[], object]]:
+        if self.layout is None:
+            return _texts(bundle, self.session)
+        return _causal(bundle, self.session, self.layout)
+
+
+async def _measure(bundle: Bundle, sides: list[_Side], seconds: float) -> Section:
+    """Measures one bundle; the sides are the one without the kernels and the one with them."""
+    without, with_kernels = (side.passes(bundle) for side in sides)
     rows = []
     for work, run in without.items():
         repeats = _PASSES if work.startswith("decode") else 1
         turns = {"without": _timed(run, repeats), "kernels": _timed(with_kernels[work], repeats)}
         samples = await take_turns(turns, seconds / len(without))
         rows.append(summarize(work, samples["without"], samples["kernels"]))
-    processor = sessions[1].kernels or "no"
+    processor = sides[1].session.kernels or "no"
     return Section(
         bundle.name,
         f"passes of {bundle.name} with the kernels and without",
@@ -161,9 +180,8 @@ def _timed(run: Callable[[], object], repeats: int) -> Callable[[], Awaitable[fl
     return turn
 
 
-def _causal(bundle: Bundle, session: Session) -> dict[str, Callable[[], object]]:
-    manifest, layout = bundle.manifest, bundle.manifest.kv
-    assert layout is not None, "a causal bundle"
+def _causal(bundle: Bundle, session: Session, layout: KVLayout) -> dict[str, Callable[[], object]]:
+    manifest = bundle.manifest
     rng = np.random.default_rng(0)
     max_length = min(manifest.max_length, _MAX_LENGTH)
     runner = Runner(

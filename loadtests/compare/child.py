@@ -18,15 +18,20 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Literal, TextIO
 
+import psutil
+
 from loadtests import LoadTestError
 from loadtests.compare.entrants import Entrant
 from loadtests.compare.setup import Setup
 from loadtests.compare.work import Work
 
 _LOAD_TIMEOUT = 300.0
-_PREPARE_TIMEOUT = 1200.0
+_PREPARE_TIMEOUT = 300.0
+"""Seconds without progress; an export on a busy machine takes longer than any fixed time."""
 _TURN_TIMEOUT = 240.0
 _STOP_TIMEOUT = 10.0
+_LEAST_PROGRESS = 0.01
+"""CPU seconds per second of a process that works."""
 _HOME = "loadtests.compare.peers"
 
 
@@ -71,7 +76,7 @@ class Child:
         """
         child = cls(entrant, setup, log, "prepare")
         try:
-            child._reply(_PREPARE_TIMEOUT)
+            child._reply(_PREPARE_TIMEOUT, while_working=True)
         finally:
             child.close()
 
@@ -122,18 +127,33 @@ class Child:
         assert self._process.stdout is not None, "the process was started with a pipe"
         self._process.stdout.close()
 
-    def _reply(self, timeout: float) -> dict[str, Any]:
-        try:
-            line = self._replies.get(timeout=timeout)
-        except queue.Empty:
-            self._signal(signal.SIGKILL)
-            raise LoadTestError(f"no reply within {timeout:g} s; see {self._log}") from None
+    def _reply(self, timeout: float, *, while_working: bool = False) -> dict[str, Any]:
+        """The next reply; ``while_working`` waits on as long as the process uses the processor."""
+        worked = self._cpu_seconds()
+        while True:
+            with contextlib.suppress(queue.Empty):
+                line = self._replies.get(timeout=timeout)
+                break
+            before, worked = worked, self._cpu_seconds()
+            if not while_working or worked - before < _LEAST_PROGRESS * timeout:
+                self._signal(signal.SIGKILL)
+                raise LoadTestError(f"no reply within {timeout:g} s; see {self._log}")
         if not line:
             raise LoadTestError(f"its process ended; see {self._log}")
         reply: dict[str, Any] = json.loads(line)
         if "error" in reply:
             raise LoadTestError(f"{reply['error']}; see {self._log}")
         return reply
+
+    def _cpu_seconds(self) -> float:
+        """What the process and its children have used of the processors."""
+        total = 0.0
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process = psutil.Process(self.pid)
+            for each in (process, *process.children(recursive=True)):
+                times = each.cpu_times()
+                total += times.user + times.system
+        return total
 
     def _read(self) -> None:
         assert self._process.stdout is not None, "the process was started with a pipe"

@@ -38,6 +38,9 @@ class ScriptedRunner:
         self._runner = runner
         self._script: NDArray[np.int64] = np.empty(0, np.int64)
 
+    decode_and_prefill = None
+    """One sequence runs at a time."""
+
     @property
     def cache(self) -> Cache:
         return self._runner.cache

@@ -62,6 +62,9 @@ class TimedRunner:
         self._take(self._times.prefill_seconds(len(token_ids), start))
         return self._logits[:num_logits].copy()
 
+    decode_and_prefill = None
+    """The simulated scheduler has a pass for each."""
+
     def prefill_together(self, slot: int, prompts: list[NDArray[np.int64]]) -> NDArray[np.float32]:
         self._take(self._times.prefill_seconds(len(prompts) * max(map(len, prompts))))
         return self._logits[: len(prompts)].copy()

@@ -311,6 +311,11 @@ class Config(BaseSettings):
         description="compute quantized products and causal attention on the CPU with our own "
         "kernels; auto: if they were built (python -m maskdial.kernels build)",
     )
+    kv_cache_dtype: Literal["auto", "int8"] = Field(
+        "auto",
+        description="what the KV cache consists of; auto: the model's floats; int8: a third of "
+        "their memory, and faster on long contexts, for a small loss; needs the kernels",
+    )
     otlp_endpoint: Annotated[str | None, Field(pattern=r"^https?://"), _None] = Field(
         None,
         description="OpenTelemetry collector that gets a trace of each request, by OTLP over HTTP, "

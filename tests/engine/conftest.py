@@ -136,16 +136,38 @@ class WatchedRunner(Runner):
         self.largest_decode = 0
         self.furthest = 0
         self.fail_at: int | None = None
+        self.num_shared = 0
+        if self.decode_and_prefill is not None:
+            self.decode_and_prefill = self._watch_shared
 
     def prefill(
         self, slot: int, token_ids: NDArray[np.int64], start: int, num_logits: int = 1
     ) -> Logits:
-        self.furthest = max(self.furthest, start + len(token_ids))
+        self._count_prefill(start + len(token_ids))
+        return super().prefill(slot, token_ids, start, num_logits)
+
+    def _watch_shared(
+        self,
+        token_ids: NDArray[np.int64],
+        lengths: NDArray[np.int64],
+        rows: NDArray[np.int64],
+        prompts: SequenceOf[tuple[int, NDArray[np.int64], int, int]],
+    ) -> Logits:
+        self.num_shared += 1
+        self.num_decodes += 1
+        self.largest_decode = max(self.largest_decode, len(token_ids))
+        if len(prompts) > 1:
+            self.num_joint_prefills += 1
+        for _, piece, start, _ in prompts:
+            self._count_prefill(start + len(piece))
+        return self._decode_and_prefill(token_ids, lengths, rows, prompts)
+
+    def _count_prefill(self, end: int) -> None:
+        self.furthest = max(self.furthest, end)
         assert self.furthest <= self._max_length
         self.num_prefills += 1
         if self.fail_at == self.num_prefills - 1:
             raise RuntimeError("the pass was made to fail")
-        return super().prefill(slot, token_ids, start, num_logits)
 
     def prefill_together(self, slot: int, prompts: SequenceOf[NDArray[np.int64]]) -> Logits:
         self.num_joint_prefills += 1

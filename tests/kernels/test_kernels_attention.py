@@ -1,4 +1,7 @@
-"""``CausalAttention`` against NumPy, and against itself in other company and other pieces."""
+"""``CausalAttention`` against NumPy, and against itself in other company and other pieces.
+
+Both with a KV cache of float32 and with one of int8 (``Int8CausalAttention``).
+"""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,17 +17,34 @@ from onnx import helper
 from maskdial.kernels.installed import Kernels
 
 Floats = NDArray[np.float32]
-NAMES = ("qkv", "", "", "past_key", "past_value", "lengths", "longest", "cos", "sin")
+NAMES = ("qkv", "", "", "past_key", "past_value", "lengths", "longest", "cos", "sin", "new")
 
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """Heads of an attention; ``num_rotated`` columns of each are rotated."""
+    """Heads of an attention; ``num_rotated`` columns of each are rotated.
+
+    ``int8``: whether the cache is one of int8.
+    """
 
     heads: int
     kv_heads: int
     size: int
     num_rotated: int = 0
+    int8: bool = False
+
+    @property
+    def operator(self) -> str:
+        return "Int8CausalAttention" if self.int8 else "CausalAttention"
+
+    @property
+    def dtype(self) -> type[np.generic]:
+        return np.int8 if self.int8 else np.float32
+
+    @property
+    def width(self) -> int:
+        """Elements of a head's key or value in the cache."""
+        return self.size + 8 if self.int8 else self.size
 
     @property
     def columns(self) -> int:
@@ -32,22 +52,44 @@ class Shape:
 
 
 def open_attention(
-    library: Path, shape: Shape, threads: int = 1, *, packed: bool = True, **changes: Any
+    library: Path,
+    shape: Shape,
+    threads: int = 1,
+    *,
+    joined: bool = True,
+    packed: bool = False,
+    **changes: Any,
 ) -> Any:
-    """A session of one operator; unless it is packed, with inputs ``q``, ``k`` and ``v``."""
-    names: tuple[str, ...] = NAMES if packed else ("q", "k", "v", *NAMES[3:])
-    names = names if shape.num_rotated else NAMES[:7]
+    """A session of one operator.
+
+    Args:
+        library: the kernels.
+        shape: of the heads.
+        threads: of the session.
+        joined: whether queries, keys and values are one input, ``qkv``, or three.
+        packed: whether the rows' tokens follow one another without padding; ``new`` counts them.
+        changes: attributes.
+    """
+    used = {"cos", "sin"} if shape.num_rotated else set()
+    used |= {"new"} if packed else set()
+    names = [*(NAMES[:3] if joined else ("q", "k", "v")), *NAMES[3:7]]
+    names += [name if name in used else "" for name in NAMES[7:]]
+    while not names[-1]:
+        names.pop()
     attributes = {"num_heads": shape.heads, "kv_num_heads": shape.kv_heads, "scale": 0.0} | changes
     node = helper.make_node(
-        "CausalAttention", names, ["y", "key", "value"], domain="maskdial", **attributes
+        shape.operator, names, ["y", "key", "value"], domain="maskdial", **attributes
     )
-    types = {"lengths": onnx.TensorProto.INT32, "longest": onnx.TensorProto.INT32}
+    types = dict.fromkeys(("lengths", "longest", "new"), onnx.TensorProto.INT32)
+    if shape.int8:
+        types |= dict.fromkeys(("past_key", "past_value", "key", "value"), onnx.TensorProto.INT8)
     inputs = [
         helper.make_tensor_value_info(name, types.get(name, onnx.TensorProto.FLOAT), None)
         for name in filter(None, names)
     ]
     outputs = [
-        helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, None) for name in node.output
+        helper.make_tensor_value_info(name, types.get(name, onnx.TensorProto.FLOAT), None)
+        for name in node.output
     ]
     graph = helper.make_graph([node], "attention", inputs, outputs)
     opsets = [helper.make_opsetid("", 20), helper.make_opsetid("maskdial", 1)]
@@ -74,15 +116,23 @@ class Cache:
     """Keys and values of some rows, and passes over them as the server makes them."""
 
     def __init__(self, session: Any, shape: Shape, batch: int, max_length: int) -> None:
-        dims = (batch, shape.kv_heads, max_length, shape.size)
-        # What was never written must not matter.
-        self.key = np.full(dims, np.nan, np.float32)
-        self.value = np.full(dims, np.nan, np.float32)
+        dims = (batch, shape.kv_heads, max_length, shape.width)
+        # What was never written must not matter. As floats, headers of -1 are not numbers, either.
+        garbage = -1 if shape.int8 else np.nan
+        self.key = np.full(dims, garbage, shape.dtype)
+        self.value = np.full(dims, garbage, shape.dtype)
         self._session = session
         self._tables = tables(shape, max_length)
 
-    def run(self, qkv: Floats, lengths: list[int], rows: slice = slice(None)) -> Floats:
-        """A pass in place; ``lengths`` include the new tokens."""
+    def run(
+        self,
+        qkv: Floats,
+        lengths: list[int],
+        rows: slice = slice(None),
+        *,
+        new: list[int] | None = None,
+    ) -> Floats:
+        """A pass in place; ``lengths`` include the new tokens, which ``new`` counts if packed."""
         binding = self._session.io_binding()
         key, value = self.key[rows], self.value[rows]
         feeds = {
@@ -91,22 +141,32 @@ class Cache:
             "longest": np.array(max(lengths), np.int32),
             **self._tables,
         }
+        if new is not None:
+            feeds["new"] = np.array(new, np.int32)
         for name, array in feeds.items():
             binding.bind_cpu_input(name, array)
         for name, array in (("key", key), ("value", value)):
             address = array.ctypes.data
-            binding.bind_input(f"past_{name}", "cpu", 0, np.float32, array.shape, address)
-            binding.bind_output(name, "cpu", 0, np.float32, array.shape, address)
+            binding.bind_input(f"past_{name}", "cpu", 0, array.dtype, array.shape, address)
+            binding.bind_output(name, "cpu", 0, array.dtype, array.shape, address)
         binding.bind_output("y")
         self._session.run_with_iobinding(binding)
         result: Floats = binding.get_outputs()[-1].numpy()
         return result
 
 
+def rounded(heads: Floats) -> Floats:
+    """Each head in integers of at most 127 times its step, as a cache of int8 has it."""
+    peak = np.abs(heads).max(axis=-1, keepdims=True)
+    integers = np.rint(heads * (np.float32(127) / peak))
+    return np.asarray(integers * (peak / np.float32(127)), np.float32)
+
+
 def expected(shape: Shape, qkv: Floats) -> NDArray[np.float64]:
     """One text's attention in NumPy; qkv (length, columns)."""
     length = len(qkv)
-    parts = qkv.astype(np.float64).reshape(length, -1, shape.size)
+    # In float32 up to the rounding to integers, so that none is rounded to its neighbor.
+    parts = qkv.reshape(length, -1, shape.size).copy()
     if shape.num_rotated:
         half = shape.num_rotated // 2
         cos, sin = (table[:length, None] for table in tables(shape, length).values())
@@ -114,6 +174,7 @@ def expected(shape: Shape, qkv: Floats) -> NDArray[np.float64]:
         first, second = turned[..., :half].copy(), turned[..., half : 2 * half].copy()
         turned[..., :half] = first * cos - second * sin
         turned[..., half : 2 * half] = second * cos + first * sin
+    parts = (rounded(parts) if shape.int8 else parts).astype(np.float64)
     query = parts[:, : shape.heads]
     key, value = (
         np.repeat(each, shape.heads // shape.kv_heads, axis=1)
@@ -138,7 +199,14 @@ SHAPES = [
     Shape(64, 1, 16, 16),
     Shape(1, 1, 128, 128),
     Shape(3, 1, 80, 80),
+    Shape(9, 3, 64, 64, int8=True),
+    Shape(4, 4, 32, int8=True),
+    Shape(6, 1, 48, 16, int8=True),
+    Shape(64, 1, 16, 16, int8=True),
+    Shape(1, 1, 512, 512, int8=True),
 ]
+FLOAT, INT8 = SHAPES[0], SHAPES[7]
+both = pytest.mark.parametrize("shape", [FLOAT, INT8])
 
 
 @pytest.mark.parametrize("shape", SHAPES)
@@ -160,11 +228,11 @@ def test_attention_is_numpys_in_one_piece_in_chunks_and_step_by_step(
                 start += piece
 
 
-def test_queries_keys_and_values_may_be_apart(kernels: Kernels) -> None:
-    shape = SHAPES[0]
+@both
+def test_queries_keys_and_values_may_be_apart(kernels: Kernels, shape: Shape) -> None:
     rng = np.random.default_rng(0)
     qkv = rng.standard_normal((2, 5, shape.columns), np.float32)
-    past = np.zeros((2, shape.kv_heads, 8, shape.size), np.float32)
+    past = np.zeros((2, shape.kv_heads, 8, shape.width), shape.dtype)
     feeds: dict[str, Any] = {
         "past_key": past,
         "past_value": past,
@@ -175,7 +243,7 @@ def test_queries_keys_and_values_may_be_apart(kernels: Kernels) -> None:
     together = open_attention(kernels.path, shape).run(None, feeds | {"qkv": qkv})
     columns = shape.heads * shape.size, (shape.heads + shape.kv_heads) * shape.size
     parts = dict(zip("qkv", np.split(qkv, columns, axis=2), strict=True))
-    session = open_attention(kernels.path, shape, packed=False)
+    session = open_attention(kernels.path, shape, joined=False)
     for apart, expected_part in zip(session.run(None, feeds | parts), together, strict=True):
         np.testing.assert_array_equal(apart[:, :, :5], expected_part[:, :, :5])
     for name in "qkv":
@@ -183,10 +251,11 @@ def test_queries_keys_and_values_may_be_apart(kernels: Kernels) -> None:
             session.run(None, feeds | parts | {name: parts[name][:, :, :-1]})
 
 
+@both
 def test_rows_of_different_lengths_do_not_touch_each_other(
-    kernels: Kernels, processor: str
+    kernels: Kernels, processor: str, shape: Shape
 ) -> None:
-    shape, lengths = SHAPES[0], [5, 1, 90, 33]
+    lengths = [5, 1, 90, 33]
     rng = np.random.default_rng(0)
     session = open_attention(kernels.path, shape, threads=2)
     qkv = rng.standard_normal((4, max(lengths), shape.columns), np.float32)
@@ -205,22 +274,70 @@ def test_rows_of_different_lengths_do_not_touch_each_other(
         )
 
 
+@both
+def test_steps_and_prompts_share_a_pass_without_padding(
+    kernels: Kernels, processor: str, shape: Shape
+) -> None:
+    """Rows with many new tokens, one, and none: each as alone, and what has none stays."""
+    rng = np.random.default_rng(0)
+    texts = [rng.standard_normal((1, n, shape.columns), np.float32) for n in (90, 1, 33, 20, 64)]
+    past, new = [40, 0, 32, 20, 0], [50, 1, 1, 0, 64]
+    packed = Cache(open_attention(kernels.path, shape, 2, packed=True), shape, 5, 128)
+    alone = []
+    for row, text in enumerate(texts):
+        cache = Cache(open_attention(kernels.path, shape), shape, 1, 128)
+        if past[row]:
+            cache.run(text[:, : past[row]], [past[row]])
+            packed.key[row], packed.value[row] = cache.key[0], cache.value[0]
+        if new[row]:
+            alone.append(cache.run(text[:, past[row] :], [past[row] + new[row]])[0])
+    before = packed.key[3].copy()
+    tokens = [text[:, start:] for text, start in zip(texts, past, strict=True)]
+    lengths = [a + b for a, b in zip(past, new, strict=True)]
+    result = packed.run(np.concatenate(tokens, axis=1), lengths, new=new)
+    np.testing.assert_array_equal(result[0], np.concatenate(alone))
+    np.testing.assert_array_equal(packed.key[3], before)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"new": np.array([2, 2], np.int32)},
+        {"new": np.array([4, -1], np.int32)},
+        {"new": np.array([3], np.int32)},
+        {"new": np.array([2, 1], np.int32), "lengths": np.array([0, 5], np.int32)},
+        {"lengths": np.array([8, 5], np.int32)},
+        {"lengths": np.array([-2, 5], np.int32), "new": np.array([0, 3], np.int32)},
+        {"qkv": np.zeros((3, 1, 12 * 16), np.float32)},
+    ],
+)
+def test_packed_inputs_that_do_not_fit_are_errors(
+    kernels: Kernels, changes: dict[str, Any]
+) -> None:
+    session = open_attention(kernels.path, Shape(4, 4, 16, 16), packed=True)
+    good = GOOD | {"qkv": np.zeros((1, 3, 12 * 16), np.float32), "new": np.array([2, 1], np.int32)}
+    session.run(None, good)
+    with pytest.raises(Exception, match="inputs of CausalAttention do not fit"):
+        session.run(None, good | changes)
+
+
+@both
 def test_all_instruction_sets_agree_to_the_last_bit(
-    kernels: Kernels, monkeypatch: pytest.MonkeyPatch
+    kernels: Kernels, monkeypatch: pytest.MonkeyPatch, shape: Shape
 ) -> None:
     rng = np.random.default_rng(0)
-    qkv = rng.standard_normal((1, 100, SHAPES[0].columns), np.float32)
+    qkv = rng.standard_normal((1, 100, shape.columns), np.float32)
     results = []
     for name in ("scalar", "avx2", kernels.processor):
         monkeypatch.setenv("MASKDIAL_KERNELS_ISA", name)
-        session = open_attention(kernels.path, SHAPES[0])
-        results.append(Cache(session, SHAPES[0], 1, 100).run(qkv, [100]))
+        session = open_attention(kernels.path, shape)
+        results.append(Cache(session, shape, 1, 100).run(qkv, [100]))
     for result in results[1:]:
         np.testing.assert_array_equal(result, results[0])
 
 
-def test_extreme_scores_stay_finite(kernels: Kernels, processor: str) -> None:
-    shape = SHAPES[1]
+@both
+def test_extreme_scores_stay_finite(kernels: Kernels, processor: str, shape: Shape) -> None:
     qkv = np.zeros((1, 40, shape.columns), np.float32)
     qkv[0, ::2, : shape.heads * shape.size] = 1e15
     qkv[0, 1::2, shape.heads * shape.size :] = -1e15
@@ -229,13 +346,14 @@ def test_extreme_scores_stay_finite(kernels: Kernels, processor: str) -> None:
     assert np.isfinite(result).all()
 
 
-def test_a_past_elsewhere_is_copied(kernels: Kernels) -> None:
-    shape = SHAPES[1]
+@pytest.mark.parametrize("int8", [False, True])
+def test_a_past_elsewhere_is_copied(kernels: Kernels, int8: bool) -> None:
+    shape = Shape(4, 4, 32, int8=int8)
     rng = np.random.default_rng(0)
     session = open_attention(kernels.path, shape)
     qkv = rng.standard_normal((1, 10, shape.columns), np.float32)
     whole = Cache(session, shape, 1, 10).run(qkv, [10])
-    past = np.zeros((1, 4, 0, 32), np.float32)
+    past = np.zeros((1, 4, 0, shape.width), shape.dtype)
     feeds = {"past_key": past, "past_value": past}
     for start, stop in ((0, 6), (6, 7), (7, 10)):
         feeds |= {
@@ -281,11 +399,25 @@ GOOD: dict[str, Any] = {
         {"sin": np.zeros((8, 7), np.float32)},
     ],
 )
-def test_inputs_that_do_not_fit_are_errors(kernels: Kernels, changes: dict[str, Any]) -> None:
-    session = open_attention(kernels.path, Shape(4, 4, 16, 16))
-    session.run(None, GOOD)
+@pytest.mark.parametrize("int8", [False, True])
+def test_inputs_that_do_not_fit_are_errors(
+    kernels: Kernels, changes: dict[str, Any], int8: bool
+) -> None:
+    shape = Shape(4, 4, 16, 16, int8=int8)
+    session = open_attention(kernels.path, shape)
+
+    def feeds(changes: dict[str, Any]) -> dict[str, Any]:
+        """Inputs whose past is as wide as the cache, and as wrong as the changes make it."""
+        given = GOOD | changes
+        for name in ("past_key", "past_value") if int8 else ():
+            dims = list(given[name].shape)
+            dims[-1] += shape.width - shape.size if len(dims) == 4 else 0
+            given[name] = np.zeros(dims, np.int8)
+        return given
+
+    session.run(None, feeds({}))
     with pytest.raises(Exception, match="inputs of CausalAttention do not fit"):
-        session.run(None, GOOD | changes)
+        session.run(None, feeds(changes))
 
 
 def test_heads_that_cannot_be_grouped_are_errors(kernels: Kernels) -> None:

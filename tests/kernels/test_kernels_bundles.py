@@ -307,3 +307,9 @@ def test_a_graph_that_names_the_kernels_itself_is_refused(tmp_path: Path) -> Non
     onnx.save(model, tmp_path / GRAPH)
     with pytest.raises(BundleError, match="uses operators of the domain 'maskdial'"):
         rewrite(tmp_path / GRAPH)
+
+
+def test_a_file_that_is_no_graph_is_refused(tmp_path: Path) -> None:
+    (tmp_path / GRAPH).write_bytes(b"not a graph")
+    with pytest.raises(BundleError, match="cannot be read as an ONNX graph"):
+        rewrite(tmp_path / GRAPH)

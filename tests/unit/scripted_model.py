@@ -77,7 +77,12 @@ class FakeRunner:
     """
 
     def __init__(
-        self, slots: int, *, eos_after: int | None = None, nan_after: int | None = None
+        self,
+        slots: int,
+        *,
+        eos_after: int | None = None,
+        nan_after: int | None = None,
+        shares_passes: bool = False,
     ) -> None:
         self.cache = FakeCache(slots)
         self.eos_after = eos_after
@@ -86,6 +91,7 @@ class FakeRunner:
         self.num_read = 0
         self.period = 0  # with one, the model soon repeats itself
         self.on_pass: Callable[[str], None] = lambda kind: None
+        self.decode_and_prefill = self._decode_and_prefill if shares_passes else None
 
     def prefill(
         self, slot: int, token_ids: NDArray[np.int64], start: int, num_logits: int = 1
@@ -110,6 +116,25 @@ class FakeRunner:
         self._begin("decode")
         self.cache.tokens[np.arange(len(token_ids)), lengths] = token_ids
         return np.stack([self._logits(row, lengths[row] + 1) for row in rows])
+
+    def _decode_and_prefill(
+        self,
+        token_ids: NDArray[np.int64],
+        lengths: NDArray[np.int64],
+        rows: NDArray[np.int64],
+        prompts: Sequence[tuple[int, NDArray[np.int64], int, int]],
+    ) -> NDArray[np.float32]:
+        self._begin("shared")
+        logits = []
+        for row in rows:
+            self.cache.tokens[row, lengths[row]] = token_ids[row]
+            logits.append(self._logits(row, lengths[row] + 1))
+        for slot, piece, start, num_logits in prompts:
+            end = start + len(piece)
+            self.num_read += len(piece)
+            self.cache.tokens[slot, start:end] = piece
+            logits += [self._logits(slot, end - i) for i in reversed(range(num_logits))]
+        return np.stack(logits)
 
     def warm_up(self) -> None:
         self.prefill(0, np.zeros(1, np.int64), 0)

@@ -19,6 +19,7 @@ from loadtests.compare.work import Work
 FAKE = """
 import os
 import sys
+import time
 from pathlib import Path
 
 import onnx
@@ -33,6 +34,11 @@ def prepare(setup):
     print("chatter on standard output")
     if setup.variant == "unpreparable":
         raise ValueError("no such model\\nand details")
+    if setup.variant == "idle":
+        time.sleep(60)
+    end = time.process_time() + 1.5
+    while setup.variant == "busy" and time.process_time() < end:
+        pass
     setup.bundle.mkdir(parents=True, exist_ok=True)
     weights = helper.make_tensor("w", TensorProto.INT8, [512, 1024], bytes(512 * 1024), raw=True)
     node = helper.make_node("Neg", ["w"], ["y"])
@@ -135,6 +141,16 @@ def test_an_exception_in_a_child_is_reported(fakes: Path) -> None:
     finally:
         child.close()
     assert "Traceback" in (fakes / "log").read_text()
+
+
+def test_a_child_that_prepares_may_take_its_time_but_not_stand_still(
+    fakes: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("loadtests.compare.child._PREPARE_TIMEOUT", 0.5)
+    Child.prepare(entrant("x", "busy"), setup(fakes, "busy"), fakes / "log")
+    # Starting Python is work, too.
+    with pytest.raises(LoadTestError, match=r"no reply within 0.5 s"):
+        Child.prepare(entrant("x", "idle"), setup(fakes, "idle"), fakes / "log")
 
 
 def test_a_child_that_dies_is_reported(fakes: Path) -> None:

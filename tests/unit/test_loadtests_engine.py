@@ -229,6 +229,7 @@ class EvenRunner:
     """A model to which every token is equally likely; it counts its passes."""
 
     cache: Any = None
+    decode_and_prefill = None
 
     def __init__(self) -> None:
         self.num_passes = 0

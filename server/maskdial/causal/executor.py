@@ -25,6 +25,19 @@ Logits = NDArray[np.float32] | DeviceLogits
 """Rows of logits, float32 (num_rows, vocab_size), on the host or where the model left them."""
 
 
+class DecodeAndPrefill(Protocol):
+    """One pass for a decode step and for prompts; `maskdial.runtime.runner` describes it."""
+
+    def __call__(
+        self,
+        token_ids: NDArray[np.int64],
+        lengths: NDArray[np.int64],
+        rows: NDArray[np.int64],
+        prompts: list[tuple[int, NDArray[np.int64], int, int]],
+        /,
+    ) -> Logits: ...
+
+
 class Cache(Protocol):
     """What the engine needs of the KV cache; `maskdial.runtime.kv_cache` describes the methods."""
 
@@ -55,6 +68,10 @@ class ModelRunner(Protocol):
     def decode(
         self, token_ids: NDArray[np.int64], lengths: NDArray[np.int64], rows: NDArray[np.int64]
     ) -> Logits: ...
+    @property
+    def decode_and_prefill(self) -> DecodeAndPrefill | None:
+        """Computes both in one pass; None where they need one each."""
+
     def warm_up(self) -> None: ...
 
 
@@ -144,12 +161,16 @@ class Executor:
         if plan.holding:
             held = [s.held_logits for s in plan.holding if s.held_logits is not None]
             outputs.append(Output(plan.holding, np.stack(held)))
-        if plan.drafts:
-            outputs.append(self._verify(plan.decoding[0], plan.drafts))
-        elif plan.decoding:
-            outputs.append(self._decode(plan))
-        if plan.prefills:
-            outputs.append(self._prefill(plan.prefills))
+        together = self._runner.decode_and_prefill
+        if together is not None and plan.decoding and plan.prefills and not plan.drafts:
+            outputs += self._decode_and_prefill(plan, together)
+        else:
+            if plan.drafts:
+                outputs.append(self._verify(plan.decoding[0], plan.drafts))
+            elif plan.decoding:
+                outputs.append(self._decode(plan))
+            if plan.prefills:
+                outputs.append(self._prefill(plan.prefills))
         if plan.encoding:
             outputs.append(self._encode(plan.encoding))
         return outputs
@@ -186,6 +207,23 @@ class Executor:
             lambda: self._runner.decode(token_ids, lengths, rows),
         )
 
+    def _decode_and_prefill(self, plan: Plan, together: DecodeAndPrefill) -> tuple[Output, ...]:
+        decoding, prefills = plan.decoding, plan.prefills
+        token_ids = np.array([sequence.last_token_id for sequence in plan.rows], np.int64)
+        lengths = np.array([sequence.num_computed for sequence in plan.rows], np.int64)
+        rows = np.array(plan.decoding_rows, np.int64)
+        prompts = [(each.slot, _tokens(each), each.start, _num_logits(each)) for each in prefills]
+        num_tokens = len(decoding) + sum(each.num_tokens for each in prefills)
+        output = self._pass(
+            (*decoding, *(each.sequence for each in prefills)),
+            _Size(len(decoding) + len(prefills), num_tokens, num_tokens),
+            lambda: together(token_ids, lengths, rows, prompts),
+        )
+        if output.error is not None:
+            return (output,)
+        read = Output(output.sequences[len(decoding) :], output.logits[len(decoding) :])
+        return Output(decoding, output.logits[: len(decoding)]), self._note(prefills, read)
+
     def _verify(self, sequence: Sequence, drafts: tuple[int, ...]) -> Output:
         token_ids = np.array([sequence.last_token_id, *drafts], np.int64)
         num_tokens = len(token_ids)
@@ -199,41 +237,34 @@ class Executor:
         return replace(output, drafts=drafts)
 
     def _prefill(self, prefills: tuple[Prefill, ...]) -> Output:
-        if len(prefills) == 1:
-            output = self._prefill_chunk(prefills[0])
-        else:
-            output = self._prefill_together(prefills)
-        if output.error is None:
-            self._metrics.prompt_tokens.inc(sum(prefill.num_tokens for prefill in prefills))
-            for prefill in prefills:
-                self._cache_blocks(prefill)
-        return output
+        first, lengths = prefills[0], [prefill.num_tokens for prefill in prefills]
 
-    def _prefill_together(self, prefills: tuple[Prefill, ...]) -> Output:
-        sequences = tuple(prefill.sequence for prefill in prefills)
-        prompts = [sequence.prompt_ids for sequence in sequences]
-        lengths = [len(prompt) for prompt in prompts]
-        output = self._pass(
-            sequences,
-            _Size(len(prompts), sum(lengths), len(prompts) * max(lengths)),
-            lambda: self._runner.prefill_together(prefills[0].slot, prompts),
-        )
-        return replace(output, prefills=prefills)
+        def run() -> Logits:
+            if len(prefills) > 1:
+                return self._runner.prefill_together(first.slot, [_tokens(p) for p in prefills])
+            return self._runner.prefill(first.slot, _tokens(first), first.start, _num_logits(first))
 
-    def _prefill_chunk(self, prefill: Prefill) -> Output:
-        sequence, start, num_tokens = prefill.sequence, prefill.start, prefill.num_tokens
-        token_ids = sequence.prompt_ids[start : start + num_tokens]
-        num_logits = num_tokens if sequence.params.prompt_logprobs else 1
         output = self._pass(
-            (sequence,),
-            _Size(1, num_tokens, num_tokens),
-            lambda: self._runner.prefill(prefill.slot, token_ids, start, num_logits),
+            tuple(prefill.sequence for prefill in prefills),
+            _Size(len(prefills), sum(lengths), len(prefills) * max(lengths)),
+            run,
         )
+        return self._note(prefills, output)
+
+    def _note(self, prefills: tuple[Prefill, ...], output: Output) -> Output:
+        """What a pass gives the sequences whose prompts it read; whole blocks are kept."""
         if output.error is not None:
             return output
+        self._metrics.prompt_tokens.inc(sum(prefill.num_tokens for prefill in prefills))
+        for prefill in prefills:
+            self._cache_blocks(prefill)
+        if len(prefills) > 1:
+            return replace(output, prefills=prefills)
+        (prefill,) = prefills
+        sequence, end = prefill.sequence, prefill.start + prefill.num_tokens
         logprobs: tuple[PromptLogprob, ...] = ()
         if sequence.params.prompt_logprobs:
-            following = sequence.prompt_ids[start + 1 : start + num_tokens + 1]
+            following = sequence.prompt_ids[prefill.start + 1 : end + 1]
             logits = np.asarray(output.logits[: len(following)])
             logprobs = tuple(prompt_logprobs(logits, following, sequence.params.top_n_tokens))
         return Output(
@@ -286,6 +317,15 @@ class Executor:
         seconds = time.perf_counter() - started_at
         self._metrics.observe_pass(seconds, size.num_rows, size.num_tokens, size.padded_tokens)
         return Output(sequences, logits)
+
+
+def _tokens(prefill: Prefill) -> NDArray[np.int64]:
+    """The piece of the prompt that a pass reads."""
+    return prefill.sequence.prompt_ids[prefill.start : prefill.start + prefill.num_tokens]
+
+
+def _num_logits(prefill: Prefill) -> int:
+    return prefill.num_tokens if prefill.sequence.params.prompt_logprobs else 1
 
 
 def _to_sample(plan: Plan) -> tuple[Sequence, ...]:

@@ -139,7 +139,10 @@ class DefaultSampling(TypedDict, total=False):
 
 
 class ModelDescription(TypedDict):
-    """A served model; what is not known before it is loaded is empty or 0."""
+    """A served model; what is not known before it is loaded is empty or 0.
+
+    Models without a KV cache leave its type empty, too.
+    """
 
     name: str
     state: ModelState
@@ -157,6 +160,7 @@ class ModelDescription(TypedDict):
     generation_defaults: DefaultSampling
     provider: str
     kernels: str
+    kv_cache_dtype: str
     ready: bool
 
 

@@ -37,6 +37,7 @@ _UNKNOWN: dict[str, Any] = {
     "generation_defaults": {},
     "provider": "",
     "kernels": "",
+    "kv_cache_dtype": "",
     "ready": False,
 }
 
@@ -141,6 +142,7 @@ def _describe(entry: Entry, models: Models, config: Config) -> list[dict[str, An
             "generation_defaults": {},
             "provider": "",
             "kernels": "",
+            "kv_cache_dtype": "",
             "ready": False,
         }
         | ({} if model is None else _describe_loaded(model))
@@ -155,7 +157,12 @@ def _source_length(manifest: Manifest, config: Config) -> dict[str, int]:
 
 
 def _describe_loaded(model: ServedModel) -> dict[str, Any]:
-    causal = {"generation_defaults": model.defaults} if isinstance(model, CausalModel) else {}
+    causal: dict[str, Any] = {}
+    if isinstance(model, CausalModel):
+        causal = {
+            "generation_defaults": model.defaults,
+            "kv_cache_dtype": model.kv_cache_dtype,
+        }
     return causal | {
         "batch_invariant": model.batch_invariant,
         "max_length": model.max_length,

@@ -6,6 +6,13 @@ quantizes the input, ``MatMulIntegerToFloat``, and what undoes the scale of each
 (``src/linear4.cpp``) that of ``MatMulNBits``. Where ``silu(gate) * up`` or ``BiasGelu`` follows,
 one operator computes all of it. ``CausalAttention`` takes the inputs of ``GroupQueryAttention``.
 Whatever does not look exactly so stays as it is.
+
+If nothing else looks at how a causal graph's tokens are divided into rows, the rewritten graph has
+another input, ``new_tokens`` int32 (batch,): it takes the tokens of all rows one after the other,
+(1, their sum), so that steps and prompts share a pass without padding.
+
+With a KV cache of int8, ``Int8CausalAttention`` takes its place, and the graph's inputs and outputs
+change their type; a graph with another attention is then refused.
 """
 
 from collections import Counter
@@ -13,11 +20,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import onnx
+from google.protobuf.message import DecodeError
 from onnx import GraphProto, ModelProto, NodeProto, TensorProto, helper, numpy_helper
 
-from maskdial.errors import BundleError
+from maskdial.errors import BundleError, ConfigError
+from maskdial.models.bundle import INT8_HEADER
 
 DOMAIN = "maskdial"
+NEW_TOKENS = "new_tokens"
 _VERSION = 1
 _ZERO_POINT = 128
 _PRODUCT = "MatMulIntegerToFloat"
@@ -26,6 +36,8 @@ _CHUNK = 32  # inputs; blocks of 4-bit weights are whole chunks; processor.h
 # What ``MatMulNBits`` has to say of itself: 4-bit weights, and inputs rounded to int8.
 _BITS, _INT8_INPUTS = 4, 4
 _LANES = 16  # heads are vectorized over; processor.h
+_ROW_INPUTS = ("seqlens_k", "total_sequence_length")
+_NUM_ATTENTION_INPUTS = 9  # before the new tokens; some may be missing
 _ATTENTION_DEFAULTS: dict[str, float] = {
     "rotary_interleaved": 0,
     "local_window_size": -1,
@@ -93,17 +105,24 @@ class Rewritten:
     num_left: int
 
 
-def rewrite(path: Path) -> Rewritten:
-    """Reads a graph and rewrites it.
+def rewrite(path: Path, *, int8_cache: bool = False) -> Rewritten:
+    """Reads a graph and rewrites it; with ``int8_cache``, for a KV cache of int8.
 
     Raises:
-        BundleError: it names the kernels itself, which no exported graph does.
+        BundleError: it cannot be read, or names the kernels itself, which no exported graph does.
+        ConfigError: no kernel computes its attention over a cache of int8.
     """
-    model = onnx.load(path, load_external_data=False)
+    try:
+        model = onnx.load(path, load_external_data=False)
+    except (DecodeError, OSError) as error:
+        raise BundleError(f"{path} cannot be read as an ONNX graph: {error}") from error
     imports = [*model.opset_import, *(each for f in model.functions for each in f.opset_import)]
     if any(each.domain == DOMAIN for each in imports):
         raise BundleError(f"{path} uses operators of the domain {DOMAIN!r}; export the model again")
-    num_replaced = _Rewriter(model).run()
+    rewriter = _Rewriter(model)
+    num_replaced = rewriter.run()
+    if int8_cache:
+        rewriter.quantize_cache()
     num_left = sum(node.op_type == _PRODUCT for node in model.graph.node)
     return Rewritten(model.SerializeToString(), num_replaced, num_left)
 
@@ -157,7 +176,48 @@ class _Rewriter:
         del self._graph.initializer[:]
         self._graph.initializer.extend(initializers)
         self._model.opset_import.append(helper.make_opsetid(DOMAIN, _VERSION))
+        self._pack()
         return num_replaced
+
+    def _pack(self) -> None:
+        """Lets attention take packed rows, if only attention knows of rows."""
+        attentions = [node for node in self._graph.node if node.op_type == "CausalAttention"]
+        caches = {name for node in attentions for name in node.input[3:5]}
+        of_rows = {*caches, *_ROW_INPUTS}
+        inputs = {value.name for value in self._graph.input}
+        others = (node for node in self._graph.node if node.op_type != "CausalAttention")
+        if (
+            not attentions
+            or not of_rows <= inputs
+            or any(of_rows.intersection(node.input) for node in others)
+        ):
+            return
+        for node in attentions:
+            missing = _NUM_ATTENTION_INPUTS - len(node.input)
+            node.input.extend([*[""] * missing, NEW_TOKENS])
+        counts = helper.make_tensor_value_info(NEW_TOKENS, TensorProto.INT32, ["batch"])
+        self._graph.input.append(counts)
+
+    def quantize_cache(self) -> None:
+        """Turns the KV cache of the rewritten graph into one of int8, in place.
+
+        Raises:
+            ConfigError: the graph has attention that was not replaced.
+        """
+        values = {value.name: value for value in (*self._graph.input, *self._graph.output)}
+        for node in self._graph.node:
+            if node.op_type == "GroupQueryAttention":
+                raise ConfigError(
+                    "the kernels do not compute this model's attention, so its KV cache cannot be "
+                    "int8; serve it with --kv-cache-dtype auto"
+                )
+            if node.op_type != "CausalAttention":
+                continue
+            node.op_type = "Int8CausalAttention"
+            for name in (*node.input[3:5], *node.output[1:3]):
+                cache = values[name].type.tensor_type
+                cache.elem_type = TensorProto.INT8
+                cache.shape.dim[-1].dim_value += INT8_HEADER
 
     def _attention(self, node: NodeProto) -> NodeProto | None:
         """What takes the place of a ``GroupQueryAttention``; None for a kind that has no kernel."""

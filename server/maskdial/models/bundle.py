@@ -47,6 +47,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple
 
+import numpy as np
 import pydantic
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -66,6 +67,9 @@ GENERATION_CONFIG = "generation_config.json"
 # Fusions that make a graph slower on the CPU: in ONNX Runtime 1.31, SkipLayerNormalization takes
 # six times as long as the Add and the LayerNormalization that it replaces.
 UNWANTED_FUSIONS = frozenset({"SkipLayerNormFusion"})
+
+INT8_HEADER = 8
+"""Bytes before a head's key or value in a cache of int8 (``kernels/src/processor.h``)."""
 
 Family = Literal["masked", "causal", "encoder-decoder"]
 Mask = Literal["full", "causal"]
@@ -98,7 +102,7 @@ class SpecialTokens(_Frozen):
 
 
 class KVLayout(_Frozen):
-    """The shape of one layer's cache: (batch, num_heads, max_length, head_dim), keys and values.
+    """The shape of one layer's cache: (batch, num_heads, max_length, width), keys and values.
 
     ``dtype`` is float16 in bundles of the precisions fp16 and int4-fp16, otherwise float32.
     """
@@ -109,10 +113,19 @@ class KVLayout(_Frozen):
     dtype: Literal["float32", "float16"] = "float32"
 
     @property
+    def element(self) -> np.dtype[Any]:
+        """What the cache consists of."""
+        return np.dtype(self.dtype)
+
+    @property
+    def width(self) -> int:
+        """Elements of one token's key or value in one head."""
+        return self.head_dim
+
+    @property
     def bytes_per_token(self) -> int:
         """The size of one token's keys and values in all layers."""
-        values = 2 * self.num_layers * self.num_heads * self.head_dim
-        return values * (2 if self.dtype == "float16" else 4)
+        return 2 * self.num_layers * self.num_heads * self.width * self.element.itemsize
 
     @property
     def query_block(self) -> int:
@@ -123,6 +136,18 @@ class KVLayout(_Frozen):
         prompt in one piece if chunks start at multiples of the block and none is a single token.
         """
         return 2 * self.head_dim
+
+
+class Int8KVLayout(KVLayout):
+    """The same in int8, which a server may choose; `INT8_HEADER` precedes each key and value."""
+
+    @property
+    def element(self) -> np.dtype[Any]:
+        return np.dtype(np.int8)
+
+    @property
+    def width(self) -> int:
+        return self.head_dim + INT8_HEADER
 
 
 class MultiVector(_Frozen):

@@ -17,7 +17,13 @@ from maskdial.errors import BundleError, ConfigError, explain_exhaustion
 from maskdial.kernels.installed import find_kernels
 from maskdial.masked.engine import MaskedEngine
 from maskdial.metrics import Metrics, ModelMetrics
-from maskdial.models.bundle import Bundle, KVLayout, load_bundle, load_bundles, read_manifests
+from maskdial.models.bundle import (
+    Bundle,
+    KVLayout,
+    load_bundle,
+    load_bundles,
+    read_manifests,
+)
 from maskdial.models.generation_config import (
     GenerationDefaults,
     read_generation_defaults,
@@ -43,7 +49,7 @@ from maskdial.runtime.kv_plan import plan_slots
 from maskdial.runtime.memory import HostMemory
 from maskdial.runtime.placement import Placement, place
 from maskdial.runtime.runner import Runner
-from maskdial.runtime.session import Session, SessionOptions
+from maskdial.runtime.session import Session, SessionOptions, quantize_cache
 
 _log = logging.getLogger("maskdial.models")
 
@@ -155,6 +161,8 @@ def _start_causal(
     if layout is None:
         raise BundleError(f"model {bundle.name!r}: a causal bundle without a KV layout")
     options = replace(options, stream=placement.memory.stream)
+    if config.kv_cache_dtype == "int8":
+        layout, options = quantize_cache(layout, options)
     # Chunks of whole blocks leave the logits as they are in one piece.
     chunk_tokens = _round_up(
         config.prefill_chunk_tokens or provider.prefill_chunk_tokens, layout.query_block
@@ -168,7 +176,7 @@ def _start_causal(
         encoder = Encoder(Session(bundle.encoder, options), runner.cache.source)
         start = manifest.text_to_text.start_token_id
         golden = partial(text_to_text_logits, runner, encoder, start)
-    check_golden(bundle, golden, config.golden_check)
+    check_golden(bundle, golden, config.golden_check, int8_cache=options.int8_cache)
     tokenizer = Tokenizer.from_file(bundle.tokenizer, manifest.special_tokens)
     chat_template = read_chat_template(bundle, tokenizer)
     reply_format = ReplyFormat.of_bundle(bundle, tokenizer, chat_template)
@@ -212,6 +220,7 @@ def _start_causal(
         read_generation_defaults(bundle)
         if config.generation_config == "auto"
         else GenerationDefaults(),
+        layout.element.name,
         kernels=session.kernels,
     )
 

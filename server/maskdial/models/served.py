@@ -81,7 +81,7 @@ class CausalModel(_Model):
     ``slots`` sequences run at once. ``max_length`` is the context in tokens, as configured;
     ``max_source_length`` that of the encoder, None if there is none. ``reply_format`` says how its
     tool calls and its reasoning are told from its text. ``defaults`` apply where a request leaves a
-    field out.
+    field out. ``kv_cache_dtype`` is what the KV cache consists of.
     """
 
     engine: CausalEngine
@@ -92,6 +92,7 @@ class CausalModel(_Model):
     reply_format: ReplyFormat
     grammars: GrammarCompiler
     defaults: GenerationDefaults
+    kv_cache_dtype: str
 
     def stop(self) -> None:
         """Stops the engine at once, and the child processes with it."""

@@ -12,7 +12,7 @@ from maskdial.runtime.memory import Buffer, Memory
 
 @dataclass(frozen=True, slots=True)
 class KVCache:
-    """Per layer, keys and values of shape (slots, num_heads, max_length, head_dim).
+    """Per layer, keys and values of shape (slots, num_heads, max_length, width).
 
     A slot holds one sequence. In main memory a slot costs what its longest sequence has used since
     `release_pages`; the memory of a GPU is taken when the cache is allocated.
@@ -47,11 +47,11 @@ class KVCache:
         source = None
         if max_source_length is not None:
             source = cls.allocate(memory, layout, slots, max_source_length)
-        shape = (slots, layout.num_heads, max_length, layout.head_dim)
-        dtype = np.dtype(layout.dtype)
+        shape = (slots, layout.num_heads, max_length, layout.width)
+        dtype = layout.element
         buffers = tuple(memory.allocate(shape, dtype) for _ in range(2 * layout.num_layers))
         keys, values = buffers[: layout.num_layers], buffers[layout.num_layers :]
-        lengths, token_bytes = np.zeros(slots, np.int64), layout.head_dim * dtype.itemsize
+        lengths, token_bytes = np.zeros(slots, np.int64), layout.width * dtype.itemsize
         size = layout.bytes_per_token
         return cls(keys, values, size, lengths, token_bytes, memory, source)
 
@@ -84,14 +84,14 @@ class KVCache:
         """A copy of ``num_tokens`` tokens of a slot, from position ``start`` on.
 
         Returns:
-            Keys and values, (num_layers, 2, num_heads, num_tokens, head_dim), in the cache's dtype.
+            Keys and values, (num_layers, 2, num_heads, num_tokens, width), in the cache's dtype.
         """
-        _, num_heads, max_length, head_dim = self.keys[0].shape
-        shape = (len(self.keys), 2, num_heads, num_tokens, head_dim)
+        _, num_heads, max_length, width = self.keys[0].shape
+        shape = (len(self.keys), 2, num_heads, num_tokens, width)
         block: NDArray[np.generic] = np.empty(shape, self.keys[0].dtype)
-        pitch, width = max_length * self._token_bytes, num_tokens * self._token_bytes
+        pitch, size = max_length * self._token_bytes, num_tokens * self._token_bytes
         for tokens, part in self._pointers(slot, start, block):
-            self._memory.copy(part, width, tokens, pitch, width, num_heads)
+            self._memory.copy(part, size, tokens, pitch, size, num_heads)
         self._memory.synchronize()
         return block
 
@@ -119,9 +119,9 @@ class KVCache:
         self, slot: int, start: int, block: NDArray[np.generic]
     ) -> Iterator[tuple[int, int]]:
         """Where the first head of each layer's keys and values lies in the cache and in a block."""
-        num_layers, num_heads, _, head_dim = len(self.keys), *self.keys[0].shape[1:]
+        num_layers, num_heads, _, width = len(self.keys), *self.keys[0].shape[1:]
         num_tokens = block.shape[3]
-        if block.shape != (num_layers, 2, num_heads, num_tokens, head_dim) or (
+        if block.shape != (num_layers, 2, num_heads, num_tokens, width) or (
             block.dtype != self.keys[0].dtype or not block.flags.c_contiguous
         ):
             raise ValueError(f"not a block of this cache: {block.dtype} {block.shape}")

@@ -15,6 +15,7 @@ from maskdial.runtime.session import Session
 
 _TOTAL_LENGTH = "total_sequence_length"
 _TOTAL_SOURCE_LENGTH = "total_source_length"
+_NEW_TOKENS = "new_tokens"
 
 
 class Runner:
@@ -62,11 +63,14 @@ class Runner:
         self._memory = memory = HostMemory() if memory is None else memory
         self.slots = slots
         self.max_length = max_length
+        self._packs = _NEW_TOKENS in session.input_names
+        self.decode_and_prefill = self._decode_and_prefill if self._packs else None
         self._batch_sizes = (*(size for size in batch_sizes if size < slots), slots)
         self._pads = bool(batch_sizes)
         self.cache = KVCache.allocate(memory, layout, slots, max_length, max_source_length)
-        max_tokens = max(max_tokens or max_length, slots)
-        max_rows = max(max_rows or max_length, slots)
+        beside = slots if self._packs else 0  # steps in the pass of a prompt
+        max_tokens = max((max_tokens or max_length) + beside, slots)
+        max_rows = max((max_rows or max_length) + beside, slots)
         self._decode_logits = _LogitsBuffer(memory, slots, vocab_size)
         self._prefill_logits = _LogitsBuffer(memory, max_rows, vocab_size)
         inputs = {
@@ -75,6 +79,7 @@ class Runner:
             "seqlens_k": Staging(memory, slots, np.int32),
             "rows": Staging(memory, max_rows, np.int64),
             "source_seqlens_k": Staging(memory, slots, np.int32),
+            _NEW_TOKENS: Staging(memory, slots, np.int32),
         }
         self._inputs = {n: each for n, each in inputs.items() if n in session.input_names}
         self._takes_total_length = _TOTAL_LENGTH in session.input_names
@@ -141,6 +146,46 @@ class Runner:
         self.cache.lengths[rows] = lengths[rows] + 1
         return logits
 
+    def _decode_and_prefill(
+        self,
+        token_ids: NDArray[np.int64],
+        lengths: NDArray[np.int64],
+        rows: NDArray[np.int64],
+        prompts: Sequence[tuple[int, NDArray[np.int64], int, int]],
+    ) -> Logits:
+        """A decode step and pieces of prompts, in one pass.
+
+        Args:
+            token_ids: int64 (n,), as of `decode`.
+            lengths: int64 (n,), as of `decode`.
+            rows: int64 (num_rows,), the slots that decode; others are left alone.
+            prompts: slot, token ids, start and number of logits of each, as of `prefill`.
+
+        Returns:
+            Logits, float32 (num_logits, vocab_size), those of the rows and then of each prompt,
+            valid until the next prefill.
+        """
+        first = min(int(rows.min()), *(prompt[0] for prompt in prompts))
+        last = max(int(rows.max()), *(prompt[0] for prompt in prompts))
+        longest = max(len(prompt[1]) for prompt in prompts)
+        input_ids = np.zeros((last - first + 1, longest), np.int64)
+        starts = np.ones(len(input_ids), np.int64)  # of a row without tokens, anything
+        num_tokens = np.zeros(len(input_ids), np.int64)
+        input_ids[rows - first, 0] = token_ids[rows]
+        starts[rows - first] = lengths[rows]
+        num_tokens[rows - first] = 1
+        wanted = [(rows - first) * longest]
+        for slot, piece, start, num_logits in prompts:
+            row, size = slot - first, len(piece)
+            input_ids[row, :size] = piece
+            starts[row], num_tokens[row] = start, size
+            wanted.append(row * longest + np.arange(size - num_logits, size))
+        flat = np.concatenate(wanted)
+        self._run(first, input_ids, starts, num_tokens, flat, self._prefill_logits)
+        took = np.flatnonzero(num_tokens)
+        self.cache.lengths[first + took] = (starts + num_tokens)[took]
+        return self._prefill_logits.first(len(flat))
+
     def warm_up(self) -> None:
         """Runs a first pass of each kind, which captures the decode steps; all slots are empty."""
         if self.cache.source is None:
@@ -193,25 +238,31 @@ class Runner:
         total_length = np.array(seqlens_k.max() + 1, np.int32)
         if captured_size is not None and self._session.captures:
             total_length = self._captured_total_length
+        batch, position_ids = len(input_ids), starts[:, None] + np.arange(input_ids.shape[1])
+        if self._packs:
+            valid = np.arange(input_ids.shape[1]) < num_tokens[:, None]
+            rows = (np.cumsum(valid) - 1)[rows]
+            input_ids, position_ids = input_ids[valid][None], position_ids[valid][None]
         feeds: dict[str, NDArray[Any]] = {
             "input_ids": np.ascontiguousarray(input_ids),
-            "position_ids": starts[:, None] + np.arange(input_ids.shape[1]),
+            "position_ids": position_ids,
             "seqlens_k": seqlens_k,
             "rows": rows,
+            _NEW_TOKENS: num_tokens.astype(np.int32),
         }
         lengths = {_TOTAL_LENGTH: total_length} if self._takes_total_length else {}
         if self.cache.source is not None:
-            sources = self.cache.source.lengths[slot : slot + len(input_ids)].clip(1)
+            sources = self.cache.source.lengths[slot : slot + batch].clip(1)
             feeds["source_seqlens_k"] = (sources - 1).astype(np.int32)
             lengths[_TOTAL_SOURCE_LENGTH] = np.array(sources.max(), np.int32)
-        binding = self._binding(slot, len(input_ids))
+        binding = self._binding(slot, batch)
         for name, staging in self._inputs.items():
             _bind(binding.bind_input, name, self._memory.device, staging.write(feeds[name]))
         for name, length in lengths.items():  # the operators read them on the host
             _bind(binding.bind_input, name, "cpu", host_buffer(length))
         output = logits, len(rows)
-        if self._bound_logits.get((slot, len(input_ids))) != output:  # mostly it is the last pass's
-            self._bound_logits[slot, len(input_ids)] = output
+        if self._bound_logits.get((slot, batch)) != output:  # mostly it is the last pass's
+            self._bound_logits[slot, batch] = output
             _bind(binding.bind_output, "logits", self._memory.device, logits.buffer[: len(rows)])
         self._session.run_with_binding(binding, captured_size)
         self._memory.synchronize()

@@ -1,7 +1,7 @@
 """Session: a graph loaded by ONNX Runtime, and how it runs."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from maskdial.errors import BundleError, ConfigError
 from maskdial.kernels.installed import Kernels
+from maskdial.models.bundle import Int8KVLayout, KVLayout
 from maskdial.runtime.providers import find_provider
 
 _ERRORS_ONLY = 3
@@ -30,6 +31,7 @@ class SessionOptions:
         captures: whether passes can be captured as CUDA graphs.
         kernels: our own kernels for products and attention, for the CPU provider; None for ONNX
             Runtime's.
+        int8_cache: whether the KV cache is of int8, which only our kernels can read.
     """
 
     provider: str = "cpu"
@@ -38,6 +40,23 @@ class SessionOptions:
     stream: int = 0
     captures: bool = False
     kernels: Kernels | None = None
+    int8_cache: bool = False
+
+
+def quantize_cache(
+    layout: KVLayout, options: SessionOptions
+) -> tuple[Int8KVLayout, SessionOptions]:
+    """The same for a KV cache of int8.
+
+    Raises:
+        ConfigError: there are no kernels to read it.
+    """
+    if options.kernels is None:
+        raise ConfigError(
+            "only the kernels can read a KV cache of int8: build them (python -m maskdial.kernels "
+            "build) and serve the model on the CPU, or leave out --kv-cache-dtype int8"
+        )
+    return Int8KVLayout(**layout.model_dump()), replace(options, int8_cache=True)
 
 
 class Session:
@@ -62,7 +81,8 @@ class Session:
 
         Raises:
             BundleError: ONNX Runtime cannot load the graph.
-            ConfigError: the provider did not start (no device, a missing library).
+            ConfigError: the provider did not start (no device, a missing library), or the kernels
+                cannot compute the graph over a cache of int8.
         """
         provider = find_provider(options.provider)
         provider_options = provider.options(stream=options.stream, captures=options.captures)
@@ -70,7 +90,7 @@ class Session:
         self.kernels, self.multiplies_exactly = "", False
         model: str | bytes = str(graph)
         if options.kernels is not None:
-            model = self._take_kernels(graph, options.kernels, settings)
+            model = self._take_kernels(graph, options.kernels, settings, options.int8_cache)
         try:
             self._session = ort.InferenceSession(
                 model,
@@ -93,12 +113,12 @@ class Session:
         self.output_names = tuple(value.name for value in self._session.get_outputs())
 
     def _take_kernels(
-        self, graph: Path, kernels: Kernels, settings: ort.SessionOptions
+        self, graph: Path, kernels: Kernels, settings: ort.SessionOptions, int8_cache: bool
     ) -> str | bytes:
         """What to load: the graph rewritten for the kernels, or its path if they have no part."""
         from maskdial.kernels.rewrite import rewrite  # needs onnx, which is optional
 
-        rewritten = rewrite(graph)
+        rewritten = rewrite(graph, int8_cache=int8_cache)
         if not rewritten.num_replaced:
             return str(graph)
         settings.register_custom_ops_library(str(kernels.path))

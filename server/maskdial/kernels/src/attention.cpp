@@ -1,17 +1,20 @@
 // The operator CausalAttention(query, key?, value?, past_key, past_value, seqlens_k,
-//                              total_sequence_length, cosines?, sines?)
+//                              total_sequence_length, cosines?, sines?, new_tokens?)
 //                              -> y, present_key, present_value
 //
 //   query         float (batch, length, num_heads * head_size), or followed by key and value in
 //                 the same rows, which are missing then
 //   key, value    float (batch, length, kv_num_heads * head_size)
 //   past_*        float (batch, kv_num_heads, max_length, head_size)
+//                 or, in Int8CausalAttention, int8 (..., 8 + head_size): see Int8Header
 //   seqlens_k     int32 (batch): the tokens of each row, the new ones included, less 1
 //   total_sequence_length   int32: the most of them; equal to length if there are none before
 //   cosines, sines          float (positions, at most head_size / 2), to rotate queries and keys
+//   new_tokens    int32 (batch): the new tokens of each row. The query is then (1, their sum, ...),
+//                 all rows' tokens one after the other, without padding; a row may have none.
 //   num_heads, kv_num_heads, scale   attributes
 //
-// Inputs and outputs are those of ONNX Runtime's GroupQueryAttention. Past and present may be the
+// Inputs and outputs with a cache of floats are those of ONNX Runtime's GroupQueryAttention. Past and present may be the
 // same memory; otherwise the past is copied. A row's results depend on its own tokens only, and
 // are the same however its tokens are divided between calls.
 #include "attention.h"
@@ -20,6 +23,7 @@
 #include <cmath>
 #include <cstring>
 #include <memory>
+#include <type_traits>
 
 #include "operator.h"
 #include "processor.h"
@@ -29,9 +33,10 @@ namespace {
 
 // Rows per task: enough for a block of transposed keys to be worth its time.
 constexpr size_t kTaskRows = 48;
-constexpr size_t kMostHeadSize = 512;
 constexpr size_t kTokensPerTask = 16;
 
+// Element is what the cache consists of: float or int8_t.
+template <typename Element>
 class Attention {
  public:
   Attention(const OrtApi& api, const OrtKernelInfo* info)
@@ -48,60 +53,138 @@ class Attention {
 
   void compute(OrtKernelContext* context) const {
     Pass pass = read(context);
-    if (pass.batch == 0 || pass.length == 0) return;
-    pass.queries.reset(new float[pass.batch * pass.length * kv_heads_ * group_ * pass.head_size]);
-    const size_t tokens = pass.batch * pass.length;
-    parallel(context, (tokens + kTokensPerTask - 1) / kTokensPerTask, store_task, &pass);
-    pass.tokens_per_task = std::max<size_t>(1, kTaskRows / group_);
-    pass.tasks_per_head = (pass.length + pass.tokens_per_task - 1) / pass.tokens_per_task;
-    parallel(context, pass.batch * kv_heads_ * pass.tasks_per_head, attend_task, &pass);
+    if (pass.num_tokens == 0) return;
+    const size_t num_heads = pass.num_tokens * kv_heads_ * group_;
+    pass.queries.reset(new Query[num_heads * pass.head_size]);
+    if constexpr (kQuantized) pass.query_factors.reset(new float[num_heads]);
+    parallel(context, (pass.num_tokens + kTokensPerTask - 1) / kTokensPerTask, store_task, &pass);
+    pass.divide(std::max<size_t>(1, kTaskRows / group_));
+    parallel(context, pass.tasks.size() * kv_heads_, attend_task, &pass);
   }
 
  private:
+  static constexpr ElementType kCache = element_type<Element>;
+  static constexpr bool kQuantized = std::is_same_v<Element, int8_t>;
+  using Query = std::conditional_t<kQuantized, uint8_t, float>;
+
+  // The elements of a token's key or value in one head.
+  static size_t width(size_t head_size) {
+    return kQuantized ? sizeof(Int8Header) + head_size : head_size;
+  }
+
+  // A row's new tokens are num_new tokens of the query from first on.
+  struct Row {
+    size_t first, num_new, num_past;
+  };
+
+  // Some new tokens of a row, which one thread attends from.
+  struct Task {
+    size_t row, start, stop;
+  };
+
   struct Pass {
     const Attention* op;
-    size_t batch, length, max_length, past_max_length, head_size, half;
-    const float *query, *new_key, *new_value, *past_key, *past_value, *cosines, *sines;
+    size_t num_tokens;  // of the query, padding included
+    size_t max_length, past_max_length, head_size, half;
+    const float *query, *new_key, *new_value, *cosines, *sines;
+    const Element *past_key, *past_value;
     size_t query_stride, new_stride;
-    const int32_t* seqlens;
-    bool first;  // whether no tokens come before these
-    float *out, *key, *value;
-    std::unique_ptr<float[]> queries{};  // [batch][kv_heads][length][group][head_size]
-    size_t tokens_per_task = 0, tasks_per_head = 0;
-
-    size_t total(size_t row) const { return static_cast<size_t>(seqlens[row]) + 1; }
-    size_t num_past(size_t row) const { return first ? 0 : total(row) - length; }
-    // The new tokens of a row; padding follows them.
-    size_t num_new(size_t row) const { return first ? total(row) : length; }
+    std::vector<Row> rows{};
+    std::vector<Task> tasks{};
+    float* out;
+    Element *key, *value;
+    // For each row [kv_heads][num_new][group][head_size]; and the same without the last.
+    std::unique_ptr<Query[]> queries{};
+    std::unique_ptr<float[]> query_factors{};
 
     size_t cache(size_t row, size_t head) const {
-      return (row * op->kv_heads_ + head) * max_length * head_size;
+      return (row * op->kv_heads_ + head) * max_length * width(head_size);
     }
 
-    // Puts some tokens' keys and values into the cache and their queries in order.
+    // The place of a token's first query head among all of them.
+    size_t place(const Row& row, size_t head, size_t token) const {
+      return (row.first * op->kv_heads_ + head * row.num_new + token) * op->group_;
+    }
+
+    size_t out_stride() const { return op->kv_heads_ * op->group_ * head_size; }
+
+    // Divides all rows into tasks. Those that see the most keys come first.
+    void divide(size_t tokens_per_task) {
+      for (size_t row = 0; row < rows.size(); ++row) {
+        for (size_t start = 0; start < rows[row].num_new; start += tokens_per_task) {
+          tasks.push_back({row, start, std::min(rows[row].num_new, start + tokens_per_task)});
+        }
+      }
+      const auto num_keys = [&](const Task& task) { return rows[task.row].num_past + task.stop; };
+      std::stable_sort(tasks.begin(), tasks.end(), [&](const Task& a, const Task& b) {
+        return num_keys(a) > num_keys(b);
+      });
+    }
+
+    // Puts some tokens' keys and values into the cache and their queries in order; padding, which
+    // attends to nothing, becomes zero.
     void store(size_t task) const {
-      const size_t last = std::min(batch * length, (task + 1) * kTokensPerTask);
+      const size_t last = std::min(num_tokens, (task + 1) * kTokensPerTask);
       for (size_t i = task * kTokensPerTask; i < last; ++i) {
-        const size_t row = i / length, token = i % length;
-        if (token < num_new(row)) store(row, token);
+        const auto after = std::upper_bound(
+            rows.begin(), rows.end(), i, [](size_t token, const Row& row) { return token < row.first; });
+        const size_t row = static_cast<size_t>(after - rows.begin()) - 1;
+        if (i < rows[row].first + rows[row].num_new) {
+          store(row, i - rows[row].first);
+        } else {
+          std::memset(out + i * out_stride(), 0, out_stride() * sizeof(float));
+        }
       }
     }
 
     void store(size_t row, size_t token) const {
       const size_t kv_heads = op->kv_heads_, group = op->group_, size = head_size;
-      const size_t position = num_past(row) + token;
-      const float* from = query + (row * length + token) * query_stride;
-      const float* keys = new_key + (row * length + token) * new_stride;
-      const float* values = new_value + (row * length + token) * new_stride;
+      const Row& its = rows[row];
+      const size_t position = its.num_past + token, index = its.first + token;
+      const float* from = query + index * query_stride;
+      const float* keys = new_key + index * new_stride;
+      const float* values = new_value + index * new_stride;
       for (size_t head = 0; head < kv_heads; ++head) {
-        const size_t place = cache(row, head) + position * size;
-        rotate(keys + head * size, position, key + place);
-        std::memcpy(value + place, values + head * size, size * sizeof(float));
-        float* to = queries.get() + ((row * kv_heads + head) * length + token) * group * size;
+        const size_t to = cache(row, head) + position * width(size);
+        store_rotated(keys + head * size, position, key + to);
+        store(values + head * size, value + to);
         for (size_t g = 0; g < group; ++g) {
-          rotate(from + (head * group + g) * size, position, to + g * size);
+          store_query(from + (head * group + g) * size, position, place(its, head, token) + g);
         }
       }
+    }
+
+    void store(const float* head, Element* to) const {
+      if constexpr (kQuantized) {
+        op->processor_->cache_head(head, head_size, to);
+      } else {
+        std::memcpy(to, head, head_size * sizeof(float));
+      }
+    }
+
+    void store_rotated(const float* head, size_t position, Element* to) const {
+      if constexpr (kQuantized) {
+        float rotated[kMostHeadSize];
+        rotate(head, position, rotated);
+        store(rotated, to);
+      } else {
+        rotate(head, position, to);
+      }
+    }
+
+    void store_query(const float* head, size_t position, size_t index) const {
+      if constexpr (kQuantized) {
+        float rotated[kMostHeadSize];
+        rotate(head, position, rotated);
+        uint8_t* to = queries.get() + index * head_size;
+        query_factors[index] = scale() * op->processor_->quantize_head(rotated, head_size, to);
+      } else {
+        rotate(head, position, queries.get() + index * head_size);
+      }
+    }
+
+    float scale() const {
+      return op->scale_ != 0 ? op->scale_ : 1.0f / std::sqrt(static_cast<float>(head_size));
     }
 
     void rotate(const float* head, size_t position, float* to) const {
@@ -113,42 +196,36 @@ class Attention {
                              half, to);
     }
 
-    void attend(size_t task) const {
+    void attend(size_t index) const {
       const size_t kv_heads = op->kv_heads_, group = op->group_, size = head_size;
-      // The last tokens see the most keys, so they come first.
-      const size_t block = tasks_per_head - 1 - task / (batch * kv_heads);
-      const size_t row = task % (batch * kv_heads) / kv_heads, head = task % kv_heads;
-      const size_t start = block * tokens_per_task;
-      const size_t stop = std::min(length, start + tokens_per_task);
-      float* to = out + ((row * length + start) * kv_heads + head) * group * size;
-      const size_t out_stride = kv_heads * group * size;
-      const size_t end = std::min(stop, std::max(start, num_new(row)));
-      for (size_t token = end; token < stop; ++token) {  // padding
-        std::memset(to + (token - start) * out_stride, 0, group * size * sizeof(float));
-      }
-      if (end == start) return;
+      const Task& task = tasks[index / kv_heads];
+      const size_t head = index % kv_heads;
+      const Row& row = rows[task.row];
+      float* to = out + ((row.first + task.start) * kv_heads + head) * group * size;
       const Queries task_queries = {
-          queries.get() + ((row * kv_heads + head) * length + start) * group * size,
-          (end - start) * group,
-          group,
-          size,
-          key + cache(row, head),
-          value + cache(row, head),
-          num_past(row) + start + 1,
-          op->scale_ != 0 ? op->scale_ : 1.0f / std::sqrt(static_cast<float>(size)),
-          to,
-          out_stride,
+          (task.stop - task.start) * group, group, size, row.num_past + task.start + 1, to,
+          out_stride(),
       };
       // Kept by each thread: a decode step would allocate it for microseconds of work.
       static thread_local std::vector<float> scratch;
       if (scratch.size() < task_queries.scratch()) scratch.resize(task_queries.scratch());
-      op->processor_->attend(task_queries, scratch.data());
+      const size_t first = place(row, head, task.start);
+      const Query* heads = queries.get() + first * size;
+      const size_t cached = cache(task.row, head);
+      if constexpr (kQuantized) {
+        const Int8Head int8_head = {heads, query_factors.get() + first, key + cached,
+                                    value + cached};
+        op->processor_->attend_int8(task_queries, int8_head, scratch.data());
+      } else {
+        op->processor_->attend(task_queries, {heads, scale(), key + cached, value + cached},
+                               scratch.data());
+      }
     }
 
     // Copies what the cache holds before these tokens.
     void copy_past(size_t row, size_t head) const {
-      const size_t from = (row * op->kv_heads_ + head) * past_max_length * head_size;
-      const size_t bytes = num_past(row) * head_size * sizeof(float);
+      const size_t from = (row * op->kv_heads_ + head) * past_max_length * width(head_size);
+      const size_t bytes = rows[row].num_past * width(head_size) * sizeof(Element);
       std::memcpy(key + cache(row, head), past_key + from, bytes);
       std::memcpy(value + cache(row, head), past_value + from, bytes);
     }
@@ -169,40 +246,73 @@ class Attention {
     const Tensor key = Tensor::input(api_, context, 3), value = Tensor::input(api_, context, 4);
     const Tensor seqlens = Tensor::input(api_, context, 5);
     const Tensor total = Tensor::input(api_, context, 6);
-    require(query.type == kFloat && key.type == kFloat && value.type == kFloat &&
+    require(query.type == kFloat && key.type == kCache && value.type == kCache &&
                 seqlens.type == kInt32 && total.type == kInt32,
             "types");
     require(query.dims.size() == 3 && key.dims.size() == 4 && key.dims == value.dims, "ranks");
     Pass pass{};
     pass.op = this;
-    pass.batch = key.dim(0);
-    pass.length = query.dim(1);
+    pass.num_tokens = query.dim(0) * query.dim(1);
     pass.past_max_length = key.dim(2);
-    pass.head_size = key.dim(3);
-    require(query.dim(0) == pass.batch && seqlens.size() == pass.batch && total.size() == 1 &&
-                key.dim(1) == kv_heads_,
+    require(key.dim(3) > width(0), "head size");
+    pass.head_size = key.dim(3) - width(0);
+    require(seqlens.size() == key.dim(0) && total.size() == 1 && key.dim(1) == kv_heads_,
             "batch sizes or heads");
-    require(pass.head_size > 0 && pass.head_size % kLanes == 0 && pass.head_size <= kMostHeadSize,
-            "head size");
+    require(pass.head_size % kLanes == 0 && pass.head_size <= kMostHeadSize, "head size");
     read_new(query, Tensor::input(api_, context, 1, true), Tensor::input(api_, context, 2, true),
              pass);
-    pass.past_key = key.floats();
-    pass.past_value = value.floats();
-    pass.seqlens = static_cast<const int32_t*>(seqlens.data);
+    pass.past_key = static_cast<const Element*>(key.data);
+    pass.past_value = static_cast<const Element*>(value.data);
     const int32_t longest = *static_cast<const int32_t*>(total.data);
     require(longest >= 0, "total length");
-    pass.first = static_cast<size_t>(longest) == pass.length;
     pass.max_length = std::max(pass.past_max_length, static_cast<size_t>(longest));
-    for (size_t row = 0; row < pass.batch; ++row) {
-      require(pass.seqlens[row] >= 0 && pass.total(row) <= pass.max_length &&
-                  (pass.first ? pass.total(row) <= pass.length : pass.total(row) >= pass.length) &&
-                  pass.num_past(row) <= pass.past_max_length,
-              "lengths");
+    const auto* lengths = static_cast<const int32_t*>(seqlens.data);
+    const Tensor new_tokens = Tensor::input(api_, context, 9, true);
+    if (new_tokens.data == nullptr) {
+      require(query.dim(0) == key.dim(0), "batch sizes");
+      divide_padded(query.dim(1), static_cast<size_t>(longest) == query.dim(1), lengths,
+                    key.dim(0), pass);
+    } else {
+      require(query.dim(0) == 1, "batch sizes");
+      divide_packed(new_tokens, lengths, key.dim(0), pass);
     }
     read_rotation(Tensor::input(api_, context, 7, true), Tensor::input(api_, context, 8, true),
                   pass);
-    write(context, key, pass);
+    write(context, query, key, pass);
     return pass;
+  }
+
+  // The rows of a padded query. In a first pass, no tokens come before these, and padding follows.
+  static void divide_padded(size_t length, bool first, const int32_t* lengths, size_t batch,
+                            Pass& pass) {
+    for (size_t i = 0; i < batch; ++i) {
+      require(lengths[i] >= 0, "lengths");
+      const size_t total = static_cast<size_t>(lengths[i]) + 1;
+      require(first ? total <= length : total >= length, "lengths");
+      add({i * length, first ? total : length, first ? 0 : total - length}, pass);
+    }
+  }
+
+  // The rows of a query without padding.
+  static void divide_packed(const Tensor& new_tokens, const int32_t* lengths, size_t batch,
+                            Pass& pass) {
+    require(new_tokens.type == kInt32 && new_tokens.size() == batch, "new tokens");
+    const auto* counts = static_cast<const int32_t*>(new_tokens.data);
+    size_t first = 0;
+    for (size_t i = 0; i < batch; ++i) {
+      require(counts[i] >= 0 && lengths[i] >= counts[i] - 1, "new tokens");
+      const auto num_new = static_cast<size_t>(counts[i]);
+      add({first, num_new, static_cast<size_t>(lengths[i] + 1) - num_new}, pass);
+      first += num_new;
+    }
+    require(first == pass.num_tokens, "new tokens");
+  }
+
+  static void add(const Row& row, Pass& pass) {
+    require(row.num_past <= pass.past_max_length &&
+                row.num_past + row.num_new <= pass.max_length,
+            "lengths");
+    pass.rows.push_back(row);
   }
 
   // Where the new tokens' queries, keys and values are.
@@ -234,24 +344,25 @@ class Attention {
     require(cosines.type == kFloat && sines.type == kFloat && cosines.dims.size() == 2 &&
                 cosines.dims == sines.dims && cosines.dim(1) * 2 <= pass.head_size,
             "rotation");
-    for (size_t row = 0; row < pass.batch; ++row) {
-      require(pass.total(row) <= cosines.dim(0), "positions");
+    for (const Row& row : pass.rows) {
+      require(row.num_past + row.num_new <= cosines.dim(0), "positions");
     }
     pass.cosines = cosines.floats();
     pass.sines = sines.floats();
     pass.half = cosines.dim(1);
   }
 
-  void write(OrtKernelContext* context, const Tensor& past, Pass& pass) const {
+  void write(OrtKernelContext* context, const Tensor& query, const Tensor& past,
+             Pass& pass) const {
     std::vector<int64_t> dims = past.dims;
     dims[2] = static_cast<int64_t>(pass.max_length);
-    const auto columns = static_cast<int64_t>(kv_heads_ * group_ * pass.head_size);
-    const auto length = static_cast<int64_t>(pass.length);
-    pass.out = Tensor::output(api_, context, 0, {past.dims[0], length, columns});
-    pass.key = Tensor::output(api_, context, 1, dims);
-    pass.value = Tensor::output(api_, context, 2, dims);
+    const auto columns = static_cast<int64_t>(pass.out_stride());
+    pass.out =
+        Tensor::output<float>(api_, context, 0, {query.dims[0], query.dims[1], columns});
+    pass.key = Tensor::output<Element>(api_, context, 1, dims);
+    pass.value = Tensor::output<Element>(api_, context, 2, dims);
     if (pass.key == pass.past_key && pass.value == pass.past_value) return;
-    for (size_t row = 0; row < pass.batch; ++row) {
+    for (size_t row = 0; row < pass.rows.size(); ++row) {
       for (size_t head = 0; head < kv_heads_; ++head) pass.copy_past(row, head);
     }
   }
@@ -266,16 +377,34 @@ class Attention {
   float scale_;
 };
 
-}  // namespace
-
-const OrtCustomOp kAttentionOp = [] {
-  OrtCustomOp table = operator_table<Attention>();
-  table.GetName = [](const OrtCustomOp*) { return "CausalAttention"; };
-  table.GetInputType = [](const OrtCustomOp*, size_t i) { return i == 5 || i == 6 ? kInt32 : kFloat; };
-  table.GetInputTypeCount = [](const OrtCustomOp*) -> size_t { return 9; };
+template <typename Element>
+OrtCustomOp attention_table() {
+  OrtCustomOp table = operator_table<Attention<Element>>();
+  table.GetInputType = [](const OrtCustomOp*, size_t i) {
+    if (i == 3 || i == 4) return element_type<Element>;
+    return i == 5 || i == 6 || i == 9 ? kInt32 : kFloat;
+  };
+  table.GetInputTypeCount = [](const OrtCustomOp*) -> size_t { return 10; };
+  table.GetOutputType = [](const OrtCustomOp*, size_t i) {
+    return i == 0 ? kFloat : element_type<Element>;
+  };
   table.GetOutputTypeCount = [](const OrtCustomOp*) -> size_t { return 3; };
   table.GetInputCharacteristic = [](const OrtCustomOp*, size_t i) {
     return i == 1 || i == 2 || i > 6 ? kOptional : kRequired;
   };
+  return table;
+}
+
+}  // namespace
+
+const OrtCustomOp kAttentionOp = [] {
+  OrtCustomOp table = attention_table<float>();
+  table.GetName = [](const OrtCustomOp*) { return "CausalAttention"; };
+  return table;
+}();
+
+const OrtCustomOp kInt8AttentionOp = [] {
+  OrtCustomOp table = attention_table<int8_t>();
+  table.GetName = [](const OrtCustomOp*) { return "Int8CausalAttention"; };
   return table;
 }();

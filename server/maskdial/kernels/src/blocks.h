@@ -132,7 +132,7 @@ inline void store_some_signed_bytes(int8_t* p, Floats v, size_t count) {
 }
 
 // Blocks whose values are all smaller count as zeros: 127 / peak must be finite.
-constexpr float kLeastPeak = 0x1p-120f;
+constexpr float kLeastBlockPeak = 0x1p-120f;
 
 void quantize_blocks(const float* row, size_t size, size_t block_size, int8_t* values,
                      float* peaks, int32_t* starts) {
@@ -145,7 +145,7 @@ void quantize_blocks(const float* row, size_t size, size_t block_size, int8_t* v
       largest = max(magnitude(load_some(block + i, count)), largest);
     });
     const float peak = largest_lane(largest);
-    const bool counts = peak >= kLeastPeak;
+    const bool counts = peak >= kLeastBlockPeak;
     peaks[b] = counts ? peak : 0.0f;
     const Floats factor = splat(counts ? kLargestInput / peak : 0.0f);
     Floats sum = splat(0.0f);  // of integers, which are exact in any order

@@ -23,6 +23,7 @@ EXPORTED OrtStatus* RegisterCustomOps(OrtSessionOptions* options, const OrtApiBa
       check(*api, api->CustomOpDomain_Add(created, &kLinearOp));
       check(*api, api->CustomOpDomain_Add(created, &kLinear4Op));
       check(*api, api->CustomOpDomain_Add(created, &kAttentionOp));
+      check(*api, api->CustomOpDomain_Add(created, &kInt8AttentionOp));
       return created;
     }();
     check(*api, api->AddCustomOpDomain(options, domain));

@@ -25,5 +25,8 @@ const Processor JOIN(processor_, ISA) = {
     .gate = gate,
     .gelu = gelu,
     .rotate = rotate,
+    .quantize_head = quantize_head,
+    .cache_head = cache_head,
     .attend = attend,
+    .attend_int8 = attend_int8,
 };

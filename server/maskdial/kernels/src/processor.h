@@ -50,24 +50,43 @@ struct BlockRows {
 constexpr size_t kKeyBlock = 64;
 // What attention vectorizes over; heads are a multiple of it.
 constexpr size_t kLanes = 16;
+constexpr size_t kMostHeadSize = 512;
 
 // Queries of one key-value head: row r belongs to the token r / group, which sees the first
 // first_length + r / group keys.
 struct Queries {
-  const float* rows;  // [num_rows][head_size]
-  size_t num_rows, group, head_size;
-  const float* keys;    // [length][head_size]
-  const float* values;  // [length][head_size]
-  size_t first_length;
-  float scale;
+  size_t num_rows, group, head_size, first_length;
   float* out;  // [num_rows / group][out_stride], in each row [group][head_size]
   size_t out_stride;
 
   size_t length(size_t row) const { return first_length + row / group; }
   size_t longest() const { return length(num_rows - 1); }
-  // The floats of scratch memory: scores, and a block of transposed keys.
+  // The floats of scratch memory: scores, a block of transposed keys, and a factor per value.
   size_t score_stride() const { return (longest() + kKeyBlock - 1) / kKeyBlock * kKeyBlock; }
-  size_t scratch() const { return num_rows * score_stride() + head_size * kKeyBlock; }
+  size_t scratch() const { return (num_rows + 1) * score_stride() + head_size * kKeyBlock; }
+};
+
+// What they read from a cache of floats.
+struct FloatHead {
+  const float* rows;  // [num_rows][head_size]
+  float scale;
+  const float* keys;    // [length][head_size]
+  const float* values;  // [length][head_size]
+};
+
+// A token's key or value in a cache of int8, followed by its head_size integers: the factor that
+// makes them floats again, and their sum times -128, the zero point of queries.
+struct Int8Header {
+  float factor;
+  int32_t correction;
+};
+
+// What they read from a cache of int8.
+struct Int8Head {
+  const uint8_t* rows;   // [num_rows][head_size], with zero point 128
+  const float* factors;  // [num_rows], which make them floats again, times the scale
+  const int8_t* keys;    // [length][sizeof(Int8Header) + head_size]
+  const int8_t* values;  // the same
 };
 
 struct Processor {
@@ -104,8 +123,16 @@ struct Processor {
   void (*rotate)(const float* head, size_t head_size, const float* cosines, const float* sines,
                  size_t half, float* out);
 
+  // Rounds a head to integers of at most 127, in steps of its largest magnitude, with zero point
+  // 128; returns the factor that makes them floats again.
+  float (*quantize_head)(const float* head, size_t head_size, uint8_t* out);
+
+  // The same as a cache of int8 has it: out is its header and its integers.
+  void (*cache_head)(const float* head, size_t head_size, int8_t* out);
+
   // Softmax attention. The order of a row's operations depends on its length only.
-  void (*attend)(const Queries& queries, float* scratch);
+  void (*attend)(const Queries& queries, const FloatHead& head, float* scratch);
+  void (*attend_int8)(const Queries& queries, const Int8Head& head, float* scratch);
 };
 
 // The best one that this machine supports, or the one named by MASKDIAL_KERNELS_ISA; null if this

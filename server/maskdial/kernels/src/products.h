@@ -28,7 +28,7 @@ void quantize(const float* row, size_t size, float step, uint8_t* out) {
   });
 }
 
-float quantize_by_peak(const float* row, size_t size, float step, uint8_t* out) {
+float largest_magnitude(const float* row, size_t size) {
   Floats largest = splat(0.0f);
   for_each_vector(size, [&](size_t i, size_t count) {
     largest = max(magnitude(load_some(row + i, count)), largest);
@@ -37,6 +37,11 @@ float quantize_by_peak(const float* row, size_t size, float step, uint8_t* out) 
   store(lanes, largest);
   float peak = 0.0f;
   for (float lane : lanes) peak = lane > peak ? lane : peak;
+  return peak;
+}
+
+float quantize_by_peak(const float* row, size_t size, float step, uint8_t* out) {
+  const float peak = largest_magnitude(row, size);
   const Floats peaks = splat(peak), steps = splat(step);
   for_each_vector(size, [&](size_t i, size_t count) {
     const Floats unit = div(load_some(row + i, count), peaks);

@@ -42,7 +42,7 @@ class Projection {
     }
     std::vector<int64_t> dims = x.dims;
     dims.back() = static_cast<int64_t>(first_->num_outputs());
-    float* out = Tensor::output(api_, context, 0, dims);
+    auto* out = Tensor::output<float>(api_, context, 0, dims);
     const size_t num_rows = x.size() / first_->num_inputs();
     if (num_rows == 0) return;
     Pass{this, x.floats(), out, num_rows, typename Matrix::Rows(*first_, num_rows)}.run(context);

@@ -1,9 +1,10 @@
-// Rotated heads, and softmax attention over them.
+// Rotated and quantized heads, and softmax attention over them.
 //
 // Included by processor.cpp only: nothing here has external linkage, since an inline function that was
 // compiled with AVX-512 must not be the one that the linker keeps for every processor.
 #pragma once
 
+#include "products.h"
 #include "vectors.h"
 
 namespace {
@@ -17,6 +18,33 @@ void rotate(const float* head, size_t head_size, const float* cosines, const flo
     store_some(out + half + i, add(mul(b, c), mul(a, s)), count);
   });
   std::memcpy(out + 2 * half, head + 2 * half, (head_size - 2 * half) * sizeof(float));
+}
+
+// Heads whose numbers are all smaller are zero: the inverse of a step must be finite.
+constexpr float kLeastPeak = 1e-30f, kMostInteger = 127.0f;
+
+float quantize_head(const float* head, size_t head_size, uint8_t* out) {
+  const float peak = largest_magnitude(head, head_size);
+  const bool zero = peak < kLeastPeak;
+  const Floats inverse = splat(zero ? 0.0f : kMostInteger / peak);
+  for (size_t i = 0; i < head_size; i += kWidth) {
+    // What is not a number is least.
+    store_bytes(out + i, max(mul(load(head + i), inverse), splat(-kMostInteger)));
+  }
+  return zero ? 0.0f : peak / kMostInteger;
+}
+
+void cache_head(const float* head, size_t head_size, int8_t* out) {
+  uint8_t integers[kMostHeadSize];
+  Int8Header header{quantize_head(head, head_size, integers), 0};
+  int32_t sum = 0;
+  for (size_t i = 0; i < head_size; ++i) {
+    const auto integer = static_cast<int8_t>(integers[i] ^ 0x80);
+    out[sizeof(header) + i] = integer;
+    sum += integer;
+  }
+  header.correction = sum * -128;
+  std::memcpy(out, &header, sizeof(header));
 }
 
 // e to the power of x <= 0; below -87, where floats end, as for -87. The polynomial is that of
@@ -35,28 +63,58 @@ inline Floats exponential(Floats x) {
   return times_power_of_two(p, n);
 }
 
-// out[d][i] = rows[i][d] for kKeyBlock rows, of which count are there.
-void transpose(const float* rows, size_t count, size_t size, float* out) {
+// out[d][i] = rows[i][d] for kBlock rows of 4-byte elements, of which count are there; zeros follow.
+template <size_t kBlock>
+void transpose(const void* rows, size_t row_bytes, size_t count, size_t size, float* out) {
+  const auto* bytes = static_cast<const char*>(rows);
   size_t i = 0;
 #if defined(__AVX2__)
-  for (; i + 4 <= count; i += 4) {
-    const float* p = rows + i * size;
+  const auto quad = [&](size_t row, size_t d) {
+    return _mm_castsi128_ps(
+        _mm_loadu_si128(reinterpret_cast<const __m128i*>(bytes + row * row_bytes) + d / 4));
+  };
+#if defined(__AVX512VNNI__)
+  // Four squares side by side: a quarter q of a vector has four elements of row i + 4 * q + r.
+  const auto quads = [&](size_t row, size_t d) {
+    __m512 four = _mm512_castps128_ps512(quad(row, d));
+    four = _mm512_insertf32x4(four, quad(row + 4, d), 1);
+    four = _mm512_insertf32x4(four, quad(row + 8, d), 2);
+    return _mm512_insertf32x4(four, quad(row + 12, d), 3);
+  };
+  for (; i + 16 <= count; i += 16) {
     for (size_t d = 0; d < size; d += 4) {
-      __m128 a = _mm_loadu_ps(p + d), b = _mm_loadu_ps(p + size + d);
-      __m128 c = _mm_loadu_ps(p + 2 * size + d), e = _mm_loadu_ps(p + 3 * size + d);
+      const __m512 a = quads(i, d), b = quads(i + 1, d);
+      const __m512 c = quads(i + 2, d), e = quads(i + 3, d);
+      const __m512d ab = _mm512_castps_pd(_mm512_unpacklo_ps(a, b));
+      const __m512d ce = _mm512_castps_pd(_mm512_unpacklo_ps(c, e));
+      const __m512d ab2 = _mm512_castps_pd(_mm512_unpackhi_ps(a, b));
+      const __m512d ce2 = _mm512_castps_pd(_mm512_unpackhi_ps(c, e));
+      float* to = out + d * kBlock + i;
+      store(to, _mm512_castpd_ps(_mm512_unpacklo_pd(ab, ce)));
+      store(to + kBlock, _mm512_castpd_ps(_mm512_unpackhi_pd(ab, ce)));
+      store(to + 2 * kBlock, _mm512_castpd_ps(_mm512_unpacklo_pd(ab2, ce2)));
+      store(to + 3 * kBlock, _mm512_castpd_ps(_mm512_unpackhi_pd(ab2, ce2)));
+    }
+  }
+#endif
+  for (; i + 4 <= count; i += 4) {
+    for (size_t d = 0; d < size; d += 4) {
+      __m128 a = quad(i, d), b = quad(i + 1, d), c = quad(i + 2, d), e = quad(i + 3, d);
       _MM_TRANSPOSE4_PS(a, b, c, e);
-      _mm_storeu_ps(out + d * kKeyBlock + i, a);
-      _mm_storeu_ps(out + (d + 1) * kKeyBlock + i, b);
-      _mm_storeu_ps(out + (d + 2) * kKeyBlock + i, c);
-      _mm_storeu_ps(out + (d + 3) * kKeyBlock + i, e);
+      _mm_storeu_ps(out + d * kBlock + i, a);
+      _mm_storeu_ps(out + (d + 1) * kBlock + i, b);
+      _mm_storeu_ps(out + (d + 2) * kBlock + i, c);
+      _mm_storeu_ps(out + (d + 3) * kBlock + i, e);
     }
   }
 #endif
   for (; i < count; ++i) {
-    for (size_t d = 0; d < size; ++d) out[d * kKeyBlock + i] = rows[i * size + d];
+    for (size_t d = 0; d < size; ++d) {
+      std::memcpy(out + d * kBlock + i, bytes + i * row_bytes + d * sizeof(float), sizeof(float));
+    }
   }
-  for (size_t d = 0; d < size && count < kKeyBlock; ++d) {
-    std::memset(out + d * kKeyBlock + count, 0, (kKeyBlock - count) * sizeof(float));
+  for (size_t d = 0; d < size && count < kBlock; ++d) {
+    std::memset(out + d * kBlock + count, 0, (kBlock - count) * sizeof(float));
   }
 }
 
@@ -70,8 +128,8 @@ constexpr size_t kFloatRows = 1, kFloatVectors = 16;
 
 // kRows rows of a matrix times kVectors vectors of columns, in the order of the inner index:
 // out[r][c] = factors[r] * sum over i < size of left[r][i] * right[i][c]
-template <size_t kRows, size_t kVectors>
-inline void multiply_floats_tile(const float* left, size_t left_stride, const float* right,
+template <size_t kRows, size_t kVectors, typename Right>
+inline void multiply_floats_tile(const float* left, size_t left_stride, const Right* right,
                                  size_t right_stride, size_t size, const float* factors,
                                  float* const* out, size_t column) {
   Floats sums[kRows][kVectors];
@@ -97,8 +155,8 @@ inline void multiply_floats_tile(const float* left, size_t left_stride, const fl
   }
 }
 
-template <size_t kRows>
-void multiply_floats(size_t num_rows, const float* left, size_t left_stride, const float* right,
+template <size_t kRows, typename Right>
+void multiply_floats(size_t num_rows, const float* left, size_t left_stride, const Right* right,
                      size_t right_stride, size_t size, const float* factors, float* const* out,
                      size_t num_columns) {
   if constexpr (kRows > 1) {
@@ -149,36 +207,103 @@ float soften(float* scores, size_t length, size_t stride) {
   return 1.0f / sum;
 }
 
-void attend(const Queries& queries, float* scratch) {
+// Softens the scores of all rows, [num_rows][score_stride], and adds up the values by them, times
+// the values' factors unless these are null.
+template <typename Value>
+void weigh(const Queries& queries, float* scores, const Value* values, size_t value_stride,
+           const float* value_factors) {
+  const size_t stride = queries.score_stride(), size = queries.head_size;
+  float factors[kFloatRows];
+  float* out[kFloatRows];
+  for (size_t row = 0; row < queries.num_rows; row += kFloatRows) {
+    const size_t some = queries.num_rows - row < kFloatRows ? queries.num_rows - row : kFloatRows;
+    for (size_t r = 0; r < some; ++r) {
+      const size_t token = (row + r) / queries.group, head = (row + r) % queries.group;
+      float* weights = scores + (row + r) * stride;
+      const size_t length = queries.length(row + r);
+      factors[r] = soften(weights, length, stride);
+      for (size_t i = 0; i < length && value_factors != nullptr; i += kWidth) {
+        store(weights + i, mul(load(weights + i), load(value_factors + i)));
+      }
+      out[r] = queries.out + token * queries.out_stride + head * size;
+    }
+    multiply_floats<kFloatRows>(some, scores + row * stride, stride, values, value_stride,
+                                queries.length(row + some - 1), factors, out, size);
+  }
+}
+
+void attend(const Queries& queries, const FloatHead& head, float* scratch) {
   const size_t stride = queries.score_stride(), size = queries.head_size;
   float* transposed = scratch + queries.num_rows * stride;
   float factors[kFloatRows];
   float* out[kFloatRows];
   for (size_t start = 0; start < queries.longest(); start += kKeyBlock) {
     const size_t left = queries.longest() - start;
-    transpose(queries.keys + start * size, left < kKeyBlock ? left : kKeyBlock, size, transposed);
+    transpose<kKeyBlock>(head.keys + start * size, size * sizeof(float),
+                         left < kKeyBlock ? left : kKeyBlock, size, transposed);
     for (size_t row = 0; row < queries.num_rows; row += kFloatRows) {
       const size_t some =
           queries.num_rows - row < kFloatRows ? queries.num_rows - row : kFloatRows;
       if (queries.length(row + some - 1) <= start) continue;
       for (size_t r = 0; r < some; ++r) {
-        factors[r] = queries.scale;
+        factors[r] = head.scale;
         out[r] = scratch + (row + r) * stride + start;
       }
-      multiply_floats<kFloatRows>(some, queries.rows + row * size, size, transposed, kKeyBlock,
-                                  size, factors, out, kKeyBlock);
+      multiply_floats<kFloatRows>(some, head.rows + row * size, size, transposed, kKeyBlock, size,
+                                  factors, out, kKeyBlock);
     }
   }
-  for (size_t row = 0; row < queries.num_rows; row += kFloatRows) {
-    const size_t some = queries.num_rows - row < kFloatRows ? queries.num_rows - row : kFloatRows;
-    for (size_t r = 0; r < some; ++r) {
-      const size_t token = (row + r) / queries.group, head = (row + r) % queries.group;
-      factors[r] = soften(scratch + (row + r) * stride, queries.length(row + r), stride);
-      out[r] = queries.out + token * queries.out_stride + head * size;
-    }
-    multiply_floats<kFloatRows>(some, scratch + row * stride, stride, queries.values, size,
-                                queries.length(row + some - 1), factors, out, size);
+  weigh<float>(queries, scratch, head.values, size, nullptr);
+}
+
+// The headers of count tokens: their factors, and their corrections unless these are null.
+inline void read_headers(const int8_t* tokens, size_t token_bytes, size_t count, float* factors,
+                         int32_t* corrections) {
+  size_t i = 0;
+#if defined(__AVX512VNNI__)
+  const __m512i lanes =
+      _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+  const __m512i offsets =
+      _mm512_mullo_epi32(lanes, _mm512_set1_epi32(static_cast<int>(token_bytes)));
+  for (; i + 16 <= count; i += 16) {
+    const int8_t* header = tokens + i * token_bytes;
+    store(factors + i, _mm512_i32gather_ps(offsets, header, 1));
+    if (corrections == nullptr) continue;
+    header += offsetof(Int8Header, correction);
+    store_sums(corrections + i, _mm512_i32gather_epi32(offsets, header, 1));
   }
+#endif
+  for (; i < count; ++i) {
+    Int8Header header;
+    std::memcpy(&header, tokens + i * token_bytes, sizeof(header));
+    factors[i] = header.factor;
+    if (corrections != nullptr) corrections[i] = header.correction;
+  }
+}
+
+void attend_int8(const Queries& queries, const Int8Head& head, float* scratch) {
+  const size_t stride = queries.score_stride(), size = queries.head_size;
+  const size_t token_bytes = sizeof(Int8Header) + size, longest = queries.longest();
+  float* transposed = scratch + queries.num_rows * stride;
+  for (size_t start = 0; start < longest; start += kPanel) {
+    const size_t count = longest - start < kPanel ? longest - start : kPanel;
+    const int8_t* tokens = head.keys + start * token_bytes;
+    transpose<kPanel>(tokens + sizeof(Int8Header), token_bytes, count, size / kQuad, transposed);
+    float factors[kPanel] = {};
+    int32_t corrections[kPanel] = {};
+    read_headers(tokens, token_bytes, count, factors, corrections);
+    const Panel panel = {reinterpret_cast<const int8_t*>(transposed), size / kQuad, factors,
+                         corrections, nullptr};
+    // The rows before see none of these keys.
+    const size_t first =
+        start < queries.first_length ? 0 : (start - queries.first_length + 1) * queries.group;
+    multiply(head.rows + first * size, queries.num_rows - first, panel, head.factors + first,
+             scratch + first * stride + start, stride, kPanel);
+  }
+  float* value_factors = transposed + size * kKeyBlock;
+  read_headers(head.values, token_bytes, longest, value_factors, nullptr);
+  std::memset(value_factors + longest, 0, (stride - longest) * sizeof(float));
+  weigh(queries, scratch, head.values + sizeof(Int8Header), token_bytes, value_factors);
 }
 
 }  // namespace

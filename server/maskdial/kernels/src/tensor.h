@@ -46,6 +46,11 @@ inline const Processor* required_processor() {
   return processor;
 }
 
+template <typename Element>
+constexpr ElementType element_type = kFloat;
+template <>
+inline constexpr ElementType element_type<int8_t> = kInt8;
+
 struct Tensor {
   int type = 0;
   std::vector<int64_t> dims{};
@@ -95,13 +100,14 @@ struct Tensor {
     return of(api, value);
   }
 
-  static float* output(const OrtApi& api, OrtKernelContext* context, size_t index,
-                       const std::vector<int64_t>& dims) {
+  template <typename Element>
+  static Element* output(const OrtApi& api, OrtKernelContext* context, size_t index,
+                         const std::vector<int64_t>& dims) {
     OrtValue* value = nullptr;
     void* data = nullptr;
     check(api, api.KernelContext_GetOutput(context, index, dims.data(), dims.size(), &value));
     check(api, api.GetTensorMutableData(value, &data));
-    return static_cast<float*>(data);
+    return static_cast<Element*>(data);
   }
 
   // A constant input. An optional one that is missing has no data.

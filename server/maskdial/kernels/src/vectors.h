@@ -26,6 +26,10 @@ using Floats = __m512;
 using Sums = __m512i;
 
 inline Floats load(const float* p) { return _mm512_loadu_ps(p); }
+inline Floats load(const int8_t* p) {
+  const __m128i bytes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));
+  return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(bytes));
+}
 inline void store(float* p, Floats v) { _mm512_storeu_ps(p, v); }
 inline Floats splat(float v) { return _mm512_set1_ps(v); }
 inline Floats add(Floats a, Floats b) { return _mm512_add_ps(a, b); }
@@ -72,6 +76,10 @@ using Floats = __m256;
 using Sums = __m256i;
 
 inline Floats load(const float* p) { return _mm256_loadu_ps(p); }
+inline Floats load(const int8_t* p) {
+  const __m128i bytes = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(p));
+  return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(bytes));
+}
 inline void store(float* p, Floats v) { _mm256_storeu_ps(p, v); }
 inline Floats splat(float v) { return _mm256_set1_ps(v); }
 inline Floats add(Floats a, Floats b) { return _mm256_add_ps(a, b); }
@@ -144,6 +152,7 @@ using Floats = float;
 using Sums = int32_t;
 
 inline Floats load(const float* p) { return *p; }
+inline Floats load(const int8_t* p) { return *p; }
 inline void store(float* p, Floats v) { *p = v; }
 inline Floats splat(float v) { return v; }
 inline Floats add(Floats a, Floats b) { return a + b; }

@@ -1,0 +1,141 @@
+"""A KV cache of int8: the starter's answers over it, and who may have one."""
+
+from dataclasses import replace
+from importlib import resources
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from numpy.typing import NDArray
+from tokenizers import Tokenizer
+
+from maskdial.config import Config
+from maskdial.errors import BundleError, ConfigError
+from maskdial.kernels import installed as finding
+from maskdial.kernels.installed import Kernels
+from maskdial.kernels.rewrite import rewrite
+from maskdial.metrics import Metrics
+from maskdial.models.bundle import GRAPH, load_bundle
+from maskdial.models.catalog import STARTER_FOLDER
+from maskdial.models.loading import load_model, start_model
+from maskdial.models.served import CausalModel
+from maskdial.runtime.runner import Runner
+from maskdial.runtime.session import Session, SessionOptions, quantize_cache
+
+HYBRID = STARTER_FOLDER / "hybrid"
+LENGTH = 256
+
+
+def starter_runner(kernels: Kernels, *, int8: bool, threads: int = 1) -> Runner:
+    bundle = load_bundle("starter", HYBRID)
+    options = SessionOptions(intra_op_threads=threads, kernels=kernels)
+    layout = bundle.manifest.kv
+    assert layout is not None
+    if int8:
+        layout, options = quantize_cache(layout, options)
+    return Runner(
+        Session(bundle.graph, options),
+        layout,
+        slots=3,
+        max_length=LENGTH,
+        vocab_size=bundle.manifest.vocab_size,
+    )
+
+
+@pytest.fixture(scope="module")
+def sample() -> NDArray[np.int64]:
+    """The tokens of the export's sample text."""
+    text = resources.files("maskdial_export").joinpath("sample.txt").read_text(encoding="utf-8")
+    tokenizer = Tokenizer.from_file(str(load_bundle("starter", HYBRID).tokenizer))
+    return np.array(tokenizer.encode(text, add_special_tokens=False).ids)
+
+
+def test_a_token_takes_less_than_a_third_of_the_memory(kernels: Kernels) -> None:
+    floats, integers = (
+        starter_runner(kernels, int8=int8).cache.bytes_per_token for int8 in (False, True)
+    )
+    assert integers < floats / 3
+
+
+def test_perplexity_rises_by_less_than_a_five_hundredth(
+    kernels: Kernels, sample: NDArray[np.int64]
+) -> None:
+    losses = []
+    for int8 in (False, True):
+        runner, total = starter_runner(kernels, int8=int8), []
+        for start in range(0, min(len(sample), 8 * LENGTH) - LENGTH + 1, LENGTH):
+            tokens = sample[start : start + LENGTH]
+            logits = np.asarray(runner.prefill(0, tokens, 0, LENGTH), np.float64)[:-1]
+            logits -= logits.max(axis=1, keepdims=True)
+            normal = np.log(np.exp(logits).sum(axis=1))
+            total.append(normal - logits[np.arange(LENGTH - 1), tokens[1:]])
+        losses.append(np.mean(total))
+    assert losses[0] != losses[1]
+    assert np.exp(losses[1] - losses[0]) < 1.002
+
+
+def test_pieces_copies_and_company_change_no_bit(
+    kernels: Kernels, sample: NDArray[np.int64]
+) -> None:
+    """A prompt in one piece, in two, step by step, moved, and read from blocks: the same logits."""
+    tokens, last = sample[:150], sample[150:151]
+    whole = starter_runner(kernels, int8=True)
+    prompt = np.array(whole.prefill(0, tokens, 0))
+    step = np.array(whole.decode(last, np.array([150]), np.array([0])))
+    other = starter_runner(kernels, int8=True, threads=2)
+    other.prefill(1, tokens[:64], 0)
+    np.testing.assert_array_equal(other.prefill(1, tokens[64:], 64), prompt)
+    other.cache.copy(1, 0, 100)
+    other.cache.copy_tokens(1, 0, 100, 50)
+    other.cache.write(2, 0, whole.cache.read(0, 0, 150))
+    other.cache.copy(0, 1, 149)  # the last token of the prompt is read again, as a step
+    steps = other.decode(
+        np.array([last[0], tokens[149], last[0]]), np.array([150, 149, 150]), np.arange(3)
+    )
+    np.testing.assert_array_equal(steps, np.concatenate([step, prompt, step]))
+
+
+def test_a_model_is_served_with_it(kernels: Kernels, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(finding, "library_path", lambda: kernels.path)
+    config = Config(kv_cache_dtype="int8", threads=1, max_context=LENGTH, slots=2)
+    model = load_model("hybrid", HYBRID, config, Metrics(()))
+    model.stop()
+    assert isinstance(model, CausalModel)
+    assert model.kv_cache_dtype == "int8"
+
+
+def test_without_kernels_it_is_an_error() -> None:
+    with pytest.raises(ConfigError, match="only the kernels can read a KV cache of int8"):
+        load_model("hybrid", HYBRID, Config(kv_cache_dtype="int8", kernels="off"), Metrics(()))
+
+
+def test_a_masked_model_needs_none() -> None:
+    path = STARTER_FOLDER / "sentiment"
+    config = Config(kv_cache_dtype="int8", kernels="off", threads=1)
+    load_model("sentiment", path, config, Metrics(())).stop()
+
+
+def test_attention_without_a_kernel_is_an_error(tmp_path: Path) -> None:
+    model = onnx.load(HYBRID / GRAPH, load_external_data=False)
+    node = next(node for node in model.graph.node if node.op_type == "GroupQueryAttention")
+    kept = [each for each in node.attribute if each.name != "local_window_size"]
+    del node.attribute[:]
+    node.attribute.extend([*kept, onnx.helper.make_attribute("local_window_size", 16)])
+    onnx.save(model, tmp_path / GRAPH)
+    assert rewrite(tmp_path / GRAPH).num_replaced
+    with pytest.raises(ConfigError, match="cannot be int8; serve it with --kv-cache-dtype auto"):
+        rewrite(tmp_path / GRAPH, int8_cache=True)
+
+
+def test_a_golden_check_far_off_is_refused_all_the_same(
+    kernels: Kernels, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(finding, "library_path", lambda: kernels.path)
+    bundle = load_bundle("hybrid", HYBRID)
+    golden = bundle.manifest.golden
+    offset = 0.5 * float(np.std(golden.logits))
+    moved = golden.model_copy(update={"logits": tuple(each + offset for each in golden.logits)})
+    changed = replace(bundle, manifest=bundle.manifest.model_copy(update={"golden": moved}))
+    with pytest.raises(BundleError, match="differ by"):
+        start_model(changed, Config(kv_cache_dtype="int8", threads=1, slots=1), Metrics(()))
