@@ -31,7 +31,7 @@ PYTEST := $(BIN)/python -m pytest --numprocesses=$(WORKERS) --maxprocesses=8 --d
 
 help:
 	@echo "make serve         serve the starter models (runtime packages only, no torch)"
-	@echo "make kernels       build the int8 kernels for this machine (needs a C++ compiler)"
+	@echo "make kernels       build our own kernels for this machine (needs a C++ compiler)"
 	@echo "make test          run every test"
 	@echo "make test-fast     run the quick tests of server and client; installs no torch"
 	@echo "make test-zoo      export every architecture of docs/supported-models.md (minutes)"

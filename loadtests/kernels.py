@@ -33,7 +33,7 @@ from maskdial.runtime.runner import Runner
 from maskdial.runtime.session import Session, SessionOptions, quantize_cache
 
 DESCRIPTION = (
-    "Measure passes of int8 bundles on the CPU with the kernels (python -m maskdial.kernels build) "
+    "Measure passes of bundles on the CPU with the kernels (python -m maskdial.kernels build) "
     "and without them, in turns. MASKDIAL_* variables configure what no flag here does: with "
     "MASKDIAL_KV_CACHE_DTYPE=int8, the kernels have a KV cache of int8."
 )
@@ -79,7 +79,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="append",
         required=True,
         metavar="PATH",
-        help="int8 bundle to measure; may be repeated",
+        help="bundle to measure, of any precision with kernels; may be repeated",
     )
     parser.add_argument(
         "--seconds",

@@ -5,7 +5,8 @@
   its quantization. Integer products are exact and every other operator works row by row, so a
   row's result is batch-invariant.
 * ``int4`` stores weights as 4-bit integers in blocks of 128 (``MatMulNBits``, which quantizes
-  activations itself). It is not batch-invariant: ONNX Runtime has a separate kernel for one row.
+  activations itself). It is not batch-invariant: ONNX Runtime has a separate kernel for one row,
+  the server's own kernels do not.
 * ``int4-fp16`` is W4A16, for CUDA: 4-bit integers in blocks of 64 in a float16 graph. The rows of
   some models, such as a 135M Llama's 576 columns, are no multiple of 128, and CUDA's product of
   several rows (``ep.cuda.fpa_intb_gemm``) needs whole blocks.

@@ -308,8 +308,8 @@ class Config(BaseSettings):
     )
     kernels: Literal["auto", "on", "off"] = Field(
         "auto",
-        description="compute int8 products and causal attention on the CPU with our own kernels; "
-        "auto: if they were built (python -m maskdial.kernels build)",
+        description="compute quantized products and causal attention on the CPU with our own "
+        "kernels; auto: if they were built (python -m maskdial.kernels build)",
     )
     kv_cache_dtype: Literal["auto", "int8"] = Field(
         "auto",

@@ -50,15 +50,18 @@ def linear_session(
     num_columns: int | str,
     weights: dict[str, NDArray[Any] | None],
     *,
+    op_type: str = "Linear",
     threads: int = 1,
     constant: bool = True,
     **attributes: float,
 ) -> ort.InferenceSession:
-    """A session of one ``Linear``; ``weights`` are its inputs after x, None for one left out."""
-    attributes = {"by_row": 0, "transposed": 0, "gelu": 0} | attributes
+    """A session of one product; ``weights`` are its inputs after x, None for one left out."""
+    if op_type == "Linear":
+        attributes = {"by_row": 0, "transposed": 0} | attributes
+    attributes = {"gelu": 0} | attributes
     given = {name: array for name, array in weights.items() if array is not None}
     names = [name if name in given else "" for name in weights]
-    node = helper.make_node("Linear", ["x", *names], ["y"], domain="maskdial", **attributes)
+    node = helper.make_node(op_type, ["x", *names], ["y"], domain="maskdial", **attributes)
     inputs = [helper.make_tensor_value_info("x", onnx.TensorProto.FLOAT, [None, num_columns])]
     initializers = [numpy_helper.from_array(array, name) for name, array in given.items()]
     if not constant:

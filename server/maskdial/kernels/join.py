@@ -70,6 +70,8 @@ class _Joiner:
     def width(self, name: str) -> int:
         """The last dimension of a value as the weights of its operator have it; 0 if not known."""
         node = self._producers.get(name)
+        if node is not None and node.op_type == "Linear4":
+            return (self.dims(node.input[1]) or [0])[0]
         place = {"Linear": 2, "LayerNormalization": 1, "AddNorm": 2, "MatMul": 1, "Add": 1}
         if node is None or node.op_type not in place:
             return 0

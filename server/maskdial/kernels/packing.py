@@ -32,6 +32,7 @@ _ROWWISE = frozenset(
         "Identity",
         "LayerNormalization",
         "Linear",
+        "Linear4",
         "MatMul",
         "MatMulNBits",
         "QuickGelu",
@@ -46,7 +47,14 @@ _ELEMENTWISE = frozenset({"Add", "Div", "Mul", "Pow", "Sub"})
 _RESIDUAL_NORMS = frozenset({"SkipLayerNormalization", "SkipSimplifiedLayerNormalization"})
 _NORMS = _RESIDUAL_NORMS | {"LayerNormalization", "SimplifiedLayerNormalization"}
 # What is worth packing its inputs for; other operators are packed if an input is.
-_HEAVY = _NORMS | {"Linear", "MatMul", "MatMulNBits", "MultiHeadAttention", "RotaryEmbedding"}
+_HEAVY = _NORMS | {
+    "Linear",
+    "Linear4",
+    "MatMul",
+    "MatMulNBits",
+    "MultiHeadAttention",
+    "RotaryEmbedding",
+}
 
 
 def rewrite_masked_attention(graph: GraphProto) -> int:

@@ -2,9 +2,10 @@
 
 The graph on disk has ONNX Runtime's own operators (`maskdial_export.quantize` writes them), so that
 it runs with or without the kernels. ``Linear`` (``src/linear.cpp``) takes the place of what
-quantizes the input, ``MatMulIntegerToFloat``, and what undoes the scale of each row; where
-``silu(gate) * up`` or ``BiasGelu`` follows, one ``Linear`` computes all of it. ``CausalAttention``
-takes the inputs of ``GroupQueryAttention``; `maskdial.kernels.packing` rewrites masked models.
+quantizes the input, ``MatMulIntegerToFloat``, and what undoes the scale of each row; ``Linear4``
+(``src/linear4.cpp``) that of ``MatMulNBits``. Where ``silu(gate) * up`` or ``BiasGelu`` follows,
+one operator computes all of it. ``CausalAttention`` takes the inputs of ``GroupQueryAttention``;
+`maskdial.kernels.packing` rewrites masked models.
 Whatever does not look exactly so stays as it is.
 
 If nothing else looks at how a causal graph's tokens are divided into rows, the rewritten graph has
@@ -33,6 +34,10 @@ NEW_TOKENS = "new_tokens"
 _VERSION = 1
 _ZERO_POINT = 128
 _PRODUCT = "MatMulIntegerToFloat"
+_PRODUCT4 = "MatMulNBits"
+_CHUNK = 32  # inputs; blocks of 4-bit weights are whole chunks; processor.h
+# What ``MatMulNBits`` has to say of itself: 4-bit weights, and inputs rounded to int8.
+_BITS, _INT8_INPUTS = 4, 4
 _LANES = 16  # heads are vectorized over; processor.h
 _ROW_INPUTS = ("seqlens_k", "total_sequence_length")
 _NUM_ATTENTION_INPUTS = 9  # before the new tokens; some may be missing
@@ -49,20 +54,18 @@ class _Product:
     """A quantized product, as the graph on disk has it.
 
     Attributes:
+        op_type: of the operator that takes its place.
         source: the float value that is quantized.
-        step: of its quantization, relative to each row's largest magnitude if ``by_row``.
-        by_row: whether each row has its own scale.
         weights: the operator's inputs after the source: weight, scale, bias or an empty name.
-        transposed: whether the weight is (outputs, inputs).
+        attributes: the operator's, but for ``gelu``.
         output: the result's name.
         last: the node that computes the result.
     """
 
+    op_type: str
     source: str
-    step: float
-    by_row: bool
     weights: tuple[str, str, str]
-    transposed: bool
+    attributes: dict[str, float]
     output: str
     last: NodeProto
 
@@ -73,23 +76,20 @@ class _Product:
         while not inputs[-1]:
             inputs.pop()
         return helper.make_node(
-            "Linear",
+            self.op_type,
             inputs,
             [output],
             domain=DOMAIN,
-            step=self.step,
-            by_row=int(self.by_row),
-            transposed=int(self.transposed),
             gelu=int(bool(gelu_bias)),
+            **self.attributes,
         )
 
     def pairs_with(self, other: "_Product") -> bool:
         """Whether one pass over the quantized source can compute both."""
-        return (self.source, self.step, self.by_row, self.transposed) == (
+        return (self.op_type, self.source, self.attributes) == (
+            other.op_type,
             other.source,
-            other.step,
-            other.by_row,
-            other.transposed,
+            other.attributes,
         )
 
 
@@ -100,7 +100,7 @@ class Rewritten:
     Attributes:
         model: serialized; its external data stays where it is.
         num_replaced: how many quantized products and attentions the kernels compute.
-        num_left: how many quantized products ONNX Runtime computes.
+        num_left: how many products of int8 weights ONNX Runtime computes.
     """
 
     model: bytes
@@ -151,7 +151,7 @@ class _Rewriter:
         products = {
             product.output: product
             for node in self._graph.node
-            if (product := self._product(node)) is not None
+            if (product := self._product(node) or self._product4(node)) is not None
         }
         replacements: dict[int, NodeProto] = {}
         for node in self._graph.node:
@@ -281,14 +281,32 @@ class _Rewriter:
             if bias or multiplied is None or sorted(multiplied.input) != sorted([output, peak]):
                 return None
             output, last = multiplied.output[0], multiplied
+        attributes: dict[str, float] = {
+            "step": step_size,
+            "by_row": int(source is not None),
+            "transposed": int(transposed),
+        }
+        weights = (weight, scale, bias)
+        return _Product("Linear", source or value, weights, attributes, output, last)
+
+    def _product4(self, node: NodeProto) -> _Product | None:
+        """The product that a ``MatMulNBits`` computes; None if it is another kind."""
+        if node.op_type != _PRODUCT4:
+            return None
+        source, weight, scale, *rest = node.input
+        zero_points, group_index, bias = (*rest, "", "", "")[:3]
+        attributes = {each.name: helper.get_attribute_value(each) for each in node.attribute}
+        num_inputs, _, block_size = (attributes.pop(name, 0) for name in ("K", "N", "block_size"))
+        if attributes != {"bits": _BITS, "accuracy_level": _INT8_INPUTS} or block_size % _CHUNK:
+            return None
+        constants = [self._initializers.get(name) for name in (weight, scale, bias) if name]
+        if zero_points or group_index or not all(constants):
+            return None
+        if any(each and each.data_type == TensorProto.FLOAT16 for each in constants):
+            return None
+        weights = (weight, scale, bias)
         return _Product(
-            source or value,
-            step_size,
-            source is not None,
-            (weight, scale, bias),
-            transposed,
-            output,
-            last,
+            "Linear4", source, weights, {"num_inputs": num_inputs}, node.output[0], node
         )
 
     def _transposed(self, name: str) -> str:

@@ -1,6 +1,6 @@
-// Linear: rows quantized to int8, times weights int8, scaled back to float.
+// Linear and Linear4: rows quantized to int8, times weights of 8 or 4 bits, scaled back to float.
 #pragma once
 
 #include "onnxruntime.h"
 
-extern const OrtCustomOp kLinearOp;
+extern const OrtCustomOp kLinearOp, kLinear4Op;

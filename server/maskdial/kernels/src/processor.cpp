@@ -4,6 +4,7 @@
 #include "processor.h"
 
 #include "activations.h"
+#include "blocks.h"
 #include "full_softmax.h"
 #include "norms.h"
 #include "products.h"
@@ -22,6 +23,8 @@ const Processor JOIN(processor_, ISA) = {
     .quantize = quantize,
     .quantize_by_peak = quantize_by_peak,
     .multiply = multiply,
+    .quantize_blocks = quantize_blocks,
+    .multiply_blocks = multiply_blocks,
     .gate = gate,
     .gelu = gelu,
     .rotate = rotate,

@@ -20,6 +20,32 @@ struct Panel {
   const float* biases;
 };
 
+// 4-bit weights come in chunks of this many inputs; the byte that holds the weights of input i of the
+// first quad of a pair holds those of input i of the second one in its high half.
+constexpr size_t kChunk = 32;
+// The weight that is zero, and the largest input.
+constexpr int kZeroNibble = 8;
+constexpr float kLargestInput = 127.0f;
+
+// One panel of 4-bit weights [num_chunks][kChunk / 8][kPanel][kQuad], per block and column the factor
+// of the sum [num_blocks][kPanel], and a bias per column or null.
+struct BlockPanel {
+  const uint8_t* weights;
+  size_t num_chunks, chunks_per_block;
+  const float* factors;
+  const float* biases;
+
+  size_t num_blocks() const { return (num_chunks + chunks_per_block - 1) / chunks_per_block; }
+};
+
+// Rows quantized in blocks: values [num_rows][num_chunks][kChunk], and [num_rows][num_blocks] each
+// block's largest magnitude and what its sums start with, the sum of its values times -8.
+struct BlockRows {
+  const int8_t* values;
+  const float* peaks;
+  const int32_t* starts;
+};
+
 // Keys are transposed and multiplied in blocks of this many.
 constexpr size_t kKeyBlock = 64;
 // What attention vectorizes over; heads are a multiple of it.
@@ -107,6 +133,16 @@ struct Processor {
   // factor, times peaks[r] unless peaks is null, plus the bias. At most kMostRows rows.
   void (*multiply)(const uint8_t* rows, size_t num_rows, const Panel& panel, const float* peaks,
                    float* out, size_t out_stride, size_t num_columns);
+
+  // Quantizes each block of a row to int8, relative to its largest magnitude.
+  void (*quantize_blocks)(const float* row, size_t size, size_t block_size, int8_t* values,
+                          float* peaks, int32_t* starts);
+
+  // Such rows times a panel: out[r][c] is the sum over the blocks, from the first one on, of the
+  // integers' sum times the column's factor, times the row's peak; plus the bias. At most kMostRows
+  // rows.
+  void (*multiply_blocks)(const BlockRows& rows, size_t num_rows, const BlockPanel& panel,
+                          float* out, size_t out_stride, size_t num_columns);
 
   // up[i] = silu(gate[i]) * up[i]
   void (*gate)(const float* gate, float* up, size_t size);

@@ -1,0 +1,303 @@
+// Rows quantized in blocks, and their products with panels of 4-bit weights.
+//
+// Included by processor.cpp only: nothing here has external linkage, since an inline function that was
+// compiled with AVX-512 must not be the one that the linker keeps for every processor.
+#pragma once
+
+#include "products.h"
+
+namespace {
+
+// Nibbles are 0 to 15 and inputs -127 to 127. A run of chunks is added up from a start on, without
+// leaving the registers; kRun is the number of chunks that fit.
+#if defined(__AVX512VNNI__)
+
+using Partial = Sums;
+using Nibbles = __m512i;
+using Quads = __m512i;
+inline Quads splat_signed_quad(int32_t quad) { return _mm512_set1_epi32(quad); }
+inline Sums add_sums(Sums a, Sums b) { return _mm512_add_epi32(a, b); }
+inline Nibbles low_nibbles(const uint8_t* p) {
+  return _mm512_and_si512(_mm512_loadu_si512(p), _mm512_set1_epi8(15));
+}
+inline Nibbles high_nibbles(const uint8_t* p) {
+  return _mm512_and_si512(_mm512_srli_epi16(_mm512_loadu_si512(p), 4), _mm512_set1_epi8(15));
+}
+constexpr size_t kRun = SIZE_MAX;
+inline Partial begin_run(int32_t start) { return _mm512_set1_epi32(start); }
+inline Partial add_partials(Partial a, Partial b) { return add_sums(a, b); }
+inline Sums end_run(Partial sums, int32_t) { return sums; }
+inline Partial add_nibbles(Partial sums, Nibbles nibbles, Quads quads) {
+  return _mm512_dpbusd_epi32(sums, nibbles, quads);
+}
+inline float largest_lane(Floats v) { return _mm512_reduce_max_ps(v); }
+inline float sum_of_lanes(Floats v) { return _mm512_reduce_add_ps(v); }
+inline void store_signed_bytes(int8_t* p, Floats v) {
+  _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm512_cvtepi32_epi8(_mm512_cvtps_epi32(v)));
+}
+
+#elif defined(__AVX2__)
+
+using Nibbles = __m256i;
+using Quads = __m256i;
+inline Quads splat_signed_quad(int32_t quad) { return _mm256_set1_epi32(quad); }
+inline Sums add_sums(Sums a, Sums b) { return _mm256_add_epi32(a, b); }
+inline Nibbles low_nibbles(const uint8_t* p) {
+  const __m256i bytes = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
+  return _mm256_and_si256(bytes, _mm256_set1_epi8(15));
+}
+inline Nibbles high_nibbles(const uint8_t* p) {
+  const __m256i bytes = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
+  return _mm256_and_si256(_mm256_srli_epi16(bytes, 4), _mm256_set1_epi8(15));
+}
+inline float largest_lane(Floats v) {
+  __m128 lanes = _mm_max_ps(_mm256_castps256_ps128(v), _mm256_extractf128_ps(v, 1));
+  lanes = _mm_max_ps(lanes, _mm_movehl_ps(lanes, lanes));
+  return _mm_cvtss_f32(_mm_max_ss(lanes, _mm_movehdup_ps(lanes)));
+}
+inline float sum_of_lanes(Floats v) {
+  __m128 lanes = _mm_add_ps(_mm256_castps256_ps128(v), _mm256_extractf128_ps(v, 1));
+  lanes = _mm_add_ps(lanes, _mm_movehl_ps(lanes, lanes));
+  return _mm_cvtss_f32(_mm_add_ss(lanes, _mm_movehdup_ps(lanes)));
+}
+inline void store_signed_bytes(int8_t* p, Floats v) {
+  const __m256i integers = _mm256_cvtps_epi32(v);
+  const __m128i halves =
+      _mm_packs_epi32(_mm256_castsi256_si128(integers), _mm256_extracti128_si256(integers, 1));
+  _mm_storel_epi64(reinterpret_cast<__m128i*>(p), _mm_packs_epi16(halves, halves));
+}
+#if defined(__AVXVNNI__)
+using Partial = Sums;
+constexpr size_t kRun = SIZE_MAX;
+inline Partial begin_run(int32_t start) { return _mm256_set1_epi32(start); }
+inline Partial add_partials(Partial a, Partial b) { return add_sums(a, b); }
+inline Sums end_run(Partial sums, int32_t) { return sums; }
+inline Partial add_nibbles(Partial sums, Nibbles nibbles, Quads quads) {
+  return _mm256_dpbusd_avx_epi32(sums, nibbles, quads);
+}
+#else
+// Sums of 16 bits: a pair of products is at most 2 * 15 * 127, and the kChunk / kQuad pairs of a
+// chunk 30,480. So nothing saturates.
+static_assert(kChunk / kQuad * 2 * 15 * 127 < 32768);
+using Partial = __m256i;
+constexpr size_t kRun = 1;
+inline Partial begin_run(int32_t) { return _mm256_setzero_si256(); }
+inline Partial add_partials(Partial a, Partial b) { return _mm256_add_epi16(a, b); }
+inline Sums end_run(Partial pairs, int32_t start) {
+  return add_sums(_mm256_set1_epi32(start), _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)));
+}
+inline Partial add_nibbles(Partial pairs, Nibbles nibbles, Quads quads) {
+  return _mm256_add_epi16(pairs, _mm256_maddubs_epi16(nibbles, quads));
+}
+#endif
+
+#else
+
+using Partial = Sums;
+inline Sums add_sums(Sums a, Sums b) { return a + b; }
+struct Nibbles {
+  const uint8_t* bytes;
+  int shift;
+};
+using Quads = int32_t;
+inline Quads splat_signed_quad(int32_t quad) { return quad; }
+inline Nibbles low_nibbles(const uint8_t* p) { return {p, 0}; }
+inline Nibbles high_nibbles(const uint8_t* p) { return {p, 4}; }
+constexpr size_t kRun = SIZE_MAX;
+inline Partial begin_run(int32_t start) { return start; }
+inline Partial add_partials(Partial a, Partial b) { return a + b; }
+inline Sums end_run(Partial sums, int32_t) { return sums; }
+inline Partial add_nibbles(Partial sums, Nibbles nibbles, Quads quads) {
+  for (size_t i = 0; i < kQuad; ++i) {
+    const auto input = static_cast<int8_t>(quads >> (8 * i) & 0xff);
+    sums += (nibbles.bytes[i] >> nibbles.shift & 15) * input;
+  }
+  return sums;
+}
+inline float largest_lane(Floats v) { return v; }
+inline float sum_of_lanes(Floats v) { return v; }
+inline void store_signed_bytes(int8_t* p, Floats v) { *p = static_cast<int8_t>(std::nearbyintf(v)); }
+
+#endif
+
+// The bytes of a quad of columns hold this many inputs.
+constexpr size_t kOctet = 2 * kQuad;
+constexpr size_t kChunkBytes = kChunk / kOctet * kPanel * kQuad;
+
+inline void store_some_signed_bytes(int8_t* p, Floats v, size_t count) {
+  if (count == kWidth) return store_signed_bytes(p, v);
+  int8_t copy[kWidth];
+  store_signed_bytes(copy, v);
+  std::memcpy(p, copy, count);
+}
+
+// Blocks whose values are all smaller count as zeros: 127 / peak must be finite.
+constexpr float kLeastBlockPeak = 0x1p-120f;
+
+void quantize_blocks(const float* row, size_t size, size_t block_size, int8_t* values,
+                     float* peaks, int32_t* starts) {
+  const Floats most = splat(kLargestInput), least = splat(-kLargestInput);
+  for (size_t first = 0, b = 0; first < size; first += block_size, ++b) {
+    const float* block = row + first;
+    const size_t length = size - first < block_size ? size - first : block_size;
+    Floats largest = splat(0.0f);
+    for_each_vector(length, [&](size_t i, size_t count) {
+      largest = max(magnitude(load_some(block + i, count)), largest);
+    });
+    const float peak = largest_lane(largest);
+    const bool counts = peak >= kLeastBlockPeak;
+    peaks[b] = counts ? peak : 0.0f;
+    const Floats factor = splat(counts ? kLargestInput / peak : 0.0f);
+    Floats sum = splat(0.0f);  // of integers, which are exact in any order
+    for_each_vector(length, [&](size_t i, size_t count) {
+      const Floats scaled = mul(load_some(block + i, count), factor);
+      // What is not a number is least.
+      const Floats integers = min(max(round(scaled), least), most);
+      sum = add(sum, integers);
+      store_some_signed_bytes(values + first + i, integers, count);
+    });
+    starts[b] = -kZeroNibble * static_cast<int32_t>(sum_of_lanes(sum));
+  }
+}
+
+// A function of its own, since g++ otherwise plans registers for what follows, too, and moves sums to
+// memory and back in the innermost loop.
+#define APART __attribute__((noinline))
+
+// Adds up the products of kRows rows and kVectors vectors of columns in a run of chunks.
+template <size_t kRows, size_t kVectors>
+APART void multiply_run(const uint8_t* weights, const int8_t* values, size_t row_stride,
+                         size_t num_chunks, const int32_t* starts, size_t start_stride,
+                         Sums (&results)[kRows][kVectors]) {
+  // Few sums would wait for each other, so there are more: integers add up in any order.
+  constexpr size_t kChains = kRows <= 2 ? 2 : 1;
+  Partial sums[kChains][kRows][kVectors];
+  UNROLL for (size_t c = 0; c < kChains; ++c) {
+    UNROLL for (size_t r = 0; r < kRows; ++r) {
+      UNROLL for (size_t v = 0; v < kVectors; ++v) {
+        sums[c][r][v] = begin_run(c == 0 ? starts[r * start_stride] : 0);
+      }
+    }
+  }
+  for (size_t octet = 0; octet < num_chunks * kChunk / kOctet; ++octet) {
+    for (size_t byte = 0; byte < kVectors * kWidth * kQuad; byte += kLine) {
+      __builtin_prefetch(weights + kPrefetched + byte);
+    }
+    UNROLL for (size_t half = 0; half < 2; ++half) {
+      Nibbles nibbles[kVectors];
+      UNROLL for (size_t v = 0; v < kVectors; ++v) {
+        const uint8_t* bytes = weights + v * kWidth * kQuad;
+        nibbles[v] = half == 0 ? low_nibbles(bytes) : high_nibbles(bytes);
+      }
+      UNROLL for (size_t r = 0; r < kRows; ++r) {
+        int32_t quad;
+        std::memcpy(&quad, values + r * row_stride + half * kQuad, sizeof(quad));
+        const Quads quads = splat_signed_quad(quad);
+        UNROLL for (size_t v = 0; v < kVectors; ++v) {
+          Partial& sum = sums[half % kChains][r][v];
+          sum = add_nibbles(sum, nibbles[v], quads);
+        }
+      }
+    }
+    weights += kPanel * kQuad;
+    values += kOctet;
+  }
+  UNROLL for (size_t r = 0; r < kRows; ++r) {
+    UNROLL for (size_t v = 0; v < kVectors; ++v) {
+      Partial sum = sums[0][r][v];
+      if constexpr (kChains > 1) sum = add_partials(sum, sums[1][r][v]);
+      results[r][v] = end_run(sum, starts[r * start_stride]);
+    }
+  }
+}
+
+// Adds a block's products to totals [kRows][kVectors * kWidth].
+template <size_t kRows, size_t kVectors>
+APART void add_block(const BlockRows& rows, size_t row, const BlockPanel& panel, size_t block,
+                     size_t first, float* totals) {
+  const size_t row_stride = panel.num_chunks * kChunk, num_blocks = panel.num_blocks();
+  const size_t first_chunk = block * panel.chunks_per_block;
+  const size_t left = panel.num_chunks - first_chunk;
+  const size_t chunks = left < panel.chunks_per_block ? left : panel.chunks_per_block;
+  const uint8_t* weights = panel.weights + first_chunk * kChunkBytes + first * kQuad;
+  const int8_t* values = rows.values + row * row_stride + first_chunk * kChunk;
+  const int32_t* starts = rows.starts + row * num_blocks + block;
+  Sums sums[kRows][kVectors];
+  if constexpr (kRun == SIZE_MAX) {
+    multiply_run<kRows, kVectors>(weights, values, row_stride, chunks, starts, num_blocks, sums);
+  } else {
+    multiply_run<kRows, kVectors>(weights, values, row_stride, kRun, starts, num_blocks, sums);
+    for (size_t chunk = kRun; chunk < chunks; chunk += kRun) {
+      constexpr int32_t kNone[kRows] = {};
+      Sums more[kRows][kVectors];
+      multiply_run<kRows, kVectors>(weights + chunk * kChunkBytes, values + chunk * kChunk,
+                                    row_stride, kRun, kNone, 1, more);
+      UNROLL for (size_t r = 0; r < kRows; ++r) {
+        UNROLL for (size_t v = 0; v < kVectors; ++v) {
+          sums[r][v] = add_sums(sums[r][v], more[r][v]);
+        }
+      }
+    }
+  }
+  const float* factors = panel.factors + block * kPanel + first;
+  const float* peaks = rows.peaks + row * num_blocks + block;
+  UNROLL for (size_t r = 0; r < kRows; ++r) {
+    const Floats peak = splat(peaks[r * num_blocks]);
+    UNROLL for (size_t v = 0; v < kVectors; ++v) {
+      float* total = totals + (r * kVectors + v) * kWidth;
+      const Floats scaled = mul(to_floats(sums[r][v]), load(factors + v * kWidth));
+      store(total, fma(scaled, peak, load(total)));
+    }
+  }
+}
+
+// A tile of kRows rows and kVectors vectors of columns.
+template <size_t kRows, size_t kVectors>
+inline void multiply_block_tile(const BlockRows& rows, size_t row, const BlockPanel& panel,
+                                size_t first, float* out, size_t out_stride, size_t num_columns) {
+  alignas(kLine) float totals[kRows][kVectors * kWidth];
+  for (auto& total : totals) {
+    UNROLL for (size_t v = 0; v < kVectors; ++v) store(total + v * kWidth, splat(0.0f));
+  }
+  for (size_t block = 0; block < panel.num_blocks(); ++block) {
+    add_block<kRows, kVectors>(rows, row, panel, block, first, totals[0]);
+  }
+  for (size_t v = 0; v < kVectors; ++v) {
+    const size_t column = first + v * kWidth;
+    if (column >= num_columns) break;
+    const size_t count = num_columns - column < kWidth ? num_columns - column : kWidth;
+    for (size_t r = 0; r < kRows; ++r) {
+      Floats result = load(totals[r] + v * kWidth);
+      if (panel.biases != nullptr) result = add(result, load(panel.biases + column));
+      store_some(out + r * out_stride + column, result, count);
+    }
+  }
+}
+
+template <size_t kRows>
+void multiply_block_rows(const BlockRows& rows, size_t row, size_t num_rows,
+                         const BlockPanel& panel, float* out, size_t out_stride,
+                         size_t num_columns) {
+  if constexpr (kRows > 1) {
+    if (num_rows < kRows) {
+      return multiply_block_rows<kRows - 1>(rows, row, num_rows, panel, out, out_stride,
+                                            num_columns);
+    }
+  }
+  for (size_t first = 0; first < num_columns; first += kTileVectors * kWidth) {
+    multiply_block_tile<kRows, kTileVectors>(rows, row, panel, first, out, out_stride, num_columns);
+  }
+}
+
+// The rows are not copied from one tile to the next: a load of two pointers that were stored one by
+// one waits until all stores before them, which are the products', have reached the cache.
+void multiply_blocks(const BlockRows& rows, size_t num_rows, const BlockPanel& panel, float* out,
+                     size_t out_stride, size_t num_columns) {
+  for (size_t row = 0; row < num_rows; row += kTileRows) {
+    const size_t some = num_rows - row < kTileRows ? num_rows - row : kTileRows;
+    multiply_block_rows<kTileRows>(rows, row, some, panel, out + row * out_stride, out_stride,
+                                   num_columns);
+  }
+}
+
+}  // namespace
