@@ -17,7 +17,7 @@ PACKAGES = {
     "maskdial_client": ROOT / "clients" / "maskdial_client",
 }
 EXPORT_ONLY = ("torch", "transformers", "onnx", "onnxscript", "maskdial_export")
-# The one module of the server that needs onnx, which comes with the kernels.
+# The one module of the server that needs onnx, which is not installed on every platform.
 REWRITE = "maskdial.kernels.rewrite"
 # The package module holds the version only, so everything may import it.
 VERSION = {"maskdial", "maskdial.__version__"}
