@@ -26,8 +26,8 @@ RUN if [ -n "$EXTRA" ]; then \
       && python3 -m pip --python /opt/maskdial install --no-cache-dir -c constraints.txt -r extra.txt; \
     fi
 COPY . .
+# Without the tests of NumPy and onnx, which have 35 MB.
 RUN python3 -m pip --python /opt/maskdial install --no-cache-dir --no-deps ./clients . \
- # NumPy's and onnx's tests, 35 MB.
  && find /opt/maskdial -type d \( -name tests -o -path '*/onnx/backend/test' \) -prune -exec rm -rf {} +
 
 FROM base
