@@ -13,6 +13,8 @@ ARG EXTRA=
 WORKDIR /src
 RUN python3 -m pip --version || { apt-get update && apt-get install -y --no-install-recommends python3-pip python3-venv && rm -rf /var/lib/apt/lists/*; }
 RUN python3 -c 'import sys; sys.exit(sys.version_info[:2] != (3, 12) and "deploy/locks/ is for Python 3.12; BASE has " + sys.version.split()[0])'
+# It compiles the kernels (docs/kernels.md) when the package is installed; the image itself has no compiler.
+RUN apt-get update && apt-get install -y --no-install-recommends g++ && rm -rf /var/lib/apt/lists/*
 # Without pip: the environment copied below holds only the server and its dependencies.
 RUN python3 -m venv --without-pip /opt/maskdial && python3 -m venv --without-pip /opt/build
 ENV PIP_NO_CACHE_DIR=1
@@ -24,7 +26,8 @@ RUN python3 -m pip --python /opt/maskdial install --require-hashes --only-binary
 RUN if [ -n "$EXTRA" ]; then python3 -m pip --python /opt/maskdial install --require-hashes --only-binary :all: -r "locks/$EXTRA.txt"; fi
 COPY . .
 RUN python3 -m pip --python /opt/build wheel --no-deps --no-build-isolation --wheel-dir /wheels ./clients . \
- && python3 -m pip --python /opt/maskdial install --no-deps --no-index /wheels/*.whl
+ && python3 -m pip --python /opt/maskdial install --no-deps --no-index /wheels/*.whl \
+ && find /opt/maskdial -type d \( -name tests -o -path '*/onnx/backend/test' \) -prune -exec rm -rf {} +
 
 FROM base
 LABEL org.opencontainers.image.title="maskdial" \

@@ -12,7 +12,8 @@ PIP := $(BIN)/python -m pip
 RUNTIME := .venv/.runtime-installed
 TEST := .venv/.test-installed
 DEV := .venv/.dev-installed
-PROJECTS := pyproject.toml clients/pyproject.toml
+# An editable install also builds the kernels, where there is a C++ compiler.
+PROJECTS := pyproject.toml clients/pyproject.toml hatch_build.py $(wildcard server/maskdial/kernels/src/*)
 DIST := .venv/.dist-installed
 DEPLOY := .venv/.deploy-installed
 SANITIZED := .venv/.sanitized
@@ -31,7 +32,7 @@ PYTEST := $(BIN)/python -m pytest --numprocesses=$(WORKERS) --maxprocesses=8 --d
 
 help:
 	@echo "make serve         serve the starter models (runtime packages only, no torch)"
-	@echo "make kernels       build our own kernels for this machine (needs a C++ compiler)"
+	@echo "make kernels       build our own kernels, with PyPI's C++ compiler where there is no other"
 	@echo "make test          run every test"
 	@echo "make test-fast     run the quick tests of server and client; installs no torch"
 	@echo "make test-zoo      export every architecture of docs/supported-models.md (minutes)"

@@ -33,7 +33,7 @@ from maskdial.models.bundle import Bundle, KVLayout, load_bundle
 from maskdial.models.loading import load_model
 from maskdial.models.served import ServedModel
 from maskdial.models.tokenizer import Tokenizer
-from maskdial.runtime.placement import place
+from maskdial.runtime.placement import Placement, place
 from maskdial.runtime.providers.cpu import CpuProvider
 from maskdial.runtime.runner import Runner
 from maskdial.runtime.session import Session, SessionOptions, quantize_cache
@@ -272,8 +272,11 @@ class LoadedMasked:
         if manifest.family != "masked":
             raise LoadTestError(f"{path} is a {manifest.family} bundle; this needs a masked one")
         tokenizer = Tokenizer.from_file(bundle.tokenizer, manifest.special_tokens)
-        provider = place(bundle, config.provider).provider.name
-        session = Session(bundle.graph, _session_options(config, provider))
+
+        def load(placement: Placement) -> Session:
+            return Session(bundle.graph, _session_options(config, placement.provider.name))
+
+        session = place(bundle, config.provider, load)
         return cls(bundle, tokenizer, session, config)
 
     def inputs(self, texts: Iterable[str]) -> tuple[list[MaskedInput], int]:

@@ -4,11 +4,14 @@
 
 Sdists and wheels are left in ``dist/``. The wheels go into a fresh virtual environment, where
 ``maskdial serve`` has to answer a request with the starter models, to have its page, and to stop
-when it is told to.
+when it is told to. On Linux for x86-64 there is a second wheel of the server, with the kernels, and
+it is tried as well. Its compiler is PyPI's ziglang, which links for an old glibc and brings a C++
+library to link statically; auditwheel names the platforms that the result really runs on.
 """
 
 import json
 import os
+import platform
 import shutil
 import signal
 import socket
@@ -26,29 +29,50 @@ ROOT = Path(__file__).resolve().parents[1]
 DIST = ROOT / "dist"
 PAGE = ROOT / "server" / "maskdial" / "page"
 PROJECTS = [folder for folder in (ROOT / "clients", ROOT) if (folder / "pyproject.toml").is_file()]
+GLIBC = "2.17"  # that of manylinux2014
+COMPILER = f"{sys.executable} -m ziglang c++ -s -target x86_64-linux-gnu.{GLIBC}"
+NATIVE = (sys.platform, platform.machine()) == ("linux", "x86_64")
+"""Whether a wheel with the kernels can be built, and tried, on this machine."""
 TIMEOUT = 60  # seconds for the server to load its models, to answer, and to stop
 
 
-def run(*command: str | Path, cwd: Path = ROOT) -> None:
+def run(*command: str | Path, cwd: Path = ROOT, **variables: str) -> None:
     """Runs a command away from the repository's own packages; ends the script where it fails."""
-    print("$", *command, flush=True)
-    subprocess.run(command, cwd=cwd, env=environment(), check=True)
+    print("$", *(f"{name}={value!r}" for name, value in variables.items()), *command, flush=True)
+    subprocess.run(command, cwd=cwd, env=environment() | variables, check=True)
 
 
 def environment() -> dict[str, str]:
     return {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
 
 
-def build() -> list[Path]:
-    """The wheels of all projects; each is built from its own sdist, as an installer would."""
+def build() -> None:
+    """Builds all projects into `DIST`; a wheel is built from its sdist, as an installer would."""
     shutil.rmtree(DIST, ignore_errors=True)
-    for project in PROJECTS:
-        run(sys.executable, "-m", "build", "--outdir", DIST, project)
+    for project in PROJECTS:  # without the hook, which builds the kernels
+        command = (sys.executable, "-m", "build", "--outdir", DIST, project)
+        run(*command, HATCH_BUILD_NO_HOOKS="true")
+    if NATIVE:
+        build_native(next(DIST.glob("maskdial-*.tar.gz")))
     run(sys.executable, "-m", "twine", "check", "--strict", *sorted(DIST.iterdir()))
-    return sorted(DIST.glob("*.whl"))
 
 
-def install(wheels: list[Path], folder: Path) -> Path:
+def build_native(sdist: Path) -> None:
+    """Builds the wheel with the kernels.
+
+    auditwheel fails if the library needs a newer glibc than `GLIBC`, or a library of the machine.
+    """
+    with tempfile.TemporaryDirectory(prefix="maskdial-wheel-") as name:
+        folder = Path(name)
+        shutil.unpack_archive(sdist, folder)
+        (source,) = folder.iterdir()
+        run(sys.executable, "-m", "build", "--wheel", "--outdir", folder, source, CXX=COMPILER)
+        tag = f"manylinux_{GLIBC.replace('.', '_')}_x86_64"
+        audit = (sys.executable, "-m", "auditwheel", "repair", "--patcher", "none", "--plat", tag)
+        run(*audit, "--wheel-dir", DIST, *folder.glob("*.whl"))
+
+
+def install(folder: Path, *wheels: Path) -> Path:
     """A fresh environment with the wheels; returns its folder of programs."""
     venv.create(folder, with_pip=True)
     programs = folder / "bin"
@@ -84,8 +108,11 @@ def wait_until_ready(server: "subprocess.Popen[bytes]", url: str) -> None:
         time.sleep(0.2)
 
 
-def try_server(programs: Path, folder: Path) -> None:
-    """Serves the starter models, asks for one completion, and stops the server."""
+def try_server(programs: Path, folder: Path, *, kernels: bool) -> None:
+    """Serves the starter models, asks for one completion, and stops the server.
+
+    ``kernels``: whether they must compute the models; otherwise they must not.
+    """
     port = free_port()
     command: list[str | Path] = [programs / "maskdial", "serve", "--port", str(port)]
     print("$", *command, flush=True)
@@ -98,6 +125,9 @@ def try_server(programs: Path, folder: Path) -> None:
         if not text:
             sys.exit("the server generated no text")
         print(f"{body['inputs']}{text}", flush=True)
+        used = {model["kernels"] for model in request(f"{url}/models")}
+        if all(used) is not kernels:
+            sys.exit(f"the models' kernels are {used}")
         check_page(url)
         server.send_signal(signal.SIGTERM)
         if server.wait(TIMEOUT) != 0:
@@ -121,10 +151,14 @@ def check_page(url: str) -> None:
 
 
 def main() -> None:
-    wheels = build()
+    build()
     with tempfile.TemporaryDirectory(prefix="maskdial-dist-") as name:
         folder = Path(name)
-        try_server(install(wheels, folder / "venv"), folder)
+        programs = install(folder / "venv", *DIST.glob("*-py3-none-any.whl"))
+        try_server(programs, folder, kernels=False)
+        for wheel in DIST.glob("*-manylinux*.whl"):
+            run(programs / "pip", "install", "--force-reinstall", "--no-deps", wheel, cwd=folder)
+            try_server(programs, folder, kernels=True)
     for file in sorted(DIST.iterdir()):
         print(f"dist/{file.name}  {file.stat().st_size:,} bytes")
 

@@ -168,6 +168,15 @@ ENTRANTS = (
         makes=BUNDLE,
     ),
     Entrant(
+        "openvino-plugin",
+        "masked",
+        "ours",
+        "the first of these on OpenVINO's plug-in for ONNX Runtime: the same bundle",
+        ("onnxruntime_ep_openvino",),
+        "openvino",
+        BUNDLE,
+    ),
+    Entrant(
         "openvino-w8",
         "masked",
         "openvino",

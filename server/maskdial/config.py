@@ -30,7 +30,7 @@ from pydantic_settings import (
 
 from maskdial.errors import ConfigError
 from maskdial.logs import LogFormat
-from maskdial.runtime.providers import NAMES as PROVIDERS
+from maskdial.runtime import providers
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,8 +166,9 @@ class Config(BaseSettings):
     )
     provider: str = Field(
         "auto",
-        description=f"execution provider ({', '.join(PROVIDERS)}); auto: the first of them that "
-        "can run the model",
+        description=f"execution provider ({', '.join(providers.NAMES)}, or a plug-in: openvino is "
+        "onnxruntime-ep-openvino); with commas, in the order to try them; auto: the first of "
+        f"{', '.join(providers.NAMES)} that can run the model",
     )
     threads: Annotated[int | None, Field(ge=1, le=1024), _Auto] = Field(
         None, description="intra-op threads of a pass; auto: one per physical core"
@@ -350,10 +351,16 @@ class Config(BaseSettings):
     @field_validator("provider")
     @classmethod
     def _check_provider(cls, value: str) -> str:
-        if value not in ("auto", *PROVIDERS):
-            names = ", ".join(("auto", *PROVIDERS))
-            raise PydanticCustomError("provider", f"unknown provider {value!r}; use one of {names}")
-        return value
+        names = [name.strip() for name in value.split(",")]
+        for name in names:
+            if name != "auto" and not providers.check_name(name):
+                known = ", ".join(("auto", *providers.NAMES, *providers.plugin_names()))
+                raise PydanticCustomError(
+                    "provider",
+                    f"unknown provider {name!r}; use one of {known}, or install the package of a "
+                    "plug-in, such as onnxruntime-ep-openvino",
+                )
+        return ",".join(names)
 
     @field_validator("api_keys", "cors_allow_origins", mode="before")
     @classmethod

@@ -17,7 +17,7 @@ PACKAGES = {
     "maskdial_client": ROOT / "clients" / "maskdial_client",
 }
 EXPORT_ONLY = ("torch", "transformers", "onnx", "onnxscript", "maskdial_export")
-# The only modules of the server that need onnx, which comes with the kernels.
+# The only modules of the server that need onnx, which is not installed on every platform.
 REWRITERS = tuple(f"maskdial.kernels.{name}" for name in ("join", "nodes", "packing", "rewrite"))
 # The package module holds the version only, so everything may import it.
 VERSION = {"maskdial", "maskdial.__version__"}

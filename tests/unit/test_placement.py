@@ -9,17 +9,22 @@ from types import SimpleNamespace
 
 import pytest
 
-from maskdial.errors import ConfigError
+from maskdial.errors import BundleError, ConfigError
 from maskdial.models.bundle import Bundle, load_bundle
 from maskdial.models.catalog import STARTER_FOLDER
 from maskdial.runtime import providers
 from maskdial.runtime.memory import HostMemory
-from maskdial.runtime.placement import place
+from maskdial.runtime.placement import Placement
+from maskdial.runtime.placement import place as start_on_first
 from maskdial.runtime.providers import cuda, find_provider
 from maskdial.runtime.providers.cpu import CpuProvider
 from maskdial.runtime.providers.cuda import CudaProvider
 
 GPU_MEMORY = object()
+
+
+def place(bundle: Bundle, choice: str) -> Placement:
+    return start_on_first(bundle, choice, lambda placement: placement)
 
 
 @pytest.fixture(scope="module")
@@ -203,3 +208,19 @@ def test_a_missing_library_is_named(
     monkeypatch.setattr(cuda, "check_device", lambda: None)
     with pytest.raises(ConfigError, match=r"cannot be loaded \(.*libonnxruntime_providers_cuda"):
         place(half, "cuda")
+
+
+@pytest.mark.usefixtures("gpu")
+def test_a_model_that_does_not_start_is_tried_on_the_next_provider(
+    half: Bundle, caplog: pytest.LogCaptureFixture
+) -> None:
+    def start(placement: Placement) -> str:
+        if placement.provider.name == "cuda":
+            raise BundleError("its graph does not compile")
+        return placement.provider.name
+
+    with caplog.at_level(logging.WARNING):
+        assert start_on_first(half, "cuda,cpu", start) == "cpu"
+    assert caplog.messages == ["model mine does not run on cuda: its graph does not compile"]
+    with pytest.raises(BundleError, match="its graph does not compile"):
+        start_on_first(half, "cuda", start)

@@ -54,9 +54,9 @@ def _export(setup: Setup) -> None:
 
 
 def settings(setup: Setup) -> dict[str, Any]:
-    """The server settings that differ from its defaults."""
+    """The server settings that differ from its defaults. A variant is a provider."""
     return {
-        "provider": setup.provider,
+        "provider": setup.variant or setup.provider,
         "threads": setup.threads,
         "slots": setup.room.batch,
         "max_context": setup.room.context,

@@ -102,12 +102,16 @@ def start_model(
         BundleError: the bundle cannot be served as it is.
         ConfigError: the provider cannot run it, or its KV cache does not fit into memory.
     """
-    placement = place(bundle, config.provider)
-    provider = placement.provider.name
-    kernels = find_kernels(config.kernels) if provider == "cpu" else None
-    options = SessionOptions(provider, config.threads, config.spins(alone=alone), kernels=kernels)
-    start = _start_masked if bundle.manifest.family == "masked" else _start_causal
-    model = start(bundle, config, metrics.declare(bundle.name, bundle.label), placement, options)
+    model_metrics = metrics.declare(bundle.name, bundle.label)
+
+    def start(placement: Placement) -> ServedModel:
+        name = placement.provider.name
+        kernels = find_kernels(config.kernels) if name == "cpu" else None
+        options = SessionOptions(name, config.threads, config.spins(alone=alone), kernels=kernels)
+        of_family = _start_masked if bundle.manifest.family == "masked" else _start_causal
+        return of_family(bundle, config, model_metrics, placement, options)
+
+    model = place(bundle, config.provider, start)
     model.engine.start()
     _log.info(
         "model %s: %s %s, %s, %s%s",
@@ -115,7 +119,7 @@ def start_model(
         bundle.manifest.architecture,
         bundle.manifest.task,
         bundle.manifest.precision,
-        provider,
+        model.provider,
         f" with {model.kernels} kernels" if model.kernels else "",
     )
     return model

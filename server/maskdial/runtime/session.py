@@ -1,5 +1,6 @@
 """Session: a graph loaded by ONNX Runtime, and how it runs."""
 
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -14,8 +15,11 @@ from maskdial.kernels.installed import Kernels
 from maskdial.models.bundle import Int8KVLayout, KVLayout
 from maskdial.runtime.providers import find_provider
 
+_log = logging.getLogger(__name__)
+
 _ERRORS_ONLY = 3
 _NOT_CAPTURED = -1
+_REPORT = 600  # characters; no error of one sentence is longer
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,8 +89,14 @@ class Session:
                 cannot compute the graph over a cache of int8.
         """
         provider = find_provider(options.provider)
-        provider_options = provider.options(stream=options.stream, captures=options.captures)
+        provider_options = provider.options(
+            stream=options.stream, captures=options.captures, threads=options.intra_op_threads
+        )
         settings = _session_options(options, free_dimensions or {})
+        devices = provider.devices()
+        if devices:
+            settings.add_provider_for_devices(devices, provider_options)
+            settings.add_session_config_entry("session.record_ep_graph_assignment_info", "1")
         self.kernels, self.multiplies_exactly = "", False
         model: str | bytes = str(graph)
         if options.kernels is not None:
@@ -95,19 +105,24 @@ class Session:
             self._session = ort.InferenceSession(
                 model,
                 settings,
-                providers=[(provider.ort_name, provider_options)],
+                providers=None if devices else [(provider.ort_name, provider_options)],
                 disabled_optimizers=provider.disabled_optimizers,
                 # Otherwise ONNX Runtime silently falls back to another provider.
                 enable_fallback=False,
             )
         except Exception as error:  # ONNX Runtime's exceptions share no other base
             remedy = "; serve it with --kernels off" if self.kernels else ""
-            raise BundleError(f"ONNX Runtime cannot load {graph}: {error}{remedy}") from error
+            reason = " ".join(str(error).split())
+            if len(reason) > _REPORT:  # OpenVINO's, which sums it up at the end
+                reason = f"{reason[: _REPORT // 2]} ... {reason[-_REPORT // 2 :]}"
+            raise BundleError(f"ONNX Runtime cannot load {graph}: {reason}{remedy}") from error
         if provider.ort_name not in self._session.get_providers():
             raise ConfigError(
                 f"provider {options.provider!r} did not start; check that its libraries are "
                 "installed, in the versions that this ONNX Runtime was built for"
             )
+        if devices:
+            _log_split(self._session, graph, provider.ort_name)
         self.captures = options.captures
         self.input_names = frozenset(value.name for value in self._session.get_inputs())
         self.output_names = tuple(value.name for value in self._session.get_outputs())
@@ -161,6 +176,16 @@ class Session:
         number = _NOT_CAPTURED if capture is None else capture
         options.add_run_config_entry("gpu_graph_id", str(number))
         self._session.run_with_iobinding(binding, options)
+
+
+def _log_split(session: ort.InferenceSession, graph: Path, ort_name: str) -> None:
+    """Warns of operators that a plug-in leaves to the CPU, with copies in between."""
+    num_nodes = {True: 0, False: 0}
+    for part in session.get_provider_graph_assignment_info():
+        num_nodes[part.ep_name == ort_name] += len(part.get_nodes())
+    if num_nodes[False]:
+        total = sum(num_nodes.values())
+        _log.warning("%s: the CPU runs %d of %d operators", graph, num_nodes[False], total)
 
 
 def _session_options(

@@ -44,7 +44,7 @@ class CudaProvider(Provider):
     def memory(self) -> CudaMemory:
         return CudaMemory()
 
-    def options(self, *, stream: int, captures: bool) -> dict[str, str]:
+    def options(self, *, stream: int, captures: bool, threads: int | None) -> dict[str, str]:
         options = {
             # Keep the precision of float32 products, and sum up layer norms in float32.
             "use_tf32": "0",

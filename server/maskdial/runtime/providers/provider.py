@@ -12,9 +12,9 @@ from maskdial.runtime.memory import Memory
 class Provider(ABC):
     """An execution provider. The attributes hold for every model that it runs."""
 
-    name: ClassVar[str]
+    name: str
     """As in ``--provider``."""
-    ort_name: ClassVar[str]
+    ort_name: str
     """As ONNX Runtime calls it."""
     disabled_optimizers: ClassVar[frozenset[str]] = frozenset()
     """Graph optimizers of ONNX Runtime that make passes slower here."""
@@ -57,11 +57,20 @@ class Provider(ABC):
             ConfigError: its device cannot be used.
         """
 
-    def options(self, *, stream: int, captures: bool) -> dict[str, str]:
+    def devices(self) -> list[ort.OrtEpDevice]:
+        """The devices of a plug-in; empty for a provider that this build has.
+
+        Raises:
+            ConfigError: the plug-in cannot be used.
+        """
+        return []
+
+    def options(self, *, stream: int, captures: bool, threads: int | None) -> dict[str, str]:
         """The provider options of a session; ONNX Runtime's documentation lists them.
 
         Args:
             stream: pointer of the stream to run passes in; 0 for one of the session's own.
             captures: whether passes are captured as CUDA graphs.
+            threads: number of threads for one pass, for a provider with threads of its own.
         """
         return {}
