@@ -137,8 +137,10 @@ class WatchedRunner(Runner):
         self.furthest = 0
         self.fail_at: int | None = None
         self.num_shared = 0
-        if self.decode_and_prefill is not None:
-            self.decode_and_prefill = self._watch_shared
+
+    @property
+    def decode_and_prefill(self) -> Callable[..., Logits] | None:
+        return None if super().decode_and_prefill is None else self._watch_shared
 
     def prefill(
         self, slot: int, token_ids: NDArray[np.int64], start: int, num_logits: int = 1

@@ -43,8 +43,8 @@ class FakeGpuProvider(CpuProvider):
 def use_memory(monkeypatch: pytest.MonkeyPatch, memory: Callable[[], Any]) -> None:
     """Places models in such memory from now on."""
 
-    def place(bundle: Bundle, name: str) -> Placement:
-        return Placement(FakeGpuProvider(), memory())
+    def place(bundle: Bundle, choice: str, start: Callable[[Placement], Any]) -> Any:
+        return start(Placement(FakeGpuProvider(), memory()))
 
     monkeypatch.setattr(loading_module, "place", place)
 

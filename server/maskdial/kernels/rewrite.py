@@ -40,6 +40,7 @@ _CHUNK = 32  # inputs; blocks of 4-bit weights are whole chunks; processor.h
 _BITS, _INT8_INPUTS = 4, 4
 _LANES = 16  # heads are vectorized over; processor.h
 _ROW_INPUTS = ("seqlens_k", "total_sequence_length")
+_NUM_ATTENTION_OUTPUTS = 3
 _NUM_ATTENTION_INPUTS = 9  # before the new tokens; some may be missing
 _ATTENTION_DEFAULTS: dict[str, float] = {
     "rotary_interleaved": 0,
@@ -190,10 +191,11 @@ class _Rewriter:
         caches = {name for node in attentions for name in node.input[3:5]}
         of_rows = {*caches, *_ROW_INPUTS}
         inputs = {value.name for value in self._graph.input}
-        others = (node for node in self._graph.node if node.op_type != "CausalAttention")
+        others = [node for node in self._graph.node if node.op_type != "CausalAttention"]
         if (
             not attentions
             or not of_rows <= inputs
+            or any(node.op_type == "GroupQueryAttention" for node in others)
             or any(of_rows.intersection(node.input) for node in others)
         ):
             return
@@ -226,7 +228,8 @@ class _Rewriter:
 
     def _attention(self, node: NodeProto) -> NodeProto | None:
         """What takes the place of a ``GroupQueryAttention``; None for a kind that has no kernel."""
-        if node.op_type != "GroupQueryAttention":
+        # Cross-attention writes no keys and values.
+        if node.op_type != "GroupQueryAttention" or len(node.output) < _NUM_ATTENTION_OUTPUTS:
             return None
         past_key, rotation = node.input[3], node.input[7:]
         attributes = {each.name: helper.get_attribute_value(each) for each in node.attribute}

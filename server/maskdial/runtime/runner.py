@@ -64,7 +64,6 @@ class Runner:
         self.slots = slots
         self.max_length = max_length
         self._packs = _NEW_TOKENS in session.input_names
-        self.decode_and_prefill = self._decode_and_prefill if self._packs else None
         self._batch_sizes = (*(size for size in batch_sizes if size < slots), slots)
         self._pads = bool(batch_sizes)
         self.cache = KVCache.allocate(memory, layout, slots, max_length, max_source_length)
@@ -145,6 +144,11 @@ class Runner:
             logits = self._decode_logits.first(len(rows))
         self.cache.lengths[rows] = lengths[rows] + 1
         return logits
+
+    @property
+    def decode_and_prefill(self) -> Callable[..., Logits] | None:
+        """`_decode_and_prefill`, if the graph takes rows of different lengths; else None."""
+        return self._decode_and_prefill if self._packs else None
 
     def _decode_and_prefill(
         self,
