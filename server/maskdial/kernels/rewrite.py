@@ -26,7 +26,7 @@ from onnx import GraphProto, ModelProto, NodeProto, TensorProto, helper, numpy_h
 
 from maskdial.errors import BundleError, ConfigError
 from maskdial.kernels.join import join_biases
-from maskdial.kernels.nodes import DOMAIN
+from maskdial.kernels.nodes import DOMAIN, attributes_of
 from maskdial.kernels.packing import rewrite_masked_attention
 from maskdial.models.bundle import INT8_HEADER
 
@@ -209,15 +209,16 @@ class _Rewriter:
         """Turns the KV cache of the rewritten graph into one of int8, in place.
 
         Raises:
-            ConfigError: the graph has attention that was not replaced.
+            ConfigError: the graph has attention that was not replaced, or none that was.
         """
+        kinds = {node.op_type for node in self._graph.node}
+        if "GroupQueryAttention" in kinds or "CausalAttention" not in kinds:
+            raise ConfigError(
+                "the kernels do not compute this model's attention, so its KV cache cannot be "
+                "int8; serve it with --kv-cache-dtype auto"
+            )
         values = {value.name: value for value in (*self._graph.input, *self._graph.output)}
         for node in self._graph.node:
-            if node.op_type == "GroupQueryAttention":
-                raise ConfigError(
-                    "the kernels do not compute this model's attention, so its KV cache cannot be "
-                    "int8; serve it with --kv-cache-dtype auto"
-                )
             if node.op_type != "CausalAttention":
                 continue
             node.op_type = "Int8CausalAttention"
@@ -232,10 +233,9 @@ class _Rewriter:
         if node.op_type != "GroupQueryAttention" or len(node.output) < _NUM_ATTENTION_OUTPUTS:
             return None
         past_key, rotation = node.input[3], node.input[7:]
-        attributes = {each.name: helper.get_attribute_value(each) for each in node.attribute}
         attributes = {
             name: value
-            for name, value in attributes.items()
+            for name, value in attributes_of(node).items()
             if value != _ATTENTION_DEFAULTS.get(name)
         }
         rotates = attributes.pop("do_rotary", 0)
@@ -298,7 +298,7 @@ class _Rewriter:
             return None
         source, weight, scale, *rest = node.input
         zero_points, group_index, bias = (*rest, "", "", "")[:3]
-        attributes = {each.name: helper.get_attribute_value(each) for each in node.attribute}
+        attributes = attributes_of(node)
         num_inputs, _, block_size = (attributes.pop(name, 0) for name in ("K", "N", "block_size"))
         if attributes != {"bits": _BITS, "accuracy_level": _INT8_INPUTS} or block_size % _CHUNK:
             return None

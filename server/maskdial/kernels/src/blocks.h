@@ -5,6 +5,7 @@
 #pragma once
 
 #include "products.h"
+#include "quantization.h"
 
 namespace {
 
@@ -30,7 +31,6 @@ inline Sums end_run(Partial sums, int32_t) { return sums; }
 inline Partial add_nibbles(Partial sums, Nibbles nibbles, Quads quads) {
   return _mm512_dpbusd_epi32(sums, nibbles, quads);
 }
-inline float largest_lane(Floats v) { return _mm512_reduce_max_ps(v); }
 inline float sum_of_lanes(Floats v) { return _mm512_reduce_add_ps(v); }
 inline void store_signed_bytes(int8_t* p, Floats v) {
   _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm512_cvtepi32_epi8(_mm512_cvtps_epi32(v)));
@@ -49,11 +49,6 @@ inline Nibbles low_nibbles(const uint8_t* p) {
 inline Nibbles high_nibbles(const uint8_t* p) {
   const __m256i bytes = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
   return _mm256_and_si256(_mm256_srli_epi16(bytes, 4), _mm256_set1_epi8(15));
-}
-inline float largest_lane(Floats v) {
-  __m128 lanes = _mm_max_ps(_mm256_castps256_ps128(v), _mm256_extractf128_ps(v, 1));
-  lanes = _mm_max_ps(lanes, _mm_movehl_ps(lanes, lanes));
-  return _mm_cvtss_f32(_mm_max_ss(lanes, _mm_movehdup_ps(lanes)));
 }
 inline float sum_of_lanes(Floats v) {
   __m128 lanes = _mm_add_ps(_mm256_castps256_ps128(v), _mm256_extractf128_ps(v, 1));
@@ -114,7 +109,6 @@ inline Partial add_nibbles(Partial sums, Nibbles nibbles, Quads quads) {
   }
   return sums;
 }
-inline float largest_lane(Floats v) { return v; }
 inline float sum_of_lanes(Floats v) { return v; }
 inline void store_signed_bytes(int8_t* p, Floats v) { *p = static_cast<int8_t>(std::nearbyintf(v)); }
 
@@ -140,11 +134,7 @@ void quantize_blocks(const float* row, size_t size, size_t block_size, int8_t* v
   for (size_t first = 0, b = 0; first < size; first += block_size, ++b) {
     const float* block = row + first;
     const size_t length = size - first < block_size ? size - first : block_size;
-    Floats largest = splat(0.0f);
-    for_each_vector(length, [&](size_t i, size_t count) {
-      largest = max(magnitude(load_some(block + i, count)), largest);
-    });
-    const float peak = largest_lane(largest);
+    const float peak = largest_magnitude(block, length);
     const bool counts = peak >= kLeastBlockPeak;
     peaks[b] = counts ? peak : 0.0f;
     const Floats factor = splat(counts ? kLargestInput / peak : 0.0f);
