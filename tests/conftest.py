@@ -12,6 +12,7 @@ import shutil
 import sys
 import threading
 import time
+import traceback
 from collections.abc import Callable, Sequence
 from importlib.machinery import ModuleSpec
 from pathlib import Path
@@ -127,9 +128,25 @@ class RunningServer:
     def stop(self) -> None:
         self._http.close()
         self.server.should_exit = True
-        self._thread.join(60)
-        assert not self._thread.is_alive(), "the server did not stop"
+        # A second at a time: a machine that stands still for a minute takes one of them.
+        for _ in range(60):
+            self._thread.join(1)
+            if not self._thread.is_alive():
+                break
+        else:
+            raise AssertionError(f"the server did not stop\n{stacks(self.server._loop)}")
         assert not self._undocumented, "\n".join(dict.fromkeys(self._undocumented))
+
+
+def stacks(loop: asyncio.AbstractEventLoop | None) -> str:
+    """Where all threads are, and what the tasks of an event loop wait for."""
+    names = {thread.ident: thread.name for thread in threading.enumerate()}
+    threads = (
+        f"{names.get(ident)}:\n{''.join(traceback.format_stack(frame))}"
+        for ident, frame in sys._current_frames().items()
+    )
+    tasks = () if loop is None else map(repr, asyncio.all_tasks(loop))
+    return "\n".join((*threads, *tasks))
 
 
 @pytest.fixture(scope="session")
