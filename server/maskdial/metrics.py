@@ -41,7 +41,9 @@ ModelState = Literal["unloaded", "loading", "ready", "draining", "failed"]
 LoadOutcome = Literal["ok", "failed"]
 UnloadReason = Literal["request", "room", "keep_alive", "replaced"]
 CancelReason = Literal["disconnect", "timeout", "shutdown"]
-ConnectionEnd = Literal["limit", "malformed", "header_bytes", "headers", "body", "write", "unsent"]
+ConnectionEnd = Literal[
+    "limit", "overload", "malformed", "header_bytes", "headers", "body", "write", "unsent"
+]
 Phase = Literal["schedule", "run", "sample", "publish"]
 
 _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)

@@ -69,8 +69,8 @@ class Server:
         self.app = Scripted()
         self._clients: list[socket.socket] = []
         self.metrics = Metrics()
-        connections = Connections(ConnectionLimits(**LIMITS | limits), self.metrics)
-        protocol: Any = partial(Connection, connections)
+        self.connections = Connections(ConnectionLimits(**LIMITS | limits), self.metrics)
+        protocol: Any = partial(Connection, self.connections)
         self._server = uvicorn.Server(
             uvicorn.Config(
                 self.app,
@@ -121,6 +121,10 @@ def read_all(client: socket.socket) -> bytes:
             content += piece
     client.close()
     return content
+
+
+def post(path: str = "/echo") -> bytes:
+    return b"POST %s HTTP/1.1\r\nhost: x\r\ncontent-length: 2\r\n\r\nok" % path.encode()
 
 
 def wait_for(condition: Any) -> None:
@@ -332,3 +336,19 @@ def test_a_reply_to_a_connection_that_is_gone_is_dropped() -> None:
 
     asyncio.run(main())
     assert ended == ["well"]
+
+
+def test_in_an_overload_first_posts_are_refused_unread(server: Server) -> None:
+    known = server.connect(post())
+    assert b" 200 " in known.recv(4096)
+    server.connections.overload.is_on = True
+    reply = read_all(server.connect(post("/wait")))
+    assert reply.startswith(b"HTTP/1.1 503 ")
+    assert b"retry-after: 1\r\n" in reply
+    assert b"connections come faster" in reply
+    known.sendall(post())
+    assert b" 200 " in known.recv(4096)
+    assert b" 200 " in server.connect(GET + b"\r\n").recv(4096)
+    server.connections.overload.is_on = False
+    assert b" 200 " in server.connect(post()).recv(4096)
+    assert server.ended("overload") == 1

@@ -7,6 +7,7 @@ from typing import Any, Literal, NoReturn
 
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
+from maskdial.http.overload import Overload
 from maskdial.http.replies import encode_json
 from maskdial.metrics import ConnectionEnd, Metrics
 
@@ -36,6 +37,12 @@ class _QuietLog(logging.LoggerAdapter[logging.Logger]):
 # Why, with which status, in which words, and the name of the error.
 _Refusal = tuple[ConnectionEnd, int, str, str]
 _MALFORMED: _Refusal = ("malformed", 400, "the request is not valid HTTP", "validation")
+_BUSY: _Refusal = (
+    "overload",
+    503,
+    "connections come faster than the server takes them; try again later",
+    "unavailable",
+)
 _NO_UPGRADE = "the server takes no upgrades; send the body without the header Upgrade"
 _BODY_HEADERS = (b"content-length", b"transfer-encoding")
 
@@ -60,6 +67,7 @@ class Connections:
     def __init__(self, limits: ConnectionLimits, metrics: Metrics) -> None:
         self.limits = limits
         self.num_connections = metrics.connections
+        self.overload = Overload()
         self._metrics = metrics
         self._waiting: dict[Connection, float] = {}
 
@@ -143,6 +151,7 @@ class Connection(HttpToolsProtocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         self._all.num_connections.inc()
+        self._all.overload.opened(self.loop)
         surplus = len(self.connections) - self._limits.max_connections
         if surplus > _MAX_REFUSED:
             self.abort("limit")
@@ -153,6 +162,7 @@ class Connection(HttpToolsProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._all.num_connections.dec()
+        self._all.overload.closed()
         self._refused = True
         self._await(None)
         self._stop_write_timer()
@@ -197,6 +207,8 @@ class Connection(HttpToolsProtocol):
             self._fail(("malformed", 400, "too many pipelined requests", "validation"))
         if self._is_ambiguous():
             self._fail(_MALFORMED)
+        if self._all.overload.is_on and self._is_first_post():
+            self._fail(_BUSY)
         upgrades = self.parser.should_upgrade()
         # The parser takes what follows for another protocol, also a body.
         if upgrades and any(name in _BODY_HEADERS for name, _ in self.headers):
@@ -255,6 +267,10 @@ class Connection(HttpToolsProtocol):
         if self.parser.get_http_version() == "1.0":
             return num_hosts > 1 or bool(codings)
         return num_hosts != 1 or codings not in ([], [b"chunked"])
+
+    def _is_first_post(self) -> bool:
+        """Connections that were taken before keep their place, and health checks are cheap."""
+        return self.cycle is None and self.parser.get_method() == b"POST"
 
     def _is_answering(self) -> bool:
         return self.cycle is not None and not self.cycle.response_complete

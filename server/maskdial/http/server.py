@@ -52,7 +52,7 @@ class Server(uvicorn.Server):
             if config.ssl_certfile is None
             else Certificate(config.ssl_certfile, config.ssl_keyfile)
         )
-        protocol = partial(Connection, Connections(limits, context.metrics))
+        self._connections = Connections(limits, context.metrics)
         super().__init__(
             uvicorn.Config(
                 app,
@@ -63,7 +63,7 @@ class Server(uvicorn.Server):
                 forwarded_allow_ips=config.forwarded_allow_ips,
                 ssl_certfile=config.ssl_certfile,
                 ssl_keyfile=config.ssl_keyfile,
-                http=protocol,  # type: ignore[arg-type]
+                http=partial(Connection, self._connections),  # type: ignore[arg-type]
                 ws="none",
                 timeout_keep_alive=config.keep_alive_timeout,
                 log_level=config.log_level,
@@ -92,9 +92,11 @@ class Server(uvicorn.Server):
                 name = listener.getsockname()
                 where = f"unix:{name}" if isinstance(name, str) else f"//{name[0]}:{name[1]}"
                 _log.info("listening on %s:%s", scheme, where)
+                self._connections.overload.watch(listener.fileno())
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Closes the listener and the connections; a Unix socket leaves no file behind."""
+        self._connections.overload.close()
         await super().shutdown(sockets)
         if self.config.uds is not None:
             with contextlib.suppress(FileNotFoundError):
