@@ -6,14 +6,15 @@ import sys
 import threading
 from collections.abc import Callable
 
+import pydantic
 import pytest
 import tokenizers
 
 from maskdial.dialects.openai_chat import ChatBody
-from maskdial.dialects.schema import parse_body
+from maskdial.dialects.schema import parse_body, read_body
 from maskdial.dialects.task_bodies import ClassifyBody
 from maskdial.dialects.tgi_bodies import GenerateBody
-from maskdial.dialects.tokens import _write_texts
+from maskdial.dialects.tokens import DetokenizeBody, _write_texts
 from maskdial.errors import ValidationError
 from maskdial.models.bundle import SpecialTokens
 from maskdial.models.tokenizer import Tokenizer
@@ -90,6 +91,46 @@ def test_long_work_has_two_threads_of_its_own(seconds: float) -> None:
     assert name.startswith("long-work") == (seconds == 1.0)
     assert (name == "MainThread") == (seconds == 0.0)
     assert offloading._LONG_WORK._max_workers == 2
+
+
+@pytest.mark.parametrize(
+    ("num_bytes", "thread"), [(100, "MainThread"), (100_000, "asyncio"), (1_900_000, "long-work")]
+)
+def test_large_bodies_are_parsed_in_a_thread(num_bytes: int, thread: str) -> None:
+    parsed_in = []
+
+    class NotedBody(GenerateBody):
+        @pydantic.field_validator("inputs")
+        @classmethod
+        def note(cls, value: str) -> str:
+            parsed_in.append(threading.current_thread().name)
+            return value
+
+    text = "a" * num_bytes
+    body = asyncio.run(read_body(NotedBody, json.dumps({"inputs": text}).encode()))
+    assert body.inputs == text
+    assert [name.startswith(thread) for name in parsed_in] == [True]
+
+
+def test_many_ids_are_decoded_as_few(backend: tokenizers.Tokenizer) -> None:
+    """In a thread's time, not the event loop's: a batch releases the GIL."""
+    special = SpecialTokens()
+    backend.add_special_tokens(["[X]"])
+    tokenizer = Tokenizer(backend, special)
+    ids = [1, 2, 3, 1] * 600
+    for skip in (True, False):
+        whole = tokenizer.decode(ids, skip_special_tokens=skip)
+        part = tokenizer.decode(ids[:4], skip_special_tokens=skip)
+        assert whole == " ".join([part] * 600)
+        assert ("[X]" in whole) is not skip
+
+
+@pytest.mark.parametrize(
+    ("ids", "texts"),
+    [([], [[]]), ([1, 2], [[1, 2]]), ([[]], [[]]), ([[1], [], [2]], [[1], [], [2]])],
+)
+def test_lists_of_ids_are_texts(ids: object, texts: object) -> None:
+    assert parse_body(DetokenizeBody, json.dumps({"ids": ids}).encode()).texts == texts
 
 
 def test_long_replies_are_written_in_parts(

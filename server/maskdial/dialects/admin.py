@@ -7,7 +7,7 @@ from fastapi import Request, Response
 from pydantic import Field
 
 from maskdial.dialects.native_replies import ModelChange
-from maskdial.dialects.schema import Range, Size, Wire, parse_body
+from maskdial.dialects.schema import Range, Size, Wire, read_body
 from maskdial.http.admin import ADMIN
 from maskdial.http.context import server_context
 from maskdial.http.disconnect import unless_gone
@@ -45,7 +45,7 @@ async def load(request: Request) -> Response:
     The version before finishes the requests that it has. A bundle that is loaded already and has
     not changed is left alone.
     """
-    body = parse_body(LoadBody, await request.body())
+    body = await read_body(LoadBody, await request.body())
     keep_alive = math.inf if body.keep_alive == "off" else body.keep_alive
     models = server_context(request).models
     return _reply(await unless_gone(request, models.load(body.model, body.path, keep_alive)))
@@ -53,7 +53,7 @@ async def load(request: Request) -> Response:
 
 async def unload(request: Request) -> Response:
     """Unloads a model, and replies when it has finished its requests."""
-    body = parse_body(UnloadBody, await request.body())
+    body = await read_body(UnloadBody, await request.body())
     models = server_context(request).models
     return _reply(await unless_gone(request, models.unload(body.model)))
 

@@ -11,7 +11,7 @@ from maskdial.dialects.anthropic_errors import (
 )
 from maskdial.dialects.anthropic_replies import AssistantMessage, TokenCount
 from maskdial.dialects.anthropic_schema import CountBody, MessagesBody
-from maskdial.dialects.schema import parse_body
+from maskdial.dialects.schema import read_body
 from maskdial.dialects.tgi import GENERATE
 from maskdial.http.context import server_context
 from maskdial.http.disconnect import unless_gone
@@ -30,7 +30,7 @@ from maskdial.requests.timing import Deadline
 async def messages(request: Request) -> Response:
     """Answers a conversation; with `"stream": true` as server-sent events."""
     server = server_context(request)
-    body = parse_body(MessagesBody, await request.body())
+    body = await read_body(MessagesBody, await request.body())
     deadline = Deadline(body.timeout, server.config)
     model = await causal_for(request, GENERATE, body.choice(), deadline)
     chat = body.request(model)
@@ -64,7 +64,7 @@ async def _frames(generation: Generation, body: MessagesBody, writer: EventWrite
 async def count_tokens(request: Request) -> Response:
     """Counts the tokens of a conversation, with its tools and its system prompt."""
     server = server_context(request)
-    body = parse_body(CountBody, await request.body())
+    body = await read_body(CountBody, await request.body())
     deadline = Deadline(body.timeout, server.config)
     model = await causal_for(request, GENERATE, body.choice(), deadline)
     with about_fields(body.names()):

@@ -10,7 +10,7 @@ from pydantic import Field
 from typing_extensions import TypedDict
 
 import maskdial
-from maskdial.dialects.schema import Wire, parse_body
+from maskdial.dialects.schema import Wire, read_body
 from maskdial.dialects.service import is_ready
 from maskdial.errors import MaskdialError
 from maskdial.http.admin import ADMIN
@@ -171,7 +171,7 @@ async def model_ready(request: Request) -> Response:
 async def index(request: Request) -> Response:
     """The models that there are, loaded or not, with their state and why it is so."""
     content = await request.body()
-    body = parse_body(RepositoryIndexBody, content) if content else RepositoryIndexBody()
+    body = await read_body(RepositoryIndexBody, content) if content else RepositoryIndexBody()
     models = server_context(request).models
     await models.refresh()
     return json_reply(
@@ -192,7 +192,7 @@ async def load(request: Request) -> Response:
     """Loads a model, or a new version of it, and replies when that takes the requests."""
     content = await request.body()
     if content:
-        parse_body(RepositoryLoadBody, content)
+        await read_body(RepositoryLoadBody, content)
     models = server_context(request).models
     await unless_gone(request, models.load(request.path_params["name"]))
     return json_reply({})
@@ -202,7 +202,7 @@ async def unload(request: Request) -> Response:
     """Unloads a model, and replies when it has finished its requests."""
     content = await request.body()
     if content:
-        parse_body(RepositoryUnloadBody, content)
+        await read_body(RepositoryUnloadBody, content)
     models = server_context(request).models
     await unless_gone(request, models.unload(request.path_params["name"]))
     return json_reply({})

@@ -8,7 +8,7 @@ from pydantic import ConfigDict
 
 from maskdial.dialects import tasks, text_to_text, tgi
 from maskdial.dialects.native_replies import GenerateReply
-from maskdial.dialects.schema import TaskBody, parse_body, read_object
+from maskdial.dialects.schema import TaskBody, read_body, read_object
 from maskdial.dialects.tgi_bodies import GenerateBody
 from maskdial.http.context import server_context
 from maskdial.http.lease import lease_for
@@ -45,7 +45,7 @@ async def model(request: Request) -> Response:
     """Answers with the named model; the body is that of a task that the model does."""
     name = request.path_params["name"]
     content = await request.body()
-    body = parse_body(_AnyBody, content)
+    body = await read_body(_AnyBody, content)
     choice = body.choice(name)
     deadline = Deadline(body.timeout, server_context(request).config)
     lease = await lease_for(request, choice, deadline)

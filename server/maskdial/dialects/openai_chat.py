@@ -23,7 +23,7 @@ from maskdial.dialects.openai_replies import ChatReply
 from maskdial.dialects.openai_sampling import GenerationBody
 from maskdial.dialects.openai_schema import Unsupported
 from maskdial.dialects.openai_tools import ToolBody, ToolChoiceInput
-from maskdial.dialects.schema import FieldError, Range, Size, example, given, parse_body
+from maskdial.dialects.schema import FieldError, Range, Size, example, given, read_body
 from maskdial.models.served import CausalModel
 from maskdial.models.tokenizer import TokenSpeller
 from maskdial.requests.chat import ChatRequest, ReplyFinish, ReplyReader, ToolCall, read_reply
@@ -256,7 +256,7 @@ def _finish_reason(reason: ReplyFinish) -> str:
 
 async def chat_completions(request: Request) -> Response:
     """Answers a conversation; with `"stream": true` as server-sent events."""
-    body = parse_body(ChatBody, await request.body())
+    body = await read_body(ChatBody, await request.body())
 
     def writer(generation: Generation, model: CausalModel) -> ChatWriter:
         return ChatWriter(body, generation, model)

@@ -22,7 +22,7 @@ from maskdial.dialects.openai_schema import (
     inputs_of,
     is_batch,
 )
-from maskdial.dialects.schema import FieldError, Range, example, parse_body
+from maskdial.dialects.schema import FieldError, Range, example, read_body
 from maskdial.models.served import CausalModel
 from maskdial.models.tokenizer import Tokenizer, TokenSpeller
 from maskdial.requests.generation import Completion, Generation, Text
@@ -169,7 +169,7 @@ def _generated_token(event: TokenEvent) -> DescribedToken:
 
 async def completions(request: Request) -> Response:
     """Continues a prompt, or several; with `"stream": true` as server-sent events."""
-    body = parse_body(CompletionsBody, await request.body())
+    body = await read_body(CompletionsBody, await request.body())
 
     def writer(generation: Generation, model: CausalModel) -> CompletionsWriter:
         return CompletionsWriter(body, generation, model.tokenizer)

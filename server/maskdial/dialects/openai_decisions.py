@@ -13,7 +13,7 @@ from maskdial.dialects.openai_errors import openai_route
 from maskdial.dialects.openai_models import about_model
 from maskdial.dialects.openai_replies import DecisionsReply
 from maskdial.dialects.openai_schema import Lenient, OpenAIBody
-from maskdial.dialects.schema import FieldError, Size, example, parse_body, wire_names
+from maskdial.dialects.schema import FieldError, Size, example, read_body, wire_names
 from maskdial.dialects.task_bodies import Text, TruncationParameters
 from maskdial.http.context import server_context
 from maskdial.http.disconnect import unless_gone
@@ -179,7 +179,7 @@ class DecisionsBody(TruncationParameters, OpenAIBody):
 async def decisions(request: Request) -> Response:
     """Answers questions about an input with the probabilities of their options."""
     server = server_context(request)
-    body = parse_body(DecisionsBody, await request.body())
+    body = await read_body(DecisionsBody, await request.body())
     deadline = Deadline(body.timeout, server.config)
     with about_model():
         model = await model_for(request, _DECIDE, body.choice(), deadline)

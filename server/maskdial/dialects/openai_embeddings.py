@@ -22,7 +22,7 @@ from maskdial.dialects.openai_schema import (
     inputs_of,
     is_batch,
 )
-from maskdial.dialects.schema import Range, example, parse_body, wire_names
+from maskdial.dialects.schema import Range, example, read_body, wire_names
 from maskdial.dialects.task_bodies import TruncationParameters
 from maskdial.dialects.tasks import task_of
 from maskdial.errors import ValidationError
@@ -80,7 +80,7 @@ class EmbeddingsBody(TruncationParameters, OpenAIBody):
 async def embeddings(request: Request) -> Response:
     """Turns a text into a vector, or several texts into one each."""
     server = server_context(request)
-    body = parse_body(EmbeddingsBody, await request.body())
+    body = await read_body(EmbeddingsBody, await request.body())
     deadline = Deadline(body.timeout, server.config)
     with about_model():
         model = await masked_for(request, task_of(EmbedRequest), body.choice(), deadline)

@@ -20,7 +20,7 @@ from maskdial.dialects.schema import (
     Size,
     Wire,
     example,
-    parse_body,
+    read_body,
     wire_names,
 )
 from maskdial.dialects.shared_routes import Sharer
@@ -77,7 +77,7 @@ class RankBody(TruncationParameters, OpenAIBody):
 async def rerank(request: Request) -> Response:
     """Orders documents by how well they answer a query, with their scores."""
     server = server_context(request)
-    body = parse_body(RankBody, await request.body())
+    body = await read_body(RankBody, await request.body())
     deadline = Deadline(body.timeout, server.config)
     with about_model():
         model = await masked_for(request, task_of(RerankRequest), body.choice(), deadline)

@@ -17,7 +17,7 @@ from maskdial.dialects.openai_models import about_model
 from maskdial.dialects.openai_replies import OpenAIError, ResponseReply
 from maskdial.dialects.openai_responses_body import ResponsesBody
 from maskdial.dialects.openai_responses_output import Event, ResponseOutput, Status
-from maskdial.dialects.schema import parse_body, wire_names
+from maskdial.dialects.schema import read_body, wire_names
 from maskdial.dialects.tgi import GENERATE
 from maskdial.errors import MaskdialError, OverloadedError, ValidationError
 from maskdial.http.context import server_context
@@ -136,7 +136,7 @@ def _error_code(error: MaskdialError) -> str:
 
 async def create_response(request: Request) -> Response:
     """Answers a conversation; with `"stream": true` as server-sent events."""
-    body = parse_body(ResponsesBody, await request.body())
+    body = await read_body(ResponsesBody, await request.body())
     server = server_context(request)
     deadline = Deadline(body.timeout, server.config)
     with about_model():

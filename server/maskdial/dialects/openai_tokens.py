@@ -17,7 +17,7 @@ from maskdial.dialects.schema import (
     Size,
     TokenId,
     example,
-    parse_body,
+    read_body,
     wire_names,
 )
 from maskdial.dialects.shared_routes import Sharer
@@ -91,7 +91,7 @@ class TokensBody(OpenAIBody):
 
 async def tokenize(request: Request) -> Response:
     """The token ids of a prompt or of a conversation."""
-    body = parse_body(PromptBody, await request.body())
+    body = await read_body(PromptBody, await request.body())
     model = await _model(request, body)
     text = body.prompt
     if text is None:
@@ -118,7 +118,7 @@ async def tokenize(request: Request) -> Response:
 
 async def detokenize(request: Request) -> Response:
     """The text of token ids, special tokens spelled out."""
-    body = parse_body(TokensBody, await request.body())
+    body = await read_body(TokensBody, await request.body())
     model = await _model(request, body)
     try:
         check_ids(body.tokens, model)

@@ -13,7 +13,7 @@ from fastapi import Request, Response
 
 from maskdial.dialects import native_replies as replies
 from maskdial.dialects import task_bodies as bodies
-from maskdial.dialects.schema import field_names, parse_body, wire_names
+from maskdial.dialects.schema import field_names, read_body, wire_names
 from maskdial.http.context import server_context
 from maskdial.http.disconnect import unless_gone
 from maskdial.http.lease import masked_for, model_for
@@ -110,7 +110,7 @@ class MaskedTask(Generic[BodyT]):
     async def serve(self, request: Request, content: bytes, model_name: str | None) -> Response:
         """Answers a body with the named model, or the one that the body means."""
         server = server_context(request)
-        body = parse_body(self.body, content)
+        body = await read_body(self.body, content)
         deadline = Deadline(body.timeout, server.config)
         model = await masked_for(request, self, body.choice(model_name), deadline)
         with wire_names(_names(self), batch=body.batch):
@@ -267,7 +267,7 @@ async def score(request: Request) -> Response:
     model, the pseudo-log-likelihood of a masked one.
     """
     server = server_context(request)
-    body = parse_body(bodies.ScoreBody, await request.body())
+    body = await read_body(bodies.ScoreBody, await request.body())
     deadline = Deadline(body.timeout, server.config)
     model = await model_for(request, SCORE, body.choice(), deadline)
     with wire_names({"texts": "inputs"}, batch=body.batch):

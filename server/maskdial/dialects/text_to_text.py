@@ -7,7 +7,7 @@ from typing import Any
 from fastapi import Request, Response
 
 from maskdial.dialects.native_replies import SummarizeReply, TranslateReply
-from maskdial.dialects.schema import field_names, parse_body, wire_names
+from maskdial.dialects.schema import field_names, read_body, wire_names
 from maskdial.dialects.text_to_text_bodies import SummarizeBody, TranslateBody
 from maskdial.http.context import server_context
 from maskdial.http.disconnect import unless_gone
@@ -77,7 +77,7 @@ class TextToTextTask:
         as transformers does.
         """
         server = server_context(request)
-        body = parse_body(self.body, content)
+        body = await read_body(self.body, content)
         deadline = Deadline(body.timeout, server.config)
         model = await causal_for(request, self, body.choice(model_name), deadline)
         with wire_names(_names(self.body), batch=body.batch):

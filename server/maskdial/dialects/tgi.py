@@ -8,7 +8,7 @@ from fastapi import Request, Response
 
 from maskdial.causal.events import Finish, TokenEvent
 from maskdial.dialects.native_replies import GenerateReply
-from maskdial.dialects.schema import field_names, parse_body, wire_names
+from maskdial.dialects.schema import field_names, read_body, wire_names
 from maskdial.dialects.tgi_bodies import GenerateBody, GenerateParameters
 from maskdial.errors import MaskdialError, ValidationError
 from maskdial.http.context import server_context
@@ -102,7 +102,7 @@ async def _serve(
     as_list: bool = False,
 ) -> Response:
     server = server_context(request)
-    body = parse_body(GenerateBody, content)
+    body = await read_body(GenerateBody, content)
     deadline = Deadline(body.timeout, server.config)
     model = await causal_for(request, GENERATE, body.choice(model_name), deadline)
     parameters = body.parameters or GenerateParameters()
