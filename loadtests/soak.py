@@ -24,8 +24,8 @@ DESCRIPTION = (
     "descriptors and threads develop. MASKDIAL_* variables configure the rest."
 )
 _QUESTION = "what a server loses or keeps under mixed load"
-_WARM_UP_SHARE = 0.1
-_SAMPLES = 400
+_SAMPLES = 400  # after the warm-up
+_STEPS = 12
 _MB = 1e6
 
 
@@ -33,6 +33,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the options of the command."""
     parser.add_argument(
         "--minutes", type=positive, default=60.0, metavar="M", help="default: %(default)s"
+    )
+    parser.add_argument(
+        "--warm-up",
+        type=positive,
+        default=30.0,
+        metavar="M",
+        help="minutes before these, in which the heap and the caches fill (default: %(default)s)",
     )
     parser.add_argument(
         "--clients", type=count, default=6, metavar="N", help="open requests (default: %(default)s)"
@@ -43,9 +50,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def main(args: argparse.Namespace) -> int:
     """Measures, prints and writes the report; returns 1 if a request failed or a reply differed."""
-    facts = {"load": load_averages(), "seed": args.seed, "minutes": args.minutes}
+    facts = {
+        "load": load_averages(),
+        "seed": args.seed,
+        "minutes": args.minutes,
+        "warm_up": args.warm_up,
+    }
     with running_server({}) as server:
-        soak = Soak(server, draw_questions(args.seed), args.seed)
+        soak = Soak(server, draw_questions(args.seed), args.seed, 60 * args.warm_up)
         asyncio.run(soak.run(60 * args.minutes, args.clients))
     section = Section("soak", _QUESTION, 1, soak.rows(), soak.findings(), ())
     section.show(Console())
@@ -78,8 +90,11 @@ class Sample:
 class Soak:
     """The clients, what they were told, and the samples of the server's resources."""
 
-    def __init__(self, server: ServerProcess, questions: Sequence[Question], seed: int) -> None:
+    def __init__(
+        self, server: ServerProcess, questions: Sequence[Question], seed: int, warm_up: float
+    ) -> None:
         self._server = server
+        self._warm_up = warm_up  # seconds
         self._questions = questions
         self._rng = random.Random(seed)
         self._latencies: dict[str, list[float]] = defaultdict(list)
@@ -88,7 +103,9 @@ class Soak:
         self._samples: list[Sample] = []
 
     async def run(self, seconds: float, num_clients: int) -> None:
-        """Asks for so many seconds."""
+        """Asks for so many seconds after the warm-up."""
+        interval = seconds / _SAMPLES
+        seconds += self._warm_up
         answers = await learn_answers(self._server.port, self._questions)
         started = time.perf_counter()
         clients = [
@@ -107,9 +124,7 @@ class Soak:
             )
             if at >= seconds:
                 break
-            await asyncio.sleep(
-                max(0.0, started + number * seconds / _SAMPLES - time.perf_counter())
-            )
+            await asyncio.sleep(max(0.0, started + number * interval - time.perf_counter()))
         await asyncio.gather(*clients)
 
     async def _client(self, answers: dict[Question, bytes], until: float) -> None:
@@ -146,7 +161,9 @@ class Soak:
 
     def findings(self) -> tuple[str, ...]:
         """How the resources developed after the warm-up."""
-        warm = self._samples[int(_WARM_UP_SHARE * len(self._samples)) :]
+        warm = [sample for sample in self._samples if sample.at >= self._warm_up]
+        every = max(1, len(self._samples) // _STEPS)
+        steps = ", ".join(f"{each.resident_bytes / _MB:.0f}" for each in self._samples[::every])
         first, last = warm[0], warm[-1]
         middle = statistics.median(sample.resident_bytes for sample in warm)
         slope = _slope([(sample.at, sample.resident_bytes) for sample in warm])
@@ -154,6 +171,7 @@ class Soak:
             f"{sum(row.requests for row in self.rows()):,} requests in {last.at / 60:.1f} minutes",
             f"resident memory: {first.resident_bytes / _MB:.0f} MB after the warm-up, "
             f"{last.resident_bytes / _MB:.0f} MB at the end, {3600 * slope / middle:+.2%} an hour",
+            f"resident memory from the start, in MB, in equal steps of time: {steps}",
             f"file descriptors: {first.files} to {last.files}; "
             f"threads: {first.threads} to {last.threads}",
         )

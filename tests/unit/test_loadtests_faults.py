@@ -104,7 +104,7 @@ def test_short_runs_lose_nothing(
     options = {"seed": 0, "clients": 4, "output": None, "markdown": None}
     assert chaos.main(argparse.Namespace(seconds=60, requests=150, **options)) == 0
     assert crashes.main(argparse.Namespace(times=2, **options)) == 0
-    assert soak.main(argparse.Namespace(minutes=0.05, **options)) == 0
+    assert soak.main(argparse.Namespace(minutes=0.05, warm_up=0.02, **options)) == 0
     printed = capsys.readouterr()
     assert "tracebacks in the log: 0" in printed.out
     assert "resident memory" in printed.out
