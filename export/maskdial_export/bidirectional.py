@@ -16,6 +16,7 @@ from transformers import PreTrainedModel
 from maskdial_export.attention import MaskedAttention, attending
 from maskdial_export.errors import ExportError
 from maskdial_export.graph import gather_rows, to_onnx_ir, trunk
+from maskdial_export.repeat import trace_by_layers
 from maskdial_export.survey import Survey
 
 
@@ -123,4 +124,9 @@ def trace(model: PreTrainedModel, survey: Survey) -> ir.Model:
     }
     graph = BidirectionalGraph(model, survey)
     with attending(model, survey, graph.attention):
-        return to_onnx_ir(graph, inputs, shapes, list(inputs), ["logits"])
+        return trace_by_layers(
+            model,
+            survey,
+            graph,
+            lambda _: to_onnx_ir(graph, inputs, shapes, list(inputs), ["logits"]),
+        )

@@ -12,6 +12,7 @@ from maskdial.models.bundle import KVLayout
 from maskdial_export.attention import CausalAttention, attending
 from maskdial_export.errors import ExportError
 from maskdial_export.graph import gather_rows, to_onnx_ir, trunk
+from maskdial_export.repeat import trace_by_layers
 from maskdial_export.survey import Survey
 
 
@@ -74,9 +75,16 @@ def trace(model: PreTrainedModel, survey: Survey) -> ir.Model:
     """Traces a causal model, float32 or float16, for any batch, length and cache size."""
     graph = CausalGraph(model, survey)
     layout = kv_layout(survey)
+    with attending(model, survey, graph.attention):
+        return trace_by_layers(
+            model, survey, graph, lambda num_layers: _trace(graph, layout, num_layers)
+        )
+
+
+def _trace(graph: CausalGraph, layout: KVLayout, num_layers: int) -> ir.Model:
     batch, length, room = 2, 5, 11
     cache = (batch, layout.num_heads, room, layout.head_dim)
-    empties = [torch.zeros(cache, dtype=model.dtype) for _ in range(layout.num_layers)]
+    empties = [torch.zeros(cache, dtype=graph.model.dtype) for _ in range(num_layers)]
     inputs: dict[str, Any] = {
         "input_ids": torch.ones(batch, length, dtype=torch.int64),
         "position_ids": torch.arange(length).expand(batch, length),
@@ -93,11 +101,10 @@ def trace(model: PreTrainedModel, survey: Survey) -> ir.Model:
         "seqlens_k": {0: dynamic},
         "total_sequence_length": {},
         "rows": {0: dynamic},
-        "past": [past_shape] * layout.num_layers,
+        "past": [past_shape] * num_layers,
     }
-    layers = range(layout.num_layers)
+    layers = range(num_layers)
     pasts = [name for i in layers for name in (f"past_key.{i}", f"past_value.{i}")]
     presents = [name for i in layers for name in (f"present_key.{i}", f"present_value.{i}")]
-    with attending(model, survey, graph.attention):
-        input_names = [*list(inputs)[:-1], *pasts]
-        return to_onnx_ir(graph, inputs, shapes, input_names, ["logits", *presents])
+    input_names = [*list(inputs)[:-1], *pasts]
+    return to_onnx_ir(graph, inputs, shapes, input_names, ["logits", *presents])

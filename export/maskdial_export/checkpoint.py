@@ -3,7 +3,6 @@
 import copy
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import onnx_ir as ir
@@ -35,9 +34,11 @@ from maskdial_export.multi_vector import check_expansion, read_multi_vector
 from maskdial_export.parity import CausalParity, EncoderDecoderParity, MaskedParity
 from maskdial_export.pooling import Pooler
 from maskdial_export.positions import max_length
+from maskdial_export.repeat import find_stack
 from maskdial_export.reranking import make_scorer, read_template
 from maskdial_export.rotary import Tables
 from maskdial_export.sample import Sample, read_sample
+from maskdial_export.session import Graph
 from maskdial_export.source import Source
 from maskdial_export.survey import Survey, survey
 from maskdial_export.text_to_text import read_text_to_text
@@ -68,6 +69,12 @@ class Checkpoint:
     pair_template: PairTemplate | None = None
     packs: Sequence[tuple[str, ...]] = ()
 
+    def whole(self) -> "Checkpoint | None":
+        """The same, of which all layers are traced; None if they are anyway."""
+        if self.text_to_text is not None or find_stack(self.model, self.survey) is None:
+            return None
+        return replace(self, survey=replace(self.survey, whole=True))
+
     def half(self) -> "Checkpoint":
         """A copy with weights and KV cache in float16.
 
@@ -96,7 +103,7 @@ class Checkpoint:
             return None
         return encoder_decoder.trace_encoder(self.model, self.kv)
 
-    def parity(self, graph: Path) -> MaskedParity | CausalParity | EncoderDecoderParity:
+    def parity(self, graph: Graph) -> MaskedParity | CausalParity | EncoderDecoderParity:
         """The comparison of a graph with this model."""
         if self.text_to_text is not None and self.kv is not None:
             return EncoderDecoderParity(

@@ -8,7 +8,6 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
@@ -16,11 +15,13 @@ from numpy.typing import NDArray
 from tokenizers import Encoding, Tokenizer
 
 from maskdial.models.bundle import KVLayout, TextToText
+from maskdial_export.phase import Progress, silent
 from maskdial_export.sample import Sample
 from maskdial_export.session import (
     CausalSession,
     EncoderDecoderSession,
     Floats,
+    Graph,
     Ids,
     MaskedSession,
 )
@@ -37,7 +38,7 @@ _MOST_MASKED = 2048  # each is read _MASK_EVERY times
 _MOST_PASSAGES = 320
 _MOST_PAIRS = 160
 _BATCH_TOKENS = 1024  # padding included
-_MOST_LOGITS = 2**25  # per pass, 128 MB
+_MOST_LOGITS = 2**24  # per pass, 64 MB
 _MOST_SOURCES = 48
 _SOURCES_AT_ONCE = 16
 _WRITTEN = 24  # tokens
@@ -67,7 +68,7 @@ class Evaluation(ABC):
     texts: list[Ids]
 
     @abstractmethod
-    def answers(self, graph: Path) -> Answers:
+    def answers(self, graph: Graph, show: Progress = silent) -> Answers:
         """The graph's answers, one row per question."""
 
     @abstractmethod
@@ -119,14 +120,15 @@ class Perplexity(Evaluation):
         self.layout = layout
         self.batch_tokens = min(_BATCH_TOKENS, _MOST_LOGITS // vocab_size)
 
-    def answers(self, graph: Path) -> Answers:
+    def answers(self, graph: Graph, show: Progress = silent) -> Answers:
         """(num_tokens, 2): the negative log-probability of the token in nats, and the argmax."""
         lengths = [len(text) for text in self.texts]
         batches = list(_batches(lengths, self.batch_tokens))
         slots, room = max(map(len, batches), default=0), max(lengths, default=0)
         session = CausalSession(graph, self.layout, slots, room)
         rows = []
-        for batch in batches:
+        for number, batch in enumerate(batches):
+            show(number, len(batches), "batches")
             session.seen[:] = 0
             texts = [self.texts[index] for index in batch]
             for text, logits in zip(texts, session.run(0, texts), strict=True):
@@ -168,12 +170,14 @@ class Agreement(Evaluation):
     asked: list[Ids] | None = None
     columns = 1  # output columns per token, to bound the memory of a pass
 
-    def answers(self, graph: Path) -> Answers:
+    def answers(self, graph: Graph, show: Progress = silent) -> Answers:
         """(num_decisions, num_tied): the choice and those tied with it, padded with -1."""
         session = MaskedSession(graph)
         outputs: dict[int, Answers] = {}
         batch_tokens = min(_BATCH_TOKENS, _MOST_LOGITS // self.columns)
-        for batch in _batches([len(text) for text in self.texts], batch_tokens):
+        batches = list(_batches([len(text) for text in self.texts], batch_tokens))
+        for number, batch in enumerate(batches):
+            show(number, len(batches), "batches")
             types = self.types and [self.types[index] for index in batch]
             asked = self.asked and [self.asked[index] for index in batch]
             results = session.run([self.texts[index] for index in batch], types, asked)
@@ -233,7 +237,7 @@ class GreedyText(Agreement):
         self.ends = frozenset(eos_token_ids)
         self._written: list[list[int]] | None = None
 
-    def answers(self, graph: Path) -> Answers:
+    def answers(self, graph: Graph, show: Progress = silent) -> Answers:
         """(num_tokens, num_tied): the next token and those tied with it, padded with -1."""
         slots, longest = len(self.texts), max(map(len, self.texts), default=1)
         session = EncoderDecoderSession(graph, self.layout, slots, self.steps, longest)
@@ -242,6 +246,7 @@ class GreedyText(Agreement):
         written = self._written or [[self.start] for _ in self.texts]
         rows = []
         for step in range(self.steps):
+            show(step, self.steps, "steps")
             slots_left = [slot for slot, text in enumerate(written) if len(text) > step]
             if not slots_left:
                 break

@@ -1,7 +1,7 @@
 """The golden check: a short text and some of its logits, which the server compares at load."""
 
 from collections.abc import Sequence
-from pathlib import Path
+from functools import cached_property
 
 import numpy as np
 import torch
@@ -13,6 +13,7 @@ from maskdial_export.session import (
     CausalSession,
     EncoderDecoderSession,
     Floats,
+    Graph,
     MaskedSession,
 )
 
@@ -43,6 +44,7 @@ class Golden:
             self.row = len(self.ids) // 2
             self.ids[self.row] = checkpoint.tokens.mask
 
+    @cached_property
     def expected(self) -> Floats:
         """torch's logits of the row, (columns,)."""
         if self.checkpoint.text_to_text is not None:
@@ -53,9 +55,9 @@ class Golden:
 
     def halved(self) -> Floats:
         """torch's logits of the row in float16."""
-        return Golden(self.checkpoint.half()).expected().astype(np.float32)
+        return Golden(self.checkpoint.half()).expected.astype(np.float32)
 
-    def computed(self, graph: Path) -> Floats:
+    def computed(self, graph: Graph) -> Floats:
         """ONNX Runtime's logits of the row."""
         ids = np.array(self.ids)
         if self.checkpoint.kv is None:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import onnx_ir as ir
+import onnxscript.optimizer
 import torch
 from onnx_ir.passes import common as passes
 from onnxscript.rewriter.ort_fusions import optimize_for_ort
@@ -101,7 +102,7 @@ def to_onnx_ir(
                 output_names=output_names,
                 opset_version=OPSET,
                 dynamo=True,
-                optimize=True,
+                optimize=False,  # `optimize` does
                 verbose=False,
             )
         except Exception as error:  # the model, torch and onnxscript raise any type
@@ -119,11 +120,18 @@ def _reason(error: Exception) -> str:
     return f"{first_line(error)} ({type(error).__name__})"
 
 
+def fold(model: ir.Model) -> None:
+    """Computes what is constant, and computes once what is computed twice."""
+    with quiet():
+        onnxscript.optimizer.optimize(model)
+
+
 def optimize(model: ir.Model, packs: Sequence[tuple[str, ...]] = ()) -> ir.Model:
     """Fuses what ONNX Runtime has an operator for, and stores each weight once.
 
     ``packs`` are groups of the checkpoint's modules to multiply as one product each.
     """
+    fold(model)
     with quiet():
         name_modules(model.graph)  # before fusion, which keeps the names
         model, _ = optimize_for_ort(model)

@@ -15,6 +15,7 @@ from maskdial_export.errors import ExportError
 from maskdial_export.graph import gather_rows, to_onnx_ir
 from maskdial_export.padding import cleared
 from maskdial_export.pooling import Pooler
+from maskdial_export.repeat import trace_by_layers
 from maskdial_export.survey import Survey
 
 TOKEN_TASKS: frozenset[Task] = frozenset(
@@ -122,4 +123,9 @@ def trace(
         shapes["rows"] = {0: dynamic}
     output = "logits" if pooler is None else "embeddings"
     with attending(model, survey, graph.attention) if survey.layers else nullcontext():
-        return to_onnx_ir(graph, inputs, shapes, list(inputs), [output])
+        return trace_by_layers(
+            model,
+            survey,
+            graph,
+            lambda _: to_onnx_ir(graph, inputs, shapes, list(inputs), [output]),
+        )

@@ -8,7 +8,6 @@ torch's, is only tested for that.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -23,6 +22,7 @@ from maskdial_export.session import (
     CausalSession,
     EncoderDecoderSession,
     Floats,
+    Graph,
     Ids,
     MaskedSession,
 )
@@ -95,7 +95,7 @@ class MaskedParity:
         self,
         model: PreTrainedModel,
         pooler: Pooler | None,
-        path: Path,
+        graph: Graph,
         max_length: int,
         first: int = 0,
     ) -> None:
@@ -103,7 +103,7 @@ class MaskedParity:
         self.model = model
         self.pooler = pooler
         self.first = first
-        self.session = MaskedSession(path)
+        self.session = MaskedSession(graph)
         self.has_types = "token_type_ids" in self.session.inputs
         lengths = [length + first for length in _LENGTHS]
         self.texts = _random_texts(model.config, lengths, max_length, 0)
@@ -164,7 +164,7 @@ class CausalParity:
     """Parity of a causal model: a ragged batch, a prompt in chunks, and ten decode steps."""
 
     def __init__(
-        self, model: PreTrainedModel, path: Path, max_length: int, layout: KVLayout
+        self, model: PreTrainedModel, graph: Graph, max_length: int, layout: KVLayout
     ) -> None:
         self.model = model
         self.steps = min(_DECODE_STEPS, max_length - 1)
@@ -173,7 +173,7 @@ class CausalParity:
         self.texts = _random_texts(model.config, lengths, max_length - self.steps, self.steps)
         self.prompts = [text[: -self.steps] for text in self.texts]
         room = max(map(len, self.texts))
-        self.session = CausalSession(path, layout, len(self.texts), room)
+        self.session = CausalSession(graph, layout, len(self.texts), room)
 
     def expect(self, text: Ids) -> Floats:
         """torch's logits for one whole text, (length, vocab_size)."""
@@ -240,7 +240,7 @@ class EncoderDecoderParity:
     def __init__(
         self,
         model: PreTrainedModel,
-        path: Path,
+        graph: Graph,
         max_length: int,
         layout: KVLayout,
         text_to_text: TextToText,
@@ -253,7 +253,7 @@ class EncoderDecoderParity:
         start = np.array([text_to_text.start_token_id])
         self.texts = [np.concatenate([start, text]) for text in texts]
         room, source_room = (max(map(len, each)) for each in (self.texts, self.sources))
-        self.session = EncoderDecoderSession(path, layout, len(self.texts), room, source_room)
+        self.session = EncoderDecoderSession(graph, layout, len(self.texts), room, source_room)
 
     def expect(self, source: Ids, text: Ids) -> Floats:
         """torch's logits after each token of a text, (length, vocab_size)."""

@@ -10,18 +10,18 @@ from typing import Literal
 import onnx_ir as ir
 from rich.console import Console
 
-from maskdial.models.bundle import ENCODER_GRAPH, QualityReport
+from maskdial.models.bundle import ENCODER_GRAPH, GRAPH, QualityReport
 from maskdial_export.calibrate import calibrate
 from maskdial_export.checkpoint import Checkpoint
 from maskdial_export.errors import ExportError
 from maskdial_export.evaluation import Comparison, evenly
-from maskdial_export.graph import optimize, save
+from maskdial_export.graph import data_file, optimize, save
 from maskdial_export.phase import finding, phase
 from maskdial_export.quantize import HALF, Precision, projections, quantize
 from maskdial_export.rewrite import modules_of
 from maskdial_export.sample import Sample
-from maskdial_export.sensitivity import rank
-from maskdial_export.session import Ids
+from maskdial_export.sensitivity import Errors, layer_errors, rank
+from maskdial_export.session import Loaded
 from maskdial_export.table import sharing, word_embedding
 
 MAX_LOSS = 0.01
@@ -80,6 +80,20 @@ class _Attempt:
     ranges: Mapping[str, float] = field(default_factory=dict)
 
 
+@dataclass(frozen=True, slots=True)
+class Graphs:
+    """A model's fp32 graph with its modules' names, and that of its encoder if it has one."""
+
+    graph: ir.Model
+    encoder: ir.Model | None
+
+    @property
+    def files(self) -> list[str]:
+        """The names of the files that they are written to."""
+        names = [GRAPH, ENCODER_GRAPH][: 1 + (self.encoder is not None)]
+        return [file for name in names for file in (name, data_file(name))]
+
+
 class Quantizer:
     """Quantizes a graph, keeping more and more layers until the gate accepts it."""
 
@@ -105,21 +119,21 @@ class Quantizer:
         self.kept_as = "fp16" if precision in HALF else "fp32"
         self.evaluation = checkpoint.evaluation(sample)
         self._half: ir.Model | None = None
+        self._errors: Mapping[str, Errors] | None = None
 
-    def replace(
-        self, graph: ir.Model, path: Path, encoder: ir.Model | None = None
-    ) -> QualityReport:
-        """Replaces the fp32 graph at ``path`` by a quantized one and reports its quality.
+    def replace(self, graphs: Graphs, path: Path, fp32: Loaded) -> tuple[QualityReport, Loaded]:
+        """Replaces the fp32 graph at ``path`` by a quantized one, and its encoder's next to it.
 
-        ``graph`` is the fp32 graph with its module names, which saving removes; ``encoder`` is that
-        of the encoder next to it, if the model has one.
+        ``fp32`` is the graph at ``path``, which is freed. Returns the quality of the new one, and
+        that graph.
 
         Raises:
             ExportError: the loss exceeds ``max_loss``, or the sample is too short to measure it.
             OSError: a file cannot be written.
         """
-        with phase(self.console, "Evaluating fp32"):
-            reference = self.evaluation.answers(path)
+        with phase(self.console, "Evaluating fp32") as show:
+            reference = self.evaluation.answers(fp32, show)
+        fp32.free()
         if len(reference) < _FEWEST_POSITIONS:
             raise ExportError(
                 f"the quality text {self.sample.name} is too short: it gives {len(reference)} "
@@ -129,16 +143,19 @@ class Quantizer:
         if weakness is not None:
             finding(self.console, f"fp32 itself does no better than chance: {weakness}")
         tried: list[tuple[int, Comparison]] = []
-        for attempt in self._attempts(graph):
+        for attempt in self._attempts(graphs.graph):
             with phase(self.console, "Quantizing"):
-                save(self._lowered(graph, attempt), path)
-                if encoder is not None:
-                    save(self._lowered(encoder, attempt), path.parent / ENCODER_GRAPH)
-            with phase(self.console, "Checking quality"):
-                comparison = self.evaluation.compare(reference, self.evaluation.answers(path))
+                save(self._lowered(graphs.graph, attempt), path)
+                if graphs.encoder is not None:
+                    save(self._lowered(graphs.encoder, attempt), path.parent / ENCODER_GRAPH)
+            quantized = Loaded(path)
+            with phase(self.console, "Checking quality") as show:
+                answers = self.evaluation.answers(quantized, show)
+                comparison = self.evaluation.compare(reference, answers)
             finding(self.console, _describe(comparison, attempt, self.kept_as))
             if comparison.loss <= self.gate.max_loss:
-                return self._report(comparison, attempt)
+                return self._report(comparison, attempt), quantized
+            quantized.free()
             tried.append((len(attempt.worst), comparison))
         raise ExportError(self._refusal(tried, weakness))
 
@@ -177,8 +194,7 @@ class Quantizer:
         # The decoder's inputs are those of a text that it does not write (see `observe_layers`)
         calibrates = self.gate.calibrate and self.checkpoint.text_to_text is None
         if self.precision == "int8" and calibrates:
-            with phase(self.console, "Calibrating"):
-                ranges = calibrate(self.checkpoint.model, self.projections, self._some_texts())
+            ranges = calibrate(self._layer_errors())
             if ranges:
                 yield _Attempt(worst, ranges)
         yield _Attempt(worst)
@@ -190,15 +206,21 @@ class Quantizer:
             yield _Attempt(ranked[:count])
             count *= 2
 
-    def _some_texts(self) -> Sequence[Ids]:
-        return evenly(self.evaluation.texts, _RANKED_TEXTS)
+    def _layer_errors(self) -> Mapping[str, Errors]:
+        """What quantizing does to each layer, for some of the texts; computed once."""
+        if self._errors is None:
+            precision: Precision = "int8" if self.precision == "fp16" else self.precision
+            texts = evenly(self.evaluation.texts, _RANKED_TEXTS)
+            with phase(self.console, "Comparing the layers") as show:
+                self._errors = layer_errors(
+                    self.checkpoint.model, self.names, texts, precision, show
+                )
+        return self._errors
 
     def _worst(self, graph: ir.Model) -> list[str]:
         """The layers to quantize, most sensitive first."""
-        with phase(self.console, "Ranking the layers"):
-            precision: Precision = "int8" if self.precision == "fp16" else self.precision
-            ranked = rank(self.checkpoint.model, self.names, self._some_texts(), precision)
         present = {name for node in graph.graph for name in modules_of(node)}
+        ranked = rank(self._layer_errors())
         return [name for name in ranked if name in present and name not in self.named]
 
     def _refusal(self, tried: Sequence[tuple[int, Comparison]], weakness: str | None) -> str:

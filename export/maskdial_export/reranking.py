@@ -31,10 +31,12 @@ QWEN = PairTemplate(
     "answer the query\n<Query>: ",
     between="\n<Document>: ",
     after="<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n",
+    instruction="Given a web search query, retrieve relevant passages that answer the query",
 )
 _QWEN_TOKENS = ("no", "yes")
 _TOLERANCE = 1e-3  # of the largest logit
 _PROBES = (("\ue000", "\ue001"), (" \ue002 b\n", "c \ue003 "))
+_INSTRUCTION = "\ue004"
 
 
 def read_template(source: Source) -> PairTemplate:
@@ -58,17 +60,31 @@ def read_template(source: Source) -> PairTemplate:
 def _split(source: Source, template: str) -> PairTemplate | None:
     """The parts of a template around its texts; None if it does not just insert them."""
     for structured in (False, True):
-        parts = [_parts(source, template, probe, structured=structured) for probe in _PROBES]
+        prompt = default_prompt(source)
+        parts = [_parts(source, template, prompt, probe, structured) for probe in _PROBES]
         if parts[0] is not None and parts[0] == parts[1]:
-            return parts[0]
+            other = _parts(source, template, _INSTRUCTION, _PROBES[0], structured)
+            return _with_instruction(parts[0], other)
     return None
 
 
+def _with_instruction(parts: PairTemplate, other: PairTemplate | None) -> PairTemplate:
+    """The template with its instruction: what stands where another one stood in ``other``."""
+    if other is None or (other.between, other.after) != (parts.between, parts.after):
+        return parts
+    start, _, end = other.before.partition(_INSTRUCTION)
+    rest = parts.before.removeprefix(start)
+    instruction = rest[: len(rest) - len(end)]
+    fits = start + instruction + end == parts.before
+    if not fits or not instruction or parts.before.count(instruction) != 1:
+        return parts
+    return parts.model_copy(update={"instruction": instruction})
+
+
 def _parts(
-    source: Source, template: str, probe: tuple[str, str], *, structured: bool
+    source: Source, template: str, prompt: str | None, probe: tuple[str, str], structured: bool
 ) -> PairTemplate | None:
     texts = dict(zip(("query", "document"), probe, strict=True))
-    prompt = default_prompt(source)
     if prompt:
         texts = {"system": prompt} | texts
     messages: list[dict[str, Any]] = [

@@ -1,7 +1,7 @@
-"""Sensitivity: ranks layers by the error that quantizing them causes."""
+"""Sensitivity: the error that quantizing each layer causes."""
 
-from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
@@ -10,44 +10,93 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
-from maskdial_export.observe import observe_layers, some_rows
+from maskdial_export.observe import Observation, observe_layers
+from maskdial_export.phase import Progress, silent
 from maskdial_export.quantize import INT4, Int4, Precision
 from maskdial_export.session import Ids
 
+HEADROOM = 1.1  # other texts reach further than the sample; larger values are clipped
 _TINY = 1e-30
+_ROWS = 256  # compared at once: an output layer has many columns
 
 
-def rank(
-    model: PreTrainedModel, names: Sequence[str], texts: Sequence[Ids], precision: Precision
-) -> list[str]:
-    """The names of layers, worst first, by the relative squared error of their output.
+@dataclass(frozen=True, slots=True)
+class Errors:
+    """What quantizing a layer does to its output on some rows, as sums of squares.
 
-    Runs torch over the texts once. Every layer gets its fp32 input, so errors do not accumulate
-    and each layer is judged by its own.
+    Attributes:
+        peak: the largest magnitude that it reads.
+        energy: of the output.
+        rounded: the error with scales as the precision has them: int8 has one for each row.
+        fixed: int8: the error with one scale for all rows, up to ``HEADROOM`` times the peak. None
+            of an embedding, and of other precisions.
+    """
+
+    peak: float
+    energy: float
+    rounded: float
+    fixed: float | None
+
+
+def layer_errors(
+    model: PreTrainedModel,
+    names: Sequence[str],
+    texts: Sequence[Ids],
+    precision: Precision,
+    show: Progress = silent,
+) -> dict[str, Errors]:
+    """The errors of each layer that the model calls. Runs torch over the texts once.
+
+    Every layer gets its fp32 input, so errors do not accumulate and each layer is judged by its
+    own.
 
     Args:
         model: the fp32 model.
         names: projections, and the embedding, whose rows are int8.
         texts: token ids, (length,) each.
         precision: what to quantize to.
+        show: shows the progress.
     """
-    errors: dict[str, float] = defaultdict(float)
-    energies: dict[str, float] = defaultdict(float)
+    observed = observe_layers(model, names, texts, show)
+    errors: dict[str, Errors] = {}
+    with torch.no_grad():
+        for index, name in enumerate(list(observed)):
+            show(index, len(errors) + len(observed), "layers")
+            errors[name] = _compare(observed.pop(name), precision)
+    return errors
+
+
+def _compare(seen: Observation, precision: Precision) -> Errors:
+    if isinstance(seen.module, nn.Embedding):
+        energy = sum(_energy(rows) for rows in seen.parts)
+        return Errors(
+            seen.peak, energy, sum(_energy(int8_rows(rows) - rows) for rows in seen.parts), None
+        )
     of_rows, of_weight = ROUNDINGS[precision]
+    weight = input_major(seen.module)
+    quantized = of_weight(weight)
+    energy = rounded = fixed = 0.0
+    read = torch.cat(seen.parts)
+    for rows in read.chunk(-(-len(read) // _ROWS)):
+        exact = rows @ weight
+        energy += _energy(exact)
+        rounded += _energy(of_rows(rows) @ quantized - exact)
+        if precision == "int8" and seen.peak > 0:
+            fixed += _energy(int8_steps(rows, HEADROOM * seen.peak) @ quantized - exact)
+    return Errors(seen.peak, energy, rounded, fixed if precision == "int8" else None)
 
-    def compare(name: str, module: nn.Module, source: Tensor, output: Tensor) -> None:
-        if isinstance(module, nn.Embedding):
-            exact = some_rows(output)
-            rounded = int8_rows(exact)
-        else:
-            rows, weight = some_rows(source), input_major(module)
-            exact = rows @ weight
-            rounded = of_rows(rows) @ of_weight(weight)
-        errors[name] += float((rounded - exact).square().sum())
-        energies[name] += float(exact.square().sum())
 
-    observe_layers(model, names, texts, compare)
-    return sorted(errors, key=lambda name: errors[name] / max(energies[name], _TINY), reverse=True)
+def _energy(values: Tensor) -> float:
+    return float(values.square().sum())
+
+
+def rank(errors: Mapping[str, Errors]) -> list[str]:
+    """The names of layers, worst first, by the relative squared error of their output."""
+
+    def relative(name: str) -> float:
+        return errors[name].rounded / max(errors[name].energy, _TINY)
+
+    return sorted(errors, key=relative, reverse=True)
 
 
 def input_major(module: nn.Module) -> Tensor:

@@ -18,12 +18,44 @@ def load_session(graph: Path | bytes) -> onnxruntime.InferenceSession:
     """A session on the CPU, with the graph optimizations that the server enables."""
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 3
+    # Threads that spin while they wait take the time of others, torch's among them
+    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
     return onnxruntime.InferenceSession(
         graph,
         options,
         providers=["CPUExecutionProvider"],
         disabled_optimizers=UNWANTED_FUSIONS,
     )
+
+
+class Loaded:
+    """A graph file in ONNX Runtime, with that of its encoder if it has one.
+
+    Sessions are created when they are first needed, once, and freed by `free`, as weights take as
+    much memory in a session as in torch.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._sessions: dict[str, onnxruntime.InferenceSession] = {}
+
+    def session(self, name: str | None = None) -> onnxruntime.InferenceSession:
+        """The session of the graph, or of the file ``name`` next to it."""
+        name = name or self._path.name
+        if name not in self._sessions:
+            self._sessions[name] = load_session(self._path.parent / name)
+        return self._sessions[name]
+
+    def free(self) -> None:
+        """Frees the sessions."""
+        self._sessions.clear()
+
+
+Graph = Path | Loaded
+
+
+def _loaded(graph: Graph) -> Loaded:
+    return graph if isinstance(graph, Loaded) else Loaded(graph)
 
 
 def _pad(texts: Sequence[Ids]) -> Ids:
@@ -46,8 +78,8 @@ def _split(rows: Floats, positions: Sequence[Ids]) -> list[Floats]:
 class MaskedSession:
     """A session for the graph of a masked model."""
 
-    def __init__(self, path: Path) -> None:
-        self._session = load_session(path)
+    def __init__(self, graph: Graph) -> None:
+        self._session = _loaded(graph).session()
         self.inputs = frozenset(value.name for value in self._session.get_inputs())
 
     def run(
@@ -80,8 +112,8 @@ class MaskedSession:
 class CausalSession:
     """A session for the graph of a causal model, with a KV cache of one slot per text."""
 
-    def __init__(self, path: Path, layout: KVLayout, slots: int, room: int) -> None:
-        self._session = load_session(path)
+    def __init__(self, graph: Graph, layout: KVLayout, slots: int, room: int) -> None:
+        self._session = _loaded(graph).session()
         self.inputs = frozenset(value.name for value in self._session.get_inputs())
         names = [f"{kind}.{i}" for i in range(layout.num_layers) for kind in ("key", "value")]
         shape = (slots, layout.num_heads, room, layout.head_dim)
@@ -125,11 +157,12 @@ class EncoderDecoderSession:
     """Sessions for both graphs of an encoder-decoder model, with caches of one slot per text."""
 
     def __init__(
-        self, path: Path, layout: KVLayout, slots: int, room: int, source_room: int
+        self, graph: Graph, layout: KVLayout, slots: int, room: int, source_room: int
     ) -> None:
-        """``path`` is the decoder's graph, next to the encoder's."""
-        self._encoder = load_session(path.parent / ENCODER_GRAPH)
-        self._decoder = load_session(path)
+        """``graph`` is the decoder's, next to the encoder's."""
+        loaded = _loaded(graph)
+        self._encoder = loaded.session(ENCODER_GRAPH)
+        self._decoder = loaded.session()
         self.inputs = frozenset(value.name for value in self._decoder.get_inputs())
         layers = range(layout.num_layers)
         self._names = [f"{kind}.{i}" for i in layers for kind in ("key", "value")]

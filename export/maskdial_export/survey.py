@@ -36,12 +36,14 @@ class Layer:
 class Survey:
     """The layers that attend through an operator, in the order of their calls.
 
-    ``causal``: whether a token's hidden state is independent of all later tokens.
+    ``causal``: whether a token's hidden state is independent of all later tokens. ``whole``: every
+    layer is to be traced, as the first ones turned out to be different.
     """
 
     layers: tuple[Layer, ...]
     tables: Tables
     causal: bool
+    whole: bool = False
 
     def half(self) -> "Survey":
         """The survey of the same model in float16."""

@@ -31,11 +31,12 @@ from maskdial_export.graph import data_file, optimize, save
 from maskdial_export.heads import labels_of
 from maskdial_export.join import share_weights
 from maskdial_export.kernels import kernel_check
-from maskdial_export.phase import phase
-from maskdial_export.quality import Gate, Quantizer
+from maskdial_export.phase import finding, phase
+from maskdial_export.quality import Gate, Graphs, Quantizer
 from maskdial_export.quantize import HALF
 from maskdial_export.rewrite import packs_of
 from maskdial_export.sample import Sample
+from maskdial_export.session import Loaded
 from maskdial_export.source import Source
 
 Precision = Literal["fp32", "fp16", "int8", "int4", "int4-fp16"]
@@ -106,7 +107,6 @@ def write_bundle(source: Source, folder: Path, settings: Settings, packs: Packs 
             f"{source.architecture} has an encoder and a decoder, and {precision} is for GPUs, on "
             "which such models do not run; choose fp32, int8 or int4"
         )
-    quantizer = None
     with phase(console, "Loading"):
         checkpoint = load_checkpoint(
             source,
@@ -117,29 +117,32 @@ def write_bundle(source: Source, folder: Path, settings: Settings, packs: Packs 
         )
         checkpoint = replace(checkpoint, packs=packs)
         texts = read_files(source, checkpoint.tokenizer)
-        if precision != "fp32":
-            quantizer = Quantizer(checkpoint, precision, settings.gate, settings.sample, console)
-    with phase(console, "Tracing"):
-        graph, encoder = checkpoint.trace(), checkpoint.trace_encoder()
-    with phase(console, "Optimizing"):
-        graph = optimize(graph, packs)
-        named = graph.clone()  # saving removes the modules' names
-        encoder = encoder and optimize(encoder)
-        named_encoder = encoder and encoder.clone()
-    path = folder / GRAPH
-    with phase(console, "Writing"):
-        names = [*save(graph, path), *write_files(texts, folder)]
-        if encoder is not None:
-            names += save(encoder, folder / ENCODER_GRAPH)
+        # Finds what is wrong with the gate, before anything takes long
+        quantizer = _quantizer(checkpoint, settings)
+    golden = Golden(checkpoint)
+    graphs = _write_graphs(checkpoint, folder, settings)
     with _onnxruntime_errors():
-        checked = _check(checkpoint, path, settings)
+        fp32, whole = Loaded(folder / GRAPH), None
+        try:
+            checked = _check(checkpoint, fp32, golden, settings)
+        except ExportError:
+            whole = checkpoint.whole()
+            if whole is None:
+                raise
+        if whole is not None:
+            finding(console, "differs from torch: each layer is traced, in case they are not alike")
+            fp32.free()  # the file that it reads is replaced
+            checkpoint, quantizer = whole, _quantizer(whole, settings)
+            graphs = _write_graphs(checkpoint, folder, settings)
+            checked = _check(checkpoint, fp32, golden, settings)
         if quantizer is not None:
-            quality = quantizer.replace(named, path, named_encoder)
-            checked = _check_quantized(checkpoint, path, checked, quality, settings)
+            quality, quantized = quantizer.replace(graphs, folder / GRAPH, fp32)
+            checked = _check_quantized(checkpoint, quantized, golden, checked, quality, settings)
+    names = [*graphs.files, *write_files(texts, folder)]
     if precision == "int8" and not settings.gate.reduce_range:
         ir.save(kernel_check(), folder / KERNEL_CHECK)
         names.append(KERNEL_CHECK)
-    if encoder is not None:
+    if graphs.encoder is not None:
         with phase(console, "Sharing the weights"):
             share_weights(folder, (GRAPH, ENCODER_GRAPH))
             names.remove(data_file(ENCODER_GRAPH))
@@ -172,27 +175,54 @@ def write_bundle(source: Source, folder: Path, settings: Settings, packs: Packs 
             files=hash_files(folder, names),
         )
         write_manifest(folder, manifest)
-    return Written(manifest, packs_of(named.graph))
+    return Written(manifest, packs_of(graphs.graph.graph))
 
 
-def _check(checkpoint: Checkpoint, path: Path, settings: Settings) -> _Checked:
+def _quantizer(checkpoint: Checkpoint, settings: Settings) -> Quantizer | None:
+    if settings.precision == "fp32":
+        return None
+    return Quantizer(
+        checkpoint, settings.precision, settings.gate, settings.sample, settings.console
+    )
+
+
+def _write_graphs(checkpoint: Checkpoint, folder: Path, settings: Settings) -> Graphs:
+    """Writes the fp32 graph, and that of the encoder; returns them with their modules' names."""
+    console = settings.console
+    with phase(console, "Tracing"):
+        graph, encoder = checkpoint.trace(), checkpoint.trace_encoder()
+    with phase(console, "Optimizing"):
+        graph = optimize(graph, checkpoint.packs)
+        encoder = encoder and optimize(encoder)
+        named = Graphs(graph.clone(), encoder and encoder.clone())  # saving removes the names
+    with phase(console, "Writing"):
+        save(graph, folder / GRAPH)
+        if encoder is not None:
+            save(encoder, folder / ENCODER_GRAPH)
+    return named
+
+
+def _check(checkpoint: Checkpoint, graph: Loaded, golden: Golden, settings: Settings) -> _Checked:
     """Compares the fp32 graph with torch."""
-    with phase(settings.console, "Checking parity"):
-        measured = checkpoint.parity(path).measure(settings.tolerance)
-        golden = Golden(checkpoint)
+    with phase(settings.console, "Checking parity"), _onnxruntime_errors():
+        measured = checkpoint.parity(graph).measure(settings.tolerance)
         allowed = SLACK * measured.report.tolerance
-        check = golden.check(golden.expected(), allowed)
+        check = golden.check(golden.expected, allowed)
     return _Checked(measured.report, measured.batch_invariant, check)
 
 
 def _check_quantized(
-    checkpoint: Checkpoint, path: Path, fp32: _Checked, quality: QualityReport, settings: Settings
+    checkpoint: Checkpoint,
+    graph: Loaded,
+    golden: Golden,
+    fp32: _Checked,
+    quality: QualityReport,
+    settings: Settings,
 ) -> _Checked:
     """Tests the quantized graph for batch invariance, and sets its golden check."""
     with phase(settings.console, "Checking invariance"):
-        batch_invariant = checkpoint.parity(path).batch_invariant()
-        golden = Golden(checkpoint)
-        before, logits = golden.expected(), golden.computed(path)
+        batch_invariant = checkpoint.parity(graph).batch_invariant()
+        before, logits = golden.expected, golden.computed(graph)
         allowed = fp32.golden.tolerance
         if settings.precision not in HALF:
             allowed = quantized_tolerance(before, logits, allowed)

@@ -81,6 +81,6 @@ def _checkpoint(setup: Setup, source: Source) -> Checkpoint:
 def _golden(setup: Setup, checkpoint: Checkpoint, graph: Path) -> GoldenCheck:
     """torch's logits in float16; for quantized weights, ONNX Runtime's on the CPU."""
     golden = Golden(checkpoint)
-    computed = golden.expected() if setup.precision == "fp16" else golden.computed(graph)
+    computed = golden.expected if setup.precision == "fp16" else golden.computed(graph)
     logits = computed.astype(np.float32)
     return golden.check(logits, _ROUNDING * float(logits.std()))

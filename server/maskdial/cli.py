@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import os
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -153,6 +154,9 @@ def _serve(options: argparse.Namespace) -> int:
 
 
 def _add_export_arguments(parser: argparse.ArgumentParser) -> None:
+    # Read when torch is imported. Otherwise its idle threads wait in loops, which on a busy machine
+    # takes several times as long as the export's own work.
+    os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     try:
         import maskdial_export.cli
     except ImportError as error:

@@ -122,9 +122,14 @@ EVERY_PARAMETER: dict[str, tuple[Ask, type[TaskBody], dict[str, Any]]] = {
         },
     ),
     "/embed": (
-        lambda client: client.embed("a", normalize=False, dimensions=2, **CUT, **COMMON),
+        lambda client: client.embed(
+            "a", normalize=False, dimensions=2, instruction="find it", **CUT, **COMMON
+        ),
         bodies.EmbedBody,
-        {"inputs": "a", "parameters": {"normalize": False, "dimensions": 2, **CUT}},
+        {
+            "inputs": "a",
+            "parameters": {"normalize": False, "dimensions": 2, "instruction": "find it", **CUT},
+        },
     ),
     "/embed-all": (
         lambda client: client.embed_all("a", prompt_name="query", **CUT, **COMMON),
@@ -138,10 +143,17 @@ EVERY_PARAMETER: dict[str, tuple[Ask, type[TaskBody], dict[str, Any]]] = {
     ),
     "/rerank": (
         lambda client: client.rerank(
-            "q", ["b", "c"], raw_scores=True, return_text=False, **CUT, **COMMON
+            "q", ["b", "c"], raw_scores=True, return_text=False, instruction="i", **CUT, **COMMON
         ),
         bodies.RerankBody,
-        {"query": "q", "texts": ["b", "c"], "raw_scores": True, "return_text": False, **CUT},
+        {
+            "query": "q",
+            "texts": ["b", "c"],
+            "raw_scores": True,
+            "return_text": False,
+            "instruction": "i",
+            **CUT,
+        },
     ),
     "/summarize": (
         lambda client: client.summarize("a", num_beams=2, truncate=True, **COMMON),

@@ -15,6 +15,7 @@ from maskdial_export.errors import ExportError
 from maskdial_export.export import export
 from maskdial_export.quality import Gate
 from maskdial_export.quantize import projections
+from maskdial_export.sensitivity import layer_errors
 
 TEXTS = [np.random.default_rng(seed).integers(0, 100, 40) for seed in range(4)]
 
@@ -46,7 +47,7 @@ def inputs_of(model: LlamaForCausalLM, name: str) -> torch.Tensor:
 
 
 def test_what_comes_from_a_norm_has_one_scale(model: LlamaForCausalLM) -> None:
-    ranges = calibrate(model, projections(model), TEXTS)
+    ranges = calibrate(layer_errors(model, projections(model), TEXTS, "int8"))
     for layer in ("model.layers.0.", "model.layers.1."):
         for name in ("self_attn.q_proj", "self_attn.v_proj", "mlp.gate_proj", "mlp.up_proj"):
             peak = float(inputs_of(model, layer + name).abs().max())
@@ -64,7 +65,7 @@ def test_rows_of_different_sizes_have_a_scale_each(model: LlamaForCausalLM) -> N
     norm = model.get_submodule("model.layers.1.input_layernorm")
     handle = norm.register_forward_hook(enlarge)
     try:
-        ranges = calibrate(model, projections(model), TEXTS)
+        ranges = calibrate(layer_errors(model, projections(model), TEXTS, "int8"))
     finally:
         handle.remove()
     assert "model.layers.1.self_attn.q_proj" not in ranges
@@ -72,7 +73,7 @@ def test_rows_of_different_sizes_have_a_scale_each(model: LlamaForCausalLM) -> N
 
 
 def test_hooks_are_removed(model: LlamaForCausalLM) -> None:
-    calibrate(model, projections(model), TEXTS)
+    calibrate(layer_errors(model, projections(model), TEXTS, "int8"))
     assert not any(module._forward_hooks for module in model.modules())
 
 
@@ -95,8 +96,8 @@ def test_export_calibrates_unless_told_otherwise(
 def test_a_gate_that_one_scale_fails_takes_a_scale_for_each_row(
     checkpoint: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def ranges(_model: Any, names: list[str], _texts: Any) -> dict[str, float]:
-        return dict.fromkeys(names, 1e-3)  # cuts nearly everything
+    def ranges(errors: dict[str, Any]) -> dict[str, float]:
+        return dict.fromkeys(errors, 1e-3)  # cuts nearly everything
 
     monkeypatch.setattr("maskdial_export.quality.calibrate", ranges)
     gate = Gate(max_loss=0.01)

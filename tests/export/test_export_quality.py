@@ -20,10 +20,10 @@ from maskdial_export import cli
 from maskdial_export.checkpoint import Checkpoint, load_checkpoint
 from maskdial_export.errors import ExportError
 from maskdial_export.graph import optimize, save
-from maskdial_export.quality import Gate, Quantizer
+from maskdial_export.quality import Gate, Graphs, Quantizer
 from maskdial_export.quantize import Precision, projections
 from maskdial_export.sample import read_sample
-from maskdial_export.session import MaskedSession
+from maskdial_export.session import Loaded, MaskedSession
 from maskdial_export.source import find
 
 New = Callable[[str], Path]
@@ -90,7 +90,7 @@ def quantize(tmp_path: Path) -> Quantize:
         sample = read_sample(gate.text)
         quiet = Console(quiet=True)
         quantizer = Quantizer(model.checkpoint, precision, gate, sample, console or quiet)
-        return quantizer.replace(model.graph, path)
+        return quantizer.replace(Graphs(model.graph, None), path, Loaded(path))[0]
 
     return run
 

@@ -11,7 +11,14 @@ import torch
 from maskdial_export import masked
 from maskdial_export.graph import optimize, save
 from maskdial_export.quantize import Precision, projections, quantize
-from maskdial_export.sensitivity import ROUNDINGS, int8_blocks, int8_rows, int8_weight, rank
+from maskdial_export.sensitivity import (
+    ROUNDINGS,
+    int8_blocks,
+    int8_rows,
+    int8_weight,
+    layer_errors,
+    rank,
+)
 from maskdial_export.session import MaskedSession
 from maskdial_export.survey import survey
 from maskdial_export.table import word_embedding
@@ -33,12 +40,12 @@ def test_layer_with_an_outlier_comes_first(
     model = load_reference(checkpoint(name))
     modules = dict(model.named_modules())
     names = projections(model)
-    assert rank(model, names, TEXTS, "int8")[0] != layer
+    assert rank(layer_errors(model, names, TEXTS, "int8"))[0] != layer
     with torch.no_grad():
         modules[before].bias[3] = 1e4
         weight = modules[layer].weight
         (weight.T if name == "bert" else weight)[3] = 0
-    ranked = rank(model, names, TEXTS, "int8")
+    ranked = rank(layer_errors(model, names, TEXTS, "int8"))
     assert ranked[0] == layer
     assert sorted(ranked) == sorted(names)
     assert not any(module._forward_hooks for module in modules.values())
@@ -53,7 +60,7 @@ def test_int4_ranks_by_its_own_weights(
     weight = dict(model.named_modules())[layer].weight
     with torch.no_grad():
         weight[:, 0] = 10 * weight.abs().max()
-    assert rank(model, projections(model), TEXTS, "int4")[0] == layer
+    assert rank(layer_errors(model, projections(model), TEXTS, "int4"))[0] == layer
 
 
 def test_rounding_is_within_half_a_step() -> None:

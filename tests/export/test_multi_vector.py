@@ -212,6 +212,48 @@ def test_long_texts_are_cut_as_by_sentence_transformers(sources: dict[str, Path]
     np.testing.assert_allclose(query, expected, atol=TOLERANCE)
 
 
+@pytest.mark.parametrize("name", FORMATS)
+def test_rerank_scores_by_maxsim(name: str, sources: dict[str, Path], url: str) -> None:
+    reference = MultiVectorEncoder(str(sources[name]), device="cpu")
+    query = reference.encode_query(QUERIES[:1])
+    similarities = reference.similarity(query, reference.encode_document(DOCUMENTS))
+    expected = similarities.numpy()[0]
+    body: dict[str, Any] = {"model": name, "query": QUERIES[0]}
+    ranks = rerank(url, texts=DOCUMENTS, **body)
+    order = [each["index"] for each in ranks]
+    assert order == np.argsort(-expected, kind="stable").tolist()
+    np.testing.assert_allclose([r["score"] for r in ranks], expected[order], atol=1e-4)
+    assert np.ptp(expected) > 1e-2
+    for each in ranks:
+        alone = rerank(url, texts=[DOCUMENTS[each["index"]]], raw_scores=True, **body)
+        assert alone == [{"index": 0, "score": each["score"]}]
+    reply = httpx.post(f"{url}/v1/rerank", json=body | {"documents": DOCUMENTS}, timeout=60).json()
+    assert [each["relevance_score"] for each in reply["results"]] == [r["score"] for r in ranks]
+    named = {"query": QUERIES[0], "texts": DOCUMENTS}
+    assert httpx.post(f"{url}/models/{name}", json=named, timeout=60).json() == ranks
+
+
+def rerank(url: str, status: int = 200, **body: object) -> Any:
+    reply = httpx.post(f"{url}/rerank", json=body, timeout=60)
+    assert reply.status_code == status, reply.text
+    return reply.json()
+
+
+def test_rerank_reads_texts_as_their_kind(url: str) -> None:
+    """Queries and documents have limits of their own, and errors name the one that is too long."""
+    body: dict[str, Any] = {"model": "stanford", "query": "x", "texts": ["y", "y " * 60]}
+    error = rerank(url, 422, **body)["error"]
+    assert "texts[1]: the text has 63 tokens" in error
+    assert len(rerank(url, **body, truncate=True)) == 2
+    error = rerank(url, 422, **body | {"query": "y " * 30})["error"]
+    assert "query: the text has 33 tokens" in error
+    assert "takes at most 24" in error
+    error = rerank(url, 422, **body | {"texts": ["y"], "instruction": "find it"})["error"]
+    assert error.startswith("instruction: model 'stanford' has no place for an instruction")
+    models = {each["name"]: each for each in httpx.get(f"{url}/models", timeout=60).json()}
+    assert models["stanford"]["tasks"] == ["embed-all", "rerank", "tokenize"]
+
+
 def test_an_ordinary_encoder_has_the_hidden_states_that_it_pools(
     checkpoint: Checkpoint, load_reference: Callable[[Path], Any], url: str
 ) -> None:

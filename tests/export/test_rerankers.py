@@ -18,6 +18,7 @@ from sentence_transformers.cross_encoder.modules import LogitScore
 
 from maskdial_export.checkpoint import load_checkpoint
 from maskdial_export.export import export
+from maskdial_export.reranking import QWEN, read_template
 from maskdial_export.source import find
 
 TOLERANCE = 1e-5
@@ -167,6 +168,42 @@ def test_qwens_own_checkpoints_are_read_as_their_card_says(language_model: Path,
         expected.append(float(logits.softmax(-1)[1]))
     ranks = rerank(url, model="card", query=QUERY, texts=DOCUMENTS[:3])
     np.testing.assert_allclose(scores(ranks), expected, atol=TOLERANCE)
+
+
+def test_an_instruction_takes_the_place_of_the_templates_own(
+    cross_encoder: Path, language_model: Path, url: str
+) -> None:
+    reference = CrossEncoder(str(cross_encoder), device="cpu")
+    pairs = [(QUERY, document) for document in DOCUMENTS]
+    own = reference.predict(pairs, prompt="answer the question")
+    expected = reference.predict(pairs, prompt="find recipes")
+    body: dict[str, Any] = {"model": "modules", "query": QUERY, "instruction": "find recipes"}
+    ranks = rerank(url, **body, texts=DOCUMENTS)
+    np.testing.assert_allclose(scores(ranks), expected, atol=TOLERANCE)
+    assert np.abs(own - expected).max() > 100 * TOLERANCE
+    reply = httpx.post(f"{url}/v1/rerank", json=body | {"documents": DOCUMENTS}, timeout=60)
+    assert [each["relevance_score"] for each in reply.json()["results"]] == [
+        each["score"] for each in ranks
+    ]
+    same = rerank(url, **body | {"instruction": "answer the question"}, texts=DOCUMENTS)
+    assert same == rerank(url, model="modules", query=QUERY, texts=DOCUMENTS)
+    card: dict[str, Any] = {"model": "card", "query": QUERY, "texts": DOCUMENTS[:3]}
+    assert rerank(url, **card, instruction=QWEN.instruction) == rerank(url, **card)
+    assert scores(rerank(url, **card, instruction="x")) != scores(rerank(url, **card))
+    assert "instruction" in str(rerank(url, 422, **card, instruction=" "))
+
+
+def test_a_template_without_a_place_for_it_takes_no_instruction(
+    language_model: Path, tmp_path: Path
+) -> None:
+    fixed = "<eos>find it\n<Query>" + TEMPLATE.partition("\n<Query>")[2]
+    for folder, template, instruction in (("own", TEMPLATE, "find it"), ("fixed", fixed, None)):
+        tokens = {"classifier_from_token": ["no", "yes"]}
+        source = changed(language_model, tmp_path / folder, template, **tokens)
+        found = find(str(source), "auto", revision=None, allow_pickle=False)
+        parts = read_template(found)
+        assert parts.before == "<eos>find it\n<Query>: "
+        assert parts.instruction == instruction
 
 
 def test_a_reranker_does_nothing_else(url: str) -> None:

@@ -23,7 +23,12 @@ from maskdial_export.export import export
 from maskdial_export.source import find
 
 New = Callable[[str], Path]
-PROMPTS = {"query": "query: ", "passage": "passage: ", "nothing": ""}
+PROMPTS = {
+    "query": "query: ",
+    "passage": "passage: ",
+    "nothing": "",
+    "task": "Instruct: find passages\nQuery: ",
+}
 TEXTS = ["the baker repaired the old bridge", "a", "nobody here, at all.", "x" * 30]
 # In the order of older versions, which is the one of this list whatever the settings' order
 MODES = ["cls", "max", "mean", "mean_sqrt_len_tokens", "weightedmean", "lasttoken"]
@@ -134,6 +139,26 @@ def test_vectors_and_prompts_are_those_of_sentence_transformers(
     np.testing.assert_array_equal([each["embedding"] for each in data], vectors)
 
 
+def test_an_instruction_stands_in_the_prompt_of_its_form(encoder: Path, url: str) -> None:
+    reference = SentenceTransformer(str(encoder), device="cpu")
+    prompt = "Instruct: find the bridge\nQuery: "
+    expected = reference.encode(TEXTS, prompt=prompt)
+    given: dict[str, Any] = {"prompt_name": "task", "instruction": "find the bridge"}
+    with Client(url) as client:
+        vectors = np.array(client.embed(TEXTS, **given))
+        similarities = client.similarity(TEXTS[0], TEXTS[1:], **given)
+    np.testing.assert_allclose(vectors, expected, atol=TOLERANCE)
+    np.testing.assert_allclose(similarities, expected[1:] @ expected[0], atol=TOLERANCE)
+    body = {"model": "dense", "input": TEXTS, **given}
+    data = httpx.post(f"{url}/v1/embeddings", json=body, timeout=60).json()["data"]
+    np.testing.assert_array_equal([each["embedding"] for each in data], vectors)
+    # Of the sparse model, which has no default prompt, this is the only one that takes one
+    with Client(url) as client:
+        named = client.embed_sparse(TEXTS[0], **given)
+        assert client.embed_sparse(TEXTS[0], instruction="find the bridge") == named
+        assert client.embed_sparse(TEXTS[0]) != named
+
+
 def test_weights_are_those_of_a_sparse_encoder(sparse_encoder: Path, url: str) -> None:
     reference = SparseEncoder(str(sparse_encoder), device="cpu")
     expected = reference.encode(TEXTS, prompt_name="query", convert_to_sparse_tensor=False)
@@ -177,6 +202,8 @@ def test_sparse_weights_on_the_wire(url: str) -> None:
         ("/embed", {"inputs": "a", "model": "sparse"}, "cannot do embed; it does embed-sparse"),
         ("/embed-sparse", {"inputs": "a", "normalize": True}, "normalize: unknown field"),
         ("/embed-sparse", {"inputs": "a", "prompt_name": "x"}, "prompt_name: model 'sparse'"),
+        ("/embed", {"inputs": "a", "instruction": "find it"}, "instruction: model 'dense' takes"),
+        ("/embed", {"inputs": "a", "instruction": " "}, "instruction"),
         ("/embed-sparse", {"inputs": "word " * 200}, "takes at most 128"),
     ],
 )

@@ -18,8 +18,46 @@ VECTORS = np.array([[3, 4, 0, 0], [1, -1, 1, -1]], np.float32)
 NORMALIZED = (VECTORS / np.array([[5], [2]])).astype(np.float32)
 
 
+QWEN = "Instruct: Find passages\nQuery:"
+
+
 def model(embedding: Embedding) -> Any:
-    return SimpleNamespace(manifest=SimpleNamespace(embedding=embedding))
+    return SimpleNamespace(name="m", manifest=SimpleNamespace(embedding=embedding))
+
+
+def prompted(default: str | None = None, **prompts: str) -> Any:
+    return model(RAW.model_copy(update={"prompts": prompts, "default_prompt": default}))
+
+
+def test_an_instruction_takes_the_place_of_the_prompts_own() -> None:
+    several = prompted(query=QWEN, document="", other="search: ")
+    request = EmbedRequest(["a"], instruction="Find code")
+    assert request.prompt(several) == "Instruct: Find code\nQuery:"
+    named = EmbedRequest(["a"], prompt_name="query", instruction="Find\n code")
+    assert named.prompt(several) == "Instruct: Find\n code\nQuery:"
+    assert EmbedRequest(["a"]).prompt(several) == ""
+    assert EmbedRequest(["a"]).prompt(prompted("query", query=QWEN)) == QWEN
+    spaced = prompted("q", q="Instruct: x\nQuery: ", other=QWEN)
+    assert request.prompt(spaced) == "Instruct: Find code\nQuery: "
+
+
+@pytest.mark.parametrize(
+    ("prompts", "default", "named"),
+    [
+        ({}, None, None),
+        ({"query": "search: "}, None, None),
+        ({"query": "search: ", "task": QWEN}, "query", None),
+        ({"query": "search: ", "task": QWEN}, None, "query"),
+        ({"one": QWEN, "two": QWEN}, None, None),
+    ],
+)
+def test_a_prompt_without_an_instruction_takes_none(
+    prompts: dict[str, str], default: str | None, named: str | None
+) -> None:
+    request = EmbedRequest(["a"], prompt_name=named, instruction="Find code")
+    with pytest.raises(ValidationError, match="takes an instruction in prompts like") as caught:
+        request.check(prompted(default, **prompts))
+    assert caught.value.field == "instruction"
 
 
 @pytest.mark.parametrize(("vectors", "embedding"), [(VECTORS, RAW), (NORMALIZED, UNIT)])

@@ -20,10 +20,12 @@ SparseEmbedding = dict[int, float]
 class PromptOptions(TextOptions, total=False):
     """Parameters of ``embed_sparse`` and ``similarity``. None means the server's default.
 
-    ``prompt_name`` is one of the model's prompts, which is put before every text.
+    ``prompt_name`` is one of the model's prompts, which is put before every text; ``instruction``
+    stands in it in place of its own.
     """
 
     prompt_name: str | None
+    instruction: str | None
 
 
 class EmbedAllParameters(TextOptions, total=False):
@@ -50,10 +52,12 @@ class RerankParameters(TextOptions, total=False):
     """Parameters of ``rerank``. None means the server's default.
 
     With ``raw_scores`` the scores are logits; with ``return_text`` the results carry their texts.
+    ``instruction`` is what to look for, in place of the instruction in the model's template.
     """
 
     raw_scores: bool | None
     return_text: bool | None
+    instruction: str | None
 
 
 @dataclass(frozen=True, slots=True)

@@ -60,7 +60,8 @@ def _asked_task(served: Sequence[ServedModel], body: Mapping[str, Any]) -> _Disp
     """
     for each in served:
         for task in _TASKS:
-            if task.head == each.manifest.task and task.claims(body, each):
+            has_head = task.head == each.manifest.task
+            if (has_head or task.serves(each.manifest)) and task.claims(body, each):
                 return task
     return next(task for task in _TASKS if task.serves(served[0].manifest))
 

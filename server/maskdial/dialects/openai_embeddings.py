@@ -23,7 +23,7 @@ from maskdial.dialects.openai_schema import (
     is_batch,
 )
 from maskdial.dialects.schema import Range, example, read_body, wire_names
-from maskdial.dialects.task_bodies import TruncationParameters
+from maskdial.dialects.task_bodies import INSTRUCTION_IN_PROMPT, Text, TruncationParameters
 from maskdial.dialects.tasks import task_of
 from maskdial.errors import ValidationError
 from maskdial.http.context import server_context
@@ -75,6 +75,7 @@ class EmbeddingsBody(TruncationParameters, OpenAIBody):
     prompt_name: str | None = Field(
         None, description="Extension: which of the model's prompts to put before every text."
     )
+    instruction: Text | None = Field(None, description=f"Extension: {INSTRUCTION_IN_PROMPT}")
 
 
 async def embeddings(request: Request) -> Response:
@@ -88,7 +89,11 @@ async def embeddings(request: Request) -> Response:
     with wire_names(_NAMES, batch=is_batch(body.input)):
         _check_own_ids(texts, model)
         wanted = EmbedRequest(
-            texts, body.truncation, dimensions=body.dimensions, prompt_name=body.prompt_name
+            texts,
+            body.truncation,
+            body.prompt_name,
+            body.instruction,
+            dimensions=body.dimensions,
         )
         answer = await understanding.answer(
             wanted, model, server.config, deadline, partial(unless_gone, request)

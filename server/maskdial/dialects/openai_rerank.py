@@ -24,7 +24,7 @@ from maskdial.dialects.schema import (
     wire_names,
 )
 from maskdial.dialects.shared_routes import Sharer
-from maskdial.dialects.task_bodies import Text, TruncationParameters
+from maskdial.dialects.task_bodies import INSTRUCTION_IN_TEMPLATE, Text, TruncationParameters
 from maskdial.dialects.tasks import task_of
 from maskdial.http.context import server_context
 from maskdial.http.disconnect import unless_gone
@@ -72,6 +72,9 @@ class RankBody(TruncationParameters, OpenAIBody):
     return_documents: bool | None = Field(
         None, description="Return the documents with their scores. Default: false."
     )
+    instruction: Text | None = Field(
+        None, description=f"Extension, as in vLLM: {INSTRUCTION_IN_TEMPLATE}"
+    )
 
 
 async def rerank(request: Request) -> Response:
@@ -82,7 +85,9 @@ async def rerank(request: Request) -> Response:
     with about_model():
         model = await masked_for(request, task_of(RerankRequest), body.choice(), deadline)
     with wire_names(_NAMES, batch=True):
-        wanted = RerankRequest(body.query, body.documents, body.truncation)
+        wanted = RerankRequest(
+            body.query, body.documents, body.truncation, instruction=body.instruction
+        )
         answer = await understanding.answer(
             wanted, model, server.config, deadline, partial(unless_gone, request)
         )

@@ -347,6 +347,16 @@ class ZeroShotClassifyBody(TextsBody, MaskedBody):
         )
 
 
+INSTRUCTION_IN_PROMPT = (
+    "What the texts are for, in place of the instruction in the model's prompt. Default: the "
+    "prompt as it is."
+)
+INSTRUCTION_IN_TEMPLATE = (
+    "What to look for, in place of the instruction in the model's template. Default: the "
+    "template's own."
+)
+
+
 class PromptParameters(TruncationParameters):
     """Parameters of `/embed-sparse` and `/similarity`."""
 
@@ -355,6 +365,7 @@ class PromptParameters(TruncationParameters):
         description="Put the model's prompt of this name before every text. Default: the model's "
         "default prompt, if it has one.",
     )
+    instruction: Text | None = Field(None, description=INSTRUCTION_IN_PROMPT)
 
 
 class EmbedParameters(PromptParameters):
@@ -398,7 +409,12 @@ class EmbedBody(EmbedParameters, VectorsBody[EmbedParameters]):
     def request(self) -> EmbedRequest:
         given = self.merged(EmbedParameters)
         return EmbedRequest(
-            self.texts, given.truncation, given.prompt_name, given.normalize, given.dimensions
+            self.texts,
+            given.truncation,
+            given.prompt_name,
+            given.instruction,
+            given.normalize,
+            given.dimensions,
         )
 
 
@@ -409,7 +425,9 @@ class SparseEmbedBody(PromptParameters, VectorsBody[PromptParameters]):
 
     def request(self) -> SparseEmbedRequest:
         given = self.merged(PromptParameters)
-        return SparseEmbedRequest(self.texts, given.truncation, given.prompt_name)
+        return SparseEmbedRequest(
+            self.texts, given.truncation, given.prompt_name, given.instruction
+        )
 
 
 class EmbedAllParameters(TruncationParameters):
@@ -454,6 +472,7 @@ class SimilarityBody(MaskedBody):
             self.inputs.sentences,
             parameters.truncation,
             parameters.prompt_name,
+            parameters.instruction,
         )
 
     @property
@@ -471,14 +490,19 @@ class RerankBody(TruncationParameters, MaskedBody):
     query: Text
     texts: Annotated[list[Text], Size(1, LARGEST_INT, "texts")]
     raw_scores: bool | None = Field(
-        None, description="Return logits instead of their sigmoids. Default: false."
+        None,
+        description="Return logits instead of their sigmoids. Default: false. The scores of "
+        "late-interaction models are sums of products either way.",
     )
     return_text: bool | None = Field(
         None, description="Return the texts with their scores. Default: false."
     )
+    instruction: Text | None = Field(None, description=INSTRUCTION_IN_TEMPLATE)
 
     def request(self) -> RerankRequest:
-        return RerankRequest(self.query, self.texts, self.truncation, bool(self.raw_scores))
+        return RerankRequest(
+            self.query, self.texts, self.truncation, bool(self.raw_scores), self.instruction
+        )
 
     @property
     def batch(self) -> bool:

@@ -45,11 +45,11 @@ import os
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple, Self
 
 import numpy as np
 import pydantic
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from maskdial.errors import BundleError
 
@@ -227,11 +227,28 @@ class TextToText(_Frozen):
 
 
 class PairTemplate(_Frozen):
-    """The text that a reranker reads: a query and a document between these."""
+    """The text that a reranker reads: a query and a document between these.
+
+    ``instruction`` is the part of ``before`` that a request may replace.
+    """
 
     before: str
     between: str
     after: str
+    instruction: str | None = None
+
+    @model_validator(mode="after")
+    def _has_instruction(self) -> Self:
+        if self.instruction is not None and self.before.count(self.instruction) != 1:
+            raise ValueError("the instruction must be in the text before the query, once")
+        return self
+
+    def instructed(self, instruction: str | None) -> "PairTemplate":
+        """The template with another instruction; None for its own."""
+        if instruction is None or self.instruction is None:
+            return self
+        start, end = self.before.split(self.instruction)
+        return self.model_copy(update={"before": f"{start}{instruction}{end}"})
 
 
 class GoldenCheck(_Frozen):

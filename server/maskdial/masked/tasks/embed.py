@@ -1,5 +1,6 @@
 """Embeddings, dense and sparse: prompts before a text, and what becomes of its vector."""
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
@@ -28,6 +29,8 @@ from maskdial.models.bundle import Embedding, Task
 from maskdial.models.tokenizer import TextOrIds
 
 _SECONDS_PER_WEIGHT = 2e-9  # to tell whether one is 0
+# The prompts of E5-Mistral (arXiv:2401.00368), Qwen3-Embedding and others trained as they are
+_INSTRUCT = re.compile(r"Instruct: ?(.+)\nQuery:").match
 _TINY = 1e-12  # a zero vector stays zero, as in torch.nn.functional.normalize
 
 
@@ -36,12 +39,14 @@ class PromptedRequest(TaskRequest[T_co]):
     """Texts, or token ids, each of which becomes a vector.
 
     ``prompt_name``: which of the model's prompts to put before every text; None: the model's
-    default, if it has one. Token ids are left alone.
+    default, if it has one. ``instruction``: what to say in that prompt in place of its own. Token
+    ids are left alone.
     """
 
     texts: Sequence[TextOrIds]
     truncation: Truncation = REFUSE
     prompt_name: str | None = None
+    instruction: str | None = None
 
     @property
     def num_texts(self) -> int:
@@ -56,7 +61,7 @@ class PromptedRequest(TaskRequest[T_co]):
 
     def prompt(self, model: TaskModel) -> str:
         """The text that is put before every text."""
-        return _prompt(model, self.prompt_name)
+        return _prompt(model, self.prompt_name, self.instruction)
 
     def read_prompted(self, model: TaskModel) -> tuple[Sequence[MaskedInput], int]:
         """The inputs, and how many tokens were cut off."""
@@ -119,6 +124,7 @@ class SimilarityRequest(TaskRequest[NDArray[np.float64]]):
     sentences: Sequence[str]
     truncation: Truncation = REFUSE
     prompt_name: str | None = None
+    instruction: str | None = None
 
     @property
     def num_texts(self) -> int:
@@ -129,10 +135,10 @@ class SimilarityRequest(TaskRequest[NDArray[np.float64]]):
         return tokenizing_seconds([self.source, *self.sentences])
 
     def check(self, model: TaskModel) -> None:
-        _prompt(model, self.prompt_name)
+        _prompt(model, self.prompt_name, self.instruction)
 
     def read(self, model: TaskModel) -> Reading[NDArray[np.float64]]:
-        prompt = _prompt(model, self.prompt_name)
+        prompt = _prompt(model, self.prompt_name, self.instruction)
         with about("source"):
             source, num_source = read_text(model, (prompt + self.source, None), self.truncation)
         pairs = [(prompt + sentence, None) for sentence in self.sentences]
@@ -238,10 +244,16 @@ def _embedding(model: TaskModel) -> Embedding:
     return embedding
 
 
-def _prompt(model: TaskModel, name: str | None) -> str:
+def _prompt(model: TaskModel, name: str | None, instruction: str | None) -> str:
     embedding = _embedding(model)
-    name = embedding.default_prompt if name is None else name
     if name is None:
+        name = embedding.default_prompt
+        if name is None and instruction is not None:  # the only prompt that takes one, or none
+            fitting = [each for each, prompt in embedding.prompts.items() if _INSTRUCT(prompt)]
+            name = fitting[0] if len(fitting) == 1 else None
+    if name is None:
+        if instruction is not None:
+            raise _no_instruction(model, "no prompt by default that takes one")
         return ""
     if name not in embedding.prompts:
         known = ", ".join(map(repr, embedding.prompts)) or "none"
@@ -249,7 +261,21 @@ def _prompt(model: TaskModel, name: str | None) -> str:
             f"model {model.name!r} has no prompt {shortened(name)!r}; it has {known}",
             field="prompt_name",
         )
-    return embedding.prompts[name]
+    prompt = embedding.prompts[name]
+    if instruction is None:
+        return prompt
+    place = _INSTRUCT(prompt)
+    if place is None:
+        raise _no_instruction(model, f"none in its prompt {name!r}")
+    return prompt[: place.start(1)] + instruction + prompt[place.end(1) :]
+
+
+def _no_instruction(model: TaskModel, why: str) -> ValidationError:
+    return ValidationError(
+        f"model {model.name!r} takes an instruction in prompts like 'Instruct: ...\\nQuery: ', and "
+        f"has {why}",
+        field="instruction",
+    )
 
 
 def _vectors(results: Sequence[MaskedResult]) -> NDArray[np.float32]:

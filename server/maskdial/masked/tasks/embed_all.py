@@ -15,7 +15,13 @@ from maskdial.errors import about
 from maskdial.masked.request import MaskedInput, MaskedResult
 from maskdial.masked.tasks.embed import PromptedRequest
 from maskdial.masked.tasks.logits import finite
-from maskdial.masked.tasks.task import Reading, TaskModel, masked_input, read_text
+from maskdial.masked.tasks.task import (
+    Reading,
+    TaskModel,
+    Truncation,
+    masked_input,
+    read_text,
+)
 from maskdial.models.bundle import MultiVector, Task
 
 _SECONDS_PER_TOKEN = 1e-6
@@ -36,7 +42,12 @@ class EmbedAllRequest(PromptedRequest[list[NDArray[np.float32]]]):
         for index, text in enumerate(self.texts):
             assert isinstance(text, str), "no dialect sends token ids"
             with about("texts", index):
-                read, num_cut = self._read(text, model)
+                read, num_cut = read_for_interaction(
+                    model,
+                    self.prompt(model) + text,
+                    self.truncation,
+                    is_query=self.prompt_name == "query",
+                )
             inputs.append(read)
             num_truncated += num_cut
 
@@ -48,18 +59,28 @@ class EmbedAllRequest(PromptedRequest[list[NDArray[np.float32]]]):
         seconds = sum(each.length for each in inputs) * _SECONDS_PER_TOKEN
         return Reading(inputs, answer, num_truncated, seconds)
 
-    def _read(self, text: str, model: TaskModel) -> tuple[MaskedInput, int]:
-        embedding = model.manifest.embedding
-        assert embedding is not None, "every bundle for this task has one"
-        assert embedding.multi_vector is not None, "and says how to read texts"
-        settings, prompt = embedding.multi_vector, self.prompt(model)
-        is_query = self.prompt_name == "query"
-        limit = settings.query_length if is_query else settings.document_length
-        encoding, num_cut = read_text(model, (prompt + text, None), self.truncation, limit)
-        skipped = settings.skipped if settings.skips_in_queries or not is_query else ()
-        rows = tuple(at for at, token in enumerate(encoding.ids) if token not in skipped)
-        read = masked_input(encoding, rows)
-        return (extended(read, settings) if is_query else read), num_cut
+
+def read_for_interaction(
+    model: TaskModel, text: str, truncation: Truncation, *, is_query: bool
+) -> tuple[MaskedInput, int]:
+    """Tokenizes a query or a document, its prompt included, as a multi-vector model reads it.
+
+    Returns:
+        The input, whose rows are the tokens that have a vector, and how many tokens were cut off.
+
+    Raises:
+        ValidationError: the text is too long.
+    """
+    embedding = model.manifest.embedding
+    assert embedding is not None, "every bundle for this task has one"
+    settings = embedding.multi_vector
+    assert settings is not None, "and says how to read texts"
+    limit = settings.query_length if is_query else settings.document_length
+    encoding, num_cut = read_text(model, (text, None), truncation, limit)
+    skipped = settings.skipped if settings.skips_in_queries or not is_query else ()
+    rows = tuple(at for at, token in enumerate(encoding.ids) if token not in skipped)
+    read = masked_input(encoding, rows)
+    return (extended(read, settings) if is_query else read), num_cut
 
 
 def extended(query: MaskedInput, settings: MultiVector) -> MaskedInput:

@@ -1,17 +1,23 @@
 """Reranking: documents in the order in which a model finds that they answer a query.
 
-The model is a cross-encoder, or a causal language model that reads both in a template.
+The model is a cross-encoder, a causal language model that reads both in a template, or one that
+reads each alone and compares their tokens.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from maskdial.errors import ValidationError
 from maskdial.masked.request import MaskedResult
+from maskdial.masked.tasks.late_interaction import (
+    SECONDS_PER_PRODUCT,
+    max_sim,
+    read_interaction,
+)
 from maskdial.masked.tasks.logits import finite, sigmoid
 from maskdial.masked.tasks.pairs import SECONDS_PER_PAIR, read_pairs
 from maskdial.masked.tasks.task import (
@@ -36,7 +42,10 @@ class Rank:
 
 @dataclass(frozen=True, slots=True)
 class RerankRequest(TaskRequest[list[Rank]]):
-    """A query, and documents to put in order."""
+    """A query, and documents to put in order.
+
+    ``instruction``: what the model shall look for, in place of its template's own.
+    """
 
     task: ClassVar[str] = "rerank"
     head: ClassVar[Task] = "classify"
@@ -45,11 +54,12 @@ class RerankRequest(TaskRequest[list[Rank]]):
     texts: Sequence[str]
     truncation: Truncation = REFUSE
     raw_scores: bool = False
+    instruction: str | None = None
 
     @classmethod
     def serves(cls, manifest: Manifest) -> bool:
         is_cross_encoder = manifest.task == cls.head and len(manifest.labels) == 1
-        return is_cross_encoder or manifest.task == "rerank"
+        return is_cross_encoder or manifest.task in ("rerank", "embed-all")
 
     @property
     def num_texts(self) -> int:
@@ -60,9 +70,21 @@ class RerankRequest(TaskRequest[list[Rank]]):
         per_pair = SECONDS_PER_PAIR + SECONDS_PER_TEMPLATE + tokenizing_seconds([self.query])
         return tokenizing_seconds(self.texts) + len(self.texts) * per_pair
 
+    def check(self, model: TaskModel) -> None:
+        template = model.manifest.pair_template
+        if self.instruction is not None and (template is None or template.instruction is None):
+            raise ValidationError(
+                f"model {model.name!r} has no place for an instruction in what it reads; leave it "
+                "out",
+                field="instruction",
+            )
+
     def read(self, model: TaskModel) -> Reading[list[Rank]]:
+        if model.manifest.task == "embed-all":
+            return self._read_apart(model)
         template = model.manifest.pair_template
         if template is not None:
+            template = template.instructed(self.instruction)
             inputs, num_truncated = read_in_template(
                 model, template, self.query, self.texts, self.truncation, error=_pair_error
             )
@@ -81,6 +103,19 @@ class RerankRequest(TaskRequest[list[Rank]]):
 
         return Reading(inputs, answer, num_truncated)
 
+    def _read_apart(self, model: TaskModel) -> Reading[list[Rank]]:
+        inputs, num_truncated = read_interaction(model, self.query, self.texts, self.truncation)
+
+        def answer(results: Sequence[MaskedResult]) -> list[Rank]:
+            query, *documents = (result.logits for result in results)
+            return rank(max_sim(query, documents))
+
+        embedding = model.manifest.embedding
+        assert embedding is not None, "every bundle for this task has one"
+        num_pairs = len(inputs[0].rows) * sum(len(each.rows) for each in inputs[1:])
+        seconds = num_pairs * embedding.dimension * SECONDS_PER_PRODUCT
+        return Reading(inputs, answer, num_truncated, seconds)
+
 
 def rerank(logits: Sequence[NDArray[np.float32]], *, raw_scores: bool = False) -> list[Rank]:
     """The documents with their scores, best first; ties in the order sent.
@@ -95,9 +130,17 @@ def rerank(logits: Sequence[NDArray[np.float32]], *, raw_scores: bool = False) -
         InferenceError: a logit is not a finite number.
     """
     values = finite(np.concatenate(logits))
-    scores = values if raw_scores else sigmoid(values)
+    return rank(values, values if raw_scores else sigmoid(values))
+
+
+def rank(values: NDArray[Any], scores: NDArray[Any] | None = None) -> list[Rank]:
+    """The indices of values, largest first and equal ones in order, with their scores.
+
+    ``scores`` default to the values.
+    """
+    shown = values if scores is None else scores
     order = np.argsort(-values, kind="stable")
-    return [Rank(int(index), float(scores[index])) for index in order]
+    return [Rank(int(index), float(shown[index])) for index in order]
 
 
 def _pair_error(_: int, text: int, reason: str) -> ValidationError:
