@@ -33,6 +33,7 @@ from maskdial.models.bundle import Bundle, KVLayout, load_bundle
 from maskdial.models.loading import load_model
 from maskdial.models.served import ServedModel
 from maskdial.models.tokenizer import Tokenizer
+from maskdial.runtime.memory import map_large_blocks
 from maskdial.runtime.placement import Placement, place
 from maskdial.runtime.providers.cpu import CpuProvider
 from maskdial.runtime.runner import Runner
@@ -51,6 +52,7 @@ def load_served(name: str, path: Path, settings: dict[str, Any]) -> ServedModel:
 
     ``settings`` are fields of `Config`; ``MASKDIAL_*`` variables set the others.
     """
+    map_large_blocks()
     return load_model(name, path, load_config(settings), Metrics(()))
 
 

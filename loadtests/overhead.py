@@ -85,7 +85,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=positive,
         default=4.0,
         metavar="S",
-        help="length of one turn; requests open at its end are awaited (default: %(default)s)",
+        help="length of one turn; requests open at its end count in part (default: %(default)s)",
     )
     parser.add_argument(
         "--seed", type=int, default=0, help="seed of the texts (default: %(default)s)"
