@@ -12,10 +12,12 @@ import pytest
 from loadtests import LoadTestError
 from loadtests.__main__ import main
 from loadtests.closed_loop import Classification, Generation, Throughput, drive
+from loadtests.engines import load_served, open_stream
 from loadtests.measurement import Section
-from loadtests.overhead import section_of, summarize
+from loadtests.overhead import section_of, settings_of, summarize
 from loadtests.server import Connection, Reply, post, running_server
 from maskdial.models.catalog import STARTER_FOLDER
+from maskdial.models.served import CausalModel, ServedModel
 
 PLAIN = b"HTTP/1.1 200 OK\r\ncontent-length: 4\r\n\r\nbody"
 STREAM = (
@@ -249,6 +251,35 @@ def test_a_server_process_and_one_that_does_not_start(tmp_path: Path) -> None:
         running_server({"m": tmp_path}),
     ):
         pass
+
+
+def test_both_sides_write_the_same_tokens() -> None:
+    """The starter has defaults that draw tokens, with a penalty."""
+    text, num_tokens, settings = "Once upon a time", 12, settings_of(1)
+
+    async def over_http(port: int) -> list[int]:
+        connection = await Connection.open(port)
+        try:
+            reply = await connection.send(Generation(num_tokens).request(text))
+        finally:
+            connection.close()
+        events = [line for line in reply.body.split(b"data: ") if line]
+        return [json.loads(event)["token"]["id"] for event in events]
+
+    async def bare(model: ServedModel) -> list[int]:
+        assert isinstance(model, CausalModel)
+        prompt = model.tokenizer.encode(text).ids
+        async with open_stream(model.engine, prompt, num_tokens) as stream:
+            return [event.token_id async for event in stream]
+
+    with running_server({"m": STARTER_FOLDER / "hybrid"}, **settings) as server:
+        found = asyncio.run(over_http(server.port))
+    model = load_served("m", STARTER_FOLDER / "hybrid", settings)
+    try:
+        assert asyncio.run(bare(model)) == found
+    finally:
+        model.stop()
+    assert len(found) == num_tokens
 
 
 def test_a_whole_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
