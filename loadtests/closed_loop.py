@@ -6,7 +6,7 @@ import json
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Protocol
 
@@ -22,13 +22,14 @@ Client = Callable[[str], Awaitable[int]]
 
 @dataclass(frozen=True, slots=True)
 class Throughput:
-    """What the clients achieved. CPU times are of all threads of a process, in seconds.
+    """What the clients achieved within a window of time, during which all of them were busy.
 
-    ``server_cpu`` is 0 without a server.
+    A request counts by the share of its time that lies in the window, and so do its units. CPU
+    times are of all threads of a process, in seconds. ``server_cpu`` is 0 without a server.
     """
 
-    requests: int
-    units: int
+    requests: float
+    units: float
     seconds: float
     own_cpu: float
     server_cpu: float = 0.0
@@ -38,34 +39,63 @@ class Throughput:
         return self.units / self.seconds
 
 
+@dataclass(frozen=True, slots=True)
+class _Answered:
+    """A request, with its times in seconds."""
+
+    began: float
+    ended: float
+    units: int
+
+    def share(self, end: float) -> float:
+        """The share of its time before ``end``, at which it was open or already answered."""
+        if self.ended <= end:
+            return 1.0
+        return (end - self.began) / (self.ended - self.began)
+
+
 async def drive(
     clients: Sequence[Client],
     texts: Sequence[str],
     seconds: float,
     server_cpu: Callable[[], float] = lambda: 0.0,
+    clock: Callable[[], float] = time.perf_counter,
 ) -> Throughput:
-    """Lets every client send texts, taken in turn from ``texts``, for ``seconds``.
+    """Lets every client send texts, taken in turn from ``texts``.
 
-    Requests still open then are awaited, and their time counts.
+    The window ends with the first reply after ``seconds``. All clients go on until the requests
+    that were open then are answered: with fewer clients, those would be answered sooner, but fewer
+    at a time. What is sent after the window does not count.
     """
     supply = itertools.cycle(texts)
-    started, own, server = time.perf_counter(), time.process_time(), server_cpu()
+    started, own, server = clock(), time.process_time(), server_cpu()
+    answered: list[_Answered] = []
+    window: Throughput | None = None
+    num_open = len(clients)
 
-    async def send_on(client: Client) -> list[int]:
-        replies = []
-        while True:
-            replies.append(await client(next(supply)))
-            if time.perf_counter() - started >= seconds:
-                return replies
+    async def send_on(client: Client) -> None:
+        nonlocal window, num_open
+        while window is None:
+            began = clock()
+            units = await client(next(supply))
+            answered.append(_Answered(began, clock(), units))
+            if window is None and answered[-1].ended - started >= seconds:
+                window = Throughput(
+                    requests=0.0,
+                    units=0.0,
+                    seconds=answered[-1].ended - started,
+                    own_cpu=time.process_time() - own,
+                    server_cpu=server_cpu() - server,
+                )
+        num_open -= 1
+        while num_open:
+            await client(next(supply))
 
-    replies = [units for each in await asyncio.gather(*map(send_on, clients)) for units in each]
-    return Throughput(
-        len(replies),
-        sum(replies),
-        time.perf_counter() - started,
-        time.process_time() - own,
-        server_cpu() - server,
-    )
+    await asyncio.gather(*map(send_on, clients))
+    assert window is not None, "every client has had a reply after its end"
+    shares = [each.share(started + window.seconds) for each in answered]
+    units = sum(share * each.units for share, each in zip(shares, answered, strict=True))
+    return replace(window, requests=sum(shares), units=units)
 
 
 class Work(Protocol):

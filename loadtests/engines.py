@@ -21,10 +21,12 @@ from maskdial.causal.grammar.compiler import GrammarCompiler
 from maskdial.causal.grammar.matcher import GrammarMatcher
 from maskdial.causal.prefix_cache import PrefixCache
 from maskdial.causal.sampling.params import SamplingParams
+from maskdial.causal.sampling.sampler import Sampler
 from maskdial.causal.sequence import Sequence as Generation
 from maskdial.causal.stream import TokenStream
 from maskdial.config import Config, load_config
 from maskdial.kernels.installed import find_kernels
+from maskdial.kernels.vocabulary import VocabularyKernels
 from maskdial.masked.batcher import Batcher, EntryT
 from maskdial.masked.engine import MaskedEngine
 from maskdial.masked.request import MaskedInput
@@ -33,6 +35,7 @@ from maskdial.models.bundle import Bundle, KVLayout, load_bundle
 from maskdial.models.loading import load_model
 from maskdial.models.served import ServedModel
 from maskdial.models.tokenizer import Tokenizer
+from maskdial.runtime.memory import map_large_blocks
 from maskdial.runtime.placement import Placement, place
 from maskdial.runtime.providers.cpu import CpuProvider
 from maskdial.runtime.runner import Runner
@@ -51,6 +54,7 @@ def load_served(name: str, path: Path, settings: dict[str, Any]) -> ServedModel:
 
     ``settings`` are fields of `Config`; ``MASKDIAL_*`` variables set the others.
     """
+    map_large_blocks()
     return load_model(name, path, load_config(settings), Metrics(()))
 
 
@@ -184,6 +188,9 @@ class LoadedCausal:
             block_tokens=block,
             max_bytes=self.config.prefix_cache_bytes,
         )
+        eos = frozenset(self.bundle.manifest.special_tokens.eos)
+        found = find_kernels(self.config.kernels)
+        kernels = None if found is None else VocabularyKernels(found.path, self.vocab_size)
         return CausalEngine(
             runner,
             self.tokenizer,
@@ -193,7 +200,8 @@ class LoadedCausal:
             prefill_chunk_tokens=chunk_tokens or self.chunk_tokens,
             block_tokens=block_tokens or block,
             max_queue=self.config.max_queue,
-            eos_token_ids=frozenset(self.bundle.manifest.special_tokens.eos),
+            eos_token_ids=eos,
+            sampler=Sampler(self.vocab_size, eos, kernels=kernels),
             prefix_cache=cache if prefix_cache else None,
             max_drafts=max_drafts,
             metrics=metrics,

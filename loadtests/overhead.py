@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from statistics import median
+from typing import Any
 
 from rich.console import Console
 from uvicorn.loops.auto import auto_loop_factory
@@ -85,7 +86,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=positive,
         default=4.0,
         metavar="S",
-        help="length of one turn; requests open at its end are awaited (default: %(default)s)",
+        help="length of one turn; requests open at its end count in part (default: %(default)s)",
     )
     parser.add_argument(
         "--seed", type=int, default=0, help="seed of the texts (default: %(default)s)"
@@ -201,8 +202,17 @@ def summarize(
     )
 
 
+def settings_of(threads: int | None) -> dict[str, Any]:
+    """Settings of both sides, so that they do the same work.
+
+    A checkpoint's own defaults are off: over HTTP they would apply, to the bare engine not.
+    """
+    settings: dict[str, Any] = {"generation_config": "off"}
+    return settings if threads is None else settings | {"threads": threads}
+
+
 def _measure(path: Path, args: argparse.Namespace) -> Row:
-    settings = {} if args.threads is None else {"threads": args.threads}
+    settings = settings_of(args.threads)
     name = path.resolve().name
     with running_server({name: path}, **settings) as server:
         model = load_served(name, path, settings)

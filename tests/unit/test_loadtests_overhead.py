@@ -12,10 +12,12 @@ import pytest
 from loadtests import LoadTestError
 from loadtests.__main__ import main
 from loadtests.closed_loop import Classification, Generation, Throughput, drive
+from loadtests.engines import load_served, open_stream
 from loadtests.measurement import Section
-from loadtests.overhead import section_of, summarize
+from loadtests.overhead import section_of, settings_of, summarize
 from loadtests.server import Connection, Reply, post, running_server
 from maskdial.models.catalog import STARTER_FOLDER
+from maskdial.models.served import CausalModel, ServedModel
 
 PLAIN = b"HTTP/1.1 200 OK\r\ncontent-length: 4\r\n\r\nbody"
 STREAM = (
@@ -97,26 +99,86 @@ def test_a_closed_connection_takes_no_request() -> None:
     asyncio.run(ask_again())
 
 
-def test_a_closed_loop_keeps_its_clients_busy_and_counts_everything() -> None:
-    open_now, most_open, texts = 0, 0, []
+class _Steps:
+    """An engine on a clock of its own, whose steps add a unit to every open request.
 
-    async def client(text: str) -> int:
-        nonlocal open_now, most_open
-        texts.append(text)
-        open_now += 1
-        most_open = max(most_open, open_now)
-        await asyncio.sleep(0)
-        open_now -= 1
+    A step takes a second in the company of four, and less in a smaller one.
+    """
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self.sizes: list[int] = []
+        self.texts: list[str] = []
+        self._open: list[asyncio.Future[None]] = []
+
+    async def client(self, text: str) -> int:
+        """A request of as many units as the text has letters."""
+        self.texts.append(text)
+        for _ in text:
+            self._open.append(asyncio.get_running_loop().create_future())
+            await self._open[-1]
         return len(text)
 
-    readings = iter([5.0, 7.5])
-    result = asyncio.run(drive([client] * 3, ["a", "bb"], 0.01, lambda: next(readings)))
-    assert most_open == 3
-    assert texts[:4] == ["a", "bb", "a", "bb"]
-    assert result.requests == len(texts) >= 3
-    assert result.units == sum(map(len, texts))
-    assert result.seconds >= 0.01
+    async def run(self) -> None:
+        while True:
+            await asyncio.sleep(0)
+            if self._open:
+                self.now += 0.5 + len(self._open) / 8
+                self.sizes.append(len(self._open))
+                ended, self._open = self._open, []
+                for future in ended:
+                    future.set_result(None)
+                for _ in range(3):  # until the clients wait for the next step
+                    await asyncio.sleep(0)
+
+    def drive(self, num_clients: int, texts: list[str], seconds: float) -> Throughput:
+        async def together() -> Throughput:
+            steps = asyncio.create_task(self.run())
+            readings = iter([5.0, 7.5])
+            try:
+                return await drive(
+                    [self.client] * num_clients,
+                    texts,
+                    seconds,
+                    lambda: next(readings),
+                    lambda: self.now,
+                )
+            finally:
+                steps.cancel()
+
+        return asyncio.run(together())
+
+
+def test_a_closed_loop_keeps_its_clients_busy() -> None:
+    steps = _Steps()
+    result = steps.drive(3, ["a", "bb"], 4)
+    assert steps.texts[:4] == ["a", "bb", "a", "bb"]
+    assert set(steps.sizes[:4]) == {3}
+    assert result.seconds == 4.375  # after five steps
     assert result.server_cpu == 2.5
+
+
+@pytest.mark.parametrize("seconds", range(1, 41, 3))
+@pytest.mark.parametrize("lengths", [(7,), (12,), (3, 11, 6), (1, 30), (64, 1, 1, 1, 1)])
+def test_the_throughput_does_not_depend_on_where_a_turn_ends(
+    lengths: tuple[int, ...], seconds: int
+) -> None:
+    steps = _Steps()
+    result = steps.drive(4, ["x" * length for length in lengths], seconds)
+    assert result.seconds >= seconds
+    assert result.per_second == pytest.approx(4)  # the units of a step in full company
+    if len(lengths) == 1:
+        assert result.requests == pytest.approx(result.units / lengths[0])
+
+
+def test_requests_that_are_answered_at_once_count_as_a_whole() -> None:
+    async def client(_: str) -> int:
+        await asyncio.sleep(0)
+        return 3
+
+    times = iter([0.0, 1.0, 1.0, 2.0, 2.0])
+    result = asyncio.run(drive([client], ["a"], 2, clock=lambda: next(times)))
+    assert result == Throughput(2, 6, 2.0, result.own_cpu)
 
 
 def test_ratios_are_taken_within_a_round() -> None:
@@ -189,6 +251,35 @@ def test_a_server_process_and_one_that_does_not_start(tmp_path: Path) -> None:
         running_server({"m": tmp_path}),
     ):
         pass
+
+
+def test_both_sides_write_the_same_tokens() -> None:
+    """The starter has defaults that draw tokens, with a penalty."""
+    text, num_tokens, settings = "Once upon a time", 12, settings_of(1)
+
+    async def over_http(port: int) -> list[int]:
+        connection = await Connection.open(port)
+        try:
+            reply = await connection.send(Generation(num_tokens).request(text))
+        finally:
+            connection.close()
+        events = [line for line in reply.body.split(b"data: ") if line]
+        return [json.loads(event)["token"]["id"] for event in events]
+
+    async def bare(model: ServedModel) -> list[int]:
+        assert isinstance(model, CausalModel)
+        prompt = model.tokenizer.encode(text).ids
+        async with open_stream(model.engine, prompt, num_tokens) as stream:
+            return [event.token_id async for event in stream]
+
+    with running_server({"m": STARTER_FOLDER / "hybrid"}, **settings) as server:
+        found = asyncio.run(over_http(server.port))
+    model = load_served("m", STARTER_FOLDER / "hybrid", settings)
+    try:
+        assert asyncio.run(bare(model)) == found
+    finally:
+        model.stop()
+    assert len(found) == num_tokens
 
 
 def test_a_whole_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -15,6 +15,7 @@ from maskdial.causal.tools.reply import ReplyFormat
 from maskdial.config import Config
 from maskdial.errors import BundleError, ConfigError, explain_exhaustion
 from maskdial.kernels.installed import find_kernels
+from maskdial.kernels.vocabulary import VocabularyKernels
 from maskdial.masked.engine import MaskedEngine
 from maskdial.metrics import Metrics, ModelMetrics
 from maskdial.models.bundle import (
@@ -307,7 +308,11 @@ def _sampler(
 ) -> TokenSampler:
     """The sampler that works where the logits lie."""
     vocab_size = bundle.manifest.vocab_size
-    sampler = Sampler(vocab_size, frozenset(bundle.manifest.special_tokens.eos), never)
+    kernels = None
+    if options.kernels is not None:
+        kernels = VocabularyKernels(options.kernels.path, vocab_size)
+    eos = frozenset(bundle.manifest.special_tokens.eos)
+    sampler = Sampler(vocab_size, eos, never, kernels)
     if placement.memory.on_host:
         return sampler
     return DeviceSampler(

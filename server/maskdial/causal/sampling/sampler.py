@@ -1,4 +1,4 @@
-"""Sampler: logits to tokens, in plain NumPy.
+"""Sampler: logits to tokens, in NumPy; with the kernels, they make the passes over all logits.
 
 Rows are processed one by one, so that a row's token does not depend on the rest of the batch, not
 even in its last bit. Only the argmax, which is exact, runs over all rows at once. The other steps
@@ -7,7 +7,7 @@ would be slower over many rows, which do not fit into a core's cache.
 
 import logging
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -20,6 +20,7 @@ from maskdial.causal.sampling.philox import Philox
 from maskdial.causal.sampling.processors import process
 from maskdial.causal.sequence import Sequence
 from maskdial.errors import GenerationError, MaskdialError
+from maskdial.kernels.vocabulary import VocabularyKernels
 from maskdial.runtime.device_logits import Logits
 
 _log = logging.getLogger(__name__)
@@ -65,9 +66,10 @@ class Sampler:
         eos_token_ids: tokens that end a text; ids beyond the vocabulary are ignored.
         never: tokens that are not drawn unless the sequence has a bias for them, such as padding;
             ids beyond the vocabulary are ignored.
+        kernels: for the passes over all logits, instead of NumPy; for the same vocabulary.
 
     Attributes:
-        never: the last of these.
+        never: those of the vocabulary.
     """
 
     def __init__(
@@ -75,19 +77,22 @@ class Sampler:
         vocab_size: int,
         eos_token_ids: frozenset[int],
         never: frozenset[int] = frozenset(),
+        kernels: VocabularyKernels | None = None,
     ) -> None:
         self._eos_token_ids = frozenset(t for t in eos_token_ids if t < vocab_size)
         self.never = frozenset(t for t in never if t < vocab_size)
         self._random = Philox()
+        self._kernels = kernels
 
     def sample(self, logits: Logits, sequences: Iterable[Sequence]) -> list[Sample | MaskdialError]:
         """See `TokenSampler`; logits in a device's memory are copied to the host."""
         logits = np.asarray(logits)
-        most_likely = logits.argmax(axis=-1).tolist()
         samples: list[Sample | MaskdialError] = []
-        for row, sequence, first in zip(logits, sequences, most_likely, strict=True):
+        for row, sequence, (best, softmax) in zip(
+            logits, sequences, self._softmaxes(logits), strict=True
+        ):
             try:
-                samples.append(self._sample(row, sequence, first))
+                samples.append(self._sample(row, sequence, best, softmax))
             except MaskdialError as error:
                 samples.append(error)
             except Exception as error:  # whatever it is, the other sequences go on
@@ -95,8 +100,27 @@ class Sampler:
                 samples.append(GenerationError(f"sampling failed: {error!r}"))
         return samples
 
-    def _sample(self, logits: NDArray[np.float32], sequence: Sequence, most_likely: int) -> Sample:
-        softmax = _softmax(logits, logits[most_likely])
+    def _softmaxes(self, logits: NDArray[np.float32]) -> Iterator[tuple[int, "_Softmax | None"]]:
+        """The most likely token of each row, and the model's own distribution.
+
+        The latter is None if the greatest logit is not finite.
+        """
+        if self._kernels is None:
+            for row, best in zip(logits, logits.argmax(axis=-1).tolist(), strict=True):
+                yield best, _softmax(row, row[best])
+        else:
+            found = self._kernels.summarize(logits)
+            for row, (best, greatest, total) in zip(logits, found, strict=True):
+                softmax = _Summary(row, greatest, math.log(total)) if total else None
+                yield best, softmax
+
+    def _sample(
+        self,
+        logits: NDArray[np.float32],
+        sequence: Sequence,
+        most_likely: int,
+        softmax: "_Softmax | None",
+    ) -> Sample:
         if softmax is None:
             return Sample(most_likely, math.nan)
         scores, best = self._score(logits, sequence, most_likely)
@@ -104,10 +128,12 @@ class Sampler:
         if params.greedy:
             token_id = best
         else:
-            unchanged = softmax if scores is logits else None
-            candidates = narrow(scores, scores[best], params, unchanged)
+            known = softmax if isinstance(softmax, Candidates) and scores is logits else None
+            candidates = narrow(scores, scores[best], params, known, self._kernels)
             token_id = candidates.pick(self._random.uniform(sequence.seed, sequence.num_generated))
-        top = _top(logits, softmax, params.top_n_tokens) if params.top_n_tokens else ()
+        top: tuple[tuple[int, float], ...] = ()
+        if params.top_n_tokens:
+            top = _top(logits, softmax, params.top_n_tokens, self._kernels)
         return Sample(token_id, softmax.logprob(token_id), top)
 
     def _score(
@@ -124,10 +150,33 @@ class Sampler:
         return scores, best
 
 
+class _Softmax(Protocol):
+    """The model's own distribution."""
+
+    def logprob(self, index: int, /) -> float:
+        """The natural log-probability of a token."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Summary:
+    """What the kernels tell of it."""
+
+    logits: NDArray[np.float32]
+    greatest: float
+    log_total: float
+
+    def logprob(self, index: int, /) -> float:
+        return float(self.logits[index]) - self.greatest - self.log_total
+
+
 def _top(
-    logits: NDArray[np.float32], softmax: Candidates, num_tokens: int
+    logits: NDArray[np.float32],
+    softmax: _Softmax,
+    num_tokens: int,
+    kernels: VocabularyKernels | None = None,
 ) -> tuple[tuple[int, float], ...]:
-    token_ids = greatest_k(logits, min(num_tokens, len(logits)))
+    find = greatest_k if kernels is None else kernels.greatest_k
+    token_ids = find(logits, min(num_tokens, len(logits)))
     best_first = np.argsort(-logits[token_ids], kind="stable")[:num_tokens]
     return tuple((i, softmax.logprob(i)) for i in token_ids[best_first].tolist())
 

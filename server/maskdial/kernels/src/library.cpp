@@ -1,10 +1,11 @@
-// What ONNX Runtime looks for in a library of operators.
+// What ONNX Runtime looks for in a library of operators, and what the sampler calls.
 #include "add_norm.h"
 #include "attention.h"
 #include "linear.h"
 #include "masked_attention.h"
 #include "packing.h"
 #include "tensor.h"
+#include "vocabulary.h"
 
 #define EXPORTED extern "C" __attribute__((visibility("default")))
 
@@ -13,6 +14,41 @@
 EXPORTED const char* maskdial_kernels_processor() {
   const Processor* processor = choose_processor();
   return processor == nullptr ? "" : processor->name;
+}
+
+// The functions of that instruction set, for those below; null if this machine does not have it.
+EXPORTED const Processor* maskdial_processor() { return choose_processor(); }
+
+// Rows of scores [num_rows][size], at least one each.
+EXPORTED void maskdial_summarize(const Processor* processor, const float* scores, size_t num_rows,
+                                 size_t size, int64_t* best, float* peaks, double* totals) {
+  for (size_t row = 0; row < num_rows; ++row, scores += size) {
+    const RowSummary summary = processor->summarize(scores, size);
+    best[row] = summary.best;
+    peaks[row] = summary.peak;
+    totals[row] = summary.total;
+  }
+}
+
+// How many edges there are, and these.
+EXPORTED size_t maskdial_weight_edges(const float** edges) {
+  *edges = kWeightEdge;
+  return kWeightEdges;
+}
+
+EXPORTED void maskdial_sum_weights(const Processor* processor, const float* scores, size_t size,
+                                   float peak, float factor, double* totals) {
+  processor->sum_weights(scores, size, peak, factor, totals);
+}
+
+EXPORTED size_t maskdial_find_at_least(const Processor* processor, const float* scores, size_t size,
+                                       float threshold, int64_t* out) {
+  return processor->find_at_least(scores, size, threshold, out);
+}
+
+EXPORTED size_t maskdial_find_greatest(const Processor* processor, const float* scores, size_t size,
+                                       size_t k, int64_t* out) {
+  return find_greatest(*processor, scores, size, k, out);
 }
 
 EXPORTED OrtStatus* RegisterCustomOps(OrtSessionOptions* options, const OrtApiBase* base) {

@@ -9,6 +9,7 @@
 #include "norms.h"
 #include "products.h"
 #include "quantization.h"
+#include "row_scores.h"
 #include "softmax.h"
 
 // The table's name differs between the files that are compiled from this one.
@@ -34,4 +35,8 @@ const Processor JOIN(processor_, ISA) = {
     .attend_int8 = attend_int8,
     .attend_fully = attend_fully,
     .add_norm = add_norm,
+    .summarize = summarize,
+    .find_peak = find_peak,
+    .sum_weights = sum_weights,
+    .find_at_least = find_at_least,
 };

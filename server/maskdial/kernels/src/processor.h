@@ -120,6 +120,21 @@ struct FullQueries {
   }
 };
 
+// Scores over a vocabulary are searched in blocks of this many: those whose greatest one is too small
+// are skipped.
+constexpr size_t kScoreBlock = 128;
+
+// The first greatest score of a row, and the sum of e to the power of each one's distance from it.
+struct RowSummary {
+  int64_t best;
+  float peak;    // not a number if any score is not
+  double total;  // 0 if the peak is not finite
+};
+
+// Logarithms of weights above which they are added up.
+constexpr size_t kWeightEdges = 4;
+constexpr float kWeightEdge[kWeightEdges] = {-2, -4, -7, -11};
+
 struct Processor {
   const char* name;
 
@@ -171,6 +186,20 @@ struct Processor {
   // The layer norm of x + residual; the bias may be null.
   void (*add_norm)(const float* x, const float* residual, size_t size, const float* weight,
                    const float* bias, float epsilon, float* out);
+
+  // At least one score.
+  RowSummary (*summarize)(const float* scores, size_t size);
+
+  // The greatest score; those that are not numbers do not count.
+  float (*find_peak)(const float* scores, size_t size);
+
+  // The weight of a score is e to the power of its distance from the peak times a factor. Writes the
+  // sums of the weights with logarithms above each edge, and then that of all.
+  void (*sum_weights)(const float* scores, size_t size, float peak, float factor, double* totals);
+
+  // Writes the indices of the scores that reach a threshold, ascending, and returns how many those
+  // are. There is room for all.
+  size_t (*find_at_least)(const float* scores, size_t size, float threshold, int64_t* out);
 };
 
 // The best one that this machine supports, or the one named by MASKDIAL_KERNELS_ISA; null if this

@@ -1,0 +1,175 @@
+"""`VocabularyKernels` against NumPy, and the sampler with them against the sampler without."""
+
+import math
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from maskdial.causal.sampling.candidates import greatest_k
+from maskdial.causal.sampling.params import SamplingParams
+from maskdial.causal.sampling.sampler import Sample, Sampler
+from maskdial.causal.sequence import Sequence
+from maskdial.kernels.installed import Kernels
+from maskdial.kernels.vocabulary import VocabularyKernels
+
+Floats = NDArray[np.float32]
+
+SIZES = [1, 2, 15, 16, 17, 127, 128, 129, 511, 513, 1000, 4099, 49152]
+TINY = np.float32(1e-45)  # denormal
+
+
+def rows_of(size: int) -> Floats:
+    """Ordinary rows, and those that could go wrong."""
+    rng = np.random.default_rng(size)
+    rows = np.stack([rng.standard_normal(size, np.float32) * np.float32(s) for s in (0.1, 3, 40)])
+    ties = rng.integers(-3, 3, size).astype(np.float32)
+    equal = np.full(size, 2.5, np.float32)
+    signs = np.where(rng.random(size) < 0.5, np.float32(0.0), np.float32(-0.0))
+    tiny = np.where(rng.random(size) < 0.5, TINY, -TINY)
+    huge = rng.standard_normal(size, np.float32) * np.float32(2e37)
+    few = np.where(rng.random(size) < 0.05, rows[1], np.float32(-np.inf))
+    few[-1] = 1.0
+    peaked = rows[1].copy()
+    peaked[size // 2] = 500.0
+    return np.stack([*rows, ties, equal, signs, tiny, huge, few, peaked]).astype(np.float32)
+
+
+def totals_of(rows: Floats, temperature: float = 1.0) -> NDArray[np.float64]:
+    rows = rows.astype(np.float64)
+    with np.errstate(under="ignore"):
+        weights: NDArray[np.float64] = np.exp(
+            (rows - rows.max(axis=1, keepdims=True)) / temperature
+        )
+    totals: NDArray[np.float64] = weights.sum(axis=1)
+    return totals
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_rows_are_summarized_as_by_numpy(kernels: Kernels, processor: str, size: int) -> None:
+    rows = rows_of(size)
+    best, peaks, totals = zip(*VocabularyKernels(kernels.path, size).summarize(rows), strict=True)
+    assert list(best) == rows.argmax(axis=1).tolist()
+    assert list(peaks) == rows.max(axis=1).tolist()
+    np.testing.assert_allclose(totals, totals_of(rows), rtol=5e-7)
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("temperature", [0.01, 0.7, 1.0, 30.0])
+def test_weights_at_a_temperature(
+    kernels: Kernels, processor: str, size: int, temperature: float
+) -> None:
+    one = VocabularyKernels(kernels.path, size)
+    rows = rows_of(size)[:7]
+    totals = [one.weights_above(row, float(row.max()), temperature) for row in rows]
+    # A difference and a quotient of floats are a ten-millionth of themselves off.
+    np.testing.assert_allclose(
+        [each[-1] for each in totals], totals_of(rows, temperature), rtol=1e-5
+    )
+    for row, (*above, _) in zip(rows, totals, strict=True):
+        log = (row - row.max()) * np.float32(1 / temperature)
+        expected = [np.exp(log[log > edge], dtype=np.float64).sum() for edge in one.edges]
+        assert above == pytest.approx(expected, rel=1e-5)
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_the_greatest_and_those_above_a_threshold(
+    kernels: Kernels, processor: str, size: int
+) -> None:
+    one = VocabularyKernels(kernels.path, size)
+    for row in rows_of(size):
+        for k in {1, 2, 7, 50, size // 128, size // 2, size - 1, size} & set(range(1, size + 1)):
+            assert one.greatest_k(row, k).tolist() == greatest_k(row, k).tolist()
+        for threshold in (*row[:: max(size // 5, 1)], -np.inf, np.inf, np.float32(0.0), TINY):
+            expected = np.flatnonzero(row >= threshold)
+            assert one.at_least(row, float(threshold)).tolist() == expected.tolist()
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("bad", [np.nan, -np.nan, np.inf])
+def test_what_is_not_a_number_is_seen_anywhere(
+    kernels: Kernels, processor: str, size: int, bad: float
+) -> None:
+    one = VocabularyKernels(kernels.path, size)
+    for place in {0, size // 3, size - 1}:
+        rows = rows_of(size)
+        rows[1::2, place] = bad
+        for row, (best, peak, total) in zip(rows, one.summarize(rows), strict=True):
+            assert peak == row.max() or (math.isnan(peak) and math.isnan(row.max()))
+            assert best == row.argmax() or math.isnan(peak)
+            assert math.isfinite(peak) == (total > 0)
+            one.at_least(row, 0.0)
+            assert len(one.greatest_k(row, min(size, 5))) >= min(size - 1, 5)
+    nothing = np.full((1, size), -np.inf, np.float32)
+    assert one.summarize(nothing) == [(0, -np.inf, 0.0)]
+
+
+def test_instruction_sets_and_company_change_no_bit(
+    kernels: Kernels, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = rows_of(5001)
+    results = []
+    for name in ("scalar", "avx2", kernels.processor):
+        monkeypatch.setenv("MASKDIAL_KERNELS_ISA", name)
+        one = VocabularyKernels(kernels.path, 5001)
+        results.append(one.summarize(rows))
+        results.append([each for row in rows for each in one.summarize(row[None])])
+        totals = [one.weights_above(row, float(row.max()), 0.7) for row in rows]
+        assert totals == [
+            VocabularyKernels(kernels.path, 5001).weights_above(row, float(row.max()), 0.7)
+            for row in rows
+        ]
+    assert all(each == results[0] for each in results)
+
+
+def test_other_rows_are_refused(kernels: Kernels) -> None:
+    one = VocabularyKernels(kernels.path, 100)
+    for wrong in (np.zeros(99, np.float32), np.zeros(100), np.zeros(200, np.float32)[::2]):
+        with pytest.raises(ValueError, match=r"float32|expected 100"):
+            one.at_least(wrong, 0.0)  # type: ignore[arg-type]
+    assert len(one.summarize(np.zeros((4, 200), np.float32)[::2, :100])) == 2
+
+
+PARAMS = [
+    {},
+    {"top_n_tokens": 5},
+    {"do_sample": True},
+    {"do_sample": True, "top_k": 50},
+    {"do_sample": True, "top_k": 50, "top_p": 0.9, "temperature": 0.7, "top_n_tokens": 20},
+    {"do_sample": True, "top_p": 0.9},
+    {"do_sample": True, "top_p": 0.2, "temperature": 1.7},
+    {"do_sample": True, "top_p": 0.999999, "temperature": 0.2},
+    {"do_sample": True, "top_p": 1e-6},
+    {"do_sample": True, "top_p": 0.5, "temperature": 1e30},
+    {"do_sample": True, "top_p": 0.8, "min_p": 0.05, "typical_p": 0.9},
+    {"do_sample": True, "top_p": 0.9, "repetition_penalty": 1.3, "logit_bias": ((7, 3.0),)},
+    {"do_sample": True, "top_k": 100_000, "top_p": 0.9},
+]
+
+
+@pytest.mark.parametrize("params", PARAMS, ids=str)
+@pytest.mark.parametrize("size", [8, 17, 300, 12_001])
+def test_the_sampler_draws_the_same_tokens_with_them(
+    kernels: Kernels, processor: str, params: dict[str, object], size: int
+) -> None:
+    eos = frozenset({0})
+    plain = Sampler(size, eos)
+    fast = Sampler(size, eos, kernels=VocabularyKernels(kernels.path, size))
+    rows = np.concatenate([rows_of(size), rows_of(size)[:, ::-1]])
+    rows[4, size // 2] = np.nan
+    for seed in range(5):
+        given = SamplingParams(seed=seed, **params)  # type: ignore[arg-type]
+        sequences = [Sequence([min(3, size - 1)], given) for _ in rows]
+        for one, other in zip(
+            plain.sample(rows, sequences), fast.sample(rows, sequences), strict=True
+        ):
+            assert isinstance(one, Sample)
+            assert isinstance(other, Sample)
+            if math.isnan(one.logprob):
+                assert math.isnan(other.logprob)
+                continue
+            assert one.token_id == other.token_id
+            assert other.logprob == pytest.approx(one.logprob, rel=1e-6, abs=1e-6)
+            assert [each[0] for each in one.top] == [each[0] for each in other.top]
+            logprobs = [each[1] for each in one.top]
+            assert [each[1] for each in other.top] == pytest.approx(logprobs, rel=1e-6, abs=1e-6)
