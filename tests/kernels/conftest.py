@@ -51,17 +51,18 @@ def linear_session(
     weights: dict[str, NDArray[Any] | None],
     *,
     op_type: str = "Linear",
+    results: tuple[str, ...] = ("y",),
     threads: int = 1,
     constant: bool = True,
     **attributes: float,
 ) -> ort.InferenceSession:
-    """A session of one product; ``weights`` are its inputs after x, None for one left out."""
-    if op_type == "Linear":
+    """A session of one operator; ``weights`` are its inputs after x, None for one left out."""
+    if op_type != "Linear4":
         attributes = {"by_row": 0, "transposed": 0} | attributes
     attributes = {"gelu": 0} | attributes
     given = {name: array for name, array in weights.items() if array is not None}
     names = [name if name in given else "" for name in weights]
-    node = helper.make_node(op_type, ["x", *names], ["y"], domain="maskdial", **attributes)
+    node = helper.make_node(op_type, ["x", *names], results, domain="maskdial", **attributes)
     inputs = [helper.make_tensor_value_info("x", onnx.TensorProto.FLOAT, [None, num_columns])]
     initializers = [numpy_helper.from_array(array, name) for name, array in given.items()]
     if not constant:
@@ -69,7 +70,7 @@ def linear_session(
             helper.make_tensor_value_info(each.name, each.data_type, each.dims)
             for each in initializers
         ]
-    outputs = [helper.make_tensor_value_info("y", onnx.TensorProto.FLOAT, None)]
+    outputs = [helper.make_tensor_value_info(y, onnx.TensorProto.FLOAT, None) for y in results]
     graph = helper.make_graph([node], "linear", inputs, outputs, initializers if constant else [])
     opsets = [helper.make_opsetid("", 20), helper.make_opsetid("maskdial", 1)]
     model = helper.make_model(graph, opset_imports=opsets, ir_version=10)

@@ -9,8 +9,12 @@ import onnxruntime as ort
 import pytest
 from numpy.typing import NDArray
 
+from maskdial.kernels.installed import Kernels
+from tests.kernels.conftest import linear_session
+
 Open = Callable[..., ort.InferenceSession]
 Weights = dict[str, NDArray[Any] | None]
+Drawn = tuple[NDArray[np.int8], NDArray[np.float32], NDArray[np.float32] | None]
 
 STEP = np.float32(1 / 127)
 TINY = np.float32(1e-42)  # a denormal
@@ -42,9 +46,7 @@ def product(
     return result if bias is None else result + bias
 
 
-def drawn(
-    rng: np.random.Generator, num_inputs: int, num_outputs: int, *, bias: bool
-) -> tuple[NDArray[np.int8], NDArray[np.float32], NDArray[np.float32] | None]:
+def drawn(rng: np.random.Generator, num_inputs: int, num_outputs: int, *, bias: bool) -> Drawn:
     weight = rng.integers(-127, 128, (num_inputs, num_outputs)).astype(np.int8)
     weight[rng.random(weight.shape) < 0.2] = 127
     scale = rng.random(num_outputs, np.float32) + np.float32(0.01)
@@ -76,6 +78,8 @@ def rows(rng: np.random.Generator, num_rows: int, num_inputs: int) -> NDArray[np
         (25, 127, 47),
         (40, 577, 100),
         (3, 1536, 7),
+        (97, 50, 49),
+        (201, 31, 145),
     ],
 )
 def test_products_are_numpys_to_the_last_bit(
@@ -165,6 +169,98 @@ def test_the_gelu_of_a_product_is_that_of_the_error_function(linear: Open) -> No
     exact = product(x, weight, scale, bias, step, by_row=True).astype(np.float64)
     expected = exact / 2 * (1 + np.vectorize(math.erf)(exact / math.sqrt(2)))
     np.testing.assert_allclose(result, expected, rtol=1e-5, atol=2e-6)
+
+
+def several(
+    rng: np.random.Generator, num_inputs: int, sizes: tuple[int, ...]
+) -> tuple[list[Drawn], Weights]:
+    """Products of one size each, every other one with a bias, and the operator's inputs."""
+    products = [drawn(rng, num_inputs, size, bias=i % 2 == 0) for i, size in enumerate(sizes)]
+    names = ("w", "s", "b")
+    return products, {
+        f"{name}{i}": array
+        for i, each in enumerate(products)
+        for name, array in zip(names, each, strict=True)
+    }
+
+
+@pytest.mark.parametrize("by_row", [False, True])
+@pytest.mark.parametrize(
+    ("num_rows", "num_inputs", "sizes"),
+    [
+        (1, 1, (1, 1)),
+        (3, 64, (48, 48, 48)),
+        (13, 66, (65, 1, 47)),
+        (25, 127, (1, 100)),
+        (200, 31, (50, 49, 145)),
+    ],
+)
+def test_several_products_of_the_same_rows_are_numpys(
+    linear: Open, num_rows: int, num_inputs: int, sizes: tuple[int, ...], by_row: bool
+) -> None:
+    rng = np.random.default_rng(num_rows)
+    x = rows(rng, num_rows, num_inputs)
+    products, weights = several(rng, num_inputs, sizes)
+    step = STEP if by_row else np.float32(0.03)
+    session = linear(
+        num_inputs,
+        weights,
+        op_type="Linears",
+        results=("q", "k", "v")[: len(sizes)],
+        threads=2,
+        step=float(step),
+        by_row=int(by_row),
+    )
+    results = session.run(None, {"x": x})
+    for each, result in zip(products, results, strict=True):
+        np.testing.assert_array_equal(result, product(x, *each, step, by_row))
+    for start, stop in ((0, 1), (num_rows // 2, num_rows)):
+        alone = session.run(None, {"x": x[start:stop]})
+        for result, one in zip(results, alone, strict=True):
+            np.testing.assert_array_equal(one, result[start:stop])
+
+
+def test_several_products_of_no_rows(linear: Open) -> None:
+    _, weights = several(np.random.default_rng(0), 6, (10, 3))
+    session = linear("n", weights, op_type="Linears", results=("q", "k"), step=0.1)
+    results = session.run(None, {"x": np.zeros((0, 6), np.float32)})
+    assert [each.shape for each in results] == [(0, 10), (0, 3)]
+
+
+@pytest.mark.parametrize(
+    ("change", "gelu", "message"),
+    [
+        ({"w1": np.ones((5, 3), np.int8)}, 0, "different numbers of inputs"),
+        ({"s1": np.ones(2, np.float32)}, 0, "scale of Linear does not fit"),
+        ({}, 1, "no GELU"),
+    ],
+)
+def test_several_products_that_do_not_fit_are_errors(
+    linear: Open, change: Weights, gelu: int, message: str
+) -> None:
+    _, weights = several(np.random.default_rng(0), 6, (10, 3))
+    with pytest.raises(Exception, match=message):
+        linear(6, weights | change, op_type="Linears", results=("q", "k"), step=0.1, gelu=gelu)
+
+
+def test_weights_larger_than_a_region_of_memory(kernels: Kernels) -> None:
+    """Weights of all sizes share regions of 64 MB; larger ones have their own."""
+    num_inputs, num_outputs = 65536, 1100
+    weight = np.ones((num_inputs, num_outputs), np.int8)
+    scale = np.ones(num_outputs, np.float32)
+    small: Weights = {"w": WEIGHT, "s": SCALE}
+    sessions = [
+        linear_session(kernels.path, 8, small, **PLAIN),
+        linear_session(kernels.path, num_inputs, {"w": weight, "s": scale}, step=1.0),
+        linear_session(kernels.path, 8, small, **PLAIN),
+    ]
+    (result,) = sessions[1].run(None, {"x": np.full((2, num_inputs), 3, np.float32)})
+    np.testing.assert_array_equal(result, np.float32(3 * num_inputs))
+    x = np.random.default_rng(0).standard_normal((2, 8), np.float32)
+    before, after = (session.run(None, {"x": x})[0] for session in sessions[::2])
+    del sessions[:2]
+    np.testing.assert_array_equal(after, before)
+    np.testing.assert_array_equal(sessions[0].run(None, {"x": x})[0], before)
 
 
 def test_a_row_does_not_depend_on_its_company_or_on_the_threads(linear: Open) -> None:

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from onnx import helper, numpy_helper
 
 from maskdial.kernels.installed import Kernels
-from maskdial.kernels.join import join_biases, join_norms
+from maskdial.kernels.join import join_biases, join_norms, join_products
 from tests.kernels.conftest import open_operator
 
 Floats = NDArray[np.float32]
@@ -153,6 +153,33 @@ def test_other_sums_stay(nodes: list[onnx.NodeProto]) -> None:
     graph = graph_of(nodes, ARRAYS, "y")
     join_biases(graph)
     assert list(graph.node) == nodes
+
+
+def test_products_of_the_same_value_become_one_node(kernels: Kernels, processor: str) -> None:
+    """But a GELU, and one that is quantized otherwise; a fourth one has no place."""
+    nodes = [
+        linear("q"),
+        linear("gelu", gelu=1),
+        linear("k"),
+        linear("other", by_row=0),
+        linear("v"),
+        linear("fourth"),
+        linear("apart"),
+        helper.make_node("Sum", ["q", "k", "v", "fourth", "apart", "other", "gelu"], ["y"]),
+    ]
+    nodes[2].input.append("b")
+    nodes[6].input[0] = "z"
+    copy = helper.make_node("Identity", ["x"], ["z"])
+    graph = graph_of([copy, *nodes], ARRAYS, "y")
+    x = np.random.default_rng(3).standard_normal((20, 8), np.float32)
+    before = outputs(kernels, graph, x)
+    join_products(graph)
+    kinds = [node.op_type for node in graph.node]
+    assert kinds == ["Identity", "Linears", *["Linear"] * 4, "Sum"]
+    joined = graph.node[1]
+    assert list(joined.input) == ["x", "w", "s", "", "w", "s", "b", "w", "s"]
+    assert list(joined.output) == ["q", "k", "v"]
+    np.testing.assert_array_equal(outputs(kernels, graph, x), before)
 
 
 NORM = {"weight": np.ones(5, np.float32), "bias": np.zeros(5, np.float32)}

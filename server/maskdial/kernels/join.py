@@ -7,6 +7,11 @@ from onnx import GraphProto, NodeProto, TensorProto, helper
 
 from maskdial.kernels.nodes import DOMAIN, attributes_of
 
+_PRODUCT_INPUTS = 4
+"""A product's rows, weight, scale and bias."""
+_MOST_PRODUCTS = 3
+"""Of one ``Linears``; ``src/projection.h``."""
+
 
 def join_biases(graph: GraphProto) -> None:
     """Lets ``Linear`` add a bias where an ``Add`` follows it; the results are the same bits."""
@@ -22,6 +27,20 @@ def join_biases(graph: GraphProto) -> None:
                 linear.input.append(bias)
                 joiner.replace(node, linear, linear)
                 break
+    joiner.finish()
+
+
+def join_products(graph: GraphProto) -> None:
+    """Lets ``Linears`` compute products of the same value: its rows are quantized once."""
+    joiner = _Joiner(graph)
+    groups: dict[tuple[object, ...], list[NodeProto]] = {}
+    for node in joiner.nodes:
+        if node.op_type == "Linear" and len(node.input) <= _PRODUCT_INPUTS and not _has_gelu(node):
+            attributes = sorted(attributes_of(node).items())
+            groups.setdefault((node.input[0], *attributes), []).append(node)
+    for group in groups.values():
+        for start in range(0, len(group) - 1, _MOST_PRODUCTS):
+            joiner.join_products(group[start : start + _MOST_PRODUCTS])
     joiner.finish()
 
 
@@ -84,6 +103,20 @@ class _Joiner:
         self._replaced[id(last)] = joined
         joined.output[0] = result
         self._producers[result] = joined
+
+    def join_products(self, products: list[NodeProto]) -> None:
+        """Puts one node where the first of some products is, with their results."""
+        if len(products) == 1:
+            return
+        inputs, missing = [products[0].input[0]], 0
+        for product in products:
+            inputs += [""] * missing + list(product.input[1:])
+            missing = _PRODUCT_INPUTS - len(product.input)
+        attributes = attributes_of(products[0])
+        outputs = [product.output[0] for product in products]
+        joined = helper.make_node("Linears", inputs, outputs, domain=DOMAIN, **attributes)
+        self._replaced |= {id(product): None for product in products}
+        self._replaced[id(products[0])] = joined
 
     def finish(self) -> None:
         """Writes the nodes back."""

@@ -25,7 +25,7 @@ from google.protobuf.message import DecodeError
 from onnx import GraphProto, ModelProto, NodeProto, TensorProto, helper, numpy_helper
 
 from maskdial.errors import BundleError, ConfigError
-from maskdial.kernels.join import join_biases
+from maskdial.kernels.join import join_biases, join_products
 from maskdial.kernels.nodes import DOMAIN, attributes_of
 from maskdial.kernels.packing import rewrite_masked_attention
 from maskdial.models.bundle import INT8_HEADER
@@ -129,6 +129,7 @@ def rewrite(path: Path, *, int8_cache: bool = False) -> Rewritten:
         rewriter.quantize_cache()
     join_biases(model.graph)
     num_replaced += rewrite_masked_attention(model.graph)
+    join_products(model.graph)
     if num_replaced:
         model.opset_import.append(helper.make_opsetid(DOMAIN, _VERSION))
     num_left = sum(node.op_type == _PRODUCT for node in model.graph.node)

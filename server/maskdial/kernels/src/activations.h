@@ -25,13 +25,7 @@ inline Floats sigmoid(Floats x) {
   return add(div(p, q), splat(0.5f));
 }
 
-void gate(const float* gates, float* up, size_t size) {
-  for_each_vector(size, [&](size_t i, size_t count) {
-    const Floats x = load_some(gates + i, count);
-    const Floats silu = mul(x, sigmoid(x));
-    store_some(up + i, mul(silu, load_some(up + i, count)), count);
-  });
-}
+inline Floats silu(Floats x) { return mul(x, sigmoid(x)); }
 
 // The piecewise approximation of ONNX Runtime's Erf (mlas, erf.cpp) for magnitudes.
 inline Floats erf_magnitude(Floats x) {
@@ -65,13 +59,10 @@ inline Floats erf_magnitude(Floats x) {
   return select_above(x, boundary, sub(splat(1.0f), times_power_of_two(p, n)), small);
 }
 
-void gelu(float* values, size_t size) {
-  for_each_vector(size, [&](size_t i, size_t count) {
-    const Floats x = load_some(values + i, count);
-    const Floats scaled_x = mul(x, splat(0.707106781186547524f));
-    const Floats erf = with_sign_of(erf_magnitude(magnitude(scaled_x)), scaled_x);
-    store_some(values + i, mul(mul(x, splat(0.5f)), add(erf, splat(1.0f))), count);
-  });
+inline Floats gelu(Floats x) {
+  const Floats scaled_x = mul(x, splat(0.707106781186547524f));
+  const Floats erf = with_sign_of(erf_magnitude(magnitude(scaled_x)), scaled_x);
+  return mul(mul(x, splat(0.5f)), add(erf, splat(1.0f)));
 }
 
 }  // namespace

@@ -116,7 +116,10 @@ inline void store_signed_bytes(int8_t* p, Floats v) { *p = static_cast<int8_t>(s
 
 // The bytes of a quad of columns hold this many inputs.
 constexpr size_t kOctet = 2 * kQuad;
-constexpr size_t kChunkBytes = kChunk / kOctet * kPanel * kQuad;
+// A panel is a few kilobytes, too short for the processor to foresee the next one. The last one is
+// followed by memory that is not the matrix's: a prefetch of it does nothing.
+constexpr size_t kBlockPrefetched = 4096;
+constexpr size_t kChunkBytes = kChunk / kOctet * kPanel4 * kQuad;
 
 inline void store_some_signed_bytes(int8_t* p, Floats v, size_t count) {
   if (count == kWidth) return store_signed_bytes(p, v);
@@ -171,7 +174,7 @@ APART void multiply_run(const uint8_t* weights, const int8_t* values, size_t row
   }
   for (size_t octet = 0; octet < num_chunks * kChunk / kOctet; ++octet) {
     for (size_t byte = 0; byte < kVectors * kWidth * kQuad; byte += kLine) {
-      __builtin_prefetch(weights + kPrefetched + byte);
+      __builtin_prefetch(weights + kBlockPrefetched + byte);
     }
     UNROLL for (size_t half = 0; half < 2; ++half) {
       Nibbles nibbles[kVectors];
@@ -189,7 +192,7 @@ APART void multiply_run(const uint8_t* weights, const int8_t* values, size_t row
         }
       }
     }
-    weights += kPanel * kQuad;
+    weights += kPanel4 * kQuad;
     values += kOctet;
   }
   UNROLL for (size_t r = 0; r < kRows; ++r) {
@@ -229,7 +232,7 @@ APART void add_block(const BlockRows& rows, size_t row, const BlockPanel& panel,
       }
     }
   }
-  const float* factors = panel.factors + block * kPanel + first;
+  const float* factors = panel.factors + block * kPanel4 + first;
   const float* peaks = rows.peaks + row * num_blocks + block;
   UNROLL for (size_t r = 0; r < kRows; ++r) {
     const Floats peak = splat(peaks[r * num_blocks]);
@@ -244,7 +247,7 @@ APART void add_block(const BlockRows& rows, size_t row, const BlockPanel& panel,
 // A tile of kRows rows and kVectors vectors of columns.
 template <size_t kRows, size_t kVectors>
 inline void multiply_block_tile(const BlockRows& rows, size_t row, const BlockPanel& panel,
-                                size_t first, float* out, size_t out_stride, size_t num_columns) {
+                                size_t first, const Result& to) {
   alignas(kLine) float totals[kRows][kVectors * kWidth];
   for (auto& total : totals) {
     UNROLL for (size_t v = 0; v < kVectors; ++v) store(total + v * kWidth, splat(0.0f));
@@ -252,41 +255,39 @@ inline void multiply_block_tile(const BlockRows& rows, size_t row, const BlockPa
   for (size_t block = 0; block < panel.num_blocks(); ++block) {
     add_block<kRows, kVectors>(rows, row, panel, block, first, totals[0]);
   }
-  for (size_t v = 0; v < kVectors; ++v) {
-    const size_t column = first + v * kWidth;
-    if (column >= num_columns) break;
-    const size_t count = num_columns - column < kWidth ? num_columns - column : kWidth;
-    for (size_t r = 0; r < kRows; ++r) {
-      Floats result = load(totals[r] + v * kWidth);
-      if (panel.biases != nullptr) result = add(result, load(panel.biases + column));
-      store_some(out + r * out_stride + column, result, count);
+  for (size_t r = 0; r < kRows; ++r) {
+    for (size_t v = 0; v < kVectors; ++v) {
+      const size_t column = first + v * kWidth;
+      if (column >= to.num_columns) break;
+      Floats product = load(totals[r] + v * kWidth);
+      if (panel.biases != nullptr) product = add(product, load(panel.biases + column));
+      put(to, r, column, product);
     }
   }
 }
 
 template <size_t kRows>
 void multiply_block_rows(const BlockRows& rows, size_t row, size_t num_rows,
-                         const BlockPanel& panel, float* out, size_t out_stride,
-                         size_t num_columns) {
+                         const BlockPanel& panel, const Result& to) {
   if constexpr (kRows > 1) {
     if (num_rows < kRows) {
-      return multiply_block_rows<kRows - 1>(rows, row, num_rows, panel, out, out_stride,
-                                            num_columns);
+      return multiply_block_rows<kRows - 1>(rows, row, num_rows, panel, to);
     }
   }
-  for (size_t first = 0; first < num_columns; first += kTileVectors * kWidth) {
-    multiply_block_tile<kRows, kTileVectors>(rows, row, panel, first, out, out_stride, num_columns);
+  constexpr size_t kVectors = kTileVectors<kPanel4>;
+  for (size_t first = 0; first < to.num_columns; first += kVectors * kWidth) {
+    multiply_block_tile<kRows, kVectors>(rows, row, panel, first, to);
   }
 }
 
 // The rows are not copied from one tile to the next: a load of two pointers that were stored one by
 // one waits until all stores before them, which are the products', have reached the cache.
-void multiply_blocks(const BlockRows& rows, size_t num_rows, const BlockPanel& panel, float* out,
-                     size_t out_stride, size_t num_columns) {
-  for (size_t row = 0; row < num_rows; row += kTileRows) {
-    const size_t some = num_rows - row < kTileRows ? num_rows - row : kTileRows;
-    multiply_block_rows<kTileRows>(rows, row, some, panel, out + row * out_stride, out_stride,
-                                   num_columns);
+void multiply_blocks(const BlockRows& rows, size_t num_rows, const BlockPanel& panel,
+                     const Result& result) {
+  const size_t tile_rows = rows_of_tiles(num_rows, kTileRows<kPanel4>);
+  for (size_t row = 0; row < num_rows; row += tile_rows) {
+    const size_t some = num_rows - row < tile_rows ? num_rows - row : tile_rows;
+    multiply_block_rows<kTileRows<kPanel4>>(rows, row, some, panel, result.from(row));
   }
 }
 

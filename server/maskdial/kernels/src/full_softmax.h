@@ -29,7 +29,7 @@ void attend_fully(const FullQueries& q, float* scratch) {
   float* keys = scratch;  // [padded_length / kKeyBlock][size][kKeyBlock]
   float* values = keys + q.padded_length() * size;
   float* tile = values + q.length * size;  // queries, and then results
-  float* scores = tile + kMostRows * size;
+  float* scores = tile + kMostQueries * size;
   for (size_t start = 0; start < q.length; start += kKeyBlock) {
     const size_t count = q.length - start < kKeyBlock ? q.length - start : kKeyBlock;
     // The values' place holds as many rows, and is not used yet.

@@ -60,6 +60,7 @@ EXPORTED OrtStatus* RegisterCustomOps(OrtSessionOptions* options, const OrtApiBa
       OrtCustomOpDomain* created = nullptr;
       check(*api, api->CreateCustomOpDomain("maskdial", &created));
       check(*api, api->CustomOpDomain_Add(created, &kLinearOp));
+      check(*api, api->CustomOpDomain_Add(created, &kLinearsOp));
       check(*api, api->CustomOpDomain_Add(created, &kLinear4Op));
       check(*api, api->CustomOpDomain_Add(created, &kAttentionOp));
       check(*api, api->CustomOpDomain_Add(created, &kInt8AttentionOp));

@@ -9,11 +9,15 @@
 //              if by_row is 1
 //   by_row, transposed, gelu   attributes: 0 or 1; gelu applies to a single product
 //
-// It computes what QuantizeLinear, MatMulIntegerToFloat and BiasGelu do, to the last bit.
+// The operator Linears(x, (weight, scale, bias?) of each product) -> a y of each of two or three
+// products, has no gelu.
+//
+// They compute what QuantizeLinear, MatMulIntegerToFloat and BiasGelu do, to the last bit.
 #include "linear.h"
 
 #include <cstring>
 
+#include "packed_bytes.h"
 #include "projection.h"
 
 namespace {
@@ -22,6 +26,7 @@ namespace {
 class Int8Matrix {
  public:
   static constexpr ElementType kType = kInt8;
+  static constexpr size_t kColumns = kPanel;
 
   Int8Matrix(const OrtApi& api, const OrtKernelInfo* info, size_t index, size_t num_given) {
     step_ = float_attribute(api, info, "step");
@@ -51,6 +56,9 @@ class Int8Matrix {
   size_t num_quads() const { return (num_inputs_ + kQuad - 1) / kQuad; }
   size_t num_panels() const { return (num_outputs_ + kPanel - 1) / kPanel; }
   size_t panel_bytes() const { return num_quads() * kQuad * kPanel; }
+  Ahead panel(size_t index) const {
+    return {packed_->data() + index * panel_bytes(), panel_bytes()};
+  }
 
   class Rows {
    public:
@@ -85,14 +93,15 @@ class Int8Matrix {
   };
 
   void multiply(const Processor& processor, const Rows& rows, size_t row, size_t num_rows,
-                size_t panel, float* out, size_t out_stride, size_t num_columns) const {
+                size_t panel, const Ahead& ahead, const Result& result) const {
     const size_t column = panel * kPanel;
-    const auto* weights = reinterpret_cast<const int8_t*>(packed_->data());
-    const Panel columns{weights + panel * panel_bytes(), num_quads(), factors_.data() + column,
+    const Panel columns{reinterpret_cast<const int8_t*>(this->panel(panel).bytes),
+                        num_quads(),
+                        factors_.data() + column,
                         corrections_.data() + column,
-                        biases_.empty() ? nullptr : biases_.data() + column};
-    processor.multiply(rows.bytes(row), num_rows, columns, rows.peaks(row), out, out_stride,
-                       num_columns);
+                        biases_.empty() ? nullptr : biases_.data() + column,
+                        ahead};
+    processor.multiply(rows.bytes(row), num_rows, columns, rows.peaks(row), result);
   }
 
  private:
@@ -131,7 +140,13 @@ class Int8Matrix {
 }  // namespace
 
 const OrtCustomOp kLinearOp = [] {
-  OrtCustomOp table = projection_table<Int8Matrix>();
+  OrtCustomOp table = projection_table<Int8Matrix, false>();
   table.GetName = [](const OrtCustomOp*) { return "Linear"; };
+  return table;
+}();
+
+const OrtCustomOp kLinearsOp = [] {
+  OrtCustomOp table = projection_table<Int8Matrix, true>();
+  table.GetName = [](const OrtCustomOp*) { return "Linears"; };
   return table;
 }();

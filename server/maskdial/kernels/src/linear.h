@@ -3,4 +3,4 @@
 
 #include "onnxruntime.h"
 
-extern const OrtCustomOp kLinearOp, kLinear4Op;
+extern const OrtCustomOp kLinearOp, kLinearsOp, kLinear4Op;

@@ -15,15 +15,17 @@
 #include <cstring>
 
 #include "linear.h"
+#include "packed_bytes.h"
 #include "projection.h"
 
 namespace {
 
-// A weight matrix as panels of kPanel columns of nibbles. What fills up the last panel, and the
+// A weight matrix as panels of kPanel4 columns of nibbles. What fills up the last panel, and the
 // last chunk of inputs, is zero, as are the inputs there.
 class Int4Matrix {
  public:
   static constexpr ElementType kType = kUint8;
+  static constexpr size_t kColumns = kPanel4;
 
   Int4Matrix(const OrtApi& api, const OrtKernelInfo* info, size_t index, size_t num_given) {
     const int64_t num_inputs = int_attribute(api, info, "num_inputs");
@@ -57,8 +59,11 @@ class Int4Matrix {
   size_t num_inputs() const { return num_inputs_; }
   size_t num_outputs() const { return num_outputs_; }
   size_t num_chunks() const { return (num_inputs_ + kChunk - 1) / kChunk; }
-  size_t num_panels() const { return (num_outputs_ + kPanel - 1) / kPanel; }
-  size_t panel_bytes() const { return num_chunks() * kChunk * kPanel / 2; }
+  size_t num_panels() const { return (num_outputs_ + kPanel4 - 1) / kPanel4; }
+  size_t panel_bytes() const { return num_chunks() * kChunk * kPanel4 / 2; }
+  Ahead panel(size_t index) const {
+    return {packed_->data() + index * panel_bytes(), panel_bytes()};
+  }
 
   class Rows {
    public:
@@ -91,32 +96,32 @@ class Int4Matrix {
   };
 
   void multiply(const Processor& processor, const Rows& rows, size_t row, size_t num_rows,
-                size_t panel, float* out, size_t out_stride, size_t num_columns) const {
+                size_t panel, const Ahead&, const Result& result) const {
     const BlockPanel columns{packed_->data() + panel * panel_bytes(), num_chunks(),
-                             chunks_per_block_, factors_.data() + panel * num_blocks_ * kPanel,
-                             biases_.empty() ? nullptr : biases_.data() + panel * kPanel};
-    processor.multiply_blocks(rows.from(row), num_rows, columns, out, out_stride, num_columns);
+                             chunks_per_block_, factors_.data() + panel * num_blocks_ * kPanel4,
+                             biases_.empty() ? nullptr : biases_.data() + panel * kPanel4};
+    processor.multiply_blocks(rows.from(row), num_rows, columns, result);
   }
 
  private:
   void pack(const uint8_t* weights, const float* scales, const float* biases) {
-    const size_t padded = num_panels() * kPanel;
+    const size_t padded = num_panels() * kPanel4;
     const size_t block_bytes = chunks_per_block_ * kChunk / 2;
     packed_ = std::make_unique<PackedBytes>(num_panels() * panel_bytes());
     factors_.resize(padded * num_blocks_);
     if (biases != nullptr) biases_.assign(biases, biases + num_outputs_);
     biases_.resize(biases != nullptr ? padded : 0);
     for (size_t column = 0; column < num_outputs_; ++column) {
-      const size_t panel = column / kPanel, lane = column % kPanel;
+      const size_t panel = column / kPanel4, lane = column % kPanel4;
       uint8_t* out = packed_->data() + panel * panel_bytes() + lane * kQuad;
       const uint8_t* in = weights + column * num_blocks_ * block_bytes;
       for (size_t i = 0; i < num_inputs_; ++i) {
         const int nibble = in[i / 2] >> (i % 2 * 4) & 15;
         const size_t octet = i / (2 * kQuad), high = i / kQuad % 2;
-        out[octet * kPanel * kQuad + i % kQuad] |= static_cast<uint8_t>(nibble << (high * 4));
+        out[octet * kPanel4 * kQuad + i % kQuad] |= static_cast<uint8_t>(nibble << (high * 4));
       }
       for (size_t block = 0; block < num_blocks_; ++block) {
-        factors_[(panel * num_blocks_ + block) * kPanel + lane] =
+        factors_[(panel * num_blocks_ + block) * kPanel4 + lane] =
             scales[column * num_blocks_ + block] / kLargestInput;
       }
     }
@@ -131,7 +136,7 @@ class Int4Matrix {
 }  // namespace
 
 const OrtCustomOp kLinear4Op = [] {
-  OrtCustomOp table = projection_table<Int4Matrix>();
+  OrtCustomOp table = projection_table<Int4Matrix, false>();
   table.GetName = [](const OrtCustomOp*) { return "Linear4"; };
   return table;
 }();

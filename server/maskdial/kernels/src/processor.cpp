@@ -3,7 +3,6 @@
 // is the same one, in the same order.
 #include "processor.h"
 
-#include "activations.h"
 #include "blocks.h"
 #include "full_softmax.h"
 #include "norms.h"
@@ -23,11 +22,9 @@ const Processor JOIN(processor_, ISA) = {
     .name = TEXT(ISA),
     .quantize = quantize,
     .quantize_by_peak = quantize_by_peak,
-    .multiply = multiply,
+    .multiply = multiply<kPanel>,
     .quantize_blocks = quantize_blocks,
     .multiply_blocks = multiply_blocks,
-    .gate = gate,
-    .gelu = gelu,
     .rotate = rotate,
     .quantize_head = quantize_head,
     .cache_head = cache_head,

@@ -4,13 +4,22 @@
 #include <cstddef>
 #include <cstdint>
 
-// A panel holds this many columns of a weight matrix; a packed quad, four rows of a column.
-constexpr size_t kPanel = 32;
+// A panel holds this many columns of a matrix of 8-bit weights, of one of 4-bit weights, and of keys
+// in a cache of int8; a packed quad, four rows of a column. All are multiples of every tile's columns.
+constexpr size_t kPanel = 48;
+constexpr size_t kPanel4 = 32;
+constexpr size_t kKeyPanel = 32;
 constexpr size_t kQuad = 4;
-// Tiles have at most this many rows.
-constexpr size_t kMostRows = 12;
+// Products take at most this many rows at once, which are whole tiles of every processor.
+constexpr size_t kMostRows = 24;
 
-// One panel: weights int8 [num_quads][kPanel][kQuad], and per column the factor of the sum, the
+// What a thread will read next. It is fetched into the cache of the second level meanwhile.
+struct Ahead {
+  const uint8_t* bytes = nullptr;
+  size_t size = 0;
+};
+
+// One panel: weights int8 [num_quads][columns][kQuad], and per column the factor of the sum, the
 // sum of its weights times -128, and a bias or null.
 struct Panel {
   const int8_t* weights;
@@ -18,6 +27,23 @@ struct Panel {
   const float* factors;
   const int32_t* corrections;
   const float* biases;
+  Ahead ahead{};
+};
+
+// Where the product of some rows and a panel goes, and what follows it.
+struct Result {
+  float* out;  // [num_rows][stride]
+  size_t stride, num_columns;
+  bool gelu = false;              // by the error function
+  const float* gates = nullptr;   // [num_rows][gate_stride]: the result is silu(gate) * product
+  size_t gate_stride = 0;
+
+  Result from(size_t row) const {
+    Result rest = *this;
+    rest.out += row * stride;
+    if (gates != nullptr) rest.gates += row * gate_stride;
+    return rest;
+  }
 };
 
 // 4-bit weights come in chunks of this many inputs; the byte that holds the weights of input i of the
@@ -27,8 +53,8 @@ constexpr size_t kChunk = 32;
 constexpr int kZeroNibble = 8;
 constexpr float kLargestInput = 127.0f;
 
-// One panel of 4-bit weights [num_chunks][kChunk / 8][kPanel][kQuad], per block and column the factor
-// of the sum [num_blocks][kPanel], and a bias per column or null.
+// One panel of 4-bit weights [num_chunks][kChunk / 8][kPanel4][kQuad], per block and column the factor
+// of the sum [num_blocks][kPanel4], and a bias per column or null.
 struct BlockPanel {
   const uint8_t* weights;
   size_t num_chunks, chunks_per_block;
@@ -51,6 +77,8 @@ constexpr size_t kKeyBlock = 64;
 // What attention vectorizes over; heads are a multiple of it.
 constexpr size_t kLanes = 16;
 constexpr size_t kMostHeadSize = 512;
+// Tiles of queries that see all tokens have at most this many rows.
+constexpr size_t kMostQueries = 12;
 
 // Queries of one key-value head: row r belongs to the token r / group, which sees the first
 // first_length + r / group keys.
@@ -116,7 +144,8 @@ struct FullQueries {
   size_t score_stride() const { return padded_length() + kLanes; }
   // The floats of scratch memory: keys, values, a tile of queries and their scores.
   size_t scratch() const {
-    return (padded_length() + length + kMostRows) * padded_size() + kMostRows * score_stride();
+    return (padded_length() + length + kMostQueries) * padded_size() +
+           kMostQueries * score_stride();
   }
 };
 
@@ -144,26 +173,21 @@ struct Processor {
   // The same for a row divided by its largest magnitude, which is returned.
   float (*quantize_by_peak)(const float* row, size_t size, float step, uint8_t* out);
 
-  // Rows uint8 [num_rows][4 * num_quads] times a panel: out[r][c] is the sum times the column's
-  // factor, times peaks[r] unless peaks is null, plus the bias. At most kMostRows rows.
+  // Rows uint8 [num_rows][4 * num_quads] times a panel of kPanel columns: the product of a row and a
+  // column is their sum times the column's factor, times peaks[r] unless peaks is null, plus the
+  // bias. At most kMostRows rows.
   void (*multiply)(const uint8_t* rows, size_t num_rows, const Panel& panel, const float* peaks,
-                   float* out, size_t out_stride, size_t num_columns);
+                   const Result& result);
 
   // Quantizes each block of a row to int8, relative to its largest magnitude.
   void (*quantize_blocks)(const float* row, size_t size, size_t block_size, int8_t* values,
                           float* peaks, int32_t* starts);
 
-  // Such rows times a panel: out[r][c] is the sum over the blocks, from the first one on, of the
+  // Such rows times a panel: a product is the sum over the blocks, from the first one on, of the
   // integers' sum times the column's factor, times the row's peak; plus the bias. At most kMostRows
   // rows.
   void (*multiply_blocks)(const BlockRows& rows, size_t num_rows, const BlockPanel& panel,
-                          float* out, size_t out_stride, size_t num_columns);
-
-  // up[i] = silu(gate[i]) * up[i]
-  void (*gate)(const float* gate, float* up, size_t size);
-
-  // values[i] = gelu(values[i]), by the error function
-  void (*gelu)(float* values, size_t size);
+                          const Result& result);
 
   // Rotates the pairs (i, i + half) of a head, and copies what is left of it.
   void (*rotate)(const float* head, size_t head_size, const float* cosines, const float* sines,

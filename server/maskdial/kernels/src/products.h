@@ -4,19 +4,47 @@
 // compiled with AVX-512 must not be the one that the linker keeps for every processor.
 #pragma once
 
+#include "activations.h"
 #include "vectors.h"
 
 namespace {
 
-// Weights are read once per pass, in panels of a few kilobytes, each too short for the processor to
-// foresee the next one. The last panel is followed by memory that is not the matrix's: a prefetch
-// of it does nothing.
-constexpr size_t kPrefetched = 4096, kLine = 64;
+// Weights come from memory, at the pace of the products only if they were asked for long before:
+// the next panel, while this one is multiplied, into the cache of the second level (a prefetch of
+// what is not the matrix's does nothing), and these bytes ahead from there.
+constexpr size_t kPrefetched = 2048, kLine = 64;
+// Quads between which a few lines of the next panel are asked for.
+constexpr size_t kQuadGroup = 4;
 
-// A tile of kRows rows and kVectors vectors of columns. Its sums stay in registers.
-template <size_t kRows, size_t kVectors>
-inline void multiply_tile(const uint8_t* rows, const Panel& panel, size_t first,
-                          const float* peaks, float* out, size_t out_stride, size_t num_columns) {
+// Stores a vector of a product, from a column on.
+inline void put(const Result& to, size_t row, size_t column, Floats product) {
+  if (to.gelu) product = gelu(product);
+  if (to.gates != nullptr) {
+    product = mul(silu(load(to.gates + row * to.gate_stride + column)), product);
+  }
+  const size_t left = to.num_columns - column;
+  store_some(to.out + row * to.stride + column, product, left < kWidth ? left : kWidth);
+}
+
+// The results of a tile's sums [num_rows][num_columns].
+void finish_tile(const int32_t* sums, size_t num_rows, size_t num_columns, const Panel& panel,
+                 size_t first, const float* peaks, const Result& to) {
+  const size_t last = first + num_columns < to.num_columns ? first + num_columns : to.num_columns;
+  for (size_t r = 0; r < num_rows; ++r, sums += num_columns) {
+    for (size_t column = first; column < last; column += kWidth) {
+      Floats product = mul(to_floats(load_sums(sums + column - first)), load(panel.factors + column));
+      if (peaks != nullptr) product = mul(product, splat(peaks[r]));
+      if (panel.biases != nullptr) product = add(product, load(panel.biases + column));
+      put(to, r, column, product);
+    }
+  }
+}
+
+// A tile of kRows rows and kVectors vectors of columns of a panel of kColumns. Its sums stay in
+// registers.
+template <size_t kColumns, size_t kRows, size_t kVectors>
+inline void multiply_tile(const uint8_t* rows, const Panel& panel, size_t first, const Ahead& ahead,
+                          const float* peaks, const Result& to) {
   const size_t row_stride = panel.num_quads * kQuad;
   const int8_t* weights = panel.weights + first * kQuad;
   Sums sums[kRows][kVectors];
@@ -28,20 +56,34 @@ inline void multiply_tile(const uint8_t* rows, const Panel& panel, size_t first,
 #endif
     UNROLL for (size_t r = 0; r < kRows; ++r) sums[r][v] = start;
   }
-  for (size_t q = 0; q < panel.num_quads; ++q, weights += kPanel * kQuad) {
-    for (size_t byte = 0; byte < kVectors * kWidth * kQuad; byte += kLine) {
-      __builtin_prefetch(weights + kPrefetched + byte);
+  const size_t num_groups = (panel.num_quads + kQuadGroup - 1) / kQuadGroup;
+  const size_t group_lines = (ahead.size + num_groups * kLine - 1) / (num_groups * kLine);
+  const uint8_t* next = ahead.bytes;
+  for (size_t q = 0; q < panel.num_quads;) {
+    for (size_t line = 0; line < group_lines; ++line, next += kLine) {
+      __builtin_prefetch(next, 0, 2);
     }
-    Weights columns[kVectors];
-    UNROLL for (size_t v = 0; v < kVectors; ++v) {
-      columns[v] = load_weights(weights + v * kWidth * kQuad);
+    // The place of a row's results, too: stores to places that are not in the cache take their time.
+    if (q < kRows * kQuadGroup) {
+      const float* place = to.out + q / kQuadGroup * to.stride + first;
+      for (size_t v = 0; v < kVectors; ++v) __builtin_prefetch(place + v * kWidth);
     }
-    UNROLL for (size_t r = 0; r < kRows; ++r) {
-      int32_t quad;
-      std::memcpy(&quad, rows + r * row_stride + q * kQuad, sizeof(quad));
-      const Inputs inputs = splat_quad(quad);
+    const size_t end = panel.num_quads - q < kQuadGroup ? panel.num_quads : q + kQuadGroup;
+    for (; q < end; ++q, weights += kColumns * kQuad) {
+      for (size_t byte = 0; byte < kVectors * kWidth * kQuad; byte += kLine) {
+        __builtin_prefetch(weights + kPrefetched + byte);
+      }
+      Weights columns[kVectors];
       UNROLL for (size_t v = 0; v < kVectors; ++v) {
-        sums[r][v] = add_products(sums[r][v], inputs, columns[v]);
+        columns[v] = load_weights(weights + v * kWidth * kQuad);
+      }
+      UNROLL for (size_t r = 0; r < kRows; ++r) {
+        int32_t quad;
+        std::memcpy(&quad, rows + r * row_stride + q * kQuad, sizeof(quad));
+        const Inputs inputs = splat_quad(quad);
+        UNROLL for (size_t v = 0; v < kVectors; ++v) {
+          sums[r][v] = add_products(sums[r][v], inputs, columns[v]);
+        }
       }
     }
   }
@@ -50,53 +92,62 @@ inline void multiply_tile(const uint8_t* rows, const Panel& panel, size_t first,
   UNROLL for (size_t r = 0; r < kRows; ++r) {
     UNROLL for (size_t v = 0; v < kVectors; ++v) store_sums(results[r] + v * kWidth, sums[r][v]);
   }
-  for (size_t v = 0; v < kVectors; ++v) {
-    const size_t column = first + v * kWidth;
-    if (column >= num_columns) break;
-    const size_t count = num_columns - column < kWidth ? num_columns - column : kWidth;
-    const Floats factors = load(panel.factors + column);
-    for (size_t r = 0; r < kRows; ++r) {
-      Floats result = mul(to_floats(load_sums(results[r] + v * kWidth)), factors);
-      if (peaks != nullptr) result = mul(result, splat(peaks[r]));
-      if (panel.biases != nullptr) result = add(result, load(panel.biases + column));
-      store_some(out + r * out_stride + column, result, count);
-    }
-  }
+  finish_tile(results[0], kRows, kVectors * kWidth, panel, first, peaks, to);
 }
 
-// Vectors per tile: with more rows, fewer registers are left.
+// Rows and vectors of a tile: as many sums as there are registers for.
 #if defined(__AVX512VNNI__)
-constexpr size_t kTileRows = 12, kTileVectors = 2;
-#elif defined(__AVXVNNI__)
-constexpr size_t kTileRows = 6, kTileVectors = 2;
-#elif defined(__AVX2__)
-constexpr size_t kTileRows = 4, kTileVectors = 2;
+template <size_t kColumns>
+constexpr size_t kTileVectors = kColumns % (3 * kWidth) == 0 ? 3 : 2;
+template <size_t kColumns>
+constexpr size_t kTileRows = 24 / kTileVectors<kColumns>;
 #else
-constexpr size_t kTileRows = 1, kTileVectors = 4;
+template <size_t kColumns>
+constexpr size_t kTileVectors = kWidth == 1 ? 4 : 2;
+#if defined(__AVXVNNI__)
+template <size_t kColumns>
+constexpr size_t kTileRows = 6;
+#elif defined(__AVX2__)
+template <size_t kColumns>
+constexpr size_t kTileRows = 4;
+#else
+template <size_t kColumns>
+constexpr size_t kTileRows = 1;
 #endif
+#endif
+static_assert(kMostRows % kTileRows<kPanel> == 0 && kMostRows % kTileRows<kPanel4> == 0);
 
-template <size_t kRows>
-void multiply_rows(size_t num_rows, const uint8_t* rows, const Panel& panel, const float* peaks,
-                   float* out, size_t out_stride, size_t num_columns) {
+template <size_t kColumns, size_t kRows>
+void multiply_rows(size_t num_rows, const uint8_t* rows, const Panel& panel, const Ahead& ahead,
+                   const float* peaks, const Result& to) {
   if constexpr (kRows > 1) {
     if (num_rows < kRows) {
-      return multiply_rows<kRows - 1>(num_rows, rows, panel, peaks, out, out_stride, num_columns);
+      return multiply_rows<kColumns, kRows - 1>(num_rows, rows, panel, ahead, peaks, to);
     }
   }
-  for (size_t first = 0; first < num_columns; first += kTileVectors * kWidth) {
-    multiply_tile<kRows, kTileVectors>(rows, panel, first, peaks, out, out_stride, num_columns);
+  constexpr size_t kVectors = kTileVectors<kColumns>;
+  for (size_t first = 0; first < to.num_columns; first += kVectors * kWidth) {
+    multiply_tile<kColumns, kRows, kVectors>(rows, panel, first, first == 0 ? ahead : Ahead{},
+                                             peaks, to);
   }
 }
 
+// The rows of each tile if there are to be as few tiles as possible, and all alike.
+inline size_t rows_of_tiles(size_t num_rows, size_t most) {
+  const size_t num_tiles = (num_rows + most - 1) / most;
+  return (num_rows + num_tiles - 1) / num_tiles;
+}
+
+template <size_t kColumns>
 void multiply(const uint8_t* rows, size_t num_rows, const Panel& panel, const float* peaks,
-              float* out, size_t out_stride, size_t num_columns) {
-  while (num_rows > 0) {
-    const size_t some = num_rows < kTileRows ? num_rows : kTileRows;
-    multiply_rows<kTileRows>(some, rows, panel, peaks, out, out_stride, num_columns);
-    rows += some * panel.num_quads * kQuad;
-    if (peaks != nullptr) peaks += some;
-    out += some * out_stride;
-    num_rows -= some;
+              const Result& result) {
+  const size_t tile_rows = rows_of_tiles(num_rows, kTileRows<kColumns>);
+  Ahead ahead = {panel.ahead.bytes, panel.ahead.size * tile_rows / num_rows};
+  for (size_t row = 0; row < num_rows; row += tile_rows, ahead.bytes += ahead.size) {
+    const size_t some = num_rows - row < tile_rows ? num_rows - row : tile_rows;
+    multiply_rows<kColumns, kTileRows<kColumns>>(some, rows + row * panel.num_quads * kQuad, panel,
+                                                 ahead, peaks == nullptr ? nullptr : peaks + row,
+                                                 result.from(row));
   }
 }
 

@@ -1,11 +1,12 @@
-// A product of quantized rows and packed weights, and what follows it, as one operator.
+// Products of the same rows and packed weights, and what follows them, as one operator.
 //
 // A Matrix packs its inputs from `index` on (weight, scale, and perhaps a bias), says how large it
-// is, and multiplies a tile of its Rows by a panel of columns; Rows are quantized one by one. Every
+// is, and multiplies some of its Rows by a panel of columns; Rows are quantized one by one. Every
 // row is quantized once per pass, on the session's threads, as the products are computed.
 #pragma once
 
 #include <algorithm>
+#include <array>
 #include <memory>
 #include <vector>
 
@@ -13,71 +14,88 @@
 #include "processor.h"
 #include "tensor.h"
 
-template <typename Matrix>
+// One product, silu(first) * second of two, or with kSeveral two or three with results of their own.
+template <typename Matrix, bool kSeveral>
 class Projection {
  public:
+  static constexpr size_t kMostProducts = kSeveral ? 3 : 2;
+  // The inputs of a product: weight, scale, and perhaps a bias.
+  static constexpr size_t kInputs = 3;
+
   Projection(const OrtApi& api, const OrtKernelInfo* info)
       : api_(api), processor_(required_processor()) {
     gelu_ = int_attribute(api, info, "gelu") != 0;
     size_t num_given = 0;
     check(api, api.KernelInfo_GetInputCount(info, &num_given));
-    first_ = std::make_unique<Matrix>(api, info, 1, num_given);
-    if (num_given > 4) {
-      if (gelu_) throw Error("a gated Linear has no GELU");
-      up_ = std::make_unique<Matrix>(api, info, 4, num_given);
-      if (up_->num_inputs() != first_->num_inputs()) {
-        throw Error("the two weights of Linear have different numbers of inputs");
+    for (size_t index = 1; index < num_given; index += kInputs) {
+      matrices_.push_back(std::make_unique<Matrix>(api, info, index, num_given));
+      const Matrix &first = *matrices_[0], &last = *matrices_.back();
+      if (last.num_inputs() != first.num_inputs()) {
+        throw Error("the weights of Linear have different numbers of inputs");
       }
-      if (up_->num_outputs() != first_->num_outputs()) {
+      if (!kSeveral && last.num_outputs() != first.num_outputs()) {
         throw Error("the two weights of Linear have different numbers of outputs");
       }
+      num_panels_ += last.num_panels();
     }
+    if (gelu_ && matrices_.size() > 1) throw Error("a Linear of several products has no GELU");
   }
 
   void compute(OrtKernelContext* context) const {
+    const size_t num_inputs = matrices_[0]->num_inputs();
     const Tensor x = Tensor::input(api_, context, 0);
     if (x.type != kFloat) throw Error("the input of Linear must be float");
-    if (x.dims.empty() || x.dims.back() != static_cast<int64_t>(first_->num_inputs())) {
+    if (x.dims.empty() || x.dims.back() != static_cast<int64_t>(num_inputs)) {
       throw Error("the input of Linear does not have as many columns as its weight has rows");
     }
+    const size_t num_rows = x.size() / num_inputs;
+    Pass pass{this, x.floats(), num_rows, typename Matrix::Rows(*matrices_[0], num_rows)};
     std::vector<int64_t> dims = x.dims;
-    dims.back() = static_cast<int64_t>(first_->num_outputs());
-    auto* out = Tensor::output<float>(api_, context, 0, dims);
-    const size_t num_rows = x.size() / first_->num_inputs();
-    if (num_rows == 0) return;
-    Pass{this, x.floats(), out, num_rows, typename Matrix::Rows(*first_, num_rows)}.run(context);
+    for (size_t i = 0; i < (kSeveral ? matrices_.size() : 1); ++i) {
+      dims.back() = static_cast<int64_t>(matrices_[i]->num_outputs());
+      pass.out[i] = Tensor::output<float>(api_, context, i, dims);
+    }
+    if (num_rows > 0) pass.run(context);
   }
 
  private:
   // A task should take longer than the threads need to take it.
   static constexpr size_t kTaskBytes = 64 * 1024;
-  static constexpr size_t kRowsPerTask = 16;
-  // Many rows are several tasks, so that a narrow matrix, too, has work for many threads.
-  static constexpr size_t kTilesPerTask = 8;
+  // A task quantizes this many floats, or one row.
+  static constexpr size_t kFloatsPerTask = 8 * 1024;
+  // Many rows are several tasks, so that a narrow matrix, too, has work for many threads, and a
+  // task's rows stay in the cache.
+  static constexpr size_t kRowsPerTask = 4 * kMostRows;
+  static constexpr size_t kTileRows = 8;
 
-  // One call: first all rows are quantized, then each task multiplies them by some panels.
+  // One call: first all rows are quantized, then each task multiplies some by some panels. Panels of
+  // several products are counted through; of gated ones, each is that of both.
   struct Pass {
     const Projection* op;
     const float* x;
-    float* out;
     size_t num_rows;
     typename Matrix::Rows rows;
-    size_t tile_rows = 0, panels_per_task = 1, num_blocks = 1;
+    std::array<float*, kMostProducts> out{};
+    size_t rows_per_quantization = 1, rows_per_task = 1, num_groups = 1, panels_per_task = 1;
+
+    bool gated() const { return !kSeveral && op->matrices_.size() > 1; }
+
+    size_t num_panels() const {
+      return kSeveral ? op->num_panels_ : op->matrices_[0]->num_panels();
+    }
 
     void run(OrtKernelContext* context) {
-      if (num_rows <= kRowsPerTask) {
-        quantize(0);
-      } else {
-        op->parallel(context, (num_rows + kRowsPerTask - 1) / kRowsPerTask, quantize_task, this);
-      }
-      const size_t num_tiles = (num_rows + kMostRows - 1) / kMostRows;
-      tile_rows = (num_rows + num_tiles - 1) / num_tiles;
-      const Matrix& matrix = *op->first_;
-      num_blocks = (num_tiles + kTilesPerTask - 1) / kTilesPerTask;
-      const size_t work =
-          matrix.panel_bytes() * (op->up_ ? 2 : 1) * std::min(num_tiles, kTilesPerTask);
+      const Matrix& matrix = *op->matrices_[0];
+      rows_per_quantization = std::max<size_t>(1, kFloatsPerTask / matrix.num_inputs());
+      op->parallel(context, (num_rows + rows_per_quantization - 1) / rows_per_quantization,
+                   quantize_task, this);
+      const size_t num_blocks = (num_rows + kRowsPerTask - 1) / kRowsPerTask;
+      // Whole tiles on every processor, but for the last one.
+      rows_per_task = (num_rows + num_blocks * kTileRows - 1) / (num_blocks * kTileRows) * kTileRows;
+      const size_t work = matrix.panel_bytes() * (gated() ? 2 : 1) *
+                          ((rows_per_task + kMostRows - 1) / kMostRows);
       panels_per_task = std::max<size_t>(1, kTaskBytes / work);
-      const size_t num_groups = (matrix.num_panels() + panels_per_task - 1) / panels_per_task;
+      num_groups = (num_panels() + panels_per_task - 1) / panels_per_task;
       op->parallel(context, num_groups * num_blocks, multiply_task, this);
     }
 
@@ -85,41 +103,59 @@ class Projection {
     static void multiply_task(void* pass, size_t task) { static_cast<Pass*>(pass)->multiply(task); }
 
     void quantize(size_t task) {
-      const size_t last = std::min(num_rows, (task + 1) * kRowsPerTask);
-      for (size_t row = task * kRowsPerTask; row < last; ++row) {
-        rows.quantize(*op->processor_, x + row * op->first_->num_inputs(), row);
+      const size_t last = std::min(num_rows, (task + 1) * rows_per_quantization);
+      for (size_t row = task * rows_per_quantization; row < last; ++row) {
+        rows.quantize(*op->processor_, x + row * op->matrices_[0]->num_inputs(), row);
       }
     }
 
+    // The tasks of the same rows follow one another: the weights are read ahead, the rows are not.
     void multiply(size_t task) {
-      const size_t first = task / num_blocks * panels_per_task;
-      const size_t last = std::min(op->first_->num_panels(), first + panels_per_task);
-      const size_t first_row = task % num_blocks * kTilesPerTask * tile_rows;
-      const size_t last_row = std::min(num_rows, first_row + kTilesPerTask * tile_rows);
+      const size_t first_row = task / num_groups * rows_per_task;
+      const size_t num_some = std::min(rows_per_task, num_rows - first_row);
+      const size_t first = task % num_groups * panels_per_task;
+      const size_t last = std::min(num_panels(), first + panels_per_task);
       for (size_t panel = first; panel < last; ++panel) {
-        for (size_t row = first_row; row < last_row; row += tile_rows) multiply(panel, row);
+        size_t which = 0, its_panel = panel;
+        while (its_panel >= op->matrices_[which]->num_panels()) {
+          its_panel -= op->matrices_[which++]->num_panels();
+        }
+        multiply(which, its_panel, first_row, num_some);
       }
     }
 
-    void multiply(size_t panel, size_t row) {
-      const Processor& processor = *op->processor_;
-      const Matrix& matrix = *op->first_;
-      const size_t some = std::min(tile_rows, num_rows - row);
-      const size_t stride = matrix.num_outputs();
-      const size_t columns = std::min(kPanel, stride - panel * kPanel);
-      float* result = out + row * stride + panel * kPanel;
-      if (!op->up_) {
-        matrix.multiply(processor, rows, row, some, panel, result, stride, columns);
-        for (size_t r = 0; r < some && op->gelu_; ++r) {
-          processor.gelu(result + r * stride, columns);
+    // What is read after a panel: that of the other one if they are gated, or the next one.
+    Ahead after(size_t which, size_t panel) const {
+      const auto& matrices = op->matrices_;
+      if (gated()) which = 1 - which;
+      if (!gated() || which == 0) ++panel;
+      if (panel < matrices[which]->num_panels()) return matrices[which]->panel(panel);
+      if (kSeveral && which + 1 < matrices.size()) return matrices[which + 1]->panel(0);
+      return {};
+    }
+
+    void multiply(size_t which, size_t panel, size_t first_row, size_t num_some) {
+      const Matrix& matrix = *op->matrices_[which];
+      const size_t stride = matrix.num_outputs(), column = panel * Matrix::kColumns;
+      const size_t columns = std::min(Matrix::kColumns, stride - column);
+      const size_t num_chunks = (num_some + kMostRows - 1) / kMostRows;
+      float gates[kMostRows * Matrix::kColumns];
+      for (size_t chunk = 0; chunk < num_chunks; ++chunk) {
+        const size_t row = first_row + chunk * kMostRows;
+        const size_t some = std::min(kMostRows, first_row + num_some - row);
+        const auto put = [&](size_t index, const Result& result) {
+          Ahead ahead = after(index, panel);
+          ahead.size /= num_chunks;
+          ahead.bytes += chunk * ahead.size;
+          op->matrices_[index]->multiply(*op->processor_, rows, row, some, panel, ahead, result);
+        };
+        Result result{out[which] + row * stride + column, stride, columns, op->gelu_};
+        if (gated()) {
+          put(0, {gates, Matrix::kColumns, columns});
+          result.gates = gates;
+          result.gate_stride = Matrix::kColumns;
         }
-        return;
-      }
-      float gates[kMostRows * kPanel];
-      matrix.multiply(processor, rows, row, some, panel, gates, kPanel, columns);
-      op->up_->multiply(processor, rows, row, some, panel, result, stride, columns);
-      for (size_t r = 0; r < some; ++r) {
-        processor.gate(gates + r * kPanel, result + r * stride, columns);
+        put(gated() ? 1 : which, result);
       }
     }
   };
@@ -133,36 +169,31 @@ class Projection {
   const OrtApi& api_;
   const Processor* processor_;
   bool gelu_ = false;
-  std::unique_ptr<Matrix> first_, up_;
+  size_t num_panels_ = 0;
+  std::vector<std::unique_ptr<Matrix>> matrices_;
 };
 
-// Memory for packed weights, which begin at a multiple of a cache line.
-class PackedBytes {
- public:
-  explicit PackedBytes(size_t size) : storage_(size + kLine) {}
-
-  uint8_t* data() {
-    const auto address = reinterpret_cast<uintptr_t>(storage_.data());
-    return storage_.data() + (kLine - address % kLine) % kLine;
-  }
-  const uint8_t* data() const { return const_cast<PackedBytes*>(this)->data(); }
-
- private:
-  static constexpr size_t kLine = 64;
-  std::vector<uint8_t> storage_;
-};
-
-// What both kinds of Linear take from ONNX Runtime in the same way.
-template <typename Matrix>
+// What all kinds of Linear take from ONNX Runtime in the same way.
+template <typename Matrix, bool kSeveral>
 OrtCustomOp projection_table() {
-  OrtCustomOp table = operator_table<Projection<Matrix>>();
+  using Kind = Projection<Matrix, kSeveral>;
+  OrtCustomOp table = operator_table<Kind>();
   table.GetInputType = [](const OrtCustomOp*, size_t i) {
-    return i == 1 || i == 4 ? Matrix::kType : kFloat;
+    return i % Kind::kInputs == 1 ? Matrix::kType : kFloat;
   };
-  table.GetInputTypeCount = [](const OrtCustomOp*) -> size_t { return 7; };
-  table.GetOutputTypeCount = [](const OrtCustomOp*) -> size_t { return 1; };
+  table.GetInputTypeCount = [](const OrtCustomOp*) {
+    return 1 + Kind::kMostProducts * Kind::kInputs;
+  };
+  table.GetOutputTypeCount = [](const OrtCustomOp*) {
+    return kSeveral ? Kind::kMostProducts : size_t{1};
+  };
+  // The last product's three may be missing, and every bias.
   table.GetInputCharacteristic = [](const OrtCustomOp*, size_t i) {
-    return i < 3 ? kRequired : kOptional;
+    return i > (kSeveral ? 2 : 1) * Kind::kInputs || (i > 0 && i % Kind::kInputs == 0) ? kOptional
+                                                                                      : kRequired;
+  };
+  table.GetOutputCharacteristic = [](const OrtCustomOp*, size_t i) {
+    return i < 2 ? kRequired : kOptional;
   };
   return table;
 }

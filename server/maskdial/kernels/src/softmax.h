@@ -286,20 +286,20 @@ void attend_int8(const Queries& queries, const Int8Head& head, float* scratch) {
   const size_t stride = queries.score_stride(), size = queries.head_size;
   const size_t token_bytes = sizeof(Int8Header) + size, longest = queries.longest();
   float* transposed = scratch + queries.num_rows * stride;
-  for (size_t start = 0; start < longest; start += kPanel) {
-    const size_t count = longest - start < kPanel ? longest - start : kPanel;
+  for (size_t start = 0; start < longest; start += kKeyPanel) {
+    const size_t count = longest - start < kKeyPanel ? longest - start : kKeyPanel;
     const int8_t* tokens = head.keys + start * token_bytes;
-    transpose<kPanel>(tokens + sizeof(Int8Header), token_bytes, count, size / kQuad, transposed);
-    float factors[kPanel] = {};
-    int32_t corrections[kPanel] = {};
+    transpose<kKeyPanel>(tokens + sizeof(Int8Header), token_bytes, count, size / kQuad, transposed);
+    float factors[kKeyPanel] = {};
+    int32_t corrections[kKeyPanel] = {};
     read_headers(tokens, token_bytes, count, factors, corrections);
     const Panel panel = {reinterpret_cast<const int8_t*>(transposed), size / kQuad, factors,
                          corrections, nullptr};
     // The rows before see none of these keys.
     const size_t first =
         start < queries.first_length ? 0 : (start - queries.first_length + 1) * queries.group;
-    multiply(head.rows + first * size, queries.num_rows - first, panel, head.factors + first,
-             scratch + first * stride + start, stride, kPanel);
+    multiply<kKeyPanel>(head.rows + first * size, queries.num_rows - first, panel,
+                        head.factors + first, {scratch + first * stride + start, stride, kKeyPanel});
   }
   float* value_factors = transposed + size * kKeyBlock;
   read_headers(head.values, token_bytes, longest, value_factors, nullptr);
