@@ -24,7 +24,7 @@ from loadtests.texts import draw_jobs
 
 _ROWS = (1, 2, 4, 8)
 _MIXED_ROWS = (1, 4, 7)
-_PROMPTS = (16, 64, 160)
+_PROMPTS = (16, 64, 240)
 _NEW_TOKENS = 32
 _CLIENTS = 8
 LOOP_SECONDS = 2.0
@@ -240,11 +240,13 @@ def in_server(alone: StepTimes, seen: Seen, limits: Limits) -> StepTimes:
     """
     steps_of = {rows: fmean(gaps) for rows, gaps in seen.gaps.items()}
     busy = [arrival for arrival in seen.arrivals if arrival.rows]
-    slower = fmean(
-        arrival.gap
-        / alone.mixed_seconds(arrival.rows, round(arrival.rows * seen.context), arrival.tokens)
-        for arrival in busy
-    )
+    ratios_of: dict[int, list[float]] = {}
+    for arrival in busy:
+        context = round(arrival.rows * seen.context)
+        step = alone.mixed_seconds(arrival.rows, context, arrival.tokens)
+        ratios_of.setdefault(arrival.tokens, []).append(arrival.gap / step)
+    slower_by = {tokens: fmean(found) for tokens, found in sorted(ratios_of.items())}
+    slower = fmean(slower_by.values())
     ratios = [gap / steps_of[rows] for rows, gaps in seen.gaps.items() for gap in gaps]
     times = replace(
         alone,
@@ -252,7 +254,9 @@ def in_server(alone: StepTimes, seen: Seen, limits: Limits) -> StepTimes:
             (rows, max(step - alone.decode_per_token * rows * seen.context, 0.0))
             for rows, step in sorted(steps_of.items())
         ),
-        prefill=_scaled(alone.prefill, slower),
+        prefill=tuple(
+            (tokens, each * alone.prefill_seconds(tokens)) for tokens, each in slower_by.items()
+        ),
         prefill_per_pair=slower * alone.prefill_per_pair,
         beside=_scaled(alone.beside, slower),
         spread=_quantiles(ratios),
