@@ -106,7 +106,9 @@ class Cluster:
     def counts(self, metric: str, **labels: str) -> Counter[str]:
         """A metric's value on each replica that has one above zero, by replica."""
         found: Counter[str] = Counter()
-        for family in text_string_to_metric_families(httpx.get(f"{self.url}/metrics").text):
+        for family in text_string_to_metric_families(
+            httpx.get(f"{self.url}/metrics", timeout=60).text
+        ):
             for sample in family.samples:
                 if sample.name == metric and labels.items() <= sample.labels.items():
                     found[sample.labels["replica"]] += int(sample.value)
