@@ -26,6 +26,7 @@ _COMMANDS = {
     "keys": "measure what keys cost, and who gets in while they are exchanged",
     "fuzz": "send hostile inputs and look for what they break",
     "sessions": "hold conversations and report what replicas find in their prefix caches",
+    "proxied": "compare replicas behind a proxy with servers started by hand",
     "simulate": "simulate many replicas with measured step times",
     "compare": "compare our speed with other runtimes'",
     "agreement": "compare greedy texts with torch's, token by token",

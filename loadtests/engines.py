@@ -132,6 +132,12 @@ class LoadedCausal:
         return self.bundle.manifest.vocab_size
 
     @property
+    def packs(self) -> bool:
+        """Whether prompts of different lengths share a pass without padding, and decode steps with
+        them: so with kernels."""
+        return self.runner().decode_and_prefill is not None
+
+    @property
     def chunk_tokens(self) -> int:
         """The configured prefill chunk."""
         return self.whole_blocks(

@@ -8,6 +8,7 @@ Gil Tene, "How NOT to Measure Latency").
 
 import asyncio
 import random
+import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 
@@ -96,14 +97,16 @@ class Run:
 
 
 class Runner:
-    """Sends jobs on schedule. Times come from the event loop's clock."""
+    """Sends jobs on schedule. ``clock`` gives seconds; that of uvloop would give milliseconds."""
 
     def __init__(
         self,
         send: Send,
         limits: Limits,
         on_progress: Callable[[Progress], None] = lambda progress: None,
+        clock: Callable[[], float] = time.perf_counter,
     ) -> None:
+        self._clock = clock
         self._send = send
         self._limits = limits
         self._on_progress = on_progress
@@ -114,7 +117,7 @@ class Runner:
 
     async def run(self, jobs: Sequence[Job], schedule: Sequence[float], duration: float) -> Run:
         """Sends ``jobs[i]`` at ``schedule[i]``; ends by ``duration`` + ``limits.drain_timeout``."""
-        self._started = asyncio.get_running_loop().time()
+        self._started = self._clock()
         self._slots = asyncio.Semaphore(self._limits.max_in_flight)
         tasks: list[asyncio.Task[None]] = []
         for job, intended in zip(jobs, schedule, strict=True):
@@ -131,7 +134,7 @@ class Runner:
         return Run(tuple(samples), self._peak_in_flight)
 
     def _now(self) -> float:
-        return asyncio.get_running_loop().time() - self._started
+        return self._clock() - self._started
 
     async def _run_job(self, job: Job, intended: float) -> None:
         sent: float | None = None

@@ -128,6 +128,7 @@ def describe(model: LoadedCausal) -> dict[str, Any]:
         "vocab_size": manifest.vocab_size,
         "max_length": model.max_length,
         "query_block": model.layout.query_block,
+        "packs": model.packs,
         "prefill_chunk_tokens": model.chunk_tokens,
         "prefix_cache_bytes": model.config.prefix_cache_bytes,
         "threads": model.config.threads,

@@ -12,8 +12,12 @@ from loadtests.measurement import Section, median, take_turns
 
 _QUESTION = "time of a step by its rows, their context, and the prompt that it reads"
 _ROWS = (1, 2, 4, NUM_STREAMS)
+_MIXED_ROWS = (1, 4, NUM_STREAMS - 1)
 _SHORT_PROMPT = 16
+_LONG_PROMPT = 512
+_LONG_BEFORE = 1024
 _NEW_TOKENS = 32
+_READINGS = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,12 +25,12 @@ class Row:
     """Steps that did the same, without HTTP; times in milliseconds.
 
     Attributes:
-        kind: ``decode``: a step with one token for each row; ``prefill``: the pass that reads (a
-            part of) a prompt, in a step that also decodes another text.
-        rows: sequences in the pass.
-        tokens: tokens of each that were computed.
-        context: tokens of each that were in the cache before.
-        mean_ms, median_ms: of the step, with all that the engine does for it, or of the pass.
+        kind: ``decode``: a step with one token for each row; ``prefill``: one that reads (a
+            part of) a prompt; ``mixed``: one that does both, in one pass or in two.
+        rows: sequences that decode; 1 where a prompt is read alone.
+        tokens: tokens of the prompt that were read; 1 where all decode.
+        context: tokens of each row that were in the cache before.
+        mean_ms, median_ms: of the step, with all that the engine does for it.
         steps: how many were measured.
     """
 
@@ -55,7 +59,7 @@ class Variant:
 
 
 async def measure(model: LoadedCausal, seconds: float, rng: np.random.Generator) -> Section:
-    """Measures decode steps of 1 to 8 rows, and the reading of prompts, in turns."""
+    """Measures decode steps of 1 to 8 rows, the reading of prompts, and both at once, in turns."""
     async with running(model) as rig:
         samples = await take_turns(variants(model, rig, rng), seconds)
     rows = tuple(
@@ -84,7 +88,7 @@ def variants(
     decode = partial(_decode, model, rig, rng)
     read = partial(_read, model, rig, rng)
     found: dict[Variant, Callable[[], Awaitable[list[float]]]] = {}
-    long = model.max_length // 2
+    long = min(_LONG_PROMPT, model.max_length // 2)
     for rows, prompt in (*((rows, _SHORT_PROMPT) for rows in _ROWS), (NUM_STREAMS, long)):
         context = prompt + _NEW_TOKENS // 2
         found[Variant("decode", rows, 1, context)] = partial(decode, rows, prompt)
@@ -93,10 +97,15 @@ def variants(
     if chunk < model.max_length - 2 - _SHORT_PROMPT:  # the longest that also fits behind a chunk
         piece = min(chunk, model.max_length - 2 - chunk)
     for tokens in sorted({_SHORT_PROMPT, piece // 4, piece // 2, piece}):
-        found[Variant("prefill", 1, tokens, 0)] = partial(read, tokens, 0)
-    before = (model.max_length - 2 - piece) // chunk * chunk
+        found[Variant("prefill", 1, tokens, 0)] = partial(read, 0, tokens, 0)
+    before = min(model.max_length - 2 - piece, max(chunk, _LONG_BEFORE)) // chunk * chunk
     if before > 0:
-        found[Variant("prefill", 1, piece, before)] = partial(read, piece, before)
+        found[Variant("prefill", 1, piece, before)] = partial(read, 0, piece, before)
+    for rows in _MIXED_ROWS:
+        for tokens in sorted({_SHORT_PROMPT, piece // 4, piece}):
+            found[Variant("mixed", rows, tokens, _SHORT_PROMPT + rows)] = partial(
+                read, rows, tokens, 0
+            )
     return found
 
 
@@ -116,20 +125,26 @@ async def _decode(
 
 
 async def _read(
-    model: LoadedCausal, rig: Rig, rng: np.random.Generator, tokens: int, before: int
+    model: LoadedCausal, rig: Rig, rng: np.random.Generator, rows: int, tokens: int, before: int
 ) -> list[float]:
-    """The pass that read the last ``tokens`` of a prompt, while another text went on.
-
-    With kernels it is the other text's decode step as well, a row among many.
-    """
-    other = rig.read(model.random_prompt(rng, _SHORT_PROMPT), model.max_length - _SHORT_PROMPT)
-    await other.until(2)
-    reader = rig.read(model.random_prompt(rng, before + tokens), 1)
-    await reader.end()
-    await other.until(len(other.times) + 2)  # then the step that read has been recorded
-    await rig.close([reader, other])
-    passes = (each for step in rig.recorder.take_steps() for each in step.passes)
-    return [each.seconds for each in passes if each.reads_prompt][-1:]
+    """Steps that read the last ``tokens`` of a prompt, while ``rows`` other texts went on."""
+    found = []
+    for _ in range(_READINGS):
+        prompt = model.random_prompt(rng, before + tokens)
+        others = [
+            rig.read(model.random_prompt(rng, _SHORT_PROMPT), _NEW_TOKENS + rows)
+            for _ in range(rows)
+        ]
+        for other in others:
+            await other.until(2)
+        rig.recorder.take_steps()
+        reader = rig.read(prompt, 3)
+        await reader.end()  # so the step that gave its first token has been recorded
+        await rig.close([reader, *others])
+        steps = rig.recorder.take_steps()
+        reading = [step for step in steps if any(each.reads_prompt for each in step.passes)]
+        found += [step.total for step in reading[-1:]]
+    return found
 
 
 def summarize(variant: Variant, seconds: list[float]) -> Row:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from loadtests import LoadTestError
 from loadtests.closed_loop import Work, drive, http_clients, work_of
 from loadtests.measurement import Section
-from loadtests.open_loop import Limits, Runner, poisson_schedule
+from loadtests.open_loop import Limits, Run, Runner, poisson_schedule
 from loadtests.report import Report, Settings, Summary, make_report
 from loadtests.server import Connection, ServerProcess, count_tokens, running_server
 from loadtests.texts import Job, draw_jobs
@@ -50,15 +50,15 @@ class Row:
 
 
 class Sender:
-    """Sends jobs over as many connections as are open at once; implements `open_loop.Send`."""
+    """Sends texts over as many connections as are open at once."""
 
     def __init__(self, work: Work, port: int) -> None:
         self._work = work
         self._port = port
         self._idle: list[Connection] = []
 
-    async def __call__(self, job: Job, on_token: Callable[[], None]) -> None:
-        """Sends a job and reads the whole reply; calls ``on_token`` at each token."""
+    async def __call__(self, text: str, on_token: Callable[[], None]) -> None:
+        """Sends a text and reads the whole reply; calls ``on_token`` at each token."""
 
         def note(data: bytes) -> None:
             for _ in range(count_tokens(data)):
@@ -66,7 +66,7 @@ class Sender:
 
         connection = await self._connect()
         try:
-            reply = await connection.send(self._work.request(job.text), note)
+            reply = await connection.send(self._work.request(text), note)
             self._work.count(reply)
         except BaseException:
             connection.close()
@@ -152,7 +152,7 @@ async def measure_rate(
 ) -> Row:
     """Offers one rate."""
     cpu = server.cpu_seconds()
-    report = await _run(settings, work, server.port)
+    report = make_report(settings, await offer(settings, work, server.port))
     cpu = server.cpu_seconds() - cpu
     return summarize(model, share, report, cpu, server.resident_bytes())
 
@@ -170,14 +170,18 @@ def arrivals(settings: Settings) -> tuple[tuple[Job, float], ...]:
     return tuple(zip(jobs, schedule, strict=True))
 
 
-async def _run(settings: Settings, work: Work, port: int) -> Report:
+async def offer(settings: Settings, work: Work, port: int) -> Run:
+    """Sends what `arrivals` says."""
     jobs, schedule = zip(*arrivals(settings), strict=True)
     limits = Limits(settings.timeout, settings.drain_timeout, settings.max_in_flight)
     async with AsyncExitStack() as stack:
         sender = Sender(work, port)
+
+        async def send(job: Job, on_token: Callable[[], None]) -> None:
+            await sender(job.text, on_token)
+
         stack.push_async_callback(sender.aclose)
-        run = await Runner(sender, limits).run(jobs, schedule, settings.duration)
-    return make_report(settings, run)
+        return await Runner(send, limits).run(jobs, schedule, settings.duration)
 
 
 def summarize(

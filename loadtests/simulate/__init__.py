@@ -12,6 +12,7 @@ from uvicorn.loops.auto import auto_loop_factory
 from loadtests import UsageError, count, names_of, positive
 from loadtests.engines import LoadedCausal
 from loadtests.measurement import Section, add_report_options, load_averages, write_reports
+from loadtests.scaling.load import SHARES
 from loadtests.simulate import fleets, one_machine, timed_engine
 from loadtests.simulate.calibration import measure_steps
 from loadtests.simulate.cluster import Shape
@@ -57,6 +58,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="S",
         help="measuring time: for the step times, and in the first two sections for each "
         "rate (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--shares",
+        type=_shares,
+        default=SHARES,
+        metavar="X,X",
+        help="rates of the section one-machine, as shares of what a closed loop achieves "
+        f"(default: {','.join(map(str, SHARES))})",
     )
     parser.add_argument("--seed", type=int, default=0, help="draws everything")
     _add_cluster_options(parser.add_argument_group("the cluster"))
@@ -164,6 +173,10 @@ def _counts(text: str) -> tuple[int, ...]:
     return tuple(count(part) for part in text.split(","))
 
 
+def _shares(text: str) -> tuple[float, ...]:
+    return tuple(positive(part) for part in text.split(","))
+
+
 def main(args: argparse.Namespace) -> int:
     """Simulates, prints and writes the report; returns 0.
 
@@ -191,15 +204,14 @@ def _simulate(args: argparse.Namespace, runner: asyncio.Runner) -> Iterator[Sect
     """The sections, each as soon as it is asked for."""
     seconds, num_tokens, seed = args.measure_seconds, args.new_tokens, args.seed
     model = None if args.bundle is None else LoadedCausal.load(args.bundle, load_config({}))
-    if model is not None and "one-machine" in args.sections:
-        yield runner.run(one_machine.measure(model, seconds, num_tokens, seed))
-    if args.sections == ("one-machine",):
-        return
     if args.step_times is not None:
         times = StepTimes.read(args.step_times)
     else:
         assert model is not None, "there are step times or a bundle"
         times = runner.run(measure_steps(model, seconds, np.random.default_rng(seed)))
+    if model is not None and "one-machine" in args.sections:
+        shares = args.shares
+        yield runner.run(one_machine.measure(model, times, seconds, num_tokens, seed, shares))
     if model is not None and "timed-engine" in args.sections:
         yield runner.run(timed_engine.measure(model, times, seconds, num_tokens, seed))
     scenario = scenario_of(args, times)

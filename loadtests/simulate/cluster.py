@@ -9,6 +9,7 @@ from typing import Any
 import simpy
 
 from loadtests.simulate.autoscaler import Autoscaler, Scaling
+from loadtests.simulate.gaps import Gaps
 from loadtests.simulate.gateway import Gateway
 from loadtests.simulate.replica import Limits, Replica
 from loadtests.simulate.request import Outcome, Request
@@ -52,11 +53,13 @@ class History:
         requests: all of them, each with an outcome, in the order of their arrival.
         sizes: how many replicas there were from when on, those that start or drain included.
         gateway_busy: seconds of all the gateway's workers together.
+        gaps: between the tokens of all texts.
     """
 
     requests: tuple[Request, ...]
     sizes: tuple[tuple[float, int], ...]
     gateway_busy: float
+    gaps: Gaps
 
     def replica_seconds(self, start: float, end: float) -> float:
         """For how long replicas existed between two times, added up."""
@@ -90,6 +93,7 @@ class Cluster:
         self._requests: list[Request] = []
         self._replies: dict[Request, simpy.Event] = {}
         self._ready: list[Replica] = []
+        self._gaps: list[Gaps] = []  # of all replicas that there ever were
         self._numbers = count()
         self._num_starting = 0
         self._sizes: list[tuple[float, int]] = [(0.0, 0)]
@@ -105,7 +109,12 @@ class Cluster:
         if self._shape.scaling is not None:
             self._env.process(self._scale(self._shape.scaling))
         self._env.run()
-        return History(tuple(self._requests), tuple(self._sizes), self._gateway.busy_seconds)
+        return History(
+            tuple(self._requests),
+            tuple(self._sizes),
+            self._gateway.busy_seconds,
+            Gaps.sum(self._gaps).spread(self._times.spread),
+        )
 
     def _begin(self, conversations: Iterable[Conversation]) -> Process:
         for conversation in conversations:
@@ -142,7 +151,9 @@ class Cluster:
 
     def _new_replica(self) -> Replica:
         number = next(self._numbers)
-        return Replica(self._env, number, self._times, self._shape.limits, self._reply)
+        replica = Replica(self._env, number, self._times, self._shape.limits, self._reply)
+        self._gaps.append(replica.gaps)
+        return replica
 
     def _scale(self, scaling: Scaling) -> Process:
         autoscaler = Autoscaler(scaling)

@@ -8,6 +8,7 @@ from typing import Any
 
 import simpy
 
+from loadtests.simulate.gaps import Gaps
 from loadtests.simulate.prefix_cache import PrefixCache
 from loadtests.simulate.request import Outcome, Request
 from loadtests.simulate.step_times import StepTimes
@@ -36,6 +37,7 @@ class Replica:
     Attributes:
         number: which one it is.
         num_open: requests that wait or run.
+        gaps: between the tokens of its texts.
 
     Args:
         env: keeps the time.
@@ -55,18 +57,21 @@ class Replica:
     ) -> None:
         self.number = number
         self.num_open = 0
+        self.gaps = Gaps()
         self._env = env
         self._times = times
         self._limits = limits
         self._on_end = on_end
         self._cache = PrefixCache(times.block_tokens, limits.prefix_cache_tokens)
         self._waiting: deque[Request] = deque()
+        self._slots: list[Request | None] = [None] * limits.slots
         self._prefilling: list[Request] = []
         self._num_read = 0  # tokens in the cache of the first of them
         self._decoding: list[tuple[int, int, Request]] = []  # a heap by the step that ends them
         self._num_steps = 0
         self._num_started = 0
         self._context = 0  # tokens in the cache of all that decode
+        self._owed = 0.0  # seconds that requests have cost besides steps
         self._draining = False
         self._interruptible = False
         self._process = env.process(self._run())
@@ -80,13 +85,26 @@ class Replica:
         return len(self._prefilling) + len(self._decoding)
 
     def submit(self, request: Request) -> None:
+        """Takes a request, which is queued or refused when the engine has it."""
+        self.num_open += 1
+        delay = self._times.outside_seconds(len(self._decoding))
+        if delay:
+            self._env.process(self._receive(request, delay))
+        else:
+            self._enqueue(request)
+
+    def _receive(self, request: Request, delay: float) -> Generator[simpy.Event, Any, None]:
+        yield self._env.timeout(delay)
+        self._enqueue(request)
+
+    def _enqueue(self, request: Request) -> None:
         """Queues a request, or refuses it: as the server, whatever slots are free."""
         if len(self._waiting) >= self._limits.max_queue:
+            self.num_open -= 1
             request.end(Outcome.REFUSED, self._env.now)
             self._on_end(request)
-            return
-        self.num_open += 1
-        self._waiting.append(request)
+        else:
+            self._waiting.append(request)
         self._interrupt()
 
     def drain(self) -> simpy.Event:
@@ -107,9 +125,10 @@ class Replica:
                 yield from self._step()
             elif self._decoding:
                 yield from self._decode()
-            elif self._draining:
+            elif self._draining and not self.num_open:
                 return
             else:
+                self._owed = 0.0
                 yield from self._wait(self._env.event())
 
     def _wait(self, event: simpy.Event) -> Generator[simpy.Event, Any, bool]:
@@ -124,25 +143,46 @@ class Replica:
 
     def _admit(self) -> None:
         """Starts what the scheduler would start: one prompt, or short ones that go together."""
-        while self._waiting and self.num_running < self._limits.slots:
-            request = self._waiting[0]
+        while self._waiting and None in self._slots:
+            request, slot = self._waiting[0], self._slots.index(None)
             num_cached = self._cache.match(request)
-            if self._prefilling and (num_cached or not self._joins(request)):
-                return
+            if self._prefilling and (num_cached or not self._joins(request, slot)):
+                break
             self._waiting.popleft()
             request.num_cached = num_cached
             if not self._prefilling:
                 self._num_read = num_cached
             self._prefilling.append(request)
+            self._slots[slot] = request
+        self._fill_holes()
 
-    def _joins(self, request: Request) -> bool:
+    def _joins(self, request: Request, slot: int) -> bool:
         together = [*self._prefilling, request]
         padded = len(together) * max(each.num_prompt for each in together)
         return (
             self._num_read == 0
+            and slot == self._slots.index(self._prefilling[-1]) + 1
             and padded <= self._limits.chunk_tokens
             and all(2 <= each.num_prompt <= self._times.block_tokens for each in together)
         )
+
+    def _fill_holes(self) -> None:
+        """Moves the texts that decode to the lowest slots; which of them are free decides who
+        joins.
+        """
+        while None in self._slots:
+            hole = self._slots.index(None)
+            last = next(
+                (
+                    slot
+                    for slot in range(len(self._slots) - 1, hole, -1)
+                    if self._slots[slot] is not None and self._slots[slot] not in self._prefilling
+                ),
+                None,
+            )
+            if last is None:
+                return
+            self._slots[hole], self._slots[last] = self._slots[last], None
 
     def _step(self) -> Generator[simpy.Event, Any, None]:
         """A step that reads a chunk, or short prompts, and decodes the rows that there are."""
@@ -151,9 +191,13 @@ class Replica:
         # As in the scheduler: no last chunk of one token.
         num_tokens = num_left if num_left <= chunk + 1 else chunk
         is_last = num_tokens == num_left
-        seconds = self._times.prefill_seconds(num_tokens * len(self._prefilling), self._num_read)
-        if self._decoding:
-            seconds += self._times.decode_seconds(len(self._decoding), self._context)
+        num_to_read = num_tokens
+        if len(self._prefilling) > 1:
+            num_to_read = self._times.read_tokens([each.num_prompt for each in self._prefilling])
+        rows = len(self._decoding)
+        seconds = self._times.mixed_seconds(rows, self._context, num_to_read, self._num_read)
+        seconds += self._pay()
+        self.gaps.add(seconds, rows)
         yield self._env.timeout(seconds)
         self._advance(1)
         self._num_read += num_tokens
@@ -177,6 +221,12 @@ class Replica:
     def _decode(self) -> Generator[simpy.Event, Any, None]:
         """Steps that decode only, as many as nothing can come between."""
         rows, context, start = len(self._decoding), self._context, self._env.now
+        if owed := self._pay():
+            seconds = owed + self._times.decode_seconds(rows, context)
+            self.gaps.add(seconds, rows)
+            yield self._env.timeout(seconds)
+            self._advance(1)
+            return
         num_steps = self._decoding[0][0] - self._num_steps
         done = self._env.timeout(self._times.decode_seconds(rows, context, num_steps))
         if rows == self._limits.slots:
@@ -187,7 +237,14 @@ class Replica:
             num_steps = min(num_steps, self._times.decode_steps(rows, context, elapsed))
             end = start + self._times.decode_seconds(rows, context, num_steps)
             yield self._env.timeout(max(end - self._env.now, 0.0))
+        if num_steps:
+            self.gaps.add((self._env.now - start) / num_steps, rows * num_steps)
         self._advance(num_steps)
+
+    def _pay(self) -> float:
+        """What the requests that ended have cost since the last step."""
+        owed, self._owed = self._owed, 0.0
+        return owed
 
     def _advance(self, num_steps: int) -> None:
         """Notes that all rows have so many tokens more, none beyond its last."""
@@ -200,5 +257,7 @@ class Replica:
 
     def _end(self, request: Request) -> None:
         self.num_open -= 1
+        self._slots[self._slots.index(request)] = None
+        self._owed += self._times.per_request
         request.end(Outcome.ANSWERED, self._env.now)
         self._on_end(request)

@@ -1,10 +1,12 @@
 """What a simulated run adds up to."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from itertools import pairwise
 
 from loadtests.report import percentile
 from loadtests.simulate.cluster import History
+from loadtests.simulate.gaps import Gaps
 from loadtests.simulate.request import Outcome
 
 
@@ -42,29 +44,55 @@ class Result:
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """What a simulation and what it simulates are compared by; times in milliseconds."""
+    """What a simulation and what it simulates are compared by.
+
+    ``achieved`` is per second; times are in milliseconds, those of the first token from the arrival
+    of a request, those of gaps from one token of a text to the next.
+    """
 
     achieved: float
-    p50: float
-    p99: float
+    first_p50: float
     first_p99: float
+    gap_p50: float
+    gap_p99: float
 
-    @classmethod
-    def of(cls, requests: Sequence[tuple[float, float, float]]) -> "Figures":
-        """Each request is (arrival, first token, end), in seconds since the start."""
-        first = sorted(1e3 * (first - arrived) for arrived, first, _ in requests)
-        whole = sorted(1e3 * (ended - arrived) for arrived, _, ended in requests)
-        return cls(
-            len(requests) / max(ended for _, _, ended in requests),
-            percentile(whole, 50),
-            percentile(whole, 99),
-            percentile(first, 99),
+
+@dataclass(slots=True)
+class Observed:
+    """Runs of the same kind, measured or simulated; times in seconds.
+
+    Attributes:
+        first: from the arrival of each request to its first token.
+        gaps: from one token of a text to the next.
+        seconds: from the start of each run to its last token, added up.
+    """
+
+    first: list[float] = field(default_factory=list)
+    gaps: Gaps = field(default_factory=Gaps)
+    seconds: float = 0.0
+
+    def add(self, start: float, tokens: Sequence[float]) -> None:
+        """A measured text: when it was to be sent, and when its tokens came."""
+        self.first.append(tokens[0] - start)
+        for before, after in pairwise(tokens):
+            self.gaps.add(after - before, 1)
+
+    def add_history(self, history: History) -> None:
+        """A whole simulation."""
+        self.first += [request.time_to_first_token for request in history.requests]
+        self.gaps = Gaps.sum((self.gaps, history.gaps))
+        self.seconds += max(request.ended for request in history.requests)
+
+    def figures(self) -> Figures:
+        """What they add up to; there has to be a request."""
+        first = sorted(self.first)
+        return Figures(
+            len(first) / self.seconds,
+            1e3 * percentile(first, 50),
+            1e3 * percentile(first, 99),
+            1e3 * self.gaps.percentile(50),
+            1e3 * self.gaps.percentile(99),
         )
-
-    @classmethod
-    def of_history(cls, history: History) -> "Figures":
-        """Those of a simulation."""
-        return cls.of([(r.arrived, r.first_token, r.ended) for r in history.requests])
 
 
 def summarize(history: History, start: float, end: float) -> Result:
@@ -109,12 +137,14 @@ class Comparison:
     requests: int
     achieved: float
     x_achieved: float
-    p50_ms: float
-    x_p50: float
-    p99_ms: float
-    x_p99: float
-    first_token_p99_ms: float
-    x_first_token_p99: float
+    first_p50_ms: float
+    x_first_p50: float
+    first_p99_ms: float
+    x_first_p99: float
+    gap_p50_ms: float
+    x_gap_p50: float
+    gap_p99_ms: float
+    x_gap_p99: float
     machine_load: float
 
     @classmethod
@@ -134,11 +164,24 @@ class Comparison:
             requests=requests,
             achieved=measured.achieved,
             x_achieved=simulated.achieved / measured.achieved,
-            p50_ms=measured.p50,
-            x_p50=simulated.p50 / measured.p50,
-            p99_ms=measured.p99,
-            x_p99=simulated.p99 / measured.p99,
-            first_token_p99_ms=measured.first_p99,
-            x_first_token_p99=simulated.first_p99 / measured.first_p99,
+            first_p50_ms=measured.first_p50,
+            x_first_p50=simulated.first_p50 / measured.first_p50,
+            first_p99_ms=measured.first_p99,
+            x_first_p99=simulated.first_p99 / measured.first_p99,
+            gap_p50_ms=measured.gap_p50,
+            x_gap_p50=simulated.gap_p50 / measured.gap_p50,
+            gap_p99_ms=measured.gap_p99,
+            x_gap_p99=simulated.gap_p99 / measured.gap_p99,
             machine_load=machine_load,
         )
+
+    @property
+    def ratios(self) -> dict[str, float]:
+        """The simulated values, as shares of the measured ones."""
+        return {
+            "throughput": self.x_achieved,
+            "p50 of the first token": self.x_first_p50,
+            "p99 of the first token": self.x_first_p99,
+            "p50 of gaps": self.x_gap_p50,
+            "p99 of gaps": self.x_gap_p99,
+        }

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from loadtests import LoadTestError
@@ -24,22 +25,36 @@ class StepTimes:
         decode_per_token: of a decode step, per token in the cache of its rows.
         prefill: the reading of a prompt's first tokens, by their number.
         prefill_per_pair: of reading, per token read and token in the cache before them.
+        beside: what rows that decode add to a step that reads, by their number, without their
+            context; empty if they add a decode step, as a pass of their own does.
         block_tokens: of a block of the prefix cache; prompts up to that may be read together.
+        packs: whether prompts that are read together are not padded to the longest.
+        outside: what a request spends outside of the engine until its client has the first token,
+            by the rows that decode meanwhile; empty for nothing.
+        per_request: for which the engine stands still when a text has ended, as what a request
+            costs besides its tokens takes the processor.
+        spread: quantiles of the time of a decode step as a share of its mean. Gaps between tokens
+            are spread like that; the steps themselves take their means.
     """
 
     decode: Curve
     decode_per_token: float
     prefill: Curve
     prefill_per_pair: float
+    beside: Curve = ()
     block_tokens: int = 1
+    packs: bool = False
+    outside: Curve = ()
+    per_request: float = 0.0
+    spread: tuple[float, ...] = (1.0,)
 
     @classmethod
-    def from_rows(cls, rows: Sequence[Row], block_tokens: int) -> "StepTimes":
+    def from_rows(cls, rows: Sequence[Row], block_tokens: int, packs: bool) -> "StepTimes":
         """Separates the cost of the context from the others.
 
         Args:
             rows: of the section ``steps`` of ``loadtests engine``.
-            block_tokens: of the model.
+            block_tokens, packs: of the model.
 
         Raises:
             LoadTestError: there are no decode steps, or no prompts, among them.
@@ -49,12 +64,20 @@ class StepTimes:
         if not decoding or not reading:
             raise LoadTestError("the step times need decode steps and prompts")
         per_token, per_pair = _per_context(decoding), _per_context(reading)
+        prefill = _curve((row.tokens, row.mean_ms / 1e3 - per_pair * row.work) for row in reading)
+        added: dict[int, list[float]] = {}
+        for row in rows:
+            if row.kind == "mixed":
+                alone = _at(prefill, row.tokens) + per_token * row.rows * row.context
+                added.setdefault(row.rows, []).append(row.mean_ms / 1e3 - alone)
         return cls(
             _curve((row.rows, row.mean_ms / 1e3 - per_token * row.work) for row in decoding),
             per_token,
-            _curve((row.tokens, row.mean_ms / 1e3 - per_pair * row.work) for row in reading),
+            prefill,
             per_pair,
+            beside=tuple((rows, max(fmean(each), 0.0)) for rows, each in sorted(added.items())),
             block_tokens=block_tokens,
+            packs=packs,
         )
 
     @classmethod
@@ -67,7 +90,7 @@ class StepTimes:
         try:
             report: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
             rows = [Row(**row) for row in report["sections"]["steps"]["rows"]]
-            return cls.from_rows(rows, int(report["query_block"]))
+            return cls.from_rows(rows, int(report["query_block"]), bool(report["packs"]))
         except (KeyError, TypeError, ValueError) as error:
             raise LoadTestError(
                 f"{path} has no step times; write it with: loadtests engine --sections steps "
@@ -94,6 +117,24 @@ class StepTimes:
     def prefill_seconds(self, tokens: int, start: int = 0) -> float:
         """The reading of ``tokens`` tokens behind ``start`` others."""
         return _at(self.prefill, tokens) + self.prefill_per_pair * tokens * start
+
+    def read_tokens(self, prompts: Sequence[int]) -> int:
+        """What reading whole prompts together counts as, given the tokens of each."""
+        return sum(prompts) if self.packs else len(prompts) * max(prompts)
+
+    def mixed_seconds(self, rows: int, context: int, tokens: int, start: int = 0) -> float:
+        """A step that decodes rows, with ``context`` tokens, and reads a prompt."""
+        reading = self.prefill_seconds(tokens, start)
+        if not rows:
+            return reading
+        if not self.beside:
+            return reading + self.decode_seconds(rows, context)
+        added = _at(((0, 0.0), *self.beside), rows)
+        return reading + added + self.decode_per_token * context
+
+    def outside_seconds(self, rows: int) -> float:
+        """What a request spends outside of the engine that decodes so many rows."""
+        return _at(self.outside, rows) if self.outside else 0.0
 
 
 def _size(row: Row) -> tuple[int, int]:

@@ -20,7 +20,7 @@ from loadtests.scaling.load import SHARES
 from loadtests.simulate.cluster import Cluster, Shape
 from loadtests.simulate.fleets import capacity
 from loadtests.simulate.replica import Limits
-from loadtests.simulate.results import Comparison, Figures
+from loadtests.simulate.results import Comparison, Observed
 from loadtests.simulate.step_times import StepTimes
 from loadtests.simulate.workload import Conversation, Length, Turn, Workload
 from maskdial.causal.executor import Cache, ModelRunner
@@ -49,6 +49,7 @@ class TimedRunner:
     def __init__(self, runner: ModelRunner, times: StepTimes, vocab_size: int) -> None:
         self._runner = runner
         self._times = times
+        self.decode_and_prefill = self._decode_and_prefill if times.packs else None
         self._logits = np.zeros((64, vocab_size), np.float32)
         self._end = 0.0
 
@@ -62,12 +63,22 @@ class TimedRunner:
         self._take(self._times.prefill_seconds(len(token_ids), start))
         return self._logits[:num_logits].copy()
 
-    decode_and_prefill = None
-    """The simulated scheduler has a pass for each."""
-
     def prefill_together(self, slot: int, prompts: list[NDArray[np.int64]]) -> NDArray[np.float32]:
-        self._take(self._times.prefill_seconds(len(prompts) * max(map(len, prompts))))
+        tokens = self._times.read_tokens([len(prompt) for prompt in prompts])
+        self._take(self._times.prefill_seconds(tokens))
         return self._logits[: len(prompts)].copy()
+
+    def _decode_and_prefill(
+        self,
+        token_ids: NDArray[np.int64],
+        lengths: NDArray[np.int64],
+        rows: NDArray[np.int64],
+        prompts: list[tuple[int, NDArray[np.int64], int, int]],
+    ) -> NDArray[np.float32]:
+        context = int(sum(lengths[row] for row in rows))
+        tokens = self._times.read_tokens([len(piece) for _, piece, _, _ in prompts])
+        self._take(self._times.mixed_seconds(len(rows), context, tokens, prompts[0][2]))
+        return self._logits[: len(rows) + len(prompts)].copy()
 
     def decode(
         self, token_ids: NDArray[np.int64], lengths: NDArray[np.int64], rows: NDArray[np.int64]
@@ -114,15 +125,17 @@ async def measure(
             for index, (start, size) in enumerate(zip(starts, prompts, strict=True))
         ]
         began = readers[0].submitted - starts[0]
-        replies = [(each.times[0] - began, each.times[-1] - began) for each in readers]
-        measured = [(start, *reply) for start, reply in zip(starts, replies, strict=True)]
-        simulated = Figures.of_history(Cluster(shape, times).run(sent))
+        measured, simulated = Observed(), Observed()
+        for start, reader in zip(starts, readers, strict=True):
+            measured.add(began + start, reader.times)
+        measured.seconds = max(reader.times[-1] for reader in readers) - began
+        simulated.add_history(Cluster(shape, times).run(sent))
         row = Comparison.of(
             share,
             len(starts) / seconds,
             len(starts),
-            measured=Figures.of(measured),
-            simulated=simulated,
+            measured=measured.figures(),
+            simulated=simulated.figures(),
             machine_load=next(iter(load_averages()), 0.0),
         )
         rows.append(row)
@@ -150,9 +163,5 @@ async def _offer(
 
 
 def _finding(rows: Sequence[Comparison]) -> str:
-    ratios = [
-        ratio
-        for row in rows
-        for ratio in (row.x_achieved, row.x_p50, row.x_p99, row.x_first_token_p99)
-    ]
+    ratios = [ratio for row in rows for ratio in row.ratios.values()]
     return f"simulated values are {min(ratios):.2f} to {max(ratios):.2f} of the engine's"

@@ -13,6 +13,7 @@ COMMANDS = (
     "scaling",
     "swaps",
     "sessions",
+    "proxied",
     "simulate",
     "compare",
     "agreement",

@@ -51,6 +51,7 @@ def test_every_section_on_the_starter_model(
     steps = rows_of(report, "steps")
     assert [row["rows"] for row in steps if row["kind"] == "decode"] == [1, 2, 4, 8, 8]
     assert [row["context"] for row in steps if row["kind"] == "prefill"] == [0, 0, 0, 0, 256]
+    assert [row["rows"] for row in steps if row["kind"] == "mixed"] == [1] * 3 + [4] * 3 + [7] * 3
     assert all(row["steps"] > 0 for row in steps)
 
 

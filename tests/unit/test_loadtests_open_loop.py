@@ -47,8 +47,8 @@ def run(
     limits: Limits = OPEN,
     on_progress: Callable[[Progress], None] = lambda progress: None,
 ) -> Run:
-    runner = Runner(send, limits, on_progress)
     with asyncio.Runner(loop_factory=VirtualLoop) as loop:
+        runner = Runner(send, limits, on_progress, loop.get_loop().time)
         return loop.run(runner.run([JOB] * len(schedule), schedule, duration=schedule[-1] + 1))
 
 

@@ -18,7 +18,7 @@ from loadtests.scaling import SECTIONS, Start
 from loadtests.scaling import summarize as summarize_starts
 from loadtests.scaling.load import Sender, summarize
 from loadtests.server import running_server
-from loadtests.texts import Job, Kind
+from loadtests.texts import Kind
 from maskdial.models.bundle import load_bundle
 from maskdial.models.catalog import STARTER_FOLDER
 
@@ -79,9 +79,8 @@ def test_a_sender_keeps_connections_and_reports_tokens() -> None:
         with running_server({"story": STARTER_FOLDER / "hybrid"}, threads=1) as server:
             sender = Sender(Generation(3), server.port)
             tokens: list[int] = []
-            job = Job(Kind.GENERATE, "Once there was", 0)
             for number in range(2):
-                await sender(job, partial(tokens.append, number))
+                await sender("Once there was", partial(tokens.append, number))
             idle = len(sender._idle)
             await sender.aclose()
             return tokens, idle

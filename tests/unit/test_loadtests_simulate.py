@@ -2,6 +2,7 @@
 
 import random
 from collections.abc import Iterable
+from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
@@ -24,6 +25,7 @@ from maskdial.causal.scheduler import Scheduler
 from maskdial.causal.sequence import Sequence
 
 TIMES = StepTimes(((1, 0.010), (8, 0.017)), 1e-6, ((16, 0.02), (256, 0.1)), 1e-7)
+SHARED = replace(TIMES, beside=((1, 0.001), (4, 0.003)), block_tokens=16, packs=True)
 LIMITS = Limits(slots=4, chunk_tokens=32)
 
 
@@ -130,27 +132,23 @@ class Mute:
         return ""
 
 
-def seconds_of(plan: Plan) -> float:
+def seconds_of(plan: Plan, times: StepTimes) -> float:
     """A step of the scheduler, by the same step times."""
-    seconds = 0.0
-    if plan.decoding:
-        context = sum(sequence.num_tokens - 1 for sequence in plan.decoding)
-        seconds += TIMES.decode_seconds(len(plan.decoding), context)
-    if plan.prefills:
-        longest = max(prefill.num_tokens for prefill in plan.prefills)
-        start = plan.prefills[0].start
-        seconds += TIMES.prefill_seconds(len(plan.prefills) * longest, start)
-    return seconds
+    rows, context = len(plan.decoding), sum(each.num_tokens - 1 for each in plan.decoding)
+    if not plan.prefills:
+        return times.decode_seconds(rows, context)
+    tokens = times.read_tokens([each.num_tokens for each in plan.prefills])
+    return times.mixed_seconds(rows, context, tokens, plan.prefills[0].start)
 
 
-def run_scheduler(arrivals: list[Conversation]) -> dict[int, tuple[float, float]]:
+def run_scheduler(arrivals: list[Conversation], times: StepTimes) -> dict[int, tuple[float, float]]:
     """When each request had its first token and its end, if the server's scheduler decides."""
     scheduler = Scheduler(
         slots=LIMITS.slots,
         prefill_chunk_tokens=LIMITS.chunk_tokens,
         max_length=10_000,
-        block_tokens=TIMES.block_tokens,
-        joint_tokens=TIMES.block_tokens,
+        block_tokens=times.block_tokens,
+        joint_tokens=times.block_tokens,
     )
     coming = {
         Sequence(
@@ -169,7 +167,7 @@ def run_scheduler(arrivals: list[Conversation]) -> dict[int, tuple[float, float]
         while waiting and coming[waiting[0]].start <= now:
             scheduler.add(waiting.pop(0))
         plan = scheduler.schedule()
-        now += seconds_of(plan)
+        now += seconds_of(plan, times)
         given = [*plan.decoding, *(p.sequence for p in plan.prefills if p.is_last)]
         for sequence in given:
             sequence.accept(
@@ -185,14 +183,17 @@ def run_scheduler(arrivals: list[Conversation]) -> dict[int, tuple[float, float]
 
 
 @pytest.mark.parametrize("rate", [1.0, 3.0, 10.0])
-def test_a_replica_runs_requests_as_the_server_s_scheduler_does(rate: float) -> None:
+@pytest.mark.parametrize("times", [TIMES, SHARED], ids=["a pass each", "shared passes"])
+def test_a_replica_runs_requests_as_the_server_s_scheduler_does(
+    rate: float, times: StepTimes
+) -> None:
     rng = random.Random(round(rate))
     arrivals = [
-        Conversation(number, start, number, 0, (Turn(0.0, rng.randint(2, 99), rng.randint(1, 60)),))
+        Conversation(number, start, number, 0, (Turn(0.0, rng.randint(2, 40), rng.randint(1, 60)),))
         for number, start in enumerate(poisson(rate, 150, seed=2))
     ]
-    history = Cluster(Shape(limits=LIMITS), TIMES).run(arrivals)
-    expected = run_scheduler(arrivals)
+    history = Cluster(Shape(limits=LIMITS), times).run(arrivals)
+    expected = run_scheduler(arrivals, times)
     assert len(expected) == len(history.requests) == 150
     for request in history.requests:
         found = (request.first_token, request.ended)
@@ -257,15 +258,59 @@ def test_step_times_are_read_off_the_measured_rows() -> None:
         row("prefill", 1, 64, 0, 30.0),
         row("prefill", 1, 128, 0, 50.0),
         row("prefill", 1, 128, 100, 51.28),
+        row("mixed", 2, 64, 50, 33.2),
+        row("mixed", 2, 128, 50, 53.2),
     ]
-    times = StepTimes.from_rows(rows, block_tokens=16)
+    times = StepTimes.from_rows(rows, block_tokens=16, packs=True)
     for each in rows[:3]:
         seconds = times.decode_seconds(each.rows, each.rows * each.context)
         assert seconds == pytest.approx(each.mean_ms / 1e3)
-    for each in rows[3:]:
+    for each in rows[3:6]:
         seconds = times.prefill_seconds(each.tokens, each.context)
         assert seconds == pytest.approx(each.mean_ms / 1e3)
     assert times.prefill_seconds(96) == pytest.approx(0.040)
+    for each in rows[6:]:
+        seconds = times.mixed_seconds(each.rows, each.rows * each.context, each.tokens)
+        assert seconds == pytest.approx(each.mean_ms / 1e3)
+    # Of one row, half of what two add, and its context.
+    assert times.mixed_seconds(1, 50, 64) == pytest.approx(0.0316)
+    assert times.mixed_seconds(0, 0, 64) == pytest.approx(0.030)
+
+
+def test_without_shared_passes_a_step_that_reads_takes_a_decode_step_more() -> None:
+    both = TIMES.decode_seconds(3, 100) + TIMES.prefill_seconds(40, 64)
+    assert TIMES.mixed_seconds(3, 100, 40, 64) == pytest.approx(both)
+    assert (TIMES.read_tokens([3, 9]), SHARED.read_tokens([3, 9])) == (18, 12)
+
+
+# What requests cost besides their steps
+
+
+def test_gaps_are_those_between_tokens() -> None:
+    times = StepTimes(((1, 0.010),), 0.0, ((1, 0.1),), 0.0)
+    arrivals = requests([0.0, 0.15], 8, [100, 1])
+    history = Cluster(Shape(limits=LIMITS), times).run(arrivals)
+    assert history.gaps.percentile(50) == pytest.approx(0.010, rel=0.01)
+    assert history.gaps.percentile(100) == pytest.approx(0.110, rel=0.01)
+    spread = Cluster(Shape(limits=LIMITS), replace(times, spread=(0.5, 1.5))).run(arrivals)
+    assert spread.gaps.percentile(25) == pytest.approx(0.005, rel=0.01)
+    assert spread.gaps.percentile(75) == pytest.approx(0.015, rel=0.01)
+
+
+def test_a_request_is_later_by_the_time_outside_of_the_engine() -> None:
+    times = replace(TIMES, outside=((0, 0.003), (4, 0.007)))
+    arrivals = requests([0.0, 5.0], 16, [10, 10])
+    for request in Cluster(Shape(limits=LIMITS), times).run(arrivals).requests:
+        assert request.time_to_first_token == pytest.approx(0.003 + TIMES.prefill_seconds(16))
+
+
+def test_what_a_request_costs_besides_its_tokens_delays_the_others() -> None:
+    arrivals = requests([0.0, 0.0], 16, [50, 20])
+    shape = Shape(limits=LIMITS)
+    before = Cluster(shape, TIMES).run(arrivals).requests
+    after = Cluster(shape, replace(TIMES, per_request=0.5)).run(arrivals).requests
+    assert after[0].ended == pytest.approx(before[0].ended + 0.5)
+    assert after[1].ended == before[1].ended
 
 
 @pytest.mark.parametrize("per_token", [0.0, 1e-6])

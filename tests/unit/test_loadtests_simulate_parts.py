@@ -12,7 +12,9 @@ import yaml
 
 from loadtests.__main__ import main
 from loadtests.simulate.autoscaler import Autoscaler, Scaling
-from loadtests.simulate.calibration import in_server, mean_times
+from loadtests.simulate.calibration import Arrival, Seen, in_server, loop_seconds, slowed
+from loadtests.simulate.gaps import Gaps
+from loadtests.simulate.replica import Limits
 from loadtests.simulate.request import Request
 from loadtests.simulate.router import Ring, Router
 from loadtests.simulate.step_times import StepTimes
@@ -157,18 +159,53 @@ def test_a_workload_has_the_rate_and_the_lengths_it_was_asked_for() -> None:
 # Calibration, and the command
 
 
-def test_closed_loops_tell_what_a_step_and_a_reading_take() -> None:
-    alone = StepTimes(((1, 1.0),), 0.001, ((10, 1.0), (30, 3.0)), 0.5)
-    loops = {(n, m): n * 4.0 + (m - 1) * (2.0 + n) for n in (1, 2, 4, 8) for m in (16, 48)}
-    times = in_server(alone, loops, [10, 30])
-    for clients in (1, 2, 4, 8):
-        context = clients * (20 + 16)
-        assert times.decode_seconds(clients, context) == pytest.approx(2.0 + clients)
-    # Twice as long as the engine alone takes for prompts of 10 and of 30 tokens, on average.
-    assert times.prefill_seconds(10) == pytest.approx(2.0)
-    assert times.prefill_seconds(30, start=1) == pytest.approx(6.0 + 30.0)
-    between = mean_times(alone, replace(alone, decode=((1, 3.0),)))
-    assert between.decode_seconds(1, 0) == 2.0
+def test_clients_tell_the_step_times_of_a_server(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("loadtests.simulate.calibration.LOOP_SECONDS", 100.0)
+    alone = StepTimes(
+        ((1, 0.010), (8, 0.017)), 1e-6, ((16, 0.02), (256, 0.1)), 1e-7, beside=((1, 0.001),)
+    )
+    limits = Limits()
+    times = slowed(
+        replace(alone, outside=((0, 0.003), (1, 0.004), (4, 0.005)), per_request=0.01), 1.5
+    )
+    seen = Seen(context=32.0, texts=[(10, 16), (20, 48), (60, 24), (9, 40), (33, 32)])
+    for rows in seen.gaps:
+        step = times.decode_seconds(rows, 32 * rows)
+        seen.gaps[rows] += [0.5 * step, 1.5 * step]
+    for rows in (0, 1, 4):
+        for tokens in (16, 64):
+            reading = times.mixed_seconds(rows, 32 * rows, tokens)
+            first = times.outside_seconds(rows) + reading
+            if rows:
+                first += times.decode_seconds(rows, 32 * rows) / 2
+            seen.arrivals.append(Arrival(rows, tokens, first, reading if rows else 0.0))
+    # What an idle server takes to read counts as without HTTP: the rest is outside.
+    outside = (
+        times.outside_seconds(0) + 0.5 * (alone.prefill_seconds(16) + alone.prefill_seconds(64)) / 2
+    )
+    seen.loops.append(loop_seconds(times, limits, seen.texts))
+    found = in_server(alone, seen, limits)
+    for rows in (1, 2, 4, 8):
+        expected = times.decode_seconds(rows, 32 * rows)
+        assert found.decode_seconds(rows, 32 * rows) == pytest.approx(expected)
+    expected = times.mixed_seconds(4, 4 * 32, 64)
+    assert found.mixed_seconds(4, 4 * 32, 64) == pytest.approx(expected, rel=0.01)
+    assert found.outside_seconds(4) == pytest.approx(0.0075)
+    assert found.outside_seconds(0) == pytest.approx(outside)
+    assert found.per_request == pytest.approx(0.015, rel=0.15)
+    assert loop_seconds(found, limits, seen.texts) == pytest.approx(seen.loops[0], rel=0.01)
+    assert (min(found.spread), max(found.spread)) == pytest.approx((0.5, 1.5), rel=0.05)
+
+
+def test_gaps_add_up_to_percentiles() -> None:
+    gaps = Gaps()
+    for milliseconds in range(1, 101):
+        gaps.add(milliseconds / 1e3, 2)
+    whole = Gaps.sum([gaps, Gaps()])
+    assert whole.percentile(50) == pytest.approx(0.050, rel=0.01)
+    assert whole.percentile(99) == pytest.approx(0.099, rel=0.01)
+    assert whole.spread((2.0,)).percentile(50) == pytest.approx(0.100, rel=0.02)
+    assert Gaps().percentile(50) == 0
 
 
 def simulate(tmp_path: Path, *arguments: str) -> dict[str, object]:
@@ -217,13 +254,15 @@ def test_it_needs_step_times_or_a_bundle(arguments: list[str]) -> None:
 def test_a_server_and_its_engine_are_simulated(
     section: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    module = section.replace("-", "_")
-    monkeypatch.setattr(f"loadtests.simulate.{module}.SHARES", (0.7,))
+    monkeypatch.setattr("loadtests.simulate.timed_engine.SHARES", (0.7,))
+    monkeypatch.setattr("loadtests.simulate.one_machine.PIECE_SECONDS", 0.4)
+    monkeypatch.setattr("loadtests.simulate.calibration.LOOP_SECONDS", 0.1)
     arguments = ["--bundle", str(STARTER_FOLDER / "hybrid"), "--new-tokens", "4"]
     if section == "timed-engine":
         arguments += ["--step-times", str(STEP_TIMES)]
-    options = ["--sections", section, "--measure-seconds", "0.4"]
+    options = ["--sections", section, "--measure-seconds", "0.4", "--shares", "0.7"]
     (found,) = simulate(tmp_path, *arguments, *options).values()
     (row,) = found["rows"]  # type: ignore[index]
     assert row["requests"] > 0
-    assert all(row[f"x_{name}"] > 0 for name in ("achieved", "p50", "p99", "first_token_p99"))
+    names = ("achieved", "first_p50", "first_p99", "gap_p50", "gap_p99")
+    assert all(row[f"x_{name}"] > 0 for name in names)

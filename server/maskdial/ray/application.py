@@ -4,6 +4,7 @@ from typing import Any
 
 from ray import serve
 from ray.serve import Application
+from ray.serve._private.constants import RAY_SERVE_ENABLE_HA_PROXY
 
 from maskdial.config import Config, load_config
 from maskdial.ray.replica import Replica
@@ -44,12 +45,19 @@ def deployment_options(config: Config) -> dict[str, Any]:
         "max_ongoing_requests": _QUEUES * config.max_queue,
         "max_queued_requests": config.max_queue,
         "backpressure_config": {"status_code": 429, "retry_after_s": 1.0},
-        "request_router_config": {"request_router_class": "maskdial.ray.router.SessionRouter"},
+        **_routing(),
         "health_check_period_s": 5.0,
         "health_check_timeout_s": 30.0,
         "graceful_shutdown_wait_loop_s": 0.5,
         "graceful_shutdown_timeout_s": config.grace_period + _STOP_MARGIN_SECONDS,
     }
+
+
+def _routing() -> dict[str, Any]:
+    """How requests find a replica, but where Ray's HAProxy does that and takes no router."""
+    if RAY_SERVE_ENABLE_HA_PROXY:
+        return {}
+    return {"request_router_config": {"request_router_class": "maskdial.ray.router.SessionRouter"}}
 
 
 def autoscaling(config: Config, least: int, most: int, target: float | None) -> dict[str, Any]:
