@@ -146,7 +146,7 @@ def _serve(options: argparse.Namespace) -> int:
     flags = {name: value for name, value in vars(options).items() if name in Config.model_fields}
     config = load_config(flags, options.config)
     logs.configure(config.log_level, config.log_format)
-    server = Server(config)
+    server = Server(config, ends_process=True)
     server.run()
     if server.failure is not None or not server.started:
         return 1

@@ -1,6 +1,10 @@
 """Loading, serving, draining: who is refused, and what is waited for."""
 
 import asyncio
+import signal
+import subprocess
+import sys
+import textwrap
 
 import pytest
 
@@ -67,3 +71,45 @@ def test_a_fault_while_loading_is_a_failure_and_not_an_endless_start(
             return await asyncio.wait_for(failure, 30)
 
     assert "scripted" in asyncio.run(scenario()).message
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="no SIGTERM")
+@pytest.mark.parametrize("hangs", [True, False])
+def test_a_shutdown_that_hangs_ends_with_all_stacks(hangs: bool) -> None:
+    program = f"""
+    import asyncio, time
+    from maskdial.config import Config
+    from maskdial.http import server
+    from maskdial.models.registry import Models
+
+    async def hang(_):
+        await asyncio.to_thread(time.sleep, 1000)
+
+    server._STOP_SECONDS = 2.0
+    if {hangs}:
+        Models.close = hang
+    running = server.Server(Config(port=0), ends_process=True)
+    on_tick = running.on_tick
+
+    async def tell(counter):
+        if counter == 0:
+            print("up", flush=True)
+        return await on_tick(counter)
+
+    running.on_tick = tell
+    running.run()
+    time.sleep(3)
+    """
+    process = subprocess.Popen(
+        [sys.executable, "-c", textwrap.dedent(program)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline() == "up\n"
+    process.send_signal(signal.SIGTERM)
+    _, errors = process.communicate(timeout=120)
+    assert process.returncode == int(hangs)
+    assert ("Timeout (0:00:02)!" in errors) == hangs
+    assert ("in main_loop" in errors or "in run" in errors) == hangs

@@ -2,10 +2,12 @@
 
 import asyncio
 import contextlib
+import faulthandler
 import logging
 import os
 import signal
 import socket
+import sys
 import threading
 from functools import partial
 from types import FrameType
@@ -21,6 +23,8 @@ from maskdial.http.tls import Certificate
 from maskdial.runtime.memory import map_large_blocks
 
 _LAST_REPLIES_SECONDS = 1.0
+# After the drain. Engines have ten seconds for the pass under way, traces have as long to be sent.
+_STOP_SECONDS = 30.0
 _TICKS_PER_CERTIFICATE_CHECK = 100
 _OTHER_FILES = 256  # connections beyond the limit that are refused, weights, pipes
 
@@ -32,9 +36,14 @@ class Server(uvicorn.Server):
 
     The first signal turns readiness red and refuses new requests with 503 while the running ones
     finish, for the grace period at most; a second one stops at once.
+
+    Args:
+        config: what to serve, and where.
+        ends_process: whether the process ends with the server. If something hangs then, it is ended
+            after half a minute, and the log gets the stacks of all threads.
     """
 
-    def __init__(self, config: Config) -> None:
+    def __init__(self, config: Config, *, ends_process: bool = False) -> None:
         map_large_blocks()
         _raise_file_limit(config.max_connections)
         app = create_app(config, self._load_failed)
@@ -76,9 +85,15 @@ class Server(uvicorn.Server):
         self.failure: MaskdialError | None = None
         self._context = context
         context.watchdog.on_death = self._engine_died
+        self._ends_process = ends_process
         self._grace_period = config.grace_period
         self._draining: asyncio.Task[None] | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
+
+    def run(self, sockets: list[socket.socket] | None = None) -> None:
+        """Serves until it is stopped."""
+        super().run(sockets)
+        faulthandler.cancel_dump_traceback_later()
 
     async def startup(self, sockets: object = None) -> None:
         """Opens the listener, and logs the address that it got."""
@@ -96,6 +111,9 @@ class Server(uvicorn.Server):
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Closes the listener and the connections; a Unix socket leaves no file behind."""
+        if self._ends_process:
+            stderr = sys.__stderr__ or 2
+            faulthandler.dump_traceback_later(_STOP_SECONDS, exit=True, file=stderr)
         self._connections.overload.close()
         await super().shutdown(sockets)
         if self.config.uds is not None:
