@@ -20,10 +20,12 @@ from maskdial.causal.grammar.matcher import Grammar
 from maskdial.causal.grammar.source import GrammarKind, GrammarValue
 from maskdial.causal.prefix_cache import PrefixCache
 from maskdial.causal.sampling.params import SamplingParams
+from maskdial.causal.sampling.sampler import Sampler
 from maskdial.causal.sequence import Sequence, SharedPrompt
 from maskdial.causal.stream import TokenStream
 from maskdial.errors import MaskdialError
 from maskdial.kernels.installed import find_kernels
+from maskdial.kernels.vocabulary import VocabularyKernels
 from maskdial.metrics import Metrics
 from maskdial.models.bundle import Bundle, load_bundle
 from maskdial.models.catalog import STARTER_FOLDER
@@ -296,7 +298,8 @@ class LoadedModel:
         self.manifest = self.bundle.manifest
         self.tokenizer = Tokenizer.from_file(self.bundle.tokenizer, self.manifest.special_tokens)
         # As the server does: where the kernels are built, these tests hold for them.
-        options = SessionOptions("cpu", 1, False, kernels=find_kernels("auto"))
+        self.kernels = find_kernels("auto")
+        options = SessionOptions("cpu", 1, False, kernels=self.kernels)
         self.session = Session(self.bundle.graph, options)
         self.compiler = GrammarCompiler(
             self.bundle.tokenizer.read_text(encoding="utf-8"),
@@ -322,6 +325,9 @@ class LoadedModel:
             self.session, layout, slots=slots, max_length=max_length, vocab_size=vocab_size
         )
         tally = Tally()
+        if eos_token_ids is None:
+            eos_token_ids = self.manifest.special_tokens.eos
+        fast = None if self.kernels is None else VocabularyKernels(self.kernels.path, vocab_size)
         engine = CausalEngine(
             runner,
             self.tokenizer,
@@ -331,9 +337,8 @@ class LoadedModel:
             prefill_chunk_tokens=chunk,
             block_tokens=layout.query_block,
             max_queue=1000,
-            eos_token_ids=self.manifest.special_tokens.eos
-            if eos_token_ids is None
-            else eos_token_ids,
+            eos_token_ids=eos_token_ids,
+            sampler=Sampler(vocab_size, frozenset(eos_token_ids), kernels=fast),
             prefix_cache=PrefixCache(
                 model="starter", block_tokens=layout.query_block, max_bytes=cache_bytes
             )
