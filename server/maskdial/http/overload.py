@@ -10,7 +10,7 @@ _MIN_CONNECTIONS = 256
 # Those that the system has made and the event loop has not taken: about 0.1 s of its work.
 _MAX_WAITING = 128
 _LOOK_SECONDS = 0.05
-_UNACKED = slice(24, 28)
+_UNACKED = slice(24, 28)  # the bytes of ``tcpi_unacked`` in the kernel's ``struct tcp_info``
 
 
 class Overload:
@@ -33,9 +33,7 @@ class Overload:
         if sys.platform != "linux":
             return
         listener = socket.socket(fileno=os.dup(descriptor))
-        if (
-            listener.family == socket.AF_UNIX
-        ):  # nobody comes from afar, and the system does not tell
+        if listener.family == socket.AF_UNIX:  # the system does not tell the length of its queue
             listener.close()
         else:
             self._listeners.append(listener)
@@ -66,8 +64,6 @@ class Overload:
 
 
 def _num_waiting(listener: socket.socket) -> int:
-    """Connections that wait to be accepted; of a listening socket, that is ``tcpi_unacked`` in the
-    kernel's ``struct tcp_info``.
-    """
+    """Connections that wait to be accepted: what the field means for a listening socket."""
     info = listener.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _UNACKED.stop)
     return int.from_bytes(info[_UNACKED], sys.byteorder)

@@ -92,8 +92,10 @@ class Server(uvicorn.Server):
 
     def run(self, sockets: list[socket.socket] | None = None) -> None:
         """Serves until it is stopped."""
-        super().run(sockets)
-        faulthandler.cancel_dump_traceback_later()
+        try:
+            super().run(sockets)
+        finally:
+            faulthandler.cancel_dump_traceback_later()
 
     async def startup(self, sockets: object = None) -> None:
         """Opens the listener, and logs the address that it got."""
