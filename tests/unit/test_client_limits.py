@@ -12,17 +12,24 @@ from maskdial.http.limits import ClientLimits
 
 
 class Clock:
+    """In the place of a module's ``time``.
+
+    Never in that of `time.monotonic` itself: event loops in other threads would plan by it, and
+    stand still afterwards for as long as it was ahead.
+    """
+
     def __init__(self) -> None:
         self.now = 1000.0
 
-    def __call__(self) -> float:
+    def monotonic(self) -> float:
         return self.now
 
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock()
-    monkeypatch.setattr("time.monotonic", clock)
+    monkeypatch.setattr("maskdial.http.limits.time", clock)
+    monkeypatch.setattr("maskdial.engine.time", clock)
     return clock
 
 
