@@ -2,7 +2,8 @@
 
 The shipped checkpoints were trained by ``hybrid --minutes 109 --vocabulary 12000 --bf16 --compile``
 (two threads in the first half hour, then one) and, on one thread each, ``masked --minutes 42
---width 192 --bf16 --compile`` and then ``sentiment --minutes 12 --bf16``. With glibc,
+--width 192 --bf16 --compile``, ``sentiment --minutes 12 --bf16`` with teachers of another kind, and
+``sentiment --minutes 40 --width 192 --start`` with the exported result of that. With glibc,
 ``MALLOC_MMAP_THRESHOLD_=4000000000 MALLOC_TRIM_THRESHOLD_=8000000000
 MALLOC_TOP_PAD_=268435456`` in the environment made steps markedly faster: it keeps glibc from
 returning memory to the system after every step.
@@ -71,6 +72,13 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--layers", type=int, default=shape.layers, help="number of layers")
     parser.add_argument("--vocabulary", type=int, default=shape.vocabulary, help="vocabulary size")
     parser.add_argument(
+        "--start",
+        type=Path,
+        metavar="BUNDLE",
+        help="an exported bundle of `sentiment` of this --width that it starts from, in the place "
+        "of `masked`",
+    )
+    parser.add_argument(
         "--cloze", type=Path, help="JSON list of fill-in sentences to score on the cards"
     )
     return parser
@@ -93,6 +101,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         bf16=options.bf16,
         compile=options.compile,
         shape=Shape(options.width, options.layers, options.vocabulary),
+        start=options.start,
         cloze=options.cloze,
     )
     if options.model == "study":

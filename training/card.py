@@ -24,6 +24,9 @@ POLARITY = """\
 - Sentence polarity dataset v1.0 by Bo Pang and Lillian Lee (ACL 2005), CC BY 4.0 as distributed
   with NLTK; sentences that stand in the test or validation part of SST-2 were removed."""
 
+EMBEDDINGS = """\
+- Its teachers read sentence embeddings of all-MiniLM-L6-v2 (Apache 2.0)."""
+
 
 @dataclass(frozen=True, slots=True)
 class Card:

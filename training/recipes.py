@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import torch
+from tokenizers import Tokenizer
 from transformers import (
     AutoTokenizer,
     ModernBertForMaskedLM,
@@ -17,6 +17,7 @@ from transformers import (
 
 from training import cloze, hybrid, masked, sentiment, stories, teachers
 from training.card import (
+    EMBEDDINGS,
     POLARITY,
     SOURCES,
     WORDNET,
@@ -35,10 +36,8 @@ from training.data import (
 from training.pretrain import Plan, Record, pretrain
 from training.settings import Settings
 from training.study import read_study
-from training.vocabulary import train_byte_level_bpe
+from training.vocabulary import as_masked, train_byte_level_bpe
 
-TEACHERS_TIME = 0.5
-"""Share of the sentiment model's time budget that its teachers get."""
 CLOZES = (
     "The cat sat on the [MASK] and looked at the mouse.",
     "She opened the [MASK] and walked into the garden.",
@@ -117,52 +116,59 @@ def masked_card(
 
 
 def train_sentiment(settings: Settings) -> Path:
-    """Fine-tunes `<out>/masked` and writes `<out>/sentiment`."""
+    """Fine-tunes `<out>/masked`, or trains the start on, and writes `<out>/sentiment`."""
     torch.manual_seed(settings.seed)
-    out, masked_checkpoint = settings.out / "sentiment", settings.out / "masked"
-    tokenizer = AutoTokenizer.from_pretrained(masked_checkpoint)
+    out = settings.out / "sentiment"
+    source = settings.out / "masked"
+    if settings.start is None:
+        tokenizer = AutoTokenizer.from_pretrained(source)
+    else:
+        source = settings.start
+        vocabulary = Tokenizer.from_file(str(source / "tokenizer.json"))
+        tokenizer = as_masked(vocabulary, masked.MAX_LENGTH)
+    tokenizer.save_pretrained(out)  # before encoding changes its truncation length
     sentences = read_rated_sentences(settings.corpus / POLARITY_FILE)
-    labels = torch.tensor([float(sentence.label) for sentence in sentences])
-    num_spliced = round(len(sentences) * teachers.SPLICED_PER_SENTENCE)
-    spliced = teachers.splice(sentences, num_spliced, settings.seed)
-    minutes = settings.minutes * TEACHERS_TIME
-    taught = teachers.train_teachers(
-        settings, minutes, tokenizer, sentences, spliced, out / "teachers"
-    )
-
     texts = [sentence.text for sentence in sentences]
+    labels = torch.tensor([float(sentence.label) for sentence in sentences])
+    count = len(sentences) * teachers.SYNTHETIC_PER_SENTENCE
+    synthetic = teachers.synthesize(sentences, count, settings.seed)
+    taught = teachers.train_teachers(sentences, synthetic, settings.seed)
+
+    if settings.start is None:
+        rows = sentiment.encode(tokenizer, texts)
+        model = sentiment.build_model(
+            source, sentiment.polarity_lexicon(rows, labels, len(tokenizer))
+        )
+    else:
+        config = masked.build_model(tokenizer, settings.shape).config
+        model = sentiment.restore_model(source, config)
+    model = model.to(settings.device)
+    before = measure_sentiment(model, tokenizer, settings)
     targets = sentiment.distillation_targets(labels, taught.unseen_odds)
     examples = sentiment.build_examples(tokenizer, texts, targets)
-    soft = torch.sigmoid(taught.spliced_odds).tolist()
-    examples += sentiment.build_examples(tokenizer, spliced, soft)
-    unmarked = torch.zeros(len(tokenizer))
-    model = sentiment.build_model(masked_checkpoint, unmarked).to(settings.device)
-    sentiment.average_weights(model, taught.weights)
-    averaged = measure_sentiment(model, tokenizer, settings)
+    soft = torch.sigmoid(taught.synthetic_odds).tolist()
+    examples += sentiment.build_examples(tokenizer, synthetic, soft)
     objective = sentiment.SentimentObjective(model, tokenizer, examples, settings.seed)
-    minutes = settings.minutes - minutes
-    plan = Plan(minutes, sentiment.LEARNING_RATE, bf16=settings.bf16)
+    plan = Plan(settings.minutes, sentiment.LEARNING_RATE, bf16=settings.bf16)
     record = pretrain(objective, plan, out, "sentiment", settings.resume)
     model.save_pretrained(out)
-    # Loaded again: encoding changed the truncation length of `tokenizer`.
-    AutoTokenizer.from_pretrained(masked_checkpoint).save_pretrained(out)
     run: dict[str, Figure] = {
         "labelled_sentences": len(sentences),
-        "spliced_texts": len(spliced),
-        "tokens_seen_after_teachers": record.tokens,
-        "steps_after_teachers": record.steps,
-        "training_minutes": settings.minutes,
+        "synthetic_texts": len(synthetic),
+        "tokens_seen": record.tokens,
+        "steps": record.steps,
+        "training_minutes": record.seconds / 60.0,
         "machine": machine(settings.device.type, settings.threads),
         "precision": _precision(settings),
         "seed": settings.seed,
         "training_losses": record.losses,
         "ngram_teachers_held_out_accuracy": sentiment.accuracy(taught.ngram_odds, labels),
-        "model_teachers_held_out_accuracy": sentiment.accuracy(taught.model_odds, labels),
-        "blended_teachers_held_out_accuracy": sentiment.accuracy(taught.unseen_odds, labels),
-        "averaged_teachers_sst2_validation_accuracy": averaged,
+        "embedding_teachers_held_out_accuracy": sentiment.accuracy(taught.embedding_odds, labels),
+        "both_teachers_held_out_accuracy": sentiment.accuracy(taught.unseen_odds, labels),
+        "start": "masked" if settings.start is None else f"the bundle {source.name}",
+        "sst2_validation_accuracy_at_the_start": before,
     }
     sentiment_card(model, tokenizer, settings, out, run).write(out)
-    shutil.rmtree(out / "teachers")
     return out
 
 
@@ -179,7 +185,7 @@ def sentiment_card(
         summary="A small masked ModernBERT fine-tuned to tell positive from negative sentences of "
         "film reviews, with labels and with the scores of teachers trained on other folds.",
         task="text-classification",
-        sources=[POLARITY, SOURCES, WORDNET],
+        sources=[POLARITY, EMBEDDINGS, SOURCES, WORDNET],
         limits="A toy by size, trained on film reviews alone: it knows no neutral class and "
         "misses irony. English only. SST-2 validation served to measure, never to train or choose.",
         figures={

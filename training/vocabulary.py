@@ -51,6 +51,11 @@ def train_wordpiece(
         pair="[CLS]:0 $A:0 [SEP]:0 $B:1 [SEP]:1",
         special_tokens=[(token, tokenizer.token_to_id(token)) for token in ("[CLS]", "[SEP]")],
     )
+    return as_masked(tokenizer, max_length)
+
+
+def as_masked(tokenizer: Tokenizer, max_length: int) -> PreTrainedTokenizerFast:
+    """A WordPiece tokenizer with the names of BERT's special tokens."""
     return PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,
         model_max_length=max_length,

@@ -304,10 +304,10 @@ def test_vectors_of_tokens_that_are_not_attended_to_are_kept(tmp_path: Path, cle
     assert kinds(after)["MaskedAttention"] == (LAYERS if clears else 0)
 
 
-def test_the_starters_are_rewritten() -> None:
-    after = rewritten(STARTER_FOLDER / "hybrid" / "model.full.onnx")
+@pytest.mark.parametrize("graph", ["hybrid/model.full.onnx", "sentiment/model.onnx"])
+def test_the_starters_are_rewritten(graph: str) -> None:
+    after = rewritten(STARTER_FOLDER / graph)
     assert is_packed(after)
     assert kinds(after)["Unpack"] == kinds(after)["TokenPositions"] == 1
-    sentiment = rewritten(STARTER_FOLDER / "sentiment" / GRAPH)
-    assert not is_packed(sentiment)  # it rotates by operators that know the positions
-    assert not kinds(sentiment)["MultiHeadAttention"]
+    assert not kinds(after)["MultiHeadAttention"]
+

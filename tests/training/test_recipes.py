@@ -9,17 +9,21 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import onnxruntime
 import pytest
 import torch
 import transformers
+from tokenizers import Tokenizer
 
-from training import data, hybrid, masked, pretrain, study
+from maskdial.models.catalog import STARTER_FOLDER
+from training import data, hybrid, masked, pretrain, sentiment, study, teachers
 from training.__main__ import main
 from training.cloze import Cloze, read_cloze, solved
 from training.data import read_books
 from training.settings import Settings, Shape
 from training.stories import Story, garbled
-from training.vocabulary import train_wordpiece
+from training.vocabulary import as_masked, train_wordpiece
 
 NOUNS = ["cat", "dog", "king", "queen", "bird", "fish", "house", "garden"]
 VERBS = ["saw", "liked", "chased", "found", "heard"]
@@ -120,7 +124,7 @@ def test_checkpoint_loads_with_auto_classes(checkpoints: Path, model: str, auto_
     ("model", "measured"),
     [
         ("masked", ["masked_validation_loss", "masked_top1", "cloze_answered_in_top_5", "steps"]),
-        ("sentiment", ["sst2_validation_accuracy", "blended_teachers_held_out_accuracy"]),
+        ("sentiment", ["sst2_validation_accuracy", "both_teachers_held_out_accuracy"]),
         ("causal", ["validation_loss", "bits_per_byte", "stories_ended_by_the_model"]),
         ("hybrid", ["bits_per_byte", "masked_top1", "cloze_answered_in_top_5", "steps"]),
     ],
@@ -148,6 +152,50 @@ def test_study_is_in_the_card_and_trains_nothing_twice(checkpoints: Path, corpus
     study.run_study(settings, shapes=[TOY])
     again = json.loads((checkpoints / study.STUDY_FILE).read_text(encoding="utf-8"))
     assert again == results, "nothing is trained twice"
+
+
+def test_sentiment_starts_from_a_bundle(corpus: Path, tmp_path: Path) -> None:
+    bundle = STARTER_FOLDER / "sentiment"
+    tokenizer = as_masked(Tokenizer.from_file(str(bundle / "tokenizer.json")), masked.MAX_LENGTH)
+    config = masked.build_model(tokenizer, Shape(width=192)).config
+    model = sentiment.restore_model(bundle, config)
+    texts = [row.text for row in data.read_rated_sentences(corpus / data.POLARITY_FILE)][:10]
+    texts += ["A warm, funny and touching film.", "Not bad at all.", "Dull " * 70]
+    odds = sentiment.score(model, tokenizer, sentiment.encode(tokenizer, texts), bf16=False)
+    session = onnxruntime.InferenceSession(str(bundle / "model.onnx"))
+    for text, odd in zip(texts, odds, strict=True):
+        (row,) = sentiment.encode(tokenizer, [text])
+        feeds = {"input_ids": np.array([row]), "lengths": np.array([len(row)], np.int32)}
+        (logits,) = session.run(None, feeds)
+        assert logits[0, 1] - logits[0, 0] == pytest.approx(float(odd), abs=0.25), text
+
+
+def test_teachers_score_what_they_did_not_see(corpus: Path) -> None:
+    rows = data.read_rated_sentences(corpus / data.POLARITY_FILE)
+    # A sentence twice is in two folds, so that it takes chance labels to tell who saw what.
+    chance = random.Random(1)
+    words = ["".join(chance.choices("abcdefgh", k=6)) for _ in range(400)]
+    noise = [
+        data.RatedSentence(" ".join(chance.choices(words, k=8)), chance.randint(0, 1))
+        for _ in range(200)
+    ]
+    for sentences, low, high in ((rows, 0.99, 1.0), (noise, 0.3, 0.7)):
+        synthetic = teachers.synthesize(sentences, 30, seed=0)
+        taught = teachers.train_teachers(sentences, synthetic, seed=0)
+        labels = torch.tensor([float(row.label) for row in sentences])
+        assert taught.synthetic_odds.shape == (30,)
+        for odds in (taught.ngram_odds, taught.embedding_odds):
+            assert low <= sentiment.accuracy(odds, labels) <= high
+
+
+def test_synthetic_texts_are_of_the_sentences_words(corpus: Path) -> None:
+    sentences = data.read_rated_sentences(corpus / data.POLARITY_FILE)
+    known = {word for row in sentences for word in row.text.split()}
+    texts = teachers.synthesize(sentences, 500, seed=0)
+    assert len(texts) == 500
+    assert all(text and set(text.split()) <= known for text in texts)
+    assert len(set(texts)) > 300
+    assert texts == teachers.synthesize(sentences, 500, seed=0)
 
 
 def test_tokenizers_add_the_special_tokens_of_their_architectures(checkpoints: Path) -> None:
