@@ -50,6 +50,9 @@ def create_app(
         redirect_slashes=False,
         docs_url=None,  # FastAPI's own pages load scripts from another host
         redoc_url=None,
+        # Of newer versions: `Tracing` writes the spans, and asking each time whether there is
+        # anything to write takes longer than finding the route.
+        telemetry={"tracing": False, "metrics": False, "logs": False},
     )
     app.router.routes.extend(dialects.ROUTES)
     metrics = Metrics(

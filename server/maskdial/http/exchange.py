@@ -1,9 +1,9 @@
 """Exchange: one request and its reply on the wire."""
 
 import asyncio
+import random
 import re
 import time
-import uuid
 from collections.abc import Callable
 
 from fastapi import Response
@@ -23,6 +23,9 @@ _REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}")
 # it first would meet a reset connection.
 _DISCARD_BYTES = 32_000_000
 _DISCARD_SECONDS = 2.0
+# Request ids are no secrets. A call of the system for each of them would let go of the interpreter,
+# and wait for the engine's thread to get it back.
+_IDS = random.Random()
 
 
 class Exchange:
@@ -60,7 +63,7 @@ class Exchange:
             elif name == b"expect":
                 self._awaits_continue = True
         # The client's own request id if it is a plain one, otherwise a new one.
-        self.request_id = given if _REQUEST_ID.fullmatch(given) else uuid.uuid4().hex
+        self.request_id = given if _REQUEST_ID.fullmatch(given) else f"{_IDS.getrandbits(128):032x}"
         self._declared_bytes = int(declared) if declared.isdigit() else 0
         self.outcome = "ok"
         self.status = 0
