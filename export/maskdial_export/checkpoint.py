@@ -3,6 +3,7 @@
 import copy
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import onnx_ir as ir
@@ -43,7 +44,7 @@ from maskdial_export.source import Source
 from maskdial_export.survey import Survey, survey
 from maskdial_export.text_to_text import read_text_to_text
 from maskdial_export.tokenization import load_tokenizer
-from maskdial_export.weights import load_model
+from maskdial_export.weights import load_model, map_widened
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,6 +147,7 @@ def load_checkpoint(
     strict: bool = True,
     limit: int | None = None,
     console: Console | None = None,
+    folder: Path | None = None,
 ) -> Checkpoint:
     """Loads the model, its tokenizer and its settings.
 
@@ -156,12 +158,16 @@ def load_checkpoint(
         limit: how many tokens a text may have; None for as many as the model has positions, or
             `maskdial_export.length.LONGEST` if they are rotary.
         console: where to show findings; None for nowhere.
+        folder: where weights in 16 bits or fewer are mapped in float32; None keeps them in memory.
 
     Raises:
         ExportError: something is missing, damaged or not supported.
+        OSError: the weights cannot be written to the folder.
     """
     console = console or Console(quiet=True)
     model = load_model(source, strict=strict, console=console)
+    if folder is not None:
+        map_widened(source, model, folder)
     bound_positions(model, limit, console)
     config = model.config
     tokenizer = load_tokenizer(source, config.vocab_size, sample or read_sample(None))

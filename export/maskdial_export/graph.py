@@ -177,13 +177,16 @@ def save(model: ir.Model, path: Path) -> list[str]:
         tensor = value.const_value
         if tensor is not None and len(tensor.shape) == 2 and tensor.nbytes > _LARGE_BYTES:
             value.const_value = ir.LazyTensor(
-                partial(_in_order, tensor), tensor.dtype, tensor.shape, name=value.name
+                partial(_in_order, tensor),
+                tensor.dtype,
+                ir.Shape(tensor.shape.numpy()),
+                name=value.name,
             )
     ir.save(model, path, external_data=data)
     return [path.name, data]
 
 
-def _in_order(tensor: ir.TensorProtocol) -> ir.Tensor:
+def _in_order(tensor: ir.TensorProtocol) -> ir.TensorProtocol:
     """A matrix in the order of its rows: most are a checkpoint's, seen transposed.
 
     numpy copies those element by element, in five times the time of these strips.

@@ -5,6 +5,8 @@ has no place for are left out, and both are no more than a warning.
 """
 
 import re
+import sys
+import tempfile
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -30,6 +32,7 @@ _HARMLESS = re.compile(
 )
 # Trained weights stay far below; float16 ends at 65,504.
 _LARGEST_WEIGHT = 1e6
+_FEWEST_MAPPED_BYTES = 2**28
 
 
 def load_model(source: Source, *, strict: bool, console: Console) -> PreTrainedModel:
@@ -72,6 +75,31 @@ def load_model(source: Source, *, strict: bool, console: Console) -> PreTrainedM
     _check_values(source, model)
     model.eval()
     return model
+
+
+def map_widened(source: Source, model: PreTrainedModel, folder: Path) -> None:
+    """Moves weights that loading has widened from 16 bits or fewer into a file, and maps it.
+
+    The system may drop such pages while memory is short, as it may those of a checkpoint that is in
+    float32 already. The file is in ``folder``; it has no name, so it ends with the model.
+
+    Raises:
+        OSError: the file cannot be written.
+    """
+    parameters = list(model.parameters())
+    num_bytes = sum(parameter.nbytes for parameter in parameters)
+    stored = sum(file.stat().st_size for file in source.weight_files())
+    if num_bytes < max(_FEWEST_MAPPED_BYTES, 1.5 * stored) or sys.platform == "win32":
+        return
+    with tempfile.NamedTemporaryFile(dir=folder) as file:
+        for parameter in parameters:
+            parameter.detach().contiguous().numpy().tofile(file)
+        file.flush()
+        mapped = torch.from_file(file.name, size=num_bytes // 4, dtype=torch.float32)
+    parts = torch.split(mapped, [parameter.numel() for parameter in parameters])
+    for parameter, part in zip(parameters, parts, strict=True):
+        assert parameter.dtype == torch.float32
+        parameter.data = part.view(parameter.shape)
 
 
 def _stored(source: Source, model_class: type[PreTrainedModel]) -> dict[str, Any]:

@@ -114,6 +114,7 @@ def write_bundle(source: Source, folder: Path, settings: Settings, packs: Packs 
             strict=settings.strict,
             limit=settings.limit,
             console=console,
+            folder=folder,
         )
         checkpoint = replace(checkpoint, packs=packs)
         texts = read_files(source, checkpoint.tokenizer)

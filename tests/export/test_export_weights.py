@@ -1,8 +1,10 @@
 """Weights that do not fit the model end the export with the name of one of them."""
 
 import io
+import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -10,6 +12,7 @@ from rich.console import Console
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from maskdial_export.checkpoint import load_checkpoint
 from maskdial_export.source import find
 from maskdial_export.weights import load_model
 
@@ -100,3 +103,34 @@ def test_values_that_no_training_leaves(
     norm[3] = float(value)
     change(source, **{"model.norm.weight": norm})
     assert_refused(source, f"model.norm.weight of {source} contains {shown}", "--no-strict")
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="an open file cannot be mapped again")
+def test_weights_of_16_bits_are_mapped(
+    new_checkpoint: New,
+    load_reference: Callable[[Path], Any],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("maskdial_export.weights._FEWEST_MAPPED_BYTES", 0)
+    source = new_checkpoint("llama")
+    folder = tmp_path / "out"
+    folder.mkdir()
+
+    def load_mapped() -> Any:
+        found = find(str(source), "auto", revision=None, allow_pickle=False)
+        return load_checkpoint(found, folder=folder).model
+
+    as_it_is = load_mapped()
+    change(source, **{k: v.bfloat16() for k, v in load_file(source / "model.safetensors").items()})
+    widened, reference = load_mapped(), load_reference(source)
+    storages = [
+        {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
+        for model in (as_it_is, widened)
+    ]
+    assert len(storages[0]) > 1  # float32 is in the checkpoint's own pages
+    assert len(storages[1]) == 1
+    assert not list(folder.iterdir())
+    expected = dict(reference.named_parameters())
+    for name, parameter in widened.named_parameters():
+        assert torch.equal(parameter, expected[name].float()), name

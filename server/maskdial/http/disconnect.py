@@ -25,14 +25,21 @@ async def unless_gone(request: Request, work: Coroutine[Any, Any, T]) -> T:
     """
     task = asyncio.ensure_future(work)
     gone = asyncio.ensure_future(disconnected(request.receive))
+
+    def leave(_: object) -> None:
+        if not gone.cancelled():
+            gone.exception()  # otherwise asyncio logs one, as nobody retrieves it
+            task.cancel()
+
+    gone.add_done_callback(leave)
     try:
-        await asyncio.wait({task, gone}, return_when=asyncio.FIRST_COMPLETED)
-        if not task.done():
-            raise ClientGoneError
-        return task.result()
+        return await task
+    except (Exception, asyncio.CancelledError):
+        if gone.done():
+            raise ClientGoneError from None
+        raise
     finally:
-        await cancel(task)
-        await cancel(gone)
+        gone.cancel()
 
 
 async def disconnected(receive: Receive) -> None:
