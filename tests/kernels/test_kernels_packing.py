@@ -310,4 +310,3 @@ def test_the_starters_are_rewritten(graph: str) -> None:
     assert is_packed(after)
     assert kinds(after)["Unpack"] == kinds(after)["TokenPositions"] == 1
     assert not kinds(after)["MultiHeadAttention"]
-
