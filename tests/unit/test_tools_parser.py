@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from maskdial.causal.chat import ChatTemplate
@@ -216,6 +216,9 @@ PARTS += ["<end_function_call>", ":", ",", "text", "é", " ", "]", "<|python_tag
 
 
 @given(st.sampled_from(sorted(FORMATS)), st.lists(st.sampled_from(PARTS), max_size=25))
+@example("mistral_new", ["[TOOL_CALLS]", "say", "\n</tool_call>"])
+@example("mistral_new", ["[TOOL_CALLS]", "say", "[TOOL_CALLS]"])
+@example("mistral_new", ["[TOOL_CALLS]", "say", "{", "]"])
 @settings(max_examples=600, deadline=None)
 def test_any_text_can_be_read(name: str, parts: list[str]) -> None:
     text = "".join(parts)

@@ -38,7 +38,12 @@ class ArgumentReader:
             yield from self._list(notation, parameters, end)
 
     def _json_object(self) -> Reader:
-        """A JSON object, passed on unchanged."""
+        """A JSON object, passed on unchanged.
+
+        Raises:
+            MismatchError: something else follows, or another bracket ends the object; it is not
+                read.
+        """
         depth, quoted, escaped = 0, False, False
         while True:
             for position, character in enumerate(self._input.text):
@@ -47,18 +52,25 @@ class ArgumentReader:
                 elif quoted:
                     escaped = character == "\\"
                     quoted = character != '"'
+                elif not depth:
+                    if character == "{":
+                        depth = 1
+                    elif not character.isspace():
+                        raise MismatchError
                 elif character == '"':
                     quoted = True
                 elif character in "{[":
                     depth += 1
                 elif character in "}]":
                     depth -= 1
-                if depth == 0 and not character.isspace():
-                    if character != "}":
-                        raise MismatchError
-                    self._add(self._input.take(position + 1))
-                    return
-            self._add(self._input.take(len(self._input.text)))
+                    if not depth:
+                        is_object = character == "}"
+                        self._add(self._input.take(position + is_object))
+                        if not is_object:
+                            raise MismatchError
+                        return
+            if depth:  # space before it may turn out to be content
+                self._add(self._input.take(len(self._input.text)))
             yield from self._input.wait()
 
     def _list(self, notation: ArgumentList, parameters: Mapping[str, Any], end: str) -> Reader:
