@@ -89,7 +89,9 @@ def map_widened(source: Source, model: PreTrainedModel, folder: Path) -> None:
     parameters = list(model.parameters())
     num_bytes = sum(parameter.nbytes for parameter in parameters)
     stored = sum(file.stat().st_size for file in source.weight_files())
-    if num_bytes < max(_FEWEST_MAPPED_BYTES, 1.5 * stored) or sys.platform == "win32":
+    widened = num_bytes >= max(_FEWEST_MAPPED_BYTES, 1.5 * stored)
+    plain = all(parameter.dtype == torch.float32 for parameter in parameters)
+    if not (widened and plain) or sys.platform == "win32":
         return
     with tempfile.NamedTemporaryFile(dir=folder) as file:
         for parameter in parameters:
@@ -98,7 +100,6 @@ def map_widened(source: Source, model: PreTrainedModel, folder: Path) -> None:
         mapped = torch.from_file(file.name, size=num_bytes // 4, dtype=torch.float32)
     parts = torch.split(mapped, [parameter.numel() for parameter in parameters])
     for parameter, part in zip(parameters, parts, strict=True):
-        assert parameter.dtype == torch.float32
         parameter.data = part.view(parameter.shape)
 
 
