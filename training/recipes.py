@@ -227,7 +227,10 @@ def _train_decoder(settings: Settings, name: str, causal_share: float) -> Path:
         )
     )
     stream = torch.cat([children, *others])
-    model = hybrid.build_model(tokenizer, shape).to(settings.device)
+    model = hybrid.build_model(tokenizer, shape)
+    if settings.start is not None:
+        hybrid.restore(model, tokenizer, settings.start)
+    model = model.to(settings.device)
     if settings.compile:
         model.model.compile(dynamic=False)
     objective = hybrid.HybridObjective(model, tokenizer, stream, causal_share, len(children))

@@ -57,7 +57,7 @@ class Int8Matrix {
   size_t num_panels() const { return (num_outputs_ + kPanel - 1) / kPanel; }
   size_t panel_bytes() const { return num_quads() * kQuad * kPanel; }
   Ahead panel(size_t index) const {
-    return {packed_->data() + index * panel_bytes(), panel_bytes()};
+    return {packed_.data() + index * panel_bytes(), panel_bytes()};
   }
 
   class Rows {
@@ -107,12 +107,12 @@ class Int8Matrix {
  private:
   void pack(const int8_t* weights, bool transposed, const float* scales, const float* biases) {
     const size_t padded = num_panels() * kPanel;
-    packed_ = std::make_unique<PackedBytes>(num_panels() * panel_bytes());
+    std::vector<uint8_t> packed(num_panels() * panel_bytes());
     factors_.resize(padded);
     corrections_.resize(padded);
     if (biases != nullptr) biases_.resize(padded);
     for (size_t column = 0; column < num_outputs_; ++column) {
-      auto* out = reinterpret_cast<int8_t*>(packed_->data()) + column / kPanel * panel_bytes() +
+      auto* out = reinterpret_cast<int8_t*>(packed.data()) + column / kPanel * panel_bytes() +
                   column % kPanel * kQuad;
       int32_t sum = 0;
       for (size_t i = 0; i < num_inputs_; ++i) {
@@ -126,12 +126,13 @@ class Int8Matrix {
       factors_[column] = step_ * scales[column];
       if (biases != nullptr) biases_[column] = biases[column];
     }
+    packed_ = PackedBytes(packed);
   }
 
   float step_ = 0;
   bool by_row_ = false;
   size_t num_inputs_ = 0, num_outputs_ = 0;
-  std::unique_ptr<PackedBytes> packed_;
+  PackedBytes packed_;
   std::vector<float> factors_;
   std::vector<int32_t> corrections_;
   std::vector<float> biases_;

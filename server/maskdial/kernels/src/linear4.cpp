@@ -62,7 +62,7 @@ class Int4Matrix {
   size_t num_panels() const { return (num_outputs_ + kPanel4 - 1) / kPanel4; }
   size_t panel_bytes() const { return num_chunks() * kChunk * kPanel4 / 2; }
   Ahead panel(size_t index) const {
-    return {packed_->data() + index * panel_bytes(), panel_bytes()};
+    return {packed_.data() + index * panel_bytes(), panel_bytes()};
   }
 
   class Rows {
@@ -97,7 +97,7 @@ class Int4Matrix {
 
   void multiply(const Processor& processor, const Rows& rows, size_t row, size_t num_rows,
                 size_t panel, const Ahead&, const Result& result) const {
-    const BlockPanel columns{packed_->data() + panel * panel_bytes(), num_chunks(),
+    const BlockPanel columns{packed_.data() + panel * panel_bytes(), num_chunks(),
                              chunks_per_block_, factors_.data() + panel * num_blocks_ * kPanel4,
                              biases_.empty() ? nullptr : biases_.data() + panel * kPanel4};
     processor.multiply_blocks(rows.from(row), num_rows, columns, result);
@@ -107,13 +107,13 @@ class Int4Matrix {
   void pack(const uint8_t* weights, const float* scales, const float* biases) {
     const size_t padded = num_panels() * kPanel4;
     const size_t block_bytes = chunks_per_block_ * kChunk / 2;
-    packed_ = std::make_unique<PackedBytes>(num_panels() * panel_bytes());
+    std::vector<uint8_t> packed(num_panels() * panel_bytes());
     factors_.resize(padded * num_blocks_);
     if (biases != nullptr) biases_.assign(biases, biases + num_outputs_);
     biases_.resize(biases != nullptr ? padded : 0);
     for (size_t column = 0; column < num_outputs_; ++column) {
       const size_t panel = column / kPanel4, lane = column % kPanel4;
-      uint8_t* out = packed_->data() + panel * panel_bytes() + lane * kQuad;
+      uint8_t* out = packed.data() + panel * panel_bytes() + lane * kQuad;
       const uint8_t* in = weights + column * num_blocks_ * block_bytes;
       for (size_t i = 0; i < num_inputs_; ++i) {
         const int nibble = in[i / 2] >> (i % 2 * 4) & 15;
@@ -125,10 +125,11 @@ class Int4Matrix {
             scales[column * num_blocks_ + block] / kLargestInput;
       }
     }
+    packed_ = PackedBytes(packed);
   }
 
   size_t num_inputs_ = 0, num_outputs_ = 0, num_blocks_ = 0, chunks_per_block_ = 0;
-  std::unique_ptr<PackedBytes> packed_;
+  PackedBytes packed_;
   std::vector<float> factors_;
   std::vector<float> biases_;
 };

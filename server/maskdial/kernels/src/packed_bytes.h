@@ -4,17 +4,24 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <vector>
 
-// Zeros, which begin at a multiple of a cache line. All weights of a process share large pages where
-// the system has them: with small ones, every panel would begin with the walk to its page.
+// Bytes that do not change any more, and begin at a multiple of a cache line. Equal ones, as those of
+// two graphs over the same weights, are in memory once. All weights of a process share large pages
+// where the system has them: with small ones, every panel would begin with the walk to its page.
 class PackedBytes {
  public:
-  explicit PackedBytes(size_t size);
+  PackedBytes() = default;
+  explicit PackedBytes(const std::vector<uint8_t>& bytes);
 
-  uint8_t* data() { return data_; }
-  const uint8_t* data() const { return data_; }
+  const uint8_t* data() const;
+
+  // Bytes in memory, and by how many they are held.
+  struct Held;
 
  private:
-  std::shared_ptr<uint8_t> region_;
-  uint8_t* data_;
+  struct Release {
+    void operator()(Held* held) const;
+  };
+  std::unique_ptr<Held, Release> held_{};
 };
