@@ -237,6 +237,8 @@ def _train_decoder(settings: Settings, name: str, causal_share: float) -> Path:
     record = pretrain(objective, hybrid.plan(settings), out, name, settings.resume)
     model.save_pretrained(out)
     run = _run_figures(record, settings, stream)
+    if settings.start is not None:
+        run["start"] = f"the bundle {settings.start.name}"
     decoder_card(model, tokenizer, settings, out, causal_share, run).write(out)
     return out
 

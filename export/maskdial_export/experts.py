@@ -1,9 +1,8 @@
 """Mixtures of experts in a form that torch can trace.
 
 transformers looks up the function that runs a layer's experts by name (``ExpertsInterface``). Its
-own ones find out at run time which experts are chosen. Ours computes every expert for every token
-and weighs the results by the router, so a row's result does not depend on the other rows. It takes
-num_experts / num_experts_per_tok times the products of the chosen ones.
+own ones find out in Python which experts are chosen. Ours finds each expert's tokens in the graph,
+and computes these only. Whatever the others are, a token's results are added in the experts' order.
 """
 
 from collections.abc import Iterator
@@ -19,9 +18,9 @@ _NAME = "maskdial"
 
 
 @contextmanager
-def all_computed(model: PreTrainedModel) -> Iterator[None]:
-    """Lets the model compute all experts inside the block."""
-    ExpertsInterface.register(_NAME, _compute_all)
+def chosen_computed(model: PreTrainedModel) -> Iterator[None]:
+    """Lets the model compute its experts in the graph, inside the block."""
+    ExpertsInterface.register(_NAME, _compute_chosen)
     config: Any = model.config
     before = config._experts_implementation
     config._experts_implementation = _NAME
@@ -66,7 +65,7 @@ def _layer(module: Any, name: str, expert: int) -> nn.Linear:
     return layer
 
 
-def _compute_all(module: Any, states: Tensor, chosen: Tensor, weights: Tensor) -> Tensor:
+def _compute_chosen(module: Any, states: Tensor, chosen: Tensor, weights: Tensor) -> Tensor:
     """The weighted sum of the experts' results.
 
     Args:
@@ -75,12 +74,15 @@ def _compute_all(module: Any, states: Tensor, chosen: Tensor, weights: Tensor) -
         chosen: the experts of each token, (num_tokens, num_experts_per_tok).
         weights: their weights, in the same shape.
     """
-    total = torch.zeros_like(states)
-    for expert, (first, second) in enumerate(module.each):
-        hidden = first(states)
+    shares = weights.new_zeros(states.shape[0], module.num_experts)
+    shares = shares.scatter_add(1, chosen, weights).T
+    total = torch.zeros_like(states, dtype=torch.float32)  # the operator cannot add float16
+    for (first, second), share in zip(module.each, shares, strict=True):
+        tokens = share.nonzero()[:, 0]
+        hidden = first(states.index_select(0, tokens))
         output = second(module._apply_gate(hidden) if module.has_gate else module.act_fn(hidden))
         if module.has_post_expert_norm:
             output = module.post_expert_norm(output)
-        weight = torch.where(chosen == expert, weights, 0).sum(-1, keepdim=True)
-        total = total + (output * weight).to(states.dtype)
-    return total
+        output = output * share.index_select(0, tokens)[:, None]
+        total = total.index_put((tokens,), output.float(), accumulate=True)
+    return total.to(states.dtype)

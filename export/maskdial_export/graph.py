@@ -2,12 +2,14 @@
 
 import io
 import logging
+import re
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, redirect_stderr
 from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import onnx_ir as ir
@@ -15,6 +17,7 @@ import onnxscript.optimizer
 import torch
 from onnx_ir.passes import common as passes
 from onnxscript.rewriter.ort_fusions import optimize_for_ort
+from onnxscript.rewriter.pattern import MatchResult, SimplePatternMatcher
 from torch import Tensor, nn
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 from transformers import PreTrainedModel
@@ -36,6 +39,7 @@ from maskdial_export.rewrite import (
 OPSET = 20  # the first with Gelu
 _LARGE_BYTES = 2**20
 _STRIP = 64
+_COUNT = re.compile(r"\bu\d+\b")  # torch's names for them, also in products and sums
 
 
 def trunk(model: PreTrainedModel) -> PreTrainedModel:
@@ -112,7 +116,21 @@ def to_onnx_ir(
         except Exception as error:  # the model, torch and onnxscript raise any type
             raise ExportError(f"torch cannot trace the model: {_reason(error)}") from error
     assert program is not None
+    _forget_counts(program.model.graph)
     return program.model
+
+
+def _forget_counts(graph: ir.Graph) -> None:
+    """Leaves sizes unknown that the graph finds out as it runs: the tokens of an expert.
+
+    ONNX Runtime takes sizes of one name as equal, and copies of a layer have the layer's names.
+    """
+    for node in graph.all_nodes():
+        for value in node.outputs:
+            if value.shape is not None:
+                value.shape = ir.Shape(
+                    None if _COUNT.search(str(size)) else size for size in value.shape
+                )
 
 
 def _reason(error: Exception) -> str:
@@ -124,9 +142,28 @@ def _reason(error: Exception) -> str:
     return f"{first_line(error)} ({type(error).__name__})"
 
 
+@contextmanager
+def _quick_matching() -> Iterator[None]:
+    """Lets onnxscript look for a pattern of several results only where its first node may be.
+
+    It looks at the whole graph for every node and pattern before it compares that node: 107 of 125
+    seconds for two layers of 64 experts.
+    """
+    match = SimplePatternMatcher.match
+
+    def match_first(matcher: Any, model: Any, graph: Any, node: ir.Node, **settings: Any) -> Any:
+        operator = matcher.pattern.output_nodes[0].op_identifier()
+        if operator is not None and operator != node.op_identifier():
+            return MatchResult().fail("another operator")
+        return match(matcher, model, graph, node, **settings)
+
+    with mock.patch.object(SimplePatternMatcher, "match", match_first):
+        yield
+
+
 def fold(model: ir.Model) -> None:
     """Computes what is constant, and computes once what is computed twice."""
-    with quiet():
+    with quiet(), _quick_matching():
         onnxscript.optimizer.optimize(model)
 
 
@@ -136,7 +173,7 @@ def optimize(model: ir.Model, packs: Sequence[tuple[str, ...]] = ()) -> ir.Model
     ``packs`` are groups of the checkpoint's modules to multiply as one product each.
     """
     fold(model)
-    with quiet():
+    with quiet(), _quick_matching():
         name_modules(model.graph)  # before fusion, which keeps the names
         model, _ = optimize_for_ort(model)
         passes.DeduplicateInitializersPass()(model)

@@ -225,8 +225,14 @@ class _Int8:
         A row of zeros becomes 0/0, which quantizes to an arbitrary integer; the product is then
         multiplied by a magnitude of 0, which gives the right result.
         """
-        axes = add_initializer(graph, "int8.axes", np.array([-1]))
+        # For no rows at all, ONNX Runtime 1.31 reduces nothing along an axis of -1. Experts that no
+        # token has chosen have none.
+        name, axis = "int8.axes", -1
+        if source.shape is not None and source.shape.rank() == 2:
+            name, axis = "int8.axes_of_matrices", 1
+        axes = add_initializer(graph, name, np.array([axis]))
         magnitude = ir.node("Abs", [source])
+        magnitude.outputs[0].shape, magnitude.outputs[0].type = source.shape, source.type
         peak = ir.node("ReduceMax", [magnitude.outputs[0], axes], {"keepdims": 1})
         unit = ir.node("Div", [source, peak.outputs[0]])
         rows = ir.node(

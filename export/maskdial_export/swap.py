@@ -21,13 +21,13 @@ _NAME = "maskdial"
 def swapped(
     model: PreTrainedModel, attention: Callable[..., tuple[Tensor, None]]
 ) -> Iterator[None]:
-    """Lets the model attend through ``attention`` inside the block, and compute all experts."""
+    """Lets the model attend through ``attention``, and compute the chosen experts, in the block."""
     AttentionInterface.register(_NAME, attention)
     config: Any = model.config
     before = config._attn_implementation
     config._attn_implementation = _NAME
     try:
-        with handwritten.interfaced(model, attention), experts.all_computed(model):
+        with handwritten.interfaced(model, attention), experts.chosen_computed(model):
             yield
     finally:
         config._attn_implementation = before

@@ -1,10 +1,12 @@
 """Every architecture of the zoo compared with torch, without the exporter's own checks."""
 
+import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import onnxruntime
 import pytest
 import torch
@@ -202,6 +204,36 @@ def test_greedy_decoding_equals_generate(
     for prompt, tokens in zip(prompts, written, strict=True):
         whole = model.generate(torch.tensor(prompt[None]), generation_config=settings)
         assert tokens == whole[0, len(prompt) :].tolist()
+
+
+def test_experts_compute_the_tokens_that_chose_them(bundle: Bundle, tmp_path: Path) -> None:
+    """Each token chooses two of four in both layers; another may have none at all."""
+    model = onnx.load(bundle("mixtral") / "model.onnx")
+    results = [node.input[2] for node in model.graph.node if node.op_type == "ScatterND"]
+    assert len(results) == 2 * 4
+    sizes = [
+        size.dim_param
+        for value in model.graph.value_info
+        for size in value.type.tensor_type.shape.dim
+    ]
+    counts = [size for size in sizes if re.search(r"\bu\d", size)]
+    assert not counts, "ONNX Runtime takes sizes of one name as equal, and each expert has its own"
+    model.graph.output.extend(onnx.ValueInfoProto(name=name) for name in results)
+    onnx.save(model, tmp_path / "model.onnx")
+    graph = session(tmp_path)
+    for length in (1, 40):
+        feeds = {value.name: np.zeros(0) for value in graph.get_inputs()}
+        feeds |= {name: np.zeros((1, 1, 0, 16), np.float32) for name in feeds if "past" in name}
+        feeds |= {
+            "input_ids": texts_of([length])[0][None],
+            "position_ids": np.arange(length)[None],
+            "seqlens_k": np.array([length - 1], np.int32),
+            "total_sequence_length": np.array(length, np.int32),
+            "rows": np.array([length - 1]),
+        }
+        num_tokens = [len(rows) for rows in run(graph, feeds)[-len(results) :]]
+        assert sum(num_tokens[:4]) == sum(num_tokens[4:]) == 2 * length
+    assert max(num_tokens) < length
 
 
 @pytest.mark.parametrize("name", REFUSED)

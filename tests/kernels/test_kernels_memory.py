@@ -1,4 +1,4 @@
-"""Packed weights: equal ones are in memory once, and the place that a session leaves is used again."""
+"""Packed weights: equal ones are in memory once, and the place of old ones is used again."""
 
 import random
 import subprocess

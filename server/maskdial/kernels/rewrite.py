@@ -143,6 +143,9 @@ class _Rewriter:
         self._producers = {name: node for node in self._graph.node for name in node.output if name}
         self._uses = Counter(name for node in self._graph.node for name in node.input)
         self._uses.update(value.name for value in self._graph.output)
+        self._ranks = {
+            value.name: len(value.type.tensor_type.shape.dim) for value in self._graph.value_info
+        }
         self._consumers: dict[str, list[NodeProto]] = {}
         for node in self._graph.node:
             for name in node.input:
@@ -330,9 +333,10 @@ class _Rewriter:
         largest = self._producers.get(peak)
         if largest is None or largest.op_type != "ReduceMax":
             return None
-        axes = self._scalar(largest.input[1]) if len(largest.input) > 1 else None
+        axis = self._scalar(largest.input[1]) if len(largest.input) > 1 else None
+        last_axis = self._ranks.get(largest.input[0], 0) - 1  # -1 if its rank is not known
         magnitude = self._producers.get(largest.input[0])
-        if axes != -1 or magnitude is None or magnitude.op_type != "Abs":
+        if axis not in (-1, last_axis) or magnitude is None or magnitude.op_type != "Abs":
             return None
         return str(source) if magnitude.input[0] == source else None
 
