@@ -96,8 +96,10 @@ def cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
 class _CrossEntropy(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, logits: Tensor, labels: Tensor) -> Tensor:
-        pieces = logits.split(PIECE_ROWS)
-        normalizers = torch.cat([piece.float().logsumexp(-1) for piece in pieces])
+        normalizers = logits.new_empty(len(logits), dtype=torch.float32)
+        for start in range(0, len(logits), PIECE_ROWS):
+            rows = slice(start, start + PIECE_ROWS)
+            normalizers[rows] = logits[rows].float().logsumexp(-1)
         ctx.save_for_backward(logits, labels, normalizers)
         return normalizers - logits.gather(-1, labels.unsqueeze(-1)).squeeze(-1).float()
 
