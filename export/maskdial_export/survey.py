@@ -121,7 +121,7 @@ def _is_causal(model: PreTrainedModel, ids: Tensor) -> bool:
     before = states[:, :-1]
     weights = torch.randn(before.shape, generator=torch.Generator().manual_seed(0))
     (gradient,) = torch.autograd.grad((before.float() * weights).sum(), embedded[0])
-    return not gradient[:, -1].any()
+    return not gradient[:, ids.shape[1] - 1].any()  # the model may have added padding
 
 
 def _has(module: nn.Module, weight: Any) -> bool:

@@ -66,6 +66,7 @@ def test_layers_share_their_tables() -> None:
         ("gemma3-embed", False),
         ("bert", False),
         ("ibert", False),
+        ("longformer", False),  # its own code pads the text
         ("t5-embed", False),
     ],
 )
@@ -85,8 +86,10 @@ def test_heads(name: str, heads: tuple[int, ...]) -> None:
 
 
 def test_a_model_that_reads_more_than_ids() -> None:
-    with pytest.raises(ExportError, match="LongformerForMaskedLM cannot run on token ids alone"):
-        survey(make(REFUSED["longformer"][0]))
+    with pytest.raises(
+        ExportError, match="BrosForTokenClassification cannot run on token ids alone"
+    ):
+        survey(make(REFUSED["bros"][0]))
 
 
 @pytest.mark.parametrize(

@@ -59,6 +59,8 @@ ROUTED = GROUPED | {
     "topk_group": 1,
 }
 ROBERTA = SHAPE | {"pad_token_id": 1, "bos_token_id": 0, "type_vocab_size": 1}
+# Windows of 4 tokens to either side, smaller than the texts of the tests
+LONGFORMER = ROBERTA | {"attention_window": 8, "sep_token_id": 3}
 XLM: dict[str, Any] = {
     "vocab_size": 101,
     "emb_dim": 32,
@@ -419,6 +421,12 @@ FILL_MASK: Mapping[str, Specimen] = {
     "layoutlm": Specimen("LayoutLMForMaskedLM", SHAPE, "text, no boxes"),
     "roc-bert": Specimen("RoCBertForMaskedLM", SHAPE),
     "tapas": Specimen("TapasForMaskedLM", SHAPE, "text, no tables"),
+    "longformer": Specimen("LongformerForMaskedLM", LONGFORMER, "sliding window", quick=True),
+    "longformer-windows": Specimen(
+        "LongformerForMaskedLM",
+        LONGFORMER | {"attention_window": [4, 8]},
+        "a window for each layer",
+    ),
 }
 
 CLASSIFY: Mapping[str, Specimen] = {
@@ -458,6 +466,12 @@ CLASSIFY: Mapping[str, Specimen] = {
         "LlamaForSequenceClassification",
         SMALL | GROUPED | {"id2label": {0: "LABEL_0"}},
         "causal backbone",
+        quick=True,
+    ),
+    "longformer-classify": Specimen(
+        "LongformerForSequenceClassification",
+        LONGFORMER | {"id2label": LABELS},
+        "sliding window, the first token global",
         quick=True,
     ),
     "qwen2-classify": Specimen(
@@ -505,6 +519,9 @@ TOKEN_CLASSIFY: Mapping[str, Specimen] = {
     "electra-detect": Specimen(
         "ElectraForPreTraining", SMALL | {"embedding_size": 16}, "replaced tokens", quick=True
     ),
+    "longformer-token-classify": Specimen(
+        "LongformerForTokenClassification", LONGFORMER | {"id2label": TAGS}, "sliding window"
+    ),
     "llama-token-classify": Specimen(
         "LlamaForTokenClassification", GROUPED | {"id2label": TAGS}, "causal backbone"
     ),
@@ -522,6 +539,12 @@ QUESTION_ANSWERING: Mapping[str, Specimen] = {
     ),
     "modernbert-question-answering": Specimen(
         "ModernBertForQuestionAnswering", MODERN | {"num_hidden_layers": 1}, quick=True
+    ),
+    "longformer-question-answering": Specimen(
+        "LongformerForQuestionAnswering",
+        LONGFORMER,
+        "sliding window, the question's tokens global",
+        quick=True,
     ),
     "llama-question-answering": Specimen("LlamaForQuestionAnswering", GROUPED, "causal backbone"),
 }
@@ -542,6 +565,9 @@ MULTIPLE_CHOICE: Mapping[str, Specimen] = {
     "modernbert-multiple-choice": Specimen(
         "ModernBertForMultipleChoice", MODERN | {"num_hidden_layers": 1}
     ),
+    "longformer-multiple-choice": Specimen(
+        "LongformerForMultipleChoice", LONGFORMER, "sliding window, the choice's tokens global"
+    ),
     "mpnet-multiple-choice": Specimen("MPNetForMultipleChoice", ROBERTA, "relative positions"),
     "xlm-roberta-multiple-choice": Specimen(
         "XLMRobertaForMultipleChoice", SMALL | {"pad_token_id": 1}
@@ -553,6 +579,7 @@ EMBED: Mapping[str, Specimen] = {
     "xlm-roberta-embed": Specimen("XLMRobertaModel", SMALL | {"pad_token_id": 1}, quick=True),
     "modernbert-embed": Specimen("ModernBertModel", MODERN | {"num_hidden_layers": 1}, quick=True),
     "mpnet-embed": Specimen("MPNetModel", ROBERTA, "relative positions"),
+    "longformer-embed": Specimen("LongformerModel", LONGFORMER, "sliding window"),
     "qwen3-embed": Specimen("Qwen3Model", GROUPED, "causal backbone"),
     "gemma3-embed": Specimen(
         "Gemma3TextModel",
@@ -664,9 +691,6 @@ REFUSED: Mapping[str, tuple[Specimen, str]] = {
         Specimen("GPTNeoXJapaneseForCausalLM", SHAPE),
         "cannot be given a KV cache",
     ),
-    "longformer": (
-        Specimen("LongformerForMaskedLM", ROBERTA | {"attention_window": 8}),
-        "cannot run on token ids alone",
-    ),
+    "bros": (Specimen("BrosForTokenClassification", SMALL), "cannot run on token ids alone"),
     "fnet": (Specimen("FNetForMaskedLM", SMALL), "disagree on a ragged batch"),
 }
