@@ -161,4 +161,6 @@ _METHODS: Mapping[str, tuple[str, _Write]] = {
     "modeling_falcon.FalconAttention": ("forward", _falcon),
     "modeling_longformer.LongformerModel": ("forward", encoders.longformer),
     "modeling_longformer.LongformerSelfAttention": ("forward", encoders.longformer_attention),
+    "modeling_xlnet.XLNetModel": ("forward", encoders.xlnet),
+    "modeling_xlnet.XLNetRelativeAttention": ("forward", encoders.xlnet_attention),
 }

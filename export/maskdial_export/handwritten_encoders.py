@@ -1,7 +1,7 @@
-"""Encoders that write out an attention of their own kind: Longformer's windows with global tokens.
+"""Encoders that write out an attention of their own kind: Longformer and XLNet.
 
-They pad, or order their tensors, in a way that cannot be traced, so the base model's forward
-function has another one in its place, too, around the model's own layers.
+Their base models pad texts, or compute masks, in a way that cannot be traced. So these, too, get
+another forward function, around the model's own layers.
 """
 
 import sys
@@ -11,6 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
+
+from maskdial_export.errors import ExportError
 
 Attend = Callable[..., tuple[Tensor, None]]
 Forward = Callable[..., Any]
@@ -99,3 +101,77 @@ def _attend_everywhere(
     weights = scores.softmax(-1, dtype=torch.float32).to(value.dtype)
     output: Tensor = weights @ value
     return output.transpose(1, 2).flatten(2)
+
+
+def xlnet(module: Any, _attend: Attend, _model: PreTrainedModel) -> Forward:
+    """The base model with the batch first, and without a memory of earlier texts.
+
+    Raises:
+        ExportError: its tokens attend to the left only.
+    """
+    modeling: Any = sys.modules[type(module).__module__]
+    if module.attn_type != "bi":
+        raise ExportError(
+            f"XLNet with attn_type {module.attn_type!r} in config.json is not supported; 'bi' is, "
+            "where tokens attend to both sides"
+        )
+
+    def forward(input_ids: Tensor, token_type_ids: Tensor | None = None, **_: Any) -> Any:
+        hidden = module.word_embedding(input_ids)
+        length = input_ids.shape[1]
+        distances = (length - torch.arange(2 * length)).float()  # of a query from a key
+        if module.clamp_len > 0:
+            distances = distances.clamp(-module.clamp_len, module.clamp_len)
+        exponents = torch.arange(0, module.d_model, 2).float() / module.d_model
+        positions = module.positional_embedding(distances, 1 / torch.pow(10000, exponents))
+        positions = positions.transpose(0, 1).to(hidden.dtype)
+        apart = None
+        if token_type_ids is not None:
+            apart = token_type_ids[:, :, None] != token_type_ids[:, None, :]
+        for layer in module.layer:
+            hidden = layer(hidden, None, None, None, positions, apart)[0]
+        return modeling.XLNetModelOutput(last_hidden_state=hidden)
+
+    return forward
+
+
+def xlnet_attention(module: Any, attend: Attend, _model: PreTrainedModel) -> Forward:
+    """Attention to content, distance and segment (Yang et al., arXiv:1906.08237).
+
+    The score of the segment is the difference to that of the query's own: what is the same for all
+    keys has no weight.
+    """
+
+    def project(states: Tensor, weight: Tensor) -> Tensor:
+        return split_heads(states @ weight.flatten(1), module.n_head)
+
+    def forward(
+        hidden: Tensor,
+        _query_stream: None,
+        _mask: None,
+        _query_mask: None,
+        positions: Tensor,
+        apart: Tensor | None,
+        **_: Any,
+    ) -> tuple[Tensor, None]:
+        query, key, value = (project(hidden, each) for each in (module.q, module.k, module.v))
+        distant = project(positions, module.r).transpose(2, 3)
+        scores = (query + module.r_r_bias[:, None]) @ distant
+        scores = module.rel_shift_bnij(scores, hidden.shape[1])
+        if apart is not None:
+            step = (module.seg_embed[1] - module.seg_embed[0])[:, None]
+            segment = ((query + module.r_s_bias[:, None]) * step).sum(-1, keepdim=True)
+            scores = scores + torch.where(apart[:, None], segment, 0)
+        output = attend(
+            module,
+            query + module.r_w_bias[:, None],
+            key,
+            value,
+            None,
+            scaling=module.scale,
+            position_bias=scores * module.scale,
+        )[0]
+        output = output.flatten(2) @ module.o.flatten(1).T
+        return module.layer_norm(output + hidden), None
+
+    return forward

@@ -90,6 +90,14 @@ DEBERTA_V2 = DEBERTA | {
     "share_att_key": True,
     "norm_rel_ebd": "layer_norm",
 }
+XLNET: dict[str, Any] = {
+    "vocab_size": 101,
+    "d_model": 32,
+    "n_layer": 2,
+    "n_head": 2,
+    "d_inner": 48,
+    "pad_token_id": 0,
+}
 DISTILLED: dict[str, Any] = {
     "vocab_size": 101,
     "dim": 32,
@@ -474,6 +482,17 @@ CLASSIFY: Mapping[str, Specimen] = {
         "sliding window, the first token global",
         quick=True,
     ),
+    "xlnet-classify": Specimen(
+        "XLNetForSequenceClassification",
+        XLNET | {"id2label": LABELS},
+        "relative positions and segments",
+        quick=True,
+    ),
+    "xlnet-classify-mean": Specimen(
+        "XLNetForSequenceClassification",
+        XLNET | {"id2label": LABELS, "summary_type": "mean"},
+        "also by the mean of the tokens",
+    ),
     "qwen2-classify": Specimen(
         "Qwen2ForSequenceClassification", GROUPED | {"id2label": LABELS}, "causal backbone"
     ),
@@ -522,6 +541,11 @@ TOKEN_CLASSIFY: Mapping[str, Specimen] = {
     "longformer-token-classify": Specimen(
         "LongformerForTokenClassification", LONGFORMER | {"id2label": TAGS}, "sliding window"
     ),
+    "xlnet-token-classify": Specimen(
+        "XLNetForTokenClassification",
+        XLNET | {"id2label": TAGS, "clamp_len": 5},
+        "relative positions and segments",
+    ),
     "llama-token-classify": Specimen(
         "LlamaForTokenClassification", GROUPED | {"id2label": TAGS}, "causal backbone"
     ),
@@ -545,6 +569,9 @@ QUESTION_ANSWERING: Mapping[str, Specimen] = {
         LONGFORMER,
         "sliding window, the question's tokens global",
         quick=True,
+    ),
+    "xlnet-question-answering": Specimen(
+        "XLNetForQuestionAnsweringSimple", XLNET, "relative positions and segments"
     ),
     "llama-question-answering": Specimen("LlamaForQuestionAnswering", GROUPED, "causal backbone"),
 }
@@ -572,6 +599,9 @@ MULTIPLE_CHOICE: Mapping[str, Specimen] = {
     "xlm-roberta-multiple-choice": Specimen(
         "XLMRobertaForMultipleChoice", SMALL | {"pad_token_id": 1}
     ),
+    "xlnet-multiple-choice": Specimen(
+        "XLNetForMultipleChoice", XLNET, "relative positions and segments"
+    ),
 }
 
 EMBED: Mapping[str, Specimen] = {
@@ -580,6 +610,7 @@ EMBED: Mapping[str, Specimen] = {
     "modernbert-embed": Specimen("ModernBertModel", MODERN | {"num_hidden_layers": 1}, quick=True),
     "mpnet-embed": Specimen("MPNetModel", ROBERTA, "relative positions"),
     "longformer-embed": Specimen("LongformerModel", LONGFORMER, "sliding window"),
+    "xlnet-embed": Specimen("XLNetModel", XLNET, "relative positions and segments"),
     "qwen3-embed": Specimen("Qwen3Model", GROUPED, "causal backbone"),
     "gemma3-embed": Specimen(
         "Gemma3TextModel",
@@ -691,6 +722,8 @@ REFUSED: Mapping[str, tuple[Specimen, str]] = {
         Specimen("GPTNeoXJapaneseForCausalLM", SHAPE),
         "cannot be given a KV cache",
     ),
+    "xlnet": (Specimen("XLNetLMHeadModel", XLNET), "attends to later ones, so it cannot generate"),
+    "xlnet-left": (Specimen("XLNetModel", XLNET | {"attn_type": "uni"}), "attn_type 'uni'"),
     "bros": (Specimen("BrosForTokenClassification", SMALL), "cannot run on token ids alone"),
     "fnet": (Specimen("FNetForMaskedLM", SMALL), "disagree on a ragged batch"),
 }
