@@ -41,6 +41,8 @@ _STRIP = 64
 def trunk(model: PreTrainedModel) -> PreTrainedModel:
     """The part of a causal model whose hidden states its head reads."""
     decoder = model.get_decoder()
+    if decoder is model:  # transformers does not find Llama 4's
+        decoder = getattr(model, "model", model)
     return decoder if isinstance(decoder, PreTrainedModel) else model.base_model
 
 

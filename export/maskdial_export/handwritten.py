@@ -11,12 +11,13 @@ from typing import Any
 from unittest import mock
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from maskdial_export import handwritten_encoders as encoders
 from maskdial_export.handwritten_encoders import Attend, Forward, split_heads
 from maskdial_export.positions import max_length
+from maskdial_export.products import with_products
 
 _Write = Callable[[Any, Attend, PreTrainedModel], Forward]
 
@@ -29,10 +30,12 @@ def interfaced(model: PreTrainedModel, attend: Attend) -> Iterator[None]:
     max_length), which is added to the scores by the position of the key.
     """
     with ExitStack() as patches:
-        for module in model.modules():
+        for module in list(model.modules()):
             name = f"{type(module).__module__.rpartition('.')[2]}.{type(module).__name__}"
             if name not in _METHODS:
                 continue
+            if name in _PRODUCTS:
+                patches.enter_context(with_products(module, _PRODUCTS[name](module)))
             method, write = _METHODS[name]
             patches.enter_context(mock.patch.object(module, method, write(module, attend, model)))
             modeling = sys.modules[type(module).__module__]
@@ -163,4 +166,8 @@ _METHODS: Mapping[str, tuple[str, _Write]] = {
     "modeling_longformer.LongformerSelfAttention": ("forward", encoders.longformer_attention),
     "modeling_xlnet.XLNetModel": ("forward", encoders.xlnet),
     "modeling_xlnet.XLNetRelativeAttention": ("forward", encoders.xlnet_attention),
+}
+# modeling file and class -> the layers of weights that are plain parameters
+_PRODUCTS: Mapping[str, Callable[[Any], nn.Module]] = {
+    "modeling_xlnet.XLNetRelativeAttention": encoders.xlnet_products,
 }

@@ -9,10 +9,11 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from maskdial_export.errors import ExportError
+from maskdial_export.products import linear
 
 Attend = Callable[..., tuple[Tensor, None]]
 Forward = Callable[..., Any]
@@ -135,6 +136,14 @@ def xlnet(module: Any, _attend: Attend, _model: PreTrainedModel) -> Forward:
     return forward
 
 
+def xlnet_products(module: Any) -> nn.ModuleDict:
+    """The layers of its weights, which are (hidden_size, num_heads, head_dim) each."""
+    weights = {name: getattr(module, name).flatten(1) for name in "qkvor"}
+    return nn.ModuleDict(
+        {name: linear(each.T if name == "o" else each) for name, each in weights.items()}
+    )
+
+
 def xlnet_attention(module: Any, attend: Attend, _model: PreTrainedModel) -> Forward:
     """Attention to content, distance and segment (Yang et al., arXiv:1906.08237).
 
@@ -142,8 +151,8 @@ def xlnet_attention(module: Any, attend: Attend, _model: PreTrainedModel) -> For
     keys has no weight.
     """
 
-    def project(states: Tensor, weight: Tensor) -> Tensor:
-        return split_heads(states @ weight.flatten(1), module.n_head)
+    def project(states: Tensor, name: str) -> Tensor:
+        return split_heads(module.products[name](states), module.n_head)
 
     def forward(
         hidden: Tensor,
@@ -154,8 +163,8 @@ def xlnet_attention(module: Any, attend: Attend, _model: PreTrainedModel) -> For
         apart: Tensor | None,
         **_: Any,
     ) -> tuple[Tensor, None]:
-        query, key, value = (project(hidden, each) for each in (module.q, module.k, module.v))
-        distant = project(positions, module.r).transpose(2, 3)
+        query, key, value = (project(hidden, name) for name in "qkv")
+        distant = project(positions, "r").transpose(2, 3)
         scores = (query + module.r_r_bias[:, None]) @ distant
         scores = module.rel_shift_bnij(scores, hidden.shape[1])
         if apart is not None:
@@ -171,7 +180,7 @@ def xlnet_attention(module: Any, attend: Attend, _model: PreTrainedModel) -> For
             scaling=module.scale,
             position_bias=scores * module.scale,
         )[0]
-        output = output.flatten(2) @ module.o.flatten(1).T
+        output = module.products["o"](output.flatten(2))
         return module.layer_norm(output + hidden), None
 
     return forward

@@ -102,6 +102,9 @@ def test_a_model_that_reads_more_than_ids() -> None:
         ("BloomForCausalLM", BLOOM, 128),
         ("BloomForCausalLM", {**BLOOM, "seq_length": None}, 2048),
         ("LlamaForCausalLM", GROUPED | rope("dynamic", factor=2.0), 128),
+        ("Llama4ForCausalLM", GROUPED | {"attention_chunk_size": 64}, 64),
+        ("Llama4ForCausalLM", GROUPED | {"floor_scale": 32}, 31),
+        ("Llama4ForCausalLM", GROUPED | {"floor_scale": 32, "attn_temperature_tuning": False}, 128),
         (
             "LlamaForCausalLM",
             GROUPED | rope("yarn", factor=2.0, original_max_position_embeddings=64),

@@ -343,6 +343,23 @@ CAUSAL: Mapping[str, Specimen] = {
         | {"q_lora_rank": 16, "kv_lora_rank": 16},
         "latent attention, mixture of experts",
     ),
+    "deepseek-v2": Specimen(
+        "DeepseekV2ForCausalLM",
+        SHAPE
+        | {"num_key_value_heads": 4, "n_routed_experts": 4, "num_experts_per_tok": 2}
+        | {"moe_intermediate_size": 24, "first_k_dense_replace": 1, "n_group": 1}
+        | {"topk_group": 1, "qk_rope_head_dim": 16, "qk_nope_head_dim": 16, "v_head_dim": 16}
+        | {"q_lora_rank": 16, "kv_lora_rank": 16, "head_dim": 16},
+        "latent attention, mixture of experts, rotation by complex numbers",
+    ),
+    "llama4": Specimen(
+        "Llama4ForCausalLM",
+        GROUPED
+        | {"num_local_experts": 4, "intermediate_size_mlp": 48, "interleave_moe_layer_step": 2}
+        | {"no_rope_layers": [1, 0], "attention_chunk_size": 128},
+        "texts of one chunk; mixture of experts, rotation by complex numbers, layers without it",
+        quick=True,
+    ),
     "minicpm3": Specimen(
         "MiniCPM3ForCausalLM",
         SHAPE
@@ -724,6 +741,14 @@ REFUSED: Mapping[str, tuple[Specimen, str]] = {
     ),
     "xlnet": (Specimen("XLNetLMHeadModel", XLNET), "attends to later ones, so it cannot generate"),
     "xlnet-left": (Specimen("XLNetModel", XLNET | {"attn_type": "uni"}), "attn_type 'uni'"),
+    "funnel": (
+        Specimen(
+            "FunnelForMaskedLM",
+            {"vocab_size": 101, "d_model": 32, "n_head": 2, "d_head": 16, "d_inner": 48}
+            | {"block_sizes": [1, 1], "num_decoder_layers": 1, "pad_token_id": 0},
+        ),
+        "pools neighboring tokens, padding among them",
+    ),
     "bros": (Specimen("BrosForTokenClassification", SMALL), "cannot run on token ids alone"),
     "fnet": (Specimen("FNetForMaskedLM", SMALL), "disagree on a ragged batch"),
 }
