@@ -16,7 +16,7 @@ from maskdial_export.errors import ExportError
 
 _Names = Mapping[str, Any]
 
-_DETECTORS: _Names = {"electra": "ElectraForPreTraining", "funnel": "FunnelForPreTraining"}
+_DETECTORS: _Names = {"electra": "ElectraForPreTraining"}
 _TWO_PARTS: _Names = auto.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES
 # By preference, where a class or a task has several entries. A base model's hidden states are
 # pooled; XLM's fill-mask class also stands among the causal ones.

@@ -109,8 +109,10 @@ class MaskedAttention:
         sliding_window: int | None = None,
         position_bias: Tensor | None = None,
         alibi: Tensor | None = None,
+        seen_by_all: Tensor | None = None,
         **_: Any,
     ) -> tuple[Tensor, None]:
+        """``seen_by_all`` are keys inside every window: bool (1 or batch, length)."""
         batch, num_heads, length, head_dim = query.shape
         self._index += 1
         shared = num_heads // key.shape[1]  # query heads per key head
@@ -121,7 +123,7 @@ class MaskedAttention:
         if alibi is not None:
             biases.append(alibi[None, :, None, :length].expand(-1, -1, length, -1))
         if sliding_window is not None:
-            biases.append(self._window(sliding_window, length, query.dtype))
+            biases.append(self._window(sliding_window, length, query.dtype, seen_by_all))
         output = torch.onnx.ops.symbolic(
             "com.microsoft::MultiHeadAttention",
             [
@@ -139,12 +141,21 @@ class MaskedAttention:
         )
         return output.view(batch, length, num_heads, head_dim), None
 
-    def _window(self, size: int, length: int, dtype: torch.dtype) -> Tensor:
-        """A bias for the scores, (1, 1, length, length), that masks keys outside the window."""
+    def _window(
+        self, size: int, length: int, dtype: torch.dtype, seen_by_all: Tensor | None
+    ) -> Tensor:
+        """A bias for the scores that masks keys outside the window.
+
+        It is (1 or batch, 1, length, length). Layers of one size share it: which keys all tokens
+        see is the same in the whole pass.
+        """
         if size not in self._windows:
             position = torch.arange(length)
             far = (position[:, None] - position[None, :]).abs() >= size
-            self._windows[size] = far.to(dtype)[None, None] * _MASKED_SCORE
+            hidden = far.to(dtype)[None, None]
+            if seen_by_all is not None:
+                hidden = hidden * ~seen_by_all[:, None, None, :]
+            self._windows[size] = hidden * _MASKED_SCORE
         return self._windows[size]
 
 

@@ -13,8 +13,15 @@ def check_config(name: str, config: Mapping[str, Any]) -> None:
     """Checks the architectures, the labels, the problem type and the mask of a checkpoint.
 
     Raises:
-        ExportError: one of them is malformed, or the mask is that of a prefix-LM.
+        ExportError: one of them is malformed, the mask is that of a prefix-LM, or the model pools
+            neighboring tokens.
     """
+    if config.get("model_type") == "funnel":
+        raise ExportError(
+            f"{name} is a Funnel model, which pools neighboring tokens, padding among them, so a "
+            "text's results would depend on the longest one of its batch; use an encoder without "
+            "pooling, such as ELECTRA"
+        )
     architectures = config.get("architectures")
     if architectures is not None and not _is_texts(architectures):
         raise ExportError(

@@ -45,6 +45,8 @@ _COUNT = re.compile(r"\bu\d+\b")  # torch's names for them, also in products and
 def trunk(model: PreTrainedModel) -> PreTrainedModel:
     """The part of a causal model whose hidden states its head reads."""
     decoder = model.get_decoder()
+    if decoder is model:  # transformers does not find Llama 4's
+        decoder = getattr(model, "model", model)
     return decoder if isinstance(decoder, PreTrainedModel) else model.base_model
 
 

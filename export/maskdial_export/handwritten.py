@@ -4,7 +4,6 @@ A few older models write it out: scores, mask, softmax, product. Each of them ha
 which computes queries, keys and values as the model does and hands them to the given function.
 """
 
-import functools
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -12,14 +11,15 @@ from typing import Any
 from unittest import mock
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from maskdial_export import handwritten_encoders as encoders
+from maskdial_export.handwritten_encoders import Attend, Forward, split_heads
 from maskdial_export.positions import max_length
+from maskdial_export.products import with_products
 
-Attend = Callable[..., tuple[Tensor, None]]
-_Forward = Callable[..., Any]
-_Write = Callable[[Any, Attend, Callable[[], Tensor]], _Forward]
+_Write = Callable[[Any, Attend, PreTrainedModel], Forward]
 
 
 @contextmanager
@@ -30,13 +30,14 @@ def interfaced(model: PreTrainedModel, attend: Attend) -> Iterator[None]:
     max_length), which is added to the scores by the position of the key.
     """
     with ExitStack() as patches:
-        for module in model.modules():
+        for module in list(model.modules()):
             name = f"{type(module).__module__.rpartition('.')[2]}.{type(module).__name__}"
             if name not in _METHODS:
                 continue
+            if name in _PRODUCTS:
+                patches.enter_context(with_products(module, _PRODUCTS[name](module)))
             method, write = _METHODS[name]
-            bias = functools.partial(_bias, model, module)
-            patches.enter_context(mock.patch.object(module, method, write(module, attend, bias)))
+            patches.enter_context(mock.patch.object(module, method, write(module, attend, model)))
             modeling = sys.modules[type(module).__module__]
             if hasattr(modeling, "create_causal_mask"):
                 patches.enter_context(mock.patch.object(modeling, "create_causal_mask", _no_mask))
@@ -62,13 +63,7 @@ def _bias(model: PreTrainedModel, module: Any) -> Tensor:
     return (table - table[:, :1]).to(model.dtype)
 
 
-def _heads(joined: Tensor, num_heads: int) -> Tensor:
-    """(batch, length, num_heads * head_dim) to (batch, num_heads, length, head_dim)."""
-    batch, length, _ = joined.shape
-    return joined.view(batch, length, num_heads, -1).transpose(1, 2)
-
-
-def _gpt(module: Any, attend: Attend, _bias: Callable[[], Tensor]) -> _Forward:
+def _gpt(module: Any, attend: Attend, _model: PreTrainedModel) -> Forward:
     scaling = None if module.scale else 1.0
 
     def attn(query: Tensor, key: Tensor, value: Tensor, *_: Any, **__: Any) -> list[Tensor]:
@@ -78,7 +73,7 @@ def _gpt(module: Any, attend: Attend, _bias: Callable[[], Tensor]) -> _Forward:
     return attn
 
 
-def _gpt_neo(module: Any, attend: Attend, _bias: Callable[[], Tensor]) -> _Forward:
+def _gpt_neo(module: Any, attend: Attend, _model: PreTrainedModel) -> Forward:
     settings: dict[str, Any] = {"scaling": 1.0}
     if module.attention_type == "local":
         settings["sliding_window"] = module.config.window_size
@@ -90,7 +85,7 @@ def _gpt_neo(module: Any, attend: Attend, _bias: Callable[[], Tensor]) -> _Forwa
     return attn
 
 
-def _gpt_j(module: Any, attend: Attend, _bias: Callable[[], Tensor]) -> _Forward:
+def _gpt_j(module: Any, attend: Attend, _model: PreTrainedModel) -> Forward:
     def attn(query: Tensor, key: Tensor, value: Tensor, *_: Any, **__: Any) -> tuple[Tensor, None]:
         output = attend(module, query, key, value, None, scaling=1 / module.scale_attn)[0]
         return output.transpose(1, 2), None
@@ -98,18 +93,18 @@ def _gpt_j(module: Any, attend: Attend, _bias: Callable[[], Tensor]) -> _Forward
     return attn
 
 
-def _xglm(module: Any, attend: Attend, _bias: Callable[[], Tensor]) -> _Forward:
+def _xglm(module: Any, attend: Attend, _model: PreTrainedModel) -> Forward:
     def forward(hidden_states: Tensor, **_: Any) -> tuple[Tensor, None]:
         projections = (module.q_proj, module.k_proj, module.v_proj)
-        parts = [_heads(project(hidden_states), module.num_heads) for project in projections]
+        parts = [split_heads(project(hidden_states), module.num_heads) for project in projections]
         output = attend(module, *parts, None, scaling=module.scaling)[0]
         return module.out_proj(output.flatten(2)), None
 
     return forward
 
 
-def _bloom(module: Any, attend: Attend, bias: Callable[[], Tensor]) -> _Forward:
-    alibi = bias()
+def _bloom(module: Any, attend: Attend, model: PreTrainedModel) -> Forward:
+    alibi = _bias(model, module)
 
     def forward(hidden_states: Tensor, residual: Tensor, **_: Any) -> tuple[Tensor, None]:
         parts = module._reshape(module.query_key_value(hidden_states))
@@ -121,21 +116,21 @@ def _bloom(module: Any, attend: Attend, bias: Callable[[], Tensor]) -> _Forward:
     return forward
 
 
-def _mpt(module: Any, attend: Attend, bias: Callable[[], Tensor]) -> _Forward:
-    alibi = bias()
+def _mpt(module: Any, attend: Attend, model: PreTrainedModel) -> Forward:
+    alibi = _bias(model, module)
 
     def forward(hidden_states: Tensor, **_: Any) -> tuple[Tensor, None]:
         mixed = module.Wqkv(hidden_states)
         if module.clip_qkv:
             mixed = mixed.clamp(min=-module.clip_qkv, max=module.clip_qkv)
-        parts = [_heads(part, module.n_heads) for part in mixed.chunk(3, dim=2)]
+        parts = [split_heads(part, module.n_heads) for part in mixed.chunk(3, dim=2)]
         output = attend(module, *parts, None, scaling=module.softmax_scale, alibi=alibi)[0]
         return module.out_proj(output.flatten(2)), None
 
     return forward
 
 
-def _falcon(module: Any, attend: Attend, _bias: Callable[[], Tensor]) -> _Forward:
+def _falcon(module: Any, attend: Attend, _model: PreTrainedModel) -> Forward:
     """Without ALiBi, which transformers 5.23 adds twice under eager attention."""
     modeling: Any = sys.modules[type(module).__module__]
 
@@ -167,4 +162,12 @@ _METHODS: Mapping[str, tuple[str, _Write]] = {
     "modeling_bloom.BloomAttention": ("forward", _bloom),
     "modeling_mpt.MptAttention": ("forward", _mpt),
     "modeling_falcon.FalconAttention": ("forward", _falcon),
+    "modeling_longformer.LongformerModel": ("forward", encoders.longformer),
+    "modeling_longformer.LongformerSelfAttention": ("forward", encoders.longformer_attention),
+    "modeling_xlnet.XLNetModel": ("forward", encoders.xlnet),
+    "modeling_xlnet.XLNetRelativeAttention": ("forward", encoders.xlnet_attention),
+}
+# modeling file and class -> the layers of weights that are plain parameters
+_PRODUCTS: Mapping[str, Callable[[Any], nn.Module]] = {
+    "modeling_xlnet.XLNetRelativeAttention": encoders.xlnet_products,
 }

@@ -13,7 +13,7 @@ from maskdial.models.bundle import Task
 from maskdial_export.attention import CausalAttention, MaskedAttention, attending
 from maskdial_export.errors import ExportError
 from maskdial_export.graph import gather_rows, to_onnx_ir
-from maskdial_export.padding import cleared
+from maskdial_export.padding import cleared, summarized
 from maskdial_export.pooling import Pooler
 from maskdial_export.repeat import trace_by_layers
 from maskdial_export.survey import Survey
@@ -55,7 +55,7 @@ class MaskedGraph(nn.Module):
             inputs["input_ids"] = torch.where(valid, input_ids, self.pad_token_id)
         if self.takes_token_types:
             inputs["token_type_ids"] = token_type_ids
-        with cleared(self.model, valid):
+        with cleared(self.model, valid), summarized(self.model, lengths):
             return self._output(inputs, lengths, rows)
 
     def _output(self, inputs: dict[str, Tensor], lengths: Tensor, rows: Tensor | None) -> Tensor:
@@ -93,9 +93,13 @@ def check(model: PreTrainedModel, survey: Survey, task: Task) -> None:
 
 
 def takes_token_types(model: PreTrainedModel) -> bool:
-    """Whether the model tells the parts of a text pair apart by token types."""
+    """Whether the model tells the parts of a text pair apart by token types.
+
+    XLNet has no table of them: it compares those of two tokens.
+    """
     several = (getattr(model.config, "type_vocab_size", 0) or 0) > 1
-    return several and "token_type_ids" in inspect.signature(model.forward).parameters
+    compares = model.config.model_type == "xlnet"
+    return (several or compares) and "token_type_ids" in inspect.signature(model.forward).parameters
 
 
 def trace(

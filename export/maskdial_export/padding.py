@@ -1,7 +1,8 @@
-"""Models that join neighboring tokens see zeros where a row is padded, as at a text's end.
+"""What would read the padding: attention does not, as it is masked by the lengths.
 
-Attention is masked by the lengths, but MobileBERT's embeddings of three tokens and ConvBERT's
-convolutions would reach beyond the last token.
+Models that join neighboring tokens see zeros where a row is padded, as at a text's end:
+MobileBERT's embeddings of three tokens and ConvBERT's convolutions would reach beyond the last
+token. Models that summarize a text by its last token, or by the mean, get its own tokens only.
 """
 
 from collections.abc import Callable, Iterator
@@ -10,6 +11,10 @@ from typing import Any
 
 from torch import Tensor, nn
 from transformers import PreTrainedModel
+
+from maskdial_export.pooling import POOLINGS
+
+_SUMMARIES = {"last": "last", "cls_index": "last", "mean": "mean"}  # where not by the first token
 
 
 @contextmanager
@@ -31,6 +36,21 @@ def cleared(model: PreTrainedModel, valid: Tensor) -> Iterator[None]:
                 _hook(hooks, module.register_forward_pre_hook, clear_input)
             elif name.endswith(".conv_out_layer"):  # is unfolded
                 _hook(hooks, module.register_forward_hook, clear_output)
+        yield
+
+
+@contextmanager
+def summarized(model: PreTrainedModel, lengths: Tensor) -> Iterator[None]:
+    """Lets sequence summaries (XLNet's, XLM's) read the tokens of each text inside the block."""
+
+    def summarize(module: Any, args: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        pooled = POOLINGS[_SUMMARIES[module.summary_type]](args[0], lengths)
+        return pooled[:, None].to(args[0].dtype), *args[1:]
+
+    with ExitStack() as hooks:
+        for module in model.modules():
+            if getattr(module, "summary_type", None) in _SUMMARIES:
+                _hook(hooks, module.register_forward_pre_hook, summarize)
         yield
 
 

@@ -18,7 +18,8 @@ def max_length(model: PreTrainedModel) -> int:
     config: Any = model.config
     given = (getattr(config, name, None) for name in _NAMES)
     positions = next((int(length) for length in given if length and length > 0), _UNBOUNDED)
-    return min([positions, *_plain_rope(config, positions), *_tables(model)])
+    lengths = *_plain_rope(config, positions), *_plain_attention(config), *_tables(model)
+    return min([positions, *lengths])
 
 
 def _plain_rope(config: Any, positions: int) -> Iterator[int]:
@@ -29,6 +30,18 @@ def _plain_rope(config: Any, positions: int) -> Iterator[int]:
         if rope.get("rope_type") in _LENGTH_DEPENDENT_ROPE:
             beside = getattr(config, "original_max_position_embeddings", None) or positions
             yield int(rope.get("original_max_position_embeddings") or beside)
+
+
+def _plain_attention(config: Any) -> Iterator[int]:
+    """The lengths up to which Llama 4's attention does not depend on the tokens' positions.
+
+    Local layers attend within chunks, the others sharpen their scores at later positions.
+    """
+    chunk = getattr(config, "attention_chunk_size", None)
+    if chunk is not None:
+        yield int(chunk)
+    if getattr(config, "attn_temperature_tuning", False):
+        yield int(config.floor_scale) - 1
 
 
 def _tables(model: PreTrainedModel) -> Iterator[int]:

@@ -76,12 +76,14 @@ class Tables:
     def __init__(self, max_length: int) -> None:
         self._max_length = max_length
         self._tables: dict[_Key, _Pair] = {}
+        self._complex: dict[_Key, Tensor] = {}  # (max_length, rotary_dim / 2, 2)
         self._found: dict[tuple[_Key, int, bool], Rotation] = {}
 
     def half(self) -> "Tables":
         """The tables in float16."""
         halved = Tables(self._max_length)
         halved._tables = {key: (cos.half(), sin.half()) for key, (cos, sin) in self._tables.items()}
+        halved._complex = self._complex  # models multiply complex numbers in float32
         return halved
 
     def find(self, fits: Callable[[Rotation], bool]) -> Rotation | None:
@@ -104,6 +106,8 @@ class Tables:
             tables = forward(x, positions, *rest)
             if isinstance(tables, tuple) and tables[0].is_floating_point():
                 self._tables[key] = tables[0][0], tables[1][0]
+            elif isinstance(tables, Tensor) and tables.is_complex():
+                self._complex[key] = torch.view_as_real(tables[0])
             return forward(x, ids, *rest)
 
         with _rotary_modules(model, compute):
@@ -111,15 +115,22 @@ class Tables:
 
     @contextmanager
     def looked_up(self, model: PreTrainedModel) -> Iterator[None]:
-        """Lets rotary modules look up their results inside the block."""
+        """Lets rotary modules look up their results inside the block.
+
+        Complex numbers, which ONNX does not have, become pairs of real ones.
+        """
 
         def find(key: _Key, forward: Rotate, x: Tensor, ids: Tensor, *rest: Any) -> Any:
+            if key in self._complex:
+                table = self._complex[key]
+                pairs = nn.functional.embedding(ids, table.flatten(1))
+                return pairs.view(*ids.shape, *table.shape[1:])
             if key not in self._tables:
                 return forward(x, ids, *rest)
             cos, sin = self._tables[key]
             return nn.functional.embedding(ids, cos), nn.functional.embedding(ids, sin)
 
-        with _rotary_modules(model, find):
+        with _rotary_modules(model, find), _multiplied(model):
             yield
 
 
@@ -142,6 +153,34 @@ def _bind(name: str, forward: Rotate, replacement: Callable[..., Any]) -> Callab
         return replacement((name, layer_type), forward, x, position_ids, *rest)
 
     return call
+
+
+# Modeling files whose rotation multiplies complex numbers -> the axis of the heads there
+_COMPLEX = {"modeling_deepseek_v2": 1, "modeling_llama4": 2}
+
+
+@contextmanager
+def _multiplied(model: PreTrainedModel) -> Iterator[None]:
+    """Replaces a rotation by complex numbers by one by their pairs."""
+    modeling = sys.modules[type(model).__module__]
+    axis = _COMPLEX.get(modeling.__name__.rpartition(".")[2])
+    if axis is None:
+        yield
+        return
+
+    def rotate(xq: Tensor, xk: Tensor, freqs_cis: Tensor) -> _Pair:
+        cos, sin = freqs_cis.unsqueeze(axis).unbind(-1)
+        return _multiply(xq, cos, sin), _multiply(xk, cos, sin)
+
+    with mock.patch.object(modeling, "apply_rotary_emb", rotate):
+        yield
+
+
+def _multiply(heads: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Rotates neighboring pairs of columns."""
+    first, second = heads.float().reshape(*heads.shape[:-1], -1, 2).unbind(-1)
+    pair = first * cos - second * sin, first * sin + second * cos
+    return torch.stack(pair, -1).flatten(-2).to(heads.dtype)
 
 
 @contextmanager

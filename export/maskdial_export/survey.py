@@ -121,7 +121,8 @@ def _is_causal(model: PreTrainedModel, ids: Tensor) -> bool:
     before = states[:, :-1]
     weights = torch.randn(before.shape, generator=torch.Generator().manual_seed(0))
     (gradient,) = torch.autograd.grad((before.float() * weights).sum(), embedded[0])
-    return not gradient[:, -1].any()
+    by_token = gradient.flatten(0, -2)  # some models have the batch second, or add padding
+    return not by_token[ids.shape[1] - 1].any()
 
 
 def _has(module: nn.Module, weight: Any) -> bool:

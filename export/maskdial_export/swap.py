@@ -13,6 +13,7 @@ from torch import Tensor
 from transformers import AttentionInterface, PreTrainedModel
 
 from maskdial_export import experts, handwritten
+from maskdial_export.llama4 import expert_by_expert
 
 _NAME = "maskdial"
 
@@ -27,7 +28,11 @@ def swapped(
     before = config._attn_implementation
     config._attn_implementation = _NAME
     try:
-        with handwritten.interfaced(model, attention), experts.chosen_computed(model):
+        with (
+            handwritten.interfaced(model, attention),
+            experts.chosen_computed(model),
+            expert_by_expert(model),
+        ):
             yield
     finally:
         config._attn_implementation = before

@@ -222,8 +222,8 @@ def test_experts_compute_the_tokens_that_chose_them(bundle: Bundle, tmp_path: Pa
     onnx.save(model, tmp_path / "model.onnx")
     graph = session(tmp_path)
     for length in (1, 40):
-        feeds = {value.name: np.zeros(0) for value in graph.get_inputs()}
-        feeds |= {name: np.zeros((1, 1, 0, 16), np.float32) for name in feeds if "past" in name}
+        past = [value.name for value in graph.get_inputs() if "past" in value.name]
+        feeds: dict[str, Any] = {name: np.zeros((1, 1, 0, 16), np.float32) for name in past}
         feeds |= {
             "input_ids": texts_of([length])[0][None],
             "position_ids": np.arange(length)[None],

@@ -24,6 +24,7 @@ ELSEWHERE = ("generate", "generate, with an encoder", "fill-mask")
 TASKS = {name: task for task, zoo in ZOO.items() if task not in ELSEWHERE for name in zoo}
 NAMES = [each for task in dict.fromkeys(TASKS.values()) for each in marked(ZOO[task])]
 LENGTHS = (23, 1, 31, 8)
+SEPARATOR = 3
 
 Bundle = Callable[[str], Path]
 
@@ -66,6 +67,9 @@ def types_of(text: np.ndarray) -> np.ndarray:
 def texts_and_rows() -> tuple[list[np.ndarray], list[list[int]]]:
     generator = np.random.default_rng(29)
     texts = [generator.integers(4, 101, length) for length in LENGTHS]
+    for text in texts:
+        if len(text) > 1:
+            text[len(text) // 2] = SEPARATOR
     # Question answering asks for every token, the others for some
     return texts, [list(range(len(texts[0]))), [0], [30, 2], [7]]
 
@@ -75,10 +79,28 @@ def torch_output(model: Any, text: np.ndarray, graph: Graph) -> Any:
     inputs = {"input_ids": torch.tensor(text[None])}
     if "token_type_ids" in graph.inputs:
         inputs["token_type_ids"] = torch.tensor(types_of(text)[None])
+    global_tokens = global_tokens_of(model, graph.manifest.task, text)
+    if global_tokens is not None:
+        inputs["global_attention_mask"] = torch.tensor(global_tokens[None].astype(np.int64))
     if graph.manifest.task == "multiple-choice":  # (questions, choices, length)
         inputs = {name: each[None] for name, each in inputs.items()}
     with torch.no_grad():
         return model(**inputs)
+
+
+def global_tokens_of(model: Any, task: str, text: np.ndarray) -> np.ndarray | None:
+    """The question, or what follows it and two separators, for Longformer.
+
+    It finds them by itself in texts with three separators, and refuses others.
+    """
+    if model.config.model_type != "longformer" or task not in (
+        "question-answering",
+        "multiple-choice",
+    ):
+        return None
+    end = int(np.argmax(text == SEPARATOR))
+    place = np.arange(len(text))
+    return np.asarray(place < end if task == "question-answering" else place > end + 1)
 
 
 def expected_logits(task: str, output: Any, rows: Sequence[int]) -> np.ndarray:
@@ -118,6 +140,34 @@ def test_outputs_equal_torch_and_are_batch_invariant(
         np.testing.assert_array_equal(alone, output)
     assert graph.manifest.batch_invariant
     assert graph.manifest.parity.ragged_batch <= graph.manifest.parity.tolerance == TOLERANCE
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "longformer-question-answering",
+        pytest.param("longformer-multiple-choice", marks=pytest.mark.zoo),
+    ],
+)
+def test_longformer_sees_the_same_tokens_everywhere_as_transformers(
+    name: str, bundle: Bundle, checkpoint: Bundle, load_reference: Callable[[Path], Any]
+) -> None:
+    """A pair as RoBERTa's tokenizer joins it, in which transformers itself finds the tokens."""
+    graph = Graph(bundle(name))
+    generator = np.random.default_rng(5)
+    first, second = (generator.integers(4, 101, length) for length in (9, 21))
+    separator = [SEPARATOR]
+    text = np.concatenate([[2], first, separator, separator, second, separator])
+    inputs = torch.tensor(text[None])
+    with torch.no_grad():
+        if graph.manifest.task == "multiple-choice":
+            output = load_reference(checkpoint(name))(inputs[None])
+        else:
+            output = load_reference(checkpoint(name))(inputs)
+    rows = list(range(len(text)))
+    (logits,) = graph.run([text], [rows])
+    expected = expected_logits(TASKS[name], output, rows)
+    np.testing.assert_allclose(logits, expected, atol=TOLERANCE, rtol=0)
 
 
 @pytest.mark.parametrize("name", NAMES)

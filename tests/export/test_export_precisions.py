@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import onnx_ir as ir
 import pytest
 import torch
@@ -130,3 +131,16 @@ def test_means_of_fp16_are_those_of_torch(
         inputs = {"input_ids": torch.from_numpy(text[None])}
         expected = expected_output(loaded.model, loaded.pooler, inputs)
         np.testing.assert_allclose(embedding, expected, atol=2e-3)
+
+
+@pytest.mark.parametrize("name", ["xlnet-classify", "llama4"])
+def test_weights_that_are_plain_parameters_are_quantized_one_by_one(
+    name: str, checkpoint: Callable[[str], Path], tmp_path: Path
+) -> None:
+    """A module multiplies by several of them; a quantized weight is found by its name."""
+    gate = Gate(max_loss=float("inf"))
+    export(str(checkpoint(name)), tmp_path / "bundle", precision="int8", gate=gate)
+    graph = onnx.load(tmp_path / "bundle" / "model.onnx", load_external_data=False).graph
+    read = [node.input[1] for node in graph.node if node.op_type == "MatMulIntegerToFloat"]
+    assert len(read) > 10
+    assert len(set(read)) == len(read)

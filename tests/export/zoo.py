@@ -59,6 +59,8 @@ ROUTED = GROUPED | {
     "topk_group": 1,
 }
 ROBERTA = SHAPE | {"pad_token_id": 1, "bos_token_id": 0, "type_vocab_size": 1}
+# Windows of 4 tokens to either side, smaller than the texts of the tests
+LONGFORMER = ROBERTA | {"attention_window": 8, "sep_token_id": 3}
 XLM: dict[str, Any] = {
     "vocab_size": 101,
     "emb_dim": 32,
@@ -87,6 +89,14 @@ DEBERTA_V2 = DEBERTA | {
     "position_buckets": 8,
     "share_att_key": True,
     "norm_rel_ebd": "layer_norm",
+}
+XLNET: dict[str, Any] = {
+    "vocab_size": 101,
+    "d_model": 32,
+    "n_layer": 2,
+    "n_head": 2,
+    "d_inner": 48,
+    "pad_token_id": 0,
 }
 DISTILLED: dict[str, Any] = {
     "vocab_size": 101,
@@ -333,6 +343,23 @@ CAUSAL: Mapping[str, Specimen] = {
         | {"q_lora_rank": 16, "kv_lora_rank": 16},
         "latent attention, mixture of experts",
     ),
+    "deepseek-v2": Specimen(
+        "DeepseekV2ForCausalLM",
+        SHAPE
+        | {"num_key_value_heads": 4, "n_routed_experts": 4, "num_experts_per_tok": 2}
+        | {"moe_intermediate_size": 24, "first_k_dense_replace": 1, "n_group": 1}
+        | {"topk_group": 1, "qk_rope_head_dim": 16, "qk_nope_head_dim": 16, "v_head_dim": 16}
+        | {"q_lora_rank": 16, "kv_lora_rank": 16, "head_dim": 16},
+        "latent attention, mixture of experts, rotation by complex numbers",
+    ),
+    "llama4": Specimen(
+        "Llama4ForCausalLM",
+        GROUPED
+        | {"num_local_experts": 4, "intermediate_size_mlp": 48, "interleave_moe_layer_step": 2}
+        | {"no_rope_layers": [1, 0], "attention_chunk_size": 128},
+        "texts of one chunk; mixture of experts, rotation by complex numbers, layers without it",
+        quick=True,
+    ),
     "minicpm3": Specimen(
         "MiniCPM3ForCausalLM",
         SHAPE
@@ -419,6 +446,12 @@ FILL_MASK: Mapping[str, Specimen] = {
     "layoutlm": Specimen("LayoutLMForMaskedLM", SHAPE, "text, no boxes"),
     "roc-bert": Specimen("RoCBertForMaskedLM", SHAPE),
     "tapas": Specimen("TapasForMaskedLM", SHAPE, "text, no tables"),
+    "longformer": Specimen("LongformerForMaskedLM", LONGFORMER, "sliding window", quick=True),
+    "longformer-windows": Specimen(
+        "LongformerForMaskedLM",
+        LONGFORMER | {"attention_window": [4, 8]},
+        "a window for each layer",
+    ),
 }
 
 CLASSIFY: Mapping[str, Specimen] = {
@@ -459,6 +492,23 @@ CLASSIFY: Mapping[str, Specimen] = {
         SMALL | GROUPED | {"id2label": {0: "LABEL_0"}},
         "causal backbone",
         quick=True,
+    ),
+    "longformer-classify": Specimen(
+        "LongformerForSequenceClassification",
+        LONGFORMER | {"id2label": LABELS},
+        "sliding window, the first token global",
+        quick=True,
+    ),
+    "xlnet-classify": Specimen(
+        "XLNetForSequenceClassification",
+        XLNET | {"id2label": LABELS},
+        "relative positions and segments",
+        quick=True,
+    ),
+    "xlnet-classify-mean": Specimen(
+        "XLNetForSequenceClassification",
+        XLNET | {"id2label": LABELS, "summary_type": "mean"},
+        "also by the mean of the tokens",
     ),
     "qwen2-classify": Specimen(
         "Qwen2ForSequenceClassification", GROUPED | {"id2label": LABELS}, "causal backbone"
@@ -505,6 +555,14 @@ TOKEN_CLASSIFY: Mapping[str, Specimen] = {
     "electra-detect": Specimen(
         "ElectraForPreTraining", SMALL | {"embedding_size": 16}, "replaced tokens", quick=True
     ),
+    "longformer-token-classify": Specimen(
+        "LongformerForTokenClassification", LONGFORMER | {"id2label": TAGS}, "sliding window"
+    ),
+    "xlnet-token-classify": Specimen(
+        "XLNetForTokenClassification",
+        XLNET | {"id2label": TAGS, "clamp_len": 5},
+        "relative positions and segments",
+    ),
     "llama-token-classify": Specimen(
         "LlamaForTokenClassification", GROUPED | {"id2label": TAGS}, "causal backbone"
     ),
@@ -522,6 +580,15 @@ QUESTION_ANSWERING: Mapping[str, Specimen] = {
     ),
     "modernbert-question-answering": Specimen(
         "ModernBertForQuestionAnswering", MODERN | {"num_hidden_layers": 1}, quick=True
+    ),
+    "longformer-question-answering": Specimen(
+        "LongformerForQuestionAnswering",
+        LONGFORMER,
+        "sliding window, the question's tokens global",
+        quick=True,
+    ),
+    "xlnet-question-answering": Specimen(
+        "XLNetForQuestionAnsweringSimple", XLNET, "relative positions and segments"
     ),
     "llama-question-answering": Specimen("LlamaForQuestionAnswering", GROUPED, "causal backbone"),
 }
@@ -542,9 +609,15 @@ MULTIPLE_CHOICE: Mapping[str, Specimen] = {
     "modernbert-multiple-choice": Specimen(
         "ModernBertForMultipleChoice", MODERN | {"num_hidden_layers": 1}
     ),
+    "longformer-multiple-choice": Specimen(
+        "LongformerForMultipleChoice", LONGFORMER, "sliding window, the choice's tokens global"
+    ),
     "mpnet-multiple-choice": Specimen("MPNetForMultipleChoice", ROBERTA, "relative positions"),
     "xlm-roberta-multiple-choice": Specimen(
         "XLMRobertaForMultipleChoice", SMALL | {"pad_token_id": 1}
+    ),
+    "xlnet-multiple-choice": Specimen(
+        "XLNetForMultipleChoice", XLNET, "relative positions and segments"
     ),
 }
 
@@ -553,6 +626,8 @@ EMBED: Mapping[str, Specimen] = {
     "xlm-roberta-embed": Specimen("XLMRobertaModel", SMALL | {"pad_token_id": 1}, quick=True),
     "modernbert-embed": Specimen("ModernBertModel", MODERN | {"num_hidden_layers": 1}, quick=True),
     "mpnet-embed": Specimen("MPNetModel", ROBERTA, "relative positions"),
+    "longformer-embed": Specimen("LongformerModel", LONGFORMER, "sliding window"),
+    "xlnet-embed": Specimen("XLNetModel", XLNET, "relative positions and segments"),
     "qwen3-embed": Specimen("Qwen3Model", GROUPED, "causal backbone"),
     "gemma3-embed": Specimen(
         "Gemma3TextModel",
@@ -664,9 +739,16 @@ REFUSED: Mapping[str, tuple[Specimen, str]] = {
         Specimen("GPTNeoXJapaneseForCausalLM", SHAPE),
         "cannot be given a KV cache",
     ),
-    "longformer": (
-        Specimen("LongformerForMaskedLM", ROBERTA | {"attention_window": 8}),
-        "cannot run on token ids alone",
+    "xlnet": (Specimen("XLNetLMHeadModel", XLNET), "attends to later ones, so it cannot generate"),
+    "xlnet-left": (Specimen("XLNetModel", XLNET | {"attn_type": "uni"}), "attn_type 'uni'"),
+    "funnel": (
+        Specimen(
+            "FunnelForMaskedLM",
+            {"vocab_size": 101, "d_model": 32, "n_head": 2, "d_head": 16, "d_inner": 48}
+            | {"block_sizes": [1, 1], "num_decoder_layers": 1, "pad_token_id": 0},
+        ),
+        "pools neighboring tokens, padding among them",
     ),
+    "bros": (Specimen("BrosForTokenClassification", SMALL), "cannot run on token ids alone"),
     "fnet": (Specimen("FNetForMaskedLM", SMALL), "disagree on a ragged batch"),
 }
