@@ -75,8 +75,8 @@ def build_parser() -> argparse.ArgumentParser:
         "--start",
         type=Path,
         metavar="BUNDLE",
-        help="an exported bundle of the same model and shape that it starts from: `sentiment`, in "
-        "the place of `masked`, or `hybrid`",
+        help="an exported bundle of `sentiment` of this --width that it starts from, in the place "
+        "of `masked`",
     )
     parser.add_argument(
         "--cloze", type=Path, help="JSON list of fill-in sentences to score on the cards"

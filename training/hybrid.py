@@ -11,10 +11,8 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Sequence
-from pathlib import Path
 
 import torch
-from tokenizers import Tokenizer
 from torch import Tensor, nn
 from transformers import GenerationConfig, PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
@@ -22,13 +20,11 @@ from training import stories
 from training.cloze import Prediction, best
 from training.pretrain import Plan, cross_entropy
 from training.settings import Settings, Shape
-from training.shipped import read_weights
 from training.vocabulary import END_OF_TEXT, MASK
 
 MAX_LENGTH = 512
-SMALL_BATCHES_UNTIL = 0.25
 TOKENS_PER_BATCH = (2048, 4096)
-"""Until `SMALL_BATCHES_UNTIL` of the training, and then."""
+"""In the first quarter of training, and then."""
 LEARNING_RATE, MATRIX_LEARNING_RATE = 3e-3, 2e-2
 MASKED_SHARES = (0.35, 0.15)
 """Share of words hidden in masked rows, at the start and at the end of training."""
@@ -89,7 +85,7 @@ class HybridObjective:
     def batch_loss(self, progress: float) -> tuple[Tensor, int]:
         self.steps += 1
         length = length_at(progress, self.steps)
-        rows = TOKENS_PER_BATCH[progress >= SMALL_BATCHES_UNTIL] // length
+        rows = TOKENS_PER_BATCH[progress >= 0.25] // length
         num_simple = round(rows * CHILDREN_SHARE) if progress >= CHILDREN_FROM else 0
         windows = torch.cat(
             [
@@ -218,23 +214,6 @@ def build_model(tokenizer: PreTrainedTokenizerFast, shape: Shape) -> Qwen3ForCau
     return model
 
 
-def restore(model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast, bundle: Path) -> None:
-    """Gives `model` the weights of an exported bundle, as far as int8 has kept them.
-
-    Raises:
-        ValueError: The bundle has another vocabulary than `tokenizer`, or other weights.
-    """
-    vocabulary = Tokenizer.from_file(str(bundle / "tokenizer.json")).get_vocab()
-    if vocabulary != tokenizer.get_vocab():
-        raise ValueError(
-            f"{bundle} has another vocabulary than the corpus gives, of {len(vocabulary)} tokens "
-            f"and not {len(tokenizer)}: see --vocabulary"
-        )
-    weights = read_weights(bundle)
-    weights["lm_head.weight"] = weights["model.embed_tokens.weight"]  # tied; stored once
-    model.load_state_dict(weights)
-
-
 def plan(settings: Settings) -> Plan:
     """How decoders are trained."""
     return Plan(
@@ -242,7 +221,6 @@ def plan(settings: Settings) -> Plan:
         LEARNING_RATE,
         matrix_learning_rate=MATRIX_LEARNING_RATE,
         bf16=settings.bf16,
-        skipped=0.0 if settings.start is None else SMALL_BATCHES_UNTIL,
     )
 
 

@@ -46,25 +46,18 @@ class Plan:
     max_grad_norm: float = 1.0
     checkpoint_seconds: float = 180.0
     bf16: bool = False
-    skipped: float = 0.0
-    """Progress at which a run begins: one that starts from trained weights needs no beginning."""
     clock: Callable[[], float] = time.monotonic
     """Seconds, of wall-clock time or of CPU time."""
-
-    def progress_at(self, seconds: float) -> float:
-        """Progress, `skipped` to 1, after `seconds` of training."""
-        return self.skipped + (1.0 - self.skipped) * seconds / (self.minutes * 60.0)
 
     def rate_at(self, progress: float) -> float:
         """The learning rates at `progress`, relative to their peak.
 
-        Linear warm-up over a `warmup` share of the schedule, and a linear decay to 1% over its last
-        `decay` share. Between them the rate is constant, so that an interrupted run can go on
+        Linear warm-up over the first `warmup` share of the time, and a linear decay to 1% over the
+        last `decay` share. Between them the rate is constant, so that an interrupted run can go on
         with more time than it was planned for (Hägele et al. 2024).
         """
-        begun = progress - self.skipped
-        if begun < self.warmup:
-            return (begun + 0.001) / (self.warmup + 0.001)
+        if progress < self.warmup:
+            return (progress + 0.001) / (self.warmup + 0.001)
         return max(0.01, min(1.0, (1.0 - progress) / self.decay))
 
 
@@ -163,7 +156,7 @@ def pretrain(objective: Objective, plan: Plan, out: Path, title: str, resume: bo
     with _progress_bar() as bar:
         task = bar.add_task(title, total=budget, loss=math.nan, speed=0.0)
         while record.seconds < budget:
-            progress = plan.progress_at(record.seconds)
+            progress = record.seconds / budget
             groups = [group for optimizer in optimizers for group in optimizer.param_groups]
             for group, rate in zip(groups, rates, strict=True):
                 group["lr"] = rate * plan.rate_at(progress)

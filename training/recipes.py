@@ -227,18 +227,13 @@ def _train_decoder(settings: Settings, name: str, causal_share: float) -> Path:
         )
     )
     stream = torch.cat([children, *others])
-    model = hybrid.build_model(tokenizer, shape)
-    if settings.start is not None:
-        hybrid.restore(model, tokenizer, settings.start)
-    model = model.to(settings.device)
+    model = hybrid.build_model(tokenizer, shape).to(settings.device)
     if settings.compile:
         model.model.compile(dynamic=False)
     objective = hybrid.HybridObjective(model, tokenizer, stream, causal_share, len(children))
     record = pretrain(objective, hybrid.plan(settings), out, name, settings.resume)
     model.save_pretrained(out)
     run = _run_figures(record, settings, stream)
-    if settings.start is not None:
-        run["start"] = f"the bundle {settings.start.name}"
     decoder_card(model, tokenizer, settings, out, causal_share, run).write(out)
     return out
 

@@ -34,6 +34,6 @@ class Settings:
     """Compile the layers before training; needs a C++ compiler."""
     shape: Shape = field(default_factory=Shape)
     start: Path | None = None
-    """An exported bundle whose weights the sentiment or the hybrid model starts from."""
+    """An exported bundle whose weights the sentiment model starts from."""
     cloze: Path | None = None
     """Fill-in sentences to score, in the format of `cloze.read_cloze`."""

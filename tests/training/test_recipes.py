@@ -17,7 +17,6 @@ import torch
 import transformers
 from tokenizers import Tokenizer
 from torch.nn import functional
-from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from maskdial.models.catalog import STARTER_FOLDER
 from training import data, hybrid, masked, pretrain, sentiment, study, teachers
@@ -26,7 +25,7 @@ from training.cloze import Cloze, read_cloze, solved
 from training.data import read_books
 from training.settings import Settings, Shape
 from training.stories import Story, garbled
-from training.vocabulary import END_OF_TEXT, MASK, as_masked, train_wordpiece
+from training.vocabulary import as_masked, train_wordpiece
 
 NOUNS = ["cat", "dog", "king", "queen", "bird", "fish", "house", "garden"]
 VERBS = ["saw", "liked", "chased", "found", "heard"]
@@ -173,31 +172,6 @@ def test_sentiment_starts_from_a_bundle(corpus: Path, tmp_path: Path) -> None:
         assert logits[0, 1] - logits[0, 0] == pytest.approx(float(odd), abs=0.25), text
 
 
-def test_hybrid_starts_from_a_bundle(checkpoints: Path) -> None:
-    bundle = STARTER_FOLDER / "hybrid"
-    tokenizer = PreTrainedTokenizerFast(
-        tokenizer_file=str(bundle / "tokenizer.json"), eos_token=END_OF_TEXT, mask_token=MASK
-    )
-    model = hybrid.build_model(tokenizer, Shape(vocabulary=12000))
-    hybrid.restore(model, tokenizer, bundle)
-    (ids,) = tokenizer(["The king [MASK] his daughter."], return_tensors="np")["input_ids"]
-    everywhere = torch.ones(1, len(ids), dtype=torch.bool)
-    objective = hybrid.HybridObjective(model, tokenizer, torch.tensor(ids), 0.0)
-    with torch.no_grad():
-        logits = objective.logits(torch.tensor(ids)[None], 0, everywhere)
-    feeds = {"input_ids": ids[None], "lengths": np.array([len(ids)], np.int32)}
-    feeds["rows"] = np.arange(len(ids))
-    session = onnxruntime.InferenceSession(str(bundle / "model.full.onnx"))
-    (served,) = session.run(None, feeds)
-    served, expected = served[1:], logits[:-1].numpy()  # a token is told at the place before it
-    np.testing.assert_allclose(served, expected, atol=0.5)
-    assert (served.argmax(-1) == expected.argmax(-1)).all()
-
-    other = AutoTokenizer.from_pretrained(checkpoints / "hybrid")
-    with pytest.raises(ValueError, match="another vocabulary than the corpus gives, of 12000"):
-        hybrid.restore(hybrid.build_model(other, TOY), other, bundle)
-
-
 def test_cross_entropy_and_its_gradient_are_torchs() -> None:
     logits = (10 * torch.randn(2 * pretrain.PIECE_ROWS + 3, 50)).requires_grad_()
     labels, weights = torch.randint(50, (len(logits),)), torch.rand(len(logits))
@@ -207,14 +181,6 @@ def test_cross_entropy_and_its_gradient_are_torchs() -> None:
         (gradient,) = torch.autograd.grad((losses * weights).sum(), logits)
         gradients.append((losses.detach(), gradient))
     torch.testing.assert_close(gradients[0], gradients[1])
-
-
-def test_a_run_from_trained_weights_skips_the_beginning() -> None:
-    plan = pretrain.Plan(minutes=10.0, learning_rate=1.0, skipped=0.25)
-    assert [plan.progress_at(seconds) for seconds in (0.0, 300.0, 600.0)] == [0.25, 0.625, 1.0]
-    assert plan.rate_at(0.25) < 0.1  # it warms up again
-    assert plan.rate_at(0.3) == plan.rate_at(0.6) == 1.0
-    assert plan.rate_at(1.0) == 0.01
 
 
 def test_teachers_score_what_they_did_not_see(corpus: Path) -> None:
