@@ -1,7 +1,8 @@
 """Repeating layers: a model's first layers are traced, and all further ones are copies of the last.
 
-torch takes a second for each layer, though most models have one kind only. Of three traced layers
-the last two are compared node by node: where one reads a weight, a cache or a value of the layer
+torch takes a second for each layer, though most models have one kind only, or a few that alternate
+with a period: each sixth layer of Gemma 3 attends globally. After the first layers come two traced
+periods, which are compared node by node: where one reads a weight, a cache or a value of the period
 before it, the other must read its own. The layers of the torch model are compared beforehand, so
 only code that counts layers could make them differ; parity finds that.
 """
@@ -11,6 +12,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -23,27 +25,41 @@ from transformers import PreTrainedModel
 from maskdial_export.errors import ExportError
 from maskdial_export.graph import fold
 from maskdial_export.rewrite import constant
-from maskdial_export.survey import Survey
+from maskdial_export.survey import Layer, Survey
 
-_TRACED = 3  # the first has no layer before it, and computes what all share
 _SCOPES = "pkg.torch.onnx.name_scopes"
-_CACHE = re.compile(r"^((?:past|present)_(?:key|value)\.)\d+$")
+_CACHE = re.compile(r"^((?:past|present)_(?:key|value)\.)(\d+)$")
 _OF_EVERY_MODULE = frozenset(vars(nn.Module()))
 
 
 @dataclass(frozen=True, slots=True)
 class Stack:
-    """The layers of a model, alike from the second on; ``name`` is that of their list."""
+    """The layers of a model, which repeat.
+
+    Attributes:
+        name: the name of their list.
+        layers: all of them.
+        first: how many come before the part that repeats; at least one, since the first layer has
+            none before it, and computes what all share.
+        period: after how many layers one is like another. The rest is a multiple of it.
+    """
 
     name: str
     layers: nn.ModuleList
+    first: int
+    period: int
+
+    @property
+    def num_traced(self) -> int:
+        """How many layers are traced: the first ones, and two periods."""
+        return self.first + 2 * self.period
 
     @contextmanager
     def shortened(self, model: PreTrainedModel) -> Iterator[None]:
-        """Leaves the model only its first layers inside the block."""
+        """Leaves the model only the layers that are traced inside the block."""
         owner, name = self.name.rpartition(".")[::2]
         parent = model.get_submodule(owner)
-        setattr(parent, name, self.layers[:_TRACED])
+        setattr(parent, name, self.layers[: self.num_traced])
         try:
             yield
         finally:
@@ -51,7 +67,7 @@ class Stack:
 
 
 def find_stack(model: PreTrainedModel, survey: Survey) -> Stack | None:
-    """The layers of a model, if three may stand for all; None if they differ, or are few."""
+    """The layers of a model, if some may stand for all; None if they do not repeat, or are few."""
     if survey.whole:
         return None
     config: Any = model.config
@@ -61,24 +77,39 @@ def find_stack(model: PreTrainedModel, survey: Survey) -> Stack | None:
         for name, module in model.named_modules()
         if isinstance(module, nn.ModuleList) and len(module) == total
     ]
-    if len(lists) != 1 or len(lists[0][1]) <= _TRACED or len(survey.layers) not in (0, total):
+    if len(lists) != 1 or len(survey.layers) not in (0, total):
         return None
     name, layers = lists[0]
-    settings = (value for value in config.to_dict().values() if isinstance(value, list | tuple))
-    if any(len(value) == total and not _same(value[1:]) for value in settings):
-        return None
-    attentions = survey.layers[1:]
-    if any(layer.rotation is not attentions[0].rotation for layer in attentions):
-        return None
-    if not _same([replace(layer, rotation=None) for layer in attentions]):
-        return None
     named = dict(_tensors(model))  # a tensor that layers share has the name of the first one only
-    shapes = [_shapes(named, f"{name}.{index}.") for index in range(1, len(layers))]
-    if not _same(shapes):
-        return None
-    if not all(_alike(layers[1], layer, (1, i)) for i, layer in enumerate(layers) if i > 1):
-        return None
-    return Stack(name, layers)
+    descriptions: list[Sequence[Any]] = [
+        [_shapes(named, f"{name}.{index}.") for index in range(len(layers))],
+        [_attention(layer) for layer in survey.layers],
+    ]
+    settings = (value for value in config.to_dict().values() if isinstance(value, list | tuple))
+    descriptions += [value for value in settings if len(value) == total]
+    for period in range(1, len(layers) // 2):
+        stack = Stack(name, layers, 1 + (len(layers) - 1) % period, period)
+        if stack.num_traced < len(layers) and _repeats(stack, descriptions):
+            return stack
+    return None
+
+
+def _repeats(stack: Stack, descriptions: Sequence[Sequence[Any]]) -> bool:
+    """Whether each layer, and each description of it, is like that of one period later."""
+    first, period, layers = stack.first, stack.period, stack.layers
+    return all(
+        each == other
+        for values in descriptions
+        for each, other in zip(values[first:], values[first + period :], strict=False)
+    ) and all(
+        _alike(layers[index], layers[index + period], (index, index + period))
+        for index in range(first, len(layers) - period)
+    )
+
+
+def _attention(layer: Layer) -> tuple[Layer, int]:
+    """What to compare of a layer's attention: rotations are the same one, or different."""
+    return replace(layer, rotation=None), id(layer.rotation)
 
 
 def _tensors(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
@@ -96,10 +127,6 @@ def _shapes(
     }
 
 
-def _same(values: Sequence[Any]) -> bool:
-    return all(value == values[0] for value in values)
-
-
 def _alike(left: nn.Module, right: nn.Module, numbers: tuple[int, int]) -> bool:
     """Whether two layers have the same modules and settings, apart from their numbers."""
     modules, others = (list(layer.named_modules()) for layer in (left, right))
@@ -111,17 +138,24 @@ def _alike(left: nn.Module, right: nn.Module, numbers: tuple[int, int]) -> bool:
             return False
         for key in settings.keys() - _OF_EVERY_MODULE:
             pair = settings[key], theirs[key]
-            if pair[0] is pair[1] or (type(pair[0]) is int and pair == numbers):
-                continue
-            if isinstance(pair[0], Tensor) or not bool(pair[0] == pair[1]):
+            if not (type(pair[0]) is int and pair == numbers) and not _equal(*pair):
                 return False
     return True
+
+
+def _equal(setting: Any, other: Any) -> bool:
+    if setting is other:
+        return True
+    if isinstance(setting, partial) and isinstance(other, partial):  # each equals only itself
+        parts = (setting.func, setting.args, setting.keywords)
+        return parts == (other.func, other.args, other.keywords)
+    return not isinstance(setting, Tensor) and bool(setting == other)
 
 
 def trace_by_layers(
     model: PreTrainedModel, survey: Survey, wrapper: nn.Module, trace: Callable[[int], ir.Model]
 ) -> ir.Model:
-    """A traced graph, of whose layers only three were traced, if the others are like them.
+    """A traced graph, of whose layers only the first were traced, if the others are like them.
 
     Args:
         model: the model.
@@ -138,13 +172,12 @@ def trace_by_layers(
         return trace(total)
     try:
         with stack.shortened(model):
-            graph = trace(_TRACED)
+            graph = trace(stack.num_traced)
     except ExportError:  # the model's code counts its layers
         return trace(total)
     with _named_weights(graph.graph):
         fold(graph)
-    copier = _Copier(graph.graph, wrapper, f"model.{stack.name}")
-    return graph if copier.copy(len(stack.layers)) else trace(total)
+    return graph if _Copier(graph.graph, wrapper, stack).copy() else trace(total)
 
 
 @contextmanager
@@ -169,23 +202,27 @@ def _named_weights(graph: ir.Graph) -> Iterator[None]:
 
 
 class _Copier:
-    """Adds copies of the last traced layer to a graph."""
+    """Adds copies of the last traced period to a graph."""
 
-    def __init__(self, graph: ir.Graph, module: nn.Module, name: str) -> None:
-        """``module`` is what was traced, with all its layers; ``name`` that of their list in it."""
+    def __init__(self, graph: ir.Graph, module: nn.Module, stack: Stack) -> None:
+        """``module`` is what was traced, with all the layers of its attribute ``model``."""
         self._graph = graph
-        self._name = name
+        self._stack = stack
+        self._name = f"model.{stack.name}"
+        self._in_text = re.compile(rf"({re.escape(self._name)}\.)(\d+)\b")
         self._tensors = dict(_tensors(module))
         numbers: dict[ir.Node, int | None] = {}
         for node in reversed(graph):
             numbers[node] = self._layer_of(node, numbers)
-        layers: list[list[ir.Node]] = [
-            [node for node in graph if numbers[node] == index] for index in range(_TRACED)
-        ]
-        self._before, self._last = layers[-2:]
+        periods: list[list[ir.Node]] = [[], []]
+        for node in graph:
+            number = numbers[node]
+            if number is not None and number >= stack.first:
+                periods[(number - stack.first) // stack.period].append(node)
+        self._before, self._last = periods
         self._place_before, self._place = _places(self._before), _places(self._last)
         self._carried: dict[ir.Value, ir.Value] = {}
-        self._own: dict[ir.Value, None] = {}  # the last layer's weights and caches, in order
+        self._own: dict[ir.Value, None] = {}  # the last period's weights and caches, in order
 
     def _layer_of(self, node: ir.Node, numbers: Mapping[ir.Node, int | None]) -> int | None:
         """The layer that a node belongs to, or all that read it if nothing says where it is."""
@@ -198,8 +235,8 @@ class _Copier:
                 return int(scope.removeprefix(f"{self._name}.").partition(".")[0])
         return None
 
-    def copy(self, total: int) -> bool:
-        """Adds layers up to ``total``; returns False, and adds none, if the traced ones differ."""
+    def copy(self) -> bool:
+        """Adds all further layers; returns False, and adds none, if the traced ones differ."""
         if not self._compare():
             return False
         outputs = [value for value in self._graph.outputs if value in self._place]
@@ -209,10 +246,11 @@ class _Copier:
         ]
         values: dict[ir.Value, ir.Value] = {}  # of the last layer, or before it, to the copy's
         end = self._last[-1]
-        for index in range(_TRACED, total):
-            values = self._begin(values, index)
+        traced, period = self._stack.num_traced, self._stack.period
+        for shift in range(period, len(self._stack.layers) - traced + 1, period):
+            values = self._begin(values, shift)
             for node in self._last:
-                copied = self._copy_node(node, values, index)
+                copied = self._copy_node(node, values, shift)
                 self._graph.insert_after(end, copied)
                 end = copied
             self._graph.outputs.extend(values[output] for output in outputs)
@@ -221,18 +259,18 @@ class _Copier:
         self._graph.sort()
         return True
 
-    def _begin(self, values: Mapping[ir.Value, ir.Value], index: int) -> dict[ir.Value, ir.Value]:
-        """What a copy reads, in place of what the last traced layer does."""
+    def _begin(self, values: Mapping[ir.Value, ir.Value], shift: int) -> dict[ir.Value, ir.Value]:
+        """What a copy, ``shift`` layers later, reads in place of what the last period does."""
         following: dict[ir.Value, ir.Value] = {}
         for value in self._carried:
             last = self._last[self._place_before[value][0]].outputs[self._place_before[value][1]]
             following[value] = values.get(last, last)
         for value in self._own:
-            following[value] = self._renamed(value, index)
+            following[value] = self._renamed(value, shift)
         return following
 
-    def _renamed(self, value: ir.Value, index: int) -> ir.Value:
-        name = _number(str(value.name), index, self._name)
+    def _renamed(self, value: ir.Value, shift: int) -> ir.Value:
+        name = self._shifted(str(value.name), shift)
         copied = ir.Value(name=name, shape=value.shape, type=value.type)
         if value.is_initializer():
             copied.const_value = TorchTensor(self._tensors[name], name=name)
@@ -241,17 +279,19 @@ class _Copier:
             self._graph.inputs.append(copied)
         return copied
 
-    def _copy_node(self, node: ir.Node, values: dict[ir.Value, ir.Value], index: int) -> ir.Node:
+    def _shifted(self, name: str, shift: int) -> str:
+        """The name of a weight, a cache or an output of a later layer; the same if it has none."""
+        pattern = self._in_text if name.startswith(f"{self._name}.") else _CACHE
+        return _shift(pattern, name, shift)
+
+    def _copy_node(self, node: ir.Node, values: dict[ir.Value, ir.Value], shift: int) -> ir.Node:
         outputs = []
         for output in node.outputs:
             name = str(output.name)
-            named = _number(name, index, self._name) if output.is_graph_output() else None
-            outputs.append(
-                ir.Value(name=named or f"{name}.{index}", shape=output.shape, type=output.type)
-            )
+            named = self._shifted(name, shift) if output.is_graph_output() else f"{name}.{shift}"
+            outputs.append(ir.Value(name=named, shape=output.shape, type=output.type))
         metadata = {
-            key: each.replace(f"{self._name}.{_TRACED - 1}", f"{self._name}.{index}")
-            for key, each in node.metadata_props.items()
+            key: _shift(self._in_text, each, shift) for key, each in node.metadata_props.items()
         }
         copied = ir.Node(
             node.domain,
@@ -267,14 +307,14 @@ class _Copier:
         return copied
 
     def _compare(self) -> bool:
-        """Compares the last two traced layers, and notes what each reads in its own place."""
+        """Compares the two traced periods, and notes what each reads in its own place."""
         if not self._last or len(self._before) != len(self._last):
             return False
         if not all(
             self._compare_nodes(*pair) for pair in zip(self._before, self._last, strict=True)
         ):
             return False
-        # Nothing but the next layer may read what a layer computes
+        # Nothing but the next period may read what a period computes
         readers = {*self._before, *self._last}
         return all(use.node in readers for value in self._place_before for use in value.uses())
 
@@ -298,8 +338,8 @@ class _Copier:
             return self._carried.setdefault(last, before) is before
         if before is last:
             return True
-        numbered = _number(str(before.name), _TRACED - 1, self._name)
-        if numbered == last.name and (last.is_graph_input() or last.name in self._tensors):
+        shifted = self._shifted(str(before.name), self._stack.period)
+        if shifted == last.name and (last.is_graph_input() or last.name in self._tensors):
             self._own[last] = None
             return True
         array, other = constant(before), constant(last)
@@ -315,12 +355,8 @@ def _places(nodes: Sequence[ir.Node]) -> dict[ir.Value, tuple[int, int]]:
     }
 
 
-def _number(name: str, index: int, layers: str) -> str:
-    """The name of a weight, a cache or an output, for another layer; the same if it has none."""
-    if name.startswith(f"{layers}."):
-        rest = name.removeprefix(f"{layers}.").partition(".")[2]
-        return f"{layers}.{index}.{rest}"
-    return _CACHE.sub(rf"\g<1>{index}", name)
+def _shift(pattern: re.Pattern[str], text: str, shift: int) -> str:
+    return pattern.sub(lambda match: f"{match[1]}{int(match[2]) + shift}", text)
 
 
 def _equal_attributes(left: ir.Node, right: ir.Node) -> bool:

@@ -14,9 +14,15 @@ Floats = NDArray[np.float32]
 Ids = NDArray[np.int64]
 
 
-def load_session(graph: Path | bytes) -> onnxruntime.InferenceSession:
-    """A session on the CPU, with the graph optimizations that the server enables."""
+def load_session(graph: Path | bytes, *, prepack: bool = True) -> onnxruntime.InferenceSession:
+    """A session on the CPU, with the graph optimizations that the server enables.
+
+    Without ``prepack``, matrices are read where the file is mapped, instead of from a copy in the
+    order that products like best.
+    """
     options = onnxruntime.SessionOptions()
+    if not prepack:
+        options.add_session_config_entry("session.disable_prepacking", "1")
     options.log_severity_level = 3
     # Threads that spin while they wait take the time of others, torch's among them
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
@@ -32,18 +38,19 @@ class Loaded:
     """A graph file in ONNX Runtime, with that of its encoder if it has one.
 
     Sessions are created when they are first needed, once, and freed by `free`, as weights take as
-    much memory in a session as in torch.
+    much memory in a session as in torch, unless they are not packed (see `load_session`).
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, *, prepack: bool = True) -> None:
         self._path = path
+        self._prepack = prepack
         self._sessions: dict[str, onnxruntime.InferenceSession] = {}
 
     def session(self, name: str | None = None) -> onnxruntime.InferenceSession:
         """The session of the graph, or of the file ``name`` next to it."""
         name = name or self._path.name
         if name not in self._sessions:
-            self._sessions[name] = load_session(self._path.parent / name)
+            self._sessions[name] = load_session(self._path.parent / name, prepack=self._prepack)
         return self._sessions[name]
 
     def free(self) -> None:

@@ -123,7 +123,8 @@ def write_bundle(source: Source, folder: Path, settings: Settings, packs: Packs 
     golden = Golden(checkpoint)
     graphs = _write_graphs(checkpoint, folder, settings)
     with _onnxruntime_errors():
-        fp32, whole = Loaded(folder / GRAPH), None
+        # As it is served, or a reference that need not be fast but must not take much memory
+        fp32, whole = Loaded(folder / GRAPH, prepack=quantizer is None), None
         try:
             checked = _check(checkpoint, fp32, golden, settings)
         except ExportError:

@@ -1,4 +1,4 @@
-"""Repeated layers: three are traced, and the graph is that of a trace of all."""
+"""Repeated layers: the first ones are traced, and the graph is that of a trace of all."""
 
 import io
 from collections.abc import Callable
@@ -65,9 +65,26 @@ def description(graph: ir.Graph) -> list[Any]:
     return [*nodes, *((value.name, of(value)) for value in graph.outputs)]
 
 
-@pytest.mark.parametrize("name", ["llama", "gpt2", "bert"])
+@pytest.mark.parametrize(
+    ("name", "settings", "first", "period"),
+    [
+        ("llama", {}, 1, 1),
+        ("gpt2", {}, 1, 1),
+        ("bert", {}, 1, 1),
+        # Every other layer attends locally
+        ("gemma2", {"num_hidden_layers": 8}, 2, 2),
+        # Every fourth layer has no rotation
+        ("smollm3", {"num_hidden_layers": 13, "no_rope_layers": [*[1, 1, 1, 0] * 3, 1]}, 1, 4),
+        # Every third layer attends globally, and rotates otherwise
+        ("modernbert", {"num_hidden_layers": 12}, 3, 3),
+    ],
+)
 def test_the_graph_is_that_of_a_trace_of_all_layers(
-    name: str, monkeypatch: pytest.MonkeyPatch
+    name: str,
+    settings: dict[str, Any],
+    first: int,
+    period: int,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     counts = []
 
@@ -75,16 +92,20 @@ def test_the_graph_is_that_of_a_trace_of_all_layers(
         counts.append(arguments)
         return to_onnx_ir(*arguments)
 
-    module = masked if name == "bert" else causal
+    model = build(name, **settings)
+    surveyed = survey(model)
+    stack = find_stack(model, surveyed)
+    assert stack is not None
+    assert (stack.first, stack.period) == (first, period)
+    module = causal if surveyed.causal else masked
     to_onnx_ir = module.to_onnx_ir
-    model = build(name)
     whole = optimize(trace(model, whole=True))
     monkeypatch.setattr(module, "to_onnx_ir", counting)
     repeated = optimize(trace(model, whole=False))
     assert len(counts) == 1, "the layers that were traced are found to be alike"
     assert description(repeated.graph) == description(whole.graph)
     products = sum(bool(modules_of(node)) for node in repeated.graph)
-    assert products > LAYERS
+    assert products > model.config.num_hidden_layers
 
 
 def enlarge(model: Any) -> None:
@@ -114,7 +135,7 @@ def test_layers_that_differ_are_all_traced(change: Callable[[Any], None]) -> Non
     assert find_stack(model, survey(model)) is None
 
 
-def test_layers_that_attend_differently_are_all_traced() -> None:
+def test_layers_of_two_kinds_are_all_traced_if_they_are_few() -> None:
     model = build("gemma2")
     assert len(set(model.config.layer_types)) == 2
     assert find_stack(model, survey(model)) is None
