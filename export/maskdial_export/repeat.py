@@ -214,6 +214,7 @@ class _Copier:
         numbers: dict[ir.Node, int | None] = {}
         for node in reversed(graph):
             numbers[node] = self._layer_of(node, numbers)
+        self._part_shared(numbers)
         periods: list[list[ir.Node]] = [[], []]
         for node in graph:
             number = numbers[node]
@@ -234,6 +235,26 @@ class _Copier:
             if scope.startswith(f"{self._name}."):
                 return int(scope.removeprefix(f"{self._name}.").partition(".")[0])
         return None
+
+    def _part_shared(self, numbers: dict[ir.Node, int | None]) -> None:
+        """Takes what a layer computes for others, too, of the model's inputs alone, out of it.
+
+        The first layer that attends locally computes the mask of all, for example.
+        """
+        of_layers: set[ir.Value] = set()
+        for node in self._graph:
+            read = [value for value in node.inputs if value is not None]
+            if any(self._is_own(value) or value in of_layers for value in read):
+                of_layers.update(node.outputs)
+        for node in reversed(self._graph):
+            readers = {numbers[use.node] for value in node.outputs for use in value.uses()}
+            if of_layers.isdisjoint(node.outputs) and readers - {numbers[node]}:
+                numbers[node] = None
+
+    def _is_own(self, value: ir.Value) -> bool:
+        """Whether a value is the weight or the cache of a layer."""
+        name = str(value.name)
+        return name.startswith(f"{self._name}.") or _CACHE.match(name) is not None
 
     def copy(self) -> bool:
         """Adds all further layers; returns False, and adds none, if the traced ones differ."""

@@ -72,11 +72,11 @@ def description(graph: ir.Graph) -> list[Any]:
         ("gpt2", {}, 1, 1),
         ("bert", {}, 1, 1),
         # Every other layer attends locally
-        ("gemma2", {"num_hidden_layers": 8}, 2, 2),
-        # Every fourth layer has no rotation
-        ("smollm3", {"num_hidden_layers": 13, "no_rope_layers": [*[1, 1, 1, 0] * 3, 1]}, 1, 4),
-        # Every third layer attends globally, and rotates otherwise
-        ("modernbert", {"num_hidden_layers": 12}, 3, 3),
+        ("gemma2", {"num_hidden_layers": 7}, 1, 2),
+        # Every other layer has no rotation
+        ("smollm3", {"num_hidden_layers": 7, "no_rope_layers": [1, 0, 1, 0, 1, 0, 1]}, 1, 2),
+        # Every third layer attends globally, and rotates otherwise; the second computes a mask
+        ("modernbert", {"num_hidden_layers": 10}, 1, 3),
     ],
 )
 def test_the_graph_is_that_of_a_trace_of_all_layers(
