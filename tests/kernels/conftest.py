@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -112,7 +113,21 @@ def open_operator(
     )
 
 
-@pytest.fixture(params=["scalar", "avx2", "avxvnni", "avx512vnni"])
+INSTRUCTION_SETS = ("scalar", "avx2", "avxvnni", "avx512vnni", "neon", "dotprod")
+
+
+@pytest.fixture
+def instruction_sets(kernels: Kernels, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Those that this machine has: two or more on x86-64 and Arm."""
+    here = []
+    for name in INSTRUCTION_SETS:
+        monkeypatch.setenv("MASKDIAL_KERNELS_ISA", name)
+        with suppress(ConfigError):
+            here.append(Kernels.load(kernels.path).processor)
+    return here
+
+
+@pytest.fixture(params=INSTRUCTION_SETS)
 def processor(
     kernels: Kernels, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 ) -> str:

@@ -323,12 +323,12 @@ def test_packed_inputs_that_do_not_fit_are_errors(
 
 @both
 def test_all_instruction_sets_agree_to_the_last_bit(
-    kernels: Kernels, monkeypatch: pytest.MonkeyPatch, shape: Shape
+    kernels: Kernels, instruction_sets: list[str], monkeypatch: pytest.MonkeyPatch, shape: Shape
 ) -> None:
     rng = np.random.default_rng(0)
     qkv = rng.standard_normal((1, 100, shape.columns), np.float32)
     results = []
-    for name in ("scalar", "avx2", kernels.processor):
+    for name in instruction_sets:
         monkeypatch.setenv("MASKDIAL_KERNELS_ISA", name)
         session = open_attention(kernels.path, shape)
         results.append(Cache(session, shape, 1, 100).run(qkv, [100]))

@@ -143,11 +143,11 @@ def test_a_text_does_not_depend_on_company_padding_or_threads(
 
 @pytest.mark.parametrize("heads", [HEADS[0], HEADS[5], HEADS[-1]])
 def test_all_instruction_sets_agree_to_the_last_bit(
-    kernels: Kernels, heads: Heads, monkeypatch: pytest.MonkeyPatch
+    kernels: Kernels, instruction_sets: list[str], heads: Heads, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     texts = drawn(np.random.default_rng(0), heads, LENGTHS)
     results = []
-    for name in ("scalar", "avx2", kernels.processor):
+    for name in instruction_sets:
         monkeypatch.setenv("MASKDIAL_KERNELS_ISA", name)
         results += heads.open(kernels, packed=True).run(None, feeds_of(texts, packed=True))
     for result in results[1:]:

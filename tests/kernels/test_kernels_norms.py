@@ -1,5 +1,6 @@
 """``AddNorm`` against NumPy, and what is joined to it and to ``Linear``."""
 
+import itertools
 from typing import Any
 
 import numpy as np
@@ -48,11 +49,11 @@ def test_norms_are_numpys(kernels: Kernels, processor: str, columns: int, bias: 
 
 
 def test_rows_and_instruction_sets_and_threads_agree_to_the_last_bit(
-    kernels: Kernels, monkeypatch: pytest.MonkeyPatch
+    kernels: Kernels, instruction_sets: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     feeds = drawn(50, 77)
     results = []
-    for name, threads in (("scalar", 1), ("avx2", 2), (kernels.processor, 1)):
+    for name, threads in itertools.product(instruction_sets, (1, 2)):
         monkeypatch.setenv("MASKDIAL_KERNELS_ISA", name)
         session = open_norm(kernels, threads=threads)
         results += session.run(None, feeds)

@@ -105,11 +105,11 @@ def test_what_is_not_a_number_is_seen_anywhere(
 
 
 def test_instruction_sets_and_company_change_no_bit(
-    kernels: Kernels, monkeypatch: pytest.MonkeyPatch
+    kernels: Kernels, instruction_sets: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rows = rows_of(5001)
     results = []
-    for name in ("scalar", "avx2", kernels.processor):
+    for name in instruction_sets:
         monkeypatch.setenv("MASKDIAL_KERNELS_ISA", name)
         one = VocabularyKernels(kernels.path, 5001)
         results.append(one.summarize(rows))

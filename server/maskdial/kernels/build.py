@@ -38,7 +38,13 @@ _PROCESSORS = {
         "avx2": ("-mavx2", "-mfma"),
         "avxvnni": ("-mavx2", "-mfma", "-mavxvnni"),
         "avx512vnni": ("-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mavx512vnni"),
-    }
+    },
+    # NEON is part of the base.
+    "aarch64": {
+        "scalar": ("-DSCALAR",),
+        "neon": (),
+        "dotprod": ("-march=armv8.2-a+dotprod",),
+    },
 }
 """Flags of each instruction set that ``processor.cpp`` is compiled for."""
 
@@ -105,7 +111,8 @@ def _compilations(command: list[str], objects: Path) -> list[list[str]]:
         if source.name != _PER_PROCESSOR:
             target = objects / f"{source.stem}.o"
             commands.append([*command, "-c", str(source), "-o", str(target)])
-    machine = {"AMD64": "x86_64"}.get(platform.machine(), platform.machine())
+    names = {"AMD64": "x86_64", "arm64": "aarch64"}
+    machine = names.get(platform.machine(), platform.machine())
     for name, flags in _PROCESSORS.get(machine, {"scalar": ()}).items():
         target = objects / f"processor_{name}.o"
         source = _SOURCES / _PER_PROCESSOR

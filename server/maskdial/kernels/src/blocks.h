@@ -86,6 +86,29 @@ inline Partial add_nibbles(Partial pairs, Nibbles nibbles, Quads quads) {
 }
 #endif
 
+#elif defined(NEON)
+
+using Partial = Sums;
+using Nibbles = Weights;
+using Quads = Inputs;
+inline Quads splat_signed_quad(int32_t quad) { return vreinterpretq_s8_s32(vdupq_n_s32(quad)); }
+inline Sums add_sums(Sums a, Sums b) { return vaddq_s32(a, b); }
+inline Nibbles low_nibbles(const uint8_t* p) {
+  return vreinterpretq_s8_u8(vandq_u8(vld1q_u8(p), vdupq_n_u8(15)));
+}
+inline Nibbles high_nibbles(const uint8_t* p) {
+  return vreinterpretq_s8_u8(vshrq_n_u8(vld1q_u8(p), 4));
+}
+constexpr size_t kRun = SIZE_MAX;
+inline Partial begin_run(int32_t start) { return vdupq_n_s32(start); }
+inline Partial add_partials(Partial a, Partial b) { return add_sums(a, b); }
+inline Sums end_run(Partial sums, int32_t) { return sums; }
+inline Partial add_nibbles(Partial sums, Nibbles nibbles, Quads quads) {
+  return add_products(sums, quads, nibbles);
+}
+inline float sum_of_lanes(Floats v) { return vaddvq_f32(v); }
+inline void store_signed_bytes(int8_t* p, Floats v) { store_low_bytes(p, vcvtnq_s32_f32(v)); }
+
 #else
 
 using Partial = Sums;

@@ -6,11 +6,15 @@
 
 #if defined(__x86_64__)
 #include <cpuid.h>
+#elif defined(__aarch64__) && defined(__linux__)
+#include <sys/auxv.h>
 #endif
 
 extern const Processor processor_scalar;
 #if defined(__x86_64__)
 extern const Processor processor_avx2, processor_avxvnni, processor_avx512vnni;
+#elif defined(__aarch64__)
+extern const Processor processor_neon, processor_dotprod;
 #endif
 
 namespace {
@@ -49,6 +53,17 @@ struct Features {
   }
 };
 
+#elif defined(__aarch64__)
+
+// Linux: Documentation/arch/arm64/elf_hwcaps.rst, HWCAP_ASIMDDP. Apple's processors all have it.
+bool multiplies_bytes() {
+#if defined(__linux__)
+  return (getauxval(AT_HWCAP) >> 20 & 1) != 0;
+#else
+  return true;
+#endif
+}
+
 #endif
 
 }  // namespace
@@ -60,6 +75,13 @@ const Processor* choose_processor() {
       {&processor_avx512vnni, features.avx512vnni},
       {&processor_avxvnni, features.avxvnni},
       {&processor_avx2, features.avx2},
+      {&processor_scalar, true},
+  };
+#elif defined(__aarch64__)
+const Processor* choose_processor() {
+  const Choice choices[] = {
+      {&processor_dotprod, multiplies_bytes()},
+      {&processor_neon, true},
       {&processor_scalar, true},
   };
 #else

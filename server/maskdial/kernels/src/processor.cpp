@@ -1,5 +1,5 @@
 // The kernels of one instruction set, which the compiler's flags choose: AVX-512 VNNI, AVX-VNNI,
-// AVX2, or none. All compute the same bits: integer sums are exact, and every operation on floats
+// AVX2, Arm's NEON with or without dot products, or none. All compute the same bits: integer sums are exact, and every operation on floats
 // is the same one, in the same order.
 #include "processor.h"
 

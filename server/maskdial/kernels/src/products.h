@@ -50,7 +50,7 @@ inline void multiply_tile(const uint8_t* rows, const Panel& panel, size_t first,
   Sums sums[kRows][kVectors];
   UNROLL for (size_t v = 0; v < kVectors; ++v) {
 #ifdef SIGNED_INPUTS
-    const Sums start = _mm256_setzero_si256();
+    const Sums start = zero_sums();
 #else
     const Sums start = load_sums(panel.corrections + first + v * kWidth);
 #endif
@@ -103,11 +103,11 @@ template <size_t kColumns>
 constexpr size_t kTileRows = 24 / kTileVectors<kColumns>;
 #else
 template <size_t kColumns>
-constexpr size_t kTileVectors = kWidth == 1 ? 4 : 2;
-#if defined(__AVXVNNI__)
+constexpr size_t kTileVectors = kWidth == 8 ? 2 : 4;
+#if defined(__AVXVNNI__) || defined(__ARM_FEATURE_DOTPROD) && defined(NEON)
 template <size_t kColumns>
 constexpr size_t kTileRows = 6;
-#elif defined(__AVX2__)
+#elif defined(__AVX2__) || defined(NEON)
 template <size_t kColumns>
 constexpr size_t kTileRows = 4;
 #else

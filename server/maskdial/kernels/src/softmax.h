@@ -108,6 +108,29 @@ void transpose(const void* rows, size_t row_bytes, size_t count, size_t size, fl
       _mm_storeu_ps(out + (d + 3) * kBlock + i, e);
     }
   }
+#elif defined(NEON)
+  const auto quad = [&](size_t row, size_t d) {
+    return vreinterpretq_f32_s8(vld1q_s8(
+        reinterpret_cast<const int8_t*>(bytes + row * row_bytes + d * sizeof(float))));
+  };
+  const auto pairs = [](float32x4_t a, float32x4_t b) {
+    return vreinterpretq_f64_f32(vtrn1q_f32(a, b));
+  };
+  const auto pairs2 = [](float32x4_t a, float32x4_t b) {
+    return vreinterpretq_f64_f32(vtrn2q_f32(a, b));
+  };
+  for (; i + 4 <= count; i += 4) {
+    for (size_t d = 0; d < size; d += 4) {
+      const float32x4_t a = quad(i, d), b = quad(i + 1, d), c = quad(i + 2, d), e = quad(i + 3, d);
+      const float64x2_t ab = pairs(a, b), ce = pairs(c, e);
+      const float64x2_t ab2 = pairs2(a, b), ce2 = pairs2(c, e);
+      float* to = out + d * kBlock + i;
+      store(to, vreinterpretq_f32_f64(vtrn1q_f64(ab, ce)));
+      store(to + kBlock, vreinterpretq_f32_f64(vtrn1q_f64(ab2, ce2)));
+      store(to + 2 * kBlock, vreinterpretq_f32_f64(vtrn2q_f64(ab, ce)));
+      store(to + 3 * kBlock, vreinterpretq_f32_f64(vtrn2q_f64(ab2, ce2)));
+    }
+  }
 #endif
   for (; i < count; ++i) {
     for (size_t d = 0; d < size; ++d) {
@@ -123,6 +146,8 @@ void transpose(const void* rows, size_t row_bytes, size_t count, size_t size, fl
 constexpr size_t kFloatRows = 6, kFloatVectors = 4;
 #elif defined(__AVX2__)
 constexpr size_t kFloatRows = 3, kFloatVectors = 4;
+#elif defined(NEON)
+constexpr size_t kFloatRows = 6, kFloatVectors = 4;
 #else
 constexpr size_t kFloatRows = 1, kFloatVectors = 16;
 #endif

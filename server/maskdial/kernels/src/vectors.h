@@ -11,6 +11,9 @@
 
 #if defined(__AVX2__)
 #include <immintrin.h>
+#elif defined(__ARM_NEON) && !defined(SCALAR)
+#include <arm_neon.h>
+#define NEON
 #endif
 
 // Registers cannot be indexed: a loop over them has to be written out.
@@ -131,6 +134,7 @@ inline Sums add_products(Sums sums, Inputs inputs, Weights weights) {
 // vpmaddubsw adds two products in 16 bits, which saturate for bytes above 128. So it multiplies
 // the magnitudes of the signed inputs, at most 128, by weights with the inputs' signs.
 #define SIGNED_INPUTS
+inline Sums zero_sums() { return _mm256_setzero_si256(); }
 struct Inputs {
   __m256i values, magnitudes;
 };
@@ -144,6 +148,74 @@ inline Sums add_products(Sums sums, Inputs inputs, Weights weights) {
   return _mm256_add_epi32(sums, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)));
 }
 #endif
+
+#elif defined(NEON)
+
+constexpr size_t kWidth = 4;
+using Floats = float32x4_t;
+using Sums = int32x4_t;
+
+inline Floats load(const float* p) { return vld1q_f32(p); }
+inline Floats load(const int8_t* p) {
+  int32_t bytes;
+  std::memcpy(&bytes, p, sizeof(bytes));
+  const int16x8_t halves = vmovl_s8(vreinterpret_s8_s32(vdup_n_s32(bytes)));
+  return vcvtq_f32_s32(vmovl_s16(vget_low_s16(halves)));
+}
+inline void store(float* p, Floats v) { vst1q_f32(p, v); }
+inline Floats splat(float v) { return vdupq_n_f32(v); }
+inline Floats add(Floats a, Floats b) { return vaddq_f32(a, b); }
+inline Floats sub(Floats a, Floats b) { return vsubq_f32(a, b); }
+inline Floats mul(Floats a, Floats b) { return vmulq_f32(a, b); }
+inline Floats div(Floats a, Floats b) { return vdivq_f32(a, b); }
+inline Floats fma(Floats a, Floats b, Floats c) { return vfmaq_f32(c, a, b); }
+// The second one if one is not a number, as on x86: vminq and vmaxq would return that.
+inline Floats min(Floats a, Floats b) { return vbslq_f32(vcltq_f32(a, b), a, b); }
+inline Floats max(Floats a, Floats b) { return vbslq_f32(vcgtq_f32(a, b), a, b); }
+inline Floats magnitude(Floats v) { return vabsq_f32(v); }
+inline Floats to_floats(Sums v) { return vcvtq_f32_s32(v); }
+inline Sums load_sums(const int32_t* p) { return vld1q_s32(p); }
+inline void store_sums(int32_t* p, Sums v) { vst1q_s32(p, v); }
+inline Floats times_power_of_two(Floats v, Floats exponents) {
+  const int32x4_t biased = vaddq_s32(vcvtnq_s32_f32(exponents), vdupq_n_s32(127));
+  return vmulq_f32(v, vreinterpretq_f32_s32(vshlq_n_s32(biased, 23)));
+}
+inline Floats select_above(Floats x, Floats y, Floats a, Floats b) {
+  return vbslq_f32(vcgtq_f32(x, y), a, b);
+}
+inline Floats with_sign_of(Floats v, Floats sign) {
+  return vbslq_f32(vdupq_n_u32(0x80000000), sign, v);
+}
+inline Floats round(Floats v) { return vrndnq_f32(v); }
+// The lowest byte of each integer.
+inline void store_low_bytes(void* p, int32x4_t integers) {
+  const int16x4_t halves = vmovn_s32(integers);
+  const int8x8_t bytes = vmovn_s16(vcombine_s16(halves, halves));
+  const int32_t four = vget_lane_s32(vreinterpret_s32_s8(bytes), 0);
+  std::memcpy(p, &four, sizeof(four));
+}
+inline void store_bytes(uint8_t* p, Floats v) {
+  store_low_bytes(p, vaddq_s32(vcvtnq_s32_f32(v), vdupq_n_s32(128)));
+}
+
+// Products of bytes with and without sign take another extension, so inputs get one.
+#define SIGNED_INPUTS
+inline Sums zero_sums() { return vdupq_n_s32(0); }
+using Weights = int8x16_t;
+using Inputs = int8x16_t;
+inline Weights load_weights(const int8_t* p) { return vld1q_s8(p); }
+inline Inputs splat_quad(int32_t quad) {
+  return veorq_s8(vreinterpretq_s8_s32(vdupq_n_s32(quad)), vdupq_n_s8(-128));
+}
+inline Sums add_products(Sums sums, Inputs inputs, Weights weights) {
+#if defined(__ARM_FEATURE_DOTPROD)
+  return vdotq_s32(sums, inputs, weights);
+#else
+  // Two products fit 16 bits: inputs are at most 128, weights 127.
+  const int16x8_t low = vmull_s8(vget_low_s8(inputs), vget_low_s8(weights));
+  return vpadalq_s16(sums, vpaddq_s16(low, vmull_high_s8(inputs, weights)));
+#endif
+}
 
 #else
 
