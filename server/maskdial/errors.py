@@ -167,6 +167,15 @@ def about(field: str, index: int | None = None) -> Iterator[None]:
         raise ValidationError(error.message, field=field, index=index) from error
 
 
+def exhaustion(error: BaseException) -> str | None:
+    """What the system refused, if an error is for want of memory or threads; otherwise None."""
+    if isinstance(error, MemoryError):
+        return "the process gets no more memory"
+    if isinstance(error, RuntimeError) and "can't start new thread" in str(error):
+        return "the process can start no more threads"
+    return None
+
+
 @contextlib.contextmanager
 def explain_exhaustion() -> Iterator[None]:
     """Has a failure for want of memory or threads say so.
@@ -176,9 +185,7 @@ def explain_exhaustion() -> Iterator[None]:
     """
     try:
         yield
-    except MemoryError as error:
-        raise ConfigError(f"the process gets no more memory; {_RAISE_LIMITS}") from error
-    except RuntimeError as error:
-        if "can't start new thread" not in str(error):
+    except (MemoryError, RuntimeError) as error:
+        if (refused := exhaustion(error)) is None:
             raise
-        raise ConfigError(f"the process can start no more threads; {_RAISE_LIMITS}") from error
+        raise ConfigError(f"{refused}; {_RAISE_LIMITS}") from error

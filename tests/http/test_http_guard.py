@@ -36,6 +36,14 @@ async def break_down(_: Request) -> Response:
     raise RuntimeError("scripted")
 
 
+async def start_a_thread(_: Request) -> Response:
+    raise RuntimeError("can't start new thread")
+
+
+async def allocate(_: Request) -> Response:
+    raise MemoryError
+
+
 def only_alice(request: Request) -> None:
     if request.headers.get("authorization") != "Bearer alice":
         raise HTTPException(401, "alice only", {"www-authenticate": "Bearer"})
@@ -53,6 +61,8 @@ ROUTES = [
     TaskRoute("/echo", echo),
     TaskRoute("/fail", fail),
     TaskRoute("/break", break_down),
+    TaskRoute("/thread", start_a_thread),
+    TaskRoute("/memory", allocate),
     TaskRoute("/shout", fail, error_reply=shout),
     TaskRoute("/models/{name}", echo),
     TaskRoute("/private", echo, dependencies=[Depends(only_alice)]),
@@ -273,6 +283,24 @@ def test_a_bug_is_an_internal_error_and_names_the_request(
     }
     assert server.count("/break", "internal") == 1
     assert "scripted" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("path", "words"),
+    [("/thread", "can start no more threads"), ("/memory", "gets no more memory")],
+)
+def test_a_request_that_the_system_refuses_threads_or_memory_is_a_503(
+    server: Server, caplog: pytest.LogCaptureFixture, path: str, words: str
+) -> None:
+    reply = server.request(path, content=b"{}", headers={"x-request-id": "r-17"})
+    assert reply.status_code == 503
+    assert reply.json() == {
+        "error": f"the process {words}; try again later",
+        "error_type": "unavailable",
+    }
+    assert server.count(path, "unavailable") == 1
+    assert caplog.messages == [f"request r-17 failed: the process {words}"]
+    assert "Traceback" not in caplog.text
 
 
 def test_dependencies_are_resolved(server: Server) -> None:

@@ -128,7 +128,12 @@ def test_models_are_loaded_replaced_and_unloaded(http: httpx.Client) -> None:
     assert "--model-dir" in change("load", 422, model="taste", path="../../etc")["error"]
     assert "no model 'nobody'" in change("load", 404, model="nobody")["error"]
     assert "one '/' at most" in change("load", 422, model="a/b/c", path="second")["error"]
-    assert "keep_alive" in change("load", 422, model="second", keep_alive=-1)["error"]
+    for wrong, words in (
+        (-1, "must be at least 0, not -1"),
+        ("x", "Input should be a valid number"),
+    ):
+        refused = change("load", 422, model="second", keep_alive=wrong)
+        assert refused["error"] == f"keep_alive: {words}"
     assert "unknown field" in change("load", 422, model="second", force=True)["error"]
 
 

@@ -75,6 +75,35 @@ def test_missing_and_unreadable_manifest(copy: Path) -> None:
     assert "maskdial export" in refusal(copy)
 
 
+def test_a_deep_or_large_manifest_is_refused(copy: Path) -> None:
+    (copy / MANIFEST).write_text("[" * 100_000 + "]" * 100_000)
+    assert "not readable JSON" in refusal(copy)
+    (copy / MANIFEST).write_text("[" + "0," * 10_000_000 + "0]")
+    assert "a manifest has at most" in refusal(copy)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"special_tokens": {"mask": 2**70}}, "special_tokens.mask"),
+        ({"special_tokens": {"eos": [-5]}}, "special_tokens.eos"),
+        ({"graph": "tokenizer.json"}, "graph"),
+    ],
+)
+def test_values_that_cannot_be_are_refused(
+    copy: Path, change: dict[str, object], words: str
+) -> None:
+    change_manifest(copy, lambda manifest: manifest.update(change))
+    assert f"{MANIFEST}: {words}" in refusal(copy)
+
+
+@pytest.mark.parametrize("labels", [[], ["a"] * 3])
+def test_other_labels_than_the_graph_has_are_refused(copy: Path, labels: list[str]) -> None:
+    change_manifest(copy, lambda manifest: manifest.update(labels=labels))
+    with pytest.raises(BundleError, match=f"2 outputs, .* of the manifest {len(labels)};"):
+        load_model("mine", copy, Config(golden_check="warn"), Metrics(()))
+
+
 def test_other_schema_version(copy: Path) -> None:
     change_manifest(copy, lambda manifest: manifest.update(schema_version=2))
     assert "schema version 2" in refusal(copy)

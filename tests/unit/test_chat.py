@@ -107,6 +107,7 @@ def test_messages_are_not_the_templates_to_change() -> None:
         ("{% set ns = namespace() %}{% set ns.__class__ = 1 %}", "begins with _"),
         ("{{ dict.update(messages[0], role='x') }}", "no attribute 'update'"),
         ("{{ lipsum(n=10 ** 9) }}", "'lipsum' is undefined"),
+        (r"{{ '\ud800' }}", "surrogates not allowed"),
     ],
 )
 def test_a_failing_template_is_a_sentence(source: str, words: str) -> None:

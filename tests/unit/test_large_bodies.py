@@ -10,12 +10,16 @@ import pydantic
 import pytest
 import tokenizers
 
+from maskdial.dialects import ROUTES
+from maskdial.dialects.anthropic_schema import MessagesBody
 from maskdial.dialects.openai_chat import ChatBody
+from maskdial.dialects.openai_completions import CompletionsBody
 from maskdial.dialects.schema import parse_body, read_body
 from maskdial.dialects.task_bodies import ClassifyBody
 from maskdial.dialects.tgi_bodies import GenerateBody
 from maskdial.dialects.tokens import DetokenizeBody, _write_texts
 from maskdial.errors import ValidationError
+from maskdial.http.route import TaskRoute
 from maskdial.models.bundle import SpecialTokens
 from maskdial.models.tokenizer import Tokenizer
 from maskdial.requests import offload as offloading
@@ -54,6 +58,26 @@ def backend() -> tokenizers.Tokenizer:
             {"model": "m", "messages": [{"wrong": 1}] * 2000},
             "messages[0].role: this field is required",
         ),
+        (
+            ChatBody,
+            {"messages": [{"role": "user", "content": "a"}], "tools": [{}] * 20_000},
+            "tools[0].type: this field is required",
+        ),
+        (
+            MessagesBody,
+            {"model": "m", "messages": [{"role": "user", "content": [{}] * 20_000}]},
+            "messages[0].content[0].type: this field is required",
+        ),
+        (
+            CompletionsBody,
+            {"prompt": [[]] * 40_000},
+            "the body has more than 30,000 lists and objects",
+        ),
+        (
+            GenerateBody,
+            {"inputs": "a", "parameters": {"x": ["a", {f"k{i}": 1 for i in range(40_000)}]}},
+            "has 40,000 fields",
+        ),
     ],
 )
 def test_bodies_of_many_parts_are_refused_in_one_sentence(
@@ -64,6 +88,28 @@ def test_bodies_of_many_parts_are_refused_in_one_sentence(
     assert words in str(caught.value)
     cause = caught.value.__cause__  # the errors of one part, not of all
     assert cause is None or cause.error_count() < 5  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("text", ['{"a": [' * 40_000, '\\"{[' * 20_000])
+def test_brackets_in_a_text_are_not_counted(text: str) -> None:
+    body = parse_body(GenerateBody, json.dumps({"inputs": text}).encode())
+    assert body.inputs == text
+
+
+def test_every_list_of_a_body_is_refused_at_its_first_wrong_item() -> None:
+    bodies = {route.body for route in ROUTES if isinstance(route, TaskRoute) and route.body}
+    lists = [part for body in bodies for part in _lists(pydantic.TypeAdapter(body).core_schema)]
+    assert len(lists) > 50
+    assert all(part.get("fail_fast") for part in lists)
+
+
+def _lists(schema: object) -> list[dict[str, object]]:
+    if isinstance(schema, list | tuple):
+        return [found for part in schema for found in _lists(part)]
+    if not isinstance(schema, dict):
+        return []
+    own = [schema] if schema.get("type") == "list" else []
+    return own + [found for part in schema.values() for found in _lists(part)]
 
 
 def test_a_wide_schema_within_the_limit_is_read() -> None:

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from tokenizers import decoders, models, normalizers, pre_tokenizers
 
 import maskdial
-from maskdial.errors import BundleError
+from maskdial.errors import BundleError, ValidationError
 from maskdial.models.bundle import TOKENIZER, SpecialTokens
 from maskdial.models.tokenizer import Tokenizer, cut_tokens, longest_first
 
@@ -335,3 +335,27 @@ def test_other_threads_run_while_a_long_text_is_tokenized() -> None:
         time.sleep(0.001)
         num_turns += 1
     assert num_turns > 20
+
+
+def _with_normalizer(*stages: normalizers.Normalizer) -> Tokenizer:
+    backend = tokenizers.Tokenizer(models.WordLevel({"[UNK]": 0, "a": 1}, unk_token="[UNK]"))
+    backend.normalizer = normalizers.Sequence(list(stages))
+    return Tokenizer(backend, SpecialTokens())
+
+
+@pytest.mark.parametrize("pattern", ["a", tokenizers.Regex("a")])
+def test_a_normalizer_that_multiplies_texts_is_refused(pattern: str | tokenizers.Regex) -> None:
+    stage = normalizers.Replace(pattern, "a" * 9)
+    assert _with_normalizer(stage).encode("a").ids == [0]
+    with pytest.raises(BundleError, match="100 times as long"):
+        _with_normalizer(stage, normalizers.Sequence([stage, stage]))
+
+
+@pytest.mark.parametrize("length", [30, 3000])
+def test_a_text_that_the_tokenizer_gives_up_on_is_refused(length: int) -> None:
+    backend = tokenizers.Tokenizer(models.WordLevel({"[UNK]": 0}, unk_token="[UNK]"))
+    backend.pre_tokenizer = pre_tokenizers.Split(tokenizers.Regex("(a+)+$"), "isolated")
+    tokenizer = Tokenizer(backend, SpecialTokens())
+    assert len(tokenizer.encode("a b")) > 0
+    with pytest.raises(ValidationError, match="tokenizer cannot split this text"):
+        tokenizer.encode("a" * length + "b")

@@ -52,7 +52,9 @@ def prepare(setup: Mapping[str, Any]) -> Callable[[Mapping[str, Any]], Mapping[s
             template = compile_once(setup["source"])
             if variables is None:
                 return {}
-            return {"text": "".join(_bounded(template.generate({**variables, _STEPS: _Steps()})))}
+            text = "".join(_bounded(template.generate({**variables, _STEPS: _Steps()})))
+            text.encode()  # a template can spell half of a surrogate pair, which is no text
+            return {"text": text}
         except jinja2.TemplateSyntaxError as error:
             return {"error": f"line {error.lineno}: {_reason(error)}"}
         except Exception as error:  # a template may raise anything that Python can

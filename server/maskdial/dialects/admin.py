@@ -1,10 +1,10 @@
 """`POST /models/load` and `/models/unload`: models come and go while the server runs."""
 
 import math
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from fastapi import Request, Response
-from pydantic import Field
+from pydantic import Field, ValidatorFunctionWrapHandler, WrapValidator
 
 from maskdial.dialects.native_replies import ModelChange
 from maskdial.dialects.schema import Range, Size, Wire, read_body
@@ -18,6 +18,14 @@ from maskdial.models.entry import Entry
 _Name = Annotated[str, Size(1, 256, "characters")]
 
 
+def _seconds_or_off(value: Any, read: ValidatorFunctionWrapHandler) -> Any:
+    # Of a union, an error would name the branch of pydantic's that it comes from.
+    return math.inf if value == "off" else read(value)
+
+
+_Seconds = Annotated[float, Range(0)]
+
+
 class LoadBody(Wire):
     """A model to load, or to replace by a new version."""
 
@@ -26,7 +34,13 @@ class LoadBody(Wire):
         None,
         description="Its bundle folder in --model-dir. Default: where the server knows it to be.",
     )
-    keep_alive: Annotated[float, Range(0)] | Literal["off"] | None = Field(
+    keep_alive: (
+        Annotated[
+            _Seconds,
+            WrapValidator(_seconds_or_off, json_schema_input_type=_Seconds | Literal["off"]),
+        ]
+        | None
+    ) = Field(
         None,
         description="Seconds after which it is unloaded when nobody uses it; off: never. Default: "
         "as before, or --models-keep-alive.",
@@ -46,9 +60,8 @@ async def load(request: Request) -> Response:
     not changed is left alone.
     """
     body = await read_body(LoadBody, await request.body())
-    keep_alive = math.inf if body.keep_alive == "off" else body.keep_alive
     models = server_context(request).models
-    return _reply(await unless_gone(request, models.load(body.model, body.path, keep_alive)))
+    return _reply(await unless_gone(request, models.load(body.model, body.path, body.keep_alive)))
 
 
 async def unload(request: Request) -> Response:

@@ -31,6 +31,9 @@ T = TypeVar("T")
 LARGEST_INT = 2**31 - 1
 _MAX_SMALL_BODY = 65_536  # bytes
 _MAX_FIELDS = 30_000
+_MAX_LISTS_AND_OBJECTS = 30_000
+# One that does not end is matched as well, or looking for its end would begin again at each quote.
+_STRING = re.compile(rb'"(?:[^"\\]++|\\.)*+"?', re.DOTALL)
 _SECONDS_PER_BYTE = 8e-8  # of lists of small numbers, the slowest to parse
 
 
@@ -111,10 +114,31 @@ class Size:
         raise ValueError(f"must have {bounds} {self.unit}, not {len(value)}")
 
 
+def _stop_lists_at_first_error(schema: object) -> None:
+    if isinstance(schema, list | tuple):
+        for part in schema:
+            _stop_lists_at_first_error(part)
+    elif isinstance(schema, dict):
+        if schema.get("type") == "list":
+            schema["fail_fast"] = True
+        for part in schema.values():
+            _stop_lists_at_first_error(part)
+
+
 class Wire(BaseModel):
-    """The base of all wire schemas: unknown fields are refused, types are not coerced."""
+    """The base of all wire schemas: unknown fields are refused, types are not coerced.
+
+    A list is refused at its first wrong item: only that is told, and an error for each of half a
+    million items takes seconds in which no other request is answered.
+    """
 
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
+
+    @classmethod
+    def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        schema = handler(source)
+        _stop_lists_at_first_error(schema)
+        return schema
 
 
 def example(body: Mapping[str, Any], **keywords: Any) -> ConfigDict:
@@ -260,17 +284,28 @@ def parse_body(schema: type[Body], content: bytes) -> Body:
         ValidationError: it is not JSON or violates the schema; the message names the field.
     """
     if len(content) > _MAX_SMALL_BODY:
-        _check_width(content)
+        _check_shape(content)
     try:
         return schema.model_validate_json(content)
     except pydantic.ValidationError as error:
         raise ValidationError(_describe(error), field=_field_of(error)) from error
 
 
-def _check_width(content: bytes) -> None:
-    """Refuses an object with thousands of fields, which would be thousands of errors: at 2 MB,
-    pydantic takes a second for them, and no other request is answered meanwhile.
+def _check_shape(content: bytes) -> None:
+    """Refuses a body with thousands of lists and objects, and an object with thousands of fields,
+    which would be thousands of errors: at 2 MB, pydantic takes seconds for them, and no other
+    request is answered meanwhile.
     """
+    # Not parsed for the count: Python's collection of garbage would take most of the time.
+    if (
+        _num_opened(content) > _MAX_LISTS_AND_OBJECTS
+        and _num_opened(_STRING.sub(b"", content)) > _MAX_LISTS_AND_OBJECTS
+    ):
+        raise ValidationError(
+            f"the body has more than {_MAX_LISTS_AND_OBJECTS:,} lists and objects"
+        )
+    if content.count(b":") <= _MAX_FIELDS:
+        return
     try:
         pending = [from_json(content)]
     except ValueError:
@@ -283,8 +318,12 @@ def _check_width(content: bytes) -> None:
                     f"an object in the body has {len(value):,} fields; the limit is {_MAX_FIELDS:,}"
                 )
             pending.extend(value.values())
-        elif isinstance(value, list) and not isinstance(next(iter(value), None), str | int):
-            pending.extend(value)
+        elif isinstance(value, list):
+            pending.extend(item for item in value if isinstance(item, list | dict))
+
+
+def _num_opened(content: bytes) -> int:
+    return content.count(b"{") + content.count(b"[")
 
 
 def read_object(content: bytes) -> Mapping[str, Any]:

@@ -17,6 +17,7 @@ from maskdial.errors import (
     OverloadedError,
     UnauthorizedError,
     UnavailableError,
+    exhaustion,
 )
 from maskdial.http.access_log import log_access
 from maskdial.http.disconnect import ClientGoneError
@@ -151,7 +152,11 @@ class Guard:
             await exchange.fail(error)
         except HTTPException:
             raise  # of a dependency; the application has its handler
-        except Exception:
+        except Exception as error:
+            if (refused := exhaustion(error)) is not None:
+                _log.error("request %s failed: %s", exchange.request_id, refused)
+                await exchange.fail(UnavailableError(f"{refused}; try again later"))
+                return
             _log.exception("request %s failed", exchange.request_id)
             await exchange.fail(
                 InternalError(

@@ -55,9 +55,9 @@ from maskdial.errors import BundleError
 
 SCHEMA_VERSION: Literal[1] = 1
 MANIFEST = "maskdial.json"
-GRAPH = "model.onnx"
+GRAPH: Literal["model.onnx"] = "model.onnx"
 FULL_MANIFEST = "maskdial.full.json"
-FULL_GRAPH = "model.full.onnx"
+FULL_GRAPH: Literal["model.full.onnx"] = "model.full.onnx"
 ENCODER_GRAPH = "encoder.onnx"
 KERNEL_CHECK = "kernel_check.onnx"
 TOKENIZER = "tokenizer.json"
@@ -70,6 +70,9 @@ UNWANTED_FUSIONS = frozenset({"SkipLayerNormFusion"})
 
 INT8_HEADER = 8
 """Bytes before a head's key or value in a cache of int8 (``kernels/src/processor.h``)."""
+
+# A manifest with the labels and languages of the largest models has less than a tenth of this.
+_MAX_MANIFEST_BYTES = 16 * 2**20
 
 Family = Literal["masked", "causal", "encoder-decoder"]
 Mask = Literal["full", "causal"]
@@ -92,13 +95,16 @@ class _Frozen(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 
+_TokenId = Annotated[int, Field(ge=0, lt=2**31)]
+
+
 class SpecialTokens(_Frozen):
     """The ids of tokens with a role; None (or empty) if the model has none."""
 
-    pad: int | None = None
-    mask: int | None = None
-    bos: int | None = None
-    eos: tuple[int, ...] = ()
+    pad: _TokenId | None = None
+    mask: _TokenId | None = None
+    bos: _TokenId | None = None
+    eos: tuple[_TokenId, ...] = ()
 
 
 class KVLayout(_Frozen):
@@ -304,7 +310,9 @@ class Manifest(_Frozen):
     """``maskdial.json``. Lengths are in tokens, special tokens included."""
 
     schema_version: Literal[1] = SCHEMA_VERSION
-    graph: str = Field(GRAPH, description="file name of the graph")
+    graph: Literal["model.onnx", "model.full.onnx"] = Field(
+        GRAPH, description="file name of the graph"
+    )
     family: Family
     task: Task
     architecture: str
@@ -344,6 +352,15 @@ class Manifest(_Frozen):
     def mask(self) -> Mask:
         """The attention mask that the graph runs under."""
         return "full" if self.family == "masked" else "causal"
+
+    @property
+    def num_outputs(self) -> int | None:
+        """The width of the graph's output, where one of these fields says it."""
+        if self.task in ("generate", "fill-mask"):
+            return self.vocab_size
+        if self.task == "classify":
+            return len(self.labels)
+        return None if self.embedding is None else self.embedding.dimension
 
     @property
     def translates(self) -> bool:
@@ -526,8 +543,13 @@ def _read_manifest(name: str, path: Path) -> Manifest:
             "`maskdial export`"
         )
     try:
+        if (size := path.stat().st_size) > _MAX_MANIFEST_BYTES:
+            raise BundleError(
+                f"model {name!r}: {path.name} has {size:,} bytes; "
+                f"a manifest has at most {_MAX_MANIFEST_BYTES:,}"
+            )
         content = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise BundleError(f"model {name!r}: {path} is not readable JSON: {error}") from error
     version = content.get("schema_version") if isinstance(content, dict) else None
     if version != SCHEMA_VERSION:

@@ -78,7 +78,7 @@ def read_generation_defaults(bundle: Bundle) -> GenerationDefaults:
 def _read(bundle: Bundle) -> dict[str, Any]:
     try:
         content = json.loads((bundle.path / GENERATION_CONFIG).read_text(encoding="utf-8"))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         _log.warning("model %s: %s is ignored: %s", bundle.label, GENERATION_CONFIG, error)
         return {}
     return content if isinstance(content, dict) else {}

@@ -66,17 +66,25 @@ def check_golden(
         int8_cache: whether the KV cache rounds keys and values, which no export foresees.
 
     Raises:
-        BundleError: the model cannot run, or its logits differ and the policy is to refuse it.
+        BundleError: the model cannot run or has other outputs than its manifest says, or its
+            logits differ and the policy is to refuse it.
     """
     golden = bundle.manifest.golden
     tolerance = golden.tolerance
     if int8_cache:
         tolerance = max(tolerance, _CACHE_ROUNDING * float(np.std(golden.logits)))
     try:
-        computed = run(golden)[list(golden.columns)].astype(np.float64)
+        row = run(golden)
+        computed = row[list(golden.columns)].astype(np.float64)
         drift = float(np.abs(computed - np.asarray(golden.logits)).max())
     except Exception as error:  # whatever ONNX Runtime raises
         raise BundleError(f"model {bundle.name!r}: the golden check failed: {error}") from error
+    expected = bundle.manifest.num_outputs
+    if expected is not None and len(row) != expected:
+        raise BundleError(
+            f"model {bundle.name!r}: the graph has {len(row):,} outputs, but labels, embedding or "
+            f"vocabulary of the manifest {expected:,}; export the model again"
+        )
     if not drift <= tolerance:  # also if it is NaN
         _complain(
             policy,

@@ -21,6 +21,8 @@ _MAX_SHORT_TEXT = 1000  # characters; about 0.5 ms
 _MAX_SHORT_IDS = 2000  # about 0.3 ms
 # WordPiece reads words of more than 100 characters as one unknown token.
 _MIN_LONGEST_TOKEN = 100
+# Unicode's own normal forms make a character at most 18 characters.
+_MAX_GROWTH = 100
 _BYTE_TOKEN = re.compile("<0x([0-9A-Fa-f]{2})>")
 
 
@@ -31,7 +33,8 @@ class Tokenizer:
     to nothing.
 
     Raises:
-        BundleError: `tokenizers` cannot run the decoder on every token.
+        BundleError: `tokenizers` cannot run the decoder on every token, or the normalizer makes
+            long texts of short ones.
     """
 
     def __init__(self, backend: tokenizers.Tokenizer, special: SpecialTokens) -> None:
@@ -43,6 +46,11 @@ class Tokenizer:
             # On tokens shorter than what it strips, tokenizers 0.23 panics, which kills the thread.
             raise BundleError("the tokenizer's decoder strips the ends of tokens (Strip with stop)")
         # Decoders in the wild that contain ByteLevel contain nothing else that changes text.
+        if _growth(backend) > _MAX_GROWTH:
+            raise BundleError(
+                "the tokenizer's normalizer may make a text more than "
+                f"{_MAX_GROWTH} times as long (Replace)"
+            )
         self._byte_level = any(stage["type"] == "ByteLevel" for stage in stages)
         self._byte_fallback = any(stage["type"] == "ByteFallback" for stage in stages)
         self.vocab_size: int = backend.get_vocab_size()
@@ -81,12 +89,22 @@ class Tokenizer:
     def encode(
         self, text: str, pair: str | None = None, *, add_special_tokens: bool = True
     ) -> Encoding:
-        """Tokenizes a text, or a pair of texts as one input."""
-        if len(text) + len(pair or "") <= _MAX_SHORT_TEXT:
-            return self._backend.encode(text, pair, add_special_tokens=add_special_tokens)
-        # Unlike `encode`, a batch of one releases the GIL, so other threads run meanwhile.
-        batch = [text if pair is None else (text, pair)]
-        return self._backend.encode_batch(batch, add_special_tokens=add_special_tokens)[0]
+        """Tokenizes a text, or a pair of texts as one input.
+
+        Raises:
+            ValidationError: one of the tokenizer's regular expressions gives up on the text.
+        """
+        try:
+            if len(text) + len(pair or "") <= _MAX_SHORT_TEXT:
+                return self._backend.encode(text, pair, add_special_tokens=add_special_tokens)
+            # Unlike `encode`, a batch of one releases the GIL, so other threads run meanwhile.
+            batch = [text if pair is None else (text, pair)]
+            return self._backend.encode_batch(batch, add_special_tokens=add_special_tokens)[0]
+        except BaseException as error:
+            # A panic of the library: no `Exception`, so nothing else would turn it into a reply.
+            if type(error).__name__ != "PanicException":
+                raise
+            raise ValidationError("the model's tokenizer cannot split this text") from error
 
     def encode_cut(
         self,
@@ -343,6 +361,21 @@ def _byte_level_bytes(token: str) -> bytes:
         return bytes(map(_BYTE_ALPHABET.__getitem__, token))
     except KeyError:  # an added token, spelled as it is
         return token.encode()
+
+
+def _growth(backend: tokenizers.Tokenizer) -> float:
+    """How many times as long the normalizer's replacements may make a text, at most."""
+    growth = 1.0
+    pending = [] if backend.normalizer is None else [json.loads(backend.normalizer.__getstate__())]
+    while pending:
+        stage = pending.pop()
+        pending += stage.get("normalizers", ())
+        if stage["type"] == "Replace":
+            text = stage["pattern"].get("String")
+            # A regular expression may match nothing before each character.
+            new = len(stage["content"])
+            growth *= max(1, new / len(text)) if text else 1 + new
+    return growth
 
 
 def _decoder_stages(backend: tokenizers.Tokenizer) -> Iterator[dict[str, Any]]:
