@@ -1,5 +1,8 @@
 """The Serve configuration that `maskdial ray config` writes."""
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -31,15 +34,31 @@ def test_ray_takes_it(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_options_follow_from_the_settings(capsys: pytest.CaptureFixture[str]) -> None:
-    flags = ["--max-queue", "10", "--grace-period", "60", "--threads", "4", "--provider", "cuda"]
+    flags = ["--max-queue", "10", "--grace-period", "60", "--threads", "4"]
+    flags += ["--provider", "cuda,cpu"]
     (application,) = configuration(capsys, *flags, "--replicas", "3")["applications"]
     (deployment,) = application["deployments"]
     assert deployment["num_replicas"] == 3
     assert deployment["ray_actor_options"] == {"num_cpus": 4, "num_gpus": 1}
-    # Our 429 comes first, and a replica has its whole grace period.
-    assert deployment["max_ongoing_requests"] > 10
+    # Our 429 comes first, when slots and queue are full; and a replica has its whole grace period.
+    assert deployment["max_ongoing_requests"] > 32 + 10
     assert deployment["backpressure_config"]["status_code"] == 429
     assert deployment["graceful_shutdown_timeout_s"] > 60
+
+
+def test_behind_haproxy() -> None:
+    """It takes no router, and may send requests for a while after a replica is to go."""
+    command = [sys.executable, "-m", "maskdial.cli", "ray", "config", "--grace-period", "60"]
+    variables = {
+        "RAY_SERVE_ENABLE_HA_PROXY": "1",
+        "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": "45",
+    }
+    written = subprocess.run(
+        command, env=os.environ | variables, check=True, capture_output=True, timeout=120
+    ).stdout
+    (deployment,) = yaml.safe_load(written)["applications"][0]["deployments"]
+    assert "request_router_config" not in deployment
+    assert deployment["graceful_shutdown_timeout_s"] > 45 + 60
 
 
 @pytest.mark.parametrize(
