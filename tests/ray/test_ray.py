@@ -67,7 +67,7 @@ class Cluster:
         return f"http://127.0.0.1:{self.port}"
 
     def deploy(self, num_replicas: int) -> None:
-        """Deploys with the command, and waits until so many replicas run and no other."""
+        """Deploys with the command, and waits until so many replicas run and get requests."""
         listener = ["--host", "127.0.0.1", "--port", str(self.port)]
         placement = ["--replicas", str(num_replicas), "--address", self.dashboard]
         subprocess.run(
@@ -93,6 +93,17 @@ class Cluster:
             return states == ["RUNNING"] * num_replicas and deployment["status"] == "HEALTHY"
 
         wait_for(f"there are not {num_replicas} replicas", running)
+        before = self.counts("maskdial_requests_total", route="/tokenize")
+
+        def reached() -> bool:
+            # A proxy learns of a replica somewhat later than Ray.
+            body = {"inputs": "Once", "model": "hybrid"}
+            for _ in range(2 * num_replicas):
+                httpx.post(f"{self.url}/tokenize", json=body, timeout=60)
+            after = self.counts("maskdial_requests_total", route="/tokenize")
+            return len(after - before) >= num_replicas
+
+        wait_for("not every replica gets requests", reached)
 
     def pids(self) -> dict[str, int]:
         """The processes of the replicas that have one, by replica."""
@@ -327,6 +338,7 @@ def test_a_killed_replica_comes_back(cluster: Cluster, http: httpx.Client) -> No
         if load.failures:
             break
     # Those on the other replica are whole; the killed one's have failed, none of them hangs.
+    assert load.num_whole
     assert load.failures
     assert all("RemoteProtocolError" in failure for failure in load.failures), load.failures
 
