@@ -42,6 +42,7 @@ def test_options_follow_from_the_settings(capsys: pytest.CaptureFixture[str]) ->
     assert deployment["ray_actor_options"] == {"num_cpus": 4, "num_gpus": 1}
     # Our 429 comes first, when slots and queue are full; and a replica has its whole grace period.
     assert deployment["max_ongoing_requests"] > 32 + 10
+    assert deployment["max_queued_requests"] > 32 + 10
     assert deployment["backpressure_config"]["status_code"] == 429
     assert deployment["graceful_shutdown_timeout_s"] > 60
 

@@ -160,7 +160,7 @@ def test_a_workload_has_the_rate_and_the_lengths_it_was_asked_for() -> None:
 
 
 def test_clients_tell_the_step_times_of_a_server(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("loadtests.simulate.calibration.LOOP_SECONDS", 100.0)
+    monkeypatch.setattr("loadtests.simulate.calibration.LOOP_SECONDS", 20.0)
     alone = StepTimes(
         ((1, 0.010), (8, 0.017)), 1e-6, ((16, 0.02), (256, 0.1)), 1e-7, beside=((1, 0.001),)
     )
@@ -183,7 +183,9 @@ def test_clients_tell_the_step_times_of_a_server(monkeypatch: pytest.MonkeyPatch
     outside = (
         times.outside_seconds(0) + 0.5 * (alone.prefill_seconds(16) + alone.prefill_seconds(64)) / 2
     )
-    seen.loops.append(loop_seconds(times, limits, seen.texts))
+    # Clients that are slow to send the next request leave no slot empty.
+    slow = replace(times, outside=tuple((rows, each + 0.1) for rows, each in times.outside))
+    seen.loops.append(loop_seconds(slow, limits, seen.texts))
     found = in_server(alone, seen, limits)
     for rows in (1, 2, 4, 8):
         expected = times.decode_seconds(rows, 32 * rows)
@@ -195,6 +197,17 @@ def test_clients_tell_the_step_times_of_a_server(monkeypatch: pytest.MonkeyPatch
     assert found.per_request == pytest.approx(0.015, rel=0.15)
     assert loop_seconds(found, limits, seen.texts) == pytest.approx(seen.loops[0], rel=0.01)
     assert (min(found.spread), max(found.spread)) == pytest.approx((0.5, 1.5), rel=0.05)
+
+
+def test_a_loop_counts_what_is_open_at_its_end_by_its_share(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    texts = [(10, 16), (20, 48), (60, 24), (9, 40), (33, 32)]
+    times = StepTimes(((1, 0.002), (8, 0.004)), 0.0, ((16, 0.004), (256, 0.02)), 0.0)
+    monkeypatch.setattr("loadtests.simulate.calibration._CLIENTS", 8)
+    found = loop_seconds(times, Limits(), texts)
+    monkeypatch.setattr("loadtests.simulate.calibration.LOOP_SECONDS", 100.0)
+    assert found == pytest.approx(loop_seconds(times, Limits(), texts), rel=0.01)
 
 
 def test_gaps_add_up_to_percentiles() -> None:

@@ -43,10 +43,12 @@ def deployment_options(config: Config) -> dict[str, Any]:
     them.
     """
     gpus = {"num_gpus": 1} if _may_use_gpu(config) else {}
+    most = _MODELS * (_num_slots(config) + config.max_queue)
     return {
         "ray_actor_options": {"num_cpus": num_threads(config), **gpus},
-        "max_ongoing_requests": _MODELS * (_num_slots(config) + config.max_queue),
-        "max_queued_requests": config.max_queue,
+        "max_ongoing_requests": most,
+        # Those that come at once wait in Ray's proxy for a moment, whatever replicas could take.
+        "max_queued_requests": most,
         "backpressure_config": {"status_code": 429, "retry_after_s": 1.0},
         **_routing(),
         "health_check_period_s": 5.0,
