@@ -15,7 +15,7 @@ import simpy
 from loadtests.closed_loop import Generation, drive
 from loadtests.engine import steps
 from loadtests.engines import LoadedCausal
-from loadtests.measurement import take_turns
+from loadtests.measurement import median, take_turns
 from loadtests.scaling.load import Sender
 from loadtests.server import Connection, Reply, count_tokens
 from loadtests.simulate.replica import Limits, Replica
@@ -173,7 +173,10 @@ class Watch:
     async def _keep_loop(self) -> None:
         self.seen.loops.append(await self.loop())
 
-    async def _open(self, num_texts: int) -> list[Connection]:
+    async def connections(self, num_texts: int) -> list[Connection]:
+        """So many open ones, which are used again."""
+        # The server closes those that were idle while loops ran.
+        self._connections = [each for each in self._connections if not each.closed]
         while len(self._connections) < num_texts:
             self._connections.append(await Connection.open(self._port))
         return self._connections[:num_texts]
@@ -181,7 +184,7 @@ class Watch:
     async def _decode(self, rows: int) -> None:
         """Gaps in texts while all of them are decoded."""
         text = self._prompts[0].text
-        readers = [_Reader(each, text, _NEW_TOKENS + rows) for each in await self._open(rows)]
+        readers = [_Reader(each, text, _NEW_TOKENS + rows) for each in await self.connections(rows)]
         for reader in readers:
             await reader.end()
         start = max(reader.times[0] for reader in readers)
@@ -192,7 +195,7 @@ class Watch:
     async def _arrive(self, rows: int, prompt: Prompt) -> None:
         """A prompt that comes while ``rows`` texts go on."""
         text = self._prompts[0].text
-        *others, last = await self._open(rows + 1)
+        *others, last = await self.connections(rows + 1)
         readers = [_Reader(each, text, _NEW_TOKENS + rows) for each in others]
         for reader in readers:
             await reader.until(3)
@@ -248,7 +251,9 @@ def in_server(alone: StepTimes, seen: Seen, limits: Limits) -> StepTimes:
         context = round(arrival.rows * seen.context)
         step = alone.mixed_seconds(arrival.rows, context, arrival.tokens)
         ratios_of.setdefault(arrival.tokens, []).append(arrival.gap / step)
-    slower_by = {tokens: fmean(found) for tokens, found in sorted(ratios_of.items())}
+    # The longest gap may be a pause of a busy machine. Pauses are in the other steps' means, and in
+    # the loops that `per_request` is fitted to.
+    slower_by = {tokens: median(found) for tokens, found in sorted(ratios_of.items())}
     slower = fmean(slower_by.values())
     ratios = [gap / steps_of[rows] for rows, gaps in seen.gaps.items() for gap in gaps]
     times = replace(

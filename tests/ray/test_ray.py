@@ -16,6 +16,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -57,10 +58,11 @@ def wait_for(what: str, condition: Callable[[], bool]) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Cluster:
-    """A cluster, and the address of its proxy."""
+    """A cluster, the address of its proxy, and the folder of its logs."""
 
     dashboard: str
     port: int
+    logs: Path
 
     @property
     def url(self) -> str:
@@ -138,6 +140,7 @@ def haproxy() -> dict[str, str]:
         "RAY_SERVE_HAPROXY_BALANCE_ALGORITHM": "hdr(x-session-id)",
         "RAY_SERVE_HAPROXY_METRICS_PORT": str(free_port()),
         "RAY_SERVE_HAPROXY_STATS_PORT": str(free_port()),
+        "RAY_SERVE_REQUEST_PATH_LOG_BUFFER_SIZE": "1",  # else 1,000 lines
         "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": "5",  # Ray's default is 30
     }
 
@@ -152,7 +155,7 @@ def cluster(request: pytest.FixtureRequest) -> Iterator[Cluster]:
     with pytest.MonkeyPatch.context() as patch:
         for name, value in variables.items():
             patch.setenv(name, value)
-        ray.init(
+        context = ray.init(
             num_cpus=2,
             include_dashboard=True,
             dashboard_port=dashboard_port,
@@ -161,7 +164,8 @@ def cluster(request: pytest.FixtureRequest) -> Iterator[Cluster]:
             log_to_driver=False,
         )
         try:
-            cluster = Cluster(f"http://127.0.0.1:{dashboard_port}", free_port())
+            logs = Path(context.address_info["session_dir"]) / "logs" / "serve"
+            cluster = Cluster(f"http://127.0.0.1:{dashboard_port}", free_port(), logs)
             cluster.deploy(2)
             yield cluster
         finally:
@@ -256,6 +260,19 @@ def test_routes(http: httpx.Client) -> None:
     assert {model["name"] for model in http.get("/models").json()} == {"hybrid", "sentiment"}
     assert http.post("/generate", json={"inputs": 1}).status_code == 422
     assert http.get("/nowhere").json()["error_type"] == "not_found"
+
+
+def test_logs_have_the_id_of_a_request(cluster: Cluster, http: httpx.Client) -> None:
+    """Ray's line of it, and ours."""
+    http.post("/classify", json={"inputs": "fine"}, headers={"x-request-id": "to-be-found"})
+
+    def logged() -> bool:
+        texts = [path.read_text(encoding="utf-8") for path in cluster.logs.glob("replica_*.log")]
+        lines = [line for text in texts for line in text.splitlines() if "to-be-found" in line]
+        ours = [line for line in lines if line.endswith("to-be-found -- request")]
+        return len(ours) == 1 and any("POST /classify 200" in line for line in lines)
+
+    wait_for("the logs do not have the request", logged)
 
 
 def test_a_stream_is_the_reply_in_pieces(http: httpx.Client) -> None:
