@@ -1,5 +1,9 @@
 """The Serve configuration that `maskdial ray config` writes."""
 
+import os
+import subprocess
+import sys
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -31,15 +35,32 @@ def test_ray_takes_it(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_options_follow_from_the_settings(capsys: pytest.CaptureFixture[str]) -> None:
-    flags = ["--max-queue", "10", "--grace-period", "60", "--threads", "4", "--provider", "cuda"]
+    flags = ["--max-queue", "10", "--grace-period", "60", "--threads", "4"]
+    flags += ["--provider", "cuda,cpu"]
     (application,) = configuration(capsys, *flags, "--replicas", "3")["applications"]
     (deployment,) = application["deployments"]
     assert deployment["num_replicas"] == 3
     assert deployment["ray_actor_options"] == {"num_cpus": 4, "num_gpus": 1}
-    # Our 429 comes first, and a replica has its whole grace period.
-    assert deployment["max_ongoing_requests"] > 10
+    # Our 429 comes first, when slots and queue are full; and a replica has its whole grace period.
+    assert deployment["max_ongoing_requests"] > 32 + 10
+    assert deployment["max_queued_requests"] > 32 + 10
     assert deployment["backpressure_config"]["status_code"] == 429
     assert deployment["graceful_shutdown_timeout_s"] > 60
+
+
+def test_behind_haproxy() -> None:
+    """It takes no router, and may send requests for a while after a replica is to go."""
+    command = [sys.executable, "-m", "maskdial.cli", "ray", "config", "--grace-period", "60"]
+    variables = {
+        "RAY_SERVE_ENABLE_HA_PROXY": "1",
+        "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": "45",
+    }
+    written = subprocess.run(
+        command, env=os.environ | variables, check=True, capture_output=True, timeout=120
+    ).stdout
+    (deployment,) = yaml.safe_load(written)["applications"][0]["deployments"]
+    assert "request_router_config" not in deployment
+    assert deployment["graceful_shutdown_timeout_s"] > 45 + 60
 
 
 @pytest.mark.parametrize(
@@ -71,3 +92,58 @@ def test_what_makes_no_sense_is_refused(
     printed = capsys.readouterr()
     assert message in printed.err
     assert "secret" not in printed.out + printed.err
+
+
+@dataclass
+class Dashboard:
+    """A cluster's, which tells one state of the application after the other."""
+
+    states: list[dict[str, Any]]
+
+    def get_serve_details(self) -> dict[str, Any]:
+        state = self.states.pop(0)
+        return {"applications": {"maskdial": state} if state else {}}
+
+
+BEFORE = {"last_deployed_time_s": 1.0, "status": "RUNNING"}
+STARTING = {"last_deployed_time_s": 2.0, "status": "DEPLOYING"}
+RUNNING = {"last_deployed_time_s": 2.0, "status": "RUNNING"}
+FAILED = {
+    "last_deployed_time_s": 2.0,
+    "status": "DEPLOY_FAILED",
+    "deployments": {"maskdial": {"message": "Traceback:\n  ...\nno such bundle\n"}},
+}
+
+
+@pytest.mark.parametrize(
+    ("states", "flags", "message"),
+    [
+        ([{}, STARTING, STARTING, RUNNING], [], None),
+        ([BEFORE, BEFORE, STARTING, RUNNING], [], None),
+        ([{}], ["--wait", "0"], None),
+        ([BEFORE, STARTING, FAILED], [], "the replicas do not run; no such bundle; "),
+        ([{}, STARTING], ["--wait", "1e-9"], "they have not started in time"),
+    ],
+)
+def test_a_deployment_is_waited_for(
+    states: list[dict[str, Any]],
+    flags: list[str],
+    message: str | None,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    from maskdial.ray import cli as ray_cli
+
+    dashboard = Dashboard(list(states))
+    monkeypatch.setattr(ray_cli, "ServeSubmissionClient", lambda address: dashboard)
+    monkeypatch.setattr(ray_cli, "_POLL_SECONDS", 0.0)
+    done = subprocess.CompletedProcess[str]([], 0)
+    monkeypatch.setattr(subprocess, "run", lambda *arguments, **options: done)
+    assert cli.main(["ray", "deploy", *flags]) == (message is not None)
+    assert dashboard.states == []
+    assert (message or "") in capsys.readouterr().err
+
+
+def test_without_a_cluster(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["ray", "deploy", "--address", "http://127.0.0.1:1"]) == 1
+    assert "no Ray cluster answers at http://127.0.0.1:1" in capsys.readouterr().err

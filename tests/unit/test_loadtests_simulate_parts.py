@@ -1,24 +1,28 @@
 """`loadtests.simulate`: router, autoscaler, workload, and the command."""
 
+import asyncio
 import json
 import math
 import random
 from collections import Counter
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import yaml
 
 from loadtests.__main__ import main
+from loadtests.engines import LoadedCausal
 from loadtests.simulate.autoscaler import Autoscaler, Scaling
-from loadtests.simulate.calibration import Arrival, Seen, in_server, loop_seconds, slowed
+from loadtests.simulate.calibration import Arrival, Seen, Watch, in_server, loop_seconds, slowed
 from loadtests.simulate.gaps import Gaps
 from loadtests.simulate.replica import Limits
 from loadtests.simulate.request import Request
 from loadtests.simulate.router import Ring, Router
 from loadtests.simulate.step_times import StepTimes
 from loadtests.simulate.workload import Length, Workload
+from maskdial.config import load_config
 from maskdial.models.catalog import STARTER_FOLDER
 
 STEP_TIMES = Path(__file__).parents[2] / "loadtests" / "simulate" / "llama-135m-int8.json"
@@ -160,7 +164,7 @@ def test_a_workload_has_the_rate_and_the_lengths_it_was_asked_for() -> None:
 
 
 def test_clients_tell_the_step_times_of_a_server(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("loadtests.simulate.calibration.LOOP_SECONDS", 100.0)
+    monkeypatch.setattr("loadtests.simulate.calibration.LOOP_SECONDS", 20.0)
     alone = StepTimes(
         ((1, 0.010), (8, 0.017)), 1e-6, ((16, 0.02), (256, 0.1)), 1e-7, beside=((1, 0.001),)
     )
@@ -178,12 +182,16 @@ def test_clients_tell_the_step_times_of_a_server(monkeypatch: pytest.MonkeyPatch
             first = times.outside_seconds(rows) + reading
             if rows:
                 first += times.decode_seconds(rows, 32 * rows) / 2
-            seen.arrivals.append(Arrival(rows, tokens, first, reading if rows else 0.0))
+            seen.arrivals += 4 * [Arrival(rows, tokens, first, reading if rows else 0.0)]
+            if rows:  # the machine paused
+                seen.arrivals.append(Arrival(rows, tokens, first + 1.0, reading + 1.0))
     # What an idle server takes to read counts as without HTTP: the rest is outside.
     outside = (
         times.outside_seconds(0) + 0.5 * (alone.prefill_seconds(16) + alone.prefill_seconds(64)) / 2
     )
-    seen.loops.append(loop_seconds(times, limits, seen.texts))
+    # Clients that are slow to send the next request leave no slot empty.
+    slow = replace(times, outside=tuple((rows, each + 0.1) for rows, each in times.outside))
+    seen.loops.append(loop_seconds(slow, limits, seen.texts))
     found = in_server(alone, seen, limits)
     for rows in (1, 2, 4, 8):
         expected = times.decode_seconds(rows, 32 * rows)
@@ -195,6 +203,39 @@ def test_clients_tell_the_step_times_of_a_server(monkeypatch: pytest.MonkeyPatch
     assert found.per_request == pytest.approx(0.015, rel=0.15)
     assert loop_seconds(found, limits, seen.texts) == pytest.approx(seen.loops[0], rel=0.01)
     assert (min(found.spread), max(found.spread)) == pytest.approx((0.5, 1.5), rel=0.05)
+
+
+def test_connections_that_the_server_closed_are_opened_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It closes those that were idle while loops ran."""
+    ports: list[int] = []
+
+    async def opened(port: int) -> SimpleNamespace:
+        ports.append(port)
+        return SimpleNamespace(closed=False)
+
+    monkeypatch.setattr("loadtests.simulate.calibration.Connection.open", opened)
+    model = LoadedCausal.load(STARTER_FOLDER / "hybrid", load_config({}))
+    watch = Watch(model, 1234, seed=0)
+    first, second = asyncio.run(watch.connections(2))
+    assert asyncio.run(watch.connections(1)) == [first]
+    monkeypatch.setattr(first, "closed", True)
+    again = asyncio.run(watch.connections(2))
+    assert second in again
+    assert first not in again
+    assert ports == [1234] * 3
+
+
+def test_a_loop_counts_what_is_open_at_its_end_by_its_share(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    texts = [(10, 16), (20, 48), (60, 24), (9, 40), (33, 32)]
+    times = StepTimes(((1, 0.002), (8, 0.004)), 0.0, ((16, 0.004), (256, 0.02)), 0.0)
+    monkeypatch.setattr("loadtests.simulate.calibration._CLIENTS", 8)
+    found = loop_seconds(times, Limits(), texts)
+    monkeypatch.setattr("loadtests.simulate.calibration.LOOP_SECONDS", 100.0)
+    assert found == pytest.approx(loop_seconds(times, Limits(), texts), rel=0.01)
 
 
 def test_gaps_add_up_to_percentiles() -> None:

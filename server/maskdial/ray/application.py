@@ -4,7 +4,10 @@ from typing import Any
 
 from ray import serve
 from ray.serve import Application
-from ray.serve._private.constants import RAY_SERVE_ENABLE_HA_PROXY
+from ray.serve._private.constants import (
+    RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S,
+    RAY_SERVE_ENABLE_HA_PROXY,
+)
 
 from maskdial.config import Config, load_config
 from maskdial.ray.replica import Replica
@@ -12,9 +15,9 @@ from maskdial.ray.replica import Replica
 DEPLOYMENT = "maskdial"
 """The deployment's name, by which a Serve configuration may override its options."""
 
-# A replica takes at least what the queues of so many models hold, so that its own refusals, which
-# tell when to come back, are met before Ray's.
-_QUEUES = 4
+# A replica takes at least what the slots and queues of so many models hold, so that its own
+# refusals, which have a reason, are met before Ray's.
+_MODELS = 4
 _SLOTS_CPU, _SLOTS_GPU = 8, 32
 _STOP_MARGIN_SECONDS = 10.0
 
@@ -39,18 +42,29 @@ def deployment_options(config: Config) -> dict[str, Any]:
     """The options of the deployment that follow from the settings, as a Serve configuration has
     them.
     """
-    gpus = {"num_gpus": 1} if config.provider == "cuda" else {}
+    gpus = {"num_gpus": 1} if _may_use_gpu(config) else {}
+    most = _MODELS * (_num_slots(config) + config.max_queue)
     return {
         "ray_actor_options": {"num_cpus": num_threads(config), **gpus},
-        "max_ongoing_requests": _QUEUES * config.max_queue,
-        "max_queued_requests": config.max_queue,
+        "max_ongoing_requests": most,
+        # Those that come at once wait in Ray's proxy for a moment, whatever replicas could take.
+        "max_queued_requests": most,
         "backpressure_config": {"status_code": 429, "retry_after_s": 1.0},
         **_routing(),
         "health_check_period_s": 5.0,
         "health_check_timeout_s": 30.0,
         "graceful_shutdown_wait_loop_s": 0.5,
-        "graceful_shutdown_timeout_s": config.grace_period + _STOP_MARGIN_SECONDS,
+        "graceful_shutdown_timeout_s": _reachable() + config.grace_period + _STOP_MARGIN_SECONDS,
     }
+
+
+def _reachable() -> float:
+    """Seconds for which a replica that is to go still takes requests: those of a HAProxy that has
+    not heard of it.
+    """
+    if not RAY_SERVE_ENABLE_HA_PROXY:
+        return 0.0
+    return float(RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S)
 
 
 def _routing() -> dict[str, Any]:
@@ -66,11 +80,10 @@ def autoscaling(config: Config, least: int, most: int, target: float | None) -> 
     ``target`` is the number for which one replica is right. None: its slots, all of which share a
     decode step. Ray's default of 2 would leave most of them empty.
     """
-    slots = config.slots or (_SLOTS_GPU if config.provider == "cuda" else _SLOTS_CPU)
     return {
         "min_replicas": least,
         "max_replicas": most,
-        "target_ongoing_requests": slots if target is None else target,
+        "target_ongoing_requests": _num_slots(config) if target is None else target,
         "upscale_delay_s": 10.0,
         "downscale_delay_s": 300.0,
     }
@@ -79,3 +92,13 @@ def autoscaling(config: Config, least: int, most: int, target: float | None) -> 
 def num_threads(config: Config) -> int:
     """Intra-op threads of a replica, for which Ray reserves as many processors; ``auto`` is 1."""
     return config.threads or 1
+
+
+def _num_slots(config: Config) -> int:
+    """Slots of a causal model; those of ``auto`` where memory does not make them fewer."""
+    return config.slots or (_SLOTS_GPU if _may_use_gpu(config) else _SLOTS_CPU)
+
+
+def _may_use_gpu(config: Config) -> bool:
+    """Whether CUDA is the provider, or one of several to try."""
+    return "cuda" in config.provider.split(",")

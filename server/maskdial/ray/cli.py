@@ -4,11 +4,13 @@ import argparse
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import yaml
+from ray.dashboard.modules.serve.sdk import ServeSubmissionClient
 
 from maskdial.config import Config, load_config
 from maskdial.errors import ConfigError
@@ -17,6 +19,7 @@ from maskdial.ray.application import DEPLOYMENT, autoscaling, deployment_options
 _SECRETS = {"api_keys", "admin_key", "metrics_key"}
 # What Ray's proxy does in place of our listener.
 _LISTENER = {"host", "port", "ssl_certfile", "ssl_keyfile"}
+_POLL_SECONDS = 0.5
 
 
 def add_arguments(
@@ -42,6 +45,14 @@ def add_arguments(
                 "--address",
                 default="http://127.0.0.1:8265",
                 help="of the cluster's dashboard (default: %(default)s)",
+            )
+            command.add_argument(
+                "--wait",
+                type=float,
+                default=600.0,
+                metavar="S",
+                help="seconds that the replicas may take to run; 0: do not wait for them (default: "
+                "%(default)g)",
             )
 
 
@@ -141,8 +152,61 @@ def _write(options: argparse.Namespace) -> int:
 
 
 def _deploy(options: argparse.Namespace) -> int:
+    content = _configuration(options)
+    try:
+        client = ServeSubmissionClient(options.address)
+    except ConnectionError as error:
+        raise ConfigError(
+            f"no Ray cluster answers at {options.address}; `ray start --head` starts one"
+        ) from error
+    before = _application(client, options.name)
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "serve.yaml"
-        file.write_text(_configuration(options), encoding="utf-8")
+        file.write_text(content, encoding="utf-8")
         command = ["-m", "ray.serve.scripts", "deploy", str(file), "--address", options.address]
-        return subprocess.run([sys.executable, *command], check=False).returncode
+        code = subprocess.run([sys.executable, *command], check=False).returncode
+    if code == 0 and options.wait:
+        _wait(client, options.name, before.get("last_deployed_time_s"), options.wait)
+    return code
+
+
+def _wait(client: ServeSubmissionClient, name: str, before: float | None, seconds: float) -> None:
+    """Returns when all replicas of an application run.
+
+    Args:
+        client: asks the cluster.
+        name: of the application.
+        before: when it was last deployed until now; None: never.
+        seconds: that it may take.
+
+    Raises:
+        ConfigError: they do not.
+    """
+    until = time.monotonic() + seconds
+    while True:
+        application = _application(client, name)
+        status = None
+        if application.get("last_deployed_time_s") != before:
+            status = application.get("status")
+        if status == "RUNNING":
+            return
+        if status == "DEPLOY_FAILED" or time.monotonic() > until:
+            raise ConfigError(
+                f"the replicas do not run; {_reason(application)}; `serve status` and Ray's "
+                "dashboard, which has their logs, say more"
+            )
+        time.sleep(_POLL_SECONDS)
+
+
+def _application(client: ServeSubmissionClient, name: str) -> dict[str, Any]:
+    """What the cluster says of an application; empty if it does not know it."""
+    found: dict[str, Any] = client.get_serve_details().get("applications", {}).get(name, {})
+    return found
+
+
+def _reason(application: dict[str, Any]) -> str:
+    """The last lines of what the cluster says, which has tracebacks, too."""
+    deployments = application.get("deployments", {}).values()
+    reports = [each.get("message") or "" for each in (application, *deployments)]
+    lines = [report.strip().splitlines()[-1] for report in reports if report.strip()]
+    return "; ".join(lines) or "they have not started in time"
