@@ -126,9 +126,11 @@ void multiply_rows(size_t num_rows, const uint8_t* rows, const Panel& panel, con
     }
   }
   constexpr size_t kVectors = kTileVectors<kColumns>;
-  for (size_t first = 0; first < to.num_columns; first += kVectors * kWidth) {
-    multiply_tile<kColumns, kRows, kVectors>(rows, panel, first, first == 0 ? ahead : Ahead{},
-                                             peaks, to);
+  constexpr size_t kTileColumns = kVectors * kWidth;
+  const size_t num_tiles = (to.num_columns + kTileColumns - 1) / kTileColumns;
+  Ahead part = {ahead.bytes, ahead.size / num_tiles};
+  for (size_t first = 0; first < to.num_columns; first += kTileColumns, part.bytes += part.size) {
+    multiply_tile<kColumns, kRows, kVectors>(rows, panel, first, part, peaks, to);
   }
 }
 
