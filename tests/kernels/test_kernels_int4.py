@@ -110,7 +110,7 @@ def test_every_product_is_replaced_and_gates_are_joined(int4: Path) -> None:
 
 
 @pytest.mark.skipif(
-    platform.machine() == "aarch64", reason="ONNX Runtime rounds inputs otherwise on Arm"
+    platform.machine() == "aarch64", reason="ONNX Runtime's 4-bit product answers otherwise on Arm"
 )
 def test_answers_are_those_without_the_kernels_but_for_rounding(
     int4: Path, kernels: Kernels, processor: str

@@ -11,7 +11,7 @@
 
 #if defined(__AVX2__)
 #include <immintrin.h>
-#elif defined(__ARM_NEON) && !defined(SCALAR)
+#elif defined(__aarch64__) && !defined(SCALAR)
 #include <arm_neon.h>
 #define NEON
 #endif
@@ -198,7 +198,7 @@ inline void store_bytes(uint8_t* p, Floats v) {
   store_low_bytes(p, vaddq_s32(vcvtnq_s32_f32(v), vdupq_n_s32(128)));
 }
 
-// Products of bytes with and without sign take another extension, so inputs get one.
+// `sdot` multiplies signed bytes only, so the inputs are shifted by their zero point.
 #define SIGNED_INPUTS
 inline Sums zero_sums() { return vdupq_n_s32(0); }
 using Weights = int8x16_t;
