@@ -30,6 +30,24 @@ TYPES = {
 Run = Callable[..., NDArray[np.float32]]
 
 
+def fma(a: NDArray[Any], b: NDArray[Any], c: NDArray[Any]) -> NDArray[np.float32]:
+    """a * b + c of float32 numbers in one rounding.
+
+    The product is exact in float64. The sum is rounded to odd there, so that rounding it again,
+    to float32, is rounding it once (Boldo and Melquiond, "Emulation of a FMA and correctly rounded
+    sums", 2008); Knuth's sum of two numbers gives what the first rounding lost.
+    """
+    product, c = a.astype(np.float64) * b.astype(np.float64), c.astype(np.float64)
+    total = product + c
+    shift = total - product
+    lost = (product - (total - shift)) + (c - shift)
+    bits = total.view(np.int64)
+    toward_zero = (lost != 0) & ((lost < 0) == (total > 0))
+    odd = np.where(lost != 0, (bits - toward_zero) | 1, bits)
+    rounded: NDArray[np.float32] = odd.view(np.float64).astype(np.float32)
+    return rounded
+
+
 @pytest.fixture(scope="session")
 def kernels(tmp_path_factory: pytest.TempPathFactory) -> Kernels:
     if os.environ.get(LIBRARY):
@@ -52,19 +70,24 @@ def linear_session(
     weights: dict[str, NDArray[Any] | None],
     *,
     op_type: str = "Linear",
+    rows: tuple[str, ...] = ("x",),
     results: tuple[str, ...] = ("y",),
     threads: int = 1,
     constant: bool = True,
     **attributes: float,
 ) -> ort.InferenceSession:
-    """A session of one operator; ``weights`` are its inputs after x, None for one left out."""
-    if op_type != "Linear4":
+    """A session of one operator; ``weights`` are its inputs after ``rows``, None for one left out."""
+    if not op_type.endswith("Linear4"):
         attributes = {"by_row": 0, "transposed": 0} | attributes
     attributes = {"gelu": 0} | attributes
     given = {name: array for name, array in weights.items() if array is not None}
     names = [name if name in given else "" for name in weights]
-    node = helper.make_node(op_type, ["x", *names], results, domain="maskdial", **attributes)
-    inputs = [helper.make_tensor_value_info("x", onnx.TensorProto.FLOAT, [None, num_columns])]
+    node = helper.make_node(op_type, [*rows, *names], results, domain="maskdial", **attributes)
+    shapes = {"x": [None, num_columns]}
+    inputs = [
+        helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, shapes.get(name))
+        for name in rows
+    ]
     initializers = [numpy_helper.from_array(array, name) for name, array in given.items()]
     if not constant:
         inputs += [

@@ -26,7 +26,7 @@ from maskdial.runtime.session import Session, SessionOptions
 
 HYBRID = STARTER_FOLDER / "hybrid"
 SENTIMENT = STARTER_FOLDER / "sentiment"
-PRODUCTS = ("Linear", "Linears")
+PRODUCTS = ("Linear", "Linears", "NormLinear", "NormLinears")
 
 
 def logits(path: Path, index: int, kernels: Kernels | None, threads: int = 1) -> NDArray[Any]:
@@ -70,7 +70,11 @@ def test_rewriting_takes_every_product_and_joins_gates(kernels: Kernels) -> None
     assert rewritten.num_replaced == num_products + num_attentions
     assert not rewritten.num_left
     assert num_gates
-    assert sum(len(node.output) for node in linears) == num_products - num_gates
+    norms = [node for node in linears if node.op_type.startswith("Norm")]
+    sums = [node for node in before.node if node.op_type == "SkipSimplifiedLayerNormalization"]
+    assert len(norms) == len(sums) - 1  # the last one is that of the LM head's rows
+    num_outputs = sum(len(node.output) for node in linears) - len(norms)
+    assert num_outputs == num_products - num_gates
     assert len({node.input[0] for node in linears}) == len(linears)
     left = {node.op_type for node in after.node}
     assert "CausalAttention" in left

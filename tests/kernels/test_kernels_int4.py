@@ -105,7 +105,8 @@ def test_every_product_is_replaced_and_gates_are_joined(int4: Path) -> None:
     num_products, num_gates = before["MatMulNBits"], before["Sigmoid"]
     assert num_gates
     assert rewritten.num_replaced == num_products + before["GroupQueryAttention"]
-    assert after["Linear4"] == num_products - num_gates
+    assert after["Linear4"] + after["NormLinear4"] == num_products - num_gates
+    assert after["NormLinear4"] == num_gates  # queries, keys and values share their norm
     assert not after.keys() & {"MatMulNBits", "Sigmoid", "QuantizeLinear"}
 
 

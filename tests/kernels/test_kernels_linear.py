@@ -118,10 +118,13 @@ def test_rows_are_quantized_as_by_division(linear: Open, step: float) -> None:
     x = np.clip(x, -1, 1) * peaks[:, None]
     x[:, 0] = peaks
     weight, scale = np.eye(size, dtype=np.int8), np.ones(size, np.float32)
-    session = linear(size, {"w": weight, "s": scale}, step=step, by_row=1)
-    (result,) = session.run(None, {"x": x})
-    expected = product(x, weight, scale, None, np.float32(step), by_row=True)
-    np.testing.assert_array_equal(result, expected)
+    for by_row in (True, False):
+        if not by_row:
+            x[7, :3] = np.inf, -np.inf, np.nan
+        session = linear(size, {"w": weight, "s": scale}, step=step, by_row=int(by_row))
+        (result,) = session.run(None, {"x": x})
+        expected = product(x, weight, scale, None, np.float32(step), by_row=by_row)
+        np.testing.assert_array_equal(result, expected)
 
 
 def test_largest_products_do_not_saturate(linear: Open) -> None:

@@ -9,6 +9,8 @@ import onnxruntime as ort
 import pytest
 from numpy.typing import NDArray
 
+from tests.kernels.conftest import fma
+
 Open = Callable[..., ort.InferenceSession]
 Drawn = tuple[NDArray[np.uint8], NDArray[np.float32], NDArray[np.float32] | None]
 
@@ -16,24 +18,6 @@ LARGEST = np.float32(127)
 LEAST_PEAK = np.float32(2.0**-120)
 TINY = np.float32(1e-42)  # a denormal
 NAMES = ("w", "s", "b", "up_w", "up_s", "up_b")
-
-
-def fma(a: NDArray[Any], b: NDArray[Any], c: NDArray[Any]) -> NDArray[np.float32]:
-    """a * b + c of float32 numbers in one rounding.
-
-    The product is exact in float64. The sum is rounded to odd there, so that rounding it again,
-    to float32, is rounding it once (Boldo and Melquiond, "Emulation of a FMA and correctly rounded
-    sums", 2008); Knuth's sum of two numbers gives what the first rounding lost.
-    """
-    product, c = a.astype(np.float64) * b.astype(np.float64), c.astype(np.float64)
-    total = product + c
-    shift = total - product
-    lost = (product - (total - shift)) + (c - shift)
-    bits = total.view(np.int64)
-    toward_zero = (lost != 0) & ((lost < 0) == (total > 0))
-    odd = np.where(lost != 0, (bits - toward_zero) | 1, bits)
-    rounded: NDArray[np.float32] = odd.view(np.float64).astype(np.float32)
-    return rounded
 
 
 def quantized(block: NDArray[np.float32]) -> tuple[NDArray[np.int64], NDArray[np.float32]]:

@@ -11,6 +11,15 @@ _PRODUCT_INPUTS = 4
 """A product's rows, weight, scale and bias."""
 _MOST_PRODUCTS = 3
 """Of one ``Linears``; ``src/projection.h``."""
+_NORMED = {"Linear": "NormLinear", "Linears": "NormLinears", "Linear4": "NormLinear4"}
+_BRANCHES = frozenset({"Linear", "Linear4", "SimplifiedLayerNormalization"})
+"""What computes the rows that a layer adds to its input."""
+_ADDED_NORM = "SkipSimplifiedLayerNormalization", 3
+"""And its inputs: two values to be added, and the norm's weight."""
+_NUM_NORM_OUTPUTS = 4
+"""The norm, two statistics, and the sum."""
+_EPSILON = 1e-5
+"""Of norms that have no such attribute."""
 
 
 def join_biases(graph: GraphProto) -> None:
@@ -59,10 +68,41 @@ def join_norms(graph: GraphProto, rows: Collection[str]) -> None:
             continue
         widths = {joiner.width(name) if name in rows else 0 for name in add.input}
         if widths == {*joiner.dims(weights[0])} and all(map(joiner.dims, weights)):
-            epsilon = attributes.get("epsilon", 1e-5)
+            epsilon = attributes.get("epsilon", _EPSILON)
             inputs = [*add.input, *weights]
             result = helper.make_node("AddNorm", inputs, [""], domain=DOMAIN, epsilon=epsilon)
             joiner.replace(node, add, result)
+    joiner.finish()
+
+
+def join_rms_norms(graph: GraphProto) -> None:
+    """Lets the operator that multiplies the RMS norm of a sum compute sum and norm, too.
+
+    This comes last: the other functions do not know the operators that it makes.
+    """
+    joiner = _Joiner(graph)
+    for node in joiner.nodes:
+        if (node.op_type, len(node.input), len(node.output)) != (*_ADDED_NORM, _NUM_NORM_OUTPUTS):
+            continue
+        (x, residual, norm), (normed, *statistics, total) = node.input, node.output
+        product = joiner.only_user(normed)
+        if product is None or product.op_type not in _NORMED or product.input[0] != normed:
+            continue
+        # ONNX Runtime's operator also adds rows that broadcast.
+        adds_rows = any(joiner.kind(name) in _BRANCHES for name in (x, residual))
+        if adds_rows and joiner.dims(norm) and not any(map(joiner.is_used, statistics)):
+            joiner.replace_both(
+                node,
+                product,
+                helper.make_node(
+                    _NORMED[product.op_type],
+                    [x, residual, norm, *product.input[1:]],
+                    [total, *product.output],
+                    domain=DOMAIN,
+                    epsilon=attributes_of(node).get("epsilon", _EPSILON),
+                    **attributes_of(product),
+                ),
+            )
     joiner.finish()
 
 
@@ -81,6 +121,20 @@ class _Joiner:
     def only_used_here(self, name: str) -> NodeProto | None:
         """The node that computes a value, if the value has one use."""
         return self._producers.get(name) if self._uses[name] == 1 else None
+
+    def only_user(self, name: str) -> NodeProto | None:
+        """The node that uses a value, if it is the only one."""
+        users = [node for node in self.nodes if name in node.input]
+        return users[0] if self._uses[name] == len(users) == 1 else None
+
+    def is_used(self, name: str) -> bool:
+        """Whether anything uses a value."""
+        return self._uses[name] > 0
+
+    def kind(self, name: str) -> str:
+        """The operator that computes a value; empty if none does."""
+        node = self._producers.get(name)
+        return "" if node is None else str(node.op_type)
 
     def dims(self, name: str) -> list[int]:
         """The dimensions of an initializer; empty for any other value."""
@@ -103,6 +157,10 @@ class _Joiner:
         self._replaced[id(last)] = joined
         joined.output[0] = result
         self._producers[result] = joined
+
+    def replace_both(self, first: NodeProto, last: NodeProto, joined: NodeProto) -> None:
+        """Puts one node, with the results of two, where the first of them is."""
+        self._replaced |= {id(first): joined, id(last): None}
 
     def join_products(self, products: list[NodeProto]) -> None:
         """Puts one node where the first of some products is, with their results."""

@@ -4,7 +4,8 @@ The graph on disk has ONNX Runtime's own operators (`maskdial_export.quantize` w
 it runs with or without the kernels. ``Linear`` (``src/linear.cpp``) takes the place of what
 quantizes the input, ``MatMulIntegerToFloat``, and what undoes the scale of each row; ``Linear4``
 (``src/linear4.cpp``) that of ``MatMulNBits``. Where ``silu(gate) * up`` or ``BiasGelu`` follows,
-one operator computes all of it. ``CausalAttention`` takes the inputs of ``GroupQueryAttention``;
+one operator computes all of it, and so it does with a sum and its RMS norm that come before
+(`maskdial.kernels.join`). ``CausalAttention`` takes the inputs of ``GroupQueryAttention``;
 `maskdial.kernels.packing` rewrites masked models.
 Whatever does not look exactly so stays as it is.
 
@@ -25,7 +26,7 @@ from google.protobuf.message import DecodeError
 from onnx import GraphProto, ModelProto, NodeProto, TensorProto, helper, numpy_helper
 
 from maskdial.errors import BundleError, ConfigError
-from maskdial.kernels.join import join_biases, join_products
+from maskdial.kernels.join import join_biases, join_products, join_rms_norms
 from maskdial.kernels.nodes import DOMAIN, attributes_of
 from maskdial.kernels.packing import rewrite_masked_attention
 from maskdial.models.bundle import INT8_HEADER
@@ -130,6 +131,7 @@ def rewrite(path: Path, *, int8_cache: bool = False) -> Rewritten:
     join_biases(model.graph)
     num_replaced += rewrite_masked_attention(model.graph)
     join_products(model.graph)
+    join_rms_norms(model.graph)
     if num_replaced:
         model.opset_import.append(helper.make_opsetid(DOMAIN, _VERSION))
     num_left = sum(node.op_type == _PRODUCT for node in model.graph.node)

@@ -69,6 +69,16 @@ bool multiplies_bytes() {
 }  // namespace
 
 #if defined(__x86_64__)
+const bool kFollowsReads = [] {
+  uint32_t a, words[3] = {};
+  return __get_cpuid(0, &a, &words[0], &words[2], &words[1]) != 0 &&
+         std::memcmp(words, "AuthenticAMD", sizeof(words)) == 0;
+}();
+#else
+const bool kFollowsReads = false;
+#endif
+
+#if defined(__x86_64__)
 const Processor* choose_processor() {
   const Features features;
   const Choice choices[] = {

@@ -62,6 +62,9 @@ EXPORTED OrtStatus* RegisterCustomOps(OrtSessionOptions* options, const OrtApiBa
       check(*api, api->CustomOpDomain_Add(created, &kLinearOp));
       check(*api, api->CustomOpDomain_Add(created, &kLinearsOp));
       check(*api, api->CustomOpDomain_Add(created, &kLinear4Op));
+      check(*api, api->CustomOpDomain_Add(created, &kNormLinearOp));
+      check(*api, api->CustomOpDomain_Add(created, &kNormLinearsOp));
+      check(*api, api->CustomOpDomain_Add(created, &kNormLinear4Op));
       check(*api, api->CustomOpDomain_Add(created, &kAttentionOp));
       check(*api, api->CustomOpDomain_Add(created, &kInt8AttentionOp));
       check(*api, api->CustomOpDomain_Add(created, &kMaskedAttentionOp));

@@ -13,6 +13,10 @@
 // products, has no gelu.
 //
 // They compute what QuantizeLinear, MatMulIntegerToFloat and BiasGelu do, to the last bit.
+//
+// The operators NormLinear(x, residual, norm, weight, ...) -> sum, y and NormLinears are the same for
+// the RMS norm of sum = x + residual, which are of one shape; norm is float (num_inputs), and epsilon
+// an attribute.
 #include "linear.h"
 
 #include <cstring>
@@ -141,13 +145,25 @@ class Int8Matrix {
 }  // namespace
 
 const OrtCustomOp kLinearOp = [] {
-  OrtCustomOp table = projection_table<Int8Matrix, false>();
+  OrtCustomOp table = projection_table<Int8Matrix, false, false>();
   table.GetName = [](const OrtCustomOp*) { return "Linear"; };
   return table;
 }();
 
 const OrtCustomOp kLinearsOp = [] {
-  OrtCustomOp table = projection_table<Int8Matrix, true>();
+  OrtCustomOp table = projection_table<Int8Matrix, true, false>();
   table.GetName = [](const OrtCustomOp*) { return "Linears"; };
+  return table;
+}();
+
+const OrtCustomOp kNormLinearOp = [] {
+  OrtCustomOp table = projection_table<Int8Matrix, false, true>();
+  table.GetName = [](const OrtCustomOp*) { return "NormLinear"; };
+  return table;
+}();
+
+const OrtCustomOp kNormLinearsOp = [] {
+  OrtCustomOp table = projection_table<Int8Matrix, true, true>();
+  table.GetName = [](const OrtCustomOp*) { return "NormLinears"; };
   return table;
 }();

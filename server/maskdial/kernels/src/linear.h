@@ -3,4 +3,5 @@
 
 #include "onnxruntime.h"
 
-extern const OrtCustomOp kLinearOp, kLinearsOp, kLinear4Op;
+extern const OrtCustomOp kLinearOp, kLinearsOp, kLinear4Op, kNormLinearOp, kNormLinearsOp,
+    kNormLinear4Op;

@@ -9,6 +9,8 @@
 //   num_inputs   attribute
 //   gelu         attribute: 0 or 1; applies to a single product
 //
+// NormLinear4 is to it what NormLinear is to Linear (linear.cpp).
+//
 // It takes the place of MatMulNBits with activations of 8 bits (accuracy level 4): each block of a
 // row is quantized to int8, relative to its largest magnitude, and multiplied exactly. A row's sum
 // over its blocks is always in the same order.
@@ -137,7 +139,13 @@ class Int4Matrix {
 }  // namespace
 
 const OrtCustomOp kLinear4Op = [] {
-  OrtCustomOp table = projection_table<Int4Matrix, false>();
+  OrtCustomOp table = projection_table<Int4Matrix, false, false>();
   table.GetName = [](const OrtCustomOp*) { return "Linear4"; };
+  return table;
+}();
+
+const OrtCustomOp kNormLinear4Op = [] {
+  OrtCustomOp table = projection_table<Int4Matrix, false, true>();
+  table.GetName = [](const OrtCustomOp*) { return "NormLinear4"; };
   return table;
 }();

@@ -1,4 +1,4 @@
-// A layer norm of a sum.
+// Norms of a sum.
 //
 // Included by processor.cpp only: nothing here has external linkage, since an inline function that was
 // compiled with AVX-512 must not be the one that the linker keeps for every processor.
@@ -58,6 +58,22 @@ void add_norm(const float* x, const float* residual, size_t size, const float* w
     const Floats unit = mul(sub(load_some(out + i, count), means), factor);
     const Floats scaled = mul(unit, load_some(weight + i, count));
     store_some(out + i, bias == nullptr ? scaled : add(scaled, load_some(bias + i, count)), count);
+  });
+}
+
+void add_rms_norm(const float* x, const float* residual, size_t size, const float* weight,
+                  float epsilon, float* sum, float* out) {
+  for_each_vector(size, [&](size_t i, size_t count) {
+    store_some(sum + i, add(load_some(x + i, count), load_some(residual + i, count)), count);
+  });
+  const float mean_square = sum_lanes(
+                                sum, size, [](Floats v, Floats total) { return fma(v, v, total); },
+                                [](float v, float total) { return std::fmaf(v, v, total); }) /
+                            static_cast<float>(size);
+  const Floats factor = splat(1.0f / std::sqrt(mean_square + epsilon));
+  for_each_vector(size, [&](size_t i, size_t count) {
+    const Floats unit = mul(load_some(sum + i, count), factor);
+    store_some(out + i, mul(unit, load_some(weight + i, count)), count);
   });
 }
 

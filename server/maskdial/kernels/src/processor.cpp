@@ -32,6 +32,7 @@ const Processor JOIN(processor_, ISA) = {
     .attend_int8 = attend_int8,
     .attend_fully = attend_fully,
     .add_norm = add_norm,
+    .add_rms_norm = add_rms_norm,
     .summarize = summarize,
     .find_peak = find_peak,
     .sum_weights = sum_weights,

@@ -19,6 +19,10 @@ struct Ahead {
   size_t size = 0;
 };
 
+// Whether this machine's processors read what follows one after the other faster if it is not asked
+// for: AMD's do (docs/kernels.md).
+extern const bool kFollowsReads;
+
 // One panel: weights int8 [num_quads][columns][kQuad], and per column the factor of the sum, the
 // sum of its weights times -128, and a bias or null.
 struct Panel {
@@ -210,6 +214,10 @@ struct Processor {
   // The layer norm of x + residual; the bias may be null.
   void (*add_norm)(const float* x, const float* residual, size_t size, const float* weight,
                    const float* bias, float epsilon, float* out);
+
+  // sum = x + residual, and out its RMS norm.
+  void (*add_rms_norm)(const float* x, const float* residual, size_t size, const float* weight,
+                       float epsilon, float* sum, float* out);
 
   // At least one score.
   RowSummary (*summarize)(const float* scores, size_t size);

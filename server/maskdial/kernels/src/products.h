@@ -97,25 +97,48 @@ inline void multiply_tile(const uint8_t* rows, const Panel& panel, size_t first,
 
 // Rows and vectors of a tile: as many sums as there are registers for.
 #if defined(__AVX512VNNI__)
+constexpr size_t kMostSums = 24;
 template <size_t kColumns>
 constexpr size_t kTileVectors = kColumns % (3 * kWidth) == 0 ? 3 : 2;
 template <size_t kColumns>
-constexpr size_t kTileRows = 24 / kTileVectors<kColumns>;
-#else
+constexpr size_t kTileRows = kMostSums / kTileVectors<kColumns>;
+#elif defined(__AVXVNNI__)
+constexpr size_t kMostSums = 12;
 template <size_t kColumns>
-constexpr size_t kTileVectors = kWidth == 8 ? 2 : 4;
-#if defined(__AVXVNNI__) || defined(__ARM_FEATURE_DOTPROD) && defined(NEON)
+constexpr size_t kTileVectors = 2;
 template <size_t kColumns>
 constexpr size_t kTileRows = 6;
-#elif defined(__AVX2__) || defined(NEON)
+#elif defined(__AVX2__)
+constexpr size_t kMostSums = 12;
+// The signs of inputs have to be prepared for each tile, so that wide ones take less.
+template <size_t kColumns>
+constexpr size_t kTileVectors = kColumns % 48 == 0 ? 6 : 2;
+template <size_t kColumns>
+constexpr size_t kTileRows = kColumns % 48 == 0 ? 2 : 4;
+#elif defined(NEON)
+constexpr size_t kMostSums = 24;
+template <size_t kColumns>
+constexpr size_t kTileVectors = 4;
+#if defined(__ARM_FEATURE_DOTPROD)
+template <size_t kColumns>
+constexpr size_t kTileRows = 6;
+#else
 template <size_t kColumns>
 constexpr size_t kTileRows = 4;
+#endif
 #else
+constexpr size_t kMostSums = 4;
+template <size_t kColumns>
+constexpr size_t kTileVectors = 4;
 template <size_t kColumns>
 constexpr size_t kTileRows = 1;
 #endif
-#endif
 static_assert(kMostRows % kTileRows<kPanel> == 0 && kMostRows % kTileRows<kPanel4> == 0);
+
+// Few rows have sums for all columns of a panel, which is then read from its beginning to its end.
+template <size_t kColumns, size_t kRows>
+constexpr size_t kVectorsOf =
+    kRows * kColumns <= kMostSums * kWidth ? kColumns / kWidth : kTileVectors<kColumns>;
 
 template <size_t kColumns, size_t kRows>
 void multiply_rows(size_t num_rows, const uint8_t* rows, const Panel& panel, const Ahead& ahead,
@@ -125,12 +148,13 @@ void multiply_rows(size_t num_rows, const uint8_t* rows, const Panel& panel, con
       return multiply_rows<kColumns, kRows - 1>(num_rows, rows, panel, ahead, peaks, to);
     }
   }
-  constexpr size_t kVectors = kTileVectors<kColumns>;
-  constexpr size_t kTileColumns = kVectors * kWidth;
+  constexpr size_t kTileColumns = kVectorsOf<kColumns, kRows> * kWidth;
   const size_t num_tiles = (to.num_columns + kTileColumns - 1) / kTileColumns;
   Ahead part = {ahead.bytes, ahead.size / num_tiles};
+  // Nothing but this tile reads the panel.
+  if (kFollowsReads && kTileColumns == kColumns && ahead.size == panel.ahead.size) part.size = 0;
   for (size_t first = 0; first < to.num_columns; first += kTileColumns, part.bytes += part.size) {
-    multiply_tile<kColumns, kRows, kVectors>(rows, panel, first, part, peaks, to);
+    multiply_tile<kColumns, kRows, kVectorsOf<kColumns, kRows>>(rows, panel, first, part, peaks, to);
   }
 }
 

@@ -2,7 +2,9 @@
 //
 // A Matrix packs its inputs from `index` on (weight, scale, and perhaps a bias), says how large it
 // is, and multiplies some of its Rows by a panel of columns; Rows are quantized one by one. Every
-// row is quantized once per pass, on the session's threads, as the products are computed.
+// row is quantized once per pass, on the session's threads, as the products are computed. If the rows
+// are the RMS norm of a sum, they are added and normalized one by one, too, and the sum is the first
+// output.
 #pragma once
 
 #include <algorithm>
@@ -15,19 +17,22 @@
 #include "tensor.h"
 
 // One product, silu(first) * second of two, or with kSeveral two or three with results of their own.
-template <typename Matrix, bool kSeveral>
+// With kNormed, residual and norm are inputs after x.
+template <typename Matrix, bool kSeveral, bool kNormed>
 class Projection {
  public:
   static constexpr size_t kMostProducts = kSeveral ? 3 : 2;
+  static constexpr size_t kFirstProduct = kNormed ? 3 : 1;
   // The inputs of a product: weight, scale, and perhaps a bias.
   static constexpr size_t kInputs = 3;
 
   Projection(const OrtApi& api, const OrtKernelInfo* info)
       : api_(api), processor_(required_processor()) {
     gelu_ = int_attribute(api, info, "gelu") != 0;
+    if (kNormed) epsilon_ = float_attribute(api, info, "epsilon");
     size_t num_given = 0;
     check(api, api.KernelInfo_GetInputCount(info, &num_given));
-    for (size_t index = 1; index < num_given; index += kInputs) {
+    for (size_t index = kFirstProduct; index < num_given; index += kInputs) {
       matrices_.push_back(std::make_unique<Matrix>(api, info, index, num_given));
       const Matrix &first = *matrices_[0], &last = *matrices_.back();
       if (last.num_inputs() != first.num_inputs()) {
@@ -50,10 +55,11 @@ class Projection {
     }
     const size_t num_rows = x.size() / num_inputs;
     Pass pass{this, x.floats(), num_rows, typename Matrix::Rows(*matrices_[0], num_rows)};
+    if constexpr (kNormed) read_norm(context, x, pass);
     std::vector<int64_t> dims = x.dims;
     for (size_t i = 0; i < (kSeveral ? matrices_.size() : 1); ++i) {
       dims.back() = static_cast<int64_t>(matrices_[i]->num_outputs());
-      pass.out[i] = Tensor::output<float>(api_, context, i, dims);
+      pass.out[i] = Tensor::output<float>(api_, context, i + (kNormed ? 1 : 0), dims);
     }
     if (num_rows > 0) pass.run(context);
   }
@@ -76,6 +82,8 @@ class Projection {
     size_t num_rows;
     typename Matrix::Rows rows;
     std::array<float*, kMostProducts> out{};
+    const float *residual = nullptr, *norm = nullptr;
+    float* sum = nullptr;
     size_t rows_per_quantization = 1, rows_per_task = 1, num_groups = 1, panels_per_task = 1;
 
     bool gated() const { return !kSeveral && op->matrices_.size() > 1; }
@@ -104,8 +112,18 @@ class Projection {
 
     void quantize(size_t task) {
       const size_t last = std::min(num_rows, (task + 1) * rows_per_quantization);
+      const size_t size = op->matrices_[0]->num_inputs();
       for (size_t row = task * rows_per_quantization; row < last; ++row) {
-        rows.quantize(*op->processor_, x + row * op->matrices_[0]->num_inputs(), row);
+        const float* values = x + row * size;
+        if constexpr (kNormed) {
+          // Kept by each thread: a decode step would allocate it for microseconds of work.
+          static thread_local std::vector<float> normed;
+          normed.resize(size);
+          op->processor_->add_rms_norm(values, residual + row * size, size, norm, op->epsilon_,
+                                       sum + row * size, normed.data());
+          values = normed.data();
+        }
+        rows.quantize(*op->processor_, values, row);
       }
     }
 
@@ -160,6 +178,19 @@ class Projection {
     }
   };
 
+  void read_norm(OrtKernelContext* context, const Tensor& x, Pass& pass) const {
+    const Tensor residual = Tensor::input(api_, context, 1), norm = Tensor::input(api_, context, 2);
+    if (residual.type != kFloat || residual.dims != x.dims) {
+      throw Error("the residual of NormLinear does not fit its input");
+    }
+    if (norm.type != kFloat || norm.size() != x.dim(x.dims.size() - 1)) {
+      throw Error("the norm of NormLinear does not fit its input");
+    }
+    pass.residual = residual.floats();
+    pass.norm = norm.floats();
+    pass.sum = Tensor::output<float>(api_, context, 0, x.dims);
+  }
+
   void parallel(OrtKernelContext* context, size_t num_tasks, void (*task)(void*, size_t),
                 Pass* pass) const {
     if (num_tasks == 1) return task(pass, 0);
@@ -169,31 +200,35 @@ class Projection {
   const OrtApi& api_;
   const Processor* processor_;
   bool gelu_ = false;
+  float epsilon_ = 0;
   size_t num_panels_ = 0;
   std::vector<std::unique_ptr<Matrix>> matrices_;
 };
 
 // What all kinds of Linear take from ONNX Runtime in the same way.
-template <typename Matrix, bool kSeveral>
+template <typename Matrix, bool kSeveral, bool kNormed>
 OrtCustomOp projection_table() {
-  using Kind = Projection<Matrix, kSeveral>;
+  using Kind = Projection<Matrix, kSeveral, kNormed>;
   OrtCustomOp table = operator_table<Kind>();
   table.GetInputType = [](const OrtCustomOp*, size_t i) {
-    return i % Kind::kInputs == 1 ? Matrix::kType : kFloat;
+    const bool weight = i >= Kind::kFirstProduct && (i - Kind::kFirstProduct) % Kind::kInputs == 0;
+    return weight ? Matrix::kType : kFloat;
   };
   table.GetInputTypeCount = [](const OrtCustomOp*) {
-    return 1 + Kind::kMostProducts * Kind::kInputs;
+    return Kind::kFirstProduct + Kind::kMostProducts * Kind::kInputs;
   };
-  table.GetOutputTypeCount = [](const OrtCustomOp*) {
-    return kSeveral ? Kind::kMostProducts : size_t{1};
+  table.GetOutputTypeCount = [](const OrtCustomOp*) -> size_t {
+    return (kSeveral ? Kind::kMostProducts : 1) + (kNormed ? 1 : 0);
   };
   // The last product's three may be missing, and every bias.
   table.GetInputCharacteristic = [](const OrtCustomOp*, size_t i) {
-    return i > (kSeveral ? 2 : 1) * Kind::kInputs || (i > 0 && i % Kind::kInputs == 0) ? kOptional
-                                                                                      : kRequired;
+    if (i < Kind::kFirstProduct) return kRequired;
+    const size_t product = (i - Kind::kFirstProduct) / Kind::kInputs;
+    const bool bias = (i - Kind::kFirstProduct) % Kind::kInputs == Kind::kInputs - 1;
+    return bias || product >= (kSeveral ? 2 : 1) ? kOptional : kRequired;
   };
   table.GetOutputCharacteristic = [](const OrtCustomOp*, size_t i) {
-    return i < 2 ? kRequired : kOptional;
+    return i < (kNormed ? 3 : 2) ? kRequired : kOptional;
   };
   return table;
 }

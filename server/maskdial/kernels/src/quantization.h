@@ -35,6 +35,16 @@ inline Floats limited(Floats integers) {
 }
 
 void quantize(const float* row, size_t size, float step, uint8_t* out) {
+  if (Divisor::fits(step)) {
+    const Divisor by(step);
+    // What is beyond becomes the least or the most integer; a remainder of infinity is no number.
+    const Floats most = splat(256.0f * step), least = splat(-256.0f * step);
+    for_each_vector(size, [&](size_t i, size_t count) {
+      const Floats value = min(max(load_some(row + i, count), least), most);
+      store_some_bytes(out + i, limited(quotient(value, by)), count);
+    });
+    return;
+  }
   const Floats steps = splat(step);
   for_each_vector(size, [&](size_t i, size_t count) {
     store_some_bytes(out + i, limited(div(load_some(row + i, count), steps)), count);
