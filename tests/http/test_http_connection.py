@@ -5,7 +5,7 @@ import contextlib
 import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from functools import partial
 from typing import Any
 
@@ -13,7 +13,7 @@ import pytest
 import uvicorn
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
-from starlette.types import Receive, Scope, Send
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from maskdial.http.connection import Connection, ConnectionLimits, Connections
 from maskdial.metrics import Metrics
@@ -293,17 +293,23 @@ def test_pipelining_is_bounded(server: Server) -> None:
     assert read_all(client).count(b" 200 ") <= 17
 
 
-class ClosedTransport(asyncio.Transport):
-    """uvloop's, after the client has reset the connection."""
+class RecordingTransport(asyncio.Transport):
+    """One that keeps what each call writes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.writes: list[bytes] = []
+        self.closed = False
 
     def is_closing(self) -> bool:
-        return True
+        return self.closed
 
     def close(self) -> None:
-        pass
+        self.closed = True
 
-    def write(self, data: object) -> None:
-        raise RuntimeError("the handler is closed")
+    def write(self, data: Any) -> None:
+        assert not self.closed
+        self.writes.append(bytes(data))
 
     def pause_reading(self) -> None:
         pass
@@ -315,13 +321,18 @@ class ClosedTransport(asyncio.Transport):
         return 0
 
 
-def test_a_reply_to_a_connection_that_is_gone_is_dropped() -> None:
-    """Before the protocol has been told; uvicorn would raise what uvloop raises."""
-    ended: list[str] = []
+class ClosedTransport(RecordingTransport):
+    """uvloop's, after the client has reset the connection."""
 
-    async def app(scope: Scope, receive: Receive, send: Send) -> None:
-        await Response(b"too late")(scope, receive, send)
-        ended.append("well")
+    def is_closing(self) -> bool:
+        return True
+
+    def write(self, data: Any) -> None:
+        raise RuntimeError("the handler is closed")
+
+
+def answer(app: ASGIApp, transport: asyncio.Transport, request: bytes = GET + b"\r\n") -> None:
+    """Lets an application answer a request on a transport."""
 
     async def main() -> None:
         config = uvicorn.Config(app, log_config=None)
@@ -330,12 +341,76 @@ def test_a_reply_to_a_connection_that_is_gone_is_dropped() -> None:
         connection = Connection(
             connections, config=config, server_state=uvicorn.server.ServerState(), app_state={}
         )
-        connection.connection_made(ClosedTransport())
-        connection.data_received(GET + b"\r\n")
+        connection.connection_made(transport)
+        connection.data_received(request)
         await asyncio.sleep(0.05)
 
     asyncio.run(main())
+
+
+def test_a_reply_to_a_connection_that_is_gone_is_dropped() -> None:
+    """Before the protocol has been told; uvicorn would raise what uvloop raises."""
+    ended: list[str] = []
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        await Response(b"too late")(scope, receive, send)
+        ended.append("well")
+
+    answer(app, ClosedTransport())
     assert ended == ["well"]
+
+
+@pytest.mark.parametrize("connection", [b"", b"connection: close\r\n"])
+def test_a_head_and_a_small_body_are_one_write(connection: bytes) -> None:
+    transport = RecordingTransport()
+    answer(Response(b"body"), transport, GET + connection + b"\r\n")
+    (reply,) = transport.writes
+    assert reply.startswith(b"HTTP/1.1 200 OK\r\n")
+    assert reply.endswith(b"\r\n\r\nbody")
+    assert transport.closed == bool(connection)
+
+
+def test_a_large_body_is_not_copied() -> None:
+    transport, body = RecordingTransport(), b"x" * 1_000_000
+    answer(Response(body), transport)
+    assert [len(each) for each in transport.writes[1:]] == [len(body)]
+
+
+@pytest.mark.parametrize("connection", [b"", b"connection: close\r\n"])
+def test_a_head_without_a_body_is_written(connection: bytes) -> None:
+    transport = RecordingTransport()
+    head = GET.replace(b"GET", b"HEAD") + connection + b"\r\n"
+    answer(Response(b"body"), transport, head)
+    (reply,) = transport.writes
+    assert b"\r\ncontent-length: 4\r\n" in reply
+    assert reply.endswith(b"\r\n\r\n")
+
+
+def test_the_head_of_a_stream_does_not_wait_for_its_first_part() -> None:
+    transport = RecordingTransport()
+    before: list[int] = []
+
+    async def parts() -> AsyncIterator[bytes]:
+        await asyncio.sleep(0.01)
+        before.append(len(transport.writes))
+        yield b"part"
+
+    answer(StreamingResponse(parts()), transport)
+    assert before == [1]
+    assert b"".join(transport.writes).endswith(b"\r\n\r\n4\r\npart\r\n0\r\n\r\n")
+
+
+def test_a_reply_that_fails_after_its_head_ends_with_it() -> None:
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        headers = [(b"content-length", b"4")]
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        raise ValueError
+
+    transport = RecordingTransport()
+    answer(app, transport)
+    (head,) = transport.writes
+    assert head.endswith(b"content-length: 4\r\n\r\n")
+    assert transport.closed
 
 
 def test_in_an_overload_first_posts_are_refused_unread(server: Server) -> None:
