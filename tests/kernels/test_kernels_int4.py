@@ -1,5 +1,6 @@
 """int4 bundles with the kernels: each row's answer is its own, to the last bit."""
 
+import math
 import platform
 from collections import Counter
 from collections.abc import Callable
@@ -116,11 +117,19 @@ def test_every_product_is_replaced_and_gates_are_joined(int4: Path) -> None:
 def test_answers_are_those_without_the_kernels_but_for_rounding(
     int4: Path, kernels: Kernels, processor: str
 ) -> None:
-    plain = whole(runner(int4, None))
-    one, two = (whole(runner(int4, Kernels(kernels.path, processor), n)) for n in (1, 2))
-    np.testing.assert_array_equal(two, one)
-    # An input that lies between two integers may be rounded to the other one.
-    assert (one - plain).std() < 0.01 * plain.std()
+    rng, ours = np.random.default_rng(0), Kernels(kernels.path, processor)
+    plain, one, two = runner(int4, None), runner(int4, ours, 1), runner(int4, ours, 2)
+    squares = []
+    for _ in range(6):
+        prompt = rng.integers(0, manifest().vocab_size, 40)
+        expected, found, threaded = (
+            np.array(each.prefill(0, prompt, 0, len(prompt))) for each in (plain, one, two)
+        )
+        np.testing.assert_array_equal(threaded, found)
+        squares.append(((found - expected).std() / expected.std()) ** 2)
+    # An input that lies between two integers may be rounded to the other one, and which ones do
+    # changes with every last bit before: single prompts differ by 0 to 1.5%.
+    assert math.sqrt(np.mean(squares)) < 0.015
 
 
 def test_instruction_sets_agree_to_the_last_bit(

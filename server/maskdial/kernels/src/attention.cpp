@@ -27,6 +27,7 @@
 
 #include "operator.h"
 #include "processor.h"
+#include "scratch.h"
 #include "tensor.h"
 
 namespace {
@@ -206,19 +207,17 @@ class Attention {
           (task.stop - task.start) * group, group, size, row.num_past + task.start + 1, to,
           out_stride(),
       };
-      // Kept by each thread: a decode step would allocate it for microseconds of work.
-      static thread_local std::vector<float> scratch;
-      if (scratch.size() < task_queries.scratch()) scratch.resize(task_queries.scratch());
+      float* scratch = thread_scratch(task_queries.scratch());
       const size_t first = place(row, head, task.start);
       const Query* heads = queries.get() + first * size;
       const size_t cached = cache(task.row, head);
       if constexpr (kQuantized) {
         const Int8Head int8_head = {heads, query_factors.get() + first, key + cached,
                                     value + cached};
-        op->processor_->attend_int8(task_queries, int8_head, scratch.data());
+        op->processor_->attend_int8(task_queries, int8_head, scratch);
       } else {
         op->processor_->attend(task_queries, {heads, scale(), key + cached, value + cached},
-                               scratch.data());
+                               scratch);
       }
     }
 

@@ -31,7 +31,6 @@ inline Sums end_run(Partial sums, int32_t) { return sums; }
 inline Partial add_nibbles(Partial sums, Nibbles nibbles, Quads quads) {
   return _mm512_dpbusd_epi32(sums, nibbles, quads);
 }
-inline float sum_of_lanes(Floats v) { return _mm512_reduce_add_ps(v); }
 inline void store_signed_bytes(int8_t* p, Floats v) {
   _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm512_cvtepi32_epi8(_mm512_cvtps_epi32(v)));
 }
@@ -49,11 +48,6 @@ inline Nibbles low_nibbles(const uint8_t* p) {
 inline Nibbles high_nibbles(const uint8_t* p) {
   const __m256i bytes = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
   return _mm256_and_si256(_mm256_srli_epi16(bytes, 4), _mm256_set1_epi8(15));
-}
-inline float sum_of_lanes(Floats v) {
-  __m128 lanes = _mm_add_ps(_mm256_castps256_ps128(v), _mm256_extractf128_ps(v, 1));
-  lanes = _mm_add_ps(lanes, _mm_movehl_ps(lanes, lanes));
-  return _mm_cvtss_f32(_mm_add_ss(lanes, _mm_movehdup_ps(lanes)));
 }
 inline void store_signed_bytes(int8_t* p, Floats v) {
   const __m256i integers = _mm256_cvtps_epi32(v);
@@ -106,7 +100,6 @@ inline Sums end_run(Partial sums, int32_t) { return sums; }
 inline Partial add_nibbles(Partial sums, Nibbles nibbles, Quads quads) {
   return add_products(sums, quads, nibbles);
 }
-inline float sum_of_lanes(Floats v) { return vaddvq_f32(v); }
 inline void store_signed_bytes(int8_t* p, Floats v) { store_low_bytes(p, vcvtnq_s32_f32(v)); }
 
 #else
@@ -132,7 +125,6 @@ inline Partial add_nibbles(Partial sums, Nibbles nibbles, Quads quads) {
   }
   return sums;
 }
-inline float sum_of_lanes(Floats v) { return v; }
 inline void store_signed_bytes(int8_t* p, Floats v) { *p = static_cast<int8_t>(std::nearbyintf(v)); }
 
 #endif

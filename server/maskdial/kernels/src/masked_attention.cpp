@@ -17,6 +17,7 @@
 
 #include "operator.h"
 #include "processor.h"
+#include "scratch.h"
 #include "tensor.h"
 
 namespace {
@@ -85,10 +86,7 @@ class MaskedAttention {
           op->scale_ != 0 ? op->scale_ : 1.0f / std::sqrt(static_cast<float>(head_size)),
           out + start,
       };
-      // Kept by each thread: a short text would allocate it for microseconds of work.
-      static thread_local std::vector<float> scratch;
-      if (scratch.size() < queries.scratch()) scratch.resize(queries.scratch());
-      op->processor_->attend_fully(queries, scratch.data());
+      op->processor_->attend_fully(queries, thread_scratch(queries.scratch()));
     }
   };
 

@@ -14,6 +14,7 @@
 
 #include "operator.h"
 #include "processor.h"
+#include "scratch.h"
 #include "tensor.h"
 
 // One product, silu(first) * second of two, or with kSeveral two or three with results of their own.
@@ -116,12 +117,10 @@ class Projection {
       for (size_t row = task * rows_per_quantization; row < last; ++row) {
         const float* values = x + row * size;
         if constexpr (kNormed) {
-          // Kept by each thread: a decode step would allocate it for microseconds of work.
-          static thread_local std::vector<float> normed;
-          normed.resize(size);
+          float* normed = thread_scratch(size);
           op->processor_->add_rms_norm(values, residual + row * size, size, norm, op->epsilon_,
-                                       sum + row * size, normed.data());
-          values = normed.data();
+                                       sum + row * size, normed);
+          values = normed;
         }
         rows.quantize(*op->processor_, values, row);
       }

@@ -202,35 +202,41 @@ void multiply_floats(size_t num_rows, const float* left, size_t left_stride, con
   }
 }
 
+// The greatest of at least one score; those that are not numbers do not count, but for the first.
+inline float greatest(const float* scores, size_t length) {
+  // Two chains, since each vector waits for the one before it.
+  Floats largest = splat(scores[0]), others = largest;
+  size_t i = 0;
+  for (; i + 2 * kWidth <= length; i += 2 * kWidth) {
+    largest = max(load(scores + i), largest);
+    others = max(load(scores + i + kWidth), others);
+  }
+  for (; i + kWidth <= length; i += kWidth) largest = max(load(scores + i), largest);
+  for (; i < length; ++i) largest = max(splat(scores[i]), largest);
+  return largest_lane(max(others, largest));
+}
+
 // Turns scores into e to the power of score - largest, followed by zeros; returns 1 / their sum.
 float soften(float* scores, size_t length, size_t stride) {
-  Floats largest = splat(scores[0]);
-  for_each_vector(length, [&](size_t i, size_t count) {
-    if (count == kWidth) largest = max(load(scores + i), largest);
-    for (size_t j = i; count < kWidth && j < length; ++j) {
-      largest = max(splat(scores[j]), largest);
+  constexpr size_t kVectors = kLanes / kWidth;
+  const Floats peak = splat(-greatest(scores, length));
+  const auto weight = [&](size_t i) { return exponential(add(load(scores + i), peak)); };
+  Floats sums[kVectors];
+  UNROLL for (size_t v = 0; v < kVectors; ++v) sums[v] = splat(0.0f);
+  size_t i = 0;
+  for (; i + kLanes <= length; i += kLanes) {
+    UNROLL for (size_t v = 0; v < kVectors; ++v) {
+      const Floats weights = weight(i + v * kWidth);
+      store(scores + i + v * kWidth, weights);
+      sums[v] = add(sums[v], weights);
     }
-  });
-  float lanes[kLanes];
-  store(lanes, largest);
-  float peak = lanes[0];
-  for (size_t i = 1; i < kWidth; ++i) peak = lanes[i] > peak ? lanes[i] : peak;
-  const Floats peaks = splat(-peak);
-  for (size_t i = 0; i < length; i += kWidth) {
-    store(scores + i, exponential(add(load(scores + i), peaks)));
   }
+  for (size_t j = i; j < length; j += kWidth) store(scores + j, weight(j));
   std::memset(scores + length, 0, (stride - length) * sizeof(float));
-  Floats sums[kLanes / kWidth];
-  UNROLL for (size_t v = 0; v < kLanes / kWidth; ++v) sums[v] = splat(0.0f);
-  for (size_t i = 0; i < length; i += kLanes) {
-    UNROLL for (size_t v = 0; v < kLanes / kWidth; ++v) {
-      sums[v] = add(sums[v], load(scores + i + v * kWidth));
-    }
+  UNROLL for (size_t v = 0; v < kVectors && i < length; ++v) {
+    sums[v] = add(sums[v], load(scores + i + v * kWidth));
   }
-  UNROLL for (size_t v = 0; v < kLanes / kWidth; ++v) store(lanes + v * kWidth, sums[v]);
-  float sum = 0.0f;
-  for (float lane : lanes) sum += lane;
-  return 1.0f / sum;
+  return 1.0f / sum_of_lanes(sums);
 }
 
 // Softens the scores of all rows, [num_rows][score_stride], and adds up the values by them, times

@@ -56,6 +56,16 @@ inline Floats select_above(Floats x, Floats y, Floats a, Floats b) {
 inline Floats with_sign_of(Floats v, Floats sign) {
   return _mm512_or_ps(v, _mm512_and_ps(sign, _mm512_set1_ps(-0.0f)));
 }
+inline bool all_below(Floats a, Floats b) {
+  return _mm512_cmp_ps_mask(a, b, _CMP_LT_OQ) == 0xffff;
+}
+inline float largest_lane(Floats v) { return _mm512_reduce_max_ps(v); }
+inline float sum_of_lanes(Floats v) {
+  const __m256 eight = _mm256_add_ps(_mm512_castps512_ps256(v), _mm512_extractf32x8_ps(v, 1));
+  __m128 lanes = _mm_add_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps(eight, 1));
+  lanes = _mm_add_ps(lanes, _mm_movehl_ps(lanes, lanes));
+  return _mm_cvtss_f32(_mm_add_ss(lanes, _mm_movehdup_ps(lanes)));
+}
 inline Floats round(Floats v) {
   return _mm512_roundscale_ps(v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
 }
@@ -109,6 +119,19 @@ inline Floats select_above(Floats x, Floats y, Floats a, Floats b) {
 }
 inline Floats with_sign_of(Floats v, Floats sign) {
   return _mm256_or_ps(v, _mm256_and_ps(sign, _mm256_set1_ps(-0.0f)));
+}
+inline bool all_below(Floats a, Floats b) {
+  return _mm256_movemask_ps(_mm256_cmp_ps(a, b, _CMP_LT_OQ)) == 0xff;
+}
+inline float largest_lane(Floats v) {
+  __m128 lanes = _mm_max_ps(_mm256_castps256_ps128(v), _mm256_extractf128_ps(v, 1));
+  lanes = _mm_max_ps(lanes, _mm_movehl_ps(lanes, lanes));
+  return _mm_cvtss_f32(_mm_max_ss(lanes, _mm_movehdup_ps(lanes)));
+}
+inline float sum_of_lanes(Floats v) {
+  __m128 lanes = _mm_add_ps(_mm256_castps256_ps128(v), _mm256_extractf128_ps(v, 1));
+  lanes = _mm_add_ps(lanes, _mm_movehl_ps(lanes, lanes));
+  return _mm_cvtss_f32(_mm_add_ss(lanes, _mm_movehdup_ps(lanes)));
 }
 inline Floats round(Floats v) {
   return _mm256_round_ps(v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
@@ -186,6 +209,11 @@ inline Floats select_above(Floats x, Floats y, Floats a, Floats b) {
 inline Floats with_sign_of(Floats v, Floats sign) {
   return vbslq_f32(vdupq_n_u32(0x80000000), sign, v);
 }
+inline bool all_below(Floats a, Floats b) { return vminvq_u32(vcltq_f32(a, b)) != 0; }
+inline float largest_lane(Floats v) { return vmaxvq_f32(v); }
+inline float sum_of_lanes(Floats v) {
+  return vaddv_f32(vadd_f32(vget_low_f32(v), vget_high_f32(v)));
+}
 inline Floats round(Floats v) { return vrndnq_f32(v); }
 // The lowest byte of each integer.
 inline void store_low_bytes(void* p, int32x4_t integers) {
@@ -244,6 +272,9 @@ inline Floats times_power_of_two(Floats v, Floats exponents) {
 }
 inline Floats select_above(Floats x, Floats y, Floats a, Floats b) { return x > y ? a : b; }
 inline Floats with_sign_of(Floats v, Floats sign) { return std::copysign(v, sign); }
+inline bool all_below(Floats a, Floats b) { return a < b; }
+inline float largest_lane(Floats v) { return v; }
+inline float sum_of_lanes(Floats v) { return v; }
 inline Floats round(Floats v) { return std::nearbyintf(v); }
 inline void store_bytes(uint8_t* p, Floats v) {
   *p = static_cast<uint8_t>(static_cast<int>(std::nearbyintf(v)) + 128);
@@ -261,6 +292,15 @@ inline Sums add_products(Sums sums, Inputs inputs, Weights weights) {
 }
 
 #endif
+
+// The sum of kLanes lanes in several vectors: those that are eight apart first, then four, two and one,
+// on every processor.
+inline float sum_of_lanes(Floats (&vectors)[kLanes / kWidth]) {
+  UNROLL for (size_t apart = kLanes / kWidth / 2; apart > 0; apart /= 2) {
+    UNROLL for (size_t v = 0; v < apart; ++v) vectors[v] = add(vectors[v], vectors[v + apart]);
+  }
+  return sum_of_lanes(vectors[0]);
+}
 
 // Runs body(i) for whole vectors from p on, and on copies of what is left.
 template <typename Body>
