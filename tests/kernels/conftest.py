@@ -76,7 +76,7 @@ def linear_session(
     constant: bool = True,
     **attributes: float,
 ) -> ort.InferenceSession:
-    """A session of one operator; ``weights`` are its inputs after ``rows``, None for one left out."""
+    """A session of one operator; ``weights`` come after ``rows``, None for one left out."""
     if not op_type.endswith("Linear4"):
         attributes = {"by_row": 0, "transposed": 0} | attributes
     attributes = {"gelu": 0} | attributes
