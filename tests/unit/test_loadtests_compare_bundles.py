@@ -95,7 +95,7 @@ def test_bundles_are_served(prepared: Callable[[str, str], Setup], precision: st
     try:
         assert engine.run(GENERATE) > 0
         assert engine.run(Work("prefill", 1, 24)) > 0
-        assert engine.run(Work("decode", 2, 24, 3)) > 0
+        assert engine.run(Work("decode", 2, 24, 30)) > 0
     finally:
         engine.close()
 
