@@ -53,8 +53,9 @@ def asks(**parameters: object) -> dict[str, object]:
     return {"max_new_tokens": 24, "details": True} | parameters
 
 
-# What the graphs draw, what only the host does, and both at once. Seeds are of draws that do not fall
-# between a sum of float32, the device's, and one of float64: one in a thousand does if all words count.
+# What the graphs draw, what only the host does, and both at once. Seeds are of draws that do not
+# fall between the device's sum, of float32, and the host's, of float64: one in a thousand does if
+# all words count.
 PARAMETERS = [
     asks(),
     asks(do_sample=True, seed=10),
