@@ -30,7 +30,7 @@ from maskdial.metrics import Metrics
 from maskdial.models.bundle import Bundle, load_bundle
 from maskdial.models.catalog import STARTER_FOLDER
 from maskdial.models.tokenizer import Tokenizer
-from maskdial.runtime.device_logits import Logits
+from maskdial.runtime.logits import Logits
 from maskdial.runtime.runner import Runner
 from maskdial.runtime.session import Session, SessionOptions
 from tests.engine_metrics import EngineMetrics

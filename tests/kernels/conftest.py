@@ -111,20 +111,24 @@ def open_operator(
     library: Path,
     kind: str,
     inputs: dict[str, Any],
-    output: int = onnx.TensorProto.FLOAT,
+    output: int | dict[str, int] = onnx.TensorProto.FLOAT,
     threads: int = 1,
     **attributes: Any,
 ) -> ort.InferenceSession:
-    """A session of one operator; ``inputs`` give names and types, None for one left out."""
+    """A session of one operator; ``inputs`` give names and types, None for one left out.
+
+    ``output`` is the type of its result, or those of several by their names.
+    """
     names = [name if dtype is not None else "" for name, dtype in inputs.items()]
-    node = helper.make_node(kind, names, ["y"], domain="maskdial", **attributes)
+    outputs = {"y": output} if isinstance(output, int) else output
+    node = helper.make_node(kind, names, list(outputs), domain="maskdial", **attributes)
     given = [
         helper.make_tensor_value_info(name, TYPES[np.dtype(dtype)], None)
         for name, dtype in inputs.items()
         if dtype is not None
     ]
-    result = helper.make_tensor_value_info("y", output, None)
-    graph = helper.make_graph([node], "operator", given, [result])
+    results = [helper.make_tensor_value_info(name, kind, None) for name, kind in outputs.items()]
+    graph = helper.make_graph([node], "operator", given, results)
     opsets = [helper.make_opsetid("", 20), helper.make_opsetid("maskdial", 1)]
     model = helper.make_model(graph, opset_imports=opsets, ir_version=10)
     options = ort.SessionOptions()

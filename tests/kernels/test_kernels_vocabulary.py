@@ -1,8 +1,10 @@
 """`VocabularyKernels` against NumPy, and the sampler with them against the sampler without."""
 
 import math
+from pathlib import Path
 
 import numpy as np
+import onnxruntime as ort
 import pytest
 from numpy.typing import NDArray
 
@@ -11,7 +13,9 @@ from maskdial.causal.sampling.params import SamplingParams
 from maskdial.causal.sampling.sampler import Sample, Sampler
 from maskdial.causal.sequence import Sequence
 from maskdial.kernels.installed import Kernels
+from maskdial.kernels.rewrite import SUMMARY
 from maskdial.kernels.vocabulary import VocabularyKernels
+from tests.kernels.conftest import open_operator
 
 Floats = NDArray[np.float32]
 
@@ -52,6 +56,47 @@ def test_rows_are_summarized_as_by_numpy(kernels: Kernels, processor: str, size:
     assert list(best) == rows.argmax(axis=1).tolist()
     assert list(peaks) == rows.max(axis=1).tolist()
     np.testing.assert_allclose(totals, totals_of(rows), rtol=5e-7)
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("size", SIZES)
+def test_a_graph_summarizes_to_the_same_bits(
+    kernels: Kernels, processor: str, size: int, threads: int
+) -> None:
+    rows = np.concatenate([rows_of(size), *map(spoilt, (np.nan, np.inf, -np.inf), [size] * 3)])
+    session = summary_session(kernels.path, threads)
+    results = session.run(None, {"logits": rows})
+    assert [each.dtype for each in results] == [np.int64, np.float32, np.float64]
+    wanted = VocabularyKernels(kernels.path, size).summarize(rows)
+    np.testing.assert_array_equal(
+        [each.tolist() for each in results], np.array(wanted, np.float64).T
+    )
+    alone = [session.run(None, {"logits": row[None]}) for row in rows]
+    np.testing.assert_array_equal(np.concatenate(alone, axis=1), results)
+
+
+def spoilt(value: float, size: int) -> Floats:
+    """A row with a number that is none, in its last place."""
+    row = np.zeros((1, size), np.float32)
+    row[0, -1] = value
+    return row
+
+
+def summary_session(library: Path, threads: int) -> ort.InferenceSession:
+    return open_operator(library, "Summary", {"logits": np.float32}, SUMMARY, threads)
+
+
+@pytest.mark.parametrize("shape", [(0, 7), (0, 5000)])
+def test_no_rows_have_no_summary(kernels: Kernels, shape: tuple[int, ...]) -> None:
+    results = summary_session(kernels.path, 2).run(None, {"logits": np.zeros(shape, np.float32)})
+    assert [len(each) for each in results] == [0, 0, 0]
+
+
+@pytest.mark.parametrize("shape", [(2, 0), ()])
+def test_rows_without_logits_are_refused(kernels: Kernels, shape: tuple[int, ...]) -> None:
+    session = summary_session(kernels.path, 1)
+    with pytest.raises(Exception, match="rows of floats"):
+        session.run(None, {"logits": np.zeros(shape, np.float32)})
 
 
 @pytest.mark.parametrize("size", SIZES)

@@ -19,6 +19,7 @@ from maskdial.causal.sampling.processors import process
 from maskdial.causal.sampling.sampler import Sample, Sampler, prompt_logprobs
 from maskdial.causal.sequence import Constraint, Sequence
 from maskdial.errors import GenerationError, MaskdialError, ValidationError
+from maskdial.runtime.logits import SummarizedLogits
 
 VOCAB = 1000
 uniform = Philox().uniform
@@ -586,3 +587,61 @@ def test_tokens_without_text_need_a_bias_to_be_drawn(params: SamplingParams) -> 
     assert sample.token_id == 2
     # Its log-probability is the model's own, among all tokens.
     assert sample.logprob == pytest.approx(math.log(np.exp(8) / np.exp(logits).sum()), abs=1e-5)
+
+
+def summarized(logits: NDArray[np.float32]) -> SummarizedLogits:
+    """As a graph with the kernels gives them."""
+    peaks = logits.max(axis=1)
+    totals = np.exp(logits.astype(np.float64) - peaks[:, None]).sum(axis=1)
+    return SummarizedLogits(logits, logits.argmax(axis=1), peaks, totals)
+
+
+def test_summaries_give_the_same_samples() -> None:
+    logits = random_logits(5, n=40, vocab=5003)
+    params = [SamplingParams(), SamplingParams(temperature=0.8, do_sample=True, top_k=20)]
+    for params_of_all in params:
+        wanted = sampler(5003).sample(logits, [sequence_of(params_of_all) for _ in logits])
+        given = sampler(5003).sample(
+            summarized(logits), [sequence_of(params_of_all) for _ in logits]
+        )
+        for one, other in zip(wanted, given, strict=True):
+            assert isinstance(one, Sample)
+            assert isinstance(other, Sample)
+            assert (one.token_id, one.logprob) == (
+                other.token_id,
+                pytest.approx(other.logprob, abs=1e-5),
+            )
+    prompt = prompt_logprobs(summarized(logits), np.arange(40) * 100, 3)
+    for known, found in zip(prompt_logprobs(logits, np.arange(40) * 100, 3), prompt, strict=True):
+        assert known.logprob == pytest.approx(found.logprob, abs=1e-5)
+        assert [each for each, _ in known.top] == [each for each, _ in found.top]
+
+
+def test_some_rows_of_summarized_logits_keep_their_summaries() -> None:
+    logits = summarized(random_logits(6, n=5, vocab=30))
+    for rows in (slice(1, 4), [3, 0], np.array([4])):
+        some = logits[rows]
+        assert len(some) == len(logits.values[rows])
+        np.testing.assert_array_equal(some, logits.values[rows])
+        assert some.summaries == summarized(logits.values[rows]).summaries
+    assert not np.shares_memory(np.array(logits[:2]), logits.values)
+    assert np.asarray(logits, np.float64).dtype == np.float64
+
+
+@pytest.mark.parametrize("params", [SamplingParams(), SamplingParams(min_new_tokens=3)])
+def test_what_is_never_drawn_is_not_the_greedy_choice(params: SamplingParams) -> None:
+    never, logits = frozenset({17, 8}), random_logits(7, n=4, vocab=5003)
+    logits[0, [17, 8, 100]] = 90.0, 80.0, 70.0  # both are better than any other token
+    logits[1, [100, 8]] = 90.0, 80.0
+    logits[2, [EOS, 17, 100]] = 90.0, 80.0, 70.0
+    logits[3, 17] = -90.0
+    samples = Sampler(5003, frozenset({EOS}), never).sample(
+        logits, [sequence_of(params) for _ in logits]
+    )
+    allowed = logits.copy()
+    allowed[:, [17, 8]] = -np.inf
+    if params.min_new_tokens:
+        allowed[:, EOS] = -np.inf
+    assert [each.token_id for each in samples if isinstance(each, Sample)] == (
+        allowed.argmax(axis=1).tolist()
+    )

@@ -167,7 +167,7 @@ def test_the_servers_package_module_needs_the_standard_library_only() -> None:
         "maskdial.causal.sequence",
         "maskdial.runtime.kv_cache",
         "maskdial.runtime.kv_plan",
-        "maskdial.runtime.device_logits",
+        "maskdial.runtime.logits",
         "maskdial.runtime.memory",
         "maskdial.runtime.cuda",
         "maskdial.causal.prefix_cache",

@@ -17,12 +17,9 @@ from maskdial.causal.sequence import Sequence
 from maskdial.engine import describe
 from maskdial.errors import GenerationError
 from maskdial.metrics import ModelMetrics
-from maskdial.runtime.device_logits import DeviceLogits
+from maskdial.runtime.logits import Logits
 
 _log = logging.getLogger(__name__)
-
-Logits = NDArray[np.float32] | DeviceLogits
-"""Rows of logits, float32 (num_rows, vocab_size), on the host or where the model left them."""
 
 
 class DecodeAndPrefill(Protocol):
@@ -265,7 +262,7 @@ class Executor:
         logprobs: tuple[PromptLogprob, ...] = ()
         if sequence.params.prompt_logprobs:
             following = sequence.prompt_ids[prefill.start + 1 : end + 1]
-            logits = np.asarray(output.logits[: len(following)])
+            logits = output.logits[: len(following)]
             logprobs = tuple(prompt_logprobs(logits, following, sequence.params.top_n_tokens))
         return Output(
             output.sequences if prefill.is_last else (),

@@ -1,6 +1,7 @@
 """Plan: one step of the engine, as the scheduler decides it and the executor runs it."""
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
@@ -54,7 +55,7 @@ class Prefill:
         return self.start + self.num_tokens == self.sequence.num_prompt
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Plan:
     """One step: copy the forks, the loads and the moves, then decode, then prefill or encode.
 
@@ -81,7 +82,7 @@ class Plan:
     encoding: tuple[Sequence, ...] = ()
     """Sequences whose source texts the encoder reads, as one padded batch."""
 
-    @property
+    @cached_property
     def decoding(self) -> tuple[Sequence, ...]:
         """The sequences that get a token from the decode pass."""
         return tuple(self.rows[row] for row in self.decoding_rows)

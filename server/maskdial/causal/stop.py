@@ -33,6 +33,8 @@ class StopMatcher:
 
     def push(self, text: str) -> str:
         """Takes the next piece and returns the text to release; empty after a match."""
+        if not self._candidates:
+            return text
         if self.matched:
             return ""
         num_undecided = len(self._held)

@@ -13,6 +13,8 @@ If nothing else looks at how a causal graph's tokens are divided into rows, the 
 another input, ``new_tokens`` int32 (batch,): it takes the tokens of all rows one after the other,
 (1, their sum), so that steps and prompts share a pass without padding.
 
+A causal graph also gets a ``Summary`` of its logits (``src/summary.cpp``).
+
 With a KV cache of int8, ``Int8CausalAttention`` takes its place, and the graph's inputs and outputs
 change their type; a graph with another attention is then refused.
 """
@@ -32,6 +34,12 @@ from maskdial.kernels.packing import rewrite_masked_attention
 from maskdial.models.bundle import INT8_HEADER
 
 NEW_TOKENS = "new_tokens"
+SUMMARY = {
+    "best": TensorProto.INT64,
+    "peaks": TensorProto.FLOAT,
+    "totals": TensorProto.DOUBLE,
+}
+"""Outputs of ``Summary``; `maskdial.runtime.logits.SummarizedLogits` describes them."""
 _VERSION = 1
 _ZERO_POINT = 128
 _PRODUCT = "MatMulIntegerToFloat"
@@ -133,9 +141,24 @@ def rewrite(path: Path, *, int8_cache: bool = False) -> Rewritten:
     join_products(model.graph)
     join_rms_norms(model.graph)
     if num_replaced:
+        summarize_logits(model.graph)
         model.opset_import.append(helper.make_opsetid(DOMAIN, _VERSION))
     num_left = sum(node.op_type == _PRODUCT for node in model.graph.node)
     return Rewritten(model.SerializeToString(), num_replaced, num_left)
+
+
+def summarize_logits(graph: GraphProto) -> None:
+    """Lets a causal graph tell what greedy decoding and log-probabilities need of its logits."""
+    outputs = {value.name: value.type.tensor_type for value in graph.output}
+    logits = outputs.get("logits")
+    if "past_key.0" not in {value.name for value in graph.input} or logits is None:
+        return
+    if logits.elem_type == TensorProto.FLOAT:
+        graph.node.append(helper.make_node("Summary", ["logits"], list(SUMMARY), domain=DOMAIN))
+        graph.output.extend(
+            helper.make_tensor_value_info(name, kind, ["num_rows"])
+            for name, kind in SUMMARY.items()
+        )
 
 
 class _Rewriter:

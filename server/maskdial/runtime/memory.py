@@ -11,7 +11,7 @@ import sys
 import weakref
 from bisect import bisect_right, insort
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 from typing import Any, ClassVar, Protocol
 
@@ -256,8 +256,8 @@ def return_free_memory() -> None:
 class Staging:
     """A pass's input: how an array of the host gets to where the pass reads it.
 
-    In main memory it stays where it is. For a device it is copied through pinned memory to an
-    address that never changes, as a CUDA graph needs it. There is one write at a time: the pass
+    That is an address that never changes, so that it is bound once; a CUDA graph needs it, too. On
+    the way to a device the array goes through pinned memory. There is one write at a time: the pass
     that reads it ends with `Memory.synchronize` before the next.
 
     Args:
@@ -272,27 +272,24 @@ class Staging:
     def __init__(self, memory: Memory, size: int, dtype: Any) -> None:
         self._memory = memory
         self._dtype = np.dtype(dtype)
-        self._pinned = None if memory.on_host else memory.pinned((size,), self._dtype)
-        self._pointer = 0 if memory.on_host else memory.allocate((size,), self._dtype).pointer
-        self._written: NDArray[Any] | None = None
+        self._host = memory.pinned((size,), self._dtype)
+        source = host_buffer(self._host)
+        self._source = source.pointer
+        self._target = (source if memory.on_host else memory.allocate((size,), self._dtype)).pointer
 
     def write(self, values: NDArray[Any]) -> Buffer:
-        """Makes a C-contiguous array readable to the next pass, in the same shape."""
-        if self._pinned is None:
-            self._written = values  # kept alive through the pass
-            return host_buffer(values)
-        pinned = self._pinned[: values.size].reshape(values.shape)
-        pinned[...] = values
-        target = Buffer(self._pointer, values.shape, self._dtype)
-        if values.size:
-            copy_buffer(self._memory, target, host_buffer(pinned))
+        """Makes an array readable to the next pass, in the same shape and the staging's dtype."""
+        self._host[: values.size].reshape(values.shape)[...] = values
+        target = Buffer(self._target, values.shape, self._dtype)
+        if values.size and self._target != self._source:
+            copy_buffer(self._memory, target, replace(target, pointer=self._source))
         return target
 
 
 def host_buffer(array: NDArray[Any]) -> Buffer:
     """A C-contiguous NumPy array as a buffer; keep the array alive while it is in use."""
     assert array.flags.c_contiguous, "a buffer is contiguous"
-    return Buffer(array.ctypes.data, array.shape, array.dtype)
+    return Buffer(array.__array_interface__["data"][0], array.shape, array.dtype)
 
 
 def copy_buffer(memory: Memory, target: Buffer, source: Buffer) -> None:

@@ -1,30 +1,31 @@
 """Runner: passes of a causal model over the KV cache, in place."""
 
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 import onnxruntime as ort
 from numpy.typing import NDArray
 
 from maskdial.models.bundle import KVLayout
-from maskdial.runtime.device_logits import DeviceLogits, Logits
 from maskdial.runtime.kv_cache import KVCache
+from maskdial.runtime.logits import DeviceLogits, Logits, SummarizedLogits
 from maskdial.runtime.memory import Buffer, HostMemory, Memory, Staging, host_buffer
 from maskdial.runtime.session import Session
 
 _TOTAL_LENGTH = "total_sequence_length"
 _TOTAL_SOURCE_LENGTH = "total_source_length"
 _NEW_TOKENS = "new_tokens"
+_SUMMARY = {"best": np.int64, "peaks": np.float32, "totals": np.float64}
+"""What graphs for the kernels tell of their logits; `SummarizedLogits` describes it."""
 
 
 class Runner:
     """Runs prefill and decode passes, which write the new keys and values where they stay.
 
     Each layer's past and present are bound to the same memory, adjacent slots of the cache. These
-    bindings are made once per first slot and number of slots; only the small inputs are bound for
-    each pass, and the logits when they go elsewhere. The host waits for each pass. All passes must
-    run in one thread.
+    bindings are made once per first slot and number of slots; the small inputs and the logits are
+    bound again when they have another shape. The host waits for each pass. All passes must run in
+    one thread.
 
     Args:
         session: of a causal graph; `maskdial.models.bundle` lists its inputs and outputs.
@@ -70,8 +71,9 @@ class Runner:
         beside = slots if self._packs else 0  # steps in the pass of a prompt
         max_tokens = max((max_tokens or max_length) + beside, slots)
         max_rows = max((max_rows or max_length) + beside, slots)
-        self._decode_logits = _LogitsBuffer(memory, slots, vocab_size)
-        self._prefill_logits = _LogitsBuffer(memory, max_rows, vocab_size)
+        summarizes = _SUMMARY.keys() <= set(session.output_names)
+        self._decode_logits = _LogitsBuffer(memory, slots, vocab_size, summarizes=summarizes)
+        self._prefill_logits = _LogitsBuffer(memory, max_rows, vocab_size, summarizes=summarizes)
         inputs = {
             "input_ids": Staging(memory, max_tokens, np.int64),
             "position_ids": Staging(memory, max_tokens, np.int64),
@@ -81,12 +83,14 @@ class Runner:
             _NEW_TOKENS: Staging(memory, slots, np.int32),
         }
         self._inputs = {n: each for n, each in inputs.items() if n in session.input_names}
-        self._takes_total_length = _TOTAL_LENGTH in session.input_names
-        # A CUDA graph keeps the value that it is captured with, so it has to hold for every step.
-        # Kernels go by each row's own length.
-        self._captured_total_length = np.array(max_length, np.int32)
-        self._bindings: dict[tuple[int, int], ort.IOBinding] = {}
-        self._bound_logits: dict[tuple[int, int], tuple[_LogitsBuffer, int]] = {}
+        # The operators read these on the host.
+        self._lengths = {
+            name: Staging(HostMemory(), 1, np.int32)
+            for name in (_TOTAL_LENGTH, _TOTAL_SOURCE_LENGTH)
+            if name in session.input_names
+        }
+        self._ones = np.ones(slots, np.int64)
+        self._bindings: dict[tuple[int, int], _Binding] = {}
 
     def prefill(
         self, slot: int, token_ids: NDArray[np.int64], start: int, num_logits: int = 1
@@ -139,8 +143,15 @@ class Runner:
             self._padded_step(token_ids, lengths)
             logits = self._decode_logits.rows(rows)
         else:
-            ones = np.ones_like(lengths)
-            self._run(0, token_ids[:, None], lengths, ones, rows, self._decode_logits)
+            one_row = np.s_[None] if self._packs else np.s_[:, None]
+            feeds = {
+                "input_ids": token_ids[one_row],
+                "position_ids": lengths[one_row],
+                "seqlens_k": lengths,
+                "rows": rows,
+                _NEW_TOKENS: self._ones[: len(lengths)],
+            }
+            self._pass(0, len(lengths), max(lengths.tolist()) + 1, feeds, self._decode_logits)
             logits = self._decode_logits.first(len(rows))
         self.cache.lengths[rows] = lengths[rows] + 1
         return logits
@@ -238,72 +249,115 @@ class Runner:
         ``rows`` are the flat indices of the tokens to compute logits for. With a
         ``captured_size`` the pass is captured under that number, if the session captures passes.
         """
-        seqlens_k = (starts + num_tokens - 1).astype(np.int32)
-        total_length = np.array(seqlens_k.max() + 1, np.int32)
-        if captured_size is not None and self._session.captures:
-            total_length = self._captured_total_length
+        last = starts + num_tokens - 1
         batch, position_ids = len(input_ids), starts[:, None] + np.arange(input_ids.shape[1])
         if self._packs:
             valid = np.arange(input_ids.shape[1]) < num_tokens[:, None]
             rows = (np.cumsum(valid) - 1)[rows]
             input_ids, position_ids = input_ids[valid][None], position_ids[valid][None]
-        feeds: dict[str, NDArray[Any]] = {
-            "input_ids": np.ascontiguousarray(input_ids),
+        feeds = {
+            "input_ids": input_ids,
             "position_ids": position_ids,
-            "seqlens_k": seqlens_k,
+            "seqlens_k": last,
             "rows": rows,
-            _NEW_TOKENS: num_tokens.astype(np.int32),
+            _NEW_TOKENS: num_tokens,
         }
-        lengths = {_TOTAL_LENGTH: total_length} if self._takes_total_length else {}
+        self._pass(slot, batch, int(last.max()) + 1, feeds, logits, captured_size)
+
+    def _pass(
+        self,
+        slot: int,
+        batch: int,
+        total_length: int,
+        feeds: dict[str, NDArray[np.int64]],
+        logits: "_LogitsBuffer",
+        captured_size: int | None = None,
+    ) -> None:
+        """One pass in ``batch`` slots from ``slot`` on, the longest of ``total_length`` tokens."""
+        if captured_size is not None and self._session.captures:
+            # A CUDA graph keeps the value that it is captured with, so it has to hold for every
+            # step. Kernels go by each row's own length.
+            total_length = self.max_length
+        lengths = {_TOTAL_LENGTH: total_length}
         if self.cache.source is not None:
             sources = self.cache.source.lengths[slot : slot + batch].clip(1)
-            feeds["source_seqlens_k"] = (sources - 1).astype(np.int32)
-            lengths[_TOTAL_SOURCE_LENGTH] = np.array(sources.max(), np.int32)
-        binding = self._binding(slot, batch)
+            feeds["source_seqlens_k"] = sources - 1
+            lengths[_TOTAL_SOURCE_LENGTH] = int(sources.max())
+        binding, device = self._binding(slot, batch), self._memory.device
         for name, staging in self._inputs.items():
-            _bind(binding.bind_input, name, self._memory.device, staging.write(feeds[name]))
-        for name, length in lengths.items():  # the operators read them on the host
-            _bind(binding.bind_input, name, "cpu", host_buffer(length))
-        output = logits, len(rows)
-        if self._bound_logits.get((slot, batch)) != output:  # mostly it is the last pass's
-            self._bound_logits[slot, batch] = output
-            _bind(binding.bind_output, "logits", self._memory.device, logits.buffer[: len(rows)])
-        self._session.run_with_binding(binding, captured_size)
+            binding.bind_input(name, device, staging.write(feeds[name]))
+        for name, staging in self._lengths.items():
+            binding.bind_input(name, "cpu", staging.write(np.array(lengths[name])))
+        for name, buffer in logits.outputs(len(feeds["rows"])):
+            binding.bind_output(name, device, buffer)
+        self._session.run_with_binding(binding.ort, captured_size)
         self._memory.synchronize()
 
-    def _binding(self, slot: int, batch: int) -> ort.IOBinding:
+    def _binding(self, slot: int, batch: int) -> "_Binding":
         """A binding of some adjacent slots of the cache."""
         if (slot, batch) not in self._bindings:
-            binding = self._bindings[slot, batch] = self._session.io_binding()
+            binding = self._bindings[slot, batch] = _Binding(self._session.io_binding())
             device = self._memory.device
             for name, buffer in self.cache.named():
                 view = buffer[slot : slot + batch]
-                _bind(binding.bind_input, f"past_{name}", device, view)
-                _bind(binding.bind_output, f"present_{name}", device, view)
+                binding.bind_input(f"past_{name}", device, view)
+                binding.bind_output(f"present_{name}", device, view)
             for name, buffer in () if self.cache.source is None else self.cache.source.named():
-                _bind(binding.bind_input, f"cross_{name}", device, buffer[slot : slot + batch])
+                binding.bind_input(f"cross_{name}", device, buffer[slot : slot + batch])
         return self._bindings[slot, batch]
 
 
-class _LogitsBuffer:
-    """Where passes of one kind write their logits, float32 (max_rows, vocab_size)."""
+class _Binding:
+    """ONNX Runtime's binding; what it has already is not bound again, which takes microseconds."""
 
-    def __init__(self, memory: Memory, max_rows: int, vocab_size: int) -> None:
-        self.buffer = memory.allocate((max_rows, vocab_size), np.dtype(np.float32))
+    def __init__(self, binding: ort.IOBinding) -> None:
+        self.ort = binding
+        self._bound: dict[str, tuple[int, tuple[int, ...]]] = {}
+
+    def bind_input(self, name: str, device: str, buffer: Buffer) -> None:
+        self._bind(self.ort.bind_input, name, device, buffer)
+
+    def bind_output(self, name: str, device: str, buffer: Buffer) -> None:
+        self._bind(self.ort.bind_output, name, device, buffer)
+
+    def _bind(self, bind: Callable[..., None], name: str, device: str, buffer: Buffer) -> None:
+        place = buffer.pointer, buffer.shape
+        if self._bound.get(name) != place:
+            bind(name, device, 0, buffer.dtype, buffer.shape, buffer.pointer)
+            self._bound[name] = place
+
+
+class _LogitsBuffer:
+    """Where passes of one kind write their logits, float32 (max_rows, vocab_size).
+
+    If the graph ``summarizes`` them, that is written beside them, in main memory.
+    """
+
+    def __init__(self, memory: Memory, max_rows: int, vocab_size: int, *, summarizes: bool) -> None:
         self._memory = memory
-        self._view = memory.view(self.buffer)
+        self._logits = memory.allocate((max_rows, vocab_size), np.dtype(np.float32))
+        self._buffers = {"logits": self._logits}
+        self._view: NDArray[np.float32] | SummarizedLogits | None = memory.view(self._logits)
+        if summarizes and self._view is not None:
+            summary = {name: np.zeros(max_rows, dtype) for name, dtype in _SUMMARY.items()}
+            self._buffers |= {name: host_buffer(array) for name, array in summary.items()}
+            self._view = SummarizedLogits(self._view, **summary)
+
+    def outputs(self, num_rows: int) -> Iterator[tuple[str, Buffer]]:
+        """The names of a pass's outputs, and where it writes them."""
+        return ((name, buffer[:num_rows]) for name, buffer in self._buffers.items())
 
     def first(self, num_rows: int) -> Logits:
         """The first rows."""
         if self._view is not None:
             return self._view[:num_rows]
-        return DeviceLogits(self.buffer, np.arange(num_rows), self._memory)
+        return self.rows(np.arange(num_rows))
 
     def rows(self, rows: NDArray[np.int64]) -> Logits:
         """Some rows, by their indices."""
         if self._view is not None:
             return self._view[rows]
-        return DeviceLogits(self.buffer, rows, self._memory)
+        return DeviceLogits(self._logits, rows, self._memory)
 
 
 def _pad(prompts: Sequence[NDArray[np.int64]]) -> NDArray[np.int64]:
@@ -312,8 +366,3 @@ def _pad(prompts: Sequence[NDArray[np.int64]]) -> NDArray[np.int64]:
     for row, prompt in zip(token_ids, prompts, strict=True):
         row[: len(prompt)] = prompt
     return token_ids
-
-
-def _bind(bind: Callable[..., None], name: str, device: str, buffer: Buffer) -> None:
-    """Binds an input or an output to memory."""
-    bind(name, device, 0, buffer.dtype, buffer.shape, buffer.pointer)

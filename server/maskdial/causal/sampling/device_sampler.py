@@ -13,7 +13,7 @@ from maskdial.causal.sampling.sampler import Sample, Sampler
 from maskdial.causal.sampling.sampler_graph import BLOCK, MAX_CANDIDATES, Kind, SamplerGraph
 from maskdial.causal.sequence import Sequence
 from maskdial.errors import MaskdialError
-from maskdial.runtime.device_logits import DeviceLogits, Logits
+from maskdial.runtime.logits import DeviceLogits, Logits
 from maskdial.runtime.memory import Buffer, Memory
 from maskdial.runtime.session import SessionOptions
 

@@ -21,6 +21,7 @@ def process(
     sequence: Sequence,
     eos_token_ids: frozenset[int],
     never: frozenset[int] = frozenset(),
+    most_likely: int | None = None,
 ) -> NDArray[np.float32]:
     """The scores by which a sequence's next token is chosen, float32 (vocab_size,).
 
@@ -33,6 +34,8 @@ def process(
         sequence: whose parameters, tokens and grammar apply.
         eos_token_ids: the model's end-of-sequence tokens, all below vocab_size.
         never: tokens that are not chosen unless there is a bias for them, all below vocab_size.
+        most_likely: the first token with the greatest logit, if only the best score is of interest.
+            If it is the best one, other tokens that are ``never`` chosen may keep their scores.
 
     Raises:
         MaskdialError: the sequence's grammar failed.
@@ -45,17 +48,17 @@ def process(
         scores = _penalize_repetition(scores, sequence.token_ids, params.repetition_penalty)
     if params.frequency_penalty or params.presence_penalty:
         scores = _penalize_frequency(scores, sequence.generated_ids, params)
-    banned = _banned_tokens(sequence)
-    if banned:
-        scores = scores.copy()
-        scores[banned] = _NEVER
+    if params.banned or params.no_repeat_ngram_size or params.no_source_ngram_size:
+        scores = _ban(scores, _banned_tokens(sequence))
     if sequence.grammar is not None and not sequence.forces_next:
         scores = np.where(sequence.grammar.allowed(), scores, _NEVER)
     # After the grammar, which may leave nothing but these.
     never = not_drawn(never, params)
-    if never:
+    may_end = sequence.num_generated >= params.min_new_tokens
+    is_best = scores is logits and most_likely is not None and most_likely not in never
+    if never and not (is_best and may_end):
         scores = _hold_back(scores, never)
-    if sequence.num_generated < params.min_new_tokens:
+    if not may_end:
         ends = eos_token_ids.union(t for t in params.stop_token_ids if t < len(scores))
         scores = _hold_back(scores, ends)
     forced = _forced_tokens(sequence)
@@ -93,6 +96,14 @@ def _penalize_frequency(
     penalties = counts * params.frequency_penalty + params.presence_penalty
     scores = scores.copy()
     scores[token_ids] -= penalties.astype(np.float32)
+    return scores
+
+
+def _ban(scores: NDArray[np.float32], token_ids: list[int]) -> NDArray[np.float32]:
+    """The scores without those of some tokens."""
+    if token_ids:
+        scores = scores.copy()
+        scores[token_ids] = _NEVER
     return scores
 
 

@@ -21,7 +21,7 @@ from maskdial.causal.sampling.processors import process
 from maskdial.causal.sequence import Sequence
 from maskdial.errors import GenerationError, MaskdialError
 from maskdial.kernels.vocabulary import VocabularyKernels
-from maskdial.runtime.device_logits import Logits
+from maskdial.runtime.logits import Logits, SummarizedLogits
 
 _log = logging.getLogger(__name__)
 
@@ -86,11 +86,9 @@ class Sampler:
 
     def sample(self, logits: Logits, sequences: Iterable[Sequence]) -> list[Sample | MaskdialError]:
         """See `TokenSampler`; logits in a device's memory are copied to the host."""
-        logits = np.asarray(logits)
         samples: list[Sample | MaskdialError] = []
-        for row, sequence, (best, softmax) in zip(
-            logits, sequences, self._softmaxes(logits), strict=True
-        ):
+        rows = _softmaxes(logits, self._kernels)
+        for (row, best, softmax), sequence in zip(rows, sequences, strict=True):
             try:
                 samples.append(self._sample(row, sequence, best, softmax))
             except MaskdialError as error:
@@ -99,20 +97,6 @@ class Sampler:
                 _log.exception("sampling failed")
                 samples.append(GenerationError(f"sampling failed: {error!r}"))
         return samples
-
-    def _softmaxes(self, logits: NDArray[np.float32]) -> Iterator[tuple[int, "_Softmax | None"]]:
-        """The most likely token of each row, and the model's own distribution.
-
-        The latter is None if the greatest logit is not finite.
-        """
-        if self._kernels is None:
-            for row, best in zip(logits, logits.argmax(axis=-1).tolist(), strict=True):
-                yield best, _softmax(row, row[best])
-        else:
-            found = self._kernels.summarize(logits)
-            for row, (best, greatest, total) in zip(logits, found, strict=True):
-                softmax = _Summary(row, greatest, math.log(total)) if total else None
-                yield best, softmax
 
     def _sample(
         self,
@@ -140,7 +124,8 @@ class Sampler:
         self, logits: NDArray[np.float32], sequence: Sequence, most_likely: int
     ) -> tuple[NDArray[np.float32], int]:
         """The scores to choose by, float32 (vocab_size,), and the id of the best token."""
-        scores = process(logits, sequence, self._eos_token_ids, self.never)
+        wanted = most_likely if sequence.params.greedy else None
+        scores = process(logits, sequence, self._eos_token_ids, self.never, wanted)
         best = most_likely if scores is logits else int(scores.argmax())
         if not math.isfinite(scores[best]):
             raise GenerationError(
@@ -169,6 +154,27 @@ class _Summary:
         return float(self.logits[index]) - self.greatest - self.log_total
 
 
+def _softmaxes(
+    logits: Logits, kernels: VocabularyKernels | None = None
+) -> Iterator[tuple[NDArray[np.float32], int, _Softmax | None]]:
+    """Each row, its most likely token, and the model's own distribution.
+
+    The latter is None if the greatest logit is not finite.
+    """
+    rows = np.asarray(logits)
+    if isinstance(logits, SummarizedLogits):
+        found = logits.summaries
+    elif kernels is not None:
+        found = kernels.summarize(rows)
+    else:
+        for row, best in zip(rows, rows.argmax(axis=-1).tolist(), strict=True):
+            greatest = row[best]
+            yield row, best, Candidates.of(row, greatest) if math.isfinite(greatest) else None
+        return
+    for row, (best, peak, total) in zip(rows, found, strict=True):
+        yield row, best, _Summary(row, peak, math.log(total)) if total else None
+
+
 def _top(
     logits: NDArray[np.float32],
     softmax: _Softmax,
@@ -182,7 +188,7 @@ def _top(
 
 
 def prompt_logprobs(
-    logits: NDArray[np.float32], token_ids: NDArray[np.int64], top_n_tokens: int = 0
+    logits: Logits, token_ids: NDArray[np.int64], top_n_tokens: int = 0
 ) -> list[PromptLogprob]:
     """The natural log-probability of one token per row, under the model's own distribution.
 
@@ -195,19 +201,11 @@ def prompt_logprobs(
         One per row; NaN, without alternatives, if the row's logits are not finite.
     """
     return [
-        _prompt_logprob(row, token_id, top_n_tokens)
-        for row, token_id in zip(logits, token_ids.tolist(), strict=True)
+        PromptLogprob(math.nan)
+        if softmax is None
+        else PromptLogprob(
+            softmax.logprob(token_id),
+            _top(row, softmax, top_n_tokens) if top_n_tokens else (),
+        )
+        for (row, _, softmax), token_id in zip(_softmaxes(logits), token_ids.tolist(), strict=True)
     ]
-
-
-def _prompt_logprob(logits: NDArray[np.float32], token_id: int, top_n_tokens: int) -> PromptLogprob:
-    softmax = _softmax(logits, logits.max())
-    if softmax is None:
-        return PromptLogprob(math.nan)
-    top = _top(logits, softmax, top_n_tokens) if top_n_tokens else ()
-    return PromptLogprob(softmax.logprob(token_id), top)
-
-
-def _softmax(logits: NDArray[np.float32], greatest: np.float32) -> Candidates | None:
-    """The model's own distribution; None if the greatest logit is not finite."""
-    return Candidates.of(logits, greatest) if math.isfinite(greatest) else None

@@ -4,6 +4,7 @@
 #include "linear.h"
 #include "masked_attention.h"
 #include "packing.h"
+#include "summary.h"
 #include "tensor.h"
 #include "vocabulary.h"
 
@@ -22,8 +23,12 @@ EXPORTED const Processor* maskdial_processor() { return choose_processor(); }
 // Rows of scores [num_rows][size], at least one each.
 EXPORTED void maskdial_summarize(const Processor* processor, const float* scores, size_t num_rows,
                                  size_t size, int64_t* best, float* peaks, double* totals) {
+  std::vector<RowSummary> segments(num_segments(size));
   for (size_t row = 0; row < num_rows; ++row, scores += size) {
-    const RowSummary summary = processor->summarize(scores, size);
+    for (size_t i = 0; i < segments.size(); ++i) {
+      segments[i] = summarize_segment(*processor, scores, size, i);
+    }
+    const RowSummary summary = join_segments(segments.data(), segments.size());
     best[row] = summary.best;
     peaks[row] = summary.peak;
     totals[row] = summary.total;
@@ -72,6 +77,7 @@ EXPORTED OrtStatus* RegisterCustomOps(OrtSessionOptions* options, const OrtApiBa
       check(*api, api->CustomOpDomain_Add(created, &kUnpackOp));
       check(*api, api->CustomOpDomain_Add(created, &kTokenPositionsOp));
       check(*api, api->CustomOpDomain_Add(created, &kAddNormOp));
+      check(*api, api->CustomOpDomain_Add(created, &kSummaryOp));
       return created;
     }();
     check(*api, api->AddCustomOpDomain(options, domain));

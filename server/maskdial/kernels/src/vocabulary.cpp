@@ -1,4 +1,4 @@
-// What the sampler asks of a row of scores. No operator: it is called with what a graph has computed.
+// What the sampler asks of a row of scores; but for summaries, of rows that a graph has computed.
 #include "vocabulary.h"
 
 #include <algorithm>
@@ -14,6 +14,27 @@ float kth_greatest(std::vector<float>& values, size_t k) {
 }
 
 }  // namespace
+
+RowSummary summarize_segment(const Processor& processor, const float* scores, size_t size,
+                             size_t segment) {
+  const size_t start = segment * kSegment;
+  RowSummary summary = processor.summarize(scores + start, std::min(kSegment, size - start));
+  summary.best += static_cast<int64_t>(start);
+  return summary;
+}
+
+RowSummary join_segments(const RowSummary* segments, size_t count) {
+  RowSummary row = segments[0];
+  for (size_t i = 0; i < count; ++i) {
+    if (std::isnan(segments[i].peak)) return {0, segments[i].peak, 0.0};
+    if (segments[i].peak > row.peak) row = segments[i];
+  }
+  row.total = 0.0;
+  for (size_t i = 0; i < count && std::isfinite(row.peak); ++i) {
+    row.total += segments[i].total * std::exp(static_cast<double>(segments[i].peak) - row.peak);
+  }
+  return row;
+}
 
 size_t find_greatest(const Processor& processor, const float* scores, size_t size, size_t k,
                      int64_t* out) {

@@ -1,11 +1,52 @@
 """Logits of a pass: on the host, or in a device's memory until the host asks for them."""
 
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from maskdial.runtime.memory import Buffer, Memory, copy_buffer, host_buffer
+
+
+@dataclass(frozen=True, slots=True)
+class SummarizedLogits:
+    """Rows of logits on the host, and what the graph has already found out about them.
+
+    Valid until the next pass of the same kind. ``numpy.asarray`` gives the logits themselves.
+
+    Attributes:
+        values: float32 (num_rows, vocab_size).
+        best: int64 (num_rows,), the first token with the greatest logit of each row.
+        peaks: float32 (num_rows,), that logit; NaN if any is.
+        totals: float64 (num_rows,), the sum of e to the power of each logit's distance from it; 0
+            if it is not finite.
+    """
+
+    values: NDArray[np.float32]
+    best: NDArray[np.int64]
+    peaks: NDArray[np.float32]
+    totals: NDArray[np.float64]
+
+    def __len__(self) -> int:
+        return len(self.values)
+
+    def __getitem__(self, rows: slice | list[int] | NDArray[np.int64]) -> "SummarizedLogits":
+        """Some of the rows; of a slice, nothing is copied."""
+        return SummarizedLogits(
+            self.values[rows], self.best[rows], self.peaks[rows], self.totals[rows]
+        )
+
+    def __array__(
+        self, dtype: DTypeLike | None = None, copy: bool | None = None
+    ) -> NDArray[np.float32]:
+        return np.array(self.values, dtype, copy=copy)
+
+    @property
+    def summaries(self) -> list[tuple[int, float, float]]:
+        """For each row, its best token, peak and total."""
+        found = self.best.tolist(), self.peaks.tolist(), self.totals.tolist()
+        return list(zip(*found, strict=True))
 
 
 class DeviceLogits:
@@ -44,5 +85,5 @@ class DeviceLogits:
         return host if dtype is None else host.astype(dtype)
 
 
-Logits = NDArray[np.float32] | DeviceLogits
+Logits = NDArray[np.float32] | SummarizedLogits | DeviceLogits
 """Rows of logits, float32 (num_rows, vocab_size), on the host or where the model left them."""

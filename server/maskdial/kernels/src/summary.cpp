@@ -1,0 +1,79 @@
+// The operator Summary(logits) -> best, peaks, totals
+//
+//   logits   float (..., vocabulary), at least one column
+//   best     int64 (rows): the first of the greatest
+//   peaks    float (rows): that logit; not a number if any is not
+//   totals   double (rows): the sum of e to the power of each one's distance from it; 0 if that is not
+//            finite
+//
+#include "summary.h"
+
+#include "operator.h"
+#include "processor.h"
+#include "tensor.h"
+#include "vocabulary.h"
+
+namespace {
+
+class Summary {
+ public:
+  Summary(const OrtApi& api, const OrtKernelInfo*) : api_(api), processor_(required_processor()) {}
+
+  void compute(OrtKernelContext* context) const {
+    const Tensor logits = Tensor::input(api_, context, 0);
+    if (logits.type != kFloat || logits.dims.empty() || logits.dims.back() == 0) {
+      throw Error("the logits of Summary must be rows of floats");
+    }
+    const auto size = static_cast<size_t>(logits.dims.back());
+    const size_t num_rows = logits.size() / size;
+    const std::vector<int64_t> dims = {static_cast<int64_t>(num_rows)};
+    auto* best = Tensor::output<int64_t>(api_, context, 0, dims);
+    auto* peaks = Tensor::output<float>(api_, context, 1, dims);
+    auto* totals = Tensor::output<double>(api_, context, 2, dims);
+    Pass pass{processor_, logits.floats(), size, num_segments(size), {}};
+    pass.summaries.resize(num_rows * pass.per_row);
+    if (pass.summaries.empty()) return;
+    check(api_, api_.KernelContext_ParallelFor(context, summarize_task, pass.summaries.size(), 0,
+                                               &pass));
+    for (size_t row = 0; row < num_rows; ++row) {
+      const RowSummary summary =
+          join_segments(pass.summaries.data() + row * pass.per_row, pass.per_row);
+      best[row] = summary.best;
+      peaks[row] = summary.peak;
+      totals[row] = summary.total;
+    }
+  }
+
+ private:
+  struct Pass {
+    const Processor* processor;
+    const float* logits;
+    size_t size, per_row;
+    std::vector<RowSummary> summaries;
+
+    void summarize(size_t task) {
+      const float* row = logits + task / per_row * size;
+      summaries[task] = summarize_segment(*processor, row, size, task % per_row);
+    }
+  };
+
+  static void summarize_task(void* pass, size_t task) { static_cast<Pass*>(pass)->summarize(task); }
+
+  const OrtApi& api_;
+  const Processor* processor_;
+};
+
+}  // namespace
+
+const OrtCustomOp kSummaryOp = [] {
+  OrtCustomOp table = operator_table<Summary>();
+  table.GetName = [](const OrtCustomOp*) { return "Summary"; };
+  table.GetInputType = [](const OrtCustomOp*, size_t) { return kFloat; };
+  table.GetInputTypeCount = [](const OrtCustomOp*) -> size_t { return 1; };
+  table.GetOutputType = [](const OrtCustomOp*, size_t i) {
+    return i == 0 ? kInt64 : i == 1 ? kFloat : kDouble;
+  };
+  table.GetOutputTypeCount = [](const OrtCustomOp*) -> size_t { return 3; };
+  table.GetInputCharacteristic = [](const OrtCustomOp*, size_t) { return kRequired; };
+  return table;
+}();
