@@ -598,7 +598,7 @@ def summarized(logits: NDArray[np.float32]) -> SummarizedLogits:
 
 def test_summaries_give_the_same_samples() -> None:
     logits = random_logits(5, n=40, vocab=5003)
-    params = [SamplingParams(), SamplingParams(temperature=0.8, do_sample=True, top_k=20)]
+    params = [SamplingParams(), SamplingParams(do_sample=True, top_k=20, seed=3)]
     for params_of_all in params:
         wanted = sampler(5003).sample(logits, [sequence_of(params_of_all) for _ in logits])
         given = sampler(5003).sample(
@@ -607,10 +607,8 @@ def test_summaries_give_the_same_samples() -> None:
         for one, other in zip(wanted, given, strict=True):
             assert isinstance(one, Sample)
             assert isinstance(other, Sample)
-            assert (one.token_id, one.logprob) == (
-                other.token_id,
-                pytest.approx(other.logprob, abs=1e-5),
-            )
+            assert one.token_id == other.token_id
+            assert one.logprob == pytest.approx(other.logprob, abs=1e-5)
     prompt = prompt_logprobs(summarized(logits), np.arange(40) * 100, 3)
     for known, found in zip(prompt_logprobs(logits, np.arange(40) * 100, 3), prompt, strict=True):
         assert known.logprob == pytest.approx(found.logprob, abs=1e-5)
