@@ -135,7 +135,8 @@ def test_the_gelu_of_a_product_joins_it(kernels: Kernels, tmp_path: Path, shared
         {
             "step": np.float32(0.03),
             "zero": np.uint8(128),
-            "weight": rng.integers(-127, 128, (40, 50)).astype(np.int8),
+            # Of 7 bits: with 8, ONNX Runtime's sums saturate on processors without VNNI.
+            "weight": rng.integers(-63, 64, (40, 50)).astype(np.int8),
             "scale": rng.random(50, np.float32) / 20,
             "bias": rng.standard_normal(50, np.float32),
         },

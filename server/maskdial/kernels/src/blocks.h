@@ -17,7 +17,6 @@ using Partial = Sums;
 using Nibbles = __m512i;
 using Quads = __m512i;
 inline Quads splat_signed_quad(int32_t quad) { return _mm512_set1_epi32(quad); }
-inline Sums add_sums(Sums a, Sums b) { return _mm512_add_epi32(a, b); }
 inline Nibbles low_nibbles(const uint8_t* p) {
   return _mm512_and_si512(_mm512_loadu_si512(p), _mm512_set1_epi8(15));
 }
@@ -40,7 +39,6 @@ inline void store_signed_bytes(int8_t* p, Floats v) {
 using Nibbles = __m256i;
 using Quads = __m256i;
 inline Quads splat_signed_quad(int32_t quad) { return _mm256_set1_epi32(quad); }
-inline Sums add_sums(Sums a, Sums b) { return _mm256_add_epi32(a, b); }
 inline Nibbles low_nibbles(const uint8_t* p) {
   const __m256i bytes = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
   return _mm256_and_si256(bytes, _mm256_set1_epi8(15));
@@ -86,7 +84,6 @@ using Partial = Sums;
 using Nibbles = Weights;
 using Quads = Inputs;
 inline Quads splat_signed_quad(int32_t quad) { return vreinterpretq_s8_s32(vdupq_n_s32(quad)); }
-inline Sums add_sums(Sums a, Sums b) { return vaddq_s32(a, b); }
 inline Nibbles low_nibbles(const uint8_t* p) {
   return vreinterpretq_s8_u8(vandq_u8(vld1q_u8(p), vdupq_n_u8(15)));
 }
@@ -105,7 +102,6 @@ inline void store_signed_bytes(int8_t* p, Floats v) { store_low_bytes(p, vcvtnq_
 #else
 
 using Partial = Sums;
-inline Sums add_sums(Sums a, Sums b) { return a + b; }
 struct Nibbles {
   const uint8_t* bytes;
   int shift;

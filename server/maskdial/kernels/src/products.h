@@ -27,12 +27,19 @@ inline void put(const Result& to, size_t row, size_t column, Floats product) {
 }
 
 // The results of a tile's sums [num_rows][num_columns].
-void finish_tile(const int32_t* sums, size_t num_rows, size_t num_columns, const Panel& panel,
-                 size_t first, const float* peaks, const Result& to) {
+void finish_tile(const int32_t* sums, const uint8_t* rows, size_t num_rows, size_t num_columns,
+                 const Panel& panel, size_t first, const float* peaks, const Result& to) {
   const size_t last = first + num_columns < to.num_columns ? first + num_columns : to.num_columns;
   for (size_t r = 0; r < num_rows; ++r, sums += num_columns) {
+#ifdef INVERTED_WEIGHTS
+    const Sums missing = missing_of(rows + r * panel.num_quads * kQuad, panel.num_quads * kQuad);
+#endif
     for (size_t column = first; column < last; column += kWidth) {
-      Floats product = mul(to_floats(load_sums(sums + column - first)), load(panel.factors + column));
+      Sums sum = load_sums(sums + column - first);
+#ifdef INVERTED_WEIGHTS
+      sum = add_sums(sum, missing);
+#endif
+      Floats product = mul(to_floats(sum), load(panel.factors + column));
       if (peaks != nullptr) product = mul(product, splat(peaks[r]));
       if (panel.biases != nullptr) product = add(product, load(panel.biases + column));
       put(to, r, column, product);
@@ -92,7 +99,7 @@ inline void multiply_tile(const uint8_t* rows, const Panel& panel, size_t first,
   UNROLL for (size_t r = 0; r < kRows; ++r) {
     UNROLL for (size_t v = 0; v < kVectors; ++v) store_sums(results[r] + v * kWidth, sums[r][v]);
   }
-  finish_tile(results[0], kRows, kVectors * kWidth, panel, first, peaks, to);
+  finish_tile(results[0], rows, kRows, kVectors * kWidth, panel, first, peaks, to);
 }
 
 // Rows and vectors of a tile: as many sums as there are registers for.

@@ -44,6 +44,7 @@ inline Floats min(Floats a, Floats b) { return _mm512_min_ps(a, b); }
 inline Floats max(Floats a, Floats b) { return _mm512_max_ps(a, b); }
 inline Floats magnitude(Floats v) { return _mm512_abs_ps(v); }
 inline Floats to_floats(Sums v) { return _mm512_cvtepi32_ps(v); }
+inline Sums add_sums(Sums a, Sums b) { return _mm512_add_epi32(a, b); }
 inline Sums load_sums(const int32_t* p) { return _mm512_loadu_si512(p); }
 inline void store_sums(int32_t* p, Sums v) { _mm512_storeu_si512(p, v); }
 inline Floats times_power_of_two(Floats v, Floats exponents) {
@@ -104,6 +105,7 @@ inline Floats min(Floats a, Floats b) { return _mm256_min_ps(a, b); }
 inline Floats max(Floats a, Floats b) { return _mm256_max_ps(a, b); }
 inline Floats magnitude(Floats v) { return _mm256_andnot_ps(_mm256_set1_ps(-0.0f), v); }
 inline Floats to_floats(Sums v) { return _mm256_cvtepi32_ps(v); }
+inline Sums add_sums(Sums a, Sums b) { return _mm256_add_epi32(a, b); }
 inline Sums load_sums(const int32_t* p) {
   return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
 }
@@ -154,20 +156,39 @@ inline Sums add_products(Sums sums, Inputs inputs, Weights weights) {
   return _mm256_dpbusd_avx_epi32(sums, inputs, weights);
 }
 #else
-// vpmaddubsw adds two products in 16 bits, which saturate for bytes above 128. So it multiplies
-// the magnitudes of the signed inputs, at most 128, by weights with the inputs' signs.
+// vpmaddubsw adds two products in 16 bits, which saturate for bytes above 128. So it multiplies the
+// magnitudes of the signed inputs, at most 128, by weights with the inputs' signs. For negative inputs
+// the weights' bits are inverted: vpsignb would compete with the products for the processor's
+// multipliers. An inverted weight is its negative minus 1, so that each product lacks the input's
+// magnitude. Together, they lack the same in all columns.
 #define SIGNED_INPUTS
+#define INVERTED_WEIGHTS
 inline Sums zero_sums() { return _mm256_setzero_si256(); }
+inline Sums missing_of(const uint8_t* row, size_t size) {
+  const __m256i zero_points = _mm256_set1_epi8(-128);
+  __m256i sums = _mm256_setzero_si256();
+  size_t i = 0;
+  for (; i + 32 <= size; i += 32) {
+    const __m256i inputs = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(row + i));
+    const __m256i negative = _mm256_subs_epu8(zero_points, inputs);
+    sums = _mm256_add_epi64(sums, _mm256_sad_epu8(negative, _mm256_setzero_si256()));
+  }
+  const __m128i halves =
+      _mm_add_epi64(_mm256_castsi256_si128(sums), _mm256_extracti128_si256(sums, 1));
+  int32_t sum = _mm_extract_epi32(halves, 0) + _mm_extract_epi32(halves, 2);
+  for (; i < size; ++i) sum += row[i] < 128 ? 128 - row[i] : 0;
+  return _mm256_set1_epi32(sum);
+}
 struct Inputs {
-  __m256i values, magnitudes;
+  __m256i inversions, magnitudes;
 };
 inline Inputs splat_quad(int32_t quad) {
   const __m256i values = _mm256_xor_si256(_mm256_set1_epi32(quad), _mm256_set1_epi8(-128));
-  return {values, _mm256_abs_epi8(values)};
+  return {_mm256_cmpgt_epi8(_mm256_setzero_si256(), values), _mm256_abs_epi8(values)};
 }
 inline Sums add_products(Sums sums, Inputs inputs, Weights weights) {
   const __m256i pairs =
-      _mm256_maddubs_epi16(inputs.magnitudes, _mm256_sign_epi8(weights, inputs.values));
+      _mm256_maddubs_epi16(inputs.magnitudes, _mm256_xor_si256(weights, inputs.inversions));
   return _mm256_add_epi32(sums, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)));
 }
 #endif
@@ -197,6 +218,7 @@ inline Floats min(Floats a, Floats b) { return vbslq_f32(vcltq_f32(a, b), a, b);
 inline Floats max(Floats a, Floats b) { return vbslq_f32(vcgtq_f32(a, b), a, b); }
 inline Floats magnitude(Floats v) { return vabsq_f32(v); }
 inline Floats to_floats(Sums v) { return vcvtq_f32_s32(v); }
+inline Sums add_sums(Sums a, Sums b) { return vaddq_s32(a, b); }
 inline Sums load_sums(const int32_t* p) { return vld1q_s32(p); }
 inline void store_sums(int32_t* p, Sums v) { vst1q_s32(p, v); }
 inline Floats times_power_of_two(Floats v, Floats exponents) {
@@ -265,6 +287,7 @@ inline Floats min(Floats a, Floats b) { return a < b ? a : b; }
 inline Floats max(Floats a, Floats b) { return a > b ? a : b; }
 inline Floats magnitude(Floats v) { return std::fabs(v); }
 inline Floats to_floats(Sums v) { return static_cast<float>(v); }
+inline Sums add_sums(Sums a, Sums b) { return a + b; }
 inline Sums load_sums(const int32_t* p) { return *p; }
 inline void store_sums(int32_t* p, Sums v) { *p = v; }
 inline Floats times_power_of_two(Floats v, Floats exponents) {
