@@ -9,24 +9,24 @@
 
 namespace {
 
-// Nibbles are 0 to 15 and inputs -127 to 127. A run of chunks is added up from a start on, without
-// leaving the registers; kRun is the number of chunks that fit.
+// Nibbles are 0 to 15 and inputs -127 to 127. A chunk's products are added up in partial sums, which
+// begin with the sums so far where those of many chunks fit.
 #if defined(__AVX512VNNI__)
 
 using Partial = Sums;
 using Nibbles = __m512i;
 using Quads = __m512i;
 inline Quads splat_signed_quad(int32_t quad) { return _mm512_set1_epi32(quad); }
+inline Sums splat_sum(int32_t sum) { return _mm512_set1_epi32(sum); }
 inline Nibbles low_nibbles(const uint8_t* p) {
   return _mm512_and_si512(_mm512_loadu_si512(p), _mm512_set1_epi8(15));
 }
 inline Nibbles high_nibbles(const uint8_t* p) {
   return _mm512_and_si512(_mm512_srli_epi16(_mm512_loadu_si512(p), 4), _mm512_set1_epi8(15));
 }
-constexpr size_t kRun = SIZE_MAX;
-inline Partial begin_run(int32_t start) { return _mm512_set1_epi32(start); }
+inline Partial begin_chunk(Sums sums) { return sums; }
 inline Partial add_partials(Partial a, Partial b) { return add_sums(a, b); }
-inline Sums end_run(Partial sums, int32_t) { return sums; }
+inline Sums end_chunk(Partial partials, Sums) { return partials; }
 inline Partial add_nibbles(Partial sums, Nibbles nibbles, Quads quads) {
   return _mm512_dpbusd_epi32(sums, nibbles, quads);
 }
@@ -39,6 +39,7 @@ inline void store_signed_bytes(int8_t* p, Floats v) {
 using Nibbles = __m256i;
 using Quads = __m256i;
 inline Quads splat_signed_quad(int32_t quad) { return _mm256_set1_epi32(quad); }
+inline Sums splat_sum(int32_t sum) { return _mm256_set1_epi32(sum); }
 inline Nibbles low_nibbles(const uint8_t* p) {
   const __m256i bytes = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
   return _mm256_and_si256(bytes, _mm256_set1_epi8(15));
@@ -55,10 +56,9 @@ inline void store_signed_bytes(int8_t* p, Floats v) {
 }
 #if defined(__AVXVNNI__)
 using Partial = Sums;
-constexpr size_t kRun = SIZE_MAX;
-inline Partial begin_run(int32_t start) { return _mm256_set1_epi32(start); }
+inline Partial begin_chunk(Sums sums) { return sums; }
 inline Partial add_partials(Partial a, Partial b) { return add_sums(a, b); }
-inline Sums end_run(Partial sums, int32_t) { return sums; }
+inline Sums end_chunk(Partial partials, Sums) { return partials; }
 inline Partial add_nibbles(Partial sums, Nibbles nibbles, Quads quads) {
   return _mm256_dpbusd_avx_epi32(sums, nibbles, quads);
 }
@@ -67,14 +67,16 @@ inline Partial add_nibbles(Partial sums, Nibbles nibbles, Quads quads) {
 // chunk 30,480. So nothing saturates.
 static_assert(kChunk / kQuad * 2 * 15 * 127 < 32768);
 using Partial = __m256i;
-constexpr size_t kRun = 1;
-inline Partial begin_run(int32_t) { return _mm256_setzero_si256(); }
+inline Partial begin_chunk(Sums) { return _mm256_setzero_si256(); }
 inline Partial add_partials(Partial a, Partial b) { return _mm256_add_epi16(a, b); }
-inline Sums end_run(Partial pairs, int32_t start) {
-  return add_sums(_mm256_set1_epi32(start), _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)));
+inline Sums end_chunk(Partial pairs, Sums sums) {
+  return add_sums(sums, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)));
 }
 inline Partial add_nibbles(Partial pairs, Nibbles nibbles, Quads quads) {
-  return _mm256_add_epi16(pairs, _mm256_maddubs_epi16(nibbles, quads));
+  pairs = _mm256_add_epi16(pairs, _mm256_maddubs_epi16(nibbles, quads));
+  // Else g++ adds up a chunk's products as a tree, whose leaves do not fit the registers.
+  asm("" : "+x"(pairs));
+  return pairs;
 }
 #endif
 
@@ -84,16 +86,16 @@ using Partial = Sums;
 using Nibbles = Weights;
 using Quads = Inputs;
 inline Quads splat_signed_quad(int32_t quad) { return vreinterpretq_s8_s32(vdupq_n_s32(quad)); }
+inline Sums splat_sum(int32_t sum) { return vdupq_n_s32(sum); }
 inline Nibbles low_nibbles(const uint8_t* p) {
   return vreinterpretq_s8_u8(vandq_u8(vld1q_u8(p), vdupq_n_u8(15)));
 }
 inline Nibbles high_nibbles(const uint8_t* p) {
   return vreinterpretq_s8_u8(vshrq_n_u8(vld1q_u8(p), 4));
 }
-constexpr size_t kRun = SIZE_MAX;
-inline Partial begin_run(int32_t start) { return vdupq_n_s32(start); }
+inline Partial begin_chunk(Sums sums) { return sums; }
 inline Partial add_partials(Partial a, Partial b) { return add_sums(a, b); }
-inline Sums end_run(Partial sums, int32_t) { return sums; }
+inline Sums end_chunk(Partial partials, Sums) { return partials; }
 inline Partial add_nibbles(Partial sums, Nibbles nibbles, Quads quads) {
   return add_products(sums, quads, nibbles);
 }
@@ -102,6 +104,7 @@ inline void store_signed_bytes(int8_t* p, Floats v) { store_low_bytes(p, vcvtnq_
 #else
 
 using Partial = Sums;
+inline Sums splat_sum(int32_t sum) { return sum; }
 struct Nibbles {
   const uint8_t* bytes;
   int shift;
@@ -110,10 +113,9 @@ using Quads = int32_t;
 inline Quads splat_signed_quad(int32_t quad) { return quad; }
 inline Nibbles low_nibbles(const uint8_t* p) { return {p, 0}; }
 inline Nibbles high_nibbles(const uint8_t* p) { return {p, 4}; }
-constexpr size_t kRun = SIZE_MAX;
-inline Partial begin_run(int32_t start) { return start; }
+inline Partial begin_chunk(Sums sums) { return sums; }
 inline Partial add_partials(Partial a, Partial b) { return a + b; }
-inline Sums end_run(Partial sums, int32_t) { return sums; }
+inline Sums end_chunk(Partial partials, Sums) { return partials; }
 inline Partial add_nibbles(Partial sums, Nibbles nibbles, Quads quads) {
   for (size_t i = 0; i < kQuad; ++i) {
     const auto input = static_cast<int8_t>(quads >> (8 * i) & 0xff);
@@ -164,26 +166,21 @@ void quantize_blocks(const float* row, size_t size, size_t block_size, int8_t* v
   }
 }
 
-// A function of its own, since g++ otherwise plans registers for what follows, too, and moves sums to
-// memory and back in the innermost loop.
-#define APART __attribute__((noinline))
-
-// Adds up the products of kRows rows and kVectors vectors of columns in a run of chunks.
+// Adds the products of kRows rows and kVectors vectors of columns in a chunk.
 template <size_t kRows, size_t kVectors>
-APART void multiply_run(const uint8_t* weights, const int8_t* values, size_t row_stride,
-                         size_t num_chunks, const int32_t* starts, size_t start_stride,
-                         Sums (&results)[kRows][kVectors]) {
+inline void add_chunk(const uint8_t* weights, const int8_t* values, size_t row_stride,
+                      Sums (&sums)[kRows][kVectors]) {
   // Few sums would wait for each other, so there are more: integers add up in any order.
-  constexpr size_t kChains = kRows <= 2 ? 2 : 1;
-  Partial sums[kChains][kRows][kVectors];
+  constexpr size_t kChains = kRows * kVectors <= 4 ? 2 : 1;
+  Partial partials[kChains][kRows][kVectors];
   UNROLL for (size_t c = 0; c < kChains; ++c) {
     UNROLL for (size_t r = 0; r < kRows; ++r) {
       UNROLL for (size_t v = 0; v < kVectors; ++v) {
-        sums[c][r][v] = begin_run(c == 0 ? starts[r * start_stride] : 0);
+        partials[c][r][v] = begin_chunk(c == 0 ? sums[r][v] : splat_sum(0));
       }
     }
   }
-  for (size_t octet = 0; octet < num_chunks * kChunk / kOctet; ++octet) {
+  UNROLL for (size_t octet = 0; octet < kChunk / kOctet; ++octet) {
     for (size_t byte = 0; byte < kVectors * kWidth * kQuad; byte += kLine) {
       __builtin_prefetch(weights + kBlockPrefetched + byte);
     }
@@ -198,7 +195,7 @@ APART void multiply_run(const uint8_t* weights, const int8_t* values, size_t row
         std::memcpy(&quad, values + r * row_stride + half * kQuad, sizeof(quad));
         const Quads quads = splat_signed_quad(quad);
         UNROLL for (size_t v = 0; v < kVectors; ++v) {
-          Partial& sum = sums[half % kChains][r][v];
+          Partial& sum = partials[half % kChains][r][v];
           sum = add_nibbles(sum, nibbles[v], quads);
         }
       }
@@ -208,73 +205,69 @@ APART void multiply_run(const uint8_t* weights, const int8_t* values, size_t row
   }
   UNROLL for (size_t r = 0; r < kRows; ++r) {
     UNROLL for (size_t v = 0; v < kVectors; ++v) {
-      Partial sum = sums[0][r][v];
-      if constexpr (kChains > 1) sum = add_partials(sum, sums[1][r][v]);
-      results[r][v] = end_run(sum, starts[r * start_stride]);
+      Partial sum = partials[0][r][v];
+      if constexpr (kChains > 1) sum = add_partials(sum, partials[1][r][v]);
+      sums[r][v] = end_chunk(sum, sums[r][v]);
     }
   }
 }
 
-// Adds a block's products to totals [kRows][kVectors * kWidth].
-template <size_t kRows, size_t kVectors>
-APART void add_block(const BlockRows& rows, size_t row, const BlockPanel& panel, size_t block,
-                     size_t first, float* totals) {
-  const size_t row_stride = panel.num_chunks * kChunk, num_blocks = panel.num_blocks();
-  const size_t first_chunk = block * panel.chunks_per_block;
-  const size_t left = panel.num_chunks - first_chunk;
-  const size_t chunks = left < panel.chunks_per_block ? left : panel.chunks_per_block;
-  const uint8_t* weights = panel.weights + first_chunk * kChunkBytes + first * kQuad;
-  const int8_t* values = rows.values + row * row_stride + first_chunk * kChunk;
-  const int32_t* starts = rows.starts + row * num_blocks + block;
-  Sums sums[kRows][kVectors];
-  if constexpr (kRun == SIZE_MAX) {
-    multiply_run<kRows, kVectors>(weights, values, row_stride, chunks, starts, num_blocks, sums);
-  } else {
-    multiply_run<kRows, kVectors>(weights, values, row_stride, kRun, starts, num_blocks, sums);
-    for (size_t chunk = kRun; chunk < chunks; chunk += kRun) {
-      constexpr int32_t kNone[kRows] = {};
-      Sums more[kRows][kVectors];
-      multiply_run<kRows, kVectors>(weights + chunk * kChunkBytes, values + chunk * kChunk,
-                                    row_stride, kRun, kNone, 1, more);
-      UNROLL for (size_t r = 0; r < kRows; ++r) {
-        UNROLL for (size_t v = 0; v < kVectors; ++v) {
-          sums[r][v] = add_sums(sums[r][v], more[r][v]);
-        }
-      }
-    }
-  }
-  const float* factors = panel.factors + block * kPanel4 + first;
-  const float* peaks = rows.peaks + row * num_blocks + block;
-  UNROLL for (size_t r = 0; r < kRows; ++r) {
-    const Floats peak = splat(peaks[r * num_blocks]);
-    UNROLL for (size_t v = 0; v < kVectors; ++v) {
-      float* total = totals + (r * kVectors + v) * kWidth;
-      const Floats scaled = mul(to_floats(sums[r][v]), load(factors + v * kWidth));
-      store(total, fma(scaled, peak, load(total)));
-    }
-  }
-}
-
-// A tile of kRows rows and kVectors vectors of columns.
-template <size_t kRows, size_t kVectors>
-inline void multiply_block_tile(const BlockRows& rows, size_t row, const BlockPanel& panel,
-                                size_t first, const Result& to) {
-  alignas(kLine) float totals[kRows][kVectors * kWidth];
-  for (auto& total : totals) {
-    UNROLL for (size_t v = 0; v < kVectors; ++v) store(total + v * kWidth, splat(0.0f));
-  }
-  for (size_t block = 0; block < panel.num_blocks(); ++block) {
-    add_block<kRows, kVectors>(rows, row, panel, block, first, totals[0]);
-  }
-  for (size_t r = 0; r < kRows; ++r) {
-    for (size_t v = 0; v < kVectors; ++v) {
-      const size_t column = first + v * kWidth;
-      if (column >= to.num_columns) break;
-      Floats product = load(totals[r] + v * kWidth);
+// The results of a tile's totals [num_rows][num_columns].
+void finish_block_tile(const float* totals, size_t num_rows, size_t num_columns,
+                       const BlockPanel& panel, size_t first, const Result& to) {
+  const size_t last = first + num_columns < to.num_columns ? first + num_columns : to.num_columns;
+  for (size_t r = 0; r < num_rows; ++r, totals += num_columns) {
+    for (size_t column = first; column < last; column += kWidth) {
+      Floats product = load(totals + column - first);
       if (panel.biases != nullptr) product = add(product, load(panel.biases + column));
       put(to, r, column, product);
     }
   }
+}
+
+// A tile of kRows rows and kVectors vectors of columns. Most blocks are a single chunk each (kSingle):
+// without a loop over chunks, more sums and totals stay in registers.
+template <size_t kRows, size_t kVectors, bool kSingle>
+void multiply_block_tile(const BlockRows& rows, size_t row, const BlockPanel& panel, size_t first,
+                         const Result& to) {
+  const size_t row_stride = panel.num_chunks * kChunk, num_blocks = panel.num_blocks();
+  const uint8_t* weights = panel.weights + first * kQuad;
+  const int8_t* values = rows.values + row * row_stride;
+  const int32_t* starts = rows.starts + row * num_blocks;
+  const float* peaks = rows.peaks + row * num_blocks;
+  const float* factors = panel.factors + first;
+  Floats totals[kRows][kVectors];
+  UNROLL for (size_t r = 0; r < kRows; ++r) {
+    UNROLL for (size_t v = 0; v < kVectors; ++v) totals[r][v] = splat(0.0f);
+  }
+  for (size_t block = 0, chunk = 0; block < num_blocks; ++block, factors += kPanel4) {
+    Sums sums[kRows][kVectors];
+    UNROLL for (size_t r = 0; r < kRows; ++r) {
+      UNROLL for (size_t v = 0; v < kVectors; ++v) {
+        sums[r][v] = splat_sum(starts[r * num_blocks + block]);
+      }
+    }
+    const size_t left = panel.num_chunks - chunk;
+    const size_t end = chunk + (left < panel.chunks_per_block ? left : panel.chunks_per_block);
+    do {
+      add_chunk(weights, values, row_stride, sums);
+      weights += kChunkBytes;
+      values += kChunk;
+    } while (++chunk < end && !kSingle);
+    UNROLL for (size_t r = 0; r < kRows; ++r) {
+      const Floats peak = splat(peaks[r * num_blocks + block]);
+      UNROLL for (size_t v = 0; v < kVectors; ++v) {
+        const Floats scaled = mul(to_floats(sums[r][v]), load(factors + v * kWidth));
+        totals[r][v] = fma(scaled, peak, totals[r][v]);
+      }
+    }
+  }
+  // Loops over registers end here: what follows takes the totals from memory.
+  float results[kRows][kVectors * kWidth];
+  UNROLL for (size_t r = 0; r < kRows; ++r) {
+    UNROLL for (size_t v = 0; v < kVectors; ++v) store(results[r] + v * kWidth, totals[r][v]);
+  }
+  finish_block_tile(results[0], kRows, kVectors * kWidth, panel, first, to);
 }
 
 template <size_t kRows>
@@ -285,9 +278,12 @@ void multiply_block_rows(const BlockRows& rows, size_t row, size_t num_rows,
       return multiply_block_rows<kRows - 1>(rows, row, num_rows, panel, to);
     }
   }
-  constexpr size_t kVectors = kTileVectors<kPanel4>;
+  constexpr size_t kVectors = kVectorsOf<kPanel4, kRows>;
+  const auto multiply_tile = panel.chunks_per_block == 1
+                                 ? multiply_block_tile<kRows, kVectors, true>
+                                 : multiply_block_tile<kRows, kVectors, false>;
   for (size_t first = 0; first < to.num_columns; first += kVectors * kWidth) {
-    multiply_block_tile<kRows, kVectors>(rows, row, panel, first, to);
+    multiply_tile(rows, row, panel, first, to);
   }
 }
 
