@@ -156,6 +156,7 @@ class LoadedCausal:
             slots=NUM_STREAMS,
             max_length=self.max_length,
             vocab_size=self.vocab_size,
+            max_tokens=max(self.max_length, self.chunk_tokens + 1),
         )
 
     def prefill(self, runner: Runner, prompt: Sequence[int]) -> NDArray[np.float32]:
