@@ -48,8 +48,8 @@ void finish_tile(const int32_t* sums, const uint8_t* rows, size_t num_rows, size
 }
 
 // A tile of kRows rows and kVectors vectors of columns of a panel of kColumns. Its sums stay in
-// registers.
-template <size_t kColumns, size_t kRows, size_t kVectors>
+// registers. With kForeseen, the processor knows by itself what will be read.
+template <size_t kColumns, size_t kRows, size_t kVectors, bool kForeseen>
 inline void multiply_tile(const uint8_t* rows, const Panel& panel, size_t first, const Ahead& ahead,
                           const float* peaks, const Result& to) {
   const size_t row_stride = panel.num_quads * kQuad;
@@ -77,7 +77,7 @@ inline void multiply_tile(const uint8_t* rows, const Panel& panel, size_t first,
     }
     const size_t end = panel.num_quads - q < kQuadGroup ? panel.num_quads : q + kQuadGroup;
     for (; q < end; ++q, weights += kColumns * kQuad) {
-      for (size_t byte = 0; byte < kVectors * kWidth * kQuad; byte += kLine) {
+      for (size_t byte = 0; byte < kVectors * kWidth * kQuad && !kForeseen; byte += kLine) {
         __builtin_prefetch(weights + kPrefetched + byte);
       }
       Weights columns[kVectors];
@@ -155,13 +155,18 @@ void multiply_rows(size_t num_rows, const uint8_t* rows, const Panel& panel, con
       return multiply_rows<kColumns, kRows - 1>(num_rows, rows, panel, ahead, peaks, to);
     }
   }
-  constexpr size_t kTileColumns = kVectorsOf<kColumns, kRows> * kWidth;
+  constexpr size_t kVectors = kVectorsOf<kColumns, kRows>, kTileColumns = kVectors * kWidth;
   const size_t num_tiles = (to.num_columns + kTileColumns - 1) / kTileColumns;
   Ahead part = {ahead.bytes, ahead.size / num_tiles};
   // Nothing but this tile reads the panel.
-  if (kFollowsReads && kTileColumns == kColumns && ahead.size == panel.ahead.size) part.size = 0;
+  const bool follows = kFollowsReads && kTileColumns == kColumns && ahead.size == panel.ahead.size;
+  if (follows) part.size = 0;
+  // One row waits for its weights; with more, asking for them costs nothing.
+  if (kRows == 1 && follows) {
+    return multiply_tile<kColumns, kRows, kVectors, kRows == 1>(rows, panel, 0, part, peaks, to);
+  }
   for (size_t first = 0; first < to.num_columns; first += kTileColumns, part.bytes += part.size) {
-    multiply_tile<kColumns, kRows, kVectorsOf<kColumns, kRows>>(rows, panel, first, part, peaks, to);
+    multiply_tile<kColumns, kRows, kVectors, false>(rows, panel, first, part, peaks, to);
   }
 }
 
