@@ -1,4 +1,5 @@
-// What the sampler asks of a row of scores; but for summaries, of rows that a graph has computed.
+// What the operator Summary, and the sampler, want to know of a row of scores. The sampler's functions are
+// called with what a graph has computed.
 #include "vocabulary.h"
 
 #include <algorithm>
