@@ -82,6 +82,7 @@ def test_golden_check_of_an_int8_bundle(copy: Path) -> None:
         load_model("mine", copy, Config(), Metrics(()))
 
 
+@pytest.mark.usefixtures("exact_products")
 def test_kernels_that_are_not_exact(copy: Path, caplog: pytest.LogCaptureFixture) -> None:
     spoil_kernel_check(copy)
     with pytest.raises(BundleError, match=r"'mine' is int8, and .* saturate") as caught:
@@ -95,6 +96,7 @@ def test_kernels_that_are_not_exact(copy: Path, caplog: pytest.LogCaptureFixture
     assert "saturate" in caplog.text
 
 
+@pytest.mark.usefixtures("exact_products")
 def test_kernel_check_says_what_the_processor_does(int8: Path) -> None:
     session = Session(int8 / KERNEL_CHECK, SessionOptions())
     products = [session.run({"rows": np.full((n, 64), 255, np.uint8)}) for n in (1, 16)]
