@@ -161,9 +161,10 @@ void multiply_rows(size_t num_rows, const uint8_t* rows, const Panel& panel, con
   // Nothing but this tile reads the panel.
   const bool follows = kFollowsReads && kTileColumns == kColumns && ahead.size == panel.ahead.size;
   if (follows) part.size = 0;
-  // One row waits for its weights; with more, asking for them costs nothing.
-  if (kRows == 1 && follows) {
-    return multiply_tile<kColumns, kRows, kVectors, kRows == 1>(rows, panel, 0, part, peaks, to);
+  if constexpr (kRows == 1) {  // one row waits for its weights; with more, asking costs nothing
+    if (follows) {
+      return multiply_tile<kColumns, kRows, kVectors, true>(rows, panel, 0, part, peaks, to);
+    }
   }
   for (size_t first = 0; first < to.num_columns; first += kTileColumns, part.bytes += part.size) {
     multiply_tile<kColumns, kRows, kVectors, false>(rows, panel, first, part, peaks, to);

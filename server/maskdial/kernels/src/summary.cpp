@@ -5,7 +5,6 @@
 //   peaks    float (rows): that logit; not a number if any is not
 //   totals   double (rows): the sum of e to the power of each one's distance from it; 0 if that is not
 //            finite
-//
 #include "summary.h"
 
 #include "operator.h"
