@@ -5,6 +5,7 @@
 
 #include "blocks.h"
 #include "full_softmax.h"
+#include "int8_softmax.h"
 #include "norms.h"
 #include "products.h"
 #include "quantization.h"

@@ -4,7 +4,6 @@
 // compiled with AVX-512 must not be the one that the linker keeps for every processor.
 #pragma once
 
-#include "products.h"
 #include "quantization.h"
 #include "vectors.h"
 
@@ -154,8 +153,8 @@ constexpr size_t kFloatRows = 1, kFloatVectors = 16;
 
 // kRows rows of a matrix times kVectors vectors of columns, in the order of the inner index:
 // out[r][c] = factors[r] * sum over i < size of left[r][i] * right[i][c]
-template <size_t kRows, size_t kVectors, typename Right>
-inline void multiply_floats_tile(const float* left, size_t left_stride, const Right* right,
+template <size_t kRows, size_t kVectors>
+inline void multiply_floats_tile(const float* left, size_t left_stride, const float* right,
                                  size_t right_stride, size_t size, const float* factors,
                                  float* const* out, size_t column) {
   Floats sums[kRows][kVectors];
@@ -181,8 +180,8 @@ inline void multiply_floats_tile(const float* left, size_t left_stride, const Ri
   }
 }
 
-template <size_t kRows, typename Right>
-void multiply_floats(size_t num_rows, const float* left, size_t left_stride, const Right* right,
+template <size_t kRows>
+void multiply_floats(size_t num_rows, const float* left, size_t left_stride, const float* right,
                      size_t right_stride, size_t size, const float* factors, float* const* out,
                      size_t num_columns) {
   if constexpr (kRows > 1) {
@@ -239,11 +238,8 @@ float soften(float* scores, size_t length, size_t stride) {
   return 1.0f / sum_of_lanes(sums);
 }
 
-// Softens the scores of all rows, [num_rows][score_stride], and adds up the values by them, times
-// the values' factors unless these are null.
-template <typename Value>
-void weigh(const Queries& queries, float* scores, const Value* values, size_t value_stride,
-           const float* value_factors) {
+// Softens the scores of all rows, [num_rows][score_stride], and adds up the values by them.
+void weigh(const Queries& queries, float* scores, const float* values) {
   const size_t stride = queries.score_stride(), size = queries.head_size;
   float factors[kFloatRows];
   float* out[kFloatRows];
@@ -251,15 +247,10 @@ void weigh(const Queries& queries, float* scores, const Value* values, size_t va
     const size_t some = queries.num_rows - row < kFloatRows ? queries.num_rows - row : kFloatRows;
     for (size_t r = 0; r < some; ++r) {
       const size_t token = (row + r) / queries.group, head = (row + r) % queries.group;
-      float* weights = scores + (row + r) * stride;
-      const size_t length = queries.length(row + r);
-      factors[r] = soften(weights, length, stride);
-      for (size_t i = 0; i < length && value_factors != nullptr; i += kWidth) {
-        store(weights + i, mul(load(weights + i), load(value_factors + i)));
-      }
+      factors[r] = soften(scores + (row + r) * stride, queries.length(row + r), stride);
       out[r] = queries.out + token * queries.out_stride + head * size;
     }
-    multiply_floats<kFloatRows>(some, scores + row * stride, stride, values, value_stride,
+    multiply_floats<kFloatRows>(some, scores + row * stride, stride, values, size,
                                 queries.length(row + some - 1), factors, out, size);
   }
 }
@@ -285,57 +276,7 @@ void attend(const Queries& queries, const FloatHead& head, float* scratch) {
                                   factors, out, kKeyBlock);
     }
   }
-  weigh<float>(queries, scratch, head.values, size, nullptr);
-}
-
-// The headers of count tokens: their factors, and their corrections unless these are null.
-inline void read_headers(const int8_t* tokens, size_t token_bytes, size_t count, float* factors,
-                         int32_t* corrections) {
-  size_t i = 0;
-#if defined(__AVX512VNNI__)
-  const __m512i lanes =
-      _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
-  const __m512i offsets =
-      _mm512_mullo_epi32(lanes, _mm512_set1_epi32(static_cast<int>(token_bytes)));
-  for (; i + 16 <= count; i += 16) {
-    const int8_t* header = tokens + i * token_bytes;
-    store(factors + i, _mm512_i32gather_ps(offsets, header, 1));
-    if (corrections == nullptr) continue;
-    header += offsetof(Int8Header, correction);
-    store_sums(corrections + i, _mm512_i32gather_epi32(offsets, header, 1));
-  }
-#endif
-  for (; i < count; ++i) {
-    Int8Header header;
-    std::memcpy(&header, tokens + i * token_bytes, sizeof(header));
-    factors[i] = header.factor;
-    if (corrections != nullptr) corrections[i] = header.correction;
-  }
-}
-
-void attend_int8(const Queries& queries, const Int8Head& head, float* scratch) {
-  const size_t stride = queries.score_stride(), size = queries.head_size;
-  const size_t token_bytes = sizeof(Int8Header) + size, longest = queries.longest();
-  float* transposed = scratch + queries.num_rows * stride;
-  for (size_t start = 0; start < longest; start += kKeyPanel) {
-    const size_t count = longest - start < kKeyPanel ? longest - start : kKeyPanel;
-    const int8_t* tokens = head.keys + start * token_bytes;
-    transpose<kKeyPanel>(tokens + sizeof(Int8Header), token_bytes, count, size / kQuad, transposed);
-    float factors[kKeyPanel] = {};
-    int32_t corrections[kKeyPanel] = {};
-    read_headers(tokens, token_bytes, count, factors, corrections);
-    const Panel panel = {reinterpret_cast<const int8_t*>(transposed), size / kQuad, factors,
-                         corrections, nullptr};
-    // The rows before see none of these keys.
-    const size_t first =
-        start < queries.first_length ? 0 : (start - queries.first_length + 1) * queries.group;
-    multiply<kKeyPanel>(head.rows + first * size, queries.num_rows - first, panel,
-                        head.factors + first, {scratch + first * stride + start, stride, kKeyPanel});
-  }
-  float* value_factors = transposed + size * kKeyBlock;
-  read_headers(head.values, token_bytes, longest, value_factors, nullptr);
-  std::memset(value_factors + longest, 0, (stride - longest) * sizeof(float));
-  weigh(queries, scratch, head.values + sizeof(Int8Header), token_bytes, value_factors);
+  weigh(queries, scratch, head.values);
 }
 
 }  // namespace

@@ -21,7 +21,8 @@
 
 namespace {
 
-// kWidth floats or sums are a vector; each sum adds up the products of quads of bytes.
+// kWidth floats or sums are a vector; each sum adds up the products of quads of bytes, or of pairs of
+// 16-bit integers.
 #if defined(__AVX512VNNI__)
 
 constexpr size_t kWidth = 16;
@@ -29,10 +30,6 @@ using Floats = __m512;
 using Sums = __m512i;
 
 inline Floats load(const float* p) { return _mm512_loadu_ps(p); }
-inline Floats load(const int8_t* p) {
-  const __m128i bytes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));
-  return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(bytes));
-}
 inline void store(float* p, Floats v) { _mm512_storeu_ps(p, v); }
 inline Floats splat(float v) { return _mm512_set1_ps(v); }
 inline Floats add(Floats a, Floats b) { return _mm512_add_ps(a, b); }
@@ -83,6 +80,28 @@ inline Sums add_products(Sums sums, Inputs inputs, Weights weights) {
   return _mm512_dpbusd_epi32(sums, inputs, weights);
 }
 
+inline void store_integers(int16_t* p, Floats v) {
+  const __m256i integers = _mm512_cvtepi32_epi16(_mm512_cvtps_epi32(v));
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), integers);
+}
+inline Sums zero_sums() { return _mm512_setzero_si512(); }
+using Pairs = __m512i;
+inline Pairs splat_pair(const int16_t* pair) {
+  int32_t both;
+  std::memcpy(&both, pair, sizeof(both));
+  return _mm512_set1_epi32(both);
+}
+inline Pairs load_pairs(const int8_t* p, const int8_t* q) {
+  const __m128i first = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));
+  const __m128i second = _mm_loadu_si128(reinterpret_cast<const __m128i*>(q));
+  const __m256i low = _mm256_castsi128_si256(_mm_unpacklo_epi8(first, second));
+  return _mm512_cvtepi8_epi16(
+      _mm256_inserti128_si256(low, _mm_unpackhi_epi8(first, second), 1));
+}
+inline Sums add_pair_products(Sums sums, Pairs a, Pairs b) {
+  return _mm512_dpwssd_epi32(sums, a, b);
+}
+
 #elif defined(__AVX2__)
 
 constexpr size_t kWidth = 8;
@@ -90,10 +109,6 @@ using Floats = __m256;
 using Sums = __m256i;
 
 inline Floats load(const float* p) { return _mm256_loadu_ps(p); }
-inline Floats load(const int8_t* p) {
-  const __m128i bytes = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(p));
-  return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(bytes));
-}
 inline void store(float* p, Floats v) { _mm256_storeu_ps(p, v); }
 inline Floats splat(float v) { return _mm256_set1_ps(v); }
 inline Floats add(Floats a, Floats b) { return _mm256_add_ps(a, b); }
@@ -163,7 +178,6 @@ inline Sums add_products(Sums sums, Inputs inputs, Weights weights) {
 // magnitude. Together, they lack the same in all columns.
 #define SIGNED_INPUTS
 #define INVERTED_WEIGHTS
-inline Sums zero_sums() { return _mm256_setzero_si256(); }
 inline Sums missing_of(const uint8_t* row, size_t size) {
   const __m256i zero_points = _mm256_set1_epi8(-128);
   __m256i sums = _mm256_setzero_si256();
@@ -193,6 +207,32 @@ inline Sums add_products(Sums sums, Inputs inputs, Weights weights) {
 }
 #endif
 
+inline void store_integers(int16_t* p, Floats v) {
+  const __m256i integers = _mm256_cvtps_epi32(v);
+  const __m128i packed = _mm_packs_epi32(_mm256_castsi256_si128(integers),
+                                         _mm256_extracti128_si256(integers, 1));
+  _mm_storeu_si128(reinterpret_cast<__m128i*>(p), packed);
+}
+inline Sums zero_sums() { return _mm256_setzero_si256(); }
+using Pairs = __m256i;
+inline Pairs splat_pair(const int16_t* pair) {
+  int32_t both;
+  std::memcpy(&both, pair, sizeof(both));
+  return _mm256_set1_epi32(both);
+}
+inline Pairs load_pairs(const int8_t* p, const int8_t* q) {
+  const __m128i first = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(p));
+  const __m128i second = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(q));
+  return _mm256_cvtepi8_epi16(_mm_unpacklo_epi8(first, second));
+}
+inline Sums add_pair_products(Sums sums, Pairs a, Pairs b) {
+#if defined(__AVXVNNI__)
+  return _mm256_dpwssd_avx_epi32(sums, a, b);
+#else
+  return _mm256_add_epi32(sums, _mm256_madd_epi16(a, b));
+#endif
+}
+
 #elif defined(NEON)
 
 constexpr size_t kWidth = 4;
@@ -200,12 +240,6 @@ using Floats = float32x4_t;
 using Sums = int32x4_t;
 
 inline Floats load(const float* p) { return vld1q_f32(p); }
-inline Floats load(const int8_t* p) {
-  int32_t bytes;
-  std::memcpy(&bytes, p, sizeof(bytes));
-  const int16x8_t halves = vmovl_s8(vreinterpret_s8_s32(vdup_n_s32(bytes)));
-  return vcvtq_f32_s32(vmovl_s16(vget_low_s16(halves)));
-}
 inline void store(float* p, Floats v) { vst1q_f32(p, v); }
 inline Floats splat(float v) { return vdupq_n_f32(v); }
 inline Floats add(Floats a, Floats b) { return vaddq_f32(a, b); }
@@ -267,6 +301,23 @@ inline Sums add_products(Sums sums, Inputs inputs, Weights weights) {
 #endif
 }
 
+inline void store_integers(int16_t* p, Floats v) { vst1_s16(p, vmovn_s32(vcvtnq_s32_f32(v))); }
+struct Pairs {
+  int16x4_t first, second;
+};
+inline Pairs splat_pair(const int16_t* pair) { return {vdup_n_s16(pair[0]), vdup_n_s16(pair[1])}; }
+inline int16x4_t load_widened(const int8_t* p) {
+  int32_t bytes;
+  std::memcpy(&bytes, p, sizeof(bytes));
+  return vget_low_s16(vmovl_s8(vreinterpret_s8_s32(vdup_n_s32(bytes))));
+}
+inline Pairs load_pairs(const int8_t* p, const int8_t* q) {
+  return {load_widened(p), load_widened(q)};
+}
+inline Sums add_pair_products(Sums sums, const Pairs& a, const Pairs& b) {
+  return vmlal_s16(vmlal_s16(sums, a.first, b.first), a.second, b.second);
+}
+
 #else
 
 constexpr size_t kWidth = 1;
@@ -274,7 +325,6 @@ using Floats = float;
 using Sums = int32_t;
 
 inline Floats load(const float* p) { return *p; }
-inline Floats load(const int8_t* p) { return *p; }
 inline void store(float* p, Floats v) { *p = v; }
 inline Floats splat(float v) { return v; }
 inline Floats add(Floats a, Floats b) { return a + b; }
@@ -312,6 +362,19 @@ inline Sums add_products(Sums sums, Inputs inputs, Weights weights) {
     sums += static_cast<int32_t>((inputs >> (8 * i)) & 0xff) * weights[i];
   }
   return sums;
+}
+
+inline void store_integers(int16_t* p, Floats v) {
+  *p = static_cast<int16_t>(std::nearbyintf(v));
+}
+inline Sums zero_sums() { return 0; }
+struct Pairs {
+  int32_t first, second;
+};
+inline Pairs splat_pair(const int16_t* pair) { return {pair[0], pair[1]}; }
+inline Pairs load_pairs(const int8_t* p, const int8_t* q) { return {*p, *q}; }
+inline Sums add_pair_products(Sums sums, const Pairs& a, const Pairs& b) {
+  return sums + a.first * b.first + a.second * b.second;
 }
 
 #endif
