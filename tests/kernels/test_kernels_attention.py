@@ -162,8 +162,10 @@ def rounded(heads: Floats) -> Floats:
     return np.asarray(integers * (peak / np.float32(127)), np.float32)
 
 
-def expected(shape: Shape, qkv: Floats) -> NDArray[np.float64]:
-    """One text's attention in NumPy; qkv (length, columns)."""
+def expected(
+    shape: Shape, qkv: Floats
+) -> tuple[NDArray[np.float64], NDArray[np.float64] | float]:
+    """One text's attention in NumPy, and how far rounded weights may be off; qkv (length, columns)."""
     length = len(qkv)
     # In float32 up to the rounding to integers, so that none is rounded to its neighbor.
     parts = qkv.reshape(length, -1, shape.size).copy()
@@ -188,7 +190,30 @@ def expected(shape: Shape, qkv: Floats) -> NDArray[np.float64]:
     weights = np.exp(scores - scores.max(axis=2, keepdims=True))
     weights /= weights.sum(axis=2, keepdims=True)
     result: NDArray[np.float64] = np.einsum("hqk,khd->qhd", weights, value).reshape(length, -1)
-    return result
+    return result, most_rounded(weights, value).reshape(length, -1) if shape.int8 else 0.0
+
+
+def most_rounded(weights: NDArray[np.float64], value: NDArray[np.float64]) -> NDArray[np.float64]:
+    """How far results may be off because weights over a cache of int8 have 15 bits.
+
+    In each block of 512 tokens, a weight times its value's step is off by at most half of a 32767th
+    of the largest such product.
+
+    Args:
+        weights: softmax weights [heads, queries, keys].
+        value: the keys' values [keys, heads, size], as they are in the cache.
+
+    Returns:
+        [queries, heads, size].
+    """
+    step = np.abs(value).max(axis=2) / 127
+    bound = np.zeros((weights.shape[1], *value.shape[1:]))
+    for start in range(0, len(value), 512):
+        block = slice(start, start + 512)
+        most = (weights[:, :, block] * step[block].T[:, None]).max(axis=2)
+        integers = np.abs(value[block] / step[block, :, None]).sum(axis=0)
+        bound += 0.5 / 32767 * most.T[:, :, None] * integers
+    return bound
 
 
 SHAPES = [
@@ -218,7 +243,8 @@ def test_attention_is_numpys_in_one_piece_in_chunks_and_step_by_step(
     for length in (1, 2, 15, 64, 65, 150):
         qkv = rng.standard_normal((1, length, shape.columns), np.float32)
         whole = Cache(session, shape, 1, 160).run(qkv, [length])
-        np.testing.assert_allclose(whole[0], expected(shape, qkv[0]), rtol=1e-4, atol=2e-5)
+        exact, rounding = expected(shape, qkv[0])
+        assert (np.abs(whole[0] - exact) <= 1e-4 * np.abs(exact) + 2e-5 + rounding).all()
         for pieces in ([1] * min(length, 70), [7] * (length // 7), [length // 2]):
             cache, start = Cache(session, shape, 1, 160), 0
             for piece in [*pieces, length - sum(pieces)]:
@@ -226,6 +252,27 @@ def test_attention_is_numpys_in_one_piece_in_chunks_and_step_by_step(
                     part = cache.run(qkv[:, start : start + piece], [start + piece])
                     np.testing.assert_array_equal(part[0], whole[0, start : start + piece])
                 start += piece
+
+
+@pytest.mark.parametrize("length", [511, 512, 513, 1025])
+def test_many_tokens_of_int8_are_added_up_in_blocks(
+    kernels: Kernels, processor: str, length: int
+) -> None:
+    """The largest integers, whose sum needs 31 bits, and an odd number of tokens at the cache's end."""
+    shape = Shape(3, 1, 16, int8=True)
+    rng = np.random.default_rng(length)
+    qkv = rng.standard_normal((1, length, shape.columns), np.float32)
+    qkv[0, :, : 3 * 16] = 0  # equal weights
+    qkv[0, :, -16:] = np.float32(1) + np.float32(0.5) * (np.arange(16) == 3)
+    session = open_attention(kernels.path, shape, threads=2)
+    whole = Cache(session, shape, 1, length).run(qkv, [length])
+    exact, rounding = expected(shape, qkv[0])
+    assert (np.abs(whole[0] - exact) <= 1e-5 * np.abs(exact) + rounding).all()
+    cache, start = Cache(session, shape, 1, length), 0
+    for stop in (length - 507, length - 2, length - 1, length):
+        part = cache.run(qkv[:, start:stop], [stop])
+        np.testing.assert_array_equal(part[0], whole[0, start:stop])
+        start = stop
 
 
 @both

@@ -61,18 +61,26 @@ def test_a_token_takes_less_than_a_third_of_the_memory(kernels: Kernels) -> None
 def test_perplexity_rises_by_less_than_a_five_hundredth(
     kernels: Kernels, sample: NDArray[np.int64]
 ) -> None:
-    losses = []
-    for int8 in (False, True):
-        runner, total = starter_runner(kernels, int8=int8), []
-        for start in range(0, min(len(sample), 8 * LENGTH) - LENGTH + 1, LENGTH):
-            tokens = sample[start : start + LENGTH]
-            logits = np.asarray(runner.prefill(0, tokens, 0, LENGTH), np.float64)[:-1]
-            logits -= logits.max(axis=1, keepdims=True)
-            normal = np.log(np.exp(logits).sum(axis=1))
-            total.append(normal - logits[np.arange(LENGTH - 1), tokens[1:]])
-        losses.append(np.mean(total))
-    assert losses[0] != losses[1]
-    assert np.exp(losses[1] - losses[0]) < 1.002
+    """That of texts drawn from the model itself: the divergence from its own probabilities.
+
+    It needs far less text than the perplexity of one next token at each place, whose standard error
+    is 0.13% for this sample, since activations of 8 bits round otherwise after any small change.
+    """
+    runners = [starter_runner(kernels, int8=int8) for int8 in (False, True)]
+    divergences = []
+    for start in range(0, min(len(sample), 8 * LENGTH) - LENGTH + 1, LENGTH):
+        floats, integers = (
+            log_softmax(runner.prefill(0, sample[start : start + LENGTH], 0, LENGTH))
+            for runner in runners
+        )
+        divergences.append((np.exp(floats) * (floats - integers)).sum(axis=1).mean())
+    assert 0 < np.mean(divergences) < np.log(1.002)
+
+
+def log_softmax(logits: NDArray[np.float32]) -> NDArray[np.float64]:
+    """The logarithms of the probabilities, over the last axis."""
+    shifted = logits.astype(np.float64) - logits.max(axis=-1, keepdims=True)
+    return np.asarray(shifted - np.log(np.exp(shifted).sum(axis=-1, keepdims=True)))
 
 
 def test_pieces_copies_and_company_change_no_bit(

@@ -166,8 +166,9 @@ void quantize_blocks(const float* row, size_t size, size_t block_size, int8_t* v
   }
 }
 
-// Adds the products of kRows rows and kVectors vectors of columns in a chunk.
-template <size_t kRows, size_t kVectors>
+// Adds the products of kRows rows and kVectors vectors of columns in a chunk. With kForeseen, the
+// processor knows by itself what will be read.
+template <bool kForeseen, size_t kRows, size_t kVectors>
 inline void add_chunk(const uint8_t* weights, const int8_t* values, size_t row_stride,
                       Sums (&sums)[kRows][kVectors]) {
   // Few sums would wait for each other, so there are more: integers add up in any order.
@@ -181,7 +182,7 @@ inline void add_chunk(const uint8_t* weights, const int8_t* values, size_t row_s
     }
   }
   UNROLL for (size_t octet = 0; octet < kChunk / kOctet; ++octet) {
-    for (size_t byte = 0; byte < kVectors * kWidth * kQuad; byte += kLine) {
+    for (size_t byte = 0; byte < kVectors * kWidth * kQuad && !kForeseen; byte += kLine) {
       __builtin_prefetch(weights + kBlockPrefetched + byte);
     }
     UNROLL for (size_t half = 0; half < 2; ++half) {
@@ -227,7 +228,7 @@ void finish_block_tile(const float* totals, size_t num_rows, size_t num_columns,
 
 // A tile of kRows rows and kVectors vectors of columns. Most blocks are a single chunk each (kSingle):
 // without a loop over chunks, more sums and totals stay in registers.
-template <size_t kRows, size_t kVectors, bool kSingle>
+template <size_t kRows, size_t kVectors, bool kSingle, bool kForeseen>
 void multiply_block_tile(const BlockRows& rows, size_t row, const BlockPanel& panel, size_t first,
                          const Result& to) {
   const size_t row_stride = panel.num_chunks * kChunk, num_blocks = panel.num_blocks();
@@ -250,7 +251,7 @@ void multiply_block_tile(const BlockRows& rows, size_t row, const BlockPanel& pa
     const size_t left = panel.num_chunks - chunk;
     const size_t end = chunk + (left < panel.chunks_per_block ? left : panel.chunks_per_block);
     do {
-      add_chunk(weights, values, row_stride, sums);
+      add_chunk<kForeseen>(weights, values, row_stride, sums);
       weights += kChunkBytes;
       values += kChunk;
     } while (++chunk < end && !kSingle);
@@ -279,9 +280,15 @@ void multiply_block_rows(const BlockRows& rows, size_t row, size_t num_rows,
     }
   }
   constexpr size_t kVectors = kVectorsOf<kPanel4, kRows>;
-  const auto multiply_tile = panel.chunks_per_block == 1
-                                 ? multiply_block_tile<kRows, kVectors, true>
-                                 : multiply_block_tile<kRows, kVectors, false>;
+  const bool single = panel.chunks_per_block == 1;
+  auto multiply_tile = single ? multiply_block_tile<kRows, kVectors, true, false>
+                              : multiply_block_tile<kRows, kVectors, false, false>;
+  if constexpr (kRows == 1) {  // one row waits for its weights, as in multiply_rows
+    if (kFollowsReads) {
+      multiply_tile = single ? multiply_block_tile<kRows, kVectors, true, true>
+                             : multiply_block_tile<kRows, kVectors, false, true>;
+    }
+  }
   for (size_t first = 0; first < to.num_columns; first += kVectors * kWidth) {
     multiply_tile(rows, row, panel, first, to);
   }

@@ -1,7 +1,9 @@
-// The operator MaskedAttention(query, key, value, bias?, lengths) -> y
+// The operator MaskedAttention(query, key, value, bias?, lengths, rows?) -> y
 //
 //   query, key, value   float (batch, length, num_heads * head_size), texts padded to the right; or
 //                       (tokens, 1, num_heads * head_size), texts one after the other (Pack)
+//   rows                int64 (queries): which of the packed tokens the queries are of, if not of all;
+//                       query is then (queries, 1, num_heads * head_size)
 //   bias                float (3 * num_heads * head_size), added to query, key and value
 //   lengths             int32 (batch): the tokens of each text, at least 1
 //   y                   like query; zeros where it is padded
@@ -48,9 +50,10 @@ class MaskedAttention {
   }
 
  private:
-  // Some queries of a text, whose first token has the row `row` of the inputs.
+  // Some queries, from the row `query` on, of a text, whose first token has the row `row` of keys and
+  // values. The queries are those of the tokens from `start` on, or of any if all tokens are seen.
   struct Block {
-    size_t row, length, start;
+    size_t query, count, row, length, start;
   };
 
   struct Pass {
@@ -65,10 +68,9 @@ class MaskedAttention {
       const size_t head = task % op->heads_ * head_size;
       // Only these keys are copied and transposed.
       const size_t window = op->window_ != 0 ? op->window_ : block.length;
-      const size_t count = std::min(kTaskQueries, block.length - block.start);
       const size_t from = block.start < window ? 0 : block.start + 1 - window;
-      const size_t to = std::min(block.length, block.start + count - 1 + window);
-      const size_t start = (block.row + block.start) * columns + head;
+      const size_t to = std::min(block.length, block.start + block.count - 1 + window);
+      const size_t start = block.query * columns + head;
       const size_t text = (block.row + from) * columns + head;
       const FullQueries queries = {
           query + start,
@@ -78,7 +80,7 @@ class MaskedAttention {
           bias == nullptr ? nullptr : bias + head,
           bias == nullptr ? nullptr : bias + columns + head,
           bias == nullptr ? nullptr : bias + 2 * columns + head,
-          count,
+          block.count,
           block.start - from,
           to - from,
           window,
@@ -97,21 +99,34 @@ class MaskedAttention {
     const Tensor key = Tensor::input(api_, context, 1), value = Tensor::input(api_, context, 2);
     const Tensor bias = Tensor::input(api_, context, 3, true);
     const Tensor lengths = Tensor::input(api_, context, 4);
+    const Tensor rows = Tensor::input(api_, context, 5, true);
     require(query.type == kFloat && key.type == kFloat && value.type == kFloat &&
                 lengths.type == kInt32,
             "types");
-    require(query.dims.size() == 3 && query.dims == key.dims && query.dims == value.dims &&
-                lengths.dims.size() == 1,
+    require(query.dims.size() == 3 && key.dims.size() == 3 && key.dims == value.dims &&
+                query.dim(2) == key.dim(2) && lengths.dims.size() == 1,
             "shapes");
+    if (rows.data == nullptr) {
+      require(query.dims == key.dims, "shapes");
+    } else {
+      require(packed_ && rows.type == kInt64 && rows.dims.size() == 1 &&
+                  query.dim(0) == rows.size() && query.dim(1) == 1,
+              "rows");
+    }
     Pass pass{this, query.floats(), key.floats(), value.floats(), bias.floats(), nullptr,
               query.dim(2), query.dim(2) / heads_};
     require(pass.head_size > 0 && pass.head_size * heads_ == pass.columns, "head size");
     require(bias.data == nullptr || (bias.type == kFloat && bias.size() == 3 * pass.columns),
             "bias");
     pass.out = Tensor::output(api_, context, 0, query.dims);
-    require(packed_ ? query.dim(1) == 1 : query.dim(0) == lengths.dim(0), "batch");
-    divide(static_cast<const int32_t*>(lengths.data), lengths.dim(0), query.dim(packed_ ? 0 : 1),
-           pass);
+    require(packed_ ? key.dim(1) == 1 : key.dim(0) == lengths.dim(0), "batch");
+    const auto* each = static_cast<const int32_t*>(lengths.data);
+    if (rows.data == nullptr) {
+      divide(each, lengths.dim(0), key.dim(packed_ ? 0 : 1), pass);
+    } else {
+      divide_rows(each, lengths.dim(0), key.dim(0), static_cast<const int64_t*>(rows.data),
+                  rows.size(), pass);
+    }
     return pass;
   }
 
@@ -123,7 +138,8 @@ class MaskedAttention {
       require(lengths[text] > 0 && static_cast<size_t>(lengths[text]) <= room, "lengths");
       const auto length = static_cast<size_t>(lengths[text]);
       for (size_t start = 0; start < length; start += kTaskQueries) {
-        pass.blocks.push_back({row, length, start});
+        pass.blocks.push_back(
+            {row + start, std::min(kTaskQueries, length - start), row, length, start});
       }
       row += length;
       if (packed_) continue;
@@ -132,6 +148,36 @@ class MaskedAttention {
       row += num_rows - length;
     }
     require(!packed_ || row == num_rows, "lengths");
+  }
+
+  // The same for queries of some of num_tokens packed tokens, in any order. Those of a text that follow
+  // one another share a block; through a window, only if their tokens do, too.
+  void divide_rows(const int32_t* lengths, size_t num_texts, size_t num_tokens,
+                   const int64_t* rows, size_t num_rows, Pass& pass) const {
+    std::vector<size_t> ends;
+    size_t end = 0;
+    for (size_t text = 0; text < num_texts; ++text) {
+      require(lengths[text] > 0, "lengths");
+      ends.push_back(end += static_cast<size_t>(lengths[text]));
+    }
+    require(end == num_tokens, "lengths");
+    for (size_t i = 0; i < num_rows; ++i) {
+      require(rows[i] >= 0 && static_cast<size_t>(rows[i]) < num_tokens, "rows");
+      const auto token = static_cast<size_t>(rows[i]);
+      const size_t text = static_cast<size_t>(
+          std::upper_bound(ends.begin(), ends.end(), token) - ends.begin());
+      const size_t first = text == 0 ? 0 : ends[text - 1];
+      if (!pass.blocks.empty()) {
+        Block& last = pass.blocks.back();
+        const bool follows = window_ == 0 || token == first + last.start + last.count;
+        // Rows may be given twice; attention expects no more queries than tokens.
+        if (last.row == first && follows && last.count < std::min(kTaskQueries, last.length)) {
+          ++last.count;
+          continue;
+        }
+      }
+      pass.blocks.push_back({i, 1, first, ends[text] - first, window_ == 0 ? 0 : token - first});
+    }
   }
 
   static void require(bool fits, const char* what) {
@@ -150,11 +196,13 @@ class MaskedAttention {
 const OrtCustomOp kMaskedAttentionOp = [] {
   OrtCustomOp table = operator_table<MaskedAttention>();
   table.GetName = [](const OrtCustomOp*) { return "MaskedAttention"; };
-  table.GetInputType = [](const OrtCustomOp*, size_t i) { return i == 4 ? kInt32 : kFloat; };
-  table.GetInputTypeCount = [](const OrtCustomOp*) -> size_t { return 5; };
+  table.GetInputType = [](const OrtCustomOp*, size_t i) {
+    return i == 4 ? kInt32 : i == 5 ? kInt64 : kFloat;
+  };
+  table.GetInputTypeCount = [](const OrtCustomOp*) -> size_t { return 6; };
   table.GetOutputTypeCount = [](const OrtCustomOp*) -> size_t { return 1; };
   table.GetInputCharacteristic = [](const OrtCustomOp*, size_t i) {
-    return i == 3 ? kOptional : kRequired;
+    return i == 3 || i == 5 ? kOptional : kRequired;
   };
   return table;
 }();
