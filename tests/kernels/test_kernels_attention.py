@@ -262,7 +262,7 @@ def test_many_tokens_of_int8_are_added_up_in_blocks(
     shape = Shape(3, 1, 16, int8=True)
     rng = np.random.default_rng(length)
     qkv = rng.standard_normal((1, length, shape.columns), np.float32)
-    qkv[0, :, : 3 * 16] = 0  # equal weights
+    qkv[0, :, 3 * 16 : 4 * 16] = 1  # equal keys, and so equal weights
     qkv[0, :, -16:] = np.float32(1) + np.float32(0.5) * (np.arange(16) == 3)
     session = open_attention(kernels.path, shape, threads=2)
     whole = Cache(session, shape, 1, length).run(qkv, [length])

@@ -70,7 +70,7 @@ def test_perplexity_rises_by_less_than_a_five_hundredth(
     divergences = []
     for start in range(0, min(len(sample), 8 * LENGTH) - LENGTH + 1, LENGTH):
         floats, integers = (
-            log_softmax(runner.prefill(0, sample[start : start + LENGTH], 0, LENGTH))
+            log_softmax(np.asarray(runner.prefill(0, sample[start : start + LENGTH], 0, LENGTH)))
             for runner in runners
         )
         divergences.append((np.exp(floats) * (floats - integers)).sum(axis=1).mean())

@@ -8,44 +8,19 @@ which text a token is of, ``Pack`` (``src/packing.cpp``) puts the texts one afte
 rows, which end with zeros.
 """
 
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from onnx import GraphProto, NodeProto, TensorProto, helper, numpy_helper
+from onnx import GraphProto, NodeProto, TensorProto, helper
 
 from maskdial.kernels.join import join_norms
-from maskdial.kernels.nodes import DOMAIN, attributes_of
+from maskdial.kernels.nodes import DOMAIN, RESIDUAL_NORMS, Values, attributes_of
 
 _LENGTHS = "lengths"
 _MASKED = -10_000  # scores this low have no weight
 _TOKENS = frozenset({"input_ids", "token_type_ids"})
 _ATTENTION_DEFAULTS: dict[str, float] = {"mask_filter_value": -10_000.0, "unidirectional": 0}
 
-# Operators that compute each token of their first input by itself, with constants.
-_ROWWISE = frozenset(
-    {
-        "BiasGelu",
-        "Cast",
-        "Erf",
-        "FastGelu",
-        "Gelu",
-        "Identity",
-        "LayerNormalization",
-        "Linear",
-        "Linear4",
-        "MatMul",
-        "MatMulNBits",
-        "QuickGelu",
-        "Relu",
-        "Sigmoid",
-        "SimplifiedLayerNormalization",
-        "Tanh",
-    }
-)
-# Those of several inputs, which broadcast.
-_ELEMENTWISE = frozenset({"Add", "Div", "Mul", "Pow", "Sub"})
-_RESIDUAL_NORMS = frozenset({"SkipLayerNormalization", "SkipSimplifiedLayerNormalization"})
-_NORMS = _RESIDUAL_NORMS | {"LayerNormalization", "SimplifiedLayerNormalization"}
+_NORMS = RESIDUAL_NORMS | {"LayerNormalization", "SimplifiedLayerNormalization"}
 # What is worth packing its inputs for; other operators are packed if an input is.
 _HEAVY = _NORMS | {
     "Linear",
@@ -103,14 +78,12 @@ class _Plan:
     entries: set[str] = field(default_factory=set)
 
 
-class _Analysis:
+class _Analysis(Values):
     """Which values of a graph have a row for each token, (batch, length, ...)."""
 
     def __init__(self, graph: GraphProto) -> None:
-        self._graph = graph
-        self._initializers = {each.name: each for each in graph.initializer}
+        super().__init__(graph)
         self._inputs = {each.name for each in graph.input}
-        self._producers = {name: node for node in graph.node for name in node.output if name}
 
     def masks_padding_only(self, node: NodeProto) -> bool:
         """Whether a node is attention of texts within their lengths, perhaps through a window."""
@@ -121,7 +94,7 @@ class _Analysis:
             return False
         if scores and not self.window(node):
             return False
-        if lengths != _LENGTHS or lengths not in self._inputs or not self._is_constant(bias, True):
+        if lengths != _LENGTHS or lengths not in self._inputs or not self.is_constant(bias, True):
             return False
         attributes = attributes_of(node)
         return all(
@@ -133,16 +106,16 @@ class _Analysis:
         """How far away tokens are not seen any more, if that is all that the bias says; else 0."""
         name, chain = node.input[5] if len(node.input) > 5 else "", []
         for kind in ("Mul", "Unsqueeze", "Cast", "GreaterOrEqual", "Abs", "Sub"):
-            producer = self._producers.get(name)
+            producer = self.producers.get(name)
             if producer is None or producer.op_type != kind:
                 return 0
             chain.append(producer)
             name = producer.input[0]
         mul, unsqueeze, _, compare, _, difference = chain
-        masked, size = self._numbers(mul.input[1]), self._numbers(compare.input[1])
-        if len(masked) != 1 or masked[0] > _MASKED or self._numbers(unsqueeze.input[1]) != [0, 1]:
+        masked, size = self.numbers(mul.input[1]), self.numbers(compare.input[1])
+        if len(masked) != 1 or masked[0] > _MASKED or self.numbers(unsqueeze.input[1]) != [0, 1]:
             return 0
-        places = [self._producers.get(each) for each in difference.input]
+        places = [self.producers.get(each) for each in difference.input]
         if [self._axis_of_places(each) for each in places] != [1, 0] or len(size) != 1:
             return 0
         return max(size[0], 0)
@@ -151,25 +124,25 @@ class _Analysis:
         """The axis that was added to the places 0, 1, ... of tokens; -1 if it is something else."""
         if node is None or node.op_type != "Unsqueeze":
             return -1
-        places = self._producers.get(node.input[0])
+        places = self.producers.get(node.input[0])
         if places is None or places.op_type != "Range":
             return -1
         first, count, step = places.input
-        squeeze = self._producers.get(count)
+        squeeze = self.producers.get(count)
         is_length = squeeze is not None and squeeze.op_type == "Squeeze"
         if squeeze is None or not is_length or not self._is_dim(squeeze.input[0], 1):
             return -1
-        if self._numbers(first) != [0] or self._numbers(step) != [1]:
+        if self.numbers(first) != [0] or self.numbers(step) != [1]:
             return -1
-        axes = self._numbers(node.input[1])
+        axes = self.numbers(node.input[1])
         return axes[0] if len(axes) == 1 else -1
 
     def plan(self) -> _Plan:
         """What to pack."""
         by_token = self._values_by_token()
         plan = _Plan(set(), set())
-        for node in self._graph.node:
-            carried = self._carried(node)
+        for node in self.graph.node:
+            carried = self.carried(node)
             results = [name for name in node.output if name]
             if not carried or not {*carried, *results} <= by_token:
                 continue
@@ -185,8 +158,8 @@ class _Analysis:
         size = -1
         while len(found) > size:
             size = len(found)
-            for node in self._graph.node:
-                carried = self._carried(node)
+            for node in self.graph.node:
+                carried = self.carried(node)
                 results = {name for name in node.output if name}
                 if self._looks_tokens_up(node) or self.masks_padding_only(node):
                     found |= {*carried, *results}
@@ -201,64 +174,48 @@ class _Analysis:
         if node.op_type != "Gather" or attributes_of(node).get("axis", 0) != 0:
             return False
         table, index = node.input
-        if len(self._dims(table)) != 2:
+        if len(self.dims(table)) != 2:
             return False
-        where = self._producers.get(index)
+        where = self.producers.get(index)
         if where is not None and where.op_type == "Where":
             index = where.input[1]
         return index in _TOKENS and index in self._inputs
 
-    def _carried(self, node: NodeProto) -> list[str]:
-        """The inputs that have a row for each token if the results have, and the other way round;
-        empty for an operator that mixes tokens, or that is not known.
-        """
+    def carried(self, node: NodeProto) -> list[str]:
+        """As for any graph, and through what keeps batch and length apart."""
         kind, inputs = node.op_type, list(node.input)
-        attributes = attributes_of(node)
         if kind == "MultiHeadAttention":
             return inputs[:3] if self.masks_padding_only(node) else []
-        if kind in _RESIDUAL_NORMS:
-            return inputs[:2] if self._all_constant(inputs[2:]) else []
-        if kind in _ROWWISE:
-            fits = attributes.get("axis", -1) == -1 and self._all_constant(inputs[1:])
-            fits = fits and attributes.get("to", TensorProto.FLOAT) == TensorProto.FLOAT
-            if kind == "MatMul":
-                fits = fits and len(self._dims(inputs[1])) == 2
-            return inputs[:1] if fits and not self._is_constant(inputs[0]) else []
-        if kind in _ELEMENTWISE:
-            constants = [name for name in inputs if self._is_constant(name)]
-            if all(len(self._dims(name)) <= 1 for name in constants):
-                return [name for name in inputs if name not in constants]
         if kind == "Reshape":
             return inputs[:1] if self._keeps_tokens(inputs[1]) else []
         if kind == "Unsqueeze":
-            axes = self._numbers(inputs[1])
+            axes = self.numbers(inputs[1])
             return inputs[:1] if axes and min(axes) >= 2 else []
         if kind in ("Slice", "Squeeze"):
-            axes = self._numbers(inputs[-1]) if len(inputs) in (2, 4) else []
+            axes = self.numbers(inputs[-1]) if len(inputs) in (2, 4) else []
             rank = self._rank(inputs[0])
             inner = [axis >= 2 or 2 - rank <= axis < 0 for axis in axes]
-            return inputs[:1] if axes and all(inner) and self._all_constant(inputs[1:]) else []
+            return inputs[:1] if axes and all(inner) and self.all_constant(inputs[1:]) else []
         if kind == "Expand":
-            return inputs[:1] if self._numbers(inputs[1])[:2] == [1, 1] else []
-        if kind == "Split":
-            return inputs[:1] if attributes.get("axis", 0) in (-1, 2) else []
+            return inputs[:1] if self.numbers(inputs[1])[:2] == [1, 1] else []
         if kind == "RotaryEmbedding":
-            from_zero = self._numbers(inputs[1]) == [0] and self._all_constant(inputs[2:])
-            return inputs[:1] if from_zero and attributes.get("is_packed_batching", 0) == 0 else []
-        return []
+            from_zero = self.numbers(inputs[1]) == [0] and self.all_constant(inputs[2:])
+            batched = attributes_of(node).get("is_packed_batching", 0) == 0
+            return inputs[:1] if from_zero and batched else []
+        return super().carried(node)
 
     def _keeps_tokens(self, shape: str) -> bool:
         """Whether a shape is (batch, length, ...), with constants after the batch's dimensions."""
-        node = self._producers.get(shape)
+        node = self.producers.get(shape)
         if node is None or node.op_type != "Concat" or len(node.input) < 3:
             return False
         batch, length, *rest = node.input
-        sizes = [number for name in rest for number in self._numbers(name) or [0]]
+        sizes = [number for name in rest for number in self.numbers(name) or [0]]
         return self._is_dim(batch, 0) and self._is_dim(length, 1) and 0 not in sizes
 
     def _rank(self, name: str) -> int:
         """How many dimensions a value has, if it was reshaped just before; else 0."""
-        node = self._producers.get(name)
+        node = self.producers.get(name)
         if node is not None and node.op_type == "Slice":
             return self._rank(node.input[0])
         if node is None or node.op_type != "Reshape" or not self._keeps_tokens(node.input[1]):
@@ -267,11 +224,11 @@ class _Analysis:
 
     def columns(self, shape: str) -> list[int]:
         """The dimensions after batch and length, of a shape for which `_keeps_tokens` holds."""
-        rest = self._producers[shape].input[2:]
-        return [number for name in rest for number in self._numbers(name)]
+        rest = self.producers[shape].input[2:]
+        return [number for name in rest for number in self.numbers(name)]
 
     def _is_dim(self, name: str, index: int) -> bool:
-        node = self._producers.get(name)
+        node = self.producers.get(name)
         if node is None or node.op_type != "Shape":
             return False
         attributes = attributes_of(node)
@@ -279,22 +236,6 @@ class _Analysis:
         source = node.input[0]
         known = source in _TOKENS or (source == _LENGTHS and index == 0)
         return known and source in self._inputs and bounds == (index, index + 1)
-
-    def _is_constant(self, name: str, or_missing: bool = False) -> bool:
-        return name in self._initializers if name else or_missing
-
-    def _all_constant(self, names: Iterable[str]) -> bool:
-        return all(self._is_constant(name, True) for name in names)
-
-    def _dims(self, name: str) -> list[int]:
-        return list(self._initializers[name].dims) if name in self._initializers else []
-
-    def _numbers(self, name: str) -> list[int]:
-        """The values of an initializer of integers that is stored in the graph; else empty."""
-        tensor = self._initializers.get(name)
-        if tensor is None or tensor.data_location == TensorProto.EXTERNAL:
-            return []
-        return [int(number) for number in numpy_helper.to_array(tensor).reshape(-1)]
 
 
 def _pack(graph: GraphProto, plan: _Plan, analysis: _Analysis) -> None:

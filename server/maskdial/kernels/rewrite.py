@@ -29,6 +29,7 @@ from onnx import GraphProto, ModelProto, NodeProto, TensorProto, helper, numpy_h
 
 from maskdial.errors import BundleError, ConfigError
 from maskdial.kernels.join import join_biases, join_products, join_rms_norms
+from maskdial.kernels.narrow import narrow_last_layer
 from maskdial.kernels.nodes import DOMAIN, attributes_of
 from maskdial.kernels.packing import rewrite_masked_attention
 from maskdial.models.bundle import INT8_HEADER
@@ -138,6 +139,7 @@ def rewrite(path: Path, *, int8_cache: bool = False) -> Rewritten:
         rewriter.quantize_cache()
     join_biases(model.graph)
     num_replaced += rewrite_masked_attention(model.graph)
+    narrow_last_layer(model.graph)
     join_products(model.graph)
     join_rms_norms(model.graph)
     if num_replaced:

@@ -1,5 +1,5 @@
 // The operator CausalAttention(query, key?, value?, past_key, past_value, seqlens_k,
-//                              total_sequence_length, cosines?, sines?, new_tokens?)
+//                              total_sequence_length, cosines?, sines?, new_tokens?, rows?)
 //                              -> y, present_key, present_value
 //
 //   query         float (batch, length, num_heads * head_size), or followed by key and value in
@@ -12,6 +12,8 @@
 //   cosines, sines          float (positions, at most head_size / 2), to rotate queries and keys
 //   new_tokens    int32 (batch): the new tokens of each row. The query is then (1, their sum, ...),
 //                 all rows' tokens one after the other, without padding; a row may have none.
+//   rows          int64 (n), with new_tokens: the tokens of the query that attend, in any order. y is then
+//                 (1, n, ...); keys and values of all are stored.
 //   num_heads, kv_num_heads, scale   attributes
 //
 // Inputs and outputs with a cache of floats are those of ONNX Runtime's GroupQueryAttention. Past and present may be the
@@ -60,7 +62,7 @@ class Attention {
     if constexpr (kQuantized) pass.query_factors.reset(new float[num_heads]);
     parallel(context, (pass.num_tokens + kTokensPerTask - 1) / kTokensPerTask, store_task, &pass);
     pass.divide(std::max<size_t>(1, kTaskRows / group_));
-    parallel(context, pass.tasks.size() * kv_heads_, attend_task, &pass);
+    if (!pass.tasks.empty()) parallel(context, pass.tasks.size() * kv_heads_, attend_task, &pass);
   }
 
  private:
@@ -78,9 +80,10 @@ class Attention {
     size_t first, num_new, num_past;
   };
 
-  // Some new tokens of a row, which one thread attends from.
+  // Some new tokens of a row, which one thread attends from; the first one's results are those of the
+  // token `out` of y.
   struct Task {
-    size_t row, start, stop;
+    size_t row, start, stop, out;
   };
 
   struct Pass {
@@ -92,6 +95,9 @@ class Attention {
     size_t query_stride, new_stride;
     std::vector<Row> rows{};
     std::vector<Task> tasks{};
+    bool all_attend = true;
+    const int64_t* selected;  // those that attend otherwise
+    size_t num_selected;
     float* out;
     Element *key, *value;
     // For each row [kv_heads][num_new][group][head_size]; and the same without the last.
@@ -109,12 +115,17 @@ class Attention {
 
     size_t out_stride() const { return op->kv_heads_ * op->group_ * head_size; }
 
-    // Divides all rows into tasks. Those that see the most keys come first.
+    // Divides all tokens that attend into tasks. Those that see the most keys come first.
     void divide(size_t tokens_per_task) {
-      for (size_t row = 0; row < rows.size(); ++row) {
-        for (size_t start = 0; start < rows[row].num_new; start += tokens_per_task) {
-          tasks.push_back({row, start, std::min(rows[row].num_new, start + tokens_per_task)});
+      if (all_attend) {
+        for (size_t row = 0; row < rows.size(); ++row) {
+          for (size_t start = 0; start < rows[row].num_new; start += tokens_per_task) {
+            const size_t stop = std::min(rows[row].num_new, start + tokens_per_task);
+            tasks.push_back({row, start, stop, rows[row].first + start});
+          }
         }
+      } else {
+        divide_selected(tokens_per_task);
       }
       const auto num_keys = [&](const Task& task) { return rows[task.row].num_past + task.stop; };
       std::stable_sort(tasks.begin(), tasks.end(), [&](const Task& a, const Task& b) {
@@ -122,17 +133,37 @@ class Attention {
       });
     }
 
+    // The same if some attend: a task's tokens follow one another.
+    void divide_selected(size_t tokens_per_task) {
+      for (size_t i = 0; i < num_selected; ++i) {
+        const auto token = static_cast<size_t>(selected[i]);
+        const size_t row = row_of(token), place = token - rows[row].first;
+        const bool follows = i > 0 && tasks.back().row == row && tasks.back().stop == place &&
+                             place - tasks.back().start < tokens_per_task;
+        if (follows) {
+          ++tasks.back().stop;
+        } else {
+          tasks.push_back({row, place, place + 1, i});
+        }
+      }
+    }
+
+    // The last row that begins before a token or with it: rows without new tokens come before others.
+    size_t row_of(size_t token) const {
+      const auto after = std::upper_bound(
+          rows.begin(), rows.end(), token, [](size_t t, const Row& row) { return t < row.first; });
+      return static_cast<size_t>(after - rows.begin()) - 1;
+    }
+
     // Puts some tokens' keys and values into the cache and their queries in order; padding, which
     // attends to nothing, becomes zero.
     void store(size_t task) const {
       const size_t last = std::min(num_tokens, (task + 1) * kTokensPerTask);
       for (size_t i = task * kTokensPerTask; i < last; ++i) {
-        const auto after = std::upper_bound(
-            rows.begin(), rows.end(), i, [](size_t token, const Row& row) { return token < row.first; });
-        const size_t row = static_cast<size_t>(after - rows.begin()) - 1;
+        const size_t row = row_of(i);
         if (i < rows[row].first + rows[row].num_new) {
           store(row, i - rows[row].first);
-        } else {
+        } else {  // never with selected tokens, which have no padding
           std::memset(out + i * out_stride(), 0, out_stride() * sizeof(float));
         }
       }
@@ -202,7 +233,7 @@ class Attention {
       const Task& task = tasks[index / kv_heads];
       const size_t head = index % kv_heads;
       const Row& row = rows[task.row];
-      float* to = out + ((row.first + task.start) * kv_heads + head) * group * size;
+      float* to = out + (task.out * kv_heads + head) * group * size;
       const Queries task_queries = {
           (task.stop - task.start) * group, group, size, row.num_past + task.start + 1, to,
           out_stride(),
@@ -275,6 +306,7 @@ class Attention {
       require(query.dim(0) == 1, "batch sizes");
       divide_packed(new_tokens, lengths, key.dim(0), pass);
     }
+    read_selected(Tensor::input(api_, context, 10, true), new_tokens, pass);
     read_rotation(Tensor::input(api_, context, 7, true), Tensor::input(api_, context, 8, true),
                   pass);
     write(context, query, key, pass);
@@ -337,6 +369,19 @@ class Attention {
     pass.new_value = value.floats();
   }
 
+  static void read_selected(const Tensor& selected, const Tensor& new_tokens, Pass& pass) {
+    if (!selected.given()) return;
+    require(new_tokens.data != nullptr && selected.type == kInt64 && selected.dims.size() == 1,
+            "rows");
+    pass.all_attend = false;
+    pass.selected = static_cast<const int64_t*>(selected.data);
+    pass.num_selected = selected.size();
+    for (size_t i = 0; i < pass.num_selected; ++i) {
+      require(pass.selected[i] >= 0 && static_cast<size_t>(pass.selected[i]) < pass.num_tokens,
+              "rows");
+    }
+  }
+
   void read_rotation(const Tensor& cosines, const Tensor& sines, Pass& pass) const {
     require((cosines.data == nullptr) == (sines.data == nullptr), "rotation");
     if (cosines.data == nullptr) return;
@@ -356,8 +401,9 @@ class Attention {
     std::vector<int64_t> dims = past.dims;
     dims[2] = static_cast<int64_t>(pass.max_length);
     const auto columns = static_cast<int64_t>(pass.out_stride());
-    pass.out =
-        Tensor::output<float>(api_, context, 0, {query.dims[0], query.dims[1], columns});
+    const int64_t length =
+        pass.all_attend ? query.dims[1] : static_cast<int64_t>(pass.num_selected);
+    pass.out = Tensor::output<float>(api_, context, 0, {query.dims[0], length, columns});
     pass.key = Tensor::output<Element>(api_, context, 1, dims);
     pass.value = Tensor::output<Element>(api_, context, 2, dims);
     if (pass.key == pass.past_key && pass.value == pass.past_value) return;
@@ -381,9 +427,10 @@ OrtCustomOp attention_table() {
   OrtCustomOp table = operator_table<Attention<Element>>();
   table.GetInputType = [](const OrtCustomOp*, size_t i) {
     if (i == 3 || i == 4) return element_type<Element>;
+    if (i == 10) return kInt64;
     return i == 5 || i == 6 || i == 9 ? kInt32 : kFloat;
   };
-  table.GetInputTypeCount = [](const OrtCustomOp*) -> size_t { return 10; };
+  table.GetInputTypeCount = [](const OrtCustomOp*) -> size_t { return 11; };
   table.GetOutputType = [](const OrtCustomOp*, size_t i) {
     return i == 0 ? kFloat : element_type<Element>;
   };

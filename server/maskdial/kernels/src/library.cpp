@@ -76,6 +76,8 @@ EXPORTED OrtStatus* RegisterCustomOps(OrtSessionOptions* options, const OrtApiBa
       check(*api, api->CustomOpDomain_Add(created, &kPackOp));
       check(*api, api->CustomOpDomain_Add(created, &kUnpackOp));
       check(*api, api->CustomOpDomain_Add(created, &kTokenPositionsOp));
+      check(*api, api->CustomOpDomain_Add(created, &kPackedRowsOp));
+      check(*api, api->CustomOpDomain_Add(created, &kFirstRowsOp));
       check(*api, api->CustomOpDomain_Add(created, &kAddNormOp));
       check(*api, api->CustomOpDomain_Add(created, &kSummaryOp));
       return created;

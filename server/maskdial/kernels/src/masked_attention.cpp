@@ -106,7 +106,7 @@ class MaskedAttention {
     require(query.dims.size() == 3 && key.dims.size() == 3 && key.dims == value.dims &&
                 query.dim(2) == key.dim(2) && lengths.dims.size() == 1,
             "shapes");
-    if (rows.data == nullptr) {
+    if (!rows.given()) {
       require(query.dims == key.dims, "shapes");
     } else {
       require(packed_ && rows.type == kInt64 && rows.dims.size() == 1 &&
@@ -121,7 +121,7 @@ class MaskedAttention {
     pass.out = Tensor::output(api_, context, 0, query.dims);
     require(packed_ ? key.dim(1) == 1 : key.dim(0) == lengths.dim(0), "batch");
     const auto* each = static_cast<const int32_t*>(lengths.data);
-    if (rows.data == nullptr) {
+    if (!rows.given()) {
       divide(each, lengths.dim(0), key.dim(packed_ ? 0 : 1), pass);
     } else {
       divide_rows(each, lengths.dim(0), key.dim(0), static_cast<const int64_t*>(rows.data),

@@ -1,11 +1,15 @@
-// The operators Pack(x, lengths) -> y, Unpack(y, lengths, input_ids) -> x, and
-// TokenPositions(lengths) -> positions
+// The operators Pack(x, lengths) -> y, Unpack(y, lengths, input_ids) -> x,
+// TokenPositions(lengths) -> positions, PackedRows(rows, lengths, input_ids) -> packed_rows, and
+// FirstRows(lengths) -> packed_rows
 //
 //   x           float (batch, length, ...), texts padded to the right
 //   lengths     int32 (batch): the tokens of each text
 //   y           float (tokens, 1, ...), texts one after the other
 //   input_ids   int64 (batch, length), for its shape
 //   positions   int64 (tokens, 1): 0, 1, ... in each text
+//   rows        int64 (n): places of tokens among those of x, counted through all texts with padding
+//   packed_rows int64 (n): the same tokens' places among those of y; or, of FirstRows, (batch): the
+//               place of each text's first token
 //
 // Unpack pads with zeros.
 #include "packing.h"
@@ -119,6 +123,60 @@ class TokenPositions {
   const OrtApi& api_;
 };
 
+class PackedRows {
+ public:
+  PackedRows(const OrtApi& api, const OrtKernelInfo*) : api_(api) {}
+
+  void compute(OrtKernelContext* context) const {
+    const Tensor rows = Tensor::input(api_, context, 0), ids = Tensor::input(api_, context, 2);
+    const Lengths lengths = Lengths::input(api_, context, 1);
+    require(ids.dims.size() == 2 && ids.dim(0) == lengths.each.size(),
+            "input_ids of PackedRows and lengths");
+    require(rows.type == kInt64 && rows.dims.size() == 1, "rows of PackedRows");
+    const std::vector<int64_t> starts = starts_of(lengths);
+    auto* out = Tensor::output<int64_t>(api_, context, 0, rows.dims);
+    const auto width = ids.dims[1];
+    for (size_t i = 0; i < rows.size(); ++i) {
+      const int64_t row = static_cast<const int64_t*>(rows.data)[i];
+      require(row >= 0 && row < ids.dims[0] * width, "rows of PackedRows");
+      const auto text = static_cast<size_t>(row / width);
+      require(static_cast<size_t>(row % width) < lengths.each[text], "rows of PackedRows");
+      out[i] = starts[text] + row % width;
+    }
+  }
+
+  // The place of each text's first token.
+  static std::vector<int64_t> starts_of(const Lengths& lengths) {
+    std::vector<int64_t> starts;
+    size_t start = 0;
+    for (size_t length : lengths.each) {
+      starts.push_back(static_cast<int64_t>(start));
+      start += length;
+    }
+    return starts;
+  }
+
+ private:
+  const OrtApi& api_;
+};
+
+class FirstRows {
+ public:
+  FirstRows(const OrtApi& api, const OrtKernelInfo*) : api_(api) {}
+
+  void compute(OrtKernelContext* context) const {
+    const Lengths lengths = Lengths::input(api_, context, 0);
+    for (size_t length : lengths.each) require(length > 0, "lengths");
+    const std::vector<int64_t> starts = PackedRows::starts_of(lengths);
+    const auto batch = static_cast<int64_t>(starts.size());
+    std::copy(starts.begin(), starts.end(),
+              Tensor::output<int64_t>(api_, context, 0, {batch}));
+  }
+
+ private:
+  const OrtApi& api_;
+};
+
 }  // namespace
 
 const OrtCustomOp kPackOp = [] {
@@ -146,6 +204,28 @@ const OrtCustomOp kUnpackOp = [] {
 const OrtCustomOp kTokenPositionsOp = [] {
   OrtCustomOp table = operator_table<TokenPositions>();
   table.GetName = [](const OrtCustomOp*) { return "TokenPositions"; };
+  table.GetInputType = [](const OrtCustomOp*, size_t) { return kInt32; };
+  table.GetInputTypeCount = [](const OrtCustomOp*) -> size_t { return 1; };
+  table.GetOutputType = [](const OrtCustomOp*, size_t) { return kInt64; };
+  table.GetOutputTypeCount = [](const OrtCustomOp*) -> size_t { return 1; };
+  table.GetInputCharacteristic = [](const OrtCustomOp*, size_t) { return kRequired; };
+  return table;
+}();
+
+const OrtCustomOp kPackedRowsOp = [] {
+  OrtCustomOp table = operator_table<PackedRows>();
+  table.GetName = [](const OrtCustomOp*) { return "PackedRows"; };
+  table.GetInputType = [](const OrtCustomOp*, size_t i) { return i == 1 ? kInt32 : kInt64; };
+  table.GetInputTypeCount = [](const OrtCustomOp*) -> size_t { return 3; };
+  table.GetOutputType = [](const OrtCustomOp*, size_t) { return kInt64; };
+  table.GetOutputTypeCount = [](const OrtCustomOp*) -> size_t { return 1; };
+  table.GetInputCharacteristic = [](const OrtCustomOp*, size_t) { return kRequired; };
+  return table;
+}();
+
+const OrtCustomOp kFirstRowsOp = [] {
+  OrtCustomOp table = operator_table<FirstRows>();
+  table.GetName = [](const OrtCustomOp*) { return "FirstRows"; };
   table.GetInputType = [](const OrtCustomOp*, size_t) { return kInt32; };
   table.GetInputTypeCount = [](const OrtCustomOp*) -> size_t { return 1; };
   table.GetOutputType = [](const OrtCustomOp*, size_t) { return kInt64; };

@@ -57,6 +57,8 @@ struct Tensor {
   const void* data = nullptr;
 
   const float* floats() const { return static_cast<const float*>(data); }
+  // Whether an optional one is there; an empty one may have no data.
+  bool given() const { return data != nullptr || !dims.empty(); }
 
   size_t dim(size_t index) const { return static_cast<size_t>(dims[index]); }
 
