@@ -17,7 +17,8 @@ from onnx import helper
 from maskdial.kernels.installed import Kernels
 
 Floats = NDArray[np.float32]
-NAMES = ("qkv", "", "", "past_key", "past_value", "lengths", "longest", "cos", "sin", "new")
+CACHE = ("past_key", "past_value")
+NAMES = ("qkv", "", "", *CACHE, "lengths", "longest", "cos", "sin", "new", "rows")
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +59,7 @@ def open_attention(
     *,
     joined: bool = True,
     packed: bool = False,
+    selects: bool = False,
     **changes: Any,
 ) -> Any:
     """A session of one operator.
@@ -68,10 +70,12 @@ def open_attention(
         threads: of the session.
         joined: whether queries, keys and values are one input, ``qkv``, or three.
         packed: whether the rows' tokens follow one another without padding; ``new`` counts them.
+        selects: whether only the tokens ``rows`` attend.
         changes: attributes.
     """
     used = {"cos", "sin"} if shape.num_rotated else set()
     used |= {"new"} if packed else set()
+    used |= {"rows"} if selects else set()
     names = [*(NAMES[:3] if joined else ("q", "k", "v")), *NAMES[3:7]]
     names += [name if name in used else "" for name in NAMES[7:]]
     while not names[-1]:
@@ -80,7 +84,8 @@ def open_attention(
     node = helper.make_node(
         shape.operator, names, ["y", "key", "value"], domain="maskdial", **attributes
     )
-    types = dict.fromkeys(("lengths", "longest", "new"), onnx.TensorProto.INT32)
+    types: dict[str, int] = dict.fromkeys(("lengths", "longest", "new"), onnx.TensorProto.INT32)
+    types["rows"] = onnx.TensorProto.INT64
     if shape.int8:
         types |= dict.fromkeys(("past_key", "past_value", "key", "value"), onnx.TensorProto.INT8)
     inputs = [
@@ -131,11 +136,15 @@ class Cache:
         rows: slice = slice(None),
         *,
         new: list[int] | None = None,
+        selected: NDArray[np.int64] | None = None,
     ) -> Floats:
-        """A pass in place; ``lengths`` include the new tokens, which ``new`` counts if packed."""
+        """A pass in place; ``lengths`` include the new tokens, which ``new`` counts if packed.
+
+        ``selected``: the tokens that attend, if not all.
+        """
         binding = self._session.io_binding()
         key, value = self.key[rows], self.value[rows]
-        feeds = {
+        feeds: dict[str, NDArray[Any]] = {
             "qkv": np.ascontiguousarray(qkv),
             "lengths": np.array(lengths, np.int32) - 1,
             "longest": np.array(max(lengths), np.int32),
@@ -143,6 +152,8 @@ class Cache:
         }
         if new is not None:
             feeds["new"] = np.array(new, np.int32)
+        if selected is not None:
+            feeds["rows"] = selected
         for name, array in feeds.items():
             binding.bind_cpu_input(name, array)
         for name, array in (("key", key), ("value", value)):
@@ -162,10 +173,8 @@ def rounded(heads: Floats) -> Floats:
     return np.asarray(integers * (peak / np.float32(127)), np.float32)
 
 
-def expected(
-    shape: Shape, qkv: Floats
-) -> tuple[NDArray[np.float64], NDArray[np.float64] | float]:
-    """One text's attention in NumPy, and how far rounded weights may be off; qkv (length, columns)."""
+def expected(shape: Shape, qkv: Floats) -> tuple[NDArray[np.float64], NDArray[np.float64] | float]:
+    """One text's attention in NumPy, and how far off rounding may be; qkv (length, columns)."""
     length = len(qkv)
     # In float32 up to the rounding to integers, so that none is rounded to its neighbor.
     parts = qkv.reshape(length, -1, shape.size).copy()
@@ -193,7 +202,7 @@ def expected(
     return result, most_rounded(weights, value).reshape(length, -1) if shape.int8 else 0.0
 
 
-def most_rounded(weights: NDArray[np.float64], value: NDArray[np.float64]) -> NDArray[np.float64]:
+def most_rounded(weights: NDArray[Any], value: NDArray[Any]) -> NDArray[np.float64]:
     """How far results may be off because weights over a cache of int8 have 15 bits.
 
     In each block of 512 tokens, a weight times its value's step is off by at most half of a 32767th
@@ -258,7 +267,7 @@ def test_attention_is_numpys_in_one_piece_in_chunks_and_step_by_step(
 def test_many_tokens_of_int8_are_added_up_in_blocks(
     kernels: Kernels, processor: str, length: int
 ) -> None:
-    """The largest integers, whose sum needs 31 bits, and an odd number of tokens at the cache's end."""
+    """The largest integers, whose sum needs 31 bits, and an odd number of tokens."""
     shape = Shape(3, 1, 16, int8=True)
     rng = np.random.default_rng(length)
     qkv = rng.standard_normal((1, length, shape.columns), np.float32)
@@ -344,6 +353,49 @@ def test_steps_and_prompts_share_a_pass_without_padding(
     result = packed.run(np.concatenate(tokens, axis=1), lengths, new=new)
     np.testing.assert_array_equal(result[0], np.concatenate(alone))
     np.testing.assert_array_equal(packed.key[3], before)
+
+
+@both
+@pytest.mark.parametrize("kind", ["last", "some", "any order", "twice", "none"])
+def test_tokens_that_do_not_attend_change_nothing(
+    kernels: Kernels, processor: str, shape: Shape, kind: str
+) -> None:
+    rng = np.random.default_rng(0)
+    past, new = [40, 0, 32, 20, 0, 3], [50, 1, 1, 0, 64, 0]
+    lengths = [a + b for a, b in zip(past, new, strict=True)]
+    qkv = rng.standard_normal((1, sum(new), shape.columns), np.float32)
+    full, some = (
+        Cache(open_attention(kernels.path, shape, 2, packed=True, selects=each), shape, 6, 128)
+        for each in (False, True)
+    )
+    before = rng.standard_normal((6, 40, shape.columns), np.float32)
+    for cache in (full, some):
+        selected = np.arange(240) if cache is some else None
+        cache.run(before.reshape(1, 240, -1), [40] * 6, new=[40] * 6, selected=selected)
+    everything = full.run(qkv, lengths, new=new)
+    selected = {
+        "last": np.cumsum(new)[[0, 1, 2, 4]] - 1,
+        "some": np.flatnonzero(rng.random(sum(new)) < 0.4),
+        "any order": rng.permutation(sum(new))[:30],
+        "twice": np.array([7, 7, 8, 7, 115]),
+        "none": np.arange(0),
+    }[kind]
+    result = some.run(qkv, lengths, new=new, selected=selected)
+    np.testing.assert_array_equal(result[0], everything[0, selected])
+    np.testing.assert_array_equal(some.key, full.key)
+    np.testing.assert_array_equal(some.value, full.value)
+
+
+@pytest.mark.parametrize("rows", [[0, 3], [-1], [[0, 1]]])
+def test_rows_that_do_not_fit_are_errors(kernels: Kernels, rows: Any) -> None:
+    session = open_attention(kernels.path, Shape(4, 4, 16, 16), packed=True, selects=True)
+    good = GOOD | {"qkv": np.zeros((1, 3, 12 * 16), np.float32), "new": np.array([2, 1], np.int32)}
+    session.run(None, good | {"rows": np.array([2, 0])})
+    with pytest.raises(Exception, match="inputs of CausalAttention do not fit: rows"):
+        session.run(None, good | {"rows": np.array(rows)})
+    padded = open_attention(kernels.path, Shape(4, 4, 16, 16), selects=True)
+    with pytest.raises(Exception, match="inputs of CausalAttention do not fit: rows"):
+        padded.run(None, GOOD | {"rows": np.array([0])})
 
 
 @pytest.mark.parametrize(

@@ -30,7 +30,13 @@ class Heads:
         return self.num_heads * self.size
 
     def open(
-        self, kernels: Kernels, *, packed: bool, bias: bool = False, threads: int = 2
+        self,
+        kernels: Kernels,
+        *,
+        packed: bool,
+        bias: bool = False,
+        rows: bool = False,
+        threads: int = 2,
     ) -> ort.InferenceSession:
         return open_operator(
             kernels.path,
@@ -39,6 +45,7 @@ class Heads:
                 **dict.fromkeys("qkv", np.float32),
                 "bias": np.float32 if bias else None,
                 "lengths": np.int32,
+                **({"rows": np.int64} if rows else {}),
             },
             threads=threads,
             num_heads=self.num_heads,
@@ -139,6 +146,54 @@ def test_a_text_does_not_depend_on_company_padding_or_threads(
         (result,) = alone.run(None, feeds_of([text], packed=True, bias=bias))
         np.testing.assert_array_equal(row[: text.shape[1]], result[:, 0])
         np.testing.assert_array_equal(part, result[:, 0])
+
+
+@pytest.mark.parametrize("heads", [HEADS[0], HEADS[5], HEADS[9], HEADS[-1]])
+@pytest.mark.parametrize("kind", ["some", "one", "all", "any order", "more than tokens", "none"])
+def test_queries_of_some_tokens_have_their_results_of_all(
+    kernels: Kernels, processor: str, heads: Heads, kind: str
+) -> None:
+    rng = np.random.default_rng(0)
+    texts = drawn(rng, heads, LENGTHS)
+    feeds = feeds_of(texts, packed=True, bias=rng.standard_normal(3 * heads.columns, np.float32))
+    (everything,) = heads.open(kernels, packed=True, bias=True).run(None, feeds)
+    tokens = sum(LENGTHS)
+    rows = {
+        "some": np.flatnonzero(rng.random(tokens) < 0.3),
+        "one": np.array([77]),
+        "all": np.arange(tokens),
+        "any order": rng.permutation(tokens)[: tokens // 2],
+        "more than tokens": np.sort(rng.integers(0, 6, 400)),  # of texts of 5 tokens and of 1
+        "none": np.arange(0),
+    }[kind]
+    session = heads.open(kernels, packed=True, bias=True, rows=True)
+    (result,) = session.run(None, feeds | {"q": feeds["q"][rows], "rows": rows})
+    np.testing.assert_array_equal(result, everything[rows])
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"rows": np.array([0, 5, 1])},
+        {"rows": np.array([0, -1, 1])},
+        {"rows": np.array([0, 1])},
+        {"rows": np.array([[0, 1, 2]])},
+        {"rows": np.array([0, 1, 2]), "lengths": np.array([4, 2], np.int32)},
+        {"rows": np.array([0, 1, 2]), "lengths": np.array([5, 0], np.int32)},
+        {"rows": np.array([0, 1, 2]), "q": np.zeros((3, 1, 48), np.float32)},
+    ],
+)
+def test_rows_that_do_not_fit_are_errors(kernels: Kernels, changes: dict[str, Any]) -> None:
+    feeds: dict[str, Any] = {name: np.zeros((5, 1, 64), np.float32) for name in "kv"}
+    feeds |= {"q": np.zeros((3, 1, 64), np.float32), "lengths": np.array([4, 1], np.int32)}
+    session = SMALL.open(kernels, packed=True, rows=True)
+    session.run(None, feeds | {"rows": np.array([0, 4, 1])})
+    with pytest.raises(Exception, match="inputs of MaskedAttention do not fit"):
+        session.run(None, feeds | changes)
+    padded: dict[str, Any] = {name: np.zeros((3, 1, 64), np.float32) for name in "qkv"}
+    padded |= {"lengths": np.ones(3, np.int32), "rows": np.arange(3)}
+    with pytest.raises(Exception, match="inputs of MaskedAttention do not fit: rows"):
+        SMALL.open(kernels, packed=False, rows=True).run(None, padded)
 
 
 @pytest.mark.parametrize("heads", [HEADS[0], HEADS[5], HEADS[-1]])
@@ -278,3 +333,32 @@ def test_texts_that_do_not_fit_their_lengths_are_errors(kernels: Kernels) -> Non
             unpack.run(None, {"x": packed, "lengths": lengths, "input_ids": like})
     with pytest.raises(Exception, match="inputs do not fit"):
         positions.run(None, {"lengths": np.array([2, -1], np.int32)})
+
+
+def test_packed_rows_are_where_the_padded_ones_were(kernels: Kernels) -> None:
+    inputs = {"rows": np.int64, "lengths": np.int32, "input_ids": np.int64}
+    packed = open_operator(kernels.path, "PackedRows", inputs, onnx.TensorProto.INT64)
+    lengths, ids = np.array([2, 7, 1, 4], np.int32), np.zeros((4, 7), np.int64)
+    rows = [(3, 0), (1, 6), (0, 1), (1, 0), (2, 0), (1, 6)]
+    feeds = {"rows": np.array([7 * row + place for row, place in rows]), "lengths": lengths}
+    (places,) = packed.run(None, feeds | {"input_ids": ids})
+    starts = np.cumsum(lengths) - lengths
+    np.testing.assert_array_equal(places, [starts[row] + place for row, place in rows])
+    (first,) = open_operator(
+        kernels.path, "FirstRows", {"lengths": np.int32}, onnx.TensorProto.INT64
+    ).run(None, {"lengths": lengths})
+    np.testing.assert_array_equal(first, starts)
+    for wrong in ([2], [-1], [28], [[0]]):  # the first is padding
+        with pytest.raises(Exception, match="do not fit"):
+            packed.run(None, feeds | {"input_ids": ids, "rows": np.array(wrong)})
+    with pytest.raises(Exception, match="do not fit"):
+        packed.run(None, feeds | {"input_ids": ids[:3]})
+
+
+@pytest.mark.parametrize("lengths", [[2, 0], [-1, 2]])
+def test_texts_without_a_first_token_are_errors(kernels: Kernels, lengths: list[int]) -> None:
+    session = open_operator(
+        kernels.path, "FirstRows", {"lengths": np.int32}, onnx.TensorProto.INT64
+    )
+    with pytest.raises(Exception, match="do not fit"):
+        session.run(None, {"lengths": np.array(lengths, np.int32)})

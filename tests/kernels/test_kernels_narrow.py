@@ -1,0 +1,187 @@
+"""The last layer, narrowed to the tokens that the head reads: the same bits, or left as it was."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from numpy.typing import NDArray
+from onnx import helper, numpy_helper
+
+from maskdial.kernels import rewrite as rewriting
+from maskdial.kernels.installed import Kernels
+from maskdial.kernels.rewrite import rewrite
+from maskdial.models.bundle import GRAPH, load_bundle
+from maskdial.models.catalog import STARTER_FOLDER
+from maskdial.runtime.runner import Runner
+from maskdial.runtime.session import Session, SessionOptions, quantize_cache
+from tests.kernels.encoder import (
+    LENGTHS,
+    SIZE,
+    Change,
+    Encoder,
+    feeds,
+    kinds,
+    rewritten,
+)
+
+HYBRID = STARTER_FOLDER / "hybrid"
+
+
+def first_tokens(graph: onnx.GraphProto) -> None:
+    """The head reads each text's first token, as a classifier's does."""
+    reshape, gather = graph.node[-2:]
+    gather.input[:] = [reshape.input[0], "zero"]
+    gather.attribute.append(helper.make_attribute("axis", 1))
+    graph.node.remove(reshape)
+
+
+def masked_tokens(_graph: onnx.GraphProto) -> None:
+    """The head reads the tokens that the request names."""
+
+
+def answers(path: Path, kernels: Kernels, given: dict[str, Any]) -> NDArray[np.float32]:
+    return Session(path, SessionOptions(intra_op_threads=2, kernels=kernels)).run(given)
+
+
+@pytest.mark.parametrize("change", [masked_tokens, first_tokens])
+def test_a_head_gets_the_same_bits(
+    kernels: Kernels, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: Change
+) -> None:
+    path = Encoder(int8=True).save(tmp_path / GRAPH, change)
+    given = feeds()
+    if change is masked_tokens:
+        given["rows"] = np.random.default_rng(0).permutation(given["rows"])[:20]
+    after = kinds(rewritten(path))
+    assert after["Unpack"] == 0
+    assert after["PackedRows" if change is masked_tokens else "FirstRows"] == 1
+    narrowed = answers(path, kernels, given)
+    monkeypatch.setattr(rewriting, "narrow_last_layer", lambda _graph: False)
+    assert kinds(rewritten(path))["Unpack"] == 1
+    np.testing.assert_array_equal(narrowed, answers(path, kernels, given))
+    assert narrowed.shape == (20 if change is masked_tokens else len(LENGTHS), SIZE)
+
+
+def test_company_changes_no_bit(kernels: Kernels, tmp_path: Path) -> None:
+    path = Encoder(int8=True).save(tmp_path / GRAPH, first_tokens)
+    given = feeds()
+    together = answers(path, kernels, given)
+    for row, length in enumerate(LENGTHS):
+        alone = {
+            "input_ids": given["input_ids"][row : row + 1, :length],
+            "lengths": np.array([length], np.int32),
+            "rows": np.arange(1),
+        }
+        np.testing.assert_array_equal(answers(path, kernels, alone)[0], together[row])
+
+
+def returns_hidden(graph: onnx.GraphProto) -> None:
+    graph.output.append(helper.make_tensor_value_info(graph.node[-2].input[0], 1, None))
+
+
+def reads_twice(graph: onnx.GraphProto) -> None:
+    graph.node.append(helper.make_node("Gather", ["all_rows", "rows"], ["again"]))
+    graph.output.append(helper.make_tensor_value_info("again", 1, None))
+
+
+def reads_last_tokens(graph: onnx.GraphProto) -> None:
+    first_tokens(graph)
+    graph.initializer.append(numpy_helper.from_array(np.array(-1), "last"))
+    graph.node[-1].input[1] = "last"
+
+
+def keeps_an_axis(graph: onnx.GraphProto) -> None:
+    first_tokens(graph)
+    graph.node[-1].input[1] = "axis0"
+
+
+def chooses_by_content(graph: onnx.GraphProto) -> None:
+    """The rows that the head reads depend on values, not only on the request."""
+    chosen = helper.make_node("Where", ["any", "rows", "rows"], ["chosen"])
+    graph.initializer.append(numpy_helper.from_array(np.array(True), "any"))
+    graph.node.insert(len(graph.node) - 1, chosen)
+    graph.node[-1].input[1] = "chosen"
+
+
+def returns_attention(graph: onnx.GraphProto) -> None:
+    attended = [node for node in graph.node if node.op_type == "MultiHeadAttention"][-1].output[0]
+    graph.output.append(helper.make_tensor_value_info(attended, 1, None))
+
+
+def has_a_float_product(graph: onnx.GraphProto) -> None:
+    """Its bits depend on how many rows there are."""
+    weight = np.random.default_rng(0).standard_normal((SIZE, SIZE), np.float32)
+    graph.initializer.append(numpy_helper.from_array(weight, "mixing"))
+    reshape = graph.node[-2]
+    product = helper.make_node("MatMul", [reshape.input[0], "mixing"], ["mixed"])
+    reshape.input[0] = "mixed"
+    graph.node.insert(len(graph.node) - 2, product)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        returns_hidden,
+        reads_twice,
+        reads_last_tokens,
+        keeps_an_axis,
+        chooses_by_content,
+        returns_attention,
+        has_a_float_product,
+    ],
+)
+def test_what_others_need_stays_whole(kernels: Kernels, tmp_path: Path, change: Change) -> None:
+    path = Encoder(int8=True).save(tmp_path / GRAPH, change)
+    after = kinds(rewritten(path))
+    assert after["Pack"] == 1
+    assert not after["PackedRows"] + after["FirstRows"]
+    session = Session(path, SessionOptions(kernels=kernels))
+    assert np.isfinite(session.run(feeds())).all()
+
+
+def test_products_of_floats_stay_whole(tmp_path: Path) -> None:
+    assert kinds(rewritten(Encoder().save(tmp_path / GRAPH)))["Unpack"] == 1
+
+
+def test_a_row_that_is_padding_is_an_error(kernels: Kernels, tmp_path: Path) -> None:
+    session = Session(Encoder(int8=True).save(tmp_path / GRAPH), SessionOptions(kernels=kernels))
+    with pytest.raises(Exception, match="rows of PackedRows"):
+        session.run(feeds() | {"rows": np.array([LENGTHS[0]])})
+
+
+@pytest.mark.parametrize("int8", [False, True])
+def test_a_causal_starter_gets_the_same_bits(
+    kernels: Kernels, monkeypatch: pytest.MonkeyPatch, int8: bool
+) -> None:
+    bundle = load_bundle("starter", HYBRID)
+    ids = np.random.default_rng(0).integers(10, bundle.manifest.vocab_size, 60)
+    results = []
+    for narrows in (True, False):
+        if not narrows:
+            monkeypatch.setattr(rewriting, "narrow_last_layer", lambda _graph: False)
+        options, layout = SessionOptions(intra_op_threads=2, kernels=kernels), bundle.manifest.kv
+        assert layout is not None
+        if int8:
+            layout, options = quantize_cache(layout, options)
+        graph = onnx.load_from_string(rewrite(bundle.graph, int8_cache=int8).model).graph
+        attention = [node for node in graph.node if node.op_type.endswith("CausalAttention")][-1]
+        assert len(attention.input) == (11 if narrows else 10)
+        vocab_size = bundle.manifest.vocab_size
+        runner = Runner(
+            Session(bundle.graph, options), layout, slots=3, max_length=64, vocab_size=vocab_size
+        )
+        passes = [
+            runner.prefill(0, ids[:40], 0),
+            runner.prefill(1, ids[:20], 0, 7),
+            runner.decode(ids[40:42], np.array([40, 20]), np.array([0, 1])),
+            runner.prefill_together(1, [ids[5:20], ids[20:23]]),
+        ]
+        passes = [np.array(each) for each in passes]
+        assert runner.decode_and_prefill is not None
+        together = runner.decode_and_prefill(
+            ids[:3], np.array([41, 0, 3]), np.array([2, 0]), [(1, ids[:9], 0, 1)]
+        )
+        results.append([*passes, np.array(together)])
+    for narrowed, plain in zip(*results, strict=True):
+        np.testing.assert_array_equal(narrowed, plain)
