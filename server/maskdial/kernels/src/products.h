@@ -156,16 +156,15 @@ void multiply_rows(size_t num_rows, const uint8_t* rows, const Panel& panel, con
     }
   }
   constexpr size_t kVectors = kVectorsOf<kColumns, kRows>, kTileColumns = kVectors * kWidth;
-  const size_t num_tiles = (to.num_columns + kTileColumns - 1) / kTileColumns;
-  Ahead part = {ahead.bytes, ahead.size / num_tiles};
-  // Nothing but this tile reads the panel.
-  const bool follows = kFollowsReads && kTileColumns == kColumns && ahead.size == panel.ahead.size;
-  if (follows) part.size = 0;
-  if constexpr (kRows == 1) {  // one row waits for its weights; with more, asking costs nothing
-    if (follows) {
-      return multiply_tile<kColumns, kRows, kVectors, true>(rows, panel, 0, part, peaks, to);
+  if constexpr (kTileColumns == kColumns) {
+    if (kFollowsReads) {  // the panel is read from its beginning to its end, perhaps by this tile only
+      const bool alone = ahead.size == panel.ahead.size;
+      return multiply_tile<kColumns, kRows, kVectors, true>(rows, panel, 0, alone ? Ahead{} : ahead,
+                                                            peaks, to);
     }
   }
+  const size_t num_tiles = (to.num_columns + kTileColumns - 1) / kTileColumns;
+  Ahead part = {ahead.bytes, ahead.size / num_tiles};
   for (size_t first = 0; first < to.num_columns; first += kTileColumns, part.bytes += part.size) {
     multiply_tile<kColumns, kRows, kVectors, false>(rows, panel, first, part, peaks, to);
   }
