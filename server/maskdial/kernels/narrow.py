@@ -10,10 +10,9 @@ from dataclasses import dataclass
 
 from onnx import GraphProto, NodeProto, TensorProto, helper
 
-from maskdial.kernels.nodes import DOMAIN, Values, attributes_of
+from maskdial.kernels.nodes import DOMAIN, QUANTIZED, Values, attributes_of
 
-# Products that give a row the same bits in any company: others may not be narrowed.
-_PRODUCTS = frozenset({"Linear", "Linear4"})
+# Products that may give a row other bits in other company; `QUANTIZED` ones do not.
 _INEXACT = frozenset({"MatMul", "MatMulNBits"})
 _CAUSAL = frozenset({"CausalAttention", "Int8CausalAttention"})
 _ATTENTIONS = _CAUSAL | {"MaskedAttention"}
@@ -108,7 +107,7 @@ class _Narrowing(Values):
         attentions = [self.producers[name] for name in entries if self._is_attention(name)]
         others = [name for name in entries if not self._is_attention(name)]
         kinds = {node.op_type for node in tail}
-        if len(attentions) != 1 or not kinds & _PRODUCTS or kinds & _INEXACT:
+        if len(attentions) != 1 or not kinds & QUANTIZED or kinds & _INEXACT:
             return False
         (attention,) = attentions
         masked = attention.op_type == "MaskedAttention"

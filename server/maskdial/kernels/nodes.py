@@ -8,6 +8,8 @@ from onnx import GraphProto, NodeProto, TensorProto, helper, numpy_helper
 DOMAIN = "maskdial"
 """The domain of our operators."""
 
+QUANTIZED = frozenset({"Linear", "Linear4"})
+"""Products of int8 and int4 weights, before they are joined to others."""
 RESIDUAL_NORMS = frozenset({"SkipLayerNormalization", "SkipSimplifiedLayerNormalization"})
 # Operators that compute each token of their first input by itself, with constants.
 _ROWWISE = frozenset(
@@ -37,6 +39,13 @@ _ELEMENTWISE = frozenset({"Add", "Div", "Mul", "Pow", "Sub"})
 def attributes_of(node: NodeProto) -> dict[str, Any]:
     """The values of a node's attributes by name."""
     return {each.name: helper.get_attribute_value(each) for each in node.attribute}
+
+
+def set_attribute(node: NodeProto, name: str, value: int) -> None:
+    """Gives a node an attribute, in place of the one that it has."""
+    others = [each for each in node.attribute if each.name != name]
+    del node.attribute[:]
+    node.attribute.extend([*others, helper.make_attribute(name, value)])
 
 
 class Values:

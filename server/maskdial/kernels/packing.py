@@ -13,7 +13,14 @@ from dataclasses import dataclass, field
 from onnx import GraphProto, NodeProto, TensorProto, helper
 
 from maskdial.kernels.join import join_norms
-from maskdial.kernels.nodes import DOMAIN, RESIDUAL_NORMS, Values, attributes_of
+from maskdial.kernels.nodes import (
+    DOMAIN,
+    QUANTIZED,
+    RESIDUAL_NORMS,
+    Values,
+    attributes_of,
+    set_attribute,
+)
 
 _LENGTHS = "lengths"
 _MASKED = -10_000  # scores this low have no weight
@@ -50,6 +57,10 @@ def rewrite_masked_attention(graph: GraphProto) -> int:
     else:
         for node in attentions:
             _replace_attention(node, analysis.window(node), packed=False)
+    if any(node.op_type in QUANTIZED for node in graph.node):
+        for node in graph.node:
+            if node.op_type == "MaskedAttention":
+                set_attribute(node, "integers", 1)
     return len(attentions)
 
 
@@ -261,7 +272,7 @@ def _pack(graph: GraphProto, plan: _Plan, analysis: _Analysis) -> None:
                 name = "shape.packed." + ".".join(map(str, shape))
                 constants[name] = helper.make_tensor(name, TensorProto.INT64, [len(shape)], shape)
                 node.input[1] = name
-                _set_attribute(node, "allowzero", 0)
+                set_attribute(node, "allowzero", 0)
             elif node.op_type == "RotaryEmbedding":
                 node.input[1] = "positions.packed"
             elif node.op_type == "MultiHeadAttention":
@@ -293,6 +304,7 @@ def _replace_attention(node: NodeProto, window: int, *, packed: bool) -> None:
         scale=attributes.get("scale", 0.0),
         window=window,
         packed=int(packed),
+        integers=0,
     )
     node.CopyFrom(replacement)
 
@@ -305,9 +317,3 @@ def _rename(node: NodeProto, names: dict[str, str]) -> None:
 
 def _node(kind: str, inputs: list[str], output: str) -> NodeProto:
     return helper.make_node(kind, inputs, [output], domain=DOMAIN)
-
-
-def _set_attribute(node: NodeProto, name: str, value: int) -> None:
-    others = [each for each in node.attribute if each.name != name]
-    del node.attribute[:]
-    node.attribute.extend([*others, helper.make_attribute(name, value)])

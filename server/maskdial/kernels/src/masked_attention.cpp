@@ -7,8 +7,9 @@
 //   bias                float (3 * num_heads * head_size), added to query, key and value
 //   lengths             int32 (batch): the tokens of each text, at least 1
 //   y                   like query; zeros where it is padded
-//   num_heads, scale, window, packed   attributes; scale 0 means 1 / sqrt(head_size); tokens see those
-//                       less than window tokens away, all if it is 0
+//   num_heads, scale, window, packed, integers   attributes; scale 0 means 1 / sqrt(head_size); tokens
+//                       see those less than window tokens away, all if it is 0; with integers,
+//                       numbers are rounded to 12 bits where there is no window
 //
 // A text's results depend on its own tokens only.
 #include "masked_attention.h"
@@ -39,6 +40,7 @@ class MaskedAttention {
     if (window < 0) throw Error("the window of MaskedAttention must not be negative");
     window_ = static_cast<size_t>(window);
     packed_ = int_attribute(api, info, "packed") != 0;
+    integers_ = int_attribute(api, info, "integers") != 0 && window == 0;
   }
 
   void compute(OrtKernelContext* context) const {
@@ -88,7 +90,9 @@ class MaskedAttention {
           op->scale_ != 0 ? op->scale_ : 1.0f / std::sqrt(static_cast<float>(head_size)),
           out + start,
       };
-      op->processor_->attend_fully(queries, thread_scratch(queries.scratch()));
+      const bool rounds = op->integers_ && head_size <= kMostHeadSize;
+      const auto run = rounds ? op->processor_->attend_fully_int16 : op->processor_->attend_fully;
+      run(queries, thread_scratch(queries.scratch()));
     }
   };
 
@@ -188,7 +192,7 @@ class MaskedAttention {
   const Processor* processor_;
   size_t heads_, window_;
   float scale_;
-  bool packed_;
+  bool packed_, integers_;
 };
 
 }  // namespace

@@ -5,6 +5,7 @@
 
 #include "blocks.h"
 #include "full_softmax.h"
+#include "int16_softmax.h"
 #include "int8_softmax.h"
 #include "norms.h"
 #include "products.h"
@@ -32,6 +33,7 @@ const Processor JOIN(processor_, ISA) = {
     .attend = attend,
     .attend_int8 = attend_int8,
     .attend_fully = attend_fully,
+    .attend_fully_int16 = attend_fully_int16,
     .add_norm = add_norm,
     .add_rms_norm = add_rms_norm,
     .summarize = summarize,

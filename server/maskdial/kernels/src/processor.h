@@ -146,7 +146,8 @@ struct FullQueries {
   size_t padded_length() const { return (length + kKeyBlock - 1) / kKeyBlock * kKeyBlock; }
   // A query's scores begin anywhere, and end with whole vectors.
   size_t score_stride() const { return padded_length() + kLanes; }
-  // The floats of scratch memory: keys, values, a tile of queries and their scores.
+  // The floats of scratch memory: keys, values, a tile of queries and their scores. Integers of 16
+  // bits, which need factors, take no more.
   size_t scratch() const {
     return (padded_length() + length + kMostQueries) * padded_size() +
            kMostQueries * score_stride();
@@ -210,6 +211,8 @@ struct Processor {
 
   // The same without a causal mask.
   void (*attend_fully)(const FullQueries& queries, float* scratch);
+  // By integers of 12 bits, for heads of at most kMostHeadSize and without a window.
+  void (*attend_fully_int16)(const FullQueries& queries, float* scratch);
 
   // The layer norm of x + residual; the bias may be null.
   void (*add_norm)(const float* x, const float* residual, size_t size, const float* weight,

@@ -4,6 +4,7 @@
 // compiled with AVX-512 must not be the one that the linker keeps for every processor.
 #pragma once
 
+#include "pairs.h"
 #include "quantization.h"
 #include "vectors.h"
 
@@ -20,8 +21,7 @@ void rotate(const float* head, size_t head_size, const float* cosines, const flo
   std::memcpy(out + 2 * half, head + 2 * half, (head_size - 2 * half) * sizeof(float));
 }
 
-// Heads whose numbers are all smaller are zero: the inverse of a step must be finite.
-constexpr float kLeastPeak = 1e-30f, kMostInteger = 127.0f;
+constexpr float kMostInteger = 127.0f;
 
 float quantize_head(const float* head, size_t head_size, uint8_t* out) {
   const float peak = largest_magnitude(head, head_size);

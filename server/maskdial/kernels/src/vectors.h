@@ -98,6 +98,7 @@ inline Pairs load_pairs(const int8_t* p, const int8_t* q) {
   return _mm512_cvtepi8_epi16(
       _mm256_inserti128_si256(low, _mm_unpackhi_epi8(first, second), 1));
 }
+inline Pairs load_pairs(const int16_t* p) { return _mm512_loadu_si512(p); }
 inline Sums add_pair_products(Sums sums, Pairs a, Pairs b) {
   return _mm512_dpwssd_epi32(sums, a, b);
 }
@@ -225,6 +226,9 @@ inline Pairs load_pairs(const int8_t* p, const int8_t* q) {
   const __m128i second = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(q));
   return _mm256_cvtepi8_epi16(_mm_unpacklo_epi8(first, second));
 }
+inline Pairs load_pairs(const int16_t* p) {
+  return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
+}
 inline Sums add_pair_products(Sums sums, Pairs a, Pairs b) {
 #if defined(__AVXVNNI__)
   return _mm256_dpwssd_avx_epi32(sums, a, b);
@@ -314,6 +318,10 @@ inline int16x4_t load_widened(const int8_t* p) {
 inline Pairs load_pairs(const int8_t* p, const int8_t* q) {
   return {load_widened(p), load_widened(q)};
 }
+inline Pairs load_pairs(const int16_t* p) {
+  const int16x4x2_t pairs = vld2_s16(p);
+  return {pairs.val[0], pairs.val[1]};
+}
 inline Sums add_pair_products(Sums sums, const Pairs& a, const Pairs& b) {
   return vmlal_s16(vmlal_s16(sums, a.first, b.first), a.second, b.second);
 }
@@ -373,6 +381,7 @@ struct Pairs {
 };
 inline Pairs splat_pair(const int16_t* pair) { return {pair[0], pair[1]}; }
 inline Pairs load_pairs(const int8_t* p, const int8_t* q) { return {*p, *q}; }
+inline Pairs load_pairs(const int16_t* p) { return {p[0], p[1]}; }
 inline Sums add_pair_products(Sums sums, const Pairs& a, const Pairs& b) {
   return sums + a.first * b.first + a.second * b.second;
 }
