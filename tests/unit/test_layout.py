@@ -18,7 +18,9 @@ PACKAGES = {
 }
 EXPORT_ONLY = ("torch", "transformers", "onnx", "onnxscript", "maskdial_export")
 # The only modules of the server that need onnx, which is not installed on every platform.
-REWRITERS = tuple(f"maskdial.kernels.{name}" for name in ("join", "nodes", "packing", "rewrite"))
+REWRITERS = tuple(
+    f"maskdial.kernels.{name}" for name in ("join", "narrow", "nodes", "packing", "rewrite")
+)
 # The package module holds the version only, so everything may import it.
 VERSION = {"maskdial", "maskdial.__version__"}
 VERSIONS = {f"{package}.__version__" for package in PACKAGES}

@@ -148,7 +148,7 @@ class Attention {
       }
     }
 
-    // The last row that begins before a token or with it: rows without new tokens come before others.
+    // The row of a token: of those that begin at the same one, all but the last have no new tokens.
     size_t row_of(size_t token) const {
       const auto after = std::upper_bound(
           rows.begin(), rows.end(), token, [](size_t t, const Row& row) { return t < row.first; });
@@ -163,7 +163,7 @@ class Attention {
         const size_t row = row_of(i);
         if (i < rows[row].first + rows[row].num_new) {
           store(row, i - rows[row].first);
-        } else {  // never with selected tokens, which have no padding
+        } else {
           std::memset(out + i * out_stride(), 0, out_stride() * sizeof(float));
         }
       }

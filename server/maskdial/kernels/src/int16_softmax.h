@@ -13,6 +13,7 @@ namespace {
 // and over a block of tokens, fit 32 bits.
 constexpr float kMostElement = 2047.0f, kMostShare = 4095.0f;
 constexpr size_t kShareBlock = 256;
+static_assert(kPairRows <= kMostQueries);
 static_assert(kMostHeadSize * 2047 * 2047 <= INT32_MAX && kShareBlock * 4095 * 2047 <= INT32_MAX);
 
 // Rounds a head, and its bias unless that is null, to integers, followed by zeros up to padded_size.
