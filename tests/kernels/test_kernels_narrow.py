@@ -109,6 +109,20 @@ def returns_attention(graph: onnx.GraphProto) -> None:
     graph.output.append(helper.make_tensor_value_info(attended, 1, None))
 
 
+def has_a_branch(graph: onnx.GraphProto) -> None:
+    """A graph within a node may read any value."""
+    branch = helper.make_graph(
+        [helper.make_node("Identity", ["all_rows"], ["same"])],
+        "branch",
+        [],
+        [helper.make_tensor_value_info("same", 1, None)],
+    )
+    graph.initializer.append(numpy_helper.from_array(np.array(True), "any"))
+    choice = helper.make_node("If", ["any"], ["either"], then_branch=branch, else_branch=branch)
+    graph.node.append(choice)
+    graph.output.append(helper.make_tensor_value_info("either", 1, None))
+
+
 def has_a_float_product(graph: onnx.GraphProto) -> None:
     """Its bits depend on how many rows there are."""
     weight = np.random.default_rng(0).standard_normal((SIZE, SIZE), np.float32)
@@ -128,6 +142,7 @@ def has_a_float_product(graph: onnx.GraphProto) -> None:
         keeps_an_axis,
         chooses_by_content,
         returns_attention,
+        has_a_branch,
         has_a_float_product,
     ],
 )

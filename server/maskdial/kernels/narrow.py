@@ -8,7 +8,7 @@ these alone, and attention has their queries only. Keys and values are computed 
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from onnx import GraphProto, NodeProto, TensorProto, helper
+from onnx import AttributeProto, GraphProto, NodeProto, TensorProto, helper
 
 from maskdial.kernels.nodes import DOMAIN, QUANTIZED, Values, attributes_of
 
@@ -45,6 +45,8 @@ def narrow_last_layer(graph: GraphProto) -> bool:
     Texts must be packed. It does not know all operators that `maskdial.kernels.join` makes, so it
     comes before the last of them.
     """
+    if any(each.type == AttributeProto.GRAPH for node in graph.node for each in node.attribute):
+        return False  # graphs within nodes may read any value
     narrowing = _Narrowing(graph)
     selections = [found for node in graph.node if (found := narrowing.selection(node))]
     return len(selections) == 1 and narrowing.run(selections[0])
@@ -122,19 +124,22 @@ class _Narrowing(Values):
         indexing = self._indexing(selection.rows)
         if indexing is None:
             return False
-        first = self._number_rows(selection, attention) if masked else []
-        rows = _ROWS if masked else selection.rows
+        rows, axis = (_ROWS, 0) if masked else (selection.rows, 1)
         if masked:
-            query = self._gather(attention.input[0], rows, axis=0)
-            first.append(query)
-            attention.input[0] = query.output[0]
-        attention.input.append(rows)
-        gathers = {name: self._gather(name, rows, axis=0 if masked else 1) for name in others}
+            indexing.append(self._number_rows(selection, attention.input[4]))
+            others.append(attention.input[0])
+        gathers = {
+            name: helper.make_node("Gather", [name, rows], [f"{name}.read"], axis=axis)
+            for name in others
+        }
         for node in tail:
             for index, name in enumerate(node.input):
                 if name in gathers:
                     node.input[index] = gathers[name].output[0]
-        self._write(selection, attention, indexing, first, list(gathers.values()), masked=masked)
+        if masked:
+            attention.input[0] = gathers[attention.input[0]].output[0]
+        attention.input.append(rows)
+        self._write(selection, indexing, gathers, axis=1 - axis)
         return True
 
     def _tail(self, selection: _Selection) -> tuple[list[NodeProto], set[str]]:
@@ -183,39 +188,34 @@ class _Narrowing(Values):
             nodes += before
         return [*nodes, node]
 
-    def _number_rows(self, selection: _Selection, attention: NodeProto) -> list[NodeProto]:
-        lengths = attention.input[4]
+    def _number_rows(self, selection: _Selection, lengths: str) -> NodeProto:
+        """What tells which of the packed tokens are read."""
         if not selection.rows:
-            return [helper.make_node("FirstRows", [lengths], [_ROWS], domain=DOMAIN)]
+            return helper.make_node("FirstRows", [lengths], [_ROWS], domain=DOMAIN)
         inputs = [selection.rows, lengths, "input_ids"]
-        return [helper.make_node("PackedRows", inputs, [_ROWS], domain=DOMAIN)]
-
-    def _gather(self, name: str, rows: str, *, axis: int) -> NodeProto:
-        return helper.make_node("Gather", [name, rows], [f"{name}.read"], axis=axis)
+        return helper.make_node("PackedRows", inputs, [_ROWS], domain=DOMAIN)
 
     def _write(
         self,
         selection: _Selection,
-        attention: NodeProto,
-        indexing: Iterable[NodeProto],
-        first: list[NodeProto],
-        gathers: list[NodeProto],
+        indexing: list[NodeProto],
+        gathers: dict[str, NodeProto],
         *,
-        masked: bool,
+        axis: int,
     ) -> None:
-        """Writes the nodes back: the rows are known before the attention, and read after it."""
-        early = {id(node) for node in indexing}
-        left_out = {id(node) for node in selection.nodes}
-        nodes: list[NodeProto] = list(indexing)
+        """Writes the nodes back: the rows are known first, and read as soon as they are computed.
+
+        ``axis``: of the last layer's result, the one that has a single element.
+        """
+        moved = {id(node) for node in (*indexing, *selection.nodes)}
+        nodes = list(indexing)
         for node in self.graph.node:
-            if id(node) == id(attention):
-                nodes += [*first, node, *gathers]
-            elif id(node) == id(selection.nodes[0]):
+            if id(node) == id(selection.nodes[0]):
                 inputs = [selection.hidden, _AXIS]
                 nodes.append(helper.make_node("Squeeze", inputs, [selection.result]))
-            elif id(node) not in left_out | early:
+            elif id(node) not in moved:
                 nodes.append(node)
-        axis = helper.make_tensor(_AXIS, TensorProto.INT64, [1], [1 if masked else 0])
+            nodes += [gathers[name] for name in node.output if name in gathers]
         del self.graph.node[:]
         self.graph.node.extend(nodes)
-        self.graph.initializer.append(axis)
+        self.graph.initializer.append(helper.make_tensor(_AXIS, TensorProto.INT64, [1], [axis]))
