@@ -16,15 +16,7 @@ from maskdial.models.bundle import GRAPH, load_bundle
 from maskdial.models.catalog import STARTER_FOLDER
 from maskdial.runtime.runner import Runner
 from maskdial.runtime.session import Session, SessionOptions, quantize_cache
-from tests.kernels.encoder import (
-    LENGTHS,
-    SIZE,
-    Change,
-    Encoder,
-    feeds,
-    kinds,
-    rewritten,
-)
+from tests.kernels.encoder import LENGTHS, SIZE, Change, Encoder, feeds, kinds, rewritten
 
 HYBRID = STARTER_FOLDER / "hybrid"
 
@@ -57,7 +49,7 @@ def test_a_head_gets_the_same_bits(
     assert after["Unpack"] == 0
     assert after["PackedRows" if change is masked_tokens else "FirstRows"] == 1
     narrowed = answers(path, kernels, given)
-    monkeypatch.setattr(rewriting, "narrow_last_layer", lambda _graph: False)
+    monkeypatch.setattr(rewriting, "narrow_last_layer", lambda _graph: None)
     assert kinds(rewritten(path))["Unpack"] == 1
     np.testing.assert_array_equal(narrowed, answers(path, kernels, given))
     assert narrowed.shape == (20 if change is masked_tokens else len(LENGTHS), SIZE)
@@ -174,7 +166,7 @@ def test_a_causal_starter_gets_the_same_bits(
     results = []
     for narrows in (True, False):
         if not narrows:
-            monkeypatch.setattr(rewriting, "narrow_last_layer", lambda _graph: False)
+            monkeypatch.setattr(rewriting, "narrow_last_layer", lambda _graph: None)
         options, layout = SessionOptions(intra_op_threads=2, kernels=kernels), bundle.manifest.kv
         assert layout is not None
         if int8:

@@ -43,6 +43,13 @@ def test_everything_between_embeddings_and_head_is_packed(tmp_path: Path) -> Non
     assert [each.name for each in after.output] == [each.name for each in before.output]
 
 
+@pytest.mark.parametrize("int8", [False, True])
+def test_attention_is_by_integers_where_products_are(tmp_path: Path, int8: bool) -> None:
+    after = rewritten(Encoder(int8=int8).save(tmp_path / GRAPH))
+    attentions = [node for node in after.node if node.op_type == "MaskedAttention"]
+    assert [helper.get_node_attr_value(node, "integers") for node in attentions] == [int8] * LAYERS
+
+
 def test_packed_texts_have_the_answers_of_padded_ones(
     kernels: Kernels, processor: str, tmp_path: Path
 ) -> None:

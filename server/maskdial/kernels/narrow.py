@@ -14,8 +14,7 @@ from maskdial.kernels.nodes import DOMAIN, QUANTIZED, Values, attributes_of
 
 # Products that may give a row other bits in other company; `QUANTIZED` ones do not.
 _INEXACT = frozenset({"MatMul", "MatMulNBits"})
-_CAUSAL = frozenset({"CausalAttention", "Int8CausalAttention"})
-_ATTENTIONS = _CAUSAL | {"MaskedAttention"}
+_ATTENTIONS = frozenset({"CausalAttention", "Int8CausalAttention", "MaskedAttention"})
 _NUM_CAUSAL_INPUTS = 10  # the last one counts the new tokens of each row
 # What may compute the head's rows from the graph's inputs.
 _INDEXING = frozenset({"Cast", "Reshape", "Squeeze", "Unsqueeze"})
@@ -39,17 +38,19 @@ class _Selection:
     rows: str
 
 
-def narrow_last_layer(graph: GraphProto) -> bool:
-    """Rewrites a graph in place whose attentions are the kernels'; returns whether it did.
+def narrow_last_layer(graph: GraphProto) -> None:
+    """Rewrites a graph in place whose attentions are the kernels', unless its last layer has other
+    readers or operators.
 
     Texts must be packed. It does not know all operators that `maskdial.kernels.join` makes, so it
     comes before the last of them.
     """
     if any(each.type == AttributeProto.GRAPH for node in graph.node for each in node.attribute):
-        return False  # graphs within nodes may read any value
+        return  # graphs within nodes may read any value
     narrowing = _Narrowing(graph)
     selections = [found for node in graph.node if (found := narrowing.selection(node))]
-    return len(selections) == 1 and narrowing.run(selections[0])
+    if len(selections) == 1:
+        narrowing.run(selections[0])
 
 
 class _Narrowing(Values):
@@ -103,14 +104,14 @@ class _Narrowing(Values):
         users = {id(user) for name in names for user in self._users.get(name, [])}
         return self._outputs.isdisjoint(names) and users <= ids
 
-    def run(self, selection: _Selection) -> bool:
+    def run(self, selection: _Selection) -> None:
         """Narrows what computes a selection, unless something stands in the way."""
         tail, entries = self._tail(selection)
         attentions = [self.producers[name] for name in entries if self._is_attention(name)]
         others = [name for name in entries if not self._is_attention(name)]
         kinds = {node.op_type for node in tail}
         if len(attentions) != 1 or not kinds & QUANTIZED or kinds & _INEXACT:
-            return False
+            return
         (attention,) = attentions
         masked = attention.op_type == "MaskedAttention"
         unpacked = any(node.op_type == "Unpack" for node in selection.nodes)
@@ -120,10 +121,10 @@ class _Narrowing(Values):
             or not self._only_used_by(tail, attention.output[0])
             or not self._by_token().issuperset(others)
         ):
-            return False
+            return
         indexing = self._indexing(selection.rows)
         if indexing is None:
-            return False
+            return
         rows, axis = (_ROWS, 0) if masked else (selection.rows, 1)
         if masked:
             indexing.append(self._number_rows(selection, attention.input[4]))
@@ -140,7 +141,6 @@ class _Narrowing(Values):
             attention.input[0] = gathers[attention.input[0]].output[0]
         attention.input.append(rows)
         self._write(selection, indexing, gathers, axis=1 - axis)
-        return True
 
     def _tail(self, selection: _Selection) -> tuple[list[NodeProto], set[str]]:
         """What only the selection needs, and computes each token by itself; and what it reads."""

@@ -41,13 +41,6 @@ def attributes_of(node: NodeProto) -> dict[str, Any]:
     return {each.name: helper.get_attribute_value(each) for each in node.attribute}
 
 
-def set_attribute(node: NodeProto, name: str, value: int) -> None:
-    """Gives a node an attribute, in place of the one that it has."""
-    others = [each for each in node.attribute if each.name != name]
-    del node.attribute[:]
-    node.attribute.extend([*others, helper.make_attribute(name, value)])
-
-
 class Values:
     """The values of a graph: constants, and what computes the others.
 

@@ -13,14 +13,7 @@ from dataclasses import dataclass, field
 from onnx import GraphProto, NodeProto, TensorProto, helper
 
 from maskdial.kernels.join import join_norms
-from maskdial.kernels.nodes import (
-    DOMAIN,
-    QUANTIZED,
-    RESIDUAL_NORMS,
-    Values,
-    attributes_of,
-    set_attribute,
-)
+from maskdial.kernels.nodes import DOMAIN, QUANTIZED, RESIDUAL_NORMS, Values, attributes_of
 
 _LENGTHS = "lengths"
 _MASKED = -10_000  # scores this low have no weight
@@ -56,11 +49,7 @@ def rewrite_masked_attention(graph: GraphProto) -> int:
         join_norms(graph, {_packed(name) for name in plan.values})
     else:
         for node in attentions:
-            _replace_attention(node, analysis.window(node), packed=False)
-    if any(node.op_type in QUANTIZED for node in graph.node):
-        for node in graph.node:
-            if node.op_type == "MaskedAttention":
-                set_attribute(node, "integers", 1)
+            _replace_attention(node, analysis, packed=False)
     return len(attentions)
 
 
@@ -90,10 +79,15 @@ class _Plan:
 
 
 class _Analysis(Values):
-    """Which values of a graph have a row for each token, (batch, length, ...)."""
+    """Which values of a graph have a row for each token, (batch, length, ...).
+
+    Attributes:
+        is_quantized: whether the graph has products of int8 or int4.
+    """
 
     def __init__(self, graph: GraphProto) -> None:
         super().__init__(graph)
+        self.is_quantized = any(node.op_type in QUANTIZED for node in graph.node)
         self._inputs = {each.name for each in graph.input}
 
     def masks_padding_only(self, node: NodeProto) -> bool:
@@ -272,11 +266,11 @@ def _pack(graph: GraphProto, plan: _Plan, analysis: _Analysis) -> None:
                 name = "shape.packed." + ".".join(map(str, shape))
                 constants[name] = helper.make_tensor(name, TensorProto.INT64, [len(shape)], shape)
                 node.input[1] = name
-                set_attribute(node, "allowzero", 0)
+                _set_attribute(node, "allowzero", 0)
             elif node.op_type == "RotaryEmbedding":
                 node.input[1] = "positions.packed"
             elif node.op_type == "MultiHeadAttention":
-                _replace_attention(node, analysis.window(node), packed=True)
+                _replace_attention(node, analysis, packed=True)
             _rename(node, packed)
         nodes.append(node)
         for name in results:
@@ -293,7 +287,7 @@ def _packed(name: str) -> str:
     return f"{name}.packed"
 
 
-def _replace_attention(node: NodeProto, window: int, *, packed: bool) -> None:
+def _replace_attention(node: NodeProto, analysis: _Analysis, *, packed: bool) -> None:
     attributes = attributes_of(node)
     replacement = helper.make_node(
         "MaskedAttention",
@@ -302,9 +296,9 @@ def _replace_attention(node: NodeProto, window: int, *, packed: bool) -> None:
         domain=DOMAIN,
         num_heads=attributes["num_heads"],
         scale=attributes.get("scale", 0.0),
-        window=window,
+        window=analysis.window(node),
         packed=int(packed),
-        integers=0,
+        integers=int(analysis.is_quantized),
     )
     node.CopyFrom(replacement)
 
@@ -317,3 +311,9 @@ def _rename(node: NodeProto, names: dict[str, str]) -> None:
 
 def _node(kind: str, inputs: list[str], output: str) -> NodeProto:
     return helper.make_node(kind, inputs, [output], domain=DOMAIN)
+
+
+def _set_attribute(node: NodeProto, name: str, value: int) -> None:
+    others = [each for each in node.attribute if each.name != name]
+    del node.attribute[:]
+    node.attribute.extend([*others, helper.make_attribute(name, value)])
