@@ -236,12 +236,11 @@ void multiply_block_tile(const BlockRows& rows, size_t row, const BlockPanel& pa
   const int8_t* values = rows.values + row * row_stride;
   const int32_t* starts = rows.starts + row * num_blocks;
   const float* peaks = rows.peaks + row * num_blocks;
-  const float* factors = panel.factors + first;
   Floats totals[kRows][kVectors];
   UNROLL for (size_t r = 0; r < kRows; ++r) {
     UNROLL for (size_t v = 0; v < kVectors; ++v) totals[r][v] = splat(0.0f);
   }
-  for (size_t block = 0, chunk = 0; block < num_blocks; ++block, factors += kPanel4) {
+  for (size_t block = 0, chunk = 0; block < num_blocks; ++block) {
     Sums sums[kRows][kVectors];
     UNROLL for (size_t r = 0; r < kRows; ++r) {
       UNROLL for (size_t v = 0; v < kVectors; ++v) {
@@ -255,6 +254,9 @@ void multiply_block_tile(const BlockRows& rows, size_t row, const BlockPanel& pa
       weights += kChunkBytes;
       values += kChunk;
     } while (++chunk < end && !kSingle);
+    // The bytes of a column's quad and its factor are as many.
+    const auto* factors = reinterpret_cast<const float*>(weights);
+    weights += kPanel4 * sizeof(float);
     UNROLL for (size_t r = 0; r < kRows; ++r) {
       const Floats peak = splat(peaks[r * num_blocks + block]);
       UNROLL for (size_t v = 0; v < kVectors; ++v) {

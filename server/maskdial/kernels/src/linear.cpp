@@ -21,12 +21,12 @@
 
 #include <cstring>
 
-#include "packed_bytes.h"
 #include "projection.h"
 
 namespace {
 
-// A weight matrix as panels of kPanel columns; the last one is filled up with zeros.
+// A weight matrix as panels of kPanel columns; the last one is filled up with zeros. A panel is in memory
+// as it is read, from its beginning to its end: corrections, weights, factors, and perhaps biases.
 class Int8Matrix {
  public:
   static constexpr ElementType kType = kInt8;
@@ -36,33 +36,63 @@ class Int8Matrix {
     step_ = float_attribute(api, info, "step");
     by_row_ = int_attribute(api, info, "by_row") != 0;
     if (!(step_ > 0)) throw Error("the step of Linear must be positive");
-    const bool transposed = int_attribute(api, info, "transposed") != 0;
-    const Tensor weight = Tensor::constant(api, info, index, kType);
-    if (weight.dims.size() != 2 || weight.size() == 0) {
+    transposed_ = int_attribute(api, info, "transposed") != 0;
+    weight_ = Tensor::constant(api, info, index, kType);
+    if (weight_.dims.size() != 2 || weight_.size() == 0) {
       throw Error("a weight of Linear must be a matrix");
     }
-    num_inputs_ = weight.dim(transposed ? 1 : 0);
-    num_outputs_ = weight.dim(transposed ? 0 : 1);
+    num_inputs_ = weight_.dim(transposed_ ? 1 : 0);
+    num_outputs_ = weight_.dim(transposed_ ? 0 : 1);
     // A sum of more products of 8 bits could overflow.
     if (num_inputs_ > 65536) throw Error("a weight of Linear has more than 65,536 inputs");
-    const Tensor scale = Tensor::constant(api, info, index + 1, kFloat);
-    if (scale.size() != num_outputs_) throw Error("a scale of Linear does not fit its weight");
-    Tensor bias;
-    if (num_given > index + 2) bias = Tensor::constant(api, info, index + 2, kFloat, true);
-    if (bias.data != nullptr && bias.size() != num_outputs_) {
+    scale_ = Tensor::constant(api, info, index + 1, kFloat);
+    if (scale_.size() != num_outputs_) throw Error("a scale of Linear does not fit its weight");
+    if (num_given > index + 2) bias_ = Tensor::constant(api, info, index + 2, kFloat, true);
+    has_bias_ = bias_.data != nullptr;
+    if (has_bias_ && bias_.size() != num_outputs_) {
       throw Error("a bias of Linear does not fit its weight");
     }
-    pack(static_cast<const int8_t*>(weight.data), transposed, scale.floats(), bias.floats());
   }
 
   size_t num_inputs() const { return num_inputs_; }
   size_t num_outputs() const { return num_outputs_; }
   size_t num_quads() const { return (num_inputs_ + kQuad - 1) / kQuad; }
   size_t num_panels() const { return (num_outputs_ + kPanel - 1) / kPanel; }
-  size_t panel_bytes() const { return num_quads() * kQuad * kPanel; }
-  Ahead panel(size_t index) const {
-    return {packed_.data() + index * panel_bytes(), panel_bytes()};
+  size_t panel_bytes() const {
+    return kColumnBytes + weight_bytes() + kColumnBytes * (has_bias_ ? 2 : 1);
   }
+
+  // Writes the panels, each `stride` bytes after the one before, to zeros.
+  void pack(uint8_t* out, size_t stride) const {
+    const auto* weights = static_cast<const int8_t*>(weight_.data);
+    for (size_t column = 0; column < num_outputs_; ++column) {
+      uint8_t* panel = out + column / kPanel * stride;
+      const size_t lane = column % kPanel;
+      auto* to = reinterpret_cast<int8_t*>(panel + kColumnBytes) + lane * kQuad;
+      int32_t sum = 0;
+      for (size_t i = 0; i < num_inputs_; ++i) {
+        const int8_t weight =
+            transposed_ ? weights[column * num_inputs_ + i] : weights[i * num_outputs_ + column];
+        if (weight == -128) throw Error("a weight of Linear is -128; the least is -127");
+        sum += weight;
+        to[i / kQuad * kPanel * kQuad + i % kQuad] = weight;
+      }
+      const int32_t correction = -128 * sum;
+      const float factor = step_ * scale_.floats()[column];
+      uint8_t* after = panel + kColumnBytes + weight_bytes() + lane * sizeof(float);
+      std::memcpy(panel + lane * sizeof(correction), &correction, sizeof(correction));
+      std::memcpy(after, &factor, sizeof(factor));
+      if (has_bias_) std::memcpy(after + kColumnBytes, bias_.floats() + column, sizeof(float));
+    }
+  }
+
+  // Where they are from now on.
+  void place(const uint8_t* panels, size_t stride) {
+    panels_ = panels;
+    stride_ = stride;
+  }
+
+  Ahead panel(size_t index) const { return {panels_ + index * stride_, panel_bytes()}; }
 
   class Rows {
    public:
@@ -98,48 +128,31 @@ class Int8Matrix {
 
   void multiply(const Processor& processor, const Rows& rows, size_t row, size_t num_rows,
                 size_t panel, const Ahead& ahead, const Result& result) const {
-    const size_t column = panel * kPanel;
-    const Panel columns{reinterpret_cast<const int8_t*>(this->panel(panel).bytes),
+    const uint8_t* bytes = this->panel(panel).bytes;
+    const uint8_t* weights = bytes + kColumnBytes;
+    const auto* factors = reinterpret_cast<const float*>(weights + weight_bytes());
+    const Panel columns{reinterpret_cast<const int8_t*>(weights),
                         num_quads(),
-                        factors_.data() + column,
-                        corrections_.data() + column,
-                        biases_.empty() ? nullptr : biases_.data() + column,
+                        factors,
+                        reinterpret_cast<const int32_t*>(bytes),
+                        has_bias_ ? factors + kPanel : nullptr,
                         ahead};
     processor.multiply(rows.bytes(row), num_rows, columns, rows.peaks(row), result);
   }
 
  private:
-  void pack(const int8_t* weights, bool transposed, const float* scales, const float* biases) {
-    const size_t padded = num_panels() * kPanel;
-    std::vector<uint8_t> packed(num_panels() * panel_bytes());
-    factors_.resize(padded);
-    corrections_.resize(padded);
-    if (biases != nullptr) biases_.resize(padded);
-    for (size_t column = 0; column < num_outputs_; ++column) {
-      auto* out = reinterpret_cast<int8_t*>(packed.data()) + column / kPanel * panel_bytes() +
-                  column % kPanel * kQuad;
-      int32_t sum = 0;
-      for (size_t i = 0; i < num_inputs_; ++i) {
-        const int8_t weight =
-            transposed ? weights[column * num_inputs_ + i] : weights[i * num_outputs_ + column];
-        if (weight == -128) throw Error("a weight of Linear is -128; the least is -127");
-        sum += weight;
-        out[i / kQuad * kPanel * kQuad + i % kQuad] = weight;
-      }
-      corrections_[column] = -128 * sum;
-      factors_[column] = step_ * scales[column];
-      if (biases != nullptr) biases_[column] = biases[column];
-    }
-    packed_ = PackedBytes(packed);
-  }
+  // A number for each column of a panel.
+  static constexpr size_t kColumnBytes = kPanel * sizeof(float);
+  static_assert(sizeof(int32_t) == sizeof(float));
+
+  size_t weight_bytes() const { return num_quads() * kQuad * kPanel; }
 
   float step_ = 0;
-  bool by_row_ = false;
+  bool by_row_ = false, transposed_ = false, has_bias_ = false;
   size_t num_inputs_ = 0, num_outputs_ = 0;
-  PackedBytes packed_;
-  std::vector<float> factors_;
-  std::vector<int32_t> corrections_;
-  std::vector<float> biases_;
+  Tensor weight_, scale_, bias_;  // while the operator is made
+  const uint8_t* panels_ = nullptr;
+  size_t stride_ = 0;
 };
 
 }  // namespace

@@ -17,13 +17,13 @@
 #include <cstring>
 
 #include "linear.h"
-#include "packed_bytes.h"
 #include "projection.h"
 
 namespace {
 
 // A weight matrix as panels of kPanel4 columns of nibbles. What fills up the last panel, and the
-// last chunk of inputs, is zero, as are the inputs there.
+// last chunk of inputs, is zero, as are the inputs there. A panel is in memory as it is read: each
+// block's weights and factors, and perhaps biases.
 class Int4Matrix {
  public:
   static constexpr ElementType kType = kUint8;
@@ -31,14 +31,14 @@ class Int4Matrix {
 
   Int4Matrix(const OrtApi& api, const OrtKernelInfo* info, size_t index, size_t num_given) {
     const int64_t num_inputs = int_attribute(api, info, "num_inputs");
-    const Tensor weight = Tensor::constant(api, info, index, kType);
-    if (num_inputs <= 0 || weight.dims.size() != 3 || weight.size() == 0) {
+    weight_ = Tensor::constant(api, info, index, kType);
+    if (num_inputs <= 0 || weight_.dims.size() != 3 || weight_.size() == 0) {
       throw Error("a weight of Linear4 must be a matrix in blocks");
     }
     num_inputs_ = static_cast<size_t>(num_inputs);
-    num_outputs_ = weight.dim(0);
-    num_blocks_ = weight.dim(1);
-    const size_t block_size = 2 * weight.dim(2);
+    num_outputs_ = weight_.dim(0);
+    num_blocks_ = weight_.dim(1);
+    const size_t block_size = 2 * weight_.dim(2);
     if (block_size % kChunk != 0) throw Error("a block of Linear4 must be a multiple of 32");
     // Sums of larger ones could overflow.
     if (block_size > 65536) throw Error("a block of Linear4 has more than 65,536 inputs");
@@ -46,26 +46,57 @@ class Int4Matrix {
       throw Error("the blocks of Linear4 do not fit its number of inputs");
     }
     chunks_per_block_ = block_size / kChunk;
-    const Tensor scale = Tensor::constant(api, info, index + 1, kFloat);
-    if (scale.size() != num_outputs_ * num_blocks_) {
+    scale_ = Tensor::constant(api, info, index + 1, kFloat);
+    if (scale_.size() != num_outputs_ * num_blocks_) {
       throw Error("a scale of Linear4 does not fit its weight");
     }
-    Tensor bias;
-    if (num_given > index + 2) bias = Tensor::constant(api, info, index + 2, kFloat, true);
-    if (bias.data != nullptr && bias.size() != num_outputs_) {
+    if (num_given > index + 2) bias_ = Tensor::constant(api, info, index + 2, kFloat, true);
+    has_bias_ = bias_.data != nullptr;
+    if (has_bias_ && bias_.size() != num_outputs_) {
       throw Error("a bias of Linear4 does not fit its weight");
     }
-    pack(static_cast<const uint8_t*>(weight.data), scale.floats(), bias.floats());
   }
 
   size_t num_inputs() const { return num_inputs_; }
   size_t num_outputs() const { return num_outputs_; }
   size_t num_chunks() const { return (num_inputs_ + kChunk - 1) / kChunk; }
   size_t num_panels() const { return (num_outputs_ + kPanel4 - 1) / kPanel4; }
-  size_t panel_bytes() const { return num_chunks() * kChunk * kPanel4 / 2; }
-  Ahead panel(size_t index) const {
-    return {packed_.data() + index * panel_bytes(), panel_bytes()};
+  size_t panel_bytes() const {
+    return num_chunks() * kChunkBytes + (num_blocks_ + (has_bias_ ? 1 : 0)) * kColumnBytes;
   }
+
+  // Writes the panels, each `stride` bytes after the one before, to zeros.
+  void pack(uint8_t* out, size_t stride) const {
+    const size_t block_size = chunks_per_block_ * kChunk;
+    const auto* weights = static_cast<const uint8_t*>(weight_.data);
+    for (size_t column = 0; column < num_outputs_; ++column) {
+      // The bytes of a quad of nibbles, a factor and a bias are as many.
+      uint8_t* to = out + column / kPanel4 * stride + column % kPanel4 * kQuad;
+      for (size_t block = 0; block < num_blocks_; ++block) {
+        const size_t first = block * block_size;
+        const size_t left = num_inputs_ - first, size = left < block_size ? left : block_size;
+        const uint8_t* in = weights + (column * num_blocks_ + block) * block_size / 2;
+        for (size_t i = 0; i < size; ++i) {
+          const int nibble = in[i / 2] >> (i % 2 * 4) & 15;
+          const size_t octet = i / (2 * kQuad), high = i / kQuad % 2;
+          to[octet * kPanel4 * kQuad + i % kQuad] |= static_cast<uint8_t>(nibble << (high * 4));
+        }
+        to += (size + kChunk - 1) / kChunk * kChunkBytes;
+        const float factor = scale_.floats()[column * num_blocks_ + block] / kLargestInput;
+        std::memcpy(to, &factor, sizeof(factor));
+        to += kColumnBytes;
+      }
+      if (has_bias_) std::memcpy(to, bias_.floats() + column, sizeof(float));
+    }
+  }
+
+  // Where they are from now on.
+  void place(const uint8_t* panels, size_t stride) {
+    panels_ = panels;
+    stride_ = stride;
+  }
+
+  Ahead panel(size_t index) const { return {panels_ + index * stride_, panel_bytes()}; }
 
   class Rows {
    public:
@@ -99,41 +130,24 @@ class Int4Matrix {
 
   void multiply(const Processor& processor, const Rows& rows, size_t row, size_t num_rows,
                 size_t panel, const Ahead&, const Result& result) const {
-    const BlockPanel columns{packed_.data() + panel * panel_bytes(), num_chunks(),
-                             chunks_per_block_, factors_.data() + panel * num_blocks_ * kPanel4,
-                             biases_.empty() ? nullptr : biases_.data() + panel * kPanel4};
+    const uint8_t* weights = this->panel(panel).bytes;
+    const uint8_t* biases = weights + panel_bytes() - kColumnBytes;
+    const BlockPanel columns{weights, num_chunks(), chunks_per_block_,
+                             has_bias_ ? reinterpret_cast<const float*>(biases) : nullptr};
     processor.multiply_blocks(rows.from(row), num_rows, columns, result);
   }
 
  private:
-  void pack(const uint8_t* weights, const float* scales, const float* biases) {
-    const size_t padded = num_panels() * kPanel4;
-    const size_t block_bytes = chunks_per_block_ * kChunk / 2;
-    std::vector<uint8_t> packed(num_panels() * panel_bytes());
-    factors_.resize(padded * num_blocks_);
-    if (biases != nullptr) biases_.assign(biases, biases + num_outputs_);
-    biases_.resize(biases != nullptr ? padded : 0);
-    for (size_t column = 0; column < num_outputs_; ++column) {
-      const size_t panel = column / kPanel4, lane = column % kPanel4;
-      uint8_t* out = packed.data() + panel * panel_bytes() + lane * kQuad;
-      const uint8_t* in = weights + column * num_blocks_ * block_bytes;
-      for (size_t i = 0; i < num_inputs_; ++i) {
-        const int nibble = in[i / 2] >> (i % 2 * 4) & 15;
-        const size_t octet = i / (2 * kQuad), high = i / kQuad % 2;
-        out[octet * kPanel4 * kQuad + i % kQuad] |= static_cast<uint8_t>(nibble << (high * 4));
-      }
-      for (size_t block = 0; block < num_blocks_; ++block) {
-        factors_[(panel * num_blocks_ + block) * kPanel4 + lane] =
-            scales[column * num_blocks_ + block] / kLargestInput;
-      }
-    }
-    packed_ = PackedBytes(packed);
-  }
+  static constexpr size_t kChunkBytes = kChunk * kPanel4 / 2;
+  // A number for each column of a panel.
+  static constexpr size_t kColumnBytes = kPanel4 * sizeof(float);
+  static_assert(sizeof(float) == kQuad);
 
+  bool has_bias_ = false;
   size_t num_inputs_ = 0, num_outputs_ = 0, num_blocks_ = 0, chunks_per_block_ = 0;
-  PackedBytes packed_;
-  std::vector<float> factors_;
-  std::vector<float> biases_;
+  Tensor weight_, scale_, bias_;  // while the operator is made
+  const uint8_t* panels_ = nullptr;
+  size_t stride_ = 0;
 };
 
 }  // namespace

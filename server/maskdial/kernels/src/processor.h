@@ -57,12 +57,12 @@ constexpr size_t kChunk = 32;
 constexpr int kZeroNibble = 8;
 constexpr float kLargestInput = 127.0f;
 
-// One panel of 4-bit weights [num_chunks][kChunk / 8][kPanel4][kQuad], per block and column the factor
-// of the sum [num_blocks][kPanel4], and a bias per column or null.
+// One panel of 4-bit weights, block after block: [chunks_per_block][kChunk / 8][kPanel4][kQuad] (fewer
+// chunks in the last one), and the factor of each column's sum, float [kPanel4]. And a bias per column
+// or null.
 struct BlockPanel {
   const uint8_t* weights;
   size_t num_chunks, chunks_per_block;
-  const float* factors;
   const float* biases;
 
   size_t num_blocks() const { return (num_chunks + chunks_per_block - 1) / chunks_per_block; }

@@ -1,7 +1,8 @@
 // Products of the same rows and packed weights, and what follows them, as one operator.
 //
-// A Matrix packs its inputs from `index` on (weight, scale, and perhaps a bias), says how large it
-// is, and multiplies some of its Rows by a panel of columns; Rows are quantized one by one. Every
+// A Matrix reads its inputs from `index` on (weight, scale, and perhaps a bias), says how large it
+// is, packs them as panels of columns, and multiplies some of its Rows by a panel; Rows are quantized one
+// by one. Every
 // row is quantized once per pass, on the session's threads, as the products are computed. If the rows
 // are the RMS norm of a sum, they are added and normalized one by one, too, and the sum is the first
 // output.
@@ -13,6 +14,7 @@
 #include <vector>
 
 #include "operator.h"
+#include "packed_bytes.h"
 #include "processor.h"
 #include "scratch.h"
 #include "tensor.h"
@@ -45,6 +47,11 @@ class Projection {
       num_panels_ += last.num_panels();
     }
     if (gelu_ && matrices_.size() > 1) throw Error("a Linear of several products has no GELU");
+    // The panels of gated products are read in turns, and so they follow one another in memory.
+    const size_t num_together = kSeveral ? 1 : matrices_.size();
+    for (size_t first = 0; first < matrices_.size(); first += num_together) {
+      pack(first, first + num_together);
+    }
   }
 
   void compute(OrtKernelContext* context) const {
@@ -177,6 +184,20 @@ class Projection {
     }
   };
 
+  // Puts the panels of some matrices into memory, the first of each, then the second, and so on.
+  void pack(size_t first, size_t last) {
+    size_t stride = 0;
+    for (size_t i = first; i < last; ++i) stride += matrices_[i]->panel_bytes();
+    std::vector<uint8_t> bytes(stride * matrices_[first]->num_panels());
+    for (size_t i = first, offset = 0; i < last; offset += matrices_[i++]->panel_bytes()) {
+      matrices_[i]->pack(bytes.data() + offset, stride);
+    }
+    packed_.emplace_back(bytes);
+    for (size_t i = first, offset = 0; i < last; offset += matrices_[i++]->panel_bytes()) {
+      matrices_[i]->place(packed_.back().data() + offset, stride);
+    }
+  }
+
   void read_norm(OrtKernelContext* context, const Tensor& x, Pass& pass) const {
     const Tensor residual = Tensor::input(api_, context, 1), norm = Tensor::input(api_, context, 2);
     if (residual.type != kFloat || residual.dims != x.dims) {
@@ -202,6 +223,7 @@ class Projection {
   float epsilon_ = 0;
   size_t num_panels_ = 0;
   std::vector<std::unique_ptr<Matrix>> matrices_;
+  std::vector<PackedBytes> packed_;
 };
 
 // What all kinds of Linear take from ONNX Runtime in the same way.
