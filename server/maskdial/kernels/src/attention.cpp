@@ -60,8 +60,10 @@ class Attention {
     const size_t num_heads = pass.num_tokens * kv_heads_ * group_;
     pass.queries.reset(new Query[num_heads * pass.head_size]);
     if constexpr (kQuantized) pass.query_factors.reset(new float[num_heads]);
-    parallel(context, (pass.num_tokens + kTokensPerTask - 1) / kTokensPerTask, store_task, &pass);
     pass.divide(std::max<size_t>(1, kTaskRows / group_));
+    if (!pass.tasks_store) {
+      parallel(context, (pass.num_tokens + kTokensPerTask - 1) / kTokensPerTask, store_task, &pass);
+    }
     if (!pass.tasks.empty()) parallel(context, pass.tasks.size() * kv_heads_, attend_task, &pass);
   }
 
@@ -96,6 +98,7 @@ class Attention {
     std::vector<Row> rows{};
     std::vector<Task> tasks{};
     bool all_attend = true;
+    bool tasks_store = false;  // whether each task puts its own tokens into the cache
     const int64_t* selected;  // those that attend otherwise
     size_t num_selected;
     float* out;
@@ -118,6 +121,13 @@ class Attention {
     // Divides all tokens that attend into tasks. Those that see the most keys come first.
     void divide(size_t tokens_per_task) {
       if (all_attend) {
+        size_t num_new = 0, most = 0;
+        for (const Row& row : rows) {
+          num_new += row.num_new;
+          most = std::max(most, row.num_new);
+        }
+        // No other task reads them, and there is no padding.
+        tasks_store = most <= tokens_per_task && num_new == num_tokens;
         for (size_t row = 0; row < rows.size(); ++row) {
           for (size_t start = 0; start < rows[row].num_new; start += tokens_per_task) {
             const size_t stop = std::min(rows[row].num_new, start + tokens_per_task);
@@ -162,27 +172,26 @@ class Attention {
       for (size_t i = task * kTokensPerTask; i < last; ++i) {
         const size_t row = row_of(i);
         if (i < rows[row].first + rows[row].num_new) {
-          store(row, i - rows[row].first);
+          for (size_t head = 0; head < op->kv_heads_; ++head) {
+            store(row, i - rows[row].first, head);
+          }
         } else {
           std::memset(out + i * out_stride(), 0, out_stride() * sizeof(float));
         }
       }
     }
 
-    void store(size_t row, size_t token) const {
-      const size_t kv_heads = op->kv_heads_, group = op->group_, size = head_size;
+    // The same for one key-value head of one of them.
+    void store(size_t row, size_t token, size_t head) const {
+      const size_t group = op->group_, size = head_size;
       const Row& its = rows[row];
       const size_t position = its.num_past + token, index = its.first + token;
-      const float* from = query + index * query_stride;
-      const float* keys = new_key + index * new_stride;
-      const float* values = new_value + index * new_stride;
-      for (size_t head = 0; head < kv_heads; ++head) {
-        const size_t to = cache(row, head) + position * width(size);
-        store_rotated(keys + head * size, position, key + to);
-        store(values + head * size, value + to);
-        for (size_t g = 0; g < group; ++g) {
-          store_query(from + (head * group + g) * size, position, place(its, head, token) + g);
-        }
+      const size_t to = cache(row, head) + position * width(size);
+      store_rotated(new_key + index * new_stride + head * size, position, key + to);
+      store(new_value + index * new_stride + head * size, value + to);
+      const float* queries_of = query + index * query_stride + head * group * size;
+      for (size_t g = 0; g < group; ++g) {
+        store_query(queries_of + g * size, position, place(its, head, token) + g);
       }
     }
 
@@ -233,6 +242,9 @@ class Attention {
       const Task& task = tasks[index / kv_heads];
       const size_t head = index % kv_heads;
       const Row& row = rows[task.row];
+      for (size_t token = task.start; token < task.stop && tasks_store; ++token) {
+        store(task.row, token, head);
+      }
       float* to = out + (task.out * kv_heads + head) * group * size;
       const Queries task_queries = {
           (task.stop - task.start) * group, group, size, row.num_past + task.start + 1, to,
@@ -361,7 +373,8 @@ class Attention {
       pass.new_value = pass.new_key + keys;
       return;
     }
-    const std::vector<int64_t> dims = {query.dims[0], query.dims[1], static_cast<int64_t>(keys)};
+    const int64_t expected[] = {query.dims[0], query.dims[1], static_cast<int64_t>(keys)};
+    const Dims dims(expected, std::size(expected));
     require(key.type == kFloat && value.type == kFloat && key.dims == dims && value.dims == dims,
             "key and value");
     pass.new_stride = keys;
@@ -398,14 +411,15 @@ class Attention {
 
   void write(OrtKernelContext* context, const Tensor& query, const Tensor& past,
              Pass& pass) const {
-    std::vector<int64_t> dims = past.dims;
-    dims[2] = static_cast<int64_t>(pass.max_length);
+    const int64_t dims[] = {past.dims[0], past.dims[1], static_cast<int64_t>(pass.max_length),
+                            past.dims[3]};
+    const Dims cache(dims, std::size(dims));
     const auto columns = static_cast<int64_t>(pass.out_stride());
     const int64_t length =
         pass.all_attend ? query.dims[1] : static_cast<int64_t>(pass.num_selected);
     pass.out = Tensor::output<float>(api_, context, 0, {query.dims[0], length, columns});
-    pass.key = Tensor::output<Element>(api_, context, 1, dims);
-    pass.value = Tensor::output<Element>(api_, context, 2, dims);
+    pass.key = Tensor::output<Element>(api_, context, 1, cache);
+    pass.value = Tensor::output<Element>(api_, context, 2, cache);
     if (pass.key == pass.past_key && pass.value == pass.past_value) return;
     for (size_t row = 0; row < pass.rows.size(); ++row) {
       for (size_t head = 0; head < kv_heads_; ++head) pass.copy_past(row, head);

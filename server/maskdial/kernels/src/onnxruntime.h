@@ -11,7 +11,6 @@ struct OrtStatus;
 struct OrtValue;
 struct OrtSessionOptions;
 struct OrtCustomOpDomain;
-struct OrtTensorTypeAndShapeInfo;
 struct OrtKernelInfo;
 struct OrtKernelContext;
 struct OrtShapeInferContext;
@@ -21,8 +20,10 @@ enum ElementType : int { kFloat = 1, kUint8 = 2, kInt8 = 3, kInt32 = 6, kInt64 =
 enum Characteristic : int { kRequired = 0, kOptional = 1 };
 enum ErrorCode : int { kFail = 1, kInvalidArgument = 2 };
 
-// The oldest interface that has every function below: ONNX Runtime 1.17.
-constexpr uint32_t kApiVersion = 17;
+// The oldest interface that has every function below: ONNX Runtime 1.24.
+constexpr uint32_t kApiVersion = 24;
+// And the version of the description of an operator that is filled in here.
+constexpr uint32_t kOperatorVersion = 17;
 
 class OrtApi {
  public:
@@ -40,19 +41,6 @@ class OrtApi {
   }
   OrtStatus* GetTensorMutableData(OrtValue* value, void** data) const {
     return call<51, OrtStatus*>(value, data);
-  }
-  OrtStatus* GetTensorElementType(const OrtTensorTypeAndShapeInfo* info, int* type) const {
-    return call<60, OrtStatus*>(info, type);
-  }
-  OrtStatus* GetDimensionsCount(const OrtTensorTypeAndShapeInfo* info, size_t* count) const {
-    return call<61, OrtStatus*>(info, count);
-  }
-  OrtStatus* GetDimensions(const OrtTensorTypeAndShapeInfo* info, int64_t* dims,
-                           size_t count) const {
-    return call<62, OrtStatus*>(info, dims, count);
-  }
-  OrtStatus* GetTensorTypeAndShape(const OrtValue* value, OrtTensorTypeAndShapeInfo** info) const {
-    return call<65, OrtStatus*>(value, info);
   }
   OrtStatus* KernelInfoGetAttribute_float(const OrtKernelInfo* info, const char* name,
                                           float* value) const {
@@ -73,9 +61,6 @@ class OrtApi {
                                      size_t count, OrtValue** value) const {
     return call<91, OrtStatus*>(context, index, dims, count, value);
   }
-  void ReleaseTensorTypeAndShapeInfo(OrtTensorTypeAndShapeInfo* info) const {
-    call<99, void>(info);
-  }
   OrtStatus* KernelInfo_GetInputCount(const OrtKernelInfo* info, size_t* count) const {
     return call<230, OrtStatus*>(info, count);
   }
@@ -90,6 +75,11 @@ class OrtApi {
                                        size_t num_batches, void* data) const {
     return call<274, OrtStatus*>(context, function, total, num_batches, data);
   }
+  // The dimensions are the value's own.
+  OrtStatus* GetTensorElementTypeAndShapeDataReference(const OrtValue* value, int* type,
+                                                       const int64_t** dims, size_t* count) const {
+    return call<414, OrtStatus*>(value, type, dims, count);
+  }
 
  private:
   template <size_t Place, typename Result, typename... Arguments>
@@ -97,7 +87,7 @@ class OrtApi {
     return reinterpret_cast<Result (*)(Arguments...)>(table_[Place])(arguments...);
   }
 
-  void* table_[275];
+  void* table_[415];
 };
 
 struct OrtApiBase {
@@ -105,7 +95,7 @@ struct OrtApiBase {
   const char* (*GetVersionString)();
 };
 
-// Version 17 of the description of an operator. A null function means the default.
+// Version kOperatorVersion of the description of an operator. A null function means the default.
 struct OrtCustomOp {
   uint32_t version;
   void* (*CreateKernel)(const OrtCustomOp*, const OrtApi*, const OrtKernelInfo*);

@@ -24,7 +24,7 @@ struct Operator {
 template <typename Kernel>
 OrtCustomOp operator_table() {
   OrtCustomOp table{};
-  table.version = kApiVersion;
+  table.version = kOperatorVersion;
   table.GetExecutionProviderType = [](const OrtCustomOp*) { return "CPUExecutionProvider"; };
   table.GetOutputType = [](const OrtCustomOp*, size_t) { return kFloat; };
   table.KernelDestroy = [](void* made) { delete static_cast<Operator<Kernel>*>(made); };

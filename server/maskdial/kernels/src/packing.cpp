@@ -64,7 +64,7 @@ class Pack {
                 lengths.longest <= x.dim(1),
             "x of Pack and lengths");
     const size_t columns = columns_of(x);
-    std::vector<int64_t> dims = x.dims;
+    std::vector<int64_t> dims(x.dims.begin(), x.dims.end());
     dims[0] = static_cast<int64_t>(lengths.total);
     dims[1] = 1;
     float* out = Tensor::output(api_, context, 0, dims);
@@ -92,7 +92,7 @@ class Unpack {
     require(x.type == kFloat && x.dims.size() > 1 && x.dim(0) == lengths.total && x.dim(1) == 1,
             "x of Unpack and lengths");
     const size_t columns = columns_of(x);
-    std::vector<int64_t> dims = x.dims;
+    std::vector<int64_t> dims(x.dims.begin(), x.dims.end());
     std::copy_n(ids.dims.begin(), 2, dims.begin());
     float* out = Tensor::output(api_, context, 0, dims);
     const float* text = x.floats();

@@ -64,7 +64,7 @@ class Projection {
     const size_t num_rows = x.size() / num_inputs;
     Pass pass{this, x.floats(), num_rows, typename Matrix::Rows(*matrices_[0], num_rows)};
     if constexpr (kNormed) read_norm(context, x, pass);
-    std::vector<int64_t> dims = x.dims;
+    std::vector<int64_t> dims(x.dims.begin(), x.dims.end());
     for (size_t i = 0; i < (kSeveral ? matrices_.size() : 1); ++i) {
       dims.back() = static_cast<int64_t>(matrices_[i]->num_outputs());
       pass.out[i] = Tensor::output<float>(api_, context, i + (kNormed ? 1 : 0), dims);

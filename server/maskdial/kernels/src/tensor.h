@@ -1,7 +1,9 @@
 // Tensors and attributes as ONNX Runtime hands them over; whatever does not fit is an Error.
 #pragma once
 
+#include <algorithm>
 #include <exception>
+#include <initializer_list>
 #include <stdexcept>
 #include <string>
 #include <vector>
@@ -51,9 +53,35 @@ constexpr ElementType element_type = kFloat;
 template <>
 inline constexpr ElementType element_type<int8_t> = kInt8;
 
+// Dimensions that belong to somebody else.
+class Dims {
+ public:
+  Dims() = default;
+  Dims(const int64_t* dims, size_t count) : dims_(dims), count_(count) {}
+  Dims(const std::vector<int64_t>& dims) : Dims(dims.data(), dims.size()) {}
+  // For a parameter: the list does not live longer than the call.
+  Dims(std::initializer_list<int64_t> dims) : Dims(dims.begin(), dims.size()) {}
+
+  const int64_t* data() const { return dims_; }
+  size_t size() const { return count_; }
+  bool empty() const { return count_ == 0; }
+  const int64_t* begin() const { return dims_; }
+  const int64_t* end() const { return dims_ + count_; }
+  int64_t operator[](size_t index) const { return dims_[index]; }
+  int64_t back() const { return dims_[count_ - 1]; }
+
+  friend bool operator==(const Dims& a, const Dims& b) {
+    return std::equal(a.begin(), a.end(), b.begin(), b.end());
+  }
+
+ private:
+  const int64_t* dims_ = nullptr;
+  size_t count_ = 0;
+};
+
 struct Tensor {
   int type = 0;
-  std::vector<int64_t> dims{};
+  Dims dims{};  // of ONNX Runtime
   const void* data = nullptr;
 
   const float* floats() const { return static_cast<const float*>(data); }
@@ -70,17 +98,10 @@ struct Tensor {
 
   static Tensor of(const OrtApi& api, const OrtValue* value) {
     Tensor tensor;
-    OrtTensorTypeAndShapeInfo* info = nullptr;
-    check(api, api.GetTensorTypeAndShape(value, &info));
+    const int64_t* dims = nullptr;
     size_t count = 0;
-    OrtStatus* status = api.GetTensorElementType(info, &tensor.type);
-    if (status == nullptr) status = api.GetDimensionsCount(info, &count);
-    if (status == nullptr) {
-      tensor.dims.resize(count);
-      status = api.GetDimensions(info, tensor.dims.data(), count);
-    }
-    api.ReleaseTensorTypeAndShapeInfo(info);
-    check(api, status);
+    check(api, api.GetTensorElementTypeAndShapeDataReference(value, &tensor.type, &dims, &count));
+    tensor.dims = Dims(dims, count);
     void* data = nullptr;
     check(api, api.GetTensorMutableData(const_cast<OrtValue*>(value), &data));
     tensor.data = data;
@@ -104,7 +125,7 @@ struct Tensor {
 
   template <typename Element = float>
   static Element* output(const OrtApi& api, OrtKernelContext* context, size_t index,
-                         const std::vector<int64_t>& dims) {
+                         const Dims& dims) {
     OrtValue* value = nullptr;
     void* data = nullptr;
     check(api, api.KernelContext_GetOutput(context, index, dims.data(), dims.size(), &value));
