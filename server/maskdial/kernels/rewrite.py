@@ -5,7 +5,8 @@ it runs with or without the kernels. ``Linear`` (``src/linear.cpp``) takes the p
 quantizes the input, ``MatMulIntegerToFloat``, and what undoes the scale of each row; ``Linear4``
 (``src/linear4.cpp``) that of ``MatMulNBits``. Where ``silu(gate) * up`` or ``BiasGelu`` follows,
 one operator computes all of it, and so it does with a sum and its RMS norm that come before
-(`maskdial.kernels.join`). ``CausalAttention`` takes the inputs of ``GroupQueryAttention``;
+(`maskdial.kernels.join`). ``CausalAttention`` takes the inputs of ``GroupQueryAttention`` and writes
+new keys and values where the past is, so that the outputs ``present_*`` are left out;
 `maskdial.kernels.packing` rewrites masked models.
 Whatever does not look exactly so stays as it is.
 
@@ -206,6 +207,7 @@ class _Rewriter:
         for product in single.values():
             replacements[id(product.last)] = product.node(product.output)
         nodes = [replacements.get(id(node), node) for node in self._graph.node]
+        self._leave_out_presents(nodes)
         nodes = _needed(nodes, {value.name for value in self._graph.output})
         del self._graph.node[:]
         self._graph.node.extend(nodes)
@@ -215,6 +217,13 @@ class _Rewriter:
         self._graph.initializer.extend(initializers)
         self._pack()
         return num_replaced
+
+    def _leave_out_presents(self, nodes: list[NodeProto]) -> None:
+        """Removes the graph's outputs that no operator computes any more."""
+        left_out = self._producers.keys() - {name for node in nodes for name in node.output}
+        kept = [value for value in self._graph.output if value.name not in left_out]
+        del self._graph.output[:]
+        self._graph.output.extend(kept)
 
     def _pack(self) -> None:
         """Lets attention take packed rows, if only attention knows of rows."""
@@ -248,12 +257,12 @@ class _Rewriter:
                 "the kernels do not compute this model's attention, so its KV cache cannot be "
                 "int8; serve it with --kv-cache-dtype auto"
             )
-        values = {value.name: value for value in (*self._graph.input, *self._graph.output)}
+        values = {value.name: value for value in self._graph.input}
         for node in self._graph.node:
             if node.op_type != "CausalAttention":
                 continue
             node.op_type = "Int8CausalAttention"
-            for name in (*node.input[3:5], *node.output[1:3]):
+            for name in node.input[3:5]:
                 cache = values[name].type.tensor_type
                 cache.elem_type = TensorProto.INT8
                 cache.shape.dim[-1].dim_value += INT8_HEADER
@@ -275,9 +284,12 @@ class _Rewriter:
             return None
         if self._head_size(past_key) % _LANES:
             return None
+        presents = node.output[1:_NUM_ATTENTION_OUTPUTS]
+        if any(self._uses[name] != 1 or name in self._consumers for name in presents):
+            return None
         scale = attributes.pop("scale", 0.0)
         return helper.make_node(
-            "CausalAttention", node.input, node.output, domain=DOMAIN, scale=scale, **attributes
+            "CausalAttention", node.input, node.output[:1], domain=DOMAIN, scale=scale, **attributes
         )
 
     def _head_size(self, past: str) -> int:

@@ -22,7 +22,8 @@ _SUMMARY = {"best": np.int64, "peaks": np.float32, "totals": np.float64}
 class Runner:
     """Runs prefill and decode passes, which write the new keys and values where they stay.
 
-    Each layer's past and present are bound to the same memory, adjacent slots of the cache. These
+    Each layer's past and present are bound to the same memory, adjacent slots of the cache; graphs for
+    the kernels write to the past and have no present. These
     bindings are made once per first slot and number of slots; the small inputs and the logits are
     bound again when they have another shape. The host waits for each pass. All passes must run in
     one thread.
@@ -301,7 +302,8 @@ class Runner:
             for name, buffer in self.cache.named():
                 view = buffer[slot : slot + batch]
                 binding.bind_input(f"past_{name}", device, view)
-                binding.bind_output(f"present_{name}", device, view)
+                if f"present_{name}" in self._session.output_names:
+                    binding.bind_output(f"present_{name}", device, view)
             for name, buffer in () if self.cache.source is None else self.cache.source.named():
                 binding.bind_input(f"cross_{name}", device, buffer[slot : slot + batch])
         return self._bindings[slot, batch]

@@ -1,12 +1,13 @@
-// The operator CausalAttention(query, key?, value?, past_key, past_value, seqlens_k,
-//                              total_sequence_length, cosines?, sines?, new_tokens?, rows?)
-//                              -> y, present_key, present_value
+// The operator CausalAttention(query, key?, value?, cached_key, cached_value, seqlens_k,
+//                              total_sequence_length, cosines?, sines?, new_tokens?, rows?) -> y
 //
 //   query         float (batch, length, num_heads * head_size), or followed by key and value in
 //                 the same rows, which are missing then
 //   key, value    float (batch, length, kv_num_heads * head_size)
-//   past_*        float (batch, kv_num_heads, max_length, head_size)
-//                 or, in Int8CausalAttention, int8 (..., 8 + head_size): see Int8Header
+//   cached_*      float (batch, kv_num_heads, max_length, head_size)
+//                 or, in Int8CausalAttention, int8 (..., 8 + head_size): see Int8Header. New keys and
+//                 values are written to them, although they are inputs: nobody else may read or write
+//                 them meanwhile.
 //   seqlens_k     int32 (batch): the tokens of each row, the new ones included, less 1
 //   total_sequence_length   int32: the most of them; equal to length if there are none before
 //   cosines, sines          float (positions, at most head_size / 2), to rotate queries and keys
@@ -16,9 +17,10 @@
 //                 (1, n, ...); keys and values of all are stored.
 //   num_heads, kv_num_heads, scale   attributes
 //
-// Inputs and outputs with a cache of floats are those of ONNX Runtime's GroupQueryAttention. Past and present may be the
-// same memory; otherwise the past is copied. A row's results depend on its own tokens only, and
-// are the same however its tokens are divided between calls.
+// Inputs with a cache of floats are those of ONNX Runtime's GroupQueryAttention, whose other outputs are
+// the same memory as the cache; here they are left out, since each output of each layer takes ONNX Runtime
+// some tenths of a microsecond. A row's results depend on its own tokens only, and are the same however its
+// tokens are divided between calls.
 #include "attention.h"
 
 #include <algorithm>
@@ -91,9 +93,8 @@ class Attention {
   struct Pass {
     const Attention* op;
     size_t num_tokens;  // of the query, padding included
-    size_t max_length, past_max_length, head_size, half;
+    size_t max_length, head_size, half;
     const float *query, *new_key, *new_value, *cosines, *sines;
-    const Element *past_key, *past_value;
     size_t query_stride, new_stride;
     std::vector<Row> rows{};
     std::vector<Task> tasks{};
@@ -263,14 +264,6 @@ class Attention {
                                scratch);
       }
     }
-
-    // Copies what the cache holds before these tokens.
-    void copy_past(size_t row, size_t head) const {
-      const size_t from = (row * op->kv_heads_ + head) * past_max_length * width(head_size);
-      const size_t bytes = rows[row].num_past * width(head_size) * sizeof(Element);
-      std::memcpy(key + cache(row, head), past_key + from, bytes);
-      std::memcpy(value + cache(row, head), past_value + from, bytes);
-    }
   };
 
   static void store_task(void* pass, size_t task) { static_cast<Pass*>(pass)->store(task); }
@@ -282,7 +275,7 @@ class Attention {
     check(api_, api_.KernelContext_ParallelFor(context, task, num_tasks, 0, pass));
   }
 
-  // Checks the inputs, and copies the past if the present is other memory.
+  // Checks the inputs.
   Pass read(OrtKernelContext* context) const {
     const Tensor query = Tensor::input(api_, context, 0);
     const Tensor key = Tensor::input(api_, context, 3), value = Tensor::input(api_, context, 4);
@@ -295,7 +288,7 @@ class Attention {
     Pass pass{};
     pass.op = this;
     pass.num_tokens = query.dim(0) * query.dim(1);
-    pass.past_max_length = key.dim(2);
+    pass.max_length = key.dim(2);
     require(key.dim(3) > width(0), "head size");
     pass.head_size = key.dim(3) - width(0);
     require(seqlens.size() == key.dim(0) && total.size() == 1 && key.dim(1) == kv_heads_,
@@ -303,11 +296,10 @@ class Attention {
     require(pass.head_size % kLanes == 0 && pass.head_size <= kMostHeadSize, "head size");
     read_new(query, Tensor::input(api_, context, 1, true), Tensor::input(api_, context, 2, true),
              pass);
-    pass.past_key = static_cast<const Element*>(key.data);
-    pass.past_value = static_cast<const Element*>(value.data);
+    pass.key = static_cast<Element*>(const_cast<void*>(key.data));
+    pass.value = static_cast<Element*>(const_cast<void*>(value.data));
     const int32_t longest = *static_cast<const int32_t*>(total.data);
     require(longest >= 0, "total length");
-    pass.max_length = std::max(pass.past_max_length, static_cast<size_t>(longest));
     const auto* lengths = static_cast<const int32_t*>(seqlens.data);
     const Tensor new_tokens = Tensor::input(api_, context, 9, true);
     if (new_tokens.data == nullptr) {
@@ -321,7 +313,10 @@ class Attention {
     read_selected(Tensor::input(api_, context, 10, true), new_tokens, pass);
     read_rotation(Tensor::input(api_, context, 7, true), Tensor::input(api_, context, 8, true),
                   pass);
-    write(context, query, key, pass);
+    const auto columns = static_cast<int64_t>(pass.out_stride());
+    const int64_t length =
+        pass.all_attend ? query.dims[1] : static_cast<int64_t>(pass.num_selected);
+    pass.out = Tensor::output<float>(api_, context, 0, {query.dims[0], length, columns});
     return pass;
   }
 
@@ -352,9 +347,7 @@ class Attention {
   }
 
   static void add(const Row& row, Pass& pass) {
-    require(row.num_past <= pass.past_max_length &&
-                row.num_past + row.num_new <= pass.max_length,
-            "lengths");
+    require(row.num_past + row.num_new <= pass.max_length, "lengths");
     pass.rows.push_back(row);
   }
 
@@ -409,23 +402,6 @@ class Attention {
     pass.half = cosines.dim(1);
   }
 
-  void write(OrtKernelContext* context, const Tensor& query, const Tensor& past,
-             Pass& pass) const {
-    const int64_t dims[] = {past.dims[0], past.dims[1], static_cast<int64_t>(pass.max_length),
-                            past.dims[3]};
-    const Dims cache(dims, std::size(dims));
-    const auto columns = static_cast<int64_t>(pass.out_stride());
-    const int64_t length =
-        pass.all_attend ? query.dims[1] : static_cast<int64_t>(pass.num_selected);
-    pass.out = Tensor::output<float>(api_, context, 0, {query.dims[0], length, columns});
-    pass.key = Tensor::output<Element>(api_, context, 1, cache);
-    pass.value = Tensor::output<Element>(api_, context, 2, cache);
-    if (pass.key == pass.past_key && pass.value == pass.past_value) return;
-    for (size_t row = 0; row < pass.rows.size(); ++row) {
-      for (size_t head = 0; head < kv_heads_; ++head) pass.copy_past(row, head);
-    }
-  }
-
   static void require(bool fits, const char* what) {
     if (!fits) throw Error(std::string("inputs of CausalAttention do not fit: ") + what);
   }
@@ -445,10 +421,7 @@ OrtCustomOp attention_table() {
     return i == 5 || i == 6 || i == 9 ? kInt32 : kFloat;
   };
   table.GetInputTypeCount = [](const OrtCustomOp*) -> size_t { return 11; };
-  table.GetOutputType = [](const OrtCustomOp*, size_t i) {
-    return i == 0 ? kFloat : element_type<Element>;
-  };
-  table.GetOutputTypeCount = [](const OrtCustomOp*) -> size_t { return 3; };
+  table.GetOutputTypeCount = [](const OrtCustomOp*) -> size_t { return 1; };
   table.GetInputCharacteristic = [](const OrtCustomOp*, size_t i) {
     return i == 1 || i == 2 || i > 6 ? kOptional : kRequired;
   };
