@@ -5,8 +5,8 @@ it runs with or without the kernels. ``Linear`` (``src/linear.cpp``) takes the p
 quantizes the input, ``MatMulIntegerToFloat``, and what undoes the scale of each row; ``Linear4``
 (``src/linear4.cpp``) that of ``MatMulNBits``. Where ``silu(gate) * up`` or ``BiasGelu`` follows,
 one operator computes all of it, and so it does with a sum and its RMS norm that come before
-(`maskdial.kernels.join`). ``CausalAttention`` takes the inputs of ``GroupQueryAttention`` and writes
-new keys and values where the past is, so that the outputs ``present_*`` are left out;
+(`maskdial.kernels.join`). ``CausalAttention`` takes the inputs of ``GroupQueryAttention`` and
+writes new keys and values where the past is: the graph has no outputs ``present_*``.
 `maskdial.kernels.packing` rewrites masked models.
 Whatever does not look exactly so stays as it is.
 

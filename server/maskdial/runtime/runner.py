@@ -22,11 +22,10 @@ _SUMMARY = {"best": np.int64, "peaks": np.float32, "totals": np.float64}
 class Runner:
     """Runs prefill and decode passes, which write the new keys and values where they stay.
 
-    Each layer's past and present are bound to the same memory, adjacent slots of the cache; graphs for
-    the kernels write to the past and have no present. These
-    bindings are made once per first slot and number of slots; the small inputs and the logits are
-    bound again when they have another shape. The host waits for each pass. All passes must run in
-    one thread.
+    Each layer's past and present are bound to the same memory, adjacent slots of the cache; a graph
+    that was rewritten for the kernels writes to the past, and has no present. These bindings are
+    made once per first slot and number of slots; the small inputs and the logits are bound again
+    when they have another shape. The host waits for each pass. All passes must run in one thread.
 
     Args:
         session: of a causal graph; `maskdial.models.bundle` lists its inputs and outputs.
