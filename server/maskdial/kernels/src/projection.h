@@ -92,7 +92,7 @@ class Projection {
     std::array<float*, kMostProducts> out{};
     const float *residual = nullptr, *norm = nullptr;
     float* sum = nullptr;
-    size_t rows_per_quantization = 1, rows_per_task = 1, num_groups = 1, panels_per_task = 1;
+    size_t rows_per_quantization = 1, rows_per_task = 1, num_groups = 1;
 
     bool gated() const { return !kSeveral && op->matrices_.size() > 1; }
 
@@ -110,8 +110,9 @@ class Projection {
       rows_per_task = (num_rows + num_blocks * kTileRows - 1) / (num_blocks * kTileRows) * kTileRows;
       const size_t work = matrix.panel_bytes() * (gated() ? 2 : 1) *
                           ((rows_per_task + kMostRows - 1) / kMostRows);
-      panels_per_task = std::max<size_t>(1, kTaskBytes / work);
-      num_groups = (num_panels() + panels_per_task - 1) / panels_per_task;
+      // An even number of groups, as large as each other: two threads end at the same time.
+      const size_t num_pairs = (num_panels() * work + 2 * kTaskBytes - 1) / (2 * kTaskBytes);
+      num_groups = std::min(num_panels(), 2 * num_pairs);
       op->parallel(context, num_groups * num_blocks, multiply_task, this);
     }
 
@@ -137,8 +138,9 @@ class Projection {
     void multiply(size_t task) {
       const size_t first_row = task / num_groups * rows_per_task;
       const size_t num_some = std::min(rows_per_task, num_rows - first_row);
-      const size_t first = task % num_groups * panels_per_task;
-      const size_t last = std::min(num_panels(), first + panels_per_task);
+      const size_t group = task % num_groups;
+      const size_t first = group * num_panels() / num_groups;
+      const size_t last = (group + 1) * num_panels() / num_groups;
       for (size_t panel = first; panel < last; ++panel) {
         size_t which = 0, its_panel = panel;
         while (its_panel >= op->matrices_[which]->num_panels()) {
