@@ -81,22 +81,17 @@ def open_attention(
     while not names[-1]:
         names.pop()
     attributes = {"num_heads": shape.heads, "kv_num_heads": shape.kv_heads, "scale": 0.0} | changes
-    node = helper.make_node(
-        shape.operator, names, ["y", "key", "value"], domain="maskdial", **attributes
-    )
+    node = helper.make_node(shape.operator, names, ["y"], domain="maskdial", **attributes)
     types: dict[str, int] = dict.fromkeys(("lengths", "longest", "new"), onnx.TensorProto.INT32)
     types["rows"] = onnx.TensorProto.INT64
     if shape.int8:
-        types |= dict.fromkeys(("past_key", "past_value", "key", "value"), onnx.TensorProto.INT8)
+        types |= dict.fromkeys(CACHE, onnx.TensorProto.INT8)
     inputs = [
         helper.make_tensor_value_info(name, types.get(name, onnx.TensorProto.FLOAT), None)
         for name in filter(None, names)
     ]
-    outputs = [
-        helper.make_tensor_value_info(name, types.get(name, onnx.TensorProto.FLOAT), None)
-        for name in node.output
-    ]
-    graph = helper.make_graph([node], "attention", inputs, outputs)
+    output = helper.make_tensor_value_info("y", onnx.TensorProto.FLOAT, None)
+    graph = helper.make_graph([node], "attention", inputs, [output])
     opsets = [helper.make_opsetid("", 20), helper.make_opsetid("maskdial", 1)]
     model = helper.make_model(graph, opset_imports=opsets, ir_version=10)
     options = ort.SessionOptions()
@@ -133,7 +128,6 @@ class Cache:
         self,
         qkv: Floats,
         lengths: list[int],
-        rows: slice = slice(None),
         *,
         new: list[int] | None = None,
         selected: NDArray[np.int64] | None = None,
@@ -142,10 +136,20 @@ class Cache:
 
         ``selected``: the tokens that attend, if not all.
         """
+        return self.run_apart({"qkv": qkv}, lengths, new=new, selected=selected)
+
+    def run_apart(
+        self,
+        tokens: dict[str, Floats],
+        lengths: list[int],
+        *,
+        new: list[int] | None = None,
+        selected: NDArray[np.int64] | None = None,
+    ) -> Floats:
+        """The same with the queries, keys and values by the names of the session's inputs."""
         binding = self._session.io_binding()
-        key, value = self.key[rows], self.value[rows]
         feeds: dict[str, NDArray[Any]] = {
-            "qkv": np.ascontiguousarray(qkv),
+            **{name: np.ascontiguousarray(array) for name, array in tokens.items()},
             "lengths": np.array(lengths, np.int32) - 1,
             "longest": np.array(max(lengths), np.int32),
             **self._tables,
@@ -156,13 +160,12 @@ class Cache:
             feeds["rows"] = selected
         for name, array in feeds.items():
             binding.bind_cpu_input(name, array)
-        for name, array in (("key", key), ("value", value)):
+        for name, array in zip(CACHE, (self.key, self.value), strict=True):
             address = array.ctypes.data
-            binding.bind_input(f"past_{name}", "cpu", 0, array.dtype, array.shape, address)
-            binding.bind_output(name, "cpu", 0, array.dtype, array.shape, address)
+            binding.bind_input(name, "cpu", 0, array.dtype, array.shape, address)
         binding.bind_output("y")
         self._session.run_with_iobinding(binding)
-        result: Floats = binding.get_outputs()[-1].numpy()
+        result: Floats = binding.get_outputs()[0].numpy()
         return result
 
 
@@ -288,23 +291,16 @@ def test_many_tokens_of_int8_are_added_up_in_blocks(
 def test_queries_keys_and_values_may_be_apart(kernels: Kernels, shape: Shape) -> None:
     rng = np.random.default_rng(0)
     qkv = rng.standard_normal((2, 5, shape.columns), np.float32)
-    past = np.zeros((2, shape.kv_heads, 8, shape.width), shape.dtype)
-    feeds: dict[str, Any] = {
-        "past_key": past,
-        "past_value": past,
-        "lengths": np.array([4, 4], np.int32),
-        "longest": np.array(5, np.int32),
-        **tables(shape, 8),
-    }
-    together = open_attention(kernels.path, shape).run(None, feeds | {"qkv": qkv})
     columns = shape.heads * shape.size, (shape.heads + shape.kv_heads) * shape.size
     parts = dict(zip("qkv", np.split(qkv, columns, axis=2), strict=True))
-    session = open_attention(kernels.path, shape, joined=False)
-    for apart, expected_part in zip(session.run(None, feeds | parts), together, strict=True):
-        np.testing.assert_array_equal(apart[:, :, :5], expected_part[:, :, :5])
+    together = Cache(open_attention(kernels.path, shape), shape, 2, 8)
+    apart = Cache(open_attention(kernels.path, shape, joined=False), shape, 2, 8)
+    np.testing.assert_array_equal(apart.run_apart(parts, [5, 5]), together.run(qkv, [5, 5]))
+    np.testing.assert_array_equal(apart.key, together.key)
+    np.testing.assert_array_equal(apart.value, together.value)
     for name in "qkv":
         with pytest.raises(Exception, match="do not fit"):
-            session.run(None, feeds | parts | {name: parts[name][:, :, :-1]})
+            apart.run_apart(parts | {name: parts[name][:, :, :-1]}, [5, 5])
 
 
 @both
@@ -443,25 +439,6 @@ def test_extreme_scores_stay_finite(kernels: Kernels, processor: str, shape: Sha
     qkv[0, 2::3, shape.heads * shape.size :] = 1e-42
     result = Cache(open_attention(kernels.path, shape), shape, 1, 40).run(qkv, [40])
     assert np.isfinite(result).all()
-
-
-@pytest.mark.parametrize("int8", [False, True])
-def test_a_past_elsewhere_is_copied(kernels: Kernels, int8: bool) -> None:
-    shape = Shape(4, 4, 32, int8=int8)
-    rng = np.random.default_rng(0)
-    session = open_attention(kernels.path, shape)
-    qkv = rng.standard_normal((1, 10, shape.columns), np.float32)
-    whole = Cache(session, shape, 1, 10).run(qkv, [10])
-    past = np.zeros((1, 4, 0, shape.width), shape.dtype)
-    feeds = {"past_key": past, "past_value": past}
-    for start, stop in ((0, 6), (6, 7), (7, 10)):
-        feeds |= {
-            "qkv": qkv[:, start:stop],
-            "lengths": np.array([stop - 1], np.int32),
-            "longest": np.array(stop, np.int32),
-        }
-        result, feeds["past_key"], feeds["past_value"] = session.run(None, feeds)
-        np.testing.assert_array_equal(result, whole[:, start:stop])
 
 
 GOOD: dict[str, Any] = {

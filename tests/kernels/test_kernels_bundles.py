@@ -85,8 +85,8 @@ def test_rewriting_takes_every_product_and_joins_gates(kernels: Kernels) -> None
         "ReduceMax",
         "Sigmoid",
     }
-    outputs = [each.name for each in before.output]
-    assert [each.name for each in after.output] == [*outputs, *SUMMARY]
+    assert {each.name[:7] for each in before.output} == {"logits", "present"}
+    assert [each.name for each in after.output] == ["logits", *SUMMARY]
 
 
 def changed(tmp_path: Path, change: Callable[[onnx.GraphProto], object]) -> list[onnx.NodeProto]:
