@@ -7,7 +7,7 @@ causal engine's streams and metrics, and `loadtests.engine.speculation` its mode
 import asyncio
 from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -39,7 +39,7 @@ from maskdial.runtime.memory import map_large_blocks
 from maskdial.runtime.placement import Placement, place
 from maskdial.runtime.providers.cpu import CpuProvider
 from maskdial.runtime.runner import Runner
-from maskdial.runtime.session import Session, SessionOptions, quantize_cache
+from maskdial.runtime.session import Session, SessionOptions
 
 NUM_STREAMS = 8
 """Slots of every causal engine that is measured."""
@@ -121,10 +121,9 @@ class LoadedCausal:
                 f"a context of {max_length} tokens is too short; this needs {_MIN_CONTEXT}"
             )
         tokenizer = Tokenizer.from_file(bundle.tokenizer, manifest.special_tokens)
-        layout, options = manifest.kv, _session_options(config, "cpu")
-        if config.kv_cache_dtype == "int8":
-            layout, options = quantize_cache(layout, options)
+        options = replace(_session_options(config, "cpu"), kv_cache=config.kv_cache_dtype)
         session = Session(bundle.graph, options)
+        layout = session.cache_layout(manifest.kv)
         return cls(bundle, layout, tokenizer, session, config, max_length)
 
     @property

@@ -30,12 +30,12 @@ from maskdial.kernels.installed import find_kernels
 from maskdial.models.bundle import Bundle, KVLayout, load_bundle
 from maskdial.runtime.providers.cpu import CpuProvider
 from maskdial.runtime.runner import Runner
-from maskdial.runtime.session import Session, SessionOptions, quantize_cache
+from maskdial.runtime.session import Session, SessionOptions
 
 DESCRIPTION = (
     "Measure passes of bundles on the CPU with the kernels (python -m maskdial.kernels build) "
     "and without them, in turns. MASKDIAL_* variables configure what no flag here does: with "
-    "MASKDIAL_KV_CACHE_DTYPE=int8, the kernels have a KV cache of int8."
+    "MASKDIAL_KV_CACHE_DTYPE=int8, the kernels have a KV cache of int8 instead of int16."
 )
 
 _DECODES = ((1, 96), (4, 96), (8, 96), (16, 96), (1, 1000), (4, 1000), (8, 1000))
@@ -109,14 +109,10 @@ def main(args: argparse.Namespace) -> int:
     sections = []
     for path in args.bundle:
         bundle = load_bundle(path.resolve().name, path)
-        layout, ours = bundle.manifest.kv, replace(options, kernels=kernels)
-        layouts = [layout, layout]
-        if layout is not None and config.kv_cache_dtype == "int8":
-            layouts[1], ours = quantize_cache(layout, ours)
-        sides = [
-            _Side(Session(bundle.graph, each), its)
-            for each, its in zip((options, ours), layouts, strict=True)
-        ]
+        ours = replace(options, kernels=kernels)
+        if bundle.manifest.kv is not None:
+            ours = replace(ours, kv_cache=config.kv_cache_dtype)
+        sides = [_Side.load(bundle, each) for each in (options, ours)]
         section = asyncio.run(_measure(bundle, sides, args.seconds / len(args.bundle)))
         section.show(console)
         sections.append(section)
@@ -132,6 +128,11 @@ class _Side:
 
     session: Session
     layout: KVLayout | None
+
+    @classmethod
+    def load(cls, bundle: Bundle, options: SessionOptions) -> "_Side":
+        session, layout = Session(bundle.graph, options), bundle.manifest.kv
+        return cls(session, layout and session.cache_layout(layout))
 
     def passes(self, bundle: Bundle) -> dict[str, Callable[[], object]]:
         if self.layout is None:

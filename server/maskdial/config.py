@@ -312,10 +312,11 @@ class Config(BaseSettings):
         description="compute quantized products and causal attention on the CPU with our own "
         "kernels; auto: if they were built (python -m maskdial.kernels build)",
     )
-    kv_cache_dtype: Literal["auto", "int8"] = Field(
+    kv_cache_dtype: Literal["auto", "float", "int16", "int8"] = Field(
         "auto",
-        description="what the KV cache consists of; auto: the model's floats; int8: a third of "
-        "their memory, and faster on long contexts, for a small loss; needs the kernels",
+        description="what the KV cache consists of; float: the model's floats; int16: half of "
+        "their memory and as exact as float16; int8: a third, for a small loss; both need the "
+        "kernels; auto: int16 for int8 and int4 models where the kernels can read it, else float",
     )
     otlp_endpoint: Annotated[str | None, Field(pattern=r"^https?://"), _None] = Field(
         None,

@@ -1,11 +1,11 @@
 """``CausalAttention`` against NumPy, and against itself in other company and other pieces.
 
-Both with a KV cache of float32 and with one of int8 (``Int8CausalAttention``).
+With a KV cache of float32, and with one of int8 or int16 (``Int8CausalAttention`` and so on).
 """
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import onnx
@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from onnx import helper
 
 from maskdial.kernels.installed import Kernels
+from maskdial.models.bundle import CACHE_HEADERS
 
 Floats = NDArray[np.float32]
 CACHE = ("past_key", "past_value")
@@ -25,27 +26,46 @@ NAMES = ("qkv", "", "", *CACHE, "lengths", "longest", "cos", "sin", "new", "rows
 class Shape:
     """Heads of an attention; ``num_rotated`` columns of each are rotated.
 
-    ``int8``: whether the cache is one of int8.
+    ``cache``: what the cache consists of.
     """
 
     heads: int
     kv_heads: int
     size: int
     num_rotated: int = 0
-    int8: bool = False
+    cache: Literal["float32", "int16", "int8"] = "float32"
 
     @property
     def operator(self) -> str:
-        return "Int8CausalAttention" if self.int8 else "CausalAttention"
+        return f"{'' if self.cache == 'float32' else self.cache.title()}CausalAttention"
 
     @property
-    def dtype(self) -> type[np.generic]:
-        return np.int8 if self.int8 else np.float32
+    def dtype(self) -> np.dtype[Any]:
+        return np.dtype(self.cache)
 
     @property
     def width(self) -> int:
         """Elements of a head's key or value in the cache."""
-        return self.size + 8 if self.int8 else self.size
+        return self.size + (0 if self.cache == "float32" else CACHE_HEADERS[self.cache])
+
+    @property
+    def most_compared(self) -> int:
+        """The largest integer of queries and keys: a sum of ``size`` products fits 32 bits."""
+        return 127 if self.cache == "int8" else int(np.sqrt((2**31 - 1) // self.size))
+
+    @property
+    def most_value(self) -> int:
+        """The largest integer of values."""
+        return 127 if self.cache == "int8" else 4095
+
+    @property
+    def most_weight(self) -> int:
+        """The largest integer of the weights of values, of which ``block`` are added up."""
+        return 32767 if self.cache == "int8" else 4095
+
+    @property
+    def block(self) -> int:
+        return 512 if self.cache == "int8" else 128
 
     @property
     def columns(self) -> int:
@@ -84,8 +104,7 @@ def open_attention(
     node = helper.make_node(shape.operator, names, ["y"], domain="maskdial", **attributes)
     types: dict[str, int] = dict.fromkeys(("lengths", "longest", "new"), onnx.TensorProto.INT32)
     types["rows"] = onnx.TensorProto.INT64
-    if shape.int8:
-        types |= dict.fromkeys(CACHE, onnx.TensorProto.INT8)
+    types |= dict.fromkeys(CACHE, helper.np_dtype_to_tensor_dtype(shape.dtype))
     inputs = [
         helper.make_tensor_value_info(name, types.get(name, onnx.TensorProto.FLOAT), None)
         for name in filter(None, names)
@@ -118,7 +137,7 @@ class Cache:
     def __init__(self, session: Any, shape: Shape, batch: int, max_length: int) -> None:
         dims = (batch, shape.kv_heads, max_length, shape.width)
         # What was never written must not matter. As floats, headers of -1 are not numbers, either.
-        garbage = -1 if shape.int8 else np.nan
+        garbage = np.nan if shape.cache == "float32" else -1
         self.key = np.full(dims, garbage, shape.dtype)
         self.value = np.full(dims, garbage, shape.dtype)
         self._session = session
@@ -169,11 +188,11 @@ class Cache:
         return result
 
 
-def rounded(heads: Floats) -> Floats:
-    """Each head in integers of at most 127 times its step, as a cache of int8 has it."""
+def rounded(heads: Floats, most: int) -> Floats:
+    """Each head in integers of at most ``most`` times its step, as a cache of integers has it."""
     peak = np.abs(heads).max(axis=-1, keepdims=True)
-    integers = np.rint(heads * (np.float32(127) / peak))
-    return np.asarray(integers * (peak / np.float32(127)), np.float32)
+    integers = np.rint(heads * (np.float32(most) / peak))
+    return np.asarray(integers * (peak / np.float32(most)), np.float32)
 
 
 def expected(shape: Shape, qkv: Floats) -> tuple[NDArray[np.float64], NDArray[np.float64] | float]:
@@ -188,7 +207,11 @@ def expected(shape: Shape, qkv: Floats) -> tuple[NDArray[np.float64], NDArray[np
         first, second = turned[..., :half].copy(), turned[..., half : 2 * half].copy()
         turned[..., :half] = first * cos - second * sin
         turned[..., half : 2 * half] = second * cos + first * sin
-    parts = (rounded(parts) if shape.int8 else parts).astype(np.float64)
+    if shape.cache != "float32":
+        compared, values = np.split(parts, [shape.heads + shape.kv_heads], axis=1)
+        compared = rounded(compared, shape.most_compared)
+        parts = np.concatenate([compared, rounded(values, shape.most_value)], axis=1)
+    parts = parts.astype(np.float64)
     query = parts[:, : shape.heads]
     key, value = (
         np.repeat(each, shape.heads // shape.kv_heads, axis=1)
@@ -202,29 +225,32 @@ def expected(shape: Shape, qkv: Floats) -> tuple[NDArray[np.float64], NDArray[np
     weights = np.exp(scores - scores.max(axis=2, keepdims=True))
     weights /= weights.sum(axis=2, keepdims=True)
     result: NDArray[np.float64] = np.einsum("hqk,khd->qhd", weights, value).reshape(length, -1)
-    return result, most_rounded(weights, value).reshape(length, -1) if shape.int8 else 0.0
+    if shape.cache == "float32":
+        return result, 0.0
+    return result, most_rounded(shape, weights, value).reshape(length, -1)
 
 
-def most_rounded(weights: NDArray[Any], value: NDArray[Any]) -> NDArray[np.float64]:
-    """How far results may be off because weights over a cache of int8 have 15 bits.
+def most_rounded(shape: Shape, weights: NDArray[Any], value: NDArray[Any]) -> NDArray[np.float64]:
+    """How far results may be off because weights over a cache of integers are such, too.
 
-    In each block of 512 tokens, a weight times its value's step is off by at most half of a 32767th
-    of the largest such product.
+    In each block of tokens, a weight times its value's step is off by at most half of the largest
+    such product divided by the largest integer.
 
     Args:
+        shape: of the heads.
         weights: softmax weights [heads, queries, keys].
         value: the keys' values [keys, heads, size], as they are in the cache.
 
     Returns:
         [queries, heads, size].
     """
-    step = np.abs(value).max(axis=2) / 127
+    step = np.abs(value).max(axis=2) / shape.most_value
     bound = np.zeros((weights.shape[1], *value.shape[1:]))
-    for start in range(0, len(value), 512):
-        block = slice(start, start + 512)
+    for start in range(0, len(value), shape.block):
+        block = slice(start, start + shape.block)
         most = (weights[:, :, block] * step[block].T[:, None]).max(axis=2)
         integers = np.abs(value[block] / step[block, :, None]).sum(axis=0)
-        bound += 0.5 / 32767 * most.T[:, :, None] * integers
+        bound += 0.5 / shape.most_weight * most.T[:, :, None] * integers
     return bound
 
 
@@ -236,14 +262,19 @@ SHAPES = [
     Shape(64, 1, 16, 16),
     Shape(1, 1, 128, 128),
     Shape(3, 1, 80, 80),
-    Shape(9, 3, 64, 64, int8=True),
-    Shape(4, 4, 32, int8=True),
-    Shape(6, 1, 48, 16, int8=True),
-    Shape(64, 1, 16, 16, int8=True),
-    Shape(1, 1, 512, 512, int8=True),
+    Shape(9, 3, 64, 64, "int8"),
+    Shape(4, 4, 32, cache="int8"),
+    Shape(6, 1, 48, 16, "int8"),
+    Shape(64, 1, 16, 16, "int8"),
+    Shape(1, 1, 512, 512, "int8"),
+    Shape(9, 3, 64, 64, "int16"),
+    Shape(4, 4, 32, cache="int16"),
+    Shape(6, 1, 48, 16, "int16"),
+    Shape(64, 1, 16, 16, "int16"),
+    Shape(1, 1, 512, 512, "int16"),
 ]
-FLOAT, INT8 = SHAPES[0], SHAPES[7]
-both = pytest.mark.parametrize("shape", [FLOAT, INT8])
+CACHES: tuple[Literal["float32", "int16", "int8"], ...] = ("float32", "int16", "int8")
+each_cache = pytest.mark.parametrize("shape", [Shape(9, 3, 64, 64, cache) for cache in CACHES])
 
 
 @pytest.mark.parametrize("shape", SHAPES)
@@ -267,11 +298,12 @@ def test_attention_is_numpys_in_one_piece_in_chunks_and_step_by_step(
 
 
 @pytest.mark.parametrize("length", [511, 512, 513, 1025])
-def test_many_tokens_of_int8_are_added_up_in_blocks(
-    kernels: Kernels, processor: str, length: int
+@pytest.mark.parametrize("cache", ["int8", "int16"])
+def test_many_tokens_are_added_up_in_blocks(
+    kernels: Kernels, processor: str, cache: Literal["int16", "int8"], length: int
 ) -> None:
     """The largest integers, whose sum needs 31 bits, and an odd number of tokens."""
-    shape = Shape(3, 1, 16, int8=True)
+    shape = Shape(3, 1, 16, cache=cache)
     rng = np.random.default_rng(length)
     qkv = rng.standard_normal((1, length, shape.columns), np.float32)
     qkv[0, :, 3 * 16 : 4 * 16] = 1  # equal keys, and so equal weights
@@ -280,14 +312,14 @@ def test_many_tokens_of_int8_are_added_up_in_blocks(
     whole = Cache(session, shape, 1, length).run(qkv, [length])
     exact, rounding = expected(shape, qkv[0])
     assert (np.abs(whole[0] - exact) <= 1e-5 * np.abs(exact) + rounding).all()
-    cache, start = Cache(session, shape, 1, length), 0
+    pieces, start = Cache(session, shape, 1, length), 0
     for stop in (length - 507, length - 2, length - 1, length):
-        part = cache.run(qkv[:, start:stop], [stop])
+        part = pieces.run(qkv[:, start:stop], [stop])
         np.testing.assert_array_equal(part[0], whole[0, start:stop])
         start = stop
 
 
-@both
+@each_cache
 def test_queries_keys_and_values_may_be_apart(kernels: Kernels, shape: Shape) -> None:
     rng = np.random.default_rng(0)
     qkv = rng.standard_normal((2, 5, shape.columns), np.float32)
@@ -303,7 +335,7 @@ def test_queries_keys_and_values_may_be_apart(kernels: Kernels, shape: Shape) ->
             apart.run_apart(parts | {name: parts[name][:, :, :-1]}, [5, 5])
 
 
-@both
+@each_cache
 def test_rows_of_different_lengths_do_not_touch_each_other(
     kernels: Kernels, processor: str, shape: Shape
 ) -> None:
@@ -326,7 +358,7 @@ def test_rows_of_different_lengths_do_not_touch_each_other(
         )
 
 
-@both
+@each_cache
 def test_steps_and_prompts_share_a_pass_without_padding(
     kernels: Kernels, processor: str, shape: Shape
 ) -> None:
@@ -351,7 +383,7 @@ def test_steps_and_prompts_share_a_pass_without_padding(
     np.testing.assert_array_equal(packed.key[3], before)
 
 
-@both
+@each_cache
 @pytest.mark.parametrize("kind", ["last", "some", "any order", "twice", "none"])
 def test_tokens_that_do_not_attend_change_nothing(
     kernels: Kernels, processor: str, shape: Shape, kind: str
@@ -416,7 +448,7 @@ def test_packed_inputs_that_do_not_fit_are_errors(
         session.run(None, good | changes)
 
 
-@both
+@each_cache
 def test_all_instruction_sets_agree_to_the_last_bit(
     kernels: Kernels, instruction_sets: list[str], monkeypatch: pytest.MonkeyPatch, shape: Shape
 ) -> None:
@@ -431,7 +463,7 @@ def test_all_instruction_sets_agree_to_the_last_bit(
         np.testing.assert_array_equal(result, results[0])
 
 
-@both
+@each_cache
 def test_extreme_scores_stay_finite(kernels: Kernels, processor: str, shape: Shape) -> None:
     qkv = np.zeros((1, 40, shape.columns), np.float32)
     qkv[0, ::2, : shape.heads * shape.size] = 1e15
@@ -475,20 +507,20 @@ GOOD: dict[str, Any] = {
         {"sin": np.zeros((8, 7), np.float32)},
     ],
 )
-@pytest.mark.parametrize("int8", [False, True])
+@pytest.mark.parametrize("cache", CACHES)
 def test_inputs_that_do_not_fit_are_errors(
-    kernels: Kernels, changes: dict[str, Any], int8: bool
+    kernels: Kernels, changes: dict[str, Any], cache: Literal["float32", "int16", "int8"]
 ) -> None:
-    shape = Shape(4, 4, 16, 16, int8=int8)
+    shape = Shape(4, 4, 16, 16, cache)
     session = open_attention(kernels.path, shape)
 
     def feeds(changes: dict[str, Any]) -> dict[str, Any]:
         """Inputs whose past is as wide as the cache, and as wrong as the changes make it."""
         given = GOOD | changes
-        for name in ("past_key", "past_value") if int8 else ():
+        for name in CACHE:
             dims = list(given[name].shape)
             dims[-1] += shape.width - shape.size if len(dims) == 4 else 0
-            given[name] = np.zeros(dims, np.int8)
+            given[name] = np.zeros(dims, shape.dtype)
         return given
 
     session.run(None, feeds({}))

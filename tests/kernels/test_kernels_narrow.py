@@ -15,7 +15,7 @@ from maskdial.kernels.rewrite import rewrite
 from maskdial.models.bundle import GRAPH, load_bundle
 from maskdial.models.catalog import STARTER_FOLDER
 from maskdial.runtime.runner import Runner
-from maskdial.runtime.session import Session, SessionOptions, quantize_cache
+from maskdial.runtime.session import CacheChoice, Session, SessionOptions
 from tests.kernels.encoder import LENGTHS, SIZE, Change, Encoder, feeds, kinds, rewritten
 
 HYBRID = STARTER_FOLDER / "hybrid"
@@ -157,9 +157,9 @@ def test_a_row_that_is_padding_is_an_error(kernels: Kernels, tmp_path: Path) -> 
         session.run(feeds() | {"rows": np.array([LENGTHS[0]])})
 
 
-@pytest.mark.parametrize("int8", [False, True])
+@pytest.mark.parametrize("kv_cache", ["float", "int16", "int8"])
 def test_a_causal_starter_gets_the_same_bits(
-    kernels: Kernels, monkeypatch: pytest.MonkeyPatch, int8: bool
+    kernels: Kernels, monkeypatch: pytest.MonkeyPatch, kv_cache: CacheChoice
 ) -> None:
     bundle = load_bundle("starter", HYBRID)
     ids = np.random.default_rng(0).integers(10, bundle.manifest.vocab_size, 60)
@@ -167,16 +167,15 @@ def test_a_causal_starter_gets_the_same_bits(
     for narrows in (True, False):
         if not narrows:
             monkeypatch.setattr(rewriting, "narrow_last_layer", lambda _graph: None)
-        options, layout = SessionOptions(intra_op_threads=2, kernels=kernels), bundle.manifest.kv
+        options = SessionOptions(intra_op_threads=2, kernels=kernels, kv_cache=kv_cache)
+        session, layout = Session(bundle.graph, options), bundle.manifest.kv
         assert layout is not None
-        if int8:
-            layout, options = quantize_cache(layout, options)
-        graph = onnx.load_from_string(rewrite(bundle.graph, int8_cache=int8).model).graph
+        graph = onnx.load_from_string(rewrite(bundle.graph, kv_cache).model).graph
         attention = [node for node in graph.node if node.op_type.endswith("CausalAttention")][-1]
         assert len(attention.input) == (11 if narrows else 10)
         vocab_size = bundle.manifest.vocab_size
         runner = Runner(
-            Session(bundle.graph, options), layout, slots=3, max_length=64, vocab_size=vocab_size
+            session, session.cache_layout(layout), slots=3, max_length=64, vocab_size=vocab_size
         )
         passes = [
             runner.prefill(0, ids[:40], 0),

@@ -16,13 +16,14 @@ another input, ``new_tokens`` int32 (batch,): it takes the tokens of all rows on
 
 A causal graph also gets a ``Summary`` of its logits (``src/summary.cpp``).
 
-With a KV cache of int8, ``Int8CausalAttention`` takes its place, and the graph's inputs and outputs
-change their type; a graph with another attention is then refused.
+With a KV cache of integers, ``Int8CausalAttention`` or ``Int16CausalAttention`` takes its place,
+and the graph's inputs change their type.
 """
 
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 import onnx
 from google.protobuf.message import DecodeError
@@ -33,7 +34,7 @@ from maskdial.kernels.join import join_biases, join_products, join_rms_norms
 from maskdial.kernels.narrow import narrow_last_layer
 from maskdial.kernels.nodes import DOMAIN, attributes_of
 from maskdial.kernels.packing import rewrite_masked_attention
-from maskdial.models.bundle import INT8_HEADER
+from maskdial.models.bundle import CACHE_HEADERS, CacheInteger
 
 NEW_TOKENS = "new_tokens"
 SUMMARY = {
@@ -50,6 +51,10 @@ _CHUNK = 32  # inputs; blocks of 4-bit weights are whole chunks; processor.h
 # What ``MatMulNBits`` has to say of itself: 4-bit weights, and inputs rounded to int8.
 _BITS, _INT8_INPUTS = 4, 4
 _LANES = 16  # heads are vectorized over; processor.h
+_OVER_INTEGERS: dict[CacheInteger, tuple[str, TensorProto.DataType]] = {
+    "int8": ("Int8CausalAttention", TensorProto.INT8),
+    "int16": ("Int16CausalAttention", TensorProto.INT16),
+}
 _ROW_INPUTS = ("seqlens_k", "total_sequence_length")
 _NUM_ATTENTION_OUTPUTS = 3
 _NUM_ATTENTION_INPUTS = 9  # before the new tokens; some may be missing
@@ -113,19 +118,26 @@ class Rewritten:
         model: serialized; its external data stays where it is.
         num_replaced: how many quantized products and attentions the kernels compute.
         num_left: how many products of int8 weights ONNX Runtime computes.
+        kv_cache: the integers of its KV cache; None if it has none, or one of floats.
     """
 
     model: bytes
     num_replaced: int
     num_left: int
+    kv_cache: CacheInteger | None
 
 
-def rewrite(path: Path, *, int8_cache: bool = False) -> Rewritten:
-    """Reads a graph and rewrites it; with ``int8_cache``, for a KV cache of int8.
+def rewrite(path: Path, kv_cache: Literal["auto", "float"] | CacheInteger = "float") -> Rewritten:
+    """Reads a graph and rewrites it.
+
+    Args:
+        path: the graph.
+        kv_cache: what its KV cache is to consist of. ``auto``: of int16 if all of its attention is
+            ours, and its products are quantized; else of floats.
 
     Raises:
         BundleError: it cannot be read, or names the kernels itself, which no exported graph does.
-        ConfigError: no kernel computes its attention over a cache of int8.
+        ConfigError: no kernel computes its attention over a cache of these integers.
     """
     try:
         model = onnx.load(path, load_external_data=False)
@@ -136,8 +148,13 @@ def rewrite(path: Path, *, int8_cache: bool = False) -> Rewritten:
         raise BundleError(f"{path} uses operators of the domain {DOMAIN!r}; export the model again")
     rewriter = _Rewriter(model)
     num_replaced = rewriter.run()
-    if int8_cache:
-        rewriter.quantize_cache()
+    integer: CacheInteger | None = None
+    if kv_cache == "auto":
+        integer = "int16" if rewriter.computes_in_integers() else None
+    elif kv_cache != "float":
+        integer = kv_cache
+    if integer is not None:
+        rewriter.quantize_cache(integer)
     join_biases(model.graph)
     num_replaced += rewrite_masked_attention(model.graph)
     narrow_last_layer(model.graph)
@@ -147,7 +164,7 @@ def rewrite(path: Path, *, int8_cache: bool = False) -> Rewritten:
         summarize_logits(model.graph)
         model.opset_import.append(helper.make_opsetid(DOMAIN, _VERSION))
     num_left = sum(node.op_type == _PRODUCT for node in model.graph.node)
-    return Rewritten(model.SerializeToString(), num_replaced, num_left)
+    return Rewritten(model.SerializeToString(), num_replaced, num_left, integer)
 
 
 def summarize_logits(graph: GraphProto) -> None:
@@ -245,27 +262,38 @@ class _Rewriter:
         counts = helper.make_tensor_value_info(NEW_TOKENS, TensorProto.INT32, ["batch"])
         self._graph.input.append(counts)
 
-    def quantize_cache(self) -> None:
-        """Turns the KV cache of the rewritten graph into one of int8, in place.
+    def computes_in_integers(self) -> bool:
+        """Whether the rewritten graph's attention is all ours, and its products are quantized."""
+        return self._attends() and not {"Linear", "Linear4"}.isdisjoint(self._kinds())
+
+    def _attends(self) -> bool:
+        kinds = self._kinds()
+        return "CausalAttention" in kinds and "GroupQueryAttention" not in kinds
+
+    def _kinds(self) -> set[str]:
+        return {node.op_type for node in self._graph.node}
+
+    def quantize_cache(self, integer: CacheInteger) -> None:
+        """Turns the KV cache of the rewritten graph into one of integers, in place.
 
         Raises:
             ConfigError: the graph has attention that was not replaced, or none that was.
         """
-        kinds = {node.op_type for node in self._graph.node}
-        if "GroupQueryAttention" in kinds or "CausalAttention" not in kinds:
+        if not self._attends():
             raise ConfigError(
                 "the kernels do not compute this model's attention, so its KV cache cannot be "
-                "int8; serve it with --kv-cache-dtype auto"
+                f"{integer}; serve it with --kv-cache-dtype auto"
             )
+        op_type, elem_type = _OVER_INTEGERS[integer]
         values = {value.name: value for value in self._graph.input}
         for node in self._graph.node:
             if node.op_type != "CausalAttention":
                 continue
-            node.op_type = "Int8CausalAttention"
+            node.op_type = op_type
             for name in node.input[3:5]:
                 cache = values[name].type.tensor_type
-                cache.elem_type = TensorProto.INT8
-                cache.shape.dim[-1].dim_value += INT8_HEADER
+                cache.elem_type = elem_type
+                cache.shape.dim[-1].dim_value += CACHE_HEADERS[integer]
 
     def _attention(self, node: NodeProto) -> NodeProto | None:
         """What takes the place of a ``GroupQueryAttention``; None for a kind that has no kernel."""

@@ -68,8 +68,9 @@ GENERATION_CONFIG = "generation_config.json"
 # six times as long as the Add and the LayerNormalization that it replaces.
 UNWANTED_FUSIONS = frozenset({"SkipLayerNormFusion"})
 
-INT8_HEADER = 8
-"""Bytes before a head's key or value in a cache of int8 (``kernels/src/processor.h``)."""
+CacheInteger = Literal["int8", "int16"]
+CACHE_HEADERS: dict[CacheInteger, int] = {"int8": 8, "int16": 2}
+"""Elements before a head's key or value in a cache of integers (``kernels/src/processor.h``)."""
 
 # A manifest with the labels and languages of the largest models has less than a tenth of this.
 _MAX_MANIFEST_BYTES = 16 * 2**20
@@ -144,16 +145,18 @@ class KVLayout(_Frozen):
         return 2 * self.head_dim
 
 
-class Int8KVLayout(KVLayout):
-    """The same in int8, which a server may choose; `INT8_HEADER` precedes each key and value."""
+class IntegerKVLayout(KVLayout):
+    """The same in integers, which a server may choose; a header precedes each key and value."""
+
+    integer: CacheInteger
 
     @property
     def element(self) -> np.dtype[Any]:
-        return np.dtype(np.int8)
+        return np.dtype(self.integer)
 
     @property
     def width(self) -> int:
-        return self.head_dim + INT8_HEADER
+        return self.head_dim + CACHE_HEADERS[self.integer]
 
 
 class MultiVector(_Frozen):

@@ -50,7 +50,7 @@ from maskdial.runtime.kv_plan import plan_slots
 from maskdial.runtime.memory import HostMemory
 from maskdial.runtime.placement import Placement, place
 from maskdial.runtime.runner import Runner
-from maskdial.runtime.session import Session, SessionOptions, quantize_cache
+from maskdial.runtime.session import Session, SessionOptions
 
 _log = logging.getLogger("maskdial.models")
 
@@ -162,17 +162,15 @@ def _start_causal(
     options: SessionOptions,
 ) -> CausalModel:
     manifest, provider = bundle.manifest, placement.provider
-    layout = manifest.kv
-    if layout is None:
+    if manifest.kv is None:
         raise BundleError(f"model {bundle.name!r}: a causal bundle without a KV layout")
-    options = replace(options, stream=placement.memory.stream)
-    if config.kv_cache_dtype == "int8":
-        layout, options = quantize_cache(layout, options)
+    options = replace(options, stream=placement.memory.stream, kv_cache=config.kv_cache_dtype)
+    session = _causal_session(bundle, config, placement, options)
+    layout = session.cache_layout(manifest.kv)
     # Chunks of whole blocks leave the logits as they are in one piece.
     chunk_tokens = _round_up(
         config.prefill_chunk_tokens or provider.prefill_chunk_tokens, layout.query_block
     )
-    session = _causal_session(bundle, config, placement, options)
     runner = _runner(session, bundle, config, placement, layout, chunk_tokens)
     if not session.multiplies_exactly:
         check_kernels(bundle, options, config.golden_check)
@@ -181,7 +179,7 @@ def _start_causal(
         encoder = Encoder(Session(bundle.encoder, options), runner.cache.source)
         start = manifest.text_to_text.start_token_id
         golden = partial(text_to_text_logits, runner, encoder, start)
-    check_golden(bundle, golden, config.golden_check, int8_cache=options.int8_cache)
+    check_golden(bundle, golden, config.golden_check, rounds_cache=session.kv_cache is not None)
     tokenizer = Tokenizer.from_file(bundle.tokenizer, manifest.special_tokens)
     chat_template = read_chat_template(bundle, tokenizer)
     reply_format = ReplyFormat.of_bundle(bundle, tokenizer, chat_template)

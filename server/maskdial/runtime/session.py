@@ -2,9 +2,9 @@
 
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, Literal, cast
 
 import numpy as np
 import onnxruntime as ort
@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from maskdial.errors import BundleError, ConfigError
 from maskdial.kernels.installed import Kernels
-from maskdial.models.bundle import Int8KVLayout, KVLayout
+from maskdial.models.bundle import CacheInteger, IntegerKVLayout, KVLayout
 from maskdial.runtime.providers import find_provider
 
 _log = logging.getLogger(__name__)
@@ -20,6 +20,12 @@ _log = logging.getLogger(__name__)
 _ERRORS_ONLY = 3
 _NOT_CAPTURED = -1
 _REPORT = 600  # characters; no error of one sentence is longer
+
+CacheChoice = Literal["auto", "float"] | CacheInteger
+"""What a KV cache is to consist of: the model's floats, or integers, which only our kernels can
+read. ``auto``: int16 where they compute all of the model's attention and products of quantized
+weights, otherwise floats.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +41,7 @@ class SessionOptions:
         captures: whether passes can be captured as CUDA graphs.
         kernels: our own kernels for products and attention, for the CPU provider; None for ONNX
             Runtime's.
-        int8_cache: whether the KV cache is of int8, which only our kernels can read.
+        kv_cache: what the graph's KV cache is to consist of, if it has one.
     """
 
     provider: str = "cpu"
@@ -44,23 +50,7 @@ class SessionOptions:
     stream: int = 0
     captures: bool = False
     kernels: Kernels | None = None
-    int8_cache: bool = False
-
-
-def quantize_cache(
-    layout: KVLayout, options: SessionOptions
-) -> tuple[Int8KVLayout, SessionOptions]:
-    """The same for a KV cache of int8.
-
-    Raises:
-        ConfigError: there are no kernels to read it.
-    """
-    if options.kernels is None:
-        raise ConfigError(
-            "only the kernels can read a KV cache of int8: build them (python -m maskdial.kernels "
-            "build) and serve the model on the CPU, or leave out --kv-cache-dtype int8"
-        )
-    return Int8KVLayout(**layout.model_dump()), replace(options, int8_cache=True)
+    kv_cache: CacheChoice = "float"
 
 
 class Session:
@@ -70,6 +60,7 @@ class Session:
         kernels: the instruction set of our kernels, if they compute any part of it; else empty.
         multiplies_exactly: whether they compute all quantized products of the graph, and so without
             saturating.
+        kv_cache: the integers of the graph's KV cache; None if it is one of floats.
     """
 
     def __init__(
@@ -85,8 +76,8 @@ class Session:
 
         Raises:
             BundleError: ONNX Runtime cannot load the graph.
-            ConfigError: the provider did not start (no device, a missing library), or the kernels
-                cannot compute the graph over a cache of int8.
+            ConfigError: the provider did not start (no device, a missing library), or there are no
+                kernels that can compute the graph over a cache of the integers asked for.
         """
         provider = find_provider(options.provider)
         provider_options = provider.options(
@@ -98,9 +89,16 @@ class Session:
             settings.add_provider_for_devices(devices, provider_options)
             settings.add_session_config_entry("session.record_ep_graph_assignment_info", "1")
         self.kernels, self.multiplies_exactly = "", False
+        self.kv_cache: CacheInteger | None = None
         model: str | bytes = str(graph)
         if options.kernels is not None:
-            model = self._take_kernels(graph, options.kernels, settings, options.int8_cache)
+            model = self._take_kernels(graph, options.kernels, settings, options.kv_cache)
+        elif options.kv_cache not in ("auto", "float"):
+            raise ConfigError(
+                f"only the kernels can read a KV cache of {options.kv_cache}: build them (python "
+                "-m maskdial.kernels build) and serve the model on the CPU, or leave out "
+                f"--kv-cache-dtype {options.kv_cache}"
+            )
         try:
             self._session = ort.InferenceSession(
                 model,
@@ -128,12 +126,12 @@ class Session:
         self.output_names = tuple(value.name for value in self._session.get_outputs())
 
     def _take_kernels(
-        self, graph: Path, kernels: Kernels, settings: ort.SessionOptions, int8_cache: bool
+        self, graph: Path, kernels: Kernels, settings: ort.SessionOptions, kv_cache: CacheChoice
     ) -> str | bytes:
         """What to load: the graph rewritten for the kernels, or its path if they have no part."""
         from maskdial.kernels.rewrite import rewrite  # needs onnx, which is optional
 
-        rewritten = rewrite(graph, int8_cache=int8_cache)
+        rewritten = rewrite(graph, kv_cache)
         if not rewritten.num_replaced:
             return str(graph)
         settings.register_custom_ops_library(str(kernels.path))
@@ -141,7 +139,14 @@ class Session:
             "session.model_external_initializers_file_folder_path", str(graph.parent)
         )
         self.kernels, self.multiplies_exactly = kernels.processor, not rewritten.num_left
+        self.kv_cache = rewritten.kv_cache
         return rewritten.model
+
+    def cache_layout(self, layout: KVLayout) -> KVLayout:
+        """The layout of the KV cache, of which a manifest has that of floats."""
+        if self.kv_cache is None:
+            return layout
+        return IntegerKVLayout(**layout.model_dump(), integer=self.kv_cache)
 
     def run(self, feeds: Mapping[str, NDArray[Any]]) -> NDArray[np.float32]:
         """Runs one pass and returns the graph's first output.

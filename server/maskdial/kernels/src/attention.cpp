@@ -5,9 +5,10 @@
 //                 the same rows, which are missing then
 //   key, value    float (batch, length, kv_num_heads * head_size)
 //   cached_*      float (batch, kv_num_heads, max_length, head_size)
-//                 or, in Int8CausalAttention, int8 (..., 8 + head_size): see Int8Header. New keys and
-//                 values are written to them, although they are inputs: nobody else may read or write
-//                 them meanwhile.
+//                 or, in Int8CausalAttention, int8 (..., 8 + head_size), and in Int16CausalAttention,
+//                 int16 (..., 2 + head_size): see Int8Header and kInt16Header. New keys and values are
+//                 written to them, although they are inputs: nobody else may read or write them
+//                 meanwhile.
 //   seqlens_k     int32 (batch): the tokens of each row, the new ones included, less 1
 //   total_sequence_length   int32: the most of them; equal to length if there are none before
 //   cosines, sines          float (positions, at most head_size / 2), to rotate queries and keys
@@ -40,7 +41,7 @@ namespace {
 constexpr size_t kTaskRows = 48;
 constexpr size_t kTokensPerTask = 16;
 
-// Element is what the cache consists of: float or int8_t.
+// Element is what the cache consists of: float, int8_t or int16_t.
 template <typename Element>
 class Attention {
  public:
@@ -71,13 +72,13 @@ class Attention {
 
  private:
   static constexpr ElementType kCache = element_type<Element>;
-  static constexpr bool kQuantized = std::is_same_v<Element, int8_t>;
-  using Query = std::conditional_t<kQuantized, uint8_t, float>;
+  static constexpr bool kInt8Cache = std::is_same_v<Element, int8_t>;
+  static constexpr bool kQuantized = !std::is_same_v<Element, float>;
+  using Query = std::conditional_t<kInt8Cache, uint8_t, Element>;
+  // The elements before a token's key or value in one head.
+  static constexpr size_t kHeader = kInt8Cache ? sizeof(Int8Header) : kQuantized ? kInt16Header : 0;
 
-  // The elements of a token's key or value in one head.
-  static size_t width(size_t head_size) {
-    return kQuantized ? sizeof(Int8Header) + head_size : head_size;
-  }
+  static size_t width(size_t head_size) { return kHeader + head_size; }
 
   // A row's new tokens are num_new tokens of the query from first on.
   struct Row {
@@ -188,40 +189,54 @@ class Attention {
       const Row& its = rows[row];
       const size_t position = its.num_past + token, index = its.first + token;
       const size_t to = cache(row, head) + position * width(size);
-      store_rotated(new_key + index * new_stride + head * size, position, key + to);
-      store(new_value + index * new_stride + head * size, value + to);
+      store_key(new_key + index * new_stride + head * size, position, key + to);
+      store(new_value + index * new_stride + head * size, kMostWeighted, value + to);
       const float* queries_of = query + index * query_stride + head * group * size;
       for (size_t g = 0; g < group; ++g) {
         store_query(queries_of + g * size, position, place(its, head, token) + g);
       }
     }
 
-    void store(const float* head, Element* to) const {
-      if constexpr (kQuantized) {
+    // `most` is the largest integer in a cache of int16.
+    void store(const float* head, int most, Element* to) const {
+      if constexpr (kInt8Cache) {
         op->processor_->cache_head(head, head_size, to);
+      } else if constexpr (kQuantized) {
+        const float factor = op->processor_->quantize_head_int16(
+            head, head_size, static_cast<float>(most), to + kHeader);
+        std::memcpy(to, &factor, sizeof(factor));
       } else {
         std::memcpy(to, head, head_size * sizeof(float));
       }
     }
 
-    void store_rotated(const float* head, size_t position, Element* to) const {
+    void store_key(const float* head, size_t position, Element* to) const {
       if constexpr (kQuantized) {
         float rotated[kMostHeadSize];
         rotate(head, position, rotated);
-        store(rotated, to);
+        store(rotated, most_compared(head_size), to);
       } else {
         rotate(head, position, to);
       }
     }
 
     void store_query(const float* head, size_t position, size_t index) const {
+      Query* to = queries.get() + index * head_size;
       if constexpr (kQuantized) {
         float rotated[kMostHeadSize];
         rotate(head, position, rotated);
-        uint8_t* to = queries.get() + index * head_size;
-        query_factors[index] = scale() * op->processor_->quantize_head(rotated, head_size, to);
+        query_factors[index] = scale() * quantize(rotated, to);
       } else {
-        rotate(head, position, queries.get() + index * head_size);
+        rotate(head, position, to);
+      }
+    }
+
+    float quantize(const float* query_head, Query* to) const {
+      if constexpr (kInt8Cache) {
+        return op->processor_->quantize_head(query_head, head_size, to);
+      } else {
+        const auto most = static_cast<float>(most_compared(head_size));
+        return op->processor_->quantize_head_int16(query_head, head_size, most, to);
       }
     }
 
@@ -255,10 +270,12 @@ class Attention {
       const size_t first = place(row, head, task.start);
       const Query* heads = queries.get() + first * size;
       const size_t cached = cache(task.row, head);
-      if constexpr (kQuantized) {
-        const Int8Head int8_head = {heads, query_factors.get() + first, key + cached,
-                                    value + cached};
-        op->processor_->attend_int8(task_queries, int8_head, scratch);
+      if constexpr (kInt8Cache) {
+        const Int8Head its = {heads, query_factors.get() + first, key + cached, value + cached};
+        op->processor_->attend_int8(task_queries, its, scratch);
+      } else if constexpr (kQuantized) {
+        const Int16Head its = {heads, query_factors.get() + first, key + cached, value + cached};
+        op->processor_->attend_int16(task_queries, its, scratch);
       } else {
         op->processor_->attend(task_queries, {heads, scale(), key + cached, value + cached},
                                scratch);
@@ -439,5 +456,11 @@ const OrtCustomOp kAttentionOp = [] {
 const OrtCustomOp kInt8AttentionOp = [] {
   OrtCustomOp table = attention_table<int8_t>();
   table.GetName = [](const OrtCustomOp*) { return "Int8CausalAttention"; };
+  return table;
+}();
+
+const OrtCustomOp kInt16AttentionOp = [] {
+  OrtCustomOp table = attention_table<int16_t>();
+  table.GetName = [](const OrtCustomOp*) { return "Int16CausalAttention"; };
   return table;
 }();

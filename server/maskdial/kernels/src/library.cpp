@@ -72,6 +72,7 @@ EXPORTED OrtStatus* RegisterCustomOps(OrtSessionOptions* options, const OrtApiBa
       check(*api, api->CustomOpDomain_Add(created, &kNormLinear4Op));
       check(*api, api->CustomOpDomain_Add(created, &kAttentionOp));
       check(*api, api->CustomOpDomain_Add(created, &kInt8AttentionOp));
+      check(*api, api->CustomOpDomain_Add(created, &kInt16AttentionOp));
       check(*api, api->CustomOpDomain_Add(created, &kMaskedAttentionOp));
       check(*api, api->CustomOpDomain_Add(created, &kPackOp));
       check(*api, api->CustomOpDomain_Add(created, &kUnpackOp));

@@ -16,7 +16,15 @@ struct OrtKernelContext;
 struct OrtShapeInferContext;
 struct OrtCustomOp;
 
-enum ElementType : int { kFloat = 1, kUint8 = 2, kInt8 = 3, kInt32 = 6, kInt64 = 7, kDouble = 11 };
+enum ElementType : int {
+  kFloat = 1,
+  kUint8 = 2,
+  kInt8 = 3,
+  kInt16 = 5,
+  kInt32 = 6,
+  kInt64 = 7,
+  kDouble = 11,
+};
 enum Characteristic : int { kRequired = 0, kOptional = 1 };
 enum ErrorCode : int { kFail = 1, kInvalidArgument = 2 };
 

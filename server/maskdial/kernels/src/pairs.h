@@ -37,6 +37,11 @@ float quantize_to_pairs(size_t size, float least, float most, int16_t* out, Load
   return zero ? 0.0f : peak / most;
 }
 
+// The same for a head of floats.
+float quantize_head_int16(const float* head, size_t head_size, float most, int16_t* out) {
+  return quantize_to_pairs(head_size, -most, most, out, [&](size_t i) { return load(head + i); });
+}
+
 // Pairs as they are in memory, [num_pairs][stride][2].
 struct PackedPairs {
   const int16_t* pairs;

@@ -4,9 +4,9 @@
 #include "processor.h"
 
 #include "blocks.h"
+#include "cached_softmax.h"
 #include "full_softmax.h"
 #include "int16_softmax.h"
-#include "int8_softmax.h"
 #include "norms.h"
 #include "products.h"
 #include "quantization.h"
@@ -30,8 +30,10 @@ const Processor JOIN(processor_, ISA) = {
     .rotate = rotate,
     .quantize_head = quantize_head,
     .cache_head = cache_head,
+    .quantize_head_int16 = quantize_head_int16,
     .attend = attend,
     .attend_int8 = attend_int8,
+    .attend_int16 = attend_int16,
     .attend_fully = attend_fully,
     .attend_fully_int16 = attend_fully_int16,
     .add_norm = add_norm,

@@ -1,6 +1,7 @@
 // What each processor does its own way. processor.cpp is compiled once per instruction set.
 #pragma once
 
+#include <cmath>
 #include <cstddef>
 #include <cstdint>
 
@@ -121,6 +122,26 @@ struct Int8Head {
   const int8_t* values;  // the same
 };
 
+// A token's key or value in a cache of int16: the factor that makes it floats again, a float, in place
+// of this many integers, and its head_size integers.
+constexpr size_t kInt16Header = sizeof(float) / sizeof(int16_t);
+// The most that values and their weights are, which are rounded in blocks of so many tokens; and the
+// most that queries and keys are. Sums of their products fit 32 bits.
+constexpr size_t kInt16Block = 128;
+constexpr int kMostWeighted = 4095;
+static_assert(kInt16Block * kMostWeighted * kMostWeighted <= INT32_MAX);
+inline int most_compared(size_t head_size) {
+  return static_cast<int>(std::sqrt(static_cast<double>(INT32_MAX / head_size)));
+}
+
+// What they read from a cache of int16.
+struct Int16Head {
+  const int16_t* rows;   // [num_rows][head_size]
+  const float* factors;  // [num_rows], which make them floats again, times the scale
+  const int16_t* keys;   // [length][kInt16Header + head_size]
+  const int16_t* values;  // the same
+};
+
 // Queries of one head of a text: query i is that of token first + i of these keys, and sees those
 // less than window tokens away. A row is that of a token, of which this head is a part; a bias, which
 // may be null, is added to each row.
@@ -205,9 +226,14 @@ struct Processor {
   // The same as a cache of int8 has it: out is its header and its integers.
   void (*cache_head)(const float* head, size_t head_size, int8_t* out);
 
+  // Rounds a head to integers of at most `most`, in steps of its largest magnitude; returns the factor
+  // that makes them floats again.
+  float (*quantize_head_int16)(const float* head, size_t head_size, float most, int16_t* out);
+
   // Softmax attention. The order of a row's operations depends on its length only.
   void (*attend)(const Queries& queries, const FloatHead& head, float* scratch);
   void (*attend_int8)(const Queries& queries, const Int8Head& head, float* scratch);
+  void (*attend_int16)(const Queries& queries, const Int16Head& head, float* scratch);
 
   // The same without a causal mask.
   void (*attend_fully)(const FullQueries& queries, float* scratch);

@@ -52,6 +52,8 @@ template <typename Element>
 constexpr ElementType element_type = kFloat;
 template <>
 inline constexpr ElementType element_type<int8_t> = kInt8;
+template <>
+inline constexpr ElementType element_type<int16_t> = kInt16;
 
 // Dimensions that belong to somebody else.
 class Dims {

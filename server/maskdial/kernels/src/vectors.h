@@ -99,6 +99,15 @@ inline Pairs load_pairs(const int8_t* p, const int8_t* q) {
       _mm256_inserti128_si256(low, _mm_unpackhi_epi8(first, second), 1));
 }
 inline Pairs load_pairs(const int16_t* p) { return _mm512_loadu_si512(p); }
+inline Pairs load_pairs(const int16_t* p, const int16_t* q) {
+  const __m512i turns = _mm512_set_epi16(31, 15, 30, 14, 29, 13, 28, 12, 27, 11, 26, 10, 25, 9, 24,
+                                         8, 23, 7, 22, 6, 21, 5, 20, 4, 19, 3, 18, 2, 17, 1, 16, 0);
+  const __m512i first = _mm512_castsi256_si512(
+      _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
+  return _mm512_permutexvar_epi16(
+      turns,
+      _mm512_inserti64x4(first, _mm256_loadu_si256(reinterpret_cast<const __m256i*>(q)), 1));
+}
 inline Sums add_pair_products(Sums sums, Pairs a, Pairs b) {
   return _mm512_dpwssd_epi32(sums, a, b);
 }
@@ -229,6 +238,11 @@ inline Pairs load_pairs(const int8_t* p, const int8_t* q) {
 inline Pairs load_pairs(const int16_t* p) {
   return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
 }
+inline Pairs load_pairs(const int16_t* p, const int16_t* q) {
+  const __m128i first = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));
+  const __m128i second = _mm_loadu_si128(reinterpret_cast<const __m128i*>(q));
+  return _mm256_set_m128i(_mm_unpackhi_epi16(first, second), _mm_unpacklo_epi16(first, second));
+}
 inline Sums add_pair_products(Sums sums, Pairs a, Pairs b) {
 #if defined(__AVXVNNI__)
   return _mm256_dpwssd_avx_epi32(sums, a, b);
@@ -322,6 +336,7 @@ inline Pairs load_pairs(const int16_t* p) {
   const int16x4x2_t pairs = vld2_s16(p);
   return {pairs.val[0], pairs.val[1]};
 }
+inline Pairs load_pairs(const int16_t* p, const int16_t* q) { return {vld1_s16(p), vld1_s16(q)}; }
 inline Sums add_pair_products(Sums sums, const Pairs& a, const Pairs& b) {
   return vmlal_s16(vmlal_s16(sums, a.first, b.first), a.second, b.second);
 }
@@ -382,6 +397,7 @@ struct Pairs {
 inline Pairs splat_pair(const int16_t* pair) { return {pair[0], pair[1]}; }
 inline Pairs load_pairs(const int8_t* p, const int8_t* q) { return {*p, *q}; }
 inline Pairs load_pairs(const int16_t* p) { return {p[0], p[1]}; }
+inline Pairs load_pairs(const int16_t* p, const int16_t* q) { return {*p, *q}; }
 inline Sums add_pair_products(Sums sums, const Pairs& a, const Pairs& b) {
   return sums + a.first * b.first + a.second * b.second;
 }

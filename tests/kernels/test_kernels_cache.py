@@ -1,4 +1,4 @@
-"""A KV cache of int8: the starter's answers over it, and who may have one."""
+"""A KV cache of integers: the starter's answers over it, and who may have one."""
 
 from dataclasses import replace
 from importlib import resources
@@ -16,27 +16,25 @@ from maskdial.kernels import installed as finding
 from maskdial.kernels.installed import Kernels
 from maskdial.kernels.rewrite import rewrite
 from maskdial.metrics import Metrics
-from maskdial.models.bundle import GRAPH, load_bundle
+from maskdial.models.bundle import GRAPH, CacheInteger, load_bundle
 from maskdial.models.catalog import STARTER_FOLDER
 from maskdial.models.loading import load_model, start_model
 from maskdial.models.served import CausalModel
 from maskdial.runtime.runner import Runner
-from maskdial.runtime.session import Session, SessionOptions, quantize_cache
+from maskdial.runtime.session import CacheChoice, Session, SessionOptions
 
 HYBRID = STARTER_FOLDER / "hybrid"
 LENGTH = 256
 
 
-def starter_runner(kernels: Kernels, *, int8: bool, threads: int = 1) -> Runner:
+def starter_runner(kernels: Kernels, kv_cache: CacheChoice, threads: int = 1) -> Runner:
     bundle = load_bundle("starter", HYBRID)
-    options = SessionOptions(intra_op_threads=threads, kernels=kernels)
-    layout = bundle.manifest.kv
+    options = SessionOptions(intra_op_threads=threads, kernels=kernels, kv_cache=kv_cache)
+    session, layout = Session(bundle.graph, options), bundle.manifest.kv
     assert layout is not None
-    if int8:
-        layout, options = quantize_cache(layout, options)
     return Runner(
-        Session(bundle.graph, options),
-        layout,
+        session,
+        session.cache_layout(layout),
         slots=3,
         max_length=LENGTH,
         vocab_size=bundle.manifest.vocab_size,
@@ -51,22 +49,28 @@ def sample() -> NDArray[np.int64]:
     return np.array(tokenizer.encode(text, add_special_tokens=False).ids)
 
 
-def test_a_token_takes_less_than_a_third_of_the_memory(kernels: Kernels) -> None:
-    floats, integers = (
-        starter_runner(kernels, int8=int8).cache.bytes_per_token for int8 in (False, True)
-    )
-    assert integers < floats / 3
+each_integer = pytest.mark.parametrize("integer", ["int8", "int16"])
 
 
+@pytest.mark.parametrize(("integer", "share"), [("int8", 0.32), ("int16", 0.54)])
+def test_a_token_takes_a_part_of_the_memory(
+    kernels: Kernels, integer: CacheInteger, share: float
+) -> None:
+    floats = starter_runner(kernels, "float").cache.bytes_per_token
+    assert starter_runner(kernels, integer).cache.bytes_per_token < share * floats
+
+
+@each_integer
 def test_perplexity_rises_by_less_than_a_five_hundredth(
-    kernels: Kernels, sample: NDArray[np.int64]
+    kernels: Kernels, sample: NDArray[np.int64], integer: CacheInteger
 ) -> None:
     """That of texts drawn from the model itself: the divergence from its own probabilities.
 
     It needs far less text than the perplexity of one next token at each place, whose standard error
     is 0.13% for this sample, since activations of 8 bits round otherwise after any small change.
     """
-    runners = [starter_runner(kernels, int8=int8) for int8 in (False, True)]
+    kinds: tuple[CacheChoice, ...] = ("float", integer)
+    runners = [starter_runner(kernels, each) for each in kinds]
     divergences = []
     for start in range(0, min(len(sample), 8 * LENGTH) - LENGTH + 1, LENGTH):
         floats, integers = (
@@ -83,15 +87,16 @@ def log_softmax(logits: NDArray[np.float32]) -> NDArray[np.float64]:
     return np.asarray(shifted - np.log(np.exp(shifted).sum(axis=-1, keepdims=True)))
 
 
+@each_integer
 def test_pieces_copies_and_company_change_no_bit(
-    kernels: Kernels, sample: NDArray[np.int64]
+    kernels: Kernels, sample: NDArray[np.int64], integer: CacheInteger
 ) -> None:
     """A prompt in one piece, in two, step by step, moved, and read from blocks: the same logits."""
     tokens, last = sample[:150], sample[150:151]
-    whole = starter_runner(kernels, int8=True)
+    whole = starter_runner(kernels, integer)
     prompt = np.array(whole.prefill(0, tokens, 0))
     step = np.array(whole.decode(last, np.array([150]), np.array([0])))
-    other = starter_runner(kernels, int8=True, threads=2)
+    other = starter_runner(kernels, integer, threads=2)
     other.prefill(1, tokens[:64], 0)
     np.testing.assert_array_equal(other.prefill(1, tokens[64:], 64), prompt)
     other.cache.copy(1, 0, 100)
@@ -104,18 +109,33 @@ def test_pieces_copies_and_company_change_no_bit(
     np.testing.assert_array_equal(steps, np.concatenate([step, prompt, step]))
 
 
-def test_a_model_is_served_with_it(kernels: Kernels, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("asked", "dtype"),
+    [("auto", "int16"), ("float", "float32"), ("int16", "int16"), ("int8", "int8")],
+)
+def test_a_model_is_served_with_it(
+    kernels: Kernels, monkeypatch: pytest.MonkeyPatch, asked: CacheChoice, dtype: str
+) -> None:
     monkeypatch.setattr(finding, "library_path", lambda: kernels.path)
-    config = Config(kv_cache_dtype="int8", threads=1, max_context=LENGTH, slots=2)
+    config = Config(kv_cache_dtype=asked, threads=1, max_context=LENGTH, slots=2)
     model = load_model("hybrid", HYBRID, config, Metrics(()))
     model.stop()
     assert isinstance(model, CausalModel)
-    assert model.kv_cache_dtype == "int8"
+    assert model.kv_cache_dtype == dtype
 
 
-def test_without_kernels_it_is_an_error() -> None:
-    with pytest.raises(ConfigError, match="only the kernels can read a KV cache of int8"):
-        load_model("hybrid", HYBRID, Config(kv_cache_dtype="int8", kernels="off"), Metrics(()))
+@each_integer
+def test_without_kernels_it_is_an_error(integer: CacheInteger) -> None:
+    with pytest.raises(ConfigError, match=f"only the kernels can read a KV cache of {integer}"):
+        load_model("hybrid", HYBRID, Config(kv_cache_dtype=integer, kernels="off"), Metrics(()))
+
+
+def test_without_kernels_it_is_one_of_floats() -> None:
+    config = Config(kernels="off", threads=1, max_context=LENGTH, slots=2)
+    model = load_model("hybrid", HYBRID, config, Metrics(()))
+    model.stop()
+    assert isinstance(model, CausalModel)
+    assert model.kv_cache_dtype == "float32"
 
 
 def test_a_masked_model_needs_none() -> None:
@@ -131,10 +151,12 @@ def test_attention_without_a_kernel_is_an_error(tmp_path: Path) -> None:
     del node.attribute[:]
     node.attribute.extend([*kept, onnx.helper.make_attribute("local_window_size", 16)])
     onnx.save(model, tmp_path / GRAPH)
-    assert rewrite(tmp_path / GRAPH).num_replaced
+    rewritten = rewrite(tmp_path / GRAPH, "auto")
+    assert rewritten.num_replaced
+    assert rewritten.kv_cache is None
     for path in (tmp_path / GRAPH, STARTER_FOLDER / "sentiment" / GRAPH):  # the second has no cache
         with pytest.raises(ConfigError, match="be int8; serve it with --kv-cache-dtype auto"):
-            rewrite(path, int8_cache=True)
+            rewrite(path, "int8")
 
 
 def test_a_golden_check_far_off_is_refused_all_the_same(

@@ -1,0 +1,135 @@
+// Softmax attention over a cache of int8 or int16: scores and values are sums of integers.
+//
+// Included by processor.cpp only: nothing here has external linkage, since an inline function that was
+// compiled with AVX-512 must not be the one that the linker keeps for every processor.
+#pragma once
+
+#include "pairs.h"
+#include "products.h"
+#include "softmax.h"
+
+namespace {
+
+// One number of 4 bytes of each of count tokens.
+template <typename Number>
+void read_each(const void* tokens, size_t token_bytes, size_t count, Number* out) {
+  static_assert(sizeof(Number) == sizeof(int32_t));
+  const auto* bytes = static_cast<const char*>(tokens);
+  size_t i = 0;
+#if defined(__AVX512VNNI__)
+  const __m512i lanes =
+      _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+  const __m512i offsets =
+      _mm512_mullo_epi32(lanes, _mm512_set1_epi32(static_cast<int>(token_bytes)));
+  for (; i + 16 <= count; i += 16) {
+    _mm512_storeu_si512(out + i, _mm512_i32gather_epi32(offsets, bytes + i * token_bytes, 1));
+  }
+#endif
+  for (; i < count; ++i) std::memcpy(out + i, bytes + i * token_bytes, sizeof(Number));
+}
+
+// The values of this many tokens, at most 127, times weights of 15 bits: their sum fits 32 bits.
+constexpr size_t kValueBlock = 512;
+constexpr float kMostWeight = 32767.0f;
+static_assert(kValueBlock * 32767 * 127 <= INT32_MAX && kValueBlock % kKeyBlock == 0);
+static_assert(kInt16Block % kKeyBlock == 0);
+
+// The values of pairs of tokens, [num_tokens][stride]. The last one's weight is zero if it is alone.
+template <typename Integer>
+struct CachedValues {
+  const Integer* values;
+  size_t stride, num_tokens;
+
+  Pairs at(size_t pair, size_t column) const {
+    const Integer* first = values + 2 * pair * stride + column;
+    return load_pairs(first, 2 * pair + 1 < num_tokens ? first + stride : first);
+  }
+};
+
+// Softens the scores of all rows, [num_rows][score_stride], and adds up the values by them, in blocks
+// of which weights are rounded to integers of at most `most`.
+template <size_t kBlock, typename Integer>
+void weigh_integers(const Queries& queries, float* scores, float most, const Integer* values,
+                    size_t value_stride, const float* value_factors) {
+  const size_t stride = queries.score_stride(), size = queries.head_size;
+  float inverse_sums[kPairRows];
+  float* out[kPairRows];
+  for (size_t row = 0; row < queries.num_rows; row += kPairRows) {
+    const size_t some = queries.num_rows - row < kPairRows ? queries.num_rows - row : kPairRows;
+    for (size_t r = 0; r < some; ++r) {
+      const size_t token = (row + r) / queries.group, head = (row + r) % queries.group;
+      inverse_sums[r] = soften(scores + (row + r) * stride, queries.length(row + r), stride);
+      out[r] = queries.out + token * queries.out_stride + head * size;
+      std::memset(out[r], 0, size * sizeof(float));
+    }
+    const size_t longest = queries.length(row + some - 1);
+    for (size_t start = 0; start < longest; start += kBlock) {
+      const size_t length = longest - start < kBlock ? longest - start : kBlock;
+      const CachedValues<Integer> block = {values + start * value_stride, value_stride, length};
+      add_values<kBlock>(some, scores + row * stride + start, stride, value_factors + start, length,
+                         inverse_sums, most, block, out, size);
+    }
+  }
+}
+
+void attend_int8(const Queries& queries, const Int8Head& head, float* scratch) {
+  const size_t stride = queries.score_stride(), size = queries.head_size;
+  const size_t token_bytes = sizeof(Int8Header) + size, longest = queries.longest();
+  float* transposed = scratch + queries.num_rows * stride;
+  for (size_t start = 0; start < longest; start += kKeyPanel) {
+    const size_t count = longest - start < kKeyPanel ? longest - start : kKeyPanel;
+    const int8_t* tokens = head.keys + start * token_bytes;
+    transpose<kKeyPanel>(tokens + sizeof(Int8Header), token_bytes, count, size / kQuad, transposed);
+    float factors[kKeyPanel] = {};
+    int32_t corrections[kKeyPanel] = {};
+    read_each(tokens, token_bytes, count, factors);
+    read_each(tokens + offsetof(Int8Header, correction), token_bytes, count, corrections);
+    const Panel panel = {reinterpret_cast<const int8_t*>(transposed), size / kQuad, factors,
+                         corrections, nullptr};
+    // The rows before see none of these keys.
+    const size_t first =
+        start < queries.first_length ? 0 : (start - queries.first_length + 1) * queries.group;
+    multiply<kKeyPanel>(head.rows + first * size, queries.num_rows - first, panel,
+                        head.factors + first, {scratch + first * stride + start, stride, kKeyPanel});
+  }
+  float* value_factors = transposed + size * kKeyBlock;
+  read_each(head.values, token_bytes, longest, value_factors);
+  std::memset(value_factors + longest, 0, (stride - longest) * sizeof(float));
+  weigh_integers<kValueBlock>(queries, scratch, kMostWeight, head.values + sizeof(Int8Header),
+                              token_bytes, value_factors);
+}
+
+void attend_int16(const Queries& queries, const Int16Head& head, float* scratch) {
+  const size_t stride = queries.score_stride(), size = queries.head_size;
+  const size_t width = kInt16Header + size, longest = queries.longest();
+  const size_t token_bytes = width * sizeof(int16_t);
+  float* transposed = scratch + queries.num_rows * stride;
+  for (size_t start = 0; start < longest; start += kKeyBlock) {
+    const size_t count = longest - start < kKeyBlock ? longest - start : kKeyBlock;
+    const int16_t* tokens = head.keys + start * width;
+    transpose<kKeyBlock>(tokens + kInt16Header, token_bytes, count, size / 2, transposed);
+    float factors[kKeyBlock] = {};
+    read_each(tokens, token_bytes, count, factors);
+    const PackedPairs block = {reinterpret_cast<const int16_t*>(transposed), kKeyBlock};
+    const size_t num_columns = (count + kLanes - 1) / kLanes * kLanes;
+    // The rows before see none of these keys.
+    const size_t first =
+        start < queries.first_length ? 0 : (start - queries.first_length + 1) * queries.group;
+    for (size_t row = first; row < queries.num_rows; row += kPairRows) {
+      const size_t some = queries.num_rows - row < kPairRows ? queries.num_rows - row : kPairRows;
+      multiply_pairs<kPairRows>(
+          some, head.rows + row * size, size, block, size / 2, num_columns,
+          [&](size_t r, size_t column, Floats sum) {
+            store(scratch + (row + r) * stride + start + column,
+                  mul(mul(sum, splat(head.factors[row + r])), load(factors + column)));
+          });
+    }
+  }
+  float* value_factors = transposed + size * kKeyBlock;
+  read_each(head.values, token_bytes, longest, value_factors);
+  std::memset(value_factors + longest, 0, (stride - longest) * sizeof(float));
+  weigh_integers<kInt16Block>(queries, scratch, static_cast<float>(kMostWeighted), head.values + kInt16Header, width,
+                              value_factors);
+}
+
+}  // namespace
