@@ -88,7 +88,8 @@ def test_slots_and_prefix_cache_fit_into_memory(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     path = STARTER_FOLDER / "hybrid"
-    roomy = load_model("hybrid", path, Config(), Metrics())
+    config = Config(kv_cache_dtype="float")
+    roomy = load_model("hybrid", path, config, Metrics())
     assert isinstance(roomy, CausalModel)
     assert roomy.manifest.kv is not None
     slot = roomy.manifest.kv.bytes_per_token * roomy.max_length
@@ -97,7 +98,7 @@ def test_slots_and_prefix_cache_fit_into_memory(
     monkeypatch.setattr(memory, "available_bytes", lambda: 10**12)
     elsewhere = 10**12 - (promised() or 0)
     monkeypatch.setattr(memory, "available_bytes", lambda: elsewhere + int(3.5 * slot))
-    tight = load_model("hybrid", path, Config(), Metrics())
+    tight = load_model("hybrid", path, config, Metrics())
     try:
         assert isinstance(tight, CausalModel)
         assert tight.slots == 3
@@ -106,4 +107,4 @@ def test_slots_and_prefix_cache_fit_into_memory(
         tight.stop()
     del tight
     with pytest.raises(ConfigError, match="--slots 3"):
-        load_model("hybrid", path, Config(slots=4), Metrics())
+        load_model("hybrid", path, config.model_copy(update={"slots": 4}), Metrics())

@@ -10,11 +10,18 @@ from dataclasses import dataclass
 
 from onnx import AttributeProto, GraphProto, NodeProto, TensorProto, helper
 
-from maskdial.kernels.nodes import DOMAIN, QUANTIZED, Values, attributes_of
+from maskdial.kernels.nodes import (
+    ATTENTION,
+    ATTENTION_OVER,
+    DOMAIN,
+    QUANTIZED,
+    Values,
+    attributes_of,
+)
 
 # Products that may give a row other bits in other company; `QUANTIZED` ones do not.
 _INEXACT = frozenset({"MatMul", "MatMulNBits"})
-_ATTENTIONS = frozenset({"CausalAttention", "Int8CausalAttention", "MaskedAttention"})
+_ATTENTIONS = frozenset({ATTENTION, *ATTENTION_OVER.values(), "MaskedAttention"})
 _NUM_CAUSAL_INPUTS = 10  # the last one counts the new tokens of each row
 # What may compute the head's rows from the graph's inputs.
 _INDEXING = frozenset({"Cast", "Reshape", "Squeeze", "Unsqueeze"})

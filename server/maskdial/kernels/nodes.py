@@ -5,11 +5,19 @@ from typing import Any
 
 from onnx import GraphProto, NodeProto, TensorProto, helper, numpy_helper
 
+from maskdial.models.bundle import CacheInteger
+
 DOMAIN = "maskdial"
 """The domain of our operators."""
 
 QUANTIZED = frozenset({"Linear", "Linear4"})
 """Products of int8 and int4 weights, before they are joined to others."""
+ATTENTION = "CausalAttention"
+ATTENTION_OVER: dict[CacheInteger, str] = {
+    "int8": "Int8CausalAttention",
+    "int16": "Int16CausalAttention",
+}
+"""The same over a KV cache of integers."""
 RESIDUAL_NORMS = frozenset({"SkipLayerNormalization", "SkipSimplifiedLayerNormalization"})
 # Operators that compute each token of their first input by itself, with constants.
 _ROWWISE = frozenset(

@@ -25,6 +25,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+import numpy as np
 import onnx
 from google.protobuf.message import DecodeError
 from onnx import GraphProto, ModelProto, NodeProto, TensorProto, helper, numpy_helper
@@ -32,7 +33,7 @@ from onnx import GraphProto, ModelProto, NodeProto, TensorProto, helper, numpy_h
 from maskdial.errors import BundleError, ConfigError
 from maskdial.kernels.join import join_biases, join_products, join_rms_norms
 from maskdial.kernels.narrow import narrow_last_layer
-from maskdial.kernels.nodes import DOMAIN, attributes_of
+from maskdial.kernels.nodes import ATTENTION, ATTENTION_OVER, DOMAIN, QUANTIZED, attributes_of
 from maskdial.kernels.packing import rewrite_masked_attention
 from maskdial.models.bundle import CACHE_HEADERS, CacheInteger
 
@@ -51,10 +52,6 @@ _CHUNK = 32  # inputs; blocks of 4-bit weights are whole chunks; processor.h
 # What ``MatMulNBits`` has to say of itself: 4-bit weights, and inputs rounded to int8.
 _BITS, _INT8_INPUTS = 4, 4
 _LANES = 16  # heads are vectorized over; processor.h
-_OVER_INTEGERS: dict[CacheInteger, tuple[str, TensorProto.DataType]] = {
-    "int8": ("Int8CausalAttention", TensorProto.INT8),
-    "int16": ("Int16CausalAttention", TensorProto.INT16),
-}
 _ROW_INPUTS = ("seqlens_k", "total_sequence_length")
 _NUM_ATTENTION_OUTPUTS = 3
 _NUM_ATTENTION_INPUTS = 9  # before the new tokens; some may be missing
@@ -244,11 +241,11 @@ class _Rewriter:
 
     def _pack(self) -> None:
         """Lets attention take packed rows, if only attention knows of rows."""
-        attentions = [node for node in self._graph.node if node.op_type == "CausalAttention"]
+        attentions = [node for node in self._graph.node if node.op_type == ATTENTION]
         caches = {name for node in attentions for name in node.input[3:5]}
         of_rows = {*caches, *_ROW_INPUTS}
         inputs = {value.name for value in self._graph.input}
-        others = [node for node in self._graph.node if node.op_type != "CausalAttention"]
+        others = [node for node in self._graph.node if node.op_type != ATTENTION]
         if (
             not attentions
             or not of_rows <= inputs
@@ -264,11 +261,11 @@ class _Rewriter:
 
     def computes_in_integers(self) -> bool:
         """Whether the rewritten graph's attention is all ours, and its products are quantized."""
-        return self._attends() and not {"Linear", "Linear4"}.isdisjoint(self._kinds())
+        return self._attends() and not QUANTIZED.isdisjoint(self._kinds())
 
     def _attends(self) -> bool:
         kinds = self._kinds()
-        return "CausalAttention" in kinds and "GroupQueryAttention" not in kinds
+        return ATTENTION in kinds and "GroupQueryAttention" not in kinds
 
     def _kinds(self) -> set[str]:
         return {node.op_type for node in self._graph.node}
@@ -284,12 +281,12 @@ class _Rewriter:
                 "the kernels do not compute this model's attention, so its KV cache cannot be "
                 f"{integer}; serve it with --kv-cache-dtype auto"
             )
-        op_type, elem_type = _OVER_INTEGERS[integer]
+        elem_type = helper.np_dtype_to_tensor_dtype(np.dtype(integer))
         values = {value.name: value for value in self._graph.input}
         for node in self._graph.node:
-            if node.op_type != "CausalAttention":
+            if node.op_type != ATTENTION:
                 continue
-            node.op_type = op_type
+            node.op_type = ATTENTION_OVER[integer]
             for name in node.input[3:5]:
                 cache = values[name].type.tensor_type
                 cache.elem_type = elem_type
@@ -317,7 +314,7 @@ class _Rewriter:
             return None
         scale = attributes.pop("scale", 0.0)
         return helper.make_node(
-            "CausalAttention", node.input, node.output[:1], domain=DOMAIN, scale=scale, **attributes
+            ATTENTION, node.input, node.output[:1], domain=DOMAIN, scale=scale, **attributes
         )
 
     def _head_size(self, past: str) -> int:
