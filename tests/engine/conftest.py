@@ -299,7 +299,7 @@ class LoadedModel:
         self.tokenizer = Tokenizer.from_file(self.bundle.tokenizer, self.manifest.special_tokens)
         # As the server does: where the kernels are built, these tests hold for them.
         self.kernels = find_kernels("auto")
-        options = SessionOptions("cpu", 1, False, kernels=self.kernels)
+        options = SessionOptions("cpu", 1, False, kernels=self.kernels, kv_cache="auto")
         self.session = Session(self.bundle.graph, options)
         self.compiler = GrammarCompiler(
             self.bundle.tokenizer.read_text(encoding="utf-8"),
@@ -322,7 +322,11 @@ class LoadedModel:
         assert layout is not None
         vocab_size = self.manifest.vocab_size
         runner = WatchedRunner(
-            self.session, layout, slots=slots, max_length=max_length, vocab_size=vocab_size
+            self.session,
+            self.session.cache_layout(layout),
+            slots=slots,
+            max_length=max_length,
+            vocab_size=vocab_size,
         )
         tally = Tally()
         if eos_token_ids is None:

@@ -138,8 +138,11 @@ def test_a_cache_that_does_not_fit_is_one_sentence_at_start(
     with pytest.raises(
         ConfigError, match=r"model 'mine': a KV cache of 64 slots .* --slots \d+ or"
     ):
-        load_model("mine", STARTER_FOLDER / "hybrid", Config(slots=64), Metrics(()))
-    beyond = Config(slots=64, kv_cache_bytes=10**12)  # more than the device has
+        load_model(
+            "mine", STARTER_FOLDER / "hybrid", Config(slots=64, kv_cache_dtype="float"), Metrics(())
+        )
+    # More than the device has.
+    beyond = Config(slots=64, kv_cache_bytes=10**12, kv_cache_dtype="float")
     with pytest.raises(ConfigError, match=r"and 30\.0 MB may be used: --slots \d+ or"):
         load_model("mine", STARTER_FOLDER / "hybrid", beyond, Metrics(()))
     model = load_model("mine", STARTER_FOLDER / "hybrid", Config(), Metrics(()))

@@ -15,7 +15,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from maskdial.errors import BundleError
-from maskdial.models.bundle import FULL_MANIFEST, KERNEL_CHECK, Bundle, GoldenCheck
+from maskdial.models.bundle import (
+    FULL_MANIFEST,
+    KERNEL_CHECK,
+    Bundle,
+    CacheInteger,
+    GoldenCheck,
+)
 from maskdial.models.kernels import multiplies_exactly
 from maskdial.runtime.encoder import Encoder
 from maskdial.runtime.runner import Runner
@@ -27,9 +33,9 @@ Policy = Literal["error", "warn"]
 """What to do with a model that fails a check: refuse it, or log a warning."""
 
 
-_CACHE_ROUNDING = 0.1
-"""Tolerance for a KV cache of integers, in standard deviations of the logits: the starter's differ
-by 0.02, and a graph that computes something else is off by more than one.
+_CACHE_ROUNDING: dict[CacheInteger | None, float] = {None: 0.0, "int16": 0.01, "int8": 0.1}
+"""Tolerance for a KV cache of integers, in standard deviations of the logits. With int8 the
+starter's differ by 0.02, and a graph that computes something else is off by more than one.
 """
 
 
@@ -56,7 +62,7 @@ def check_golden(
     run: Callable[[GoldenCheck], NDArray[np.float32]],
     policy: Policy,
     *,
-    rounds_cache: bool = False,
+    kv_cache: CacheInteger | None = None,
 ) -> None:
     """Computes the golden logits again and compares them with those of the export.
 
@@ -64,16 +70,16 @@ def check_golden(
         bundle: the model.
         run: computes the checked row, float32 (vocab_size,) or (num_labels,).
         policy: for logits that differ by more than the tolerance.
-        rounds_cache: whether the KV cache consists of integers, which no export foresees.
+        kv_cache: the integers to which the KV cache rounds keys and values, which no export
+            foresees; None for floats.
 
     Raises:
         BundleError: the model cannot run or has other outputs than its manifest says, or its
             logits differ and the policy is to refuse it.
     """
     golden = bundle.manifest.golden
-    tolerance = golden.tolerance
-    if rounds_cache:
-        tolerance = max(tolerance, _CACHE_ROUNDING * float(np.std(golden.logits)))
+    rounding = _CACHE_ROUNDING[kv_cache] * float(np.std(golden.logits))
+    tolerance = max(golden.tolerance, rounding)
     try:
         row = run(golden)
         computed = row[list(golden.columns)].astype(np.float64)

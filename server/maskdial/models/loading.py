@@ -179,7 +179,7 @@ def _start_causal(
         encoder = Encoder(Session(bundle.encoder, options), runner.cache.source)
         start = manifest.text_to_text.start_token_id
         golden = partial(text_to_text_logits, runner, encoder, start)
-    check_golden(bundle, golden, config.golden_check, rounds_cache=session.kv_cache is not None)
+    check_golden(bundle, golden, config.golden_check, kv_cache=session.kv_cache)
     tokenizer = Tokenizer.from_file(bundle.tokenizer, manifest.special_tokens)
     chat_template = read_chat_template(bundle, tokenizer)
     reply_format = ReplyFormat.of_bundle(bundle, tokenizer, chat_template)
