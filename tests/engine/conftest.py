@@ -301,6 +301,8 @@ class LoadedModel:
         self.kernels = find_kernels("auto")
         options = SessionOptions("cpu", 1, False, kernels=self.kernels, kv_cache="auto")
         self.session = Session(self.bundle.graph, options)
+        assert self.manifest.kv is not None
+        self.layout = self.session.cache_layout(self.manifest.kv)
         self.compiler = GrammarCompiler(
             self.bundle.tokenizer.read_text(encoding="utf-8"),
             vocab_size=self.manifest.vocab_size,
@@ -312,22 +314,18 @@ class LoadedModel:
         *,
         slots: int = 8,
         chunk: int = 4 * BLOCK,
-        cache_bytes: int = 0,
+        cache_blocks: float = 0,
         max_drafts: int = 0,
         max_length: int = MAX_LENGTH,
         eos_token_ids: SequenceOf[int] | None = None,
     ) -> Bench:
         """A fresh engine."""
-        layout = self.manifest.kv
-        assert layout is not None
+        layout = self.layout
         vocab_size = self.manifest.vocab_size
         runner = WatchedRunner(
-            self.session,
-            self.session.cache_layout(layout),
-            slots=slots,
-            max_length=max_length,
-            vocab_size=vocab_size,
+            self.session, layout, slots=slots, max_length=max_length, vocab_size=vocab_size
         )
+        cache_bytes = int(cache_blocks * layout.query_block * layout.bytes_per_token)
         tally = Tally()
         if eos_token_ids is None:
             eos_token_ids = self.manifest.special_tokens.eos

@@ -58,7 +58,7 @@ def test_one_leaves(
 
     Those that write do so at every step, and never pause.
     """
-    bench = starter.bench(slots=4, chunk=64, cache_bytes=place % 2 * 2**26)
+    bench = starter.bench(slots=4, chunk=64, cache_blocks=place % 2 * 170)
     leaving = starter.request(starter.random_prompt(random.Random(5), num_prompt), ignore_eos=True)
 
     async def main() -> list[Any]:

@@ -127,8 +127,8 @@ def test_the_requests_take_every_path(requests: list[Any], alone: list[Any]) -> 
 
 
 @pytest.mark.parametrize(
-    ("slots", "chunk", "cache_bytes"),
-    [(8, 256, 0), (8, 64, 2**26), (3, 128, 2_400_000)],
+    ("slots", "chunk", "cache_blocks"),
+    [(8, 256, 0), (8, 64, 170), (3, 128, 6)],
 )
 def test_alone_and_in_random_company_are_equal(
     starter: Any,
@@ -136,15 +136,15 @@ def test_alone_and_in_random_company_are_equal(
     alone: list[Any],
     slots: int,
     chunk: int,
-    cache_bytes: int,
+    cache_blocks: int,
 ) -> None:
-    bench = starter.bench(slots=slots, chunk=chunk, cache_bytes=cache_bytes)
+    bench = starter.bench(slots=slots, chunk=chunk, cache_blocks=cache_blocks)
     together = run_in_company(bench, requests, random.Random(chunk))
     for number, (reply, wanted) in enumerate(zip(together, alone, strict=True)):
         assert reply == wanted, f"request {number}: {requests[number]}"
     assert bench.runner.largest_decode == slots
     assert "disconnect" in bench.tally.cancelled
-    assert (bench.tally.num_hit > 0) == (cache_bytes > 0)
+    assert (bench.tally.num_hit > 0) == (cache_blocks > 0)
     assert bench.tally.kv_bytes == 0
     assert bench.runner.num_joint_prefills > 0
 
@@ -152,7 +152,7 @@ def test_alone_and_in_random_company_are_equal(
 def test_one_after_the_other_in_a_single_slot(
     starter: Any, requests: list[Any], alone: list[Any]
 ) -> None:
-    bench = starter.bench(slots=1, chunk=64, cache_bytes=2**26)
+    bench = starter.bench(slots=1, chunk=64, cache_blocks=170)
     assert bench.run_together(requests) == alone
 
 

@@ -9,8 +9,7 @@ import pytest
 pytestmark = pytest.mark.slow
 
 BLOCK = 64
-BLOCK_BYTES = 6 * 2 * 4 * BLOCK * 32 * 4  # layers, keys and values, heads, tokens, width, float32
-AMPLE = 100 * BLOCK_BYTES
+AMPLE = 100  # blocks
 
 
 @pytest.mark.parametrize(
@@ -23,7 +22,7 @@ def test_a_repeated_prompt(starter: Any, num_prompt: int, num_reusable: int) -> 
         prompt, max_new_tokens=12, do_sample=True, seed=5, repetition_penalty=1.2, top_n_tokens=3
     )
     (wanted,) = starter.bench().run_alone([request])
-    bench = starter.bench(cache_bytes=AMPLE)
+    bench = starter.bench(cache_blocks=AMPLE)
     assert bench.run_alone([request] * 3) == [wanted] * 3
     assert bench.tally.num_queried == 3 * num_prompt
     assert bench.tally.num_hit == 2 * num_reusable
@@ -42,7 +41,7 @@ def test_prompts_that_begin_alike(starter: Any) -> None:
         for _ in range(40)
     ]
     wanted = starter.bench().run_alone(requests)
-    bench = starter.bench(cache_bytes=AMPLE, chunk=128, slots=4)
+    bench = starter.bench(cache_blocks=AMPLE, chunk=128, slots=4)
     assert bench.run_together(requests) == wanted
     num_tokens = sum(len(request.prompt) for request in requests)
     assert bench.tally.num_queried == num_tokens
@@ -62,9 +61,9 @@ def test_a_cache_too_small_for_all(starter: Any, num_blocks: float) -> None:
         for _ in range(25)
     ]
     wanted = starter.bench().run_alone(requests)
-    bench = starter.bench(cache_bytes=int(num_blocks * BLOCK_BYTES), slots=3)
+    bench = starter.bench(cache_blocks=num_blocks, slots=3)
     assert bench.run_together(requests) == wanted
-    most = starter.bench(cache_bytes=AMPLE, slots=3)
+    most = starter.bench(cache_blocks=AMPLE, slots=3)
     most.run_together(requests)
     assert (bench.tally.num_hit > 0) == (num_blocks >= 1)
     assert bench.tally.num_hit < most.tally.num_hit
@@ -74,7 +73,7 @@ def test_tenants_share_nothing(starter: Any) -> None:
     request = starter.request(starter.random_prompt(random.Random(9), 200), max_new_tokens=5)
     other = replace(request, salt="another tenant")
     (wanted,) = starter.bench().run_alone([request])
-    bench = starter.bench(cache_bytes=AMPLE)
+    bench = starter.bench(cache_blocks=AMPLE)
     assert bench.run_alone([request, other]) == [wanted] * 2
     assert bench.tally.num_hit == 0
     assert bench.run_alone([request, other]) == [wanted] * 2
@@ -86,7 +85,7 @@ def test_prompt_log_probabilities_are_read_not_remembered(starter: Any) -> None:
     plain = starter.request(prompt, max_new_tokens=5)
     detailed = starter.request(prompt, max_new_tokens=5, prompt_logprobs=True)
     wanted = starter.bench().run_alone([plain, detailed])
-    bench = starter.bench(cache_bytes=AMPLE)
+    bench = starter.bench(cache_blocks=AMPLE)
     assert bench.run_alone([plain, detailed]) == wanted
     assert bench.tally.num_read == 400
     assert (bench.tally.num_queried, bench.tally.num_hit) == (200, 0)
@@ -96,7 +95,7 @@ def test_prompt_log_probabilities_are_read_not_remembered(starter: Any) -> None:
 
 def test_what_is_generated_in_a_slot_is_not_taken_for_a_prompt(starter: Any) -> None:
     """A conversation: each prompt is the last one, its reply, and a little more."""
-    bench = starter.bench(cache_bytes=AMPLE)
+    bench = starter.bench(cache_blocks=AMPLE)
     plain = starter.bench()
     prompt = starter.random_prompt(random.Random(11), 60)
     for turn in range(5):

@@ -237,7 +237,7 @@ def test_drafting_ends_when_others_come(tiny: Any, loop: Any) -> None:
 
 def test_leaving_between_drafts(tiny: Any) -> None:
     """Rejected draft tokens leave nothing behind in the slot or the cache."""
-    bench = tiny.bench(max_drafts=MAX_DRAFTS, cache_bytes=2**26, slots=1)
+    bench = tiny.bench(max_drafts=MAX_DRAFTS, cache_blocks=170, slots=1)
     requests = [tiny.request(LOOP, max_new_tokens=60), tiny.request(range(9, 250))]
     wanted = tiny.bench().run_alone(requests)
 
