@@ -16,12 +16,12 @@ from maskdial.kernels import installed as finding
 from maskdial.kernels.installed import Kernels
 from maskdial.kernels.rewrite import rewrite
 from maskdial.metrics import Metrics
-from maskdial.models.bundle import GRAPH, CacheInteger, load_bundle
+from maskdial.models.bundle import GRAPH, CacheChoice, CacheInteger, load_bundle
 from maskdial.models.catalog import STARTER_FOLDER
 from maskdial.models.loading import load_model, start_model
 from maskdial.models.served import CausalModel
 from maskdial.runtime.runner import Runner
-from maskdial.runtime.session import CacheChoice, Session, SessionOptions
+from maskdial.runtime.session import Session, SessionOptions
 
 HYBRID = STARTER_FOLDER / "hybrid"
 LENGTH = 256

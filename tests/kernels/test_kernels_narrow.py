@@ -12,10 +12,10 @@ from onnx import helper, numpy_helper
 from maskdial.kernels import rewrite as rewriting
 from maskdial.kernels.installed import Kernels
 from maskdial.kernels.rewrite import rewrite
-from maskdial.models.bundle import GRAPH, load_bundle
+from maskdial.models.bundle import GRAPH, CacheChoice, load_bundle
 from maskdial.models.catalog import STARTER_FOLDER
 from maskdial.runtime.runner import Runner
-from maskdial.runtime.session import CacheChoice, Session, SessionOptions
+from maskdial.runtime.session import Session, SessionOptions
 from tests.kernels.encoder import LENGTHS, SIZE, Change, Encoder, feeds, kinds, rewritten
 
 HYBRID = STARTER_FOLDER / "hybrid"

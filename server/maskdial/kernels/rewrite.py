@@ -23,7 +23,6 @@ and the graph's inputs change their type.
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 
 import numpy as np
 import onnx
@@ -35,7 +34,7 @@ from maskdial.kernels.join import join_biases, join_products, join_rms_norms
 from maskdial.kernels.narrow import narrow_last_layer
 from maskdial.kernels.nodes import ATTENTION, ATTENTION_OVER, DOMAIN, QUANTIZED, attributes_of
 from maskdial.kernels.packing import rewrite_masked_attention
-from maskdial.models.bundle import CACHE_HEADERS, CacheInteger
+from maskdial.models.bundle import CACHE_HEADERS, CacheChoice, CacheInteger
 
 NEW_TOKENS = "new_tokens"
 SUMMARY = {
@@ -124,7 +123,7 @@ class Rewritten:
     kv_cache: CacheInteger | None
 
 
-def rewrite(path: Path, kv_cache: Literal["auto", "float"] | CacheInteger = "float") -> Rewritten:
+def rewrite(path: Path, kv_cache: CacheChoice = "float") -> Rewritten:
     """Reads a graph and rewrites it.
 
     Args:

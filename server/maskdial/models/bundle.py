@@ -69,6 +69,11 @@ GENERATION_CONFIG = "generation_config.json"
 UNWANTED_FUSIONS = frozenset({"SkipLayerNormFusion"})
 
 CacheInteger = Literal["int8", "int16"]
+CacheChoice = Literal["auto", "float"] | CacheInteger
+"""What a KV cache is to consist of: the model's floats, or integers, which only our kernels can
+read. ``auto``: int16 where they compute all of the model's attention and products of quantized
+weights, otherwise floats.
+"""
 CACHE_HEADERS: dict[CacheInteger, int] = {"int8": 8, "int16": 2}
 """Elements before a head's key or value in a cache of integers (``kernels/src/processor.h``)."""
 

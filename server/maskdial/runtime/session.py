@@ -4,7 +4,7 @@ import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Any, cast
 
 import numpy as np
 import onnxruntime as ort
@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from maskdial.errors import BundleError, ConfigError
 from maskdial.kernels.installed import Kernels
-from maskdial.models.bundle import CacheInteger, IntegerKVLayout, KVLayout
+from maskdial.models.bundle import CacheChoice, CacheInteger, IntegerKVLayout, KVLayout
 from maskdial.runtime.providers import find_provider
 
 _log = logging.getLogger(__name__)
@@ -20,12 +20,6 @@ _log = logging.getLogger(__name__)
 _ERRORS_ONLY = 3
 _NOT_CAPTURED = -1
 _REPORT = 600  # characters; no error of one sentence is longer
-
-CacheChoice = Literal["auto", "float"] | CacheInteger
-"""What a KV cache is to consist of: the model's floats, or integers, which only our kernels can
-read. ``auto``: int16 where they compute all of the model's attention and products of quantized
-weights, otherwise floats.
-"""
 
 
 @dataclass(frozen=True, slots=True)

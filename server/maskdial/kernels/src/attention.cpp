@@ -190,7 +190,7 @@ class Attention {
       const size_t position = its.num_past + token, index = its.first + token;
       const size_t to = cache(row, head) + position * width(size);
       store_key(new_key + index * new_stride + head * size, position, key + to);
-      store(new_value + index * new_stride + head * size, kMostWeighted, value + to);
+      store(new_value + index * new_stride + head * size, kMostInt16Value, value + to);
       const float* queries_of = query + index * query_stride + head * group * size;
       for (size_t g = 0; g < group; ++g) {
         store_query(queries_of + g * size, position, place(its, head, token) + g);
@@ -214,7 +214,7 @@ class Attention {
       if constexpr (kQuantized) {
         float rotated[kMostHeadSize];
         rotate(head, position, rotated);
-        store(rotated, most_compared(head_size), to);
+        store(rotated, most_int16_key(head_size), to);
       } else {
         rotate(head, position, to);
       }
@@ -235,7 +235,7 @@ class Attention {
       if constexpr (kInt8Cache) {
         return op->processor_->quantize_head(query_head, head_size, to);
       } else {
-        const auto most = static_cast<float>(most_compared(head_size));
+        const auto most = static_cast<float>(most_int16_key(head_size));
         return op->processor_->quantize_head_int16(query_head, head_size, most, to);
       }
     }

@@ -28,11 +28,29 @@ void read_each(const void* tokens, size_t token_bytes, size_t count, Number* out
   for (; i < count; ++i) std::memcpy(out + i, bytes + i * token_bytes, sizeof(Number));
 }
 
-// The values of this many tokens, at most 127, times weights of 15 bits: their sum fits 32 bits.
-constexpr size_t kValueBlock = 512;
-constexpr float kMostWeight = 32767.0f;
-static_assert(kValueBlock * 32767 * 127 <= INT32_MAX && kValueBlock % kKeyBlock == 0);
-static_assert(kInt16Block % kKeyBlock == 0);
+// Values are added up, and what is read is fetched, in blocks of this many tokens: asked for while the
+// block before is multiplied, a few lines at a time. All at once, they would come no sooner, and nothing
+// would be computed meanwhile.
+constexpr size_t kValueBlock = 128;
+// The most that weights are: sums fit 32 bits.
+constexpr float kMostInt8Weight = 32767.0f, kMostInt16Weight = kMostInt16Value;
+static_assert(kValueBlock * 32767 * 127 <= INT32_MAX);
+static_assert(kValueBlock * kMostInt16Value * kMostInt16Value <= INT32_MAX);
+
+// Tokens as a cache has them, from the first one on.
+template <typename Integer>
+struct Tokens {
+  const Integer* first;
+  size_t width, count;
+
+  size_t bytes() const { return width * sizeof(Integer); }
+
+  Ahead block(size_t start, size_t most) const {
+    if (start >= count) return {};
+    const size_t num_tokens = count - start < most ? count - start : most;
+    return {reinterpret_cast<const uint8_t*>(first + start * width), num_tokens * bytes()};
+  }
+};
 
 // The values of pairs of tokens, [num_tokens][stride]. The last one's weight is zero if it is alone.
 template <typename Integer>
@@ -46,12 +64,14 @@ struct CachedValues {
   }
 };
 
-// Softens the scores of all rows, [num_rows][score_stride], and adds up the values by them, in blocks
-// of which weights are rounded to integers of at most `most`.
-template <size_t kBlock, typename Integer>
-void weigh_integers(const Queries& queries, float* scores, float most, const Integer* values,
-                    size_t value_stride, const float* value_factors) {
+// Softens the scores of all rows, [num_rows][score_stride], and adds up the values by them; in each block,
+// the weights are rounded to integers of at most `most`.
+template <typename Integer>
+void weigh_integers(const Queries& queries, float* scores, float most,
+                    const Tokens<Integer>& values, float* factors) {
   const size_t stride = queries.score_stride(), size = queries.head_size;
+  std::memset(factors + values.count, 0, (stride - values.count) * sizeof(float));
+  size_t num_read = 0;  // factors
   float inverse_sums[kPairRows];
   float* out[kPairRows];
   for (size_t row = 0; row < queries.num_rows; row += kPairRows) {
@@ -63,73 +83,81 @@ void weigh_integers(const Queries& queries, float* scores, float most, const Int
       std::memset(out[r], 0, size * sizeof(float));
     }
     const size_t longest = queries.length(row + some - 1);
-    for (size_t start = 0; start < longest; start += kBlock) {
-      const size_t length = longest - start < kBlock ? longest - start : kBlock;
-      const CachedValues<Integer> block = {values + start * value_stride, value_stride, length};
-      add_values<kBlock>(some, scores + row * stride + start, stride, value_factors + start, length,
-                         inverse_sums, most, block, out, size);
+    for (size_t start = 0; start < longest; start += kValueBlock) {
+      Ahead next;
+      if (start >= num_read) {
+        const Ahead block = values.block(start, kValueBlock);
+        num_read = start + block.size / values.bytes();
+        read_each(block.bytes, values.bytes(), num_read - start, factors + start);
+        next = values.block(num_read, kValueBlock);
+      }
+      const size_t length = longest - start < kValueBlock ? longest - start : kValueBlock;
+      const Integer* integers = values.first + start * values.width + values.width - size;
+      add_values<kValueBlock>(some, scores + row * stride + start, stride, factors + start, length,
+                              inverse_sums, most,
+                              CachedValues<Integer>{integers, values.width, length}, next, out,
+                              size);
     }
   }
 }
 
 void attend_int8(const Queries& queries, const Int8Head& head, float* scratch) {
   const size_t stride = queries.score_stride(), size = queries.head_size;
-  const size_t token_bytes = sizeof(Int8Header) + size, longest = queries.longest();
+  const size_t width = sizeof(Int8Header) + size, longest = queries.longest();
+  const Tokens<int8_t> keys = {head.keys, width, longest}, values = {head.values, width, longest};
   float* transposed = scratch + queries.num_rows * stride;
   for (size_t start = 0; start < longest; start += kKeyPanel) {
     const size_t count = longest - start < kKeyPanel ? longest - start : kKeyPanel;
-    const int8_t* tokens = head.keys + start * token_bytes;
-    transpose<kKeyPanel>(tokens + sizeof(Int8Header), token_bytes, count, size / kQuad, transposed);
+    const int8_t* tokens = head.keys + start * width;
+    transpose<kKeyPanel>(tokens + sizeof(Int8Header), width, count, size / kQuad, transposed);
     float factors[kKeyPanel] = {};
     int32_t corrections[kKeyPanel] = {};
-    read_each(tokens, token_bytes, count, factors);
-    read_each(tokens + offsetof(Int8Header, correction), token_bytes, count, corrections);
-    const Panel panel = {reinterpret_cast<const int8_t*>(transposed), size / kQuad, factors,
-                         corrections, nullptr};
+    read_each(tokens, width, count, factors);
+    read_each(tokens + offsetof(Int8Header, correction), width, count, corrections);
+    const bool last = start + count == longest;
+    const Panel panel = {reinterpret_cast<const int8_t*>(transposed),
+                         size / kQuad,
+                         factors,
+                         corrections,
+                         nullptr,
+                         last ? values.block(0, kValueBlock) : keys.block(start + count, kKeyPanel)};
     // The rows before see none of these keys.
     const size_t first =
         start < queries.first_length ? 0 : (start - queries.first_length + 1) * queries.group;
     multiply<kKeyPanel>(head.rows + first * size, queries.num_rows - first, panel,
                         head.factors + first, {scratch + first * stride + start, stride, kKeyPanel});
   }
-  float* value_factors = transposed + size * kKeyBlock;
-  read_each(head.values, token_bytes, longest, value_factors);
-  std::memset(value_factors + longest, 0, (stride - longest) * sizeof(float));
-  weigh_integers<kValueBlock>(queries, scratch, kMostWeight, head.values + sizeof(Int8Header),
-                              token_bytes, value_factors);
+  weigh_integers(queries, scratch, kMostInt8Weight, values, transposed + size * kKeyBlock);
 }
 
 void attend_int16(const Queries& queries, const Int16Head& head, float* scratch) {
   const size_t stride = queries.score_stride(), size = queries.head_size;
   const size_t width = kInt16Header + size, longest = queries.longest();
-  const size_t token_bytes = width * sizeof(int16_t);
+  const Tokens<int16_t> keys = {head.keys, width, longest}, values = {head.values, width, longest};
   float* transposed = scratch + queries.num_rows * stride;
   for (size_t start = 0; start < longest; start += kKeyBlock) {
     const size_t count = longest - start < kKeyBlock ? longest - start : kKeyBlock;
     const int16_t* tokens = head.keys + start * width;
-    transpose<kKeyBlock>(tokens + kInt16Header, token_bytes, count, size / 2, transposed);
+    transpose<kKeyBlock>(tokens + kInt16Header, keys.bytes(), count, size / 2, transposed);
     float factors[kKeyBlock] = {};
-    read_each(tokens, token_bytes, count, factors);
+    read_each(tokens, keys.bytes(), count, factors);
     const PackedPairs block = {reinterpret_cast<const int16_t*>(transposed), kKeyBlock};
     const size_t num_columns = (count + kLanes - 1) / kLanes * kLanes;
+    const bool last = start + count == longest;
+    Ahead next = last ? values.block(0, kValueBlock) : keys.block(start + count, kKeyBlock);
     // The rows before see none of these keys.
-    const size_t first =
-        start < queries.first_length ? 0 : (start - queries.first_length + 1) * queries.group;
-    for (size_t row = first; row < queries.num_rows; row += kPairRows) {
+    size_t row = start < queries.first_length ? 0 : (start - queries.first_length + 1) * queries.group;
+    for (; row < queries.num_rows; row += kPairRows, next = {}) {
       const size_t some = queries.num_rows - row < kPairRows ? queries.num_rows - row : kPairRows;
       multiply_pairs<kPairRows>(
-          some, head.rows + row * size, size, block, size / 2, num_columns,
+          some, head.rows + row * size, size, block, size / 2, num_columns, next,
           [&](size_t r, size_t column, Floats sum) {
             store(scratch + (row + r) * stride + start + column,
                   mul(mul(sum, splat(head.factors[row + r])), load(factors + column)));
           });
     }
   }
-  float* value_factors = transposed + size * kKeyBlock;
-  read_each(head.values, token_bytes, longest, value_factors);
-  std::memset(value_factors + longest, 0, (stride - longest) * sizeof(float));
-  weigh_integers<kInt16Block>(queries, scratch, static_cast<float>(kMostWeighted), head.values + kInt16Header, width,
-                              value_factors);
+  weigh_integers(queries, scratch, kMostInt16Weight, values, transposed + size * kKeyBlock);
 }
 
 }  // namespace

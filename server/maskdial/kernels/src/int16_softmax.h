@@ -72,7 +72,7 @@ void attend_fully_int16(const FullQueries& q, float* scratch) {
       const PackedPairs block = {reinterpret_cast<const int16_t*>(keys + start * size / 2),
                                  kKeyBlock};
       multiply_pairs<kPairRows>(some, rows, size, block, size / 2,
-                                (left + kLanes - 1) / kLanes * kLanes,
+                                (left + kLanes - 1) / kLanes * kLanes, {},
                                 [&](size_t r, size_t column, Floats sum) {
                                   const size_t key = start + column;
                                   const Floats factor = load(key_factors + key);
@@ -89,7 +89,7 @@ void attend_fully_int16(const FullQueries& q, float* scratch) {
       const size_t left = q.length - start < kShareBlock ? q.length - start : kShareBlock;
       add_values<kShareBlock>(some, scores + start, stride, value_factors + start, left,
                               inverse_sums, kMostShare, PackedPairs{values + start * size, size},
-                              out, size);
+                              {}, out, size);
     }
     for (size_t r = 0; r < some && size != q.head_size; ++r) {
       std::memcpy(q.out + (row + r) * q.stride, out[r], q.head_size * sizeof(float));

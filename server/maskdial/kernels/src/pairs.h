@@ -53,15 +53,18 @@ struct PackedPairs {
 };
 
 // kRows rows of integers, [left_stride] each, times kVectors vectors of columns of pairs, from a
-// column on; finish(row, column, sums) gets vectors of sums as floats.
+// column on; finish(row, column, sums) gets vectors of sums as floats. With each pair, some lines of
+// what comes next are fetched.
 template <size_t kRows, size_t kVectors, typename Right, typename Finish>
 void multiply_pairs_tile(const int16_t* left, size_t left_stride, const Right& right,
-                         size_t num_pairs, size_t column, const Finish& finish) {
+                         size_t num_pairs, size_t column, Ahead& next, size_t num_lines,
+                         const Finish& finish) {
   Sums sums[kRows][kVectors];
   UNROLL for (size_t r = 0; r < kRows; ++r) {
     UNROLL for (size_t v = 0; v < kVectors; ++v) sums[r][v] = zero_sums();
   }
   for (size_t i = 0; i < num_pairs; ++i) {
+    fetch(next, num_lines);
     Pairs columns[kVectors];
     UNROLL for (size_t v = 0; v < kVectors; ++v) columns[v] = right.at(i, column + v * kWidth);
     UNROLL for (size_t r = 0; r < kRows; ++r) {
@@ -86,19 +89,24 @@ void multiply_pairs_tile(const int16_t* left, size_t left_stride, const Right& r
 // The same for up to kRows rows and all columns, of which there are whole vectors.
 template <size_t kRows, typename Right, typename Finish>
 void multiply_pairs(size_t num_rows, const int16_t* left, size_t left_stride, const Right& right,
-                    size_t num_pairs, size_t num_columns, const Finish& finish) {
+                    size_t num_pairs, size_t num_columns, Ahead next, const Finish& finish) {
   if constexpr (kRows > 1) {
     if (num_rows < kRows) {
       return multiply_pairs<kRows - 1>(num_rows, left, left_stride, right, num_pairs, num_columns,
-                                       finish);
+                                       next, finish);
     }
   }
+  constexpr size_t kColumns = kPairVectors * kWidth;
+  const size_t num_steps = num_columns / kColumns * num_pairs;
+  const size_t num_lines = next.lines_each(num_steps);
   size_t column = 0;
-  for (; column + kPairVectors * kWidth <= num_columns; column += kPairVectors * kWidth) {
-    multiply_pairs_tile<kRows, kPairVectors>(left, left_stride, right, num_pairs, column, finish);
+  for (; column + kColumns <= num_columns; column += kColumns) {
+    multiply_pairs_tile<kRows, kPairVectors>(left, left_stride, right, num_pairs, column, next,
+                                             num_lines, finish);
   }
   for (; column < num_columns; column += kWidth) {
-    multiply_pairs_tile<kRows, 1>(left, left_stride, right, num_pairs, column, finish);
+    multiply_pairs_tile<kRows, 1>(left, left_stride, right, num_pairs, column, next, num_lines,
+                                  finish);
   }
 }
 
@@ -108,7 +116,7 @@ void multiply_pairs(size_t num_rows, const int16_t* left, size_t left_stride, co
 template <size_t kBlock, typename Right>
 void add_values(size_t num_rows, const float* scores, size_t stride, const float* factors,
                 size_t num_tokens, const float* inverse_sums, float most, const Right& values,
-                float* const* out, size_t size) {
+                const Ahead& next, float* const* out, size_t size) {
   int16_t weights[kPairRows * kBlock];
   float steps[kPairRows];
   const size_t padded = (num_tokens + kLanes - 1) / kLanes * kLanes;
@@ -119,7 +127,7 @@ void add_values(size_t num_rows, const float* scores, size_t stride, const float
                  return mul(load(row + i), load(factors + i));
                });
   }
-  multiply_pairs<kPairRows>(num_rows, weights, kBlock, values, (num_tokens + 1) / 2, size,
+  multiply_pairs<kPairRows>(num_rows, weights, kBlock, values, (num_tokens + 1) / 2, size, next,
                             [&](size_t r, size_t column, Floats sum) {
                               float* place = out[r] + column;
                               store(place, add(load(place), mul(sum, splat(steps[r]))));

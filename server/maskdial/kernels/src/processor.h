@@ -15,9 +15,16 @@ constexpr size_t kQuad = 4;
 constexpr size_t kMostRows = 24;
 
 // What a thread will read next. It is fetched into the cache of the second level meanwhile.
+constexpr size_t kLine = 64;
 struct Ahead {
   const uint8_t* bytes = nullptr;
   size_t size = 0;
+
+  // Its lines, divided among so many steps; all in one if there is none.
+  size_t lines_each(size_t num_steps) const {
+    const size_t num_lines = (size + kLine - 1) / kLine;
+    return num_steps == 0 ? num_lines : (num_lines + num_steps - 1) / num_steps;
+  }
 };
 
 // Whether this machine's processors read what follows one after the other faster if it is not asked
@@ -125,12 +132,9 @@ struct Int8Head {
 // A token's key or value in a cache of int16: the factor that makes it floats again, a float, in place
 // of this many integers, and its head_size integers.
 constexpr size_t kInt16Header = sizeof(float) / sizeof(int16_t);
-// The most that values and their weights are, which are rounded in blocks of so many tokens; and the
-// most that queries and keys are. Sums of their products fit 32 bits.
-constexpr size_t kInt16Block = 128;
-constexpr int kMostWeighted = 4095;
-static_assert(kInt16Block * kMostWeighted * kMostWeighted <= INT32_MAX);
-inline int most_compared(size_t head_size) {
+// The most that values are; and that queries and keys are, so that sums of their products fit 32 bits.
+constexpr int kMostInt16Value = 4095;
+inline int most_int16_key(size_t head_size) {
   return static_cast<int>(std::sqrt(static_cast<double>(INT32_MAX / head_size)));
 }
 

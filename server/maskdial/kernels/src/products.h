@@ -12,7 +12,7 @@ namespace {
 // Weights come from memory, at the pace of the products only if they were asked for long before:
 // the next panel, while this one is multiplied, into the cache of the second level (a prefetch of
 // what is not the matrix's does nothing), and these bytes ahead from there.
-constexpr size_t kPrefetched = 2048, kLine = 64;
+constexpr size_t kPrefetched = 2048;
 // Quads between which a few lines of the next panel are asked for.
 constexpr size_t kQuadGroup = 4;
 
@@ -64,7 +64,7 @@ inline void multiply_tile(const uint8_t* rows, const Panel& panel, size_t first,
     UNROLL for (size_t r = 0; r < kRows; ++r) sums[r][v] = start;
   }
   const size_t num_groups = (panel.num_quads + kQuadGroup - 1) / kQuadGroup;
-  const size_t group_lines = (ahead.size + num_groups * kLine - 1) / (num_groups * kLine);
+  const size_t group_lines = ahead.lines_each(num_groups);
   const uint8_t* next = ahead.bytes;
   for (size_t q = 0; q < panel.num_quads;) {
     for (size_t line = 0; line < group_lines; ++line, next += kLine) {
@@ -158,7 +158,8 @@ void multiply_rows(size_t num_rows, const uint8_t* rows, const Panel& panel, con
   constexpr size_t kVectors = kVectorsOf<kColumns, kRows>, kTileColumns = kVectors * kWidth;
   if constexpr (kTileColumns == kColumns) {
     if (kFollowsReads) {  // the panel is read from its beginning to its end, perhaps by this tile only
-      const bool alone = ahead.size == panel.ahead.size;
+      // What follows a panel of keys is elsewhere.
+      const bool alone = kColumns == kPanel && ahead.size == panel.ahead.size;
       return multiply_tile<kColumns, kRows, kVectors, true>(rows, panel, 0, alone ? Ahead{} : ahead,
                                                             peaks, to);
     }

@@ -153,15 +153,17 @@ constexpr size_t kFloatRows = 1, kFloatVectors = 16;
 
 // kRows rows of a matrix times kVectors vectors of columns, in the order of the inner index:
 // out[r][c] = factors[r] * sum over i < size of left[r][i] * right[i][c]
+// With each i, some lines of what comes next are fetched.
 template <size_t kRows, size_t kVectors>
 inline void multiply_floats_tile(const float* left, size_t left_stride, const float* right,
                                  size_t right_stride, size_t size, const float* factors,
-                                 float* const* out, size_t column) {
+                                 float* const* out, size_t column, Ahead& next, size_t num_lines) {
   Floats sums[kRows][kVectors];
   UNROLL for (size_t r = 0; r < kRows; ++r) {
     UNROLL for (size_t v = 0; v < kVectors; ++v) sums[r][v] = splat(0.0f);
   }
   for (size_t i = 0; i < size; ++i) {
+    fetch(next, num_lines);
     Floats columns[kVectors];
     UNROLL for (size_t v = 0; v < kVectors; ++v) {
       columns[v] = load(right + i * right_stride + column + v * kWidth);
@@ -183,21 +185,23 @@ inline void multiply_floats_tile(const float* left, size_t left_stride, const fl
 template <size_t kRows>
 void multiply_floats(size_t num_rows, const float* left, size_t left_stride, const float* right,
                      size_t right_stride, size_t size, const float* factors, float* const* out,
-                     size_t num_columns) {
+                     size_t num_columns, Ahead next = {}) {
   if constexpr (kRows > 1) {
     if (num_rows < kRows) {
       return multiply_floats<kRows - 1>(num_rows, left, left_stride, right, right_stride, size,
-                                        factors, out, num_columns);
+                                        factors, out, num_columns, next);
     }
   }
+  constexpr size_t kColumns = kFloatVectors * kWidth;
+  const size_t num_lines = next.lines_each(size * (num_columns / kColumns));
   size_t column = 0;
-  for (; column + kFloatVectors * kWidth <= num_columns; column += kFloatVectors * kWidth) {
+  for (; column + kColumns <= num_columns; column += kColumns) {
     multiply_floats_tile<kRows, kFloatVectors>(left, left_stride, right, right_stride, size,
-                                               factors, out, column);
+                                               factors, out, column, next, num_lines);
   }
   for (; column < num_columns; column += kWidth) {
     multiply_floats_tile<kRows, 1>(left, left_stride, right, right_stride, size, factors, out,
-                                   column);
+                                   column, next, num_lines);
   }
 }
 
@@ -238,6 +242,9 @@ float soften(float* scores, size_t length, size_t stride) {
   return 1.0f / sum_of_lanes(sums);
 }
 
+// What is read of a cache is fetched this many tokens ahead.
+constexpr size_t kFetched = kKeyBlock;
+
 // Softens the scores of all rows, [num_rows][score_stride], and adds up the values by them.
 void weigh(const Queries& queries, float* scores, const float* values) {
   const size_t stride = queries.score_stride(), size = queries.head_size;
@@ -250,8 +257,14 @@ void weigh(const Queries& queries, float* scores, const float* values) {
       factors[r] = soften(scores + (row + r) * stride, queries.length(row + r), stride);
       out[r] = queries.out + token * queries.out_stride + head * size;
     }
-    multiply_floats<kFloatRows>(some, scores + row * stride, stride, values, size,
-                                queries.length(row + some - 1), factors, out, size);
+    const size_t longest = queries.length(row + some - 1);
+    Ahead next;
+    if (row == 0 && longest > kFetched) {
+      next = {reinterpret_cast<const uint8_t*>(values + kFetched * size),
+              (longest - kFetched) * size * sizeof(float)};
+    }
+    multiply_floats<kFloatRows>(some, scores + row * stride, stride, values, size, longest, factors,
+                                out, size, next);
   }
 }
 
@@ -260,10 +273,14 @@ void attend(const Queries& queries, const FloatHead& head, float* scratch) {
   float* transposed = scratch + queries.num_rows * stride;
   float factors[kFloatRows];
   float* out[kFloatRows];
-  for (size_t start = 0; start < queries.longest(); start += kKeyBlock) {
-    const size_t left = queries.longest() - start;
-    transpose<kKeyBlock>(head.keys + start * size, size * sizeof(float),
-                         left < kKeyBlock ? left : kKeyBlock, size, transposed);
+  const size_t longest = queries.longest(), token_bytes = size * sizeof(float);
+  for (size_t start = 0; start < longest; start += kKeyBlock) {
+    const size_t left = longest - start, count = left < kKeyBlock ? left : kKeyBlock;
+    transpose<kKeyBlock>(head.keys + start * size, token_bytes, count, size, transposed);
+    const float* after = left == count ? head.values : head.keys + (start + count) * size;
+    const size_t num_after = left == count ? longest : left - count;
+    Ahead next = {reinterpret_cast<const uint8_t*>(after),
+                  (num_after < kFetched ? num_after : kFetched) * token_bytes};
     for (size_t row = 0; row < queries.num_rows; row += kFloatRows) {
       const size_t some =
           queries.num_rows - row < kFloatRows ? queries.num_rows - row : kFloatRows;
@@ -273,7 +290,8 @@ void attend(const Queries& queries, const FloatHead& head, float* scratch) {
         out[r] = scratch + (row + r) * stride + start;
       }
       multiply_floats<kFloatRows>(some, head.rows + row * size, size, transposed, kKeyBlock, size,
-                                  factors, out, kKeyBlock);
+                                  factors, out, kKeyBlock, next);
+      next = {};
     }
   }
   weigh(queries, scratch, head.values);
