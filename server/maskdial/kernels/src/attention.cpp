@@ -253,6 +253,17 @@ class Attention {
                              half, to);
     }
 
+    // What a task reads first, or nothing if there is no such task. Another thread may get the one that
+    // follows, but takes it from a cache then, too.
+    Ahead first_keys(size_t index) const {
+      if (index >= tasks.size() * op->kv_heads_) return {};
+      const Task& task = tasks[index / op->kv_heads_];
+      const Element* keys = key + cache(task.row, index % op->kv_heads_);
+      const size_t num_keys = std::min(kKeyBlock, rows[task.row].num_past + task.stop);
+      return {reinterpret_cast<const uint8_t*>(keys),
+              num_keys * width(head_size) * sizeof(Element)};
+    }
+
     void attend(size_t index) const {
       const size_t kv_heads = op->kv_heads_, group = op->group_, size = head_size;
       const Task& task = tasks[index / kv_heads];
@@ -264,7 +275,7 @@ class Attention {
       float* to = out + (task.out * kv_heads + head) * group * size;
       const Queries task_queries = {
           (task.stop - task.start) * group, group, size, row.num_past + task.start + 1, to,
-          out_stride(),
+          out_stride(), first_keys(index + 1),
       };
       float* scratch = thread_scratch(task_queries.scratch());
       const size_t first = place(row, head, task.start);

@@ -89,7 +89,7 @@ void weigh_integers(const Queries& queries, float* scores, float most,
         const Ahead block = values.block(start, kValueBlock);
         num_read = start + block.size / values.bytes();
         read_each(block.bytes, values.bytes(), num_read - start, factors + start);
-        next = values.block(num_read, kValueBlock);
+        next = num_read < values.count ? values.block(num_read, kValueBlock) : queries.after;
       }
       const size_t length = longest - start < kValueBlock ? longest - start : kValueBlock;
       const Integer* integers = values.first + start * values.width + values.width - size;

@@ -98,6 +98,7 @@ struct Queries {
   size_t num_rows, group, head_size, first_length;
   float* out;  // [num_rows / group][out_stride], in each row [group][head_size]
   size_t out_stride;
+  Ahead after;  // what is read after them, which is asked for over a cache of integers
 
   size_t length(size_t row) const { return first_length + row / group; }
   size_t longest() const { return length(num_rows - 1); }
