@@ -123,7 +123,7 @@ class LoadedCausal:
         tokenizer = Tokenizer.from_file(bundle.tokenizer, manifest.special_tokens)
         options = replace(_session_options(config, "cpu"), kv_cache=config.kv_cache_dtype)
         session = Session(bundle.graph, options)
-        layout = session.cache_layout(manifest.kv)
+        layout = manifest.kv.stored_as(session.kv_cache)
         return cls(bundle, layout, tokenizer, session, config, max_length)
 
     @property

@@ -132,7 +132,7 @@ class _Side:
     @classmethod
     def load(cls, bundle: Bundle, options: SessionOptions) -> "_Side":
         session, layout = Session(bundle.graph, options), bundle.manifest.kv
-        return cls(session, layout and session.cache_layout(layout))
+        return cls(session, layout and layout.stored_as(session.kv_cache))
 
     def passes(self, bundle: Bundle) -> dict[str, Callable[[], object]]:
         if self.layout is None:

@@ -26,6 +26,9 @@ from loadtests.compare.results import (
 from loadtests.compare.setup import Setup, Shape
 from loadtests.compare.work import Work
 from loadtests.measurement import load_averages
+from maskdial.config import load_config
+from maskdial.kernels.installed import find_kernels
+from maskdial.kernels.rewrite import rewrite
 from maskdial.models.bundle import read_manifests
 
 
@@ -182,7 +185,10 @@ class Measurement:
         (manifest,) = read_manifests(self._shape.name, bundle)
         if manifest.kv is None:
             return None
-        return Reads(bytes_read(bundle / manifest.graph), manifest.kv.bytes_per_token)
+        graph, config, layout = bundle / manifest.graph, load_config({}), manifest.kv
+        if self._args.provider == "cpu" and find_kernels(config.kernels) is not None:
+            layout = layout.stored_as(rewrite(graph, config.kv_cache_dtype).kv_cache)
+        return Reads(bytes_read(graph), layout.bytes_per_token)
 
     def _loaded(self, entrants: Iterable[Entrant], stack: ExitStack) -> dict[str, Child]:
         children = {}

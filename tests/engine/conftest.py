@@ -302,7 +302,7 @@ class LoadedModel:
         options = SessionOptions("cpu", 1, False, kernels=self.kernels, kv_cache="auto")
         self.session = Session(self.bundle.graph, options)
         assert self.manifest.kv is not None
-        self.layout = self.session.cache_layout(self.manifest.kv)
+        self.layout = self.manifest.kv.stored_as(self.session.kv_cache)
         self.compiler = GrammarCompiler(
             self.bundle.tokenizer.read_text(encoding="utf-8"),
             vocab_size=self.manifest.vocab_size,

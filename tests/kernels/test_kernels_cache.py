@@ -34,7 +34,7 @@ def starter_runner(kernels: Kernels, kv_cache: CacheChoice, threads: int = 1) ->
     assert layout is not None
     return Runner(
         session,
-        session.cache_layout(layout),
+        layout.stored_as(session.kv_cache),
         slots=3,
         max_length=LENGTH,
         vocab_size=bundle.manifest.vocab_size,

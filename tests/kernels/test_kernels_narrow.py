@@ -175,7 +175,11 @@ def test_a_causal_starter_gets_the_same_bits(
         assert len(attention.input) == (11 if narrows else 10)
         vocab_size = bundle.manifest.vocab_size
         runner = Runner(
-            session, session.cache_layout(layout), slots=3, max_length=64, vocab_size=vocab_size
+            session,
+            layout.stored_as(session.kv_cache),
+            slots=3,
+            max_length=64,
+            vocab_size=vocab_size,
         )
         passes = [
             runner.prefill(0, ids[:40], 0),

@@ -139,6 +139,12 @@ class KVLayout(_Frozen):
         """The size of one token's keys and values in all layers."""
         return 2 * self.num_layers * self.num_heads * self.width * self.element.itemsize
 
+    def stored_as(self, integer: CacheInteger | None) -> "KVLayout":
+        """The layout of the same cache in integers, which a server may choose; None for floats."""
+        if integer is None:
+            return self
+        return IntegerKVLayout(**self.model_dump(), integer=integer)
+
     @property
     def query_block(self) -> int:
         """How many tokens GroupQueryAttention processes at a time, counted from a chunk's first.
@@ -151,7 +157,7 @@ class KVLayout(_Frozen):
 
 
 class IntegerKVLayout(KVLayout):
-    """The same in integers, which a server may choose; a header precedes each key and value."""
+    """The same in integers; a header precedes each key and value."""
 
     integer: CacheInteger
 

@@ -166,7 +166,7 @@ def _start_causal(
         raise BundleError(f"model {bundle.name!r}: a causal bundle without a KV layout")
     options = replace(options, stream=placement.memory.stream, kv_cache=config.kv_cache_dtype)
     session = _causal_session(bundle, config, placement, options)
-    layout = session.cache_layout(manifest.kv)
+    layout = manifest.kv.stored_as(session.kv_cache)
     # Chunks of whole blocks leave the logits as they are in one piece.
     chunk_tokens = _round_up(
         config.prefill_chunk_tokens or provider.prefill_chunk_tokens, layout.query_block

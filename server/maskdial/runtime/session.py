@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from maskdial.errors import BundleError, ConfigError
 from maskdial.kernels.installed import Kernels
-from maskdial.models.bundle import CacheChoice, CacheInteger, IntegerKVLayout, KVLayout
+from maskdial.models.bundle import CacheChoice, CacheInteger
 from maskdial.runtime.providers import find_provider
 
 _log = logging.getLogger(__name__)
@@ -135,12 +135,6 @@ class Session:
         self.kernels, self.multiplies_exactly = kernels.processor, not rewritten.num_left
         self.kv_cache = rewritten.kv_cache
         return rewritten.model
-
-    def cache_layout(self, layout: KVLayout) -> KVLayout:
-        """The layout of the KV cache, of which a manifest has that of floats."""
-        if self.kv_cache is None:
-            return layout
-        return IntegerKVLayout(**layout.model_dump(), integer=self.kv_cache)
 
     def run(self, feeds: Mapping[str, NDArray[Any]]) -> NDArray[np.float32]:
         """Runs one pass and returns the graph's first output.
