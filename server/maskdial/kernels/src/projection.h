@@ -1,11 +1,10 @@
 // Products of the same rows and packed weights, and what follows them, as one operator.
 //
 // A Matrix reads its inputs from `index` on (weight, scale, and perhaps a bias), says how large it
-// is, packs them as panels of columns, and multiplies some of its Rows by a panel; Rows are quantized one
-// by one. Every
-// row is quantized once per pass, on the session's threads, as the products are computed. If the rows
-// are the RMS norm of a sum, they are added and normalized one by one, too, and the sum is the first
-// output.
+// is, packs them as panels of columns, and multiplies some of its Rows by a panel; Rows are quantized
+// one by one. Every row is quantized once per pass, on the session's threads, as the products are
+// computed. If the rows are the RMS norm of a sum, they are added and normalized one by one, too, and
+// the sum is the first output.
 #pragma once
 
 #include <algorithm>
