@@ -315,7 +315,7 @@ class Config(BaseSettings):
     kv_cache_dtype: Literal["auto", "float", "int16", "int8"] = Field(
         "auto",
         description="what the KV cache consists of; float: the model's floats; int16: half of "
-        "their memory and as exact as float16; int8: a third, for a small loss; both need the "
+        "their memory, about as exact as float16; int8: a third, for a small loss; both need the "
         "kernels; auto: int16 for int8 and int4 models where the kernels can read it, else float",
     )
     otlp_endpoint: Annotated[str | None, Field(pattern=r"^https?://"), _None] = Field(

@@ -8,6 +8,7 @@ import numpy as np
 import onnx
 import pytest
 from numpy.typing import NDArray
+from onnx import helper
 from tokenizers import Tokenizer
 
 from maskdial.config import Config
@@ -16,8 +17,9 @@ from maskdial.kernels import installed as finding
 from maskdial.kernels.installed import Kernels
 from maskdial.kernels.rewrite import rewrite
 from maskdial.metrics import Metrics
-from maskdial.models.bundle import GRAPH, CacheChoice, CacheInteger, load_bundle
+from maskdial.models.bundle import GRAPH, KERNEL_CHECK, CacheChoice, CacheInteger, load_bundle
 from maskdial.models.catalog import STARTER_FOLDER
+from maskdial.models.golden import check_kernels
 from maskdial.models.loading import load_model, start_model
 from maskdial.models.served import CausalModel
 from maskdial.runtime.runner import Runner
@@ -142,6 +144,35 @@ def test_a_masked_model_needs_none() -> None:
     path = STARTER_FOLDER / "sentiment"
     config = Config(kv_cache_dtype="int8", kernels="off", threads=1)
     load_model("sentiment", path, config, Metrics(())).stop()
+
+
+def test_products_that_stay_keep_a_cache_of_floats(tmp_path: Path) -> None:
+    """Unless it was asked for: the other roundings of such a model do not hide this one."""
+    model = onnx.load(HYBRID / GRAPH, load_external_data=False)
+    zero_point = next(each for each in model.graph.initializer if each.name == "int8.zero_point")
+    zero_point.raw_data = b"\x7f"
+    onnx.save(model, tmp_path / GRAPH)
+    assert rewrite(tmp_path / GRAPH, "auto").kv_cache is None
+    assert rewrite(tmp_path / GRAPH, "int16").kv_cache == "int16"
+
+
+def test_the_kernel_check_has_no_cache(
+    kernels: Kernels, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Here, its graph multiplies nothing, which is found out."""
+    node = helper.make_node("Cast", ["rows"], ["products"], to=onnx.TensorProto.FLOAT)
+    rows = helper.make_tensor_value_info("rows", onnx.TensorProto.UINT8, ["n", 64])
+    products = helper.make_tensor_value_info("products", onnx.TensorProto.FLOAT, ["n", 64])
+    graph = helper.make_graph([node], "check", [rows], [products])
+    opsets = [helper.make_opsetid("", 20)]
+    onnx.save(
+        helper.make_model(graph, opset_imports=opsets, ir_version=10), tmp_path / KERNEL_CHECK
+    )
+    bundle = load_bundle("hybrid", HYBRID)
+    manifest = bundle.manifest.model_copy(update={"files": {KERNEL_CHECK: ""}})
+    checked = replace(bundle, path=tmp_path, manifest=manifest)
+    check_kernels(checked, SessionOptions(kernels=kernels, kv_cache="int8"), "warn")
+    assert "saturate" in caplog.text
 
 
 def test_attention_without_a_kernel_is_an_error(tmp_path: Path) -> None:

@@ -76,12 +76,8 @@ void weigh_integers(const Queries& queries, float* scores, float most,
   float* out[kPairRows];
   for (size_t row = 0; row < queries.num_rows; row += kPairRows) {
     const size_t some = queries.num_rows - row < kPairRows ? queries.num_rows - row : kPairRows;
-    for (size_t r = 0; r < some; ++r) {
-      const size_t token = (row + r) / queries.group, head = (row + r) % queries.group;
-      inverse_sums[r] = soften(scores + (row + r) * stride, queries.length(row + r), stride);
-      out[r] = queries.out + token * queries.out_stride + head * size;
-      std::memset(out[r], 0, size * sizeof(float));
-    }
+    soften_rows(queries, scores, row, some, inverse_sums, out);
+    for (size_t r = 0; r < some; ++r) std::memset(out[r], 0, size * sizeof(float));
     const size_t longest = queries.length(row + some - 1);
     for (size_t start = 0; start < longest; start += kValueBlock) {
       Ahead next;

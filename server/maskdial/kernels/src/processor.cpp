@@ -6,7 +6,7 @@
 #include "blocks.h"
 #include "cached_softmax.h"
 #include "full_softmax.h"
-#include "int16_softmax.h"
+#include "full_softmax_int16.h"
 #include "norms.h"
 #include "products.h"
 #include "quantization.h"

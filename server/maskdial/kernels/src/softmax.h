@@ -242,6 +242,17 @@ float soften(float* scores, size_t length, size_t stride) {
   return 1.0f / sum_of_lanes(sums);
 }
 
+// Softens the scores of some rows from `row` on, and tells where their results go.
+void soften_rows(const Queries& queries, float* scores, size_t row, size_t num_rows,
+                 float* inverse_sums, float** out) {
+  const size_t stride = queries.score_stride();
+  for (size_t r = 0; r < num_rows; ++r) {
+    const size_t token = (row + r) / queries.group, head = (row + r) % queries.group;
+    inverse_sums[r] = soften(scores + (row + r) * stride, queries.length(row + r), stride);
+    out[r] = queries.out + token * queries.out_stride + head * queries.head_size;
+  }
+}
+
 // What is read of a cache is fetched this many tokens ahead.
 constexpr size_t kFetched = kKeyBlock;
 
@@ -252,11 +263,7 @@ void weigh(const Queries& queries, float* scores, const float* values) {
   float* out[kFloatRows];
   for (size_t row = 0; row < queries.num_rows; row += kFloatRows) {
     const size_t some = queries.num_rows - row < kFloatRows ? queries.num_rows - row : kFloatRows;
-    for (size_t r = 0; r < some; ++r) {
-      const size_t token = (row + r) / queries.group, head = (row + r) % queries.group;
-      factors[r] = soften(scores + (row + r) * stride, queries.length(row + r), stride);
-      out[r] = queries.out + token * queries.out_stride + head * size;
-    }
+    soften_rows(queries, scores, row, some, factors, out);
     const size_t longest = queries.length(row + some - 1);
     Ahead next;
     if (row == 0 && longest > kFetched) {
