@@ -114,6 +114,23 @@ def test_a_chat_has_a_span_with_its_phases(client: httpx.Client, spans: Spans) -
     )
 
 
+@pytest.mark.parametrize("parameters", [{"num_beams": 2}, {"do_sample": True}])
+def test_a_prompt_counts_once(
+    client: httpx.Client, spans: Spans, exporter: InMemorySpanExporter, parameters: dict[str, Any]
+) -> None:
+    """However many texts it gets, and what the prefix cache has of it."""
+    prompt = f"{parameters} " + "The king went to the sea. " * 40
+    body = {"inputs": prompt, "parameters": {"max_new_tokens": 2, "n": 2, **parameters}}
+    for num_cached in (0, 256):
+        exporter.clear()
+        reply = client.post("/generate", json=body)
+        assert reply.status_code == 200, reply.text
+        found = attributes(spans()["POST /generate"])
+        num_tokens = int(reply.headers["x-compute-tokens"]) - 4
+        assert found["gen_ai.usage.input_tokens"] == num_tokens > 256
+        assert found["gen_ai.usage.cache_read.input_tokens"] == num_cached
+
+
 def test_a_stream_is_traced_to_its_end(client: httpx.Client, spans: Spans) -> None:
     body = {"inputs": "Once upon a time", "parameters": {"max_new_tokens": 9, "seed": 1}}
     with client.stream("POST", "/generate_stream", json=body) as reply:

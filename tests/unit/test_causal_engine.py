@@ -1,12 +1,16 @@
 """The engine over a scripted model: batching, prompts in chunks, room, memory."""
 
 import asyncio
+import time
+from collections.abc import Iterator
 
 import numpy as np
 import pytest
 
 import maskdial.causal.engine as engine_module
 from maskdial.causal.events import PromptLogprob
+from maskdial.causal.sampling.params import SamplingParams
+from maskdial.causal.sequence import Sequence, SharedPrompt
 from maskdial.errors import OverloadedError, ValidationError
 from tests.unit.scripted_model import (
     BLOCK,
@@ -147,6 +151,53 @@ def test_a_full_queue_refuses_at_once(overlaps: bool) -> None:
             bench.engine.stream(make_sequence([9]))
         await bench.run_dry()
         assert [reader.finish.reason for reader in readers] == ["length"] * 2
+
+    asyncio.run(main())
+
+
+def test_sequences_are_queued_together_or_not_at_all(overlaps: bool) -> None:
+    async def main() -> None:
+        bench = Bench(FakeRunner(slots=1), max_queue=2, overlaps=overlaps)
+        with pytest.raises(OverloadedError):
+            async with bench.engine.streams([make_sequence([n]) for n in range(3)]):
+                pass
+        assert bench.num_waiting == 0
+        with pytest.raises(ValidationError, match="0 tokens"):
+            async with bench.engine.streams([make_sequence([1]), make_sequence([])]):
+                pass
+        assert bench.num_waiting == 0
+        async with bench.engine.streams([make_sequence([n], 3) for n in range(2)]) as streams:
+            await bench.step()
+            assert (bench.num_running, bench.num_waiting) == (1, 1)
+        await bench.step(1 + overlaps)
+        assert (bench.num_running, bench.num_waiting) == (0, 0)
+        assert len(streams) == 2
+
+    asyncio.run(main())
+
+
+def test_no_step_runs_while_only_some_sequences_are_queued() -> None:
+    """Though the engine's thread may: a shared prompt is prefilled once."""
+
+    class Slow(list[Sequence]):
+        def __iter__(self) -> Iterator[Sequence]:
+            for sequence in super().__iter__():
+                yield sequence
+                time.sleep(0.05)
+
+    async def main() -> None:
+        runner = FakeRunner(slots=2)
+        bench = Bench(runner, overlaps=False)
+        bench.engine.start()
+        await bench.engine.warm_up()
+        num_warm = runner.num_read
+        shared, params = SharedPrompt(), SamplingParams(max_new_tokens=1)
+        copies = Slow(Sequence(range(5), params, shared_prompt=shared) for _ in range(4))
+        async with bench.engine.streams(copies) as streams:
+            for stream in streams:
+                assert [event.index async for event in stream] == [1]
+        assert runner.num_read - num_warm == 5
+        await asyncio.to_thread(bench.engine.stop, 5)
 
     asyncio.run(main())
 

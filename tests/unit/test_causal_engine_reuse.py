@@ -60,6 +60,24 @@ def test_a_known_prompt_is_read_from_the_cache(overlaps: bool) -> None:
     asyncio.run(main())
 
 
+def test_what_a_copy_finds_in_the_cache_is_not_counted(overlaps: bool) -> None:
+    """It comes from the prompt's own prefill, when the first copy has ended meanwhile."""
+
+    async def main() -> None:
+        cache = PrefixCache(model="fake", block_tokens=BLOCK, max_bytes=10**6)
+        bench = Bench(FakeRunner(slots=2), prefix_cache=cache, overlaps=overlaps)
+        for num_cached in (0, 16):
+            shared, params = SharedPrompt(), SamplingParams(max_new_tokens=2)
+            copies = [Sequence(range(21), params, shared_prompt=shared) for _ in range(2)]
+            for copy in copies:
+                bench.read(copy)
+                await bench.run_dry()
+            assert [copy.num_reused for copy in copies] == [num_cached, 16]
+            assert copies[0].num_cached == num_cached
+
+    asyncio.run(main())
+
+
 def test_drafts_change_nothing_but_the_number_of_passes(overlaps: bool) -> None:
     """The scripted model repeats itself after a while: drafts are accepted, then rejected."""
 

@@ -1,7 +1,9 @@
 """CausalEngine: continuous batching of text generation on one thread."""
 
+import contextlib
 import time
-from collections.abc import Iterable
+from collections.abc import AsyncIterator, Iterable
+from collections.abc import Sequence as SequenceOf
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
@@ -157,6 +159,29 @@ class CausalEngine(Engine):
             self._metrics.queue_size.set(self._scheduler.num_waiting)
             self._changed.notify()
         return TokenStream(channel, lambda reason: self._cancel(sequence, reason), timeout)
+
+    @contextlib.asynccontextmanager
+    async def streams(
+        self,
+        sequences: SequenceOf[Sequence],
+        timeout: float | None = None,  # noqa: ASYNC109 - the sequences', not the caller's
+    ) -> AsyncIterator[list[TokenStream]]:
+        """Queues sequences at once, as `stream` does each; no step runs when only some are there.
+
+        So those of a shared prompt find it in a slot, and the queue takes either all or none. The
+        end of the block leaves the streams.
+
+        Raises:
+            MaskdialError: as `stream` does, with nothing queued.
+        """
+        async with contextlib.AsyncExitStack() as stack:
+            with self._changed:
+                self.check_room(len(sequences))
+                streams = []
+                for sequence in sequences:
+                    streams.append(self.stream(sequence, timeout))
+                    stack.push_async_exit(streams[-1])
+            yield streams
 
     def step(self) -> None:
         """One iteration: at most one decode step of all sequences and one chunk of a prompt."""

@@ -205,6 +205,15 @@ class Sequence:
         return (self,) if self.search is None else self.search.beams
 
     @property
+    def num_cached(self) -> int:
+        """Prompt tokens that its prefill took from the prefix cache.
+
+        Of those that share a prompt, the first one is prefilled, and the others start from its
+        slot; or from the prefix cache, if it has ended meanwhile.
+        """
+        return self.beams[0].num_reused
+
+    @property
     def num_source(self) -> int:
         """Tokens of the source text; 0 if the model has no encoder."""
         return len(self.source_ids)
@@ -300,14 +309,14 @@ class Sequence:
     def timeline(self) -> Timeline:
         """For the span of its request."""
         return Timeline(
-            prompt=self.shared_prompt or self,
+            prompt=self.shared_prompt or self.search or self,
             input_tokens=self.num_prompt,
             arrived_at=self.arrived_at,
             started_at=self.started_at,
             ended_at=self.last_token_at,
             first_token_at=self.first_token_at,
             output_tokens=self.num_generated,
-            cached_tokens=self.num_reused,
+            cached_tokens=self.num_cached,
             finish_reason=self.finish_reason or "",
         )
 

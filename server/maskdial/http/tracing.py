@@ -165,13 +165,14 @@ def _reply_attributes(
         attributes["gen_ai.request.model"] = attributes["gen_ai.response.model"] = model
     if not timelines:
         return attributes
-    prompts = {id(each.prompt): each.input_tokens for each in timelines}
-    attributes["gen_ai.usage.input_tokens"] = sum(prompts.values())
+    # The first of those with the same prompt had it prefilled.
+    prompts = {id(each.prompt): each for each in reversed(timelines)}.values()
+    attributes["gen_ai.usage.input_tokens"] = sum(each.input_tokens for each in prompts)
     first_tokens = [each.first_token_at for each in timelines if each.first_token_at]
     if first_tokens:
         attributes["gen_ai.usage.output_tokens"] = sum(each.output_tokens for each in timelines)
         attributes["gen_ai.usage.cache_read.input_tokens"] = sum(
-            each.cached_tokens for each in timelines
+            each.cached_tokens for each in prompts
         )
         attributes["gen_ai.response.time_to_first_chunk"] = min(first_tokens) - min(
             each.arrived_at for each in timelines

@@ -11,7 +11,6 @@ answers that do not continue as the longer one, so the options exclude each othe
 """
 
 import asyncio
-import contextlib
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -58,7 +57,6 @@ class _Run:
 
     option: Tokens
     logprob: float
-    num_reused: int
     queue_seconds: float
     inference_seconds: float
 
@@ -85,10 +83,15 @@ async def likelihoods(
         with model.metrics.tokenization_duration.time():
             prompts = await _prompts(text, questions, model)
             branches = await asyncio.to_thread(_read, prompts, questions, model)
+    sequences = [_sequences(each, model) for each in branches]
+    queued = [sequence for options in sequences for sequence in options.values()]
     with deadline.explained():
-        async with contextlib.AsyncExitStack() as stack:
-            running = [await _start(each, model, deadline, stack) for each in branches]
-            runs = [[await _finish(option) for option in options] for options in running]
+        async with model.engine.streams(queued, deadline.remaining()) as started:
+            streams = iter(started)
+            runs = [
+                [await _finish(option, next(streams)) for option in options]
+                for options in sequences
+            ]
     flat = [run for finished in runs for run in finished]
     return Likelihoods(
         [_probabilities(*answered) for answered in zip(questions, branches, runs, strict=True)],
@@ -98,7 +101,7 @@ async def likelihoods(
             compute_tokens=sum(len(each.prompt) for each in branches)
             + sum(len(run.option) for run in flat),
         ),
-        num_cached=sum(max((run.num_reused for run in finished), default=0) for finished in runs),
+        num_cached=sum(next(iter(options.values())).num_cached for options in sequences if options),
     )
 
 
@@ -202,38 +205,28 @@ async def _prompt(text: str, question: Question, model: CausalModel) -> str:
     return prompt
 
 
-async def _start(
-    branches: _Branches,
-    model: CausalModel,
-    deadline: Deadline,
-    stack: contextlib.AsyncExitStack,
-) -> list[tuple[Tokens, CausalSequence, TokenStream]]:
-    """Queues each distinct option; one with no tokens beyond the prefix needs no pass."""
+def _sequences(branches: _Branches, model: CausalModel) -> dict[Tokens, CausalSequence]:
+    """One for each distinct option; an option with no tokens beyond the prefix needs no pass."""
     shared = SharedPrompt()
-    running = []
-    for option in dict.fromkeys(option for option in branches.options if option):
-        sequence = CausalSequence(
+    return {
+        option: CausalSequence(
             branches.prompt,
             SamplingParams(max_new_tokens=len(option)),
             grammar=ForcedTokens(option, model.manifest.vocab_size),
             shared_prompt=shared,
         )
-        stream = await stack.enter_async_context(
-            model.engine.stream(sequence, deadline.remaining())
-        )
-        running.append((option, sequence, stream))
-    return running
+        for option in branches.options
+        if option
+    }
 
 
-async def _finish(running: tuple[Tokens, CausalSequence, TokenStream]) -> _Run:
-    option, sequence, stream = running
+async def _finish(option: Tokens, stream: TokenStream) -> _Run:
     events = [event async for event in stream]
     finish = events[-1].finish
     assert finish is not None, "a stream ends with its finish or an error"
     return _Run(
         option,
         math.fsum(event.logprob for event in events),
-        sequence.num_reused,
         finish.queue_seconds,
         finish.inference_seconds,
     )

@@ -87,8 +87,8 @@ class Generation:
         Raises:
             MaskdialError: why one of them failed.
         """
-        async with contextlib.AsyncExitStack() as stack:
-            streams = iter(await self._start(stack))
+        async with self._streams() as started:
+            streams = iter(started)
             with about_grammar(), self._deadline.explained():
                 return [
                     Completion(prompt, [await _read(next(streams)) for _ in prompt.sequences])
@@ -106,24 +106,16 @@ class Generation:
             OverloadedError: the queue is full.
             MaskdialError: why one of them failed.
         """
-        async with contextlib.AsyncExitStack() as stack:
-            merged = MergedStreams()
-            # The streams are left before their readers are cancelled; an expired timeout would
-            # otherwise be counted as a disconnect.
-            stack.push_async_callback(merged.aclose)
-            streams = await self._start(stack)
+        # The streams are left before their readers are cancelled, so that an expired timeout is not
+        # counted as a disconnect.
+        async with contextlib.aclosing(MergedStreams()) as merged, self._streams() as streams:
             with about_grammar(), self._deadline.explained():
                 async with contextlib.aclosing(merged.read(streams)) as events:
                     yield events
 
-    async def _start(self, stack: contextlib.AsyncExitStack) -> list[TokenStream]:
-        return [
-            await stack.enter_async_context(
-                self._model.engine.stream(sequence, self._deadline.remaining())
-            )
-            for prompt in self.prompts
-            for sequence in prompt.sequences
-        ]
+    def _streams(self) -> contextlib.AbstractAsyncContextManager[list[TokenStream]]:
+        sequences = [sequence for prompt in self.prompts for sequence in prompt.sequences]
+        return self._model.engine.streams(sequences, self._deadline.remaining())
 
 
 async def _read(stream: TokenStream) -> Text:

@@ -53,8 +53,7 @@ class Prompt:
     @property
     def num_cached(self) -> int:
         """Tokens taken from the prefix cache, once the prompt is prefilled."""
-        # Copies of a prompt fork from the sequence that prefilled it, and reuse nothing themselves.
-        return max(sequence.num_reused for sequence in self.sequences)
+        return self.sequences[0].num_cached
 
 
 async def read_prompts(

@@ -5,7 +5,6 @@ token, with that token masked, and gives its pseudo-log-likelihood.
 """
 
 import asyncio
-import contextlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -209,13 +208,8 @@ async def _score_causal(
 ) -> Answer[list[Score]]:
     """Each text is prefilled once, as a prompt that one token is generated for."""
     params = SamplingParams(max_new_tokens=1, prompt_logprobs=True)
-    async with contextlib.AsyncExitStack() as stack:
-        streams = [
-            await stack.enter_async_context(
-                model.engine.stream(CausalSequence(encoding.ids, params), deadline.remaining())
-            )
-            for encoding in encodings
-        ]
+    sequences = [CausalSequence(encoding.ids, params) for encoding in encodings]
+    async with model.engine.streams(sequences, deadline.remaining()) as streams:
         finishes: list[Finish] = []
         for stream in streams:
             finishes += [event.finish async for event in stream if event.finish is not None]
