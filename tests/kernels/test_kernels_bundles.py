@@ -294,6 +294,30 @@ def test_a_failing_compiler_is_reported(tmp_path: Path, monkeypatch: pytest.Monk
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.parametrize(
+    ("compiler", "flag"), [("g++", "-march=armv8.2-a+dotprod"), (None, "-mcpu=generic+dotprod")]
+)
+def test_each_compiler_knows_the_flags(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, compiler: str | None, flag: str
+) -> None:
+    """ziglang 0.17 says "unknown CPU: 'armv8.2'"."""
+    commands = []
+
+    def run(command: list[str]) -> None:
+        commands.append(command)
+        Path(command[-1]).touch()
+
+    monkeypatch.delenv("CXX", raising=False)
+    monkeypatch.setattr("shutil.which", lambda name: compiler)
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: name)
+    monkeypatch.setattr("platform.machine", lambda: "aarch64")
+    monkeypatch.setattr(building, "_run", run)
+    building.build(tmp_path)
+    (dotprod,) = [command for command in commands if "-DISA=dotprod" in command]
+    assert flag in dotprod
+    assert ("ziglang" in dotprod) == (compiler is None)
+
+
 def test_the_load_test_measures_both(
     built: Kernels, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

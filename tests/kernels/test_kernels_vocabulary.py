@@ -1,14 +1,16 @@
 """`VocabularyKernels` against NumPy, and the sampler with them against the sampler without."""
 
 import math
+from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnxruntime as ort
 import pytest
 from numpy.typing import NDArray
 
-from maskdial.causal.sampling.candidates import greatest_k
+from maskdial.causal.sampling.candidates import greatest_k, narrow
 from maskdial.causal.sampling.params import SamplingParams
 from maskdial.causal.sampling.sampler import Sample, Sampler
 from maskdial.causal.sequence import Sequence
@@ -99,35 +101,90 @@ def test_rows_without_logits_are_refused(kernels: Kernels, shape: tuple[int, ...
         session.run(None, {"logits": np.zeros(shape, np.float32)})
 
 
+NARROWED: list[dict[str, Any]] = [
+    {},
+    {"temperature": 0.01},
+    {"temperature": 30.0},
+    {"top_k": 1},
+    {"top_k": 50, "temperature": 0.7},
+    {"top_k": 700, "top_p": 0.9},
+    {"top_k": 10**9, "top_p": 0.3},
+    {"top_p": 0.9},
+    {"top_p": 0.5, "temperature": 1.7},
+    {"top_p": 0.95, "temperature": 100.0},
+    {"top_p": 1e-9},
+    {"top_p": 0.99999},
+    {"top_p": 1 - 1e-16},
+    {"min_p": 0.05},
+    {"min_p": 1.0},
+    {"min_p": 1e-50},
+    {"top_k": 40, "top_p": 0.95, "min_p": 0.1, "temperature": 0.8},
+]
+
+
 @pytest.mark.parametrize("size", SIZES)
-@pytest.mark.parametrize("temperature", [0.01, 0.7, 1.0, 30.0])
-def test_weights_at_a_temperature(
-    kernels: Kernels, processor: str, size: int, temperature: float
+@pytest.mark.parametrize("narrowed", NARROWED, ids=str)
+def test_draws_are_those_of_numpy(
+    kernels: Kernels, processor: str, size: int, narrowed: dict[str, Any]
 ) -> None:
+    """The token, or one beside it if the share drawn is where one's ends, but for rounding.
+
+    NumPy leaves out tokens that weigh less, together, than that.
+    """
     one = VocabularyKernels(kernels.path, size)
-    rows = rows_of(size)[:7]
-    totals = [one.weights_above(row, float(row.max()), temperature) for row in rows]
-    # A difference and a quotient of floats are a ten-millionth of themselves off.
-    np.testing.assert_allclose(
-        [each[-1] for each in totals], totals_of(rows, temperature), rtol=1e-5
+    rng = np.random.default_rng(size)
+    for row in rows_of(size):
+        with np.errstate(over="ignore"):  # quotients that are infinite weigh nothing
+            expected = narrow(row, row.max(), SamplingParams(do_sample=True, **narrowed))
+        token_ids = np.arange(size) if expected.token_ids is None else expected.token_ids
+        ends = np.cumsum(expected.weights, dtype=np.float64) / expected.weights.sum(dtype=float)
+        for u in (1e-6, *rng.random(20), 1 - 1e-6):
+            found = one.draw(row, float(row.max()), u, **narrowed)
+            if found == expected.pick(u):
+                continue
+            # One token more or less in the nucleus moves the others by its share.
+            moved = 1e-6 + (2 / len(token_ids) if narrowed.get("top_p", 1) < 1 else 0)
+            (place,) = np.flatnonzero(token_ids == found)
+            assert ends[place] - expected.weights[place] / expected.total - moved <= u
+            assert u <= ends[place] + moved
+
+
+@pytest.mark.parametrize("size", [3, 512, 513, 1024, 5000])
+def test_what_has_no_weight_is_not_drawn(kernels: Kernels, processor: str, size: int) -> None:
+    one = VocabularyKernels(kernels.path, size)
+    rng = np.random.default_rng(size)
+    for narrowed in NARROWED:
+        row = np.full(size, -np.inf, np.float32)
+        some = rng.choice(size, min(size - 1, 40), replace=False)
+        row[some] = rng.standard_normal(len(some))
+        for u in (0.0, 1e-300, *rng.random(10), 1 - 2**-53):
+            assert one.draw(row, float(row.max()), u, **narrowed) in some
+
+
+def test_draws_follow_the_weights(kernels: Kernels, processor: str) -> None:
+    """Of tokens with known shares, over equally spaced numbers."""
+    one = VocabularyKernels(kernels.path, 2000)
+    row = np.full(2000, -np.inf, np.float32)
+    shares = {3: 0.5, 511: 0.125, 512: 0.25, 1999: 0.125}
+    for token_id, share in shares.items():
+        row[token_id] = math.log(share)
+    numbers = [(i + 0.5) / 1000 for i in range(1000)]
+    drawn = Counter(one.draw(row, math.log(0.5), u) for u in numbers)
+    assert drawn == {token_id: 1000 * share for token_id, share in shares.items()}
+    # Of the two lightest, whose weights are equal, the first one is needed.
+    drawn = Counter(one.draw(row, math.log(0.5), u, top_p=0.8) for u in numbers)
+    assert list(drawn) == [3, 511, 512]
+    assert [drawn[t] / 1000 for t in (3, 511, 512)] == pytest.approx(
+        [4 / 7, 1 / 7, 2 / 7], abs=2e-3
     )
-    for row, (*above, _) in zip(rows, totals, strict=True):
-        log = (row - row.max()) * np.float32(1 / temperature)
-        expected = [np.exp(log[log > edge], dtype=np.float64).sum() for edge in one.edges]
-        assert above == pytest.approx(expected, rel=1e-5)
 
 
 @pytest.mark.parametrize("size", SIZES)
-def test_the_greatest_and_those_above_a_threshold(
-    kernels: Kernels, processor: str, size: int
-) -> None:
+def test_the_greatest(kernels: Kernels, processor: str, size: int) -> None:
     one = VocabularyKernels(kernels.path, size)
     for row in rows_of(size):
         for k in {1, 2, 7, 50, size // 128, size // 2, size - 1, size} & set(range(1, size + 1)):
             assert one.greatest_k(row, k).tolist() == greatest_k(row, k).tolist()
-        for threshold in (*row[:: max(size // 5, 1)], -np.inf, np.inf, np.float32(0.0), TINY):
-            expected = np.flatnonzero(row >= threshold)
-            assert one.at_least(row, float(threshold)).tolist() == expected.tolist()
 
 
 @pytest.mark.parametrize("size", SIZES)
@@ -143,7 +200,7 @@ def test_what_is_not_a_number_is_seen_anywhere(
             assert peak == row.max() or (math.isnan(peak) and math.isnan(row.max()))
             assert best == row.argmax() or math.isnan(peak)
             assert math.isfinite(peak) == (total > 0)
-            one.at_least(row, 0.0)
+            assert 0 <= one.draw(row, 1.0, 0.5, top_p=0.9) < size
             assert len(one.greatest_k(row, min(size, 5))) >= min(size - 1, 5)
     nothing = np.full((1, size), -np.inf, np.float32)
     assert one.summarize(nothing) == [(0, -np.inf, 0.0)]
@@ -153,25 +210,27 @@ def test_instruction_sets_and_company_change_no_bit(
     kernels: Kernels, instruction_sets: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rows = rows_of(5001)
-    results = []
+    results: list[Any] = []
     for name in instruction_sets:
         monkeypatch.setenv("MASKDIAL_KERNELS_ISA", name)
         one = VocabularyKernels(kernels.path, 5001)
         results.append(one.summarize(rows))
         results.append([each for row in rows for each in one.summarize(row[None])])
-        totals = [one.weights_above(row, float(row.max()), 0.7) for row in rows]
-        assert totals == [
-            VocabularyKernels(kernels.path, 5001).weights_above(row, float(row.max()), 0.7)
+        drawn = [
+            one.draw(row, float(row.max()), u, **narrowed)
             for row in rows
+            for u in np.linspace(0, 1, 50, endpoint=False).tolist()
+            for narrowed in NARROWED
         ]
-    assert all(each == results[0] for each in results)
+        results.append(drawn)
+    assert all(each == results[i % 3] for i, each in enumerate(results))
 
 
 def test_other_rows_are_refused(kernels: Kernels) -> None:
     one = VocabularyKernels(kernels.path, 100)
     for wrong in (np.zeros(99, np.float32), np.zeros(100), np.zeros(200, np.float32)[::2]):
         with pytest.raises(ValueError, match=r"float32|expected 100"):
-            one.at_least(wrong, 0.0)  # type: ignore[arg-type]
+            one.draw(wrong, 0.0, 0.5)  # type: ignore[arg-type]
     assert len(one.summarize(np.zeros((4, 200), np.float32)[::2, :100])) == 2
 
 

@@ -47,8 +47,11 @@ _PROCESSORS = {
     },
 }
 """Flags of each instruction set that ``processor.cpp`` is compiled for."""
+_OF_ZIG = {"-march=armv8.2-a+dotprod": "-mcpu=generic+dotprod"}
+"""Flags that ziglang knows by another name."""
 
 _PER_PROCESSOR = "processor.cpp"
+_ZIG = "ziglang"
 
 
 def library_path(folder: Path = FOLDER) -> Path:
@@ -96,8 +99,8 @@ def find_compiler() -> list[str]:
     for name in ("g++", "clang++"):
         if shutil.which(name):
             return [name]
-    if importlib.util.find_spec("ziglang"):
-        return [sys.executable, "-m", "ziglang", "c++"]
+    if importlib.util.find_spec(_ZIG):
+        return [sys.executable, "-m", _ZIG, "c++"]
     raise ConfigError(
         "there is no C++ compiler to build the kernels with; install g++, or run "
         "pip install 'maskdial[kernels]', which brings one"
@@ -116,7 +119,8 @@ def _compilations(command: list[str], objects: Path) -> list[list[str]]:
     for name, flags in _PROCESSORS.get(machine, {"scalar": ()}).items():
         target = objects / f"processor_{name}.o"
         source = _SOURCES / _PER_PROCESSOR
-        commands.append([*command, *flags, f"-DISA={name}", "-c", str(source), "-o", str(target)])
+        named = [_OF_ZIG.get(flag, flag) if _ZIG in command else flag for flag in flags]
+        commands.append([*command, *named, f"-DISA={name}", "-c", str(source), "-o", str(target)])
     return commands
 
 

@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-_POINTER, _SIZE, _FLOAT = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_float
+_POINTER, _SIZE, _ID = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int64
+_FLOAT, _DOUBLE = ctypes.c_float, ctypes.c_double
 
 
 class VocabularyKernels:
@@ -19,8 +20,6 @@ class VocabularyKernels:
         library: the file of the kernels.
         vocab_size: the length of the rows, at least 1.
 
-    Attributes:
-        edges: natural logarithms, descending; `weights_above` says of what.
     """
 
     def __init__(self, library: Path, vocab_size: int) -> None:
@@ -31,22 +30,17 @@ class VocabularyKernels:
         self._summarize = _function(
             loaded, "summarize", None, _POINTER, _POINTER, _SIZE, _SIZE, *(_POINTER,) * 3
         )
-        self._sum_weights = _function(
-            loaded, "sum_weights", None, _POINTER, _POINTER, _SIZE, _FLOAT, _FLOAT, _POINTER
-        )
-        self._find_at_least = _function(
-            loaded, "find_at_least", _SIZE, _POINTER, _POINTER, _SIZE, _FLOAT, _POINTER
+        drawing = _FLOAT, _FLOAT, _SIZE, _DOUBLE, _FLOAT, _DOUBLE
+        self._draw = _function(
+            loaded, "draw", _ID, _POINTER, _POINTER, _SIZE, *drawing, _POINTER, _POINTER
         )
         self._find_greatest = _function(
             loaded, "find_greatest", _SIZE, _POINTER, _POINTER, _SIZE, _SIZE, _POINTER
         )
-        edges = ctypes.POINTER(_FLOAT)()
-        count = _function(loaded, "weight_edges", _SIZE, _POINTER)(ctypes.byref(edges))
-        self.edges: tuple[float, ...] = tuple(edges[:count])
         self._vocab_size = vocab_size
-        self._totals = np.empty(count + 1, np.float64)
-        self._found = np.empty(vocab_size, np.int64)
-        self._totals_at, self._found_at = _address(self._totals), _address(self._found)
+        self._weights = np.empty(vocab_size, np.float32)
+        self._found = np.empty(2 * vocab_size, np.int64)
+        self._weights_at, self._found_at = _address(self._weights), _address(self._found)
         self._make_room(1)
 
     def summarize(self, logits: NDArray[np.float32]) -> list[tuple[int, float, float]]:
@@ -71,31 +65,38 @@ class VocabularyKernels:
             )
         )
 
-    def weights_above(
-        self, scores: NDArray[np.float32], greatest: float, temperature: float
-    ) -> list[float]:
-        """Sums of weights over scores (vocab_size,), whose maximum is ``greatest``, and finite.
+    def draw(
+        self,
+        scores: NDArray[np.float32],
+        greatest: float,
+        u: float,
+        *,
+        temperature: float = 1.0,
+        top_k: int = 0,
+        top_p: float = 1.0,
+        min_p: float = 0.0,
+    ) -> int:
+        """Draws a token by its score (vocab_size,): the one at which the cumulative share of the
+        candidates' weights passes ``u``, in [0, 1).
 
-        A weight is e to the power of (score - greatest) / temperature. The sums are of the weights
-        whose logarithms are above each of the `edges`, and then of all.
+        Args:
+            greatest: the maximum score, finite. Scores are not NaN; those of -inf are not drawn.
+            temperature, top_k, top_p, min_p: as of `SamplingParams`, in this order.
         """
-        self._sum_weights(
+        token_id: int = self._draw(
             self._processor,
             self._check(scores),
             self._vocab_size,
             greatest,
-            1 / temperature,
-            self._totals_at,
+            temperature,
+            top_k,
+            top_p,
+            min_p,
+            u,
+            self._weights_at,
+            self._found_at,
         )
-        totals: list[float] = self._totals.tolist()
-        return totals
-
-    def at_least(self, scores: NDArray[np.float32], threshold: float) -> NDArray[np.int64]:
-        """The tokens whose scores (vocab_size,) reach a threshold, a float32; ascending."""
-        found = self._find_at_least(
-            self._processor, self._check(scores), self._vocab_size, threshold, self._found_at
-        )
-        return self._found[:found].copy()
+        return token_id
 
     def greatest_k(self, scores: NDArray[np.float32], k: int) -> NDArray[np.int64]:
         """The tokens with the k greatest scores (vocab_size,) and with those equal to the k-th,

@@ -10,7 +10,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from maskdial.causal.sampling.params import SamplingParams
-from maskdial.kernels.vocabulary import VocabularyKernels
 
 _BLOCK = 512
 _MIN_GROUPS = 512
@@ -21,8 +20,6 @@ _BIN_SHIFT = 18  # leaves 5 bits of mantissa: the floats of a bin differ by at m
 _NEGLIGIBLE = 27.6
 _BITS_OF_ONE = np.uint32(0x3F800000)
 _MIN_LOG = np.float32(-1e4)
-_LOWEST = float(np.finfo(np.float32).min)
-_ROUNDING = 1e-5  # of sums and logarithms, relative to them; far more than there is
 
 
 def _block_sums(values: NDArray[np.float32]) -> NDArray[np.float32]:
@@ -109,7 +106,6 @@ def narrow(
     greatest: np.float32,
     params: SamplingParams,
     softmax: Candidates | None = None,
-    kernels: VocabularyKernels | None = None,
 ) -> Candidates:
     """The candidates that temperature, top-k, top-p, min-p and typical-p leave.
 
@@ -118,19 +114,14 @@ def narrow(
         greatest: the maximum score, finite.
         params: of a sequence that is not greedy.
         softmax: the softmax of the scores, if the caller has it.
-        kernels: for the passes over all scores of top-k and top-p, instead of NumPy.
     """
-    top_p = params.top_p
     if 0 < params.top_k < len(scores):  # before the temperature, which keeps the order
-        find = greatest_k if kernels is None else kernels.greatest_k
-        token_ids = find(scores, params.top_k)
+        token_ids = greatest_k(scores, params.top_k)
         candidates = Candidates.of(scores[token_ids], greatest, params.temperature, token_ids)
-    elif kernels is not None and params.top_p < 1.0:
-        candidates, top_p = _nucleus_of_all(scores, greatest, params, kernels), 1.0
     else:
         candidates = _likely_enough(scores, greatest, params, softmax)
-    if top_p < 1.0:
-        candidates = candidates.at(_nucleus(candidates, top_p))
+    if params.top_p < 1.0:
+        candidates = candidates.at(_nucleus(candidates, params.top_p))
     if params.min_p > 0.0:  # the likeliest token, whose weight is 1, is still there
         likely = candidates.weights >= np.float32(params.min_p)
         candidates = candidates.at(np.flatnonzero(likely))
@@ -177,29 +168,6 @@ def _kth_greatest(values: NDArray[np.float32], k: int) -> np.float32:
     return kth
 
 
-def _nucleus_of_all(
-    scores: NDArray[np.float32],
-    greatest: np.float32,
-    params: SamplingParams,
-    kernels: VocabularyKernels,
-) -> Candidates:
-    """The nucleus of the whole vocabulary, with NumPy's weights for the tokens in question only."""
-    temperature = params.temperature
-    *masses, total = kernels.weights_above(scores, float(greatest), temperature)
-    target = params.top_p * total
-    enough = (
-        edge
-        for edge, m in zip(kernels.edges, masses, strict=True)
-        if m > target + _ROUNDING * total
-    )
-    least = max(math.log(_least_likely(params.top_p, total, len(scores))), next(enough, -math.inf))
-    least -= _ROUNDING * (1 - least)
-    threshold = max(float(greatest) + temperature * least, _LOWEST)
-    token_ids = kernels.at_least(scores, float(np.nextafter(np.float32(threshold), -np.inf)))
-    candidates = Candidates.of(scores[token_ids], greatest, temperature, token_ids)
-    return candidates.at(_heaviest(candidates.weights, target))
-
-
 def _nucleus(candidates: Candidates, top_p: float) -> NDArray[np.intp]:
     """The nucleus: indices of the fewest greatest weights that hold top_p (arXiv:1904.09751).
 
@@ -207,13 +175,9 @@ def _nucleus(candidates: Candidates, top_p: float) -> NDArray[np.intp]:
     on how the set was found.
     """
     likely = _likely(candidates, top_p)
-    return likely[_heaviest(candidates.weights[likely], top_p * candidates.total)]
-
-
-def _heaviest(weights: NDArray[np.float32], target: float) -> NDArray[np.intp]:
-    """The indices of the fewest greatest weights that sum up to a target, ascending."""
+    weights = candidates.weights[likely]
     keys = _BITS_OF_ONE - weights.view(np.uint32)
-    return np.sort(_smallest_set(keys, weights, target))
+    return np.sort(likely[_smallest_set(keys, weights, top_p * candidates.total)])
 
 
 def _least_likely(share: float, total: float, num_tokens: int) -> float:

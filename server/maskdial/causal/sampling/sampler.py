@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from maskdial.causal.events import PromptLogprob
 from maskdial.causal.sampling.candidates import Candidates, greatest_k, narrow
+from maskdial.causal.sampling.params import SamplingParams
 from maskdial.causal.sampling.philox import Philox
 from maskdial.causal.sampling.processors import process
 from maskdial.causal.sequence import Sequence
@@ -113,12 +114,32 @@ class Sampler:
             token_id = best
         else:
             known = softmax if isinstance(softmax, Candidates) and scores is logits else None
-            candidates = narrow(scores, scores[best], params, known, self._kernels)
-            token_id = candidates.pick(self._random.uniform(sequence.seed, sequence.num_generated))
+            u = self._random.uniform(sequence.seed, sequence.num_generated)
+            token_id = self._draw(scores, scores[best], params, u, known)
         top: tuple[tuple[int, float], ...] = ()
         if params.top_n_tokens:
             top = _top(logits, softmax, params.top_n_tokens, self._kernels)
         return Sample(token_id, softmax.logprob(token_id), top)
+
+    def _draw(
+        self,
+        scores: NDArray[np.float32],
+        greatest: np.float32,
+        params: SamplingParams,
+        u: float,
+        known: Candidates | None,
+    ) -> int:
+        if self._kernels is None or params.typical_p < 1.0:
+            return narrow(scores, greatest, params, known).pick(u)
+        return self._kernels.draw(
+            scores,
+            float(greatest),
+            u,
+            temperature=params.temperature,
+            top_k=params.top_k,
+            top_p=params.top_p,
+            min_p=params.min_p,
+        )
 
     def _score(
         self, logits: NDArray[np.float32], sequence: Sequence, most_likely: int

@@ -1,6 +1,7 @@
 // What ONNX Runtime looks for in a library of operators, and what the sampler calls.
 #include "add_norm.h"
 #include "attention.h"
+#include "drawing.h"
 #include "linear.h"
 #include "masked_attention.h"
 #include "packing.h"
@@ -35,25 +36,15 @@ EXPORTED void maskdial_summarize(const Processor* processor, const float* scores
   }
 }
 
-// How many edges there are, and these.
-EXPORTED size_t maskdial_weight_edges(const float** edges) {
-  *edges = kWeightEdge;
-  return kWeightEdges;
-}
-
-EXPORTED void maskdial_sum_weights(const Processor* processor, const float* scores, size_t size,
-                                   float peak, float factor, double* totals) {
-  processor->sum_weights(scores, size, peak, factor, totals);
-}
-
-EXPORTED size_t maskdial_find_at_least(const Processor* processor, const float* scores, size_t size,
-                                       float threshold, int64_t* out) {
-  return processor->find_at_least(scores, size, threshold, out);
-}
-
 EXPORTED size_t maskdial_find_greatest(const Processor* processor, const float* scores, size_t size,
                                        size_t k, int64_t* out) {
   return find_greatest(*processor, scores, size, k, out);
+}
+
+EXPORTED int64_t maskdial_draw(const Processor* processor, const float* scores, size_t size, float peak,
+                               float temperature, size_t top_k, double top_p, float min_p, double share,
+                               float* weights, int64_t* room) {
+  return draw(*processor, scores, size, {peak, temperature, top_k, top_p, min_p, share}, weights, room);
 }
 
 EXPORTED OrtStatus* RegisterCustomOps(OrtSessionOptions* options, const OrtApiBase* base) {

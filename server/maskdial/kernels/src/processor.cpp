@@ -40,6 +40,8 @@ const Processor JOIN(processor_, ISA) = {
     .add_rms_norm = add_rms_norm,
     .summarize = summarize,
     .find_peak = find_peak,
-    .sum_weights = sum_weights,
+    .weigh = weigh,
+    .sum_above = sum_above,
     .find_at_least = find_at_least,
+    .find_between = find_between,
 };

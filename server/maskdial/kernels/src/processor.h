@@ -191,9 +191,8 @@ struct RowSummary {
   double total;  // 0 if the peak is not finite
 };
 
-// Logarithms of weights above which they are added up.
-constexpr size_t kWeightEdges = 4;
-constexpr float kWeightEdge[kWeightEdges] = {-2, -4, -7, -11};
+// Sums of floats are short: weights are added up in blocks of this many, and the blocks as doubles.
+constexpr size_t kSumBlock = 512;
 
 struct Processor {
   const char* name;
@@ -259,13 +258,19 @@ struct Processor {
   // The greatest score; those that are not numbers do not count.
   float (*find_peak)(const float* scores, size_t size);
 
-  // The weight of a score is e to the power of its distance from the peak times a factor. Writes the
-  // sums of the weights with logarithms above each edge, and then that of all.
-  void (*sum_weights)(const float* scores, size_t size, float peak, float factor, double* totals);
+  // The weight of a score is e to the power of its distance from the peak times a factor, or 0 if that
+  // is less than 1e-37. Writes the weights, perhaps over the scores, and the sum of each kSumBlock of
+  // them; returns the sum of all.
+  double (*weigh)(const float* scores, size_t size, float peak, float factor, float* weights,
+                  double* sums);
 
-  // Writes the indices of the scores that reach a threshold, ascending, and returns how many those
-  // are. There is room for all.
+  // The sum of the weights above a floor. Writes those of blocks, too, unless `sums` is null.
+  double (*sum_above)(const float* weights, size_t size, float floor, double* sums);
+
+  // Write the indices of the scores that reach a threshold, or that are above a floor and at most the
+  // ceiling, ascending, and return how many those are. There is room for all.
   size_t (*find_at_least)(const float* scores, size_t size, float threshold, int64_t* out);
+  size_t (*find_between)(const float* scores, size_t size, float floor, float ceiling, int64_t* out);
 };
 
 // The best one that this machine supports, or the one named by MASKDIAL_KERNELS_ISA; null if this

@@ -8,8 +8,6 @@
 
 namespace {
 
-// Sums of floats are short; those of blocks are added up as doubles.
-constexpr size_t kSumBlock = 512;
 constexpr float kLeast = -INFINITY;
 
 inline size_t smaller(size_t a, size_t b) { return a < b ? a : b; }
@@ -32,47 +30,56 @@ float find_peak(const float* scores, size_t size) {
   return peak;
 }
 
-// Adds up weights, those of blocks as doubles: of all scores and, if kEdges is kWeightEdges, of those
-// above each edge.
-template <size_t kEdges>
-void sum_blocks(const float* scores, size_t size, float peak, float factor, double* totals) {
+// Adds up weight(scores), floats, in blocks of kSumBlock, and stores the weights unless `weights` is
+// null. What is left of a vector has scores of -inf.
+template <typename Weight>
+double add_up(const float* scores, size_t size, float* weights, double* sums, Weight weight) {
   constexpr size_t kVectors = kLanes / kWidth;
-  const Floats peaks = splat(peak), factors = splat(factor), zero = splat(0.0f);
-  for (size_t j = 0; j <= kEdges; ++j) totals[j] = 0.0;
+  double total = 0.0;
   for (size_t start = 0; start < size; start += kSumBlock) {
     const size_t end = smaller(start + kSumBlock, size);
-    Floats sums[kEdges + 1][kVectors];
-    UNROLL for (size_t j = 0; j <= kEdges; ++j) {
-      UNROLL for (size_t v = 0; v < kVectors; ++v) sums[j][v] = zero;
-    }
-    const auto add_weights = [&](const float* from) {
+    Floats parts[kVectors];
+    UNROLL for (size_t v = 0; v < kVectors; ++v) parts[v] = splat(0.0f);
+    const auto add_some = [&](const float* from, float* to) {
       UNROLL for (size_t v = 0; v < kVectors; ++v) {
-        const Floats log = mul(sub(load(from + v * kWidth), peaks), factors);
-        const Floats weight = exponential(log);
-        UNROLL for (size_t j = 0; j < kEdges; ++j) {
-          const Floats above = select_above(log, splat(kWeightEdge[j]), weight, zero);
-          sums[j][v] = add(sums[j][v], above);
-        }
-        sums[kEdges][v] = add(sums[kEdges][v], weight);
+        const Floats some = weight(load(from + v * kWidth));
+        if (to != nullptr) store(to + v * kWidth, some);
+        parts[v] = add(parts[v], some);
       }
     };
     size_t i = start;
-    for (; i + kLanes <= end; i += kLanes) add_weights(scores + i);
+    for (; i + kLanes <= end; i += kLanes) {
+      add_some(scores + i, weights == nullptr ? nullptr : weights + i);
+    }
     float lanes[kLanes];
     if (i < end) {
       for (float& lane : lanes) lane = kLeast;
       std::memcpy(lanes, scores + i, (end - i) * sizeof(float));
-      add_weights(lanes);
+      add_some(lanes, lanes);
+      if (weights != nullptr) std::memcpy(weights + i, lanes, (end - i) * sizeof(float));
     }
-    UNROLL for (size_t j = 0; j <= kEdges; ++j) {
-      UNROLL for (size_t v = 0; v < kVectors; ++v) store(lanes + v * kWidth, sums[j][v]);
-      for (float lane : lanes) totals[j] += static_cast<double>(lane);
-    }
+    UNROLL for (size_t v = 0; v < kVectors; ++v) store(lanes + v * kWidth, parts[v]);
+    double sum = 0.0;
+    for (float lane : lanes) sum += static_cast<double>(lane);
+    if (sums != nullptr) sums[start / kSumBlock] = sum;
+    total += sum;
   }
+  return total;
 }
 
-void sum_weights(const float* scores, size_t size, float peak, float factor, double* totals) {
-  sum_blocks<kWeightEdges>(scores, size, peak, factor, totals);
+double weigh(const float* scores, size_t size, float peak, float factor, float* weights,
+             double* sums) {
+  const Floats peaks = splat(peak), factors = splat(factor), zero = splat(0.0f);
+  return add_up(scores, size, weights, sums, [&](Floats some) {
+    const Floats log = mul(sub(some, peaks), factors);
+    return select_above(log, splat(kLeastExponent), exponential(log), zero);
+  });
+}
+
+double sum_above(const float* weights, size_t size, float floor, double* sums) {
+  const Floats floors = splat(floor), zero = splat(0.0f);
+  return add_up(weights, size, nullptr, sums,
+                [&](Floats some) { return select_above(some, floors, some, zero); });
 }
 
 RowSummary summarize(const float* scores, size_t size) {
@@ -99,21 +106,37 @@ RowSummary summarize(const float* scores, size_t size) {
   }
   while (scores[best] != peak) ++best;
   double total = 0.0;
-  if (peak - peak == 0.0f) sum_blocks<0>(scores, size, peak, 1.0f, &total);
+  if (peak - peak == 0.0f) {
+    const Floats peaks = splat(peak);
+    const auto weight = [&](Floats some) { return exponential(sub(some, peaks)); };
+    total = add_up(scores, size, nullptr, nullptr, weight);
+  }
   return {static_cast<int64_t>(best), peak, total};
 }
 
-size_t find_at_least(const float* scores, size_t size, float threshold, int64_t* out) {
+// Writes the indices of the lanes that are set in chosen(scores), ascending.
+template <typename Chosen>
+size_t find(const float* scores, size_t size, int64_t* out, Chosen chosen) {
   size_t found = 0;
-  for (size_t start = 0; start < size; start += kScoreBlock) {
-    const size_t end = smaller(start + kScoreBlock, size);
-    if (!(find_peak(scores + start, end - start) >= threshold)) continue;
-    for (size_t i = start; i < end; ++i) {
-      out[found] = static_cast<int64_t>(i);
-      found += scores[i] >= threshold;
+  for_each_vector(size, [&](size_t i, size_t left) {
+    uint32_t lanes = chosen(load_some(scores + i, left)) & ((1u << left) - 1);
+    for (; lanes != 0; lanes &= lanes - 1) {
+      out[found++] = static_cast<int64_t>(i + static_cast<size_t>(__builtin_ctz(lanes)));
     }
-  }
+  });
   return found;
+}
+
+size_t find_at_least(const float* scores, size_t size, float threshold, int64_t* out) {
+  const Floats thresholds = splat(threshold);
+  return find(scores, size, out, [&](Floats some) { return lanes_at_least(some, thresholds); });
+}
+
+size_t find_between(const float* scores, size_t size, float floor, float ceiling, int64_t* out) {
+  const Floats floors = splat(floor), ceilings = splat(ceiling);
+  return find(scores, size, out, [&](Floats some) {
+    return lanes_at_least(ceilings, some) & ~lanes_at_least(floors, some);
+  });
 }
 
 }  // namespace

@@ -47,10 +47,13 @@ void cache_head(const float* head, size_t head_size, int8_t* out) {
   std::memcpy(out, &header, sizeof(header));
 }
 
-// e to the power of x <= 0; below -87, where floats end, as for -87. The polynomial is that of
-// Cephes' expf, exact to a bit or two.
+// The powers of e below this exponent are no floats.
+constexpr float kLeastExponent = -87.0f;
+
+// e to the power of x <= 0; below the least exponent, as for that. The polynomial is that of Cephes'
+// expf, exact to a bit or two.
 inline Floats exponential(Floats x) {
-  x = max(x, splat(-87.0f));
+  x = max(x, splat(kLeastExponent));
   const Floats n = round(mul(x, splat(1.44269504088896341f)));
   Floats r = fma(n, splat(-0.693359375f), x);
   r = fma(n, splat(2.12194440e-4f), r);

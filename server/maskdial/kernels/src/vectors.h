@@ -54,6 +54,8 @@ inline Floats select_above(Floats x, Floats y, Floats a, Floats b) {
 inline Floats with_sign_of(Floats v, Floats sign) {
   return _mm512_or_ps(v, _mm512_and_ps(sign, _mm512_set1_ps(-0.0f)));
 }
+// A bit for each lane, the first one the lowest: whether a >= b.
+inline uint32_t lanes_at_least(Floats a, Floats b) { return _mm512_cmp_ps_mask(a, b, _CMP_GE_OQ); }
 inline bool all_below(Floats a, Floats b) {
   return _mm512_cmp_ps_mask(a, b, _CMP_LT_OQ) == 0xffff;
 }
@@ -146,6 +148,9 @@ inline Floats select_above(Floats x, Floats y, Floats a, Floats b) {
 }
 inline Floats with_sign_of(Floats v, Floats sign) {
   return _mm256_or_ps(v, _mm256_and_ps(sign, _mm256_set1_ps(-0.0f)));
+}
+inline uint32_t lanes_at_least(Floats a, Floats b) {
+  return static_cast<uint32_t>(_mm256_movemask_ps(_mm256_cmp_ps(a, b, _CMP_GE_OQ)));
 }
 inline bool all_below(Floats a, Floats b) {
   return _mm256_movemask_ps(_mm256_cmp_ps(a, b, _CMP_LT_OQ)) == 0xff;
@@ -283,6 +288,10 @@ inline Floats select_above(Floats x, Floats y, Floats a, Floats b) {
 inline Floats with_sign_of(Floats v, Floats sign) {
   return vbslq_f32(vdupq_n_u32(0x80000000), sign, v);
 }
+inline uint32_t lanes_at_least(Floats a, Floats b) {
+  const uint32_t bits[kWidth] = {1, 2, 4, 8};
+  return vaddvq_u32(vandq_u32(vcgeq_f32(a, b), vld1q_u32(bits)));
+}
 inline bool all_below(Floats a, Floats b) { return vminvq_u32(vcltq_f32(a, b)) != 0; }
 inline float largest_lane(Floats v) { return vmaxvq_f32(v); }
 inline float sum_of_lanes(Floats v) {
@@ -368,6 +377,7 @@ inline Floats times_power_of_two(Floats v, Floats exponents) {
 }
 inline Floats select_above(Floats x, Floats y, Floats a, Floats b) { return x > y ? a : b; }
 inline Floats with_sign_of(Floats v, Floats sign) { return std::copysign(v, sign); }
+inline uint32_t lanes_at_least(Floats a, Floats b) { return a >= b; }
 inline bool all_below(Floats a, Floats b) { return a < b; }
 inline float largest_lane(Floats v) { return v; }
 inline float sum_of_lanes(Floats v) { return v; }
