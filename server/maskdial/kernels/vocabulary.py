@@ -19,7 +19,6 @@ class VocabularyKernels:
     Args:
         library: the file of the kernels.
         vocab_size: the length of the rows, at least 1.
-
     """
 
     def __init__(self, library: Path, vocab_size: int) -> None:
