@@ -180,8 +180,7 @@ struct FullQueries {
   }
 };
 
-// Scores over a vocabulary are searched in blocks of this many: those whose greatest one is too small
-// are skipped.
+// The greatest scores of a vocabulary are looked for in blocks of this many, by each one's greatest.
 constexpr size_t kScoreBlock = 128;
 
 // The first greatest score of a row, and the sum of e to the power of each one's distance from it.
