@@ -1,4 +1,4 @@
-"""The library of kernels, built once for all test processes, and graphs of one operator."""
+"""The library of kernels, installed or built once for all processes, and graphs of one operator."""
 
 import os
 from collections.abc import Callable
@@ -52,6 +52,9 @@ def fma(a: NDArray[Any], b: NDArray[Any], c: NDArray[Any]) -> NDArray[np.float32
 def kernels(tmp_path_factory: pytest.TempPathFactory) -> Kernels:
     if os.environ.get(LIBRARY):
         return Kernels.load(Path(os.environ[LIBRARY]))
+    installed = library_path()  # named by its sources
+    if installed.exists():
+        return Kernels.load(installed)
     folder = tmp_path_factory.getbasetemp()
     if "PYTEST_XDIST_WORKER" in os.environ:
         folder = folder.parent
