@@ -12,7 +12,7 @@ _FLOAT, _DOUBLE = ctypes.c_float, ctypes.c_double
 
 
 class VocabularyKernels:
-    """Passes over rows of logits that take a third of the time of NumPy's. Not thread-safe.
+    """Passes over rows of logits in a third of NumPy's time, or less. Not thread-safe.
 
     All instruction sets give the same bits, and a row's results depend on that row only.
 
@@ -22,7 +22,7 @@ class VocabularyKernels:
     """
 
     def __init__(self, library: Path, vocab_size: int) -> None:
-        # Keeps the GIL: a pass over a row takes some 20 microseconds, and another thread that has
+        # Keeps the GIL: a row takes 10 to 100 microseconds, and another thread that has
         # meanwhile taken the lock gives it back after 5 milliseconds at the latest.
         loaded = ctypes.PyDLL(str(library))
         self._processor = _function(loaded, "processor", _POINTER)()
