@@ -79,7 +79,7 @@ test-sanitized: $(FOR_TESTING)
 	rm -rf $(SANITIZED) && mkdir -p $(SANITIZED)
 	CXX=g++ $(BIN)/python -m maskdial.kernels build --sanitize --output $(SANITIZED)
 	LD_PRELOAD="$$(g++ -print-file-name=libasan.so) $$(g++ -print-file-name=libubsan.so)" \
-		ASAN_OPTIONS=detect_leaks=0 PYTHONMALLOC=malloc MASKDIAL_TEST_KERNELS=$$(ls $(SANITIZED)/*.so) \
+		ASAN_OPTIONS=detect_leaks=0 PYTHONMALLOC=malloc TESTS_KERNELS=$$(ls $(SANITIZED)/*.so) \
 		$(BIN)/python -m pytest tests/kernels $(ARGS)
 
 coverage: $(DEV)

@@ -5,6 +5,7 @@ import sys
 from typing import Any
 
 from maskdial_client import Client, MaskdialClientError
+from maskdial_client.terminal import printable
 
 _COMMANDS = "/reset starts over, /system TEXT sets the system prompt, /quit exits"
 
@@ -88,7 +89,7 @@ class Chat:
                     # Recorded first, since Ctrl-C may interrupt the printing.
                     text += event.text
                     details = event.details
-                    print(event.text, end="", flush=True)
+                    print(printable(event.text, keep="\n\t"), end="", flush=True)
         except KeyboardInterrupt:
             stopped = True
         except MaskdialClientError:
@@ -105,4 +106,4 @@ class Chat:
 
 
 def _say(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)
+    print(printable(text), file=sys.stderr, flush=True)

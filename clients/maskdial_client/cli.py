@@ -22,6 +22,7 @@ from maskdial_client import (
     TextScore,
 )
 from maskdial_client.chat import Chat
+from maskdial_client.terminal import printable, printable_json
 from maskdial_client.transport import DEFAULT_URL
 
 T = TypeVar("T")
@@ -146,7 +147,7 @@ def run_generate(args: argparse.Namespace) -> int:
         elif args.json:
             _print_json(client.generate(prompt, details=True, **parameters))
         else:
-            print(client.generate(prompt, **parameters).generated_text)
+            print(printable(client.generate(prompt, **parameters).generated_text, keep="\n\t"))
 
     return _run(args, command)
 
@@ -267,7 +268,7 @@ def _run(args: argparse.Namespace, command: Callable[[Client], None]) -> int:
         # Flush here, where BrokenPipeError can still be caught.
         sys.stdout.flush()
     except (MaskdialClientError, ValueError) as error:
-        print(f"maskdial: {error}", file=sys.stderr)
+        print(f"maskdial: {printable(str(error))}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         return 130
@@ -295,7 +296,7 @@ def _print_results(
         return
     for text, result in zip(texts, results, strict=True):
         if len(texts) > 1:
-            print(text)
+            print(printable(text))
         print_one(result)
 
 
@@ -303,22 +304,24 @@ def _print_fills(result: FillMaskResult) -> None:
     for number, fills in enumerate(result.masks, start=1):
         if len(result.masks) > 1:
             print(f"mask {number}")
-        width = max(len(fill.token_str) for fill in fills)
-        for fill in fills:
-            print(f"{fill.score:8.4f}  {fill.token_str:<{width}}  {fill.sequence}")
+        tokens = [printable(fill.token_str) for fill in fills]
+        width = max(map(len, tokens))
+        for fill, token in zip(fills, tokens, strict=True):
+            print(f"{fill.score:8.4f}  {token:<{width}}  {printable(fill.sequence)}")
 
 
 def _print_labels(result: Classification) -> None:
     for item in result.labels:
-        print(f"{item.score:8.4f}  {item.label}")
+        print(f"{item.score:8.4f}  {printable(item.label)}")
 
 
 def _print_score(result: TextScore) -> None:
     for token in result.tokens:
         logprob = "-" if token.logprob is None else f"{token.logprob:.4f}"
-        print(f"{logprob:>9}  {token.text}")
+        print(f"{logprob:>9}  {printable(token.text)}")
     perplexity = "-" if result.perplexity is None else f"{result.perplexity:.4g}"
-    print(f"{result.log_likelihood:9.4f}  in total, {result.method}; perplexity {perplexity}")
+    method = printable(result.method)
+    print(f"{result.log_likelihood:9.4f}  in total, {method}; perplexity {perplexity}")
 
 
 def _print_stream(
@@ -328,7 +331,10 @@ def _print_stream(
     try:
         with client.stream(prompt, **parameters) as stream:
             for event in stream:
-                text = json.dumps(dataclasses.asdict(event)) + "\n" if as_json else event.text
+                if as_json:
+                    text = printable_json(json.dumps(dataclasses.asdict(event)) + "\n")
+                else:
+                    text = printable(event.text, keep="\n\t")
                 print(text, end="", flush=True)
                 line_open = not as_json
     except MaskdialClientError:
@@ -341,4 +347,5 @@ def _print_stream(
 
 def _print_json(result: Any) -> None:
     # json calls its default hook for each dataclass, however deeply nested in lists.
-    print(json.dumps(result, default=dataclasses.asdict, ensure_ascii=False, indent=2))
+    text = json.dumps(result, default=dataclasses.asdict, ensure_ascii=False, indent=2)
+    print(printable_json(text))

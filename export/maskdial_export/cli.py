@@ -7,10 +7,11 @@ from pathlib import Path
 
 from rich.console import Console
 
-from maskdial.errors import MaskdialError
+from maskdial.errors import MaskdialError, printable
 from maskdial.models.bundle import Manifest, read_manifests
 from maskdial_export.export import MASKS, PRECISIONS, TASKS, TOLERANCE, export
 from maskdial_export.length import LONGEST
+from maskdial_export.phase import say
 from maskdial_export.quality import MAX_LOSS, Gate
 
 __all__ = ["add_arguments", "export", "run"]
@@ -185,12 +186,12 @@ def run(args: argparse.Namespace) -> int:
             console=console,
         )
     except MaskdialError as error:
-        print(f"maskdial export: {error.message}", file=sys.stderr)
+        print(f"maskdial export: {printable(error.message)}", file=sys.stderr)
         return 1
     finally:
         signal.signal(signal.SIGTERM, previous)
     for manifest in read_manifests(args.dest.name, args.dest):
-        console.print(f"{args.dest}: {_summary(manifest)}", highlight=False, soft_wrap=True)
+        say(console, f"{args.dest}: {_summary(manifest)}")
     return 0
 
 

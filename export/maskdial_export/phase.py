@@ -6,6 +6,8 @@ from contextlib import contextmanager
 
 from rich.console import Console
 
+from maskdial.errors import printable
+
 _WIDTH = 24
 
 Progress = Callable[[int, int, str], None]
@@ -31,4 +33,9 @@ def phase(console: Console, name: str) -> Iterator[Progress]:
 
 def finding(console: Console, text: str) -> None:
     """Prints a result below its phase."""
-    console.print(f"  {text}", highlight=False, soft_wrap=True)
+    say(console, f"  {text}")
+
+
+def say(console: Console, text: str) -> None:
+    """Prints a line that may have words of the checkpoint: they are no markup, no commands."""
+    console.print(printable(text), highlight=False, markup=False, soft_wrap=True)

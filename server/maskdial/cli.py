@@ -1,25 +1,32 @@
 """The `maskdial` command."""
 
 import argparse
+import difflib
 import json
 import os
+import re
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, get_args
-
-from rich.console import Console
-from rich.markup import escape
-from rich.table import Table
+from typing import TYPE_CHECKING, Any, get_args
 
 import maskdial
-from maskdial import logs
-from maskdial.config import Config, default_text, load_config
-from maskdial.errors import ConfigError, MaskdialError
-from maskdial.models.bundle import Bundle, load_bundles
-from maskdial_client import cli as client_cli
+from maskdial import health, logs, settings
+from maskdial.config import SETTINGS, Config, default_text, load_config, repeated
+from maskdial.errors import ConfigError, MaskdialError, printable
+
+if TYPE_CHECKING:
+    from maskdial.models.bundle import Bundle
 
 Command = Callable[[argparse.Namespace], int]
+
+_CLIENT_COMMANDS = {
+    "fill": "fill the masks of a text",
+    "classify": "classify a text",
+    "score": "score a text's likelihood",
+    "generate": "continue a prompt",
+    "chat": "chat with a model",
+}
 
 _METAVARS = {
     "model_dir": "DIR",
@@ -33,34 +40,53 @@ _METAVARS = {
     "metrics_key": "KEY",
     "otlp_endpoint": "URL",
 }
-_REPEATED = {
-    "models": ("--model", "NAME=PATH"),
-    "api_keys": ("--api-key", "KEY"),
-    "cors_allow_origins": ("--cors-allow-origin", "ORIGIN"),
-}
-"""Flags that may be repeated, by the setting that has all their values."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs a command line and returns its exit code."""
     arguments = sys.argv[1:] if arguments is None else arguments
     try:
-        parser = _parser(arguments[0] if arguments else "")
-        options = parser.parse_args(arguments)
+        options = _parser(arguments[0] if arguments else "").parse_args(arguments)
         command: Command = options.command
         return command(options)
     except MaskdialError as error:
-        print(f"maskdial: {error.message}", file=sys.stderr)
+        print(f"maskdial: {printable(error.message)}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         print("maskdial: interrupted", file=sys.stderr)
         return 130
 
 
+class _Parser(argparse.ArgumentParser):
+    """Takes whole names of flags only, and never repeats a value.
+
+    argparse shows all arguments that it does not know: ``--api-keys KEY`` with the key.
+    """
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options, allow_abbrev=False)
+
+    def parse_known_args(  # type: ignore[override]
+        self, args: Sequence[str] | None = None, namespace: argparse.Namespace | None = None
+    ) -> tuple[argparse.Namespace, list[str]]:
+        """Parses all arguments; ends the process with 2 if some are unknown."""
+        options, unknown = super().parse_known_args(args, namespace)
+        if unknown:
+            flag = unknown[0].partition("=")[0]
+            if not re.fullmatch(r"--[a-z][a-z-]*", flag):
+                self.error("there are more arguments than the command takes; see --help")
+            near = difflib.get_close_matches(flag, self._option_string_actions, 1)
+            hint = f"did you mean {near[0]}?" if near else "see --help"
+            self.error(f"there is no flag {flag}; {hint}")
+        return options, unknown
+
+
 def _parser(chosen: str) -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="maskdial", description="Serves masked and causal language models."
-    )
+    """The parser of all commands; the chosen one has its arguments.
+
+    Those of the others may need packages that are not installed, or slow to import.
+    """
+    parser = _Parser(prog="maskdial", description="Serves masked and causal language models.")
     parser.add_argument("--version", action="version", version=maskdial.__version__)
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
 
@@ -70,9 +96,10 @@ def _parser(chosen: str) -> argparse.ArgumentParser:
         return command
 
     _add_serve_arguments(add("serve", "start the server", _serve))
+    health = add("health", "ask the server on this machine whether it is ready", _health)
+    _add_health_arguments(health)
     export = add("export", "export a Hugging Face checkpoint to a bundle", _export)
     if chosen == "export":
-        # Its arguments are the exporter's own, which a serving installation does not carry.
         _add_export_arguments(export)
     ray = add("ray", "serve from the replicas of a Ray cluster", _ray)
     if chosen == "ray":
@@ -85,72 +112,105 @@ def _parser(chosen: str) -> argparse.ArgumentParser:
         help="print the manifest as JSON, a list for a bundle with two; tool_format and "
         "thinking_marks are those that the server uses",
     )
-    client_cli.add_fill_arguments(
-        add("fill", "fill the masks of a text (needs a running server)", client_cli.run_fill)
-    )
-    client_cli.add_classify_arguments(
-        add("classify", "classify a text (needs a running server)", client_cli.run_classify)
-    )
-    client_cli.add_score_arguments(
-        add("score", "score a text's likelihood (needs a running server)", client_cli.run_score)
-    )
-    client_cli.add_generate_arguments(
-        add("generate", "continue a prompt (needs a running server)", client_cli.run_generate)
-    )
-    client_cli.add_chat_arguments(
-        add("chat", "chat with a model (needs a running server)", client_cli.run_chat)
-    )
+    for name, help_ in _CLIENT_COMMANDS.items():
+        help_ = f"{help_} (needs a running server)"
+        client = commands.add_parser(name, help=help_, description=help_[0].upper() + help_[1:])
+        if chosen == name:
+            _add_client_arguments(name, client)
     return parser
 
 
 def _add_serve_arguments(parser: argparse.ArgumentParser) -> None:
     """One flag for each field of `Config`, described by the field."""
     parser.epilog = (
-        "Each flag is also an environment variable (MASKDIAL_PORT) and a key of the TOML file "
-        "(port). Flags override variables, variables override the file."
+        "Each flag is also an environment variable (--api-key: MASKDIAL_API_KEY) and a key of the "
+        "TOML file (api_key). Flags override variables, variables override the file. Flags that "
+        "may be repeated are a list in the file (model: a table), and separated by commas in the "
+        "variable. Empty values and unknown names are errors."
     )
     parser.add_argument(
         "--config", type=Path, metavar="FILE", help="TOML file with any of these settings"
     )
-    for name, field in Config.model_fields.items():
-        if name in _REPEATED:
-            flag, metavar = _REPEATED[name]
-            parser.add_argument(
-                flag,
-                dest=name,
-                action="append",
-                metavar=metavar,
-                default=argparse.SUPPRESS,
-                help=f"{field.description}; may be repeated",
-            )
-            continue
-        options: dict[str, Any] = {"action": "store"}
-        if field.annotation in (int, float, int | None, float | None):
+    for name, field_name in SETTINGS.items():
+        field = Config.model_fields[field_name]
+        options: dict[str, Any] = {"action": _Once}
+        help_ = f"{field.description} (default: {default_text(field_name)})"
+        if (mark := repeated(field_name)) is not None:
+            options = {"action": "append", "metavar": mark.metavar}
+            help_ = f"{field.description}; may be repeated"
+        elif field.annotation in (int, float, int | None, float | None):
             options["metavar"] = "N"
         elif name in _METAVARS:
             options["metavar"] = _METAVARS[name]
         elif choices := get_args(field.annotation):
             options["metavar"] = "|".join(map(str, choices))
         parser.add_argument(
-            "--" + name.replace("_", "-"),
-            dest=name,
-            default=argparse.SUPPRESS,
-            help=f"{field.description} (default: {default_text(name)})",
-            **options,
+            settings.flag(name), dest=name, default=argparse.SUPPRESS, help=help_, **options
         )
+
+
+class _Once(argparse.Action):
+    """Stores the value of a flag that is given once: a second one would silently replace it."""
+
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: object,
+        option_string: str | None = None,
+    ) -> None:
+        if hasattr(namespace, self.dest):
+            parser.error(f"{option_string} is given twice")
+        setattr(namespace, self.dest, values)
+
+
+def given_settings(options: argparse.Namespace) -> dict[str, Any]:
+    """The settings among the options of a command line, by name."""
+    return {name: value for name, value in vars(options).items() if name in SETTINGS}
 
 
 def _serve(options: argparse.Namespace) -> int:
     from maskdial.http.server import Server  # the other commands start faster without it
 
-    flags = {name: value for name, value in vars(options).items() if name in Config.model_fields}
-    config = load_config(flags, options.config)
+    config = load_config(given_settings(options), options.config)
     logs.configure(config.log_level, config.log_format)
     server = Server(config, ends_process=True)
     server.run()
     if server.failure is not None or not server.started:
         return 1
     return 0
+
+
+def _add_health_arguments(parser: argparse.ArgumentParser) -> None:
+    _add_serve_arguments(parser)
+    parser.epilog = (
+        "It takes the flags, variables and file of 'maskdial serve', and asks where these have the "
+        "server listen. Exit status 0: it is ready; 1: it is not."
+    )
+    parser.add_argument(
+        "--pid",
+        type=int,
+        metavar="N",
+        help="take the flags from the command line of this process (Linux), as in a container, "
+        "where the server is process 1",
+    )
+
+
+def _health(options: argparse.Namespace) -> int:
+    flags, file = given_settings(options), options.config
+    if options.pid is not None:
+        server = _parser("serve").parse_args(["serve", *health.arguments_of(options.pid)])
+        flags, file = given_settings(server) | flags, file or server.config
+    health.check(load_config(flags, file))
+    print("ready")
+    return 0
+
+
+def _add_client_arguments(name: str, parser: argparse.ArgumentParser) -> None:
+    import maskdial_client.cli  # it needs httpx, which takes longer to import than all else here
+
+    getattr(maskdial_client.cli, f"add_{name}_arguments")(parser)
+    parser.set_defaults(command=getattr(maskdial_client.cli, f"run_{name}"))
 
 
 def _add_export_arguments(parser: argparse.ArgumentParser) -> None:
@@ -187,19 +247,27 @@ def _export(options: argparse.Namespace) -> int:
 
 
 def _inspect(options: argparse.Namespace) -> int:
+    # The other commands start faster without them.
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    from maskdial.models.bundle import load_bundles
+
     bundles = load_bundles(options.bundle.name, options.bundle)
     manifests = [
         {**bundle.manifest.model_dump(mode="json"), **_replies(bundle)} for bundle in bundles
     ]
     if options.json:
-        print(json.dumps(manifests if len(manifests) > 1 else manifests[0], indent=2))
+        text = json.dumps(manifests if len(manifests) > 1 else manifests[0], indent=2)
+        print(text.replace("\x7f", "\\u007f"))  # the only control character that json leaves
         return 0
     for manifest in manifests:
         table = Table(show_header=False, box=None)
         for key, value in manifest.items():
             if key not in ("golden", "files"):
                 text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-                table.add_row(key, escape(text))
+                table.add_row(key, Text(printable(text)))
         size = sum((options.bundle / name).stat().st_size for name in manifest["files"])
         files = f"{size / 1e6:.1f} MB in {len(manifest['files'])} files, hashes verified"
         table.add_row("size", files)
@@ -207,7 +275,7 @@ def _inspect(options: argparse.Namespace) -> int:
     return 0
 
 
-def _replies(bundle: Bundle) -> dict[str, Any]:
+def _replies(bundle: "Bundle") -> dict[str, Any]:
     """How a causal model writes tool calls and reasoning, as the server derives it."""
     if bundle.manifest.family != "causal":
         return {}

@@ -1,11 +1,11 @@
-"""Config: every setting of the server, from flags, MASKDIAL_* variables and a TOML file.
+"""Config: every setting of the server, with its limits, its default and its help.
 
-Flags override variables, variables override the file, the file overrides the defaults. A Config is
-validated when it is created and immutable afterwards.
+A Config is validated when it is created and immutable afterwards. `load_config` makes one from
+flags, MASKDIAL_* variables and a TOML file.
 """
 
-import json
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
@@ -13,6 +13,8 @@ from typing import Annotated, Any, Literal, Self
 import pydantic
 from pydantic import (
     AfterValidator,
+    BaseModel,
+    ConfigDict,
     Field,
     GetCoreSchemaHandler,
     SecretStr,
@@ -20,15 +22,9 @@ from pydantic import (
     model_validator,
 )
 from pydantic_core import CoreSchema, PydanticCustomError, core_schema
-from pydantic_settings import (
-    BaseSettings,
-    NoDecode,
-    PydanticBaseSettingsSource,
-    SettingsConfigDict,
-    TomlConfigSettingsSource,
-)
 
-from maskdial.errors import ConfigError
+from maskdial import settings
+from maskdial.errors import ConfigError, shortened
 from maskdial.logs import LogFormat
 from maskdial.runtime import providers
 
@@ -50,13 +46,31 @@ class Unset:
         return None if value == self.word else value
 
 
-KEY_PATTERN = re.compile(r"[\x21-\x7e]([\x20-\x7e]*[\x21-\x7e])?")
-"""What a header can carry as a key."""
+@dataclass(frozen=True, slots=True)
+class Repeated:
+    """Marks a setting of several values. It is called as its flag, which gives one of them."""
+
+    name: str
+    metavar: str
+
+
+_KEY = re.compile(r"[\x21-\x7e]([\x20-\x7e]*[\x21-\x7e])?")
+# What scripts and templates write where there is no key.
+_NO_KEYS = frozenset({"false", "nil", "no", "none", "null", "off", "undefined"})
+
+
+def key_fault(key: str) -> str | None:
+    """Why this cannot be a key; None if it can."""
+    if not _KEY.fullmatch(key):
+        return "a key must be visible ASCII characters"
+    if key.lower() in _NO_KEYS:
+        return "a key that anybody would guess: the word for none"
+    return None
 
 
 def _check_key(key: SecretStr) -> SecretStr:
-    if not KEY_PATTERN.fullmatch(key.get_secret_value()):
-        raise ValueError("a key must be visible ASCII characters")
+    if (fault := key_fault(key.get_secret_value())) is not None:
+        raise ValueError(fault)
     return key
 
 
@@ -66,6 +80,12 @@ _None = Unset("none")
 
 _Origin = Annotated[str, Field(pattern=r"^(\*|https?://[^/\s]+)$")]
 _Key = Annotated[SecretStr, Field(min_length=1), AfterValidator(_check_key)]
+
+# Event loops count milliseconds, NumPy and ONNX Runtime 64 bits: what is computed from the largest
+# values fits in.
+_MAX_SECONDS = 31_536_000  # a year
+_MAX_COUNT = 2**30
+_MAX_BYTES = 2**60
 
 MAX_BATCH_INPUTS = 16_384
 """What `max_batch_inputs` is at most: longer lists are refused without looking at their items."""
@@ -78,7 +98,7 @@ def model_name_fault(name: str) -> str | None:
     """Why a model cannot have this name; None if it can."""
     if not _MODEL_NAME.fullmatch(name) or {".", ".."}.intersection(name.split("/")):
         return (
-            f"model name {name!r}: use letters, digits, '-', '_' and '.', with one '/' at most, as "
+            f"model name {shortened(name)!r}: use letters, digits, '-', '_' and '.', with one '/' at most, as "
             "in ORG/NAME"
         )
     if name in _ROUTES:
@@ -86,10 +106,10 @@ def model_name_fault(name: str) -> str | None:
     return None
 
 
-class Config(BaseSettings):
+class Config(BaseModel):
     """The server's settings; each field's description is its flag's help."""
 
-    model_config = SettingsConfigDict(env_prefix="MASKDIAL_", frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())
 
     host: str = Field("127.0.0.1", description="address to listen on; 0.0.0.0: all interfaces")
     port: int = Field(8000, ge=0, le=65535, description="port to listen on; 0: any free port")
@@ -113,12 +133,14 @@ class Config(BaseSettings):
     ssl_keyfile: Annotated[Path | None, _None] = Field(
         None, description="PEM file of its private key; none: it is in --ssl-certfile"
     )
-    cors_allow_origins: Annotated[tuple[_Origin, ...], NoDecode] = Field(
-        (),
-        description="origin whose web pages may use the API, such as https://example.org; *: any. "
-        "Default: only pages that this server delivers",
+    cors_allow_origins: Annotated[tuple[_Origin, ...], Repeated("cors_allow_origin", "ORIGIN")] = (
+        Field(
+            (),
+            description="origin whose web pages may use the API, such as https://example.org; *: "
+            "any. Default: only pages that this server delivers",
+        )
     )
-    models: Annotated[dict[str, Path], NoDecode] = Field(
+    models: Annotated[dict[str, Path], Repeated("model", "NAME=PATH")] = Field(
         {},
         description="models to serve, by name, loaded at the start; none, and no --model-dir: the "
         "starter models",
@@ -132,20 +154,20 @@ class Config(BaseSettings):
         "on",
         description="whether a request loads the model that it needs; off: only /models/load does",
     )
-    models_max: Annotated[int | None, Field(ge=1), _Off] = Field(
+    models_max: Annotated[int | None, Field(ge=1, le=_MAX_COUNT), _Off] = Field(
         None,
         description="maximum number of loaded models; beyond that, the one unused for longest is "
         "unloaded",
     )
-    models_memory: Annotated[int | None, Field(ge=1), _Off] = Field(
+    models_memory: Annotated[int | None, Field(ge=1, le=_MAX_BYTES), _Off] = Field(
         None,
         description="maximum size of the weights of all loaded models in bytes; beyond that, those "
         "unused for longest are unloaded",
     )
-    models_keep_alive: Annotated[float | None, Field(ge=0), _Off] = Field(
+    models_keep_alive: Annotated[float | None, Field(ge=0, le=_MAX_SECONDS), _Off] = Field(
         None, description="seconds after which an unused model is unloaded"
     )
-    api_keys: Annotated[tuple[_Key, ...], NoDecode] = Field(
+    api_keys: Annotated[tuple[_Key, ...], Repeated("api_key", "KEY")] = Field(
         (),
         description="key that requests must send, as 'Authorization: Bearer KEY' or 'x-api-key'. "
         "With one, or with --api-key-file, only /, /docs, /page/, /health and /metrics are open. "
@@ -178,7 +200,7 @@ class Config(BaseSettings):
         description="whether idle intra-op threads spin during a pass: faster for one model, "
         "slower when models share cores; auto: on if a single model is served",
     )
-    max_batch_tokens: Annotated[int | None, Field(ge=16), _Auto] = Field(
+    max_batch_tokens: Annotated[int | None, Field(ge=16, le=_MAX_COUNT), _Auto] = Field(
         None,
         description="token budget of a masked model's batch, padding included; higher: more "
         "throughput, lower: less latency, since whoever comes waits for the batch that runs; auto: "
@@ -188,30 +210,38 @@ class Config(BaseSettings):
         256, ge=1, le=MAX_BATCH_INPUTS, description="maximum number of texts in one request"
     )
     max_queue: int = Field(
-        1024, ge=1, description="texts that may queue for a model; beyond that, requests get 429"
+        1024,
+        ge=1,
+        le=_MAX_COUNT,
+        description="texts that may queue for a model; beyond that, requests get 429",
     )
-    max_requests_per_client: Annotated[int | None, Field(ge=1), _Off] = Field(
+    max_requests_per_client: Annotated[int | None, Field(ge=1, le=_MAX_COUNT), _Off] = Field(
         None,
         description="maximum number of requests that a client (a key, or an address without keys) "
         "may have open at once; beyond that, 429",
     )
-    max_tokens_per_minute: Annotated[int | None, Field(ge=1), _Off] = Field(
+    max_tokens_per_minute: Annotated[int | None, Field(ge=1, le=_MAX_COUNT), _Off] = Field(
         None,
         description="tokens that a client may have computed in a minute, prompts included; beyond "
         "that, 429 with the time to wait",
     )
     max_body_bytes: int = Field(
-        2_000_000, ge=1024, description="maximum request body size; larger bodies get 413"
+        2_000_000,
+        ge=1024,
+        le=_MAX_COUNT,
+        description="maximum request body size; larger bodies get 413",
     )
     max_connections: int = Field(
         2000,
         ge=1,
+        le=_MAX_COUNT,
         description="maximum number of open connections; further ones get 503 at once. Each may "
         "hold a body: with --max-body-bytes, this bounds the memory of requests",
     )
     max_header_bytes: int = Field(
         65_536,
         ge=1024,
+        le=_MAX_COUNT,
         description="maximum size of a request's line and headers, each header counted as 32 bytes "
         "more than it has; beyond that, 431",
     )
@@ -239,12 +269,14 @@ class Config(BaseSettings):
     keep_alive_timeout: int = Field(
         5,
         ge=1,
+        le=_MAX_SECONDS,
         description="seconds until an idle connection is closed; behind a load balancer, longer "
         "than its own, which otherwise may send a request into a closing connection",
     )
     max_unsent_bytes: int = Field(
         256 * 2**20,
         ge=2**20,
+        le=_MAX_BYTES,
         description="maximum size of all replies that wait for their clients; beyond that, the "
         "connections that held most for longest are closed",
     )
@@ -253,7 +285,7 @@ class Config(BaseSettings):
         description="maximum number of sequences a causal model generates at once; auto: as many "
         "as fit into memory, at most 8 on the CPU and 64 on a GPU",
     )
-    kv_cache_bytes: Annotated[int | None, Field(ge=1), _Auto] = Field(
+    kv_cache_bytes: Annotated[int | None, Field(ge=1, le=_MAX_BYTES), _Auto] = Field(
         None,
         description="maximum size of each causal model's KV cache; auto: --kv-cache-fraction of "
         "the free memory",
@@ -273,9 +305,10 @@ class Config(BaseSettings):
     max_context: int = Field(
         4096,
         ge=8,
+        le=_MAX_COUNT,
         description="maximum context (prompt and generated tokens), if the model's is longer",
     )
-    prefill_chunk_tokens: Annotated[int | None, Field(ge=1), _Auto] = Field(
+    prefill_chunk_tokens: Annotated[int | None, Field(ge=1, le=_MAX_COUNT), _Auto] = Field(
         None,
         description="prompt tokens prefilled between two decode steps, rounded up to the attention "
         "kernel's block; higher: faster prefill, lower: smoother streams; auto: 256 on the CPU, "
@@ -284,6 +317,7 @@ class Config(BaseSettings):
     prefix_cache_bytes: int = Field(
         512 * 2**20,
         ge=0,
+        le=_MAX_BYTES,
         description="size of each causal model's prefix cache, which reuses the KV cache of shared "
         "prompt prefixes; 0 disables it",
     )
@@ -300,12 +334,15 @@ class Config(BaseSettings):
         description="whether a causal model's generation_config.json says how it samples where a "
         "request does not",
     )
-    request_timeout: Annotated[float | None, Field(gt=0), _Off] = Field(
+    request_timeout: Annotated[float | None, Field(gt=0, le=_MAX_SECONDS), _Off] = Field(
         None,
         description="seconds after which a request gets 504, unless its own timeout is shorter",
     )
     grace_period: float = Field(
-        30.0, ge=0, description="seconds that running requests may take after SIGTERM"
+        30.0,
+        ge=0,
+        le=_MAX_SECONDS,
+        description="seconds that running requests may take after SIGTERM",
     )
     kernels: Literal["auto", "on", "off"] = Field(
         "auto",
@@ -323,7 +360,7 @@ class Config(BaseSettings):
         description="OpenTelemetry collector that gets a trace of each request, by OTLP over HTTP, "
         "as http://localhost:4318; needs 'maskdial[otel]'",
     )
-    stall_timeout: Annotated[float | None, Field(gt=0), _Off] = Field(
+    stall_timeout: Annotated[float | None, Field(gt=0, le=_MAX_SECONDS), _Off] = Field(
         120.0,
         description="seconds without progress of a pass or of the event loop, after which "
         "/health/live turns red and the log gets all threads' stacks; longer than any good pass",
@@ -367,27 +404,23 @@ class Config(BaseSettings):
     @classmethod
     def _split(cls, value: object) -> object:
         """Accepts a comma-separated string (variables)."""
-        if isinstance(value, str):
-            return [each.strip() for each in value.split(",") if each.strip()]
-        return value
+        return [each.strip() for each in value.split(",")] if isinstance(value, str) else value
 
     @field_validator("models", mode="before")
     @classmethod
     def _parse_models(cls, value: object) -> object:
         """Accepts NAME=PATH pairs: a list (flags) or a comma-separated string (variables)."""
         if isinstance(value, str):
-            if value.lstrip().startswith("{"):
-                return json.loads(value)
-            value = [pair for pair in value.split(",") if pair.strip()]
+            value = value.split(",")
         if not isinstance(value, list):
             return value
         models: dict[str, str] = {}
         for pair in value:
             name, equals, path = str(pair).strip().partition("=")
             if not (name and equals and path):
-                raise ValueError(f"{pair!r} is not NAME=PATH")
+                raise ValueError(f"{shortened(str(pair))!r} is not NAME=PATH")
             if name in models:
-                raise ValueError(f"the name {name!r} is given twice")
+                raise ValueError(f"the name {shortened(name)!r} is given twice")
             models[name] = path
         return models
 
@@ -416,56 +449,61 @@ class Config(BaseSettings):
         """Whether a model's threads spin. ``alone``: it is the only model served."""
         return self.spinning == "on" or (self.spinning == "auto" and alone)
 
-    @classmethod
-    def settings_customise_sources(
-        cls,
-        settings_cls: type[BaseSettings],
-        init_settings: PydanticBaseSettingsSource,
-        env_settings: PydanticBaseSettingsSource,
-        dotenv_settings: PydanticBaseSettingsSource,
-        file_secret_settings: PydanticBaseSettingsSource,
-    ) -> tuple[PydanticBaseSettingsSource, ...]:
-        file = settings_cls.model_config.get("toml_file")
-        sources = (init_settings, env_settings)
-        return sources if file is None else (*sources, TomlConfigSettingsSource(settings_cls))
+
+def _mark(field: str, kind: type[Any]) -> Any:
+    """A field's marker of this class, None if it has none."""
+    marks = Config.model_fields[field].metadata
+    return next((mark for mark in marks if isinstance(mark, kind)), None)
 
 
-def default_text(name: str) -> str:
+def repeated(field: str) -> Repeated | None:
+    """How the flag of a setting with several values is called; None if it has one value."""
+    mark: Repeated | None = _mark(field, Repeated)
+    return mark
+
+
+def _setting(field: str) -> str:
+    mark = repeated(field)
+    return field if mark is None else mark.name
+
+
+SETTINGS: Mapping[str, str] = {_setting(field): field for field in Config.model_fields}
+"""The field of `Config` by the name of the setting: ``api_key`` is the flag ``--api-key``, the
+variable ``MASKDIAL_API_KEY``, and the key ``api_key`` of the file."""
+
+
+def default_text(field: str) -> str:
     """A setting's default as it is written on the command line."""
-    default = Config.model_fields[name].default
-    return unset_word(name) or "" if default is None else str(default) or "none"
+    default = Config.model_fields[field].default
+    return unset_word(field) or "" if default is None else str(default) or "none"
 
 
-def unset_word(name: str) -> str | None:
+def unset_word(field: str) -> str | None:
     """The word that leaves a setting open, None where it has to have a value."""
-    field = Config.model_fields.get(name)
-    marks = () if field is None else field.metadata
-    return next((mark.word for mark in marks if isinstance(mark, Unset)), None)
+    mark = _mark(field, Unset)
+    return None if mark is None else str(mark.word)
 
 
-def load_config(flags: dict[str, Any], file: Path | None = None) -> Config:
+def load_config(flags: Mapping[str, Any], file: Path | None = None) -> Config:
     """Reads the configuration.
 
+    Flags override variables, variables override the file, the file overrides the defaults.
+
     Args:
-        flags: command-line flags that were given, by field name.
-        file: TOML file with the same keys, if any.
+        flags: command-line flags that were given, by the setting's name.
+        file: TOML file with the same keys, if any; without it that of ``MASKDIAL_CONFIG``.
 
     Raises:
-        ConfigError: the file is unreadable, or a setting is unknown or out of range.
+        ConfigError: the file is unreadable, or a setting is unknown, empty or out of range.
     """
-
-    class FileConfig(Config):
-        model_config = SettingsConfigDict(toml_file=file)
-
-    if file is not None and not file.is_file():
-        raise ConfigError(f"configuration file {file} does not exist")
+    given = settings.read(SETTINGS, flags, file)
     try:
-        return FileConfig(**flags)
+        return Config(**{SETTINGS[name]: value for name, value in given.items()})
     except pydantic.ValidationError as error:
         first = error.errors()[0]
-        name = ".".join(str(part) for part in first["loc"])
-        word = unset_word(name)
+        field, *inner = first["loc"] or ("",)
+        known = field in Config.model_fields
+        name = ".".join(map(str, (_setting(str(field)) if known else field, *inner)))
+        word = unset_word(str(field)) if known else None
         alternative = "" if word is None else f", or be {word!r}"
         raise ConfigError(f"setting {name!r}: {first['msg']}{alternative}") from error
-    except ValueError as error:
-        raise ConfigError(f"configuration file {file} is not valid TOML: {error}") from error

@@ -18,6 +18,7 @@ MaskdialError
 """
 
 import contextlib
+import re
 from collections.abc import Iterator
 from typing import ClassVar
 
@@ -30,6 +31,16 @@ _RAISE_LIMITS = (
 def shortened(text: str, length: int = 64) -> str:
     """What a client wrote, as far as an error repeats it."""
     return text if len(text) <= length else text[:length] + "..."
+
+
+# The C0 and C1 control characters, delete, Unicode's line separators, and halves of pairs, which
+# cannot be encoded.
+_UNSAFE = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
+
+
+def printable(text: str) -> str:
+    """A text of others on one line of a terminal: control characters are shown, not obeyed."""
+    return _UNSAFE.sub(lambda match: match.group().encode("unicode_escape").decode(), text)
 
 
 class MaskdialError(Exception):

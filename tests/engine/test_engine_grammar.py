@@ -1,6 +1,6 @@
 """Constrained texts from the real model, several at a time.
 
-MASKDIAL_JSON_REPLIES says how many replies are checked against their schema.
+TESTS_JSON_REPLIES says how many replies are checked against their schema.
 """
 
 import asyncio
@@ -19,7 +19,7 @@ from maskdial.causal.grammar.matcher import GrammarMatcher
 from maskdial.causal.sequence import SharedPrompt
 from maskdial.errors import ValidationError
 
-NUM_REPLIES = int(os.environ.get("MASKDIAL_JSON_REPLIES", "12"))
+NUM_REPLIES = int(os.environ.get("TESTS_JSON_REPLIES", "12"))
 STORY = "Once upon a time there was a little"
 
 SHORT_TEXT = {"type": "string", "maxLength": 8}

@@ -1,6 +1,6 @@
 """The engine on its own thread under 64 clients that come, wait, read and leave as they like.
 
-MASKDIAL_SOAK_SECONDS says for how long; 60 shows more than the suite has time for.
+TESTS_SOAK_SECONDS says for how long; 60 shows more than the suite has time for.
 """
 
 import asyncio
@@ -25,7 +25,7 @@ from maskdial.models.served import CausalModel
 
 pytestmark = pytest.mark.slow
 
-SECONDS = float(os.environ.get("MASKDIAL_SOAK_SECONDS", "6"))
+SECONDS = float(os.environ.get("TESTS_SOAK_SECONDS", "6"))
 NUM_CLIENTS = 64
 LENGTHS = (1, 6, 50)
 SLOTS = 8

@@ -1,5 +1,5 @@
 """Raw HTTP that no client library would send: requests that two readers could read differently,
-and random bytes around valid ones. ``MASKDIAL_FUZZ_EXAMPLES`` says how many of those.
+and random bytes around valid ones. ``TESTS_FUZZ_EXAMPLES`` says how many of those.
 """
 
 import contextlib
@@ -17,7 +17,7 @@ import pytest
 from loadtests.hostile import BODY, CHUNKED, LENGTH, POST, SMUGGLED, VALID, http_message
 from maskdial.models.catalog import STARTER_FOLDER
 
-NUM_EXAMPLES = 50 * int(os.environ.get("MASKDIAL_FUZZ_EXAMPLES", "4"))
+NUM_EXAMPLES = 50 * int(os.environ.get("TESTS_FUZZ_EXAMPLES", "4"))
 SEED = os.environ.get("GITHUB_RUN_ID", "7")
 
 

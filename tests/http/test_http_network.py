@@ -82,8 +82,8 @@ def test_a_certificate_that_cannot_be_used(certificate: str, key: str | None, wo
     ("settings", "words"),
     [
         ({"ssl_keyfile": "x"}, "ssl_certfile"),
-        ({"cors_allow_origins": ["example.org"]}, "cors_allow_origins"),
-        ({"cors_allow_origins": ["https://example.org/path"]}, "cors_allow_origins"),
+        ({"cors_allow_origin": ["example.org"]}, "cors_allow_origin"),
+        ({"cors_allow_origin": ["https://example.org/path"]}, "cors_allow_origin"),
         ({"root_path": "llm"}, "root_path"),
         ({"root_path": "/llm/"}, "root_path"),
     ],

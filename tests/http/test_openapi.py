@@ -1,7 +1,7 @@
 """The OpenAPI document, tried: generated requests get no reply that it does not name.
 
 The tests' servers compare all their replies with it (`tests.documented`); here, schemathesis makes
-up the requests. ``MASKDIAL_FUZZ_EXAMPLES`` says how many for each route.
+up the requests. ``TESTS_FUZZ_EXAMPLES`` says how many for each route.
 """
 
 import os
@@ -30,7 +30,7 @@ from maskdial.http.route import Route
 from maskdial.models.catalog import STARTER_FOLDER
 from tests.documented import strict
 
-EXAMPLES = int(os.environ.get("MASKDIAL_FUZZ_EXAMPLES", "4"))
+EXAMPLES = int(os.environ.get("TESTS_FUZZ_EXAMPLES", "4"))
 KEY = "root"
 SEVERAL = ("/score", "/tokenize", "/detokenize", "/v1/decisions")
 """Paths of what all models can do."""

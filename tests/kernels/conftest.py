@@ -18,7 +18,7 @@ from maskdial.errors import ConfigError
 from maskdial.kernels.build import build, find_compiler, library_path
 from maskdial.kernels.installed import Kernels
 
-LIBRARY = "MASKDIAL_TEST_KERNELS"
+LIBRARY = "TESTS_KERNELS"
 """A variable that names a library to test, such as one with sanitizers."""
 
 TYPES = {

@@ -30,7 +30,7 @@ def test_ray_takes_it(capsys: pytest.CaptureFixture[str]) -> None:
     written = configuration(capsys, "--model", "m=bundle", "--max-replicas", "4", "--port", "80")
     (application,) = ServeDeploySchema(**written).applications
     assert application.import_path == "maskdial.ray:app"
-    assert application.args == {"models": {"m": str(Path("bundle").resolve())}, "threads": 1}
+    assert application.args == {"model": {"m": str(Path("bundle").resolve())}, "threads": 1}
     assert written["http_options"] == {"host": "127.0.0.1", "port": 80}
 
 

@@ -12,14 +12,15 @@ from pydantic import SecretStr
 from starlette.datastructures import Headers
 from starlette.types import Scope
 
-from maskdial.config import KEY_PATTERN, Config
+from maskdial.config import Config, key_fault
 from maskdial.errors import ConfigError, ForbiddenError, UnauthorizedError
 
 ADMIN = "admin"
 """The name of the admin key."""
 
 _METRICS = "metrics"
-_RESERVED = (ADMIN, _METRICS)
+# The last are those of --api-key.
+_RESERVED = re.compile(rf"{ADMIN}|{_METRICS}|key-\d+", re.ASCII)
 _NAME = re.compile(r"[\w.-]{1,64}", re.ASCII)
 # The page at / and /docs with their assets, and health checks. All other paths ask for a key.
 _OPEN_PATHS = re.compile(r"/|/docs|/page/.*|/health|/health/(live|ready)")
@@ -36,16 +37,14 @@ class Keys:
     Without ``--api-key`` and ``--api-key-file``, everyone may use the routes that change nothing.
 
     Raises:
-        ConfigError: the key file cannot be used.
+        ConfigError: the key file cannot be used, or a key has two names.
     """
 
     def __init__(self, config: Config) -> None:
         self._file = config.api_key_file
-        self._given = {
-            digest: name
-            for number, key in enumerate(config.api_keys, 1)
-            for digest, name in _hashes(f"key-{number}", key).items()
-        }
+        self._given = _joined(
+            *(_hashes(f"key-{number}", key) for number, key in enumerate(config.api_keys, 1))
+        )
         self._admin = _hashes(ADMIN, config.admin_key)
         self._metrics = _hashes(_METRICS, config.metrics_key)
         self._closed = bool(self._given) or self._file is not None
@@ -63,10 +62,14 @@ class Keys:
         """Reads the key file again. If it cannot be used, the keys remain as they were.
 
         Raises:
-            ConfigError: it cannot be used.
+            ConfigError: it cannot be used, or a key in it has two names.
         """
+        clients = self._given
         if self._file is not None:
-            self._clients = _read_file(self._file) | self._given
+            clients = _joined(*_read_file(self._file), self._given)
+        # The admin key would otherwise open to a client what only its owner may do, and so on.
+        _joined(clients, self._admin, self._metrics)
+        self._clients = clients
 
     def check(self, scope: Scope, path: str) -> str | None:
         """Whether a request may use a path.
@@ -139,24 +142,45 @@ def _sent_keys(scope: Scope) -> Iterator[bytes]:
         yield key.encode("latin-1")
 
 
-def _read_file(path: Path) -> dict[bytes, str]:
+def _read_file(path: Path) -> list[dict[bytes, str]]:
+    """The keys of a file by their hashes, one a line."""
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"the key file {path} cannot be read: {error}") from error
-    keys: dict[bytes, str] = {}
+    keys = []
     for number, line in enumerate(map(str.strip, lines), 1):
         if not line or line.startswith("#"):
             continue
         name, colon, key = line.partition(":")
-        if not (colon and _NAME.fullmatch(name) and KEY_PATTERN.fullmatch(key)):
-            # The line itself is not repeated: it may be a key.
-            raise ConfigError(f"line {number} of the key file {path} is not NAME:KEY")
-        if name in _RESERVED:
-            raise ConfigError(f"line {number} of the key file {path}: {name!r} is a reserved name")
-        keys.setdefault(_hash(key.encode()), name)
+        # The line itself is not repeated: it may be a key.
+        where = f"line {number} of the key file {path}"
+        if not (colon and _NAME.fullmatch(name)):
+            raise ConfigError(f"{where} is not NAME:KEY")
+        if (fault := key_fault(key)) is not None:
+            raise ConfigError(f"{where} is not NAME:KEY: {fault}")
+        if _RESERVED.fullmatch(name):
+            raise ConfigError(f"{where}: {name!r} is a reserved name")
+        keys.append({_hash(key.encode()): name})
     if not keys:
         raise ConfigError(f"the key file {path} has no keys; write one NAME:KEY a line")
+    return keys
+
+
+def _joined(*tables: Mapping[bytes, str]) -> dict[bytes, str]:
+    """One table of several.
+
+    Raises:
+        ConfigError: a key is in two of them, under two names.
+    """
+    keys: dict[bytes, str] = {}
+    for table in tables:
+        for digest, name in table.items():
+            other = keys.setdefault(digest, name)
+            if other != name:
+                raise ConfigError(
+                    f"{other!r} and {name!r} have the same key; give each a key of its own"
+                )
     return keys
 
 

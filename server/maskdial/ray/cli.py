@@ -12,7 +12,7 @@ from typing import Any
 import yaml
 from ray.dashboard.modules.serve.sdk import ServeSubmissionClient
 
-from maskdial.config import Config, load_config
+from maskdial.config import SETTINGS, Config, load_config
 from maskdial.errors import ConfigError
 from maskdial.ray.application import DEPLOYMENT, autoscaling, deployment_options, num_threads
 
@@ -98,7 +98,9 @@ def serve_configuration(config: Config, options: argparse.Namespace) -> dict[str
         ConfigError: there are keys or a Unix socket among the settings, or the numbers of replicas
             contradict each other.
     """
-    secrets = sorted(_SECRETS & config.model_fields_set)
+    secrets = [
+        name for name, field in SETTINGS.items() if field in _SECRETS & config.model_fields_set
+    ]
     if secrets:
         raise ConfigError(
             f"{secrets[0]}: keys are not written to the configuration, which the dashboard shows; "
@@ -108,14 +110,15 @@ def serve_configuration(config: Config, options: argparse.Namespace) -> dict[str
         raise ConfigError("uds: a cluster is reached by its proxies, not by a Unix socket")
     if options.max_replicas is not None and options.max_replicas < options.replicas:
         raise ConfigError("--max-replicas is less than --replicas")
-    settings = config.model_dump(mode="json", exclude_unset=True, exclude=_LISTENER)
+    dump = config.model_dump(mode="json", exclude_unset=True, exclude=_LISTENER)
+    settings = {name: dump[field] for name, field in SETTINGS.items() if field in dump}
     paths = {
         name: str(path.resolve())
         for name in ("model_dir", "api_key_file")
         if (path := getattr(config, name)) is not None
     }
     if config.models:
-        settings["models"] = {name: str(path.resolve()) for name, path in config.models.items()}
+        settings["model"] = {name: str(path.resolve()) for name, path in config.models.items()}
     if options.max_replicas is None:
         scaling: dict[str, Any] = {"num_replicas": options.replicas}
     else:
@@ -141,7 +144,7 @@ def serve_configuration(config: Config, options: argparse.Namespace) -> dict[str
 
 
 def _configuration(options: argparse.Namespace) -> str:
-    flags = {name: value for name, value in vars(options).items() if name in Config.model_fields}
+    flags = {name: value for name, value in vars(options).items() if name in SETTINGS}
     content = serve_configuration(load_config(flags, options.config), options)
     return str(yaml.safe_dump(content, sort_keys=False))
 

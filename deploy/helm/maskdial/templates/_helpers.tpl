@@ -71,7 +71,7 @@ as a float; JSON's scalars are TOML's.
 */}}
 {{- define "maskdial.config" -}}
 {{- $derived := dict "host" "0.0.0.0" "port" 8000 }}
-{{- if and (include "maskdial.hasBundles" .) (not .Values.config.models) }}
+{{- if and (include "maskdial.hasBundles" .) (not .Values.config.model) }}
 {{- $_ := set $derived "model_dir" "/models" }}
 {{- end }}
 {{- if .Values.gpu.enabled }}
@@ -80,12 +80,12 @@ as a float; JSON's scalars are TOML's.
 {{- if include "maskdial.hasClients" . }}
 {{- $_ := set $derived "api_key_file" "/etc/maskdial/keys/api-keys" }}
 {{- end }}
-{{- range $name, $value := merge (deepCopy (omit .Values.config "models")) $derived }}
+{{- range $name, $value := merge (deepCopy (omit .Values.config "model")) $derived }}
 {{ $name }} = {{ toJson $value }}
 {{- end }}
-{{- with .Values.config.models }}
+{{- with .Values.config.model }}
 
-[models]
+[model]
 {{- range $name, $path := . }}
 {{ toJson $name }} = {{ toJson $path }}
 {{- end }}

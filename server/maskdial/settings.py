@@ -1,0 +1,131 @@
+"""Where settings come from: flags, MASKDIAL_* variables and a TOML file.
+
+A name that is no setting, and an empty value, are errors in all three: a server that ignored them
+would be open where it was meant to be closed.
+"""
+
+import difflib
+import os
+import re
+import tomllib
+from collections.abc import Callable, Collection, Mapping
+from pathlib import Path
+from typing import Any
+
+from maskdial.errors import ConfigError
+
+PREFIX = "MASKDIAL_"
+"""What the names of the server's variables begin with; the rest is the setting's name."""
+
+_FILE = "config"  # the only setting that the file itself cannot have
+_NOT_SETTINGS = frozenset({"MASKDIAL_KERNELS_ISA"})  # the library of the kernels reads it
+_SERVICE_LINK = re.compile(
+    rf"{PREFIX}(\w+_)?"
+    r"(SERVICE_HOST|SERVICE_PORT(_\w+)?|PORT(_\d+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?)?)"
+)
+_SERVICE_URL = re.compile(r"(tcp|udp|sctp)://")
+
+
+def flag(name: str) -> str:
+    """The flag of a setting."""
+    return "--" + name.replace("_", "-")
+
+
+def variable(name: str) -> str:
+    """The variable of a setting."""
+    return PREFIX + name.upper()
+
+
+def read(names: Collection[str], flags: Mapping[str, Any], file: Path | None) -> dict[str, Any]:
+    """The settings that were given, by name; flags override variables, variables the file.
+
+    Args:
+        names: of all settings.
+        flags: the flags that were given, by the setting's name.
+        file: TOML file; None: that of ``MASKDIAL_CONFIG``, if it is set.
+
+    Raises:
+        ConfigError: a name is no setting, a value is empty, or the file cannot be read.
+    """
+    variables = _variables((*names, _FILE))
+    configured = variables.pop(_FILE, None)
+    path = file if file is not None or configured is None else Path(configured)
+    content = {} if path is None else _read_file(path)
+    _check(content, names, f"setting {{!r}} of {path}".format, str)
+    _check(flags, names, flag, flag)
+    return {**content, **variables, **flags}
+
+
+def _variables(names: Collection[str]) -> dict[str, str]:
+    """The values of all variables that begin as ours, by the setting's name."""
+    found = {}
+    for name, value in sorted(os.environ.items()):
+        # In other letters or with dashes they are meant as ours, too, and must not be ignored.
+        if not name.upper().replace("-", "_").startswith(PREFIX) or name in _NOT_SETTINGS:
+            continue
+        setting = name.removeprefix(PREFIX).lower()
+        known = setting in names and name == variable(setting)
+        if _SERVICE_URL.match(value) or (not known and _SERVICE_LINK.fullmatch(name)):
+            raise ConfigError(
+                f"variable {name} is one that Kubernetes sets for a service, and no setting; set "
+                "'enableServiceLinks: false' in the pod's specification"
+            )
+        found[setting if known else name] = value
+    _check(
+        found, names, lambda name: f"variable {variable(name) if name in names else name}", variable
+    )
+    return found
+
+
+def _read_file(path: Path) -> dict[str, Any]:
+    where = f"configuration file {path}"
+    try:
+        return tomllib.loads(path.read_bytes().decode())
+    except FileNotFoundError as error:
+        raise ConfigError(f"{where} does not exist") from error
+    except IsADirectoryError as error:
+        raise ConfigError(f"{where} is a folder; name the file in it") from error
+    except OSError as error:
+        raise ConfigError(f"{where} cannot be read: {error.strerror}") from error
+    except RecursionError as error:
+        raise ConfigError(f"{where} is nested too deeply") from error
+    except ValueError as error:  # of the path, of UTF-8, of TOML
+        raise ConfigError(f"{where} is not valid TOML: {error}") from error
+
+
+def _check(
+    values: Mapping[str, object],
+    names: Collection[str],
+    where: Callable[[str], str],
+    written: Callable[[str], str],
+) -> None:
+    """Refuses unknown names and empty values.
+
+    Args:
+        values: by name.
+        names: those that are known.
+        where: what an error calls a value.
+        written: how a setting's name is written at that place.
+    """
+    for name, value in values.items():
+        if name not in names:
+            plain = name.lower().replace("-", "_").removeprefix(PREFIX.lower())
+            found = difflib.get_close_matches(plain, names, 1)
+            hint = (
+                f"did you mean {written(found[0])}?"
+                if found
+                else "'maskdial serve --help' lists them"
+            )
+            raise ConfigError(f"{where(name)}: no such setting; {hint}")
+        if _is_empty(value):
+            raise ConfigError(f"{where(name)} is empty; give it a value, or leave it out")
+
+
+def _is_empty(value: object) -> bool:
+    """Whether a value, or one of several, is no value at all."""
+    if isinstance(value, str):
+        return not value.strip()
+    parts = value.values() if isinstance(value, Mapping) else value
+    if isinstance(parts, Collection):
+        return not parts or any(isinstance(part, str) and not part.strip() for part in parts)
+    return False
