@@ -98,8 +98,8 @@ def model_name_fault(name: str) -> str | None:
     """Why a model cannot have this name; None if it can."""
     if not _MODEL_NAME.fullmatch(name) or {".", ".."}.intersection(name.split("/")):
         return (
-            f"model name {shortened(name)!r}: use letters, digits, '-', '_' and '.', with one '/' at most, as "
-            "in ORG/NAME"
+            f"model name {shortened(name)!r}: use letters, digits, '-', '_' and '.', with one '/' "
+            "at most, as in ORG/NAME"
         )
     if name in _ROUTES:
         return f"model name {name!r}: /models/{name} is a route; use another name"

@@ -99,7 +99,7 @@ def _check(
     where: Callable[[str], str],
     written: Callable[[str], str],
 ) -> None:
-    """Refuses unknown names and empty values.
+    """Refuses unknown names, empty values, and bytes that are no text.
 
     Args:
         values: by name.
@@ -119,13 +119,29 @@ def _check(
             raise ConfigError(f"{where(name)}: no such setting; {hint}")
         if _is_empty(value):
             raise ConfigError(f"{where(name)} is empty; give it a value, or leave it out")
+        if not _is_text(value):
+            raise ConfigError(
+                f"{where(name)} is not UTF-8; use names of files and folders that are"
+            )
 
 
 def _is_empty(value: object) -> bool:
     """Whether a value, or one of several, is no value at all."""
-    if isinstance(value, str):
-        return not value.strip()
-    parts = value.values() if isinstance(value, Mapping) else value
-    if isinstance(parts, Collection):
-        return not parts or any(isinstance(part, str) and not part.strip() for part in parts)
-    return False
+    parts = _parts(value)
+    return not parts or any(isinstance(part, str) and not part.strip() for part in parts)
+
+
+def _is_text(value: object) -> bool:
+    """Whether it can be encoded: bytes that are not UTF-8 come as halves of surrogate pairs."""
+    try:
+        "".join(part for part in _parts(value) if isinstance(part, str)).encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def _parts(value: object) -> list[object]:
+    """The values of a setting: one, or those of a list or a table."""
+    if isinstance(value, Mapping):
+        return list(value.values())
+    return list(value) if isinstance(value, list) else [value]

@@ -185,6 +185,11 @@ def test_the_file_is_read_again(server: Any, http: httpx.Client, key_file: Path)
         ("secret", "line 1"),
         ("a:b\nc d:secret", "line 2"),
         ("admin:secret", "reserved"),
+        ("metrics:secret", "reserved"),
+        ("key-1:secret", "'key-1' is a reserved name"),
+        ("key-20:secret", "reserved"),
+        ("a:none", "anybody would guess"),
+        ("a:secret\nb:secret", "'a' and 'b' have the same key"),
     ],
 )
 def test_a_file_that_cannot_be_used(tmp_path: Path, content: str | None, words: str) -> None:
@@ -194,6 +199,38 @@ def test_a_file_that_cannot_be_used(tmp_path: Path, content: str | None, words: 
     with pytest.raises(ConfigError, match=words) as caught:
         Keys(Config(api_key_file=file))
     assert "secret" not in caught.value.message
+
+
+@pytest.mark.parametrize(
+    ("settings", "names"),
+    [
+        ({"api_keys": ["secret"], "admin_key": "secret"}, "'key-1' and 'admin'"),
+        ({"api_keys": ["a", "secret"], "metrics_key": "secret"}, "'key-2' and 'metrics'"),
+        ({"admin_key": "secret", "metrics_key": "secret"}, "'admin' and 'metrics'"),
+        ({"api_keys": ["secret", "a", "secret"]}, "'key-1' and 'key-3'"),
+        ({"file": "alice:secret", "admin_key": "secret"}, "'alice' and 'admin'"),
+        ({"file": "alice:secret", "metrics_key": "secret"}, "'alice' and 'metrics'"),
+        ({"file": "alice:secret", "api_keys": ["secret"]}, "'alice' and 'key-1'"),
+    ],
+)
+def test_a_key_has_one_owner(settings: dict[str, Any], names: str, tmp_path: Path) -> None:
+    """A client with the admin's key would be the admin, and two with one key one client."""
+    if (content := settings.pop("file", None)) is not None:
+        (tmp_path / "keys").write_text(content)
+        settings["api_key_file"] = tmp_path / "keys"
+    with pytest.raises(ConfigError, match=f"{names} have the same key") as caught:
+        Keys(Config(**settings))
+    assert "secret" not in caught.value.message
+
+
+def test_a_file_that_takes_the_admins_key_changes_nothing(tmp_path: Path) -> None:
+    file = tmp_path / "keys"
+    file.write_text("alice:one\nalice:two\nalice:two\n")
+    keys = Keys(Config(api_key_file=file, admin_key="root"))
+    file.write_text("alice:one\nbob:root\n")
+    with pytest.raises(ConfigError, match="'bob' and 'admin' have the same key"):
+        keys.reload()
+    assert keys.names == ("alice", "admin")
 
 
 @pytest.mark.parametrize(

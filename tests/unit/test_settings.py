@@ -51,9 +51,7 @@ Given = Callable[[str, Any], int]
 
 
 @pytest.fixture(params=["flag", "variable", "file"])
-def given(
-    request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> Given:
+def given(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Given:
     def run(*arguments: str) -> int:
         try:
             return cli.main(["serve", *arguments])
@@ -381,9 +379,27 @@ def test_the_documents_name_no_variable_that_is_none() -> None:
         *root.glob("loadtests/**/*.py"),
         *(each for each in root.glob("deploy/**/*") if each.is_file()),
     ]
-    known = {settings.variable(name) for name in (*NAMES, "config")} | {"MASKDIAL_KERNELS_ISA"}
+    known = {settings.variable(name) for name in (*NAMES, "config")}
+    known |= {"MASKDIAL_KERNELS_ISA", "MASKDIAL_SERVICE_HOST"}
     assert len(files) > 50
     for file in files:
         found = set(re.findall(r"\bMASKDIAL_[A-Z_]*[A-Z]\b", file.read_text(encoding="utf-8")))
-        refused = {"MASKDIAL_API_KEYS", "MASKDIAL_ADMIN_KEYS"} if "compose" in file.name else set()
+        refused = (
+            {f"MASKDIAL_{name}_KEYS" for name in ("API", "ADMIN", "METRICS")}
+            if "compose" in file.name
+            else set()
+        )
         assert found - known - refused == set(), file
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_bytes_that_are_no_text_are_a_sentence(
+    name: str, served: Served, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Such paths cannot be opened by ONNX Runtime, nor be written into a reply."""
+    value = "m=a\udcff" if name == "model" else "a\udcff"
+    assert cli.main(["serve", settings.flag(name), value]) == 1
+    monkeypatch.setenv(settings.variable(name), value)
+    assert cli.main(["serve"]) == 1
+    assert capsys.readouterr().err.count("is not UTF-8; use names") == 2
+    assert served == []

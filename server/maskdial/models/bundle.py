@@ -39,10 +39,11 @@ Graph inputs, by family (the server feeds the ones that the graph declares):
   float32 (batch, num_heads, length, head_dim).
 """
 
+import contextlib
 import hashlib
 import json
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple, Self
@@ -509,7 +510,9 @@ def load_bundles(name: str, path: Path) -> tuple[Bundle, ...]:
         BundleError: as `load_bundle`.
     """
     hashes: dict[Path, tuple[str, Stamp]] = {}  # both graphs share the weights
-    return tuple(_verify(name, path, manifest, hashes) for manifest in read_manifests(name, path))
+    manifests = read_manifests(name, path)
+    with _explain_reading(name):
+        return tuple(_verify(name, path, manifest, hashes) for manifest in manifests)
 
 
 def read_manifests(name: str, path: Path) -> list[Manifest]:
@@ -519,9 +522,21 @@ def read_manifests(name: str, path: Path) -> list[Manifest]:
         BundleError: there is no manifest, or one is invalid.
     """
     paths = [path / MANIFEST]
-    if (path / FULL_MANIFEST).is_file():
-        paths.append(path / FULL_MANIFEST)
-    return [_read_manifest(name, each) for each in paths]
+    with _explain_reading(name):
+        if (path / FULL_MANIFEST).is_file():
+            paths.append(path / FULL_MANIFEST)
+        return [_read_manifest(name, each) for each in paths]
+
+
+@contextlib.contextmanager
+def _explain_reading(name: str) -> Iterator[None]:
+    """Has a file or folder that cannot be read be a sentence."""
+    try:
+        yield
+    except OSError as error:
+        raise BundleError(
+            f"model {name!r}: {error.filename} cannot be read: {error.strerror}"
+        ) from error
 
 
 def _verify(

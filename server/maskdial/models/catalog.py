@@ -28,7 +28,7 @@ class Catalog:
     def __init__(self, configured: dict[str, Path], folder: Path | None = None) -> None:
         self.configured = configured
         self.folder = folder
-        self._complained: set[str] = set()
+        self._complained: set[object] = set()
 
     def scan(self) -> dict[str, Path]:
         """All bundles that there are now, by name: first those configured.
@@ -40,15 +40,29 @@ class Catalog:
         if self.folder is None:
             return found
         try:
-            for path in _folders(self.folder):
-                inner = [path] if _is_bundle(path) else filter(_is_bundle, _folders(path))
-                for bundle in inner:
-                    name = bundle.relative_to(self.folder).as_posix()
-                    if self._is_usable(name):
-                        found.setdefault(name, bundle)
+            children = _children(self.folder)
         except OSError as error:
             raise ConfigError(f"--model-dir {self.folder} cannot be read: {error}") from error
+        for path in children:
+            for bundle in self._bundles(path):
+                name = bundle.relative_to(self.folder).as_posix()
+                if self._is_usable(name):
+                    found.setdefault(name, bundle)
         return found
+
+    def _bundles(self, path: Path, *, deeper: bool = True) -> list[Path]:
+        """A folder if it is a bundle, otherwise those in it.
+
+        One that cannot be read, such as ``lost+found``, hides the others no more than a file does.
+        """
+        try:
+            if (path / MANIFEST).is_file():
+                return [path]
+            children = _children(path) if deeper and path.is_dir() else []
+        except OSError as error:
+            self._complain(path, f"{path} is left out of --model-dir: {error.strerror}")
+            return []
+        return [bundle for child in children for bundle in self._bundles(child, deeper=False)]
 
     def within(self, path: str) -> Path:
         """A path that came with a request: inside the folder of bundles, links resolved.
@@ -75,10 +89,15 @@ class Catalog:
 
     def _is_usable(self, name: str) -> bool:
         fault = model_name_fault(name)
-        if fault is not None and name not in self._complained:
-            self._complained.add(name)
-            _log.warning("a bundle in --model-dir is left out: %s", fault)
+        if fault is not None:
+            self._complain(name, f"a bundle in --model-dir is left out: {fault}")
         return fault is None
+
+    def _complain(self, about: object, text: str) -> None:
+        """Warns once: the folder is read again and again."""
+        if about not in self._complained:
+            self._complained.add(about)
+            _log.warning("%s", text)
 
 
 def find_bundles(config: Config) -> Catalog:
@@ -103,11 +122,6 @@ def find_bundles(config: Config) -> Catalog:
     return Catalog(starters)
 
 
-def _folders(folder: Path) -> list[Path]:
-    """The folders in a folder, without hidden ones, such as an export's that is not complete."""
-    children = (each for each in folder.iterdir() if not each.name.startswith("."))
-    return sorted(each for each in children if each.is_dir())
-
-
-def _is_bundle(folder: Path) -> bool:
-    return (folder / MANIFEST).is_file()
+def _children(folder: Path) -> list[Path]:
+    """What is in a folder, without what is hidden, such as an export that is not complete."""
+    return sorted(each for each in folder.iterdir() if not each.name.startswith("."))

@@ -103,6 +103,13 @@ def start_model(
         BundleError: the bundle cannot be served as it is.
         ConfigError: the provider cannot run it, or its KV cache does not fit into memory.
     """
+    try:
+        str(bundle.path).encode()
+    except UnicodeEncodeError as error:
+        raise BundleError(
+            f"model {bundle.name!r}: the path {bundle.path} is not UTF-8, so ONNX Runtime cannot "
+            "open it; rename its folders"
+        ) from error
     model_metrics = metrics.declare(bundle.name, bundle.label)
 
     def start(placement: Placement) -> ServedModel:
