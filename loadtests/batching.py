@@ -241,7 +241,7 @@ async def _run(
     num_clients: int,
 ) -> Sample:
     """Sends all requests to a new engine; each client sends its next when one is answered."""
-    metrics = Metrics(())
+    metrics = Metrics()
     results: list[list[MaskedResult]] = [[] for _ in requests]
     waiting = iter(range(len(requests)))
 

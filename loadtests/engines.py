@@ -55,7 +55,7 @@ def load_served(name: str, path: Path, settings: dict[str, Any]) -> ServedModel:
     ``settings`` are fields of `Config`; ``MASKDIAL_*`` variables set the others.
     """
     map_large_blocks()
-    return load_model(name, path, load_config(settings), Metrics(()))
+    return load_model(name, path, load_config(settings), Metrics())
 
 
 def _session_options(config: Config, provider: str) -> SessionOptions:

@@ -101,6 +101,7 @@ class RunningServer:
         self.server = Server(Config(port=0, log_level="warning", **(SETTINGS | settings)))
         self._undocumented: list[str] = []
         app: Any = self.server.config.app
+        app.state.context.metrics_page.seconds = 0.0  # tests read what they have just done
         app.add_middleware(DocumentCheck, main=app, faults=self._undocumented)
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()

@@ -22,7 +22,7 @@ from collections.abc import Iterable, Sequence
 from typing import ClassVar, Protocol, TypeVar
 
 from maskdial.errors import MaskdialError, UnavailableError
-from maskdial.metrics import ModelMetrics
+from maskdial.metrics import PassMetrics
 
 _log = logging.getLogger(__name__)
 
@@ -115,7 +115,7 @@ class Engine(ABC):
     failure: ClassVar[type[MaskdialError]]
     """What requests fail with when a pass fails or the engine dies."""
 
-    def __init__(self, name: str, metrics: ModelMetrics) -> None:
+    def __init__(self, name: str, metrics: PassMetrics) -> None:
         self._name = name
         self._metrics = metrics
         self._changed = threading.Condition()  # a request arrived, or the state changed

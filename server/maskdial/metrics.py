@@ -1,12 +1,17 @@
-"""Every Prometheus metric, declared once, at zero from the start.
+"""Every Prometheus metric, declared once.
 
 Times are in seconds. Labels are ``route``, ``model``, ``outcome``, ``state``, ``phase``, ``reason``
 and ``key`` (a key's name), all from closed sets: no text that a user sends ever becomes a label.
+
+A loaded model's series exist at zero from the start. Those that are for each route, or for each
+key, begin with the first request: most of them never have one, and a page of a megabyte is what
+every scrape would pay for.
 """
 
+import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 from prometheus_client import (
     CollectorRegistry,
@@ -14,12 +19,18 @@ from prometheus_client import (
     Gauge,
     GCCollector,
     Histogram,
+    Metric,
     PlatformCollector,
     ProcessCollector,
+    disable_created_metrics,
     generate_latest,
 )
+from prometheus_client.registry import Collector
 
 import maskdial
+
+# A second series for each counter and histogram, which nothing reads.
+disable_created_metrics()  # type: ignore[no-untyped-call]
 
 OUTCOMES = (
     "ok",
@@ -37,6 +48,9 @@ OUTCOMES = (
     "generation",
     "internal",
 )
+# What dashboard and rules look for (deploy/): at zero before the first of them, or it would not be
+# in the rate.
+_WATCHED = ("internal", "inference", "generation", "overloaded", "unavailable", "timeout")
 ModelState = Literal["unloaded", "loading", "ready", "draining", "failed"]
 LoadOutcome = Literal["ok", "failed"]
 UnloadReason = Literal["request", "room", "keep_alive", "replaced"]
@@ -50,11 +64,12 @@ _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 
 _TOKENS = tuple(2**power for power in range(3, 18))
 _COUNTS = tuple(2**power for power in range(11))
 _RATIOS = (1.0, 1.02, 1.05, 1.1, 1.2, 1.5, 2.0, 4.0)
+_PAUSE_SECONDS = 0.0005
 
 
 @dataclass(frozen=True, slots=True)
-class ModelMetrics:
-    """One model's instruments, their ``model`` label bound.
+class PassMetrics:
+    """The instruments of a model's engine, their ``model`` label bound.
 
     Every update is cheap and may come from any thread.
     """
@@ -69,16 +84,6 @@ class ModelMetrics:
     batch_tokens: Histogram
     padding_ratio: Histogram
     prompt_tokens: Counter
-    generation_tokens: Counter
-    time_to_first_token: Histogram
-    inter_token_latency: Histogram
-    kv_cache_usage: Gauge
-    kv_cache_bytes: Gauge
-    prefix_cache_queries: Counter
-    prefix_cache_hits: Counter
-    draft_tokens: Counter
-    accepted_draft_tokens: Counter
-    engine_seconds: Mapping[Phase, Counter]
     cancelled: Mapping[CancelReason, Counter]
 
     def observe_pass(
@@ -90,6 +95,22 @@ class ModelMetrics:
         self.batch_tokens.observe(num_tokens)
         self.padding_ratio.observe(padded_tokens / num_tokens)
 
+
+@dataclass(frozen=True, slots=True)
+class ModelMetrics(PassMetrics):
+    """Those of a model that generates."""
+
+    generation_tokens: Counter
+    time_to_first_token: Histogram
+    inter_token_latency: Histogram
+    kv_cache_usage: Gauge
+    kv_cache_bytes: Gauge
+    prefix_cache_queries: Counter
+    prefix_cache_hits: Counter
+    draft_tokens: Counter
+    accepted_draft_tokens: Counter
+    engine_seconds: Mapping[Phase, Counter]
+
     def observe_step(self, schedule: float, run: float, sample: float, publish: float) -> None:
         """Adds one step of the generation loop to the seconds of its phases."""
         self.engine_seconds["schedule"].inc(schedule)
@@ -98,15 +119,22 @@ class ModelMetrics:
         self.engine_seconds["publish"].inc(publish)
 
 
+@dataclass(frozen=True, slots=True)
+class _Family(Collector):
+    """One metric, to be written by itself."""
+
+    metric: Metric
+
+    def collect(self) -> Iterable[Metric]:
+        return (self.metric,)
+
+
 class Metrics:
-    """All metrics of one server, in a registry of its own.
+    """All metrics of one server, in a registry of its own."""
 
-    Args:
-        task_routes: the routes whose requests are counted.
-    """
-
-    def __init__(self, task_routes: Iterable[str] = ()) -> None:
-        self._task_routes = tuple(task_routes)
+    def __init__(self) -> None:
+        self._requested: set[tuple[str, str]] = set()  # routes with models
+        self._loaded: set[str] = set()  # names
         self._key_names: set[str] = set()
         self.registry = CollectorRegistry()
         ProcessCollector(registry=self.registry)
@@ -124,7 +152,7 @@ class Metrics:
                 f"maskdial_{name}", help_, labels, registry=self.registry, buckets=tuple(buckets)
             )
 
-        self.requests = counter(
+        self._requests = counter(
             "requests", "Requests by how they ended", "route", "model", "outcome"
         )
         self.connections = gauge("connections", "Open connections")
@@ -133,10 +161,10 @@ class Metrics:
         )
         for reason in get_args(ConnectionEnd):
             self.connections_ended.labels(reason)
-        self.key_requests = counter(
+        self._key_requests = counter(
             "key_requests", "Requests by the name of their key", "key", "outcome"
         )
-        self.request_duration = histogram(
+        self._request_duration = histogram(
             "request_duration_seconds", "From headers to last byte", _SECONDS, "route", "model"
         )
         self._tokenization_duration = histogram(
@@ -188,65 +216,81 @@ class Metrics:
         self._model_unloads = counter("model_unloads", "Unloads by their cause", "model", "reason")
         build_info = gauge("build_info", "Always 1", "version")
         build_info.labels(maskdial.__version__).set(1)
-        # A request refused before its model is known has the empty model.
-        self._declare_requests("")
 
-    def declare(self, model: str, engine: str | None = None) -> ModelMetrics:
-        """Makes every series of a model exist at zero and returns the instruments of its engine.
+    def declare(self, model: str) -> ModelMetrics:
+        """Makes the series of a model that generates exist at zero.
 
-        ``engine`` is the ``model`` label of these instruments, where one model has two engines.
+        ``model`` is the label of its engine: a name, or NAME:full where one has two engines.
         """
-        self._declare_requests(model)
-        label = engine or model
+        common = self._of_passes(model)
         return ModelMetrics(
-            queue_size=self._queue_size.labels(label),
-            requests_running=self._requests_running.labels(label),
-            engine_up=self._engine_up.labels(label),
-            tokenization_duration=self._tokenization_duration.labels(label),
-            queue_duration=self._queue_duration.labels(label),
-            inference_duration=self._inference_duration.labels(label),
-            batch_size=self._batch_size.labels(label),
-            batch_tokens=self._batch_tokens.labels(label),
-            padding_ratio=self._padding_ratio.labels(label),
-            prompt_tokens=self._prompt_tokens.labels(label),
-            generation_tokens=self._generation_tokens.labels(label),
-            time_to_first_token=self._time_to_first_token.labels(label),
-            inter_token_latency=self._inter_token_latency.labels(label),
-            kv_cache_usage=self._kv_cache_usage.labels(label),
-            kv_cache_bytes=self._kv_cache_bytes.labels(label),
-            prefix_cache_queries=self._prefix_cache_queries.labels(label),
-            prefix_cache_hits=self._prefix_cache_hits.labels(label),
-            draft_tokens=self._draft_tokens.labels(label),
-            accepted_draft_tokens=self._accepted_draft_tokens.labels(label),
+            **common,
+            generation_tokens=self._generation_tokens.labels(model),
+            time_to_first_token=self._time_to_first_token.labels(model),
+            inter_token_latency=self._inter_token_latency.labels(model),
+            kv_cache_usage=self._kv_cache_usage.labels(model),
+            kv_cache_bytes=self._kv_cache_bytes.labels(model),
+            prefix_cache_queries=self._prefix_cache_queries.labels(model),
+            prefix_cache_hits=self._prefix_cache_hits.labels(model),
+            draft_tokens=self._draft_tokens.labels(model),
+            accepted_draft_tokens=self._accepted_draft_tokens.labels(model),
             engine_seconds={
-                phase: self._engine_seconds.labels(label, phase) for phase in get_args(Phase)
-            },
-            cancelled={
-                reason: self._cancelled.labels(label, reason) for reason in get_args(CancelReason)
+                phase: self._engine_seconds.labels(model, phase) for phase in get_args(Phase)
             },
         )
 
-    def declare_keys(self, names: Iterable[str]) -> None:
-        """Makes the series of these names of keys exist, and drops those of other names."""
-        names = set(names)
-        for name in self._key_names - names:
+    def declare_masked(self, model: str) -> PassMetrics:
+        """Makes the series of a masked model exist at zero; it has none of generation."""
+        return PassMetrics(**self._of_passes(model))
+
+    def _of_passes(self, model: str) -> dict[str, Any]:
+        return {
+            "queue_size": self._queue_size.labels(model),
+            "requests_running": self._requests_running.labels(model),
+            "engine_up": self._engine_up.labels(model),
+            "tokenization_duration": self._tokenization_duration.labels(model),
+            "queue_duration": self._queue_duration.labels(model),
+            "inference_duration": self._inference_duration.labels(model),
+            "batch_size": self._batch_size.labels(model),
+            "batch_tokens": self._batch_tokens.labels(model),
+            "padding_ratio": self._padding_ratio.labels(model),
+            "prompt_tokens": self._prompt_tokens.labels(model),
+            "cancelled": {
+                reason: self._cancelled.labels(model, reason) for reason in get_args(CancelReason)
+            },
+        }
+
+    def count_request(self, route: str, model: str, outcome: str, seconds: float) -> None:
+        """Counts a request to a task route that has ended, after so many seconds.
+
+        One that is refused before its model is known has the empty model.
+        """
+        if (route, model) not in self._requested:
+            self._requested.add((route, model))
+            for each in _WATCHED:
+                self._requests.labels(route, model, each)
+        self._requests.labels(route, model, outcome).inc()
+        self._request_duration.labels(route, model).observe(seconds)
+
+    def count_key(self, name: str, outcome: str) -> None:
+        """Counts a request by the name of its key."""
+        self._key_names.add(name)
+        self._key_requests.labels(name, outcome).inc()
+
+    def forget_other_keys(self, names: Iterable[str]) -> None:
+        """Drops the series of all keys but these."""
+        for name in self._key_names.difference(names):
+            self._key_names.remove(name)
             for outcome in OUTCOMES:
-                self.key_requests.remove(name, outcome)
-        self._key_names = names
-        for name in names:
-            for outcome in OUTCOMES:
-                self.key_requests.labels(name, outcome)
+                self._key_requests.remove(name, outcome)
 
     def declare_name(self, model: str) -> None:
-        """Makes the series of a name that models are served under exist at zero."""
-        for outcome in get_args(LoadOutcome):
-            self._model_loads.labels(model, outcome)
-        for reason in get_args(UnloadReason):
-            self._model_unloads.labels(model, reason)
+        """Makes the state of a name exist that models are served under."""
         self.set_state(model, "unloaded")
 
     def forget_name(self, model: str) -> None:
-        """Drops those series."""
+        """Drops the series of that name."""
+        self._loaded.discard(model)
         for state in get_args(ModelState):
             self._model_state.remove(model, state)
         for outcome in get_args(LoadOutcome):
@@ -260,19 +304,27 @@ class Metrics:
             self._model_state.labels(model, each).set(each == state)
 
     def count_load(self, model: str, outcome: LoadOutcome) -> None:
-        """Counts a load that has ended."""
+        """Counts a load that has ended; a name's first makes its other series exist at zero."""
+        if model not in self._loaded:
+            self._loaded.add(model)
+            for each in get_args(LoadOutcome):
+                self._model_loads.labels(model, each)
+            for reason in get_args(UnloadReason):
+                self._model_unloads.labels(model, reason)
         self._model_loads.labels(model, outcome).inc()
 
     def count_unload(self, model: str, reason: UnloadReason) -> None:
         """Counts a version that takes no more requests."""
         self._model_unloads.labels(model, reason).inc()
 
-    def _declare_requests(self, model: str) -> None:
-        for route in self._task_routes:
-            for outcome in OUTCOMES:
-                self.requests.labels(route, model, outcome)
-            self.request_duration.labels(route, model)
-
     def render(self) -> bytes:
-        """The registry in Prometheus' text format."""
-        return generate_latest(self.registry)
+        """The registry in Prometheus' text format.
+
+        It is written metric by metric, with pauses: another thread that waits for the interpreter,
+        as the event loop does, gets it there at once.
+        """
+        parts = []
+        for metric in self.registry.collect():
+            parts.append(generate_latest(_Family(metric)))
+            time.sleep(_PAUSE_SECONDS)
+        return b"".join(parts)

@@ -37,7 +37,11 @@ class Series:
 
 @pytest.fixture(scope="module")
 def url(start_server: Callable[..., Any]) -> Iterator[str]:
-    running = start_server()
+    running = start_server(api_keys=["key"])
+    with httpx.Client(base_url=running.url, headers={"x-api-key": "key"}, timeout=60) as http:
+        # Series of a route and of a key begin with the first request.
+        for path, text in (("fill-mask", "A [MASK]."), ("classify", "Fine."), ("generate", "Once")):
+            assert http.post(f"/{path}", json={"inputs": text}).status_code == 200
     yield running.url
     running.stop()
 

@@ -33,7 +33,7 @@ SLOTS = 8
 
 @pytest.fixture
 def metrics() -> Metrics:
-    return Metrics(())
+    return Metrics()
 
 
 @pytest.fixture

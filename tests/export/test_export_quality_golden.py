@@ -71,7 +71,7 @@ def test_int8_bundle_is_served(int8: Path) -> None:
     assert manifest.quality is not None
     assert set(manifest.quality.figures) == {"perplexity", "perplexity_fp32", "top1_agreement"}
     assert manifest.quality.max_loss is None
-    model = load_model("mine", int8, Config(golden_check="warn"), Metrics(()))
+    model = load_model("mine", int8, Config(golden_check="warn"), Metrics())
     model.engine.stop(0)
 
 
@@ -80,20 +80,20 @@ def test_golden_check_of_an_int8_bundle(copy: Path) -> None:
     manifest["golden"]["logits"][0] += 1.1 * manifest["golden"]["tolerance"]
     (copy / MANIFEST).write_text(json.dumps(manifest))
     with pytest.raises(BundleError, match=r"differ by|saturate"):
-        load_model("mine", copy, Config(), Metrics(()))
+        load_model("mine", copy, Config(), Metrics())
 
 
 @pytest.mark.usefixtures("exact_products")
 def test_kernels_that_are_not_exact(copy: Path, caplog: pytest.LogCaptureFixture) -> None:
     spoil_kernel_check(copy)
     with pytest.raises(BundleError, match=r"'mine' is int8, and .* saturate") as caught:
-        load_model("mine", copy, Config(kernels="off"), Metrics(()))
+        load_model("mine", copy, Config(kernels="off"), Metrics())
     assert (
         f"(maskdial export llama {copy}-7bit --task generate --precision int8 --reduce-range "
         "--max-loss inf)" in caught.value.message
     )
     settings = Config(golden_check="warn", kernels="off")
-    load_model("mine", copy, settings, Metrics(())).engine.stop(0)
+    load_model("mine", copy, settings, Metrics()).engine.stop(0)
     assert "saturate" in caplog.text
 
 

@@ -159,7 +159,7 @@ def texts(bundles: tuple[Bundle, ...], prompts: list[list[int]]) -> dict[str, li
     found = {}
     for chunk in (256, 1):
         config = Config(slots=8, prefill_chunk_tokens=chunk)
-        model = start_model(bundles[0], config, Metrics(()))
+        model = start_model(bundles[0], config, Metrics())
         assert isinstance(model, CausalModel)
         try:
             found[f"alone, chunks of {chunk} or more"] = [

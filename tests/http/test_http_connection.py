@@ -337,7 +337,7 @@ def answer(app: ASGIApp, transport: asyncio.Transport, request: bytes = GET + b"
     async def main() -> None:
         config = uvicorn.Config(app, log_config=None)
         config.load()
-        connections = Connections(ConnectionLimits(**LIMITS), Metrics(()))
+        connections = Connections(ConnectionLimits(**LIMITS), Metrics())
         connection = Connection(
             connections, config=config, server_state=uvicorn.server.ServerState(), app_state={}
         )

@@ -93,7 +93,8 @@ def metric(http: httpx.Client, name: str, **labels: str) -> float:
     for line in http.get("/metrics").text.splitlines():
         if line.startswith(name + "{") and all(f'{k}="{v}"' in line for k, v in labels.items()):
             return float(line.rsplit(" ", 1)[1])
-    raise AssertionError(f"no metric {name} {labels}")
+    assert name == "maskdial_requests_total", f"no metric {name} {labels}"
+    return 0.0  # the series of a route begin with its first request
 
 
 def wait_for(condition: Callable[[], bool]) -> None:

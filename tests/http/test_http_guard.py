@@ -75,7 +75,7 @@ class Server:
 
     def __init__(self, root_path: str, **settings: Any) -> None:
         self.lifecycle = Lifecycle()
-        self.metrics = Metrics([route.path for route in ROUTES])
+        self.metrics = Metrics()
         config = Config(max_body_bytes=MAX_BODY_BYTES, **settings)
         app = FastAPI(redirect_slashes=False)
         app.router.routes.extend(ROUTES)

@@ -139,14 +139,14 @@ def test_a_cache_that_does_not_fit_is_one_sentence_at_start(
         ConfigError, match=r"model 'mine': a KV cache of 64 slots .* --slots \d+ or"
     ):
         load_model(
-            "mine", STARTER_FOLDER / "hybrid", Config(slots=64, kv_cache_dtype="float"), Metrics(())
+            "mine", STARTER_FOLDER / "hybrid", Config(slots=64, kv_cache_dtype="float"), Metrics()
         )
     # More than the device has.
     beyond = Config(slots=64, kv_cache_bytes=10**12, kv_cache_dtype="float")
     with pytest.raises(ConfigError, match=r"and 30\.0 MB may be used: --slots \d+ or"):
-        load_model("mine", STARTER_FOLDER / "hybrid", beyond, Metrics(()))
+        load_model("mine", STARTER_FOLDER / "hybrid", beyond, Metrics())
     roomy = Config(kv_cache_dtype="float")
-    model = load_model("mine", STARTER_FOLDER / "hybrid", roomy, Metrics(()))
+    model = load_model("mine", STARTER_FOLDER / "hybrid", roomy, Metrics())
     assert isinstance(model, CausalModel)
     assert 1 <= model.slots < 64
     model.stop()
@@ -165,6 +165,6 @@ def test_a_graph_that_cannot_be_captured_is_served_without(
 
     use_memory(monkeypatch, device_memory)
     monkeypatch.setattr(loading_module, "Session", Uncapturable)
-    model = load_model("mine", STARTER_FOLDER / "hybrid", Config(slots=2), Metrics(()))
+    model = load_model("mine", STARTER_FOLDER / "hybrid", Config(slots=2), Metrics())
     model.stop()
     assert "model mine runs without CUDA graphs: not all nodes are on the GPU" in caplog.messages

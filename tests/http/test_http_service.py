@@ -16,6 +16,8 @@ from typing import Any
 import httpx
 import pytest
 
+from maskdial.config import Config
+from maskdial.http.app import create_app
 from maskdial.models.catalog import STARTER_FOLDER
 
 TEXT = "The old king lived in a [MASK] by the sea."
@@ -122,11 +124,12 @@ def test_a_plain_sender_reads_its_413(http: httpx.Client, url: str) -> None:
         assert client.makefile("rb").readline().startswith(b"HTTP/1.1 413 ")
 
 
-def test_metrics_are_there_from_the_start_and_count(http: httpx.Client) -> None:
+def test_metrics_are_there_and_count(http: httpx.Client) -> None:
     def value(line_start: str) -> float:
         lines = http.get("/metrics").text.splitlines()
-        return next(float(x.rsplit(" ", 1)[1]) for x in lines if x.startswith(line_start))
+        return next((float(x.rsplit(" ", 1)[1]) for x in lines if x.startswith(line_start)), 0.0)
 
+    http.post("/fill-mask", json={"inputs": TEXT})  # a route's series begin with the first
     text = http.get("/metrics").text
     for name in METRICS:
         assert f"maskdial_{name}{{" in text or f"maskdial_{name}_count{{" in text, name
@@ -340,3 +343,23 @@ def test_a_bad_setting_names_itself(tmp_path: Path) -> None:
     output, _ = (process := command("serve", "--config", str(file))).communicate(timeout=60)
     assert process.returncode == 1
     assert "prot" in output
+
+
+def test_readers_of_metrics_within_a_second_get_one_page(
+    small: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As the server is without the tests' own setting; what it writes then takes no time."""
+    page = small.server.config.app.state.context.metrics_page
+    render, calls = page._work, []
+
+    def count() -> bytes:
+        calls.append(1)
+        return bytes(render())
+
+    monkeypatch.setattr(page, "_work", count)
+    assert create_app(Config()).state.context.metrics_page.seconds == 1.0
+    monkeypatch.setattr(page, "seconds", 3600.0)
+    with httpx.Client(base_url=small.url, timeout=30) as http:
+        pages = {http.get("/metrics").text for _ in range(20)}
+    assert len(calls) == len(pages) == 1
+    page._fresh_until = 0.0  # the other tests' pages are new

@@ -335,9 +335,13 @@ def test_an_overloaded_server_is_tried_again(
 def count(http: httpx.Client, outcome: str) -> float:
     """How many completions ended like that."""
     labels = f'model="chat",outcome="{outcome}",route="/v1/completions"'
-    return metric(http, f"maskdial_requests_total{{{labels}}}")
+    return metric(http, f"maskdial_requests_total{{{labels}}}", 0.0)
 
 
-def metric(http: httpx.Client, series: str) -> float:
+def metric(http: httpx.Client, series: str, absent: float | None = None) -> float:
+    """``absent``: of a series that begins with the first request."""
     lines = http.get("/metrics").text.splitlines()
-    return next(float(line.rsplit(" ", 1)[1]) for line in lines if line.startswith(series))
+    values = [float(line.rsplit(" ", 1)[1]) for line in lines if line.startswith(series)]
+    if not values and absent is not None:
+        return absent
+    return values[0]

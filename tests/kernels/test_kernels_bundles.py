@@ -231,7 +231,7 @@ def test_a_loaded_model_says_what_computes_it(
 ) -> None:
     config = Config(kernels=setting, threads=1, max_context=64, slots=1)
     with caplog.at_level("INFO", "maskdial.models"):
-        model = load_model("hybrid", HYBRID, config, Metrics(()))
+        model = load_model("hybrid", HYBRID, config, Metrics())
     model.stop()
     assert model.kernels == ("" if setting == "off" else built.processor)
     assert ("kernels" in caplog.messages[-1]) == (setting != "off")

@@ -120,7 +120,7 @@ def test_a_model_is_served_with_it(
 ) -> None:
     monkeypatch.setattr(finding, "library_path", lambda: kernels.path)
     config = Config(kv_cache_dtype=asked, threads=1, max_context=LENGTH, slots=2)
-    model = load_model("hybrid", HYBRID, config, Metrics(()))
+    model = load_model("hybrid", HYBRID, config, Metrics())
     model.stop()
     assert isinstance(model, CausalModel)
     assert model.kv_cache_dtype == dtype
@@ -129,12 +129,12 @@ def test_a_model_is_served_with_it(
 @each_integer
 def test_without_kernels_it_is_an_error(integer: CacheInteger) -> None:
     with pytest.raises(ConfigError, match=f"only the kernels can read a KV cache of {integer}"):
-        load_model("hybrid", HYBRID, Config(kv_cache_dtype=integer, kernels="off"), Metrics(()))
+        load_model("hybrid", HYBRID, Config(kv_cache_dtype=integer, kernels="off"), Metrics())
 
 
 def test_without_kernels_it_is_one_of_floats() -> None:
     config = Config(kernels="off", threads=1, max_context=LENGTH, slots=2)
-    model = load_model("hybrid", HYBRID, config, Metrics(()))
+    model = load_model("hybrid", HYBRID, config, Metrics())
     model.stop()
     assert isinstance(model, CausalModel)
     assert model.kv_cache_dtype == "float32"
@@ -143,7 +143,7 @@ def test_without_kernels_it_is_one_of_floats() -> None:
 def test_a_masked_model_needs_none() -> None:
     path = STARTER_FOLDER / "sentiment"
     config = Config(kv_cache_dtype="int8", kernels="off", threads=1)
-    load_model("sentiment", path, config, Metrics(())).stop()
+    load_model("sentiment", path, config, Metrics()).stop()
 
 
 def test_products_that_stay_keep_a_cache_of_floats(tmp_path: Path) -> None:
@@ -200,4 +200,4 @@ def test_a_golden_check_far_off_is_refused_all_the_same(
     moved = golden.model_copy(update={"logits": tuple(each + offset for each in golden.logits)})
     changed = replace(bundle, manifest=bundle.manifest.model_copy(update={"golden": moved}))
     with pytest.raises(BundleError, match="differ by"):
-        start_model(changed, Config(kv_cache_dtype="int8", threads=1, slots=1), Metrics(()))
+        start_model(changed, Config(kv_cache_dtype="int8", threads=1, slots=1), Metrics())

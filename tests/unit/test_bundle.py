@@ -101,7 +101,7 @@ def test_values_that_cannot_be_are_refused(
 def test_other_labels_than_the_graph_has_are_refused(copy: Path, labels: list[str]) -> None:
     change_manifest(copy, lambda manifest: manifest.update(labels=labels))
     with pytest.raises(BundleError, match=f"2 outputs, .* of the manifest {len(labels)};"):
-        load_model("mine", copy, Config(golden_check="warn"), Metrics(()))
+        load_model("mine", copy, Config(golden_check="warn"), Metrics())
 
 
 def test_other_schema_version(copy: Path) -> None:
@@ -185,7 +185,7 @@ def test_golden_check_refuses_a_drift(copy: Path) -> None:
     assert isinstance(load_bundle("mine", copy), Bundle)
     with_other_golden(copy)
     with pytest.raises(BundleError, match="differ by"):
-        load_model("mine", copy, Config(), Metrics(()))
+        load_model("mine", copy, Config(), Metrics())
 
 
 def test_golden_check_refuses_logits_that_are_not_finite(copy: Path) -> None:
@@ -199,12 +199,12 @@ def test_golden_check_refuses_logits_that_are_not_finite(copy: Path) -> None:
 def test_a_golden_check_that_cannot_run_is_refused(copy: Path) -> None:
     change_manifest(copy, lambda manifest: manifest["golden"].update(input_ids=[10**6]))
     with pytest.raises(BundleError, match="golden check failed"):
-        load_model("mine", copy, Config(), Metrics(()))
+        load_model("mine", copy, Config(), Metrics())
 
 
 def test_golden_check_can_warn_instead(copy: Path, caplog: pytest.LogCaptureFixture) -> None:
     with_other_golden(copy)
-    model = load_model("mine", copy, Config(golden_check="warn"), Metrics(()))
+    model = load_model("mine", copy, Config(golden_check="warn"), Metrics())
     model.engine.stop(0)
     assert "differ by" in caplog.text
 
@@ -214,7 +214,7 @@ def test_a_file_that_is_no_graph_is_refused(copy: Path) -> None:
     digest = file_sha256(copy / "model.onnx")
     change_manifest(copy, lambda manifest: manifest["files"].update({"model.onnx": digest}))
     with pytest.raises(BundleError, match="ONNX Runtime cannot load"):
-        load_model("mine", copy, Config(kernels="off"), Metrics(()))
+        load_model("mine", copy, Config(kernels="off"), Metrics())
 
 
 def test_a_file_that_is_written_to_in_place_is_noticed(copy: Path) -> None:

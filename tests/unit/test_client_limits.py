@@ -34,7 +34,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 
 def limits(**settings: int) -> ClientLimits:
-    return ClientLimits(Config(**settings))  # type: ignore[arg-type]
+    return ClientLimits(Config(**settings))
 
 
 def use(limited: ClientLimits, client: str, tokens: int) -> None:

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
 from maskdial import cli, settings
@@ -403,3 +404,15 @@ def test_bytes_that_are_no_text_are_a_sentence(
     assert cli.main(["serve"]) == 1
     assert capsys.readouterr().err.count("is not UTF-8; use names") == 2
     assert served == []
+
+
+def test_the_highest_numbers_serve(start_server: Callable[..., Any]) -> None:
+    """Nothing that is computed from them overflows."""
+    own = {"port", "threads", "slots", "kv_cache_fraction"}  # these are limits of the machine
+    running = start_server(**{name: part["maximum"] for name, part in NUMBERS if name not in own})
+    try:
+        for path, text in (("fill-mask", "A [MASK]."), ("classify", "Fine."), ("generate", "Once")):
+            reply = httpx.post(f"{running.url}/{path}", json={"inputs": text}, timeout=60)
+            assert reply.status_code == 200, reply.text
+    finally:
+        running.stop()

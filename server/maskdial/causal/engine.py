@@ -53,6 +53,8 @@ class CausalEngine(Engine):
         max_source_length: tokens of a source text.
     """
 
+    _metrics: ModelMetrics
+
     failure = GenerationError
 
     def __init__(

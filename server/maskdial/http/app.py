@@ -21,7 +21,6 @@ from maskdial.http.keys import Keys
 from maskdial.http.lifecycle import Lifecycle
 from maskdial.http.openapi import document
 from maskdial.http.replies import error_reply, json_reply
-from maskdial.http.route import TaskRoute
 from maskdial.http.shared import SharedWork
 from maskdial.http.tracing import Tracing
 from maskdial.http.watchdog import Watchdog
@@ -30,6 +29,8 @@ from maskdial.models.catalog import find_bundles
 from maskdial.models.loading import start_models
 from maskdial.models.registry import Models
 from maskdial.models.served import ServedModel
+
+_METRICS_SECONDS = 1.0  # so old may a page of metrics be
 
 _log = logging.getLogger("maskdial")
 
@@ -55,21 +56,18 @@ def create_app(
         telemetry={"tracing": False, "metrics": False, "logs": False},
     )
     app.router.routes.extend(dialects.ROUTES)
-    metrics = Metrics(
-        route.path_format for route in dialects.ROUTES if isinstance(route, TaskRoute)
-    )
+    metrics = Metrics()
 
     def start(name: str, path: Path) -> tuple[ServedModel, ...]:
         return start_models(name, path, config, metrics, alone=len(models.entries) == 1)
 
     models = Models(dialects.TASKS, config, metrics, start)
     watchdog = Watchdog(lambda: (model.engine for model in models), config)
-    page = SharedWork(metrics.render)
+    page = SharedWork(metrics.render, _METRICS_SECONDS)
     tracing = None if config.otlp_endpoint is None else Tracing.to(config.otlp_endpoint)
     app.state.context = context = ServerContext(
         config, models, metrics, Lifecycle(), Keys(config), page, watchdog, tracing
     )
-    metrics.declare_keys(context.keys.names)
     app.state.on_load_failure = on_load_failure
     app.add_middleware(
         Guard,

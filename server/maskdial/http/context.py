@@ -24,7 +24,7 @@ class ServerContext:
     lifecycle: Lifecycle
     keys: Keys
     metrics_page: SharedWork[bytes]
-    """All metrics in Prometheus' text format; writing them takes a tenth of a second and more."""
+    """All metrics in Prometheus' text format."""
     watchdog: Watchdog
     tracing: Tracing | None = None
 

@@ -193,10 +193,9 @@ class Guard:
         path = matched.path_format if isinstance(matched, APIRoute) else None
         if route is not None:
             model = scope["state"].get("model", "")
-            self._metrics.requests.labels(route.path_format, model, exchange.outcome).inc()
-            self._metrics.request_duration.labels(route.path_format, model).observe(
-                exchange.elapsed()
+            self._metrics.count_request(
+                route.path_format, model, exchange.outcome, exchange.elapsed()
             )
         if key is not None:
-            self._metrics.key_requests.labels(key, exchange.outcome).inc()
+            self._metrics.count_key(key, exchange.outcome)
         log_access(scope, exchange, path, key)

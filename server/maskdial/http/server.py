@@ -136,7 +136,7 @@ class Server(uvicorn.Server):
             _log.error("the keys remain as they were: %s", error.message)
         else:
             names = self._context.keys.names
-            self._context.metrics.declare_keys(names)
+            self._context.metrics.forget_other_keys(names)
             _log.info("keys: %s", ", ".join(names) or "none")
         self._reload_certificate()
 

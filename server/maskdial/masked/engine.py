@@ -24,7 +24,7 @@ from maskdial.errors import (
 from maskdial.fairness import current_usage
 from maskdial.masked.batcher import Batcher
 from maskdial.masked.request import MaskedInput, MaskedResult, Reply, Request
-from maskdial.metrics import CancelReason, ModelMetrics
+from maskdial.metrics import CancelReason, PassMetrics
 
 _log = logging.getLogger(__name__)
 
@@ -64,7 +64,7 @@ class MaskedEngine(Engine):
         pad_token_id: int,
         pad_multiple: int = 1,
         max_length: int = 0,
-        metrics: ModelMetrics,
+        metrics: PassMetrics,
         name: str,
     ) -> None:
         if max_queue < 1:

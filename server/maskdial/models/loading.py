@@ -17,7 +17,7 @@ from maskdial.errors import BundleError, ConfigError, explain_exhaustion
 from maskdial.kernels.installed import find_kernels
 from maskdial.kernels.vocabulary import VocabularyKernels
 from maskdial.masked.engine import MaskedEngine
-from maskdial.metrics import Metrics, ModelMetrics
+from maskdial.metrics import Metrics
 from maskdial.models.bundle import (
     Bundle,
     KVLayout,
@@ -110,14 +110,13 @@ def start_model(
             f"model {bundle.name!r}: the path {bundle.path} is not UTF-8, so ONNX Runtime cannot "
             "open it; rename its folders"
         ) from error
-    model_metrics = metrics.declare(bundle.name, bundle.label)
 
     def start(placement: Placement) -> ServedModel:
         name = placement.provider.name
         kernels = find_kernels(config.kernels) if name == "cpu" else None
         options = SessionOptions(name, config.threads, config.spins(alone=alone), kernels=kernels)
         of_family = _start_masked if bundle.manifest.family == "masked" else _start_causal
-        return of_family(bundle, config, model_metrics, placement, options)
+        return of_family(bundle, config, metrics, placement, options)
 
     model = place(bundle, config.provider, start)
     model.engine.start()
@@ -136,7 +135,7 @@ def start_model(
 def _start_masked(
     bundle: Bundle,
     config: Config,
-    metrics: ModelMetrics,
+    metrics: Metrics,
     placement: Placement,
     options: SessionOptions,
 ) -> MaskedModel:
@@ -145,6 +144,7 @@ def _start_masked(
         check_kernels(bundle, options, config.golden_check)
     check_golden(bundle, partial(masked_logits, session), config.golden_check)
     special = bundle.manifest.special_tokens
+    model_metrics = metrics.declare_masked(bundle.label)
     engine = MaskedEngine(
         session,
         max_batch_tokens=config.max_batch_tokens or placement.provider.max_batch_tokens,
@@ -152,19 +152,19 @@ def _start_masked(
         pad_token_id=special.pad or 0,
         pad_multiple=placement.provider.pad_multiple,
         max_length=bundle.manifest.max_length,
-        metrics=metrics,
+        metrics=model_metrics,
         name=bundle.label,
     )
     tokenizer = Tokenizer.from_file(bundle.tokenizer, special)
     return MaskedModel(
-        bundle, tokenizer, metrics, options.provider, engine, kernels=session.kernels
+        bundle, tokenizer, model_metrics, options.provider, engine, kernels=session.kernels
     )
 
 
 def _start_causal(
     bundle: Bundle,
     config: Config,
-    metrics: ModelMetrics,
+    metrics: Metrics,
     placement: Placement,
     options: SessionOptions,
 ) -> CausalModel:
@@ -193,6 +193,7 @@ def _start_causal(
     never: frozenset[int] = frozenset()
     if encoder is None:  # an encoder-decoder checkpoint names what it never writes
         never = tokens_without_text(read_manifests(bundle.name, bundle.path))
+    model_metrics = metrics.declare(bundle.label)
     engine = CausalEngine(
         runner,
         tokenizer,
@@ -210,7 +211,7 @@ def _start_causal(
         never=never,
         sampler=_sampler(bundle, placement, runner.slots, options, never),
         overlaps=not placement.memory.on_host,
-        metrics=metrics,
+        metrics=model_metrics,
         name=bundle.label,
         encoder=encoder,
         max_source_length=max_source_length(manifest, config) or 0,
@@ -218,7 +219,7 @@ def _start_causal(
     return CausalModel(
         bundle,
         tokenizer,
-        metrics,
+        model_metrics,
         provider.name,
         engine,
         runner.slots,

@@ -9,7 +9,7 @@ from maskdial.causal.grammar.compiler import GrammarCompiler
 from maskdial.causal.tools.reply import ReplyFormat
 from maskdial.config import Config
 from maskdial.masked.engine import MaskedEngine
-from maskdial.metrics import ModelMetrics
+from maskdial.metrics import PassMetrics
 from maskdial.models.bundle import Bundle, Manifest
 from maskdial.models.generation_config import GenerationDefaults
 from maskdial.models.tokenizer import Tokenizer
@@ -33,7 +33,7 @@ class _Model:
 
     bundle: Bundle
     tokenizer: Tokenizer
-    metrics: ModelMetrics
+    metrics: PassMetrics
     provider: str
     kernels: str = field(default="", kw_only=True)
 
