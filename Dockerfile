@@ -25,7 +25,7 @@ RUN python3 -m pip --python /opt/maskdial install --require-hashes --only-binary
 # Separately, because onnxruntime-gpu must overwrite the files of onnxruntime.
 RUN if [ -n "$EXTRA" ]; then python3 -m pip --python /opt/maskdial install --require-hashes --only-binary :all: -r "locks/$EXTRA.txt"; fi
 COPY . .
-RUN python3 -m pip --python /opt/build wheel --no-deps --no-build-isolation --wheel-dir /wheels ./clients . \
+RUN python3 -m pip --python /opt/build wheel --no-deps --no-build-isolation --wheel-dir /wheels . \
  && python3 -m pip --python /opt/maskdial install --no-deps --no-index /wheels/*.whl \
  && find /opt/maskdial -type d \( -name tests -o -path '*/onnx/backend/test' \) -prune -exec rm -rf {} +
 

@@ -13,7 +13,7 @@ RUNTIME := .venv/.runtime-installed
 TEST := .venv/.test-installed
 DEV := .venv/.dev-installed
 # An editable install also builds the kernels, where there is a C++ compiler.
-PROJECTS := pyproject.toml clients/pyproject.toml hatch_build.py $(wildcard server/maskdial/kernels/src/*)
+PROJECTS := pyproject.toml hatch_build.py $(wildcard server/maskdial/kernels/src/*)
 DIST := .venv/.dist-installed
 DEPLOY := .venv/.deploy-installed
 SANITIZED := .venv/.sanitized
@@ -109,18 +109,18 @@ locks:
 	$(LOCKING)/bin/python -m tools.image_locks
 
 $(RUNTIME): $(PROJECTS) constraints.txt | $(BIN)/pip
-	$(PIP) install -c constraints.txt -e ./clients -e .
+	$(PIP) install -c constraints.txt -e .
 	touch $@
 
 # Dependency groups need pip 25.1; Python 3.11 and 3.12 come with an older one.
 $(TEST): $(PROJECTS) constraints.txt | $(BIN)/pip
 	$(PIP) install -c constraints.txt --upgrade pip
-	$(PIP) install -c constraints.txt -e ./clients -e . --group test
+	$(PIP) install -c constraints.txt -e . --group test
 	touch $@
 
 $(DEV): $(PROJECTS) constraints.txt | $(BIN)/pip
 	$(PIP) install -c constraints.txt --upgrade pip
-	$(PIP) install -c constraints.txt -e ./clients -e ".[export]" --group dev
+	$(PIP) install -c constraints.txt -e ".[export]" --group dev
 	touch $@
 
 $(DIST): pyproject.toml constraints.txt | $(BIN)/pip
@@ -136,7 +136,7 @@ $(DEPLOY): pyproject.toml constraints.txt | $(BIN)/pip
 $(RAY): $(PROJECTS) constraints.txt
 	$(PYTHON) -m venv $(@D)
 	$(@D)/bin/python -m pip install -c constraints.txt --upgrade pip
-	$(@D)/bin/python -m pip install -c constraints.txt -e ./clients -e ".[ray]" --group test
+	$(@D)/bin/python -m pip install -c constraints.txt -e ".[ray]" --group test
 	touch $@
 
 .venv-clients/%/.installed: tests/clients/%/requirements.txt

@@ -154,8 +154,10 @@ def main() -> None:
     build()
     with tempfile.TemporaryDirectory(prefix="maskdial-dist-") as name:
         folder = Path(name)
-        programs = install(folder / "venv", *DIST.glob("*-py3-none-any.whl"))
+        # One environment for the server and, beside it, the client's own distribution.
+        programs = install(folder / "venv", *DIST.glob("maskdial-*-py3-none-any.whl"))
         try_server(programs, folder, kernels=False)
+        install(folder / "venv", *DIST.glob("maskdial_client-*.whl"))
         for wheel in DIST.glob("*-manylinux*.whl"):
             run(programs / "pip", "install", "--force-reinstall", "--no-deps", wheel, cwd=folder)
             try_server(programs, folder, kernels=True)

@@ -34,15 +34,10 @@ def requirements() -> dict[str, list[str]]:
     """What each lock has to hold: the server's dependencies, those of its extras, and what builds
     its wheels.
     """
-    server, client = (
-        tomllib.loads((folder / "pyproject.toml").read_text(encoding="utf-8"))
-        for folder in (ROOT, ROOT / "clients")
-    )
-    ours = {project["project"]["name"] for project in (server, client)}
-    direct = [*server["project"]["dependencies"], *client["project"]["dependencies"]]
+    server = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
     extras = server["project"]["optional-dependencies"]
     return {
-        "server": [each for each in direct if re.split(r"[^\w-]", each)[0] not in ours],
+        "server": server["project"]["dependencies"],
         **{extra: extras[extra] for extra in EXTRAS},
         "build": server["build-system"]["requires"],
     }

@@ -132,7 +132,6 @@ def test_requests_are_counted_by_the_names_of_keys(http: httpx.Client) -> None:
     name = "maskdial_key_requests_total"
     assert float(lines[f'{name}{{key="alice",outcome="ok"}}']) >= 1
     assert float(lines[f'{name}{{key="key-2",outcome="validation"}}']) >= 1
-    assert "key-1" not in text  # nobody has sent it
     assert "two:2" not in text
     refused = 'maskdial_requests_total{model="",outcome="unauthorized",route="/classify"}'
     assert refused in text
