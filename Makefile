@@ -27,6 +27,23 @@ FOR_SERVING := $(firstword $(wildcard $(DEV) $(TEST)) $(RUNTIME))
 FOR_TESTING := $(firstword $(wildcard $(DEV)) $(TEST))
 PYTEST := $(BIN)/python -m pytest --numprocesses=$(WORKERS) --maxprocesses=8 --dist=worksteal
 
+# An environment does not survive the move of its checkout, nor the removal of its Python: its programs
+# name both. What they say then is "not found", and make's 127.
+define BROKEN
+for pip in .venv/bin/pip .venv-ray/bin/pip .venv-clients/*/bin/pip; do
+	bin=$${pip%/pip}; env=$${bin%/bin};
+	if test -L $$bin/python && ! test -e $$bin/python; then
+		echo "$$env: its Python is gone; remove it and run make again: rm -rf $$env";
+	elif test -f $$pip && ! test -L $$env && ! grep -qF "$(CURDIR)/$$bin/" $$pip; then
+		echo "$$env was made in another folder; remove it and run make again: rm -rf $$env";
+	fi;
+done
+endef
+ifneq ($(filter-out help locks,$(MAKECMDGOALS)),)
+FAULT := $(shell $(BROKEN))
+$(if $(FAULT),$(error $(FAULT)))
+endif
+
 .PHONY: help serve kernels test test-fast test-zoo test-clients test-deploy test-ray test-sanitized \
 	coverage check format dist locks
 
