@@ -253,6 +253,7 @@ def test_top_log_probabilities_of_greedy_tokens(openai_http: httpx.Client) -> No
 CONSTRAINTS: list[tuple[dict[str, Any], set[str]]] = [
     ({"guided_regex": " (yes|no)"}, {" yes", " no"}),
     ({"guided_choice": ['a "b"', "c\n", "é|"]}, {'a "b"', "c\n", "é|"}),
+    ({"guided_choice": ["\x7f", "a\x7f", "\x00\u2028\x85"]}, {"\x7f", "a\x7f", "\x00\u2028\x85"}),
     ({"guided_grammar": 'start: "x" | "y"'}, {"x", "y"}),
     ({"guided_json": {"enum": [1, 2]}}, {"1", "2"}),
     ({"structured_outputs": {"choice": [" left", " right"]}}, {" left", " right"}),

@@ -436,7 +436,7 @@ def test_strict_tools_of_pydantic_models(client: openai.OpenAI) -> None:
                     WEATHER | {"parameters": {"properties": {"a": {"$ref": "#/$defs/none"}}}},
                 ]
             },
-            "tools",
+            "tools[1]",
             "cannot be used",
         ),
         ({"tools": [{**CLOCK, "name": f"t{i}"} for i in range(200)]}, "tools", "at most 128"),

@@ -443,11 +443,11 @@ def nested(depth: int) -> dict[str, Any]:
         ("json", {"minimum": 2, "maximum": 1, "type": "integer"}, "Unsatisfiable"),
         ("json", {"enum": ["x" * 180] * 10_000}, rf"1830.* {MAX_SCHEMA_BYTES}"),
         ("json", {"const": "x" * 50_000}, "50000"),
-        ("json", {"$ref": "#"}, "no text matches it"),
+        ("json", {"$ref": "#"}, "infinitely recursive"),
         ("json", {"$ref": "http://127.0.0.1/schema.json"}, "does not fetch"),
         ("json", {"$ref": "file:///etc/hostname"}, "does not fetch"),
         ("json", {"$ref": "#/$defs/none"}, "does not exist"),
-        ("json", {"type": "string", "pattern": "(?<=a)b"}, "look-around"),
+        ("json", {"type": "string", "pattern": "(a"}, "unclosed group"),
         ("json", {"required": [f"p{i}" for i in range(10_000)], "type": "object"}, "too big"),
         # Nothing else would end this one: 401 * 409 * 419 states.
         ("json", {"allOf": [{"multipleOf": n} for n in (401, 409, 419)], "type": "integer"}, "2 s"),
@@ -495,14 +495,8 @@ def test_a_grammar_may_become_too_complex_on_the_way(compiler: GrammarCompiler) 
 
 
 def test_a_grammar_without_an_end_goes_on_step_by_step(compiler: GrammarCompiler) -> None:
-    schema = {
-        "type": "object",
-        "properties": {"a": {"$ref": "#"}},
-        "required": ["a"],
-        "additionalProperties": False,
-    }
-    matcher = compiled(compiler, "json", schema).matcher()
-    feed(matcher, '{"a":' * 100)
+    matcher = compiled(compiler, "lark", 'start: "{" start "}"\n | "[" start "]" | "a"').matcher()
+    feed(matcher, "{" * 100)
     assert matcher.allowed()[token("{")]
     assert not matcher.allowed()[[EOS, token("}")]].any()
 
@@ -510,7 +504,8 @@ def test_a_grammar_without_an_end_goes_on_step_by_step(compiler: GrammarCompiler
 def test_properties_in_another_order_are_another_grammar() -> None:
     """The reply keeps the schema's order."""
     texts = [
-        parse_grammar("json", {"properties": {key: {} for key in keys}}) for keys in ("ab", "ba")
+        parse_grammar("json", {"properties": {key: {} for key in keys}}).text
+        for keys in ("ab", "ba")
     ]
     assert texts[0] != texts[1]
 
@@ -730,4 +725,4 @@ def test_a_grammar_that_was_too_complex_is_tried_again_later(
 def test_a_child_process_that_cannot_start_is_unavailable() -> None:
     checker = grammar_check.GrammarChecker("no tokenizer", [])
     with pytest.raises(UnavailableError, match="could not be started"):
-        checker.check(parse_grammar("regex", "a"))
+        checker.check(parse_grammar("regex", "a").text)

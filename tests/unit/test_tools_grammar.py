@@ -143,7 +143,7 @@ def accepts(grammar: str, text: str) -> bool | None:
 
 
 def write(name: str, mode: Any = "auto", names: Sequence[str] | None = None, **kwargs: Any) -> str:
-    return write_grammar(derive(name), TOOLS, ToolChoice(mode, names), **kwargs)
+    return write_grammar(derive(name), TOOLS, ToolChoice(mode, names), **kwargs).text
 
 
 CALLS = {
@@ -244,7 +244,7 @@ def test_required_has_no_text_and_a_named_tool_no_others() -> None:
 
 
 def test_a_model_that_knows_no_tools_writes_json_of_a_call() -> None:
-    grammar = write_grammar(None, TOOLS, ToolChoice("required"))
+    grammar = write_grammar(None, TOOLS, ToolChoice("required")).text
     assert accepts(grammar, '{"name": "search_now", "arguments": {}}')
     with pytest.raises(
         ValidationError, match=r"not support tools.*tool_choice to required"
@@ -418,7 +418,7 @@ def test_arguments_one_by_one_satisfy_their_schema(
     form = derive(name)
     parameters = {"type": "object", "properties": {"k": schema}, "required": ["k"]}
     tool = Tool("f", {**parameters, "$defs": {"node": NODE}})
-    grammar = write_grammar(form, [tool], ToolChoice("required"))
+    grammar = write_grammar(form, [tool], ToolChoice("required")).text
     for value in right + wrong:
         text = form.opening + "f" + form.call.partition("$NAME")[2]
         text = text.replace("$ARGUMENTS", spelled(form, schema, value)) + form.section_end
@@ -508,7 +508,7 @@ def nested(depth: int) -> dict[str, Any]:
 
 @pytest.mark.parametrize("name", ["hermes", "qwen3_coder", "function_gemma", "lfm2"])
 def test_a_schema_nested_too_deeply_is_refused(name: str) -> None:
-    with pytest.raises(ValidationError, match="nest"):
+    with pytest.raises(ValidationError, match=r"nest|levels deep"):
         write_grammar(derive(name), [Tool("f", nested(5000))], ToolChoice("required"))
 
 
@@ -516,7 +516,7 @@ def test_a_schema_nested_too_deeply_is_refused(name: str) -> None:
     ("parameters", "reason"),
     [
         ({"properties": {"a b": {}}}, "not 'a b'"),
-        ({"properties": {"a": {"type": "array", "uniqueItems": True}}}, "'uniqueItems'"),
+        ({"properties": {"a": {"allOf": [{}, {}]}}}, "'allOf'"),
         ({"properties": {"a": {"type": "string", "pattern": "^a|b$"}}}, "pattern"),
         ({"properties": {"a": {"enum": ["<escape>"]}}}, "ends a value"),
         ({"anyOf": [{"required": ["a"]}]}, "'anyOf'"),
@@ -558,7 +558,7 @@ def test_the_compiler_lets_a_grammar_name_special_tokens(compiler: GrammarCompil
     assert form is not None
     form = form.with_special({"[TOOL_CALLS]": tag})
     many = [Tool(f"tool_{i}", SEARCH) for i in range(MAX_TOOLS)]
-    source = write_grammar(form, many, ToolChoice("auto"))
+    source = write_grammar(form, many, ToolChoice("auto")).text
     matcher: GrammarMatcher = compiler.submit("structural", source).result().matcher()
     for token in vocab.encode("Well", add_special_tokens=False).ids:
         assert matcher.allowed()[token]

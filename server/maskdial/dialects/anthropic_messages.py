@@ -16,7 +16,7 @@ from maskdial.dialects.tgi import GENERATE
 from maskdial.http.context import server_context
 from maskdial.http.disconnect import unless_gone
 from maskdial.http.lease import causal_for
-from maskdial.http.replies import json_reply, timing_headers
+from maskdial.http.replies import json_reply, timing_headers, warnings_header
 from maskdial.http.sse import Frames, stream_reply
 from maskdial.masked.tasks.task import tokenizing_seconds
 from maskdial.models.served import CausalModel
@@ -44,12 +44,13 @@ async def messages(request: Request) -> Response:
         if not body.stream:
             (completion,) = completions = await unless_gone(request, generation.complete())
     reader = ReplyReader(chat, prompt, model)
+    warnings = warnings_header(generation.warnings)
     if body.stream:
         frames = _frames(generation, body, EventWriter(envelope, reader))
-        return await stream_reply(request, frames, error_frame, {})
+        return await stream_reply(request, frames, error_frame, warnings)
     (text,) = completion.texts
     message = whole_message(envelope, reader, text.events)
-    return json_reply(message, headers=timing_headers(timings(completions)))
+    return json_reply(message, headers=timing_headers(timings(completions)) | warnings)
 
 
 async def _frames(generation: Generation, body: MessagesBody, writer: EventWriter) -> Frames:

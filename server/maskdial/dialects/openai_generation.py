@@ -17,7 +17,13 @@ from maskdial.dialects.tgi import GENERATE
 from maskdial.http.context import server_context
 from maskdial.http.disconnect import unless_gone
 from maskdial.http.lease import causal_for
-from maskdial.http.replies import encode_json, json_reply, timing_headers, truncation_header
+from maskdial.http.replies import (
+    encode_json,
+    json_reply,
+    timing_headers,
+    truncation_header,
+    warnings_header,
+)
 from maskdial.http.sse import Frames, data_frame, stream_reply
 from maskdial.models.served import CausalModel
 from maskdial.requests.generation import Completion, Generation, Text, timings
@@ -86,13 +92,14 @@ async def answer(
         if not body.stream:
             completions = await unless_gone(request, generation.complete())
     writer = make_writer(generation, model)
+    warnings = warnings_header(generation.warnings)
     if body.stream:
         num_truncated = sum(prompt.num_truncated for prompt in generation.prompts)
         return await stream_reply(
             request,
             _frames(generation, body, writer, model.name),
             error_frame,
-            truncation_header(num_truncated),
+            truncation_header(num_truncated) | warnings,
         )
 
     def reply() -> Response:
@@ -101,7 +108,7 @@ async def answer(
         content["usage"] = usage(
             generation.prompts, count_generated(completions), writer.num_reasoning
         )
-        return json_reply(content, headers=timing_headers(timings(completions)))
+        return json_reply(content, headers=timing_headers(timings(completions)) | warnings)
 
     num_described = _count_described(completions) if body.describes_tokens else 0
     seconds = num_described * _SECONDS_PER_TOKEN * (1 + body.num_top)

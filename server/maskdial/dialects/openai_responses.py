@@ -23,7 +23,13 @@ from maskdial.errors import MaskdialError, OverloadedError, ValidationError
 from maskdial.http.context import server_context
 from maskdial.http.disconnect import unless_gone
 from maskdial.http.lease import causal_for
-from maskdial.http.replies import encode_json, json_reply, timing_headers, truncation_header
+from maskdial.http.replies import (
+    encode_json,
+    json_reply,
+    timing_headers,
+    truncation_header,
+    warnings_header,
+)
 from maskdial.http.route import Route
 from maskdial.http.sse import Frames, named_frame, stream_reply
 from maskdial.models.served import CausalModel
@@ -147,12 +153,13 @@ async def create_response(request: Request) -> Response:
         generation = await unless_gone(request, preparing)
         (prompt,) = generation.prompts
         writer = ResponseWriter(body, chat, prompt, model)
+        warnings = warnings_header(generation.warnings)
         if body.stream:
             return await stream_reply(
                 request,
                 _frames(generation, body, writer),
                 writer.failed,
-                truncation_header(prompt.num_truncated),
+                truncation_header(prompt.num_truncated) | warnings,
             )
         completions = await unless_gone(request, generation.complete())
 
@@ -161,7 +168,7 @@ async def create_response(request: Request) -> Response:
     def reply() -> Response:
         for token in text.events:
             writer.push(token)
-        return json_reply(writer.response, headers=timing_headers(timings(completions)))
+        return json_reply(writer.response, headers=timing_headers(timings(completions)) | warnings)
 
     return await offload(reply, len(text.events) * _SECONDS_PER_TOKEN)
 

@@ -3,7 +3,6 @@
 The fields are OpenAI's, with those extensions of vLLM that mean something here.
 """
 
-import json
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, Self
@@ -13,6 +12,7 @@ from pydantic import ConfigDict, Field, model_validator
 
 from maskdial.causal.grammar.source import GrammarKind, GrammarValue
 from maskdial.causal.sampling.params import SamplingParams
+from maskdial.causal.tools.lark import quoted
 from maskdial.dialects.openai_schema import Lenient, OpenAIBody
 from maskdial.dialects.schema import (
     FieldError,
@@ -309,4 +309,4 @@ def _one_of(choices: list[str] | None) -> str | None:
     """A Lark grammar of some texts."""
     if choices is None:
         return None
-    return "start: " + " | ".join(json.dumps(each, ensure_ascii=False) for each in choices)
+    return "start: " + " | ".join(map(quoted, choices))

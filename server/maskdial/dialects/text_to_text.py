@@ -12,7 +12,7 @@ from maskdial.dialects.text_to_text_bodies import SummarizeBody, TranslateBody
 from maskdial.http.context import server_context
 from maskdial.http.disconnect import unless_gone
 from maskdial.http.lease import causal_for
-from maskdial.http.replies import json_reply, timing_headers
+from maskdial.http.replies import json_reply, timing_headers, warnings_header
 from maskdial.http.route import TaskRoute
 from maskdial.models.bundle import Manifest, Task
 from maskdial.models.served import ServedModel
@@ -89,7 +89,7 @@ class TextToTextTask:
         texts = [completion.texts[0].finish.generated_text for completion in completions]
         if body.options.clean_up_tokenization_spaces:
             texts = list(map(_clean_up, texts))
-        headers = timing_headers(timings(completions))
+        headers = timing_headers(timings(completions)) | warnings_header(generation.warnings)
         return json_reply([{self.key: text} for text in texts], headers=headers)
 
 

@@ -20,6 +20,7 @@ from maskdial.http.replies import (
     json_reply,
     timing_headers,
     truncation_header,
+    warnings_header,
 )
 from maskdial.http.route import TaskRoute
 from maskdial.http.sse import Frames, data_frame, stream_reply
@@ -122,13 +123,13 @@ async def _serve(
             request,
             _frames(generation, parameters, model.tokenizer),
             _error_frame,
-            truncation_header(prompt.num_truncated),
+            truncation_header(prompt.num_truncated) | warnings_header(generation.warnings),
         )
 
     def reply() -> Response:
         replies = [_reply(each, parameters, model.tokenizer) for each in completions]
         single = not body.batch and (isinstance(replies[0], list) or not as_list)
-        headers = timing_headers(timings(completions))
+        headers = timing_headers(timings(completions)) | warnings_header(generation.warnings)
         return json_reply(replies[0] if single else replies, headers=headers)
 
     return await offload(reply, _count_described(completions, parameters) * _SECONDS_PER_TOKEN)

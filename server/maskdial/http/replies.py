@@ -1,11 +1,16 @@
 """Replies: JSON, headers, the native form of errors, and what all SDKs expect of errors."""
 
+import json
+from collections.abc import Sequence
+
 from fastapi import Response
 from pydantic_core import to_json
 from typing_extensions import TypedDict
 
 from maskdial.errors import DeadlineError, MaskdialError, UnauthorizedError, ValidationError
 from maskdial.requests.timing import Timings
+
+_MAX_WARNING_LENGTH = 1000  # characters, of all together
 
 
 class NativeError(TypedDict):
@@ -44,6 +49,25 @@ def timing_headers(timings: Timings) -> dict[str, str]:
 def truncation_header(num_tokens: int) -> dict[str, str]:
     """``x-truncated-tokens``, where tokens were truncated."""
     return {"x-truncated-tokens": str(num_tokens)} if num_tokens else {}
+
+
+def warnings_header(warnings: Sequence[str]) -> dict[str, str]:
+    """``x-schema-warnings``: which constraints of a request's schemas are not enforced.
+
+    Sentences are separated by ``; ``. Characters beyond ASCII, and semicolons, are escaped as in
+    JSON; beyond 1,000 characters, the rest is counted.
+    """
+    told: list[str] = []
+    room = _MAX_WARNING_LENGTH
+    for warning in warnings:
+        text = json.dumps(warning)[1:-1].replace(";", r"\u003b").replace("\x7f", r"\u007f")
+        room -= len(text)
+        if room < 0:
+            break
+        told.append(text)
+    if len(told) < len(warnings):
+        told.append(f"and {len(warnings) - len(told)} more")
+    return {"x-schema-warnings": "; ".join(told)} if told else {}
 
 
 def error_content(error: MaskdialError) -> NativeError:

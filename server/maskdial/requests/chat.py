@@ -212,7 +212,7 @@ class ChatRequest:
                 source = write_content_grammar(*content, thinking, thinking_opened=opened)
             else:
                 return own
-        return GrammarRequest("structural", source, field)
+        return GrammarRequest("structural", source.text, field, source.warnings)
 
 
 @contextlib.contextmanager

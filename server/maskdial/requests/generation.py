@@ -63,6 +63,11 @@ class Generation:
         self._model = model
         self._deadline = deadline
 
+    @property
+    def warnings(self) -> Sequence[str]:
+        """A sentence for each constraint of the request's schemas that is not enforced."""
+        return self.prompts[0].warnings
+
     @classmethod
     async def prepare(
         cls, request: GenerationRequest, model: CausalModel, config: Config, deadline: Deadline

@@ -23,12 +23,14 @@ from maskdial.requests.text_to_text import (
 class GrammarRequest:
     """What the text must match: ``value`` is a schema, a regular expression or a Lark grammar.
 
-    ``field`` is what an error about it names.
+    ``field`` is what an error about it names; ``warnings`` tell which constraints of schemas in a
+    ``structural`` grammar are not enforced.
     """
 
     kind: GrammarKind
     value: GrammarValue
     field: str = "grammar"
+    warnings: Sequence[str] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -38,12 +38,14 @@ class Prompt:
     """One tokenized prompt, or source text, and its sequences.
 
     ``text`` is None if the prompt came as token ids; ``num_truncated`` tokens were cut off.
+    ``warnings`` tell which constraints of the request's schemas are not enforced.
     """
 
     text: str | None
     ids: list[int]
     num_truncated: int
     sequences: tuple[CausalSequence, ...]
+    warnings: tuple[str, ...] = ()
 
     @property
     def context_ids(self) -> list[int]:
@@ -74,8 +76,12 @@ async def read_prompts(
         if request.grammar_for is not None:
             wanted = await asyncio.to_thread(request.grammar_for, rendered)
     grammar = await _compile(wanted, model)
+    warnings: tuple[str, ...] = ()
+    if wanted is not None and grammar is not None:
+        warnings = (*wanted.warnings, *grammar.warnings)
     if settings is not None:
-        return await _read_sources(request, model, settings, params, grammar, beams)
+        prompts = await _read_sources(request, model, settings, params, grammar, beams)
+        return [dataclasses.replace(prompt, warnings=warnings) for prompt in prompts]
     if request.truncate is None:
         for index, prompt in enumerate(given):
             if isinstance(prompt, str):
@@ -87,7 +93,7 @@ async def read_prompts(
         kept = _fit(ids, num_special, request.truncate, model, index)
         sequences = _make_sequences(request, kept, params, grammar, model, beams)
         text = prompt if isinstance(prompt, str) else None
-        prompts.append(Prompt(text, kept, len(ids) - len(kept), sequences))
+        prompts.append(Prompt(text, kept, len(ids) - len(kept), sequences, warnings))
     if request.describe_tokens and params.prompt_logprobs:
         num_prompt = sum(len(prompt.ids) for prompt in prompts) * request.num_sequences
         _check_described(num_prompt + num_sequences * params.max_new_tokens, params)

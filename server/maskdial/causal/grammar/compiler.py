@@ -8,12 +8,15 @@ from collections import Counter, OrderedDict, deque
 from collections.abc import Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Protocol
 
 from maskdial.causal.grammar.build import build_matcher
 from maskdial.causal.grammar.check import GrammarChecker, TooComplexError
 from maskdial.causal.grammar.masks import MaskThreads
 from maskdial.causal.grammar.matcher import Grammar
+from maskdial.causal.grammar.memory import GrammarMemory, Hold
+from maskdial.causal.grammar.schema import ONE_OF_WARNING
 from maskdial.causal.grammar.source import (
     GrammarKind,
     GrammarValue,
@@ -46,6 +49,7 @@ class _Job:
     value: GrammarValue
     key: bytes
     client: str
+    hold: Hold
     grammar: Future[Grammar] = field(default_factory=Future)
 
 
@@ -83,6 +87,7 @@ class GrammarCompiler:
         self._masking = MaskThreads(_NUM_MASK_THREADS)
         self._lock = threading.Lock()
         self._pending: dict[str, deque[_Job]] = {}  # by client; none is empty
+        self._memory = GrammarMemory()
         self._shares = Shares()  # of the thread's seconds
         # How many requests of each client wait for each grammar, by its hash.
         self._waiting: Counter[tuple[str, bytes]] = Counter()
@@ -91,6 +96,11 @@ class GrammarCompiler:
     def num_compiling(self) -> int:
         """Different grammars that are being compiled, or wait for it."""
         return len({key for _, key in self._waiting})
+
+    @property
+    def num_bytes(self) -> int:
+        """Of the grammars that wait or are in use."""
+        return self._memory.num_bytes
 
     def submit(self, kind: GrammarKind, value: GrammarValue) -> "Future[Grammar]":
         """Compiles a grammar on another thread; await it with ``asyncio.wrap_future``.
@@ -107,14 +117,15 @@ class GrammarCompiler:
             UnavailableError: too many masks never ended.
             OverloadedError: too many other grammars wait to be compiled, of this client or in all.
                 A grammar that waits already is no burden: only the first of its kind has to be
-                checked.
+                checked. Or the grammars that wait or are in use are too large; see `GrammarMemory`.
         """
         if self._masking.exhausted:
             raise UnavailableError(
                 "constrained output is switched off until the server is restarted: the masks of "
                 "several grammars took too long"
             )
-        job = _Job(kind, value, _hash(kind, value), current_usage().client)
+        client, key, num_bytes = current_usage().client, *_hash(kind, value)
+        job = _Job(kind, value, key, client, self._memory.hold(client, num_bytes))
         with self._lock:
             self._check_room(job)
             if job.client not in self._pending:
@@ -122,7 +133,8 @@ class GrammarCompiler:
                 self._pending[job.client] = deque()
             self._pending[job.client].append(job)
             self._waiting[job.client, job.key] += 1
-        job.grammar.add_done_callback(lambda _: self._count_down(job))
+        # Not the job, which would be a cycle with its own callback, and keep the grammar's memory.
+        job.grammar.add_done_callback(partial(self._count_down, job.client, job.key))
         self._compiling.submit(self._work)
         return job.grammar
 
@@ -144,11 +156,11 @@ class GrammarCompiler:
                 "to be compiled already; try again in a moment"
             )
 
-    def _count_down(self, job: "_Job") -> None:
+    def _count_down(self, client: str, key: bytes, _: "Future[Grammar]") -> None:
         with self._lock:
-            self._waiting[job.client, job.key] -= 1
-            if not self._waiting[job.client, job.key]:
-                del self._waiting[job.client, job.key]
+            self._waiting[client, key] -= 1
+            if not self._waiting[client, key]:
+                del self._waiting[client, key]
 
     def _work(self) -> None:
         """Compiles the next grammar of the client whose turn it is."""
@@ -159,31 +171,53 @@ class GrammarCompiler:
                 del self._pending[client]
         started = time.monotonic()
         if job.grammar.set_running_or_notify_cancel():
-            try:
-                grammar = self._compile(job.kind, job.value)
-            except Exception as error:
-                job.grammar.set_exception(error)
-            else:
+            grammar, error = self._try(job.kind, job.value, job.hold)
+            if grammar is not None:
                 job.grammar.set_result(grammar)
+            else:
+                job.grammar.set_exception(error)
+            # An error's traceback leads to this frame, which would lead to the error's future.
+            del grammar, error
+        del job
         with self._lock:
             self._shares.charge(client, time.monotonic() - started)
             self._shares.prune(self._pending)
 
-    def _compile(self, kind: GrammarKind, value: GrammarValue) -> Grammar:
+    def _try(
+        self, kind: GrammarKind, value: GrammarValue, hold: Hold
+    ) -> tuple[Grammar, None] | tuple[None, Exception]:
+        """The grammar, or why there is none. An error's traceback does not lead to the job."""
+        try:
+            return self._compile(kind, value, hold), None
+        except Exception as error:
+            return None, error
+
+    def _compile(self, kind: GrammarKind, value: GrammarValue, hold: Hold) -> Grammar:
         source = parse_grammar(kind, value)
         if self._vocabulary is None:
             # Takes some tenths of a second, so not before a request needs it.
             self._vocabulary = Vocabulary(
                 self._tokenizer_json, self._vocab_size, self._eos_token_ids
             )
-        self._check(source)
-        matcher, mask = build_matcher(self._vocabulary.tokenizer, source)
+        self._check(source.text)
+        matcher, mask = build_matcher(self._vocabulary.tokenizer, source.text)
         # Only grammars written by the server may contain special tokens: the tags of tool calls.
         with_special = kind == "structural"
         first = self._vocabulary.unpack(mask, with_special=with_special)
         if not self._vocabulary.has_text(first):
             raise grammar_error("no text of this model matches it, or only the empty one")
-        return Grammar(matcher, first, self._vocabulary, self._masking, with_special=with_special)
+        warnings = [*source.warnings]
+        if any("oneOf" in warning for warning in matcher.get_grammar_warnings()):
+            warnings.append(ONE_OF_WARNING)
+        return Grammar(
+            matcher,
+            first,
+            self._vocabulary,
+            self._masking,
+            with_special=with_special,
+            warnings=warnings,
+            hold=hold,
+        )
 
     def _check(self, source: str) -> None:
         key = hashlib.sha256(source.encode()).digest()
@@ -215,9 +249,11 @@ class _Verdict:
     expires: float = math.inf
 
 
-def _hash(kind: GrammarKind, value: GrammarValue) -> bytes:
+def _hash(kind: GrammarKind, value: GrammarValue) -> tuple[bytes, int]:
+    """A grammar's hash, and about how many bytes its text has."""
     try:
         text = f"{kind} {value!r}"
     except RecursionError:
         text = ""  # so deep that it will be refused as soon as it is read
-    return hashlib.sha256(text.encode(errors="surrogatepass")).digest()
+    content = text.encode(errors="surrogatepass")
+    return hashlib.sha256(content).digest(), len(content)

@@ -94,6 +94,8 @@ class MaskThreads:
                 task.mask.set_result(mask)
             else:
                 task.mask.set_exception(error)
+            # Until the next task, it would keep the memory of its grammar.
+            del task, mask, error
 
 
 class PendingMask:

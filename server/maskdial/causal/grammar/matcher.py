@@ -1,12 +1,14 @@
 """Grammar and GrammarMatcher: which tokens a compiled grammar allows next, by llguidance."""
 
 import threading
+from collections.abc import Sequence
 
 import numpy as np
 from llguidance import LLMatcher
 from numpy.typing import NDArray
 
 from maskdial.causal.grammar.masks import MaskThreads, PendingMask
+from maskdial.causal.grammar.memory import Hold
 from maskdial.causal.grammar.source import grammar_error
 from maskdial.causal.grammar.vocabulary import Vocabulary
 from maskdial.errors import ValidationError
@@ -21,6 +23,8 @@ class Grammar:
         vocabulary: the model's.
         threads: where masks are computed.
         with_special: whether the grammar may speak of special tokens.
+        warnings: a sentence for each constraint of the request's schemas that is not enforced.
+        hold: keeps the grammar's memory counted, until it and its matchers are gone.
     """
 
     def __init__(
@@ -31,12 +35,16 @@ class Grammar:
         threads: MaskThreads,
         *,
         with_special: bool,
+        warnings: Sequence[str],
+        hold: Hold,
     ) -> None:
+        self.warnings = tuple(warnings)
         self._matcher = matcher
         self._first = first
         self._vocabulary = vocabulary
         self._threads = threads
         self._with_special = with_special
+        self._hold = hold
         self._lock = threading.Lock()
 
     def matcher(self) -> "GrammarMatcher":
@@ -49,6 +57,7 @@ class Grammar:
             self._vocabulary,
             self._threads,
             with_special=self._with_special,
+            hold=self._hold,
         )
 
 
@@ -67,11 +76,13 @@ class GrammarMatcher:
         threads: MaskThreads,
         *,
         with_special: bool,
+        hold: Hold,
     ) -> None:
         self._matcher = matcher
         self._vocabulary = vocabulary
         self._threads = threads
         self._with_special = with_special
+        self._hold = hold
         self._pending: PendingMask | None = None
         self._allowed: NDArray[np.bool_] | None = first
         self.finished = False

@@ -3,10 +3,12 @@
 import json
 import re
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
 from llguidance import LLMatcher, regex_to_lark
 
+from maskdial.causal.grammar.schema import enforceable
 from maskdial.errors import ValidationError
 
 # Requests may send the first four; the server writes structural ones itself, for tool calls.
@@ -31,7 +33,20 @@ _NAMES = {
 }
 
 
-def parse_grammar(kind: GrammarKind, value: GrammarValue) -> str:
+@dataclass(frozen=True, slots=True)
+class GrammarSource:
+    """A grammar in llguidance's format.
+
+    Attributes:
+        text: the grammar.
+        warnings: a sentence for each constraint of a schema that it does not enforce.
+    """
+
+    text: str
+    warnings: tuple[str, ...] = ()
+
+
+def parse_grammar(kind: GrammarKind, value: GrammarValue) -> GrammarSource:
     """Translates a grammar into llguidance's format.
 
     Args:
@@ -44,6 +59,7 @@ def parse_grammar(kind: GrammarKind, value: GrammarValue) -> str:
             `maskdial.causal.tools.grammar.write_grammar`.
 
     JSON is generated with at most one space between its parts. ``oneOf`` is treated as ``anyOf``.
+    What else of a schema is not enforced is reported; see `maskdial.causal.grammar.schema`.
 
     Raises:
         ValidationError: the value is not of its kind, or is too large.
@@ -56,7 +72,7 @@ def parse_grammar(kind: GrammarKind, value: GrammarValue) -> str:
     if kind == "structural":
         # Written by the server, from schemas that were checked one by one.
         assert isinstance(value, str)
-        return value
+        return GrammarSource(value)
     text = _require_text(kind, value)
     if kind == "regex":
         # As in the patterns of a JSON schema: otherwise a date may have any Unicode digits.
@@ -65,7 +81,7 @@ def parse_grammar(kind: GrammarKind, value: GrammarValue) -> str:
         raise ValidationError("the Lark grammar is empty")
     # llguidance looks ahead while only one byte can follow. In `start: /a+/ /a+/` the first part
     # takes every byte, so it would look ahead without end. The last of several options counts.
-    return LLMatcher.grammar_from_lark(text + _NO_FORCING)
+    return GrammarSource(LLMatcher.grammar_from_lark(text + _NO_FORCING))
 
 
 def grammar_error(message: str) -> ValidationError:
@@ -97,7 +113,7 @@ def _check_size(kind: GrammarKind, text: str, limit: int) -> None:
         raise ValidationError(f"the {_NAMES[kind]} has {size} bytes; the limit is {limit}")
 
 
-def _parse_schema(kind: GrammarKind, value: GrammarValue) -> str:
+def _parse_schema(kind: GrammarKind, value: GrammarValue) -> GrammarSource:
     if isinstance(value, str):
         _check_size(kind, value, MAX_SCHEMA_BYTES)
         value = _read_json(value)
@@ -116,15 +132,13 @@ def _parse_schema(kind: GrammarKind, value: GrammarValue) -> str:
     # llguidance takes options for the layout of the reply here; clients may not set them.
     schema = {key: part for key, part in schema.items() if key != "x-guidance"}
     _check_parts(kind, schema)
-    try:
-        text = json.dumps(schema, separators=(",", ":"), allow_nan=False)
-    except (TypeError, ValueError) as error:
-        raise ValidationError(f"the JSON schema is not valid JSON: {error}") from error
-    _check_size(kind, text, MAX_SCHEMA_BYTES)
+    _check_size(kind, _write_json(schema), MAX_SCHEMA_BYTES)
+    schema, warnings = enforceable(schema)
+    text = _write_json(schema)
     try:
         # At most one space wherever JSON allows white space: a model may write JSON as it was
         # trained to, but cannot fill its reply with blanks.
-        return LLMatcher.grammar_from_json_schema(
+        source = LLMatcher.grammar_from_json_schema(
             text,
             overrides={
                 "item_separator": ",",
@@ -135,6 +149,14 @@ def _parse_schema(kind: GrammarKind, value: GrammarValue) -> str:
         )
     except ValueError as error:
         raise grammar_error(str(error)) from error
+    return GrammarSource(source, tuple(warnings))
+
+
+def _write_json(schema: dict[str, Any]) -> str:
+    try:
+        return json.dumps(schema, separators=(",", ":"), allow_nan=False)
+    except (TypeError, ValueError) as error:
+        raise ValidationError(f"the JSON schema is not valid JSON: {error}") from error
 
 
 def _read_json(text: str) -> Any:

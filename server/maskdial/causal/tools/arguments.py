@@ -2,7 +2,8 @@
 
 llguidance enforces JSON schemas on JSON only. Objects, arrays and unions are therefore translated
 here as far as a notation differs from JSON; the JSON parts of it are left to llguidance. A keyword
-that cannot be enforced is refused; ``format`` is an annotation, as in JSON Schema itself.
+that cannot be translated is refused, or reported if it only narrows values; ``format`` is an
+annotation, as in JSON Schema itself.
 """
 
 import json
@@ -12,18 +13,15 @@ from typing import Any, Literal
 
 from llguidance import regex_to_lark
 
+from maskdial.causal.grammar.subschemas import resolve
 from maskdial.causal.tools.format import KEY, VALUE, ArgumentList, split_pattern
 from maskdial.causal.tools.lark import ANY_TEXT, LarkWriter, alternatives, containing, quoted
-from maskdial.causal.tools.schema import resolve
 from maskdial.errors import ValidationError
 
 _KEY = re.compile(r"[\w.$-]{1,64}")
-# Keywords that are not translated here. The others are, or do not constrain values.
-_REFUSED = frozenset(
-    {"allOf", "not", "if", "patternProperties", "propertyNames", "minProperties", "maxProperties"}
-    | {"dependentRequired", "dependentSchemas", "dependencies", "unevaluatedProperties"}
-    | {"prefixItems", "contains", "uniqueItems", "unevaluatedItems"}
-)
+# Keywords that are not translated here: without the first, a value would be another one.
+_REFUSED = frozenset({"allOf", "patternProperties", "prefixItems"})
+_NOT_ENFORCED = frozenset({"minProperties", "maxProperties"})
 _ANNOTATIONS = frozenset(
     {"title", "description", "default", "examples", "deprecated", "readOnly", "writeOnly"}
     | {"format", "$schema", "$id", "$comment", "$defs", "definitions"}
@@ -315,6 +313,8 @@ class ArgumentRules:
         for key in sorted(_REFUSED & schema.keys()):
             if schema[key] is not False:
                 raise self._refused(key)
+        for key in sorted(_NOT_ENFORCED & schema.keys()):
+            self._writer.warn([f": {key} is not enforced"])
 
     def _refused(self, keyword: str) -> ValidationError:
         return ValidationError(

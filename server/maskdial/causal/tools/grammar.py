@@ -2,8 +2,12 @@
 
 import re
 from collections.abc import Callable, Sequence
+from typing import Any
 
-from maskdial.causal.grammar.source import MAX_SCHEMA_BYTES, GrammarValue
+from maskdial.causal.grammar.finite import check_finite
+from maskdial.causal.grammar.schema import without_not_enforced
+from maskdial.causal.grammar.source import MAX_SCHEMA_BYTES, GrammarSource, GrammarValue
+from maskdial.causal.grammar.subschemas import check_shapes
 from maskdial.causal.tools.arguments import ArgumentRules
 from maskdial.causal.tools.format import (
     ARGUMENTS,
@@ -14,7 +18,6 @@ from maskdial.causal.tools.format import (
     split_pattern,
 )
 from maskdial.causal.tools.lark import ANY_TEXT, ContentKind, LarkWriter, alternatives, quoted
-from maskdial.causal.tools.schema import check_finite
 from maskdial.causal.tools.thinking import ThinkingMarks
 from maskdial.causal.tools.tool import Tool, ToolChoice, check_tools
 from maskdial.errors import ValidationError
@@ -33,7 +36,7 @@ def write_grammar(
     content: tuple[ContentKind, GrammarValue] | None = None,
     thinking: ThinkingMarks | None = None,
     thinking_opened: bool = False,
-) -> str:
+) -> GrammarSource:
     """The grammar of a reply, of the kind ``structural`` of `GrammarCompiler`.
 
     Args:
@@ -68,10 +71,10 @@ def write_grammar(
         start = _after_thinking(writer, thinking, rules.reply, opened=thinking_opened)
     writer.define("start", start)
     source = writer.source()
-    if len(source) > MAX_SCHEMA_BYTES:
+    if len(source.text) > MAX_SCHEMA_BYTES:
         raise ValidationError(
-            f"the grammar of the tools has {len(source)} bytes; the limit is {MAX_SCHEMA_BYTES}; "
-            "send fewer tools or smaller schemas",
+            f"the grammar of the tools has {len(source.text)} bytes; the limit is "
+            f"{MAX_SCHEMA_BYTES}; send fewer tools or smaller schemas",
             field="tools",
         )
     return source
@@ -83,7 +86,7 @@ def write_content_grammar(
     thinking: ThinkingMarks,
     *,
     thinking_opened: bool = False,
-) -> str:
+) -> GrammarSource:
     """The grammar of a reply without calls: thinking, then a text.
 
     Args:
@@ -192,14 +195,18 @@ class _CallRules:
         return " ".join(filter(None, parts))
 
     def _arguments(self, tool: Tool) -> str:
-        schema = {"type": "object", **tool.parameters}
+        self._writer.about = tool.name
+        schema: dict[str, Any] = {"type": "object", **tool.parameters}
         try:
-            check_finite(schema)
+            check_shapes(schema)
             if self._form.arguments is None:
                 return self._writer.schema(schema)
+            schema, warnings = without_not_enforced(schema)
+            self._writer.warn(warnings)
+            check_finite(schema)
             return ArgumentRules(self._writer, self._form.arguments, schema).arguments()
         except ValidationError as error:
-            reason = error.message
+            reason = error.message.removeprefix("the JSON schema cannot be used: ")
         except RecursionError:
             reason = "it is nested too deeply"
         except (TypeError, ValueError, AttributeError):  # a keyword's value may be of any type

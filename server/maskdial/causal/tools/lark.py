@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from llguidance import regex_to_lark
 
-from maskdial.causal.grammar.source import GrammarValue, parse_grammar
+from maskdial.causal.grammar.source import GrammarSource, GrammarValue, parse_grammar
 
 # Not Lark, which could name special tokens here.
 ContentKind = Literal["json", "json_schema", "regex"]
@@ -21,9 +21,13 @@ class LarkWriter:
     Args:
         special_ids: the ids of special tokens, by their text. In literals they stand for the token
             itself, which no ordinary text can spell.
+
+    Attributes:
+        about: what warnings begin with, such as the name of a tool.
     """
 
     def __init__(self, special_ids: Mapping[str, int]) -> None:
+        self.about = ""
         self._special_ids = special_ids
         tags = sorted(special_ids, key=len, reverse=True)
         self._tags = re.compile("|".join(map(re.escape, tags)) or "(?!)")
@@ -31,6 +35,7 @@ class LarkWriter:
         self._grammars: list[dict[str, Any]] = []
         self._embedded: dict[str, str] = {}
         self._num_names = 0
+        self._warnings: dict[str, None] = {}
 
     def rule(self, body: str, *, attributes: str = "") -> str:
         """Adds a rule under a new name."""
@@ -76,24 +81,31 @@ class LarkWriter:
             ValidationError: the value is no such grammar, or is too large.
         """
         source = parse_grammar(kind, value)
-        if source not in self._embedded:
+        self.warn(source.warnings)
+        if source.text not in self._embedded:
             name = f"part_{len(self._embedded)}"
-            part = {"lark_grammar": source}
+            part = {"lark_grammar": source.text}
             if kind != "regex":
-                part = json.loads(source)["grammars"][0]
+                part = json.loads(source.text)["grammars"][0]
             self._grammars.append({**part, "name": name})
-            self._embedded[source] = f"@{name}"
-        return self._embedded[source]
+            self._embedded[source.text] = f"@{name}"
+        return self._embedded[source.text]
 
-    def source(self) -> str:
+    def warn(self, warnings: Iterable[str]) -> None:
+        """Adds sentences about constraints that are not enforced."""
+        self._warnings |= dict.fromkeys(self.about + each for each in warnings)
+
+    def source(self) -> GrammarSource:
         """The whole grammar, in llguidance's form. It needs a rule ``start``."""
         main = {"name": "calls", "lark_grammar": "\n".join(self._lines)}
-        return json.dumps({"grammars": [main, *self._grammars]}, separators=(",", ":"))
+        text = json.dumps({"grammars": [main, *self._grammars]}, separators=(",", ":"))
+        return GrammarSource(text, tuple(self._warnings))
 
 
 def quoted(text: str) -> str:
     """A text as a Lark literal; empty for an empty text."""
-    return json.dumps(text, ensure_ascii=False) if text else ""
+    # llguidance's lexer takes every character but this control character.
+    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f") if text else ""
 
 
 def alternatives(bodies: Iterable[str]) -> str:
