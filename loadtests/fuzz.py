@@ -6,7 +6,6 @@ import contextlib
 import json
 import random
 import re
-import shutil
 import tempfile
 import time
 from collections import Counter
@@ -20,13 +19,12 @@ from rich.console import Console
 
 from loadtests import LoadTestError, count
 from loadtests.hostile import body, grammar, http_message, template
+from loadtests.kinds import chatting_starters
 from loadtests.measurement import Section, add_report_options, load_averages, write_reports
 from loadtests.mix import draw_questions, learn_answers
 from loadtests.server import Connection, Reply, ServerProcess, post, running_server
 from maskdial.causal.chat import ChatTemplate
 from maskdial.errors import MaskdialError
-from maskdial.models.bundle import CHAT_TEMPLATE, file_sha256, read_manifests, write_manifest
-from maskdial.models.catalog import STARTER_FOLDER
 
 DESCRIPTION = (
     "Send generated inputs to the starter models: bodies with faults on every route of the OpenAPI "
@@ -36,7 +34,6 @@ DESCRIPTION = (
 )
 _QUESTION = "what hostile inputs break"
 _SHARES = {"body": 0.7, "http": 0.22, "grammar": 0.077, "template": 0.003}
-_TEMPLATE = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}assistant:"
 _NAMES = ("hybrid", "sentiment", "hybrid:full", "..", "%2e%2e%2fx", "%00", "a%0d%0ab", "%c3%a9/x")
 _HEADERS: tuple[Mapping[str, str], ...] = (
     *({}, {}, {}, {}, {"content-encoding": "gzip"}, {"content-type": "text/plain"}),
@@ -80,28 +77,18 @@ def main(args: argparse.Namespace) -> int:
         if "Traceback" in line:
             tracebacks.append(line)
 
-    with tempfile.TemporaryDirectory() as folder:
-        hybrid = _with_template(STARTER_FOLDER / "hybrid", Path(folder) / "hybrid")
-        models = {"hybrid": hybrid, "sentiment": STARTER_FOLDER / "sentiment"}
-        with running_server(models, on_line=read, **_SETTINGS) as server:
-            fuzz = Fuzz(server, args.seed)
-            asyncio.run(fuzz.run(args.inputs, args.clients))
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        running_server(chatting_starters(Path(folder)), on_line=read, **_SETTINGS) as server,
+    ):
+        fuzz = Fuzz(server, args.seed)
+        asyncio.run(fuzz.run(args.inputs, args.clients))
     findings = (*fuzz.findings, f"tracebacks in the log: {len(tracebacks)}", *tracebacks[:3])
     section = Section("fuzz", _QUESTION, 1, fuzz.rows(), findings)
     section.show(Console())
     write_reports(args, [section], facts)
     broken = any(row.failed or row.undocumented or row.late or row.lost for row in fuzz.rows())
     return 1 if broken or fuzz.is_different or tracebacks else 0
-
-
-def _with_template(bundle: Path, folder: Path) -> Path:
-    """A copy with a chat template, so that the routes of conversations have a model."""
-    shutil.copytree(bundle, folder)
-    (folder / CHAT_TEMPLATE).write_text(_TEMPLATE, encoding="utf-8")
-    causal = read_manifests("hybrid", folder)[0]
-    files = {**causal.files, CHAT_TEMPLATE: file_sha256(folder / CHAT_TEMPLATE)}
-    write_manifest(folder, causal.model_copy(update={"files": files}))
-    return folder
 
 
 @dataclass(frozen=True, slots=True)

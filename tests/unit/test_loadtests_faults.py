@@ -7,6 +7,7 @@ import json
 import pytest
 
 from loadtests import chaos, crashes, fairness, overload, soak
+from loadtests.kinds import KINDS
 from loadtests.mix import draw_questions, essence
 from loadtests.proxy import Fault, FaultyProxy
 
@@ -104,10 +105,14 @@ def test_short_runs_lose_nothing(
     options = {"seed": 0, "clients": 4, "output": None, "markdown": None}
     assert chaos.main(argparse.Namespace(seconds=60, requests=150, **options)) == 0
     assert crashes.main(argparse.Namespace(times=2, **options)) == 0
-    assert soak.main(argparse.Namespace(minutes=0.05, warm_up=0.02, **options)) == 0
+    soaked = argparse.Namespace(minutes=0.05, warm_up=0.02, by_kind=False, **options)
+    assert soak.main(soaked) == 0
+    monkeypatch.setattr(soak, "KINDS", KINDS[:2])
+    assert soak.main(argparse.Namespace(minutes=0.01, by_kind=True, **options)) == 0
     printed = capsys.readouterr()
     assert "tracebacks in the log: 0" in printed.out
     assert "resident memory" in printed.out
+    assert "steepest: " in printed.out
 
 
 @pytest.mark.slow
