@@ -1,5 +1,6 @@
 """Cluster: a gateway, a router, replicas and an autoscaler, under the load of conversations."""
 
+import heapq
 import random
 from collections.abc import Generator, Iterable
 from dataclasses import dataclass, field
@@ -9,8 +10,6 @@ from typing import Any
 import simpy
 
 from loadtests.simulate.autoscaler import Autoscaler, Scaling
-from loadtests.simulate.gaps import Gaps
-from loadtests.simulate.gateway import Gateway
 from loadtests.simulate.replica import Limits, Replica
 from loadtests.simulate.request import Outcome, Request
 from loadtests.simulate.router import Router
@@ -53,13 +52,11 @@ class History:
         requests: all of them, each with an outcome, in the order of their arrival.
         sizes: how many replicas there were from when on, those that start or drain included.
         gateway_busy: seconds of all the gateway's workers together.
-        gaps: between the tokens of all texts.
     """
 
     requests: tuple[Request, ...]
     sizes: tuple[tuple[float, int], ...]
     gateway_busy: float
-    gaps: Gaps
 
     def replica_seconds(self, start: float, end: float) -> float:
         """For how long replicas existed between two times, added up."""
@@ -68,6 +65,30 @@ class History:
             size * max(min(until, end) - max(since, start), 0.0)
             for (since, size), until in zip(self.sizes, [*times, end], strict=True)
         )
+
+
+class Gateway:
+    """A queue before workers that each handle one request at a time, all in the same time.
+
+    Args:
+        seconds: that a request takes, the relaying of its reply included.
+        workers: processes or threads that work at the same time.
+    """
+
+    def __init__(self, seconds: float, workers: int = 1) -> None:
+        self.busy_seconds = 0.0
+        """Of all workers together."""
+        self._seconds = seconds
+        self._free_at = [0.0] * workers  # a heap
+
+    def delay(self, now: float) -> float:
+        """Takes a request; returns the seconds after which it leaves. Times must not decrease."""
+        if not self._seconds:
+            return 0.0
+        start = max(now, self._free_at[0])
+        heapq.heapreplace(self._free_at, start + self._seconds)
+        self.busy_seconds += self._seconds
+        return start + self._seconds - now
 
 
 class Cluster:
@@ -93,7 +114,6 @@ class Cluster:
         self._requests: list[Request] = []
         self._replies: dict[Request, simpy.Event] = {}
         self._ready: list[Replica] = []
-        self._gaps: list[Gaps] = []  # of all replicas that there ever were
         self._numbers = count()
         self._num_starting = 0
         self._sizes: list[tuple[float, int]] = [(0.0, 0)]
@@ -109,12 +129,7 @@ class Cluster:
         if self._shape.scaling is not None:
             self._env.process(self._scale(self._shape.scaling))
         self._env.run()
-        return History(
-            tuple(self._requests),
-            tuple(self._sizes),
-            self._gateway.busy_seconds,
-            Gaps.sum(self._gaps).spread(self._times.spread),
-        )
+        return History(tuple(self._requests), tuple(self._sizes), self._gateway.busy_seconds)
 
     def _begin(self, conversations: Iterable[Conversation]) -> Process:
         for conversation in conversations:
@@ -151,9 +166,7 @@ class Cluster:
 
     def _new_replica(self) -> Replica:
         number = next(self._numbers)
-        replica = Replica(self._env, number, self._times, self._shape.limits, self._reply)
-        self._gaps.append(replica.gaps)
-        return replica
+        return Replica(self._env, number, self._times, self._shape.limits, self._reply)
 
     def _scale(self, scaling: Scaling) -> Process:
         autoscaler = Autoscaler(scaling)

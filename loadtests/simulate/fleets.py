@@ -110,70 +110,58 @@ def run(scenario: Scenario, variant: str) -> Row:
 Variants = Sequence[tuple[str, Scenario]]
 
 
-def _section(name: str, question: str, sizes: Sequence[int], variants: Variants) -> Section:
-    rows = tuple(
-        run(scenario.changed(replicas=number), variant)
-        for number in sizes
-        for variant, scenario in variants
-    )
-    return Section(name, question, 1, rows, (), _NOTES)
-
-
-def load(scenario: Scenario, sizes: Sequence[int]) -> Section:
-    """Latency against utilisation."""
+def _load(scenario: Scenario) -> Variants:
     most = capacity(scenario.times, scenario.shape, scenario.workload)
-    variants = [
+    return [
         (f"{share:.0%} of {most:.2f}/s", replace(scenario, rate=share * most)) for share in _SHARES
     ]
-    return _section(
-        "load",
-        "latency against the load, as a share of what a replica without a prefix cache can do",
-        sizes,
-        variants,
-    )
 
 
-def slots(scenario: Scenario, sizes: Sequence[int]) -> Section:
-    """Latency against the slots of a replica, under the same load."""
+def _slots(scenario: Scenario) -> Variants:
     limits = scenario.shape.limits
-    variants = [
-        (f"{number} slots", scenario.changed(limits=replace(limits, slots=number)))
-        for number in _SLOTS
+    return [
+        (f"{each} slots", scenario.changed(limits=replace(limits, slots=each))) for each in _SLOTS
     ]
-    return _section("slots", "latency against slots, under the same load", sizes, variants)
 
 
-def routing(scenario: Scenario, sizes: Sequence[int]) -> Section:
-    """What each policy finds in the prefix caches, and what it costs in waiting."""
-    variants = [(policy, scenario.changed(routing=policy)) for policy in POLICIES]
-    return _section("routing", "latency and prefix hits by routing policy", sizes, variants)
+def _routing(scenario: Scenario) -> Variants:
+    return [(policy, scenario.changed(routing=policy)) for policy in POLICIES]
 
 
-def staleness(scenario: Scenario, sizes: Sequence[int]) -> Section:
-    """What becomes of routing by load when the router's numbers are old."""
-    variants = [
+def _staleness(scenario: Scenario) -> Variants:
+    return [
         (f"{policy}, {age:g} s old", scenario.changed(routing=policy, load_age=age))
         for policy in ("least-waiting", "two-choices")
         for age in _AGES
     ]
-    return _section("staleness", "routing by numbers that are old", sizes, variants)
 
 
-def gateway(scenario: Scenario, sizes: Sequence[int]) -> Section:
-    """From where on the proxy is the limit."""
-    variants = [
+def _gateway(scenario: Scenario) -> Variants:
+    return [
         (f"{milliseconds:g} ms", scenario.changed(gateway_seconds=milliseconds / 1e3))
         for milliseconds in _GATEWAY_MS
     ]
-    workers = scenario.shape.gateway_workers
-    question = f"latency against a gateway's time per request ({workers} at a time)"
-    return _section("gateway", question, sizes, variants)
 
 
-SECTIONS: dict[str, Callable[[Scenario, Sequence[int]], Section]] = {
-    "load": load,
-    "slots": slots,
-    "routing": routing,
-    "staleness": staleness,
-    "gateway": gateway,
+SECTIONS: dict[str, tuple[str, Callable[[Scenario], Variants]]] = {
+    "load": (
+        "latency against the load, as a share of what a replica without a prefix cache can do",
+        _load,
+    ),
+    "slots": ("latency against slots, under the same load", _slots),
+    "routing": ("latency and prefix hits by routing policy", _routing),
+    "staleness": ("routing by numbers that are old", _staleness),
+    "gateway": ("latency against a gateway's time per request", _gateway),
 }
+"""By name: the question of a section, and the variants that it compares."""
+
+
+def section(name: str, scenario: Scenario, sizes: Sequence[int]) -> Section:
+    """Simulates the variants of a section with so many replicas each."""
+    question, variants = SECTIONS[name]
+    rows = tuple(
+        run(each.changed(replicas=number), variant)
+        for number in sizes
+        for variant, each in variants(scenario)
+    )
+    return Section(name, question, 1, rows, (), _NOTES)

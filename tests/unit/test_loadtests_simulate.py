@@ -10,8 +10,7 @@ import pytest
 
 from loadtests.engine.steps import Row
 from loadtests.simulate.autoscaler import Scaling
-from loadtests.simulate.cluster import Cluster, History, Shape
-from loadtests.simulate.gateway import Gateway
+from loadtests.simulate.cluster import Cluster, Gateway, History, Shape
 from loadtests.simulate.prefix_cache import PrefixCache
 from loadtests.simulate.replica import Limits
 from loadtests.simulate.request import Outcome, Request
@@ -284,33 +283,6 @@ def test_without_shared_passes_a_step_that_reads_takes_a_decode_step_more() -> N
 
 
 # What requests cost besides their steps
-
-
-def test_gaps_are_those_between_tokens() -> None:
-    times = StepTimes(((1, 0.010),), 0.0, ((1, 0.1),), 0.0)
-    arrivals = requests([0.0, 0.15], 8, [100, 1])
-    history = Cluster(Shape(limits=LIMITS), times).run(arrivals)
-    assert history.gaps.percentile(50) == pytest.approx(0.010, rel=0.01)
-    assert history.gaps.percentile(100) == pytest.approx(0.110, rel=0.01)
-    spread = Cluster(Shape(limits=LIMITS), replace(times, spread=(0.5, 1.5))).run(arrivals)
-    assert spread.gaps.percentile(25) == pytest.approx(0.005, rel=0.01)
-    assert spread.gaps.percentile(75) == pytest.approx(0.015, rel=0.01)
-
-
-def test_a_request_is_later_by_the_time_outside_of_the_engine() -> None:
-    times = replace(TIMES, outside=((0, 0.003), (4, 0.007)))
-    arrivals = requests([0.0, 5.0], 16, [10, 10])
-    for request in Cluster(Shape(limits=LIMITS), times).run(arrivals).requests:
-        assert request.time_to_first_token == pytest.approx(0.003 + TIMES.prefill_seconds(16))
-
-
-def test_what_a_request_costs_besides_its_tokens_delays_the_others() -> None:
-    arrivals = requests([0.0, 0.0], 16, [50, 20])
-    shape = Shape(limits=LIMITS)
-    before = Cluster(shape, TIMES).run(arrivals).requests
-    after = Cluster(shape, replace(TIMES, per_request=0.5)).run(arrivals).requests
-    assert after[0].ended == pytest.approx(before[0].ended + 0.5)
-    assert after[1].ended == before[1].ended
 
 
 @pytest.mark.parametrize("per_token", [0.0, 1e-6])

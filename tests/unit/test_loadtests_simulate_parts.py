@@ -1,28 +1,20 @@
 """`loadtests.simulate`: router, autoscaler, workload, and the command."""
 
-import asyncio
 import json
 import math
 import random
 from collections import Counter
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import yaml
 
 from loadtests.__main__ import main
-from loadtests.engines import LoadedCausal
 from loadtests.simulate.autoscaler import Autoscaler, Scaling
-from loadtests.simulate.calibration import Arrival, Seen, Watch, in_server, loop_seconds, slowed
-from loadtests.simulate.gaps import Gaps
-from loadtests.simulate.replica import Limits
 from loadtests.simulate.request import Request
 from loadtests.simulate.router import Ring, Router
-from loadtests.simulate.step_times import StepTimes
 from loadtests.simulate.workload import Length, Workload
-from maskdial.config import load_config
 from maskdial.models.catalog import STARTER_FOLDER
 
 STEP_TIMES = Path(__file__).parents[2] / "loadtests" / "simulate" / "llama-135m-int8.json"
@@ -160,93 +152,7 @@ def test_a_workload_has_the_rate_and_the_lengths_it_was_asked_for() -> None:
     )
 
 
-# Calibration, and the command
-
-
-def test_clients_tell_the_step_times_of_a_server(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("loadtests.simulate.calibration.LOOP_SECONDS", 20.0)
-    alone = StepTimes(
-        ((1, 0.010), (8, 0.017)), 1e-6, ((16, 0.02), (256, 0.1)), 1e-7, beside=((1, 0.001),)
-    )
-    limits = Limits()
-    times = slowed(
-        replace(alone, outside=((0, 0.003), (1, 0.004), (4, 0.005)), per_request=0.01), 1.5
-    )
-    seen = Seen(context=32.0, texts=[(10, 16), (20, 48), (60, 24), (9, 40), (33, 32)])
-    for rows in seen.gaps:
-        step = times.decode_seconds(rows, 32 * rows)
-        seen.gaps[rows] += [0.5 * step, 1.5 * step]
-    for rows in (0, 1, 4):
-        for tokens in (16, 64):
-            reading = times.mixed_seconds(rows, 32 * rows, tokens)
-            first = times.outside_seconds(rows) + reading
-            if rows:
-                first += times.decode_seconds(rows, 32 * rows) / 2
-            seen.arrivals += 4 * [Arrival(rows, tokens, first, reading if rows else 0.0)]
-            if rows:  # the machine paused
-                seen.arrivals.append(Arrival(rows, tokens, first + 1.0, reading + 1.0))
-    # What an idle server takes to read counts as without HTTP: the rest is outside.
-    outside = (
-        times.outside_seconds(0) + 0.5 * (alone.prefill_seconds(16) + alone.prefill_seconds(64)) / 2
-    )
-    # Clients that are slow to send the next request leave no slot empty.
-    slow = replace(times, outside=tuple((rows, each + 0.1) for rows, each in times.outside))
-    seen.loops.append(loop_seconds(slow, limits, seen.texts))
-    found = in_server(alone, seen, limits)
-    for rows in (1, 2, 4, 8):
-        expected = times.decode_seconds(rows, 32 * rows)
-        assert found.decode_seconds(rows, 32 * rows) == pytest.approx(expected)
-    expected = times.mixed_seconds(4, 4 * 32, 64)
-    assert found.mixed_seconds(4, 4 * 32, 64) == pytest.approx(expected, rel=0.01)
-    assert found.outside_seconds(4) == pytest.approx(0.0075)
-    assert found.outside_seconds(0) == pytest.approx(outside)
-    assert found.per_request == pytest.approx(0.015, rel=0.15)
-    assert loop_seconds(found, limits, seen.texts) == pytest.approx(seen.loops[0], rel=0.01)
-    assert (min(found.spread), max(found.spread)) == pytest.approx((0.5, 1.5), rel=0.05)
-
-
-def test_connections_that_the_server_closed_are_opened_again(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """It closes those that were idle while loops ran."""
-    ports: list[int] = []
-
-    async def opened(port: int) -> SimpleNamespace:
-        ports.append(port)
-        return SimpleNamespace(closed=False)
-
-    monkeypatch.setattr("loadtests.simulate.calibration.Connection.open", opened)
-    model = LoadedCausal.load(STARTER_FOLDER / "hybrid", load_config({}))
-    watch = Watch(model, 1234, seed=0)
-    first, second = asyncio.run(watch.connections(2))
-    assert asyncio.run(watch.connections(1)) == [first]
-    monkeypatch.setattr(first, "closed", True)
-    again = asyncio.run(watch.connections(2))
-    assert second in again
-    assert first not in again
-    assert ports == [1234] * 3
-
-
-def test_a_loop_counts_what_is_open_at_its_end_by_its_share(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    texts = [(10, 16), (20, 48), (60, 24), (9, 40), (33, 32)]
-    times = StepTimes(((1, 0.002), (8, 0.004)), 0.0, ((16, 0.004), (256, 0.02)), 0.0)
-    monkeypatch.setattr("loadtests.simulate.calibration._CLIENTS", 8)
-    found = loop_seconds(times, Limits(), texts)
-    monkeypatch.setattr("loadtests.simulate.calibration.LOOP_SECONDS", 100.0)
-    assert found == pytest.approx(loop_seconds(times, Limits(), texts), rel=0.01)
-
-
-def test_gaps_add_up_to_percentiles() -> None:
-    gaps = Gaps()
-    for milliseconds in range(1, 101):
-        gaps.add(milliseconds / 1e3, 2)
-    whole = Gaps.sum([gaps, Gaps()])
-    assert whole.percentile(50) == pytest.approx(0.050, rel=0.01)
-    assert whole.percentile(99) == pytest.approx(0.099, rel=0.01)
-    assert whole.spread((2.0,)).percentile(50) == pytest.approx(0.100, rel=0.02)
-    assert Gaps().percentile(50) == 0
+# The command
 
 
 def simulate(tmp_path: Path, *arguments: str) -> dict[str, object]:
@@ -282,28 +188,12 @@ def test_a_file_without_step_times_is_refused(
     assert "loadtests engine --sections steps" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(
-    "arguments", [[], ["--step-times", str(STEP_TIMES), "--sections", "one-machine"]]
-)
-def test_it_needs_step_times_or_a_bundle(arguments: list[str]) -> None:
-    with pytest.raises(SystemExit) as caught:
-        main(["simulate", *arguments])
-    assert caught.value.code == 2
-
-
-@pytest.mark.parametrize("section", ["one-machine", "timed-engine"])
-def test_a_server_and_its_engine_are_simulated(
-    section: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_it_needs_step_times_or_a_bundle(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("loadtests.simulate.timed_engine.SHARES", (0.7,))
-    monkeypatch.setattr("loadtests.simulate.one_machine.PIECE_SECONDS", 0.4)
-    monkeypatch.setattr("loadtests.simulate.calibration.LOOP_SECONDS", 0.1)
-    arguments = ["--bundle", str(STARTER_FOLDER / "hybrid"), "--new-tokens", "4"]
-    if section == "timed-engine":
-        arguments += ["--step-times", str(STEP_TIMES)]
-    options = ["--sections", section, "--measure-seconds", "0.4", "--shares", "0.7"]
-    (found,) = simulate(tmp_path, *arguments, *options).values()
-    (row,) = found["rows"]  # type: ignore[index]
-    assert row["requests"] > 0
-    names = ("achieved", "first_p50", "first_p99", "gap_p50", "gap_p99")
-    assert all(row[f"x_{name}"] > 0 for name in names)
+    with pytest.raises(SystemExit) as caught:
+        main(["simulate"])
+    assert caught.value.code == 2
+    bundle = ["--bundle", str(STARTER_FOLDER / "hybrid"), "--measure-seconds", "0.4"]
+    sections = simulate(tmp_path, *bundle, "--sections=gateway", "--replicas=2", "--seconds=5")
+    assert list(sections) == ["gateway"]
