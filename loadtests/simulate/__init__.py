@@ -15,17 +15,16 @@ from loadtests.simulate import fleets
 from loadtests.simulate.cluster import Shape
 from loadtests.simulate.replica import Limits
 from loadtests.simulate.router import POLICIES
-from loadtests.simulate.scaled import autoscaling
 from loadtests.simulate.step_times import StepTimes
 from loadtests.simulate.workload import Length, Workload
 from maskdial.config import load_config
 
 DESCRIPTION = (
-    "Simulate replicas of the server behind a gateway, a router and an autoscaler, under "
+    "Simulate replicas of the server behind a gateway and a router, under "
     "conversations that begin at random times. How long the steps of a replica take is read from "
     "--step-times, or measured with --bundle."
 )
-SECTIONS = (*fleets.SECTIONS, "autoscaling")
+SECTIONS = tuple(fleets.SECTIONS)
 _COUNTS: dict[str, tuple[int, str]] = {
     "slots": (8, "of a replica"),
     "max-queue": (1024, "requests that may wait for a replica"),
@@ -136,10 +135,7 @@ def main(args: argparse.Namespace) -> int:
     scenario = scenario_of(args, times)
     sections = []
     for name in args.sections:
-        if name == "autoscaling":
-            found = autoscaling(scenario)
-        else:
-            found = fleets.section(name, scenario, args.replicas)
+        found = fleets.section(name, scenario, args.replicas)
         found.show(Console())
         sections.append(found)
     write_reports(args, sections, facts)

@@ -14,7 +14,6 @@ from loadtests.simulate.workload import Workload
 
 _SHARES = (0.5, 0.7, 0.9, 1.0, 1.1, 1.2, 1.3, 1.4)
 _SLOTS = (1, 2, 4, 8, 16)
-_AGES = (0.0, 0.1, 1.0, 5.0)
 _GATEWAY_MS = (0.0, 0.05, 0.2, 1.0, 12.0)
 _NOTES = (
     "simulated, with the given step times; cost: replica-hours per million generated tokens; took: "
@@ -87,9 +86,9 @@ def run(scenario: Scenario, variant: str) -> Row:
     started = time.perf_counter()
     shape, seconds = scenario.shape, scenario.seconds
     rate = scenario.rate * shape.replicas
-    sent = scenario.workload.conversations(lambda now: rate, rate, seconds, scenario.seed)
-    history = Cluster(shape, scenario.times).run(sent)
-    result = summarize(history, seconds / 2, seconds)
+    conversations = scenario.workload.conversations(rate, seconds, scenario.seed)
+    sent = Cluster(shape, scenario.times).run(conversations)
+    result = summarize(sent, shape.replicas, seconds / 2, seconds)
     return Row(
         replicas=shape.replicas,
         variant=variant,
@@ -128,14 +127,6 @@ def _routing(scenario: Scenario) -> Variants:
     return [(policy, scenario.changed(routing=policy)) for policy in POLICIES]
 
 
-def _staleness(scenario: Scenario) -> Variants:
-    return [
-        (f"{policy}, {age:g} s old", scenario.changed(routing=policy, load_age=age))
-        for policy in ("least-waiting", "two-choices")
-        for age in _AGES
-    ]
-
-
 def _gateway(scenario: Scenario) -> Variants:
     return [
         (f"{milliseconds:g} ms", scenario.changed(gateway_seconds=milliseconds / 1e3))
@@ -150,7 +141,6 @@ SECTIONS: dict[str, tuple[str, Callable[[Scenario], Variants]]] = {
     ),
     "slots": ("latency against slots, under the same load", _slots),
     "routing": ("latency and prefix hits by routing policy", _routing),
-    "staleness": ("routing by numbers that are old", _staleness),
     "gateway": ("latency against a gateway's time per request", _gateway),
 }
 """By name: the question of a section, and the variants that it compares."""

@@ -68,13 +68,8 @@ class Replica:
         self._num_steps = 0
         self._num_started = 0
         self._context = 0  # tokens in the cache of all that decode
-        self._draining = False
         self._interruptible = False
         self._process = env.process(self._run())
-
-    @property
-    def num_waiting(self) -> int:
-        return len(self._waiting)
 
     @property
     def num_running(self) -> int:
@@ -91,12 +86,6 @@ class Replica:
             self._waiting.append(request)
         self._interrupt()
 
-    def drain(self) -> simpy.Event:
-        """Stops it when the last request is answered, which is the event; it must get no more."""
-        self._draining = True
-        self._interrupt()
-        return self._process
-
     def _interrupt(self) -> None:
         if self._interruptible:
             self._interruptible = False
@@ -109,8 +98,6 @@ class Replica:
                 yield from self._step()
             elif self._decoding:
                 yield from self._decode()
-            elif self._draining and not self.num_open:
-                return
             else:
                 yield from self._wait(self._env.event())
 

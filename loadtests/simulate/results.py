@@ -1,10 +1,10 @@
 """What a simulated run adds up to."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from loadtests.report import percentile
-from loadtests.simulate.cluster import History
-from loadtests.simulate.request import Outcome
+from loadtests.simulate.request import Outcome, Request
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +22,6 @@ class Result:
         whole_p50, whole_p99: from the arrival to the last token.
         hit_rate: share of the prompt tokens that a prefix cache had.
         cost: replica-hours per million generated tokens.
-        mean_replicas, most_replicas: that there were, those that start or drain included.
     """
 
     requests: int
@@ -35,23 +34,21 @@ class Result:
     whole_p99: float
     hit_rate: float
     cost: float
-    mean_replicas: float
-    most_replicas: int
 
 
-def summarize(history: History, start: float, end: float) -> Result:
+def summarize(sent: Sequence[Request], replicas: int, start: float, end: float) -> Result:
     """The requests that arrived between two times, in seconds. One has to be answered."""
-    requests = [request for request in history.requests if start <= request.arrived < end]
+    requests = [request for request in sent if start <= request.arrived < end]
     answered = [request for request in requests if request.outcome is Outcome.ANSWERED]
     first = sorted(1e3 * request.time_to_first_token for request in answered)
     whole = sorted(1e3 * request.end_to_end for request in answered)
     # Throughput counts what ended in the window, whenever it arrived.
     done = [
         request.num_generated
-        for request in history.requests
+        for request in sent
         if request.outcome is Outcome.ANSWERED and start <= request.ended < end
     ]
-    seconds = history.replica_seconds(start, end)
+    seconds = replicas * (end - start)
     return Result(
         requests=len(requests),
         refused=1 - len(answered) / len(requests),
@@ -63,6 +60,4 @@ def summarize(history: History, start: float, end: float) -> Result:
         whole_p99=percentile(whole, 99),
         hit_rate=sum(r.num_cached for r in answered) / sum(r.num_prompt for r in answered),
         cost=seconds / 3600 / (sum(done) / 1e6),
-        mean_replicas=seconds / (end - start),
-        most_replicas=max(size for _, size in history.sizes),
     )

@@ -1,4 +1,4 @@
-"""`loadtests.simulate`: router, autoscaler, workload, and the command."""
+"""`loadtests.simulate`: router, workload, and the command."""
 
 import json
 import math
@@ -8,10 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-import yaml
 
 from loadtests.__main__ import main
-from loadtests.simulate.autoscaler import Autoscaler, Scaling
 from loadtests.simulate.request import Request
 from loadtests.simulate.router import Ring, Router
 from loadtests.simulate.workload import Length, Workload
@@ -53,81 +51,34 @@ def test_only_the_keys_of_a_replica_that_goes_move() -> None:
 
 def test_least_waiting_takes_the_least_busy_one_and_shares_ties() -> None:
     made, _ = router("least-waiting", [1, 0, 2, 0])
-    chosen = Counter(made.choose(request(), 0.0) for _ in range(200))
+    chosen = Counter(made.choose(request()) for _ in range(200))
     assert set(chosen) == {1, 3}
 
 
 def test_round_robin_takes_turns() -> None:
     made, _ = router("round-robin", [0, 0, 0])
-    assert sorted(made.choose(request(), 0.0) for _ in range(6)) == [0, 0, 1, 1, 2, 2]
+    assert sorted(made.choose(request()) for _ in range(6)) == [0, 0, 1, 1, 2, 2]
 
 
 def test_two_choices_avoid_the_busiest() -> None:
     made, _ = router("two-choices", [0, 100])
-    chosen = Counter(made.choose(request(), 0.0) for _ in range(400))
+    chosen = Counter(made.choose(request()) for _ in range(400))
     assert chosen[1] < 140  # a quarter: both draws
 
 
 @pytest.mark.parametrize("policy", ["session", "prefix"])
 def test_affinity_keeps_to_a_replica_until_it_is_much_busier_than_others(policy: str) -> None:
     made, targets = router(policy, [0] * 8)
-    first = made.choose(request(5, 5), 0.0)
+    first = made.choose(request(5, 5))
     targets[first].num_open = 1  # a slot is free
-    assert made.choose(request(5, 5), 0.0) == first
+    assert made.choose(request(5, 5)) == first
     for target in targets:
         target.num_open = 3
     targets[first].num_open = 4  # more than 1.25 times the mean of 3.1
-    assert made.choose(request(5, 5), 0.0) != first
+    assert made.choose(request(5, 5)) != first
     strict, strict_targets = router(policy, [0] * 8, spread=math.inf)
     strict_targets[first].num_open = 100
-    assert strict.choose(request(5, 5), 0.0) == first
-
-
-def test_old_numbers_are_used_until_they_are_read_again() -> None:
-    made, targets = router("least-waiting", [0, 1], load_age=1.0)
-    assert made.choose(request(), 0.0) == 0
-    targets[0].num_open = 9
-    assert made.choose(request(), 0.9) == 0
-    assert made.choose(request(), 1.0) == 1
-
-
-# Autoscaler
-
-
-def test_replicas_follow_the_target_with_the_highest_need() -> None:
-    scaling = Scaling(waiting=4, running=6, least=1, most=50)
-    assert Autoscaler(scaling).decide(0, 10, waiting=60, running=60) == 15
-    assert Autoscaler(scaling).decide(0, 10, waiting=0, running=80) == 14
-    assert Autoscaler(scaling).decide(0, 10, waiting=43, running=0) == 10  # within 10%
-    assert Autoscaler(Scaling(most=12)).decide(0, 10, waiting=999, running=0) == 12
-
-
-def test_they_double_at_most_within_half_a_minute() -> None:
-    autoscaler = Autoscaler(Scaling(waiting=1, most=100))
-    assert autoscaler.decide(0, 4, waiting=100, running=0) == 8
-    assert autoscaler.decide(15, 8, waiting=100, running=0) == 8
-    assert autoscaler.decide(45, 8, waiting=100, running=0) == 16
-
-
-def test_they_shrink_one_by_one_after_a_while_without_need() -> None:
-    scaling = Scaling(waiting=4, running=None, least=1, down_after=60, down_interval=30)
-    autoscaler, size, sizes = Autoscaler(scaling), 4, []
-    for now in range(0, 211, 15):
-        size = autoscaler.decide(now, size, waiting=16 if now == 0 else 0, running=0)
-        sizes.append(size)
-    assert sizes == [4, 4, 4, 4, 4, 3, 3, 2, 2, 1, 1, 1, 1, 1, 1]
-
-
-def test_its_defaults_are_the_chart_s() -> None:
-    path = Path(__file__).parents[2] / "deploy" / "helm" / "maskdial" / "values.yaml"
-    chart = yaml.safe_load(path.read_text(encoding="utf-8"))["autoscaling"]
-    scaling = Scaling()
-    assert (scaling.waiting, scaling.running) == (
-        chart["waitingPerReplica"],
-        chart["runningPerReplica"],
-    )
-    assert (scaling.least, scaling.most) == (chart["minReplicas"], chart["maxReplicas"])
-    assert scaling.down_after == chart["scaleDownSeconds"]
+    assert strict.choose(request(5, 5)) == first
 
 
 # Workload
@@ -137,19 +88,15 @@ def test_a_workload_has_the_rate_and_the_lengths_it_was_asked_for() -> None:
     workload = Workload(
         turns=4, prompt=Length(50, 1.0), generated=Length(20), num_instructions=30, num_kinds=3
     )
-    drawn = list(workload.conversations(lambda now: 40.0 if now < 500 else 10.0, 40.0, 1000.0, 7))
-    early = sum(conversation.start < 500 for conversation in drawn)
-    assert early == pytest.approx(500 * 40 / 4, rel=0.05)
-    assert len(drawn) - early == pytest.approx(500 * 10 / 4, rel=0.05)
+    drawn = list(workload.conversations(40.0, 1000.0, 7))
+    assert len(drawn) == pytest.approx(1000 * 40 / 4, rel=0.05)
     turns = [turn for conversation in drawn for turn in conversation.turns]
     assert sum(turn.num_new for turn in turns) / len(turns) == pytest.approx(50, rel=0.05)
     assert {turn.num_generated for turn in turns} == {20}
     kinds = Counter(conversation.instructions for conversation in drawn)
     assert kinds[0] / kinds[2] == pytest.approx(3, rel=0.15)
     assert workload.mean_prompt == 30 + 1.5 * 70 + 50
-    assert drawn == list(
-        workload.conversations(lambda now: 40.0 if now < 500 else 10.0, 40.0, 1000.0, 7)
-    )
+    assert drawn == list(workload.conversations(40.0, 1000.0, 7))
 
 
 # The command
@@ -165,13 +112,10 @@ def simulate(tmp_path: Path, *arguments: str) -> dict[str, object]:
 def test_every_section_from_a_file_of_step_times(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("loadtests.simulate.scaled._PEAK_SECONDS", 60.0)
-    monkeypatch.setattr("loadtests.simulate.scaled._TARGETS", ((4.0, None), (4.0, 6.0)))
-    monkeypatch.setattr("loadtests.simulate.scaled._NUM_SEEDS", 1)
     monkeypatch.setattr("loadtests.simulate.fleets._GATEWAY_MS", (0.0, 100.0))
     arguments = ["--step-times", str(STEP_TIMES), "--replicas", "2,6", "--seconds", "40"]
     sections = simulate(tmp_path, *arguments)
-    assert list(sections) == ["load", "slots", "routing", "staleness", "gateway", "autoscaling"]
+    assert list(sections) == ["load", "slots", "routing", "gateway"]
     printed = capsys.readouterr().out
     assert all(f"{name}: " in printed for name in sections)
     gateway = sections["gateway"]["rows"]  # type: ignore[index]
