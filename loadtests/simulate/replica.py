@@ -71,10 +71,6 @@ class Replica:
         self._interruptible = False
         self._process = env.process(self._run())
 
-    @property
-    def num_running(self) -> int:
-        return len(self._prefilling) + len(self._decoding)
-
     def submit(self, request: Request) -> None:
         """Queues a request, or refuses it: as the server, whatever slots are free."""
         self.num_open += 1
