@@ -13,7 +13,7 @@ from loadtests.server import ServerProcess
 _ROUNDS = 20
 _WARM_ROUNDS = 5
 _REQUESTS = 50
-"""In each of the warm-up's rounds; later ones have as many as their time allows."""
+"""In each round of the warm-up; later ones have as many as their time allows."""
 _SETTLE_SECONDS = 0.05
 
 
@@ -51,7 +51,7 @@ def _measure(server: ServerProcess, kind: Kind, seconds: float) -> Slope:
     for _ in range(_WARM_ROUNDS):
         ask(_REQUESTS)
     rate = _WARM_ROUNDS * _REQUESTS / (time.perf_counter() - started)
-    per_round = max(_REQUESTS, round(rate * seconds / _ROUNDS))
+    per_round = max(1, round(rate * seconds / _ROUNDS))
     samples: list[tuple[float, int, float]] = []  # seconds, requests, bytes
     for number in range(1 + _ROUNDS):
         time.sleep(_SETTLE_SECONDS)  # the last reply was read before its request ended

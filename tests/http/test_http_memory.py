@@ -2,7 +2,7 @@
 
 The resident memory of a server process, from a collection of its garbage to the moment before the
 next one, with free memory given back both times: reference cycles count as kept. Most kinds keep
-0 to 0.1 MB, all keep less than 1.1 MB, the size of an arena of Python's allocator. Some keep 5 MB
+0 to 0.1 MB, none more than 1.1 MB, an arena of Python's allocator. Some keep 5 MB
 once, when an arena of a session grows, so the best of several rounds counts: what each request
 keeps is kept in every round. 20 KB a request are 4 MB.
 """
