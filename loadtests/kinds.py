@@ -157,7 +157,7 @@ def _generate(**parameters: Any) -> Body:
 
 def _constrained(kind: str, value: Body) -> Body:
     def body(number: int) -> Any:
-        return _generate(max_new_tokens=20, grammar={"type": kind, "value": value(number)})(number)
+        return _generate(max_new_tokens=8, grammar={"type": kind, "value": value(number)})(number)
 
     return body
 
