@@ -13,23 +13,12 @@ from maskdial_client.errors import MaskdialClientError
 _COMMANDS = {
     "run": "load a running server and report latencies",
     "engine": "measure the text engine of a causal bundle in this process",
-    "batching": "compare the masked engine's batches with first-come ones in this process",
-    "overhead": "compare a server over HTTP with its bare engine",
     "scaling": "measure how a server's costs grow with load, memory settings and model size",
     "kernels": "compare passes with our kernels and with ONNX Runtime's",
-    "swaps": "replace a model under load and look for lost requests and leaks",
-    "chaos": "break connections and look for what is lost",
-    "crashes": "kill a server again and again and look for what is lost",
-    "overload": "offer a server five times what it can do",
-    "soak": "load a server for long and watch its memory",
+    "faults": "break, kill, flood and soak a server, and look for what is lost or kept",
     "fairness": "measure polite clients beside one that sends as much as it can",
-    "keys": "measure what keys cost, and who gets in while they are exchanged",
-    "fuzz": "send hostile inputs and look for what they break",
-    "sessions": "hold conversations and report what replicas find in their prefix caches",
-    "proxied": "compare replicas behind a proxy with servers started by hand",
     "simulate": "simulate many replicas with measured step times",
     "compare": "compare our speed with other runtimes'",
-    "agreement": "compare greedy texts with torch's, token by token",
 }
 
 

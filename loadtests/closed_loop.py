@@ -11,11 +11,8 @@ from functools import partial
 from typing import Protocol
 
 from loadtests import LoadTestError
-from loadtests.engines import open_stream
 from loadtests.server import Connection, Reply, count_tokens, post
-from maskdial.masked.request import MaskedInput
 from maskdial.models.bundle import Bundle
-from maskdial.models.served import CausalModel, MaskedModel, ServedModel
 
 Client = Callable[[str], Awaitable[int]]
 
@@ -111,10 +108,6 @@ class Work(Protocol):
         """The number of units in the reply; raises LoadTestError if any are missing."""
         ...
 
-    async def run(self, model: ServedModel, text: str) -> int:
-        """Runs the same work on the engine of a model in this process; returns its units."""
-        ...
-
 
 class Generation(Work):
     """Greedy streams of a fixed number of tokens."""
@@ -135,12 +128,6 @@ class Generation(Work):
             raise LoadTestError(f"a stream ended after {num_events} tokens: {reply}")
         return num_events
 
-    async def run(self, model: ServedModel, text: str) -> int:
-        assert isinstance(model, CausalModel)
-        prompt = model.tokenizer.encode(text).ids
-        async with open_stream(model.engine, prompt, self._num_tokens) as stream:
-            return len([event async for event in stream])
-
 
 class Classification(Work):
     """One text per request."""
@@ -155,12 +142,6 @@ class Classification(Work):
             raise LoadTestError(f"a request failed: {reply}")
         return 1
 
-    async def run(self, model: ServedModel, text: str) -> int:
-        assert isinstance(model, MaskedModel)
-        encoding = model.tokenizer.encode(text)
-        given = MaskedInput(tuple(encoding.ids), (), tuple(encoding.type_ids))
-        return len(await model.engine.submit_many([given]))
-
 
 def work_of(bundle: Bundle, num_tokens: int) -> Work:
     """Chooses generation, of ``num_tokens`` per text, or classification by the model's task.
@@ -173,9 +154,7 @@ def work_of(bundle: Bundle, num_tokens: int) -> Work:
         return Generation(num_tokens)
     if task == "classify":
         return Classification()
-    raise LoadTestError(
-        f"the task of {bundle.path} is {task}; overhead and scaling need generate or classify"
-    )
+    raise LoadTestError(f"the task of {bundle.path} is {task}; this needs generate or classify")
 
 
 @asynccontextmanager

@@ -5,7 +5,7 @@ causal engine's streams and metrics, and `loadtests.engine.speculation` its mode
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Iterable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -27,16 +27,13 @@ from maskdial.causal.stream import TokenStream
 from maskdial.config import Config, load_config
 from maskdial.kernels.installed import find_kernels
 from maskdial.kernels.vocabulary import VocabularyKernels
-from maskdial.masked.batcher import Batcher, EntryT
 from maskdial.masked.engine import MaskedEngine
-from maskdial.masked.request import MaskedInput
 from maskdial.metrics import Metrics, ModelMetrics
 from maskdial.models.bundle import Bundle, KVLayout, load_bundle
 from maskdial.models.loading import load_model
 from maskdial.models.served import ServedModel
 from maskdial.models.tokenizer import Tokenizer
 from maskdial.runtime.memory import map_large_blocks
-from maskdial.runtime.placement import Placement, place
 from maskdial.runtime.providers.cpu import CpuProvider
 from maskdial.runtime.runner import Runner
 from maskdial.runtime.session import Session, SessionOptions
@@ -233,90 +230,3 @@ class LoadedCausal:
     def encode(self, text: str) -> list[int]:
         """A text's token ids, without special tokens."""
         return self.tokenizer.encode(text, add_special_tokens=False).ids
-
-
-class FirstComeBatcher(Batcher[EntryT]):
-    """Batches one client's texts in order of arrival, under the same budget of padded tokens."""
-
-    def next_batch(self) -> list[EntryT]:
-        batch: list[EntryT] = []
-        longest = 0
-        while queue := next(iter(self._queues.values()), None):
-            oldest = next(iter(queue))
-            longest = max(longest, oldest.length)
-            if batch and longest * (len(batch) + 1) > self.max_batch_tokens:
-                break
-            self.discard(oldest)
-            batch.append(oldest)
-        return batch
-
-
-class _FirstComeEngine(MaskedEngine):
-    """A `MaskedEngine` that batches in order of arrival."""
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        self._batcher = FirstComeBatcher(self._batcher.max_batch_tokens)
-
-
-@dataclass(frozen=True, slots=True)
-class LoadedMasked:
-    """A masked bundle and one session for all its engines, of which one runs at a time."""
-
-    bundle: Bundle
-    tokenizer: Tokenizer
-    session: Session
-    config: Config
-
-    @property
-    def max_batch_tokens(self) -> int:
-        """The token budget of a batch."""
-        return self.config.max_batch_tokens or CpuProvider.max_batch_tokens
-
-    @classmethod
-    def load(cls, path: Path, config: Config) -> "LoadedMasked":
-        """Reads a bundle and loads its graph.
-
-        Raises:
-            LoadTestError: the bundle is not masked.
-            BundleError: it cannot be read.
-        """
-        bundle = load_bundle(path.resolve().name, path)
-        manifest = bundle.manifest
-        if manifest.family != "masked":
-            raise LoadTestError(f"{path} is a {manifest.family} bundle; this needs a masked one")
-        tokenizer = Tokenizer.from_file(bundle.tokenizer, manifest.special_tokens)
-
-        def load(placement: Placement) -> Session:
-            return Session(bundle.graph, _session_options(config, placement.provider.name))
-
-        session = place(bundle, config.provider, load)
-        return cls(bundle, tokenizer, session, config)
-
-    def inputs(self, texts: Iterable[str]) -> tuple[list[MaskedInput], int]:
-        """The texts as engine inputs, and how many were truncated to the model's length.
-
-        Where the graph gathers rows before the head, each text asks for one, as with one mask.
-        """
-        longest = self.bundle.manifest.max_length
-        inputs: list[MaskedInput] = []
-        num_truncated = 0
-        for text in texts:
-            encoding = self.tokenizer.encode(text)
-            if len(encoding) > longest:
-                num_truncated += 1
-                encoding = self.tokenizer.encode_cut(text, max_length=longest)
-            inputs.append(MaskedInput(tuple(encoding.ids), (0,), tuple(encoding.type_ids)))
-        return inputs, num_truncated
-
-    def engine(self, metrics: ModelMetrics, *, first_come: bool = False) -> MaskedEngine:
-        """An engine with the server's batches or with first-come ones, not started."""
-        kind = _FirstComeEngine if first_come else MaskedEngine
-        return kind(
-            self.session,
-            max_batch_tokens=self.max_batch_tokens,
-            max_queue=self.config.max_queue,
-            pad_token_id=self.bundle.manifest.special_tokens.pad or 0,
-            metrics=metrics,
-            name=self.bundle.name,
-        )

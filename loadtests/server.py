@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import queue
 import re
 import signal
 import subprocess
@@ -22,6 +23,9 @@ import psutil
 from loadtests import LoadTestError
 
 _LISTENING = re.compile(r"listening on (http://[\w.:]+)")
+_COLLECTED = re.compile(r"^collected: (\d+) (\d+)$")
+_COLLECTING = Path(__file__).with_name("collecting_server.py")
+_COLLECT_TIMEOUT = 30.0
 _POLL_SECONDS = 0.01
 _STOP_TIMEOUT = 15.0
 _LAST_LINES_TIMEOUT = 1.0
@@ -37,8 +41,11 @@ class ServerProcess:
         ready_seconds: from the start of the process until ``/health/ready`` returned 200.
     """
 
-    def __init__(self, url: str, pid: int, start_seconds: float, ready_seconds: float) -> None:
+    def __init__(
+        self, url: str, pid: int, log: "_Log", start_seconds: float, ready_seconds: float
+    ) -> None:
         self.url = url
+        self._log = log
         self.start_seconds = start_seconds
         self.ready_seconds = ready_seconds
         self._process = psutil.Process(pid)
@@ -55,6 +62,15 @@ class ServerProcess:
     def resident_bytes(self) -> int:
         """Resident set size."""
         return int(self._process.memory_info().rss)
+
+    def collect(self) -> tuple[int, int]:
+        """Has it give free memory back and collect its garbage; it has to be ``collecting``.
+
+        Returns:
+            The resident set size before the collection and after it, in bytes.
+        """
+        self._process.send_signal(signal.SIGUSR1)
+        return self._log.collected.get(timeout=_COLLECT_TIMEOUT)
 
     def num_files(self) -> int:
         """Open file descriptors."""
@@ -95,6 +111,7 @@ def running_server(
     *,
     timeout: float = 120.0,
     on_line: Callable[[str], None] | None = None,
+    collecting: bool = False,
     **settings: object,
 ) -> Iterator[ServerProcess]:
     """Runs a server for the duration of the block; it is ready when the block begins.
@@ -103,29 +120,34 @@ def running_server(
         models: bundle folders to serve, by name; without any, the starter models.
         timeout: seconds until it must be ready.
         on_line: called with each line of its log, from another thread.
+        collecting: it can be told to `ServerProcess.collect`.
         settings: fields of `maskdial.config.Config`; ``MASKDIAL_*`` variables set the others.
 
     Raises:
         LoadTestError: it did not start; the message includes its last log lines.
     """
     started = time.perf_counter()
-    process = spawn_server(models, **settings)
+    process = spawn_server(models, collecting=collecting, **settings)
     log = _Log(process, on_line)
     try:
         url = log.wait_for_url(timeout)
         listening = time.perf_counter()
         _wait_until_ready(url, process, log, timeout - (listening - started))
         ready = time.perf_counter()
-        yield ServerProcess(url, process.pid, listening - started, ready - started)
+        yield ServerProcess(url, process.pid, log, listening - started, ready - started)
     finally:
         _stop(process)
         log.close()
 
 
-def spawn_server(models: Mapping[str, Path], **settings: object) -> "subprocess.Popen[str]":
+def spawn_server(
+    models: Mapping[str, Path], *, collecting: bool = False, **settings: object
+) -> "subprocess.Popen[str]":
     """Starts a server, whose log is the process's standard error; arguments as `running_server`."""
+    # -P: or the file's own folder would be searched for modules.
+    program = ["-P", str(_COLLECTING)] if collecting else ["-m", "maskdial.cli"]
     return subprocess.Popen(
-        [sys.executable, "-m", "maskdial.cli", "serve", *_flags(models, settings)],
+        [sys.executable, *program, "serve", *_flags(models, settings)],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
@@ -139,6 +161,7 @@ class _Log:
     def __init__(
         self, process: "subprocess.Popen[str]", on_line: Callable[[str], None] | None
     ) -> None:
+        self.collected: queue.Queue[tuple[int, int]] = queue.Queue()
         self._on_line = on_line
         assert process.stderr is not None, "the process was started with a pipe"
         self._stream = process.stderr
@@ -165,6 +188,8 @@ class _Log:
     def _read(self) -> None:
         for line in self._stream:
             self._lines.append(line.rstrip())
+            if found := _COLLECTED.search(line):
+                self.collected.put((int(found[1]), int(found[2])))
             if self._on_line is not None:
                 self._on_line(line)
             if not self._url and (found := _LISTENING.search(line)):

@@ -1,12 +1,8 @@
-"""The texts that are sent, generated from, batched and followed in the measurements."""
+"""The texts that are sent, generated from and followed in the measurements."""
 
 import random
-from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from enum import StrEnum
-from pathlib import Path
-
-from loadtests import LoadTestError
 
 
 class Kind(StrEnum):
@@ -76,85 +72,6 @@ def _text(kind: Kind, rng: random.Random) -> str:
         words[rng.randrange(len(words))] = "[MASK]"
     return " ".join(words)
 
-
-SHORTEST, LONGEST = 200, 500
-"""Words in a joined text."""
-
-
-def read_lines(path: Path) -> list[str]:
-    """Reads the non-blank lines of a UTF-8 file.
-
-    Raises:
-        LoadTestError: the file cannot be read or has no such lines.
-    """
-    try:
-        lines = [line.strip() for line in path.read_text(encoding="utf-8").splitlines()]
-    except (OSError, UnicodeError) as error:
-        raise LoadTestError(f"cannot read {path}: {error}") from error
-    lines = [line for line in lines if line]
-    if not lines:
-        raise LoadTestError(f"{path} has no texts")
-    return lines
-
-
-def mix(lines: Iterable[str], long_share: float, seed: int) -> list[str]:
-    """Shuffles the lines and joins ``long_share`` of them into long texts. No line is lost.
-
-    A joined text has `SHORTEST` to `LONGEST` words. Lines left over after the last joined text stay
-    as they are, and so do lines that are longer than `LONGEST` on their own.
-    """
-    rng = random.Random(seed)
-    shuffled = list(lines)
-    rng.shuffle(shuffled)
-    num_joined = round(long_share * len(shuffled))
-    texts = [*_join(shuffled[:num_joined], rng), *shuffled[num_joined:]]
-    rng.shuffle(texts)
-    return texts
-
-
-def _join(lines: Iterable[str], rng: random.Random) -> Iterator[str]:
-    text: list[str] = []
-    num_words, goal = 0, rng.randint(SHORTEST, LONGEST)
-    for line in lines:
-        length = len(line.split())
-        if num_words + length > LONGEST:
-            yield from _ended(text, num_words)
-            text, num_words = [], 0
-        text.append(line)
-        num_words += length
-        if num_words >= goal:
-            yield from _ended(text, num_words)
-            text, num_words, goal = [], 0, rng.randint(SHORTEST, LONGEST)
-    yield from _ended(text, num_words)
-
-
-def _ended(text: list[str], num_words: int) -> list[str]:
-    """The joined text, or its lines if they are too few words to be a long text."""
-    return [" ".join(text)] if num_words >= SHORTEST else text
-
-
-PROMPTS = (
-    "Once upon a time there was a little girl who lived with her grandmother",
-    "The old man opened the door and",
-    "In the middle of the night the ship struck",
-    '"Where have you been?" asked the mother.',
-    "The king had three sons, and the youngest of them",
-    "A river is",
-    "The train left the station at nine o'clock, and nobody",
-    "He took the letter out of his pocket and read it again:",
-    "There are many kinds of birds in the forest. Some of them",
-    "When the war was over, the soldiers",
-    "She had never seen the sea before, so",
-    "The house at the end of the street had been empty for years.",
-    '"I do not believe a word of it," said the captain, "and',
-    "It was the coldest winter that anyone in the village could remember",
-    "The doctor looked at the boy and shook his head.",
-    "To make bread you need flour, water,",
-    "The wolf came nearer and nearer, until",
-    "Of all the teachers at the school, Miss Brown was",
-    "They walked for three days through the mountains without",
-    "The first thing that he noticed was",
-)
 
 _PASSAGE = (
     "The ferry at Holm crosses the sound eleven times a day between April and October, and four "

@@ -6,15 +6,15 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from loadtests.measurement import Section
+from loadtests.report import percentile
 from loadtests.simulate.cluster import Cluster, Shape
-from loadtests.simulate.results import summarize
+from loadtests.simulate.request import Outcome
 from loadtests.simulate.router import POLICIES
 from loadtests.simulate.step_times import StepTimes
 from loadtests.simulate.workload import Workload
 
 _SHARES = (0.5, 0.7, 0.9, 1.0, 1.1, 1.2, 1.3, 1.4)
 _SLOTS = (1, 2, 4, 8, 16)
-_AGES = (0.0, 0.1, 1.0, 5.0)
 _GATEWAY_MS = (0.0, 0.05, 0.2, 1.0, 12.0)
 _NOTES = (
     "simulated, with the given step times; cost: replica-hours per million generated tokens; took: "
@@ -83,26 +83,37 @@ def capacity(times: StepTimes, shape: Shape, workload: Workload) -> float:
 
 
 def run(scenario: Scenario, variant: str) -> Row:
-    """Simulates a scenario."""
+    """Simulates a scenario, and counts the requests that arrive in its second half."""
     started = time.perf_counter()
-    shape, seconds = scenario.shape, scenario.seconds
-    rate = scenario.rate * shape.replicas
-    sent = scenario.workload.conversations(lambda now: rate, rate, seconds, scenario.seed)
-    history = Cluster(shape, scenario.times).run(sent)
-    result = summarize(history, seconds / 2, seconds)
+    shape, end = scenario.shape, scenario.seconds
+    start = end / 2
+    conversations = scenario.workload.conversations(
+        scenario.rate * shape.replicas, end, scenario.seed
+    )
+    sent = Cluster(shape, scenario.times).run(conversations)
+    requests = [request for request in sent if start <= request.arrived]
+    answered = [request for request in requests if request.outcome is Outcome.ANSWERED]
+    first = sorted(1e3 * request.time_to_first_token for request in answered)
+    whole = sorted(1e3 * request.end_to_end for request in answered)
+    # Throughput counts what ended in the window, whenever it arrived.
+    done = [
+        request.num_generated
+        for request in sent
+        if request.outcome is Outcome.ANSWERED and start <= request.ended < end
+    ]
     return Row(
         replicas=shape.replicas,
         variant=variant,
-        requests=result.requests,
-        refused_percent=100 * result.refused,
-        requests_per_s=result.achieved,
-        tokens_per_s=result.tokens,
-        first_token_p50_ms=result.first_p50,
-        first_token_p99_ms=result.first_p99,
-        p50_ms=result.whole_p50,
-        p99_ms=result.whole_p99,
-        hit_percent=100 * result.hit_rate,
-        cost=result.cost,
+        requests=len(requests),
+        refused_percent=100 * (1 - len(answered) / len(requests)),
+        requests_per_s=len(done) / (end - start),
+        tokens_per_s=sum(done) / (end - start),
+        first_token_p50_ms=percentile(first, 50),
+        first_token_p99_ms=percentile(first, 99),
+        p50_ms=percentile(whole, 50),
+        p99_ms=percentile(whole, 99),
+        hit_percent=100 * sum(r.num_cached for r in answered) / sum(r.num_prompt for r in answered),
+        cost=shape.replicas * (end - start) / 3600 / (sum(done) / 1e6),
         took_s=time.perf_counter() - started,
     )
 
@@ -110,70 +121,49 @@ def run(scenario: Scenario, variant: str) -> Row:
 Variants = Sequence[tuple[str, Scenario]]
 
 
-def _section(name: str, question: str, sizes: Sequence[int], variants: Variants) -> Section:
-    rows = tuple(
-        run(scenario.changed(replicas=number), variant)
-        for number in sizes
-        for variant, scenario in variants
-    )
-    return Section(name, question, 1, rows, (), _NOTES)
-
-
-def load(scenario: Scenario, sizes: Sequence[int]) -> Section:
-    """Latency against utilisation."""
+def _load(scenario: Scenario) -> Variants:
     most = capacity(scenario.times, scenario.shape, scenario.workload)
-    variants = [
+    return [
         (f"{share:.0%} of {most:.2f}/s", replace(scenario, rate=share * most)) for share in _SHARES
     ]
-    return _section(
-        "load",
-        "latency against the load, as a share of what a replica without a prefix cache can do",
-        sizes,
-        variants,
-    )
 
 
-def slots(scenario: Scenario, sizes: Sequence[int]) -> Section:
-    """Latency against the slots of a replica, under the same load."""
+def _slots(scenario: Scenario) -> Variants:
     limits = scenario.shape.limits
-    variants = [
-        (f"{number} slots", scenario.changed(limits=replace(limits, slots=number)))
-        for number in _SLOTS
+    return [
+        (f"{each} slots", scenario.changed(limits=replace(limits, slots=each))) for each in _SLOTS
     ]
-    return _section("slots", "latency against slots, under the same load", sizes, variants)
 
 
-def routing(scenario: Scenario, sizes: Sequence[int]) -> Section:
-    """What each policy finds in the prefix caches, and what it costs in waiting."""
-    variants = [(policy, scenario.changed(routing=policy)) for policy in POLICIES]
-    return _section("routing", "latency and prefix hits by routing policy", sizes, variants)
+def _routing(scenario: Scenario) -> Variants:
+    return [(policy, scenario.changed(routing=policy)) for policy in POLICIES]
 
 
-def staleness(scenario: Scenario, sizes: Sequence[int]) -> Section:
-    """What becomes of routing by load when the router's numbers are old."""
-    variants = [
-        (f"{policy}, {age:g} s old", scenario.changed(routing=policy, load_age=age))
-        for policy in ("least-waiting", "two-choices")
-        for age in _AGES
-    ]
-    return _section("staleness", "routing by numbers that are old", sizes, variants)
-
-
-def gateway(scenario: Scenario, sizes: Sequence[int]) -> Section:
-    """From where on the proxy is the limit."""
-    variants = [
+def _gateway(scenario: Scenario) -> Variants:
+    return [
         (f"{milliseconds:g} ms", scenario.changed(gateway_seconds=milliseconds / 1e3))
         for milliseconds in _GATEWAY_MS
     ]
-    workers = scenario.shape.gateway_workers
-    question = f"latency against a gateway's time per request ({workers} at a time)"
-    return _section("gateway", question, sizes, variants)
 
 
-SECTIONS: dict[str, Callable[[Scenario, Sequence[int]], Section]] = {
-    "load": load,
-    "slots": slots,
-    "routing": routing,
-    "staleness": staleness,
-    "gateway": gateway,
+SECTIONS: dict[str, tuple[str, Callable[[Scenario], Variants]]] = {
+    "load": (
+        "latency against the load, as a share of what a replica without a prefix cache can do",
+        _load,
+    ),
+    "slots": ("latency against slots, under the same load", _slots),
+    "routing": ("latency and prefix hits by routing policy", _routing),
+    "gateway": ("latency against a gateway's time per request", _gateway),
 }
+"""By name: the question of a section, and the variants that it compares."""
+
+
+def section(name: str, scenario: Scenario, sizes: Sequence[int]) -> Section:
+    """Simulates the variants of a section with so many replicas each."""
+    question, variants = SECTIONS[name]
+    rows = tuple(
+        run(each.changed(replicas=number), variant)
+        for number in sizes
+        for variant, each in variants(scenario)
+    )
+    return Section(name, question, 1, rows, (), _NOTES)

@@ -8,7 +8,6 @@ from typing import Any
 
 import simpy
 
-from loadtests.simulate.gaps import Gaps
 from loadtests.simulate.prefix_cache import PrefixCache
 from loadtests.simulate.request import Outcome, Request
 from loadtests.simulate.step_times import StepTimes
@@ -37,7 +36,6 @@ class Replica:
     Attributes:
         number: which one it is.
         num_open: requests that wait or run.
-        gaps: between the tokens of its texts.
 
     Args:
         env: keeps the time.
@@ -57,7 +55,6 @@ class Replica:
     ) -> None:
         self.number = number
         self.num_open = 0
-        self.gaps = Gaps()
         self._env = env
         self._times = times
         self._limits = limits
@@ -71,34 +68,12 @@ class Replica:
         self._num_steps = 0
         self._num_started = 0
         self._context = 0  # tokens in the cache of all that decode
-        self._owed = 0.0  # seconds that requests have cost besides steps
-        self._draining = False
         self._interruptible = False
         self._process = env.process(self._run())
 
-    @property
-    def num_waiting(self) -> int:
-        return len(self._waiting)
-
-    @property
-    def num_running(self) -> int:
-        return len(self._prefilling) + len(self._decoding)
-
     def submit(self, request: Request) -> None:
-        """Takes a request, which is queued or refused when the engine has it."""
-        self.num_open += 1
-        delay = self._times.outside_seconds(len(self._decoding))
-        if delay:
-            self._env.process(self._receive(request, delay))
-        else:
-            self._enqueue(request)
-
-    def _receive(self, request: Request, delay: float) -> Generator[simpy.Event, Any, None]:
-        yield self._env.timeout(delay)
-        self._enqueue(request)
-
-    def _enqueue(self, request: Request) -> None:
         """Queues a request, or refuses it: as the server, whatever slots are free."""
+        self.num_open += 1
         if len(self._waiting) >= self._limits.max_queue:
             self.num_open -= 1
             request.end(Outcome.REFUSED, self._env.now)
@@ -106,12 +81,6 @@ class Replica:
         else:
             self._waiting.append(request)
         self._interrupt()
-
-    def drain(self) -> simpy.Event:
-        """Stops it when the last request is answered, which is the event; it must get no more."""
-        self._draining = True
-        self._interrupt()
-        return self._process
 
     def _interrupt(self) -> None:
         if self._interruptible:
@@ -125,10 +94,7 @@ class Replica:
                 yield from self._step()
             elif self._decoding:
                 yield from self._decode()
-            elif self._draining and not self.num_open:
-                return
             else:
-                self._owed = 0.0
                 yield from self._wait(self._env.event())
 
     def _wait(self, event: simpy.Event) -> Generator[simpy.Event, Any, bool]:
@@ -196,8 +162,6 @@ class Replica:
             num_to_read = self._times.read_tokens([each.num_prompt for each in self._prefilling])
         rows = len(self._decoding)
         seconds = self._times.mixed_seconds(rows, self._context, num_to_read, self._num_read)
-        seconds += self._pay()
-        self.gaps.add(seconds, rows)
         yield self._env.timeout(seconds)
         self._advance(1)
         self._num_read += num_tokens
@@ -221,12 +185,6 @@ class Replica:
     def _decode(self) -> Generator[simpy.Event, Any, None]:
         """Steps that decode only, as many as nothing can come between."""
         rows, context, start = len(self._decoding), self._context, self._env.now
-        if owed := self._pay():
-            seconds = owed + self._times.decode_seconds(rows, context)
-            self.gaps.add(seconds, rows)
-            yield self._env.timeout(seconds)
-            self._advance(1)
-            return
         num_steps = self._decoding[0][0] - self._num_steps
         done = self._env.timeout(self._times.decode_seconds(rows, context, num_steps))
         if rows == self._limits.slots:
@@ -237,14 +195,7 @@ class Replica:
             num_steps = min(num_steps, self._times.decode_steps(rows, context, elapsed))
             end = start + self._times.decode_seconds(rows, context, num_steps)
             yield self._env.timeout(max(end - self._env.now, 0.0))
-        if num_steps:
-            self.gaps.add((self._env.now - start) / num_steps, rows * num_steps)
         self._advance(num_steps)
-
-    def _pay(self) -> float:
-        """What the requests that ended have cost since the last step."""
-        owed, self._owed = self._owed, 0.0
-        return owed
 
     def _advance(self, num_steps: int) -> None:
         """Notes that all rows have so many tokens more, none beyond its last."""
@@ -258,6 +209,5 @@ class Replica:
     def _end(self, request: Request) -> None:
         self.num_open -= 1
         self._slots[self._slots.index(request)] = None
-        self._owed += self._times.per_request
         request.end(Outcome.ANSWERED, self._env.now)
         self._on_end(request)

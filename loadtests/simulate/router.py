@@ -4,7 +4,6 @@ import math
 import random
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
-from functools import partial
 from hashlib import blake2b
 from itertools import chain
 from typing import Protocol
@@ -36,8 +35,6 @@ class Router:
         rng: draws what chance decides.
         slots: of a replica.
         spread: see above; infinite for a strict affinity.
-        load_age: seconds for which the numbers of requests are used once they were read, as by a
-            router that polls the replicas; 0 if they are always new.
     """
 
     def __init__(
@@ -47,30 +44,25 @@ class Router:
         *,
         slots: int = 8,
         spread: float = 1.25,
-        load_age: float = 0.0,
     ) -> None:
         assert policy in POLICIES, policy
         self._policy = policy
         self._rng = rng
         self._slots = slots
         self._spread = spread
-        self._load_age = load_age
         self._replicas: Sequence[Target] = ()
         self._ring = Ring(())
         self._index: dict[int, int] = {}
         self._turn = 0
-        self._loads: list[int] = []
-        self._read_at = -1.0
 
     def update(self, replicas: Sequence[Target]) -> None:
-        """Sets the replicas to choose from; to be called when some come or go."""
+        """Sets the replicas to choose from."""
         self._replicas = replicas
         self._index = {replica.number: index for index, replica in enumerate(replicas)}
-        self._read_at = -1.0
         if self._policy in ("session", "prefix"):
             self._ring = Ring(tuple(self._index))
 
-    def choose(self, request: Request, now: float) -> int:
+    def choose(self, request: Request) -> int:
         """The index of a replica, of which there has to be one at least."""
         match self._policy:
             case "random":
@@ -80,40 +72,37 @@ class Router:
                 return self._turn % len(self._replicas)
             case "two-choices":
                 both = [self._rng.randrange(len(self._replicas)) for _ in range(2)]
-                return min(both, key=partial(self._load, now))
+                return min(both, key=self._load)
             case "least-waiting":
-                return self._least(now)
+                return self._least()
             case "session":
-                return self._near(f"conversation {request.conversation}", now)
-        return self._near(f"instructions {request.instructions}", now)
+                return self._near(f"conversation {request.conversation}")
+        return self._near(f"instructions {request.instructions}")
 
-    def _least(self, now: float) -> int:
+    def _least(self) -> int:
         """The least busy; of several, the next one from a place at random."""
-        loads = self._all_loads(now)
+        loads = self._all_loads()
         least, start = min(loads), self._rng.randrange(len(loads))
         try:
             return loads.index(least, start)
         except ValueError:
             return loads.index(least)
 
-    def _near(self, key: str, now: float) -> int:
+    def _near(self, key: str) -> int:
         """The first replica from the key's place on the ring that is not too busy."""
         walk = (self._index[name] for name in self._ring.walk(key))
         first = next(walk)
-        if self._load(now, first) < self._slots or self._spread == math.inf:
+        if self._load(first) < self._slots or self._spread == math.inf:
             return first
-        loads = self._all_loads(now)
+        loads = self._all_loads()
         limit = max(self._slots, self._spread * sum(loads) / len(loads))
         return next((index for index in chain([first], walk) if loads[index] < limit), first)
 
-    def _load(self, now: float, index: int) -> int:
-        return self._all_loads(now)[index] if self._load_age else self._replicas[index].num_open
+    def _load(self, index: int) -> int:
+        return self._replicas[index].num_open
 
-    def _all_loads(self, now: float) -> list[int]:
-        if not self._load_age or self._read_at < 0 or now - self._read_at >= self._load_age:
-            self._read_at = now
-            self._loads = [replica.num_open for replica in self._replicas]
-        return self._loads
+    def _all_loads(self) -> list[int]:
+        return [replica.num_open for replica in self._replicas]
 
 
 class Ring:

@@ -29,12 +29,6 @@ class StepTimes:
             context; empty if they add a decode step, as a pass of their own does.
         block_tokens: of a block of the prefix cache; prompts up to that may be read together.
         packs: whether prompts that are read together are not padded to the longest.
-        outside: what a request spends outside of the engine until its client has the first token,
-            by the rows that decode meanwhile; empty for nothing.
-        per_request: for which the engine stands still when a text has ended, as what a request
-            costs besides its tokens takes the processor.
-        spread: quantiles of the time of a decode step as a share of its mean. Gaps between tokens
-            are spread like that; the steps themselves take their means.
     """
 
     decode: Curve
@@ -44,9 +38,6 @@ class StepTimes:
     beside: Curve = ()
     block_tokens: int = 1
     packs: bool = False
-    outside: Curve = ()
-    per_request: float = 0.0
-    spread: tuple[float, ...] = (1.0,)
 
     @classmethod
     def from_rows(cls, rows: Sequence[Row], block_tokens: int, packs: bool) -> "StepTimes":
@@ -131,10 +122,6 @@ class StepTimes:
             return reading + self.decode_seconds(rows, context)
         added = _at(((0, 0.0), *self.beside), rows)
         return reading + added + self.decode_per_token * context
-
-    def outside_seconds(self, rows: int) -> float:
-        """What a request spends outside of the engine that decodes so many rows."""
-        return _at(self.outside, rows) if self.outside else 0.0
 
 
 def _size(row: Row) -> tuple[int, int]:

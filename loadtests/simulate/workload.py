@@ -2,7 +2,7 @@
 
 import math
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import count
 
@@ -71,14 +71,11 @@ class Workload:
         earlier = (self.turns - 1) / 2 * (self.prompt.mean + self.generated.mean)
         return self.num_instructions + earlier + self.prompt.mean
 
-    def conversations(
-        self, requests_per_second: Callable[[float], float], most: float, seconds: float, seed: int
-    ) -> Iterator[Conversation]:
+    def conversations(self, rate: float, seconds: float, seed: int) -> Iterator[Conversation]:
         """Conversations in the order of their start; the same seed gives the same ones.
 
         Args:
-            requests_per_second: by the time since the start; each conversation has several.
-            most: the highest of these rates.
+            rate: requests per second; each conversation has several.
             seconds: when no more begin.
             seed: draws everything.
         """
@@ -87,10 +84,7 @@ class Workload:
         kinds = range(self.num_kinds)
         start = 0.0
         for number in count():
-            # A rate that changes: a process of the highest rate, thinned (Lewis and Shedler 1979).
-            start += rng.expovariate(most / self.turns)
-            while rng.random() * most > requests_per_second(start) and start < seconds:
-                start += rng.expovariate(most / self.turns)
+            start += rng.expovariate(rate / self.turns)
             if start >= seconds:
                 return
             turns = tuple(self._turn(rng, first=index == 0) for index in range(self.turns))

@@ -14,7 +14,7 @@ from typing import Any
 import httpx
 import pytest
 
-from loadtests.hostile import BODY, CHUNKED, LENGTH, POST, SMUGGLED, VALID, http_message
+from loadtests.faults.hostile import BODY, CHUNKED, LENGTH, POST, SMUGGLED, VALID, http_message
 from maskdial.models.catalog import STARTER_FOLDER
 
 NUM_EXAMPLES = 50 * int(os.environ.get("TESTS_FUZZ_EXAMPLES", "4"))

@@ -306,7 +306,7 @@ def test_a_model_whose_weights_are_overwritten_answers_nothing_more(
 
 
 def test_no_request_is_lost_while_versions_are_swapped(shelf: Any, http: httpx.Client) -> None:
-    """`python -m loadtests swaps` does this at length, and looks at memory, files and threads."""
+    """`python -m loadtests faults swaps` does this at length, and looks at what is kept."""
     expected = {"acme/first": "YES", "second": "GOOD"}
     http.post("/models/load", json={"model": "m", "path": "acme/first"}, headers=ADMIN)
     finished = threading.Event()

@@ -4,19 +4,17 @@ import pytest
 
 from loadtests import run
 from loadtests.__main__ import main
+from loadtests.faults import KINDS
 
 COMMANDS = (
     "run",
     "engine",
-    "batching",
-    "overhead",
+    "kernels",
     "scaling",
-    "swaps",
-    "sessions",
-    "proxied",
+    "faults",
+    "fairness",
     "simulate",
     "compare",
-    "agreement",
 )
 
 
@@ -28,12 +26,12 @@ def test_help_lists_every_command(capsys: pytest.CaptureFixture[str]) -> None:
     assert all(f"\n    {command}" in shown for command in COMMANDS)
 
 
-@pytest.mark.parametrize("command", COMMANDS)
+@pytest.mark.parametrize("command", [*COMMANDS, *(f"faults {kind}" for kind in KINDS)])
 def test_every_command_has_help(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as caught:
-        main([command, "--help"])
+        main([*command.split(), "--help"])
     assert caught.value.code == 0
-    assert "--output" in capsys.readouterr().out
+    assert ("--output" in capsys.readouterr().out) is (command != "faults")
 
 
 @pytest.mark.parametrize("arguments", [[], ["nothing"], ["run", "--nothing"]])

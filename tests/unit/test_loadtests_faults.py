@@ -1,14 +1,15 @@
-"""`loadtests soak`, `chaos`, `crashes`, `overload`, `fairness`: what they send and count."""
+"""`loadtests faults` and `fairness`: what they send and count."""
 
-import argparse
 import asyncio
 import json
 
 import pytest
 
-from loadtests import chaos, crashes, fairness, overload, soak
-from loadtests.mix import draw_questions, essence
-from loadtests.proxy import Fault, FaultyProxy
+from loadtests.__main__ import main
+from loadtests.faults import chaos, crashes, overload, soak
+from loadtests.faults.mix import draw_questions, essence
+from loadtests.faults.proxy import Fault, FaultyProxy
+from loadtests.kinds import KINDS
 
 
 def test_questions_are_the_same_for_a_seed_and_to_every_route() -> None:
@@ -61,7 +62,7 @@ def test_the_proxy_does_to_a_connection_what_it_says(
     async def scenario() -> bytes:
         server = await asyncio.start_server(echo, "127.0.0.1", 0)
         proxy = FaultyProxy(server.sockets[0].getsockname()[1], seed=1)
-        monkeypatch.setattr("loadtests.proxy._WEIGHTS", {fault: 1})
+        monkeypatch.setattr("loadtests.faults.proxy._WEIGHTS", {fault: 1})
         await proxy.start()
         reader, writer = await asyncio.open_connection("127.0.0.1", proxy.port)
         writer.write(sent)
@@ -101,13 +102,15 @@ def test_short_runs_lose_nothing(
     questions = draw_questions(0)[:20]
     for module in (chaos, crashes, soak):
         monkeypatch.setattr(module, "draw_questions", lambda _: questions)
-    options = {"seed": 0, "clients": 4, "output": None, "markdown": None}
-    assert chaos.main(argparse.Namespace(seconds=60, requests=150, **options)) == 0
-    assert crashes.main(argparse.Namespace(times=2, **options)) == 0
-    assert soak.main(argparse.Namespace(minutes=0.05, warm_up=0.02, **options)) == 0
+    assert main(["faults", "chaos", "--seconds=60", "--requests=150", "--clients=4"]) == 0
+    assert main(["faults", "crashes", "--times=2", "--clients=4"]) == 0
+    assert main(["faults", "soak", "--minutes=0.05", "--warm-up=0.02", "--clients=4"]) == 0
+    monkeypatch.setattr(soak, "KINDS", KINDS[:2])
+    assert main(["faults", "soak", "--minutes=0.01", "--by-kind"]) == 0
     printed = capsys.readouterr()
     assert "tracebacks in the log: 0" in printed.out
     assert "resident memory" in printed.out
+    assert "steepest: " in printed.out
 
 
 @pytest.mark.slow
@@ -116,7 +119,6 @@ def test_short_measurements_count_every_request(
 ) -> None:
     monkeypatch.setenv("MASKDIAL_THREADS", "1")
     monkeypatch.setattr(overload, "_CALIBRATION_SECONDS", 0.3)
-    options = {"seed": 0, "output": None, "markdown": None, "seconds": 1}
-    assert overload.main(argparse.Namespace(times=1.5, **options)) == 0
-    assert fairness.main(argparse.Namespace(rounds=1, rate=1.0, **options)) == 0
+    assert main(["faults", "overload", "--times=1.5", "--seconds=1"]) == 0
+    assert main(["fairness", "--rounds=1", "--rate=1", "--seconds=1"]) == 0
     assert "0 errors" in capsys.readouterr().out

@@ -1,20 +1,17 @@
-"""`loadtests fuzz` and `keys`: what they send and count, and whether they can find something."""
+"""`loadtests faults fuzz`: what they send and count, and whether they can find something."""
 
-import argparse
-import asyncio
 import json
 import random
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 
-from loadtests import fuzz, keys
-from loadtests.hostile import body, grammar, http_message, template
-from loadtests.server import Reply, running_server
+from loadtests.__main__ import main
+from loadtests.faults import fuzz
+from loadtests.faults.hostile import body, grammar, http_message, template
+from loadtests.server import Reply
 
 EXAMPLE = {"inputs": "It was", "parameters": {"max_new_tokens": 5, "stop": ["a", "b"]}}
-OPTIONS = {"output": None, "markdown": None}
 
 
 @pytest.mark.parametrize(
@@ -62,7 +59,7 @@ def test_a_short_run_breaks_nothing(
 ) -> None:
     monkeypatch.setenv("MASKDIAL_THREADS", "1")
     monkeypatch.setattr(fuzz, "_SETTLE_SECONDS", 2.5)
-    assert fuzz.main(argparse.Namespace(inputs=400, clients=8, seed=1, **OPTIONS)) == 0
+    assert main(["faults", "fuzz", "--inputs=400", "--clients=8", "--seed=1"]) == 0
     assert "answers afterwards as before" in " ".join(capsys.readouterr().out.split())
 
 
@@ -75,22 +72,5 @@ def test_a_server_that_breaks_is_noticed(
     monkeypatch.setattr(fuzz, "_SETTLE_SECONDS", 0.0)
     monkeypatch.setattr(fuzz, "_SHARES", {"body": 1.0})
     monkeypatch.setattr(fuzz, "is_well_formed", lambda _: False)
-    assert fuzz.main(argparse.Namespace(inputs=20, clients=2, seed=1, **OPTIONS)) == 1
+    assert main(["faults", "fuzz", "--inputs=20", "--clients=2", "--seed=1"]) == 1
     assert "no JSON" in capsys.readouterr().out
-
-
-@pytest.mark.slow
-def test_keys_are_exchanged_without_a_wrong_status(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.setenv("MASKDIAL_THREADS", "1")
-    monkeypatch.setattr(keys, "_BODIES", {"/tokenize": keys._BODIES["/tokenize"]})
-    assert keys.main(argparse.Namespace(seconds=1.5, clients=2, **OPTIONS)) == 0
-    file = keys.KeyFile(tmp_path / "keys")
-    with running_server({}, api_key_file=file.path) as server:
-        kinds = asyncio.run(keys.Exchange(server, file, {"/tokenize": 418}).run(1.5, 2))
-    wrong = {kind.clients.partition(",")[0]: kind.wrong for kind in kinds}
-    assert wrong["good"] > 0
-    assert wrong["wrong"] == wrong["none"] == 0
-    (withdrawn,) = [kind for kind in kinds if kind.clients.startswith("withdrawn")]
-    assert withdrawn.unauthorized > 0

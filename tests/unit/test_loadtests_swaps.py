@@ -1,11 +1,11 @@
-"""`loadtests swaps`: a model is replaced under load, and what went wrong is counted."""
+"""`loadtests faults swaps`: a model is replaced under load, and what went wrong is counted."""
 
 import asyncio
 import itertools
 
 import pytest
 
-from loadtests import swaps
+from loadtests.faults import swaps
 from loadtests.server import Connection, Reply
 from maskdial.models.bundle import load_bundle
 from maskdial.models.catalog import STARTER_FOLDER

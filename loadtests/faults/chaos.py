@@ -1,10 +1,9 @@
-"""``python -m loadtests chaos``: mixed load through broken connections, and other faults."""
+"""``python -m loadtests faults chaos``: mixed load through broken connections, and other faults."""
 
 import argparse
 import asyncio
 import json
 import random
-import re
 import sys
 import time
 from collections import Counter
@@ -12,12 +11,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import httpx
-from rich.console import Console
 
 from loadtests import LoadTestError, count
-from loadtests.measurement import Section, add_report_options, load_averages, write_reports
-from loadtests.mix import Question, draw_questions, essence, learn_answers
-from loadtests.proxy import FaultyProxy
+from loadtests.faults.mix import Question, draw_questions, essence, learn_answers
+from loadtests.faults.outcome import Outcome, add_clients, busy_gauges
+from loadtests.faults.proxy import FaultyProxy
+from loadtests.measurement import Section
 from loadtests.server import Connection, Reply, ServerProcess, running_server
 from maskdial.models.catalog import STARTER_FOLDER
 
@@ -34,7 +33,6 @@ _SETTLE_SECONDS = 8.0
 _CLIENT_TIMEOUT = 60.0
 _IMPATIENT_SHARE = 0.1
 _DEADLINE_SHARE = 0.1
-_IDLE = re.compile(r"^maskdial_(?:queue_size|requests_running)\{.*\} (?!0\.0$)", re.MULTILINE)
 # What a client may be told that asks in good faith.
 _EXPECTED = frozenset({200, 408, 429, 503, 504})
 
@@ -47,25 +45,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--requests", type=count, metavar="N", help="end sooner, after so many (default: never)"
     )
-    parser.add_argument(
-        "--clients", type=count, default=16, metavar="N", help="default: %(default)s"
-    )
-    parser.add_argument("--seed", type=int, default=0, help="draws requests and faults")
-    add_report_options(parser)
+    add_clients(parser, 16)
 
 
-def main(args: argparse.Namespace) -> int:
-    """Measures, prints and writes the report; returns 1 if anything was lost or wrong."""
-    facts = {"load": load_averages(), "seed": args.seed}
+def run(args: argparse.Namespace) -> Outcome:
+    """Lets everything go wrong."""
     records = Records()
     with running_server({}, on_line=records.read, log_format="json", admin_key=_KEY) as server:
         chaos = Chaos(server, draw_questions(args.seed), args.seed)
         asyncio.run(chaos.run(args.seconds, args.clients, args.requests))
     row = chaos.row(records)
-    section = Section("chaos", _QUESTION, 1, (row,), chaos.findings(records), ())
-    section.show(Console())
-    write_reports(args, [section], facts)
-    return 1 if row.differing or row.unexpected or row.missing or row.doubled or row.busy else 0
+    section = Section("chaos", _QUESTION, 1, (row,), chaos.findings(records))
+    failed = row.differing or row.unexpected or row.missing or row.doubled or row.busy
+    return Outcome(section, bool(failed))
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,8 +128,7 @@ class Chaos:
         await disturbing
         await self._proxy.stop()
         await asyncio.sleep(_SETTLE_SECONDS)
-        async with httpx.AsyncClient(base_url=self._server.url) as http:
-            self._busy = _IDLE.findall((await http.get("/metrics")).text)
+        self._busy = await busy_gauges(self._server)
         self._after = self._resources()
 
     def _resources(self) -> tuple[int, int, int]:

@@ -1,4 +1,4 @@
-"""``python -m loadtests overload``: five times what the server can do, and the time after it."""
+"""``python -m loadtests faults overload``: five times what the server can do."""
 
 import argparse
 import asyncio
@@ -8,10 +8,9 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from rich.console import Console
-
 from loadtests import LoadTestError, count, positive
-from loadtests.measurement import Section, add_report_options, load_averages, median, write_reports
+from loadtests.faults.outcome import Outcome
+from loadtests.measurement import Section, median
 from loadtests.open_loop import poisson_schedule
 from loadtests.report import percentile
 from loadtests.server import Connection, ServerProcess, post, running_server
@@ -48,21 +47,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="length of the overload (default: %(default)s)",
     )
-    parser.add_argument("--seed", type=int, default=0, help="draws texts and times")
-    add_report_options(parser)
 
 
-def main(args: argparse.Namespace) -> int:
-    """Measures, prints and writes the report; returns 1 if a request was neither answered nor
-    refused.
-    """
-    facts = {"load": load_averages(), "seed": args.seed}
+def run(args: argparse.Namespace) -> Outcome:
+    """Offers both routes more than they can do."""
     with running_server({}) as server:
         rows = asyncio.run(_measure(server, args))
     section = Section("overload", _QUESTION, 1, rows, (), _NOTES)
-    section.show(Console())
-    write_reports(args, [section], facts)
-    return 1 if any(row.lost for row in rows) else 0
+    return Outcome(section, any(row.lost for row in rows))
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""``python -m loadtests crashes``: the server is killed again and again while clients ask it."""
+"""``python -m loadtests faults crashes``: the server is killed while clients ask it."""
 
 import argparse
 import asyncio
@@ -13,11 +13,10 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
-from rich.console import Console
-
 from loadtests import LoadTestError, count
-from loadtests.measurement import Section, add_report_options, load_averages, write_reports
-from loadtests.mix import Question, ask, draw_questions, essence, learn_answers
+from loadtests.faults.mix import Question, ask, draw_questions, essence, learn_answers
+from loadtests.faults.outcome import Outcome, add_clients
+from loadtests.measurement import Section
 from loadtests.server import Connection, running_server, spawn_server
 from maskdial.models.bundle import hash_files
 from maskdial.models.catalog import STARTER_FOLDER
@@ -42,16 +41,11 @@ _PATIENCE = 120.0
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the options of the command."""
     parser.add_argument("--times", type=count, default=50, metavar="N", help="default: %(default)s")
-    parser.add_argument(
-        "--clients", type=count, default=16, metavar="N", help="default: %(default)s"
-    )
-    parser.add_argument("--seed", type=int, default=0, help="draws requests and moments")
-    add_report_options(parser)
+    add_clients(parser, 16)
 
 
-def main(args: argparse.Namespace) -> int:
-    """Measures, prints and writes the report; returns 1 if anything was lost, wrong or changed."""
-    facts = {"load": load_averages(), "seed": args.seed}
+def run(args: argparse.Namespace) -> Outcome:
+    """Kills the server again and again."""
     with tempfile.TemporaryDirectory() as folder:
         models = {
             path.name: Path(shutil.copytree(path, Path(folder) / path.name))
@@ -61,10 +55,8 @@ def main(args: argparse.Namespace) -> int:
         crashes = Crashes(models, args.seed)
         asyncio.run(crashes.run(args.times, args.clients))
         row = crashes.row()
-    section = Section("crashes", _QUESTION, 1, (row,), (), ())
-    section.show(Console())
-    write_reports(args, [section], facts)
-    return 1 if row.lost or row.differing or row.changed_files else 0
+    failed = bool(row.lost or row.differing or row.changed_files)
+    return Outcome(Section("crashes", _QUESTION, 1, (row,), ()), failed)
 
 
 @dataclass(frozen=True, slots=True)

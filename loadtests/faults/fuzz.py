@@ -1,4 +1,4 @@
-"""``python -m loadtests fuzz``: hostile inputs by the hundred thousand, and what they break."""
+"""``python -m loadtests faults fuzz``: hostile inputs by the hundred thousand."""
 
 import argparse
 import asyncio
@@ -6,7 +6,6 @@ import contextlib
 import json
 import random
 import re
-import shutil
 import tempfile
 import time
 from collections import Counter
@@ -16,27 +15,25 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-from rich.console import Console
 
 from loadtests import LoadTestError, count
-from loadtests.hostile import body, grammar, http_message, template
-from loadtests.measurement import Section, add_report_options, load_averages, write_reports
-from loadtests.mix import draw_questions, learn_answers
+from loadtests.faults.hostile import body, grammar, http_message, template
+from loadtests.faults.mix import draw_questions, learn_answers
+from loadtests.faults.outcome import Outcome, add_clients, busy_gauges
+from loadtests.kinds import chatting_starters
+from loadtests.measurement import Section
 from loadtests.server import Connection, Reply, ServerProcess, post, running_server
 from maskdial.causal.chat import ChatTemplate
 from maskdial.errors import MaskdialError
-from maskdial.models.bundle import CHAT_TEMPLATE, file_sha256, read_manifests, write_manifest
-from maskdial.models.catalog import STARTER_FOLDER
 
 DESCRIPTION = (
     "Send generated inputs to the starter models: bodies with faults on every route of the OpenAPI "
     "document, raw HTTP, grammars; and render generated chat templates. Every reply has to come in "
     "time, with a status that the document names, and no 5xx but the request's own timeout; "
-    "afterwards the server has to answer as before. MASKDIAL_* variables configure the rest."
+    "afterwards the server has to answer as before."
 )
 _QUESTION = "what hostile inputs break"
 _SHARES = {"body": 0.7, "http": 0.22, "grammar": 0.077, "template": 0.003}
-_TEMPLATE = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}assistant:"
 _NAMES = ("hybrid", "sentiment", "hybrid:full", "..", "%2e%2e%2fx", "%00", "a%0d%0ab", "%c3%a9/x")
 _HEADERS: tuple[Mapping[str, str], ...] = (
     *({}, {}, {}, {}, {"content-encoding": "gzip"}, {"content-type": "text/plain"}),
@@ -56,7 +53,6 @@ _TIMEOUT = 90.0
 _SETTLE_SECONDS = 5.0
 _MAX_EXAMPLES = 20
 _STATUS = re.compile(rb"HTTP/1\.1 (\d{3})")
-_BUSY = re.compile(r"^maskdial_(?:queue_size|requests_running)\{.*\} (?!0\.0$)", re.MULTILINE)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -64,44 +60,27 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--inputs", type=count, default=10_000, metavar="N", help="default: %(default)s"
     )
-    parser.add_argument(
-        "--clients", type=count, default=16, metavar="N", help="default: %(default)s"
-    )
-    parser.add_argument("--seed", type=int, default=0, help="draws the inputs")
-    add_report_options(parser)
+    add_clients(parser, 16)
 
 
-def main(args: argparse.Namespace) -> int:
-    """Sends, prints and writes the report; returns 1 if anything broke."""
-    facts = {"load": load_averages(), "seed": args.seed}
+def run(args: argparse.Namespace) -> Outcome:
+    """Sends the inputs."""
     tracebacks: list[str] = []
 
     def read(line: str) -> None:
         if "Traceback" in line:
             tracebacks.append(line)
 
-    with tempfile.TemporaryDirectory() as folder:
-        hybrid = _with_template(STARTER_FOLDER / "hybrid", Path(folder) / "hybrid")
-        models = {"hybrid": hybrid, "sentiment": STARTER_FOLDER / "sentiment"}
-        with running_server(models, on_line=read, **_SETTINGS) as server:
-            fuzz = Fuzz(server, args.seed)
-            asyncio.run(fuzz.run(args.inputs, args.clients))
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        running_server(chatting_starters(Path(folder)), on_line=read, **_SETTINGS) as server,
+    ):
+        fuzz = Fuzz(server, args.seed)
+        asyncio.run(fuzz.run(args.inputs, args.clients))
     findings = (*fuzz.findings, f"tracebacks in the log: {len(tracebacks)}", *tracebacks[:3])
     section = Section("fuzz", _QUESTION, 1, fuzz.rows(), findings)
-    section.show(Console())
-    write_reports(args, [section], facts)
     broken = any(row.failed or row.undocumented or row.late or row.lost for row in fuzz.rows())
-    return 1 if broken or fuzz.is_different or tracebacks else 0
-
-
-def _with_template(bundle: Path, folder: Path) -> Path:
-    """A copy with a chat template, so that the routes of conversations have a model."""
-    shutil.copytree(bundle, folder)
-    (folder / CHAT_TEMPLATE).write_text(_TEMPLATE, encoding="utf-8")
-    causal = read_manifests("hybrid", folder)[0]
-    files = {**causal.files, CHAT_TEMPLATE: file_sha256(folder / CHAT_TEMPLATE)}
-    write_manifest(folder, causal.model_copy(update={"files": files}))
-    return folder
+    return Outcome(section, broken or fuzz.is_different or bool(tracebacks))
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,8 +143,7 @@ class Fuzz:
         await asyncio.sleep(_SETTLE_SECONDS)
         self.is_different = await learn_answers(self._server.port, questions) != answers
         after = self._server.resident_bytes() // 1_000_000
-        async with httpx.AsyncClient(base_url=self._server.url) as http:
-            busy = _BUSY.findall((await http.get("/metrics")).text)
+        busy = await busy_gauges(self._server)
         self.is_different |= bool(busy)
         self.findings.append(
             f"{num_inputs:,} inputs in {took:.0f} s; resident MB: {before} to {after}; gauges "

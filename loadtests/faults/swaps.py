@@ -1,4 +1,4 @@
-"""``python -m loadtests swaps``: a model is replaced again and again while requests come in."""
+"""``python -m loadtests faults swaps``: a model is replaced while requests come in."""
 
 import argparse
 import asyncio
@@ -17,7 +17,8 @@ import httpx
 from rich.console import Console
 
 from loadtests import LoadTestError, count
-from loadtests.measurement import Section, add_report_options, load_averages, write_reports
+from loadtests.faults.outcome import Outcome, add_clients
+from loadtests.measurement import Section
 from loadtests.server import Connection, ServerProcess, post, running_server
 from loadtests.texts import draw_jobs
 from maskdial.models.bundle import Bundle, load_bundle, read_manifests, write_manifest
@@ -64,31 +65,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--swaps", type=count, default=20, metavar="N", help="replacements (default: %(default)s)"
     )
-    parser.add_argument(
-        "--clients",
-        type=count,
-        default=8,
-        metavar="N",
-        help="requests that are open at a time (default: %(default)s)",
-    )
-    parser.add_argument(
-        "--seed", type=int, default=0, help="draws the texts (default: %(default)s)"
-    )
-    add_report_options(parser)
+    add_clients(parser, 8)
 
 
-def main(args: argparse.Namespace) -> int:
-    """Measures, prints and writes the report; returns 1 if a request failed or a reply differed."""
-    facts = {"load": load_averages(), "seed": args.seed}
+def run(args: argparse.Namespace) -> Outcome:
+    """Replaces each model."""
     bundles = [load_bundle(path.resolve().name, path) for path in args.bundles]
     rows = tuple(
         asyncio.run(measure(bundle, args.requests, args.swaps, args.clients, args.seed))
         for bundle in bundles
     )
     section = Section("swaps", _QUESTION, 1, rows, tuple(map(_finding, rows)), _NOTES)
-    section.show(Console())
-    write_reports(args, [section], facts)
-    return 1 if any(row.errors or row.differing for row in rows) else 0
+    return Outcome(section, any(row.errors or row.differing for row in rows))
 
 
 @dataclass(frozen=True, slots=True)

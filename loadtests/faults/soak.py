@@ -1,29 +1,33 @@
-"""``python -m loadtests soak``: hours of mixed load, and what the server keeps of it."""
+"""``python -m loadtests faults soak``: hours of mixed load, and what the server keeps of it."""
 
 import argparse
 import asyncio
 import itertools
 import random
 import statistics
+import tempfile
 import time
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
-from rich.console import Console
-
-from loadtests import LoadTestError, count, positive
-from loadtests.measurement import Section, add_report_options, load_averages, write_reports
-from loadtests.mix import Question, ask, draw_questions, essence, learn_answers
+from loadtests import LoadTestError, positive
+from loadtests.faults.mix import Question, ask, draw_questions, essence, learn_answers
+from loadtests.faults.outcome import Outcome, add_clients
+from loadtests.faults.slopes import measure, median_slope
+from loadtests.kinds import KINDS, SETTINGS, chatting_starters
+from loadtests.measurement import Section
 from loadtests.report import percentile
 from loadtests.server import Connection, ServerProcess, running_server
 
 DESCRIPTION = (
     "Serve the starter models under mixed load to all of their routes for a long time; compare "
     "every reply with the one that the same request had alone, and report how memory, file "
-    "descriptors and threads develop. MASKDIAL_* variables configure the rest."
+    "descriptors and threads develop."
 )
 _QUESTION = "what a server loses or keeps under mixed load"
+_KIND_QUESTION = "what a server keeps of each kind of request"
 _SAMPLES = 400  # after the warm-up
 _STEPS = 12
 _MB = 1e6
@@ -41,28 +45,36 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="M",
         help="minutes before these, in which the heap and the caches fill (default: %(default)s)",
     )
+    add_clients(parser, 6)
     parser.add_argument(
-        "--clients", type=count, default=6, metavar="N", help="open requests (default: %(default)s)"
+        "--by-kind",
+        action="store_true",
+        help="one kind of request after the other, and the slope of memory under each; of the "
+        "other options, only --minutes counts, which they share",
     )
-    parser.add_argument("--seed", type=int, default=0, help="draws the requests")
-    add_report_options(parser)
 
 
-def main(args: argparse.Namespace) -> int:
-    """Measures, prints and writes the report; returns 1 if a request failed or a reply differed."""
-    facts = {
-        "load": load_averages(),
-        "seed": args.seed,
-        "minutes": args.minutes,
-        "warm_up": args.warm_up,
-    }
+def run(args: argparse.Namespace) -> Outcome:
+    """Asks for so many minutes."""
+    if args.by_kind:
+        return _by_kind(60 * args.minutes)
     with running_server({}) as server:
         soak = Soak(server, draw_questions(args.seed), args.seed, 60 * args.warm_up)
         asyncio.run(soak.run(60 * args.minutes, args.clients))
-    section = Section("soak", _QUESTION, 1, soak.rows(), soak.findings(), ())
-    section.show(Console())
-    write_reports(args, [section], facts)
-    return 1 if any(row.errors or row.differing for row in soak.rows()) else 0
+    rows = soak.rows()
+    section = Section("soak", _QUESTION, 1, rows, soak.findings())
+    return Outcome(section, any(row.errors or row.differing for row in rows))
+
+
+def _by_kind(seconds: float) -> Outcome:
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        running_server(chatting_starters(Path(folder)), collecting=True, **SETTINGS) as server,
+    ):
+        slopes = measure(server, KINDS, seconds)
+    steepest = max(slopes, key=lambda slope: slope.bytes_per_request)
+    finding = f"steepest: {steepest.kind}, {steepest.bytes_per_request:.0f} bytes a request"
+    return Outcome(Section("slopes", _KIND_QUESTION, 1, slopes, (finding,)), failed=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,7 +178,7 @@ class Soak:
         steps = ", ".join(f"{each.resident_bytes / _MB:.0f}" for each in self._samples[::every])
         first, last = warm[0], warm[-1]
         middle = statistics.median(sample.resident_bytes for sample in warm)
-        slope = _slope([(sample.at, sample.resident_bytes) for sample in warm])
+        slope = median_slope([(sample.at, sample.resident_bytes) for sample in warm])
         return (
             f"{sum(row.requests for row in self.rows()):,} requests in {last.at / 60:.1f} minutes",
             f"resident memory: {first.resident_bytes / _MB:.0f} MB after the warm-up, "
@@ -175,9 +187,3 @@ class Soak:
             f"file descriptors: {first.files} to {last.files}; "
             f"threads: {first.threads} to {last.threads}",
         )
-
-
-def _slope(points: Sequence[tuple[float, float]]) -> float:
-    """The median of the slopes between all pairs of points (Theil and Sen)."""
-    pairs = itertools.combinations(points, 2)
-    return statistics.median((y - b) / (x - a) for (a, b), (x, y) in pairs if x > a)

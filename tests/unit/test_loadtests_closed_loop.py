@@ -1,7 +1,6 @@
-"""`loadtests.overhead`: its HTTP client, the closed loop, the statistics, and a whole run."""
+"""`loadtests.closed_loop`, and the server and connection that it drives."""
 
 import asyncio
-import json
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -10,14 +9,10 @@ from pathlib import Path
 import pytest
 
 from loadtests import LoadTestError
-from loadtests.__main__ import main
 from loadtests.closed_loop import Classification, Generation, Throughput, drive
-from loadtests.engines import load_served, open_stream
 from loadtests.measurement import Section
-from loadtests.overhead import section_of, settings_of, summarize
 from loadtests.server import Connection, Reply, post, running_server
 from maskdial.models.catalog import STARTER_FOLDER
-from maskdial.models.served import CausalModel, ServedModel
 
 PLAIN = b"HTTP/1.1 200 OK\r\ncontent-length: 4\r\n\r\nbody"
 STREAM = (
@@ -181,21 +176,6 @@ def test_requests_that_are_answered_at_once_count_as_a_whole() -> None:
     assert result == Throughput(2, 6, 2.0, result.own_cpu)
 
 
-def test_ratios_are_taken_within_a_round() -> None:
-    bare = [Throughput(10, 100, 1.0, 0.5), Throughput(10, 100, 10.0, 0.5)]
-    http = [Throughput(10, 100, 2.0, 0.01, 0.6), Throughput(10, 80, 10.0, 0.008, 0.48)]
-    row = summarize("m", "tokens", 8, bare, http)
-    assert (row.ratio_min, row.ratio, row.ratio_max) == pytest.approx((0.5, 0.65, 0.8))
-    assert (row.bare_cpu_us, row.server_cpu_us, row.client_cpu_us) == pytest.approx(
-        (5000, 6000, 100)
-    )
-    assert row.cpu_ratio == pytest.approx(5000 / 6100)
-    assert row.rounds == 2
-    (finding,) = section_of([row]).findings
-    assert "65.0%" in finding
-    assert "50.0% to 80.0%" in finding
-
-
 def test_incomplete_replies_are_errors() -> None:
     event = b'data: {"index":1}\n\n'
     assert Generation(2).count(Reply(200, event * 2)) == 2
@@ -251,56 +231,3 @@ def test_a_server_process_and_one_that_does_not_start(tmp_path: Path) -> None:
         running_server({"m": tmp_path}),
     ):
         pass
-
-
-def test_both_sides_write_the_same_tokens() -> None:
-    """The starter has defaults that draw tokens, with a penalty."""
-    text, num_tokens, settings = "Once upon a time", 12, settings_of(1)
-
-    async def over_http(port: int) -> list[int]:
-        connection = await Connection.open(port)
-        try:
-            reply = await connection.send(Generation(num_tokens).request(text))
-        finally:
-            connection.close()
-        events = [line for line in reply.body.split(b"data: ") if line]
-        return [json.loads(event)["token"]["id"] for event in events]
-
-    async def bare(model: ServedModel) -> list[int]:
-        assert isinstance(model, CausalModel)
-        prompt = model.tokenizer.encode(text).ids
-        async with open_stream(model.engine, prompt, num_tokens) as stream:
-            return [event.token_id async for event in stream]
-
-    with running_server({"m": STARTER_FOLDER / "hybrid"}, **settings) as server:
-        found = asyncio.run(over_http(server.port))
-    model = load_served("m", STARTER_FOLDER / "hybrid", settings)
-    try:
-        assert asyncio.run(bare(model)) == found
-    finally:
-        model.stop()
-    assert len(found) == num_tokens
-
-
-def test_a_whole_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    arguments = ["overhead", "--seconds", "0.1", "--round-seconds", "0.05", "--max-new-tokens", "4"]
-    for name in ("hybrid", "sentiment"):
-        arguments += ["--bundle", str(STARTER_FOLDER / name)]
-    output, markdown = tmp_path / "report.json", tmp_path / "report.md"
-    assert main([*arguments, "--output", str(output), "--markdown", str(markdown)]) == 0
-    report = json.loads(output.read_text())
-    causal, sentiment = report["sections"]["overhead"]["rows"]
-    assert (causal["unit"], causal["clients"]) == ("tokens", 8)
-    assert (sentiment["unit"], sentiment["clients"]) == ("requests", 32)
-    for row in (causal, sentiment):
-        assert 0 < row["ratio_min"] <= row["ratio"] <= row["ratio_max"]
-        assert min(row["bare_cpu_us"], row["server_cpu_us"], row["client_cpu_us"]) > 0
-    assert "| sentiment | requests | 32 |" in markdown.read_text()
-    assert "sentiment: over HTTP" in capsys.readouterr().out
-
-
-def test_a_model_of_another_task_is_refused(
-    masked_starter: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["overhead", "--bundle", str(masked_starter)]) == 1
-    assert "is fill-mask; overhead and scaling need" in capsys.readouterr().err
