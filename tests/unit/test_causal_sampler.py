@@ -691,6 +691,6 @@ def test_banned_sequences_are_not_completed(text: list[int], banned: list[int]) 
 def test_the_first_and_the_last_token_may_be_given(
     num_written: int, kept: list[int] | None
 ) -> None:
-    params = {"max_new_tokens": 3, "forced_first": 3, "forced_last": (EOS, 8)}
-    out = left_out([1, *[2] * num_written], **params)
+    text = [1, *[2] * num_written]
+    out = left_out(text, max_new_tokens=3, forced_first=3, forced_last=(EOS, 8))
     assert out == ([] if kept is None else sorted(set(range(VOCAB)) - set(kept)))
