@@ -273,7 +273,10 @@ def test_a_stream_outlives_the_unload_of_its_model(shelf: Any, http: httpx.Clien
 
 
 def test_a_model_whose_weights_are_overwritten_answers_nothing_more(
-    http: httpx.Client, root: Path, monkeypatch: pytest.MonkeyPatch
+    http: httpx.Client,
+    root: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     monkeypatch.setattr(versions, "_WATCH_SECONDS", 0.05)
     folder = make_version(root / "overwritten", "NO", "YES")
@@ -289,7 +292,9 @@ def test_a_model_whose_weights_are_overwritten_answers_nothing_more(
     wait_for(lambda: states(http)["overwritten"] == "failed")
     reply = http.post("/classify", json={"inputs": TEXT, "model": "overwritten"})
     assert reply.status_code == 503
-    assert "model.onnx.data of model 'overwritten' was overwritten" in reply.json()["error"]
+    cause = "model.onnx.data of model 'overwritten' was overwritten while in use"
+    assert cause in reply.json()["error"]
+    assert [each.message for each in caplog.records if each.levelname == "CRITICAL"] == [cause]
     refused = http.post("/models/load", json=load, headers=ADMIN)
     assert refused.status_code == 422
     assert "SHA-256 differs" in refused.json()["error"]

@@ -175,7 +175,7 @@ def test_a_text_over_the_budget_runs_alone() -> None:
 
 
 def test_a_budget_of_nothing_is_refused() -> None:
-    with pytest.raises(ValueError, match="max_batch_tokens"):
+    with pytest.raises(ValueError, match=r"^max_batch_tokens must be at least 1$"):
         Batcher[Text](0)
 
 

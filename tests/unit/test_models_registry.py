@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import threading
+import time
 from collections.abc import AsyncIterator, Coroutine
 from pathlib import Path
 from typing import Any, cast
@@ -20,7 +21,7 @@ from maskdial.errors import (
 from maskdial.masked.engine import MaskedEngine
 from maskdial.masked.request import MaskedInput
 from maskdial.metrics import Metrics
-from maskdial.models import registry
+from maskdial.models import registry, versions
 from maskdial.models.bundle import (
     FULL_MANIFEST,
     MANIFEST,
@@ -189,6 +190,30 @@ def test_the_first_request_loads_and_the_others_wait_for_it(tmp_path: Path) -> N
             current = models.entry("a").current
             assert current is not None
             assert current.num_leases == 1
+
+    run(scenario())
+
+
+def test_a_load_and_an_unload_are_accounted_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The load's time is that of the load, and the memory is given back when the model is gone."""
+    shelf = Shelf(tmp_path)
+    shelf.put("a")
+    num_up: list[int] = []
+    monkeypatch.setattr(versions, "return_free_memory", lambda: num_up.append(shelf.num_up))
+    value = shelf.metrics.registry.get_sample_value
+
+    async def scenario() -> None:
+        async with opened(shelf) as models:
+            before = time.perf_counter()
+            await models.load("a")
+            elapsed = time.perf_counter() - before
+            assert value("maskdial_model_load_duration_seconds_count") == 1
+            assert 0 < (value("maskdial_model_load_duration_seconds_sum") or 0) <= elapsed
+            assert num_up == []
+            await models.unload("a")
+            assert num_up == [0]
 
     run(scenario())
 
