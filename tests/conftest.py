@@ -23,6 +23,8 @@ import httpx
 import numpy as np
 import pytest
 import tokenizers
+from hypothesis import HealthCheck
+from hypothesis import settings as hypothesis_settings
 from numpy.typing import NDArray
 from tokenizers import decoders, models, pre_tokenizers, processors
 
@@ -36,6 +38,12 @@ from tests.documented import DocumentCheck
 
 # Several processes of tests share the machine, and tiny models gain nothing from more threads.
 SETTINGS: dict[str, Any] = {"threads": 1} if "PYTEST_XDIST_WORKER" in os.environ else {}
+
+# An example may take its time on a busy machine, and so may drawing it.
+hypothesis_settings.register_profile(
+    "untimed", deadline=None, suppress_health_check=[HealthCheck.too_slow]
+)
+hypothesis_settings.load_profile("untimed")
 
 
 class NoTorch:

@@ -241,7 +241,7 @@ def test_distribution(params: SamplingParams, vocab: int, spread: float) -> None
     assert np.array_equal(computed > 1e-30, wanted > 1e-30)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     seed=st.integers(0, 2**32),
     vocab=st.sampled_from([2, 17, 300, 3000]),
@@ -280,7 +280,7 @@ mixes = st.builds(
 )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(
     params=mixes,
     seed=st.integers(0, 2**32),

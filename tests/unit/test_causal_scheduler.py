@@ -544,7 +544,7 @@ OPERATIONS = st.one_of(
 )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(
     slots=st.integers(1, 5),
     cache_bytes=st.sampled_from([None, 0, 64, 10**6]),

@@ -230,7 +230,7 @@ batches = st.lists(
 
 
 @pytest.mark.slow
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(
     kind=st.sampled_from(LOGITS),
     vocab=st.sampled_from(VOCABS),

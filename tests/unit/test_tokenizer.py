@@ -9,7 +9,7 @@ from typing import Literal
 
 import pytest
 import tokenizers
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 from tokenizers import decoders, models, normalizers, pre_tokenizers
 
@@ -137,7 +137,6 @@ def whole_text(name: str, ids: Sequence[int]) -> str:
     return joined.decode(errors="replace").removeprefix(" ")
 
 
-@settings(deadline=None)
 @given(name=names, text=texts, cut=cuts)
 @example(name="sentence-piece", text="ß.🙂.", cut=6)  # the prompt ends behind 3 of 4 bytes
 @example(name="sentence-piece", text="語語語語", cut=7)
@@ -155,7 +154,6 @@ def test_pieces_join_to_the_whole(name: str, text: str, cut: int) -> None:
     assert tokenizer.decode(prompt) + "".join(pieces) + decoder.flush() == tokenizer.decode(ids)
 
 
-@settings(deadline=None)
 @given(named_ids=named_ids(), cut=cuts)
 @example(named_ids=("byte-level", [170, 95]), cut=0)  # half of a surrogate, as no text has it
 def test_all_text_is_shown_but_one_unfinished_character(
@@ -295,7 +293,6 @@ PAIRED = paired()
 lines = st.lists(st.sampled_from(["the", "cat", "é", "語", "unheardof"]), max_size=30).map(" ".join)
 
 
-@settings(deadline=None)
 @given(first=lines, second=lines, direction=st.sampled_from(["left", "right"]), room=st.integers(1))
 def test_cut_encodings_join_as_the_tokenizer_cuts_pairs(
     first: str, second: str, direction: Literal["left", "right"], room: int
