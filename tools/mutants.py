@@ -20,6 +20,8 @@ ROOT = Path(__file__).resolve().parents[1]
 _MUTMUT = [sys.executable, "-c", "from mutmut.__main__ import cli; cli()"]
 # Where mutmut looks for the package, which lies in server/ here.
 _SOURCE = "src"
+# Called while classes are made, before mutmut's functions are in their places.
+_LEFT_OUT = ("dialects/schema.py",)
 _BESIDE = ("clients", "docs", "export", "loadtests", "tests", "tools", "training")
 _UNNOTICED: dict[int | None, str] = {
     0: "no test fails",
@@ -100,7 +102,13 @@ ROOMS = {
         (
             "unit/test_bodies.py",
             "unit/test_large_bodies.py",
-            "http/test_http_*.py",
+            "http/test_http_chat.py",
+            "http/test_http_errors.py",
+            "http/test_http_generate.py",
+            "http/test_http_grammar.py",
+            "http/test_http_masked.py",
+            "http/test_http_parameters.py",
+            "http/test_http_score.py",
             "http/test_openai_*.py",
             "http/test_anthropic.py",
         ),
@@ -142,6 +150,7 @@ def _lay_out(folder: Path, room: Room) -> None:
     settings = {
         "source_paths": [_SOURCE],
         "only_mutate": [f"{_SOURCE}/maskdial/{each}" for each in room.modules],
+        "do_not_mutate": [f"{_SOURCE}/maskdial/{each}" for each in _LEFT_OUT],
         "also_copy": list(_BESIDE),
         "pytest_add_cli_args": ["--numprocesses=0"],
         "pytest_add_cli_args_test_selection": [

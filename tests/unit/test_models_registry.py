@@ -14,6 +14,7 @@ from maskdial.config import Config
 from maskdial.errors import (
     BundleError,
     InferenceError,
+    MaskdialError,
     NotFoundError,
     UnavailableError,
     ValidationError,
@@ -214,6 +215,51 @@ def test_a_load_and_an_unload_are_accounted_for(
             assert num_up == []
             await models.unload("a")
             assert num_up == [0]
+
+    run(scenario())
+
+
+def test_models_are_loaded_one_after_the_other(tmp_path: Path) -> None:
+    """Each takes memory and cores while it is loaded."""
+    shelf = Shelf(tmp_path)
+    for name in ("a", "b"):
+        shelf.put(name, content=name)
+
+    async def scenario() -> None:
+        async with opened(shelf) as models:
+            shelf.gate.clear()
+            loading = [task(models.load(name)) for name in ("a", "b")]
+            await started(shelf, 1)
+            for _ in range(20):
+                await asyncio.sleep(0.001)
+            assert shelf.starts == ["a"]
+            shelf.gate.set()
+            await asyncio.gather(*loading)
+            assert shelf.starts == ["a", "b"]
+
+    run(scenario())
+
+
+def test_a_model_whose_first_pass_fails_leaves_no_engine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shelf = Shelf(tmp_path)
+    shelf.put("both", CAUSAL, FULL)
+    warm_up = MaskedEngine.warm_up
+
+    async def fail_the_second(engine: MaskedEngine) -> None:
+        await warm_up(engine)
+        if engine is shelf.engines[1]:
+            raise InferenceError("scripted")
+
+    monkeypatch.setattr(MaskedEngine, "warm_up", fail_the_second)
+
+    async def scenario() -> None:
+        async with opened(shelf) as models:
+            with pytest.raises(MaskdialError, match="scripted"):
+                await models.load("both")
+            assert len(shelf.engines) == 2
+            assert shelf.num_up == 0
 
     run(scenario())
 
