@@ -545,6 +545,7 @@ def test_prompt_logprobs() -> None:
         for row, token_id in zip(logits, token_ids, strict=True)
     ]
     computed = prompt_logprobs(logits, token_ids)
+    assert {each.top for each in computed} == {()}
     assert [each.logprob for each in computed] == pytest.approx(wanted, abs=1e-5)
     greedy = sample_row(sampler(5003), logits[0], sequence_of(SamplingParams(top_n_tokens=3)))
     described = prompt_logprobs(logits[:1], np.array([greedy.token_id]), 3)
