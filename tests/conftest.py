@@ -23,6 +23,8 @@ import httpx
 import numpy as np
 import pytest
 import tokenizers
+from hypothesis import HealthCheck
+from hypothesis import settings as hypothesis_settings
 from numpy.typing import NDArray
 from tokenizers import decoders, models, pre_tokenizers, processors
 
@@ -34,8 +36,18 @@ from maskdial.models.catalog import STARTER_FOLDER
 from maskdial.runtime.memory import Buffer
 from tests.documented import DocumentCheck
 
-# Several processes of tests share the machine, and tiny models gain nothing from more threads.
-SETTINGS: dict[str, Any] = {"threads": 1} if "PYTEST_XDIST_WORKER" in os.environ else {}
+# httpx drops connections that were idle for five seconds. By default so does the server, perhaps
+# while the next request is on its way.
+SETTINGS: dict[str, Any] = {"keep_alive_timeout": 600}
+if "PYTEST_XDIST_WORKER" in os.environ:
+    # Several processes of tests share the machine, and tiny models gain nothing from more threads.
+    SETTINGS["threads"] = 1
+
+# An example may take its time on a busy machine, and so may drawing it.
+hypothesis_settings.register_profile(
+    "untimed", deadline=None, suppress_health_check=[HealthCheck.too_slow]
+)
+hypothesis_settings.load_profile("untimed")
 
 
 class NoTorch:

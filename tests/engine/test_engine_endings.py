@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from maskdial.errors import DeadlineError, ValidationError
+from tests.held import HOUR, HeldTimers, held
 
 STORY = "Once upon a time there was a little"
 EOS = 0
@@ -21,15 +22,15 @@ def test_the_end_of_sequence_token_ends_a_text(starter: Any) -> None:
 @pytest.mark.parametrize("min_new_tokens", [1, 5, 19])
 def test_it_is_held_back_until_there_are_enough_tokens(starter: Any, min_new_tokens: int) -> None:
     """And what is written meanwhile is what would be written without the bias."""
-    plain, held = starter.bench().run_alone(
+    plain, biased = starter.bench().run_alone(
         [
             starter.request(STORY),
             starter.request(STORY, logit_bias=CERTAIN, min_new_tokens=min_new_tokens),
         ]
     )
-    assert held.token_ids == (*plain.token_ids[:min_new_tokens], EOS)
-    assert held.logprobs[:-1] == plain.logprobs[:min_new_tokens]
-    assert held.reason == "eos_token"
+    assert biased.token_ids == (*plain.token_ids[:min_new_tokens], EOS)
+    assert biased.logprobs[:-1] == plain.logprobs[:min_new_tokens]
+    assert biased.reason == "eos_token"
 
 
 def test_it_can_be_ignored(starter: Any) -> None:
@@ -184,14 +185,23 @@ def test_on_its_own_thread(starter: Any, leave: bool) -> None:
     """The same through the engine's thread: a text, and one that is left or runs out of time."""
     bench = starter.bench(slots=2)
     request = starter.request(STORY, max_new_tokens=30)
+    num_steps = 60  # enough for the text, and far too few for the other
     (wanted,) = starter.bench().run_alone([request])
     endless = starter.request(STORY, max_new_tokens=500, ignore_eos=True)
 
     async def main() -> None:
         await bench.engine.warm_up()
-        text, other = bench.submit(request), bench.submit(endless, timeout=None if leave else 0.02)
-        await text.ended()
-        await (other.leave() if leave else other.ended())
+        with (
+            held(bench.engine, num_steps),
+            HeldTimers(asyncio.get_running_loop()) as timers,
+        ):
+            text, other = bench.submit(request), bench.submit(endless, timeout=HOUR)
+            await text.ended()
+            if leave:
+                await other.leave()
+            else:
+                timers.go_off()
+                await other.ended()
         last = bench.submit(request)
         await last.ended()
         assert text.reply == last.reply == wanted

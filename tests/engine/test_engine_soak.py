@@ -22,6 +22,7 @@ from maskdial.metrics import Metrics
 from maskdial.models.catalog import STARTER_FOLDER
 from maskdial.models.loading import load_model
 from maskdial.models.served import CausalModel
+from tests.held import held
 
 pytestmark = pytest.mark.slow
 
@@ -29,6 +30,7 @@ SECONDS = float(os.environ.get("TESTS_SOAK_SECONDS", "6"))
 NUM_CLIENTS = 64
 LENGTHS = (1, 6, 50)
 SLOTS = 8
+MAX_QUEUE = 30
 
 
 @pytest.fixture
@@ -39,7 +41,7 @@ def metrics() -> Metrics:
 @pytest.fixture
 def model(metrics: Metrics) -> Iterator[CausalModel]:
     config = Config(
-        slots=SLOTS, max_queue=30, prefill_chunk_tokens=64, prefix_cache_bytes=12_000_000
+        slots=SLOTS, max_queue=MAX_QUEUE, prefill_chunk_tokens=64, prefix_cache_bytes=12_000_000
     )
     served = load_model("starter", STARTER_FOLDER / "hybrid", config, metrics)
     assert isinstance(served, CausalModel)
@@ -55,7 +57,11 @@ def value(metrics: Metrics, name: str, **labels: str) -> float:
 
 
 class Clients:
-    """Clients of one engine, and how their requests ended."""
+    """Clients of one engine, and how their requests ended.
+
+    Their plans: to stay until the end, to give the engine little time, to leave after some tokens,
+    or to hang up at any time.
+    """
 
     def __init__(self, model: CausalModel, requests: list[Any], wanted: list[Any]) -> None:
         self.engine = model.engine
@@ -73,9 +79,15 @@ class Clients:
             copies = [self.send(rng, number, shared) for _ in range(1 if shared is None else 3)]
             await asyncio.gather(*copies)
 
-    async def send(self, rng: random.Random, number: int, shared: SharedPrompt | None) -> None:
+    async def send(
+        self,
+        rng: random.Random,
+        number: int,
+        shared: SharedPrompt | None = None,
+        plan: str | None = None,
+    ) -> None:
         self.num_sent += 1
-        plan = rng.choices(("stay", "hurry", "leave", "hang up"), (6, 2, 2, 2))[0]
+        plan = plan or rng.choices(("stay", "hurry", "leave", "hang up"), (6, 2, 2, 2))[0]
         sequence = self.requests[number].sequence(shared)
         sequence.priority = rng.randint(0, 3)
         timeout = rng.expovariate(10) if plan == "hurry" else None
@@ -141,21 +153,33 @@ def test_64_clients(starter: Any, model: CausalModel, metrics: Metrics) -> None:
 
     async def main() -> None:
         await model.engine.warm_up()
+        async with asyncio.TaskGroup() as group:
+            with held(model.engine) as go_on:
+                waiting = [
+                    group.create_task(clients.send(rng, number % len(requests), plan=plan))
+                    for plan, count in (("hurry", 5), ("hang up", 5), ("stay", MAX_QUEUE - 9))
+                    for number in range(count)
+                ]
+                # However fast the engine is, some are late, some leave, and the last is refused.
+                await asyncio.wait([*waiting[:10], waiting[-1]])
+                assert clients.outcomes == {"late": 5, "left": 5, "refused": 1}
+                go_on()
         until = time.monotonic() + SECONDS
         seeds = [random.Random(seed) for seed in range(NUM_CLIENTS)]
         async with asyncio.TaskGroup() as group:
             for client in seeds:
                 group.create_task(clients.come_and_go(client, until))
-        # One more, so that the engine has made a plan after the last one left.
-        stream = model.engine.stream(requests[0].sequence())
-        clients.num_sent += 1
-        clients.outcomes[await clients.read(stream, 0, None)] += 1
+        # Two more, so that the engine has made a plan after the last one left, and has found one's
+        # prompt in the cache.
+        longest = max(range(len(requests)), key=lambda number: len(requests[number].prompt))
+        for _ in range(2):
+            await clients.send(rng, longest, plan="stay")
 
     asyncio.run(main())
     outcomes = clients.outcomes
     print(dict(outcomes), clients.num_tokens, "tokens")
     assert outcomes.total() == clients.num_sent
-    assert min(outcomes[outcome] for outcome in ("finished", "late", "left", "refused")) > 0
+    assert outcomes["finished"] >= MAX_QUEUE - 10
     assert model.engine.ready
     assert value(metrics, "kv_cache_bytes") == value(metrics, "kv_cache_usage_ratio") == 0
     assert value(metrics, "queue_size") == value(metrics, "requests_running") == 0

@@ -16,7 +16,9 @@ from pydantic_core import from_json
 from maskdial.causal.tools import ToolFormat
 from maskdial.dialects.anthropic_errors import error_frame
 from maskdial.errors import DeadlineError
+from tests.held import held
 from tests.http.chat_bundles import TEMPLATES, make_chat_bundle
+from tests.servers import engine_of
 
 FORMATS = ("hermes", "llama", "mistral_old", "phi4_mini", "lfm2")
 SCHEMA: dict[str, Any] = {
@@ -51,9 +53,9 @@ HERMES = ToolFormat(call='<tool_call>{"name": "$NAME", "arguments": $ARGUMENTS}<
 
 
 @pytest.fixture(scope="module")
-def url(
+def server(
     start_server: Callable[..., Any], chat_bundle: Path, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[str]:
+) -> Iterator[Any]:
     folder = tmp_path_factory.mktemp("bundles")
 
     def make(name: str, template: str, **manifest: Any) -> Path:
@@ -69,8 +71,13 @@ def url(
     # Its first sentence counts as thoughts: the prompt opens them, and a period ends them.
     models["thinker"] = make("thinker", THINKER, thinking_marks=("assistant:", "."))
     server = start_server(models=models)
-    yield f"{server.url}/v1/messages"
+    yield server
     server.stop()
+
+
+@pytest.fixture(scope="module")
+def url(server: Any) -> str:
+    return f"{server.url}/v1/messages"
 
 
 def post(url: str, **body: Any) -> Any:
@@ -470,12 +477,13 @@ def test_fields_that_clients_send_by_habit(url: str) -> None:
     assert told(post(url, **habits)) == told(post(url))
 
 
-def test_other_errors(url: str) -> None:
+def test_other_errors(server: Any, url: str) -> None:
     reply = httpx.post(url, json=GREEDY | {"model": "claude"}, timeout=60)
     assert reply.status_code == 404
     assert reply.json()["error"]["type"] == "not_found_error"
     assert "no model 'claude' here" in reply.json()["error"]["message"]
-    reply = httpx.post(url, json=GREEDY | {"timeout": 1e-3}, timeout=60)
+    with held(engine_of(server, "chat")):
+        reply = httpx.post(url, json=GREEDY | {"timeout": 1e-3}, timeout=60)
     assert reply.status_code == 504
     assert reply.json()["error"]["type"] == "timeout_error"
     assert reply.headers["x-should-retry"] == "false"

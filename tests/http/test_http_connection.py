@@ -17,6 +17,8 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from maskdial.http.connection import Connection, ConnectionLimits, Connections
 from maskdial.metrics import Metrics
+from tests.held import HOUR, HeldTimers
+from tests.servers import wait_for
 
 LIMITS: dict[str, Any] = {
     "max_connections": 4,
@@ -34,6 +36,7 @@ class Scripted:
 
     def __init__(self) -> None:
         self.release = threading.Event()
+        self.began: list[str] = []
         self.ended: list[str] = []
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -41,6 +44,7 @@ class Scripted:
             return
         request = Request(scope, receive)
         path = scope["path"]
+        self.began.append(path)
         if path == "/wait":
             await asyncio.to_thread(self.release.wait)
         elif path == "/endless":
@@ -127,13 +131,6 @@ def post(path: str = "/echo") -> bytes:
     return b"POST %s HTTP/1.1\r\nhost: x\r\ncontent-length: 2\r\n\r\nok" % path.encode()
 
 
-def wait_for(condition: Any) -> None:
-    deadline = time.monotonic() + 20
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
-
-
 @pytest.mark.parametrize("sent", [b"", b"\r\n", b"GET / HT", GET, GET + b"x-a: " + b"b" * 1000])
 def test_headers_have_to_arrive_in_time(server: Server, sent: bytes) -> None:
     assert read_all(server.connect(sent)) == b""
@@ -147,7 +144,7 @@ def test_blank_lines_do_not_keep_an_idle_connection(server: Server) -> None:
         while True:
             client.sendall(b"\r\n")
             time.sleep(0.05)
-    wait_for(lambda: server.ended("headers"))
+    wait_for(lambda: server.ended("headers") == 1)
     assert server.ended("headers") == 1
 
 
@@ -202,24 +199,28 @@ def test_trailers_are_dropped_and_bounded(server: Server) -> None:
     assert b" 200 " not in read_all(server.connect(CHUNKED + body + b"a: b\r\n" * 200 + b"\r\n"))
 
 
-def test_only_so_many_connections(server: Server) -> None:
-    held = [server.connect() for _ in range(LIMITS["max_connections"])]
-    name = "maskdial_connections"
-    wait_for(lambda: server.metrics.registry.get_sample_value(name) == len(held))
-    reply = read_all(server.connect(GET + b"\r\n"))
-    assert reply.startswith(b"HTTP/1.1 503 ")
-    assert b"retry-after: 1\r\n" in reply
-    assert b'"error_type":"unavailable"' in reply
-    for client in held:
-        client.close()
-    wait_for(lambda: server.metrics.registry.get_sample_value(name) == 0)
-    assert b" 200 " in server.connect(GET + b"\r\n").recv(4096)
-    assert server.ended("limit") == 1
+def test_only_so_many_connections() -> None:
+    server = Server(header_timeout=3600)
+    try:
+        held = [server.connect() for _ in range(LIMITS["max_connections"])]
+        name = "maskdial_connections"
+        wait_for(lambda: server.metrics.registry.get_sample_value(name) == len(held))
+        reply = read_all(server.connect(GET + b"\r\n"))
+        assert reply.startswith(b"HTTP/1.1 503 ")
+        assert b"retry-after: 1\r\n" in reply
+        assert b'"error_type":"unavailable"' in reply
+        for client in held:
+            client.close()
+        wait_for(lambda: server.metrics.registry.get_sample_value(name) == 0)
+        assert b" 200 " in server.connect(GET + b"\r\n").recv(4096)
+        assert server.ended("limit") == 1
+    finally:
+        server.stop()
 
 
 def test_who_stops_reading_a_stream_ends_it(server: Server) -> None:
     client = server.connect(b"GET /endless HTTP/1.1\r\nhost: x\r\n\r\n")
-    wait_for(lambda: server.app.ended)
+    wait_for(lambda: len(server.app.ended) == 1)
     assert server.ended("write") == 1
     client.close()
 
@@ -230,27 +231,13 @@ def test_who_stops_reading_a_reply_does_not_hold_it(server: Server) -> None:
     assert len(read_all(client)) < 40_000_000
 
 
-def test_who_reads_slowly_may_go_on() -> None:
-    server = Server(write_timeout=0.2)
-    try:
-        client = server.connect(b"GET /big HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n")
-        num_bytes = 0
-        while piece := client.recv(1 << 20):
-            num_bytes += len(piece)
-            time.sleep(0.01)
-        assert num_bytes > 40_000_000
-        assert server.ended("write") == 0
-    finally:
-        server.stop()
-
-
 def test_all_unread_replies_together_are_bounded() -> None:
     """Two would hold 80 MB: the one that has held its own for longer is closed."""
     server = Server(write_timeout=3600)
     try:
         first = server.connect(b"GET /big HTTP/1.1\r\nhost: x\r\n\r\n")
         second_request = b"GET /big HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n"
-        time.sleep(0.2)
+        wait_for(lambda: len(server.connections._waiting) == 1)
         second = server.connect(second_request)
         wait_for(lambda: server.ended("unsent") == 1)
         assert len(read_all(second)) > 40_000_000
@@ -261,7 +248,7 @@ def test_all_unread_replies_together_are_bounded() -> None:
 
 def test_garbage_after_a_request_does_not_get_into_its_reply(server: Server) -> None:
     client = server.connect(b"GET /wait HTTP/1.1\r\nhost: x\r\n\r\n")
-    time.sleep(0.1)
+    wait_for(lambda: len(server.app.began) == 1)
     client.sendall(b"\x00 garbage\r\n\r\n")
     wait_for(lambda: server.ended("malformed") == 1)
     server.app.release.set()
@@ -299,12 +286,16 @@ class RecordingTransport(asyncio.Transport):
     def __init__(self) -> None:
         super().__init__()
         self.writes: list[bytes] = []
+        self.num_unsent = 0
         self.closed = False
 
     def is_closing(self) -> bool:
         return self.closed
 
     def close(self) -> None:
+        self.closed = True
+
+    def abort(self) -> None:
         self.closed = True
 
     def write(self, data: Any) -> None:
@@ -318,7 +309,7 @@ class RecordingTransport(asyncio.Transport):
         pass
 
     def get_write_buffer_size(self) -> int:
-        return 0
+        return self.num_unsent
 
 
 class ClosedTransport(RecordingTransport):
@@ -335,15 +326,41 @@ def answer(app: ASGIApp, transport: asyncio.Transport, request: bytes = GET + b"
     """Lets an application answer a request on a transport."""
 
     async def main() -> None:
-        config = uvicorn.Config(app, log_config=None)
-        config.load()
-        connections = Connections(ConnectionLimits(**LIMITS), Metrics())
-        connection = Connection(
-            connections, config=config, server_state=uvicorn.server.ServerState(), app_state={}
-        )
-        connection.connection_made(transport)
+        connection = connect(app, transport)
         connection.data_received(request)
-        await asyncio.sleep(0.05)
+        while connection.tasks:  # noqa: ASYNC110
+            await asyncio.sleep(0)
+        await asyncio.sleep(0)  # what was called soon
+
+    asyncio.run(main())
+
+
+def connect(app: ASGIApp, transport: asyncio.Transport, **limits: Any) -> Connection:
+    """A connection in the running event loop."""
+    config = uvicorn.Config(app, log_config=None)
+    config.load()
+    connections = Connections(ConnectionLimits(**LIMITS | limits), Metrics())
+    state = uvicorn.server.ServerState()
+    connection = Connection(connections, config=config, server_state=state, app_state={})
+    connection.connection_made(transport)
+    return connection
+
+
+def test_who_reads_slowly_may_go_on() -> None:
+    """A thousand bytes a second are enough, and fewer are not."""
+    transport, least = RecordingTransport(), HOUR * 1024
+    transport.num_unsent = 10 * least
+
+    async def main() -> None:
+        connection = connect(Scripted(), transport, header_timeout=HOUR, write_timeout=HOUR)
+        with HeldTimers(asyncio.get_running_loop()) as timers:
+            connection.pause_writing()
+            for taken, closed in [(least, False)] * 3 + [(least - 1, True)]:
+                transport.num_unsent -= taken
+                timers.go_off()
+                await asyncio.sleep(0)
+                assert transport.closed == closed
+        connection.connection_lost(None)
 
     asyncio.run(main())
 

@@ -1,15 +1,14 @@
 """Deadlines and priorities over HTTP: who waits is given up, who runs is stopped, and the slots and
 queue places are free afterwards.
 
-Engines are held between two steps, so that nothing here depends on how fast they are.
+Engines are held between two steps, and most deadlines pass when the test says so: nothing here
+depends on how fast the machine is.
 """
 
 import asyncio
 import contextlib
 import gc
 import json
-import threading
-import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -22,10 +21,11 @@ import pytest
 from maskdial.errors import ValidationError
 from maskdial.http.disconnect import unless_gone
 from maskdial.models.catalog import STARTER_FOLDER
-from maskdial.runtime.session import Session
+from tests.held import HOUR, HeldTimers, held, held_passes
+from tests.servers import engine_of, metric, wait_for
 
 PROMPT = "Once upon a time"
-# Far longer than any deadline here, on any machine.
+# More tokens than an engine here gets to make before the time is up.
 LONG = {"max_new_tokens": 500, "ignore_eos": True}
 MASKED_BODIES: dict[str, dict[str, Any]] = {
     "/fill-mask": {"inputs": "The old king lived in a [MASK] by the sea."},
@@ -46,62 +46,6 @@ def small(start_server: Callable[..., Any]) -> Iterator[Any]:
 def small_http(small: Any) -> Iterator[httpx.Client]:
     with httpx.Client(base_url=small.url, timeout=60) as client:
         yield client
-
-
-def model(server: Any, name: str) -> Any:
-    """A model by the name of its engine: of a second graph, ``NAME:full``."""
-    models = server.server.config.app.state.context.models
-    return next(each for each in models if each.bundle.label == name)
-
-
-@contextlib.contextmanager
-def held(engine: Any, num_steps: int = 0) -> Iterator[None]:
-    """A causal engine that makes so many steps, and the next ones afterwards."""
-    permits, step = threading.Semaphore(num_steps), engine.step
-
-    def wait_and_step() -> None:
-        assert permits.acquire(timeout=60)
-        step()
-
-    engine.step = wait_and_step
-    try:
-        yield
-    finally:
-        del engine.step
-        permits.release()
-
-
-@contextlib.contextmanager
-def held_passes() -> Iterator[threading.Event]:
-    """Masked passes begin, and go on afterwards; the event says that one began."""
-    began, go_on, run = threading.Event(), threading.Event(), Session.run
-
-    def held_run(session: Session, feeds: Any) -> Any:
-        began.set()
-        assert go_on.wait(60)
-        return run(session, feeds)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Session, "run", held_run)
-        try:
-            yield began
-        finally:
-            go_on.set()
-
-
-def metric(http: httpx.Client, name: str, **labels: str) -> float:
-    for line in http.get("/metrics").text.splitlines():
-        if line.startswith(name + "{") and all(f'{k}="{v}"' in line for k, v in labels.items()):
-            return float(line.rsplit(" ", 1)[1])
-    assert name == "maskdial_requests_total", f"no metric {name} {labels}"
-    return 0.0  # the series of a route begin with its first request
-
-
-def wait_for(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 30
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.002)
 
 
 @contextlib.contextmanager
@@ -148,8 +92,14 @@ def idle(http: httpx.Client) -> None:
     assert http.post("/generate", json=body).status_code == 200
 
 
-def events(response: httpx.Response) -> list[dict[str, Any]]:
-    return [json.loads(line[6:]) for line in response.iter_lines() if line.startswith("data: ")]
+def events(response: httpx.Response) -> Iterator[dict[str, Any]]:
+    return (json.loads(line[6:]) for line in response.iter_lines() if line.startswith("data: "))
+
+
+@pytest.fixture
+def timers(small: Any) -> Iterator[HeldTimers]:
+    with HeldTimers(small.server._loop) as timers:
+        yield timers
 
 
 @pytest.mark.parametrize(
@@ -161,11 +111,18 @@ def events(response: httpx.Response) -> list[dict[str, Any]]:
     ],
 )
 def test_a_queued_request_is_given_up(
-    small: Any, small_http: httpx.Client, route: str, label: str
+    small: Any, small_http: httpx.Client, timers: HeldTimers, route: str, label: str
 ) -> None:
-    engine = model(small, "hybrid").engine
-    with counted(small_http, label, "hybrid"), held(engine):
-        refused(small_http.post(route, json={"inputs": PROMPT, "timeout": 0.05}))
+    body = {"inputs": PROMPT, "timeout": HOUR}
+    with (
+        ThreadPoolExecutor() as pool,
+        counted(small_http, label, "hybrid"),
+        held(engine_of(small, "hybrid")),
+    ):
+        request = pool.submit(small_http.post, route, json=body)
+        wait_for(lambda: num_waiting(small_http) == 1)
+        timers.go_off()
+        refused(request.result())
         assert num_waiting(small_http) == 0
         assert num_running(small_http) == 0
     idle(small_http)
@@ -177,64 +134,82 @@ def test_a_queued_request_is_given_up(
     ids=["copies", "batch"],
 )
 def test_all_texts_of_a_request_are_given_up_together(
-    small: Any, small_http: httpx.Client, changes: dict[str, Any]
+    small: Any, small_http: httpx.Client, timers: HeldTimers, changes: dict[str, Any]
 ) -> None:
-    engine = model(small, "hybrid").engine
-    with held(engine, num_steps=1):
-        refused(small_http.post("/generate", json={"inputs": PROMPT, "timeout": 0.2} | changes))
+    body = {"inputs": PROMPT, "timeout": HOUR} | changes
+    num_texts = 5 if "parameters" in changes else 3
+    with (
+        ThreadPoolExecutor() as pool,
+        counted(small_http, "/generate", "hybrid", num_texts),
+        held(engine_of(small, "hybrid"), num_steps=1),
+    ):
+        request = pool.submit(small_http.post, "/generate", json=body)
+        wait_for(lambda: num_running(small_http) == 1)
+        assert num_waiting(small_http) == num_texts - 1
+        timers.go_off()
+        refused(request.result())
         assert num_waiting(small_http) == 0
     idle(small_http)
 
 
-def test_a_running_request_is_stopped(small: Any, small_http: httpx.Client) -> None:
-    engine = model(small, "hybrid").engine
-    body = {"inputs": PROMPT, "parameters": LONG, "timeout": 0.5}
+def test_a_running_request_is_stopped(
+    small: Any, small_http: httpx.Client, timers: HeldTimers
+) -> None:
+    body = {"inputs": PROMPT, "parameters": LONG, "timeout": HOUR}
     with (
         ThreadPoolExecutor() as pool,
         counted(small_http, "/generate", "hybrid"),
-        held(engine, num_steps=3),
+        held(engine_of(small, "hybrid"), num_steps=3),
     ):
         request = pool.submit(small_http.post, "/generate", json=body)
-        # It leaves its slot with the engine's next step, so this does not pass unseen.
         wait_for(lambda: num_running(small_http) == 1)
+        timers.go_off()
         refused(request.result())
     idle(small_http)
 
 
-def test_a_deadline_without_holding_anything(small: Any, small_http: httpx.Client) -> None:
+@pytest.mark.parametrize("num_steps", [0, 20], ids=["queued", "at any time"])
+def test_a_deadline_passes_by_itself(small: Any, small_http: httpx.Client, num_steps: int) -> None:
     body = {"inputs": PROMPT, "parameters": LONG, "timeout": 0.02}
-    with counted(small_http, "/generate", "hybrid"):
+    with (
+        counted(small_http, "/generate", "hybrid"),
+        held(engine_of(small, "hybrid"), num_steps),
+    ):
         refused(small_http.post("/generate", json=body))
     idle(small_http)
 
 
-def test_who_waits_behind_a_stopped_request_is_served(small: Any, small_http: httpx.Client) -> None:
-    engine = model(small, "hybrid").engine
+def test_who_waits_behind_a_stopped_request_is_served(
+    small: Any, small_http: httpx.Client, timers: HeldTimers
+) -> None:
+    first_body = {"inputs": "A cat", "parameters": LONG, "timeout": HOUR}
     body = {"inputs": PROMPT, "parameters": {"max_new_tokens": 5, "details": True}}
     alone = small_http.post("/generate", json=body).json()
     with ThreadPoolExecutor() as pool:
-        with held(engine, num_steps=1):
-            first = pool.submit(
-                small_http.post,
-                "/generate",
-                json={"inputs": "A cat", "parameters": LONG, "timeout": 0.5},
-            )
+        with held(engine_of(small, "hybrid"), num_steps=1):
+            first = pool.submit(small_http.post, "/generate", json=first_body)
             wait_for(lambda: num_running(small_http) == 1)
             second = pool.submit(small_http.post, "/generate", json=body | {"timeout": 60})
+            wait_for(lambda: num_waiting(small_http) == 1)
+            timers.go_off()
             refused(first.result())
         assert second.result().json() == alone
 
 
-def test_a_stream_that_began_ends_with_an_error_event(small: Any, small_http: httpx.Client) -> None:
-    engine = model(small, "hybrid").engine
-    body = {"inputs": PROMPT, "parameters": LONG, "timeout": 0.5}
+def test_a_stream_that_began_ends_with_an_error_event(
+    small: Any, small_http: httpx.Client, timers: HeldTimers
+) -> None:
+    body = {"inputs": PROMPT, "parameters": LONG, "timeout": HOUR}
     with (
         counted(small_http, "/generate_stream", "hybrid"),
-        held(engine, num_steps=4),
+        held(engine_of(small, "hybrid"), num_steps=4),
         small_http.stream("POST", "/generate_stream", json=body) as response,
     ):
         assert response.status_code == 200
-        *tokens, last = events(response)
+        received = events(response)
+        tokens = [next(received) for _ in range(4)]
+        timers.go_off()
+        (last,) = received
     assert [event["index"] for event in tokens] == [1, 2, 3, 4]
     assert all(event["generated_text"] is None for event in tokens)
     assert set(last) == {"error", "error_type"}
@@ -243,28 +218,29 @@ def test_a_stream_that_began_ends_with_an_error_event(small: Any, small_http: ht
 
 
 def test_a_silent_stream_ends_with_an_error_event(
-    small: Any, small_http: httpx.Client, monkeypatch: pytest.MonkeyPatch
+    small: Any, small_http: httpx.Client, timers: HeldTimers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The stream begins after a while without a token; from then on errors are events."""
     monkeypatch.setattr("maskdial.http.sse.KEEP_ALIVE_SECONDS", 0.05)
-    engine = model(small, "hybrid").engine
-    body = {"inputs": PROMPT, "parameters": LONG, "timeout": 0.5}
+    body = {"inputs": PROMPT, "parameters": LONG, "timeout": HOUR}
     with (
         counted(small_http, "/generate_stream", "hybrid"),
-        held(engine),
+        held(engine_of(small, "hybrid")),
         small_http.stream("POST", "/generate_stream", json=body) as response,
     ):
         assert response.status_code == 200
-        lines = [line for line in response.iter_lines() if line]
-    assert lines[0] == ": keep-alive"
-    assert json.loads(lines[-1].removeprefix("data: "))["error_type"] == "timeout"
+        lines = (line for line in response.iter_lines() if line)
+        assert next(lines) == ": keep-alive"
+        timers.go_off()
+        *_, last = lines
+    assert json.loads(last.removeprefix("data: "))["error_type"] == "timeout"
     idle(small_http)
 
 
 @pytest.mark.parametrize("queued", [False, True])
 @pytest.mark.parametrize("route", MASKED_BODIES)
 def test_masked_requests_are_given_up(
-    small: Any, small_http: httpx.Client, route: str, queued: bool
+    small: Any, small_http: httpx.Client, timers: HeldTimers, route: str, queued: bool
 ) -> None:
     name = "sentiment" if route == "/classify" else "hybrid:full"
     body = MASKED_BODIES[route]
@@ -276,24 +252,41 @@ def test_masked_requests_are_given_up(
             if queued:
                 first = pool.submit(small_http.post, route, json=body)
                 assert began.wait(60)
-            refused(small_http.post(route, json=body | {"timeout": 0.05}))
+            late = pool.submit(small_http.post, route, json=body | {"timeout": HOUR})
+            if queued:
+                wait_for(lambda: num_waiting(small_http, name) == num_texts)
+            else:
+                assert began.wait(60)
+            timers.go_off()
+            refused(late.result())
             assert num_waiting(small_http, name) == 0
         assert first is None or first.result().status_code == 200
     assert small_http.post(route, json=body | {"timeout": 60}).status_code == 200
 
 
-def test_the_servers_own_limit(start_server: Callable[..., Any]) -> None:
+@pytest.mark.parametrize("asked", [{}, {"timeout": 24 * HOUR}], ids=["without", "longer"])
+def test_the_servers_own_limit(start_server: Callable[..., Any], asked: dict[str, float]) -> None:
     """`request_timeout` holds where a body gives none, and where it gives a longer one."""
-    server = start_server(request_timeout=0.2, slots=1)
+    server = start_server(request_timeout=HOUR, slots=1)
+    bodies = {"/generate": {"inputs": PROMPT}, "/fill-mask": MASKED_BODIES["/fill-mask"]}
     try:
-        with httpx.Client(base_url=server.url, timeout=60) as http:
-            engine = model(server, "hybrid").engine
-            for asked in ({}, {"timeout": 3600}):
-                with counted(http, "/generate", "hybrid"), held(engine):
-                    refused(http.post("/generate", json={"inputs": PROMPT} | asked))
-            for asked in ({}, {"timeout": 3600}):
-                with counted(http, "/fill-mask", "hybrid:full"), held_passes():
-                    refused(http.post("/fill-mask", json=MASKED_BODIES["/fill-mask"] | asked))
+        with (
+            httpx.Client(base_url=server.url, timeout=60) as http,
+            ThreadPoolExecutor() as pool,
+            HeldTimers(server.server._loop) as timers,
+            held(engine_of(server, "hybrid")),
+            held_passes() as began,
+        ):
+            for route, name in (("/generate", "hybrid"), ("/fill-mask", "hybrid:full")):
+                with counted(http, route, name):
+                    request = pool.submit(http.post, route, json=bodies[route] | asked)
+                    if route == "/fill-mask":
+                        assert began.wait(60)
+                    else:
+                        wait_for(lambda: num_waiting(http) == 1)
+                    timers.go_off()
+                    refused(request.result())
+                    assert "its timeout of 3600 seconds" in request.result().json()["error"]
     finally:
         server.stop()
 
@@ -326,7 +319,7 @@ def test_queued_requests_start_by_priority(
 ) -> None:
     """By priority, then by arrival; every fourth start is the oldest one's, so nothing starves."""
     server = start_server(models={"hybrid": STARTER_FOLDER / "hybrid"}, slots=1)
-    engine = model(server, "hybrid").engine
+    engine = engine_of(server, "hybrid")
     sequences: list[Any] = []
     stream = engine.stream
 

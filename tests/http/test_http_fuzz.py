@@ -39,7 +39,7 @@ def exchange(server: Any, *contents: bytes) -> bytes:
     reply = b""
     with (
         contextlib.suppress(ConnectionError),
-        socket.create_connection(("127.0.0.1", port), timeout=10) as client,
+        socket.create_connection(("127.0.0.1", port), timeout=60) as client,
     ):
         client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         for content in contents:
@@ -178,7 +178,7 @@ def test_a_body_that_breaks_off_behind_a_page_is_no_failure_of_ours(
     for _ in range(5):
         with (
             contextlib.suppress(ConnectionError),
-            socket.create_connection(("127.0.0.1", port), timeout=10) as client,
+            socket.create_connection(("127.0.0.1", port), timeout=60) as client,
         ):
             client.sendall(b"GET " + path + b" HTTP/1.1\r\nhost: x\r\n" + rest)
     deadline = time.monotonic() + 20

@@ -3,12 +3,15 @@
 import concurrent.futures
 import json
 import socket
-import time
+from functools import partial
 from typing import Any
 from urllib.parse import urlsplit
 
 import httpx
 import pytest
+
+from tests.held import held
+from tests.servers import engine_of, metric, wait_for
 
 PROMPTS = [
     "Once upon a time there was a little",
@@ -150,42 +153,32 @@ def test_a_text_does_not_depend_on_company(http: httpx.Client, url: str) -> None
     assert together == alone * 2
 
 
-def metric(http: httpx.Client, name: str, **labels: str) -> float:
-    for line in http.get("/metrics").text.splitlines():
-        if line.startswith(name + "{") and all(f'{k}="{v}"' in line for k, v in labels.items()):
-            return float(line.rsplit(" ", 1)[1])
-    raise AssertionError(f"no metric {name} {labels}")
-
-
-def wait_for(condition: Any) -> None:
-    deadline = time.monotonic() + 30
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
-
-
 @pytest.mark.parametrize("route", ["/generate", "/generate_stream"])
-def test_a_client_that_leaves_frees_its_slot(http: httpx.Client, url: str, route: str) -> None:
+def test_a_client_that_leaves_frees_its_slot(
+    server: Any, http: httpx.Client, url: str, route: str
+) -> None:
     parts = urlsplit(url)
-    before = metric(http, "maskdial_cancelled_total", model="hybrid", reason="disconnect")
+    cancelled = partial(
+        metric, http, "maskdial_cancelled_total", model="hybrid", reason="disconnect"
+    )
+    waiting = partial(metric, http, "maskdial_queue_size", model="hybrid")
+    running = partial(metric, http, "maskdial_requests_running", model="hybrid")
+    before = cancelled()
     body = json.dumps(
         {"inputs": "Once", "parameters": {"max_new_tokens": 400, "temperature": 5.0}}
     ).encode()
     head = f"POST {route} HTTP/1.1\r\nhost: x\r\ncontent-length: {len(body)}\r\n\r\n".encode()
     sockets = []
-    for _ in range(40):  # more than there are slots, so that some leave the queue
-        sockets.append(socket.create_connection((parts.hostname, parts.port)))
-        sockets[-1].sendall(head + body)
-    # A client that leaves before its request was read is no request, and is not counted.
-    wait_for(lambda: metric(http, "maskdial_requests_running", model="hybrid") > 0)
-    for connection in sockets:
-        connection.close()
-    wait_for(
-        lambda: (
-            metric(http, "maskdial_cancelled_total", model="hybrid", reason="disconnect") > before
-        )
-    )
-    wait_for(lambda: metric(http, "maskdial_requests_running", model="hybrid") == 0)
-    wait_for(lambda: metric(http, "maskdial_queue_size", model="hybrid") == 0)
+    with held(engine_of(server, "hybrid"), num_steps=3):
+        for _ in range(40):  # more than there are slots, so that some leave the queue
+            sockets.append(socket.create_connection((parts.hostname, parts.port)))
+            sockets[-1].sendall(head + body)
+        # A client that leaves before its request was read is no request, and is not counted.
+        wait_for(lambda: running() > 0 and running() + waiting() == 40)
+        for connection in sockets:
+            connection.close()
+        wait_for(lambda: cancelled() == before + 40)
+        assert waiting() == 0
+    wait_for(lambda: running() == 0)
     alive = generate(http, "A cat", max_new_tokens=2, details=True)
     assert alive["details"]["generated_tokens"] in (1, 2)

@@ -1,8 +1,10 @@
 """Constrained output over HTTP: texts are as their grammar says, and no grammar holds up others."""
 
+import contextlib
 import json
 import re
-import time
+import socket
+import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -12,6 +14,8 @@ import jsonschema
 import pytest
 
 from maskdial.models.catalog import STARTER_FOLDER
+from tests.held import HOUR, HeldTimers
+from tests.servers import metric, wait_for
 
 PROMPT = "Here is what we know of the king:"
 SCHEMA = {
@@ -231,39 +235,52 @@ def test_a_text_that_can_only_go_on_ends_at_its_limit(http: httpx.Client, value:
 def test_hostile_grammars_hold_up_nobody_else(start_server: Callable[..., Any]) -> None:
     """While they are compiled the server answers, also what needs a thread, and keeps deadlines."""
     server = start_server(models={"hybrid": STARTER_FOLDER / "hybrid"})
-    model = server.server.config.app.state.context.models.named("hybrid")[0]
+    grammars = server.server.config.app.state.context.models.named("hybrid")[0].grammars
+    go_on, check = threading.Event(), grammars._checker.check
 
-    def wait_for(condition: Callable[[], bool]) -> None:
-        while not condition():
-            assert not patient.done()
-            time.sleep(0.002)
+    def wait_and_check(source: str) -> None:
+        assert go_on.wait(60)
+        check(source)
 
-    left = 'maskdial_requests_total{model="hybrid",outcome="cancelled",route="/generate"} 1.0'
+    grammars._checker.check = wait_and_check
     hostile = [{"type": "json", "value": ENDLESS | {"title": str(i)}} for i in range(12)]
-    with httpx.Client(base_url=server.url, timeout=60) as http, ThreadPoolExecutor(20) as pool:
+    plain = {"type": "regex", "value": "a"}
+    left = {"model": "hybrid", "outcome": "cancelled", "route": "/generate"}
+    leaving_body = json.dumps({"inputs": "a", "parameters": {"grammar": plain}}).encode()
+    head = f"POST /generate HTTP/1.1\r\nhost: x\r\ncontent-length: {len(leaving_body)}\r\n\r\n"
+    with (
+        httpx.Client(base_url=server.url, timeout=60) as http,
+        ThreadPoolExecutor(20) as pool,
+        HeldTimers(server.server._loop) as timers,
+        contextlib.ExitStack() as stack,
+    ):
+        stack.callback(go_on.set)
         patient = pool.submit(generate, http, hostile[0])
-        wait_for(lambda: model.grammars.num_compiling == 1)
+        wait_for(lambda: grammars.num_compiling == 1)
         # The others wait for the compiler until their own time is over.
-        body = {"inputs": "a", "timeout": 1.5}
         hurried = [
-            pool.submit(http.post, "/generate", json=body | {"parameters": {"grammar": grammar}})
+            pool.submit(
+                http.post,
+                "/generate",
+                json={"inputs": "a", "timeout": HOUR, "parameters": {"grammar": grammar}},
+            )
             for grammar in hostile[1:]
         ]
-        wait_for(lambda: model.grammars.num_compiling == len(hostile))
-        plain = {"grammar": {"type": "regex", "value": "a"}}
-        late = http.post("/generate", json=body | {"parameters": plain, "timeout": 0.05})
+        wait_for(lambda: grammars.num_compiling == len(hostile))
+        with socket.create_connection(("127.0.0.1", httpx.URL(server.url).port)) as leaving:
+            leaving.sendall(head.encode() + leaving_body)
+            wait_for(lambda: grammars.num_compiling == len(hostile) + 1)
+        wait_for(lambda: metric(http, "maskdial_requests_total", **left) == 1)
         assert http.get("/health/live").status_code == 200
         long = {"inputs": "the " * 1200, "parameters": {"truncate": 50, "max_new_tokens": 2}}
         assert http.post("/generate", json=long).status_code == 200
         assert http.get("/health/ready").status_code == 200
-        with pytest.raises(httpx.ReadTimeout):
-            http.post("/generate", json={"inputs": "a", "parameters": plain}, timeout=0.1)
-        wait_for(lambda: left in http.get("/metrics").text)
-        assert not patient.done()
-        assert late.status_code == 504
+        timers.go_off()
         assert {request.result().status_code for request in hurried} == {504}
+        assert not patient.done()
+        go_on.set()
         refusal = patient.result()
         assert refusal.status_code == 422
         assert "too complex" in refusal.json()["error"]
-        assert generate(http, plain["grammar"]).json()["generated_text"] == "a"
+        assert generate(http, plain).json()["generated_text"] == "a"
     server.stop()

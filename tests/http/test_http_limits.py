@@ -1,12 +1,14 @@
 """The limits of a client over HTTP, and what its requests have used."""
 
 import json
-import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import httpx
 import pytest
+
+from tests.held import held
+from tests.servers import engine_of
 
 PATHS = ("/classify", "/generate", "/score", "/v1/decisions")
 KEYS = {name: name * 20 for name in ("alice", "bob", *(path.replace("/", ".") for path in PATHS))}
@@ -32,30 +34,19 @@ def clients(limited: Any) -> Iterator[dict[str, httpx.Client]]:
         client.close()
 
 
-def test_a_second_open_request_is_refused(clients: dict[str, httpx.Client]) -> None:
-    started, refused = threading.Event(), threading.Event()
+def test_a_second_open_request_is_refused(limited: Any, clients: dict[str, httpx.Client]) -> None:
     body = {"inputs": "Once", "parameters": {"max_new_tokens": 400, "ignore_eos": True}}
-
-    def read() -> None:
-        with clients["alice"].stream("POST", "/generate_stream", json=body) as reply:
-            for _ in reply.iter_lines():
-                started.set()
-                if refused.is_set():
-                    return
-
-    reader = threading.Thread(target=read)
-    reader.start()
-    try:
-        assert started.wait(30)
+    with (
+        held(engine_of(limited, "hybrid"), num_steps=2),
+        clients["alice"].stream("POST", "/generate_stream", json=body) as stream,
+    ):
+        assert stream.status_code == 200
         for path, field in (("/classify", "error"), ("/v1/completions", "error")):
             reply = clients["alice"].post(path, json={"inputs": "a"})
             assert reply.status_code == 429
             assert "may have 1 (--max-requests-per-client)" in json.dumps(reply.json()[field])
             assert reply.headers["retry-after"] == "1"
         assert clients["bob"].post("/classify", json={"inputs": "a"}).status_code == 200
-    finally:
-        refused.set()
-        reader.join()
 
 
 BODIES: dict[str, dict[str, Any]] = {

@@ -5,7 +5,6 @@ import contextlib
 import json
 import socket
 import threading
-import time
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -17,6 +16,7 @@ import pytest
 from maskdial.models.catalog import STARTER_FOLDER
 from maskdial.runtime.session import Session
 from maskdial_client import Client
+from tests.servers import metric, wait_for
 
 KING = "The old king lived in a [MASK] by the sea."
 TEXTS = [
@@ -178,20 +178,6 @@ def held() -> Iterator[HeldPasses]:
             yield passes
         finally:
             passes.go_on.set()
-
-
-def wait_for(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 30
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.002)
-
-
-def metric(http: httpx.Client, name: str, **labels: str) -> float:
-    for line in http.get("/metrics").text.splitlines():
-        if line.startswith(name + "{") and all(f'{k}="{v}"' in line for k, v in labels.items()):
-            return float(line.rsplit(" ", 1)[1])
-    raise AssertionError(f"no metric {name} {labels}")
 
 
 @pytest.fixture(scope="module")

@@ -4,7 +4,6 @@ import asyncio
 import json
 import shutil
 import threading
-import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -18,6 +17,8 @@ from maskdial.models.bundle import read_manifests, write_manifest
 from maskdial.models.catalog import STARTER_FOLDER
 from maskdial.models.registry import Models
 from maskdial_client import Client, ModelStatus, UnauthorizedError, ValidationError
+from tests.held import held
+from tests.servers import engine_of, wait_for
 
 KEY = "open sesame"
 ADMIN = {"authorization": f"Bearer {KEY}"}
@@ -221,13 +222,6 @@ def models_of(shelf: Any) -> Models:
     return models
 
 
-def until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 30
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.002)
-
-
 @pytest.mark.parametrize("path", ["/classify", "/models/second"])
 def test_waiting_for_a_load_ends_with_the_timeout_or_the_client(
     shelf: Any, http: httpx.Client, held_loads: threading.Event, path: str
@@ -242,43 +236,47 @@ def test_waiting_for_a_load_ends_with_the_timeout_or_the_client(
         return sum(not waiter.done() for waiter in entry.waiters)
 
     async def leave() -> None:
-        async with httpx.AsyncClient(base_url=shelf.url) as client:
+        async with httpx.AsyncClient(base_url=shelf.url, timeout=60) as client:
             waiting = asyncio.create_task(client.post(path, json=body | {"timeout": 60}))
-            await asyncio.to_thread(until, lambda: active() == 1)
+            await asyncio.to_thread(wait_for, lambda: active() == 1)
             waiting.cancel()
             await asyncio.gather(waiting, return_exceptions=True)
 
     asyncio.run(leave())
-    until(lambda: active() == 0)
+    wait_for(lambda: active() == 0)
     held_loads.set()
     assert label(http, "second") == "GOOD"
     assert entry.current is not None
-    until(lambda: entry.current is not None and entry.current.num_leases == 0)
+    wait_for(lambda: entry.current is not None and entry.current.num_leases == 0)
 
 
 def test_a_stream_outlives_the_unload_of_its_model(shelf: Any, http: httpx.Client) -> None:
     parameters = {"max_new_tokens": 150, "ignore_eos": True}
     body = {"inputs": "Once", "model": "hybrid", "parameters": parameters}
-    with http.stream("POST", "/generate_stream", json=body) as stream:
+    named = {"model": "hybrid"}
+    assert http.post("/models/load", json=named, headers=ADMIN).json()["state"] == "ready"
+    with (
+        held(engine_of(shelf, "hybrid"), num_steps=2) as go_on,
+        http.stream("POST", "/generate_stream", json=body) as stream,
+        ThreadPoolExecutor() as pool,
+        httpx.Client(base_url=shelf.url, timeout=60) as other,
+    ):
         events = stream.iter_lines()
         next(events)
-        model = models_of(shelf).named("hybrid")[0]
-        held, step = threading.Event(), model.engine.step
-        model.engine.step = lambda: (held.wait(30), step())[1]  # type: ignore[method-assign]
-        with ThreadPoolExecutor() as pool, httpx.Client(base_url=shelf.url, timeout=60) as other:
-            unloading = pool.submit(
-                other.post, "/models/unload", json={"model": "hybrid"}, headers=ADMIN
-            )
-            until(lambda: models_of(shelf).entry("hybrid").state == "draining")
-            assert not unloading.done()
-            held.set()
-            received = [json.loads(line[5:]) for line in events if line.startswith("data:")]
-            assert received[-1]["details"]["generated_tokens"] == 150
-            assert unloading.result().json()["state"] == "unloaded"
+        unloading = pool.submit(other.post, "/models/unload", json=named, headers=ADMIN)
+        wait_for(lambda: models_of(shelf).entry("hybrid").state == "draining")
+        assert not unloading.done()
+        go_on()
+        received = [json.loads(line[5:]) for line in events if line.startswith("data:")]
+        assert received[-1]["details"]["generated_tokens"] == 150
+        assert unloading.result().json()["state"] == "unloaded"
 
 
 def test_a_model_whose_weights_are_overwritten_answers_nothing_more(
-    http: httpx.Client, root: Path, monkeypatch: pytest.MonkeyPatch
+    http: httpx.Client,
+    root: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     monkeypatch.setattr(versions, "_WATCH_SECONDS", 0.05)
     folder = make_version(root / "overwritten", "NO", "YES")
@@ -291,10 +289,12 @@ def test_a_model_whose_weights_are_overwritten_answers_nothing_more(
     with weights.open("r+b") as file:
         file.seek(len(intact) // 2)
         file.write(b"other weights")
-    until(lambda: states(http)["overwritten"] == "failed")
+    wait_for(lambda: states(http)["overwritten"] == "failed")
     reply = http.post("/classify", json={"inputs": TEXT, "model": "overwritten"})
     assert reply.status_code == 503
-    assert "model.onnx.data of model 'overwritten' was overwritten" in reply.json()["error"]
+    cause = "model.onnx.data of model 'overwritten' was overwritten while in use"
+    assert cause in reply.json()["error"]
+    assert [each.message for each in caplog.records if each.levelname == "CRITICAL"] == [cause]
     refused = http.post("/models/load", json=load, headers=ADMIN)
     assert refused.status_code == 422
     assert "SHA-256 differs" in refused.json()["error"]
@@ -331,7 +331,7 @@ def test_no_request_is_lost_while_versions_are_swapped(shelf: Any, http: httpx.C
         seen = [label for client in clients for label in client.result()]
     assert set(seen) == {"YES", "GOOD"}
     assert len(seen) >= 12
-    until(lambda: not models_of(shelf).entry("m").draining)
+    wait_for(lambda: not models_of(shelf).entry("m").draining)
     engines = [thread for thread in threading.enumerate() if thread.name == "maskdial-m"]
     assert len(engines) == 1
     assert 'maskdial_engine_up{model="m"} 1.0' in http.get("/metrics").text

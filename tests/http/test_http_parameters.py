@@ -675,7 +675,6 @@ _BODIES = st.fixed_dictionaries(
 
 @settings(
     max_examples=100,
-    deadline=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 @given(body=_BODIES)

@@ -19,6 +19,8 @@ import pytest
 from maskdial.config import Config
 from maskdial.http.app import create_app
 from maskdial.models.catalog import STARTER_FOLDER
+from tests.held import held
+from tests.servers import engine_of, metric, wait_for
 
 TEXT = "The old king lived in a [MASK] by the sea."
 
@@ -78,25 +80,30 @@ METRICS = [
 def test_scrapes_share_one_thread(small: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """However many come, and the event loop answers meanwhile."""
     metrics = small.server.config.app.state.context.metrics_page
-    writing, render, calls = threading.Event(), metrics._work, []
+    writing, render, result = threading.Event(), metrics._work, metrics.result
+    calls: list[threading.Thread] = []
+    asked: list[None] = []
 
     def render_slowly() -> bytes:
         calls.append(threading.current_thread())
         writing.wait(30)
         return bytes(render())
 
+    async def ask() -> bytes:
+        asked.append(None)
+        return bytes(await result())
+
     monkeypatch.setattr(metrics, "_work", render_slowly)
+    monkeypatch.setattr(metrics, "result", ask)
     url = f"{small.url}/metrics"
-    with ThreadPoolExecutor(20) as pool, httpx.Client(timeout=30) as http:
-        scrapes = [pool.submit(httpx.get, url, timeout=30) for _ in range(20)]
-        while not calls:
-            time.sleep(0.01)
+    with ThreadPoolExecutor(20) as pool, httpx.Client(timeout=60) as http:
+        scrapes = [pool.submit(httpx.get, url, timeout=60) for _ in range(20)]
+        wait_for(lambda: len(asked) == len(scrapes))
         assert http.get(f"{small.url}/health/live").status_code == 200
-        time.sleep(0.2)
         writing.set()
         assert {scrape.result().status_code for scrape in scrapes} == {200}
-    assert len(calls) <= 2
-    assert threading.main_thread() not in calls
+    (thread,) = calls
+    assert thread not in (threading.main_thread(), small._thread)
 
 
 @pytest.mark.parametrize("path", ["/health", "/health/live", "/health/ready", "/metrics", "/info"])
@@ -176,10 +183,13 @@ def test_what_outlives_the_grace_period_is_told_so(
     server = start_server(models={"hybrid": STARTER_FOLDER / "hybrid"}, grace_period=0)
     model = server.server.config.app.state.context.models.named("hybrid")[0]
     step, lifecycle = model.engine.step, server.server.config.app.state.context.lifecycle
+    written = threading.Event()
 
     def step_slowly() -> None:
+        """Once the stream has begun, no text gets any further."""
         time.sleep(0.05)
-        step()
+        if not written.is_set():
+            step()
 
     model.engine.step = step_slowly
     url = f"{server.url}/generate"
@@ -192,8 +202,8 @@ def test_what_outlives_the_grace_period_is_told_so(
         with http.stream("POST", url, json=body | {"stream": True}) as stream:
             lines = stream.iter_lines()
             assert "token" in next(lines)
-            while lifecycle.num_requests < 3:
-                time.sleep(0.01)
+            written.set()
+            wait_for(lambda: lifecycle.num_requests == 3)
             server.server.handle_exit(signal.SIGTERM, None)
             *_, last = (line for line in lines if line)
         assert json.loads(last.removeprefix("data:"))["error_type"] == "unavailable"
@@ -206,22 +216,16 @@ def test_what_outlives_the_grace_period_is_told_so(
 
 
 def test_a_full_queue_is_429_with_retry_after(small: Any) -> None:
-    model = small.server.config.app.state.context.models.named("hybrid")[0]
-    held, step = threading.Event(), model.engine.step
-
-    def wait_and_step() -> None:
-        held.wait(30)
-        step()
-
-    model.engine.step = wait_and_step
     body = {"inputs": "a cat", "parameters": {"max_new_tokens": 3}}
-    with ThreadPoolExecutor() as pool, httpx.Client(base_url=small.url, timeout=60) as http:
+    with (
+        ThreadPoolExecutor() as pool,
+        httpx.Client(base_url=small.url, timeout=60) as http,
+        held(engine_of(small, "hybrid")) as go_on,
+    ):
         waiting = [pool.submit(http.post, "/generate", json=body) for _ in range(2)]
-        queued = 'maskdial_queue_size{model="hybrid"} 2.0'
-        while queued not in http.get("/metrics").text:
-            assert not any(request.done() for request in waiting)
+        wait_for(lambda: metric(http, "maskdial_queue_size", model="hybrid") == 2)
         reply = http.post("/generate", json=body)
-        held.set()
+        go_on()
         assert reply.status_code == 429
         assert int(reply.headers["retry-after"]) >= 1
         assert reply.json()["error_type"] == "overloaded"
@@ -236,27 +240,29 @@ def test_more_texts_than_the_queue_holds_are_422(small: Any) -> None:
 
 
 def test_a_dead_engine_fails_its_requests_and_no_others(small: Any) -> None:
-    model = small.server.config.app.state.context.models.named("hybrid")[0]
-    connection = slow_stream(small.url)
-    assert b" 200 " in connection.makefile("rb").readline()
+    engine = engine_of(small, "hybrid")
+    steps, failing = iter([engine.step] * 3), threading.Event()
 
-    def fault() -> None:
+    def step_and_fail() -> None:
+        if step := next(steps, None):
+            step()
+            return
+        assert failing.wait(60)
         raise MemoryError("scripted")
 
-    model.engine.step = fault
-    try:
-        rest = b""
-        while piece := connection.recv(65536):
-            rest += piece
-            if b"0\r\n\r\n" in rest:
-                break
-    finally:
-        connection.close()
-    # The stream ends: with its error, or finished if it was faster than the fault.
-    assert b"died" in rest or b'"finish_reason"' in rest
-    with httpx.Client(base_url=small.url, timeout=30) as http:
-        if model.engine.ready:
-            assert http.post("/generate", json={"inputs": "a cat"}).status_code == 500
+    engine.step = step_and_fail
+    with (
+        httpx.Client(base_url=small.url, timeout=60) as http,
+        ThreadPoolExecutor() as pool,
+        slow_stream(small.url) as connection,
+    ):
+        stream = connection.makefile("rb")
+        assert b" 200 " in stream.readline()
+        waiting = pool.submit(http.post, "/generate", json={"inputs": "a cat"})
+        wait_for(lambda: metric(http, "maskdial_queue_size", model="hybrid") == 1)
+        failing.set()
+        assert any(b"died" in line for line in stream), "the stream ends with the error"
+        assert waiting.result().status_code == 500
         assert http.get("/health/ready").status_code == 200
         assert http.get("/health/live").status_code == 200
         ready = {model["mask"]: model["ready"] for model in http.get("/models").json()}
@@ -297,7 +303,15 @@ def test_sigterm_drains_and_exits_with_zero() -> None:
             time.sleep(0.02)
         streams = [slow_stream(url) for _ in range(12)]
         replies = [stream.makefile("rb") for stream in streams]
-        assert b" 200 " in replies[0].readline()
+
+        def num_accepted() -> float:
+            ok = {"route": "/generate_stream", "outcome": "ok"}
+            names = ("requests_running", "queue_size")
+            return metric(http, "maskdial_requests_total", model="hybrid", **ok) + sum(
+                metric(http, f"maskdial_{name}", model="hybrid") for name in names
+            )
+
+        wait_for(lambda: num_accepted() == len(streams))
         process.send_signal(signal.SIGTERM)
         statuses: list[int] = []
         try:

@@ -1,8 +1,6 @@
 """Failures under `/v1`: OpenAI's form, the dialect's own field names, and what the SDK does."""
 
 import json
-import threading
-import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -14,6 +12,8 @@ import pytest
 
 from maskdial import errors
 from maskdial.dialects.openai_errors import error_reply
+from tests.held import HOUR, HeldTimers, held
+from tests.servers import engine_of, metric, wait_for
 
 MESSAGES = [{"role": "user", "content": "Tell me of a king."}]
 CHAT = {"model": "chat", "messages": MESSAGES}
@@ -184,15 +184,18 @@ def test_models(openai_client: openai.OpenAI) -> None:
     assert caught.value.code == "model_not_found"
 
 
-def test_the_sdk_raises_its_own_errors(openai_client: openai.OpenAI) -> None:
+def test_the_sdk_raises_its_own_errors(openai_server: Any, openai_client: openai.OpenAI) -> None:
     with pytest.raises(openai.BadRequestError) as caught:
         openai_client.completions.create(**TEXT, max_tokens=-1)
     assert caught.value.param == "max_tokens"
     assert caught.value.type == "invalid_request_error"
     with pytest.raises(openai.NotFoundError):
         openai_client.completions.create(**TEXT | {"model": "gpt-9"})
-    with pytest.raises(openai.InternalServerError) as late:
-        openai_client.completions.create(**TEXT, max_tokens=400, extra_body={"timeout": 1e-3})
+    with (
+        held(engine_of(openai_server, "hybrid")),
+        pytest.raises(openai.InternalServerError) as late,
+    ):
+        openai_client.completions.create(**TEXT, extra_body={"timeout": 1e-3})
     assert late.value.status_code == 504
     assert late.value.type == "timeout_error"
     assert late.value.code == "timeout"
@@ -200,36 +203,48 @@ def test_the_sdk_raises_its_own_errors(openai_client: openai.OpenAI) -> None:
 
 
 def cancelled(http: httpx.Client, reason: str) -> float:
-    start = f'maskdial_cancelled_total{{model="hybrid",reason="{reason}"}}'
-    lines = http.get("/metrics").text.splitlines()
-    return next(float(line.rsplit(" ", 1)[1]) for line in lines if line.startswith(start))
+    return metric(http, "maskdial_cancelled_total", model="hybrid", reason=reason)
 
 
-# More texts than run at once; they take seconds.
-ENDLESS: dict[str, Any] = {"max_tokens": 500, "n": 16}
+# More texts than run at once.
+LONG: dict[str, Any] = {"max_tokens": 500, "n": 16}
 
 
-def test_a_stream_that_fails(openai_http: httpx.Client, openai_client: openai.OpenAI) -> None:
+def test_a_stream_that_fails(
+    openai_server: Any, openai_http: httpx.Client, openai_client: openai.OpenAI
+) -> None:
     """One error tells of the timeout of all its texts."""
-    extensions = {"timeout": 0.6, "ignore_eos": True}
+    engine, loop = engine_of(openai_server, "hybrid"), openai_server.server._loop
+    extensions = {"timeout": HOUR, "ignore_eos": True}
     before = cancelled(openai_http, "timeout"), cancelled(openai_http, "disconnect")
-    body = TEXT | ENDLESS | extensions | {"stream": True}
-    with openai_http.stream("POST", "/v1/completions", json=body) as reply:
+    body = TEXT | LONG | extensions | {"stream": True}
+    with (
+        held(engine, num_steps=4),
+        HeldTimers(loop) as timers,
+        openai_http.stream("POST", "/v1/completions", json=body) as reply,
+    ):
         assert reply.status_code == 200
-        lines = [line for line in reply.iter_lines() if line]
+        received = (line for line in reply.iter_lines() if line)
+        lines = [next(received)]
+        timers.go_off()
+        lines += received
     assert [line for line in lines if '"error"' in line] == lines[-1:]
     error = json.loads(lines[-1].removeprefix("data: "))["error"]
     assert error["type"] == "timeout_error"
-    assert "0.6 seconds" in error["message"]
+    assert "3600 seconds" in error["message"]
     after = cancelled(openai_http, "timeout"), cancelled(openai_http, "disconnect")
     assert after == (before[0] + 16, before[1])
     with (
-        pytest.raises(openai.APIError, match=r"0\.6 seconds"),
+        held(engine, num_steps=4),
+        HeldTimers(loop) as timers,
         openai_client.completions.create(
-            **TEXT, **ENDLESS, stream=True, extra_body=extensions
+            **TEXT, **LONG, stream=True, extra_body=extensions
         ) as stream,
     ):
-        list(stream)
+        next(stream)
+        timers.go_off()
+        with pytest.raises(openai.APIError, match="3600 seconds"):
+            list(stream)
 
 
 @pytest.fixture(scope="module")
@@ -287,61 +302,40 @@ def test_every_error_has_its_form(
     assert sent == headers
 
 
-def test_a_client_that_leaves_a_stream_of_several_texts(openai_http: httpx.Client) -> None:
+def test_a_client_that_leaves_a_stream_of_several_texts(
+    openai_server: Any, openai_http: httpx.Client
+) -> None:
     before = cancelled(openai_http, "disconnect")
     body = TEXT | {"max_tokens": 500, "ignore_eos": True, "n": 3, "stream": True}
-    with openai_http.stream("POST", "/v1/completions", json=body) as reply:
-        next(reply.iter_lines())
-    deadline = time.monotonic() + 20
-    while cancelled(openai_http, "disconnect") < before + 3:
-        assert time.monotonic() < deadline, "its texts are still being written"
-        time.sleep(0.01)
-    assert cancelled(openai_http, "disconnect") == before + 3
+    with held(engine_of(openai_server, "hybrid"), num_steps=4):
+        with openai_http.stream("POST", "/v1/completions", json=body) as reply:
+            next(reply.iter_lines())
+        wait_for(lambda: cancelled(openai_http, "disconnect") == before + 3)
 
 
-def test_an_overloaded_server_is_tried_again(
-    small_server: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_overloaded_server_is_tried_again(small_server: Any) -> None:
     """The SDK waits as Retry-After says, and succeeds."""
-    engine = small_server.server.config.app.state.context.models.named("chat")[0].engine
-    go_on, step = threading.Event(), engine.step
-
-    def wait_and_step() -> None:
-        assert go_on.wait(60)
-        step()
-
-    monkeypatch.setattr(engine, "step", wait_and_step)
     body = {"prompt": "a", "max_tokens": 1}
     with (
+        held(engine_of(small_server, "chat")) as go_on,
         ThreadPoolExecutor() as pool,
         httpx.Client(base_url=small_server.url, timeout=60) as http,
         openai.OpenAI(base_url=f"{small_server.url}/v1", api_key="none", max_retries=8) as client,
     ):
         waiting = pool.submit(http.post, "/v1/completions", json=body)
-        while metric(http, 'maskdial_queue_size{model="chat"}') == 0:
-            assert not waiting.done()
+        wait_for(lambda: metric(http, "maskdial_queue_size", model="chat") == 1)
         refused = http.post("/v1/completions", json=body)
         assert error_of(refused, 429)["type"] == "rate_limit_error"
         assert refused.headers["retry-after"] == "1"
-        num_refused = count(http, "overloaded")
+        num_refused = count(http)
         answer = pool.submit(client.completions.create, model="chat", prompt="a", max_tokens=1)
-        while count(http, "overloaded") == num_refused:
-            assert not answer.done()
-        go_on.set()
+        wait_for(lambda: count(http) > num_refused)
+        go_on()
         assert answer.result().choices
         assert waiting.result().status_code == 200
 
 
-def count(http: httpx.Client, outcome: str) -> float:
-    """How many completions ended like that."""
-    labels = f'model="chat",outcome="{outcome}",route="/v1/completions"'
-    return metric(http, f"maskdial_requests_total{{{labels}}}", 0.0)
-
-
-def metric(http: httpx.Client, series: str, absent: float | None = None) -> float:
-    """``absent``: of a series that begins with the first request."""
-    lines = http.get("/metrics").text.splitlines()
-    values = [float(line.rsplit(" ", 1)[1]) for line in lines if line.startswith(series)]
-    if not values and absent is not None:
-        return absent
-    return values[0]
+def count(http: httpx.Client) -> float:
+    """How many completions were refused."""
+    labels = {"model": "chat", "outcome": "overloaded", "route": "/v1/completions"}
+    return metric(http, "maskdial_requests_total", **labels)

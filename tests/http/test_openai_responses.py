@@ -2,7 +2,7 @@
 
 import asyncio
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
 import httpx
@@ -15,6 +15,9 @@ from openai.types.responses import (
     ResponseStreamEvent,
 )
 from pydantic import BaseModel, TypeAdapter
+
+from tests.held import HOUR, HeldTimers, held
+from tests.servers import engine_of
 
 KING = "Tell me of a king."
 RULE = "You tell stories."
@@ -36,12 +39,18 @@ def chat(http: httpx.Client, messages: Sequence[Any], **body: Any) -> Any:
     return reply.json()
 
 
-def events_of(http: httpx.Client, **body: Any) -> list[Any]:
+def events_of(
+    http: httpx.Client, on_line: Callable[[str], object] = lambda line: None, **body: Any
+) -> list[Any]:
     """The events of a stream, each checked against the SDK's type."""
+    lines = []
     body = {"model": "chat", "input": KING, "stream": True} | body
     with http.stream("POST", "/v1/responses", json=body) as reply:
         assert reply.status_code == 200
-        lines = [line for line in reply.iter_lines() if line and not line.startswith(":")]
+        for line in reply.iter_lines():
+            on_line(line)
+            if line and not line.startswith(":"):
+                lines.append(line)
     names = [line.removeprefix("event: ") for line in lines[::2]]
     events = [json.loads(line.removeprefix("data: ")) for line in lines[1::2]]
     assert [event["type"] for event in events] == names
@@ -421,29 +430,48 @@ def test_nothing_is_stored(openai_client: openai.OpenAI) -> None:
         openai_client.responses.retrieve(response.id)
 
 
-def test_a_stream_that_fails(openai_http: httpx.Client, openai_client: openai.OpenAI) -> None:
-    body: dict[str, Any] = {"ignore_eos": True, "timeout": 0.15}
-    events = events_of(openai_http, max_output_tokens=480, **body)
+def test_a_stream_that_fails(
+    openai_server: Any, openai_http: httpx.Client, openai_client: openai.OpenAI
+) -> None:
+    engine, loop = engine_of(openai_server, "chat"), openai_server.server._loop
+    body: dict[str, Any] = {"ignore_eos": True, "timeout": HOUR}
+    with held(engine, num_steps=8), HeldTimers(loop) as timers:
+
+        def end(line: str) -> None:
+            if "response.output_text.delta" in line:
+                timers.go_off()
+
+        events = events_of(openai_http, end, max_output_tokens=480, **body)
     last = events[-1]
     assert last["type"] == "response.failed"
     response = last["response"]
     assert response["status"] == "failed"
     assert response["error"]["code"] == "server_error"
-    assert "0.15 seconds" in response["error"]["message"]
+    assert "3600 seconds" in response["error"]["message"]
     text = "".join(e["delta"] for e in events if e["type"] == "response.output_text.delta")
     assert text
     assert text_of(response) == text
     assert response["output"][0]["status"] == "incomplete"
-    with openai_client.responses.stream(
-        model="chat", input=KING, max_output_tokens=480, extra_body=body
-    ) as stream:
-        assert list(stream)[-1].type == "response.failed"
+    with (
+        held(engine, num_steps=8),
+        HeldTimers(loop) as timers,
+        openai_client.responses.stream(
+            model="chat", input=KING, max_output_tokens=480, extra_body=body
+        ) as stream,
+    ):
+        types = []
+        for event in stream:
+            types.append(event.type)
+            if event.type == "response.output_text.delta":
+                timers.go_off()
+        assert types[-1] == "response.failed"
 
 
-def test_a_timeout_before_the_first_token_has_its_status(openai_http: httpx.Client) -> None:
-    for stream in (False, True):
-        # Neither has a prefix that is cached, and reading it takes longer.
-        text = f"{stream}! " + f"{KING} " * 60
-        body = {"model": "chat", "input": text, "timeout": 0.001, "stream": stream}
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_timeout_before_the_first_token_has_its_status(
+    openai_server: Any, openai_http: httpx.Client, stream: bool
+) -> None:
+    body = {"model": "chat", "input": KING, "timeout": 0.001, "stream": stream}
+    with held(engine_of(openai_server, "chat")):
         reply = openai_http.post("/v1/responses", json=body)
-        assert error_of(reply, 504)["type"] == "timeout_error"
+    assert error_of(reply, 504)["type"] == "timeout_error"

@@ -37,7 +37,6 @@ SEVERAL = ("/score", "/tokenize", "/detokenize", "/v1/decisions")
 SETTINGS = settings(
     max_examples=EXAMPLES,
     derandomize=EXAMPLES < 100,
-    deadline=None,
     database=None,
     phases=[Phase.generate],
     suppress_health_check=list(HealthCheck),

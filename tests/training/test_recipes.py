@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import gzip
+import itertools
 import json
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,7 +21,7 @@ from tokenizers import Tokenizer
 from torch.nn import functional
 
 from maskdial.models.catalog import STARTER_FOLDER
-from training import data, hybrid, masked, pretrain, sentiment, study, teachers
+from training import data, hybrid, masked, pretrain, recipes, sentiment, study, teachers
 from training.__main__ import main
 from training.cloze import Cloze, read_cloze, solved
 from training.data import read_books
@@ -69,7 +71,30 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def checkpoints(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+def counted() -> Iterator[None]:
+    """Trainings go by a clock that counts their steps: they make as many on any machine."""
+
+    def train(
+        objective: pretrain.Objective, plan: pretrain.Plan, out: Path, title: str, resume: bool
+    ) -> pretrain.Record:
+        clock = clock_of(0.01 if title == "sentiment" else 0.06)
+        return pretrain.pretrain(objective, replace(plan, clock=clock), out, title, resume)
+
+    with pytest.MonkeyPatch.context() as patch:
+        for module in (recipes, study):
+            patch.setattr(module, "pretrain", train)
+        yield
+
+
+def clock_of(seconds: float) -> Callable[[], float]:
+    """A clock on which so much time passes between any two looks at it."""
+    return partial(next, itertools.count(0.0, seconds))
+
+
+@pytest.fixture(scope="module")
+def checkpoints(
+    counted: None, corpus: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Path]:
     out = tmp_path_factory.mktemp("out")
     cloze_file = out / "cloze.json"
     cloze_file.write_text(json.dumps(CLOZE), encoding="utf-8")
@@ -341,10 +366,13 @@ class Line:
 
 
 def test_interrupted_run_resumes_from_its_checkpoint(tmp_path: Path) -> None:
-    plan = pretrain.Plan(minutes=0.01, learning_rate=0.1, checkpoint_seconds=0.0)
+    def plan() -> pretrain.Plan:
+        return pretrain.Plan(10 / 60, 0.1, checkpoint_seconds=0.0, clock=clock_of(1.0))
+
     with pytest.raises(KeyboardInterrupt):
-        pretrain.pretrain(Line(fails_at=6), plan, tmp_path, "line", resume=False)
-    record = pretrain.pretrain(Line(fails_at=0), plan, tmp_path, "line", resume=True)
+        pretrain.pretrain(Line(fails_at=6), plan(), tmp_path, "line", resume=False)
+    resumed = Line(fails_at=0)
+    record = pretrain.pretrain(resumed, plan(), tmp_path, "line", resume=True)
+    assert (record.steps, resumed.steps) == (10, 5)
     assert record.tokens == 4 * record.steps
-    assert record.steps > 5
     assert not (tmp_path / pretrain.CHECKPOINT_FILE).exists()

@@ -350,7 +350,7 @@ def parse(schema: type[BaseModel], body: object) -> BaseModel | ValidationError:
         return error
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(body=BODY | JSON, schema=st.sampled_from(list(BODIES)))
 def test_any_json_is_a_body_or_a_refusal_that_names_the_field(
     body: Any, schema: type[BaseModel]
@@ -366,7 +366,7 @@ def test_any_json_is_a_body_or_a_refusal_that_names_the_field(
         assert bool(result.request(PLAIN).prompts) != bool(result.request(PLAIN).conversation)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(content=st.binary(max_size=40))
 @example(content=b'{"":0}')
 def test_any_bytes_are_refused_in_a_sentence(content: bytes) -> None:

@@ -11,6 +11,7 @@ from maskdial.causal.sampling.params import SamplingParams
 from maskdial.causal.sequence import Sequence as Generated
 from maskdial.causal.sequence import SharedPrompt, State
 from maskdial.errors import DeadlineError, GenerationError
+from tests.held import HOUR, HeldTimers
 from tests.unit.scripted_model import EOS, VOCAB, Bench, Reader, SourceRunner, settle
 
 START = 1
@@ -166,9 +167,11 @@ def test_a_failing_step_fails_the_readers_of_a_search() -> None:
 def test_a_search_has_a_timeout() -> None:
     async def main() -> None:
         bench = bench_of(slots=4)
-        reader = bench.read(search([4], max_new_tokens=150), timeout=0.05)
-        await bench.step(3)
-        await asyncio.sleep(0.1)
+        with HeldTimers(asyncio.get_running_loop()) as timers:
+            reader = bench.read(search([4], max_new_tokens=150), timeout=HOUR)
+            await bench.step(3)
+            timers.go_off()
+            await settle()
         await bench.step()
         assert isinstance(failure(reader), DeadlineError)
         assert (bench.num_running, bench.num_waiting) == (0, 0)

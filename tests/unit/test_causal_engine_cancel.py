@@ -6,6 +6,7 @@ import pytest
 
 from maskdial.causal.sequence import State
 from maskdial.errors import DeadlineError
+from tests.held import HOUR, HeldTimers
 from tests.unit.scripted_model import Bench, FakeRunner, expected_tokens, make_sequence, settle
 
 
@@ -77,10 +78,14 @@ def test_a_timeout_drops_the_sequence_wherever_it_is(state: str, overlaps: bool)
         bench = Bench(FakeRunner(slots), overlaps=overlaps)
         other = bench.read(make_sequence([3], 30))
         await bench.step()
-        late = bench.read(make_sequence(range(20), 150), timeout=0.01)
-        await bench.step({"waiting": 0, "prefilling": 1, "decoding": 8}[state])
-        with pytest.raises(DeadlineError, match="within its timeout"):
-            await late.task
+        with HeldTimers(asyncio.get_running_loop()) as timers:
+            sequence = make_sequence(range(20), 150)
+            late = bench.read(sequence, timeout=HOUR)
+            await bench.step({"waiting": 0, "prefilling": 1, "decoding": 8}[state])
+            assert sequence.state.name.lower() == state
+            timers.go_off()
+            with pytest.raises(DeadlineError, match="within its timeout"):
+                await late.task
         assert bench.cancelled == {"timeout": 1}
         await bench.step(1 + overlaps)
         assert (bench.num_running, bench.num_waiting) == (1, 0)

@@ -35,7 +35,7 @@ def test_overlapping_steps_deliver_tokens_while_the_next_pass_runs() -> None:
 
         def wait_for_the_last_tokens(kind: str) -> None:
             nonlocal num_waited
-            assert published.wait(10)
+            assert published.wait(60)
             published.clear()
             num_waited += 1
 

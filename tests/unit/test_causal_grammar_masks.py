@@ -55,10 +55,16 @@ def test_a_mask_and_an_error_reach_their_reader(threads: MaskThreads) -> None:
 
 
 def test_waiting_ends(threads: MaskThreads) -> None:
-    endless = Endless()
-    pending = threads.submit(endless)
+    released = threading.Event()
+
+    def wait() -> Mask:
+        released.wait(60)
+        return MASK
+
+    pending = threads.submit(wait)
     pending.wait(0.01)
-    endless.released.set()
+    assert not pending.ready
+    released.set()
     assert pending.result() is MASK
 
 

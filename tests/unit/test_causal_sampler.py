@@ -241,7 +241,7 @@ def test_distribution(params: SamplingParams, vocab: int, spread: float) -> None
     assert np.array_equal(computed > 1e-30, wanted > 1e-30)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     seed=st.integers(0, 2**32),
     vocab=st.sampled_from([2, 17, 300, 3000]),
@@ -280,7 +280,7 @@ mixes = st.builds(
 )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(
     params=mixes,
     seed=st.integers(0, 2**32),
@@ -545,6 +545,7 @@ def test_prompt_logprobs() -> None:
         for row, token_id in zip(logits, token_ids, strict=True)
     ]
     computed = prompt_logprobs(logits, token_ids)
+    assert {each.top for each in computed} == {()}
     assert [each.logprob for each in computed] == pytest.approx(wanted, abs=1e-5)
     greedy = sample_row(sampler(5003), logits[0], sequence_of(SamplingParams(top_n_tokens=3)))
     described = prompt_logprobs(logits[:1], np.array([greedy.token_id]), 3)
@@ -643,3 +644,54 @@ def test_what_is_never_drawn_is_not_the_greedy_choice(params: SamplingParams) ->
     assert [each.token_id for each in samples if isinstance(each, Sample)] == (
         allowed.argmax(axis=1).tolist()
     )
+
+
+def left_out(text: SequenceOf[int], source: SequenceOf[int] = (), **params: object) -> list[int]:
+    """The tokens that cannot come after a prompt of one token and the rest of the text."""
+    given = SamplingParams(**{"max_new_tokens": 10**6, **params})  # type: ignore[arg-type]
+    sequence = Sequence(text[:1], given, source_ids=source)
+    for token_id in text[1:]:
+        sequence._append(token_id)
+    scores = process(np.zeros(VOCAB, np.float32), sequence, frozenset())
+    return np.flatnonzero(np.isneginf(scores)).tolist()
+
+
+@pytest.mark.parametrize(
+    ("text", "size", "banned"),
+    [
+        ([1, 2, 3, 1], 2, [2]),
+        ([1, 2, 1, 3, 1], 2, [2, 3]),
+        ([1, 2, 3, 9, 2], 3, []),
+        ([1, 2, 3, 9, 1, 2], 3, [3]),
+        ([4, 5], 1, [4, 5]),
+        ([1, 2], 3, []),
+        ([1, 2, 3, 1], 0, []),
+    ],
+)
+def test_no_sequence_of_tokens_comes_twice(text: list[int], size: int, banned: list[int]) -> None:
+    assert left_out(text, no_repeat_ngram_size=size) == banned
+
+
+@pytest.mark.parametrize(
+    ("text", "size", "banned"),
+    [([0, 1], 2, [2]), ([0, 1, 2], 3, [3]), ([0, 2], 2, [3, 5]), ([0, 3], 2, [2]), ([0, 5], 2, [])],
+)
+def test_no_sequence_of_the_source_comes(text: list[int], size: int, banned: list[int]) -> None:
+    assert left_out(text, [1, 2, 3, 2, 5], no_source_ngram_size=size) == banned
+
+
+@pytest.mark.parametrize(
+    ("text", "banned"),
+    [([0], [9]), ([0, 4], [5, 9]), ([0, 6, 7], [8, 9]), ([0, 7, 6], [9]), ([6, 7], [8, 9])],
+)
+def test_banned_sequences_are_not_completed(text: list[int], banned: list[int]) -> None:
+    assert left_out(text, banned=((9,), (4, 5), (6, 7, 8))) == banned
+
+
+@pytest.mark.parametrize(("num_written", "kept"), [(0, [3]), (1, None), (2, [EOS, 8]), (3, None)])
+def test_the_first_and_the_last_token_may_be_given(
+    num_written: int, kept: list[int] | None
+) -> None:
+    text = [1, *[2] * num_written]
+    out = left_out(text, max_new_tokens=3, forced_first=3, forced_last=(EOS, 8))
+    assert out == ([] if kept is None else sorted(set(range(VOCAB)) - set(kept)))

@@ -490,6 +490,19 @@ def test_a_plan_repeats_while_nobody_comes_or_is_cancelled() -> None:
     assert not empty.repeats(empty.schedule())
 
 
+def test_a_plan_with_a_prompt_does_not_repeat() -> None:
+    """Neither while it is read, nor with the last of it."""
+    simulation, _ = running_simulation(1, slots=2)
+    simulation.scheduler.add(make(2 * CHUNK))
+    for _ in range(2):
+        plan = simulation.step()
+        assert plan.decoding
+        assert plan.prefills
+        assert not simulation.scheduler.repeats(plan)
+    simulation.step()
+    assert simulation.scheduler.repeats(simulation.step())
+
+
 def test_another_salt_finds_nothing() -> None:
     simulation = prefix_simulation()
     prompt = list(range(-9, 0))
@@ -531,7 +544,7 @@ OPERATIONS = st.one_of(
 )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(
     slots=st.integers(1, 5),
     cache_bytes=st.sampled_from([None, 0, 64, 10**6]),

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import pytest
 import tokenizers
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from maskdial.causal.sampling.params import SamplingParams
@@ -69,7 +69,6 @@ def cut_texts(draw: st.DrawFn) -> tuple[list[str], list[str]]:
 letters = st.sampled_from("ab🙂")
 
 
-@settings(deadline=None)
 @given(cut_text=cut_texts(), include=st.booleans())
 def test_how_the_text_is_cut_makes_no_difference(
     cut_text: tuple[list[str], list[str]], include: bool
@@ -78,7 +77,6 @@ def test_how_the_text_is_cut_makes_no_difference(
     assert feed(pieces, stops, include=include) == expected("".join(pieces), stops, include=include)
 
 
-@settings(deadline=None)
 @given(cut_texts())
 def test_what_may_become_a_stop_string_is_held_back_and_nothing_else(
     cut_text: tuple[list[str], list[str]],

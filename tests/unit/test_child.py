@@ -5,6 +5,7 @@ import signal
 import sys
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import psutil
@@ -13,7 +14,7 @@ import pytest
 from maskdial.child import ChildDiedError, ChildProcess, Limits, child_environment
 from maskdial.errors import UnavailableError
 
-LIMITS = Limits(cpu_seconds=0.5, wall_seconds=5.0, memory_bytes=256 * 2**20)
+LIMITS = Limits(cpu_seconds=0.5, wall_seconds=60.0, memory_bytes=256 * 2**20)
 MODULE = """
 import os, time
 from maskdial.child import serve
@@ -55,7 +56,7 @@ def test_values_arrive_as_they_were_sent(child: ChildProcess) -> None:
 
 @pytest.mark.parametrize(
     ("question", "too_complex"),
-    [({"spin": True}, True), ({"sleep": 60}, False), ({"exit": True}, False)],
+    [({"spin": True}, True), ({"sleep": 600}, False), ({"exit": True}, False)],
 )
 def test_a_child_that_does_not_answer_is_replaced(
     child: ChildProcess,
@@ -63,9 +64,11 @@ def test_a_child_that_does_not_answer_is_replaced(
     question: dict[str, object],
     too_complex: bool,
 ) -> None:
-    monkeypatch.setattr(child, "_limits", Limits(0.5, 2.0, LIMITS.memory_bytes))
-    with pytest.raises(ChildDiedError) as died:
-        child.ask(question)
+    limits = replace(LIMITS, wall_seconds=0.5) if "sleep" in question else LIMITS
+    with monkeypatch.context() as patch:
+        patch.setattr(child, "_limits", limits)
+        with pytest.raises(ChildDiedError) as died:
+            child.ask(question)
     assert died.value.too_complex == too_complex
     assert child.ask({"echo": 1})[1] == 1
 
@@ -88,11 +91,12 @@ def test_memory_is_limited(child: ChildProcess) -> None:
 
 def test_a_stopped_child_is_ended(child: ChildProcess, monkeypatch: pytest.MonkeyPatch) -> None:
     child.ask({"echo": 1})
-    monkeypatch.setattr(child, "_limits", Limits(0.5, 0.5, LIMITS.memory_bytes))
     assert child._process is not None
     os.kill(child._process.pid, signal.SIGSTOP)
-    with pytest.raises(ChildDiedError):  # the question is larger than a pipe
-        child.ask({"echo": "x" * 10**6})
+    with monkeypatch.context() as patch:
+        patch.setattr(child, "_limits", replace(LIMITS, wall_seconds=0.5))
+        with pytest.raises(ChildDiedError):  # the question is larger than a pipe
+            child.ask({"echo": "x" * 10**6})
     assert child.ask({"echo": 1})[1] == 1
 
 

@@ -75,6 +75,21 @@ def test_tokens_are_a_budget_that_refills(clock: Clock) -> None:
     use(limited, "a", 1)
 
 
+def test_a_budget_may_be_used_to_its_last_token(clock: Clock) -> None:
+    limited = limits(max_tokens_per_minute=600)
+    use(limited, "a", 600)
+    with pytest.raises(OverloadedError, match="in 1 s"):
+        use(limited, "a", 0)
+    clock.now += 0.1
+    use(limited, "a", 0)
+
+
+def test_tokens_without_a_budget_are_not_counted() -> None:
+    limited = limits()
+    use(limited, "a", 5)
+    assert not limited._full_at
+
+
 def test_the_time_named_is_enough(clock: Clock) -> None:
     limited = limits(max_tokens_per_minute=100)
     for tokens in (1, 99, 100, 101, 12_345):

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from maskdial.causal.sampling.candidates import narrow
-from maskdial.causal.sampling.device_penalties import MAX_PENALIZED
+from maskdial.causal.sampling.device_penalties import MAX_PENALIZED, TokenPenalties
 from maskdial.causal.sampling.device_sampler import DeviceSampler
 from maskdial.causal.sampling.params import SamplingParams
 from maskdial.causal.sampling.philox import Philox
@@ -230,7 +230,7 @@ batches = st.lists(
 
 
 @pytest.mark.slow
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(
     kind=st.sampled_from(LOGITS),
     vocab=st.sampled_from(VOCABS),
@@ -407,7 +407,16 @@ def test_the_first_of_the_likeliest_is_greedy(rigs: dict[int, Rig]) -> None:
 
 
 @pytest.mark.parametrize(
-    "rows", [[0, 2, 3], [3], [3, 0, 2, 1], [1, 1, 1, 2], list(range(20))[::-3]]
+    "rows",
+    [
+        [0, 2, 3],
+        [3],
+        [3, 0, 2, 1],
+        [1, 1, 1, 2],
+        list(range(20))[::-3],
+        list(range(MAX_ROWS)),
+        list(range(MAX_ROWS + 1)),
+    ],
 )
 def test_any_rows_of_a_pass(rigs: dict[int, Rig], rows: list[int]) -> None:
     rig = rigs[5000]
@@ -459,6 +468,17 @@ def test_penalties_that_leave_no_finite_score_are_an_error(
     assert isinstance(error, GenerationError)
     assert "no token can be chosen" in error.message
     assert isinstance(sample, Sample)
+
+
+@pytest.mark.parametrize("penalty", [1.5, 2.0])
+def test_any_penalty_is_for_the_prompt_as_well(penalty: float) -> None:
+    params = SamplingParams(repetition_penalty=penalty)
+    penalties = TokenPenalties.of(sequence_of(params, [9, 5, 9], generated=[7]))
+    assert penalties is not None
+    assert penalties.token_ids.tolist() == [5, 7, 9]
+    assert penalties.subtracted.tolist() == [0.0] * 3
+    assert penalties.subtracted.dtype == np.float32
+    assert TokenPenalties.of(sequence_of(SamplingParams(), [9, 5, 9], generated=[7])) is None
 
 
 @pytest.mark.parametrize("num_tokens", [63, 64, 65, MAX_PENALIZED, MAX_PENALIZED + 1])

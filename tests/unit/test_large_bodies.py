@@ -24,6 +24,7 @@ from maskdial.models.bundle import SpecialTokens
 from maskdial.models.tokenizer import Tokenizer
 from maskdial.requests import offload as offloading
 from maskdial.requests.offload import offload
+from tests.held import HOUR, HeldTimers
 
 
 @pytest.fixture(scope="module")
@@ -207,16 +208,21 @@ def test_memory_of_long_work_is_given_back(monkeypatch: pytest.MonkeyPatch) -> N
     """Once, some time after the last of it; short work does not begin that time."""
     trimmed: list[int] = []
     monkeypatch.setattr(offloading._TRIMMER, "_trim", trimmed.append)
-    monkeypatch.setattr(offloading, "_TRIM_SECONDS", 0.5)
+    monkeypatch.setattr(offloading, "_TRIM_SECONDS", HOUR)
 
     async def scenario() -> None:
-        await offload(lambda: None, 0.01)
-        await asyncio.sleep(1)
-        assert trimmed == []
-        for _ in range(3):
-            await offload(lambda: None, 1.0)
-        assert trimmed == []
-        await asyncio.sleep(2)
+        with HeldTimers(asyncio.get_running_loop()) as timers:
+            await offload(lambda: None, 0.01)
+            assert timers.num_set == 0
+            for _ in range(3):
+                await offload(lambda: None, 1.0)
+                assert timers.num_set == 1
+            assert trimmed == []
+            timers.go_off()
+            async with asyncio.timeout(60):
+                while not trimmed:  # noqa: ASYNC110
+                    await asyncio.sleep(0.001)
+            assert timers.num_set == 0
         assert trimmed == [0]
 
     asyncio.run(scenario())

@@ -77,7 +77,7 @@ def test_a_fault_while_loading_is_a_failure_and_not_an_endless_start(
 @pytest.mark.parametrize("hangs", [True, False])
 def test_a_shutdown_that_hangs_ends_with_all_stacks(hangs: bool) -> None:
     program = f"""
-    import asyncio, time
+    import asyncio, faulthandler, time
     from maskdial.config import Config
     from maskdial.http import server
     from maskdial.models.registry import Models
@@ -85,9 +85,12 @@ def test_a_shutdown_that_hangs_ends_with_all_stacks(hangs: bool) -> None:
     async def hang(_):
         await asyncio.to_thread(time.sleep, 1000)
 
-    server._STOP_SECONDS = 2.0
     if {hangs}:
+        server._STOP_SECONDS = 2.0
         Models.close = hang
+    else:
+        faulthandler.dump_traceback_later = lambda *_, **__: print("armed", flush=True)
+        faulthandler.cancel_dump_traceback_later = lambda: print("disarmed", flush=True)
     running = server.Server(Config(port=0), ends_process=True)
     on_tick = running.on_tick
 
@@ -98,7 +101,6 @@ def test_a_shutdown_that_hangs_ends_with_all_stacks(hangs: bool) -> None:
 
     running.on_tick = tell
     running.run()
-    time.sleep(3)
     """
     process = subprocess.Popen(
         [sys.executable, "-c", textwrap.dedent(program)],
@@ -109,7 +111,8 @@ def test_a_shutdown_that_hangs_ends_with_all_stacks(hangs: bool) -> None:
     assert process.stdout is not None
     assert process.stdout.readline() == "up\n"
     process.send_signal(signal.SIGTERM)
-    _, errors = process.communicate(timeout=120)
+    output, errors = process.communicate(timeout=120)
     assert process.returncode == int(hangs)
+    assert output == ("" if hangs else "armed\ndisarmed\n")
     assert ("Timeout (0:00:02)!" in errors) == hangs
     assert ("in main_loop" in errors or "in run" in errors) == hangs

@@ -175,7 +175,7 @@ def test_a_text_over_the_budget_runs_alone() -> None:
 
 
 def test_a_budget_of_nothing_is_refused() -> None:
-    with pytest.raises(ValueError, match="max_batch_tokens"):
+    with pytest.raises(ValueError, match=r"^max_batch_tokens must be at least 1$"):
         Batcher[Text](0)
 
 
@@ -261,6 +261,36 @@ def test_a_client_with_many_texts_gets_short_passes_while_others_come() -> None:
     while len(batcher) > 8:
         assert len(batcher.next_batch()) == 2
     assert len(batcher.next_batch()) == 8, "what waits fits into one batch"
+
+
+@pytest.mark.parametrize(("passed", "num_texts"), [(2.0, 2), (2.1, 8)])
+def test_a_client_has_come_lately_for_two_seconds(passed: float, num_texts: int) -> None:
+    now = 100.0
+    batcher: Batcher[Text] = Batcher(64, lambda: now)
+    for client, number in (("polite", 1), ("greedy", 40)):
+        for _ in range(number):
+            batcher.add(Text(8, client))
+    assert len(batcher.next_batch()) == 2
+    now += passed
+    assert len(batcher.next_batch()) == num_texts
+
+
+def test_a_short_pass_has_room_for_a_token() -> None:
+    batcher: Batcher[Text] = Batcher(3)
+    for client, number in (("polite", 1), ("greedy", 4)):
+        for _ in range(number):
+            batcher.add(Text(1, client))
+    sizes = [len(batch) for batch in batches_of(batcher)]
+    assert sizes == [1, 1, 3]
+
+
+def test_those_who_may_fill_a_pass_come_before_those_who_may_not() -> None:
+    """Whatever their names, and although the greedy one came before them."""
+    batcher: Batcher[Text] = Batcher(64, lambda: 100.0)
+    for client, number in (("due", 1), ("greedy", 40), ("a", 2), ("z", 2)):
+        for _ in range(number):
+            batcher.add(Text(8, client))
+    assert [text.client for text in batcher.next_batch()] == ["due", "a", "a", "z", "z"]
 
 
 def test_clients_that_have_gone_are_forgotten() -> None:

@@ -54,7 +54,7 @@ def test_events_come_in_the_order_in_which_they_are_sent(num_streams: int) -> No
             scripted.channels[stream].put(each)
             for _ in range(5):
                 await asyncio.sleep(0)
-        await asyncio.wait_for(consumer, 5)
+        await asyncio.wait_for(consumer, 60)
         await merged.aclose()
         assert scripted.abandoned == []
         return sent, received

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import threading
+import time
 from collections.abc import AsyncIterator, Coroutine
 from pathlib import Path
 from typing import Any, cast
@@ -13,6 +14,7 @@ from maskdial.config import Config
 from maskdial.errors import (
     BundleError,
     InferenceError,
+    MaskdialError,
     NotFoundError,
     UnavailableError,
     ValidationError,
@@ -20,7 +22,7 @@ from maskdial.errors import (
 from maskdial.masked.engine import MaskedEngine
 from maskdial.masked.request import MaskedInput
 from maskdial.metrics import Metrics
-from maskdial.models import registry
+from maskdial.models import registry, versions
 from maskdial.models.bundle import (
     FULL_MANIFEST,
     MANIFEST,
@@ -189,6 +191,75 @@ def test_the_first_request_loads_and_the_others_wait_for_it(tmp_path: Path) -> N
             current = models.entry("a").current
             assert current is not None
             assert current.num_leases == 1
+
+    run(scenario())
+
+
+def test_a_load_and_an_unload_are_accounted_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The load's time is that of the load, and the memory is given back when the model is gone."""
+    shelf = Shelf(tmp_path)
+    shelf.put("a")
+    num_up: list[int] = []
+    monkeypatch.setattr(versions, "return_free_memory", lambda: num_up.append(shelf.num_up))
+    value = shelf.metrics.registry.get_sample_value
+
+    async def scenario() -> None:
+        async with opened(shelf) as models:
+            before = time.perf_counter()
+            await models.load("a")
+            elapsed = time.perf_counter() - before
+            assert value("maskdial_model_load_duration_seconds_count") == 1
+            assert 0 < (value("maskdial_model_load_duration_seconds_sum") or 0) <= elapsed
+            assert num_up == []
+            await models.unload("a")
+            assert num_up == [0]
+
+    run(scenario())
+
+
+def test_models_are_loaded_one_after_the_other(tmp_path: Path) -> None:
+    """Each takes memory and cores while it is loaded."""
+    shelf = Shelf(tmp_path)
+    for name in ("a", "b"):
+        shelf.put(name, content=name)
+
+    async def scenario() -> None:
+        async with opened(shelf) as models:
+            shelf.gate.clear()
+            loading = [task(models.load(name)) for name in ("a", "b")]
+            await started(shelf, 1)
+            for _ in range(20):
+                await asyncio.sleep(0.001)
+            assert shelf.starts == ["a"]
+            shelf.gate.set()
+            await asyncio.gather(*loading)
+            assert shelf.starts == ["a", "b"]
+
+    run(scenario())
+
+
+def test_a_model_whose_first_pass_fails_leaves_no_engine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shelf = Shelf(tmp_path)
+    shelf.put("both", CAUSAL, FULL)
+    warm_up = MaskedEngine.warm_up
+
+    async def fail_the_second(engine: MaskedEngine) -> None:
+        await warm_up(engine)
+        if engine is shelf.engines[1]:
+            raise InferenceError("scripted")
+
+    monkeypatch.setattr(MaskedEngine, "warm_up", fail_the_second)
+
+    async def scenario() -> None:
+        async with opened(shelf) as models:
+            with pytest.raises(MaskdialError, match="scripted"):
+                await models.load("both")
+            assert len(shelf.engines) == 2
+            assert shelf.num_up == 0
 
     run(scenario())
 

@@ -98,6 +98,23 @@ def test_a_token_outside_words_keeps_its_span_as_it_is() -> None:
     assert answer.answer == "de"
 
 
+@pytest.mark.parametrize(("align_to_words", "rows"), [(False, [3]), (True, [3, 1])])
+def test_a_text_counts_as_often_as_it_is_among_the_best_spans(
+    align_to_words: bool, rows: list[int]
+) -> None:
+    """More spans are offered where several may extend to the same words."""
+    offsets = np.array([[0, 2], [3, 4], [5, 7]])
+    window = ContextWindow((0, 1, 2, 3), True, offsets, offsets, np.ones(3, np.bool_))
+    logits = np.full((4, 2), -30, np.float32)
+    logits[1], logits[3] = 1, 2
+    (answer,) = find_answers(
+        "ab x ab", [window], [logits], max_answer_len=1, align_to_words=align_to_words
+    )
+    share = softmax64(logits[:, 0])
+    assert (answer.answer, answer.start) == ("ab", 5)
+    assert answer.score == pytest.approx(sum(share[row] ** 2 for row in rows), rel=1e-9)
+
+
 def test_the_same_text_is_one_answer_where_it_was_found_first() -> None:
     context = "Ab x aB"
     offsets = np.array([[0, 2], [3, 4], [5, 7]])

@@ -196,7 +196,7 @@ def test_calls_and_text_are_told_apart(
 
 
 @given(st.data())
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=400)
 def test_how_a_reply_is_cut_changes_nothing(data: st.DataObject) -> None:
     name, text, *_ = data.draw(st.sampled_from(REPLIES))
     text = data.draw(st.sampled_from(["", "<think>\nHm <tool_call>\n</think>\n\n"])) + text
@@ -219,7 +219,7 @@ PARTS += ["<end_function_call>", ":", ",", "text", "é", " ", "]", "<|python_tag
 @example("mistral_new", ["[TOOL_CALLS]", "say", "\n</tool_call>"])
 @example("mistral_new", ["[TOOL_CALLS]", "say", "[TOOL_CALLS]"])
 @example("mistral_new", ["[TOOL_CALLS]", "say", "{", "]"])
-@settings(max_examples=600, deadline=None)
+@settings(max_examples=600)
 def test_any_text_can_be_read(name: str, parts: list[str]) -> None:
     text = "".join(parts)
     reply = read(name, [text], thinking=THINK)

@@ -70,7 +70,10 @@ def test_a_stuck_engine_is_told_once_with_all_stacks(
 
 def test_a_stuck_event_loop_is_noticed(caplog: pytest.LogCaptureFixture) -> None:
     async def story(_: Watchdog) -> None:
-        time.sleep(0.5)  # noqa: ASYNC251 (on purpose)
+        until = time.monotonic() + 30
+        while "made no progress" not in caplog.text:
+            assert time.monotonic() < until
+            time.sleep(0.01)  # noqa: ASYNC251 (on purpose)
 
     watch(Config(stall_timeout=0.2), [], story)
     assert "the event loop has made no progress" in caplog.text
@@ -91,15 +94,18 @@ def test_progress_is_no_stall(config: Config, caplog: pytest.LogCaptureFixture) 
 def test_engines_are_listed_on_the_event_loop() -> None:
     """Models come and go there, and a dictionary must not change while another thread reads it."""
     threads = set()
+    num_calls = 0
 
     def engines() -> list[Engine]:
+        nonlocal num_calls
+        num_calls += 1
         threads.add(threading.current_thread())
         return []
 
     async def main() -> None:
         watchdog = Watchdog(engines, Config())
         watchdog.start()
-        await asyncio.sleep(0.2)
+        await until(lambda: num_calls > 2)
         await watchdog.stop()
 
     asyncio.run(main())
@@ -113,7 +119,9 @@ def test_a_dead_engine_is_told_once_if_the_server_is_to_exit(what: Any) -> None:
 
     async def story(watchdog: Watchdog) -> None:
         watchdog.on_death = causes.append
-        await asyncio.sleep(0.2)
+        if what == "exit":
+            await until(lambda: bool(causes))
+        await asyncio.sleep(0.1)
 
     watch(Config(on_engine_failure=what), [engine(), dead], story)
     assert causes == (["the engine of model 'm' died (why)"] if what == "exit" else [])
