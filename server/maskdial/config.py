@@ -287,6 +287,12 @@ class Config(BaseSettings):
         description="size of each causal model's prefix cache, which reuses the KV cache of shared "
         "prompt prefixes; 0 disables it",
     )
+    prefix_cache_shared: Literal["on", "off"] = Field(
+        "off",
+        description="whether requests of different keys share cached prefixes; on: a system prompt "
+        "that all of them send is read once, but how fast a prompt is read tells each of them what "
+        "others have sent",
+    )
     speculative_tokens: int = Field(
         0,
         ge=0,

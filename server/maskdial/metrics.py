@@ -133,7 +133,7 @@ class Metrics:
         )
         for reason in get_args(ConnectionEnd):
             self.connections_ended.labels(reason)
-        self.key_requests = counter(
+        self._key_requests = counter(
             "key_requests", "Requests by the name of their key", "key", "outcome"
         )
         self.request_duration = histogram(
@@ -231,11 +231,16 @@ class Metrics:
         names = set(names)
         for name in self._key_names - names:
             for outcome in OUTCOMES:
-                self.key_requests.remove(name, outcome)
+                self._key_requests.remove(name, outcome)
         self._key_names = names
         for name in names:
             for outcome in OUTCOMES:
-                self.key_requests.labels(name, outcome)
+                self._key_requests.labels(name, outcome)
+
+    def count_key(self, name: str, outcome: str) -> None:
+        """Counts a request by the name of its key; one that was not declared has no series."""
+        if name in self._key_names:
+            self._key_requests.labels(name, outcome).inc()
 
     def declare_name(self, model: str) -> None:
         """Makes the series of a name that models are served under exist at zero."""

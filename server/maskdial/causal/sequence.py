@@ -115,7 +115,8 @@ class Sequence:
         params: how to generate.
         source_ids: the source text's token ids, for an encoder-decoder model.
         priority: lower starts earlier.
-        cache_salt: sequences share prefixes in the cache with those of the same salt only.
+        cache_salt: sequences share prefixes in the cache with those of the same salt only, and of
+            the same key (see `maskdial.causal.prefix_cache`).
         grammar: what the text has to match.
         shared_prompt: the same object for sequences with the same prompt.
     """

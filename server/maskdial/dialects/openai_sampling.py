@@ -170,7 +170,8 @@ class SamplingBody(OpenAIBody):
     )
     cache_salt: Annotated[str, Size(1, 256, "characters")] | None = Field(
         None,
-        description="Extension: share cached prompt prefixes only with requests of the same salt.",
+        description="Extension: share cached prompt prefixes only with requests of the same key "
+        "and salt.",
     )
 
     def sampling_params(

@@ -69,7 +69,7 @@ def create_app(
     app.state.context = context = ServerContext(
         config, models, metrics, Lifecycle(), Keys(config), page, watchdog, tracing
     )
-    metrics.declare_keys(context.keys.names)
+    metrics.declare_keys(context.keys.counted)
     app.state.on_load_failure = on_load_failure
     app.add_middleware(
         Guard,

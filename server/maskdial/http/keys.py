@@ -54,10 +54,15 @@ class Keys:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The names under which requests are counted, each once; none if no keys are needed."""
+        """The names of the keys that open the server, each once; none if no keys are needed."""
         if not self._closed:
             return ()
         return tuple(dict.fromkeys((*self._clients.values(), *self._admin.values())))
+
+    @property
+    def counted(self) -> tuple[str, ...]:
+        """The names under which requests are counted: none while anyone may read the counts."""
+        return self.names if self._metrics else ()
 
     def reload(self) -> None:
         """Reads the key file again. If it cannot be used, the keys remain as they were.

@@ -135,9 +135,9 @@ class Server(uvicorn.Server):
         except ConfigError as error:
             _log.error("the keys remain as they were: %s", error.message)
         else:
-            names = self._context.keys.names
-            self._context.metrics.declare_keys(names)
-            _log.info("keys: %s", ", ".join(names) or "none")
+            keys = self._context.keys
+            self._context.metrics.declare_keys(keys.counted)
+            _log.info("keys: %s", ", ".join(keys.names) or "none")
         self._reload_certificate()
 
     def _reload_certificate(self) -> None:

@@ -353,4 +353,5 @@ def _prefix_cache(bundle: Bundle, layout: KVLayout, config: Config) -> PrefixCac
         model=bundle.manifest.files[bundle.manifest.graph],
         block_tokens=layout.query_block,
         max_bytes=max_bytes,
+        shared=config.prefix_cache_shared == "on",
     )

@@ -80,7 +80,7 @@ class GenerationRequest:
         truncate: keep only this many of a prompt's last tokens, or of a source text's first ones.
         writing: what encoder-decoder models are told beside it.
         priority: lower values are scheduled earlier.
-        cache_salt: prompts share cached prefixes only with requests of the same salt.
+        cache_salt: prompts share cached prefixes only with requests of the same key and salt.
         describe_tokens: whether the reply describes each token.
     """
 

@@ -40,19 +40,24 @@ class Checker(Protocol):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Job:
-    """A grammar to compile, its hash, whose it is, and what becomes of it."""
+    """A grammar to compile, its hash, whose it is, and what becomes of it.
+
+    ``owner`` is the name of the request's key.
+    """
 
     kind: GrammarKind
     value: GrammarValue
     key: bytes
     client: str
+    owner: str
     grammar: Future[Grammar] = field(default_factory=Future)
 
 
 class GrammarCompiler:
     """Turns grammars into `Grammar` for one model. Thread-safe.
 
-    Each new grammar is tried in a child process first, and the verdict is cached. The compiled
+    Each new grammar is tried in a child process first, and the verdict is cached, for each key
+    apart: how fast a grammar is compiled would tell others whether they guessed it. The compiled
     grammar is not: llguidance's copies share a lexer that grows with use up to a limit, so one
     request could make another's grammar fail.
 
@@ -76,7 +81,7 @@ class GrammarCompiler:
         self._eos_token_ids = sorted(set(eos_token_ids))
         self._checker = checker or GrammarChecker(tokenizer_json, self._eos_token_ids)
         self._vocabulary: Vocabulary | None = None
-        # By the hash of a grammar's text; oldest use first.
+        # By the hash of a key's name and a grammar's text; oldest use first.
         self._verdicts: OrderedDict[bytes, _Verdict] = OrderedDict()
         # A single thread, so that hostile grammars take one core at most and no other pool's.
         self._compiling = ThreadPoolExecutor(1, "maskdial-grammar-compile")
@@ -114,7 +119,8 @@ class GrammarCompiler:
                 "constrained output is switched off until the server is restarted: the masks of "
                 "several grammars took too long"
             )
-        job = _Job(kind, value, _hash(kind, value), current_usage().client)
+        usage = current_usage()
+        job = _Job(kind, value, _hash(kind, value), usage.client, usage.key)
         with self._lock:
             self._check_room(job)
             if job.client not in self._pending:
@@ -160,7 +166,7 @@ class GrammarCompiler:
         started = time.monotonic()
         if job.grammar.set_running_or_notify_cancel():
             try:
-                grammar = self._compile(job.kind, job.value)
+                grammar = self._compile(job.kind, job.value, job.owner)
             except Exception as error:
                 job.grammar.set_exception(error)
             else:
@@ -169,14 +175,14 @@ class GrammarCompiler:
             self._shares.charge(client, time.monotonic() - started)
             self._shares.prune(self._pending)
 
-    def _compile(self, kind: GrammarKind, value: GrammarValue) -> Grammar:
+    def _compile(self, kind: GrammarKind, value: GrammarValue, owner: str) -> Grammar:
         source = parse_grammar(kind, value)
         if self._vocabulary is None:
             # Takes some tenths of a second, so not before a request needs it.
             self._vocabulary = Vocabulary(
                 self._tokenizer_json, self._vocab_size, self._eos_token_ids
             )
-        self._check(source)
+        self._check(source, owner)
         matcher, mask = build_matcher(self._vocabulary.tokenizer, source)
         # Only grammars written by the server may contain special tokens: the tags of tool calls.
         with_special = kind == "structural"
@@ -185,8 +191,9 @@ class GrammarCompiler:
             raise grammar_error("no text of this model matches it, or only the empty one")
         return Grammar(matcher, first, self._vocabulary, self._masking, with_special=with_special)
 
-    def _check(self, source: str) -> None:
-        key = hashlib.sha256(source.encode()).digest()
+    def _check(self, source: str, owner: str) -> None:
+        # The names of keys have no NUL.
+        key = hashlib.sha256(f"{owner}\0{source}".encode()).digest()
         verdict = self._verdicts.pop(key, None)
         if verdict is None or verdict.expires < time.monotonic():
             verdict = self._judge(source)
