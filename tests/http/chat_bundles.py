@@ -12,7 +12,12 @@ TEMPLATES = Path(__file__).parents[1] / "data" / "chat_templates"
 
 
 def make_chat_bundle(
-    folder: Path, template: str, *, tags: Sequence[str] = (), **manifest: object
+    folder: Path,
+    template: str,
+    *,
+    tags: Sequence[str] = (),
+    normalizer: object = None,
+    **manifest: object,
 ) -> Path:
     """The causal starter with a chat template.
 
@@ -20,11 +25,13 @@ def make_chat_bundle(
         folder: where to make it.
         template: the chat template.
         tags: special tokens, which replace the last of the vocabulary: 11999, 11998 and so on.
+        normalizer: of the tokenizer, as ``tokenizer.json`` describes it.
         manifest: changes of the manifest.
     """
     shutil.copytree(STARTER_FOLDER / "hybrid", folder, ignore=shutil.ignore_patterns("*.full.*"))
     (folder / bundle.CHAT_TEMPLATE).write_text(template, encoding="utf-8")
     tokenizer = json.loads((folder / "tokenizer.json").read_text(encoding="utf-8"))
+    tokenizer["normalizer"] = normalizer
     vocabulary = tokenizer["model"]["vocab"]
     tokens = sorted(vocabulary, key=vocabulary.__getitem__, reverse=True)
     for tag, token in zip(tags, tokens, strict=False):

@@ -1,6 +1,7 @@
 """`POST /v1/completions`: prompts to continue, as texts or as token ids."""
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 from itertools import chain
 from typing import Annotated, Any, Self
 
@@ -24,6 +25,7 @@ from maskdial.dialects.openai_schema import (
 )
 from maskdial.dialects.schema import FieldError, Range, example, read_body
 from maskdial.models.served import CausalModel
+from maskdial.models.token_offsets import OffsetCounter, spelled_offsets
 from maskdial.models.tokenizer import Tokenizer, TokenSpeller
 from maskdial.requests.generation import Completion, Generation, Text
 from maskdial.requests.generation_request import GenerationRequest
@@ -108,7 +110,7 @@ class CompletionsWriter:
         self._body = body
         self._prompts = generation.prompts
         self._tokenizer = tokenizer
-        self._streams: dict[int, CompletionLogprobs] = {}
+        self._streams: dict[int, _Described] = {}
         self._echoed: set[int] = set()
 
     def choice(self, completion: Completion, text: Text) -> dict[str, Any]:
@@ -120,9 +122,11 @@ class CompletionsWriter:
             "finish_reason": FINISH_REASONS[text.finish.reason],
         }
         if self._body.describes_tokens:
-            echoed = _prompt_tokens(prompt, text) if self._body.echo else ()
-            generated = map(_generated_token, text.events)
-            content["logprobs"] = self._logprobs(prompt).describe(chain(echoed, generated))
+            described = self._described(prompt)
+            echoed = self._prompt_tokens(prompt, text) if self._body.echo else ()
+            content["logprobs"] = described.logprobs.describe(
+                chain(echoed, map(described.token, text.events))
+            )
         return content
 
     def chunks(self, index: int, event: TokenEvent) -> Iterable[tuple[int, dict[str, Any]]]:
@@ -135,8 +139,9 @@ class CompletionsWriter:
         logprobs = None
         if self._body.describes_tokens:
             if index not in self._streams:
-                self._streams[index] = self._logprobs(prompt)
-            logprobs = self._streams[index].describe([_generated_token(event)])
+                self._streams[index] = self._described(prompt)
+            described = self._streams[index]
+            logprobs = described.logprobs.describe([described.token(event)])
         reason = None if event.finish is None else FINISH_REASONS[event.finish.reason]
         yield index, {"text": text, "logprobs": logprobs, "finish_reason": reason}
 
@@ -147,24 +152,36 @@ class CompletionsWriter:
             return self._tokenizer.decode(prompt.ids, skip_special_tokens=False)
         return prompt.text
 
-    def _logprobs(self, prompt: Prompt) -> CompletionLogprobs:
-        if not self._body.echo:
-            return CompletionLogprobs(TokenSpeller(self._tokenizer, prompt.context_ids))
-        length = TokenSpeller(self._tokenizer, ()).num_characters(prompt.ids)
-        offset = len(self._echo(prompt)) - length
-        return CompletionLogprobs(TokenSpeller(self._tokenizer, ()), offset)
+    def _described(self, prompt: Prompt) -> "_Described":
+        before = () if self._body.echo else prompt.context_ids
+        start = len(self._echo(prompt))
+        return _Described(
+            CompletionLogprobs(TokenSpeller(self._tokenizer, before)),
+            OffsetCounter(self._tokenizer, prompt.context_ids, start),
+        )
+
+    def _prompt_tokens(self, prompt: Prompt, text: Text) -> Iterable[DescribedToken]:
+        """A prompt's tokens. Nothing precedes the first, so it has no probability."""
+        offsets = prompt.offsets
+        if offsets is None:
+            offsets = spelled_offsets(prompt.ids, self._tokenizer)
+        yield DescribedToken(prompt.ids[0], offsets[0], None)
+        others = zip(prompt.ids[1:], offsets[1:], text.finish.prompt_logprobs, strict=True)
+        for token_id, offset, each in others:
+            yield DescribedToken(token_id, offset, each.logprob, each.top)
 
 
-def _prompt_tokens(prompt: Prompt, text: Text) -> Iterable[DescribedToken]:
-    """A prompt's tokens. Nothing precedes the first, so it has no probability."""
-    first, *others = prompt.ids
-    yield DescribedToken(first, None)
-    for token_id, each in zip(others, text.finish.prompt_logprobs, strict=True):
-        yield DescribedToken(token_id, each.logprob, each.top)
+@dataclass(frozen=True, slots=True)
+class _Described:
+    """The log-probabilities of a text, and the place in it of the next generated token."""
 
+    logprobs: CompletionLogprobs
+    counter: OffsetCounter
 
-def _generated_token(event: TokenEvent) -> DescribedToken:
-    return DescribedToken(event.token_id, event.logprob, event.top, len(event.text))
+    def token(self, event: TokenEvent) -> DescribedToken:
+        """A generated token; call it for each in turn."""
+        offset = self.counter.push(event.token_id)
+        return DescribedToken(event.token_id, offset, event.logprob, event.top)
 
 
 async def completions(request: Request) -> Response:
