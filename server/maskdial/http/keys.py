@@ -146,7 +146,7 @@ def _sent_keys(scope: Scope) -> Iterator[bytes]:
 
 def _read_file(path: Path) -> dict[bytes, str]:
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        lines = path.read_text(encoding="utf-8").split("\n")
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"the key file {path} cannot be read: {error}") from error
     keys: dict[bytes, str] = {}
