@@ -16,6 +16,7 @@ def make_chat_bundle(
     template: str,
     *,
     tags: Sequence[str] = (),
+    tool_template: str | None = None,
     normalizer: object = None,
     **manifest: object,
 ) -> Path:
@@ -25,6 +26,7 @@ def make_chat_bundle(
         folder: where to make it.
         template: the chat template.
         tags: special tokens, which replace the last of the vocabulary: 11999, 11998 and so on.
+        tool_template: the one for conversations with tools, if it is another.
         normalizer: of the tokenizer, as ``tokenizer.json`` describes it.
         manifest: changes of the manifest.
     """
@@ -42,6 +44,11 @@ def make_chat_bundle(
         tokenizer["added_tokens"].append(added)
     (folder / "tokenizer.json").write_text(json.dumps(tokenizer), encoding="utf-8")
     (read,) = bundle.read_manifests("chat", folder)
-    files = bundle.hash_files(folder, [*read.files, bundle.CHAT_TEMPLATE])
+    templates = [bundle.CHAT_TEMPLATE]
+    if tool_template is not None:
+        templates.append(bundle.TOOL_TEMPLATE)
+        (folder / bundle.TOOL_TEMPLATE).parent.mkdir()
+        (folder / bundle.TOOL_TEMPLATE).write_text(tool_template, encoding="utf-8")
+    files = bundle.hash_files(folder, [*read.files, *templates])
     bundle.write_manifest(folder, read.model_copy(update={"files": files} | manifest))
     return folder

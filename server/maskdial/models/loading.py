@@ -325,11 +325,19 @@ def _round_up(number: int, multiple: int) -> int:
 def read_chat_template(bundle: Bundle, tokenizer: Tokenizer) -> ChatTemplate:
     """The chat template of a bundle, which may lack one, with its tokenizer's special tokens."""
     special = bundle.manifest.special_tokens
-    return ChatTemplate.from_bundle(
-        bundle,
-        bos_token="" if special.bos is None else tokenizer.id_to_token(special.bos),
-        eos_token=tokenizer.id_to_token(special.eos[0]) if special.eos else "",
-    )
+    ids = {
+        "bos_token": special.bos,
+        "eos_token": next(iter(special.eos), None),
+        "pad_token": special.pad,
+        "unk_token": tokenizer.unknown_id if tokenizer.unknown_id >= 0 else None,
+        "mask_token": special.mask,
+    }
+    tokens = {
+        name: tokenizer.id_to_token(token_id)
+        for name, token_id in ids.items()
+        if token_id is not None
+    }
+    return ChatTemplate.from_bundle(bundle, {name: each for name, each in tokens.items() if each})
 
 
 def _grammar_compiler(bundle: Bundle) -> GrammarCompiler:

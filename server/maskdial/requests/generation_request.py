@@ -40,12 +40,14 @@ class Conversation:
         tools: what the model may call, in OpenAI's form.
         variables: further variables of the template.
         add_generation_prompt: whether to open the assistant's next turn.
+        continue_final_message: whether the reply goes on with the final message; no turn is opened.
     """
 
     messages: Sequence[Mapping[str, Any]]
     tools: Sequence[Mapping[str, Any]] = ()
     variables: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     add_generation_prompt: bool = True
+    continue_final_message: bool = False
 
     async def render(self, model: CausalModel) -> str:
         """The prompt.
@@ -59,6 +61,7 @@ class Conversation:
                 tools=self.tools,
                 variables=self.variables,
                 add_generation_prompt=self.add_generation_prompt,
+                continue_final_message=self.continue_final_message,
             )
             return await asyncio.wrap_future(rendering)
 
