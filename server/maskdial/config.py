@@ -185,7 +185,11 @@ class Config(BaseSettings):
         "512 on a CPU, where larger batches were no faster on two cores, 4096 on a GPU",
     )
     max_batch_inputs: int = Field(
-        256, ge=1, le=MAX_BATCH_INPUTS, description="maximum number of texts in one request"
+        256,
+        ge=1,
+        le=MAX_BATCH_INPUTS,
+        description="maximum number of texts in one request; /v1/embeddings takes 2,048 and queues "
+        "so many at a time",
     )
     max_queue: int = Field(
         1024, ge=1, description="texts that may queue for a model; beyond that, requests get 429"

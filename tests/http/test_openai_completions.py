@@ -207,6 +207,44 @@ def test_echo_and_log_probabilities(openai_http: httpx.Client) -> None:
     assert from_ids["text"].startswith(PROMPT)
 
 
+@pytest.mark.parametrize("logprobs", [None, 0, 2])
+def test_an_echo_alone(openai_http: httpx.Client, logprobs: int | None) -> None:
+    """As older clients of lm-eval ask for log-probabilities."""
+    prompts = [PROMPT, "The king slept."]
+    body = {"prompt": prompts, "echo": True, "logprobs": logprobs, "temperature": 0}
+    reply = complete(openai_http, max_tokens=0, **body)
+    longer = complete(openai_http, max_tokens=2, **body)
+    assert [choice["text"] for choice in reply["choices"]] == prompts
+    for choice, other in zip(reply["choices"], longer["choices"], strict=True):
+        assert choice["finish_reason"] == "length"
+        if logprobs is None:
+            assert choice["logprobs"] is None
+            continue
+        for name, values in choice["logprobs"].items():
+            assert values == other["logprobs"][name][:-2]
+    assert reply["usage"]["completion_tokens"] == 0
+    assert reply["usage"]["prompt_tokens"] == longer["usage"]["prompt_tokens"]
+    options = {"stream_options": {"include_usage": True}}
+    if logprobs is None:
+        *events, last = events_of(openai_http, max_tokens=0, **body, **options)
+        told = {event["choices"][0]["index"]: event["choices"][0]["text"] for event in events}
+        assert [told[0], told[1]] == prompts
+        assert len(events) == 2
+        assert last["usage"]["completion_tokens"] == 0
+
+
+def test_seeds_below_zero(openai_http: httpx.Client) -> None:
+    """-1 is a new one each time, as for vLLM and llama.cpp; others are seeds."""
+
+    def texts(seed: int) -> set[str]:
+        body = {"max_tokens": 12, "temperature": 1.5, "seed": seed}
+        return {complete(openai_http, **body)["choices"][0]["text"] for _ in range(3)}
+
+    assert len(texts(-1)) > 1
+    assert len(texts(-2)) == len(texts(-(2**63))) == 1
+    assert texts(-2) != texts(-3)
+
+
 @pytest.mark.parametrize(
     ("prompt", "offsets"),
     [

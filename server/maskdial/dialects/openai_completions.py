@@ -45,8 +45,9 @@ class CompletionsBody(GenerationBody):
         description="A text, a list of texts, a list of token ids, or a list of such lists. Token "
         "ids are used unchanged."
     )
-    max_tokens: Annotated[int, Range(1)] | None = Field(
-        None, description="Maximum number of tokens to generate. Default: 16."
+    max_tokens: Annotated[int, Range(0)] | None = Field(
+        None,
+        description="Maximum number of tokens to generate; 0 is for an echo alone. Default: 16.",
     )
     echo: bool | None = Field(None, description="Prepend the prompt. Default: false.")
     logprobs: Annotated[int, Range(0, 5)] | None = Field(
@@ -59,6 +60,13 @@ class CompletionsBody(GenerationBody):
 
     @model_validator(mode="after")
     def _check_combinations(self) -> Self:
+        if self.max_tokens == 0:
+            if not self.echo:
+                raise FieldError("max_tokens", "must be at least 1, not 0, unless echo is true")
+            if self.min_tokens:
+                raise FieldError(
+                    "min_tokens", "there are none with a max_tokens of 0; leave it out"
+                )
         if self.best_of is not None and self.best_of < (self.n or 1):
             raise FieldError("best_of", f"must be at least n ({self.n or 1}), not {self.best_of}")
         if self.stream and (self.best_of or 1) > (self.n or 1):
@@ -79,6 +87,10 @@ class CompletionsBody(GenerationBody):
     def num_top(self) -> int:
         return self.logprobs or 0
 
+    @property
+    def echoes_only(self) -> bool:
+        return self.max_tokens == 0
+
     def request(self, model: CausalModel) -> GenerationRequest:
         return GenerationRequest(
             inputs_of(self.prompt),
@@ -87,7 +99,10 @@ class CompletionsBody(GenerationBody):
                 top_n_tokens=self.num_top,
                 prompt_logprobs=bool(self.echo) and self.describes_tokens,
             ),
-            max_new_tokens=self.max_tokens
+            # An echo alone takes one token as well, which is dropped: it costs no further pass.
+            max_new_tokens=1
+            if self.echoes_only
+            else self.max_tokens
             or model.defaults.new_tokens(_DEFAULT_MAX_TOKENS, model.max_length),
             num_sequences=self.best_of or self.n or 1,
             grammar=self.grammar(),
@@ -117,21 +132,29 @@ class CompletionsWriter:
         """The text, after its prompt if that is wanted."""
         prompt = completion.prompt
         content: dict[str, Any] = {
-            "text": self._echo(prompt) + text.finish.generated_text,
+            "text": self._echo(prompt),
             "logprobs": None,
-            "finish_reason": FINISH_REASONS[text.finish.reason],
+            "finish_reason": "length",
         }
+        events: list[TokenEvent] = []
+        if not self._body.echoes_only:
+            events = text.events
+            content["text"] += text.finish.generated_text
+            content["finish_reason"] = FINISH_REASONS[text.finish.reason]
         if self._body.describes_tokens:
             described = self._described(prompt)
             echoed = self._prompt_tokens(prompt, text) if self._body.echo else ()
             content["logprobs"] = described.logprobs.describe(
-                chain(echoed, map(described.token, text.events))
+                chain(echoed, map(described.token, events))
             )
         return content
 
     def chunks(self, index: int, event: TokenEvent) -> Iterable[tuple[int, dict[str, Any]]]:
         """One chunk per token; the first of a text has its prompt, if that is wanted."""
         prompt = self._prompts[index // (self._body.n or 1)]
+        if self._body.echoes_only:
+            yield index, {"text": self._echo(prompt), "logprobs": None, "finish_reason": "length"}
+            return
         text = event.text
         if index not in self._echoed:
             self._echoed.add(index)
