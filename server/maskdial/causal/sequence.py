@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from maskdial.causal.events import Finish, FinishReason, PromptLogprob, TokenEvent
 from maskdial.causal.prompt_lookup import PromptLookup
 from maskdial.causal.sampling.params import SamplingParams
-from maskdial.causal.stop import StopMatcher
+from maskdial.causal.stop import ReasoningGate, StopMatcher
 from maskdial.fairness import Usage
 from maskdial.trace import Timeline
 
@@ -172,6 +172,7 @@ class Sequence:
         self._lookup = PromptLookup()
         self._decoder: Decoder | None = None
         self._spellings = dict(params.spelled_tokens)
+        self._gate = ReasoningGate(params.reasoning)
         self._stops = StopMatcher(params.stop, include=params.include_stop)
         self._texts: list[str] = []
 
@@ -423,14 +424,16 @@ class Sequence:
             text = self._decoder.flush() + self._spellings[token_id]
         else:
             text = self._decoder.push(token_id)
+        reasoning, text = self._gate.push(text)
         if self.num_generated < self.params.min_new_tokens:
-            return text  # no stop string begins before the text may end
-        return self._stops.push(text)
+            return reasoning + text  # no stop string begins before the text may end
+        return reasoning + self._stops.push(text)
 
     def _flush(self) -> str:
         if self._decoder is None or self._stops.matched:
             return ""
-        return self._stops.push(self._decoder.flush()) + self._stops.flush()
+        reasoning, text = self._gate.push(self._decoder.flush())
+        return reasoning + self._stops.push(text + self._gate.flush()) + self._stops.flush()
 
     def _finish(self, reason: FinishReason, now: float) -> Finish:
         self.finish_reason = reason

@@ -244,6 +244,10 @@ class Tokenizer:
         """The vocabulary's spelling of a token; empty for an id without a token."""
         return self._backend.id_to_token(token_id) or ""
 
+    def ids_without_token(self, vocab_size: int) -> frozenset[int]:
+        """The ids below ``vocab_size``, a model's, that are no token's."""
+        return frozenset(range(vocab_size)).difference(self._backend.get_vocab().values())
+
     def is_text(self, token_id: int) -> bool:
         """Whether a token is in the vocabulary and not special; only such tokens become text."""
         return token_id not in self.special_ids and self._backend.id_to_token(token_id) is not None

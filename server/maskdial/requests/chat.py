@@ -25,6 +25,7 @@ from typing import Any, Literal
 from pydantic_core import from_json
 
 from maskdial.causal.events import FinishReason, TokenEvent
+from maskdial.causal.stop import Reasoning
 from maskdial.causal.tools import (
     ContentDelta,
     ReasoningDelta,
@@ -138,6 +139,7 @@ class ChatRequest:
                 self.continue_final_message,
             ),
             grammar_for=partial(self._grammar_for, model.reply_format),
+            reasoning_for=partial(self._reasoning_for, model.reply_format),
         )
 
     def parser(self, reply_format: ReplyFormat, prompt: str = "") -> ReplyParser:
@@ -190,6 +192,13 @@ class ChatRequest:
     def _thinking(self, reply_format: ReplyFormat) -> ThinkingMarks | None:
         """The marks of the reasoning; None where a Lark grammar leaves no room for any."""
         return None if self._is_lark else reply_format.thinking
+
+    def _reasoning_for(self, reply_format: ReplyFormat, prompt: str) -> Reasoning | None:
+        """What the reply to a rendered prompt may begin with."""
+        thinking = self._thinking(reply_format)
+        if thinking is None:
+            return None
+        return Reasoning(thinking.begin, thinking.end, self._opens(thinking, prompt))
 
     def _opens(self, thinking: ThinkingMarks, prompt: str) -> bool:
         """Whether the reply to a rendered prompt begins within reasoning."""
@@ -293,7 +302,7 @@ def _render_call(call: ToolCall, reply_format: ReplyFormat) -> Mapping[str, Any]
 def _arguments(call: ToolCall) -> Mapping[str, Any]:
     try:
         # Unlike json.loads, it refuses half of a surrogate pair, which no tokenizer takes.
-        arguments = from_json(call.arguments or "{}")
+        arguments = from_json(call.arguments.strip() or "{}")
     except ValueError:
         arguments = None
     if not isinstance(arguments, dict):

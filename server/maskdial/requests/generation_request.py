@@ -11,6 +11,7 @@ from typing import Any
 
 from maskdial.causal.grammar.source import GrammarKind, GrammarValue
 from maskdial.causal.sampling.params import SamplingParams
+from maskdial.causal.stop import Reasoning
 from maskdial.errors import about
 from maskdial.models.served import CausalModel
 from maskdial.models.tokenizer import TextOrIds
@@ -80,6 +81,7 @@ class GenerationRequest:
         num_sequences: texts to generate for each prompt.
         grammar: what the texts must match.
         grammar_for: chooses the grammar once a conversation is rendered, in place of ``grammar``.
+        reasoning_for: likewise, what the text may begin with.
         truncate: keep only this many of a prompt's last tokens, or of a source text's first ones.
         writing: what encoder-decoder models are told beside it.
         priority: lower values are scheduled earlier.
@@ -94,6 +96,7 @@ class GenerationRequest:
     num_sequences: int = 1
     grammar: GrammarRequest | None = None
     grammar_for: Callable[[str], GrammarRequest | None] | None = None
+    reasoning_for: Callable[[str], Reasoning | None] | None = None
     truncate: int | None = None
     writing: Writing = dataclasses.field(default_factory=Writing)
     priority: int = 0

@@ -74,6 +74,8 @@ async def read_prompts(
         given = [rendered]
         if request.grammar_for is not None:
             wanted = await asyncio.to_thread(request.grammar_for, rendered)
+        if request.reasoning_for is not None:
+            params = dataclasses.replace(params, reasoning=request.reasoning_for(rendered))
     grammar = await _compile(wanted, model)
     if settings is not None:
         return await _read_sources(request, model, settings, params, grammar, beams)
