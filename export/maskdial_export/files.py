@@ -8,13 +8,19 @@ from typing import Any
 import huggingface_hub
 from tokenizers import Tokenizer
 
-from maskdial.models.bundle import CHAT_TEMPLATE, GENERATION_CONFIG, TOKENIZER, SpecialTokens
+from maskdial.models.bundle import (
+    CHAT_TEMPLATE,
+    GENERATION_CONFIG,
+    TOKENIZER,
+    TOOL_TEMPLATE,
+    SpecialTokens,
+)
 from maskdial_export.errors import ExportError
 from maskdial_export.source import Source, read_json
 
 _MASK_TOKENS = ("[MASK]", "<mask>")
 # Files whose text goes into the bundle, whatever it is
-_COPIED = (CHAT_TEMPLATE, GENERATION_CONFIG, "vocab.txt")
+_COPIED = (CHAT_TEMPLATE, TOOL_TEMPLATE, GENERATION_CONFIG, "vocab.txt")
 
 
 def special_tokens(source: Source, config: Any, tokenizer: Tokenizer) -> SpecialTokens:
@@ -86,10 +92,13 @@ def read_files(source: Source, tokenizer: Tokenizer) -> dict[str, str]:
     """
     for name in _COPIED:
         _check_link(source, source.path / name)
+    _check_link(source, (source.path / TOOL_TEMPLATE).parent)
     texts = {TOKENIZER: tokenizer.to_str(pretty=False)}
     template = chat_template(source)
     if template is not None and source.task != "rerank":
         texts[CHAT_TEMPLATE] = template
+        if (tool_template := _tool_template(source)) is not None:
+            texts[TOOL_TEMPLATE] = tool_template
     generation = read_json(source.path / GENERATION_CONFIG)
     if generation and source.task == "generate":
         texts[GENERATION_CONFIG] = json.dumps(generation, indent=2) + "\n"
@@ -103,6 +112,7 @@ def write_files(texts: Mapping[str, str], folder: Path) -> list[str]:
         OSError: a file cannot be written.
     """
     for name, text in texts.items():
+        (folder / name).parent.mkdir(exist_ok=True)
         (folder / name).write_text(text, encoding="utf-8")
     return list(texts)
 
@@ -127,20 +137,38 @@ def _check_link(source: Source, path: Path) -> None:
 
 
 def chat_template(source: Source) -> str | None:
-    """From its own file, or from tokenizer_config.json: one text, or several by name."""
-    path = source.path / CHAT_TEMPLATE
-    if path.is_file():
-        try:
-            return path.read_text(encoding="utf-8")
-        except UnicodeDecodeError as error:
-            raise ExportError(f"{path} is not UTF-8 (byte {error.start}); convert it") from error
+    """The default one, from its own file, or from tokenizer_config.json."""
+    template = _read_template(source, CHAT_TEMPLATE)
+    return _configured_templates(source).get("default") if template is None else template
+
+
+def _tool_template(source: Source) -> str | None:
+    """The one that transformers takes for conversations with tools, if it is another."""
+    template = _read_template(source, TOOL_TEMPLATE)
+    if template is None and not (source.path / CHAT_TEMPLATE).is_file():
+        template = _configured_templates(source).get("tool_use")
+    return template
+
+
+def _read_template(source: Source, name: str) -> str | None:
+    path = source.path / name
+    if not path.is_file():
+        return None
+    try:
+        return path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise ExportError(f"{path} is not UTF-8 (byte {error.start}); convert it") from error
+
+
+def _configured_templates(source: Source) -> dict[str, str]:
+    """Those in tokenizer_config.json: one text, or several by name."""
     template = source.read_json("tokenizer_config.json").get("chat_template")
-    if isinstance(template, list):
-        named = {
-            each.get("name"): each.get("template") for each in template if isinstance(each, dict)
-        }
-        template = named.get("default")
-    return template if isinstance(template, str) else None
+    if not isinstance(template, list):
+        return {"default": template} if isinstance(template, str) else {}
+    named = [
+        (each.get("name"), each.get("template")) for each in template if isinstance(each, dict)
+    ]
+    return {name: text for name, text in named if isinstance(name, str) and isinstance(text, str)}
 
 
 def response_template(source: Source) -> dict[str, Any] | None:

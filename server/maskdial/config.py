@@ -207,7 +207,11 @@ class Config(BaseModel):
         "512 on a CPU, where larger batches were no faster on two cores, 4096 on a GPU",
     )
     max_batch_inputs: int = Field(
-        256, ge=1, le=MAX_BATCH_INPUTS, description="maximum number of texts in one request"
+        256,
+        ge=1,
+        le=MAX_BATCH_INPUTS,
+        description="maximum number of texts in one request; /v1/embeddings takes 2,048 and queues "
+        "so many at a time",
     )
     max_queue: int = Field(
         1024,
@@ -320,6 +324,12 @@ class Config(BaseModel):
         le=_MAX_BYTES,
         description="size of each causal model's prefix cache, which reuses the KV cache of shared "
         "prompt prefixes; 0 disables it",
+    )
+    prefix_cache_shared: Literal["on", "off"] = Field(
+        "off",
+        description="whether requests of different keys share cached prefixes; on: a system prompt "
+        "that all of them send is read once, but how fast a prompt is read tells each of them what "
+        "others have sent",
     )
     speculative_tokens: int = Field(
         0,

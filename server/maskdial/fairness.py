@@ -15,11 +15,13 @@ from dataclasses import dataclass
 class Usage:
     """What one request has used.
 
-    ``client`` is who sent it: the name of a key, or an address. ``tokens`` are those that engines
-    have computed for it, prompts included.
+    ``client`` is who sent it: the name of a key, or an address. ``key`` is the name of its key,
+    empty if none is needed. ``tokens`` are those that engines have computed for it, prompts
+    included.
     """
 
     client: str = ""
+    key: str = ""
     tokens: int = 0
 
 

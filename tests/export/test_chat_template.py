@@ -100,7 +100,43 @@ def theirs(source: str, messages: list[dict[str, str]]) -> str:
 
 
 def ours(source: str, messages: list[dict[str, str]]) -> str:
-    return ChatTemplate(source, name="m", **TOKENS).render(messages)
+    return ChatTemplate(source, name="m", tokens=TOKENS).render(messages)
+
+
+# The template shows no answer, or only a part of one.
+HIDING = "{% for message in messages if message.role == 'user' %}{{ message.content }}{% endfor %}"
+CUTTING = "{% for message in messages %}{{ message.content[:8] }}{% endfor %}"
+REPEATING = (
+    "{% for message in messages %}{{ message.content }}|{% endfor %}{{ messages[-1].content }}"
+)
+
+
+@pytest.mark.parametrize(
+    "end", ["Yes é", "Yes \n", " ", "", "<think>easy</think>\n\nYes", "{{ 1 }}"]
+)
+@pytest.mark.parametrize(
+    "source",
+    [CHATML, LLAMA_2, LLAMA_3, REASONING, HIDING, CUTTING, REPEATING],
+    ids=["chatml", "llama-2", "llama-3", "cot", "hiding", "cutting", "repeating"],
+)
+@pytest.mark.parametrize("role", ["assistant", "user"])
+def test_the_final_message_is_continued_as_by_transformers(
+    source: str, end: str, role: str
+) -> None:
+    before = [USER, ANSWER, MORE] if role == "assistant" else [USER, ANSWER]
+    messages = [*before, {"role": role, "content": end}]
+    template = ChatTemplate(source, name="m", tokens=TOKENS)
+    try:
+        (expected,), _ = render_jinja_template(
+            conversations=[messages], chat_template=source, continue_final_message=True, **TOKENS
+        )
+    except ValueError:
+        with pytest.raises(ValidationError, match="does not show the end of the final message"):
+            template.render(messages, continue_final_message=True)
+    else:
+        assert template.render(messages, continue_final_message=True) == expected
+    finally:
+        template.close()
 
 
 @pytest.mark.parametrize("messages", CONVERSATIONS, ids=len)

@@ -10,9 +10,12 @@ import onnx
 import pytest
 import tokenizers
 import torch
+import transformers
 from safetensors.torch import load_file, save_file
 
 from maskdial.models.bundle import load_bundle
+from maskdial.models.loading import read_chat_template
+from maskdial.models.tokenizer import Tokenizer
 from maskdial_export.export import export
 
 Bundle = Callable[[str], Path]
@@ -40,6 +43,48 @@ def test_chat_template_and_generation_defaults(bundle: Bundle) -> None:
     assert {"chat_template.jinja", "generation_config.json"} < set(files)
     assert (folder / "chat_template.jinja").read_text() == "{{ messages }}"
     assert json.loads((folder / "generation_config.json").read_text())["temperature"] == 0.7
+
+
+DEFAULT = "{{ pad_token }}|{{ unk_token }}|{{ eos_token }}|{{ messages[0].content }}"
+TOOL_USE = "{{ tools | tojson }}|" + DEFAULT
+TOOLS: list[dict[str, Any]] = [{"type": "function", "function": {"name": "see", "parameters": {}}}]
+
+
+def write_templates(folder: Path, form: str, add_json: Callable[..., None]) -> None:
+    """A checkpoint's templates, in one of the forms that transformers reads."""
+    named = [("default", DEFAULT), ("tool_use", TOOL_USE), ("rag", "{{ nothing.of.that }}")]
+    listed = [{"name": name, "template": template} for name, template in named]
+    tokens = {"pad_token": "[PAD]", "unk_token": "[UNK]", "eos_token": "[SEP]"}
+    add_json(folder / "tokenizer_config.json", tokenizer_class="PreTrainedTokenizerFast", **tokens)
+    if form == "list":
+        add_json(folder / "tokenizer_config.json", chat_template=listed)
+        return
+    (folder / "chat_template.jinja").write_text(DEFAULT)
+    if form == "only the default":  # a file wins over the list
+        add_json(folder / "tokenizer_config.json", chat_template=listed)
+        return
+    (folder / "additional_chat_templates").mkdir()
+    for name, template in named[1:]:
+        (folder / "additional_chat_templates" / f"{name}.jinja").write_text(template)
+
+
+@pytest.mark.parametrize("form", ["list", "folder", "only the default"])
+def test_named_chat_templates_are_those_of_transformers(
+    form: str, new_checkpoint: Bundle, add_json: Callable[..., None], tmp_path: Path
+) -> None:
+    source = new_checkpoint("llama")
+    write_templates(source, form, add_json)
+    folder = tmp_path / "bundle"
+    export(str(source), folder)
+    bundle = load_bundle("mine", folder)
+    tokenizer = Tokenizer.from_file(bundle.tokenizer, bundle.manifest.special_tokens)
+    ours = read_chat_template(bundle, tokenizer)
+    theirs = transformers.AutoTokenizer.from_pretrained(source)
+    messages = [{"role": "user", "content": "Look."}]
+    for tools in (None, TOOLS):
+        expected = theirs.apply_chat_template(messages, tools=tools, tokenize=False)
+        assert ours.render(messages, tools=tools, add_generation_prompt=False) == expected
+    ours.close()
 
 
 def test_manifest_lists_every_other_file(bundle: Bundle) -> None:

@@ -268,6 +268,24 @@ def test_link_to_a_file_outside_the_checkpoint(
     assert_refused(source, f"{source / name} is a link to {tmp_path / 'secret'}, outside the")
 
 
+@pytest.mark.parametrize("name", ["additional_chat_templates", "tool_use.jinja"])
+def test_link_to_a_tool_template_outside_the_checkpoint(
+    name: str, assert_refused: Refuse, new_checkpoint: New, tmp_path: Path
+) -> None:
+    source = new_checkpoint("llama")
+    (source / "chat_template.jinja").write_text("{{ messages }}")
+    secrets, folder = tmp_path / "secrets", source / "additional_chat_templates"
+    secrets.mkdir()
+    (secrets / "tool_use.jinja").write_text("secret")
+    if name == folder.name:
+        folder.symlink_to(secrets)
+        assert_refused(source, f"is a link to {secrets}")
+    else:
+        folder.mkdir()
+        (folder / name).symlink_to(secrets / name)
+        assert_refused(source, f"{folder / name} is a link to {secrets / name}, outside the")
+
+
 def test_trace_that_fails(
     capfd: pytest.CaptureFixture[str],
     checkpoint: New,

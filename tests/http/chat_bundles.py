@@ -12,7 +12,13 @@ TEMPLATES = Path(__file__).parents[1] / "data" / "chat_templates"
 
 
 def make_chat_bundle(
-    folder: Path, template: str, *, tags: Sequence[str] = (), **manifest: object
+    folder: Path,
+    template: str,
+    *,
+    tags: Sequence[str] = (),
+    tool_template: str | None = None,
+    normalizer: object = None,
+    **manifest: object,
 ) -> Path:
     """The causal starter with a chat template.
 
@@ -20,11 +26,14 @@ def make_chat_bundle(
         folder: where to make it.
         template: the chat template.
         tags: special tokens, which replace the last of the vocabulary: 11999, 11998 and so on.
+        tool_template: the one for conversations with tools, if it is another.
+        normalizer: of the tokenizer, as ``tokenizer.json`` describes it.
         manifest: changes of the manifest.
     """
     shutil.copytree(STARTER_FOLDER / "hybrid", folder, ignore=shutil.ignore_patterns("*.full.*"))
     (folder / bundle.CHAT_TEMPLATE).write_text(template, encoding="utf-8")
     tokenizer = json.loads((folder / "tokenizer.json").read_text(encoding="utf-8"))
+    tokenizer["normalizer"] = normalizer
     vocabulary = tokenizer["model"]["vocab"]
     tokens = sorted(vocabulary, key=vocabulary.__getitem__, reverse=True)
     for tag, token in zip(tags, tokens, strict=False):
@@ -35,6 +44,11 @@ def make_chat_bundle(
         tokenizer["added_tokens"].append(added)
     (folder / "tokenizer.json").write_text(json.dumps(tokenizer), encoding="utf-8")
     (read,) = bundle.read_manifests("chat", folder)
-    files = bundle.hash_files(folder, [*read.files, bundle.CHAT_TEMPLATE])
+    templates = [bundle.CHAT_TEMPLATE]
+    if tool_template is not None:
+        templates.append(bundle.TOOL_TEMPLATE)
+        (folder / bundle.TOOL_TEMPLATE).parent.mkdir()
+        (folder / bundle.TOOL_TEMPLATE).write_text(tool_template, encoding="utf-8")
+    files = bundle.hash_files(folder, [*read.files, *templates])
     bundle.write_manifest(folder, read.model_copy(update={"files": files} | manifest))
     return folder

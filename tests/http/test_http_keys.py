@@ -17,6 +17,7 @@ from maskdial.models.catalog import STARTER_FOLDER
 
 OPEN = ("/", "/docs", "/health", "/health/live", "/health/ready", "/metrics")
 KEYS: dict[str, Any] = {"api_keys": ["key of bob", "key,2"], "admin_key": "root"}
+METRICS_KEY: dict[str, Any] = {"metrics_key": "scraper"}
 
 
 def bearer(key: str) -> dict[str, str]:
@@ -33,7 +34,7 @@ def key_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def server(start_server: Callable[..., Any], key_file: Path) -> Iterator[Any]:
     models = {"sentiment": STARTER_FOLDER / "sentiment"}
-    running = start_server(models=models, api_key_file=key_file, **KEYS)
+    running = start_server(models=models, api_key_file=key_file, **KEYS, **METRICS_KEY)
     yield running
     running.stop()
 
@@ -127,7 +128,7 @@ def test_others_do_not(http: httpx.Client, key: str) -> None:
 def test_requests_are_counted_by_the_names_of_keys(http: httpx.Client) -> None:
     http.post("/classify", json={"inputs": "good"}, headers=bearer("two:2"))
     http.post("/classify", json={"input": "good"}, headers=bearer("key,2"))
-    text = http.get("/metrics").text
+    text = http.get("/metrics", headers=bearer("scraper")).text
     lines = dict(line.rsplit(" ", 1) for line in text.splitlines() if "key_requests_total{" in line)
     name = "maskdial_key_requests_total"
     assert float(lines[f'{name}{{key="alice",outcome="ok"}}']) >= 1
@@ -163,7 +164,7 @@ def test_the_file_is_read_again(server: Any, http: httpx.Client, key_file: Path)
     key_file.write_text("carol:three\n")
     server.server.reload()
     assert [status(key) for key in ("one", "three", "key,2")] == [401, 200, 200]
-    metrics = http.get("/metrics").text
+    metrics = http.get("/metrics", headers=bearer("scraper")).text
     assert 'key="carol"' in metrics
     assert 'key="alice"' not in metrics
     for bad in ("", "carol\n", "carol:\n", "admin:x\n", "a b:x\n", "x:\x01\n"):

@@ -1,11 +1,15 @@
 """`/v1/completions`: the SDK, unmodified, and the answers of `/generate`."""
 
 import json
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import httpx
 import openai
 import pytest
+
+from tests.http.chat_bundles import make_chat_bundle
 
 PROMPT = "Once upon a time there was a little"
 SAMPLING: dict[str, Any] = {"temperature": 0.8, "top_p": 0.95, "seed": 7}
@@ -201,6 +205,116 @@ def test_echo_and_log_probabilities(openai_http: httpx.Client) -> None:
     assert first["choices"][0]["text"].startswith(PROMPT)
     (from_ids,) = complete(openai_http, prompt=ids[1:], echo=True, max_tokens=1)["choices"]
     assert from_ids["text"].startswith(PROMPT)
+
+
+@pytest.mark.parametrize("logprobs", [None, 0, 2])
+def test_an_echo_alone(openai_http: httpx.Client, logprobs: int | None) -> None:
+    """As older clients of lm-eval ask for log-probabilities."""
+    prompts = [PROMPT, "The king slept."]
+    body = {"prompt": prompts, "echo": True, "logprobs": logprobs, "temperature": 0}
+    reply = complete(openai_http, max_tokens=0, **body)
+    longer = complete(openai_http, max_tokens=2, **body)
+    assert [choice["text"] for choice in reply["choices"]] == prompts
+    for choice, other in zip(reply["choices"], longer["choices"], strict=True):
+        assert choice["finish_reason"] == "length"
+        if logprobs is None:
+            assert choice["logprobs"] is None
+            continue
+        for name, values in choice["logprobs"].items():
+            assert values == other["logprobs"][name][:-2]
+    assert reply["usage"]["completion_tokens"] == 0
+    assert reply["usage"]["prompt_tokens"] == longer["usage"]["prompt_tokens"]
+    options = {"stream_options": {"include_usage": True}}
+    if logprobs is None:
+        *events, last = events_of(openai_http, max_tokens=0, **body, **options)
+        told = {event["choices"][0]["index"]: event["choices"][0]["text"] for event in events}
+        assert [told[0], told[1]] == prompts
+        assert len(events) == 2
+        assert last["usage"]["completion_tokens"] == 0
+
+
+def test_seeds_below_zero(openai_http: httpx.Client) -> None:
+    """-1 is a new one each time, as for vLLM and llama.cpp; others are seeds."""
+
+    def texts(seed: int) -> set[str]:
+        body = {"max_tokens": 12, "temperature": 1.5, "seed": seed}
+        return {complete(openai_http, **body)["choices"][0]["text"] for _ in range(3)}
+
+    assert len(texts(-1)) > 1
+    assert len(texts(-2)) == len(texts(-(2**63))) == 1
+    assert texts(-2) != texts(-3)
+
+
+@pytest.mark.parametrize(
+    ("prompt", "offsets"),
+    [
+        ("The king 👍 slept.", [0, 0, 3, 8, 9, 9, 9, 9, 10, 16]),
+        ("Old Zu\u0308rich slept.", [0, 0, 3, 5, 6, 6, 7, 11, 17]),
+    ],
+)
+@pytest.mark.parametrize("as_ids", [False, True])
+def test_offsets_of_an_echoed_prompt(
+    openai_http: httpx.Client, prompt: str, offsets: list[int], as_ids: bool
+) -> None:
+    """Tokens begin at a character of the text, however many bytes it has."""
+    given = ids_of(openai_http, prompt)[1:] if as_ids else prompt
+    body = {"prompt": given, "max_tokens": 3, "temperature": 0, "logprobs": 0}
+    (echoed,) = complete(openai_http, echo=True, **body)["choices"]
+    assert echoed["text"].startswith(prompt)
+    (plain,) = complete(openai_http, **body)["choices"]
+    own = plain["logprobs"]["text_offset"]
+    expected = [*offsets[as_ids:], *(len(prompt) + offset for offset in own)]
+    assert echoed["logprobs"]["text_offset"] == expected
+    for token, offset in zip(echoed["logprobs"]["tokens"], expected, strict=True):
+        whole = "\ufffd" not in token and token != "<|endoftext|>"
+        assert not whole or echoed["text"][offset:].startswith(token)
+
+
+def test_offsets_are_in_the_text_before_normalization(
+    start_server: Callable[..., Any], tmp_path: Path
+) -> None:
+    """Qwen's tokenizers compose characters; the echo is the text that was sent."""
+    folder = make_chat_bundle(tmp_path / "composing", "", normalizer={"type": "NFC"})
+    running = start_server(models={"hybrid": folder})
+    body = {"echo": True, "max_tokens": 1, "temperature": 0, "logprobs": 0}
+    try:
+        with httpx.Client(base_url=running.url, timeout=60) as http:
+            (choice,) = complete(http, prompt="Cafe\u0301 slept.", **body)["choices"]
+    finally:
+        running.stop()
+    tokens, offsets = choice["logprobs"]["tokens"], choice["logprobs"]["text_offset"]
+    assert choice["text"].startswith("Cafe\u0301 slept.")
+    assert "".join(tokens[1:-1]).startswith("Caf\u00e9 slept.")
+    found = dict(zip(tokens, offsets, strict=True))
+    assert (found["\u00e9"], found[" slept"], found["."]) == (3, 5, 11)
+    assert offsets[-1] == 12
+
+
+@pytest.mark.parametrize("echo", [False, True])
+def test_offsets_behind_unfinished_characters(openai_http: httpx.Client, echo: bool) -> None:
+    """A byte that begins a character, and no other follows: each is one U+FFFD of the text."""
+    prompt = "The king slept."
+    lead = ids_of(openai_http, "ñ")[1]
+    body: dict[str, Any] = {"prompt": prompt, "max_tokens": 4, "logprobs": 0, "echo": echo}
+    body |= {"logit_bias": {str(lead): 100}, "temperature": 0}
+    (choice,) = complete(openai_http, **body)["choices"]
+    start = len(prompt) if echo else 0
+    assert choice["text"][start:] == "\ufffd" * 4
+    assert choice["logprobs"]["text_offset"][-4:] == [start, start + 1, start + 2, start + 3]
+    if not echo:
+        events = events_of(openai_http, **body)
+        offsets = [each["choices"][0]["logprobs"]["text_offset"] for each in events]
+        assert offsets == [[0], [1], [2], [3]]
+
+
+def test_offsets_of_tokens_that_wait_for_a_stop_text(openai_http: httpx.Client) -> None:
+    """The beginning of a stop text is held back until it is known to be none."""
+    body: dict[str, Any] = {"max_tokens": 8, "logprobs": 0, "temperature": 0}
+    (plain,) = complete(openai_http, **body)["choices"]
+    tokens = plain["logprobs"]["tokens"]
+    stops = [each + "zzz" for each in tokens[1:5]]
+    (choice,) = complete(openai_http, stop=stops, **body)["choices"]
+    assert choice == plain
 
 
 @pytest.mark.parametrize("bias", [{}, {"0": 100.0}], ids=["a word follows", "the text ends"])

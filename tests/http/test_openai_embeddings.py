@@ -2,6 +2,7 @@
 
 import base64
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -39,9 +40,8 @@ def save_checkpoint(model: transformers.PreTrainedModel, folder: Path) -> Path:
 
 
 @pytest.fixture(scope="module")
-def url(
-    start_server: Callable[..., Any], tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[str]:
+def served(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """The bundles of a model that embeds and one that ranks."""
     folder = tmp_path_factory.mktemp("tiny")
     torch.set_num_threads(1)
     torch.manual_seed(0)
@@ -69,6 +69,11 @@ def url(
     text.write_text(" ".join(WORDS[5:]))
     for source, bundle in zip((embedder, ranker), served.values(), strict=True):
         export(str(source), bundle, gate=Gate(text=text))
+    return served
+
+
+@pytest.fixture(scope="module")
+def url(start_server: Callable[..., Any], served: dict[str, Path]) -> Iterator[str]:
     server = start_server(models=served, max_batch_inputs=8)
     yield server.url
     server.stop()
@@ -130,6 +135,42 @@ def test_the_sdk_gets_what_embed_gives(url: str, http: httpx.Client) -> None:
     )
 
 
+def test_thousands_of_inputs_are_queued_some_at_a_time(http: httpx.Client) -> None:
+    """In order, and never more than the eight that one request may queue."""
+    texts = [TEXTS[index % 3] + " y" * (index % 7) for index in range(1000)]
+    distinct = {text: native(http, text)[0] for text in set(texts)}
+    body = {"model": "embedder", "input": texts}
+    reply = http.post("/v1/embeddings", json=body)
+    assert reply.status_code == 200, reply.text
+    assert vectors_of(reply.json()) == [distinct[text] for text in texts]
+    num_tokens = sum(len(text.split()) + 2 for text in texts)
+    assert reply.json()["usage"]["prompt_tokens"] == num_tokens
+    assert reply.headers["x-compute-tokens"] == str(num_tokens)
+    assert http.post("/embed", json={"model": "embedder", "inputs": texts[:9]}).status_code == 422
+    whole = embed(http, input=["a"] * 2048, encoding_format="base64")
+    assert len({each["embedding"] for each in whole["data"]}) == 1
+
+
+def test_a_long_request_leaves_others_room_in_the_queue(
+    start_server: Callable[..., Any], served: dict[str, Path]
+) -> None:
+    """It queues eight texts at a time, though it has more than the queue holds."""
+    server = start_server(models=served, max_batch_inputs=8, max_queue=9)
+    body = {"model": "embedder", "input": ["a b c"] * 2000}
+    try:
+        with (
+            ThreadPoolExecutor(1) as pool,
+            httpx.Client(base_url=server.url, timeout=60) as http,
+        ):
+            long = pool.submit(httpx.post, f"{server.url}/v1/embeddings", json=body, timeout=60)
+            embed(http, input="x")
+            while not long.done():
+                embed(http, input="x")
+            assert long.result().status_code == 200
+    finally:
+        server.stop()
+
+
 def test_base64_is_little_endian_float32(http: httpx.Client) -> None:
     (encoded,) = vectors_of(embed(http, input=TEXTS[0], encoding_format="base64"))
     assert isinstance(encoded, str)
@@ -174,7 +215,9 @@ def test_long_inputs_are_cut_only_when_asked(http: httpx.Client) -> None:
         ({"input": ["a", LONG]}, "input[1]", "the text has 102 tokens"),
         ({"input": [[5], [100_264, 5]]}, "input[1]", "check_embedding_ctx_length=False"),
         ({"input": [9906, 1917]}, "input", "check_embedding_ctx_length=False"),
-        ({"input": ["a"] * 9}, "input", "at most 8"),
+        ({"input": ["a"] * 2049}, "input", "2049 texts; one request may carry at most 2048"),
+        ({"input": [*["a"] * 20, LONG]}, "input[20]", "the text has 102 tokens"),
+        ({"input": [[5]] * 17 + [[]]}, "input[17]", "no tokens"),
         ({"input": "a", "dimensions": 33}, "dimensions", "between 1 and 32"),
         ({"input": "a", "dimensions": 0}, "dimensions", "at least 1"),
         ({"input": "a", "encoding_format": "hex"}, "encoding_format", "'base64'"),

@@ -1,9 +1,13 @@
 """vLLM's `/tokenize`, `/detokenize` and `/tokenizer_info`, beside text-embeddings-inference's."""
 
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
+
+from tests.http.chat_bundles import make_chat_bundle
 
 TEXT = "Once upon a time"
 MESSAGES = [{"role": "user", "content": "Tell me of a king."}]
@@ -49,12 +53,72 @@ def test_conversations(openai_http: httpx.Client) -> None:
 
 
 @pytest.mark.parametrize(
+    ("changes", "text"),
+    [
+        ({}, "user: Tell me of a king.\nassistant: The old king\nassistant:"),
+        (
+            {"add_generation_prompt": False},
+            "user: Tell me of a king.\nassistant: The old king\n",
+        ),
+        (
+            {"add_generation_prompt": False, "continue_final_message": True},
+            "user: Tell me of a king.\nassistant: The old king",
+        ),
+        ({"continue_final_message": True}, "user: Tell me of a king.\nassistant: The old king"),
+    ],
+)
+def test_a_conversation_may_end_open_or_go_on(
+    openai_http: httpx.Client, changes: dict[str, bool], text: str
+) -> None:
+    """A reply goes on with the very prompt that `/tokenize` shows."""
+    messages = [*MESSAGES, {"role": "assistant", "content": "The old king"}]
+    shown = post(openai_http, "/tokenize", messages=messages, **changes)["tokens"]
+    prompt = post(openai_http, "/detokenize", tokens=shown)["prompt"]
+    assert prompt == "<|endoftext|>" + text
+    greedy = {"temperature": 0, "max_tokens": 8}
+    reply = post(openai_http, "/v1/chat/completions", messages=messages, **changes, **greedy)
+    expected = post(openai_http, "/v1/completions", prompt=shown, **greedy)
+    assert reply["choices"][0]["message"]["content"] == expected["choices"][0]["text"]
+    assert reply["usage"]["prompt_tokens"] == len(shown)
+
+
+def test_a_template_for_tools_renders_conversations_with_tools(
+    start_server: Callable[..., Any], tmp_path: Path
+) -> None:
+    default = "{{ messages[-1].content }}|"
+    used = "{{ tools[0].function.name }}: " + default
+    folder = make_chat_bundle(tmp_path / "named", default, tool_template=used)
+    tools = [{"type": "function", "function": {"name": "weather", "parameters": {}}}]
+    running = start_server(models={"chat": folder})
+    try:
+        with httpx.Client(base_url=running.url, timeout=60) as http:
+            for given, text in ((None, "Go.|"), ([], "Go.|"), (tools, "weather: Go.|")):
+                messages = [{"role": "user", "content": "Go."}]
+                choice = "required" if given else None
+                body: dict[str, Any] = {"messages": messages, "tools": given}
+                body["tool_choice"] = choice
+                reply = post(http, "/v1/chat/completions", **body, max_tokens=1)
+                expected = post(http, "/tokenize", prompt=text, add_special_tokens=False)
+                assert reply["usage"]["prompt_tokens"] == expected["count"]
+            body["tool_choice"] = "none"  # then the prompt does not mention them
+            reply = post(http, "/v1/chat/completions", **body, max_tokens=1)
+            assert reply["usage"]["prompt_tokens"] < expected["count"]
+    finally:
+        running.stop()
+
+
+@pytest.mark.parametrize(
     ("path", "body", "words"),
     [
         ("/tokenize", {"prompt": 5}, "prompt: "),
         ("/tokenize", {"prompt": "a", "messages": MESSAGES}, "messages: give either"),
         ("/tokenize", {"prompt": "a", "inputs": "b"}, "inputs: unknown field"),
         ("/tokenize", {"messages": MESSAGES, "add_generation_prompt": 3}, "add_generation_prompt"),
+        (
+            "/tokenize",
+            {"messages": MESSAGES, "add_generation_prompt": True, "continue_final_message": True},
+            "add_generation_prompt: a prompt cannot",
+        ),
         ("/tokenize", {"messages": MESSAGES, "tools": [{}]}, "tools[0]"),
         ("/tokenize", {"prompt": None}, "prompt: this field is required"),
         ("/tokenize", {"messages": MESSAGES, "model": "hybrid"}, "messages: model 'hybrid'"),

@@ -320,6 +320,34 @@ def test_reasoning_is_told_from_the_answer(client: openai.OpenAI, url: str) -> N
     assert cut["usage"]["completion_tokens_details"]["reasoning_tokens"] == 12
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_stop_text_in_reasoning_ends_nothing(url: str, stream: bool) -> None:
+    body: dict[str, Any] = BODY | {"model": "special", "seed": 3, "max_tokens": 60}
+    body["logit_bias"] = {str(CLOSE_TAG): 9, str(CALL_TAG): -100, "0": -100}
+    message = post(url, **body)["choices"][0]["message"]
+    reasoning, content = message["reasoning"], message["content"]
+    word = reasoning.split()[-1]  # of both, so that it ends the reply where it is content
+    assert word in content
+    stops = [reasoning[:3], reasoning.split()[-1] + "</think>", word]
+    stops = [stop for stop in stops if stop == word or stop not in content]
+    assert len(stops) == 3
+    body |= {"stop": stops, "stream": stream}
+    if not stream:
+        (choice,) = post(url, **body)["choices"]
+        told = choice["message"]
+    else:
+        told = {"reasoning": "", "content": ""}
+        with httpx.stream("POST", f"{url}/chat/completions", json=body, timeout=60) as reply:
+            lines = [line.removeprefix("data: ") for line in reply.iter_lines() if line]
+        for line in lines[:-1]:
+            (choice,) = json.loads(line)["choices"]
+            for name in told:
+                told[name] += choice["delta"].get(name) or ""
+    assert choice["finish_reason"] == "stop"
+    assert told["reasoning"] == reasoning
+    assert told["content"] == content[: content.index(word)]
+
+
 def mirrored(url: str, **body: Any) -> tuple[list[Any], str]:
     """The messages that a template is given, and what it sees of the other variables."""
     error = refusal(url, **{"model": "mirror"} | body)
@@ -509,12 +537,12 @@ def test_a_recursive_schema(url: str) -> None:
                 jsonschema.validate(json.loads(call["function"]["arguments"]), tree)
 
 
-@pytest.mark.parametrize("arguments", ["", "[1]", "{", "nonsense", '{"a": "\\ud800"}'])
+@pytest.mark.parametrize("arguments", ["", " ", "\n", "[1]", "{", "nonsense", '{"a": "\\ud800"}'])
 def test_arguments_of_past_calls_are_objects(url: str, arguments: str) -> None:
     function = {"name": "f", "arguments": arguments}
     call = {"id": "call_1", "type": "function", "function": function}
     body = {"messages": [{"role": "assistant", "tool_calls": [call]}]}
-    if not arguments:  # as some clients write a call without arguments
+    if not arguments.strip():  # as some clients write a call without arguments
         post(url, model="hermes", **body, max_tokens=1)
         return
     error = refusal(url, **body)

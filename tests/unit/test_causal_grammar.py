@@ -588,6 +588,25 @@ def test_a_grammar_is_checked_once(
         assert len(checker.checked) == num_checked
 
 
+def test_a_grammar_is_checked_once_for_each_key(
+    held: GrammarCompiler, checker: HeldChecker
+) -> None:
+    """So how fast it is compiled tells no key what another one has sent; addresses are no keys."""
+    checker.release.set()
+    for usage, num_checked in (
+        (Usage("alice", "alice"), 1),
+        (Usage("alice", "alice"), 1),
+        (Usage("bob", "bob"), 2),
+        (Usage("192.0.2.1"), 3),
+        (Usage("192.0.2.2"), 3),
+        (Usage("bob", "bob"), 3),
+    ):
+        token = usage_of_request.set(usage)
+        compiled(held, "regex", "the number of an account")
+        usage_of_request.reset(token)
+        assert len(checker.checked) == num_checked
+
+
 def test_clients_take_turns(held: GrammarCompiler, checker: HeldChecker) -> None:
     def submit(client: str, pattern: str) -> None:
         token = usage_of_request.set(Usage(client))

@@ -11,8 +11,11 @@ from maskdial.causal.prefix_cache import PrefixCache
 BLOCK_BYTES = 8
 
 
-def new_cache(max_blocks: int = 100, block_tokens: int = 2, model: str = "m") -> PrefixCache:
-    return PrefixCache(model=model, block_tokens=block_tokens, max_bytes=max_blocks * BLOCK_BYTES)
+def new_cache(
+    max_blocks: int = 100, block_tokens: int = 2, model: str = "m", *, shared: bool = False
+) -> PrefixCache:
+    max_bytes = max_blocks * BLOCK_BYTES
+    return PrefixCache(model=model, block_tokens=block_tokens, max_bytes=max_bytes, shared=shared)
 
 
 def new_block(value: int = 0) -> NDArray[np.int64]:
@@ -74,6 +77,20 @@ def test_models_and_salts_share_nothing(one: tuple[str, str], other: tuple[str, 
     )
     assert len(ours) == len(theirs) == 5
     assert not set(ours) & set(theirs)
+
+
+@pytest.mark.parametrize("one", ["alice", "ali", ""])
+def test_owners_share_nothing_unless_the_cache_is_shared(one: str) -> None:
+    """Whatever salts they choose."""
+    tokens = np.arange(10, dtype=np.int64)
+    for shared in (False, True):
+        cache = new_cache(shared=shared)
+        ours = {
+            salt: set(cache.keys(tokens, salt, one)) for salt in ("", "bob", "cebob", "alicebob")
+        }
+        theirs = set(cache.keys(tokens, "", "bob"))
+        assert bool(theirs & ours[""]) == shared
+        assert not theirs & (ours["bob"] | ours["cebob"] | ours["alicebob"])
 
 
 def test_another_salt_finds_nothing() -> None:

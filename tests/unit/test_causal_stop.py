@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from maskdial.causal.sampling.params import SamplingParams
 from maskdial.causal.sequence import Sequence
-from maskdial.causal.stop import StopMatcher
+from maskdial.causal.stop import Reasoning, ReasoningGate, StopMatcher
 from maskdial.models.bundle import SpecialTokens
 from maskdial.models.tokenizer import Tokenizer
 
@@ -138,3 +138,107 @@ def test_a_token_that_is_spelled_out_keeps_its_place(
         if events[-1].finish is not None:
             break
     assert [event.text for event in events] == texts
+
+
+@pytest.mark.parametrize(
+    ("text", "opened", "reasoning"),
+    [
+        ("<t>ab</t>ab", False, "<t>ab</t>"),
+        (" \n<t>ab</t></t>", False, " \n<t>ab</t>"),
+        ("ab</t>ab", True, "ab</t>"),
+        ("<t>ab</t>ab", True, "<t>ab</t>"),
+        ("</t>ab", True, "</t>"),
+        ("ab<t>ab</t>", False, ""),
+        ("<ab>", False, ""),
+        ("<", False, ""),
+        ("  ", False, ""),
+        ("<t>ab</", False, "<t>ab</"),
+        ("ab", True, "ab"),
+        ("<t></<</t>a", False, "<t></<</t>"),
+        ("", True, ""),
+    ],
+)
+def test_reasoning_is_divided_from_the_rest_however_it_is_cut(
+    text: str, opened: bool, reasoning: str
+) -> None:
+    for cut in range(len(text) + 1):
+        for size in (1, 2, 3, 50):
+            gate = ReasoningGate(Reasoning("<t>", "</t>", opened))
+            rest = [text[i : i + size] for i in range(cut, len(text), size)]
+            divided = [gate.push(piece) for piece in (text[:cut], *rest)]
+            assert "".join(each for each, _ in divided) == reasoning
+            content = "".join(each for _, each in divided) + gate.flush()
+            assert content == text[len(reasoning) :]
+
+
+def sequence_text(tokenizer: Tokenizer, text: str, params: SamplingParams) -> tuple[str, str]:
+    """What a sequence makes of a text that is generated letter by letter, and how it ends."""
+    sequence = Sequence([0], params)
+    told = ""
+    for token_id in tokenizer.encode(text, add_special_tokens=False).ids:
+        event = sequence.accept(
+            token_id, 0.0, detokenizer=tokenizer, eos_token_ids=frozenset({2}), max_length=100
+        )
+        told += event.text
+        if event.finish is not None:
+            assert event.finish.generated_text == told
+            return told, event.finish.reason
+    raise AssertionError("it goes on")
+
+
+@pytest.mark.parametrize(
+    ("text", "opened", "told", "reason"),
+    [
+        ("<t>stop</t>so it stops here", False, "<t>stop</t>so it ", "stop_sequence"),
+        ("stop</t>so it stops here", True, "stop</t>so it ", "stop_sequence"),
+        # Neither begins in the reasoning.
+        ("<t>st</t>op it stops here", False, "<t>st</t>op it ", "stop_sequence"),
+        ("no<t>stop</t>", False, "no<t>", "stop_sequence"),
+        ("<t>stop, stop, st", False, "<t>stop, stop, st", "length"),
+        ("stops at once", False, "", "stop_sequence"),
+        ("<stop", False, "<", "stop_sequence"),
+    ],
+)
+def test_no_stop_string_is_looked_for_in_reasoning(
+    byte_tokenizer: Callable[[], tokenizers.Tokenizer],
+    text: str,
+    opened: bool,
+    told: str,
+    reason: str,
+) -> None:
+    tokenizer = Tokenizer(byte_tokenizer(), SpecialTokens())
+    params = SamplingParams(
+        max_new_tokens=len(text),
+        stop=("stop",),
+        include_stop=False,
+        reasoning=Reasoning("<t>", "</t>", opened),
+    )
+    assert sequence_text(tokenizer, text, params) == (told, reason)
+
+
+@pytest.mark.parametrize(
+    ("stop", "minimum", "told", "reason"),
+    [
+        ("b", 0, "a", "stop_sequence"),
+        ("b", 2, "a", "stop_sequence"),  # the last token that must be there completes it
+        ("b", 3, "abca", "stop_sequence"),
+        ("b", 5, "abca", "stop_sequence"),
+        ("b", 6, "abcab", "stop_sequence"),
+        ("b", 7, "abcabbc", "length"),
+        ("bc", 2, "a", "stop_sequence"),
+        ("bc", 3, "abcab", "stop_sequence"),  # the first one begins too early
+        ("bc", 7, "abcabbc", "length"),
+    ],
+)
+def test_a_stop_string_counts_from_the_last_obligatory_token_on(
+    byte_tokenizer: Callable[[], tokenizers.Tokenizer],
+    stop: str,
+    minimum: int,
+    told: str,
+    reason: str,
+) -> None:
+    tokenizer = Tokenizer(byte_tokenizer(), SpecialTokens())
+    params = SamplingParams(
+        max_new_tokens=7, min_new_tokens=minimum, stop=(stop,), include_stop=False
+    )
+    assert sequence_text(tokenizer, "abcabbc", params) == (told, reason)

@@ -23,7 +23,7 @@ CHAT = [USER, {"role": "assistant", "content": "Yes?"}, {"role": "user", "conten
 
 
 def render(source: str, messages: list[dict[str, str]] | None = None) -> str:
-    template = ChatTemplate(source, name="m", bos_token="<s>")
+    template = ChatTemplate(source, name="m", tokens={"bos_token": "<s>"})
     return template.render([USER] if messages is None else messages)
 
 
@@ -36,7 +36,9 @@ def bundle_with(folder: Path, content: bytes | None) -> ChatTemplate:
         (path / CHAT_TEMPLATE).write_bytes(content)
         hashes = hash_files(path, [*manifest.files, CHAT_TEMPLATE])
         write_manifest(path, manifest.model_copy(update={"files": hashes}))
-    return ChatTemplate.from_bundle(load_bundle("mine", path), bos_token="<s>", eos_token="</s>")
+    return ChatTemplate.from_bundle(
+        load_bundle("mine", path), tokens={"bos_token": "<s>", "eos_token": "</s>"}
+    )
 
 
 @pytest.mark.parametrize(

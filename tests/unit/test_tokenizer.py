@@ -269,6 +269,17 @@ def test_every_id_can_be_decoded(name: str) -> None:
     assert tokenizer.decode([]) == tokenizer.decode(sorted(tokenizer.special_ids)) == ""
 
 
+def test_ids_beyond_the_vocabulary_and_gaps_within_are_no_tokens() -> None:
+    backend = tokenizers.Tokenizer(models.WordLevel({"a": 0, "b": 1, "c": 5}, unk_token="a"))
+    backend.add_tokens(["d"])
+    tokenizer = Tokenizer(backend, SpecialTokens())
+    added = backend.token_to_id("d")
+    assert tokenizer.ids_without_token(9) == set(range(9)) - {0, 1, 5, added}
+    assert not tokenizer.ids_without_token(2)
+    starter = TOKENIZERS["starter"]
+    assert not starter.ids_without_token(starter.vocab_size)
+
+
 def test_token_bytes_are_exact() -> None:
     tokenizer = TOKENIZERS["sentence-piece"]
     the, cat = tokenizer.encode("the cat").ids

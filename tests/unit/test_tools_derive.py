@@ -28,7 +28,7 @@ HERMES_CALL = '<tool_call>\n{"name": "$NAME", "arguments": $ARGUMENTS}\n</tool_c
 
 def template(name: str) -> ChatTemplate:
     source = (TEMPLATES / f"{name}.jinja").read_text(encoding="utf-8")
-    return ChatTemplate(source, name=name, bos_token="<s>", eos_token="</s>")
+    return ChatTemplate(source, name=name, tokens={"bos_token": "<s>", "eos_token": "</s>"})
 
 
 def derive(name: str) -> ToolFormat:
@@ -301,7 +301,7 @@ def test_tools_and_variables_reach_the_template() -> None:
 
 @pytest.mark.parametrize("name", ["messages", "tools", "bos_token", "add_generation_prompt"])
 def test_variables_do_not_replace_the_servers_own(name: str) -> None:
-    chat = ChatTemplate("{{ tools }}", name="m", bos_token="<s>")
+    chat = ChatTemplate("{{ tools }}", name="m", tokens={"bos_token": "<s>"})
     with pytest.raises(ValidationError, match=f"variable '{name}' itself") as caught:
         chat.render([USER], variables={name: 1})
     assert caught.value.field == "chat_template_kwargs"

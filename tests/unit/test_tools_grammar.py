@@ -100,7 +100,7 @@ TOKENIZER = LLTokenizer(TokenizerWrapper(ByteTokenizer()))
 
 def template(name: str) -> ChatTemplate:
     source = (TEMPLATES / f"{name}.jinja").read_text(encoding="utf-8")
-    return ChatTemplate(source, name=name, bos_token="<s>", eos_token="</s>")
+    return ChatTemplate(source, name=name, tokens={"bos_token": "<s>", "eos_token": "</s>"})
 
 
 def derive(name: str) -> ToolFormat:

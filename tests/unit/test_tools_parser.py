@@ -41,7 +41,7 @@ Reply = tuple[str, str, list[tuple[str, Any]], bool]
 
 def derive(name: str) -> ToolFormat:
     source = (TEMPLATES / f"{name}.jinja").read_text(encoding="utf-8")
-    template = ChatTemplate(source, name=name, bos_token="<s>", eos_token="</s>")
+    template = ChatTemplate(source, name=name, tokens={"bos_token": "<s>", "eos_token": "</s>"})
     found = derive_format(template, end_tokens=["</s>", "<start_function_response>"])
     assert found is not None
     return found

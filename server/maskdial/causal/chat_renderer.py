@@ -36,20 +36,22 @@ _MAX_MESSAGE = 300
 
 
 def prepare(setup: Mapping[str, Any]) -> Callable[[Mapping[str, Any]], Mapping[str, str]]:
-    """What renders a template.
+    """What renders the templates of a model.
 
     Args:
-        setup: ``source``, the template.
+        setup: ``sources``, the templates by name.
 
     Returns:
-        Makes of variables the ``text``, or the ``error`` in one line; of None an ``error`` if the
-        template is not valid. Compiles it with the first question, when the limits are in force.
+        Makes of ``variables`` and the name of a ``template`` the ``text``, or the ``error`` in one
+        line; where the variables are None, an ``error`` if the template is not valid. Compiles each
+        with its first question, when the limits are in force.
     """
     compile_once = functools.cache(_compile)
 
-    def answer(variables: Mapping[str, Any] | None) -> Mapping[str, str]:
+    def answer(question: Mapping[str, Any]) -> Mapping[str, str]:
+        variables = question["variables"]
         try:
-            template = compile_once(setup["source"])
+            template = compile_once(setup["sources"][question["template"]])
             if variables is None:
                 return {}
             text = "".join(_bounded(template.generate({**variables, _STEPS: _Steps()})))

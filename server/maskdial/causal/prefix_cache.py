@@ -2,7 +2,8 @@
 
 A prompt is split into blocks of tokens. The keys and values of a block depend on all tokens before
 it, so its digest covers its own tokens and the digest of the block before it. That of the first
-block covers the model and a salt.
+block covers the model, the name of the request's key and its salt: how fast a prompt is read, and
+how much of it was cached, would tell others whether they guessed one that was read before.
 """
 
 import struct
@@ -35,20 +36,24 @@ class PrefixCache:
         model: whose keys and values these are; it is part of every key.
         block_tokens: tokens per block.
         max_bytes: most bytes of blocks. With 0 the cache stays empty.
+        shared: whether prompts of different keys share blocks.
     """
 
-    def __init__(self, *, model: str, block_tokens: int, max_bytes: int) -> None:
+    def __init__(
+        self, *, model: str, block_tokens: int, max_bytes: int, shared: bool = False
+    ) -> None:
         self.block_tokens = block_tokens
         self.num_bytes = 0
         """Bytes of the blocks in the cache."""
         self._model = model
         self._max_bytes = max_bytes
+        self._shared = shared
         self._blocks: OrderedDict[bytes, _Block] = OrderedDict()  # by digest, oldest use first
 
     def __contains__(self, key: bytes) -> bool:
         return _digest(key) in self._blocks
 
-    def keys(self, token_ids: NDArray[np.int64], salt: str) -> tuple[bytes, ...]:
+    def keys(self, token_ids: NDArray[np.int64], salt: str, owner: str = "") -> tuple[bytes, ...]:
         """The keys of a prompt's whole blocks, in order; a partial last block has none.
 
         A key is the digest of the block before it, if there is one, followed by its own.
@@ -56,9 +61,11 @@ class PrefixCache:
         Args:
             token_ids: int64 (num_tokens,).
             salt: only prompts of the same salt share blocks.
+            owner: so do only those of the same owner, unless the cache is shared.
         """
+        roots = (self._model, "" if self._shared else owner, salt)
         # JSON strings may contain a lone surrogate; no client's salt may fail here.
-        names = [name.encode("utf-8", "surrogatepass") for name in (self._model, salt)]
+        names = [name.encode("utf-8", "surrogatepass") for name in roots]
         root = b"".join(struct.pack("<Q", len(name)) + name for name in names)
         # With `person`, no salt can be chosen that has the digest of a block.
         digest = blake2b(root, digest_size=_DIGEST_BYTES, person=b"prefix root").digest()

@@ -347,7 +347,9 @@ class Scheduler:
         if self._prefix_cache is None:
             return ()
         if not sequence.block_keys:
-            keys = self._prefix_cache.keys(sequence.prompt_ids, sequence.cache_salt)
+            keys = self._prefix_cache.keys(
+                sequence.prompt_ids, sequence.cache_salt, sequence.usage.key
+            )
             sequence.find_blocks(keys)
         if sequence.params.prompt_logprobs:
             return ()

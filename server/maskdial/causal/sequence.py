@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from maskdial.causal.events import Finish, FinishReason, PromptLogprob, TokenEvent
 from maskdial.causal.prompt_lookup import PromptLookup
 from maskdial.causal.sampling.params import SamplingParams
-from maskdial.causal.stop import StopMatcher
+from maskdial.causal.stop import ReasoningGate, StopMatcher
 from maskdial.fairness import Usage
 from maskdial.trace import Timeline
 
@@ -115,7 +115,8 @@ class Sequence:
         params: how to generate.
         source_ids: the source text's token ids, for an encoder-decoder model.
         priority: lower starts earlier.
-        cache_salt: sequences share prefixes in the cache with those of the same salt only.
+        cache_salt: sequences share prefixes in the cache with those of the same salt only, and of
+            the same key (see `maskdial.causal.prefix_cache`).
         grammar: what the text has to match.
         shared_prompt: the same object for sequences with the same prompt.
     """
@@ -171,6 +172,7 @@ class Sequence:
         self._lookup = PromptLookup()
         self._decoder: Decoder | None = None
         self._spellings = dict(params.spelled_tokens)
+        self._gate = ReasoningGate(params.reasoning)
         self._stops = StopMatcher(params.stop, include=params.include_stop)
         self._texts: list[str] = []
 
@@ -422,14 +424,16 @@ class Sequence:
             text = self._decoder.flush() + self._spellings[token_id]
         else:
             text = self._decoder.push(token_id)
+        reasoning, text = self._gate.push(text)
         if self.num_generated < self.params.min_new_tokens:
-            return text  # no stop string begins before the text may end
-        return self._stops.push(text)
+            return reasoning + text  # no stop string begins before the text may end
+        return reasoning + self._stops.push(text)
 
     def _flush(self) -> str:
         if self._decoder is None or self._stops.matched:
             return ""
-        return self._stops.push(self._decoder.flush()) + self._stops.flush()
+        reasoning, text = self._gate.push(self._decoder.flush())
+        return reasoning + self._stops.push(text + self._gate.flush()) + self._stops.flush()
 
     def _finish(self, reason: FinishReason, now: float) -> Finish:
         self.finish_reason = reason

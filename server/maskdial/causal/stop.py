@@ -1,6 +1,7 @@
-"""StopMatcher: stop strings in text that arrives in pieces."""
+"""StopMatcher: stop strings in text that arrives in pieces; and the reasoning that has none."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 
 class StopMatcher:
@@ -57,6 +58,64 @@ class StopMatcher:
     def flush(self) -> str:
         """The text that is still held back, for the end of the text."""
         return "" if self.matched else self._held
+
+
+@dataclass(frozen=True, slots=True)
+class Reasoning:
+    """The marks around the reasoning that a text may begin with.
+
+    ``opened``: the text begins within it.
+    """
+
+    begin: str
+    end: str
+    opened: bool
+
+
+class ReasoningGate:
+    """Divides text that arrives in pieces into its reasoning and what follows.
+
+    Args:
+        reasoning: None for texts without any.
+    """
+
+    def __init__(self, reasoning: Reasoning | None) -> None:
+        self._reasoning = reasoning
+        self._opened = reasoning is not None and reasoning.opened
+        self._text = ""
+        """What may become a mark: the text before it is decided, or the reasoning's end."""
+
+    def push(self, text: str) -> tuple[str, str]:
+        """Takes the next piece; returns what is reasoning, its marks included, and what is not.
+
+        The beginning of a text is held back while it may become the mark.
+        """
+        if self._reasoning is None:
+            return "", text
+        begin, end = self._reasoning.begin, self._reasoning.end
+        self._text += text
+        if not self._opened:
+            start = self._text.lstrip()
+            if len(start) < len(begin) and begin.startswith(start):
+                return "", ""
+            if not start.startswith(begin):
+                return "", self._leave()
+            self._opened, text = True, self._text
+            self._text = self._text[-len(start) :].removeprefix(begin)
+        before, found, rest = self._text.partition(end)
+        if found:
+            self._leave()
+            return text.removesuffix(rest), rest
+        self._text = before[-len(end) :]
+        return text, ""
+
+    def flush(self) -> str:
+        """The text that is still held back, for the end of the text."""
+        return "" if self._reasoning is None or self._opened else self._leave()
+
+    def _leave(self) -> str:
+        held, self._text, self._reasoning = self._text, "", None
+        return held
 
 
 class _Candidate:

@@ -18,7 +18,7 @@ from maskdial.causal.tools import (
 from maskdial.dialects.openai_errors import openai_route
 from maskdial.dialects.openai_generation import FINISH_REASONS, answer
 from maskdial.dialects.openai_logprobs import chat_logprobs
-from maskdial.dialects.openai_messages import Message
+from maskdial.dialects.openai_messages import Message, check_opening
 from maskdial.dialects.openai_replies import ChatReply
 from maskdial.dialects.openai_sampling import GenerationBody
 from maskdial.dialects.openai_schema import Unsupported
@@ -43,9 +43,7 @@ class ChatBody(GenerationBody):
     habits = (GenerationBody.habits - {"parallel_tool_calls"}) | {"verbosity"}
     neutral = {  # noqa: RUF012
         **GenerationBody.neutral,
-        "add_generation_prompt": (True,),
         "add_special_tokens": (False,),
-        "continue_final_message": (False,),
         "echo": (False,),
         "function_call": ("none", "auto"),
         "functions": ([],),
@@ -79,6 +77,15 @@ class ChatBody(GenerationBody):
     chat_template_kwargs: Annotated[dict[str, Any], Size(0, 64, "variables")] | None = Field(
         None, description="Extension: further variables of the chat template."
     )
+    add_generation_prompt: bool | None = Field(
+        None,
+        description="Extension: open the assistant's next turn after the messages. Default: true, "
+        "unless continue_final_message is.",
+    )
+    continue_final_message: bool | None = Field(
+        None,
+        description="Extension: go on with the content of the final message. Default: false.",
+    )
     functions: Annotated[Any, Unsupported(_USE_TOOLS)] = None
     function_call: Annotated[Any, Unsupported(_USE_TOOLS)] = None
 
@@ -90,6 +97,7 @@ class ChatBody(GenerationBody):
             self.max_tokens != self.max_completion_tokens
         ):
             raise FieldError("max_tokens", "also given as max_completion_tokens; leave it out")
+        check_opening(self.add_generation_prompt, self.continue_final_message)
         return self
 
     @property
@@ -133,6 +141,8 @@ class ChatBody(GenerationBody):
             parallel_tool_calls=given(self.parallel_tool_calls, True),
             reasoning_effort=self.reasoning_effort,
             template_variables=self.chat_template_kwargs or {},
+            add_generation_prompt=given(self.add_generation_prompt, True),
+            continue_final_message=bool(self.continue_final_message),
         )
 
     def request(self, model: CausalModel) -> GenerationRequest:

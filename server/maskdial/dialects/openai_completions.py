@@ -1,6 +1,7 @@
 """`POST /v1/completions`: prompts to continue, as texts or as token ids."""
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 from itertools import chain
 from typing import Annotated, Any, Self
 
@@ -24,6 +25,7 @@ from maskdial.dialects.openai_schema import (
 )
 from maskdial.dialects.schema import FieldError, Range, example, read_body
 from maskdial.models.served import CausalModel
+from maskdial.models.token_offsets import OffsetCounter, spelled_offsets
 from maskdial.models.tokenizer import Tokenizer, TokenSpeller
 from maskdial.requests.generation import Completion, Generation, Text
 from maskdial.requests.generation_request import GenerationRequest
@@ -43,8 +45,9 @@ class CompletionsBody(GenerationBody):
         description="A text, a list of texts, a list of token ids, or a list of such lists. Token "
         "ids are used unchanged."
     )
-    max_tokens: Annotated[int, Range(1)] | None = Field(
-        None, description="Maximum number of tokens to generate. Default: 16."
+    max_tokens: Annotated[int, Range(0)] | None = Field(
+        None,
+        description="Maximum number of tokens to generate; 0 is for an echo alone. Default: 16.",
     )
     echo: bool | None = Field(None, description="Prepend the prompt. Default: false.")
     logprobs: Annotated[int, Range(0, 5)] | None = Field(
@@ -57,6 +60,13 @@ class CompletionsBody(GenerationBody):
 
     @model_validator(mode="after")
     def _check_combinations(self) -> Self:
+        if self.max_tokens == 0:
+            if not self.echo:
+                raise FieldError("max_tokens", "must be at least 1, not 0, unless echo is true")
+            if self.min_tokens:
+                raise FieldError(
+                    "min_tokens", "there are none with a max_tokens of 0; leave it out"
+                )
         if self.best_of is not None and self.best_of < (self.n or 1):
             raise FieldError("best_of", f"must be at least n ({self.n or 1}), not {self.best_of}")
         if self.stream and (self.best_of or 1) > (self.n or 1):
@@ -77,6 +87,10 @@ class CompletionsBody(GenerationBody):
     def num_top(self) -> int:
         return self.logprobs or 0
 
+    @property
+    def echoes_only(self) -> bool:
+        return self.max_tokens == 0
+
     def request(self, model: CausalModel) -> GenerationRequest:
         return GenerationRequest(
             inputs_of(self.prompt),
@@ -85,7 +99,10 @@ class CompletionsBody(GenerationBody):
                 top_n_tokens=self.num_top,
                 prompt_logprobs=bool(self.echo) and self.describes_tokens,
             ),
-            max_new_tokens=self.max_tokens
+            # An echo alone takes one token as well, which is dropped: it costs no further pass.
+            max_new_tokens=1
+            if self.echoes_only
+            else self.max_tokens
             or model.defaults.new_tokens(_DEFAULT_MAX_TOKENS, model.max_length),
             num_sequences=self.best_of or self.n or 1,
             grammar=self.grammar(),
@@ -108,26 +125,36 @@ class CompletionsWriter:
         self._body = body
         self._prompts = generation.prompts
         self._tokenizer = tokenizer
-        self._streams: dict[int, CompletionLogprobs] = {}
+        self._streams: dict[int, _Described] = {}
         self._echoed: set[int] = set()
 
     def choice(self, completion: Completion, text: Text) -> dict[str, Any]:
         """The text, after its prompt if that is wanted."""
         prompt = completion.prompt
         content: dict[str, Any] = {
-            "text": self._echo(prompt) + text.finish.generated_text,
+            "text": self._echo(prompt),
             "logprobs": None,
-            "finish_reason": FINISH_REASONS[text.finish.reason],
+            "finish_reason": "length",
         }
+        events: list[TokenEvent] = []
+        if not self._body.echoes_only:
+            events = text.events
+            content["text"] += text.finish.generated_text
+            content["finish_reason"] = FINISH_REASONS[text.finish.reason]
         if self._body.describes_tokens:
-            echoed = _prompt_tokens(prompt, text) if self._body.echo else ()
-            generated = map(_generated_token, text.events)
-            content["logprobs"] = self._logprobs(prompt).describe(chain(echoed, generated))
+            described = self._described(prompt)
+            echoed = self._prompt_tokens(prompt, text) if self._body.echo else ()
+            content["logprobs"] = described.logprobs.describe(
+                chain(echoed, map(described.token, events))
+            )
         return content
 
     def chunks(self, index: int, event: TokenEvent) -> Iterable[tuple[int, dict[str, Any]]]:
         """One chunk per token; the first of a text has its prompt, if that is wanted."""
         prompt = self._prompts[index // (self._body.n or 1)]
+        if self._body.echoes_only:
+            yield index, {"text": self._echo(prompt), "logprobs": None, "finish_reason": "length"}
+            return
         text = event.text
         if index not in self._echoed:
             self._echoed.add(index)
@@ -135,8 +162,9 @@ class CompletionsWriter:
         logprobs = None
         if self._body.describes_tokens:
             if index not in self._streams:
-                self._streams[index] = self._logprobs(prompt)
-            logprobs = self._streams[index].describe([_generated_token(event)])
+                self._streams[index] = self._described(prompt)
+            described = self._streams[index]
+            logprobs = described.logprobs.describe([described.token(event)])
         reason = None if event.finish is None else FINISH_REASONS[event.finish.reason]
         yield index, {"text": text, "logprobs": logprobs, "finish_reason": reason}
 
@@ -147,24 +175,36 @@ class CompletionsWriter:
             return self._tokenizer.decode(prompt.ids, skip_special_tokens=False)
         return prompt.text
 
-    def _logprobs(self, prompt: Prompt) -> CompletionLogprobs:
-        if not self._body.echo:
-            return CompletionLogprobs(TokenSpeller(self._tokenizer, prompt.context_ids))
-        length = TokenSpeller(self._tokenizer, ()).num_characters(prompt.ids)
-        offset = len(self._echo(prompt)) - length
-        return CompletionLogprobs(TokenSpeller(self._tokenizer, ()), offset)
+    def _described(self, prompt: Prompt) -> "_Described":
+        before = () if self._body.echo else prompt.context_ids
+        start = len(self._echo(prompt))
+        return _Described(
+            CompletionLogprobs(TokenSpeller(self._tokenizer, before)),
+            OffsetCounter(self._tokenizer, prompt.context_ids, start),
+        )
+
+    def _prompt_tokens(self, prompt: Prompt, text: Text) -> Iterable[DescribedToken]:
+        """A prompt's tokens. Nothing precedes the first, so it has no probability."""
+        offsets = prompt.offsets
+        if offsets is None:
+            offsets = spelled_offsets(prompt.ids, self._tokenizer)
+        yield DescribedToken(prompt.ids[0], offsets[0], None)
+        others = zip(prompt.ids[1:], offsets[1:], text.finish.prompt_logprobs, strict=True)
+        for token_id, offset, each in others:
+            yield DescribedToken(token_id, offset, each.logprob, each.top)
 
 
-def _prompt_tokens(prompt: Prompt, text: Text) -> Iterable[DescribedToken]:
-    """A prompt's tokens. Nothing precedes the first, so it has no probability."""
-    first, *others = prompt.ids
-    yield DescribedToken(first, None)
-    for token_id, each in zip(others, text.finish.prompt_logprobs, strict=True):
-        yield DescribedToken(token_id, each.logprob, each.top)
+@dataclass(frozen=True, slots=True)
+class _Described:
+    """The log-probabilities of a text, and the place in it of the next generated token."""
 
+    logprobs: CompletionLogprobs
+    counter: OffsetCounter
 
-def _generated_token(event: TokenEvent) -> DescribedToken:
-    return DescribedToken(event.token_id, event.logprob, event.top, len(event.text))
+    def token(self, event: TokenEvent) -> DescribedToken:
+        """A generated token; call it for each in turn."""
+        offset = self.counter.push(event.token_id)
+        return DescribedToken(event.token_id, offset, event.logprob, event.top)
 
 
 async def completions(request: Request) -> Response:

@@ -2,7 +2,8 @@
 
 import base64
 from collections.abc import Sequence
-from functools import partial
+from functools import partial, reduce
+from operator import add
 from typing import Annotated, Any, Literal
 
 import numpy as np
@@ -11,6 +12,7 @@ from fastapi import Request, Response
 from numpy.typing import NDArray
 from pydantic import Field
 
+from maskdial.config import Config
 from maskdial.dialects.openai_errors import openai_route
 from maskdial.dialects.openai_models import about_model
 from maskdial.dialects.openai_replies import EmbeddingsReply, PromptUsage
@@ -38,6 +40,7 @@ from maskdial.requests import understanding
 from maskdial.requests.offload import offload
 from maskdial.requests.timing import Deadline
 
+_MAX_TEXTS = 2048  # as OpenAI
 _SECONDS_PER_VALUE = 0.3e-6  # to write one as text
 _FOREIGN_IDS = (
     "token ids must be of the model's own tokenizer: LangChain sends those of OpenAI's unless "
@@ -88,17 +91,14 @@ async def embeddings(request: Request) -> Response:
     texts = inputs_of(body.input)
     with wire_names(_NAMES, batch=is_batch(body.input)):
         _check_own_ids(texts, model)
-        wanted = EmbedRequest(
-            texts,
-            body.truncation,
-            body.prompt_name,
-            body.instruction,
-            dimensions=body.dimensions,
-        )
-        answer = await understanding.answer(
-            wanted, model, server.config, deadline, partial(unless_gone, request)
-        )
-    vectors = answer.content
+        _check_num_texts(texts, server.config)
+        size = server.config.max_batch_inputs
+        pieces = [
+            await _embed(start, texts[start : start + size], body, model, deadline, request)
+            for start in range(0, len(texts), size)
+        ]
+    vectors = np.concatenate([piece.content for piece in pieces])
+    timings = reduce(add, (piece.timings for piece in pieces))
 
     def reply() -> Response:
         content = {
@@ -108,11 +108,42 @@ async def embeddings(request: Request) -> Response:
                 for index, vector in enumerate(vectors)
             ],
             "model": model.name,
-            "usage": prompt_usage(answer.timings.compute_tokens),
+            "usage": prompt_usage(timings.compute_tokens),
         }
-        return json_reply(content, headers=timing_headers(answer.timings))
+        return json_reply(content, headers=timing_headers(timings))
 
     return await offload(reply, vectors.size * _SECONDS_PER_VALUE)
+
+
+def _check_num_texts(texts: Sequence[TextOrIds], config: Config) -> None:
+    most = max(_MAX_TEXTS, config.max_batch_inputs)
+    if len(texts) > most:
+        raise ValidationError(
+            f"{len(texts)} texts; one request may carry at most {most}", field="texts"
+        )
+
+
+async def _embed(
+    start: int,
+    texts: Sequence[TextOrIds],
+    body: EmbeddingsBody,
+    model: MaskedModel,
+    deadline: Deadline,
+    request: Request,
+) -> understanding.Answer[NDArray[np.float32]]:
+    """Embeds the texts of a body from the index ``start`` on: as many as may queue at once."""
+    wanted = EmbedRequest(
+        texts, body.truncation, body.prompt_name, body.instruction, dimensions=body.dimensions
+    )
+    config, wait = server_context(request).config, partial(unless_gone, request)
+    try:
+        return await understanding.answer(wanted, model, config, deadline, wait)
+    except ValidationError as error:
+        if error.index is None:
+            raise
+        raise ValidationError(
+            error.message, field=error.field, index=start + error.index
+        ) from error
 
 
 def _check_own_ids(texts: Sequence[TextOrIds], model: MaskedModel) -> None:

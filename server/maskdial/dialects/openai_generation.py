@@ -105,9 +105,8 @@ async def answer(
     def reply() -> Response:
         content = _header(writer.id_prefix, writer.object, model.name)
         content["choices"] = _choices(completions, body.n or 1, writer)
-        content["usage"] = usage(
-            generation.prompts, count_generated(completions), writer.num_reasoning
-        )
+        num_generated = 0 if body.echoes_only else count_generated(completions)
+        content["usage"] = usage(generation.prompts, num_generated, writer.num_reasoning)
         return json_reply(content, headers=timing_headers(timings(completions)) | warnings)
 
     num_described = _count_described(completions) if body.describes_tokens else 0
@@ -150,7 +149,7 @@ async def _frames(
     with wire_names(body.names(), batch=body.batch):
         async with generation.stream() as stream:
             async for sequence, event in stream:
-                num_generated += 1
+                num_generated += not body.echoes_only
                 for index, content in writer.chunks(sequence, event):
                     chunk = header | {"choices": [{"index": index} | content]}
                     if body.continuous_usage:

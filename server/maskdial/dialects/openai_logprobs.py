@@ -18,14 +18,14 @@ class DescribedToken:
     """A token to describe.
 
     Attributes:
+        offset: where it begins in the text, in characters.
         logprob: None for a prompt's first token, which nothing precedes.
-        width: characters that it adds to the text; None: those of its spelling.
     """
 
     token_id: int
+    offset: int
     logprob: float | None
     alternatives: Alternatives = ()
-    width: int | None = None
 
 
 class CompletionLogprobs:
@@ -33,13 +33,10 @@ class CompletionLogprobs:
 
     Args:
         speller: at the place of the first token.
-        offset: position of that token in the text, in characters; negative if tokens precede the
-            text, such as one that the tokenizer puts before it.
     """
 
-    def __init__(self, speller: TokenSpeller, offset: int = 0) -> None:
+    def __init__(self, speller: TokenSpeller) -> None:
         self._speller = speller
-        self._offset = offset
 
     def describe(self, tokens: Iterable[DescribedToken]) -> dict[str, list[Any]]:
         """Describes the next tokens."""
@@ -51,11 +48,10 @@ class CompletionLogprobs:
         }
         for token in tokens:
             text = self._speller.text(token.token_id)
-            content["text_offset"].append(max(self._offset, 0))
+            content["text_offset"].append(token.offset)
             content["token_logprobs"].append(token.logprob)
             content["tokens"].append(text)
             content["top_logprobs"].append(self._top(text, token))
-            self._offset += len(text) if token.width is None else token.width
             self._speller.advance(token.token_id)
         return content
 

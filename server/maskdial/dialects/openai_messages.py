@@ -65,3 +65,12 @@ class Message(Lenient):
             tool_calls=[call.to_call() for call in self.tool_calls or ()],
             tool_call_id=self.tool_call_id or "",
         )
+
+
+def check_opening(add_generation_prompt: bool | None, continue_final_message: bool | None) -> None:
+    """Refuses to open a turn and to go on with the final message as well, as vLLM does."""
+    if add_generation_prompt and continue_final_message:
+        raise FieldError(
+            "add_generation_prompt",
+            "a prompt cannot open a turn and go on with the final message; leave it out",
+        )

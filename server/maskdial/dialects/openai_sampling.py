@@ -138,8 +138,9 @@ class SamplingBody(OpenAIBody):
     logit_bias: LogitBias | None = Field(
         None, description="Map from token ids to a bias that is added to their logits."
     )
-    seed: Annotated[int, Range(0, 2**63 - 1)] | None = Field(
-        None, description="Random seed; text i has the seed plus i. Default: a new one."
+    seed: Annotated[int, Range(-(2**63), 2**63 - 1)] | None = Field(
+        None,
+        description="Random seed; text i has the seed plus i. Default, and with -1: a new one.",
     )
     stop: (
         Annotated[
@@ -170,7 +171,8 @@ class SamplingBody(OpenAIBody):
     )
     cache_salt: Annotated[str, Size(1, 256, "characters")] | None = Field(
         None,
-        description="Extension: share cached prompt prefixes only with requests of the same salt.",
+        description="Extension: share cached prompt prefixes only with requests of the same key "
+        "and salt.",
     )
 
     def sampling_params(
@@ -189,7 +191,7 @@ class SamplingBody(OpenAIBody):
             frequency_penalty=self.frequency_penalty or 0.0,
             presence_penalty=self.presence_penalty or 0.0,
             logit_bias=logit_biases(self.logit_bias),
-            seed=self.seed,
+            seed=None if self.seed == -1 else self.seed,  # as for vLLM and llama.cpp
             # An empty string would end every text at once.
             stop=tuple(text for text in self.stop or () if text),
             include_stop=bool(self.include_stop_str_in_output),
@@ -265,6 +267,11 @@ class GenerationBody(SamplingBody, ABC):
     @abstractmethod
     def num_top(self) -> int:
         """How many of the most likely tokens each token is described with."""
+
+    @property
+    def echoes_only(self) -> bool:
+        """Whether the reply has the prompt and no text."""
+        return False
 
     @abstractmethod
     def request(self, model: CausalModel) -> GenerationRequest:

@@ -1,13 +1,12 @@
 """`/tokenize`, `/detokenize` and `/tokenizer_info` as vLLM has them."""
 
 import asyncio
-from dataclasses import replace
 from typing import Annotated, Any, Self
 
 from fastapi import Request, Response
 from pydantic import Field, model_validator
 
-from maskdial.dialects.openai_messages import Message
+from maskdial.dialects.openai_messages import Message, check_opening
 from maskdial.dialects.openai_replies import PromptReply, TokenizerInfo, TokensReply
 from maskdial.dialects.openai_schema import OpenAIBody
 from maskdial.dialects.openai_tools import ToolBody
@@ -17,6 +16,7 @@ from maskdial.dialects.schema import (
     Size,
     TokenId,
     example,
+    given,
     read_body,
     wire_names,
 )
@@ -61,8 +61,13 @@ class PromptBody(OpenAIBody):
         description="Add the special tokens of the model's inputs. Default: true for a prompt; a "
         "chat template writes them itself.",
     )
-    add_generation_prompt: bool = Field(
-        True, description="Open the assistant's next turn after the messages."
+    add_generation_prompt: bool | None = Field(
+        None,
+        description="Open the assistant's next turn after the messages. Default: true, unless "
+        "continue_final_message is.",
+    )
+    continue_final_message: bool | None = Field(
+        None, description="End with the content of the final message. Default: false."
     )
     tools: list[ToolBody] | None = Field(None, description="Functions that the prompt describes.")
     chat_template_kwargs: Annotated[dict[str, Any], Size(0, 64, "variables")] | None = Field(
@@ -78,6 +83,7 @@ class PromptBody(OpenAIBody):
             raise FieldError("messages", "give either prompt or messages, not both")
         if self.prompt is None and self.messages is None:
             raise FieldError("prompt", "this field is required")
+        check_opening(self.add_generation_prompt, self.continue_final_message)
         return self
 
 
@@ -187,12 +193,13 @@ async def _render(body: PromptBody, model: ServedModel) -> str:
         [each.to_message() for each in body.messages or ()],
         tools=[tool.to_tool() for tool in body.tools or ()],
         template_variables=body.chat_template_kwargs or {},
+        add_generation_prompt=given(body.add_generation_prompt, True),
+        continue_final_message=bool(body.continue_final_message),
     )
     try:
         conversation = chat.generation_for(model).conversation
         assert conversation is not None
-        opened = replace(conversation, add_generation_prompt=body.add_generation_prompt)
-        return await opened.render(model)
+        return await conversation.render(model)
     except ValidationError as error:
         raise ValidationError(f"{error.field or 'messages'}: {error.message}") from error
 

@@ -305,7 +305,8 @@ class GenerateBody(TaskBody):
         "Default: 0.",
     )
     cache_salt: Annotated[str, Size(1, 256, "characters")] | None = Field(
-        None, description="Share cached prompt prefixes only with requests of the same salt."
+        None,
+        description="Share cached prompt prefixes only with requests of the same key and salt.",
     )
 
     @model_validator(mode="after")

@@ -107,19 +107,21 @@ class Guard:
                 # message, not an error.
                 await self._app(scope, receive, exchange.send)
             elif self._tracing is None:
-                await self._answer(route, exchange, scope)
+                await self._answer(route, exchange, scope, key)
             else:
                 with self._tracing.span(route.path_format, exchange, scope):
-                    await self._answer(route, exchange, scope)
+                    await self._answer(route, exchange, scope, key)
         except UnauthorizedError as error:
             await exchange.fail(error)
         finally:
             self._account(route, exchange, scope, key)
 
-    async def _answer(self, route: TaskRoute, exchange: Exchange, scope: Scope) -> None:
+    async def _answer(
+        self, route: TaskRoute, exchange: Exchange, scope: Scope, key: str | None
+    ) -> None:
         self._lifecycle.begin_request()
         try:
-            with self._limits.admit(scope["state"]["client"]) as usage:
+            with self._limits.admit(scope["state"]["client"], key or "") as usage:
                 scope["state"]["usage"] = usage
                 await self._serve(route, exchange, scope)
         except OverloadedError as error:  # of the limits; the route's own are answered in _serve
@@ -196,6 +198,6 @@ class Guard:
             self._metrics.count_request(
                 route.path_format, model, exchange.outcome, exchange.elapsed()
             )
-        if key is not None:
+        if key is not None and self._keys.counts:
             self._metrics.count_key(key, exchange.outcome)
         log_access(scope, exchange, path, key)

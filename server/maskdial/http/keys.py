@@ -53,10 +53,15 @@ class Keys:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The names under which requests are counted, each once; none if no keys are needed."""
+        """The names of the keys that open the server, each once; none if no keys are needed."""
         if not self._closed:
             return ()
         return tuple(dict.fromkeys((*self._clients.values(), *self._admin.values())))
+
+    @property
+    def counts(self) -> bool:
+        """Whether requests are counted by name: not while anyone may read the counts."""
+        return bool(self._metrics)
 
     def reload(self) -> None:
         """Reads the key file again. If it cannot be used, the keys remain as they were.
@@ -145,7 +150,7 @@ def _sent_keys(scope: Scope) -> Iterator[bytes]:
 def _read_file(path: Path) -> list[dict[bytes, str]]:
     """The keys of a file by their hashes, one a line."""
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        lines = path.read_text(encoding="utf-8").split("\n")
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"the key file {path} cannot be read: {error}") from error
     keys = []

@@ -29,14 +29,18 @@ class ClientLimits:
         self._full_at: dict[str, float] = {}
 
     @contextmanager
-    def admit(self, client: str) -> Iterator[Usage]:
+    def admit(self, client: str, key: str = "") -> Iterator[Usage]:
         """Counts a request of a client while it is handled, and then what it has used.
+
+        Args:
+            client: who sent it.
+            key: the name of its key, if it needs one.
 
         Raises:
             OverloadedError: the client is over one of its limits.
         """
         self._check(client)
-        usage = Usage(client)
+        usage = Usage(client, key)
         token = usage_of_request.set(usage)
         self._open[client] += 1
         try:

@@ -15,8 +15,18 @@ Frames = AsyncGenerator[bytes]
 """Events as they are sent: ``data:`` lines with the blank line that ends each event."""
 
 
+# Lines end there for Python's `str.splitlines`, by which httpx and others read streams.
+_LINE_ENDS = {
+    "\N{NEXT LINE}".encode(): rb"\u0085",
+    "\N{LINE SEPARATOR}".encode(): rb"\u2028",
+    "\N{PARAGRAPH SEPARATOR}".encode(): rb"\u2029",
+}
+
+
 def data_frame(content: bytes) -> bytes:
-    """An event with nothing but data, which must be a single line."""
+    """An event with nothing but data: JSON, which must be a single line, or a word."""
+    for raw, escaped in _LINE_ENDS.items():
+        content = content.replace(raw, escaped)
     return b"data: " + content + b"\n\n"
 
 

@@ -190,9 +190,9 @@ def _start_causal(
     tokenizer = Tokenizer.from_file(bundle.tokenizer, manifest.special_tokens)
     chat_template = read_chat_template(bundle, tokenizer)
     reply_format = ReplyFormat.of_bundle(bundle, tokenizer, chat_template)
-    never: frozenset[int] = frozenset()
+    never = tokenizer.ids_without_token(manifest.vocab_size).difference(manifest.special_tokens.eos)
     if encoder is None:  # an encoder-decoder checkpoint names what it never writes
-        never = tokens_without_text(read_manifests(bundle.name, bundle.path))
+        never |= tokens_without_text(read_manifests(bundle.name, bundle.path))
     model_metrics = metrics.declare(bundle.label)
     engine = CausalEngine(
         runner,
@@ -333,11 +333,19 @@ def _round_up(number: int, multiple: int) -> int:
 def read_chat_template(bundle: Bundle, tokenizer: Tokenizer) -> ChatTemplate:
     """The chat template of a bundle, which may lack one, with its tokenizer's special tokens."""
     special = bundle.manifest.special_tokens
-    return ChatTemplate.from_bundle(
-        bundle,
-        bos_token="" if special.bos is None else tokenizer.id_to_token(special.bos),
-        eos_token=tokenizer.id_to_token(special.eos[0]) if special.eos else "",
-    )
+    ids = {
+        "bos_token": special.bos,
+        "eos_token": next(iter(special.eos), None),
+        "pad_token": special.pad,
+        "unk_token": tokenizer.unknown_id if tokenizer.unknown_id >= 0 else None,
+        "mask_token": special.mask,
+    }
+    tokens = {
+        name: tokenizer.id_to_token(token_id)
+        for name, token_id in ids.items()
+        if token_id is not None
+    }
+    return ChatTemplate.from_bundle(bundle, {name: each for name, each in tokens.items() if each})
 
 
 def _grammar_compiler(bundle: Bundle) -> GrammarCompiler:
@@ -361,4 +369,5 @@ def _prefix_cache(bundle: Bundle, layout: KVLayout, config: Config) -> PrefixCac
         model=bundle.manifest.files[bundle.manifest.graph],
         block_tokens=layout.query_block,
         max_bytes=max_bytes,
+        shared=config.prefix_cache_shared == "on",
     )

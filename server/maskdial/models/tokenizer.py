@@ -3,7 +3,7 @@
 import codecs
 import json
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Any, Literal
@@ -41,7 +41,7 @@ class Tokenizer:
         backend.no_padding()
         backend.no_truncation()
         self._backend = backend
-        stages = list(_decoder_stages(backend))
+        stages = list(_stages(backend.decoder))
         if any(stage["type"] == "Strip" and stage["stop"] > 0 for stage in stages):
             # On tokens shorter than what it strips, tokenizers 0.23 panics, which kills the thread.
             raise BundleError("the tokenizer's decoder strips the ends of tokens (Strip with stop)")
@@ -52,6 +52,7 @@ class Tokenizer:
                 f"{_MAX_GROWTH} times as long (Replace)"
             )
         self._byte_level = any(stage["type"] == "ByteLevel" for stage in stages)
+        self._trims_offsets = any(map(_trims_offsets, _stages(backend.post_processor)))
         self._byte_fallback = any(stage["type"] == "ByteFallback" for stage in stages)
         self.vocab_size: int = backend.get_vocab_size()
         self._longest_token = max(_MIN_LONGEST_TOKEN, *map(len, backend.get_vocab()))
@@ -134,6 +135,27 @@ class Tokenizer:
         for encoding, limit in zip((first, second), limits, strict=True):
             encoding.truncate(limit, direction=direction)
         return self._backend.post_process(first, second)
+
+    def offsets(self, text: str, encoding: Encoding) -> list[int]:
+        """Where the tokens of a text begin in it, in characters, as it was before normalization.
+
+        Tokens with parts of one character begin where the character does. Special tokens that were
+        put before or after the text begin at its ends.
+        """
+        offsets = []
+        outside = 0  # where special tokens are
+        described = zip(
+            encoding.tokens, encoding.offsets, encoding.special_tokens_mask, strict=True
+        )
+        for token, (start, _), is_special in described:
+            if is_special:
+                offsets.append(outside)
+                continue
+            if self._trims_offsets:  # the library leaves out the spaces that a token begins with
+                start -= len(token) - len(token.lstrip("Ġ "))
+            offsets.append(max(start, 0))
+            outside = len(text)
+        return offsets
 
     def num_special_tokens(self, *, pair: bool) -> int:
         """The number of special tokens that are added to a text, or to a pair."""
@@ -222,6 +244,10 @@ class Tokenizer:
         """The vocabulary's spelling of a token; empty for an id without a token."""
         return self._backend.id_to_token(token_id) or ""
 
+    def ids_without_token(self, vocab_size: int) -> frozenset[int]:
+        """The ids below ``vocab_size``, a model's, that are no token's."""
+        return frozenset(range(vocab_size)).difference(self._backend.get_vocab().values())
+
     def is_text(self, token_id: int) -> bool:
         """Whether a token is in the vocabulary and not special; only such tokens become text."""
         return token_id not in self.special_ids and self._backend.id_to_token(token_id) is not None
@@ -244,14 +270,6 @@ class TokenSpeller:
     def __init__(self, tokenizer: Tokenizer, prompt_ids: Sequence[int] = ()) -> None:
         self._tokenizer = tokenizer
         self._previous_id = next((i for i in reversed(prompt_ids) if tokenizer.is_text(i)), None)
-
-    def num_characters(self, token_ids: Iterable[int]) -> int:
-        """Counts the characters of the next tokens, and advances past them."""
-        total = 0
-        for token_id in token_ids:
-            total += len(self.text(token_id))
-            self.advance(token_id)
-        return total
 
     def spell(self, token_id: int) -> bytes:
         """The UTF-8 of a token in this place, possibly only a part of a character."""
@@ -332,6 +350,17 @@ class IncrementalDecoder:
         self._previous_id = token_id
         return self._without_prompt(self._utf8.decode(new))
 
+    def num_broken_by(self, token_id: int) -> int:
+        """How many U+FFFD come before the text of the next token: one if it breaks a character off.
+
+        A character that began in the prompt is in the prompt's text.
+        """
+        unfinished, _ = self._utf8.getstate()
+        if not unfinished or self._prompt_marks or not self._tokenizer.is_text(token_id):
+            return 0
+        new = self._tokenizer.token_bytes(token_id, self._previous_id)
+        return len((unfinished + new[:1]).decode(errors="replace")) - 1
+
     def flush(self) -> str:
         """The text that is still held back: U+FFFD for an unfinished character."""
         return self._without_prompt(self._utf8.decode(b"", final=True))
@@ -378,14 +407,18 @@ def _growth(backend: tokenizers.Tokenizer) -> float:
     return growth
 
 
-def _decoder_stages(backend: tokenizers.Tokenizer) -> Iterator[dict[str, Any]]:
-    """The decoder's stages as ``tokenizer.json`` describes them, in order."""
-    if backend.decoder is None:
+def _stages(part: Any) -> Iterator[dict[str, Any]]:
+    """The stages of a decoder or post-processor as ``tokenizer.json`` describes them, in order."""
+    if part is None:
         return
-    pending = [json.loads(backend.decoder.__getstate__())]
+    pending = [json.loads(part.__getstate__())]
     while pending:
         stage = pending.pop(0)
         if stage["type"] == "Sequence":
-            pending = stage["decoders"] + pending
+            pending = [*stage.get("decoders", ()), *stage.get("processors", ()), *pending]
         else:
             yield stage
+
+
+def _trims_offsets(stage: dict[str, Any]) -> bool:
+    return stage["type"] in ("ByteLevel", "RobertaProcessing") and bool(stage["trim_offsets"])

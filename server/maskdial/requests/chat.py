@@ -25,6 +25,7 @@ from typing import Any, Literal
 from pydantic_core import from_json
 
 from maskdial.causal.events import FinishReason, TokenEvent
+from maskdial.causal.stop import Reasoning
 from maskdial.causal.tools import (
     ContentDelta,
     ReasoningDelta,
@@ -96,6 +97,8 @@ class ChatRequest:
         reasoning_effort: a variable of the template, such as ``low``; ``none`` also sets
             ``enable_thinking`` to false. None: the template's default.
         template_variables: further variables of the template.
+        add_generation_prompt: whether the prompt opens the assistant's next turn.
+        continue_final_message: whether the reply goes on with the final message; no turn is opened.
     """
 
     messages: Sequence[Message]
@@ -105,6 +108,8 @@ class ChatRequest:
     parallel_tool_calls: bool = True
     reasoning_effort: str | None = None
     template_variables: Mapping[str, Any] = field(default_factory=dict)
+    add_generation_prompt: bool = True
+    continue_final_message: bool = False
 
     @property
     def callable_tools(self) -> Sequence[Tool]:
@@ -130,8 +135,11 @@ class ChatRequest:
                 _render_messages(self.messages, model.reply_format),
                 [tool.as_openai() for tool in self.callable_tools],
                 self._variables(),
+                self.add_generation_prompt,
+                self.continue_final_message,
             ),
             grammar_for=partial(self._grammar_for, model.reply_format),
+            reasoning_for=partial(self._reasoning_for, model.reply_format),
         )
 
     def parser(self, reply_format: ReplyFormat, prompt: str = "") -> ReplyParser:
@@ -141,7 +149,7 @@ class ChatRequest:
             reply_format.calls,
             self.callable_tools,
             thinking=thinking,
-            thinking_opened=thinking is not None and thinking.opened_by(prompt),
+            thinking_opened=thinking is not None and self._opens(thinking, prompt),
         )
 
     def _check(self, model: CausalModel) -> None:
@@ -185,6 +193,19 @@ class ChatRequest:
         """The marks of the reasoning; None where a Lark grammar leaves no room for any."""
         return None if self._is_lark else reply_format.thinking
 
+    def _reasoning_for(self, reply_format: ReplyFormat, prompt: str) -> Reasoning | None:
+        """What the reply to a rendered prompt may begin with."""
+        thinking = self._thinking(reply_format)
+        if thinking is None:
+            return None
+        return Reasoning(thinking.begin, thinking.end, self._opens(thinking, prompt))
+
+    def _opens(self, thinking: ThinkingMarks, prompt: str) -> bool:
+        """Whether the reply to a rendered prompt begins within reasoning."""
+        if self.continue_final_message and thinking.left_open_by(self.messages[-1].content):
+            return True
+        return thinking.opened_by(prompt)
+
     @property
     def _is_lark(self) -> bool:
         return self.generation.grammar is not None and self.generation.grammar.kind == "lark"
@@ -192,7 +213,7 @@ class ChatRequest:
     def _grammar_for(self, reply_format: ReplyFormat, prompt: str) -> GrammarRequest | None:
         """The grammar of a reply to a rendered prompt."""
         own, thinking = self.generation.grammar, self._thinking(reply_format)
-        opened = thinking is not None and thinking.opened_by(prompt)
+        opened = thinking is not None and self._opens(thinking, prompt)
         content = None
         if own is not None and own.kind != "lark" and own.kind != "structural":
             content = own.kind, own.value
@@ -281,7 +302,7 @@ def _render_call(call: ToolCall, reply_format: ReplyFormat) -> Mapping[str, Any]
 def _arguments(call: ToolCall) -> Mapping[str, Any]:
     try:
         # Unlike json.loads, it refuses half of a surrogate pair, which no tokenizer takes.
-        arguments = from_json(call.arguments or "{}")
+        arguments = from_json(call.arguments.strip() or "{}")
     except ValueError:
         arguments = None
     if not isinstance(arguments, dict):

@@ -11,6 +11,7 @@ from typing import Any
 
 from maskdial.causal.grammar.source import GrammarKind, GrammarValue
 from maskdial.causal.sampling.params import SamplingParams
+from maskdial.causal.stop import Reasoning
 from maskdial.errors import about
 from maskdial.models.served import CausalModel
 from maskdial.models.tokenizer import TextOrIds
@@ -42,12 +43,14 @@ class Conversation:
         tools: what the model may call, in OpenAI's form.
         variables: further variables of the template.
         add_generation_prompt: whether to open the assistant's next turn.
+        continue_final_message: whether the reply goes on with the final message; no turn is opened.
     """
 
     messages: Sequence[Mapping[str, Any]]
     tools: Sequence[Mapping[str, Any]] = ()
     variables: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     add_generation_prompt: bool = True
+    continue_final_message: bool = False
 
     async def render(self, model: CausalModel) -> str:
         """The prompt.
@@ -61,6 +64,7 @@ class Conversation:
                 tools=self.tools,
                 variables=self.variables,
                 add_generation_prompt=self.add_generation_prompt,
+                continue_final_message=self.continue_final_message,
             )
             return await asyncio.wrap_future(rendering)
 
@@ -79,10 +83,11 @@ class GenerationRequest:
         num_sequences: texts to generate for each prompt.
         grammar: what the texts must match.
         grammar_for: chooses the grammar once a conversation is rendered, in place of ``grammar``.
+        reasoning_for: likewise, what the text may begin with.
         truncate: keep only this many of a prompt's last tokens, or of a source text's first ones.
         writing: what encoder-decoder models are told beside it.
         priority: lower values are scheduled earlier.
-        cache_salt: prompts share cached prefixes only with requests of the same salt.
+        cache_salt: prompts share cached prefixes only with requests of the same key and salt.
         describe_tokens: whether the reply describes each token.
     """
 
@@ -93,6 +98,7 @@ class GenerationRequest:
     num_sequences: int = 1
     grammar: GrammarRequest | None = None
     grammar_for: Callable[[str], GrammarRequest | None] | None = None
+    reasoning_for: Callable[[str], Reasoning | None] | None = None
     truncate: int | None = None
     writing: Writing = dataclasses.field(default_factory=Writing)
     priority: int = 0

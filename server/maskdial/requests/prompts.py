@@ -7,8 +7,6 @@ import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from tokenizers import Encoding
-
 from maskdial.causal.beam_search import BeamParams, BeamSearch
 from maskdial.causal.grammar.matcher import Grammar
 from maskdial.causal.sampling.params import SamplingParams
@@ -38,13 +36,15 @@ class Prompt:
     """One tokenized prompt, or source text, and its sequences.
 
     ``text`` is None if the prompt came as token ids; ``num_truncated`` tokens were cut off.
-    ``warnings`` tell which constraints of the request's schemas are not enforced.
+    ``offsets`` are where the tokens begin in the text, if there is one and the reply describes its
+    tokens. ``warnings`` tell which constraints of the request's schemas are not enforced.
     """
 
     text: str | None
     ids: list[int]
     num_truncated: int
     sequences: tuple[CausalSequence, ...]
+    offsets: list[int] | None = None
     warnings: tuple[str, ...] = ()
 
     @property
@@ -75,6 +75,8 @@ async def read_prompts(
         given = [rendered]
         if request.grammar_for is not None:
             wanted = await asyncio.to_thread(request.grammar_for, rendered)
+        if request.reasoning_for is not None:
+            params = dataclasses.replace(params, reasoning=request.reasoning_for(rendered))
     grammar = await _compile(wanted, model)
     warnings: tuple[str, ...] = ()
     if wanted is not None and grammar is not None:
@@ -87,14 +89,21 @@ async def read_prompts(
             if isinstance(prompt, str):
                 with about("prompts", index):
                     check_characters(prompt, model.max_length, model)
-    tokenized = await _tokenize(given, model, add_special_tokens=request.conversation is None)
+    describes_prompts = request.describe_tokens and params.prompt_logprobs
+    tokenized = await _tokenize(
+        given,
+        model,
+        add_special_tokens=request.conversation is None,
+        with_offsets=describes_prompts,
+    )
     prompts = []
-    for index, (prompt, (ids, num_special)) in enumerate(zip(given, tokenized, strict=True)):
-        kept = _fit(ids, num_special, request.truncate, model, index)
-        sequences = _make_sequences(request, kept, params, grammar, model, beams)
+    for index, (prompt, tokens) in enumerate(zip(given, tokenized, strict=True)):
+        kept = _fit(tokens, request.truncate, model, index)
+        sequences = _make_sequences(request, kept.ids, params, grammar, model, beams)
         text = prompt if isinstance(prompt, str) else None
-        prompts.append(Prompt(text, kept, len(ids) - len(kept), sequences, warnings))
-    if request.describe_tokens and params.prompt_logprobs:
+        num_truncated = len(tokens.ids) - len(kept.ids)
+        prompts.append(Prompt(text, kept.ids, num_truncated, sequences, kept.offsets, warnings))
+    if describes_prompts:
         num_prompt = sum(len(prompt.ids) for prompt in prompts) * request.num_sequences
         _check_described(num_prompt + num_sequences * params.max_new_tokens, params)
     return prompts
@@ -156,30 +165,51 @@ async def _compile(wanted: GrammarRequest | None, model: CausalModel) -> Grammar
         return await asyncio.wrap_future(model.grammars.submit(wanted.kind, wanted.value))
 
 
-async def _tokenize(
-    prompts: Sequence[TextOrIds], model: CausalModel, *, add_special_tokens: bool
-) -> list[tuple[list[int], int]]:
-    """Each prompt's ids, and how many special tokens the tokenizer put before its text.
-
-    A chat template writes the special tokens itself.
+@dataclass(frozen=True, slots=True)
+class _Tokens:
+    """A tokenized prompt: its ids, how many special tokens the tokenizer put before its text, and
+    where in the text they begin, if that is wanted.
     """
 
-    def encode() -> list[tuple[list[int], int]]:
+    ids: list[int]
+    num_special: int = 0
+    offsets: list[int] | None = None
+
+    def last(self, number: int) -> "_Tokens":
+        """The last tokens; special ones before the text are kept, and count."""
+        num_before = min(self.num_special, number - 1)
+        rest = slice(num_before - number, None)
+        offsets = self.offsets
+        if offsets is not None:
+            offsets = offsets[:num_before] + offsets[rest]
+        return _Tokens(self.ids[:num_before] + self.ids[rest], num_before, offsets)
+
+
+async def _tokenize(
+    prompts: Sequence[TextOrIds],
+    model: CausalModel,
+    *,
+    add_special_tokens: bool,
+    with_offsets: bool,
+) -> list[_Tokens]:
+    """The tokens of each prompt. A chat template writes the special tokens itself."""
+
+    def read(text: str) -> _Tokens:
+        encoding = model.tokenizer.encode(text, add_special_tokens=add_special_tokens)
+        mask = encoding.special_tokens_mask
+        num_special = mask.index(0) if 0 in mask else len(mask)
+        offsets = model.tokenizer.offsets(text, encoding) if with_offsets else None
+        return _Tokens(encoding.ids, num_special, offsets)
+
+    def encode() -> list[_Tokens]:
         return [
-            _with_leading(model.tokenizer.encode(prompt, add_special_tokens=add_special_tokens))
-            if isinstance(prompt, str)
-            else (_checked_ids(prompt, model, index), 0)
+            read(prompt) if isinstance(prompt, str) else _Tokens(_checked_ids(prompt, model, index))
             for index, prompt in enumerate(prompts)
         ]
 
     texts = [prompt for prompt in prompts if isinstance(prompt, str)]
     with model.metrics.tokenization_duration.time():
         return await offload(encode, tokenizing_seconds(texts))
-
-
-def _with_leading(encoding: Encoding) -> tuple[list[int], int]:
-    mask = encoding.special_tokens_mask
-    return encoding.ids, mask.index(0) if 0 in mask else len(mask)
 
 
 def _checked_ids(ids: Sequence[int], model: CausalModel, index: int) -> list[int]:
@@ -293,31 +323,25 @@ def _resolve_beams(
     return beams
 
 
-def _fit(
-    ids: list[int], num_special: int, truncate: int | None, model: CausalModel, index: int
-) -> list[int]:
-    """The last ``truncate`` tokens of a prompt, if they leave room in the context.
-
-    The ``num_special`` tokens that the tokenizer put before a text are kept, and count, as in
-    transformers.
+def _fit(tokens: _Tokens, truncate: int | None, model: CausalModel, index: int) -> _Tokens:
+    """The last ``truncate`` tokens of a prompt, as in transformers, if they leave room in the
+    context.
     """
-    kept = ids
-    if truncate is not None and truncate < len(kept):
-        num_before = min(num_special, truncate - 1)
-        kept = kept[:num_before] + kept[num_before - truncate :]
-    if not kept:
+    if truncate is not None and truncate < len(tokens.ids):
+        tokens = tokens.last(truncate)
+    if not tokens.ids:
         raise ValidationError(
             "the prompt has no tokens; write at least one word", field="prompts", index=index
         )
-    if len(kept) >= model.max_length:
+    if len(tokens.ids) >= model.max_length:
         raise ValidationError(
-            f"the prompt has {len(kept)} tokens; model {model.name!r} has a context of "
+            f"the prompt has {len(tokens.ids)} tokens; model {model.name!r} has a context of "
             f"{model.max_length}, so a prompt has at most {model.max_length - 1}; shorten or "
             "truncate it",
             field="prompts",
             index=index,
         )
-    return kept
+    return tokens
 
 
 def _make_sequences(

@@ -20,6 +20,15 @@ class Timings:
     compute_tokens: int
     truncated_tokens: int = 0
 
+    def __add__(self, other: "Timings") -> "Timings":
+        """Those of two pieces of a request, one after the other."""
+        return Timings(
+            self.queue_seconds + other.queue_seconds,
+            self.inference_seconds + other.inference_seconds,
+            self.compute_tokens + other.compute_tokens,
+            self.truncated_tokens + other.truncated_tokens,
+        )
+
 
 class Deadline:
     """When a request has to be finished: after its own timeout or the server's, whichever is

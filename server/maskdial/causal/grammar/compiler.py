@@ -43,12 +43,16 @@ class Checker(Protocol):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Job:
-    """A grammar to compile, its hash, whose it is, and what becomes of it."""
+    """A grammar to compile, its hash, whose it is, and what becomes of it.
+
+    ``owner`` is the name of the request's key.
+    """
 
     kind: GrammarKind
     value: GrammarValue
     key: bytes
     client: str
+    owner: str
     hold: Hold
     grammar: Future[Grammar] = field(default_factory=Future)
 
@@ -56,7 +60,8 @@ class _Job:
 class GrammarCompiler:
     """Turns grammars into `Grammar` for one model. Thread-safe.
 
-    Each new grammar is tried in a child process first, and the verdict is cached. The compiled
+    Each new grammar is tried in a child process first, and the verdict is cached, for each key
+    apart: how fast a grammar is compiled would tell others whether they guessed it. The compiled
     grammar is not: llguidance's copies share a lexer that grows with use up to a limit, so one
     request could make another's grammar fail.
 
@@ -80,7 +85,7 @@ class GrammarCompiler:
         self._eos_token_ids = sorted(set(eos_token_ids))
         self._checker = checker or GrammarChecker(tokenizer_json, self._eos_token_ids)
         self._vocabulary: Vocabulary | None = None
-        # By the hash of a grammar's text; oldest use first.
+        # By the hash of a key's name and a grammar's text; oldest use first.
         self._verdicts: OrderedDict[bytes, _Verdict] = OrderedDict()
         # A single thread, so that hostile grammars take one core at most and no other pool's.
         self._compiling = ThreadPoolExecutor(1, "maskdial-grammar-compile")
@@ -124,8 +129,9 @@ class GrammarCompiler:
                 "constrained output is switched off until the server is restarted: the masks of "
                 "several grammars took too long"
             )
-        client, key, num_bytes = current_usage().client, *_hash(kind, value)
-        job = _Job(kind, value, key, client, self._memory.hold(client, num_bytes))
+        usage, (key, num_bytes) = current_usage(), _hash(kind, value)
+        hold = self._memory.hold(usage.client, num_bytes)
+        job = _Job(kind, value, key, usage.client, usage.key, hold)
         with self._lock:
             self._check_room(job)
             if job.client not in self._pending:
@@ -171,7 +177,7 @@ class GrammarCompiler:
                 del self._pending[client]
         started = time.monotonic()
         if job.grammar.set_running_or_notify_cancel():
-            grammar, error = self._try(job.kind, job.value, job.hold)
+            grammar, error = self._try(job.kind, job.value, job.owner, job.hold)
             if grammar is not None:
                 job.grammar.set_result(grammar)
             else:
@@ -184,22 +190,22 @@ class GrammarCompiler:
             self._shares.prune(self._pending)
 
     def _try(
-        self, kind: GrammarKind, value: GrammarValue, hold: Hold
+        self, kind: GrammarKind, value: GrammarValue, owner: str, hold: Hold
     ) -> tuple[Grammar, None] | tuple[None, Exception]:
         """The grammar, or why there is none. An error's traceback does not lead to the job."""
         try:
-            return self._compile(kind, value, hold), None
+            return self._compile(kind, value, owner, hold), None
         except Exception as error:
             return None, error
 
-    def _compile(self, kind: GrammarKind, value: GrammarValue, hold: Hold) -> Grammar:
+    def _compile(self, kind: GrammarKind, value: GrammarValue, owner: str, hold: Hold) -> Grammar:
         source = parse_grammar(kind, value)
         if self._vocabulary is None:
             # Takes some tenths of a second, so not before a request needs it.
             self._vocabulary = Vocabulary(
                 self._tokenizer_json, self._vocab_size, self._eos_token_ids
             )
-        self._check(source.text)
+        self._check(source.text, owner)
         matcher, mask = build_matcher(self._vocabulary.tokenizer, source.text)
         # Only grammars written by the server may contain special tokens: the tags of tool calls.
         with_special = kind == "structural"
@@ -219,8 +225,9 @@ class GrammarCompiler:
             hold=hold,
         )
 
-    def _check(self, source: str) -> None:
-        key = hashlib.sha256(source.encode()).digest()
+    def _check(self, source: str, owner: str) -> None:
+        # The names of keys have no NUL.
+        key = hashlib.sha256(f"{owner}\0{source}".encode()).digest()
         verdict = self._verdicts.pop(key, None)
         if verdict is None or verdict.expires < time.monotonic():
             verdict = self._judge(source)

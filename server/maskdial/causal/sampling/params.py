@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass
 
+from maskdial.causal.stop import Reasoning
+
 _GREEDY_TEMPERATURE = 1e-5
 
 
@@ -38,6 +40,7 @@ class SamplingParams:
         spelled_tokens: pairs of a special token's id and its spelling in the text, where other
             special tokens leave nothing.
         stop: strings that end the text.
+        reasoning: what the text may begin with, and where no stop string is looked for.
         include_stop: whether the stop string is part of the text.
         stop_token_ids: tokens that end the text.
         ignore_eos: whether to continue after the end-of-sequence token.
@@ -66,6 +69,7 @@ class SamplingParams:
     seed: int | None = None
     spelled_tokens: tuple[tuple[int, str], ...] = ()
     stop: tuple[str, ...] = ()
+    reasoning: Reasoning | None = None
     include_stop: bool = True
     stop_token_ids: frozenset[int] = frozenset()
     ignore_eos: bool = False

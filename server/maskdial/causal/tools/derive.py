@@ -42,7 +42,7 @@ def derive_format(template: ChatTemplate, *, end_tokens: Collection[str] = ()) -
         probe = _Probe(template, text_arguments, tuple(end_tokens), marks, plain)
         found = _derive(probe)
         if found is not None and found.problem() is None:
-            source = template.source or ""
+            source = template.tool_source or ""
             if not found.trigger and _PYTHON_TAG in source:
                 # Llama 3.x writes it before the calls of its built-in tools, and sometimes others.
                 found = dataclasses.replace(found, optional_tag=_PYTHON_TAG)

@@ -56,6 +56,10 @@ class ThinkingMarks:
         """Whether a prompt ends with the opening mark, so that the reply begins as reasoning."""
         return prompt.rstrip().endswith(self.begin)
 
+    def left_open_by(self, text: str) -> bool:
+        """Whether a text that is to be continued ends within reasoning."""
+        return text.rfind(self.begin) > text.rfind(self.end)
+
 
 def _from_history(template: ChatTemplate) -> ThinkingMarks | None:
     for key in ("reasoning_content", "reasoning", "thinking"):
