@@ -2,7 +2,7 @@
 
 import copy
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +12,16 @@ from rich.console import Console
 from tokenizers import Tokenizer
 from transformers import PreTrainedModel
 
-from maskdial.models.bundle import KVLayout, PairTemplate, SpecialTokens, Task, TextToText
+from maskdial.models.bundle import (
+    KVLayout,
+    PairTemplate,
+    SpecialTokens,
+    Task,
+    TextToText,
+    Tokenization,
+)
 from maskdial_export import bidirectional, causal, encoder_decoder, masked
-from maskdial_export.embedding import longest_text, lower_case, read_pooler
+from maskdial_export.embedding import longest_text, read_pooler
 from maskdial_export.errors import ExportError
 from maskdial_export.evaluation import (
     Classify,
@@ -43,7 +50,8 @@ from maskdial_export.session import Graph
 from maskdial_export.source import Source
 from maskdial_export.survey import Survey, survey
 from maskdial_export.text_to_text import read_text_to_text
-from maskdial_export.tokenization import load_tokenizer
+from maskdial_export.tokenization import LoadedTokenizer, load_tokenizer
+from maskdial_export.tokenizer_parity import check_tokenizer
 from maskdial_export.weights import load_model, map_widened
 
 
@@ -54,7 +62,8 @@ class Checkpoint:
     ``pooler`` is set for embed and embed-sparse, ``kv`` for models with a KV cache,
     ``text_to_text`` for those with an encoder and a decoder, ``reads_both_ways`` for causal
     architectures under the full mask, ``pair_template`` for rerank. ``packs`` are groups of modules
-    to multiply as one product each.
+    to multiply as one product each. ``sends_token_types``: whether the tokenizer tells the model
+    the parts of a text pair.
     """
 
     task: Task
@@ -69,6 +78,8 @@ class Checkpoint:
     text_to_text: TextToText | None = None
     pair_template: PairTemplate | None = None
     packs: Sequence[tuple[str, ...]] = ()
+    tokenization: Tokenization = field(default_factory=Tokenization)
+    sends_token_types: bool = True
 
     def whole(self) -> "Checkpoint | None":
         """The same, of which all layers are traced; None if they are anyway."""
@@ -96,7 +107,9 @@ class Checkpoint:
             return causal.trace(self.model, self.survey)
         if self.reads_both_ways:
             return bidirectional.trace(self.model, self.survey)
-        return masked.trace(self.model, self.survey, self.task, self.pooler)
+        return masked.trace(
+            self.model, self.survey, self.task, self.pooler, typed=self.sends_token_types
+        )
 
     def trace_encoder(self) -> ir.Model | None:
         """The traced graph of the encoder, if the model has one beside its decoder."""
@@ -170,11 +183,14 @@ def load_checkpoint(
         map_widened(source, model, folder)
     bound_positions(model, limit, console)
     config = model.config
-    tokenizer = load_tokenizer(source, config.vocab_size, sample or read_sample(None))
+    sample = sample or read_sample(None)
+    loaded = load_tokenizer(source, config.vocab_size, sample, console)
+    tokenizer = loaded.backend
     tokens = special_tokens(source, config, tokenizer)
+    check_tokenizer(source.name, loaded, tokens, sample, paired=source.family == "masked")
     positions = max_length(model)
     if source.family == "encoder-decoder":
-        return _load_pair(source, model, tokenizer, tokens, positions, limit)
+        return _load_pair(source, model, loaded, tokens, positions, limit)
     template = None
     if source.task == "rerank":
         template = read_template(source)
@@ -188,12 +204,10 @@ def load_checkpoint(
         pooler = read_multi_vector(source, config.hidden_size, tokenizer, tokens)
         check_expansion(source, pooler, causal=surveyed.causal)
         positions = longest_text(source, positions)
-        lower_case(source, tokenizer)
     if source.task in ("embed", "embed-sparse"):
         columns = config.hidden_size if source.task == "embed" else config.vocab_size
         pooler = read_pooler(source, columns)
         positions = longest_text(source, positions)
-        lower_case(source, tokenizer)
     positions = _limited(source, positions, limit)
     kv = causal.kv_layout(surveyed) if source.family == "causal" else None
     both_ways = source.both_ways
@@ -211,6 +225,8 @@ def load_checkpoint(
         kv,
         both_ways,
         pair_template=template,
+        tokenization=loaded.settings,
+        sends_token_types=loaded.sends_token_types,
     )
 
 
@@ -225,7 +241,7 @@ def _limited(source: Source, positions: int, limit: int | None) -> int:
 def _load_pair(
     source: Source,
     model: PreTrainedModel,
-    tokenizer: Tokenizer,
+    loaded: LoadedTokenizer,
     tokens: SpecialTokens,
     positions: int,
     limit: int | None,
@@ -239,10 +255,11 @@ def _load_pair(
         source.task,
         model,
         Survey(layers, Tables(positions), causal=True),
-        tokenizer,
+        loaded.backend,
         tokens,
         positions,
         pooler=None,
         kv=kv,
-        text_to_text=read_text_to_text(source, model, tokenizer, positions),
+        text_to_text=read_text_to_text(source, model, loaded.backend, positions),
+        tokenization=loaded.settings,
     )
