@@ -40,8 +40,10 @@ from maskdial_export.heads import adapt_head
 from maskdial_export.length import bound_positions
 from maskdial_export.multi_vector import check_expansion, read_multi_vector
 from maskdial_export.parity import CausalParity, EncoderDecoderParity, MaskedParity
+from maskdial_export.phase import finding
 from maskdial_export.pooling import Pooler
 from maskdial_export.positions import max_length
+from maskdial_export.reach import NEAR, Reach, Snapshot, find_reach
 from maskdial_export.repeat import find_stack
 from maskdial_export.reranking import make_scorer, read_template
 from maskdial_export.rotary import Tables
@@ -80,6 +82,7 @@ class Checkpoint:
     packs: Sequence[tuple[str, ...]] = ()
     tokenization: Tokenization = field(default_factory=Tokenization)
     sends_token_types: bool = True
+    reach: Reach = NEAR
 
     def whole(self) -> "Checkpoint | None":
         """The same, of which all layers are traced; None if they are anyway."""
@@ -121,12 +124,12 @@ class Checkpoint:
         """The comparison of a graph with this model."""
         if self.text_to_text is not None and self.kv is not None:
             return EncoderDecoderParity(
-                self.model, graph, self.max_length, self.kv, self.text_to_text
+                self.model, graph, self.max_length, self.kv, self.text_to_text, self.reach
             )
         if self.kv is not None:
-            return CausalParity(self.model, graph, self.max_length, self.kv)
+            return CausalParity(self.model, graph, self.max_length, self.kv, self.reach)
         first = int(self.reads_both_ways)  # no token predicts the first one
-        return MaskedParity(self.model, self.pooler, graph, self.max_length, first)
+        return MaskedParity(self.model, self.pooler, graph, self.max_length, first, self.reach)
 
     def evaluation(self, sample: Sample) -> Evaluation:
         """The quality evaluation of the task on a sample text."""
@@ -189,12 +192,14 @@ def load_checkpoint(
     tokens = special_tokens(source, config, tokenizer)
     check_tokenizer(source.name, loaded, tokens, sample, paired=source.family == "masked")
     positions = max_length(model)
+    initial = Snapshot(model)
     if source.family == "encoder-decoder":
-        return _load_pair(source, model, loaded, tokens, positions, limit)
+        return _load_pair(source, model, loaded, tokens, positions, limit, initial)
     template = None
     if source.task == "rerank":
         template = read_template(source)
         model = make_scorer(source, model, tokenizer, tokens.pad, template)
+        initial = Snapshot(model)
         positions = longest_text(source, positions)
     surveyed = survey(model)
     masked.check(model, surveyed, source.task)
@@ -227,7 +232,20 @@ def load_checkpoint(
         pair_template=template,
         tokenization=loaded.settings,
         sends_token_types=loaded.sends_token_types,
+        reach=_reach(model, positions, initial, console),
     )
+
+
+def _reach(model: PreTrainedModel, positions: int, initial: Snapshot, console: Console) -> Reach:
+    """How far parity reads; settings that it does not pass are shown."""
+    reach = find_reach(model, positions, initial)
+    if reach.unread:
+        finding(
+            console,
+            f"not compared with torch, as it would take too long: texts beyond "
+            f"{' and '.join(reach.unread)}; --max-length {reach.length or 64} excludes them",
+        )
+    return reach
 
 
 def _limited(source: Source, positions: int, limit: int | None) -> int:
@@ -245,6 +263,7 @@ def _load_pair(
     tokens: SpecialTokens,
     positions: int,
     limit: int | None,
+    initial: Snapshot,
 ) -> Checkpoint:
     """The checkpoint of a model with an encoder and a decoder, which read as many tokens each."""
     if encoder_decoder.has_relative_positions(model) and limit is not None:
@@ -262,4 +281,5 @@ def _load_pair(
         kv=kv,
         text_to_text=read_text_to_text(source, model, loaded.backend, positions),
         tokenization=loaded.settings,
+        reach=find_reach(model, positions, initial),
     )

@@ -58,9 +58,7 @@ class TruncationParameters(Wire):
     )
     truncation_direction: (
         Annotated[Literal["left", "right"], pydantic.BeforeValidator(_lower_case)] | None
-    ) = Field(
-        None, description="Side to truncate. Default: the side of the model's own tokenizer."
-    )
+    ) = Field(None, description="Side to truncate. Default: the side of the model's own tokenizer.")
 
     @property
     def truncation(self) -> Truncation:

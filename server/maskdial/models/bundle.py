@@ -311,6 +311,12 @@ class ParityReport(_Frozen):
     ragged_batch: float
     chunked_prompt: float | None = None
     decode_steps: float | None = None
+    long_text: float | None = Field(
+        None, description="of a text beyond every window that the configuration names"
+    )
+    doubt: str | None = Field(
+        None, description="why torch's logits are not known to be those of the original model"
+    )
 
 
 class QualityReport(_Frozen):

@@ -85,9 +85,7 @@ def read_pairs(
     return inputs, num_truncated
 
 
-def _cutter(
-    texts: Sequence[Encoding], room: int, side: Side
-) -> Callable[[int, int], Encoding]:
+def _cutter(texts: Sequence[Encoding], room: int, side: Side) -> Callable[[int, int], Encoding]:
     """Cuts a text, by its index, to a number of tokens of at most ``room``.
 
     A long text is cut to ``room`` once, and from there to each length that its pairs leave it.
