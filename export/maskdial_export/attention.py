@@ -114,6 +114,8 @@ class MaskedAttention:
     ) -> tuple[Tensor, None]:
         """``seen_by_all`` are keys inside every window: bool (1 or batch, length)."""
         batch, num_heads, length, head_dim = query.shape
+        if sliding_window is None and self._layers:
+            sliding_window = self._layers[self._index].window
         self._index += 1
         shared = num_heads // key.shape[1]  # query heads per key head
         attributes: dict[str, Any] = {"num_heads": num_heads}
@@ -234,6 +236,8 @@ class CausalAttention:
         index = len(self.present)
         past = (None, None) if self._past is None else self._past[index]
         rotation = self._layers[index].rotation
+        if sliding_window is None:
+            sliding_window = self._layers[index].window
         attributes: dict[str, Any] = {"num_heads": num_heads, "kv_num_heads": key.shape[1]}
         if scaling is not None:
             attributes["scale"] = float(scaling)

@@ -2,7 +2,7 @@
 
 import copy
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +12,16 @@ from rich.console import Console
 from tokenizers import Tokenizer
 from transformers import PreTrainedModel
 
-from maskdial.models.bundle import KVLayout, PairTemplate, SpecialTokens, Task, TextToText
+from maskdial.models.bundle import (
+    KVLayout,
+    PairTemplate,
+    SpecialTokens,
+    Task,
+    TextToText,
+    Tokenization,
+)
 from maskdial_export import bidirectional, causal, encoder_decoder, masked
-from maskdial_export.embedding import longest_text, lower_case, read_pooler
+from maskdial_export.embedding import longest_text, read_pooler
 from maskdial_export.errors import ExportError
 from maskdial_export.evaluation import (
     Classify,
@@ -33,8 +40,10 @@ from maskdial_export.heads import adapt_head
 from maskdial_export.length import bound_positions
 from maskdial_export.multi_vector import check_expansion, read_multi_vector
 from maskdial_export.parity import CausalParity, EncoderDecoderParity, MaskedParity
+from maskdial_export.phase import finding
 from maskdial_export.pooling import Pooler
 from maskdial_export.positions import max_length
+from maskdial_export.reach import NEAR, Reach, Snapshot, find_reach
 from maskdial_export.repeat import find_stack
 from maskdial_export.reranking import make_scorer, read_template
 from maskdial_export.rotary import Tables
@@ -43,7 +52,8 @@ from maskdial_export.session import Graph
 from maskdial_export.source import Source
 from maskdial_export.survey import Survey, survey
 from maskdial_export.text_to_text import read_text_to_text
-from maskdial_export.tokenization import load_tokenizer
+from maskdial_export.tokenization import LoadedTokenizer, load_tokenizer
+from maskdial_export.tokenizer_parity import check_tokenizer
 from maskdial_export.weights import load_model, map_widened
 
 
@@ -54,7 +64,8 @@ class Checkpoint:
     ``pooler`` is set for embed and embed-sparse, ``kv`` for models with a KV cache,
     ``text_to_text`` for those with an encoder and a decoder, ``reads_both_ways`` for causal
     architectures under the full mask, ``pair_template`` for rerank. ``packs`` are groups of modules
-    to multiply as one product each.
+    to multiply as one product each. ``sends_token_types``: whether the tokenizer tells the model
+    the parts of a text pair.
     """
 
     task: Task
@@ -69,6 +80,9 @@ class Checkpoint:
     text_to_text: TextToText | None = None
     pair_template: PairTemplate | None = None
     packs: Sequence[tuple[str, ...]] = ()
+    tokenization: Tokenization = field(default_factory=Tokenization)
+    sends_token_types: bool = True
+    reach: Reach = NEAR
 
     def whole(self) -> "Checkpoint | None":
         """The same, of which all layers are traced; None if they are anyway."""
@@ -96,7 +110,9 @@ class Checkpoint:
             return causal.trace(self.model, self.survey)
         if self.reads_both_ways:
             return bidirectional.trace(self.model, self.survey)
-        return masked.trace(self.model, self.survey, self.task, self.pooler)
+        return masked.trace(
+            self.model, self.survey, self.task, self.pooler, typed=self.sends_token_types
+        )
 
     def trace_encoder(self) -> ir.Model | None:
         """The traced graph of the encoder, if the model has one beside its decoder."""
@@ -108,12 +124,12 @@ class Checkpoint:
         """The comparison of a graph with this model."""
         if self.text_to_text is not None and self.kv is not None:
             return EncoderDecoderParity(
-                self.model, graph, self.max_length, self.kv, self.text_to_text
+                self.model, graph, self.max_length, self.kv, self.text_to_text, self.reach
             )
         if self.kv is not None:
-            return CausalParity(self.model, graph, self.max_length, self.kv)
+            return CausalParity(self.model, graph, self.max_length, self.kv, self.reach)
         first = int(self.reads_both_ways)  # no token predicts the first one
-        return MaskedParity(self.model, self.pooler, graph, self.max_length, first)
+        return MaskedParity(self.model, self.pooler, graph, self.max_length, first, self.reach)
 
     def evaluation(self, sample: Sample) -> Evaluation:
         """The quality evaluation of the task on a sample text."""
@@ -170,15 +186,20 @@ def load_checkpoint(
         map_widened(source, model, folder)
     bound_positions(model, limit, console)
     config = model.config
-    tokenizer = load_tokenizer(source, config.vocab_size, sample or read_sample(None))
+    sample = sample or read_sample(None)
+    loaded = load_tokenizer(source, config.vocab_size, sample, console)
+    tokenizer = loaded.backend
     tokens = special_tokens(source, config, tokenizer)
+    check_tokenizer(source.name, loaded, tokens, sample, paired=source.family == "masked")
     positions = max_length(model)
+    initial = Snapshot(model)
     if source.family == "encoder-decoder":
-        return _load_pair(source, model, tokenizer, tokens, positions, limit)
+        return _load_pair(source, model, loaded, tokens, positions, limit, initial)
     template = None
     if source.task == "rerank":
         template = read_template(source)
         model = make_scorer(source, model, tokenizer, tokens.pad, template)
+        initial = Snapshot(model)
         positions = longest_text(source, positions)
     surveyed = survey(model)
     masked.check(model, surveyed, source.task)
@@ -188,12 +209,10 @@ def load_checkpoint(
         pooler = read_multi_vector(source, config.hidden_size, tokenizer, tokens)
         check_expansion(source, pooler, causal=surveyed.causal)
         positions = longest_text(source, positions)
-        lower_case(source, tokenizer)
     if source.task in ("embed", "embed-sparse"):
         columns = config.hidden_size if source.task == "embed" else config.vocab_size
         pooler = read_pooler(source, columns)
         positions = longest_text(source, positions)
-        lower_case(source, tokenizer)
     positions = _limited(source, positions, limit)
     kv = causal.kv_layout(surveyed) if source.family == "causal" else None
     both_ways = source.both_ways
@@ -211,7 +230,22 @@ def load_checkpoint(
         kv,
         both_ways,
         pair_template=template,
+        tokenization=loaded.settings,
+        sends_token_types=loaded.sends_token_types,
+        reach=_reach(model, positions, initial, console),
     )
+
+
+def _reach(model: PreTrainedModel, positions: int, initial: Snapshot, console: Console) -> Reach:
+    """How far parity reads; settings that it does not pass are shown."""
+    reach = find_reach(model, positions, initial)
+    if reach.unread:
+        finding(
+            console,
+            f"not compared with torch, as it would take too long: texts beyond "
+            f"{' and '.join(reach.unread)}; --max-length {reach.length or 64} excludes them",
+        )
+    return reach
 
 
 def _limited(source: Source, positions: int, limit: int | None) -> int:
@@ -225,10 +259,11 @@ def _limited(source: Source, positions: int, limit: int | None) -> int:
 def _load_pair(
     source: Source,
     model: PreTrainedModel,
-    tokenizer: Tokenizer,
+    loaded: LoadedTokenizer,
     tokens: SpecialTokens,
     positions: int,
     limit: int | None,
+    initial: Snapshot,
 ) -> Checkpoint:
     """The checkpoint of a model with an encoder and a decoder, which read as many tokens each."""
     if encoder_decoder.has_relative_positions(model) and limit is not None:
@@ -239,10 +274,12 @@ def _load_pair(
         source.task,
         model,
         Survey(layers, Tables(positions), causal=True),
-        tokenizer,
+        loaded.backend,
         tokens,
         positions,
         pooler=None,
         kv=kv,
-        text_to_text=read_text_to_text(source, model, tokenizer, positions),
+        text_to_text=read_text_to_text(source, model, loaded.backend, positions),
+        tokenization=loaded.settings,
+        reach=find_reach(model, positions, initial),
     )

@@ -31,6 +31,10 @@ _POOLINGS = {
     "weightedmean": "weighted_mean",
     "weightedmean_tokens": "weighted_mean",
 }
+# Arguments that say where a tokenizer is, not how it reads
+_LOADING = frozenset(
+    {"trust_remote_code", "local_files_only", "revision", "token", "cache_dir", "code_revision"}
+)
 _TEXT_MODELS = ("Transformer", "MLMTransformer")
 
 
@@ -110,6 +114,13 @@ def transformer_settings(source: Source) -> dict[str, Any]:
     names = ["sentence_bert_config.json"]
     names += sorted(path.name for path in source.path.glob("sentence_*_config.json"))
     return next((settings for name in names if (settings := source.read_json(name))), {})
+
+
+def tokenizer_settings(source: Source) -> dict[str, Any]:
+    """The arguments by which sentence-transformers loads a tokenizer; older names stand for two."""
+    settings = transformer_settings(source)
+    given = settings.get("processor_kwargs") or settings.get("tokenizer_args") or {}
+    return {key: value for key, value in given.items() if key not in _LOADING}
 
 
 def _prompts(source: Source) -> tuple[dict[str, str], str | None]:

@@ -1,4 +1,6 @@
-"""A bound on the length of texts: rotary tables have a row for every position."""
+"""Bounds on the length of texts: rotary tables have a row for every position, and BigBird attends
+otherwise in long texts.
+"""
 
 from typing import Any
 
@@ -6,6 +8,7 @@ from rich.console import Console
 from transformers import PreTrainedModel
 
 from maskdial_export.phase import finding
+from maskdial_export.positions import max_length
 
 LONGEST = 131_072
 """Of models with rotary positions, unless --max-length says otherwise. With heads of 128 the tables
@@ -16,6 +19,9 @@ def bound_positions(model: PreTrainedModel, most: int | None, console: Console) 
     """Makes a model with rotary positions one of at most ``most`` positions; None for LONGEST."""
     config: Any = model.config
     positions = getattr(config, "max_position_embeddings", None)
+    if getattr(config, "attention_type", None) == "block_sparse":
+        text = f"texts of up to {max_length(model):,} tokens; in longer ones the model attends to "
+        finding(console, text + "random blocks (block_sparse), which is not supported")
     rotates = any("rotary" in name for name, _ in model.named_modules())
     limit = most or LONGEST
     if not rotates or positions is None or positions <= limit:

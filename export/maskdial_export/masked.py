@@ -26,12 +26,14 @@ TOKEN_TASKS: frozenset[Task] = frozenset(
 class MaskedGraph(nn.Module):
     """A masked model with the inputs and output that `maskdial.models.bundle` documents."""
 
-    def __init__(self, model: PreTrainedModel, survey: Survey, pooler: Pooler | None) -> None:
+    def __init__(
+        self, model: PreTrainedModel, survey: Survey, pooler: Pooler | None, *, typed: bool
+    ) -> None:
         super().__init__()
         self.model = model
         self.pooler = pooler
         self.attention = (CausalAttention if survey.causal else MaskedAttention)(survey.layers)
-        self.takes_token_types = takes_token_types(model)
+        self.takes_token_types = typed and takes_token_types(model)
         self.pad_token_id = int(model.config.pad_token_id or 0)
         settings = None if pooler is None else pooler.embedding.multi_vector
         # Tokens that are not attended to may have vectors of their own
@@ -103,13 +105,19 @@ def takes_token_types(model: PreTrainedModel) -> bool:
 
 
 def trace(
-    model: PreTrainedModel, survey: Survey, task: Task, pooler: Pooler | None = None
+    model: PreTrainedModel,
+    survey: Survey,
+    task: Task,
+    pooler: Pooler | None = None,
+    *,
+    typed: bool = True,
 ) -> ir.Model:
     """Traces a masked model, float32 or float16. Token tasks run the head on ``rows`` only.
 
-    Models whose layers attend by themselves are traced as they are.
+    Models whose layers attend by themselves are traced as they are. Unless ``typed``, the model
+    gets no token types even if it takes some: its tokenizer sends none.
     """
-    graph = MaskedGraph(model, survey, pooler)
+    graph = MaskedGraph(model, survey, pooler, typed=typed)
     batch, length = 2, 5
     inputs: dict[str, Any] = {
         "input_ids": torch.ones(batch, length, dtype=torch.int64),

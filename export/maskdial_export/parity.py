@@ -3,7 +3,8 @@
 torch gets each text alone and whole. ONNX Runtime gets ragged batches, prompts in chunks, and one
 token at a time, as in the server. Each row also runs alone, to see whether its logits are
 batch-invariant: bitwise the same in every batch. A quantized graph, whose logits differ from
-torch's, is only tested for that.
+torch's, is only tested for that. One more text reaches beyond every window that the configuration
+names (`maskdial_export.reach`), and torch's model is as it was loaded for each.
 """
 
 from collections.abc import Sequence
@@ -16,8 +17,10 @@ from transformers import PreTrainedModel
 
 from maskdial.models.bundle import KVLayout, ParityReport, TextToText
 from maskdial_export.errors import ExportError
+from maskdial_export.graph import gather_rows, trunk
 from maskdial_export.masked import head_logits
 from maskdial_export.pooling import Pooler
+from maskdial_export.reach import NEAR, Reach
 from maskdial_export.session import (
     CausalSession,
     EncoderDecoderSession,
@@ -29,6 +32,8 @@ from maskdial_export.session import (
 
 _LENGTHS = (40, 13, 1, 26)
 _CHUNKS = (16, 7, 1)  # sizes of a prompt's first chunks; one more takes the rest
+_CHUNK = 512  # tokens at a time of a long text
+_LONGEST_WRITTEN = 512  # by an encoder-decoder model, token by token
 _DECODE_STEPS = 10
 _SEED = 20240229
 _LARGEST_LOGIT = 1e9  # where the next float32 is 64 away
@@ -98,9 +103,11 @@ class MaskedParity:
         graph: Graph,
         max_length: int,
         first: int = 0,
+        reach: Reach = NEAR,
     ) -> None:
         """``first`` is the first position whose logits are meaningful."""
         self.model = model
+        self.reach = reach
         self.pooler = pooler
         self.first = first
         self.session = MaskedSession(graph)
@@ -116,6 +123,7 @@ class MaskedParity:
         inputs = {"input_ids": torch.from_numpy(text[None])}
         if self.has_types:
             inputs["token_type_ids"] = torch.from_numpy(types[None])
+        self.reach.restore()
         return expected_output(self.model, self.pooler, inputs)[self.first :]
 
     def measure(self, tolerance: float) -> Measured:
@@ -126,8 +134,18 @@ class MaskedParity:
         report = ParityReport(
             tolerance=judge.tolerance,
             ragged_batch=judge.difference("a ragged batch", expected, ragged),
+            long_text=self._read_far(judge),
         )
         return Measured(report, _identical(ragged, self._alone()))
+
+    def _read_far(self, judge: "_Judge") -> float | None:
+        if self.reach.length is None:
+            return None
+        text = _random_texts(self.model.config, [self.reach.length], self.reach.length, 0)[0]
+        types = np.zeros_like(text)
+        places = np.arange(self.first, len(text))
+        expected, actual = self.expect(text, types), self.session.run([text], [types], [places])
+        return judge.difference(self.reach.title, [expected], actual)
 
     def batch_invariant(self) -> bool:
         """Whether each row has the same bits in a batch as alone; torch is not asked."""
@@ -164,9 +182,17 @@ class CausalParity:
     """Parity of a causal model: a ragged batch, a prompt in chunks, and ten decode steps."""
 
     def __init__(
-        self, model: PreTrainedModel, graph: Graph, max_length: int, layout: KVLayout
+        self,
+        model: PreTrainedModel,
+        graph: Graph,
+        max_length: int,
+        layout: KVLayout,
+        reach: Reach = NEAR,
     ) -> None:
         self.model = model
+        self.reach = reach
+        self.layout = layout
+        self.graph = graph
         self.steps = min(_DECODE_STEPS, max_length - 1)
         self.block = layout.query_block
         lengths = (self.block + _LENGTHS[0], *_LENGTHS[1:])
@@ -177,6 +203,7 @@ class CausalParity:
 
     def expect(self, text: Ids) -> Floats:
         """torch's logits for one whole text, (length, vocab_size)."""
+        self.reach.restore()
         with torch.no_grad():
             output = self.model(torch.from_numpy(text[None]), use_cache=False)
         return output.logits[0].numpy()  # type: ignore[no-any-return]
@@ -222,8 +249,28 @@ class CausalParity:
             decode_steps=judge.difference(
                 "decode steps", [each[-self.steps :] for each in expected], readings.decoded
             ),
+            long_text=self._read_far(judge),
         )
         return Measured(report, readings.identical)
+
+    def _read_far(self, judge: "_Judge") -> float | None:
+        """Reads a long text in chunks, as the server does; logits are computed where they count."""
+        length = self.reach.length
+        if length is None:
+            return None
+        text = _random_texts(self.model.config, [length], length, 0)[0]
+        rows = self.reach.rows()
+        self.reach.restore()
+        with torch.no_grad(), gather_rows(trunk(self.model), torch.from_numpy(rows)):
+            expected = self.model(torch.from_numpy(text[None]), use_cache=False).logits[0].numpy()
+        session = CausalSession(self.graph, self.layout, 1, length)
+        size = max(_CHUNK // self.block, 1) * self.block
+        found = []
+        for start in range(0, length, size):
+            chunk = text[start : start + size]
+            inside = rows[(rows >= start) & (rows < start + size)] - start
+            found += session.run(0, [chunk], [inside])
+        return judge.difference(self.reach.title, [expected], [np.concatenate(found)])
 
     def batch_invariant(self) -> bool:
         """Whether each row has the same bits in a batch as alone; torch is not asked."""
@@ -244,12 +291,16 @@ class EncoderDecoderParity:
         max_length: int,
         layout: KVLayout,
         text_to_text: TextToText,
+        reach: Reach = NEAR,
     ) -> None:
         self.model = model
+        self.reach = reach
         config = model.config
         most = text_to_text.max_source_length
-        self.sources = _random_texts(config, _LENGTHS, most, 0)
-        texts = _random_texts(config, [n - 1 for n in reversed(_LENGTHS)], max_length - 1, 0)
+        far = [] if reach.length is None else [min(reach.length, _LONGEST_WRITTEN)]
+        self.sources = _random_texts(config, [*_LENGTHS, *far], most, 0)
+        lengths = [*reversed(_LENGTHS), *far]
+        texts = _random_texts(config, [n - 1 for n in lengths], max_length - 1, 0)
         start = np.array([text_to_text.start_token_id])
         self.texts = [np.concatenate([start, text]) for text in texts]
         room, source_room = (max(map(len, each)) for each in (self.texts, self.sources))
@@ -257,6 +308,7 @@ class EncoderDecoderParity:
 
     def expect(self, source: Ids, text: Ids) -> Floats:
         """torch's logits after each token of a text, (length, vocab_size)."""
+        self.reach.restore()
         return expected_text(self.model, source, text)
 
     def _together(self) -> list[Floats]:

@@ -4,7 +4,9 @@ Marian and M2M-100 split texts by a sentencepiece model, and number the pieces b
 which also has the pieces of the target language. transformers has no tokenizer.json for them.
 """
 
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import sentencepiece
@@ -25,7 +27,18 @@ _FOREIGN = 100.0  # how much less likely than any of the source language a piece
 _LEAST_ALIKE = 0.98  # part of the sample's sentences
 
 
-def read_pieces(source: Source, sample: Sample) -> Tokenizer | None:
+@dataclass(frozen=True, slots=True)
+class Pieces:
+    """A tokenizer made of a sentencepiece model and a vocabulary.
+
+    ``leading_code``: whether a code such as ``>>deu<<`` is one token at the very start of a text.
+    """
+
+    backend: Tokenizer
+    leading_code: bool
+
+
+def read_pieces(source: Source, sample: Sample) -> Pieces | None:
     """The tokenizer of a Marian or M2M-100 checkpoint; None if it has none of this kind.
 
     Raises:
@@ -48,7 +61,7 @@ def read_pieces(source: Source, sample: Sample) -> Tokenizer | None:
         raise ExportError(f"cannot read {paths[0]} and {paths[1]}: {first_line(error)}") from error
     _add_special(tokenizer, vocabulary, source, languages=name == _M2M)
     _check(source, tokenizer, original, vocabulary, sample)
-    return tokenizer
+    return Pieces(tokenizer, leading_code=name == _MARIAN)
 
 
 def _build(proto: Any, vocabulary: Mapping[str, int]) -> Tokenizer:
@@ -70,9 +83,24 @@ def _build(proto: Any, vocabulary: Mapping[str, int]) -> Tokenizer:
     if proto.normalizer_spec.precompiled_charsmap:
         stages.insert(0, normalizers.Precompiled(proto.normalizer_spec.precompiled_charsmap))
     tokenizer.normalizer = normalizers.Sequence(stages)
-    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
+    tokenizer.pre_tokenizer = _pre_tokenizer(tokens)
     tokenizer.decoder = decoders.Metaspace()
     return tokenizer
+
+
+def _pre_tokenizer(tokens: Sequence[str]) -> pre_tokenizers.PreTokenizer:
+    """sentencepiece's words; codes of languages such as ``>>deu<<`` are broken into two.
+
+    They are in the vocabulary of Marian's multilingual models, but no pieces: the server reads the
+    one at the start of a text, and any other is text.
+    """
+    codes = [token[2:] for token in tokens if token.startswith(">>") and token.endswith("<<")]
+    if not codes:
+        return pre_tokenizers.Metaspace()
+    within = Regex(f"(?<=>>)(?={'|'.join(map(re.escape, codes))})")
+    return pre_tokenizers.Sequence(
+        [pre_tokenizers.Metaspace(), pre_tokenizers.Split(within, "isolated")]
+    )
 
 
 def _add_special(
@@ -80,8 +108,7 @@ def _add_special(
 ) -> None:
     """Adds the special tokens, and what they put around a source text."""
     special = [token for token in ("<s>", "</s>", "<unk>", "<pad>") if token in vocabulary]
-    # Marian's multilingual models are told the target language in the source text
-    codes = [token for token in vocabulary if token.startswith(">>") and token.endswith("<<")]
+    codes = []
     if languages:  # they follow the vocabulary, in transformers' own order
         codes = [f"__{code}__" for code in FAIRSEQ_LANGUAGE_CODES["m2m100"]]
     tokenizer.add_special_tokens(

@@ -33,10 +33,13 @@ def _plain_rope(config: Any, positions: int) -> Iterator[int]:
 
 
 def _plain_attention(config: Any) -> Iterator[int]:
-    """The lengths up to which Llama 4's attention does not depend on the tokens' positions.
+    """The lengths up to which attention is that of the graph.
 
-    Local layers attend within chunks, the others sharpen their scores at later positions.
+    Llama 4's local layers attend within chunks, the others sharpen their scores at later positions.
+    BigBird attends to all tokens of short texts, and to random blocks of longer ones.
     """
+    if getattr(config, "attention_type", None) == "block_sparse":
+        yield (5 + 2 * int(config.num_random_blocks)) * int(config.block_size)
     chunk = getattr(config, "attention_chunk_size", None)
     if chunk is not None:
         yield int(chunk)

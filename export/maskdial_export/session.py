@@ -130,19 +130,24 @@ class CausalSession:
         self._cache = {name: np.zeros(shape, self._dtype) for name in names}
         self.seen = np.zeros(slots, np.int64)
 
-    def run(self, first_slot: int, texts: Sequence[Ids]) -> list[Floats]:
-        """Appends a text to each slot from ``first_slot``; returns logits (length, vocab_size)."""
+    def run(
+        self, first_slot: int, texts: Sequence[Ids], positions: Sequence[Ids] | None = None
+    ) -> list[Floats]:
+        """Appends a text to each slot from ``first_slot``; returns logits (length, vocab_size).
+
+        ``positions`` are the tokens of each text whose logits are wanted; None for all.
+        """
         slots = slice(first_slot, first_slot + len(texts))
         ids = _pad(texts)
         seen = self.seen[slots]
         totals = seen + [len(text) for text in texts]
-        positions = [np.arange(len(text)) for text in texts]
+        wanted = positions or [np.arange(len(text)) for text in texts]
         feeds: dict[str, NDArray[Any]] = {
             "input_ids": ids,
             "position_ids": seen[:, None] + np.arange(ids.shape[1]),
             "seqlens_k": (totals - 1).astype(np.int32),
             "total_sequence_length": np.array(totals.max(), np.int32),
-            "rows": _flat_rows(texts, positions),
+            "rows": _flat_rows(texts, wanted),
         }
         binding = self._session.io_binding()
         for name, array in feeds.items():
@@ -157,7 +162,7 @@ class CausalSession:
         binding.bind_output("logits")
         self._session.run_with_iobinding(binding)
         self.seen[slots] = totals
-        return _split(binding.get_outputs()[-1].numpy(), positions)
+        return _split(binding.get_outputs()[-1].numpy(), wanted)
 
 
 class EncoderDecoderSession:

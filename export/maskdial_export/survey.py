@@ -4,9 +4,13 @@ The model runs once on a short text. What its layers pass to the attention funct
 of the KV cache, and whether the attention operator can rotate queries and keys by itself.
 """
 
+import itertools
+import sys
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
+from unittest import mock
 
 import torch
 from torch import Tensor, nn
@@ -18,18 +22,27 @@ from maskdial_export.rotary import Rotation, Tables, rotated
 from maskdial_export.swap import swapped
 
 _LENGTH = 7
+# transformers' functions that make masks of windows -> what a token sees beside the window
+_WINDOW_MASKS = {
+    "create_sliding_window_causal_mask": 0,
+    "create_bidirectional_sliding_window_mask": 1,
+}
 _TOLERANCE = {torch.float32: 1e-4, torch.float16: 2e-2}  # of the largest value
 
 
 @dataclass(frozen=True, slots=True)
 class Layer:
-    """The attention of one layer; ``rotation`` is None if the operator shall not rotate."""
+    """The attention of one layer; ``rotation`` is None if the operator shall not rotate.
+
+    ``window``: how far a token sees, itself included, where only the model's mask says it.
+    """
 
     num_heads: int
     num_kv_heads: int
     head_dim: int
     value_dim: int
     rotation: Rotation | None
+    window: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +87,7 @@ def survey(model: PreTrainedModel) -> Survey:
             tables.recorded(model),
             rotated(model, surveyor.rotate),
             swapped(model, surveyor),
+            _windows_marked(model),
         ):
             model.base_model(input_ids=ids)
     except Exception as error:  # models raise any type
@@ -83,6 +97,32 @@ def survey(model: PreTrainedModel) -> Survey:
             f"{type(model).__name__} cannot run on token ids alone: {first_line(error)}"
         ) from error
     return Survey(tuple(surveyor.layers), tables, causal)
+
+
+@contextmanager
+def _windows_marked(model: PreTrainedModel) -> Iterator[None]:
+    """Lets masks of windows carry the window inside the block.
+
+    Qwen2-MoE and PhiMoE hand it to no attention function: an eager one has it in the mask only.
+    """
+    modules = {sys.modules[type(module).__module__] for module in model.modules()}
+    with ExitStack() as patches:
+        for modeling, (name, beside) in itertools.product(modules, _WINDOW_MASKS.items()):
+            if hasattr(modeling, name):
+                patches.enter_context(mock.patch.object(modeling, name, _marked(beside)))
+        yield
+
+
+def _marked(beside: int) -> Callable[..., Any]:
+    def create(config: Any, *_: Any, **__: Any) -> Any:
+        window = getattr(config, "sliding_window", None)
+        if window is None:
+            return None
+        mask: Any = torch.zeros(1, 1, 1, 1)
+        mask.window = window + beside
+        return mask
+
+    return create
 
 
 def _text(model: PreTrainedModel, length: int) -> Tensor:
@@ -161,12 +201,16 @@ class _Surveyor:
         key: Tensor,
         value: Tensor,
         attention_mask: Tensor | None,
+        *,
+        sliding_window: int | None = None,
         **_: Any,
     ) -> tuple[Tensor, None]:
         num_heads, num_kv_heads, head_dim = query.shape[1], key.shape[1], query.shape[3]
         rotation = self._rotation(query, key)
         self._turned = None
-        self.layers.append(Layer(num_heads, num_kv_heads, head_dim, value.shape[-1], rotation))
+        window = None if sliding_window is not None else getattr(attention_mask, "window", None)
+        shape = (num_heads, num_kv_heads, head_dim, value.shape[-1])
+        self.layers.append(Layer(*shape, rotation, window))
         shared = num_heads // num_kv_heads
         scores = query @ key.repeat_interleave(shared, 1).transpose(2, 3) / head_dim**0.5
         output = scores.softmax(-1) @ value.repeat_interleave(shared, 1)

@@ -1,20 +1,27 @@
-"""A checkpoint's tokenizer: read or converted, and checked against the model and a plain text.
+"""A checkpoint's tokenizer as transformers makes it, checked against the model and a plain text.
 
-transformers makes a tokenizer of the files that it finds, and one with nothing but special tokens
-if it finds none. What it converts is compared with the vocabulary files.
+``AutoTokenizer`` lays settings of tokenizer_config.json and other files over tokenizer.json, so the
+bundle gets its backend as loaded, not the file. transformers makes a tokenizer of the files that it
+finds, and one with nothing but special tokens if it finds none: what it converts is compared with
+the vocabulary files.
 """
 
+import json
 import warnings
 from collections.abc import Iterator
-from pathlib import Path
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from typing import Any
 
 import sentencepiece
 import transformers
+from rich.console import Console
 from tokenizers import Tokenizer
 
-from maskdial.models.bundle import TOKENIZER
+from maskdial.models.bundle import TOKENIZER, Tokenization
+from maskdial_export.embedding import lower_case, tokenizer_settings
 from maskdial_export.errors import ExportError, first_line
+from maskdial_export.phase import finding
 from maskdial_export.pieces import read_pieces
 from maskdial_export.sample import Sample
 from maskdial_export.source import Source
@@ -29,37 +36,167 @@ _MOST_WORDS = 500
 _LEAST_ALIKE = 0.9  # part of the lines or sentences; a few may be treated in a special way
 _UNKNOWN = "\U00010380\U00010381"  # Ugaritic
 _WORD_MARKS = "▁Ġ#"
+_TYPES = "token_type_ids"
+_LOCAL: dict[str, Any] = {"trust_remote_code": False, "local_files_only": True}
 
 
-def load_tokenizer(source: Source, vocab_size: int, sample: Sample) -> Tokenizer:
-    """The checkpoint's tokenizer, with padding and truncation turned off.
+@dataclass(frozen=True, slots=True)
+class LoadedTokenizer:
+    """A checkpoint's tokenizer.
+
+    Attributes:
+        backend: what the bundle gets, with padding and truncation turned off.
+        original: transformers' own, to compare with; None if it has none for these files.
+        sends_token_types: whether it hands the parts of a text pair to the model.
+        leading_code: whether it reads a code of a language at the very start of a text.
+    """
+
+    backend: Tokenizer
+    original: Any
+    sends_token_types: bool = True
+    leading_code: bool = False
+
+    @property
+    def settings(self) -> Tokenization:
+        """What tokenizer.json does not say, for the manifest."""
+        side = getattr(self.original, "truncation_side", "right")
+        return Tokenization(
+            truncation_side="left" if side == "left" else "right", leading_code=self.leading_code
+        )
+
+
+def load_tokenizer(
+    source: Source, vocab_size: int, sample: Sample, console: Console | None = None
+) -> LoadedTokenizer:
+    """The checkpoint's tokenizer.
 
     Raises:
         ExportError: there is none, it does not fit the model's vocabulary, or it knows next to none
             of the sample's words.
     """
+    console = console or Console(quiet=True)
+    loaded = _read_pieces(source, sample)
+    if loaded is None and (source.path / TOKENIZER).is_file():
+        loaded = _read(source, console)
+    elif loaded is None:
+        loaded = _convert(source, sample)
+    lower_case(source, loaded.backend)
+    # A copy, as calls of transformers' tokenizer change the settings of its own
+    backend = _without_strangers(source, loaded.backend, vocab_size)
+    backend.no_padding()
+    backend.no_truncation()
+    _check_size(source, backend, vocab_size)
+    _check_words(source, backend, sample)
+    return replace(loaded, backend=backend)
+
+
+def _read_pieces(source: Source, sample: Sample) -> LoadedTokenizer | None:
+    """The tokenizer of a Marian or M2M-100 checkpoint, which transformers runs in Python."""
+    pieces = read_pieces(source, sample)
+    if pieces is None:
+        return None
+    with _quiet():
+        try:
+            original = _auto(source)
+        except Exception:  # transformers raises many types for missing files
+            original = None
+    return LoadedTokenizer(
+        pieces.backend, original, sends_token_types=False, leading_code=pieces.leading_code
+    )
+
+
+def _read(source: Source, console: Console) -> LoadedTokenizer:
+    """What transformers makes of tokenizer.json and the files beside it."""
     path = source.path / TOKENIZER
-    tokenizer = _read(path) if path.is_file() else _convert(source, sample)
-    tokenizer.no_padding()
-    tokenizer.no_truncation()
-    _check_size(source, tokenizer, vocab_size)
-    _check_words(source, tokenizer, sample)
-    return tokenizer
-
-
-def _read(path: Path) -> Tokenizer:
     try:
-        return Tokenizer.from_file(str(path))
+        file = Tokenizer.from_file(str(path))
     except Exception as error:  # the library has no error class of its own
         raise ExportError(f"cannot read {path}: {first_line(error)}") from error
+    kind = type(file.model).__name__
+    inputs = source.read_json("tokenizer_config.json").get("model_input_names")
+    with _quiet():
+        try:
+            original = _auto(source)
+            inputs = original.model_input_names
+            made: Tokenizer | None = getattr(original, "backend_tokenizer", None)
+            why = None
+            if made is None:
+                return LoadedTokenizer(file, original, sends_token_types=_TYPES in inputs)
+            if type(made.model).__name__ != kind:
+                why = f"is one of {type(made.model).__name__}, not of {kind}"
+        except Exception as error:  # transformers raises many types for files of another class
+            why = f"cannot be loaded ({first_line(error)})"
+    if why is not None:
+        original = _by_file_alone(source)
+        made = original.backend_tokenizer
+        finding(
+            console,
+            f"transformers' tokenizer of {source.read_json('config.json').get('model_type')} "
+            f"models {why}, so {TOKENIZER} is read by itself",
+        )
+    assert made is not None, "of every tokenizer that is read from tokenizer.json"
+    return LoadedTokenizer(made, original, inputs is None or _TYPES in inputs)
 
 
-def _convert(source: Source, sample: Sample) -> Tokenizer:
+def _auto(source: Source) -> Any:
+    return transformers.AutoTokenizer.from_pretrained(
+        source.path, **_LOCAL, **tokenizer_settings(source)
+    )
+
+
+def _by_file_alone(source: Source) -> Any:
+    """transformers' tokenizer of no class: tokenizer.json with what tokenizer_config.json adds."""
+    try:
+        with _quiet():
+            return transformers.PreTrainedTokenizerFast.from_pretrained(
+                source.path, **_LOCAL, **tokenizer_settings(source)
+            )
+    except Exception as error:  # transformers raises many types for damaged files
+        raise ExportError(
+            f"transformers cannot load the tokenizer of {source.name}: {first_line(error)}"
+        ) from error
+
+
+def _without_strangers(source: Source, tokenizer: Tokenizer, vocab_size: int) -> Tokenizer:
+    """A copy without tokens that no file gives an id and the model has no row for.
+
+    transformers adds the special tokens that a class has by default, such as ``<mask>``.
+    """
+    given = source.read_json("tokenizer_config.json").get("added_tokens_decoder") or {}
+    numbered = {*map(int, given), *source.read_json("added_tokens.json").values()}
+    path = source.path / TOKENIZER
+    if path.is_file():
+        numbered |= set(Tokenizer.from_file(str(path)).get_added_tokens_decoder())
+    strange = {
+        index
+        for index in tokenizer.get_added_tokens_decoder()
+        if index >= vocab_size and index not in numbered
+    }
+    content = json.loads(tokenizer.to_str())
+    content["added_tokens"] = [
+        each for each in content["added_tokens"] if each["id"] not in strange
+    ]
+    return Tokenizer.from_str(json.dumps(content))
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Silences transformers, which warns of what is compared here anyway."""
+    logging = transformers.utils.logging
+    verbosity = logging.get_verbosity()
+    logging.set_verbosity_error()
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.set_verbosity(verbosity)
+
+
+def _convert(source: Source, sample: Sample) -> LoadedTokenizer:
     """Builds the tokenizer from the vocabulary files of an older checkpoint."""
-    pieces = read_pieces(source, sample)
-    if pieces is not None:
-        return pieces
-    made = list(_conversions(source))
+    with _quiet():
+        made = list(_conversions(source))
     files = sorted({path.name for name in _VOCABULARY_FILES for path in source.path.glob(name)})
     if not files:
         expected = [name for each in made[:1] for name in each.vocab_files_names.values()]
@@ -69,7 +206,7 @@ def _convert(source: Source, sample: Sample) -> Tokenizer:
     for each in made:
         tokenizer: Tokenizer | None = getattr(each, "backend_tokenizer", None)
         if tokenizer is not None and _is_whole(source, tokenizer, sample):
-            return tokenizer
+            return LoadedTokenizer(tokenizer, each, _TYPES in each.model_input_names)
     raise ExportError(
         f"{source.name} has no {TOKENIZER}, and transformers {transformers.__version__} cannot "
         f"convert {' and '.join(files)} exactly; write {TOKENIZER} with save_pretrained() of the "
@@ -79,7 +216,7 @@ def _convert(source: Source, sample: Sample) -> Tokenizer:
 
 def _conversions(source: Source) -> Iterator[Any]:
     """The tokenizers that transformers makes: by the model's type, then by the files alone."""
-    settings = {"trust_remote_code": False, "local_files_only": True}
+    settings = _LOCAL | tokenizer_settings(source)
     makers = [(transformers.AutoTokenizer, settings)]
     named = source.read_json("tokenizer_config.json").get("tokenizer_class") or source.read_json(
         "config.json"
@@ -92,9 +229,7 @@ def _conversions(source: Source) -> Iterator[Any]:
         makers.append((transformers.LlamaTokenizer, settings | {"add_bos_token": begins}))
     for maker, options in makers:
         try:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")
-                made = maker.from_pretrained(source.path, **options)
+            made = maker.from_pretrained(source.path, **options)
         except Exception:  # transformers raises many types for missing files
             continue
         yield made
@@ -128,7 +263,7 @@ def _is_whole(source: Source, tokenizer: Tokenizer, sample: Sample) -> bool:
 
 def _check_size(source: Source, tokenizer: Tokenizer, vocab_size: int) -> None:
     ids = tokenizer.get_vocab(with_added_tokens=True).values()
-    largest = max(ids, default=-1)
+    largest = max([*ids, *tokenizer.encode("").ids], default=-1)
     if largest >= vocab_size:
         raise ExportError(
             f"the tokenizer of {source.name} produces ids up to {largest}, but the model has only "

@@ -162,6 +162,7 @@ def write_bundle(source: Source, folder: Path, settings: Settings, packs: Packs 
             vocab_size=config.vocab_size,
             max_length=checkpoint.max_length,
             special_tokens=checkpoint.tokens,
+            tokenization=checkpoint.tokenization,
             **_classification(source, config),
             embedding=checkpoint.pooler and checkpoint.pooler.embedding,
             kv=kv,

@@ -69,7 +69,7 @@ def _checkpoint(setup: Setup, source: Source) -> Checkpoint:
     """What the exporter has after `Checkpoint.half`."""
     config = setup.model.config
     model = random_model(config, setup.seed, dtype=torch.float16, attention="eager")
-    tokenizer = load_tokenizer(source, config.vocab_size, read_sample(None))
+    tokenizer = load_tokenizer(source, config.vocab_size, read_sample(None)).backend
     tokens = special_tokens(source, config, tokenizer)
     surveyed = survey(model)
     layout = kv_layout(surveyed, torch.float16) if source.family == "causal" else None

@@ -209,8 +209,14 @@ def fingerprint(checkpoint: Checkpoint) -> str | None:
     if sum(tensor.nbytes for tensor in tensors.values()) > MOST_BYTES:
         return None
     pooled = checkpoint.pooler and (checkpoint.pooler.embedding, str(checkpoint.pooler))
-    whole = checkpoint.survey.whole
-    settings = (checkpoint.task, pooled, checkpoint.kv, checkpoint.reads_both_ways, whole)
+    settings = (
+        checkpoint.task,
+        pooled,
+        checkpoint.kv,
+        checkpoint.reads_both_ways,
+        checkpoint.survey.whole,
+        checkpoint.sends_token_types,
+    )
     digest = sha256(f"{type(checkpoint.model)} {settings}".encode())
     digest.update(checkpoint.model.config.to_json_string(use_diff=False).encode())
     for name, tensor in tensors.items():

@@ -75,7 +75,7 @@ def test_missing_tokenizer(
 def test_vocabulary_file_alone(model_type: str, tmp_path: Path) -> None:
     """transformers ignores it for types that usually have another one."""
     source = make_source(tmp_path, model_type, vocab__txt="\n".join(VOCABULARY) + "\n")
-    tokenizer = load_tokenizer(source, len(VOCABULARY), SAMPLE)
+    tokenizer = load_tokenizer(source, len(VOCABULARY), SAMPLE).backend
     assert tokenizer.encode("Abc").tokens == ["[CLS]", "a", "##b", "##c", "[SEP]"]
 
 
@@ -102,7 +102,7 @@ def test_sentencepiece_model_alone(
     """transformers' own conversion drops spaces, or the one before the first word."""
     content = sentence_pieces["bpe"].read_bytes()
     source = make_source(tmp_path, model_type, tokenizer__model=content)
-    tokenizer = load_tokenizer(source, 400, SAMPLE)
+    tokenizer = load_tokenizer(source, 400, SAMPLE).backend
     original = sentencepiece.SentencePieceProcessor(model_file=str(sentence_pieces["bpe"]))
     for text in SAMPLE.sentences():
         if text.startswith(" "):
@@ -117,7 +117,7 @@ def test_sentencepiece_model_of_an_encoder(
     content = sentence_pieces["unigram"].read_bytes()
     source = make_source(tmp_path, "xlm-roberta")
     (tmp_path / "sentencepiece.bpe.model").write_bytes(content)
-    tokens = load_tokenizer(source, 302, SAMPLE).encode("The door").tokens
+    tokens = load_tokenizer(source, 302, SAMPLE).backend.encode("The door").tokens
     assert (tokens[0], tokens[-1]) == ("<s>", "</s>")
     original = sentencepiece.SentencePieceProcessor(model_file=str(sentence_pieces["unigram"]))
     assert tokens[1:-1] == original.encode("The door", out_type=str)
@@ -167,7 +167,7 @@ def test_tokenizer_without_letters(tmp_path: Path) -> None:
     with pytest.raises(ExportError, match=r"knows 0 of \d+ words"):
         load_tokenizer(source, 61, SAMPLE)
     known = Sample("mine", "", "word1 word2")
-    assert load_tokenizer(source, 61, known).encode("word2").ids == [2]
+    assert load_tokenizer(source, 61, known).backend.encode("word2").ids == [2]
 
 
 def test_without_a_decoder_there_are_no_grammars(

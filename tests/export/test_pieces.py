@@ -9,6 +9,8 @@ import pytest
 import sentencepiece
 import transformers
 
+from maskdial.models.bundle import SpecialTokens, Tokenization
+from maskdial.models.tokenizer import Tokenizer
 from maskdial_export.errors import ExportError
 from maskdial_export.pieces import read_pieces
 from maskdial_export.sample import Sample, read_sample
@@ -47,15 +49,22 @@ def write(folder: Path, model_type: str, tokens: list[str]) -> Source:
     return Source("tiny", folder, "MarianMTModel", "generate")
 
 
+def served(source: Source, sample: Sample) -> Tokenizer:
+    """The server's tokenizer of a checkpoint."""
+    pieces = read_pieces(source, sample)
+    assert pieces is not None
+    settings = Tokenization(leading_code=pieces.leading_code)
+    return Tokenizer(pieces.backend, SpecialTokens(), settings)
+
+
 def assert_alike(source: Source, theirs: Any, sample: Sample, *texts: str) -> None:
-    ours = read_pieces(source, sample)
-    assert ours is not None
+    ours = served(source, sample)
     for text in (*sample.sentences(), *TEXTS, *texts):
         ids = ours.encode(text).ids
         assert ids == theirs(text).input_ids
         # Theirs spells out languages, which are special tokens of ours
         written = [each for each in ids if str(ours.id_to_token(each))[:2] not in ("__", ">>")]
-        assert ours.decode(ids) == theirs.decode(written, skip_special_tokens=True)
+        assert ours.decode(written) == theirs.decode(written, skip_special_tokens=True)
 
 
 @pytest.fixture
@@ -73,6 +82,43 @@ def test_marian(marian: Source, sample: Sample) -> None:
     assert_alike(marian, theirs, sample, ">>deu<< Good morning.", ">>deu<<Good morning.")
 
 
+@pytest.mark.filterwarnings("ignore:Recommended. pip install sacremoses")
+@pytest.mark.parametrize("kind", ["unigram", "bpe"])
+@pytest.mark.parametrize(
+    ("text", "begin"),
+    [
+        (">>deu<< Hello", ">>deu<<"),
+        (">>xyz<< Hello", "<unk>"),
+        (">>no language<<", "<unk>"),
+        (">><<", "<unk>"),
+        (">>deu<< a >>deu<< b", ">>deu<<"),
+        ("a >>deu<< b", None),
+        (" >>deu<< Hello", None),
+        (">>deu", None),
+        ("<<deu>>", None),
+    ],
+)
+def test_a_code_is_read_at_the_very_start_only(
+    text: str, begin: str | None, kind: str, tmp_path: Path, sample: Sample
+) -> None:
+    pieces = train(tmp_path / "source.spm", kind, sample)
+    (tmp_path / "target.spm").write_bytes((tmp_path / "source.spm").read_bytes())
+    source = write(tmp_path, "marian", ["</s>", "<unk>", *pieces, ">>deu<<", "<pad>"])
+    theirs = transformers.MarianTokenizer.from_pretrained(tmp_path)
+    ours = served(source, sample)
+    encoding = ours.encode(text)
+    assert encoding.ids == theirs(text).input_ids
+    assert encoding.ids.count(ours.token_to_id(">>deu<<") or -1) == (begin == ">>deu<<")
+    if begin is not None:
+        assert encoding.tokens[0] == begin
+        assert encoding.offsets[0] == (0, text.index("<<") + 2)
+        assert text[slice(*encoding.offsets[1])] == text[text.index("<<") + 2 :].strip()[:1]
+    assert (
+        ours.encode_cut(text, max_length=2).ids
+        == theirs(text, truncation=True, max_length=2).input_ids
+    )
+
+
 def test_m2m_100(tmp_path: Path, sample: Sample) -> None:
     path = tmp_path / "sentencepiece.bpe.model"
     pieces = train(path, "bpe", sample)
@@ -80,8 +126,7 @@ def test_m2m_100(tmp_path: Path, sample: Sample) -> None:
     vocabulary = str(tmp_path / "vocab.json")
     theirs = transformers.M2M100Tokenizer(vocabulary, str(path), src_lang="en")
     assert_alike(source, theirs, sample)
-    ours = read_pieces(source, sample)
-    assert ours is not None
+    ours = served(source, sample)
     for code in ("en", "de", "zu"):
         assert ours.token_to_id(f"__{code}__") == theirs.get_lang_id(code)
 

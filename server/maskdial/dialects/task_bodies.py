@@ -58,11 +58,11 @@ class TruncationParameters(Wire):
     )
     truncation_direction: (
         Annotated[Literal["left", "right"], pydantic.BeforeValidator(_lower_case)] | None
-    ) = Field(None, description="Side to truncate. Default: right.")
+    ) = Field(None, description="Side to truncate. Default: the side of the model's own tokenizer.")
 
     @property
     def truncation(self) -> Truncation:
-        return Truncation(bool(self.truncate), self.truncation_direction or "right")
+        return Truncation(bool(self.truncate), self.truncation_direction)
 
 
 class FillMaskParameters(TruncationParameters):

@@ -85,6 +85,7 @@ _MAX_MANIFEST_BYTES = 16 * 2**20
 
 Family = Literal["masked", "causal", "encoder-decoder"]
 Mask = Literal["full", "causal"]
+Side = Literal["left", "right"]
 Task = Literal[
     "fill-mask",
     "classify",
@@ -114,6 +115,19 @@ class SpecialTokens(_Frozen):
     mask: _TokenId | None = None
     bos: _TokenId | None = None
     eos: tuple[_TokenId, ...] = ()
+
+
+class Tokenization(_Frozen):
+    """What a checkpoint's own tokenizer does that ``tokenizer.json`` does not say."""
+
+    truncation_side: Side = Field(
+        "right", description="where a text is cut if the request does not say"
+    )
+    leading_code: bool = Field(
+        False,
+        description="a code such as >>deu<< at the very start of a text is one token, the unknown "
+        "one if the vocabulary does not have it (Marian)",
+    )
 
 
 class KVLayout(_Frozen):
@@ -300,6 +314,12 @@ class ParityReport(_Frozen):
     ragged_batch: float
     chunked_prompt: float | None = None
     decode_steps: float | None = None
+    long_text: float | None = Field(
+        None, description="of a text beyond every window that the configuration names"
+    )
+    doubt: str | None = Field(
+        None, description="why torch's logits are not known to be those of the original model"
+    )
 
 
 class QualityReport(_Frozen):
@@ -338,6 +358,7 @@ class Manifest(_Frozen):
     vocab_size: int = Field(gt=0)
     max_length: int = Field(gt=0)
     special_tokens: SpecialTokens
+    tokenization: Tokenization = Tokenization()
     labels: tuple[str, ...] = ()
     problem_type: ProblemType | None = None
     embedding: Embedding | None = None

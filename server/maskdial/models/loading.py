@@ -187,7 +187,9 @@ def _start_causal(
         start = manifest.text_to_text.start_token_id
         golden = partial(text_to_text_logits, runner, encoder, start)
     check_golden(bundle, golden, config.golden_check, kv_cache=session.kv_cache)
-    tokenizer = Tokenizer.from_file(bundle.tokenizer, manifest.special_tokens)
+    tokenizer = Tokenizer.from_file(
+        bundle.tokenizer, manifest.special_tokens, manifest.tokenization
+    )
     chat_template = read_chat_template(bundle, tokenizer)
     reply_format = ReplyFormat.of_bundle(bundle, tokenizer, chat_template)
     never = tokenizer.ids_without_token(manifest.vocab_size).difference(manifest.special_tokens.eos)

@@ -6,13 +6,13 @@ import re
 from collections.abc import Iterator, Sequence
 from itertools import islice
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import tokenizers
 from tokenizers import Encoding
 
 from maskdial.errors import BundleError, ValidationError
-from maskdial.models.bundle import SpecialTokens
+from maskdial.models.bundle import Side, SpecialTokens, Tokenization
 
 TextOrIds = str | Sequence[int]
 """What a model reads: text to tokenize, or token ids."""
@@ -24,6 +24,8 @@ _MIN_LONGEST_TOKEN = 100
 # Unicode's own normal forms make a character at most 18 characters.
 _MAX_GROWTH = 100
 _BYTE_TOKEN = re.compile("<0x([0-9A-Fa-f]{2})>")
+_PLAIN = Tokenization()
+_LEADING_CODE = re.compile(">>.*?<<", re.DOTALL)
 
 
 class Tokenizer:
@@ -32,12 +34,22 @@ class Tokenizer:
     Decoding never fails: ids without a token, such as the padding of a model's vocabulary, decode
     to nothing.
 
+    Args:
+        backend: what ``tokenizer.json`` describes.
+        special: the ids of special tokens.
+        settings: what the file does not say.
+
     Raises:
         BundleError: `tokenizers` cannot run the decoder on every token, or the normalizer makes
             long texts of short ones.
     """
 
-    def __init__(self, backend: tokenizers.Tokenizer, special: SpecialTokens) -> None:
+    def __init__(
+        self,
+        backend: tokenizers.Tokenizer,
+        special: SpecialTokens,
+        settings: Tokenization = _PLAIN,
+    ) -> None:
         backend.no_padding()
         backend.no_truncation()
         self._backend = backend
@@ -63,11 +75,14 @@ class Tokenizer:
         )
         # Pieces that continue a word are marked in the vocabulary (``##``), not by spaces.
         self.marks_subwords = bool(getattr(backend.model, "continuing_subword_prefix", None))
+        self._leading_code = settings.leading_code
         self.mask_token_id = special.mask
         self.mask_token = None if special.mask is None else backend.id_to_token(special.mask)
 
     @classmethod
-    def from_file(cls, path: Path, special: SpecialTokens) -> "Tokenizer":
+    def from_file(
+        cls, path: Path, special: SpecialTokens, settings: Tokenization = _PLAIN
+    ) -> "Tokenizer":
         """Reads ``tokenizer.json``.
 
         Raises:
@@ -77,7 +92,7 @@ class Tokenizer:
             backend = tokenizers.Tokenizer.from_file(str(path))
         except Exception as error:  # the library raises the bare class
             raise BundleError(f"{path} is not a readable tokenizer: {error}") from error
-        return cls(backend, special)
+        return cls(backend, special, settings)
 
     def exceeds(self, text: str, max_length: int) -> bool:
         """Whether a text is longer than ``max_length`` tokens of the longest kind.
@@ -95,6 +110,32 @@ class Tokenizer:
         Raises:
             ValidationError: one of the tokenizer's regular expressions gives up on the text.
         """
+        code = _LEADING_CODE.match(text) if self._leading_code else None
+        if code is None:
+            return self._encode(text, pair, add_special_tokens=add_special_tokens)
+        rest = self._encode(text[code.end() :], None, add_special_tokens=False)
+        begun = Encoding.merge([self._one_token(code[0]), rest], growing_offsets=True)
+        second = None if pair is None else self._encode(pair, None, add_special_tokens=False)
+        return self._backend.post_process(begun, second, add_special_tokens)
+
+    def _one_token(self, text: str) -> Encoding:
+        """A text as a single token, the unknown one if it is none of the vocabulary."""
+        known = self._backend.token_to_id(text)
+        token_id = self.unknown_id if known is None else known
+        one = Encoding()
+        state = json.loads(one.__getstate__()) | {
+            "ids": [token_id],
+            "type_ids": [0],
+            "tokens": [self.id_to_token(token_id)],
+            "words": [None],
+            "offsets": [(0, len(text))],
+            "special_tokens_mask": [0],
+            "attention_mask": [1],
+        }
+        one.__setstate__(json.dumps(state).encode())
+        return one
+
+    def _encode(self, text: str, pair: str | None, *, add_special_tokens: bool) -> Encoding:
         try:
             if len(text) + len(pair or "") <= _MAX_SHORT_TEXT:
                 return self._backend.encode(text, pair, add_special_tokens=add_special_tokens)
@@ -113,7 +154,7 @@ class Tokenizer:
         pair: str | None = None,
         *,
         max_length: int,
-        direction: Literal["left", "right"] = "right",
+        direction: Side = "right",
     ) -> Encoding:
         """Tokenizes a text or a pair, truncated so that it fits with its special tokens.
 
@@ -294,7 +335,7 @@ def longest_first(first: int, second: int, room: int) -> tuple[int, int]:
     return (shorter, room - shorter) if first <= second else (room - shorter, shorter)
 
 
-def cut_tokens(encoding: Encoding, limit: int, direction: Literal["left", "right"]) -> Encoding:
+def cut_tokens(encoding: Encoding, limit: int, direction: Side) -> Encoding:
     """A text's first ``limit`` tokens, or its last ones if ``direction`` is left.
 
     `Encoding.truncate` would change the encoding in place, and keep the rest in it.

@@ -197,7 +197,7 @@ def _read_causal(model: CausalModel, request: ScoreRequest) -> tuple[list[Encodi
                 index=index,
             )
         encodings[index] = model.tokenizer.encode_cut(
-            request.texts[index], max_length=longest, direction=request.truncation.direction
+            request.texts[index], max_length=longest, direction=request.truncation.side(model)
         )
         num_truncated += length - len(encodings[index])
     return encodings, num_truncated

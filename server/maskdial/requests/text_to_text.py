@@ -37,7 +37,7 @@ class Writing:
             below, for encoder-decoder models only.
         source_language: code of the language of the source text.
         target_language: code of the language to write in.
-        truncate_source: whether a source text that is too long loses its end.
+        truncate_source: whether a source text that is too long is cut.
     """
 
     num_beams: int | None = None
@@ -153,7 +153,7 @@ class TextToTextSettings:
     def read(
         self, prompt: TextOrIds, model: CausalModel, truncate: int | None, index: int
     ) -> tuple[list[int], int]:
-        """The tokens of a source text, and how many of its last ones were cut off.
+        """The tokens of a source text, and how many were cut off.
 
         Token ids are used unchanged.
 
@@ -245,9 +245,10 @@ def _spell(ways: list[str]) -> str:
 
 
 def _cut(prompt: TextOrIds, model: CausalModel, room: int) -> list[int]:
-    """The first tokens of a source text, with the special ones, at most ``room``."""
+    """A source text, with the special tokens, cut to ``room`` tokens where its model cuts texts."""
     if not isinstance(prompt, str):
-        return list(prompt)[:room]
+        ids = list(prompt)
+        return ids[-room:] if model.manifest.tokenization.truncation_side == "left" else ids[:room]
     num_special = model.tokenizer.num_special_tokens(pair=False)
     if room <= num_special:
         raise ValidationError(
@@ -255,4 +256,6 @@ def _cut(prompt: TextOrIds, model: CausalModel, room: int) -> list[int]:
             f"{num_special + 1} are to be kept",
             field="truncate",
         )
-    return model.tokenizer.encode_cut(prompt, max_length=room).ids
+    return model.tokenizer.encode_cut(
+        prompt, max_length=room, direction=model.manifest.tokenization.truncation_side
+    ).ids

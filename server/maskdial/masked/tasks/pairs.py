@@ -14,6 +14,7 @@ from tokenizers import Encoding
 from maskdial.errors import ValidationError
 from maskdial.masked.request import MaskedInput
 from maskdial.masked.tasks.task import TaskModel, Truncation, masked_input
+from maskdial.models.bundle import Side
 from maskdial.models.tokenizer import cut_tokens, longest_first
 
 CutStrategy = Literal["longest_first", "only_first"]
@@ -51,8 +52,10 @@ def read_pairs(
     second_encodings = [tokenizer.encode(text, add_special_tokens=False) for text in seconds]
     max_length = model.manifest.max_length
     room = max_length - tokenizer.num_special_tokens(pair=True)
-    cut_first = _cutter(first_encodings, room, truncation)
-    cut_second = _cutter(second_encodings, room, truncation)
+    side = truncation.side(model)
+    cut_first, cut_second = (
+        _cutter(texts, room, side) for texts in (first_encodings, second_encodings)
+    )
     inputs = []
     num_truncated = 0
     for (i, first), (j, second) in product(enumerate(first_encodings), enumerate(second_encodings)):
@@ -82,9 +85,7 @@ def read_pairs(
     return inputs, num_truncated
 
 
-def _cutter(
-    texts: Sequence[Encoding], room: int, truncation: Truncation
-) -> Callable[[int, int], Encoding]:
+def _cutter(texts: Sequence[Encoding], room: int, side: Side) -> Callable[[int, int], Encoding]:
     """Cuts a text, by its index, to a number of tokens of at most ``room``.
 
     A long text is cut to ``room`` once, and from there to each length that its pairs leave it.
@@ -93,6 +94,6 @@ def _cutter(
     @cache
     def cut(index: int, limit: int) -> Encoding:
         whole = texts[index] if limit == room else cut(index, room)
-        return cut_tokens(whole, limit, truncation.direction)
+        return cut_tokens(whole, limit, side)
 
     return cut

@@ -6,13 +6,13 @@
 import abc
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Generic, Literal, Protocol, TypeVar
+from typing import ClassVar, Generic, Protocol, TypeVar
 
 from tokenizers import Encoding
 
 from maskdial.errors import ValidationError, about
 from maskdial.masked.request import MaskedInput, MaskedResult
-from maskdial.models.bundle import Manifest, Task
+from maskdial.models.bundle import Manifest, Side, Task
 from maskdial.models.tokenizer import TextOrIds, Tokenizer
 
 T_co = TypeVar("T_co", covariant=True)
@@ -48,10 +48,17 @@ class TaskModel(ReadingModel, Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Truncation:
-    """What to do with a text longer than the model: refuse it, or cut it at one end."""
+    """What to do with a text longer than the model: refuse it, or cut it at one end.
+
+    ``direction``: the end to cut; None for the one that the model's own tokenizer cuts.
+    """
 
     enabled: bool = False
-    direction: Literal["left", "right"] = "right"
+    direction: Side | None = None
+
+    def side(self, model: NamedModel) -> Side:
+        """The end at which this model's texts are cut."""
+        return self.direction or model.manifest.tokenization.truncation_side
 
 
 REFUSE = Truncation()
@@ -214,7 +221,7 @@ def read_text(
     excess = _excess(len(encoding), max_length, model, truncation)
     if excess:
         encoding = model.tokenizer.encode_cut(
-            *text, max_length=max_length, direction=truncation.direction
+            *text, max_length=max_length, direction=truncation.side(model)
         )
     return encoding, excess
 
@@ -226,7 +233,7 @@ def _read_ids(
         raise ValidationError("has no tokens; send at least one")
     check_ids(ids, model)
     excess = _excess(len(ids), model.manifest.max_length, model, truncation)
-    kept = ids[excess:] if truncation.direction == "left" else ids[: len(ids) - excess]
+    kept = ids[excess:] if truncation.side(model) == "left" else ids[: len(ids) - excess]
     return tuple(kept), excess
 
 

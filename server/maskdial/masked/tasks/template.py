@@ -63,7 +63,7 @@ def read_in_template(
             if end - first <= excess:
                 reason = f"leave no room for the text in the {max_length} tokens of the model"
                 raise error(0, index, f"{reason}; shorten the query")
-            cut = first if truncation.direction == "left" else end - excess
+            cut = first if truncation.side(model) == "left" else end - excess
             ids = ids[:cut] + ids[cut + excess :]
             num_truncated += excess
         inputs.append(MaskedInput(tuple(ids)))
