@@ -183,9 +183,11 @@ def _start_causal(
     tokenizer = Tokenizer.from_file(bundle.tokenizer, manifest.special_tokens)
     chat_template = read_chat_template(bundle, tokenizer)
     reply_format = ReplyFormat.of_bundle(bundle, tokenizer, chat_template)
-    never = tokenizer.ids_without_token(manifest.vocab_size).difference(manifest.special_tokens.eos)
+    never: frozenset[int] = frozenset()
     if encoder is None:  # an encoder-decoder checkpoint names what it never writes
-        never |= tokens_without_text(read_manifests(bundle.name, bundle.path))
+        never = tokens_without_text(read_manifests(bundle.name, bundle.path))
+        gaps = tokenizer.ids_without_token(manifest.vocab_size)
+        never |= gaps.difference(manifest.special_tokens.eos)
     engine = CausalEngine(
         runner,
         tokenizer,
