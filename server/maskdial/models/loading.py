@@ -192,9 +192,11 @@ def _start_causal(
     )
     chat_template = read_chat_template(bundle, tokenizer)
     reply_format = ReplyFormat.of_bundle(bundle, tokenizer, chat_template)
-    never = tokenizer.ids_without_token(manifest.vocab_size).difference(manifest.special_tokens.eos)
+    never: frozenset[int] = frozenset()
     if encoder is None:  # an encoder-decoder checkpoint names what it never writes
-        never |= tokens_without_text(read_manifests(bundle.name, bundle.path))
+        never = tokens_without_text(read_manifests(bundle.name, bundle.path))
+        gaps = tokenizer.ids_without_token(manifest.vocab_size)
+        never |= gaps.difference(manifest.special_tokens.eos)
     model_metrics = metrics.declare(bundle.label)
     engine = CausalEngine(
         runner,
