@@ -15,7 +15,8 @@ from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from maskdial.http.connection import Connection, ConnectionLimits, Connections
+from maskdial.http.connection import Connection
+from maskdial.http.connections import ConnectionLimits, Connections
 from maskdial.metrics import Metrics
 
 LIMITS: dict[str, Any] = {

@@ -11,14 +11,17 @@ import sys
 import threading
 from functools import partial
 from types import FrameType
+from typing import Any
 
 import uvicorn
 
 from maskdial.config import Config
 from maskdial.errors import ConfigError, MaskdialError, UnavailableError
 from maskdial.http.app import create_app
-from maskdial.http.connection import Connection, ConnectionLimits, Connections
+from maskdial.http.connection import Connection
+from maskdial.http.connections import ConnectionLimits, Connections
 from maskdial.http.context import ServerContext
+from maskdial.http.handshake import Handshake
 from maskdial.http.tls import Certificate
 from maskdial.runtime.memory import map_large_blocks
 
@@ -70,9 +73,7 @@ class Server(uvicorn.Server):
                 uds=None if config.uds is None else str(config.uds),
                 root_path=config.root_path,
                 forwarded_allow_ips=config.forwarded_allow_ips,
-                ssl_certfile=config.ssl_certfile,
-                ssl_keyfile=config.ssl_keyfile,
-                http=partial(Connection, self._connections),  # type: ignore[arg-type]
+                http=self._accept,  # type: ignore[arg-type]
                 ws="none",
                 timeout_keep_alive=config.keep_alive_timeout,
                 log_level=config.log_level,
@@ -90,6 +91,20 @@ class Server(uvicorn.Server):
         self._draining: asyncio.Task[None] | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
 
+    @property
+    def scheme(self) -> str:
+        """Of the server's URLs."""
+        return "http" if self._certificate is None else "https"
+
+    def _accept(self, **arguments: Any) -> asyncio.Protocol:
+        """The protocol of a connection that was accepted; the arguments are uvicorn's."""
+        connection = partial(Connection, self._connections, **arguments)
+        if self._certificate is None:
+            return connection()
+        return Handshake(
+            self._connections, self._certificate.context, connection, self.server_state
+        )
+
     def run(self, sockets: list[socket.socket] | None = None) -> None:
         """Serves until it is stopped."""
         try:
@@ -103,12 +118,11 @@ class Server(uvicorn.Server):
         if hasattr(signal, "SIGHUP") and threading.current_thread() is threading.main_thread():
             self._loop.add_signal_handler(signal.SIGHUP, self.reload)
         await super().startup()
-        scheme = "http" if self._certificate is None else "https"
         for server in self.servers:
             for listener in server.sockets:
                 name = listener.getsockname()
                 where = f"unix:{name}" if isinstance(name, str) else f"//{name[0]}:{name[1]}"
-                _log.info("listening on %s:%s", scheme, where)
+                _log.info("listening on %s:%s", self.scheme, where)
                 self._connections.overload.watch(listener.fileno())
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
@@ -142,8 +156,7 @@ class Server(uvicorn.Server):
 
     def _reload_certificate(self) -> None:
         if self._certificate is not None:
-            assert self.config.ssl is not None
-            self._certificate.reload(self.config.ssl)
+            self._certificate.reload()
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """Begins the drain. uvicorn's own handler would end the process by the signal again."""

@@ -23,15 +23,17 @@ class Certificate:
     def __init__(self, certificate: Path, key: Path | None) -> None:
         self.certificate = certificate
         self.key = key
+        self.context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        """Of the server; new connections use what it has then."""
         try:
             self._changed = self._last_change()
-            self._load(ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER))
+            self._load(self.context)
         except (OSError, ValueError) as error:
             raise ConfigError(
                 f"the certificate {certificate} and its key cannot be used: {error}"
             ) from error
 
-    def reload(self, context: ssl.SSLContext) -> None:
+    def reload(self) -> None:
         """Has new connections use the files as they are now, if they have changed.
 
         Files that cannot be used, perhaps because only one of them is there yet, change nothing.
@@ -42,7 +44,7 @@ class Certificate:
                 return
             self._changed = changed
             self._load(ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER))
-            self._load(context)
+            self._load(self.context)
         except (OSError, ValueError) as error:
             _log.error("the certificate remains as it was: %s", error)
         else:
