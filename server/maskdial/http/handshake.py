@@ -20,6 +20,9 @@ class Successor(Protocol):
     def take_over(self, transport: asyncio.Transport, place: Place, received: bytes) -> None:
         """Begins, with what was received since the handshake."""
 
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Ends."""
+
 
 class _Begun:
     """A coroutine of which the first step is made at once, to be awaited later."""
@@ -72,6 +75,7 @@ class Handshake(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
         self._received = b""
         self._is_lost = False
+        self._following: Successor | None = None
         self._task: asyncio.Task[None] | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
@@ -102,6 +106,8 @@ class Handshake(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._is_lost = True
+        if self._following is not None:  # told late: this call was scheduled before it followed
+            self._following.connection_lost(exc)
 
     def abort(self, why: ConnectionEnd) -> None:
         """Closes the connection at once."""
@@ -118,19 +124,21 @@ class Handshake(asyncio.Protocol):
         secured: asyncio.Transport | None = None
         try:
             secured = await begun
-        except ConnectionAbortedError:  # by the timeout, or by the client
+        except ConnectionAbortedError:  # by the timeout
             self._all.ended("handshake")
         except Exception as error:  # of any kind, as it depends on what a stranger sends
             _log.debug("a TLS handshake failed: %r", error)
         finally:
             self._siblings.discard(self)
-            if secured is None or self._is_lost:
+            # A client that leaves at once ends it without an error.
+            is_done = secured is not None and secured.get_extra_info("ssl_object") is not None
+            if self._is_lost or not is_done:
                 raw.abort()
                 self._leave()
-        if secured is not None and not self._is_lost:
-            successor = self._successor()
-            secured.set_protocol(successor)  # type: ignore[arg-type]
-            successor.take_over(secured, self._place, self._received)
+        if secured is not None and is_done and not self._is_lost:
+            self._following = self._successor()
+            secured.set_protocol(self._following)  # type: ignore[arg-type]
+            self._following.take_over(secured, self._place, self._received)
 
     def _leave(self) -> None:
         self._siblings.discard(self)
