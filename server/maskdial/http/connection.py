@@ -13,6 +13,7 @@ from maskdial.metrics import ConnectionEnd
 # As HTTP/2 counts them (RFC 9113, 6.5.2), so that many short headers are not free.
 _HEADER_OVERHEAD = 32
 _MAX_PIPELINED = 16
+_MAX_LENGTH_DIGITS = 19
 _MIN_BYTES_PER_SECOND = 1024
 # For how long what a refused client still sends is read, or it might not see the reply.
 _LINGER_SECONDS = 1.0
@@ -263,6 +264,8 @@ class Connection(HttpToolsProtocol):
                 num_hosts += 1
             elif name == b"transfer-encoding":
                 codings.append(value.strip().lower())
+            elif name == b"content-length" and len(value) > _MAX_LENGTH_DIGITS:
+                return True  # leading zeros, as the parser takes no such number
         if self.parser.get_http_version() == "1.0":
             return num_hosts > 1 or bool(codings)
         return num_hosts != 1 or codings not in ([], [b"chunked"])

@@ -170,8 +170,8 @@ class Connections:
         if now < self._next_line:
             return
         _log.warning(
-            "%d connections are open (--max-connections); for %d more, one that waited for its "
-            "client was closed, or they were refused",
+            "%d connections are open (--max-connections): those that waited for their clients for "
+            "longest make room for others, or the others are refused (%d since the last line)",
             self.limits.max_connections,
             self._num_beyond,
         )
