@@ -317,3 +317,15 @@ def test_in_an_overload_first_posts_are_refused_unread(server: Server) -> None:
     server.connections.overload.is_on = False
     assert b" 200 " in server.connect(post()).recv(4096)
     assert server.ended("overload") == 1
+
+
+@pytest.mark.parametrize("digits", [b"0" * 4000 + b"2", b"0" * 6000 + b"2", b"9" * 6000])
+def test_a_content_length_of_thousands_of_digits_is_malformed(digits: bytes) -> None:
+    server = Server(max_header_bytes=65_536)
+    try:
+        head = b"POST /echo HTTP/1.1\r\nhost: x\r\ncontent-length: "
+        reply = read_all(server.connect(head + digits + b"\r\n\r\nok"))
+        assert reply.startswith(b"HTTP/1.1 400 ")
+        assert b"the request is not valid HTTP" in reply
+    finally:
+        server.stop()
