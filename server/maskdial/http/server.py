@@ -38,7 +38,7 @@ class Server(uvicorn.Server):
     """Serves until SIGTERM or SIGINT.
 
     The first signal turns readiness red and refuses new requests with 503 while the running ones
-    finish, for the grace period at most; a second one stops at once.
+    finish, for the grace period at most; a second one refuses the running ones as well.
 
     Args:
         config: what to serve, and where.
@@ -89,6 +89,7 @@ class Server(uvicorn.Server):
         self._ends_process = ends_process
         self._grace_period = config.grace_period
         self._draining: asyncio.Task[None] | None = None
+        self._is_hurried = asyncio.Event()
         self._loop: asyncio.AbstractEventLoop | None = None
 
     @property
@@ -160,10 +161,12 @@ class Server(uvicorn.Server):
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """Begins the drain. uvicorn's own handler would end the process by the signal again."""
-        if self._loop is None or self._draining is not None:
+        if self._loop is None:
             self.should_exit = self.force_exit = True
-            return
-        self._loop.call_soon_threadsafe(self._begin_drain, signal.Signals(sig).name)
+        elif self._draining is not None:
+            self._loop.call_soon_threadsafe(self._is_hurried.set)
+        else:
+            self._loop.call_soon_threadsafe(self._begin_drain, signal.Signals(sig).name)
 
     def _begin_drain(self, why: str) -> None:
         if self._draining is None:
@@ -171,13 +174,20 @@ class Server(uvicorn.Server):
             self._draining = asyncio.create_task(self._drain())
 
     async def _drain(self) -> None:
-        num_left = await self._context.lifecycle.drain(self._grace_period)
-        if num_left:
-            _log.warning("the grace period is over: %d running requests are refused", num_left)
-            await (
-                self._context.models.close()
-            )  # they are told so, in replies and at the ends of streams
-            await self._context.lifecycle.drain(_LAST_REPLIES_SECONDS)
+        lifecycle = self._context.lifecycle
+        hurried = asyncio.create_task(self._is_hurried.wait())
+        drained = asyncio.create_task(lifecycle.drain(self._grace_period))
+        await asyncio.wait({drained, hurried}, return_when=asyncio.FIRST_COMPLETED)
+        drained.cancel()
+        if lifecycle.num_requests:
+            why = "a second signal" if hurried.done() else "the grace period is over"
+            _log.warning("%s: %d running requests are refused", why, lifecycle.num_requests)
+            # They are told so, in replies and at the ends of streams.
+            closed = asyncio.create_task(self._context.models.close())
+            await asyncio.wait({closed, hurried}, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait({closed}, timeout=_LAST_REPLIES_SECONDS)
+            await lifecycle.drain(_LAST_REPLIES_SECONDS)
+        hurried.cancel()
         self.should_exit = True
 
     def _engine_died(self, cause: str) -> None:
