@@ -2,9 +2,11 @@
 
 import hmac
 import ipaddress
+import os
 import re
 import secrets
-from collections.abc import Iterator, Mapping
+import stat
+from collections.abc import Callable, Iterator, Mapping
 from functools import lru_cache
 from pathlib import Path
 
@@ -50,7 +52,8 @@ class Keys:
         self._metrics = _hashes(_METRICS, config.metrics_key)
         self._closed = bool(self._given) or self._file is not None
         self._clients = self._given
-        self.reload()
+        if self._file is not None:
+            self._clients = _read_keys(self._file, _read_text(self._file)) | self._given
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -63,10 +66,11 @@ class Keys:
         """Reads the key file again. If it cannot be used, the keys remain as they were.
 
         Raises:
-            ConfigError: it cannot be used.
+            ConfigError: it cannot be used, or is a pipe or a device, which could be waited for.
         """
         if self._file is not None:
-            self._clients = _read_file(self._file) | self._given
+            text = _read_text(self._file, opener=_open_regular)
+            self._clients = _read_keys(self._file, text) | self._given
 
     def check(self, scope: Scope, path: str) -> str | None:
         """Whether a request may use a path.
@@ -139,13 +143,25 @@ def _sent_keys(scope: Scope) -> Iterator[bytes]:
         yield key.encode("latin-1")
 
 
-def _read_file(path: Path) -> dict[bytes, str]:
+def _read_text(path: Path, opener: Callable[[str, int], int] | None = None) -> str:
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        with open(path, encoding="utf-8", opener=opener) as file:
+            return file.read()
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"the key file {path} cannot be read: {error}") from error
+
+
+def _open_regular(path: str, flags: int) -> int:
+    descriptor = os.open(path, flags | getattr(os, "O_NONBLOCK", 0))
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise OSError("it is no regular file, so it is read at the start only")
+    return descriptor
+
+
+def _read_keys(path: Path, text: str) -> dict[bytes, str]:
     keys: dict[bytes, str] = {}
-    for number, line in enumerate(map(str.strip, lines), 1):
+    for number, line in enumerate(map(str.strip, text.splitlines()), 1):
         if not line or line.startswith("#"):
             continue
         name, colon, key = line.partition(":")

@@ -130,7 +130,8 @@ class Server(uvicorn.Server):
         """Closes the listener and the connections; a Unix socket leaves no file behind."""
         if self._ends_process:
             stderr = sys.__stderr__ or 2
-            faulthandler.dump_traceback_later(_STOP_SECONDS, exit=True, file=stderr)
+            with contextlib.suppress(RuntimeError, MemoryError):  # there is no thread left
+                faulthandler.dump_traceback_later(_STOP_SECONDS, exit=True, file=stderr)
         self._connections.overload.close()
         await super().shutdown(sockets)
         if self.config.uds is not None:
