@@ -6,6 +6,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -34,13 +35,13 @@ class Process:
         )
         self.http = httpx.Client(base_url=self.url, timeout=60)
 
-    def wait_until_ready(self, http: httpx.Client | None = None) -> None:
+    def wait_until_ready(self) -> None:
         deadline = time.monotonic() + 120
         while True:
             assert self.process.poll() is None, "the server has ended"
             assert time.monotonic() < deadline
             with contextlib.suppress(httpx.TransportError):
-                if (http or self.http).get("/health/ready").status_code == 200:
+                if self.http.get("/health/ready").status_code == 200:
                     return
             time.sleep(0.05)
 
@@ -131,6 +132,33 @@ def test_a_hangup_while_the_server_starts_is_no_end(start: Callable[..., Process
         time.sleep(0.02)
     server.wait_until_ready()
     assert server.stop() == 0
+
+
+def test_a_second_server_at_a_socket_ends_with_a_sentence(start: Callable[..., Process]) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "s"
+        first = start("--uds", str(path))
+        wait_for_socket(path)
+        second = start("--uds", str(path), stderr=subprocess.PIPE)
+        _, errors = second.process.communicate(timeout=120)
+        assert second.process.returncode == 1
+        assert errors.decode().splitlines()[-1].startswith(f"maskdial: --uds {path}: another")
+        assert "Traceback" not in errors.decode()
+        transport = httpx.HTTPTransport(uds=str(path))
+        with httpx.Client(transport=transport, base_url=first.url) as http:
+            assert http.get("/health/live").status_code == 200
+        assert first.stop() == 0
+        assert not path.exists()
+
+
+def wait_for_socket(path: Path) -> None:
+    deadline = time.monotonic() + 120
+    while True:
+        assert time.monotonic() < deadline
+        with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX) as client:
+            client.connect(str(path))
+            return
+        time.sleep(0.05)
 
 
 def test_a_key_file_that_has_become_a_fifo_stops_nothing(

@@ -6,6 +6,7 @@ from typing import Any, Literal, NoReturn
 
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
+from maskdial.config import UNIX_CLIENT
 from maskdial.http.connections import Activity, Admission, Connections, Place
 from maskdial.http.replies import encode_json
 from maskdial.metrics import ConnectionEnd
@@ -128,6 +129,7 @@ class Connection(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
+        self._name_client()
         self._begin(self._all.enter(self._place, self.loop))
 
     def take_over(self, transport: asyncio.Transport, place: Place, received: bytes) -> None:
@@ -143,6 +145,7 @@ class Connection(HttpToolsProtocol):
         self._place = place
         place.abort = self.abort
         super().connection_made(transport)
+        self._name_client()
         self._begin(place.admission)
         if received:
             self.data_received(received)
@@ -273,6 +276,11 @@ class Connection(HttpToolsProtocol):
     def _is_first_post(self) -> bool:
         """Connections that were taken before keep their place, and health checks are cheap."""
         return self.cycle is None and self.parser.get_method() == b"POST"
+
+    def _name_client(self) -> None:
+        """Clients of a Unix socket have no address, but one that may be believed as a proxy."""
+        if self.client is None and self.server is not None and self.server[1] is None:
+            self.client = (UNIX_CLIENT, 0)
 
     def _begin(self, admission: Admission | None) -> None:
         self._place.num_unsent = self._num_unsent

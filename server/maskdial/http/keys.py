@@ -29,6 +29,10 @@ _METRICS_PATH = "/metrics"
 # Keys are looked up by a hash that depends on this: how long that takes says nothing about any key,
 # because nobody outside knows which hash a guess has.
 _SECRET = secrets.token_bytes(32)
+# Of IPv6 with a zone (RFC 4007) that is as long as the name of an interface. A proxy may pass on
+# anything, which is not to be kept.
+_MAX_ADDRESS = 64
+_NO_ADDRESS = "local"  # as a Unix socket has none
 _HOW = "send it as 'Authorization: Bearer KEY' or as 'x-api-key'"
 
 
@@ -109,7 +113,8 @@ def address_of(scope: Scope) -> str:
 
     Addresses of IPv6 are those of their networks (/64), which one subscriber has whole.
     """
-    return _network((scope.get("client") or ("",))[0])
+    host = (scope.get("client") or ("",))[0]
+    return _network(host) if len(host) <= _MAX_ADDRESS else _NO_ADDRESS
 
 
 @lru_cache(4096)
@@ -117,7 +122,7 @@ def _network(host: str) -> str:
     try:
         address = ipaddress.ip_address(host)
     except ValueError:
-        return "local"  # a Unix socket
+        return _NO_ADDRESS
     if isinstance(address, ipaddress.IPv6Address):
         if address.ipv4_mapped is not None:
             return str(address.ipv4_mapped)

@@ -4,12 +4,12 @@ import asyncio
 import contextlib
 import faulthandler
 import logging
-import os
 import signal
 import socket
 import sys
 import threading
 from functools import partial
+from pathlib import Path
 from types import FrameType
 from typing import Any
 
@@ -23,6 +23,7 @@ from maskdial.http.connections import ConnectionLimits, Connections
 from maskdial.http.context import ServerContext
 from maskdial.http.handshake import Handshake
 from maskdial.http.tls import Certificate
+from maskdial.http.unix_socket import UnixSocket
 from maskdial.runtime.memory import map_large_blocks
 
 _LAST_REPLIES_SECONDS = 1.0
@@ -113,12 +114,27 @@ class Server(uvicorn.Server):
         finally:
             faulthandler.cancel_dump_traceback_later()
 
-    async def startup(self, sockets: object = None) -> None:
+    async def serve(self, sockets: list[socket.socket] | None = None) -> None:
+        """Serves within a running event loop.
+
+        Raises:
+            ConfigError: the Unix socket cannot be made.
+        """
+        if self.config.uds is None:
+            await super().serve(sockets)
+            return
+        listener = UnixSocket(Path(self.config.uds))
+        try:
+            await super().serve([listener.socket])
+        finally:
+            listener.close()
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Opens the listener, and logs the address that it got."""
         self._loop = asyncio.get_running_loop()
         if hasattr(signal, "SIGHUP") and threading.current_thread() is threading.main_thread():
             self._loop.add_signal_handler(signal.SIGHUP, self.reload)
-        await super().startup()
+        await super().startup(sockets)
         for server in self.servers:
             for listener in server.sockets:
                 name = listener.getsockname()
@@ -127,16 +143,13 @@ class Server(uvicorn.Server):
                 self._connections.overload.watch(listener.fileno())
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Closes the listener and the connections; a Unix socket leaves no file behind."""
+        """Closes the listener and the connections."""
         if self._ends_process:
             stderr = sys.__stderr__ or 2
             with contextlib.suppress(RuntimeError, MemoryError):  # there is no thread left
                 faulthandler.dump_traceback_later(_STOP_SECONDS, exit=True, file=stderr)
         self._connections.overload.close()
         await super().shutdown(sockets)
-        if self.config.uds is not None:
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(self.config.uds)
 
     async def on_tick(self, counter: int) -> bool:
         """Called by uvicorn ten times a second."""
