@@ -122,9 +122,8 @@ class RunningServer:
             assert time.monotonic() < deadline, "the server did not start"
             time.sleep(0.01)
         config = self.server.config
-        scheme = "https" if config.is_ssl else "http"
         address = self.server.servers[0].sockets[0].getsockname()
-        self.url = "http://unix" if config.uds else f"{scheme}://127.0.0.1:{address[1]}"
+        self.url = "http://unix" if config.uds else f"{self.server.scheme}://127.0.0.1:{address[1]}"
         transport = httpx.HTTPTransport(uds=config.uds, verify=False)
         self._http = httpx.Client(base_url=self.url, transport=transport, timeout=60)
 

@@ -4,6 +4,7 @@ A Config is validated when it is created and immutable afterwards. `load_config`
 flags, MASKDIAL_* variables and a TOML file.
 """
 
+import ipaddress
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -74,6 +75,34 @@ def _check_key(key: SecretStr) -> SecretStr:
     return key
 
 
+UNIX_CLIENT = "unix"
+"""The address of the clients of a Unix socket, as `forwarded_allow_ips` has it."""
+
+_ROOT_PATH = re.compile(r"(/[A-Za-z0-9._~!$&'()*+,;=:@%-]+)*")
+
+
+def _check_root_path(value: str) -> str:
+    if not _ROOT_PATH.fullmatch(value):
+        raise ValueError(
+            f"{value!r} is no prefix of a path; write it as in a URL, as /llm: it begins with a "
+            "slash, ends without one, and what is not ASCII is written as %C3%BC"
+        )
+    return value
+
+
+def _check_proxies(value: str) -> str:
+    for item in value.split(",") if value not in ("", "*") else ():
+        name = item.strip()
+        try:
+            if name != UNIX_CLIENT:
+                ipaddress.ip_network(name)
+        except ValueError as error:
+            raise ValueError(
+                f"{name!r} is not an address, a network, or {UNIX_CLIENT!r}: {error}"
+            ) from error
+    return value
+
+
 _Auto = Unset("auto")
 _Off = Unset("off")
 _None = Unset("none")
@@ -116,15 +145,15 @@ class Config(BaseModel):
     uds: Annotated[Path | None, _None] = Field(
         None, description="Unix socket to listen on, instead of host and port"
     )
-    root_path: Annotated[str, Field(pattern=r"^(/[^/]+)*$")] = Field(
+    root_path: Annotated[str, AfterValidator(_check_root_path)] = Field(
         "",
         description="prefix that a proxy in front of the server takes off the path, such as /llm",
     )
-    forwarded_allow_ips: str = Field(
-        "127.0.0.1",
+    forwarded_allow_ips: Annotated[str, AfterValidator(_check_proxies)] = Field(
+        f"127.0.0.1,{UNIX_CLIENT}",
         description="addresses and networks of proxies, with commas, whose X-Forwarded-For and "
-        "X-Forwarded-Proto are believed; *: anyone's. Whoever is believed can pretend to be "
-        "another client",
+        f"X-Forwarded-Proto are believed; {UNIX_CLIENT}: those at the socket of --uds; *: anyone. "
+        "Whoever is believed can pretend to be another client",
     )
     ssl_certfile: Annotated[Path | None, _None] = Field(
         None,

@@ -7,8 +7,12 @@ import textwrap
 from datetime import UTC, datetime
 from typing import Any, Literal
 
+from maskdial.log_writer import LogWriter
+
 ACCESS = "maskdial.access"
 """The logger with a record for each request, whose attribute ``access`` has its fields."""
+
+_STDERR = 2
 
 LogFormat = Literal["text", "json"]
 
@@ -16,11 +20,16 @@ LogFormat = Literal["text", "json"]
 _CONTROL = re.compile("[\x00-\x08\x0a-\x1f\x7f-\x9f\u2028\u2029]")
 
 
+STACKS = "stacks"
+"""The attribute of a record that has the stacks of all threads, a frame a line."""
+
+
 def configure(level: str, log_format: LogFormat) -> None:
-    """Sets up the root logger. The access log is part of the JSON format only."""
-    handler = logging.StreamHandler()
+    """Sets up the root logger, which writes to stderr. Only the JSON format has the access log."""
+    handler = LogWriter(_STDERR)
     handler.setFormatter(JsonFormatter() if log_format == "json" else TextFormatter())
     logging.basicConfig(level=level.upper(), handlers=[handler])
+    logging.captureWarnings(True)
     logging.getLogger(ACCESS).setLevel("INFO" if log_format == "json" else "WARNING")
 
 
@@ -29,6 +38,10 @@ class TextFormatter(logging.Formatter):
 
     def __init__(self) -> None:
         super().__init__("%(asctime)s %(levelname)s %(name)s: %(message)s")
+
+    def format(self, record: logging.LogRecord) -> str:
+        text, stacks = super().format(record), getattr(record, STACKS, "")
+        return f"{text}\n{textwrap.indent(stacks.rstrip(), '    ')}" if stacks else text
 
     def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802
         return _CONTROL.sub(_escaped, super().formatMessage(record))
@@ -53,6 +66,8 @@ class JsonFormatter(logging.Formatter):
             content["message"] = record.getMessage()
         if record.exc_info:
             content["traceback"] = self.formatException(record.exc_info)
+        if stacks := getattr(record, STACKS, ""):
+            content[STACKS] = stacks
         # All but ASCII is escaped, and of that all control characters but one.
         return json.dumps(content).replace("\x7f", "\\u007f")
 

@@ -56,7 +56,16 @@ LoadOutcome = Literal["ok", "failed"]
 UnloadReason = Literal["request", "room", "keep_alive", "replaced"]
 CancelReason = Literal["disconnect", "timeout", "shutdown"]
 ConnectionEnd = Literal[
-    "limit", "overload", "malformed", "header_bytes", "headers", "body", "write", "unsent"
+    "limit",
+    "displaced",
+    "handshake",
+    "overload",
+    "malformed",
+    "header_bytes",
+    "headers",
+    "body",
+    "write",
+    "unsent",
 ]
 Phase = Literal["schedule", "run", "sample", "publish"]
 

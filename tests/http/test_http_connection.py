@@ -2,112 +2,21 @@
 
 import asyncio
 import contextlib
-import socket
-import threading
 import time
 from collections.abc import AsyncIterator, Iterator
-from functools import partial
 from typing import Any
 
 import pytest
 import uvicorn
-from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from maskdial.http.connection import Connection, ConnectionLimits, Connections
+from maskdial.http.connection import Connection
+from maskdial.http.connections import ConnectionLimits, Connections
 from maskdial.metrics import Metrics
 from tests.held import HOUR, HeldTimers
+from tests.http.scripted_server import GET, LIMITS, Scripted, Server, post, read_all
 from tests.servers import wait_for
-
-LIMITS: dict[str, Any] = {
-    "max_connections": 4,
-    "max_header_bytes": 4096,
-    "max_unsent_bytes": 60_000_000,
-    "header_timeout": 0.2,
-    "body_timeout": 0.2,
-    "write_timeout": 0.3,
-}
-GET = b"GET /echo HTTP/1.1\r\nhost: x\r\n"
-
-
-class Scripted:
-    """An application that says what came, waits, or sends without end."""
-
-    def __init__(self) -> None:
-        self.release = threading.Event()
-        self.began: list[str] = []
-        self.ended: list[str] = []
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "lifespan":
-            return
-        request = Request(scope, receive)
-        path = scope["path"]
-        self.began.append(path)
-        if path == "/wait":
-            await asyncio.to_thread(self.release.wait)
-        elif path == "/endless":
-            await StreamingResponse(self._endless())(scope, receive, send)
-            return
-        elif path == "/big":
-            await Response(b"x" * 40_000_000)(scope, receive, send)
-            return
-        names = ",".join(name for name in scope["headers"] and request.headers)
-        body = b"" if path == "/unread" else await request.body()
-        await Response(f"{len(body)} {names}")(scope, receive, send)
-
-    async def _endless(self) -> Any:
-        try:
-            while True:
-                yield b"x" * 65536
-                await asyncio.sleep(0)
-        finally:
-            self.ended.append("endless")
-
-
-class Server:
-    """The application behind connections with these limits, in a thread."""
-
-    def __init__(self, **limits: Any) -> None:
-        self.app = Scripted()
-        self._clients: list[socket.socket] = []
-        self.metrics = Metrics()
-        self.connections = Connections(ConnectionLimits(**LIMITS | limits), self.metrics)
-        protocol: Any = partial(Connection, self.connections)
-        self._server = uvicorn.Server(
-            uvicorn.Config(
-                self.app,
-                port=0,
-                http=protocol,
-                ws="none",
-                lifespan="off",
-                log_config=None,
-                timeout_graceful_shutdown=1,
-            )
-        )
-        self._thread = threading.Thread(target=self._server.run)
-        self._thread.start()
-        while not self._server.started:
-            time.sleep(0.01)
-        self.port = self._server.servers[0].sockets[0].getsockname()[1]
-
-    def connect(self, first: bytes = b"") -> socket.socket:
-        client = socket.create_connection(("127.0.0.1", self.port), timeout=20)
-        self._clients.append(client)
-        client.sendall(first)
-        return client
-
-    def ended(self, why: str) -> float:
-        name = "maskdial_connections_ended_total"
-        return self.metrics.registry.get_sample_value(name, {"reason": why}) or 0.0
-
-    def stop(self) -> None:
-        for client in self._clients:
-            client.close()
-        self.app.release.set()
-        self._server.should_exit = True
-        self._thread.join(20)
 
 
 @pytest.fixture
@@ -115,20 +24,6 @@ def server() -> Iterator[Server]:
     running = Server()
     yield running
     running.stop()
-
-
-def read_all(client: socket.socket) -> bytes:
-    """What comes until the server closes the connection."""
-    content = b""
-    with contextlib.suppress(ConnectionResetError):
-        while piece := client.recv(1 << 20):
-            content += piece
-    client.close()
-    return content
-
-
-def post(path: str = "/echo") -> bytes:
-    return b"POST %s HTTP/1.1\r\nhost: x\r\ncontent-length: 2\r\n\r\nok" % path.encode()
 
 
 @pytest.mark.parametrize("sent", [b"", b"\r\n", b"GET / HT", GET, GET + b"x-a: " + b"b" * 1000])
@@ -199,23 +94,19 @@ def test_trailers_are_dropped_and_bounded(server: Server) -> None:
     assert b" 200 " not in read_all(server.connect(CHUNKED + body + b"a: b\r\n" * 200 + b"\r\n"))
 
 
-def test_only_so_many_connections() -> None:
-    server = Server(header_timeout=3600)
-    try:
-        held = [server.connect() for _ in range(LIMITS["max_connections"])]
-        name = "maskdial_connections"
-        wait_for(lambda: server.metrics.registry.get_sample_value(name) == len(held))
-        reply = read_all(server.connect(GET + b"\r\n"))
-        assert reply.startswith(b"HTTP/1.1 503 ")
-        assert b"retry-after: 1\r\n" in reply
-        assert b'"error_type":"unavailable"' in reply
-        for client in held:
-            client.close()
-        wait_for(lambda: server.metrics.registry.get_sample_value(name) == 0)
-        assert b" 200 " in server.connect(GET + b"\r\n").recv(4096)
-        assert server.ended("limit") == 1
-    finally:
-        server.stop()
+def test_only_so_many_connections(server: Server) -> None:
+    held = [server.connect(post("/wait")) for _ in range(LIMITS["max_connections"])]
+    wait_for(lambda: server.app.num_waiting == len(held))
+    reply = read_all(server.connect(GET + b"\r\n"))
+    assert reply.startswith(b"HTTP/1.1 503 ")
+    assert b"retry-after: 1\r\n" in reply
+    assert b'"error_type":"unavailable"' in reply
+    server.app.release.set()
+    for client in held:
+        client.close()
+    wait_for(lambda: server.num_open() == 0)
+    assert b" 200 " in server.connect(GET + b"\r\n").recv(4096)
+    assert server.ended("limit") == 1
 
 
 def test_who_stops_reading_a_stream_ends_it(server: Server) -> None:
@@ -237,7 +128,7 @@ def test_all_unread_replies_together_are_bounded() -> None:
     try:
         first = server.connect(b"GET /big HTTP/1.1\r\nhost: x\r\n\r\n")
         second_request = b"GET /big HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n"
-        wait_for(lambda: len(server.connections._waiting) == 1)
+        wait_for(lambda: len(server.connections._unread) == 1)
         second = server.connect(second_request)
         wait_for(lambda: server.ended("unsent") == 1)
         assert len(read_all(second)) > 40_000_000
@@ -444,3 +335,15 @@ def test_in_an_overload_first_posts_are_refused_unread(server: Server) -> None:
     server.connections.overload.is_on = False
     assert b" 200 " in server.connect(post()).recv(4096)
     assert server.ended("overload") == 1
+
+
+@pytest.mark.parametrize("digits", [b"0" * 4000 + b"2", b"0" * 6000 + b"2", b"9" * 6000])
+def test_a_content_length_of_thousands_of_digits_is_malformed(digits: bytes) -> None:
+    server = Server(max_header_bytes=65_536)
+    try:
+        head = b"POST /echo HTTP/1.1\r\nhost: x\r\ncontent-length: "
+        reply = read_all(server.connect(head + digits + b"\r\n\r\nok"))
+        assert reply.startswith(b"HTTP/1.1 400 ")
+        assert b"the request is not valid HTTP" in reply
+    finally:
+        server.stop()

@@ -8,6 +8,7 @@ from typing import Any
 import httpx
 import pytest
 from fastapi import Depends, FastAPI, HTTPException, Request, Response
+from fastapi.routing import APIRoute
 
 from maskdial.config import Config
 from maskdial.dialects import ROUTES as ROUTES_OF_ALL_DIALECTS
@@ -70,6 +71,9 @@ ROUTES = [
 ]
 
 
+PAGE = APIRoute("/page", break_down, methods=["GET"])
+
+
 class Server:
     """The guard before an application of a few routes, without a socket."""
 
@@ -78,7 +82,7 @@ class Server:
         self.metrics = Metrics()
         config = Config(max_body_bytes=MAX_BODY_BYTES, **settings)
         app = FastAPI(redirect_slashes=False)
-        app.router.routes.extend(ROUTES)
+        app.router.routes.extend([*ROUTES, PAGE])
         app.add_middleware(
             Guard,
             routes=app.routes,
@@ -324,3 +328,22 @@ def test_every_route_that_reads_a_body_is_guarded() -> None:
     for route in ROUTES_OF_ALL_DIALECTS:
         if "POST" in (getattr(route, "methods", None) or ()):
             assert isinstance(route, TaskRoute), route
+
+
+@pytest.mark.parametrize(
+    ("digits", "status"), [("0" * 5000 + "2", 200), ("9" * 5000, 413), ("1" + "0" * 30, 413)]
+)
+def test_a_content_length_of_thousands_of_digits(server: Server, digits: str, status: int) -> None:
+    """Of another server: our own refuses it as malformed."""
+    headers = {"content-length": digits}
+    assert server.request("/echo", content=b"ok", headers=headers).status_code == status
+
+
+def test_a_fault_of_another_route_is_an_internal_error_as_well(
+    server: Server, caplog: pytest.LogCaptureFixture
+) -> None:
+    reply = server.request("/page", "GET")
+    assert reply.status_code == 500
+    assert reply.json()["error_type"] == "internal"
+    assert reply.headers["x-request-id"] in reply.json()["error"]
+    assert "scripted" in caplog.text

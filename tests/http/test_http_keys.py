@@ -12,7 +12,7 @@ from starlette.routing import BaseRoute
 from maskdial.config import Config
 from maskdial.errors import ConfigError
 from maskdial.http.app import create_app
-from maskdial.http.keys import Keys, address_of
+from maskdial.http.keys import Keys, _network, address_of
 from maskdial.models.catalog import STARTER_FOLDER
 
 OPEN = ("/", "/docs", "/health", "/health/live", "/health/ready", "/metrics")
@@ -248,3 +248,13 @@ def test_clients_without_keys_are_their_addresses(
     address: tuple[str, int] | None, client: str
 ) -> None:
     assert address_of({"type": "http", "client": address}) == client
+
+
+@pytest.mark.parametrize("length", [65, 65_000])
+def test_what_a_proxy_passes_on_is_not_kept(length: int) -> None:
+    """Only addresses are cached, however many clients there seem to be."""
+    before = _network.cache_info().currsize
+    for number in range(100):
+        host = f"{number}.".ljust(length, "x")
+        assert address_of({"type": "http", "client": (host, 0)}) == "local"
+    assert _network.cache_info().currsize == before

@@ -86,6 +86,12 @@ def test_a_certificate_that_cannot_be_used(certificate: str, key: str | None, wo
         ({"cors_allow_origin": ["https://example.org/path"]}, "cors_allow_origin"),
         ({"root_path": "llm"}, "root_path"),
         ({"root_path": "/llm/"}, "root_path"),
+        ({"root_path": "/ü"}, "%C3%BC"),
+        ({"root_path": "/a b"}, "no prefix of a path"),
+        ({"root_path": "/a?b"}, "no prefix of a path"),
+        ({"forwarded_allow_ips": "garbage"}, "'garbage' is not an address"),
+        ({"forwarded_allow_ips": "127.0.0.1,10.0.0.1/8"}, "host bits"),
+        ({"forwarded_allow_ips": "127.0.0.1,*"}, "is not an address"),
     ],
 )
 def test_wrong_settings(settings: dict[str, Any], words: str) -> None:

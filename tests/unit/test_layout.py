@@ -27,6 +27,7 @@ VERSIONS = {f"{package}.__version__" for package in PACKAGES}
 ENGINES = ("maskdial.masked", "maskdial.causal")
 # Each may import what comes after it; the server's other modules are below them all.
 LAYERS = [
+    ("maskdial.__main__",),
     ("maskdial.cli",),
     ("maskdial.ray",),
     ("maskdial.http.server",),

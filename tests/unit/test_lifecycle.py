@@ -116,3 +116,62 @@ def test_a_shutdown_that_hangs_ends_with_all_stacks(hangs: bool) -> None:
     assert output == ("" if hangs else "armed\ndisarmed\n")
     assert ("Timeout (0:00:02)!" in errors) == hangs
     assert ("in main_loop" in errors or "in run" in errors) == hangs
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="no SIGTERM")
+@pytest.mark.parametrize("name", ["SIGTERM", "SIGINT"])
+@pytest.mark.parametrize("num_signals", [2, 4])
+def test_a_second_signal_refuses_the_running_requests(name: str, num_signals: int) -> None:
+    """Each is told so, as after the grace period; further signals change nothing of that."""
+    program = f"""
+    import asyncio, os, signal, threading, time
+    import httpx
+    from maskdial import dialects
+    from maskdial.config import Config
+    from maskdial.http.disconnect import unless_gone
+    from maskdial.http.route import TaskRoute
+    from maskdial.http.server import Server
+
+    began = threading.Event()
+
+    async def wait(request):
+        await request.body()
+        began.set()
+        await unless_gone(request, asyncio.sleep(1000))
+
+    dialects.ROUTES = [*dialects.ROUTES, TaskRoute("/wait", wait)]
+    server = Server(Config(port=0, grace_period=1000), ends_process=True)
+
+    def use():
+        while not (server.started and server.servers):
+            time.sleep(0.01)
+        port = server.servers[0].sockets[0].getsockname()[1]
+        url = f"http://127.0.0.1:{{port}}"
+        with httpx.Client(timeout=60) as http:
+            while http.get(f"{{url}}/health/ready").status_code != 200:
+                time.sleep(0.02)
+            threading.Thread(target=interrupt).start()
+            reply = http.post(f"{{url}}/wait", json={{}})
+        print(reply.status_code, reply.text, flush=True)
+
+    def interrupt():
+        began.wait()
+        os.kill(os.getpid(), signal.{name})
+        time.sleep(0.3)
+        for _ in range({num_signals} - 1):
+            os.kill(os.getpid(), signal.{name})
+
+    client = threading.Thread(target=use)
+    client.start()
+    server.run()
+    client.join()
+    """
+    process = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(program)],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=True,
+    )
+    assert process.stdout.startswith('503 {"error":"the server is shutting down')
+    assert "Traceback" not in process.stderr

@@ -2,11 +2,15 @@
 
 import json
 import logging
+import os
 import sys
+import threading
+from collections.abc import Iterator
 
 import pytest
 
-from maskdial.logs import JsonFormatter, TextFormatter
+from maskdial.log_writer import LogWriter
+from maskdial.logs import STACKS, JsonFormatter, TextFormatter
 
 HOSTILE = "a\r\nFAKE INFO x\x00\x1b[31m\x7f\x85\u2028\ttab é"
 
@@ -51,3 +55,86 @@ def test_a_traceback_cannot_pass_for_a_record(formatter: logging.Formatter) -> N
     first, *others = formatter.format(made).split("\n")
     assert "failed" in first
     assert all(line.startswith("    ") for line in others)
+
+
+def test_stacks_are_part_of_their_record() -> None:
+    made = record("stuck", **{STACKS: "Thread 0x1:\n  File x\n"})
+    assert TextFormatter().format(made).endswith("stuck\n    Thread 0x1:\n      File x")
+    assert json.loads(JsonFormatter().format(made))[STACKS] == "Thread 0x1:\n  File x\n"
+
+
+@pytest.fixture
+def pipe() -> Iterator[tuple[int, int]]:
+    """The ends to read and to write; the former is closed by the test where that is its point."""
+    ends = os.pipe()
+    yield ends
+    os.close(ends[1])
+
+
+def read_lines(descriptor: int, last: str) -> list[str]:
+    """All lines until one that has this text."""
+    lines = []
+    with open(descriptor, encoding="utf-8") as file:
+        for line in file:
+            lines.append(line.rstrip("\n"))
+            if last in line:
+                break
+    return lines
+
+
+def test_lines_are_written_in_their_order(pipe: tuple[int, int]) -> None:
+    writer = LogWriter(pipe[1])
+    for number in range(1000):
+        writer.handle(record(f"line {number}"))
+    writer.handle(record("lone \ud800"))
+    lines = read_lines(pipe[0], "lone")
+    assert lines == [*(f"line {number}" for number in range(1000)), "lone \\ud800"]
+    writer.flush()
+    assert writer.num_dropped == 0
+
+
+def test_a_pipe_that_nobody_reads_stops_nothing(pipe: tuple[int, int]) -> None:
+    """The lines beyond the queue are dropped; later ones are written, and say how many."""
+    writer = LogWriter(pipe[1], max_bytes=100_000)
+    for number in range(5000):
+        writer.handle(record(f"{number:4d} {'x' * 95}"))
+    assert writer.num_dropped > 0
+    lines = read_lines(pipe[0], "were dropped")
+    assert lines[-1] == f"{writer.num_dropped} log records were dropped"
+    assert [int(line[:4]) for line in lines[:-1]] == list(range(len(lines) - 1))
+    assert len(lines) - 1 + writer.num_dropped == 5000
+
+
+def test_a_pipe_whose_reader_is_gone_stops_nothing(pipe: tuple[int, int]) -> None:
+    os.close(pipe[0])
+    writer = LogWriter(pipe[1])
+    writer.handle(record("x"))
+    writer.flush()
+    assert writer.num_dropped == 1
+
+
+def test_a_flush_ends_though_nobody_reads(pipe: tuple[int, int]) -> None:
+    writer = LogWriter(pipe[1])
+    for _ in range(2000):
+        writer.handle(record("x" * 100))
+    flushing = threading.Thread(target=writer.flush)
+    flushing.start()
+    flushing.join(60)
+    assert not flushing.is_alive()
+    os.close(pipe[0])
+
+
+def test_a_descriptor_that_does_not_block_gets_all_lines(pipe: tuple[int, int]) -> None:
+    os.set_blocking(pipe[1], False)
+    writer = LogWriter(pipe[1])
+    for number in range(2000):
+        writer.handle(record(f"{number:4d} {'x' * 95}"))
+    assert len(read_lines(pipe[0], "1999 ")) == 2000
+
+
+def test_a_record_that_cannot_be_written_is_told(pipe: tuple[int, int]) -> None:
+    writer = LogWriter(pipe[1])
+    made = record("%d")
+    made.args = ("x",)
+    writer.handle(made)
+    assert read_lines(pipe[0], "maskdial") == ["a record of maskdial cannot be written"]

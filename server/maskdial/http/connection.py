@@ -2,24 +2,24 @@
 
 import asyncio
 import logging
-from dataclasses import dataclass
 from typing import Any, Literal, NoReturn
 
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
-from maskdial.http.overload import Overload
+from maskdial.config import UNIX_CLIENT
+from maskdial.http.connections import Activity, Admission, Connections, Place
 from maskdial.http.replies import encode_json
-from maskdial.metrics import ConnectionEnd, Metrics
+from maskdial.metrics import ConnectionEnd
 
 # As HTTP/2 counts them (RFC 9113, 6.5.2), so that many short headers are not free.
 _HEADER_OVERHEAD = 32
 _MAX_PIPELINED = 16
+_MAX_LENGTH_DIGITS = 19
 _MIN_BYTES_PER_SECOND = 1024
-# Connections beyond the limit that are told so before they are closed; others just are.
-_MAX_REFUSED = 64
 # For how long what a refused client still sends is read, or it might not see the reply.
 _LINGER_SECONDS = 1.0
 _JOINED_BYTES = 65536  # of a body that is copied behind its head
+_MAX_BUFFERED = 65536  # of a reply, until its client counts as one that does not read
 
 _log = logging.getLogger("maskdial.connections")
 
@@ -48,52 +48,6 @@ _NO_UPGRADE = "the server takes no upgrades; send the body without the header Up
 _BODY_HEADERS = (b"content-length", b"transfer-encoding")
 
 _Awaited = Literal["headers", "body"] | None
-
-
-@dataclass(frozen=True, slots=True)
-class ConnectionLimits:
-    """What connections may hold: counts, bytes, and seconds."""
-
-    max_connections: int
-    max_header_bytes: int
-    max_unsent_bytes: int
-    header_timeout: float
-    body_timeout: float
-    write_timeout: float
-
-
-class Connections:
-    """What the connections of a server share: their limits, and which of them wait for a reader."""
-
-    def __init__(self, limits: ConnectionLimits, metrics: Metrics) -> None:
-        self.limits = limits
-        self.num_connections = metrics.connections
-        self.overload = Overload()
-        self._metrics = metrics
-        self._waiting: dict[Connection, float] = {}
-
-    def ended(self, why: ConnectionEnd) -> None:
-        """Counts a connection that a limit has ended."""
-        self._metrics.connections_ended.labels(why).inc()
-
-    def begin_waiting(self, connection: "Connection") -> None:
-        """A client is slower than its reply.
-
-        What all replies hold is bounded: those are ended that held most for longest.
-        """
-        now = connection.loop.time()
-        self._waiting[connection] = now
-        while len(self._waiting) > 1:
-            sizes = {each: each.num_unsent for each in self._waiting}
-            if sum(sizes.values()) <= self.limits.max_unsent_bytes:
-                break
-            worst = max(sizes, key=lambda each: sizes[each] * (now - self._waiting[each]))
-            del self._waiting[worst]
-            worst.abort("unsent")
-
-    def end_waiting(self, connection: "Connection") -> None:
-        """The client has caught up, or is gone."""
-        self._waiting.pop(connection, None)
 
 
 class _Writer:
@@ -147,9 +101,10 @@ class _Writer:
 class Connection(HttpToolsProtocol):
     """One client's connection.
 
-    Beside what uvicorn does: refuses connections beyond the limit (503), bounds a request's headers
-    (431) and the time for headers and bodies, drops trailers, and closes connections whose clients
-    do not read. The guard answers slow bodies before they are closed here.
+    Beside what uvicorn does: refuses connections beyond the limit (503), or closes those that wait
+    for their clients to make room, bounds a request's headers (431) and the time for headers and
+    bodies, drops trailers, and closes connections whose clients do not read. The guard answers slow
+    bodies before they are closed here.
 
     Args:
         connections: shared by all.
@@ -161,6 +116,7 @@ class Connection(HttpToolsProtocol):
         self.logger: Any = _QuietLog(self.logger)
         self._all = connections
         self._limits = connections.limits
+        self._place = Place(self.abort)
         self._refused = False
         self._refusal: _Refusal = _MALFORMED
         self._fed_bytes = 0
@@ -171,30 +127,34 @@ class Connection(HttpToolsProtocol):
         self._receive_timer: asyncio.TimerHandle | None = None
         self._write_timer: asyncio.TimerHandle | None = None
 
-    @property
-    def num_unsent(self) -> int:
-        """Bytes of replies that wait for the client."""
-        return self.transport.get_write_buffer_size()
-
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        self._all.num_connections.inc()
-        self._all.overload.opened(self.loop)
-        surplus = len(self.connections) - self._limits.max_connections
-        if surplus > _MAX_REFUSED:
-            self.abort("limit")
-        elif surplus > 0:
-            self._refuse("limit", 503, "too many connections; try again later", "unavailable")
-        else:
-            self._await("headers")
+        self._name_client()
+        self._begin(self._all.enter(self._place, self.loop))
+
+    def take_over(self, transport: asyncio.Transport, place: Place, received: bytes) -> None:
+        """Follows a TLS handshake.
+
+        Args:
+            transport: encrypts.
+            place: that the connection has since it was accepted.
+            received: since the handshake.
+        """
+        # TLS would hold eight times as much before it says that a client does not read.
+        transport.set_write_buffer_limits(_MAX_BUFFERED)
+        self._place = place
+        place.abort = self.abort
+        super().connection_made(transport)
+        self._name_client()
+        self._begin(place.admission)
+        if received:
+            self.data_received(received)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._all.num_connections.dec()
-        self._all.overload.closed()
         self._refused = True
         self._await(None)
         self._stop_write_timer()
-        self._all.end_waiting(self)
+        self._all.leave(self._place)
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
@@ -214,6 +174,7 @@ class Connection(HttpToolsProtocol):
             self._refuse(*self._large_headers())
         else:
             self._await("headers")
+        self._note_activity()
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
@@ -257,13 +218,25 @@ class Connection(HttpToolsProtocol):
 
     def pause_writing(self) -> None:
         super().pause_writing()
-        self._all.begin_waiting(self)
+        self._all.begin_unread(self._place, self.loop.time())
+        self._note_activity()
         self._start_write_timer()
 
     def resume_writing(self) -> None:
         super().resume_writing()
-        self._all.end_waiting(self)
-        self._stop_write_timer()
+        self._all.end_unread(self._place)
+        self._note_activity()
+        if not self.transport.is_closing():
+            self._stop_write_timer()
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        self._note_activity()
+        if self.transport.is_closing():
+            self._end()
+
+    def timeout_keep_alive_handler(self) -> None:
+        self._end()
 
     def send_400_response(self, msg: str) -> None:
         self._refuse(*self._refusal)
@@ -294,6 +267,8 @@ class Connection(HttpToolsProtocol):
                 num_hosts += 1
             elif name == b"transfer-encoding":
                 codings.append(value.strip().lower())
+            elif name == b"content-length" and len(value) > _MAX_LENGTH_DIGITS:
+                return True  # leading zeros, as the parser takes no such number
         if self.parser.get_http_version() == "1.0":
             return num_hosts > 1 or bool(codings)
         return num_hosts != 1 or codings not in ([], [b"chunked"])
@@ -302,8 +277,42 @@ class Connection(HttpToolsProtocol):
         """Connections that were taken before keep their place, and health checks are cheap."""
         return self.cycle is None and self.parser.get_method() == b"POST"
 
+    def _name_client(self) -> None:
+        """Clients of a Unix socket have no address, but one that may be believed as a proxy."""
+        if self.client is None and self.server is not None and self.server[1] is None:
+            self.client = (UNIX_CLIENT, 0)
+
+    def _begin(self, admission: Admission | None) -> None:
+        self._place.num_unsent = self._num_unsent
+        if admission == "admitted":
+            self._await("headers")
+        elif admission == "refused":
+            self._refuse("limit", 503, "too many connections; try again later", "unavailable")
+        else:
+            self.abort("limit")
+
+    def _num_unsent(self) -> int:
+        return self.transport.get_write_buffer_size()
+
     def _is_answering(self) -> bool:
         return self.cycle is not None and not self.cycle.response_complete
+
+    def _note_activity(self) -> None:
+        """Tells what the connection waits for: it may have to make room for another."""
+        activity: Activity = "busy"
+        if not self._is_answering():
+            activity = "idle"
+        elif self._awaited == "body" or self.flow.write_paused:
+            activity = "slow"
+        self._all.note(self._place, activity, self.loop.time())
+
+    def _end(self) -> None:
+        """Closes the connection when its client has taken what is still unsent, for which it has
+        as long as within a reply.
+        """
+        self.transport.close()
+        if self._num_unsent() and self._write_timer is None:
+            self._start_write_timer()
 
     def _await(self, what: _Awaited) -> None:
         """Starts, keeps or stops the timer of what the client has to send next."""
@@ -323,13 +332,16 @@ class Connection(HttpToolsProtocol):
         awaited, self._awaited, self._receive_timer = self._awaited, None, None
         if not self._is_answering():
             self._all.ended("headers" if awaited == "headers" else "body")
-            self.transport.close()
+            if self._num_unsent():
+                self._end()
+            else:
+                self.transport.abort()  # under TLS, the end would wait for the client once more
         elif awaited == "headers":
             self.cycle.keep_alive = False  # of the request before, which is still being answered
 
     def _start_write_timer(self) -> None:
         self._write_timer = self.loop.call_later(
-            self._limits.write_timeout, self._check_progress, self.num_unsent
+            self._limits.write_timeout, self._check_progress, self._num_unsent()
         )
 
     def _stop_write_timer(self) -> None:
@@ -338,7 +350,7 @@ class Connection(HttpToolsProtocol):
             self._write_timer = None
 
     def _check_progress(self, num_unsent: int) -> None:
-        taken = num_unsent - self.num_unsent
+        taken = num_unsent - self._num_unsent()
         if taken >= self._limits.write_timeout * _MIN_BYTES_PER_SECOND:
             self._start_write_timer()
             return
@@ -355,9 +367,10 @@ class Connection(HttpToolsProtocol):
         self._all.ended(why)
         self._refused = True
         self._await(None)
+        self._all.note(self._place, "idle", self.loop.time())
         if self._is_answering():
             if not self._headers_complete or self.cycle.response_started or self.pipeline:
-                self.transport.close()  # or the error would end up within another reply
+                self._end()  # or the error would end up within another reply
                 return
             # The request is the one at fault: whoever waits for its body learns that it ends.
             self.cycle.waiting_for_100_continue = False
@@ -371,4 +384,4 @@ class Connection(HttpToolsProtocol):
         self.transport.write(head + retry + b"connection: close\r\n\r\n" + body)
         if self.transport.can_write_eof():
             self.transport.write_eof()
-        self.loop.call_later(_LINGER_SECONDS, self.transport.close)
+        self.loop.call_later(_LINGER_SECONDS, self.transport.abort)

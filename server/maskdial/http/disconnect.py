@@ -35,7 +35,8 @@ async def unless_gone(request: Request, work: Coroutine[Any, Any, T]) -> T:
     try:
         return await task
     except (Exception, asyncio.CancelledError):
-        if gone.done():
+        # Whoever cancels all tasks cancels the watch as well, which says nothing of the client.
+        if gone.done() and not gone.cancelled():
             raise ClientGoneError from None
         raise
     finally:

@@ -23,6 +23,7 @@ _REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}")
 # it first would meet a reset connection.
 _DISCARD_BYTES = 32_000_000
 _DISCARD_SECONDS = 2.0
+_MAX_LENGTH_DIGITS = 19
 # Request ids are no secrets. A call of the system for each of them would let go of the interpreter,
 # and wait for the engine's thread to get it back.
 _IDS = random.Random()
@@ -64,7 +65,9 @@ class Exchange:
                 self._awaits_continue = True
         # The client's own request id if it is a plain one, otherwise a new one.
         self.request_id = given if _REQUEST_ID.fullmatch(given) else f"{_IDS.getrandbits(128):032x}"
-        self._declared_bytes = int(declared) if declared.isdigit() else 0
+        # Python reads no number of thousands of digits; one of these is too large in any case.
+        digits = declared.lstrip(b"0")[:_MAX_LENGTH_DIGITS]
+        self._declared_bytes = int(digits) if digits.isdigit() else 0
         self.outcome = "ok"
         self.status = 0
         """Of the reply; 0 until it begins."""

@@ -14,8 +14,6 @@ from maskdial.config import Config
 from maskdial.errors import (
     InternalError,
     MaskdialError,
-    OverloadedError,
-    UnauthorizedError,
     UnavailableError,
     exhaustion,
 )
@@ -111,8 +109,13 @@ class Guard:
             else:
                 with self._tracing.span(route.path_format, exchange, scope):
                     await self._answer(route, exchange, scope, key)
-        except UnauthorizedError as error:
-            await exchange.fail(error)
+        except HTTPException:
+            raise  # of a dependency; the application has its handler
+        except asyncio.CancelledError:
+            if not await self._tell_of_shutdown(exchange):
+                raise
+        except Exception as error:
+            await self._fail(exchange, error)
         finally:
             self._account(route, exchange, scope, key)
 
@@ -124,8 +127,15 @@ class Guard:
             with self._limits.admit(scope["state"]["client"], key or "") as usage:
                 scope["state"]["usage"] = usage
                 await self._serve(route, exchange, scope)
-        except OverloadedError as error:  # of the limits; the route's own are answered in _serve
-            await exchange.fail(error)
+        except HTTPException:
+            raise
+        except asyncio.CancelledError:
+            if not await self._tell_of_shutdown(exchange):
+                raise
+        except Exception as error:
+            await self._fail(exchange, error)
+        else:
+            exchange.outcome = scope["state"].get("outcome", exchange.outcome)
         finally:
             self._lifecycle.end_request()
             lease = scope["state"].pop("lease", None)
@@ -133,40 +143,37 @@ class Guard:
                 lease.release()
 
     async def _serve(self, route: TaskRoute, exchange: Exchange, scope: Scope) -> None:
-        try:
-            self._lifecycle.check_accepting()
-            if route.has_dependencies:
-                await self._app(scope, exchange.receive, exchange.send)
-            else:
-                response = await route.endpoint(Request(scope, exchange.receive))
-                await response(scope, exchange.receive, exchange.send)
-        except asyncio.CancelledError:
-            if self._lifecycle.phase is not Phase.DRAINING:
-                raise
-            # uvicorn cancels what is left after the grace period.
-            await exchange.fail(
-                UnavailableError("the server is shutting down; try another instance")
-            )
-        except ClientGoneError:
+        self._lifecycle.check_accepting()
+        if route.has_dependencies:
+            await self._app(scope, exchange.receive, exchange.send)
+        else:
+            response = await route.endpoint(Request(scope, exchange.receive))
+            await response(scope, exchange.receive, exchange.send)
+
+    async def _tell_of_shutdown(self, exchange: Exchange) -> bool:
+        """Answers a request whose task is cancelled at the end of the drain; False: it is not."""
+        if self._lifecycle.phase is not Phase.DRAINING:
+            return False
+        await exchange.fail(UnavailableError("the server is shutting down; try another instance"))
+        return True
+
+    async def _fail(self, exchange: Exchange, error: Exception) -> None:
+        """Answers a request that has failed."""
+        if isinstance(error, ClientGoneError):
             _log.debug("the client of request %s has left", exchange.request_id)
             exchange.outcome = "cancelled"
-        except MaskdialError as error:
+        elif isinstance(error, MaskdialError):
             await exchange.fail(error)
-        except HTTPException:
-            raise  # of a dependency; the application has its handler
-        except Exception as error:
-            if (refused := exhaustion(error)) is not None:
-                _log.error("request %s failed: %s", exchange.request_id, refused)
-                await exchange.fail(UnavailableError(f"{refused}; try again later"))
-                return
-            _log.exception("request %s failed", exchange.request_id)
+        elif (refused := exhaustion(error)) is not None:
+            _log.error("request %s failed: %s", exchange.request_id, refused)
+            await exchange.fail(UnavailableError(f"{refused}; try again later"))
+        else:
+            _log.error("request %s failed", exchange.request_id, exc_info=error)
             await exchange.fail(
                 InternalError(
                     f"internal error; search the server log for request {exchange.request_id}"
                 )
             )
-        else:
-            exchange.outcome = scope["state"].get("outcome", exchange.outcome)
 
     def _find(self, scope: Scope) -> TaskRoute | None:
         """The task route of a request; its path parameters are put into the scope."""

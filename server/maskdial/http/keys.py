@@ -2,9 +2,11 @@
 
 import hmac
 import ipaddress
+import os
 import re
 import secrets
-from collections.abc import Iterator, Mapping
+import stat
+from collections.abc import Callable, Iterator, Mapping
 from functools import lru_cache
 from pathlib import Path
 
@@ -28,6 +30,10 @@ _METRICS_PATH = "/metrics"
 # Keys are looked up by a hash that depends on this: how long that takes says nothing about any key,
 # because nobody outside knows which hash a guess has.
 _SECRET = secrets.token_bytes(32)
+# Of IPv6 with a zone (RFC 4007) that is as long as the name of an interface. A proxy may pass on
+# anything, which is not to be kept.
+_MAX_ADDRESS = 64
+_NO_ADDRESS = "local"  # as a Unix socket has none
 _HOW = "send it as 'Authorization: Bearer KEY' or as 'x-api-key'"
 
 
@@ -49,7 +55,9 @@ class Keys:
         self._metrics = _hashes(_METRICS, config.metrics_key)
         self._closed = bool(self._given) or self._file is not None
         self._clients = self._given
-        self.reload()
+        _joined(self._given, self._admin, self._metrics)
+        if self._file is not None:
+            self._use(_read_text(self._file), self._file)
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -67,11 +75,14 @@ class Keys:
         """Reads the key file again. If it cannot be used, the keys remain as they were.
 
         Raises:
-            ConfigError: it cannot be used, or a key in it has two names.
+            ConfigError: it cannot be used, a key in it has two names, or it is a pipe or a device,
+                which could be waited for.
         """
-        clients = self._given
         if self._file is not None:
-            clients = _joined(*_read_file(self._file), self._given)
+            self._use(_read_text(self._file, opener=_open_regular), self._file)
+
+    def _use(self, text: str, file: Path) -> None:
+        clients = _joined(*_read_keys(text, file), self._given)
         # The admin key would otherwise open to a client what only its owner may do, and so on.
         _joined(clients, self._admin, self._metrics)
         self._clients = clients
@@ -113,7 +124,8 @@ def address_of(scope: Scope) -> str:
 
     Addresses of IPv6 are those of their networks (/64), which one subscriber has whole.
     """
-    return _network((scope.get("client") or ("",))[0])
+    host = (scope.get("client") or ("",))[0]
+    return _network(host) if len(host) <= _MAX_ADDRESS else _NO_ADDRESS
 
 
 @lru_cache(4096)
@@ -121,7 +133,7 @@ def _network(host: str) -> str:
     try:
         address = ipaddress.ip_address(host)
     except ValueError:
-        return "local"  # a Unix socket
+        return _NO_ADDRESS
     if isinstance(address, ipaddress.IPv6Address):
         if address.ipv4_mapped is not None:
             return str(address.ipv4_mapped)
@@ -147,14 +159,26 @@ def _sent_keys(scope: Scope) -> Iterator[bytes]:
         yield key.encode("latin-1")
 
 
-def _read_file(path: Path) -> list[dict[bytes, str]]:
-    """The keys of a file by their hashes, one a line."""
+def _read_text(path: Path, opener: Callable[[str, int], int] | None = None) -> str:
     try:
-        lines = path.read_text(encoding="utf-8").split("\n")
+        with open(path, encoding="utf-8", opener=opener) as file:
+            return file.read()
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"the key file {path} cannot be read: {error}") from error
+
+
+def _open_regular(path: str, flags: int) -> int:
+    descriptor = os.open(path, flags | getattr(os, "O_NONBLOCK", 0))
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise OSError("it is no regular file, so it is read at the start only")
+    return descriptor
+
+
+def _read_keys(text: str, path: Path) -> list[dict[bytes, str]]:
+    """The keys of a file by their hashes, one a line."""
     keys = []
-    for number, line in enumerate(map(str.strip, lines), 1):
+    for number, line in enumerate(map(str.strip, text.split("\n")), 1):
         if not line or line.startswith("#"):
             continue
         name, colon, key = line.partition(":")

@@ -4,22 +4,26 @@ import asyncio
 import contextlib
 import faulthandler
 import logging
-import os
 import signal
 import socket
 import sys
 import threading
 from functools import partial
+from pathlib import Path
 from types import FrameType
+from typing import Any
 
 import uvicorn
 
 from maskdial.config import Config
 from maskdial.errors import ConfigError, MaskdialError, UnavailableError
 from maskdial.http.app import create_app
-from maskdial.http.connection import Connection, ConnectionLimits, Connections
+from maskdial.http.connection import Connection
+from maskdial.http.connections import ConnectionLimits, Connections
 from maskdial.http.context import ServerContext
+from maskdial.http.handshake import Handshake
 from maskdial.http.tls import Certificate
+from maskdial.http.unix_socket import UnixSocket
 from maskdial.runtime.memory import map_large_blocks
 
 _LAST_REPLIES_SECONDS = 1.0
@@ -35,7 +39,7 @@ class Server(uvicorn.Server):
     """Serves until SIGTERM or SIGINT.
 
     The first signal turns readiness red and refuses new requests with 503 while the running ones
-    finish, for the grace period at most; a second one stops at once.
+    finish, for the grace period at most; a second one refuses the running ones as well.
 
     Args:
         config: what to serve, and where.
@@ -70,9 +74,7 @@ class Server(uvicorn.Server):
                 uds=None if config.uds is None else str(config.uds),
                 root_path=config.root_path,
                 forwarded_allow_ips=config.forwarded_allow_ips,
-                ssl_certfile=config.ssl_certfile,
-                ssl_keyfile=config.ssl_keyfile,
-                http=partial(Connection, self._connections),  # type: ignore[arg-type]
+                http=self._accept,  # type: ignore[arg-type]
                 ws="none",
                 timeout_keep_alive=config.keep_alive_timeout,
                 log_level=config.log_level,
@@ -88,7 +90,22 @@ class Server(uvicorn.Server):
         self._ends_process = ends_process
         self._grace_period = config.grace_period
         self._draining: asyncio.Task[None] | None = None
+        self._is_hurried = asyncio.Event()
         self._loop: asyncio.AbstractEventLoop | None = None
+
+    @property
+    def scheme(self) -> str:
+        """Of the server's URLs."""
+        return "http" if self._certificate is None else "https"
+
+    def _accept(self, **arguments: Any) -> asyncio.Protocol:
+        """The protocol of a connection that was accepted; the arguments are uvicorn's."""
+        connection = partial(Connection, self._connections, **arguments)
+        if self._certificate is None:
+            return connection()
+        return Handshake(
+            self._connections, self._certificate.context, connection, self.server_state
+        )
 
     def run(self, sockets: list[socket.socket] | None = None) -> None:
         """Serves until it is stopped."""
@@ -97,30 +114,42 @@ class Server(uvicorn.Server):
         finally:
             faulthandler.cancel_dump_traceback_later()
 
-    async def startup(self, sockets: object = None) -> None:
+    async def serve(self, sockets: list[socket.socket] | None = None) -> None:
+        """Serves within a running event loop.
+
+        Raises:
+            ConfigError: the Unix socket cannot be made.
+        """
+        if self.config.uds is None:
+            await super().serve(sockets)
+            return
+        listener = UnixSocket(Path(self.config.uds))
+        try:
+            await super().serve([listener.socket])
+        finally:
+            listener.close()
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Opens the listener, and logs the address that it got."""
         self._loop = asyncio.get_running_loop()
         if hasattr(signal, "SIGHUP") and threading.current_thread() is threading.main_thread():
             self._loop.add_signal_handler(signal.SIGHUP, self.reload)
-        await super().startup()
-        scheme = "http" if self._certificate is None else "https"
+        await super().startup(sockets)
         for server in self.servers:
             for listener in server.sockets:
                 name = listener.getsockname()
                 where = f"unix:{name}" if isinstance(name, str) else f"//{name[0]}:{name[1]}"
-                _log.info("listening on %s:%s", scheme, where)
+                _log.info("listening on %s:%s", self.scheme, where)
                 self._connections.overload.watch(listener.fileno())
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Closes the listener and the connections; a Unix socket leaves no file behind."""
+        """Closes the listener and the connections."""
         if self._ends_process:
             stderr = sys.__stderr__ or 2
-            faulthandler.dump_traceback_later(_STOP_SECONDS, exit=True, file=stderr)
+            with contextlib.suppress(RuntimeError, MemoryError):  # there is no thread left
+                faulthandler.dump_traceback_later(_STOP_SECONDS, exit=True, file=stderr)
         self._connections.overload.close()
         await super().shutdown(sockets)
-        if self.config.uds is not None:
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(self.config.uds)
 
     async def on_tick(self, counter: int) -> bool:
         """Called by uvicorn ten times a second."""
@@ -142,15 +171,16 @@ class Server(uvicorn.Server):
 
     def _reload_certificate(self) -> None:
         if self._certificate is not None:
-            assert self.config.ssl is not None
-            self._certificate.reload(self.config.ssl)
+            self._certificate.reload()
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """Begins the drain. uvicorn's own handler would end the process by the signal again."""
-        if self._loop is None or self._draining is not None:
+        if self._loop is None:
             self.should_exit = self.force_exit = True
-            return
-        self._loop.call_soon_threadsafe(self._begin_drain, signal.Signals(sig).name)
+        elif self._draining is not None:
+            self._loop.call_soon_threadsafe(self._is_hurried.set)
+        else:
+            self._loop.call_soon_threadsafe(self._begin_drain, signal.Signals(sig).name)
 
     def _begin_drain(self, why: str) -> None:
         if self._draining is None:
@@ -158,13 +188,20 @@ class Server(uvicorn.Server):
             self._draining = asyncio.create_task(self._drain())
 
     async def _drain(self) -> None:
-        num_left = await self._context.lifecycle.drain(self._grace_period)
-        if num_left:
-            _log.warning("the grace period is over: %d running requests are refused", num_left)
-            await (
-                self._context.models.close()
-            )  # they are told so, in replies and at the ends of streams
-            await self._context.lifecycle.drain(_LAST_REPLIES_SECONDS)
+        lifecycle = self._context.lifecycle
+        hurried = asyncio.create_task(self._is_hurried.wait())
+        drained = asyncio.create_task(lifecycle.drain(self._grace_period))
+        await asyncio.wait({drained, hurried}, return_when=asyncio.FIRST_COMPLETED)
+        drained.cancel()
+        if lifecycle.num_requests:
+            why = "a second signal" if hurried.done() else "the grace period is over"
+            _log.warning("%s: %d running requests are refused", why, lifecycle.num_requests)
+            # They are told so, in replies and at the ends of streams.
+            closed = asyncio.create_task(self._context.models.close())
+            await asyncio.wait({closed, hurried}, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait({closed}, timeout=_LAST_REPLIES_SECONDS)
+            await lifecycle.drain(_LAST_REPLIES_SECONDS)
+        hurried.cancel()
         self.should_exit = True
 
     def _engine_died(self, cause: str) -> None:

@@ -23,26 +23,31 @@ class Certificate:
     def __init__(self, certificate: Path, key: Path | None) -> None:
         self.certificate = certificate
         self.key = key
+        self._files = (certificate, key or certificate)
+        self.context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        """Of the server; new connections use what it has then."""
         try:
             self._changed = self._last_change()
-            self._load(ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER))
+            self._load(self.context)
         except (OSError, ValueError) as error:
             raise ConfigError(
                 f"the certificate {certificate} and its key cannot be used: {error}"
             ) from error
 
-    def reload(self, context: ssl.SSLContext) -> None:
+    def reload(self) -> None:
         """Has new connections use the files as they are now, if they have changed.
 
         Files that cannot be used, perhaps because only one of them is there yet, change nothing.
         """
         try:
+            if not all(map(_may_be_read, self._files)):
+                return
             changed = self._last_change()
             if changed == self._changed:
                 return
             self._changed = changed
             self._load(ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER))
-            self._load(context)
+            self._load(self.context)
         except (OSError, ValueError) as error:
             _log.error("the certificate remains as it was: %s", error)
         else:
@@ -52,8 +57,12 @@ class Certificate:
         context.load_cert_chain(self.certificate, self.key, password=_no_password)
 
     def _last_change(self) -> tuple[int, ...]:
-        files = (self.certificate, self.key or self.certificate)
-        return tuple(file.stat().st_mtime_ns for file in files)
+        return tuple(file.stat().st_mtime_ns for file in self._files)
+
+
+def _may_be_read(file: Path) -> bool:
+    """Not from a pipe or device, for which the event loop would wait."""
+    return file.is_file() or not file.exists()
 
 
 def _no_password() -> str:

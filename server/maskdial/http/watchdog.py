@@ -3,13 +3,14 @@
 import asyncio
 import faulthandler
 import logging
-import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterable
 
 from maskdial.config import Config
 from maskdial.engine import Engine, EngineState
+from maskdial.logs import STACKS
 
 _log = logging.getLogger("maskdial.watchdog")
 
@@ -64,8 +65,8 @@ class Watchdog:
         while not self._ended.wait(_INTERVAL):
             stalled = "" if self._timeout is None else self._find_stalled(self._timeout)
             if stalled and not self.stalled:
-                _log.critical("%s; the stacks of all threads follow", stalled)
-                faulthandler.dump_traceback(sys.__stderr__ or 2, all_threads=True)
+                message = "%s; the stacks of all threads follow"
+                _log.critical(message, stalled, extra={STACKS: _stacks_of_all_threads()})
             elif self.stalled and not stalled:
                 _log.warning("no longer stalled: %s", self.stalled)
             self.stalled = stalled
@@ -90,3 +91,14 @@ class Watchdog:
                 self._exits = False
                 self.on_death(engine.cause_of_death)
                 return
+
+
+def _stacks_of_all_threads() -> str:
+    """In a file first, as the interpreter stands still while they are written."""
+    try:
+        with tempfile.TemporaryFile() as file:
+            faulthandler.dump_traceback(file, all_threads=True)
+            file.seek(0)
+            return file.read().decode(errors="backslashreplace")
+    except OSError as error:
+        return f"they cannot be written: {error}"

@@ -169,13 +169,12 @@ class Tokenizer:
         first = self.encode(text, add_special_tokens=False)
         room = max_length - self._backend.num_special_tokens_to_add(pair is not None)
         if pair is None:
-            first.truncate(room, direction=direction)
-            return self._backend.post_process(first)
+            return self._backend.post_process(shorten(first, room, direction))
         second = self.encode(pair, add_special_tokens=False)
         limits = longest_first(len(first), len(second), room)
-        for encoding, limit in zip((first, second), limits, strict=True):
-            encoding.truncate(limit, direction=direction)
-        return self._backend.post_process(first, second)
+        return self._backend.post_process(
+            shorten(first, limits[0], direction), shorten(second, limits[1], direction)
+        )
 
     def offsets(self, text: str, encoding: Encoding) -> list[int]:
         """Where the tokens of a text begin in it, in characters, as it was before normalization.
@@ -335,6 +334,28 @@ def longest_first(first: int, second: int, room: int) -> tuple[int, int]:
     return (shorter, room - shorter) if first <= second else (room - shorter, shorter)
 
 
+def shorten(encoding: Encoding, limit: int, direction: Side) -> Encoding:
+    """As `cut_tokens`, of a text that nothing else needs any more: it is changed in place.
+
+    For a text of megabytes, that is the difference between a tenth of a second and several, within
+    which nothing else runs; and so is to leave the rest behind.
+    """
+    if len(encoding) <= limit:
+        return encoding
+    encoding.truncate(limit, direction=direction)
+    return _made_of(
+        {
+            "ids": encoding.ids,
+            "type_ids": encoding.type_ids,
+            "tokens": encoding.tokens,
+            "words": encoding.word_ids,
+            "offsets": encoding.offsets,
+            "special_tokens_mask": encoding.special_tokens_mask,
+            "attention_mask": encoding.attention_mask,
+        }
+    )
+
+
 def cut_tokens(encoding: Encoding, limit: int, direction: Side) -> Encoding:
     """A text's first ``limit`` tokens, or its last ones if ``direction`` is left.
 
@@ -348,9 +369,13 @@ def cut_tokens(encoding: Encoding, limit: int, direction: Side) -> Encoding:
         name: values[kept] if isinstance(values, list) else values
         for name, values in fields.items()
     }
-    cut = Encoding()
-    cut.__setstate__(json.dumps(state | {"overflowing": [], "sequence_ranges": {}}).encode())
-    return cut
+    return _made_of(state)
+
+
+def _made_of(state: dict[str, Any]) -> Encoding:
+    made = Encoding()
+    made.__setstate__(json.dumps(state | {"overflowing": [], "sequence_ranges": {}}).encode())
+    return made
 
 
 class IncrementalDecoder:

@@ -5,7 +5,7 @@ so a long text paired with many costs little more than one pass over it.
 """
 
 from collections.abc import Callable, Sequence
-from functools import cache
+from functools import partial
 from itertools import product
 from typing import Literal
 
@@ -15,7 +15,7 @@ from maskdial.errors import ValidationError
 from maskdial.masked.request import MaskedInput
 from maskdial.masked.tasks.task import TaskModel, Truncation, masked_input
 from maskdial.models.bundle import Side
-from maskdial.models.tokenizer import cut_tokens, longest_first
+from maskdial.models.tokenizer import Tokenizer, cut_tokens, longest_first, shorten
 
 CutStrategy = Literal["longest_first", "only_first"]
 
@@ -48,18 +48,15 @@ def read_pairs(
         ValidationError: a pair is too long; the message has both lengths.
     """
     tokenizer = model.tokenizer
-    first_encodings = [tokenizer.encode(text, add_special_tokens=False) for text in firsts]
-    second_encodings = [tokenizer.encode(text, add_special_tokens=False) for text in seconds]
     max_length = model.manifest.max_length
     room = max_length - tokenizer.num_special_tokens(pair=True)
     side = truncation.side(model)
-    cut_first, cut_second = (
-        _cutter(texts, room, side) for texts in (first_encodings, second_encodings)
-    )
+    read = partial(_Text.read, tokenizer, room, truncation.enabled, side)
     inputs = []
     num_truncated = 0
-    for (i, first), (j, second) in product(enumerate(first_encodings), enumerate(second_encodings)):
-        excess = len(first) + len(second) - room
+    first_texts, second_texts = [read(each) for each in firsts], [read(each) for each in seconds]
+    for (i, first), (j, second) in product(enumerate(first_texts), enumerate(second_texts)):
+        excess = first.length + second.length - room
         if excess > 0:
             if not truncation.enabled:
                 raise error(
@@ -69,31 +66,51 @@ def read_pairs(
                     f'most {max_length}; shorten them, or set "truncate"',
                 )
             if strategy == "longest_first":
-                limits = longest_first(len(first), len(second), room)
-            elif len(first) > excess:
-                limits = len(first) - excess, len(second)
+                limits = longest_first(first.length, second.length, room)
+            elif first.length > excess:
+                limits = first.length - excess, second.length
             else:
                 raise error(
                     i,
                     j,
                     f"cannot be cut to the {max_length} tokens that model {model.name!r} takes: "
-                    f"the second leaves {max(room - len(second), 0)} for the first; shorten it",
+                    f"the second leaves {max(room - second.length, 0)} for the first; shorten it",
                 )
-            first, second = cut_first(i, limits[0]), cut_second(j, limits[1])
             num_truncated += excess
-        inputs.append(masked_input(tokenizer.join(first, second)))
+        else:
+            limits = first.length, second.length
+        pair = tokenizer.join(first.cut(limits[0]), second.cut(limits[1]))
+        inputs.append(masked_input(pair))
     return inputs, num_truncated
 
 
-def _cutter(texts: Sequence[Encoding], room: int, side: Side) -> Callable[[int, int], Encoding]:
-    """Cuts a text, by its index, to a number of tokens of at most ``room``.
+class _Text:
+    """A text without what no pair has room for.
 
-    A long text is cut to ``room`` once, and from there to each length that its pairs leave it.
+    Args:
+        encoding: what is left of it.
+        length: of the whole text, in tokens.
+        side: the end at which tokens are cut off.
     """
 
-    @cache
-    def cut(index: int, limit: int) -> Encoding:
-        whole = texts[index] if limit == room else cut(index, room)
-        return cut_tokens(whole, limit, side)
+    def __init__(self, encoding: Encoding, length: int, side: Side) -> None:
+        self.length = length
+        self._encoding = encoding
+        self._side = side
+        self._cuts: dict[int, Encoding] = {}
 
-    return cut
+    @classmethod
+    def read(
+        cls, tokenizer: Tokenizer, room: int, shortens: bool, side: Side, text: str
+    ) -> "_Text":
+        encoding = tokenizer.encode(text, add_special_tokens=False)
+        length = len(encoding)
+        if shortens:
+            encoding = shorten(encoding, room, side)
+        return cls(encoding, length, side)
+
+    def cut(self, limit: int) -> Encoding:
+        """Its first or last tokens."""
+        if limit not in self._cuts:
+            self._cuts[limit] = cut_tokens(self._encoding, limit, self._side)
+        return self._cuts[limit]

@@ -1,0 +1,183 @@
+"""The server as a process: its stderr, its signals, its sockets."""
+
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from maskdial.models.catalog import STARTER_FOLDER
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="descriptors and signals")
+
+MODEL = f"sentiment={STARTER_FOLDER / 'sentiment'}"
+
+
+class Process:
+    """`maskdial serve` with these arguments, in a process of its own."""
+
+    def __init__(self, *arguments: str, **options: Any) -> None:
+        with socket.create_server(("127.0.0.1", 0)) as listener:
+            port = listener.getsockname()[1]
+        self.url = f"http://127.0.0.1:{port}"
+        common = ("--threads", "1", "--model", MODEL, "--port", str(port))
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "maskdial", "serve", *common, *arguments], **options
+        )
+        self.http = httpx.Client(base_url=self.url, timeout=60)
+
+    def wait_until_ready(self) -> None:
+        deadline = time.monotonic() + 120
+        while True:
+            assert self.process.poll() is None, "the server has ended"
+            assert time.monotonic() < deadline
+            with contextlib.suppress(httpx.TransportError):
+                if self.http.get("/health/ready").status_code == 200:
+                    return
+            time.sleep(0.05)
+
+    def stop(self) -> int:
+        self.process.send_signal(signal.SIGTERM)
+        return self.process.wait(60)
+
+    def close(self) -> None:
+        self.http.close()
+        self.process.kill()
+        self.process.wait()
+
+
+@pytest.fixture
+def start() -> Iterator[Callable[..., Process]]:
+    running: list[Process] = []
+
+    def start(*arguments: str, **options: Any) -> Process:
+        running.append(Process(*arguments, **options))
+        return running[-1]
+
+    yield start
+    for each in running:
+        each.close()
+
+
+def test_a_stderr_that_nobody_reads_stops_nothing(start: Callable[..., Process]) -> None:
+    import fcntl
+
+    read, write = os.pipe()
+    try:
+        fcntl.fcntl(write, fcntl.F_SETPIPE_SZ, 4096)
+        server = start("--log-format", "json", stderr=write)
+        server.wait_until_ready()
+        for _ in range(300):
+            assert server.http.post("/classify", json={"inputs": "good"}).status_code == 200
+        assert server.http.get("/health/live").status_code == 200
+        server.process.send_signal(signal.SIGHUP)
+        assert server.http.get("/health/live").status_code == 200
+        assert server.stop() == 0
+    finally:
+        os.close(read)
+        os.close(write)
+
+
+@pytest.mark.parametrize("closed", [(2,), (0, 1, 2)])
+def test_a_closed_stderr_is_a_clean_end(
+    start: Callable[..., Process], closed: tuple[int, ...]
+) -> None:
+    """libuv ends the process if a socket of its own is one of the three, and is closed."""
+
+    def close() -> None:
+        for descriptor in closed:
+            os.close(descriptor)
+
+    server = start(preexec_fn=close)
+    server.wait_until_ready()
+    assert server.http.post("/classify", json={"inputs": "good"}).status_code == 200
+    assert server.stop() == 0
+
+
+def test_a_reader_of_stderr_that_leaves_stops_nothing(start: Callable[..., Process]) -> None:
+    read, write = os.pipe()
+    server = start("--log-format", "json", stderr=write)
+    os.close(write)
+    server.wait_until_ready()
+    os.close(read)
+    for _ in range(10):
+        assert server.http.post("/classify", json={"inputs": "good"}).status_code == 200
+    assert server.stop() == 0
+
+
+def test_a_hangup_while_the_server_starts_is_no_end(start: Callable[..., Process]) -> None:
+    server = start()
+    # When the interpreter runs our code, this signal is ignored first.
+    status = Path(f"/proc/{server.process.pid}/status")
+    mask = 1 << (signal.SIGHUP - 1)
+    deadline = time.monotonic() + 60
+    while not any(
+        int(line.split()[1], 16) & mask
+        for line in status.read_text().splitlines()
+        if line.startswith(("SigIgn", "SigCgt"))
+    ):
+        assert time.monotonic() < deadline
+        assert server.process.poll() is None
+    for _ in range(20):
+        server.process.send_signal(signal.SIGHUP)
+        time.sleep(0.02)
+    server.wait_until_ready()
+    assert server.stop() == 0
+
+
+def test_a_second_server_at_a_socket_ends_with_a_sentence(start: Callable[..., Process]) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "s"
+        first = start("--uds", str(path))
+        wait_for_socket(path)
+        second = start("--uds", str(path), stderr=subprocess.PIPE)
+        _, errors = second.process.communicate(timeout=120)
+        assert second.process.returncode == 1
+        assert errors.decode().splitlines()[-1].startswith(f"maskdial: --uds {path}: another")
+        assert "Traceback" not in errors.decode()
+        transport = httpx.HTTPTransport(uds=str(path))
+        with httpx.Client(transport=transport, base_url=first.url) as http:
+            assert http.get("/health/live").status_code == 200
+        assert first.stop() == 0
+        assert not path.exists()
+
+
+def wait_for_socket(path: Path) -> None:
+    deadline = time.monotonic() + 120
+    while True:
+        assert time.monotonic() < deadline
+        with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX) as client:
+            client.connect(str(path))
+            return
+        time.sleep(0.05)
+
+
+def test_a_key_file_that_has_become_a_fifo_stops_nothing(
+    start: Callable[..., Process], tmp_path: Path
+) -> None:
+    keys = tmp_path / "keys"
+    keys.write_text("alice:secret\n")
+    server = start("--api-key-file", str(keys), stderr=subprocess.PIPE)
+    server.wait_until_ready()
+    keys.unlink()
+    os.mkfifo(keys)
+    server.process.send_signal(signal.SIGHUP)
+    headers = {"x-api-key": "secret"}
+    for _ in range(10):
+        reply = server.http.post("/classify", json={"inputs": "good"}, headers=headers)
+        assert reply.status_code == 200
+    assert server.stop() == 0
+    assert server.process.stderr is not None
+    log = server.process.stderr.read().decode()
+    assert "the keys remain as they were" in log
+    assert "is no regular file" in log
+    server.process.stderr.close()
