@@ -1,5 +1,7 @@
 """Where the server listens and whom it believes: TLS, Unix sockets, proxies, other origins."""
 
+import errno
+import os
 import ssl
 import tempfile
 from collections.abc import Callable, Iterator
@@ -180,3 +182,21 @@ def test_few_files_are_said_to_be_few(caplog: pytest.LogCaptureFixture) -> None:
     Server(Config(max_connections=10**9))
     assert "too few for --max-connections 1000000000" in caplog.text
     resource.setrlimit(resource.RLIMIT_NOFILE, (before[0], resource.getrlimit(7)[1]))
+
+
+def test_exhausted_descriptors_are_told_once(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> int:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    server = Server(Config())
+    for _ in range(2):
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "open", refuse)
+            for _ in range(3):
+                server._look_for_descriptors()
+        server._look_for_descriptors()
+    told = [each.getMessage() for each in caplog.records if "no file can be opened" in each.message]
+    assert len(told) == 2
+    assert "Too many open files" in told[0]

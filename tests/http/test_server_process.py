@@ -161,6 +161,28 @@ def wait_for_socket(path: Path) -> None:
         time.sleep(0.05)
 
 
+def test_few_descriptors_leave_some_for_everyone(start: Callable[..., Process]) -> None:
+    import resource
+
+    def limit() -> None:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (200, 200))
+
+    server = start(preexec_fn=limit, stderr=subprocess.PIPE)
+    server.wait_until_ready()
+    port = httpx.URL(server.url).port
+    with contextlib.ExitStack() as stack:
+        for _ in range(300):
+            stack.enter_context(socket.create_connection(("127.0.0.1", port), timeout=60))
+        for _ in range(5):
+            assert httpx.get(f"{server.url}/health/live", timeout=60).status_code == 200
+    assert server.stop() == 0
+    assert server.process.stderr is not None
+    log = server.process.stderr.read().decode()
+    assert "too few for --max-connections 2000; it is 100" in log
+    assert "no file can be opened" not in log
+    server.process.stderr.close()
+
+
 def test_a_key_file_that_has_become_a_fifo_stops_nothing(
     start: Callable[..., Process], tmp_path: Path
 ) -> None:

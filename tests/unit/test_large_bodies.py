@@ -5,6 +5,8 @@ import json
 import sys
 import threading
 from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
 
 import pydantic
 import pytest
@@ -20,8 +22,10 @@ from maskdial.dialects.tgi_bodies import GenerateBody
 from maskdial.dialects.tokens import DetokenizeBody, _write_texts
 from maskdial.errors import ValidationError
 from maskdial.http.route import TaskRoute
+from maskdial.masked.tasks import pairs
+from maskdial.masked.tasks.task import Truncation
 from maskdial.models.bundle import SpecialTokens
-from maskdial.models.tokenizer import Tokenizer
+from maskdial.models.tokenizer import Tokenizer, cut_tokens
 from maskdial.requests import offload as offloading
 from maskdial.requests.offload import offload
 from tests.held import HOUR, HeldTimers
@@ -201,6 +205,36 @@ def test_long_replies_are_written_in_parts(
 
 def _encode(value: object) -> bytes:
     return json.dumps(value).encode()
+
+
+def test_long_texts_of_pairs_are_cut_to_the_models_length_first(
+    backend: tokenizers.Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each cut writes what it is given as JSON, within which nothing else runs."""
+    lengths: list[int] = []
+
+    def spy(encoding: tokenizers.Encoding, limit: int, direction: Any) -> tokenizers.Encoding:
+        lengths.append(len(encoding))
+        return cut_tokens(encoding, limit, direction)
+
+    monkeypatch.setattr(pairs, "cut_tokens", spy)
+    manifest = SimpleNamespace(max_length=64)
+    model: Any = SimpleNamespace(
+        name="m", tokenizer=Tokenizer(backend, SpecialTokens()), manifest=manifest
+    )
+    query, documents = "a " * 100_000, ["a", "a " * 40, "a " * 100_000]
+    inputs, num_truncated = pairs.read_pairs(
+        model,
+        [query],
+        documents,
+        Truncation(enabled=True),
+        strategy="longest_first",
+        error=lambda first, second, words: ValidationError(words),
+    )
+    assert [len(each.input_ids) for each in inputs] == [64, 64, 64]
+    assert num_truncated == 3 * (100_000 - 64) + 1 + 40 + 100_000
+    assert lengths
+    assert max(lengths) <= 64
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="glibc")

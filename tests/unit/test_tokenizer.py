@@ -308,7 +308,7 @@ lines = st.lists(st.sampled_from(["the", "cat", "é", "語", "unheardof"]), max_
 def test_cut_encodings_join_as_the_tokenizer_cuts_pairs(
     first: str, second: str, direction: Literal["left", "right"], room: int
 ) -> None:
-    """`encode_cut` uses the library's own truncation."""
+    """And as the library's own truncation does."""
     max_length = 4 + room % 50
     alone = [PAIRED.encode(text, add_special_tokens=False) for text in (first, second)]
     room = max_length - PAIRED.num_special_tokens(pair=True)
@@ -316,10 +316,15 @@ def test_cut_encodings_join_as_the_tokenizer_cuts_pairs(
     cut = [cut_tokens(each, limit, direction) for each, limit in zip(alone, limits, strict=True)]
     joined = PAIRED.join(*cut)
     expected = PAIRED.encode_cut(first, second, max_length=max_length, direction=direction)
-    assert joined.ids == expected.ids
-    assert joined.type_ids == expected.type_ids
-    assert joined.offsets == expected.offsets
+    truncated = [PAIRED.encode(text, add_special_tokens=False) for text in (first, second)]
+    for encoding, limit in zip(truncated, limits, strict=True):
+        encoding.truncate(limit, direction=direction)
+    for other in expected, PAIRED.join(*truncated):
+        assert joined.ids == other.ids
+        assert joined.type_ids == other.type_ids
+        assert joined.offsets == other.offsets
     assert not joined.overflowing
+    assert not expected.overflowing
 
 
 def test_cutting_leaves_the_encoding_as_it_is() -> None:

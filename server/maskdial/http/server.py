@@ -2,8 +2,10 @@
 
 import asyncio
 import contextlib
+import errno
 import faulthandler
 import logging
+import os
 import signal
 import socket
 import sys
@@ -30,6 +32,7 @@ _LAST_REPLIES_SECONDS = 1.0
 # After the drain. Engines have ten seconds for the pass under way, traces have as long to be sent.
 _STOP_SECONDS = 30.0
 _TICKS_PER_CERTIFICATE_CHECK = 100
+_TICKS_PER_DESCRIPTOR_CHECK = 10
 _OTHER_FILES = 256  # connections beyond the limit that are refused, weights, pipes
 
 _log = logging.getLogger("maskdial")
@@ -49,11 +52,11 @@ class Server(uvicorn.Server):
 
     def __init__(self, config: Config, *, ends_process: bool = False) -> None:
         map_large_blocks()
-        _raise_file_limit(config.max_connections)
+        max_connections = _raise_file_limit(config.max_connections)
         app = create_app(config, self._load_failed)
         context: ServerContext = app.state.context
         limits = ConnectionLimits(
-            max_connections=config.max_connections,
+            max_connections=max_connections,
             max_header_bytes=config.max_header_bytes,
             max_unsent_bytes=config.max_unsent_bytes,
             header_timeout=config.header_timeout,
@@ -88,6 +91,7 @@ class Server(uvicorn.Server):
         self._context = context
         context.watchdog.on_death = self._engine_died
         self._ends_process = ends_process
+        self._lacks_descriptors = False
         self._grace_period = config.grace_period
         self._draining: asyncio.Task[None] | None = None
         self._is_hurried = asyncio.Event()
@@ -155,7 +159,26 @@ class Server(uvicorn.Server):
         """Called by uvicorn ten times a second."""
         if counter % _TICKS_PER_CERTIFICATE_CHECK == 0:
             self._reload_certificate()
+        if counter % _TICKS_PER_DESCRIPTOR_CHECK == 0:
+            self._look_for_descriptors()
         return await super().on_tick(counter)
+
+    def _look_for_descriptors(self) -> None:
+        """Logs that no file can be opened: the event loop closes new connections then, untold."""
+        try:
+            os.close(os.open(os.devnull, os.O_RDONLY))
+        except OSError as error:
+            if error.errno not in (errno.EMFILE, errno.ENFILE):
+                return
+            if not self._lacks_descriptors:
+                _log.error(
+                    "no file can be opened, so that new connections are closed: %s; raise the "
+                    "limit (ulimit -n) or lower --max-connections",
+                    error.strerror,
+                )
+            self._lacks_descriptors = True
+        else:
+            self._lacks_descriptors = False
 
     def reload(self) -> None:
         """Reads the files again that may change while the server runs."""
@@ -215,24 +238,29 @@ class Server(uvicorn.Server):
         self.should_exit = True
 
 
-def _raise_file_limit(max_connections: int) -> None:
+def _raise_file_limit(max_connections: int) -> int:
     """Lets the process open as many files as it may have connections, as far as the system allows.
 
-    Otherwise new connections could not be accepted, nor refused, long before the limit.
+    Returns:
+        How many connections fit. Beyond that, they could neither be accepted nor refused.
     """
     try:
         import resource  # not on Windows
     except ImportError:
-        return
+        return max_connections
     needed = max_connections + _OTHER_FILES
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft == resource.RLIM_INFINITY or soft >= needed:
-        return
+        return max_connections
     most = needed if hard == resource.RLIM_INFINITY else min(needed, hard)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
-    if most < needed:
-        _log.warning(
-            "the system allows %d open files, which is too few for --max-connections %d",
-            most,
-            max_connections,
-        )
+    if most == needed:
+        return max_connections
+    fitting = max(most - _OTHER_FILES, most // 2, 1)
+    _log.warning(
+        "the system allows %d open files, which is too few for --max-connections %d; it is %d",
+        most,
+        max_connections,
+        fitting,
+    )
+    return fitting
