@@ -211,7 +211,8 @@ def _check(checkpoint: Checkpoint, graph: Loaded, golden: Golden, settings: Sett
         measured = checkpoint.parity(graph).measure(settings.tolerance)
         allowed = SLACK * measured.report.tolerance
         check = golden.check(golden.expected, allowed)
-    return _Checked(measured.report, measured.batch_invariant, check)
+    report = measured.report.model_copy(update={"doubt": checkpoint.doubt})
+    return _Checked(report, measured.batch_invariant, check)
 
 
 def _check_quantized(
