@@ -34,9 +34,8 @@ def check(model: PreTrainedModel) -> None:
         convolves = any(isinstance(child, nn.Conv1d) for child in module.children())
         if convolves or _RECURRENT.search(type(module).__name__):
             raise ExportError(
-                f"{type(model).__name__} keeps a state beside the KV cache (in {name}, a "
-                f"{type(module).__name__}), which is not supported: layers that generate have to "
-                "be attention over keys and values"
+                f"{type(model).__name__} keeps a state from token to token ({name} is a "
+                f"{type(module).__name__}), so its layers cannot be given a KV cache"
             )
 
 

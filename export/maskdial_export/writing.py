@@ -13,6 +13,8 @@ from rich.console import Console
 import maskdial
 from maskdial.errors import MaskdialError
 from maskdial.models.bundle import (
+    ADDITIONAL_TEMPLATES,
+    CHAT_TEMPLATE,
     ENCODER_GRAPH,
     GRAPH,
     KERNEL_CHECK,
@@ -118,6 +120,15 @@ def write_bundle(source: Source, folder: Path, settings: Settings, packs: Packs 
         )
         checkpoint = replace(checkpoint, packs=packs)
         texts = read_files(source, checkpoint.tokenizer)
+        templates = (
+            []
+            if CHAT_TEMPLATE in texts
+            else [Path(name).stem for name in texts if ADDITIONAL_TEMPLATES in name]
+        )
+        if templates:
+            finding(
+                console, f"no chat template is the default; {', '.join(templates)} have to be named"
+            )
         # Finds what is wrong with the gate, before anything takes long
         quantizer = _quantizer(checkpoint, settings)
     golden = Golden(checkpoint)
