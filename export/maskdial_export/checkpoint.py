@@ -35,7 +35,7 @@ from maskdial_export.evaluation import (
     QuestionAnswering,
     TokenClassify,
 )
-from maskdial_export.files import special_tokens
+from maskdial_export.files import chat_templates, special_tokens
 from maskdial_export.heads import adapt_head
 from maskdial_export.length import bound_positions
 from maskdial_export.multi_vector import check_expansion, read_multi_vector
@@ -192,6 +192,7 @@ def load_checkpoint(
     check_sizes(model)
     config: Any = model.config
     sample = sample or read_sample(None)
+    chat_templates(source)  # a damaged one would be called a tokenizer that cannot be loaded
     loaded = load_tokenizer(source, config.vocab_size, sample, console)
     tokenizer = loaded.backend
     tokens = special_tokens(source, config, tokenizer)

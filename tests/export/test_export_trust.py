@@ -150,7 +150,7 @@ NO_SIZES: dict[str, tuple[str, Any, str]] = {
     "rwkv": (
         "RwkvForCausalLM",
         lambda: transformers.RwkvConfig(
-            vocab_size=101, hidden_size=32, num_hidden_layers=1, attention_hidden_size=32
+            vocab_size=101, hidden_size=32, num_hidden_layers=2, attention_hidden_size=32
         ),
         "keeps a state from token to token (rwkv.blocks.0 is a RwkvBlock)",
     ),
