@@ -1,7 +1,7 @@
 """Architectures: which transformers class loads a checkpoint, and which task its head is for.
 
 transformers' own auto classes say what they can load, so nothing here lists model types, but for
-replaced-token detection, which has no auto class of its own.
+replaced-token detection, which has no auto class of its own, and Mistral 4, which has a wrong one.
 """
 
 from collections.abc import Iterator, Mapping
@@ -18,6 +18,8 @@ _Names = Mapping[str, Any]
 
 _DETECTORS: _Names = {"electra": "ElectraForPreTraining"}
 _TWO_PARTS: _Names = auto.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES
+# Reads texts only, but transformers lists it among those that read images
+_TEXT_ALONE: _Names = {"mistral4": "Mistral4ForCausalLM"}
 # By preference, where a class or a task has several entries. A base model's hidden states are
 # pooled; XLM's fill-mask class also stands among the causal ones.
 _TASKS: tuple[tuple[Task, _Names], ...] = (
@@ -30,6 +32,7 @@ _TASKS: tuple[tuple[Task, _Names], ...] = (
     ("multiple-choice", auto.MODEL_FOR_MULTIPLE_CHOICE_MAPPING_NAMES),
     ("generate", auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES),
     ("generate", _TWO_PARTS),
+    ("generate", _TEXT_ALONE),
     ("embed", auto.MODEL_FOR_TEXT_ENCODING_MAPPING_NAMES),
     ("embed", auto.MODEL_MAPPING_NAMES),
 )
@@ -104,7 +107,7 @@ def has_two_parts(architecture: str) -> bool:
 
 def _classes(model_type: str) -> Iterator[tuple[str, Task]]:
     """The classes of a model type that read or write one text, and their tasks."""
-    if any(model_type in names for names in _OTHER_INPUTS):
+    if _reads_more(model_type):
         return
     seen: set[str] = set()
     for task, names in _TASKS:
@@ -128,7 +131,12 @@ def _reads_one_text(model_type: str, name: str, names: _Names) -> bool:
     return True
 
 
+def _reads_more(model_type: str) -> bool:
+    """Whether models of a type read images or sound beside texts."""
+    return model_type not in _TEXT_ALONE and any(model_type in names for names in _OTHER_INPUTS)
+
+
 def _reason(model_type: str) -> str:
-    if any(model_type in names for names in _OTHER_INPUTS):
+    if _reads_more(model_type):
         return f"{model_type} models read more than text, which is not supported"
     return f"{model_type} models have no task on text"

@@ -1,6 +1,7 @@
 """Tracing causal models, and the layout of their KV cache."""
 
 import inspect
+import re
 from typing import Any
 
 import onnx_ir as ir
@@ -14,6 +15,28 @@ from maskdial_export.errors import ExportError
 from maskdial_export.graph import gather_rows, to_onnx_ir, trunk
 from maskdial_export.repeat import trace_by_layers
 from maskdial_export.survey import Survey
+
+# Layers of transformers that carry a state from token to token; most others have a convolution
+_RECURRENT = re.compile(
+    r"Mamba|SSM|Rwkv|xLSTM|Lightning|Recurrent|DeltaNet|DeltaAttention|ShortConv"
+)
+
+
+def check(model: PreTrainedModel) -> None:
+    """Refuses models with layers that keep more than keys and values of the tokens before.
+
+    Raises:
+        ExportError: there is such a layer; the message names its class.
+    """
+    for name, module in model.named_modules():
+        if isinstance(module, PreTrainedModel):
+            continue
+        convolves = any(isinstance(child, nn.Conv1d) for child in module.children())
+        if convolves or _RECURRENT.search(type(module).__name__):
+            raise ExportError(
+                f"{type(model).__name__} keeps a state from token to token ({name} is a "
+                f"{type(module).__name__}), so its layers cannot be given a KV cache"
+            )
 
 
 def kv_layout(survey: Survey, dtype: torch.dtype = torch.float32) -> KVLayout:

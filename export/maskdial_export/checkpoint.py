@@ -35,14 +35,14 @@ from maskdial_export.evaluation import (
     QuestionAnswering,
     TokenClassify,
 )
-from maskdial_export.files import special_tokens
+from maskdial_export.files import chat_templates, special_tokens
 from maskdial_export.heads import adapt_head
 from maskdial_export.length import bound_positions
 from maskdial_export.multi_vector import check_expansion, read_multi_vector
 from maskdial_export.parity import CausalParity, EncoderDecoderParity, MaskedParity
 from maskdial_export.phase import finding
 from maskdial_export.pooling import Pooler
-from maskdial_export.positions import max_length
+from maskdial_export.positions import check_sizes, max_length
 from maskdial_export.reach import NEAR, Reach, Snapshot, find_reach
 from maskdial_export.repeat import find_stack
 from maskdial_export.reranking import make_scorer, read_template
@@ -65,7 +65,7 @@ class Checkpoint:
     ``text_to_text`` for those with an encoder and a decoder, ``reads_both_ways`` for causal
     architectures under the full mask, ``pair_template`` for rerank. ``packs`` are groups of modules
     to multiply as one product each. ``sends_token_types``: whether the tokenizer tells the model
-    the parts of a text pair.
+    the parts of a text pair. ``doubt``: why the model is not known to be the one that was trained.
     """
 
     task: Task
@@ -83,6 +83,7 @@ class Checkpoint:
     tokenization: Tokenization = field(default_factory=Tokenization)
     sends_token_types: bool = True
     reach: Reach = NEAR
+    doubt: str | None = None
 
     def whole(self) -> "Checkpoint | None":
         """The same, of which all layers are traced; None if they are anyway."""
@@ -181,12 +182,17 @@ def load_checkpoint(
         OSError: the weights cannot be written to the folder.
     """
     console = console or Console(quiet=True)
-    model = load_model(source, strict=strict, console=console)
+    model, doubt = load_model(source, strict=strict, console=console)
+    doubts = [each for each in (source.own_code, doubt) if each is not None]
     if folder is not None:
         map_widened(source, model, folder)
     bound_positions(model, limit, console)
-    config = model.config
+    if source.task == "generate":
+        causal.check(model)
+    check_sizes(model)
+    config: Any = model.config
     sample = sample or read_sample(None)
+    chat_templates(source)  # a damaged one would be called a tokenizer that cannot be loaded
     loaded = load_tokenizer(source, config.vocab_size, sample, console)
     tokenizer = loaded.backend
     tokens = special_tokens(source, config, tokenizer)
@@ -194,7 +200,8 @@ def load_checkpoint(
     positions = max_length(model)
     initial = Snapshot(model)
     if source.family == "encoder-decoder":
-        return _load_pair(source, model, loaded, tokens, positions, limit, initial)
+        pair = _load_pair(source, model, loaded, tokens, positions, limit, initial)
+        return replace(pair, doubt="; ".join(doubts) or None)
     template = None
     if source.task == "rerank":
         template = read_template(source)
@@ -233,6 +240,7 @@ def load_checkpoint(
         tokenization=loaded.settings,
         sends_token_types=loaded.sends_token_types,
         reach=_reach(model, positions, initial, console),
+        doubt="; ".join(doubts) or None,
     )
 
 

@@ -64,7 +64,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         dest="strict",
         action="store_false",
         help="export even if weights of the model are missing, which then are random, or weights "
-        "of the checkpoint are not used",
+        "of the checkpoint are not used; nothing is then known of how it compares with the "
+        "original",
+    )
+    parser.add_argument(
+        "--ignore-remote-code",
+        action="store_true",
+        help="export with transformers' own class a checkpoint that brings code of its own "
+        "(auto_map), which is never run",
     )
     parser.add_argument(
         "--max-length",
@@ -180,6 +187,7 @@ def run(args: argparse.Namespace) -> int:
             revision=args.revision,
             allow_pickle=args.allow_pickle,
             strict=args.strict,
+            ignore_remote_code=args.ignore_remote_code,
             max_length=args.max_length,
             adapter=args.adapter,
             tolerance=args.tolerance,
@@ -200,8 +208,10 @@ def _exit(number: int, _frame: object) -> None:
 
 
 def _summary(manifest: Manifest) -> str:
-    differences = manifest.parity.model_dump(exclude={"tolerance"}, exclude_none=True).values()
-    close = f"within {max(differences):.1e} of torch"
+    figures = manifest.parity.model_dump(exclude={"tolerance", "doubt"}, exclude_none=True)
+    close = f"within {max(figures.values()):.1e} of torch"
+    if manifest.parity.doubt is not None:
+        close = f"not compared with the original model: {manifest.parity.doubt}"
     if manifest.quality is not None:
         close += f" in fp32, {manifest.precision} loses {manifest.quality.loss:.2%}"
     invariant = "batch-invariant" if manifest.batch_invariant else "not batch-invariant"

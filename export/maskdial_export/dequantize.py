@@ -72,9 +72,12 @@ def _format(name: str, settings: Settings) -> tuple[str, Restore]:
     details = [f"{bits} bits"] * (bits is not None)
     details += [str(settings[key]) for key in ("version", "format") if settings.get(key)]
     kind = f"{method or 'an unnamed format'}{' of ' if details else ''}{', '.join(details)}"
+    if method == "fp8":
+        kind = "fp8 without blocks (weight_block_size)"
     raise ExportError(
-        f"{name} is quantized with {kind}, which is not supported (gptq, awq, bitsandbytes and fp8 "
-        "are); export the checkpoint that it was made from, with --precision int8 or int4"
+        f"{name} is quantized with {kind}, which is not supported (gptq of 2, 4 and 8 bits, awq of "
+        "4 bits in version gemm, bitsandbytes, and fp8 in blocks are); export the checkpoint that "
+        "it was made from, with --precision int8 or int4"
     )
 
 

@@ -215,7 +215,7 @@ class EncoderGraph(nn.Module):
         super().__init__()
         self.model = model
         self.attention = MaskedAttention(())
-        self.pad_token_id = int(model.config.pad_token_id or 0)
+        self.pad_token_id = int(getattr(model.config, "pad_token_id", None) or 0)
 
     def forward(self, input_ids: Tensor, lengths: Tensor) -> list[_Pair]:
         encoder, decoder = _parts(self.model)

@@ -41,6 +41,7 @@ def export(
     revision: str | None = None,
     allow_pickle: bool = False,
     strict: bool = True,
+    ignore_remote_code: bool = False,
     max_length: int | None = None,
     adapter: Path | None = None,
     tolerance: float = TOLERANCE,
@@ -59,6 +60,7 @@ def export(
         revision: a branch, tag or commit of the Hub id.
         allow_pickle: whether to load ``.bin`` files, which can run code.
         strict: whether to refuse a checkpoint that lacks weights of the model or has others.
+        ignore_remote_code: whether to accept a checkpoint with code of its own, which is never run.
         max_length: how many tokens a text may have; None for what the model has positions for, at
             most 131,072 if they are rotary.
         adapter: the folder of a PEFT adapter (LoRA...) to merge into the weights.
@@ -97,7 +99,13 @@ def export(
     )
     with new_folder(dest) as folder:
         with phase(console, "Finding the checkpoint"), _reading(source):
-            found = find(source, task, revision=revision, allow_pickle=allow_pickle)
+            found = find(
+                source,
+                task,
+                revision=revision,
+                allow_pickle=allow_pickle,
+                ignore_remote_code=ignore_remote_code,
+            )
             if adapter is not None:
                 check_adapter(adapter, allow_pickle=allow_pickle)
                 found = replace(found, adapter=adapter)

@@ -1,6 +1,7 @@
 """A bundle's small files: tokenizer, chat template, generation defaults; and special tokens."""
 
 import json
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -9,18 +10,21 @@ import huggingface_hub
 from tokenizers import Tokenizer
 
 from maskdial.models.bundle import (
+    ADDITIONAL_TEMPLATES,
     CHAT_TEMPLATE,
     GENERATION_CONFIG,
     TOKENIZER,
-    TOOL_TEMPLATE,
     SpecialTokens,
 )
 from maskdial_export.errors import ExportError
 from maskdial_export.source import Source, read_json
 
+_PROCESSOR_TEMPLATE = "chat_template.json"  # of older versions of transformers
 _MASK_TOKENS = ("[MASK]", "<mask>")
 # Files whose text goes into the bundle, whatever it is
-_COPIED = (CHAT_TEMPLATE, TOOL_TEMPLATE, GENERATION_CONFIG, "vocab.txt")
+_COPIED = (CHAT_TEMPLATE, _PROCESSOR_TEMPLATE, GENERATION_CONFIG, "vocab.txt")
+_DEFAULT = "default"
+_NAME = re.compile(r"[\w-]+(\.[\w-]+)*")  # of a template, which becomes a file's
 
 
 def special_tokens(source: Source, config: Any, tokenizer: Tokenizer) -> SpecialTokens:
@@ -92,13 +96,12 @@ def read_files(source: Source, tokenizer: Tokenizer) -> dict[str, str]:
     """
     for name in _COPIED:
         _check_link(source, source.path / name)
-    _check_link(source, (source.path / TOOL_TEMPLATE).parent)
+    _check_link(source, source.path / ADDITIONAL_TEMPLATES)
     texts = {TOKENIZER: tokenizer.to_str(pretty=False)}
-    template = chat_template(source)
-    if template is not None and source.task != "rerank":
-        texts[CHAT_TEMPLATE] = template
-        if (tool_template := _tool_template(source)) is not None:
-            texts[TOOL_TEMPLATE] = tool_template
+    if source.task != "rerank":
+        for name, template in chat_templates(source).items():
+            other = f"{ADDITIONAL_TEMPLATES}/{name}.jinja"
+            texts[CHAT_TEMPLATE if name == _DEFAULT else other] = template
     generation = read_json(source.path / GENERATION_CONFIG)
     if generation and source.task == "generate":
         texts[GENERATION_CONFIG] = json.dumps(generation, indent=2) + "\n"
@@ -137,38 +140,50 @@ def _check_link(source: Source, path: Path) -> None:
 
 
 def chat_template(source: Source) -> str | None:
-    """The default one, from its own file, or from tokenizer_config.json."""
-    template = _read_template(source, CHAT_TEMPLATE)
-    return _configured_templates(source).get("default") if template is None else template
+    """The one that is used where no other is named; None if there is none."""
+    return chat_templates(source).get(_DEFAULT)
 
 
-def _tool_template(source: Source) -> str | None:
-    """The one that transformers takes for conversations with tools, if it is another."""
-    template = _read_template(source, TOOL_TEMPLATE)
-    if template is None and not (source.path / CHAT_TEMPLATE).is_file():
-        template = _configured_templates(source).get("tool_use")
-    return template
+def chat_templates(source: Source) -> dict[str, str]:
+    """All of them by name, from where transformers finds them: files first, then settings.
+
+    Raises:
+        ExportError: a file is not UTF-8 or a link out of the checkpoint, or a name is none of a
+            file.
+    """
+    found = _template_files(source)
+    if not found:
+        settings = source.read_json("tokenizer_config.json").get("chat_template")
+        given = settings or source.read_json(_PROCESSOR_TEMPLATE).get("chat_template")
+        if isinstance(given, list):
+            given = {
+                each.get("name"): each.get("template") for each in given if isinstance(each, dict)
+            }
+        named = given if isinstance(given, dict) else {_DEFAULT: given}
+        found = {str(name): each for name, each in named.items() if isinstance(each, str)}
+    for name in found:
+        if not _NAME.fullmatch(name):
+            raise ExportError(
+                f"a chat template of {source.name} has the name {name!r}; it may consist of "
+                "letters, digits, dots, - and _"
+            )
+    return found
 
 
-def _read_template(source: Source, name: str) -> str | None:
-    path = source.path / name
-    if not path.is_file():
-        return None
-    try:
-        return path.read_text(encoding="utf-8")
-    except UnicodeDecodeError as error:
-        raise ExportError(f"{path} is not UTF-8 (byte {error.start}); convert it") from error
-
-
-def _configured_templates(source: Source) -> dict[str, str]:
-    """Those in tokenizer_config.json: one text, or several by name."""
-    template = source.read_json("tokenizer_config.json").get("chat_template")
-    if not isinstance(template, list):
-        return {"default": template} if isinstance(template, str) else {}
-    named = [
-        (each.get("name"), each.get("template")) for each in template if isinstance(each, dict)
-    ]
-    return {name: text for name, text in named if isinstance(name, str) and isinstance(text, str)}
+def _template_files(source: Source) -> dict[str, str]:
+    paths = {
+        path.stem: path for path in sorted(source.path.glob(f"{ADDITIONAL_TEMPLATES}/*.jinja"))
+    }
+    if (source.path / CHAT_TEMPLATE).is_file():
+        paths[_DEFAULT] = source.path / CHAT_TEMPLATE
+    texts = {}
+    for name, path in paths.items():
+        _check_link(source, path)
+        try:
+            texts[name] = path.read_text(encoding="utf-8")
+        except UnicodeDecodeError as error:
+            raise ExportError(f"{path} is not UTF-8 (byte {error.start}); convert it") from error
+    return texts
 
 
 def response_template(source: Source) -> dict[str, Any] | None:

@@ -48,6 +48,7 @@ def join(causal: Path, full: Path, manifests: tuple[Manifest, Manifest], folder:
     ):
         files = {graph: hashes[graph], weights: hashes[weights]}
         for name in manifest.files.keys() - {GRAPH, weights}:
+            (folder / name).parent.mkdir(exist_ok=True)
             shutil.copyfile(source / name, folder / name)
             files[name] = manifest.files[name]
         files = dict(sorted(files.items()))

@@ -34,7 +34,7 @@ class MaskedGraph(nn.Module):
         self.pooler = pooler
         self.attention = (CausalAttention if survey.causal else MaskedAttention)(survey.layers)
         self.takes_token_types = typed and takes_token_types(model)
-        self.pad_token_id = int(model.config.pad_token_id or 0)
+        self.pad_token_id = int(getattr(model.config, "pad_token_id", None) or 0)
         settings = None if pooler is None else pooler.embedding.multi_vector
         # Tokens that are not attended to may have vectors of their own
         self.keeps_padding = settings is not None and settings.hides_expansion
@@ -87,7 +87,11 @@ def check(model: PreTrainedModel, survey: Survey, task: Task) -> None:
     Raises:
         ExportError: it reads to the left only, and config.json names no padding token.
     """
-    if task in ("classify", "rerank") and survey.causal and model.config.pad_token_id is None:
+    if (
+        task in ("classify", "rerank")
+        and survey.causal
+        and getattr(model.config, "pad_token_id", None) is None
+    ):
         raise ExportError(
             f"{type(model).__name__} finds the last token of a text by its padding, but "
             "config.json has no pad_token_id; add one that texts do not end with"

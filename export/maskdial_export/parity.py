@@ -63,7 +63,7 @@ def expected_output(
 def _random_texts(config: Any, lengths: Sequence[int], longest: int, extra: int) -> list[Ids]:
     """Texts of very different lengths plus ``extra`` tokens, without padding tokens."""
     generator = np.random.default_rng(_SEED)
-    ids = np.setdiff1d(np.arange(config.vocab_size), [config.pad_token_id or 0])
+    ids = np.setdiff1d(np.arange(config.vocab_size), [getattr(config, "pad_token_id", None) or 0])
     return [generator.choice(ids, min(length, longest) + extra) for length in lengths]
 
 
@@ -304,7 +304,9 @@ class EncoderDecoderParity:
         start = np.array([text_to_text.start_token_id])
         self.texts = [np.concatenate([start, text]) for text in texts]
         room, source_room = (max(map(len, each)) for each in (self.texts, self.sources))
-        self.session = EncoderDecoderSession(graph, layout, len(self.texts), room, source_room)
+        self.session = EncoderDecoderSession(
+            graph, layout, len(self.texts), room + 1, source_room
+        )  # a text that has ended takes part in the others' steps
 
     def expect(self, source: Ids, text: Ids) -> Floats:
         """torch's logits after each token of a text, (length, vocab_size)."""

@@ -5,12 +5,33 @@ from typing import Any
 
 from transformers import PreTrainedModel
 
+from maskdial_export.errors import ExportError
+
 _NAMES = ("max_position_embeddings", "max_seq_len", "seq_length", "n_positions")
 # Rotary embeddings that depend on the text's length. Up to the length of the first training they
 # equal the plain ones, so such models are limited to it.
 _LENGTH_DEPENDENT_ROPE = frozenset({"dynamic", "longrope"})
 # For models whose positions have no end, such as ALiBi's, if config.json names none
 _UNBOUNDED = 2048
+
+
+def check_sizes(model: PreTrainedModel) -> None:
+    """Refuses models that have no vocabulary and no single width, by which graphs are described.
+
+    Raises:
+        ExportError: a size is missing.
+    """
+    config: Any = model.config
+    widths = (
+        "hidden_size",
+        "d_model",
+    )  # where a configuration has other names, it has one of these
+    for names, what in ((("vocab_size",), "vocabulary"), (widths, "width of its hidden states")):
+        if not any(isinstance(getattr(config, name, None), int) for name in names):
+            raise ExportError(
+                f"{type(model).__name__} is not supported: its configuration ({config.model_type}) "
+                f"has no {what} ({names[0]})"
+            )
 
 
 def max_length(model: PreTrainedModel) -> int:

@@ -265,7 +265,7 @@ def _halves(node: ir.Node) -> bool:
 def give_attention_biases(graph: ir.Graph) -> None:
     """Passes the biases of query, key and value to MultiHeadAttention, which adds them itself."""
     for node in graph:
-        if node.op_type != "MultiHeadAttention" or node.inputs[3] is not None:
+        if node.op_type != "MultiHeadAttention" or any(node.inputs[3:4]):
             continue
         parts = [_projection(value) for value in node.inputs[:3]]
         biases = [part[2] for part in parts if part is not None and part[2] is not None]

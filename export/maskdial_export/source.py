@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -17,6 +18,7 @@ Mask = Literal["full", "causal"]
 
 # sentence-transformers' list of modules after the model: pooling and normalization.
 MODULES = "modules.json"
+_MODULE_PACKAGES = frozenset({"sentence_transformers", "pylate"})
 
 _LFS_POINTER = b"version https://git-lfs.github.com/spec/"
 
@@ -26,7 +28,8 @@ class Source:
     """A checkpoint folder, with the class to load and the task to export for.
 
     ``both_ways``: whether the full mask takes the place of a causal model's own. ``adapter`` is the
-    folder of a PEFT adapter to merge into the weights.
+    folder of a PEFT adapter to merge into the weights. ``own_code``: what the checkpoint brings to
+    run that is not run.
     """
 
     name: str
@@ -35,6 +38,7 @@ class Source:
     task: Task
     both_ways: bool = False
     adapter: Path | None = None
+    own_code: str | None = None
 
     @property
     def family(self) -> Family:
@@ -97,7 +101,14 @@ def read_json(path: Path) -> dict[str, Any]:
     return content
 
 
-def find(source: str, task: str, *, revision: str | None, allow_pickle: bool) -> Source:
+def find(
+    source: str,
+    task: str,
+    *,
+    revision: str | None,
+    allow_pickle: bool,
+    ignore_remote_code: bool = False,
+) -> Source:
     """Finds a checkpoint, downloads it if ``source`` is a Hub id, and determines its task.
 
     Raises:
@@ -116,9 +127,45 @@ def find(source: str, task: str, *, revision: str | None, allow_pickle: bool) ->
     if task == "auto":
         task = _module_task(path, config)
     architecture, settled = settle(config, task)
-    found = Source(source, path, architecture, settled)
+    code = _own_code(source, path, config)
+    if code is not None and not ignore_remote_code:
+        raise ExportError(
+            f"{code}, which is never run; transformers' {architecture} may compute something else, "
+            "such as attention in one direction only: pass --ignore-remote-code if it does not"
+        )
+    found = Source(source, path, architecture, settled, own_code=code)
     _check_weights(found, allow_pickle)
     return found
+
+
+def _own_code(name: str, path: Path, config: Mapping[str, Any]) -> str | None:
+    """What a checkpoint brings in place of transformers' own classes; None if nothing."""
+    models = _named_code(config, "AutoModel")
+    tokenizers = _named_code(read_json(path / "tokenizer_config.json"), "AutoTokenizer")
+    listed = path / MODULES
+    modules = re.findall(
+        r'"type"\s*:\s*"([^"]+)"',
+        listed.read_text(encoding="utf-8", errors="replace") if listed.is_file() else "",
+    )
+    others = [each for each in modules if each.partition(".")[0] not in _MODULE_PACKAGES]
+    for found, file_name in (
+        (models, "auto_map in config.json"),
+        (tokenizers, "auto_map in tokenizer_config.json"),
+        (others, MODULES),
+    ):
+        if found:
+            return f"{name} brings code of its own ({found[0]}, {file_name})"
+    return None
+
+
+def _named_code(settings: Mapping[str, Any], prefix: str) -> list[str]:
+    """The classes that ``auto_map`` names for auto classes of a prefix."""
+    given = settings.get("auto_map") or {}
+    if isinstance(given, list):  # of a tokenizer in an older form
+        given = {"AutoTokenizer": given}
+    found = [each for key, each in given.items() if str(key).startswith(prefix)]
+    names = [each if isinstance(each, list) else [each] for each in found]
+    return [str(name) for each in names for name in each if name]
 
 
 def _refuse_adapter(source: str, path: Path) -> None:

@@ -129,7 +129,7 @@ def _text(model: PreTrainedModel, length: int) -> Tensor:
     """Different tokens, none of them padding; (1, length)."""
     config: Any = model.config
     ids = torch.arange(config.vocab_size)
-    ids = ids[ids != (config.pad_token_id or 0)]
+    ids = ids[ids != (getattr(config, "pad_token_id", None) or 0)]
     return ids[torch.linspace(0, len(ids) - 1, length).long()][None]
 
 

@@ -30,16 +30,29 @@ _HARMLESS = re.compile(
     r"(^|\.)(pooler\..*|position_ids|token_type_ids|rotary_emb\.inv_freq|"
     r"(attn|attention)\.(masked_)?bias|attn\.causal_mask|embed_positions\.weights)$"
 )
+# What quantized formats store beside weights
+_SCALE = re.compile(
+    r"\.(weight_(scale(_inv|_2)?|zero_point|packed|shape)|(in|out)put_scale|activation_scale|"
+    r"qweight|qzeros|g_idx|scales|biases|SCB|weight\.(absmax|quant_map|_data|_scale))$"
+)
 # Trained weights stay far below; float16 ends at 65,504.
 _LARGEST_WEIGHT = 1e6
+# Beside config.json: modelopt's, and those of old versions of AutoGPTQ and AutoAWQ
+_FORMAT_FILES = ("hf_quant_config.json", "quantize_config.json", "quant_config.json")
+_INSTEAD = (
+    ", which is not supported; export the checkpoint that it was made from, with --precision int8 "
+    "or int4"
+)
 _FEWEST_MAPPED_BYTES = 2**28
 
 
-def load_model(source: Source, *, strict: bool, console: Console) -> PreTrainedModel:
+def load_model(
+    source: Source, *, strict: bool, console: Console
+) -> tuple[PreTrainedModel, str | None]:
     """Loads the model for inference, in float32 on the CPU, with eager attention.
 
     ``strict`` refuses weights that are missing, and weights that the model does not use. Otherwise
-    both are only shown.
+    both are shown, and returned: such a model is not known to be the one that was trained.
 
     Raises:
         ExportError: weights are damaged, or do not fit the model.
@@ -64,17 +77,18 @@ def load_model(source: Source, *, strict: bool, console: Console) -> PreTrainedM
     missing = info["missing_keys"]
     if source.adapter is not None:
         missing -= whole_weights(source.adapter)
-    for complaint in (_missing(source, missing), _unused(source, model, info)):
-        if complaint is None:
-            continue
-        if strict:
-            raise ExportError(f"{complaint}; --no-strict exports the model regardless")
+    _check_scales(source, info["unexpected_keys"])
+    complaints = (_missing(source, missing), _unused(source, model, info))
+    found = [complaint for complaint in complaints if complaint is not None]
+    if found and strict:
+        raise ExportError(f"{found[0]}; --no-strict exports the model regardless")
+    for complaint in found:
         finding(console, complaint)
     if source.adapter is not None:
         model = merge_adapter(model, source.adapter)
     _check_values(source, model)
     model.eval()
-    return model
+    return model, "; ".join(found) or None
 
 
 def map_widened(source: Source, model: PreTrainedModel, folder: Path) -> None:
@@ -113,7 +127,10 @@ def _stored(source: Source, model_class: type[PreTrainedModel]) -> dict[str, Any
     for file in source.weight_files():
         if file.suffix == ".safetensors":
             _check_file(file)
-    settings = source.read_json("config.json").get("quantization_config")
+    config_json = source.read_json("config.json")
+    settings = config_json.get("quantization_config")
+    if settings is None:
+        _refuse_other_formats(source, config_json)
     if settings is None:
         return {
             "pretrained_model_name_or_path": source.path,
@@ -137,6 +154,23 @@ def _stored(source: Source, model_class: type[PreTrainedModel]) -> dict[str, Any
     return {"pretrained_model_name_or_path": None, "config": config, "state_dict": restored}
 
 
+def _refuse_other_formats(source: Source, config: Mapping[str, Any]) -> None:
+    """Refuses checkpoints that say elsewhere than usual that they are quantized."""
+    for file_name in _FORMAT_FILES:
+        content = source.read_json(file_name)
+        if not content:
+            continue
+        settings = content.get("quantization") or content
+        kind = content.get("producer", {}).get("name") or settings.get("quant_method") or "a format"
+        details = settings.get("quant_algo") or settings.get("bits") or settings.get("w_bit")
+        named = kind if details is None else f"{kind} ({details})"
+        raise ExportError(f"{source.name} is quantized with {named}, as {file_name} says{_INSTEAD}")
+    mlx = config.get("quantization")
+    if isinstance(mlx, dict) and "bits" in mlx:
+        named = f"MLX's {mlx['bits']} bits"
+        raise ExportError(f"{source.name} is quantized with {named}, as config.json says{_INSTEAD}")
+
+
 def _check_file(path: Path) -> None:
     """Reads the header of a file, which does not fit a file that ends early."""
     try:
@@ -155,6 +189,17 @@ def _check_shapes(source: Source, mismatched: Iterable[tuple[str, Any, Any]]) ->
         raise ExportError(
             f"{name} of {source.name} has the shape {tuple(stored)}, but config.json describes a "
             f"model where it has {tuple(expected)}; they do not belong together"
+        )
+
+
+def _check_scales(source: Source, unused: Iterable[str]) -> None:
+    """Refuses unused weights by which others would have to be scaled, whatever is asked for."""
+    scales = sorted(name for name in unused if _SCALE.search(name))
+    if scales:
+        raise ExportError(
+            f"{source.name} has {_some(scales)} of a quantized model, but config.json names no "
+            "format (quantization_config) by which to restore the others; export the checkpoint "
+            "that it was made from, with --precision int8 or int4"
         )
 
 

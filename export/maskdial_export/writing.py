@@ -13,6 +13,8 @@ from rich.console import Console
 import maskdial
 from maskdial.errors import MaskdialError
 from maskdial.models.bundle import (
+    ADDITIONAL_TEMPLATES,
+    CHAT_TEMPLATE,
     ENCODER_GRAPH,
     GRAPH,
     KERNEL_CHECK,
@@ -118,6 +120,15 @@ def write_bundle(source: Source, folder: Path, settings: Settings, packs: Packs 
         )
         checkpoint = replace(checkpoint, packs=packs)
         texts = read_files(source, checkpoint.tokenizer)
+        templates = (
+            []
+            if CHAT_TEMPLATE in texts
+            else [Path(name).stem for name in texts if ADDITIONAL_TEMPLATES in name]
+        )
+        if templates:
+            finding(
+                console, f"no chat template is the default; {', '.join(templates)} have to be named"
+            )
         # Finds what is wrong with the gate, before anything takes long
         quantizer = _quantizer(checkpoint, settings)
     golden = Golden(checkpoint)
@@ -211,7 +222,8 @@ def _check(checkpoint: Checkpoint, graph: Loaded, golden: Golden, settings: Sett
         measured = checkpoint.parity(graph).measure(settings.tolerance)
         allowed = SLACK * measured.report.tolerance
         check = golden.check(golden.expected, allowed)
-    return _Checked(measured.report, measured.batch_invariant, check)
+    report = measured.report.model_copy(update={"doubt": checkpoint.doubt})
+    return _Checked(report, measured.batch_invariant, check)
 
 
 def _check_quantized(

@@ -8,7 +8,7 @@ A bundle holds everything the server needs and nothing else::
     encoder.onnx      the encoder's graph of an encoder-decoder model
     kernel_check.onnx if int8: a product that shows whether a processor adds exactly
     chat_template.jinja, generation_config.json      if the checkpoint has them
-    additional_chat_templates/tool_use.jinja         so, for conversations with tools
+    additional_chat_templates/NAME.jinja              others by name: tool_use, with tools
 
 A model that works with both masks has a second graph, of the masked family, over the same weights:
 ``model.full.onnx``, with a manifest of its own, ``maskdial.full.json``.
@@ -64,7 +64,8 @@ ENCODER_GRAPH = "encoder.onnx"
 KERNEL_CHECK = "kernel_check.onnx"
 TOKENIZER = "tokenizer.json"
 CHAT_TEMPLATE = "chat_template.jinja"
-TOOL_TEMPLATE = "additional_chat_templates/tool_use.jinja"
+ADDITIONAL_TEMPLATES = "additional_chat_templates"
+TOOL_TEMPLATE = f"{ADDITIONAL_TEMPLATES}/tool_use.jinja"
 GENERATION_CONFIG = "generation_config.json"
 
 # Fusions that make a graph slower on the CPU: in ONNX Runtime 1.31, SkipLayerNormalization takes
@@ -573,7 +574,7 @@ def _verify(
             raise BundleError(f"model {name!r}: the manifest does not list {required}")
     for file_name, expected in manifest.files.items():
         file = path / file_name
-        if Path(file_name).name != file_name and file_name != TOOL_TEMPLATE:
+        if Path(file_name).name != file_name.removeprefix(f"{ADDITIONAL_TEMPLATES}/"):
             raise BundleError(f"model {name!r}: {file_name!r} is outside the bundle")
         if not file.is_file():
             raise BundleError(f"model {name!r}: {file_name} is missing from {path}")
