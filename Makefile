@@ -112,7 +112,6 @@ format: $(DEV)
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 	$(BIN)/python clients/generate_sync.py
-	$(BIN)/python -m tools.module_table
 	$(BIN)/python -m tools.architecture_table
 	$(BIN)/python -m tools.dashboard
 

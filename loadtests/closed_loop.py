@@ -12,7 +12,7 @@ from typing import Protocol
 
 from loadtests import LoadTestError
 from loadtests.server import Connection, Reply, count_tokens, post
-from maskdial.models.bundle import Bundle
+from maskdial.bundle.bundle import Bundle
 
 Client = Callable[[str], Awaitable[int]]
 

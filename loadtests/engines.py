@@ -15,6 +15,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from loadtests import LoadTestError
+from maskdial.bundle.bundle import Bundle, load_bundle
+from maskdial.bundle.manifest import KVLayout
+from maskdial.bundle.tokenizer import Tokenizer
 from maskdial.causal.engine import CausalEngine
 from maskdial.causal.executor import ModelRunner
 from maskdial.causal.grammar.compiler import GrammarCompiler
@@ -26,13 +29,11 @@ from maskdial.causal.sequence import Sequence as Generation
 from maskdial.causal.stream import TokenStream
 from maskdial.config import Config, load_config
 from maskdial.kernels.installed import find_kernels
-from maskdial.kernels.vocabulary import VocabularyKernels
+from maskdial.kernels.logits import VocabularyKernels
 from maskdial.masked.engine import MaskedEngine
 from maskdial.metrics import Metrics, ModelMetrics
-from maskdial.models.bundle import Bundle, KVLayout, load_bundle
-from maskdial.models.loading import load_model
-from maskdial.models.served import ServedModel
-from maskdial.models.tokenizer import Tokenizer
+from maskdial.registry.loading import load_model
+from maskdial.registry.served import ServedModel
 from maskdial.runtime.memory import map_large_blocks
 from maskdial.runtime.providers.cpu import CpuProvider
 from maskdial.runtime.runner import Runner

@@ -24,10 +24,11 @@ from loadtests.measurement import (
     take_turns,
     write_reports,
 )
+from maskdial.bundle.bundle import Bundle, load_bundle
+from maskdial.bundle.manifest import KVLayout
 from maskdial.config import load_config
 from maskdial.errors import ConfigError
 from maskdial.kernels.installed import find_kernels
-from maskdial.models.bundle import Bundle, KVLayout, load_bundle
 from maskdial.runtime.providers.cpu import CpuProvider
 from maskdial.runtime.runner import Runner
 from maskdial.runtime.session import Session, SessionOptions

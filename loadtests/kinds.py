@@ -10,8 +10,9 @@ from typing import Any
 
 from loadtests import LoadTestError
 from loadtests.server import Connection, post
-from maskdial.models.bundle import CHAT_TEMPLATE, file_sha256, read_manifests, write_manifest
-from maskdial.models.catalog import STARTER_FOLDER
+from maskdial.bundle.bundle import file_sha256, read_manifests, write_manifest
+from maskdial.bundle.manifest import CHAT_TEMPLATE
+from maskdial.registry.catalog import STARTER_FOLDER
 
 Body = Callable[[int], Any]
 """The JSON value of the request with a number, or its bytes."""

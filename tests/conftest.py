@@ -28,12 +28,13 @@ from hypothesis import settings as hypothesis_settings
 from numpy.typing import NDArray
 from tokenizers import decoders, models, pre_tokenizers, processors
 
+from maskdial.bundle.bundle import hash_files, load_bundles, write_manifest
+from maskdial.bundle.manifest import GRAPH
 from maskdial.config import Config
 from maskdial.errors import ConfigError
-from maskdial.http.server import Server
-from maskdial.models.bundle import GRAPH, hash_files, load_bundles, write_manifest
-from maskdial.models.catalog import STARTER_FOLDER
+from maskdial.registry.catalog import STARTER_FOLDER
 from maskdial.runtime.memory import Buffer
+from maskdial.server import Server
 from tests.documented import DocumentCheck
 
 # httpx drops connections that were idle for five seconds. By default so does the server, perhaps

@@ -9,8 +9,8 @@ from fastapi import FastAPI
 from starlette.routing import Match
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from maskdial.app import create_app
 from maskdial.config import Config
-from maskdial.http.app import create_app
 from maskdial.http.route import Route
 
 

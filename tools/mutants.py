@@ -21,7 +21,7 @@ _MUTMUT = [sys.executable, "-c", "from mutmut.__main__ import cli; cli()"]
 # Where mutmut looks for the package, which lies in server/ here.
 _SOURCE = "src"
 # Called while classes are made, before mutmut's functions are in their places.
-_LEFT_OUT = ("dialects/schema.py",)
+_LEFT_OUT = ("dialects/body.py",)
 _BESIDE = ("clients", "docs", "export", "loadtests", "tests", "tools", "training")
 _UNNOTICED: dict[int | None, str] = {
     0: "no test fails",
@@ -38,13 +38,12 @@ class Room:
     tests: tuple[str, ...]
 
 
-_ENGINE = ("unit/test_causal_engine*.py", "unit/test_causal_encoder.py")
+_ENGINE = ("unit/causal/test_engine*.py", "unit/causal/test_encoder.py")
 _TASKS = (
-    "masked_tasks",
+    "tasks",
     "embed",
     "late_interaction",
     "question_answering",
-    "score",
     "token_classify",
     "zero_shot",
 )
@@ -61,47 +60,51 @@ _TASKS_OF_MODELS = (
     "export/test_sentence_transformers.py",
 )
 ROOMS = {
-    "scheduler": Room(("causal/scheduler.py",), ("unit/test_causal_scheduler.py", *_ENGINE)),
+    "scheduler": Room(("causal/scheduler.py",), ("unit/causal/test_scheduler.py", *_ENGINE)),
     "sequence": Room(
         ("causal/sequence.py",),
-        ("unit/test_causal_sequence.py", "unit/test_causal_scheduler.py", *_ENGINE),
+        ("unit/causal/test_sequence.py", "unit/causal/test_scheduler.py", *_ENGINE),
     ),
-    "stop": Room(("causal/stop.py",), ("unit/test_causal_stop.py",)),
+    "stop": Room(("causal/stop.py",), ("unit/causal/test_stop.py",)),
     "sampling": Room(
         ("causal/sampling/*.py",),
         (
-            "unit/test_causal_sampler.py",
-            "unit/test_device_sampler.py",
-            "unit/test_causal_encoder.py",
+            "unit/causal/test_sampler.py",
+            "unit/causal/test_device_sampler.py",
+            "unit/causal/test_encoder.py",
             "kernels/test_kernels_vocabulary.py",
         ),
     ),
     "tasks": Room(
         ("masked/tasks/*.py",),
-        (*(f"unit/test_{name}.py" for name in _TASKS), *_TASKS_OF_MODELS),
-    ),
-    "batcher": Room(
-        ("masked/batcher.py",), ("unit/test_masked_batcher.py", "unit/test_masked_engine.py")
-    ),
-    "fairness": Room(
-        ("fairness.py",),
         (
-            "unit/test_fairness.py",
-            "unit/test_client_limits.py",
-            "unit/test_masked_batcher.py",
-            "unit/test_causal_scheduler.py",
+            *(f"unit/masked/test_{name}.py" for name in _TASKS),
+            "unit/test_score.py",
+            *_TASKS_OF_MODELS,
         ),
     ),
-    "keys": Room(("http/keys.py",), ("unit/test_keys.py", "http/test_http_keys.py")),
-    "limits": Room(("http/limits.py",), ("unit/test_client_limits.py",)),
+    "batcher": Room(
+        ("masked/batcher.py",), ("unit/masked/test_batcher.py", "unit/masked/test_engine.py")
+    ),
+    "fairness": Room(
+        ("engine/fairness.py",),
+        (
+            "unit/engine/test_fairness.py",
+            "unit/http/test_client_limits.py",
+            "unit/masked/test_batcher.py",
+            "unit/causal/test_scheduler.py",
+        ),
+    ),
+    "keys": Room(("http/keys.py",), ("unit/http/test_keys.py", "http/test_http_keys.py")),
+    "limits": Room(("http/limits.py",), ("unit/http/test_client_limits.py",)),
     "versions": Room(
-        ("models/versions.py",), ("unit/test_models_registry.py", "http/test_http_models.py")
+        ("registry/versions.py",), ("unit/registry/test_registry.py", "http/test_http_models.py")
     ),
     "dialects": Room(
-        ("dialects/*.py",),
+        ("dialects/*.py", "dialects/*/*.py"),
         (
-            "unit/test_bodies.py",
-            "unit/test_large_bodies.py",
+            "unit/dialects/test_bodies.py",
+            "unit/http/test_large_bodies.py",
             "http/test_http_chat.py",
             "http/test_http_errors.py",
             "http/test_http_generate.py",

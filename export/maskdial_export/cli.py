@@ -7,12 +7,13 @@ from pathlib import Path
 
 from rich.console import Console
 
+from maskdial.bundle.bundle import read_manifests
+from maskdial.bundle.manifest import Manifest
 from maskdial.errors import MaskdialError, printable
-from maskdial.models.bundle import Manifest, read_manifests
 from maskdial_export.export import MASKS, PRECISIONS, TASKS, TOLERANCE, export
-from maskdial_export.length import LONGEST
 from maskdial_export.phase import say
-from maskdial_export.quality import MAX_LOSS, Gate
+from maskdial_export.quantize.quality import MAX_LOSS, Gate
+from maskdial_export.tracing.length import LONGEST
 
 __all__ = ["add_arguments", "export", "run"]
 

@@ -11,16 +11,16 @@ from typing import Literal, cast, get_args
 import pydantic
 from rich.console import Console
 
-from maskdial.models.bundle import Manifest, Task
-from maskdial_export.adapter import check_adapter
+from maskdial.bundle.manifest import Manifest, Task
+from maskdial_export.checkpoint.adapter import check_adapter
+from maskdial_export.checkpoint.sample import read_sample
+from maskdial_export.checkpoint.source import Source, find
+from maskdial_export.checks.kernels import exact_here
 from maskdial_export.destination import new_folder
 from maskdial_export.errors import ExportError, first_line, io_reason
 from maskdial_export.join import join
-from maskdial_export.kernels import exact_here
 from maskdial_export.phase import finding, phase
-from maskdial_export.quality import Gate
-from maskdial_export.sample import read_sample
-from maskdial_export.source import Source, find
+from maskdial_export.quantize.quality import Gate
 from maskdial_export.writing import Precision, Settings, write_bundle
 
 TASKS = ("auto", *get_args(Task))

@@ -6,9 +6,9 @@ from functools import cached_property
 import numpy as np
 import torch
 
-from maskdial.models.bundle import GoldenCheck
-from maskdial_export.checkpoint import Checkpoint
-from maskdial_export.parity import expected_output, expected_text
+from maskdial.bundle.manifest import GoldenCheck
+from maskdial_export.checks.parity import expected_output, expected_text
+from maskdial_export.model import Checkpoint
 from maskdial_export.session import (
     CausalSession,
     EncoderDecoderSession,

@@ -13,16 +13,9 @@ from pathlib import Path
 import onnx_ir as ir
 from onnx_ir.external_data import convert_tensors_to_external
 
-from maskdial.models.bundle import (
-    FULL_GRAPH,
-    FULL_MANIFEST,
-    GRAPH,
-    MANIFEST,
-    Manifest,
-    file_sha256,
-    write_manifest,
-)
-from maskdial_export.graph import data_file
+from maskdial.bundle.bundle import file_sha256, write_manifest
+from maskdial.bundle.manifest import FULL_GRAPH, FULL_MANIFEST, GRAPH, MANIFEST, Manifest
+from maskdial_export.tracing.graph import data_file
 
 _Key = tuple[ir.DataType, tuple[int, ...], bytes]
 

@@ -8,7 +8,8 @@ import numpy as np
 import onnxruntime
 from numpy.typing import NDArray
 
-from maskdial.models.bundle import ENCODER_GRAPH, UNWANTED_FUSIONS, KVLayout
+from maskdial.bundle.bundle import UNWANTED_FUSIONS
+from maskdial.bundle.manifest import ENCODER_GRAPH, KVLayout
 
 Floats = NDArray[np.float32]
 Ids = NDArray[np.int64]

@@ -11,8 +11,8 @@ import onnx_ir as ir
 from rich.console import Console
 
 import maskdial
-from maskdial.errors import MaskdialError
-from maskdial.models.bundle import (
+from maskdial.bundle.bundle import hash_files, write_manifest
+from maskdial.bundle.manifest import (
     ADDITIONAL_TEMPLATES,
     CHAT_TEMPLATE,
     ENCODER_GRAPH,
@@ -22,24 +22,23 @@ from maskdial.models.bundle import (
     Manifest,
     ParityReport,
     QualityReport,
-    hash_files,
-    write_manifest,
 )
-from maskdial_export.checkpoint import Checkpoint, load_checkpoint
+from maskdial.errors import MaskdialError
+from maskdial_export.checkpoint.files import read_files, response_template, write_files
+from maskdial_export.checkpoint.sample import Sample
+from maskdial_export.checkpoint.source import Source
+from maskdial_export.checks.kernels import kernel_check
 from maskdial_export.errors import ExportError, first_line
-from maskdial_export.files import read_files, response_template, write_files
 from maskdial_export.golden import SLACK, Golden, half_tolerance, quantized_tolerance
-from maskdial_export.graph import data_file, optimize, save
-from maskdial_export.heads import labels_of
 from maskdial_export.join import share_weights
-from maskdial_export.kernels import kernel_check
+from maskdial_export.model import Checkpoint, load_checkpoint
 from maskdial_export.phase import finding, phase
-from maskdial_export.quality import Gate, Graphs, Quantizer
-from maskdial_export.quantize import HALF
-from maskdial_export.rewrite import packs_of
-from maskdial_export.sample import Sample
+from maskdial_export.quantize.quality import Gate, Graphs, Quantizer
+from maskdial_export.quantize.quantize import HALF
 from maskdial_export.session import Loaded
-from maskdial_export.source import Source
+from maskdial_export.tracing.graph import data_file, optimize, save
+from maskdial_export.tracing.heads import labels_of
+from maskdial_export.tracing.rewrite import packs_of
 
 Precision = Literal["fp32", "fp16", "int8", "int4", "int4-fp16"]
 Packs = Sequence[tuple[str, ...]]

@@ -13,18 +13,19 @@ import torch
 
 from loadtests.checkpoints import new_folder, random_model
 from loadtests.compare.setup import Setup
-from maskdial.models.bundle import GRAPH, GoldenCheck, Manifest, hash_files, write_manifest
-from maskdial_export.causal import kv_layout
-from maskdial_export.checkpoint import Checkpoint
-from maskdial_export.files import read_files, special_tokens, write_files
+from maskdial.bundle.bundle import hash_files, write_manifest
+from maskdial.bundle.manifest import GRAPH, GoldenCheck, Manifest
+from maskdial_export.checkpoint.files import read_files, special_tokens, write_files
+from maskdial_export.checkpoint.sample import read_sample
+from maskdial_export.checkpoint.source import Source
+from maskdial_export.checkpoint.tokenization import load_tokenizer
 from maskdial_export.golden import Golden
-from maskdial_export.graph import optimize, save
-from maskdial_export.positions import max_length
-from maskdial_export.quantize import quantize
-from maskdial_export.sample import read_sample
-from maskdial_export.source import Source
-from maskdial_export.survey import survey
-from maskdial_export.tokenization import load_tokenizer
+from maskdial_export.model import Checkpoint
+from maskdial_export.quantize.quantize import quantize
+from maskdial_export.tracing.causal import kv_layout
+from maskdial_export.tracing.graph import optimize, save
+from maskdial_export.tracing.positions import max_length
+from maskdial_export.tracing.survey import survey
 
 _ROUNDING = 0.1
 """Tolerance of the golden check, in standard deviations of the logits: float16 rounding stays far

@@ -26,10 +26,10 @@ from loadtests.compare.results import (
 from loadtests.compare.setup import Setup, Shape
 from loadtests.compare.work import Work
 from loadtests.measurement import load_averages
+from maskdial.bundle.bundle import read_manifests
 from maskdial.config import load_config
 from maskdial.kernels.installed import find_kernels
 from maskdial.kernels.rewrite import rewrite
-from maskdial.models.bundle import read_manifests
 
 
 def take_rounds(

@@ -18,7 +18,7 @@ from loadtests.faults.outcome import Outcome, add_clients, busy_gauges
 from loadtests.faults.proxy import FaultyProxy
 from loadtests.measurement import Section
 from loadtests.server import Connection, Reply, ServerProcess, running_server
-from maskdial.models.catalog import STARTER_FOLDER
+from maskdial.registry.catalog import STARTER_FOLDER
 
 DESCRIPTION = (
     "Serve the starter models to clients behind a proxy that cuts, delays and repeats what they "

@@ -18,8 +18,8 @@ from loadtests.faults.mix import Question, ask, draw_questions, essence, learn_a
 from loadtests.faults.outcome import Outcome, add_clients
 from loadtests.measurement import Section
 from loadtests.server import Connection, running_server, spawn_server
-from maskdial.models.bundle import hash_files
-from maskdial.models.catalog import STARTER_FOLDER
+from maskdial.bundle.bundle import hash_files
+from maskdial.registry.catalog import STARTER_FOLDER
 
 DESCRIPTION = (
     "Serve copies of the starter models to clients that repeat what was not answered, kill the "

@@ -23,7 +23,7 @@ from loadtests.faults.outcome import Outcome, add_clients, busy_gauges
 from loadtests.kinds import chatting_starters
 from loadtests.measurement import Section
 from loadtests.server import Connection, Reply, ServerProcess, post, running_server
-from maskdial.causal.chat import ChatTemplate
+from maskdial.causal.chat.template import ChatTemplate
 from maskdial.errors import MaskdialError
 
 DESCRIPTION = (

@@ -21,7 +21,7 @@ from loadtests.faults.outcome import Outcome, add_clients
 from loadtests.measurement import Section
 from loadtests.server import Connection, ServerProcess, post, running_server
 from loadtests.texts import draw_jobs
-from maskdial.models.bundle import Bundle, load_bundle, read_manifests, write_manifest
+from maskdial.bundle.bundle import Bundle, load_bundle, read_manifests, write_manifest
 
 DESCRIPTION = (
     "Serve a bundle, replace it by a copy with another version while clients send requests, and "

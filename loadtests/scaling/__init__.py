@@ -13,7 +13,7 @@ from loadtests import LoadTestError, count, names_of, positive
 from loadtests.measurement import Section, add_report_options, load_averages, write_reports
 from loadtests.scaling import load, memory
 from loadtests.server import running_server
-from maskdial.models.bundle import Bundle, load_bundle
+from maskdial.bundle.bundle import Bundle, load_bundle
 
 DESCRIPTION = (
     "Serve bundles in processes of their own and measure latency against the offered load until "

@@ -11,7 +11,7 @@ from loadtests.open_loop import Limits, Run, Runner, poisson_schedule
 from loadtests.report import Report, Settings, Summary, make_report
 from loadtests.server import Connection, ServerProcess, count_tokens, running_server
 from loadtests.texts import Job, draw_jobs
-from maskdial.models.bundle import Bundle
+from maskdial.bundle.bundle import Bundle
 
 _QUESTION = "throughput and latency against the offered load"
 SHARES = (0.25, 0.5, 0.7, 0.85, 1.0, 1.2)

@@ -11,8 +11,9 @@ from loadtests import LoadTestError
 from loadtests.measurement import Section
 from loadtests.server import Connection, ServerProcess, post, running_server
 from loadtests.texts import draw_jobs
-from maskdial.models.bundle import Bundle, KVLayout
-from maskdial.models.tokenizer import Tokenizer
+from maskdial.bundle.bundle import Bundle
+from maskdial.bundle.manifest import KVLayout
+from maskdial.bundle.tokenizer import Tokenizer
 
 _QUESTION = "resident memory against slots, context and streams"
 _MB = 1e6

@@ -16,7 +16,7 @@ from maskdial.config import SETTINGS, Config, default_text, load_config, repeate
 from maskdial.errors import ConfigError, MaskdialError, printable
 
 if TYPE_CHECKING:
-    from maskdial.models.bundle import Bundle
+    from maskdial.bundle.bundle import Bundle
 
 Command = Callable[[argparse.Namespace], int]
 
@@ -170,7 +170,7 @@ def given_settings(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def _serve(options: argparse.Namespace) -> int:
-    from maskdial.http.server import Server  # the other commands start faster without it
+    from maskdial.server import Server  # the other commands start faster without it
 
     config = load_config(given_settings(options), options.config)
     logs.configure(config.log_level, config.log_format)
@@ -252,7 +252,7 @@ def _inspect(options: argparse.Namespace) -> int:
     from rich.table import Table
     from rich.text import Text
 
-    from maskdial.models.bundle import load_bundles
+    from maskdial.bundle.bundle import load_bundles
 
     bundles = load_bundles(options.bundle.name, options.bundle)
     manifests = [
@@ -280,9 +280,9 @@ def _replies(bundle: "Bundle") -> dict[str, Any]:
     if bundle.manifest.family != "causal":
         return {}
     # The other commands start faster without them.
+    from maskdial.bundle.tokenizer import Tokenizer
     from maskdial.causal.tools import ReplyFormat
-    from maskdial.models.loading import read_chat_template
-    from maskdial.models.tokenizer import Tokenizer
+    from maskdial.registry.loading import read_chat_template
 
     tokenizer = Tokenizer.from_file(bundle.tokenizer, bundle.manifest.special_tokens)
     found = ReplyFormat.of_bundle(bundle, tokenizer, read_chat_template(bundle, tokenizer))

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from maskdial.dialects import task_bodies as bodies
-from maskdial.dialects import text_to_text_bodies, tokens
-from maskdial.dialects.schema import TaskBody, parse_body
+from maskdial.dialects.body import TaskBody, parse_body
+from maskdial.dialects.native import seq2seq_bodies, tokens
+from maskdial.dialects.native import task_bodies as bodies
 from maskdial_client import (
     Answer,
     Classification,
@@ -157,7 +157,7 @@ EVERY_PARAMETER: dict[str, tuple[Ask, type[TaskBody], dict[str, Any]]] = {
     ),
     "/summarize": (
         lambda client: client.summarize("a", num_beams=2, truncate=True, **COMMON),
-        text_to_text_bodies.SummarizeBody,
+        seq2seq_bodies.SummarizeBody,
         {
             "inputs": "a",
             "parameters": {"truncation": "longest_first", "generate_parameters": {"num_beams": 2}},
@@ -167,7 +167,7 @@ EVERY_PARAMETER: dict[str, tuple[Ask, type[TaskBody], dict[str, Any]]] = {
         lambda client: client.translate(
             "a", source="en", target="de", early_stopping="never", **COMMON
         ),
-        text_to_text_bodies.TranslateBody,
+        seq2seq_bodies.TranslateBody,
         {
             "inputs": "a",
             "parameters": {"generate_parameters": {"early_stopping": "never"}}

@@ -13,6 +13,8 @@ import tokenizers
 from numpy.typing import NDArray
 from prometheus_client import Counter
 
+from maskdial.bundle.bundle import Bundle, load_bundle
+from maskdial.bundle.tokenizer import Tokenizer
 from maskdial.causal.engine import CausalEngine
 from maskdial.causal.events import PromptLogprob, TokenEvent
 from maskdial.causal.grammar.compiler import GrammarCompiler
@@ -25,11 +27,9 @@ from maskdial.causal.sequence import Sequence, SharedPrompt
 from maskdial.causal.stream import TokenStream
 from maskdial.errors import MaskdialError
 from maskdial.kernels.installed import find_kernels
-from maskdial.kernels.vocabulary import VocabularyKernels
+from maskdial.kernels.logits import VocabularyKernels
 from maskdial.metrics import Metrics
-from maskdial.models.bundle import Bundle, load_bundle
-from maskdial.models.catalog import STARTER_FOLDER
-from maskdial.models.tokenizer import Tokenizer
+from maskdial.registry.catalog import STARTER_FOLDER
 from maskdial.runtime.logits import Logits
 from maskdial.runtime.runner import Runner
 from maskdial.runtime.session import Session, SessionOptions

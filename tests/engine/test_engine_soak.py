@@ -15,13 +15,13 @@ from typing import Any
 import pytest
 
 from maskdial.causal.events import TokenEvent
+from maskdial.causal.model import CausalModel
 from maskdial.causal.sequence import SharedPrompt
 from maskdial.config import Config
 from maskdial.errors import DeadlineError, OverloadedError
 from maskdial.metrics import Metrics
-from maskdial.models.catalog import STARTER_FOLDER
-from maskdial.models.loading import load_model
-from maskdial.models.served import CausalModel
+from maskdial.registry.catalog import STARTER_FOLDER
+from maskdial.registry.loading import load_model
 from tests.held import held
 
 pytestmark = pytest.mark.slow

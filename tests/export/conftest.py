@@ -22,9 +22,9 @@ from filelock import FileLock
 from tokenizers import models, normalizers, pre_tokenizers, processors
 
 from maskdial_export import cli
-from maskdial_export.checkpoint import Checkpoint
+from maskdial_export.checks.kernels import exact_here
 from maskdial_export.export import export
-from maskdial_export.kernels import exact_here
+from maskdial_export.model import Checkpoint
 from tests.export.zoo import REFUSED, SHAPE, ZOO, Settings
 
 SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")

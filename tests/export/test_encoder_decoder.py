@@ -13,19 +13,20 @@ import onnx
 import pytest
 import torch
 
+from maskdial.bundle.bundle import load_bundle
+from maskdial.bundle.manifest import ENCODER_GRAPH, GRAPH
+from maskdial.causal.generate import Generation, Text
+from maskdial.causal.model import CausalModel
+from maskdial.causal.request import GenerationRequest
 from maskdial.causal.sampling.params import SamplingParams
+from maskdial.causal.seq2seq import Writing
 from maskdial.config import Config
+from maskdial.engine.timing import Deadline
 from maskdial.metrics import Metrics
-from maskdial.models.bundle import ENCODER_GRAPH, GRAPH, load_bundle
-from maskdial.models.loading import load_model
-from maskdial.models.served import CausalModel
-from maskdial.requests.generation import Generation, Text
-from maskdial.requests.generation_request import GenerationRequest
-from maskdial.requests.text_to_text import Writing
-from maskdial.requests.timing import Deadline
+from maskdial.registry.loading import load_model
 from maskdial_export.errors import ExportError
 from maskdial_export.export import export
-from maskdial_export.quality import Gate
+from maskdial_export.quantize.quality import Gate
 from tests.export.zoo import TEXT_TO_TEXT, marked
 
 Folder = Callable[[str], Path]

@@ -14,11 +14,11 @@ import torch
 from rich.console import Console
 from transformers import AutoModelForSequenceClassification
 
-from maskdial.models.bundle import load_bundle
+from maskdial.bundle.bundle import load_bundle
+from maskdial_export.checkpoint.source import Source, find
+from maskdial_export.checkpoint.weights import load_model
 from maskdial_export.export import export
 from maskdial_export.session import CausalSession
-from maskdial_export.source import Source, find
-from maskdial_export.weights import load_model
 
 New = Callable[[str], Path]
 Refuse = Callable[..., None]

@@ -12,7 +12,7 @@ import pytest
 import torch
 import transformers
 
-from maskdial.models.bundle import load_bundle
+from maskdial.bundle.bundle import load_bundle
 from maskdial_export.errors import ExportError
 from maskdial_export.export import export
 from tests.export.zoo import CAUSAL, FILL_MASK, REFUSED, marked

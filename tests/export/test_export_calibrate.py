@@ -10,12 +10,12 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from maskdial_export.calibrate import calibrate
 from maskdial_export.errors import ExportError
 from maskdial_export.export import export
-from maskdial_export.quality import Gate
-from maskdial_export.quantize import projections
-from maskdial_export.sensitivity import layer_errors
+from maskdial_export.quantize.calibrate import calibrate
+from maskdial_export.quantize.quality import Gate
+from maskdial_export.quantize.quantize import projections
+from maskdial_export.quantize.sensitivity import layer_errors
 
 TEXTS = [np.random.default_rng(seed).integers(0, 100, 40) for seed in range(4)]
 
@@ -99,7 +99,7 @@ def test_a_gate_that_one_scale_fails_takes_a_scale_for_each_row(
     def ranges(errors: dict[str, Any]) -> dict[str, float]:
         return dict.fromkeys(errors, 1e-3)  # cuts nearly everything
 
-    monkeypatch.setattr("maskdial_export.quality.calibrate", ranges)
+    monkeypatch.setattr("maskdial_export.quantize.quality.calibrate", ranges)
     gate = Gate(max_loss=0.01)
     source, bundle = str(checkpoint("bert")), tmp_path / "bundle"
     manifest = export(source, bundle, task="embed", precision="int8", gate=gate)

@@ -11,10 +11,10 @@ import onnx_ir as ir
 import pytest
 from onnx_ir import DataType
 
-from maskdial_export.checkpoint import load_checkpoint
-from maskdial_export.graph import optimize, save
-from maskdial_export.quantize import HALF, Precision, quantize
-from maskdial_export.source import find
+from maskdial_export.checkpoint.source import find
+from maskdial_export.model import load_checkpoint
+from maskdial_export.quantize.quantize import HALF, Precision, quantize
+from maskdial_export.tracing.graph import optimize, save
 
 Types = frozenset[DataType]
 

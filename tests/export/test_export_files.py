@@ -13,9 +13,9 @@ import torch
 import transformers
 from safetensors.torch import load_file, save_file
 
-from maskdial.models.bundle import load_bundle
-from maskdial.models.loading import read_chat_template
-from maskdial.models.tokenizer import Tokenizer
+from maskdial.bundle.bundle import load_bundle
+from maskdial.bundle.tokenizer import Tokenizer
+from maskdial.registry.loading import read_chat_template
 from maskdial_export.export import export
 
 Bundle = Callable[[str], Path]

@@ -16,7 +16,8 @@ import onnxruntime
 import pytest
 import torch
 
-from maskdial.models.bundle import Manifest, load_bundle
+from maskdial.bundle.bundle import load_bundle
+from maskdial.bundle.manifest import Manifest
 from tests.export.zoo import ZOO, marked
 
 TOLERANCE = 1e-4

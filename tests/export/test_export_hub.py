@@ -12,9 +12,9 @@ import pytest
 import tokenizers
 from transformers import BertConfig
 
+from maskdial_export.checkpoint.files import read_files
+from maskdial_export.checkpoint.source import find
 from maskdial_export.errors import ExportError
-from maskdial_export.files import read_files
-from maskdial_export.source import find
 
 New = Callable[[str], Path]
 Refuse = Callable[..., None]

@@ -11,11 +11,11 @@ import torch
 from rich.console import Console
 from transformers import BertConfig, BertModel, LlamaConfig, LlamaModel
 
-from maskdial.models.bundle import load_bundle
+from maskdial.bundle.bundle import load_bundle
+from maskdial_export.checks.parity import _Judge
 from maskdial_export.errors import ExportError
 from maskdial_export.export import export
-from maskdial_export.length import LONGEST, bound_positions
-from maskdial_export.parity import _Judge
+from maskdial_export.tracing.length import LONGEST, bound_positions
 
 New = Callable[[str], Path]
 Refuse = Callable[..., None]

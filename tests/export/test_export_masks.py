@@ -12,11 +12,12 @@ import tokenizers
 import torch
 import transformers
 
-from maskdial.models.bundle import FULL_GRAPH, GRAPH, Bundle, QualityReport, load_bundles
+from maskdial.bundle.bundle import Bundle, load_bundles
+from maskdial.bundle.manifest import FULL_GRAPH, GRAPH, QualityReport
+from maskdial_export.checkpoint.source import Source
 from maskdial_export.errors import ExportError
 from maskdial_export.export import export
-from maskdial_export.quality import Gate
-from maskdial_export.source import Source
+from maskdial_export.quantize.quality import Gate
 from maskdial_export.writing import Settings, Written
 
 BOS, MASK, EOS = 0, 1, 2

@@ -12,14 +12,14 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from maskdial.models.bundle import Manifest
-from maskdial_export.checkpoint import load_checkpoint
+from maskdial.bundle.manifest import Manifest
+from maskdial_export.checkpoint.source import find
+from maskdial_export.checks.parity import expected_output
 from maskdial_export.export import export
-from maskdial_export.graph import optimize, save
-from maskdial_export.parity import expected_output
-from maskdial_export.quality import Gate
+from maskdial_export.model import load_checkpoint
+from maskdial_export.quantize.quality import Gate
 from maskdial_export.session import MaskedSession
-from maskdial_export.source import find
+from maskdial_export.tracing.graph import optimize, save
 
 Export = Callable[..., Manifest]
 INT8 = (

@@ -15,17 +15,18 @@ import pytest
 from rich.console import Console
 from safetensors.torch import load_file, save_file
 
-from maskdial.models.bundle import QualityReport, load_bundle
+from maskdial.bundle.bundle import load_bundle
+from maskdial.bundle.manifest import QualityReport
 from maskdial_export import cli
-from maskdial_export.checkpoint import Checkpoint, load_checkpoint
+from maskdial_export.checkpoint.sample import read_sample
+from maskdial_export.checkpoint.source import find
+from maskdial_export.checks.kernels import exact_here
 from maskdial_export.errors import ExportError
-from maskdial_export.graph import optimize, save
-from maskdial_export.kernels import exact_here
-from maskdial_export.quality import Gate, Graphs, Quantizer
-from maskdial_export.quantize import Precision, projections
-from maskdial_export.sample import read_sample
+from maskdial_export.model import Checkpoint, load_checkpoint
+from maskdial_export.quantize.quality import Gate, Graphs, Quantizer
+from maskdial_export.quantize.quantize import Precision, projections
 from maskdial_export.session import Loaded, MaskedSession
-from maskdial_export.source import find
+from maskdial_export.tracing.graph import optimize, save
 
 New = Callable[[str], Path]
 Quantize = Callable[..., QualityReport]

@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 import torch
 
-from maskdial_export.checkpoint import Checkpoint, load_checkpoint
-from maskdial_export.evaluation import (
+from maskdial_export.checkpoint.sample import Sample, read_sample
+from maskdial_export.checkpoint.source import find
+from maskdial_export.checks.evaluation import (
     Classify,
     ClassifyAll,
     Cosine,
@@ -19,8 +20,7 @@ from maskdial_export.evaluation import (
     Perplexity,
     QuestionAnswering,
 )
-from maskdial_export.sample import Sample, read_sample
-from maskdial_export.source import find
+from maskdial_export.model import Checkpoint, load_checkpoint
 
 New = Callable[[str], Path]
 SAMPLE = Sample("words", "0" * 64, "one two. three four five! six? seven eight nine ten\n" * 9)

@@ -17,21 +17,22 @@ from onnx import numpy_helper
 from rich.console import Console
 
 import maskdial_export.export
+from maskdial.bundle.bundle import file_sha256, load_bundle
+from maskdial.bundle.exactness import multiplies_exactly
+from maskdial.bundle.manifest import KERNEL_CHECK, MANIFEST
 from maskdial.config import Config
 from maskdial.errors import BundleError
 from maskdial.metrics import Metrics
-from maskdial.models.bundle import KERNEL_CHECK, MANIFEST, file_sha256, load_bundle
-from maskdial.models.kernels import multiplies_exactly
-from maskdial.models.loading import load_model
+from maskdial.registry.loading import load_model
 from maskdial.runtime.session import Session, SessionOptions
-from maskdial_export.checkpoint import load_checkpoint
+from maskdial_export.checkpoint.source import find
+from maskdial_export.checks.kernels import exact_here, kernel_check
 from maskdial_export.export import export
 from maskdial_export.golden import half_tolerance, quantized_tolerance
-from maskdial_export.kernels import exact_here, kernel_check
-from maskdial_export.quality import Gate
-from maskdial_export.quantize import INT4, projections
-from maskdial_export.sensitivity import int4_weight
-from maskdial_export.source import find
+from maskdial_export.model import load_checkpoint
+from maskdial_export.quantize.quality import Gate
+from maskdial_export.quantize.quantize import INT4, projections
+from maskdial_export.quantize.sensitivity import int4_weight
 
 INT8 = onnx.TensorProto.INT8
 New = Callable[[str], Path]

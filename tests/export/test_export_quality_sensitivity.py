@@ -8,10 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from maskdial_export import masked
-from maskdial_export.graph import optimize, save
-from maskdial_export.quantize import Precision, projections, quantize
-from maskdial_export.sensitivity import (
+from maskdial_export.quantize.quantize import Precision, projections, quantize
+from maskdial_export.quantize.sensitivity import (
     ROUNDINGS,
     int8_blocks,
     int8_rows,
@@ -19,9 +17,11 @@ from maskdial_export.sensitivity import (
     layer_errors,
     rank,
 )
+from maskdial_export.quantize.table import word_embedding
 from maskdial_export.session import MaskedSession
-from maskdial_export.survey import survey
-from maskdial_export.table import word_embedding
+from maskdial_export.tracing import masked
+from maskdial_export.tracing.graph import optimize, save
+from maskdial_export.tracing.survey import survey
 
 New = Callable[[str], Path]
 TEXTS = [np.arange(5, 60), np.arange(90, 20, -3)]

@@ -10,8 +10,8 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from maskdial_export.quantize import INT4, quantize
-from maskdial_export.sensitivity import int4_weight
+from maskdial_export.quantize.quantize import INT4, quantize
+from maskdial_export.quantize.sensitivity import int4_weight
 
 Floats = NDArray[np.float32]
 INPUTS = 200  # no multiple of a block

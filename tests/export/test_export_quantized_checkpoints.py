@@ -12,9 +12,9 @@ from rich.console import Console
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from maskdial_export.dequantize import dequantize
-from maskdial_export.source import find
-from maskdial_export.weights import load_model
+from maskdial_export.checkpoint.dequantize import dequantize
+from maskdial_export.checkpoint.source import find
+from maskdial_export.checkpoint.weights import load_model
 
 New = Callable[[str], Path]
 Refuse = Callable[..., None]

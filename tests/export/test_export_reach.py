@@ -11,13 +11,13 @@ import torch
 import transformers
 from rich.console import Console
 
-from maskdial.models.bundle import load_bundle
-from maskdial_export.attention import CausalAttention
+from maskdial.bundle.bundle import load_bundle
+from maskdial_export.checks.reach import Snapshot, find_reach
 from maskdial_export.errors import ExportError
 from maskdial_export.export import export
-from maskdial_export.reach import Snapshot, find_reach
 from maskdial_export.session import CausalSession, MaskedSession
-from maskdial_export.survey import survey
+from maskdial_export.tracing.attention import CausalAttention
+from maskdial_export.tracing.survey import survey
 from tests.export.zoo import EXPERTS, GROUPED, LOCAL_EXPERTS, SHAPE
 
 WINDOW = 120
@@ -179,7 +179,7 @@ def test_lengths_that_take_too_long_are_named(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.setattr("maskdial_export.reach._MOST_OPERATIONS", 1)
+    monkeypatch.setattr("maskdial_export.checks.reach._MOST_OPERATIONS", 1)
     folder = save("MistralForCausalLM", GROUPED | LONG | {"sliding_window": 100})
     manifest = export(str(folder), tmp_path / "bundle", console=Console())
     assert manifest.parity.long_text is None

@@ -19,13 +19,13 @@ from transformers.models.bert.modeling_bert import BertPredictionHeadTransform
 
 import maskdial.cli
 import maskdial_export.writing
-from maskdial.models.bundle import KVLayout
-from maskdial_export.causal import kv_layout
+from maskdial.bundle.manifest import KVLayout
+from maskdial_export.checks.parity import CausalParity, MaskedParity
 from maskdial_export.destination import new_folder
 from maskdial_export.errors import ExportError, first_line
 from maskdial_export.export import export
-from maskdial_export.parity import CausalParity, MaskedParity
-from maskdial_export.survey import survey
+from maskdial_export.tracing.causal import kv_layout
+from maskdial_export.tracing.survey import survey
 
 New = Callable[[str], Path]
 Refuse = Callable[..., None]

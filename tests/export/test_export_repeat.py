@@ -13,12 +13,12 @@ import transformers
 from rich.console import Console
 from transformers.models.llama import modeling_llama
 
-from maskdial_export import causal, masked
 from maskdial_export.export import export
-from maskdial_export.graph import optimize
-from maskdial_export.repeat import find_stack
-from maskdial_export.rewrite import modules_of
-from maskdial_export.survey import survey
+from maskdial_export.tracing import causal, masked
+from maskdial_export.tracing.graph import optimize
+from maskdial_export.tracing.repeat import find_stack
+from maskdial_export.tracing.rewrite import modules_of
+from maskdial_export.tracing.survey import survey
 from tests.export.conftest import CHECKPOINTS
 
 LAYERS = 5

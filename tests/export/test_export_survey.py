@@ -7,8 +7,8 @@ import torch
 import transformers
 
 from maskdial_export.errors import ExportError
-from maskdial_export.positions import max_length
-from maskdial_export.survey import Survey, survey
+from maskdial_export.tracing.positions import max_length
+from maskdial_export.tracing.survey import Survey, survey
 from tests.export.zoo import BLOOM, GROUPED, REFUSED, ROBERTA, SHAPE, ZOO, Specimen, rope
 
 

@@ -10,12 +10,12 @@ import onnxruntime
 import pytest
 from numpy.typing import NDArray
 
-from maskdial_export import causal
-from maskdial_export.graph import optimize
-from maskdial_export.quantize import projections, quantize
-from maskdial_export.rewrite import modules_of
-from maskdial_export.survey import survey
-from maskdial_export.table import word_embedding
+from maskdial_export.quantize.quantize import projections, quantize
+from maskdial_export.quantize.table import word_embedding
+from maskdial_export.tracing import causal
+from maskdial_export.tracing.graph import optimize
+from maskdial_export.tracing.rewrite import modules_of
+from maskdial_export.tracing.survey import survey
 
 Floats = NDArray[np.float32]
 TOKENS, COLUMNS = 60, 40

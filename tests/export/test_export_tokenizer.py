@@ -11,10 +11,10 @@ import sentencepiece
 import tokenizers
 from tokenizers import models, pre_tokenizers
 
+from maskdial_export.checkpoint.sample import Sample, read_sample
+from maskdial_export.checkpoint.source import Source
+from maskdial_export.checkpoint.tokenization import load_tokenizer
 from maskdial_export.errors import ExportError
-from maskdial_export.sample import Sample, read_sample
-from maskdial_export.source import Source
-from maskdial_export.tokenization import load_tokenizer
 
 New = Callable[[str], Path]
 Refuse = Callable[..., None]

@@ -12,12 +12,12 @@ import transformers
 from rich.console import Console
 from safetensors.torch import load_file, save_file
 
-from maskdial.models.bundle import load_bundle
-from maskdial_export.architectures import settle
+from maskdial.bundle.bundle import load_bundle
+from maskdial_export.checkpoint.architectures import settle
+from maskdial_export.checkpoint.files import chat_templates
+from maskdial_export.checkpoint.source import find
 from maskdial_export.errors import ExportError
 from maskdial_export.export import export
-from maskdial_export.files import chat_templates
-from maskdial_export.source import find
 from tests.export.zoo import GROUPED
 
 New = Callable[[str], Path]

@@ -12,9 +12,9 @@ from rich.console import Console
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from maskdial_export.checkpoint import load_checkpoint
-from maskdial_export.source import find
-from maskdial_export.weights import load_model
+from maskdial_export.checkpoint.source import find
+from maskdial_export.checkpoint.weights import load_model
+from maskdial_export.model import load_checkpoint
 
 New = Callable[[str], Path]
 Refuse = Callable[..., None]
@@ -112,7 +112,7 @@ def test_weights_of_16_bits_are_mapped(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("maskdial_export.weights._FEWEST_MAPPED_BYTES", 0)
+    monkeypatch.setattr("maskdial_export.checkpoint.weights._FEWEST_MAPPED_BYTES", 0)
     source = new_checkpoint("llama")
     folder = tmp_path / "out"
     folder.mkdir()

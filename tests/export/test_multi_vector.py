@@ -16,7 +16,7 @@ from sentence_transformers.base.modules import Dense, Normalize, Transformer
 from sentence_transformers.multi_vector_encoder.modules import MultiVectorMask
 from tokenizers import Tokenizer
 
-from maskdial.models.bundle import load_bundle
+from maskdial.bundle.bundle import load_bundle
 from maskdial_export.export import export
 
 Checkpoint = Callable[[str], Path]

@@ -9,12 +9,12 @@ import pytest
 import sentencepiece
 import transformers
 
-from maskdial.models.bundle import SpecialTokens, Tokenization
-from maskdial.models.tokenizer import Tokenizer
+from maskdial.bundle.manifest import SpecialTokens, Tokenization
+from maskdial.bundle.tokenizer import Tokenizer
+from maskdial_export.checkpoint.pieces import read_pieces
+from maskdial_export.checkpoint.sample import Sample, read_sample
+from maskdial_export.checkpoint.source import Source
 from maskdial_export.errors import ExportError
-from maskdial_export.pieces import read_pieces
-from maskdial_export.sample import Sample, read_sample
-from maskdial_export.source import Source
 
 TEXTS = ["  Hello   world  ", "\ufb01ne \xbd caf\xe9 \u2603 xyz", "a", "...", "Don't!"]
 

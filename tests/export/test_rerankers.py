@@ -16,10 +16,10 @@ from sentence_transformers import CrossEncoder
 from sentence_transformers.base.modules import Transformer
 from sentence_transformers.cross_encoder.modules import LogitScore
 
-from maskdial_export.checkpoint import load_checkpoint
+from maskdial_export.checkpoint.source import find
 from maskdial_export.export import export
-from maskdial_export.reranking import QWEN, read_template
-from maskdial_export.source import find
+from maskdial_export.model import load_checkpoint
+from maskdial_export.tracing.reranking import QWEN, read_template
 
 TOLERANCE = 1e-5
 LONGEST = 512

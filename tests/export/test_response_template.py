@@ -6,13 +6,7 @@ from typing import Any
 import pytest
 from transformers.utils.chat_parsing import parse_response
 
-from maskdial.causal.tools import (
-    ContentDelta,
-    ReasoningDelta,
-    ReplyParser,
-    Tool,
-    ToolCallDelta,
-)
+from maskdial.causal.tools import ContentDelta, ReasoningDelta, ReplyParser, Tool, ToolCallDelta
 from maskdial.causal.tools.response_template import calls_of, thinking_of
 
 THOUGHTS = {"open": "<think>\n", "close": "\n</think>", "content": "text"}

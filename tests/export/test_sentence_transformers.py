@@ -17,10 +17,10 @@ from sentence_transformers.sentence_transformer.modules import Transformer as En
 from sentence_transformers.sparse_encoder.modules import MLMTransformer, SpladePooling
 
 from maskdial_client import Client
-from maskdial_export.embedding import read_pooler
+from maskdial_export.checkpoint.embedding import read_pooler
+from maskdial_export.checkpoint.source import find
 from maskdial_export.errors import ExportError
 from maskdial_export.export import export
-from maskdial_export.source import find
 
 New = Callable[[str], Path]
 PROMPTS = {

@@ -16,15 +16,15 @@ from numpy.typing import NDArray
 from onnx import numpy_helper
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
+from maskdial.bundle.bundle import Bundle, load_bundles
+from maskdial.bundle.tokenizer import Tokenizer
+from maskdial.causal.model import CausalModel
 from maskdial.causal.sampling.params import SamplingParams
 from maskdial.causal.sequence import Sequence
 from maskdial.config import Config
 from maskdial.metrics import Metrics
-from maskdial.models.bundle import Bundle, load_bundles
-from maskdial.models.catalog import STARTER_FOLDER
-from maskdial.models.loading import start_model
-from maskdial.models.served import CausalModel
-from maskdial.models.tokenizer import Tokenizer
+from maskdial.registry.catalog import STARTER_FOLDER
+from maskdial.registry.loading import start_model
 from maskdial.runtime.session import Session, SessionOptions
 
 NEW_TOKENS = 48

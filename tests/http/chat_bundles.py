@@ -5,8 +5,9 @@ import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
-from maskdial.models import bundle
-from maskdial.models.catalog import STARTER_FOLDER
+from maskdial.bundle import bundle
+from maskdial.bundle.manifest import CHAT_TEMPLATE, TOOL_TEMPLATE
+from maskdial.registry.catalog import STARTER_FOLDER
 
 TEMPLATES = Path(__file__).parents[1] / "data" / "chat_templates"
 
@@ -31,7 +32,7 @@ def make_chat_bundle(
         manifest: changes of the manifest.
     """
     shutil.copytree(STARTER_FOLDER / "hybrid", folder, ignore=shutil.ignore_patterns("*.full.*"))
-    (folder / bundle.CHAT_TEMPLATE).write_text(template, encoding="utf-8")
+    (folder / CHAT_TEMPLATE).write_text(template, encoding="utf-8")
     tokenizer = json.loads((folder / "tokenizer.json").read_text(encoding="utf-8"))
     tokenizer["normalizer"] = normalizer
     vocabulary = tokenizer["model"]["vocab"]
@@ -44,11 +45,11 @@ def make_chat_bundle(
         tokenizer["added_tokens"].append(added)
     (folder / "tokenizer.json").write_text(json.dumps(tokenizer), encoding="utf-8")
     (read,) = bundle.read_manifests("chat", folder)
-    templates = [bundle.CHAT_TEMPLATE]
+    templates = [CHAT_TEMPLATE]
     if tool_template is not None:
-        templates.append(bundle.TOOL_TEMPLATE)
-        (folder / bundle.TOOL_TEMPLATE).parent.mkdir()
-        (folder / bundle.TOOL_TEMPLATE).write_text(tool_template, encoding="utf-8")
+        templates.append(TOOL_TEMPLATE)
+        (folder / TOOL_TEMPLATE).parent.mkdir()
+        (folder / TOOL_TEMPLATE).write_text(tool_template, encoding="utf-8")
     files = bundle.hash_files(folder, [*read.files, *templates])
     bundle.write_manifest(folder, read.model_copy(update={"files": files} | manifest))
     return folder

@@ -8,7 +8,7 @@ import httpx
 import openai
 import pytest
 
-from maskdial.models.catalog import STARTER_FOLDER
+from maskdial.registry.catalog import STARTER_FOLDER
 from tests.http.chat_bundles import make_chat_bundle
 
 

@@ -9,7 +9,7 @@ import httpx
 import pytest
 
 from maskdial.logs import JsonFormatter
-from maskdial.models.catalog import STARTER_FOLDER
+from maskdial.registry.catalog import STARTER_FOLDER
 
 Lines = Callable[[int], list[dict[str, Any]]]
 SECRET = "a rather private sentence"

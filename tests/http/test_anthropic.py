@@ -14,7 +14,7 @@ import pytest
 from pydantic_core import from_json
 
 from maskdial.causal.tools import ToolFormat
-from maskdial.dialects.anthropic_errors import error_frame
+from maskdial.dialects.anthropic.errors import error_frame
 from maskdial.errors import DeadlineError
 from tests.held import held
 from tests.http.chat_bundles import TEMPLATES, make_chat_bundle

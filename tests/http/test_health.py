@@ -15,7 +15,7 @@ import pytest
 from maskdial import cli, health
 from maskdial.errors import ConfigError
 from maskdial.http.lifecycle import Phase
-from maskdial.models.catalog import STARTER_FOLDER
+from maskdial.registry.catalog import STARTER_FOLDER
 
 ROOT = Path(__file__).resolve().parents[2]
 TLS = ROOT / "tests" / "data" / "tls"

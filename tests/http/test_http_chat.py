@@ -9,8 +9,9 @@ from typing import Any
 import httpx
 import pytest
 
-from maskdial.models.bundle import CHAT_TEMPLATE, hash_files, load_bundle, write_manifest
-from maskdial.models.catalog import STARTER_FOLDER
+from maskdial.bundle.bundle import hash_files, load_bundle, write_manifest
+from maskdial.bundle.manifest import CHAT_TEMPLATE
+from maskdial.registry.catalog import STARTER_FOLDER
 from maskdial_client import Client
 
 # As real ones: it writes the special tokens, checks the roles, and trims what users wrote.

@@ -20,7 +20,7 @@ import pytest
 
 from maskdial.errors import ValidationError
 from maskdial.http.disconnect import unless_gone
-from maskdial.models.catalog import STARTER_FOLDER
+from maskdial.registry.catalog import STARTER_FOLDER
 from tests.held import HOUR, HeldTimers, held, held_passes
 from tests.servers import engine_of, metric, wait_for
 

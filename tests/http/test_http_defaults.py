@@ -9,8 +9,9 @@ from typing import Any
 import httpx
 import pytest
 
-from maskdial.models.bundle import GENERATION_CONFIG, hash_files, read_manifests, write_manifest
-from maskdial.models.catalog import STARTER_FOLDER
+from maskdial.bundle.bundle import hash_files, read_manifests, write_manifest
+from maskdial.bundle.manifest import GENERATION_CONFIG
+from maskdial.registry.catalog import STARTER_FOLDER
 from tests.http.chat_bundles import make_chat_bundle
 from tests.http.conftest import CHAT_TEMPLATE
 

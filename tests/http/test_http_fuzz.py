@@ -15,7 +15,7 @@ import httpx
 import pytest
 
 from loadtests.faults.hostile import BODY, CHUNKED, LENGTH, POST, SMUGGLED, VALID, http_message
-from maskdial.models.catalog import STARTER_FOLDER
+from maskdial.registry.catalog import STARTER_FOLDER
 
 NUM_EXAMPLES = 50 * int(os.environ.get("TESTS_FUZZ_EXAMPLES", "4"))
 SEED = os.environ.get("GITHUB_RUN_ID", "7")

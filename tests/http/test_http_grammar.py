@@ -13,7 +13,7 @@ import httpx
 import jsonschema
 import pytest
 
-from maskdial.models.catalog import STARTER_FOLDER
+from maskdial.registry.catalog import STARTER_FOLDER
 from tests.held import HOUR, HeldTimers
 from tests.servers import metric, wait_for
 

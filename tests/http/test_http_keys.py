@@ -9,11 +9,11 @@ import httpx
 import pytest
 from starlette.routing import BaseRoute
 
+from maskdial.app import create_app
 from maskdial.config import Config
 from maskdial.errors import ConfigError
-from maskdial.http.app import create_app
 from maskdial.http.keys import Keys, _network, address_of
-from maskdial.models.catalog import STARTER_FOLDER
+from maskdial.registry.catalog import STARTER_FOLDER
 
 OPEN = ("/", "/docs", "/health", "/health/live", "/health/ready", "/metrics")
 KEYS: dict[str, Any] = {"api_keys": ["key of bob", "key,2"], "admin_key": "root"}

@@ -8,7 +8,7 @@ from typing import Any
 import httpx
 import pytest
 
-from maskdial.models.catalog import STARTER_FOLDER
+from maskdial.registry.catalog import STARTER_FOLDER
 
 MODELS = {"hybrid": STARTER_FOLDER / "hybrid"}
 KEYS = "alice:one\nalice:another\nbob:two\n"

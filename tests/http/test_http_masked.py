@@ -13,7 +13,7 @@ from typing import Any
 import httpx
 import pytest
 
-from maskdial.models.catalog import STARTER_FOLDER
+from maskdial.registry.catalog import STARTER_FOLDER
 from maskdial.runtime.session import Session
 from maskdial_client import Client
 from tests.servers import metric, wait_for

@@ -31,8 +31,9 @@ from loadtests.kinds import (
     word,
 )
 from loadtests.server import ServerProcess, running_server
-from maskdial.models.bundle import Embedding, MultiVector, read_manifests, write_manifest
-from maskdial.models.catalog import STARTER_FOLDER
+from maskdial.bundle.bundle import read_manifests, write_manifest
+from maskdial.bundle.manifest import Embedding, MultiVector
+from maskdial.registry.catalog import STARTER_FOLDER
 from tests.page import bundles
 
 pytestmark = pytest.mark.slow

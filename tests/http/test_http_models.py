@@ -12,10 +12,10 @@ from typing import Any
 import httpx
 import pytest
 
-from maskdial.models import versions
-from maskdial.models.bundle import read_manifests, write_manifest
-from maskdial.models.catalog import STARTER_FOLDER
-from maskdial.models.registry import Models
+from maskdial.bundle.bundle import read_manifests, write_manifest
+from maskdial.registry import versions
+from maskdial.registry.catalog import STARTER_FOLDER
+from maskdial.registry.registry import Models
 from maskdial_client import Client, ModelStatus, UnauthorizedError, ValidationError
 from tests.held import held
 from tests.servers import engine_of, wait_for

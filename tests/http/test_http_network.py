@@ -13,9 +13,9 @@ import pytest
 
 from maskdial.config import Config, load_config
 from maskdial.errors import ConfigError
-from maskdial.http.server import Server
 from maskdial.http.tls import Certificate
-from maskdial.models.catalog import STARTER_FOLDER
+from maskdial.registry.catalog import STARTER_FOLDER
+from maskdial.server import Server
 
 DATA = Path(__file__).parents[1] / "data" / "tls"
 MODELS = {"sentiment": STARTER_FOLDER / "sentiment"}

@@ -11,14 +11,14 @@ from typing import Any
 import httpx
 import pytest
 
-import maskdial.models.loading as loading_module
+import maskdial.registry.loading as loading_module
+from maskdial.bundle.bundle import Bundle
+from maskdial.causal.model import CausalModel
 from maskdial.config import Config
 from maskdial.errors import BundleError, ConfigError
 from maskdial.metrics import Metrics
-from maskdial.models.bundle import Bundle
-from maskdial.models.catalog import STARTER_FOLDER
-from maskdial.models.loading import load_model
-from maskdial.models.served import CausalModel
+from maskdial.registry.catalog import STARTER_FOLDER
+from maskdial.registry.loading import load_model
 from maskdial.runtime.placement import Placement
 from maskdial.runtime.providers.cpu import CpuProvider
 from maskdial.runtime.providers.cuda import CudaProvider

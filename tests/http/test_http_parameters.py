@@ -13,8 +13,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from maskdial.dialects import tgi
-from maskdial.dialects.tgi_bodies import GenerateBody, GenerateParameters
+from maskdial.dialects.native import generate as tgi
+from maskdial.dialects.native.generate_bodies import GenerateBody, GenerateParameters
 
 PROMPT = "Once upon a time there was a little"
 SAMPLED = {"max_new_tokens": 16, "temperature": 1.0, "seed": 11}

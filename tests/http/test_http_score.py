@@ -15,7 +15,7 @@ from typing import Any
 import httpx
 import pytest
 
-from maskdial.models.catalog import STARTER_FOLDER
+from maskdial.registry.catalog import STARTER_FOLDER
 from tests.held import held, held_passes
 from tests.servers import engine_of, metric, wait_for
 

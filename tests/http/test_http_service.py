@@ -16,9 +16,9 @@ from typing import Any
 import httpx
 import pytest
 
+from maskdial.app import create_app
 from maskdial.config import Config
-from maskdial.http.app import create_app
-from maskdial.models.catalog import STARTER_FOLDER
+from maskdial.registry.catalog import STARTER_FOLDER
 from tests.held import held
 from tests.servers import engine_of, metric, wait_for
 

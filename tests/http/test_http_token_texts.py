@@ -9,8 +9,9 @@ from typing import Any
 import httpx
 import pytest
 
-from maskdial.models.bundle import TOKENIZER, hash_files, read_manifests, write_manifest
-from maskdial.models.catalog import STARTER_FOLDER
+from maskdial.bundle.bundle import hash_files, read_manifests, write_manifest
+from maskdial.bundle.manifest import TOKENIZER
+from maskdial.registry.catalog import STARTER_FOLDER
 
 TEXT = "The old king lived in a house by the sea."
 PARAMETERS = {"max_new_tokens": 12, "top_n_tokens": 3, "details": True}

@@ -12,8 +12,8 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace import SpanKind, StatusCode
 
-from maskdial import trace
 from maskdial.config import load_config
+from maskdial.engine import trace
 from maskdial.errors import ConfigError
 from maskdial.http import tracing
 

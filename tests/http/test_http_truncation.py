@@ -5,8 +5,8 @@ from typing import Any
 import httpx
 import pytest
 
-from maskdial.models.bundle import load_bundles
-from maskdial.models.catalog import STARTER_FOLDER
+from maskdial.bundle.bundle import load_bundles
+from maskdial.registry.catalog import STARTER_FOLDER
 
 STARTERS = {"/fill-mask": "hybrid", "/classify": "sentiment"}
 NUM_ADDED = {"/fill-mask": 1, "/classify": 2}  # special tokens

@@ -14,7 +14,7 @@ import openai
 import pytest
 from openai.types import decision_create_params as params
 
-from maskdial.models.catalog import STARTER_FOLDER
+from maskdial.registry.catalog import STARTER_FOLDER
 from tests.http.chat_bundles import make_chat_bundle
 
 TEXT = "Once upon a time a little girl found a happy dog in the park."

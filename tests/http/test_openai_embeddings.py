@@ -17,7 +17,7 @@ import transformers
 from tokenizers import models, pre_tokenizers, processors
 
 from maskdial_export.export import export
-from maskdial_export.quality import Gate
+from maskdial_export.quantize.quality import Gate
 
 WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *"abcdefghijklmnopqrstuvwxyz"]
 TEXTS = ["a b c", "d e f g h", "x"]

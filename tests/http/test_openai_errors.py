@@ -11,7 +11,7 @@ import openai
 import pytest
 
 from maskdial import errors
-from maskdial.dialects.openai_errors import error_reply
+from maskdial.dialects.openai.errors import error_reply
 from tests.held import HOUR, HeldTimers, held
 from tests.servers import engine_of, metric, wait_for
 

@@ -14,6 +14,7 @@ import pytest
 from openai.types.responses import Response, ResponseStreamEvent
 from pydantic import BaseModel, TypeAdapter
 
+from maskdial.causal.chat.request import Message, ToolCall
 from maskdial.causal.tools import (
     ContentDelta,
     ReasoningDelta,
@@ -21,11 +22,10 @@ from maskdial.causal.tools import (
     ToolCallDelta,
     ToolFormat,
 )
-from maskdial.dialects.openai_responses_body import ResponsesBody
-from maskdial.dialects.openai_responses_items import conversation
-from maskdial.dialects.openai_responses_output import ResponseOutput
-from maskdial.dialects.schema import parse_body
-from maskdial.requests.chat import Message, ToolCall
+from maskdial.dialects.body import parse_body
+from maskdial.dialects.responses.body import ResponsesBody
+from maskdial.dialects.responses.items import conversation
+from maskdial.dialects.responses.output import ResponseOutput
 from tests.http.chat_bundles import TEMPLATES, make_chat_bundle
 
 FORMATS = ("hermes", "mistral_new", "mistral_old", "phi4_mini", "qwen3_coder")

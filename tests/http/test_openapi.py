@@ -23,11 +23,12 @@ from schemathesis.specs.openapi.checks import (
     status_code_conformance,
 )
 
+from maskdial.app import create_app
 from maskdial.config import Config
-from maskdial.dialects import ROUTES, page
-from maskdial.http.app import create_app
+from maskdial.dialects import ROUTES
+from maskdial.dialects.native import page
 from maskdial.http.route import Route
-from maskdial.models.catalog import STARTER_FOLDER
+from maskdial.registry.catalog import STARTER_FOLDER
 from tests.documented import strict
 
 EXAMPLES = int(os.environ.get("TESTS_FUZZ_EXAMPLES", "4"))

@@ -9,7 +9,7 @@ import jsonschema
 import pytest
 
 from maskdial.http.replies import warnings_header
-from maskdial.models.catalog import STARTER_FOLDER
+from maskdial.registry.catalog import STARTER_FOLDER
 from tests.http.chat_bundles import TEMPLATES, make_chat_bundle
 
 # OpenAPI's formats, and what no grammar enforces.

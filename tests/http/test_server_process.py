@@ -15,7 +15,7 @@ from typing import Any
 import httpx
 import pytest
 
-from maskdial.models.catalog import STARTER_FOLDER
+from maskdial.registry.catalog import STARTER_FOLDER
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="descriptors and signals")
 

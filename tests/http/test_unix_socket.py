@@ -14,7 +14,7 @@ import pytest
 
 from maskdial.errors import ConfigError
 from maskdial.http.unix_socket import UnixSocket
-from maskdial.models.catalog import STARTER_FOLDER
+from maskdial.registry.catalog import STARTER_FOLDER
 
 MODELS = {"sentiment": STARTER_FOLDER / "sentiment"}
 

@@ -14,8 +14,8 @@ import pytest
 from numpy.typing import NDArray
 from onnx import helper
 
+from maskdial.bundle.manifest import CACHE_HEADERS
 from maskdial.kernels.installed import Kernels
-from maskdial.models.bundle import CACHE_HEADERS
 
 Floats = NDArray[np.float32]
 CACHE = ("past_key", "past_value")

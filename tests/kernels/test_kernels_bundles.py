@@ -10,6 +10,8 @@ import pytest
 from numpy.typing import NDArray
 
 from loadtests.__main__ import main as loadtests
+from maskdial.bundle.bundle import load_bundles
+from maskdial.bundle.manifest import GRAPH
 from maskdial.config import Config
 from maskdial.errors import BundleError, ConfigError
 from maskdial.kernels import build as building
@@ -17,10 +19,9 @@ from maskdial.kernels import installed as finding
 from maskdial.kernels.installed import Kernels, find_kernels
 from maskdial.kernels.rewrite import SUMMARY, rewrite
 from maskdial.metrics import Metrics
-from maskdial.models.bundle import GRAPH, load_bundles
-from maskdial.models.catalog import STARTER_FOLDER
-from maskdial.models.golden import causal_logits, masked_logits
-from maskdial.models.loading import load_model
+from maskdial.registry.catalog import STARTER_FOLDER
+from maskdial.registry.golden import causal_logits, masked_logits
+from maskdial.registry.loading import load_model
 from maskdial.runtime.runner import Runner
 from maskdial.runtime.session import Session, SessionOptions
 

@@ -11,17 +11,18 @@ from numpy.typing import NDArray
 from onnx import helper
 from tokenizers import Tokenizer
 
+from maskdial.bundle.bundle import load_bundle
+from maskdial.bundle.manifest import GRAPH, KERNEL_CHECK, CacheChoice, CacheInteger
+from maskdial.causal.model import CausalModel
 from maskdial.config import Config
 from maskdial.errors import BundleError, ConfigError
 from maskdial.kernels import installed as finding
 from maskdial.kernels.installed import Kernels
 from maskdial.kernels.rewrite import rewrite
 from maskdial.metrics import Metrics
-from maskdial.models.bundle import GRAPH, KERNEL_CHECK, CacheChoice, CacheInteger, load_bundle
-from maskdial.models.catalog import STARTER_FOLDER
-from maskdial.models.golden import check_kernels
-from maskdial.models.loading import load_model, start_model
-from maskdial.models.served import CausalModel
+from maskdial.registry.catalog import STARTER_FOLDER
+from maskdial.registry.golden import check_kernels
+from maskdial.registry.loading import load_model, start_model
 from maskdial.runtime.runner import Runner
 from maskdial.runtime.session import Session, SessionOptions
 

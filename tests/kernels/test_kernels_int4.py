@@ -13,10 +13,11 @@ import pytest
 from numpy.typing import NDArray
 from onnx import GraphProto, NodeProto, TensorProto, helper, numpy_helper
 
+from maskdial.bundle.bundle import load_bundles
+from maskdial.bundle.manifest import GRAPH, Manifest
 from maskdial.kernels.installed import Kernels
 from maskdial.kernels.rewrite import rewrite
-from maskdial.models.bundle import GRAPH, Manifest, load_bundles
-from maskdial.models.catalog import STARTER_FOLDER
+from maskdial.registry.catalog import STARTER_FOLDER
 from maskdial.runtime.runner import Runner
 from maskdial.runtime.session import Session, SessionOptions
 

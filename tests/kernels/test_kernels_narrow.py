@@ -9,11 +9,12 @@ import pytest
 from numpy.typing import NDArray
 from onnx import helper, numpy_helper
 
+from maskdial.bundle.bundle import load_bundle
+from maskdial.bundle.manifest import GRAPH, CacheChoice
 from maskdial.kernels import rewrite as rewriting
 from maskdial.kernels.installed import Kernels
 from maskdial.kernels.rewrite import rewrite
-from maskdial.models.bundle import GRAPH, CacheChoice, load_bundle
-from maskdial.models.catalog import STARTER_FOLDER
+from maskdial.registry.catalog import STARTER_FOLDER
 from maskdial.runtime.runner import Runner
 from maskdial.runtime.session import Session, SessionOptions
 from tests.kernels.encoder import LENGTHS, SIZE, Change, Encoder, feeds, kinds, rewritten

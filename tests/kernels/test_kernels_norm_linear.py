@@ -10,8 +10,8 @@ import pytest
 from numpy.typing import NDArray
 from onnx import helper, numpy_helper
 
-from maskdial.kernels.join import join_rms_norms
-from maskdial.kernels.nodes import attributes_of
+from maskdial.kernels.fuse import join_rms_norms
+from maskdial.kernels.graph import attributes_of
 from tests.kernels import test_kernels_linear as int8
 from tests.kernels import test_kernels_linear4 as int4
 from tests.kernels.conftest import fma

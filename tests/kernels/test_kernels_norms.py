@@ -10,8 +10,8 @@ import pytest
 from numpy.typing import NDArray
 from onnx import helper, numpy_helper
 
+from maskdial.kernels.fuse import join_biases, join_norms, join_products
 from maskdial.kernels.installed import Kernels
-from maskdial.kernels.join import join_biases, join_norms, join_products
 from tests.kernels.conftest import open_operator
 
 Floats = NDArray[np.float32]

@@ -9,9 +9,9 @@ import pytest
 from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
+from maskdial.bundle.manifest import GRAPH
 from maskdial.kernels.installed import Kernels
-from maskdial.models.bundle import GRAPH
-from maskdial.models.catalog import STARTER_FOLDER
+from maskdial.registry.catalog import STARTER_FOLDER
 from maskdial.runtime.session import Session, SessionOptions
 from tests.kernels.encoder import HEADS, LAYERS, LENGTHS, Change, Encoder, feeds, kinds, rewritten
 

@@ -12,17 +12,10 @@ import numpy as np
 import onnx
 from onnx import helper, numpy_helper
 
-from maskdial.models.bundle import (
-    GRAPH,
-    Embedding,
-    GoldenCheck,
-    Manifest,
-    hash_files,
-    load_bundles,
-    write_manifest,
-)
-from maskdial.models.catalog import STARTER_FOLDER
-from maskdial.models.golden import masked_logits
+from maskdial.bundle.bundle import hash_files, load_bundles, write_manifest
+from maskdial.bundle.manifest import GRAPH, Embedding, GoldenCheck, Manifest
+from maskdial.registry.catalog import STARTER_FOLDER
+from maskdial.registry.golden import masked_logits
 from maskdial.runtime.session import Session, SessionOptions
 
 

@@ -11,7 +11,7 @@ import httpx
 import pytest
 from playwright.sync_api import Page, Route, expect
 
-from maskdial.models.catalog import STARTER_FOLDER
+from maskdial.registry.catalog import STARTER_FOLDER
 from tests.page.conftest import Visit
 
 HOSTILE = '<img src=x onerror="globalThis.hacked = 1"><script>hacked = 1</script>'

@@ -10,7 +10,7 @@ import httpx
 import pytest
 
 import maskdial
-from maskdial.models.catalog import STARTER_FOLDER
+from maskdial.registry.catalog import STARTER_FOLDER
 
 FOLDER = Path(maskdial.__file__).parent / "page"
 CHATS = ("/generate", "/v1/chat", "/v1/responses", "/v1/messages")

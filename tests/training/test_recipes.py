@@ -20,7 +20,7 @@ import transformers
 from tokenizers import Tokenizer
 from torch.nn import functional
 
-from maskdial.models.catalog import STARTER_FOLDER
+from maskdial.registry.catalog import STARTER_FOLDER
 from training import data, hybrid, masked, pretrain, recipes, sentiment, study, teachers
 from training.__main__ import main
 from training.cloze import Cloze, read_cloze, solved

@@ -7,7 +7,7 @@ import pytest
 
 from maskdial.config import Config, load_config
 from maskdial.errors import ConfigError
-from maskdial.models.catalog import find_bundles
+from maskdial.registry.catalog import find_bundles
 
 
 def test_flags_win_over_variables_over_the_file(

@@ -7,8 +7,8 @@ import pytest
 from maskdial.config import Config
 from maskdial.errors import ConfigError, explain_exhaustion
 from maskdial.metrics import Metrics
-from maskdial.models.catalog import STARTER_FOLDER
-from maskdial.models.loading import start_models
+from maskdial.registry.catalog import STARTER_FOLDER
+from maskdial.registry.loading import start_models
 
 
 @pytest.mark.parametrize("name", ["hybrid", "sentiment"])

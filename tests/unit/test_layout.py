@@ -1,4 +1,4 @@
-"""Who may import whom, read from the sources: no package is imported to find out."""
+"""The folders are the architecture: who may import whom, read from the sources."""
 
 import ast
 import sys
@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tools import architecture_table, module_table
+from tools import architecture_table
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGES = {
@@ -16,34 +16,30 @@ PACKAGES = {
     "maskdial_export": ROOT / "export" / "maskdial_export",
     "maskdial_client": ROOT / "clients" / "maskdial_client",
 }
+# Each folder or module may import those that come after it, and no others.
+SERVER = (
+    *("__main__", "cli", "health", "ray", "server", "app", "dialects", "http", "decide", "score"),
+    *("registry", "causal", "masked", "engine", "config", "settings", "runtime", "kernels"),
+    *("bundle", "metrics", "logs", "log_writer", "errors"),
+)
+EXPORT = (
+    *("cli", "export", "writing", "join", "golden", "quantize", "model", "checks", "tracing"),
+    *("checkpoint", "destination", "session", "phase", "errors"),
+)
 EXPORT_ONLY = ("torch", "transformers", "onnx", "onnxscript", "maskdial_export")
 # The only modules of the server that need onnx, which is not installed on every platform.
 REWRITERS = tuple(
-    f"maskdial.kernels.{name}" for name in ("join", "narrow", "nodes", "packing", "rewrite")
+    f"maskdial.kernels.{name}" for name in ("fuse", "graph", "prune", "rewrite", "varlen")
 )
 # The package module holds the version only, so everything may import it.
-VERSION = {"maskdial", "maskdial.__version__"}
 VERSIONS = {f"{package}.__version__" for package in PACKAGES}
-ENGINES = ("maskdial.masked", "maskdial.causal")
-# Each may import what comes after it; the server's other modules are below them all.
-LAYERS = [
-    ("maskdial.__main__",),
-    ("maskdial.cli",),
-    ("maskdial.ray",),
-    ("maskdial.http.server",),
-    ("maskdial.http.app",),
-    ("maskdial.dialects",),
-    ("maskdial.http",),
-    ("maskdial.requests",),
-    ("maskdial.models.loading",),
-    ("maskdial.models.registry",),
-    ("maskdial.models.choice", "maskdial.models.versions"),
-    ("maskdial.models.entry",),
-    ("maskdial.models.served", "maskdial.models.catalog"),
-    ("maskdial.masked.tasks",),
-    ENGINES,
-]
 HTTP = ("fastapi", "starlette", "uvicorn")
+PURE = (
+    *("masked.batcher", "causal.events", "causal.plan", "causal.scheduler", "causal.sequence"),
+    *("causal.prefix_cache", "causal.prompt_lookup", "causal.sampling.sampler"),
+    *("causal.sampling.processors", "causal.sampling.candidates"),
+    *("runtime.kv_cache", "runtime.logits", "runtime.memory", "runtime.cuda"),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,75 +135,18 @@ def test_import_matches_whole_names_only() -> None:
     assert not use.within("tor", "torch.nn.functional")
 
 
-@pytest.mark.parametrize("module", ["maskdial.errors", "maskdial.metrics", "maskdial.trace"])
-def test_leaves_import_nothing_of_ours(module: str) -> None:
-    assert {use.name for use in imports_of(module) if use.within(*PACKAGES)} <= VERSION
+@pytest.mark.parametrize(("package", "rooms"), [("maskdial", SERVER), ("maskdial_export", EXPORT)])
+def test_every_room_imports_only_those_below_it(package: str, rooms: tuple[str, ...]) -> None:
+    found = {module.split(".")[1] for module in modules_of(package) if "." in module}
+    assert found == set(rooms)
+    above = {room: tuple(f"{package}.{name}" for name in rooms[:i]) for i, room in enumerate(rooms)}
+    modules = [module for module in modules_of(package) if "." in module]
+    assert [fault for m in modules for fault in broken(m, *above[m.split(".")[1]])] == []
 
 
-@pytest.mark.parametrize("package", PACKAGES)
-def test_importing_a_package_needs_its_own_modules_and_the_standard_library(package: str) -> None:
-    """And the exporter needs ``maskdial``, whose import turns ONNX Runtime's telemetry off."""
-    allowed = (package, "maskdial") if package == "maskdial_export" else (package,)
-    assert [
-        use.name
-        for use in imports_of(package)
-        if not use.within(*allowed, *sys.stdlib_module_names)
-    ] == []
-
-
-def test_the_servers_package_module_needs_the_standard_library_only() -> None:
-    names = {use.name.partition(".")[0] for use in imports_of("maskdial")}
-    assert names <= sys.stdlib_module_names
-
-
-@pytest.mark.parametrize(
-    "module",
-    [
-        "maskdial.masked.batcher",
-        "maskdial.causal.events",
-        "maskdial.causal.plan",
-        "maskdial.causal.scheduler",
-        "maskdial.causal.sequence",
-        "maskdial.runtime.kv_cache",
-        "maskdial.runtime.kv_plan",
-        "maskdial.runtime.logits",
-        "maskdial.runtime.memory",
-        "maskdial.runtime.cuda",
-        "maskdial.causal.prefix_cache",
-        "maskdial.causal.prompt_lookup",
-        "maskdial.causal.sampling.sampler",
-        "maskdial.causal.sampling.processors",
-        "maskdial.causal.sampling.candidates",
-    ],
-)
-def test_pure_parts_know_no_event_loop_server_or_session(module: str) -> None:
-    assert not broken(module, "asyncio", "fastapi", "starlette", "uvicorn", "onnxruntime")
-
-
-@pytest.mark.parametrize("module", [module for layer in LAYERS for module in layer])
-def test_layers_exist(module: str) -> None:
-    assert module_path(module).is_file()
-
-
-@pytest.mark.parametrize("module", modules_of("maskdial"))
-def test_layers_of_the_server_import_downwards(module: str) -> None:
-    own = Import(module, 0, False)
-    depth = next((i for i, layer in enumerate(LAYERS) if own.within(*layer)), len(LAYERS))
-    assert not broken(module, *(name for layer in LAYERS[:depth] for name in layer))
-
-
-@pytest.mark.parametrize("module", modules_of("maskdial"))
-def test_only_http_and_the_dialects_know_http(module: str) -> None:
-    if Import(module, 0, False).within("maskdial.http", "maskdial.dialects", "maskdial.ray"):
-        return
-    assert not broken(module, *HTTP)
-
-
-@pytest.mark.parametrize("module", modules_of("maskdial.dialects"))
-def test_dialects_know_no_engine(module: str) -> None:
-    """They parse and render; `maskdial.requests` speaks to the engines."""
-    forbidden = ("maskdial.masked.engine", "maskdial.causal.engine", "maskdial.causal.scheduler")
-    assert not broken(module, *forbidden, "maskdial.runtime", "onnxruntime")
+def test_the_families_do_not_know_each_other() -> None:
+    faults = [broken(m, "maskdial.masked") for m in modules_of("maskdial.causal")]
+    assert [fault for found in faults for fault in found] == []
 
 
 @pytest.mark.parametrize("package", PACKAGES)
@@ -226,6 +165,41 @@ def test_no_modules_import_each_other(package: str) -> None:
             break
         edges = {m: uses - leaves for m, uses in edges.items() if m not in leaves}
     assert not edges, f"these import each other in a circle: {sorted(edges)}"
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_importing_a_package_needs_its_own_modules_and_the_standard_library(package: str) -> None:
+    """And the exporter needs ``maskdial``, whose import turns ONNX Runtime's telemetry off."""
+    allowed = (package, "maskdial") if package == "maskdial_export" else (package,)
+    assert [
+        use.name
+        for use in imports_of(package)
+        if not use.within(*allowed, *sys.stdlib_module_names)
+    ] == []
+
+
+def test_the_servers_package_module_needs_the_standard_library_only() -> None:
+    names = {use.name.partition(".")[0] for use in imports_of("maskdial")}
+    assert names <= sys.stdlib_module_names
+
+
+@pytest.mark.parametrize("module", PURE)
+def test_pure_parts_know_no_event_loop_server_or_session(module: str) -> None:
+    assert not broken(f"maskdial.{module}", "asyncio", *HTTP, "onnxruntime")
+
+
+def test_only_http_and_the_dialects_know_http() -> None:
+    knows = tuple(f"maskdial.{room}" for room in ("ray", "server", "app", "dialects", "http"))
+    modules = [m for m in modules_of("maskdial") if not Import(m, 0, False).within(*knows)]
+    assert [fault for m in modules for fault in broken(m, *HTTP)] == []
+
+
+def test_dialects_know_no_engine() -> None:
+    """They parse and render; the families' requests speak to the engines."""
+    engines = ("maskdial.masked.engine", "maskdial.causal.engine", "maskdial.causal.scheduler")
+    modules = modules_of("maskdial.dialects")
+    faults = [broken(m, *engines, "maskdial.runtime", "onnxruntime") for m in modules]
+    assert [fault for found in faults for fault in found] == []
 
 
 @pytest.mark.parametrize("module", modules_of("maskdial"))
@@ -249,11 +223,10 @@ def test_only_its_own_package_needs_ray(module: str) -> None:
 
 
 @pytest.mark.parametrize("module", modules_of("maskdial_export"))
-def test_export_takes_only_what_bundles_and_errors_need_from_the_server(module: str) -> None:
-    allowed = ("maskdial.models.bundle", "maskdial.models.kernels", "maskdial.errors")
+def test_export_takes_only_bundles_and_errors_from_the_server(module: str) -> None:
     ours = [use for use in imports_of(module) if use.within("maskdial", "maskdial_client")]
-    outside = {use.name for use in ours if not use.within(*allowed)}
-    assert outside <= VERSION
+    outside = {use.name for use in ours if not use.within("maskdial.bundle", "maskdial.errors")}
+    assert outside <= {"maskdial", *VERSIONS}
 
 
 @pytest.mark.parametrize("module", modules_of("maskdial_client"))
@@ -263,23 +236,6 @@ def test_client_needs_httpx_only(module: str) -> None:
     assert third_party - sys.stdlib_module_names <= {"httpx", "maskdial_client"}
 
 
-def test_the_page_of_modules_is_current() -> None:
-    """`make format` writes it."""
-    assert module_table.PAGE.read_text(encoding="utf-8") == module_table.page()
-
-
 def test_the_page_of_architectures_is_current() -> None:
     """`make format` writes it from the tests' zoo."""
     assert architecture_table.PAGE.read_text(encoding="utf-8") == architecture_table.page()
-
-
-def test_every_module_is_on_the_page(tmp_path: Path) -> None:
-    page = module_table.page()
-    for package in PACKAGES:
-        folder = module_path(package).parent
-        for file in folder.rglob("*.py"):
-            if file.name != "__init__.py" and "_sync" not in file.parts:
-                assert f"| `{file.relative_to(folder)}` | " in page
-    (tmp_path / "silent.py").write_text("x = 1\n")
-    with pytest.raises(ValueError, match=r"silent\.py has no docstring"):
-        module_table.first_sentence(tmp_path / "silent.py")

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from maskdial import cli
+from maskdial.bundle.manifest import MANIFEST
 from maskdial.errors import printable
-from maskdial.models.bundle import MANIFEST
-from maskdial.models.catalog import STARTER_FOLDER
+from maskdial.registry.catalog import STARTER_FOLDER
 
 ATTACK = "\x1b]0;title\x07\x1b[2J\x9b31m\rforged\x7f\x00\u2028[red]"
 SHOWN = r"\x1b]0;title\x07\x1b[2J\x9b31m\rforged\x7f\x00\u2028[red]"

@@ -17,7 +17,7 @@ from maskdial.masked.tasks.pseudo_likelihood import (
     scored_positions,
     waves,
 )
-from maskdial.requests.scoring import TokenScore, summarize
+from maskdial.score import TokenScore, summarize
 
 CLS, SEP, MASK = 1, 2, 3
 

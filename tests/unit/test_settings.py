@@ -42,7 +42,7 @@ def served(monkeypatch: pytest.MonkeyPatch) -> Served:
         def run(self) -> None:
             pass
 
-    monkeypatch.setattr("maskdial.http.server.Server", Server)
+    monkeypatch.setattr("maskdial.server.Server", Server)
     monkeypatch.setattr("maskdial.logs.configure", lambda *_: None)
     return found
 

@@ -14,9 +14,10 @@ from loadtests.compare.peers import Runner, Times, decode_seconds, num_lead
 from loadtests.compare.setup import HALF, TINY, Setup
 from loadtests.compare.work import Work
 from loadtests.engines import load_served, open_stream
+from maskdial.bundle.bundle import read_manifests
+from maskdial.causal.model import CausalModel
+from maskdial.masked.model import MaskedModel
 from maskdial.masked.request import MaskedInput
-from maskdial.models.bundle import read_manifests
-from maskdial.models.served import CausalModel, MaskedModel
 
 _NAME = "model"
 
@@ -45,7 +46,7 @@ def prepare(setup: Setup) -> None:
 
 def _export(setup: Setup) -> None:
     from maskdial_export.export import export
-    from maskdial_export.quality import Gate
+    from maskdial_export.quantize.quality import Gate
 
     build_checkpoint(setup.checkpoint, setup.model.config, setup.seed)
     # Random weights have no quality to lose, so the gate lets everything pass.

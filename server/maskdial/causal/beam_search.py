@@ -21,7 +21,7 @@ _Floats = NDArray[np.float32]
 
 @dataclass(frozen=True, slots=True)
 class BeamParams:
-    """How a beam search goes; `maskdial.requests.text_to_text.Writing` describes the settings."""
+    """How a beam search goes; `maskdial.causal.seq2seq.Writing` describes the settings."""
 
     num_beams: int = 1
     length_penalty: float = 1.0

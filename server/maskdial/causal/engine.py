@@ -7,7 +7,6 @@ from collections.abc import Sequence as SequenceOf
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
-from maskdial import trace
 from maskdial.causal.events import Reply, TokenEvent
 from maskdial.causal.executor import Executor, ModelRunner, Output, SourceEncoder
 from maskdial.causal.output_processor import OutputProcessor
@@ -17,9 +16,10 @@ from maskdial.causal.sampling.sampler import Sample, Sampler, TokenSampler
 from maskdial.causal.scheduler import Scheduler
 from maskdial.causal.sequence import Detokenizer, Sequence, State
 from maskdial.causal.stream import ReplyChannel, TokenStream
-from maskdial.engine import Engine, publish
+from maskdial.engine import trace
+from maskdial.engine.fairness import current_usage
+from maskdial.engine.life import Engine, publish
 from maskdial.errors import GenerationError, MaskdialError, OverloadedError, ValidationError
-from maskdial.fairness import current_usage
 from maskdial.metrics import CancelReason, ModelMetrics
 
 _UNUSED_SLOT_SECONDS = 5.0

@@ -14,7 +14,7 @@ from maskdial.causal.plan import Plan, Prefill
 from maskdial.causal.prefix_cache import PrefixCache
 from maskdial.causal.sampling.sampler import prompt_logprobs
 from maskdial.causal.sequence import Sequence
-from maskdial.engine import describe
+from maskdial.engine.life import describe
 from maskdial.errors import GenerationError
 from maskdial.metrics import ModelMetrics
 from maskdial.runtime.logits import Logits

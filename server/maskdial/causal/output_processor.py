@@ -12,7 +12,7 @@ from maskdial.causal.events import Reply
 from maskdial.causal.executor import Output
 from maskdial.causal.sampling.sampler import Sample, TokenSampler
 from maskdial.causal.sequence import Detokenizer, Sequence
-from maskdial.engine import describe
+from maskdial.engine.life import describe
 from maskdial.errors import GenerationError, MaskdialError
 from maskdial.metrics import ModelMetrics
 

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from maskdial.causal.plan import Fork, Load, Move, Plan, Prefill
 from maskdial.causal.prefix_cache import PrefixCache
 from maskdial.causal.sequence import Sequence, State
-from maskdial.fairness import Shares
+from maskdial.engine.fairness import Shares
 
 # One start in so many goes to the sequence that has waited longest, so no priority starves.
 _STARTS_PER_OLDEST = 4
@@ -26,7 +26,7 @@ _queue_order = attrgetter("priority", "arrival")
 class Scheduler:
     """Runs sequences in a fixed number of slots.
 
-    Clients that wait get equal shares of the tokens (see `maskdial.fairness`). A client's own
+    Waiting clients get equal shares of the tokens (see `maskdial.engine.fairness`). A client's own
     sequences start by priority, then first come, first served.
 
     A decode pass binds slots 0..n-1 of the KV cache as one array, so no free slot may lie between

@@ -14,8 +14,8 @@ from maskdial.causal.events import Finish, FinishReason, PromptLogprob, TokenEve
 from maskdial.causal.prompt_lookup import PromptLookup
 from maskdial.causal.sampling.params import SamplingParams
 from maskdial.causal.stop import ReasoningGate, StopMatcher
-from maskdial.fairness import Usage
-from maskdial.trace import Timeline
+from maskdial.engine.fairness import Usage
+from maskdial.engine.trace import Timeline
 
 _SEED_BITS = 53
 

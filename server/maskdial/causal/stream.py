@@ -1,7 +1,7 @@
 """TokenStream: the events of a sequence, on their way to the coroutine that reads them."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import AsyncGenerator, Callable, Sequence
 from types import TracebackType
 
 from maskdial.causal.events import Reply, TokenEvent
@@ -102,3 +102,50 @@ class TokenStream:
     ) -> None:
         # Where one timeout covers several streams, the first to expire closes the others.
         self._leave("timeout" if isinstance(exc, DeadlineError) else "disconnect")
+
+
+NumberedEvent = tuple[int, TokenEvent]
+"""The index of a stream, and its next event."""
+
+
+class MergedStreams:
+    """Reads token streams side by side and yields their events in the order in which they come."""
+
+    def __init__(self) -> None:
+        self._inbox: asyncio.Queue[NumberedEvent | Exception] = asyncio.Queue()
+        self._readers: list[asyncio.Task[None]] = []
+
+    async def read(self, streams: Sequence[TokenStream]) -> AsyncGenerator[NumberedEvent]:
+        """The events of all streams until the last one ends; to be called once.
+
+        Raises:
+            MaskdialError: what ended one of them.
+        """
+        if len(streams) == 1:  # the usual case, without a task in between
+            async for event in streams[0]:
+                yield 0, event
+            return
+        self._readers = [
+            asyncio.ensure_future(self._forward(index, stream))
+            for index, stream in enumerate(streams)
+        ]
+        num_running = len(streams)
+        while num_running:
+            item = await self._inbox.get()
+            if isinstance(item, Exception):
+                raise item
+            yield item
+            num_running -= item[1].finish is not None
+
+    async def aclose(self) -> None:
+        """Stops reading."""
+        for reader in self._readers:
+            reader.cancel()
+        await asyncio.gather(*self._readers, return_exceptions=True)
+
+    async def _forward(self, index: int, stream: TokenStream) -> None:
+        try:
+            async for event in stream:
+                self._inbox.put_nowait((index, event))
+        except Exception as error:
+            self._inbox.put_nowait(error)

@@ -8,35 +8,22 @@ from collections.abc import Callable
 
 from fastapi import Response
 
-from maskdial.dialects import (
-    admin,
-    anthropic_errors,
-    anthropic_messages,
-    kserve,
-    models,
-    openai_chat,
-    openai_completions,
-    openai_decisions,
-    openai_embeddings,
-    openai_errors,
-    openai_models,
-    openai_rerank,
-    openai_responses,
-    openai_tokens,
-    page,
-    service,
-    tasks,
-    text_to_text,
-    tgi,
-    tokens,
-)
+from maskdial.dialects import kserve
+from maskdial.dialects.anthropic import errors as anthropic_errors
+from maskdial.dialects.anthropic import route as anthropic_messages
+from maskdial.dialects.native import admin, generate, models, page, seq2seq, service, tasks, tokens
+from maskdial.dialects.openai import chat, completions, decisions, embeddings, rerank
+from maskdial.dialects.openai import errors as openai_errors
+from maskdial.dialects.openai import models as openai_models
+from maskdial.dialects.openai import tokens as openai_tokens
+from maskdial.dialects.responses import route as openai_responses
 from maskdial.dialects.shared_routes import share
 from maskdial.http.exchange import ErrorReply
-from maskdial.models.served import Task
+from maskdial.registry.served import Task
 
 # Paths that the OpenAI dialect has, too.
 _SHARED = {
-    "/rerank": openai_rerank.SHARER,
+    "/rerank": rerank.SHARER,
     "/tokenize": openai_tokens.TOKENIZE_SHARER,
     "/detokenize": openai_tokens.DETOKENIZE_SHARER,
 }
@@ -44,14 +31,14 @@ _SHARED = {
 ROUTES = (
     *(
         share(route, _SHARED[route.path]) if route.path in _SHARED else route
-        for route in (*tasks.ROUTES, *tgi.ROUTES, *text_to_text.ROUTES, *tokens.ROUTES)
+        for route in (*tasks.ROUTES, *generate.ROUTES, *seq2seq.ROUTES, *tokens.ROUTES)
     ),
-    *openai_completions.ROUTES,
-    *openai_chat.ROUTES,
+    *completions.ROUTES,
+    *chat.ROUTES,
     *openai_responses.ROUTES,
-    *openai_embeddings.ROUTES,
-    *openai_rerank.ROUTES,
-    *openai_decisions.ROUTES,
+    *embeddings.ROUTES,
+    *rerank.ROUTES,
+    *decisions.ROUTES,
     *openai_models.ROUTES,
     *anthropic_messages.ROUTES,
     *openai_tokens.ROUTES,
@@ -64,8 +51,8 @@ ROUTES = (
 
 TASKS: tuple[Task, ...] = (
     *tasks.TASKS,
-    tgi.GENERATE,
-    *text_to_text.TASKS,
+    generate.GENERATE,
+    *seq2seq.TASKS,
     tasks.SCORE,
     tokens.TOKENIZE,
 )

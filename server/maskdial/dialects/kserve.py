@@ -10,8 +10,8 @@ from pydantic import Field
 from typing_extensions import TypedDict
 
 import maskdial
-from maskdial.dialects.schema import Wire, read_body
-from maskdial.dialects.service import is_ready
+from maskdial.dialects.body import Wire, read_body
+from maskdial.dialects.native.service import is_ready
 from maskdial.errors import MaskdialError
 from maskdial.http.admin import ADMIN
 from maskdial.http.context import server_context
@@ -19,8 +19,8 @@ from maskdial.http.disconnect import unless_gone
 from maskdial.http.replies import error_reply, json_reply
 from maskdial.http.route import Route, TaskRoute
 from maskdial.metrics import ModelState
-from maskdial.models.choice import Choice
-from maskdial.models.entry import Entry
+from maskdial.registry.choice import Choice
+from maskdial.registry.entry import Entry
 
 _VERSION = "1"  # of every model: a name serves one version at a time
 _STATES: Mapping[ModelState, str] = {

@@ -6,7 +6,7 @@ from typing import Any
 
 from fastapi import Request, Response
 
-from maskdial.dialects.schema import read_object
+from maskdial.dialects.body import read_object
 from maskdial.http.route import Endpoint, TaskRoute
 
 

@@ -11,7 +11,7 @@ from maskdial.http.shared import SharedWork
 from maskdial.http.tracing import Tracing
 from maskdial.http.watchdog import Watchdog
 from maskdial.metrics import Metrics
-from maskdial.models.registry import Models
+from maskdial.registry.registry import Models
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,12 +11,7 @@ from starlette.routing import BaseRoute, Match
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from maskdial.config import Config
-from maskdial.errors import (
-    InternalError,
-    MaskdialError,
-    UnavailableError,
-    exhaustion,
-)
+from maskdial.errors import InternalError, MaskdialError, UnavailableError, exhaustion
 from maskdial.http.access_log import log_access
 from maskdial.http.disconnect import ClientGoneError
 from maskdial.http.exchange import ErrorReply, Exchange, route_path

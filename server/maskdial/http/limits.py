@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from maskdial.config import Config
+from maskdial.engine.fairness import Usage, usage_of_request
 from maskdial.errors import OverloadedError
-from maskdial.fairness import Usage, usage_of_request
 
 _MINUTE = 60.0
 

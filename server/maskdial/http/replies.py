@@ -7,8 +7,8 @@ from fastapi import Response
 from pydantic_core import to_json
 from typing_extensions import TypedDict
 
+from maskdial.engine.timing import Timings
 from maskdial.errors import DeadlineError, MaskdialError, UnauthorizedError, ValidationError
-from maskdial.requests.timing import Timings
 
 _MAX_WARNING_LENGTH = 1000  # characters, of all together
 

@@ -10,9 +10,9 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import maskdial
+from maskdial.engine.trace import Timeline, Work, work_of_request
 from maskdial.errors import ConfigError
 from maskdial.http.exchange import Exchange
-from maskdial.trace import Timeline, Work, work_of_request
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace import TracerProvider

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Iterable
 
 from maskdial.config import Config
-from maskdial.engine import Engine, EngineState
+from maskdial.engine.life import Engine, EngineState
 from maskdial.logs import STACKS
 
 _log = logging.getLogger("maskdial.watchdog")

@@ -1,13 +1,13 @@
 """Rewrites a graph for the kernels: quantized products and causal attention become our operators.
 
-The graph on disk has ONNX Runtime's own operators (`maskdial_export.quantize` writes them), so that
-it runs with or without the kernels. ``Linear`` (``src/linear.cpp``) takes the place of what
+The graph on disk has ONNX Runtime's own operators (`maskdial_export.quantize.quantize` writes
+them), so that it runs with or without the kernels. ``Linear`` (``src/linear.cpp``) replaces what
 quantizes the input, ``MatMulIntegerToFloat``, and what undoes the scale of each row; ``Linear4``
 (``src/linear4.cpp``) that of ``MatMulNBits``. Where ``silu(gate) * up`` or ``BiasGelu`` follows,
 one operator computes all of it, and so it does with a sum and its RMS norm that come before
-(`maskdial.kernels.join`). ``CausalAttention`` takes the inputs of ``GroupQueryAttention`` and
+(`maskdial.kernels.fuse`). ``CausalAttention`` takes the inputs of ``GroupQueryAttention`` and
 writes new keys and values where the past is: the graph has no outputs ``present_*``.
-`maskdial.kernels.packing` rewrites masked models.
+`maskdial.kernels.varlen` rewrites masked models.
 Whatever does not look exactly so stays as it is.
 
 If nothing else looks at how a causal graph's tokens are divided into rows, the rewritten graph has
@@ -29,12 +29,12 @@ import onnx
 from google.protobuf.message import DecodeError
 from onnx import GraphProto, ModelProto, NodeProto, TensorProto, helper, numpy_helper
 
+from maskdial.bundle.manifest import CACHE_HEADERS, CacheChoice, CacheInteger
 from maskdial.errors import BundleError, ConfigError
-from maskdial.kernels.join import join_biases, join_products, join_rms_norms
-from maskdial.kernels.narrow import narrow_last_layer
-from maskdial.kernels.nodes import ATTENTION, ATTENTION_OVER, DOMAIN, QUANTIZED, attributes_of
-from maskdial.kernels.packing import rewrite_masked_attention
-from maskdial.models.bundle import CACHE_HEADERS, CacheChoice, CacheInteger
+from maskdial.kernels.fuse import join_biases, join_products, join_rms_norms
+from maskdial.kernels.graph import ATTENTION, ATTENTION_OVER, DOMAIN, QUANTIZED, attributes_of
+from maskdial.kernels.prune import narrow_last_layer
+from maskdial.kernels.varlen import rewrite_masked_attention
 
 NEW_TOKENS = "new_tokens"
 SUMMARY = {

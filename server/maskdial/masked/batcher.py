@@ -1,10 +1,10 @@
 """Batcher: which waiting texts run together.
 
 A pass computes ``longest * count`` tokens, so this product limits a batch, not its count, and a
-batch is made of texts of similar length. Clients that wait get equal shares of the tokens (see
-`maskdial.fairness`): the oldest text of the client whose turn it is leads the batch, and the others
-are chosen around its length, that client's first. So no text waits for more passes than its client
-has older texts, times the number of clients that wait.
+batch is made of texts of similar length. Waiting clients get equal shares of the tokens (see
+`maskdial.engine.fairness`): the oldest text of the client whose turn it is leads the batch, and the
+others are chosen around its length, that client's first. A text waits for at most (older texts of
+its client) x (waiting clients) passes.
 
 A pass cannot be interrupted. So a client with more texts than fill a batch may only fill small ones
 as long as other clients come: theirs run in short passes, and wait for the rest of a short one.
@@ -17,7 +17,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from typing import Generic, Protocol, TypeVar
 
-from maskdial.fairness import Shares
+from maskdial.engine.fairness import Shares
 
 
 class Entry(Protocol):

@@ -13,15 +13,10 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from maskdial import trace
-from maskdial.engine import Engine, describe, publish
-from maskdial.errors import (
-    DeadlineError,
-    InferenceError,
-    OverloadedError,
-    ValidationError,
-)
-from maskdial.fairness import current_usage
+from maskdial.engine import trace
+from maskdial.engine.fairness import current_usage
+from maskdial.engine.life import Engine, describe, publish
+from maskdial.errors import DeadlineError, InferenceError, OverloadedError, ValidationError
 from maskdial.masked.batcher import Batcher
 from maskdial.masked.request import MaskedInput, MaskedResult, Reply, Request
 from maskdial.metrics import CancelReason, PassMetrics
@@ -220,7 +215,7 @@ class MaskedEngine(Engine):
         return self._split(inputs, self._session.run(self._feeds(inputs)))
 
     def _feeds(self, inputs: Sequence[MaskedInput]) -> dict[str, NDArray[Any]]:
-        """The graph's inputs, right-padded; `maskdial.models.bundle` describes them."""
+        """The graph's inputs, right-padded; `maskdial.bundle.bundle` describes them."""
         padded_length = self._padded_length(inputs)
         shape = (len(inputs), padded_length)
         input_ids = np.full(shape, self._pad_token_id, np.int64)

@@ -6,9 +6,9 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
+from maskdial.engine.fairness import Usage
+from maskdial.engine.trace import Timeline
 from maskdial.errors import MaskdialError
-from maskdial.fairness import Usage
-from maskdial.trace import Timeline
 
 
 @dataclass(frozen=True, slots=True)

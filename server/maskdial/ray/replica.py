@@ -13,10 +13,10 @@ from ray import serve
 from ray.exceptions import RayError
 from starlette.types import ASGIApp
 
+from maskdial.app import create_app
 from maskdial.config import load_config
-from maskdial.dialects.service import is_ready
+from maskdial.dialects.native.service import is_ready
 from maskdial.errors import MaskdialError
-from maskdial.http.app import create_app
 from maskdial.http.context import ServerContext
 from maskdial.http.lifecycle import Phase
 from maskdial.ray.board import board_of

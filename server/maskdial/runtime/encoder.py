@@ -13,7 +13,7 @@ class Encoder:
     """The encoder of an encoder-decoder model.
 
     Args:
-        session: of an encoder's graph; `maskdial.models.bundle` lists its inputs and outputs.
+        session: of an encoder's graph; `maskdial.bundle.bundle` lists its inputs and outputs.
         cache: of the source texts, which the decoder reads.
     """
 

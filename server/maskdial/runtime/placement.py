@@ -5,8 +5,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeVar
 
+from maskdial.bundle.bundle import Bundle
 from maskdial.errors import BundleError, ConfigError
-from maskdial.models.bundle import Bundle
 from maskdial.runtime import providers
 from maskdial.runtime.memory import Memory
 from maskdial.runtime.providers.provider import Provider

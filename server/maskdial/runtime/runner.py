@@ -6,7 +6,7 @@ import numpy as np
 import onnxruntime as ort
 from numpy.typing import NDArray
 
-from maskdial.models.bundle import KVLayout
+from maskdial.bundle.manifest import KVLayout
 from maskdial.runtime.kv_cache import KVCache
 from maskdial.runtime.logits import DeviceLogits, Logits, SummarizedLogits
 from maskdial.runtime.memory import Buffer, HostMemory, Memory, Staging, host_buffer
@@ -28,7 +28,7 @@ class Runner:
     when they have another shape. The host waits for each pass. All passes must run in one thread.
 
     Args:
-        session: of a causal graph; `maskdial.models.bundle` lists its inputs and outputs.
+        session: of a causal graph; `maskdial.bundle.bundle` lists its inputs and outputs.
         layout: the shape of a layer's cache.
         memory: that of the session's provider, where the cache and the logits lie. Default: main
             memory.

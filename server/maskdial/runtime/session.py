@@ -10,9 +10,9 @@ import numpy as np
 import onnxruntime as ort
 from numpy.typing import NDArray
 
+from maskdial.bundle.manifest import CacheChoice, CacheInteger
 from maskdial.errors import BundleError, ConfigError
 from maskdial.kernels.installed import Kernels
-from maskdial.models.bundle import CacheChoice, CacheInteger
 from maskdial.runtime.providers import find_provider
 
 _log = logging.getLogger(__name__)

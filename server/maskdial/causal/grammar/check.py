@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from maskdial.causal.grammar.build import build_matcher, build_tokenizer
-from maskdial.child import ChildDiedError, ChildProcess, Limits, serve
+from maskdial.engine.child import ChildDiedError, ChildProcess, Limits, serve
 from maskdial.errors import ValidationError
 
 # The address space holds the stack that long chains of references need, and large vocabularies.

@@ -17,15 +17,10 @@ from maskdial.causal.grammar.masks import MaskThreads
 from maskdial.causal.grammar.matcher import Grammar
 from maskdial.causal.grammar.memory import GrammarMemory, Hold
 from maskdial.causal.grammar.schema import ONE_OF_WARNING
-from maskdial.causal.grammar.source import (
-    GrammarKind,
-    GrammarValue,
-    grammar_error,
-    parse_grammar,
-)
+from maskdial.causal.grammar.source import GrammarKind, GrammarValue, grammar_error, parse_grammar
 from maskdial.causal.grammar.vocabulary import Vocabulary
+from maskdial.engine.fairness import Shares, current_usage
 from maskdial.errors import OverloadedError, UnavailableError, ValidationError
-from maskdial.fairness import Shares, current_usage
 
 _MAX_VERDICTS = 1024
 _MAX_SECONDS_TOO_COMPLEX = 60.0

@@ -21,7 +21,7 @@ from maskdial.causal.sampling.philox import Philox
 from maskdial.causal.sampling.processors import process
 from maskdial.causal.sequence import Sequence
 from maskdial.errors import GenerationError, MaskdialError
-from maskdial.kernels.vocabulary import VocabularyKernels
+from maskdial.kernels.logits import VocabularyKernels
 from maskdial.runtime.logits import Logits, SummarizedLogits
 
 _log = logging.getLogger(__name__)

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from itertools import takewhile
 from typing import Any
 
-from maskdial.causal.chat import ChatTemplate
+from maskdial.causal.chat.template import ChatTemplate
 from maskdial.causal.tools.format import ARGUMENTS, ID, KEY, NAME, VALUE, ArgumentList, ToolFormat
 from maskdial.causal.tools.probe import CONTENT, FIRST, SECOND, TOOLS, USER, ProbeCall, try_render
 from maskdial.causal.tools.thinking import ThinkingMarks

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from maskdial.causal.chat import ChatTemplate
+from maskdial.causal.chat.template import ChatTemplate
 from maskdial.errors import ValidationError
 
 USER = {"role": "user", "content": "Zuserz"}

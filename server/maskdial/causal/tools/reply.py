@@ -2,13 +2,13 @@
 
 from dataclasses import dataclass
 
-from maskdial.causal.chat import ChatTemplate
+from maskdial.bundle.bundle import Bundle
+from maskdial.bundle.tokenizer import Tokenizer
+from maskdial.causal.chat.template import ChatTemplate
 from maskdial.causal.tools.derive import derive_format
 from maskdial.causal.tools.format import ToolFormat
 from maskdial.causal.tools.response_template import calls_of, thinking_of
 from maskdial.causal.tools.thinking import ThinkingMarks
-from maskdial.models.bundle import Bundle
-from maskdial.models.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True, slots=True)

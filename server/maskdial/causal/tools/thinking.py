@@ -4,7 +4,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from maskdial.causal.chat import ChatTemplate
+from maskdial.causal.chat.template import ChatTemplate
 from maskdial.causal.tools.probe import CONTENT, REASONING, USER, try_render
 
 _TAG = r"(?:<[^<>\s]{1,40}>|\[[A-Z_/]{1,40}\]|◁[^◁▷]{1,40}▷)"

@@ -10,6 +10,8 @@ from typing import ClassVar, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from maskdial.bundle.manifest import ProblemType, Task
+from maskdial.bundle.texts import tokenizing_seconds
 from maskdial.errors import ValidationError
 from maskdial.masked.request import MaskedResult
 from maskdial.masked.tasks.logits import finite, sigmoid, softmax
@@ -22,9 +24,7 @@ from maskdial.masked.tasks.task import (
     Truncation,
     masked_input,
     read_texts,
-    tokenizing_seconds,
 )
-from maskdial.models.bundle import ProblemType, Task
 
 ScoreFunction = Literal["softmax", "sigmoid", "none"]
 

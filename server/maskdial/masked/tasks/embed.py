@@ -9,6 +9,9 @@ import numpy as np
 from numpy.typing import NDArray
 from typing_extensions import TypedDict
 
+from maskdial.bundle.manifest import Embedding, Task
+from maskdial.bundle.texts import tokenizing_seconds
+from maskdial.bundle.tokenizer import TextOrIds
 from maskdial.errors import ValidationError, about, shortened
 from maskdial.masked.request import MaskedInput, MaskedResult
 from maskdial.masked.tasks.logits import finite
@@ -23,10 +26,7 @@ from maskdial.masked.tasks.task import (
     read_inputs,
     read_text,
     read_texts,
-    tokenizing_seconds,
 )
-from maskdial.models.bundle import Embedding, Task
-from maskdial.models.tokenizer import TextOrIds
 
 _SECONDS_PER_WEIGHT = 2e-9  # to tell whether one is 0
 # The prompts of E5-Mistral (arXiv:2401.00368), Qwen3-Embedding and others trained as they are

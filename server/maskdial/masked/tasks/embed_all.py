@@ -11,18 +11,12 @@ from typing import ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
+from maskdial.bundle.manifest import MultiVector, Task
 from maskdial.errors import about
 from maskdial.masked.request import MaskedInput, MaskedResult
 from maskdial.masked.tasks.embed import PromptedRequest
 from maskdial.masked.tasks.logits import finite
-from maskdial.masked.tasks.task import (
-    Reading,
-    TaskModel,
-    Truncation,
-    masked_input,
-    read_text,
-)
-from maskdial.models.bundle import MultiVector, Task
+from maskdial.masked.tasks.task import Reading, TaskModel, Truncation, masked_input, read_text
 
 _SECONDS_PER_TOKEN = 1e-6
 

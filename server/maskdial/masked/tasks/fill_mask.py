@@ -12,6 +12,9 @@ from typing import ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
+from maskdial.bundle.manifest import Task
+from maskdial.bundle.texts import tokenizing_seconds
+from maskdial.bundle.tokenizer import Tokenizer
 from maskdial.errors import ValidationError, about
 from maskdial.masked.request import MaskedInput, MaskedResult
 from maskdial.masked.tasks.logits import largest_indices, log_normalizer
@@ -23,10 +26,7 @@ from maskdial.masked.tasks.task import (
     Truncation,
     masked_input,
     read_texts,
-    tokenizing_seconds,
 )
-from maskdial.models.bundle import Task
-from maskdial.models.tokenizer import Tokenizer
 
 MASK_ALIASES = ("[MASK]", "<mask>")
 

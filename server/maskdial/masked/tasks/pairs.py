@@ -11,11 +11,11 @@ from typing import Literal
 
 from tokenizers import Encoding
 
+from maskdial.bundle.manifest import Side
+from maskdial.bundle.tokenizer import Tokenizer, cut_tokens, longest_first, shorten
 from maskdial.errors import ValidationError
 from maskdial.masked.request import MaskedInput
 from maskdial.masked.tasks.task import TaskModel, Truncation, masked_input
-from maskdial.models.bundle import Side
-from maskdial.models.tokenizer import Tokenizer, cut_tokens, longest_first, shorten
 
 CutStrategy = Literal["longest_first", "only_first"]
 

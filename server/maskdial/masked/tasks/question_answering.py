@@ -20,12 +20,12 @@ import numpy as np
 from numpy.typing import NDArray
 from tokenizers import Encoding
 
+from maskdial.bundle.manifest import Task
+from maskdial.bundle.tokenizer import cut_tokens
 from maskdial.errors import ValidationError, about
 from maskdial.masked.request import MaskedInput, MaskedResult
 from maskdial.masked.tasks.logits import count_windows, finite, largest_indices, softmax
 from maskdial.masked.tasks.task import Reading, TaskModel, TaskRequest, masked_input
-from maskdial.models.bundle import Task
-from maskdial.models.tokenizer import cut_tokens
 
 # transformers' defaults
 _MAX_SEQ_LEN = 384

@@ -11,25 +11,15 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
+from maskdial.bundle.manifest import Manifest, Task
+from maskdial.bundle.texts import tokenizing_seconds
 from maskdial.errors import ValidationError
 from maskdial.masked.request import MaskedResult
-from maskdial.masked.tasks.late_interaction import (
-    SECONDS_PER_PRODUCT,
-    max_sim,
-    read_interaction,
-)
+from maskdial.masked.tasks.late_interaction import SECONDS_PER_PRODUCT, max_sim, read_interaction
 from maskdial.masked.tasks.logits import finite, sigmoid
 from maskdial.masked.tasks.pairs import SECONDS_PER_PAIR, read_pairs
-from maskdial.masked.tasks.task import (
-    REFUSE,
-    Reading,
-    TaskModel,
-    TaskRequest,
-    Truncation,
-    tokenizing_seconds,
-)
+from maskdial.masked.tasks.task import REFUSE, Reading, TaskModel, TaskRequest, Truncation
 from maskdial.masked.tasks.template import SECONDS_PER_TEMPLATE, read_in_template
-from maskdial.models.bundle import Manifest, Task
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,6 @@
 """What every task of the masked family shares: a request reads texts and says what its logits mean.
 
-`maskdial.requests.understanding` runs any of them: admit, read, submit, answer.
+`maskdial.masked.run` runs any of them: admit, read, submit, answer.
 """
 
 import abc
@@ -10,33 +10,16 @@ from typing import ClassVar, Generic, Protocol, TypeVar
 
 from tokenizers import Encoding
 
+from maskdial.bundle.manifest import Manifest, Side, Task
+from maskdial.bundle.texts import NamedModel, ReadingModel, check_characters, check_ids
+from maskdial.bundle.tokenizer import TextOrIds
 from maskdial.errors import ValidationError, about
 from maskdial.masked.request import MaskedInput, MaskedResult
-from maskdial.models.bundle import Manifest, Side, Task
-from maskdial.models.tokenizer import TextOrIds, Tokenizer
 
 T_co = TypeVar("T_co", covariant=True)
 
 TextOrPair = tuple[str, str | None]
 """A text, or two that the model reads as one input."""
-
-_SECONDS_PER_CHARACTER = 0.5e-6
-
-
-class NamedModel(Protocol):
-    """A model's name, and what it is."""
-
-    @property
-    def name(self) -> str: ...
-    @property
-    def manifest(self) -> Manifest: ...
-
-
-class ReadingModel(NamedModel, Protocol):
-    """A model of either family, as far as its texts are concerned."""
-
-    @property
-    def tokenizer(self) -> Tokenizer: ...
 
 
 class TaskModel(ReadingModel, Protocol):
@@ -121,38 +104,6 @@ class TaskRequest(abc.ABC, Generic[T_co]):
         Raises:
             ValidationError: a text does not fit the model.
         """
-
-
-def check_ids(ids: Sequence[int], model: NamedModel) -> None:
-    """Refuses token ids that the model does not have.
-
-    Raises:
-        ValidationError: there is one; the message has the range.
-    """
-    vocab_size = model.manifest.vocab_size
-    if ids and not (min(ids) >= 0 and max(ids) < vocab_size):
-        wrong = next(token_id for token_id in ids if not 0 <= token_id < vocab_size)
-        raise ValidationError(
-            f"model {model.name!r} has token ids from 0 to {vocab_size - 1}, not {wrong}"
-        )
-
-
-def tokenizing_seconds(texts: Sequence[str]) -> float:
-    """Estimate of how long it takes to tokenize some texts."""
-    return sum(map(len, texts)) * _SECONDS_PER_CHARACTER
-
-
-def check_characters(text: str, max_length: int, model: ReadingModel) -> None:
-    """Refuses a text that has too many tokens however it is tokenized.
-
-    Raises:
-        ValidationError: it does.
-    """
-    if model.tokenizer.exceeds(text, max_length):
-        raise ValidationError(
-            f"the text has {len(text):,} characters; model {model.name!r} takes at most "
-            f"{max_length} tokens; shorten it"
-        )
 
 
 def masked_input(encoding: Encoding, rows: tuple[int, ...] = ()) -> MaskedInput:

@@ -8,10 +8,10 @@ from collections.abc import Sequence
 import numpy as np
 from tokenizers import Encoding
 
+from maskdial.bundle.manifest import PairTemplate
 from maskdial.masked.request import MaskedInput
 from maskdial.masked.tasks.pairs import PairError
 from maskdial.masked.tasks.task import TaskModel, Truncation
-from maskdial.models.bundle import PairTemplate
 
 SECONDS_PER_TEMPLATE = 0.1e-3
 

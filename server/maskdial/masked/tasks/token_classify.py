@@ -21,18 +21,13 @@ import numpy as np
 from numpy.typing import NDArray
 from tokenizers import Encoding
 
+from maskdial.bundle.manifest import Task
+from maskdial.bundle.texts import tokenizing_seconds
+from maskdial.bundle.tokenizer import Tokenizer
 from maskdial.errors import ValidationError
 from maskdial.masked.request import MaskedInput, MaskedResult
 from maskdial.masked.tasks.logits import count_windows, finite, softmax
-from maskdial.masked.tasks.task import (
-    Reading,
-    TaskModel,
-    TaskRequest,
-    masked_input,
-    tokenizing_seconds,
-)
-from maskdial.models.bundle import Task
-from maskdial.models.tokenizer import Tokenizer
+from maskdial.masked.tasks.task import Reading, TaskModel, TaskRequest, masked_input
 
 AggregationStrategy = Literal["none", "simple", "first", "average", "max"]
 

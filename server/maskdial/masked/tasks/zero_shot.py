@@ -16,20 +16,14 @@ from typing import ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
+from maskdial.bundle.manifest import Manifest, Task
+from maskdial.bundle.texts import tokenizing_seconds
 from maskdial.errors import ValidationError
 from maskdial.masked.request import MaskedResult
 from maskdial.masked.tasks.classify import LabelScore
 from maskdial.masked.tasks.logits import finite, sigmoid, softmax
 from maskdial.masked.tasks.pairs import SECONDS_PER_PAIR, read_pairs
-from maskdial.masked.tasks.task import (
-    REFUSE,
-    Reading,
-    TaskModel,
-    TaskRequest,
-    Truncation,
-    tokenizing_seconds,
-)
-from maskdial.models.bundle import Manifest, Task
+from maskdial.masked.tasks.task import REFUSE, Reading, TaskModel, TaskRequest, Truncation
 
 HYPOTHESIS_TEMPLATE = "This example is {}."
 _LABEL_ALONE = "{}"

@@ -1,6 +1,6 @@
 """The CPU provider, which every build of ONNX Runtime has."""
 
-from maskdial.models.bundle import UNWANTED_FUSIONS, Bundle
+from maskdial.bundle.bundle import UNWANTED_FUSIONS, Bundle
 from maskdial.runtime.memory import HostMemory
 from maskdial.runtime.providers.provider import Provider
 

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import onnxruntime as ort
 
+from maskdial.bundle.bundle import Bundle
 from maskdial.errors import ConfigError
-from maskdial.models.bundle import Bundle
 from maskdial.runtime.cuda import CudaMemory, check_device
 from maskdial.runtime.providers.provider import Provider
 

@@ -10,8 +10,8 @@ from importlib import import_module
 
 import onnxruntime as ort
 
+from maskdial.bundle.bundle import Bundle
 from maskdial.errors import ConfigError
-from maskdial.models.bundle import Bundle
 from maskdial.runtime.memory import HostMemory
 from maskdial.runtime.providers import DEVICES
 from maskdial.runtime.providers.provider import Provider

@@ -5,7 +5,7 @@ from typing import ClassVar
 
 import onnxruntime as ort
 
-from maskdial.models.bundle import Bundle
+from maskdial.bundle.bundle import Bundle
 from maskdial.runtime.memory import Memory
 
 

@@ -1,0 +1,220 @@
+"""Hugging Face checkpoints: finding and checking them without running their code."""
+
+import hashlib
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+from maskdial.bundle.bundle import file_sha256
+from maskdial.bundle.manifest import Family, Task
+from maskdial_export.checkpoint.architectures import has_two_parts, settle
+from maskdial_export.checkpoint.config import check_config
+from maskdial_export.checkpoint.hub import download
+from maskdial_export.errors import ExportError
+
+Mask = Literal["full", "causal"]
+
+# sentence-transformers' list of modules after the model: pooling and normalization.
+MODULES = "modules.json"
+_MODULE_PACKAGES = frozenset({"sentence_transformers", "pylate"})
+
+_LFS_POINTER = b"version https://git-lfs.github.com/spec/"
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """A checkpoint folder, with the class to load and the task to export for.
+
+    ``both_ways``: whether the full mask takes the place of a causal model's own. ``adapter`` is the
+    folder of a PEFT adapter to merge into the weights. ``own_code``: what the checkpoint brings to
+    run that is not run.
+    """
+
+    name: str
+    path: Path
+    architecture: str
+    task: Task
+    both_ways: bool = False
+    adapter: Path | None = None
+    own_code: str | None = None
+
+    @property
+    def family(self) -> Family:
+        if has_two_parts(self.architecture):
+            return "encoder-decoder"
+        return "causal" if self.task == "generate" else "masked"
+
+    def under(self, mask: Mask) -> "Source":
+        """The same model under another attention mask.
+
+        Raises:
+            ExportError: the architecture does not support the mask.
+        """
+        if self.family == "causal":
+            return self if mask == "causal" else replace(self, task="fill-mask", both_ways=True)
+        if mask == "full":
+            return self
+        raise ExportError(
+            f"{self.architecture} only supports its own mask; --mask causal and --mask both are "
+            "for models that generate"
+        )
+
+    @property
+    def provenance(self) -> str:
+        """For the manifest: Hub id and commit, or the name of a local folder; and the adapter's."""
+        path = self.path.resolve()
+        name = path.name if Path(self.name).is_dir() else f"{self.name}@{path.name}"
+        return name if self.adapter is None else f"{name} + {self.adapter.resolve().name}"
+
+    def read_json(self, file_name: str) -> dict[str, Any]:
+        """A JSON object next to the weights; empty if the file is missing."""
+        return read_json(self.path / file_name)
+
+    def weight_files(self) -> list[Path]:
+        return sorted([*self.path.glob("*.safetensors"), *self.path.glob("pytorch_model*.bin")])
+
+    def sha256(self) -> str:
+        """One SHA-256 over the names and contents of config.json, weight files and adapter."""
+        digest = hashlib.sha256()
+        adapter = sorted(self.adapter.glob("adapter_*")) if self.adapter is not None else []
+        for file in (self.path / "config.json", *self.weight_files(), *adapter):
+            digest.update(f"{file.name} {file_sha256(file)}\n".encode())
+        return digest.hexdigest()
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """Reads a JSON object; empty if the file is missing.
+
+    Raises:
+        ExportError: the file is not a JSON object.
+    """
+    if not path.is_file():
+        return {}
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ExportError(f"{path} is not valid JSON: {error}") from error
+    if not isinstance(content, dict):
+        raise ExportError(f"{path} is not a JSON object")
+    return content
+
+
+def find(
+    source: str,
+    task: str,
+    *,
+    revision: str | None,
+    allow_pickle: bool,
+    ignore_remote_code: bool = False,
+) -> Source:
+    """Finds a checkpoint, downloads it if ``source`` is a Hub id, and determines its task.
+
+    Raises:
+        ExportError: there is no such checkpoint, or it is not supported.
+    """
+    path = Path(source)
+    if not path.is_dir():
+        path = download(source, revision, allow_pickle=allow_pickle)
+    elif revision is not None:
+        raise ExportError("--revision applies to Hub ids, and the source is a local folder")
+    config = read_json(path / "config.json")
+    if not config:
+        _refuse_adapter(source, path)
+        raise ExportError(f"{source} is not a Hugging Face checkpoint: it has no config.json")
+    check_config(source, config)
+    if task == "auto":
+        task = _module_task(path, config)
+    architecture, settled = settle(config, task)
+    code = _own_code(source, path, config)
+    if code is not None and not ignore_remote_code:
+        raise ExportError(
+            f"{code}, which is never run; transformers' {architecture} may compute something else, "
+            "such as attention in one direction only: pass --ignore-remote-code if it does not"
+        )
+    found = Source(source, path, architecture, settled, own_code=code)
+    _check_weights(found, allow_pickle)
+    return found
+
+
+def _own_code(name: str, path: Path, config: Mapping[str, Any]) -> str | None:
+    """What a checkpoint brings in place of transformers' own classes; None if nothing."""
+    models = _named_code(config, "AutoModel")
+    tokenizers = _named_code(read_json(path / "tokenizer_config.json"), "AutoTokenizer")
+    listed = path / MODULES
+    modules = re.findall(
+        r'"type"\s*:\s*"([^"]+)"',
+        listed.read_text(encoding="utf-8", errors="replace") if listed.is_file() else "",
+    )
+    others = [each for each in modules if each.partition(".")[0] not in _MODULE_PACKAGES]
+    for found, file_name in (
+        (models, "auto_map in config.json"),
+        (tokenizers, "auto_map in tokenizer_config.json"),
+        (others, MODULES),
+    ):
+        if found:
+            return f"{name} brings code of its own ({found[0]}, {file_name})"
+    return None
+
+
+def _named_code(settings: Mapping[str, Any], prefix: str) -> list[str]:
+    """The classes that ``auto_map`` names for auto classes of a prefix."""
+    given = settings.get("auto_map") or {}
+    if isinstance(given, list):  # of a tokenizer in an older form
+        given = {"AutoTokenizer": given}
+    found = [each for key, each in given.items() if str(key).startswith(prefix)]
+    names = [each if isinstance(each, list) else [each] for each in found]
+    return [str(name) for each in names for name in each if name]
+
+
+def _refuse_adapter(source: str, path: Path) -> None:
+    """Says how to export an adapter, which is no checkpoint by itself."""
+    base = read_json(path / "adapter_config.json").get("base_model_name_or_path")
+    if base is not None:
+        raise ExportError(
+            f"{source} is an adapter of {base}; export that model with --adapter {path}"
+        )
+
+
+def _module_task(path: Path, config: Mapping[str, Any]) -> str:
+    """The task by what sentence-transformers, or vLLM, does with the output; otherwise auto."""
+    modules = path / MODULES
+    listed = modules.read_text(encoding="utf-8", errors="replace") if modules.is_file() else ""
+    if "LogitScore" in listed or "classifier_from_token" in config:
+        return "rerank"
+    kind = read_json(path / "config_sentence_transformers.json").get("model_type")
+    is_colbert = kind == "ColBERT" or "HF_ColBERT" in (config.get("architectures") or ())
+    if is_colbert or "MultiVectorMask" in listed:
+        return "embed-all"
+    if "SpladePooling" in listed:
+        return "embed-sparse"
+    return "embed" if "Pooling" in listed else "auto"
+
+
+def _check_weights(source: Source, allow_pickle: bool) -> None:
+    files = source.weight_files()
+    for file in files:
+        with file.open("rb") as opened:
+            if opened.read(len(_LFS_POINTER)) == _LFS_POINTER:
+                raise ExportError(
+                    f"{file} is a pointer of Git LFS, not the weights; run `git lfs pull` there"
+                )
+    if any(file.suffix == ".safetensors" for file in files):
+        return
+    if not files:
+        others = (
+            ""
+            if Path(source.name).is_dir() or allow_pickle
+            else (
+                "; if the repository has .bin files, which can run code when loaded, pass "
+                "--allow-pickle to use them"
+            )
+        )
+        raise ExportError(f"{source.name} has no weights: model.safetensors is missing{others}")
+    if not allow_pickle:
+        raise ExportError(
+            f"the weights of {source.name} are in {files[0].name}, a pickle, which can run code "
+            "when loaded; convert it to safetensors, or pass --allow-pickle if you trust it"
+        )

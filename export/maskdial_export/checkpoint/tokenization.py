@@ -1,0 +1,297 @@
+"""A checkpoint's tokenizer as transformers makes it, checked against the model and a plain text.
+
+``AutoTokenizer`` lays settings of tokenizer_config.json and other files over tokenizer.json, so the
+bundle gets its backend as loaded, not the file. transformers makes a tokenizer of the files that it
+finds, and one with nothing but special tokens if it finds none: what it converts is compared with
+the vocabulary files.
+"""
+
+import json
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any
+
+import sentencepiece
+import transformers
+from rich.console import Console
+from tokenizers import Tokenizer
+
+from maskdial.bundle.manifest import TOKENIZER, Tokenization
+from maskdial_export.checkpoint.embedding import lower_case, tokenizer_settings
+from maskdial_export.checkpoint.pieces import read_pieces
+from maskdial_export.checkpoint.sample import Sample
+from maskdial_export.checkpoint.source import Source
+from maskdial_export.errors import ExportError, first_line
+from maskdial_export.phase import finding
+
+_VOCABULARY = "vocab.txt"  # WordPiece: a token per line
+_VOCABULARY_FILES = (_VOCABULARY, "vocab.json", "merges.txt", "bpe.codes", "*.model", "*.tiktoken")
+# Others split texts in a way of their own before, such as BertJapaneseTokenizer
+_WORDPIECE = frozenset({"BertTokenizer", "DistilBertTokenizer", "ElectraTokenizer"})
+_LEAST_FILLED = 0.5  # part of the embedding's rows that have a token; a few may pad the table
+_LEAST_KNOWN = 0.1  # part of the text's words
+_MOST_WORDS = 500
+_LEAST_ALIKE = 0.9  # part of the lines or sentences; a few may be treated in a special way
+_UNKNOWN = "\U00010380\U00010381"  # Ugaritic
+_WORD_MARKS = "▁Ġ#"
+_TYPES = "token_type_ids"
+_LOCAL: dict[str, Any] = {"trust_remote_code": False, "local_files_only": True}
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedTokenizer:
+    """A checkpoint's tokenizer.
+
+    Attributes:
+        backend: what the bundle gets, with padding and truncation turned off.
+        original: transformers' own, to compare with; None if it has none for these files.
+        sends_token_types: whether it hands the parts of a text pair to the model.
+        leading_code: whether it reads a code of a language at the very start of a text.
+    """
+
+    backend: Tokenizer
+    original: Any
+    sends_token_types: bool = True
+    leading_code: bool = False
+
+    @property
+    def settings(self) -> Tokenization:
+        """What tokenizer.json does not say, for the manifest."""
+        side = getattr(self.original, "truncation_side", "right")
+        return Tokenization(
+            truncation_side="left" if side == "left" else "right", leading_code=self.leading_code
+        )
+
+
+def load_tokenizer(
+    source: Source, vocab_size: int, sample: Sample, console: Console | None = None
+) -> LoadedTokenizer:
+    """The checkpoint's tokenizer.
+
+    Raises:
+        ExportError: there is none, it does not fit the model's vocabulary, or it knows next to none
+            of the sample's words.
+    """
+    console = console or Console(quiet=True)
+    loaded = _read_pieces(source, sample)
+    if loaded is None and (source.path / TOKENIZER).is_file():
+        loaded = _read(source, console)
+    elif loaded is None:
+        loaded = _convert(source, sample)
+    lower_case(source, loaded.backend)
+    # A copy, as calls of transformers' tokenizer change the settings of its own
+    backend = _without_strangers(source, loaded.backend, vocab_size)
+    backend.no_padding()
+    backend.no_truncation()
+    _check_size(source, backend, vocab_size)
+    _check_words(source, backend, sample)
+    return replace(loaded, backend=backend)
+
+
+def _read_pieces(source: Source, sample: Sample) -> LoadedTokenizer | None:
+    """The tokenizer of a Marian or M2M-100 checkpoint, which transformers runs in Python."""
+    pieces = read_pieces(source, sample)
+    if pieces is None:
+        return None
+    with _quiet():
+        try:
+            original = _auto(source)
+        except Exception:  # transformers raises many types for missing files
+            original = None
+    return LoadedTokenizer(
+        pieces.backend, original, sends_token_types=False, leading_code=pieces.leading_code
+    )
+
+
+def _read(source: Source, console: Console) -> LoadedTokenizer:
+    """What transformers makes of tokenizer.json and the files beside it."""
+    path = source.path / TOKENIZER
+    try:
+        file = Tokenizer.from_file(str(path))
+    except Exception as error:  # the library has no error class of its own
+        raise ExportError(f"cannot read {path}: {first_line(error)}") from error
+    kind = type(file.model).__name__
+    inputs = source.read_json("tokenizer_config.json").get("model_input_names")
+    with _quiet():
+        try:
+            original = _auto(source)
+            inputs = original.model_input_names
+            made: Tokenizer | None = getattr(original, "backend_tokenizer", None)
+            why = None
+            if made is None:
+                return LoadedTokenizer(file, original, sends_token_types=_TYPES in inputs)
+            if type(made.model).__name__ != kind:
+                why = f"is one of {type(made.model).__name__}, not of {kind}"
+        except Exception as error:  # transformers raises many types for files of another class
+            why = f"cannot be loaded ({first_line(error)})"
+    if why is not None:
+        original = _by_file_alone(source)
+        made = original.backend_tokenizer
+        finding(
+            console,
+            f"transformers' tokenizer of {source.read_json('config.json').get('model_type')} "
+            f"models {why}, so {TOKENIZER} is read by itself",
+        )
+    assert made is not None, "of every tokenizer that is read from tokenizer.json"
+    return LoadedTokenizer(made, original, inputs is None or _TYPES in inputs)
+
+
+def _auto(source: Source) -> Any:
+    return transformers.AutoTokenizer.from_pretrained(
+        source.path, **_LOCAL, **tokenizer_settings(source)
+    )
+
+
+def _by_file_alone(source: Source) -> Any:
+    """transformers' tokenizer of no class: tokenizer.json with what tokenizer_config.json adds."""
+    try:
+        with _quiet():
+            return transformers.PreTrainedTokenizerFast.from_pretrained(
+                source.path, **_LOCAL, **tokenizer_settings(source)
+            )
+    except Exception as error:  # transformers raises many types for damaged files
+        raise ExportError(
+            f"transformers cannot load the tokenizer of {source.name}: {first_line(error)}"
+        ) from error
+
+
+def _without_strangers(source: Source, tokenizer: Tokenizer, vocab_size: int) -> Tokenizer:
+    """A copy without tokens that no file gives an id and the model has no row for.
+
+    transformers adds the special tokens that a class has by default, such as ``<mask>``.
+    """
+    given = source.read_json("tokenizer_config.json").get("added_tokens_decoder") or {}
+    numbered = {*map(int, given), *source.read_json("added_tokens.json").values()}
+    path = source.path / TOKENIZER
+    if path.is_file():
+        numbered |= set(Tokenizer.from_file(str(path)).get_added_tokens_decoder())
+    strange = {
+        index
+        for index in tokenizer.get_added_tokens_decoder()
+        if index >= vocab_size and index not in numbered
+    }
+    content = json.loads(tokenizer.to_str())
+    content["added_tokens"] = [
+        each for each in content["added_tokens"] if each["id"] not in strange
+    ]
+    return Tokenizer.from_str(json.dumps(content))
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Silences transformers, which warns of what is compared here anyway."""
+    logging = transformers.utils.logging
+    verbosity = logging.get_verbosity()
+    logging.set_verbosity_error()
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.set_verbosity(verbosity)
+
+
+def _convert(source: Source, sample: Sample) -> LoadedTokenizer:
+    """Builds the tokenizer from the vocabulary files of an older checkpoint."""
+    with _quiet():
+        made = list(_conversions(source))
+    files = sorted({path.name for name in _VOCABULARY_FILES for path in source.path.glob(name)})
+    if not files:
+        expected = [name for each in made[:1] for name in each.vocab_files_names.values()]
+        others = " and ".join(name for name in expected if name != TOKENIZER)
+        missing = f"{TOKENIZER} is missing" + (f", and so is {others}" if others else "")
+        raise ExportError(f"{source.name} has no tokenizer: {missing}")
+    for each in made:
+        tokenizer: Tokenizer | None = getattr(each, "backend_tokenizer", None)
+        if tokenizer is not None and _is_whole(source, tokenizer, sample):
+            return LoadedTokenizer(tokenizer, each, _TYPES in each.model_input_names)
+    raise ExportError(
+        f"{source.name} has no {TOKENIZER}, and transformers {transformers.__version__} cannot "
+        f"convert {' and '.join(files)} exactly; write {TOKENIZER} with save_pretrained() of the "
+        "tokenizer that the model was trained with"
+    )
+
+
+def _conversions(source: Source) -> Iterator[Any]:
+    """The tokenizers that transformers makes: by the model's type, then by the files alone."""
+    settings = _LOCAL | tokenizer_settings(source)
+    makers = [(transformers.AutoTokenizer, settings)]
+    named = source.read_json("tokenizer_config.json").get("tokenizer_class") or source.read_json(
+        "config.json"
+    ).get("tokenizer_class")
+    plain = named is None or str(named).removesuffix("Fast") in _WORDPIECE
+    if (source.path / _VOCABULARY).is_file() and plain and source.family == "masked":
+        makers.append((transformers.BertTokenizer, settings))
+    if (source.path / "tokenizer.model").is_file():
+        begins = source.read_json("tokenizer_config.json").get("add_bos_token", True)
+        makers.append((transformers.LlamaTokenizer, settings | {"add_bos_token": begins}))
+    for maker, options in makers:
+        try:
+            made = maker.from_pretrained(source.path, **options)
+        except Exception:  # transformers raises many types for missing files
+            continue
+        yield made
+
+
+def _is_whole(source: Source, tokenizer: Tokenizer, sample: Sample) -> bool:
+    """Whether a converted tokenizer has the vocabulary of the files, and splits texts alike."""
+    path = source.path / _VOCABULARY
+    if path.is_file():
+        lines = path.read_text(encoding="utf-8", errors="replace").rstrip("\n").split("\n")
+        vocabulary = tokenizer.get_vocab(with_added_tokens=True)
+        found = sum(vocabulary.get(line) == index for index, line in enumerate(lines))
+        if found < _LEAST_ALIKE * len(lines):
+            return False
+    for path in source.path.glob("*.model"):
+        try:
+            original = sentencepiece.SentencePieceProcessor(model_file=str(path))
+        except (OSError, RuntimeError):  # another format of the same name
+            continue
+        # Some tokenizers lower-case and strip accents before
+        texts = [text for line in sample.sentences() if (text := line.lower()).isascii()]
+        alike = [
+            original.encode(text, out_type=str)
+            == tokenizer.encode(text, add_special_tokens=False).tokens
+            for text in texts
+        ]
+        if texts and sum(alike) < _LEAST_ALIKE * len(texts):
+            return False
+    return tokenizer.get_vocab_size(with_added_tokens=False) > 0
+
+
+def _check_size(source: Source, tokenizer: Tokenizer, vocab_size: int) -> None:
+    ids = tokenizer.get_vocab(with_added_tokens=True).values()
+    largest = max([*ids, *tokenizer.encode("").ids], default=-1)
+    if largest >= vocab_size:
+        raise ExportError(
+            f"the tokenizer of {source.name} produces ids up to {largest}, but the model has only "
+            f"{vocab_size}; they do not belong together"
+        )
+    if len(ids) < _LEAST_FILLED * vocab_size:
+        raise ExportError(
+            f"the tokenizer of {source.name} has {len(ids)} tokens, but the model's embedding has "
+            f"{vocab_size} rows; {_file(source)} is incomplete or another model's"
+        )
+
+
+def _check_words(source: Source, tokenizer: Tokenizer, sample: Sample) -> None:
+    unknown = set(tokenizer.encode(_UNKNOWN, add_special_tokens=False).ids)
+    words = list(dict.fromkeys(sample.text.split()))[:_MOST_WORDS]
+    known = 0
+    for encoding in tokenizer.encode_batch(words, add_special_tokens=False):
+        pairs = zip(encoding.ids, encoding.tokens, strict=True)
+        known += any(each not in unknown and token.strip(_WORD_MARKS) for each, token in pairs)
+    if known < _LEAST_KNOWN * len(words):
+        raise ExportError(
+            f"the tokenizer of {source.name} knows {known} of {len(words)} words of {sample.name}; "
+            f"{_file(source)} is damaged or another model's, unless the model reads texts of "
+            "another kind: then pass one with --quality-text"
+        )
+
+
+def _file(source: Source) -> str:
+    """The file that the tokenizer comes from."""
+    names = (path.name for name in _VOCABULARY_FILES for path in source.path.glob(name))
+    return TOKENIZER if (source.path / TOKENIZER).is_file() else " or ".join(names)

@@ -1,0 +1,402 @@
+"""Evaluations: how much of one graph's answers about a sample text another graph keeps.
+
+There is one for each task. It runs both graphs on the same questions and compares their answers,
+one by one. The same text always gives the same questions.
+"""
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+from tokenizers import Encoding, Tokenizer
+
+from maskdial.bundle.manifest import KVLayout, TextToText
+from maskdial_export.checkpoint.sample import Sample
+from maskdial_export.phase import Progress, silent
+from maskdial_export.session import (
+    CausalSession,
+    EncoderDecoderSession,
+    Floats,
+    Graph,
+    Ids,
+    MaskedSession,
+)
+
+Answers = NDArray[Any]
+
+_WINDOW = 128  # tokens per pass
+_CAUSAL_WINDOW = 256
+_PASSAGE = 48
+# Enough that a loss of 1% is several decisions, and at most what a BERT-base in fp32 reads on two
+# cores in 15 seconds.
+_MOST_TOKENS = 4096
+_MOST_MASKED = 2048  # each is read _MASK_EVERY times
+_MOST_PASSAGES = 320
+_MOST_PAIRS = 160
+_BATCH_TOKENS = 1024  # padding included
+_MOST_LOGITS = 2**24  # per pass, 64 MB
+_MOST_SOURCES = 48
+_SOURCES_AT_ONCE = 16
+_WRITTEN = 24  # tokens
+_SEED = 20240229
+_MASK_EVERY = 7  # masks 14% of the tokens at once; training masks 15%
+# Two choices tie if the less likely one is at least this likely as the other; then a change is no
+# loss. In small models a few percent of the masks are that close.
+_TIE = 0.9
+_MOST_TIED = 8
+_TIED_SCORES = 0.05  # standard deviations
+
+Item = TypeVar("Item")
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """The loss of a graph against fp32; 0.01 is one decision in a hundred, or 1% perplexity."""
+
+    loss: float
+    positions: int
+    figures: dict[str, float]
+
+
+class Evaluation(ABC):
+    """The questions about a sample for one task. ``texts`` are their token ids."""
+
+    texts: list[Ids]
+
+    @abstractmethod
+    def answers(self, graph: Graph, show: Progress = silent) -> Answers:
+        """The graph's answers, one row per question."""
+
+    @abstractmethod
+    def compare(self, reference: Answers, answers: Answers) -> Comparison:
+        """Compares answers with those of the reference graph."""
+
+    def weakness(self, reference: Answers) -> str | None:
+        """Why the reference is no better than a guess by how often each token occurs in the text.
+
+        None if it is better, or if the text does not show it.
+        """
+        return None
+
+
+def _cut(tokenizer: Tokenizer, text: str, longest: int, most: int = _MOST_TOKENS) -> list[Encoding]:
+    """A text in windows of at most ``longest`` tokens, special tokens included."""
+    cutting = Tokenizer.from_str(tokenizer.to_str())
+    cutting.enable_truncation(longest)
+    first = cutting.encode(text)
+    windows = [first, *first.overflowing]
+    return windows[: -(-most // longest)]
+
+
+def _batches(lengths: Sequence[int], most_tokens: int) -> Iterator[list[int]]:
+    """Indices of texts of similar length, in batches of at most ``most_tokens`` padded tokens."""
+    batch: list[int] = []
+    for index in sorted(range(len(lengths)), key=lengths.__getitem__):
+        if batch and lengths[index] * (len(batch) + 1) > most_tokens:
+            yield batch
+            batch = []
+        batch.append(index)
+    if batch:
+        yield batch
+
+
+class Perplexity(Evaluation):
+    """Causal models: the log-probability of each next token, and the most likely one."""
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        sample: Sample,
+        max_length: int,
+        vocab_size: int,
+        layout: KVLayout,
+    ) -> None:
+        windows = _cut(tokenizer, sample.text, min(_CAUSAL_WINDOW, max_length))
+        self.texts = [np.array(window.ids) for window in windows if len(window.ids) > 1]
+        self.layout = layout
+        self.batch_tokens = min(_BATCH_TOKENS, _MOST_LOGITS // vocab_size)
+
+    def answers(self, graph: Graph, show: Progress = silent) -> Answers:
+        """(num_tokens, 2): the negative log-probability of the token in nats, and the argmax."""
+        lengths = [len(text) for text in self.texts]
+        batches = list(_batches(lengths, self.batch_tokens))
+        slots, room = max(map(len, batches), default=0), max(lengths, default=0)
+        session = CausalSession(graph, self.layout, slots, room)
+        rows = []
+        for number, batch in enumerate(batches):
+            show(number, len(batches), "batches")
+            session.seen[:] = 0
+            texts = [self.texts[index] for index in batch]
+            for text, logits in zip(texts, session.run(0, texts), strict=True):
+                rows.append(_next_tokens(text, logits))
+        return np.concatenate(rows) if rows else np.zeros((0, 2))
+
+    def compare(self, reference: Answers, answers: Answers) -> Comparison:
+        before, after = (np.exp(np.mean(each[:, 0])) for each in (reference, answers))
+        figures = {
+            "perplexity_fp32": float(before),
+            "perplexity": float(after),
+            "top1_agreement": float(np.mean(reference[:, 1] == answers[:, 1])),
+        }
+        return Comparison(float(after / before) - 1, len(answers), figures)
+
+    def weakness(self, reference: Answers) -> str | None:
+        share = _shares(np.concatenate([text[1:] for text in self.texts]))
+        guessed, read = math.exp(-(share * np.log(share)).sum()), np.exp(reference[:, 0].mean())
+        if read < guessed:
+            return None
+        return f"perplexity {read:.4g}, and {guessed:.4g} by the frequency of tokens alone"
+
+
+def _next_tokens(text: Ids, logits: Floats) -> Answers:
+    rows = logits[:-1]
+    peak = rows.max(axis=1)
+    total = np.exp(rows - peak[:, None]).sum(axis=1, dtype=np.float64)
+    surprise = np.log(total) + peak - rows[np.arange(len(rows)), text[1:]]
+    return np.stack([surprise, rows.argmax(axis=1)], axis=1)
+
+
+class Agreement(Evaluation):
+    """Masked models that choose a token, a label or a position.
+
+    The loss is the share of fp32's clear decisions that the other graph changes.
+    """
+
+    types: list[Ids] | None = None
+    asked: list[Ids] | None = None
+    columns = 1  # output columns per token, to bound the memory of a pass
+
+    def answers(self, graph: Graph, show: Progress = silent) -> Answers:
+        """(num_decisions, num_tied): the choice and those tied with it, padded with -1."""
+        session = MaskedSession(graph)
+        outputs: dict[int, Answers] = {}
+        batch_tokens = min(_BATCH_TOKENS, _MOST_LOGITS // self.columns)
+        batches = list(_batches([len(text) for text in self.texts], batch_tokens))
+        for number, batch in enumerate(batches):
+            show(number, len(batches), "batches")
+            types = self.types and [self.types[index] for index in batch]
+            asked = self.asked and [self.asked[index] for index in batch]
+            results = session.run([self.texts[index] for index in batch], types, asked)
+            for index, output in zip(batch, results, strict=True):
+                outputs[index] = self.choose(output)
+        chosen = [outputs[index] for index in range(len(outputs))]
+        return np.concatenate(chosen) if chosen else np.zeros((0, 1))
+
+    def choose(self, output: Floats) -> Answers:
+        """The decisions in the output for one text, a row each."""
+        return _best(np.atleast_2d(output))
+
+    def compare(self, reference: Answers, answers: Answers) -> Comparison:
+        choice = answers[:, :1]
+        among = (choice == reference) & (choice >= 0)  # NaN logits choose nothing
+        return _agreement(among[:, 0], among.any(axis=1))
+
+
+def _best(logits: Floats) -> Answers:
+    """The best column of each row and those tied with it, best first, padded with -1."""
+    count = min(_MOST_TIED, logits.shape[1])
+    best = np.argpartition(-logits, count - 1, axis=1)[:, :count]
+    best = np.take_along_axis(best, np.argsort(-np.take_along_axis(logits, best, 1)), 1)
+    values = np.take_along_axis(logits, best, 1)
+    return np.where(values >= values[:, :1] + math.log(_TIE), best, -1)
+
+
+def _agreement(same: Answers, same_or_tied: Answers) -> Comparison:
+    figures = {
+        "agreement": float(np.mean(same)),
+        "agreement_or_tie": float(np.mean(same_or_tied)),
+    }
+    return Comparison(1 - figures["agreement_or_tie"], len(same), figures)
+
+
+class GreedyText(Agreement):
+    """Encoder-decoder models: the next token, along the texts that fp32 writes by greedy decoding.
+
+    The reference is the first graph that is asked.
+    """
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        sample: Sample,
+        text_to_text: TextToText,
+        max_length: int,
+        layout: KVLayout,
+        eos_token_ids: Sequence[int],
+    ) -> None:
+        longest = min(_PASSAGE, text_to_text.max_source_length)
+        windows = _cut(tokenizer, sample.text, longest, _MOST_SOURCES * longest)
+        self.texts = [np.array(window.ids) for window in windows]
+        self.start = text_to_text.start_token_id
+        self.steps = min(_WRITTEN, max_length)
+        self.layout = layout
+        self.ends = frozenset(eos_token_ids)
+        self._written: list[list[int]] | None = None
+
+    def answers(self, graph: Graph, show: Progress = silent) -> Answers:
+        """(num_tokens, num_tied): the next token and those tied with it, padded with -1."""
+        slots, longest = len(self.texts), max(map(len, self.texts), default=1)
+        session = EncoderDecoderSession(graph, self.layout, slots, self.steps, longest)
+        for first in range(0, slots, _SOURCES_AT_ONCE):
+            session.encode(first, self.texts[first : first + _SOURCES_AT_ONCE])
+        written = self._written or [[self.start] for _ in self.texts]
+        rows = []
+        for step in range(self.steps):
+            show(step, self.steps, "steps")
+            slots_left = [slot for slot, text in enumerate(written) if len(text) > step]
+            if not slots_left:
+                break
+            logits = session.step(slots_left, [written[slot][step] for slot in slots_left])
+            rows.append(_best(logits))
+            if self._written is None:
+                for slot, token in zip(slots_left, logits.argmax(axis=1).tolist(), strict=True):
+                    if token not in self.ends and step + 1 < self.steps:
+                        written[slot].append(token)
+        self._written = written
+        return np.concatenate(rows) if rows else np.zeros((0, 1))
+
+
+class FillMask(Agreement):
+    """The token behind each mask. Every token of the text is masked once."""
+
+    def __init__(
+        self, tokenizer: Tokenizer, sample: Sample, max_length: int, vocab_size: int, mask: int
+    ) -> None:
+        generator = np.random.default_rng(_SEED)
+        self.columns = -(-vocab_size // _MASK_EVERY)
+        self.texts, self.asked, truth = [], [], [np.zeros(0, np.int64)]
+        for window in _cut(tokenizer, sample.text, min(_WINDOW, max_length), _MOST_MASKED):
+            ids = np.array(window.ids)
+            for part in np.array_split(generator.permutation(_words(window)), _MASK_EVERY):
+                if len(part):
+                    masked = ids.copy()
+                    masked[part] = mask
+                    self.texts.append(masked)
+                    self.asked.append(part)
+                    truth.append(ids[part])
+        self.truth = np.concatenate(truth)
+
+    def compare(self, reference: Answers, answers: Answers) -> Comparison:
+        agreement = super().compare(reference, answers)
+        figures = {
+            "top1_fp32": float(np.mean(reference[:, 0] == self.truth)),
+            "top1": float(np.mean(answers[:, 0] == self.truth)),
+        }
+        return Comparison(agreement.loss, agreement.positions, agreement.figures | figures)
+
+    def weakness(self, reference: Answers) -> str | None:
+        guessed, found = _shares(self.truth).max(), np.mean(reference[:, 0] == self.truth)
+        if found > guessed:
+            return None
+        return f"{found:.1%} of the tokens found, and {guessed:.1%} by naming the most frequent one"
+
+
+class TokenClassify(Agreement):
+    """The label of each token."""
+
+    def __init__(self, tokenizer: Tokenizer, sample: Sample, max_length: int) -> None:
+        windows = _cut(tokenizer, sample.text, min(_WINDOW, max_length))
+        self.texts = [np.array(window.ids) for window in windows]
+        self.asked = [_words(window) for window in windows]
+
+
+class QuestionAnswering(Agreement):
+    """Start and end of the answer; the question is a sentence, the context those around it."""
+
+    def __init__(self, tokenizer: Tokenizer, sample: Sample, max_length: int) -> None:
+        sentences = sample.sentences()
+        pairs = [
+            (sentences[index], " ".join(sentences[index - around : index] + after))
+            for around in (1, 2, 4)
+            for index in range(around, len(sentences))
+            if (after := sentences[index + 1 : index + 1 + around])
+        ]
+        encodings = _encode(tokenizer, evenly(pairs, _MOST_PAIRS), min(_WINDOW, max_length))
+        self.texts = [np.array(encoding.ids) for encoding in encodings]
+        self.types = [np.array(encoding.type_ids) for encoding in encodings]
+
+    def choose(self, output: Floats) -> Answers:
+        best = _best(output.T)
+        room = _MOST_TIED - best.shape[1]  # a short text has fewer candidates
+        return np.pad(best, ((0, 0), (0, room)), constant_values=-1)
+
+
+class _Passages(Agreement):
+    """Tasks with one output per text, evaluated on runs of sentences."""
+
+    def __init__(self, tokenizer: Tokenizer, sample: Sample, max_length: int) -> None:
+        passages = evenly(sample.passages(), _MOST_PASSAGES)
+        encodings = _encode(tokenizer, passages, min(_PASSAGE, max_length))
+        self.texts = [np.array(encoding.ids) for encoding in encodings]
+
+
+class Classify(_Passages):
+    """The label of a passage."""
+
+
+class ClassifyAll(_Passages):
+    """The labels of a passage, in a multi-label model."""
+
+    def choose(self, output: Floats) -> Answers:
+        return output[None]
+
+    def compare(self, reference: Answers, answers: Answers) -> Comparison:
+        same = (reference > 0) == (answers > 0)
+        tied = np.abs(reference) <= -math.log(_TIE)
+        return _agreement(same.all(axis=1), (same | tied).all(axis=1))
+
+
+class Order(_Passages):
+    """Models with a single score: which of two passages scores higher."""
+
+    def choose(self, output: Floats) -> Answers:
+        return output
+
+    def compare(self, reference: Answers, answers: Answers) -> Comparison:
+        first, second = np.triu_indices(len(answers), 1)
+        before, after = (scores[first] - scores[second] for scores in (reference, answers))
+        same = (before > 0) == (after > 0)
+        return _agreement(same, same | (np.abs(before) <= _TIED_SCORES * reference.std()))
+
+
+class Cosine(_Passages):
+    """Embeddings: the cosine between the two vectors of a passage, or of each of its tokens."""
+
+    def choose(self, output: Floats) -> Answers:
+        return np.atleast_2d(output).astype(np.float64)
+
+    def compare(self, reference: Answers, answers: Answers) -> Comparison:
+        lengths = [np.linalg.norm(vectors, axis=1) for vectors in (reference, answers)]
+        cosines = (reference * answers).sum(axis=1) / (lengths[0] * lengths[1])
+        figures = {"mean_cosine": float(cosines.mean()), "least_cosine": float(cosines.min())}
+        return Comparison(1 - figures["mean_cosine"], len(answers), figures)
+
+
+def _shares(tokens: Ids) -> NDArray[np.float64]:
+    """How often each token occurs, as a part of all."""
+    counts = np.unique(tokens, return_counts=True)[1]
+    shares: NDArray[np.float64] = counts / counts.sum()
+    return shares
+
+
+def _words(window: Encoding) -> Ids:
+    """The positions of the text's own tokens, without special ones."""
+    return np.flatnonzero(np.array(window.special_tokens_mask) == 0)
+
+
+def evenly(items: Sequence[Item], most: int) -> list[Item]:
+    """At most ``most`` items, evenly spread over the sequence."""
+    chosen = np.linspace(0, len(items) - 1, min(most, len(items))).astype(int)
+    return [items[index] for index in chosen]
+
+
+def _encode(
+    tokenizer: Tokenizer, texts: Sequence[str] | Sequence[tuple[str, str]], longest: int
+) -> list[Encoding]:
+    cutting = Tokenizer.from_str(tokenizer.to_str())
+    cutting.enable_truncation(longest)
+    return cutting.encode_batch(texts)

@@ -1,0 +1,293 @@
+"""A loaded checkpoint, and how its task is traced, checked and evaluated."""
+
+import copy
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import onnx_ir as ir
+import torch
+from rich.console import Console
+from tokenizers import Tokenizer
+from transformers import PreTrainedModel
+
+from maskdial.bundle.manifest import (
+    KVLayout,
+    PairTemplate,
+    SpecialTokens,
+    Task,
+    TextToText,
+    Tokenization,
+)
+from maskdial_export.checkpoint.embedding import longest_text, read_pooler
+from maskdial_export.checkpoint.files import chat_templates, special_tokens
+from maskdial_export.checkpoint.multi_vector import check_expansion, read_multi_vector
+from maskdial_export.checkpoint.pooling import Pooler
+from maskdial_export.checkpoint.sample import Sample, read_sample
+from maskdial_export.checkpoint.source import Source
+from maskdial_export.checkpoint.text_to_text import read_text_to_text
+from maskdial_export.checkpoint.tokenization import LoadedTokenizer, load_tokenizer
+from maskdial_export.checkpoint.weights import load_model, map_widened
+from maskdial_export.checks.evaluation import (
+    Classify,
+    ClassifyAll,
+    Cosine,
+    Evaluation,
+    FillMask,
+    GreedyText,
+    Order,
+    Perplexity,
+    QuestionAnswering,
+    TokenClassify,
+)
+from maskdial_export.checks.parity import CausalParity, EncoderDecoderParity, MaskedParity
+from maskdial_export.checks.reach import NEAR, Reach, Snapshot, find_reach
+from maskdial_export.checks.tokenizer_parity import check_tokenizer
+from maskdial_export.errors import ExportError
+from maskdial_export.phase import finding
+from maskdial_export.session import Graph
+from maskdial_export.tracing import bidirectional, causal, encoder_decoder, masked
+from maskdial_export.tracing.heads import adapt_head
+from maskdial_export.tracing.length import bound_positions
+from maskdial_export.tracing.positions import check_sizes, max_length
+from maskdial_export.tracing.repeat import find_stack
+from maskdial_export.tracing.reranking import make_scorer, read_template
+from maskdial_export.tracing.rotary import Tables
+from maskdial_export.tracing.survey import Survey, survey
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """A model with its tokenizer and settings.
+
+    ``pooler`` is set for embed and embed-sparse, ``kv`` for models with a KV cache,
+    ``text_to_text`` for those with an encoder and a decoder, ``reads_both_ways`` for causal
+    architectures under the full mask, ``pair_template`` for rerank. ``packs`` are groups of modules
+    to multiply as one product each. ``sends_token_types``: whether the tokenizer tells the model
+    the parts of a text pair. ``doubt``: why the model is not known to be the one that was trained.
+    """
+
+    task: Task
+    model: PreTrainedModel
+    survey: Survey
+    tokenizer: Tokenizer
+    tokens: SpecialTokens
+    max_length: int
+    pooler: Pooler | None
+    kv: KVLayout | None
+    reads_both_ways: bool = False
+    text_to_text: TextToText | None = None
+    pair_template: PairTemplate | None = None
+    packs: Sequence[tuple[str, ...]] = ()
+    tokenization: Tokenization = field(default_factory=Tokenization)
+    sends_token_types: bool = True
+    reach: Reach = NEAR
+    doubt: str | None = None
+
+    def whole(self) -> "Checkpoint | None":
+        """The same, of which all layers are traced; None if they are anyway."""
+        if self.text_to_text is not None or find_stack(self.model, self.survey) is None:
+            return None
+        return replace(self, survey=replace(self.survey, whole=True))
+
+    def half(self) -> "Checkpoint":
+        """A copy with weights and KV cache in float16.
+
+        Buffers stay float32, as in a model that transformers loads in float16: rotary frequencies
+        with 11 bits would give wrong angles at far positions.
+        """
+        kv = None if self.kv is None else causal.kv_layout(self.survey, torch.float16)
+        model = copy.deepcopy(self.model)
+        for parameter in model.parameters():
+            parameter.data = parameter.data.half()
+        return replace(self, model=model, survey=self.survey.half(), kv=kv)
+
+    def trace(self) -> ir.Model:
+        """The traced graph, before any optimization of ours; of two parts, the decoder's."""
+        if self.text_to_text is not None and self.kv is not None:
+            return encoder_decoder.trace_decoder(self.model, self.kv, self.survey.layers)
+        if self.kv is not None:
+            return causal.trace(self.model, self.survey)
+        if self.reads_both_ways:
+            return bidirectional.trace(self.model, self.survey)
+        return masked.trace(
+            self.model, self.survey, self.task, self.pooler, typed=self.sends_token_types
+        )
+
+    def trace_encoder(self) -> ir.Model | None:
+        """The traced graph of the encoder, if the model has one beside its decoder."""
+        if self.text_to_text is None or self.kv is None:
+            return None
+        return encoder_decoder.trace_encoder(self.model, self.kv)
+
+    def parity(self, graph: Graph) -> MaskedParity | CausalParity | EncoderDecoderParity:
+        """The comparison of a graph with this model."""
+        if self.text_to_text is not None and self.kv is not None:
+            return EncoderDecoderParity(
+                self.model, graph, self.max_length, self.kv, self.text_to_text, self.reach
+            )
+        if self.kv is not None:
+            return CausalParity(self.model, graph, self.max_length, self.kv, self.reach)
+        first = int(self.reads_both_ways)  # no token predicts the first one
+        return MaskedParity(self.model, self.pooler, graph, self.max_length, first, self.reach)
+
+    def evaluation(self, sample: Sample) -> Evaluation:
+        """The quality evaluation of the task on a sample text."""
+        text = (self.tokenizer, sample, self.max_length)
+        config: Any = self.model.config
+        if self.text_to_text is not None and self.kv is not None:
+            return GreedyText(
+                *text[:2], self.text_to_text, self.max_length, self.kv, self.tokens.eos
+            )
+        if self.kv is not None:
+            return Perplexity(*text, config.vocab_size, self.kv)
+        if self.pooler is not None:
+            return Cosine(*text)
+        if self.task == "fill-mask" and self.tokens.mask is not None:
+            return FillMask(*text, config.vocab_size, self.tokens.mask)
+        if self.task == "token-classify":
+            return TokenClassify(*text)
+        if self.task == "question-answering":
+            return QuestionAnswering(*text)
+        if self.task == "multiple-choice" or config.num_labels == 1:
+            return Order(*text)
+        if config.problem_type == "multi_label_classification":
+            return ClassifyAll(*text)
+        return Classify(*text)
+
+
+def load_checkpoint(
+    source: Source,
+    *,
+    sample: Sample | None = None,
+    strict: bool = True,
+    limit: int | None = None,
+    console: Console | None = None,
+    folder: Path | None = None,
+) -> Checkpoint:
+    """Loads the model, its tokenizer and its settings.
+
+    Args:
+        source: the checkpoint.
+        sample: a text that the tokenizer must know; None for the built-in sample.
+        strict: whether to refuse missing and unused weights; otherwise the console shows them.
+        limit: how many tokens a text may have; None for as many as the model has positions, or
+            `maskdial_export.tracing.length.LONGEST` if they are rotary.
+        console: where to show findings; None for nowhere.
+        folder: where weights in 16 bits or fewer are mapped in float32; None keeps them in memory.
+
+    Raises:
+        ExportError: something is missing, damaged or not supported.
+        OSError: the weights cannot be written to the folder.
+    """
+    console = console or Console(quiet=True)
+    model, doubt = load_model(source, strict=strict, console=console)
+    doubts = [each for each in (source.own_code, doubt) if each is not None]
+    if folder is not None:
+        map_widened(source, model, folder)
+    bound_positions(model, limit, console)
+    if source.task == "generate":
+        causal.check(model)
+    check_sizes(model)
+    config: Any = model.config
+    sample = sample or read_sample(None)
+    chat_templates(source)  # a damaged one would be called a tokenizer that cannot be loaded
+    loaded = load_tokenizer(source, config.vocab_size, sample, console)
+    tokenizer = loaded.backend
+    tokens = special_tokens(source, config, tokenizer)
+    check_tokenizer(source.name, loaded, tokens, sample, paired=source.family == "masked")
+    positions = max_length(model)
+    initial = Snapshot(model)
+    if source.family == "encoder-decoder":
+        pair = _load_pair(source, model, loaded, tokens, positions, limit, initial)
+        return replace(pair, doubt="; ".join(doubts) or None)
+    template = None
+    if source.task == "rerank":
+        template = read_template(source)
+        model = make_scorer(source, model, tokenizer, tokens.pad, template)
+        initial = Snapshot(model)
+        positions = longest_text(source, positions)
+    surveyed = survey(model)
+    masked.check(model, surveyed, source.task)
+    adapt_head(model, source.task)
+    pooler = None
+    if source.task == "embed-all":
+        pooler = read_multi_vector(source, config.hidden_size, tokenizer, tokens)
+        check_expansion(source, pooler, causal=surveyed.causal)
+        positions = longest_text(source, positions)
+    if source.task in ("embed", "embed-sparse"):
+        columns = config.hidden_size if source.task == "embed" else config.vocab_size
+        pooler = read_pooler(source, columns)
+        positions = longest_text(source, positions)
+    positions = _limited(source, positions, limit)
+    kv = causal.kv_layout(surveyed) if source.family == "causal" else None
+    both_ways = source.both_ways
+    if both_ways:
+        bidirectional.check(config, positions, tokenizer)
+        bidirectional.read_both_ways(model)
+    return Checkpoint(
+        source.task,
+        model,
+        surveyed,
+        tokenizer,
+        tokens,
+        positions,
+        pooler,
+        kv,
+        both_ways,
+        pair_template=template,
+        tokenization=loaded.settings,
+        sends_token_types=loaded.sends_token_types,
+        reach=_reach(model, positions, initial, console),
+        doubt="; ".join(doubts) or None,
+    )
+
+
+def _reach(model: PreTrainedModel, positions: int, initial: Snapshot, console: Console) -> Reach:
+    """How far parity reads; settings that it does not pass are shown."""
+    reach = find_reach(model, positions, initial)
+    if reach.unread:
+        finding(
+            console,
+            f"not compared with torch, as it would take too long: texts beyond "
+            f"{' and '.join(reach.unread)}; --max-length {reach.length or 64} excludes them",
+        )
+    return reach
+
+
+def _limited(source: Source, positions: int, limit: int | None) -> int:
+    if limit is not None and limit > positions:
+        raise ExportError(
+            f"{source.name} reads at most {positions} tokens, fewer than --max-length {limit}"
+        )
+    return limit or positions
+
+
+def _load_pair(
+    source: Source,
+    model: PreTrainedModel,
+    loaded: LoadedTokenizer,
+    tokens: SpecialTokens,
+    positions: int,
+    limit: int | None,
+    initial: Snapshot,
+) -> Checkpoint:
+    """The checkpoint of a model with an encoder and a decoder, which read as many tokens each."""
+    if encoder_decoder.has_relative_positions(model) and limit is not None:
+        positions = limit  # there is a bias for every distance
+    positions = _limited(source, positions, limit)
+    kv, layers = encoder_decoder.kv_layout(model)
+    return Checkpoint(
+        source.task,
+        model,
+        Survey(layers, Tables(positions), causal=True),
+        loaded.backend,
+        tokens,
+        positions,
+        pooler=None,
+        kv=kv,
+        text_to_text=read_text_to_text(source, model, loaded.backend, positions),
+        tokenization=loaded.settings,
+        reach=find_reach(model, positions, initial),
+    )

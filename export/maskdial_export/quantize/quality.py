@@ -1,0 +1,265 @@
+"""The quality gate: accepts a lower precision only if it keeps enough of fp32's answers."""
+
+import math
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Literal
+
+import onnx_ir as ir
+from rich.console import Console
+
+from maskdial.bundle.manifest import ENCODER_GRAPH, GRAPH, QualityReport
+from maskdial_export.checkpoint.sample import Sample
+from maskdial_export.checks.evaluation import Comparison, evenly
+from maskdial_export.errors import ExportError
+from maskdial_export.model import Checkpoint
+from maskdial_export.phase import finding, phase
+from maskdial_export.quantize.calibrate import calibrate
+from maskdial_export.quantize.quantize import HALF, Precision, projections, quantize
+from maskdial_export.quantize.sensitivity import Errors, layer_errors, rank
+from maskdial_export.quantize.table import sharing, word_embedding
+from maskdial_export.session import Loaded
+from maskdial_export.tracing.graph import data_file, optimize, save
+from maskdial_export.tracing.rewrite import modules_of
+
+MAX_LOSS = 0.01
+# With fewer, a single changed decision is half of the default maximum loss.
+_FEWEST_POSITIONS = 200
+_RANKED_TEXTS = 16
+# Of the layers, how many the automatic pass may keep: more would not be worth the name int8.
+_KEPT_PART = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Gate:
+    """How much quality a lower precision may lose, and which layers keep the higher one.
+
+    Attributes:
+        text: the text file to measure on; None for the built-in sample.
+        max_loss: 0.01 is one changed decision in a hundred, or a 1% higher perplexity; infinity
+            accepts any loss.
+        keep: patterns of module names that stay fp32 (int4-fp16: fp16).
+        keep_worst: how many of the most sensitive layers to keep as well; None for as few as
+            ``max_loss`` needs.
+        calibrate: whether int8 inputs may have one fixed scale where that is accurate enough,
+            which is faster than a scale per row.
+        reduce_range: whether int8 weights have 7 bits, exact also on CPUs without VNNI. An export
+            on such a CPU sets it.
+    """
+
+    text: Path | None = None
+    max_loss: float = MAX_LOSS
+    keep: tuple[str, ...] = ()
+    keep_worst: int | None = None
+    calibrate: bool = True
+    reduce_range: bool = False
+
+    def named(self, names: Sequence[str]) -> list[str]:
+        """The names that match a pattern.
+
+        Raises:
+            ExportError: a pattern matches no name.
+        """
+        for pattern in self.keep:
+            if not any(fnmatchcase(name, pattern) for name in names):
+                some = ", ".join(dict.fromkeys((names[0], names[len(names) // 2], names[-1])))
+                raise ExportError(
+                    f"--keep {pattern} matches none of the {len(names)} layers; their names look "
+                    f"like {some}"
+                )
+        return [name for name in names if any(fnmatchcase(name, pattern) for pattern in self.keep)]
+
+
+@dataclass(frozen=True, slots=True)
+class _Attempt:
+    """One try: sensitive layers to keep, and inputs with one fixed scale."""
+
+    worst: tuple[str, ...] = ()
+    ranges: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Graphs:
+    """A model's fp32 graph with its modules' names, and that of its encoder if it has one."""
+
+    graph: ir.Model
+    encoder: ir.Model | None
+
+    @property
+    def files(self) -> list[str]:
+        """The names of the files that they are written to."""
+        names = [GRAPH, ENCODER_GRAPH][: 1 + (self.encoder is not None)]
+        return [file for name in names for file in (name, data_file(name))]
+
+
+class Quantizer:
+    """Quantizes a graph, keeping more and more layers until the gate accepts it."""
+
+    def __init__(
+        self,
+        checkpoint: Checkpoint,
+        precision: Precision | Literal["fp16"],
+        gate: Gate,
+        sample: Sample,
+        console: Console,
+    ) -> None:
+        """Raises ExportError if a pattern of the gate matches no layer."""
+        self.checkpoint = checkpoint
+        self.precision = precision
+        self.gate = gate
+        self.sample = sample
+        self.console = console
+        self.projections = [] if precision == "fp16" else projections(checkpoint.model)
+        # CUDA looks up float16 rows as they are
+        self.embedding = None if precision in HALF else word_embedding(checkpoint.model)
+        self.names = [*filter(None, [self.embedding]), *self.projections]
+        self.named = gate.named(self.names)
+        self.kept_as = "fp16" if precision in HALF else "fp32"
+        self.evaluation = checkpoint.evaluation(sample)
+        self._half: ir.Model | None = None
+        self._errors: Mapping[str, Errors] | None = None
+
+    def replace(self, graphs: Graphs, path: Path, fp32: Loaded) -> tuple[QualityReport, Loaded]:
+        """Replaces the fp32 graph at ``path`` by a quantized one, and its encoder's next to it.
+
+        ``fp32`` is the graph at ``path``, which is freed. Returns the quality of the new one, and
+        that graph.
+
+        Raises:
+            ExportError: the loss exceeds ``max_loss``, or the sample is too short to measure it.
+            OSError: a file cannot be written.
+        """
+        with phase(self.console, "Evaluating fp32") as show:
+            reference = self.evaluation.answers(fp32, show)
+        fp32.free()
+        if len(reference) < _FEWEST_POSITIONS:
+            raise ExportError(
+                f"the quality text {self.sample.name} is too short: it gives {len(reference)} "
+                f"decisions, and at least {_FEWEST_POSITIONS} are needed"
+            )
+        weakness = self.evaluation.weakness(reference)
+        if weakness is not None:
+            finding(self.console, f"fp32 itself does no better than chance: {weakness}")
+        tried: list[tuple[int, Comparison]] = []
+        for attempt in self._attempts(graphs.graph):
+            with phase(self.console, "Quantizing"):
+                save(self._lowered(graphs.graph, attempt), path)
+                if graphs.encoder is not None:
+                    save(self._lowered(graphs.encoder, attempt), path.parent / ENCODER_GRAPH)
+            quantized = Loaded(path)
+            with phase(self.console, "Checking quality") as show:
+                answers = self.evaluation.answers(quantized, show)
+                comparison = self.evaluation.compare(reference, answers)
+            finding(self.console, _describe(comparison, attempt, self.kept_as))
+            if comparison.loss <= self.gate.max_loss:
+                return self._report(comparison, attempt), quantized
+            quantized.free()
+            tried.append((len(attempt.worst), comparison))
+        raise ExportError(self._refusal(tried, weakness))
+
+    def _lowered(self, graph: ir.Model, attempt: _Attempt) -> ir.Model:
+        if self.precision in HALF:
+            if self._half is None:
+                self._half = optimize(self.checkpoint.half().trace(), self.checkpoint.packs)
+            graph = self._half
+        if self.precision == "fp16":
+            return graph
+        kept = [*self.named, *attempt.worst]
+        return quantize(
+            graph.clone(),
+            self.precision,
+            kept,
+            attempt.ranges,
+            embedding=self._table(graph, kept),
+            reduce_range=self.gate.reduce_range,
+        )
+
+    def _table(self, graph: ir.Model, kept: Collection[str]) -> str | None:
+        """The module by which a graph looks up tokens, if its table is to be quantized."""
+        if self.embedding is None or self.embedding in kept:
+            return None
+        present = {name for node in graph.graph for name in modules_of(node)}
+        names = sharing(self.checkpoint.model, self.embedding)
+        return next((name for name in names if name in present), self.embedding)
+
+    def _attempts(self, graph: ir.Model) -> Iterator[_Attempt]:
+        """Tries in order of speed.
+
+        First fixed scales where calibration allows them, then a scale per row everywhere, then
+        with the worst layer kept, the worst two, four...
+        """
+        worst = tuple(self._worst(graph)[: self.gate.keep_worst]) if self.gate.keep_worst else ()
+        # The decoder's inputs are those of a text that it does not write (see `observe_layers`)
+        calibrates = self.gate.calibrate and self.checkpoint.text_to_text is None
+        if self.precision == "int8" and calibrates:
+            ranges = calibrate(self._layer_errors())
+            if ranges:
+                yield _Attempt(worst, ranges)
+        yield _Attempt(worst)
+        if self.gate.keep_worst is not None:
+            return
+        ranked = tuple(self._worst(graph)) if self.names else ()
+        count, most = 1, -(-len(self.names) // _KEPT_PART)
+        while count <= min(most, len(ranked)):
+            yield _Attempt(ranked[:count])
+            count *= 2
+
+    def _layer_errors(self) -> Mapping[str, Errors]:
+        """What quantizing does to each layer, for some of the texts; computed once."""
+        if self._errors is None:
+            precision: Precision = "int8" if self.precision == "fp16" else self.precision
+            texts = evenly(self.evaluation.texts, _RANKED_TEXTS)
+            with phase(self.console, "Comparing the layers") as show:
+                self._errors = layer_errors(
+                    self.checkpoint.model, self.names, texts, precision, show
+                )
+        return self._errors
+
+    def _worst(self, graph: ir.Model) -> list[str]:
+        """The layers to quantize, most sensitive first."""
+        present = {name for node in graph.graph for name in modules_of(node)}
+        ranked = rank(self._layer_errors())
+        return [name for name in ranked if name in present and name not in self.named]
+
+    def _refusal(self, tried: Sequence[tuple[int, Comparison]], weakness: str | None) -> str:
+        kept, best = min(tried, key=lambda each: each[1].loss)
+        layers = (
+            f" with the worst {kept} of {len(self.names)} layers in {self.kept_as}" if kept else ""
+        )
+        other_text = (
+            f"fp32 itself does no better than chance there ({weakness}), so pass a text of the "
+            "kind that the model reads with --quality-text; otherwise "
+            if weakness
+            else ""
+        )
+        return (
+            f"{self.precision} loses {best.loss:.2%} against fp32 on {self.sample.name}{layers} "
+            f"({_figures(best)}), and the maximum is {self.gate.max_loss:.2%}; "
+            f"{other_text}keep layers in {self.kept_as} with --keep, choose another precision, "
+            "or raise --max-loss"
+        )
+
+    def _report(self, comparison: Comparison, attempt: _Attempt) -> QualityReport:
+        return QualityReport(
+            text=self.sample.name,
+            text_sha256=self.sample.sha256,
+            positions=comparison.positions,
+            figures=comparison.figures,
+            loss=comparison.loss,
+            max_loss=None if math.isinf(self.gate.max_loss) else self.gate.max_loss,
+            kept=(*self.named, *attempt.worst),
+            calibrated=len(attempt.ranges),
+        )
+
+
+def _figures(comparison: Comparison) -> str:
+    figures = [f"{name.replace('_', ' ')} {each:.5g}" for name, each in comparison.figures.items()]
+    return f"{', '.join(figures)} over {comparison.positions:,} decisions"
+
+
+def _describe(comparison: Comparison, attempt: _Attempt, kept_as: str) -> str:
+    scales = f"; {len(attempt.ranges)} inputs with a fixed scale" if attempt.ranges else ""
+    kept = f"; kept in {kept_as}: {', '.join(attempt.worst)}" if attempt.worst else ""
+    return f"loses {comparison.loss:.2%}: {_figures(comparison)}{scales}{kept}"

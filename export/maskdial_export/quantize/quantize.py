@@ -1,0 +1,306 @@
+"""Quantized projections: integer matrix products instead of ``MatMul``.
+
+* ``int8`` is W8A8: weights int8 with one scale per output channel, activations uint8 with one scale
+  per row, computed at run time, or a fixed scale from calibration. Projections of one input share
+  its quantization. Integer products are exact and every other operator works row by row, so a
+  row's result is batch-invariant.
+* ``int4`` stores weights as 4-bit integers in blocks of 128 (``MatMulNBits``, which quantizes
+  activations itself). It is not batch-invariant: ONNX Runtime has a separate kernel for one row,
+  the server's own kernels do not.
+* ``int4-fp16`` is W4A16, for CUDA: 4-bit integers in blocks of 64 in a float16 graph. The rows of
+  some models, such as a 135M Llama's 576 columns, are no multiple of 128, and CUDA's product of
+  several rows (``ep.cuda.fpa_intb_gemm``) needs whole blocks.
+
+The embedding table is int8 with int8 and int4 (`maskdial_export.quantize.table`), float16 with
+int4-fp16.
+
+Both operators are specified in onnxruntime's docs/ContribOperators.md.
+"""
+
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+from functools import partial
+from types import MappingProxyType
+from typing import Literal
+
+import numpy as np
+import onnx_ir as ir
+from numpy.typing import NDArray
+from onnx_ir.passes import common as passes
+from torch import nn
+from transformers import PreTrainedModel
+from transformers.pytorch_utils import Conv1D
+
+from maskdial_export.quantize.table import LARGEST, quantize_table, to_int8
+from maskdial_export.tracing.rewrite import (
+    PRODUCTS,
+    add_initializer,
+    constant,
+    modules_of,
+    replace_value,
+)
+
+Precision = Literal["int8", "int4", "int4-fp16"]
+
+HALF = frozenset({"fp16", "int4-fp16"})
+"""Precisions whose activations and KV cache are float16."""
+
+# MatMulNBits' accuracy levels. CUDA ignores them; on the CPU the second one rounds activations to
+# int8.
+_EXACT, _INT8_ACTIVATIONS = 0, 4
+_REDUCED = 63
+_ZERO_POINT = 128
+# A head with few labels takes no time, and its error matters most.
+_FEWEST_OUTPUTS = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Int4:
+    """How 4-bit weights are stored: inputs per scale, and the dtype of scales and activations."""
+
+    block_size: int
+    dtype: type[np.float32 | np.float16]
+    accuracy_level: int
+
+
+INT4: Mapping[Precision, Int4] = {
+    "int4": Int4(128, np.float32, _INT8_ACTIVATIONS),
+    "int4-fp16": Int4(64, np.float16, _EXACT),
+}
+
+
+def projections(model: PreTrainedModel) -> list[str]:
+    """The names of modules whose products can be quantized, in the model's order."""
+    return [
+        name
+        for name, module in model.named_modules()
+        if isinstance(module, nn.Linear | Conv1D) and _num_outputs(module) >= _FEWEST_OUTPUTS
+    ]
+
+
+def _num_outputs(module: nn.Module) -> int:
+    weight = module.get_parameter("weight")
+    return weight.shape[1 if isinstance(module, Conv1D) else 0]
+
+
+def quantize(
+    model: ir.Model,
+    precision: Precision,
+    keep: Collection[str] = (),
+    ranges: Mapping[str, float] = MappingProxyType({}),
+    *,
+    embedding: str | None = None,
+    reduce_range: bool = False,
+) -> ir.Model:
+    """Quantizes the projections and the embedding table of a graph in place; returns the graph.
+
+    Args:
+        model: from `maskdial_export.tracing.graph.optimize`; a float16 model for int4-fp16.
+        precision: the precision to quantize to.
+        keep: modules to leave unchanged, along with those packed with one of them.
+        ranges: for int8, modules whose input has a fixed scale, with the largest magnitude it
+            represents.
+        embedding: the module that looks up tokens; None to leave its table unchanged.
+        reduce_range: whether int8 weights have 7 bits, so that a pair of products fits in 16 bits
+            and sums are exact on CPUs without VNNI, too.
+    """
+    graph = model.graph
+    largest = _REDUCED if reduce_range else LARGEST
+    project: Callable[[ir.Graph, ir.Node, NDArray[np.float32]], ir.Value]
+    project = _Int8(ranges, largest).project
+    if precision != "int8":
+        project = partial(_project_int4, INT4[precision])
+    for node in list(graph):
+        weight = _weight(node)
+        modules = modules_of(node)
+        if weight is None or not modules or weight.shape[1] < _FEWEST_OUTPUTS:
+            continue
+        if any(module in keep for module in modules):
+            continue
+        _part_bias(graph, node)
+        _part_factor(graph, node)
+        output = project(graph, node, weight)
+        replace_value(node.outputs[0], output)
+        graph.remove(node, safe=True)
+    if embedding is not None and embedding not in keep:
+        quantize_table(graph, embedding, largest)
+    passes.RemoveUnusedNodesPass()(model)
+    return model
+
+
+def _weight(node: ir.Node) -> NDArray[np.float32] | None:
+    """The constant matrix a node multiplies by, float32 (inputs, outputs).
+
+    None if the node does more than multiply, scale by alpha, and add a bias.
+    """
+    if node.op_type not in PRODUCTS:
+        return None
+    weight = constant(node.inputs[1])
+    transposed = node.attributes.get_int("transB", False)
+    others = set(node.attributes) - {"transB", "alpha"}
+    plain = all(node.attributes[name].value == (name == "beta") for name in others)
+    if weight is None or weight.ndim != 2 or not plain:
+        return None
+    return (weight.T if transposed else weight).astype(np.float32, copy=False)
+
+
+def _part_bias(graph: ir.Graph, node: ir.Node) -> None:
+    """Moves a Gemm's bias to an ``Add`` after it."""
+    if len(node.inputs) < 3 or node.inputs[2] is None:
+        return
+    _insert_after(graph, node, "Add", node.inputs[2])
+    node.resize_inputs(2)
+
+
+def _part_factor(graph: ir.Graph, node: ir.Node) -> None:
+    """Moves a product's alpha, which Gemma's output layer has, to a ``Mul`` after it."""
+    alpha, weight = node.attributes.get_float("alpha", 1.0), constant(node.inputs[1])
+    if alpha != 1.0 and weight is not None:
+        name = f"{node.outputs[0].name}.alpha"
+        factor = add_initializer(graph, name, np.array(alpha, weight.dtype))
+        _insert_after(graph, node, "Mul", factor)
+
+
+def _insert_after(graph: ir.Graph, node: ir.Node, op_type: str, operand: ir.Value) -> None:
+    after = ir.node(op_type, [node.outputs[0], operand])
+    replace_value(node.outputs[0], after.outputs[0])
+    after.replace_input_with(0, node.outputs[0])
+    graph.insert_after(node, [after])
+
+
+class _Int8:
+    """Builds int8 products; projections of one input share its quantized rows."""
+
+    def __init__(self, ranges: Mapping[str, float], largest_weight: int) -> None:
+        self._ranges = ranges
+        self._largest_weight = largest_weight
+        self._rows: dict[ir.Value, tuple[ir.Value, ir.Value]] = {}
+        self._fixed: dict[ir.Value, tuple[ir.Value, ir.Value]] = {}
+
+    def project(self, graph: ir.Graph, node: ir.Node, weight: NDArray[np.float32]) -> ir.Value:
+        """Inserts the quantized product before ``node``; returns its result."""
+        source = node.inputs[0]
+        assert source is not None
+        modules = modules_of(node)
+        largest = max(self._ranges.get(module, np.inf) for module in modules)
+        peak = bias = None
+        if np.isfinite(largest):
+            if source not in self._fixed:
+                self._fixed[source] = self._quantize_all(graph, node, source, largest)
+            quantized, step = self._fixed[source]
+            bias = _take_bias(graph, node)
+        else:
+            if source not in self._rows:
+                self._rows[source] = self._quantize_rows(graph, node, source)
+            quantized, peak = self._rows[source]
+            step = self._step(graph)
+        name = ",".join(modules)
+        integers, scale = to_int8(weight, 0, self._largest_weight)
+        inputs: list[ir.Value | None] = [
+            quantized,
+            add_initializer(graph, f"{name}.int8", integers),
+            step,
+            add_initializer(graph, f"{name}.scale", scale[0]),
+            self._zero_point(graph),
+        ]
+        if bias is not None:
+            inputs += [None, bias]
+        product = ir.node("MatMulIntegerToFloat", inputs, domain="com.microsoft")
+        graph.insert_before(node, [product])
+        if peak is None:
+            return product.outputs[0]
+        scaled = ir.node("Mul", [product.outputs[0], peak])
+        graph.insert_before(node, [scaled])
+        return scaled.outputs[0]
+
+    def _quantize_all(
+        self, graph: ir.Graph, node: ir.Node, source: ir.Value, largest: float
+    ) -> tuple[ir.Value, ir.Value]:
+        """A value as uint8 with a fixed step between integers; larger values are clipped."""
+        step = add_initializer(
+            graph, f"{source.name}.step", np.array(largest / LARGEST, np.float32)
+        )
+        rows = ir.node("QuantizeLinear", [source, step, self._zero_point(graph)])
+        graph.insert_before(node, [rows])
+        return rows.outputs[0], step
+
+    def _quantize_rows(
+        self, graph: ir.Graph, node: ir.Node, source: ir.Value
+    ) -> tuple[ir.Value, ir.Value]:
+        """A value as uint8 rows, divided by each row's largest magnitude, and that magnitude.
+
+        A row of zeros becomes 0/0, which quantizes to an arbitrary integer; the product is then
+        multiplied by a magnitude of 0, which gives the right result.
+        """
+        # For no rows at all, ONNX Runtime 1.31 reduces nothing along an axis of -1. Experts that no
+        # token has chosen have none.
+        name, axis = "int8.axes", -1
+        if source.shape is not None and source.shape.rank() == 2:
+            name, axis = "int8.axes_of_matrices", 1
+        axes = add_initializer(graph, name, np.array([axis]))
+        magnitude = ir.node("Abs", [source])
+        magnitude.outputs[0].shape, magnitude.outputs[0].type = source.shape, source.type
+        peak = ir.node("ReduceMax", [magnitude.outputs[0], axes], {"keepdims": 1})
+        unit = ir.node("Div", [source, peak.outputs[0]])
+        rows = ir.node(
+            "QuantizeLinear", [unit.outputs[0], self._step(graph), self._zero_point(graph)]
+        )
+        graph.insert_before(node, [magnitude, peak, unit, rows])
+        return rows.outputs[0], peak.outputs[0]
+
+    @staticmethod
+    def _step(graph: ir.Graph) -> ir.Value:
+        return add_initializer(graph, "int8.step", np.array(1 / LARGEST, np.float32))
+
+    @staticmethod
+    def _zero_point(graph: ir.Graph) -> ir.Value:
+        return add_initializer(graph, "int8.zero_point", np.array(_ZERO_POINT, np.uint8))
+
+
+def _take_bias(graph: ir.Graph, node: ir.Node) -> ir.Value | None:
+    """Removes the ``Add`` of a bias after a product, if it is the only user; returns the bias."""
+    uses = list(node.outputs[0].uses())
+    if len(uses) != 1 or uses[0].node.op_type != "Add":
+        return None
+    add = uses[0].node
+    bias = add.inputs[1 - uses[0].idx]
+    array = constant(bias)
+    if array is None or array.ndim != 1:
+        return None
+    replace_value(add.outputs[0], node.outputs[0])
+    graph.remove(add, safe=True)
+    return bias
+
+
+def _project_int4(
+    kind: Int4, graph: ir.Graph, node: ir.Node, weight: NDArray[np.float32]
+) -> ir.Value:
+    """Inserts a product with 4-bit weights before ``node``; zero is 8, two weights per byte."""
+    num_inputs, num_outputs = weight.shape
+    name = ",".join(modules_of(node))
+    blocks = np.pad(weight.T, ((0, 0), (0, -num_inputs % kind.block_size)))
+    blocks = blocks.reshape(num_outputs, -1, kind.block_size)
+    # The value of largest magnitude becomes -8, the longer end of the range.
+    largest = np.take_along_axis(blocks, np.abs(blocks).argmax(axis=2)[..., None], axis=2)
+    scale = (largest / -8).astype(kind.dtype)
+    scale[scale == 0] = 1
+    integers = np.clip(np.rint(blocks / scale.astype(np.float32)) + 8, 0, 15).astype(np.uint8)
+    packed = integers[..., 0::2] | integers[..., 1::2] << 4
+    product = ir.node(
+        "MatMulNBits",
+        [
+            node.inputs[0],
+            add_initializer(graph, f"{name}.int4", packed),
+            add_initializer(graph, f"{name}.scale", scale[..., 0]),
+        ],
+        {
+            "K": num_inputs,
+            "N": num_outputs,
+            "bits": 4,
+            "block_size": kind.block_size,
+            "accuracy_level": kind.accuracy_level,
+        },
+        domain="com.microsoft",
+    )
+    graph.insert_before(node, [product])
+    return product.outputs[0]

@@ -1,0 +1,32 @@
+"""Bounds on the length of texts: rotary tables have a row for every position, and BigBird attends
+otherwise in long texts.
+"""
+
+from typing import Any
+
+from rich.console import Console
+from transformers import PreTrainedModel
+
+from maskdial_export.phase import finding
+from maskdial_export.tracing.positions import max_length
+
+LONGEST = 131_072
+"""Of models with rotary positions, unless --max-length says otherwise. With heads of 128 the tables
+take 64 MiB then; a million positions would take half a gigabyte."""
+
+
+def bound_positions(model: PreTrainedModel, most: int | None, console: Console) -> None:
+    """Makes a model with rotary positions one of at most ``most`` positions; None for LONGEST."""
+    config: Any = model.config
+    positions = getattr(config, "max_position_embeddings", None)
+    if getattr(config, "attention_type", None) == "block_sparse":
+        text = f"texts of up to {max_length(model):,} tokens; in longer ones the model attends to "
+        finding(console, text + "random blocks (block_sparse), which is not supported")
+    rotates = any("rotary" in name for name, _ in model.named_modules())
+    limit = most or LONGEST
+    if not rotates or positions is None or positions <= limit:
+        return
+    if most is None:
+        text = f"texts of up to {limit:,} of {positions:,} tokens; --max-length allows more"
+        finding(console, text)
+    config.max_position_embeddings = limit

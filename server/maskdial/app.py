@@ -1,0 +1,154 @@
+"""create_app: the server as an ASGI application, with its engines' life."""
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any
+
+from fastapi import FastAPI, Request, Response
+from starlette.exceptions import HTTPException
+from starlette.middleware.cors import CORSMiddleware
+
+import maskdial
+from maskdial import dialects
+from maskdial.config import Config
+from maskdial.errors import BundleError, MaskdialError, NotFoundError, explain_exhaustion, shortened
+from maskdial.http.context import ServerContext
+from maskdial.http.guard import Guard
+from maskdial.http.keys import Keys
+from maskdial.http.lifecycle import Lifecycle
+from maskdial.http.openapi import document
+from maskdial.http.replies import error_reply, json_reply
+from maskdial.http.shared import SharedWork
+from maskdial.http.tracing import Tracing
+from maskdial.http.watchdog import Watchdog
+from maskdial.metrics import Metrics
+from maskdial.registry.catalog import find_bundles
+from maskdial.registry.loading import start_models
+from maskdial.registry.registry import Models
+from maskdial.registry.served import ServedModel
+
+_METRICS_SECONDS = 1.0  # so old may a page of metrics be
+
+_log = logging.getLogger("maskdial")
+
+
+def create_app(
+    config: Config, on_load_failure: Callable[[MaskdialError], None] | None = None
+) -> FastAPI:
+    """The application.
+
+    Models load while it already answers: ``/health/live`` at once, ``/health/ready`` when all that
+    are configured by name are up. ``on_load_failure`` is called if one of them cannot be served.
+    """
+    app = FastAPI(
+        title="maskdial",
+        version=maskdial.__version__,
+        summary="Masked and causal language models, one server.",
+        lifespan=_lifespan,
+        redirect_slashes=False,
+        docs_url=None,  # FastAPI's own pages load scripts from another host
+        redoc_url=None,
+        # Of newer versions: `Tracing` writes the spans, and asking each time whether there is
+        # anything to write takes longer than finding the route.
+        telemetry={"tracing": False, "metrics": False, "logs": False},
+    )
+    app.router.routes.extend(dialects.ROUTES)
+    metrics = Metrics()
+
+    def start(name: str, path: Path) -> tuple[ServedModel, ...]:
+        return start_models(name, path, config, metrics, alone=len(models.entries) == 1)
+
+    models = Models(dialects.TASKS, config, metrics, start)
+    watchdog = Watchdog(lambda: (model.engine for model in models), config)
+    page = SharedWork(metrics.render, _METRICS_SECONDS)
+    tracing = None if config.otlp_endpoint is None else Tracing.to(config.otlp_endpoint)
+    app.state.context = context = ServerContext(
+        config, models, metrics, Lifecycle(), Keys(config), page, watchdog, tracing
+    )
+    app.state.on_load_failure = on_load_failure
+    app.add_middleware(
+        Guard,
+        routes=app.routes,
+        config=config,
+        metrics=metrics,
+        lifecycle=context.lifecycle,
+        keys=context.keys,
+        error_replies=dialects.ERROR_REPLIES,
+        tracing=tracing,
+    )
+    if config.cors_allow_origins:
+        app.add_middleware(
+            CORSMiddleware,
+            allow_origins=config.cors_allow_origins,
+            allow_methods=("GET", "POST"),
+            allow_headers=("*",),
+            expose_headers=("*",),
+        )
+    app.add_exception_handler(HTTPException, _http_error)
+    app.openapi = lambda: _openapi(app)  # type: ignore[method-assign]
+    return app
+
+
+@contextlib.asynccontextmanager
+async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
+    context: ServerContext = app.state.context
+    loading = asyncio.create_task(_load_models(context, app.state.on_load_failure))
+    context.watchdog.start()
+    try:
+        yield
+    finally:
+        await context.watchdog.stop()
+        loading.cancel()
+        await asyncio.wait({loading})
+        # Running requests have had their grace period by now.
+        await context.models.close()
+        if context.tracing is not None:
+            await asyncio.to_thread(context.tracing.close)
+
+
+async def _load_models(
+    context: ServerContext, on_failure: Callable[[MaskdialError], None] | None
+) -> None:
+    try:
+        with explain_exhaustion():
+            catalog = await asyncio.to_thread(find_bundles, context.config)
+            await context.models.open(catalog)
+    except Exception as error:
+        # Every failure is reported, or the server would be in its loading phase forever.
+        if isinstance(error, MaskdialError):
+            failure = error
+            _log.error("%s", error.message)
+        else:
+            failure = BundleError(f"loading the models failed: {error!r}")
+            _log.exception("loading the models failed")
+        if on_failure is not None:
+            on_failure(failure)
+        return
+    context.lifecycle.serve()
+    labels = [model.bundle.label for model in context.models]
+    _log.info("ready: %s", ", ".join(labels) or "models are loaded when they are asked for")
+
+
+async def _http_error(request: Request, error: Exception) -> Response:
+    """Routing errors (no such path, wrong method) in the form of the API that was meant."""
+    assert isinstance(error, HTTPException)
+    message = str(error.detail)
+    if error.status_code == 404:
+        message = f"no route {shortened(request.url.path)}; see /docs"
+    headers = dict(error.headers or {})
+    for prefix, http_error_reply in dialects.ROUTING_ERRORS:
+        if request.url.path.startswith(prefix):
+            return http_error_reply(error.status_code, message, headers)
+    if error.status_code == 404:
+        return error_reply(NotFoundError(message))
+    content = {"error": message, "error_type": "validation"}
+    return json_reply(content, status=error.status_code, headers=headers)
+
+
+def _openapi(app: FastAPI) -> dict[str, Any]:
+    if app.openapi_schema is None:
+        app.openapi_schema = document(app)
+    return app.openapi_schema

@@ -1,0 +1,265 @@
+"""Bundle: an exported model folder, read and checked.
+
+A bundle holds everything the server needs and nothing else::
+
+    maskdial.json     the manifest: what the model is, how to feed it, how it was checked
+    model.onnx        the graph (its weights are in model.onnx.data)
+    tokenizer.json    a `tokenizers` file
+    encoder.onnx      the encoder's graph of an encoder-decoder model
+    kernel_check.onnx if int8: a product that shows whether a processor adds exactly
+    chat_template.jinja, generation_config.json      if the checkpoint has them
+    additional_chat_templates/NAME.jinja              others by name: tool_use, with tools
+
+A model that works with both masks has a second graph, of the masked family, over the same weights:
+``model.full.onnx``, with a manifest of its own, ``maskdial.full.json``.
+
+Graph inputs, by family (the server feeds the ones that the graph declares):
+
+* masked: ``input_ids`` int64 (batch, length), right-padded; ``lengths`` int32 (batch,), the number
+  of valid tokens per row; ``token_type_ids`` int64 (batch, length); for the tasks on tokens
+  (fill-mask, token-classify, question-answering, embed-all) ``rows`` int64 (num_rows,), flat
+  indices ``b * length + position`` of the tokens in question.
+  One output, float32. ``logits``: fill-mask (num_rows, vocab_size), token-classify (num_rows,
+  num_labels), question-answering (num_rows, 2) for start and end, classify (batch, num_labels),
+  multiple-choice (batch, 1), where each text is a prompt with one choice, rerank (batch, 1),
+  where it is a query and a document in the manifest's `PairTemplate`.
+  ``embeddings``: embed (batch, dimension), pooled, and normalized if ``Embedding.normalized``;
+  embed-all (num_rows, dimension), also of rows after the valid tokens.
+* causal: ``input_ids`` int64 (batch, new_tokens); ``position_ids`` int64 (batch, new_tokens);
+  ``seqlens_k`` int32 (batch,), tokens in the cache after this pass minus one;
+  ``total_sequence_length`` int32 (), the maximum of ``seqlens_k`` plus one; ``rows`` int64
+  (num_rows,), flat indices of the tokens to compute logits for; ``past_key.I`` and
+  ``past_value.I``, in `KVLayout.dtype`, (batch, num_heads, max_length, head_dim). Outputs
+  ``logits`` float32 (num_rows, vocab_size), ``present_key.I`` and ``present_value.I``, which may
+  share their past's memory. With a non-empty past, batch is 1 or new_tokens is 1.
+* encoder-decoder, ``model.onnx``: the decoder, as causal with new_tokens 1, and also
+  ``cross_key.I`` and ``cross_value.I``, which are only read, (batch, num_heads,
+  max_source_length, head_dim), with ``source_seqlens_k`` int32 (batch,), tokens of the source text
+  minus one, and ``total_source_length`` int32 (), their maximum plus one. ``encoder.onnx`` takes
+  ``input_ids`` and ``lengths`` as masked, and returns ``cross_key.I`` and ``cross_value.I``,
+  float32 (batch, num_heads, length, head_dim).
+"""
+
+import contextlib
+import hashlib
+import json
+import os
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import NamedTuple
+
+import pydantic
+
+from maskdial.bundle.manifest import (
+    ADDITIONAL_TEMPLATES,
+    ENCODER_GRAPH,
+    FULL_MANIFEST,
+    GRAPH,
+    MANIFEST,
+    SCHEMA_VERSION,
+    TOKENIZER,
+    Manifest,
+)
+from maskdial.errors import BundleError
+
+# Fusions that make a graph slower on the CPU: in ONNX Runtime 1.31, SkipLayerNormalization takes
+# six times as long as the Add and the LayerNormalization that it replaces.
+UNWANTED_FUSIONS = frozenset({"SkipLayerNormFusion"})
+
+
+# A manifest with the labels and languages of the largest models has less than a tenth of this.
+_MAX_MANIFEST_BYTES = 16 * 2**20
+
+
+class Stamp(NamedTuple):
+    """What tells that a file was written to since it was read, without reading it again."""
+
+    inode: int
+    size: int
+    modified_ns: int
+
+    @classmethod
+    def of(cls, path: Path) -> "Stamp":
+        """Raises: OSError: there is no such file."""
+        found = path.stat()
+        return cls(found.st_ino, found.st_size, found.st_mtime_ns)
+
+
+@dataclass(frozen=True, slots=True)
+class Bundle:
+    """A model folder with a valid manifest and verified files.
+
+    ``stamps`` are those of its files when they were verified.
+    """
+
+    name: str
+    path: Path
+    manifest: Manifest
+    stamps: dict[str, Stamp] = field(default_factory=dict)
+
+    @property
+    def graph(self) -> Path:
+        return self.path / self.manifest.graph
+
+    @property
+    def encoder(self) -> Path:
+        """The encoder's graph of an encoder-decoder model."""
+        return self.path / ENCODER_GRAPH
+
+    @property
+    def label(self) -> str:
+        """The model's name, or ``NAME:full`` for the second graph under one name."""
+        return self.name if self.manifest.graph == GRAPH else f"{self.name}:full"
+
+    @property
+    def tokenizer(self) -> Path:
+        return self.path / TOKENIZER
+
+    def find_overwritten(self) -> str | None:
+        """The name of a file with other content than when it was verified; None if there is none.
+
+        Only files that were written to in place count: weights are mapped into memory, so a served
+        model sees that. It does not see a file that was deleted or replaced by a rename.
+        """
+        for name, stamp in self.stamps.items():
+            try:
+                now = Stamp.of(self.path / name)
+                if now == stamp or now.inode != stamp.inode:
+                    continue
+                if file_sha256(self.path / name) != self.manifest.files[name]:
+                    return name
+                self.stamps[name] = now
+            except OSError:
+                continue
+        return None
+
+    @property
+    def num_bytes(self) -> int:
+        """The size of its files, which is about what the graph and its weights take in memory."""
+        return num_bytes(self.path, self.manifest)
+
+
+def num_bytes(folder: Path, manifest: Manifest) -> int:
+    """The size of the files that a manifest lists; one that is missing has none."""
+    paths = (folder / name for name in manifest.files)
+    return sum(path.stat().st_size for path in paths if path.is_file())
+
+
+def file_sha256(path: Path) -> str:
+    """The hex SHA-256 of a file's bytes."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def hash_files(folder: Path, names: Iterable[str]) -> dict[str, str]:
+    """File name to hex SHA-256, for ``Manifest.files``."""
+    return {name: file_sha256(folder / name) for name in sorted(names)}
+
+
+def write_manifest(folder: Path, manifest: Manifest, file_name: str = MANIFEST) -> None:
+    """Writes the manifest into the folder and syncs it, so that the folder can be renamed."""
+    with (folder / file_name).open("w", encoding="utf-8") as file:
+        file.write(manifest.model_dump_json(indent=2) + "\n")
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def load_bundle(name: str, path: Path) -> Bundle:
+    """Reads and verifies a model folder; of a model with two graphs, the first one.
+
+    Raises:
+        BundleError: the manifest or a file is missing, invalid or changed.
+    """
+    return _verify(name, path, _read_manifest(name, path / MANIFEST), {})
+
+
+def load_bundles(name: str, path: Path) -> tuple[Bundle, ...]:
+    """Reads and verifies a model folder: one bundle for each of its graphs.
+
+    Raises:
+        BundleError: as `load_bundle`.
+    """
+    hashes: dict[Path, tuple[str, Stamp]] = {}  # both graphs share the weights
+    manifests = read_manifests(name, path)
+    with _explain_reading(name):
+        return tuple(_verify(name, path, manifest, hashes) for manifest in manifests)
+
+
+def read_manifests(name: str, path: Path) -> list[Manifest]:
+    """The manifests of a model folder; its other files are not read.
+
+    Raises:
+        BundleError: there is no manifest, or one is invalid.
+    """
+    paths = [path / MANIFEST]
+    with _explain_reading(name):
+        if (path / FULL_MANIFEST).is_file():
+            paths.append(path / FULL_MANIFEST)
+        return [_read_manifest(name, each) for each in paths]
+
+
+@contextlib.contextmanager
+def _explain_reading(name: str) -> Iterator[None]:
+    """Has a file or folder that cannot be read be a sentence."""
+    try:
+        yield
+    except OSError as error:
+        raise BundleError(
+            f"model {name!r}: {error.filename} cannot be read: {error.strerror}"
+        ) from error
+
+
+def _verify(
+    name: str, path: Path, manifest: Manifest, hashes: dict[Path, tuple[str, Stamp]]
+) -> Bundle:
+    """``hashes`` holds hash and stamp of the files that were read before, and gets the new ones."""
+    stamps: dict[str, Stamp] = {}
+    encoder = () if manifest.text_to_text is None else (ENCODER_GRAPH,)
+    for required in (manifest.graph, TOKENIZER, *encoder):
+        if required not in manifest.files:
+            raise BundleError(f"model {name!r}: the manifest does not list {required}")
+    for file_name, expected in manifest.files.items():
+        file = path / file_name
+        if Path(file_name).name != file_name.removeprefix(f"{ADDITIONAL_TEMPLATES}/"):
+            raise BundleError(f"model {name!r}: {file_name!r} is outside the bundle")
+        if not file.is_file():
+            raise BundleError(f"model {name!r}: {file_name} is missing from {path}")
+        if file not in hashes:
+            stamp = Stamp.of(file)  # before it is read: what is written later must be noticed
+            hashes[file] = file_sha256(file), stamp
+        sha256, stamps[file_name] = hashes[file]
+        if sha256 != expected:
+            raise BundleError(
+                f"model {name!r}: {file_name} has changed since it was exported (SHA-256 differs)"
+            )
+    return Bundle(name, path, manifest, stamps)
+
+
+def _read_manifest(name: str, path: Path) -> Manifest:
+    if not path.is_file():
+        raise BundleError(
+            f"model {name!r}: {path.parent} has no {path.name}; create a bundle with "
+            "`maskdial export`"
+        )
+    try:
+        if (size := path.stat().st_size) > _MAX_MANIFEST_BYTES:
+            raise BundleError(
+                f"model {name!r}: {path.name} has {size:,} bytes; "
+                f"a manifest has at most {_MAX_MANIFEST_BYTES:,}"
+            )
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise BundleError(f"model {name!r}: {path} is not readable JSON: {error}") from error
+    version = content.get("schema_version") if isinstance(content, dict) else None
+    if version != SCHEMA_VERSION:
+        raise BundleError(
+            f"model {name!r}: the bundle has schema version {version!r}, but this server reads "
+            f"{SCHEMA_VERSION}; export the model again"
+        )
+    try:
+        return Manifest.model_validate(content)
+    except pydantic.ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(str(part) for part in first["loc"])
+        raise BundleError(f"model {name!r}: {path.name}: {where}: {first['msg']}") from error

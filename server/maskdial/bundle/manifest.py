@@ -1,0 +1,370 @@
+"""Manifest: ``maskdial.json``: what a model is, how to feed it, and how it was checked."""
+
+from typing import Annotated, Any, Literal, Self
+
+import numpy as np
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+SCHEMA_VERSION: Literal[1] = 1
+MANIFEST = "maskdial.json"
+GRAPH: Literal["model.onnx"] = "model.onnx"
+FULL_MANIFEST = "maskdial.full.json"
+FULL_GRAPH: Literal["model.full.onnx"] = "model.full.onnx"
+ENCODER_GRAPH = "encoder.onnx"
+KERNEL_CHECK = "kernel_check.onnx"
+TOKENIZER = "tokenizer.json"
+CHAT_TEMPLATE = "chat_template.jinja"
+ADDITIONAL_TEMPLATES = "additional_chat_templates"
+TOOL_TEMPLATE = f"{ADDITIONAL_TEMPLATES}/tool_use.jinja"
+GENERATION_CONFIG = "generation_config.json"
+
+
+CacheInteger = Literal["int8", "int16"]
+CacheChoice = Literal["auto", "float"] | CacheInteger
+"""What a KV cache is to consist of: the model's floats, or integers, which only our kernels can
+read. ``auto``: int16 where they compute all of the model's attention and products of quantized
+weights, otherwise floats.
+"""
+CACHE_HEADERS: dict[CacheInteger, int] = {"int8": 8, "int16": 2}
+"""Elements before a head's key or value in a cache of integers (``kernels/src/processor.h``)."""
+
+
+Family = Literal["masked", "causal", "encoder-decoder"]
+Mask = Literal["full", "causal"]
+Side = Literal["left", "right"]
+Task = Literal[
+    "fill-mask",
+    "classify",
+    "token-classify",
+    "question-answering",
+    "multiple-choice",
+    "rerank",
+    "embed",
+    "embed-sparse",
+    "embed-all",
+    "generate",
+]
+ProblemType = Literal["single_label_classification", "multi_label_classification", "regression"]
+
+
+class _Frozen(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+_TokenId = Annotated[int, Field(ge=0, lt=2**31)]
+
+
+class SpecialTokens(_Frozen):
+    """The ids of tokens with a role; None (or empty) if the model has none."""
+
+    pad: _TokenId | None = None
+    mask: _TokenId | None = None
+    bos: _TokenId | None = None
+    eos: tuple[_TokenId, ...] = ()
+
+
+class Tokenization(_Frozen):
+    """What a checkpoint's own tokenizer does that ``tokenizer.json`` does not say."""
+
+    truncation_side: Side = Field(
+        "right", description="where a text is cut if the request does not say"
+    )
+    leading_code: bool = Field(
+        False,
+        description="a code such as >>deu<< at the very start of a text is one token, the unknown "
+        "one if the vocabulary does not have it (Marian)",
+    )
+
+
+class KVLayout(_Frozen):
+    """The shape of one layer's cache: (batch, num_heads, max_length, width), keys and values.
+
+    ``dtype`` is float16 in bundles of the precisions fp16 and int4-fp16, otherwise float32.
+    """
+
+    num_layers: int = Field(gt=0)
+    num_heads: int = Field(gt=0)
+    head_dim: int = Field(gt=0)
+    dtype: Literal["float32", "float16"] = "float32"
+
+    @property
+    def element(self) -> np.dtype[Any]:
+        """What the cache consists of."""
+        return np.dtype(self.dtype)
+
+    @property
+    def width(self) -> int:
+        """Elements of one token's key or value in one head."""
+        return self.head_dim
+
+    @property
+    def bytes_per_token(self) -> int:
+        """The size of one token's keys and values in all layers."""
+        return 2 * self.num_layers * self.num_heads * self.width * self.element.itemsize
+
+    def stored_as(self, integer: CacheInteger | None) -> "KVLayout":
+        """The layout of the same cache in integers, which a server may choose; None for floats."""
+        if integer is None:
+            return self
+        return IntegerKVLayout(**self.model_dump(), integer=integer)
+
+    @property
+    def query_block(self) -> int:
+        """How many tokens GroupQueryAttention processes at a time, counted from a chunk's first.
+
+        Measured on ONNX Runtime 1.31's CPU provider: a block of one token goes through another
+        kernel, whose last bits differ. So the logits of a prompt in chunks are bitwise those of the
+        prompt in one piece if chunks start at multiples of the block and none is a single token.
+        """
+        return 2 * self.head_dim
+
+
+class IntegerKVLayout(KVLayout):
+    """The same in integers; a header precedes each key and value."""
+
+    integer: CacheInteger
+
+    @property
+    def element(self) -> np.dtype[Any]:
+        return np.dtype(self.integer)
+
+    @property
+    def width(self) -> int:
+        return self.head_dim + CACHE_HEADERS[self.integer]
+
+
+class MultiVector(_Frozen):
+    """How a model with a vector for each token reads queries and documents. Lengths in tokens.
+
+    A query is extended to ``expansion_length`` by a token, which other tokens may not attend to.
+    Tokens that are ``skipped`` have no vector.
+    """
+
+    query_length: int | None = Field(None, gt=0)
+    document_length: int | None = Field(None, gt=0)
+    expansion_length: int | None = Field(None, gt=0)
+    expansion_token: int | None = None
+    attends_to_expansion: bool = False
+    skipped: tuple[int, ...] = ()
+    skips_in_queries: bool = False
+
+    @property
+    def hides_expansion(self) -> bool:
+        """Whether queries are extended by tokens that no other token attends to."""
+        return self.expansion_length is not None and not self.attends_to_expansion
+
+
+class Embedding(_Frozen):
+    """How the graph turns a text into one vector."""
+
+    dimension: int = Field(gt=0, description="for embed-sparse, the size of the vocabulary")
+    pooling: str = Field(
+        description="of the tokens' hidden states or logits; results of several, joined by +, are "
+        "concatenated"
+    )
+    normalized: bool
+    prompts: dict[str, str] = Field(
+        default_factory=dict, description="texts that a request may have put before its texts"
+    )
+    default_prompt: str | None = Field(
+        None, description="the one that is put before every text if a request names none"
+    )
+    multi_vector: MultiVector | None = Field(
+        None, description="of embed-all; its prompts are query and document"
+    )
+
+
+class Decoding(_Frozen):
+    """What `transformers.GenerationConfig` says of a checkpoint's texts, where it says something.
+
+    Lengths are in generated tokens: without the token that a decoder starts from.
+    """
+
+    max_new_tokens: int | None = None
+    min_new_tokens: int | None = None
+    num_beams: int | None = None
+    length_penalty: float | None = None
+    early_stopping: bool | Literal["never"] | None = None
+    no_repeat_ngram_size: int | None = None
+    encoder_no_repeat_ngram_size: int | None = None
+    prefix: str | None = Field(None, description="a text to put before the source text")
+
+
+class TextToText(_Frozen):
+    """The encoder of an encoder-decoder model, and how its decoder writes texts.
+
+    ``tasks`` are ``task_specific_params`` of config.json, such as ``summarization`` and
+    ``translation_en_to_de``. ``languages`` are the tokens of the languages that a model translates
+    between, by their codes: the tokenizer adds one to the source text, and the text begins with
+    one.
+    """
+
+    max_source_length: int = Field(gt=0)
+    start_token_id: int
+    forced_bos_token_id: int | None = None
+    forced_eos_token_ids: tuple[int, ...] = ()
+    banned: tuple[tuple[int, ...], ...] = Field((), description="sequences that are never written")
+    defaults: Decoding = Decoding()
+    tasks: dict[str, Decoding] = Field(default_factory=dict)
+    languages: dict[str, int] = Field(default_factory=dict)
+
+
+class PairTemplate(_Frozen):
+    """The text that a reranker reads: a query and a document between these.
+
+    ``instruction`` is the part of ``before`` that a request may replace.
+    """
+
+    before: str
+    between: str
+    after: str
+    instruction: str | None = None
+
+    @model_validator(mode="after")
+    def _has_instruction(self) -> Self:
+        if self.instruction is not None and self.before.count(self.instruction) != 1:
+            raise ValueError("the instruction must be in the text before the query, once")
+        return self
+
+    def instructed(self, instruction: str | None) -> "PairTemplate":
+        """The template with another instruction; None for its own."""
+        if instruction is None or self.instruction is None:
+            return self
+        start, end = self.before.split(self.instruction)
+        return self.model_copy(update={"before": f"{start}{instruction}{end}"})
+
+
+class GoldenCheck(_Frozen):
+    """One short input and some of its logits; the server computes them again where it runs.
+
+    ``input_ids`` is one text without padding; for encoder-decoder models a source text, and the
+    logits are those of the first token. The logits are those of its ``row`` (a masked
+    position or the last token; 0 if a text has one row of logits, or a vector), at ``columns``.
+    """
+
+    # A million ids would take gigabytes before anything else is checked.
+    input_ids: Annotated[tuple[int, ...], Field(max_length=1024)]
+    row: int
+    columns: Annotated[tuple[int, ...], Field(max_length=4096)]
+    logits: Annotated[tuple[float, ...], Field(max_length=4096)]
+    tolerance: float = Field(gt=0)
+
+
+class ParityReport(_Frozen):
+    """The largest absolute difference between ONNX Runtime's logits and torch's.
+
+    It is measured in fp32. A lower precision is applied afterwards and has a quality report.
+    """
+
+    tolerance: float
+    ragged_batch: float
+    chunked_prompt: float | None = None
+    decode_steps: float | None = None
+    long_text: float | None = Field(
+        None, description="of a text beyond every window that the configuration names"
+    )
+    doubt: str | None = Field(
+        None, description="why torch's logits are not known to be those of the original model"
+    )
+
+
+class QualityReport(_Frozen):
+    """How far a lower precision agrees with fp32 on a sample text.
+
+    ``figures`` by task: perplexity, perplexity_fp32 and top1_agreement (generate); agreement, top1
+    and top1_fp32 (fill-mask); agreement (classify, token-classify, question-answering,
+    multiple-choice); mean_cosine and least_cosine (embed). ``loss`` is the share of decisions that
+    changed, the relative increase of the perplexity, or 1 minus the mean cosine.
+    """
+
+    text: str
+    text_sha256: str
+    positions: int
+    figures: dict[str, float]
+    loss: float
+    max_loss: float | None = Field(description="None if the export was told to accept any loss")
+    kept: tuple[str, ...] = Field(
+        description="modules of the checkpoint that stayed fp32, or fp16 in int4-fp16"
+    )
+    calibrated: int = Field(0, description="number of modules with one input scale for all rows")
+
+
+class Manifest(_Frozen):
+    """``maskdial.json``. Lengths are in tokens, special tokens included."""
+
+    schema_version: Literal[1] = SCHEMA_VERSION
+    graph: Literal["model.onnx", "model.full.onnx"] = Field(
+        GRAPH, description="file name of the graph"
+    )
+    family: Family
+    task: Task
+    architecture: str
+    precision: Literal["fp32", "fp16", "int8", "int4", "int4-fp16"]
+    batch_invariant: bool
+    vocab_size: int = Field(gt=0)
+    max_length: int = Field(gt=0)
+    special_tokens: SpecialTokens
+    tokenization: Tokenization = Tokenization()
+    labels: tuple[str, ...] = ()
+    problem_type: ProblemType | None = None
+    embedding: Embedding | None = None
+    kv: KVLayout | None = None
+    text_to_text: TextToText | None = None
+    pair_template: PairTemplate | None = None
+    tool_format: dict[str, Any] | None = Field(
+        None,
+        description="how the model writes tool calls (`ToolFormat.to_json`); None: derived from "
+        "the chat template",
+    )
+    thinking_marks: tuple[str, str] | None = Field(
+        None, description="the tags around the model's reasoning; None: derived likewise"
+    )
+    response_template: dict[str, Any] | None = Field(
+        None,
+        description="the checkpoint's `response_template` (transformers 5), for what the chat "
+        "template does not show of calls and reasoning",
+    )
+    source: str
+    source_sha256: str
+    tool_versions: dict[str, str]
+    parity: ParityReport
+    quality: QualityReport | None = None
+    golden: GoldenCheck
+    files: dict[str, str] = Field(description="file name -> SHA-256, for every file of the model")
+
+    @property
+    def mask(self) -> Mask:
+        """The attention mask that the graph runs under."""
+        return "full" if self.family == "masked" else "causal"
+
+    @property
+    def num_outputs(self) -> int | None:
+        """The width of the graph's output, where one of these fields says it."""
+        if self.task in ("generate", "fill-mask"):
+            return self.vocab_size
+        if self.task == "classify":
+            return len(self.labels)
+        return None if self.embedding is None else self.embedding.dimension
+
+    @property
+    def translates(self) -> bool:
+        """Whether the model may be one that translates: it has languages, that task, or none."""
+        own = self.text_to_text
+        if own is None:
+            return False
+        named = any(name.startswith("translation") for name in own.tasks)
+        return named or bool(own.languages) or not own.tasks
+
+    @property
+    def summarizes(self) -> bool:
+        """Whether the model may be one that summarizes: it has that task, or none."""
+        own = self.text_to_text
+        if own is None or own.languages or self.architecture == "MarianMTModel":
+            return False
+        return "summarization" in own.tasks or not own.tasks
+
+    @property
+    def entailment(self) -> int | None:
+        """The index of the label for entailment, recognized by its name; None if there is none."""
+        names = (label.lower() for label in self.labels)
+        return next((i for i, name in enumerate(names) if name.startswith("entail")), None)

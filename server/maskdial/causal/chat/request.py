@@ -1,0 +1,416 @@
+"""A request to answer a conversation: the reply may call tools and contain reasoning.
+
+Every dialect parses its bodies into a `ChatRequest`, generates as for any other request, and reads
+the tokens with a `ReplyReader`::
+
+    generation = await Generation.prepare(chat.generation_for(model), model, config, deadline)
+    reader = ReplyReader(chat, generation.prompts[0], model)    # one for each text
+    async with generation.stream() as stream:
+        async for _, event in stream:
+            deltas = reader.push(event)
+    reader.reply                                                # all of it, at the end
+
+Errors name the fields of `ChatRequest` and of `GenerationRequest`.
+"""
+
+import contextlib
+import dataclasses
+import hashlib
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, Literal
+
+from pydantic_core import from_json
+
+from maskdial.causal.events import FinishReason, TokenEvent
+from maskdial.causal.model import CausalModel
+from maskdial.causal.prompts import Prompt
+from maskdial.causal.request import Conversation, GenerationRequest, GrammarRequest
+from maskdial.causal.stop import Reasoning
+from maskdial.causal.tools import (
+    ContentDelta,
+    ReasoningDelta,
+    ReplyDelta,
+    ReplyFormat,
+    ReplyParser,
+    ThinkingMarks,
+    Tool,
+    ToolCallDelta,
+    ToolChoice,
+    check_tools,
+    write_content_grammar,
+    write_grammar,
+)
+from maskdial.causal.tools.events import merged
+from maskdial.errors import ValidationError, about
+
+ReplyFinish = Literal[FinishReason, "tool_calls"]
+"""How a reply ended; ``tool_calls``: with complete calls, before any limit."""
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCall:
+    """A call of a tool by the model.
+
+    ``arguments`` is the JSON text of an object, or its beginning if the reply was cut off.
+    """
+
+    call_id: str
+    name: str
+    arguments: str
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """One message of a conversation.
+
+    Attributes:
+        role: ``tool`` for the result of a call.
+        content: the text, possibly empty.
+        reasoning: the assistant's reasoning before its answer.
+        tool_calls: the assistant's calls.
+        tool_call_id: the call that a message of role ``tool`` is the result of.
+    """
+
+    role: Literal["system", "user", "assistant", "tool"]
+    content: str
+    reasoning: str = ""
+    tool_calls: Sequence[ToolCall] = ()
+    tool_call_id: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class ChatRequest:
+    """A conversation to answer.
+
+    Attributes:
+        messages: the conversation so far.
+        generation: how to generate; its ``prompts`` and ``conversation`` are ignored. A JSON schema
+            or regular expression in ``grammar`` describes the content: reasoning may precede it,
+            and calls may replace it. A Lark grammar describes the whole reply.
+        tools: what the model may call.
+        tool_choice: whether it must call a tool, and which it may call; None: none.
+        parallel_tool_calls: whether a reply may have several calls, if the model's format allows
+            several.
+        reasoning_effort: a variable of the template, such as ``low``; ``none`` also sets
+            ``enable_thinking`` to false. None: the template's default.
+        template_variables: further variables of the template.
+        add_generation_prompt: whether the prompt opens the assistant's next turn.
+        continue_final_message: whether the reply goes on with the final message; no turn is opened.
+    """
+
+    messages: Sequence[Message]
+    generation: GenerationRequest = field(default_factory=GenerationRequest)
+    tools: Sequence[Tool] = ()
+    tool_choice: ToolChoice | None = field(default_factory=ToolChoice)
+    parallel_tool_calls: bool = True
+    reasoning_effort: str | None = None
+    template_variables: Mapping[str, Any] = field(default_factory=dict)
+    add_generation_prompt: bool = True
+    continue_final_message: bool = False
+
+    @property
+    def callable_tools(self) -> Sequence[Tool]:
+        """The tools that the prompt describes and the reply may call."""
+        return () if self.tool_choice is None else self.tools
+
+    def generation_for(self, model: CausalModel) -> GenerationRequest:
+        """The generation request for a model.
+
+        Raises:
+            ValidationError: the tools are unusable, or not supported by the model, or the arguments
+                of a past call are not a JSON object.
+        """
+        self._check(model)
+        params = dataclasses.replace(
+            self.generation.params, spelled_tokens=self._spelled_tokens(model)
+        )
+        return dataclasses.replace(
+            self.generation,
+            params=params,
+            prompts=(),
+            conversation=Conversation(
+                _render_messages(self.messages, model.reply_format),
+                [tool.as_openai() for tool in self.callable_tools],
+                self._variables(),
+                self.add_generation_prompt,
+                self.continue_final_message,
+            ),
+            grammar_for=partial(self._grammar_for, model.reply_format),
+            reasoning_for=partial(self._reasoning_for, model.reply_format),
+        )
+
+    def parser(self, reply_format: ReplyFormat, prompt: str = "") -> ReplyParser:
+        """A parser of one reply to a rendered prompt."""
+        thinking = self._thinking(reply_format)
+        return ReplyParser(
+            reply_format.calls,
+            self.callable_tools,
+            thinking=thinking,
+            thinking_opened=thinking is not None and self._opens(thinking, prompt),
+        )
+
+    def _check(self, model: CausalModel) -> None:
+        if not self.tools:
+            if self.tool_choice is not None and self.tool_choice != ToolChoice():
+                raise ValidationError("there are no tools to call", field="tool_choice")
+            return
+        with _about_item():
+            check_tools(self.tools)
+        if self.tool_choice is None:
+            return
+        self.tool_choice.select(self.tools)
+        if self._is_lark:
+            raise ValidationError(
+                "a Lark grammar describes the whole reply, so it cannot be combined with tools; "
+                "send a JSON schema or a regular expression, or set tool_choice to none",
+                field="grammar",
+            )
+        if model.reply_format.calls is None and self.tool_choice.mode == "auto":
+            raise ValidationError(
+                f"the chat template of model {model.name!r} does not support tools, so the model "
+                "cannot choose to call one; set tool_choice to required, or name a tool",
+                field="tools",
+            )
+
+    def _spelled_tokens(self, model: CausalModel) -> tuple[tuple[int, str], ...]:
+        """The special tokens among the parser's tags, with their ids."""
+        tags = sorted(self.parser(model.reply_format).special_tags)
+        ids = ((model.tokenizer.token_to_id(tag), tag) for tag in tags)
+        return tuple((token_id, tag) for token_id, tag in ids if token_id is not None)
+
+    def _variables(self) -> Mapping[str, Any]:
+        variables: dict[str, Any] = {}
+        if self.reasoning_effort is not None:
+            variables["reasoning_effort"] = self.reasoning_effort
+        if self.reasoning_effort == "none":
+            variables["enable_thinking"] = False
+        return variables | dict(self.template_variables)
+
+    def _thinking(self, reply_format: ReplyFormat) -> ThinkingMarks | None:
+        """The marks of the reasoning; None where a Lark grammar leaves no room for any."""
+        return None if self._is_lark else reply_format.thinking
+
+    def _reasoning_for(self, reply_format: ReplyFormat, prompt: str) -> Reasoning | None:
+        """What the reply to a rendered prompt may begin with."""
+        thinking = self._thinking(reply_format)
+        if thinking is None:
+            return None
+        return Reasoning(thinking.begin, thinking.end, self._opens(thinking, prompt))
+
+    def _opens(self, thinking: ThinkingMarks, prompt: str) -> bool:
+        """Whether the reply to a rendered prompt begins within reasoning."""
+        if self.continue_final_message and thinking.left_open_by(self.messages[-1].content):
+            return True
+        return thinking.opened_by(prompt)
+
+    @property
+    def _is_lark(self) -> bool:
+        return self.generation.grammar is not None and self.generation.grammar.kind == "lark"
+
+    def _grammar_for(self, reply_format: ReplyFormat, prompt: str) -> GrammarRequest | None:
+        """The grammar of a reply to a rendered prompt."""
+        own, thinking = self.generation.grammar, self._thinking(reply_format)
+        opened = thinking is not None and self._opens(thinking, prompt)
+        content = None
+        if own is not None and own.kind != "lark" and own.kind != "structural":
+            content = own.kind, own.value
+        field = "tools" if own is None else own.field
+        with about(field), _about_item():
+            if self.tool_choice is not None and self.tools:
+                source = write_grammar(
+                    reply_format.calls,
+                    self.tools,
+                    self.tool_choice,
+                    parallel=self.parallel_tool_calls,
+                    content=content,
+                    thinking=thinking,
+                    thinking_opened=opened,
+                )
+            elif content is not None and thinking is not None:
+                source = write_content_grammar(*content, thinking, thinking_opened=opened)
+            else:
+                return own
+        return GrammarRequest("structural", source.text, field, source.warnings)
+
+
+@contextlib.contextmanager
+def _about_item() -> Iterator[None]:
+    """Has a ValidationError about one tool name it as ``tools[3]``."""
+    try:
+        yield
+    except ValidationError as error:
+        if error.index is None:
+            raise
+        raise ValidationError(error.message, field=f"{error.field}[{error.index}]") from error
+
+
+def _render_messages(
+    messages: Sequence[Message], reply_format: ReplyFormat
+) -> list[Mapping[str, Any]]:
+    """The messages of a conversation in the form that the model's chat template reads.
+
+    Call ids are shortened for templates that accept only short ones. For templates that do not
+    support tools, past calls become text.
+
+    Raises:
+        ValidationError: the arguments of a call are not a JSON object.
+    """
+    names = {call.call_id: call.name for message in messages for call in message.tool_calls}
+    return [_render_message(message, reply_format, names) for message in messages]
+
+
+def _render_message(
+    message: Message, reply_format: ReplyFormat, names: Mapping[str, str]
+) -> Mapping[str, Any]:
+    rendered: dict[str, Any] = {"role": message.role, "content": message.content}
+    if message.reasoning:
+        # Some templates read the one name, some the other.
+        rendered["reasoning_content"] = rendered["reasoning"] = message.reasoning
+    if message.tool_call_id:
+        rendered["tool_call_id"] = _call_id(message.tool_call_id, reply_format)
+        if message.tool_call_id in names:
+            rendered["name"] = names[message.tool_call_id]
+    if message.tool_calls and reply_format.calls is None:
+        calls = (
+            f'{{"name": {json.dumps(call.name)}, "arguments": {json.dumps(_arguments(call))}}}'
+            for call in message.tool_calls
+        )
+        rendered["content"] = "\n".join(filter(None, (message.content, *calls)))
+    elif message.tool_calls:
+        rendered["tool_calls"] = [_render_call(call, reply_format) for call in message.tool_calls]
+    return rendered
+
+
+def _render_call(call: ToolCall, reply_format: ReplyFormat) -> Mapping[str, Any]:
+    form = reply_format.calls
+    arguments = _arguments(call)
+    as_text = form is not None and form.text_arguments
+    function = {
+        "name": call.name,
+        "arguments": json.dumps(arguments, ensure_ascii=False) if as_text else arguments,
+    }
+    return {
+        "id": _call_id(call.call_id, reply_format),
+        "type": "function",
+        "function": function,
+    }
+
+
+def _arguments(call: ToolCall) -> Mapping[str, Any]:
+    try:
+        # Unlike json.loads, it refuses half of a surrogate pair, which no tokenizer takes.
+        arguments = from_json(call.arguments.strip() or "{}")
+    except ValueError:
+        arguments = None
+    if not isinstance(arguments, dict):
+        raise ValidationError(
+            f"the arguments of the past call of {call.name!r} must be the text of a JSON object",
+            field="messages",
+        )
+    return arguments
+
+
+def _call_id(call_id: str, reply_format: ReplyFormat) -> str:
+    """A call's id as the template accepts it, the same for the call and its result."""
+    form = reply_format.calls
+    short = len(call_id) == 9 and call_id.isascii() and call_id.isalnum()
+    if form is None or not form.short_ids or short:
+        return call_id
+    return hashlib.sha256(call_id.encode()).hexdigest()[:9]
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """A reply, complete unless its ``finish_reason`` says otherwise.
+
+    ``num_reasoning`` counts the tokens of the reasoning, with the marks around it.
+    """
+
+    content: str
+    reasoning: str
+    tool_calls: Sequence[ToolCall]
+    finish_reason: ReplyFinish
+    num_reasoning: int
+
+
+class ReplyReader:
+    """Splits one reply into reasoning, content and tool calls, token by token.
+
+    Args:
+        request: the request that the model replies to.
+        prompt: its prompt.
+        model: the model.
+
+    Attributes:
+        num_reasoning: tokens of the reasoning so far, with the marks around it.
+    """
+
+    def __init__(self, request: ChatRequest, prompt: Prompt, model: CausalModel) -> None:
+        self._parser = request.parser(model.reply_format, prompt.text or "")
+        self._deltas: list[ReplyDelta] = []
+        self._finish_reason: ReplyFinish | None = None
+        self.num_reasoning = 0
+
+    def push(self, event: TokenEvent) -> list[ReplyDelta]:
+        """Takes the next token and returns the deltas that it completes, possibly none."""
+        was_reasoning = self._parser.reasoning
+        deltas = self._parser.push(event.text)
+        self.num_reasoning += was_reasoning or self._parser.reasoning
+        if event.finish is not None:
+            deltas = merged([*deltas, *self._finish(event.finish.reason)])
+        self._deltas += deltas
+        return deltas
+
+    @property
+    def num_calls(self) -> int:
+        """Number of calls so far."""
+        return self._parser.num_calls
+
+    @property
+    def finish_reason(self) -> ReplyFinish | None:
+        """How the reply ended; None until then."""
+        return self._finish_reason
+
+    @property
+    def reply(self) -> Reply:
+        """The whole reply, once it has ended."""
+        assert self._finish_reason is not None, "the reply has not ended"
+        return Reply(
+            "".join(each.text for each in self._deltas if isinstance(each, ContentDelta)),
+            "".join(each.text for each in self._deltas if isinstance(each, ReasoningDelta)),
+            _joined_calls(each for each in self._deltas if isinstance(each, ToolCallDelta)),
+            self._finish_reason,
+            self.num_reasoning,
+        )
+
+    def _finish(self, reason: FinishReason) -> list[ReplyDelta]:
+        deltas = self._parser.finish(cut=reason == "length")
+        calls = self._parser.num_calls and not self._parser.incomplete
+        self._finish_reason = "tool_calls" if calls and reason != "length" else reason
+        return deltas
+
+
+def read_reply(
+    request: ChatRequest, prompt: Prompt, events: Iterable[TokenEvent], model: CausalModel
+) -> Reply:
+    """A finished text as a reply; see `ReplyReader`."""
+    reader = ReplyReader(request, prompt, model)
+    for event in events:
+        reader.push(event)
+    return reader.reply
+
+
+def _joined_calls(deltas: Iterable[ToolCallDelta]) -> list[ToolCall]:
+    calls: list[ToolCall] = []
+    for delta in deltas:
+        if delta.name is not None:
+            calls.append(ToolCall(delta.call_id or "", delta.name, delta.arguments))
+        else:
+            call = calls[delta.index]
+            calls[delta.index] = dataclasses.replace(
+                call, arguments=call.arguments + delta.arguments
+            )
+    return calls

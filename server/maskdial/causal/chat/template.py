@@ -1,0 +1,232 @@
+"""ChatTemplate: a conversation as a prompt in the model's format."""
+
+import threading
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
+
+from maskdial.bundle.bundle import Bundle
+from maskdial.bundle.manifest import CHAT_TEMPLATE, TOOL_TEMPLATE
+from maskdial.engine.child import ChildDiedError, ChildProcess, Limits
+from maskdial.errors import BundleError, OverloadedError, UnavailableError, ValidationError
+
+LIMITS = Limits(cpu_seconds=2.0, wall_seconds=10.0, memory_bytes=512 * 2**20)
+_MAX_WAITING = 256
+
+
+_DEFAULT = "default"
+_TOOL_USE = "tool_use"
+# As in transformers: with a space, to see whether the template trims the message.
+_END_OF_MESSAGE = "CONTINUE_FINAL_MESSAGE_TAG "
+
+
+class ChatTemplate:
+    """The chat template of a model, if it has one. Thread-safe.
+
+    It is rendered in a child process (see `maskdial.causal.chat.renderer`), one conversation at a
+    time, each within `LIMITS`.
+
+    Attributes:
+        source: the template; None if the model has none.
+        tool_source: the one for conversations with tools, which may be another.
+    """
+
+    def __init__(
+        self,
+        source: str | None,
+        *,
+        name: str,
+        tool_source: str | None = None,
+        tokens: Mapping[str, str] | None = None,
+    ) -> None:
+        """``name`` is the model's, for errors; ``tokens`` are the special tokens that it has, by
+        the names that templates know them by, such as ``bos_token``.
+
+        Raises:
+            BundleError: a template is not valid Jinja.
+        """
+        self.source = source
+        self.tool_source = tool_source or source
+        self._name = name
+        # A missing token is undefined, as in transformers: templates test for that.
+        self._tokens = dict(tokens or {})
+        self._num_waiting = 0
+        self._lock = threading.Lock()
+        # A thread of its own: where templates are slow, others find the shared threads free.
+        self._rendering = ThreadPoolExecutor(1, "maskdial-chat-template")
+        self._child: ChildProcess | None = None
+        if source is not None:
+            sources = {_DEFAULT: source, _TOOL_USE: self.tool_source}
+            self._child = ChildProcess(
+                "maskdial.causal.chat.renderer", {"sources": sources}, LIMITS
+            )
+            self._check(_DEFAULT, CHAT_TEMPLATE)
+            if tool_source is not None:
+                self._check(_TOOL_USE, TOOL_TEMPLATE)
+
+    @classmethod
+    def from_bundle(cls, bundle: Bundle, tokens: Mapping[str, str]) -> "ChatTemplate":
+        """Reads ``chat_template.jinja``, which a bundle need not have, and the one for tools.
+
+        Raises:
+            BundleError: a template is not readable text or not valid Jinja.
+        """
+        return cls(
+            _read(bundle, CHAT_TEMPLATE),
+            name=bundle.name,
+            tool_source=_read(bundle, TOOL_TEMPLATE),
+            tokens=tokens,
+        )
+
+    @property
+    def exists(self) -> bool:
+        """Whether the model has a template."""
+        return self._child is not None
+
+    def render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        variables: Mapping[str, Any] | None = None,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+    ) -> str:
+        """The prompt for the assistant's next message in a conversation, or for the rest of the
+        final one.
+
+        It contains the template's special tokens, so tokenize it without adding others.
+
+        Args:
+            messages: mappings of ``role``, ``content`` and whatever else the template reads, such
+                as ``tool_calls``; values of JSON.
+            tools: the tools the model may call, in OpenAI's form; None or empty for none. With any,
+                ``tool_source`` is the template.
+            variables: further variables of the template, such as ``enable_thinking`` or
+                ``reasoning_effort``; values of JSON.
+            add_generation_prompt: whether to open the assistant's next turn.
+            continue_final_message: whether the prompt ends with the final message's content, as
+                transformers does it; no turn is opened then.
+
+        Raises:
+            ValidationError: the model has no template, its template fails on these messages or
+                exceeds the limits, or changes a message that is to be continued, or ``variables``
+                redefines one of the template's own.
+            OverloadedError: too many conversations wait to be rendered.
+            UnavailableError: no child process can be started, or it was slow for another reason.
+        """
+        return self.submit(
+            messages,
+            tools=tools,
+            variables=variables,
+            add_generation_prompt=add_generation_prompt,
+            continue_final_message=continue_final_message,
+        ).result()
+
+    def submit(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        variables: Mapping[str, Any] | None = None,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+    ) -> Future[str]:
+        """As `render`, to be awaited with ``asyncio.wrap_future``."""
+        if self._child is None:
+            raise ValidationError(
+                f"model {self._name!r} has no chat template; write the whole prompt yourself and "
+                "send it as a text"
+            )
+        own = {
+            "messages": _tagged(messages) if continue_final_message else list(messages),
+            "tools": list(tools) if tools else None,
+            "documents": None,
+            "add_generation_prompt": add_generation_prompt and not continue_final_message,
+            **self._tokens,
+        }
+        if reserved := sorted(own.keys() & (variables or {}).keys()):
+            raise ValidationError(
+                f"the server sets the chat template's variable {reserved[0]!r} itself",
+                field="chat_template_kwargs",
+            )
+        with self._lock:
+            if self._num_waiting >= _MAX_WAITING:
+                raise OverloadedError(
+                    f"{self._num_waiting} conversations wait for the chat template of model "
+                    f"{self._name!r} already; try again in a moment"
+                )
+            self._num_waiting += 1
+        question = {
+            "template": _TOOL_USE if tools else _DEFAULT,
+            "variables": {**(variables or {}), **own},
+        }
+        continued = messages[-1]["content"] if continue_final_message else None
+        rendering = self._rendering.submit(self._render, question, continued)
+        rendering.add_done_callback(self._count_down)
+        return rendering
+
+    def close(self) -> None:
+        """Ends the thread and the child process; nothing can be rendered afterwards."""
+        self._rendering.shutdown(cancel_futures=True)
+        if self._child is not None:
+            self._child.close()
+
+    def _count_down(self, _: Future[str]) -> None:
+        with self._lock:
+            self._num_waiting -= 1
+
+    def _render(self, question: Mapping[str, Any], continued: str | None) -> str:
+        answer = self._ask(question)
+        if "error" in answer:
+            raise ValidationError(
+                f"the chat template of model {self._name!r} fails on them: {answer['error']}"
+            )
+        text = answer["text"]
+        if continued is None:
+            return text
+        prompt, found, _ = text.rpartition(_END_OF_MESSAGE.strip())
+        if not found or continued.strip() not in prompt:
+            raise ValidationError(
+                f"the chat template of model {self._name!r} does not show the end of the final "
+                "message, so it cannot be continued",
+            )
+        kept = text[len(prompt) :].startswith(_END_OF_MESSAGE)
+        return prompt if kept else prompt.rstrip()
+
+    def _check(self, template: str, file_name: str) -> None:
+        answer = self._ask({"template": template, "variables": None})
+        if "error" in answer:
+            self.close()
+            raise BundleError(
+                f"model {self._name!r}: {file_name} is not a valid template: {answer['error']}"
+            )
+
+    def _ask(self, question: Mapping[str, Any]) -> Mapping[str, str]:
+        assert self._child is not None
+        try:
+            answer: Mapping[str, str] = self._child.ask(question)
+        except ChildDiedError as error:
+            if not error.too_complex:
+                raise UnavailableError(
+                    f"rendering the chat template of model {self._name!r} was interrupted; "
+                    "try again"
+                ) from error
+            return {"error": f"it takes more than {LIMITS.cpu_seconds:g} s"}
+        return answer
+
+
+def _read(bundle: Bundle, file_name: str) -> str | None:
+    """A template of a bundle; None if it has none of this name."""
+    if file_name not in bundle.manifest.files:
+        return None
+    try:
+        return (bundle.path / file_name).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise BundleError(f"model {bundle.name!r}: {file_name} is not readable: {error}") from error
+
+
+def _tagged(messages: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """The messages, with a tag at the end of the final one's content."""
+    *others, final = messages
+    return [*others, {**final, "content": final["content"] + _END_OF_MESSAGE}]

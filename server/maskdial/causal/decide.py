@@ -1,0 +1,232 @@
+"""Questions for causal models: how likely the model is to answer with each option.
+
+Every option is one sequence that is forced to generate it. The sequences of a question share their
+prompt, so it is prefilled once, and decode in the same batches.
+
+The likelihood of an option is the sum of its tokens' log-probabilities, not divided by the length.
+The sum gives the model's own probabilities, conditional on it answering with one of the options; a
+mean per token is no probability of anything. The prompt lists the options, so a long one costs
+little once it has begun. Where one option is a prefix of another, the shorter one stands for the
+answers that do not continue as the longer one, so the options exclude each other.
+"""
+
+import asyncio
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+from maskdial.causal.grammar.forced import ForcedTokens
+from maskdial.causal.model import CausalModel
+from maskdial.causal.sampling.params import SamplingParams
+from maskdial.causal.sequence import Sequence as CausalSequence
+from maskdial.causal.sequence import SharedPrompt
+from maskdial.causal.stream import TokenStream
+from maskdial.config import Config
+from maskdial.engine.questions import Option, Probabilities, Question
+from maskdial.engine.timing import Deadline, Timings
+from maskdial.errors import ValidationError, about
+
+Tokens = tuple[int, ...]
+
+_YES_OR_NO = (Option("yes"), Option("no"))
+# The answer is scored without reasoning before it. Other templates ignore the variable.
+_TEMPLATE_VARIABLES = {"enable_thinking": False}
+
+
+@dataclass(frozen=True, slots=True)
+class Likelihoods:
+    """The answers to all questions, and how many prompt tokens came from the prefix cache."""
+
+    probabilities: list[Probabilities]
+    timings: Timings
+    num_cached: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Branches:
+    """One tokenized question: the prefix that its options share, and the rest of each."""
+
+    prompt: Tokens
+    options: tuple[Tokens, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _Run:
+    """An option that was generated: its tokens, their log-probability, and what that took."""
+
+    option: Tokens
+    logprob: float
+    queue_seconds: float
+    inference_seconds: float
+
+
+async def likelihoods(
+    text: str, questions: Sequence[Question], model: CausalModel, config: Config, deadline: Deadline
+) -> Likelihoods:
+    """Answers questions about a text.
+
+    Raises:
+        ValidationError: the text is too long, or there are more options than the queue holds.
+        OverloadedError: the queue has no room for them.
+        DeadlineError: the time is up.
+    """
+    num_options = sum(max(len(question.options), 2) for question in questions)
+    if num_options > config.max_queue:
+        raise ValidationError(
+            f"the questions have {num_options:,} options; the queue holds at most "
+            f"{config.max_queue:,} (--max-queue); ask in several requests",
+            field="questions",
+        )
+    model.engine.check_room(num_options)
+    async with deadline.enforced():
+        with model.metrics.tokenization_duration.time():
+            prompts = await _prompts(text, questions, model)
+            branches = await asyncio.to_thread(_read, prompts, questions, model)
+    sequences = [_sequences(each, model) for each in branches]
+    queued = [sequence for options in sequences for sequence in options.values()]
+    with deadline.explained():
+        async with model.engine.streams(queued, deadline.remaining()) as started:
+            streams = iter(started)
+            runs = [
+                [await _finish(option, next(streams)) for option in options]
+                for options in sequences
+            ]
+    flat = [run for finished in runs for run in finished]
+    return Likelihoods(
+        [_probabilities(*answered) for answered in zip(questions, branches, runs, strict=True)],
+        Timings(
+            queue_seconds=max((run.queue_seconds for run in flat), default=0.0),
+            inference_seconds=max((run.inference_seconds for run in flat), default=0.0),
+            compute_tokens=sum(len(each.prompt) for each in branches)
+            + sum(len(run.option) for run in flat),
+        ),
+        num_cached=sum(next(iter(options.values())).num_cached for options in sequences if options),
+    )
+
+
+def _probabilities(question: Question, branches: _Branches, runs: Sequence[_Run]) -> Probabilities:
+    found = {run.option: run.logprob for run in runs}
+    # An option that is all of the common prefix was not run: every answer begins with it.
+    shares = exclusive({option: found.get(option, 0.0) for option in branches.options})
+    chosen = [shares[option] for option in branches.options]
+    normalized = tuple(share / sum(chosen) for share in chosen)
+    return normalized[:1] if question.kind == "predicate" else normalized
+
+
+def exclusive(logprobs: Mapping[Tokens, float]) -> dict[Tokens, float]:
+    """Relative probabilities of options that exclude each other.
+
+    Args:
+        logprobs: of each option, the natural log-probability that the answer begins with it.
+
+    Returns:
+        Of each option, the probability that it is the longest one that the answer begins with, in
+        multiples of that of the likeliest beginning. At least one is not 0.
+    """
+    likeliest = max(logprobs.values())
+    begins = {option: math.exp(value - likeliest) for option, value in logprobs.items()}
+    alone = dict(begins)
+    for option, probability in begins.items():
+        lengths = range(len(option) - 1, -1, -1)
+        shorter = next((option[:n] for n in lengths if option[:n] in begins), None)
+        if shorter is not None:
+            alone[shorter] -= probability
+    return {option: max(probability, 0.0) for option, probability in alone.items()}
+
+
+async def _prompts(text: str, questions: Sequence[Question], model: CausalModel) -> list[str]:
+    prompts = []
+    for index, question in enumerate(questions):
+        with about("questions", index):
+            prompts.append(await _prompt(text, question, model))
+    return prompts
+
+
+def _read(
+    prompts: Sequence[str], questions: Sequence[Question], model: CausalModel
+) -> list[_Branches]:
+    branches = []
+    for index, (prompt, question) in enumerate(zip(prompts, questions, strict=True)):
+        with about("questions", index):
+            branches.append(_branch(prompt, question, model))
+    return branches
+
+
+def _branch(prompt: str, question: Question, model: CausalModel) -> _Branches:
+    """Tokenizes prompt and option together, since a token may span the boundary."""
+    # After whitespace or a special token, the answer follows without a space.
+    space = "" if prompt[-1:].isspace() or prompt.endswith((">", "]")) else " "
+    wholes = [
+        model.tokenizer.encode(
+            prompt + space + option.text, add_special_tokens=not model.chat_template.exists
+        ).ids
+        for option in question.options or _YES_OR_NO
+    ]
+    longest = max(map(len, wholes))
+    if longest > model.max_length:
+        raise ValidationError(
+            f"the input with the question has {longest} tokens; model {model.name!r} has a context "
+            f"of {model.max_length}; shorten it",
+            field="text",
+        )
+    num_common = _num_common(wholes)
+    common = tuple(wholes[0][:num_common])
+    return _Branches(common, tuple(tuple(whole[num_common:]) for whole in wholes))
+
+
+def _num_common(texts: Sequence[Sequence[int]]) -> int:
+    """The length of the longest common prefix, in tokens."""
+    for position, column in enumerate(zip(*texts, strict=False)):
+        if any(one != other for one, other in pairwise(column)):
+            return position
+    return min(map(len, texts))
+
+
+async def _prompt(text: str, question: Question, model: CausalModel) -> str:
+    if question.kind == "predicate":
+        asked = f"Statement: {question.instructions}\nIs the statement true? Answer yes or no."
+    else:
+        kind = "options" if question.kind == "choice" else "levels, from the lowest to the highest"
+        listed = "\n".join(
+            f"- {option.text}: {option.description}" if option.description else f"- {option.text}"
+            for option in question.options
+        )
+        asked = f"{question.instructions}\nAnswer with one of these {kind}:\n{listed}"
+    content = f"{text}\n\n{asked}"
+    if not model.chat_template.exists:
+        return f"{content}\nAnswer:"
+    messages = [{"role": "user", "content": content}]
+    rendering = model.chat_template.submit(messages, variables=_TEMPLATE_VARIABLES)
+    prompt = await asyncio.wrap_future(rendering)
+    thinking = model.reply_format.thinking
+    if thinking is not None and thinking.opened_by(prompt):
+        return f"{prompt.rstrip()}\n{thinking.end}\n\n"
+    return prompt
+
+
+def _sequences(branches: _Branches, model: CausalModel) -> dict[Tokens, CausalSequence]:
+    """One for each distinct option; an option with no tokens beyond the prefix needs no pass."""
+    shared = SharedPrompt()
+    return {
+        option: CausalSequence(
+            branches.prompt,
+            SamplingParams(max_new_tokens=len(option)),
+            grammar=ForcedTokens(option, model.manifest.vocab_size),
+            shared_prompt=shared,
+        )
+        for option in branches.options
+        if option
+    }
+
+
+async def _finish(option: Tokens, stream: TokenStream) -> _Run:
+    events = [event async for event in stream]
+    finish = events[-1].finish
+    assert finish is not None, "a stream ends with its finish or an error"
+    return _Run(
+        option,
+        math.fsum(event.logprob for event in events),
+        finish.queue_seconds,
+        finish.inference_seconds,
+    )

@@ -1,0 +1,104 @@
+"""GenerationRequest: what to continue, how, until when; independent of the wire format.
+
+Errors name the fields of `GenerationRequest` and of its `SamplingParams`.
+"""
+
+import asyncio
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from maskdial.bundle.tokenizer import TextOrIds
+from maskdial.causal.grammar.source import GrammarKind, GrammarValue
+from maskdial.causal.model import CausalModel
+from maskdial.causal.sampling.params import SamplingParams
+from maskdial.causal.seq2seq import Writing
+from maskdial.causal.stop import Reasoning
+from maskdial.errors import about
+
+
+@dataclass(frozen=True, slots=True)
+class GrammarRequest:
+    """What the text must match: ``value`` is a schema, a regular expression or a Lark grammar.
+
+    ``field`` is what an error about it names; ``warnings`` tell which constraints of schemas in a
+    ``structural`` grammar are not enforced.
+    """
+
+    kind: GrammarKind
+    value: GrammarValue
+    field: str = "grammar"
+    warnings: Sequence[str] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Conversation:
+    """What a prompt is rendered from, by the model's chat template.
+
+    Attributes:
+        messages: mappings of ``role``, ``content`` and whatever else templates read.
+        tools: what the model may call, in OpenAI's form.
+        variables: further variables of the template.
+        add_generation_prompt: whether to open the assistant's next turn.
+        continue_final_message: whether the reply goes on with the final message; no turn is opened.
+    """
+
+    messages: Sequence[Mapping[str, Any]]
+    tools: Sequence[Mapping[str, Any]] = ()
+    variables: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    add_generation_prompt: bool = True
+    continue_final_message: bool = False
+
+    async def render(self, model: CausalModel) -> str:
+        """The prompt.
+
+        Raises:
+            ValidationError: the model has no chat template, or it fails; ``field`` says on what.
+        """
+        with about("messages"):
+            rendering = model.chat_template.submit(
+                self.messages,
+                tools=self.tools,
+                variables=self.variables,
+                add_generation_prompt=self.add_generation_prompt,
+                continue_final_message=self.continue_final_message,
+            )
+            return await asyncio.wrap_future(rendering)
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationRequest:
+    """Prompts or a conversation to continue.
+
+    Attributes:
+        prompts: texts, or token ids that are used unchanged: no special tokens are added. Empty
+            for a conversation. For an encoder-decoder model, source texts.
+        conversation: rendered as the prompt, in place of ``prompts``.
+        params: how to sample; its ``max_new_tokens`` is ignored.
+        max_new_tokens: limit per text. None: the model's default, or 100, or less if the context is
+            shorter.
+        num_sequences: texts to generate for each prompt.
+        grammar: what the texts must match.
+        grammar_for: chooses the grammar once a conversation is rendered, in place of ``grammar``.
+        reasoning_for: likewise, what the text may begin with.
+        truncate: keep only this many of a prompt's last tokens, or of a source text's first ones.
+        writing: what encoder-decoder models are told beside it.
+        priority: lower values are scheduled earlier.
+        cache_salt: prompts share cached prefixes only with requests of the same key and salt.
+        describe_tokens: whether the reply describes each token.
+    """
+
+    prompts: Sequence[TextOrIds] = ()
+    conversation: Conversation | None = None
+    params: SamplingParams = dataclasses.field(default_factory=SamplingParams)
+    max_new_tokens: int | None = None
+    num_sequences: int = 1
+    grammar: GrammarRequest | None = None
+    grammar_for: Callable[[str], GrammarRequest | None] | None = None
+    reasoning_for: Callable[[str], Reasoning | None] | None = None
+    truncate: int | None = None
+    writing: Writing = dataclasses.field(default_factory=Writing)
+    priority: int = 0
+    cache_salt: str = ""
+    describe_tokens: bool = False

@@ -1,0 +1,435 @@
+"""What wire schemas are made of: bounds that name themselves, and the sentence when a body breaks
+them.
+"""
+
+import json
+import re
+from collections.abc import Mapping, Sized
+from dataclasses import dataclass
+from typing import Annotated, Any, TypeVar
+
+import pydantic
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    GetCoreSchemaHandler,
+    GetJsonSchemaHandler,
+)
+from pydantic_core import CoreSchema, core_schema, from_json
+
+from maskdial.bundle.manifest import Mask
+from maskdial.config import MAX_BATCH_INPUTS
+from maskdial.engine.offload import offload
+from maskdial.errors import ValidationError, shortened
+from maskdial.registry.choice import Choice
+
+Body = TypeVar("Body", bound=BaseModel)
+T = TypeVar("T")
+
+
+LARGEST_INT = 2**31 - 1
+_MAX_SMALL_BODY = 65_536  # bytes
+_MAX_FIELDS = 30_000
+_MAX_LISTS_AND_OBJECTS = 30_000
+# One that does not end is matched as well, or looking for its end would begin again at each quote.
+_STRING = re.compile(rb'"(?:[^"\\]++|\\.)*+"?', re.DOTALL)
+_SECONDS_PER_BYTE = 8e-8  # of lists of small numbers, the slowest to parse
+
+
+@dataclass(frozen=True, slots=True)
+class Range:
+    """Bounds of a number, inclusive unless ``above_low``; the error names both.
+
+    Without a ``high``, integers are still limited to 32 bits, as in the engine.
+    """
+
+    low: float
+    high: float = LARGEST_INT
+    above_low: bool = False
+
+    def __get_pydantic_core_schema__(
+        self, source: object, handler: GetCoreSchemaHandler
+    ) -> CoreSchema:
+        return core_schema.no_info_after_validator_function(self._check, handler(source))
+
+    def __get_pydantic_json_schema__(
+        self, schema: CoreSchema, handler: GetJsonSchemaHandler
+    ) -> dict[str, Any]:
+        low = "exclusiveMinimum" if self.above_low else "minimum"
+        return {**handler(schema), low: self.low, "maximum": self.high}
+
+    def _check(self, value: float) -> float:
+        if self.low <= value <= self.high and not (self.above_low and value == self.low):
+            return value
+        low, high = _number(self.low), _number(self.high)
+        if self.above_low:
+            bounds = f"above {low} and at most {high}"
+        elif self.high == LARGEST_INT and value < self.low:
+            bounds = f"at least {low}"
+        else:
+            bounds = f"between {low} and {high}"
+        raise ValueError(f"must be {bounds}, not {_number(value)}")
+
+
+def _number(value: float) -> str:
+    """A number as a person writes it; an integer may be too large for a float, or for a line."""
+    return shortened(str(value) if isinstance(value, int) else f"{value:g}")
+
+
+@dataclass(frozen=True, slots=True)
+class Size:
+    """Inclusive bounds of the size of a text, list or object; the error names both."""
+
+    low: int
+    high: int
+    unit: str
+
+    def __get_pydantic_core_schema__(
+        self, source: object, handler: GetCoreSchemaHandler
+    ) -> CoreSchema:
+        inner = handler(source)
+        if inner["type"] == "list":
+            # Stops at the first item that is wrong or one too many, before it has made an error for
+            # each of half a million.
+            inner = {**inner, "fail_fast": True, "max_length": self.high}
+        return core_schema.no_info_after_validator_function(self._check, inner)
+
+    def __get_pydantic_json_schema__(
+        self, schema: CoreSchema, handler: GetJsonSchemaHandler
+    ) -> dict[str, Any]:
+        inner = handler(schema)
+        if "anyOf" in inner:  # one of several forms, which a validator makes one of
+            return inner
+        suffix = {"string": "Length", "array": "Items", "object": "Properties"}[inner["type"]]
+        return {**inner, f"min{suffix}": self.low, f"max{suffix}": self.high}
+
+    def _check(self, value: Sized) -> Sized:
+        if self.low <= len(value) <= self.high:
+            return value
+        if self.high == LARGEST_INT:
+            bounds = f"at least {self.low}"
+        else:
+            bounds = f"between {self.low} and {self.high}" if self.low else f"at most {self.high}"
+        raise ValueError(f"must have {bounds} {self.unit}, not {len(value)}")
+
+
+def _stop_lists_at_first_error(schema: object) -> None:
+    if isinstance(schema, list | tuple):
+        for part in schema:
+            _stop_lists_at_first_error(part)
+    elif isinstance(schema, dict):
+        if schema.get("type") == "list":
+            schema["fail_fast"] = True
+        for part in schema.values():
+            _stop_lists_at_first_error(part)
+
+
+class Wire(BaseModel):
+    """The base of all wire schemas: unknown fields are refused, types are not coerced.
+
+    A list is refused at its first wrong item: only that is told, and an error for each of half a
+    million items takes seconds in which no other request is answered.
+    """
+
+    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
+
+    @classmethod
+    def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        schema = handler(source)
+        _stop_lists_at_first_error(schema)
+        return schema
+
+
+def example(body: Mapping[str, Any], **keywords: Any) -> ConfigDict:
+    """The configuration of a body with an example, which `/docs` offers to send.
+
+    Args:
+        body: the example.
+        keywords: what else its JSON schema says.
+    """
+    return ConfigDict(json_schema_extra={"examples": [dict(body)], **keywords})
+
+
+class TaskBody(Wire):
+    """What every task's body may hold beside its inputs and parameters."""
+
+    model: str | None = Field(
+        None,
+        description="Model name; NAME:full or NAME:causal also says which attention mask. Default: "
+        "the only model that supports this task.",
+    )
+    mask: Mask | None = Field(
+        None,
+        description="Attention mask, for models that have both. Default: the one that the task "
+        "needs; causal if both do it.",
+    )
+    timeout: Annotated[float, Range(0.001, 86_400)] | None = Field(
+        None,
+        description="Seconds after which the request is aborted with 504. Default: the server's "
+        "limit, if any.",
+    )
+
+    def choice(self, name: str | None = None) -> Choice:
+        """Which model is meant; ``name`` is the one in the path, if there is one.
+
+        Raises:
+            ValidationError: name and mask contradict each other.
+        """
+        return Choice.of(name or self.model, self.mask)
+
+
+def _check_token_keys(biases: dict[str, float]) -> dict[str, float]:
+    for key in biases:
+        canonical = key.isascii() and key.isdecimal() and str(int(key[:11])) == key
+        if not canonical or int(key) > LARGEST_INT:
+            raise ValueError(f'a key must be a token id, such as "42", not {shortened(key)!r}')
+    return biases
+
+
+TokenId = Annotated[int, Range(0)]
+StopText = Annotated[str, Size(0, 1024, "characters")]
+LogitBias = Annotated[
+    dict[str, Annotated[float, Range(-100, 100)]],
+    Size(0, 1024, "token ids"),
+    pydantic.AfterValidator(_check_token_keys),
+    Field(json_schema_extra={"propertyNames": {"pattern": "^(0|[1-9][0-9]{0,8})$"}}),
+]
+
+
+def logit_biases(biases: Mapping[str, float] | None) -> tuple[tuple[int, float], ...]:
+    """Pairs of token id and bias."""
+    return tuple((int(key), bias) for key, bias in (biases or {}).items())
+
+
+def given(value: T | None, default: T) -> T:
+    """The value, or the default of a field that was left out or null."""
+    return default if value is None else value
+
+
+def join_parts(content: object) -> object:
+    """The text of a message in parts, joined by newlines, as in vLLM."""
+    if isinstance(content, str):
+        return content
+    if not isinstance(content, list) or not content:
+        raise ValueError('must be a string or a list of {"type": "text", "text": "..."}')
+    for index, part in enumerate(content):
+        shaped = isinstance(part, dict) and part.keys() == {"type", "text"}
+        if not shaped or part["type"] != "text" or not isinstance(part["text"], str):
+            raise ValueError(f'part {index} must be {{"type": "text", "text": "..."}}')
+    return "\n".join(part["text"] for part in content)
+
+
+def check_texts(value: object) -> object:
+    """Checks a text, or a list of them, before parsing; the error says which one is wrong."""
+    if isinstance(value, list) and not value:
+        raise ValueError("must hold at least one text")
+    for where, item in enumerate_inputs(value):
+        if not isinstance(item, str):
+            raise ValueError(f"{where}must be a string")
+        if not item.strip():
+            raise ValueError(f"{where}must not be empty")
+    return value
+
+
+NOT_BLANK = {"pattern": r"[^\s\x1c-\x1f\x85]"}
+"""Says in a JSON schema that a text has more than white space."""
+
+AT_LEAST_ONE = {"minItems": 1}
+"""Says in a JSON schema that a list is not empty."""
+
+AnyText = Annotated[str, Field(json_schema_extra=NOT_BLANK)]
+"""A text whose validator, elsewhere, refuses blank ones."""
+
+OneOrManyTexts = Annotated[
+    AnyText | Annotated[list[AnyText], Field(json_schema_extra=AT_LEAST_ONE)],
+    pydantic.BeforeValidator(check_texts),
+]
+
+
+class TextsBody(TaskBody):
+    """A body with a text, or a list of them."""
+
+    inputs: OneOrManyTexts = Field(description="A text, or a list of texts.")
+
+    @property
+    def texts(self) -> list[str]:
+        """The texts, also if it is one."""
+        return self.inputs if isinstance(self.inputs, list) else [self.inputs]
+
+    @property
+    def batch(self) -> bool:
+        """Whether they came as a list, so that the reply is a list, too."""
+        return isinstance(self.inputs, list)
+
+
+def enumerate_inputs(value: object) -> list[tuple[str, object]]:
+    """The items of ``inputs``, each with the beginning of an error about it."""
+    if isinstance(value, list):
+        if len(value) > MAX_BATCH_INPUTS:
+            raise ValueError(f"must hold at most {MAX_BATCH_INPUTS:,} items, not {len(value):,}")
+        return [(f"inputs[{index}] ", item) for index, item in enumerate(value)]
+    return [("", value)]
+
+
+async def read_body(schema: type[Body], content: bytes) -> Body:
+    """`parse_body`, in a thread if the body is large: others are answered meanwhile."""
+    return await offload(lambda: parse_body(schema, content), len(content) * _SECONDS_PER_BYTE)
+
+
+def parse_body(schema: type[Body], content: bytes) -> Body:
+    """Parses a JSON body.
+
+    Raises:
+        ValidationError: it is not JSON or violates the schema; the message names the field.
+    """
+    if len(content) > _MAX_SMALL_BODY:
+        _check_shape(content)
+    try:
+        return schema.model_validate_json(content)
+    except pydantic.ValidationError as error:
+        raise ValidationError(_describe(error), field=_field_of(error)) from error
+
+
+def _check_shape(content: bytes) -> None:
+    """Refuses a body with thousands of lists and objects, and an object with thousands of fields,
+    which would be thousands of errors: at 2 MB, pydantic takes seconds for them, and no other
+    request is answered meanwhile.
+    """
+    # Not parsed for the count: Python's collection of garbage would take most of the time.
+    if (
+        _num_opened(content) > _MAX_LISTS_AND_OBJECTS
+        and _num_opened(_STRING.sub(b"", content)) > _MAX_LISTS_AND_OBJECTS
+    ):
+        raise ValidationError(
+            f"the body has more than {_MAX_LISTS_AND_OBJECTS:,} lists and objects"
+        )
+    if content.count(b":") <= _MAX_FIELDS:
+        return
+    try:
+        pending = [from_json(content)]
+    except ValueError:
+        return  # parsing the body says why
+    while pending:
+        value = pending.pop()
+        if isinstance(value, dict):
+            if len(value) > _MAX_FIELDS:
+                raise ValidationError(
+                    f"an object in the body has {len(value):,} fields; the limit is {_MAX_FIELDS:,}"
+                )
+            pending.extend(value.values())
+        elif isinstance(value, list):
+            pending.extend(item for item in value if isinstance(item, list | dict))
+
+
+def _num_opened(content: bytes) -> int:
+    return content.count(b"{") + content.count(b"[")
+
+
+def read_object(content: bytes) -> Mapping[str, Any]:
+    """A JSON object; an empty one for anything else, which `parse_body` refuses."""
+    try:
+        body = from_json(content)
+    except ValueError:
+        return {}
+    return body if isinstance(body, dict) else {}
+
+
+class FieldError(ValueError):
+    """A validator's error about a field of its object that is wrong beside another one."""
+
+    def __init__(self, field: str, message: str) -> None:
+        super().__init__(f"{field}: {message}")
+        self.field = field
+
+
+def _field_of(error: pydantic.ValidationError) -> str | None:
+    """The field that the first problem is about; None for the whole body."""
+    first = error.errors(include_url=False, include_input=False)[0]
+    cause = first.get("ctx", {}).get("error")
+    loc = first["loc"]
+    if isinstance(cause, FieldError):
+        loc = (*loc, *cause.field.split("."))
+    return _field_name(loc) or None
+
+
+def field_names(body: type[BaseModel], **changes: str) -> dict[str, str]:
+    """What a native body calls the fields of a neutral request: its own fields by their names,
+    those of its parameters with a prefix, and others as given in ``changes``.
+    """
+    names = {name: name for name in body.model_fields}
+    parameters = body.model_fields.get("parameters")
+    if parameters is not None:
+        kinds = (*getattr(parameters.annotation, "__args__", ()), parameters.annotation)
+        for kind in kinds:
+            for name in getattr(kind, "model_fields", ()):
+                names.setdefault(name, f"parameters.{name}")
+    return names | changes
+
+
+def wire_names(names: Mapping[str, str], *, batch: bool) -> "_WireNames":
+    """Has a ValidationError in a ``with`` block name the field at fault as the client wrote it.
+
+    Args:
+        names: from the neutral request's field names to the body's.
+        batch: whether the inputs came as a list; the index of a single text means nothing.
+    """
+    return _WireNames(names, batch)
+
+
+class _WireNames:
+    """A context manager of its own: a generator's costs 2 us more, with every request."""
+
+    __slots__ = ("_batch", "_names")
+
+    def __init__(self, names: Mapping[str, str], batch: bool) -> None:
+        self._names = names
+        self._batch = batch
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
+        if not isinstance(error, ValidationError) or error.field is None:
+            return
+        where = self._names.get(error.field, error.field)
+        message = f"{where}: {error.message}"
+        if error.index is not None:
+            item = f"{where}[{error.index}]"
+            where, message = (
+                (item, f"{item}: {error.message}") if self._batch else (where, error.message)
+            )
+        raise ValidationError(message, field=where) from error
+
+
+def _describe(error: pydantic.ValidationError) -> str:
+    """The first problem as a sentence, without echoing what was sent."""
+    first = error.errors(include_url=False, include_input=False)[0]
+    kind = first["type"]
+    if kind == "json_invalid":
+        return f"the body is not valid JSON: {first['ctx']['error']}"
+    if kind == "value_error" and not first["loc"]:
+        return str(first["ctx"]["error"])
+    if not first["loc"]:
+        return f"the body must be a JSON object: {first['msg']}"
+    field = _field_name(first["loc"])
+    if kind == "extra_forbidden":
+        return f"{field}: unknown field"
+    if kind == "missing":
+        return f"{field}: this field is required"
+    if kind == "too_long":
+        limit, length = first["ctx"]["max_length"], first["ctx"]["actual_length"]
+        return f"{field}: must have at most {limit} items, not {length}"
+    message = str(first["ctx"]["error"]) if kind == "value_error" else first["msg"]
+    return message if message.startswith(field) else f"{field}: {message}"
+
+
+def _field_name(loc: tuple[int | str, ...]) -> str:
+    name = ""
+    for part in loc:
+        if isinstance(part, int):
+            name += f"[{part}]"
+        else:
+            written = part if re.fullmatch(r"\w[\w-]*", part) else json.dumps(part)
+            name += ("." if name else "") + shortened(written)
+    return name

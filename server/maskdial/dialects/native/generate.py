@@ -1,0 +1,268 @@
+"""The generation routes of text-generation-inference: `/generate` and `/generate_stream`."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from fastapi import Request, Response
+
+from maskdial.bundle.manifest import Manifest, Task
+from maskdial.bundle.tokenizer import Tokenizer, TokenSpeller
+from maskdial.causal.events import Finish, TokenEvent
+from maskdial.causal.generate import Completion, Generation, Text, timings
+from maskdial.causal.prompts import Prompt
+from maskdial.dialects.body import field_names, read_body, wire_names
+from maskdial.dialects.call import causal_for
+from maskdial.dialects.native.generate_bodies import GenerateBody, GenerateParameters
+from maskdial.dialects.native.replies import GenerateReply
+from maskdial.engine.offload import offload
+from maskdial.engine.timing import Deadline
+from maskdial.errors import MaskdialError, ValidationError
+from maskdial.http.context import server_context
+from maskdial.http.disconnect import unless_gone
+from maskdial.http.replies import (
+    encode_json,
+    error_content,
+    json_reply,
+    timing_headers,
+    truncation_header,
+    warnings_header,
+)
+from maskdial.http.route import TaskRoute
+from maskdial.http.sse import Frames, data_frame, stream_reply
+from maskdial.registry.served import ServedModel
+
+_SECONDS_PER_TOKEN = 1e-6  # to render one
+_NAMES = field_names(
+    GenerateBody,
+    prompts="inputs",
+    texts="inputs",
+    num_sequences="parameters.n",
+    describe_tokens="parameters.details",
+    prompt_logprobs="parameters.decoder_input_details",
+    source_language="parameters.src_lang",
+    target_language="parameters.tgt_lang",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class GenerateTask:
+    """Text generation as something that models can be asked for."""
+
+    name: str = "generate"
+    head: Task = "generate"
+
+    def serves(self, manifest: Manifest) -> bool:
+        return manifest.task == "generate"
+
+    def claims(self, _: Mapping[str, Any], __: ServedModel) -> bool:
+        """Generation is the main task of every model that does it."""
+        return False
+
+    async def serve(self, request: Request, content: bytes, model_name: str | None) -> Response:
+        """Answers a body sent to `/models/NAME`: the reply is always a list, as at the root route
+        of text-generation-inference.
+        """
+        return await _serve(request, content, model_name, as_list=True)
+
+
+GENERATE = GenerateTask()
+
+
+async def generate(request: Request) -> Response:
+    """Continues a prompt or answers a conversation; with `"stream": true` as server-sent events,
+    one per token.
+    """
+    return await _serve(request, await request.body())
+
+
+async def generate_stream(request: Request) -> Response:
+    """Continues a prompt or answers a conversation as server-sent events, one per token."""
+    return await _serve(request, await request.body(), stream=True)
+
+
+ROUTES = tuple(
+    TaskRoute(
+        f"/{endpoint.__name__}",
+        endpoint,
+        body=GenerateBody,
+        reply=GenerateReply,
+        streams=True,
+        tags=["causal"],
+    )
+    for endpoint in (generate, generate_stream)
+)
+
+
+async def _serve(
+    request: Request,
+    content: bytes,
+    model_name: str | None = None,
+    *,
+    stream: bool = False,
+    as_list: bool = False,
+) -> Response:
+    server = server_context(request)
+    body = await read_body(GenerateBody, content)
+    deadline = Deadline(body.timeout, server.config)
+    model = await causal_for(request, GENERATE, body.choice(model_name), deadline)
+    parameters = body.parameters or GenerateParameters()
+    stream = stream or bool(body.stream)
+    if stream:
+        _check_streamable(body, parameters)
+    with wire_names(_NAMES, batch=body.batch):
+        generation = await unless_gone(
+            request,
+            Generation.prepare(body.request(model.defaults), model, server.config, deadline),
+        )
+        if not stream:
+            completions = await unless_gone(request, generation.complete())
+    if stream:
+        (prompt,) = generation.prompts
+        return await stream_reply(
+            request,
+            _frames(generation, parameters, model.tokenizer),
+            _error_frame,
+            truncation_header(prompt.num_truncated) | warnings_header(generation.warnings),
+        )
+
+    def reply() -> Response:
+        replies = [_reply(each, parameters, model.tokenizer) for each in completions]
+        single = not body.batch and (isinstance(replies[0], list) or not as_list)
+        headers = timing_headers(timings(completions)) | warnings_header(generation.warnings)
+        return json_reply(replies[0] if single else replies, headers=headers)
+
+    return await offload(reply, _count_described(completions, parameters) * _SECONDS_PER_TOKEN)
+
+
+def _check_streamable(body: GenerateBody, parameters: GenerateParameters) -> None:
+    if body.batch:
+        raise ValidationError("inputs: a stream has one prompt; send a string, not a list")
+    if parameters.num_sequences > 1:
+        raise ValidationError("parameters.n: a stream has one text; leave out n and best_of")
+    if parameters.decoder_input_details:
+        raise ValidationError("parameters.decoder_input_details: not available in a stream")
+
+
+def _count_described(completions: Sequence[Completion], parameters: GenerateParameters) -> int:
+    """About how many tokens a reply describes."""
+    num_tokens = 0
+    for each in completions:
+        num_generated = sum(len(text.events) for text in each.texts)
+        num_tokens += num_generated * (1 + (parameters.top_n_tokens or 0))
+        if parameters.decoder_input_details:
+            num_tokens += len(each.prompt.ids) * len(each.texts)
+    return num_tokens
+
+
+def _reply(completion: Completion, parameters: GenerateParameters, tokenizer: Tokenizer) -> object:
+    """The reply for one prompt: a text, or the list of the ``n`` best."""
+    n = parameters.n or 1
+    replies = [
+        _text_reply(completion.prompt, text, parameters, tokenizer) for text in completion.best(n)
+    ]
+    if n > 1:
+        return replies[:n]
+    best, others = replies[0], replies[1:]
+    if others and "details" in best:
+        best["details"]["best_of_sequences"] = [
+            {"generated_text": other["generated_text"], **other["details"]} for other in others
+        ]
+    return best
+
+
+def _text_reply(
+    prompt: Prompt, text: Text, parameters: GenerateParameters, tokenizer: Tokenizer
+) -> dict[str, Any]:
+    finish = text.finish
+    prefix = (prompt.text or "") if parameters.return_full_text else ""
+    reply: dict[str, Any] = {"generated_text": prefix + finish.generated_text}
+    if parameters.details or parameters.decoder_input_details:
+        reply["details"] = _details(finish) | {
+            "prefill": _prefill(prompt, finish, tokenizer)
+            if parameters.decoder_input_details
+            else [],
+            "tokens": [_token(event) for event in text.events],
+        }
+        if parameters.top_n_tokens:
+            speller = TokenSpeller(tokenizer, prompt.context_ids)
+            tops = [_top_tokens(event, speller, tokenizer) for event in text.events]
+            reply["details"]["top_tokens"] = tops
+    return reply
+
+
+async def _frames(
+    generation: Generation, parameters: GenerateParameters, tokenizer: Tokenizer
+) -> Frames:
+    """The events of a stream, one per token."""
+    (prompt,) = generation.prompts
+    prefix = (prompt.text or "") if parameters.return_full_text else ""
+    speller = TokenSpeller(tokenizer, prompt.context_ids)
+    with wire_names(_NAMES, batch=False):
+        async with generation.stream() as stream:
+            async for _, event in stream:
+                content = _stream_event(event, prefix)
+                if parameters.top_n_tokens:
+                    content["top_tokens"] = _top_tokens(event, speller, tokenizer)
+                yield data_frame(encode_json(content))
+
+
+def _error_frame(error: MaskdialError) -> bytes:
+    return data_frame(encode_json(error_content(error)))
+
+
+def _stream_event(event: TokenEvent, prefix: str) -> dict[str, Any]:
+    finish = event.finish
+    return {
+        "index": event.index,
+        "token": _token(event),
+        "generated_text": None if finish is None else prefix + finish.generated_text,
+        "details": None if finish is None else _details(finish),
+    }
+
+
+def _token(event: TokenEvent) -> dict[str, Any]:
+    """A token. Special tokens have no text: the texts of all tokens join to the generated text."""
+    return {
+        "id": event.token_id,
+        "text": event.text,
+        "logprob": event.logprob,
+        "special": event.special,
+    }
+
+
+def _top_tokens(
+    event: TokenEvent, speller: TokenSpeller, tokenizer: Tokenizer
+) -> list[dict[str, Any]]:
+    """The most likely tokens, each with its text in this place; advances past the chosen one."""
+    tokens = [
+        {
+            "id": token_id,
+            "text": speller.text(token_id),
+            "logprob": logprob,
+            "special": token_id in tokenizer.special_ids,
+        }
+        for token_id, logprob in event.top
+    ]
+    speller.advance(event.token_id)
+    return tokens
+
+
+def _prefill(prompt: Prompt, finish: Finish, tokenizer: Tokenizer) -> list[dict[str, Any]]:
+    """The prompt's tokens. Nothing precedes the first, so it has no probability."""
+    speller = TokenSpeller(tokenizer)
+    tokens = []
+    logprobs = (None, *(each.logprob for each in finish.prompt_logprobs))
+    for token_id, logprob in zip(prompt.ids, logprobs, strict=True):
+        tokens.append({"id": token_id, "text": speller.text(token_id), "logprob": logprob})
+        speller.advance(token_id)
+    return tokens
+
+
+def _details(finish: Finish) -> dict[str, Any]:
+    return {
+        "finish_reason": finish.reason,
+        "generated_tokens": finish.generated_tokens,
+        "seed": finish.seed,
+        "input_length": finish.input_length,
+    }

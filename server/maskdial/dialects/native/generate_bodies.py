@@ -1,0 +1,345 @@
+"""The bodies of `/generate`: prompts and conversations, sampling parameters, grammars.
+
+They are text-generation-inference's, with parameters of vLLM and transformers. Null means not
+given; unknown fields are refused.
+"""
+
+from typing import Annotated, Any, Literal, Self
+
+import pydantic
+from pydantic import Field, ValidationInfo, field_validator, model_validator
+
+from maskdial.bundle.generation_config import GenerationDefaults
+from maskdial.causal.grammar.source import RequestGrammarKind
+from maskdial.causal.request import Conversation, GenerationRequest, GrammarRequest
+from maskdial.causal.sampling.params import SamplingParams
+from maskdial.causal.seq2seq import MAX_BEAMS, Writing
+from maskdial.dialects.body import (
+    AT_LEAST_ONE,
+    AnyText,
+    LogitBias,
+    Range,
+    Size,
+    StopText,
+    TaskBody,
+    TokenId,
+    Wire,
+    check_texts,
+    example,
+    given,
+    join_parts,
+    logit_biases,
+)
+
+
+def _check_grammar_value(value: object) -> object:
+    if value is None or isinstance(value, str | dict | bool):
+        return value
+    raise ValueError("must be an object, a string, true or false")
+
+
+def _check_early_stopping(value: object) -> object:
+    if isinstance(value, bool) or value == "never":
+        return value
+    raise ValueError('must be true, false or "never"')
+
+
+class GrammarParameter(Wire):
+    """What the generated text has to match, as in text-generation-inference.
+
+    ``value`` is a JSON schema (as an object or a string; without one, ``json`` is any object), a
+    regular expression, or a Lark grammar.
+    """
+
+    type: RequestGrammarKind
+    value: Annotated[
+        str | dict[str, Any] | bool | None, pydantic.BeforeValidator(_check_grammar_value)
+    ] = Field(None, validate_default=True)
+
+    @field_validator("value")
+    @classmethod
+    def _check_text(cls, value: object, info: ValidationInfo) -> object:
+        kind = info.data.get("type")
+        if kind in ("regex", "lark") and not (isinstance(value, str) and value):
+            raise ValueError(f"must be a string that holds a {kind} grammar")
+        return value
+
+
+class GenerateParameters(Wire):
+    """Parameters of `/generate`, named as in text-generation-inference, vLLM and transformers."""
+
+    max_new_tokens: Annotated[int, Range(1)] | None = Field(
+        None, description="Maximum number of tokens to generate. Default: the model's, or 100."
+    )
+    min_new_tokens: Annotated[int, Range(0)] | None = Field(
+        None,
+        description="Ignore end-of-sequence and stop sequences before this many tokens. "
+        "Default: 0.",
+    )
+    do_sample: bool | None = Field(
+        None,
+        description="Sample instead of greedy decoding. Default: true if a sampling parameter is "
+        "given, otherwise the model's. Where sampling parameters have a default here, a model may "
+        "have another: /info shows it.",
+    )
+    temperature: Annotated[float, Range(0, 100)] | None = Field(
+        None, description="Sampling temperature; 0 is greedy. Default: 1."
+    )
+    top_k: Annotated[int, Range(0)] | None = Field(
+        None, description="Sample from the k most likely tokens; 0 disables it. Default: 0."
+    )
+    top_p: Annotated[float, Range(0, 1)] | None = Field(
+        None,
+        description="Sample from the smallest set of tokens with this total probability; 1 "
+        "disables it. Default: 1.",
+    )
+    min_p: Annotated[float, Range(0, 1)] | None = Field(
+        None,
+        description="Sample from tokens with at least this share of the most likely token's "
+        "probability; 0 disables it. Default: 0.",
+    )
+    typical_p: Annotated[float, Range(0, 1, above_low=True)] | None = Field(
+        None, description="Locally typical sampling; 1 disables it. Default: 1."
+    )
+    repetition_penalty: Annotated[float, Range(0.01, 100)] | None = Field(
+        None,
+        description="Penalty for tokens of the prompt and the generated text; 1 disables it. "
+        "Default: 1.",
+    )
+    frequency_penalty: Annotated[float, Range(-2, 2)] | None = Field(
+        None, description="Penalty per occurrence in the generated text. Default: 0."
+    )
+    presence_penalty: Annotated[float, Range(-2, 2)] | None = Field(
+        None, description="Penalty for tokens that occur in the generated text. Default: 0."
+    )
+    logit_bias: LogitBias | None = Field(
+        None, description="Map from token ids to a bias that is added to their logits."
+    )
+    seed: Annotated[int, Range(0, 2**63 - 1)] | None = Field(
+        None, description="Random seed. Default: a new one, returned in the details."
+    )
+    stop: Annotated[list[StopText], Size(0, 64, "texts")] | None = Field(
+        None, description="Strings that end the generation."
+    )
+    stop_token_ids: Annotated[list[TokenId], Size(0, 256, "token ids")] | None = Field(
+        None, description="Tokens that end the generation."
+    )
+    ignore_eos: bool | None = Field(
+        None, description="Continue after the end-of-sequence token. Default: false."
+    )
+    return_full_text: bool | None = Field(
+        None, description="Prepend the prompt to the generated text. Default: false."
+    )
+    truncate: Annotated[int, Range(1)] | None = Field(
+        None,
+        description="Keep only this many of the prompt's last tokens, or of a source text's first "
+        "ones. Default: all.",
+    )
+    details: bool | None = Field(
+        None,
+        description="Return tokens, log-probabilities and the finish reason. Default: false.",
+    )
+    decoder_input_details: bool | None = Field(
+        None,
+        description="Return the prompt's tokens and log-probabilities in details.prefill. "
+        "Default: false.",
+    )
+    top_n_tokens: Annotated[int, Range(0, 20)] | None = Field(
+        None, description="Return the most likely tokens at each position. Default: 0."
+    )
+    n: Annotated[int, Range(1, 128)] | None = Field(
+        None, description="Number of texts to return. Default: 1."
+    )
+    best_of: Annotated[int, Range(1, 128)] | None = Field(
+        None,
+        description="Number of texts to generate, of which the n best are returned. Default: n.",
+    )
+    grammar: GrammarParameter | None = Field(None, description="What the text has to match.")
+    no_repeat_ngram_size: Annotated[int, Range(0, 1000)] | None = Field(
+        None,
+        description="No sequence of this many tokens occurs twice; 0 disables it. Default: 0, or "
+        "the checkpoint's for encoder-decoder models.",
+    )
+    num_beams: Annotated[int, Range(1, MAX_BEAMS)] | None = Field(
+        None,
+        description="Number of beams of a beam search; 1 is none. Default: 1, or the checkpoint's "
+        "for encoder-decoder models.",
+    )
+    length_penalty: Annotated[float, Range(-100, 100)] | None = Field(
+        None,
+        description="Exponent of a text's length, by which a beam search divides its score. "
+        "Default: 1, or the checkpoint's for encoder-decoder models.",
+    )
+    early_stopping: (
+        Annotated[bool | Literal["never"], pydantic.BeforeValidator(_check_early_stopping)] | None
+    ) = Field(
+        None,
+        description="Whether a beam search ends once it has a text for each beam, or never before "
+        "no text can become better. Default: false, or the checkpoint's for encoder-decoder "
+        "models.",
+    )
+    src_lang: Annotated[str, Size(1, 64, "characters")] | None = Field(
+        None, description="Language of the source text, for models with several."
+    )
+    tgt_lang: Annotated[str, Size(1, 64, "characters")] | None = Field(
+        None, description="Language to write in, for models with several."
+    )
+    watermark: Literal[False] | None = Field(None, description="Watermarking is not supported.")
+
+    @field_validator("min_new_tokens")
+    @classmethod
+    def _not_above_max(cls, value: int | None, info: ValidationInfo) -> int | None:
+        most = info.data.get("max_new_tokens")
+        if value is not None and most is not None and value > most:
+            raise ValueError(f"must be at most max_new_tokens ({most}), not {value}")
+        return value
+
+    @field_validator("best_of")
+    @classmethod
+    def _not_below_n(cls, value: int | None, info: ValidationInfo) -> int | None:
+        n = info.data.get("n")
+        if value is not None and n is not None and value < n:
+            raise ValueError(f"must be at least n ({n}), not {value}")
+        return value
+
+    @property
+    def _has_controls(self) -> bool:
+        """Whether a sampling parameter is given."""
+        controls = (self.temperature, self.top_k, self.top_p, self.min_p, self.typical_p)
+        return any(value is not None for value in controls)
+
+    @property
+    def grammar_request(self) -> GrammarRequest | None:
+        """What the text has to match."""
+        return (
+            None if self.grammar is None else GrammarRequest(self.grammar.type, self.grammar.value)
+        )
+
+    @property
+    def writing(self) -> Writing:
+        """What encoder-decoder models are told beside it."""
+        return Writing(
+            num_beams=self.num_beams,
+            length_penalty=self.length_penalty,
+            early_stopping=self.early_stopping,
+            no_repeat_ngram_size=self.no_repeat_ngram_size,
+            source_language=self.src_lang,
+            target_language=self.tgt_lang,
+        )
+
+    @property
+    def num_sequences(self) -> int:
+        """How many texts to generate for each prompt."""
+        return self.best_of or self.n or 1
+
+    def sampling_params(self, defaults: GenerationDefaults) -> SamplingParams:
+        """How to sample; ``max_new_tokens`` is left to the model's context."""
+        by_default = defaults.do_sample and (self.num_beams or 1) == 1
+        return SamplingParams(
+            min_new_tokens=self.min_new_tokens or 0,
+            do_sample=given(self.do_sample, self._has_controls or by_default),
+            temperature=given(self.temperature, defaults.temperature),
+            top_k=given(self.top_k, defaults.top_k),
+            top_p=given(self.top_p, defaults.top_p),
+            min_p=given(self.min_p, defaults.min_p),
+            typical_p=given(self.typical_p, defaults.typical_p),
+            repetition_penalty=given(self.repetition_penalty, defaults.repetition_penalty),
+            frequency_penalty=self.frequency_penalty or 0.0,
+            presence_penalty=self.presence_penalty or 0.0,
+            logit_bias=logit_biases(self.logit_bias),
+            seed=self.seed,
+            # An empty string would end every text at once.
+            stop=tuple(text for text in self.stop or () if text),
+            stop_token_ids=frozenset(self.stop_token_ids or ()),
+            ignore_eos=bool(self.ignore_eos),
+            top_n_tokens=self.top_n_tokens or 0,
+            prompt_logprobs=bool(self.decoder_input_details),
+        )
+
+
+class TextPart(Wire):
+    """A part of a message."""
+
+    type: Literal["text"]
+    text: str
+
+
+class ChatMessage(Wire):
+    """One message of a conversation. Parts of its ``content`` are joined."""
+
+    role: Annotated[str, Size(1, 64, "characters")]
+    content: Annotated[
+        str, pydantic.BeforeValidator(join_parts, json_schema_input_type=str | list[TextPart])
+    ]
+
+
+def _check_prompts(value: object) -> object:
+    return "" if value is None else check_texts(value)
+
+
+class GenerateBody(TaskBody):
+    """A prompt, a list of prompts (not streamed), or a conversation."""
+
+    model_config = example(
+        {"inputs": "Once upon a time", "parameters": {"max_new_tokens": 40}},
+        oneOf=[
+            {"required": ["inputs"], "properties": {"messages": {"type": "null"}}},
+            {"required": ["messages"], "properties": {"inputs": False}},
+        ],
+    )
+
+    inputs: Annotated[
+        AnyText | Annotated[list[AnyText], Field(json_schema_extra=AT_LEAST_ONE)],
+        pydantic.BeforeValidator(_check_prompts),
+    ] = Field("", description="A prompt, or a list of prompts; alternatively, messages.")
+    messages: Annotated[list[ChatMessage], Size(1, 1024, "messages")] | None = Field(
+        None, description="A conversation, rendered with the model's chat template."
+    )
+    parameters: GenerateParameters | None = None
+    stream: bool | None = Field(
+        None, description="Reply with server-sent events, one per token. Default: false."
+    )
+    priority: Annotated[int, Range(-100, 100)] | None = Field(
+        None,
+        description="Priority among the client's own requests; lower values start earlier. "
+        "Default: 0.",
+    )
+    cache_salt: Annotated[str, Size(1, 256, "characters")] | None = Field(
+        None,
+        description="Share cached prompt prefixes only with requests of the same key and salt.",
+    )
+
+    @model_validator(mode="after")
+    def _check_one_prompt(self) -> Self:
+        if not self.inputs and self.messages is None:
+            raise ValueError("inputs: give a prompt as inputs, or a conversation as messages")
+        if self.inputs and self.messages is not None:
+            raise ValueError("messages: give either inputs or messages, not both")
+        return self
+
+    @property
+    def batch(self) -> bool:
+        """Whether the prompts came as a list, so that the reply is a list, too."""
+        return isinstance(self.inputs, list)
+
+    def request(self, defaults: GenerationDefaults) -> GenerationRequest:
+        """The body as a dialect-neutral request to a model with these defaults."""
+        parameters = self.parameters or GenerateParameters()
+        prompts: list[str] = []
+        if self.messages is None:
+            prompts = self.inputs if isinstance(self.inputs, list) else [self.inputs]
+        return GenerationRequest(
+            prompts,
+            None
+            if self.messages is None
+            else Conversation([each.model_dump() for each in self.messages]),
+            parameters.sampling_params(defaults),
+            max_new_tokens=parameters.max_new_tokens,
+            num_sequences=parameters.num_sequences,
+            grammar=parameters.grammar_request,
+            truncate=parameters.truncate,
+            writing=parameters.writing,
+            priority=self.priority or 0,
+            cache_salt=self.cache_salt or "",
+            describe_tokens=bool(parameters.details),
+        )

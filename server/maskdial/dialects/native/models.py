@@ -1,0 +1,78 @@
+"""`POST /models/{name}`: whatever task the named model does."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol, Union
+
+from fastapi import Request, Response
+from pydantic import ConfigDict
+
+from maskdial.bundle.manifest import Manifest, Task
+from maskdial.dialects.body import TaskBody, read_body, read_object
+from maskdial.dialects.call import lease_for
+from maskdial.dialects.native import generate, seq2seq, tasks
+from maskdial.dialects.native.generate_bodies import GenerateBody
+from maskdial.dialects.native.replies import GenerateReply
+from maskdial.engine.timing import Deadline
+from maskdial.http.context import server_context
+from maskdial.http.route import TaskRoute
+from maskdial.registry.served import ServedModel
+
+
+class _AnyBody(TaskBody):
+    """What the bodies of all tasks have."""
+
+    model_config = ConfigDict(extra="ignore")
+
+
+class _Dispatched(Protocol):
+    """What a task has to offer to be reached by its model's name."""
+
+    @property
+    def head(self) -> Task: ...
+    def serves(self, manifest: Manifest, /) -> bool: ...
+    def claims(self, content: Mapping[str, Any], model: ServedModel, /) -> bool: ...
+    async def serve(self, request: Request, content: bytes, model_name: str | None) -> Response: ...
+
+
+_OTHERS: tuple[seq2seq.TextToTextTask | tasks.MaskedTask[Any], ...] = (
+    *seq2seq.TASKS,
+    *tasks.TASKS,
+)
+_TASKS: tuple[_Dispatched, ...] = (generate.GENERATE, *_OTHERS)
+
+
+async def model(request: Request) -> Response:
+    """Answers with the named model; the body is that of a task that the model does."""
+    name = request.path_params["name"]
+    content = await request.body()
+    body = await read_body(_AnyBody, content)
+    choice = body.choice(name)
+    deadline = Deadline(body.timeout, server_context(request).config)
+    lease = await lease_for(request, choice, deadline)
+    served = [model for model in lease.models if choice.allows(model.manifest)]
+    return await _asked_task(served, read_object(content)).serve(request, content, name)
+
+
+def _asked_task(served: Sequence[ServedModel], body: Mapping[str, Any]) -> _Dispatched:
+    """The task that claims the body, otherwise the first one that the first model does.
+
+    A task may claim a body for a model that has its head but cannot do it, and say why not.
+    """
+    for each in served:
+        for task in _TASKS:
+            has_head = task.head == each.manifest.task
+            if (has_head or task.serves(each.manifest)) and task.claims(body, each):
+                return task
+    return next(task for task in _TASKS if task.serves(served[0].manifest))
+
+
+ROUTES = (
+    TaskRoute(
+        "/models/{name:path}",
+        model,
+        body=Union[(GenerateBody, *(task.body for task in _OTHERS))],
+        reply=Union[(GenerateReply, *(task.reply for task in _OTHERS))],
+        streams=True,
+        tags=["models"],
+    ),
+)

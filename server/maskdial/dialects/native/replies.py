@@ -1,0 +1,200 @@
+"""What the native routes reply, for the OpenAPI document; tests compare real replies with it."""
+
+from typing import Literal, NotRequired
+
+from typing_extensions import TypedDict
+
+from maskdial.masked.tasks.classify import LabelScore
+from maskdial.masked.tasks.embed import SparseVector
+from maskdial.masked.tasks.fill_mask import Filling
+from maskdial.masked.tasks.question_answering import Answer
+from maskdial.masked.tasks.token_classify import Entity, TaggedToken
+from maskdial.metrics import ModelState
+from maskdial.score import Score
+
+
+class RerankedText(TypedDict):
+    """A text by its index in the request, its score, and itself if that was wanted."""
+
+    index: int
+    score: float
+    text: NotRequired[str]
+
+
+# One mask in a text; several; several texts, of each kind.
+_Fillings = list[Filling] | list[list[Filling]]
+FillMaskReply = _Fillings | list[_Fillings]
+ClassifyReply = list[list[LabelScore]]
+_Tags = list[TaggedToken] | list[Entity]
+TokenClassifyReply = _Tags | list[_Tags]
+_Answers = Answer | list[Answer]
+QuestionAnsweringReply = _Answers | list[_Answers]
+EmbedReply = list[list[float]]
+EmbedAllReply = list[list[list[float]]]
+SparseEmbedReply = SparseVector | list[SparseVector]
+ZeroShotReply = list[LabelScore] | list[list[LabelScore]]
+RerankReply = list[RerankedText]
+SimilarityReply = list[float]
+ScoreReply = Score | list[Score]
+
+
+class SummaryText(TypedDict):
+    """A summary."""
+
+    summary_text: str
+
+
+class TranslationText(TypedDict):
+    """A translation."""
+
+    translation_text: str
+
+
+SummarizeReply = list[SummaryText]
+TranslateReply = list[TranslationText]
+
+
+class TextToken(TypedDict):
+    """A token of a text, with its offsets in characters; special tokens have none."""
+
+    id: int
+    text: str
+    special: bool
+    start: int | None
+    stop: int | None
+
+
+TokenizeReply = list[list[TextToken]]
+DetokenizeReply = list[str]
+
+
+class PromptToken(TypedDict):
+    """A token of a prompt. The first has no probability."""
+
+    id: int
+    text: str
+    logprob: float | None
+
+
+class GeneratedToken(TypedDict):
+    """A generated token. Special tokens have no text."""
+
+    id: int
+    text: str
+    logprob: float | None
+    special: bool
+
+
+class FinishDetails(TypedDict):
+    """How a generation ended."""
+
+    finish_reason: Literal["length", "eos_token", "stop_sequence"]
+    generated_tokens: int
+    seed: int | None
+    input_length: int
+
+
+class GenerateDetails(FinishDetails):
+    """The tokens of a generation, where they were wanted."""
+
+    prefill: list[PromptToken]
+    tokens: list[GeneratedToken]
+    top_tokens: NotRequired[list[list[GeneratedToken]]]
+
+
+class OtherGeneration(GenerateDetails):
+    """One of the generations that ``best_of`` has not chosen."""
+
+    generated_text: str
+
+
+class BestDetails(GenerateDetails):
+    """The same of the best generation."""
+
+    best_of_sequences: NotRequired[list[OtherGeneration]]
+
+
+class Generated(TypedDict):
+    """A generated text."""
+
+    generated_text: str
+    details: NotRequired[BestDetails]
+
+
+_Generated = Generated | list[Generated]
+GenerateReply = _Generated | list[_Generated]
+
+
+class DefaultSampling(TypedDict, total=False):
+    """How a causal model samples where a request does not say; empty for others."""
+
+    do_sample: bool
+    temperature: float
+    top_k: int
+    top_p: float
+    min_p: float
+    typical_p: float
+    repetition_penalty: float
+    max_new_tokens: int | None
+
+
+class ModelDescription(TypedDict):
+    """A served model; what is not known before it is loaded is empty or 0.
+
+    Models without a KV cache leave its type empty, too.
+    """
+
+    name: str
+    state: ModelState
+    reason: str | None
+    mask: str
+    family: str
+    tasks: list[str]
+    architecture: str
+    precision: str
+    batch_invariant: bool
+    max_length: int
+    max_source_length: NotRequired[int]
+    labels: list[str]
+    chat: bool
+    generation_defaults: DefaultSampling
+    provider: str
+    kernels: str
+    kv_cache_dtype: str
+    ready: bool
+
+
+class Limits(TypedDict):
+    """The server's limits."""
+
+    max_batch_inputs: int
+    max_batch_tokens: int
+    max_body_bytes: int
+    max_queue: int
+    slots: int
+
+
+class ServerInfo(TypedDict):
+    """The server."""
+
+    name: str
+    version: str
+    phase: Literal["loading", "serving", "draining"]
+    limits: Limits
+    models: list[ModelDescription]
+
+
+class Health(TypedDict):
+    """Whether the server is alive, or ready, and what is down."""
+
+    status: str
+    error: NotRequired[str]
+    models: NotRequired[list[str]]
+
+
+class ModelChange(TypedDict):
+    """The state of a model after a load or an unload."""
+
+    model: str
+    state: ModelState
+    reason: str | None

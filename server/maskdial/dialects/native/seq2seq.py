@@ -1,0 +1,133 @@
+"""`/summarize` and `/translate`: the Hugging Face tasks of encoder-decoder models."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from fastapi import Request, Response
+
+from maskdial.bundle.manifest import Manifest, Task
+from maskdial.causal.generate import Generation, timings
+from maskdial.dialects.body import field_names, read_body, wire_names
+from maskdial.dialects.call import causal_for
+from maskdial.dialects.native.replies import SummarizeReply, TranslateReply
+from maskdial.dialects.native.seq2seq_bodies import SummarizeBody, TranslateBody
+from maskdial.engine.timing import Deadline
+from maskdial.http.context import server_context
+from maskdial.http.disconnect import unless_gone
+from maskdial.http.replies import json_reply, timing_headers, warnings_header
+from maskdial.http.route import TaskRoute
+from maskdial.registry.served import ServedModel
+
+# What transformers' tokenizers clean up
+_SPACES = (
+    *((f" {mark}", mark) for mark in ".?!,"),
+    (" ' ", "'"),
+    *((f" {end}", end) for end in ("n't", "'m", "'s", "'ve", "'re")),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class TextToTextTask:
+    """A task of encoder-decoder models on the wire.
+
+    Attributes:
+        name: of the task and its route.
+        body: what is sent there.
+        reply: the type of what comes back.
+        key: of the text in the reply.
+        description: of the route, for the documentation.
+        serves: whether a model can do the task.
+        parameters: by which a body is known that was sent to `/models/NAME`.
+    """
+
+    name: str
+    body: type[SummarizeBody] | type[TranslateBody]
+    reply: Any
+    key: str
+    description: str
+    serves: Callable[[Manifest], bool]
+    parameters: frozenset[str] = frozenset()
+    head: Task = "generate"
+
+    def claims(self, content: Mapping[str, Any], model: ServedModel) -> bool:
+        """Whether a body that was sent to `/models/NAME` is for this task."""
+        given = content.get("parameters")
+        has_encoder = model.manifest.text_to_text is not None
+        return has_encoder and isinstance(given, dict) and not self.parameters.isdisjoint(given)
+
+    def route(self) -> TaskRoute:
+        """`POST /NAME`."""
+
+        async def endpoint(request: Request) -> Response:
+            return await self.serve(request, await request.body(), None)
+
+        return TaskRoute(
+            f"/{self.name}",
+            endpoint,
+            body=self.body,
+            reply=self.reply,
+            tags=["causal"],
+            name=self.name,
+            description=self.description,
+        )
+
+    async def serve(self, request: Request, content: bytes, model_name: str | None) -> Response:
+        """Answers a body with the named model, or the one that the body means: always with a list,
+        as transformers does.
+        """
+        server = server_context(request)
+        body = await read_body(self.body, content)
+        deadline = Deadline(body.timeout, server.config)
+        model = await causal_for(request, self, body.choice(model_name), deadline)
+        with wire_names(_names(self.body), batch=body.batch):
+            generation = await unless_gone(
+                request,
+                Generation.prepare(body.request(model.defaults), model, server.config, deadline),
+            )
+            completions = await unless_gone(request, generation.complete())
+        texts = [completion.texts[0].finish.generated_text for completion in completions]
+        if body.options.clean_up_tokenization_spaces:
+            texts = list(map(_clean_up, texts))
+        headers = timing_headers(timings(completions)) | warnings_header(generation.warnings)
+        return json_reply([{self.key: text} for text in texts], headers=headers)
+
+
+def _names(body: type[SummarizeBody] | type[TranslateBody]) -> Mapping[str, str]:
+    """What a body calls the fields of the neutral request."""
+    generation = "parameters.generate_parameters"
+    own = {name: f"{generation}.{name}" for name in body.writing_fields()}
+    languages = {
+        "source_language": "parameters.src_lang",
+        "target_language": "parameters.tgt_lang",
+    }
+    return own | field_names(body, prompts="inputs", texts="inputs", **languages)
+
+
+def _clean_up(text: str) -> str:
+    for spaced, plain in _SPACES:
+        text = text.replace(spaced, plain)
+    return text
+
+
+TASKS = (
+    TextToTextTask(
+        "summarize",
+        SummarizeBody,
+        SummarizeReply,
+        "summary_text",
+        "Summarizes a text, or several, with an encoder-decoder model.",
+        lambda manifest: manifest.summarizes,
+    ),
+    TextToTextTask(
+        "translate",
+        TranslateBody,
+        TranslateReply,
+        "translation_text",
+        "Translates a text, or several, with an encoder-decoder model.",
+        lambda manifest: manifest.translates,
+        frozenset({"src_lang", "tgt_lang"}),
+    ),
+)
+
+ROUTES = tuple(task.route() for task in TASKS)

@@ -1,0 +1,286 @@
+"""The masked family's routes, one for each task, and `/score`, which both families serve.
+
+A masked task is registered here: its request, its body, and how its answer is written. The rest is
+the same for all of them.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache, partial
+from typing import Any, Generic, TypeVar
+
+from fastapi import Request, Response
+
+from maskdial import score as scoring
+from maskdial.bundle.manifest import Manifest, Task
+from maskdial.dialects.body import field_names, read_body, wire_names
+from maskdial.dialects.call import masked_for, model_for
+from maskdial.dialects.native import replies
+from maskdial.dialects.native import task_bodies as bodies
+from maskdial.engine.timing import Deadline
+from maskdial.http.context import server_context
+from maskdial.http.disconnect import unless_gone
+from maskdial.http.replies import json_reply, timing_headers
+from maskdial.http.route import TaskRoute
+from maskdial.masked import run
+from maskdial.masked.tasks.classify import ClassifyRequest
+from maskdial.masked.tasks.embed import EmbedRequest, SimilarityRequest, SparseEmbedRequest
+from maskdial.masked.tasks.embed_all import EmbedAllRequest
+from maskdial.masked.tasks.fill_mask import MASK_ALIASES, Filling, FillMaskRequest
+from maskdial.masked.tasks.question_answering import Answer, QuestionAnsweringRequest
+from maskdial.masked.tasks.rerank import Rank, RerankRequest
+from maskdial.masked.tasks.task import TaskRequest
+from maskdial.masked.tasks.token_classify import TokenClassifyRequest
+from maskdial.masked.tasks.zero_shot import ZeroShotRequest
+from maskdial.registry.served import ServedModel
+
+BodyT = TypeVar("BodyT", bound=bodies.MaskedBody)
+
+Claim = Callable[[Mapping[str, Any], ServedModel], bool]
+"""Whether a body that was sent to `/models/NAME` is for this task, and not for the model's main
+one.
+"""
+
+
+def _never(_: Mapping[str, Any], __: ServedModel) -> bool:
+    return False
+
+
+def _first_if_single(body: bodies.MaskedBody, answers: Sequence[object]) -> object:
+    """A list of texts gets the list of their answers, one text its answer."""
+    return answers if body.batch else answers[0]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class MaskedTask(Generic[BodyT]):
+    """A task of the masked family on the wire.
+
+    Attributes:
+        kind: the neutral request.
+        body: the body that becomes one.
+        reply: the type of the reply, for the documentation.
+        description: of the route, for the documentation.
+        render: from a body and the task's answer to what is sent as JSON.
+        names: what the body calls the request's fields, where the names differ.
+        claims: see `Claim`.
+        aliases: other paths of the route, as other servers have them.
+    """
+
+    kind: type[TaskRequest[Any]]
+    body: type[BodyT]
+    reply: Any
+    description: str
+    render: Callable[[BodyT, Any], object] = _first_if_single
+    names: Mapping[str, str] = field(default_factory=lambda: {"texts": "inputs"})
+    claims: Claim = _never
+    aliases: Sequence[str] = ()
+
+    @property
+    def name(self) -> str:
+        return self.kind.task
+
+    @property
+    def head(self) -> Task:
+        """The task in the manifests of the models that may serve it."""
+        return self.kind.head
+
+    def serves(self, manifest: Manifest) -> bool:
+        """Whether a model can do the task."""
+        return self.kind.serves(manifest)
+
+    def routes(self) -> Sequence[TaskRoute]:
+        """`POST /NAME`, and the aliases."""
+
+        async def endpoint(request: Request) -> Response:
+            return await self.serve(request, await request.body(), None)
+
+        return [
+            TaskRoute(
+                path,
+                endpoint,
+                body=self.body,
+                reply=self.reply,
+                tags=["masked"],
+                name=self.name,
+                description=self.description,
+                include_in_schema=path not in self.aliases,
+            )
+            for path in (f"/{self.name}", *self.aliases)
+        ]
+
+    async def serve(self, request: Request, content: bytes, model_name: str | None) -> Response:
+        """Answers a body with the named model, or the one that the body means."""
+        server = server_context(request)
+        body = await read_body(self.body, content)
+        deadline = Deadline(body.timeout, server.config)
+        model = await masked_for(request, self, body.choice(model_name), deadline)
+        with wire_names(_names(self), batch=body.batch):
+            answer = await run.answer(
+                body.request(), model, server.config, deadline, partial(unless_gone, request)
+            )
+        return json_reply(self.render(body, answer.content), headers=timing_headers(answer.timings))
+
+
+@cache
+def _names(task: MaskedTask[Any]) -> Mapping[str, str]:
+    return field_names(task.body, **task.names)
+
+
+def _render_fillings(body: bodies.FillMaskBody, answers: list[list[list[Filling]]]) -> object:
+    """The fillings of a text's only mask are not nested once more."""
+    texts = [masks[0] if len(masks) == 1 else masks for masks in answers]
+    return _first_if_single(body, texts)
+
+
+def _render_answers(body: bodies.QuestionAnsweringBody, answers: list[list[Answer]]) -> object:
+    single = body.parameters is None or (body.parameters.top_k or 1) == 1
+    return _first_if_single(body, [each[0] if single else each for each in answers])
+
+
+def _render_ranks(body: bodies.RerankBody, ranks: list[Rank]) -> object:
+    if not body.return_text:
+        return ranks
+    return [
+        {"index": rank.index, "score": rank.score, "text": body.texts[rank.index]} for rank in ranks
+    ]
+
+
+def _has_mask(content: Mapping[str, Any], model: ServedModel) -> bool:
+    """Of a model that is served under both masks, texts with masks in them are to be filled."""
+    inputs = content.get("inputs")
+    texts = inputs if isinstance(inputs, list) else [inputs]
+    marks = (*MASK_ALIASES, model.tokenizer.mask_token or MASK_ALIASES[0])
+    return any(mark in text for text in texts if isinstance(text, str) for mark in marks)
+
+
+def _has_labels(content: Mapping[str, Any], _: ServedModel) -> bool:
+    parameters = content.get("parameters")
+    return isinstance(parameters, dict) and "candidate_labels" in parameters
+
+
+TASKS: tuple[MaskedTask[Any], ...] = (
+    MaskedTask(
+        FillMaskRequest,
+        bodies.FillMaskBody,
+        replies.FillMaskReply,
+        "Fills the masks of a text: for each mask, the best tokens with their probabilities.",
+        _render_fillings,
+        claims=_has_mask,
+    ),
+    MaskedTask(
+        ClassifyRequest,
+        bodies.ClassifyBody,
+        replies.ClassifyReply,
+        "Scores a text, or a pair of texts, for each label of a classifier.",
+        # One text is nested as well: transformers' clients take the first element.
+        lambda _, answers: answers,
+    ),
+    MaskedTask(
+        TokenClassifyRequest,
+        bodies.TokenClassifyBody,
+        replies.TokenClassifyReply,
+        "Tags the tokens of a text, and merges them into entities.",
+    ),
+    MaskedTask(
+        QuestionAnsweringRequest,
+        bodies.QuestionAnsweringBody,
+        replies.QuestionAnsweringReply,
+        "Answers a question with spans of its context.",
+        _render_answers,
+        names={"texts": "inputs", "questions": "inputs"},
+    ),
+    MaskedTask(
+        EmbedRequest,
+        bodies.EmbedBody,
+        replies.EmbedReply,
+        "Turns a text into a vector, or several texts into one each.",
+        lambda _, vectors: vectors.tolist(),
+    ),
+    MaskedTask(
+        SparseEmbedRequest,
+        bodies.SparseEmbedBody,
+        replies.SparseEmbedReply,
+        "Weighs the vocabulary for a text (SPLADE), or for several texts each: the weights that "
+        "are not 0.",
+        lambda _, vectors: vectors,
+        aliases=("/embed_sparse",),
+    ),
+    MaskedTask(
+        EmbedAllRequest,
+        bodies.EmbedAllBody,
+        replies.EmbedAllReply,
+        "Turns each token of a text into a vector (ColBERT), or of several texts each.",
+        lambda _, texts: [vectors.tolist() for vectors in texts],
+        aliases=("/embed_all",),
+    ),
+    MaskedTask(
+        ZeroShotRequest,
+        bodies.ZeroShotClassifyBody,
+        replies.ZeroShotReply,
+        "Scores a text for each of the labels, or choices, in the request.",
+        claims=_has_labels,
+    ),
+    MaskedTask(
+        RerankRequest,
+        bodies.RerankBody,
+        replies.RerankReply,
+        "Orders texts by how well they answer a query, with their scores.",
+        _render_ranks,
+        names={},
+        claims=lambda content, _: "query" in content,
+    ),
+    MaskedTask(
+        SimilarityRequest,
+        bodies.SimilarityBody,
+        replies.SimilarityReply,
+        "Compares a sentence with others: the cosine similarities of their embeddings.",
+        lambda _, cosines: cosines.tolist(),
+        names={
+            "texts": "inputs.sentences",
+            "source": "inputs.source_sentence",
+            "sentences": "inputs.sentences",
+        },
+        claims=lambda content, _: isinstance(content.get("inputs"), dict),
+    ),
+)
+
+
+def task_of(kind: type[TaskRequest[Any]]) -> MaskedTask[Any]:
+    """The task that a kind of request is for."""
+    return next(task for task in TASKS if task.kind is kind)
+
+
+@dataclass(frozen=True, slots=True)
+class ScoreTask:
+    """`/score` as something that models can be asked for."""
+
+    name: str = "score"
+
+    def serves(self, manifest: Manifest) -> bool:
+        return scoring.ScoreRequest.serves(manifest)
+
+
+SCORE = ScoreTask()
+
+
+async def score(request: Request) -> Response:
+    """Scores a text by how likely a model finds it, token by token: the log-likelihood of a causal
+    model, the pseudo-log-likelihood of a masked one.
+    """
+    server = server_context(request)
+    body = await read_body(bodies.ScoreBody, await request.body())
+    deadline = Deadline(body.timeout, server.config)
+    model = await model_for(request, SCORE, body.choice(), deadline)
+    with wire_names({"texts": "inputs"}, batch=body.batch):
+        answer = await unless_gone(
+            request, scoring.score(body.request(), model, server.config, deadline)
+        )
+    return json_reply(answer.content, headers=timing_headers(answer.timings))
+
+
+ROUTES = (
+    *(route for task in TASKS for route in task.routes()),
+    TaskRoute(
+        "/score", score, body=bodies.ScoreBody, reply=replies.ScoreReply, tags=["masked", "causal"]
+    ),
+)

@@ -1,0 +1,130 @@
+"""What the bodies of the OpenAI dialect share: a model, and which unknown fields are taken."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any, ClassVar
+
+from pydantic import Field, GetCoreSchemaHandler, GetJsonSchemaHandler, model_validator
+from pydantic_core import CoreSchema, core_schema
+
+from maskdial.bundle.tokenizer import TextOrIds
+from maskdial.dialects.body import AT_LEAST_ONE, AnyText, TaskBody, TokenId, Wire
+
+_HABITS = frozenset(
+    {
+        "metadata",
+        "prompt_cache_key",
+        "prompt_cache_options",
+        "prompt_cache_retention",
+        "request_id",
+        "safety_identifier",
+        "service_tier",
+        "store",
+        "user",
+    }
+)
+
+
+class Lenient(Wire):
+    """An object in which clients send more than the server needs.
+
+    Attributes:
+        habits: fields that clients send by habit; they are ignored.
+        neutral: by field, values that ask for nothing; such a field is ignored, as null is.
+
+    Any other unknown field is refused by name, since it would change the answer.
+    """
+
+    habits: ClassVar[frozenset[str]] = frozenset()
+    neutral: ClassVar[Mapping[str, Sequence[object]]] = {}
+
+    @model_validator(mode="before")
+    @classmethod
+    def _drop_habits(cls, content: object) -> object:
+        if not isinstance(content, dict):
+            return content
+        return {
+            name: value
+            for name, value in content.items()
+            if value is not None
+            and name not in cls.habits
+            and value not in cls.neutral.get(name, ())
+        }
+
+
+class OpenAIBody(Lenient, TaskBody):
+    """A body of the OpenAI dialect. ``timeout`` is an extension."""
+
+    habits = _HABITS
+
+
+@dataclass(frozen=True, slots=True)
+class Unsupported:
+    """Marks a field that is known and cannot be served; the error says why."""
+
+    reason: str
+
+    def __get_pydantic_core_schema__(
+        self, source: object, handler: GetCoreSchemaHandler
+    ) -> CoreSchema:
+        return core_schema.no_info_before_validator_function(self._refuse, handler(source))
+
+    def __get_pydantic_json_schema__(
+        self, schema: CoreSchema, handler: GetJsonSchemaHandler
+    ) -> dict[str, Any]:
+        return {"description": self.reason}
+
+    def _refuse(self, _: object) -> object:
+        raise ValueError(self.reason)
+
+
+TextsOrIds = str | list[str] | list[int] | list[list[int]]
+"""What OpenAI takes as an input: a text, texts, token ids, or lists of them."""
+
+
+_Ids = Annotated[list[TokenId], Field(json_schema_extra=AT_LEAST_ONE)]
+_Lists = _Ids | Annotated[list[_Ids], Field(json_schema_extra=AT_LEAST_ONE)]
+AnyInput = str | Annotated[list[str], Field(json_schema_extra=AT_LEAST_ONE)] | _Lists
+"""The same for the JSON schema."""
+
+NotBlankInput = AnyText | Annotated[list[AnyText], Field(json_schema_extra=AT_LEAST_ONE)] | _Lists
+"""The same, of texts that are not blank."""
+
+
+def check_input(value: object) -> object:
+    """Validates an input of one of these forms; the error says which item is wrong.
+
+    It does all the work, as a plain validator: pydantic's union would try every form, and collect
+    an error per item for those that do not fit.
+    """
+    if isinstance(value, str):
+        return value
+    if not isinstance(value, list) or not value:
+        raise ValueError("must be a string, a list of strings, or one or more lists of token ids")
+    first = value[0]
+    expected = "a string" if isinstance(first, str) else "a token id"
+    if isinstance(first, list):
+        expected = "a list of token ids"
+    for index, item in enumerate(value):
+        if type(item) is not type(first) or not _is_input(item):
+            raise ValueError(f"item {index} must be {expected}")
+    return value
+
+
+def _is_input(item: object) -> bool:
+    if isinstance(item, list):
+        return all(type(each) is int for each in item)
+    return type(item) is int or isinstance(item, str)
+
+
+def inputs_of(value: TextsOrIds) -> list[TextOrIds]:
+    """The texts, or lists of token ids, one by one."""
+    if isinstance(value, str):
+        return [value]
+    ids = [each for each in value if isinstance(each, int)]
+    return [ids] if ids else [each for each in value if not isinstance(each, int)]
+
+
+def is_batch(value: TextsOrIds) -> bool:
+    """Whether the value is a list of inputs, so that an error has to say which one it is about."""
+    return isinstance(value, list) and not isinstance(value[0], int)

@@ -1,0 +1,283 @@
+"""`POST /v1/chat/completions`: conversations, rendered with the model's chat template."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any, Self
+
+from fastapi import Request, Response
+from pydantic import Field, model_validator
+
+from maskdial.bundle.tokenizer import TokenSpeller
+from maskdial.causal.chat.request import ChatRequest, ReplyFinish, ReplyReader, ToolCall, read_reply
+from maskdial.causal.events import TokenEvent
+from maskdial.causal.generate import Completion, Generation, Text
+from maskdial.causal.model import CausalModel
+from maskdial.causal.request import GenerationRequest
+from maskdial.causal.tools import (
+    ContentDelta,
+    ReasoningDelta,
+    ReplyDelta,
+    ToolCallDelta,
+    ToolChoice,
+)
+from maskdial.dialects.body import FieldError, Range, Size, example, given, read_body
+from maskdial.dialects.openai.base import Unsupported
+from maskdial.dialects.openai.errors import openai_route
+from maskdial.dialects.openai.generation import FINISH_REASONS, answer
+from maskdial.dialects.openai.logprobs import chat_logprobs
+from maskdial.dialects.openai.messages import Message, check_opening
+from maskdial.dialects.openai.replies import ChatReply
+from maskdial.dialects.openai.sampling import GenerationBody
+from maskdial.dialects.openai.tools import ToolBody, ToolChoiceInput
+
+_USE_TOOLS = "the older form of tool calls is not supported; send tools and tool_choice"
+
+
+class ChatBody(GenerationBody):
+    """A conversation to answer."""
+
+    model_config = example(
+        {"messages": [{"role": "user", "content": "Who lives here?"}], "max_tokens": 40}
+    )
+
+    habits = (GenerationBody.habits - {"parallel_tool_calls"}) | {"verbosity"}
+    neutral = {  # noqa: RUF012
+        **GenerationBody.neutral,
+        "add_special_tokens": (False,),
+        "echo": (False,),
+        "function_call": ("none", "auto"),
+        "functions": ([],),
+        "modalities": (["text"],),
+    }
+
+    messages: Annotated[list[Message], Size(1, 1024, "messages")]
+    max_tokens: Annotated[int, Range(1)] | None = Field(
+        None, description="The older name of max_completion_tokens."
+    )
+    max_completion_tokens: Annotated[int, Range(1)] | None = Field(
+        None, description="Maximum number of tokens to generate. Default: what the context leaves."
+    )
+    logprobs: bool | None = Field(None, description="Describe each token. Default: false.")
+    top_logprobs: Annotated[int, Range(0, 20)] | None = Field(
+        None, description="Describe each token with this many of the most likely ones. Default: 0."
+    )
+    tools: list[ToolBody] | None = Field(None, description="Functions that the model may call.")
+    tool_choice: ToolChoiceInput | None = Field(
+        None,
+        description="none, auto, required, a function, or some of them. Default: auto.",
+    )
+    parallel_tool_calls: bool | None = Field(
+        None, description="Whether a reply may call several functions. Default: true."
+    )
+    reasoning_effort: Annotated[str, Size(1, 64, "characters")] | None = Field(
+        None,
+        description="A variable of the chat template, such as low; none also sets enable_thinking "
+        "to false.",
+    )
+    chat_template_kwargs: Annotated[dict[str, Any], Size(0, 64, "variables")] | None = Field(
+        None, description="Extension: further variables of the chat template."
+    )
+    add_generation_prompt: bool | None = Field(
+        None,
+        description="Extension: open the assistant's next turn after the messages. Default: true, "
+        "unless continue_final_message is.",
+    )
+    continue_final_message: bool | None = Field(
+        None,
+        description="Extension: go on with the content of the final message. Default: false.",
+    )
+    functions: Annotated[Any, Unsupported(_USE_TOOLS)] = None
+    function_call: Annotated[Any, Unsupported(_USE_TOOLS)] = None
+
+    @model_validator(mode="after")
+    def _check_combinations(self) -> Self:
+        if self.top_logprobs and not self.logprobs:
+            raise FieldError("top_logprobs", "set logprobs to true as well")
+        if None not in (self.max_tokens, self.max_completion_tokens) and (
+            self.max_tokens != self.max_completion_tokens
+        ):
+            raise FieldError("max_tokens", "also given as max_completion_tokens; leave it out")
+        check_opening(self.add_generation_prompt, self.continue_final_message)
+        return self
+
+    @property
+    def batch(self) -> bool:
+        return False
+
+    @property
+    def describes_tokens(self) -> bool:
+        return bool(self.logprobs)
+
+    @property
+    def num_top(self) -> int:
+        return self.top_logprobs or 0
+
+    def names(self) -> Mapping[str, str]:
+        limit = "max_tokens" if self.max_tokens else "max_completion_tokens"
+        names = {**super().names(), "prompts": "messages", "max_new_tokens": limit}
+        if self.tools and self.grammar() is None:
+            names["grammar"] = "tools"
+        return names
+
+    def chat(self, model: CausalModel) -> ChatRequest:
+        """The body as a dialect-neutral request."""
+        choice = self.tool_choice
+        return ChatRequest(
+            [message.to_message() for message in self.messages],
+            GenerationRequest(
+                params=self.sampling_params(model.defaults, top_n_tokens=self.num_top),
+                max_new_tokens=self.max_completion_tokens
+                or self.max_tokens
+                or model.defaults.new_tokens(model.max_length, model.max_length),
+                num_sequences=self.n or 1,
+                grammar=self.grammar(),
+                truncate=self.truncate_prompt_tokens,
+                priority=self.priority or 0,
+                cache_salt=self.cache_salt or "",
+                describe_tokens=self.describes_tokens,
+            ),
+            tools=[tool.to_tool() for tool in self.tools or ()],
+            tool_choice=ToolChoice() if choice is None else choice.to_choice(),
+            parallel_tool_calls=given(self.parallel_tool_calls, True),
+            reasoning_effort=self.reasoning_effort,
+            template_variables=self.chat_template_kwargs or {},
+            add_generation_prompt=given(self.add_generation_prompt, True),
+            continue_final_message=bool(self.continue_final_message),
+        )
+
+    def request(self, model: CausalModel) -> GenerationRequest:
+        return self.chat(model).generation_for(model)
+
+
+class ChatWriter:
+    """Writes messages, and their deltas in streams."""
+
+    id_prefix = "chatcmpl"
+    object = "chat.completion"
+    chunk_object = "chat.completion.chunk"
+    seconds_per_token = 5e-6  # to tell calls and reasoning from the text
+
+    def __init__(self, body: ChatBody, generation: Generation, model: CausalModel) -> None:
+        self._body = body
+        self._request = body.chat(model)
+        (self._prompt,) = generation.prompts
+        self._model = model
+        self._streams: list[_Stream] = []
+        """One for each choice of a stream that has begun."""
+        self._num_reasoning = 0
+
+    @property
+    def num_reasoning(self) -> int:
+        """Tokens of the reasoning, so far."""
+        return self._num_reasoning + sum(each.reader.num_reasoning for each in self._streams)
+
+    def choice(self, completion: Completion, text: Text) -> dict[str, Any]:
+        """The answer as a message."""
+        reply = read_reply(self._request, completion.prompt, text.events, self._model)
+        self._num_reasoning += reply.num_reasoning
+        message: dict[str, Any] = {"role": "assistant", "content": reply.content, "refusal": None}
+        if reply.reasoning:
+            message |= _reasoning(reply.reasoning)
+        if reply.tool_calls:
+            message["content"] = reply.content or None
+            message["tool_calls"] = [_tool_call(call) for call in reply.tool_calls]
+        logprobs = None
+        if self._body.describes_tokens:
+            logprobs = chat_logprobs(text.events, self._speller())
+        return {
+            "message": message,
+            "logprobs": logprobs,
+            "finish_reason": _finish_reason(reply.finish_reason),
+        }
+
+    def chunks(self, index: int, event: TokenEvent) -> Iterable[tuple[int, dict[str, Any]]]:
+        """One chunk per token; the first of a choice has its role.
+
+        The SDK takes choices by their indices as they appear, so those before this one begin first.
+        """
+        delta: dict[str, Any] = {}
+        while len(self._streams) <= index:
+            begun = len(self._streams)
+            reader = ReplyReader(self._request, self._prompt, self._model)
+            self._streams.append(_Stream(reader, self._speller()))
+            if begun < index:
+                first = {"role": "assistant", "content": ""}
+                yield begun, {"delta": first, "logprobs": None, "finish_reason": None}
+            else:
+                delta = {"role": "assistant"}
+        stream = self._streams[index]
+        for part in stream.reader.push(event):
+            _add(delta, part)
+        reason = stream.reader.finish_reason
+        if reason is not None and not stream.reader.num_calls:
+            delta.setdefault("content", "")  # an empty text is not null, as it is beside calls
+        logprobs = None
+        if self._body.describes_tokens:
+            logprobs = chat_logprobs([event], stream.speller)
+        yield (
+            index,
+            {
+                "delta": delta,
+                "logprobs": logprobs,
+                "finish_reason": None if reason is None else _finish_reason(reason),
+            },
+        )
+
+    def _speller(self) -> TokenSpeller:
+        return TokenSpeller(self._model.tokenizer, self._prompt.ids)
+
+
+@dataclass(frozen=True, slots=True)
+class _Stream:
+    """A choice that is being streamed."""
+
+    reader: ReplyReader
+    speller: TokenSpeller
+
+
+def _add(delta: dict[str, Any], part: ReplyDelta) -> None:
+    """Adds a part of a reply to what a chunk says of it."""
+    match part:
+        case ContentDelta(text):
+            delta["content"] = delta.get("content", "") + text
+        case ReasoningDelta(text):
+            delta |= _reasoning(text)
+        case ToolCallDelta(call_id=str(call_id), name=str(name)):
+            call = _tool_call(ToolCall(call_id, name, part.arguments))
+            delta.setdefault("tool_calls", []).append({"index": part.index} | call)
+        case ToolCallDelta():
+            more = {"index": part.index, "function": {"arguments": part.arguments}}
+            delta.setdefault("tool_calls", []).append(more)
+
+
+def _reasoning(text: str) -> dict[str, Any]:
+    """Clients read one name or the other."""
+    return {"reasoning": text, "reasoning_content": text}
+
+
+def _tool_call(call: ToolCall) -> dict[str, Any]:
+    function = {"name": call.name, "arguments": call.arguments}
+    return {"id": call.call_id, "type": "function", "function": function}
+
+
+def _finish_reason(reason: ReplyFinish) -> str:
+    return reason if reason == "tool_calls" else FINISH_REASONS[reason]
+
+
+async def chat_completions(request: Request) -> Response:
+    """Answers a conversation; with `"stream": true` as server-sent events."""
+    body = await read_body(ChatBody, await request.body())
+
+    def writer(generation: Generation, model: CausalModel) -> ChatWriter:
+        return ChatWriter(body, generation, model)
+
+    # InferenceClient names a model that does not exist where the path names it.
+    return await answer(request, body, writer, request.path_params.get("name"))
+
+
+ROUTES = tuple(
+    openai_route(
+        f"{prefix}/v1/chat/completions", chat_completions, ChatBody, ChatReply, streams=True
+    )
+    for prefix in ("", "/models/{name:path}")
+)

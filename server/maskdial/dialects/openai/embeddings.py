@@ -1,0 +1,173 @@
+"""`POST /v1/embeddings`: texts or token ids as vectors."""
+
+import base64
+from collections.abc import Sequence
+from functools import partial, reduce
+from operator import add
+from typing import Annotated, Any, Literal
+
+import numpy as np
+import pydantic
+from fastapi import Request, Response
+from numpy.typing import NDArray
+from pydantic import Field
+
+from maskdial.bundle.texts import check_ids
+from maskdial.bundle.tokenizer import TextOrIds
+from maskdial.config import Config
+from maskdial.dialects.body import Range, example, read_body, wire_names
+from maskdial.dialects.call import masked_for
+from maskdial.dialects.native.task_bodies import INSTRUCTION_IN_PROMPT, Text, TruncationParameters
+from maskdial.dialects.native.tasks import task_of
+from maskdial.dialects.openai.base import (
+    NotBlankInput,
+    OpenAIBody,
+    TextsOrIds,
+    check_input,
+    inputs_of,
+    is_batch,
+)
+from maskdial.dialects.openai.errors import openai_route
+from maskdial.dialects.openai.models import about_model
+from maskdial.dialects.openai.replies import EmbeddingsReply, PromptUsage
+from maskdial.engine.offload import offload
+from maskdial.engine.timing import Answer, Deadline
+from maskdial.errors import ValidationError
+from maskdial.http.context import server_context
+from maskdial.http.disconnect import unless_gone
+from maskdial.http.replies import json_reply, timing_headers
+from maskdial.masked import run
+from maskdial.masked.model import MaskedModel
+from maskdial.masked.tasks.embed import EmbedRequest
+
+_MAX_TEXTS = 2048  # as OpenAI
+_SECONDS_PER_VALUE = 0.3e-6  # to write one as text
+_FOREIGN_IDS = (
+    "token ids must be of the model's own tokenizer: LangChain sends those of OpenAI's unless "
+    "check_embedding_ctx_length=False"
+)
+_NAMES = {"texts": "input"}
+
+
+def _check_texts(value: object) -> object:
+    check_input(value)
+    for index, item in enumerate(value if isinstance(value, list) else [value]):
+        if isinstance(item, str) and not item.strip():
+            where = f"item {index} " if isinstance(value, list) else ""
+            raise ValueError(f"{where}must not be empty")
+    return value
+
+
+class EmbeddingsBody(TruncationParameters, OpenAIBody):
+    """Texts to embed. ``truncate`` and ``truncation_direction`` are extensions."""
+
+    model_config = example({"input": ["The ship left at dawn.", "She baked bread."]})
+
+    input: Annotated[
+        TextsOrIds, pydantic.PlainValidator(_check_texts, json_schema_input_type=NotBlankInput)
+    ] = Field(
+        description="A text, a list of texts, a list of token ids, or a list of such lists. Token "
+        "ids are used unchanged."
+    )
+    encoding_format: Literal["float", "base64"] | None = Field(
+        None, description="base64 is that of little-endian float32 values. Default: float."
+    )
+    dimensions: Annotated[int, Range(1)] | None = Field(
+        None, description="Keep the first dimensions only, and normalize again. Default: all."
+    )
+    prompt_name: str | None = Field(
+        None, description="Extension: which of the model's prompts to put before every text."
+    )
+    instruction: Text | None = Field(None, description=f"Extension: {INSTRUCTION_IN_PROMPT}")
+
+
+async def embeddings(request: Request) -> Response:
+    """Turns a text into a vector, or several texts into one each."""
+    server = server_context(request)
+    body = await read_body(EmbeddingsBody, await request.body())
+    deadline = Deadline(body.timeout, server.config)
+    with about_model():
+        model = await masked_for(request, task_of(EmbedRequest), body.choice(), deadline)
+    texts = inputs_of(body.input)
+    with wire_names(_NAMES, batch=is_batch(body.input)):
+        _check_own_ids(texts, model)
+        _check_num_texts(texts, server.config)
+        size = server.config.max_batch_inputs
+        pieces = [
+            await _embed(start, texts[start : start + size], body, model, deadline, request)
+            for start in range(0, len(texts), size)
+        ]
+    vectors = np.concatenate([piece.content for piece in pieces])
+    timings = reduce(add, (piece.timings for piece in pieces))
+
+    def reply() -> Response:
+        content = {
+            "object": "list",
+            "data": [
+                {"object": "embedding", "index": index, "embedding": _encode(vector, body)}
+                for index, vector in enumerate(vectors)
+            ],
+            "model": model.name,
+            "usage": prompt_usage(timings.compute_tokens),
+        }
+        return json_reply(content, headers=timing_headers(timings))
+
+    return await offload(reply, vectors.size * _SECONDS_PER_VALUE)
+
+
+def _check_num_texts(texts: Sequence[TextOrIds], config: Config) -> None:
+    most = max(_MAX_TEXTS, config.max_batch_inputs)
+    if len(texts) > most:
+        raise ValidationError(
+            f"{len(texts)} texts; one request may carry at most {most}", field="texts"
+        )
+
+
+async def _embed(
+    start: int,
+    texts: Sequence[TextOrIds],
+    body: EmbeddingsBody,
+    model: MaskedModel,
+    deadline: Deadline,
+    request: Request,
+) -> Answer[NDArray[np.float32]]:
+    """Embeds the texts of a body from the index ``start`` on: as many as may queue at once."""
+    wanted = EmbedRequest(
+        texts, body.truncation, body.prompt_name, body.instruction, dimensions=body.dimensions
+    )
+    config, wait = server_context(request).config, partial(unless_gone, request)
+    try:
+        return await run.answer(wanted, model, config, deadline, wait)
+    except ValidationError as error:
+        if error.index is None:
+            raise
+        raise ValidationError(
+            error.message, field=error.field, index=start + error.index
+        ) from error
+
+
+def _check_own_ids(texts: Sequence[TextOrIds], model: MaskedModel) -> None:
+    for index, ids in enumerate(texts):
+        if isinstance(ids, str):
+            continue
+        try:
+            check_ids(ids, model)
+        except ValidationError as error:
+            raise ValidationError(
+                f"{error.message}; {_FOREIGN_IDS}", field="texts", index=index
+            ) from error
+
+
+def _encode(vector: NDArray[np.float32], body: EmbeddingsBody) -> str | list[Any]:
+    if body.encoding_format == "base64":
+        return base64.b64encode(vector.astype("<f4").tobytes()).decode()
+    values: list[Any] = vector.tolist()
+    return values
+
+
+def prompt_usage(num_tokens: int) -> PromptUsage:
+    """Token counts of a request that generates none."""
+    return {"prompt_tokens": num_tokens, "total_tokens": num_tokens}
+
+
+ROUTES = (openai_route("/v1/embeddings", embeddings, EmbeddingsBody, EmbeddingsReply),)

@@ -1,0 +1,88 @@
+"""`GET /v1/models` and `/v1/models/{id}`, and which model a body of the OpenAI dialect means."""
+
+import contextlib
+import time
+from collections.abc import Iterator
+
+from fastapi import Request, Response
+
+from maskdial.config import Config
+from maskdial.dialects.openai.errors import error_reply
+from maskdial.dialects.openai.replies import ModelReply, ModelsReply, OpenAIError
+from maskdial.engine.model import max_length
+from maskdial.errors import NotFoundError, ValidationError
+from maskdial.http.context import server_context
+from maskdial.http.replies import json_reply
+from maskdial.http.route import Route
+from maskdial.registry.choice import Choice
+from maskdial.registry.entry import Entry
+from maskdial.registry.registry import Models
+
+_STARTED = int(time.time())  # bundles have no date of their own
+
+
+async def list_models(request: Request) -> Response:
+    """The names of the models that requests may ask for, each once, loaded or not."""
+    server = server_context(request)
+    available = [entry for entry in server.models.entries if _is_available(entry, server.models)]
+    data = [_describe(entry, server.config) for entry in available]
+    return json_reply({"object": "list", "data": data})
+
+
+async def retrieve_model(request: Request) -> Response:
+    """One of these models."""
+    server = server_context(request)
+    try:
+        name = Choice.of(request.path_params["name"]).name
+        assert name is not None, "the path has one"
+        entry = server.models.entry(name)
+    except NotFoundError as error:
+        return error_reply(error)
+    return json_reply(_describe(entry, server.config))
+
+
+def _is_available(entry: Entry, models: Models) -> bool:
+    return bool(entry.models or (entry.manifests and models.autoloads))
+
+
+def _describe(entry: Entry, config: Config) -> ModelReply:
+    lengths = [model.max_length for model in entry.models] or [
+        max_length(manifest, config) for manifest in entry.manifests
+    ]
+    return {
+        "id": entry.name,
+        "object": "model",
+        "created": _STARTED,
+        "owned_by": "maskdial",
+        "max_model_len": next(iter(lengths), 0),
+    }
+
+
+@contextlib.contextmanager
+def about_model() -> Iterator[None]:
+    """Has a ValidationError about the choice of a model name the field."""
+    try:
+        yield
+    except ValidationError as error:
+        raise ValidationError(error.message, field="model") from error
+
+
+ROUTES = (
+    Route(
+        "/v1/models",
+        list_models,
+        methods=["GET"],
+        reply=ModelsReply,
+        error=OpenAIError,
+        tags=["openai"],
+    ),
+    Route(
+        "/v1/models/{name:path}",
+        retrieve_model,
+        methods=["GET"],
+        reply=ModelReply,
+        error=OpenAIError,
+        statuses=(400, 404),
+        tags=["openai"],
+    ),
+)

@@ -1,0 +1,319 @@
+"""What `/v1/completions` and `/v1/chat/completions` share: sampling, constraints, streams.
+
+The fields are OpenAI's, with those extensions of vLLM that mean something here.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal, Self
+
+import pydantic
+from pydantic import ConfigDict, Field, model_validator
+
+from maskdial.bundle.generation_config import GenerationDefaults
+from maskdial.causal.grammar.source import GrammarKind, GrammarValue
+from maskdial.causal.model import CausalModel
+from maskdial.causal.request import GenerationRequest, GrammarRequest
+from maskdial.causal.sampling.params import SamplingParams
+from maskdial.causal.tools.lark import quoted
+from maskdial.dialects.body import (
+    FieldError,
+    LogitBias,
+    Range,
+    Size,
+    StopText,
+    TokenId,
+    given,
+    logit_biases,
+)
+from maskdial.dialects.openai.base import Lenient, OpenAIBody
+
+
+class StreamOptions(Lenient):
+    """When a stream reports its usage."""
+
+    habits = frozenset({"include_obfuscation"})
+
+    include_usage: bool | None = Field(
+        None, description="Send a last chunk with the usage. Default: false."
+    )
+    continuous_usage_stats: bool | None = Field(
+        None, description="Put the usage so far on every chunk. Default: false."
+    )
+
+
+def _check_schema(value: object) -> object:
+    if value is None or isinstance(value, str | dict | bool):
+        return value
+    raise ValueError("must be an object, a string, true or false")
+
+
+_Schema = Annotated[str | dict[str, Any] | bool | None, pydantic.BeforeValidator(_check_schema)]
+
+
+class JsonSchemaFormat(Lenient):
+    """A JSON schema with its name. The text always satisfies it, ``strict`` or not."""
+
+    model_config = ConfigDict(validate_by_name=True)
+    habits = frozenset({"name", "description", "strict"})
+
+    schema_: _Schema = Field(None, alias="schema", description="Default: any JSON object.")
+
+
+class ResponseFormat(Lenient):
+    """What the text must be.
+
+    ``json`` and ``regex`` with a ``value`` are text-generation-inference's; InferenceClient sends
+    JSON schemas as the ``value`` of ``json_object``.
+    """
+
+    type: Literal["text", "json_object", "json_schema", "json", "regex"]
+    json_schema: JsonSchemaFormat | None = None
+    value: _Schema = None
+
+    @model_validator(mode="after")
+    def _check_content(self) -> Self:
+        if self.type == "json_schema" and self.json_schema is None:
+            raise ValueError("needs json_schema, with a schema in it")
+        if self.type == "regex" and not isinstance(self.value, str):
+            raise ValueError("needs value, a regular expression")
+        return self
+
+    def grammar(self) -> GrammarRequest | None:
+        """As a neutral request; None for any text."""
+        if self.type == "text":
+            return None
+        if self.type == "regex":
+            return GrammarRequest("regex", self.value)
+        schema = self.value if self.json_schema is None else self.json_schema.schema_
+        return GrammarRequest("json", schema)
+
+
+_Choices = Annotated[list[Annotated[str, Size(1, 1024, "characters")]], Size(1, 256, "choices")]
+
+
+class StructuredOutputs(Lenient):
+    """vLLM's way to say what the text must be: one of the fields."""
+
+    json_: _Schema = Field(None, alias="json")
+    json_object: Literal[True] | None = None
+    regex: str | None = None
+    choice: _Choices | None = None
+    grammar: str | None = Field(None, description="A Lark grammar.")
+
+
+class SamplingBody(OpenAIBody):
+    """How to sample and schedule: the fields of every route that generates text."""
+
+    min_tokens: Annotated[int, Range(0)] | None = Field(
+        None,
+        description="Extension: ignore end-of-sequence and stop sequences before this many tokens.",
+    )
+    temperature: Annotated[float, Range(0, 100)] | None = Field(
+        None, description="Sampling temperature; 0 is greedy. Default: 1."
+    )
+    top_p: Annotated[float, Range(0, 1)] | None = Field(
+        None, description="Sample from the smallest set of tokens with this total probability."
+    )
+    top_k: Annotated[int, Range(-1)] | None = Field(
+        None, description="Extension: sample from the k most likely tokens; 0 and -1 disable it."
+    )
+    min_p: Annotated[float, Range(0, 1)] | None = Field(
+        None,
+        description="Extension: sample from tokens with at least this share of the most likely "
+        "token's probability.",
+    )
+    typical_p: Annotated[float, Range(0, 1, above_low=True)] | None = Field(
+        None, description="Extension: locally typical sampling."
+    )
+    repetition_penalty: Annotated[float, Range(0.01, 100)] | None = Field(
+        None, description="Extension: penalty for tokens of the prompt and the generated text."
+    )
+    frequency_penalty: Annotated[float, Range(-2, 2)] | None = Field(
+        None, description="Penalty per occurrence in the generated text. Default: 0."
+    )
+    presence_penalty: Annotated[float, Range(-2, 2)] | None = Field(
+        None, description="Penalty for tokens that occur in the generated text. Default: 0."
+    )
+    logit_bias: LogitBias | None = Field(
+        None, description="Map from token ids to a bias that is added to their logits."
+    )
+    seed: Annotated[int, Range(-(2**63), 2**63 - 1)] | None = Field(
+        None,
+        description="Random seed; text i has the seed plus i. Default, and with -1: a new one.",
+    )
+    stop: (
+        Annotated[
+            Annotated[list[StopText], Size(0, 64, "texts")],
+            pydantic.BeforeValidator(
+                lambda value: [value] if isinstance(value, str) else value,
+                json_schema_input_type=str | list[str],
+            ),
+        ]
+        | None
+    ) = Field(None, description="Texts that end the generation, and are not part of it.")
+    include_stop_str_in_output: bool | None = Field(
+        None, description="Extension: keep the stop text. Default: false."
+    )
+    stop_token_ids: Annotated[list[TokenId], Size(0, 256, "token ids")] | None = Field(
+        None, description="Extension: tokens that end the generation."
+    )
+    ignore_eos: bool | None = Field(
+        None, description="Extension: continue after the end-of-sequence token. Default: false."
+    )
+    truncate_prompt_tokens: Annotated[int, Range(1)] | None = Field(
+        None, description="Extension: keep only this many of the prompt's last tokens."
+    )
+    priority: Annotated[int, Range(-100, 100)] | None = Field(
+        None,
+        description="Extension: priority among the client's own requests; lower values start "
+        "earlier. Default: 0.",
+    )
+    cache_salt: Annotated[str, Size(1, 256, "characters")] | None = Field(
+        None,
+        description="Extension: share cached prompt prefixes only with requests of the same key "
+        "and salt.",
+    )
+
+    def sampling_params(
+        self, defaults: GenerationDefaults, *, top_n_tokens: int, prompt_logprobs: bool = False
+    ) -> SamplingParams:
+        """How to sample; ``max_new_tokens`` is left to the model's context."""
+        return SamplingParams(
+            min_new_tokens=self.min_tokens or 0,
+            do_sample=True,
+            temperature=given(self.temperature, defaults.temperature),
+            top_k=max(given(self.top_k, defaults.top_k), 0),
+            top_p=given(self.top_p, defaults.top_p),
+            min_p=given(self.min_p, defaults.min_p),
+            typical_p=given(self.typical_p, defaults.typical_p),
+            repetition_penalty=given(self.repetition_penalty, defaults.repetition_penalty),
+            frequency_penalty=self.frequency_penalty or 0.0,
+            presence_penalty=self.presence_penalty or 0.0,
+            logit_bias=logit_biases(self.logit_bias),
+            seed=None if self.seed == -1 else self.seed,  # as for vLLM and llama.cpp
+            # An empty string would end every text at once.
+            stop=tuple(text for text in self.stop or () if text),
+            include_stop=bool(self.include_stop_str_in_output),
+            stop_token_ids=frozenset(self.stop_token_ids or ()),
+            ignore_eos=bool(self.ignore_eos),
+            top_n_tokens=top_n_tokens,
+            prompt_logprobs=prompt_logprobs,
+        )
+
+
+class GenerationBody(SamplingBody, ABC):
+    """The fields that both generation routes have."""
+
+    habits = OpenAIBody.habits | {"parallel_tool_calls"}
+    neutral = {  # noqa: RUF012
+        "best_of": (1,),
+        "length_penalty": (1.0,),
+        "skip_special_tokens": (True,),
+        "spaces_between_special_tokens": (True, False),
+        "suffix": ("",),
+        "use_beam_search": (False,),
+    }
+
+    max_tokens: Annotated[int, Range(1)] | None = None
+    n: Annotated[int, Range(1, 128)] | None = Field(
+        None, description="Number of texts to return for each prompt. Default: 1."
+    )
+    stream: bool | None = Field(None, description="Reply with server-sent events. Default: false.")
+    stream_options: StreamOptions | None = None
+    response_format: ResponseFormat | None = Field(None, description="What the text must be.")
+    structured_outputs: StructuredOutputs | None = Field(
+        None, description="Extension: what the text must be."
+    )
+    guided_json: _Schema = Field(None, description="Extension: a JSON schema.")
+    guided_regex: str | None = Field(None, description="Extension: a regular expression.")
+    guided_choice: _Choices | None = Field(None, description="Extension: texts to choose from.")
+    guided_grammar: str | None = Field(None, description="Extension: a Lark grammar.")
+
+    @model_validator(mode="after")
+    def _check_fields(self) -> Self:
+        if len(self._grammars()) > 1:
+            first, *others = self._grammars()
+            raise FieldError(others[0], f"also given as {first}; a text can match one grammar only")
+        if self.stream_options is not None and not self.stream:
+            raise FieldError("stream_options", "only a stream has options; set stream")
+        return self
+
+    @property
+    def includes_usage(self) -> bool:
+        """Whether a stream ends with its usage."""
+        return self.stream_options is not None and bool(self.stream_options.include_usage)
+
+    @property
+    def continuous_usage(self) -> bool:
+        """Whether every chunk has the usage so far."""
+        return self.stream_options is not None and bool(self.stream_options.continuous_usage_stats)
+
+    def grammar(self) -> GrammarRequest | None:
+        """What the text must match."""
+        return next(iter(self._grammars().values()), None)
+
+    @property
+    @abstractmethod
+    def batch(self) -> bool:
+        """Whether the prompts are a list, so that an error has to say which one it is about."""
+
+    @property
+    @abstractmethod
+    def describes_tokens(self) -> bool:
+        """Whether the reply describes each token."""
+
+    @property
+    @abstractmethod
+    def num_top(self) -> int:
+        """How many of the most likely tokens each token is described with."""
+
+    @property
+    def echoes_only(self) -> bool:
+        """Whether the reply has the prompt and no text."""
+        return False
+
+    @abstractmethod
+    def request(self, model: CausalModel) -> GenerationRequest:
+        """The body as a dialect-neutral request."""
+
+    def names(self) -> Mapping[str, str]:
+        """What the body calls the fields of a neutral request, where the names differ."""
+        return {
+            "prompts": "prompt",
+            "texts": "prompt",
+            "max_new_tokens": "max_tokens",
+            "min_new_tokens": "min_tokens",
+            "num_sequences": "n",
+            "describe_tokens": "logprobs",
+            "grammar": next(iter(self._grammars()), "response_format"),
+        }
+
+    def _grammars(self) -> dict[str, GrammarRequest]:
+        """The grammars that were given, by the names of their fields."""
+        outputs = self.structured_outputs or StructuredOutputs()
+        wanted: dict[str, tuple[GrammarKind, GrammarValue]] = {
+            "guided_json": ("json", self.guided_json),
+            "guided_regex": ("regex", self.guided_regex),
+            "guided_choice": ("lark", _one_of(self.guided_choice)),
+            "guided_grammar": ("lark", self.guided_grammar),
+            "structured_outputs.json": ("json", outputs.json_),
+            "structured_outputs.json_object": ("json", {} if outputs.json_object else None),
+            "structured_outputs.regex": ("regex", outputs.regex),
+            "structured_outputs.choice": ("lark", _one_of(outputs.choice)),
+            "structured_outputs.grammar": ("lark", outputs.grammar),
+        }
+        found = {
+            name: GrammarRequest(kind, value)
+            for name, (kind, value) in wanted.items()
+            if value is not None
+        }
+        from_format = None if self.response_format is None else self.response_format.grammar()
+        return found if from_format is None else {"response_format": from_format} | found
+
+
+def _one_of(choices: list[str] | None) -> str | None:
+    """A Lark grammar of some texts."""
+    if choices is None:
+        return None
+    return "start: " + " | ".join(map(quoted, choices))

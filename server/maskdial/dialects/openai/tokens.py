@@ -1,0 +1,220 @@
+"""`/tokenize`, `/detokenize` and `/tokenizer_info` as vLLM has them."""
+
+import asyncio
+from typing import Annotated, Any, Self
+
+from fastapi import Request, Response
+from pydantic import Field, model_validator
+
+from maskdial.bundle.manifest import CHAT_TEMPLATE
+from maskdial.bundle.texts import check_ids, tokenizing_seconds
+from maskdial.causal.chat.request import ChatRequest
+from maskdial.causal.model import CausalModel
+from maskdial.dialects.body import (
+    LARGEST_INT,
+    FieldError,
+    Size,
+    TokenId,
+    example,
+    given,
+    read_body,
+    wire_names,
+)
+from maskdial.dialects.call import model_for
+from maskdial.dialects.native.generate import GENERATE
+from maskdial.dialects.native.tokens import TOKENIZE
+from maskdial.dialects.openai.base import OpenAIBody
+from maskdial.dialects.openai.messages import Message, check_opening
+from maskdial.dialects.openai.replies import PromptReply, TokenizerInfo, TokensReply
+from maskdial.dialects.openai.tools import ToolBody
+from maskdial.dialects.shared_routes import Sharer
+from maskdial.engine.limits import check_num_characters
+from maskdial.engine.offload import offload
+from maskdial.engine.timing import Deadline
+from maskdial.errors import MaskdialError, ValidationError
+from maskdial.http.context import server_context
+from maskdial.http.replies import error_reply, json_reply
+from maskdial.http.route import Route
+from maskdial.registry.choice import Choice
+from maskdial.registry.served import ServedModel
+
+_SECONDS_PER_TOKEN = 1e-6
+
+
+_NULL: dict[str, Any] = {"type": "null"}
+
+
+class PromptBody(OpenAIBody):
+    """A prompt or a conversation to tokenize."""
+
+    model_config = example(
+        {"model": "hybrid", "prompt": "The old king"},
+        oneOf=[
+            {"required": [one], "properties": {one: {"not": _NULL}, other: _NULL}}
+            for one, other in (("prompt", "messages"), ("messages", "prompt"))
+        ],
+    )
+
+    prompt: str | None = None
+    messages: Annotated[list[Message], Size(1, 1024, "messages")] | None = None
+    add_special_tokens: bool | None = Field(
+        None,
+        description="Add the special tokens of the model's inputs. Default: true for a prompt; a "
+        "chat template writes them itself.",
+    )
+    add_generation_prompt: bool | None = Field(
+        None,
+        description="Open the assistant's next turn after the messages. Default: true, unless "
+        "continue_final_message is.",
+    )
+    continue_final_message: bool | None = Field(
+        None, description="End with the content of the final message. Default: false."
+    )
+    tools: list[ToolBody] | None = Field(None, description="Functions that the prompt describes.")
+    chat_template_kwargs: Annotated[dict[str, Any], Size(0, 64, "variables")] | None = Field(
+        None, description="Further variables of the chat template."
+    )
+    return_token_strs: bool | None = Field(
+        None, description="Return the tokens as the vocabulary spells them. Default: false."
+    )
+
+    @model_validator(mode="after")
+    def _check_one(self) -> Self:
+        if self.prompt is not None and self.messages is not None:
+            raise FieldError("messages", "give either prompt or messages, not both")
+        if self.prompt is None and self.messages is None:
+            raise FieldError("prompt", "this field is required")
+        check_opening(self.add_generation_prompt, self.continue_final_message)
+        return self
+
+
+class TokensBody(OpenAIBody):
+    """Token ids to turn into text."""
+
+    model_config = example({"model": "hybrid", "tokens": [347, 607, 1588]})
+
+    tokens: Annotated[list[TokenId], Size(0, LARGEST_INT, "token ids")]
+
+
+async def tokenize(request: Request) -> Response:
+    """The token ids of a prompt or of a conversation."""
+    body = await read_body(PromptBody, await request.body())
+    model = await _model(request, body)
+    text = body.prompt
+    if text is None:
+        text = await _render(body, model)
+    if body.prompt is not None:
+        with wire_names({"texts": "prompt"}, batch=False):
+            check_num_characters([text])
+    add = body.messages is None if body.add_special_tokens is None else body.add_special_tokens
+    encoding = await offload(
+        lambda: model.tokenizer.encode(text, add_special_tokens=add), tokenizing_seconds([text])
+    )
+    return await offload(
+        lambda: json_reply(
+            {
+                "count": len(encoding),
+                "max_model_len": model.max_length,
+                "tokens": encoding.ids,
+                "token_strs": encoding.tokens if body.return_token_strs else None,
+            }
+        ),
+        len(encoding) * _SECONDS_PER_TOKEN,
+    )
+
+
+async def detokenize(request: Request) -> Response:
+    """The text of token ids, special tokens spelled out."""
+    body = await read_body(TokensBody, await request.body())
+    model = await _model(request, body)
+    try:
+        check_ids(body.tokens, model)
+    except ValidationError as error:
+        raise ValidationError(f"tokens: {error.message}") from error
+    return await offload(
+        lambda: json_reply(
+            {"prompt": model.tokenizer.decode(body.tokens, skip_special_tokens=False)}
+        ),
+        len(body.tokens) * _SECONDS_PER_TOKEN,
+    )
+
+
+async def tokenizer_info(request: Request) -> Response:
+    """What a client needs to use the tokenizer from afar.
+
+    `?model=` names the model. Default: the only one that generates, or the only one.
+    """
+    server = server_context(request)
+    choice = Choice.of(request.query_params.get("model"))
+    task = GENERATE if choice.name is None and server.models.does(GENERATE) else TOKENIZE
+    try:
+        async with Deadline(None, server.config).enforced():
+            lease = await server.models.lease(choice, task)
+    except MaskdialError as error:
+        return error_reply(error)
+    try:
+        model = server.models.pick(lease, choice, task)
+        return json_reply(await asyncio.to_thread(_describe, model))
+    finally:
+        lease.release()
+
+
+def _describe(model: ServedModel) -> TokenizerInfo:
+    special = model.manifest.special_tokens
+
+    def spelled(token_id: int | None) -> str | None:
+        return None if token_id is None else model.tokenizer.id_to_token(token_id)
+
+    return {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "bos_token": spelled(special.bos),
+        "eos_token": spelled(next(iter(special.eos), None)),
+        "pad_token": spelled(special.pad),
+        "mask_token": spelled(special.mask),
+        "model_max_length": model.max_length,
+        "chat_template": _chat_template(model),
+    }
+
+
+def _chat_template(model: ServedModel) -> str | None:
+    if CHAT_TEMPLATE not in model.manifest.files:
+        return None
+    return (model.bundle.path / CHAT_TEMPLATE).read_text(encoding="utf-8")
+
+
+async def _model(request: Request, body: OpenAIBody) -> ServedModel:
+    deadline = Deadline(body.timeout, server_context(request).config)
+    return await model_for(request, TOKENIZE, body.choice(), deadline)
+
+
+async def _render(body: PromptBody, model: ServedModel) -> str:
+    if not isinstance(model, CausalModel):
+        raise ValidationError(f"messages: model {model.name!r} has no chat template")
+    chat = ChatRequest(
+        [each.to_message() for each in body.messages or ()],
+        tools=[tool.to_tool() for tool in body.tools or ()],
+        template_variables=body.chat_template_kwargs or {},
+        add_generation_prompt=given(body.add_generation_prompt, True),
+        continue_final_message=bool(body.continue_final_message),
+    )
+    try:
+        conversation = chat.generation_for(model).conversation
+        assert conversation is not None
+        return await conversation.render(model)
+    except ValidationError as error:
+        raise ValidationError(f"{error.field or 'messages'}: {error.message}") from error
+
+
+TOKENIZE_SHARER = Sharer(tokenize, PromptBody, TokensReply, ("prompt", "messages"))
+DETOKENIZE_SHARER = Sharer(detokenize, TokensBody, PromptReply, ("tokens",))
+ROUTES = (
+    Route(
+        "/tokenizer_info",
+        tokenizer_info,
+        methods=["GET"],
+        reply=TokenizerInfo,
+        statuses=(404, 422, 503, 504),
+        queries=("model",),
+        tags=["tokens"],
+    ),
+)

@@ -1,0 +1,165 @@
+"""The body of `/v1/responses`, and the conversation that it becomes."""
+
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import ConfigDict, Field, model_validator
+
+from maskdial.bundle.generation_config import GenerationDefaults
+from maskdial.causal.chat.request import ChatRequest
+from maskdial.causal.model import CausalModel
+from maskdial.causal.request import GenerationRequest, GrammarRequest
+from maskdial.dialects.body import FieldError, Range, example, given
+from maskdial.dialects.openai.base import Lenient, Unsupported
+from maskdial.dialects.openai.sampling import SamplingBody
+from maskdial.dialects.responses.items import Input, conversation
+from maskdial.dialects.responses.tools import Choice, Tools, to_choice
+
+_LOGPROBS = "message.output_text.logprobs"
+_STATELESS = "responses are not stored; send the whole conversation in input"
+
+
+class TextFormat(Lenient):
+    """What the text must be. Schemas are always enforced, ``strict`` or not."""
+
+    model_config = ConfigDict(validate_by_name=True)
+
+    type: Literal["text", "json_object", "json_schema"] = "text"
+    name: str | None = None
+    description: str | None = None
+    strict: bool | None = None
+    schema_: dict[str, Any] | None = Field(None, alias="schema")
+
+    @model_validator(mode="after")
+    def _check_schema(self) -> Self:
+        if self.type == "json_schema" and self.schema_ is None:
+            raise FieldError("schema", "this field is required")
+        if self.type != "json_schema" and self.schema_ is not None:
+            raise FieldError("schema", "belongs to the type json_schema, and only to that")
+        return self
+
+    def grammar(self) -> GrammarRequest | None:
+        """As a neutral request; None for any text."""
+        return None if self.type == "text" else GrammarRequest("json", self.schema_)
+
+
+class TextOptions(Lenient):
+    """Options of the text."""
+
+    habits = frozenset({"verbosity"})
+
+    format: TextFormat = Field(default_factory=TextFormat)
+
+
+class ReasoningOptions(Lenient):
+    """Options of the reasoning, which is always returned in full, never as a summary."""
+
+    habits = frozenset({"context", "generate_summary", "mode", "summary"})
+
+    effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = Field(
+        None, description="A variable of the chat template; none also turns thinking off."
+    )
+
+
+class ResponsesBody(SamplingBody):
+    """A conversation to continue. Nothing of it is stored."""
+
+    model_config = example({"input": "Who lives here?", "max_output_tokens": 40})
+
+    # Only OpenAI's own tools count for max_tool_calls. Metadata is returned, so it is a field.
+    habits = SamplingBody.habits - {"metadata"} | {"max_tool_calls", "stream_options"}
+    neutral = {  # noqa: RUF012
+        **SamplingBody.neutral,
+        "background": (False,),
+        "truncation": ("disabled",),
+    }
+
+    input: Input
+    instructions: str | None = Field(
+        None, description="Inserted before the input as a system message."
+    )
+    max_output_tokens: Annotated[int, Range(1)] | None = Field(
+        None, description="Maximum number of tokens to generate. Default: what the context leaves."
+    )
+    stream: bool | None = Field(None, description="Reply with server-sent events. Default: false.")
+    text: TextOptions = Field(default_factory=TextOptions)
+    metadata: dict[str, str] | None = Field(None, description="Returned unchanged.")
+    include: list[str] | None = Field(
+        None,
+        description=f"With {_LOGPROBS}, each token of the text is described. Other values are "
+        "accepted, for nothing else is left out: reasoning is always included, in full.",
+    )
+    top_logprobs: Annotated[int, Range(0, 20)] | None = Field(
+        None, description="Describe each token with this many of the most likely ones. Default: 0."
+    )
+    tools: Tools = Field(default_factory=list)
+    tool_choice: Choice = "auto"
+    parallel_tool_calls: bool = Field(True, description="Allow several calls in one response.")
+    reasoning: ReasoningOptions = Field(default_factory=ReasoningOptions)
+    chat_template_kwargs: dict[str, Any] = Field(
+        default_factory=dict, description="Extension: variables of the chat template."
+    )
+    previous_response_id: Annotated[Any, Unsupported(_STATELESS)] = None
+    conversation: Annotated[Any, Unsupported(_STATELESS)] = None
+    background: Annotated[
+        Any, Unsupported("responses are not stored, so none can run in the background; stream it")
+    ] = None
+    truncation: Annotated[
+        Any, Unsupported("conversations are not truncated; shorten the input")
+    ] = None
+
+    @property
+    def describes_tokens(self) -> bool:
+        """Whether the reply has log-probabilities."""
+        return bool(self.top_logprobs) or _LOGPROBS in (self.include or ())
+
+    def names(self) -> Mapping[str, str]:
+        """What the body calls the fields of a neutral request, where the names differ."""
+        return {
+            "prompts": "input",
+            "messages": "input",
+            "max_new_tokens": "max_output_tokens",
+            "min_new_tokens": "min_tokens",
+            "grammar": "text.format",
+        }
+
+    def chat_request(self, model: CausalModel) -> ChatRequest:
+        """The body as a dialect-neutral request."""
+        return ChatRequest(
+            conversation(self.instructions, self.input),
+            GenerationRequest(
+                params=self.sampling_params(model.defaults, top_n_tokens=self.top_logprobs or 0),
+                max_new_tokens=self.max_output_tokens
+                or model.defaults.new_tokens(model.max_length, model.max_length),
+                grammar=self.text.format.grammar(),
+                truncate=self.truncate_prompt_tokens,
+                priority=self.priority or 0,
+                cache_salt=self.cache_salt or "",
+                describe_tokens=self.describes_tokens,
+            ),
+            tools=[tool.to_tool() for tool in self.tools],
+            tool_choice=to_choice(self.tool_choice),
+            parallel_tool_calls=self.parallel_tool_calls,
+            reasoning_effort=self.reasoning.effort,
+            template_variables=self.chat_template_kwargs,
+        )
+
+    def echoed(self, defaults: GenerationDefaults) -> dict[str, Any]:
+        """The settings that a response repeats."""
+        return {
+            "background": False,
+            "instructions": self.instructions,
+            "max_output_tokens": self.max_output_tokens,
+            "metadata": self.metadata or {},
+            "parallel_tool_calls": self.parallel_tool_calls,
+            "previous_response_id": None,
+            "reasoning": {"effort": self.reasoning.effort, "summary": None},
+            "store": False,
+            "temperature": given(self.temperature, defaults.temperature),
+            "text": {"format": self.text.format.model_dump(by_alias=True, exclude_none=True)},
+            "tool_choice": self.tool_choice,
+            "tools": self.tools,
+            "top_logprobs": self.top_logprobs or 0,
+            "top_p": given(self.top_p, defaults.top_p),
+            "truncation": "disabled",
+        }

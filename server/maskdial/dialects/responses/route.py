@@ -1,0 +1,202 @@
+"""`POST /v1/responses`: OpenAI's Responses API without a store.
+
+Every request carries its whole conversation; the reply is a list of items: reasoning, a message,
+function calls.
+"""
+
+import time
+import uuid
+from typing import Any
+
+from fastapi import Request, Response
+
+from maskdial.bundle.tokenizer import TokenSpeller
+from maskdial.causal.chat.request import ChatRequest, ReplyReader
+from maskdial.causal.events import TokenEvent
+from maskdial.causal.generate import Generation, timings
+from maskdial.causal.model import CausalModel
+from maskdial.causal.prompts import Prompt
+from maskdial.dialects.body import read_body, wire_names
+from maskdial.dialects.call import causal_for
+from maskdial.dialects.native.generate import GENERATE
+from maskdial.dialects.openai.errors import http_error_reply, openai_route
+from maskdial.dialects.openai.logprobs import chat_logprobs
+from maskdial.dialects.openai.models import about_model
+from maskdial.dialects.openai.replies import OpenAIError, ResponseReply
+from maskdial.dialects.responses.body import ResponsesBody
+from maskdial.dialects.responses.output import Event, ResponseOutput, Status
+from maskdial.engine.offload import offload
+from maskdial.engine.timing import Deadline
+from maskdial.errors import MaskdialError, OverloadedError, ValidationError
+from maskdial.http.context import server_context
+from maskdial.http.disconnect import unless_gone
+from maskdial.http.replies import (
+    encode_json,
+    json_reply,
+    timing_headers,
+    truncation_header,
+    warnings_header,
+)
+from maskdial.http.route import Route
+from maskdial.http.sse import Frames, named_frame, stream_reply
+
+_SECONDS_PER_TOKEN = 1e-5  # to read one
+
+
+class ResponseWriter:
+    """Writes one response: token by token as stream events, and whole once it has ended.
+
+    Attributes:
+        response: the whole response, after the last token.
+    """
+
+    def __init__(
+        self, body: ResponsesBody, chat: ChatRequest, prompt: Prompt, model: CausalModel
+    ) -> None:
+        self.response: dict[str, Any] = {}
+        self._prompt = prompt
+        self._reader = ReplyReader(chat, prompt, model)
+        self._speller = TokenSpeller(model.tokenizer, prompt.ids)
+        self._describes_tokens = body.describes_tokens
+        # Of tokens whose text is not part of any delta yet.
+        self._logprobs: list[Any] = []
+        self._output = ResponseOutput()
+        self._echoed = body.echoed(model.defaults)
+        self._num_generated = self._num_events = 0
+        self._header = {
+            "id": f"resp_{uuid.uuid4().hex}",
+            "object": "response",
+            "created_at": int(time.time()),
+            "model": model.name,
+        }
+
+    def push(self, token: TokenEvent) -> list[Event]:
+        """Adds the next token; returns the events to send for it."""
+        events = [] if self._num_generated else self._begin()
+        self._num_generated += 1
+        if self._describes_tokens:
+            self._logprobs += chat_logprobs([token], self._speller)["content"]
+        for delta in self._reader.push(token):
+            logprobs, self._logprobs = self._logprobs, []
+            events += self._output.push(delta, logprobs)
+        if token.finish is not None:
+            status: Status = "incomplete" if token.finish.reason == "length" else "completed"
+            events += self._output.finish(status)
+            self.response = self._content(status)
+            events.append({"type": f"response.{status}", "response": self.response})
+        return events
+
+    def frame(self, event: Event) -> bytes:
+        """An event as it is sent, with its sequence number."""
+        numbered = {"type": event["type"], "sequence_number": self._num_events, **event}
+        self._num_events += 1
+        return named_frame(event["type"], encode_json(numbered))
+
+    def failed(self, error: MaskdialError) -> bytes:
+        """The frames that end a stream which failed, possibly before its first token."""
+        events = [] if self._num_events else self._begin()
+        events += self._output.close("incomplete")
+        about = {"code": _error_code(error), "message": error.message}
+        content = self._content("failed") | {"error": about}
+        events.append({"type": "response.failed", "response": content})
+        return b"".join(map(self.frame, events))
+
+    def _begin(self) -> list[Event]:
+        content = self._content("in_progress")
+        kinds = ("response.created", "response.in_progress")
+        return [{"type": kind, "response": content} for kind in kinds]
+
+    def _content(self, status: str) -> dict[str, Any]:
+        reason = {"reason": "max_output_tokens"} if status == "incomplete" else None
+        return {
+            **self._header,
+            "status": status,
+            "completed_at": int(time.time()) if status == "completed" else None,
+            "error": None,
+            "incomplete_details": reason,
+            "output": self._output.items(),
+            "usage": None if status == "in_progress" else self._usage(),
+            **self._echoed,
+        }
+
+    def _usage(self) -> dict[str, Any]:
+        num_prompt = len(self._prompt.ids)
+        return {
+            "input_tokens": num_prompt,
+            "input_tokens_details": {
+                "cached_tokens": self._prompt.num_cached,
+                "cache_write_tokens": 0,
+            },
+            "output_tokens": self._num_generated,
+            "output_tokens_details": {"reasoning_tokens": self._reader.num_reasoning},
+            "total_tokens": num_prompt + self._num_generated,
+        }
+
+
+def _error_code(error: MaskdialError) -> str:
+    """One of the codes that OpenAI gives failed responses."""
+    if isinstance(error, ValidationError):
+        return "invalid_prompt"
+    return "rate_limit_exceeded" if isinstance(error, OverloadedError) else "server_error"
+
+
+async def create_response(request: Request) -> Response:
+    """Answers a conversation; with `"stream": true` as server-sent events."""
+    body = await read_body(ResponsesBody, await request.body())
+    server = server_context(request)
+    deadline = Deadline(body.timeout, server.config)
+    with about_model():
+        model = await causal_for(request, GENERATE, body.choice(), deadline)
+    chat = body.chat_request(model)
+    with wire_names(body.names(), batch=False):
+        preparing = Generation.prepare(chat.generation_for(model), model, server.config, deadline)
+        generation = await unless_gone(request, preparing)
+        (prompt,) = generation.prompts
+        writer = ResponseWriter(body, chat, prompt, model)
+        warnings = warnings_header(generation.warnings)
+        if body.stream:
+            return await stream_reply(
+                request,
+                _frames(generation, body, writer),
+                writer.failed,
+                truncation_header(prompt.num_truncated) | warnings,
+            )
+        completions = await unless_gone(request, generation.complete())
+
+    ((text,),) = (completion.texts for completion in completions)
+
+    def reply() -> Response:
+        for token in text.events:
+            writer.push(token)
+        return json_reply(writer.response, headers=timing_headers(timings(completions)) | warnings)
+
+    return await offload(reply, len(text.events) * _SECONDS_PER_TOKEN)
+
+
+async def _frames(generation: Generation, body: ResponsesBody, writer: ResponseWriter) -> Frames:
+    """The events of a stream. It begins with the first token: an error before it has its status."""
+    with wire_names(body.names(), batch=False):
+        async with generation.stream() as stream:
+            async for _, token in stream:
+                for event in writer.push(token):
+                    yield writer.frame(event)
+
+
+async def retrieve_response(request: Request) -> Response:
+    """Always 404: nothing is stored."""
+    message = "responses are not stored; there is none to retrieve"
+    return http_error_reply(404, message, {})
+
+
+ROUTES = (
+    openai_route("/v1/responses", create_response, ResponsesBody, ResponseReply, streams=True),
+    Route(
+        "/v1/responses/{id}",
+        retrieve_response,
+        methods=["GET"],
+        reply=ResponseReply,
+        error=OpenAIError,
+        statuses=(404,),
+        tags=["openai"],
+    ),
+)

@@ -1,0 +1,53 @@
+"""What loaded models of both families have in common, and how long their texts may be."""
+
+from dataclasses import dataclass, field
+
+from maskdial.bundle.bundle import Bundle
+from maskdial.bundle.manifest import Manifest
+from maskdial.bundle.tokenizer import Tokenizer
+from maskdial.config import Config
+from maskdial.metrics import PassMetrics
+from maskdial.runtime.providers import find_provider
+
+
+@dataclass(frozen=True, slots=True)
+class Model:
+    """A loaded model of either family.
+
+    ``kernels`` is the instruction set of our own kernels, empty if the model does not use them.
+    """
+
+    bundle: Bundle
+    tokenizer: Tokenizer
+    metrics: PassMetrics
+    provider: str
+    kernels: str = field(default="", kw_only=True)
+
+    @property
+    def name(self) -> str:
+        return self.bundle.name
+
+    @property
+    def manifest(self) -> Manifest:
+        return self.bundle.manifest
+
+    @property
+    def batch_invariant(self) -> bool:
+        """Whether answers are the same to the last bit in any batch: as measured at export, and
+        only with a provider whose kernels are batch-invariant.
+        """
+        return self.manifest.batch_invariant and find_provider(self.provider).batch_invariant
+
+
+def max_length(manifest: Manifest, config: Config) -> int:
+    """Maximum length of an input in tokens, or the context of a causal model, when it is loaded."""
+    if manifest.family == "masked":
+        return manifest.max_length
+    return min(manifest.max_length, config.max_context)
+
+
+def max_source_length(manifest: Manifest, config: Config) -> int | None:
+    """Maximum length of a source text in tokens; None for a model without an encoder."""
+    if manifest.text_to_text is None:
+        return None
+    return min(manifest.text_to_text.max_source_length, config.max_context)

@@ -1,0 +1,58 @@
+"""A request to a masked model, whatever its task: admit, read, submit, answer."""
+
+import time
+from collections.abc import Awaitable, Coroutine
+from functools import partial
+from typing import Any, Protocol
+
+from maskdial.config import Config
+from maskdial.engine.limits import check_num_texts
+from maskdial.engine.offload import offload
+from maskdial.engine.timing import Answer, Deadline, T, Timings
+from maskdial.errors import DeadlineError
+from maskdial.masked.model import MaskedModel
+from maskdial.masked.tasks.task import TaskRequest
+
+
+class Wait(Protocol):
+    """Awaits the engine on behalf of a client, which may leave meanwhile."""
+
+    def __call__(self, work: Coroutine[Any, Any, T], /) -> Awaitable[T]: ...
+
+
+async def answer(
+    request: TaskRequest[T],
+    model: MaskedModel,
+    config: Config,
+    deadline: Deadline,
+    wait: Wait,
+) -> Answer[T]:
+    """Answers a request with a model that serves its task.
+
+    Short texts are read without giving way to other requests, and only then is there anything to
+    ``wait`` for: requests that arrive together are queued together, and share a pass.
+
+    Raises:
+        ValidationError: the request does not fit the model, or carries too many texts.
+        OverloadedError: the queue has no room for it.
+        DeadlineError: the time is up.
+    """
+    check_num_texts(request.num_texts, config)
+    request.check(model)
+    model.engine.check_room(request.num_inputs)
+    started = time.perf_counter()
+    reading = await offload(partial(request.read, model), request.read_seconds, deadline)
+    model.metrics.tokenization_duration.observe(time.perf_counter() - started)
+    try:
+        results = await wait(model.engine.submit_many(reading.inputs, deadline.remaining()))
+    except DeadlineError as error:
+        raise deadline.missed() from error
+    content = await offload(partial(reading.answer, results), reading.seconds)
+    # A request's times are those of its slowest input.
+    timings = Timings(
+        queue_seconds=max((result.queue_seconds for result in results), default=0.0),
+        inference_seconds=max((result.inference_seconds for result in results), default=0.0),
+        compute_tokens=sum(len(given.input_ids) for given in reading.inputs),
+        truncated_tokens=reading.num_truncated,
+    )
+    return Answer(content, timings)

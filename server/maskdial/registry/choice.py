@@ -1,0 +1,124 @@
+"""Choice: which model a request means, by what the manifests say, whether it is loaded or not."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import chain
+
+from maskdial.bundle.manifest import Manifest, Mask
+from maskdial.errors import NotFoundError, ValidationError, shortened
+from maskdial.registry.entry import Entry, Lease
+from maskdial.registry.served import ServedModel, Task
+
+_MASKS: tuple[Mask, ...] = ("full", "causal")
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """Which model a request means: by its name, or as the only one that does the task; and under
+    which mask, where it has both.
+    """
+
+    name: str | None = None
+    mask: Mask | None = None
+
+    @classmethod
+    def of(cls, name: str | None, mask: Mask | None = None) -> "Choice":
+        """A choice by a name that may end in the mask, as in ``NAME:full``.
+
+        Raises:
+            ValidationError: the name says one mask and ``mask`` the other.
+        """
+        stem, _, suffix = (name or "").rpartition(":")
+        named = next((each for each in _MASKS if stem and each == suffix), None)
+        if named is None:
+            return cls(name, mask)
+        if mask not in (None, named):
+            raise ValidationError(
+                f"model {shortened(stem)!r} contradicts the mask {mask!r}; give one of them"
+            )
+        return cls(stem, named)
+
+    def allows(self, manifest: Manifest) -> bool:
+        """Whether a graph runs under the mask that is wanted."""
+        return self.mask in (None, manifest.mask)
+
+
+class Chooser:
+    """Finds the model for a choice and a task, and says why there is none.
+
+    Args:
+        tasks: everything that a model can be asked for, in the order of listings.
+    """
+
+    def __init__(self, tasks: Sequence[Task]) -> None:
+        self._tasks = tasks
+
+    def tasks_of(self, manifest: Manifest) -> tuple[str, ...]:
+        """The names of the tasks that a model can do."""
+        return tuple(task.name for task in self._tasks if task.serves(manifest))
+
+    def named(self, entries: Mapping[str, Entry], name: str) -> Entry:
+        """The entry of a name.
+
+        Raises:
+            NotFoundError: there is none; the message lists those that exist.
+        """
+        if name not in entries:
+            raise NotFoundError(
+                f"no model {shortened(name)!r} here; served models: {_names(entries)}"
+            )
+        return entries[name]
+
+    def find(self, entries: Mapping[str, Entry], choice: Choice, task: Task | None) -> Entry:
+        """The entry that is meant; without a task, the named one.
+
+        Raises:
+            NotFoundError: no such model, or none for the task.
+            ValidationError: the model cannot do the task, or several can.
+        """
+
+        def serves(manifest: Manifest) -> bool:
+            return choice.allows(manifest) and (task is None or task.serves(manifest))
+
+        if choice.name is not None:
+            entry = self.named(entries, choice.name)
+            if entry.manifests and not any(map(serves, entry.manifests)):
+                raise self._unable(entry.name, entry.manifests, choice, task)
+            return entry
+        assert task is not None, "a request without a task names its model"
+        fitting = [entry for entry in entries.values() if any(map(serves, entry.manifests))]
+        if not fitting:
+            raise NotFoundError(f"no model here does {task.name}; served models: {_names(entries)}")
+        if len(fitting) > 1:
+            names = ", ".join(entry.name for entry in fitting)
+            raise ValidationError(f'several models do {task.name}; name one with "model": {names}')
+        return fitting[0]
+
+    def pick(self, lease: Lease, choice: Choice, task: Task) -> ServedModel:
+        """The model of a lease that does the task; if it does so under both masks, the causal one.
+
+        Raises:
+            ValidationError: it cannot do the task.
+        """
+        for model in lease.models:
+            if choice.allows(model.manifest) and task.serves(model.manifest):
+                return model
+        raise self._unable(lease.name, [each.manifest for each in lease.models], choice, task)
+
+    def _unable(
+        self, name: str, manifests: Sequence[Manifest], choice: Choice, task: Task | None
+    ) -> ValidationError:
+        allowed = [manifest for manifest in manifests if choice.allows(manifest)]
+        if not allowed:
+            masks = " and ".join(dict.fromkeys(manifest.mask for manifest in manifests))
+            return ValidationError(
+                f"model {name!r} does not run under the {choice.mask} mask; it has the {masks} one"
+            )
+        assert task is not None, "every model can be named"
+        tasks = dict.fromkeys(chain.from_iterable(map(self.tasks_of, allowed)))
+        label = name if choice.mask is None else f"{name}:{choice.mask}"
+        return ValidationError(f"model {label!r} cannot do {task.name}; it does {', '.join(tasks)}")
+
+
+def _names(entries: Mapping[str, Entry]) -> str:
+    return ", ".join(entries) or "none"

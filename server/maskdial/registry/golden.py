@@ -1,0 +1,149 @@
+"""The golden check: does this machine compute what the exporting machine computed?
+
+Providers differ, and int8 kernels saturate on some CPUs. So a bundle carries one short input with
+its logits, which are compared when the model is loaded. An int8 bundle also carries a product of
+the largest numbers: a kernel that saturates may change one text little and another one a lot.
+"""
+
+import logging
+import shlex
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from maskdial.bundle.bundle import Bundle
+from maskdial.bundle.exactness import multiplies_exactly
+from maskdial.bundle.manifest import FULL_MANIFEST, KERNEL_CHECK, CacheInteger, GoldenCheck
+from maskdial.errors import BundleError
+from maskdial.runtime.encoder import Encoder
+from maskdial.runtime.runner import Runner
+from maskdial.runtime.session import Session, SessionOptions
+
+_log = logging.getLogger("maskdial.models")
+
+Policy = Literal["error", "warn"]
+"""What to do with a model that fails a check: refuse it, or log a warning."""
+
+
+_CACHE_ROUNDING: dict[CacheInteger | None, float] = {None: 0.0, "int16": 0.01, "int8": 0.1}
+"""Tolerance for a KV cache of integers, in standard deviations of the logits. With int8 the
+starter's differ by 0.02, and a graph that computes something else is off by more than one.
+"""
+
+
+def check_kernels(bundle: Bundle, options: SessionOptions, policy: Policy) -> None:
+    """Runs the kernel check, which int8 bundles have, with the provider's kernels.
+
+    Raises:
+        BundleError: products saturate, and the policy is to refuse such a model.
+    """
+    if KERNEL_CHECK not in bundle.manifest.files:
+        return
+    session = Session(bundle.path / KERNEL_CHECK, replace(options, kv_cache="float"))
+    if not multiplies_exactly(lambda rows: np.asarray(session.run({"rows": rows}))):
+        _complain(
+            policy,
+            f"model {bundle.name!r} is int8, and 8-bit products saturate on this processor (it has "
+            "no VNNI instructions), so answers are worse than at export; export it with 7-bit "
+            f"weights ({_remedy(bundle)}), or serve it anyway with --golden-check warn",
+        )
+
+
+def check_golden(
+    bundle: Bundle,
+    run: Callable[[GoldenCheck], NDArray[np.float32]],
+    policy: Policy,
+    *,
+    kv_cache: CacheInteger | None = None,
+) -> None:
+    """Computes the golden logits again and compares them with those of the export.
+
+    Args:
+        bundle: the model.
+        run: computes the checked row, float32 (vocab_size,) or (num_labels,).
+        policy: for logits that differ by more than the tolerance.
+        kv_cache: the integers to which the KV cache rounds keys and values, which no export
+            foresees; None for floats.
+
+    Raises:
+        BundleError: the model cannot run or has other outputs than its manifest says, or its
+            logits differ and the policy is to refuse it.
+    """
+    golden = bundle.manifest.golden
+    rounding = _CACHE_ROUNDING[kv_cache] * float(np.std(golden.logits))
+    tolerance = max(golden.tolerance, rounding)
+    try:
+        row = run(golden)
+        computed = row[list(golden.columns)].astype(np.float64)
+        drift = float(np.abs(computed - np.asarray(golden.logits)).max())
+    except Exception as error:  # whatever ONNX Runtime raises
+        raise BundleError(f"model {bundle.name!r}: the golden check failed: {error}") from error
+    expected = bundle.manifest.num_outputs
+    if expected is not None and len(row) != expected:
+        raise BundleError(
+            f"model {bundle.name!r}: the graph has {len(row):,} outputs, but labels, embedding or "
+            f"vocabulary of the manifest {expected:,}; export the model again"
+        )
+    if not drift <= tolerance:  # also if it is NaN
+        _complain(
+            policy,
+            f"model {bundle.name!r}: logits on this machine differ by {drift:.2g} from those at "
+            f"export (tolerance {tolerance:.2g}); export the model on this machine, or "
+            "serve it anyway with --golden-check warn",
+        )
+
+
+def masked_logits(session: Session, golden: GoldenCheck) -> NDArray[np.float32]:
+    """The checked row of a masked model."""
+    length = len(golden.input_ids)
+    feeds: dict[str, NDArray[Any]] = {
+        "input_ids": np.array([golden.input_ids], np.int64),
+        "lengths": np.array([length], np.int32),
+        "token_type_ids": np.zeros((1, length), np.int64),
+        "rows": np.array([golden.row], np.int64),
+    }
+    (logits,) = session.run(feeds)
+    return np.asarray(logits)
+
+
+def causal_logits(runner: Runner, golden: GoldenCheck) -> NDArray[np.float32]:
+    """The checked row of a causal model, whose slot 0 is not in use."""
+    logits = np.asarray(runner.prefill(0, np.array(golden.input_ids, np.int64), 0), np.float32)
+    return logits.reshape(-1)
+
+
+def text_to_text_logits(
+    runner: Runner, encoder: Encoder, start_token_id: int, golden: GoldenCheck
+) -> NDArray[np.float32]:
+    """The checked row of an encoder-decoder model, whose slot 0 is not in use."""
+    encoder.encode([0], [np.array(golden.input_ids, np.int64)])
+    start, zeros = np.array([start_token_id]), np.zeros(1, np.int64)
+    logits = np.array(runner.decode(start, zeros, zeros), np.float32)
+    return logits.reshape(-1)
+
+
+def _remedy(bundle: Bundle) -> str:
+    """The command that exports the model with 7-bit weights, next to the bundle."""
+    manifest = bundle.manifest
+    checkpoint, _, adapter = manifest.source.partition(" + ")
+    source, _, commit = checkpoint.partition("@")
+    words = ["maskdial", "export", source, f"{bundle.path}-7bit"]
+    words += ["--revision", commit] if commit else []
+    words += ["--adapter", adapter] if adapter else []
+    if (bundle.path / FULL_MANIFEST).is_file():
+        words += ["--mask", "both"]
+    else:
+        words += ["--task", manifest.task]
+    words += ["--precision", "int8", "--reduce-range"]
+    if manifest.quality is not None and manifest.quality.max_loss is None:
+        words += ["--max-loss", "inf"]
+    return shlex.join(words)
+
+
+def _complain(policy: Policy, message: str) -> None:
+    if policy == "error":
+        raise BundleError(message)
+    _log.warning("%s", message)

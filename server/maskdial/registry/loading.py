@@ -1,0 +1,369 @@
+"""Loading: a bundle becomes a served model, its graph checked and its engine started."""
+
+import logging
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+from maskdial.bundle.bundle import Bundle, load_bundle, load_bundles, read_manifests
+from maskdial.bundle.generation_config import (
+    GenerationDefaults,
+    read_generation_defaults,
+    tokens_without_text,
+)
+from maskdial.bundle.manifest import KVLayout
+from maskdial.bundle.tokenizer import Tokenizer
+from maskdial.causal.chat.template import ChatTemplate
+from maskdial.causal.engine import CausalEngine
+from maskdial.causal.grammar.compiler import GrammarCompiler
+from maskdial.causal.model import CausalModel
+from maskdial.causal.prefix_cache import PrefixCache
+from maskdial.causal.sampling.device_sampler import DeviceSampler
+from maskdial.causal.sampling.sampler import Sampler, TokenSampler
+from maskdial.causal.tools.reply import ReplyFormat
+from maskdial.config import Config
+from maskdial.engine.model import max_length, max_source_length
+from maskdial.errors import BundleError, ConfigError, explain_exhaustion
+from maskdial.kernels.installed import find_kernels
+from maskdial.kernels.logits import VocabularyKernels
+from maskdial.masked.engine import MaskedEngine
+from maskdial.masked.model import MaskedModel
+from maskdial.metrics import Metrics
+from maskdial.registry.golden import (
+    causal_logits,
+    check_golden,
+    check_kernels,
+    masked_logits,
+    text_to_text_logits,
+)
+from maskdial.registry.served import ServedModel
+from maskdial.runtime.encoder import Encoder
+from maskdial.runtime.kv_cache import plan_slots
+from maskdial.runtime.memory import HostMemory
+from maskdial.runtime.placement import Placement, place
+from maskdial.runtime.runner import Runner
+from maskdial.runtime.session import Session, SessionOptions
+
+_log = logging.getLogger("maskdial.models")
+
+
+def load_model(
+    name: str, path: Path, config: Config, metrics: Metrics, *, alone: bool = True
+) -> ServedModel:
+    """Reads a bundle and starts it; of a folder with two graphs, the first one.
+
+    Raises:
+        BundleError: the bundle cannot be served as it is.
+        ConfigError: the provider cannot run it, or its KV cache does not fit into memory.
+    """
+    return start_model(load_bundle(name, path), config, metrics, alone=alone)
+
+
+def start_models(
+    name: str, path: Path, config: Config, metrics: Metrics, *, alone: bool = True
+) -> tuple[ServedModel, ...]:
+    """Reads a bundle folder and starts all of its graphs, or none.
+
+    ``alone``: no other model runs beside it.
+
+    Raises:
+        BundleError: the bundle cannot be served as it is.
+        ConfigError: the provider cannot run it, or its KV cache does not fit into memory.
+    """
+    bundles = load_bundles(name, path)
+    models: list[ServedModel] = []
+    try:
+        with explain_exhaustion():
+            for bundle in bundles:
+                each = start_model(bundle, config, metrics, alone=alone and len(bundles) == 1)
+                models.append(each)
+    except BaseException:
+        for model in models:
+            model.stop()
+        raise
+    return tuple(models)
+
+
+def start_model(
+    bundle: Bundle, config: Config, metrics: Metrics, *, alone: bool = True
+) -> ServedModel:
+    """Loads a bundle's graph, repeats its golden check and starts its engine.
+
+    ``alone``: no other engine runs beside it.
+
+    Raises:
+        BundleError: the bundle cannot be served as it is.
+        ConfigError: the provider cannot run it, or its KV cache does not fit into memory.
+    """
+    try:
+        str(bundle.path).encode()
+    except UnicodeEncodeError as error:
+        raise BundleError(
+            f"model {bundle.name!r}: the path {bundle.path} is not UTF-8, so ONNX Runtime cannot "
+            "open it; rename its folders"
+        ) from error
+
+    def start(placement: Placement) -> ServedModel:
+        name = placement.provider.name
+        kernels = find_kernels(config.kernels) if name == "cpu" else None
+        options = SessionOptions(name, config.threads, config.spins(alone=alone), kernels=kernels)
+        of_family = _start_masked if bundle.manifest.family == "masked" else _start_causal
+        return of_family(bundle, config, metrics, placement, options)
+
+    model = place(bundle, config.provider, start)
+    model.engine.start()
+    _log.info(
+        "model %s: %s %s, %s, %s%s",
+        bundle.label,
+        bundle.manifest.architecture,
+        bundle.manifest.task,
+        bundle.manifest.precision,
+        model.provider,
+        f" with {model.kernels} kernels" if model.kernels else "",
+    )
+    return model
+
+
+def _start_masked(
+    bundle: Bundle,
+    config: Config,
+    metrics: Metrics,
+    placement: Placement,
+    options: SessionOptions,
+) -> MaskedModel:
+    session = Session(bundle.graph, options)
+    if not session.multiplies_exactly:
+        check_kernels(bundle, options, config.golden_check)
+    check_golden(bundle, partial(masked_logits, session), config.golden_check)
+    special = bundle.manifest.special_tokens
+    model_metrics = metrics.declare_masked(bundle.label)
+    engine = MaskedEngine(
+        session,
+        max_batch_tokens=config.max_batch_tokens or placement.provider.max_batch_tokens,
+        max_queue=config.max_queue,
+        pad_token_id=special.pad or 0,
+        pad_multiple=placement.provider.pad_multiple,
+        max_length=bundle.manifest.max_length,
+        metrics=model_metrics,
+        name=bundle.label,
+    )
+    tokenizer = Tokenizer.from_file(bundle.tokenizer, special)
+    return MaskedModel(
+        bundle, tokenizer, model_metrics, options.provider, engine, kernels=session.kernels
+    )
+
+
+def _start_causal(
+    bundle: Bundle,
+    config: Config,
+    metrics: Metrics,
+    placement: Placement,
+    options: SessionOptions,
+) -> CausalModel:
+    manifest, provider = bundle.manifest, placement.provider
+    if manifest.kv is None:
+        raise BundleError(f"model {bundle.name!r}: a causal bundle without a KV layout")
+    options = replace(options, stream=placement.memory.stream, kv_cache=config.kv_cache_dtype)
+    session = _causal_session(bundle, config, placement, options)
+    layout = manifest.kv.stored_as(session.kv_cache)
+    # Chunks of whole blocks leave the logits as they are in one piece.
+    chunk_tokens = _round_up(
+        config.prefill_chunk_tokens or provider.prefill_chunk_tokens, layout.query_block
+    )
+    runner = _runner(session, bundle, config, placement, layout, chunk_tokens)
+    if not session.multiplies_exactly:
+        check_kernels(bundle, options, config.golden_check)
+    encoder, golden = None, partial(causal_logits, runner)
+    if manifest.text_to_text is not None and runner.cache.source is not None:
+        encoder = Encoder(Session(bundle.encoder, options), runner.cache.source)
+        start = manifest.text_to_text.start_token_id
+        golden = partial(text_to_text_logits, runner, encoder, start)
+    check_golden(bundle, golden, config.golden_check, kv_cache=session.kv_cache)
+    tokenizer = Tokenizer.from_file(
+        bundle.tokenizer, manifest.special_tokens, manifest.tokenization
+    )
+    chat_template = read_chat_template(bundle, tokenizer)
+    reply_format = ReplyFormat.of_bundle(bundle, tokenizer, chat_template)
+    never: frozenset[int] = frozenset()
+    if encoder is None:  # an encoder-decoder checkpoint names what it never writes
+        never = tokens_without_text(read_manifests(bundle.name, bundle.path))
+        gaps = tokenizer.ids_without_token(manifest.vocab_size)
+        never |= gaps.difference(manifest.special_tokens.eos)
+    model_metrics = metrics.declare(bundle.label)
+    engine = CausalEngine(
+        runner,
+        tokenizer,
+        slots=runner.slots,
+        max_length=runner.max_length,
+        vocab_size=manifest.vocab_size,
+        prefill_chunk_tokens=chunk_tokens,
+        block_tokens=layout.query_block,
+        # Longer prompts than a block would differ in their last bits from those prefilled alone.
+        joint_tokens=None if provider.batch_invariant else chunk_tokens,
+        max_queue=config.max_queue,
+        eos_token_ids=frozenset(manifest.special_tokens.eos),
+        prefix_cache=_prefix_cache(bundle, layout, config) if encoder is None else None,
+        max_drafts=config.speculative_tokens if encoder is None else 0,
+        never=never,
+        sampler=_sampler(bundle, placement, runner.slots, options, never),
+        overlaps=not placement.memory.on_host,
+        metrics=model_metrics,
+        name=bundle.label,
+        encoder=encoder,
+        max_source_length=max_source_length(manifest, config) or 0,
+    )
+    return CausalModel(
+        bundle,
+        tokenizer,
+        model_metrics,
+        provider.name,
+        engine,
+        runner.slots,
+        runner.max_length,
+        max_source_length(manifest, config),
+        chat_template,
+        reply_format,
+        _grammar_compiler(bundle),
+        read_generation_defaults(bundle)
+        if config.generation_config == "auto"
+        else GenerationDefaults(),
+        layout.element.name,
+        kernels=session.kernels,
+    )
+
+
+def _runner(
+    session: Session,
+    bundle: Bundle,
+    config: Config,
+    placement: Placement,
+    layout: KVLayout,
+    chunk_tokens: int,
+) -> Runner:
+    """Allocates what the loaded graph leaves of the memory for the KV cache."""
+    context = max_length(bundle.manifest, config)
+    num_drafted = config.speculative_tokens + 1
+    num_golden = len(bundle.manifest.golden.input_ids)
+    source_length = max_source_length(bundle.manifest, config)
+    if source_length is not None:
+        source_length = max(source_length, num_golden)
+    slots = _plan_slots(bundle, config, placement, layout, context + (source_length or 0))
+    return Runner(
+        session,
+        layout,
+        memory=placement.memory,
+        slots=slots,
+        max_length=context,
+        vocab_size=bundle.manifest.vocab_size,
+        # A last chunk is longer by one token rather than followed by a single one.
+        max_tokens=max(chunk_tokens + 1, num_drafted, num_golden),
+        max_rows=max(slots, layout.query_block + 1, num_drafted),
+        max_source_length=source_length,
+        batch_sizes=placement.provider.batch_sizes,
+    )
+
+
+def _causal_session(
+    bundle: Bundle, config: Config, placement: Placement, options: SessionOptions
+) -> Session:
+    """A session that captures decode steps, if that is wanted and the provider can do it."""
+    if config.cuda_graphs == "off" or not placement.provider.captures:
+        return Session(bundle.graph, options)
+    try:
+        return Session(bundle.graph, replace(options, captures=True))
+    except BundleError as error:
+        session = Session(bundle.graph, options)  # raises what has nothing to do with capturing
+        _log.warning("model %s runs without CUDA graphs: %s", bundle.label, error.message)
+        return session
+
+
+def _plan_slots(
+    bundle: Bundle, config: Config, placement: Placement, layout: KVLayout, max_length: int
+) -> int:
+    """The number of slots, once the weights are loaded.
+
+    Raises:
+        ConfigError: the configured slots do not fit into memory.
+    """
+    budget = config.kv_cache_bytes
+    free = placement.memory.free_bytes()
+    if free is not None:  # passes need some of the rest
+        budget = min(budget or int(free * config.kv_cache_fraction), free)
+    try:
+        return plan_slots(
+            layout,
+            max_length,
+            asked=config.slots,
+            most=placement.provider.slots,
+            budget=budget,
+        )
+    except ConfigError as error:
+        raise ConfigError(f"model {bundle.label!r}: {error.message}") from error
+
+
+def _sampler(
+    bundle: Bundle,
+    placement: Placement,
+    slots: int,
+    options: SessionOptions,
+    never: frozenset[int],
+) -> TokenSampler:
+    """The sampler that works where the logits lie."""
+    vocab_size = bundle.manifest.vocab_size
+    kernels = None
+    if options.kernels is not None:
+        kernels = VocabularyKernels(options.kernels.path, vocab_size)
+    eos = frozenset(bundle.manifest.special_tokens.eos)
+    sampler = Sampler(vocab_size, eos, never, kernels)
+    if placement.memory.on_host:
+        return sampler
+    return DeviceSampler(
+        placement.memory, sampler, vocab_size=vocab_size, max_rows=slots, options=options
+    )
+
+
+def _round_up(number: int, multiple: int) -> int:
+    return -(-number // multiple) * multiple
+
+
+def read_chat_template(bundle: Bundle, tokenizer: Tokenizer) -> ChatTemplate:
+    """The chat template of a bundle, which may lack one, with its tokenizer's special tokens."""
+    special = bundle.manifest.special_tokens
+    ids = {
+        "bos_token": special.bos,
+        "eos_token": next(iter(special.eos), None),
+        "pad_token": special.pad,
+        "unk_token": tokenizer.unknown_id if tokenizer.unknown_id >= 0 else None,
+        "mask_token": special.mask,
+    }
+    tokens = {
+        name: tokenizer.id_to_token(token_id)
+        for name, token_id in ids.items()
+        if token_id is not None
+    }
+    return ChatTemplate.from_bundle(bundle, {name: each for name, each in tokens.items() if each})
+
+
+def _grammar_compiler(bundle: Bundle) -> GrammarCompiler:
+    return GrammarCompiler(
+        bundle.tokenizer.read_text(encoding="utf-8"),
+        vocab_size=bundle.manifest.vocab_size,
+        eos_token_ids=bundle.manifest.special_tokens.eos,
+    )
+
+
+def _prefix_cache(bundle: Bundle, layout: KVLayout, config: Config) -> PrefixCache | None:
+    if not config.prefix_cache_bytes:
+        return None
+    max_bytes, free = config.prefix_cache_bytes, HostMemory().free_bytes()
+    if free is not None and free * config.kv_cache_fraction < max_bytes:
+        max_bytes = int(free * config.kv_cache_fraction)
+        _log.warning(
+            "model %s: memory for %d bytes of its prefix cache is free", bundle.label, max_bytes
+        )
+    return PrefixCache(
+        model=bundle.manifest.files[bundle.manifest.graph],
+        block_tokens=layout.query_block,
+        max_bytes=max_bytes,
+        shared=config.prefix_cache_shared == "on",
+    )

@@ -1,0 +1,72 @@
+"""How many slots fit into a budget, and what is said when they don't."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from maskdial.bundle.manifest import KVLayout
+from maskdial.errors import ConfigError
+from maskdial.runtime.kv_cache import KVCache, plan_slots
+from maskdial.runtime.memory import HostMemory
+
+LAYOUT = KVLayout(num_layers=2, num_heads=4, head_dim=16, dtype="float16")
+TOKEN = 2 * 2 * 4 * 16 * 2  # bytes
+
+
+def test_a_tokens_bytes_are_those_of_the_cache() -> None:
+    full = KVLayout(num_layers=3, num_heads=2, head_dim=8)
+    cache = KVCache.allocate(HostMemory(), full, slots=2, max_length=10)
+    buffers = (*cache.keys, *cache.values)
+    assert full.bytes_per_token * 2 * 10 == sum(buffer.num_bytes for buffer in buffers)
+    assert cache.bytes_per_token == full.bytes_per_token
+    assert LAYOUT.bytes_per_token == TOKEN
+
+
+def test_without_a_budget_there_are_as_many_as_asked_for_or_else_the_most() -> None:
+    assert plan_slots(LAYOUT, 100, asked=None, most=8, budget=None) == 8
+    assert plan_slots(LAYOUT, 100, asked=500, most=8, budget=None) == 500
+
+
+@pytest.mark.parametrize(("slots", "planned"), [(1, 1), (37.9, 37), (64, 64), (1000, 64)])
+def test_left_open_as_many_as_the_budget_holds(slots: float, planned: int) -> None:
+    assert plan_slots(LAYOUT, 100, asked=None, most=64, budget=int(slots * 100 * TOKEN)) == planned
+
+
+def test_more_than_fits_says_what_would() -> None:
+    with pytest.raises(ConfigError) as refusal:
+        plan_slots(LAYOUT, 1000, asked=10, most=64, budget=4500 * TOKEN)
+    assert refusal.value.message == (
+        "a KV cache of 10 slots of 1000 tokens takes 5.1 MB, and 2.3 MB may be used: "
+        "--slots 4 or --max-context 450 would fit"
+    )
+
+
+def test_not_even_one_slot_says_how_long_a_text_would_fit() -> None:
+    with pytest.raises(ConfigError, match=r"1 slot of 1000 tokens .*: --max-context 900 would fit"):
+        plan_slots(LAYOUT, 1000, asked=None, most=64, budget=900 * TOKEN)
+    with pytest.raises(ConfigError, match="not even a short text would fit"):
+        plan_slots(LAYOUT, 1000, asked=None, most=64, budget=5 * TOKEN)
+
+
+@given(
+    max_length=st.integers(8, 10_000),
+    asked=st.none() | st.integers(1, 100),
+    budget=st.integers(0, 10_000_000),
+)
+def test_what_is_planned_fits_and_what_is_proposed_would(
+    max_length: int, asked: int | None, budget: int
+) -> None:
+    try:
+        slots = plan_slots(LAYOUT, max_length, asked=asked, most=64, budget=budget)
+    except ConfigError as refusal:
+        words = refusal.message.split()
+        assert (asked or 1) * max_length * TOKEN > budget
+        if "--slots" in words:
+            fewer = int(words[words.index("--slots") + 1])
+            assert plan_slots(LAYOUT, max_length, asked=fewer, most=64, budget=budget) == fewer
+        if "--max-context" in words:
+            shorter = int(words[words.index("--max-context") + 1])
+            assert plan_slots(LAYOUT, shorter, asked=asked, most=64, budget=budget) >= 1
+        return
+    assert slots == asked or (asked is None and 1 <= slots <= 64)
+    assert slots * max_length * TOKEN <= budget
