@@ -76,7 +76,6 @@ async def decide(
     model: ServedModel,
     config: Config,
     deadline: Deadline,
-    wait: run.Wait,
     *,
     truncation: Truncation = REFUSE,
 ) -> Decisions:
@@ -87,7 +86,6 @@ async def decide(
 
     Args:
         truncation: what to do with a text that is too long; causal models cannot cut it.
-        wait: awaits the engine on behalf of a client.
 
     Raises:
         ValidationError: a question does not fit the model, or the text is too long.
@@ -98,10 +96,10 @@ async def decide(
     assert method is not None, "a model without it does not serve the task"
     if isinstance(model, MaskedModel):
         request = _MASKED[method](text, questions, truncation)
-        answer = await run.answer(request, model, config, deadline, wait)
+        answer = await run.answer(request, model, config, deadline)
         return Decisions(method, answer.content, answer.timings)
     assert isinstance(model, CausalModel)
     if truncation.enabled:
         raise ValidationError("causal models do not cut the input; shorten it", field="truncate")
-    found = await wait(likelihoods(text, questions, model, config, deadline))
+    found = await likelihoods(text, questions, model, config, deadline)
     return Decisions(method, found.probabilities, found.timings, found.num_cached)

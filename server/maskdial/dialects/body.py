@@ -6,7 +6,7 @@ import json
 import re
 from collections.abc import Mapping, Sized
 from dataclasses import dataclass
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, ClassVar, TypeVar
 
 import pydantic
 from pydantic import (
@@ -151,8 +151,18 @@ def example(body: Mapping[str, Any], **keywords: Any) -> ConfigDict:
     return ConfigDict(json_schema_extra={"examples": [dict(body)], **keywords})
 
 
+class BodyError(ValidationError):
+    """A ValidationError whose ``field`` is the body's own, as the client wrote it."""
+
+
 class TaskBody(Wire):
-    """What every task's body may hold beside its inputs and parameters."""
+    """What every task's body may hold beside its inputs and parameters.
+
+    Attributes:
+        spellings: what it calls the neutral request's fields, beside its parameters.
+    """
+
+    spellings: ClassVar[Mapping[str, str]] = {}
 
     model: str | None = Field(
         None,
@@ -177,6 +187,38 @@ class TaskBody(Wire):
             ValidationError: name and mask contradict each other.
         """
         return Choice.of(name or self.model, self.mask)
+
+    @property
+    def batch(self) -> bool:
+        """Whether the texts came as a list, so that an error has to say which one it is about."""
+        return False
+
+    def names(self) -> Mapping[str, str]:
+        """What the body calls the fields of the neutral request, where the names differ.
+
+        By default, its parameters' names with a prefix, and its ``spellings``.
+        """
+        names: dict[str, str] = {}
+        parameters = type(self).model_fields.get("parameters")
+        if parameters is not None:
+            kinds = (*getattr(parameters.annotation, "__args__", ()), parameters.annotation)
+            for kind in kinds:
+                for name in getattr(kind, "model_fields", ()):
+                    if name not in type(self).model_fields:
+                        names.setdefault(name, f"parameters.{name}")
+        return {**names, **self.spellings}
+
+    def locate(self, error: ValidationError) -> ValidationError:
+        """An error about the neutral request, with the field at fault as the client wrote it."""
+        if isinstance(error, BodyError) or error.field is None:
+            return error
+        where = self.names().get(error.field, error.field)
+        if error.index is None:
+            return BodyError(f"{where}: {error.message}", field=where)
+        if not self.batch:  # the index of a single text means nothing
+            return BodyError(error.message, field=where)
+        where = f"{where}[{error.index}]"
+        return BodyError(f"{where}: {error.message}", field=where)
 
 
 def _check_token_keys(biases: dict[str, float]) -> dict[str, float]:
@@ -250,6 +292,8 @@ OneOrManyTexts = Annotated[
 class TextsBody(TaskBody):
     """A body with a text, or a list of them."""
 
+    spellings = {"texts": "inputs"}
+
     inputs: OneOrManyTexts = Field(description="A text, or a list of texts.")
 
     @property
@@ -288,7 +332,7 @@ def parse_body(schema: type[Body], content: bytes) -> Body:
     try:
         return schema.model_validate_json(content)
     except pydantic.ValidationError as error:
-        raise ValidationError(_describe(error), field=_field_of(error)) from error
+        raise BodyError(_describe(error), field=_field_of(error)) from error
 
 
 def _check_shape(content: bytes) -> None:
@@ -351,55 +395,6 @@ def _field_of(error: pydantic.ValidationError) -> str | None:
     if isinstance(cause, FieldError):
         loc = (*loc, *cause.field.split("."))
     return _field_name(loc) or None
-
-
-def field_names(body: type[BaseModel], **changes: str) -> dict[str, str]:
-    """What a native body calls the fields of a neutral request: its own fields by their names,
-    those of its parameters with a prefix, and others as given in ``changes``.
-    """
-    names = {name: name for name in body.model_fields}
-    parameters = body.model_fields.get("parameters")
-    if parameters is not None:
-        kinds = (*getattr(parameters.annotation, "__args__", ()), parameters.annotation)
-        for kind in kinds:
-            for name in getattr(kind, "model_fields", ()):
-                names.setdefault(name, f"parameters.{name}")
-    return names | changes
-
-
-def wire_names(names: Mapping[str, str], *, batch: bool) -> "_WireNames":
-    """Has a ValidationError in a ``with`` block name the field at fault as the client wrote it.
-
-    Args:
-        names: from the neutral request's field names to the body's.
-        batch: whether the inputs came as a list; the index of a single text means nothing.
-    """
-    return _WireNames(names, batch)
-
-
-class _WireNames:
-    """A context manager of its own: a generator's costs 2 us more, with every request."""
-
-    __slots__ = ("_batch", "_names")
-
-    def __init__(self, names: Mapping[str, str], batch: bool) -> None:
-        self._names = names
-        self._batch = batch
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
-        if not isinstance(error, ValidationError) or error.field is None:
-            return
-        where = self._names.get(error.field, error.field)
-        message = f"{where}: {error.message}"
-        if error.index is not None:
-            item = f"{where}[{error.index}]"
-            where, message = (
-                (item, f"{item}: {error.message}") if self._batch else (where, error.message)
-            )
-        raise ValidationError(message, field=where) from error
 
 
 def _describe(error: pydantic.ValidationError) -> str:

@@ -1,75 +1,209 @@
-"""Which model answers a request; it is not unloaded before the guard has seen the reply go out."""
+"""Call: one request to a task route, from its parsed body to its reply."""
 
-from fastapi import Request
+import inspect
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any, Generic, TypeVar
 
+from fastapi import Request, Response
+
+from maskdial.causal.generate import Generation
 from maskdial.causal.model import CausalModel
-from maskdial.engine.timing import Deadline
+from maskdial.causal.request import GenerationRequest
+from maskdial.dialects.body import BodyError, TaskBody, read_body, read_object
+from maskdial.engine.timing import Answer, Deadline
+from maskdial.errors import MaskdialError, ValidationError
 from maskdial.http.context import server_context
 from maskdial.http.disconnect import unless_gone
+from maskdial.http.route import Endpoint, TaskRoute
+from maskdial.http.sse import Frames, stream_reply
+from maskdial.masked import run
 from maskdial.masked.model import MaskedModel
+from maskdial.masked.tasks.task import TaskRequest
 from maskdial.registry.choice import Choice
 from maskdial.registry.entry import Lease
 from maskdial.registry.served import ServedModel, Task
 
+BodyT = TypeVar("BodyT", bound=TaskBody)
+OtherT = TypeVar("OtherT", bound=TaskBody)
+T = TypeVar("T")
 
-async def model_for(
-    request: Request, task: Task, choice: Choice, deadline: Deadline
-) -> ServedModel:
-    """The model that is meant, loaded if necessary; if both masks do the task, the causal one.
+
+class Call(Generic[BodyT]):
+    """A request whose body has been read.
+
+    Attributes:
+        body: the body.
+        model_name: the model that the path names; None: the body names it, or the task does.
+        deadline: when the reply is due, counted from the body's arrival.
+    """
+
+    def __init__(self, request: Request, body: BodyT) -> None:
+        self.body = body
+        self.model_name: str | None = request.path_params.get("name")
+        self.server = server_context(request)
+        self.deadline = Deadline(body.timeout, self.server.config)
+        self._request = request
+
+    async def read_as(self, schema: type[OtherT]) -> "Call[OtherT]":
+        """The same request with its body read as another one.
+
+        Raises:
+            ValidationError: the body violates the schema.
+        """
+        body = await read_body(schema, await self._request.body())
+        other: Call[OtherT] = Call(self._request, body)
+        other.deadline = self.deadline
+        return other
+
+    async def content(self) -> Mapping[str, Any]:
+        """The body's fields as they were sent."""
+        return read_object(await self._request.body())
+
+    def choice(self) -> Choice:
+        """Which model is meant.
+
+        Raises:
+            ValidationError: name and mask contradict each other.
+        """
+        return self.body.choice(self.model_name)
+
+    async def model(self, task: Task) -> ServedModel:
+        """The model that is meant, loaded if necessary; if both masks do the task, the causal one.
+
+        Raises:
+            NotFoundError: no such model, or none for the task.
+            ValidationError: the model cannot do the task, or several can.
+            UnavailableError: it could not be loaded, or requests may not have it loaded.
+            DeadlineError: it was not loaded in time.
+        """
+        try:
+            choice = self.choice()
+            lease = await self.lease(choice, task)
+            model = self.server.models.pick(lease, choice, task)
+        except ValidationError as error:
+            raise BodyError(error.message, field="model") from error
+        self._request.state.model = model.name
+        return model
+
+    async def masked(self, task: Task) -> MaskedModel:
+        """`model` of a task that only masked models do."""
+        model = await self.model(task)
+        assert isinstance(model, MaskedModel)
+        return model
+
+    async def causal(self, task: Task) -> CausalModel:
+        """`model` of a task that only causal models do."""
+        model = await self.model(task)
+        assert isinstance(model, CausalModel)
+        return model
+
+    async def lease(self, choice: Choice, task: Task | None = None) -> Lease:
+        """The request's lease, which the guard releases; without a task, on the named model.
+
+        A request has one lease at most: one that waited for a second would keep its first model
+        from being unloaded, perhaps to make room for the second.
+
+        Raises:
+            As `model`.
+        """
+        models, state = self.server.models, self._request.state
+
+        async def wait() -> None:
+            # Set here, so that the guard knows a lease whose waiter was cancelled at the last
+            # moment.
+            state.lease = await models.lease(choice, task)
+
+        if getattr(state, "lease", None) is None:
+            state.lease = models.lease_now(choice, task)
+        if state.lease is None:
+            async with self.deadline.enforced():
+                await wait()
+        lease = state.lease
+        assert isinstance(lease, Lease)
+        return lease
+
+    async def answer(self, request: TaskRequest[T], model: MaskedModel) -> Answer[T]:
+        """Runs a task of the masked family; see `maskdial.masked.run.answer`."""
+        return await run.answer(request, model, self.server.config, self.deadline)
+
+    async def generation(self, request: GenerationRequest, model: CausalModel) -> Generation:
+        """Admits a request to generate; see `Generation.prepare`."""
+        return await Generation.prepare(request, model, self.server.config, self.deadline)
+
+    async def stream(
+        self,
+        frames: Frames,
+        error_frame: Callable[[MaskdialError], bytes],
+        headers: dict[str, str],
+    ) -> Response:
+        """A reply of events; see `stream_reply`. Errors name the body's fields."""
+
+        def located(error: MaskdialError) -> bytes:
+            return error_frame(self.located(error))
+
+        return await stream_reply(self._request, frames, located, headers)
+
+    def located(self, error: MaskdialError) -> MaskdialError:
+        """The error with the place at fault as the client wrote it."""
+        return self.body.locate(error) if isinstance(error, ValidationError) else error
+
+
+Answerer = Callable[[Call[BodyT]], Awaitable[Response]]
+"""Makes the reply of a call."""
+
+
+async def respond(answer: Answerer[BodyT], call: Call[BodyT]) -> Response:
+    """The reply of a call.
 
     Raises:
-        NotFoundError: no such model, or none for the task.
-        ValidationError: the model cannot do the task, or several can.
-        UnavailableError: it could not be loaded, or requests may not have it loaded.
-        DeadlineError: it was not loaded in time.
-        ClientGoneError: the client left meanwhile.
+        MaskdialError: why there is none, in the words of the body.
     """
-    lease = await lease_for(request, choice, deadline, task)
-    model = server_context(request).models.pick(lease, choice, task)
-    request.state.model = model.name
-    return model
+    try:
+        return await answer(call)
+    except ValidationError as error:
+        raise call.located(error) from error
 
 
-async def masked_for(
-    request: Request, task: Task, choice: Choice, deadline: Deadline
-) -> MaskedModel:
-    """`model_for` a task that only masked models do."""
-    model = await model_for(request, task, choice, deadline)
-    assert isinstance(model, MaskedModel)
-    return model
+def endpoint(answer: Answerer[BodyT], body: type[BodyT]) -> Endpoint:
+    """An endpoint that reads the body, watches the client, and answers.
 
-
-async def causal_for(
-    request: Request, task: Task, choice: Choice, deadline: Deadline
-) -> CausalModel:
-    """`model_for` a task that only causal models do."""
-    model = await model_for(request, task, choice, deadline)
-    assert isinstance(model, CausalModel)
-    return model
-
-
-async def lease_for(
-    request: Request, choice: Choice, deadline: Deadline, task: Task | None = None
-) -> Lease:
-    """The request's lease, which the guard releases; without a task, on the named model.
-
-    A request has one lease at most: one that waited for a second would keep its first model from
-    being unloaded, perhaps to make room for the second.
-
-    Raises:
-        As `model_for`.
+    The work of a client that leaves before its reply begins is cancelled.
     """
-    models = server_context(request).models
 
-    async def wait() -> None:
-        # Set here, so that the guard knows a lease whose waiter was cancelled at the last moment.
-        request.state.lease = await models.lease(choice, task)
+    async def serve(request: Request) -> Response:
+        call = Call(request, await read_body(body, await request.body()))
+        return await unless_gone(request, respond(answer, call))
 
-    if getattr(request.state, "lease", None) is None:
-        request.state.lease = models.lease_now(choice, task)
-    if request.state.lease is None:
-        async with deadline.enforced():
-            await unless_gone(request, wait())
-    lease = request.state.lease
-    assert isinstance(lease, Lease)
-    return lease
+    return serve
+
+
+def task_route(
+    path: str,
+    answer: Answerer[BodyT],
+    body: type[BodyT],
+    reply: Any,
+    *,
+    name: str | None = None,
+    description: str | None = None,
+    **options: Any,
+) -> TaskRoute:
+    """A route whose calls are answered by a function.
+
+    Args:
+        path: as FastAPI writes it.
+        answer: makes the reply.
+        body: the type of the body.
+        reply: the type of the reply, for the documentation.
+        name: for the documentation; the function's own by default.
+        description: likewise.
+        options: of `TaskRoute`.
+    """
+    return TaskRoute(
+        path,
+        endpoint(answer, body),
+        body=body,
+        reply=reply,
+        name=name or answer.__name__,
+        description=description or inspect.cleandoc(answer.__doc__ or ""),
+        **options,
+    )

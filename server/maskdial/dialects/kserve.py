@@ -13,7 +13,6 @@ import maskdial
 from maskdial.dialects.body import Wire, read_body
 from maskdial.dialects.native.service import is_ready
 from maskdial.errors import MaskdialError
-from maskdial.http.admin import ADMIN
 from maskdial.http.context import server_context
 from maskdial.http.disconnect import unless_gone
 from maskdial.http.replies import error_reply, json_reply
@@ -233,7 +232,7 @@ ROUTES = (
             reply=Nothing,
             statuses=(403,),
             tags=["kserve"],
-            dependencies=[ADMIN],
+            admin=True,
         )
         for verb, endpoint, body in (
             ("load", load, RepositoryLoadBody),

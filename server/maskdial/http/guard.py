@@ -6,7 +6,6 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from fastapi import Request
 from fastapi.routing import APIRoute
-from starlette.exceptions import HTTPException
 from starlette.routing import BaseRoute, Match
 from starlette.types import ASGIApp, Receive, Scope, Send
 
@@ -34,7 +33,7 @@ class Guard:
     request's ``state`` gets ``client``: the name of its key, or its address without one.
 
     Args:
-        app: answers the requests to other routes, and to those with dependencies.
+        app: answers the requests to other routes.
         routes: the application's routing table; read once, so it must be complete.
         config: has the limits of bodies.
         metrics: counts the requests to task routes.
@@ -104,8 +103,6 @@ class Guard:
             else:
                 with self._tracing.span(route.path_format, exchange, scope):
                     await self._answer(route, exchange, scope, key)
-        except HTTPException:
-            raise  # of a dependency; the application has its handler
         except asyncio.CancelledError:
             if not await self._tell_of_shutdown(exchange):
                 raise
@@ -122,8 +119,6 @@ class Guard:
             with self._limits.admit(scope["state"]["client"], key or "") as usage:
                 scope["state"]["usage"] = usage
                 await self._serve(route, exchange, scope)
-        except HTTPException:
-            raise
         except asyncio.CancelledError:
             if not await self._tell_of_shutdown(exchange):
                 raise
@@ -139,11 +134,10 @@ class Guard:
 
     async def _serve(self, route: TaskRoute, exchange: Exchange, scope: Scope) -> None:
         self._lifecycle.check_accepting()
-        if route.has_dependencies:
-            await self._app(scope, exchange.receive, exchange.send)
-        else:
-            response = await route.endpoint(Request(scope, exchange.receive))
-            await response(scope, exchange.receive, exchange.send)
+        if route.admin:
+            self._keys.check_admin(scope)
+        response = await route.endpoint(Request(scope, exchange.receive))
+        await response(scope, exchange.receive, exchange.send)
 
     async def _tell_of_shutdown(self, exchange: Exchange) -> bool:
         """Answers a request whose task is cancelled at the end of the drain; False: it is not."""

@@ -60,8 +60,7 @@ class Route(APIRoute):
 class TaskRoute(Route):
     """A route that a model answers: POST, with a JSON body that the endpoint parses itself.
 
-    The guard calls its endpoint directly, which takes about a fifth of FastAPI's time, unless the
-    route has dependencies, which FastAPI then resolves.
+    The guard calls its endpoint directly, which takes about a fifth of FastAPI's time.
 
     Args:
         path: as FastAPI writes it.
@@ -69,7 +68,8 @@ class TaskRoute(Route):
         error_reply: how the route's dialect writes errors.
         invalid_status: of a body that cannot be served.
         statuses: of errors beside those of all tasks.
-        options: those of `Route`, and FastAPI's own: tags, summary, description, dependencies.
+        admin: whether it changes the server, which takes an admin key.
+        options: those of `Route`, and FastAPI's own: tags, summary, description.
     """
 
     def __init__(
@@ -80,9 +80,10 @@ class TaskRoute(Route):
         error_reply: ErrorReply = error_reply,
         invalid_status: int = 422,
         statuses: Collection[int] = (),
+        admin: bool = False,
         **options: Any,
     ) -> None:
         all_statuses = (*_TASK_STATUSES, invalid_status, *statuses)
         super().__init__(path, endpoint, methods=["POST"], statuses=all_statuses, **options)
         self.error_reply = error_reply
-        self.has_dependencies = bool(self.dependant.dependencies)
+        self.admin = admin

@@ -7,7 +7,7 @@ from fastapi import Request, Response
 from starlette.types import Receive, Scope, Send
 
 from maskdial.errors import MaskdialError
-from maskdial.http.disconnect import ClientGoneError, cancel, disconnected, unless_gone
+from maskdial.http.disconnect import ClientGoneError, cancel, disconnected
 
 KEEP_ALIVE_SECONDS = 15.0
 
@@ -50,22 +50,17 @@ async def stream_reply(
 
     Raises:
         MaskdialError: what failed before the first event.
-        ClientGoneError: the client left before it.
     """
     first = asyncio.ensure_future(anext(frames))
     try:
-        await unless_gone(request, _wait(first))
+        # As long as a connection may be silent; a timeout does not cancel the first event.
+        await asyncio.wait({first}, timeout=KEEP_ALIVE_SECONDS)
     except BaseException:
         await cancel(first)
         raise
     if first.done():
         first.result()
     return EventStream(request, first, frames, error_frame, headers)
-
-
-async def _wait(task: asyncio.Future[bytes]) -> None:
-    """Waits for a task for as long as a connection may be silent, without cancelling it."""
-    await asyncio.wait({task}, timeout=KEEP_ALIVE_SECONDS)
 
 
 class EventStream(Response):

@@ -1,9 +1,7 @@
 """A request to a masked model, whatever its task: admit, read, submit, answer."""
 
 import time
-from collections.abc import Awaitable, Coroutine
 from functools import partial
-from typing import Any, Protocol
 
 from maskdial.config import Config
 from maskdial.engine.limits import check_num_texts
@@ -14,23 +12,16 @@ from maskdial.masked.model import MaskedModel
 from maskdial.masked.tasks.task import TaskRequest
 
 
-class Wait(Protocol):
-    """Awaits the engine on behalf of a client, which may leave meanwhile."""
-
-    def __call__(self, work: Coroutine[Any, Any, T], /) -> Awaitable[T]: ...
-
-
 async def answer(
     request: TaskRequest[T],
     model: MaskedModel,
     config: Config,
     deadline: Deadline,
-    wait: Wait,
 ) -> Answer[T]:
     """Answers a request with a model that serves its task.
 
-    Short texts are read without giving way to other requests, and only then is there anything to
-    ``wait`` for: requests that arrive together are queued together, and share a pass.
+    Short texts are read without giving way to other requests: those that arrive together are queued
+    together, and share a pass.
 
     Raises:
         ValidationError: the request does not fit the model, or carries too many texts.
@@ -44,7 +35,7 @@ async def answer(
     reading = await offload(partial(request.read, model), request.read_seconds, deadline)
     model.metrics.tokenization_duration.observe(time.perf_counter() - started)
     try:
-        results = await wait(model.engine.submit_many(reading.inputs, deadline.remaining()))
+        results = await model.engine.submit_many(reading.inputs, deadline.remaining())
     except DeadlineError as error:
         raise deadline.missed() from error
     content = await offload(partial(reading.answer, results), reading.seconds)

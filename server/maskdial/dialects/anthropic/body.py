@@ -11,8 +11,18 @@ from maskdial.causal.request import GenerationRequest, GrammarRequest
 from maskdial.causal.sampling.params import SamplingParams
 from maskdial.causal.tools import Tool, ToolChoice
 from maskdial.dialects.anthropic.content import Blocks, MessageBody, check_results, conversation
-from maskdial.dialects.body import FieldError, Range, Size, StopText, TaskBody, example, given
+from maskdial.dialects.body import (
+    BodyError,
+    FieldError,
+    Range,
+    Size,
+    StopText,
+    TaskBody,
+    example,
+    given,
+)
 from maskdial.dialects.openai.base import Lenient
+from maskdial.errors import ValidationError
 
 _HABITS = frozenset(
     {
@@ -151,6 +161,12 @@ class ConversationBody(Lenient, TaskBody):
             "grammar": "output_config.format",
             "max_new_tokens": "max_tokens",
         }
+
+    def locate(self, error: ValidationError) -> ValidationError:
+        """An error begins with the field at fault: these errors have no other place for it."""
+        if not isinstance(error, BodyError) and error.index is not None:
+            error = ValidationError(error.message, field=error.field)
+        return super().locate(error)
 
 
 class CountBody(ConversationBody):

@@ -1,13 +1,11 @@
 """How Anthropic's dialect writes errors, and the routes that write them so."""
 
-import contextlib
-from collections.abc import Iterator, Mapping
 from typing import Any
 
 from fastapi import Response
-from pydantic import BaseModel
 
 from maskdial.dialects.anthropic.replies import AnthropicError
+from maskdial.dialects.call import Answerer, BodyT, task_route
 from maskdial.errors import (
     DeadlineError,
     ForbiddenError,
@@ -20,7 +18,7 @@ from maskdial.errors import (
     ValidationError,
 )
 from maskdial.http.replies import encode_json, json_reply, sdk_error_reply
-from maskdial.http.route import Endpoint, TaskRoute
+from maskdial.http.route import TaskRoute
 from maskdial.http.sse import named_frame
 
 PREFIX = "/v1/messages"
@@ -39,36 +37,20 @@ _TYPES: tuple[tuple[type[MaskdialError], str], ...] = (
 
 
 def anthropic_route(
-    path: str, endpoint: Endpoint, body: type[BaseModel], reply: Any, *, streams: bool = False
+    path: str, answer: Answerer[BodyT], body: type[BodyT], reply: Any, *, streams: bool = False
 ) -> TaskRoute:
     """A task route whose errors are Anthropic's."""
-    return TaskRoute(
+    return task_route(
         path,
-        endpoint,
-        body=body,
-        reply=reply,
+        answer,
+        body,
+        reply,
         streams=streams,
         error=AnthropicError,
         error_reply=error_reply,
         invalid_status=400,
         tags=["anthropic"],
     )
-
-
-@contextlib.contextmanager
-def about_fields(names: Mapping[str, str]) -> Iterator[None]:
-    """Has a ValidationError begin with the field at fault, for which these errors have no place.
-
-    Args:
-        names: from the neutral request's field names to the body's.
-    """
-    try:
-        yield
-    except ValidationError as error:
-        if error.field is None:
-            raise
-        where = names.get(error.field, error.field)
-        raise ValidationError(f"{where}: {error.message}", field=where) from error
 
 
 def event_frame(content: dict[str, Any]) -> bytes:

@@ -8,7 +8,6 @@ from pydantic import Field, ValidatorFunctionWrapHandler, WrapValidator
 
 from maskdial.dialects.body import Range, Size, Wire, read_body
 from maskdial.dialects.native.replies import ModelChange
-from maskdial.http.admin import ADMIN
 from maskdial.http.context import server_context
 from maskdial.http.disconnect import unless_gone
 from maskdial.http.replies import json_reply
@@ -83,7 +82,7 @@ ROUTES = tuple(
         reply=ModelChange,
         statuses=(403,),
         tags=["models"],
-        dependencies=[ADMIN],
+        admin=True,
     )
     for path, endpoint, body in (
         ("/models/load", load, LoadBody),

@@ -4,22 +4,18 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from fastapi import Request, Response
+from fastapi import Response
 
 from maskdial.bundle.manifest import Manifest, Task
 from maskdial.bundle.tokenizer import Tokenizer, TokenSpeller
 from maskdial.causal.events import Finish, TokenEvent
 from maskdial.causal.generate import Completion, Generation, Text, timings
 from maskdial.causal.prompts import Prompt
-from maskdial.dialects.body import field_names, read_body, wire_names
-from maskdial.dialects.call import causal_for
+from maskdial.dialects.call import Call, task_route
 from maskdial.dialects.native.generate_bodies import GenerateBody, GenerateParameters
 from maskdial.dialects.native.replies import GenerateReply
 from maskdial.engine.offload import offload
-from maskdial.engine.timing import Deadline
 from maskdial.errors import MaskdialError, ValidationError
-from maskdial.http.context import server_context
-from maskdial.http.disconnect import unless_gone
 from maskdial.http.replies import (
     encode_json,
     error_content,
@@ -28,21 +24,10 @@ from maskdial.http.replies import (
     truncation_header,
     warnings_header,
 )
-from maskdial.http.route import TaskRoute
-from maskdial.http.sse import Frames, data_frame, stream_reply
+from maskdial.http.sse import Frames, data_frame
 from maskdial.registry.served import ServedModel
 
 _SECONDS_PER_TOKEN = 1e-6  # to render one
-_NAMES = field_names(
-    GenerateBody,
-    prompts="inputs",
-    texts="inputs",
-    num_sequences="parameters.n",
-    describe_tokens="parameters.details",
-    prompt_logprobs="parameters.decoder_input_details",
-    source_language="parameters.src_lang",
-    target_language="parameters.tgt_lang",
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +36,7 @@ class GenerateTask:
 
     name: str = "generate"
     head: Task = "generate"
+    body: type[GenerateBody] = GenerateBody
 
     def serves(self, manifest: Manifest) -> bool:
         return manifest.task == "generate"
@@ -59,72 +45,51 @@ class GenerateTask:
         """Generation is the main task of every model that does it."""
         return False
 
-    async def serve(self, request: Request, content: bytes, model_name: str | None) -> Response:
+    async def answer(self, call: Call[GenerateBody]) -> Response:
         """Answers a body sent to `/models/NAME`: the reply is always a list, as at the root route
         of text-generation-inference.
         """
-        return await _serve(request, content, model_name, as_list=True)
+        return await _answer(call, stream=bool(call.body.stream), as_list=True)
 
 
 GENERATE = GenerateTask()
 
 
-async def generate(request: Request) -> Response:
+async def generate(call: Call[GenerateBody]) -> Response:
     """Continues a prompt or answers a conversation; with `"stream": true` as server-sent events,
     one per token.
     """
-    return await _serve(request, await request.body())
+    return await _answer(call, stream=bool(call.body.stream))
 
 
-async def generate_stream(request: Request) -> Response:
+async def generate_stream(call: Call[GenerateBody]) -> Response:
     """Continues a prompt or answers a conversation as server-sent events, one per token."""
-    return await _serve(request, await request.body(), stream=True)
+    return await _answer(call, stream=True)
 
 
 ROUTES = tuple(
-    TaskRoute(
-        f"/{endpoint.__name__}",
-        endpoint,
-        body=GenerateBody,
-        reply=GenerateReply,
-        streams=True,
-        tags=["causal"],
+    task_route(
+        f"/{answer.__name__}", answer, GenerateBody, GenerateReply, streams=True, tags=["causal"]
     )
-    for endpoint in (generate, generate_stream)
+    for answer in (generate, generate_stream)
 )
 
 
-async def _serve(
-    request: Request,
-    content: bytes,
-    model_name: str | None = None,
-    *,
-    stream: bool = False,
-    as_list: bool = False,
-) -> Response:
-    server = server_context(request)
-    body = await read_body(GenerateBody, content)
-    deadline = Deadline(body.timeout, server.config)
-    model = await causal_for(request, GENERATE, body.choice(model_name), deadline)
+async def _answer(call: Call[GenerateBody], *, stream: bool, as_list: bool = False) -> Response:
+    body = call.body
+    model = await call.causal(GENERATE)
     parameters = body.parameters or GenerateParameters()
-    stream = stream or bool(body.stream)
     if stream:
         _check_streamable(body, parameters)
-    with wire_names(_NAMES, batch=body.batch):
-        generation = await unless_gone(
-            request,
-            Generation.prepare(body.request(model.defaults), model, server.config, deadline),
-        )
-        if not stream:
-            completions = await unless_gone(request, generation.complete())
+    generation = await call.generation(body.request(model.defaults), model)
     if stream:
         (prompt,) = generation.prompts
-        return await stream_reply(
-            request,
+        return await call.stream(
             _frames(generation, parameters, model.tokenizer),
             _error_frame,
             truncation_header(prompt.num_truncated) | warnings_header(generation.warnings),
         )
+    completions = await generation.complete()
 
     def reply() -> Response:
         replies = [_reply(each, parameters, model.tokenizer) for each in completions]
@@ -198,13 +163,12 @@ async def _frames(
     (prompt,) = generation.prompts
     prefix = (prompt.text or "") if parameters.return_full_text else ""
     speller = TokenSpeller(tokenizer, prompt.context_ids)
-    with wire_names(_NAMES, batch=False):
-        async with generation.stream() as stream:
-            async for _, event in stream:
-                content = _stream_event(event, prefix)
-                if parameters.top_n_tokens:
-                    content["top_tokens"] = _top_tokens(event, speller, tokenizer)
-                yield data_frame(encode_json(content))
+    async with generation.stream() as stream:
+        async for _, event in stream:
+            content = _stream_event(event, prefix)
+            if parameters.top_n_tokens:
+                content["top_tokens"] = _top_tokens(event, speller, tokenizer)
+            yield data_frame(encode_json(content))
 
 
 def _error_frame(error: MaskdialError) -> bytes:

@@ -288,6 +288,16 @@ class GenerateBody(TaskBody):
         ],
     )
 
+    spellings = {  # noqa: RUF012
+        "prompts": "inputs",
+        "texts": "inputs",
+        "num_sequences": "parameters.n",
+        "describe_tokens": "parameters.details",
+        "prompt_logprobs": "parameters.decoder_input_details",
+        "source_language": "parameters.src_lang",
+        "target_language": "parameters.tgt_lang",
+    }
+
     inputs: Annotated[
         AnyText | Annotated[list[AnyText], Field(json_schema_extra=AT_LEAST_ONE)],
         pydantic.BeforeValidator(_check_prompts),

@@ -1,19 +1,18 @@
 """`POST /models/{name}`: whatever task the named model does."""
 
+import inspect
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol, Union
 
-from fastapi import Request, Response
+from fastapi import Response
 from pydantic import ConfigDict
 
 from maskdial.bundle.manifest import Manifest, Task
-from maskdial.dialects.body import TaskBody, read_body, read_object
-from maskdial.dialects.call import lease_for
+from maskdial.dialects.body import TaskBody
+from maskdial.dialects.call import Call, endpoint, respond
 from maskdial.dialects.native import generate, seq2seq, tasks
 from maskdial.dialects.native.generate_bodies import GenerateBody
 from maskdial.dialects.native.replies import GenerateReply
-from maskdial.engine.timing import Deadline
-from maskdial.http.context import server_context
 from maskdial.http.route import TaskRoute
 from maskdial.registry.served import ServedModel
 
@@ -28,10 +27,12 @@ class _Dispatched(Protocol):
     """What a task has to offer to be reached by its model's name."""
 
     @property
+    def body(self) -> type[TaskBody]: ...
+    @property
     def head(self) -> Task: ...
     def serves(self, manifest: Manifest, /) -> bool: ...
     def claims(self, content: Mapping[str, Any], model: ServedModel, /) -> bool: ...
-    async def serve(self, request: Request, content: bytes, model_name: str | None) -> Response: ...
+    async def answer(self, call: Any, /) -> Response: ...
 
 
 _OTHERS: tuple[seq2seq.TextToTextTask | tasks.MaskedTask[Any], ...] = (
@@ -41,16 +42,13 @@ _OTHERS: tuple[seq2seq.TextToTextTask | tasks.MaskedTask[Any], ...] = (
 _TASKS: tuple[_Dispatched, ...] = (generate.GENERATE, *_OTHERS)
 
 
-async def model(request: Request) -> Response:
+async def model(call: Call[_AnyBody]) -> Response:
     """Answers with the named model; the body is that of a task that the model does."""
-    name = request.path_params["name"]
-    content = await request.body()
-    body = await read_body(_AnyBody, content)
-    choice = body.choice(name)
-    deadline = Deadline(body.timeout, server_context(request).config)
-    lease = await lease_for(request, choice, deadline)
+    choice = call.choice()
+    lease = await call.lease(choice)
     served = [model for model in lease.models if choice.allows(model.manifest)]
-    return await _asked_task(served, read_object(content)).serve(request, content, name)
+    task = _asked_task(served, await call.content())
+    return await respond(task.answer, await call.read_as(task.body))
 
 
 def _asked_task(served: Sequence[ServedModel], body: Mapping[str, Any]) -> _Dispatched:
@@ -69,7 +67,9 @@ def _asked_task(served: Sequence[ServedModel], body: Mapping[str, Any]) -> _Disp
 ROUTES = (
     TaskRoute(
         "/models/{name:path}",
-        model,
+        endpoint(model, _AnyBody),
+        name=model.__name__,
+        description=inspect.getdoc(model),
         body=Union[(GenerateBody, *(task.body for task in _OTHERS))],
         reply=Union[(GenerateReply, *(task.reply for task in _OTHERS))],
         streams=True,

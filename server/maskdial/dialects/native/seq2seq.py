@@ -4,17 +4,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from fastapi import Request, Response
+from fastapi import Response
 
 from maskdial.bundle.manifest import Manifest, Task
-from maskdial.causal.generate import Generation, timings
-from maskdial.dialects.body import field_names, read_body, wire_names
-from maskdial.dialects.call import causal_for
+from maskdial.causal.generate import timings
+from maskdial.dialects.call import Call, task_route
 from maskdial.dialects.native.replies import SummarizeReply, TranslateReply
 from maskdial.dialects.native.seq2seq_bodies import SummarizeBody, TranslateBody
-from maskdial.engine.timing import Deadline
-from maskdial.http.context import server_context
-from maskdial.http.disconnect import unless_gone
 from maskdial.http.replies import json_reply, timing_headers, warnings_header
 from maskdial.http.route import TaskRoute
 from maskdial.registry.served import ServedModel
@@ -59,49 +55,26 @@ class TextToTextTask:
     def route(self) -> TaskRoute:
         """`POST /NAME`."""
 
-        async def endpoint(request: Request) -> Response:
-            return await self.serve(request, await request.body(), None)
-
-        return TaskRoute(
+        return task_route(
             f"/{self.name}",
-            endpoint,
-            body=self.body,
-            reply=self.reply,
+            self.answer,
+            self.body,
+            self.reply,
             tags=["causal"],
             name=self.name,
             description=self.description,
         )
 
-    async def serve(self, request: Request, content: bytes, model_name: str | None) -> Response:
-        """Answers a body with the named model, or the one that the body means: always with a list,
-        as transformers does.
-        """
-        server = server_context(request)
-        body = await read_body(self.body, content)
-        deadline = Deadline(body.timeout, server.config)
-        model = await causal_for(request, self, body.choice(model_name), deadline)
-        with wire_names(_names(self.body), batch=body.batch):
-            generation = await unless_gone(
-                request,
-                Generation.prepare(body.request(model.defaults), model, server.config, deadline),
-            )
-            completions = await unless_gone(request, generation.complete())
+    async def answer(self, call: Call[SummarizeBody | TranslateBody]) -> Response:
+        """Answers a body of the task: always with a list, as transformers does."""
+        model = await call.causal(self)
+        generation = await call.generation(call.body.request(model.defaults), model)
+        completions = await generation.complete()
         texts = [completion.texts[0].finish.generated_text for completion in completions]
-        if body.options.clean_up_tokenization_spaces:
+        if call.body.options.clean_up_tokenization_spaces:
             texts = list(map(_clean_up, texts))
         headers = timing_headers(timings(completions)) | warnings_header(generation.warnings)
         return json_reply([{self.key: text} for text in texts], headers=headers)
-
-
-def _names(body: type[SummarizeBody] | type[TranslateBody]) -> Mapping[str, str]:
-    """What a body calls the fields of the neutral request."""
-    generation = "parameters.generate_parameters"
-    own = {name: f"{generation}.{name}" for name in body.writing_fields()}
-    languages = {
-        "source_language": "parameters.src_lang",
-        "target_language": "parameters.tgt_lang",
-    }
-    return own | field_names(body, prompts="inputs", texts="inputs", **languages)
 
 
 def _clean_up(text: str) -> str:

@@ -4,6 +4,7 @@ They are the Hugging Face task API's. Null means not given; unknown fields are r
 """
 
 import dataclasses
+from collections.abc import Mapping
 from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
@@ -92,6 +93,16 @@ class TranslateParameters(SummarizeParameters):
     )
 
 
+_NAMES = {
+    **{name: f"parameters.generate_parameters.{name}" for name in WritingParameters.model_fields},
+    "prompts": "inputs",
+    "texts": "inputs",
+    "source_language": "parameters.src_lang",
+    "target_language": "parameters.tgt_lang",
+}
+"""What the bodies call the fields of a neutral request."""
+
+
 class SummarizeBody(TextsBody):
     """A text to summarize, or a list of them."""
 
@@ -104,10 +115,8 @@ class SummarizeBody(TextsBody):
         """The parameters, also if none are given."""
         return self.parameters or SummarizeParameters()
 
-    @classmethod
-    def writing_fields(cls) -> list[str]:
-        """The fields of ``generate_parameters``."""
-        return list(WritingParameters.model_fields)
+    def names(self) -> Mapping[str, str]:
+        return _NAMES
 
     def request(self, defaults: GenerationDefaults) -> GenerationRequest:
         """The body as a dialect-neutral request to a model with these defaults."""
@@ -126,10 +135,8 @@ class TranslateBody(TextsBody):
         """The parameters, also if none are given."""
         return self.parameters or TranslateParameters()
 
-    @classmethod
-    def writing_fields(cls) -> list[str]:
-        """The fields of ``generate_parameters``."""
-        return list(WritingParameters.model_fields)
+    def names(self) -> Mapping[str, str]:
+        return _NAMES
 
     def request(self, defaults: GenerationDefaults) -> GenerationRequest:
         """The body as a dialect-neutral request to a model with these defaults."""

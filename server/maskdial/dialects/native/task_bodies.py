@@ -79,6 +79,8 @@ class FillMaskParameters(TruncationParameters):
 class MaskedBody(TaskBody, abc.ABC):
     """A body that becomes a request to a masked model."""
 
+    spellings = {"texts": "inputs"}  # noqa: RUF012
+
     @property
     @abc.abstractmethod
     def batch(self) -> bool:
@@ -259,6 +261,8 @@ class QuestionAnsweringParameters(Wire):
 
 class QuestionAnsweringBody(MaskedBody):
     """A question about a context, or a list of them."""
+
+    spellings = {"texts": "inputs", "questions": "inputs"}  # noqa: RUF012
 
     model_config = example(
         {
@@ -458,6 +462,12 @@ class SimilarityInputs(Wire):
 class SimilarityBody(MaskedBody):
     """A sentence, and those to compare it with."""
 
+    spellings = {  # noqa: RUF012
+        "texts": "inputs.sentences",
+        "source": "inputs.source_sentence",
+        "sentences": "inputs.sentences",
+    }
+
     model_config = example(
         {"inputs": {"source_sentence": "A ship sails.", "sentences": ["A boat leaves.", "Bread."]}}
     )
@@ -482,6 +492,8 @@ class SimilarityBody(MaskedBody):
 
 class RerankBody(TruncationParameters, MaskedBody):
     """A query, and texts to put in order."""
+
+    spellings = {}  # noqa: RUF012
 
     model_config = example(
         {"query": "Where is the ship?", "texts": ["The ship left at dawn.", "She baked bread."]}

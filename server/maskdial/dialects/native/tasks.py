@@ -5,24 +5,18 @@ the same for all of them.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from functools import cache, partial
+from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
-from fastapi import Request, Response
+from fastapi import Response
 
 from maskdial import score as scoring
 from maskdial.bundle.manifest import Manifest, Task
-from maskdial.dialects.body import field_names, read_body, wire_names
-from maskdial.dialects.call import masked_for, model_for
+from maskdial.dialects.call import Call, task_route
 from maskdial.dialects.native import replies
 from maskdial.dialects.native import task_bodies as bodies
-from maskdial.engine.timing import Deadline
-from maskdial.http.context import server_context
-from maskdial.http.disconnect import unless_gone
 from maskdial.http.replies import json_reply, timing_headers
 from maskdial.http.route import TaskRoute
-from maskdial.masked import run
 from maskdial.masked.tasks.classify import ClassifyRequest
 from maskdial.masked.tasks.embed import EmbedRequest, SimilarityRequest, SparseEmbedRequest
 from maskdial.masked.tasks.embed_all import EmbedAllRequest
@@ -61,7 +55,6 @@ class MaskedTask(Generic[BodyT]):
         reply: the type of the reply, for the documentation.
         description: of the route, for the documentation.
         render: from a body and the task's answer to what is sent as JSON.
-        names: what the body calls the request's fields, where the names differ.
         claims: see `Claim`.
         aliases: other paths of the route, as other servers have them.
     """
@@ -71,7 +64,6 @@ class MaskedTask(Generic[BodyT]):
     reply: Any
     description: str
     render: Callable[[BodyT, Any], object] = _first_if_single
-    names: Mapping[str, str] = field(default_factory=lambda: {"texts": "inputs"})
     claims: Claim = _never
     aliases: Sequence[str] = ()
 
@@ -91,15 +83,12 @@ class MaskedTask(Generic[BodyT]):
     def routes(self) -> Sequence[TaskRoute]:
         """`POST /NAME`, and the aliases."""
 
-        async def endpoint(request: Request) -> Response:
-            return await self.serve(request, await request.body(), None)
-
         return [
-            TaskRoute(
+            task_route(
                 path,
-                endpoint,
-                body=self.body,
-                reply=self.reply,
+                self.answer,
+                self.body,
+                self.reply,
                 tags=["masked"],
                 name=self.name,
                 description=self.description,
@@ -108,22 +97,12 @@ class MaskedTask(Generic[BodyT]):
             for path in (f"/{self.name}", *self.aliases)
         ]
 
-    async def serve(self, request: Request, content: bytes, model_name: str | None) -> Response:
-        """Answers a body with the named model, or the one that the body means."""
-        server = server_context(request)
-        body = await read_body(self.body, content)
-        deadline = Deadline(body.timeout, server.config)
-        model = await masked_for(request, self, body.choice(model_name), deadline)
-        with wire_names(_names(self), batch=body.batch):
-            answer = await run.answer(
-                body.request(), model, server.config, deadline, partial(unless_gone, request)
-            )
-        return json_reply(self.render(body, answer.content), headers=timing_headers(answer.timings))
-
-
-@cache
-def _names(task: MaskedTask[Any]) -> Mapping[str, str]:
-    return field_names(task.body, **task.names)
+    async def answer(self, call: Call[BodyT]) -> Response:
+        """Answers a body of the task."""
+        model = await call.masked(self)
+        answer = await call.answer(call.body.request(), model)
+        content = self.render(call.body, answer.content)
+        return json_reply(content, headers=timing_headers(answer.timings))
 
 
 def _render_fillings(body: bodies.FillMaskBody, answers: list[list[list[Filling]]]) -> object:
@@ -187,7 +166,6 @@ TASKS: tuple[MaskedTask[Any], ...] = (
         replies.QuestionAnsweringReply,
         "Answers a question with spans of its context.",
         _render_answers,
-        names={"texts": "inputs", "questions": "inputs"},
     ),
     MaskedTask(
         EmbedRequest,
@@ -226,7 +204,6 @@ TASKS: tuple[MaskedTask[Any], ...] = (
         replies.RerankReply,
         "Orders texts by how well they answer a query, with their scores.",
         _render_ranks,
-        names={},
         claims=lambda content, _: "query" in content,
     ),
     MaskedTask(
@@ -235,11 +212,6 @@ TASKS: tuple[MaskedTask[Any], ...] = (
         replies.SimilarityReply,
         "Compares a sentence with others: the cosine similarities of their embeddings.",
         lambda _, cosines: cosines.tolist(),
-        names={
-            "texts": "inputs.sentences",
-            "source": "inputs.source_sentence",
-            "sentences": "inputs.sentences",
-        },
         claims=lambda content, _: isinstance(content.get("inputs"), dict),
     ),
 )
@@ -263,24 +235,16 @@ class ScoreTask:
 SCORE = ScoreTask()
 
 
-async def score(request: Request) -> Response:
+async def score(call: Call[bodies.ScoreBody]) -> Response:
     """Scores a text by how likely a model finds it, token by token: the log-likelihood of a causal
     model, the pseudo-log-likelihood of a masked one.
     """
-    server = server_context(request)
-    body = await read_body(bodies.ScoreBody, await request.body())
-    deadline = Deadline(body.timeout, server.config)
-    model = await model_for(request, SCORE, body.choice(), deadline)
-    with wire_names({"texts": "inputs"}, batch=body.batch):
-        answer = await unless_gone(
-            request, scoring.score(body.request(), model, server.config, deadline)
-        )
+    model = await call.model(SCORE)
+    answer = await scoring.score(call.body.request(), model, call.server.config, call.deadline)
     return json_reply(answer.content, headers=timing_headers(answer.timings))
 
 
 ROUTES = (
     *(route for task in TASKS for route in task.routes()),
-    TaskRoute(
-        "/score", score, body=bodies.ScoreBody, reply=replies.ScoreReply, tags=["masked", "causal"]
-    ),
+    task_route("/score", score, bodies.ScoreBody, replies.ScoreReply, tags=["masked", "causal"]),
 )

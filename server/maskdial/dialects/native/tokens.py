@@ -6,22 +6,19 @@ from itertools import islice
 from typing import Annotated, Any
 
 import pydantic
-from fastapi import Request, Response
+from fastapi import Response
 from pydantic import Field
 from tokenizers import Encoding
 
 from maskdial.bundle.manifest import Manifest
 from maskdial.bundle.texts import check_ids, tokenizing_seconds
-from maskdial.dialects.body import TaskBody, TextsBody, example, read_body, wire_names
-from maskdial.dialects.call import model_for
+from maskdial.dialects.body import TaskBody, TextsBody, example
+from maskdial.dialects.call import Call, task_route
 from maskdial.dialects.native.replies import DetokenizeReply, TextToken, TokenizeReply
 from maskdial.engine.limits import check_num_characters, check_num_texts
 from maskdial.engine.offload import offload
-from maskdial.engine.timing import Deadline
 from maskdial.errors import about
-from maskdial.http.context import server_context
 from maskdial.http.replies import encode_json, json_reply
-from maskdial.http.route import TaskRoute
 
 _SECONDS_PER_TOKEN = 1e-6
 _TOKENS_PER_PART = 5000
@@ -59,6 +56,8 @@ _AnyId = Annotated[int, Field(json_schema_extra={"minimum": 0})]
 class DetokenizeBody(TaskBody):
     """The token ids of a text, or of several."""
 
+    spellings = {"texts": "ids"}  # noqa: RUF012
+
     model_config = example({"model": "hybrid", "ids": [347, 607, 1588]})
 
     ids: Annotated[list[_AnyId] | list[list[_AnyId]], pydantic.BeforeValidator(_check_ids)] = Field(
@@ -89,22 +88,18 @@ class TokenizeTask:
 TOKENIZE = TokenizeTask()
 
 
-async def tokenize(request: Request) -> Response:
+async def tokenize(call: Call[TokenizeBody]) -> Response:
     """Splits a text, or several, into a model's tokens. Texts may be longer than the model."""
-    server = server_context(request)
-    body = await read_body(TokenizeBody, await request.body())
-    deadline = Deadline(body.timeout, server.config)
-    model = await model_for(request, TOKENIZE, body.choice(), deadline)
-    texts = body.texts
-    with wire_names({"texts": "inputs"}, batch=body.batch):
-        check_num_texts(len(texts), server.config)
-        check_num_characters(texts)
-    add = body.add_special_tokens is not False
+    model = await call.model(TOKENIZE)
+    texts = call.body.texts
+    check_num_texts(len(texts), call.server.config)
+    check_num_characters(texts)
+    add = call.body.add_special_tokens is not False
     with model.metrics.tokenization_duration.time():
         encodings = await offload(
             lambda: [model.tokenizer.encode(text, add_special_tokens=add) for text in texts],
             tokenizing_seconds(texts),
-            deadline,
+            call.deadline,
         )
     return await offload(
         lambda: Response(_write_texts(encodings, texts), media_type="application/json"),
@@ -112,23 +107,20 @@ async def tokenize(request: Request) -> Response:
     )
 
 
-async def detokenize(request: Request) -> Response:
+async def detokenize(call: Call[DetokenizeBody]) -> Response:
     """Turns a model's token ids into text: a list of one text, or of one for each list of ids."""
-    server = server_context(request)
-    body = await read_body(DetokenizeBody, await request.body())
-    deadline = Deadline(body.timeout, server.config)
-    model = await model_for(request, TOKENIZE, body.choice(), deadline)
-    with wire_names({"texts": "ids"}, batch=False):
-        check_num_texts(len(body.texts), server.config)
-        with about("texts"):
-            for ids in body.texts:
-                check_ids(ids, model)
-    skip = body.skip_special_tokens is not False
+    model = await call.model(TOKENIZE)
+    texts = call.body.texts
+    check_num_texts(len(texts), call.server.config)
+    with about("texts"):
+        for ids in texts:
+            check_ids(ids, model)
+    skip = call.body.skip_special_tokens is not False
     return await offload(
         lambda: json_reply(
-            [model.tokenizer.decode(ids, skip_special_tokens=skip) for ids in body.texts]
+            [model.tokenizer.decode(ids, skip_special_tokens=skip) for ids in texts]
         ),
-        sum(map(len, body.texts)) * _SECONDS_PER_TOKEN,
+        sum(map(len, texts)) * _SECONDS_PER_TOKEN,
     )
 
 
@@ -174,8 +166,6 @@ def _tokens(encoding: Encoding, text: str) -> Iterator[TextToken]:
 
 
 ROUTES = (
-    TaskRoute("/tokenize", tokenize, body=TokenizeBody, reply=TokenizeReply, tags=["tokens"]),
-    TaskRoute(
-        "/detokenize", detokenize, body=DetokenizeBody, reply=DetokenizeReply, tags=["tokens"]
-    ),
+    task_route("/tokenize", tokenize, TokenizeBody, TokenizeReply, tags=["tokens"]),
+    task_route("/detokenize", detokenize, DetokenizeBody, DetokenizeReply, tags=["tokens"]),
 )

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, Self
 
-from fastapi import Request, Response
+from fastapi import Response
 from pydantic import Field, model_validator
 
 from maskdial.bundle.tokenizer import TokenSpeller
@@ -20,7 +20,8 @@ from maskdial.causal.tools import (
     ToolCallDelta,
     ToolChoice,
 )
-from maskdial.dialects.body import FieldError, Range, Size, example, given, read_body
+from maskdial.dialects.body import FieldError, Range, Size, example, given
+from maskdial.dialects.call import Call
 from maskdial.dialects.openai.base import Unsupported
 from maskdial.dialects.openai.errors import openai_route
 from maskdial.dialects.openai.generation import FINISH_REASONS, answer
@@ -264,17 +265,12 @@ def _finish_reason(reason: ReplyFinish) -> str:
     return reason if reason == "tool_calls" else FINISH_REASONS[reason]
 
 
-async def chat_completions(request: Request) -> Response:
+async def chat_completions(call: Call[ChatBody]) -> Response:
     """Answers a conversation; with `"stream": true` as server-sent events."""
-    body = await read_body(ChatBody, await request.body())
-
-    def writer(generation: Generation, model: CausalModel) -> ChatWriter:
-        return ChatWriter(body, generation, model)
-
-    # InferenceClient names a model that does not exist where the path names it.
-    return await answer(request, body, writer, request.path_params.get("name"))
+    return await answer(call, ChatWriter)
 
 
+# InferenceClient names a model that does not exist where the path names it.
 ROUTES = tuple(
     openai_route(
         f"{prefix}/v1/chat/completions", chat_completions, ChatBody, ChatReply, streams=True

@@ -6,17 +6,18 @@ from itertools import chain
 from typing import Annotated, Any, Self
 
 import pydantic
-from fastapi import Request, Response
+from fastapi import Response
 from pydantic import Field, model_validator
 
 from maskdial.bundle.token_offsets import OffsetCounter, spelled_offsets
-from maskdial.bundle.tokenizer import Tokenizer, TokenSpeller
+from maskdial.bundle.tokenizer import TokenSpeller
 from maskdial.causal.events import TokenEvent
 from maskdial.causal.generate import Completion, Generation, Text
 from maskdial.causal.model import CausalModel
 from maskdial.causal.prompts import Prompt
 from maskdial.causal.request import GenerationRequest
-from maskdial.dialects.body import FieldError, Range, example, read_body
+from maskdial.dialects.body import FieldError, Range, example
+from maskdial.dialects.call import Call
 from maskdial.dialects.openai.base import (
     AnyInput,
     TextsOrIds,
@@ -121,10 +122,10 @@ class CompletionsWriter:
     seconds_per_token = 0.0
     num_reasoning = None
 
-    def __init__(self, body: CompletionsBody, generation: Generation, tokenizer: Tokenizer) -> None:
+    def __init__(self, body: CompletionsBody, generation: Generation, model: CausalModel) -> None:
         self._body = body
         self._prompts = generation.prompts
-        self._tokenizer = tokenizer
+        self._tokenizer = model.tokenizer
         self._streams: dict[int, _Described] = {}
         self._echoed: set[int] = set()
 
@@ -207,14 +208,9 @@ class _Described:
         return DescribedToken(event.token_id, offset, event.logprob, event.top)
 
 
-async def completions(request: Request) -> Response:
+async def completions(call: Call[CompletionsBody]) -> Response:
     """Continues a prompt, or several; with `"stream": true` as server-sent events."""
-    body = await read_body(CompletionsBody, await request.body())
-
-    def writer(generation: Generation, model: CausalModel) -> CompletionsWriter:
-        return CompletionsWriter(body, generation, model.tokenizer)
-
-    return await answer(request, body, writer)
+    return await answer(call, CompletionsWriter)
 
 
 ROUTES = (

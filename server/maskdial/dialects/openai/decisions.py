@@ -1,30 +1,24 @@
 """`POST /v1/decisions`: questions about an input, answered with probabilities."""
 
 from collections.abc import Sequence
-from functools import partial
 from typing import Annotated, Any, Literal, Self
 
 import pydantic
-from fastapi import Request, Response
+from fastapi import Response
 from pydantic import Field, model_validator
 
 from maskdial.decide import Decisions, DecisionTask, decide
-from maskdial.dialects.body import FieldError, Size, example, read_body, wire_names
-from maskdial.dialects.call import model_for
+from maskdial.dialects.body import FieldError, Size, example
+from maskdial.dialects.call import Call
 from maskdial.dialects.native.task_bodies import Text, TruncationParameters
 from maskdial.dialects.openai.base import Lenient, OpenAIBody
 from maskdial.dialects.openai.decisions_input import Item, Parts, joined
 from maskdial.dialects.openai.errors import openai_route
-from maskdial.dialects.openai.models import about_model
 from maskdial.dialects.openai.replies import DecisionsReply
 from maskdial.engine.questions import Option, Probabilities, Question
-from maskdial.engine.timing import Deadline
-from maskdial.http.context import server_context
-from maskdial.http.disconnect import unless_gone
 from maskdial.http.replies import json_reply, timing_headers
 
 _DECIDE = DecisionTask()
-_NAMES = {"text": "input"}
 
 
 def _as_items(content: object) -> object:
@@ -136,6 +130,8 @@ def _confidence(probabilities: Sequence[float]) -> float:
 class DecisionsBody(TruncationParameters, OpenAIBody):
     """An input, and questions about it. Truncation is an extension."""
 
+    spellings = {"text": "input"}  # noqa: RUF012
+
     model_config = example(
         {
             "model": "sentiment",
@@ -169,6 +165,10 @@ class DecisionsBody(TruncationParameters, OpenAIBody):
         return self
 
     @property
+    def batch(self) -> bool:
+        return True
+
+    @property
     def text(self) -> str:
         """What the models read: a single user message is its text."""
         if len(self.input) == 1 and self.input[0].role == "user":
@@ -176,23 +176,18 @@ class DecisionsBody(TruncationParameters, OpenAIBody):
         return "\n".join(item.as_line for item in self.input)
 
 
-async def decisions(request: Request) -> Response:
+async def decisions(call: Call[DecisionsBody]) -> Response:
     """Answers questions about an input with the probabilities of their options."""
-    server = server_context(request)
-    body = await read_body(DecisionsBody, await request.body())
-    deadline = Deadline(body.timeout, server.config)
-    with about_model():
-        model = await model_for(request, _DECIDE, body.choice(), deadline)
-    with wire_names(_NAMES, batch=True):
-        found = await decide(
-            body.text,
-            [each.question for each in body.questions],
-            model,
-            server.config,
-            deadline,
-            partial(unless_gone, request),
-            truncation=body.truncation,
-        )
+    body = call.body
+    model = await call.model(_DECIDE)
+    found = await decide(
+        body.text,
+        [each.question for each in body.questions],
+        model,
+        call.server.config,
+        call.deadline,
+        truncation=body.truncation,
+    )
     content = {
         "answers": [
             question.answer(probabilities)

@@ -2,21 +2,21 @@
 
 import base64
 from collections.abc import Sequence
-from functools import partial, reduce
+from functools import reduce
 from operator import add
 from typing import Annotated, Any, Literal
 
 import numpy as np
 import pydantic
-from fastapi import Request, Response
+from fastapi import Response
 from numpy.typing import NDArray
 from pydantic import Field
 
 from maskdial.bundle.texts import check_ids
 from maskdial.bundle.tokenizer import TextOrIds
 from maskdial.config import Config
-from maskdial.dialects.body import Range, example, read_body, wire_names
-from maskdial.dialects.call import masked_for
+from maskdial.dialects.body import Range, example
+from maskdial.dialects.call import Call
 from maskdial.dialects.native.task_bodies import INSTRUCTION_IN_PROMPT, Text, TruncationParameters
 from maskdial.dialects.native.tasks import task_of
 from maskdial.dialects.openai.base import (
@@ -28,15 +28,11 @@ from maskdial.dialects.openai.base import (
     is_batch,
 )
 from maskdial.dialects.openai.errors import openai_route
-from maskdial.dialects.openai.models import about_model
 from maskdial.dialects.openai.replies import EmbeddingsReply, PromptUsage
 from maskdial.engine.offload import offload
-from maskdial.engine.timing import Answer, Deadline
+from maskdial.engine.timing import Answer
 from maskdial.errors import ValidationError
-from maskdial.http.context import server_context
-from maskdial.http.disconnect import unless_gone
 from maskdial.http.replies import json_reply, timing_headers
-from maskdial.masked import run
 from maskdial.masked.model import MaskedModel
 from maskdial.masked.tasks.embed import EmbedRequest
 
@@ -46,7 +42,6 @@ _FOREIGN_IDS = (
     "token ids must be of the model's own tokenizer: LangChain sends those of OpenAI's unless "
     "check_embedding_ctx_length=False"
 )
-_NAMES = {"texts": "input"}
 
 
 def _check_texts(value: object) -> object:
@@ -61,6 +56,7 @@ def _check_texts(value: object) -> object:
 class EmbeddingsBody(TruncationParameters, OpenAIBody):
     """Texts to embed. ``truncate`` and ``truncation_direction`` are extensions."""
 
+    spellings = {"texts": "input"}  # noqa: RUF012
     model_config = example({"input": ["The ship left at dawn.", "She baked bread."]})
 
     input: Annotated[
@@ -80,23 +76,24 @@ class EmbeddingsBody(TruncationParameters, OpenAIBody):
     )
     instruction: Text | None = Field(None, description=f"Extension: {INSTRUCTION_IN_PROMPT}")
 
+    @property
+    def batch(self) -> bool:
+        return is_batch(self.input)
 
-async def embeddings(request: Request) -> Response:
+
+async def embeddings(call: Call[EmbeddingsBody]) -> Response:
     """Turns a text into a vector, or several texts into one each."""
-    server = server_context(request)
-    body = await read_body(EmbeddingsBody, await request.body())
-    deadline = Deadline(body.timeout, server.config)
-    with about_model():
-        model = await masked_for(request, task_of(EmbedRequest), body.choice(), deadline)
+    body = call.body
+    model = await call.masked(task_of(EmbedRequest))
     texts = inputs_of(body.input)
-    with wire_names(_NAMES, batch=is_batch(body.input)):
-        _check_own_ids(texts, model)
-        _check_num_texts(texts, server.config)
-        size = server.config.max_batch_inputs
-        pieces = [
-            await _embed(start, texts[start : start + size], body, model, deadline, request)
-            for start in range(0, len(texts), size)
-        ]
+    config = call.server.config
+    _check_own_ids(texts, model)
+    _check_num_texts(texts, config)
+    size = config.max_batch_inputs
+    pieces = [
+        await _embed(call, model, start, texts[start : start + size])
+        for start in range(0, len(texts), size)
+    ]
     vectors = np.concatenate([piece.content for piece in pieces])
     timings = reduce(add, (piece.timings for piece in pieces))
 
@@ -124,20 +121,15 @@ def _check_num_texts(texts: Sequence[TextOrIds], config: Config) -> None:
 
 
 async def _embed(
-    start: int,
-    texts: Sequence[TextOrIds],
-    body: EmbeddingsBody,
-    model: MaskedModel,
-    deadline: Deadline,
-    request: Request,
+    call: Call[EmbeddingsBody], model: MaskedModel, start: int, texts: Sequence[TextOrIds]
 ) -> Answer[NDArray[np.float32]]:
     """Embeds the texts of a body from the index ``start`` on: as many as may queue at once."""
+    body = call.body
     wanted = EmbedRequest(
         texts, body.truncation, body.prompt_name, body.instruction, dimensions=body.dimensions
     )
-    config, wait = server_context(request).config, partial(unless_gone, request)
     try:
-        return await run.answer(wanted, model, config, deadline, wait)
+        return await call.answer(wanted, model)
     except ValidationError as error:
         if error.index is None:
             raise

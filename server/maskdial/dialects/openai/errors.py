@@ -3,8 +3,8 @@
 from typing import Any
 
 from fastapi import Response
-from pydantic import BaseModel
 
+from maskdial.dialects.call import Answerer, BodyT, task_route
 from maskdial.dialects.openai.replies import OpenAIError
 from maskdial.errors import (
     DeadlineError,
@@ -18,7 +18,7 @@ from maskdial.errors import (
     ValidationError,
 )
 from maskdial.http.replies import encode_json, json_reply, sdk_error_reply
-from maskdial.http.route import Endpoint, TaskRoute
+from maskdial.http.route import TaskRoute
 from maskdial.http.sse import data_frame
 
 PREFIX = "/v1/"
@@ -36,14 +36,14 @@ _FAULTS = (
 
 
 def openai_route(
-    path: str, endpoint: Endpoint, body: type[BaseModel], reply: Any, *, streams: bool = False
+    path: str, answer: Answerer[BodyT], body: type[BodyT], reply: Any, *, streams: bool = False
 ) -> TaskRoute:
     """A task route whose errors are OpenAI's."""
-    return TaskRoute(
+    return task_route(
         path,
-        endpoint,
-        body=body,
-        reply=reply,
+        answer,
+        body,
+        reply,
         streams=streams,
         error=OpenAIError,
         error_reply=error_reply,

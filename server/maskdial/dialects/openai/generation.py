@@ -3,24 +3,19 @@
 import time
 import uuid
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
-from fastapi import Request, Response
+from fastapi import Response
 
 from maskdial.causal.events import FinishReason, TokenEvent
 from maskdial.causal.generate import Completion, Generation, Text, timings
 from maskdial.causal.model import CausalModel
-from maskdial.dialects.body import wire_names
-from maskdial.dialects.call import causal_for
+from maskdial.dialects.call import Call
 from maskdial.dialects.native.generate import GENERATE
 from maskdial.dialects.openai.errors import error_frame
 from maskdial.dialects.openai.logprobs import count_generated, usage
-from maskdial.dialects.openai.models import about_model
 from maskdial.dialects.openai.sampling import GenerationBody
 from maskdial.engine.offload import offload
-from maskdial.engine.timing import Deadline
-from maskdial.http.context import server_context
-from maskdial.http.disconnect import unless_gone
 from maskdial.http.replies import (
     encode_json,
     json_reply,
@@ -28,7 +23,7 @@ from maskdial.http.replies import (
     truncation_header,
     warnings_header,
 )
-from maskdial.http.sse import Frames, data_frame, stream_reply
+from maskdial.http.sse import Frames, data_frame
 
 _SECONDS_PER_TOKEN = 2e-6  # to render one
 FINISH_REASONS: Mapping[FinishReason, str] = {
@@ -70,37 +65,27 @@ class Writer(Protocol):
         """
 
 
-MakeWriter = Callable[[Generation, CausalModel], Writer]
+BodyT = TypeVar("BodyT", bound=GenerationBody)
+MakeWriter = Callable[[BodyT, Generation, CausalModel], Writer]
 """Makes the writer of an admitted request."""
 
 
-async def answer(
-    request: Request,
-    body: GenerationBody,
-    make_writer: MakeWriter,
-    model_name: str | None = None,
-) -> Response:
-    """Answers a body with the named model, as one reply or as a stream."""
-    server = server_context(request)
-    deadline = Deadline(body.timeout, server.config)
-    with about_model():
-        model = await causal_for(request, GENERATE, body.choice(model_name), deadline)
-    with wire_names(body.names(), batch=body.batch):
-        generation = await unless_gone(
-            request, Generation.prepare(body.request(model), model, server.config, deadline)
-        )
-        if not body.stream:
-            completions = await unless_gone(request, generation.complete())
-    writer = make_writer(generation, model)
+async def answer(call: Call[BodyT], make_writer: MakeWriter[BodyT]) -> Response:
+    """Answers a body as one reply or as a stream."""
+    body = call.body
+    model = await call.causal(GENERATE)
+    generation = await call.generation(body.request(model), model)
     warnings = warnings_header(generation.warnings)
     if body.stream:
+        writer = make_writer(body, generation, model)
         num_truncated = sum(prompt.num_truncated for prompt in generation.prompts)
-        return await stream_reply(
-            request,
+        return await call.stream(
             _frames(generation, body, writer, model.name),
             error_frame,
             truncation_header(num_truncated) | warnings,
         )
+    completions = await generation.complete()
+    writer = make_writer(body, generation, model)
 
     def reply() -> Response:
         content = _header(writer.id_prefix, writer.object, model.name)
@@ -146,19 +131,16 @@ async def _frames(
     """The chunks of a stream, one per token, each with one choice."""
     header = _header(writer.id_prefix, writer.chunk_object, model_name)
     num_generated = 0
-    with wire_names(body.names(), batch=body.batch):
-        async with generation.stream() as stream:
-            async for sequence, event in stream:
-                num_generated += not body.echoes_only
-                for index, content in writer.chunks(sequence, event):
-                    chunk = header | {"choices": [{"index": index} | content]}
-                    if body.continuous_usage:
-                        chunk["usage"] = usage(
-                            generation.prompts, num_generated, writer.num_reasoning
-                        )
-                    elif body.includes_usage:
-                        chunk["usage"] = None
-                    yield data_frame(encode_json(chunk))
+    async with generation.stream() as stream:
+        async for sequence, event in stream:
+            num_generated += not body.echoes_only
+            for index, content in writer.chunks(sequence, event):
+                chunk = header | {"choices": [{"index": index} | content]}
+                if body.continuous_usage:
+                    chunk["usage"] = usage(generation.prompts, num_generated, writer.num_reasoning)
+                elif body.includes_usage:
+                    chunk["usage"] = None
+                yield data_frame(encode_json(chunk))
     if body.includes_usage:
         totals = usage(generation.prompts, num_generated, writer.num_reasoning)
         yield data_frame(encode_json(header | {"choices": [], "usage": totals}))

@@ -1,8 +1,6 @@
 """`GET /v1/models` and `/v1/models/{id}`, and which model a body of the OpenAI dialect means."""
 
-import contextlib
 import time
-from collections.abc import Iterator
 
 from fastapi import Request, Response
 
@@ -10,7 +8,7 @@ from maskdial.config import Config
 from maskdial.dialects.openai.errors import error_reply
 from maskdial.dialects.openai.replies import ModelReply, ModelsReply, OpenAIError
 from maskdial.engine.model import max_length
-from maskdial.errors import NotFoundError, ValidationError
+from maskdial.errors import NotFoundError
 from maskdial.http.context import server_context
 from maskdial.http.replies import json_reply
 from maskdial.http.route import Route
@@ -56,15 +54,6 @@ def _describe(entry: Entry, config: Config) -> ModelReply:
         "owned_by": "maskdial",
         "max_model_len": next(iter(lengths), 0),
     }
-
-
-@contextlib.contextmanager
-def about_model() -> Iterator[None]:
-    """Has a ValidationError about the choice of a model name the field."""
-    try:
-        yield
-    except ValidationError as error:
-        raise ValidationError(error.message, field="model") from error
 
 
 ROUTES = (

@@ -1,11 +1,10 @@
 """`POST /v1/rerank` and `/v2/rerank`, as Cohere and Jina have them."""
 
 import uuid
-from functools import partial
 from typing import Annotated
 
 import pydantic
-from fastapi import Request, Response
+from fastapi import Response
 from pydantic import Field
 
 from maskdial.dialects.body import (
@@ -15,26 +14,17 @@ from maskdial.dialects.body import (
     Size,
     Wire,
     example,
-    read_body,
-    wire_names,
 )
-from maskdial.dialects.call import masked_for
+from maskdial.dialects.call import Call, endpoint
 from maskdial.dialects.native.task_bodies import INSTRUCTION_IN_TEMPLATE, Text, TruncationParameters
 from maskdial.dialects.native.tasks import task_of
 from maskdial.dialects.openai.base import OpenAIBody
 from maskdial.dialects.openai.embeddings import prompt_usage
 from maskdial.dialects.openai.errors import openai_route
-from maskdial.dialects.openai.models import about_model
 from maskdial.dialects.openai.replies import RankedDocument, RankReply
 from maskdial.dialects.shared_routes import Sharer
-from maskdial.engine.timing import Deadline
-from maskdial.http.context import server_context
-from maskdial.http.disconnect import unless_gone
 from maskdial.http.replies import json_reply, timing_headers
-from maskdial.masked import run
 from maskdial.masked.tasks.rerank import RerankRequest
-
-_NAMES = {"texts": "documents"}
 
 
 def _document_text(document: object) -> object:
@@ -60,6 +50,7 @@ _Document = Annotated[
 class RankBody(TruncationParameters, OpenAIBody):
     """A query, and documents to put in order. Truncation is an extension."""
 
+    spellings = {"texts": "documents"}  # noqa: RUF012
     model_config = example(
         {"query": "Where is the ship?", "documents": ["The ship left at dawn.", "She baked bread."]}
     )
@@ -76,21 +67,19 @@ class RankBody(TruncationParameters, OpenAIBody):
         None, description=f"Extension, as in vLLM: {INSTRUCTION_IN_TEMPLATE}"
     )
 
+    @property
+    def batch(self) -> bool:
+        return True
 
-async def rerank(request: Request) -> Response:
+
+async def rerank(call: Call[RankBody]) -> Response:
     """Orders documents by how well they answer a query, with their scores."""
-    server = server_context(request)
-    body = await read_body(RankBody, await request.body())
-    deadline = Deadline(body.timeout, server.config)
-    with about_model():
-        model = await masked_for(request, task_of(RerankRequest), body.choice(), deadline)
-    with wire_names(_NAMES, batch=True):
-        wanted = RerankRequest(
-            body.query, body.documents, body.truncation, instruction=body.instruction
-        )
-        answer = await run.answer(
-            wanted, model, server.config, deadline, partial(unless_gone, request)
-        )
+    body = call.body
+    model = await call.masked(task_of(RerankRequest))
+    wanted = RerankRequest(
+        body.query, body.documents, body.truncation, instruction=body.instruction
+    )
+    answer = await call.answer(wanted, model)
     results: list[RankedDocument] = [
         {"index": rank.index, "relevance_score": rank.score}
         for rank in answer.content[: body.top_n]
@@ -107,7 +96,7 @@ async def rerank(request: Request) -> Response:
     return json_reply(content, headers=timing_headers(answer.timings))
 
 
-SHARER = Sharer(rerank, RankBody, RankReply, ("documents",))
+SHARER = Sharer(endpoint(rerank, RankBody), RankBody, RankReply, ("documents",))
 """Its part of `/rerank`."""
 
 ROUTES = tuple(

@@ -17,10 +17,8 @@ from maskdial.dialects.body import (
     TokenId,
     example,
     given,
-    read_body,
-    wire_names,
 )
-from maskdial.dialects.call import model_for
+from maskdial.dialects.call import Call, endpoint
 from maskdial.dialects.native.generate import GENERATE
 from maskdial.dialects.native.tokens import TOKENIZE
 from maskdial.dialects.openai.base import OpenAIBody
@@ -31,7 +29,7 @@ from maskdial.dialects.shared_routes import Sharer
 from maskdial.engine.limits import check_num_characters
 from maskdial.engine.offload import offload
 from maskdial.engine.timing import Deadline
-from maskdial.errors import MaskdialError, ValidationError
+from maskdial.errors import MaskdialError, ValidationError, about
 from maskdial.http.context import server_context
 from maskdial.http.replies import error_reply, json_reply
 from maskdial.http.route import Route
@@ -46,6 +44,8 @@ _NULL: dict[str, Any] = {"type": "null"}
 
 class PromptBody(OpenAIBody):
     """A prompt or a conversation to tokenize."""
+
+    spellings = {"texts": "prompt"}  # noqa: RUF012
 
     model_config = example(
         {"model": "hybrid", "prompt": "The old king"},
@@ -96,16 +96,15 @@ class TokensBody(OpenAIBody):
     tokens: Annotated[list[TokenId], Size(0, LARGEST_INT, "token ids")]
 
 
-async def tokenize(request: Request) -> Response:
+async def tokenize(call: Call[PromptBody]) -> Response:
     """The token ids of a prompt or of a conversation."""
-    body = await read_body(PromptBody, await request.body())
-    model = await _model(request, body)
+    body = call.body
+    model = await call.model(TOKENIZE)
     text = body.prompt
     if text is None:
         text = await _render(body, model)
     if body.prompt is not None:
-        with wire_names({"texts": "prompt"}, batch=False):
-            check_num_characters([text])
+        check_num_characters([text])
     add = body.messages is None if body.add_special_tokens is None else body.add_special_tokens
     encoding = await offload(
         lambda: model.tokenizer.encode(text, add_special_tokens=add), tokenizing_seconds([text])
@@ -123,14 +122,12 @@ async def tokenize(request: Request) -> Response:
     )
 
 
-async def detokenize(request: Request) -> Response:
+async def detokenize(call: Call[TokensBody]) -> Response:
     """The text of token ids, special tokens spelled out."""
-    body = await read_body(TokensBody, await request.body())
-    model = await _model(request, body)
-    try:
+    body = call.body
+    model = await call.model(TOKENIZE)
+    with about("tokens"):
         check_ids(body.tokens, model)
-    except ValidationError as error:
-        raise ValidationError(f"tokens: {error.message}") from error
     return await offload(
         lambda: json_reply(
             {"prompt": model.tokenizer.decode(body.tokens, skip_special_tokens=False)}
@@ -182,14 +179,9 @@ def _chat_template(model: ServedModel) -> str | None:
     return (model.bundle.path / CHAT_TEMPLATE).read_text(encoding="utf-8")
 
 
-async def _model(request: Request, body: OpenAIBody) -> ServedModel:
-    deadline = Deadline(body.timeout, server_context(request).config)
-    return await model_for(request, TOKENIZE, body.choice(), deadline)
-
-
 async def _render(body: PromptBody, model: ServedModel) -> str:
     if not isinstance(model, CausalModel):
-        raise ValidationError(f"messages: model {model.name!r} has no chat template")
+        raise ValidationError(f"model {model.name!r} has no chat template", field="messages")
     chat = ChatRequest(
         [each.to_message() for each in body.messages or ()],
         tools=[tool.to_tool() for tool in body.tools or ()],
@@ -197,16 +189,16 @@ async def _render(body: PromptBody, model: ServedModel) -> str:
         add_generation_prompt=given(body.add_generation_prompt, True),
         continue_final_message=bool(body.continue_final_message),
     )
-    try:
+    with about("messages"):
         conversation = chat.generation_for(model).conversation
         assert conversation is not None
         return await conversation.render(model)
-    except ValidationError as error:
-        raise ValidationError(f"{error.field or 'messages'}: {error.message}") from error
 
 
-TOKENIZE_SHARER = Sharer(tokenize, PromptBody, TokensReply, ("prompt", "messages"))
-DETOKENIZE_SHARER = Sharer(detokenize, TokensBody, PromptReply, ("tokens",))
+TOKENIZE_SHARER = Sharer(
+    endpoint(tokenize, PromptBody), PromptBody, TokensReply, ("prompt", "messages")
+)
+DETOKENIZE_SHARER = Sharer(endpoint(detokenize, TokensBody), TokensBody, PromptReply, ("tokens",))
 ROUTES = (
     Route(
         "/tokenizer_info",

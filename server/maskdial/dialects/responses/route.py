@@ -16,20 +16,15 @@ from maskdial.causal.events import TokenEvent
 from maskdial.causal.generate import Generation, timings
 from maskdial.causal.model import CausalModel
 from maskdial.causal.prompts import Prompt
-from maskdial.dialects.body import read_body, wire_names
-from maskdial.dialects.call import causal_for
+from maskdial.dialects.call import Call
 from maskdial.dialects.native.generate import GENERATE
 from maskdial.dialects.openai.errors import http_error_reply, openai_route
 from maskdial.dialects.openai.logprobs import chat_logprobs
-from maskdial.dialects.openai.models import about_model
 from maskdial.dialects.openai.replies import OpenAIError, ResponseReply
 from maskdial.dialects.responses.body import ResponsesBody
 from maskdial.dialects.responses.output import Event, ResponseOutput, Status
 from maskdial.engine.offload import offload
-from maskdial.engine.timing import Deadline
 from maskdial.errors import MaskdialError, OverloadedError, ValidationError
-from maskdial.http.context import server_context
-from maskdial.http.disconnect import unless_gone
 from maskdial.http.replies import (
     encode_json,
     json_reply,
@@ -38,7 +33,7 @@ from maskdial.http.replies import (
     warnings_header,
 )
 from maskdial.http.route import Route
-from maskdial.http.sse import Frames, named_frame, stream_reply
+from maskdial.http.sse import Frames, named_frame
 
 _SECONDS_PER_TOKEN = 1e-5  # to read one
 
@@ -140,29 +135,22 @@ def _error_code(error: MaskdialError) -> str:
     return "rate_limit_exceeded" if isinstance(error, OverloadedError) else "server_error"
 
 
-async def create_response(request: Request) -> Response:
+async def create_response(call: Call[ResponsesBody]) -> Response:
     """Answers a conversation; with `"stream": true` as server-sent events."""
-    body = await read_body(ResponsesBody, await request.body())
-    server = server_context(request)
-    deadline = Deadline(body.timeout, server.config)
-    with about_model():
-        model = await causal_for(request, GENERATE, body.choice(), deadline)
+    body = call.body
+    model = await call.causal(GENERATE)
     chat = body.chat_request(model)
-    with wire_names(body.names(), batch=False):
-        preparing = Generation.prepare(chat.generation_for(model), model, server.config, deadline)
-        generation = await unless_gone(request, preparing)
-        (prompt,) = generation.prompts
-        writer = ResponseWriter(body, chat, prompt, model)
-        warnings = warnings_header(generation.warnings)
-        if body.stream:
-            return await stream_reply(
-                request,
-                _frames(generation, body, writer),
-                writer.failed,
-                truncation_header(prompt.num_truncated) | warnings,
-            )
-        completions = await unless_gone(request, generation.complete())
-
+    generation = await call.generation(chat.generation_for(model), model)
+    (prompt,) = generation.prompts
+    writer = ResponseWriter(body, chat, prompt, model)
+    warnings = warnings_header(generation.warnings)
+    if body.stream:
+        return await call.stream(
+            _frames(generation, writer),
+            writer.failed,
+            truncation_header(prompt.num_truncated) | warnings,
+        )
+    completions = await generation.complete()
     ((text,),) = (completion.texts for completion in completions)
 
     def reply() -> Response:
@@ -173,13 +161,12 @@ async def create_response(request: Request) -> Response:
     return await offload(reply, len(text.events) * _SECONDS_PER_TOKEN)
 
 
-async def _frames(generation: Generation, body: ResponsesBody, writer: ResponseWriter) -> Frames:
+async def _frames(generation: Generation, writer: ResponseWriter) -> Frames:
     """The events of a stream. It begins with the first token: an error before it has its status."""
-    with wire_names(body.names(), batch=False):
-        async with generation.stream() as stream:
-            async for _, token in stream:
-                for event in writer.push(token):
-                    yield writer.frame(event)
+    async with generation.stream() as stream:
+        async for _, token in stream:
+            for event in writer.push(token):
+                yield writer.frame(event)
 
 
 async def retrieve_response(request: Request) -> Response:
