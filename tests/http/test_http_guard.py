@@ -1,4 +1,4 @@
-"""The guard: one routing table, whatever the prefix; dependencies and dialects' errors count."""
+"""The guard: one routing table, whatever the prefix; admin routes and dialects' errors count."""
 
 import asyncio
 import json
@@ -7,7 +7,7 @@ from typing import Any
 
 import httpx
 import pytest
-from fastapi import Depends, FastAPI, HTTPException, Request, Response
+from fastapi import Depends, FastAPI, Request, Response
 from fastapi.routing import APIRoute
 
 from maskdial.config import Config
@@ -45,12 +45,7 @@ async def allocate(_: Request) -> Response:
     raise MemoryError
 
 
-def only_alice(request: Request) -> None:
-    if request.headers.get("authorization") != "Bearer alice":
-        raise HTTPException(401, "alice only", {"www-authenticate": "Bearer"})
-
-
-def busy() -> None:
+async def busy(_: Request) -> Response:
     raise OverloadedError("come back later")
 
 
@@ -66,8 +61,8 @@ ROUTES = [
     TaskRoute("/memory", allocate),
     TaskRoute("/shout", fail, error_reply=shout),
     TaskRoute("/models/{name}", echo),
-    TaskRoute("/private", echo, dependencies=[Depends(only_alice)]),
-    TaskRoute("/busy", echo, dependencies=[Depends(busy)]),
+    TaskRoute("/private", echo, admin=True),
+    TaskRoute("/busy", busy),
 ]
 
 
@@ -148,12 +143,11 @@ def test_a_request_is_named_timed_and_counted(server: Server) -> None:
     assert server.count("/models/{name}", "ok") == 1
 
 
-@pytest.mark.parametrize("path", ["/echo", "/private"])
 def test_who_leaves_while_sending_is_no_failure_of_ours(
-    server: Server, path: str, caplog: pytest.LogCaptureFixture
+    server: Server, caplog: pytest.LogCaptureFixture
 ) -> None:
-    server.leave_while_sending(path)
-    assert server.count(path, "cancelled") == 1
+    server.leave_while_sending("/echo")
+    assert server.count("/echo", "cancelled") == 1
     assert not [record for record in caplog.records if record.levelno > logging.DEBUG]
 
 
@@ -307,18 +301,28 @@ def test_a_request_that_the_system_refuses_threads_or_memory_is_a_503(
     assert "Traceback" not in caplog.text
 
 
-def test_dependencies_are_resolved(server: Server) -> None:
-    """Authentication, say: it must not be skipped because the guard is faster without it."""
+def test_an_admin_route_asks_for_the_admin_key() -> None:
+    server = Server("", admin_key="alice")
     refused = server.request("/private", content=b"{}")
     assert refused.status_code == 401
     assert refused.headers["www-authenticate"] == "Bearer"
-    assert server.count("/private", "validation") == 1
-    taken = server.request("/private", content=b"{}", headers={"authorization": "Bearer alice"})
+    assert server.count("/private", "unauthorized") == 1
+    headers = {"authorization": "Bearer alice"}
+    taken = server.request("/private", content=b"{}", headers=headers)
     assert (taken.status_code, taken.json()["bytes"]) == (200, 2)
     assert server.count("/private", "ok") == 1
     large = json.dumps("x" * MAX_BODY_BYTES).encode()
-    headers = {"authorization": "Bearer alice"}
     assert server.request("/private", content=large, headers=headers).status_code == 413
+    assert Server("").request("/private", content=b"{}").status_code == 403
+
+
+def test_a_route_with_dependencies_is_refused() -> None:
+    """The guard calls endpoints itself: authentication by a dependency would be skipped."""
+    with pytest.raises(TypeError, match="resolves no dependencies"):
+        TaskRoute("/private", echo, dependencies=[Depends(busy)])
+
+
+def test_a_route_may_refuse_for_a_while(server: Server) -> None:
     assert server.request("/busy", content=b"{}").status_code == 429
     assert server.count("/busy", "overloaded") == 1
 

@@ -87,3 +87,5 @@ class TaskRoute(Route):
         super().__init__(path, endpoint, methods=["POST"], statuses=all_statuses, **options)
         self.error_reply = error_reply
         self.admin = admin
+        if self.dependant.dependencies:
+            raise TypeError(f"{path}: the guard resolves no dependencies of FastAPI")
