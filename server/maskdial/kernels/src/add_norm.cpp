@@ -4,11 +4,10 @@
 //   weight, bias   float (columns)
 //   y              the layer norm of each row of x + residual, like x
 //   epsilon        attribute
-#include "add_norm.h"
-
 #include <algorithm>
 
 #include "operator.h"
+#include "operators.h"
 #include "processor.h"
 #include "tensor.h"
 
@@ -18,6 +17,9 @@ constexpr size_t kRowsPerTask = 16;
 
 class AddNorm {
  public:
+  static constexpr Signature kSignature{
+      "AddNorm", {kFloat, kFloat, kFloat, optional(kFloat)}, {kFloat}};
+
   AddNorm(const OrtApi& api, const OrtKernelInfo* info)
       : api_(api), processor_(required_processor()) {
     epsilon_ = float_attribute(api, info, "epsilon");
@@ -35,9 +37,7 @@ class AddNorm {
     Pass pass{this, x.floats(), residual.floats(), weight.floats(), bias.floats(),
               Tensor::output(api_, context, 0, x.dims), x.size() / columns, columns};
     const size_t num_tasks = (pass.num_rows + kRowsPerTask - 1) / kRowsPerTask;
-    if (num_tasks == 0) return;
-    if (num_tasks == 1) return norm_task(&pass, 0);
-    check(api_, api_.KernelContext_ParallelFor(context, norm_task, num_tasks, 0, &pass));
+    parallel<&Pass::norm>(api_, context, num_tasks, pass);
   }
 
  private:
@@ -57,12 +57,6 @@ class AddNorm {
     }
   };
 
-  static void norm_task(void* pass, size_t task) { static_cast<Pass*>(pass)->norm(task); }
-
-  static void require(bool fits, const char* what) {
-    if (!fits) throw Error(std::string("inputs of AddNorm do not fit: ") + what);
-  }
-
   const OrtApi& api_;
   const Processor* processor_;
   float epsilon_;
@@ -70,14 +64,4 @@ class AddNorm {
 
 }  // namespace
 
-const OrtCustomOp kAddNormOp = [] {
-  OrtCustomOp table = operator_table<AddNorm>();
-  table.GetName = [](const OrtCustomOp*) { return "AddNorm"; };
-  table.GetInputType = [](const OrtCustomOp*, size_t) { return kFloat; };
-  table.GetInputTypeCount = [](const OrtCustomOp*) -> size_t { return 4; };
-  table.GetOutputTypeCount = [](const OrtCustomOp*) -> size_t { return 1; };
-  table.GetInputCharacteristic = [](const OrtCustomOp*, size_t i) {
-    return i == 3 ? kOptional : kRequired;
-  };
-  return table;
-}();
+const OrtCustomOp kAddNormOp = operator_table<AddNorm>();

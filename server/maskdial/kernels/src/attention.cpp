@@ -22,8 +22,6 @@
 // the same memory as the cache; here they are left out, since each output of each layer takes ONNX Runtime
 // some tenths of a microsecond. A row's results depend on its own tokens only, and are the same however its
 // tokens are divided between calls.
-#include "attention.h"
-
 #include <algorithm>
 #include <cmath>
 #include <cstring>
@@ -31,6 +29,7 @@
 #include <type_traits>
 
 #include "operator.h"
+#include "operators.h"
 #include "processor.h"
 #include "scratch.h"
 #include "tensor.h"
@@ -65,13 +64,23 @@ class Attention {
     if constexpr (kQuantized) pass.query_factors.reset(new float[num_heads]);
     pass.divide(std::max<size_t>(1, kTaskRows / group_));
     if (!pass.tasks_store) {
-      parallel(context, (pass.num_tokens + kTokensPerTask - 1) / kTokensPerTask, store_task, &pass);
+      parallel<&Pass::store_tokens>(
+          api_, context, (pass.num_tokens + kTokensPerTask - 1) / kTokensPerTask, pass);
     }
-    if (!pass.tasks.empty()) parallel(context, pass.tasks.size() * kv_heads_, attend_task, &pass);
+    parallel<&Pass::attend>(api_, context, pass.tasks.size() * kv_heads_, pass);
+  }
+
+ protected:
+  static constexpr ElementType kCache = element_type<Element>;
+
+  static constexpr Signature signature(const char* name) {
+    return {name,
+            {kFloat, optional(kFloat), optional(kFloat), kCache, kCache, kInt32, kInt32,
+             optional(kFloat), optional(kFloat), optional(kInt32), optional(kInt64)},
+            {kFloat}};
   }
 
  private:
-  static constexpr ElementType kCache = element_type<Element>;
   static constexpr bool kInt8Cache = std::is_same_v<Element, int8_t>;
   static constexpr bool kQuantized = !std::is_same_v<Element, float>;
   using Query = std::conditional_t<kInt8Cache, uint8_t, Element>;
@@ -169,7 +178,7 @@ class Attention {
 
     // Puts some tokens' keys and values into the cache and their queries in order; padding, which
     // attends to nothing, becomes zero.
-    void store(size_t task) const {
+    void store_tokens(size_t task) const {
       const size_t last = std::min(num_tokens, (task + 1) * kTokensPerTask);
       for (size_t i = task * kTokensPerTask; i < last; ++i) {
         const size_t row = row_of(i);
@@ -293,15 +302,6 @@ class Attention {
       }
     }
   };
-
-  static void store_task(void* pass, size_t task) { static_cast<Pass*>(pass)->store(task); }
-  static void attend_task(void* pass, size_t task) { static_cast<Pass*>(pass)->attend(task); }
-
-  void parallel(OrtKernelContext* context, size_t num_tasks, void (*task)(void*, size_t),
-                Pass* pass) const {
-    if (num_tasks == 1) return task(pass, 0);
-    check(api_, api_.KernelContext_ParallelFor(context, task, num_tasks, 0, pass));
-  }
 
   // Checks the inputs.
   Pass read(OrtKernelContext* context) const {
@@ -430,48 +430,29 @@ class Attention {
     pass.half = cosines.dim(1);
   }
 
-  static void require(bool fits, const char* what) {
-    if (!fits) throw Error(std::string("inputs of CausalAttention do not fit: ") + what);
-  }
-
   const OrtApi& api_;
   const Processor* processor_;
   size_t kv_heads_, group_;
   float scale_;
 };
 
-template <typename Element>
-OrtCustomOp attention_table() {
-  OrtCustomOp table = operator_table<Attention<Element>>();
-  table.GetInputType = [](const OrtCustomOp*, size_t i) {
-    if (i == 3 || i == 4) return element_type<Element>;
-    if (i == 10) return kInt64;
-    return i == 5 || i == 6 || i == 9 ? kInt32 : kFloat;
-  };
-  table.GetInputTypeCount = [](const OrtCustomOp*) -> size_t { return 11; };
-  table.GetOutputTypeCount = [](const OrtCustomOp*) -> size_t { return 1; };
-  table.GetInputCharacteristic = [](const OrtCustomOp*, size_t i) {
-    return i == 1 || i == 2 || i > 6 ? kOptional : kRequired;
-  };
-  return table;
-}
+struct CausalAttention : Attention<float> {
+  static constexpr Signature kSignature = signature("CausalAttention");
+  using Attention::Attention;
+};
+
+struct Int8CausalAttention : Attention<int8_t> {
+  static constexpr Signature kSignature = signature("Int8CausalAttention");
+  using Attention::Attention;
+};
+
+struct Int16CausalAttention : Attention<int16_t> {
+  static constexpr Signature kSignature = signature("Int16CausalAttention");
+  using Attention::Attention;
+};
 
 }  // namespace
 
-const OrtCustomOp kAttentionOp = [] {
-  OrtCustomOp table = attention_table<float>();
-  table.GetName = [](const OrtCustomOp*) { return "CausalAttention"; };
-  return table;
-}();
-
-const OrtCustomOp kInt8AttentionOp = [] {
-  OrtCustomOp table = attention_table<int8_t>();
-  table.GetName = [](const OrtCustomOp*) { return "Int8CausalAttention"; };
-  return table;
-}();
-
-const OrtCustomOp kInt16AttentionOp = [] {
-  OrtCustomOp table = attention_table<int16_t>();
-  table.GetName = [](const OrtCustomOp*) { return "Int16CausalAttention"; };
-  return table;
-}();
+const OrtCustomOp kAttentionOp = operator_table<CausalAttention>();
+const OrtCustomOp kInt8AttentionOp = operator_table<Int8CausalAttention>();
+const OrtCustomOp kInt16AttentionOp = operator_table<Int16CausalAttention>();

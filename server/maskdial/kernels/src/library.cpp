@@ -1,11 +1,6 @@
 // What ONNX Runtime looks for in a library of operators, and what the sampler calls.
-#include "add_norm.h"
-#include "attention.h"
 #include "drawing.h"
-#include "linear.h"
-#include "masked_attention.h"
-#include "packing.h"
-#include "summary.h"
+#include "operators.h"
 #include "tensor.h"
 #include "vocabulary.h"
 
@@ -55,23 +50,13 @@ EXPORTED OrtStatus* RegisterCustomOps(OrtSessionOptions* options, const OrtApiBa
     static OrtCustomOpDomain* domain = [&] {
       OrtCustomOpDomain* created = nullptr;
       check(*api, api->CreateCustomOpDomain("maskdial", &created));
-      check(*api, api->CustomOpDomain_Add(created, &kLinearOp));
-      check(*api, api->CustomOpDomain_Add(created, &kLinearsOp));
-      check(*api, api->CustomOpDomain_Add(created, &kLinear4Op));
-      check(*api, api->CustomOpDomain_Add(created, &kNormLinearOp));
-      check(*api, api->CustomOpDomain_Add(created, &kNormLinearsOp));
-      check(*api, api->CustomOpDomain_Add(created, &kNormLinear4Op));
-      check(*api, api->CustomOpDomain_Add(created, &kAttentionOp));
-      check(*api, api->CustomOpDomain_Add(created, &kInt8AttentionOp));
-      check(*api, api->CustomOpDomain_Add(created, &kInt16AttentionOp));
-      check(*api, api->CustomOpDomain_Add(created, &kMaskedAttentionOp));
-      check(*api, api->CustomOpDomain_Add(created, &kPackOp));
-      check(*api, api->CustomOpDomain_Add(created, &kUnpackOp));
-      check(*api, api->CustomOpDomain_Add(created, &kTokenPositionsOp));
-      check(*api, api->CustomOpDomain_Add(created, &kPackedRowsOp));
-      check(*api, api->CustomOpDomain_Add(created, &kFirstRowsOp));
-      check(*api, api->CustomOpDomain_Add(created, &kAddNormOp));
-      check(*api, api->CustomOpDomain_Add(created, &kSummaryOp));
+      for (const OrtCustomOp* op :
+           {&kLinearOp, &kLinearsOp, &kLinear4Op, &kNormLinearOp, &kNormLinearsOp, &kNormLinear4Op,
+            &kAttentionOp, &kInt8AttentionOp, &kInt16AttentionOp, &kMaskedAttentionOp, &kPackOp,
+            &kUnpackOp, &kTokenPositionsOp, &kPackedRowsOp, &kFirstRowsOp, &kAddNormOp,
+            &kSummaryOp}) {
+        check(*api, api->CustomOpDomain_Add(created, op));
+      }
       return created;
     }();
     check(*api, api->AddCustomOpDomain(options, domain));

@@ -17,10 +17,9 @@
 // The operators NormLinear(x, residual, norm, weight, ...) -> sum, y and NormLinears are the same for
 // the RMS norm of sum = x + residual, which are of one shape; norm is float (num_inputs), and epsilon
 // an attribute.
-#include "linear.h"
-
 #include <cstring>
 
+#include "operators.h"
 #include "projection.h"
 
 namespace {
@@ -155,28 +154,29 @@ class Int8Matrix {
   size_t stride_ = 0;
 };
 
+struct Linear : Projection<Int8Matrix, false, false> {
+  static constexpr Signature kSignature = signature("Linear");
+  using Projection::Projection;
+};
+
+struct Linears : Projection<Int8Matrix, true, false> {
+  static constexpr Signature kSignature = signature("Linears");
+  using Projection::Projection;
+};
+
+struct NormLinear : Projection<Int8Matrix, false, true> {
+  static constexpr Signature kSignature = signature("NormLinear");
+  using Projection::Projection;
+};
+
+struct NormLinears : Projection<Int8Matrix, true, true> {
+  static constexpr Signature kSignature = signature("NormLinears");
+  using Projection::Projection;
+};
+
 }  // namespace
 
-const OrtCustomOp kLinearOp = [] {
-  OrtCustomOp table = projection_table<Int8Matrix, false, false>();
-  table.GetName = [](const OrtCustomOp*) { return "Linear"; };
-  return table;
-}();
-
-const OrtCustomOp kLinearsOp = [] {
-  OrtCustomOp table = projection_table<Int8Matrix, true, false>();
-  table.GetName = [](const OrtCustomOp*) { return "Linears"; };
-  return table;
-}();
-
-const OrtCustomOp kNormLinearOp = [] {
-  OrtCustomOp table = projection_table<Int8Matrix, false, true>();
-  table.GetName = [](const OrtCustomOp*) { return "NormLinear"; };
-  return table;
-}();
-
-const OrtCustomOp kNormLinearsOp = [] {
-  OrtCustomOp table = projection_table<Int8Matrix, true, true>();
-  table.GetName = [](const OrtCustomOp*) { return "NormLinears"; };
-  return table;
-}();
+const OrtCustomOp kLinearOp = operator_table<Linear>();
+const OrtCustomOp kLinearsOp = operator_table<Linears>();
+const OrtCustomOp kNormLinearOp = operator_table<NormLinear>();
+const OrtCustomOp kNormLinearsOp = operator_table<NormLinears>();

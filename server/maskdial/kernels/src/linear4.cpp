@@ -16,7 +16,7 @@
 // over its blocks is always in the same order.
 #include <cstring>
 
-#include "linear.h"
+#include "operators.h"
 #include "projection.h"
 
 namespace {
@@ -150,16 +150,17 @@ class Int4Matrix {
   size_t stride_ = 0;
 };
 
+struct Linear4 : Projection<Int4Matrix, false, false> {
+  static constexpr Signature kSignature = signature("Linear4");
+  using Projection::Projection;
+};
+
+struct NormLinear4 : Projection<Int4Matrix, false, true> {
+  static constexpr Signature kSignature = signature("NormLinear4");
+  using Projection::Projection;
+};
+
 }  // namespace
 
-const OrtCustomOp kLinear4Op = [] {
-  OrtCustomOp table = projection_table<Int4Matrix, false, false>();
-  table.GetName = [](const OrtCustomOp*) { return "Linear4"; };
-  return table;
-}();
-
-const OrtCustomOp kNormLinear4Op = [] {
-  OrtCustomOp table = projection_table<Int4Matrix, false, true>();
-  table.GetName = [](const OrtCustomOp*) { return "NormLinear4"; };
-  return table;
-}();
+const OrtCustomOp kLinear4Op = operator_table<Linear4>();
+const OrtCustomOp kNormLinear4Op = operator_table<NormLinear4>();

@@ -12,13 +12,12 @@
 //                       numbers are rounded to 12 bits where there is no window
 //
 // A text's results depend on its own tokens only.
-#include "masked_attention.h"
-
 #include <algorithm>
 #include <cmath>
 #include <cstring>
 
 #include "operator.h"
+#include "operators.h"
 #include "processor.h"
 #include "scratch.h"
 #include "tensor.h"
@@ -30,6 +29,11 @@ constexpr size_t kTaskQueries = 128;
 
 class MaskedAttention {
  public:
+  static constexpr Signature kSignature{
+      "MaskedAttention",
+      {kFloat, kFloat, kFloat, optional(kFloat), kInt32, optional(kInt64)},
+      {kFloat}};
+
   MaskedAttention(const OrtApi& api, const OrtKernelInfo* info)
       : api_(api), processor_(required_processor()) {
     const int64_t heads = int_attribute(api, info, "num_heads");
@@ -45,10 +49,7 @@ class MaskedAttention {
 
   void compute(OrtKernelContext* context) const {
     Pass pass = read(context);
-    if (pass.blocks.empty()) return;
-    const size_t num_tasks = pass.blocks.size() * heads_;
-    if (num_tasks == 1) return attend_task(&pass, 0);
-    check(api_, api_.KernelContext_ParallelFor(context, attend_task, num_tasks, 0, &pass));
+    parallel<&Pass::attend>(api_, context, pass.blocks.size() * heads_, pass);
   }
 
  private:
@@ -95,8 +96,6 @@ class MaskedAttention {
       run(queries, thread_scratch(queries.scratch()));
     }
   };
-
-  static void attend_task(void* pass, size_t task) { static_cast<Pass*>(pass)->attend(task); }
 
   Pass read(OrtKernelContext* context) const {
     const Tensor query = Tensor::input(api_, context, 0);
@@ -184,10 +183,6 @@ class MaskedAttention {
     }
   }
 
-  static void require(bool fits, const char* what) {
-    if (!fits) throw Error(std::string("inputs of MaskedAttention do not fit: ") + what);
-  }
-
   const OrtApi& api_;
   const Processor* processor_;
   size_t heads_, window_;
@@ -197,16 +192,4 @@ class MaskedAttention {
 
 }  // namespace
 
-const OrtCustomOp kMaskedAttentionOp = [] {
-  OrtCustomOp table = operator_table<MaskedAttention>();
-  table.GetName = [](const OrtCustomOp*) { return "MaskedAttention"; };
-  table.GetInputType = [](const OrtCustomOp*, size_t i) {
-    return i == 4 ? kInt32 : i == 5 ? kInt64 : kFloat;
-  };
-  table.GetInputTypeCount = [](const OrtCustomOp*) -> size_t { return 6; };
-  table.GetOutputTypeCount = [](const OrtCustomOp*) -> size_t { return 1; };
-  table.GetInputCharacteristic = [](const OrtCustomOp*, size_t i) {
-    return i == 3 || i == 5 ? kOptional : kRequired;
-  };
-  return table;
-}();
+const OrtCustomOp kMaskedAttentionOp = operator_table<MaskedAttention>();

@@ -12,19 +12,14 @@
 //               place of each text's first token
 //
 // Unpack pads with zeros.
-#include "packing.h"
-
 #include <algorithm>
 #include <cstring>
 
 #include "operator.h"
+#include "operators.h"
 #include "tensor.h"
 
 namespace {
-
-void require(bool fits, const char* what) {
-  if (!fits) throw Error(std::string("inputs do not fit: ") + what);
-}
 
 // The lengths of some texts.
 struct Lengths {
@@ -55,6 +50,8 @@ size_t columns_of(const Tensor& tensor) {
 
 class Pack {
  public:
+  static constexpr Signature kSignature{"Pack", {kFloat, kInt32}, {kFloat}};
+
   Pack(const OrtApi& api, const OrtKernelInfo*) : api_(api) {}
 
   void compute(OrtKernelContext* context) const {
@@ -62,7 +59,7 @@ class Pack {
     const Lengths lengths = Lengths::input(api_, context, 1);
     require(x.type == kFloat && x.dims.size() > 1 && x.dim(0) == lengths.each.size() &&
                 lengths.longest <= x.dim(1),
-            "x of Pack and lengths");
+            "x and lengths");
     const size_t columns = columns_of(x);
     std::vector<int64_t> dims(x.dims.begin(), x.dims.end());
     dims[0] = static_cast<int64_t>(lengths.total);
@@ -81,6 +78,8 @@ class Pack {
 
 class Unpack {
  public:
+  static constexpr Signature kSignature{"Unpack", {kFloat, kInt32, kInt64}, {kFloat}};
+
   Unpack(const OrtApi& api, const OrtKernelInfo*) : api_(api) {}
 
   void compute(OrtKernelContext* context) const {
@@ -88,9 +87,9 @@ class Unpack {
     const Lengths lengths = Lengths::input(api_, context, 1);
     require(ids.dims.size() == 2 && ids.dim(0) == lengths.each.size() &&
                 lengths.longest <= ids.dim(1),
-            "input_ids of Unpack and lengths");
+            "input_ids and lengths");
     require(x.type == kFloat && x.dims.size() > 1 && x.dim(0) == lengths.total && x.dim(1) == 1,
-            "x of Unpack and lengths");
+            "x and lengths");
     const size_t columns = columns_of(x);
     std::vector<int64_t> dims(x.dims.begin(), x.dims.end());
     std::copy_n(ids.dims.begin(), 2, dims.begin());
@@ -109,6 +108,8 @@ class Unpack {
 
 class TokenPositions {
  public:
+  static constexpr Signature kSignature{"TokenPositions", {kInt32}, {kInt64}};
+
   TokenPositions(const OrtApi& api, const OrtKernelInfo*) : api_(api) {}
 
   void compute(OrtKernelContext* context) const {
@@ -125,22 +126,24 @@ class TokenPositions {
 
 class PackedRows {
  public:
+  static constexpr Signature kSignature{"PackedRows", {kInt64, kInt32, kInt64}, {kInt64}};
+
   PackedRows(const OrtApi& api, const OrtKernelInfo*) : api_(api) {}
 
   void compute(OrtKernelContext* context) const {
     const Tensor rows = Tensor::input(api_, context, 0), ids = Tensor::input(api_, context, 2);
     const Lengths lengths = Lengths::input(api_, context, 1);
     require(ids.dims.size() == 2 && ids.dim(0) == lengths.each.size(),
-            "input_ids of PackedRows and lengths");
-    require(rows.type == kInt64 && rows.dims.size() == 1, "rows of PackedRows");
+            "input_ids and lengths");
+    require(rows.type == kInt64 && rows.dims.size() == 1, "rows");
     const std::vector<int64_t> starts = starts_of(lengths);
     auto* out = Tensor::output<int64_t>(api_, context, 0, rows.dims);
     const auto width = ids.dims[1];
     for (size_t i = 0; i < rows.size(); ++i) {
       const int64_t row = static_cast<const int64_t*>(rows.data)[i];
-      require(row >= 0 && row < ids.dims[0] * width, "rows of PackedRows");
+      require(row >= 0 && row < ids.dims[0] * width, "rows");
       const auto text = static_cast<size_t>(row / width);
-      require(static_cast<size_t>(row % width) < lengths.each[text], "rows of PackedRows");
+      require(static_cast<size_t>(row % width) < lengths.each[text], "rows");
       out[i] = starts[text] + row % width;
     }
   }
@@ -162,6 +165,8 @@ class PackedRows {
 
 class FirstRows {
  public:
+  static constexpr Signature kSignature{"FirstRows", {kInt32}, {kInt64}};
+
   FirstRows(const OrtApi& api, const OrtKernelInfo*) : api_(api) {}
 
   void compute(OrtKernelContext* context) const {
@@ -179,57 +184,8 @@ class FirstRows {
 
 }  // namespace
 
-const OrtCustomOp kPackOp = [] {
-  OrtCustomOp table = operator_table<Pack>();
-  table.GetName = [](const OrtCustomOp*) { return "Pack"; };
-  table.GetInputType = [](const OrtCustomOp*, size_t i) { return i == 0 ? kFloat : kInt32; };
-  table.GetInputTypeCount = [](const OrtCustomOp*) -> size_t { return 2; };
-  table.GetOutputTypeCount = [](const OrtCustomOp*) -> size_t { return 1; };
-  table.GetInputCharacteristic = [](const OrtCustomOp*, size_t) { return kRequired; };
-  return table;
-}();
-
-const OrtCustomOp kUnpackOp = [] {
-  OrtCustomOp table = operator_table<Unpack>();
-  table.GetName = [](const OrtCustomOp*) { return "Unpack"; };
-  table.GetInputType = [](const OrtCustomOp*, size_t i) {
-    return i == 0 ? kFloat : i == 1 ? kInt32 : kInt64;
-  };
-  table.GetInputTypeCount = [](const OrtCustomOp*) -> size_t { return 3; };
-  table.GetOutputTypeCount = [](const OrtCustomOp*) -> size_t { return 1; };
-  table.GetInputCharacteristic = [](const OrtCustomOp*, size_t) { return kRequired; };
-  return table;
-}();
-
-const OrtCustomOp kTokenPositionsOp = [] {
-  OrtCustomOp table = operator_table<TokenPositions>();
-  table.GetName = [](const OrtCustomOp*) { return "TokenPositions"; };
-  table.GetInputType = [](const OrtCustomOp*, size_t) { return kInt32; };
-  table.GetInputTypeCount = [](const OrtCustomOp*) -> size_t { return 1; };
-  table.GetOutputType = [](const OrtCustomOp*, size_t) { return kInt64; };
-  table.GetOutputTypeCount = [](const OrtCustomOp*) -> size_t { return 1; };
-  table.GetInputCharacteristic = [](const OrtCustomOp*, size_t) { return kRequired; };
-  return table;
-}();
-
-const OrtCustomOp kPackedRowsOp = [] {
-  OrtCustomOp table = operator_table<PackedRows>();
-  table.GetName = [](const OrtCustomOp*) { return "PackedRows"; };
-  table.GetInputType = [](const OrtCustomOp*, size_t i) { return i == 1 ? kInt32 : kInt64; };
-  table.GetInputTypeCount = [](const OrtCustomOp*) -> size_t { return 3; };
-  table.GetOutputType = [](const OrtCustomOp*, size_t) { return kInt64; };
-  table.GetOutputTypeCount = [](const OrtCustomOp*) -> size_t { return 1; };
-  table.GetInputCharacteristic = [](const OrtCustomOp*, size_t) { return kRequired; };
-  return table;
-}();
-
-const OrtCustomOp kFirstRowsOp = [] {
-  OrtCustomOp table = operator_table<FirstRows>();
-  table.GetName = [](const OrtCustomOp*) { return "FirstRows"; };
-  table.GetInputType = [](const OrtCustomOp*, size_t) { return kInt32; };
-  table.GetInputTypeCount = [](const OrtCustomOp*) -> size_t { return 1; };
-  table.GetOutputType = [](const OrtCustomOp*, size_t) { return kInt64; };
-  table.GetOutputTypeCount = [](const OrtCustomOp*) -> size_t { return 1; };
-  table.GetInputCharacteristic = [](const OrtCustomOp*, size_t) { return kRequired; };
-  return table;
-}();
+const OrtCustomOp kPackOp = operator_table<Pack>();
+const OrtCustomOp kUnpackOp = operator_table<Unpack>();
+const OrtCustomOp kTokenPositionsOp = operator_table<TokenPositions>();
+const OrtCustomOp kPackedRowsOp = operator_table<PackedRows>();
+const OrtCustomOp kFirstRowsOp = operator_table<FirstRows>();

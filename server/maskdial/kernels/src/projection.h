@@ -71,6 +71,25 @@ class Projection {
     if (num_rows > 0) pass.run(context);
   }
 
+ protected:
+  // The last product may be missing, and every bias.
+  static constexpr Signature signature(const char* name) {
+    Signature signature{name, {kFloat}, {kFloat}};
+    if (kNormed) {
+      signature.inputs.add(kFloat);  // residual
+      signature.inputs.add(kFloat);  // norm
+      signature.outputs.add(kFloat);
+    }
+    for (size_t product = 0; product < kMostProducts; ++product) {
+      const Characteristic need = product < kMostProducts - 1 ? kRequired : kOptional;
+      signature.inputs.add({Matrix::kType, need});
+      signature.inputs.add({kFloat, need});
+      signature.inputs.add(optional(kFloat));
+      if (kSeveral && product > 0) signature.outputs.add({kFloat, need});
+    }
+    return signature;
+  }
+
  private:
   // A task should take longer than the threads need to take it.
   static constexpr size_t kTaskBytes = 64 * 1024;
@@ -102,8 +121,8 @@ class Projection {
     void run(OrtKernelContext* context) {
       const Matrix& matrix = *op->matrices_[0];
       rows_per_quantization = std::max<size_t>(1, kFloatsPerTask / matrix.num_inputs());
-      op->parallel(context, (num_rows + rows_per_quantization - 1) / rows_per_quantization,
-                   quantize_task, this);
+      parallel<&Pass::quantize>(
+          op->api_, context, (num_rows + rows_per_quantization - 1) / rows_per_quantization, *this);
       const size_t num_blocks = (num_rows + kRowsPerTask - 1) / kRowsPerTask;
       // Whole tiles on every processor, but for the last one.
       rows_per_task = (num_rows + num_blocks * kTileRows - 1) / (num_blocks * kTileRows) * kTileRows;
@@ -112,11 +131,8 @@ class Projection {
       // An even number of groups, as large as each other: two threads end at the same time.
       const size_t num_pairs = (num_panels() * work + 2 * kTaskBytes - 1) / (2 * kTaskBytes);
       num_groups = std::min(num_panels(), 2 * num_pairs);
-      op->parallel(context, num_groups * num_blocks, multiply_task, this);
+      parallel<&Pass::multiply_group>(op->api_, context, num_groups * num_blocks, *this);
     }
-
-    static void quantize_task(void* pass, size_t task) { static_cast<Pass*>(pass)->quantize(task); }
-    static void multiply_task(void* pass, size_t task) { static_cast<Pass*>(pass)->multiply(task); }
 
     void quantize(size_t task) {
       const size_t last = std::min(num_rows, (task + 1) * rows_per_quantization);
@@ -134,7 +150,7 @@ class Projection {
     }
 
     // The tasks of the same rows follow one another: the weights are read ahead, the rows are not.
-    void multiply(size_t task) {
+    void multiply_group(size_t task) {
       const size_t first_row = task / num_groups * rows_per_task;
       const size_t num_some = std::min(rows_per_task, num_rows - first_row);
       const size_t group = task % num_groups;
@@ -212,12 +228,6 @@ class Projection {
     pass.sum = Tensor::output<float>(api_, context, 0, x.dims);
   }
 
-  void parallel(OrtKernelContext* context, size_t num_tasks, void (*task)(void*, size_t),
-                Pass* pass) const {
-    if (num_tasks == 1) return task(pass, 0);
-    check(api_, api_.KernelContext_ParallelFor(context, task, num_tasks, 0, pass));
-  }
-
   const OrtApi& api_;
   const Processor* processor_;
   bool gelu_ = false;
@@ -226,31 +236,3 @@ class Projection {
   std::vector<std::unique_ptr<Matrix>> matrices_;
   std::vector<PackedBytes> packed_;
 };
-
-// What all kinds of Linear take from ONNX Runtime in the same way.
-template <typename Matrix, bool kSeveral, bool kNormed>
-OrtCustomOp projection_table() {
-  using Kind = Projection<Matrix, kSeveral, kNormed>;
-  OrtCustomOp table = operator_table<Kind>();
-  table.GetInputType = [](const OrtCustomOp*, size_t i) {
-    const bool weight = i >= Kind::kFirstProduct && (i - Kind::kFirstProduct) % Kind::kInputs == 0;
-    return weight ? Matrix::kType : kFloat;
-  };
-  table.GetInputTypeCount = [](const OrtCustomOp*) {
-    return Kind::kFirstProduct + Kind::kMostProducts * Kind::kInputs;
-  };
-  table.GetOutputTypeCount = [](const OrtCustomOp*) -> size_t {
-    return (kSeveral ? Kind::kMostProducts : 1) + (kNormed ? 1 : 0);
-  };
-  // The last product's three may be missing, and every bias.
-  table.GetInputCharacteristic = [](const OrtCustomOp*, size_t i) {
-    if (i < Kind::kFirstProduct) return kRequired;
-    const size_t product = (i - Kind::kFirstProduct) / Kind::kInputs;
-    const bool bias = (i - Kind::kFirstProduct) % Kind::kInputs == Kind::kInputs - 1;
-    return bias || product >= (kSeveral ? 2 : 1) ? kOptional : kRequired;
-  };
-  table.GetOutputCharacteristic = [](const OrtCustomOp*, size_t i) {
-    return i < (kNormed ? 3 : 2) ? kRequired : kOptional;
-  };
-  return table;
-}

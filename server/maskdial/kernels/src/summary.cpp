@@ -5,9 +5,8 @@
 //   peaks    float (rows): that logit; not a number if any is not
 //   totals   double (rows): the sum of e to the power of each one's distance from it; 0 if that is not
 //            finite
-#include "summary.h"
-
 #include "operator.h"
+#include "operators.h"
 #include "processor.h"
 #include "tensor.h"
 #include "vocabulary.h"
@@ -16,6 +15,8 @@ namespace {
 
 class Summary {
  public:
+  static constexpr Signature kSignature{"Summary", {kFloat}, {kInt64, kFloat, kDouble}};
+
   Summary(const OrtApi& api, const OrtKernelInfo*) : api_(api), processor_(required_processor()) {}
 
   void compute(OrtKernelContext* context) const {
@@ -31,9 +32,7 @@ class Summary {
     auto* totals = Tensor::output<double>(api_, context, 2, dims);
     Pass pass{processor_, logits.floats(), size, num_segments(size), {}};
     pass.summaries.resize(num_rows * pass.per_row);
-    if (pass.summaries.empty()) return;
-    check(api_, api_.KernelContext_ParallelFor(context, summarize_task, pass.summaries.size(), 0,
-                                               &pass));
+    parallel<&Pass::summarize>(api_, context, pass.summaries.size(), pass);
     for (size_t row = 0; row < num_rows; ++row) {
       const RowSummary summary =
           join_segments(pass.summaries.data() + row * pass.per_row, pass.per_row);
@@ -56,23 +55,10 @@ class Summary {
     }
   };
 
-  static void summarize_task(void* pass, size_t task) { static_cast<Pass*>(pass)->summarize(task); }
-
   const OrtApi& api_;
   const Processor* processor_;
 };
 
 }  // namespace
 
-const OrtCustomOp kSummaryOp = [] {
-  OrtCustomOp table = operator_table<Summary>();
-  table.GetName = [](const OrtCustomOp*) { return "Summary"; };
-  table.GetInputType = [](const OrtCustomOp*, size_t) { return kFloat; };
-  table.GetInputTypeCount = [](const OrtCustomOp*) -> size_t { return 1; };
-  table.GetOutputType = [](const OrtCustomOp*, size_t i) {
-    return i == 0 ? kInt64 : i == 1 ? kFloat : kDouble;
-  };
-  table.GetOutputTypeCount = [](const OrtCustomOp*) -> size_t { return 3; };
-  table.GetInputCharacteristic = [](const OrtCustomOp*, size_t) { return kRequired; };
-  return table;
-}();
+const OrtCustomOp kSummaryOp = operator_table<Summary>();

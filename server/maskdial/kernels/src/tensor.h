@@ -16,6 +16,15 @@ class Error : public std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
+// Inputs that do not fit their operator, which adds its name.
+struct Mismatch {
+  const char* what;
+};
+
+inline void require(bool fits, const char* what) {
+  if (!fits) throw Mismatch{what};
+}
+
 // An error that ONNX Runtime reported itself.
 struct Failed {
   OrtStatus* status;
@@ -46,6 +55,16 @@ inline const Processor* required_processor() {
     throw Error("MASKDIAL_KERNELS_ISA names instructions that this processor does not have");
   }
   return processor;
+}
+
+// Calls pass.kTask(i) for each i below num_tasks, on the session's threads; a single task runs on
+// the caller's.
+template <auto kTask, typename Pass>
+void parallel(const OrtApi& api, OrtKernelContext* context, size_t num_tasks, Pass& pass) {
+  const auto run = [](void* data, size_t task) { (static_cast<Pass*>(data)->*kTask)(task); };
+  if (num_tasks == 0) return;
+  if (num_tasks == 1) return run(&pass, 0);
+  check(api, api.KernelContext_ParallelFor(context, run, num_tasks, 0, &pass));
 }
 
 template <typename Element>

@@ -1,6 +1,0 @@
-// MaskedAttention: every token of a text attends to all of them.
-#pragma once
-
-#include "onnxruntime.h"
-
-extern const OrtCustomOp kMaskedAttentionOp;
