@@ -114,7 +114,7 @@ def open_operator(
     library: Path,
     kind: str,
     inputs: dict[str, Any],
-    output: int | dict[str, int] = onnx.TensorProto.FLOAT,
+    output: int | dict[str, type[np.generic]] = onnx.TensorProto.FLOAT,
     threads: int = 1,
     **attributes: Any,
 ) -> ort.InferenceSession:
@@ -123,7 +123,10 @@ def open_operator(
     ``output`` is the type of its result, or those of several by their names.
     """
     names = [name if dtype is not None else "" for name, dtype in inputs.items()]
-    outputs = {"y": output} if isinstance(output, int) else output
+    if isinstance(output, int):
+        outputs = {"y": output}
+    else:
+        outputs = {name: TYPES[np.dtype(dtype)] for name, dtype in output.items()}
     node = helper.make_node(kind, names, list(outputs), domain="maskdial", **attributes)
     given = [
         helper.make_tensor_value_info(name, TYPES[np.dtype(dtype)], None)

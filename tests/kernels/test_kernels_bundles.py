@@ -17,7 +17,8 @@ from maskdial.errors import BundleError, ConfigError
 from maskdial.kernels import build as building
 from maskdial.kernels import installed as finding
 from maskdial.kernels.installed import Kernels, find_kernels
-from maskdial.kernels.rewrite import SUMMARY, rewrite
+from maskdial.kernels.logits import SUMMARY
+from maskdial.kernels.rewrite import rewrite
 from maskdial.metrics import Metrics
 from maskdial.registry.catalog import STARTER_FOLDER
 from maskdial.registry.golden import causal_logits, masked_logits

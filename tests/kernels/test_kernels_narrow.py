@@ -50,7 +50,7 @@ def test_a_head_gets_the_same_bits(
     assert after["Unpack"] == 0
     assert after["PackedRows" if change is masked_tokens else "FirstRows"] == 1
     narrowed = answers(path, kernels, given)
-    monkeypatch.setattr(rewriting, "narrow_last_layer", lambda _graph: None)
+    monkeypatch.setattr(rewriting, "prune_last_layer", lambda _graph: None)
     assert kinds(rewritten(path))["Unpack"] == 1
     np.testing.assert_array_equal(narrowed, answers(path, kernels, given))
     assert narrowed.shape == (20 if change is masked_tokens else len(LENGTHS), SIZE)
@@ -167,7 +167,7 @@ def test_a_causal_starter_gets_the_same_bits(
     results = []
     for narrows in (True, False):
         if not narrows:
-            monkeypatch.setattr(rewriting, "narrow_last_layer", lambda _graph: None)
+            monkeypatch.setattr(rewriting, "prune_last_layer", lambda _graph: None)
         options = SessionOptions(intra_op_threads=2, kernels=kernels, kv_cache=kv_cache)
         session, layout = Session(bundle.graph, options), bundle.manifest.kv
         assert layout is not None

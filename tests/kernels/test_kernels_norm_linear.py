@@ -10,8 +10,8 @@ import pytest
 from numpy.typing import NDArray
 from onnx import helper, numpy_helper
 
-from maskdial.kernels.fuse import join_rms_norms
-from maskdial.kernels.graph import attributes_of
+from maskdial.kernels.fuse import fuse_rms_norms
+from maskdial.kernels.graph import Graph, attributes_of
 from tests.kernels import test_kernels_linear as int8
 from tests.kernels import test_kernels_linear4 as int4
 from tests.kernels.conftest import fma
@@ -157,7 +157,7 @@ def joined(nodes: list[onnx.NodeProto], *results: str) -> list[onnx.NodeProto]:
     given = [helper.make_tensor_value_info("x", onnx.TensorProto.FLOAT, ["n", 8])]
     initializers = [numpy_helper.from_array(array, name) for name, array in ARRAYS.items()]
     graph = helper.make_graph(nodes, "joined", given, values, initializers)
-    join_rms_norms(graph)
+    fuse_rms_norms(Graph(graph))
     return list(graph.node)
 
 

@@ -10,7 +10,8 @@ import pytest
 from numpy.typing import NDArray
 from onnx import helper, numpy_helper
 
-from maskdial.kernels.fuse import join_biases, join_norms, join_products
+from maskdial.kernels.fuse import fuse_biases, fuse_norms, fuse_products
+from maskdial.kernels.graph import Graph
 from maskdial.kernels.installed import Kernels
 from tests.kernels.conftest import open_operator
 
@@ -131,7 +132,7 @@ def test_a_bias_that_is_joined_gives_the_same_bits(
     graph = graph_of(nodes, ARRAYS, "y")
     x = np.random.default_rng(3).standard_normal((20, 8), np.float32)
     before = outputs(kernels, graph, x)
-    join_biases(graph)
+    fuse_biases(Graph(graph))
     assert [node.op_type for node in graph.node] == ["Linear"]
     np.testing.assert_array_equal(outputs(kernels, graph, x), before)
 
@@ -152,7 +153,7 @@ def test_a_bias_that_is_joined_gives_the_same_bits(
 )
 def test_other_sums_stay(nodes: list[onnx.NodeProto]) -> None:
     graph = graph_of(nodes, ARRAYS, "y")
-    join_biases(graph)
+    fuse_biases(Graph(graph))
     assert list(graph.node) == nodes
 
 
@@ -174,7 +175,7 @@ def test_products_of_the_same_value_become_one_node(kernels: Kernels, processor:
     graph = graph_of([copy, *nodes], ARRAYS, "y")
     x = np.random.default_rng(3).standard_normal((20, 8), np.float32)
     before = outputs(kernels, graph, x)
-    join_products(graph)
+    fuse_products(Graph(graph))
     kinds = [node.op_type for node in graph.node]
     assert kinds == ["Identity", "Linears", *["Linear"] * 4, "Sum"]
     joined = graph.node[1]
@@ -198,7 +199,7 @@ def test_a_sum_of_rows_joins_its_norm(rows: set[str], axis: int, used: bool) -> 
         helper.make_node("Add", ["norm", "sum" if used else "one"], ["y"]),
     ]
     graph = graph_of(nodes, ARRAYS | NORM, "y")
-    join_norms(graph, rows)
+    fuse_norms(Graph(graph), rows)
     joins = rows == {"h", "i"} and axis == -1 and not used
     assert ("AddNorm" in {node.op_type for node in graph.node}) == joins
 
@@ -213,5 +214,5 @@ def test_a_column_that_is_added_to_rows_stays() -> None:
     ]
     arrays = ARRAYS | NORM | {"narrow": np.ones((8, 1), np.float32)}
     graph = graph_of(nodes, arrays, "y")
-    join_norms(graph, {"h", "i"})
+    fuse_norms(Graph(graph), {"h", "i"})
     assert list(graph.node) == nodes

@@ -15,8 +15,7 @@ from maskdial.causal.sampling.params import SamplingParams
 from maskdial.causal.sampling.sampler import Sample, Sampler
 from maskdial.causal.sequence import Sequence
 from maskdial.kernels.installed import Kernels
-from maskdial.kernels.logits import VocabularyKernels
-from maskdial.kernels.rewrite import SUMMARY
+from maskdial.kernels.logits import SUMMARY, VocabularyKernels
 from tests.kernels.conftest import open_operator
 
 Floats = NDArray[np.float32]

@@ -7,6 +7,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+SUMMARY: dict[str, type[np.generic]] = {
+    "best": np.int64,
+    "max_logits": np.float32,
+    "sum_exp": np.float64,
+}
+"""Outputs of rewritten causal graphs; `maskdial.runtime.logits.SummarizedLogits` describes them."""
+
 _POINTER, _SIZE, _ID = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int64
 _FLOAT, _DOUBLE = ctypes.c_float, ctypes.c_double
 
@@ -58,8 +65,8 @@ class VocabularyKernels:
         return list(
             zip(
                 self._best[:num_rows].tolist(),
-                self._peaks[:num_rows].tolist(),
-                self._sums[:num_rows].tolist(),
+                self._max_logits[:num_rows].tolist(),
+                self._sum_exp[:num_rows].tolist(),
                 strict=True,
             )
         )
@@ -108,9 +115,9 @@ class VocabularyKernels:
 
     def _make_room(self, num_rows: int) -> None:
         self._best = np.empty(num_rows, np.int64)
-        self._peaks = np.empty(num_rows, np.float32)
-        self._sums = np.empty(num_rows, np.float64)
-        self._summary_at = _address(self._best), _address(self._peaks), _address(self._sums)
+        self._max_logits = np.empty(num_rows, np.float32)
+        self._sum_exp = np.empty(num_rows, np.float64)
+        self._summary_at = _address(self._best), _address(self._max_logits), _address(self._sum_exp)
 
     def _check(self, scores: NDArray[np.float32]) -> int:
         """The address of rows that can be read."""

@@ -11,22 +11,22 @@ from maskdial.runtime.memory import Buffer, Memory, copy_buffer, host_buffer
 
 @dataclass(frozen=True, slots=True)
 class SummarizedLogits:
-    """Rows of logits on the host, and what the graph has already found out about them.
+    """Rows of logits on the host, and the graph's summary of them.
 
     Valid until the next pass of the same kind. ``numpy.asarray`` gives the logits themselves.
 
     Attributes:
         values: float32 (num_rows, vocab_size).
         best: int64 (num_rows,), the first token with the greatest logit of each row.
-        peaks: float32 (num_rows,), that logit; NaN if any is.
-        totals: float64 (num_rows,), the sum of e to the power of each logit's distance from it; 0
+        max_logits: float32 (num_rows,), that logit; NaN if any is.
+        sum_exp: float64 (num_rows,), the sum of e to the power of each logit's distance from it; 0
             if it is not finite.
     """
 
     values: NDArray[np.float32]
     best: NDArray[np.int64]
-    peaks: NDArray[np.float32]
-    totals: NDArray[np.float64]
+    max_logits: NDArray[np.float32]
+    sum_exp: NDArray[np.float64]
 
     def __len__(self) -> int:
         return len(self.values)
@@ -34,7 +34,7 @@ class SummarizedLogits:
     def __getitem__(self, rows: slice | list[int] | NDArray[np.int64]) -> "SummarizedLogits":
         """Some of the rows; of a slice, nothing is copied."""
         return SummarizedLogits(
-            self.values[rows], self.best[rows], self.peaks[rows], self.totals[rows]
+            self.values[rows], self.best[rows], self.max_logits[rows], self.sum_exp[rows]
         )
 
     def __array__(
@@ -44,8 +44,8 @@ class SummarizedLogits:
 
     @property
     def summaries(self) -> list[tuple[int, float, float]]:
-        """For each row, its best token, peak and total."""
-        found = self.best.tolist(), self.peaks.tolist(), self.totals.tolist()
+        """For each row, its best token, that logit and the sum."""
+        found = self.best.tolist(), self.max_logits.tolist(), self.sum_exp.tolist()
         return list(zip(*found, strict=True))
 
 

@@ -7,6 +7,7 @@ import onnxruntime as ort
 from numpy.typing import NDArray
 
 from maskdial.bundle.manifest import KVLayout
+from maskdial.kernels.logits import SUMMARY
 from maskdial.runtime.kv_cache import KVCache
 from maskdial.runtime.logits import DeviceLogits, Logits, SummarizedLogits
 from maskdial.runtime.memory import Buffer, HostMemory, Memory, Staging, host_buffer
@@ -15,8 +16,6 @@ from maskdial.runtime.session import Session
 _TOTAL_LENGTH = "total_sequence_length"
 _TOTAL_SOURCE_LENGTH = "total_source_length"
 _NEW_TOKENS = "new_tokens"
-_SUMMARY = {"best": np.int64, "peaks": np.float32, "totals": np.float64}
-"""What graphs for the kernels tell of their logits; `SummarizedLogits` describes it."""
 
 
 class Runner:
@@ -71,7 +70,7 @@ class Runner:
         beside = slots if self._packs else 0  # steps in the pass of a prompt
         max_tokens = max((max_tokens or max_length) + beside, slots)
         max_rows = max((max_rows or max_length) + beside, slots)
-        summarizes = _SUMMARY.keys() <= set(session.output_names)
+        summarizes = SUMMARY.keys() <= set(session.output_names)
         self._decode_logits = _LogitsBuffer(memory, slots, vocab_size, summarizes=summarizes)
         self._prefill_logits = _LogitsBuffer(memory, max_rows, vocab_size, summarizes=summarizes)
         inputs = {
@@ -340,7 +339,7 @@ class _LogitsBuffer:
         self._buffers = {"logits": self._logits}
         self._view: NDArray[np.float32] | SummarizedLogits | None = memory.view(self._logits)
         if summarizes and self._view is not None:
-            summary = {name: np.zeros(max_rows, dtype) for name, dtype in _SUMMARY.items()}
+            summary = {name: np.zeros(max_rows, dtype) for name, dtype in SUMMARY.items()}
             self._buffers |= {name: host_buffer(array) for name, array in summary.items()}
             self._view = SummarizedLogits(self._view, **summary)
 
