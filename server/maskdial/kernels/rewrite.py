@@ -174,7 +174,7 @@ def _summarize_logits(graph: Graph) -> None:
     if "past_key.0" not in graph.inputs or logits is None:
         return
     if logits.elem_type == TensorProto.FLOAT:
-        summary = helper.make_node("Summary", ["logits"], list(SUMMARY), domain=DOMAIN)
+        summary = helper.make_node("LogitsSummary", ["logits"], list(SUMMARY), domain=DOMAIN)
         graph.proto.output.extend(
             helper.make_tensor_value_info(
                 name, helper.np_dtype_to_tensor_dtype(np.dtype(dtype)), ["num_rows"]

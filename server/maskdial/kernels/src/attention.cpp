@@ -7,10 +7,10 @@
 //   cached_*      float (batch, kv_num_heads, max_length, head_size)
 //                 or, in Int8CausalAttention, int8 (..., 8 + head_size), and in Int16CausalAttention,
 //                 int16 (..., 2 + head_size): see Int8Header and kInt16Header. New keys and values are
-//                 written to them, although they are inputs: nobody else may read or write them
+//                 written to them, although they are inputs: no other code may read or write them
 //                 meanwhile.
 //   seqlens_k     int32 (batch): the tokens of each row, the new ones included, less 1
-//   total_sequence_length   int32: the most of them; equal to length if there are none before
+//   total_sequence_length   int32: their maximum; equal to length if there are none before
 //   cosines, sines          float (positions, at most head_size / 2), to rotate queries and keys
 //   new_tokens    int32 (batch): the new tokens of each row. The query is then (1, their sum, ...),
 //                 all rows' tokens one after the other, without padding; a row may have none.
@@ -40,7 +40,7 @@ namespace {
 constexpr size_t kTaskRows = 48;
 constexpr size_t kTokensPerTask = 16;
 
-// Element is what the cache consists of: float, int8_t or int16_t.
+// Element is the type of the cache: float, int8_t or int16_t.
 template <typename Element>
 class Attention {
  public:
@@ -132,13 +132,13 @@ class Attention {
     // Divides all tokens that attend into tasks. Those that see the most keys come first.
     void divide(size_t tokens_per_task) {
       if (all_attend) {
-        size_t num_new = 0, most = 0;
+        size_t num_new = 0, max_new = 0;
         for (const Row& row : rows) {
           num_new += row.num_new;
-          most = std::max(most, row.num_new);
+          max_new = std::max(max_new, row.num_new);
         }
         // No other task reads them, and there is no padding.
-        tasks_store = most <= tokens_per_task && num_new == num_tokens;
+        tasks_store = max_new <= tokens_per_task && num_new == num_tokens;
         for (size_t row = 0; row < rows.size(); ++row) {
           for (size_t start = 0; start < rows[row].num_new; start += tokens_per_task) {
             const size_t stop = std::min(rows[row].num_new, start + tokens_per_task);
@@ -199,20 +199,20 @@ class Attention {
       const size_t position = its.num_past + token, index = its.first + token;
       const size_t to = cache(row, head) + position * width(size);
       store_key(new_key + index * new_stride + head * size, position, key + to);
-      store(new_value + index * new_stride + head * size, kMostInt16Value, value + to);
+      store(new_value + index * new_stride + head * size, kMaxInt16Value, value + to);
       const float* queries_of = query + index * query_stride + head * group * size;
       for (size_t g = 0; g < group; ++g) {
         store_query(queries_of + g * size, position, place(its, head, token) + g);
       }
     }
 
-    // `most` is the largest integer in a cache of int16.
-    void store(const float* head, int most, Element* to) const {
+    // `max_integer` is that of a cache of int16.
+    void store(const float* head, int max_integer, Element* to) const {
       if constexpr (kInt8Cache) {
         op->processor_->cache_head(head, head_size, to);
       } else if constexpr (kQuantized) {
         const float factor = op->processor_->quantize_head_int16(
-            head, head_size, static_cast<float>(most), to + kHeader);
+            head, head_size, static_cast<float>(max_integer), to + kHeader);
         std::memcpy(to, &factor, sizeof(factor));
       } else {
         std::memcpy(to, head, head_size * sizeof(float));
@@ -221,9 +221,9 @@ class Attention {
 
     void store_key(const float* head, size_t position, Element* to) const {
       if constexpr (kQuantized) {
-        float rotated[kMostHeadSize];
+        float rotated[kMaxHeadSize];
         rotate(head, position, rotated);
-        store(rotated, most_int16_key(head_size), to);
+        store(rotated, max_int16_key(head_size), to);
       } else {
         rotate(head, position, to);
       }
@@ -232,7 +232,7 @@ class Attention {
     void store_query(const float* head, size_t position, size_t index) const {
       Query* to = queries.get() + index * head_size;
       if constexpr (kQuantized) {
-        float rotated[kMostHeadSize];
+        float rotated[kMaxHeadSize];
         rotate(head, position, rotated);
         query_factors[index] = scale() * quantize(rotated, to);
       } else {
@@ -244,8 +244,8 @@ class Attention {
       if constexpr (kInt8Cache) {
         return op->processor_->quantize_head(query_head, head_size, to);
       } else {
-        const auto most = static_cast<float>(most_int16_key(head_size));
-        return op->processor_->quantize_head_int16(query_head, head_size, most, to);
+        const auto max_integer = static_cast<float>(max_int16_key(head_size));
+        return op->processor_->quantize_head_int16(query_head, head_size, max_integer, to);
       }
     }
 
@@ -262,9 +262,9 @@ class Attention {
                              half, to);
     }
 
-    // What a task reads first, or nothing if there is no such task. Another thread may get the one that
-    // follows, but takes it from a cache then, too.
-    Ahead first_keys(size_t index) const {
+    // The first keys of a task, or nothing if there is no such task. If another thread takes that task,
+    // it finds them in a shared cache.
+    Prefetch first_keys(size_t index) const {
       if (index >= tasks.size() * op->kv_heads_) return {};
       const Task& task = tasks[index / op->kv_heads_];
       const Element* keys = key + cache(task.row, index % op->kv_heads_);
@@ -321,7 +321,7 @@ class Attention {
     pass.head_size = key.dim(3) - width(0);
     require(seqlens.size() == key.dim(0) && total.size() == 1 && key.dim(1) == kv_heads_,
             "batch sizes or heads");
-    require(pass.head_size % kLanes == 0 && pass.head_size <= kMostHeadSize, "head size");
+    require(pass.head_size % kLanes == 0 && pass.head_size <= kMaxHeadSize, "head size");
     read_new(query, Tensor::input(api_, context, 1, true), Tensor::input(api_, context, 2, true),
              pass);
     pass.key = static_cast<Element*>(const_cast<void*>(key.data));

@@ -142,23 +142,23 @@ inline void store_some_signed_bytes(int8_t* p, Floats v, size_t count) {
 }
 
 // Blocks whose values are all smaller count as zeros: 127 / peak must be finite.
-constexpr float kLeastBlockPeak = 0x1p-120f;
+constexpr float kMinBlockMagnitude = 0x1p-120f;
 
 void quantize_blocks(const float* row, size_t size, size_t block_size, int8_t* values,
                      float* peaks, int32_t* starts) {
-  const Floats most = splat(kLargestInput), least = splat(-kLargestInput);
+  const Floats highest = splat(kLargestInput), lowest = splat(-kLargestInput);
   for (size_t first = 0, b = 0; first < size; first += block_size, ++b) {
     const float* block = row + first;
     const size_t length = size - first < block_size ? size - first : block_size;
     const float peak = largest_magnitude(block, length);
-    const bool counts = peak >= kLeastBlockPeak;
+    const bool counts = peak >= kMinBlockMagnitude;
     peaks[b] = counts ? peak : 0.0f;
     const Floats factor = splat(counts ? kLargestInput / peak : 0.0f);
     Floats sum = splat(0.0f);  // of integers, which are exact in any order
     for_each_vector(length, [&](size_t i, size_t count) {
       const Floats scaled = mul(load_some(block + i, count), factor);
-      // What is not a number is least.
-      const Floats integers = min(max(round(scaled), least), most);
+      // NaN becomes the minimum.
+      const Floats integers = min(max(round(scaled), lowest), highest);
       sum = add(sum, integers);
       store_some_signed_bytes(values + first + i, integers, count);
     });
@@ -286,7 +286,7 @@ void multiply_block_rows(const BlockRows& rows, size_t row, size_t num_rows,
   auto multiply_tile = single ? multiply_block_tile<kRows, kVectors, true, false>
                               : multiply_block_tile<kRows, kVectors, false, false>;
   if constexpr (kRows == 1) {  // one row waits for its weights, as in multiply_rows
-    if (kFollowsReads) {
+    if (kHardwarePrefetches) {
       multiply_tile = single ? multiply_block_tile<kRows, kVectors, true, true>
                              : multiply_block_tile<kRows, kVectors, false, true>;
     }

@@ -32,10 +32,10 @@ void read_each(const void* tokens, size_t token_bytes, size_t count, Number* out
 // block before is multiplied, a few lines at a time. All at once, they would come no sooner, and nothing
 // would be computed meanwhile.
 constexpr size_t kValueBlock = 128;
-// The most that weights are: sums fit 32 bits.
-constexpr float kMostInt8Weight = 32767.0f, kMostInt16Weight = kMostInt16Value;
+// The maximum weights: sums fit 32 bits.
+constexpr float kMaxInt8Weight = 32767.0f, kMaxInt16Weight = kMaxInt16Value;
 static_assert(kValueBlock * 32767 * 127 <= INT32_MAX);
-static_assert(kValueBlock * kMostInt16Value * kMostInt16Value <= INT32_MAX);
+static_assert(kValueBlock * kMaxInt16Value * kMaxInt16Value <= INT32_MAX);
 
 // Tokens as a cache has them, from the first one on.
 template <typename Integer>
@@ -45,9 +45,9 @@ struct Tokens {
 
   size_t bytes() const { return width * sizeof(Integer); }
 
-  Ahead block(size_t start, size_t most) const {
+  Prefetch block(size_t start, size_t max_tokens) const {
     if (start >= count) return {};
-    const size_t num_tokens = count - start < most ? count - start : most;
+    const size_t num_tokens = count - start < max_tokens ? count - start : max_tokens;
     return {reinterpret_cast<const uint8_t*>(first + start * width), num_tokens * bytes()};
   }
 };
@@ -64,10 +64,10 @@ struct CachedValues {
   }
 };
 
-// Softens the scores of all rows, [num_rows][score_stride], and adds up the values by them; in each block,
-// the weights are rounded to integers of at most `most`.
+// Softmax of all rows of scores, [num_rows][score_stride], times the values. In each block, the weights
+// are rounded to integers up to `max_weight`.
 template <typename Integer>
-void weigh_integers(const Queries& queries, float* scores, float most,
+void softmax_times_integer_values(const Queries& queries, float* scores, float max_weight,
                     const Tokens<Integer>& values, float* factors) {
   const size_t stride = queries.score_stride(), size = queries.head_size;
   std::memset(factors + values.count, 0, (stride - values.count) * sizeof(float));
@@ -76,13 +76,13 @@ void weigh_integers(const Queries& queries, float* scores, float most,
   float* out[kPairRows];
   for (size_t row = 0; row < queries.num_rows; row += kPairRows) {
     const size_t some = queries.num_rows - row < kPairRows ? queries.num_rows - row : kPairRows;
-    soften_rows(queries, scores, row, some, inverse_sums, out);
+    softmax_rows(queries, scores, row, some, inverse_sums, out);
     for (size_t r = 0; r < some; ++r) std::memset(out[r], 0, size * sizeof(float));
     const size_t longest = queries.length(row + some - 1);
     for (size_t start = 0; start < longest; start += kValueBlock) {
-      Ahead next;
+      Prefetch next;
       if (start >= num_read) {
-        const Ahead block = values.block(start, kValueBlock);
+        const Prefetch block = values.block(start, kValueBlock);
         num_read = start + block.size / values.bytes();
         read_each(block.bytes, values.bytes(), num_read - start, factors + start);
         next = num_read < values.count ? values.block(num_read, kValueBlock) : queries.after;
@@ -90,7 +90,7 @@ void weigh_integers(const Queries& queries, float* scores, float most,
       const size_t length = longest - start < kValueBlock ? longest - start : kValueBlock;
       const Integer* integers = values.first + start * values.width + values.width - size;
       add_values<kValueBlock>(some, scores + row * stride + start, stride, factors + start, length,
-                              inverse_sums, most,
+                              inverse_sums, max_weight,
                               CachedValues<Integer>{integers, values.width, length}, next, out,
                               size);
     }
@@ -123,7 +123,7 @@ void attend_int8(const Queries& queries, const Int8Head& head, float* scratch) {
     multiply<kKeyPanel>(head.rows + first * size, queries.num_rows - first, panel,
                         head.factors + first, {scratch + first * stride + start, stride, kKeyPanel});
   }
-  weigh_integers(queries, scratch, kMostInt8Weight, values, transposed + size * kKeyBlock);
+  softmax_times_integer_values(queries, scratch, kMaxInt8Weight, values, transposed + size * kKeyBlock);
 }
 
 void attend_int16(const Queries& queries, const Int16Head& head, float* scratch) {
@@ -140,7 +140,7 @@ void attend_int16(const Queries& queries, const Int16Head& head, float* scratch)
     const PackedPairs block = {reinterpret_cast<const int16_t*>(transposed), kKeyBlock};
     const size_t num_columns = (count + kLanes - 1) / kLanes * kLanes;
     const bool last = start + count == longest;
-    Ahead next = last ? values.block(0, kValueBlock) : keys.block(start + count, kKeyBlock);
+    Prefetch next = last ? values.block(0, kValueBlock) : keys.block(start + count, kKeyBlock);
     // The rows before see none of these keys.
     size_t row = start < queries.first_length ? 0 : (start - queries.first_length + 1) * queries.group;
     for (; row < queries.num_rows; row += kPairRows, next = {}) {
@@ -153,7 +153,7 @@ void attend_int16(const Queries& queries, const Int16Head& head, float* scratch)
           });
     }
   }
-  weigh_integers(queries, scratch, kMostInt16Weight, values, transposed + size * kKeyBlock);
+  softmax_times_integer_values(queries, scratch, kMaxInt16Weight, values, transposed + size * kKeyBlock);
 }
 
 }  // namespace

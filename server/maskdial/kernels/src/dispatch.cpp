@@ -69,13 +69,13 @@ bool multiplies_bytes() {
 }  // namespace
 
 #if defined(__x86_64__)
-const bool kFollowsReads = [] {
+const bool kHardwarePrefetches = [] {
   uint32_t a, words[3] = {};
   return __get_cpuid(0, &a, &words[0], &words[2], &words[1]) != 0 &&
          std::memcmp(words, "AuthenticAMD", sizeof(words)) == 0;
 }();
 #else
-const bool kFollowsReads = false;
+const bool kHardwarePrefetches = false;
 #endif
 
 #if defined(__x86_64__)

@@ -4,7 +4,7 @@
 #include <cstring>
 #include <vector>
 
-#include "vocabulary.h"
+#include "logits.h"
 
 namespace {
 
@@ -88,7 +88,7 @@ int64_t draw(const Processor& processor, const float* scores, size_t size, const
   }
   std::vector<double> sums(size / kSumBlock + 1);
   double total =
-      processor.weigh(scores, size, how.peak, 1.0f / how.temperature, weights, sums.data());
+      processor.exponentials(scores, size, how.max_score, 1.0f / how.temperature, weights, sums.data());
   float floor = 0.0f;
   if (how.top_p < 1.0) {
     floor = keep_heaviest(processor, weights, size, total, how.top_p, room);

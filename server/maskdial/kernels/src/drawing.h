@@ -1,12 +1,12 @@
-// A token is drawn from a row of scores, as candidates.py does.
+// Draws a token from a row of scores, as candidates.py does.
 #pragma once
 
 #include "processor.h"
 
-// Attributes of the same names of SamplingParams, and what they leave out: the greatest score, which is
-// finite, and the share, in [0, 1), of the candidates' weight that comes before the token drawn.
+// Attributes of SamplingParams, the maximum score, which is finite, and the share, in [0, 1), of the
+// candidates' weight before the token drawn.
 struct Drawing {
-  float peak, temperature;
+  float max_score, temperature;
   size_t top_k;
   double top_p;
   float min_p;

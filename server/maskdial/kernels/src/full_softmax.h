@@ -29,7 +29,7 @@ void attend_fully(const FullQueries& q, float* scratch) {
   float* keys = scratch;  // [padded_length / kKeyBlock][size][kKeyBlock]
   float* values = keys + q.padded_length() * size;
   float* tile = values + q.length * size;  // queries, and then results
-  float* scores = tile + kMostQueries * size;
+  float* scores = tile + kMaxQueries * size;
   for (size_t start = 0; start < q.length; start += kKeyBlock) {
     const size_t count = q.length - start < kKeyBlock ? q.length - start : kKeyBlock;
     // The values' place holds as many rows, and is not used yet.
@@ -53,7 +53,7 @@ void attend_fully(const FullQueries& q, float* scratch) {
     for (size_t r = 0; r < some; ++r) {
       const size_t skipped = q.begin(row + r) - begin, seen = q.end(row + r) - q.begin(row + r);
       std::memset(scores + r * stride, 0, skipped * sizeof(float));
-      factors[r] = soften(scores + r * stride + skipped, seen, stride - skipped);
+      factors[r] = softmax_row(scores + r * stride + skipped, seen, stride - skipped);
       out[r] = size == q.head_size ? q.out + (row + r) * q.stride : tile + r * size;
     }
     multiply_floats<kFloatRows>(some, scores, stride, values + begin * size, size, end - begin,

@@ -11,17 +11,17 @@ namespace {
 
 // Queries, keys and values; and weights times values' factors, which are positive. Sums over a head,
 // and over a block of tokens, fit 32 bits.
-constexpr float kMostElement = 2047.0f, kMostShare = 4095.0f;
+constexpr float kMaxElement = 2047.0f, kMaxShare = 4095.0f;
 constexpr size_t kShareBlock = 256;
-static_assert(kPairRows <= kMostQueries);
-static_assert(kMostHeadSize * 2047 * 2047 <= INT32_MAX && kShareBlock * 4095 * 2047 <= INT32_MAX);
+static_assert(kPairRows <= kMaxQueries);
+static_assert(kMaxHeadSize * 2047 * 2047 <= INT32_MAX && kShareBlock * 4095 * 2047 <= INT32_MAX);
 
 // Rounds a head, and its bias unless that is null, to integers, followed by zeros up to padded_size.
 float quantize_row(const float* row, const float* bias, size_t size, size_t padded_size,
                    int16_t* out) {
-  float copy[kMostHeadSize];
+  float copy[kMaxHeadSize];
   gather_rows(row, 0, bias, 1, size, padded_size, copy);
-  return quantize_to_pairs(padded_size, -kMostElement, kMostElement, out,
+  return quantize_to_pairs(padded_size, -kMaxElement, kMaxElement, out,
                            [&](size_t i) { return load(copy + i); });
 }
 
@@ -36,7 +36,7 @@ void attend_fully_int16(const FullQueries& q, float* scratch) {
   float* value_factors = reinterpret_cast<float*>(values) + num_pairs * size;
   float* tile = value_factors + q.padded_length();  // results
   float* scores = tile + kPairRows * size;
-  int16_t rows[kKeyBlock * kMostHeadSize];
+  int16_t rows[kKeyBlock * kMaxHeadSize];
   for (size_t start = 0; start < q.length; start += kKeyBlock) {
     const size_t count = q.length - start < kKeyBlock ? q.length - start : kKeyBlock;
     for (size_t i = 0; i < count; ++i) {
@@ -81,14 +81,14 @@ void attend_fully_int16(const FullQueries& q, float* scratch) {
                                 });
     }
     for (size_t r = 0; r < some; ++r) {
-      inverse_sums[r] = soften(scores + r * stride, q.length, stride);
+      inverse_sums[r] = softmax_row(scores + r * stride, q.length, stride);
       out[r] = size == q.head_size ? q.out + (row + r) * q.stride : tile + r * size;
       std::memset(out[r], 0, size * sizeof(float));
     }
     for (size_t start = 0; start < q.length; start += kShareBlock) {
       const size_t left = q.length - start < kShareBlock ? q.length - start : kShareBlock;
       add_values<kShareBlock>(some, scores + start, stride, value_factors + start, left,
-                              inverse_sums, kMostShare, PackedPairs{values + start * size, size},
+                              inverse_sums, kMaxShare, PackedPairs{values + start * size, size},
                               {}, out, size);
     }
     for (size_t r = 0; r < some && size != q.head_size; ++r) {

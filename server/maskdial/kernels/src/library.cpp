@@ -1,8 +1,8 @@
-// What ONNX Runtime looks for in a library of operators, and what the sampler calls.
+// The library's exported functions: for ONNX Runtime, the sampler, and tests.
 #include "drawing.h"
 #include "operators.h"
 #include "tensor.h"
-#include "vocabulary.h"
+#include "logits.h"
 
 #define EXPORTED extern "C" __attribute__((visibility("default")))
 
@@ -18,16 +18,16 @@ EXPORTED const Processor* maskdial_processor() { return choose_processor(); }
 
 // Rows of scores [num_rows][size], at least one each.
 EXPORTED void maskdial_summarize(const Processor* processor, const float* scores, size_t num_rows,
-                                 size_t size, int64_t* best, float* peaks, double* totals) {
-  std::vector<RowSummary> segments(num_segments(size));
+                                 size_t size, int64_t* best, float* max_logits, double* sum_exp) {
+  std::vector<LogitsSummary> segments(num_segments(size));
   for (size_t row = 0; row < num_rows; ++row, scores += size) {
     for (size_t i = 0; i < segments.size(); ++i) {
       segments[i] = summarize_segment(*processor, scores, size, i);
     }
-    const RowSummary summary = join_segments(segments.data(), segments.size());
+    const LogitsSummary summary = merge_segments(segments.data(), segments.size());
     best[row] = summary.best;
-    peaks[row] = summary.peak;
-    totals[row] = summary.total;
+    max_logits[row] = summary.max_logit;
+    sum_exp[row] = summary.sum_exp;
   }
 }
 
@@ -36,10 +36,19 @@ EXPORTED size_t maskdial_find_greatest(const Processor* processor, const float* 
   return find_greatest(*processor, scores, size, k, out);
 }
 
-EXPORTED int64_t maskdial_draw(const Processor* processor, const float* scores, size_t size, float peak,
-                               float temperature, size_t top_k, double top_p, float min_p, double share,
-                               float* weights, int64_t* room) {
-  return draw(*processor, scores, size, {peak, temperature, top_k, top_p, min_p, share}, weights, room);
+EXPORTED int64_t maskdial_draw(const Processor* processor, const float* scores, size_t size,
+                               float max_score, float temperature, size_t top_k, double top_p,
+                               float min_p, double share, float* weights, int64_t* room) {
+  const Drawing how = {max_score, temperature, top_k, top_p, min_p, share};
+  return draw(*processor, scores, size, how, weights, room);
+}
+
+// The constants that Python repeats, in this order: kChunk, kLanes, kMaxProducts of Linears, and the
+// elements before a head in caches of int8 and int16. A test compares them.
+EXPORTED void maskdial_constants(size_t* out) {
+  for (size_t constant : {kChunk, kLanes, kMaxProducts, sizeof(Int8Header), kInt16Header}) {
+    *out++ = constant;
+  }
 }
 
 EXPORTED OrtStatus* RegisterCustomOps(OrtSessionOptions* options, const OrtApiBase* base) {
@@ -54,7 +63,7 @@ EXPORTED OrtStatus* RegisterCustomOps(OrtSessionOptions* options, const OrtApiBa
            {&kLinearOp, &kLinearsOp, &kLinear4Op, &kNormLinearOp, &kNormLinearsOp, &kNormLinear4Op,
             &kAttentionOp, &kInt8AttentionOp, &kInt16AttentionOp, &kMaskedAttentionOp, &kPackOp,
             &kUnpackOp, &kTokenPositionsOp, &kPackedRowsOp, &kFirstRowsOp, &kAddNormOp,
-            &kSummaryOp}) {
+            &kLogitsSummaryOp}) {
         check(*api, api->CustomOpDomain_Add(created, op));
       }
       return created;

@@ -72,7 +72,7 @@ class Int8Matrix {
       for (size_t i = 0; i < num_inputs_; ++i) {
         const int8_t weight =
             transposed_ ? weights[column * num_inputs_ + i] : weights[i * num_outputs_ + column];
-        if (weight == -128) throw Error("a weight of Linear is -128; the least is -127");
+        if (weight == -128) throw Error("a weight of Linear is -128; the minimum is -127");
         sum += weight;
         to[i / kQuad * kPanel * kQuad + i % kQuad] = weight;
       }
@@ -91,7 +91,7 @@ class Int8Matrix {
     stride_ = stride;
   }
 
-  Ahead panel(size_t index) const { return {panels_ + index * stride_, panel_bytes()}; }
+  Prefetch panel(size_t index) const { return {panels_ + index * stride_, panel_bytes()}; }
 
   class Rows {
    public:
@@ -126,7 +126,7 @@ class Int8Matrix {
   };
 
   void multiply(const Processor& processor, const Rows& rows, size_t row, size_t num_rows,
-                size_t panel, const Ahead& ahead, const Result& result) const {
+                size_t panel, const Prefetch& prefetch, const Result& result) const {
     const uint8_t* bytes = this->panel(panel).bytes;
     const uint8_t* weights = bytes + kColumnBytes;
     const auto* factors = reinterpret_cast<const float*>(weights + weight_bytes());
@@ -135,7 +135,7 @@ class Int8Matrix {
                         factors,
                         reinterpret_cast<const int32_t*>(bytes),
                         has_bias_ ? factors + kPanel : nullptr,
-                        ahead};
+                        prefetch};
     processor.multiply(rows.bytes(row), num_rows, columns, rows.peaks(row), result);
   }
 

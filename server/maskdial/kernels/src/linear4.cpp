@@ -96,7 +96,7 @@ class Int4Matrix {
     stride_ = stride;
   }
 
-  Ahead panel(size_t index) const { return {panels_ + index * stride_, panel_bytes()}; }
+  Prefetch panel(size_t index) const { return {panels_ + index * stride_, panel_bytes()}; }
 
   class Rows {
    public:
@@ -129,7 +129,7 @@ class Int4Matrix {
   };
 
   void multiply(const Processor& processor, const Rows& rows, size_t row, size_t num_rows,
-                size_t panel, const Ahead&, const Result& result) const {
+                size_t panel, const Prefetch&, const Result& result) const {
     const uint8_t* weights = this->panel(panel).bytes;
     const uint8_t* biases = weights + panel_bytes() - kColumnBytes;
     const BlockPanel columns{weights, num_chunks(), chunks_per_block_,

@@ -91,7 +91,7 @@ class MaskedAttention {
           op->scale_ != 0 ? op->scale_ : 1.0f / std::sqrt(static_cast<float>(head_size)),
           out + start,
       };
-      const bool rounds = op->integers_ && head_size <= kMostHeadSize;
+      const bool rounds = op->integers_ && head_size <= kMaxHeadSize;
       const auto run = rounds ? op->processor_->attend_fully_int16 : op->processor_->attend_fully;
       run(queries, thread_scratch(queries.scratch()));
     }

@@ -10,7 +10,7 @@
 namespace {
 
 // Rows whose numbers are all smaller are zero: the inverse of a step must be finite.
-constexpr float kLeastPeak = 1e-30f;
+constexpr float kMinMagnitude = 1e-30f;
 
 #if defined(__AVX512VNNI__)
 constexpr size_t kPairRows = 8, kPairVectors = 2;
@@ -22,24 +22,25 @@ constexpr size_t kPairRows = 4, kPairVectors = 4;
 constexpr size_t kPairRows = 1, kPairVectors = 16;
 #endif
 
-// Rounds numbers, of which there are whole vectors, to integers of at most `most`, in steps of their
-// largest magnitude; returns a step. What is not a number is least.
+// Rounds whole vectors of numbers to integers from `min_integer` to `max_integer`, the largest magnitude
+// to max_integer; returns a step. NaN becomes the minimum.
 template <typename Load>
-float quantize_to_pairs(size_t size, float least, float most, int16_t* out, Load load_vector) {
+float quantize_to_pairs(size_t size, float min_integer, float max_integer, int16_t* out, Load load_vector) {
   Floats peaks = splat(0.0f);
   for (size_t i = 0; i < size; i += kWidth) peaks = max(magnitude(load_vector(i)), peaks);
   const float peak = largest_lane(peaks);
-  const bool zero = peak < kLeastPeak;
-  const Floats inverse = splat(zero ? 0.0f : most / peak);
+  const bool zero = peak < kMinMagnitude;
+  const Floats inverse = splat(zero ? 0.0f : max_integer / peak);
   for (size_t i = 0; i < size; i += kWidth) {
-    store_integers(out + i, max(mul(load_vector(i), inverse), splat(least)));
+    store_integers(out + i, max(mul(load_vector(i), inverse), splat(min_integer)));
   }
-  return zero ? 0.0f : peak / most;
+  return zero ? 0.0f : peak / max_integer;
 }
 
 // The same for a head of floats.
-float quantize_head_int16(const float* head, size_t head_size, float most, int16_t* out) {
-  return quantize_to_pairs(head_size, -most, most, out, [&](size_t i) { return load(head + i); });
+float quantize_head_int16(const float* head, size_t head_size, float max_integer, int16_t* out) {
+  return quantize_to_pairs(head_size, -max_integer, max_integer, out,
+                           [&](size_t i) { return load(head + i); });
 }
 
 // Pairs as they are in memory, [num_pairs][stride][2].
@@ -57,7 +58,7 @@ struct PackedPairs {
 // what comes next are fetched.
 template <size_t kRows, size_t kVectors, typename Right, typename Finish>
 void multiply_pairs_tile(const int16_t* left, size_t left_stride, const Right& right,
-                         size_t num_pairs, size_t column, Ahead& next, size_t num_lines,
+                         size_t num_pairs, size_t column, Prefetch& next, size_t num_lines,
                          const Finish& finish) {
   Sums sums[kRows][kVectors];
   UNROLL for (size_t r = 0; r < kRows; ++r) {
@@ -89,7 +90,7 @@ void multiply_pairs_tile(const int16_t* left, size_t left_stride, const Right& r
 // The same for up to kRows rows and all columns, of which there are whole vectors.
 template <size_t kRows, typename Right, typename Finish>
 void multiply_pairs(size_t num_rows, const int16_t* left, size_t left_stride, const Right& right,
-                    size_t num_pairs, size_t num_columns, Ahead next, const Finish& finish) {
+                    size_t num_pairs, size_t num_columns, Prefetch next, const Finish& finish) {
   if constexpr (kRows > 1) {
     if (num_rows < kRows) {
       return multiply_pairs<kRows - 1>(num_rows, left, left_stride, right, num_pairs, num_columns,
@@ -111,19 +112,19 @@ void multiply_pairs(size_t num_rows, const int16_t* left, size_t left_stride, co
 }
 
 // The weights of some tokens are multiplied by their values' factors and rounded to positive integers
-// of at most `most`; then [num_rows][kBlock] of them are multiplied by the tokens' values, and added to
-// the rows' results. scores [num_rows][stride] are softened before.
+// up to `max_weight`; then [num_rows][kBlock] of them are multiplied by the tokens' values, and added to
+// the rows' results. scores [num_rows][stride] are exponentials already.
 template <size_t kBlock, typename Right>
 void add_values(size_t num_rows, const float* scores, size_t stride, const float* factors,
-                size_t num_tokens, const float* inverse_sums, float most, const Right& values,
-                const Ahead& next, float* const* out, size_t size) {
+                size_t num_tokens, const float* inverse_sums, float max_weight, const Right& values,
+                const Prefetch& next, float* const* out, size_t size) {
   int16_t weights[kPairRows * kBlock];
   float steps[kPairRows];
   const size_t padded = (num_tokens + kLanes - 1) / kLanes * kLanes;
   for (size_t r = 0; r < num_rows; ++r) {
     const float* row = scores + r * stride;
     steps[r] = inverse_sums[r] *
-               quantize_to_pairs(padded, 0.0f, most, weights + r * kBlock, [&](size_t i) {
+               quantize_to_pairs(padded, 0.0f, max_weight, weights + r * kBlock, [&](size_t i) {
                  return mul(load(row + i), load(factors + i));
                });
   }

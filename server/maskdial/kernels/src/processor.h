@@ -1,4 +1,4 @@
-// What each processor does its own way. processor.cpp is compiled once per instruction set.
+// Functions of which each instruction set has its own version. processor.cpp is compiled once per instruction set.
 #pragma once
 
 #include <cmath>
@@ -12,11 +12,13 @@ constexpr size_t kPanel4 = 32;
 constexpr size_t kKeyPanel = 32;
 constexpr size_t kQuad = 4;
 // Products take at most this many rows at once, which are whole tiles of every processor.
-constexpr size_t kMostRows = 24;
+constexpr size_t kMaxRows = 24;
+// Linears and NormLinears have at most this many products.
+constexpr size_t kMaxProducts = 3;
 
-// What a thread will read next. It is fetched into the cache of the second level meanwhile.
+// Bytes that a thread reads next. Software prefetch brings them into the level-2 cache meanwhile.
 constexpr size_t kLine = 64;
-struct Ahead {
+struct Prefetch {
   const uint8_t* bytes = nullptr;
   size_t size = 0;
 
@@ -27,9 +29,8 @@ struct Ahead {
   }
 };
 
-// Whether this machine's processors read what follows one after the other faster if it is not asked
-// for: AMD's do (docs/kernels.md).
-extern const bool kFollowsReads;
+// True where the hardware prefetcher beats software prefetch (AMD; docs/kernels.md).
+extern const bool kHardwarePrefetches;
 
 // One panel: weights int8 [num_quads][columns][kQuad], and per column the factor of the sum, the
 // sum of its weights times -128, and a bias or null.
@@ -39,10 +40,10 @@ struct Panel {
   const float* factors;
   const int32_t* corrections;
   const float* biases;
-  Ahead ahead{};
+  Prefetch prefetch{};
 };
 
-// Where the product of some rows and a panel goes, and what follows it.
+// Where the product of some rows and a panel goes, and the functions that follow it.
 struct Result {
   float* out;  // [num_rows][stride]
   size_t stride, num_columns;
@@ -86,11 +87,11 @@ struct BlockRows {
 
 // Keys are transposed and multiplied in blocks of this many.
 constexpr size_t kKeyBlock = 64;
-// What attention vectorizes over; heads are a multiple of it.
+// Attention vectorizes over this many numbers; head sizes are multiples of it.
 constexpr size_t kLanes = 16;
-constexpr size_t kMostHeadSize = 512;
+constexpr size_t kMaxHeadSize = 512;
 // Tiles of queries that see all tokens have at most this many rows.
-constexpr size_t kMostQueries = 12;
+constexpr size_t kMaxQueries = 12;
 
 // Queries of one key-value head: row r belongs to the token r / group, which sees the first
 // first_length + r / group keys.
@@ -98,7 +99,7 @@ struct Queries {
   size_t num_rows, group, head_size, first_length;
   float* out;  // [num_rows / group][out_stride], in each row [group][head_size]
   size_t out_stride;
-  Ahead after;  // what is read after them, which is asked for over a cache of integers
+  Prefetch after;  // read after them; fetched over a cache of integers only
 
   size_t length(size_t row) const { return first_length + row / group; }
   size_t longest() const { return length(num_rows - 1); }
@@ -107,7 +108,7 @@ struct Queries {
   size_t scratch() const { return (num_rows + 1) * score_stride() + head_size * kKeyBlock; }
 };
 
-// What they read from a cache of floats.
+// Their head in a cache of floats.
 struct FloatHead {
   const float* rows;  // [num_rows][head_size]
   float scale;
@@ -122,7 +123,7 @@ struct Int8Header {
   int32_t correction;
 };
 
-// What they read from a cache of int8.
+// Their head in a cache of int8.
 struct Int8Head {
   const uint8_t* rows;   // [num_rows][head_size], with zero point 128
   const float* factors;  // [num_rows], which make them floats again, times the scale
@@ -133,9 +134,9 @@ struct Int8Head {
 // A token's key or value in a cache of int16: the factor that makes it floats again, a float, in place
 // of this many integers, and its head_size integers.
 constexpr size_t kInt16Header = sizeof(float) / sizeof(int16_t);
-// The most that values are; and that queries and keys are, so that sums of their products fit 32 bits.
-constexpr int kMostInt16Value = 4095;
-inline int most_int16_key(size_t head_size) {
+// The maximum of values, and that of queries and keys: sums of their products fit 32 bits.
+constexpr int kMaxInt16Value = 4095;
+inline int max_int16_key(size_t head_size) {
   return static_cast<int>(std::sqrt(static_cast<double>(INT32_MAX / head_size)));
 }
 
@@ -175,19 +176,19 @@ struct FullQueries {
   // The floats of scratch memory: keys, values, a tile of queries and their scores. Integers of 16
   // bits, which need factors, take no more.
   size_t scratch() const {
-    return (padded_length() + length + kMostQueries) * padded_size() +
-           kMostQueries * score_stride();
+    return (padded_length() + length + kMaxQueries) * padded_size() +
+           kMaxQueries * score_stride();
   }
 };
 
-// The greatest scores of a vocabulary are looked for in blocks of this many, by each one's greatest.
+// The k greatest scores of a row are searched in blocks of this many, by each block's maximum.
 constexpr size_t kScoreBlock = 128;
 
-// The first greatest score of a row, and the sum of e to the power of each one's distance from it.
-struct RowSummary {
+// The first index of a row's maximum, the maximum, and the sum of exp(logit - maximum).
+struct LogitsSummary {
   int64_t best;
-  float peak;    // not a number if any score is not
-  double total;  // 0 if the peak is not finite
+  float max_logit;  // NaN if any logit is
+  double sum_exp;   // 0 if the maximum is not finite
 };
 
 // Sums of floats are short: weights are added up in blocks of this many, and the blocks as doubles.
@@ -204,7 +205,7 @@ struct Processor {
 
   // Rows uint8 [num_rows][4 * num_quads] times a panel of kPanel columns: the product of a row and a
   // column is their sum times the column's factor, times peaks[r] unless peaks is null, plus the
-  // bias. At most kMostRows rows.
+  // bias. At most kMaxRows rows.
   void (*multiply)(const uint8_t* rows, size_t num_rows, const Panel& panel, const float* peaks,
                    const Result& result);
 
@@ -213,7 +214,7 @@ struct Processor {
                           float* peaks, int32_t* starts);
 
   // Such rows times a panel: a product is the sum over the blocks, from the first one on, of the
-  // integers' sum times the column's factor, times the row's peak; plus the bias. At most kMostRows
+  // integers' sum times the column's factor, times the row's peak; plus the bias. At most kMaxRows
   // rows.
   void (*multiply_blocks)(const BlockRows& rows, size_t num_rows, const BlockPanel& panel,
                           const Result& result);
@@ -229,9 +230,9 @@ struct Processor {
   // The same as a cache of int8 has it: out is its header and its integers.
   void (*cache_head)(const float* head, size_t head_size, int8_t* out);
 
-  // Rounds a head to integers of at most `most`, in steps of its largest magnitude; returns the factor
+  // Rounds a head to integers up to `max_integer`, in steps of its largest magnitude; returns the factor
   // that makes them floats again.
-  float (*quantize_head_int16)(const float* head, size_t head_size, float most, int16_t* out);
+  float (*quantize_head_int16)(const float* head, size_t head_size, float max_integer, int16_t* out);
 
   // Softmax attention. The order of a row's operations depends on its length only.
   void (*attend)(const Queries& queries, const FloatHead& head, float* scratch);
@@ -240,7 +241,7 @@ struct Processor {
 
   // The same without a causal mask.
   void (*attend_fully)(const FullQueries& queries, float* scratch);
-  // By integers of 12 bits, for heads of at most kMostHeadSize and without a window.
+  // By integers of 12 bits, for heads of at most kMaxHeadSize and without a window.
   void (*attend_fully_int16)(const FullQueries& queries, float* scratch);
 
   // The layer norm of x + residual; the bias may be null.
@@ -252,18 +253,17 @@ struct Processor {
                        float epsilon, float* sum, float* out);
 
   // At least one score.
-  RowSummary (*summarize)(const float* scores, size_t size);
+  LogitsSummary (*summarize)(const float* scores, size_t size);
 
-  // The greatest score; those that are not numbers do not count.
-  float (*find_peak)(const float* scores, size_t size);
+  // The maximum score; NaN does not count.
+  float (*find_max)(const float* scores, size_t size);
 
-  // The weight of a score is e to the power of its distance from the peak times a factor, or 0 if that
-  // is less than 1e-37. Writes the weights, perhaps over the scores, and the sum of each kSumBlock of
+  // The weight of a score is exp((score - max_score) * factor), or 0 if that is less than 1e-37. Writes the weights, perhaps over the scores, and the sum of each kSumBlock of
   // them; returns the sum of all.
-  double (*weigh)(const float* scores, size_t size, float peak, float factor, float* weights,
-                  double* sums);
+  double (*exponentials)(const float* scores, size_t size, float max_score, float factor,
+                         float* weights, double* sums);
 
-  // The sum of the weights above a floor. Writes those of blocks, too, unless `sums` is null.
+  // The sum of the weights above a floor. Writes the blocks' sums, too, unless `sums` is null.
   double (*sum_above)(const float* weights, size_t size, float floor, double* sums);
 
   // Write the indices of the scores that reach a threshold, or that are above a floor and at most the

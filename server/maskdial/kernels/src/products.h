@@ -50,7 +50,7 @@ void finish_tile(const int32_t* sums, const uint8_t* rows, size_t num_rows, size
 // A tile of kRows rows and kVectors vectors of columns of a panel of kColumns. Its sums stay in
 // registers. With kForeseen, the processor knows by itself what will be read.
 template <size_t kColumns, size_t kRows, size_t kVectors, bool kForeseen>
-inline void multiply_tile(const uint8_t* rows, const Panel& panel, size_t first, const Ahead& ahead,
+inline void multiply_tile(const uint8_t* rows, const Panel& panel, size_t first, const Prefetch& prefetch,
                           const float* peaks, const Result& to) {
   const size_t row_stride = panel.num_quads * kQuad;
   const int8_t* weights = panel.weights + first * kQuad;
@@ -64,8 +64,8 @@ inline void multiply_tile(const uint8_t* rows, const Panel& panel, size_t first,
     UNROLL for (size_t r = 0; r < kRows; ++r) sums[r][v] = start;
   }
   const size_t num_groups = (panel.num_quads + kQuadGroup - 1) / kQuadGroup;
-  const size_t group_lines = ahead.lines_each(num_groups);
-  const uint8_t* next = ahead.bytes;
+  const size_t group_lines = prefetch.lines_each(num_groups);
+  const uint8_t* next = prefetch.bytes;
   for (size_t q = 0; q < panel.num_quads;) {
     for (size_t line = 0; line < group_lines; ++line, next += kLine) {
       __builtin_prefetch(next, 0, 2);
@@ -104,26 +104,26 @@ inline void multiply_tile(const uint8_t* rows, const Panel& panel, size_t first,
 
 // Rows and vectors of a tile: as many sums as there are registers for.
 #if defined(__AVX512VNNI__)
-constexpr size_t kMostSums = 24;
+constexpr size_t kMaxSums = 24;
 template <size_t kColumns>
 constexpr size_t kTileVectors = kColumns % (3 * kWidth) == 0 ? 3 : 2;
 template <size_t kColumns>
-constexpr size_t kTileRows = kMostSums / kTileVectors<kColumns>;
+constexpr size_t kTileRows = kMaxSums / kTileVectors<kColumns>;
 #elif defined(__AVXVNNI__)
-constexpr size_t kMostSums = 12;
+constexpr size_t kMaxSums = 12;
 template <size_t kColumns>
 constexpr size_t kTileVectors = 2;
 template <size_t kColumns>
 constexpr size_t kTileRows = 6;
 #elif defined(__AVX2__)
-constexpr size_t kMostSums = 12;
+constexpr size_t kMaxSums = 12;
 // The signs of inputs have to be prepared for each tile, so that wide ones take less.
 template <size_t kColumns>
 constexpr size_t kTileVectors = kColumns % 48 == 0 ? 6 : 2;
 template <size_t kColumns>
 constexpr size_t kTileRows = kColumns % 48 == 0 ? 2 : 4;
 #elif defined(NEON)
-constexpr size_t kMostSums = 24;
+constexpr size_t kMaxSums = 24;
 template <size_t kColumns>
 constexpr size_t kTileVectors = 4;
 #if defined(__ARM_FEATURE_DOTPROD)
@@ -134,46 +134,46 @@ template <size_t kColumns>
 constexpr size_t kTileRows = 4;
 #endif
 #else
-constexpr size_t kMostSums = 4;
+constexpr size_t kMaxSums = 4;
 template <size_t kColumns>
 constexpr size_t kTileVectors = 4;
 template <size_t kColumns>
 constexpr size_t kTileRows = 1;
 #endif
-static_assert(kMostRows % kTileRows<kPanel> == 0 && kMostRows % kTileRows<kPanel4> == 0);
+static_assert(kMaxRows % kTileRows<kPanel> == 0 && kMaxRows % kTileRows<kPanel4> == 0);
 
 // Few rows have sums for all columns of a panel, which is then read from its beginning to its end.
 template <size_t kColumns, size_t kRows>
 constexpr size_t kVectorsOf =
-    kRows * kColumns <= kMostSums * kWidth ? kColumns / kWidth : kTileVectors<kColumns>;
+    kRows * kColumns <= kMaxSums * kWidth ? kColumns / kWidth : kTileVectors<kColumns>;
 
 template <size_t kColumns, size_t kRows>
-void multiply_rows(size_t num_rows, const uint8_t* rows, const Panel& panel, const Ahead& ahead,
+void multiply_rows(size_t num_rows, const uint8_t* rows, const Panel& panel, const Prefetch& prefetch,
                    const float* peaks, const Result& to) {
   if constexpr (kRows > 1) {
     if (num_rows < kRows) {
-      return multiply_rows<kColumns, kRows - 1>(num_rows, rows, panel, ahead, peaks, to);
+      return multiply_rows<kColumns, kRows - 1>(num_rows, rows, panel, prefetch, peaks, to);
     }
   }
   constexpr size_t kVectors = kVectorsOf<kColumns, kRows>, kTileColumns = kVectors * kWidth;
   if constexpr (kTileColumns == kColumns) {
-    if (kFollowsReads) {  // the panel is read from its beginning to its end, perhaps by this tile only
+    if (kHardwarePrefetches) {  // the panel is read from its beginning to its end, perhaps by this tile only
       // What follows a panel of keys is elsewhere.
-      const bool alone = kColumns == kPanel && ahead.size == panel.ahead.size;
-      return multiply_tile<kColumns, kRows, kVectors, true>(rows, panel, 0, alone ? Ahead{} : ahead,
+      const bool alone = kColumns == kPanel && prefetch.size == panel.prefetch.size;
+      return multiply_tile<kColumns, kRows, kVectors, true>(rows, panel, 0, alone ? Prefetch{} : prefetch,
                                                             peaks, to);
     }
   }
   const size_t num_tiles = (to.num_columns + kTileColumns - 1) / kTileColumns;
-  Ahead part = {ahead.bytes, ahead.size / num_tiles};
+  Prefetch part = {prefetch.bytes, prefetch.size / num_tiles};
   for (size_t first = 0; first < to.num_columns; first += kTileColumns, part.bytes += part.size) {
     multiply_tile<kColumns, kRows, kVectors, false>(rows, panel, first, part, peaks, to);
   }
 }
 
 // The rows of each tile if there are to be as few tiles as possible, and all alike.
-inline size_t rows_of_tiles(size_t num_rows, size_t most) {
-  const size_t num_tiles = (num_rows + most - 1) / most;
+inline size_t rows_of_tiles(size_t num_rows, size_t max_rows) {
+  const size_t num_tiles = (num_rows + max_rows - 1) / max_rows;
   return (num_rows + num_tiles - 1) / num_tiles;
 }
 
@@ -181,11 +181,11 @@ template <size_t kColumns>
 void multiply(const uint8_t* rows, size_t num_rows, const Panel& panel, const float* peaks,
               const Result& result) {
   const size_t tile_rows = rows_of_tiles(num_rows, kTileRows<kColumns>);
-  Ahead ahead = {panel.ahead.bytes, panel.ahead.size * tile_rows / num_rows};
-  for (size_t row = 0; row < num_rows; row += tile_rows, ahead.bytes += ahead.size) {
+  Prefetch prefetch = {panel.prefetch.bytes, panel.prefetch.size * tile_rows / num_rows};
+  for (size_t row = 0; row < num_rows; row += tile_rows, prefetch.bytes += prefetch.size) {
     const size_t some = num_rows - row < tile_rows ? num_rows - row : tile_rows;
     multiply_rows<kColumns, kTileRows<kColumns>>(some, rows + row * panel.num_quads * kQuad, panel,
-                                                 ahead, peaks == nullptr ? nullptr : peaks + row,
+                                                 prefetch, peaks == nullptr ? nullptr : peaks + row,
                                                  result.from(row));
   }
 }

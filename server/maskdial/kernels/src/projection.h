@@ -1,4 +1,4 @@
-// Products of the same rows and packed weights, and what follows them, as one operator.
+// Products of the same rows and packed weights, with their activations, as one operator.
 //
 // A Matrix reads its inputs from `index` on (weight, scale, and perhaps a bias), says how large it
 // is, packs them as panels of columns, and multiplies some of its Rows by a panel; Rows are quantized
@@ -23,7 +23,7 @@
 template <typename Matrix, bool kSeveral, bool kNormed>
 class Projection {
  public:
-  static constexpr size_t kMostProducts = kSeveral ? 3 : 2;
+  static constexpr size_t kMaxMatrices = kSeveral ? kMaxProducts : 2;
   static constexpr size_t kFirstProduct = kNormed ? 3 : 1;
   // The inputs of a product: weight, scale, and perhaps a bias.
   static constexpr size_t kInputs = 3;
@@ -80,8 +80,8 @@ class Projection {
       signature.inputs.add(kFloat);  // norm
       signature.outputs.add(kFloat);
     }
-    for (size_t product = 0; product < kMostProducts; ++product) {
-      const Characteristic need = product < kMostProducts - 1 ? kRequired : kOptional;
+    for (size_t product = 0; product < kMaxMatrices; ++product) {
+      const Characteristic need = product < kMaxMatrices - 1 ? kRequired : kOptional;
       signature.inputs.add({Matrix::kType, need});
       signature.inputs.add({kFloat, need});
       signature.inputs.add(optional(kFloat));
@@ -97,7 +97,7 @@ class Projection {
   static constexpr size_t kFloatsPerTask = 8 * 1024;
   // Many rows are several tasks, so that a narrow matrix, too, has work for many threads, and a
   // task's rows stay in the cache.
-  static constexpr size_t kRowsPerTask = 4 * kMostRows;
+  static constexpr size_t kRowsPerTask = 4 * kMaxRows;
   static constexpr size_t kTileRows = 8;
 
   // One call: first all rows are quantized, then each task multiplies some by some panels. Panels of
@@ -107,7 +107,7 @@ class Projection {
     const float* x;
     size_t num_rows;
     typename Matrix::Rows rows;
-    std::array<float*, kMostProducts> out{};
+    std::array<float*, kMaxMatrices> out{};
     const float *residual = nullptr, *norm = nullptr;
     float* sum = nullptr;
     size_t rows_per_quantization = 1, rows_per_task = 1, num_groups = 1;
@@ -127,7 +127,7 @@ class Projection {
       // Whole tiles on every processor, but for the last one.
       rows_per_task = (num_rows + num_blocks * kTileRows - 1) / (num_blocks * kTileRows) * kTileRows;
       const size_t work = matrix.panel_bytes() * (gated() ? 2 : 1) *
-                          ((rows_per_task + kMostRows - 1) / kMostRows);
+                          ((rows_per_task + kMaxRows - 1) / kMaxRows);
       // An even number of groups, as large as each other: two threads end at the same time.
       const size_t num_pairs = (num_panels() * work + 2 * kTaskBytes - 1) / (2 * kTaskBytes);
       num_groups = std::min(num_panels(), 2 * num_pairs);
@@ -165,8 +165,8 @@ class Projection {
       }
     }
 
-    // What is read after a panel: that of the other one if they are gated, or the next one.
-    Ahead after(size_t which, size_t panel) const {
+    // The panel after another: that of the other product if they are gated, or the next one.
+    Prefetch after(size_t which, size_t panel) const {
       const auto& matrices = op->matrices_;
       if (gated()) which = 1 - which;
       if (!gated() || which == 0) ++panel;
@@ -179,16 +179,16 @@ class Projection {
       const Matrix& matrix = *op->matrices_[which];
       const size_t stride = matrix.num_outputs(), column = panel * Matrix::kColumns;
       const size_t columns = std::min(Matrix::kColumns, stride - column);
-      const size_t num_chunks = (num_some + kMostRows - 1) / kMostRows;
-      float gates[kMostRows * Matrix::kColumns];
+      const size_t num_chunks = (num_some + kMaxRows - 1) / kMaxRows;
+      float gates[kMaxRows * Matrix::kColumns];
       for (size_t chunk = 0; chunk < num_chunks; ++chunk) {
-        const size_t row = first_row + chunk * kMostRows;
-        const size_t some = std::min(kMostRows, first_row + num_some - row);
+        const size_t row = first_row + chunk * kMaxRows;
+        const size_t some = std::min(kMaxRows, first_row + num_some - row);
         const auto put = [&](size_t index, const Result& result) {
-          Ahead ahead = after(index, panel);
-          ahead.size /= num_chunks;
-          ahead.bytes += chunk * ahead.size;
-          op->matrices_[index]->multiply(*op->processor_, rows, row, some, panel, ahead, result);
+          Prefetch prefetch = after(index, panel);
+          prefetch.size /= num_chunks;
+          prefetch.bytes += chunk * prefetch.size;
+          op->matrices_[index]->multiply(*op->processor_, rows, row, some, panel, prefetch, result);
         };
         Result result{out[which] + row * stride + column, stride, columns, op->gelu_};
         if (gated()) {

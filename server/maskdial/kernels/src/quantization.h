@@ -13,7 +13,7 @@ constexpr float kZeroPoint = 128.0f;
 // Whether the inverse of a number, and that of its product with another such, is as exact as any.
 inline bool has_inverse(float value) { return value > 0x1p-60f && value < 0x1p60f; }
 
-// The integers that QuantizeLinear rounds to, less the zero point; what is not a number is least.
+// The integers that QuantizeLinear rounds to, less the zero point; NaN becomes the minimum.
 inline Floats limited(Floats integers) {
   return min(max(integers, splat(-kZeroPoint)), splat(255.0f - kZeroPoint));
 }
@@ -28,11 +28,11 @@ constexpr float kUncertain = 1e-4f;
 template <typename Divide>
 inline void quantize_vectors(const float* row, size_t size, float divisor, bool is_exact,
                              uint8_t* out, Divide divide) {
-  const Floats inverse = splat(1.0f / divisor), least = splat(-256.0f), most = splat(255.0f);
+  const Floats inverse = splat(1.0f / divisor), lowest = splat(-256.0f), highest = splat(255.0f);
   const Floats near = splat(is_exact ? 0.5f - kUncertain : -1.0f);
   for_each_vector(size, [&](size_t i, size_t count) {
     const Floats value = load_some(row + i, count);
-    const Floats about = min(max(mul(value, inverse), least), most);
+    const Floats about = min(max(mul(value, inverse), lowest), highest);
     Floats integers = round(about);
     if (!all_below(magnitude(sub(about, integers)), near)) integers = divide(value);
     store_some_bytes(out + i, limited(integers), count);

@@ -8,14 +8,14 @@
 
 namespace {
 
-constexpr float kLeast = -INFINITY;
+constexpr float kLowest = -INFINITY;
 
 inline size_t smaller(size_t a, size_t b) { return a < b ? a : b; }
 
-float find_peak(const float* scores, size_t size) {
+float find_max(const float* scores, size_t size) {
   constexpr size_t kVectors = kLanes / kWidth;
   Floats peaks[kVectors];
-  UNROLL for (size_t v = 0; v < kVectors; ++v) peaks[v] = splat(kLeast);
+  UNROLL for (size_t v = 0; v < kVectors; ++v) peaks[v] = splat(kLowest);
   size_t i = 0;
   for (; i + kLanes <= size; i += kLanes) {
     UNROLL for (size_t v = 0; v < kVectors; ++v) {
@@ -24,7 +24,7 @@ float find_peak(const float* scores, size_t size) {
   }
   float lanes[kLanes];
   UNROLL for (size_t v = 0; v < kVectors; ++v) store(lanes + v * kWidth, peaks[v]);
-  float peak = kLeast;
+  float peak = kLowest;
   for (float lane : lanes) peak = lane > peak ? lane : peak;
   for (; i < size; ++i) peak = scores[i] > peak ? scores[i] : peak;
   return peak;
@@ -53,7 +53,7 @@ double add_up(const float* scores, size_t size, float* weights, double* sums, We
     }
     float lanes[kLanes];
     if (i < end) {
-      for (float& lane : lanes) lane = kLeast;
+      for (float& lane : lanes) lane = kLowest;
       std::memcpy(lanes, scores + i, (end - i) * sizeof(float));
       add_some(lanes, lanes);
       if (weights != nullptr) std::memcpy(weights + i, lanes, (end - i) * sizeof(float));
@@ -67,12 +67,12 @@ double add_up(const float* scores, size_t size, float* weights, double* sums, We
   return total;
 }
 
-double weigh(const float* scores, size_t size, float peak, float factor, float* weights,
+double exponentials(const float* scores, size_t size, float max_score, float factor, float* weights,
              double* sums) {
-  const Floats peaks = splat(peak), factors = splat(factor), zero = splat(0.0f);
+  const Floats peaks = splat(max_score), factors = splat(factor), zero = splat(0.0f);
   return add_up(scores, size, weights, sums, [&](Floats some) {
     const Floats log = mul(sub(some, peaks), factors);
-    return select_above(log, splat(kLeastExponent), exponential(log), zero);
+    return select_above(log, splat(kMinExponent), exponential(log), zero);
   });
 }
 
@@ -82,14 +82,14 @@ double sum_above(const float* weights, size_t size, float floor, double* sums) {
                 [&](Floats some) { return select_above(some, floors, some, zero); });
 }
 
-RowSummary summarize(const float* scores, size_t size) {
+LogitsSummary summarize(const float* scores, size_t size) {
   const Floats zero = splat(0.0f), minus_one = splat(-1.0f);
   Floats valid = zero;
-  float peak = kLeast;
+  float peak = kLowest;
   size_t best = 0;
   for (size_t start = 0; start < size; start += kScoreBlock) {
     const size_t count = smaller(kScoreBlock, size - start);
-    const float of_block = find_peak(scores + start, count);
+    const float of_block = find_max(scores + start, count);
     if (of_block > peak) {
       peak = of_block;
       best = start;

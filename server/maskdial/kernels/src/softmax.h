@@ -21,21 +21,21 @@ void rotate(const float* head, size_t head_size, const float* cosines, const flo
   std::memcpy(out + 2 * half, head + 2 * half, (head_size - 2 * half) * sizeof(float));
 }
 
-constexpr float kMostInteger = 127.0f;
+constexpr float kMaxInteger = 127.0f;
 
 float quantize_head(const float* head, size_t head_size, uint8_t* out) {
   const float peak = largest_magnitude(head, head_size);
-  const bool zero = peak < kLeastPeak;
-  const Floats inverse = splat(zero ? 0.0f : kMostInteger / peak);
+  const bool zero = peak < kMinMagnitude;
+  const Floats inverse = splat(zero ? 0.0f : kMaxInteger / peak);
   for (size_t i = 0; i < head_size; i += kWidth) {
-    // What is not a number is least.
-    store_bytes(out + i, max(mul(load(head + i), inverse), splat(-kMostInteger)));
+    // NaN becomes the minimum.
+    store_bytes(out + i, max(mul(load(head + i), inverse), splat(-kMaxInteger)));
   }
-  return zero ? 0.0f : peak / kMostInteger;
+  return zero ? 0.0f : peak / kMaxInteger;
 }
 
 void cache_head(const float* head, size_t head_size, int8_t* out) {
-  uint8_t integers[kMostHeadSize];
+  uint8_t integers[kMaxHeadSize];
   Int8Header header{quantize_head(head, head_size, integers), 0};
   int32_t sum = 0;
   for (size_t i = 0; i < head_size; ++i) {
@@ -48,12 +48,12 @@ void cache_head(const float* head, size_t head_size, int8_t* out) {
 }
 
 // The powers of e below this exponent are no floats.
-constexpr float kLeastExponent = -87.0f;
+constexpr float kMinExponent = -87.0f;
 
 // e to the power of x <= 0; below the least exponent, as for that. The polynomial is that of Cephes'
 // expf, exact to a bit or two.
 inline Floats exponential(Floats x) {
-  x = max(x, splat(kLeastExponent));
+  x = max(x, splat(kMinExponent));
   const Floats n = round(mul(x, splat(1.44269504088896341f)));
   Floats r = fma(n, splat(-0.693359375f), x);
   r = fma(n, splat(2.12194440e-4f), r);
@@ -160,7 +160,7 @@ constexpr size_t kFloatRows = 1, kFloatVectors = 16;
 template <size_t kRows, size_t kVectors>
 inline void multiply_floats_tile(const float* left, size_t left_stride, const float* right,
                                  size_t right_stride, size_t size, const float* factors,
-                                 float* const* out, size_t column, Ahead& next, size_t num_lines) {
+                                 float* const* out, size_t column, Prefetch& next, size_t num_lines) {
   Floats sums[kRows][kVectors];
   UNROLL for (size_t r = 0; r < kRows; ++r) {
     UNROLL for (size_t v = 0; v < kVectors; ++v) sums[r][v] = splat(0.0f);
@@ -188,7 +188,7 @@ inline void multiply_floats_tile(const float* left, size_t left_stride, const fl
 template <size_t kRows>
 void multiply_floats(size_t num_rows, const float* left, size_t left_stride, const float* right,
                      size_t right_stride, size_t size, const float* factors, float* const* out,
-                     size_t num_columns, Ahead next = {}) {
+                     size_t num_columns, Prefetch next = {}) {
   if constexpr (kRows > 1) {
     if (num_rows < kRows) {
       return multiply_floats<kRows - 1>(num_rows, left, left_stride, right, right_stride, size,
@@ -223,7 +223,7 @@ inline float greatest(const float* scores, size_t length) {
 }
 
 // Turns scores into e to the power of score - largest, followed by zeros; returns 1 / their sum.
-float soften(float* scores, size_t length, size_t stride) {
+float softmax_row(float* scores, size_t length, size_t stride) {
   constexpr size_t kVectors = kLanes / kWidth;
   const Floats peak = splat(-greatest(scores, length));
   const auto weight = [&](size_t i) { return exponential(add(load(scores + i), peak)); };
@@ -245,13 +245,14 @@ float soften(float* scores, size_t length, size_t stride) {
   return 1.0f / sum_of_lanes(sums);
 }
 
-// Softens the scores of some rows from `row` on, and tells where their results go.
-void soften_rows(const Queries& queries, float* scores, size_t row, size_t num_rows,
+// Softmax of num_rows rows of scores from `row` on, in place but for the division; `inverse_sums` and
+// `out` get 1 / sum and the results' addresses.
+void softmax_rows(const Queries& queries, float* scores, size_t row, size_t num_rows,
                  float* inverse_sums, float** out) {
   const size_t stride = queries.score_stride();
   for (size_t r = 0; r < num_rows; ++r) {
     const size_t token = (row + r) / queries.group, head = (row + r) % queries.group;
-    inverse_sums[r] = soften(scores + (row + r) * stride, queries.length(row + r), stride);
+    inverse_sums[r] = softmax_row(scores + (row + r) * stride, queries.length(row + r), stride);
     out[r] = queries.out + token * queries.out_stride + head * queries.head_size;
   }
 }
@@ -259,16 +260,16 @@ void soften_rows(const Queries& queries, float* scores, size_t row, size_t num_r
 // What is read of a cache is fetched this many tokens ahead.
 constexpr size_t kFetched = kKeyBlock;
 
-// Softens the scores of all rows, [num_rows][score_stride], and adds up the values by them.
-void weigh(const Queries& queries, float* scores, const float* values) {
+// Softmax of all rows of scores, [num_rows][score_stride], times the values.
+void softmax_times_values(const Queries& queries, float* scores, const float* values) {
   const size_t stride = queries.score_stride(), size = queries.head_size;
   float factors[kFloatRows];
   float* out[kFloatRows];
   for (size_t row = 0; row < queries.num_rows; row += kFloatRows) {
     const size_t some = queries.num_rows - row < kFloatRows ? queries.num_rows - row : kFloatRows;
-    soften_rows(queries, scores, row, some, factors, out);
+    softmax_rows(queries, scores, row, some, factors, out);
     const size_t longest = queries.length(row + some - 1);
-    Ahead next;
+    Prefetch next;
     if (row == 0 && longest > kFetched) {
       next = {reinterpret_cast<const uint8_t*>(values + kFetched * size),
               (longest - kFetched) * size * sizeof(float)};
@@ -289,7 +290,7 @@ void attend(const Queries& queries, const FloatHead& head, float* scratch) {
     transpose<kKeyBlock>(head.keys + start * size, token_bytes, count, size, transposed);
     const float* after = left == count ? head.values : head.keys + (start + count) * size;
     const size_t num_after = left == count ? longest : left - count;
-    Ahead next = {reinterpret_cast<const uint8_t*>(after),
+    Prefetch next = {reinterpret_cast<const uint8_t*>(after),
                   (num_after < kFetched ? num_after : kFetched) * token_bytes};
     for (size_t row = 0; row < queries.num_rows; row += kFloatRows) {
       const size_t some =
@@ -304,7 +305,7 @@ void attend(const Queries& queries, const FloatHead& head, float* scratch) {
       next = {};
     }
   }
-  weigh(queries, scratch, head.values);
+  softmax_times_values(queries, scratch, head.values);
 }
 
 }  // namespace

@@ -1,4 +1,4 @@
-// Tensors and attributes as ONNX Runtime hands them over; whatever does not fit is an Error.
+// Tensors, attributes, errors and threads of ONNX Runtime.
 #pragma once
 
 #include <algorithm>
@@ -11,7 +11,7 @@
 #include "onnxruntime.h"
 #include "processor.h"
 
-// What an operator cannot do; ONNX Runtime reports the message.
+// An error of an operator; ONNX Runtime reports the message.
 class Error : public std::runtime_error {
   using std::runtime_error::runtime_error;
 };
@@ -74,7 +74,7 @@ inline constexpr ElementType element_type<int8_t> = kInt8;
 template <>
 inline constexpr ElementType element_type<int16_t> = kInt16;
 
-// Dimensions that belong to somebody else.
+// A view of dimensions.
 class Dims {
  public:
   Dims() = default;

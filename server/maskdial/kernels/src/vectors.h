@@ -415,7 +415,7 @@ inline Sums add_pair_products(Sums sums, const Pairs& a, const Pairs& b) {
 #endif
 
 // Asks for some lines of what a thread will read next, into the cache of the second level.
-inline void fetch(Ahead& next, size_t num_lines) {
+inline void fetch(Prefetch& next, size_t num_lines) {
   for (; num_lines > 0 && next.size > 0; --num_lines) {
     __builtin_prefetch(next.bytes, 0, 2);
     next.bytes += kLine;

@@ -1,44 +1,43 @@
-// The operator Summary(logits) -> best, peaks, totals
+// The operator LogitsSummary(logits) -> best, max_logits, sum_exp
 //
-//   logits   float (..., vocabulary), at least one column
-//   best     int64 (rows): the first of the greatest
-//   peaks    float (rows): that logit; not a number if any is not
-//   totals   double (rows): the sum of e to the power of each one's distance from it; 0 if that is not
-//            finite
+//   logits       float (..., vocabulary), at least one column
+//   best         int64 (rows): the first index of the maximum
+//   max_logits   float (rows): that logit; NaN if any is
+//   sum_exp      double (rows): the sum of exp(logit - max_logit); 0 if the maximum is not finite
 #include "operator.h"
 #include "operators.h"
 #include "processor.h"
 #include "tensor.h"
-#include "vocabulary.h"
+#include "logits.h"
 
 namespace {
 
-class Summary {
+class SummarizeLogits {
  public:
-  static constexpr Signature kSignature{"Summary", {kFloat}, {kInt64, kFloat, kDouble}};
+  static constexpr Signature kSignature{"LogitsSummary", {kFloat}, {kInt64, kFloat, kDouble}};
 
-  Summary(const OrtApi& api, const OrtKernelInfo*) : api_(api), processor_(required_processor()) {}
+  SummarizeLogits(const OrtApi& api, const OrtKernelInfo*) : api_(api), processor_(required_processor()) {}
 
   void compute(OrtKernelContext* context) const {
     const Tensor logits = Tensor::input(api_, context, 0);
     if (logits.type != kFloat || logits.dims.empty() || logits.dims.back() == 0) {
-      throw Error("the logits of Summary must be rows of floats");
+      throw Error("the logits of LogitsSummary must be rows of floats");
     }
     const auto size = static_cast<size_t>(logits.dims.back());
     const size_t num_rows = logits.size() / size;
     const std::vector<int64_t> dims = {static_cast<int64_t>(num_rows)};
     auto* best = Tensor::output<int64_t>(api_, context, 0, dims);
-    auto* peaks = Tensor::output<float>(api_, context, 1, dims);
-    auto* totals = Tensor::output<double>(api_, context, 2, dims);
+    auto* max_logits = Tensor::output<float>(api_, context, 1, dims);
+    auto* sum_exp = Tensor::output<double>(api_, context, 2, dims);
     Pass pass{processor_, logits.floats(), size, num_segments(size), {}};
     pass.summaries.resize(num_rows * pass.per_row);
     parallel<&Pass::summarize>(api_, context, pass.summaries.size(), pass);
     for (size_t row = 0; row < num_rows; ++row) {
-      const RowSummary summary =
-          join_segments(pass.summaries.data() + row * pass.per_row, pass.per_row);
+      const LogitsSummary summary =
+          merge_segments(pass.summaries.data() + row * pass.per_row, pass.per_row);
       best[row] = summary.best;
-      peaks[row] = summary.peak;
-      totals[row] = summary.total;
+      max_logits[row] = summary.max_logit;
+      sum_exp[row] = summary.sum_exp;
     }
   }
 
@@ -47,7 +46,7 @@ class Summary {
     const Processor* processor;
     const float* logits;
     size_t size, per_row;
-    std::vector<RowSummary> summaries;
+    std::vector<LogitsSummary> summaries;
 
     void summarize(size_t task) {
       const float* row = logits + task / per_row * size;
@@ -61,4 +60,4 @@ class Summary {
 
 }  // namespace
 
-const OrtCustomOp kSummaryOp = operator_table<Summary>();
+const OrtCustomOp kLogitsSummaryOp = operator_table<SummarizeLogits>();

@@ -84,7 +84,7 @@ def spoilt(value: float, size: int) -> Floats:
 
 
 def summary_session(library: Path, threads: int) -> ort.InferenceSession:
-    return open_operator(library, "Summary", {"logits": np.float32}, SUMMARY, threads)
+    return open_operator(library, "LogitsSummary", {"logits": np.float32}, SUMMARY, threads)
 
 
 @pytest.mark.parametrize("shape", [(0, 7), (0, 5000)])

@@ -9,11 +9,11 @@
 constexpr size_t kSegment = 4096;
 
 inline size_t num_segments(size_t size) { return (size + kSegment - 1) / kSegment; }
-RowSummary summarize_segment(const Processor& processor, const float* scores, size_t size,
+LogitsSummary summarize_segment(const Processor& processor, const float* scores, size_t size,
                              size_t segment);
-RowSummary join_segments(const RowSummary* segments, size_t count);
+LogitsSummary merge_segments(const LogitsSummary* segments, size_t count);
 
-// The indices of the k greatest of some scores and of those equal to the k-th, ascending; returns how
-// many those are. There is room for all, and 1 <= k <= size.
+// Writes the indices of the k greatest scores and of those equal to the k-th, ascending; returns their
+// number. There is room for all, and 1 <= k <= size.
 size_t find_greatest(const Processor& processor, const float* scores, size_t size, size_t k,
                      int64_t* out);

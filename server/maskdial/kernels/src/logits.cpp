@@ -1,6 +1,5 @@
-// What the operator Summary, and the sampler, want to know of a row of scores. The sampler's functions are
-// called with what a graph has computed.
-#include "vocabulary.h"
+// Summaries of rows of logits, for the operator LogitsSummary and the sampler, and the k greatest.
+#include "logits.h"
 
 #include <algorithm>
 #include <functional>
@@ -16,23 +15,23 @@ float kth_greatest(std::vector<float>& values, size_t k) {
 
 }  // namespace
 
-RowSummary summarize_segment(const Processor& processor, const float* scores, size_t size,
+LogitsSummary summarize_segment(const Processor& processor, const float* scores, size_t size,
                              size_t segment) {
   const size_t start = segment * kSegment;
-  RowSummary summary = processor.summarize(scores + start, std::min(kSegment, size - start));
+  LogitsSummary summary = processor.summarize(scores + start, std::min(kSegment, size - start));
   summary.best += static_cast<int64_t>(start);
   return summary;
 }
 
-RowSummary join_segments(const RowSummary* segments, size_t count) {
-  RowSummary row = segments[0];
+LogitsSummary merge_segments(const LogitsSummary* segments, size_t count) {
+  LogitsSummary row = segments[0];
   for (size_t i = 0; i < count; ++i) {
-    if (std::isnan(segments[i].peak)) return {0, segments[i].peak, 0.0};
-    if (segments[i].peak > row.peak) row = segments[i];
+    if (std::isnan(segments[i].max_logit)) return {0, segments[i].max_logit, 0.0};
+    if (segments[i].max_logit > row.max_logit) row = segments[i];
   }
-  row.total = 0.0;
-  for (size_t i = 0; i < count && std::isfinite(row.peak); ++i) {
-    row.total += segments[i].total * std::exp(static_cast<double>(segments[i].peak) - row.peak);
+  row.sum_exp = 0.0;
+  for (size_t i = 0; i < count && std::isfinite(row.max_logit); ++i) {
+    row.sum_exp += segments[i].sum_exp * std::exp(static_cast<double>(segments[i].max_logit) - row.max_logit);
   }
   return row;
 }
@@ -44,7 +43,7 @@ size_t find_greatest(const Processor& processor, const float* scores, size_t siz
   if (k <= size / kScoreBlock) {
     // The k-th greatest peak of the blocks is a lower bound of the k-th greatest score.
     for (size_t start = 0; start < size; start += kScoreBlock) {
-      values.push_back(processor.find_peak(scores + start, std::min(kScoreBlock, size - start)));
+      values.push_back(processor.find_max(scores + start, std::min(kScoreBlock, size - start)));
     }
     bound = kth_greatest(values, k);
     values.clear();
@@ -52,12 +51,12 @@ size_t find_greatest(const Processor& processor, const float* scores, size_t siz
   const size_t num_above = processor.find_at_least(scores, size, bound, out);
   for (size_t i = 0; i < num_above; ++i) values.push_back(scores[out[i]]);
   if (num_above <= k) return num_above;  // fewer if some are not numbers
-  const float least = kth_greatest(values, k);
+  const float min_score = kth_greatest(values, k);
   size_t found = 0;
   for (size_t i = 0; i < num_above; ++i) {
     const int64_t index = out[i];
     out[found] = index;
-    found += scores[index] >= least;
+    found += scores[index] >= min_score;
   }
   return found;
 }
