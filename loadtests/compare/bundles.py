@@ -70,12 +70,21 @@ def _checkpoint(setup: Setup, source: Source) -> Checkpoint:
     """What the exporter has after `Checkpoint.half`."""
     config = setup.model.config
     model = random_model(config, setup.seed, dtype=torch.float16, attention="eager")
-    tokenizer = load_tokenizer(source, config.vocab_size, read_sample(None)).backend
+    loaded = load_tokenizer(source, config.vocab_size, read_sample(None))
+    tokenizer = loaded.backend
     tokens = special_tokens(source, config, tokenizer)
     surveyed = survey(model)
     layout = kv_layout(surveyed, torch.float16) if source.family == "causal" else None
     return Checkpoint(
-        source.task, model, surveyed, tokenizer, tokens, max_length(model), None, layout
+        source.task,
+        model,
+        surveyed,
+        tokenizer,
+        tokens,
+        max_length(model),
+        None,
+        layout,
+        sends_token_types=loaded.sends_token_types,
     )
 
 

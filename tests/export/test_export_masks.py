@@ -1,5 +1,6 @@
 """A causal checkpoint under both masks: its logits, and its weights, which are stored once."""
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -68,6 +69,10 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory, byte_tokenizer: NewToke
                     parameter.add_(0.1 * torch.randn_like(parameter))
             model.save_pretrained(folder)
             tokenizer.save(str(folder / "tokenizer.json"))
+            # As it stands in the file; the classes of some models would change it.
+            (folder / "tokenizer_config.json").write_text(
+                json.dumps({"tokenizer_class": "PreTrainedTokenizerFast"})
+            )
         return folder
 
     return get

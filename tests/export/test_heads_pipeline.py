@@ -51,7 +51,8 @@ class Served:
             "input_ids": torch.tensor([each.ids for each in encodings]),
             "attention_mask": torch.tensor([each.attention_mask for each in encodings]),
         }
-        if getattr(config, "type_vocab_size", 1) > 1:
+        # RoBERTa's tokenizer does not tell the model the parts of a pair.
+        if getattr(config, "type_vocab_size", 1) > 1 and config.model_type != "roberta":
             batch["token_type_ids"] = torch.tensor([each.type_ids for each in encodings])
         return batch
 

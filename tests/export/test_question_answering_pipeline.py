@@ -160,6 +160,12 @@ def make_checkpoint(name: str, folder: Path) -> Path:
     transformers.PreTrainedTokenizerFast(
         tokenizer_object=backend,
         model_max_length=max_length,
+        # As BERT's own tokenizer: it tells the model which part is the question.
+        model_input_names=[
+            "input_ids",
+            "attention_mask",
+            *(["token_type_ids"] if brackets else []),
+        ],
         **{f"{role}_token": token for role, token in named.items()},
     ).save_pretrained(folder)
     return folder

@@ -277,7 +277,13 @@ def _check_size(source: Source, tokenizer: Tokenizer, vocab_size: int) -> None:
 
 
 def _check_words(source: Source, tokenizer: Tokenizer, sample: Sample) -> None:
-    unknown = set(tokenizer.encode(_UNKNOWN, add_special_tokens=False).ids)
+    try:
+        unknown = set(tokenizer.encode(_UNKNOWN, add_special_tokens=False).ids)
+    except Exception as error:  # the library has no error class of its own
+        raise ExportError(
+            f"the tokenizer that transformers makes of {source.name} reads no text "
+            f"({first_line(error)}); name its class in tokenizer_config.json (tokenizer_class)"
+        ) from error
     words = list(dict.fromkeys(sample.text.split()))[:_MOST_WORDS]
     known = 0
     for encoding in tokenizer.encode_batch(words, add_special_tokens=False):

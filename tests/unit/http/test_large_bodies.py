@@ -218,7 +218,8 @@ def test_long_texts_of_pairs_are_cut_to_the_models_length_first(
         return cut_tokens(encoding, limit, direction)
 
     monkeypatch.setattr(pairs, "cut_tokens", spy)
-    manifest = SimpleNamespace(max_length=64)
+    settings = SimpleNamespace(truncation_side="right")
+    manifest = SimpleNamespace(max_length=64, tokenization=settings)
     model: Any = SimpleNamespace(
         name="m", tokenizer=Tokenizer(backend, SpecialTokens()), manifest=manifest
     )
