@@ -27,7 +27,7 @@ NAMES = ("qkv", "", "", *CACHE, "lengths", "longest", "cos", "sin", "new", "rows
 class Shape:
     """Heads of an attention; ``num_rotated`` columns of each are rotated.
 
-    ``cache``: what the cache consists of.
+    ``cache``: element type of the cache.
     """
 
     heads: int
@@ -50,17 +50,17 @@ class Shape:
         return self.size + (0 if self.cache == "float32" else CACHE_HEADERS[self.cache])
 
     @property
-    def most_compared(self) -> int:
+    def max_compared(self) -> int:
         """The largest integer of queries and keys: a sum of ``size`` products fits 32 bits."""
         return 127 if self.cache == "int8" else int(np.sqrt((2**31 - 1) // self.size))
 
     @property
-    def most_value(self) -> int:
+    def max_value(self) -> int:
         """The largest integer of values."""
         return 127 if self.cache == "int8" else 4095
 
     @property
-    def most_weight(self) -> int:
+    def max_weight(self) -> int:
         """The largest integer of the weights of values, in blocks of `BLOCK`."""
         return 32767 if self.cache == "int8" else 4095
 
@@ -74,7 +74,7 @@ def open_attention(
     shape: Shape,
     threads: int = 1,
     *,
-    joined: bool = True,
+    fused: bool = True,
     packed: bool = False,
     selects: bool = False,
     **changes: Any,
@@ -85,7 +85,7 @@ def open_attention(
         library: the kernels.
         shape: of the heads.
         threads: of the session.
-        joined: whether queries, keys and values are one input, ``qkv``, or three.
+        fused: whether queries, keys and values are one input, ``qkv``, or three.
         packed: whether the rows' tokens follow one another without padding; ``new`` counts them.
         selects: whether only the tokens ``rows`` attend.
         changes: attributes.
@@ -93,7 +93,7 @@ def open_attention(
     used = {"cos", "sin"} if shape.num_rotated else set()
     used |= {"new"} if packed else set()
     used |= {"rows"} if selects else set()
-    names = [*(NAMES[:3] if joined else ("q", "k", "v")), *NAMES[3:7]]
+    names = [*(NAMES[:3] if fused else ("q", "k", "v")), *NAMES[3:7]]
     names += [name if name in used else "" for name in NAMES[7:]]
     while not names[-1]:
         names.pop()
@@ -133,7 +133,7 @@ class Cache:
 
     def __init__(self, session: Any, shape: Shape, batch: int, max_length: int) -> None:
         dims = (batch, shape.kv_heads, max_length, shape.width)
-        # What was never written must not matter. As floats, headers of -1 are not numbers, either.
+        # Elements that were never written must not matter. As floats, headers of -1 are NaN, too.
         garbage = np.nan if shape.cache == "float32" else -1
         self.key = np.full(dims, garbage, shape.dtype)
         self.value = np.full(dims, garbage, shape.dtype)
@@ -185,11 +185,11 @@ class Cache:
         return result
 
 
-def rounded(heads: Floats, most: int) -> Floats:
-    """Each head in integers of at most ``most`` times its step, as a cache of integers has it."""
+def rounded(heads: Floats, max_integer: int) -> Floats:
+    """Each head in integers up to ``max_integer`` times its step, as a cache of integers has it."""
     peak = np.abs(heads).max(axis=-1, keepdims=True)
-    integers = np.rint(heads * (np.float32(most) / peak))
-    return np.asarray(integers * (peak / np.float32(most)), np.float32)
+    integers = np.rint(heads * (np.float32(max_integer) / peak))
+    return np.asarray(integers * (peak / np.float32(max_integer)), np.float32)
 
 
 def expected(shape: Shape, qkv: Floats) -> tuple[NDArray[np.float64], NDArray[np.float64] | float]:
@@ -206,8 +206,8 @@ def expected(shape: Shape, qkv: Floats) -> tuple[NDArray[np.float64], NDArray[np
         turned[..., half : 2 * half] = second * cos + first * sin
     if shape.cache != "float32":
         compared, values = np.split(parts, [shape.heads + shape.kv_heads], axis=1)
-        compared = rounded(compared, shape.most_compared)
-        parts = np.concatenate([compared, rounded(values, shape.most_value)], axis=1)
+        compared = rounded(compared, shape.max_compared)
+        parts = np.concatenate([compared, rounded(values, shape.max_value)], axis=1)
     parts = parts.astype(np.float64)
     query = parts[:, : shape.heads]
     key, value = (
@@ -224,10 +224,10 @@ def expected(shape: Shape, qkv: Floats) -> tuple[NDArray[np.float64], NDArray[np
     result: NDArray[np.float64] = np.einsum("hqk,khd->qhd", weights, value).reshape(length, -1)
     if shape.cache == "float32":
         return result, 0.0
-    return result, most_rounded(shape, weights, value).reshape(length, -1)
+    return result, max_rounding(shape, weights, value).reshape(length, -1)
 
 
-def most_rounded(shape: Shape, weights: NDArray[Any], value: NDArray[Any]) -> NDArray[np.float64]:
+def max_rounding(shape: Shape, weights: NDArray[Any], value: NDArray[Any]) -> NDArray[np.float64]:
     """How far results may be off because weights over a cache of integers are such, too.
 
     In each block of tokens, a weight times its value's step is off by at most half of the largest
@@ -241,13 +241,13 @@ def most_rounded(shape: Shape, weights: NDArray[Any], value: NDArray[Any]) -> ND
     Returns:
         [queries, heads, size].
     """
-    step = np.abs(value).max(axis=2) / shape.most_value
+    step = np.abs(value).max(axis=2) / shape.max_value
     bound = np.zeros((weights.shape[1], *value.shape[1:]))
     for start in range(0, len(value), BLOCK):
         block = slice(start, start + BLOCK)
-        most = (weights[:, :, block] * step[block].T[:, None]).max(axis=2)
+        max_weight = (weights[:, :, block] * step[block].T[:, None]).max(axis=2)
         integers = np.abs(value[block] / step[block, :, None]).sum(axis=0)
-        bound += 0.5 / shape.most_weight * most.T[:, :, None] * integers
+        bound += 0.5 / shape.max_weight * max_weight.T[:, :, None] * integers
     return bound
 
 
@@ -323,7 +323,7 @@ def test_queries_keys_and_values_may_be_apart(kernels: Kernels, shape: Shape) ->
     columns = shape.heads * shape.size, (shape.heads + shape.kv_heads) * shape.size
     parts = dict(zip("qkv", np.split(qkv, columns, axis=2), strict=True))
     together = Cache(open_attention(kernels.path, shape), shape, 2, 8)
-    apart = Cache(open_attention(kernels.path, shape, joined=False), shape, 2, 8)
+    apart = Cache(open_attention(kernels.path, shape, fused=False), shape, 2, 8)
     np.testing.assert_array_equal(apart.run_apart(parts, [5, 5]), together.run(qkv, [5, 5]))
     np.testing.assert_array_equal(apart.key, together.key)
     np.testing.assert_array_equal(apart.value, together.value)
@@ -359,7 +359,7 @@ def test_rows_of_different_lengths_do_not_touch_each_other(
 def test_steps_and_prompts_share_a_pass_without_padding(
     kernels: Kernels, processor: str, shape: Shape
 ) -> None:
-    """Rows with many new tokens, one, and none: each as alone, and what has none stays."""
+    """Rows with many new tokens, one, and none: each as alone; a row with none keeps its cache."""
     rng = np.random.default_rng(0)
     texts = [rng.standard_normal((1, n, shape.columns), np.float32) for n in (90, 1, 33, 20, 64)]
     past, new = [40, 0, 32, 20, 0], [50, 1, 1, 0, 64]

@@ -61,7 +61,7 @@ def test_the_starters_answer_as_without_the_kernels(
     np.testing.assert_allclose(one, plain, rtol=0, atol=tolerance)
 
 
-def test_rewriting_takes_every_product_and_joins_gates(kernels: Kernels) -> None:
+def test_rewriting_takes_every_product_and_fuses_gates(kernels: Kernels) -> None:
     before = onnx.load(HYBRID / GRAPH, load_external_data=False).graph
     rewritten = rewrite(HYBRID / GRAPH)
     after = onnx.load_from_string(rewritten.model).graph
@@ -130,7 +130,9 @@ def test_the_largest_magnitude_of_another_axis_stays(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("shared", [False, True])
-def test_the_gelu_of_a_product_joins_it(kernels: Kernels, tmp_path: Path, shared: bool) -> None:
+def test_the_gelu_of_a_product_is_fused_with_it(
+    kernels: Kernels, tmp_path: Path, shared: bool
+) -> None:
     """Unless the product itself is used, too. The results are ONNX Runtime's to the last bit."""
     rng = np.random.default_rng(0)
     helper, arrays = (

@@ -100,7 +100,7 @@ def whole(run: Runner, slot: int = 0) -> NDArray[np.float32]:
     return np.array(run.prefill(slot, PROMPT, 0, len(PROMPT)))
 
 
-def test_every_product_is_replaced_and_gates_are_joined(int4: Path) -> None:
+def test_every_product_is_replaced_and_gates_are_fused(int4: Path) -> None:
     before = Counter(each.op_type for each in onnx.load(int4 / GRAPH).graph.node)
     rewritten = rewrite(int4 / GRAPH)
     after = Counter(each.op_type for each in onnx.load_from_string(rewritten.model).graph.node)
@@ -207,7 +207,7 @@ def test_scales_of_float16_stay(int4: Path, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("bias", [False, True])
 @pytest.mark.parametrize("shared", [False, True])
-def test_biases_and_gelu_join_a_product(
+def test_biases_and_gelu_are_fused_with_a_product(
     kernels: Kernels, tmp_path: Path, shared: bool, bias: bool
 ) -> None:
     """GELU does not if the product is used itself, or has a bias already."""

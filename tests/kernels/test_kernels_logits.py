@@ -40,23 +40,25 @@ def rows_of(size: int) -> Floats:
     return np.stack([*rows, ties, equal, signs, tiny, huge, few, peaked]).astype(np.float32)
 
 
-def totals_of(rows: Floats, temperature: float = 1.0) -> NDArray[np.float64]:
+def sum_exp_of(rows: Floats, temperature: float = 1.0) -> NDArray[np.float64]:
     rows = rows.astype(np.float64)
     with np.errstate(under="ignore"):
         weights: NDArray[np.float64] = np.exp(
             (rows - rows.max(axis=1, keepdims=True)) / temperature
         )
-    totals: NDArray[np.float64] = weights.sum(axis=1)
-    return totals
+    total: NDArray[np.float64] = weights.sum(axis=1)
+    return total
 
 
 @pytest.mark.parametrize("size", SIZES)
 def test_rows_are_summarized_as_by_numpy(kernels: Kernels, processor: str, size: int) -> None:
     rows = rows_of(size)
-    best, peaks, totals = zip(*VocabularyKernels(kernels.path, size).summarize(rows), strict=True)
+    best, max_logits, sum_exp = zip(
+        *VocabularyKernels(kernels.path, size).summarize(rows), strict=True
+    )
     assert list(best) == rows.argmax(axis=1).tolist()
-    assert list(peaks) == rows.max(axis=1).tolist()
-    np.testing.assert_allclose(totals, totals_of(rows), rtol=5e-7)
+    assert list(max_logits) == rows.max(axis=1).tolist()
+    np.testing.assert_allclose(sum_exp, sum_exp_of(rows), rtol=5e-7)
 
 
 @pytest.mark.parametrize("threads", [1, 2])

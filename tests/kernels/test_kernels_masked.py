@@ -86,9 +86,9 @@ class Heads:
         for start in range(0, len(value) if integers else 0, 256):
             # A weight times its value's step is off by at most half of a 4095th of the largest.
             some = slice(start, start + 256)
-            most = (weights[:, :, some] * steps[2, some].T[:, None]).max(axis=2).T
+            max_weight = (weights[:, :, some] * steps[2, some].T[:, None]).max(axis=2).T
             sums = np.abs(value[some] / steps[2, some, :, None]).sum(axis=0)
-            bound += 0.5 / 4095 * most[:, :, None] * sums
+            bound += 0.5 / 4095 * max_weight[:, :, None] * sums
         return result.reshape(len(result), -1), bound.reshape(len(result), -1)
 
 
@@ -167,9 +167,9 @@ def test_a_text_does_not_depend_on_company_padding_or_threads(
         for each, threads in ((False, 2), (True, 2), (True, 1))
     )
     (rows,) = padded.run(None, feeds_of(texts, packed=False, bias=bias))
-    (joined,) = packed.run(None, feeds_of(texts, packed=True, bias=bias))
+    (packed_result,) = packed.run(None, feeds_of(texts, packed=True, bias=bias))
     for text, row, part in zip(
-        texts, rows, np.split(joined[:, 0], np.cumsum(LENGTHS)[:-1]), strict=True
+        texts, rows, np.split(packed_result[:, 0], np.cumsum(LENGTHS)[:-1]), strict=True
     ):
         (result,) = alone.run(None, feeds_of([text], packed=True, bias=bias))
         np.testing.assert_array_equal(row[: text.shape[1]], result[:, 0])

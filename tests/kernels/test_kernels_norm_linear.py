@@ -152,17 +152,17 @@ def product(source: str, output: str) -> onnx.NodeProto:
 INPUTS, OUTPUTS = ["h", "x", "norm"], ["normed", "", "", "sum"]
 
 
-def joined(nodes: list[onnx.NodeProto], *results: str) -> list[onnx.NodeProto]:
+def fused(nodes: list[onnx.NodeProto], *results: str) -> list[onnx.NodeProto]:
     values = [helper.make_tensor_value_info(y, onnx.TensorProto.FLOAT, None) for y in results]
     given = [helper.make_tensor_value_info("x", onnx.TensorProto.FLOAT, ["n", 8])]
     initializers = [numpy_helper.from_array(array, name) for name, array in ARRAYS.items()]
-    graph = helper.make_graph(nodes, "joined", given, values, initializers)
+    graph = helper.make_graph(nodes, "fused", given, values, initializers)
     fuse_rms_norms(Graph(graph))
     return list(graph.node)
 
 
 @pytest.mark.parametrize("inputs", [INPUTS, ["x", "h", "norm"]])
-def test_a_norm_joins_the_only_product_of_it(inputs: list[str]) -> None:
+def test_a_norm_is_fused_with_its_only_product(inputs: list[str]) -> None:
     """At the norm's place, since its sum may be used before the product's."""
     nodes = [
         product("x", "h"),
@@ -170,7 +170,7 @@ def test_a_norm_joins_the_only_product_of_it(inputs: list[str]) -> None:
         helper.make_node("Relu", ["sum"], ["z"]),
         product("normed", "y"),
     ]
-    _, both, relu = joined(nodes, "y", "z")
+    _, both, relu = fused(nodes, "y", "z")
     assert both.op_type == "NormLinear"
     assert list(both.input) == [*inputs, "w", "s"]
     assert list(both.output) == ["sum", "y"]
@@ -224,4 +224,4 @@ def test_a_norm_joins_the_only_product_of_it(inputs: list[str]) -> None:
     ids=["output", "two", "statistic", "no sum", "bias", "may broadcast", "no product"],
 )
 def test_other_norms_stay(nodes: list[onnx.NodeProto], results: list[str]) -> None:
-    assert joined(nodes, *results) == nodes
+    assert fused(nodes, *results) == nodes

@@ -1,4 +1,4 @@
-"""``AddNorm`` against NumPy, and what is joined to it and to ``Linear``."""
+"""``AddNorm`` against NumPy, and the fusions to it and to ``Linear``."""
 
 import itertools
 from typing import Any
@@ -94,7 +94,7 @@ def graph_of(nodes: list[onnx.NodeProto], arrays: dict[str, Any], result: str) -
     given = [helper.make_tensor_value_info("x", onnx.TensorProto.FLOAT, ["n", 8])]
     outputs = [helper.make_tensor_value_info(result, onnx.TensorProto.FLOAT, None)]
     initializers = [numpy_helper.from_array(np.asarray(a), name) for name, a in arrays.items()]
-    return helper.make_graph(nodes, "joined", given, outputs, initializers)
+    return helper.make_graph(nodes, "fused", given, outputs, initializers)
 
 
 def linear(output: str, **attributes: int) -> onnx.NodeProto:
@@ -125,7 +125,7 @@ def outputs(kernels: Kernels, graph: onnx.GraphProto, x: Floats) -> Floats:
 
 
 @pytest.mark.parametrize("order", [["h", "b"], ["b", "h"]])
-def test_a_bias_that_is_joined_gives_the_same_bits(
+def test_a_fused_bias_gives_the_same_bits(
     kernels: Kernels, processor: str, order: list[str]
 ) -> None:
     nodes = [linear("h"), helper.make_node("Add", order, ["y"])]
@@ -178,9 +178,9 @@ def test_products_of_the_same_value_become_one_node(kernels: Kernels, processor:
     fuse_products(Graph(graph))
     kinds = [node.op_type for node in graph.node]
     assert kinds == ["Identity", "Linears", *["Linear"] * 4, "Sum"]
-    joined = graph.node[1]
-    assert list(joined.input) == ["x", "w", "s", "", "w", "s", "b", "w", "s"]
-    assert list(joined.output) == ["q", "k", "v"]
+    fused = graph.node[1]
+    assert list(fused.input) == ["x", "w", "s", "", "w", "s", "b", "w", "s"]
+    assert list(fused.output) == ["q", "k", "v"]
     np.testing.assert_array_equal(outputs(kernels, graph, x), before)
 
 
@@ -190,7 +190,7 @@ NORM = {"weight": np.ones(5, np.float32), "bias": np.zeros(5, np.float32)}
 @pytest.mark.parametrize("rows", [{"h", "i"}, {"h"}])
 @pytest.mark.parametrize("axis", [-1, 1])
 @pytest.mark.parametrize("used", [False, True])
-def test_a_sum_of_rows_joins_its_norm(rows: set[str], axis: int, used: bool) -> None:
+def test_a_sum_of_rows_is_fused_with_its_norm(rows: set[str], axis: int, used: bool) -> None:
     nodes = [
         linear("h"),
         linear("i"),
@@ -200,8 +200,8 @@ def test_a_sum_of_rows_joins_its_norm(rows: set[str], axis: int, used: bool) -> 
     ]
     graph = graph_of(nodes, ARRAYS | NORM, "y")
     fuse_norms(Graph(graph), rows)
-    joins = rows == {"h", "i"} and axis == -1 and not used
-    assert ("AddNorm" in {node.op_type for node in graph.node}) == joins
+    fuses = rows == {"h", "i"} and axis == -1 and not used
+    assert ("AddNorm" in {node.op_type for node in graph.node}) == fuses
 
 
 def test_a_column_that_is_added_to_rows_stays() -> None:

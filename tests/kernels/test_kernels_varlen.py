@@ -1,4 +1,4 @@
-"""Masked graphs rewritten for the kernels: what is packed, what stays, and the same answers."""
+"""Masked graphs rewritten for the kernels: packed values, unpacked graphs, and the same answers."""
 
 from pathlib import Path
 from typing import Any

@@ -28,7 +28,7 @@ _FLAGS = (
     "-fvisibility=hidden",
     # A product and a sum in one rounding would differ between processors.
     "-ffp-contract=off",
-    # Some compilers trap what C++ leaves undefined, in the middle of the inner loops.
+    # Some compilers trap undefined behavior of C++ in the inner loops.
     "-fno-sanitize=all",
 )
 _SANITIZED = ("-g", "-fsanitize=address,undefined", "-fno-sanitize-recover=all")

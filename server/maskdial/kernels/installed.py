@@ -1,4 +1,4 @@
-"""Kernels: the library of our own operators, if it was built on this machine."""
+"""Kernels: the library of the kernels' operators, if it was built on this machine."""
 
 import ctypes
 import importlib.util
@@ -29,7 +29,7 @@ class Kernels:
 
     @classmethod
     def load(cls, path: Path) -> "Kernels":
-        """Loads a library and asks it what it uses.
+        """Loads a library and asks it for its instruction set.
 
         Raises:
             ConfigError: it cannot be loaded, or MASKDIAL_KERNELS_ISA asks for instructions that

@@ -1,4 +1,4 @@
-"""VocabularyKernels: what a sampler asks of whole rows of logits, by the library of kernels."""
+"""VocabularyKernels: a sampler's passes over whole rows of logits, by the library of kernels."""
 
 import ctypes
 from pathlib import Path

@@ -1,7 +1,7 @@
 """Rewrites a graph for the kernels: quantized products and causal attention become our operators.
 
 The graph on disk has ONNX Runtime's own operators (`maskdial_export.quantize.quantize` writes
-them), so that it runs with or without the kernels. ``Linear`` (``src/linear.cpp``) replaces what
+them), so that it runs with or without the kernels. ``Linear`` (``src/linear.cpp``) replaces
 the quantization of the input, ``MatMulIntegerToFloat``, and the product with each row's scale;
 ``Linear4`` (``src/linear4.cpp``) replaces ``MatMulNBits``. Each fuses ``silu(gate) * up`` or
 ``BiasGelu`` if they follow, and `maskdial.kernels.fuse` the sum and RMS norm before it.

@@ -141,7 +141,7 @@ inline void store_some_signed_bytes(int8_t* p, Floats v, size_t count) {
   std::memcpy(p, copy, count);
 }
 
-// Blocks whose values are all smaller count as zeros: 127 / peak must be finite.
+// Blocks of smaller magnitudes count as zeros: 127 / magnitude must be finite.
 constexpr float kMinBlockMagnitude = 0x1p-120f;
 
 void quantize_blocks(const float* row, size_t size, size_t block_size, int8_t* values,
@@ -167,7 +167,7 @@ void quantize_blocks(const float* row, size_t size, size_t block_size, int8_t* v
 }
 
 // Adds the products of kRows rows and kVectors vectors of columns in a chunk. With kForeseen, the
-// processor knows by itself what will be read.
+// hardware prefetches the weights.
 template <bool kForeseen, size_t kRows, size_t kVectors>
 inline void add_chunk(const uint8_t* weights, const int8_t* values, size_t row_stride,
                       Sums (&sums)[kRows][kVectors]) {
@@ -265,7 +265,7 @@ void multiply_block_tile(const BlockRows& rows, size_t row, const BlockPanel& pa
       }
     }
   }
-  // Loops over registers end here: what follows takes the totals from memory.
+  // Loops over registers end here: later code reads the totals from memory.
   float results[kRows][kVectors * kWidth];
   UNROLL for (size_t r = 0; r < kRows; ++r) {
     UNROLL for (size_t v = 0; v < kVectors; ++v) store(results[r] + v * kWidth, totals[r][v]);

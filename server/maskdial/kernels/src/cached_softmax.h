@@ -28,9 +28,9 @@ void read_each(const void* tokens, size_t token_bytes, size_t count, Number* out
   for (; i < count; ++i) std::memcpy(out + i, bytes + i * token_bytes, sizeof(Number));
 }
 
-// Values are added up, and what is read is fetched, in blocks of this many tokens: asked for while the
-// block before is multiplied, a few lines at a time. All at once, they would come no sooner, and nothing
-// would be computed meanwhile.
+// Values are added up, and keys and values prefetched, in blocks of this many tokens: a few lines at a
+// time while the block before is multiplied. All at once, they would arrive no sooner, and the processor
+// would compute nothing meanwhile.
 constexpr size_t kValueBlock = 128;
 // The maximum weights: sums fit 32 bits.
 constexpr float kMaxInt8Weight = 32767.0f, kMaxInt16Weight = kMaxInt16Value;

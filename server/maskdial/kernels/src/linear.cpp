@@ -12,7 +12,7 @@
 // The operator Linears(x, (weight, scale, bias?) of each product) -> a y of each of two or three
 // products, has no gelu.
 //
-// They compute what QuantizeLinear, MatMulIntegerToFloat and BiasGelu do, to the last bit.
+// Results are those of QuantizeLinear, MatMulIntegerToFloat and BiasGelu, to the last bit.
 //
 // The operators NormLinear(x, residual, norm, weight, ...) -> sum, y and NormLinears are the same for
 // the RMS norm of sum = x + residual, which are of one shape; norm is float (num_inputs), and epsilon
@@ -102,7 +102,7 @@ class Int8Matrix {
 
     void quantize(const Processor& processor, const float* row, size_t index) {
       uint8_t* quantized = bytes_.get() + index * row_bytes();
-      // What fills up the last quad is multiplied by zeros.
+      // The padding of the last quad is multiplied by zeros.
       std::memset(quantized + row_bytes() - kQuad, 0, kQuad);
       const size_t size = matrix_->num_inputs_;
       if (matrix_->by_row_) {

@@ -9,7 +9,7 @@
 //   num_inputs   attribute
 //   gelu         attribute: 0 or 1; applies to a single product
 //
-// NormLinear4 is to it what NormLinear is to Linear (linear.cpp).
+// NormLinear4 adds and normalizes its input first, as NormLinear does (linear.cpp).
 //
 // It takes the place of MatMulNBits with activations of 8 bits (accuracy level 4): each block of a
 // row is quantized to int8, relative to its largest magnitude, and multiplied exactly. A row's sum
@@ -21,8 +21,8 @@
 
 namespace {
 
-// A weight matrix as panels of kPanel4 columns of nibbles. What fills up the last panel, and the
-// last chunk of inputs, is zero, as are the inputs there. A panel is in memory as it is read: each
+// A weight matrix as panels of kPanel4 columns of nibbles. The padding of the last panel and of
+// the last chunk of inputs is zero, as are the inputs there. A panel is in memory as it is read: each
 // block's weights and factors, and perhaps biases.
 class Int4Matrix {
  public:

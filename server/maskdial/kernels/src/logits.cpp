@@ -31,7 +31,8 @@ LogitsSummary merge_segments(const LogitsSummary* segments, size_t count) {
   }
   row.sum_exp = 0.0;
   for (size_t i = 0; i < count && std::isfinite(row.max_logit); ++i) {
-    row.sum_exp += segments[i].sum_exp * std::exp(static_cast<double>(segments[i].max_logit) - row.max_logit);
+    row.sum_exp +=
+        segments[i].sum_exp * std::exp(static_cast<double>(segments[i].max_logit) - row.max_logit);
   }
   return row;
 }
@@ -41,7 +42,7 @@ size_t find_greatest(const Processor& processor, const float* scores, size_t siz
   std::vector<float> values;
   float bound = -INFINITY;
   if (k <= size / kScoreBlock) {
-    // The k-th greatest peak of the blocks is a lower bound of the k-th greatest score.
+    // The k-th greatest of the blocks' maxima is a lower bound of the k-th greatest score.
     for (size_t start = 0; start < size; start += kScoreBlock) {
       values.push_back(processor.find_max(scores + start, std::min(kScoreBlock, size - start)));
     }

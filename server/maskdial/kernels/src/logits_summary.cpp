@@ -16,7 +16,8 @@ class SummarizeLogits {
  public:
   static constexpr Signature kSignature{"LogitsSummary", {kFloat}, {kInt64, kFloat, kDouble}};
 
-  SummarizeLogits(const OrtApi& api, const OrtKernelInfo*) : api_(api), processor_(required_processor()) {}
+  SummarizeLogits(const OrtApi& api, const OrtKernelInfo*)
+      : api_(api), processor_(required_processor()) {}
 
   void compute(OrtKernelContext* context) const {
     const Tensor logits = Tensor::input(api_, context, 0);

@@ -18,7 +18,7 @@ namespace {
 
 constexpr size_t kLine = 64;
 constexpr size_t kLargePage = 2 * 1024 * 1024;
-// What is not used of a region is no memory, but for less than a page.
+// The unused end of a region takes no memory, but for less than a page.
 constexpr size_t kRegion = 32 * kLargePage;
 
 constexpr size_t round_up(size_t size, size_t to) { return (size + to - 1) / to * to; }

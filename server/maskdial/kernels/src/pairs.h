@@ -25,7 +25,8 @@ constexpr size_t kPairRows = 1, kPairVectors = 16;
 // Rounds whole vectors of numbers to integers from `min_integer` to `max_integer`, the largest magnitude
 // to max_integer; returns a step. NaN becomes the minimum.
 template <typename Load>
-float quantize_to_pairs(size_t size, float min_integer, float max_integer, int16_t* out, Load load_vector) {
+float quantize_to_pairs(size_t size, float min_integer, float max_integer, int16_t* out,
+                        Load load_vector) {
   Floats peaks = splat(0.0f);
   for (size_t i = 0; i < size; i += kWidth) peaks = max(magnitude(load_vector(i)), peaks);
   const float peak = largest_lane(peaks);
@@ -55,7 +56,7 @@ struct PackedPairs {
 
 // kRows rows of integers, [left_stride] each, times kVectors vectors of columns of pairs, from a
 // column on; finish(row, column, sums) gets vectors of sums as floats. With each pair, some lines of
-// what comes next are fetched.
+// `next` are prefetched.
 template <size_t kRows, size_t kVectors, typename Right, typename Finish>
 void multiply_pairs_tile(const int16_t* left, size_t left_stride, const Right& right,
                          size_t num_pairs, size_t column, Prefetch& next, size_t num_lines,

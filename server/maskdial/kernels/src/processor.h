@@ -1,4 +1,4 @@
-// Functions of which each instruction set has its own version. processor.cpp is compiled once per instruction set.
+// Functions of which each instruction set has its own version: processor.cpp is compiled once for each.
 #pragma once
 
 #include <cmath>
@@ -22,7 +22,7 @@ struct Prefetch {
   const uint8_t* bytes = nullptr;
   size_t size = 0;
 
-  // Its lines, divided among so many steps; all in one if there is none.
+  // The lines to prefetch in each of num_steps steps; all of them if num_steps is 0.
   size_t lines_each(size_t num_steps) const {
     const size_t num_lines = (size + kLine - 1) / kLine;
     return num_steps == 0 ? num_lines : (num_lines + num_steps - 1) / num_steps;
@@ -78,7 +78,7 @@ struct BlockPanel {
 };
 
 // Rows quantized in blocks: values [num_rows][num_chunks][kChunk], and [num_rows][num_blocks] each
-// block's largest magnitude and what its sums start with, the sum of its values times -8.
+// block's largest magnitude and the start of its sums: the sum of its values times -8.
 struct BlockRows {
   const int8_t* values;
   const float* peaks;
@@ -140,7 +140,7 @@ inline int max_int16_key(size_t head_size) {
   return static_cast<int>(std::sqrt(static_cast<double>(INT32_MAX / head_size)));
 }
 
-// What they read from a cache of int16.
+// Their head in a cache of int16.
 struct Int16Head {
   const int16_t* rows;   // [num_rows][head_size]
   const float* factors;  // [num_rows], which make them floats again, times the scale
@@ -214,12 +214,12 @@ struct Processor {
                           float* peaks, int32_t* starts);
 
   // Such rows times a panel: a product is the sum over the blocks, from the first one on, of the
-  // integers' sum times the column's factor, times the row's peak; plus the bias. At most kMaxRows
-  // rows.
+  // integers' sum times the column's factor, times the block's magnitude; plus the bias. At most
+  // kMaxRows rows.
   void (*multiply_blocks)(const BlockRows& rows, size_t num_rows, const BlockPanel& panel,
                           const Result& result);
 
-  // Rotates the pairs (i, i + half) of a head, and copies what is left of it.
+  // Rotates the pairs (i, i + half) of a head, and copies its other elements.
   void (*rotate)(const float* head, size_t head_size, const float* cosines, const float* sines,
                  size_t half, float* out);
 
@@ -258,8 +258,9 @@ struct Processor {
   // The maximum score; NaN does not count.
   float (*find_max)(const float* scores, size_t size);
 
-  // The weight of a score is exp((score - max_score) * factor), or 0 if that is less than 1e-37. Writes the weights, perhaps over the scores, and the sum of each kSumBlock of
-  // them; returns the sum of all.
+  // The weight of a score is exp((score - max_score) * factor), or 0 if that is less than
+  // 1e-37. Writes the weights, perhaps over the scores, and the sum of each kSumBlock of them; returns
+  // the sum of all.
   double (*exponentials)(const float* scores, size_t size, float max_score, float factor,
                          float* weights, double* sums);
 
@@ -272,6 +273,6 @@ struct Processor {
   size_t (*find_between)(const float* scores, size_t size, float floor, float ceiling, int64_t* out);
 };
 
-// The best one that this machine supports, or the one named by MASKDIAL_KERNELS_ISA; null if this
-// machine does not support that one.
+// The best instruction set of this machine, or the one named by MASKDIAL_KERNELS_ISA; null if this
+// machine does not support the named one.
 const Processor* choose_processor();

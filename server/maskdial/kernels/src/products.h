@@ -9,11 +9,11 @@
 
 namespace {
 
-// Weights come from memory, at the pace of the products only if they were asked for long before:
-// the next panel, while this one is multiplied, into the cache of the second level (a prefetch of
-// what is not the matrix's does nothing), and these bytes ahead from there.
+// Weights arrive at the pace of the products only if they are prefetched early: the next panel, while
+// this one is multiplied, into the level-2 cache (a prefetch beyond the matrix does nothing), and this
+// many bytes ahead from there.
 constexpr size_t kPrefetched = 2048;
-// Quads between which a few lines of the next panel are asked for.
+// After each group of this many quads, a few lines of the next panel are prefetched.
 constexpr size_t kQuadGroup = 4;
 
 // Stores a vector of a product, from a column on.
@@ -48,10 +48,10 @@ void finish_tile(const int32_t* sums, const uint8_t* rows, size_t num_rows, size
 }
 
 // A tile of kRows rows and kVectors vectors of columns of a panel of kColumns. Its sums stay in
-// registers. With kForeseen, the processor knows by itself what will be read.
+// registers. With kForeseen, the hardware prefetches the weights.
 template <size_t kColumns, size_t kRows, size_t kVectors, bool kForeseen>
-inline void multiply_tile(const uint8_t* rows, const Panel& panel, size_t first, const Prefetch& prefetch,
-                          const float* peaks, const Result& to) {
+inline void multiply_tile(const uint8_t* rows, const Panel& panel, size_t first,
+                          const Prefetch& prefetch, const float* peaks, const Result& to) {
   const size_t row_stride = panel.num_quads * kQuad;
   const int8_t* weights = panel.weights + first * kQuad;
   Sums sums[kRows][kVectors];
@@ -94,7 +94,7 @@ inline void multiply_tile(const uint8_t* rows, const Panel& panel, size_t first,
       }
     }
   }
-  // Loops over registers end here: what follows takes the sums from memory.
+  // Loops over registers end here: later code reads the sums from memory.
   int32_t results[kRows][kVectors * kWidth];
   UNROLL for (size_t r = 0; r < kRows; ++r) {
     UNROLL for (size_t v = 0; v < kVectors; ++v) store_sums(results[r] + v * kWidth, sums[r][v]);
@@ -157,11 +157,12 @@ void multiply_rows(size_t num_rows, const uint8_t* rows, const Panel& panel, con
   }
   constexpr size_t kVectors = kVectorsOf<kColumns, kRows>, kTileColumns = kVectors * kWidth;
   if constexpr (kTileColumns == kColumns) {
-    if (kHardwarePrefetches) {  // the panel is read from its beginning to its end, perhaps by this tile only
-      // What follows a panel of keys is elsewhere.
+    // The panel is read from its beginning to its end, perhaps by this tile only.
+    if (kHardwarePrefetches) {
+      // The next panel of keys does not follow in memory.
       const bool alone = kColumns == kPanel && prefetch.size == panel.prefetch.size;
-      return multiply_tile<kColumns, kRows, kVectors, true>(rows, panel, 0, alone ? Prefetch{} : prefetch,
-                                                            peaks, to);
+      return multiply_tile<kColumns, kRows, kVectors, true>(
+          rows, panel, 0, alone ? Prefetch{} : prefetch, peaks, to);
     }
   }
   const size_t num_tiles = (to.num_columns + kTileColumns - 1) / kTileColumns;

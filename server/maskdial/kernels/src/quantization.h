@@ -22,9 +22,9 @@ inline Floats limited(Floats integers) {
 // both change it by less than 3e-7 of itself.
 constexpr float kUncertain = 1e-4f;
 
-// Quantizes what `divide` returns for each vector of a row. The product with the divisor's inverse,
-// which takes a fifth of the time, will do unless it is nearly halfway between two integers, or the
-// inverse is not exact.
+// Quantizes the quotients that `divide` returns for each vector of a row. The product with the
+// divisor's inverse takes a fifth of the time; it suffices unless it is nearly halfway between two
+// integers, or the inverse is not exact.
 template <typename Divide>
 inline void quantize_vectors(const float* row, size_t size, float divisor, bool is_exact,
                              uint8_t* out, Divide divide) {

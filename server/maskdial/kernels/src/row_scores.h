@@ -31,7 +31,7 @@ float find_max(const float* scores, size_t size) {
 }
 
 // Adds up weight(scores), floats, in blocks of kSumBlock, and stores the weights unless `weights` is
-// null. What is left of a vector has scores of -inf.
+// null. The padding of the last vector has scores of -inf.
 template <typename Weight>
 double add_up(const float* scores, size_t size, float* weights, double* sums, Weight weight) {
   constexpr size_t kVectors = kLanes / kWidth;

@@ -156,7 +156,7 @@ constexpr size_t kFloatRows = 1, kFloatVectors = 16;
 
 // kRows rows of a matrix times kVectors vectors of columns, in the order of the inner index:
 // out[r][c] = factors[r] * sum over i < size of left[r][i] * right[i][c]
-// With each i, some lines of what comes next are fetched.
+// With each i, some lines of `next` are prefetched.
 template <size_t kRows, size_t kVectors>
 inline void multiply_floats_tile(const float* left, size_t left_stride, const float* right,
                                  size_t right_stride, size_t size, const float* factors,
@@ -208,7 +208,7 @@ void multiply_floats(size_t num_rows, const float* left, size_t left_stride, con
   }
 }
 
-// The greatest of at least one score; those that are not numbers do not count, but for the first.
+// The maximum of at least one score; NaN does not count, but for the first score.
 inline float greatest(const float* scores, size_t length) {
   // Two chains, since each vector waits for the one before it.
   Floats largest = splat(scores[0]), others = largest;
@@ -222,7 +222,7 @@ inline float greatest(const float* scores, size_t length) {
   return largest_lane(max(others, largest));
 }
 
-// Turns scores into e to the power of score - largest, followed by zeros; returns 1 / their sum.
+// Turns scores into exp(score - maximum), followed by zeros up to `stride`; returns 1 / their sum.
 float softmax_row(float* scores, size_t length, size_t stride) {
   constexpr size_t kVectors = kLanes / kWidth;
   const Floats peak = splat(-greatest(scores, length));
@@ -257,7 +257,7 @@ void softmax_rows(const Queries& queries, float* scores, size_t row, size_t num_
   }
 }
 
-// What is read of a cache is fetched this many tokens ahead.
+// Keys and values are prefetched this many tokens ahead.
 constexpr size_t kFetched = kKeyBlock;
 
 // Softmax of all rows of scores, [num_rows][score_stride], times the values.

@@ -414,7 +414,7 @@ inline Sums add_pair_products(Sums sums, const Pairs& a, const Pairs& b) {
 
 #endif
 
-// Asks for some lines of what a thread will read next, into the cache of the second level.
+// Prefetches some lines of a thread's next reads into the level-2 cache.
 inline void fetch(Prefetch& next, size_t num_lines) {
   for (; num_lines > 0 && next.size > 0; --num_lines) {
     __builtin_prefetch(next.bytes, 0, 2);
@@ -432,7 +432,7 @@ inline float sum_of_lanes(Floats (&vectors)[kLanes / kWidth]) {
   return sum_of_lanes(vectors[0]);
 }
 
-// Runs body(i) for whole vectors from p on, and on copies of what is left.
+// Runs body(i, count) for whole vectors, and once for the rest.
 template <typename Body>
 inline void for_each_vector(size_t size, Body body) {
   size_t i = 0;
