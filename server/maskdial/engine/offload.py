@@ -25,9 +25,6 @@ async def offload(work: Callable[[], T], seconds: float, deadline: Deadline | No
 
     Work of more than 0.1 s waits for one of two threads.
 
-    A caller that is cancelled waits for its thread, which nothing can stop: a client's limits hold
-    for that work as well.
-
     Raises:
         DeadlineError: the thread took longer than the ``deadline`` allows; its result is dropped.
     """
@@ -38,17 +35,10 @@ async def offload(work: Callable[[], T], seconds: float, deadline: Deadline | No
         executor = _LONG_WORK
         _TRIMMER.start()
     running = asyncio.get_running_loop().run_in_executor(executor, work)
-    timeout = None if deadline is None else deadline.remaining()
-    try:
-        await asyncio.wait({running}, timeout=timeout)
-    except asyncio.CancelledError:
-        await asyncio.wait({running})
-        running.exception()  # otherwise asyncio logs one, as nobody retrieves it
-        raise
-    if deadline is not None and not running.done():
-        running.cancel()
-        raise deadline.missed()
-    return running.result()
+    if deadline is None:
+        return await running
+    async with deadline.enforced():
+        return await running
 
 
 class _Trimmer:
