@@ -153,7 +153,7 @@ class Config(BaseModel):
         f"127.0.0.1,{UNIX_CLIENT}",
         description="addresses and networks of proxies, with commas, whose X-Forwarded-For and "
         f"X-Forwarded-Proto are believed; {UNIX_CLIENT}: those at the socket of --uds; *: anyone. "
-        "Whoever is believed can pretend to be another client",
+        "A trusted proxy can impersonate any client",
     )
     ssl_certfile: Annotated[Path | None, _None] = Field(
         None,
@@ -231,9 +231,9 @@ class Config(BaseModel):
     )
     max_batch_tokens: Annotated[int | None, Field(ge=16, le=_MAX_COUNT), _Auto] = Field(
         None,
-        description="token budget of a masked model's batch, padding included; higher: more "
-        "throughput, lower: less latency, since whoever comes waits for the batch that runs; auto: "
-        "512 on a CPU, where larger batches were no faster on two cores, 4096 on a GPU",
+        description="maximum tokens per batch of a masked model, padding included; lower values "
+        "reduce latency: new requests wait for the running batch; auto: 512 on the CPU, 4096 on a "
+        "GPU",
     )
     max_batch_inputs: int = Field(
         256,
@@ -390,7 +390,7 @@ class Config(BaseModel):
     )
     kv_cache_dtype: Literal["auto", "float", "int16", "int8"] = Field(
         "auto",
-        description="what the KV cache consists of; float: the model's floats; int16: half of "
+        description="element type of the KV cache; float: the model's floats; int16: half of "
         "their memory, about as exact as float16; int8: a third, for a small loss; both need the "
         "kernels; auto: int16 for int8 and int4 models where the kernels can read it, else float",
     )

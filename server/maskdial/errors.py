@@ -64,9 +64,8 @@ class MaskdialError(Exception):
 class ValidationError(MaskdialError):
     """The request is well-formed but cannot be served as it is.
 
-    ``field`` names the part of the request at fault, in the words of `maskdial.requests` and
-    `maskdial.masked.tasks`; a dialect translates it to its own. ``index`` says which item of a
-    list it is.
+    ``field`` names the part of the request at fault, as the families' requests call it; the body
+    of a dialect translates it to its own. ``index`` says which item of a list it is.
     """
 
     status = 422
@@ -86,7 +85,7 @@ class UnauthorizedError(MaskdialError):
 
 
 class ForbiddenError(MaskdialError):
-    """This server does not do that, whoever asks."""
+    """Disabled on this server, for every caller."""
 
     status = 403
     error_type = "forbidden"
@@ -179,7 +178,7 @@ def about(field: str, index: int | None = None) -> Iterator[None]:
 
 
 def exhaustion(error: BaseException) -> str | None:
-    """What the system refused, if an error is for want of memory or threads; otherwise None."""
+    """What the system refused, if memory or threads ran out; otherwise None."""
     if isinstance(error, MemoryError):
         return "the process gets no more memory"
     if isinstance(error, RuntimeError) and "can't start new thread" in str(error):
@@ -189,7 +188,7 @@ def exhaustion(error: BaseException) -> str | None:
 
 @contextlib.contextmanager
 def explain_exhaustion() -> Iterator[None]:
-    """Has a failure for want of memory or threads say so.
+    """Has a failure say that memory or threads ran out.
 
     Raises:
         ConfigError: in its place.

@@ -1,4 +1,4 @@
-"""ChildProcess: work that a request can make slow or large without a bound, where it can be ended.
+"""ChildProcess: a subprocess with limits of CPU time and memory, for work of unbounded cost.
 
 The child runs one module of this package, whose `main` calls `serve`. It talks in JSON lines, and
 is ended by the system when one answer takes more CPU time or memory than its limits allow.

@@ -2,8 +2,7 @@
 
 Clients that wait for the same engine get equal shares of its tokens, whatever they ask for, by
 virtual token counters (Sheng et al., Fairness in Serving Large Language Models, OSDI 2024): the
-client that has been served least is next, and one that returns does not catch up on the time in
-which it wanted nothing.
+client that has been served least is next, and an idle client earns no credit.
 """
 
 from collections.abc import Collection, Iterable

@@ -25,7 +25,7 @@ _log = logging.getLogger("maskdial.connections")
 
 
 class _QuietLog(logging.LoggerAdapter[logging.Logger]):
-    """uvicorn's log, where what strangers send is no warning: it is counted, and may come often."""
+    """Logs malformed input at DEBUG; a metric counts it."""
 
     @property
     def level(self) -> int:

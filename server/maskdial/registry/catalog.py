@@ -1,7 +1,7 @@
 """Catalog: which bundle folders there are to serve, by name.
 
-A folder of bundles holds them as ``NAME`` or as ``ORG/NAME``. Links in it are followed: whoever may
-put one there decides what is served. A path that comes with a request is confined to the folder.
+A folder of bundles holds them as ``NAME`` or as ``ORG/NAME``. Links in it are followed: write
+access to the folder decides what is served. A path in a request is confined to the folder.
 """
 
 import logging

@@ -147,7 +147,7 @@ class Models:
         return self._chooser.pick(lease, choice, task)
 
     def _may_have_come(self, name: str | None) -> bool:
-        """Whether a bundle of that name may have come, or been mended, since the last look."""
+        """Whether a bundle of that name may have been added or repaired since the last scan."""
         if name is None or self._catalog.folder is None or not self._autoloads:
             return False
         known = name in self._entries and self._entries[name].manifests
