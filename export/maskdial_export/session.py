@@ -118,7 +118,10 @@ class MaskedSession:
 
 
 class CausalSession:
-    """A session for the graph of a causal model, with a KV cache of one slot per text."""
+    """A session for the graph of a causal model, with a KV cache of one slot per text.
+
+    A slot of which no token was ``seen`` has states of zeros.
+    """
 
     def __init__(self, graph: Graph, layout: KVLayout, slots: int, room: int) -> None:
         self._session = _loaded(graph).session()
@@ -126,9 +129,13 @@ class CausalSession:
         names = [f"{kind}.{i}" for i in range(layout.num_layers) for kind in ("key", "value")]
         shape = (slots, layout.num_heads, room, layout.head_dim)
         types = {value.name: value.type for value in self._session.get_inputs()}
-        half = types["past_key.0"] == "tensor(float16)"
+        half = types.get("past_key.0") == "tensor(float16)"
         self._dtype = np.dtype(np.float16 if half else np.float32)
         self._cache = {name: np.zeros(shape, self._dtype) for name in names}
+        self._states = {
+            f"state.{i}": np.zeros((slots, *shape), np.float32)
+            for i, shape in enumerate(layout.states)
+        }
         self.seen = np.zeros(slots, np.int64)
 
     def run(
@@ -141,7 +148,10 @@ class CausalSession:
         slots = slice(first_slot, first_slot + len(texts))
         ids = _pad(texts)
         seen = self.seen[slots]
-        totals = seen + [len(text) for text in texts]
+        lengths = [len(text) for text in texts]
+        totals = seen + lengths
+        for state in self._states.values():
+            state[slots][seen == 0] = 0
         wanted = positions or [np.arange(len(text)) for text in texts]
         feeds: dict[str, NDArray[Any]] = {
             "input_ids": ids,
@@ -149,15 +159,16 @@ class CausalSession:
             "seqlens_k": (totals - 1).astype(np.int32),
             "total_sequence_length": np.array(totals.max(), np.int32),
             "rows": _flat_rows(texts, wanted),
+            "lengths": np.array(lengths, np.int32),
         }
         binding = self._session.io_binding()
         for name, array in feeds.items():
             if name in self.inputs:
                 binding.bind_cpu_input(name, array)
-        for name, cache in self._cache.items():
+        for name, cache in (self._cache | self._states).items():
             # past and present share memory, as in the server
             view = cache[slots]
-            place = ("cpu", 0, self._dtype, view.shape, view.ctypes.data)
+            place = ("cpu", 0, cache.dtype, view.shape, view.ctypes.data)
             binding.bind_input(f"past_{name}", *place)
             binding.bind_output(f"present_{name}", *place)
         binding.bind_output("logits")

@@ -13,6 +13,7 @@ from maskdial.bundle.manifest import KVLayout
 from maskdial_export.errors import ExportError
 from maskdial_export.tracing.attention import CausalAttention, attending
 from maskdial_export.tracing.graph import gather_rows, to_onnx_ir, trunk
+from maskdial_export.tracing.recurrence import Recurrence, is_traceable, recurring
 from maskdial_export.tracing.repeat import trace_by_layers
 from maskdial_export.tracing.survey import Survey
 
@@ -22,20 +23,24 @@ _RECURRENT = re.compile(
 )
 
 
+# Heads, and their size, of the cache of a model that has recurrent layers only
+_NO_LAYERS = 1, 64
+
+
 def check(model: PreTrainedModel) -> None:
-    """Refuses models with layers that keep more than keys and values of the tokens before.
+    """Refuses models with layers whose state from token to token the graph cannot carry.
 
     Raises:
         ExportError: there is such a layer; the message names its class.
     """
     for name, module in model.named_modules():
-        if isinstance(module, PreTrainedModel):
+        if isinstance(module, PreTrainedModel) or is_traceable(module):
             continue
         convolves = any(isinstance(child, nn.Conv1d) for child in module.children())
         if convolves or _RECURRENT.search(type(module).__name__):
             raise ExportError(
                 f"{type(model).__name__} keeps a state from token to token ({name} is a "
-                f"{type(module).__name__}), so its layers cannot be given a KV cache"
+                f"{type(module).__name__}), which the exported graph cannot carry"
             )
 
 
@@ -48,6 +53,8 @@ def kv_layout(survey: Survey, dtype: torch.dtype = torch.float32) -> KVLayout:
     if not survey.causal:
         raise ExportError("each token of this model attends to later ones, so it cannot generate")
     shapes = {(layer.num_kv_heads, layer.head_dim) for layer in survey.layers}
+    if not shapes and survey.states:
+        shapes = {_NO_LAYERS}
     if not shapes:
         raise ExportError(
             "the layers of this model do not attend through transformers' attention interface, so "
@@ -66,6 +73,7 @@ def kv_layout(survey: Survey, dtype: torch.dtype = torch.float32) -> KVLayout:
         num_heads=num_heads,
         head_dim=head_dim,
         dtype="float16" if dtype == torch.float16 else "float32",
+        states=survey.states,
     )
 
 
@@ -76,6 +84,7 @@ class CausalGraph(nn.Module):
         super().__init__()
         self.model = model
         self.attention = CausalAttention(survey.layers)
+        self.recurrence = Recurrence()
         self.numbers_positions = "position_ids" in inspect.signature(model.forward).parameters
 
     def forward(
@@ -85,20 +94,25 @@ class CausalGraph(nn.Module):
         seqlens_k: Tensor,
         total_sequence_length: Tensor,
         rows: Tensor,
+        lengths: Tensor,
         past: list[tuple[Tensor, Tensor]],
-    ) -> tuple[Tensor, list[tuple[Tensor, Tensor]]]:
+        states: list[Tensor],
+    ) -> tuple[Tensor, list[tuple[Tensor, Tensor]], list[Tensor]]:
         self.attention.begin(past, seqlens_k, total_sequence_length)
+        if states:
+            self.recurrence.begin(states, lengths, input_ids.shape[1])
         positions = {"position_ids": position_ids} if self.numbers_positions else {}
         with gather_rows(trunk(self.model), rows):
             output = self.model(input_ids=input_ids, **positions)
-        return output.logits.squeeze(0).float(), self.attention.present
+        present = self.attention.present, self.recurrence.present
+        return output.logits.squeeze(0).float(), *present
 
 
 def trace(model: PreTrainedModel, survey: Survey) -> ir.Model:
     """Traces a causal model, float32 or float16, for any batch, length and cache size."""
     graph = CausalGraph(model, survey)
     layout = kv_layout(survey)
-    with attending(model, survey, graph.attention):
+    with attending(model, survey, graph.attention), recurring(model, graph.recurrence):
         return trace_by_layers(
             model, survey, graph, lambda num_layers: _trace(graph, layout, num_layers)
         )
@@ -114,7 +128,9 @@ def _trace(graph: CausalGraph, layout: KVLayout, num_layers: int) -> ir.Model:
         "seqlens_k": torch.full((batch,), length - 1, dtype=torch.int32),
         "total_sequence_length": torch.tensor(length, dtype=torch.int32),
         "rows": torch.tensor([4, 8, 9]),
+        "lengths": torch.full((batch,), length, dtype=torch.int32),
         "past": [(empty, empty.clone()) for empty in empties],
+        "states": [torch.zeros(batch, *shape) for shape in layout.states],
     }
     dynamic = torch.export.Dim.DYNAMIC
     past_shape = ({0: dynamic, 2: dynamic}, {0: dynamic, 2: dynamic})
@@ -124,10 +140,14 @@ def _trace(graph: CausalGraph, layout: KVLayout, num_layers: int) -> ir.Model:
         "seqlens_k": {0: dynamic},
         "total_sequence_length": {},
         "rows": {0: dynamic},
+        "lengths": {0: dynamic},
         "past": [past_shape] * num_layers,
+        "states": [{0: dynamic}] * len(layout.states),
     }
     layers = range(num_layers)
     pasts = [name for i in layers for name in (f"past_key.{i}", f"past_value.{i}")]
     presents = [name for i in layers for name in (f"present_key.{i}", f"present_value.{i}")]
-    input_names = [*list(inputs)[:-1], *pasts]
-    return to_onnx_ir(graph, inputs, shapes, input_names, ["logits", *presents])
+    states = range(len(layout.states))
+    input_names = [*list(inputs)[:-2], *pasts, *(f"past_state.{i}" for i in states)]
+    output_names = ["logits", *presents, *(f"present_state.{i}" for i in states)]
+    return to_onnx_ir(graph, inputs, shapes, input_names, output_names)

@@ -68,7 +68,7 @@ class Stack:
 
 def find_stack(model: PreTrainedModel, survey: Survey) -> Stack | None:
     """The layers of a model, if some may stand for all; None if they do not repeat, or are few."""
-    if survey.whole:
+    if survey.whole or survey.states:
         return None
     config: Any = model.config
     total = getattr(config, "num_hidden_layers", None)

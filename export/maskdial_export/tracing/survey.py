@@ -18,6 +18,7 @@ from transformers import PreTrainedModel
 
 from maskdial_export.errors import ExportError, first_line
 from maskdial_export.tracing.positions import max_length
+from maskdial_export.tracing.recurrence import Shape, StateShapes, recurring
 from maskdial_export.tracing.rotary import Rotation, Tables, rotated
 from maskdial_export.tracing.swap import swapped
 
@@ -50,13 +51,15 @@ class Survey:
     """The layers that attend through an operator, in the order of their calls.
 
     ``causal``: whether a token's hidden state is independent of all later tokens. ``whole``: every
-    layer is to be traced, as the first ones turned out to be different.
+    layer is to be traced, as the first ones turned out to be different. ``states``: the shapes of
+    the states of recurrent layers, see `KVLayout`.
     """
 
     layers: tuple[Layer, ...]
     tables: Tables
     causal: bool
     whole: bool = False
+    states: tuple[Shape, ...] = ()
 
     def half(self) -> "Survey":
         """The survey of the same model in float16."""
@@ -79,7 +82,7 @@ def survey(model: PreTrainedModel) -> Survey:
     longest = max_length(model)
     ids = _text(model, min(_LENGTH, longest))
     tables = Tables(longest)
-    surveyor = _Surveyor(tables)
+    surveyor, states = _Surveyor(tables), StateShapes()
     try:
         causal = _is_causal(model, ids)
         with (
@@ -87,6 +90,7 @@ def survey(model: PreTrainedModel) -> Survey:
             tables.recorded(model),
             rotated(model, surveyor.rotate),
             swapped(model, surveyor),
+            recurring(model, states),
             _windows_marked(model),
         ):
             model.base_model(input_ids=ids)
@@ -96,7 +100,7 @@ def survey(model: PreTrainedModel) -> Survey:
         raise ExportError(
             f"{type(model).__name__} cannot run on token ids alone: {first_line(error)}"
         ) from error
-    return Survey(tuple(surveyor.layers), tables, causal)
+    return Survey(tuple(surveyor.layers), tables, causal, states=tuple(states.shapes))
 
 
 @contextmanager

@@ -1,5 +1,6 @@
 """Manifest: ``maskdial.json``: what a model is, how to feed it, and how it was checked."""
 
+from math import prod
 from typing import Annotated, Any, Literal, Self
 
 import numpy as np
@@ -77,15 +78,21 @@ class Tokenization(_Frozen):
 
 
 class KVLayout(_Frozen):
-    """The shape of one layer's cache: (batch, num_heads, max_length, width), keys and values.
+    """What a sequence keeps between passes.
 
+    Each of ``num_layers`` has keys and values, (batch, num_heads, max_length, width). Their
     ``dtype`` is float16 in bundles of the precisions fp16 and int4-fp16, otherwise float32.
+
+    ``states`` are the shapes of the states of recurrent layers, which do not grow with the text:
+    float32 (batch, *shape) each. A short convolution has its last inputs, (width - 1, channels);
+    linear attention a matrix for each head, (num_heads, key_dim, value_dim).
     """
 
-    num_layers: int = Field(gt=0)
+    num_layers: int = Field(ge=0)
     num_heads: int = Field(gt=0)
     head_dim: int = Field(gt=0)
     dtype: Literal["float32", "float16"] = "float32"
+    states: tuple[tuple[Annotated[int, Field(gt=0)], ...], ...] = ()
 
     @property
     def element(self) -> np.dtype[Any]:
@@ -101,6 +108,11 @@ class KVLayout(_Frozen):
     def bytes_per_token(self) -> int:
         """The size of one token's keys and values in all layers."""
         return 2 * self.num_layers * self.num_heads * self.width * self.element.itemsize
+
+    @property
+    def state_bytes(self) -> int:
+        """The size of a sequence's states."""
+        return sum(map(prod, self.states)) * np.dtype(np.float32).itemsize
 
     def stored_as(self, integer: CacheInteger | None) -> "KVLayout":
         """The layout of the same cache in integers, which a server may choose; None for floats."""
