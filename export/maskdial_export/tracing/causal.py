@@ -99,11 +99,12 @@ class CausalGraph(nn.Module):
         states: list[Tensor],
     ) -> tuple[Tensor, list[tuple[Tensor, Tensor]], list[Tensor]]:
         self.attention.begin(past, seqlens_k, total_sequence_length)
+        settings: dict[str, Any] = {"position_ids": position_ids} if self.numbers_positions else {}
         if states:
             self.recurrence.begin(states, lengths, input_ids.shape[1])
-        positions = {"position_ids": position_ids} if self.numbers_positions else {}
+            settings["use_cache"] = False  # of transformers, whose layers would fill it
         with gather_rows(trunk(self.model), rows):
-            output = self.model(input_ids=input_ids, **positions)
+            output = self.model(input_ids=input_ids, **settings)
         present = self.attention.present, self.recurrence.present
         return output.logits.squeeze(0).float(), *present
 
