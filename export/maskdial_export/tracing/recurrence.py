@@ -1,3 +1,4 @@
+# ruff: noqa: N803 - the arguments have transformers' names
 """Layers with a state of a fixed size: short convolutions and linear attention.
 
 The modeling files of transformers call a function of their own for each; `Recurrence` replaces
@@ -12,7 +13,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 from unittest import mock
 
 import torch
@@ -22,15 +23,6 @@ from transformers import PreTrainedModel
 _EPSILON = 1e-6  # of the normalization within the delta rule's functions
 
 Shape = tuple[int, ...]
-
-
-class Recurrent(Protocol):
-    """What takes the place of the functions; each is called with the original one first."""
-
-    def convolve(self, function: Callable[..., Any], *args: Any, **settings: Any) -> Any: ...
-    def delta_rule(self, function: Callable[..., Any], *args: Any, **settings: Any) -> Any: ...
-    def scan(self, function: Callable[..., Any], *args: Any, **settings: Any) -> Any: ...
-    def selective_scan(self, function: Callable[..., Any], *args: Any, **settings: Any) -> Any: ...
 
 
 # The functions of transformers' modeling files -> the methods that take their place
@@ -49,8 +41,11 @@ def is_traceable(module: nn.Module) -> bool:
 
 
 @contextmanager
-def recurring(model: PreTrainedModel, recurrent: Recurrent) -> Iterator[None]:
-    """Lets the model's recurrent layers compute through ``recurrent`` inside the block."""
+def recurring(model: PreTrainedModel, recurrent: "StateShapes | Recurrence") -> Iterator[None]:
+    """Lets the model's recurrent layers compute through ``recurrent`` inside the block.
+
+    Its methods get the original function first.
+    """
     modules = {sys.modules[type(module).__module__] for module in model.modules()}
     with ExitStack() as patches:
         for modeling in modules:
@@ -227,7 +222,7 @@ class Recurrence:
         steps = nn.functional.softplus(steps) if delta_softplus else steps
         steps = steps.transpose(1, 2)  # (batch, length, channels)
         values = hidden_states.float().transpose(1, 2)
-        channels, num_columns = A.shape
+        channels = A.shape[0]
         key, query = (
             each.float().transpose(1, 2)[:, :, None].expand(-1, -1, channels, -1) for each in (B, C)
         )
@@ -260,7 +255,7 @@ class Recurrence:
             self._masked(decay).flatten(2),
             *([] if beta is None else [beta]),
         ]
-        attributes = {
+        attributes: dict[str, Any] = {
             "update_rule": rule,
             "q_num_heads": num_heads,
             "kv_num_heads": num_heads,

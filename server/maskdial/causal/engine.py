@@ -291,9 +291,12 @@ class CausalEngine(Engine):
     def _report(self) -> None:
         """Sets the gauges; the caller holds the lock."""
         used_tokens = self._scheduler.num_cached_tokens
+        cache, running = self._runner.cache, len(self._scheduler.running)
         self._metrics.queue_size.set(self._scheduler.num_waiting)
-        self._metrics.requests_running.set(len(self._scheduler.running))
-        self._metrics.kv_cache_bytes.set(used_tokens * self._runner.cache.bytes_per_token)
+        self._metrics.requests_running.set(running)
+        self._metrics.kv_cache_bytes.set(
+            used_tokens * cache.bytes_per_token + running * cache.state_bytes
+        )
         self._metrics.kv_cache_usage.set(used_tokens / self._capacity)
 
     def _main(self) -> None:

@@ -40,10 +40,14 @@ class Cache(Protocol):
 
     @property
     def bytes_per_token(self) -> int: ...
+    @property
+    def state_bytes(self) -> int: ...
     def copy(self, source: int, target: int, num_tokens: int) -> None: ...
     def copy_tokens(self, source: int, target: int, start: int, num_tokens: int) -> None: ...
     def read(self, slot: int, start: int, num_tokens: int) -> NDArray[np.generic]: ...
     def write(self, slot: int, start: int, block: NDArray[np.generic]) -> None: ...
+    def read_states(self, slot: int) -> NDArray[np.float32]: ...
+    def write_states(self, slot: int, snapshot: NDArray[np.float32]) -> None: ...
     def release_pages(self, slot: int) -> None: ...
 
 
@@ -152,8 +156,12 @@ class Executor:
                 self._runner.cache.copy(fork.source, fork.target, fork.num_tokens)
         for load in plan.loads:
             self._runner.cache.write(load.slot, load.start, load.block)
+            if load.states is not None:
+                self._runner.cache.write_states(load.slot, load.states)
         for move in plan.moves:
             self._runner.cache.copy(move.source, move.target, move.num_tokens)
+        for restore in plan.restores:
+            self._runner.cache.write_states(restore.slot, restore.states)
         outputs = []
         if plan.holding:
             held = [s.held_logits for s in plan.holding if s.held_logits is not None]
@@ -216,7 +224,8 @@ class Executor:
             _Size(len(decoding) + len(prefills), num_tokens, num_tokens),
             lambda: together(token_ids, lengths, rows, prompts),
         )
-        if output.error is not None:  # so that a prompt that fails ends nothing but itself
+        # A prompt that fails ends nothing but itself, unless the pass may have changed states.
+        if output.error is not None and not self._runner.cache.state_bytes:
             return self._decode(plan), self._prefill(prefills)
         read = Output(output.sequences[len(decoding) :], output.logits[len(decoding) :])
         return Output(decoding, output.logits[: len(decoding)]), self._note(prefills, read)
@@ -255,6 +264,9 @@ class Executor:
         self._metrics.prompt_tokens.inc(sum(prefill.num_tokens for prefill in prefills))
         for prefill in prefills:
             self._cache_blocks(prefill)
+            shared = prefill.sequence.shared_prompt
+            if prefill.is_last and shared is not None and self._runner.cache.state_bytes:
+                shared.states = self._runner.cache.read_states(prefill.slot)
         if len(prefills) > 1:
             return replace(output, prefills=prefills)
         (prefill,) = prefills
@@ -297,9 +309,12 @@ class Executor:
         first, end = prefill.start // size, (prefill.start + prefill.num_tokens) // size
         for index in range(first, end):
             key = prefill.sequence.block_keys[index]
-            if key not in self._prefix_cache:
+            ends_here = (index + 1) * size == prefill.start + prefill.num_tokens
+            keeps = ends_here and self._prefix_cache.needs_states
+            if key not in self._prefix_cache or (keeps and not self._prefix_cache.has_states(key)):
                 block = self._runner.cache.read(prefill.slot, index * size, size)
-                self._prefix_cache.put(key, block)
+                states = self._runner.cache.read_states(prefill.slot) if keeps else None
+                self._prefix_cache.put(key, block, states)
 
     def _pass(
         self, sequences: tuple[Sequence, ...], size: _Size, run: Callable[[], Logits]

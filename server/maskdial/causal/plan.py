@@ -38,6 +38,16 @@ class Load:
     slot: int
     start: int
     block: NDArray[np.generic]
+    states: NDArray[np.float32] | None = None
+    """The states of recurrent layers after the block; with a prefix's last one only."""
+
+
+@dataclass(frozen=True, slots=True)
+class Restore:
+    """Writes the states of recurrent layers after a shared prompt to a slot that has its tokens."""
+
+    slot: int
+    states: NDArray[np.float32]
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +67,8 @@ class Prefill:
 
 @dataclass(frozen=True)
 class Plan:
-    """One step: copy the forks, the loads and the moves, then decode, then prefill or encode.
+    """One step: copy the forks, the loads, the moves and the states, then decode, then prefill or
+    encode.
 
     ``rows`` are the sequences of slots 0..n-1. Those that are still prefilling, or hold logits, are
     dummy rows of the decode pass: it writes a token to a position that the row's next real token
@@ -67,6 +78,7 @@ class Plan:
     forks: tuple[Fork, ...] = ()
     moves: tuple[Move, ...] = ()
     loads: tuple[Load, ...] = ()
+    restores: tuple[Restore, ...] = ()
     holding: tuple[Sequence, ...] = ()
     """Sequences whose next token is sampled from their held logits, without a pass.
 

@@ -18,11 +18,23 @@ from numpy.typing import NDArray
 _DIGEST_BYTES = 32
 
 
-@dataclass(frozen=True, slots=True)
-class _Block:
+@dataclass(slots=True)
+class Block:
+    """The keys and values of some adjacent tokens.
+
+    Attributes:
+        data: read-only.
+        previous: the digest of the block before it; empty for the first block.
+        states: those of recurrent layers after its last token, where they were kept; read-only.
+    """
+
     data: NDArray[np.generic]
     previous: bytes
-    """The digest of the block before it; empty for the first block."""
+    states: NDArray[np.float32] | None = None
+
+    @property
+    def num_bytes(self) -> int:
+        return self.data.nbytes + (0 if self.states is None else self.states.nbytes)
 
 
 class PrefixCache:
@@ -37,18 +49,27 @@ class PrefixCache:
         block_tokens: tokens per block.
         max_bytes: most bytes of blocks. With 0 the cache stays empty.
         shared: whether prompts of different keys share blocks.
+        needs_states: whether a text can go on after a block only from the states that it has there;
+            `match` ends with such a block.
     """
 
     def __init__(
-        self, *, model: str, block_tokens: int, max_bytes: int, shared: bool = False
+        self,
+        *,
+        model: str,
+        block_tokens: int,
+        max_bytes: int,
+        shared: bool = False,
+        needs_states: bool = False,
     ) -> None:
         self.block_tokens = block_tokens
+        self.needs_states = needs_states
         self.num_bytes = 0
         """Bytes of the blocks in the cache."""
         self._model = model
         self._max_bytes = max_bytes
         self._shared = shared
-        self._blocks: OrderedDict[bytes, _Block] = OrderedDict()  # by digest, oldest use first
+        self._blocks: OrderedDict[bytes, Block] = OrderedDict()  # by digest, oldest use first
 
     def __contains__(self, key: bytes) -> bool:
         return _digest(key) in self._blocks
@@ -79,8 +100,13 @@ class PrefixCache:
             previous = digest
         return tuple(keys)
 
-    def match(self, keys: Sequence[bytes]) -> tuple[NDArray[np.generic], ...]:
-        """The blocks of the longest prefix of ``keys`` in the cache; counts as a use.
+    def has_states(self, key: bytes) -> bool:
+        """Whether a text can go on after a block from its states."""
+        block = self._blocks.get(_digest(key))
+        return block is not None and block.states is not None
+
+    def match(self, keys: Sequence[bytes]) -> tuple[Block, ...]:
+        """The blocks of the longest usable prefix of ``keys`` in the cache; counts as a use.
 
         Args:
             keys: from `keys`, from the first on.
@@ -88,11 +114,18 @@ class PrefixCache:
         num_cached = 0
         while num_cached < len(keys) and keys[num_cached] in self:
             num_cached += 1
+        while self.needs_states and num_cached and not self.has_states(keys[num_cached - 1]):
+            num_cached -= 1
         if num_cached:
             self._use(_digest(keys[num_cached - 1]))
-        return tuple(self._blocks[_digest(key)].data for key in keys[:num_cached])
+        return tuple(self._blocks[_digest(key)] for key in keys[:num_cached])
 
-    def put(self, key: bytes, block: NDArray[np.generic]) -> None:
+    def put(
+        self,
+        key: bytes,
+        block: NDArray[np.generic],
+        states: NDArray[np.float32] | None = None,
+    ) -> None:
         """Adds a block, evicting others as needed; counts as a use of it and all blocks before it.
 
         Put the blocks of a prompt in order: a block is not added if the one before it is missing,
@@ -101,6 +134,7 @@ class PrefixCache:
         Args:
             key: the block's, from `keys`.
             block: made read-only and kept without a copy, so it must own its memory.
+            states: likewise; added to a block that has none yet.
         """
         digest, previous = _digest(key), key[:-_DIGEST_BYTES]
         if digest not in self._blocks:
@@ -108,12 +142,20 @@ class PrefixCache:
             if is_unreachable or block.nbytes > self._max_bytes:
                 return
             block.flags.writeable = False
-            self._blocks[digest] = _Block(block, previous)
+            self._blocks[digest] = Block(block, previous)
             self.num_bytes += block.nbytes
+        kept = self._blocks[digest]
+        if kept.states is None and states is not None and self._fits(kept, states):
+            states.flags.writeable = False
+            kept.states = states
+            self.num_bytes += states.nbytes
         self._use(digest)
         while self.num_bytes > self._max_bytes:
             _, evicted = self._blocks.popitem(last=False)
-            self.num_bytes -= evicted.data.nbytes
+            self.num_bytes -= evicted.num_bytes
+
+    def _fits(self, block: Block, states: NDArray[np.float32]) -> bool:
+        return block.num_bytes + states.nbytes <= self._max_bytes
 
     def _use(self, digest: bytes) -> None:
         for earlier in self._chain(digest):

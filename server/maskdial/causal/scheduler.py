@@ -5,11 +5,8 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from operator import attrgetter
 
-import numpy as np
-from numpy.typing import NDArray
-
-from maskdial.causal.plan import Fork, Load, Move, Plan, Prefill
-from maskdial.causal.prefix_cache import PrefixCache
+from maskdial.causal.plan import Fork, Load, Move, Plan, Prefill, Restore
+from maskdial.causal.prefix_cache import Block, PrefixCache
 from maskdial.causal.sequence import Sequence, State
 from maskdial.engine.fairness import Shares
 
@@ -71,6 +68,7 @@ class Scheduler:
         self._prefilling: list[Sequence] = []
         self._encoding: list[Sequence] = []
         self._loads: list[Load] = []
+        self._forked: list[Sequence] = []
         self._prefill_chunk_tokens = prefill_chunk_tokens
         self._max_length = max_length
         self._block_tokens = block_tokens
@@ -126,12 +124,14 @@ class Scheduler:
         forks = tuple(self._fork_beams())
         moves = [*self._admit(), *self._fill_holes()]
         loads, self._loads = tuple(self._loads), []
+        restores, self._forked = tuple(_restores(self._forked)), []
         highest = self._highest_decoding()
         rows = () if highest is None else self.running[: highest.slot + 1]
         return Plan(
             forks=forks,
             moves=tuple(moves),
             loads=loads,
+            restores=restores,
             holding=tuple(s for s in self.running if s.state is State.HOLDING),
             rows=rows,
             decoding_rows=tuple(i for i, s in enumerate(rows) if s.state is State.DECODING),
@@ -228,7 +228,9 @@ class Scheduler:
             sequence.start(slot, len(prefix) * self._block_tokens)
             self._prefilling.append(sequence)
             for index, block in enumerate(prefix):
-                self._loads.append(Load(slot, index * self._block_tokens, block))
+                states = block.states if index == len(prefix) - 1 else None
+                load = Load(slot, index * self._block_tokens, block.data, states)
+                self._loads.append(load)
             self._reserve(sequence)
 
     def _next_waiting(self) -> Sequence | None:
@@ -265,6 +267,7 @@ class Scheduler:
         assert sequence.shared_prompt is not None, "only a shared prompt has several sequences"
         self._occupy(sequence, slot)
         sequence.fork(slot, sequence.shared_prompt)
+        self._forked.append(sequence)
 
     def _sharing(self, sequence: Sequence) -> Iterable[Sequence]:
         """The other running sequences that share this one's prompt."""
@@ -337,7 +340,7 @@ class Scheduler:
                 num_tokens = fork.source.num_computed - fork.start
                 yield Fork(fork.source.slot, fork.target.slot, fork.start, num_tokens)
 
-    def _find_prefix(self, sequence: Sequence) -> tuple[NDArray[np.generic], ...]:
+    def _find_prefix(self, sequence: Sequence) -> tuple[Block, ...]:
         """The longest prefix of a prompt that the prefix cache has, in blocks.
 
         It leaves two tokens or more to prefill, since a single one runs on another kernel (see
@@ -353,8 +356,11 @@ class Scheduler:
             sequence.find_blocks(keys)
         if sequence.params.prompt_logprobs:
             return ()
-        num_reusable = max(sequence.num_prompt - 2, 0) // self._block_tokens
-        return self._prefix_cache.match(sequence.block_keys[:num_reusable])
+        return self._prefix_cache.match(sequence.block_keys[: self._num_reusable(sequence)])
+
+    def _num_reusable(self, sequence: Sequence) -> int:
+        """The blocks of a prompt that need not be read if the prefix cache has them."""
+        return max(sequence.num_prompt - 2, 0) // self._block_tokens
 
     def _highest_decoding(self) -> Sequence | None:
         decoding = (s for s in reversed(self.running) if s.state is State.DECODING)
@@ -385,7 +391,20 @@ class Scheduler:
         # A last chunk of one token would run on another kernel (see `KVLayout.query_block`).
         if num_tokens > chunk + 1:
             num_tokens = chunk
+        elif self._prefix_cache is not None and self._prefix_cache.needs_states:
+            # The states are kept where the next prompt that begins like this one can go on.
+            border = self._num_reusable(sequence) * self._block_tokens
+            if sequence.num_computed < border:
+                num_tokens = border - sequence.num_computed
         return Prefill(sequence, sequence.slot, sequence.num_computed, num_tokens)
+
+
+def _restores(forked: Iterable[Sequence]) -> Iterator[Restore]:
+    """The states of the sequences that took over a shared prompt, and have not ended since."""
+    for sequence in forked:
+        shared = sequence.shared_prompt
+        if sequence.state is State.HOLDING and shared is not None and shared.states is not None:
+            yield Restore(sequence.slot, shared.states)
 
 
 def _proceed(sequence: Sequence) -> None:

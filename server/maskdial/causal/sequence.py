@@ -91,11 +91,13 @@ class SharedPrompt:
     """What sequences with the same prompt share, so that it is prefilled once.
 
     Once it was, ``logits`` are those of its last token, float32 (vocab_size,), and ``logprobs``
-    those of its own tokens, if they were requested.
+    those of its own tokens, if they were requested. ``states`` are those of recurrent layers, if
+    the model has some: the sequence that read the prompt goes on, and its slot's states with it.
     """
 
     def __init__(self) -> None:
         self.logits: NDArray[np.float32] | None = None
+        self.states: NDArray[np.float32] | None = None
         self.logprobs: tuple[PromptLogprob, ...] = ()
 
     def fill(self, logits: NDArray[np.float32], logprobs: tuple[PromptLogprob, ...]) -> None:

@@ -57,6 +57,7 @@ LANES = 16
 """Head sizes are multiples of this number (``src/processor.h``)."""
 _ROW_INPUTS = ("seqlens_k", "total_sequence_length")
 _NUM_ATTENTION_OUTPUTS = 3
+_STATE = "past_state.0"
 _ATTENTION_DEFAULTS: dict[str, float] = {
     "rotary_interleaved": 0,
     "local_window_size": -1,
@@ -171,7 +172,7 @@ def _summarize_logits(graph: Graph) -> None:
     """Adds outputs for greedy decoding and log-probabilities to a causal graph."""
     outputs = {value.name: value.type.tensor_type for value in graph.proto.output}
     logits = outputs.get("logits")
-    if "past_key.0" not in graph.inputs or logits is None:
+    if graph.inputs.isdisjoint(("past_key.0", _STATE)) or logits is None:
         return
     if logits.elem_type == TensorProto.FLOAT:
         summary = helper.make_node("LogitsSummary", ["logits"], list(SUMMARY), domain=DOMAIN)
@@ -235,6 +236,7 @@ def _pack_rows(graph: Graph) -> None:
     others = [node for node in graph.nodes if node.op_type != ATTENTION]
     if (
         not attentions
+        or _STATE in graph.inputs
         or not of_rows <= graph.inputs
         or any(node.op_type == "GroupQueryAttention" for node in others)
         or any(of_rows.intersection(node.input) for node in others)

@@ -203,7 +203,7 @@ def _start_causal(
         max_queue=config.max_queue,
         eos_token_ids=frozenset(manifest.special_tokens.eos),
         prefix_cache=_prefix_cache(bundle, layout, config) if encoder is None else None,
-        max_drafts=config.speculative_tokens if encoder is None else 0,
+        max_drafts=_max_drafts(bundle, config),
         never=never,
         sampler=_sampler(bundle, placement, runner.slots, options, never),
         overlaps=not placement.memory.on_host,
@@ -322,6 +322,19 @@ def _sampler(
     )
 
 
+def _max_drafts(bundle: Bundle, config: Config) -> int:
+    """The draft tokens to verify at once; a state cannot be cut back to the accepted ones."""
+    manifest = bundle.manifest
+    if manifest.text_to_text is not None:
+        return 0
+    if config.speculative_tokens and manifest.kv is not None and manifest.kv.states:
+        _log.warning(
+            "model %s has recurrent layers, so it runs without --speculative-tokens", bundle.label
+        )
+        return 0
+    return config.speculative_tokens
+
+
 def _round_up(number: int, multiple: int) -> int:
     return -(-number // multiple) * multiple
 
@@ -366,4 +379,5 @@ def _prefix_cache(bundle: Bundle, layout: KVLayout, config: Config) -> PrefixCac
         block_tokens=layout.query_block,
         max_bytes=max_bytes,
         shared=config.prefix_cache_shared == "on",
+        needs_states=bool(layout.states),
     )

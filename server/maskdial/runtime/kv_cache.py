@@ -1,4 +1,4 @@
-"""KVCache: the keys and values of every running sequence."""
+"""KVCache: the keys and values of every running sequence, and the states of recurrent layers."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -8,12 +8,15 @@ from numpy.typing import NDArray
 
 from maskdial.bundle.manifest import KVLayout
 from maskdial.errors import ConfigError
-from maskdial.runtime.memory import Buffer, Memory
+from maskdial.runtime.memory import Buffer, Memory, copy_buffer, host_buffer
 
 
 @dataclass(frozen=True, slots=True)
 class KVCache:
     """Per layer, keys and values of shape (slots, num_heads, max_length, width).
+
+    Each recurrent layer has a state of a fixed size per slot, float32. A state is that of all
+    tokens before the next pass: it cannot be cut to fewer of them, as keys and values can.
 
     A slot holds one sequence. In main memory a slot costs what its longest sequence has used since
     `release_pages`; the memory of a GPU is taken when the cache is allocated.
@@ -23,11 +26,11 @@ class KVCache:
 
     keys: tuple[Buffer, ...]
     values: tuple[Buffer, ...]
-    bytes_per_token: int
+    states: tuple[Buffer, ...]
+    layout: KVLayout
+    max_length: int
     lengths: NDArray[np.int64]
     """int64 (slots,), the tokens that each slot holds; what lies beyond them may be overwritten."""
-    _token_bytes: int
-    """What one head of one layer's keys or values takes for a token."""
     _memory: Memory
     source: "KVCache | None" = None
 
@@ -49,36 +52,56 @@ class KVCache:
         if max_source_length is not None:
             source = cls.allocate(memory, layout, slots, max_source_length)
         shape = (slots, layout.num_heads, max_length, layout.width)
-        dtype = layout.element
+        dtype, floats = layout.element, np.dtype(np.float32)
         buffers = tuple(memory.allocate(shape, dtype) for _ in range(2 * layout.num_layers))
         keys, values = buffers[: layout.num_layers], buffers[layout.num_layers :]
-        lengths, token_bytes = np.zeros(slots, np.int64), layout.width * dtype.itemsize
-        size = layout.bytes_per_token
-        return cls(keys, values, size, lengths, token_bytes, memory, source)
+        states = tuple(memory.allocate((slots, *each), floats) for each in layout.states)
+        lengths = np.zeros(slots, np.int64)
+        return cls(keys, values, states, layout, max_length, lengths, memory, source)
+
+    @property
+    def bytes_per_token(self) -> int:
+        """The size of one token's keys and values."""
+        return self.layout.bytes_per_token
+
+    @property
+    def state_bytes(self) -> int:
+        """The size of a slot's states; 0 for a model without recurrent layers."""
+        return self.layout.state_bytes
 
     def named(self) -> Iterator[tuple[str, Buffer]]:
-        """Each layer's keys and values, as the graph's inputs call them."""
-        for kind, buffers in (("key", self.keys), ("value", self.values)):
+        """Each layer's keys and values, and the states, as the graph's inputs call them."""
+        parts = (("key", self.keys), ("value", self.values), ("state", self.states))
+        for kind, buffers in parts:
             for layer, buffer in enumerate(buffers):
                 yield f"{kind}.{layer}", buffer
 
     def copy(self, source: int, target: int, num_tokens: int) -> None:
-        """Copies the first tokens of one slot to another, and the source text."""
+        """Copies the first tokens of one slot to another, the states, and the source text."""
         self.copy_tokens(source, target, 0, num_tokens)
         if self.source is not None:
             self.source.copy(source, target, int(self.source.lengths[source]))
 
     def copy_tokens(self, source: int, target: int, start: int, num_tokens: int) -> None:
-        """Copies tokens from position ``start`` on, where both slots have the same before it."""
+        """Copies tokens from position ``start`` on, where both slots have the same before it.
+
+        The states are copied as they are.
+        """
         source_offset = self._offset(source, start, num_tokens)
         target_offset = self._offset(target, start, num_tokens)
-        _, num_heads, max_length, _ = self.keys[0].shape
-        pitch, width = max_length * self._token_bytes, num_tokens * self._token_bytes
+        pitch, width = self.max_length * self._token_bytes, num_tokens * self._token_bytes
         for buffer in (*self.keys, *self.values):
             first = buffer.pointer
             self._memory.copy(
-                first + target_offset, pitch, first + source_offset, pitch, width, num_heads
+                first + target_offset,
+                pitch,
+                first + source_offset,
+                pitch,
+                width,
+                self.layout.num_heads,
             )
+        for state in self.states:
+            copy_buffer(self._memory, state[target : target + 1], state[source : source + 1])
         self.lengths[target] = start + num_tokens
 
     def read(self, slot: int, start: int, num_tokens: int) -> NDArray[np.generic]:
@@ -87,30 +110,47 @@ class KVCache:
         Returns:
             Keys and values, (num_layers, 2, num_heads, num_tokens, width), in the cache's dtype.
         """
-        _, num_heads, max_length, width = self.keys[0].shape
-        shape = (len(self.keys), 2, num_heads, num_tokens, width)
-        block: NDArray[np.generic] = np.empty(shape, self.keys[0].dtype)
-        pitch, size = max_length * self._token_bytes, num_tokens * self._token_bytes
+        layout = self.layout
+        shape = (layout.num_layers, 2, layout.num_heads, num_tokens, layout.width)
+        block: NDArray[np.generic] = np.empty(shape, layout.element)
+        pitch, size = self.max_length * self._token_bytes, num_tokens * self._token_bytes
         for tokens, part in self._pointers(slot, start, block):
-            self._memory.copy(part, size, tokens, pitch, size, num_heads)
+            self._memory.copy(part, size, tokens, pitch, size, layout.num_heads)
         self._memory.synchronize()
         return block
 
     def write(self, slot: int, start: int, block: NDArray[np.generic]) -> None:
         """Writes what `read` returned to a slot, from position ``start`` on."""
-        _, num_heads, max_length, _ = self.keys[0].shape
         num_tokens = block.shape[3]
-        pitch, width = max_length * self._token_bytes, num_tokens * self._token_bytes
+        pitch, width = self.max_length * self._token_bytes, num_tokens * self._token_bytes
         for tokens, part in self._pointers(slot, start, block):
-            self._memory.copy(tokens, pitch, part, width, width, num_heads)
+            self._memory.copy(tokens, pitch, part, width, width, self.layout.num_heads)
         self.lengths[slot] = start + num_tokens
+
+    def read_states(self, slot: int) -> NDArray[np.float32]:
+        """A copy of a slot's states, float32 (state_bytes / 4,), one after the other."""
+        snapshot = np.empty(self.state_bytes // 4, np.float32)
+        for state, part in self._states_of(slot, snapshot):
+            copy_buffer(self._memory, part, state)
+        self._memory.synchronize()
+        return snapshot
+
+    def write_states(self, slot: int, snapshot: NDArray[np.float32]) -> None:
+        """Writes what `read_states` returned to a slot."""
+        for state, part in self._states_of(slot, snapshot):
+            copy_buffer(self._memory, state, part)
+
+    def clear_states(self, slot: int) -> None:
+        """Sets a slot's states to zero: those before a text's first token."""
+        if self.states:
+            self.write_states(slot, np.zeros(self.state_bytes // 4, np.float32))
 
     def release_pages(self, slot: int) -> None:
         """Forgets the content of a slot, and returns its pages in main memory to the system.
 
         A page that is shared with a neighboring slot stays, and so does the memory of a GPU.
         """
-        for buffer in (*self.keys, *self.values):
+        for buffer in (*self.keys, *self.values, *self.states):
             self._memory.decommit(buffer[slot : slot + 1])
         self.lengths[slot] = 0
         if self.source is not None:
@@ -120,18 +160,37 @@ class KVCache:
         self, slot: int, start: int, block: NDArray[np.generic]
     ) -> Iterator[tuple[int, int]]:
         """Where the first head of each layer's keys and values lies in the cache and in a block."""
-        num_layers, num_heads, _, width = len(self.keys), *self.keys[0].shape[1:]
-        num_tokens = block.shape[3]
-        if block.shape != (num_layers, 2, num_heads, num_tokens, width) or (
-            block.dtype != self.keys[0].dtype or not block.flags.c_contiguous
-        ):
+        layout, num_tokens = self.layout, block.shape[3]
+        parts = layout.num_layers, 2, layout.num_heads, num_tokens, layout.width
+        if block.shape != parts or (block.dtype != layout.element or not block.flags.c_contiguous):
             raise ValueError(f"not a block of this cache: {block.dtype} {block.shape}")
         offset = self._offset(slot, start, num_tokens)
-        part, part_bytes = block.ctypes.data, block.nbytes // (2 * num_layers)
+        part, part_bytes = block.ctypes.data, layout.num_heads * num_tokens * self._token_bytes
         for key, value in zip(self.keys, self.values, strict=True):
             for buffer in (key, value):
                 yield buffer.pointer + offset, part
                 part += part_bytes
+
+    def _states_of(
+        self, slot: int, snapshot: NDArray[np.float32]
+    ) -> Iterator[tuple[Buffer, Buffer]]:
+        """Each state of a slot, and its part of a snapshot."""
+        if snapshot.nbytes != self.state_bytes:
+            raise ValueError(f"not the states of this cache: {snapshot.nbytes} bytes")
+        start = 0
+        for buffer in self.states:
+            state = buffer[slot : slot + 1]
+            end = start + state.num_bytes // 4
+            yield state, host_buffer(snapshot[start:end].reshape(state.shape))
+            start = end
+
+    def _copy_state(self, target: Buffer, source: Buffer) -> None:
+        copy_buffer(self._memory, target, source)
+
+    @property
+    def _token_bytes(self) -> int:
+        """What one head of one layer's keys or values takes for a token."""
+        return self.layout.width * self.layout.element.itemsize
 
     def _offset(self, slot: int, start: int, num_tokens: int) -> int:
         """Where tokens of a slot's first head begin, in bytes; copies check no bounds themselves.
@@ -139,7 +198,7 @@ class KVCache:
         Raises:
             IndexError: they do not lie within the slot.
         """
-        slots, num_heads, max_length, _ = self.keys[0].shape
+        slots, num_heads, max_length = len(self.lengths), self.layout.num_heads, self.max_length
         if not (0 <= slot < slots and 0 <= start <= start + num_tokens <= max_length):
             raise IndexError(
                 f"tokens {start} to {start + num_tokens} of slot {slot} lie outside a cache of "
@@ -169,17 +228,19 @@ def plan_slots(
     slots = asked or most
     if budget is None:
         return slots
-    fitting = budget // (max_length * layout.bytes_per_token)
+    slot_bytes = max_length * layout.bytes_per_token + layout.state_bytes
+    fitting = budget // slot_bytes
     if fitting >= slots or (fitting and asked is None):
         return min(fitting, slots)
     needed = asked or 1
     ways = [f"--slots {fitting}"] if fitting else []
-    fitting_length = budget // (needed * layout.bytes_per_token)
+    left = budget // needed - layout.state_bytes
+    fitting_length = left // layout.bytes_per_token if layout.bytes_per_token else 0
     if fitting_length >= _MIN_CONTEXT:
         ways.append(f"--max-context {fitting_length}")
     raise ConfigError(
         f"a KV cache of {needed} slot{'s' if needed > 1 else ''} of {max_length} tokens takes "
-        f"{_size(needed * max_length * layout.bytes_per_token)}, and {_size(budget)} may be used: "
+        f"{_size(needed * slot_bytes)}, and {_size(budget)} may be used: "
         + (f"{' or '.join(ways)} would fit" if ways else "not even a short text would fit")
     )
 

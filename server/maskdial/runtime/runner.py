@@ -16,6 +16,7 @@ from maskdial.runtime.session import Session
 _TOTAL_LENGTH = "total_sequence_length"
 _TOTAL_SOURCE_LENGTH = "total_source_length"
 _NEW_TOKENS = "new_tokens"
+_LENGTHS = "lengths"
 
 
 class Runner:
@@ -80,6 +81,7 @@ class Runner:
             "rows": Staging(memory, max_rows, np.int64),
             "source_seqlens_k": Staging(memory, slots, np.int32),
             _NEW_TOKENS: Staging(memory, slots, np.int32),
+            _LENGTHS: Staging(memory, slots, np.int32),
         }
         self._inputs = {n: each for n, each in inputs.items() if n in session.input_names}
         # The operators read these on the host.
@@ -139,16 +141,19 @@ class Runner:
             Logits, float32 (num_rows, vocab_size), valid until the next decode.
         """
         if self._pads:
-            self._padded_step(token_ids, lengths)
+            self._padded_step(token_ids, lengths, rows)
             logits = self._decode_logits.rows(rows)
         else:
             one_row = np.s_[None] if self._packs else np.s_[:, None]
+            num_tokens = np.zeros_like(lengths)  # dummy rows leave their states as they are
+            num_tokens[rows] = 1
             feeds = {
                 "input_ids": token_ids[one_row],
                 "position_ids": lengths[one_row],
                 "seqlens_k": lengths,
                 "rows": rows,
                 _NEW_TOKENS: self._ones[: len(lengths)],
+                _LENGTHS: num_tokens,
             }
             self._pass(0, len(lengths), max(lengths.tolist()) + 1, feeds, self._decode_logits)
             logits = self._decode_logits.first(len(rows))
@@ -216,11 +221,15 @@ class Runner:
         num_tokens: NDArray[np.int64],
         rows: NDArray[np.int64],
     ) -> Logits:
+        for row in np.flatnonzero(starts == 0):
+            self.cache.clear_states(slot + int(row))
         self._run(slot, token_ids, starts, num_tokens, rows, self._prefill_logits)
         self.cache.lengths[slot : slot + len(token_ids)] = starts + num_tokens
         return self._prefill_logits.first(len(rows))
 
-    def _padded_step(self, token_ids: NDArray[np.int64], lengths: NDArray[np.int64]) -> None:
+    def _padded_step(
+        self, token_ids: NDArray[np.int64], lengths: NDArray[np.int64], decoding: NDArray[np.int64]
+    ) -> None:
         """A decode step of the next batch size, whose last rows are dummies."""
         num_rows = len(token_ids)
         batch = next(size for size in self._batch_sizes if size >= num_rows)
@@ -229,8 +238,9 @@ class Runner:
         # A dummy row writes where its slot's next token goes, or over the last one of a full slot.
         starts = np.minimum(self.cache.lengths[:batch], self.max_length - 1)
         starts[:num_rows] = lengths
-        rows = np.arange(batch)
-        self._run(0, padded, starts, np.ones_like(starts), rows, self._decode_logits, batch)
+        rows, num_tokens = np.arange(batch), np.ones_like(starts)
+        taken = np.isin(rows, decoding)
+        self._run(0, padded, starts, num_tokens, rows, self._decode_logits, batch, taken)
 
     def _run(
         self,
@@ -241,12 +251,14 @@ class Runner:
         rows: NDArray[np.int64],
         logits: "_LogitsBuffer",
         captured_size: int | None = None,
+        taken: NDArray[np.bool_] | None = None,
     ) -> None:
         """One pass of ``input_ids`` (batch, longest), right-padded, in the slots from ``slot`` on.
 
         Row i has ``num_tokens[i]`` tokens, which follow the first ``starts[i]`` of its slot.
         ``rows`` are the flat indices of the tokens to compute logits for. With a
         ``captured_size`` the pass is captured under that number, if the session captures passes.
+        Rows that are not ``taken``, bool (batch,), are dummies, which change no states.
         """
         last = starts + num_tokens - 1
         batch, position_ids = len(input_ids), starts[:, None] + np.arange(input_ids.shape[1])
@@ -260,6 +272,7 @@ class Runner:
             "seqlens_k": last,
             "rows": rows,
             _NEW_TOKENS: num_tokens,
+            _LENGTHS: num_tokens if taken is None else num_tokens * taken,
         }
         self._pass(slot, batch, int(last.max()) + 1, feeds, logits, captured_size)
 
