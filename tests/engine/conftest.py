@@ -325,7 +325,8 @@ class LoadedModel:
         runner = WatchedRunner(
             self.session, layout, slots=slots, max_length=max_length, vocab_size=vocab_size
         )
-        cache_bytes = int(cache_blocks * layout.query_block * layout.bytes_per_token)
+        block_bytes = layout.query_block * layout.bytes_per_token + layout.state_bytes
+        cache_bytes = int(cache_blocks * block_bytes)
         tally = Tally()
         if eos_token_ids is None:
             eos_token_ids = self.manifest.special_tokens.eos
@@ -342,7 +343,10 @@ class LoadedModel:
             eos_token_ids=eos_token_ids,
             sampler=Sampler(vocab_size, frozenset(eos_token_ids), kernels=fast),
             prefix_cache=PrefixCache(
-                model="starter", block_tokens=layout.query_block, max_bytes=cache_bytes
+                model="starter",
+                block_tokens=layout.query_block,
+                max_bytes=cache_bytes,
+                needs_states=bool(layout.states),
             )
             if cache_bytes
             else None,
