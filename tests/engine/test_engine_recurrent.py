@@ -136,9 +136,7 @@ def test_alone_and_in_random_company_are_equal(
 
 @pytest.mark.parametrize("slots", [1, 3, 8])
 @pytest.mark.parametrize("num_prompt", [1, 32, 75])
-def test_each_copy_is_what_it_is_alone(
-    recurrent: LoadedModel, num_prompt: int, slots: int
-) -> None:
+def test_each_copy_is_what_it_is_alone(recurrent: LoadedModel, num_prompt: int, slots: int) -> None:
     """Those that wait for a slot go on from the prompt's states, though its reader went on."""
     request = recurrent.request(
         recurrent.random_prompt(random.Random(num_prompt), num_prompt),

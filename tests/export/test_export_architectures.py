@@ -116,6 +116,9 @@ class Cache:
             f"past_{kind}.{i}": np.zeros(shape, np.float32)
             for i in layers
             for kind in ("key", "value")
+        } | {
+            f"past_state.{i}": np.zeros((slots, *shape), np.float32)
+            for i, shape in enumerate(layout.states)
         }
         self.seen = np.zeros(slots, np.int64)
 
@@ -124,13 +127,15 @@ class Cache:
         slots = list(slots)
         ids = pad(texts, 0)
         width = ids.shape[1]
-        totals = self.seen[slots] + [len(text) for text in texts]
+        lengths = [len(text) for text in texts]
+        totals = self.seen[slots] + lengths
         feeds = {
             "input_ids": ids,
             "position_ids": self.seen[slots][:, None] + np.arange(width),
             "seqlens_k": (totals - 1).astype(np.int32),
             "total_sequence_length": np.array(totals.max(), np.int32),
             "rows": np.concatenate([i * width + np.arange(len(t)) for i, t in enumerate(texts)]),
+            "lengths": np.array(lengths, np.int32),
         } | {name: array[slots] for name, array in self.past.items()}
         outputs = dict(zip(self.names, run(self.graph, feeds), strict=True))
         for name, array in self.past.items():

@@ -154,10 +154,15 @@ NO_SIZES: dict[str, tuple[str, Any, str]] = {
         ),
         "keeps a state from token to token (rwkv.blocks.0 is a RwkvBlock)",
     ),
-    "lfm2": (
-        "Lfm2ForCausalLM",
-        lambda: transformers.Lfm2Config(**GROUPED, layer_types=["conv", "full_attention"]),
-        "is a Lfm2ShortConv), so its layers cannot be given a KV cache",
+    "minimax": (
+        "MiniMaxForCausalLM",
+        lambda: transformers.MiniMaxConfig(
+            **GROUPED,
+            num_local_experts=2,
+            num_experts_per_tok=1,
+            layer_types=["linear_attention", "full_attention"],
+        ),
+        "is a MiniMaxLightningAttention), which the exported graph cannot carry",
     ),
 }
 

@@ -58,6 +58,31 @@ ROUTED = GROUPED | {
     "n_group": 1,
     "topk_group": 1,
 }
+# A layer with a state, and one with keys and values
+DELTA_NET = GROUPED | {
+    "layer_types": ["linear_attention", "full_attention"],
+    "linear_num_value_heads": 4,
+    "linear_num_key_heads": 2,
+    "linear_key_head_dim": 16,
+    "linear_value_head_dim": 16,
+}
+MAMBA_2 = GROUPED | {
+    "mamba_n_heads": 4,
+    "mamba_d_head": 16,
+    "mamba_d_state": 16,
+    "mamba_n_groups": 2,
+    "mamba_expand": 2,
+    "mamba_chunk_size": 8,
+}
+STATE_SPACE: dict[str, Any] = {
+    "vocab_size": 101,
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+    "state_size": 16,
+    "pad_token_id": 0,
+    "bos_token_id": 2,
+    "eos_token_id": 3,
+}
 ROBERTA = SHAPE | {"pad_token_id": 1, "bos_token_id": 0, "type_vocab_size": 1}
 # Windows of 4 tokens to either side, smaller than the texts of the tests
 LONGFORMER = ROBERTA | {"attention_window": 8, "sep_token_id": 3}
@@ -368,6 +393,85 @@ CAUSAL: Mapping[str, Specimen] = {
         "latent attention",
     ),
     "minimax-m2": Specimen("MiniMaxM2ForCausalLM", LOCAL_EXPERTS, "mixture of experts"),
+    "lfm2": Specimen(
+        "Lfm2ForCausalLM",
+        GROUPED | {"layer_types": ["conv", "full_attention"]},
+        "short convolutions",
+        quick=True,
+    ),
+    "lfm2-moe": Specimen(
+        "Lfm2MoeForCausalLM",
+        EXPERTS | {"layer_types": ["conv", "full_attention"], "num_dense_layers": 1},
+        "short convolutions, mixture of experts",
+    ),
+    "lfm3": Specimen(
+        "Lfm3ForCausalLM",
+        GROUPED | {"layer_types": ["conv", "full_attention"]},
+        "short convolutions",
+    ),
+    "qwen3.5": Specimen("Qwen3_5ForCausalLM", DELTA_NET, "gated delta nets", quick=True),
+    "qwen3.5-moe": Specimen(
+        "Qwen3_5MoeForCausalLM",
+        EXPERTS | DELTA_NET | {"shared_expert_intermediate_size": 24},
+        "gated delta nets, mixture of experts",
+    ),
+    "qwen3-next": Specimen(
+        "Qwen3NextForCausalLM",
+        EXPERTS | DELTA_NET | {"shared_expert_intermediate_size": 24},
+        "gated delta nets, mixture of experts",
+    ),
+    "olmo-hybrid": Specimen("OlmoHybridForCausalLM", DELTA_NET, "gated delta nets"),
+    "kimi-linear": Specimen(
+        "KimiLinearForCausalLM",
+        SHAPE
+        | {"num_key_value_heads": 4, "layer_types": ["linear_attention", "full_attention"]}
+        | {"linear_num_heads": 2, "linear_head_dim": 16, "kv_lora_rank": 16}
+        | {"qk_rope_head_dim": 16, "qk_nope_head_dim": 16, "v_head_dim": 16}
+        | {"num_local_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24},
+        "Kimi delta attention, latent attention, mixture of experts",
+    ),
+    "granite-hybrid": Specimen(
+        "GraniteMoeHybridForCausalLM",
+        MAMBA_2
+        | {"layer_types": ["mamba", "attention"], "shared_intermediate_size": 48}
+        | {"num_local_experts": 0},
+        "Mamba 2",
+        quick=True,
+    ),
+    "falcon-h1": Specimen(
+        "FalconH1ForCausalLM", MAMBA_2 | {"mamba_d_ssm": 64}, "Mamba 2 beside attention"
+    ),
+    "bamba": Specimen("BambaForCausalLM", MAMBA_2 | {"attn_layer_indices": [1]}, "Mamba 2"),
+    "nemotron-h": Specimen(
+        "NemotronHForCausalLM",
+        GROUPED
+        | {"layers_block_type": ["mamba", "attention"], "mamba_num_heads": 4, "n_groups": 2}
+        | {"mamba_head_dim": 16, "ssm_state_size": 16, "conv_kernel": 4, "chunk_size": 8},
+        "Mamba 2",
+    ),
+    "zamba2": Specimen(
+        "Zamba2ForCausalLM",
+        SHAPE
+        | {"num_hidden_layers": 3, "layers_block_type": ["mamba", "hybrid", "mamba"]}
+        | {"mamba_d_state": 16, "mamba_headdim": 16, "n_mamba_heads": 4, "mamba_ngroups": 2}
+        | {"mamba_expand": 2, "chunk_size": 8, "num_mem_blocks": 1}
+        | {"attention_head_dim": 16, "attention_hidden_size": 64},
+        "Mamba 2, shared attention",
+    ),
+    "mamba2": Specimen(
+        "Mamba2ForCausalLM",
+        STATE_SPACE | {"num_heads": 4, "head_dim": 16, "n_groups": 2, "chunk_size": 8},
+        "Mamba 2 only",
+    ),
+    "mamba": Specimen("MambaForCausalLM", STATE_SPACE, "Mamba only", quick=True),
+    "falcon-mamba": Specimen("FalconMambaForCausalLM", STATE_SPACE, "Mamba only"),
+    "jamba": Specimen(
+        "JambaForCausalLM",
+        GROUPED
+        | {"attn_layer_period": 2, "attn_layer_offset": 1, "num_experts": 4}
+        | {"num_experts_per_tok": 2, "mamba_d_state": 8, "mamba_dt_rank": 4},
+        "Mamba, mixture of experts",
+    ),
 }
 
 FILL_MASK: Mapping[str, Specimen] = {
@@ -729,11 +833,12 @@ ZOO: Mapping[str, Mapping[str, Specimen]] = {
 
 # Checkpoints that are refused, and words of the sentence that says so
 REFUSED: Mapping[str, tuple[Specimen, str]] = {
-    "mamba": (
+    "recurrent-gemma": (
         Specimen(
-            "MambaForCausalLM", {"vocab_size": 101, "hidden_size": 32, "num_hidden_layers": 1}
+            "RecurrentGemmaForCausalLM",
+            GROUPED | {"num_hidden_layers": 3, "attention_window_size": 8, "lru_width": 32},
         ),
-        "cannot be given a KV cache",
+        "is a RecurrentGemmaRecurrentBlock), which the exported graph cannot carry",
     ),
     "gpt-neox-japanese": (
         Specimen("GPTNeoXJapaneseForCausalLM", SHAPE),

@@ -45,6 +45,7 @@ class FakeCache:
     """Token ids in the place of keys and values."""
 
     bytes_per_token = 10
+    state_bytes = 0
 
     def __init__(self, slots: int) -> None:
         self.tokens = np.zeros((slots, MAX_LENGTH), np.int64)
@@ -63,6 +64,12 @@ class FakeCache:
 
     def write(self, slot: int, start: int, block: NDArray[np.generic]) -> None:
         self.tokens[slot, start : start + len(block)] = block
+
+    def read_states(self, slot: int) -> NDArray[np.float32]:
+        raise NotImplementedError(slot)
+
+    def write_states(self, slot: int, snapshot: NDArray[np.float32]) -> None:
+        raise NotImplementedError(slot)
 
     def release_pages(self, slot: int) -> None:
         self.tokens[slot] = 0

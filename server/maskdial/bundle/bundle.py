@@ -31,7 +31,10 @@ Graph inputs, by family (the server feeds the ones that the graph declares):
   (num_rows,), flat indices of the tokens to compute logits for; ``past_key.I`` and
   ``past_value.I``, in `KVLayout.dtype`, (batch, num_heads, max_length, head_dim). Outputs
   ``logits`` float32 (num_rows, vocab_size), ``present_key.I`` and ``present_value.I``, which may
-  share their past's memory. With a non-empty past, batch is 1 or new_tokens is 1.
+  share their past's memory. With a non-empty past, batch is 1 or new_tokens is 1. With recurrent
+  layers also ``lengths`` int32 (batch,), the valid new tokens of each row, perhaps none, and
+  ``past_state.I``, float32 of the shapes `KVLayout.states`, zero before a text's first token; the
+  outputs ``present_state.I`` may share their memory.
 * encoder-decoder, ``model.onnx``: the decoder, as causal with new_tokens 1, and also
   ``cross_key.I`` and ``cross_value.I``, which are only read, (batch, num_heads,
   max_source_length, head_dim), with ``source_seqlens_k`` int32 (batch,), tokens of the source text

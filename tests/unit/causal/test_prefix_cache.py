@@ -104,8 +104,8 @@ def test_a_match_is_the_longest_beginning() -> None:
     cache = new_cache()
     keys = keys_of(cache, range(8))
     put_all(cache, keys[:3], first_value=10)
-    assert [int(block[0]) for block in cache.match(keys)] == [10, 11, 12]
-    assert [int(block[0]) for block in cache.match(keys[:2])] == [10, 11]
+    assert [int(block.data[0]) for block in cache.match(keys)] == [10, 11, 12]
+    assert [int(block.data[0]) for block in cache.match(keys[:2])] == [10, 11]
     assert cache.match(()) == ()
 
 
@@ -164,10 +164,52 @@ def test_a_block_that_is_held_stays_as_it_is() -> None:
     cache.put(keys[0], new_block(1))
     cache.put(keys[0], new_block(2))
     (block,) = cache.match(keys)
-    assert block[0] == 1
+    assert block.data[0] == 1
     assert cache.num_bytes == BLOCK_BYTES
     with pytest.raises(ValueError, match="read-only"):
-        block[0] = 3
+        block.data[0] = 3
+
+
+def test_a_prefix_ends_where_states_are_kept() -> None:
+    cache = PrefixCache(model="m", block_tokens=2, max_bytes=10**6, needs_states=True)
+    keys = keys_of(cache, range(10))
+    put_all(cache, keys)
+    assert cache.match(keys) == ()
+    states = np.ones(4, np.float32)
+    cache.put(keys[2], new_block(), states)
+    cache.put(keys[0], new_block(), np.zeros(4, np.float32))
+    found = cache.match(keys)
+    assert len(found) == 3
+    assert found[-1].states is states
+    assert len(cache.match(keys[:2])) == 1
+    assert [cache.has_states(key) for key in keys] == [True, False, True, False, False]
+    assert cache.num_bytes == 5 * BLOCK_BYTES + 2 * states.nbytes
+    with pytest.raises(ValueError, match="read-only"):
+        states[0] = 2
+
+
+def test_states_count_as_bytes_and_go_with_their_block() -> None:
+    states = np.zeros(BLOCK_BYTES // 4, np.float32)
+    cache = PrefixCache(model="m", block_tokens=2, max_bytes=4 * BLOCK_BYTES, needs_states=True)
+    one, other = keys_of(cache, [1, 1, 1, 1]), keys_of(cache, [2, 2, 2, 2])
+    put_all(cache, one)
+    cache.put(one[1], new_block(), states.copy())
+    assert cache.num_bytes == 3 * BLOCK_BYTES
+    put_all(cache, other)
+    assert held(cache, one + other) == [True, False, True, True]
+    cache.put(other[1], new_block(), states.copy())
+    assert cache.num_bytes == 4 * BLOCK_BYTES
+    assert cache.match(one) == ()
+    assert len(cache.match(other)) == 2
+
+
+def test_states_too_large_for_the_cache_are_left_out() -> None:
+    cache = PrefixCache(model="m", block_tokens=2, max_bytes=BLOCK_BYTES, needs_states=True)
+    keys = keys_of(cache, range(2))
+    cache.put(keys[0], new_block(), np.zeros(1, np.float32))
+    assert held(cache, keys) == [True]
+    assert cache.num_bytes == BLOCK_BYTES
+    assert cache.match(keys) == ()
 
 
 def test_without_room_nothing_is_ever_held() -> None:
@@ -254,7 +296,7 @@ def test_like_a_dictionary_of_prefixes(
             found = cache.match(keys)
             expected = naive.match(prefixes)
             assert len(found) == len(expected)
-            assert all(a is b for a, b in zip(found, expected, strict=True))
+            assert all(a.data is b for a, b in zip(found, expected, strict=True))
         else:
             first = 0 if name == "put" else max(len(keys) - 1, 0)
             for i, size in zip(range(first, len(keys)), sizes, strict=False):

@@ -212,3 +212,50 @@ def test_without_the_advice_releasing_does_nothing(monkeypatch: pytest.MonkeyPat
     cache.release_pages(0)
     for array, old in zip(arrays(memory, cache), before, strict=True):
         assert np.array_equal(array, old)
+
+
+STATES = KVLayout(num_layers=1, num_heads=2, head_dim=4, states=((3, 5), (2, 4, 6)))
+
+
+def states(memory: Any, cache: KVCache) -> list[NDArray[np.generic]]:
+    look = memory.view if memory.on_host else memory.peek
+    return [look(buffer) for buffer in cache.states]
+
+
+def test_states_are_copied_with_a_slot_and_kept_apart(memory: Any) -> None:
+    cache = KVCache.allocate(memory, STATES, slots=4, max_length=7)
+    before = fill(states(memory, cache))
+    cache.copy(3, 1, 5)
+    cache.copy_tokens(2, 0, 3, 2)
+    memory.synchronize()
+    for state, old in zip(states(memory, cache), before, strict=True):
+        np.testing.assert_array_equal(state, old[[2, 3, 2, 3]])
+
+
+def test_a_snapshot_of_states_can_be_written_elsewhere(memory: Any) -> None:
+    cache = KVCache.allocate(memory, STATES, slots=3, max_length=7)
+    before = fill(states(memory, cache))
+    snapshot = cache.read_states(2)
+    assert snapshot.nbytes == cache.state_bytes == STATES.state_bytes == 4 * (15 + 48)
+    cache.clear_states(2)
+    cache.write_states(0, snapshot)
+    memory.synchronize()
+    for state, old in zip(states(memory, cache), before, strict=True):
+        np.testing.assert_array_equal(state[0], old[2])
+        np.testing.assert_array_equal(state[1], old[1])
+        assert not state[2].any()
+    with pytest.raises(ValueError, match="not the states of this cache"):
+        cache.write_states(0, snapshot[1:])
+
+
+def test_a_model_may_have_states_only(memory: Any) -> None:
+    layout = KVLayout(num_layers=0, num_heads=1, head_dim=64, states=((2, 3),))
+    cache = KVCache.allocate(memory, layout, slots=2, max_length=7)
+    fill(states(memory, cache))
+    block = cache.read(0, 0, 4)
+    assert block.nbytes == 0
+    cache.write(1, 0, block)
+    cache.copy(0, 1, 7)
+    first, second = states(memory, cache)[0]
+    np.testing.assert_array_equal(first, second)
+    cache.release_pages(0)

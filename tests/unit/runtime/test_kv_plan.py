@@ -70,3 +70,21 @@ def test_what_is_planned_fits_and_what_is_proposed_would(
         return
     assert slots == asked or (asked is None and 1 <= slots <= 64)
     assert slots * max_length * TOKEN <= budget
+
+
+def test_a_slot_has_its_states_beside_its_tokens() -> None:
+    layout = KVLayout(
+        num_layers=2, num_heads=4, head_dim=16, dtype="float16", states=((100, TOKEN),)
+    )
+    assert layout.state_bytes == 400 * TOKEN  # those of 400 tokens
+    assert plan_slots(layout, 100, asked=None, most=64, budget=1900 * TOKEN) == 3
+    with pytest.raises(ConfigError, match=r"--slots 3 or --max-context 75 would fit"):
+        plan_slots(layout, 100, asked=4, most=64, budget=1900 * TOKEN)
+
+
+def test_a_model_with_states_only_needs_no_room_for_tokens() -> None:
+    layout = KVLayout(num_layers=0, num_heads=1, head_dim=64, states=((100,),))
+    assert plan_slots(layout, 10**6, asked=None, most=64, budget=4000) == 10
+    with pytest.raises(ConfigError, match=r"and 0\.4 MB|would fit") as refusal:
+        plan_slots(layout, 10**6, asked=11, most=64, budget=4000)
+    assert "--slots 10 would fit" in refusal.value.message
