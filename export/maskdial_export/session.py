@@ -126,12 +126,14 @@ class CausalSession:
     def __init__(self, graph: Graph, layout: KVLayout, slots: int, room: int) -> None:
         self._session = _loaded(graph).session()
         self.inputs = frozenset(value.name for value in self._session.get_inputs())
-        names = [f"{kind}.{i}" for i in range(layout.num_layers) for kind in ("key", "value")]
-        shape = (slots, layout.num_heads, room, layout.head_dim)
         types = {value.name: value.type for value in self._session.get_inputs()}
         half = types.get("past_key.0") == "tensor(float16)"
         self._dtype = np.dtype(np.float16 if half else np.float32)
-        self._cache = {name: np.zeros(shape, self._dtype) for name in names}
+        self._cache = {
+            f"{kind}.{i}": np.zeros((slots, heads.num_heads, room, heads.head_dim), self._dtype)
+            for i, heads in enumerate(layout.layers)
+            for kind in ("key", "value")
+        }
         self._states = {
             f"state.{i}": np.zeros((slots, *shape), np.float32)
             for i, shape in enumerate(layout.states)
@@ -188,10 +190,11 @@ class EncoderDecoderSession:
         self._encoder = loaded.session(ENCODER_GRAPH)
         self._decoder = loaded.session()
         self.inputs = frozenset(value.name for value in self._decoder.get_inputs())
-        layers = range(layout.num_layers)
+        layers = range(len(layout.layers))
+        num_heads, head_dim = layout.layers[0]
         self._names = [f"{kind}.{i}" for i in layers for kind in ("key", "value")]
-        shape = (slots, layout.num_heads, room, layout.head_dim)
-        source_shape = (slots, layout.num_heads, source_room, layout.head_dim)
+        shape = (slots, num_heads, room, head_dim)
+        source_shape = (slots, num_heads, source_room, head_dim)
         self._past = {name: np.zeros(shape, np.float32) for name in self._names}
         self._cross = {name: np.zeros(source_shape, np.float32) for name in self._names}
         self._source_lengths = np.ones(slots, np.int64)

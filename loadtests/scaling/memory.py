@@ -90,13 +90,7 @@ async def _read(
     seed: int,
 ) -> Row:
     num_tokens = min(num_tokens, context // 2)
-    bytes_per_token = (
-        2
-        * layout.num_layers
-        * layout.num_heads
-        * layout.head_dim
-        * (4 if layout.dtype == "float32" else 2)
-    )
+    bytes_per_token = layout.bytes_per_token
     requests = _requests(bundle, num_tokens, num_streams, seed)
     with running_server(
         {bundle.name: bundle.path}, slots=slots, max_context=context, prefix_cache_bytes=0

@@ -109,12 +109,10 @@ class Cache:
         assert layout is not None
         self.graph = session(folder)
         self.names = [value.name for value in self.graph.get_outputs()]
-        self.head_dim = layout.head_dim
-        shape = (slots, layout.num_heads, 96, layout.head_dim)
-        layers = range(layout.num_layers)
+        self.block = layout.query_block
         self.past = {
-            f"past_{kind}.{i}": np.zeros(shape, np.float32)
-            for i in layers
+            f"past_{kind}.{i}": np.zeros((slots, heads.num_heads, 96, heads.head_dim), np.float32)
+            for i, heads in enumerate(layout.layers)
             for kind in ("key", "value")
         } | {
             f"past_state.{i}": np.zeros((slots, *shape), np.float32)
@@ -177,7 +175,7 @@ def test_causal_logits_do_not_depend_on_batch_or_chunks(name: str, bundle: Bundl
     whole = together.feed([0, 1, 2], prompts)
     for slot, prompt in enumerate(prompts):
         np.testing.assert_array_equal(alone.feed([slot], [prompt])[0], whole[slot])
-    block = 2 * chunked.head_dim  # KVLayout.query_block
+    block = chunked.block
     chunks = np.split(prompts[0], range(block, len(prompts[0]), block))
     pieces = [chunked.feed([0], [chunk])[0] for chunk in chunks]
     assert len(pieces) > 1

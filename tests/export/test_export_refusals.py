@@ -218,10 +218,10 @@ def test_malformed_config(
 
 def test_sentences_of_other_libraries() -> None:
     with pytest.raises(pydantic.ValidationError) as caught:
-        KVLayout.model_validate({"num_layers": 0, "num_heads": "a", "head_dim": 8})
+        KVLayout.model_validate({"layers": [[0, 8], ["a", 8]]})
     assert first_line(caught.value) == (
-        "KVLayout: num_layers: Input should be greater than 0; num_heads: Input should be a valid "
-        "integer, unable to parse string as an integer"
+        "KVLayout: layers.0.num_heads: Input should be greater than 0; layers.1.num_heads: Input "
+        "should be a valid integer, unable to parse string as an integer"
     )
     two_lines = ValueError("Validation error for field 'hidden_size':\n  TypeError: expected int\n")
     joined = "Validation error for field 'hidden_size': TypeError: expected int"

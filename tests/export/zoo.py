@@ -393,6 +393,14 @@ CAUSAL: Mapping[str, Specimen] = {
         "latent attention",
     ),
     "minimax-m2": Specimen("MiniMaxM2ForCausalLM", LOCAL_EXPERTS, "mixture of experts"),
+    "gemma4": Specimen(
+        "Gemma4ForCausalLM",
+        GROUPED
+        | {"num_hidden_layers": 4, "layer_types": ["sliding_attention", "full_attention"] * 2}
+        | {"sliding_window": 6, "global_head_dim": 32, "num_kv_shared_layers": 2}
+        | {"hidden_size_per_layer_input": 8, "vocab_size_per_layer_input": 101},
+        "local and global layers with heads of different sizes, shared keys and values",
+    ),
     "lfm2": Specimen(
         "Lfm2ForCausalLM",
         GROUPED | {"layer_types": ["conv", "full_attention"]},

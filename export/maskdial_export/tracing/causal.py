@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from maskdial.bundle.manifest import KVLayout
+from maskdial.bundle.manifest import Heads, KVLayout
 from maskdial_export.errors import ExportError
 from maskdial_export.tracing.attention import CausalAttention, attending
 from maskdial_export.tracing.graph import gather_rows, to_onnx_ir, trunk
@@ -21,10 +21,6 @@ from maskdial_export.tracing.survey import Survey
 _RECURRENT = re.compile(
     r"Mamba|SSM|Rwkv|xLSTM|Lightning|Recurrent|DeltaNet|DeltaAttention|ShortConv"
 )
-
-
-# Heads, and their size, of the cache of a model that has recurrent layers only
-_NO_LAYERS = 1, 64
 
 
 def check(model: PreTrainedModel) -> None:
@@ -48,30 +44,19 @@ def kv_layout(survey: Survey, dtype: torch.dtype = torch.float32) -> KVLayout:
     """The KV cache that the exported graph of a ``dtype`` model reads and writes.
 
     Raises:
-        ExportError: the model has no such cache, or its layers have caches of different shapes.
+        ExportError: the model has no such cache.
     """
     if not survey.causal:
         raise ExportError("each token of this model attends to later ones, so it cannot generate")
-    shapes = {(layer.num_kv_heads, layer.head_dim) for layer in survey.layers}
-    if not shapes and survey.states:
-        shapes = {_NO_LAYERS}
-    if not shapes:
+    if not survey.layers and not survey.states:
         raise ExportError(
             "the layers of this model do not attend through transformers' attention interface, so "
             "they cannot be given a KV cache"
         )
-    num_heads, head_dim = shapes.pop()
-    if shapes:
-        raise ExportError(
-            "the layers of this model have keys of different shapes, but the KV cache has one "
-            "shape for all"
-        )
-    if any(layer.value_dim > head_dim for layer in survey.layers):
+    if any(layer.value_dim > layer.head_dim for layer in survey.layers):
         raise ExportError("the values of this model are larger than its keys, which have no cache")
     return KVLayout(
-        num_layers=len(survey.layers),
-        num_heads=num_heads,
-        head_dim=head_dim,
+        layers=tuple(Heads(layer.num_kv_heads, layer.head_dim) for layer in survey.layers),
         dtype="float16" if dtype == torch.float16 else "float32",
         states=survey.states,
     )
@@ -121,8 +106,10 @@ def trace(model: PreTrainedModel, survey: Survey) -> ir.Model:
 
 def _trace(graph: CausalGraph, layout: KVLayout, num_layers: int) -> ir.Model:
     batch, length, room = 2, 5, 11
-    cache = (batch, layout.num_heads, room, layout.head_dim)
-    empties = [torch.zeros(cache, dtype=graph.model.dtype) for _ in range(num_layers)]
+    empties = [
+        torch.zeros(batch, heads.num_heads, room, heads.head_dim, dtype=graph.model.dtype)
+        for heads in layout.layers[:num_layers]
+    ]
     inputs: dict[str, Any] = {
         "input_ids": torch.ones(batch, length, dtype=torch.int64),
         "position_ids": torch.arange(length).expand(batch, length),

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from transformers import EncoderDecoderCache, PreTrainedModel
 from transformers.modeling_outputs import BaseModelOutput
 
-from maskdial.bundle.manifest import KVLayout
+from maskdial.bundle.manifest import Heads, KVLayout
 from maskdial_export.errors import ExportError, first_line
 from maskdial_export.tracing.attention import CrossingAttention, MaskedAttention
 from maskdial_export.tracing.graph import gather_rows, to_onnx_ir
@@ -136,7 +136,7 @@ def kv_layout(model: PreTrainedModel) -> tuple[KVLayout, tuple[Layer, ...]]:
         )
     _, num_heads, _, head_dim = shapes.pop()
     layer = Layer(num_heads, num_heads, head_dim, head_dim, None)
-    layout = KVLayout(num_layers=len(pairs), num_heads=num_heads, head_dim=head_dim)
+    layout = KVLayout(layers=(Heads(num_heads, head_dim),) * len(pairs))
     return layout, (layer,) * len(pairs)
 
 
@@ -283,8 +283,9 @@ def trace_encoder(model: PreTrainedModel, layout: KVLayout) -> ir.Model:
 def trace_decoder(model: PreTrainedModel, layout: KVLayout, layers: Sequence[Layer]) -> ir.Model:
     """Traces the decoder for any batch and any sizes of the caches, one token per row."""
     batch, room, source_room = 2, 11, 13
-    shape = (batch, layout.num_heads, room, layout.head_dim)
-    source_shape = (batch, layout.num_heads, source_room, layout.head_dim)
+    num_heads, head_dim = layout.layers[0]
+    shape = (batch, num_heads, room, head_dim)
+    source_shape = (batch, num_heads, source_room, head_dim)
     inputs: dict[str, Any] = {
         "input_ids": torch.ones(batch, 1, dtype=torch.int64),
         "position_ids": torch.full((batch, 1), 4),
@@ -306,8 +307,8 @@ def trace_decoder(model: PreTrainedModel, layout: KVLayout, layers: Sequence[Lay
         "source_seqlens_k": {0: dynamic},
         "total_source_length": {},
         "rows": {0: dynamic},
-        "past": [cache] * layout.num_layers,
-        "cross": [cache] * layout.num_layers,
+        "past": [cache] * len(layout.layers),
+        "cross": [cache] * len(layout.layers),
     }
     names = [*list(inputs)[:-2], *_names("past", layout), *_names("cross", layout)]
     outputs = ["logits", *_names("present", layout)]
@@ -316,4 +317,4 @@ def trace_decoder(model: PreTrainedModel, layout: KVLayout, layers: Sequence[Lay
 
 def _names(prefix: str, layout: KVLayout) -> list[str]:
     kinds = (f"{prefix}_key", f"{prefix}_value")
-    return [f"{kind}.{index}" for index in range(layout.num_layers) for kind in kinds]
+    return [f"{kind}.{index}" for index in range(len(layout.layers)) for kind in kinds]

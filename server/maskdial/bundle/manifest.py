@@ -1,10 +1,10 @@
 """Manifest: ``maskdial.json``: what a model is, how to feed it, and how it was checked."""
 
-from math import prod
-from typing import Annotated, Any, Literal, Self
+from math import lcm, prod
+from typing import Annotated, Any, Literal, NamedTuple, Self
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, PositiveInt, model_validator
 
 SCHEMA_VERSION: Literal[1] = 1
 MANIFEST = "maskdial.json"
@@ -26,6 +26,7 @@ CacheChoice = Literal["auto", "float"] | CacheInteger
 read. ``auto``: int16 where they compute all of the model's attention and products of quantized
 weights, otherwise floats.
 """
+_BLOCK = 64  # tokens of a chunk without attention, which may be any number
 CACHE_HEADERS: dict[CacheInteger, int] = {"int8": 8, "int16": 2}
 """Elements before a head's key or value in a cache of integers (``kernels/src/processor.h``)."""
 
@@ -77,37 +78,46 @@ class Tokenization(_Frozen):
     )
 
 
+class Heads(NamedTuple):
+    """The heads of a layer's keys and values."""
+
+    num_heads: PositiveInt
+    head_dim: PositiveInt
+
+
 class KVLayout(_Frozen):
     """What a sequence keeps between passes.
 
-    Each of ``num_layers`` has keys and values, (batch, num_heads, max_length, width). Their
-    ``dtype`` is float16 in bundles of the precisions fp16 and int4-fp16, otherwise float32.
+    Each of ``layers`` has keys and values, (batch, num_heads, max_length, width). Their ``dtype``
+    is float16 in bundles of the precisions fp16 and int4-fp16, otherwise float32.
 
     ``states`` are the shapes of the states of recurrent layers, which do not grow with the text:
     float32 (batch, *shape) each. A short convolution has its last inputs, (width - 1, channels);
     linear attention a matrix for each head, (num_heads, key_dim, value_dim).
     """
 
-    num_layers: int = Field(ge=0)
-    num_heads: int = Field(gt=0)
-    head_dim: int = Field(gt=0)
+    layers: tuple[Heads, ...]
     dtype: Literal["float32", "float16"] = "float32"
-    states: tuple[tuple[Annotated[int, Field(gt=0)], ...], ...] = ()
+    states: tuple[tuple[PositiveInt, ...], ...] = ()
 
     @property
     def element(self) -> np.dtype[Any]:
         """What the cache consists of."""
         return np.dtype(self.dtype)
 
+    def width(self, heads: Heads) -> int:
+        """Elements of one token's key or value in one head of a layer."""
+        return heads.head_dim
+
     @property
-    def width(self) -> int:
-        """Elements of one token's key or value in one head."""
-        return self.head_dim
+    def elements_per_token(self) -> int:
+        """Elements of one token's keys and values in all layers."""
+        return 2 * sum(heads.num_heads * self.width(heads) for heads in self.layers)
 
     @property
     def bytes_per_token(self) -> int:
         """The size of one token's keys and values in all layers."""
-        return 2 * self.num_layers * self.num_heads * self.width * self.element.itemsize
+        return self.elements_per_token * self.element.itemsize
 
     @property
     def state_bytes(self) -> int:
@@ -127,8 +137,9 @@ class KVLayout(_Frozen):
         Measured on ONNX Runtime 1.31's CPU provider: a block of one token goes through another
         kernel, whose last bits differ. So the logits of a prompt in chunks are bitwise those of the
         prompt in one piece if chunks start at multiples of the block and none is a single token.
+        Layers have blocks of twice their head size, which this is a multiple of.
         """
-        return 2 * self.head_dim
+        return lcm(*(2 * heads.head_dim for heads in self.layers)) if self.layers else _BLOCK
 
 
 class IntegerKVLayout(KVLayout):
@@ -140,9 +151,8 @@ class IntegerKVLayout(KVLayout):
     def element(self) -> np.dtype[Any]:
         return np.dtype(self.integer)
 
-    @property
-    def width(self) -> int:
-        return self.head_dim + CACHE_HEADERS[self.integer]
+    def width(self, heads: Heads) -> int:
+        return heads.head_dim + CACHE_HEADERS[self.integer]
 
 
 class MultiVector(_Frozen):

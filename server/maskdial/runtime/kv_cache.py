@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,7 +14,7 @@ from maskdial.runtime.memory import Buffer, Memory, copy_buffer, host_buffer
 
 @dataclass(frozen=True, slots=True)
 class KVCache:
-    """Per layer, keys and values of shape (slots, num_heads, max_length, width).
+    """Per layer, keys and values of shape (slots, num_heads, max_length, width); layers may differ.
 
     Each recurrent layer has a state of a fixed size per slot, float32. A state is that of all
     tokens before the next pass: it cannot be cut to fewer of them, as keys and values can.
@@ -51,10 +52,10 @@ class KVCache:
         source = None
         if max_source_length is not None:
             source = cls.allocate(memory, layout, slots, max_source_length)
-        shape = (slots, layout.num_heads, max_length, layout.width)
+        shapes = [(slots, each.num_heads, max_length, layout.width(each)) for each in layout.layers]
         dtype, floats = layout.element, np.dtype(np.float32)
-        buffers = tuple(memory.allocate(shape, dtype) for _ in range(2 * layout.num_layers))
-        keys, values = buffers[: layout.num_layers], buffers[layout.num_layers :]
+        keys = tuple(memory.allocate(shape, dtype) for shape in shapes)
+        values = tuple(memory.allocate(shape, dtype) for shape in shapes)
         states = tuple(memory.allocate((slots, *each), floats) for each in layout.states)
         lengths = np.zeros(slots, np.int64)
         return cls(keys, values, states, layout, max_length, lengths, memory, source)
@@ -87,18 +88,17 @@ class KVCache:
 
         The states are copied as they are.
         """
-        source_offset = self._offset(source, start, num_tokens)
-        target_offset = self._offset(target, start, num_tokens)
-        pitch, width = self.max_length * self._token_bytes, num_tokens * self._token_bytes
+        self._check(source, start, num_tokens)
+        self._check(target, start, num_tokens)
         for buffer in (*self.keys, *self.values):
-            first = buffer.pointer
+            run = _Run.of(buffer, start, num_tokens)
             self._memory.copy(
-                first + target_offset,
-                pitch,
-                first + source_offset,
-                pitch,
-                width,
-                self.layout.num_heads,
+                run.pointer(target),
+                run.pitch,
+                run.pointer(source),
+                run.pitch,
+                run.width,
+                run.num_heads,
             )
         for state in self.states:
             copy_buffer(self._memory, state[target : target + 1], state[source : source + 1])
@@ -108,24 +108,25 @@ class KVCache:
         """A copy of ``num_tokens`` tokens of a slot, from position ``start`` on.
 
         Returns:
-            Keys and values, (num_layers, 2, num_heads, num_tokens, width), in the cache's dtype.
+            The keys and the values of each layer in turn, (num_heads, num_tokens, width) each, in
+            one array (num_tokens, elements_per_token) of the cache's dtype.
         """
-        layout = self.layout
-        shape = (layout.num_layers, 2, layout.num_heads, num_tokens, layout.width)
-        block: NDArray[np.generic] = np.empty(shape, layout.element)
-        pitch, size = self.max_length * self._token_bytes, num_tokens * self._token_bytes
-        for tokens, part in self._pointers(slot, start, block):
-            self._memory.copy(part, size, tokens, pitch, size, layout.num_heads)
+        shape = num_tokens, self.layout.elements_per_token
+        block: NDArray[np.generic] = np.empty(shape, self.layout.element)
+        for run, part in self._parts(slot, start, block):
+            self._memory.copy(
+                part, run.width, run.pointer(slot), run.pitch, run.width, run.num_heads
+            )
         self._memory.synchronize()
         return block
 
     def write(self, slot: int, start: int, block: NDArray[np.generic]) -> None:
         """Writes what `read` returned to a slot, from position ``start`` on."""
-        num_tokens = block.shape[3]
-        pitch, width = self.max_length * self._token_bytes, num_tokens * self._token_bytes
-        for tokens, part in self._pointers(slot, start, block):
-            self._memory.copy(tokens, pitch, part, width, width, self.layout.num_heads)
-        self.lengths[slot] = start + num_tokens
+        for run, part in self._parts(slot, start, block):
+            self._memory.copy(
+                run.pointer(slot), run.pitch, part, run.width, run.width, run.num_heads
+            )
+        self.lengths[slot] = start + len(block)
 
     def read_states(self, slot: int) -> NDArray[np.float32]:
         """A copy of a slot's states, float32 (state_bytes / 4,), one after the other."""
@@ -156,20 +157,21 @@ class KVCache:
         if self.source is not None:
             self.source.release_pages(slot)
 
-    def _pointers(
+    def _parts(
         self, slot: int, start: int, block: NDArray[np.generic]
-    ) -> Iterator[tuple[int, int]]:
-        """Where the first head of each layer's keys and values lies in the cache and in a block."""
-        layout, num_tokens = self.layout, block.shape[3]
-        parts = layout.num_layers, 2, layout.num_heads, num_tokens, layout.width
-        if block.shape != parts or (block.dtype != layout.element or not block.flags.c_contiguous):
+    ) -> Iterator[tuple["_Run", int]]:
+        """The tokens of each layer's keys and values in the cache, and their place in a block."""
+        if block.shape[1:] != (self.layout.elements_per_token,) or (
+            block.dtype != self.layout.element or not block.flags.c_contiguous
+        ):
             raise ValueError(f"not a block of this cache: {block.dtype} {block.shape}")
-        offset = self._offset(slot, start, num_tokens)
-        part, part_bytes = block.ctypes.data, layout.num_heads * num_tokens * self._token_bytes
+        self._check(slot, start, len(block))
+        part = block.ctypes.data
         for key, value in zip(self.keys, self.values, strict=True):
             for buffer in (key, value):
-                yield buffer.pointer + offset, part
-                part += part_bytes
+                run = _Run.of(buffer, start, len(block))
+                yield run, part
+                part += run.num_heads * run.width
 
     def _states_of(
         self, slot: int, snapshot: NDArray[np.float32]
@@ -187,24 +189,41 @@ class KVCache:
     def _copy_state(self, target: Buffer, source: Buffer) -> None:
         copy_buffer(self._memory, target, source)
 
-    @property
-    def _token_bytes(self) -> int:
-        """What one head of one layer's keys or values takes for a token."""
-        return self.layout.width * self.layout.element.itemsize
-
-    def _offset(self, slot: int, start: int, num_tokens: int) -> int:
-        """Where tokens of a slot's first head begin, in bytes; copies check no bounds themselves.
+    def _check(self, slot: int, start: int, num_tokens: int) -> None:
+        """Copies check no bounds themselves.
 
         Raises:
-            IndexError: they do not lie within the slot.
+            IndexError: the tokens do not lie within the slot.
         """
-        slots, num_heads, max_length = len(self.lengths), self.layout.num_heads, self.max_length
+        slots, max_length = len(self.lengths), self.max_length
         if not (0 <= slot < slots and 0 <= start <= start + num_tokens <= max_length):
             raise IndexError(
                 f"tokens {start} to {start + num_tokens} of slot {slot} lie outside a cache of "
                 f"{slots} slots of {max_length} tokens"
             )
-        return (slot * num_heads * max_length + start) * self._token_bytes
+
+
+class _Run(NamedTuple):
+    """Adjacent tokens of every head of a slot's keys or values, in bytes."""
+
+    first: int
+    slot_bytes: int
+    pitch: int
+    width: int
+    num_heads: int
+
+    @classmethod
+    def of(cls, buffer: Buffer, start: int, num_tokens: int) -> "_Run":
+        _, num_heads, max_length, columns = buffer.shape
+        token = columns * buffer.dtype.itemsize
+        pitch = max_length * token
+        return cls(
+            buffer.pointer + start * token, num_heads * pitch, pitch, num_tokens * token, num_heads
+        )
+
+    def pointer(self, slot: int) -> int:
+        """Where they begin in a slot's first head."""
+        return self.first + slot * self.slot_bytes
 
 
 _MIN_CONTEXT = 8  # tokens, as of --max-context

@@ -27,7 +27,7 @@ from onnx import TensorProto, helper
 
 from maskdial.bundle.bundle import write_manifest
 from maskdial.bundle.manifest import (
-    GoldenCheck, KVLayout, Manifest, ParityReport, SpecialTokens
+    GoldenCheck, Heads, KVLayout, Manifest, ParityReport, SpecialTokens
 )
 
 
@@ -54,7 +54,7 @@ def prepare(setup):
         vocab_size=2,
         max_length=2,
         special_tokens=SpecialTokens(),
-        kv=KVLayout(num_layers=1, num_heads=1, head_dim=16),
+        kv=KVLayout(layers=(Heads(1, 16),)),
         source="fake",
         source_sha256="",
         tool_versions={},

@@ -46,7 +46,7 @@ def test_every_section_on_the_starter_model(
     assert before["kv_used_mb"] == 0
     layout = load_bundle("hybrid", STARTER / "hybrid").manifest.kv
     assert layout is not None
-    a_token = layout.num_layers * 2 * layout.num_heads * layout.head_dim * 2  # bytes, int16
+    a_token = sum(2 * heads.num_heads * heads.head_dim * 2 for heads in layout.layers)  # int16
     assert during["kv_used_mb"] >= 8 * 256 * a_token / 1e6
     steps = rows_of(report, "steps")
     assert [row["rows"] for row in steps if row["kind"] == "decode"] == [1, 2, 4, 8, 8]

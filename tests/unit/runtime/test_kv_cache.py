@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from maskdial.bundle.manifest import KVLayout
+from maskdial.bundle.manifest import Heads, KVLayout
 from maskdial.errors import ConfigError
 from maskdial.runtime.kv_cache import KVCache
 from maskdial.runtime.memory import HostMemory
 
-LAYOUT = KVLayout(num_layers=2, num_heads=3, head_dim=4)
+LAYOUT = KVLayout(layers=(Heads(3, 4),) * 2)
 PAGEMAP = Path("/proc/self/pagemap")
 
 needs_pagemap = pytest.mark.skipif(
@@ -94,8 +94,24 @@ def test_read_returns_a_copy(memory: Any, dtype: str) -> None:
     assert block.nbytes == 5 * cache.bytes_per_token
     for array in arrays(memory, cache):
         array[...] = 0
-    expected = [[before[layer][1, :, 2:7], before[2 + layer][1, :, 2:7]] for layer in range(2)]
-    assert np.array_equal(block, expected)
+    expected = [before[kind + layer][1, :, 2:7].ravel() for layer in range(2) for kind in (0, 2)]
+    assert np.array_equal(block.ravel(), np.concatenate(expected))
+
+
+def test_layers_may_have_heads_of_different_sizes(memory: Any) -> None:
+    layout = KVLayout(layers=(Heads(3, 4), Heads(1, 16), Heads(2, 8)))
+    assert layout.query_block == 32
+    cache = KVCache.allocate(memory, layout, slots=3, max_length=9)
+    assert [buffer.shape for buffer in cache.keys] == [(3, 3, 9, 4), (3, 1, 9, 16), (3, 2, 9, 8)]
+    before = fill(arrays(memory, cache))
+    block = cache.read(0, 1, 4)
+    assert block.nbytes == 4 * layout.bytes_per_token == 4 * 2 * 4 * (12 + 16 + 16)
+    cache.write(2, 3, block)
+    cache.copy(0, 1, 6)
+    for array, old in zip(arrays(memory, cache), before, strict=True):
+        old[2, :, 3:7] = old[0, :, 1:5]
+        old[1, :, :6] = old[0, :, :6]
+        assert np.array_equal(array, old)
 
 
 def test_write_puts_a_read_block_elsewhere_and_touches_nothing_else(memory: Any) -> None:
@@ -131,7 +147,7 @@ def test_copies_stay_within_their_slot(memory: Any) -> None:
     ):
         with pytest.raises(IndexError, match="outside a cache of 3 slots of 9 tokens"):
             leave()
-    for other in (block[:, :, :2], block.astype(np.float16), block.swapaxes(0, 1)):
+    for other in (block[:, :2], block.astype(np.float16), block[:, ::-1]):
         with pytest.raises(ValueError, match="not a block of this cache"):
             cache.write(1, 0, other)
     for array, old in zip(arrays(memory, cache), before, strict=True):
@@ -146,11 +162,11 @@ def test_too_large_a_cache_is_a_setting_to_change(slots: int) -> None:
 
 @needs_pagemap
 def test_a_slot_costs_what_it_uses() -> None:
-    layout = KVLayout(num_layers=1, num_heads=3, head_dim=64)
+    layout = KVLayout(layers=(Heads(3, 64),))
     memory = HostMemory()
     cache = KVCache.allocate(memory, layout, slots=4, max_length=8192)
     assert sum(resident_pages(array) for array in arrays(memory, cache)) == 0
-    cache.write(1, 0, np.ones((1, 2, 3, 20, 64), np.float32))
+    cache.write(1, 0, np.ones((20, 1 * 2 * 3 * 64), np.float32))
     pages_of_a_head = 20 * 64 * 4 // mmap.PAGESIZE + 2
     for array in arrays(memory, cache):
         assert 0 < resident_pages(array) <= 3 * pages_of_a_head
@@ -169,7 +185,7 @@ def test_releasing_a_slot_leaves_the_others_alone(memory: Any, max_length: int, 
 
 @needs_pagemap
 def test_a_released_slot_is_out_of_memory_and_usable() -> None:
-    layout = KVLayout(num_layers=2, num_heads=3, head_dim=64)
+    layout = KVLayout(layers=(Heads(3, 64),) * 2)
     memory = HostMemory()
     cache = KVCache.allocate(memory, layout, slots=3, max_length=1001)
     parts = arrays(memory, cache)
@@ -188,14 +204,14 @@ def test_a_released_slot_is_out_of_memory_and_usable() -> None:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads the resident size from /proc")
 def test_releasing_lowers_the_resident_size_of_the_process() -> None:
-    layout = KVLayout(num_layers=4, num_heads=3, head_dim=64)
+    layout = KVLayout(layers=(Heads(3, 64),) * 4)
     cache = KVCache.allocate(HostMemory(), layout, slots=2, max_length=8192)
 
     def resident_bytes() -> int:
         return int(Path("/proc/self/statm").read_text().split()[1]) * mmap.PAGESIZE
 
     empty = resident_bytes()
-    cache.write(1, 0, np.ones((4, 2, 3, 8192, 64), np.float32))
+    cache.write(1, 0, np.ones((8192, 4 * 2 * 3 * 64), np.float32))
     used = resident_bytes()
     cache.release_pages(1)
     slot_bytes = 8192 * cache.bytes_per_token
@@ -214,7 +230,7 @@ def test_without_the_advice_releasing_does_nothing(monkeypatch: pytest.MonkeyPat
         assert np.array_equal(array, old)
 
 
-STATES = KVLayout(num_layers=1, num_heads=2, head_dim=4, states=((3, 5), (2, 4, 6)))
+STATES = KVLayout(layers=(Heads(2, 4),) * 1, states=((3, 5), (2, 4, 6)))
 
 
 def states(memory: Any, cache: KVCache) -> list[NDArray[np.generic]]:
@@ -249,7 +265,7 @@ def test_a_snapshot_of_states_can_be_written_elsewhere(memory: Any) -> None:
 
 
 def test_a_model_may_have_states_only(memory: Any) -> None:
-    layout = KVLayout(num_layers=0, num_heads=1, head_dim=64, states=((2, 3),))
+    layout = KVLayout(layers=(), states=((2, 3),))
     cache = KVCache.allocate(memory, layout, slots=2, max_length=7)
     fill(states(memory, cache))
     block = cache.read(0, 0, 4)

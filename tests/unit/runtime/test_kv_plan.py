@@ -4,17 +4,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from maskdial.bundle.manifest import KVLayout
+from maskdial.bundle.manifest import Heads, KVLayout
 from maskdial.errors import ConfigError
 from maskdial.runtime.kv_cache import KVCache, plan_slots
 from maskdial.runtime.memory import HostMemory
 
-LAYOUT = KVLayout(num_layers=2, num_heads=4, head_dim=16, dtype="float16")
+LAYOUT = KVLayout(layers=(Heads(4, 16),) * 2, dtype="float16")
 TOKEN = 2 * 2 * 4 * 16 * 2  # bytes
 
 
 def test_a_tokens_bytes_are_those_of_the_cache() -> None:
-    full = KVLayout(num_layers=3, num_heads=2, head_dim=8)
+    full = KVLayout(layers=(Heads(2, 8),) * 3)
     cache = KVCache.allocate(HostMemory(), full, slots=2, max_length=10)
     buffers = (*cache.keys, *cache.values)
     assert full.bytes_per_token * 2 * 10 == sum(buffer.num_bytes for buffer in buffers)
@@ -73,9 +73,7 @@ def test_what_is_planned_fits_and_what_is_proposed_would(
 
 
 def test_a_slot_has_its_states_beside_its_tokens() -> None:
-    layout = KVLayout(
-        num_layers=2, num_heads=4, head_dim=16, dtype="float16", states=((100, TOKEN),)
-    )
+    layout = KVLayout(layers=(Heads(4, 16),) * 2, dtype="float16", states=((100, TOKEN),))
     assert layout.state_bytes == 400 * TOKEN  # those of 400 tokens
     assert plan_slots(layout, 100, asked=None, most=64, budget=1900 * TOKEN) == 3
     with pytest.raises(ConfigError, match=r"--slots 3 or --max-context 75 would fit"):
@@ -83,7 +81,7 @@ def test_a_slot_has_its_states_beside_its_tokens() -> None:
 
 
 def test_a_model_with_states_only_needs_no_room_for_tokens() -> None:
-    layout = KVLayout(num_layers=0, num_heads=1, head_dim=64, states=((100,),))
+    layout = KVLayout(layers=(), states=((100,),))
     assert plan_slots(layout, 10**6, asked=None, most=64, budget=4000) == 10
     with pytest.raises(ConfigError, match=r"and 0\.4 MB|would fit") as refusal:
         plan_slots(layout, 10**6, asked=11, most=64, budget=4000)

@@ -10,14 +10,14 @@ import pytest
 from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
-from maskdial.bundle.manifest import KVLayout
+from maskdial.bundle.manifest import Heads, KVLayout
 from maskdial.runtime.memory import HostMemory
 from maskdial.runtime.runner import Runner
 from maskdial.runtime.session import Session, SessionOptions
 
 VOCAB, HEADS, HEAD_DIM, MAX_LENGTH, SLOTS = 37, 2, 16, 48, 4
 WIDTH = HEADS * HEAD_DIM
-LAYOUT = KVLayout(num_layers=1, num_heads=HEADS, head_dim=HEAD_DIM)
+LAYOUT = KVLayout(layers=(Heads(HEADS, HEAD_DIM),))
 
 
 def build_graph(path: Path) -> None:
@@ -240,7 +240,7 @@ def test_blocks_of_a_slot_can_be_kept_and_written_elsewhere(runner: Runner) -> N
     prompt = tokens(15, 20)
     wanted = prefill(runner, 0, prompt, 0)
     blocks = [runner.cache.read(0, start, 6) for start in (0, 6)]
-    assert blocks[0].shape == (1, 2, HEADS, 6, HEAD_DIM)
+    assert blocks[0].shape == (6, 2 * HEADS * HEAD_DIM)
     for start, block in zip((0, 6), blocks, strict=True):
         runner.cache.write(2, start, block)
     assert np.array_equal(prefill(runner, 2, prompt[12:], 12), wanted)
