@@ -94,7 +94,8 @@ class CausalEngine(Engine):
             prefix_cache=prefix_cache,
             max_drafts=max_drafts,
         )
-        self._has_prefix_cache = prefix_cache is not None
+        self._prefix_cache = prefix_cache
+        self._reported_cache = (0, 0)  # bytes and blocks that the gauges have
         self._executor = Executor(runner, prefix_cache, metrics, name, encoder)
         ends = frozenset(eos_token_ids)
         self._processor = OutputProcessor(
@@ -214,7 +215,7 @@ class CausalEngine(Engine):
         now = time.perf_counter()
         fresh = [p.sequence for p in plan.prefills if p.start == p.sequence.num_reused]
         for sequence in fresh:
-            if self._has_prefix_cache and not sequence.params.prompt_logprobs:
+            if self._prefix_cache is not None and not sequence.params.prompt_logprobs:
                 self._metrics.prefix_cache_queries.inc(sequence.num_prompt)
                 self._metrics.prefix_cache_hits.inc(sequence.num_reused)
         for sequence in (*fresh, *plan.holding, *plan.encoding, *plan.decoding):
@@ -295,11 +296,21 @@ class CausalEngine(Engine):
         self._metrics.requests_running.set(len(self._scheduler.running))
         self._metrics.kv_cache_bytes.set(used_tokens * self._runner.cache.bytes_per_token)
         self._metrics.kv_cache_usage.set(used_tokens / self._capacity)
+        if self._prefix_cache is not None:
+            self._report_cache(self._prefix_cache.num_bytes, self._prefix_cache.num_blocks)
+
+    def _report_cache(self, num_bytes: int, num_blocks: int) -> None:
+        """Adds to the gauges, which two engines share while a model is being replaced."""
+        bytes_before, blocks_before = self._reported_cache
+        self._reported_cache = (num_bytes, num_blocks)
+        self._metrics.prefix_cache_bytes.inc(num_bytes - bytes_before)
+        self._metrics.prefix_cache_blocks.inc(num_blocks - blocks_before)
 
     def _main(self) -> None:
         try:
             super()._main()
         finally:
+            self._report_cache(0, 0)
             if self._delivery is not None:
                 self._delivery.shutdown(wait=False)
 
