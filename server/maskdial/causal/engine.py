@@ -300,7 +300,9 @@ class CausalEngine(Engine):
             self._report_cache(self._prefix_cache.num_bytes, self._prefix_cache.num_blocks)
 
     def _report_cache(self, num_bytes: int, num_blocks: int) -> None:
-        """Adds to the gauges, which two engines share while a model is being replaced."""
+        """Adds to the gauges, which two engines share while a model is being replaced; the caller
+        holds the lock.
+        """
         bytes_before, blocks_before = self._reported_cache
         self._reported_cache = (num_bytes, num_blocks)
         self._metrics.prefix_cache_bytes.inc(num_bytes - bytes_before)
@@ -310,9 +312,13 @@ class CausalEngine(Engine):
         try:
             super()._main()
         finally:
-            self._report_cache(0, 0)
             if self._delivery is not None:
                 self._delivery.shutdown(wait=False)
+
+    def _count_down(self) -> None:
+        super()._count_down()
+        with self._changed:
+            self._report_cache(0, 0)
 
     def _warm_up(self) -> None:
         self._runner.warm_up()
