@@ -9,7 +9,7 @@ import copy
 import gc
 import json
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import httpx
@@ -131,7 +131,7 @@ def _enlarged(value: Any) -> list[Any]:
 def _paths(value: Any) -> Iterator[tuple[Any, ...]]:
     """Where the values of a body are."""
     yield ()
-    parts = value.items() if isinstance(value, dict) else ()
+    parts: Iterable[tuple[Any, Any]] = value.items() if isinstance(value, dict) else ()
     parts = enumerate(value[:1]) if isinstance(value, list) else parts
     for name, part in parts:
         for path in _paths(part):

@@ -8,8 +8,9 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -17,6 +18,19 @@ import pytest
 from tests.http.process import Process
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="descriptors and signals")
+
+
+@pytest.fixture
+def start() -> Iterator[Callable[..., Process]]:
+    running: list[Process] = []
+
+    def start(*arguments: str, **options: Any) -> Process:
+        running.append(Process(*arguments, **options))
+        return running[-1]
+
+    yield start
+    for each in running:
+        each.close()
 
 
 @pytest.mark.parametrize("closed", [(2,), (0, 1, 2)])
