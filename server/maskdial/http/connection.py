@@ -193,7 +193,7 @@ class Connection(HttpToolsProtocol):
 
     def _give_up_half_closed(self) -> None:
         if not (
-            self.transport.is_closing() or self._is_answering() and self.cycle.response_started
+            self.transport.is_closing() or (self._is_answering() and self.cycle.response_started)
         ):
             self.transport.close()
 
@@ -253,7 +253,7 @@ class Connection(HttpToolsProtocol):
     def on_response_complete(self) -> None:
         super().on_response_complete()
         self._note_activity()
-        if self.transport.is_closing() or self._is_half_closed and not self._is_answering():
+        if self.transport.is_closing() or (self._is_half_closed and not self._is_answering()):
             self._end()
 
     def timeout_keep_alive_handler(self) -> None:
