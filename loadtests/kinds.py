@@ -218,7 +218,11 @@ KINDS: tuple[Kind, ...] = (
     Kind("score", "/score", inputs("hybrid")),
     Kind("pseudo score", "/score", lambda n: {"inputs": word(n), "model": "hybrid:full"}),
     Kind("tokenize", "/tokenize", inputs("hybrid")),
-    Kind("detokenize", "/detokenize", lambda n: {"ids": [300 + n, 607], "model": "hybrid"}),
+    Kind(
+        "detokenize",
+        "/detokenize",
+        lambda n: {"ids": [*(300 + each for each in divmod(n, 10_000)), 607], "model": "hybrid"},
+    ),
     Kind("generate", "/generate", _generate()),
     Kind("generate sampled", "/generate", _generate(temperature=1, top_k=20, top_p=0.9)),
     Kind("generate details", "/generate", _generate(details=True, top_n_tokens=3)),

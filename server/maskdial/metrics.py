@@ -116,6 +116,8 @@ class ModelMetrics(PassMetrics):
     kv_cache_bytes: Gauge
     prefix_cache_queries: Counter
     prefix_cache_hits: Counter
+    prefix_cache_bytes: Gauge
+    prefix_cache_blocks: Gauge
     draft_tokens: Counter
     accepted_draft_tokens: Counter
     engine_seconds: Mapping[Phase, Counter]
@@ -208,6 +210,12 @@ class Metrics:
         self._prefix_cache_hits = counter(
             "prefix_cache_hits", "Prompt tokens found in the prefix cache", "model"
         )
+        self._prefix_cache_bytes = gauge(
+            "prefix_cache_bytes", "Bytes of blocks in the prefix cache", "model"
+        )
+        self._prefix_cache_blocks = gauge(
+            "prefix_cache_blocks", "Blocks in the prefix cache", "model"
+        )
         self._draft_tokens = counter("speculative_draft_tokens", "Tokens guessed ahead", "model")
         self._accepted_draft_tokens = counter(
             "speculative_accepted_tokens", "Tokens guessed ahead that were right", "model"
@@ -241,6 +249,8 @@ class Metrics:
             kv_cache_bytes=self._kv_cache_bytes.labels(model),
             prefix_cache_queries=self._prefix_cache_queries.labels(model),
             prefix_cache_hits=self._prefix_cache_hits.labels(model),
+            prefix_cache_bytes=self._prefix_cache_bytes.labels(model),
+            prefix_cache_blocks=self._prefix_cache_blocks.labels(model),
             draft_tokens=self._draft_tokens.labels(model),
             accepted_draft_tokens=self._accepted_draft_tokens.labels(model),
             engine_seconds={

@@ -171,32 +171,33 @@ def _log_probabilities(wave: Sequence[Masking], results: Sequence[MaskedResult])
 
 def _read_causal(model: CausalModel, request: ScoreRequest) -> tuple[list[Encoding], int]:
     longest = model.max_length - 1  # the engine needs room for one more token
-    if not request.truncation.enabled:
-        for index, text in enumerate(request.texts):
-            with about("texts", index):
-                check_characters(text, longest, model)
-    encodings = [model.tokenizer.encode(text) for text in request.texts]
+    encodings = []
     num_truncated = 0
-    for index, encoding in enumerate(encodings):
-        length = len(encoding)
-        if not length:
-            raise ValidationError(
-                "the text has no tokens; write at least one word", field="texts", index=index
-            )
-        if length <= longest:
-            continue
-        if not request.truncation.enabled:
-            raise ValidationError(
-                f"the text has {length} tokens; model {model.name!r} scores at most {longest}; "
-                'shorten it, or set "truncate"',
-                field="texts",
-                index=index,
-            )
-        encodings[index] = model.tokenizer.encode_cut(
-            request.texts[index], max_length=longest, direction=request.truncation.side(model)
-        )
-        num_truncated += length - len(encodings[index])
+    for index, text in enumerate(request.texts):
+        with about("texts", index):
+            encoding, num_cut = _read_one(model, text, longest, request.truncation)
+            if not len(encoding):
+                raise ValidationError("the text has no tokens; write at least one word")
+        encodings.append(encoding)
+        num_truncated += num_cut
     return encodings, num_truncated
+
+
+def _read_one(
+    model: CausalModel, text: str, longest: int, truncation: Truncation
+) -> tuple[Encoding, int]:
+    if truncation.enabled:
+        return model.tokenizer.encode_cut(
+            text, max_length=longest, direction=truncation.side(model)
+        )
+    check_characters(text, longest, model)
+    encoding = model.tokenizer.encode(text)
+    if len(encoding) > longest:
+        raise ValidationError(
+            f"the text has {len(encoding)} tokens; model {model.name!r} scores at most {longest}; "
+            'shorten it, or set "truncate"'
+        )
+    return encoding, 0
 
 
 async def _score_causal(

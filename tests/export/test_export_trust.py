@@ -147,6 +147,21 @@ NO_SIZES: dict[str, tuple[str, Any, str]] = {
         ),
         "(t5gemma) has no width of its hidden states",
     ),
+    "bigbird-pegasus": (
+        "BigBirdPegasusForConditionalGeneration",
+        lambda: transformers.BigBirdPegasusConfig(
+            vocab_size=101,
+            d_model=32,
+            encoder_layers=1,
+            decoder_layers=1,
+            encoder_attention_heads=4,
+            decoder_attention_heads=4,
+            encoder_ffn_dim=48,
+            decoder_ffn_dim=48,
+            max_position_embeddings=128,
+        ),
+        "encoder does not attend through transformers' attention interface",
+    ),
     "rwkv": (
         "RwkvForCausalLM",
         lambda: transformers.RwkvConfig(

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import socket
 import time
 from collections.abc import AsyncIterator, Iterator
 from typing import Any
@@ -24,6 +25,59 @@ def server() -> Iterator[Server]:
     running = Server()
     yield running
     running.stop()
+
+
+@pytest.mark.parametrize("times", [1, 3])
+def test_a_client_that_sends_no_more_has_its_replies(
+    server: Server, times: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As ``nc -N`` does; the connection ends with them."""
+    monkeypatch.setattr("maskdial.http.connection._HALF_CLOSED_SECONDS", HOUR)
+    client = server.connect(post("/wait") * times)
+    wait_for(lambda: server.app.num_waiting == 1)
+    client.shutdown(socket.SHUT_WR)
+    server.app.release.set()
+    assert read_all(client).count(b" 200 ") == times
+    wait_for(lambda: server.num_open() == 0)
+
+
+def test_a_client_that_leaves_is_not_kept(server: Server) -> None:
+    """It looks as one that sends no more, for a moment."""
+    client = server.connect(post("/wait"))
+    wait_for(lambda: server.app.num_waiting == 1)
+    client.close()
+    wait_for(lambda: server.num_open() == 0)
+
+
+def test_a_stream_goes_on_for_a_client_that_sends_no_more(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Until a write fails."""
+    monkeypatch.setattr("maskdial.http.connection._HALF_CLOSED_SECONDS", 0.0)
+    client = server.connect(post("/endless"))
+    received = len(client.recv(65536))
+    client.shutdown(socket.SHUT_WR)
+    while received < 100_000_000:
+        piece = client.recv(1_000_000)
+        assert piece, "the stream has ended"
+        received += len(piece)
+    assert server.app.ended == []
+    client.close()
+    wait_for(lambda: server.num_open() == 0 and server.app.ended == ["endless"])
+
+
+@pytest.mark.parametrize("sent", [b"", GET, post("/echo")[:-3]])
+def test_half_a_request_is_not_waited_for_at_the_end(
+    sent: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server = Server(header_timeout=HOUR, body_timeout=HOUR)
+    try:
+        client = server.connect(sent)
+        client.shutdown(socket.SHUT_WR)
+        assert read_all(client) == b""
+        wait_for(lambda: server.num_open() == 0)
+    finally:
+        server.stop()
 
 
 @pytest.mark.parametrize("sent", [b"", b"\r\n", b"GET / HT", GET, GET + b"x-a: " + b"b" * 1000])

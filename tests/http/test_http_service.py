@@ -71,6 +71,8 @@ METRICS = [
     "kv_cache_bytes",
     "prefix_cache_queries_total",
     "prefix_cache_hits_total",
+    "prefix_cache_bytes",
+    "prefix_cache_blocks",
     "cancelled_total",
     "engine_up",
     "build_info",

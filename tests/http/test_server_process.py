@@ -15,44 +15,9 @@ from typing import Any
 import httpx
 import pytest
 
-from maskdial.registry.catalog import STARTER_FOLDER
+from tests.http.process import Process
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="descriptors and signals")
-
-MODEL = f"sentiment={STARTER_FOLDER / 'sentiment'}"
-
-
-class Process:
-    """`maskdial serve` with these arguments, in a process of its own."""
-
-    def __init__(self, *arguments: str, **options: Any) -> None:
-        with socket.create_server(("127.0.0.1", 0)) as listener:
-            port = listener.getsockname()[1]
-        self.url = f"http://127.0.0.1:{port}"
-        common = ("--threads", "1", "--model", MODEL, "--port", str(port))
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "maskdial", "serve", *common, *arguments], **options
-        )
-        self.http = httpx.Client(base_url=self.url, timeout=60)
-
-    def wait_until_ready(self) -> None:
-        deadline = time.monotonic() + 120
-        while True:
-            assert self.process.poll() is None, "the server has ended"
-            assert time.monotonic() < deadline
-            with contextlib.suppress(httpx.TransportError):
-                if self.http.get("/health/ready").status_code == 200:
-                    return
-            time.sleep(0.05)
-
-    def stop(self) -> int:
-        self.process.send_signal(signal.SIGTERM)
-        return self.process.wait(60)
-
-    def close(self) -> None:
-        self.http.close()
-        self.process.kill()
-        self.process.wait()
 
 
 @pytest.fixture
@@ -66,25 +31,6 @@ def start() -> Iterator[Callable[..., Process]]:
     yield start
     for each in running:
         each.close()
-
-
-def test_a_stderr_that_nobody_reads_stops_nothing(start: Callable[..., Process]) -> None:
-    import fcntl
-
-    read, write = os.pipe()
-    try:
-        fcntl.fcntl(write, fcntl.F_SETPIPE_SZ, 4096)
-        server = start("--log-format", "json", stderr=write)
-        server.wait_until_ready()
-        for _ in range(300):
-            assert server.http.post("/classify", json={"inputs": "good"}).status_code == 200
-        assert server.http.get("/health/live").status_code == 200
-        server.process.send_signal(signal.SIGHUP)
-        assert server.http.get("/health/live").status_code == 200
-        assert server.stop() == 0
-    finally:
-        os.close(read)
-        os.close(write)
 
 
 @pytest.mark.parametrize("closed", [(2,), (0, 1, 2)])

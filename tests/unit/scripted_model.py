@@ -269,9 +269,10 @@ class Bench(EngineMetrics):
         detokenizer: LetterDetokenizer | None = None,
         encoder: SourceRunner | None = None,
         generation_tokens: Counter | None = None,
+        reported: Metrics | None = None,
     ) -> None:
         self.runner = runner
-        reported = Metrics()
+        reported = reported or Metrics()
         super().__init__(reported, NAME)
         metrics = reported.declare(NAME)
         if generation_tokens is not None:

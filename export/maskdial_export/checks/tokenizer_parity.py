@@ -2,8 +2,7 @@
 
 Some 300 texts (see `maskdial_export.checks.probes`) go through transformers' tokenizer as a caller
 uses it, and through the server's class with what the bundle holds: whole, without special tokens,
-cut to a length, and in pairs. Offsets are compared for whole texts, from which the server takes
-them.
+cut to a length, and in pairs; each with its offsets.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -39,9 +38,8 @@ class _Field:
 
 _IDS = _Field("token ids", "input_ids", "ids")
 _TYPES = _Field("segment ids", "token_type_ids", "type_ids")
-_OFFSETS = _Field("offsets", "offset_mapping", "offsets")
 _FAST = (  # transformers' tokenizers in Python do not have them
-    _OFFSETS,
+    _Field("offsets", "offset_mapping", "offsets"),
     _Field("special tokens", "special_tokens_mask", "special_tokens_mask"),
 )
 
@@ -102,10 +100,8 @@ def _texts(loaded: LoadedTokenizer, sample: Sample) -> list[str]:
 
 def _cut(served: Tokenizer, text: _Text, limit: int, side: Any) -> Encoding:
     parts = (text,) if isinstance(text, str) else text
-    whole = served.encode(*parts)
-    if len(whole) <= limit:
-        return whole
-    return served.encode_cut(*parts, max_length=limit, direction=side)
+    encoding, _ = served.encode_cut(*parts, max_length=limit, direction=side)
+    return encoding
 
 
 class _Comparison:
@@ -125,8 +121,6 @@ class _Comparison:
         for text, theirs in zip(texts, self._theirs(texts, settings), strict=True):
             ours = encode(text)
             for field in self._fields:
-                if settings.get("truncation") and field is _OFFSETS:
-                    continue
                 expected, found = theirs[field.theirs], getattr(ours, field.ours)
                 if list(map(_plain, expected)) != list(map(_plain, found)):
                     raise ExportError(self._difference(text, how, field, expected, found))

@@ -22,9 +22,14 @@ _RECURRENT = re.compile(
     r"Mamba|SSM|Rwkv|xLSTM|Lightning|Recurrent|DeltaNet|DeltaAttention|ShortConv"
 )
 
+# Encoders that attend by code of their own, for which the graph's mask means something else: texts
+# of other lengths in a batch change the answer
+_UNMASKED = re.compile(r"BigBirdPegasus(Self|BlockSparse)Attention")
+
 
 def check(model: PreTrainedModel) -> None:
-    """Refuses models with layers whose state from token to token the graph cannot carry.
+    """Refuses models with layers whose state from token to token the graph cannot carry, or with
+    encoders that attend by code of their own.
 
     Raises:
         ExportError: there is such a layer; the message names its class.
@@ -32,6 +37,12 @@ def check(model: PreTrainedModel) -> None:
     for name, module in model.named_modules():
         if isinstance(module, PreTrainedModel) or is_traceable(module):
             continue
+        if _UNMASKED.fullmatch(type(module).__name__):
+            raise ExportError(
+                f"{type(model).__name__} is not supported: its encoder does not attend through "
+                f"transformers' attention interface ({name} is a {type(module).__name__}), so "
+                "texts of different lengths cannot share a batch"
+            )
         convolves = any(isinstance(child, nn.Conv1d) for child in module.children())
         if convolves or _RECURRENT.search(type(module).__name__):
             raise ExportError(

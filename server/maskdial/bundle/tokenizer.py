@@ -3,8 +3,8 @@
 import codecs
 import json
 import re
-from collections.abc import Iterator, Sequence
-from itertools import islice
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import groupby, islice
 from pathlib import Path
 from typing import Any
 
@@ -53,6 +53,7 @@ class Tokenizer:
         backend.no_padding()
         backend.no_truncation()
         self._backend = backend
+        self._unprocessed = _without_post_processor(backend)
         stages = list(_stages(backend.decoder))
         if any(stage["type"] == "Strip" and stage["stop"] > 0 for stage in stages):
             # On tokens shorter than what it strips, tokenizers 0.23 panics, which kills the thread.
@@ -110,13 +111,21 @@ class Tokenizer:
         Raises:
             ValidationError: one of the tokenizer's regular expressions gives up on the text.
         """
-        code = _LEADING_CODE.match(text) if self._leading_code else None
+        if self._begins_with_code(text) is None:
+            return _encode(self._backend, text, pair, add_special_tokens=add_special_tokens)
+        second = None if pair is None else _encode(self._unprocessed, pair)
+        return self._backend.post_process(self._split(text), second, add_special_tokens)
+
+    def _begins_with_code(self, text: str) -> re.Match[str] | None:
+        return _LEADING_CODE.match(text) if self._leading_code else None
+
+    def _split(self, text: str) -> Encoding:
+        """Tokenizes what `post_process` is still to see: it trims offsets whenever it is called."""
+        code = self._begins_with_code(text)
         if code is None:
-            return self._encode(text, pair, add_special_tokens=add_special_tokens)
-        rest = self._encode(text[code.end() :], None, add_special_tokens=False)
-        begun = Encoding.merge([self._one_token(code[0]), rest], growing_offsets=True)
-        second = None if pair is None else self._encode(pair, None, add_special_tokens=False)
-        return self._backend.post_process(begun, second, add_special_tokens)
+            return _encode(self._unprocessed, text)
+        rest = _encode(self._unprocessed, text[code.end() :])
+        return Encoding.merge([self._one_token(code[0]), rest], growing_offsets=True)
 
     def _one_token(self, text: str) -> Encoding:
         """A text as a single token, the unknown one if it is none of the vocabulary."""
@@ -135,19 +144,6 @@ class Tokenizer:
         one.__setstate__(json.dumps(state).encode())
         return one
 
-    def _encode(self, text: str, pair: str | None, *, add_special_tokens: bool) -> Encoding:
-        try:
-            if len(text) + len(pair or "") <= _MAX_SHORT_TEXT:
-                return self._backend.encode(text, pair, add_special_tokens=add_special_tokens)
-            # Unlike `encode`, a batch of one releases the GIL, so other threads run meanwhile.
-            batch = [text if pair is None else (text, pair)]
-            return self._backend.encode_batch(batch, add_special_tokens=add_special_tokens)[0]
-        except BaseException as error:
-            # A panic of the library: no `Exception`, so nothing else would turn it into a reply.
-            if type(error).__name__ != "PanicException":
-                raise
-            raise ValidationError("the model's tokenizer cannot split this text") from error
-
     def encode_cut(
         self,
         text: str,
@@ -155,7 +151,7 @@ class Tokenizer:
         *,
         max_length: int,
         direction: Side = "right",
-    ) -> Encoding:
+    ) -> tuple[Encoding, int]:
         """Tokenizes a text or a pair, truncated so that it fits with its special tokens.
 
         The longer text of a pair is truncated first (``longest_first`` in transformers).
@@ -165,16 +161,24 @@ class Tokenizer:
             pair: the second text of a pair.
             max_length: in tokens, larger than the number of special tokens.
             direction: the end at which tokens are cut off.
+
+        Returns:
+            The encoding, and how many tokens were cut off.
+
+        Raises:
+            ValidationError: as `encode`.
         """
-        first = self.encode(text, add_special_tokens=False)
-        room = max_length - self._backend.num_special_tokens_to_add(pair is not None)
+        first = self._split(text)
+        room = max_length - self.num_special_tokens(pair=pair is not None)
         if pair is None:
-            return self._backend.post_process(shorten(first, room, direction))
-        second = self.encode(pair, add_special_tokens=False)
-        limits = longest_first(len(first), len(second), room)
-        return self._backend.post_process(
-            shorten(first, limits[0], direction), shorten(second, limits[1], direction)
-        )
+            excess = max(len(first) - room, 0)
+            return self._backend.post_process(shorten(first, room, direction)), excess
+        second = _encode(self._unprocessed, pair)
+        excess = len(first) + len(second) - room
+        if excess > 0:
+            limits = longest_first(len(first), len(second), room)
+            first, second = map(shorten, (first, second), limits, (direction, direction))
+        return self._backend.post_process(first, second), max(excess, 0)
 
     def offsets(self, text: str, encoding: Encoding) -> list[int]:
         """Where the tokens of a text begin in it, in characters, as it was before normalization.
@@ -184,14 +188,13 @@ class Tokenizer:
         """
         offsets = []
         outside = 0  # where special tokens are
-        described = zip(
-            encoding.tokens, encoding.offsets, encoding.special_tokens_mask, strict=True
-        )
-        for token, (start, _), is_special in described:
+        described = zip(encoding.ids, spans(encoding), encoding.special_tokens_mask, strict=True)
+        for token_id, (start, _), is_special in described:
             if is_special:
                 offsets.append(outside)
                 continue
             if self._trims_offsets:  # the library leaves out the spaces that a token begins with
+                token = self.id_to_token(token_id)
                 start -= len(token) - len(token.lstrip("Ġ "))
             offsets.append(max(start, 0))
             outside = len(text)
@@ -219,16 +222,14 @@ class Tokenizer:
         Raises:
             ValidationError: a window has no room for more than the stride.
         """
-        windowed = self.encode(text, add_special_tokens=False)
+        windowed = self._split(text)
         room = max_length - self.num_special_tokens(pair=False)
         if room <= stride:
             raise ValidationError(
                 f"windows of {max_length} tokens have room for {max(room, 0)} tokens of the text, "
                 f"which must be more than the stride of {stride}"
             )
-        windowed.truncate(room, stride)
-        whole = self._backend.post_process(windowed)
-        return [whole, *whole.overflowing]
+        return [self._backend.post_process(each) for each in split_up(windowed, room, stride)]
 
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         """The text of a list of token ids."""
@@ -325,6 +326,40 @@ class TokenSpeller:
             self._previous_id = token_id
 
 
+def _encode(
+    backend: tokenizers.Tokenizer,
+    text: str,
+    pair: str | None = None,
+    *,
+    add_special_tokens: bool = False,
+) -> Encoding:
+    try:
+        if len(text) + len(pair or "") <= _MAX_SHORT_TEXT:
+            return backend.encode(text, pair, add_special_tokens=add_special_tokens)
+        # Unlike `encode`, a batch of one releases the GIL, so other threads run meanwhile.
+        batch = [text if pair is None else (text, pair)]
+        return backend.encode_batch(batch, add_special_tokens=add_special_tokens)[0]
+    except BaseException as error:
+        # A panic of the library: no `Exception`, so nothing else would turn it into a reply.
+        if type(error).__name__ != "PanicException":
+            raise
+        raise ValidationError("the model's tokenizer cannot split this text") from error
+
+
+def spans(encoding: Encoding, tokens: Iterable[int] | None = None) -> Iterator[tuple[int, int]]:
+    """Where tokens are in the text, start and end in characters; (0, 0) for special ones.
+
+    `Encoding.offsets` holds the GIL until it has made all of them, half a second for 2 MB.
+
+    Args:
+        encoding: of the text.
+        tokens: by their places in the encoding; all if None.
+    """
+    for place in range(len(encoding)) if tokens is None else tokens:
+        found = encoding.token_to_chars(place)
+        yield (0, 0) if found is None else found
+
+
 def longest_first(first: int, second: int, room: int) -> tuple[int, int]:
     """How many tokens of each text of a pair to keep, if together they exceed the room.
 
@@ -343,6 +378,23 @@ def shorten(encoding: Encoding, limit: int, direction: Side) -> Encoding:
     if len(encoding) <= limit:
         return encoding
     encoding.truncate(limit, direction=direction)
+    return _without_the_rest(encoding)
+
+
+def split_up(encoding: Encoding, length: int, stride: int) -> list[Encoding]:
+    """A text in pieces of ``length`` tokens, which share ``stride`` tokens with their neighbors.
+
+    The encoding is changed in place. Each piece is without the others: whatever is done with one
+    that has them is done with all, and nothing else runs meanwhile.
+    """
+    if len(encoding) <= length:
+        return [encoding]
+    encoding.truncate(length, stride)
+    return [_without_the_rest(encoding), *encoding.overflowing]
+
+
+def _without_the_rest(encoding: Encoding) -> Encoding:
+    """A text that was truncated, without what was cut off."""
     return _made_of(
         {
             "ids": encoding.ids,
@@ -456,6 +508,22 @@ def _byte_level_bytes(token: str) -> bytes:
         return bytes(map(_BYTE_ALPHABET.__getitem__, token))
     except KeyError:  # an added token, spelled as it is
         return token.encode()
+
+
+def _without_post_processor(backend: tokenizers.Tokenizer) -> tokenizers.Tokenizer:
+    """The same tokenizer, which adds no tokens and trims no offsets; the two share their model."""
+    bare = tokenizers.Tokenizer(backend.model)
+    if backend.normalizer is not None:
+        bare.normalizer = backend.normalizer
+    if backend.pre_tokenizer is not None:
+        bare.pre_tokenizer = backend.pre_tokenizer
+    added = sorted(backend.get_added_tokens_decoder().items())
+    for special, group in groupby(added, key=lambda each: each[1].special):
+        tokens = [token for _, token in group]
+        _ = bare.add_special_tokens(tokens) if special else bare.add_tokens(tokens)
+    # The library numbers them on from the model's, in the order in which they come.
+    assert bare.get_added_tokens_decoder() == backend.get_added_tokens_decoder()
+    return bare
 
 
 def _growth(backend: tokenizers.Tokenizer) -> float:

@@ -94,7 +94,8 @@ class CausalEngine(Engine):
             prefix_cache=prefix_cache,
             max_drafts=max_drafts,
         )
-        self._has_prefix_cache = prefix_cache is not None
+        self._prefix_cache = prefix_cache
+        self._reported_cache = (0, 0)  # bytes and blocks that the gauges have
         self._executor = Executor(runner, prefix_cache, metrics, name, encoder)
         ends = frozenset(eos_token_ids)
         self._processor = OutputProcessor(
@@ -214,7 +215,7 @@ class CausalEngine(Engine):
         now = time.perf_counter()
         fresh = [p.sequence for p in plan.prefills if p.start == p.sequence.num_reused]
         for sequence in fresh:
-            if self._has_prefix_cache and not sequence.params.prompt_logprobs:
+            if self._prefix_cache is not None and not sequence.params.prompt_logprobs:
                 self._metrics.prefix_cache_queries.inc(sequence.num_prompt)
                 self._metrics.prefix_cache_hits.inc(sequence.num_reused)
         for sequence in (*fresh, *plan.holding, *plan.encoding, *plan.decoding):
@@ -298,6 +299,17 @@ class CausalEngine(Engine):
             used_tokens * cache.bytes_per_token + running * cache.state_bytes
         )
         self._metrics.kv_cache_usage.set(used_tokens / self._capacity)
+        if self._prefix_cache is not None:
+            self._report_cache(self._prefix_cache.num_bytes, self._prefix_cache.num_blocks)
+
+    def _report_cache(self, num_bytes: int, num_blocks: int) -> None:
+        """Adds to the gauges, which two engines share while a model is being replaced; the caller
+        holds the lock.
+        """
+        bytes_before, blocks_before = self._reported_cache
+        self._reported_cache = (num_bytes, num_blocks)
+        self._metrics.prefix_cache_bytes.inc(num_bytes - bytes_before)
+        self._metrics.prefix_cache_blocks.inc(num_blocks - blocks_before)
 
     def _main(self) -> None:
         try:
@@ -305,6 +317,11 @@ class CausalEngine(Engine):
         finally:
             if self._delivery is not None:
                 self._delivery.shutdown(wait=False)
+
+    def _count_down(self) -> None:
+        super()._count_down()
+        with self._changed:
+            self._report_cache(0, 0)
 
     def _warm_up(self) -> None:
         self._runner.warm_up()

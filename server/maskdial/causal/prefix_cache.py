@@ -71,6 +71,11 @@ class PrefixCache:
         self._shared = shared
         self._blocks: OrderedDict[bytes, Block] = OrderedDict()  # by digest, oldest use first
 
+    @property
+    def num_blocks(self) -> int:
+        """Blocks in the cache."""
+        return len(self._blocks)
+
     def __contains__(self, key: bytes) -> bool:
         return _digest(key) in self._blocks
 

@@ -163,34 +163,30 @@ class TextToTextSettings:
         limit = model.max_source_length
         assert limit is not None, "only a model with an encoder reads source texts"
         truncates = truncate is not None or self._writing.truncate_source
-        if isinstance(prompt, str):
-            text = self._prefix + prompt
-            if not truncates:
-                with about("prompts", index):
-                    check_characters(text, limit, model)
-            ids = model.tokenizer.encode(text).ids
-        else:
-            with about("prompts", index):
-                check_ids(prompt, model)
-            ids = list(prompt)
-        if not ids:
-            raise ValidationError(
-                "the source text has no tokens; write at least one word",
-                field="prompts",
-                index=index,
-            )
-        num_tokens = len(ids)
-        if num_tokens > limit and not truncates:
-            raise ValidationError(
-                f"the source text has {num_tokens} tokens; model {model.name!r} reads at most "
-                f"{limit}; shorten or truncate it",
-                field="prompts",
-                index=index,
-            )
         room = min(limit, truncate or limit)
-        if num_tokens > room:
-            ids = _cut(prompt if not isinstance(prompt, str) else text, model, room)
-        return self._in_language(ids), num_tokens - len(ids)
+        with about("prompts", index):
+            if isinstance(prompt, str):
+                text = self._prefix + prompt
+                if truncates:
+                    ids, num_cut = _cut(text, model, room)
+                else:
+                    check_characters(text, limit, model)
+                    ids, num_cut = model.tokenizer.encode(text).ids, 0
+            else:
+                check_ids(prompt, model)
+                ids, num_cut = list(prompt), 0
+                if truncates and len(ids) > room:
+                    num_cut = len(ids) - room
+                    is_left = model.manifest.tokenization.truncation_side == "left"
+                    ids = ids[num_cut:] if is_left else ids[:room]
+            if not ids:
+                raise ValidationError("the source text has no tokens; write at least one word")
+            if len(ids) > limit:
+                raise ValidationError(
+                    f"the source text has {len(ids)} tokens; model {model.name!r} reads at most "
+                    f"{limit}; shorten or truncate it"
+                )
+        return self._in_language(ids), num_cut
 
     def _in_language(self, ids: list[int]) -> list[int]:
         """The tokens with the source language's in the place of the tokenizer's default one."""
@@ -244,11 +240,10 @@ def _spell(ways: list[str]) -> str:
     return ", ".join(way.removeprefix("translation_").replace("_to_", " to ") for way in ways)
 
 
-def _cut(prompt: TextOrIds, model: CausalModel, room: int) -> list[int]:
-    """A source text, with the special tokens, cut to ``room`` tokens where its model cuts texts."""
-    if not isinstance(prompt, str):
-        ids = list(prompt)
-        return ids[-room:] if model.manifest.tokenization.truncation_side == "left" else ids[:room]
+def _cut(text: str, model: CausalModel, room: int) -> tuple[list[int], int]:
+    """The tokens of a source text, with the special ones, cut to ``room`` where its model cuts
+    texts; and how many were cut off.
+    """
     num_special = model.tokenizer.num_special_tokens(pair=False)
     if room <= num_special:
         raise ValidationError(
@@ -256,6 +251,7 @@ def _cut(prompt: TextOrIds, model: CausalModel, room: int) -> list[int]:
             f"{num_special + 1} are to be kept",
             field="truncate",
         )
-    return model.tokenizer.encode_cut(
-        prompt, max_length=room, direction=model.manifest.tokenization.truncation_side
-    ).ids
+    encoding, num_cut = model.tokenizer.encode_cut(
+        text, max_length=room, direction=model.manifest.tokenization.truncation_side
+    )
+    return encoding.ids, num_cut

@@ -18,6 +18,9 @@ _MAX_LENGTH_DIGITS = 19
 _MIN_BYTES_PER_SECOND = 1024
 # For how long what a refused client still sends is read, or it might not see the reply.
 _LINGER_SECONDS = 1.0
+# For how long a client that sends no more may still wait for the head of its reply. One that has
+# left looks the same until something is written to it.
+_HALF_CLOSED_SECONDS = 0.5
 _JOINED_BYTES = 65536  # of a body that is copied behind its head
 _MAX_BUFFERED = 65536  # of a reply, until its client counts as one that does not read
 
@@ -126,6 +129,7 @@ class Connection(HttpToolsProtocol):
         self._awaited: _Awaited = None
         self._receive_timer: asyncio.TimerHandle | None = None
         self._write_timer: asyncio.TimerHandle | None = None
+        self._is_half_closed = False
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -175,6 +179,23 @@ class Connection(HttpToolsProtocol):
         else:
             self._await("headers")
         self._note_activity()
+
+    def eof_received(self) -> bool:  # type: ignore[override]
+        """Keeps the connection for the reply to a request that is complete; TLS has no such state.
+
+        The work for a client that has left is cancelled a moment later, or when a write fails.
+        """
+        if self._refused or self._in_message or not self._is_answering() or self.scheme == "https":
+            return False
+        self._is_half_closed = True
+        self.loop.call_later(_HALF_CLOSED_SECONDS, self._give_up_half_closed)
+        return True
+
+    def _give_up_half_closed(self) -> None:
+        if not (
+            self.transport.is_closing() or (self._is_answering() and self.cycle.response_started)
+        ):
+            self.transport.close()
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
@@ -232,7 +253,7 @@ class Connection(HttpToolsProtocol):
     def on_response_complete(self) -> None:
         super().on_response_complete()
         self._note_activity()
-        if self.transport.is_closing():
+        if self.transport.is_closing() or (self._is_half_closed and not self._is_answering()):
             self._end()
 
     def timeout_keep_alive_handler(self) -> None:

@@ -2,7 +2,7 @@
 
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Literal
@@ -11,11 +11,11 @@ import pytest
 import tokenizers
 from hypothesis import example, given
 from hypothesis import strategies as st
-from tokenizers import decoders, models, normalizers, pre_tokenizers
+from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
 
 import maskdial
 from maskdial.bundle.manifest import TOKENIZER, SpecialTokens
-from maskdial.bundle.tokenizer import Tokenizer, cut_tokens, longest_first
+from maskdial.bundle.tokenizer import Tokenizer, cut_tokens, longest_first, spans
 from maskdial.errors import BundleError, ValidationError
 
 STARTERS = Path(maskdial.__file__).parent / "starter"
@@ -315,7 +315,7 @@ def test_cut_encodings_join_as_the_tokenizer_cuts_pairs(
     limits = longest_first(len(alone[0]), len(alone[1]), room)
     cut = [cut_tokens(each, limit, direction) for each, limit in zip(alone, limits, strict=True)]
     joined = PAIRED.join(*cut)
-    expected = PAIRED.encode_cut(first, second, max_length=max_length, direction=direction)
+    expected, num_cut = PAIRED.encode_cut(first, second, max_length=max_length, direction=direction)
     truncated = [PAIRED.encode(text, add_special_tokens=False) for text in (first, second)]
     for encoding, limit in zip(truncated, limits, strict=True):
         encoding.truncate(limit, direction=direction)
@@ -323,8 +323,58 @@ def test_cut_encodings_join_as_the_tokenizer_cuts_pairs(
         assert joined.ids == other.ids
         assert joined.type_ids == other.type_ids
         assert joined.offsets == other.offsets
+    assert num_cut == max(sum(map(len, alone)) - room, 0)
     assert not joined.overflowing
     assert not expected.overflowing
+
+
+def trimming() -> tokenizers.Tokenizer:
+    """A byte-level tokenizer whose post-processor leaves spaces out of offsets, as GPT-2's."""
+    backend = byte_level()._backend
+    backend.post_processor = processors.ByteLevel(trim_offsets=True)
+    backend.add_tokens([tokenizers.AddedToken(" [X] ", normalized=False), "[Y]"])
+    return backend
+
+
+def roberta() -> tokenizers.Tokenizer:
+    backend = byte_level()._backend
+    backend.add_special_tokens(["</s>", "<s>"])
+    backend.post_processor = processors.RobertaProcessing(("</s>", 260), ("<s>", 261))
+    return backend
+
+
+spaced = st.lists(st.sampled_from(["the", " ", "  ", "é", " a", "[X]", "\n"]), max_size=12)
+
+
+@pytest.mark.parametrize("make", [trimming, roberta, lambda: paired()._backend])
+@given(
+    parts=spaced,
+    others=st.none() | spaced,
+    direction=st.sampled_from(["left", "right"]),
+    room=st.integers(1, 12),
+)
+@example(parts=["the", " "], others=None, direction="right", room=2)  # a lone space is trimmed once
+def test_cut_texts_are_those_of_the_library(
+    make: Callable[[], tokenizers.Tokenizer],
+    parts: list[str],
+    others: list[str] | None,
+    direction: Literal["left", "right"],
+    room: int,
+) -> None:
+    """Offsets too, although post-processors trim them whenever they are called."""
+    backend = make()
+    ours = Tokenizer(make(), SpecialTokens())
+    text, pair = "".join(parts), None if others is None else "".join(others)
+    max_length = room + backend.num_special_tokens_to_add(pair is not None)
+    num_tokens = len(backend.encode(text, pair))
+    backend.enable_truncation(max_length, direction=direction)
+    expected = backend.encode(text, pair)
+    found, num_cut = ours.encode_cut(text, pair, max_length=max_length, direction=direction)
+    assert found.ids == expected.ids
+    assert found.offsets == expected.offsets
+    assert found.special_tokens_mask == expected.special_tokens_mask
+    assert list(spans(found)) == expected.offsets
+    assert num_cut == num_tokens - len(expected)
 
 
 def test_cutting_leaves_the_encoding_as_it_is() -> None:

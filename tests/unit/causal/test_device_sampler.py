@@ -341,6 +341,36 @@ def test_the_host_draws_what_the_device_cannot(rigs: dict[int, Rig]) -> None:
     assert rig.host.given == for_host
 
 
+def test_bans_and_forced_tokens_are_for_the_host(rigs: dict[int, Rig]) -> None:
+    """The best token is 4 in each row, and each request rules it out."""
+    rig = rigs[64]
+    values = np.zeros((6, 64), np.float32)
+    values[:, 4] = 9
+    values[:, 6] = 5
+
+    def end(**settings: Any) -> Sequence:
+        return Sequence([1, 5], SamplingParams(max_new_tokens=1, **settings))
+
+    sequences = [
+        sequence_of(SamplingParams(banned=((4,), (2, 3)))),
+        sequence_of(SamplingParams(banned=((5, 4),))),
+        sequence_of(SamplingParams(no_repeat_ngram_size=2), prompt=(5, 4, 5)),
+        Sequence([5], SamplingParams(no_source_ngram_size=2), source_ids=[5, 4]),
+        sequence_of(SamplingParams(forced_first=6)),
+        end(forced_last=(6, 7)),
+    ]
+    samples = rig.sample(values, sequences)
+    assert [getattr(sample, "token_id", sample) for sample in samples] == [6] * 6
+    assert rig.host.given == sequences
+
+
+def test_tokens_are_forced_at_the_ends_of_a_text_only(rigs: dict[int, Rig]) -> None:
+    rig = rigs[64]
+    within = sequence_of(SamplingParams(forced_first=6, forced_last=(6,)), generated=[6])
+    check(rig, make_logits("typical", 2, 1, 64), [within])
+    assert rig.host.given == []
+
+
 @pytest.mark.parametrize(
     ("params", "kind"),
     [

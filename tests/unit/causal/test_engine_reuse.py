@@ -8,6 +8,7 @@ from maskdial.causal.events import TokenEvent
 from maskdial.causal.prefix_cache import PrefixCache
 from maskdial.causal.sampling.params import SamplingParams
 from maskdial.causal.sequence import Sequence, SharedPrompt
+from maskdial.metrics import Metrics
 from tests.unit.scripted_model import (
     BLOCK,
     MAX_LENGTH,
@@ -56,6 +57,36 @@ def test_a_known_prompt_is_read_from_the_cache(overlaps: bool) -> None:
             assert runner.num_read == num_read
         assert bench.value("prefix_cache_queries_total") == 42
         assert bench.value("prefix_cache_hits_total") == 16
+
+    asyncio.run(main())
+
+
+def test_gauges_have_the_size_of_the_prefix_caches(overlaps: bool) -> None:
+    """Of both engines while a model is replaced, and of none that has ended."""
+    caches = [PrefixCache(model="fake", block_tokens=BLOCK, max_bytes=10**6) for _ in range(2)]
+
+    async def fill(bench: Bench, cache: PrefixCache, length: int) -> None:
+        bench.read(make_sequence(range(length), 2))
+        await bench.run_dry()
+        assert cache.num_blocks == length // BLOCK
+
+    def gauges(bench: Bench) -> tuple[float, float]:
+        return bench.value("prefix_cache_bytes"), bench.value("prefix_cache_blocks")
+
+    async def main() -> None:
+        metrics = Metrics()
+        first, second = (
+            Bench(FakeRunner(slots=2), prefix_cache=cache, overlaps=overlaps, reported=metrics)
+            for cache in caches
+        )
+        await fill(first, caches[0], 21)
+        await fill(second, caches[1], 2 * BLOCK)
+        num_bytes = [cache.num_bytes for cache in caches]
+        assert all(num_bytes)
+        assert gauges(first) == (sum(num_bytes), sum(cache.num_blocks for cache in caches))
+        first.engine.start()
+        first.engine.stop(10.0)
+        assert gauges(first) == (num_bytes[1], caches[1].num_blocks)
 
     asyncio.run(main())
 

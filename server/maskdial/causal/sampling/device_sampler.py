@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from maskdial.causal.sampling.device_penalties import MAX_PENALIZED, PenaltyStaging, TokenPenalties
 from maskdial.causal.sampling.philox import Philox
+from maskdial.causal.sampling.processors import forced_tokens
 from maskdial.causal.sampling.sampler import Sample, Sampler
 from maskdial.causal.sampling.sampler_graph import BLOCK, MAX_CANDIDATES, Kind, SamplerGraph
 from maskdial.causal.sequence import Sequence
@@ -36,9 +37,9 @@ class DeviceSampler:
     """Chooses tokens on the device; rows that it cannot do go to the host's `Sampler`.
 
     The device applies penalties, temperature, top-k, top-p, min-p and seeds. The host gets rows
-    with a grammar, ``logit_bias``, ``typical_p``, ``top_n_tokens`` or an unfulfilled
-    ``min_new_tokens``, rows that need more candidates than the device sorts, and rows whose logits
-    are not finite.
+    with a grammar, ``logit_bias``, banned tokens or n-grams, ``typical_p``, ``top_n_tokens`` or an
+    unfulfilled ``min_new_tokens``, rows whose token is forced, rows that need more candidates than
+    the device sorts, and rows whose logits are not finite.
 
     Tokens are those that the host's sampler draws, unless the uniform number falls so close to the
     boundary of two tokens that rounding decides: weights on the device are float32.
@@ -118,9 +119,12 @@ class DeviceSampler:
         if (
             sequence.grammar is not None
             or params.logit_bias
+            or params.banned
             or params.no_repeat_ngram_size
+            or params.no_source_ngram_size
             or params.top_n_tokens
             or sequence.num_generated < params.min_new_tokens
+            or forced_tokens(sequence)
         ):
             return None
         if params.greedy:

@@ -61,13 +61,23 @@ def process(
     if not may_end:
         ends = eos_token_ids.union(t for t in params.stop_token_ids if t < len(scores))
         scores = _hold_back(scores, ends)
-    forced = _forced_tokens(sequence)
+    forced = forced_tokens(sequence)
     return _only(forced, len(scores)) if forced else scores
 
 
 def not_drawn(never: frozenset[int], params: SamplingParams) -> frozenset[int]:
     """Those of the tokens that are never drawn for which a sequence has no bias."""
     return never.difference(token_id for token_id, _ in params.logit_bias) if never else never
+
+
+def forced_tokens(sequence: Sequence) -> tuple[int, ...]:
+    """The tokens of which the next one must be; empty for any."""
+    params = sequence.params
+    if sequence.forces_next:
+        assert params.forced_first is not None
+        return (params.forced_first,)
+    is_last = sequence.num_generated == params.max_new_tokens - 1
+    return params.forced_last if is_last and sequence.grammar is None else ()
 
 
 def _add_bias(
@@ -134,16 +144,6 @@ def _completions(text: NDArray[np.int64], token_ids: NDArray[np.int64], size: in
     grams = np.lib.stride_tricks.sliding_window_view(text, size)
     found = (grams[:, :-1] == token_ids[len(token_ids) + 1 - size :]).all(axis=1)
     return set(grams[found, -1].tolist())
-
-
-def _forced_tokens(sequence: Sequence) -> tuple[int, ...]:
-    """The tokens of which the next one must be; empty for any."""
-    params = sequence.params
-    if sequence.forces_next:
-        assert params.forced_first is not None
-        return (params.forced_first,)
-    is_last = sequence.num_generated == params.max_new_tokens - 1
-    return params.forced_last if is_last and sequence.grammar is None else ()
 
 
 def _only(token_ids: tuple[int, ...], vocab_size: int) -> NDArray[np.float32]:

@@ -12,6 +12,7 @@ from tokenizers import Encoding
 
 from maskdial.bundle.manifest import Manifest
 from maskdial.bundle.texts import check_ids, tokenizing_seconds
+from maskdial.bundle.tokenizer import spans
 from maskdial.dialects.body import TaskBody, TextsBody, example
 from maskdial.dialects.call import Call, task_route
 from maskdial.dialects.native.replies import DetokenizeReply, TextToken, TokenizeReply
@@ -159,7 +160,7 @@ def _tokens(encoding: Encoding, text: str) -> Iterator[TextToken]:
             encoding.ids,
             encoding.tokens,
             encoding.special_tokens_mask,
-            encoding.offsets,
+            spans(encoding),
             strict=True,
         )
     )

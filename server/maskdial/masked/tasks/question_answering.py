@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from tokenizers import Encoding
 
 from maskdial.bundle.manifest import Task
-from maskdial.bundle.tokenizer import cut_tokens
+from maskdial.bundle.tokenizer import shorten, split_up
 from maskdial.errors import ValidationError, about
 from maskdial.masked.request import MaskedInput, MaskedResult
 from maskdial.masked.tasks.logits import count_windows, finite, largest_indices, softmax
@@ -112,7 +112,7 @@ class QuestionAnsweringRequest(TaskRequest[list[list[Answer]]]):
         context = tokenizer.encode(asked.context, add_special_tokens=False)
         num_tokens = len(question)
         if self.max_question_len is not None:
-            question = cut_tokens(question, self.max_question_len, "right")
+            question = shorten(question, self.max_question_len, "right")
         room = max_seq_len - tokenizer.num_special_tokens(pair=True) - len(question)
         if room < 1:
             raise ValidationError(
@@ -232,8 +232,7 @@ def _split(
             f"the context's {len(context):,} tokens fill {num_windows:,} windows; this request may "
             f'have {max_windows:,} more (--max-queue); shorten it, or set a smaller "doc_stride"'
         )
-    context.truncate(room, stride if num_windows > 1 else 0)
-    return [context, *context.overflowing]
+    return split_up(context, room, stride if num_windows > 1 else 0)
 
 
 def find_answers(

@@ -165,16 +165,15 @@ def read_text(
     ``limit``: how many tokens it may have, if fewer than the model takes.
     """
     max_length = min(limit or model.manifest.max_length, model.manifest.max_length)
-    if not truncation.enabled:
-        for each in filter(None, text):
-            check_characters(each, max_length, model)
-    encoding = model.tokenizer.encode(*text)
-    excess = _excess(len(encoding), max_length, model, truncation)
-    if excess:
-        encoding = model.tokenizer.encode_cut(
+    if truncation.enabled:
+        return model.tokenizer.encode_cut(
             *text, max_length=max_length, direction=truncation.side(model)
         )
-    return encoding, excess
+    for each in filter(None, text):
+        check_characters(each, max_length, model)
+    encoding = model.tokenizer.encode(*text)
+    _check_length(len(encoding), max_length, model)
+    return encoding, 0
 
 
 def _read_ids(
@@ -183,16 +182,17 @@ def _read_ids(
     if not ids:
         raise ValidationError("has no tokens; send at least one")
     check_ids(ids, model)
-    excess = _excess(len(ids), model.manifest.max_length, model, truncation)
+    max_length = model.manifest.max_length
+    if not truncation.enabled:
+        _check_length(len(ids), max_length, model)
+    excess = max(len(ids) - max_length, 0)
     kept = ids[excess:] if truncation.side(model) == "left" else ids[: len(ids) - excess]
     return tuple(kept), excess
 
 
-def _excess(length: int, max_length: int, model: TaskModel, truncation: Truncation) -> int:
-    """How many of a text's tokens have to be cut off, if that is allowed."""
-    if length > max_length and not truncation.enabled:
+def _check_length(length: int, max_length: int, model: TaskModel) -> None:
+    if length > max_length:
         raise ValidationError(
             f"the text has {length} tokens; model {model.name!r} takes at most {max_length}; "
             'shorten it, or set "truncate"'
         )
-    return max(length - max_length, 0)

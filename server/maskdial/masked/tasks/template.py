@@ -3,12 +3,12 @@
 The text is tokenized as a whole, as the model was trained: tokens may span the seams.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
-import numpy as np
 from tokenizers import Encoding
 
 from maskdial.bundle.manifest import PairTemplate
+from maskdial.bundle.tokenizer import spans
 from maskdial.masked.request import MaskedInput
 from maskdial.masked.tasks.pairs import PairError
 from maskdial.masked.tasks.task import TaskModel, Truncation
@@ -59,7 +59,7 @@ def read_in_template(
             )
         ids = encoding.ids
         if excess:
-            first, end = _span(encoding, len(start), len(start) + len(document))
+            first, end = _span(encoding, len(start), len(start) + len(document), max_length)
             if end - first <= excess:
                 reason = f"leave no room for the text in the {max_length} tokens of the model"
                 raise error(0, index, f"{reason}; shorten the query")
@@ -70,8 +70,19 @@ def read_in_template(
     return inputs, num_truncated
 
 
-def _span(encoding: Encoding, start: int, end: int) -> tuple[int, int]:
-    """The first token of some characters, and the one after their last; none spans their ends."""
-    starts, ends = np.array(encoding.offsets, np.int64).reshape(-1, 2).T
-    inside = np.flatnonzero((starts >= start) & (ends <= end) & (ends > starts))
-    return (int(inside[0]), int(inside[-1]) + 1) if len(inside) else (0, 0)
+def _span(encoding: Encoding, start: int, end: int, limit: int) -> tuple[int, int]:
+    """The first token of some characters, and the one after their last; none spans their ends.
+
+    Both are looked for among the first and the last ``limit`` tokens only: in a text that can be
+    cut to so many, all others are within.
+    """
+
+    def inside(tokens: range) -> Iterator[int]:
+        for token, (begins, ends) in zip(tokens, spans(encoding, tokens), strict=True):
+            if start <= begins < ends <= end:
+                yield token
+
+    length = len(encoding)
+    first = next(inside(range(min(limit, length))), None)
+    last = next(inside(range(length)[: -limit - 1 : -1]), None)
+    return (0, 0) if first is None or last is None else (first, last + 1)

@@ -23,7 +23,7 @@ from tokenizers import Encoding
 
 from maskdial.bundle.manifest import Task
 from maskdial.bundle.texts import tokenizing_seconds
-from maskdial.bundle.tokenizer import Tokenizer
+from maskdial.bundle.tokenizer import Tokenizer, spans
 from maskdial.errors import ValidationError
 from maskdial.masked.request import MaskedInput, MaskedResult
 from maskdial.masked.tasks.logits import count_windows, finite, softmax
@@ -33,6 +33,7 @@ AggregationStrategy = Literal["none", "simple", "first", "average", "max"]
 
 _SECONDS_PER_TOKEN = 2e-6
 _SPACE = ord(" ")
+_SPAN = np.dtype((np.int64, 2))
 _OPENING = frozenset("BUS")
 _CLOSING = frozenset("LEUS")
 _PREFIXES = frozenset("BILEUSM")
@@ -259,7 +260,7 @@ def read_tokens(text: str, encoding: Encoding, tokenizer: Tokenizer) -> TextToke
     positions = text_positions(encoding)
     tokens = encoding.tokens
     words = [tokens[position] for position in positions]
-    starts, ends = np.array(encoding.offsets, np.int64).reshape(-1, 2)[positions].T
+    starts, ends = np.fromiter(spans(encoding), _SPAN, len(encoding))[positions].T
     if tokenizer.marks_subwords:
         continues = np.array([len(word) for word in words], np.int64) != ends - starts
     else:
