@@ -8,7 +8,6 @@ import argparse
 import functools
 import gc
 import json
-import os
 import re
 from collections.abc import Callable, Iterator
 from hashlib import sha256
@@ -20,7 +19,6 @@ import pytest
 import tokenizers
 import torch
 import transformers
-from filelock import FileLock
 from tokenizers import models, normalizers, pre_tokenizers, processors
 from torch.onnx._internal.exporter._registration import ONNXRegistry
 
@@ -28,6 +26,7 @@ from maskdial_export import cli
 from maskdial_export.checks.kernels import exact_here
 from maskdial_export.export import export
 from maskdial_export.model import Checkpoint
+from tests.conftest import MakeOnce
 from tests.export.zoo import REFUSED, SHAPE, ZOO, Settings
 
 SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
@@ -63,9 +62,9 @@ def exact_products() -> None:
 def quick_torch() -> Iterator[None]:
     """Makes torch quick for tiny models: one thread, a garbage collector with less to do.
 
-    The collector would go through all of torch's and transformers' objects many times a trace, which
-    takes a third of its time. Another sixth goes into the table of torch's operators, which each
-    trace makes anew.
+    The collector would go through all of torch's and transformers' objects many times a trace, a
+    third of its time. Another sixth goes into the table of torch's operators, which each trace
+    makes anew.
     """
     torch.set_num_threads(1)
     thresholds = gc.get_threshold()
@@ -133,28 +132,6 @@ def write_modules(folder: Path, pooling: str, normalizes: bool) -> None:
             | {f"pooling_mode_{way}": way == pooling for way in ways}
         )
     )
-
-
-MakeOnce = Callable[[str, Callable[[Path], object]], Path]
-
-
-@pytest.fixture(scope="session")
-def made_once(tmp_path_factory: pytest.TempPathFactory) -> MakeOnce:
-    """The folder of a name, made by the given function in the first process that asks for it."""
-    root = tmp_path_factory.getbasetemp()
-    if "PYTEST_XDIST_WORKER" in os.environ:
-        root = root.parent  # of all processes of this run
-
-    def get(name: str, make: Callable[[Path], object]) -> Path:
-        folder, partial = root / name, root / f"{name}.partial"
-        folder.parent.mkdir(exist_ok=True)
-        with FileLock(f"{folder}.lock"):
-            if not folder.is_dir():
-                make(partial)
-                partial.rename(folder)
-        return folder
-
-    return get
 
 
 @pytest.fixture(scope="session")
