@@ -139,9 +139,7 @@ _ATOMS = ("a", "[a-z]", ".", r"\d", r"\w", r"\s", "é", "[^a]", r"\p{L}", "(", "
 
 def _regex(source: random.Random, depth: int) -> str:
     if depth == 0:
-        return source.choice(
-            [r"a", r"[a-z]", r".", r"\d", r"\w", r"\s", r"é", r"[^a]", r"\p{L}", r"(", r"^"]
-        )
+        return source.choice(_ATOMS)
     parts = [_regex(source, depth - 1) for _ in range(source.randrange(1, 4))]
     suffix = source.choice(("", "*", "+", "?", "{2}", "{0,50}", "{9,}", "{1000}", "*?", "{99999}"))
     group = source.choice(("({})", "(?:{})", "(?={})", "(?i:{})"))
@@ -179,13 +177,20 @@ def _schema(source: random.Random, depth: int) -> Any:
 
 def _lark(source: random.Random) -> str:
     names = ("x", "y", "Z")
-    parts = (
-        *["/a+/", "/[a-z]*/", '"b"', '"b"i', "x", "y", "Z", "/./"],
+    parts = [
+        "/a+/",
+        "/[a-z]*/",
+        '"b"',
+        '"b"i',
+        "x",
+        "y",
+        "Z",
+        "/./",
         "/ /",
         '"\\n"',
         "%json {}",
         "",
-    )
+    ]
     repeat = ("", "", "*", "+", "?", "~3", "{2,5}", "{0,1000}")
 
     def words() -> str:

@@ -62,8 +62,8 @@ def exact_products() -> None:
 def quick_torch() -> Iterator[None]:
     """Makes torch quick for tiny models: one thread, a garbage collector with less to do.
 
-    The collector would go through all of torch's and transformers' objects many times a trace, a
-    third of its time. Another sixth goes into the table of torch's operators, which each trace
+    The collector would go through all of torch's and transformers' objects many times a trace,
+    a third of its time. Another sixth goes into the table of torch's operators, which each trace
     makes anew.
     """
     torch.set_num_threads(1)

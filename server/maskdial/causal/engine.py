@@ -106,7 +106,7 @@ class CausalEngine(Engine):
             metrics=metrics,
             name=name,
         )
-        self._ahead: tuple[Plan, list[Output]] | None = None
+        self._next_step: tuple[Plan, list[Output]] | None = None
         """A plan that ran before the tokens of the last one were delivered."""
         self._delivery = ThreadPoolExecutor(1, f"maskdial-{name}-delivery") if overlaps else None
         self._channels: dict[Sequence, ReplyChannel] = {}  # of sequences that have not ended
@@ -188,13 +188,13 @@ class CausalEngine(Engine):
     def step(self) -> None:
         """One iteration: at most one decode step of all sequences and one chunk of a prompt."""
         started = time.perf_counter()
-        ahead, self._ahead = self._ahead, None
+        ahead, self._next_step = self._next_step, None
         plan = self._schedule() if ahead is None else ahead[0]
         scheduled = time.perf_counter()
         outputs = self._executor.run(plan) if ahead is None else ahead[1]
         ran = time.perf_counter()
         if self._delivery is not None and self._may_overlap(plan, outputs):
-            sampled, ran_ahead = self._finish_beside_next(plan, outputs[0], self._delivery)
+            sampled, ran_ahead = self._overlap_next(plan, outputs[0], self._delivery)
         else:
             # A grammar mask that is not ready is waited for only if nothing else could run.
             may_wait = not (plan.decoding or plan.prefills or plan.encoding)
@@ -217,7 +217,7 @@ class CausalEngine(Engine):
             if self._has_prefix_cache and not sequence.params.prompt_logprobs:
                 self._metrics.prefix_cache_queries.inc(sequence.num_prompt)
                 self._metrics.prefix_cache_hits.inc(sequence.num_reused)
-        for sequence in (*fresh, *plan.holding, *plan.encoding, *plan.decoding):
+        for sequence in (*fresh, *plan.awaiting_mask, *plan.encoding, *plan.decoding):
             if sequence.begin(now):
                 self._metrics.queue_duration.observe(now - sequence.arrived_at)
         return plan
@@ -231,7 +231,7 @@ class CausalEngine(Engine):
             return False  # the next mask depends on the accepted token
         return outputs[0].error is None and any(map(_goes_on, plan.rows))
 
-    def _finish_beside_next(
+    def _overlap_next(
         self, plan: Plan, output: Output, delivery: ThreadPoolExecutor
     ) -> tuple[float, float]:
         """Samples the tokens of a decode step and delivers them while the next step runs.
@@ -257,7 +257,7 @@ class CausalEngine(Engine):
             if sequence.slot == row and sequence.state is State.DECODING
         ]
         if rows:
-            self._ahead = replace(plan, decoding_rows=tuple(rows)), [following.only(rows)]
+            self._next_step = replace(plan, decoding_rows=tuple(rows)), [following.only(rows)]
         return sampled, ran
 
     def _accept_and_deliver(
@@ -310,7 +310,7 @@ class CausalEngine(Engine):
     def _has_work(self) -> bool:
         return self._scheduler.has_work
 
-    def _tend(self) -> float | None:
+    def _maintain(self) -> float | None:
         """Returns the memory of slots that have been unused for a while to the system."""
         now = time.perf_counter()
         self._slot_used_at |= dict.fromkeys((s.slot for s in self._scheduler.running), now)

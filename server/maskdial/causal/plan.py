@@ -67,7 +67,7 @@ class Plan:
     forks: tuple[Fork, ...] = ()
     moves: tuple[Move, ...] = ()
     loads: tuple[Load, ...] = ()
-    holding: tuple[Sequence, ...] = ()
+    awaiting_mask: tuple[Sequence, ...] = ()
     """Sequences whose next token is sampled from their held logits, without a pass.
 
     A sibling prefilled their shared prompt, or their grammar mask was not ready.

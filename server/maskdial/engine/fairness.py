@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 
 @dataclass(slots=True, eq=False)
-class Usage:
+class ClientUsage:
     """What one request has used.
 
     ``client`` is who sent it: the name of a key, or an address. ``key`` is the name of its key,
@@ -24,13 +24,13 @@ class Usage:
     tokens: int = 0
 
 
-usage_of_request: ContextVar[Usage] = ContextVar("usage_of_request")
+usage_of_request: ContextVar[ClientUsage] = ContextVar("usage_of_request")
 """That of the request which is being handled."""
 
 
-def current_usage() -> Usage:
+def current_usage() -> ClientUsage:
     """The usage of the request which is being handled; a new one outside of requests."""
-    return usage_of_request.get(None) or Usage()
+    return usage_of_request.get(None) or ClientUsage()
 
 
 class Shares:

@@ -7,10 +7,10 @@ from typing import Any
 
 from maskdial.bundle.bundle import Bundle
 from maskdial.bundle.manifest import CHAT_TEMPLATE, TOOL_TEMPLATE
-from maskdial.engine.child import ChildDiedError, ChildProcess, Limits
+from maskdial.engine.child import ChildDiedError, ChildLimits, ChildProcess
 from maskdial.errors import BundleError, OverloadedError, UnavailableError, ValidationError
 
-LIMITS = Limits(cpu_seconds=2.0, wall_seconds=10.0, memory_bytes=512 * 2**20)
+LIMITS = ChildLimits(cpu_seconds=2.0, wall_seconds=10.0, memory_bytes=512 * 2**20)
 _MAX_WAITING = 256
 
 

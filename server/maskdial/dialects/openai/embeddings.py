@@ -30,7 +30,7 @@ from maskdial.dialects.openai.base import (
 from maskdial.dialects.openai.errors import openai_route
 from maskdial.dialects.openai.replies import EmbeddingsReply, PromptUsage
 from maskdial.engine.offload import offload
-from maskdial.engine.timing import Answer
+from maskdial.engine.timing import Timed
 from maskdial.errors import ValidationError
 from maskdial.http.replies import json_reply, timing_headers
 from maskdial.masked.model import MaskedModel
@@ -122,7 +122,7 @@ def _check_num_texts(texts: Sequence[TextOrIds], config: Config) -> None:
 
 async def _embed(
     call: Call[EmbeddingsBody], model: MaskedModel, start: int, texts: Sequence[TextOrIds]
-) -> Answer[NDArray[np.float32]]:
+) -> Timed[NDArray[np.float32]]:
     """Embeds the texts of a body from the index ``start`` on: as many as may queue at once."""
     body = call.body
     wanted = EmbedRequest(
