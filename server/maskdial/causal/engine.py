@@ -34,15 +34,16 @@ class CausalEngine(Engine):
         slots: sequences that run at once.
         max_length: tokens of prompt and text together.
         vocab_size: the width of the logits.
-        prefill_chunk_tokens: most prompt tokens between two decode steps, a multiple of
-            ``block_tokens``.
+        prefill_chunk_tokens: maximum number of prompt tokens between two decode steps, a
+            multiple of ``block_tokens``.
         block_tokens: how many tokens the attention kernel reads at a time.
         joint_tokens: longest prompt that is prefilled together with others. Default: one kernel
             block, within which batching is bitwise invariant.
         max_queue: sequences that may wait for a slot.
         eos_token_ids: tokens that end a text.
         prefix_cache: where to keep the prefixes of prompts, in blocks of ``block_tokens``.
-        max_drafts: most draft tokens for a sequence that runs alone; 0 turns speculation off.
+        max_drafts: maximum number of draft tokens for a sequence that runs alone; 0 turns
+            speculation off.
         never: tokens that are not drawn, and no beam goes on with.
         sampler: chooses the tokens. Default: one on the host.
         overlaps: whether tokens are delivered while the next decode step runs, where nothing else

@@ -35,7 +35,7 @@ class PrefixCache:
     Args:
         model: whose keys and values these are; it is part of every key.
         block_tokens: tokens per block.
-        max_bytes: most bytes of blocks. With 0 the cache stays empty.
+        max_bytes: maximum size of all blocks, in bytes. With 0 the cache stays empty.
         shared: whether prompts of different keys share blocks.
     """
 

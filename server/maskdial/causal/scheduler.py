@@ -52,7 +52,7 @@ class Scheduler:
             prefilled in chunks of this length.
         joint_tokens: prompts of 2 to this many tokens may be prefilled together.
         prefix_cache: where to look for prefixes of prompts.
-        max_drafts: most draft tokens for a sequence that runs alone.
+        max_drafts: maximum number of draft tokens for a sequence that runs alone.
     """
 
     def __init__(

@@ -51,8 +51,8 @@ class Shares:
             client: who does.
             waiting: the clients that wait already.
         """
-        least = min((self._served[other] for other in waiting), default=self._last)
-        self._served[client] = max(self._served.get(client, 0.0), least)
+        lowest = min((self._served[other] for other in waiting), default=self._last)
+        self._served[client] = max(self._served.get(client, 0.0), lowest)
 
     def first(self, clients: Iterable[str]) -> str:
         """The client whose turn it is: of those given, the one that has been served least.

@@ -38,8 +38,8 @@ class MaskedEngine(Engine):
 
     Args:
         session: the model.
-        max_batch_tokens: most tokens of a pass, padding included.
-        max_queue: most texts that may wait.
+        max_batch_tokens: maximum number of tokens of a pass, padding included.
+        max_queue: maximum number of waiting texts.
         pad_token_id: fills the rows of shorter texts.
         pad_multiple: passes are padded to a multiple of this many tokens, where kernels are faster
             at those.

@@ -113,10 +113,10 @@ async def embeddings(call: Call[EmbeddingsBody]) -> Response:
 
 
 def _check_num_texts(texts: Sequence[TextOrIds], config: Config) -> None:
-    most = max(_MAX_TEXTS, config.max_batch_inputs)
-    if len(texts) > most:
+    max_texts = max(_MAX_TEXTS, config.max_batch_inputs)
+    if len(texts) > max_texts:
         raise ValidationError(
-            f"{len(texts)} texts; one request may carry at most {most}", field="texts"
+            f"{len(texts)} texts; one request may carry at most {max_texts}", field="texts"
         )
 
 
