@@ -1,7 +1,7 @@
 """Child: an entrant's process, which runs only during its turns; both ends of the pipe.
 
 The child is ``python -m loadtests.compare.child MODULE SETUP prepare|serve``. It reads and writes
-one JSON object per line; whatever libraries print goes to standard error.
+one JSON object per line; the output of libraries goes to standard error.
 """
 
 import contextlib

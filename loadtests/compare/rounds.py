@@ -47,7 +47,7 @@ def take_rounds(
     warm-up: it is dropped for work that is measured again.
 
     Args:
-        entrants: who takes part.
+        entrants: the participants.
         run: lets one of them do a piece of work and returns its seconds.
         seconds: no piece of work begins later than this.
         most: number of rounds including the first; None for as many as fit.

@@ -249,7 +249,7 @@ class Fuzz:
             await asyncio.to_thread(_render, text)
         except MaskdialError:
             self._counts["template"]["refused"] += 1
-        except Exception as error:  # whatever else it is, it is a finding
+        except Exception as error:  # any other type is a finding
             self._note("template", "failed", f"{text[:600]!r}: {error!r}")
         else:
             self._counts["template"]["ok"] += 1

@@ -1,4 +1,4 @@
-"""Decisions: questions about a text, answered with probabilities by whatever model is served.
+"""Decisions: questions about a text, answered with probabilities by the served model.
 
 method       model                                   an option's probability
 entailment   NLI                                     that the text entails it
@@ -83,7 +83,7 @@ async def decide(
 ) -> Decisions:
     """Answers questions about a text with a model that serves `DecisionTask`.
 
-    An answer is the same to the last bit whatever else is asked at the time, if the model is
+    An answer does not depend on simultaneous requests, to the last bit, if the model is
     batch-invariant.
 
     Args:

@@ -193,7 +193,7 @@ def _check_shapes(source: Source, mismatched: Iterable[tuple[str, Any, Any]]) ->
 
 
 def _check_scales(source: Source, unused: Iterable[str]) -> None:
-    """Refuses unused weights by which others would have to be scaled, whatever is asked for."""
+    """Refuses unused weights by which others would have to be scaled, even with --no-strict."""
     scales = sorted(name for name in unused if _SCALE.search(name))
     if scales:
         raise ExportError(

@@ -16,7 +16,7 @@ take 64 MiB then; a million positions would take half a gigabyte."""
 
 
 def bound_positions(model: PreTrainedModel, requested: int | None, console: Console) -> None:
-    """Makes a model with rotary positions one of at most ``requested`` positions; None for LONGEST."""
+    """Limits a model's rotary positions to ``requested``; None stands for LONGEST."""
     config: Any = model.config
     positions = getattr(config, "max_position_embeddings", None)
     if getattr(config, "attention_type", None) == "block_sparse":

@@ -177,7 +177,7 @@ class OutputProcessor:
 
 
 def _readers(sequences: Iterable[Sequence]) -> list[Sequence]:
-    """Those who receive what becomes of sequences: of a beam search, its readers."""
+    """The receivers of sequences' results: of a beam search, its readers."""
     found = (
         (sequence,) if sequence.search is None else sequence.search.readers
         for sequence in sequences

@@ -1,6 +1,6 @@
-"""Fairness: who uses an engine, how much, and whose turn it is.
+"""Fairness: the shares of an engine that clients have used, and the next client.
 
-Clients that wait for the same engine get equal shares of its tokens, whatever they ask for, by
+Clients that wait for the same engine get equal shares of its tokens for any mix of requests, by
 virtual token counters (Sheng et al., Fairness in Serving Large Language Models, OSDI 2024): the
 client that has been served least is next, and an idle client earns no credit.
 """
@@ -14,7 +14,7 @@ from dataclasses import dataclass
 class ClientUsage:
     """What one request has used.
 
-    ``client`` is who sent it: the name of a key, or an address. ``key`` is the name of its key,
+    ``client`` is its sender: the name of a key, or an address. ``key`` is the name of its key,
     empty if none is needed. ``tokens`` are those that engines have computed for it, prompts
     included.
     """
@@ -48,7 +48,7 @@ class Shares:
         """Notes that a client begins to wait.
 
         Args:
-            client: who does.
+            client: its name.
             waiting: the clients that wait already.
         """
         lowest = min((self._served[other] for other in waiting), default=self._last)

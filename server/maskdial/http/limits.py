@@ -33,7 +33,7 @@ class ClientLimits:
         """Counts a request of a client while it is handled, and then what it has used.
 
         Args:
-            client: who sent it.
+            client: its sender.
             key: the name of its key, if it needs one.
 
         Raises:

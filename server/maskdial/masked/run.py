@@ -1,4 +1,4 @@
-"""A request to a masked model, whatever its task: admit, read, submit, answer."""
+"""A request to a masked model, for any task: admit, read, submit, answer."""
 
 import time
 from functools import partial

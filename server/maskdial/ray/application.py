@@ -47,7 +47,7 @@ def deployment_options(config: Config) -> dict[str, Any]:
     return {
         "ray_actor_options": {"num_cpus": num_threads(config), **gpus},
         "max_ongoing_requests": max_open,
-        # Those that come at once wait in Ray's proxy for a moment, whatever replicas could take.
+        # Simultaneous requests wait in Ray's proxy for a moment, even if replicas are free.
         "max_queued_requests": max_open,
         "backpressure_config": {"status_code": 429, "retry_after_s": 1.0},
         **_routing(),

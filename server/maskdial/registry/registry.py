@@ -287,7 +287,7 @@ class Models:
         return entry
 
     def _begin(self, entry: Entry, folder: Path) -> "asyncio.Task[None]":
-        """Starts loading a folder; who waits for the entry is told how it ends."""
+        """Starts loading a folder; requests that wait for the entry learn its outcome."""
         install = partial(self._install, entry, folder)
         task = asyncio.create_task(self._versions.open(entry.name, folder, install))
         entry.loading = Loading(folder, task)

@@ -98,8 +98,8 @@ class ChatTemplate:
         It contains the template's special tokens, so tokenize it without adding others.
 
         Args:
-            messages: mappings of ``role``, ``content`` and whatever else the template reads, such
-                as ``tool_calls``; values of JSON.
+            messages: mappings of ``role``, ``content`` and other fields of the template, such as
+                ``tool_calls``; values of JSON.
             tools: the tools the model may call, in OpenAI's form; None or empty for none. With any,
                 ``tool_source`` is the template.
             variables: further variables of the template, such as ``enable_thinking`` or

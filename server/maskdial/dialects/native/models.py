@@ -1,4 +1,4 @@
-"""`POST /models/{name}`: whatever task the named model does."""
+"""`POST /models/{name}`: the task of the named model."""
 
 import inspect
 from collections.abc import Mapping, Sequence

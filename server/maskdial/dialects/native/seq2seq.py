@@ -29,8 +29,8 @@ class TextToTextTask:
 
     Attributes:
         name: of the task and its route.
-        body: what is sent there.
-        reply: the type of what comes back.
+        body: the type of its request body.
+        reply: the type of its reply.
         key: of the text in the reply.
         description: of the route, for the documentation.
         serves: whether a model can do the task.
