@@ -3,6 +3,7 @@
 import argparse
 import math
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 
 class LoadTestError(Exception):
@@ -40,3 +41,45 @@ def names_of(known: Sequence[str]) -> Callable[[str], tuple[str, ...]]:
         return tuple(name for name in known if name in names)
 
     return parse
+
+
+def add_number(
+    parser: argparse.ArgumentParser, flag: str, default: float, metavar: str, text: str = ""
+) -> None:
+    """Adds an option for a number above 0: a `count` if the default is an integer."""
+    parser.add_argument(
+        flag,
+        type=count if isinstance(default, int) else positive,
+        default=default,
+        metavar=metavar,
+        help=f"{text} (default: %(default)s)" if text else "default: %(default)s",
+    )
+
+
+def add_seed(parser: argparse.ArgumentParser, text: str = "everything that is random") -> None:
+    """Adds ``--seed``."""
+    parser.add_argument("--seed", type=int, default=0, help=f"seed of {text} (default: 0)")
+
+
+def add_sections(parser: argparse.ArgumentParser, known: Sequence[str]) -> None:
+    """Adds ``--sections``, which are all of them by default."""
+    parser.add_argument(
+        "--sections",
+        type=names_of(known),
+        default=tuple(known),
+        metavar="A,B",
+        help=f"sections to measure, of {','.join(known)} (default: all)",
+    )
+
+
+def add_bundles(parser: argparse.ArgumentParser, text: str) -> None:
+    """Adds ``--bundle``, which may be repeated: ``args.bundles``."""
+    parser.add_argument(
+        "--bundle",
+        type=Path,
+        required=True,
+        action="append",
+        dest="bundles",
+        metavar="PATH",
+        help=f"{text}; repeat for several",
+    )

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from rich.console import Console
 
-from loadtests import count, positive
+from loadtests import add_number, add_seed
 from loadtests.measurement import Section, add_report_options, load_averages, write_reports
 from loadtests.open_loop import poisson_schedule
 from loadtests.report import percentile
@@ -35,24 +35,10 @@ _NUM_TOKENS = 24
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the options of the command."""
-    parser.add_argument(
-        "--seconds",
-        type=count,
-        default=10,
-        metavar="N",
-        help="length of a turn (default: %(default)s)",
-    )
-    parser.add_argument(
-        "--rounds", type=count, default=3, metavar="N", help="turns of each (default: %(default)s)"
-    )
-    parser.add_argument(
-        "--rate",
-        type=positive,
-        default=1.0,
-        metavar="R",
-        help="requests a second of each polite client (default: %(default)s)",
-    )
-    parser.add_argument("--seed", type=int, default=0, help="draws texts and times")
+    add_number(parser, "--seconds", 10, "N", "length of a turn")
+    add_number(parser, "--rounds", 3, "N", "turns of each")
+    add_number(parser, "--rate", 1.0, "R", "requests a second of each polite client")
+    add_seed(parser, "texts and times")
     add_report_options(parser)
 
 

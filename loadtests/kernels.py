@@ -6,14 +6,13 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 from rich.console import Console
 
-from loadtests import LoadTestError, positive
+from loadtests import LoadTestError, add_bundles, add_number
 from loadtests.measurement import (
     Section,
     add_report_options,
@@ -74,20 +73,9 @@ class Row:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the options of the command."""
-    parser.add_argument(
-        "--bundle",
-        type=Path,
-        action="append",
-        required=True,
-        metavar="PATH",
-        help="bundle to measure, of any precision with kernels; may be repeated",
-    )
-    parser.add_argument(
-        "--seconds",
-        type=positive,
-        default=120.0,
-        metavar="S",
-        help="measuring time; everything is measured at least once (default: %(default)s)",
+    add_bundles(parser, "bundle to measure, of any precision with kernels")
+    add_number(
+        parser, "--seconds", 120.0, "S", "measuring time; each bundle is measured at least once"
     )
     parser.add_argument("--threads", type=int, metavar="N", help="threads per pass")
     add_report_options(parser)
@@ -108,13 +96,13 @@ def main(args: argparse.Namespace) -> int:
     options = SessionOptions("cpu", config.threads, config.spins(alone=True))
     console = Console()
     sections = []
-    for path in args.bundle:
+    for path in args.bundles:
         bundle = load_bundle(path.resolve().name, path)
         ours = replace(options, kernels=kernels)
         if bundle.manifest.kv is not None:
             ours = replace(ours, kv_cache=config.kv_cache_dtype)
         sides = [_Side.load(bundle, each) for each in (options, ours)]
-        section = asyncio.run(_measure(bundle, sides, args.seconds / len(args.bundle)))
+        section = asyncio.run(_measure(bundle, sides, args.seconds / len(args.bundles)))
         section.show(console)
         sections.append(section)
     facts = {"kernels": kernels.processor, "load": load_averages()}

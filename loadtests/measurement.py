@@ -1,6 +1,6 @@
 """Measurements: variants in turns, statistics over the rounds, and the section of the report.
 
-In turns, whatever else the machine does affects all variants alike, so medians over the rounds can
+In turns, other load on the machine affects all variants alike, so medians over the rounds can
 be compared.
 """
 

@@ -8,6 +8,8 @@ from dataclasses import asdict, dataclass
 from itertools import pairwise
 from typing import Any
 
+import numpy as np
+
 from loadtests.open_loop import Failure, Run, Sample
 from loadtests.texts import Kind
 
@@ -102,20 +104,10 @@ class Report:
         return document
 
 
-def percentile(ordered: Sequence[float], percent: float) -> float:
-    """The percentile of ascending values, interpolated linearly (numpy's default, type 7).
-
-    Source: Hyndman and Fan, "Sample Quantiles in Statistical Packages", 1996.
-
-    Raises:
-        ValueError: there are no values.
-    """
-    if not ordered:
-        raise ValueError("no values to take a percentile of")
-    position = (len(ordered) - 1) * percent / 100
-    below = math.floor(position)
-    above = min(below + 1, len(ordered) - 1)
-    return ordered[below] + (ordered[above] - ordered[below]) * (position - below)
+def percentile(values: Iterable[float], percent: float) -> float:
+    """The percentile of values, interpolated linearly; NaN without values."""
+    ordered = np.fromiter(values, np.float64)
+    return float(np.percentile(ordered, percent)) if ordered.size else math.nan
 
 
 def summarize(seconds: Iterable[float]) -> Summary | None:

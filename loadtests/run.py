@@ -6,6 +6,7 @@ import ipaddress
 import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import fields
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -15,7 +16,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsed
 from rich.progress import Progress as ProgressBar
 from rich.table import Table
 
-from loadtests import LoadTestError, UsageError, count, positive
+from loadtests import LoadTestError, UsageError, add_number, add_seed
 from loadtests.open_loop import Limits, Progress, Runner, Sender, load_client, poisson_schedule
 from loadtests.report import Latencies, Report, Settings, Summary, make_report
 from loadtests.texts import SCENARIOS, draw_jobs
@@ -42,52 +43,24 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--model", metavar="NAME", help="served model (default: the server's for each task)"
     )
-    parser.add_argument(
-        "--rate",
-        type=positive,
-        default=2.0,
-        metavar="R",
-        help="mean requests per second (default: %(default)s)",
-    )
-    parser.add_argument(
-        "--duration",
-        type=positive,
-        default=30.0,
-        metavar="S",
-        help="seconds of load (default: %(default)s)",
-    )
-    parser.add_argument(
-        "--seed", type=int, default=0, help="seed of arrivals and texts (default: %(default)s)"
-    )
-    parser.add_argument(
-        "--max-new-tokens",
-        type=count,
-        default=64,
-        metavar="N",
-        help="tokens per generation (default: %(default)s)",
-    )
-    parser.add_argument(
-        "--timeout",
-        type=positive,
-        default=60.0,
-        metavar="S",
-        help="seconds per request, from when it is sent (default: %(default)s)",
-    )
-    parser.add_argument(
+    add_number(parser, "--rate", 2.0, "R", "mean requests per second")
+    add_number(parser, "--duration", 30.0, "S", "seconds of load")
+    add_seed(parser, "arrivals and texts")
+    add_number(parser, "--max-new-tokens", 64, "N", "tokens per generation")
+    add_number(parser, "--timeout", 60.0, "S", "seconds per request, from when it is sent")
+    add_number(
+        parser,
         "--drain-timeout",
-        type=positive,
-        default=30.0,
-        metavar="S",
-        help="seconds after the load in which open requests may finish; the rest count as errors "
-        "(default: %(default)s)",
+        30.0,
+        "S",
+        "seconds after the load for open requests to finish; others count as errors",
     )
-    parser.add_argument(
+    add_number(
+        parser,
         "--max-in-flight",
-        type=count,
-        default=1000,
-        metavar="N",
-        help="most open requests; more wait in the load generator, and the wait counts in their "
-        "latency (default: %(default)s)",
+        1000,
+        "N",
+        "maximum open requests; the wait of others counts in their latency",
     )
     parser.add_argument("--output", type=Path, metavar="FILE", help="write the report as JSON")
     parser.add_argument(
@@ -100,18 +73,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def main(args: argparse.Namespace) -> int:
     """Runs, prints and writes the report; returns 1 if requests failed without --allow-errors."""
-    settings = Settings(
-        url=args.url,
-        scenario=args.scenario,
-        model=args.model,
-        rate=args.rate,
-        duration=args.duration,
-        seed=args.seed,
-        max_new_tokens=args.max_new_tokens,
-        timeout=args.timeout,
-        drain_timeout=args.drain_timeout,
-        max_in_flight=args.max_in_flight,
-    )
+    settings = Settings(**{each.name: getattr(args, each.name) for each in fields(Settings)})
     if settings.model is not None and settings.scenario == "mixed":
         raise UsageError("--model names one model, and the mixed scenario needs several")
     if not args.allow_remote and not is_loopback(settings.url):

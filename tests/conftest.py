@@ -23,6 +23,7 @@ import httpx
 import numpy as np
 import pytest
 import tokenizers
+from filelock import FileLock
 from hypothesis import HealthCheck
 from hypothesis import settings as hypothesis_settings
 from numpy.typing import NDArray
@@ -213,12 +214,37 @@ def byte_tokenizer() -> Callable[..., tokenizers.Tokenizer]:
     return make_byte_tokenizer
 
 
+MakeOnce = Callable[[str, Callable[[Path], object]], Path]
+
+
 @pytest.fixture(scope="session")
-def hybrid(torch: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def made_once(tmp_path_factory: pytest.TempPathFactory) -> MakeOnce:
+    """The folder of a name, made by the given function in the first process that asks for it."""
+    root = tmp_path_factory.getbasetemp()
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        root = root.parent  # of all processes of this run
+
+    def get(name: str, make: Callable[[Path], object]) -> Path:
+        folder, partial = root / name, root / f"{name}.partial"
+        folder.parent.mkdir(exist_ok=True)
+        with FileLock(f"{folder}.lock"):
+            if not folder.is_dir():
+                make(partial)
+                partial.rename(folder)
+        return folder
+
+    return get
+
+
+@pytest.fixture(scope="session")
+def hybrid(torch: ModuleType, made_once: MakeOnce) -> Path:
     """A tiny Llama with random weights and a tokenizer that suits both masks."""
+    return made_once("checkpoints/hybrid", lambda folder: make_hybrid(torch, folder))
+
+
+def make_hybrid(torch: ModuleType, folder: Path) -> None:
     import transformers  # most tests do without
 
-    folder = tmp_path_factory.mktemp("hybrid")
     torch.manual_seed(0)
     tokenizer = make_byte_tokenizer()
     config = transformers.LlamaConfig(
@@ -240,17 +266,14 @@ def hybrid(torch: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> Path:
             parameter.add_(0.1 * torch.randn_like(parameter))
     model.save_pretrained(folder)
     tokenizer.save(str(folder / "tokenizer.json"))
-    return folder
 
 
 @pytest.fixture(scope="session")
-def hybrid_bundle(hybrid: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def hybrid_bundle(hybrid: Path, made_once: MakeOnce) -> Path:
     """The bundle of `hybrid`, exported under both masks."""
     from maskdial_export.export import export
 
-    folder = tmp_path_factory.mktemp("bundles") / "dial"
-    export(str(hybrid), folder, mask="both")
-    return folder
+    return made_once("bundles/dial", lambda folder: export(str(hybrid), folder, mask="both"))
 
 
 class FakeDeviceMemory:

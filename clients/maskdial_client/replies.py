@@ -13,7 +13,7 @@ _QUOTED_BYTES = 200
 
 
 def error_from(response: httpx.Response) -> ApiError:
-    """The exception for an error response that has been read, whoever wrote its body.
+    """The exception for an error response that has been read.
 
     A proxy in between may reply with something other than the API's JSON; the exception's class
     then follows from the status, and its message quotes the start of the body.

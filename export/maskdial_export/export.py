@@ -11,7 +11,7 @@ from typing import Literal, cast, get_args
 import pydantic
 from rich.console import Console
 
-from maskdial.bundle.manifest import Manifest, Task
+from maskdial.bundle.manifest import Manifest, TaskName
 from maskdial_export.checkpoint.adapter import check_adapter
 from maskdial_export.checkpoint.sample import read_sample
 from maskdial_export.checkpoint.source import Source, find
@@ -23,7 +23,7 @@ from maskdial_export.phase import finding, phase
 from maskdial_export.quantize.quality import Gate
 from maskdial_export.writing import Precision, Settings, write_bundle
 
-TASKS = ("auto", *get_args(Task))
+TASKS = ("auto", *get_args(TaskName))
 PRECISIONS = get_args(Precision)
 MaskChoice = Literal["full", "causal", "both"]
 MASKS = get_args(MaskChoice)

@@ -16,7 +16,7 @@ from maskdial.bundle.manifest import (
     KVLayout,
     PairTemplate,
     SpecialTokens,
-    Task,
+    TaskName,
     TextToText,
     Tokenization,
 )
@@ -68,7 +68,7 @@ class Checkpoint:
     the parts of a text pair. ``doubt``: why the model is not known to be the one that was trained.
     """
 
-    task: Task
+    task: TaskName
     model: PreTrainedModel
     survey: Survey
     tokenizer: Tokenizer

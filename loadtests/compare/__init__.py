@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 from typing import get_args
 
-from loadtests import LoadTestError, count, positive
+from loadtests import LoadTestError, add_number, add_seed, count
 from loadtests.compare.setup import HALF, SHAPES, USUAL, Shape, exporter_digest, find
 from loadtests.compare.work import USUAL_LOAD, Family, Load, Provider
 
@@ -25,20 +25,13 @@ _PRECISIONS: dict[Provider, str] = {"cpu": "int8", "cuda": "fp16"}
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the options of the command."""
     _add_choices(parser)
-    parser.add_argument(
-        "--threads",
-        type=count,
-        default=2,
-        metavar="N",
-        help="threads per pass, for everyone (default: %(default)s)",
-    )
-    parser.add_argument(
+    add_number(parser, "--threads", 2, "N", "threads per pass, for everyone")
+    add_number(
+        parser,
         "--seconds",
-        type=positive,
-        default=900.0,
-        metavar="S",
-        help="measuring time, without building and loading models; work in progress at its end is "
-        "finished (default: %(default)s)",
+        900.0,
+        "S",
+        "measuring time, without the time to build and load models",
     )
     parser.add_argument(
         "--rounds",
@@ -46,12 +39,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="end after this many rounds, the first being a warm-up (default: as many as fit)",
     )
-    parser.add_argument(
-        "--seed",
-        type=int,
-        default=0,
-        help="seed of weights, prompts and texts (default: %(default)s)",
-    )
+    add_seed(parser, "weights, prompts and texts")
     parser.add_argument(
         "--work",
         type=Path,
@@ -64,8 +52,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=Path,
         default=Path("runs/compare/report"),
         metavar="NAME",
-        help="write NAME.json and NAME.md, and NAME-SHAPE.png for each causal shape "
-        "(default: %(default)s)",
+        help="write NAME.json and NAME.md (default: %(default)s)",
     )
     parser.add_argument(
         "--append",
@@ -160,11 +147,8 @@ def _compare(args: argparse.Namespace) -> None:
     whole = sum(_SHARES[shape.family] for shape in shapes)
     for shape, measurement in measurements:
         measured = measurement.run(args.seconds * _SHARES[shape.family] / whole)
-        document.add(measurement.name, measured.section)
-        print(f"\n{measured.section['table']}", flush=True)
-        if shape.family == "causal":
-            title = f"{shape.heading}, {args.precision}, {args.provider}"
-            document.draw(shape.name, measured.results, title)
+        document.add(measurement.name, measured)
+        print(f"\n{measured['table']}", flush=True)
 
 
 def _shapes(args: argparse.Namespace) -> list[Shape]:

@@ -1,7 +1,7 @@
 """Child: an entrant's process, which runs only during its turns; both ends of the pipe.
 
 The child is ``python -m loadtests.compare.child MODULE SETUP prepare|serve``. It reads and writes
-one JSON object per line; whatever libraries print goes to standard error.
+one JSON object per line; the output of libraries goes to standard error.
 """
 
 import contextlib
@@ -30,7 +30,7 @@ _PREPARE_TIMEOUT = 300.0
 """Seconds without progress; an export on a busy machine takes longer than any fixed time."""
 _TURN_TIMEOUT = 240.0
 _STOP_TIMEOUT = 10.0
-_LEAST_PROGRESS = 0.01
+_MIN_PROGRESS = 0.01
 """CPU seconds per second of a process that works."""
 _HOME = "loadtests.compare.peers"
 
@@ -135,7 +135,7 @@ class Child:
                 line = self._replies.get(timeout=timeout)
                 break
             before, worked = worked, self._cpu_seconds()
-            if not while_working or worked - before < _LEAST_PROGRESS * timeout:
+            if not while_working or worked - before < _MIN_PROGRESS * timeout:
                 self._signal(signal.SIGKILL)
                 raise LoadTestError(f"no reply within {timeout:g} s; see {self._log}")
         if not line:

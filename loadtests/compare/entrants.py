@@ -1,4 +1,4 @@
-"""Entrants: who takes part, what each needs, and whether that is installed."""
+"""Entrants: their names, the packages that each needs, and whether those are installed."""
 
 import importlib.util
 from collections.abc import Container, Iterator

@@ -1,7 +1,6 @@
-"""The report of the comparison: tables, plots, and the machine that it ran on."""
+"""The report of the comparison: tables, and the machine that it ran on."""
 
 import importlib.metadata
-import importlib.util
 import json
 import platform
 import subprocess
@@ -10,13 +9,12 @@ from pathlib import Path
 from typing import Any
 
 from loadtests import LoadTestError
-from loadtests.compare.entrants import ENGINE, MEMORY, REQUIREMENTS, Entrant
-from loadtests.compare.results import Case, Result, Spread, findings, ratio_text
-from loadtests.compare.work import SHORT_CONTEXT, Provider, Work
+from loadtests.compare.entrants import ENGINE, MEMORY, Entrant
+from loadtests.compare.results import Result, Spread, findings, ratio_text
+from loadtests.compare.work import Provider, Work
 from loadtests.measurement import load_averages, machine
 
 _COLD = "Some work was measured in its warm-up round only: do not quote it."
-_MET = {True: "yes", False: "no", None: ""}
 
 _PACKAGES = (
     "maskdial",
@@ -38,7 +36,6 @@ _GPU_FACTS = "name,memory.total,driver_version"
 
 def shape_table(
     heading: str,
-    case: Case,
     results: Sequence[Result],
     entrants: Iterable[Entrant],
     shares: Mapping[Work, Spread],
@@ -66,11 +63,8 @@ def shape_table(
         *(f"- {each.name}: {each.about}." for each in columns),
         "",
     ]
-    wanted = findings(case, results, shares)
-    if wanted:
-        lines += [_row(("work", "measured", "target", "met")), _row(["---"] * 4)]
-        lines += [_row((*row, _MET[met])) for *row, met in wanted]
-        lines.append("")
+    if found := findings(results, shares):
+        lines += [_row(("work", "measured")), _row(["---"] * 2), *map(_row, found), ""]
     return "\n".join(lines)
 
 
@@ -193,50 +187,6 @@ class Document:
         text = "\n\n".join([*lines(self._facts), *tables])
         self.beside(".md").write_text(text.rstrip() + "\n", "utf-8")
 
-    def draw(self, shape: str, results: Sequence[Result], title: str) -> None:
-        """Plots a causal shape beside the report."""
-        if not _exists("matplotlib"):
-            print(f"no plot: matplotlib is not installed: pip install -r {REQUIREMENTS}")
-            return
-        draw(results, self.beside(f"-{shape}.png"), title)
-
     def beside(self, ending: str) -> Path:
         """The file with that ending."""
         return self._output.with_name(self._output.name + ending)
-
-
-def curves(results: Iterable[Result]) -> dict[str, list[tuple[int, float]]]:
-    """Streams and tokens per second by entrant, of those with more than one point."""
-    points: dict[str, list[tuple[int, float]]] = {}
-    for result in results:
-        work = result.work
-        if work.kind == "decode" and work.length == SHORT_CONTEXT:
-            speed = work.tokens_per_second(result.value.median)
-            points.setdefault(result.entrant, []).append((work.batch, speed))
-    return {name: sorted(each) for name, each in points.items() if len(each) > 1}
-
-
-def draw(results: Iterable[Result], path: Path, title: str) -> None:
-    """Writes a PNG; needs matplotlib."""
-    import matplotlib as mpl
-
-    mpl.use("Agg")
-    from matplotlib import pyplot
-
-    figure, axes = pyplot.subplots(figsize=(8, 5), layout="constrained")
-    for name, points in curves(results).items():
-        axes.plot(*zip(*points, strict=True), marker="o", label=name)
-    axes.set_xscale("log", base=2)
-    axes.set_xticks(ticks := [batch for batch, _ in max(curves(results).values(), key=len)], ticks)
-    axes.set_ylim(bottom=0)
-    axes.set_xlabel("streams at once")
-    axes.set_ylabel("tokens per second, all streams together")
-    axes.set_title(title)
-    axes.grid(alpha=0.3)
-    axes.legend()
-    figure.savefig(path, dpi=120)
-    pyplot.close(figure)
-
-
-def _exists(module: str) -> bool:
-    return importlib.util.find_spec(module) is not None

@@ -1,10 +1,9 @@
-"""Results: medians and ratios over the rounds, and the targets they are held against."""
+"""Results: medians and ratios over the rounds."""
 
 import math
 import statistics
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
-from fnmatch import fnmatchcase
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -12,13 +11,11 @@ import onnx
 from onnx import helper
 
 from loadtests.compare.entrants import ENGINE, HTTP, MEMORY
-from loadtests.compare.work import Provider, Work
+from loadtests.compare.work import Work
 
 Times = dict[Work, dict[str, dict[int, float]]]
 """Seconds by work, entrant name and round."""
 
-LEAST_MEMORY_SHARE = 0.6
-LEAST_HTTP_SHARE = 0.93
 _HTTP_STREAMS = 8
 
 # These read a few rows of a table, not all of it.
@@ -129,89 +126,18 @@ def memory_shares(times: Times, reads: Reads) -> dict[Work, Spread]:
     return shares
 
 
-@dataclass(frozen=True, slots=True)
-class Case:
-    """What was measured: the name of a shape, the provider, and the precision of our bundle."""
-
-    shape: str
-    provider: Provider
-    precision: str
-
-
-@dataclass(frozen=True, slots=True)
-class Target:
-    """The least ratio wanted of an entrant's time to our engine's.
-
-    ``shape`` and ``entrant`` are glob patterns of names. ``batch`` 0 means every batch.
-    """
-
-    provider: Provider
-    shape: str
-    entrant: str
-    kind: str
-    batch: int
-    least: float
-
-    def fits(self, case: Case, result: Result) -> bool:
-        return (
-            self.provider == case.provider
-            and fnmatchcase(case.shape, self.shape)
-            and fnmatchcase(result.entrant, self.entrant)
-            and result.work.kind == self.kind
-            and self.batch in (0, result.work.batch)
-        )
-
-
-TARGETS = (
-    Target("cpu", "135m", "openvino", "prefill", 0, 1.15),
-    Target("cpu", "135m", "openvino", "decode", 1, 1.25),
-    Target("cpu", "135m", "openvino", "decode", 4, 1.15),
-    Target("cpu", "135m", "openvino", "decode", 8, 1.1),
-    Target("cpu", "135m", "llama.cpp*", "decode", 0, 1.5),
-    Target("cpu", "bert-base", "openvino*", "pass", 0, 1.2),
-    Target("cpu", "bert-base", "transformers", "pass", 0, 3.0),
-    Target("cuda", "*", "transformers-compiled", "generate", 64, 2.0),
-    Target("cuda", "bert-base", "transformers", "pass", 32, 1.2),
-)
-
-MEMORY_CASES = (Case("135m", "cpu", "*"), Case("7b", "cuda", "fp16"))
-"""Cases with a target for memory bandwidth at batch 1; precision "*" means any."""
-
-
-def findings(
-    case: Case, results: Iterable[Result], shares: Mapping[Work, Spread]
-) -> list[tuple[str, str, str, bool | None]]:
-    """What was measured, the figure, the target, and whether the median meets it.
-
-    Shares of the memory bandwidth are listed even without a target.
-    """
-    rows: list[tuple[str, str, str, bool | None]] = []
-    for result in results:
-        if result.faster is None:
-            continue
-        ratio, figure = result.faster.median, ratio_text(result.faster)
-        for target in TARGETS:
-            if target.fits(case, result):
-                name = f"{result.work.name}, against {result.entrant}"
-                rows.append((name, figure, f">= {target.least:.2f}x", ratio >= target.least))
-        work = result.work
-        if (result.entrant, work.kind, work.batch) == (HTTP, "decode", _HTTP_STREAMS):
-            name = f"{work.name}: HTTP's share of the engine's speed"
-            wanted = f">= {LEAST_HTTP_SHARE:.0%}"
-            rows.append((name, f"{1 / ratio:.0%}", wanted, 1 / ratio >= LEAST_HTTP_SHARE))
+def findings(results: Iterable[Result], shares: Mapping[Work, Spread]) -> list[tuple[str, str]]:
+    """What our engine's times say beside the ratios: HTTP's share, and the memory's."""
+    rows = [
+        (f"{each.work.name}: HTTP's share of the engine's speed", f"{1 / each.faster.median:.0%}")
+        for each in results
+        if each.faster is not None
+        and (each.entrant, each.work.kind, each.work.batch) == (HTTP, "decode", _HTTP_STREAMS)
+    ]
     for work, share in shares.items():
-        name = f"{work.name}: share of the memory's read bandwidth"
         figure = f"{share.median:.0%} ({share.low:.0%} to {share.high:.0%})"
-        if work.batch == 1 and _wants_share(case):
-            met = share.median >= LEAST_MEMORY_SHARE
-            rows.append((name, figure, f">= {LEAST_MEMORY_SHARE:.0%}", met))
-        else:
-            rows.append((name, figure, "", None))
+        rows.append((f"{work.name}: share of the memory's read bandwidth", figure))
     return rows
-
-
-def _wants_share(case: Case) -> bool:
-    return any(each in (case, replace(case, precision="*")) for each in MEMORY_CASES)
 
 
 def ratio_text(ratio: Spread) -> str:

@@ -6,7 +6,7 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +15,7 @@ from loadtests.compare.child import Child
 from loadtests.compare.entrants import REQUIREMENTS, Entrant, choose
 from loadtests.compare.report import shape_table
 from loadtests.compare.results import (
-    Case,
     Reads,
-    Result,
     Times,
     bytes_read,
     memory_shares,
@@ -49,7 +47,7 @@ def take_rounds(
     warm-up: it is dropped for work that is measured again.
 
     Args:
-        entrants: who takes part.
+        entrants: the participants.
         run: lets one of them do a piece of work and returns its seconds.
         seconds: no piece of work begins later than this.
         most: number of rounds including the first; None for as many as fit.
@@ -92,14 +90,6 @@ def _without_warm_up(by_name: dict[str, dict[int, float]]) -> dict[str, dict[int
     }
 
 
-@dataclass(frozen=True, slots=True)
-class Measured:
-    """``section`` goes into the report's JSON, with its Markdown as ``table``."""
-
-    section: dict[str, Any]
-    results: Sequence[Result]
-
-
 class Measurement:
     """One shape's entrants and their rounds. Progress goes to standard error."""
 
@@ -135,8 +125,8 @@ class Measurement:
 
         return [each for each in self._entrants if self._try(each, "preparing", prepare)]
 
-    def run(self, seconds: float) -> Measured:
-        """Measures for a time.
+    def run(self, seconds: float) -> dict[str, Any]:
+        """Measures for a time; returns the section for the report's JSON, with its ``table``.
 
         Raises:
             LoadTestError: our own engine failed.
@@ -155,7 +145,6 @@ class Measurement:
             for work, by_name in taken.items():
                 times.setdefault(work, {}).update(by_name)
         results = results_of(times)
-        case = Case(self._shape.name, args.provider, args.precision)
         section: dict[str, Any] = {
             "shape": self._shape.name,
             "provider": args.provider,
@@ -174,10 +163,10 @@ class Measurement:
             section["kv_bytes_per_token"] = reads.kv_per_token
             section["memory_shares"] = {work.name: each.as_json() for work, each in shares.items()}
         heading = f"{self._shape.heading}, {args.precision}, {args.provider}"
-        table = shape_table(heading, case, results, playing, shares)
+        table = shape_table(heading, results, playing, shares)
         skipped = "".join(f"- {name}: {reason}.\n" for name, reason in self._skipped.items())
         section["table"] = f"{table}\n{skipped}".rstrip() + "\n"
-        return Measured(section, results)
+        return section
 
     def _reads(self, engine: Entrant) -> Reads | None:
         """What a decode step reads; None for models that do not decode."""

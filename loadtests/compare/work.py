@@ -87,10 +87,6 @@ class Work:
             return self.length * 2**20 / seconds / 1e9
         return 1000 * seconds
 
-    def tokens_per_second(self, value: float) -> float:
-        """Converts the `value` of a decode step into throughput."""
-        return value if self.per_second else 1000 * self.batch / value
-
     def as_json(self) -> dict[str, Any]:
         return asdict(self)
 

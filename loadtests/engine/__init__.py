@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 from rich.console import Console
 
-from loadtests import names_of, positive
-from loadtests.engine import first_token, memory, speculation, split, stall, steps
+from loadtests import add_number, add_sections, add_seed
+from loadtests.engine import first_token, speculation, split, stall, steps
 from loadtests.engines import LoadedCausal
 from loadtests.measurement import Section, load_averages, machine
 from maskdial.config import load_config
@@ -28,8 +28,7 @@ SHARES = {
     "prefix": 0.07,
     "together": 0.07,
     "speculation": 0.37,
-    "memory": 0.05,
-    "steps": 0.06,
+    "steps": 0.11,
 }
 """The sections, and the share of the time that each gets if all run."""
 
@@ -39,7 +38,6 @@ _MEASURES: dict[str, Callable[[LoadedCausal, float, np.random.Generator], Awaita
     "prefix": first_token.measure_prefix,
     "together": first_token.measure_together,
     "speculation": speculation.measure,
-    "memory": memory.measure,
     "steps": steps.measure,
 }
 
@@ -49,24 +47,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--bundle", type=Path, required=True, metavar="PATH", help="causal bundle to measure"
     )
-    parser.add_argument(
-        "--sections",
-        type=names_of(tuple(SHARES)),
-        default=tuple(SHARES),
-        metavar="A,B",
-        help=f"what to measure, of {','.join(SHARES)} (default: all)",
-    )
-    parser.add_argument(
+    add_sections(parser, tuple(SHARES))
+    add_number(
+        parser,
         "--seconds",
-        type=positive,
-        default=300.0,
-        metavar="S",
-        help="measuring time of all sections; each measures everything at least once, however long "
-        "that takes (default: %(default)s)",
+        300.0,
+        "S",
+        "measuring time of all sections, each of which has one round at least",
     )
-    parser.add_argument(
-        "--seed", type=int, default=0, help="seed of the prompts (default: %(default)s)"
-    )
+    add_seed(parser, "the prompts")
     parser.add_argument(
         "--threads", type=int, metavar="N", help="threads per pass (default: the server's)"
     )

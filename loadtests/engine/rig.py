@@ -76,8 +76,6 @@ class Recorder:
         values = {each.name: getattr(bound, each.name) for each in fields(bound)}
         self.metrics = RecordedMetrics(**values, recorder=self)
         """What an engine reports to."""
-        self.peak_kv_bytes = 0
-        """Most bytes of keys and values in use after a step."""
         self._registry = registry.registry
         self._steps: list[Step] = []
         self._passes: list[Pass] = []
@@ -115,7 +113,6 @@ class Recorder:
         """Ends the step under way."""
         passes, self._passes = tuple(self._passes), []
         self._steps.append(Step(schedule, run, sample, publish, passes))
-        self.peak_kv_bytes = max(self.peak_kv_bytes, self._value("kv_cache_bytes"))
 
     def _value(self, name: str) -> int:
         value = self._registry.get_sample_value(f"maskdial_{name}", {"model": _MODEL})

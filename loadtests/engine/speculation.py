@@ -17,7 +17,7 @@ from maskdial.causal.executor import Cache, ModelRunner
 
 _QUESTION = "speed of one stream alone, by the limit of drafted tokens"
 _DRAFTS = (0, 4, 8, 16)
-_LEAST_KEPT = 0.95
+_MIN_KEPT = 0.95
 _NEW_TOKENS = 72
 _MIN_NEW_TOKENS = 16
 _LEAD = np.float32(10.0)
@@ -203,5 +203,5 @@ def summarize(name: str, max_drafts: int, samples: list[Sample], off: list[Sampl
 def _finding(name: str, rows: list[Row]) -> str:
     gains = ", ".join(f"{row.times_faster:.2f} x with {row.max_drafts}" for row in rows[1:])
     repeats = name in ("copy", "extractive summary")
-    target = "above 1" if repeats else f"at least {_LEAST_KEPT}"
+    target = "above 1" if repeats else f"at least {_MIN_KEPT}"
     return f"{name}: {gains}; target: {target}"

@@ -18,7 +18,7 @@ _NUM_RUNNING = NUM_STREAMS - 1
 _START_TOKENS = 16
 _STEPS_BEFORE = 12
 _STEPS_AFTER = 4
-_MOST_TRIES = 5
+_MAX_TRIES = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +103,7 @@ async def _arrive(
     model: LoadedCausal, rig: Rig, rng: np.random.Generator, num_prompt: int, room: int
 ) -> Sample:
     """Repeats the arrival if the streams ran out of context before they saw it."""
-    for _ in range(_MOST_TRIES):
+    for _ in range(_MAX_TRIES):
         sample = await _try(model, rig, rng, num_prompt, room)
         if sample.gaps and sample.both and sample.steps:
             return sample

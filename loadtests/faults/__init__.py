@@ -5,6 +5,7 @@ from typing import Protocol
 
 from rich.console import Console
 
+from loadtests import add_seed
 from loadtests.faults import chaos, crashes, fuzz, overload, soak, swaps
 from loadtests.faults.outcome import Outcome
 from loadtests.measurement import add_report_options, load_averages, write_reports
@@ -41,7 +42,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     for name, (kind, summary) in KINDS.items():
         options = kinds.add_parser(name, help=summary, description=kind.DESCRIPTION)
         kind.add_arguments(options)
-        options.add_argument("--seed", type=int, default=0, help="draws everything")
+        add_seed(options, "everything")
         add_report_options(options)
 
 

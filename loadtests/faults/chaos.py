@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import httpx
 
-from loadtests import LoadTestError, count
+from loadtests import LoadTestError, add_number, count
 from loadtests.faults.mix import Question, draw_questions, essence, learn_answers
 from loadtests.faults.outcome import Outcome, add_clients, busy_gauges
 from loadtests.faults.proxy import FaultyProxy
@@ -39,9 +39,7 @@ _EXPECTED = frozenset({200, 408, 429, 503, 504})
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the options of the command."""
-    parser.add_argument(
-        "--seconds", type=count, default=300, metavar="N", help="default: %(default)s"
-    )
+    add_number(parser, "--seconds", 300, "N")
     parser.add_argument(
         "--requests", type=count, metavar="N", help="end sooner, after so many (default: never)"
     )

@@ -13,7 +13,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
-from loadtests import LoadTestError, count
+from loadtests import LoadTestError, add_number
 from loadtests.faults.mix import Question, ask, draw_questions, essence, learn_answers
 from loadtests.faults.outcome import Outcome, add_clients
 from loadtests.measurement import Section
@@ -40,7 +40,7 @@ _PATIENCE = 120.0
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the options of the command."""
-    parser.add_argument("--times", type=count, default=50, metavar="N", help="default: %(default)s")
+    add_number(parser, "--times", 50, "N")
     add_clients(parser, 16)
 
 

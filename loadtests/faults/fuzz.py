@@ -16,7 +16,7 @@ from typing import Any
 
 import httpx
 
-from loadtests import LoadTestError, count
+from loadtests import LoadTestError, add_number
 from loadtests.faults.hostile import body, grammar, http_message, template
 from loadtests.faults.mix import draw_questions, learn_answers
 from loadtests.faults.outcome import Outcome, add_clients, busy_gauges
@@ -57,9 +57,7 @@ _STATUS = re.compile(rb"HTTP/1\.1 (\d{3})")
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the options of the command."""
-    parser.add_argument(
-        "--inputs", type=count, default=10_000, metavar="N", help="default: %(default)s"
-    )
+    add_number(parser, "--inputs", 10_000, "N")
     add_clients(parser, 16)
 
 
@@ -251,7 +249,7 @@ class Fuzz:
             await asyncio.to_thread(_render, text)
         except MaskdialError:
             self._counts["template"]["refused"] += 1
-        except Exception as error:  # whatever else it is, it is a finding
+        except Exception as error:  # any other type is a finding
             self._note("template", "failed", f"{text[:600]!r}: {error!r}")
         else:
             self._counts["template"]["ok"] += 1

@@ -20,18 +20,7 @@ VALID = [
 ]
 """What can be read in one way only, behind `POST`."""
 
-_METHODS = [
-    b"GET",
-    b"POST",
-    b"HEAD",
-    b"PUT",
-    b"CONNECT",
-    b"OPTIONS",
-    b"get",
-    b"PRI",
-    b"G\x00T",
-    b"",
-]
+_METHODS = [*b"GET POST HEAD PUT CONNECT OPTIONS get PRI G\x00T".split(), b""]
 _TARGETS = [
     *(b"/classify", b"/health", b"/", b"*", b"http://h/classify", b"http://h", b"h:80", b"//x/y"),
     *(b"/%00", b"/%ff", b"/%zz", b"/\xff", b"/a b", b"/../x", b"/models/a%0d%0ab", b"?", b"#", b""),
@@ -48,32 +37,11 @@ _BODIES = [
     *(BODY * 3, SMUGGLED, b"5;" + b"x" * 5000 + b"\r\n", b"\x16\x03\x01\x02\x00", b"\r\n" * 10),
 ]
 _VALUES: Sequence[Any] = [
-    *(
-        None,
-        True,
-        False,
-        0,
-        -1,
-        1,
-        2**31,
-        2**63,
-        -(2**63),
-        2**64,
-        10**400,
-        0.5,
-        -0.0,
-        1e308,
-        5e-324,
-    ),
+    *(None, True, False, 0, -1, 1, 2**31, 2**63, -(2**63), 2**64, 10**400, 0.5, -0.0),
+    *(1e308, 5e-324),
     *(float("nan"), float("inf"), float("-inf"), "", " ", "\0", "\ud800", "\udfff\ud800", "\u202e"),
-    *(
-        "a\r\nb: c",
-        "\x1b[2J",
-        "\ufeff",
-        "e\u0301" * 50,
-        "\U0001f468\u200d\U0001f469" * 30,
-        "x" * 5000,
-    ),
+    *("a\r\nb: c", "\x1b[2J", "\ufeff", "e\u0301" * 50, "\U0001f468\u200d\U0001f469" * 30),
+    "x" * 5000,
     *("[MASK]", "[MASK]" * 40, "</s>", "<|endoftext|>", "../../etc/passwd", "file:///etc/passwd"),
     *("%s%n", "${jndi:x}", "{{ 7 * 7 }}", "'; --", "hybrid", "hybrid:full", "sentiment", "chat"),
     *([], {}, [[]], [{}], [None], [""] * 300, [[0] * 50] * 50, {"": {}}, {"$ref": "#"}, {"a": [1]}),
@@ -166,19 +134,16 @@ def grammar(source: random.Random) -> dict[str, Any]:
     return {"type": kind, "value": write[kind]()}
 
 
+_ATOMS = ("a", "[a-z]", ".", r"\d", r"\w", r"\s", "é", "[^a]", r"\p{L}", "(", "^")
+
+
 def _regex(source: random.Random, depth: int) -> str:
     if depth == 0:
-        return source.choice(
-            ("a", "[a-z]", ".", r"\d", r"\w", r"\s", "é", "[^a]", r"\p{L}", "(", "^")
-        )
+        return source.choice(_ATOMS)
     parts = [_regex(source, depth - 1) for _ in range(source.randrange(1, 4))]
     suffix = source.choice(("", "*", "+", "?", "{2}", "{0,50}", "{9,}", "{1000}", "*?", "{99999}"))
-    return (
-        source.choice(("({})", "(?:{})", "(?={})", "(?i:{})")).format(
-            source.choice(("", "|")).join(parts)
-        )
-        + suffix
-    )
+    group = source.choice(("({})", "(?:{})", "(?={})", "(?i:{})"))
+    return group.format(source.choice(("", "|")).join(parts)) + suffix
 
 
 def _schema(source: random.Random, depth: int) -> Any:
@@ -197,13 +162,10 @@ def _schema(source: random.Random, depth: int) -> Any:
         return source.choice(scalars)
     below = [_schema(source, depth - 1) for _ in range(source.randrange(1, 4))]
     many = source.choice((0, 3, 10**6))
+    named = dict(zip("abc", below, strict=False))
     return source.choice(
         [
-            {
-                "type": "object",
-                "properties": dict(zip("abc", below, strict=False)),
-                "required": ["a"],
-            },
+            {"type": "object", "properties": named, "required": ["a"]},
             {"type": "object", "additionalProperties": below[0], "minProperties": many},
             {"type": "object", "patternProperties": {_regex(source, 1): below[0]}},
             {"type": "array", "items": below[0], "minItems": many, "uniqueItems": True},
@@ -215,7 +177,7 @@ def _schema(source: random.Random, depth: int) -> Any:
 
 def _lark(source: random.Random) -> str:
     names = ("x", "y", "Z")
-    parts = (
+    parts = [
         "/a+/",
         "/[a-z]*/",
         '"b"',
@@ -228,16 +190,15 @@ def _lark(source: random.Random) -> str:
         '"\\n"',
         "%json {}",
         "",
-    )
+    ]
     repeat = ("", "", "*", "+", "?", "~3", "{2,5}", "{0,1000}")
 
+    def words() -> str:
+        times = range(source.randrange(1, 4))
+        return " ".join(source.choice(parts) + source.choice(repeat) for _ in times)
+
     def rule() -> str:
-        return " | ".join(
-            " ".join(
-                source.choice(parts) + source.choice(repeat) for _ in range(source.randrange(1, 4))
-            )
-            for _ in range(source.randrange(1, 3))
-        )
+        return " | ".join(words() for _ in range(source.randrange(1, 3)))
 
     return "\n".join(f"{name}: {rule()}" for name in ("start", *names))
 
@@ -247,14 +208,7 @@ def template(source: random.Random) -> str:
     values = ("messages", "x", "'a'", "9", "m.content", "[x]", "{'a': x}", "range(9)", "loop.index")
     filters = (
         "",
-        "|length",
-        "|tojson",
-        "|join('b')",
-        "|sort",
-        "|list",
-        "|string",
-        "|trim",
-        "|indent(9)",
+        *["|length", "|tojson", "|join('b')", "|sort", "|list", "|string", "|trim", "|indent(9)"],
     )
     operators = ("~", "+", "*", "%", "**", "//", "<", "in", "and", ".")
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import httpx
 
-from loadtests import count
+from loadtests import add_number
 from loadtests.measurement import Section
 from loadtests.server import ServerProcess
 
@@ -23,13 +23,7 @@ class Outcome:
 
 def add_clients(parser: argparse.ArgumentParser, default: int) -> None:
     """Adds ``--clients``."""
-    parser.add_argument(
-        "--clients",
-        type=count,
-        default=default,
-        metavar="N",
-        help="requests that are open at a time (default: %(default)s)",
-    )
+    add_number(parser, "--clients", default, "N", "requests that are open at a time")
 
 
 async def busy_gauges(server: ServerProcess) -> list[str]:

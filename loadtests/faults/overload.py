@@ -8,7 +8,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from loadtests import LoadTestError, count, positive
+from loadtests import LoadTestError, add_number
 from loadtests.faults.outcome import Outcome
 from loadtests.measurement import Section, median
 from loadtests.open_loop import poisson_schedule
@@ -37,16 +37,8 @@ _RECOVERY_TIMEOUT = 60.0
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the options of the command."""
-    parser.add_argument(
-        "--times", type=positive, default=5.0, metavar="X", help="default: %(default)s"
-    )
-    parser.add_argument(
-        "--seconds",
-        type=count,
-        default=60,
-        metavar="N",
-        help="length of the overload (default: %(default)s)",
-    )
+    add_number(parser, "--times", 5.0, "X")
+    add_number(parser, "--seconds", 60, "N", "length of the overload")
 
 
 def run(args: argparse.Namespace) -> Outcome:

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from loadtests import LoadTestError, positive
+from loadtests import LoadTestError, add_number
 from loadtests.faults.mix import Question, ask, draw_questions, essence, learn_answers
 from loadtests.faults.outcome import Outcome, add_clients
 from loadtests.faults.slopes import measure, median_slope
@@ -35,15 +35,13 @@ _MB = 1e6
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the options of the command."""
-    parser.add_argument(
-        "--minutes", type=positive, default=60.0, metavar="M", help="default: %(default)s"
-    )
-    parser.add_argument(
+    add_number(parser, "--minutes", 60.0, "M")
+    add_number(
+        parser,
         "--warm-up",
-        type=positive,
-        default=30.0,
-        metavar="M",
-        help="minutes before these, in which the heap and the caches fill (default: %(default)s)",
+        30.0,
+        "M",
+        "minutes before these, to fill heap and caches",
     )
     add_clients(parser, 6)
     parser.add_argument(

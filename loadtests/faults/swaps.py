@@ -16,7 +16,7 @@ from typing import Any
 import httpx
 from rich.console import Console
 
-from loadtests import LoadTestError, count
+from loadtests import LoadTestError, add_bundles, add_number
 from loadtests.faults.outcome import Outcome, add_clients
 from loadtests.measurement import Section
 from loadtests.server import Connection, ServerProcess, post, running_server
@@ -46,25 +46,9 @@ _MB = 1e6
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the options of the command."""
-    parser.add_argument(
-        "--bundle",
-        type=Path,
-        required=True,
-        action="append",
-        dest="bundles",
-        metavar="PATH",
-        help="bundle to serve, a classifier or a generator; repeat for several",
-    )
-    parser.add_argument(
-        "--requests",
-        type=count,
-        default=10_000,
-        metavar="N",
-        help="requests (default: %(default)s)",
-    )
-    parser.add_argument(
-        "--swaps", type=count, default=20, metavar="N", help="replacements (default: %(default)s)"
-    )
+    add_bundles(parser, "bundle to serve, a classifier or a generator")
+    add_number(parser, "--requests", 10000, "N", "requests")
+    add_number(parser, "--swaps", 20, "N", "replacements")
     add_clients(parser, 8)
 
 

@@ -4,12 +4,11 @@ import argparse
 import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from statistics import median
 
 from rich.console import Console
 
-from loadtests import LoadTestError, count, names_of, positive
+from loadtests import LoadTestError, add_bundles, add_number, add_sections, add_seed
 from loadtests.measurement import Section, add_report_options, load_averages, write_reports
 from loadtests.scaling import load, memory
 from loadtests.server import running_server
@@ -31,53 +30,13 @@ _NOTES = (
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the options of the command."""
-    parser.add_argument(
-        "--bundle",
-        type=Path,
-        required=True,
-        action="append",
-        dest="bundles",
-        metavar="PATH",
-        help="bundle to serve; repeat for several",
-    )
-    parser.add_argument(
-        "--sections",
-        type=names_of(SECTIONS),
-        default=SECTIONS,
-        metavar="A,B",
-        help=f"what to measure, of {','.join(SECTIONS)} (default: all)",
-    )
-    parser.add_argument(
-        "--seconds",
-        type=positive,
-        default=20.0,
-        metavar="S",
-        help="seconds of load per rate (default: %(default)s)",
-    )
-    parser.add_argument(
-        "--max-new-tokens",
-        type=count,
-        default=32,
-        metavar="N",
-        help="tokens per text, for load (default: %(default)s)",
-    )
-    parser.add_argument(
-        "--prompt-tokens",
-        type=count,
-        default=256,
-        metavar="N",
-        help="prompt tokens per stream, for memory (default: %(default)s)",
-    )
-    parser.add_argument(
-        "--starts",
-        type=count,
-        default=4,
-        metavar="N",
-        help="starts per model, for start (default: %(default)s)",
-    )
-    parser.add_argument(
-        "--seed", type=int, default=0, help="seed of arrivals and texts (default: %(default)s)"
-    )
+    add_bundles(parser, "bundle to serve")
+    add_sections(parser, SECTIONS)
+    add_number(parser, "--seconds", 20.0, "S", "seconds of load per rate")
+    add_number(parser, "--max-new-tokens", 32, "N", "tokens per text, for load")
+    add_number(parser, "--prompt-tokens", 256, "N", "prompt tokens per stream, for memory")
+    add_number(parser, "--starts", 4, "N", "starts per model, for start")
+    add_seed(parser, "arrivals and texts")
     add_report_options(parser)
 
 

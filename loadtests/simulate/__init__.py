@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 from rich.console import Console
 
-from loadtests import UsageError, count, names_of, positive
+from loadtests import UsageError, add_sections, add_seed, count, positive
 from loadtests.engine import steps
 from loadtests.engines import LoadedCausal
 from loadtests.measurement import add_report_options, load_averages, write_reports
@@ -63,14 +63,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="report of loadtests engine --sections steps --output FILE; default: --bundle is "
         "measured",
     )
-    parser.add_argument(
-        "--sections",
-        type=names_of(SECTIONS),
-        default=SECTIONS,
-        metavar="A,B",
-        help=f"what to find out, of {','.join(SECTIONS)} (default: all)",
-    )
-    parser.add_argument("--seed", type=int, default=0, help="draws everything")
+    add_sections(parser, SECTIONS)
+    add_seed(parser, "everything")
     parser.add_argument(
         "--replicas",
         type=_counts,

@@ -72,7 +72,7 @@ class Replica:
         self._process = env.process(self._run())
 
     def submit(self, request: Request) -> None:
-        """Queues a request, or refuses it: as the server, whatever slots are free."""
+        """Queues a request, or refuses it: as the server, also if slots are free."""
         self.num_open += 1
         if len(self._waiting) >= self._limits.max_queue:
             self.num_open -= 1
@@ -133,7 +133,7 @@ class Replica:
         )
 
     def _fill_holes(self) -> None:
-        """Moves the texts that decode to the lowest slots; which of them are free decides who
+        """Moves the texts that decode to the lowest slots; their order decides which text
         joins.
         """
         while None in self._slots:

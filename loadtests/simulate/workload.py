@@ -1,4 +1,4 @@
-"""Workload: conversations that begin at random times, whatever becomes of the earlier ones."""
+"""Workload: conversations that begin at random times, independent of earlier ones."""
 
 import math
 import random

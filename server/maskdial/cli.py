@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, get_args
 
 import maskdial
 from maskdial import health, logs, settings
-from maskdial.config import SETTINGS, Config, default_text, load_config, repeated
+from maskdial.config import HEADINGS, SETTINGS, Config, default_text, load_config, repeated
 from maskdial.errors import ConfigError, MaskdialError, printable
 
 if TYPE_CHECKING:
@@ -132,6 +132,8 @@ def _add_serve_arguments(parser: argparse.ArgumentParser) -> None:
         "--config", type=Path, metavar="FILE", help="TOML file with any of these settings"
     )
     for name, field_name in SETTINGS.items():
+        if field_name in HEADINGS:
+            group = parser.add_argument_group(HEADINGS[field_name])
         field = Config.model_fields[field_name]
         options: dict[str, Any] = {"action": _Once}
         help_ = f"{field.description} (default: {default_text(field_name)})"
@@ -144,7 +146,7 @@ def _add_serve_arguments(parser: argparse.ArgumentParser) -> None:
             options["metavar"] = _METAVARS[name]
         elif choices := get_args(field.annotation):
             options["metavar"] = "|".join(map(str, choices))
-        parser.add_argument(
+        group.add_argument(
             settings.flag(name), dest=name, default=argparse.SUPPRESS, help=help_, **options
         )
 

@@ -229,6 +229,11 @@ class Config(BaseModel):
         description="whether idle intra-op threads spin during a pass: faster for one model, "
         "slower when models share cores; auto: on if a single model is served",
     )
+    kernels: Literal["auto", "on", "off"] = Field(
+        "auto",
+        description="compute quantized products and causal attention on the CPU with our own "
+        "kernels; auto: if they were built (python -m maskdial.kernels build)",
+    )
     max_batch_tokens: Annotated[int | None, Field(ge=16, le=_MAX_COUNT), _Auto] = Field(
         None,
         description="maximum tokens per batch of a masked model, padding included; lower values "
@@ -331,6 +336,12 @@ class Config(BaseModel):
         "of the machine within the limits of its control groups) for a causal model's KV cache; "
         "passes need some of the rest",
     )
+    kv_cache_dtype: Literal["auto", "float", "int16", "int8"] = Field(
+        "auto",
+        description="element type of the KV cache; float: the model's floats; int16: half of "
+        "their memory, about as exact as float16; int8: a third, for a small loss; both need the "
+        "kernels; auto: int16 for int8 and int4 models where the kernels can read it, else float",
+    )
     cuda_graphs: Literal["on", "off"] = Field(
         "on",
         description="capture decode steps as CUDA graphs: fewer kernel launches, slower start",
@@ -383,22 +394,6 @@ class Config(BaseModel):
         le=_MAX_SECONDS,
         description="seconds that running requests may take after SIGTERM",
     )
-    kernels: Literal["auto", "on", "off"] = Field(
-        "auto",
-        description="compute quantized products and causal attention on the CPU with our own "
-        "kernels; auto: if they were built (python -m maskdial.kernels build)",
-    )
-    kv_cache_dtype: Literal["auto", "float", "int16", "int8"] = Field(
-        "auto",
-        description="element type of the KV cache; float: the model's floats; int16: half of "
-        "their memory, about as exact as float16; int8: a third, for a small loss; both need the "
-        "kernels; auto: int16 for int8 and int4 models where the kernels can read it, else float",
-    )
-    otlp_endpoint: Annotated[str | None, Field(pattern=r"^https?://"), _None] = Field(
-        None,
-        description="OpenTelemetry collector that gets a trace of each request, by OTLP over HTTP, "
-        "as http://localhost:4318; needs 'maskdial[otel]'",
-    )
     stall_timeout: Annotated[float | None, Field(gt=0, le=_MAX_SECONDS), _Off] = Field(
         120.0,
         description="seconds without progress of a pass or of the event loop, after which "
@@ -416,13 +411,18 @@ class Config(BaseModel):
     log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="log level")
     log_format: LogFormat = Field(
         "text",
-        description="json: the log as JSON, with a line for each request that says who was "
-        "answered by what and how long it took; texts of requests only with log_texts",
+        description="json: the log as JSON, with a line for each request: client, "
+        "model, status and duration; texts of requests only with log_texts",
     )
     log_texts: bool = Field(
         False,
         description="add the bodies of requests and replies to the lines of --log-format json, the "
         "first 65,536 bytes of each",
+    )
+    otlp_endpoint: Annotated[str | None, Field(pattern=r"^https?://"), _None] = Field(
+        None,
+        description="OpenTelemetry collector that gets a trace of each request, by OTLP over HTTP, "
+        "as http://localhost:4318; needs 'maskdial[otel]'",
     )
 
     @field_validator("provider")
@@ -509,6 +509,19 @@ def _setting(field: str) -> str:
 SETTINGS: Mapping[str, str] = {_setting(field): field for field in Config.model_fields}
 """The field of `Config` by the name of the setting: ``api_key`` is the flag ``--api-key``, the
 variable ``MASKDIAL_API_KEY``, and the key ``api_key`` of the file."""
+
+HEADINGS = {
+    "host": "network",
+    "models": "models",
+    "api_keys": "keys",
+    "provider": "processors",
+    "max_batch_tokens": "requests",
+    "max_connections": "connections",
+    "slots": "text generation",
+    "request_timeout": "deadlines and faults",
+    "log_level": "logs and traces",
+}
+"""The headings of the help, each by the first field of `Config` below it."""
 
 
 def default_text(field: str) -> str:

@@ -1,4 +1,4 @@
-"""Decisions: questions about a text, answered with probabilities by whatever model is served.
+"""Decisions: questions about a text, answered with probabilities by the served model.
 
 method       model                                   an option's probability
 entailment   NLI                                     that the text entails it
@@ -17,7 +17,7 @@ from maskdial.bundle.manifest import Manifest
 from maskdial.causal.decide import likelihoods
 from maskdial.causal.model import CausalModel
 from maskdial.config import Config
-from maskdial.engine.questions import Method, Probabilities, Question
+from maskdial.engine.questions import DecisionMethod, Probabilities, Question
 from maskdial.engine.timing import Deadline, Timings
 from maskdial.errors import ValidationError
 from maskdial.masked import run
@@ -31,7 +31,9 @@ from maskdial.masked.tasks.decide import (
 from maskdial.masked.tasks.task import REFUSE, Truncation
 from maskdial.registry.served import ServedModel
 
-_MASKED: Mapping[Method, Callable[[str, Sequence[Question], Truncation], MaskedDecision]] = {
+_MASKED: Mapping[
+    DecisionMethod, Callable[[str, Sequence[Question], Truncation], MaskedDecision]
+] = {
     "entailment": EntailmentDecision,
     "labels": LabelDecision,
     "mask": MaskDecision,
@@ -42,17 +44,17 @@ _MASKED: Mapping[Method, Callable[[str, Sequence[Question], Truncation], MaskedD
 class Decisions:
     """The answers to all questions in order, and ``num_cached`` tokens from the prefix cache."""
 
-    method: Method
+    method: DecisionMethod
     probabilities: list[Probabilities]
     timings: Timings
     num_cached: int = 0
 
 
-def method_of(manifest: Manifest) -> Method | None:
+def method_of(manifest: Manifest) -> DecisionMethod | None:
     """How a model answers questions; None if it cannot."""
     if manifest.task == "generate" and manifest.text_to_text is None:
         return "likelihood"
-    methods: dict[Method, bool] = {
+    methods: dict[DecisionMethod, bool] = {
         "entailment": EntailmentDecision.serves(manifest),
         "labels": LabelDecision.serves(manifest),
         "mask": MaskDecision.serves(manifest),
@@ -81,7 +83,7 @@ async def decide(
 ) -> Decisions:
     """Answers questions about a text with a model that serves `DecisionTask`.
 
-    An answer is the same to the last bit whatever else is asked at the time, if the model is
+    An answer does not depend on simultaneous requests, to the last bit, if the model is
     batch-invariant.
 
     Args:

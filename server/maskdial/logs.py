@@ -1,4 +1,4 @@
-"""How the log is written: as text or as JSON, one line for each record whatever is in it."""
+"""How the log is written: as text or as JSON, one line for each record in any case."""
 
 import json
 import logging

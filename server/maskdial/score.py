@@ -22,7 +22,7 @@ from maskdial.causal.sequence import Sequence as CausalSequence
 from maskdial.config import Config
 from maskdial.engine.limits import check_num_texts
 from maskdial.engine.offload import offload
-from maskdial.engine.timing import Answer, Deadline, Timings
+from maskdial.engine.timing import Deadline, Timed, Timings
 from maskdial.errors import ValidationError, about
 from maskdial.masked.model import MaskedModel
 from maskdial.masked.request import MaskedResult
@@ -36,7 +36,7 @@ from maskdial.masked.tasks.pseudo_likelihood import (
 from maskdial.masked.tasks.task import REFUSE, Truncation, masked_input, read_texts
 from maskdial.registry.served import ServedModel
 
-Method = Literal["causal", "pseudo"]
+ScoreMethod = Literal["causal", "pseudo"]
 
 # Inputs of one request that are in the queue at a time: each gives a row of logits, as wide as the
 # vocabulary.
@@ -62,7 +62,7 @@ class Score:
     tokens: tuple[TokenScore, ...]
     log_likelihood: float
     perplexity: float | None
-    method: Method
+    method: ScoreMethod
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +80,7 @@ class ScoreRequest:
 
 async def score(
     request: ScoreRequest, model: ServedModel, config: Config, deadline: Deadline
-) -> Answer[list[Score]]:
+) -> Timed[list[Score]]:
     """Scores texts with a model of either family.
 
     Raises:
@@ -108,7 +108,7 @@ async def score(
         return await work
 
 
-def summarize(tokens: Sequence[TokenScore], method: Method) -> Score:
+def summarize(tokens: Sequence[TokenScore], method: ScoreMethod) -> Score:
     """A text's score from those of its tokens."""
     logprobs = [token.logprob for token in tokens if token.logprob is not None]
     log_likelihood = float(np.sum(logprobs)) if logprobs else 0.0
@@ -125,7 +125,7 @@ async def _score_masked(
     num_truncated: int,
     config: Config,
     deadline: Deadline,
-) -> Answer[list[Score]]:
+) -> Timed[list[Score]]:
     """The texts, each token masked in turn, are queued in waves of about one pass, so that no other
     request waits for more than that.
     """
@@ -149,7 +149,7 @@ async def _score_masked(
         summarize(_token_scores(model.tokenizer, encoding, found), "pseudo")
         for encoding, found in zip(encodings, logprobs, strict=True)
     ]
-    return Answer(scores, Timings(queue_seconds, inference_seconds, num_tokens, num_truncated))
+    return Timed(scores, Timings(queue_seconds, inference_seconds, num_tokens, num_truncated))
 
 
 def _all_maskings(tokenizer: Tokenizer, encodings: Sequence[Encoding]) -> Iterator[Masking]:
@@ -202,7 +202,7 @@ def _read_one(
 
 async def _score_causal(
     model: CausalModel, encodings: Sequence[Encoding], num_truncated: int, deadline: Deadline
-) -> Answer[list[Score]]:
+) -> Timed[list[Score]]:
     """Each text is prefilled once, as a prompt that one token is generated for."""
     params = SamplingParams(max_new_tokens=1, prompt_logprobs=True)
     sequences = [CausalSequence(encoding.ids, params) for encoding in encodings]
@@ -222,7 +222,7 @@ async def _score_causal(
         compute_tokens=sum(len(encoding.ids) for encoding in encodings),
         truncated_tokens=num_truncated,
     )
-    return Answer(scores, timings)
+    return Timed(scores, timings)
 
 
 def _token_scores(

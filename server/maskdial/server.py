@@ -252,14 +252,14 @@ def _raise_file_limit(max_connections: int) -> int:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft == resource.RLIM_INFINITY or soft >= needed:
         return max_connections
-    most = needed if hard == resource.RLIM_INFINITY else min(needed, hard)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
-    if most == needed:
+    limit = needed if hard == resource.RLIM_INFINITY else min(needed, hard)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
+    if limit == needed:
         return max_connections
-    fitting = max(most - _OTHER_FILES, most // 2, 1)
+    fitting = max(limit - _OTHER_FILES, limit // 2, 1)
     _log.warning(
         "the system allows %d open files, which is too few for --max-connections %d; it is %d",
-        most,
+        limit,
         max_connections,
         fitting,
     )

@@ -5,9 +5,10 @@ exports each bundle once, in whichever of its processes asks first (`made_once`)
 """
 
 import argparse
+import functools
 import gc
 import json
-import os
+import re
 from collections.abc import Callable, Iterator
 from hashlib import sha256
 from pathlib import Path
@@ -18,13 +19,14 @@ import pytest
 import tokenizers
 import torch
 import transformers
-from filelock import FileLock
 from tokenizers import models, normalizers, pre_tokenizers, processors
+from torch.onnx._internal.exporter._registration import ONNXRegistry
 
 from maskdial_export import cli
 from maskdial_export.checks.kernels import exact_here
 from maskdial_export.export import export
 from maskdial_export.model import Checkpoint
+from tests.conftest import MakeOnce
 from tests.export.zoo import REFUSED, SHAPE, ZOO, Settings
 
 SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
@@ -58,13 +60,21 @@ def exact_products() -> None:
 
 @pytest.fixture(scope="session", autouse=True)
 def quick_torch() -> Iterator[None]:
-    """Makes torch quick for tiny models: one thread, and a garbage collector with less to visit.
+    """Makes torch quick for tiny models: one thread, a garbage collector with less to do.
 
-    The collector would go through all of torch's and transformers' objects many times a trace.
+    The collector would go through all of torch's and transformers' objects many times a trace,
+    a third of its time. Another sixth goes into the table of torch's operators, which each trace
+    makes anew.
     """
     torch.set_num_threads(1)
+    thresholds = gc.get_threshold()
     gc.freeze()
-    yield
+    gc.set_threshold(50_000, 20, 20)
+    with pytest.MonkeyPatch.context() as patch:
+        make = functools.cache(ONNXRegistry.from_torchlib)
+        patch.setattr(ONNXRegistry, "from_torchlib", staticmethod(make))
+        yield
+    gc.set_threshold(*thresholds)
     gc.unfreeze()
 
 
@@ -124,28 +134,6 @@ def write_modules(folder: Path, pooling: str, normalizes: bool) -> None:
     )
 
 
-MakeOnce = Callable[[str, Callable[[Path], object]], Path]
-
-
-@pytest.fixture(scope="session")
-def made_once(tmp_path_factory: pytest.TempPathFactory) -> MakeOnce:
-    """The folder of a name, made by the given function in the first process that asks for it."""
-    root = tmp_path_factory.getbasetemp()
-    if "PYTEST_XDIST_WORKER" in os.environ:
-        root = root.parent  # of all processes of this run
-
-    def get(name: str, make: Callable[[Path], object]) -> Path:
-        folder, partial = root / name, root / f"{name}.partial"
-        folder.parent.mkdir(exist_ok=True)
-        with FileLock(f"{folder}.lock"):
-            if not folder.is_dir():
-                make(partial)
-                partial.rename(folder)
-        return folder
-
-    return get
-
-
 @pytest.fixture(scope="session")
 def checkpoint(made_once: MakeOnce) -> Callable[[str], Path]:
     """The folder of a checkpoint, made once a run; tests that change one make their own."""
@@ -174,28 +162,35 @@ def bundle(checkpoint: Callable[[str], Path], made_once: MakeOnce) -> Callable[[
     return get
 
 
-MOST_BYTES = 2**24  # of a checkpoint whose trace is kept
+MAX_BYTES = 2**24  # of a checkpoint whose trace is kept
+FOLDER = re.compile(r'"_name_or_path": "[^"]*"')  # the same model has a new one in each test
 
 
 @pytest.fixture(scope="session", autouse=True)
 def traced_once() -> Iterator[dict[str, ir.Model]]:
-    """Traces a checkpoint once a process, whatever precisions it is exported at.
+    """Traces a checkpoint once a process, whatever its folder and the precisions of its bundles.
 
     Every use gets a copy of the graph. A test that clears the dictionary has it traced again.
     """
     traces: dict[str, ir.Model] = {}
-    trace = Checkpoint.trace
 
-    def trace_once(checkpoint: Checkpoint) -> ir.Model:
-        key = fingerprint(checkpoint)
-        if key is None:
-            return trace(checkpoint)
-        if key not in traces:
-            traces[key] = trace(checkpoint)
-        return traces[key].clone()
+    def once(part: str, trace: Callable[[Checkpoint], ir.Model | None]) -> Any:
+        def trace_once(checkpoint: Checkpoint) -> ir.Model | None:
+            key = fingerprint(checkpoint)
+            if key is None:
+                return trace(checkpoint)
+            if (name := f"{part} of {key}") not in traces:
+                traced = trace(checkpoint)
+                if traced is None:
+                    return None
+                traces[name] = traced
+            return traces[name].clone()
+
+        return trace_once
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Checkpoint, "trace", trace_once)
+        patch.setattr(Checkpoint, "trace", once("graph", Checkpoint.trace))
+        patch.setattr(Checkpoint, "trace_encoder", once("encoder", Checkpoint.trace_encoder))
         yield traces
 
 
@@ -206,11 +201,12 @@ def fingerprint(checkpoint: Checkpoint) -> str | None:
         **dict(checkpoint.model.named_buffers()),
         **({} if checkpoint.pooler is None else checkpoint.pooler.state_dict()),
     }
-    if sum(tensor.nbytes for tensor in tensors.values()) > MOST_BYTES:
+    if sum(tensor.nbytes for tensor in tensors.values()) > MAX_BYTES:
         return None
     pooled = checkpoint.pooler and (checkpoint.pooler.embedding, str(checkpoint.pooler))
     settings = (
         checkpoint.task,
+        checkpoint.text_to_text,
         pooled,
         checkpoint.kv,
         checkpoint.reads_both_ways,
@@ -218,7 +214,8 @@ def fingerprint(checkpoint: Checkpoint) -> str | None:
         checkpoint.sends_token_types,
     )
     digest = sha256(f"{type(checkpoint.model)} {settings}".encode())
-    digest.update(checkpoint.model.config.to_json_string(use_diff=False).encode())
+    config = checkpoint.model.config.to_json_string(use_diff=False)
+    digest.update(FOLDER.sub("", config).encode())
     for name, tensor in tensors.items():
         digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
         digest.update(tensor.detach().numpy().tobytes())

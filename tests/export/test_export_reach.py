@@ -179,7 +179,7 @@ def test_lengths_that_take_too_long_are_named(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.setattr("maskdial_export.checks.reach._MOST_OPERATIONS", 1)
+    monkeypatch.setattr("maskdial_export.checks.reach._MAX_OPERATIONS", 1)
     folder = save("MistralForCausalLM", GROUPED | LONG | {"sliding_window": 100})
     manifest = export(str(folder), tmp_path / "bundle", console=Console())
     assert manifest.parity.long_text is None

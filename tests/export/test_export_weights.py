@@ -112,7 +112,7 @@ def test_weights_of_16_bits_are_mapped(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("maskdial_export.checkpoint.weights._FEWEST_MAPPED_BYTES", 0)
+    monkeypatch.setattr("maskdial_export.checkpoint.weights._MIN_MAPPED_BYTES", 0)
     source = new_checkpoint("llama")
     folder = tmp_path / "out"
     folder.mkdir()

@@ -14,7 +14,7 @@ import pytest
 from openai.types.responses import Response, ResponseStreamEvent
 from pydantic import BaseModel, TypeAdapter
 
-from maskdial.causal.chat.request import Message, ToolCall
+from maskdial.causal.chat.request import ChatMessage, ToolCall
 from maskdial.causal.tools import (
     ContentDelta,
     ReasoningDelta,
@@ -215,7 +215,7 @@ def test_a_call_that_is_cut_off(http: httpx.Client) -> None:
     assert response["output"][-1]["status"] == "incomplete"
 
 
-def conversation_of(*items: Any, **body: Any) -> list[Message]:
+def conversation_of(*items: Any, **body: Any) -> list[ChatMessage]:
     parsed = parse_body(ResponsesBody, json.dumps({"input": items} | body).encode())
     return conversation(parsed.instructions, parsed.input)
 
@@ -226,14 +226,14 @@ def test_what_a_response_puts_out_may_be_put_in(http: httpx.Client) -> None:
     (item,) = response["output"]
     result = {"type": "function_call_output", "call_id": item["call_id"], "output": "21"}
     assert conversation_of(USER, item, result, instructions="Be brief.") == [
-        Message("system", "Be brief."),
-        Message("user", "Hi"),
-        Message(
+        ChatMessage("system", "Be brief."),
+        ChatMessage("user", "Hi"),
+        ChatMessage(
             "assistant",
             "",
             tool_calls=(ToolCall(item["call_id"], item["name"], item["arguments"]),),
         ),
-        Message("tool", "21", tool_call_id=item["call_id"]),
+        ChatMessage("tool", "21", tool_call_id=item["call_id"]),
     ]
     again = respond(http, **body, input=[USER, item, result], seed=2)
     assert again["usage"]["input_tokens"] > response["usage"]["input_tokens"]
@@ -276,13 +276,13 @@ def test_items_of_one_turn_are_one_message() -> None:
         reasoning("Yes."),
         call(3),
     ) == [
-        Message("user", "Hi"),
-        Message("assistant", "One moment.", "Hm.", (made(1), made(2))),
-        Message("tool", "1", tool_call_id="c1"),
-        Message("tool", "2\n3", tool_call_id="c2"),
-        Message("assistant", "One moment.", "Clear."),
-        Message("assistant", "One moment."),
-        Message("assistant", "", "So.\nYes.", (made(3),)),
+        ChatMessage("user", "Hi"),
+        ChatMessage("assistant", "One moment.", "Hm.", (made(1), made(2))),
+        ChatMessage("tool", "1", tool_call_id="c1"),
+        ChatMessage("tool", "2\n3", tool_call_id="c2"),
+        ChatMessage("assistant", "One moment.", "Clear."),
+        ChatMessage("assistant", "One moment."),
+        ChatMessage("assistant", "", "So.\nYes.", (made(3),)),
     ]
 
 

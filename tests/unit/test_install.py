@@ -22,12 +22,15 @@ pytestmark = pytest.mark.slow
 
 
 def environment() -> dict[str, str]:
-    """What a shell of somebody else has: none of our variables, nothing of this checkout."""
+    """What a shell of somebody else has: none of our variables, nothing of this checkout.
+
+    pip compiles no bytecode: that of all packages takes longer than what the tests import of them.
+    """
     return {
         name: value
         for name, value in os.environ.items()
         if not name.startswith(("MASKDIAL_", "PYTHON", "VIRTUAL_ENV", "COV_", "COVERAGE_"))
-    }
+    } | {"PIP_NO_COMPILE": "1"}
 
 
 class Installation:
@@ -38,13 +41,13 @@ class Installation:
         self.folder = folder
         self.programs = folder / ("Scripts" if os.name == "nt" else "bin")
 
-    def run(self, *command: str | Path) -> str:
+    def run(self, *command: str | Path, **settings: str) -> str:
         """What a program of the environment prints; it must succeed."""
         program, *arguments = command
         done = subprocess.run(
             [self.programs / program, *arguments],
             cwd=self.folder,
-            env=environment(),
+            env=environment() | settings,
             capture_output=True,
             text=True,
             timeout=TIMEOUT,
@@ -52,8 +55,8 @@ class Installation:
         assert done.returncode == 0, done.stdout + done.stderr
         return done.stdout
 
-    def pip(self, *arguments: str | Path) -> None:
-        self.run("python", "-m", "pip", "--disable-pip-version-check", *arguments)
+    def pip(self, *arguments: str | Path, **settings: str) -> None:
+        self.run("python", "-m", "pip", "--disable-pip-version-check", *arguments, **settings)
 
     def client(self) -> Path:
         """Where Python finds the client, which works."""
@@ -80,10 +83,31 @@ def _index(tmp_path_factory: pytest.TempPathFactory) -> None:
 
 @pytest.fixture(scope="module")
 def installed(tmp_path_factory: pytest.TempPathFactory) -> Installation:
-    """`pip install .`"""
-    new = Installation(tmp_path_factory.mktemp("server") / "venv")
-    new.pip("install", ROOT)
+    """`pip install .`
+
+    Its kernels are compiled and linked, but not optimized, which takes most of the time. The
+    library of an editable install is optimized, and is that of the kernels' own tests.
+    """
+    folder = tmp_path_factory.mktemp("server")
+    new = Installation(folder / "venv")
+    settings = {}
+    if compiler := next(filter(None, map(shutil.which, ("g++", "clang++"))), None):
+        unoptimized = folder / "c++"
+        unoptimized.write_text(f'#!/bin/sh\nexec {compiler} "$@" -O0\n')
+        unoptimized.chmod(0o755)
+        settings["CXX"] = str(unoptimized)
+    new.pip("install", ROOT, **settings)
     return new
+
+
+@pytest.fixture(scope="module")
+def client_wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The wheel of `pip install ./clients`, which the tests install several times."""
+    folder = tmp_path_factory.mktemp("client")
+    command = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", str(ROOT / "clients")]
+    subprocess.run(command, cwd=folder, env=environment(), check=True, timeout=TIMEOUT)
+    (wheel,) = folder.iterdir()
+    return wheel
 
 
 @pytest.fixture
@@ -132,10 +156,12 @@ def test_it_serves_and_has_its_client(installed: Installation, url: str) -> None
     assert not installed.has("torch")
 
 
-def test_the_clients_own_distribution_beside_it_breaks_nothing(installed: Installation) -> None:
+def test_the_clients_own_distribution_beside_it_breaks_nothing(
+    installed: Installation, client_wheel: Path
+) -> None:
     """In either order, and whichever of the two goes first."""
     bundled = installed.client()
-    installed.pip("install", ROOT / "clients")
+    installed.pip("install", client_wheel)
     installed.pip("check")
     own = installed.client()
     assert own != bundled
@@ -144,15 +170,15 @@ def test_the_clients_own_distribution_beside_it_breaks_nothing(installed: Instal
     installed.pip("uninstall", "--yes", "maskdial-client")
     assert installed.client() == bundled
     assert "usage: maskdial fill" in installed.run("maskdial", "fill", "--help")
-    installed.pip("install", ROOT / "clients")
+    installed.pip("install", client_wheel)
     installed.pip("uninstall", "--yes", "maskdial")
     assert installed.client() == own
     assert not installed.has("maskdial")
 
 
-def test_the_client_alone_needs_httpx_only(tmp_path: Path) -> None:
+def test_the_client_alone_needs_httpx_only(client_wheel: Path, tmp_path: Path) -> None:
     new = Installation(tmp_path / "venv")
-    new.pip("install", ROOT / "clients")
+    new.pip("install", client_wheel)
     assert new.client().is_file()
     assert new.has("httpx")
     for module in ("maskdial", "onnxruntime", "numpy", "fastapi"):

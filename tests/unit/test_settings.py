@@ -13,7 +13,7 @@ import httpx
 import pytest
 
 from maskdial import cli, settings
-from maskdial.config import SETTINGS, Config, load_config, repeated
+from maskdial.config import HEADINGS, SETTINGS, Config, load_config, repeated
 from maskdial.errors import ConfigError
 
 NAMES = sorted(SETTINGS)
@@ -416,3 +416,17 @@ def test_the_highest_numbers_serve(start_server: Callable[..., Any]) -> None:
             assert reply.status_code == 200, reply.text
     finally:
         running.stop()
+
+
+def test_the_help_has_each_setting_below_a_heading(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        cli.main(["serve", "--help"])
+    shown = capsys.readouterr().out
+    assert next(iter(HEADINGS)) == next(iter(Config.model_fields))
+    places = [shown.index(f"\n{heading}:\n") for heading in HEADINGS.values()]
+    assert places == sorted(places)
+    for heading, name in zip(places, HEADINGS, strict=True):
+        (setting,) = (flag for flag, field in SETTINGS.items() if field == name)
+        first = re.compile(r"\n[a-z ]+:\n  (--[a-z-]+)").match(shown, heading)
+        assert first is not None
+        assert first[1] == settings.flag(setting)

@@ -11,7 +11,7 @@ import transformers
 from transformers.models.auto import modeling_auto as auto
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
 
-from maskdial.bundle.manifest import Task
+from maskdial.bundle.manifest import TaskName
 from maskdial_export.errors import ExportError
 
 _Names = Mapping[str, Any]
@@ -22,7 +22,7 @@ _TWO_PARTS: _Names = auto.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES
 _TEXT_ALONE: _Names = {"mistral4": "Mistral4ForCausalLM"}
 # By preference, where a class or a task has several entries. A base model's hidden states are
 # pooled; XLM's fill-mask class also stands among the causal ones.
-_TASKS: tuple[tuple[Task, _Names], ...] = (
+_TASKS: tuple[tuple[TaskName, _Names], ...] = (
     ("fill-mask", auto.MODEL_FOR_MASKED_LM_MAPPING_NAMES),
     ("classify", auto.MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES),
     ("classify", auto.MODEL_FOR_NEXT_SENTENCE_PREDICTION_MAPPING_NAMES),
@@ -38,7 +38,7 @@ _TASKS: tuple[tuple[Task, _Names], ...] = (
 )
 # The heads of a class with both, such as BertForPreTraining: each has a class of its own, whose
 # weights have the same names.
-_BOTH_HEADS: tuple[tuple[Task, _Names], ...] = (
+_BOTH_HEADS: tuple[tuple[TaskName, _Names], ...] = (
     ("fill-mask", auto.MODEL_FOR_MASKED_LM_MAPPING_NAMES),
     ("classify", auto.MODEL_FOR_NEXT_SENTENCE_PREDICTION_MAPPING_NAMES),
 )
@@ -48,7 +48,7 @@ _OTHER_INPUTS: tuple[_Names, ...] = (
 )
 
 
-def settle(config: Mapping[str, Any], task: str) -> tuple[str, Task]:
+def settle(config: Mapping[str, Any], task: str) -> tuple[str, TaskName]:
     """The class to load and its task, from config.json and the requested task or ``auto``.
 
     Raises:
@@ -105,7 +105,7 @@ def has_two_parts(architecture: str) -> bool:
     return architecture in _TWO_PARTS.values()
 
 
-def _classes(model_type: str) -> Iterator[tuple[str, Task]]:
+def _classes(model_type: str) -> Iterator[tuple[str, TaskName]]:
     """The classes of a model type that read or write one text, and their tasks."""
     if _reads_more(model_type):
         return

@@ -177,7 +177,7 @@ def _pooling(source: Source, settings: Mapping[str, Any]) -> list[str]:
             f"{source.name} leaves the prompt's tokens out of its pooling (include_prompt), which "
             "is not supported"
         )
-    # Older versions concatenate in an order of their own, whatever the order of the settings.
+    # Older versions concatenate in an order of their own, not in that of the settings.
     return modes if given is not None else [mode for mode in POOLINGS if mode in modes]
 
 

@@ -21,7 +21,7 @@ from maskdial_export.errors import ExportError
 
 _PROCESSOR_TEMPLATE = "chat_template.json"  # of older versions of transformers
 _MASK_TOKENS = ("[MASK]", "<mask>")
-# Files whose text goes into the bundle, whatever it is
+# Files whose text goes into the bundle unchecked
 _COPIED = (CHAT_TEMPLATE, _PROCESSOR_TEMPLATE, GENERATION_CONFIG, "vocab.txt")
 _DEFAULT = "default"
 _NAME = re.compile(r"[\w-]+(\.[\w-]+)*")  # of a template, which becomes a file's

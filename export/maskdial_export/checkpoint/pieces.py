@@ -24,7 +24,7 @@ _MARIAN, _M2M = "source.spm", "sentencepiece.bpe.model"
 _VOCABULARY = "vocab.json"
 _UNIGRAM = 1  # of sentencepiece's ModelType
 _FOREIGN = 100.0  # how much less likely than any of the source language a piece of the target's is
-_LEAST_ALIKE = 0.98  # part of the sample's sentences
+_MIN_ALIKE = 0.98  # part of the sample's sentences
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,8 +71,8 @@ def _build(proto: Any, vocabulary: Mapping[str, int]) -> Tokenizer:
         raise ExportError(f"{_VOCABULARY} has gaps between its ids")
     unknown = proto.trainer_spec.unk_piece
     if proto.trainer_spec.model_type == _UNIGRAM:
-        least = min(scores.values()) - _FOREIGN
-        pairs = [(token, scores.get(token, least)) for token in tokens]
+        lowest = min(scores.values()) - _FOREIGN
+        pairs = [(token, scores.get(token, lowest)) for token in tokens]
         tokenizer = Tokenizer(models.Unigram(pairs, unk_id=vocabulary[unknown]))
     else:
         own = {token: index for token, index in vocabulary.items() if token in scores}
@@ -140,7 +140,7 @@ def _check(
         == tokenizer.encode(text, add_special_tokens=False).ids
         for text in texts
     )
-    if alike < _LEAST_ALIKE * len(texts):
+    if alike < _MIN_ALIKE * len(texts):
         raise ExportError(
             f"the tokenizer of {source.name} cannot be converted: of {len(texts)} sentences "
             f"{len(texts) - alike} are split differently; write tokenizer.json for it"

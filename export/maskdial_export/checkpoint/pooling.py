@@ -91,7 +91,7 @@ def _sum(hidden: Tensor, lengths: Tensor) -> Tensor:
         # float16's 11 bits are exact.
         inside = _positions(hidden)[:, None, :] < lengths[:, None, None]
         return (inside.float() @ hidden.float())[:, 0]
-    # A running sum adds in the same order whatever the padding, so the sum is batch-invariant.
+    # A running sum adds in the same order with any padding, so the sum is batch-invariant.
     return hidden.cumsum(1).gather(1, _ends(hidden, lengths))[:, 0]
 
 

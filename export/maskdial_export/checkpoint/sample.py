@@ -11,7 +11,7 @@ from maskdial_export.errors import ExportError
 _PACKAGE = "maskdial_export"
 _OWN = "sample.txt"
 # About 16,000 tokens, more than any evaluation reads.
-_MOST_CHARACTERS = 65_536
+_MAX_CHARACTERS = 65_536
 _SENTENCE_END = re.compile(r"(?<=[.!?])\s+|\n+")
 _LONGEST_PASSAGE = 4
 
@@ -59,4 +59,4 @@ def read_sample(path: Path | None) -> Sample:
         ) from error
     if not text.strip():
         raise ExportError(f"the quality text {path} is empty")
-    return Sample(name, hashlib.sha256(content).hexdigest(), text[:_MOST_CHARACTERS])
+    return Sample(name, hashlib.sha256(content).hexdigest(), text[:_MAX_CHARACTERS])

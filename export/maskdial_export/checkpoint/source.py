@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from maskdial.bundle.bundle import file_sha256
-from maskdial.bundle.manifest import Family, Task
+from maskdial.bundle.manifest import Family, TaskName
 from maskdial_export.checkpoint.architectures import has_two_parts, settle
 from maskdial_export.checkpoint.config import check_config
 from maskdial_export.checkpoint.hub import download
@@ -36,7 +36,7 @@ class Source:
     name: str
     path: Path
     architecture: str
-    task: Task
+    task: TaskName
     both_ways: bool = False
     adapter: Path | None = None
     own_code: str | None = None

@@ -95,12 +95,12 @@ def _banned(given: GenerationConfig, vocab_size: int) -> tuple[tuple[int, ...], 
 
 def _decoding(given: Mapping[str, Any]) -> Decoding:
     """Settings by transformers' names. Its lengths count the token that the decoder starts from."""
-    most, least = given.get("max_new_tokens"), given.get("min_new_tokens")
-    if most is None and given.get("max_length"):
-        most = given["max_length"] - 1
-    if least is None and given.get("min_length"):
-        least = given["min_length"] - 1
-    lengths = {"max_new_tokens": most, "min_new_tokens": least}
+    max_new, min_new = given.get("max_new_tokens"), given.get("min_new_tokens")
+    if max_new is None and given.get("max_length"):
+        max_new = given["max_length"] - 1
+    if min_new is None and given.get("min_length"):
+        min_new = given["min_length"] - 1
+    lengths = {"max_new_tokens": max_new, "min_new_tokens": min_new}
     others = Decoding.model_fields.keys() - lengths
     return Decoding(**lengths, **{name: given.get(name) for name in others})
 

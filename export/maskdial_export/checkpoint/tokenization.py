@@ -30,10 +30,10 @@ _VOCABULARY = "vocab.txt"  # WordPiece: a token per line
 _VOCABULARY_FILES = (_VOCABULARY, "vocab.json", "merges.txt", "bpe.codes", "*.model", "*.tiktoken")
 # Others split texts in a way of their own before, such as BertJapaneseTokenizer
 _WORDPIECE = frozenset({"BertTokenizer", "DistilBertTokenizer", "ElectraTokenizer"})
-_LEAST_FILLED = 0.5  # part of the embedding's rows that have a token; a few may pad the table
-_LEAST_KNOWN = 0.1  # part of the text's words
-_MOST_WORDS = 500
-_LEAST_ALIKE = 0.9  # part of the lines or sentences; a few may be treated in a special way
+_MIN_FILLED = 0.5  # part of the embedding's rows that have a token; a few may pad the table
+_MIN_KNOWN = 0.1  # part of the text's words
+_MAX_WORDS = 500
+_MIN_ALIKE = 0.9  # part of the lines or sentences; a few may be treated in a special way
 _UNKNOWN = "\U00010380\U00010381"  # Ugaritic
 _WORD_MARKS = "▁Ġ#"
 _TYPES = "token_type_ids"
@@ -242,7 +242,7 @@ def _is_whole(source: Source, tokenizer: Tokenizer, sample: Sample) -> bool:
         lines = path.read_text(encoding="utf-8", errors="replace").rstrip("\n").split("\n")
         vocabulary = tokenizer.get_vocab(with_added_tokens=True)
         found = sum(vocabulary.get(line) == index for index, line in enumerate(lines))
-        if found < _LEAST_ALIKE * len(lines):
+        if found < _MIN_ALIKE * len(lines):
             return False
     for path in source.path.glob("*.model"):
         try:
@@ -256,7 +256,7 @@ def _is_whole(source: Source, tokenizer: Tokenizer, sample: Sample) -> bool:
             == tokenizer.encode(text, add_special_tokens=False).tokens
             for text in texts
         ]
-        if texts and sum(alike) < _LEAST_ALIKE * len(texts):
+        if texts and sum(alike) < _MIN_ALIKE * len(texts):
             return False
     return tokenizer.get_vocab_size(with_added_tokens=False) > 0
 
@@ -269,7 +269,7 @@ def _check_size(source: Source, tokenizer: Tokenizer, vocab_size: int) -> None:
             f"the tokenizer of {source.name} produces ids up to {largest}, but the model has only "
             f"{vocab_size}; they do not belong together"
         )
-    if len(ids) < _LEAST_FILLED * vocab_size:
+    if len(ids) < _MIN_FILLED * vocab_size:
         raise ExportError(
             f"the tokenizer of {source.name} has {len(ids)} tokens, but the model's embedding has "
             f"{vocab_size} rows; {_file(source)} is incomplete or another model's"
@@ -284,12 +284,12 @@ def _check_words(source: Source, tokenizer: Tokenizer, sample: Sample) -> None:
             f"the tokenizer that transformers makes of {source.name} reads no text "
             f"({first_line(error)}); name its class in tokenizer_config.json (tokenizer_class)"
         ) from error
-    words = list(dict.fromkeys(sample.text.split()))[:_MOST_WORDS]
+    words = list(dict.fromkeys(sample.text.split()))[:_MAX_WORDS]
     known = 0
     for encoding in tokenizer.encode_batch(words, add_special_tokens=False):
         pairs = zip(encoding.ids, encoding.tokens, strict=True)
         known += any(each not in unknown and token.strip(_WORD_MARKS) for each, token in pairs)
-    if known < _LEAST_KNOWN * len(words):
+    if known < _MIN_KNOWN * len(words):
         raise ExportError(
             f"the tokenizer of {source.name} knows {known} of {len(words)} words of {sample.name}; "
             f"{_file(source)} is damaged or another model's, unless the model reads texts of "

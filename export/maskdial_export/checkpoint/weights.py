@@ -43,7 +43,7 @@ _INSTEAD = (
     ", which is not supported; export the checkpoint that it was made from, with --precision int8 "
     "or int4"
 )
-_FEWEST_MAPPED_BYTES = 2**28
+_MIN_MAPPED_BYTES = 2**28
 
 
 def load_model(
@@ -103,7 +103,7 @@ def map_widened(source: Source, model: PreTrainedModel, folder: Path) -> None:
     parameters = list(model.parameters())
     num_bytes = sum(parameter.nbytes for parameter in parameters)
     stored = sum(file.stat().st_size for file in source.weight_files())
-    widened = num_bytes >= max(_FEWEST_MAPPED_BYTES, 1.5 * stored)
+    widened = num_bytes >= max(_MIN_MAPPED_BYTES, 1.5 * stored)
     plain = all(parameter.dtype == torch.float32 for parameter in parameters)
     if not (widened and plain) or sys.platform == "win32":
         return
@@ -193,7 +193,7 @@ def _check_shapes(source: Source, mismatched: Iterable[tuple[str, Any, Any]]) ->
 
 
 def _check_scales(source: Source, unused: Iterable[str]) -> None:
-    """Refuses unused weights by which others would have to be scaled, whatever is asked for."""
+    """Refuses unused weights by which others would have to be scaled, even with --no-strict."""
     scales = sorted(name for name in unused if _SCALE.search(name))
     if scales:
         raise ExportError(
@@ -252,9 +252,9 @@ def _check_values(source: Source, model: PreTrainedModel) -> None:
     for name, parameter in model.named_parameters():
         if parameter.numel() == 0:
             continue
-        least, most = (float(value) for value in torch.aminmax(parameter.detach()))
-        if not max(-least, most) <= _LARGEST_WEIGHT:  # also if it is NaN
-            found = least if not -least <= _LARGEST_WEIGHT else most
+        lowest, highest = (float(value) for value in torch.aminmax(parameter.detach()))
+        if not max(-lowest, highest) <= _LARGEST_WEIGHT:  # also if it is NaN
+            found = lowest if not -lowest <= _LARGEST_WEIGHT else highest
             raise ExportError(
                 f"{name} of {source.name} contains {found:.3g}: the weights are damaged"
             )

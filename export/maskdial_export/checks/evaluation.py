@@ -33,13 +33,13 @@ _CAUSAL_WINDOW = 256
 _PASSAGE = 48
 # Enough that a loss of 1% is several decisions, and at most what a BERT-base in fp32 reads on two
 # cores in 15 seconds.
-_MOST_TOKENS = 4096
-_MOST_MASKED = 2048  # each is read _MASK_EVERY times
-_MOST_PASSAGES = 320
-_MOST_PAIRS = 160
+_MAX_TOKENS = 4096
+_MAX_MASKED = 2048  # each is read _MASK_EVERY times
+_MAX_PASSAGES = 320
+_MAX_PAIRS = 160
 _BATCH_TOKENS = 1024  # padding included
-_MOST_LOGITS = 2**24  # per pass, 64 MB
-_MOST_SOURCES = 48
+_MAX_LOGITS = 2**24  # per pass, 64 MB
+_MAX_SOURCES = 48
 _SOURCES_AT_ONCE = 16
 _WRITTEN = 24  # tokens
 _SEED = 20240229
@@ -47,7 +47,7 @@ _MASK_EVERY = 7  # masks 14% of the tokens at once; training masks 15%
 # Two choices tie if the less likely one is at least this likely as the other; then a change is no
 # loss. In small models a few percent of the masks are that close.
 _TIE = 0.9
-_MOST_TIED = 8
+_MAX_TIED = 8
 _TIED_SCORES = 0.05  # standard deviations
 
 Item = TypeVar("Item")
@@ -83,20 +83,22 @@ class Evaluation(ABC):
         return None
 
 
-def _cut(tokenizer: Tokenizer, text: str, longest: int, most: int = _MOST_TOKENS) -> list[Encoding]:
+def _cut(
+    tokenizer: Tokenizer, text: str, longest: int, max_tokens: int = _MAX_TOKENS
+) -> list[Encoding]:
     """A text in windows of at most ``longest`` tokens, special tokens included."""
     cutting = Tokenizer.from_str(tokenizer.to_str())
     cutting.enable_truncation(longest)
     first = cutting.encode(text)
     windows = [first, *first.overflowing]
-    return windows[: -(-most // longest)]
+    return windows[: -(-max_tokens // longest)]
 
 
-def _batches(lengths: Sequence[int], most_tokens: int) -> Iterator[list[int]]:
-    """Indices of texts of similar length, in batches of at most ``most_tokens`` padded tokens."""
+def _batches(lengths: Sequence[int], max_tokens: int) -> Iterator[list[int]]:
+    """Indices of texts of similar length, in batches of at most ``max_tokens`` padded tokens."""
     batch: list[int] = []
     for index in sorted(range(len(lengths)), key=lengths.__getitem__):
-        if batch and lengths[index] * (len(batch) + 1) > most_tokens:
+        if batch and lengths[index] * (len(batch) + 1) > max_tokens:
             yield batch
             batch = []
         batch.append(index)
@@ -118,7 +120,7 @@ class Perplexity(Evaluation):
         windows = _cut(tokenizer, sample.text, min(_CAUSAL_WINDOW, max_length))
         self.texts = [np.array(window.ids) for window in windows if len(window.ids) > 1]
         self.layout = layout
-        self.batch_tokens = min(_BATCH_TOKENS, _MOST_LOGITS // vocab_size)
+        self.batch_tokens = min(_BATCH_TOKENS, _MAX_LOGITS // vocab_size)
 
     def answers(self, graph: Graph, show: Progress = silent) -> Answers:
         """(num_tokens, 2): the negative log-probability of the token in nats, and the argmax."""
@@ -174,7 +176,7 @@ class Agreement(Evaluation):
         """(num_decisions, num_tied): the choice and those tied with it, padded with -1."""
         session = MaskedSession(graph)
         outputs: dict[int, Answers] = {}
-        batch_tokens = min(_BATCH_TOKENS, _MOST_LOGITS // self.columns)
+        batch_tokens = min(_BATCH_TOKENS, _MAX_LOGITS // self.columns)
         batches = list(_batches([len(text) for text in self.texts], batch_tokens))
         for number, batch in enumerate(batches):
             show(number, len(batches), "batches")
@@ -198,7 +200,7 @@ class Agreement(Evaluation):
 
 def _best(logits: Floats) -> Answers:
     """The best column of each row and those tied with it, best first, padded with -1."""
-    count = min(_MOST_TIED, logits.shape[1])
+    count = min(_MAX_TIED, logits.shape[1])
     best = np.argpartition(-logits, count - 1, axis=1)[:, :count]
     best = np.take_along_axis(best, np.argsort(-np.take_along_axis(logits, best, 1)), 1)
     values = np.take_along_axis(logits, best, 1)
@@ -229,7 +231,7 @@ class GreedyText(Agreement):
         eos_token_ids: Sequence[int],
     ) -> None:
         longest = min(_PASSAGE, text_to_text.max_source_length)
-        windows = _cut(tokenizer, sample.text, longest, _MOST_SOURCES * longest)
+        windows = _cut(tokenizer, sample.text, longest, _MAX_SOURCES * longest)
         self.texts = [np.array(window.ids) for window in windows]
         self.start = text_to_text.start_token_id
         self.steps = min(_WRITTEN, max_length)
@@ -269,7 +271,7 @@ class FillMask(Agreement):
         generator = np.random.default_rng(_SEED)
         self.columns = -(-vocab_size // _MASK_EVERY)
         self.texts, self.asked, truth = [], [], [np.zeros(0, np.int64)]
-        for window in _cut(tokenizer, sample.text, min(_WINDOW, max_length), _MOST_MASKED):
+        for window in _cut(tokenizer, sample.text, min(_WINDOW, max_length), _MAX_MASKED):
             ids = np.array(window.ids)
             for part in np.array_split(generator.permutation(_words(window)), _MASK_EVERY):
                 if len(part):
@@ -315,13 +317,13 @@ class QuestionAnswering(Agreement):
             for index in range(around, len(sentences))
             if (after := sentences[index + 1 : index + 1 + around])
         ]
-        encodings = _encode(tokenizer, evenly(pairs, _MOST_PAIRS), min(_WINDOW, max_length))
+        encodings = _encode(tokenizer, evenly(pairs, _MAX_PAIRS), min(_WINDOW, max_length))
         self.texts = [np.array(encoding.ids) for encoding in encodings]
         self.types = [np.array(encoding.type_ids) for encoding in encodings]
 
     def choose(self, output: Floats) -> Answers:
         best = _best(output.T)
-        room = _MOST_TIED - best.shape[1]  # a short text has fewer candidates
+        room = _MAX_TIED - best.shape[1]  # a short text has fewer candidates
         return np.pad(best, ((0, 0), (0, room)), constant_values=-1)
 
 
@@ -329,7 +331,7 @@ class _Passages(Agreement):
     """Tasks with one output per text, evaluated on runs of sentences."""
 
     def __init__(self, tokenizer: Tokenizer, sample: Sample, max_length: int) -> None:
-        passages = evenly(sample.passages(), _MOST_PASSAGES)
+        passages = evenly(sample.passages(), _MAX_PASSAGES)
         encodings = _encode(tokenizer, passages, min(_PASSAGE, max_length))
         self.texts = [np.array(encoding.ids) for encoding in encodings]
 
@@ -388,9 +390,9 @@ def _words(window: Encoding) -> Ids:
     return np.flatnonzero(np.array(window.special_tokens_mask) == 0)
 
 
-def evenly(items: Sequence[Item], most: int) -> list[Item]:
-    """At most ``most`` items, evenly spread over the sequence."""
-    chosen = np.linspace(0, len(items) - 1, min(most, len(items))).astype(int)
+def evenly(items: Sequence[Item], max_items: int) -> list[Item]:
+    """At most ``max_items`` items, evenly spread over the sequence."""
+    chosen = np.linspace(0, len(items) - 1, min(max_items, len(items))).astype(int)
     return [items[index] for index in chosen]
 
 

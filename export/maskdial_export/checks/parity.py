@@ -296,9 +296,9 @@ class EncoderDecoderParity:
         self.model = model
         self.reach = reach
         config = model.config
-        most = text_to_text.max_source_length
+        max_length = text_to_text.max_source_length
         far = [] if reach.length is None else [min(reach.length, _LONGEST_WRITTEN)]
-        self.sources = _random_texts(config, [*_LENGTHS, *far], most, 0)
+        self.sources = _random_texts(config, [*_LENGTHS, *far], max_length, 0)
         lengths = [*reversed(_LENGTHS), *far]
         texts = _random_texts(config, [n - 1 for n in lengths], max_length - 1, 0)
         start = np.array([text_to_text.start_token_id])

@@ -81,8 +81,8 @@ _BLANK = (
     ">>xyz<< Hello",  # Marian's language codes
     "a >>deu<< b >><<",
 )
-_MOST_TOKENS = 40  # of the tokenizer's own that are tried, spread over all
-_MOST_WORDS = 40
+_MAX_TOKENS = 40  # of the tokenizer's own that are tried, spread over all
+_MAX_WORDS = 40
 _LONG = 1200  # characters; the server tokenizes longer texts in another way
 
 
@@ -95,9 +95,9 @@ def probes(added: Sequence[str], vocabulary: Sequence[str], own: Iterable[str]) 
         own: sentences of the kind that the model reads.
     """
     texts = [*_written_otherwise(), *_characters(), *_BLANK, *_long()]
-    texts += _with_tokens(_spread(added, _MOST_TOKENS))
-    texts += _spread(vocabulary, _MOST_WORDS)
-    texts += _spread(list(own), _MOST_WORDS)
+    texts += _with_tokens(_spread(added, _MAX_TOKENS))
+    texts += _spread(vocabulary, _MAX_WORDS)
+    texts += _spread(list(own), _MAX_WORDS)
     return list(dict.fromkeys(texts))
 
 
@@ -141,8 +141,8 @@ def _with_tokens(tokens: Iterable[str]) -> Iterator[str]:
             yield f"  {token}  {token.lower()} {token.upper()}\n{token}"
 
 
-def _spread(items: Sequence[str], most: int) -> list[str]:
-    """As many items as ``most``, evenly spread, the first and the last among them."""
-    if len(items) <= most:
+def _spread(items: Sequence[str], max_items: int) -> list[str]:
+    """As many items as ``max_items``, evenly spread, the first and the last among them."""
+    if len(items) <= max_items:
         return list(items)
-    return [items[round(index * (len(items) - 1) / (most - 1))] for index in range(most)]
+    return [items[round(index * (len(items) - 1) / (max_items - 1))] for index in range(max_items)]

@@ -23,8 +23,8 @@ _ELSEWHERE = re.compile(r"vision|image|audio|video|max_window_layers|feed_forwar
 _SHORT = 40  # tokens that parity reads anyway
 _BEYOND = 24
 _AROUND, _LAST = 4, 16  # tokens whose logits are compared
-_MOST_OPERATIONS = 1e13  # a minute or two of two cores
-_MOST_BYTES = 7e9  # of the scores of torch's eager attention, which exist about three times
+_MAX_OPERATIONS = 1e13  # a minute or two of two cores
+_MAX_BYTES = 7e9  # of the scores of torch's eager attention, which exist about three times
 
 
 class Snapshot:
@@ -121,4 +121,4 @@ def _affordable(model: PreTrainedModel, length: int) -> bool:
     heads = getattr(config, "num_attention_heads", None) or 1
     num_parameters = sum(parameter.numel() for parameter in model.parameters())
     operations = 2 * num_parameters * length + 4 * layers * width * length**2
-    return operations <= _MOST_OPERATIONS and 12 * heads * length**2 <= _MOST_BYTES
+    return operations <= _MAX_OPERATIONS and 12 * heads * length**2 <= _MAX_BYTES

@@ -8,7 +8,7 @@ from maskdial_export.quantize.sensitivity import HEADROOM, Errors
 # On four trained models (three small ones, all-MiniLM-L6-v2) 25, 31, 25 and 29 inputs qualify, at a
 # loss of 0 to 0.5%. At 3 times the error only 5, 6, 11 and 1 do; at 100 times all-MiniLM-L6-v2
 # loses more than 1%.
-_MOST_ERROR = 10.0
+_MAX_ERROR = 10.0
 
 
 def calibrate(errors: Mapping[str, Errors]) -> dict[str, float]:
@@ -20,5 +20,5 @@ def calibrate(errors: Mapping[str, Errors]) -> dict[str, float]:
     return {
         name: HEADROOM * each.peak
         for name, each in errors.items()
-        if each.fixed is not None and each.peak > 0 and each.fixed <= _MOST_ERROR * each.rounded
+        if each.fixed is not None and each.peak > 0 and each.fixed <= _MAX_ERROR * each.rounded
     }

@@ -26,7 +26,7 @@ from maskdial_export.tracing.rewrite import modules_of
 
 MAX_LOSS = 0.01
 # With fewer, a single changed decision is half of the default maximum loss.
-_FEWEST_POSITIONS = 200
+_MIN_POSITIONS = 200
 _RANKED_TEXTS = 16
 # Of the layers, how many the automatic pass may keep: more would not be worth the name int8.
 _KEPT_PART = 8
@@ -134,10 +134,10 @@ class Quantizer:
         with phase(self.console, "Evaluating fp32") as show:
             reference = self.evaluation.answers(fp32, show)
         fp32.free()
-        if len(reference) < _FEWEST_POSITIONS:
+        if len(reference) < _MIN_POSITIONS:
             raise ExportError(
                 f"the quality text {self.sample.name} is too short: it gives {len(reference)} "
-                f"decisions, and at least {_FEWEST_POSITIONS} are needed"
+                f"decisions, and at least {_MIN_POSITIONS} are needed"
             )
         weakness = self.evaluation.weakness(reference)
         if weakness is not None:
@@ -201,8 +201,8 @@ class Quantizer:
         if self.gate.keep_worst is not None:
             return
         ranked = tuple(self._worst(graph)) if self.names else ()
-        count, most = 1, -(-len(self.names) // _KEPT_PART)
-        while count <= min(most, len(ranked)):
+        count, max_count = 1, -(-len(self.names) // _KEPT_PART)
+        while count <= min(max_count, len(ranked)):
             yield _Attempt(ranked[:count])
             count *= 2
 

@@ -51,7 +51,7 @@ _EXACT, _INT8_ACTIVATIONS = 0, 4
 _REDUCED = 63
 _ZERO_POINT = 128
 # A head with few labels takes no time, and its error matters most.
-_FEWEST_OUTPUTS = 16
+_MIN_OUTPUTS = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +74,7 @@ def projections(model: PreTrainedModel) -> list[str]:
     return [
         name
         for name, module in model.named_modules()
-        if isinstance(module, nn.Linear | Conv1D) and _num_outputs(module) >= _FEWEST_OUTPUTS
+        if isinstance(module, nn.Linear | Conv1D) and _num_outputs(module) >= _MIN_OUTPUTS
     ]
 
 
@@ -113,7 +113,7 @@ def quantize(
     for node in list(graph):
         weight = _weight(node)
         modules = modules_of(node)
-        if weight is None or not modules or weight.shape[1] < _FEWEST_OUTPUTS:
+        if weight is None or not modules or weight.shape[1] < _MIN_OUTPUTS:
             continue
         if any(module in keep for module in modules):
             continue

@@ -2,7 +2,7 @@
 
 transformers looks up the function that runs a layer's experts by name (``ExpertsInterface``). Its
 own ones find out in Python which experts are chosen. Ours finds each expert's tokens in the graph,
-and computes these only. Whatever the others are, a token's results are added in the experts' order.
+and computes these only. A token's results are always added in the experts' order.
 """
 
 from collections.abc import Callable, Iterator

@@ -54,8 +54,8 @@ def _bias(model: PreTrainedModel, module: Any) -> Tensor:
     modeling: Any = sys.modules[type(module).__module__]
     positions = max_length(model)
     if hasattr(modeling, "build_mpt_alibi_tensor"):
-        most = model.config.attn_config.alibi_bias_max
-        bias = modeling.build_mpt_alibi_tensor(module.n_heads, positions, most)
+        max_bias = model.config.attn_config.alibi_bias_max
+        bias = modeling.build_mpt_alibi_tensor(module.n_heads, positions, max_bias)
     else:
         mask = torch.ones(1, positions, dtype=torch.int64)
         bias = modeling.build_alibi_tensor(mask, module.num_heads, torch.float32)

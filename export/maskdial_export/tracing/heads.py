@@ -11,14 +11,14 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from maskdial.bundle.manifest import Task
+from maskdial.bundle.manifest import TaskName
 
 # config.json has none. The first two are those of BERT's authors.
 NEXT_SENTENCE_LABELS = ("isNext", "notNext")
 REPLACED_TOKEN_LABELS = ("ORIGINAL", "REPLACED")
 
 
-def adapt_head(model: PreTrainedModel, task: Task) -> None:
+def adapt_head(model: PreTrainedModel, task: TaskName) -> None:
     """Hooks a model whose head differs from what `maskdial.bundle.bundle` says of its task."""
     if model.config.model_type == "longformer" and task in _GLOBAL_TOKENS:
         model.register_forward_pre_hook(_GLOBAL_TOKENS[task], with_kwargs=True)
@@ -75,7 +75,7 @@ def _places_and_first(input_ids: Tensor, token_id: int) -> tuple[Tensor, Tensor]
     return torch.arange(input_ids.shape[1])[None, :], first
 
 
-_GLOBAL_TOKENS: Mapping[Task, Callable[..., Any]] = {
+_GLOBAL_TOKENS: Mapping[TaskName, Callable[..., Any]] = {
     "question-answering": _make_question_global,
     "multiple-choice": _make_choice_global,
 }

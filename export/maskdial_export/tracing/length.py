@@ -15,18 +15,18 @@ LONGEST = 131_072
 take 64 MiB then; a million positions would take half a gigabyte."""
 
 
-def bound_positions(model: PreTrainedModel, most: int | None, console: Console) -> None:
-    """Makes a model with rotary positions one of at most ``most`` positions; None for LONGEST."""
+def bound_positions(model: PreTrainedModel, requested: int | None, console: Console) -> None:
+    """Limits a model's rotary positions to ``requested``; None stands for LONGEST."""
     config: Any = model.config
     positions = getattr(config, "max_position_embeddings", None)
     if getattr(config, "attention_type", None) == "block_sparse":
         text = f"texts of up to {max_length(model):,} tokens; in longer ones the model attends to "
         finding(console, text + "random blocks (block_sparse), which is not supported")
     rotates = any("rotary" in name for name, _ in model.named_modules())
-    limit = most or LONGEST
+    limit = requested or LONGEST
     if not rotates or positions is None or positions <= limit:
         return
-    if most is None:
+    if requested is None:
         text = f"texts of up to {limit:,} of {positions:,} tokens; --max-length allows more"
         finding(console, text)
     config.max_position_embeddings = limit

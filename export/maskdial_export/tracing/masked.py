@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from maskdial.bundle.manifest import Task
+from maskdial.bundle.manifest import TaskName
 from maskdial_export.checkpoint.pooling import Pooler
 from maskdial_export.errors import ExportError
 from maskdial_export.tracing.attention import CausalAttention, MaskedAttention, attending
@@ -18,7 +18,7 @@ from maskdial_export.tracing.padding import cleared, summarized
 from maskdial_export.tracing.repeat import trace_by_layers
 from maskdial_export.tracing.survey import Survey
 
-TOKEN_TASKS: frozenset[Task] = frozenset(
+TOKEN_TASKS: frozenset[TaskName] = frozenset(
     {"fill-mask", "token-classify", "question-answering", "embed-all"}
 )
 
@@ -81,7 +81,7 @@ def head_logits(output: Any) -> Tensor:
     return logits
 
 
-def check(model: PreTrainedModel, survey: Survey, task: Task) -> None:
+def check(model: PreTrainedModel, survey: Survey, task: TaskName) -> None:
     """Refuses a classifier that cannot find the last token of a padded row.
 
     Raises:
@@ -111,7 +111,7 @@ def takes_token_types(model: PreTrainedModel) -> bool:
 def trace(
     model: PreTrainedModel,
     survey: Survey,
-    task: Task,
+    task: TaskName,
     pooler: Pooler | None = None,
     *,
     typed: bool = True,

@@ -192,7 +192,7 @@ def _compare(
         with torch.no_grad():
             logits = model(ids).logits[0, -1]
             score = float(scorer(ids).logits[0, 0])
-    except Exception as error:  # whatever is left on the meta device
+    except Exception as error:  # a tensor is left on the meta device
         raise ExportError(
             f"{source.name} cannot become a classifier: {first_line(error)}"
         ) from error

@@ -34,7 +34,7 @@ CACHE_HEADERS: dict[CacheInteger, int] = {"int8": 8, "int16": 2}
 Family = Literal["masked", "causal", "encoder-decoder"]
 Mask = Literal["full", "causal"]
 Side = Literal["left", "right"]
-Task = Literal[
+TaskName = Literal[
     "fill-mask",
     "classify",
     "token-classify",
@@ -319,7 +319,7 @@ class Manifest(_Frozen):
         GRAPH, description="file name of the graph"
     )
     family: Family
-    task: Task
+    task: TaskName
     architecture: str
     precision: Literal["fp32", "fp16", "int8", "int4", "int4-fp16"]
     batch_invariant: bool

@@ -445,7 +445,7 @@ class IncrementalDecoder:
     """
 
     # A character has at most four bytes, and a token at least one.
-    _MOST_UNFINISHED = 3
+    _MAX_UNFINISHED = 3
 
     def __init__(self, tokenizer: Tokenizer, prompt_ids: Sequence[int]) -> None:
         self._tokenizer = tokenizer
@@ -453,7 +453,7 @@ class IncrementalDecoder:
         self._previous_id: int | None = None
         self._prompt_marks = ""
         told = (token_id for token_id in reversed(prompt_ids) if tokenizer.is_text(token_id))
-        for token_id in reversed(list(islice(told, self._MOST_UNFINISHED))):
+        for token_id in reversed(list(islice(told, self._MAX_UNFINISHED))):
             self.push(token_id)
         self._prompt_marks = self._utf8.getstate()[0].decode(errors="replace")
 

@@ -34,15 +34,16 @@ class CausalEngine(Engine):
         slots: sequences that run at once.
         max_length: tokens of prompt and text together.
         vocab_size: the width of the logits.
-        prefill_chunk_tokens: most prompt tokens between two decode steps, a multiple of
-            ``block_tokens``.
+        prefill_chunk_tokens: maximum number of prompt tokens between two decode steps, a
+            multiple of ``block_tokens``.
         block_tokens: how many tokens the attention kernel reads at a time.
         joint_tokens: longest prompt that is prefilled together with others. Default: one kernel
             block, within which batching is bitwise invariant.
         max_queue: sequences that may wait for a slot.
         eos_token_ids: tokens that end a text.
         prefix_cache: where to keep the prefixes of prompts, in blocks of ``block_tokens``.
-        max_drafts: most draft tokens for a sequence that runs alone; 0 turns speculation off.
+        max_drafts: maximum number of draft tokens for a sequence that runs alone; 0 turns
+            speculation off.
         never: tokens that are not drawn, and no beam goes on with.
         sampler: chooses the tokens. Default: one on the host.
         overlaps: whether tokens are delivered while the next decode step runs, where nothing else
@@ -107,7 +108,7 @@ class CausalEngine(Engine):
             metrics=metrics,
             name=name,
         )
-        self._ahead: tuple[Plan, list[Output]] | None = None
+        self._next_step: tuple[Plan, list[Output]] | None = None
         """A plan that ran before the tokens of the last one were delivered."""
         self._delivery = ThreadPoolExecutor(1, f"maskdial-{name}-delivery") if overlaps else None
         self._channels: dict[Sequence, ReplyChannel] = {}  # of sequences that have not ended
@@ -189,13 +190,13 @@ class CausalEngine(Engine):
     def step(self) -> None:
         """One iteration: at most one decode step of all sequences and one chunk of a prompt."""
         started = time.perf_counter()
-        ahead, self._ahead = self._ahead, None
+        ahead, self._next_step = self._next_step, None
         plan = self._schedule() if ahead is None else ahead[0]
         scheduled = time.perf_counter()
         outputs = self._executor.run(plan) if ahead is None else ahead[1]
         ran = time.perf_counter()
         if self._delivery is not None and self._may_overlap(plan, outputs):
-            sampled, ran_ahead = self._finish_beside_next(plan, outputs[0], self._delivery)
+            sampled, ran_ahead = self._overlap_next(plan, outputs[0], self._delivery)
         else:
             # A grammar mask that is not ready is waited for only if nothing else could run.
             may_wait = not (plan.decoding or plan.prefills or plan.encoding)
@@ -218,7 +219,7 @@ class CausalEngine(Engine):
             if self._prefix_cache is not None and not sequence.params.prompt_logprobs:
                 self._metrics.prefix_cache_queries.inc(sequence.num_prompt)
                 self._metrics.prefix_cache_hits.inc(sequence.num_reused)
-        for sequence in (*fresh, *plan.holding, *plan.encoding, *plan.decoding):
+        for sequence in (*fresh, *plan.awaiting_mask, *plan.encoding, *plan.decoding):
             if sequence.begin(now):
                 self._metrics.queue_duration.observe(now - sequence.arrived_at)
         return plan
@@ -232,7 +233,7 @@ class CausalEngine(Engine):
             return False  # the next mask depends on the accepted token
         return outputs[0].error is None and any(map(_goes_on, plan.rows))
 
-    def _finish_beside_next(
+    def _overlap_next(
         self, plan: Plan, output: Output, delivery: ThreadPoolExecutor
     ) -> tuple[float, float]:
         """Samples the tokens of a decode step and delivers them while the next step runs.
@@ -258,7 +259,7 @@ class CausalEngine(Engine):
             if sequence.slot == row and sequence.state is State.DECODING
         ]
         if rows:
-            self._ahead = replace(plan, decoding_rows=tuple(rows)), [following.only(rows)]
+            self._next_step = replace(plan, decoding_rows=tuple(rows)), [following.only(rows)]
         return sampled, ran
 
     def _accept_and_deliver(
@@ -330,7 +331,7 @@ class CausalEngine(Engine):
     def _has_work(self) -> bool:
         return self._scheduler.has_work
 
-    def _tend(self) -> float | None:
+    def _maintain(self) -> float | None:
         """Returns the memory of slots that have been unused for a while to the system."""
         now = time.perf_counter()
         self._slot_used_at |= dict.fromkeys((s.slot for s in self._scheduler.running), now)

@@ -163,9 +163,9 @@ class Executor:
         for restore in plan.restores:
             self._runner.cache.write_states(restore.slot, restore.states)
         outputs = []
-        if plan.holding:
-            held = [s.held_logits for s in plan.holding if s.held_logits is not None]
-            outputs.append(Output(plan.holding, np.stack(held)))
+        if plan.awaiting_mask:
+            held = [s.held_logits for s in plan.awaiting_mask if s.held_logits is not None]
+            outputs.append(Output(plan.awaiting_mask, np.stack(held)))
         together = self._runner.decode_and_prefill
         if together is not None and plan.decoding and plan.prefills and not plan.drafts:
             outputs += self._decode_and_prefill(plan, together)
@@ -343,4 +343,4 @@ def _num_logits(prefill: Prefill) -> int:
 def _to_sample(plan: Plan) -> tuple[Sequence, ...]:
     """The sequences that get a token in this step."""
     prefilled = tuple(prefill.sequence for prefill in plan.prefills if prefill.is_last)
-    return (*plan.holding, *plan.decoding, *prefilled)
+    return (*plan.awaiting_mask, *plan.decoding, *prefilled)

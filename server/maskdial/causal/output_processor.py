@@ -79,7 +79,7 @@ class OutputProcessor:
             if output.drafts:
                 replies += self._accept_drafts(output)
             elif output.sequences:
-                ready = _hold_late(output, _PATIENCE_SECONDS if may_wait else 0.0)
+                ready = _defer_unready_masks(output, _PATIENCE_SECONDS if may_wait else 0.0)
                 replies += self.accept(ready.sequences, self.sample(ready))
         return replies
 
@@ -177,7 +177,7 @@ class OutputProcessor:
 
 
 def _readers(sequences: Iterable[Sequence]) -> list[Sequence]:
-    """Those who receive what becomes of sequences: of a beam search, its readers."""
+    """The receivers of sequences' results: of a beam search, its readers."""
     found = (
         (sequence,) if sequence.search is None else sequence.search.readers
         for sequence in sequences
@@ -195,7 +195,7 @@ def _note_prompts(output: Output) -> None:
             sequence.shared_prompt.fill(logits, sequence.prompt_logprobs)
 
 
-def _hold_late(output: Output, patience: float) -> Output:
+def _defer_unready_masks(output: Output, patience: float) -> Output:
     """Leaves out the sequences whose grammar mask is not ready; they hold their logits.
 
     Waits for the first of them, ``patience`` seconds at most, if no sequence is ready.

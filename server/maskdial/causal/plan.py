@@ -79,7 +79,7 @@ class Plan:
     moves: tuple[Move, ...] = ()
     loads: tuple[Load, ...] = ()
     restores: tuple[Restore, ...] = ()
-    holding: tuple[Sequence, ...] = ()
+    awaiting_mask: tuple[Sequence, ...] = ()
     """Sequences whose next token is sampled from their held logits, without a pass.
 
     A sibling prefilled their shared prompt, or their grammar mask was not ready.

@@ -47,7 +47,7 @@ class PrefixCache:
     Args:
         model: whose keys and values these are; it is part of every key.
         block_tokens: tokens per block.
-        max_bytes: most bytes of blocks. With 0 the cache stays empty.
+        max_bytes: maximum size of all blocks, in bytes. With 0 the cache stays empty.
         shared: whether prompts of different keys share blocks.
         needs_states: whether a text can go on after a block only from the states that it has there;
             `match` ends with such a block.

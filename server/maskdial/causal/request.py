@@ -37,7 +37,7 @@ class Conversation:
     """What a prompt is rendered from, by the model's chat template.
 
     Attributes:
-        messages: mappings of ``role``, ``content`` and whatever else templates read.
+        messages: mappings of ``role``, ``content`` and other fields of templates.
         tools: what the model may call, in OpenAI's form.
         variables: further variables of the template.
         add_generation_prompt: whether to open the assistant's next turn.

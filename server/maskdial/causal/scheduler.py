@@ -49,7 +49,7 @@ class Scheduler:
             prefilled in chunks of this length.
         joint_tokens: prompts of 2 to this many tokens may be prefilled together.
         prefix_cache: where to look for prefixes of prompts.
-        max_drafts: most draft tokens for a sequence that runs alone.
+        max_drafts: maximum number of draft tokens for a sequence that runs alone.
     """
 
     def __init__(
@@ -132,7 +132,7 @@ class Scheduler:
             moves=tuple(moves),
             loads=loads,
             restores=restores,
-            holding=tuple(s for s in self.running if s.state is State.HOLDING),
+            awaiting_mask=tuple(s for s in self.running if s.state is State.HOLDING),
             rows=rows,
             decoding_rows=tuple(i for i, s in enumerate(rows) if s.state is State.DECODING),
             drafts=self._draft(),
@@ -149,7 +149,7 @@ class Scheduler:
             bool(plan.rows)
             and plan.rows == self.running
             and len(plan.decoding_rows) == len(plan.rows)
-            and not (plan.holding or plan.prefills or plan.encoding)
+            and not (plan.awaiting_mask or plan.prefills or plan.encoding)
             and not (self._max_drafts and len(plan.rows) == 1)
             and not (self._waiting and None in self._slots)
             and not any(each.cancelled or each.search is not None for each in plan.rows)
@@ -160,7 +160,7 @@ class Scheduler:
 
         Sequences that were released meanwhile are left alone.
         """
-        for sequence in (*plan.decoding, *plan.holding):
+        for sequence in (*plan.decoding, *plan.awaiting_mask):
             self._charge(sequence, 1, _GENERATED_COST)
             _proceed(sequence)
         for prefill in plan.prefills:
@@ -181,7 +181,7 @@ class Scheduler:
         slot = sequence.slot
         if slot < 0:
             return
-        heir = self._heir(sequence)
+        heir = self._next_sharing_prompt(sequence)
         self._slots[slot] = None
         sequence.end()
         for reading in (self._prefilling, self._encoding):
@@ -286,7 +286,7 @@ class Scheduler:
         """A running sequence with this one's whole prompt in its slot."""
         return next(iter(self._sharing(sequence)), None)
 
-    def _heir(self, sequence: Sequence) -> Sequence | None:
+    def _next_sharing_prompt(self, sequence: Sequence) -> Sequence | None:
         """The waiting sequence that takes over a released one's slot, with the prompt in it."""
         shared = sequence.shared_prompt
         if shared is None or sequence.state is State.PREFILLING or any(self._sharing(sequence)):

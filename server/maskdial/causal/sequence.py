@@ -14,7 +14,7 @@ from maskdial.causal.events import Finish, FinishReason, PromptLogprob, TokenEve
 from maskdial.causal.prompt_lookup import PromptLookup
 from maskdial.causal.sampling.params import SamplingParams
 from maskdial.causal.stop import ReasoningGate, StopMatcher
-from maskdial.engine.fairness import Usage
+from maskdial.engine.fairness import ClientUsage
 from maskdial.engine.trace import Timeline
 
 _SEED_BITS = 53
@@ -146,7 +146,7 @@ class Sequence:
         self.num_generated = 0
         self._token_ids = np.array(prompt_ids, np.int64)  # with room to grow at the end
 
-        self.usage = Usage()
+        self.usage = ClientUsage()
         """Whose it is; the engine sets that when it is queued."""
 
         # The scheduler's.

@@ -22,7 +22,7 @@ from maskdial.bundle.manifest import Mask
 from maskdial.config import MAX_BATCH_INPUTS
 from maskdial.engine.offload import offload
 from maskdial.errors import ValidationError, shortened
-from maskdial.registry.choice import Choice
+from maskdial.registry.choice import ModelChoice
 
 Body = TypeVar("Body", bound=BaseModel)
 T = TypeVar("T")
@@ -180,13 +180,13 @@ class TaskBody(Wire):
         "limit, if any.",
     )
 
-    def choice(self, name: str | None = None) -> Choice:
+    def choice(self, name: str | None = None) -> ModelChoice:
         """Which model is meant; ``name`` is the one in the path, if there is one.
 
         Raises:
             ValidationError: name and mask contradict each other.
         """
-        return Choice.of(name or self.model, self.mask)
+        return ModelChoice.of(name or self.model, self.mask)
 
     @property
     def batch(self) -> bool:

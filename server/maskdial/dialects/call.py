@@ -10,7 +10,7 @@ from maskdial.causal.generate import Generation
 from maskdial.causal.model import CausalModel
 from maskdial.causal.request import GenerationRequest
 from maskdial.dialects.body import BodyError, TaskBody, read_body, read_object
-from maskdial.engine.timing import Answer, Deadline
+from maskdial.engine.timing import Deadline, Timed
 from maskdial.errors import MaskdialError, ValidationError
 from maskdial.http.context import server_context
 from maskdial.http.disconnect import unless_gone
@@ -19,7 +19,7 @@ from maskdial.http.sse import Frames, stream_reply
 from maskdial.masked import run
 from maskdial.masked.model import MaskedModel
 from maskdial.masked.tasks.task import TaskRequest
-from maskdial.registry.choice import Choice
+from maskdial.registry.choice import ModelChoice
 from maskdial.registry.entry import Lease
 from maskdial.registry.served import ServedModel, Task
 
@@ -59,7 +59,7 @@ class Call(Generic[BodyT]):
         """The body's fields as they were sent."""
         return read_object(await self._request.body())
 
-    def choice(self) -> Choice:
+    def choice(self) -> ModelChoice:
         """Which model is meant.
 
         Raises:
@@ -97,7 +97,7 @@ class Call(Generic[BodyT]):
         assert isinstance(model, CausalModel)
         return model
 
-    async def lease(self, choice: Choice, task: Task | None = None) -> Lease:
+    async def lease(self, choice: ModelChoice, task: Task | None = None) -> Lease:
         """The request's lease, which the guard releases; without a task, on the named model.
 
         A request has one lease at most: one that waited for a second would keep its first model
@@ -114,7 +114,7 @@ class Call(Generic[BodyT]):
             state.lease = await models.lease(choice, task)
 
         if getattr(state, "lease", None) is None:
-            state.lease = models.lease_now(choice, task)
+            state.lease = models.try_lease(choice, task)
         if state.lease is None:
             async with self.deadline.enforced():
                 await wait()
@@ -122,7 +122,7 @@ class Call(Generic[BodyT]):
         assert isinstance(lease, Lease)
         return lease
 
-    async def answer(self, request: TaskRequest[T], model: MaskedModel) -> Answer[T]:
+    async def answer(self, request: TaskRequest[T], model: MaskedModel) -> Timed[T]:
         """Runs a task of the masked family; see `maskdial.masked.run.answer`."""
         return await run.answer(request, model, self.server.config, self.deadline)
 

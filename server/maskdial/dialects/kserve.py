@@ -18,7 +18,7 @@ from maskdial.http.disconnect import unless_gone
 from maskdial.http.replies import error_reply, json_reply
 from maskdial.http.route import Route, TaskRoute
 from maskdial.metrics import ModelState
-from maskdial.registry.choice import Choice
+from maskdial.registry.choice import ModelChoice
 from maskdial.registry.entry import Entry
 
 _VERSION = "1"  # of every model: a name serves one version at a time
@@ -208,7 +208,7 @@ async def unload(request: Request) -> Response:
 
 
 def _entry(request: Request) -> Entry:
-    name = Choice.of(request.path_params["name"]).name
+    name = ModelChoice.of(request.path_params["name"]).name
     assert name is not None, "the path has one"
     return server_context(request).models.entry(name)
 

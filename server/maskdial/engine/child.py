@@ -38,7 +38,7 @@ _PREFIXES = ("COVERAGE_", "LC_", "PYTHON")
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class ChildLimits:
     """What one answer of a child process may take.
 
     ``wall_seconds`` must exceed ``cpu_seconds`` by far: a busy machine needs longer for them.
@@ -73,7 +73,7 @@ class ChildProcess:
         limits: for each answer.
     """
 
-    def __init__(self, module: str, setup: Mapping[str, Any], limits: Limits) -> None:
+    def __init__(self, module: str, setup: Mapping[str, Any], limits: ChildLimits) -> None:
         self._module = module
         self._setup = setup
         self._limits = limits
@@ -164,17 +164,17 @@ def _end(process: subprocess.Popen[str]) -> None:
                 pipe.close()
 
 
-Answer = Callable[[Any], Any]
+Handler = Callable[[Any], Any]
 
 
-def serve(prepare: Callable[[Any], Answer]) -> None:
+def serve(prepare: Callable[[Any], Handler]) -> None:
     """The child's side: answers one question after another, each within the limits.
 
     Args:
         prepare: makes of the setup what answers the questions; both are values of JSON.
     """
     opening = json.loads(sys.stdin.readline())
-    limits = Limits(**opening["limits"])
+    limits = ChildLimits(**opening["limits"])
     answer = prepare(opening["setup"])
     _limit_memory(limits.memory_bytes)
     print(json.dumps(None), flush=True)

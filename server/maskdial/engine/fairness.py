@@ -1,6 +1,6 @@
-"""Fairness: who uses an engine, how much, and whose turn it is.
+"""Fairness: the shares of an engine that clients have used, and the next client.
 
-Clients that wait for the same engine get equal shares of its tokens, whatever they ask for, by
+Clients that wait for the same engine get equal shares of its tokens for any mix of requests, by
 virtual token counters (Sheng et al., Fairness in Serving Large Language Models, OSDI 2024): the
 client that has been served least is next, and an idle client earns no credit.
 """
@@ -11,10 +11,10 @@ from dataclasses import dataclass
 
 
 @dataclass(slots=True, eq=False)
-class Usage:
+class ClientUsage:
     """What one request has used.
 
-    ``client`` is who sent it: the name of a key, or an address. ``key`` is the name of its key,
+    ``client`` is its sender: the name of a key, or an address. ``key`` is the name of its key,
     empty if none is needed. ``tokens`` are those that engines have computed for it, prompts
     included.
     """
@@ -24,13 +24,13 @@ class Usage:
     tokens: int = 0
 
 
-usage_of_request: ContextVar[Usage] = ContextVar("usage_of_request")
+usage_of_request: ContextVar[ClientUsage] = ContextVar("usage_of_request")
 """That of the request which is being handled."""
 
 
-def current_usage() -> Usage:
+def current_usage() -> ClientUsage:
     """The usage of the request which is being handled; a new one outside of requests."""
-    return usage_of_request.get(None) or Usage()
+    return usage_of_request.get(None) or ClientUsage()
 
 
 class Shares:
@@ -48,11 +48,11 @@ class Shares:
         """Notes that a client begins to wait.
 
         Args:
-            client: who does.
+            client: its name.
             waiting: the clients that wait already.
         """
-        least = min((self._served[other] for other in waiting), default=self._last)
-        self._served[client] = max(self._served.get(client, 0.0), least)
+        lowest = min((self._served[other] for other in waiting), default=self._last)
+        self._served[client] = max(self._served.get(client, 0.0), lowest)
 
     def first(self, clients: Iterable[str]) -> str:
         """The client whose turn it is: of those given, the one that has been served least.

@@ -230,7 +230,7 @@ class Engine(ABC):
     def _abandon(self) -> Sequence[Inbox[MaskdialError]]:
         """Drops all requests and returns their inboxes. The caller holds the lock."""
 
-    def _tend(self) -> float | None:
+    def _maintain(self) -> float | None:
         """Does what is due between two steps. The caller holds the lock.
 
         Returns:
@@ -274,7 +274,7 @@ class Engine(ABC):
         """Blocks until there is something to do; False when the thread is to end."""
         with self._changed:
             while True:
-                due = self._tend()
+                due = self._maintain()
                 if self._has_work:
                     return True
                 if self._state in (EngineState.DRAINING, EngineState.DEAD):

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal
 
-Method = Literal["entailment", "labels", "mask", "likelihood"]
+DecisionMethod = Literal["entailment", "labels", "mask", "likelihood"]
 """How a model arrives at its probabilities; `maskdial.decide` describes each."""
 
 Probabilities = tuple[float, ...]

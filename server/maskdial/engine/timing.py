@@ -80,7 +80,7 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
-class Answer(Generic[T]):
+class Timed(Generic[T]):
     """What a request gets: the task's answer, and the reply's timings."""
 
     content: T

@@ -393,7 +393,7 @@ class Connection(HttpToolsProtocol):
             if not self._headers_complete or self.cycle.response_started or self.pipeline:
                 self._end()  # or the error would end up within another reply
                 return
-            # The request is the one at fault: whoever waits for its body learns that it ends.
+            # The request is the one at fault: a reader of its body learns that it ends.
             self.cycle.waiting_for_100_continue = False
             self.cycle.disconnected = True
             self.cycle.message_event.set()

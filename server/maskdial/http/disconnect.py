@@ -35,7 +35,7 @@ async def unless_gone(request: Request, work: Coroutine[Any, Any, T]) -> T:
     try:
         return await task
     except (Exception, asyncio.CancelledError):
-        # Whoever cancels all tasks cancels the watch as well, which says nothing of the client.
+        # The watch may be cancelled with all other tasks, which says nothing of the client.
         if gone.done() and not gone.cancelled():
             raise ClientGoneError from None
         raise

@@ -38,7 +38,7 @@ class Guard:
         config: has the limits of bodies.
         metrics: counts the requests to task routes.
         lifecycle: says whether they are accepted.
-        keys: say who may use which route.
+        keys: the clients of each route.
         error_replies: how errors are written on other routes, by prefix.
         tracing: makes spans of the requests to task routes, if it is on.
     """

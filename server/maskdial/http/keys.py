@@ -1,4 +1,4 @@
-"""Keys: who may use the server, and under which name a request is counted."""
+"""Keys: authentication, and the name under which a request is counted."""
 
 import hmac
 import ipaddress
@@ -120,7 +120,7 @@ class Keys:
 
 
 def address_of(scope: Scope) -> str:
-    """Where a request came from: who sent it, if there are no keys.
+    """The address of a request's sender: its name where there are no keys.
 
     Addresses of IPv6 are those of their networks (/64), which one subscriber has whole.
     """

@@ -1,4 +1,4 @@
-"""Lifecycle: loading, serving, draining; and who is still being answered."""
+"""Lifecycle: loading, serving, draining; and the requests in progress."""
 
 import asyncio
 import contextlib

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from maskdial.config import Config
-from maskdial.engine.fairness import Usage, usage_of_request
+from maskdial.engine.fairness import ClientUsage, usage_of_request
 from maskdial.errors import OverloadedError
 
 _MINUTE = 60.0
@@ -29,18 +29,18 @@ class ClientLimits:
         self._full_at: dict[str, float] = {}
 
     @contextmanager
-    def admit(self, client: str, key: str = "") -> Iterator[Usage]:
+    def admit(self, client: str, key: str = "") -> Iterator[ClientUsage]:
         """Counts a request of a client while it is handled, and then what it has used.
 
         Args:
-            client: who sent it.
+            client: its sender.
             key: the name of its key, if it needs one.
 
         Raises:
             OverloadedError: the client is over one of its limits.
         """
         self._check(client)
-        usage = Usage(client, key)
+        usage = ClientUsage(client, key)
         token = usage_of_request.set(usage)
         self._open[client] += 1
         try:
@@ -70,7 +70,7 @@ class ClientLimits:
                 retry_after=seconds,
             )
 
-    def _charge(self, usage: Usage) -> None:
+    def _charge(self, usage: ClientUsage) -> None:
         if self._tokens_per_minute is None or not usage.tokens:
             return
         now = time.monotonic()

@@ -1,4 +1,4 @@
-"""SharedWork: work in a thread, done once for all who ask for it at about the same time."""
+"""SharedWork: work in a thread, done once for all callers at about the same time."""
 
 import asyncio
 import time
@@ -19,7 +19,7 @@ class SharedWork(Generic[T]):
 
     Args:
         work: what to do.
-        seconds: for how long a result is given to others who ask, or ten times as long as the work
+        seconds: for how long a result is given to further callers, or ten times as long as the work
             took, if that is more; 0: only while it runs.
     """
 
@@ -31,7 +31,7 @@ class SharedWork(Generic[T]):
 
     async def result(self) -> T:
         """The result of work done just now, of the work that runs, or of new work; its errors are
-        raised to all who wait for it.
+        raised in all waiting callers.
         """
         if self._task is None or (self._task.done() and not self._is_fresh(self._task)):
             self._task = asyncio.create_task(asyncio.to_thread(self._work))

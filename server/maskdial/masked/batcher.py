@@ -20,7 +20,7 @@ from typing import Generic, Protocol, TypeVar
 from maskdial.engine.fairness import Shares
 
 
-class Entry(Protocol):
+class BatchItem(Protocol):
     """What the batcher needs of a text. Entries are compared by identity."""
 
     @property
@@ -31,7 +31,7 @@ class Entry(Protocol):
     def __hash__(self) -> int: ...
 
 
-EntryT = TypeVar("EntryT", bound=Entry)
+ItemT = TypeVar("ItemT", bound=BatchItem)
 
 # A pass has a fixed cost, for BERT-base in int8 on two cores that of about 17 tokens (7 ms, beside
 # 0.4 ms per token). That much padding costs no more than another pass. In a large batch, padding is
@@ -44,14 +44,14 @@ _BULK_DIVISOR = 4
 _RECENT_SECONDS = 2.0
 
 
-class Batcher(Generic[EntryT]):
+class Batcher(Generic[ItemT]):
     """The waiting entries of all clients; ``clock`` gives the time in seconds."""
 
     def __init__(self, max_batch_tokens: int, clock: Callable[[], float] = time.monotonic) -> None:
         if max_batch_tokens < 1:
             raise ValueError("max_batch_tokens must be at least 1")
         self.max_batch_tokens = max_batch_tokens
-        self._queues: dict[str, _Queue[EntryT]] = {}  # by client; none is empty
+        self._queues: dict[str, _Queue[ItemT]] = {}  # by client; none is empty
         self._shares = Shares()
         self._clock = clock
         self._came_at: OrderedDict[str, float] = OrderedDict()  # by client, the oldest first
@@ -59,7 +59,7 @@ class Batcher(Generic[EntryT]):
     def __len__(self) -> int:
         return sum(map(len, self._queues.values()))
 
-    def add(self, entry: EntryT) -> None:
+    def add(self, entry: ItemT) -> None:
         """Adds an entry to the end of its client's queue."""
         if entry.client not in self._queues:
             self._shares.join(entry.client, self._queues)
@@ -70,7 +70,7 @@ class Batcher(Generic[EntryT]):
         while next(iter(self._came_at.values())) < now - _RECENT_SECONDS:
             self._came_at.popitem(last=False)
 
-    def discard(self, entry: EntryT) -> bool:
+    def discard(self, entry: ItemT) -> bool:
         """Removes an entry from its queue; False if it does not wait any more."""
         queue = self._queues.get(entry.client)
         if queue is None or not queue.discard(entry):
@@ -78,13 +78,13 @@ class Batcher(Generic[EntryT]):
         self._forget_if_empty(entry.client)
         return True
 
-    def clear(self) -> list[EntryT]:
+    def clear(self) -> list[ItemT]:
         """Removes and returns all entries, the oldest of each client first."""
         entries = [entry for queue in self._queues.values() for entry in queue]
         self._queues.clear()
         return entries
 
-    def next_batch(self) -> list[EntryT]:
+    def next_batch(self) -> list[ItemT]:
         """Removes and returns the next batch; empty if no entry waits.
 
         ``longest * count`` is at most ``max_batch_tokens``; a single longer text runs alone.
@@ -120,7 +120,7 @@ class Batcher(Generic[EntryT]):
             self._shares.prune(self._queues)
 
 
-class _Queue(Generic[EntryT]):
+class _Queue(Generic[ItemT]):
     """The waiting entries of one client, by arrival and by length.
 
     Adding or removing an entry takes O(log n) for n distinct lengths; the first or last entry of a
@@ -128,23 +128,23 @@ class _Queue(Generic[EntryT]):
     """
 
     def __init__(self) -> None:
-        self._by_arrival: OrderedDict[EntryT, None] = OrderedDict()
-        self._by_length: dict[int, OrderedDict[EntryT, None]] = {}
+        self._by_arrival: OrderedDict[ItemT, None] = OrderedDict()
+        self._by_length: dict[int, OrderedDict[ItemT, None]] = {}
         self.lengths: list[int] = []  # the keys of _by_length, ascending
         self.num_tokens = 0
 
     def __len__(self) -> int:
         return len(self._by_arrival)
 
-    def __iter__(self) -> Iterator[EntryT]:
+    def __iter__(self) -> Iterator[ItemT]:
         """The entries, oldest first."""
         return iter(self._by_arrival)
 
-    def oldest(self, length: int) -> EntryT:
+    def oldest(self, length: int) -> ItemT:
         """The oldest entry of a length that is in ``lengths``."""
         return next(iter(self._by_length[length]))
 
-    def add(self, entry: EntryT) -> None:
+    def add(self, entry: ItemT) -> None:
         self._by_arrival[entry] = None
         self.num_tokens += entry.length
         if entry.length not in self._by_length:
@@ -152,7 +152,7 @@ class _Queue(Generic[EntryT]):
             insort(self.lengths, entry.length)
         self._by_length[entry.length][entry] = None
 
-    def discard(self, entry: EntryT) -> bool:
+    def discard(self, entry: ItemT) -> bool:
         if entry not in self._by_arrival:
             return False
         del self._by_arrival[entry]
@@ -165,14 +165,14 @@ class _Queue(Generic[EntryT]):
         return True
 
 
-class _Batch(Generic[EntryT]):
+class _Batch(Generic[ItemT]):
     """Entries that run together, around the length of the first."""
 
-    def __init__(self, leader: EntryT) -> None:
+    def __init__(self, leader: ItemT) -> None:
         self.entries = [leader]
         self._center = self._longest = self._num_tokens = leader.length
 
-    def fill_from(self, queue: _Queue[EntryT], max_tokens: int) -> None:
+    def fill_from(self, queue: _Queue[ItemT], max_tokens: int) -> None:
         """Moves as many entries of a queue as fit, the nearest lengths first."""
         while (length := self._nearest(queue.lengths, max_tokens)) is not None:
             entry = queue.oldest(length)

@@ -18,7 +18,7 @@ from maskdial.engine.fairness import current_usage
 from maskdial.engine.life import Engine, describe, publish
 from maskdial.errors import DeadlineError, InferenceError, OverloadedError, ValidationError
 from maskdial.masked.batcher import Batcher
-from maskdial.masked.request import MaskedInput, MaskedResult, Reply, Request
+from maskdial.masked.request import MaskedInput, MaskedResult, MaskedWork, Reply
 from maskdial.metrics import CancelReason, PassMetrics
 
 _log = logging.getLogger(__name__)
@@ -38,8 +38,8 @@ class MaskedEngine(Engine):
 
     Args:
         session: the model.
-        max_batch_tokens: most tokens of a pass, padding included.
-        max_queue: most texts that may wait.
+        max_batch_tokens: maximum number of tokens of a pass, padding included.
+        max_queue: maximum number of waiting texts.
         pad_token_id: fills the rows of shorter texts.
         pad_multiple: passes are padded to a multiple of this many tokens, where kernels are faster
             at those.
@@ -73,8 +73,8 @@ class MaskedEngine(Engine):
         self._pad_token_id = pad_token_id
         self._pad_multiple = pad_multiple
         self._max_length = max_length
-        self._batcher: Batcher[Request] = Batcher(max_batch_tokens)
-        self._running: list[Request] = []
+        self._batcher: Batcher[MaskedWork] = Batcher(max_batch_tokens)
+        self._running: list[MaskedWork] = []
 
     def check_room(self, num_texts: int) -> None:
         """Refuses now what `submit_many` would refuse: for callers with work to do before it.
@@ -121,7 +121,7 @@ class MaskedEngine(Engine):
         loop = asyncio.get_running_loop()
         now = time.perf_counter()
         usage = current_usage()
-        requests = [Request(each, loop.create_future(), now, usage) for each in inputs]
+        requests = [MaskedWork(each, loop.create_future(), now, usage) for each in inputs]
         trace.note(*requests)
         self._admit(requests)
         try:
@@ -160,7 +160,7 @@ class MaskedEngine(Engine):
     def _has_work(self) -> bool:
         return bool(self._batcher)
 
-    def _abandon(self) -> list[Request]:
+    def _abandon(self) -> list[MaskedWork]:
         left = self._running + self._batcher.clear()
         self._running = []
         self._report()
@@ -170,7 +170,7 @@ class MaskedEngine(Engine):
         self._metrics.queue_size.set(len(self._batcher))
         self._metrics.requests_running.set(len(self._running))
 
-    def _admit(self, requests: list[Request]) -> None:
+    def _admit(self, requests: list[MaskedWork]) -> None:
         with self._changed:  # reentrant: nothing comes between the check and the queue
             self.check_room(len(requests))
             for request in requests:
@@ -178,16 +178,16 @@ class MaskedEngine(Engine):
             self._metrics.queue_size.set(len(self._batcher))
             self._changed.notify()
 
-    def _withdraw(self, requests: list[Request]) -> None:
+    def _withdraw(self, requests: list[MaskedWork]) -> None:
         with self._changed:
             withdrawn = [request for request in requests if self._batcher.discard(request)]
             if withdrawn:
                 self._metrics.queue_size.set(len(self._batcher))
 
-    def _count_cancelled(self, requests: list[Request], reason: CancelReason) -> None:
+    def _count_cancelled(self, requests: list[MaskedWork], reason: CancelReason) -> None:
         self._metrics.cancelled[reason].inc(sum(each.future.cancelled() for each in requests))
 
-    def _run(self, batch: list[Request]) -> list[Reply]:
+    def _run(self, batch: list[MaskedWork]) -> list[Reply]:
         """One pass: a reply to each text of the batch."""
         inputs = [request.input for request in batch]
         started = time.perf_counter()

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from maskdial.engine.fairness import Usage
+from maskdial.engine.fairness import ClientUsage
 from maskdial.engine.trace import Timeline
 from maskdial.errors import MaskdialError
 
@@ -65,7 +65,7 @@ Reply = MaskedResult | MaskdialError
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Request:
+class MaskedWork:
     """An input in the engine, whose it is, and the future that its caller awaits.
 
     ``arrived_at`` is in `time.perf_counter` seconds.
@@ -74,7 +74,7 @@ class Request:
     input: MaskedInput
     future: asyncio.Future[MaskedResult]
     arrived_at: float
-    usage: Usage = field(default_factory=Usage)
+    usage: ClientUsage = field(default_factory=ClientUsage)
 
     @property
     def client(self) -> str:

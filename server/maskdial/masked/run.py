@@ -1,4 +1,4 @@
-"""A request to a masked model, whatever its task: admit, read, submit, answer."""
+"""A request to a masked model, for any task: admit, read, submit, answer."""
 
 import time
 from functools import partial
@@ -6,7 +6,7 @@ from functools import partial
 from maskdial.config import Config
 from maskdial.engine.limits import check_num_texts
 from maskdial.engine.offload import offload
-from maskdial.engine.timing import Answer, Deadline, T, Timings
+from maskdial.engine.timing import Deadline, T, Timed, Timings
 from maskdial.errors import DeadlineError
 from maskdial.masked.model import MaskedModel
 from maskdial.masked.tasks.task import TaskRequest
@@ -17,7 +17,7 @@ async def answer(
     model: MaskedModel,
     config: Config,
     deadline: Deadline,
-) -> Answer[T]:
+) -> Timed[T]:
     """Answers a request with a model that serves its task.
 
     Short texts are read without giving way to other requests: those that arrive together are queued
@@ -46,4 +46,4 @@ async def answer(
         compute_tokens=sum(len(given.input_ids) for given in reading.inputs),
         truncated_tokens=reading.num_truncated,
     )
-    return Answer(content, timings)
+    return Timed(content, timings)

@@ -43,12 +43,12 @@ def deployment_options(config: Config) -> dict[str, Any]:
     them.
     """
     gpus = {"num_gpus": 1} if _may_use_gpu(config) else {}
-    most = _MODELS * (_num_slots(config) + config.max_queue)
+    max_open = _MODELS * (_num_slots(config) + config.max_queue)
     return {
         "ray_actor_options": {"num_cpus": num_threads(config), **gpus},
-        "max_ongoing_requests": most,
-        # Those that come at once wait in Ray's proxy for a moment, whatever replicas could take.
-        "max_queued_requests": most,
+        "max_ongoing_requests": max_open,
+        # Simultaneous requests wait in Ray's proxy for a moment, even if replicas are free.
+        "max_queued_requests": max_open,
         "backpressure_config": {"status_code": 429, "retry_after_s": 1.0},
         **_routing(),
         "health_check_period_s": 5.0,
@@ -74,15 +74,17 @@ def _routing() -> dict[str, Any]:
     return {"request_router_config": {"request_router_class": "maskdial.ray.router.SessionRouter"}}
 
 
-def autoscaling(config: Config, least: int, most: int, target: float | None) -> dict[str, Any]:
+def autoscaling(
+    config: Config, min_replicas: int, max_replicas: int, target: float | None
+) -> dict[str, Any]:
     """Between how many replicas to scale, by the requests that they are busy with.
 
     ``target`` is the number for which one replica is right. None: its slots, all of which share a
     decode step. Ray's default of 2 would leave most of them empty.
     """
     return {
-        "min_replicas": least,
-        "max_replicas": most,
+        "min_replicas": min_replicas,
+        "max_replicas": max_replicas,
         "target_ongoing_requests": _num_slots(config) if target is None else target,
         "upscale_delay_s": 10.0,
         "downscale_delay_s": 300.0,

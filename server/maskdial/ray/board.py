@@ -66,7 +66,7 @@ class _Merged(Collector):
 
 
 def board_of(application: str) -> ActorHandle[Board]:
-    """The application's board, which outlives each replica; made by whoever asks first."""
+    """The application's board, which outlives each replica; made for its first user."""
     options = {
         "name": f"maskdial-board-{application}",
         "namespace": "maskdial",

@@ -13,7 +13,7 @@ _MASKS: tuple[Mask, ...] = ("full", "causal")
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class ModelChoice:
     """Which model a request means: by its name, or as the only one that does the task; and under
     which mask, where it has both.
     """
@@ -22,7 +22,7 @@ class Choice:
     mask: Mask | None = None
 
     @classmethod
-    def of(cls, name: str | None, mask: Mask | None = None) -> "Choice":
+    def of(cls, name: str | None, mask: Mask | None = None) -> "ModelChoice":
         """A choice by a name that may end in the mask, as in ``NAME:full``.
 
         Raises:
@@ -69,7 +69,7 @@ class Chooser:
             )
         return entries[name]
 
-    def find(self, entries: Mapping[str, Entry], choice: Choice, task: Task | None) -> Entry:
+    def find(self, entries: Mapping[str, Entry], choice: ModelChoice, task: Task | None) -> Entry:
         """The entry that is meant; without a task, the named one.
 
         Raises:
@@ -94,7 +94,7 @@ class Chooser:
             raise ValidationError(f'several models do {task.name}; name one with "model": {names}')
         return fitting[0]
 
-    def pick(self, lease: Lease, choice: Choice, task: Task) -> ServedModel:
+    def pick(self, lease: Lease, choice: ModelChoice, task: Task) -> ServedModel:
         """The model of a lease that does the task; if it does so under both masks, the causal one.
 
         Raises:
@@ -106,7 +106,7 @@ class Chooser:
         raise self._unable(lease.name, [each.manifest for each in lease.models], choice, task)
 
     def _unable(
-        self, name: str, manifests: Sequence[Manifest], choice: Choice, task: Task | None
+        self, name: str, manifests: Sequence[Manifest], choice: ModelChoice, task: Task | None
     ) -> ValidationError:
         allowed = [manifest for manifest in manifests if choice.allows(manifest)]
         if not allowed:

@@ -79,7 +79,7 @@ def check_golden(
         row = run(golden)
         computed = row[list(golden.columns)].astype(np.float64)
         drift = float(np.abs(computed - np.asarray(golden.logits)).max())
-    except Exception as error:  # whatever ONNX Runtime raises
+    except Exception as error:  # ONNX Runtime raises any type
         raise BundleError(f"model {bundle.name!r}: the golden check failed: {error}") from error
     expected = bundle.manifest.num_outputs
     if expected is not None and len(row) != expected:

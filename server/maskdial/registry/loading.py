@@ -294,7 +294,7 @@ def _plan_slots(
             layout,
             max_length,
             asked=config.slots,
-            most=placement.provider.slots,
+            max_slots=placement.provider.slots,
             budget=budget,
         )
     except ConfigError as error:

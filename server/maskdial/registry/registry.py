@@ -25,7 +25,7 @@ from maskdial.errors import (
 )
 from maskdial.metrics import Metrics, UnloadReason
 from maskdial.registry.catalog import Catalog
-from maskdial.registry.choice import Choice, Chooser
+from maskdial.registry.choice import Chooser, ModelChoice
 from maskdial.registry.entry import Entry, Lease, Loading, Version
 from maskdial.registry.served import ServedModel, Task
 from maskdial.registry.versions import Start, Versions
@@ -102,7 +102,7 @@ class Models:
 
     # Which model a request means, and a hold on it.
 
-    def lease_now(self, choice: Choice, task: Task | None = None) -> Lease | None:
+    def try_lease(self, choice: ModelChoice, task: Task | None = None) -> Lease | None:
         """A lease on a model that is loaded; None if `lease` has to load or to find it first.
 
         Raises:
@@ -114,13 +114,13 @@ class Models:
         entry = self._chooser.find(self._entries, choice, task)
         return None if entry.current is None else entry.lease()
 
-    async def lease(self, choice: Choice, task: Task | None = None) -> Lease:
+    async def lease(self, choice: ModelChoice, task: Task | None = None) -> Lease:
         """A lease on a model, which is loaded first if necessary; without a task, the named one.
 
         A caller that is cancelled leaves the load to the others.
 
         Raises:
-            NotFoundError, ValidationError: as `lease_now`.
+            NotFoundError, ValidationError: as `try_lease`.
             UnavailableError: the model could not be loaded, or requests may not have it loaded.
         """
         if self._may_have_come(choice.name):
@@ -138,7 +138,7 @@ class Models:
             self._begin(entry, entry.folder)
         return await entry.wait()
 
-    def pick(self, lease: Lease, choice: Choice, task: Task) -> ServedModel:
+    def pick(self, lease: Lease, choice: ModelChoice, task: Task) -> ServedModel:
         """The model of a lease that does the task; if it does so under both masks, the causal one.
 
         Raises:
@@ -287,7 +287,7 @@ class Models:
         return entry
 
     def _begin(self, entry: Entry, folder: Path) -> "asyncio.Task[None]":
-        """Starts loading a folder; who waits for the entry is told how it ends."""
+        """Starts loading a folder; requests that wait for the entry learn its outcome."""
         install = partial(self._install, entry, folder)
         task = asyncio.create_task(self._versions.open(entry.name, folder, install))
         entry.loading = Loading(folder, task)

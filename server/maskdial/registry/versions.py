@@ -180,8 +180,8 @@ class Versions:
             self._evict(victim)
 
     def _fits(self, versions: Sequence[Version], size: int) -> bool:
-        most, limit = self._config.models_max, self._config.models_memory
-        if most is not None and len(versions) >= most:
+        max_models, limit = self._config.models_max, self._config.models_memory
+        if max_models is not None and len(versions) >= max_models:
             return False
         return limit is None or sum(each.num_bytes for each in versions) + size <= limit
 

@@ -38,10 +38,10 @@ def _rooms_in_groups(root: Path) -> Iterator[int]:
         group = root / mount / path.lstrip("/")
         for folder in (group, *group.parents):
             # In a container the path may be the host's, and only the topmost folder be visible.
-            most, used = _read_number(folder / limit), _read_number(folder / usage)
-            if most is not None and used is not None:
+            total, used = _read_number(folder / limit), _read_number(folder / usage)
+            if total is not None and used is not None:
                 droppable = _read_table(folder / "memory.stat").get(f"{stat}inactive_file", 0)
-                yield most - used + droppable
+                yield total - used + droppable
             if folder == root / mount:
                 break
 

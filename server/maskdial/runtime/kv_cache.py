@@ -230,7 +230,7 @@ _MIN_CONTEXT = 8  # tokens, as of --max-context
 
 
 def plan_slots(
-    layout: KVLayout, max_length: int, *, asked: int | None, most: int, budget: int | None
+    layout: KVLayout, max_length: int, *, asked: int | None, max_slots: int, budget: int | None
 ) -> int:
     """The number of slots of a KV cache.
 
@@ -238,13 +238,13 @@ def plan_slots(
         layout: of the model's cache.
         max_length: number of tokens that a slot holds.
         asked: the number of slots, None to let the memory decide.
-        most: the number of slots if none was asked for and the memory suffices.
+        max_slots: the number of slots if none was asked for and the memory suffices.
         budget: size of the cache in bytes; None for no limit.
 
     Raises:
         ConfigError: the slots do not fit; the message says what would.
     """
-    slots = asked or most
+    slots = asked or max_slots
     if budget is None:
         return slots
     slot_bytes = max_length * layout.bytes_per_token + layout.state_bytes

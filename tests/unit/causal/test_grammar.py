@@ -35,7 +35,7 @@ from maskdial.causal.grammar.source import (
     parse_grammar,
 )
 from maskdial.engine.child import ChildDiedError
-from maskdial.engine.fairness import Usage, usage_of_request
+from maskdial.engine.fairness import ClientUsage, usage_of_request
 from maskdial.errors import OverloadedError, UnavailableError, ValidationError
 
 EOS, MASK = 0, 1
@@ -594,12 +594,12 @@ def test_a_grammar_is_checked_once_for_each_key(
     """So how fast it is compiled tells no key what another one has sent; addresses are no keys."""
     checker.release.set()
     for usage, num_checked in (
-        (Usage("alice", "alice"), 1),
-        (Usage("alice", "alice"), 1),
-        (Usage("bob", "bob"), 2),
-        (Usage("192.0.2.1"), 3),
-        (Usage("192.0.2.2"), 3),
-        (Usage("bob", "bob"), 3),
+        (ClientUsage("alice", "alice"), 1),
+        (ClientUsage("alice", "alice"), 1),
+        (ClientUsage("bob", "bob"), 2),
+        (ClientUsage("192.0.2.1"), 3),
+        (ClientUsage("192.0.2.2"), 3),
+        (ClientUsage("bob", "bob"), 3),
     ):
         token = usage_of_request.set(usage)
         compiled(held, "regex", "the number of an account")
@@ -609,7 +609,7 @@ def test_a_grammar_is_checked_once_for_each_key(
 
 def test_clients_take_turns(held: GrammarCompiler, checker: HeldChecker) -> None:
     def submit(client: str, pattern: str) -> None:
-        token = usage_of_request.set(Usage(client))
+        token = usage_of_request.set(ClientUsage(client))
         held.submit("regex", pattern)
         usage_of_request.reset(token)
 
@@ -633,7 +633,7 @@ def test_the_limit_of_waiting_grammars_is_each_clients_own(
     monkeypatch.setattr(grammar_module, "_MAX_COMPILING_PER_CLIENT", 2)
     monkeypatch.setattr(grammar_module, "_MAX_COMPILING", 5)
     for client in ("a", "b"):
-        token = usage_of_request.set(Usage(client))
+        token = usage_of_request.set(ClientUsage(client))
         for number in range(2):
             held.submit("regex", f"{client}{number}")
         with pytest.raises(OverloadedError, match="2 other grammars of this client"):

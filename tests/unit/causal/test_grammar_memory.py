@@ -15,7 +15,7 @@ import maskdial.causal.grammar.memory as memory_module
 from maskdial.causal.grammar.compiler import GrammarCompiler
 from maskdial.causal.grammar.masks import MaskThreads
 from maskdial.causal.grammar.memory import GrammarMemory
-from maskdial.engine.fairness import Usage, usage_of_request
+from maskdial.engine.fairness import ClientUsage, usage_of_request
 from maskdial.errors import OverloadedError, ValidationError
 from maskdial.registry.catalog import STARTER_FOLDER
 
@@ -128,7 +128,7 @@ def test_waiting_grammars_count(compiler: GrammarCompiler, monkeypatch: pytest.M
     held = compiler.submit("regex", "a" * 1500).result().matcher()
     with pytest.raises(OverloadedError, match=r"no room for 15\d\d more; try again"):
         compiler.submit("regex", "b" * 1500)
-    token = usage_of_request.set(Usage("another"))
+    token = usage_of_request.set(ClientUsage("another"))
     assert compiler.submit("regex", "b" * 1500).result().matcher().allowed().any()
     usage_of_request.reset(token)
     del held

@@ -14,7 +14,7 @@ from maskdial.causal.prefix_cache import PrefixCache
 from maskdial.causal.sampling.params import SamplingParams
 from maskdial.causal.scheduler import Scheduler
 from maskdial.causal.sequence import Sequence, SharedPrompt, State
-from maskdial.engine.fairness import Usage
+from maskdial.engine.fairness import ClientUsage
 
 PARAMS = SamplingParams(max_new_tokens=10**6)
 MAX_LENGTH = 128
@@ -96,7 +96,7 @@ class Simulation:
         for prefill in plan.prefills:
             self.read(prefill)
         read = [prefill.sequence for prefill in plan.prefills if prefill.is_last]
-        for sequence in (*plan.decoding, *plan.holding, *read):
+        for sequence in (*plan.decoding, *plan.awaiting_mask, *read):
             sequence.accept(
                 next(_fresh_tokens),
                 0.0,
@@ -125,7 +125,7 @@ class Simulation:
         assert [sequence.slot for sequence in plan.rows] == list(range(len(plan.rows)))
         decoding = [sequence for sequence in running if sequence.state is State.DECODING]
         assert list(plan.decoding) == decoding
-        assert list(plan.holding) == [s for s in running if s.state is State.HOLDING]
+        assert list(plan.awaiting_mask) == [s for s in running if s.state is State.HOLDING]
         self.check_prefills(plan.prefills)
         for sequence in running:
             written = self.cache[sequence.slot, : sequence.num_computed]
@@ -288,7 +288,7 @@ def test_copies_of_a_prompt_are_read_once() -> None:
     assert simulation.step().prefills == (Prefill(copies[0], 0, 4, 3),)
     plan = simulation.step()
     assert plan.moves == (Move(0, 1, 7), Move(0, 2, 7))
-    assert plan.holding == tuple(copies[1:])
+    assert plan.awaiting_mask == tuple(copies[1:])
     assert plan.decoding == (copies[0],)
     assert plan.prefills == (Prefill(other, 3, 0, 3),)
     assert simulation.step().decoding == (*copies, other)
@@ -324,13 +324,13 @@ def test_copies_go_on_without_the_one_that_reads(num_steps: int) -> None:
 
 
 def of(client: str, sequence: Sequence) -> Sequence:
-    sequence.usage = Usage(client)
+    sequence.usage = ClientUsage(client)
     return sequence
 
 
 def test_clients_that_wait_get_equal_shares_of_the_tokens() -> None:
     simulation = Simulation(slots=4)
-    usages = {client: Usage(client) for client in ("greedy", "polite", "terse")}
+    usages = {client: ClientUsage(client) for client in ("greedy", "polite", "terse")}
     for client, num_prompt, num in [("greedy", 20, 300), ("polite", 10, 300), ("terse", 2, 300)]:
         for _ in range(num):
             sequence = make(num_prompt)
@@ -368,7 +368,7 @@ def test_a_new_client_gets_the_next_slot() -> None:
 
 def test_copies_of_a_prompt_do_not_hold_a_slot_that_another_client_waits_for() -> None:
     simulation = Simulation(slots=1)
-    usage = Usage("greedy")
+    usage = ClientUsage("greedy")
     copies = make_copies(5, 6)
     for sequence in copies:
         sequence.usage = usage

@@ -22,7 +22,7 @@ from maskdial.dialects.openai import tokens as openai_tokens
 from maskdial.dialects.responses import body as openai_responses_body
 from maskdial.errors import ValidationError
 from maskdial.http.route import TaskRoute
-from maskdial.registry.choice import Choice
+from maskdial.registry.choice import ModelChoice
 
 PLAIN = GenerationDefaults()
 
@@ -206,8 +206,8 @@ def test_what_every_body_takes(schema: type[BaseModel]) -> None:
     body = parse_body(schema, json.dumps(least | common).encode())
     assert isinstance(body, TaskBody)
     assert body.timeout == 2.0
-    assert body.choice() == Choice("m", "full")
-    assert body.choice("in/path") == Choice("in/path", "full")
+    assert body.choice() == ModelChoice("m", "full")
+    assert body.choice("in/path") == ModelChoice("in/path", "full")
     for timeout in ("0", "-1", "86400.5", "1e999"):
         content = json.dumps(least)[:-1] + f', "timeout": {timeout}}}'
         with pytest.raises(ValidationError, match=r"^timeout: .*(between 0.001 and 86400|finite)"):

@@ -11,10 +11,10 @@ from pathlib import Path
 import psutil
 import pytest
 
-from maskdial.engine.child import ChildDiedError, ChildProcess, Limits, child_environment
+from maskdial.engine.child import ChildDiedError, ChildLimits, ChildProcess, child_environment
 from maskdial.errors import UnavailableError
 
-LIMITS = Limits(cpu_seconds=0.5, wall_seconds=60.0, memory_bytes=256 * 2**20)
+LIMITS = ChildLimits(cpu_seconds=0.5, wall_seconds=60.0, memory_bytes=256 * 2**20)
 MODULE = """
 import os, time
 from maskdial.engine.child import serve

@@ -1,6 +1,6 @@
 """Shares: whose turn it is, and what of a client is remembered."""
 
-from maskdial.engine.fairness import Shares, Usage, current_usage, usage_of_request
+from maskdial.engine.fairness import ClientUsage, Shares, current_usage, usage_of_request
 
 
 def test_the_one_served_least_is_first_and_equal_ones_take_turns() -> None:
@@ -54,7 +54,7 @@ def test_nobody_is_remembered_once_nobody_waits() -> None:
 
 def test_usage_is_that_of_the_request() -> None:
     assert current_usage() is not current_usage()
-    usage = Usage("a")
+    usage = ClientUsage("a")
     token = usage_of_request.set(usage)
     assert current_usage() is usage
     usage_of_request.reset(token)

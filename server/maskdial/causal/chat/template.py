@@ -7,10 +7,10 @@ from typing import Any
 
 from maskdial.bundle.bundle import Bundle
 from maskdial.bundle.manifest import CHAT_TEMPLATE, TOOL_TEMPLATE
-from maskdial.engine.child import ChildDiedError, ChildProcess, Limits
+from maskdial.engine.child import ChildDiedError, ChildLimits, ChildProcess
 from maskdial.errors import BundleError, OverloadedError, UnavailableError, ValidationError
 
-LIMITS = Limits(cpu_seconds=2.0, wall_seconds=10.0, memory_bytes=512 * 2**20)
+LIMITS = ChildLimits(cpu_seconds=2.0, wall_seconds=10.0, memory_bytes=512 * 2**20)
 _MAX_WAITING = 256
 
 
@@ -98,8 +98,8 @@ class ChatTemplate:
         It contains the template's special tokens, so tokenize it without adding others.
 
         Args:
-            messages: mappings of ``role``, ``content`` and whatever else the template reads, such
-                as ``tool_calls``; values of JSON.
+            messages: mappings of ``role``, ``content`` and other fields of the template, such as
+                ``tool_calls``; values of JSON.
             tools: the tools the model may call, in OpenAI's form; None or empty for none. With any,
                 ``tool_source`` is the template.
             variables: further variables of the template, such as ``enable_thinking`` or

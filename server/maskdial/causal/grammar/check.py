@@ -9,11 +9,11 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from maskdial.causal.grammar.build import build_matcher, build_tokenizer
-from maskdial.engine.child import ChildDiedError, ChildProcess, Limits, serve
+from maskdial.engine.child import ChildDiedError, ChildLimits, ChildProcess, serve
 from maskdial.errors import ValidationError
 
 # The address space holds the stack that long chains of references need, and large vocabularies.
-LIMITS = Limits(cpu_seconds=2.0, wall_seconds=10.0, memory_bytes=4 * 2**30)
+LIMITS = ChildLimits(cpu_seconds=2.0, wall_seconds=10.0, memory_bytes=4 * 2**30)
 _NUM_TRIES = 2
 
 

@@ -69,8 +69,8 @@ def _is_void(keyword: str, schema: Mapping[str, Any]) -> bool:
     value = schema[keyword]
     match keyword:
         case "uniqueItems":
-            most = schema.get("maxItems")
-            return value is False or (isinstance(most, int | float) and most <= 1)
+            maximum = schema.get("maxItems")
+            return value is False or (isinstance(maximum, int | float) and maximum <= 1)
         case "not":
             return value is False
         case "if":

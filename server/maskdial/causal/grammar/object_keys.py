@@ -125,26 +125,26 @@ class _Keys:
         """llguidance counts only keys that it writes after obligatory ones, and counts a repeated
         key twice. So the cases of which optional keys there are become alternatives.
         """
-        least = self._schema.pop("minProperties", 0)
-        most = self._schema.pop("maxProperties", None)
+        minimum = self._schema.pop("minProperties", 0)
+        maximum = self._schema.pop("maxProperties", None)
         required = set(self._required)
         optional = [name for name in self._properties if name not in required]
         is_open = bool(self._patterns) or not self._is_closed
         num_required = len(self._required)
-        if not is_open:
-            most = None if most is None or most >= num_required + len(optional) else most
-        least = least if least > num_required else 0
-        if not least and most is None:
+        if not is_open and maximum is not None and maximum >= num_required + len(optional):
+            maximum = None
+        minimum = minimum if minimum > num_required else 0
+        if not minimum and maximum is None:
             return
         if not optional:
-            self._schema.update(self._counted(least, most, num_required))
+            self._schema.update(self._counted(minimum, maximum, num_required))
             return
         cases: list[dict[str, Any]] = []
         if len(optional) <= _MAX_CASES:
-            cases.extend(self._cases(optional, least, most, is_open=is_open))
+            cases.extend(self._cases(optional, minimum, maximum, is_open=is_open))
         place = next((key for key in ("anyOf", "oneOf") if key not in self._schema), None)
         if len(optional) > _MAX_CASES or len(cases) > _MAX_CASES or place is None:
-            for keyword, value in (("minProperties", least), ("maxProperties", most)):
+            for keyword, value in (("minProperties", minimum), ("maxProperties", maximum)):
                 if value:
                     self._report(f"{keyword} is not enforced beside so many optional properties")
             return
@@ -152,25 +152,25 @@ class _Keys:
         scalars = [kind for kind in (types if isinstance(types, list) else []) if kind != "object"]
         self._schema[place] = [*([{"type": scalars}] if scalars else []), *cases]
 
-    def _counted(self, least: int, most: int | None, num_named: int) -> dict[str, Any]:
+    def _counted(self, minimum: int, maximum: int | None, num_named: int) -> dict[str, Any]:
         """The bounds that llguidance counts right, where all named keys are obligatory."""
         counted: dict[str, Any] = {}
-        if most is not None:
-            counted["maxProperties"] = most
-        if least > num_named + 1 and (self._patterns or not self._is_closed):
+        if maximum is not None:
+            counted["maxProperties"] = maximum
+        if minimum > num_named + 1 and (self._patterns or not self._is_closed):
             self._report(f"minProperties is taken as {num_named + 1}: further keys may be repeated")
-            least = num_named + 1
-        if least > num_named:
-            counted["minProperties"] = least
+            minimum = num_named + 1
+        if minimum > num_named:
+            counted["minProperties"] = minimum
         return counted
 
     def _cases(
-        self, optional: list[str], least: int, most: int | None, *, is_open: bool
+        self, optional: list[str], minimum: int, maximum: int | None, *, is_open: bool
     ) -> Iterator[dict[str, Any]]:
         """Alternatives, each with its own obligatory and forbidden keys; too many if need be."""
         num_left = _MAX_CASES + 1
-        room = None if most is None else most - len(self._required)
-        wanted = max(least - len(self._required), 0)
+        room = None if maximum is None else maximum - len(self._required)
+        wanted = max(minimum - len(self._required), 0)
         if room is None and (wanted <= 1 or not is_open):
             # The first keys that there are; more may follow.
             for chosen in combinations(range(len(optional)), min(wanted, len(optional) + 1)):
@@ -181,7 +181,7 @@ class _Keys:
                 if not num_left:
                     return
             if is_open:
-                yield self._case([], optional, {"minProperties": least})
+                yield self._case([], optional, {"minProperties": minimum})
             return
         for size in range(len(optional) + 1):
             if (room is not None and size > room) or (not is_open and size < wanted):
@@ -189,7 +189,7 @@ class _Keys:
             for names in combinations(optional, size):
                 forbidden = [name for name in optional if name not in names]
                 num_named = len(self._required) + size
-                counted = self._counted(least, most, num_named) if is_open else {}
+                counted = self._counted(minimum, maximum, num_named) if is_open else {}
                 yield self._case(list(names), forbidden, counted)
                 num_left -= 1
                 if not num_left:

@@ -33,7 +33,7 @@ class SamplingParams:
         no_source_ngram_size: no sequence of so many tokens of the source text occurs; 0 for any.
         banned: sequences of tokens that are never written; a last token is not drawn after the
             others.
-        forced_first: the token that the text begins with, whatever else applies.
+        forced_first: the token that the text begins with; it overrides all other parameters.
         forced_last: the tokens that a text of ``max_new_tokens`` may end with; empty for any.
         logit_bias: pairs of a token id and a number to add to its logit.
         seed: of the sequence's own random numbers, below 2**64; None draws one.

@@ -94,7 +94,7 @@ class Sampler:
                 samples.append(self._sample(row, sequence, best, softmax))
             except MaskdialError as error:
                 samples.append(error)
-            except Exception as error:  # whatever it is, the other sequences go on
+            except Exception as error:  # the other sequences go on
                 _log.exception("sampling failed")
                 samples.append(GenerationError(f"sampling failed: {error!r}"))
         return samples

@@ -233,17 +233,17 @@ class ArgumentRules:
 
     def _array(self, schema: Mapping[str, Any]) -> str:
         self._check(schema)
-        least, most = schema.get("minItems", 0), schema.get("maxItems")
-        for bound in (least, 0 if most is None else most):
+        minimum, maximum = schema.get("minItems", 0), schema.get("maxItems")
+        for bound in (minimum, 0 if maximum is None else maximum):
             if not isinstance(bound, int) or not 0 <= bound <= _MAX_ITEMS:
                 raise ValidationError(f"minItems and maxItems must be between 0 and {_MAX_ITEMS}")
-        if most == 0:
+        if maximum == 0:
             return '"[" "]"'
         items = self._value(schema.get("items", True))
-        if most != 1:
-            last = "" if most is None else most - 1
-            items += f' ("," {items}){{{max(least - 1, 0)},{last}}}'
-        return f'"[" {items} "]"' if least else f'"[" ({items})? "]"'
+        if maximum != 1:
+            last = "" if maximum is None else maximum - 1
+            items += f' ("," {items}){{{max(minimum - 1, 0)},{last}}}'
+        return f'"[" {items} "]"' if minimum else f'"[" ({items})? "]"'
 
     def _text(self, schema: Mapping[str, Any], end: str) -> str:
         """A string without quotes, which must not contain its end, and then this end.
@@ -254,10 +254,10 @@ class ArgumentRules:
         if "const" in schema or "enum" in schema:
             texts = (self._text_constant(each, end) for each in _constants(schema))
             return self._writer.rule(alternatives(texts))
-        least, most = schema.get("minLength", 0), schema.get("maxLength")
+        minimum, maximum = schema.get("minLength", 0), schema.get("maxLength")
         parts = [ANY_TEXT, f"~{containing(end.strip())}"]
-        if least or most is not None:
-            parts.append(rf"/(.|\n){{{int(least)},{'' if most is None else int(most)}}}/")
+        if minimum or maximum is not None:
+            parts.append(rf"/(.|\n){{{int(minimum)},{'' if maximum is None else int(maximum)}}}/")
         if "pattern" in schema:
             parts.append(_searched(str(schema["pattern"])))
         text = " & ".join(parts)

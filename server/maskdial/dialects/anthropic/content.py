@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal, Self
 import pydantic
 from pydantic import model_validator
 
-from maskdial.causal.chat.request import Message, ToolCall
+from maskdial.causal.chat.request import ChatMessage, ToolCall
 from maskdial.dialects.body import FieldError
 from maskdial.dialects.openai.base import Lenient
 
@@ -119,10 +119,10 @@ def check_results(messages: Iterable[MessageBody]) -> None:
                 calls.add(block.id)
 
 
-def conversation(system: Sequence[Block], messages: Sequence[MessageBody]) -> Iterator[Message]:
+def conversation(system: Sequence[Block], messages: Sequence[MessageBody]) -> Iterator[ChatMessage]:
     """The turns of a conversation; consecutive messages of the same role become one."""
     if system:
-        yield Message("system", joined(system))
+        yield ChatMessage("system", joined(system))
     role, blocks = messages[0].role, list[Block]()
     for message in messages:
         if message.role != role:
@@ -132,14 +132,14 @@ def conversation(system: Sequence[Block], messages: Sequence[MessageBody]) -> It
     yield from _turn(role, blocks)
 
 
-def _turn(role: Role, blocks: Sequence[Block]) -> Iterator[Message]:
+def _turn(role: Role, blocks: Sequence[Block]) -> Iterator[ChatMessage]:
     """One turn as templates expect it: each tool result is a message of its own, of role tool."""
     for block in blocks:
         if block.tool_use_id is not None:
-            yield Message("tool", block.result, tool_call_id=block.tool_use_id)
+            yield ChatMessage("tool", block.result, tool_call_id=block.tool_use_id)
     others = [block for block in blocks if block.tool_use_id is None]
     if others or not blocks:
-        yield Message(
+        yield ChatMessage(
             role,
             joined(others),
             reasoning="\n".join(each.thinking for each in others if each.thinking is not None),

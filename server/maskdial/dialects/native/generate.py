@@ -6,7 +6,7 @@ from typing import Any
 
 from fastapi import Response
 
-from maskdial.bundle.manifest import Manifest, Task
+from maskdial.bundle.manifest import Manifest, TaskName
 from maskdial.bundle.tokenizer import Tokenizer, TokenSpeller
 from maskdial.causal.events import Finish, TokenEvent
 from maskdial.causal.generate import Completion, Generation, Text, timings
@@ -35,7 +35,7 @@ class GenerateTask:
     """Text generation as something that models can be asked for."""
 
     name: str = "generate"
-    head: Task = "generate"
+    head: TaskName = "generate"
     body: type[GenerateBody] = GenerateBody
 
     def serves(self, manifest: Manifest) -> bool:

@@ -1,4 +1,4 @@
-"""`POST /models/{name}`: whatever task the named model does."""
+"""`POST /models/{name}`: the task of the named model."""
 
 import inspect
 from collections.abc import Mapping, Sequence
@@ -7,7 +7,7 @@ from typing import Any, Protocol, Union
 from fastapi import Response
 from pydantic import ConfigDict
 
-from maskdial.bundle.manifest import Manifest, Task
+from maskdial.bundle.manifest import Manifest, TaskName
 from maskdial.dialects.body import TaskBody
 from maskdial.dialects.call import Call, endpoint, respond
 from maskdial.dialects.native import generate, seq2seq, tasks
@@ -29,7 +29,7 @@ class _Dispatched(Protocol):
     @property
     def body(self) -> type[TaskBody]: ...
     @property
-    def head(self) -> Task: ...
+    def head(self) -> TaskName: ...
     def serves(self, manifest: Manifest, /) -> bool: ...
     def claims(self, content: Mapping[str, Any], model: ServedModel, /) -> bool: ...
     async def answer(self, call: Any, /) -> Response: ...

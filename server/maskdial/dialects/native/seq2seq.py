@@ -6,7 +6,7 @@ from typing import Any
 
 from fastapi import Response
 
-from maskdial.bundle.manifest import Manifest, Task
+from maskdial.bundle.manifest import Manifest, TaskName
 from maskdial.causal.generate import timings
 from maskdial.dialects.call import Call, task_route
 from maskdial.dialects.native.replies import SummarizeReply, TranslateReply
@@ -29,8 +29,8 @@ class TextToTextTask:
 
     Attributes:
         name: of the task and its route.
-        body: what is sent there.
-        reply: the type of what comes back.
+        body: the type of its request body.
+        reply: the type of its reply.
         key: of the text in the reply.
         description: of the route, for the documentation.
         serves: whether a model can do the task.
@@ -44,7 +44,7 @@ class TextToTextTask:
     description: str
     serves: Callable[[Manifest], bool]
     parameters: frozenset[str] = frozenset()
-    head: Task = "generate"
+    head: TaskName = "generate"
 
     def claims(self, content: Mapping[str, Any], model: ServedModel) -> bool:
         """Whether a body that was sent to `/models/NAME` is for this task."""

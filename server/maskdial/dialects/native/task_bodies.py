@@ -27,7 +27,7 @@ from maskdial.masked.tasks.classify import ClassifyRequest, ScoreFunction
 from maskdial.masked.tasks.embed import EmbedRequest, SimilarityRequest, SparseEmbedRequest
 from maskdial.masked.tasks.embed_all import EmbedAllRequest
 from maskdial.masked.tasks.fill_mask import FillMaskRequest
-from maskdial.masked.tasks.question_answering import Question, QuestionAnsweringRequest
+from maskdial.masked.tasks.question_answering import QAPair, QuestionAnsweringRequest
 from maskdial.masked.tasks.rerank import RerankRequest
 from maskdial.masked.tasks.task import TaskRequest, TextOrPair, Truncation
 from maskdial.masked.tasks.token_classify import AggregationStrategy, TokenClassifyRequest
@@ -283,7 +283,7 @@ class QuestionAnsweringBody(MaskedBody):
         given = self.parameters or QuestionAnsweringParameters()
         items = self.inputs if isinstance(self.inputs, list) else [self.inputs]
         return QuestionAnsweringRequest(
-            [Question(item.question, item.context) for item in items],
+            [QAPair(item.question, item.context) for item in items],
             top_k=given.top_k or 1,
             doc_stride=given.doc_stride,
             max_answer_len=given.max_answer_len or 15,

@@ -11,7 +11,7 @@ from typing import Any, Generic, TypeVar
 from fastapi import Response
 
 from maskdial import score as scoring
-from maskdial.bundle.manifest import Manifest, Task
+from maskdial.bundle.manifest import Manifest, TaskName
 from maskdial.dialects.call import Call, task_route
 from maskdial.dialects.native import replies
 from maskdial.dialects.native import task_bodies as bodies
@@ -72,7 +72,7 @@ class MaskedTask(Generic[BodyT]):
         return self.kind.task
 
     @property
-    def head(self) -> Task:
+    def head(self) -> TaskName:
         """The task in the manifests of the models that may serve it."""
         return self.kind.head
 

@@ -30,7 +30,7 @@ from maskdial.dialects.openai.base import (
 from maskdial.dialects.openai.errors import openai_route
 from maskdial.dialects.openai.replies import EmbeddingsReply, PromptUsage
 from maskdial.engine.offload import offload
-from maskdial.engine.timing import Answer
+from maskdial.engine.timing import Timed
 from maskdial.errors import ValidationError
 from maskdial.http.replies import json_reply, timing_headers
 from maskdial.masked.model import MaskedModel
@@ -113,16 +113,16 @@ async def embeddings(call: Call[EmbeddingsBody]) -> Response:
 
 
 def _check_num_texts(texts: Sequence[TextOrIds], config: Config) -> None:
-    most = max(_MAX_TEXTS, config.max_batch_inputs)
-    if len(texts) > most:
+    max_texts = max(_MAX_TEXTS, config.max_batch_inputs)
+    if len(texts) > max_texts:
         raise ValidationError(
-            f"{len(texts)} texts; one request may carry at most {most}", field="texts"
+            f"{len(texts)} texts; one request may carry at most {max_texts}", field="texts"
         )
 
 
 async def _embed(
     call: Call[EmbeddingsBody], model: MaskedModel, start: int, texts: Sequence[TextOrIds]
-) -> Answer[NDArray[np.float32]]:
+) -> Timed[NDArray[np.float32]]:
     """Embeds the texts of a body from the index ``start`` on: as many as may queue at once."""
     body = call.body
     wanted = EmbedRequest(

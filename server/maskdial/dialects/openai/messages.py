@@ -55,9 +55,9 @@ class Message(Lenient):
                 raise FieldError(name, "belongs to messages of role assistant")
         return self
 
-    def to_message(self) -> request.Message:
+    def to_message(self) -> request.ChatMessage:
         """The message of a dialect-neutral request."""
-        return request.Message(
+        return request.ChatMessage(
             # Templates know the role by its older name.
             "system" if self.role == "developer" else self.role,
             self.content,

@@ -12,7 +12,7 @@ from maskdial.errors import NotFoundError
 from maskdial.http.context import server_context
 from maskdial.http.replies import json_reply
 from maskdial.http.route import Route
-from maskdial.registry.choice import Choice
+from maskdial.registry.choice import ModelChoice
 from maskdial.registry.entry import Entry
 from maskdial.registry.registry import Models
 
@@ -31,7 +31,7 @@ async def retrieve_model(request: Request) -> Response:
     """One of these models."""
     server = server_context(request)
     try:
-        name = Choice.of(request.path_params["name"]).name
+        name = ModelChoice.of(request.path_params["name"]).name
         assert name is not None, "the path has one"
         entry = server.models.entry(name)
     except NotFoundError as error:

@@ -33,7 +33,7 @@ from maskdial.errors import MaskdialError, ValidationError, about
 from maskdial.http.context import server_context
 from maskdial.http.replies import error_reply, json_reply
 from maskdial.http.route import Route
-from maskdial.registry.choice import Choice
+from maskdial.registry.choice import ModelChoice
 from maskdial.registry.served import ServedModel
 
 _SECONDS_PER_TOKEN = 1e-6
@@ -142,7 +142,7 @@ async def tokenizer_info(request: Request) -> Response:
     `?model=` names the model. Default: the only one that generates, or the only one.
     """
     server = server_context(request)
-    choice = Choice.of(request.query_params.get("model"))
+    choice = ModelChoice.of(request.query_params.get("model"))
     task = GENERATE if choice.name is None and server.models.does(GENERATE) else TOKENIZE
     try:
         async with Deadline(None, server.config).enforced():

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 import pydantic
 
-from maskdial.causal.chat.request import Message, ToolCall
+from maskdial.causal.chat.request import ChatMessage, ToolCall
 from maskdial.dialects.body import Size
 from maskdial.dialects.openai.base import Lenient
 
@@ -46,8 +46,8 @@ class MessageItem(Lenient):
     role: Literal["developer", "system", "user", "assistant"]
     content: _Text
 
-    def to_message(self) -> Message:
-        return Message("system" if self.role == "developer" else self.role, self.content)
+    def to_message(self) -> ChatMessage:
+        return ChatMessage("system" if self.role == "developer" else self.role, self.content)
 
 
 class FunctionCallItem(Lenient):
@@ -61,9 +61,9 @@ class FunctionCallItem(Lenient):
     name: str
     arguments: str = pydantic.Field(description="The text of a JSON object.")
 
-    def to_message(self) -> Message:
+    def to_message(self) -> ChatMessage:
         call = ToolCall(self.call_id, self.name, self.arguments)
-        return Message("assistant", "", tool_calls=(call,))
+        return ChatMessage("assistant", "", tool_calls=(call,))
 
 
 class FunctionCallOutputItem(Lenient):
@@ -75,8 +75,8 @@ class FunctionCallOutputItem(Lenient):
     call_id: str
     output: _Text
 
-    def to_message(self) -> Message:
-        return Message("tool", self.output, tool_call_id=self.call_id)
+    def to_message(self) -> ChatMessage:
+        return ChatMessage("tool", self.output, tool_call_id=self.call_id)
 
 
 class ReasoningText(Lenient):
@@ -95,9 +95,9 @@ class ReasoningItem(Lenient):
     summary: list[ReasoningText] = pydantic.Field(default_factory=list)
     content: list[ReasoningText] = pydantic.Field(default_factory=list)
 
-    def to_message(self) -> Message:
+    def to_message(self) -> ChatMessage:
         parts = self.content or self.summary
-        return Message("assistant", "", reasoning="\n".join(part.text for part in parts))
+        return ChatMessage("assistant", "", reasoning="\n".join(part.text for part in parts))
 
 
 _Item = MessageItem | FunctionCallItem | FunctionCallOutputItem | ReasoningItem
@@ -139,13 +139,13 @@ Input = Annotated[
 ]
 
 
-def conversation(instructions: str | None, items: Sequence[_Item]) -> list[Message]:
+def conversation(instructions: str | None, items: Sequence[_Item]) -> list[ChatMessage]:
     """The messages of a dialect-neutral request.
 
     The assistant's reasoning, text and calls are items of their own here; those that follow each
     other are one message there.
     """
-    messages = [] if instructions is None else [Message("system", instructions)]
+    messages = [] if instructions is None else [ChatMessage("system", instructions)]
     for item in items:
         message = item.to_message()
         if messages and _same_turn(messages[-1], message):
@@ -155,7 +155,7 @@ def conversation(instructions: str | None, items: Sequence[_Item]) -> list[Messa
     return messages
 
 
-def _same_turn(before: Message, after: Message) -> bool:
+def _same_turn(before: ChatMessage, after: ChatMessage) -> bool:
     if not before.role == after.role == "assistant":
         return False
     if after.tool_calls:
@@ -164,7 +164,7 @@ def _same_turn(before: Message, after: Message) -> bool:
     return bool(before.reasoning) and not before.content and not before.tool_calls
 
 
-def _joined(before: Message, after: Message) -> Message:
+def _joined(before: ChatMessage, after: ChatMessage) -> ChatMessage:
     return dataclasses.replace(
         before,
         content=before.content or after.content,

@@ -10,7 +10,7 @@ from typing import ClassVar, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from maskdial.bundle.manifest import ProblemType, Task
+from maskdial.bundle.manifest import ProblemType, TaskName
 from maskdial.bundle.texts import tokenizing_seconds
 from maskdial.errors import ValidationError
 from maskdial.masked.request import MaskedResult
@@ -42,7 +42,7 @@ class ClassifyRequest(TaskRequest[list[list[LabelScore]]]):
     """Texts, or pairs of texts, to score for each label of a classifier."""
 
     task: ClassVar[str] = "classify"
-    head: ClassVar[Task] = "classify"
+    head: ClassVar[TaskName] = "classify"
 
     texts: Sequence[TextOrPair]
     truncation: Truncation = REFUSE

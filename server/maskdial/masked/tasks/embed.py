@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 from typing_extensions import TypedDict
 
-from maskdial.bundle.manifest import Embedding, Task
+from maskdial.bundle.manifest import Embedding, TaskName
 from maskdial.bundle.texts import tokenizing_seconds
 from maskdial.bundle.tokenizer import TextOrIds
 from maskdial.errors import ValidationError, about, shortened
@@ -79,7 +79,7 @@ class EmbedRequest(PromptedRequest[NDArray[np.float32]]):
     """
 
     task: ClassVar[str] = "embed"
-    head: ClassVar[Task] = "embed"
+    head: ClassVar[TaskName] = "embed"
 
     normalize: bool | None = None
     dimensions: int | None = None
@@ -118,7 +118,7 @@ class SimilarityRequest(TaskRequest[NDArray[np.float64]]):
     """A sentence, and those to compare it with."""
 
     task: ClassVar[str] = "similarity"
-    head: ClassVar[Task] = "embed"
+    head: ClassVar[TaskName] = "embed"
 
     source: str
     sentences: Sequence[str]
@@ -157,7 +157,7 @@ class SparseEmbedRequest(PromptedRequest[list["SparseVector"]]):
     """Texts to turn into weights of the vocabulary."""
 
     task: ClassVar[str] = "embed-sparse"
-    head: ClassVar[Task] = "embed-sparse"
+    head: ClassVar[TaskName] = "embed-sparse"
 
     def read(self, model: TaskModel) -> Reading[list["SparseVector"]]:
         inputs, num_truncated = self.read_prompted(model)

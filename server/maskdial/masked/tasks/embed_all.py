@@ -11,7 +11,7 @@ from typing import ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from maskdial.bundle.manifest import MultiVector, Task
+from maskdial.bundle.manifest import MultiVector, TaskName
 from maskdial.errors import about
 from maskdial.masked.request import MaskedInput, MaskedResult
 from maskdial.masked.tasks.embed import PromptedRequest
@@ -29,7 +29,7 @@ class EmbedAllRequest(PromptedRequest[list[NDArray[np.float32]]]):
     """
 
     task: ClassVar[str] = "embed-all"
-    head: ClassVar[Task] = "embed-all"
+    head: ClassVar[TaskName] = "embed-all"
 
     def read(self, model: TaskModel) -> Reading[list[NDArray[np.float32]]]:
         inputs, num_truncated = [], 0

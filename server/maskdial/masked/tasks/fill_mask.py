@@ -12,7 +12,7 @@ from typing import ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from maskdial.bundle.manifest import Task
+from maskdial.bundle.manifest import TaskName
 from maskdial.bundle.texts import tokenizing_seconds
 from maskdial.bundle.tokenizer import Tokenizer
 from maskdial.errors import ValidationError, about
@@ -49,7 +49,7 @@ class FillMaskRequest(TaskRequest[list[list[list[Filling]]]]):
     """Texts whose masks to fill. ``targets``: the only words to score, one token each."""
 
     task: ClassVar[str] = "fill-mask"
-    head: ClassVar[Task] = "fill-mask"
+    head: ClassVar[TaskName] = "fill-mask"
 
     texts: Sequence[str]
     truncation: Truncation = REFUSE

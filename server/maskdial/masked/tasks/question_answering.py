@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 from tokenizers import Encoding
 
-from maskdial.bundle.manifest import Task
+from maskdial.bundle.manifest import TaskName
 from maskdial.bundle.tokenizer import shorten, split_up
 from maskdial.errors import ValidationError, about
 from maskdial.masked.request import MaskedInput, MaskedResult
@@ -48,7 +48,7 @@ class Answer:
 
 
 @dataclass(frozen=True, slots=True)
-class Question:
+class QAPair:
     """A question, and the text that holds its answer."""
 
     question: str
@@ -60,9 +60,9 @@ class QuestionAnsweringRequest(TaskRequest[list[list[Answer]]]):
     """Questions about contexts; the other fields are named as in transformers."""
 
     task: ClassVar[str] = "question-answering"
-    head: ClassVar[Task] = "question-answering"
+    head: ClassVar[TaskName] = "question-answering"
 
-    questions: Sequence[Question]
+    questions: Sequence[QAPair]
     top_k: int = 1
     doc_stride: int | None = None
     max_answer_len: int = _MAX_ANSWER_LEN
@@ -105,7 +105,7 @@ class QuestionAnsweringRequest(TaskRequest[list[list[Answer]]]):
         num_truncated = sum(question.num_truncated for question in read)
         return Reading(inputs, lambda results: self._answer(read, results), num_truncated, math.inf)
 
-    def _read_one(self, model: TaskModel, asked: Question, max_windows: int) -> "_WindowedQuestion":
+    def _read_one(self, model: TaskModel, asked: QAPair, max_windows: int) -> "_WindowedQuestion":
         tokenizer = model.tokenizer
         max_seq_len = self.max_seq_len or min(model.manifest.max_length, _MAX_SEQ_LEN)
         question = tokenizer.encode(asked.question, add_special_tokens=False)

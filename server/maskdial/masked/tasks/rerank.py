@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from maskdial.bundle.manifest import Manifest, Task
+from maskdial.bundle.manifest import Manifest, TaskName
 from maskdial.bundle.texts import tokenizing_seconds
 from maskdial.errors import ValidationError
 from maskdial.masked.request import MaskedResult
@@ -38,7 +38,7 @@ class RerankRequest(TaskRequest[list[Rank]]):
     """
 
     task: ClassVar[str] = "rerank"
-    head: ClassVar[Task] = "classify"
+    head: ClassVar[TaskName] = "classify"
 
     query: str
     texts: Sequence[str]

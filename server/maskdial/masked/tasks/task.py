@@ -10,7 +10,7 @@ from typing import ClassVar, Generic, Protocol, TypeVar
 
 from tokenizers import Encoding
 
-from maskdial.bundle.manifest import Manifest, Side, Task
+from maskdial.bundle.manifest import Manifest, Side, TaskName
 from maskdial.bundle.texts import NamedModel, ReadingModel, check_characters, check_ids
 from maskdial.bundle.tokenizer import TextOrIds
 from maskdial.errors import ValidationError, about
@@ -67,7 +67,7 @@ class TaskRequest(abc.ABC, Generic[T_co]):
 
     task: ClassVar[str]
     """The task's name, as routes have it."""
-    head: ClassVar[Task]
+    head: ClassVar[TaskName]
     """The task in the manifests of the models that may serve it."""
 
     @classmethod

@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 from tokenizers import Encoding
 
-from maskdial.bundle.manifest import Task
+from maskdial.bundle.manifest import TaskName
 from maskdial.bundle.texts import tokenizing_seconds
 from maskdial.bundle.tokenizer import Tokenizer, spans
 from maskdial.errors import ValidationError
@@ -74,7 +74,7 @@ class TokenClassifyRequest(TaskRequest[list[list[TaggedToken] | list[Entity]]]):
     """
 
     task: ClassVar[str] = "token-classify"
-    head: ClassVar[Task] = "token-classify"
+    head: ClassVar[TaskName] = "token-classify"
 
     texts: Sequence[str]
     aggregation_strategy: AggregationStrategy = "simple"

@@ -16,7 +16,7 @@ from typing import ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from maskdial.bundle.manifest import Manifest, Task
+from maskdial.bundle.manifest import Manifest, TaskName
 from maskdial.bundle.texts import tokenizing_seconds
 from maskdial.errors import ValidationError
 from maskdial.masked.request import MaskedResult
@@ -39,7 +39,7 @@ class ZeroShotRequest(TaskRequest[list[list[LabelScore]]]):
     """
 
     task: ClassVar[str] = "zero-shot-classify"
-    head: ClassVar[Task] = "classify"
+    head: ClassVar[TaskName] = "classify"
 
     texts: Sequence[str]
     candidate_labels: Sequence[str]
