@@ -66,6 +66,8 @@ class Checkpoint:
     architectures under the full mask, ``pair_template`` for rerank. ``packs`` are groups of modules
     to multiply as one product each. ``sends_token_types``: whether the tokenizer tells the model
     the parts of a text pair. ``doubt``: why the model is not known to be the one that was trained.
+    ``left_out`` are modules of the checkpoint that read images or sound, ``media_tokens`` the tokens
+    that stand for these.
     """
 
     task: Task
@@ -84,6 +86,8 @@ class Checkpoint:
     sends_token_types: bool = True
     reach: Reach = NEAR
     doubt: str | None = None
+    left_out: Sequence[str] = ()
+    media_tokens: Sequence[int] = ()
 
     def whole(self) -> "Checkpoint | None":
         """The same, of which all layers are traced; None if they are anyway."""
@@ -182,8 +186,9 @@ def load_checkpoint(
         OSError: the weights cannot be written to the folder.
     """
     console = console or Console(quiet=True)
-    model, doubt = load_model(source, strict=strict, console=console)
-    doubts = [each for each in (source.own_code, doubt) if each is not None]
+    read = load_model(source, strict=strict, console=console)
+    model = read.model
+    doubts = [each for each in (source.own_code, read.doubt) if each is not None]
     if folder is not None:
         map_widened(source, model, folder)
     bound_positions(model, limit, console)
@@ -241,6 +246,8 @@ def load_checkpoint(
         sends_token_types=loaded.sends_token_types,
         reach=_reach(model, positions, initial, console),
         doubt="; ".join(doubts) or None,
+        left_out=read.left_out,
+        media_tokens=read.media_tokens,
     )
 
 

@@ -5,6 +5,7 @@ exports each bundle once, in whichever of its processes asks first (`made_once`)
 """
 
 import argparse
+import contextlib
 import gc
 import json
 import os
@@ -22,6 +23,7 @@ from filelock import FileLock
 from tokenizers import models, normalizers, pre_tokenizers, processors
 
 from maskdial_export import cli
+from maskdial_export.checkpoint.text_part import towers_left_out
 from maskdial_export.checks.kernels import exact_here
 from maskdial_export.export import export
 from maskdial_export.model import Checkpoint
@@ -90,7 +92,10 @@ def make_checkpoint(name: str, folder: Path) -> Path:
     architecture, settings = CHECKPOINTS[name]
     model_class = getattr(transformers, architecture)
     torch.manual_seed(0)
-    model = model_class(model_class.config_class(**settings))
+    config = model_class.config_class(**settings)
+    # Gemma 3n's towers need packages that text does not
+    with towers_left_out(config) if name == "gemma3n" else contextlib.nullcontext():
+        model = model_class(config)
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(0.1 * torch.randn_like(parameter))

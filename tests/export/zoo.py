@@ -370,6 +370,204 @@ CAUSAL: Mapping[str, Specimen] = {
     "minimax-m2": Specimen("MiniMaxM2ForCausalLM", LOCAL_EXPERTS, "mixture of experts"),
 }
 
+# A tower of any vision encoder; each reads what it knows of it
+TOWER: dict[str, Any] = {
+    "hidden_size": 32,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "intermediate_size": 48,
+    "image_size": 16,
+    "patch_size": 8,
+}
+QWEN_TOWER: dict[str, Any] = {
+    "depth": 1,
+    "hidden_size": 32,
+    "embed_dim": 32,
+    "out_hidden_size": 32,
+    "intermediate_size": 48,
+    "num_heads": 2,
+    "patch_size": 8,
+}
+
+
+def wrapped(text: Settings, tower: Settings = TOWER, **others: Any) -> dict[str, Any]:
+    """Settings of a wrapper around a text model; token 100 stands for an image."""
+    names = {name: 100 for name in ("image_token_id", "image_token_index") if name not in others}
+    return {"text_config": text, "vision_config": tower, "tie_word_embeddings": False} | names | others
+
+
+def m_rope(*sections: int) -> dict[str, Any]:
+    """Settings of rotary positions in time, height and width."""
+    return rope("default", mrope_section=list(sections))
+
+
+HALF_M_ROPE = rope("default", mrope_section=[2, 3, 3], partial_rotary_factor=0.5)
+WRAPPED: Mapping[str, Specimen] = {
+    "gemma3-vision": Specimen(
+        "Gemma3ForConditionalGeneration",
+        wrapped(
+            GROUPED | LOCAL_GLOBAL | {"query_pre_attn_scalar": 24, "final_logit_softcapping": 3.0},
+            mm_tokens_per_image=4,
+            tie_word_embeddings=True,
+        ),
+        "local and global layers",
+        quick=True,
+    ),
+    "qwen3-vl": Specimen(
+        "Qwen3VLForConditionalGeneration",
+        wrapped(
+            GROUPED | m_rope(3, 3, 2),
+            QWEN_TOWER | {"deepstack_visual_indexes": [0], "num_position_embeddings": 16},
+            image_token_id=98,
+            video_token_id=99,
+        ),
+        "positions in time, height and width",
+        quick=True,
+    ),
+    "mistral3": Specimen(
+        "Mistral3ForConditionalGeneration",
+        wrapped(GROUPED | {"model_type": "ministral3"}, TOWER | {"model_type": "pixtral"}),
+        "Ministral 3",
+    ),
+    "mistral3-mistral": Specimen(
+        "Mistral3ForConditionalGeneration",
+        wrapped(GROUPED | {"model_type": "mistral"}, TOWER | {"model_type": "pixtral"}),
+        "Mistral Small 3",
+    ),
+    "qwen2-vl": Specimen(
+        "Qwen2VLForConditionalGeneration", wrapped(GROUPED | m_rope(2, 3, 3), QWEN_TOWER)
+    ),
+    "qwen2-5-vl": Specimen(
+        "Qwen2_5_VLForConditionalGeneration", wrapped(GROUPED | m_rope(2, 3, 3), QWEN_TOWER)
+    ),
+    "qwen3-vl-moe": Specimen(
+        "Qwen3VLMoeForConditionalGeneration",
+        wrapped(
+            EXPERTS | m_rope(3, 3, 2),
+            QWEN_TOWER | {"deepstack_visual_indexes": [0], "num_position_embeddings": 16},
+        ),
+        "mixture of experts",
+    ),
+    "smolvlm": Specimen(
+        "SmolVLMForConditionalGeneration", wrapped(GROUPED | {"model_type": "llama"})
+    ),
+    "idefics3": Specimen(
+        "Idefics3ForConditionalGeneration", wrapped(GROUPED | {"model_type": "llama"})
+    ),
+    "idefics2": Specimen(
+        "Idefics2ForConditionalGeneration",
+        wrapped(
+            GROUPED | {"model_type": "mistral"},
+            perceiver_config={"hidden_size": 32, "resampler_n_latents": 4, "resampler_depth": 1}
+            | {"resampler_n_heads": 2, "resampler_head_dim": 16, "num_key_value_heads": 1},
+        ),
+    ),
+    "internvl": Specimen(
+        "InternVLForConditionalGeneration",
+        wrapped(
+            GROUPED | {"model_type": "qwen3"},
+            TOWER | {"model_type": "internvl_vision", "image_size": [16, 16], "patch_size": [8, 8]},
+        ),
+    ),
+    "llava": Specimen(
+        "LlavaForConditionalGeneration",
+        wrapped(GROUPED | {"model_type": "llama"}, TOWER | {"model_type": "clip_vision_model"}),
+    ),
+    "llava-next": Specimen(
+        "LlavaNextForConditionalGeneration",
+        wrapped(GROUPED | {"model_type": "mistral"}, TOWER | {"model_type": "clip_vision_model"}),
+    ),
+    "llava-onevision": Specimen(
+        "LlavaOnevisionForConditionalGeneration",
+        wrapped(GROUPED | {"model_type": "qwen2"}, TOWER | {"model_type": "siglip_vision_model"}),
+    ),
+    "llama4-vision": Specimen(
+        "Llama4ForConditionalGeneration",
+        wrapped(
+            GROUPED
+            | {"num_local_experts": 4, "intermediate_size_mlp": 48, "interleave_moe_layer_step": 2}
+            | {"no_rope_layers": [1, 0], "attention_chunk_size": 128},
+            TOWER
+            | {"vision_output_dim": 32, "projector_input_dim": 32, "projector_output_dim": 32},
+        ),
+        "texts of one chunk",
+    ),
+    "glm4v": Specimen(
+        "Glm4vForConditionalGeneration",
+        wrapped(
+            GROUPED | {"head_dim": 32} | HALF_M_ROPE, QWEN_TOWER | {"image_size": 16}
+        ),
+    ),
+    "glm4-6v": Specimen(
+        "Glm46VForConditionalGeneration",
+        wrapped(
+            GROUPED | {"head_dim": 32, "model_type": "glm4v_text"} | HALF_M_ROPE,
+            QWEN_TOWER | {"image_size": 16, "model_type": "glm4v_vision"},
+        ),
+    ),
+    "glm4v-moe": Specimen(
+        "Glm4vMoeForConditionalGeneration",
+        wrapped(ROUTED | {"head_dim": 32} | HALF_M_ROPE, QWEN_TOWER | {"image_size": 16}),
+        "mixture of experts",
+    ),
+    "ernie4-5-vl": Specimen(
+        "Ernie4_5_VLMoeForConditionalGeneration",
+        wrapped(
+            GROUPED
+            | {"moe_num_experts": 4, "moe_k": 2, "moe_intermediate_size": [24, 24]}
+            | {"moe_num_shared_experts": 1, "mlp_layer_types": ["dense", "sparse"]}
+            | m_rope(3, 3, 2),
+            QWEN_TOWER,
+        ),
+        "mixture of experts",
+    ),
+    "gemma3n": Specimen(
+        "Gemma3nForConditionalGeneration",
+        wrapped(
+            GROUPED
+            | LOCAL_GLOBAL
+            | {"num_hidden_layers": 4, "layer_types": ["sliding_attention", "full_attention"] * 2}
+            | {"intermediate_size": [48] * 4, "activation_sparsity_pattern": [0.9, 0.9, 0.0, 0.0]}
+            | {"vocab_size_per_layer_input": 101, "hidden_size_per_layer_input": 8}
+            | {"num_kv_shared_layers": 2, "laurel_rank": 4},
+            {"hidden_size": 32, "vocab_size": 8, "vocab_offset": 101},
+            audio_config={"hidden_size": 32, "vocab_size": 8, "vocab_offset": 109},
+        ),
+    ),
+    "aya-vision": Specimen(
+        "AyaVisionForConditionalGeneration",
+        wrapped(
+            GROUPED | LOCAL_GLOBAL | {"model_type": "cohere2"},
+            TOWER | {"model_type": "siglip_vision_model"},
+        ),
+    ),
+    "paligemma": Specimen(
+        "PaliGemmaForConditionalGeneration",
+        wrapped(GROUPED | {"model_type": "gemma"}, TOWER | {"model_type": "siglip_vision_model"}),
+    ),
+    "kimi-k2-5": Specimen(
+        "Kimi_K25ForConditionalGeneration",
+        wrapped(
+            SHAPE
+            | {"num_key_value_heads": 4, "n_routed_experts": 4, "num_experts_per_tok": 2}
+            | {"moe_intermediate_size": 24, "first_k_dense_replace": 1, "n_group": 1}
+            | {"topk_group": 1, "qk_rope_head_dim": 16, "qk_nope_head_dim": 16, "v_head_dim": 16}
+            | {"q_lora_rank": 16, "kv_lora_rank": 16, "model_type": "deepseek_v3"},
+            TOWER,
+        ),
+        "latent attention, mixture of experts",
+    ),
+    "voxtral": Specimen(
+        "VoxtralForConditionalGeneration",
+        {
+            "text_config": GROUPED | {"model_type": "llama"},
+            "audio_config": {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
+            | {"intermediate_size": 48},
+        },
+        "sound",
+    ),
+}
+
 FILL_MASK: Mapping[str, Specimen] = {
     "bert": Specimen("BertForMaskedLM", SHAPE, quick=True),
     "roberta": Specimen(
@@ -718,6 +916,7 @@ TEXT_TO_TEXT: Mapping[str, Specimen] = {
 
 ZOO: Mapping[str, Mapping[str, Specimen]] = {
     "generate": CAUSAL,
+    "generate, the text part": WRAPPED,
     "generate, with an encoder": TEXT_TO_TEXT,
     "fill-mask": FILL_MASK,
     "classify": CLASSIFY,

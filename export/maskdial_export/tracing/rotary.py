@@ -121,6 +121,8 @@ class Tables:
         """
 
         def find(key: _Key, forward: Rotate, x: Tensor, ids: Tensor, *rest: Any) -> Any:
+            if ids.ndim == 3 and key in self._tables:
+                ids = ids[0]  # of a text, positions in time, height and width are the same
             if key in self._complex:
                 table = self._complex[key]
                 pairs = nn.functional.embedding(ids, table.flatten(1))
