@@ -47,7 +47,7 @@ from maskdial_export.checks.tokenizer_parity import check_tokenizer
 from maskdial_export.errors import ExportError
 from maskdial_export.phase import finding
 from maskdial_export.session import Graph
-from maskdial_export.tracing import bidirectional, causal, encoder_decoder, masked
+from maskdial_export.tracing import bidirectional, causal, encoder_decoder, masked, two_parts
 from maskdial_export.tracing.heads import adapt_head
 from maskdial_export.tracing.length import bound_positions
 from maskdial_export.tracing.positions import check_sizes, max_length
@@ -65,9 +65,8 @@ class Checkpoint:
     ``text_to_text`` for those with an encoder and a decoder, ``reads_both_ways`` for causal
     architectures under the full mask, ``pair_template`` for rerank. ``packs`` are groups of modules
     to multiply as one product each. ``sends_token_types``: whether the tokenizer tells the model
-    the parts of a text pair. ``doubt``: why the model is not known to be the one that was trained.
-    ``left_out`` are modules of the checkpoint that read images or sound, ``media_tokens`` the tokens
-    that stand for these.
+    the parts of a text pair. ``doubt``: why the model may not be the one that was trained.
+    ``left_out`` are modules that read images or sound, ``media_tokens`` stand for these.
     """
 
     task: Task
@@ -115,6 +114,8 @@ class Checkpoint:
             return causal.trace(self.model, self.survey)
         if self.reads_both_ways:
             return bidirectional.trace(self.model, self.survey)
+        if two_parts.reads_twice(self.model):
+            return two_parts.trace(self.model)
         return masked.trace(
             self.model, self.survey, self.task, self.pooler, typed=self.sends_token_types
         )
@@ -213,7 +214,11 @@ def load_checkpoint(
         model = make_scorer(source, model, tokenizer, tokens.pad, template)
         initial = Snapshot(model)
         positions = longest_text(source, positions)
-    surveyed = survey(model)
+    if two_parts.reads_twice(model):
+        two_parts.select_end(model)
+        surveyed = Survey((), Tables(positions), causal=False)
+    else:
+        surveyed = survey(model)
     masked.check(model, surveyed, source.task)
     adapt_head(model, source.task)
     pooler = None

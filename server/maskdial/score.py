@@ -13,7 +13,7 @@ import numpy as np
 from tokenizers import Encoding
 
 from maskdial.bundle.manifest import Manifest
-from maskdial.bundle.texts import check_characters, tokenizing_seconds
+from maskdial.bundle.texts import check_characters, check_media, tokenizing_seconds
 from maskdial.bundle.tokenizer import Tokenizer, TokenSpeller
 from maskdial.causal.events import Finish
 from maskdial.causal.model import CausalModel
@@ -178,6 +178,8 @@ def _read_causal(model: CausalModel, request: ScoreRequest) -> tuple[list[Encodi
     encodings = [model.tokenizer.encode(text) for text in request.texts]
     num_truncated = 0
     for index, encoding in enumerate(encodings):
+        with about("texts", index):
+            check_media(encoding.ids, model)
         length = len(encoding)
         if not length:
             raise ValidationError(

@@ -93,8 +93,7 @@ def make_checkpoint(name: str, folder: Path) -> Path:
     model_class = getattr(transformers, architecture)
     torch.manual_seed(0)
     config = model_class.config_class(**settings)
-    # Gemma 3n's towers need packages that text does not
-    with towers_left_out(config) if name == "gemma3n" else contextlib.nullcontext():
+    with without_towers(config):
         model = model_class(config)
     with torch.no_grad():
         for parameter in model.parameters():
@@ -104,6 +103,12 @@ def make_checkpoint(name: str, folder: Path) -> Path:
     if name in POOLING:
         write_modules(folder, *POOLING[name])
     return folder
+
+
+def without_towers(config: Any) -> contextlib.AbstractContextManager[None]:
+    """Builds no tower of Gemma 3n, which would need packages that text does not."""
+    is_gemma3n = config.model_type == "gemma3n"
+    return towers_left_out(config) if is_gemma3n else contextlib.nullcontext()
 
 
 def write_modules(folder: Path, pooling: str, normalizes: bool) -> None:
@@ -311,7 +316,8 @@ def serve(start_server: Callable[..., Any]) -> Iterator[Callable[..., str]]:
 def load_reference(folder: Path) -> transformers.PreTrainedModel:
     architecture = json.loads((folder / "config.json").read_text())["architectures"][0]
     model_class = getattr(transformers, architecture)
-    return model_class.from_pretrained(folder, attn_implementation="eager").eval()
+    with without_towers(model_class.config_class.from_pretrained(folder)):
+        return model_class.from_pretrained(folder, attn_implementation="eager").eval()
 
 
 @pytest.fixture(scope="session", name="load_reference")

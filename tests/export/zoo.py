@@ -106,6 +106,36 @@ DISTILLED: dict[str, Any] = {
     "hidden_dim": 48,
     "max_position_embeddings": 128,
 }
+T5: dict[str, Any] = {
+    "vocab_size": 101,
+    "d_model": 32,
+    "d_kv": 16,
+    "d_ff": 48,
+    "num_layers": 2,
+    "num_heads": 2,
+    "n_positions": 128,
+    "relative_attention_num_buckets": 8,
+    "relative_attention_max_distance": 20,
+    "pad_token_id": 0,
+    "eos_token_id": 3,
+    "decoder_start_token_id": 0,
+}
+BART: dict[str, Any] = {
+    "vocab_size": 101,
+    "d_model": 32,
+    "encoder_layers": 2,
+    "decoder_layers": 1,
+    "encoder_attention_heads": 2,
+    "decoder_attention_heads": 2,
+    "encoder_ffn_dim": 48,
+    "decoder_ffn_dim": 48,
+    "max_position_embeddings": 128,
+    "pad_token_id": 0,
+    "bos_token_id": 2,
+    "eos_token_id": 3,
+    "decoder_start_token_id": 3,
+    "forced_eos_token_id": 3,
+}
 SPREAD_ROPE = {
     "rope_type": "longrope",
     "rope_theta": 10000.0,
@@ -113,6 +143,13 @@ SPREAD_ROPE = {
     "short_factor": [1.0 + i / 8 for i in range(8)],
     "long_factor": [4.0] * 8,
 }
+GEMMA3N = (
+    GROUPED
+    | {"num_hidden_layers": 4, "layer_types": ["sliding_attention", "full_attention"] * 2}
+    | {"sliding_window": 6, "intermediate_size": [48] * 4, "laurel_rank": 4}
+    | {"activation_sparsity_pattern": [0.9, 0.9, 0.0, 0.0], "num_kv_shared_layers": 2}
+    | {"vocab_size_per_layer_input": 101, "hidden_size_per_layer_input": 8}
+)
 LABELS = {0: "negative", 1: "neutral", 2: "positive"}
 TAGS = {0: "O", 1: "B-PER", 2: "I-PER", 3: "B-LOC", 4: "I-LOC"}
 
@@ -368,6 +405,9 @@ CAUSAL: Mapping[str, Specimen] = {
         "latent attention",
     ),
     "minimax-m2": Specimen("MiniMaxM2ForCausalLM", LOCAL_EXPERTS, "mixture of experts"),
+    "gemma3n-text": Specimen(
+        "Gemma3nForCausalLM", GEMMA3N, "sparse activations, embeddings of layers, shared keys"
+    ),
 }
 
 # A tower of any vision encoder; each reads what it knows of it
@@ -391,9 +431,10 @@ QWEN_TOWER: dict[str, Any] = {
 
 
 def wrapped(text: Settings, tower: Settings = TOWER, **others: Any) -> dict[str, Any]:
-    """Settings of a wrapper around a text model; token 100 stands for an image."""
-    names = {name: 100 for name in ("image_token_id", "image_token_index") if name not in others}
-    return {"text_config": text, "vision_config": tower, "tie_word_embeddings": False} | names | others
+    """Settings of a wrapper around a text model; token 1 stands for an image."""
+    tokens = {"image_token_id": 1, "image_token_index": 1}
+    parts = {"text_config": text, "vision_config": tower, "tie_word_embeddings": False}
+    return parts | tokens | others
 
 
 def m_rope(*sections: int) -> dict[str, Any]:
@@ -418,8 +459,7 @@ WRAPPED: Mapping[str, Specimen] = {
         wrapped(
             GROUPED | m_rope(3, 3, 2),
             QWEN_TOWER | {"deepstack_visual_indexes": [0], "num_position_embeddings": 16},
-            image_token_id=98,
-            video_token_id=99,
+            video_token_id=1,
         ),
         "positions in time, height and width",
         quick=True,
@@ -494,9 +534,7 @@ WRAPPED: Mapping[str, Specimen] = {
     ),
     "glm4v": Specimen(
         "Glm4vForConditionalGeneration",
-        wrapped(
-            GROUPED | {"head_dim": 32} | HALF_M_ROPE, QWEN_TOWER | {"image_size": 16}
-        ),
+        wrapped(GROUPED | {"head_dim": 32} | HALF_M_ROPE, QWEN_TOWER | {"image_size": 16}),
     ),
     "glm4-6v": Specimen(
         "Glm46VForConditionalGeneration",
@@ -524,12 +562,7 @@ WRAPPED: Mapping[str, Specimen] = {
     "gemma3n": Specimen(
         "Gemma3nForConditionalGeneration",
         wrapped(
-            GROUPED
-            | LOCAL_GLOBAL
-            | {"num_hidden_layers": 4, "layer_types": ["sliding_attention", "full_attention"] * 2}
-            | {"intermediate_size": [48] * 4, "activation_sparsity_pattern": [0.9, 0.9, 0.0, 0.0]}
-            | {"vocab_size_per_layer_input": 101, "hidden_size_per_layer_input": 8}
-            | {"num_kv_shared_layers": 2, "laurel_rank": 4},
+            GEMMA3N,
             {"hidden_size": 32, "vocab_size": 8, "vocab_offset": 101},
             audio_config={"hidden_size": 32, "vocab_size": 8, "vocab_offset": 109},
         ),
@@ -731,6 +764,26 @@ CLASSIFY: Mapping[str, Specimen] = {
     ),
 }
 
+# Reads a text in its encoder and in its decoder
+TWICE = BART | {"id2label": LABELS, "forced_eos_token_id": None}
+CLASSIFY = {
+    **CLASSIFY,
+    "bart-classify": Specimen(
+        "BartForSequenceClassification", TWICE, "the text in the encoder and decoder", quick=True
+    ),
+    "mbart-classify": Specimen("MBartForSequenceClassification", TWICE, "also in the decoder"),
+    "plbart-classify": Specimen("PLBartForSequenceClassification", TWICE, "also in the decoder"),
+    "t5-classify": Specimen(
+        "T5ForSequenceClassification", T5 | {"id2label": LABELS}, "also in the decoder"
+    ),
+    "mt5-classify": Specimen(
+        "MT5ForSequenceClassification", T5 | {"id2label": LABELS}, "also in the decoder"
+    ),
+    "umt5-classify": Specimen(
+        "UMT5ForSequenceClassification", T5 | {"id2label": LABELS}, "also in the decoder"
+    ),
+}
+
 TOKEN_CLASSIFY: Mapping[str, Specimen] = {
     "bert-token-classify": Specimen(
         "BertForTokenClassification", SMALL | {"id2label": TAGS}, quick=True
@@ -840,20 +893,6 @@ EMBED: Mapping[str, Specimen] = {
     ),
 }
 
-T5: dict[str, Any] = {
-    "vocab_size": 101,
-    "d_model": 32,
-    "d_kv": 16,
-    "d_ff": 48,
-    "num_layers": 2,
-    "num_heads": 2,
-    "n_positions": 128,
-    "relative_attention_num_buckets": 8,
-    "relative_attention_max_distance": 20,
-    "pad_token_id": 0,
-    "eos_token_id": 3,
-    "decoder_start_token_id": 0,
-}
 # As T5's own checkpoints have them
 TASK_PARAMS: dict[str, dict[str, Any]] = {
     "summarization": {
@@ -868,22 +907,6 @@ TASK_PARAMS: dict[str, dict[str, Any]] = {
     "translation_en_to_de": {"max_length": 9, "num_beams": 2, "prefix": "to German: "},
     "translation_en_to_fr": {"max_length": 9, "num_beams": 3, "prefix": "to French: "},
 }
-BART: dict[str, Any] = {
-    "vocab_size": 101,
-    "d_model": 32,
-    "encoder_layers": 2,
-    "decoder_layers": 1,
-    "encoder_attention_heads": 2,
-    "decoder_attention_heads": 2,
-    "encoder_ffn_dim": 48,
-    "decoder_ffn_dim": 48,
-    "max_position_embeddings": 128,
-    "pad_token_id": 0,
-    "bos_token_id": 2,
-    "eos_token_id": 3,
-    "decoder_start_token_id": 3,
-    "forced_eos_token_id": 3,
-}
 TEXT_TO_TEXT: Mapping[str, Specimen] = {
     "t5": Specimen(
         "T5ForConditionalGeneration",
@@ -895,6 +918,11 @@ TEXT_TO_TEXT: Mapping[str, Specimen] = {
         "T5ForConditionalGeneration",
         T5 | {"feed_forward_proj": "gated-gelu", "tie_word_embeddings": False},
         "T5 1.1 and FLAN-T5: gated feed-forward",
+    ),
+    "umt5": Specimen(
+        "UMT5ForConditionalGeneration",
+        T5 | {"feed_forward_proj": "gated-gelu"},
+        "relative positions in every layer",
     ),
     "mt5": Specimen("MT5ForConditionalGeneration", T5 | {"feed_forward_proj": "gated-gelu"}),
     "bart": Specimen("BartForConditionalGeneration", BART | {"forced_bos_token_id": 2}, quick=True),

@@ -17,7 +17,7 @@ from maskdial_export.errors import ExportError
 _Names = Mapping[str, Any]
 
 _DETECTORS: _Names = {"electra": "ElectraForPreTraining"}
-# Models that read images or sound beside texts. Those with a text part are exported without the rest.
+# Models that read images or sound beside texts; of those with a text part, that is exported
 _WRAPPERS: _Names = {
     **auto.MODEL_FOR_SPEECH_SEQ_2_SEQ_MAPPING_NAMES,
     **auto.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES,
@@ -146,8 +146,12 @@ def _reads_one_text(model_type: str, name: str, names: _Names) -> bool:
         return names is _TWO_PARTS  # BART's also stands among those for fill-mask
     if name.endswith("ForConditionalGeneration"):
         return False
-    if model_type in _TWO_PARTS:  # its encoder or decoder alone may
-        alone = auto.MODEL_FOR_TEXT_ENCODING_MAPPING_NAMES, auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+    if model_type in _TWO_PARTS:  # its encoder or decoder alone may, and both may classify
+        alone = (
+            auto.MODEL_FOR_TEXT_ENCODING_MAPPING_NAMES,
+            auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
+            auto.MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES,
+        )
         return any(names.get(model_type) == name for names in alone)
     return True
 

@@ -177,7 +177,7 @@ def _headed(body: PreTrainedModel, head: nn.Module) -> PreTrainedModel:
 
 
 def _text(config: Any) -> Tensor:
-    """Random token ids (1, length) without the special ones that a wrapper's configuration names."""
+    """Random token ids (1, length), none of them special by the wrapper's configuration."""
     text_config = config.get_text_config()
     settings = (*config.to_dict().items(), *text_config.to_dict().items())
     special = {value for name, value in settings if _SPECIAL.search(name) and type(value) is int}

@@ -119,9 +119,7 @@ def load_model(source: Source, *, strict: bool, console: Console) -> LoadedModel
     return replace(loaded, doubt="; ".join(found) or None)
 
 
-def _text_alone(
-    source: Source, model_class: type[PreTrainedModel]
-) -> AbstractContextManager[None]:
+def _text_alone(source: Source, model_class: type[PreTrainedModel]) -> AbstractContextManager[None]:
     config = model_class.config_class.from_pretrained(source.path, local_files_only=True)
     return towers_left_out(config)
 

@@ -11,7 +11,13 @@ from typing import ClassVar, Generic, Protocol, TypeVar
 from tokenizers import Encoding
 
 from maskdial.bundle.manifest import Manifest, Side, Task
-from maskdial.bundle.texts import NamedModel, ReadingModel, check_characters, check_ids
+from maskdial.bundle.texts import (
+    NamedModel,
+    ReadingModel,
+    check_characters,
+    check_ids,
+    check_media,
+)
 from maskdial.bundle.tokenizer import TextOrIds
 from maskdial.errors import ValidationError, about
 from maskdial.masked.request import MaskedInput, MaskedResult
@@ -169,6 +175,7 @@ def read_text(
         for each in filter(None, text):
             check_characters(each, max_length, model)
     encoding = model.tokenizer.encode(*text)
+    check_media(encoding.ids, model)
     excess = _excess(len(encoding), max_length, model, truncation)
     if excess:
         encoding = model.tokenizer.encode_cut(
@@ -183,6 +190,7 @@ def _read_ids(
     if not ids:
         raise ValidationError("has no tokens; send at least one")
     check_ids(ids, model)
+    check_media(ids, model)
     excess = _excess(len(ids), model.manifest.max_length, model, truncation)
     kept = ids[excess:] if truncation.side(model) == "left" else ids[: len(ids) - excess]
     return tuple(kept), excess
