@@ -96,8 +96,8 @@ def settle(config: Mapping[str, Any], task: str) -> tuple[str, Task]:
     tasks = list(dict.fromkeys(classes.values()))
     if task == "auto" and model_type in _TWO_PARTS:
         raise ExportError(
-            f"{named!r} in config.json has an encoder and a decoder; of such models only those "
-            f"that generate are supported, such as {_TWO_PARTS[model_type]}"
+            f"{named!r} in config.json has an encoder and a decoder; of such models those that "
+            f"generate or classify are supported, such as {_TWO_PARTS[model_type]}"
         )
     if task == "auto":
         options = " or ".join(f"--task {known}" for known in tasks)

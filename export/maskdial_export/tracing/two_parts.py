@@ -126,9 +126,7 @@ class _Attention:
         self._all.begin(lengths, longest)
         self._causal.begin(None, lengths - 1, torch.full((), longest, dtype=torch.int32))
 
-    def __call__(
-        self, module: nn.Module, *arguments: Any, **settings: Any
-    ) -> tuple[Tensor, None]:
+    def __call__(self, module: nn.Module, *arguments: Any, **settings: Any) -> tuple[Tensor, None]:
         attend = self._causal if id(module) in self._before else self._all
         return attend(module, *arguments, **settings)
 
