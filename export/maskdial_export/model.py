@@ -47,7 +47,7 @@ from maskdial_export.checks.tokenizer_parity import check_tokenizer
 from maskdial_export.errors import ExportError
 from maskdial_export.phase import finding
 from maskdial_export.session import Graph
-from maskdial_export.tracing import bidirectional, causal, encoder_decoder, masked
+from maskdial_export.tracing import bidirectional, causal, encoder_decoder, masked, two_parts
 from maskdial_export.tracing.heads import adapt_head
 from maskdial_export.tracing.length import bound_positions
 from maskdial_export.tracing.positions import check_sizes, max_length
@@ -65,7 +65,8 @@ class Checkpoint:
     ``text_to_text`` for those with an encoder and a decoder, ``reads_both_ways`` for causal
     architectures under the full mask, ``pair_template`` for rerank. ``packs`` are groups of modules
     to multiply as one product each. ``sends_token_types``: whether the tokenizer tells the model
-    the parts of a text pair. ``doubt``: why the model is not known to be the one that was trained.
+    the parts of a text pair. ``doubt``: why the model may not be the one that was trained.
+    ``left_out`` are modules that read images or sound, ``media_tokens`` stand for these.
     """
 
     task: TaskName
@@ -84,6 +85,8 @@ class Checkpoint:
     sends_token_types: bool = True
     reach: Reach = NEAR
     doubt: str | None = None
+    left_out: Sequence[str] = ()
+    media_tokens: Sequence[int] = ()
 
     def whole(self) -> "Checkpoint | None":
         """The same, of which all layers are traced; None if they are anyway."""
@@ -111,6 +114,8 @@ class Checkpoint:
             return causal.trace(self.model, self.survey)
         if self.reads_both_ways:
             return bidirectional.trace(self.model, self.survey)
+        if two_parts.reads_twice(self.model):
+            return two_parts.trace(self.model)
         return masked.trace(
             self.model, self.survey, self.task, self.pooler, typed=self.sends_token_types
         )
@@ -182,8 +187,9 @@ def load_checkpoint(
         OSError: the weights cannot be written to the folder.
     """
     console = console or Console(quiet=True)
-    model, doubt = load_model(source, strict=strict, console=console)
-    doubts = [each for each in (source.own_code, doubt) if each is not None]
+    read = load_model(source, strict=strict, console=console)
+    model = read.model
+    doubts = [each for each in (source.own_code, read.doubt) if each is not None]
     if folder is not None:
         map_widened(source, model, folder)
     bound_positions(model, limit, console)
@@ -208,7 +214,11 @@ def load_checkpoint(
         model = make_scorer(source, model, tokenizer, tokens.pad, template)
         initial = Snapshot(model)
         positions = longest_text(source, positions)
-    surveyed = survey(model)
+    if two_parts.reads_twice(model):
+        two_parts.select_end(model)
+        surveyed = Survey((), Tables(positions), causal=False)
+    else:
+        surveyed = survey(model)
     masked.check(model, surveyed, source.task)
     adapt_head(model, source.task)
     pooler = None
@@ -241,6 +251,8 @@ def load_checkpoint(
         sends_token_types=loaded.sends_token_types,
         reach=_reach(model, positions, initial, console),
         doubt="; ".join(doubts) or None,
+        left_out=read.left_out,
+        media_tokens=read.media_tokens,
     )
 
 

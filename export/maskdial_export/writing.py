@@ -179,6 +179,8 @@ def write_bundle(source: Source, folder: Path, settings: Settings, packs: Packs 
             text_to_text=checkpoint.text_to_text,
             pair_template=checkpoint.pair_template,
             response_template=response_template(source),
+            left_out=tuple(checkpoint.left_out),
+            media_tokens=tuple(checkpoint.media_tokens),
             source=source.provenance,
             source_sha256=source.sha256(),
             tool_versions=_tool_versions(),

@@ -13,7 +13,7 @@ import numpy as np
 from tokenizers import Encoding
 
 from maskdial.bundle.manifest import Manifest
-from maskdial.bundle.texts import check_characters, tokenizing_seconds
+from maskdial.bundle.texts import check_characters, check_media, tokenizing_seconds
 from maskdial.bundle.tokenizer import Tokenizer, TokenSpeller
 from maskdial.causal.events import Finish
 from maskdial.causal.model import CausalModel
@@ -176,6 +176,7 @@ def _read_causal(model: CausalModel, request: ScoreRequest) -> tuple[list[Encodi
     for index, text in enumerate(request.texts):
         with about("texts", index):
             encoding, num_cut = _read_one(model, text, longest, request.truncation)
+            check_media(encoding.ids, model)
             if not len(encoding):
                 raise ValidationError("the text has no tokens; write at least one word")
         encodings.append(encoding)

@@ -5,6 +5,7 @@ exports each bundle once, in whichever of its processes asks first (`made_once`)
 """
 
 import argparse
+import contextlib
 import functools
 import gc
 import json
@@ -23,6 +24,7 @@ from tokenizers import models, normalizers, pre_tokenizers, processors
 from torch.onnx._internal.exporter._registration import ONNXRegistry
 
 from maskdial_export import cli
+from maskdial_export.checkpoint.text_part import towers_left_out
 from maskdial_export.checks.kernels import exact_here
 from maskdial_export.export import export
 from maskdial_export.model import Checkpoint
@@ -100,7 +102,9 @@ def make_checkpoint(name: str, folder: Path) -> Path:
     architecture, settings = CHECKPOINTS[name]
     model_class = getattr(transformers, architecture)
     torch.manual_seed(0)
-    model = model_class(model_class.config_class(**settings))
+    config = model_class.config_class(**settings)
+    with without_towers(config):
+        model = model_class(config)
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(0.1 * torch.randn_like(parameter))
@@ -109,6 +113,12 @@ def make_checkpoint(name: str, folder: Path) -> Path:
     if name in POOLING:
         write_modules(folder, *POOLING[name])
     return folder
+
+
+def without_towers(config: Any) -> contextlib.AbstractContextManager[None]:
+    """Builds no tower of Gemma 3n, which would need packages that text does not."""
+    is_gemma3n = config.model_type == "gemma3n"
+    return towers_left_out(config) if is_gemma3n else contextlib.nullcontext()
 
 
 def write_modules(folder: Path, pooling: str, normalizes: bool) -> None:
@@ -303,7 +313,8 @@ def serve(start_server: Callable[..., Any]) -> Iterator[Callable[..., str]]:
 def load_reference(folder: Path) -> transformers.PreTrainedModel:
     architecture = json.loads((folder / "config.json").read_text())["architectures"][0]
     model_class = getattr(transformers, architecture)
-    return model_class.from_pretrained(folder, attn_implementation="eager").eval()
+    with without_towers(model_class.config_class.from_pretrained(folder)):
+        return model_class.from_pretrained(folder, attn_implementation="eager").eval()
 
 
 @pytest.fixture(scope="session", name="load_reference")

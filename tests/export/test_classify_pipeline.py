@@ -28,6 +28,13 @@ SPECIAL = {
 VOCABULARY = [*SPECIAL.values(), *LETTERS, *(f"##{letter}" for letter in LETTERS), *WORDS]
 NLI = {0: "contradiction", 1: "neutral", 2: "entailment"}
 
+BODY = {
+    "hidden_size": 32,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 4,
+    "intermediate_size": 48,
+    "initializer_range": 0.35,
+}
 # name -> (class, configuration)
 CHECKPOINTS: dict[str, tuple[str, dict[str, Any]]] = {
     "multi-label": (
@@ -43,6 +50,14 @@ CHECKPOINTS: dict[str, tuple[str, dict[str, Any]]] = {
     "nli": (
         "BertForSequenceClassification",
         {"id2label": NLI, "label2id": {label: i for i, label in NLI.items()}},
+    ),
+    "nli-bart": (
+        "BartForSequenceClassification",
+        {"id2label": NLI, "label2id": {label: i for i, label in NLI.items()}, "init_std": 0.35}
+        | {"d_model": 32, "encoder_ffn_dim": 48, "decoder_ffn_dim": 48}
+        | {"encoder_layers": 1, "decoder_layers": 2, "bos_token_id": 2, "eos_token_id": 3}
+        | {"encoder_attention_heads": 4, "decoder_attention_heads": 4}
+        | {"decoder_start_token_id": 3, "forced_eos_token_id": None},
     ),
 }
 TEXTS = [
@@ -75,15 +90,12 @@ def make_checkpoint(name: str, folder: Path) -> Path:
     """Saves a checkpoint with weights so large that scores differ clearly between texts."""
     architecture, settings = CHECKPOINTS[name]
     model_class = getattr(transformers, architecture)
-    config = transformers.BertConfig(
+    is_bert = architecture.startswith("Bert")
+    config = model_class.config_class(
         vocab_size=len(VOCABULARY),
-        hidden_size=32,
-        num_hidden_layers=1,
-        num_attention_heads=4,
-        intermediate_size=48,
         max_position_embeddings=MAX_LENGTH,
         pad_token_id=0,
-        initializer_range=0.35,
+        **(BODY if is_bert else {}),
         **settings,
     )
     torch.manual_seed(3)
@@ -91,7 +103,7 @@ def make_checkpoint(name: str, folder: Path) -> Path:
     fast = transformers.PreTrainedTokenizerFast(
         tokenizer_object=make_tokenizer(),
         model_max_length=MAX_LENGTH,
-        model_input_names=["input_ids", "token_type_ids", "attention_mask"],
+        model_input_names=["input_ids", *["token_type_ids"] * is_bert, "attention_mask"],
         **SPECIAL,
     )
     fast.save_pretrained(folder)
@@ -127,13 +139,27 @@ class Served:
 @pytest.fixture(scope="module")
 def served(made_once: Callable[..., Path], start_server: Callable[..., Any]) -> Iterator[Served]:
     def make(folder: Path) -> None:
-        for name in CHECKPOINTS:
+        for name in CHECKPOINTS.keys() - {"nli-bart"}:
             source = make_checkpoint(name, folder / "checkpoints" / name)
             export(str(source), folder / "bundles" / name)
 
     root = made_once("classify-pipeline", make)
-    server = start_server(models={name: root / "bundles" / name for name in CHECKPOINTS})
+    models = {name: root / "bundles" / name for name in CHECKPOINTS if name != "nli-bart"}
+    server = start_server(models=models)
     running = Served(server.url, root / "checkpoints")
+    yield running
+    running.http.close()
+    server.stop()
+
+
+@pytest.fixture(scope="module")
+def served_bart(
+    tmp_path_factory: pytest.TempPathFactory, start_server: Callable[..., Any]
+) -> Iterator[Served]:
+    root = tmp_path_factory.mktemp("bart")
+    export(str(make_checkpoint("nli-bart", root / "nli-bart")), root / "bundle")
+    server = start_server(models={"nli-bart": root / "bundle"})
+    running = Served(server.url, root)
     yield running
     running.http.close()
     server.stop()
@@ -224,18 +250,21 @@ LABELS = ["good", "bad film", "é", "אבא 😀", "the example, not this"]
 
 @pytest.mark.parametrize("labels", [LABELS, LABELS[1:2]])
 @pytest.mark.parametrize("asked", [{}, {"multi_label": True}, {"hypothesis_template": "Is it {}?"}])
+@pytest.mark.parametrize("fixture", ["served", "served_bart"])
 def test_zero_shot_scores_as_transformers(
-    served: Served, labels: list[str], asked: dict[str, Any]
+    request: pytest.FixtureRequest, fixture: str, labels: list[str], asked: dict[str, Any]
 ) -> None:
-    reference = served.pipeline("zero-shot-classification", "nli")
+    served: Served = request.getfixturevalue(fixture)
+    model = "nli" if fixture == "served" else "nli-bart"
+    reference = served.pipeline("zero-shot-classification", model)
     texts = TEXTS[:7]
     parameters = asked | {"candidate_labels": labels}
-    answers = served.post("/zero-shot-classify", inputs=texts, parameters=parameters)
+    answers = served.post("/zero-shot-classify", model=model, inputs=texts, parameters=parameters)
     for text, answer in zip(texts, answers, strict=True):
         expected = reference(text, candidate_labels=labels, **asked)
         assert_same(answer, by_label(expected))
-    alone = served.post("/zero-shot-classify", inputs=texts[1], parameters=parameters)
-    assert alone == answers[1]
+    body: dict[str, Any] = {"inputs": texts[1], "parameters": parameters}
+    assert served.post("/zero-shot-classify", model=model, **body) == answers[1]
 
 
 def by_label(expected: dict[str, Any]) -> list[dict[str, Any]]:

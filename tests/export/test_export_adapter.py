@@ -69,7 +69,7 @@ def test_head_of_the_adapter(checkpoint: New, tmp_path: Path) -> None:
     model = AutoModelForSequenceClassification.from_pretrained(source, attn_implementation="eager")
     adapted = train(model, tmp_path / "lora", task_type="SEQ_CLS")
     found = replace(plain_source(source, "classify"), adapter=tmp_path / "lora")
-    merged, _ = load_model(found, strict=True, console=Console(quiet=True))
+    merged = load_model(found, strict=True, console=Console(quiet=True)).model
     with torch.no_grad():
         torch.testing.assert_close(merged(IDS).logits, adapted(IDS).logits, atol=1e-5, rtol=1e-5)
 

@@ -15,10 +15,11 @@ import transformers
 from maskdial.bundle.bundle import load_bundle
 from maskdial_export.errors import ExportError
 from maskdial_export.export import export
-from tests.export.zoo import CAUSAL, FILL_MASK, REFUSED, marked
+from tests.export.zoo import CAUSAL, FILL_MASK, REFUSED, WRAPPED, marked
 
 TOLERANCE = 1e-4
 STEPS = 6
+WRITERS = {**CAUSAL, **WRAPPED}
 Bundle = Callable[[str], Path]
 
 
@@ -142,7 +143,7 @@ class Cache:
         return np.split(outputs["logits"], np.cumsum([len(text) for text in texts])[:-1])
 
 
-@pytest.mark.parametrize("name", marked(CAUSAL))
+@pytest.mark.parametrize("name", marked(WRITERS))
 def test_causal_logits_equal_torch_in_chunks_and_steps(
     name: str, bundle: Bundle, checkpoint: Bundle, load_reference: Callable[[Path], Any]
 ) -> None:
@@ -167,7 +168,7 @@ def test_causal_logits_equal_torch_in_chunks_and_steps(
     assert max(manifest.parity.chunked_prompt, manifest.parity.decode_steps) <= TOLERANCE
 
 
-@pytest.mark.parametrize("name", marked(CAUSAL))
+@pytest.mark.parametrize("name", marked(WRITERS))
 def test_causal_logits_do_not_depend_on_batch_or_chunks(name: str, bundle: Bundle) -> None:
     texts = texts_of([90, 12, 19])
     prompts = [text[:-4] for text in texts]
@@ -187,7 +188,7 @@ def test_causal_logits_do_not_depend_on_batch_or_chunks(name: str, bundle: Bundl
     assert load_bundle(name, bundle(name)).manifest.batch_invariant
 
 
-@pytest.mark.parametrize("name", marked(CAUSAL))
+@pytest.mark.parametrize("name", marked(WRITERS))
 def test_greedy_decoding_equals_generate(
     name: str, bundle: Bundle, checkpoint: Bundle, load_reference: Callable[[Path], Any]
 ) -> None:

@@ -21,7 +21,7 @@ from maskdial.bundle.manifest import Manifest
 from tests.export.zoo import ZOO, marked
 
 TOLERANCE = 1e-4
-ELSEWHERE = ("generate", "generate, with an encoder", "fill-mask")
+ELSEWHERE = ("generate", "generate, the text part", "generate, with an encoder", "fill-mask")
 TASKS = {name: task for task, zoo in ZOO.items() if task not in ELSEWHERE for name in zoo}
 NAMES = [each for task in dict.fromkeys(TASKS.values()) for each in marked(ZOO[task])]
 LENGTHS = (23, 1, 31, 8)
@@ -65,11 +65,12 @@ def types_of(text: np.ndarray) -> np.ndarray:
     return (np.arange(len(text)) >= len(text) // 2).astype(np.int64)
 
 
-def texts_and_rows() -> tuple[list[np.ndarray], list[list[int]]]:
+def texts_and_rows(*, ends: bool = False) -> tuple[list[np.ndarray], list[list[int]]]:
+    """Random texts with a separator; ``ends``: also the one of a single token."""
     generator = np.random.default_rng(29)
     texts = [generator.integers(4, 101, length) for length in LENGTHS]
     for text in texts:
-        if len(text) > 1:
+        if len(text) > 1 or ends:
             text[len(text) // 2] = SEPARATOR
     # Question answering asks for every token, the others for some
     return texts, [list(range(len(texts[0]))), [0], [30, 2], [7]]
@@ -124,9 +125,9 @@ def test_outputs_equal_torch_and_are_batch_invariant(
     name: str, bundle: Bundle, checkpoint: Bundle, load_reference: Callable[[Path], Any]
 ) -> None:
     graph = Graph(bundle(name))
-    texts, rows = texts_and_rows()
-    together = graph.run(texts, rows)
     model = load_reference(checkpoint(name))
+    texts, rows = texts_and_rows(ends=model.config.is_encoder_decoder)
+    together = graph.run(texts, rows)
     embedding = graph.manifest.embedding
     for text, of, output in zip(texts, rows, together, strict=True):
         reference = torch_output(model, text, graph)

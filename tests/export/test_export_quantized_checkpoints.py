@@ -135,7 +135,7 @@ def test_fp8_checkpoint_against_transformers(new_checkpoint: New, add_json: Add)
     source = new_checkpoint("llama")
     quantized_checkpoint(source, FP8, add_json)
     found = find(str(source), "auto", revision=None, allow_pickle=False)
-    ours = load_model(found, strict=True, console=Console(quiet=True))[0].state_dict()
+    ours = load_model(found, strict=True, console=Console(quiet=True)).model.state_dict()
     theirs = transformers.LlamaForCausalLM.from_pretrained(
         source,
         quantization_config=transformers.FineGrainedFP8Config(

@@ -131,6 +131,36 @@ DISTILLED: dict[str, Any] = {
     "hidden_dim": 48,
     "max_position_embeddings": 128,
 }
+T5: dict[str, Any] = {
+    "vocab_size": 101,
+    "d_model": 32,
+    "d_kv": 16,
+    "d_ff": 48,
+    "num_layers": 2,
+    "num_heads": 2,
+    "n_positions": 128,
+    "relative_attention_num_buckets": 8,
+    "relative_attention_max_distance": 20,
+    "pad_token_id": 0,
+    "eos_token_id": 3,
+    "decoder_start_token_id": 0,
+}
+BART: dict[str, Any] = {
+    "vocab_size": 101,
+    "d_model": 32,
+    "encoder_layers": 2,
+    "decoder_layers": 1,
+    "encoder_attention_heads": 2,
+    "decoder_attention_heads": 2,
+    "encoder_ffn_dim": 48,
+    "decoder_ffn_dim": 48,
+    "max_position_embeddings": 128,
+    "pad_token_id": 0,
+    "bos_token_id": 2,
+    "eos_token_id": 3,
+    "decoder_start_token_id": 3,
+    "forced_eos_token_id": 3,
+}
 SPREAD_ROPE = {
     "rope_type": "longrope",
     "rope_theta": 10000.0,
@@ -138,6 +168,13 @@ SPREAD_ROPE = {
     "short_factor": [1.0 + i / 8 for i in range(8)],
     "long_factor": [4.0] * 8,
 }
+GEMMA3N = (
+    GROUPED
+    | {"num_hidden_layers": 4, "layer_types": ["sliding_attention", "full_attention"] * 2}
+    | {"sliding_window": 6, "intermediate_size": [48] * 4, "laurel_rank": 4}
+    | {"activation_sparsity_pattern": [0.9, 0.9, 0.0, 0.0], "num_kv_shared_layers": 2}
+    | {"vocab_size_per_layer_input": 101, "hidden_size_per_layer_input": 8}
+)
 LABELS = {0: "negative", 1: "neutral", 2: "positive"}
 TAGS = {0: "O", 1: "B-PER", 2: "I-PER", 3: "B-LOC", 4: "I-LOC"}
 
@@ -480,6 +517,200 @@ CAUSAL: Mapping[str, Specimen] = {
         | {"num_experts_per_tok": 2, "mamba_d_state": 8, "mamba_dt_rank": 4},
         "Mamba, mixture of experts",
     ),
+    "gemma3n-text": Specimen(
+        "Gemma3nForCausalLM", GEMMA3N, "sparse activations, embeddings of layers, shared keys"
+    ),
+}
+
+# A tower of any vision encoder; each reads what it knows of it
+TOWER: dict[str, Any] = {
+    "hidden_size": 32,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "intermediate_size": 48,
+    "image_size": 16,
+    "patch_size": 8,
+}
+QWEN_TOWER: dict[str, Any] = {
+    "depth": 1,
+    "hidden_size": 32,
+    "embed_dim": 32,
+    "out_hidden_size": 32,
+    "intermediate_size": 48,
+    "num_heads": 2,
+    "patch_size": 8,
+}
+
+
+def wrapped(text: Settings, tower: Settings = TOWER, **others: Any) -> dict[str, Any]:
+    """Settings of a wrapper around a text model; token 1 stands for an image."""
+    tokens = {"image_token_id": 1, "image_token_index": 1}
+    parts = {"text_config": text, "vision_config": tower, "tie_word_embeddings": False}
+    return parts | tokens | others
+
+
+def m_rope(*sections: int) -> dict[str, Any]:
+    """Settings of rotary positions in time, height and width."""
+    return rope("default", mrope_section=list(sections))
+
+
+HALF_M_ROPE = rope("default", mrope_section=[2, 3, 3], partial_rotary_factor=0.5)
+WRAPPED: Mapping[str, Specimen] = {
+    "gemma3-vision": Specimen(
+        "Gemma3ForConditionalGeneration",
+        wrapped(
+            GROUPED | LOCAL_GLOBAL | {"query_pre_attn_scalar": 24, "final_logit_softcapping": 3.0},
+            mm_tokens_per_image=4,
+            tie_word_embeddings=True,
+        ),
+        "local and global layers",
+        quick=True,
+    ),
+    "qwen3-vl": Specimen(
+        "Qwen3VLForConditionalGeneration",
+        wrapped(
+            GROUPED | m_rope(3, 3, 2),
+            QWEN_TOWER | {"deepstack_visual_indexes": [0], "num_position_embeddings": 16},
+            video_token_id=1,
+        ),
+        "positions in time, height and width",
+        quick=True,
+    ),
+    "mistral3": Specimen(
+        "Mistral3ForConditionalGeneration",
+        wrapped(GROUPED | {"model_type": "ministral3"}, TOWER | {"model_type": "pixtral"}),
+        "Ministral 3",
+    ),
+    "mistral3-mistral": Specimen(
+        "Mistral3ForConditionalGeneration",
+        wrapped(GROUPED | {"model_type": "mistral"}, TOWER | {"model_type": "pixtral"}),
+        "Mistral Small 3",
+    ),
+    "qwen2-vl": Specimen(
+        "Qwen2VLForConditionalGeneration", wrapped(GROUPED | m_rope(2, 3, 3), QWEN_TOWER)
+    ),
+    "qwen2-5-vl": Specimen(
+        "Qwen2_5_VLForConditionalGeneration", wrapped(GROUPED | m_rope(2, 3, 3), QWEN_TOWER)
+    ),
+    "qwen3-vl-moe": Specimen(
+        "Qwen3VLMoeForConditionalGeneration",
+        wrapped(
+            EXPERTS | m_rope(3, 3, 2),
+            QWEN_TOWER | {"deepstack_visual_indexes": [0], "num_position_embeddings": 16},
+        ),
+        "mixture of experts",
+    ),
+    "smolvlm": Specimen(
+        "SmolVLMForConditionalGeneration", wrapped(GROUPED | {"model_type": "llama"})
+    ),
+    "idefics3": Specimen(
+        "Idefics3ForConditionalGeneration", wrapped(GROUPED | {"model_type": "llama"})
+    ),
+    "idefics2": Specimen(
+        "Idefics2ForConditionalGeneration",
+        wrapped(
+            GROUPED | {"model_type": "mistral"},
+            perceiver_config={"hidden_size": 32, "resampler_n_latents": 4, "resampler_depth": 1}
+            | {"resampler_n_heads": 2, "resampler_head_dim": 16, "num_key_value_heads": 1},
+        ),
+    ),
+    "internvl": Specimen(
+        "InternVLForConditionalGeneration",
+        wrapped(
+            GROUPED | {"model_type": "qwen3"},
+            TOWER | {"model_type": "internvl_vision", "image_size": [16, 16], "patch_size": [8, 8]},
+        ),
+    ),
+    "llava": Specimen(
+        "LlavaForConditionalGeneration",
+        wrapped(GROUPED | {"model_type": "llama"}, TOWER | {"model_type": "clip_vision_model"}),
+    ),
+    "llava-next": Specimen(
+        "LlavaNextForConditionalGeneration",
+        wrapped(GROUPED | {"model_type": "mistral"}, TOWER | {"model_type": "clip_vision_model"}),
+    ),
+    "llava-onevision": Specimen(
+        "LlavaOnevisionForConditionalGeneration",
+        wrapped(GROUPED | {"model_type": "qwen2"}, TOWER | {"model_type": "siglip_vision_model"}),
+    ),
+    "llama4-vision": Specimen(
+        "Llama4ForConditionalGeneration",
+        wrapped(
+            GROUPED
+            | {"num_local_experts": 4, "intermediate_size_mlp": 48, "interleave_moe_layer_step": 2}
+            | {"no_rope_layers": [1, 0], "attention_chunk_size": 128},
+            TOWER
+            | {"vision_output_dim": 32, "projector_input_dim": 32, "projector_output_dim": 32},
+        ),
+        "texts of one chunk",
+    ),
+    "glm4v": Specimen(
+        "Glm4vForConditionalGeneration",
+        wrapped(GROUPED | {"head_dim": 32} | HALF_M_ROPE, QWEN_TOWER | {"image_size": 16}),
+    ),
+    "glm4-6v": Specimen(
+        "Glm46VForConditionalGeneration",
+        wrapped(
+            GROUPED | {"head_dim": 32, "model_type": "glm4v_text"} | HALF_M_ROPE,
+            QWEN_TOWER | {"image_size": 16, "model_type": "glm4v_vision"},
+        ),
+    ),
+    "glm4v-moe": Specimen(
+        "Glm4vMoeForConditionalGeneration",
+        wrapped(ROUTED | {"head_dim": 32} | HALF_M_ROPE, QWEN_TOWER | {"image_size": 16}),
+        "mixture of experts",
+    ),
+    "ernie4-5-vl": Specimen(
+        "Ernie4_5_VLMoeForConditionalGeneration",
+        wrapped(
+            GROUPED
+            | {"moe_num_experts": 4, "moe_k": 2, "moe_intermediate_size": [24, 24]}
+            | {"moe_num_shared_experts": 1, "mlp_layer_types": ["dense", "sparse"]}
+            | m_rope(3, 3, 2),
+            QWEN_TOWER,
+        ),
+        "mixture of experts",
+    ),
+    "gemma3n": Specimen(
+        "Gemma3nForConditionalGeneration",
+        wrapped(
+            GEMMA3N,
+            {"hidden_size": 32, "vocab_size": 8, "vocab_offset": 101},
+            audio_config={"hidden_size": 32, "vocab_size": 8, "vocab_offset": 109},
+        ),
+    ),
+    "aya-vision": Specimen(
+        "AyaVisionForConditionalGeneration",
+        wrapped(
+            GROUPED | LOCAL_GLOBAL | {"model_type": "cohere2"},
+            TOWER | {"model_type": "siglip_vision_model"},
+        ),
+    ),
+    "paligemma": Specimen(
+        "PaliGemmaForConditionalGeneration",
+        wrapped(GROUPED | {"model_type": "gemma"}, TOWER | {"model_type": "siglip_vision_model"}),
+    ),
+    "kimi-k2-5": Specimen(
+        "Kimi_K25ForConditionalGeneration",
+        wrapped(
+            SHAPE
+            | {"num_key_value_heads": 4, "n_routed_experts": 4, "num_experts_per_tok": 2}
+            | {"moe_intermediate_size": 24, "first_k_dense_replace": 1, "n_group": 1}
+            | {"topk_group": 1, "qk_rope_head_dim": 16, "qk_nope_head_dim": 16, "v_head_dim": 16}
+            | {"q_lora_rank": 16, "kv_lora_rank": 16, "model_type": "deepseek_v3"},
+            TOWER,
+        ),
+        "latent attention, mixture of experts",
+    ),
+    "voxtral": Specimen(
+        "VoxtralForConditionalGeneration",
+        {
+            "text_config": GROUPED | {"model_type": "llama"},
+            "audio_config": {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
+            | {"intermediate_size": 48},
+        },
+        "sound",
+    ),
 }
 
 FILL_MASK: Mapping[str, Specimen] = {
@@ -645,6 +876,26 @@ CLASSIFY: Mapping[str, Specimen] = {
     ),
 }
 
+# Reads a text in its encoder and in its decoder
+TWICE = BART | {"id2label": LABELS, "forced_eos_token_id": None}
+CLASSIFY = {
+    **CLASSIFY,
+    "bart-classify": Specimen(
+        "BartForSequenceClassification", TWICE, "the text in the encoder and decoder", quick=True
+    ),
+    "mbart-classify": Specimen("MBartForSequenceClassification", TWICE, "also in the decoder"),
+    "plbart-classify": Specimen("PLBartForSequenceClassification", TWICE, "also in the decoder"),
+    "t5-classify": Specimen(
+        "T5ForSequenceClassification", T5 | {"id2label": LABELS}, "also in the decoder"
+    ),
+    "mt5-classify": Specimen(
+        "MT5ForSequenceClassification", T5 | {"id2label": LABELS}, "also in the decoder"
+    ),
+    "umt5-classify": Specimen(
+        "UMT5ForSequenceClassification", T5 | {"id2label": LABELS}, "also in the decoder"
+    ),
+}
+
 TOKEN_CLASSIFY: Mapping[str, Specimen] = {
     "bert-token-classify": Specimen(
         "BertForTokenClassification", SMALL | {"id2label": TAGS}, quick=True
@@ -754,20 +1005,6 @@ EMBED: Mapping[str, Specimen] = {
     ),
 }
 
-T5: dict[str, Any] = {
-    "vocab_size": 101,
-    "d_model": 32,
-    "d_kv": 16,
-    "d_ff": 48,
-    "num_layers": 2,
-    "num_heads": 2,
-    "n_positions": 128,
-    "relative_attention_num_buckets": 8,
-    "relative_attention_max_distance": 20,
-    "pad_token_id": 0,
-    "eos_token_id": 3,
-    "decoder_start_token_id": 0,
-}
 # As T5's own checkpoints have them
 TASK_PARAMS: dict[str, dict[str, Any]] = {
     "summarization": {
@@ -782,22 +1019,6 @@ TASK_PARAMS: dict[str, dict[str, Any]] = {
     "translation_en_to_de": {"max_length": 9, "num_beams": 2, "prefix": "to German: "},
     "translation_en_to_fr": {"max_length": 9, "num_beams": 3, "prefix": "to French: "},
 }
-BART: dict[str, Any] = {
-    "vocab_size": 101,
-    "d_model": 32,
-    "encoder_layers": 2,
-    "decoder_layers": 1,
-    "encoder_attention_heads": 2,
-    "decoder_attention_heads": 2,
-    "encoder_ffn_dim": 48,
-    "decoder_ffn_dim": 48,
-    "max_position_embeddings": 128,
-    "pad_token_id": 0,
-    "bos_token_id": 2,
-    "eos_token_id": 3,
-    "decoder_start_token_id": 3,
-    "forced_eos_token_id": 3,
-}
 TEXT_TO_TEXT: Mapping[str, Specimen] = {
     "t5": Specimen(
         "T5ForConditionalGeneration",
@@ -809,6 +1030,11 @@ TEXT_TO_TEXT: Mapping[str, Specimen] = {
         "T5ForConditionalGeneration",
         T5 | {"feed_forward_proj": "gated-gelu", "tie_word_embeddings": False},
         "T5 1.1 and FLAN-T5: gated feed-forward",
+    ),
+    "umt5": Specimen(
+        "UMT5ForConditionalGeneration",
+        T5 | {"feed_forward_proj": "gated-gelu"},
+        "relative positions in every layer",
     ),
     "mt5": Specimen("MT5ForConditionalGeneration", T5 | {"feed_forward_proj": "gated-gelu"}),
     "bart": Specimen("BartForConditionalGeneration", BART | {"forced_bos_token_id": 2}, quick=True),
@@ -830,6 +1056,7 @@ TEXT_TO_TEXT: Mapping[str, Specimen] = {
 
 ZOO: Mapping[str, Mapping[str, Specimen]] = {
     "generate": CAUSAL,
+    "generate, the text part": WRAPPED,
     "generate, with an encoder": TEXT_TO_TEXT,
     "fill-mask": FILL_MASK,
     "classify": CLASSIFY,

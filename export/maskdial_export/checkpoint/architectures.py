@@ -9,7 +9,7 @@ from typing import Any
 
 import transformers
 from transformers.models.auto import modeling_auto as auto
-from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING, CONFIG_MAPPING_NAMES
 
 from maskdial.bundle.manifest import TaskName
 from maskdial_export.errors import ExportError
@@ -17,7 +17,17 @@ from maskdial_export.errors import ExportError
 _Names = Mapping[str, Any]
 
 _DETECTORS: _Names = {"electra": "ElectraForPreTraining"}
-_TWO_PARTS: _Names = auto.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES
+# Models that read images or sound beside texts; of those with a text part, that is exported
+_WRAPPERS: _Names = {
+    **auto.MODEL_FOR_SPEECH_SEQ_2_SEQ_MAPPING_NAMES,
+    **auto.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES,
+    **auto.MODEL_FOR_MULTIMODAL_LM_MAPPING_NAMES,
+}
+_TWO_PARTS: _Names = {
+    model_type: name
+    for model_type, name in auto.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES.items()
+    if model_type not in _WRAPPERS
+}
 # Reads texts only, but transformers lists it among those that read images
 _TEXT_ALONE: _Names = {"mistral4": "Mistral4ForCausalLM"}
 # By preference, where a class or a task has several entries. A base model's hidden states are
@@ -86,8 +96,8 @@ def settle(config: Mapping[str, Any], task: str) -> tuple[str, TaskName]:
     tasks = list(dict.fromkeys(classes.values()))
     if task == "auto" and model_type in _TWO_PARTS:
         raise ExportError(
-            f"{named!r} in config.json has an encoder and a decoder; of such models only those "
-            f"that generate are supported, such as {_TWO_PARTS[model_type]}"
+            f"{named!r} in config.json has an encoder and a decoder; of such models those that "
+            f"generate or classify are supported, such as {_TWO_PARTS[model_type]}"
         )
     if task == "auto":
         options = " or ".join(f"--task {known}" for known in tasks)
@@ -105,11 +115,22 @@ def has_two_parts(architecture: str) -> bool:
     return architecture in _TWO_PARTS.values()
 
 
+def text_class(task: TaskName, model_type: str) -> str | None:
+    """transformers' class for a task on the text part of a wrapper; None if there is none."""
+    for known, names in _TASKS:
+        if known == task and isinstance(names.get(model_type), str):
+            return str(names[model_type])
+    return None
+
+
 def _classes(model_type: str) -> Iterator[tuple[str, TaskName]]:
     """The classes of a model type that read or write one text, and their tasks."""
-    if _reads_more(model_type):
-        return
     seen: set[str] = set()
+    if _has_text_part(model_type):
+        seen.add(_WRAPPERS[model_type])
+        yield _WRAPPERS[model_type], "generate"
+    elif _reads_more(model_type):
+        return
     for task, names in _TASKS:
         if names is auto.MODEL_MAPPING_NAMES and not seen:
             return  # a model type without any head for texts reads something else
@@ -125,10 +146,20 @@ def _reads_one_text(model_type: str, name: str, names: _Names) -> bool:
         return names is _TWO_PARTS  # BART's also stands among those for fill-mask
     if name.endswith("ForConditionalGeneration"):
         return False
-    if model_type in _TWO_PARTS:  # its encoder or decoder alone may
-        alone = auto.MODEL_FOR_TEXT_ENCODING_MAPPING_NAMES, auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+    if model_type in _TWO_PARTS:  # its encoder or decoder alone may, and both may classify
+        alone = (
+            auto.MODEL_FOR_TEXT_ENCODING_MAPPING_NAMES,
+            auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
+            auto.MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES,
+        )
         return any(names.get(model_type) == name for names in alone)
     return True
+
+
+def _has_text_part(model_type: str) -> bool:
+    """Whether models of a type read images or sound beside texts, and have a model of texts."""
+    known = model_type in _WRAPPERS and model_type not in _TEXT_ALONE
+    return known and "text_config" in CONFIG_MAPPING[model_type].sub_configs
 
 
 def _reads_more(model_type: str) -> bool:

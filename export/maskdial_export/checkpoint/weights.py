@@ -8,6 +8,8 @@ import re
 import sys
 import tempfile
 from collections.abc import Iterable, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +24,7 @@ from transformers.pytorch_utils import Conv1D
 from maskdial_export.checkpoint.adapter import merge_adapter, whole_weights
 from maskdial_export.checkpoint.dequantize import dequantize
 from maskdial_export.checkpoint.source import Source
+from maskdial_export.checkpoint.text_part import take_text_part, towers_left_out
 from maskdial_export.errors import ExportError, first_line
 from maskdial_export.phase import finding
 
@@ -46,9 +49,24 @@ _INSTEAD = (
 _MIN_MAPPED_BYTES = 2**28
 
 
-def load_model(
-    source: Source, *, strict: bool, console: Console
-) -> tuple[PreTrainedModel, str | None]:
+@dataclass(frozen=True, slots=True)
+class LoadedModel:
+    """A model with its weights.
+
+    Attributes:
+        model: of a wrapper, its text part.
+        doubt: why it is not known to be the one that was trained.
+        left_out: the names of the wrapper's modules that its text part does without.
+        media_tokens: the tokens that stand for what these modules read.
+    """
+
+    model: PreTrainedModel
+    doubt: str | None
+    left_out: tuple[str, ...] = ()
+    media_tokens: tuple[int, ...] = ()
+
+
+def load_model(source: Source, *, strict: bool, console: Console) -> LoadedModel:
     """Loads the model for inference, in float32 on the CPU, with eager attention.
 
     ``strict`` refuses weights that are missing, and weights that the model does not use. Otherwise
@@ -60,15 +78,17 @@ def load_model(
     transformers.utils.logging.set_verbosity_error()
     transformers.utils.logging.disable_progress_bar()
     model_class = getattr(transformers, source.architecture)
+    wraps = "text_config" in model_class.config_class.sub_configs
     try:
-        model, info = model_class.from_pretrained(
-            **_stored(source, model_class),
-            dtype=torch.float32,
-            attn_implementation="eager",
-            trust_remote_code=False,
-            output_loading_info=True,
-            ignore_mismatched_sizes=True,  # else the error does not say which weight it is
-        )
+        with _text_alone(source, model_class) if wraps else nullcontext():
+            model, info = model_class.from_pretrained(
+                **_stored(source, model_class),
+                dtype=torch.float32,
+                attn_implementation="eager",
+                trust_remote_code=False,
+                output_loading_info=True,
+                ignore_mismatched_sizes=True,  # else the error does not say which weight it is
+            )
     except ExportError:
         raise
     except Exception as error:  # transformers raises many types for damaged files
@@ -77,18 +97,31 @@ def load_model(
     missing = info["missing_keys"]
     if source.adapter is not None:
         missing -= whole_weights(source.adapter)
+        model = merge_adapter(model, source.adapter)
+    model.eval()
     _check_scales(source, info["unexpected_keys"])
-    complaints = (_missing(source, missing), _unused(source, model, info))
+    unused = info["unexpected_keys"]
+    loaded = LoadedModel(model, None)
+    if wraps:
+        part = take_text_part(model, source.task)
+        missing, unused = (
+            {name for name in names if not part.leaves_out(name)} for names in (missing, unused)
+        )
+        loaded = LoadedModel(part.model, None, part.left_out, part.media_tokens)
+        finding(console, part.summary)
+    complaints = (_missing(source, missing), _unused(source, model, unused))
     found = [complaint for complaint in complaints if complaint is not None]
     if found and strict:
         raise ExportError(f"{found[0]}; --no-strict exports the model regardless")
     for complaint in found:
         finding(console, complaint)
-    if source.adapter is not None:
-        model = merge_adapter(model, source.adapter)
-    _check_values(source, model)
-    model.eval()
-    return model, "; ".join(found) or None
+    _check_values(source, loaded.model)
+    return replace(loaded, doubt="; ".join(found) or None)
+
+
+def _text_alone(source: Source, model_class: type[PreTrainedModel]) -> AbstractContextManager[None]:
+    config = model_class.config_class.from_pretrained(source.path, local_files_only=True)
+    return towers_left_out(config)
 
 
 def map_widened(source: Source, model: PreTrainedModel, folder: Path) -> None:
@@ -215,8 +248,8 @@ def _missing(source: Source, names: Iterable[str]) -> str | None:
     )
 
 
-def _unused(source: Source, model: PreTrainedModel, info: Mapping[str, Any]) -> str | None:
-    unused = sorted(name for name in info["unexpected_keys"] if _matters(model, name))
+def _unused(source: Source, model: PreTrainedModel, names: Iterable[str]) -> str | None:
+    unused = sorted(name for name in names if _matters(model, name))
     if not unused:
         return None
     why = ", as config.json describes it, has no place"

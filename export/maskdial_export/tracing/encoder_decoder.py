@@ -189,15 +189,9 @@ def _relative_bias(module: Any, positions: Tensor | None, longest: Any) -> Calla
     It is looked up by the distance itself. From ``relative_attention_max_distance`` on there is
     one bias; computing the buckets in the graph would take logarithms, which may round differently.
     """
-    both = not module.is_decoder
     furthest = int(module.relative_attention_max_distance)
-    buckets = module._relative_position_bucket(
-        torch.arange(-furthest, furthest + 1),
-        bidirectional=both,
-        num_buckets=module.relative_attention_num_buckets,
-        max_distance=furthest,
-    )
-    table = module.relative_attention_bias(buckets).detach()
+    length = 2 * furthest + 1
+    table = module.compute_bias(length, length)[0, :, furthest].T.detach().contiguous()
 
     def compute(query_length: int, *_: Any, **__: Any) -> Tensor:
         at = torch.arange(query_length)[None] if positions is None else positions

@@ -121,8 +121,8 @@ class Tables:
         """
 
         def find(key: _Key, forward: Rotate, x: Tensor, ids: Tensor, *rest: Any) -> Any:
-            if ids.ndim > 2:  # of height and width beside time, which are the same in a text
-                ids = ids[0]
+            if ids.ndim == 3:
+                ids = ids[0]  # of a text, positions in time, height and width are the same
             if key in self._complex:
                 table = self._complex[key]
                 pairs = nn.functional.embedding(ids, table.flatten(1))

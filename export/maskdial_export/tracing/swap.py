@@ -14,6 +14,7 @@ from transformers import AttentionInterface, PreTrainedModel
 
 from maskdial_export.tracing import experts, handwritten
 from maskdial_export.tracing.llama4 import expert_by_expert
+from maskdial_export.tracing.sparsity import quantiles_computed
 
 _NAME = "maskdial"
 
@@ -32,6 +33,7 @@ def swapped(
             handwritten.interfaced(model, attention),
             experts.chosen_computed(model),
             expert_by_expert(model),
+            quantiles_computed(model),
         ):
             yield
     finally:

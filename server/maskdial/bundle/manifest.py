@@ -346,6 +346,12 @@ class Manifest(_Frozen):
         description="the checkpoint's `response_template` (transformers 5), for what the chat "
         "template does not show of calls and reasoning",
     )
+    left_out: tuple[str, ...] = Field(
+        (), description="modules of the checkpoint that read images or sound"
+    )
+    media_tokens: tuple[_TokenId, ...] = Field(
+        (), description="tokens that stand for images or sound; a request must not have them"
+    )
     source: str
     source_sha256: str
     tool_versions: dict[str, str]

@@ -40,6 +40,21 @@ def check_ids(ids: Sequence[int], model: NamedModel) -> None:
         )
 
 
+def check_media(ids: Sequence[int], model: ReadingModel) -> None:
+    """Refuses tokens that stand for images or sound, which the model was exported without.
+
+    Raises:
+        ValidationError: there is one; the message has its spelling.
+    """
+    media = model.manifest.media_tokens
+    if media and not set(media).isdisjoint(ids):
+        token = model.tokenizer.id_to_token(next(each for each in ids if each in media))
+        raise ValidationError(
+            f"{token!r} stands for an image, a video or sound, and model {model.name!r} reads text "
+            "only; leave it out"
+        )
+
+
 def tokenizing_seconds(texts: Sequence[str]) -> float:
     """Estimate of how long it takes to tokenize some texts."""
     return sum(map(len, texts)) * _SECONDS_PER_CHARACTER

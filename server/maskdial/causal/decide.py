@@ -16,6 +16,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
+from maskdial.bundle.texts import check_media
 from maskdial.causal.grammar.forced import ForcedTokens
 from maskdial.causal.model import CausalModel
 from maskdial.causal.sampling.params import SamplingParams
@@ -163,6 +164,8 @@ def _branch(prompt: str, question: Question, model: CausalModel) -> _Branches:
         ).ids
         for option in question.options or _YES_OR_NO
     ]
+    for whole in wholes:
+        check_media(whole, model)
     longest = max(map(len, wholes))
     if longest > model.max_length:
         raise ValidationError(

@@ -7,7 +7,7 @@ import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from maskdial.bundle.texts import check_characters, check_ids, tokenizing_seconds
+from maskdial.bundle.texts import check_characters, check_ids, check_media, tokenizing_seconds
 from maskdial.bundle.tokenizer import TextOrIds
 from maskdial.causal.beam_search import BeamParams, BeamSearch
 from maskdial.causal.grammar.matcher import Grammar
@@ -325,6 +325,8 @@ def _fit(tokens: _Tokens, truncate: int | None, model: CausalModel, index: int) 
     """
     if truncate is not None and truncate < len(tokens.ids):
         tokens = tokens.last(truncate)
+    with about("prompts", index):
+        check_media(tokens.ids, model)
     if not tokens.ids:
         raise ValidationError(
             "the prompt has no tokens; write at least one word", field="prompts", index=index

@@ -236,6 +236,36 @@ def test_more_conversations_than_can_wait_are_refused(monkeypatch: pytest.Monkey
     template.close()
 
 
+# As SmolVLM's and LLaVA's: a text is a sequence of characters there, which have no type
+_PARTS = (
+    "{% for m in messages %}{{ m.role }}:{% for part in m.content %}"
+    "{% if part.type == 'image' %}<image>{% endif %}{% endfor %}"
+    "{% for part in m.content %}{% if part['type'] == 'text' %}{{ part['text'] }}{% endif %}"
+    "{% endfor %};{% endfor %}"
+)
+
+
+def test_a_template_that_reads_parts_only_gets_the_text_as_one() -> None:
+    assert render(_PARTS, CHAT) == "user:Hi <b>you</b>;assistant:Yes?;user:Go on.;"
+    template = ChatTemplate(_PARTS, name="m")
+    assert template.render(CHAT, continue_final_message=True).endswith("user:Go on.")
+    template.close()
+
+
+def test_a_template_that_reads_texts_too_gets_texts() -> None:
+    source = "{{ messages[0].content is string }}{% if messages[0].content is string %}"
+    source += "{{ messages[0].content }}{% else %}{{ messages[0].content[0].text }}{% endif %}"
+    assert render(source) == "TrueHi <b>you</b>"
+
+
+def test_a_template_for_tools_may_read_parts_alone() -> None:
+    template = ChatTemplate("{{ messages[0].content }}", name="m", tool_source=_PARTS)
+    assert template.render([USER]) == "Hi <b>you</b>"
+    tool = {"type": "function", "function": {"name": "f", "parameters": {}}}
+    assert template.render([USER], tools=[tool]) == "user:Hi <b>you</b>;"
+    template.close()
+
+
 def test_a_bound_that_is_met_is_not_broken() -> None:
     assert len(render(f"{{{{ 'x' * {MAX_CHARACTERS} }}}}")) == MAX_CHARACTERS
     rows = "{% for a in range(990) %}{% for b in range(990) %}{% endfor %}{% endfor %}"

@@ -16,6 +16,9 @@ _MAX_WAITING = 256
 
 _DEFAULT = "default"
 _TOOL_USE = "tool_use"
+_TEXT = "text"  # what a part of a content has, so that every template that reads parts says it
+# A word that a template writes out if it reads the content that has it.
+_PROBE = "Zcontentz"
 # As in transformers: with a space, to see whether the template trims the message.
 _END_OF_MESSAGE = "CONTINUE_FINAL_MESSAGE_TAG "
 
@@ -25,6 +28,9 @@ class ChatTemplate:
 
     It is rendered in a child process (see `maskdial.causal.chat.renderer`), one conversation at a
     time, each within `LIMITS`.
+
+    Templates of models that also read images may take a message's content as a list of parts only,
+    and would drop a text: each is tried, and gets one part of text where it needs one.
 
     Attributes:
         source: the template; None if the model has none.
@@ -56,13 +62,16 @@ class ChatTemplate:
         self._rendering = ThreadPoolExecutor(1, "maskdial-chat-template")
         self._child: ChildProcess | None = None
         if source is not None:
-            sources = {_DEFAULT: source, _TOOL_USE: self.tool_source}
+            sources = {_DEFAULT: source, _TOOL_USE: tool_source or source}
             self._child = ChildProcess(
                 "maskdial.causal.chat.renderer", {"sources": sources}, LIMITS
             )
             self._check(_DEFAULT, CHAT_TEMPLATE)
             if tool_source is not None:
                 self._check(_TOOL_USE, TOOL_TEMPLATE)
+            self._reads_parts = {
+                name for name, text in sources.items() if _TEXT in text and self._needs_parts(name)
+            }
 
     @classmethod
     def from_bundle(cls, bundle: Bundle, tokens: Mapping[str, str]) -> "ChatTemplate":
@@ -138,8 +147,10 @@ class ChatTemplate:
                 f"model {self._name!r} has no chat template; write the whole prompt yourself and "
                 "send it as a text"
             )
+        template = _TOOL_USE if tools else _DEFAULT
+        sent = _tagged(messages) if continue_final_message else list(messages)
         own = {
-            "messages": _tagged(messages) if continue_final_message else list(messages),
+            "messages": _in_parts(sent) if template in self._reads_parts else sent,
             "tools": list(tools) if tools else None,
             "documents": None,
             "add_generation_prompt": add_generation_prompt and not continue_final_message,
@@ -157,10 +168,7 @@ class ChatTemplate:
                     f"{self._name!r} already; try again in a moment"
                 )
             self._num_waiting += 1
-        question = {
-            "template": _TOOL_USE if tools else _DEFAULT,
-            "variables": {**(variables or {}), **own},
-        }
+        question = {"template": template, "variables": {**(variables or {}), **own}}
         continued = messages[-1]["content"] if continue_final_message else None
         rendering = self._rendering.submit(self._render, question, continued)
         rendering.add_done_callback(self._count_down)
@@ -202,6 +210,18 @@ class ChatTemplate:
                 f"model {self._name!r}: {file_name} is not a valid template: {answer['error']}"
             )
 
+    def _needs_parts(self, template: str) -> bool:
+        """Whether a template writes out a message's text only if it is a part of the content."""
+        messages = [{"role": "user", "content": _PROBE}]
+        own = {"tools": None, "documents": None, "add_generation_prompt": True, **self._tokens}
+
+        def writes(messages: Sequence[Mapping[str, Any]]) -> bool:
+            variables = {"messages": messages, **own}
+            answer = self._ask({"template": template, "variables": variables})
+            return _PROBE in answer.get("text", "")
+
+        return not writes(messages) and writes(_in_parts(messages))
+
     def _ask(self, question: Mapping[str, Any]) -> Mapping[str, str]:
         assert self._child is not None
         try:
@@ -224,6 +244,14 @@ def _read(bundle: Bundle, file_name: str) -> str | None:
         return (bundle.path / file_name).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise BundleError(f"model {bundle.name!r}: {file_name} is not readable: {error}") from error
+
+
+def _in_parts(messages: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """The messages, each with its text as the only part of its content."""
+    return [
+        {**message, "content": [{"type": "text", "text": message["content"]}]}
+        for message in messages
+    ]
 
 
 def _tagged(messages: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:

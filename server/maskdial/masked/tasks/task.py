@@ -11,7 +11,13 @@ from typing import ClassVar, Generic, Protocol, TypeVar
 from tokenizers import Encoding
 
 from maskdial.bundle.manifest import Manifest, Side, TaskName
-from maskdial.bundle.texts import NamedModel, ReadingModel, check_characters, check_ids
+from maskdial.bundle.texts import (
+    NamedModel,
+    ReadingModel,
+    check_characters,
+    check_ids,
+    check_media,
+)
 from maskdial.bundle.tokenizer import TextOrIds
 from maskdial.errors import ValidationError, about
 from maskdial.masked.request import MaskedInput, MaskedResult
@@ -166,12 +172,15 @@ def read_text(
     """
     max_length = min(limit or model.manifest.max_length, model.manifest.max_length)
     if truncation.enabled:
-        return model.tokenizer.encode_cut(
+        encoding, num_cut = model.tokenizer.encode_cut(
             *text, max_length=max_length, direction=truncation.side(model)
         )
+        check_media(encoding.ids, model)
+        return encoding, num_cut
     for each in filter(None, text):
         check_characters(each, max_length, model)
     encoding = model.tokenizer.encode(*text)
+    check_media(encoding.ids, model)
     _check_length(len(encoding), max_length, model)
     return encoding, 0
 
@@ -182,6 +191,7 @@ def _read_ids(
     if not ids:
         raise ValidationError("has no tokens; send at least one")
     check_ids(ids, model)
+    check_media(ids, model)
     max_length = model.manifest.max_length
     if not truncation.enabled:
         _check_length(len(ids), max_length, model)
