@@ -58,6 +58,15 @@ ROUTED = GROUPED | {
     "n_group": 1,
     "topk_group": 1,
 }
+GEMMA4 = GROUPED | {
+    "num_hidden_layers": 4,
+    "layer_types": ["sliding_attention", "full_attention"] * 2,
+    "sliding_window": 6,
+    "global_head_dim": 32,
+    "num_kv_shared_layers": 2,
+    "hidden_size_per_layer_input": 8,
+    "vocab_size_per_layer_input": 101,
+}
 # A layer with a state, and one with keys and values
 DELTA_NET = GROUPED | {
     "layer_types": ["linear_attention", "full_attention"],
@@ -432,10 +441,7 @@ CAUSAL: Mapping[str, Specimen] = {
     "minimax-m2": Specimen("MiniMaxM2ForCausalLM", LOCAL_EXPERTS, "mixture of experts"),
     "gemma4": Specimen(
         "Gemma4ForCausalLM",
-        GROUPED
-        | {"num_hidden_layers": 4, "layer_types": ["sliding_attention", "full_attention"] * 2}
-        | {"sliding_window": 6, "global_head_dim": 32, "num_kv_shared_layers": 2}
-        | {"hidden_size_per_layer_input": 8, "vocab_size_per_layer_input": 101},
+        GEMMA4,
         "local and global layers with heads of different sizes, shared keys and values",
     ),
     "lfm2": Specimen(
@@ -575,6 +581,29 @@ WRAPPED: Mapping[str, Specimen] = {
         ),
         "positions in time, height and width",
         quick=True,
+    ),
+    "qwen3.5-vision": Specimen(
+        "Qwen3_5ForConditionalGeneration",
+        wrapped(
+            DELTA_NET | m_rope(3, 3, 2),
+            QWEN_TOWER | {"num_position_embeddings": 16},
+            video_token_id=1,
+        ),
+        "gated delta nets",
+    ),
+    "qwen3.5-moe-vision": Specimen(
+        "Qwen3_5MoeForConditionalGeneration",
+        wrapped(
+            EXPERTS | DELTA_NET | m_rope(3, 3, 2) | {"shared_expert_intermediate_size": 24},
+            QWEN_TOWER | {"num_position_embeddings": 16},
+            video_token_id=1,
+        ),
+        "gated delta nets, mixture of experts",
+    ),
+    "gemma4-vision": Specimen(
+        "Gemma4ForConditionalGeneration",
+        wrapped(GEMMA4, TOWER | {"model_type": "gemma4_vision", "head_dim": 16}, audio_config=None),
+        "heads of different sizes, shared keys and values",
     ),
     "mistral3": Specimen(
         "Mistral3ForConditionalGeneration",
