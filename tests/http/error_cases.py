@@ -159,7 +159,6 @@ _GENERATE: list[dict[str, Any]] = [
     {"model": "hybrid:full"},
     {"model": "hybrid:causal", "mask": "full"},
     {"timeout": 1e-9},
-    {"timeout": 0.001, "parameters": {"max_new_tokens": 120, "ignore_eos": True}},
 ]
 _CHAT: list[dict[str, Any]] = [
     {"messages": []},
@@ -386,7 +385,10 @@ MORE: dict[str, list[dict[str, Any]]] = {
         {"model": "masked", "inputs": ["a", LONG]},
         {"model": "hybrid", "mask": "full", "inputs": ["a", LONG]},
     ],
-    "/generate": _GENERATE,
+    "/generate": [
+        *_GENERATE,
+        {"timeout": 0.001, "parameters": {"max_new_tokens": 120, "ignore_eos": True}},
+    ],
     "/generate_stream": _GENERATE,
     "/summarize": [
         *_TASK,
