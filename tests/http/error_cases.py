@@ -608,7 +608,7 @@ def _broken(
     schema: Mapping[str, Any], document: Mapping[str, Any], place: str = "", depth: int = 0
 ) -> Iterator[tuple[str, object]]:
     """Places in an object, and for each some values that it may not have."""
-    for name, property_schema in schema["properties"].items():
+    for name, property_schema in sorted(schema["properties"].items()):
         forms = _branches(property_schema, document)
         for value in _wrong_values(forms):
             yield f"{place}{name}", value
