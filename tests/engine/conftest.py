@@ -50,11 +50,13 @@ class Request:
     grammar: Grammar | None = None
     priority: int = 0
     salt: str = ""
+    seed: int | None = None
 
     def sequence(self, shared: SharedPrompt | None = None) -> Sequence:
         return Sequence(
             self.prompt,
             self.params,
+            seed=self.seed,
             priority=self.priority,
             cache_salt=self.salt,
             grammar=None if self.grammar is None else self.grammar.matcher(),
@@ -356,10 +358,13 @@ class LoadedModel:
         )
         return Bench(engine, runner, tally)
 
-    def request(self, prompt: str | SequenceOf[int], **params: object) -> Request:
+    def request(
+        self, prompt: str | SequenceOf[int], *, seed: int | None = None, **params: object
+    ) -> Request:
         if isinstance(prompt, str):
             prompt = self.tokenizer.encode(prompt).ids
-        return Request(tuple(prompt), SamplingParams(**params))  # type: ignore[arg-type]
+        given = SamplingParams(**params)  # type: ignore[arg-type]
+        return Request(tuple(prompt), given, seed=seed)
 
     def random_prompt(self, rng: random.Random, num_tokens: int) -> tuple[int, ...]:
         return tuple(rng.randrange(1, self.manifest.vocab_size) for _ in range(num_tokens))

@@ -16,7 +16,7 @@ NUM_COPIES = 5
 def copies_of(request: Any) -> list[Any]:
     """The same prompt and parameters, with a seed each and texts of several lengths."""
     return [
-        replace(request, params=replace(request.params, seed=seed, max_new_tokens=1 + 3 * seed))
+        replace(request, params=replace(request.params, max_new_tokens=1 + 3 * seed), seed=seed)
         for seed in range(NUM_COPIES)
     ]
 
@@ -74,7 +74,9 @@ def test_the_others_go_on_without_the_one_that_reads(
 
     async def main() -> list[Any]:
         shared = SharedPrompt()
-        first = bench.submit(replace(copies[0], params=copies[-1].params), shared)
+        first = bench.submit(
+            replace(copies[0], params=copies[-1].params, seed=copies[-1].seed), shared
+        )
         readers = [bench.submit(copy, shared) for copy in copies]
         await bench.step(steps_before)
         await first.leave()

@@ -144,7 +144,7 @@ def test_each_copy_is_what_it_is_alone(recurrent: LoadedModel, num_prompt: int, 
         ignore_eos=True,
     )
     copies = [
-        replace(request, params=replace(request.params, seed=seed, max_new_tokens=1 + 3 * seed))
+        replace(request, params=replace(request.params, max_new_tokens=1 + 3 * seed), seed=seed)
         for seed in range(5)
     ]
     bench = recurrent.bench(slots=slots)

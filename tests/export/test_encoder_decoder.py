@@ -17,9 +17,8 @@ from maskdial.bundle.bundle import load_bundle
 from maskdial.bundle.manifest import ENCODER_GRAPH, GRAPH
 from maskdial.causal.generate import Generation, Text
 from maskdial.causal.model import CausalModel
-from maskdial.causal.request import GenerationRequest
+from maskdial.causal.request import GenerationRequest, Writing
 from maskdial.causal.sampling.params import SamplingParams
-from maskdial.causal.seq2seq import Writing
 from maskdial.config import Config
 from maskdial.engine.timing import Deadline
 from maskdial.metrics import Metrics
@@ -161,12 +160,13 @@ def test_no_company_changes_a_text(bundle: Folder) -> None:
 
     def draw(source: list[int]) -> GenerationRequest:
         limit, seed = generator.randint(1, 16), generator.randint(0, 99)
-        sampled = SamplingParams(do_sample=True, seed=seed)
+        sampled = SamplingParams(do_sample=True)
         num_beams = generator.randint(2, 6)
         kind = generator.choice(["greedy", "sampled", "copies", "search"])
         return GenerationRequest(
             [source],
             params=sampled if kind in ("sampled", "copies") else SamplingParams(),
+            seed=seed,
             max_new_tokens=limit,
             num_sequences={"copies": 8, "search": 2}.get(kind, 1),
             writing=Writing(num_beams=num_beams) if kind == "search" else MIXED,

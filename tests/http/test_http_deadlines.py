@@ -345,4 +345,4 @@ def test_queued_requests_start_by_priority(
     finally:
         server.stop()
     started = sorted(sequences, key=lambda sequence: sequence.started_at)
-    assert [sequence.params.seed for sequence in started] == [7, 3, 5, 0, 2, 4, 1, 6]
+    assert [sequence.seed for sequence in started] == [7, 3, 5, 0, 2, 4, 1, 6]

@@ -263,8 +263,8 @@ def test_the_sampler_draws_the_same_tokens_with_them(
     rows = np.concatenate([rows_of(size), rows_of(size)[:, ::-1]])
     rows[4, size // 2] = np.nan
     for seed in range(5):
-        given = SamplingParams(seed=seed, **params)  # type: ignore[arg-type]
-        sequences = [Sequence([min(3, size - 1)], given) for _ in rows]
+        given = SamplingParams(**params)  # type: ignore[arg-type]
+        sequences = [Sequence([min(3, size - 1)], given, seed=seed) for _ in rows]
         for one, other in zip(
             plain.sample(rows, sequences), fast.sample(rows, sequences), strict=True
         ):

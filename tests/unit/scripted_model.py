@@ -228,8 +228,10 @@ def letters(token_ids: Sequence[int]) -> str:
     return "".join(chr(ord("A") + token) for token in token_ids)
 
 
-def make_sequence(prompt: Sequence[int], max_new_tokens: int = 5, **params: Any) -> Generated:
-    return Generated(prompt, SamplingParams(max_new_tokens=max_new_tokens, **params))
+def make_sequence(
+    prompt: Sequence[int], max_new_tokens: int = 5, *, seed: int | None = None, **params: Any
+) -> Generated:
+    return Generated(prompt, SamplingParams(max_new_tokens=max_new_tokens, **params), seed=seed)
 
 
 class Reader:

@@ -20,7 +20,7 @@ PACKAGES = {
 SERVER = (
     *("__main__", "cli", "health", "ray", "server", "app", "dialects", "http", "decide", "score"),
     *("registry", "causal", "masked", "engine", "config", "settings", "runtime", "kernels"),
-    *("bundle", "metrics", "logs", "log_writer", "errors"),
+    *("bundle", "metrics", "bounds", "logs", "log_writer", "errors"),
 )
 EXPORT = (
     *("cli", "export", "writing", "join", "golden", "quantize", "model", "checks", "tracing"),

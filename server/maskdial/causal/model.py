@@ -2,9 +2,9 @@
 
 from dataclasses import dataclass
 
-from maskdial.bundle.generation_config import GenerationDefaults
 from maskdial.causal.chat.template import ChatTemplate
 from maskdial.causal.engine import CausalEngine
+from maskdial.causal.generation_config import GenerationDefaults
 from maskdial.causal.grammar.compiler import GrammarCompiler
 from maskdial.causal.tools.reply import ReplyFormat
 from maskdial.engine.model import Model

@@ -7,15 +7,48 @@ import asyncio
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from maskdial.bundle.tokenizer import TextOrIds
+from maskdial.causal.beam_search import EarlyStopping
 from maskdial.causal.grammar.source import GrammarKind, GrammarValue
 from maskdial.causal.model import CausalModel
 from maskdial.causal.sampling.params import SamplingParams
-from maskdial.causal.seq2seq import Writing
 from maskdial.causal.stop import Reasoning
 from maskdial.errors import about
+
+MAX_BEAMS = 8
+
+WritingTask = Literal["summarization", "translation"]
+
+
+@dataclass(frozen=True, slots=True)
+class Writing:
+    """How a text is searched for, and what encoder-decoder models are told beside it.
+
+    None: as an encoder-decoder checkpoint has it, or nothing of the kind.
+
+    Attributes:
+        num_beams: texts that a beam search follows; 1 for none.
+        length_penalty: exponent of a text's length, by which its log-probability is divided.
+        early_stopping: whether the search ends as soon as it has ``num_beams`` texts; ``never``
+            goes on until none can become better.
+        no_repeat_ngram_size: no sequence of so many tokens occurs twice; 0 allows it.
+        task: whose settings of the checkpoint apply, if it has any for it; as the other fields
+            below, for encoder-decoder models only.
+        source_language: code of the language of the source text.
+        target_language: code of the language to write in.
+        truncate_source: whether a source text that is too long is cut.
+    """
+
+    num_beams: int | None = None
+    length_penalty: float | None = None
+    early_stopping: EarlyStopping | None = None
+    no_repeat_ngram_size: int | None = None
+    task: WritingTask | None = None
+    source_language: str | None = None
+    target_language: str | None = None
+    truncate_source: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,12 +109,16 @@ class GenerationRequest:
             for a conversation. For an encoder-decoder model, source texts.
         conversation: rendered as the prompt, in place of ``prompts``.
         params: how to sample; its ``max_new_tokens`` is ignored.
+        seed: of the first text's random numbers, below 2**63; copy i has the seed plus i. None
+            draws one.
         max_new_tokens: limit per text. None: the model's default, or 100, or less if the context is
             shorter.
         num_sequences: texts to generate for each prompt.
         grammar: what the texts must match.
         grammar_for: chooses the grammar once a conversation is rendered, in place of ``grammar``.
         reasoning_for: likewise, what the text may begin with.
+        spelled_tokens: pairs of a special token's id and its spelling in the text, where other
+            special tokens leave nothing.
         truncate: keep only this many of a prompt's last tokens, or of a source text's first ones.
         writing: what encoder-decoder models are told beside it.
         priority: lower values are scheduled earlier.
@@ -92,11 +129,13 @@ class GenerationRequest:
     prompts: Sequence[TextOrIds] = ()
     conversation: Conversation | None = None
     params: SamplingParams = dataclasses.field(default_factory=SamplingParams)
+    seed: int | None = None
     max_new_tokens: int | None = None
     num_sequences: int = 1
     grammar: GrammarRequest | None = None
     grammar_for: Callable[[str], GrammarRequest | None] | None = None
     reasoning_for: Callable[[str], Reasoning | None] | None = None
+    spelled_tokens: Sequence[tuple[int, str]] = ()
     truncate: int | None = None
     writing: Writing = dataclasses.field(default_factory=Writing)
     priority: int = 0

@@ -1,146 +1,78 @@
-"""What encoder-decoder models are told beside a prompt: how to write, for which task, in which
-languages.
+"""Seq2Seq: how an encoder-decoder model reads source texts.
 
 Where a request says nothing, the checkpoint's own settings apply, as in transformers.
 """
 
 import dataclasses
-from dataclasses import dataclass
-from typing import Literal
+from collections.abc import Mapping
+from typing import Any
 
 from maskdial.bundle.manifest import TextToText
 from maskdial.bundle.texts import check_characters, check_ids
 from maskdial.bundle.tokenizer import TextOrIds
-from maskdial.causal.beam_search import BeamParams, EarlyStopping
 from maskdial.causal.model import CausalModel
+from maskdial.causal.reader import PromptReader, Tokens, excludes_search
+from maskdial.causal.request import MAX_BEAMS, GenerationRequest, Writing
 from maskdial.causal.sampling.params import SamplingParams
 from maskdial.errors import ValidationError, about
 
-MAX_BEAMS = 8
 
-WritingTask = Literal["summarization", "translation"]
-
-
-@dataclass(frozen=True, slots=True)
-class Writing:
-    """How a text is searched for, and what encoder-decoder models are told beside it.
-
-    None: as an encoder-decoder checkpoint has it, or nothing of the kind.
-
-    Attributes:
-        num_beams: texts that a beam search follows; 1 for none.
-        length_penalty: exponent of a text's length, by which its log-probability is divided.
-        early_stopping: whether the search ends as soon as it has ``num_beams`` texts; ``never``
-            goes on until none can become better.
-        no_repeat_ngram_size: no sequence of so many tokens occurs twice; 0 allows it.
-        task: whose settings of the checkpoint apply, if it has any for it; as the other fields
-            below, for encoder-decoder models only.
-        source_language: code of the language of the source text.
-        target_language: code of the language to write in.
-        truncate_source: whether a source text that is too long is cut.
-    """
-
-    num_beams: int | None = None
-    length_penalty: float | None = None
-    early_stopping: EarlyStopping | None = None
-    no_repeat_ngram_size: int | None = None
-    task: WritingTask | None = None
-    source_language: str | None = None
-    target_language: str | None = None
-    truncate_source: bool = False
-
-
-def check_has_no_encoder(writing: Writing, model_name: str) -> None:
-    """Refuses what only encoder-decoder models do, for a model that is none.
-
-    Raises:
-        ValidationError: it was asked for.
-    """
-    for name in ("task", "source_language", "target_language"):
-        if getattr(writing, name) is not None:
-            raise ValidationError(
-                f"model {model_name!r} has no encoder; this is for encoder-decoder models",
-                field=name,
-            )
-
-
-def resolve_beams(writing: Writing, params: SamplingParams, *, has_grammar: bool) -> BeamParams:
-    """How to search.
-
-    Raises:
-        ValidationError: a search was asked for that cannot be.
-    """
-    num_beams = writing.num_beams or 1
-    if num_beams > 1 and _excludes_search(params, has_grammar=has_grammar):
-        raise ValidationError(
-            "a beam search cannot be combined with sampling, stop strings, ignore_eos, a grammar, "
-            "top tokens or the prompt's log-probabilities; leave them out, or set num_beams to 1",
-            field="num_beams",
-        )
-    penalty = 1.0 if writing.length_penalty is None else writing.length_penalty
-    return BeamParams(num_beams, penalty, writing.early_stopping or False)
-
-
-def _excludes_search(params: SamplingParams, *, has_grammar: bool) -> bool:
-    return (
-        not params.greedy
-        or has_grammar
-        or bool(params.stop)
-        or params.top_n_tokens > 0
-        or params.ignore_eos
-        or params.prompt_logprobs
-    )
-
-
-class TextToTextSettings:
-    """A model's settings for one request.
+class Seq2Seq(PromptReader):
+    """Reads source texts for one task, in the languages that the request names.
 
     Raises:
         ValidationError: the model does not have the task or the languages that are asked for.
     """
 
-    def __init__(self, text_to_text: TextToText, writing: Writing) -> None:
+    def __init__(self, request: GenerationRequest, model: CausalModel) -> None:
+        super().__init__(request, model)
+        if request.conversation is not None:
+            raise ValidationError(
+                f"model {model.name!r} reads a source text and does not chat; send the text to "
+                "/generate, /summarize or /translate",
+                field="messages",
+            )
+        if request.params.prompt_logprobs:
+            raise ValidationError(
+                f"model {model.name!r} reads its source text in one pass, so the text's tokens "
+                "have no log-probabilities",
+                field="prompt_logprobs",
+            )
+        text_to_text = model.manifest.text_to_text
+        assert text_to_text is not None, "only an encoder-decoder model reads source texts"
         self._text_to_text = text_to_text
-        self._writing = writing
+        self._writing = writing = request.writing
         self._decoding = text_to_text.defaults
-        self._prefix = ""
         self._source_language = self._language(writing.source_language, "source_language")
         self._target_language = self._language(writing.target_language, "target_language")
         name = _task_name(text_to_text, writing)
         if name is not None:
             own = text_to_text.tasks[name]
             self._decoding = self._decoding.model_copy(update=own.model_dump(exclude_none=True))
-        if writing.task is not None:
-            self._prefix = self._decoding.prefix or ""
+        self._prefix = "" if writing.task is None else self._decoding.prefix or ""
+        self.max_new_tokens = self._decoding.max_new_tokens
 
-    @property
-    def max_new_tokens(self) -> int | None:
-        """The checkpoint's limit; None if it has none."""
-        return self._decoding.max_new_tokens
-
-    def params(self, params: SamplingParams) -> SamplingParams:
-        """A request's parameters with the checkpoint's settings."""
+    def settings(self) -> Mapping[str, Any]:
         decoding, ngram_size = self._decoding, self._writing.no_repeat_ngram_size
         if ngram_size is None:
             ngram_size = decoding.no_repeat_ngram_size or 0
         first = self._target_language
-        return dataclasses.replace(
-            params,
-            min_new_tokens=params.min_new_tokens or decoding.min_new_tokens or 0,
-            no_repeat_ngram_size=ngram_size,
-            no_source_ngram_size=decoding.encoder_no_repeat_ngram_size or 0,
-            banned=self._text_to_text.banned,
-            forced_first=self._text_to_text.forced_bos_token_id if first is None else first,
-            forced_last=self._text_to_text.forced_eos_token_ids,
-        )
+        return {
+            "min_new_tokens": self._request.params.min_new_tokens or decoding.min_new_tokens or 0,
+            "no_repeat_ngram_size": ngram_size,
+            "no_source_ngram_size": decoding.encoder_no_repeat_ngram_size or 0,
+            "banned": self._text_to_text.banned,
+            "forced_first": self._text_to_text.forced_bos_token_id if first is None else first,
+            "forced_last": self._text_to_text.forced_eos_token_ids,
+        }
 
     def writing(self, params: SamplingParams, *, has_grammar: bool) -> Writing:
-        """A request's with the checkpoint's settings of a beam search. If these are the only reason
-        for a search, it gives way to what excludes one.
+        """The request's with the checkpoint's settings of a beam search. If these are the only
+        reason for a search, it gives way to what excludes one.
         """
         asked, decoding = self._writing, self._decoding
         num_beams = asked.num_beams
-        if num_beams is None and not _excludes_search(params, has_grammar=has_grammar):
+        if num_beams is None and not excludes_search(params, has_grammar=has_grammar):
             num_beams = min(decoding.num_beams or 1, MAX_BEAMS)
         penalty, early = asked.length_penalty, asked.early_stopping
         return dataclasses.replace(
@@ -150,16 +82,8 @@ class TextToTextSettings:
             early_stopping=decoding.early_stopping if early is None else early,
         )
 
-    def read(
-        self, prompt: TextOrIds, model: CausalModel, truncate: int | None, index: int
-    ) -> tuple[list[int], int]:
-        """The tokens of a source text, and how many were cut off.
-
-        Token ids are used unchanged.
-
-        Raises:
-            ValidationError: the text is empty or too long.
-        """
+    def read(self, prompt: TextOrIds, index: int) -> Tokens:
+        model, truncate = self._model, self._request.truncate
         limit = model.max_source_length
         assert limit is not None, "only a model with an encoder reads source texts"
         truncates = truncate is not None or self._writing.truncate_source
@@ -186,7 +110,10 @@ class TextToTextSettings:
                     f"the source text has {len(ids)} tokens; model {model.name!r} reads at most "
                     f"{limit}; shorten or truncate it"
                 )
-        return self._in_language(ids), num_cut
+        return Tokens(self._in_language(ids), num_cut)
+
+    def start(self, ids: list[int]) -> tuple[list[int], list[int]]:
+        return [self._text_to_text.start_token_id], ids
 
     def _in_language(self, ids: list[int]) -> list[int]:
         """The tokens with the source language's in the place of the tokenizer's default one."""

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from maskdial.causal.events import Finish, FinishReason, PromptLogprob, TokenEvent
 from maskdial.causal.prompt_lookup import PromptLookup
 from maskdial.causal.sampling.params import SamplingParams
-from maskdial.causal.stop import ReasoningGate, StopMatcher
+from maskdial.causal.stop import Reasoning, ReasoningGate, StopMatcher
 from maskdial.engine.fairness import ClientUsage
 from maskdial.engine.trace import Timeline
 
@@ -115,12 +115,16 @@ class Sequence:
         prompt_ids: at least one token id; of a sequence with a source text, the one token that its
             decoder starts from.
         params: how to generate.
+        seed: of its random numbers, below 2**64; None draws one.
         source_ids: the source text's token ids, for an encoder-decoder model.
         priority: lower starts earlier.
         cache_salt: sequences share prefixes in the cache with those of the same salt only, and of
             the same key (see `maskdial.causal.prefix_cache`).
         grammar: what the text has to match.
         shared_prompt: the same object for sequences with the same prompt.
+        spelled_tokens: pairs of a special token's id and its spelling in the text, where other
+            special tokens leave nothing.
+        reasoning: what the text may begin with, and where no stop string is looked for.
     """
 
     def __init__(
@@ -128,11 +132,14 @@ class Sequence:
         prompt_ids: SequenceOf[int],
         params: SamplingParams,
         *,
+        seed: int | None = None,
         source_ids: SequenceOf[int] = (),
         priority: int = 0,
         cache_salt: str = "",
         grammar: Constraint | None = None,
         shared_prompt: SharedPrompt | None = None,
+        spelled_tokens: SequenceOf[tuple[int, str]] = (),
+        reasoning: Reasoning | None = None,
     ) -> None:
         self.params = params
         self.priority = priority
@@ -140,7 +147,7 @@ class Sequence:
         self.grammar = grammar
         self.shared_prompt = shared_prompt
         self.search: Search | None = None
-        self.seed = draw_seed() if params.seed is None else params.seed
+        self.seed = draw_seed() if seed is None else seed
         self.source_ids = np.array(source_ids, np.int64)
         self.num_prompt = len(prompt_ids)
         self.num_generated = 0
@@ -173,8 +180,8 @@ class Sequence:
         """The logits of the next token, float32 (vocab_size,), while it is not sampled."""
         self._lookup = PromptLookup()
         self._decoder: Decoder | None = None
-        self._spellings = dict(params.spelled_tokens)
-        self._gate = ReasoningGate(params.reasoning)
+        self._spellings = dict(spelled_tokens)
+        self._gate = ReasoningGate(reasoning)
         self._stops = StopMatcher(params.stop, include=params.include_stop)
         self._texts: list[str] = []
 

@@ -1,23 +1,15 @@
-"""What wire schemas are made of: bounds that name themselves, and the sentence when a body breaks
-them.
-"""
+"""What wire schemas are made of, and the sentence when a body breaks one."""
 
 import json
 import re
-from collections.abc import Mapping, Sized
-from dataclasses import dataclass
+from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, TypeVar
 
 import pydantic
-from pydantic import (
-    BaseModel,
-    ConfigDict,
-    Field,
-    GetCoreSchemaHandler,
-    GetJsonSchemaHandler,
-)
-from pydantic_core import CoreSchema, core_schema, from_json
+from pydantic import BaseModel, ConfigDict, Field, GetCoreSchemaHandler
+from pydantic_core import CoreSchema, from_json
 
+from maskdial.bounds import Range
 from maskdial.bundle.manifest import Mask
 from maskdial.config import MAX_BATCH_INPUTS
 from maskdial.engine.offload import offload
@@ -28,90 +20,12 @@ Body = TypeVar("Body", bound=BaseModel)
 T = TypeVar("T")
 
 
-LARGEST_INT = 2**31 - 1
 _MAX_SMALL_BODY = 65_536  # bytes
 _MAX_FIELDS = 30_000
 _MAX_LISTS_AND_OBJECTS = 30_000
 # One that does not end is matched as well, or looking for its end would begin again at each quote.
 _STRING = re.compile(rb'"(?:[^"\\]++|\\.)*+"?', re.DOTALL)
 _SECONDS_PER_BYTE = 8e-8  # of lists of small numbers, the slowest to parse
-
-
-@dataclass(frozen=True, slots=True)
-class Range:
-    """Bounds of a number, inclusive unless ``above_low``; the error names both.
-
-    Without a ``high``, integers are still limited to 32 bits, as in the engine.
-    """
-
-    low: float
-    high: float = LARGEST_INT
-    above_low: bool = False
-
-    def __get_pydantic_core_schema__(
-        self, source: object, handler: GetCoreSchemaHandler
-    ) -> CoreSchema:
-        return core_schema.no_info_after_validator_function(self._check, handler(source))
-
-    def __get_pydantic_json_schema__(
-        self, schema: CoreSchema, handler: GetJsonSchemaHandler
-    ) -> dict[str, Any]:
-        low = "exclusiveMinimum" if self.above_low else "minimum"
-        return {**handler(schema), low: self.low, "maximum": self.high}
-
-    def _check(self, value: float) -> float:
-        if self.low <= value <= self.high and not (self.above_low and value == self.low):
-            return value
-        low, high = _number(self.low), _number(self.high)
-        if self.above_low:
-            bounds = f"above {low} and at most {high}"
-        elif self.high == LARGEST_INT and value < self.low:
-            bounds = f"at least {low}"
-        else:
-            bounds = f"between {low} and {high}"
-        raise ValueError(f"must be {bounds}, not {_number(value)}")
-
-
-def _number(value: float) -> str:
-    """A number as a person writes it; an integer may be too large for a float, or for a line."""
-    return shortened(str(value) if isinstance(value, int) else f"{value:g}")
-
-
-@dataclass(frozen=True, slots=True)
-class Size:
-    """Inclusive bounds of the size of a text, list or object; the error names both."""
-
-    low: int
-    high: int
-    unit: str
-
-    def __get_pydantic_core_schema__(
-        self, source: object, handler: GetCoreSchemaHandler
-    ) -> CoreSchema:
-        inner = handler(source)
-        if inner["type"] == "list":
-            # Stops at the first item that is wrong or one too many, before it has made an error for
-            # each of half a million.
-            inner = {**inner, "fail_fast": True, "max_length": self.high}
-        return core_schema.no_info_after_validator_function(self._check, inner)
-
-    def __get_pydantic_json_schema__(
-        self, schema: CoreSchema, handler: GetJsonSchemaHandler
-    ) -> dict[str, Any]:
-        inner = handler(schema)
-        if "anyOf" in inner:  # one of several forms, which a validator makes one of
-            return inner
-        suffix = {"string": "Length", "array": "Items", "object": "Properties"}[inner["type"]]
-        return {**inner, f"min{suffix}": self.low, f"max{suffix}": self.high}
-
-    def _check(self, value: Sized) -> Sized:
-        if self.low <= len(value) <= self.high:
-            return value
-        if self.high == LARGEST_INT:
-            bounds = f"at least {self.low}"
-        else:
-            bounds = f"between {self.low} and {self.high}" if self.low else f"at most {self.high}"
-        raise ValueError(f"must have {bounds} {self.unit}, not {len(value)}")
 
 
 def _stop_lists_at_first_error(schema: object) -> None:
@@ -139,6 +53,11 @@ class Wire(BaseModel):
         schema = handler(source)
         _stop_lists_at_first_error(schema)
         return schema
+
+    def given(self, *names: str) -> dict[str, Any]:
+        """Those of the fields that are given: neither left out nor null."""
+        fields = self.__dict__
+        return {name: fields[name] for name in names if fields[name] is not None}
 
 
 def example(body: Mapping[str, Any], **keywords: Any) -> ConfigDict:
@@ -221,32 +140,7 @@ class TaskBody(Wire):
         return BodyError(f"{where}: {error.message}", field=where)
 
 
-def _check_token_keys(biases: dict[str, float]) -> dict[str, float]:
-    for key in biases:
-        canonical = key.isascii() and key.isdecimal() and str(int(key[:11])) == key
-        if not canonical or int(key) > LARGEST_INT:
-            raise ValueError(f'a key must be a token id, such as "42", not {shortened(key)!r}')
-    return biases
-
-
 TokenId = Annotated[int, Range(0)]
-StopText = Annotated[str, Size(0, 1024, "characters")]
-LogitBias = Annotated[
-    dict[str, Annotated[float, Range(-100, 100)]],
-    Size(0, 1024, "token ids"),
-    pydantic.AfterValidator(_check_token_keys),
-    Field(json_schema_extra={"propertyNames": {"pattern": "^(0|[1-9][0-9]{0,8})$"}}),
-]
-
-
-def logit_biases(biases: Mapping[str, float] | None) -> tuple[tuple[int, float], ...]:
-    """Pairs of token id and bias."""
-    return tuple((int(key), bias) for key, bias in (biases or {}).items())
-
-
-def given(value: T | None, default: T) -> T:
-    """The value, or the default of a field that was left out or null."""
-    return default if value is None else value
 
 
 def join_parts(content: object) -> object:

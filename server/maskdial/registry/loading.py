@@ -6,15 +6,15 @@ from functools import partial
 from pathlib import Path
 
 from maskdial.bundle.bundle import Bundle, load_bundle, load_bundles, read_manifests
-from maskdial.bundle.generation_config import (
-    GenerationDefaults,
-    read_generation_defaults,
-    tokens_without_text,
-)
 from maskdial.bundle.manifest import KVLayout
 from maskdial.bundle.tokenizer import Tokenizer
 from maskdial.causal.chat.template import ChatTemplate
 from maskdial.causal.engine import CausalEngine
+from maskdial.causal.generation_config import (
+    GenerationDefaults,
+    read_generation_defaults,
+    tokens_without_text,
+)
 from maskdial.causal.grammar.compiler import GrammarCompiler
 from maskdial.causal.model import CausalModel
 from maskdial.causal.prefix_cache import PrefixCache

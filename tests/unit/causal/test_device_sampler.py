@@ -108,9 +108,12 @@ class SilentDetokenizer:
 
 
 def sequence_of(
-    params: SamplingParams, prompt: SequenceOf[int] = (1, 5, 5), generated: SequenceOf[int] = ()
+    params: SamplingParams,
+    prompt: SequenceOf[int] = (1, 5, 5),
+    generated: SequenceOf[int] = (),
+    seed: int | None = None,
 ) -> Sequence:
-    sequence = Sequence(prompt, replace(params, max_new_tokens=10**6))
+    sequence = Sequence(prompt, replace(params, max_new_tokens=10**6), seed=seed)
     for token_id in generated:
         sequence.accept(
             token_id,
@@ -222,10 +225,15 @@ params_of_a_row = st.builds(
     logit_bias=st.sampled_from([(), (), ((2, 3.0),)]),
     min_new_tokens=st.sampled_from([0, 0, 3]),
     top_n_tokens=st.sampled_from([0, 0, 2]),
-    seed=st.integers(0, 2**64 - 1),
 )
 batches = st.lists(
-    st.tuples(params_of_a_row, st.lists(st.integers(0, 6), max_size=6)), min_size=1, max_size=8
+    st.tuples(
+        params_of_a_row,
+        st.lists(st.integers(0, 6), max_size=6),
+        st.integers(0, 2**64 - 1),
+    ),
+    min_size=1,
+    max_size=8,
 )
 
 
@@ -242,10 +250,13 @@ def test_any_batch_is_drawn_as_on_the_host(
     kind: str,
     vocab: int,
     seed: int,
-    batch: list[tuple[SamplingParams, list[int]]],
+    batch: list[tuple[SamplingParams, list[int], int]],
 ) -> None:
     values = make_logits(kind, seed, len(batch), vocab)
-    sequences = [sequence_of(params, generated=generated) for params, generated in batch]
+    sequences = [
+        sequence_of(params, generated=generated, seed=own_seed)
+        for params, generated, own_seed in batch
+    ]
     assert check(rigs[vocab], values, sequences) <= 1
 
 
@@ -269,8 +280,7 @@ def test_rounding_hardly_ever_decides(rigs: dict[int, Rig], kind: str, vocab: in
         values = make_logits(kind, seed, MAX_ROWS, vocab)
         for i, params in enumerate(KINDS):
             sequences = [
-                sequence_of(replace(params, seed=seed * 1000 + i * 10 + row))
-                for row in range(MAX_ROWS)
+                sequence_of(params, seed=seed * 1000 + i * 10 + row) for row in range(MAX_ROWS)
             ]
             num_different += check(rigs[vocab], values, sequences)
     assert num_different <= 1
@@ -292,7 +302,7 @@ def test_a_batch_of_one_kind_stays_on_the_device(
         copy(*arguments)
 
     monkeypatch.setattr(rig.memory, "copy", watch)
-    check(rig, values, [sequence_of(replace(params, seed=row)) for row in range(4)])
+    check(rig, values, [sequence_of(params, seed=row) for row in range(4)])
     assert rig.host.given == []
     assert rig.memory.num_synchronized == num_waits + 1
     assert sum(copied) < values[0].nbytes
@@ -325,7 +335,7 @@ def test_the_host_draws_what_the_device_cannot(rigs: dict[int, Rig]) -> None:
     rig = rigs[1000]
     values = make_logits("typical", 1, 8, 1000)
     for_host = [
-        Sequence([1], replace(DRAW, seed=1), grammar=AnyGrammar(1000)),
+        Sequence([1], DRAW, seed=1, grammar=AnyGrammar(1000)),
         sequence_of(replace(DRAW, logit_bias=((4, 9.0),))),
         sequence_of(replace(DRAW, typical_p=0.5)),
         sequence_of(SamplingParams(top_n_tokens=3)),
@@ -389,7 +399,7 @@ def test_the_host_draws_from_more_candidates(
 ) -> None:
     rig = rigs[1000]
     values = make_logits(kind, 2, 3, 1000) if kind != "all equal" else np.zeros((3, 1000), "f")
-    sequences = [sequence_of(replace(params, seed=row)) for row in range(3)]
+    sequences = [sequence_of(params, seed=row) for row in range(3)]
     check(rig, values, sequences)
     assert rig.host.given == (sequences if not params.greedy else [])
 
@@ -405,14 +415,14 @@ def test_the_most_candidates(rigs: dict[int, Rig]) -> None:
 def test_tokens_as_likely_as_the_kth_stay(rigs: dict[int, Rig]) -> None:
     values = np.zeros((1, 1000), np.float32)
     values[0, 900], values[0, [7, 300, 500]] = 2, 1
-    drawn = {draw(rigs[1000], values, replace(DRAW, top_k=2, seed=seed)) for seed in range(60)}
+    drawn = {draw(rigs[1000], values, replace(DRAW, top_k=2), seed) for seed in range(60)}
     assert drawn == {7, 300, 500, 900}
 
 
 def test_equally_likely_tokens_enter_the_nucleus_in_order(rigs: dict[int, Rig]) -> None:
     values = np.full((1, 1000), -50, np.float32)
     values[0, [900, 5, 700, 20]] = 1
-    drawn = {draw(rigs[1000], values, replace(DRAW, top_p=0.7, seed=seed)) for seed in range(60)}
+    drawn = {draw(rigs[1000], values, replace(DRAW, top_p=0.7), seed) for seed in range(60)}
     assert drawn == {5, 20, 700}
 
 
@@ -422,9 +432,9 @@ def test_the_likeliest_token_is_always_in_the_nucleus(rigs: dict[int, Rig], shar
     assert draw(rigs[1000], values, replace(DRAW, top_p=share)) == values.argmax()
 
 
-def draw(rig: Rig, values: Logits, params: SamplingParams) -> int:
+def draw(rig: Rig, values: Logits, params: SamplingParams, seed: int | None = None) -> int:
     """A token from the device itself."""
-    (sample,) = rig.sample(values, [sequence_of(params)])
+    (sample,) = rig.sample(values, [sequence_of(params, seed=seed)])
     assert isinstance(sample, Sample)
     assert rig.host.given == []
     return sample.token_id
@@ -451,10 +461,10 @@ def test_the_first_of_the_likeliest_is_greedy(rigs: dict[int, Rig]) -> None:
 def test_any_rows_of_a_pass(rigs: dict[int, Rig], rows: list[int]) -> None:
     rig = rigs[5000]
     values = make_logits("peaked", 6, 20, 5000)
-    choices = [SamplingParams(), replace(DRAW, top_k=9), replace(DRAW, seed=4), KINDS[-1]]
+    choices = [SamplingParams(), replace(DRAW, top_k=9), DRAW, KINDS[-1]]
     for shift in range(4):
         params = [choices[(i + shift) % 4] for i in range(len(rows))]
-        check(rig, values, [sequence_of(each) for each in params], rows)
+        check(rig, values, [sequence_of(each, seed=4) for each in params], rows)
         assert rig.host.given == []
     check(rig, values, [sequence_of(DRAW) for _ in rows], rows)
 
@@ -475,7 +485,7 @@ def test_logits_that_are_not_finite_fail_their_own_row_only(
     rig = rigs[1000]
     values = make_logits("peaked", 8, 3, 1000)
     values[1, slice(None) if everywhere else 77] = value
-    first, failed, last = (sequence_of(replace(params, seed=9)) for _ in range(3))
+    first, failed, last = (sequence_of(params, seed=9) for _ in range(3))
     check(rig, values, [first, last], [0, 2])
     good = rig.sample(values, [first, last], [0, 2])
     samples = rig.sample(values, [first, failed, last])
@@ -516,10 +526,8 @@ def test_penalties_of_long_texts(rigs: dict[int, Rig], num_tokens: int) -> None:
     rig = rigs[5000]
     values = make_logits("typical", 10, 3, 5000)
     prompt = np.random.default_rng(1).permutation(5000)[:num_tokens].tolist()
-    params = SamplingParams(
-        repetition_penalty=1.3, frequency_penalty=0.4, presence_penalty=0.2, seed=2
-    )
-    long = sequence_of(params, prompt, generated=prompt[:3] * 2)
+    params = SamplingParams(repetition_penalty=1.3, frequency_penalty=0.4, presence_penalty=0.2)
+    long = sequence_of(params, prompt, generated=prompt[:3] * 2, seed=2)
     check(rig, values, [sequence_of(DRAW), long, sequence_of(params, [3])])
     assert rig.host.given == ([long] if num_tokens > MAX_PENALIZED else [])
 
@@ -559,7 +567,7 @@ def test_tokens_without_text_are_not_drawn(
         values = make_logits("peaked", seed, MAX_ROWS, vocab)
         values[:, 6] = values.max() + 1
         sequences = [
-            sequence_of(replace(params, seed=seed * MAX_ROWS + row), generated=(6, 1, 2))
+            sequence_of(params, generated=(6, 1, 2), seed=seed * MAX_ROWS + row)
             for row in range(MAX_ROWS)
         ]
         check(rig, values, sequences)

@@ -25,7 +25,8 @@ def test_copies_of_a_prompt_are_as_alone_and_read_once(slots: int, overlaps: boo
         return [
             Sequence(
                 range(20),
-                SamplingParams(max_new_tokens=6, do_sample=True, temperature=4, seed=seed),
+                SamplingParams(max_new_tokens=6, do_sample=True, temperature=4),
+                seed=seed,
                 shared_prompt=shared,
             )
             for seed in range(5)

@@ -172,9 +172,11 @@ def sequence_of(
     prompt: SequenceOf[int] = (1, 5, 5, 9),
     generated: SequenceOf[int] = (),
     grammar: Constraint | None = None,
+    seed: int | None = None,
 ) -> Sequence:
     # Nothing ends the sequence while its tokens are generated here.
-    sequence = Sequence(prompt, replace(params, max_new_tokens=10**6), grammar=grammar)
+    endless = replace(params, max_new_tokens=10**6)
+    sequence = Sequence(prompt, endless, grammar=grammar, seed=seed)
     for token_id in generated:
         sequence.accept(
             token_id,
@@ -276,7 +278,6 @@ mixes = st.builds(
     min_new_tokens=st.integers(0, 8),
     stop_token_ids=st.frozensets(st.integers(0, 20), max_size=3),
     top_n_tokens=st.integers(0, 5),
-    seed=st.integers(0, 2**64 - 1),
 )
 
 
@@ -284,20 +285,26 @@ mixes = st.builds(
 @given(
     params=mixes,
     seed=st.integers(0, 2**32),
+    own_seed=st.integers(0, 2**64 - 1),
     vocab=st.sampled_from([16, 17, 300, 3000]),
     generated=st.lists(st.integers(0, 15), max_size=8),
     num_allowed=st.integers(1, 3000),
 )
 def test_any_mix_of_parameters(
-    params: SamplingParams, seed: int, vocab: int, generated: list[int], num_allowed: int
+    params: SamplingParams,
+    seed: int,
+    own_seed: int,
+    vocab: int,
+    generated: list[int],
+    num_allowed: int,
 ) -> None:
     logits = random_logits(seed, n=3, vocab=vocab)
     grammar = None
     if num_allowed < vocab:
         chosen = np.random.default_rng(seed).choice(vocab, num_allowed, replace=False)
         grammar = Mask.of(*chosen.tolist(), vocab=vocab)
-    mixed = sequence_of(params, (1, 2), generated, grammar)
-    batch = [sequence_of(replace(DRAW, seed=1)), mixed, sequence_of(SamplingParams())]
+    mixed = sequence_of(params, (1, 2), generated, grammar, own_seed)
+    batch = [sequence_of(DRAW, seed=1), mixed, sequence_of(SamplingParams())]
     one = sampler(vocab)
 
     samples = one.sample(logits, batch)
@@ -342,8 +349,14 @@ def test_light_tokens_may_be_more_typical_than_heavy_ones() -> None:
     assert np.flatnonzero(distribution(logits, sequence)).tolist() == list(range(1, 10_001))
 
 
-def draw(logits: NDArray[np.float32], params: SamplingParams, prompt: list[int]) -> int:
-    return sample_row(Sampler(len(logits), frozenset()), logits, Sequence(prompt, params)).token_id
+def draw(
+    logits: NDArray[np.float32],
+    params: SamplingParams,
+    prompt: list[int],
+    seed: int | None = None,
+) -> int:
+    sequence = Sequence(prompt, params, seed=seed)
+    return sample_row(Sampler(len(logits), frozenset()), logits, sequence).token_id
 
 
 def test_repetition_penalty_applies_to_prompt_and_output() -> None:
@@ -412,7 +425,7 @@ def test_an_error_fails_its_own_row_only(
     params: SamplingParams, grammar: Constraint, expected: type[MaskdialError], words: str
 ) -> None:
     logits = random_logits(2, n=3)
-    good, bad = sequence_of(replace(DRAW, seed=3)), sequence_of(params, grammar=grammar)
+    good, bad = sequence_of(DRAW, seed=3), sequence_of(params, grammar=grammar)
     first, error, last = sampler().sample(logits, [good, bad, good])
     assert type(error) is expected
     assert words in error.message
@@ -453,7 +466,7 @@ def test_draws_follow_the_distribution(params: SamplingParams) -> None:
     """Chi-square over 4,000 seeds; with at most 8 degrees of freedom, 26.1 is the 0.1% point."""
     logits = random_logits(2, vocab=9)[0] / 3
     wanted = distribution(logits, sequence_of(params))
-    counts = Counter(draw(logits, replace(params, seed=seed), [0]) for seed in range(4000))
+    counts = Counter(draw(logits, params, [0], seed) for seed in range(4000))
     assert set(counts) <= set(np.flatnonzero(wanted).tolist())
     chi_square = sum(
         (counts[token] - 4000 * p) ** 2 / (4000 * p) for token, p in enumerate(wanted) if p > 0
@@ -467,15 +480,16 @@ def test_a_large_vocabulary_is_drawn_from_in_proportion() -> None:
     edges = np.cumsum(softmax(logits.astype(np.float64)))
     for seed in range(300):
         u = uniform(seed, 0)
-        token = draw(logits, replace(DRAW, seed=seed), [0])
+        token = draw(logits, DRAW, [0], seed)
         low = edges[token - 1] if token else 0.0
         assert low - 1e-5 <= u <= edges[token] + 1e-5
 
 
 def test_each_token_has_a_random_number_of_its_own() -> None:
-    flat, params = np.zeros(VOCAB, np.float32), replace(DRAW, seed=6)
+    flat = np.zeros(VOCAB, np.float32)
     for n in range(20):
-        token_id = sample_row(sampler(), flat, sequence_of(params, generated=[1] * n)).token_id
+        sequence = sequence_of(DRAW, generated=[1] * n, seed=6)
+        token_id = sample_row(sampler(), flat, sequence).token_id
         assert token_id == int(uniform(6, n) * VOCAB)
 
 
@@ -492,7 +506,7 @@ def test_the_last_share_falls_on_a_token_with_weight() -> None:
 def test_a_row_is_the_same_alone_and_in_a_batch(params: SamplingParams) -> None:
     logits = random_logits(5, n=7, vocab=1237)
     sequences = [
-        sequence_of(replace(params, top_n_tokens=3, seed=row), [3, 4, row], GENERATED[:row])
+        sequence_of(replace(params, top_n_tokens=3), [3, 4, row], GENERATED[:row], seed=row)
         for row in range(7)
     ]
     one = sampler(1237)
@@ -560,7 +574,7 @@ def test_prompt_logprobs() -> None:
 def test_logits_that_are_not_finite_fail_their_own_row_only(bad: float) -> None:
     logits = random_logits(7, n=2)
     logits[0, 3] = bad
-    sequence = sequence_of(replace(DRAW, seed=1, top_n_tokens=2))
+    sequence = sequence_of(replace(DRAW, top_n_tokens=2), seed=1)
     first, second = sampler().sample(logits, [sequence, sequence])
     assert isinstance(first, Sample)
     assert math.isnan(first.logprob)
@@ -571,7 +585,7 @@ def test_drawn_seeds_differ_and_survive_json_numbers() -> None:
     seeds = {Sequence([1], SamplingParams()).seed for _ in range(20)}
     assert len(seeds) == 20
     assert all(int(float(seed)) == seed for seed in seeds)
-    assert Sequence([1], SamplingParams(seed=5)).seed == 5
+    assert Sequence([1], SamplingParams(), seed=5).seed == 5
 
 
 @pytest.mark.parametrize("params", [SamplingParams(), SamplingParams(do_sample=True, top_k=2)])
@@ -579,8 +593,7 @@ def test_tokens_without_text_need_a_bias_to_be_drawn(params: SamplingParams) -> 
     logits = np.array([0, 9, 8, 1, 0], np.float32)
     one = Sampler(5, frozenset({EOS}), frozenset({1, 2, 77}))
     drawn = {
-        sample_row(one, logits, sequence_of(replace(params, seed=seed), (0,))).token_id
-        for seed in range(40)
+        sample_row(one, logits, sequence_of(params, (0,), seed=seed)).token_id for seed in range(40)
     }
     assert drawn <= {0, 3, 4}
     biased = replace(params, logit_bias=((2, 5.0),))
@@ -599,12 +612,10 @@ def summarized(logits: NDArray[np.float32]) -> SummarizedLogits:
 
 def test_summaries_give_the_same_samples() -> None:
     logits = random_logits(5, n=40, vocab=5003)
-    params = [SamplingParams(), SamplingParams(do_sample=True, top_k=20, seed=3)]
-    for params_of_all in params:
-        wanted = sampler(5003).sample(logits, [sequence_of(params_of_all) for _ in logits])
-        given = sampler(5003).sample(
-            summarized(logits), [sequence_of(params_of_all) for _ in logits]
-        )
+    for params in (SamplingParams(), SamplingParams(do_sample=True, top_k=20)):
+        sequences = [sequence_of(params, seed=3) for _ in logits]
+        wanted = sampler(5003).sample(logits, sequences)
+        given = sampler(5003).sample(summarized(logits), sequences)
         for one, other in zip(wanted, given, strict=True):
             assert isinstance(one, Sample)
             assert isinstance(other, Sample)

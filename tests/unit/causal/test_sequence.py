@@ -146,6 +146,7 @@ def test_a_text_goes_on_from_its_prompt_but_not_from_a_source(
 
 
 def test_a_spelled_token_ends_the_characters_before_it() -> None:
-    sequence = make(spelled_tokens=((7, "<call>"),))
+    params = SamplingParams(max_new_tokens=5)
+    sequence = Sequence([1, 2, 3], params, spelled_tokens=[(7, "<call>")])
     events = accept(sequence, 1, 7, 2, 3, detokenizer=HoldingDetokenizer())
     assert [event.text for event in events] == ["", "B<call>", "", "C"]

@@ -122,8 +122,8 @@ def test_a_token_that_is_spelled_out_keeps_its_place(
     tokenizer = Tokenizer(backend, SpecialTokens())
     ids = backend.get_vocab()
     spelled = ((ids["[MASK]"], "<call>"),)
-    params = SamplingParams(spelled_tokens=spelled, stop=(stop,), include_stop=False)
-    sequence = Sequence([ids["z"]], params)
+    params = SamplingParams(stop=(stop,), include_stop=False)
+    sequence = Sequence([ids["z"]], params, spelled_tokens=spelled)
     events = []
     for token in tokens:
         events.append(
@@ -171,9 +171,11 @@ def test_reasoning_is_divided_from_the_rest_however_it_is_cut(
             assert content == text[len(reasoning) :]
 
 
-def sequence_text(tokenizer: Tokenizer, text: str, params: SamplingParams) -> tuple[str, str]:
+def sequence_text(
+    tokenizer: Tokenizer, text: str, params: SamplingParams, reasoning: Reasoning | None = None
+) -> tuple[str, str]:
     """What a sequence makes of a text that is generated letter by letter, and how it ends."""
-    sequence = Sequence([0], params)
+    sequence = Sequence([0], params, reasoning=reasoning)
     told = ""
     for token_id in tokenizer.encode(text, add_special_tokens=False).ids:
         event = sequence.accept(
@@ -211,9 +213,9 @@ def test_no_stop_string_is_looked_for_in_reasoning(
         max_new_tokens=len(text),
         stop=("stop",),
         include_stop=False,
-        reasoning=Reasoning("<t>", "</t>", opened),
     )
-    assert sequence_text(tokenizer, text, params) == (told, reason)
+    reasoning = Reasoning("<t>", "</t>", opened)
+    assert sequence_text(tokenizer, text, params, reasoning) == (told, reason)
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from pydantic import BaseModel
 
-from maskdial.bundle.generation_config import GenerationDefaults
+from maskdial.causal.generation_config import GenerationDefaults
 from maskdial.causal.sampling.params import SamplingParams
 from maskdial.dialects import ROUTES, kserve
 from maskdial.dialects.anthropic import body as anthropic_schema
@@ -287,16 +287,16 @@ def test_related_parameters_agree() -> None:
 
 @pytest.mark.parametrize("name", ["temperature", "top_k", "top_p", "min_p", "typical_p"])
 def test_a_parameter_of_sampling_turns_it_on(name: str) -> None:
-    assert parameters(**{name: 1}).sampling_params(PLAIN).do_sample
-    assert not parameters(**{name: 1}, do_sample=False).sampling_params(PLAIN).do_sample
-    assert not parameters(repetition_penalty=2, seed=1).sampling_params(PLAIN).do_sample
+    assert parameters(**{name: 1}).sampling(PLAIN).do_sample
+    assert not parameters(**{name: 1}, do_sample=False).sampling(PLAIN).do_sample
+    assert not parameters(repetition_penalty=2, seed=1).sampling(PLAIN).do_sample
 
 
 def test_what_the_engine_is_given() -> None:
-    given = parameters(stop=["", "end"], logit_bias={"7": -1, "3": 0.5}).sampling_params(PLAIN)
+    given = parameters(stop=["", "end"], logit_bias={"7": -1, "3": 0.5}).sampling(PLAIN)
     assert given.stop == ("end",)
     assert given.logit_bias == ((7, -1.0), (3, 0.5))
-    assert parameters().sampling_params(PLAIN) == SamplingParams()
+    assert parameters().sampling(PLAIN) == SamplingParams()
 
 
 NUMBERS = st.one_of(

@@ -124,12 +124,8 @@ class ChatRequest:
                 of a past call are not a JSON object.
         """
         self._check(model)
-        params = dataclasses.replace(
-            self.generation.params, spelled_tokens=self._spelled_tokens(model)
-        )
         return dataclasses.replace(
             self.generation,
-            params=params,
             prompts=(),
             conversation=Conversation(
                 _render_messages(self.messages, model.reply_format),
@@ -140,6 +136,7 @@ class ChatRequest:
             ),
             grammar_for=partial(self._grammar_for, model.reply_format),
             reasoning_for=partial(self._reasoning_for, model.reply_format),
+            spelled_tokens=self._spelled_tokens(model),
         )
 
     def parser(self, reply_format: ReplyFormat, prompt: str = "") -> ReplyParser:

@@ -1,20 +1,30 @@
-"""SamplingParams: how one sequence is generated."""
+"""SamplingParams: how a text is generated, with the bounds and the defaults of each parameter."""
 
+import dataclasses
 from dataclasses import dataclass
+from typing import Annotated, Any
 
-from maskdial.causal.stop import Reasoning
+from maskdial.bounds import Range
+
+CONTROLS = frozenset({"temperature", "top_k", "top_p", "min_p", "typical_p"})
+"""The parameters that mean nothing unless tokens are drawn."""
 
 _GREEDY_TEMPERATURE = 1e-5
 
+NewTokens = Annotated[int, Range(1)]
+Count = Annotated[int, Range(0)]
+Temperature = Annotated[float, Range(0, 100)]
+Share = Annotated[float, Range(0, 1)]
+PositiveShare = Annotated[float, Range(0, 1, above_low=True)]
+RepetitionPenalty = Annotated[float, Range(0.01, 100)]
+Penalty = Annotated[float, Range(-2, 2)]
 
-@dataclass(frozen=True, slots=True)
-class SamplingParams:
-    """How a sequence is generated; the API checks the ranges.
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelSampling:
+    """What a model's own files may say of its sampling; the API checks the bounds.
 
     Attributes:
-        max_new_tokens: maximum number of tokens to generate, at least 1.
-        min_new_tokens: minimum number of tokens: before it, only a full context ends the text.
-            End-of-sequence and ``stop_token_ids`` are not drawn, and stop strings do not count.
         do_sample: whether tokens are drawn; otherwise the most likely one is chosen.
         temperature: divides the logits; below 1e-5 the choice is greedy.
         top_k: draw from the k most likely tokens (and those equal to the k-th); 0 disables it.
@@ -25,6 +35,25 @@ class SamplingParams:
             up to this probability (arXiv:2202.00666); 1 disables it.
         repetition_penalty: divides positive and multiplies negative logits of tokens in the prompt
             or the generated text (CTRL, arXiv:1909.05858); 1 disables it.
+    """
+
+    do_sample: bool = False
+    temperature: Temperature = 1.0
+    top_k: Count = 0
+    top_p: Share = 1.0
+    min_p: Share = 0.0
+    typical_p: PositiveShare = 1.0
+    repetition_penalty: RepetitionPenalty = 1.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SamplingParams(ModelSampling):
+    """How a text is generated. Copies of a text share it, each with a seed of its own.
+
+    Attributes:
+        max_new_tokens: maximum number of tokens to generate.
+        min_new_tokens: minimum number of tokens: before it, only a full context ends the text.
+            End-of-sequence and ``stop_token_ids`` are not drawn, and stop strings do not count.
         frequency_penalty: subtracted from a token's logit once for each time it was generated
             (OpenAI); 0 disables it.
         presence_penalty: subtracted once from the logit of each token that was generated (OpenAI);
@@ -36,11 +65,7 @@ class SamplingParams:
         forced_first: the token that the text begins with; it overrides all other parameters.
         forced_last: the tokens that a text of ``max_new_tokens`` may end with; empty for any.
         logit_bias: pairs of a token id and a number to add to its logit.
-        seed: of the sequence's own random numbers, below 2**64; None draws one.
-        spelled_tokens: pairs of a special token's id and its spelling in the text, where other
-            special tokens leave nothing.
         stop: strings that end the text.
-        reasoning: what the text may begin with, and where no stop string is looked for.
         include_stop: whether the stop string is part of the text.
         stop_token_ids: tokens that end the text.
         ignore_eos: whether to continue after the end-of-sequence token.
@@ -49,27 +74,17 @@ class SamplingParams:
             with ``top_n_tokens`` alternatives.
     """
 
-    max_new_tokens: int = 20
-    min_new_tokens: int = 0
-    do_sample: bool = False
-    temperature: float = 1.0
-    top_k: int = 0
-    top_p: float = 1.0
-    min_p: float = 0.0
-    typical_p: float = 1.0
-    repetition_penalty: float = 1.0
-    frequency_penalty: float = 0.0
-    presence_penalty: float = 0.0
+    max_new_tokens: NewTokens = 20
+    min_new_tokens: Count = 0
+    frequency_penalty: Penalty = 0.0
+    presence_penalty: Penalty = 0.0
     no_repeat_ngram_size: int = 0
     no_source_ngram_size: int = 0
     banned: tuple[tuple[int, ...], ...] = ()
     forced_first: int | None = None
     forced_last: tuple[int, ...] = ()
     logit_bias: tuple[tuple[int, float], ...] = ()
-    seed: int | None = None
-    spelled_tokens: tuple[tuple[int, str], ...] = ()
     stop: tuple[str, ...] = ()
-    reasoning: Reasoning | None = None
     include_stop: bool = True
     stop_token_ids: frozenset[int] = frozenset()
     ignore_eos: bool = False
@@ -80,3 +95,9 @@ class SamplingParams:
     def greedy(self) -> bool:
         """Whether the most likely token is always chosen."""
         return not self.do_sample or self.temperature < _GREEDY_TEMPERATURE
+
+
+DEFAULTS: dict[str, Any] = {
+    field.name: field.default for field in dataclasses.fields(SamplingParams)
+}
+"""The parameters' defaults by their names."""

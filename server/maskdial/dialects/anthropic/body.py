@@ -5,23 +5,16 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
+from maskdial.bounds import Range, Size
 from maskdial.causal.chat.request import ChatRequest
 from maskdial.causal.model import CausalModel
 from maskdial.causal.request import GenerationRequest, GrammarRequest
-from maskdial.causal.sampling.params import SamplingParams
+from maskdial.causal.sampling.params import PositiveShare
 from maskdial.causal.tools import Tool, ToolChoice
 from maskdial.dialects.anthropic.content import Blocks, MessageBody, check_results, conversation
-from maskdial.dialects.body import (
-    BodyError,
-    FieldError,
-    Range,
-    Size,
-    StopText,
-    TaskBody,
-    example,
-    given,
-)
+from maskdial.dialects.body import BodyError, FieldError, TaskBody, example
 from maskdial.dialects.openai.base import Lenient
+from maskdial.dialects.sampling import CommonSampling, Stops, parameter
 from maskdial.errors import ValidationError
 
 _HABITS = frozenset(
@@ -175,7 +168,7 @@ class CountBody(ConversationBody):
     model_config = example({"messages": [{"role": "user", "content": "Who lives here?"}]})
 
 
-class MessagesBody(ConversationBody):
+class MessagesBody(CommonSampling, ConversationBody):
     """A conversation to answer."""
 
     model_config = example(
@@ -185,18 +178,12 @@ class MessagesBody(ConversationBody):
     max_tokens: Annotated[int, Range(1)] = Field(
         description="Maximum number of tokens to generate; no more than the context leaves."
     )
-    stop_sequences: Annotated[list[StopText], Size(0, 64, "texts")] | None = Field(
-        None, description="Texts that end the answer; they are not included in it."
+    stop: Stops | None = Field(
+        None,
+        alias="stop_sequences",
+        description="Texts that end the answer; they are not included in it.",
     )
-    temperature: Annotated[float, Range(0, 100)] | None = Field(
-        None, description="Divides the logits; 0 is greedy. Default: 1."
-    )
-    top_k: Annotated[int, Range(0)] | None = Field(
-        None, description="Sample from this many of the most likely tokens. Default: all."
-    )
-    top_p: Annotated[float, Range(0, 1, above_low=True)] | None = Field(
-        None, description="Sample from the most likely tokens of this probability. Default: 1."
-    )
+    top_p: PositiveShare | None = parameter("top_p")
     stream: bool | None = Field(None, description="Send server-sent events. Default: false.")
 
     @property
@@ -207,22 +194,9 @@ class MessagesBody(ConversationBody):
     def request(self, model: CausalModel) -> ChatRequest:
         """The body as a dialect-neutral request."""
         form = None if self.output_config is None else self.output_config.format
-        defaults = model.defaults
-        params = SamplingParams(
-            do_sample=True,
-            temperature=given(self.temperature, defaults.temperature),
-            top_k=given(self.top_k, defaults.top_k),
-            top_p=given(self.top_p, defaults.top_p),
-            min_p=defaults.min_p,
-            typical_p=defaults.typical_p,
-            repetition_penalty=defaults.repetition_penalty,
-            # An empty string would end every text at once.
-            stop=tuple(text for text in self.stop_sequences or () if text),
-            include_stop=False,
-        )
         return self.chat(
             GenerationRequest(
-                params=params,
+                params=self.sampling(model.defaults, do_sample=True, include_stop=False),
                 # Clients often send a limit meant for a larger model.
                 max_new_tokens=min(self.max_tokens, model.max_length),
                 grammar=None if form is None else GrammarRequest("json", form.json_schema),

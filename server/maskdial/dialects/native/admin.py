@@ -6,7 +6,8 @@ from typing import Annotated, Any, Literal
 from fastapi import Request, Response
 from pydantic import Field, ValidatorFunctionWrapHandler, WrapValidator
 
-from maskdial.dialects.body import Range, Size, Wire, read_body
+from maskdial.bounds import Range, Size
+from maskdial.dialects.body import Wire, read_body
 from maskdial.dialects.native.replies import ModelChange
 from maskdial.http.context import server_context
 from maskdial.http.disconnect import unless_gone

@@ -9,27 +9,27 @@ from typing import Annotated, Any, Literal, Self
 import pydantic
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 
-from maskdial.bundle.generation_config import GenerationDefaults
+from maskdial.bounds import Range, Size
+from maskdial.causal.generation_config import GenerationDefaults
 from maskdial.causal.grammar.source import RequestGrammarKind
-from maskdial.causal.request import Conversation, GenerationRequest, GrammarRequest
-from maskdial.causal.sampling.params import SamplingParams
-from maskdial.causal.seq2seq import MAX_BEAMS, Writing
+from maskdial.causal.request import (
+    MAX_BEAMS,
+    Conversation,
+    GenerationRequest,
+    GrammarRequest,
+    Writing,
+)
+from maskdial.causal.sampling.params import Count, NewTokens, SamplingParams
 from maskdial.dialects.body import (
     AT_LEAST_ONE,
     AnyText,
-    LogitBias,
-    Range,
-    Size,
-    StopText,
     TaskBody,
-    TokenId,
     Wire,
     check_texts,
     example,
-    given,
     join_parts,
-    logit_biases,
 )
+from maskdial.dialects.sampling import SamplingFields, Scheduling, parameter
 
 
 def _check_grammar_value(value: object) -> object:
@@ -65,67 +65,18 @@ class GrammarParameter(Wire):
         return value
 
 
-class GenerateParameters(Wire):
+class GenerateParameters(SamplingFields):
     """Parameters of `/generate`, named as in text-generation-inference, vLLM and transformers."""
 
-    max_new_tokens: Annotated[int, Range(1)] | None = Field(
+    max_new_tokens: NewTokens | None = Field(
         None, description="Maximum number of tokens to generate. Default: the model's, or 100."
     )
-    min_new_tokens: Annotated[int, Range(0)] | None = Field(
-        None,
-        description="Ignore end-of-sequence and stop sequences before this many tokens. "
-        "Default: 0.",
-    )
+    min_new_tokens: Count | None = parameter("min_new_tokens")
     do_sample: bool | None = Field(
         None,
         description="Sample instead of greedy decoding. Default: true if a sampling parameter is "
         "given, otherwise the model's. Where sampling parameters have a default here, a model may "
         "have another: /info shows it.",
-    )
-    temperature: Annotated[float, Range(0, 100)] | None = Field(
-        None, description="Sampling temperature; 0 is greedy. Default: 1."
-    )
-    top_k: Annotated[int, Range(0)] | None = Field(
-        None, description="Sample from the k most likely tokens; 0 disables it. Default: 0."
-    )
-    top_p: Annotated[float, Range(0, 1)] | None = Field(
-        None,
-        description="Sample from the smallest set of tokens with this total probability; 1 "
-        "disables it. Default: 1.",
-    )
-    min_p: Annotated[float, Range(0, 1)] | None = Field(
-        None,
-        description="Sample from tokens with at least this share of the most likely token's "
-        "probability; 0 disables it. Default: 0.",
-    )
-    typical_p: Annotated[float, Range(0, 1, above_low=True)] | None = Field(
-        None, description="Locally typical sampling; 1 disables it. Default: 1."
-    )
-    repetition_penalty: Annotated[float, Range(0.01, 100)] | None = Field(
-        None,
-        description="Penalty for tokens of the prompt and the generated text; 1 disables it. "
-        "Default: 1.",
-    )
-    frequency_penalty: Annotated[float, Range(-2, 2)] | None = Field(
-        None, description="Penalty per occurrence in the generated text. Default: 0."
-    )
-    presence_penalty: Annotated[float, Range(-2, 2)] | None = Field(
-        None, description="Penalty for tokens that occur in the generated text. Default: 0."
-    )
-    logit_bias: LogitBias | None = Field(
-        None, description="Map from token ids to a bias that is added to their logits."
-    )
-    seed: Annotated[int, Range(0, 2**63 - 1)] | None = Field(
-        None, description="Random seed. Default: a new one, returned in the details."
-    )
-    stop: Annotated[list[StopText], Size(0, 64, "texts")] | None = Field(
-        None, description="Strings that end the generation."
-    )
-    stop_token_ids: Annotated[list[TokenId], Size(0, 256, "token ids")] | None = Field(
-        None, description="Tokens that end the generation."
-    )
-    ignore_eos: bool | None = Field(
-        None, description="Continue after the end-of-sequence token. Default: false."
     )
     return_full_text: bool | None = Field(
         None, description="Prepend the prompt to the generated text. Default: false."
@@ -203,12 +154,6 @@ class GenerateParameters(Wire):
         return value
 
     @property
-    def _has_controls(self) -> bool:
-        """Whether a sampling parameter is given."""
-        controls = (self.temperature, self.top_k, self.top_p, self.min_p, self.typical_p)
-        return any(value is not None for value in controls)
-
-    @property
     def grammar_request(self) -> GrammarRequest | None:
         """What the text has to match."""
         return (
@@ -232,28 +177,12 @@ class GenerateParameters(Wire):
         """How many texts to generate for each prompt."""
         return self.best_of or self.n or 1
 
-    def sampling_params(self, defaults: GenerationDefaults) -> SamplingParams:
-        """How to sample; ``max_new_tokens`` is left to the model's context."""
-        by_default = defaults.do_sample and (self.num_beams or 1) == 1
-        return SamplingParams(
-            min_new_tokens=self.min_new_tokens or 0,
-            do_sample=given(self.do_sample, self._has_controls or by_default),
-            temperature=given(self.temperature, defaults.temperature),
-            top_k=given(self.top_k, defaults.top_k),
-            top_p=given(self.top_p, defaults.top_p),
-            min_p=given(self.min_p, defaults.min_p),
-            typical_p=given(self.typical_p, defaults.typical_p),
-            repetition_penalty=given(self.repetition_penalty, defaults.repetition_penalty),
-            frequency_penalty=self.frequency_penalty or 0.0,
-            presence_penalty=self.presence_penalty or 0.0,
-            logit_bias=logit_biases(self.logit_bias),
-            seed=self.seed,
-            # An empty string would end every text at once.
-            stop=tuple(text for text in self.stop or () if text),
-            stop_token_ids=frozenset(self.stop_token_ids or ()),
-            ignore_eos=bool(self.ignore_eos),
-            top_n_tokens=self.top_n_tokens or 0,
-            prompt_logprobs=bool(self.decoder_input_details),
+    def sampling(self, defaults: GenerationDefaults, **others: Any) -> SamplingParams:
+        if self.do_sample is None:
+            by_default = defaults.do_sample and (self.num_beams or 1) == 1
+            others["do_sample"] = self.has_controls or by_default
+        return super().sampling(
+            defaults, prompt_logprobs=bool(self.decoder_input_details), **others
         )
 
 
@@ -277,7 +206,7 @@ def _check_prompts(value: object) -> object:
     return "" if value is None else check_texts(value)
 
 
-class GenerateBody(TaskBody):
+class GenerateBody(Scheduling, TaskBody):
     """A prompt, a list of prompts (not streamed), or a conversation."""
 
     model_config = example(
@@ -309,15 +238,6 @@ class GenerateBody(TaskBody):
     stream: bool | None = Field(
         None, description="Reply with server-sent events, one per token. Default: false."
     )
-    priority: Annotated[int, Range(-100, 100)] | None = Field(
-        None,
-        description="Priority among the client's own requests; lower values start earlier. "
-        "Default: 0.",
-    )
-    cache_salt: Annotated[str, Size(1, 256, "characters")] | None = Field(
-        None,
-        description="Share cached prompt prefixes only with requests of the same key and salt.",
-    )
 
     @model_validator(mode="after")
     def _check_one_prompt(self) -> Self:
@@ -343,13 +263,11 @@ class GenerateBody(TaskBody):
             None
             if self.messages is None
             else Conversation([each.model_dump() for each in self.messages]),
-            parameters.sampling_params(defaults),
-            max_new_tokens=parameters.max_new_tokens,
+            parameters.sampling(defaults),
             num_sequences=parameters.num_sequences,
             grammar=parameters.grammar_request,
-            truncate=parameters.truncate,
             writing=parameters.writing,
-            priority=self.priority or 0,
-            cache_salt=self.cache_salt or "",
             describe_tokens=bool(parameters.details),
+            **parameters.given("seed", "max_new_tokens", "truncate"),
+            **self.given("priority", "cache_salt"),
         )

@@ -9,10 +9,10 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
-from maskdial.bundle.generation_config import GenerationDefaults
-from maskdial.causal.request import GenerationRequest
-from maskdial.causal.seq2seq import WritingTask
-from maskdial.dialects.body import FieldError, Range, Size, TextsBody, Wire, example
+from maskdial.bounds import Range, Size
+from maskdial.causal.generation_config import GenerationDefaults
+from maskdial.causal.request import GenerationRequest, WritingTask
+from maskdial.dialects.body import FieldError, TextsBody, Wire, example
 from maskdial.dialects.native.generate_bodies import GenerateParameters
 
 # Of the parameters of `/generate`, what describes tokens, returns several texts, or has another
@@ -153,10 +153,10 @@ def _request(
     target_language: str | None = None,
 ) -> GenerationRequest:
     given = options.generate_parameters or WritingParameters()
-    params = given.sampling_params(defaults)
     return GenerationRequest(
         texts,
-        params=dataclasses.replace(params, min_new_tokens=given.least_new_tokens or 0),
+        params=given.sampling(defaults, min_new_tokens=given.least_new_tokens or 0),
+        seed=given.seed,
         max_new_tokens=given.most_new_tokens,
         grammar=given.grammar_request,
         writing=dataclasses.replace(

@@ -10,12 +10,10 @@ from typing import Annotated, Any, Generic, Literal, Self, TypeVar
 import pydantic
 from pydantic import Field, model_validator
 
+from maskdial.bounds import LARGEST_INT, Range, Size
 from maskdial.dialects.body import (
     AT_LEAST_ONE,
-    LARGEST_INT,
     AnyText,
-    Range,
-    Size,
     TaskBody,
     TextsBody,
     Wire,

@@ -7,6 +7,7 @@ from typing import Annotated, Any, Self
 from fastapi import Response
 from pydantic import Field, model_validator
 
+from maskdial.bounds import Range, Size
 from maskdial.bundle.tokenizer import TokenSpeller
 from maskdial.causal.chat.request import ChatRequest, ReplyFinish, ReplyReader, ToolCall, read_reply
 from maskdial.causal.events import TokenEvent
@@ -20,7 +21,7 @@ from maskdial.causal.tools import (
     ToolCallDelta,
     ToolChoice,
 )
-from maskdial.dialects.body import FieldError, Range, Size, example, given
+from maskdial.dialects.body import FieldError, example
 from maskdial.dialects.call import Call
 from maskdial.dialects.openai.base import Unsupported
 from maskdial.dialects.openai.errors import openai_route
@@ -125,25 +126,22 @@ class ChatBody(GenerationBody):
         choice = self.tool_choice
         return ChatRequest(
             [message.to_message() for message in self.messages],
-            GenerationRequest(
-                params=self.sampling_params(model.defaults, top_n_tokens=self.num_top),
+            self.generation(
+                model.defaults,
                 max_new_tokens=self.max_completion_tokens
                 or self.max_tokens
                 or model.defaults.new_tokens(model.max_length, model.max_length),
                 num_sequences=self.n or 1,
-                grammar=self.grammar(),
-                truncate=self.truncate_prompt_tokens,
-                priority=self.priority or 0,
-                cache_salt=self.cache_salt or "",
-                describe_tokens=self.describes_tokens,
             ),
             tools=[tool.to_tool() for tool in self.tools or ()],
             tool_choice=ToolChoice() if choice is None else choice.to_choice(),
-            parallel_tool_calls=given(self.parallel_tool_calls, True),
-            reasoning_effort=self.reasoning_effort,
             template_variables=self.chat_template_kwargs or {},
-            add_generation_prompt=given(self.add_generation_prompt, True),
-            continue_final_message=bool(self.continue_final_message),
+            **self.given(
+                "parallel_tool_calls",
+                "reasoning_effort",
+                "add_generation_prompt",
+                "continue_final_message",
+            ),
         )
 
     def request(self, model: CausalModel) -> GenerationRequest:

@@ -9,6 +9,7 @@ import pydantic
 from fastapi import Response
 from pydantic import Field, model_validator
 
+from maskdial.bounds import Range
 from maskdial.bundle.token_offsets import OffsetCounter, spelled_offsets
 from maskdial.bundle.tokenizer import TokenSpeller
 from maskdial.causal.events import TokenEvent
@@ -16,7 +17,7 @@ from maskdial.causal.generate import Completion, Generation, Text
 from maskdial.causal.model import CausalModel
 from maskdial.causal.prompts import Prompt
 from maskdial.causal.request import GenerationRequest
-from maskdial.dialects.body import FieldError, Range, example
+from maskdial.dialects.body import FieldError, example
 from maskdial.dialects.call import Call
 from maskdial.dialects.openai.base import (
     AnyInput,
@@ -64,7 +65,7 @@ class CompletionsBody(GenerationBody):
         if self.max_tokens == 0:
             if not self.echo:
                 raise FieldError("max_tokens", "must be at least 1, not 0, unless echo is true")
-            if self.min_tokens:
+            if self.min_new_tokens:
                 raise FieldError(
                     "min_tokens", "there are none with a max_tokens of 0; leave it out"
                 )
@@ -93,24 +94,15 @@ class CompletionsBody(GenerationBody):
         return self.max_tokens == 0
 
     def request(self, model: CausalModel) -> GenerationRequest:
-        return GenerationRequest(
+        defaults = model.defaults
+        # An echo alone takes one token as well, which is dropped: it costs no further pass.
+        limit = 1 if self.echoes_only else self.max_tokens
+        return self.generation(
+            defaults,
             inputs_of(self.prompt),
-            params=self.sampling_params(
-                model.defaults,
-                top_n_tokens=self.num_top,
-                prompt_logprobs=bool(self.echo) and self.describes_tokens,
-            ),
-            # An echo alone takes one token as well, which is dropped: it costs no further pass.
-            max_new_tokens=1
-            if self.echoes_only
-            else self.max_tokens
-            or model.defaults.new_tokens(_DEFAULT_MAX_TOKENS, model.max_length),
+            prompt_logprobs=bool(self.echo) and self.describes_tokens,
+            max_new_tokens=limit or defaults.new_tokens(_DEFAULT_MAX_TOKENS, model.max_length),
             num_sequences=self.best_of or self.n or 1,
-            grammar=self.grammar(),
-            truncate=self.truncate_prompt_tokens,
-            priority=self.priority or 0,
-            cache_salt=self.cache_salt or "",
-            describe_tokens=self.describes_tokens,
         )
 
 

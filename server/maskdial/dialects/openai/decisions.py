@@ -7,8 +7,9 @@ import pydantic
 from fastapi import Response
 from pydantic import Field, model_validator
 
+from maskdial.bounds import Size
 from maskdial.decide import Decisions, DecisionTask, decide
-from maskdial.dialects.body import FieldError, Size, example
+from maskdial.dialects.body import FieldError, example
 from maskdial.dialects.call import Call
 from maskdial.dialects.native.task_bodies import Text, TruncationParameters
 from maskdial.dialects.openai.base import Lenient, OpenAIBody

@@ -12,10 +12,11 @@ from fastapi import Response
 from numpy.typing import NDArray
 from pydantic import Field
 
+from maskdial.bounds import Range
 from maskdial.bundle.texts import check_ids
 from maskdial.bundle.tokenizer import TextOrIds
 from maskdial.config import Config
-from maskdial.dialects.body import Range, example
+from maskdial.dialects.body import example
 from maskdial.dialects.call import Call
 from maskdial.dialects.native.task_bodies import INSTRUCTION_IN_PROMPT, Text, TruncationParameters
 from maskdial.dialects.native.tasks import task_of

@@ -7,14 +7,8 @@ import pydantic
 from fastapi import Response
 from pydantic import Field
 
-from maskdial.dialects.body import (
-    LARGEST_INT,
-    AnyText,
-    Range,
-    Size,
-    Wire,
-    example,
-)
+from maskdial.bounds import LARGEST_INT, Range, Size
+from maskdial.dialects.body import AnyText, Wire, example
 from maskdial.dialects.call import Call, endpoint
 from maskdial.dialects.native.task_bodies import INSTRUCTION_IN_TEMPLATE, Text, TruncationParameters
 from maskdial.dialects.native.tasks import task_of

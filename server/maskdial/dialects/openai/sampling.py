@@ -4,29 +4,22 @@ The fields are OpenAI's, with those extensions of vLLM that mean something here.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal, Self
 
-import pydantic
-from pydantic import ConfigDict, Field, model_validator
+from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, model_validator
 
-from maskdial.bundle.generation_config import GenerationDefaults
+from maskdial.bounds import Range, Size
+from maskdial.bundle.tokenizer import TextOrIds
+from maskdial.causal.generation_config import GenerationDefaults
 from maskdial.causal.grammar.source import GrammarKind, GrammarValue
 from maskdial.causal.model import CausalModel
 from maskdial.causal.request import GenerationRequest, GrammarRequest
-from maskdial.causal.sampling.params import SamplingParams
+from maskdial.causal.sampling.params import Count, NewTokens
 from maskdial.causal.tools.lark import quoted
-from maskdial.dialects.body import (
-    FieldError,
-    LogitBias,
-    Range,
-    Size,
-    StopText,
-    TokenId,
-    given,
-    logit_biases,
-)
+from maskdial.dialects.body import FieldError
 from maskdial.dialects.openai.base import Lenient, OpenAIBody
+from maskdial.dialects.sampling import SamplingFields, Scheduling, Stops, parameter
 
 
 class StreamOptions(Lenient):
@@ -48,7 +41,7 @@ def _check_schema(value: object) -> object:
     raise ValueError("must be an object, a string, true or false")
 
 
-_Schema = Annotated[str | dict[str, Any] | bool | None, pydantic.BeforeValidator(_check_schema)]
+_Schema = Annotated[str | dict[str, Any] | bool | None, BeforeValidator(_check_schema)]
 
 
 class JsonSchemaFormat(Lenient):
@@ -102,107 +95,89 @@ class StructuredOutputs(Lenient):
     grammar: str | None = Field(None, description="A Lark grammar.")
 
 
-class SamplingBody(OpenAIBody):
-    """How to sample and schedule: the fields of every route that generates text."""
+class SamplingBody(SamplingFields, Scheduling, OpenAIBody, ABC):
+    """How to sample and schedule: the fields of every route that generates text.
 
-    min_tokens: Annotated[int, Range(0)] | None = Field(
-        None,
-        description="Extension: ignore end-of-sequence and stop sequences before this many tokens.",
+    Those that OpenAI does not have are vLLM's.
+    """
+
+    # Where vLLM takes values of its own for what is the default anyway
+    top_k: Annotated[int, Range(-1), AfterValidator(lambda k: max(k, 0))] | None = Field(
+        None, description="Sample from the k most likely tokens; 0 and -1 disable it. Default: 0."
     )
-    temperature: Annotated[float, Range(0, 100)] | None = Field(
-        None, description="Sampling temperature; 0 is greedy. Default: 1."
-    )
-    top_p: Annotated[float, Range(0, 1)] | None = Field(
-        None, description="Sample from the smallest set of tokens with this total probability."
-    )
-    top_k: Annotated[int, Range(-1)] | None = Field(
-        None, description="Extension: sample from the k most likely tokens; 0 and -1 disable it."
-    )
-    min_p: Annotated[float, Range(0, 1)] | None = Field(
-        None,
-        description="Extension: sample from tokens with at least this share of the most likely "
-        "token's probability.",
-    )
-    typical_p: Annotated[float, Range(0, 1, above_low=True)] | None = Field(
-        None, description="Extension: locally typical sampling."
-    )
-    repetition_penalty: Annotated[float, Range(0.01, 100)] | None = Field(
-        None, description="Extension: penalty for tokens of the prompt and the generated text."
-    )
-    frequency_penalty: Annotated[float, Range(-2, 2)] | None = Field(
-        None, description="Penalty per occurrence in the generated text. Default: 0."
-    )
-    presence_penalty: Annotated[float, Range(-2, 2)] | None = Field(
-        None, description="Penalty for tokens that occur in the generated text. Default: 0."
-    )
-    logit_bias: LogitBias | None = Field(
-        None, description="Map from token ids to a bias that is added to their logits."
-    )
-    seed: Annotated[int, Range(-(2**63), 2**63 - 1)] | None = Field(
+    seed: (
+        Annotated[
+            int,
+            Range(-(2**63), 2**63 - 1),
+            AfterValidator(lambda seed: None if seed == -1 else seed),
+        ]
+        | None
+    ) = Field(
         None,
         description="Random seed; text i has the seed plus i. Default, and with -1: a new one.",
     )
     stop: (
         Annotated[
-            Annotated[list[StopText], Size(0, 64, "texts")],
-            pydantic.BeforeValidator(
+            Stops,
+            BeforeValidator(
                 lambda value: [value] if isinstance(value, str) else value,
                 json_schema_input_type=str | list[str],
             ),
         ]
         | None
     ) = Field(None, description="Texts that end the generation, and are not part of it.")
-    include_stop_str_in_output: bool | None = Field(
-        None, description="Extension: keep the stop text. Default: false."
-    )
-    stop_token_ids: Annotated[list[TokenId], Size(0, 256, "token ids")] | None = Field(
-        None, description="Extension: tokens that end the generation."
-    )
-    ignore_eos: bool | None = Field(
-        None, description="Extension: continue after the end-of-sequence token. Default: false."
-    )
-    truncate_prompt_tokens: Annotated[int, Range(1)] | None = Field(
-        None, description="Extension: keep only this many of the prompt's last tokens."
-    )
-    priority: Annotated[int, Range(-100, 100)] | None = Field(
+    min_new_tokens: Count | None = parameter("min_new_tokens", "min_tokens")
+    include_stop: bool | None = Field(
         None,
-        description="Extension: priority among the client's own requests; lower values start "
-        "earlier. Default: 0.",
+        alias="include_stop_str_in_output",
+        description="Keep the stop text. Default: false.",
     )
-    cache_salt: Annotated[str, Size(1, 256, "characters")] | None = Field(
+    truncate: NewTokens | None = Field(
         None,
-        description="Extension: share cached prompt prefixes only with requests of the same key "
-        "and salt.",
+        alias="truncate_prompt_tokens",
+        description="Keep only this many of the prompt's last tokens.",
     )
 
-    def sampling_params(
-        self, defaults: GenerationDefaults, *, top_n_tokens: int, prompt_logprobs: bool = False
-    ) -> SamplingParams:
-        """How to sample; ``max_new_tokens`` is left to the model's context."""
-        return SamplingParams(
-            min_new_tokens=self.min_tokens or 0,
-            do_sample=True,
-            temperature=given(self.temperature, defaults.temperature),
-            top_k=max(given(self.top_k, defaults.top_k), 0),
-            top_p=given(self.top_p, defaults.top_p),
-            min_p=given(self.min_p, defaults.min_p),
-            typical_p=given(self.typical_p, defaults.typical_p),
-            repetition_penalty=given(self.repetition_penalty, defaults.repetition_penalty),
-            frequency_penalty=self.frequency_penalty or 0.0,
-            presence_penalty=self.presence_penalty or 0.0,
-            logit_bias=logit_biases(self.logit_bias),
-            seed=None if self.seed == -1 else self.seed,  # as for vLLM and llama.cpp
-            # An empty string would end every text at once.
-            stop=tuple(text for text in self.stop or () if text),
-            include_stop=bool(self.include_stop_str_in_output),
-            stop_token_ids=frozenset(self.stop_token_ids or ()),
-            ignore_eos=bool(self.ignore_eos),
-            top_n_tokens=top_n_tokens,
-            prompt_logprobs=prompt_logprobs,
+    @property
+    @abstractmethod
+    def describes_tokens(self) -> bool:
+        """Whether the reply describes each token."""
+
+    @property
+    @abstractmethod
+    def num_top(self) -> int:
+        """How many of the most likely tokens each token is described with."""
+
+    @abstractmethod
+    def grammar(self) -> GrammarRequest | None:
+        """What the text must match."""
+
+    def generation(
+        self,
+        defaults: GenerationDefaults,
+        prompts: Sequence[TextOrIds] = (),
+        *,
+        prompt_logprobs: bool = False,
+        **others: Any,
+    ) -> GenerationRequest:
+        """The body as a dialect-neutral request, beside what a route spells in its own way."""
+        return GenerationRequest(
+            prompts,
+            params=self.sampling(
+                defaults,
+                do_sample=True,
+                include_stop=bool(self.include_stop),
+                top_n_tokens=self.num_top,
+                prompt_logprobs=prompt_logprobs,
+            ),
+            grammar=self.grammar(),
+            describe_tokens=self.describes_tokens,
+            **self.given("seed", "truncate", "priority", "cache_salt"),
+            **others,
         )
 
 
-class GenerationBody(SamplingBody, ABC):
+class GenerationBody(SamplingBody):
     """The fields that both generation routes have."""
 
     habits = OpenAIBody.habits | {"parallel_tool_calls"}
@@ -257,16 +232,6 @@ class GenerationBody(SamplingBody, ABC):
     @abstractmethod
     def batch(self) -> bool:
         """Whether the prompts are a list, so that an error has to say which one it is about."""
-
-    @property
-    @abstractmethod
-    def describes_tokens(self) -> bool:
-        """Whether the reply describes each token."""
-
-    @property
-    @abstractmethod
-    def num_top(self) -> int:
-        """How many of the most likely tokens each token is described with."""
 
     @property
     def echoes_only(self) -> bool:

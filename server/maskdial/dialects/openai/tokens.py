@@ -6,18 +6,12 @@ from typing import Annotated, Any, Self
 from fastapi import Request, Response
 from pydantic import Field, model_validator
 
+from maskdial.bounds import LARGEST_INT, Size
 from maskdial.bundle.manifest import CHAT_TEMPLATE
 from maskdial.bundle.texts import check_ids, tokenizing_seconds
 from maskdial.causal.chat.request import ChatRequest
 from maskdial.causal.model import CausalModel
-from maskdial.dialects.body import (
-    LARGEST_INT,
-    FieldError,
-    Size,
-    TokenId,
-    example,
-    given,
-)
+from maskdial.dialects.body import FieldError, TokenId, example
 from maskdial.dialects.call import Call, endpoint
 from maskdial.dialects.native.generate import GENERATE
 from maskdial.dialects.native.tokens import TOKENIZE
@@ -186,8 +180,7 @@ async def _render(body: PromptBody, model: ServedModel) -> str:
         [each.to_message() for each in body.messages or ()],
         tools=[tool.to_tool() for tool in body.tools or ()],
         template_variables=body.chat_template_kwargs or {},
-        add_generation_prompt=given(body.add_generation_prompt, True),
-        continue_final_message=bool(body.continue_final_message),
+        **body.given("add_generation_prompt", "continue_final_message"),
     )
     with about("messages"):
         conversation = chat.generation_for(model).conversation

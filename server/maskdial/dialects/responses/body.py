@@ -5,11 +5,12 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import ConfigDict, Field, model_validator
 
-from maskdial.bundle.generation_config import GenerationDefaults
+from maskdial.bounds import Range
 from maskdial.causal.chat.request import ChatRequest
+from maskdial.causal.generation_config import GenerationDefaults
 from maskdial.causal.model import CausalModel
-from maskdial.causal.request import GenerationRequest, GrammarRequest
-from maskdial.dialects.body import FieldError, Range, example, given
+from maskdial.causal.request import GrammarRequest
+from maskdial.dialects.body import FieldError, example
 from maskdial.dialects.openai.base import Lenient, Unsupported
 from maskdial.dialects.openai.sampling import SamplingBody
 from maskdial.dialects.responses.items import Input, conversation
@@ -113,6 +114,13 @@ class ResponsesBody(SamplingBody):
         """Whether the reply has log-probabilities."""
         return bool(self.top_logprobs) or _LOGPROBS in (self.include or ())
 
+    @property
+    def num_top(self) -> int:
+        return self.top_logprobs or 0
+
+    def grammar(self) -> GrammarRequest | None:
+        return self.text.format.grammar()
+
     def names(self) -> Mapping[str, str]:
         """What the body calls the fields of a neutral request, where the names differ."""
         return {
@@ -127,15 +135,10 @@ class ResponsesBody(SamplingBody):
         """The body as a dialect-neutral request."""
         return ChatRequest(
             conversation(self.instructions, self.input),
-            GenerationRequest(
-                params=self.sampling_params(model.defaults, top_n_tokens=self.top_logprobs or 0),
+            self.generation(
+                model.defaults,
                 max_new_tokens=self.max_output_tokens
                 or model.defaults.new_tokens(model.max_length, model.max_length),
-                grammar=self.text.format.grammar(),
-                truncate=self.truncate_prompt_tokens,
-                priority=self.priority or 0,
-                cache_salt=self.cache_salt or "",
-                describe_tokens=self.describes_tokens,
             ),
             tools=[tool.to_tool() for tool in self.tools],
             tool_choice=to_choice(self.tool_choice),
@@ -146,6 +149,7 @@ class ResponsesBody(SamplingBody):
 
     def echoed(self, defaults: GenerationDefaults) -> dict[str, Any]:
         """The settings that a response repeats."""
+        params = self.sampling(defaults)
         return {
             "background": False,
             "instructions": self.instructions,
@@ -155,11 +159,11 @@ class ResponsesBody(SamplingBody):
             "previous_response_id": None,
             "reasoning": {"effort": self.reasoning.effort, "summary": None},
             "store": False,
-            "temperature": given(self.temperature, defaults.temperature),
+            "temperature": params.temperature,
             "text": {"format": self.text.format.model_dump(by_alias=True, exclude_none=True)},
             "tool_choice": self.tool_choice,
             "tools": self.tools,
-            "top_logprobs": self.top_logprobs or 0,
-            "top_p": given(self.top_p, defaults.top_p),
+            "top_logprobs": self.num_top,
+            "top_p": params.top_p,
             "truncation": "disabled",
         }

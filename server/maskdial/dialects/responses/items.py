@@ -6,8 +6,8 @@ from typing import Annotated, Literal
 
 import pydantic
 
+from maskdial.bounds import Size
 from maskdial.causal.chat.request import ChatMessage, ToolCall
-from maskdial.dialects.body import Size
 from maskdial.dialects.openai.base import Lenient
 
 

@@ -4,8 +4,8 @@ from typing import Annotated, Any, Literal
 
 import pydantic
 
+from maskdial.bounds import Size
 from maskdial.causal.tools import Tool, ToolChoice
-from maskdial.dialects.body import Size
 from maskdial.dialects.openai.base import Lenient
 
 _NO_PARAMETERS = {"type": "object", "properties": {}, "additionalProperties": False}

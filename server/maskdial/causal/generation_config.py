@@ -4,49 +4,37 @@ import json
 import logging
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Any, get_type_hints
 
-from pydantic import Field, TypeAdapter, ValidationError
+from pydantic import TypeAdapter, ValidationError
 
 from maskdial.bundle.bundle import Bundle
 from maskdial.bundle.manifest import GENERATION_CONFIG, Manifest
+from maskdial.causal.sampling.params import CONTROLS, ModelSampling, NewTokens
 
 _log = logging.getLogger("maskdial.models")
 
-_RANGES: dict[str, TypeAdapter[Any]] = {
-    "do_sample": TypeAdapter(bool),
-    "temperature": TypeAdapter(Annotated[float, Field(ge=0, le=100)]),
-    "top_k": TypeAdapter(Annotated[int, Field(ge=0)]),
-    "top_p": TypeAdapter(Annotated[float, Field(ge=0, le=1)]),
-    "min_p": TypeAdapter(Annotated[float, Field(ge=0, le=1)]),
-    "typical_p": TypeAdapter(Annotated[float, Field(gt=0, le=1)]),
-    "repetition_penalty": TypeAdapter(Annotated[float, Field(ge=0.01, le=100)]),
-    "max_new_tokens": TypeAdapter(Annotated[int, Field(ge=1)]),
-}
-_CONTROLS = ("temperature", "top_k", "top_p", "min_p", "typical_p")
 
-
-@dataclass(frozen=True, slots=True)
-class GenerationDefaults:
-    """What applies to a request that leaves a field out; see `SamplingParams` for their meaning.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GenerationDefaults(ModelSampling):
+    """What applies to a request that leaves a field out.
 
     Attributes:
         do_sample: for routes on which a request may leave that open; others always sample.
         max_new_tokens: None leaves it to the route.
     """
 
-    do_sample: bool = False
-    temperature: float = 1.0
-    top_k: int = 0
-    top_p: float = 1.0
-    min_p: float = 0.0
-    typical_p: float = 1.0
-    repetition_penalty: float = 1.0
-    max_new_tokens: int | None = None
+    max_new_tokens: NewTokens | None = None
 
     def new_tokens(self, otherwise: int, context: int) -> int:
         """The limit on a text: the model's own, or the route's, and no more than the context."""
         return min(self.max_new_tokens or otherwise, context)
+
+
+_TYPES: dict[str, TypeAdapter[Any]] = {
+    name: TypeAdapter(hint)
+    for name, hint in get_type_hints(GenerationDefaults, include_extras=True).items()
+}
 
 
 def read_generation_defaults(bundle: Bundle) -> GenerationDefaults:
@@ -59,10 +47,10 @@ def read_generation_defaults(bundle: Bundle) -> GenerationDefaults:
         return GenerationDefaults()
     found: dict[str, Any] = {}
     for name, value in _read(bundle).items():
-        if name not in _RANGES or value is None or (name == "top_k" and value == -1):
+        if name not in _TYPES or value is None or (name == "top_k" and value == -1):
             continue
         try:
-            found[name] = _RANGES[name].validate_python(value, strict=False)
+            found[name] = _TYPES[name].validate_python(value, strict=False)
         except ValidationError as error:
             _log.warning(
                 "model %s: %s in %s is ignored: %r is out of range (%s)",
@@ -72,7 +60,7 @@ def read_generation_defaults(bundle: Bundle) -> GenerationDefaults:
                 value,
                 error.errors()[0]["msg"],
             )
-    found.setdefault("do_sample", any(name in found for name in _CONTROLS))
+    found.setdefault("do_sample", not CONTROLS.isdisjoint(found))
     return GenerationDefaults(**found)
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from maskdial.bundle.bundle import Bundle, load_bundle, load_bundles
-from maskdial.bundle.generation_config import (
+from maskdial.causal.generation_config import (
     GenerationDefaults,
     read_generation_defaults,
     tokens_without_text,

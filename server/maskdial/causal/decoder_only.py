@@ -1,0 +1,75 @@
+"""DecoderOnly: how a model without an encoder reads prompts."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from maskdial.bundle.texts import check_characters, check_ids, check_media
+from maskdial.bundle.tokenizer import TextOrIds
+from maskdial.causal.model import CausalModel
+from maskdial.causal.reader import PromptReader, Tokens
+from maskdial.causal.request import GenerationRequest
+from maskdial.errors import ValidationError, about
+
+
+class DecoderOnly(PromptReader):
+    """Reads prompts that the texts continue."""
+
+    def __init__(self, request: GenerationRequest, model: CausalModel) -> None:
+        super().__init__(request, model)
+        for name in ("task", "source_language", "target_language"):
+            if getattr(request.writing, name) is not None:
+                raise ValidationError(
+                    f"model {model.name!r} has no encoder; this is for encoder-decoder models",
+                    field=name,
+                )
+
+    def settings(self) -> Mapping[str, Any]:
+        ngram_size = self._request.writing.no_repeat_ngram_size
+        return {} if ngram_size is None else {"no_repeat_ngram_size": ngram_size}
+
+    def read(self, prompt: TextOrIds, index: int) -> Tokens:
+        """The prompt's last tokens, as in transformers, if they leave room in the context. Special
+        ones before the text are kept, and count; a chat template writes them itself.
+        """
+        with about("prompts", index):
+            ids, num_special, offsets = self._tokenize(prompt)
+            number = min(len(ids), self._request.truncate or len(ids))
+            if number < len(ids):
+                num_before = min(num_special, number - 1)
+                rest = slice(num_before - number, None)
+                kept = ids[:num_before] + ids[rest]
+                if offsets is not None:
+                    offsets = offsets[:num_before] + offsets[rest]
+            else:
+                kept = ids
+            check_media(kept, self._model)
+            if not kept:
+                raise ValidationError("the prompt has no tokens; write at least one word")
+            context = self._model.max_length
+            if len(kept) >= context:
+                raise ValidationError(
+                    f"the prompt has {len(kept)} tokens; model {self._model.name!r} has a context "
+                    f"of {context}, so a prompt has at most {context - 1}; shorten or truncate it"
+                )
+        return Tokens(kept, len(ids) - len(kept), offsets)
+
+    def start(self, ids: list[int]) -> tuple[list[int], list[int]]:
+        return ids, []
+
+    def _tokenize(self, prompt: TextOrIds) -> tuple[list[int], int, list[int] | None]:
+        """A prompt's ids, how many special tokens the tokenizer put before its text, and where the
+        tokens begin, if the reply describes them.
+        """
+        request, model = self._request, self._model
+        if not isinstance(prompt, str):
+            check_ids(prompt, model)
+            return list(prompt), 0, None
+        if request.truncate is None:
+            check_characters(prompt, model.max_length, model)
+        adds_special = request.conversation is None
+        encoding = model.tokenizer.encode(prompt, add_special_tokens=adds_special)
+        mask = encoding.special_tokens_mask
+        num_special = mask.index(0) if 0 in mask else len(mask)
+        describes = request.describe_tokens and request.params.prompt_logprobs
+        offsets = model.tokenizer.offsets(prompt, encoding) if describes else None
+        return encoding.ids, num_special, offsets

@@ -1,0 +1,647 @@
+"""Bad requests to every POST route: what the document refuses, and what only the server can tell.
+
+A case is a change of a body that gets an answer: `Case.changes` by place, such as
+``parameters.top_k``.
+"""
+
+import copy
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+TEXT = "The old king lived in a house by the sea."
+MASKED = "The old king lived in a [MASK] by the sea."
+LONG = "word " * 3000
+CHAT = [{"role": "user", "content": "Who lives here?"}]
+TOOL = {"type": "function", "function": {"name": "find", "parameters": {"type": "object"}}}
+CHOICES = [{"value": "POSITIVE"}, {"value": "NEGATIVE"}]
+QUESTION = {"type": "choice", "instructions": "How is it?", "choices": CHOICES}
+RANKING = {"model": "rerank", "query": "Who?", "documents": ["a", "b"]}
+GENERATION = {"model": "hybrid", "inputs": "Once", "parameters": {"max_new_tokens": 1}}
+SUMMARY: dict[str, Any] = {"inputs": TEXT, "parameters": {"generate_parameters": {}}}
+TRANSLATION = {"inputs": TEXT, "parameters": {"src_lang": "en"}}
+CHAT_BODY = {"model": "chat", "messages": CHAT, "max_tokens": 1}
+
+BODIES: dict[str, dict[str, Any]] = {
+    "/fill-mask": {"model": "masked", "inputs": MASKED},
+    "/classify": {"model": "sentiment", "inputs": TEXT},
+    "/token-classify": {"model": "tags", "inputs": TEXT},
+    "/question-answering": {"inputs": {"question": "Who?", "context": TEXT}},
+    "/embed": {"model": "embed", "inputs": TEXT},
+    "/embed-sparse": {"model": "embed-sparse", "inputs": TEXT},
+    "/embed_sparse": {"model": "embed-sparse", "inputs": TEXT},
+    "/embed-all": {"model": "embed-all", "inputs": TEXT},
+    "/embed_all": {"model": "embed-all", "inputs": TEXT},
+    "/zero-shot-classify": {"inputs": TEXT, "parameters": {"candidate_labels": ["a", "b"]}},
+    "/rerank": {"model": "rerank", "query": "Who?", "texts": ["a", "b"]},
+    "/similarity": {
+        "model": "embed",
+        "inputs": {"source_sentence": TEXT, "sentences": ["a", "b"]},
+    },
+    "/score": {"model": "hybrid", "inputs": TEXT},
+    "/generate": GENERATION,
+    "/generate_stream": GENERATION,
+    "/summarize": SUMMARY,
+    "/translate": TRANSLATION,
+    "/tokenize": {"model": "hybrid", "inputs": TEXT},
+    "/detokenize": {"model": "hybrid", "ids": [[5, 6]]},
+    "/v1/completions": {"model": "hybrid", "prompt": "Once", "max_tokens": 1},
+    "/v1/chat/completions": CHAT_BODY,
+    "/models/{name}/v1/chat/completions": {"messages": CHAT, "max_tokens": 1},
+    "/v1/responses": {"model": "chat", "input": "Who?", "max_output_tokens": 1},
+    "/v1/embeddings": {"model": "embed", "input": TEXT},
+    "/v1/rerank": RANKING,
+    "/v2/rerank": RANKING,
+    "/v1/decisions": {"model": "sentiment", "input": TEXT, "questions": [QUESTION]},
+    "/v1/messages": CHAT_BODY,
+    "/v1/messages/count_tokens": {"model": "chat", "messages": CHAT},
+    "/models/load": {"model": "sentiment"},
+    "/models/unload": {"model": "sentiment"},
+    "/models/{name}": {"inputs": "Once", "parameters": {"max_new_tokens": 1}},
+    "/v2/repository/index": {},
+    "/v2/repository/models/{name}/load": {},
+    "/v2/repository/models/{name}/unload": {},
+}
+"""A body for each POST route, by its path."""
+
+NAMES = {
+    "/models/{name}/v1/chat/completions": "chat",
+    "/models/{name}": "hybrid",
+    "/v2/repository/models/{name}/load": "sentiment",
+    "/v2/repository/models/{name}/unload": "nobody",
+}
+"""The models in the paths that name one."""
+
+ADMIN = ("/models/load", "/models/unload", "/v2/repository/models/")
+"""Paths that want the admin's key begin so."""
+
+REFUSED = (
+    "/token-classify",
+    "/question-answering",
+    "/embed-all",
+    "/embed_all",
+    "/summarize",
+    "/translate",
+    "/models/unload",
+    "/v2/repository/models/{name}/unload",
+)
+"""Paths whose body is not sent as it is: no model could do the task, or it would be gone."""
+
+COPIES = (
+    "/generate_stream",
+    "/models/{name}/v1/chat/completions",
+    "/models/{name}",
+    "/v2/rerank",
+    "/embed_sparse",
+    "/embed_all",
+)
+"""Paths whose bodies are those of other paths, so that the document says nothing new about them."""
+
+_SAMPLING: list[dict[str, Any]] = [
+    {"logit_bias": {"x": 1}},
+    {"logit_bias": {"05": 1}},
+    {"logit_bias": {"999999": 1}},
+    {"logit_bias": {"5": 101}},
+    {"stop_token_ids": [5, 999999]},
+    {"stop": ["a"] * 65},
+    {"stop": ["x" * 1025]},
+    {"seed": 2**63},
+    {"surprise": 1},
+]
+_GENERATE: list[dict[str, Any]] = [
+    {"inputs": ""},
+    {"inputs": []},
+    {"inputs": ["a", ""]},
+    {"inputs": ["a", 7]},
+    {"inputs": LONG},
+    {"inputs": ["a", LONG]},
+    {"inputs": ["a"] * 257},
+    {"inputs": "a", "messages": CHAT},
+    {"inputs": None, "messages": []},
+    {"inputs": None, "messages": [{"role": "user"}]},
+    {"inputs": None, "messages": [*CHAT, {"role": "user", "content": 7}]},
+    {"inputs": None, "messages": [{"role": "user", "content": [{"type": "image"}]}]},
+    {"inputs": None, "messages": CHAT},
+    {"inputs": ["a", "b"], "stream": True},
+    {"max_new_tokens": 5},
+    *({f"parameters.{name}": value for name, value in each.items()} for each in _SAMPLING),
+    {"parameters.max_new_tokens": 100_000},
+    {"parameters.max_new_tokens": 2, "parameters.min_new_tokens": 3},
+    {"parameters.max_new_tokens": None, "parameters.min_new_tokens": 100_000},
+    {"parameters.n": 2},
+    {"parameters.n": 2, "parameters.best_of": 1, "parameters.do_sample": True},
+    {"parameters.n": 2, "parameters.do_sample": True, "stream": True},
+    {"parameters.n": 128, "parameters.do_sample": True, "inputs": ["a"] * 3},
+    {"parameters.decoder_input_details": True, "stream": True},
+    {"parameters.num_beams": 4, "parameters.stop": ["a"]},
+    {"parameters.num_beams": 4},
+    {"parameters.num_beams": 2, "parameters.n": 3, "parameters.max_new_tokens": 2},
+    {"parameters.early_stopping": "always"},
+    {"parameters.src_lang": "en"},
+    {"parameters.tgt_lang": "de"},
+    {"parameters.watermark": True},
+    {"parameters.grammar": {"type": "regex", "value": "("}},
+    {"parameters.grammar": {"type": "regex"}},
+    {"parameters.grammar": {"type": "lark", "value": "start: nothing"}},
+    {"parameters.grammar": {"type": "json", "value": {"type": "strange"}}},
+    {"parameters.grammar": {"type": "json", "value": "{"}},
+    {"parameters.grammar": {"type": "json", "value": 7}},
+    {"parameters.grammar": {"type": "xml", "value": "a"}},
+    {
+        "parameters.details": True,
+        "parameters.top_n_tokens": 20,
+        "parameters.max_new_tokens": 120,
+        "inputs": ["a"] * 120,
+    },
+    {"model": "sentiment"},
+    {"model": "masked"},
+    {"model": "hybrid:full"},
+    {"model": "hybrid:causal", "mask": "full"},
+    {"timeout": 1e-9},
+]
+_CHAT: list[dict[str, Any]] = [
+    {"messages": []},
+    {"messages": [{"role": "king", "content": "a"}]},
+    {"messages": [*CHAT, {"role": "user"}]},
+    {"messages": [*CHAT, {"role": "user", "content": 7}]},
+    {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]},
+    {"messages": [{"role": "user", "content": LONG}]},
+    {"messages": [{"role": "tool", "content": "a"}]},
+    {
+        "messages": [
+            *CHAT,
+            {
+                "role": "assistant",
+                "tool_calls": [
+                    {
+                        "id": "a",
+                        "type": "function",
+                        "function": {"name": "find", "arguments": "[]"},
+                    }
+                ],
+            },
+        ]
+    },
+    {"max_tokens": 2, "max_completion_tokens": 3},
+    {"max_tokens": 2, "min_tokens": 3},
+    {"max_tokens": 100_000},
+    {"max_completion_tokens": 100_000, "max_tokens": None},
+    {"functions": [{"name": "find"}]},
+    {"function_call": {"name": "find"}},
+    {"top_logprobs": 2},
+    {"tools": [TOOL, {"type": "function", "function": {"name": "a b"}}]},
+    {"tools": [TOOL, TOOL]},
+    {"tools": [{"type": "web_search"}]},
+    {"tools": [{**TOOL, "function": {"name": "find", "parameters": {"type": "strange"}}}]},
+    {"tool_choice": "required"},
+    {"tool_choice": "sometimes"},
+    {"tools": [TOOL], "tool_choice": "auto"},
+    {"tools": [TOOL], "tool_choice": {"type": "function", "function": {"name": "lose"}}},
+    {"tools": [TOOL], "tool_choice": "required", "guided_grammar": 'start: "a"'},
+    {"add_generation_prompt": True, "continue_final_message": True},
+]
+_OPENAI: list[dict[str, Any]] = [
+    *_SAMPLING,
+    {"response_format": {"type": "json_schema"}},
+    {"response_format": {"type": "xml"}},
+    {"response_format": {"type": "json_schema", "json_schema": {"schema": {"type": "strange"}}}},
+    {"response_format": {"type": "regex"}},
+    {"guided_regex": "("},
+    {"guided_json": 7},
+    {"guided_json": {"type": "strange"}},
+    {"guided_choice": []},
+    {"guided_grammar": "start: nothing"},
+    {"guided_regex": "a", "guided_json": {}},
+    {"structured_outputs": {"regex": "("}},
+    {"structured_outputs": {"choice": []}},
+    {"stream_options": {"include_usage": True}},
+    {"n": 2, "temperature": 0},
+    {"best_of": 3, "temperature": 0},
+    {"n": 100, "max_tokens": 1, "best_of": 128, "prompt": ["a"] * 3},
+    {"model": "sentiment"},
+    {"model": "hybrid:full"},
+    {"suffix": "a"},
+    {"use_beam_search": True},
+    {"timeout": 1e-9},
+]
+_TASK: list[dict[str, Any]] = [
+    {"inputs": ""},
+    {"inputs": " \n"},
+    {"inputs": []},
+    {"inputs": ["a [MASK]", ""]},
+    {"inputs": ["a [MASK]", 7]},
+    {"inputs": ["a [MASK]", LONG]},
+    {"inputs": LONG},
+    {"inputs": ["a [MASK]"] * 257},
+    {"model": "chat"},
+    {"mask": "causal"},
+    {"priority": 1},
+    {"timeout": 1e-9},
+]
+_SHORT_TASK = [each for each in _TASK if LONG not in each.get("inputs", "")]
+_EMBED: list[dict[str, Any]] = [
+    *_TASK,
+    {"dimensions": 3},
+    {"prompt_name": "query"},
+    {"instruction": "a"},
+    {"parameters": {"prompt_name": "query"}},
+]
+_DOCUMENTS: list[dict[str, Any]] = [
+    {"query": ""},
+    {"query": LONG},
+    {"documents": []},
+    {"documents": ["a", ""]},
+    {"documents": ["a", 7]},
+    {"documents": ["a", LONG]},
+    {"documents": ["a", {"title": "b"}]},
+    {"documents": ["a"] * 257},
+    {"top_n": 0},
+    {"instruction": "Find it"},
+    {"model": "sentiment"},
+    {"timeout": 1e-9},
+]
+_TOOLS_OF_ANTHROPIC = [{"name": "find", "input_schema": {"type": "object"}}]
+_ANTHROPIC: list[dict[str, Any]] = [
+    {"messages": []},
+    {"messages": [{"role": "system", "content": "a"}]},
+    {"messages": [*CHAT, {"role": "assistant", "content": "a"}]},
+    {"messages": [*CHAT, {"role": "user", "content": [{"type": "image"}]}]},
+    {"messages": [*CHAT, {"role": "user", "content": 7}]},
+    {"messages": [{"role": "user", "content": LONG}]},
+    {
+        "messages": [
+            *CHAT,
+            {
+                "role": "user",
+                "content": [{"type": "tool_result", "tool_use_id": "a", "content": "b"}],
+            },
+        ]
+    },
+    {"system": [{"type": "image"}]},
+    {"system": 7},
+    {"tools": [{"name": "find"}]},
+    {"tools": [{"type": "web_search_20250305", "name": "web_search"}]},
+    {"tools": [*_TOOLS_OF_ANTHROPIC, {"name": "a b", "input_schema": {}}]},
+    {"tools": _TOOLS_OF_ANTHROPIC},
+    {"tools": _TOOLS_OF_ANTHROPIC, "tool_choice": {"type": "tool"}},
+    {"tools": _TOOLS_OF_ANTHROPIC, "tool_choice": {"type": "tool", "name": "lose"}},
+    {"tool_choice": {"type": "any"}},
+    {"output_config": {"format": {"type": "json_schema", "schema": {"type": "strange"}}}},
+    {"output_config": {"format": {"type": "xml"}}},
+    {"max_tokens": 2, "stop_sequences": ["a"] * 65},
+    {"model": "sentiment"},
+    {"model": "hybrid"},
+    {"timeout": 1e-9},
+]
+
+MORE: dict[str, list[dict[str, Any]]] = {
+    "/fill-mask": [
+        *_TASK,
+        {"inputs": "no blank here"},
+        {"inputs": ["a [MASK]", "none"]},
+        {"inputs": "[MASK] " * 100, "parameters": {"top_k": 12000}},
+        {"parameters": {"targets": []}},
+        {"parameters": {"targets": ["house", ""]}},
+        {"parameters": {"targets": ["house", "antidisestablishmentarianism"]}},
+        {"model": "sentiment"},
+        {"model": "hybrid:causal"},
+    ],
+    "/classify": [
+        *_TASK,
+        {"inputs": {"text": "a"}},
+        {"inputs": {"text": "a", "text_pair": 1}},
+        {"inputs": [["a", "b"], ["c"]]},
+        {"inputs": ["a", ["b"]]},
+        {"inputs": {"text": "a", "text_pair": LONG}},
+        {"parameters": {"function_to_apply": "relu"}},
+        {"model": "nobody"},
+    ],
+    "/token-classify": [
+        *_SHORT_TASK,
+        {"parameters": {"aggregation_strategy": "best"}},
+        {"parameters": {"ignore_labels": [7]}},
+        {"model": "sentiment"},
+    ],
+    "/question-answering": [
+        {"inputs": []},
+        {"inputs": "Who?"},
+        {"inputs": {"question": "Who?"}},
+        {"inputs": {"question": "", "context": "a"}},
+        {"inputs": [{"question": "Who?", "context": "a"}, {"question": "Who?", "context": ""}]},
+        {"inputs": [{"question": "Who?", "context": "a"}, {"question": LONG, "context": "a"}]},
+        {"inputs": {"question": LONG, "context": "a"}},
+        {"parameters": {"max_question_len": 1, "max_seq_len": 2}},
+        {"model": "sentiment"},
+        {"timeout": 1e-9},
+    ],
+    "/embed": _EMBED,
+    "/embed-sparse": _EMBED,
+    "/embed_sparse": [{"inputs": ["a", ""]}],
+    "/embed-all": [
+        *_SHORT_TASK,
+        {"prompt_name": "query"},
+        {"dimensions": 3},
+        {"parameters": {"input_type": "song"}},
+    ],
+    "/embed_all": [{"inputs": ["a", ""]}],
+    "/zero-shot-classify": [
+        *_TASK,
+        {"parameters": {}},
+        {"parameters": {"candidate_labels": []}},
+        {"parameters": {"candidate_labels": ["a", ""]}},
+        {"parameters": {"candidate_labels": ["a"], "hypothesis_template": "no place"}},
+        {"parameters": {"candidate_labels": ["a"] * 1000}},
+        {"model": "sentiment"},
+    ],
+    "/rerank": [
+        *({"texts": None, **each} for each in _DOCUMENTS if "documents" in each),
+        {"texts": []},
+        {"texts": ["a", ""]},
+        {"texts": ["a", LONG]},
+        {"texts": ["a"] * 257},
+        {"query": ""},
+        {"query": LONG},
+        {"instruction": "Find it"},
+        {"model": "sentiment"},
+    ],
+    "/similarity": [
+        {"inputs": "a"},
+        {"inputs": {"source_sentence": "a"}},
+        {"inputs": {"source_sentence": "", "sentences": ["a"]}},
+        {"inputs": {"source_sentence": "a", "sentences": []}},
+        {"inputs": {"source_sentence": "a", "sentences": ["a", ""]}},
+        {"inputs": {"source_sentence": "a", "sentences": ["a", LONG]}},
+        {"inputs": {"source_sentence": LONG, "sentences": ["a"]}},
+        {"inputs": {"source_sentence": "a", "sentences": ["a"] * 257}},
+        {"parameters": {"prompt_name": "query"}},
+        {"model": "sentiment"},
+    ],
+    "/score": [
+        *_TASK,
+        {"inputs": ["a", LONG]},
+        {"model": None},
+        {"model": "sentiment"},
+        {"model": "masked", "inputs": ["a", LONG]},
+        {"model": "hybrid", "mask": "full", "inputs": ["a", LONG]},
+    ],
+    "/generate": [
+        *_GENERATE,
+        {"timeout": 0.001, "parameters": {"max_new_tokens": 120, "ignore_eos": True}},
+    ],
+    "/generate_stream": _GENERATE,
+    "/summarize": [
+        *_TASK,
+        {"parameters": {"truncation": "always"}},
+        {"parameters": {"generate_parameters": {"n": 2}}},
+        {"parameters": {"generate_parameters": {"max_length": 3, "max_new_tokens": 3}}},
+        {"parameters": {"generate_parameters": {"min_length": 3, "max_length": 2}}},
+        {"parameters": {"generate_parameters": {"max_new_tokens": 2, "min_new_tokens": 3}}},
+        {"model": "hybrid"},
+    ],
+    "/translate": [*_TASK, {"parameters": {"tgt_lang": ""}}, {"model": "hybrid"}],
+    "/tokenize": [
+        {"inputs": ["a", ""]},
+        {"inputs": ["a", 7]},
+        {"inputs": LONG * 10},
+        {"model": None},
+        {"inputs": None, "prompt": 7},
+        {"prompt": "a", "messages": CHAT},
+        {"messages": CHAT},
+    ],
+    "/detokenize": [
+        {"ids": []},
+        {"ids": [[5], [999_999]]},
+        {"ids": [[5], ["a"]]},
+        {"ids": [-1]},
+        {"model": None},
+        {"ids": None, "tokens": [5, 999_999]},
+        {"ids": None, "tokens": ["a"]},
+    ],
+    "/v1/completions": [
+        *_OPENAI,
+        {"prompt": []},
+        {"prompt": ""},
+        {"prompt": LONG},
+        {"prompt": ["a", LONG]},
+        {"prompt": ["a", 7]},
+        {"prompt": [[5], ["a"]]},
+        {"prompt": [5, 999_999]},
+        {"prompt": [[5], [999_999]]},
+        {"prompt": ["a"] * 257},
+        {"max_tokens": 0},
+        {"max_tokens": 0, "echo": True, "min_tokens": 1},
+        {"max_tokens": 100_000},
+        {"max_tokens": 2, "min_tokens": 3},
+        {"n": 2, "best_of": 1},
+        {"stream": True, "best_of": 2},
+        {"stream": True, "echo": True, "logprobs": 1},
+    ],
+    "/v1/chat/completions": [*_CHAT, *_OPENAI, {"model": "hybrid"}],
+    "/models/{name}/v1/chat/completions": [
+        {"messages": []},
+        {"model": "hybrid"},
+        {"max_tokens": 100_000},
+    ],
+    "/v1/responses": [
+        *_SAMPLING,
+        {"input": []},
+        {"input": LONG},
+        {"input": [{"role": "king", "content": "a"}]},
+        {"input": [{"type": "item_reference", "id": "a"}]},
+        {"input": [{"role": "user", "content": [{"type": "input_image"}]}]},
+        {"input": [{"type": "function_call_output", "call_id": "a", "output": "b"}]},
+        {"previous_response_id": "resp_1"},
+        {"conversation": "conv_1"},
+        {"background": True},
+        {"truncation": "auto"},
+        {"text": {"format": {"type": "json_schema"}}},
+        {"text": {"format": {"type": "text", "schema": {}}}},
+        {"text": {"format": {"type": "json_schema", "schema": {"type": "strange"}}}},
+        {"tools": [{"type": "web_search"}]},
+        {"tools": [{"type": "function", "name": "a b"}]},
+        {"tools": [{"type": "function", "name": "find"}], "tool_choice": "auto"},
+        {"tool_choice": "required"},
+        {"tool_choice": {"type": "function", "name": "lose"}},
+        {"max_output_tokens": 100_000},
+        {"max_output_tokens": 2, "min_tokens": 3},
+        {"model": "hybrid"},
+        {"model": "sentiment"},
+        {"timeout": 1e-9},
+    ],
+    "/v1/embeddings": [
+        {"input": []},
+        {"input": ""},
+        {"input": ["a", ""]},
+        {"input": ["a", 7]},
+        {"input": ["a", LONG]},
+        {"input": LONG},
+        {"input": [5, 999_999]},
+        {"input": [[5], [999_999]]},
+        {"input": [[2, 5, 3], [5]]},
+        {"input": ["a"] * 257},
+        {"dimensions": 3},
+        {"encoding_format": "hex"},
+        {"model": "sentiment"},
+        {"model": "hybrid"},
+        {"timeout": 1e-9},
+    ],
+    "/v1/rerank": _DOCUMENTS,
+    "/v2/rerank": _DOCUMENTS,
+    "/v1/decisions": [
+        {"input": ""},
+        {"input": LONG},
+        {"input": [{"type": "image"}]},
+        {"questions": []},
+        {"questions": [QUESTION, {"type": "song"}]},
+        {"questions": [QUESTION, {**QUESTION, "choices": []}]},
+        {"questions": [{**QUESTION, "choices": [CHOICES[0]] * 2}]},
+        {"questions": [{**QUESTION, "instructions": 7}]},
+        {"questions": [{**QUESTION, "instructions": LONG}]},
+        {"questions": [{"type": "score", "instructions": "a", "levels": [{"value": 1}]}]},
+        {"questions": [QUESTION] * 300},
+        {"questions": [{**QUESTION, "choices": [CHOICES[0], {"value": "ANGRY"}]}]},
+        {"model": "hybrid", "input": LONG},
+        {"model": "masked", "questions": [QUESTION, {**QUESTION, "instructions": LONG}]},
+        {"model": "zero-shot", "questions": [QUESTION, {**QUESTION, "instructions": LONG}]},
+        {"model": "embed"},
+        {"timeout": 1e-9},
+    ],
+    "/v1/messages": _ANTHROPIC,
+    "/v1/messages/count_tokens": _ANTHROPIC,
+    "/models/load": [
+        {"model": "nobody"},
+        {"model": "a/../b"},
+        {"path": "nowhere"},
+        {"path": "../outside"},
+        {"keep_alive": "on"},
+        {"keep_alive": -1},
+    ],
+    "/models/unload": [{"model": "nobody"}, {"model": ""}],
+    "/models/{name}": [
+        *({"inputs": "a", **each} for each in _GENERATE if "model" not in each),
+        {"model": "chat"},
+        {"mask": "full", "inputs": "no blank here"},
+        {"mask": "full", "inputs": ["a [MASK]", LONG]},
+        {"mask": "full", "inputs": "a [MASK]", "parameters": {"top_k": 0}},
+    ],
+}
+"""Changes of the bodies that no document refuses, or not in full."""
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """A request: to the path with these changes of its body, or with this content in its place."""
+
+    changes: Mapping[str, object] = field(default_factory=dict)
+    content: bytes | None = None
+
+    def __str__(self) -> str:
+        if self.content is not None:
+            return _short(self.content.decode())
+        written = (f"{place}: {_short(json.dumps(value))}" for place, value in self.changes.items())
+        return "; ".join(written)
+
+    def body(self, path: str) -> bytes:
+        """What is sent; a change to None takes the field away."""
+        if self.content is not None:
+            return self.content
+        body = copy.deepcopy(BODIES[path])
+        for place, value in self.changes.items():
+            *folders, name = place.split(".")
+            inner = body
+            for each in folders:
+                if not isinstance(inner.get(each), dict):
+                    inner[each] = {}
+                inner = inner[each]
+            if value is None:
+                inner.pop(name, None)
+            else:
+                inner[name] = value
+        return json.dumps(body).encode()
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= 150 else f"{text[:80]}... ({len(text):,} characters)"
+
+
+NO_BODIES = (
+    b"",
+    b"null",
+    b"[]",
+    b'"text"',
+    b'{"inputs": ',
+    b'{"inputs": NaN}',
+    b"x" * 300_000,
+)
+
+
+def cases(path: str, document: Mapping[str, Any]) -> list[Case]:
+    """All of a path's, by the document of the server's API."""
+    found = [Case(content=each) for each in NO_BODIES]
+    for schema in _bodies(path, document):
+        found += [Case({name: None}) for name in schema.get("required", ())]
+        found += [Case({name: value}) for name, value in _broken(schema, document)]
+        if "model" in schema["properties"]:
+            found.append(Case({"model": "nobody"}))
+    found += [Case({"surprise": 1}), *map(Case, MORE.get(path, ()))]
+    return list({str(case): case for case in found}.values())
+
+
+def _bodies(path: str, document: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    if path in COPIES:
+        return []
+    content = document["paths"][path]["post"]["requestBody"]["content"]
+    return _branches(content["application/json"]["schema"], document)
+
+
+def _branches(schema: Mapping[str, Any], document: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """The forms that a value may have, without references and null."""
+    if "$ref" in schema:
+        schema = document["components"]["schemas"][schema["$ref"].rsplit("/", 1)[1]]
+    if "anyOf" in schema:
+        return [form for each in schema["anyOf"] for form in _branches(each, document)]
+    return [] if schema.get("type") == "null" else [schema]
+
+
+def _broken(
+    schema: Mapping[str, Any], document: Mapping[str, Any], place: str = "", depth: int = 0
+) -> Iterator[tuple[str, object]]:
+    """Places in an object, and for each some values that it may not have."""
+    for name, property_schema in sorted(schema["properties"].items()):
+        forms = _branches(property_schema, document)
+        for value in _wrong_values(forms):
+            yield f"{place}{name}", value
+        for form in forms:
+            if "properties" in form and depth < 2:
+                yield f"{place}{name}.surprise", 1
+                yield from _broken(form, document, f"{place}{name}.", depth + 1)
+
+
+def _wrong_values(forms: list[Mapping[str, Any]]) -> Iterator[object]:
+    types = {form.get("type") for form in forms}
+    if None in types or not types:  # anything
+        return
+    if "string" not in types:
+        yield "x"
+    elif not types & {"integer", "number"}:
+        yield 7
+    elif "boolean" not in types:
+        yield True
+    for form in forms if len(forms) == 1 else ():
+        if "enum" in form or "const" in form:
+            yield "surprise" if form["type"] == "string" else True
+        if "minimum" in form:
+            yield form["minimum"] - 1
+        if "exclusiveMinimum" in form:
+            yield form["exclusiveMinimum"]
+        if "maximum" in form and form["maximum"] < 1e15:
+            yield form["maximum"] + 1
+        if form.get("minLength", 0) > 0:
+            yield ""
+        if form.get("maxLength", 10**6) < 10**4:
+            yield "x" * (form["maxLength"] + 1)
+        if form.get("minItems", 0) > 0:
+            yield []
+        if "items" in form and form["items"].get("type") in ("string", "integer"):
+            yield [{}]
