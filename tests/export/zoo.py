@@ -814,6 +814,11 @@ TOKEN_CLASSIFY: Mapping[str, Specimen] = {
         XLNET | {"id2label": TAGS, "clamp_len": 5},
         "relative positions and segments",
     ),
+    "privacy-filter": Specimen(
+        "OpenAIPrivacyFilterForTokenClassification",
+        LOCAL_EXPERTS | {"sliding_window": 6, "id2label": TAGS} | rope("default"),
+        "sliding window both ways, attention sinks, mixture of experts",
+    ),
     "llama-token-classify": Specimen(
         "LlamaForTokenClassification", GROUPED | {"id2label": TAGS}, "causal backbone"
     ),
