@@ -24,7 +24,7 @@ def load_session(graph: Path | bytes, *, prepack: bool = True) -> onnxruntime.In
     options = onnxruntime.SessionOptions()
     if not prepack:
         options.add_session_config_entry("session.disable_prepacking", "1")
-    options.log_severity_level = 3
+    options.log_severity_level = 4  # errors are raised, and said in words of our own
     # Threads that spin while they wait take the time of others, torch's among them
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
     return onnxruntime.InferenceSession(

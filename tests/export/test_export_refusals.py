@@ -200,6 +200,8 @@ def test_full_disk(
         ({"id2label": ["no", "yes"]}, "is not an object of ids and labels"),
         ({"problem_type": "binary"}, "problem_type in config.json of"),
         ({"attn_config": {"prefix_lm": True}}, "is a prefix-LM (attn_config.prefix_lm"),
+        ({"index_topk": 64}, "has an indexer that chooses 64 tokens"),
+        ({"text_config": {"index_topk": 64}}, "has an indexer that chooses 64 tokens"),
         ({"hidden_size": "32"}, "Field 'hidden_size' expected int, got str (value: '32')"),
         ({"hidden_act": "none"}, "cannot be loaded: KeyError('none')"),
     ],

@@ -14,7 +14,9 @@ from rich.console import Console
 from safetensors.torch import load_file, save_file
 
 from maskdial.bundle.bundle import load_bundle
+from maskdial_export.checkpoint.source import find
 from maskdial_export.checkpoint.text_part import take_text_part
+from maskdial_export.checkpoint.weights import load_model
 from maskdial_export.errors import ExportError
 from maskdial_export.export import export
 from tests.export.conftest import VOCABULARY
@@ -82,6 +84,20 @@ def test_logits_that_the_wrapper_does_not_cap_are_not_capped(
     ids = torch.arange(4, 44)[None]
     with torch.no_grad():
         torch.testing.assert_close(part.model(ids).logits, wrapper(input_ids=ids).logits)
+
+
+def test_embedding_models_have_a_text_part(
+    checkpoint: New, load_reference: Callable[[Path], Any]
+) -> None:
+    folder = checkpoint("qwen3-vl")
+    source = find(str(folder), "embed", revision=None, allow_pickle=False)
+    assert source.architecture == "Qwen3VLModel"
+    loaded = load_model(source, strict=True, console=Console(quiet=True))
+    assert loaded.left_out == ("visual",)
+    ids = torch.arange(4, 44)[None]
+    with torch.no_grad():
+        whole = load_reference(folder).model(input_ids=ids)[0]
+        torch.testing.assert_close(loaded.model(input_ids=ids)[0], whole)
 
 
 def test_models_without_a_text_part(

@@ -212,6 +212,20 @@ def rope(rope_type: str, **parameters: Any) -> dict[str, Any]:
     return {"rope_parameters": {"rope_type": rope_type, "rope_theta": 10000.0} | parameters}
 
 
+LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0}
+LATENT = SHAPE | {
+    "num_key_value_heads": 4,
+    "n_routed_experts": 4,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 24,
+    "n_group": 1,
+    "topk_group": 1,
+    "qk_rope_head_dim": 16,
+    "qk_nope_head_dim": 16,
+    "v_head_dim": 16,
+    "q_lora_rank": 16,
+    "kv_lora_rank": 16,
+}
 CAUSAL: Mapping[str, Specimen] = {
     "gpt2": Specimen("GPT2LMHeadModel", GPT, quick=True),
     "opt": Specimen(
@@ -522,6 +536,31 @@ CAUSAL: Mapping[str, Specimen] = {
         | {"attn_layer_period": 2, "attn_layer_offset": 1, "num_experts": 4}
         | {"num_experts_per_tok": 2, "mamba_d_state": 8, "mamba_dt_rank": 4},
         "Mamba, mixture of experts",
+    ),
+    "exaone-moe": Specimen(
+        "ExaoneMoeForCausalLM",
+        EXPERTS | LOCAL_GLOBAL | {"n_group": 1, "topk_group": 1, "first_k_dense_replace": 1},
+        "mixture of experts, local and global layers",
+    ),
+    "solar-open": Specimen("SolarOpenForCausalLM", ROUTED, "mixture of experts"),
+    "afmoe": Specimen(
+        "AfmoeForCausalLM",
+        EXPERTS | LOCAL_GLOBAL | {"num_dense_layers": 1, "n_group": 1, "topk_group": 1},
+        "mixture of experts, local and global layers",
+    ),
+    "glm4-moe-lite": Specimen(
+        "Glm4MoeLiteForCausalLM",
+        LATENT | {"first_k_dense_replace": 1, "mlp_layer_types": ["dense", "sparse"]},
+        "GLM 4.7 Flash: latent attention, mixture of experts",
+    ),
+    "youtu": Specimen("YoutuForCausalLM", LATENT, "latent attention"),
+    "llama-linear-rope": Specimen(
+        "LlamaForCausalLM", GROUPED | rope("linear", factor=2.0), "linear rope"
+    ),
+    "llama3-rope": Specimen(
+        "LlamaForCausalLM",
+        GROUPED | rope("llama3", factor=2.0, original_max_position_embeddings=64, **LLAMA3),
+        "llama3 rope",
     ),
     "gemma3n-text": Specimen(
         "Gemma3nForCausalLM", GEMMA3N, "sparse activations, embeddings of layers, shared keys"
@@ -882,6 +921,24 @@ CLASSIFY: Mapping[str, Specimen] = {
         XLNET | {"id2label": LABELS, "summary_type": "mean"},
         "also by the mean of the tokens",
     ),
+    "qwen3-classify": Specimen(
+        "Qwen3ForSequenceClassification", GROUPED | {"id2label": LABELS}, "causal backbone"
+    ),
+    "mistral-classify": Specimen(
+        "MistralForSequenceClassification",
+        GROUPED | {"sliding_window": 6, "id2label": LABELS},
+        "causal backbone, sliding window",
+    ),
+    "gemma3-classify": Specimen(
+        "Gemma3TextForSequenceClassification",
+        GROUPED | LOCAL_GLOBAL | {"query_pre_attn_scalar": 24, "id2label": LABELS},
+        "causal backbone, local and global layers",
+    ),
+    "gpt-oss-classify": Specimen(
+        "GptOssForSequenceClassification",
+        LOCAL_EXPERTS | LOCAL_GLOBAL | {"id2label": LABELS},
+        "causal backbone, attention sinks, mixture of experts",
+    ),
     "qwen2-classify": Specimen(
         "Qwen2ForSequenceClassification", GROUPED | {"id2label": LABELS}, "causal backbone"
     ),
@@ -947,6 +1004,12 @@ TOKEN_CLASSIFY: Mapping[str, Specimen] = {
     "electra-detect": Specimen(
         "ElectraForPreTraining", SMALL | {"embedding_size": 16}, "replaced tokens", quick=True
     ),
+    "roberta-token-classify": Specimen(
+        "RobertaForTokenClassification", SMALL | {"pad_token_id": 1, "id2label": TAGS}
+    ),
+    "camembert-token-classify": Specimen(
+        "CamembertForTokenClassification", ROBERTA | {"id2label": TAGS}
+    ),
     "longformer-token-classify": Specimen(
         "LongformerForTokenClassification", LONGFORMER | {"id2label": TAGS}, "sliding window"
     ),
@@ -954,6 +1017,11 @@ TOKEN_CLASSIFY: Mapping[str, Specimen] = {
         "XLNetForTokenClassification",
         XLNET | {"id2label": TAGS, "clamp_len": 5},
         "relative positions and segments",
+    ),
+    "privacy-filter": Specimen(
+        "OpenAIPrivacyFilterForTokenClassification",
+        LOCAL_EXPERTS | {"sliding_window": 6, "id2label": TAGS} | rope("default"),
+        "sliding window both ways, attention sinks, mixture of experts",
     ),
     "llama-token-classify": Specimen(
         "LlamaForTokenClassification", GROUPED | {"id2label": TAGS}, "causal backbone"
@@ -981,6 +1049,13 @@ QUESTION_ANSWERING: Mapping[str, Specimen] = {
     ),
     "xlnet-question-answering": Specimen(
         "XLNetForQuestionAnsweringSimple", XLNET, "relative positions and segments"
+    ),
+    "bert-question-answering": Specimen("BertForQuestionAnswering", SMALL),
+    "deberta-v2-question-answering": Specimen(
+        "DebertaV2ForQuestionAnswering", DEBERTA_V2, "relative positions"
+    ),
+    "xlm-roberta-question-answering": Specimen(
+        "XLMRobertaForQuestionAnswering", SMALL | {"pad_token_id": 1}
     ),
     "llama-question-answering": Specimen("LlamaForQuestionAnswering", GROUPED, "causal backbone"),
 }
@@ -1021,6 +1096,15 @@ EMBED: Mapping[str, Specimen] = {
     "longformer-embed": Specimen("LongformerModel", LONGFORMER, "sliding window"),
     "xlnet-embed": Specimen("XLNetModel", XLNET, "relative positions and segments"),
     "qwen3-embed": Specimen("Qwen3Model", GROUPED, "causal backbone"),
+    "qwen2-embed": Specimen("Qwen2Model", GROUPED, "causal backbone"),
+    "qwen2-both-ways-embed": Specimen(
+        "Qwen2Model", GROUPED | {"is_causal": False}, "`is_causal: false`"
+    ),
+    "mistral-embed": Specimen("MistralModel", GROUPED, "causal backbone"),
+    "nomic-embed": Specimen("NomicBertModel", SHAPE | {"num_attention_heads": 2}),
+    "gte-embed": Specimen("GteModel", SHAPE | {"num_attention_heads": 2}),
+    "eurobert-embed": Specimen("EuroBertModel", GROUPED),
+    "jina-v3-embed": Specimen("JinaEmbeddingsV3Model", SHAPE | {"num_attention_heads": 2}),
     "gemma3-embed": Specimen(
         "Gemma3TextModel",
         GROUPED | LOCAL_GLOBAL | {"query_pre_attn_scalar": 24, "use_bidirectional_attention": True},

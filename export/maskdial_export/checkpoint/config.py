@@ -13,8 +13,8 @@ def check_config(name: str, config: Mapping[str, Any]) -> None:
     """Checks the architectures, the labels, the problem type and the mask of a checkpoint.
 
     Raises:
-        ExportError: one of them is malformed, the mask is that of a prefix-LM, or the model pools
-            neighboring tokens.
+        ExportError: one of them is malformed, the mask is that of a prefix-LM or chosen by an
+            indexer, or the model pools neighboring tokens.
     """
     if config.get("model_type") == "funnel":
         raise ExportError(
@@ -22,6 +22,13 @@ def check_config(name: str, config: Mapping[str, Any]) -> None:
             "text's results would depend on the longest one of its batch; use an encoder without "
             "pooling, such as ELECTRA"
         )
+    text_config = config.get("text_config")
+    for each in (config, text_config if isinstance(text_config, dict) else {}):
+        if each.get("index_topk") is not None:
+            raise ExportError(
+                f"{name} has an indexer that chooses {each['index_topk']} tokens for each one to "
+                "attend to (index_topk in config.json, as in DeepSeek V3.2), which is not supported"
+            )
     architectures = config.get("architectures")
     if architectures is not None and not _is_texts(architectures):
         raise ExportError(

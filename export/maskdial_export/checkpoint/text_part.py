@@ -44,11 +44,13 @@ class TextPart:
         model: the text model.
         left_out: the paths of the outermost modules that it does without.
         media_tokens: the tokens that stand for images or sound.
+        prefix: what stands before the paths in a checkpoint that was saved with a head.
     """
 
     model: PreTrainedModel
     left_out: tuple[str, ...]
     media_tokens: tuple[int, ...]
+    prefix: str
 
     @property
     def summary(self) -> str:
@@ -58,7 +60,8 @@ class TextPart:
 
     def leaves_out(self, weight: str) -> bool:
         """Whether a weight belongs to a module that is left out."""
-        return any(weight.startswith(f"{path}.") for path in self.left_out)
+        names = weight, weight.removeprefix(self.prefix)
+        return any(name.startswith(f"{path}.") for path in self.left_out for name in names)
 
 
 class _Headed:
@@ -126,8 +129,9 @@ def take_text_part(wrapper: PreTrainedModel, task: TaskName) -> TextPart:
     for role in _ROLES:  # as generate() does, the outer one's first
         if getattr(given, role, None) is not None:
             setattr(model.config, role, getattr(given, role))
-    others = _others(wrapper, set(model.modules()), "")
-    return TextPart(model, tuple(others), tuple(_media_tokens(given, model.config.vocab_size)))
+    left_out = tuple(_others(wrapper, set(model.modules()), ""))
+    media_tokens = tuple(_media_tokens(given, model.config.vocab_size))
+    return TextPart(model, left_out, media_tokens, f"{wrapper.base_model_prefix}.")
 
 
 def _find_body(wrapper: PreTrainedModel) -> PreTrainedModel:

@@ -69,8 +69,8 @@ class MaskedAttention:
     older GPUs. The CPU kernel returns the same bits for both.
     """
 
-    _lengths: Tensor
-    _extents: Tensor
+    _lengths: _Pair
+    _with_sink: _Pair
 
     def __init__(self, layers: Sequence[Layer]) -> None:
         self._layers = layers
@@ -84,9 +84,11 @@ class MaskedAttention:
             lengths: valid tokens of each row, int32 (batch,).
             longest: tokens of a row, padding included.
         """
-        starts = torch.arange(lengths.shape[0] + 1, dtype=lengths.dtype) * longest
-        self._lengths = lengths
-        self._extents = torch.cat([lengths, starts, starts])  # queries, keys
+        rows = torch.arange(lengths.shape[0] + 1, dtype=lengths.dtype)
+        starts = rows * longest  # of queries, keys
+        self._lengths = lengths, torch.cat([lengths, starts, starts])
+        starts = starts + rows
+        self._with_sink = lengths + 1, torch.cat([lengths + 1, starts, starts])
         self._windows.clear()
         self._index = 0
 
@@ -110,10 +112,15 @@ class MaskedAttention:
         position_bias: Tensor | None = None,
         alibi: Tensor | None = None,
         seen_by_all: Tensor | None = None,
+        s_aux: Tensor | None = None,
         **_: Any,
     ) -> tuple[Tensor, None]:
-        """``seen_by_all`` are keys inside every window: bool (1 or batch, length)."""
+        """``seen_by_all`` are keys inside every window: bool (1 or batch, length).
+
+        ``s_aux`` are attention sinks: for each head, the score of one more key without a value.
+        """
         batch, num_heads, length, head_dim = query.shape
+        value_dim = value.shape[-1]
         if sliding_window is None and self._layers:
             sliding_window = self._layers[self._index].window
         self._index += 1
@@ -126,6 +133,14 @@ class MaskedAttention:
             biases.append(alibi[None, :, None, :length].expand(-1, -1, length, -1))
         if sliding_window is not None:
             biases.append(self._window(sliding_window, length, query.dtype, seen_by_all))
+        bias = sum(biases[1:], biases[0]) if biases else None
+        lengths = self._lengths
+        if s_aux is not None:
+            scale = head_dim**-0.5 if scaling is None else float(scaling)
+            attributes["scale"] = scale
+            query, key, value = _with_sinks(query, key, value, s_aux / scale)
+            lengths, shared = self._with_sink, 1
+            bias = None if bias is None else nn.functional.pad(bias, (1, 0, 1, 0))
         output = torch.onnx.ops.symbolic(
             "com.microsoft::MultiHeadAttention",
             [
@@ -133,15 +148,17 @@ class MaskedAttention:
                 _join_heads(key, shared),
                 _join_heads(value, shared),
                 None,
-                self._extents if query.dtype == torch.float16 else self._lengths,
-                sum(biases[1:], biases[0]) if biases else None,
+                lengths[query.dtype == torch.float16],
+                bias,
             ],
             attributes,
             dtype=query.dtype,
-            shape=(batch, length, num_heads * head_dim),
+            shape=(batch, query.shape[2], num_heads * value_dim),
             version=1,
         )
-        return output.view(batch, length, num_heads, head_dim), None
+        if s_aux is not None:
+            output = output[:, 1:]
+        return output.view(batch, length, num_heads, value_dim), None
 
     def _window(
         self, size: int, length: int, dtype: torch.dtype, seen_by_all: Tensor | None
@@ -159,6 +176,24 @@ class MaskedAttention:
                 hidden = hidden * ~seen_by_all[:, None, None, :]
             self._windows[size] = hidden * _MASKED_SCORE
         return self._windows[size]
+
+
+def _with_sinks(
+    query: Tensor, key: Tensor, value: Tensor, sinks: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The same with a token before all others: its key's product with every query is the sink.
+
+    Queries have one more column for that, which is 1; the token's value is 0. Its own query only
+    keeps the products of a text of one token from being computed in another way than others.
+    """
+    shared = query.shape[1] // key.shape[1]
+    query = nn.functional.pad(nn.functional.pad(query, (0, 1), value=1.0), (0, 0, 1, 0))
+    key = nn.functional.pad(key.repeat_interleave(shared, 1), (0, 1, 1, 0))
+    value = nn.functional.pad(value.repeat_interleave(shared, 1), (0, 0, 1, 0))
+    first = torch.arange(key.shape[2])[:, None] == 0
+    last = torch.arange(key.shape[3])[None, :] == key.shape[3] - 1
+    added = (first & last).to(key.dtype) * sinks.to(key.dtype)[:, None, None]
+    return query, key + added, value
 
 
 def _rotate(heads: Tensor, rotation: Rotation) -> Tensor:
