@@ -15,6 +15,7 @@ from maskdial_export.errors import ExportError
 from maskdial_export.tracing.attention import CausalAttention, MaskedAttention, attending
 from maskdial_export.tracing.graph import gather_rows, to_onnx_ir
 from maskdial_export.tracing.padding import cleared, summarized
+from maskdial_export.tracing.recurrence import Recurrence, recurring
 from maskdial_export.tracing.repeat import trace_by_layers
 from maskdial_export.tracing.survey import Survey
 
@@ -33,6 +34,8 @@ class MaskedGraph(nn.Module):
         self.model = model
         self.pooler = pooler
         self.attention = (CausalAttention if survey.causal else MaskedAttention)(survey.layers)
+        self.recurrence = Recurrence()
+        self.states = survey.states
         self.takes_token_types = typed and takes_token_types(model)
         self.pad_token_id = int(getattr(model.config, "pad_token_id", None) or 0)
         settings = None if pooler is None else pooler.embedding.multi_vector
@@ -48,10 +51,14 @@ class MaskedGraph(nn.Module):
         else:
             self.attention.begin(None, lengths - 1, torch.full((), longest, dtype=torch.int32))
         valid = torch.arange(longest)[None, :] < lengths[:, None]
-        inputs = {
+        inputs: dict[str, Any] = {
             "input_ids": input_ids,
             "attention_mask": valid.to(torch.int64),
         }
+        if self.states:  # zero before the first token
+            zeros = [torch.zeros(input_ids.shape[0], *shape) for shape in self.states]
+            self.recurrence.begin(zeros, lengths, longest)
+            inputs["use_cache"] = False
         if not self.keeps_padding:
             # RoBERTa numbers positions over the tokens that are not padding
             inputs["input_ids"] = torch.where(valid, input_ids, self.pad_token_id)
@@ -60,7 +67,7 @@ class MaskedGraph(nn.Module):
         with cleared(self.model, valid), summarized(self.model, lengths):
             return self._output(inputs, lengths, rows)
 
-    def _output(self, inputs: dict[str, Tensor], lengths: Tensor, rows: Tensor | None) -> Tensor:
+    def _output(self, inputs: dict[str, Any], lengths: Tensor, rows: Tensor | None) -> Tensor:
         if self.pooler is not None:
             hidden = self.model(**inputs)[0]
             if rows is not None:
@@ -138,7 +145,10 @@ def trace(
         inputs["rows"] = torch.tensor([1, 3, 7])
         shapes["rows"] = {0: dynamic}
     output = "logits" if pooler is None else "embeddings"
-    with attending(model, survey, graph.attention) if survey.layers else nullcontext():
+    with (
+        attending(model, survey, graph.attention) if survey.layers else nullcontext(),
+        recurring(model, graph.recurrence) if survey.states else nullcontext(),
+    ):
         return trace_by_layers(
             model,
             survey,
