@@ -151,8 +151,10 @@ async def _timed(port: int, request: bytes, *, since: float | None = None) -> tu
     try:
         async with asyncio.timeout(_TIMEOUT):
             connection = await Connection.open(port)
-            status = (await connection.send(request)).status
-            connection.close()
+            try:
+                status = (await connection.send(request)).status
+            finally:
+                connection.close()
     except (LoadTestError, OSError, TimeoutError):
         status = 0
     return status, 1e3 * (time.perf_counter() - started)

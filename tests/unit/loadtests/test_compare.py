@@ -209,12 +209,13 @@ def test_a_table_has_a_column_for_each_entrant_that_took_part() -> None:
         result(ENGINE, LARGE, 0.4, None),
     ]
     players = [entrant(ENGINE), entrant("absent"), entrant("openvino-w8")]
-    table = shape_table("BERT", results, players, {}).splitlines()
+    shares = {LARGE: Spread(0.5, 0.61, 0.7)}
+    table = shape_table("BERT", results, players, shares).splitlines()
     assert "|  | engine | openvino-w8 |" in table
     assert "| 1 x 16 | 20 ms (18 to 22) | 30 ms, 1.50x (1.40 to 1.60) |" in table
     assert "| 8 x 128 | 400 ms (360 to 440) |  |" in table
     assert "- openvino-w8: what openvino-w8 is." in table
-    assert "| 1 x 16, against openvino-w8 | 1.50x (1.40 to 1.60) | >= 1.20x | yes |" in table
+    assert "| 8 x 128: share of the memory's read bandwidth | 61% (50% to 70%) |" in table
     assert "absent" not in "".join(table)
     assert not any("do not quote it" in line for line in table)
     once = replace(results[0], rounds=1)
