@@ -19,6 +19,7 @@ from maskdial_export.checkpoint.text_part import take_text_part
 from maskdial_export.checkpoint.weights import load_model
 from maskdial_export.errors import ExportError
 from maskdial_export.export import export
+from maskdial_export.tracing.sparsity import quantiles_computed
 from tests.export.conftest import VOCABULARY
 
 New = Callable[[str], Path]
@@ -98,6 +99,18 @@ def test_embedding_models_have_a_text_part(
     with torch.no_grad():
         whole = load_reference(folder).model(input_ids=ids)[0]
         torch.testing.assert_close(loaded.model(input_ids=ids)[0], whole)
+
+
+def test_cutoffs_are_computed_as_gemma_3n_does(
+    checkpoint: New, load_reference: Callable[[Path], Any]
+) -> None:
+    model = load_reference(checkpoint("gemma3n-text"))
+    sparse = next(each for each in model.modules() if getattr(each, "activation_sparsity", 0))
+    values = torch.randn(2, 5, 48, generator=torch.Generator().manual_seed(0))
+    expected = sparse._gaussian_topk(values)
+    assert 0 < int((expected > 0).sum()) < values.numel() / 4
+    with quantiles_computed(model):
+        torch.testing.assert_close(sparse._gaussian_topk(values), expected)
 
 
 def test_models_without_a_text_part(

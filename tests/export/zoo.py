@@ -1020,8 +1020,11 @@ TOKEN_CLASSIFY: Mapping[str, Specimen] = {
     ),
     "privacy-filter": Specimen(
         "OpenAIPrivacyFilterForTokenClassification",
-        LOCAL_EXPERTS | {"sliding_window": 6, "id2label": TAGS} | rope("default"),
+        LOCAL_EXPERTS
+        | {"sliding_window": 6, "id2label": TAGS, "num_hidden_layers": 1}
+        | rope("default"),
         "sliding window both ways, attention sinks, mixture of experts",
+        quick=True,
     ),
     "llama-token-classify": Specimen(
         "LlamaForTokenClassification", GROUPED | {"id2label": TAGS}, "causal backbone"
