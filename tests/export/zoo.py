@@ -960,6 +960,16 @@ CLASSIFY: Mapping[str, Specimen] = {
         BLOOM | {"id2label": LABELS},
         "causal backbone, ALiBi",
     ),
+    "qwen3.5-classify": Specimen(
+        "Qwen3_5TextForSequenceClassification", DELTA_NET | {"id2label": LABELS}, "gated delta nets"
+    ),
+    "jamba-classify": Specimen(
+        "JambaForSequenceClassification",
+        GROUPED
+        | {"attn_layer_period": 2, "attn_layer_offset": 1, "num_experts": 1}
+        | {"num_experts_per_tok": 1, "mamba_d_state": 8, "mamba_dt_rank": 4, "id2label": LABELS},
+        "Mamba",
+    ),
 }
 
 # Reads a text in its encoder and in its decoder
@@ -1118,6 +1128,10 @@ EMBED: Mapping[str, Specimen] = {
         {"vocab_size": 101, "d_model": 32, "d_kv": 16, "d_ff": 48, "num_layers": 2}
         | {"num_heads": 2, "n_positions": 128, "pad_token_id": 0},
         "relative positions; the encoder alone",
+    ),
+    "qwen3.5-embed": Specimen("Qwen3_5TextModel", DELTA_NET, "gated delta nets"),
+    "lfm2-embed": Specimen(
+        "Lfm2Model", GROUPED | {"layer_types": ["conv", "full_attention"]}, "short convolutions"
     ),
 }
 
