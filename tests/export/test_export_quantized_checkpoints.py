@@ -150,6 +150,7 @@ def test_fp8_checkpoint_against_transformers(new_checkpoint: New, add_json: Add)
     ("settings", "kind"),
     [
         ({"quant_method": "gptq", "bits": 3}, "gptq of 3 bits"),
+        (FP8 | {"weight_block_size": None}, "fp8 without blocks (weight_block_size), which is not"),
         (AWQ | {"version": "gemv"}, "awq of 4 bits, gemv"),
         (
             {"quant_method": "compressed-tensors", "format": "pack-quantized"},
