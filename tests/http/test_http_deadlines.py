@@ -5,21 +5,16 @@ Engines are held between two steps, and most deadlines pass when the test says s
 depends on how fast the machine is.
 """
 
-import asyncio
 import contextlib
-import gc
 import json
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from types import SimpleNamespace
 from typing import Any
 
 import httpx
 import pytest
 
-from maskdial.errors import ValidationError
-from maskdial.http.disconnect import unless_gone
 from maskdial.registry.catalog import STARTER_FOLDER
 from tests.held import HOUR, HeldTimers, held, held_passes
 from tests.servers import engine_of, metric, wait_for
@@ -289,29 +284,6 @@ def test_the_servers_own_limit(start_server: Callable[..., Any], asked: dict[str
                     assert "its timeout of 3600 seconds" in request.result().json()["error"]
     finally:
         server.stop()
-
-
-def test_an_error_that_comes_too_late_is_not_logged() -> None:
-    """The work fails in the moment in which its request is given up: nobody is left to tell."""
-    logged: list[Any] = []
-
-    async def fail() -> None:
-        raise ValidationError("too late")
-
-    async def run() -> None:
-        loop = asyncio.get_running_loop()
-        loop.set_exception_handler(lambda _, context: logged.append(context))
-        request: Any = SimpleNamespace(receive=asyncio.Event().wait)
-        waiting = asyncio.create_task(unless_gone(request, fail()))
-        await asyncio.sleep(0)  # it starts the work
-        await asyncio.sleep(0)  # the work fails
-        waiting.cancel()
-        await asyncio.wait({waiting})
-        assert waiting.cancelled()
-
-    asyncio.run(run())
-    gc.collect()
-    assert logged == []
 
 
 def test_queued_requests_start_by_priority(

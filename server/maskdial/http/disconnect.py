@@ -12,6 +12,8 @@ from starlette.types import Receive
 
 T = TypeVar("T")
 
+_UNWATCHED_SECONDS = 0.05
+
 
 class ClientGoneError(Exception):
     """The client closed its connection; nobody is left to answer."""
@@ -20,27 +22,42 @@ class ClientGoneError(Exception):
 async def unless_gone(request: Request, work: Coroutine[Any, Any, T]) -> T:
     """Awaits work for a client whose body was read, and cancels it if the client disconnects.
 
+    Most requests are answered before the watch begins, so they need no task of their own for it.
+
     Raises:
         ClientGoneError: it did.
     """
-    task = asyncio.ensure_future(work)
-    gone = asyncio.ensure_future(disconnected(request.receive))
+    loop, task = asyncio.get_running_loop(), asyncio.current_task()
+    assert task is not None, "a coroutine runs in a task"
+    watch: asyncio.Task[None] | None = None
+    is_gone = False
 
-    def leave(_: object) -> None:
-        if not gone.cancelled():
-            gone.exception()  # otherwise asyncio logs one, as nobody retrieves it
+    def leave(watch: asyncio.Task[None]) -> None:
+        nonlocal is_gone
+        if not watch.cancelled():
+            watch.exception()  # otherwise asyncio logs one, as nobody retrieves it
+            is_gone = True
             task.cancel()
 
-    gone.add_done_callback(leave)
+    def begin() -> None:
+        nonlocal watch
+        watch = loop.create_task(disconnected(request.receive))
+        watch.add_done_callback(leave)
+
+    timer = loop.call_later(_UNWATCHED_SECONDS, begin)
     try:
-        return await task
+        return await work
     except (Exception, asyncio.CancelledError):
-        # The watch may be cancelled with all other tasks, which says nothing of the client.
-        if gone.done() and not gone.cancelled():
+        if is_gone:
             raise ClientGoneError from None
         raise
     finally:
-        gone.cancel()
+        timer.cancel()
+        if is_gone:
+            task.uncancel()
+        if watch is not None:
+            watch.remove_done_callback(leave)
+            watch.cancel()
 
 
 async def disconnected(receive: Receive) -> None:
