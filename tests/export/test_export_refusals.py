@@ -222,8 +222,8 @@ def test_sentences_of_other_libraries() -> None:
     with pytest.raises(pydantic.ValidationError) as caught:
         KVLayout.model_validate({"layers": [[0, 8], ["a", 8]]})
     assert first_line(caught.value) == (
-        "KVLayout: layers.0.num_heads: Input should be greater than 0; layers.1.num_heads: Input "
-        "should be a valid integer, unable to parse string as an integer"
+        "KVLayout: layers.0.0: Input should be greater than 0; layers.1.0: Input should be a valid "
+        "integer, unable to parse string as an integer"
     )
     two_lines = ValueError("Validation error for field 'hidden_size':\n  TypeError: expected int\n")
     joined = "Validation error for field 'hidden_size': TypeError: expected int"

@@ -1203,7 +1203,7 @@ REFUSED: Mapping[str, tuple[Specimen, str]] = {
             "RecurrentGemmaForCausalLM",
             GROUPED | {"num_hidden_layers": 3, "attention_window_size": 8, "lru_width": 32},
         ),
-        "is a RecurrentGemmaRecurrentBlock), which the exported graph cannot carry",
+        "which the exported graph cannot carry",
     ),
     "gpt-neox-japanese": (
         Specimen("GPTNeoXJapaneseForCausalLM", SHAPE),

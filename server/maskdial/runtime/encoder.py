@@ -38,5 +38,5 @@ class Encoder:
         keys, values = outputs[:num_layers], outputs[num_layers:]
         for row, (slot, length) in enumerate(zip(slots, lengths.tolist(), strict=True)):
             pairs = zip(keys, values, strict=True)
-            block = np.array([[each[row, :, :length] for each in pair] for pair in pairs])
-            self._cache.write(slot, 0, block)
+            parts = [each[row, :, :length].ravel() for pair in pairs for each in pair]
+            self._cache.write(slot, 0, np.concatenate(parts).reshape(length, -1))

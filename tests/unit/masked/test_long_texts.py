@@ -94,6 +94,7 @@ def watched_model(lengths: list[tuple[str, int]], **changes: Any) -> Any:
             "task": "classify",
             "max_length": LENGTH,
             "vocab_size": 5,
+            "media_tokens": (),
             "labels": ("ENTAILMENT",),
             "tokenization": Tokenization(),
             "pair_template": None,
