@@ -536,6 +536,7 @@ CAUSAL: Mapping[str, Specimen] = {
         | {"attn_layer_period": 2, "attn_layer_offset": 1, "num_experts": 4}
         | {"num_experts_per_tok": 2, "mamba_d_state": 8, "mamba_dt_rank": 4},
         "Mamba, mixture of experts",
+        batch_invariant=False,
     ),
     "exaone-moe": Specimen(
         "ExaoneMoeForCausalLM",
