@@ -186,7 +186,7 @@ def test_causal_logits_do_not_depend_on_batch_or_chunks(name: str, bundle: Bundl
         for slot, logits in enumerate(together.feed([0, 1, 2], tokens)):
             np.testing.assert_array_equal(alone.feed([slot], [tokens[slot]])[0], logits)
     manifest = load_bundle(name, bundle(name)).manifest
-    assert manifest.batch_invariant == CAUSAL[name].batch_invariant
+    assert manifest.batch_invariant == WRITERS[name].batch_invariant
 
 
 @pytest.mark.parametrize("name", marked(WRITERS))
