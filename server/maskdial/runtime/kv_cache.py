@@ -186,9 +186,6 @@ class KVCache:
             yield state, host_buffer(snapshot[start:end].reshape(state.shape))
             start = end
 
-    def _copy_state(self, target: Buffer, source: Buffer) -> None:
-        copy_buffer(self._memory, target, source)
-
     def _check(self, slot: int, start: int, num_tokens: int) -> None:
         """Copies check no bounds themselves.
 
