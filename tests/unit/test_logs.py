@@ -123,7 +123,7 @@ def test_a_flush_ends_though_nobody_reads(pipe: tuple[int, int]) -> None:
     assert not flushing.is_alive()
     os.close(pipe[0])
     writer.flush()  # or its thread would write to the next pipe that has this descriptor
-    assert writer.num_dropped == 2000
+    assert 0 < writer.num_dropped <= 2000
 
 
 def test_a_descriptor_that_does_not_block_gets_all_lines(pipe: tuple[int, int]) -> None:
