@@ -212,7 +212,7 @@ class Executor:
             lambda: self._runner.decode(token_ids, lengths, rows),
         )
 
-    def _decode_and_prefill(self, plan: Plan, together: DecodeAndPrefill) -> tuple[Output, Output]:
+    def _decode_and_prefill(self, plan: Plan, together: DecodeAndPrefill) -> tuple[Output, ...]:
         decoding, prefills = plan.decoding, plan.prefills
         token_ids = np.array([sequence.last_token_id for sequence in plan.rows], np.int64)
         lengths = np.array([sequence.num_computed for sequence in plan.rows], np.int64)
@@ -224,8 +224,10 @@ class Executor:
             _Size(len(decoding) + len(prefills), num_tokens, num_tokens),
             lambda: together(token_ids, lengths, rows, prompts),
         )
-        # A prompt that fails ends nothing but itself, unless the pass may have changed states.
-        if output.error is not None and not self._runner.cache.state_bytes:
+        if output.error is not None:
+            # The pass may have changed states, which cannot be computed again.
+            if self._runner.cache.state_bytes:
+                return (output,)
             return self._decode(plan), self._prefill(prefills)
         read = Output(output.sequences[len(decoding) :], output.logits[len(decoding) :])
         return Output(decoding, output.logits[: len(decoding)]), self._note(prefills, read)

@@ -22,6 +22,12 @@ ATTENTION_OVER: dict[CacheInteger, str] = {
 """The same over a KV cache of integers."""
 NEW_TOKENS_INPUT = 9
 """The index of ``new_tokens`` among the inputs of ``CausalAttention``; ``rows`` follows."""
+NEW_TOKENS = "new_tokens"
+"""The input with each row's number of tokens, of a causal graph whose rows have no padding."""
+LENGTHS = "lengths"
+"""The input with each row's number of tokens, where padding follows them."""
+RECURRENT = frozenset({"CausalConv", "LinearAttention"})
+"""The operators that update a state."""
 RESIDUAL_NORMS = frozenset({"SkipLayerNormalization", "SkipSimplifiedLayerNormalization"})
 # Operators that compute each token of their first input by itself, with constants.
 _ROWWISE = frozenset(
@@ -107,17 +113,29 @@ class Graph:
         nodes = [replacements.get(id(node), node) for node in self.nodes]
         self.set_nodes(node for node in nodes if node is not None)
 
-    def remove_unused(self) -> None:
-        """Removes the nodes and initializers that no output needs."""
+    def needed_nodes(self) -> list[NodeProto]:
+        """The nodes that an output needs, in order."""
         needed, kept = set(self.outputs), []
         for node in reversed(self.nodes):
             if not needed.isdisjoint(node.output):
                 needed.update(node.input)
                 kept.append(node)
+        return kept[::-1]
+
+    def remove_unused(self) -> None:
+        """Removes the nodes and initializers that no output needs."""
+        kept = self.needed_nodes()
         used = {name for node in kept for name in node.input}
         initializers = [each for each in self.proto.initializer if each.name in used]
         del self.proto.initializer[:]
-        self.set_nodes(reversed(kept), initializers)
+        self.set_nodes(kept, initializers)
+
+    def remove_input(self, name: str) -> None:
+        """Removes an input that no node reads."""
+        kept = [value for value in self.proto.input if value.name != name]
+        del self.proto.input[:]
+        self.proto.input.extend(kept)
+        self._index()
 
     def producer(self, name: str, kind: str) -> NodeProto | None:
         """The node that computes a value, if it is of an operator."""

@@ -9,9 +9,10 @@ the quantization of the input, ``MatMulIntegerToFloat``, and the product with ea
 the past: the graph has no outputs ``present_*``. `maskdial.kernels.varlen` rewrites masked models.
 Unknown patterns are left unchanged.
 
-If attention alone reads how a causal graph's tokens are divided into rows, the rewritten graph has
-another input, ``new_tokens`` int32 (batch,): it takes the tokens of all rows one after the other,
-(1, their sum), so that steps and prompts share a pass without padding.
+If attention and recurrent layers (`maskdial.kernels.recurrent`) alone read how a causal graph's
+tokens are divided into rows, the rewritten graph has another input, ``new_tokens`` int32 (batch,):
+it takes the tokens of all rows one after the other, (1, their sum), so that steps and prompts share
+a pass without padding.
 
 A causal graph also gets a ``LogitsSummary`` (``src/logits_summary.cpp``).
 
@@ -19,7 +20,7 @@ With a KV cache of integers, ``Int8CausalAttention`` or ``Int16CausalAttention``
 and the graph's inputs change their type.
 """
 
-from collections.abc import Set
+from collections.abc import Iterable, Set
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -35,16 +36,19 @@ from maskdial.kernels.graph import (
     ATTENTION,
     ATTENTION_OVER,
     DOMAIN,
+    LENGTHS,
+    NEW_TOKENS,
     NEW_TOKENS_INPUT,
     QUANTIZED,
+    RECURRENT,
     Graph,
     attributes_of,
 )
 from maskdial.kernels.logits import SUMMARY
 from maskdial.kernels.prune import prune_last_layer
+from maskdial.kernels.recurrent import rewrite_recurrence, states_of
 from maskdial.kernels.varlen import pack_texts
 
-NEW_TOKENS = "new_tokens"
 _VERSION = 1
 _ZERO_POINT = 128
 _PRODUCT = "MatMulIntegerToFloat"
@@ -57,7 +61,6 @@ LANES = 16
 """Head sizes are multiples of this number (``src/processor.h``)."""
 _ROW_INPUTS = ("seqlens_k", "total_sequence_length")
 _NUM_ATTENTION_OUTPUTS = 3
-_STATE = "past_state.0"
 _ATTENTION_DEFAULTS: dict[str, float] = {
     "rotary_interleaved": 0,
     "local_window_size": -1,
@@ -172,7 +175,7 @@ def _summarize_logits(graph: Graph) -> None:
     """Adds outputs for greedy decoding and log-probabilities to a causal graph."""
     outputs = {value.name: value.type.tensor_type for value in graph.proto.output}
     logits = outputs.get("logits")
-    if graph.inputs.isdisjoint(("past_key.0", _STATE)) or logits is None:
+    if not ("past_key.0" in graph.inputs or states_of(graph)) or logits is None:
         return
     if logits.elem_type == TensorProto.FLOAT:
         summary = helper.make_node("LogitsSummary", ["logits"], list(SUMMARY), domain=DOMAIN)
@@ -198,7 +201,7 @@ def _replace_operators(graph: Graph) -> int:
         if attention is not None:
             replacements[id(node)] = attention
     num_replaced = len(products) + len(replacements)
-    if not num_replaced:
+    if not num_replaced and not states_of(graph):
         return 0
     single = dict(products)
     for node in graph.nodes:
@@ -216,8 +219,7 @@ def _replace_operators(graph: Graph) -> int:
     graph.replace(replacements)
     _remove_outputs(graph, computed - graph.producers.keys())
     graph.remove_unused()
-    _pack_rows(graph)
-    return num_replaced
+    return num_replaced + _pack_rows(graph)
 
 
 def _remove_outputs(graph: Graph, names: Set[str]) -> None:
@@ -228,26 +230,39 @@ def _remove_outputs(graph: Graph, names: Set[str]) -> None:
     graph.set_nodes(graph.nodes)
 
 
-def _pack_rows(graph: Graph) -> None:
-    """Adds the input ``new_tokens``, if attention alone reads the inputs of rows."""
-    attentions = [node for node in graph.nodes if node.op_type == ATTENTION]
-    caches = {name for node in attentions for name in node.input[3:5]}
-    of_rows = {*caches, *_ROW_INPUTS}
-    others = [node for node in graph.nodes if node.op_type != ATTENTION]
-    if (
-        not attentions
-        or _STATE in graph.inputs
-        or not of_rows <= graph.inputs
-        or any(node.op_type == "GroupQueryAttention" for node in others)
-        or any(of_rows.intersection(node.input) for node in others)
-    ):
-        return
-    for node in attentions:
-        missing = NEW_TOKENS_INPUT - len(node.input)
-        node.input.extend([*[""] * missing, NEW_TOKENS])
+def _pack_rows(graph: Graph) -> int:
+    """Adds the input ``new_tokens``, if attention and recurrent layers alone read how tokens are
+    divided into rows; returns the number of the latter's operators that the kernels compute now.
+    """
+    num_recurrent = rewrite_recurrence(graph, lambda nodes: _packs(graph, nodes))
+    if not _packs(graph, graph.nodes):
+        return 0
+    for node in graph.nodes:
+        if node.op_type == ATTENTION:
+            missing = NEW_TOKENS_INPUT - len(node.input)
+            node.input.extend([*[""] * missing, NEW_TOKENS])
     counts = helper.make_tensor_value_info(NEW_TOKENS, TensorProto.INT32, ["batch"])
     graph.proto.input.append(counts)
     graph.set_nodes(graph.nodes)
+    return num_recurrent
+
+
+def _packs(graph: Graph, nodes: Iterable[NodeProto]) -> bool:
+    """Whether nodes compute rows without padding, given how many tokens each row has."""
+    dividing, others = [], []
+    for node in nodes:
+        divides = node.domain == DOMAIN and node.op_type in {ATTENTION, *RECURRENT}
+        (dividing if divides else others).append(node)
+    attentions = [node for node in dividing if node.op_type == ATTENTION]
+    caches = {name for node in attentions for name in node.input[3:5]}
+    of_attention = {*caches, *_ROW_INPUTS} if attentions else set()
+    of_rows = {*of_attention, *states_of(graph), LENGTHS}
+    return (
+        bool(dividing)
+        and of_attention <= graph.inputs
+        and not any(node.op_type == "GroupQueryAttention" for node in others)
+        and not any(of_rows.intersection(node.input) for node in others)
+    )
 
 
 def _attends(graph: Graph) -> bool:

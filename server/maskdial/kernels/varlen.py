@@ -15,6 +15,7 @@ from onnx import NodeProto, TensorProto, helper
 from maskdial.kernels.fuse import fuse_norms
 from maskdial.kernels.graph import (
     DOMAIN,
+    LENGTHS,
     QUANTIZED,
     RESIDUAL_NORMS,
     Graph,
@@ -22,7 +23,6 @@ from maskdial.kernels.graph import (
     rowwise_inputs,
 )
 
-_LENGTHS = "lengths"
 _MASKED = -10_000  # scores this low have no weight
 _TOKENS = frozenset({"input_ids", "token_type_ids"})
 _ATTENTION_DEFAULTS: dict[str, float] = {"mask_filter_value": -10_000.0, "unidirectional": 0}
@@ -92,7 +92,7 @@ def _masks_padding_only(graph: Graph, node: NodeProto) -> bool:
         return False
     if scores and not _window(graph, node):
         return False
-    if lengths != _LENGTHS or lengths not in graph.inputs or not graph.is_constant(bias, True):
+    if lengths != LENGTHS or lengths not in graph.inputs or not graph.is_constant(bias, True):
         return False
     attributes = attributes_of(node)
     return all(
@@ -242,7 +242,7 @@ def _is_dim(graph: Graph, name: str, index: int) -> bool:
     attributes = attributes_of(node)
     bounds = attributes.get("start", 0), attributes.get("end", 0)
     source = node.input[0]
-    known = source in _TOKENS or (source == _LENGTHS and index == 0)
+    known = source in _TOKENS or (source == LENGTHS and index == 0)
     return known and source in graph.inputs and bounds == (index, index + 1)
 
 
@@ -259,7 +259,7 @@ def _pack(graph: Graph, plan: _Plan) -> None:
     nodes: list[NodeProto] = []
     constants: dict[str, TensorProto] = {}
     if any(node.op_type == "RotaryEmbedding" for node in graph.nodes if id(node) in plan.nodes):
-        nodes.append(_node("TokenPositions", [_LENGTHS], "positions.packed"))
+        nodes.append(_node("TokenPositions", [LENGTHS], "positions.packed"))
     for node in graph.nodes:
         results = list(node.output)
         if id(node) in plan.nodes:
@@ -277,9 +277,9 @@ def _pack(graph: Graph, plan: _Plan) -> None:
         nodes.append(node)
         for name in results:
             if name in plan.entries:
-                nodes.append(_node("Pack", [name, _LENGTHS], packed[name]))
+                nodes.append(_node("Pack", [name, LENGTHS], packed[name]))
             elif id(node) in plan.nodes and name in needed:
-                nodes.append(_node("Unpack", [packed[name], _LENGTHS, "input_ids"], name))
+                nodes.append(_node("Unpack", [packed[name], LENGTHS, "input_ids"], name))
     graph.set_nodes(nodes, constants.values())
 
 

@@ -90,7 +90,7 @@ class Runner:
             for name in (_TOTAL_LENGTH, _TOTAL_SOURCE_LENGTH)
             if name in session.input_names
         }
-        self._ones = np.ones(slots, np.int64)
+        self._numbers = np.arange(slots)
         self._bindings: dict[tuple[int, int], _Binding] = {}
 
     def prefill(
@@ -144,17 +144,23 @@ class Runner:
             self._padded_step(token_ids, lengths, rows)
             logits = self._decode_logits.rows(rows)
         else:
-            one_row = np.s_[None] if self._packs else np.s_[:, None]
             num_tokens = np.zeros_like(lengths)  # dummy rows leave their states as they are
             num_tokens[rows] = 1
             feeds = {
-                "input_ids": token_ids[one_row],
-                "position_ids": lengths[one_row],
+                "input_ids": token_ids[:, None],
+                "position_ids": lengths[:, None],
                 "seqlens_k": lengths,
                 "rows": rows,
-                _NEW_TOKENS: self._ones[: len(lengths)],
                 _LENGTHS: num_tokens,
             }
+            if self._packs:  # without the dummy rows
+                feeds |= {
+                    "input_ids": token_ids[rows][None],
+                    "position_ids": lengths[rows][None],
+                    "seqlens_k": lengths + num_tokens - 1,
+                    "rows": self._numbers[: len(rows)],
+                    _NEW_TOKENS: num_tokens,
+                }
             self._pass(0, len(lengths), max(lengths.tolist()) + 1, feeds, self._decode_logits)
             logits = self._decode_logits.first(len(rows))
         self.cache.lengths[rows] = lengths[rows] + 1
@@ -177,7 +183,7 @@ class Runner:
         Args:
             token_ids: int64 (n,), as of `decode`.
             lengths: int64 (n,), as of `decode`.
-            rows: int64 (num_rows,), the slots that decode; others are left alone.
+            rows: int64 (num_rows,), the slots that decode, ascending; others are left alone.
             prompts: slot, token ids, start and number of logits of each, as of `prefill`.
 
         Returns:
@@ -195,6 +201,8 @@ class Runner:
         num_tokens[rows - first] = 1
         wanted = [(rows - first) * longest]
         for slot, piece, start, num_logits in prompts:
+            if start == 0:
+                self.cache.clear_states(slot)
             row, size = slot - first, len(piece)
             input_ids[row, :size] = piece
             starts[row], num_tokens[row] = start, size

@@ -63,7 +63,7 @@ EXPORTED OrtStatus* RegisterCustomOps(OrtSessionOptions* options, const OrtApiBa
            {&kLinearOp, &kLinearsOp, &kLinear4Op, &kNormLinearOp, &kNormLinearsOp, &kNormLinear4Op,
             &kAttentionOp, &kInt8AttentionOp, &kInt16AttentionOp, &kMaskedAttentionOp, &kPackOp,
             &kUnpackOp, &kTokenPositionsOp, &kPackedRowsOp, &kFirstRowsOp, &kAddNormOp,
-            &kLogitsSummaryOp}) {
+            &kCausalConvOp, &kLinearAttentionOp, &kLogitsSummaryOp}) {
         check(*api, api->CustomOpDomain_Add(created, op));
       }
       return created;

@@ -7,4 +7,5 @@ extern const OrtCustomOp kLinearOp, kLinearsOp, kLinear4Op;
 extern const OrtCustomOp kNormLinearOp, kNormLinearsOp, kNormLinear4Op;
 extern const OrtCustomOp kAttentionOp, kInt8AttentionOp, kInt16AttentionOp, kMaskedAttentionOp;
 extern const OrtCustomOp kPackOp, kUnpackOp, kTokenPositionsOp, kPackedRowsOp, kFirstRowsOp;
+extern const OrtCustomOp kCausalConvOp, kLinearAttentionOp;
 extern const OrtCustomOp kAddNormOp, kLogitsSummaryOp;

@@ -10,6 +10,7 @@
 #include "norms.h"
 #include "products.h"
 #include "quantization.h"
+#include "recurrence.h"
 #include "row_scores.h"
 #include "softmax.h"
 
@@ -38,6 +39,9 @@ const Processor JOIN(processor_, ISA) = {
     .attend_fully_int16 = attend_fully_int16,
     .add_norm = add_norm,
     .add_rms_norm = add_rms_norm,
+    .convolve = convolve,
+    .attend_linearly = attend_linearly,
+    .scan_channel = scan_channel,
     .summarize = summarize,
     .find_max = find_max,
     .exponentials = exponentials,

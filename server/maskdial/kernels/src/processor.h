@@ -181,6 +181,48 @@ struct FullQueries {
   }
 };
 
+// Convolutions have at most this many taps.
+constexpr size_t kMaxTaps = 16;
+
+// A convolution of some channels, each by itself: result t is the sum of tap i times input
+// t + i - (num_taps - 1), where inputs before the first one are the past's.
+struct Convolution {
+  const float* inputs;  // [num_tokens][stride], of which num_channels
+  size_t num_tokens, num_channels, stride;
+  const float* taps;    // [num_taps][stride]
+  const float* biases;  // [num_channels], or null
+  size_t num_taps;
+  bool silu;
+  float* past;  // [num_taps - 1][stride]; the last inputs afterwards
+  float* out;   // [num_tokens][stride]
+};
+
+// Columns of a state that a task of linear attention has.
+constexpr size_t kStateColumns = 32;
+
+// One head of linear attention over a row's tokens: each one's state is the decayed state before it plus
+// the outer product of its key and its value, and the result is its query times the state. By the delta
+// rule, with betas, what the decayed state has for the key is subtracted from the value first, and the
+// difference is multiplied by beta. The strides are those of tokens.
+struct LinearHead {
+  const float *queries, *keys;  // [num_keys]
+  const float* values;          // [num_columns], at most kStateColumns
+  const float* decays;          // logarithms [num_keys] or [1]
+  const float* betas;           // [1], or null
+  size_t query_stride, key_stride, value_stride, decay_stride, beta_stride;
+  size_t num_tokens, num_keys, num_columns;
+  bool decays_by_key;
+  float scale;    // of queries
+  float epsilon;  // queries and keys are divided by their lengths if it is not 0
+  float* state;   // [num_keys][state_stride]
+  size_t state_stride;
+  float* out;  // [num_columns]
+  size_t out_stride;
+
+  // The floats of scratch memory.
+  size_t scratch() const { return num_keys * (4 + kStateColumns) + kLanes; }
+};
+
 // The k greatest scores of a row are searched in blocks of this many, by each block's maximum.
 constexpr size_t kScoreBlock = 128;
 
@@ -251,6 +293,12 @@ struct Processor {
   // sum = x + residual, and out its RMS norm.
   void (*add_rms_norm)(const float* x, const float* residual, size_t size, const float* weight,
                        float epsilon, float* sum, float* out);
+
+  void (*convolve)(const Convolution& convolution);
+
+  // Linear attention, and the same for heads of one column, without the delta rule and the epsilon.
+  void (*attend_linearly)(const LinearHead& head, float* scratch);
+  void (*scan_channel)(const LinearHead& head, float* scratch);
 
   // At least one score.
   LogitsSummary (*summarize)(const float* scores, size_t size);
