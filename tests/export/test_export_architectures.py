@@ -13,6 +13,9 @@ import torch
 import transformers
 
 from maskdial.bundle.bundle import load_bundle
+from maskdial.kernels.installed import find_kernels
+from maskdial.runtime.runner import Runner
+from maskdial.runtime.session import Session, SessionOptions
 from maskdial_export.errors import ExportError
 from maskdial_export.export import export
 from tests.export.zoo import CAUSAL, FILL_MASK, REFUSED, WRAPPED, marked
@@ -20,6 +23,11 @@ from tests.export.zoo import CAUSAL, FILL_MASK, REFUSED, WRAPPED, marked
 TOLERANCE = 1e-4
 STEPS = 6
 WRITERS = {**CAUSAL, **WRAPPED}
+RECURRENT = {
+    name: each
+    for name, each in WRITERS.items()
+    if re.search("Mamba|delta|short convolutions", each.note)
+}
 Bundle = Callable[[str], Path]
 
 
@@ -187,6 +195,54 @@ def test_causal_logits_do_not_depend_on_batch_or_chunks(name: str, bundle: Bundl
             np.testing.assert_array_equal(alone.feed([slot], [tokens[slot]])[0], logits)
     manifest = load_bundle(name, bundle(name)).manifest
     assert manifest.batch_invariant == WRITERS[name].batch_invariant
+
+
+def test_short_convolutions_keep_rows_in_order(bundle: Bundle) -> None:
+    """The model turns channels and tokens around; products of turned rows are not quantized."""
+    graph = onnx.load(bundle("lfm2") / "model.onnx", load_external_data=False).graph
+    assert {"Transpose", "FusedMatMul"}.isdisjoint(node.op_type for node in graph.node)
+
+
+@pytest.mark.parametrize("name", marked(RECURRENT))
+def test_the_kernels_compute_recurrent_layers_without_padding(name: str, bundle: Bundle) -> None:
+    """A text that goes on, one that begins and steps share a pass; each is as it is alone."""
+    kernels = find_kernels("auto")
+    if kernels is None:
+        pytest.skip("the kernels are not built")
+    loaded = load_bundle(name, bundle(name))
+    texts = texts_of([33, 12, 19])
+    cache = Cache(bundle(name), 3)
+    expected = [cache.feed([slot], [text])[0] for slot, text in enumerate(texts)]
+
+    def runner() -> Runner:
+        options = SessionOptions("cpu", 1, False, kernels=kernels, kv_cache="float")
+        layout, vocab_size = loaded.manifest.kv, expected[0].shape[1]
+        assert layout is not None
+        return Runner(
+            Session(loaded.graph, options), layout, slots=3, max_length=64, vocab_size=vocab_size
+        )
+
+    def copied(logits: Any) -> np.ndarray:
+        return np.array(logits[:])
+
+    alone, shared = runner(), runner()
+    whole = [copied(alone.prefill(slot, text, 0, len(text))) for slot, text in enumerate(texts)]
+    for logits, wanted in zip(whole, expected, strict=True):
+        np.testing.assert_allclose(logits, wanted, atol=TOLERANCE, rtol=0)
+
+    first, second, third = texts
+    shared.prefill(0, first[:20], 0)
+    shared.prefill(1, second[:11], 0)
+    assert shared.decode_and_prefill is not None
+    logits = shared.decode_and_prefill(
+        np.array([0, second[11]]),
+        np.array([0, 11]),
+        np.array([1]),
+        [(0, first[20:], 20, 13), (2, third, 0, 19)],
+    )
+    parts = np.split(copied(logits), [1, 14])
+    for part, wanted in zip(parts, (whole[1][11:], whole[0][20:], whole[2]), strict=True):
+        np.testing.assert_array_equal(part, wanted)
 
 
 @pytest.mark.parametrize("name", marked(WRITERS))

@@ -25,6 +25,7 @@ from transformers import PreTrainedModel
 from maskdial_export.errors import ExportError, first_line
 from maskdial_export.tracing.rewrite import (
     cancel_reshapes,
+    cancel_transposes,
     flatten_heads,
     give_attention_biases,
     name_modules,
@@ -177,6 +178,7 @@ def optimize(model: ir.Model, packs: Sequence[tuple[str, ...]] = ()) -> ir.Model
     fold(model)
     with quiet(), _quick_matching():
         name_modules(model.graph)  # before fusion, which keeps the names
+        cancel_transposes(model.graph)
         model, _ = optimize_for_ort(model)
         passes.DeduplicateInitializersPass()(model)
         cancel_reshapes(model.graph)

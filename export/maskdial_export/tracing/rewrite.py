@@ -138,6 +138,54 @@ def cancel_reshapes(graph: ir.Graph) -> None:
             ir.convenience.replace_all_uses_with(node.outputs[0], source)
 
 
+_SWAP = (0, 2, 1)
+_ELEMENTWISE = frozenset({"Add", "Cast", "Identity", "Mul", "Sigmoid", "Sub"})
+
+
+def cancel_transposes(graph: ir.Graph) -> None:
+    """Removes the transposes around a recurrent layer's channels, (batch, channels, length).
+
+    The operators between two of them that undo each other compute (batch, length, channels), so
+    that the products after them are those of rows. Operators that are left without use remain.
+    """
+    swapped: dict[ir.Value, ir.Value] = {}
+    for node in list(graph):
+        sources = [value for value in node.inputs if value is not None]
+        if node.op_type == "Transpose" and tuple(node.attributes.get_ints("perm", ())) == _SWAP:
+            (source,) = sources
+            before = swapped.get(source)
+            if before is None:
+                swapped[node.outputs[0]] = source
+            else:
+                replace_value(node.outputs[0], before)
+        elif sources and sources[0] in swapped and _keeps_layout(node, sources, swapped):
+            inputs = [swapped.get(value, value) for value in sources]
+            attributes = dict(node.attributes)
+            if node.op_type == "Split":
+                attributes["axis"] = ir.AttrInt64("axis", _SWAP[attributes["axis"].as_int()])
+            twin = ir.node(
+                node.op_type, inputs, attributes, domain=node.domain, num_outputs=len(node.outputs)
+            )
+            for old, new in zip(node.outputs, twin.outputs, strict=True):
+                new.type = old.type
+                if old.shape is not None and len(old.shape) == len(_SWAP):
+                    new.shape = ir.Shape([old.shape[axis] for axis in _SWAP])
+                swapped[old] = new
+            graph.insert_after(node, twin)
+
+
+def _keeps_layout(
+    node: ir.Node, sources: Sequence[ir.Value], swapped: dict[ir.Value, ir.Value]
+) -> bool:
+    """Whether a node computes the same of swapped inputs, with its results swapped."""
+    if node.op_type == "Split":
+        return node.attributes.get_int("axis", 0) in (1, 2)
+    numbers = (constant(value) for value in sources if value not in swapped)
+    return node.op_type in _ELEMENTWISE and all(
+        number is not None and number.ndim == 0 for number in numbers
+    )
+
+
 def _same_shape(left: ir.Shape | None, right: ir.Shape | None) -> bool:
     if left is None or right is None or len(left) != len(right):
         return False

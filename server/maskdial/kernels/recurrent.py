@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from onnx import NodeProto, TensorProto, helper
 
-from maskdial.kernels.graph import DOMAIN, LENGTHS, NEW_TOKENS, RECURRENT, Graph, attributes_of
+from maskdial.kernels.graph import DOMAIN, LENGTHS, NEW_TOKENS, Graph, attributes_of
 
 _PAST, _PRESENT = "past_state.", "present_state."
 _RULES = {b"gated": 5, b"gated_delta": 6}
@@ -20,8 +20,6 @@ _RULES = {b"gated": 5, b"gated_delta": 6}
 _MASKING = frozenset({"Cast", "Less", "Reshape", "Unsqueeze"})
 """The operators that compute which tokens are valid."""
 _SHAPE = "shape.heads.joined"
-
-Replacements = Mapping[int, list[NodeProto]]
 
 
 @dataclass(slots=True)
@@ -120,9 +118,10 @@ def _masked_values(graph: Graph) -> dict[str, str]:
     for node in graph.nodes:
         if node.op_type in _MASKING and not valid.isdisjoint(node.input):
             valid.update(node.output)
-        elif node.op_type == "Where" and node.input[0] in valid:
-            if graph.scalar(node.input[2]) == 0:
-                masked[node.output[0]] = node.input[1]
+        elif (
+            node.op_type == "Where" and node.input[0] in valid and graph.scalar(node.input[2]) == 0
+        ):
+            masked[node.output[0]] = node.input[1]
     return masked
 
 

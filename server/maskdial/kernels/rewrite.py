@@ -249,7 +249,8 @@ def _pack_rows(graph: Graph) -> int:
 
 def _packs(graph: Graph, nodes: Iterable[NodeProto]) -> bool:
     """Whether nodes compute rows without padding, given how many tokens each row has."""
-    dividing, others = [], []
+    dividing: list[NodeProto] = []
+    others: list[NodeProto] = []
     for node in nodes:
         divides = node.domain == DOMAIN and node.op_type in {ATTENTION, *RECURRENT}
         (dividing if divides else others).append(node)

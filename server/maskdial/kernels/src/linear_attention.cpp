@@ -73,8 +73,7 @@ class LinearAttention {
     if (pass.columns == 1 && !beta.given() && epsilon_ == 0.0f) {
       parallel<&Pass::scan>(api_, context, pass.rows.size() * pass.scans_each(), pass);
     } else {
-      parallel<&Pass::attend>(api_, context, pass.rows.size() * pass.heads * pass.blocks_each(),
-                              pass);
+      parallel<&Pass::attend>(api_, context, pass.rows.size() * pass.heads, pass);
     }
   }
 
@@ -88,12 +87,10 @@ class LinearAttention {
     float* out = nullptr;
     std::vector<PackedRow> rows{};
 
-    size_t blocks_each() const { return (columns + kStateColumns - 1) / kStateColumns; }
     size_t scans_each() const { return (heads + kTaskHeads - 1) / kTaskHeads; }
 
     void attend(size_t task) const {
-      const size_t block = task % blocks_each(), head = task / blocks_each() % heads;
-      const LinearHead its = head_of(rows[task / blocks_each() / heads], head, block * kStateColumns);
+      const LinearHead its = head_of(rows[task / heads], task % heads);
       op->processor_->attend_linearly(its, thread_scratch(its.scratch()));
     }
 
@@ -101,17 +98,16 @@ class LinearAttention {
       const size_t start = task % scans_each() * kTaskHeads;
       const size_t stop = std::min(heads, start + kTaskHeads);
       for (size_t head = start; head < stop; ++head) {
-        const LinearHead its = head_of(rows[task / scans_each()], head, 0);
+        const LinearHead its = head_of(rows[task / scans_each()], head);
         op->processor_->scan_channel(its, thread_scratch(its.scratch()));
       }
     }
 
-    // A head of a row from a column on.
-    LinearHead head_of(const PackedRow& row, size_t head, size_t column) const {
+    LinearHead head_of(const PackedRow& row, size_t head) const {
       const size_t key_stride = key_heads * num_keys, value_stride = heads * columns;
       const size_t num_decays = by_key ? num_keys : 1;
       const size_t at_key = row.first * key_stride + head / (heads / key_heads) * num_keys;
-      const size_t at_value = row.first * value_stride + head * columns + column;
+      const size_t at_value = row.first * value_stride + head * columns;
       return {
           .queries = query + at_key,
           .keys = key + at_key,
@@ -125,12 +121,11 @@ class LinearAttention {
           .beta_stride = heads,
           .num_tokens = row.count,
           .num_keys = num_keys,
-          .num_columns = std::min(kStateColumns, columns - column),
+          .num_columns = columns,
           .decays_by_key = by_key,
           .scale = op->scale_,
           .epsilon = op->epsilon_,
-          .state = state + (row.slot * heads + head) * num_keys * columns + column,
-          .state_stride = columns,
+          .state = state + (row.slot * heads + head) * num_keys * columns,
           .out = out + at_value,
           .out_stride = value_stride,
       };

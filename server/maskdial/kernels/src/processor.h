@@ -197,8 +197,9 @@ struct Convolution {
   float* out;   // [num_tokens][stride]
 };
 
-// Columns of a state that a task of linear attention has.
+// Columns of a state that are computed together, and tokens.
 constexpr size_t kStateColumns = 32;
+constexpr size_t kStateTokens = 8;
 
 // One head of linear attention over a row's tokens: each one's state is the decayed state before it plus
 // the outer product of its key and its value, and the result is its query times the state. By the delta
@@ -206,7 +207,7 @@ constexpr size_t kStateColumns = 32;
 // difference is multiplied by beta. The strides are those of tokens.
 struct LinearHead {
   const float *queries, *keys;  // [num_keys]
-  const float* values;          // [num_columns], at most kStateColumns
+  const float* values;          // [num_columns]
   const float* decays;          // logarithms [num_keys] or [1]
   const float* betas;           // [1], or null
   size_t query_stride, key_stride, value_stride, decay_stride, beta_stride;
@@ -214,13 +215,12 @@ struct LinearHead {
   bool decays_by_key;
   float scale;    // of queries
   float epsilon;  // queries and keys are divided by their lengths if it is not 0
-  float* state;   // [num_keys][state_stride]
-  size_t state_stride;
-  float* out;  // [num_columns]
+  float* state;   // [num_keys][num_columns]
+  float* out;     // [num_columns]
   size_t out_stride;
 
-  // The floats of scratch memory.
-  size_t scratch() const { return num_keys * (4 + kStateColumns) + kLanes; }
+  // The floats of scratch memory: a token's keys, queries and decays, and two blocks of the state.
+  size_t scratch() const { return num_keys * (4 * kStateTokens + 2 * kStateColumns) + kLanes; }
 };
 
 // The k greatest scores of a row are searched in blocks of this many, by each block's maximum.

@@ -4,8 +4,9 @@
 // compiled with AVX-512 must not be the one that the linker keeps for every processor.
 #pragma once
 
+#include <new>
+
 #include "activations.h"
-#include "norms.h"
 #include "softmax.h"
 #include "vectors.h"
 
@@ -56,136 +57,197 @@ inline Floats decay_of(Floats logarithm) {
   return exponential(min(logarithm, splat(kMaxExponent)));
 }
 
-// A query or a key times a factor, and divided by its length if there is an epsilon.
-inline void scale_head(const float* head, size_t size, float factor, float epsilon, float* out) {
-  if (epsilon != 0.0f) {
-    const float squares = sum_lanes(
-        head, size, [](Floats v, Floats sum) { return fma(v, v, sum); },
-        [](float v, float sum) { return std::fmaf(v, v, sum); });
-    factor *= 1.0f / std::sqrt(squares + epsilon);
+// The sum of the products of two heads' elements, by lanes.
+inline float dot(const float* a, const float* b, size_t size) {
+  constexpr size_t kVectors = kLanes / kWidth;
+  Floats sums[kVectors];
+  UNROLL for (size_t v = 0; v < kVectors; ++v) sums[v] = splat(0.0f);
+  size_t i = 0;
+  for (; i + kLanes <= size; i += kLanes) {
+    UNROLL for (size_t v = 0; v < kVectors; ++v) {
+      sums[v] = fma(load(a + i + v * kWidth), load(b + i + v * kWidth), sums[v]);
+    }
   }
+  float sum = sum_of_lanes(sums);
+  for (; i < size; ++i) sum = std::fmaf(a[i], b[i], sum);
+  return sum;
+}
+
+// out = a factor times a head, and times its elements of `by` unless that is null
+inline void scale(const float* head, float factor, const float* by, size_t size, float* out) {
   const Floats factors = splat(factor);
   for_each_vector(size, [&](size_t i, size_t count) {
-    store_some(out + i, mul(load_some(head + i, count), factors), count);
+    const Floats scaled = mul(load_some(head + i, count), factors);
+    store_some(out + i, by == nullptr ? scaled : mul(scaled, load_some(by + i, count)), count);
   });
 }
+
+// What the passes over a state need of a token: its key, and its key and its query times the decay; the
+// decay, of all keys or of each; and the product of its query and its key.
+struct StateToken {
+  float *key, *decayed_key, *decayed_query, *decays;
+  float similarity;
+
+  // Of each array of floats.
+  static size_t size(const LinearHead& head) { return 4 * head.num_keys; }
+
+  StateToken(const LinearHead& head, size_t token, float* room)
+      : key(room),
+        decayed_key(key + head.num_keys),
+        decayed_query(decayed_key + head.num_keys),
+        decays(decayed_query + head.num_keys) {
+    const size_t size = head.num_keys, num_decays = head.decays_by_key ? size : 1;
+    const float* logarithms = head.decays + token * head.decay_stride;
+    for_each_vector(num_decays, [&](size_t i, size_t count) {
+      store_some(decays + i, decay_of(load_some(logarithms + i, count)), count);
+    });
+    const float* its_key = head.keys + token * head.key_stride;
+    const float* its_query = head.queries + token * head.query_stride;
+    const auto inverse_length = [&](const float* of) {
+      return head.epsilon == 0.0f ? 1.0f : 1.0f / std::sqrt(dot(of, of, size) + head.epsilon);
+    };
+    scale(its_key, inverse_length(its_key), nullptr, size, key);
+    // The query itself lies where the decayed one will.
+    scale(its_query, head.scale * inverse_length(its_query), nullptr, size, decayed_query);
+    similarity = dot(decayed_query, key, size);
+    const float decay = head.decays_by_key ? 1.0f : *decays;
+    const float* by = head.decays_by_key ? decays : nullptr;
+    scale(key, decay, by, size, decayed_key);
+    scale(decayed_query, decay, by, size, decayed_query);
+  }
+};
 
 constexpr size_t kStateVectors = kStateColumns / kWidth;
 // Sums over keys have two parts, of the keys of even and of odd numbers: a single one would wait for
 // itself.
 constexpr size_t kParts = 2;
 
-struct StateColumns {
+// Some columns of a value.
+struct Columns {
   Floats vectors[kStateVectors];
 };
 
-// The sum over keys of factors[key] times rows[key][column].
-inline StateColumns weighted_rows(const float* rows, size_t stride, const float* factors,
-                                  size_t num_keys) {
-  Floats sums[kParts][kStateVectors];
-  UNROLL for (size_t v = 0; v < kStateVectors; ++v) sums[0][v] = sums[1][v] = splat(0.0f);
-  const auto accumulate = [&](size_t key, size_t part) {
-    const Floats factor = splat(factors[key]);
+// The columns of a state, [num_keys][stride].
+struct StateRows {
+  float* rows;
+  size_t stride;
+};
+
+// Brings a state from before a token to after it, unless there is no token `last` (kUpdates), and writes
+// it to `to`; and gives the products of it and the next token's decayed key and query (kReads). kByKey:
+// whether decays differ between keys; kDelta: whether the key's product is needed.
+template <bool kUpdates, bool kReads, bool kByKey, bool kDelta>
+inline void pass_over(const StateRows& from, const StateRows& to, size_t num_keys,
+                      const StateToken* last, const Columns& added, const StateToken* next,
+                      Columns& known, Columns& read) {
+  Floats key_sums[kParts][kStateVectors], query_sums[kParts][kStateVectors];
+  UNROLL for (size_t part = 0; part < kParts; ++part) {
     UNROLL for (size_t v = 0; v < kStateVectors; ++v) {
-      sums[part][v] = fma(factor, load(rows + key * stride + v * kWidth), sums[part][v]);
+      key_sums[part][v] = query_sums[part][v] = splat(0.0f);
+    }
+  }
+  const Floats common = kUpdates ? splat(*last->decays) : splat(0.0f);
+  const auto advance = [&](size_t key, size_t part) __attribute__((always_inline)) {
+    Floats decay = common, its_key = common, next_key = common, next_query = common;
+    if constexpr (kUpdates && kByKey) decay = splat(last->decays[key]);
+    if constexpr (kUpdates) its_key = splat(last->key[key]);
+    if constexpr (kReads && kDelta) next_key = splat(next->decayed_key[key]);
+    if constexpr (kReads) next_query = splat(next->decayed_query[key]);
+    UNROLL for (size_t v = 0; v < kStateVectors; ++v) {
+      Floats state = load(from.rows + key * from.stride + v * kWidth);
+      if constexpr (kUpdates) {
+        state = fma(its_key, added.vectors[v], mul(decay, state));
+        store(to.rows + key * to.stride + v * kWidth, state);
+      }
+      if constexpr (kReads && kDelta) key_sums[part][v] = fma(next_key, state, key_sums[part][v]);
+      if constexpr (kReads) query_sums[part][v] = fma(next_query, state, query_sums[part][v]);
     }
   };
   size_t key = 0;
   for (; key + kParts <= num_keys; key += kParts) {
-    UNROLL for (size_t part = 0; part < kParts; ++part) accumulate(key + part, part);
+    advance(key, 0);
+    advance(key + 1, 1);
   }
-  if (key < num_keys) accumulate(key, 0);
-  StateColumns result;
-  UNROLL for (size_t v = 0; v < kStateVectors; ++v) result.vectors[v] = add(sums[0][v], sums[1][v]);
-  return result;
+  if (key < num_keys) advance(key, 0);
+  UNROLL for (size_t v = 0; v < kStateVectors; ++v) {
+    known.vectors[v] = add(key_sums[0][v], key_sums[1][v]);
+    read.vectors[v] = add(query_sums[0][v], query_sums[1][v]);
+  }
 }
 
-// to[key] = decays[key] * from[key] + keys[key] * added, of which the sum over keys, each times its
-// query, is the result. kByKey: whether decays differ between keys; else the first one is that of all.
-template <bool kByKey>
-inline StateColumns advance(const float* from, size_t from_stride, float* to, size_t to_stride,
-                            const float* decays, const float* keys, const float* queries,
-                            size_t num_keys, const StateColumns& added) {
-  Floats sums[kParts][kStateVectors];
-  UNROLL for (size_t v = 0; v < kStateVectors; ++v) sums[0][v] = sums[1][v] = splat(0.0f);
-  const auto update = [&](size_t key, size_t part) {
-    const Floats decay = splat(decays[kByKey ? key : 0]);
-    const Floats its_key = splat(keys[key]), its_query = splat(queries[key]);
-    UNROLL for (size_t v = 0; v < kStateVectors; ++v) {
-      const Floats old = mul(decay, load(from + key * from_stride + v * kWidth));
-      const Floats updated = fma(its_key, added.vectors[v], old);
-      store(to + key * to_stride + v * kWidth, updated);
-      sums[part][v] = fma(its_query, updated, sums[part][v]);
+// Some tokens of a head, in some of its columns, of which all vectors are there.
+template <bool kByKey, bool kDelta>
+inline void attend_columns(const LinearHead& head, const StateToken* tokens, size_t first,
+                           size_t num_tokens, size_t column, size_t count, const StateRows& state,
+                           const StateRows& between) {
+  Columns added, known, read;
+  UNROLL for (size_t v = 0; v < kStateVectors; ++v) added.vectors[v] = splat(0.0f);
+  for (size_t i = 0; i < num_tokens; ++i) {
+    const StateRows& from = i <= 1 ? state : between;
+    if (i == 0) {
+      pass_over<false, true, kByKey, kDelta>(from, between, head.num_keys, nullptr, added, tokens,
+                                             known, read);
+    } else {
+      pass_over<true, true, kByKey, kDelta>(from, between, head.num_keys, tokens + i - 1, added,
+                                            tokens + i, known, read);
     }
-  };
-  size_t key = 0;
-  for (; key + kParts <= num_keys; key += kParts) {
-    UNROLL for (size_t part = 0; part < kParts; ++part) update(key + part, part);
+    const size_t token = first + i;
+    float padded[kStateColumns] = {};
+    std::memcpy(padded, head.values + token * head.value_stride + column, count * sizeof(float));
+    const Floats similarity = splat(tokens[i].similarity);
+    const Floats beta = splat(kDelta ? head.betas[token * head.beta_stride] : 0.0f);
+    UNROLL for (size_t v = 0; v < kStateVectors; ++v) {
+      added.vectors[v] = load(padded + v * kWidth);
+      if constexpr (kDelta) added.vectors[v] = mul(sub(added.vectors[v], known.vectors[v]), beta);
+      store(padded + v * kWidth, fma(similarity, added.vectors[v], read.vectors[v]));
+    }
+    std::memcpy(head.out + token * head.out_stride + column, padded, count * sizeof(float));
   }
-  if (key < num_keys) update(key, 0);
-  StateColumns result;
-  UNROLL for (size_t v = 0; v < kStateVectors; ++v) result.vectors[v] = add(sums[0][v], sums[1][v]);
-  return result;
+  pass_over<true, false, kByKey, kDelta>(num_tokens == 1 ? state : between, state, head.num_keys,
+                                         tokens + num_tokens - 1, added, nullptr, known, read);
+}
+
+template <bool kByKey, bool kDelta>
+inline void attend_linearly(const LinearHead& head, float* scratch) {
+  const size_t num_keys = head.num_keys;
+  float* block = scratch + kStateTokens * StateToken::size(head);
+  float* padded_block = block + num_keys * kStateColumns;
+  const StateRows between = {block, kStateColumns}, padded = {padded_block, kStateColumns};
+  for (size_t first = 0; first < head.num_tokens; first += kStateTokens) {
+    const size_t left = head.num_tokens - first, num_tokens = left < kStateTokens ? left : kStateTokens;
+    alignas(StateToken) unsigned char room[kStateTokens * sizeof(StateToken)];
+    auto* tokens = reinterpret_cast<StateToken*>(room);
+    for (size_t i = 0; i < num_tokens; ++i) {
+      new (tokens + i) StateToken(head, first + i, scratch + i * StateToken::size(head));
+    }
+    for (size_t column = 0; column < head.num_columns; column += kStateColumns) {
+      const size_t rest = head.num_columns - column;
+      const StateRows state = {head.state + column, head.num_columns};
+      if (rest >= kStateColumns) {
+        attend_columns<kByKey, kDelta>(head, tokens, first, num_tokens, column, kStateColumns, state,
+                                       between);
+        continue;
+      }
+      for (size_t key = 0; key < num_keys; ++key) {
+        float* row = padded_block + key * kStateColumns;
+        std::memcpy(row, state.rows + key * state.stride, rest * sizeof(float));
+        std::memset(row + rest, 0, (kStateColumns - rest) * sizeof(float));
+      }
+      attend_columns<kByKey, kDelta>(head, tokens, first, num_tokens, column, rest, padded, between);
+      for (size_t key = 0; key < num_keys; ++key) {
+        std::memcpy(state.rows + key * state.stride, padded_block + key * kStateColumns,
+                    rest * sizeof(float));
+      }
+    }
+  }
 }
 
 void attend_linearly(const LinearHead& head, float* scratch) {
-  const size_t num_keys = head.num_keys, columns = head.num_columns;
-  float* keys = scratch;
-  float* queries = keys + num_keys;
-  float* decays = queries + num_keys;
-  float* decayed_keys = decays + num_keys;
-  float* block = decayed_keys + num_keys;
-  // Between two tokens the state lies in the scratch memory: its columns are adjacent there.
-  const bool whole = columns == kStateColumns;
-  if (!whole) {
-    for (size_t key = 0; key < num_keys; ++key) {
-      float* row = block + key * kStateColumns;
-      std::memcpy(row, head.state + key * head.state_stride, columns * sizeof(float));
-      std::memset(row + columns, 0, (kStateColumns - columns) * sizeof(float));
-    }
-  }
-  for (size_t token = 0; token < head.num_tokens; ++token) {
-    scale_head(head.queries + token * head.query_stride, num_keys, head.scale, head.epsilon, queries);
-    scale_head(head.keys + token * head.key_stride, num_keys, 1.0f, head.epsilon, keys);
-    const float* logarithms = head.decays + token * head.decay_stride;
-    const size_t num_decays = head.decays_by_key ? num_keys : 1;
-    for_each_vector(num_decays, [&](size_t i, size_t count) {
-      store_some(decays + i, decay_of(load_some(logarithms + i, count)), count);
-    });
-    const bool first = token == 0 && whole, last = token + 1 == head.num_tokens && whole;
-    const float* from = first ? head.state : block;
-    const size_t from_stride = first ? head.state_stride : kStateColumns;
-    float* to = last ? head.state : block;
-    const size_t to_stride = last ? head.state_stride : kStateColumns;
-
-    float padded[kStateColumns] = {};
-    std::memcpy(padded, head.values + token * head.value_stride, columns * sizeof(float));
-    StateColumns added;
-    UNROLL for (size_t v = 0; v < kStateVectors; ++v) added.vectors[v] = load(padded + v * kWidth);
-    if (head.betas != nullptr) {
-      for_each_vector(num_keys, [&](size_t i, size_t count) {
-        const Floats decay = head.decays_by_key ? load_some(decays + i, count) : splat(decays[0]);
-        store_some(decayed_keys + i, mul(load_some(keys + i, count), decay), count);
-      });
-      const StateColumns known = weighted_rows(from, from_stride, decayed_keys, num_keys);
-      const Floats beta = splat(head.betas[token * head.beta_stride]);
-      UNROLL for (size_t v = 0; v < kStateVectors; ++v) {
-        added.vectors[v] = mul(sub(added.vectors[v], known.vectors[v]), beta);
-      }
-    }
-    const StateColumns result =
-        head.decays_by_key ? advance<true>(from, from_stride, to, to_stride, decays, keys, queries,
-                                           num_keys, added)
-                           : advance<false>(from, from_stride, to, to_stride, decays, keys, queries,
-                                            num_keys, added);
-    UNROLL for (size_t v = 0; v < kStateVectors; ++v) {
-      store(padded + v * kWidth, result.vectors[v]);
-    }
-    std::memcpy(head.out + token * head.out_stride, padded, columns * sizeof(float));
-  }
-  for (size_t key = 0; key < num_keys && !whole; ++key) {
-    std::memcpy(head.state + key * head.state_stride, block + key * kStateColumns,
-                columns * sizeof(float));
+  const bool by_key = head.decays_by_key;
+  if (head.betas != nullptr) {
+    by_key ? attend_linearly<true, true>(head, scratch) : attend_linearly<false, true>(head, scratch);
+  } else {
+    by_key ? attend_linearly<true, false>(head, scratch) : attend_linearly<false, false>(head, scratch);
   }
 }
 
