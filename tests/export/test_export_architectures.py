@@ -23,10 +23,11 @@ from tests.export.zoo import CAUSAL, FILL_MASK, REFUSED, WRAPPED, marked
 TOLERANCE = 1e-4
 STEPS = 6
 WRITERS = {**CAUSAL, **WRAPPED}
-RECURRENT = {
+WINDOWS = {"mistral", "gemma3", "ministral", "olmo3", "exaone4", "gpt-oss", "gemma3-vision", "cwm"}
+PACKED = {
     name: each
     for name, each in WRITERS.items()
-    if re.search("Mamba|delta|short convolutions", each.note)
+    if name in WINDOWS or re.search("Mamba|delta|short convolutions", each.note)
 }
 Bundle = Callable[[str], Path]
 
@@ -203,8 +204,10 @@ def test_short_convolutions_keep_rows_in_order(bundle: Bundle) -> None:
     assert {"Transpose", "FusedMatMul"}.isdisjoint(node.op_type for node in graph.node)
 
 
-@pytest.mark.parametrize("name", marked(RECURRENT))
-def test_the_kernels_compute_recurrent_layers_without_padding(name: str, bundle: Bundle) -> None:
+@pytest.mark.parametrize("name", marked(PACKED))
+def test_the_kernels_compute_windows_and_recurrent_layers_without_padding(
+    name: str, bundle: Bundle
+) -> None:
     """A text that goes on, one that begins and steps share a pass; each is as it is alone."""
     kernels = find_kernels("auto")
     if kernels is None:

@@ -20,14 +20,15 @@ from maskdial.kernels.installed import Kernels
 Floats = NDArray[np.float32]
 CACHE = ("past_key", "past_value")
 BLOCK = 128  # tokens whose values are added up as integers
-NAMES = ("qkv", "", "", *CACHE, "lengths", "longest", "cos", "sin", "new", "rows")
+NAMES = ("qkv", "", "", *CACHE, "lengths", "longest", "cos", "sin", "sinks", "new", "rows")
 
 
 @dataclass(frozen=True, slots=True)
 class Shape:
     """Heads of an attention; ``num_rotated`` columns of each are rotated.
 
-    ``cache``: element type of the cache.
+    ``cache``: element type of the cache. ``window``: tokens that one sees, 0 for all. ``sinks``:
+    whether each head has one.
     """
 
     heads: int
@@ -35,6 +36,8 @@ class Shape:
     size: int
     num_rotated: int = 0
     cache: Literal["float32", "int16", "int8"] = "float32"
+    window: int = 0
+    sinks: bool = False
 
     @property
     def operator(self) -> str:
@@ -65,6 +68,11 @@ class Shape:
         return 32767 if self.cache == "int8" else 4095
 
     @property
+    def sink_scores(self) -> Floats:
+        """One below the usual scores, one among them, and so on."""
+        return np.linspace(-1, 3, self.heads, dtype=np.float32)
+
+    @property
     def columns(self) -> int:
         return (self.heads + 2 * self.kv_heads) * self.size
 
@@ -91,13 +99,15 @@ def open_attention(
         changes: attributes.
     """
     used = {"cos", "sin"} if shape.num_rotated else set()
+    used |= {"sinks"} if shape.sinks else set()
     used |= {"new"} if packed else set()
     used |= {"rows"} if selects else set()
     names = [*(NAMES[:3] if fused else ("q", "k", "v")), *NAMES[3:7]]
     names += [name if name in used else "" for name in NAMES[7:]]
     while not names[-1]:
         names.pop()
-    attributes = {"num_heads": shape.heads, "kv_num_heads": shape.kv_heads, "scale": 0.0} | changes
+    attributes = {"num_heads": shape.heads, "kv_num_heads": shape.kv_heads, "scale": 0.0}
+    attributes |= {"window": shape.window} | changes
     node = helper.make_node(shape.operator, names, ["y"], domain="maskdial", **attributes)
     types: dict[str, int] = dict.fromkeys(("lengths", "longest", "new"), onnx.TensorProto.INT32)
     types["rows"] = onnx.TensorProto.INT64
@@ -139,6 +149,8 @@ class Cache:
         self.value = np.full(dims, garbage, shape.dtype)
         self._session = session
         self._tables = tables(shape, max_length)
+        if shape.sinks:
+            self._tables["sinks"] = shape.sink_scores
 
     def run(
         self,
@@ -218,9 +230,13 @@ def expected(shape: Shape, qkv: Floats) -> tuple[NDArray[np.float64], NDArray[np
         )
     )
     scores = np.einsum("qhd,khd->hqk", query, key) / np.sqrt(shape.size)
-    scores[:, ~np.tri(length, dtype=bool)] = -np.inf
-    weights = np.exp(scores - scores.max(axis=2, keepdims=True))
-    weights /= weights.sum(axis=2, keepdims=True)
+    seen = np.tri(length, dtype=bool)
+    if shape.window:
+        seen &= ~np.tri(length, k=-shape.window, dtype=bool)
+    scores[:, ~seen] = -np.inf
+    weights = np.exp(scores)
+    sinks = np.exp(shape.sink_scores.astype(np.float64)) if shape.sinks else np.zeros(shape.heads)
+    weights /= weights.sum(axis=2, keepdims=True) + sinks[:, None, None]
     result: NDArray[np.float64] = np.einsum("hqk,khd->qhd", weights, value).reshape(length, -1)
     if shape.cache == "float32":
         return result, 0.0
@@ -251,6 +267,16 @@ def max_rounding(shape: Shape, weights: NDArray[Any], value: NDArray[Any]) -> ND
     return bound
 
 
+WINDOWS: list[tuple[Literal["float32", "int16", "int8"], int, bool]] = [
+    ("float32", 1, False),
+    ("float32", 13, True),
+    ("float32", 64, False),
+    ("int8", 13, True),
+    ("int8", 100, False),
+    ("int16", 13, False),
+    ("int16", 64, True),
+    ("int16", 0, True),
+]
 SHAPES = [
     Shape(9, 3, 64, 64),
     Shape(4, 4, 32),
@@ -269,9 +295,13 @@ SHAPES = [
     Shape(6, 1, 48, 16, "int16"),
     Shape(64, 1, 16, 16, "int16"),
     Shape(1, 1, 512, 512, "int16"),
+    *(Shape(4, 2, 32, 32, cache, window, sinks) for cache, window, sinks in WINDOWS),
 ]
 CACHES: tuple[Literal["float32", "int16", "int8"], ...] = ("float32", "int16", "int8")
-each_cache = pytest.mark.parametrize("shape", [Shape(9, 3, 64, 64, cache) for cache in CACHES])
+each_cache = pytest.mark.parametrize(
+    "shape",
+    [Shape(9, 3, 64, 64, cache, *more) for cache in CACHES for more in ((), (40, True))],
+)
 
 
 @pytest.mark.parametrize("shape", SHAPES)
@@ -280,13 +310,13 @@ def test_attention_is_numpys_in_one_piece_in_chunks_and_step_by_step(
 ) -> None:
     rng = np.random.default_rng(shape.size)
     session = open_attention(kernels.path, shape, threads=2)
-    for length in (1, 2, 15, 64, 65, 150):
+    for length in (1, 2, 15, 64, 65, 150, *((300,) if shape.window else ())):
         qkv = rng.standard_normal((1, length, shape.columns), np.float32)
-        whole = Cache(session, shape, 1, 160).run(qkv, [length])
+        whole = Cache(session, shape, 1, 304).run(qkv, [length])
         exact, rounding = expected(shape, qkv[0])
         assert (np.abs(whole[0] - exact) <= 1e-4 * np.abs(exact) + 2e-5 + rounding).all()
         for pieces in ([1] * min(length, 70), [7] * (length // 7), [length // 2]):
-            cache, start = Cache(session, shape, 1, 160), 0
+            cache, start = Cache(session, shape, 1, 304), 0
             for piece in [*pieces, length - sum(pieces)]:
                 if piece:
                     part = cache.run(qkv[:, start : start + piece], [start + piece])

@@ -186,14 +186,29 @@ def test_attention_over_float16_stays(tmp_path: Path) -> None:
     assert "CausalAttention" not in {node.op_type for node in changed(tmp_path, change)}
 
 
-@pytest.mark.parametrize("attribute", ["local_window_size", "rotary_interleaved"])
+def test_attention_through_a_window_and_with_sinks_has_a_kernel(tmp_path: Path) -> None:
+    def change(graph: onnx.GraphProto) -> None:
+        for node in graph.node:
+            if node.op_type == "GroupQueryAttention":
+                node.attribute.extend([onnx.helper.make_attribute("local_window_size", 40)])
+                node.input.extend([*[""] * (11 - len(node.input)), "sinks"])
+
+    attentions = [node for node in changed(tmp_path, change) if node.op_type == "CausalAttention"]
+    assert attentions
+    for node in attentions:
+        assert [each.i for each in node.attribute if each.name == "window"] == [40]
+        assert node.input[9:11] == ["sinks", "new_tokens"]
+
+
+@pytest.mark.parametrize("attribute", ["softcap", "rotary_interleaved"])
 def test_attention_of_another_kind_stays(tmp_path: Path, attribute: str) -> None:
     def change(graph: onnx.GraphProto) -> None:
         for node in graph.node:
             if node.op_type == "GroupQueryAttention":
                 kept = [each for each in node.attribute if each.name != attribute]
                 del node.attribute[:]
-                node.attribute.extend([*kept, onnx.helper.make_attribute(attribute, 1)])
+                value = 1.0 if attribute == "softcap" else 1
+                node.attribute.extend([*kept, onnx.helper.make_attribute(attribute, value)])
 
     kinds = {node.op_type for node in changed(tmp_path, change)}
     assert "GroupQueryAttention" in kinds

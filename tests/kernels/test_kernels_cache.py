@@ -179,9 +179,9 @@ def test_the_kernel_check_has_no_cache(
 def test_attention_without_a_kernel_is_an_error(tmp_path: Path) -> None:
     model = onnx.load(HYBRID / GRAPH, load_external_data=False)
     node = next(node for node in model.graph.node if node.op_type == "GroupQueryAttention")
-    kept = [each for each in node.attribute if each.name != "local_window_size"]
+    kept = [each for each in node.attribute if each.name != "softcap"]
     del node.attribute[:]
-    node.attribute.extend([*kept, onnx.helper.make_attribute("local_window_size", 16)])
+    node.attribute.extend([*kept, onnx.helper.make_attribute("softcap", 16.0)])
     onnx.save(model, tmp_path / GRAPH)
     rewritten = rewrite(tmp_path / GRAPH, "auto")
     assert rewritten.num_replaced

@@ -20,7 +20,7 @@ ATTENTION_OVER: dict[CacheInteger, str] = {
     "int16": "Int16CausalAttention",
 }
 """The same over a KV cache of integers."""
-NEW_TOKENS_INPUT = 9
+NEW_TOKENS_INPUT = 10
 """The index of ``new_tokens`` among the inputs of ``CausalAttention``; ``rows`` follows."""
 NEW_TOKENS = "new_tokens"
 """The input with each row's number of tokens, of a causal graph whose rows have no padding."""

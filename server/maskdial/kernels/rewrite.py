@@ -61,6 +61,8 @@ LANES = 16
 """Head sizes are multiples of this number (``src/processor.h``)."""
 _ROW_INPUTS = ("seqlens_k", "total_sequence_length")
 _NUM_ATTENTION_OUTPUTS = 3
+_SINKS_INPUT = 9
+"""Of ``CausalAttention``, the scores of sinks."""
 _ATTENTION_DEFAULTS: dict[str, float] = {
     "rotary_interleaved": 0,
     "local_window_size": -1,
@@ -299,24 +301,31 @@ def _attention(graph: Graph, node: NodeProto) -> NodeProto | None:
     # Cross-attention writes no keys and values.
     if node.op_type != "GroupQueryAttention" or len(node.output) < _NUM_ATTENTION_OUTPUTS:
         return None
-    past_key, rotation = node.input[3], node.input[7:]
+    past_key, rotation = node.input[3], [name for name in node.input[7:9] if name]
+    positions, bias, sinks, *rest = (*node.input[9:], "", "", "")
     attributes = {
         name: value
         for name, value in attributes_of(node).items()
         if value != _ATTENTION_DEFAULTS.get(name)
     }
     rotates = attributes.pop("do_rotary", 0)
-    plain = attributes.keys() <= {"num_heads", "kv_num_heads", "scale"}
-    if not plain or len(rotation) > 2 or rotates != (len(rotation) == 2):
+    plain = attributes.keys() <= {"num_heads", "kv_num_heads", "scale", "local_window_size"}
+    if not plain or positions or bias or any(rest) or rotates != (len(rotation) == 2):
         return None
     if _head_size(graph, past_key) % LANES:
         return None
     presents = node.output[1:_NUM_ATTENTION_OUTPUTS]
     if any(name not in graph.outputs or graph.users(name) for name in presents):
         return None
-    scale = attributes.pop("scale", 0.0)
+    settings = {
+        "scale": attributes.pop("scale", 0.0),
+        "window": attributes.pop("local_window_size", 0),
+    }
+    inputs = list(node.input[:9])
+    if sinks:
+        inputs += [""] * (_SINKS_INPUT - len(inputs)) + [sinks]
     return helper.make_node(
-        ATTENTION, node.input, node.output[:1], domain=DOMAIN, scale=scale, **attributes
+        ATTENTION, inputs, node.output[:1], domain=DOMAIN, **settings, **attributes
     )
 
 

@@ -1,5 +1,6 @@
 // The operator CausalAttention(query, key?, value?, cached_key, cached_value, seqlens_k,
-//                              total_sequence_length, cosines?, sines?, new_tokens?, rows?) -> y
+//                              total_sequence_length, cosines?, sines?, sinks?, new_tokens?,
+//                              rows?) -> y
 //
 //   query         float (batch, length, num_heads * head_size), or followed by key and value in
 //                 the same rows, which are missing then
@@ -12,11 +13,13 @@
 //   seqlens_k     int32 (batch): the tokens of each row, the new ones included, less 1
 //   total_sequence_length   int32: their maximum; equal to length if there are none before
 //   cosines, sines          float (positions, at most head_size / 2), to rotate queries and keys
+//   sinks         float (num_heads): for each head, the score of one more key, which has no value
 //   new_tokens    int32 (batch): the new tokens of each row. The query is then (1, their sum, ...),
 //                 all rows' tokens one after the other, without padding; a row may have none.
 //   rows          int64 (n), with new_tokens: the tokens of the query that attend, in any order. y is then
 //                 (1, n, ...); keys and values of all are stored.
 //   num_heads, kv_num_heads, scale   attributes
+//   window        attribute: how many tokens one sees, itself included; 0 for all
 //
 // Inputs with a cache of floats are those of ONNX Runtime's GroupQueryAttention, whose other outputs are
 // the same memory as the cache; here they are left out, since each output of each layer takes ONNX Runtime
@@ -54,6 +57,9 @@ class Attention {
     kv_heads_ = static_cast<size_t>(kv_heads);
     group_ = static_cast<size_t>(heads / kv_heads);
     scale_ = float_attribute(api, info, "scale");
+    const int64_t window = int_attribute(api, info, "window");
+    if (window < 0) throw Error("window of CausalAttention must not be negative");
+    window_ = static_cast<size_t>(window);
   }
 
   void compute(OrtKernelContext* context) const {
@@ -76,7 +82,8 @@ class Attention {
   static constexpr Signature signature(const char* name) {
     return {name,
             {kFloat, optional(kFloat), optional(kFloat), kCache, kCache, kInt32, kInt32,
-             optional(kFloat), optional(kFloat), optional(kInt32), optional(kInt64)},
+             optional(kFloat), optional(kFloat), optional(kFloat), optional(kInt32),
+             optional(kInt64)},
             {kFloat}};
   }
 
@@ -104,7 +111,7 @@ class Attention {
     const Attention* op;
     size_t num_tokens;  // of the query, padding included
     size_t max_length, head_size, half;
-    const float *query, *new_key, *new_value, *cosines, *sines;
+    const float *query, *new_key, *new_value, *cosines, *sines, *sinks;
     size_t query_stride, new_stride;
     std::vector<Row> rows{};
     std::vector<Task> tasks{};
@@ -148,7 +155,9 @@ class Attention {
       } else {
         divide_selected(tokens_per_task);
       }
-      const auto num_keys = [&](const Task& task) { return rows[task.row].num_past + task.stop; };
+      const auto num_keys = [&](const Task& task) {
+        return rows[task.row].num_past + task.stop - num_skipped(task);
+      };
       std::stable_sort(tasks.begin(), tasks.end(), [&](const Task& a, const Task& b) {
         return num_keys(a) > num_keys(b);
       });
@@ -262,13 +271,22 @@ class Attention {
                              half, to);
     }
 
+    // Keys that come before all that its tokens see.
+    size_t num_skipped(const Task& task) const {
+      const size_t seen = rows[task.row].num_past + task.start + 1, window = op->window_;
+      return window == 0 || seen <= window ? 0 : (seen - window) / kSkipStep * kSkipStep;
+    }
+
     // The first keys of a task, or nothing if there is no such task. If another thread takes that task,
     // it finds them in a shared cache.
     Prefetch first_keys(size_t index) const {
       if (index >= tasks.size() * op->kv_heads_) return {};
       const Task& task = tasks[index / op->kv_heads_];
-      const Element* keys = key + cache(task.row, index % op->kv_heads_);
-      const size_t num_keys = std::min(kKeyBlock, rows[task.row].num_past + task.stop);
+      const size_t skipped = num_skipped(task);
+      const Element* keys =
+          key + cache(task.row, index % op->kv_heads_) + skipped * width(head_size);
+      const size_t num_keys =
+          std::min(kKeyBlock, rows[task.row].num_past + task.stop - skipped);
       return {reinterpret_cast<const uint8_t*>(keys),
               num_keys * width(head_size) * sizeof(Element)};
     }
@@ -282,14 +300,22 @@ class Attention {
         store(task.row, token, head);
       }
       float* to = out + (task.out * kv_heads + head) * group * size;
+      const size_t skipped = num_skipped(task);
       const Queries task_queries = {
-          (task.stop - task.start) * group, group, size, row.num_past + task.start + 1, to,
-          out_stride(), first_keys(index + 1),
+          .num_rows = (task.stop - task.start) * group,
+          .group = group,
+          .head_size = size,
+          .first_length = row.num_past + task.start + 1 - skipped,
+          .window = op->window_,
+          .sinks = sinks == nullptr ? nullptr : sinks + head * group,
+          .out = to,
+          .out_stride = out_stride(),
+          .after = first_keys(index + 1),
       };
       float* scratch = thread_scratch(task_queries.scratch());
       const size_t first = place(row, head, task.start);
       const Query* heads = queries.get() + first * size;
-      const size_t cached = cache(task.row, head);
+      const size_t cached = cache(task.row, head) + skipped * width(size);
       if constexpr (kInt8Cache) {
         const Int8Head its = {heads, query_factors.get() + first, key + cached, value + cached};
         op->processor_->attend_int8(task_queries, its, scratch);
@@ -329,7 +355,7 @@ class Attention {
     const int32_t longest = *static_cast<const int32_t*>(total.data);
     require(longest >= 0, "total length");
     const auto* lengths = static_cast<const int32_t*>(seqlens.data);
-    const Tensor new_tokens = Tensor::input(api_, context, 9, true);
+    const Tensor new_tokens = Tensor::input(api_, context, 10, true);
     if (new_tokens.data == nullptr) {
       require(query.dim(0) == key.dim(0), "batch sizes");
       divide_padded(query.dim(1), static_cast<size_t>(longest) == query.dim(1), lengths,
@@ -338,7 +364,10 @@ class Attention {
       require(query.dim(0) == 1, "batch sizes");
       divide_packed(new_tokens, lengths, key.dim(0), pass);
     }
-    read_selected(Tensor::input(api_, context, 10, true), new_tokens, pass);
+    read_selected(Tensor::input(api_, context, 11, true), new_tokens, pass);
+    const Tensor sinks = Tensor::input(api_, context, 9, true);
+    require(!sinks.given() || (sinks.type == kFloat && sinks.size() == kv_heads_ * group_), "sinks");
+    pass.sinks = sinks.floats();
     read_rotation(Tensor::input(api_, context, 7, true), Tensor::input(api_, context, 8, true),
                   pass);
     const auto columns = static_cast<int64_t>(pass.out_stride());
@@ -432,7 +461,7 @@ class Attention {
 
   const OrtApi& api_;
   const Processor* processor_;
-  size_t kv_heads_, group_;
+  size_t kv_heads_, group_, window_;
   float scale_;
 };
 

@@ -34,6 +34,7 @@ void read_each(const void* tokens, size_t token_bytes, size_t count, Number* out
 constexpr size_t kValueBlock = 128;
 // The maximum weights: sums fit 32 bits.
 constexpr float kMaxInt8Weight = 32767.0f, kMaxInt16Weight = kMaxInt16Value;
+static_assert(kSkipStep % kValueBlock == 0 && kSkipStep % kKeyBlock == 0);
 static_assert(kValueBlock * 32767 * 127 <= INT32_MAX);
 static_assert(kValueBlock * kMaxInt16Value * kMaxInt16Value <= INT32_MAX);
 
@@ -79,7 +80,8 @@ void softmax_times_integer_values(const Queries& queries, float* scores, float m
     softmax_rows(queries, scores, row, some, inverse_sums, out);
     for (size_t r = 0; r < some; ++r) std::memset(out[r], 0, size * sizeof(float));
     const size_t longest = queries.length(row + some - 1);
-    for (size_t start = 0; start < longest; start += kValueBlock) {
+    const size_t first = queries.begin(row) / kValueBlock * kValueBlock;
+    for (size_t start = first; start < longest; start += kValueBlock) {
       Prefetch next;
       if (start >= num_read) {
         const Prefetch block = values.block(start, kValueBlock);

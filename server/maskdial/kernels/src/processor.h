@@ -93,16 +93,25 @@ constexpr size_t kMaxHeadSize = 512;
 // Tiles of queries that see all tokens have at most this many rows.
 constexpr size_t kMaxQueries = 12;
 
-// Queries of one key-value head: row r belongs to the token r / group, which sees the first
-// first_length + r / group keys.
+// Keys that no query of a task sees are left out in multiples of this many, so that the blocks in which
+// keys and values are computed begin at the same tokens in every task.
+constexpr size_t kSkipStep = 128;
+
+// Queries of one key-value head: row r belongs to the token r / group, which sees the last `window` ones,
+// or all if that is 0, of the first first_length + r / group keys.
 struct Queries {
-  size_t num_rows, group, head_size, first_length;
+  size_t num_rows, group, head_size, first_length, window;
+  const float* sinks;  // [group]: for each head, the score of one more key without a value; or null
   float* out;  // [num_rows / group][out_stride], in each row [group][head_size]
   size_t out_stride;
   Prefetch after;  // read after them; fetched over a cache of integers only
 
   size_t length(size_t row) const { return first_length + row / group; }
   size_t longest() const { return length(num_rows - 1); }
+  // The first key that a row sees.
+  size_t begin(size_t row) const {
+    return window == 0 || length(row) <= window ? 0 : length(row) - window;
+  }
   // The floats of scratch memory: scores, a block of transposed keys, and a factor per value.
   size_t score_stride() const { return (longest() + kKeyBlock - 1) / kKeyBlock * kKeyBlock; }
   size_t scratch() const { return (num_rows + 1) * score_stride() + head_size * kKeyBlock; }

@@ -222,14 +222,32 @@ inline float greatest(const float* scores, size_t length) {
   return largest_lane(max(others, largest));
 }
 
-// Turns scores into exp(score - maximum), followed by zeros up to `stride`; returns 1 / their sum.
-float softmax_row(float* scores, size_t length, size_t stride) {
+// Turns the scores from `begin` to `length` into exp(score - maximum), and those before and after them,
+// up to `stride`, into zeros; returns 1 / their sum. A sink takes part in the maximum and in the sum.
+float softmax_row(float* scores, size_t length, size_t stride, size_t begin = 0,
+                  const float* sink = nullptr) {
   constexpr size_t kVectors = kLanes / kWidth;
-  const Floats peak = splat(-greatest(scores, length));
+  float largest = greatest(scores + begin, length - begin);
+  if (sink != nullptr && *sink > largest) largest = *sink;
+  const Floats peak = splat(-largest);
   const auto weight = [&](size_t i) { return exponential(add(load(scores + i), peak)); };
   Floats sums[kVectors];
   UNROLL for (size_t v = 0; v < kVectors; ++v) sums[v] = splat(0.0f);
-  size_t i = 0;
+  size_t i = begin / kLanes * kLanes;
+  std::memset(scores, 0, i * sizeof(float));
+  // Each weight is added to the sum of its place among kLanes, wherever the first one is.
+  const auto add_lanes = [&] {
+    UNROLL for (size_t v = 0; v < kVectors; ++v) {
+      sums[v] = add(sums[v], load(scores + i + v * kWidth));
+    }
+  };
+  if (i < begin) {
+    for (size_t j = i; j < i + kLanes && j < length; j += kWidth) store(scores + j, weight(j));
+    std::memset(scores + i, 0, (begin - i) * sizeof(float));
+    if (length <= i + kLanes) std::memset(scores + length, 0, (stride - length) * sizeof(float));
+    add_lanes();
+    i += kLanes;
+  }
   for (; i + kLanes <= length; i += kLanes) {
     UNROLL for (size_t v = 0; v < kVectors; ++v) {
       const Floats weights = weight(i + v * kWidth);
@@ -239,10 +257,14 @@ float softmax_row(float* scores, size_t length, size_t stride) {
   }
   for (size_t j = i; j < length; j += kWidth) store(scores + j, weight(j));
   std::memset(scores + length, 0, (stride - length) * sizeof(float));
-  UNROLL for (size_t v = 0; v < kVectors && i < length; ++v) {
-    sums[v] = add(sums[v], load(scores + i + v * kWidth));
+  if (i < length) add_lanes();
+  float sum = sum_of_lanes(sums);
+  if (sink != nullptr) {
+    float weights[kWidth];
+    store(weights, exponential(splat(*sink - largest)));
+    sum += weights[0];
   }
-  return 1.0f / sum_of_lanes(sums);
+  return 1.0f / sum;
 }
 
 // Softmax of num_rows rows of scores from `row` on, in place but for the division; `inverse_sums` and
@@ -252,7 +274,9 @@ void softmax_rows(const Queries& queries, float* scores, size_t row, size_t num_
   const size_t stride = queries.score_stride();
   for (size_t r = 0; r < num_rows; ++r) {
     const size_t token = (row + r) / queries.group, head = (row + r) % queries.group;
-    inverse_sums[r] = softmax_row(scores + (row + r) * stride, queries.length(row + r), stride);
+    inverse_sums[r] = softmax_row(scores + (row + r) * stride, queries.length(row + r), stride,
+                                  queries.begin(row + r),
+                                  queries.sinks == nullptr ? nullptr : queries.sinks + head);
     out[r] = queries.out + token * queries.out_stride + head * queries.head_size;
   }
 }
@@ -268,14 +292,15 @@ void softmax_times_values(const Queries& queries, float* scores, const float* va
   for (size_t row = 0; row < queries.num_rows; row += kFloatRows) {
     const size_t some = queries.num_rows - row < kFloatRows ? queries.num_rows - row : kFloatRows;
     softmax_rows(queries, scores, row, some, factors, out);
-    const size_t longest = queries.length(row + some - 1);
+    const size_t begin = queries.begin(row), longest = queries.length(row + some - 1);
+    const size_t fetched = begin + kFetched;
     Prefetch next;
-    if (row == 0 && longest > kFetched) {
-      next = {reinterpret_cast<const uint8_t*>(values + kFetched * size),
-              (longest - kFetched) * size * sizeof(float)};
+    if (row == 0 && longest > fetched) {
+      next = {reinterpret_cast<const uint8_t*>(values + fetched * size),
+              (longest - fetched) * size * sizeof(float)};
     }
-    multiply_floats<kFloatRows>(some, scores + row * stride, stride, values, size, longest, factors,
-                                out, size, next);
+    multiply_floats<kFloatRows>(some, scores + row * stride + begin, stride, values + begin * size,
+                                size, longest - begin, factors, out, size, next);
   }
 }
 
