@@ -139,6 +139,38 @@ def save_readout(folder: Path, mode: str) -> None:
     (folder / "decision_config.json").write_text(json.dumps(settings))
 
 
+def recurrent() -> dict[str, Any]:
+    """Qwen3.5's text model: a layer of linear attention, and one of attention."""
+    return {
+        "vocab_size": 300,
+        "hidden_size": 32,
+        "num_hidden_layers": 2,
+        "layer_types": ["linear_attention", "full_attention"],
+        "num_attention_heads": 2,
+        "num_key_value_heads": 1,
+        "head_dim": 16,
+        "intermediate_size": 48,
+        "linear_key_head_dim": 8,
+        "linear_value_head_dim": 8,
+        "linear_num_key_heads": 2,
+        "linear_num_value_heads": 4,
+        "max_position_embeddings": LONGEST,
+        "pad_token_id": 0,
+        "initializer_range": 0.3,
+    }
+
+
+def save_wrapper(folder: Path) -> None:
+    """A readout next to a model that also reads images."""
+    vision = {"hidden_size": 16, "out_hidden_size": 32, "depth": 1, "num_heads": 2}
+    vision |= {"intermediate_size": 24, "patch_size": 4, "num_position_embeddings": 16}
+    config = transformers.Qwen3_5Config(text_config=recurrent(), vision_config=vision)
+    transformers.Qwen3_5ForConditionalGeneration(config).save_pretrained(folder)
+    save_file({"weight": 0.3 * torch.randn(len(CODES), 32)}, folder / "readout.safetensors")
+    settings = {"codes": CODES, "temperature": 1.3, "prompt": "pplx"}
+    (folder / "decision_config.json").write_text(json.dumps(settings))
+
+
 def save_judge(folder: Path) -> None:
     """As JEV: a language model, a head with a soft cap, and an adapter in a folder."""
     model = transformers.Qwen2ForCausalLM(qwen())
@@ -210,6 +242,10 @@ MODELS: dict[str, Callable[[Path], None]] = {
     "readout": lambda folder: save_readout(folder, "causal"),
     "readout-full": lambda folder: save_readout(folder, "noncausal_full_attention"),
     "judge": save_judge,
+    "recurrent": lambda folder: save_own(
+        folder, transformers.Qwen3_5TextConfig(**recurrent()), DecisionConfig()
+    ),
+    "wrapper": save_wrapper,
     "chat": save_plain,
     "chat-together": lambda folder: save_plain(
         folder, DecisionConfig(chat_template=TOGETHER, temperature=TEMPERATURES, labels=LABELS)

@@ -7,12 +7,14 @@ from collections.abc import Sequence
 from typing import Annotated, Any, Literal, NotRequired, Self
 
 from fastapi import Response
-from pydantic import Field, model_validator
+from pydantic import BeforeValidator, Field, model_validator
 from typing_extensions import TypedDict
 
+from maskdial.bounds import Size
 from maskdial.decide import DecisionTask, decide
 from maskdial.dialects.body import BodyError, FieldError, TaskBody, Wire, example
 from maskdial.dialects.call import Call
+from maskdial.dialects.native.task_bodies import TruncationParameters
 from maskdial.dialects.openai.errors import openai_route
 from maskdial.engine.questions import Content, Option, Probabilities, Question, as_text
 from maskdial.errors import ValidationError, shortened
@@ -26,15 +28,33 @@ _KINDS: dict[str, Literal["predicate", "choice", "score"]] = {
     "score": "score",
 }
 
-Criteria = dict[str, Content] | list[Content] | None
+
+def _check_content(value: object) -> object:
+    if not isinstance(value, str | dict | list):
+        raise ValueError("must be a text, an object or a list")
+    return value
+
+
+def _check_criteria(value: object) -> object:
+    """Pydantic would tell of each form of a value that fits none of them."""
+    if not isinstance(value, dict | list):
+        raise ValueError("must be an object or a list")
+    for key, each in value.items() if isinstance(value, dict) else enumerate(value):
+        if each is not None and not isinstance(each, str | dict | list):
+            raise ValueError(f"{key} must be a text or JSON, or null")
+    return value
+
+
+State = Annotated[str | dict[str, Any] | list[Any], BeforeValidator(_check_content)]
+Criteria = Annotated[dict[str, Content] | list[Content], BeforeValidator(_check_criteria)]
 
 
 class SystemOneQuestion(Wire):
     """A noul (true or false), a choice, or a score on levels."""
 
     type: Literal["noul", "choice", "score"]
-    instructions: Content = None
-    criteria: Criteria = Field(
+    instructions: State | None = None
+    criteria: Criteria | None = Field(
         None,
         description="Of a choice: its options with their meanings, or null. Of a score: its "
         "levels, from the lowest to the highest. Of a noul: what true and false mean, if anything.",
@@ -46,7 +66,7 @@ class SystemOneQuestion(Wire):
         if self.type == "score":
             if not isinstance(given, list) or not given:
                 raise FieldError("criteria", "a score needs a list of levels")
-            if any(level is None for level in given):
+            if None in given:
                 raise FieldError("criteria", "a level must be a text or JSON, not null")
         elif isinstance(given, list):
             raise FieldError("criteria", f"a {self.type} takes an object, not a list")
@@ -116,8 +136,8 @@ def _nearness(probabilities: Sequence[float], best: int) -> float:
     return max(0.0, 1 - distance / uniform)
 
 
-class SystemOneBody(TaskBody):
-    """A state, and questions about it by their names."""
+class SystemOneBody(TruncationParameters, TaskBody):
+    """A state, and questions about it by their names. Truncation is an extension."""
 
     spellings = {"text": "state"}  # noqa: RUF012
 
@@ -135,10 +155,8 @@ class SystemOneBody(TaskBody):
         }
     )
 
-    state: str | dict[str, Any] | list[Any]
-    questions: Annotated[
-        dict[str, SystemOneQuestion], Field(min_length=1, max_length=_MAX_QUESTIONS)
-    ]
+    state: State
+    questions: Annotated[dict[str, SystemOneQuestion], Size(1, _MAX_QUESTIONS, "questions")]
     assets: dict[str, Any] = Field(
         default_factory=dict, description="Images are refused; an empty object is not."
     )
@@ -197,6 +215,7 @@ async def systemone(call: Call[SystemOneBody]) -> Response:
         model,
         call.server.config,
         call.deadline,
+        truncation=body.truncation,
     )
     answers = {
         name: question.answer(probabilities)
