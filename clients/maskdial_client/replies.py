@@ -24,7 +24,11 @@ def error_from(response: httpx.Response) -> ApiError:
     except ValueError:
         document = None
     error_type = None
-    if isinstance(document, dict) and isinstance(document.get("error"), str):
+    openai_error = document.get("error") if isinstance(document, dict) else None
+    if isinstance(openai_error, dict) and isinstance(openai_error.get("message"), str):
+        message = openai_error["message"]
+        error_type = "validation" if response.status_code == 400 else None
+    elif isinstance(document, dict) and isinstance(document.get("error"), str):
         message = document["error"]
         if isinstance(document.get("error_type"), str):
             error_type = document["error_type"]

@@ -151,7 +151,7 @@ class Checkpoint:
             return Cosine(*text)
         if self.task == "fill-mask" and self.tokens.mask is not None:
             return FillMask(*text, config.vocab_size, self.tokens.mask)
-        if self.task == "token-classify":
+        if self.task in ("token-classify", "decide"):
             return TokenClassify(*text)
         if self.task == "question-answering":
             return QuestionAnswering(*text)

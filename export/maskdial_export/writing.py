@@ -15,6 +15,7 @@ from maskdial.bundle.bundle import hash_files, write_manifest
 from maskdial.bundle.manifest import (
     ADDITIONAL_TEMPLATES,
     CHAT_TEMPLATE,
+    DECISION_TEMPLATE,
     ENCODER_GRAPH,
     GRAPH,
     KERNEL_CHECK,
@@ -24,6 +25,7 @@ from maskdial.bundle.manifest import (
     QualityReport,
 )
 from maskdial.errors import MaskdialError
+from maskdial_export.checkpoint.decision import read_decision
 from maskdial_export.checkpoint.files import read_files, response_template, write_files
 from maskdial_export.checkpoint.sample import Sample
 from maskdial_export.checkpoint.source import Source
@@ -119,6 +121,9 @@ def write_bundle(source: Source, folder: Path, settings: Settings, packs: Packs 
         )
         checkpoint = replace(checkpoint, packs=packs)
         texts = read_files(source, checkpoint.tokenizer)
+        decision, decision_template = read_decision(source)
+        if decision_template is not None:
+            texts[DECISION_TEMPLATE] = decision_template
         templates = (
             []
             if CHAT_TEMPLATE in texts
@@ -174,10 +179,12 @@ def write_bundle(source: Source, folder: Path, settings: Settings, packs: Packs 
             special_tokens=checkpoint.tokens,
             tokenization=checkpoint.tokenization,
             **_classification(source, config),
+            reads_left=_reads_left(source, checkpoint),
             embedding=checkpoint.pooler and checkpoint.pooler.embedding,
             kv=kv,
             text_to_text=checkpoint.text_to_text,
             pair_template=checkpoint.pair_template,
+            decision=decision,
             response_template=response_template(source),
             left_out=tuple(checkpoint.left_out),
             media_tokens=tuple(checkpoint.media_tokens),
@@ -191,6 +198,11 @@ def write_bundle(source: Source, folder: Path, settings: Settings, packs: Packs 
         )
         write_manifest(folder, manifest)
     return Written(manifest, packs_of(graphs.graph.graph))
+
+
+def _reads_left(source: Source, checkpoint: Checkpoint) -> bool:
+    """Whether the tokens of a masked graph attend to earlier ones only."""
+    return source.family == "masked" and checkpoint.survey.causal and not source.both_ways
 
 
 def _quantizer(checkpoint: Checkpoint, settings: Settings) -> Quantizer | None:

@@ -17,6 +17,8 @@ CHAT = [{"role": "user", "content": "Who lives here?"}]
 TOOL = {"type": "function", "function": {"name": "find", "parameters": {"type": "object"}}}
 CHOICES = [{"value": "POSITIVE"}, {"value": "NEGATIVE"}]
 QUESTION = {"type": "choice", "instructions": "How is it?", "choices": CHOICES}
+NOUL = {"type": "noul", "instructions": "Is it good?"}
+SENTIMENTS = {"type": "choice", "criteria": {"POSITIVE": None, "NEGATIVE": "bad"}}
 RANKING = {"model": "rerank", "query": "Who?", "documents": ["a", "b"]}
 GENERATION = {"model": "hybrid", "inputs": "Once", "parameters": {"max_new_tokens": 1}}
 SUMMARY: dict[str, Any] = {"inputs": TEXT, "parameters": {"generate_parameters": {}}}
@@ -54,6 +56,7 @@ BODIES: dict[str, dict[str, Any]] = {
     "/v1/rerank": RANKING,
     "/v2/rerank": RANKING,
     "/v1/decisions": {"model": "sentiment", "input": TEXT, "questions": [QUESTION]},
+    "/v1/systemone": {"model": "sentiment", "state": TEXT, "questions": {"a": SENTIMENTS}},
     "/v1/messages": CHAT_BODY,
     "/v1/messages/count_tokens": {"model": "chat", "messages": CHAT},
     "/models/load": {"model": "sentiment"},
@@ -504,6 +507,27 @@ MORE: dict[str, list[dict[str, Any]]] = {
         {"model": "hybrid", "input": LONG},
         {"model": "masked", "questions": [QUESTION, {**QUESTION, "instructions": LONG}]},
         {"model": "zero-shot", "questions": [QUESTION, {**QUESTION, "instructions": LONG}]},
+        {"model": "embed"},
+        {"timeout": 1e-9},
+    ],
+    "/v1/systemone": [
+        {"state": 7},
+        {"state": LONG},
+        {"questions": []},
+        {"questions": {}},
+        {"questions": {"a": SENTIMENTS, "b": {"type": "song"}}},
+        {"questions": {"a": {"type": "choice"}}},
+        {"questions": {"a": {"type": "choice", "criteria": {}}}},
+        {"questions": {"a": {"type": "choice", "criteria": ["x"]}}},
+        {"questions": {"a": {"type": "choice", "criteria": {"x": 7}}}},
+        {"questions": {"a": {"type": "score", "criteria": []}}},
+        {"questions": {"a": {"type": "score", "criteria": ["x", None]}}},
+        {"questions": {"a": {"type": "noul", "criteria": {"maybe": "x"}}}},
+        {"questions": {"a": {**SENTIMENTS, "labels": ["A"]}}},
+        {"questions": {str(index): SENTIMENTS for index in range(65)}},
+        {"questions": {"a": SENTIMENTS, "b c": NOUL}},
+        {"assets": {"img-1": {"type": "image", "data_base64": "AAAA"}}},
+        {"model": "chat", "state": LONG, "questions": {"a": NOUL}},
         {"model": "embed"},
         {"timeout": 1e-9},
     ],

@@ -2,6 +2,7 @@
 
 import json
 import math
+import string
 import uuid
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -135,7 +136,7 @@ def softmax(values: list[float]) -> list[float]:
 
 
 @pytest.mark.parametrize(
-    ("model", "method"), [("hybrid", "likelihood"), ("chat", "likelihood"), ("masked", "mask")]
+    ("model", "method"), [("hybrid", "likelihood"), ("chat", "letters"), ("masked", "mask")]
 )
 def test_the_sdk_gets_an_answer_of_each_kind(url: str, model: str, method: str) -> None:
     questions: Any = [CHOICE, PREDICATE, SCORE]
@@ -241,8 +242,9 @@ def test_a_masked_model_answers_at_the_mask(
 
 @pytest.mark.parametrize("model", ["hybrid", "chat", "thinker"])
 def test_a_causal_model_answers_with_likelihoods(url: str, model: str) -> None:
-    """Options of several tokens, none of which begins with another."""
+    """Options of several tokens, none of which begins with another; more than there are letters."""
     values = ["a big brown dog", "cat", "two cats and a frog"]
+    values += [f"{letter}-thing" for letter in string.ascii_lowercase[2:]]
     question = {**CHOICE, "choices": [{"value": value} for value in values]}
     listed = "".join(f"\n- {value}" for value in values)
     asked = f"{TEXT}\n\nWho is in the park?\nAnswer with one of these options:{listed}"

@@ -33,7 +33,7 @@ from tests.documented import strict
 
 EXAMPLES = int(os.environ.get("TESTS_FUZZ_EXAMPLES", "4"))
 KEY = "root"
-SEVERAL = ("/score", "/tokenize", "/detokenize", "/v1/decisions")
+SEVERAL = ("/score", "/tokenize", "/detokenize", "/v1/decisions", "/v1/systemone")
 """Paths of what all models can do."""
 SETTINGS = settings(
     max_examples=EXAMPLES,

@@ -1,6 +1,7 @@
 """AsyncClient: every method of the API."""
 
 from maskdial_client._async.classify import AsyncClassify
+from maskdial_client._async.decide import AsyncDecide
 from maskdial_client._async.embed import AsyncEmbed
 from maskdial_client._async.fill_mask import AsyncFillMask
 from maskdial_client._async.generate import AsyncGenerate
@@ -14,6 +15,7 @@ from maskdial_client._async.tokens import AsyncTokens
 class AsyncClient(
     AsyncFillMask,
     AsyncClassify,
+    AsyncDecide,
     AsyncSpans,
     AsyncEmbed,
     AsyncTokens,

@@ -3,6 +3,7 @@
 """Client: every method of the API."""
 
 from maskdial_client._sync.classify import Classify
+from maskdial_client._sync.decide import Decide
 from maskdial_client._sync.embed import Embed
 from maskdial_client._sync.fill_mask import FillMask
 from maskdial_client._sync.generate import Generate
@@ -16,6 +17,7 @@ from maskdial_client._sync.tokens import Tokens
 class Client(
     FillMask,
     Classify,
+    Decide,
     Spans,
     Embed,
     Tokens,

@@ -17,6 +17,7 @@ from maskdial_export.errors import ExportError
 _Names = Mapping[str, Any]
 
 _DETECTORS: _Names = {"electra": "ElectraForPreTraining"}
+_DECIDER = "jev"  # the only type with a head of its own; of other types, it lies beside the weights
 # Models that read images or sound beside texts; of those with a text part, that is exported
 _WRAPPERS: _Names = {
     **auto.MODEL_FOR_SPEECH_SEQ_2_SEQ_MAPPING_NAMES,
@@ -71,6 +72,8 @@ def settle(config: Mapping[str, Any], task: str) -> tuple[str, TaskName]:
     if task == "rerank":
         return settle(config, "generate")[0], "rerank"
     model_type = config.get("model_type")
+    if task == "decide" or (task == "auto" and model_type == _DECIDER):
+        return auto.MODEL_FOR_DECISION_MAPPING_NAMES[_DECIDER], "decide"
     if not isinstance(model_type, str) or model_type not in CONFIG_MAPPING_NAMES:
         remote = " (code in a checkpoint is never run)" if "auto_map" in config else ""
         raise ExportError(

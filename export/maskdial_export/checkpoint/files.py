@@ -95,8 +95,8 @@ def read_files(source: Source, tokenizer: Tokenizer) -> dict[str, str]:
         ExportError: a file cannot be read, or is a link to something outside the checkpoint.
     """
     for name in _COPIED:
-        _check_link(source, source.path / name)
-    _check_link(source, source.path / ADDITIONAL_TEMPLATES)
+        check_link(source, source.path / name)
+    check_link(source, source.path / ADDITIONAL_TEMPLATES)
     texts = {TOKENIZER: tokenizer.to_str(pretty=False)}
     if source.task != "rerank":
         for name, template in chat_templates(source).items():
@@ -120,7 +120,7 @@ def write_files(texts: Mapping[str, str], folder: Path) -> list[str]:
     return list(texts)
 
 
-def _check_link(source: Source, path: Path) -> None:
+def check_link(source: Source, path: Path) -> None:
     """Refuses a link by which a checkpoint would bring a file of this machine into the bundle.
 
     In the Hub's cache every file is a link, from ``models--X/snapshots/COMMIT`` to
@@ -178,7 +178,7 @@ def _template_files(source: Source) -> dict[str, str]:
         paths[_DEFAULT] = source.path / CHAT_TEMPLATE
     texts = {}
     for name, path in paths.items():
-        _check_link(source, path)
+        check_link(source, path)
         try:
             texts[name] = path.read_text(encoding="utf-8")
         except UnicodeDecodeError as error:

@@ -8,6 +8,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
+from transformers import JevForDecision
+from transformers.models.auto.modeling_auto import MODEL_FOR_DECISION_MAPPING_NAMES
+
 from maskdial.bundle.bundle import file_sha256
 from maskdial.bundle.manifest import Family, TaskName
 from maskdial_export.checkpoint.architectures import has_two_parts, settle
@@ -79,8 +82,9 @@ class Source:
     def sha256(self) -> str:
         """One SHA-256 over the names and contents of config.json, weight files and adapter."""
         digest = hashlib.sha256()
-        adapter = sorted(self.adapter.glob("adapter_*")) if self.adapter is not None else []
-        for file in (self.path / "config.json", *self.weight_files(), *adapter):
+        adapter = [*self.path.glob("*/adapter_*")] if self.task == "decide" else []
+        adapter += [] if self.adapter is None else self.adapter.glob("adapter_*")
+        for file in (self.path / "config.json", *self.weight_files(), *sorted(adapter)):
             digest.update(f"{file.name} {file_sha256(file)}\n".encode())
         return digest.hexdigest()
 
@@ -179,7 +183,9 @@ def _refuse_adapter(source: str, path: Path) -> None:
 
 
 def _module_task(path: Path, config: Mapping[str, Any]) -> str:
-    """The task by what sentence-transformers, or vLLM, does with the output; otherwise auto."""
+    """The task by the files beside the weights, such as sentence-transformers'; otherwise auto."""
+    if _has_decision_head(path, config):
+        return "decide"
     modules = path / MODULES
     listed = modules.read_text(encoding="utf-8", errors="replace") if modules.is_file() else ""
     if "LogitScore" in listed or "classifier_from_token" in config:
@@ -191,6 +197,17 @@ def _module_task(path: Path, config: Mapping[str, Any]) -> str:
     if "SpladePooling" in listed:
         return "embed-sparse"
     return "embed" if "Pooling" in listed else "auto"
+
+
+def _has_decision_head(path: Path, config: Mapping[str, Any]) -> bool:
+    """Whether a head for decisions lies beside the weights, as transformers finds one."""
+    if config.get("model_type") not in MODEL_FOR_DECISION_MAPPING_NAMES:
+        return False
+    try:
+        found, _ = JevForDecision.checkpoint_config(str(path), local_files_only=True)
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ExportError(f"the decision head of {path} is damaged: {error!r}") from error
+    return found is not None
 
 
 def _check_weights(source: Source, allow_pickle: bool) -> None:

@@ -10,6 +10,7 @@ import tempfile
 from collections.abc import Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
 from maskdial_export.checkpoint.adapter import merge_adapter, whole_weights
+from maskdial_export.checkpoint.decision import as_scorer, load_decider
 from maskdial_export.checkpoint.dequantize import dequantize
 from maskdial_export.checkpoint.source import Source
 from maskdial_export.checkpoint.text_part import take_text_part, towers_left_out
@@ -78,10 +80,12 @@ def load_model(source: Source, *, strict: bool, console: Console) -> LoadedModel
     transformers.utils.logging.set_verbosity_error()
     transformers.utils.logging.disable_progress_bar()
     model_class = getattr(transformers, source.architecture)
-    wraps = "text_config" in model_class.config_class.sub_configs
+    decides = source.task == "decide"
+    wraps = not decides and "text_config" in model_class.config_class.sub_configs
+    load = partial(load_decider, source) if decides else model_class.from_pretrained
     try:
         with _text_alone(source, model_class) if wraps else nullcontext():
-            model, info = model_class.from_pretrained(
+            model, info = load(
                 **_stored(source, model_class),
                 dtype=torch.float32,
                 attn_implementation="eager",
@@ -102,6 +106,9 @@ def load_model(source: Source, *, strict: bool, console: Console) -> LoadedModel
     _check_scales(source, info["unexpected_keys"])
     unused = info["unexpected_keys"]
     loaded = LoadedModel(model, None)
+    if decides:
+        missing -= {"proj.bias"}  # that of a readout without one starts at zero
+        loaded = _decider_on_text(model, console)
     if wraps:
         part = take_text_part(model, source.task)
         missing, unused = (
@@ -117,6 +124,17 @@ def load_model(source: Source, *, strict: bool, console: Console) -> LoadedModel
         finding(console, complaint)
     _check_values(source, loaded.model)
     return replace(loaded, doubt="; ".join(found) or None)
+
+
+def _decider_on_text(decider: Any, console: Console) -> LoadedModel:
+    """A decision model as one that scores tokens; of a body that reads images, its text part."""
+    body = decider.model
+    if "text_config" not in type(body.config).sub_configs:
+        return LoadedModel(as_scorer(decider), None)
+    part = take_text_part(body, "embed")
+    finding(console, part.summary)
+    decider.model = part.model
+    return LoadedModel(as_scorer(decider), None, part.left_out, part.media_tokens)
 
 
 def _text_alone(source: Source, model_class: type[PreTrainedModel]) -> AbstractContextManager[None]:

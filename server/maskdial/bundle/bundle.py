@@ -8,6 +8,7 @@ A bundle holds everything the server needs and nothing else::
     encoder.onnx      the encoder's graph of an encoder-decoder model
     kernel_check.onnx if int8: a product that shows whether a processor adds exactly
     chat_template.jinja, generation_config.json      if the checkpoint has them
+    decision_template.jinja                          likewise
     additional_chat_templates/NAME.jinja              others by name: tool_use, with tools
 
 A model that works with both masks has a second graph, of the masked family, over the same weights:
@@ -17,12 +18,12 @@ Graph inputs, by family (the server feeds the ones that the graph declares):
 
 * masked: ``input_ids`` int64 (batch, length), right-padded; ``lengths`` int32 (batch,), the number
   of valid tokens per row; ``token_type_ids`` int64 (batch, length); for the tasks on tokens
-  (fill-mask, token-classify, question-answering, embed-all) ``rows`` int64 (num_rows,), flat
-  indices ``b * length + position`` of the tokens in question.
+  (fill-mask, token-classify, question-answering, embed-all, decide) ``rows`` int64 (num_rows,),
+  flat indices ``b * length + position`` of the tokens in question.
   One output, float32. ``logits``: fill-mask (num_rows, vocab_size), token-classify (num_rows,
-  num_labels), question-answering (num_rows, 2) for start and end, classify (batch, num_labels),
-  multiple-choice (batch, 1), where each text is a prompt with one choice, rerank (batch, 1),
-  where it is a query and a document in the manifest's `PairTemplate`.
+  num_labels), decide (num_rows, num_scores), question-answering (num_rows, 2) for start and end,
+  classify (batch, num_labels), multiple-choice (batch, 1), where each text is a prompt with one
+  choice, rerank (batch, 1), where it is a query and a document in the manifest's `PairTemplate`.
   ``embeddings``: embed (batch, dimension), pooled, and normalized if ``Embedding.normalized``;
   embed-all (num_rows, dimension), also of rows after the valid tokens.
 * causal: ``input_ids`` int64 (batch, new_tokens); ``position_ids`` int64 (batch, new_tokens);

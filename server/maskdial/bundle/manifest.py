@@ -15,6 +15,7 @@ ENCODER_GRAPH = "encoder.onnx"
 KERNEL_CHECK = "kernel_check.onnx"
 TOKENIZER = "tokenizer.json"
 CHAT_TEMPLATE = "chat_template.jinja"
+DECISION_TEMPLATE = "decision_template.jinja"
 ADDITIONAL_TEMPLATES = "additional_chat_templates"
 TOOL_TEMPLATE = f"{ADDITIONAL_TEMPLATES}/tool_use.jinja"
 GENERATION_CONFIG = "generation_config.json"
@@ -40,6 +41,7 @@ TaskName = Literal[
     "token-classify",
     "question-answering",
     "multiple-choice",
+    "decide",
     "rerank",
     "embed",
     "embed-sparse",
@@ -256,6 +258,41 @@ class PairTemplate(_Frozen):
         return self.model_copy(update={"before": f"{start}{instruction}{end}"})
 
 
+DecisionKind = Literal["noul", "choice", "score"]
+"""A kind of question, as templates of decision models know it; a noul is true or false."""
+
+
+class Decision(_Frozen):
+    """How a model answers typed questions (`transformers.DecisionConfig`, ``decision.json``).
+
+    Its prompts are written by ``decision_template.jinja``, if the bundle has one, otherwise by the
+    chat template.
+
+    Attributes:
+        labels: single tokens that stand for the options, by kind. By default Yes and No, or A to Z.
+        temperature: divides the scores, by kind; 1 by default.
+        noul_options: the order of the options of a noul.
+        keeps_control_tokens: whether a text's control tokens are read as such, as its template
+            escapes them itself.
+        control_tokens: those that the tokenizer names beside the special ones; None: those that
+            the template writes.
+        special_tokens: tokens of the tokenizer by the names that templates know them by.
+        offsets: of a model with a head, by kind, the column of the first option's score.
+        num_scores: the columns of the head.
+        softcap: c, where a score s of the head stands for c * tanh(s / c).
+    """
+
+    labels: dict[DecisionKind, tuple[str, ...]] = Field(default_factory=dict)
+    temperature: dict[DecisionKind, float] = Field(default_factory=dict)
+    noul_options: tuple[str, str] = ("true", "false")
+    keeps_control_tokens: bool = False
+    control_tokens: tuple[str, ...] | None = None
+    special_tokens: dict[str, str] = Field(default_factory=dict)
+    offsets: dict[DecisionKind, int] = Field(default_factory=dict)
+    num_scores: int | None = Field(None, gt=0)
+    softcap: float | None = Field(None, gt=0)
+
+
 class GoldenCheck(_Frozen):
     """One short input and some of its logits; the server computes them again where it runs.
 
@@ -330,9 +367,15 @@ class Manifest(_Frozen):
     labels: tuple[str, ...] = ()
     problem_type: ProblemType | None = None
     embedding: Embedding | None = None
+    reads_left: bool = Field(
+        False, description="of the masked family: whether tokens attend to earlier ones only"
+    )
     kv: KVLayout | None = None
     text_to_text: TextToText | None = None
     pair_template: PairTemplate | None = None
+    decision: Decision | None = Field(
+        None, description="how the checkpoint answers questions, where it says so"
+    )
     tool_format: dict[str, Any] | None = Field(
         None,
         description="how the model writes tool calls (`ToolFormat.to_json`); None: derived from "
@@ -372,6 +415,8 @@ class Manifest(_Frozen):
             return self.vocab_size
         if self.task == "classify":
             return len(self.labels)
+        if self.task == "decide" and self.decision is not None:
+            return self.decision.num_scores
         return None if self.embedding is None else self.embedding.dimension
 
     @property

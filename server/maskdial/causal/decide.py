@@ -1,7 +1,9 @@
 """Questions for causal models: how likely the model is to answer with each option.
 
-Every option is one sequence that is forced to generate it. The sequences of a question share their
-prompt, so it is prefilled once, and decode in the same batches.
+Where the options have labels of one token each, which the prompt lists, one pass over the prompt
+scores them all (`read_labels`). Otherwise (`likelihoods`) every option is one sequence that is
+forced to generate it. The sequences of a question share their prompt, so it is prefilled once, and
+decode in the same batches.
 
 The likelihood of an option is the sum of its tokens' log-probabilities, not divided by the length.
 The sum gives the model's own probabilities, conditional on it answering with one of the options; a
@@ -24,7 +26,15 @@ from maskdial.causal.sequence import Sequence as CausalSequence
 from maskdial.causal.sequence import SharedPrompt
 from maskdial.causal.stream import TokenStream
 from maskdial.config import Config
-from maskdial.engine.questions import Option, Probabilities, Question
+from maskdial.engine.questions import (
+    DecisionPrompt,
+    Option,
+    Probabilities,
+    Question,
+    as_text,
+    check_prompt,
+    check_queue,
+)
 from maskdial.engine.timing import Deadline, Timings
 from maskdial.errors import ValidationError, about
 
@@ -103,6 +113,58 @@ async def likelihoods(
             + sum(len(run.option) for run in flat),
         ),
         num_cached=sum(next(iter(options.values())).num_cached for options in sequences if options),
+    )
+
+
+async def read_labels(
+    prompts: Sequence[DecisionPrompt],
+    num_questions: int,
+    model: CausalModel,
+    config: Config,
+    deadline: Deadline,
+) -> Likelihoods:
+    """Answers questions by the scores of their options' labels in place of the next token.
+
+    A prompt that answers several questions is read up to each of them, as one prefix of another.
+
+    Raises:
+        ValidationError: a prompt is too long, or there are more than the queue holds.
+        OverloadedError: the queue has no room for them.
+        DeadlineError: the time is up.
+    """
+    readouts = [(prompt, readout) for prompt in prompts for readout in prompt.readouts]
+    check_queue(len(readouts), "prompts", config.max_queue)
+    for prompt, readout in readouts:
+        with about("questions", readout.question):
+            check_media(prompt.ids, model)
+            # The engine needs room for one more token.
+            check_prompt(prompt, model.max_length - 1, model)
+    sequences = [
+        CausalSequence(
+            list(prompt.ids[: readout.row + 1]),
+            SamplingParams(max_new_tokens=1, scored_tokens=readout.columns),
+        )
+        for prompt, readout in readouts
+    ]
+    found: dict[int, Probabilities] = {}
+    finishes = []
+    with deadline.explained():
+        async with model.engine.streams(sequences, deadline.remaining()) as started:
+            for (_, readout), stream in zip(readouts, started, strict=True):
+                (event,) = [event async for event in stream]
+                found[readout.question] = readout.probabilities(
+                    [logprob for _, logprob in event.top]
+                )
+                assert event.finish is not None, "a text of one token ends with it"
+                finishes.append(event.finish)
+    return Likelihoods(
+        [found[index] for index in range(num_questions)],
+        Timings(
+            queue_seconds=max(finish.queue_seconds for finish in finishes),
+            inference_seconds=max(finish.inference_seconds for finish in finishes),
+            compute_tokens=sum(len(prompt.ids) for prompt in prompts),
+        ),
+        num_cached=sum(sequence.num_cached for sequence in sequences),
     )
 
 
@@ -189,6 +251,9 @@ def _num_common(texts: Sequence[Sequence[int]]) -> int:
 async def _prompt(text: str, question: Question, model: CausalModel) -> str:
     if question.kind == "predicate":
         asked = f"Statement: {question.instructions}\nIs the statement true? Answer yes or no."
+        for word, option in (("yes", "true"), ("no", "false")):
+            if meaning := as_text(question.meanings.get(option)):
+                asked += f"\n- {word}: {meaning}"
     else:
         kind = "options" if question.kind == "choice" else "levels, from the lowest to the highest"
         listed = "\n".join(

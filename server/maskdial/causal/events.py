@@ -47,7 +47,7 @@ class TokenEvent:
     special token that is not spelled out, while a character is incomplete, and while text is held
     back because it may become a stop string. ``logprob`` is natural, under the model's own
     distribution. ``top`` holds the most likely tokens under it as pairs of id and log-probability,
-    as many as were requested.
+    as many as were requested, or the ``scored_tokens`` of the parameters in their order.
     """
 
     index: int

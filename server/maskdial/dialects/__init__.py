@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 from fastapi import Response
 
-from maskdial.dialects import kserve
+from maskdial.dialects import kserve, systemone
 from maskdial.dialects.anthropic import errors as anthropic_errors
 from maskdial.dialects.anthropic import route as anthropic_messages
 from maskdial.dialects.native import admin, generate, models, page, seq2seq, service, tasks, tokens
@@ -39,6 +39,7 @@ ROUTES = (
     *embeddings.ROUTES,
     *rerank.ROUTES,
     *decisions.ROUTES,
+    *systemone.ROUTES,
     *openai_models.ROUTES,
     *anthropic_messages.ROUTES,
     *openai_tokens.ROUTES,

@@ -6,6 +6,7 @@ from maskdial.bundle.bundle import Bundle
 from maskdial.bundle.manifest import Manifest
 from maskdial.bundle.tokenizer import Tokenizer
 from maskdial.config import Config
+from maskdial.engine.questions import PromptWriter
 from maskdial.metrics import PassMetrics
 from maskdial.runtime.providers import find_provider
 
@@ -15,6 +16,7 @@ class Model:
     """A loaded model of either family.
 
     ``kernels`` is the instruction set of our own kernels, empty if the model does not use them.
+    ``prompts`` writes those of decisions; None if the model is not asked by prompts.
     """
 
     bundle: Bundle
@@ -22,6 +24,7 @@ class Model:
     metrics: PassMetrics
     provider: str
     kernels: str = field(default="", kw_only=True)
+    prompts: PromptWriter | None = field(default=None, kw_only=True)
 
     @property
     def name(self) -> str:

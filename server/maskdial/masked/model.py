@@ -23,5 +23,7 @@ class MaskedModel(Model):
         return self.engine.max_queue
 
     def stop(self) -> None:
-        """Stops the engine at once."""
+        """Stops the engine at once, and the process of its decision template."""
         self.engine.stop(0)
+        if self.prompts is not None:
+            self.prompts.close()

@@ -3,11 +3,13 @@
 import logging
 from dataclasses import replace
 from functools import partial
+from math import lcm
 from pathlib import Path
 
 from maskdial.bundle.bundle import Bundle, load_bundle, load_bundles, read_manifests
-from maskdial.bundle.manifest import KVLayout
+from maskdial.bundle.manifest import KVLayout, Manifest
 from maskdial.bundle.tokenizer import Tokenizer
+from maskdial.causal.chat.decision_prompts import DecisionPrompts
 from maskdial.causal.chat.template import ChatTemplate
 from maskdial.causal.engine import CausalEngine
 from maskdial.causal.generation_config import (
@@ -142,15 +144,33 @@ def _start_masked(
         max_batch_tokens=config.max_batch_tokens or placement.provider.max_batch_tokens,
         max_queue=config.max_queue,
         pad_token_id=special.pad or 0,
-        pad_multiple=placement.provider.pad_multiple,
+        pad_multiple=_pad_multiple(bundle.manifest, placement.provider.pad_multiple),
         max_length=bundle.manifest.max_length,
         metrics=model_metrics,
         name=bundle.label,
     )
     tokenizer = Tokenizer.from_file(bundle.tokenizer, special)
+    prompts = None
+    if bundle.manifest.decision is not None:
+        prompts = DecisionPrompts(bundle, read_chat_template(bundle, tokenizer))
     return MaskedModel(
-        bundle, tokenizer, model_metrics, options.provider, engine, kernels=session.kernels
+        bundle,
+        tokenizer,
+        model_metrics,
+        options.provider,
+        engine,
+        kernels=session.kernels,
+        prompts=prompts,
     )
+
+
+def _pad_multiple(manifest: Manifest, of_provider: int) -> int:
+    """What lengths of passes are rounded up to.
+
+    GroupQueryAttention rounds a last block of a single token in another way (`KVLayout`), and its
+    blocks are even: in passes of odd lengths, a text's last bits could depend on the others.
+    """
+    return lcm(of_provider, 2) if manifest.reads_left else of_provider
 
 
 def _start_causal(
@@ -229,7 +249,14 @@ def _start_causal(
         else GenerationDefaults(),
         layout.element.name,
         kernels=session.kernels,
+        prompts=_decision_prompts(bundle, chat_template),
     )
+
+
+def _decision_prompts(bundle: Bundle, template: ChatTemplate) -> DecisionPrompts | None:
+    """What asks a causal model questions; None for one without a template."""
+    is_asked = template.exists or template.decision_source is not None
+    return DecisionPrompts(bundle, template) if is_asked else None
 
 
 def _runner(

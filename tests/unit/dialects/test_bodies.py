@@ -10,7 +10,7 @@ from pydantic import BaseModel
 
 from maskdial.causal.generation_config import GenerationDefaults
 from maskdial.causal.sampling.params import SamplingParams
-from maskdial.dialects import ROUTES, kserve
+from maskdial.dialects import ROUTES, kserve, systemone
 from maskdial.dialects.anthropic import body as anthropic_schema
 from maskdial.dialects.body import TaskBody, parse_body
 from maskdial.dialects.native import admin, seq2seq_bodies, tokens
@@ -55,6 +55,7 @@ BODIES: dict[type[BaseModel], dict[str, Any]] = {
         "input": "a",
         "questions": [{"type": "predicate", "instructions": "b"}],
     },
+    systemone.SystemOneBody: {"state": "a", "questions": {"b": {"type": "noul"}}},
     anthropic_schema.MessagesBody: {
         "messages": [{"role": "user", "content": "a"}],
         "max_tokens": 1,

@@ -17,6 +17,7 @@ from datetime import datetime
 from typing import Any
 
 import jinja2
+import jinja2.meta
 import jinja2.nodes
 import jinja2.runtime
 import jinja2.utils
@@ -43,17 +44,20 @@ def prepare(setup: Mapping[str, Any]) -> Callable[[Mapping[str, Any]], Mapping[s
 
     Returns:
         Makes of ``variables`` and the name of a ``template`` the ``text``, or the ``error`` in one
-        line; where the variables are None, an ``error`` if the template is not valid. Compiles each
-        with its first question, when the limits are in force.
+        line; where the variables are None, an ``error`` if the template is not valid, otherwise
+        what it ``writes`` and ``reads``: its literal texts, separated by null characters, and the
+        names of its variables, by spaces. Compiles each with its first question, when the limits
+        are in force.
     """
     compile_once = functools.cache(_compile)
 
     def answer(question: Mapping[str, Any]) -> Mapping[str, str]:
         variables = question["variables"]
         try:
-            template = compile_once(setup["sources"][question["template"]])
+            source = setup["sources"][question["template"]]
+            template = compile_once(source)
             if variables is None:
-                return {}
+                return _facts(source)
             text = "".join(_bounded(template.generate({**variables, _STEPS: _Steps()})))
             text.encode()  # a template can spell half of a surrogate pair, which is no text
             return {"text": text}
@@ -63,6 +67,15 @@ def prepare(setup: Mapping[str, Any]) -> Callable[[Mapping[str, Any]], Mapping[s
             return {"error": _reason(error)}
 
     return answer
+
+
+def _facts(source: str) -> Mapping[str, str]:
+    """What a template writes and reads, as far as it can be told without rendering it."""
+    tree = _Environment().parse(source)
+    texts = [node.data for node in tree.find_all(jinja2.nodes.TemplateData)]
+    texts += [n.value for n in tree.find_all(jinja2.nodes.Const) if isinstance(n.value, str)]
+    names = sorted(jinja2.meta.find_undeclared_variables(tree))
+    return {"writes": "\0".join(texts), "reads": " ".join(names)}
 
 
 class _TooMuchError(Exception):

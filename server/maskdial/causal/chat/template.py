@@ -3,10 +3,11 @@
 import threading
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
 from typing import Any
 
 from maskdial.bundle.bundle import Bundle
-from maskdial.bundle.manifest import CHAT_TEMPLATE, TOOL_TEMPLATE
+from maskdial.bundle.manifest import CHAT_TEMPLATE, DECISION_TEMPLATE, TOOL_TEMPLATE
 from maskdial.engine.child import ChildDiedError, ChildLimits, ChildProcess
 from maskdial.errors import BundleError, OverloadedError, UnavailableError, ValidationError
 
@@ -16,11 +17,20 @@ _MAX_WAITING = 256
 
 _DEFAULT = "default"
 _TOOL_USE = "tool_use"
+_DECISION = "decision"
 _TEXT = "text"  # what a part of a content has, so that every template that reads parts says it
 # A word that a template writes out if it reads the content that has it.
 _PROBE = "Zcontentz"
 # As in transformers: with a space, to see whether the template trims the message.
 _END_OF_MESSAGE = "CONTINUE_FINAL_MESSAGE_TAG "
+
+
+@dataclass(frozen=True, slots=True)
+class TemplateFacts:
+    """What a template writes, as one text, and the variables that it reads."""
+
+    writes: str
+    reads: frozenset[str]
 
 
 class ChatTemplate:
@@ -35,6 +45,7 @@ class ChatTemplate:
     Attributes:
         source: the template; None if the model has none.
         tool_source: the one for conversations with tools, which may be another.
+        decision_source: the one for questions of decision models; None if the model has none.
     """
 
     def __init__(
@@ -43,6 +54,7 @@ class ChatTemplate:
         *,
         name: str,
         tool_source: str | None = None,
+        decision_source: str | None = None,
         tokens: Mapping[str, str] | None = None,
     ) -> None:
         """``name`` is the model's, for errors; ``tokens`` are the special tokens that it has, by
@@ -53,6 +65,7 @@ class ChatTemplate:
         """
         self.source = source
         self.tool_source = tool_source or source
+        self.decision_source = decision_source
         self._name = name
         # A missing token is undefined, as in transformers: templates test for that.
         self._tokens = dict(tokens or {})
@@ -61,16 +74,22 @@ class ChatTemplate:
         # A thread of its own: where templates are slow, others find the shared threads free.
         self._rendering = ThreadPoolExecutor(1, "maskdial-chat-template")
         self._child: ChildProcess | None = None
-        if source is not None:
-            sources = {_DEFAULT: source, _TOOL_USE: tool_source or source}
+        sources = {} if source is None else {_DEFAULT: source, _TOOL_USE: tool_source or source}
+        chats = sources.copy()
+        if decision_source is not None:
+            sources[_DECISION] = decision_source
+        if sources:
             self._child = ChildProcess(
                 "maskdial.causal.chat.renderer", {"sources": sources}, LIMITS
             )
-            self._check(_DEFAULT, CHAT_TEMPLATE)
+            if source is not None:
+                self._check(_DEFAULT, CHAT_TEMPLATE)
             if tool_source is not None:
                 self._check(_TOOL_USE, TOOL_TEMPLATE)
+            if decision_source is not None:
+                self._check(_DECISION, DECISION_TEMPLATE)
             self._reads_parts = {
-                name for name, text in sources.items() if _TEXT in text and self._needs_parts(name)
+                name for name, text in chats.items() if _TEXT in text and self._needs_parts(name)
             }
 
     @classmethod
@@ -84,13 +103,24 @@ class ChatTemplate:
             _read(bundle, CHAT_TEMPLATE),
             name=bundle.name,
             tool_source=_read(bundle, TOOL_TEMPLATE),
+            decision_source=_read(bundle, DECISION_TEMPLATE),
             tokens=tokens,
         )
 
     @property
     def exists(self) -> bool:
-        """Whether the model has a template."""
-        return self._child is not None
+        """Whether the model has a template for conversations."""
+        return self.source is not None
+
+    def facts(self) -> TemplateFacts:
+        """Of the template for decisions, or of the one for conversations if there is none.
+
+        Raises:
+            UnavailableError: as `render`.
+        """
+        template = _DEFAULT if self.decision_source is None else _DECISION
+        answer = self._ask({"template": template, "variables": None})
+        return TemplateFacts(answer["writes"], frozenset(answer["reads"].split()))
 
     def render(
         self,
@@ -142,7 +172,7 @@ class ChatTemplate:
         continue_final_message: bool = False,
     ) -> Future[str]:
         """As `render`, to be awaited with ``asyncio.wrap_future``."""
-        if self._child is None:
+        if not self.exists:
             raise ValidationError(
                 f"model {self._name!r} has no chat template; write the whole prompt yourself and "
                 "send it as a text"
@@ -161,6 +191,26 @@ class ChatTemplate:
                 f"the server sets the chat template's variable {reserved[0]!r} itself",
                 field="chat_template_kwargs",
             )
+        continued = messages[-1]["content"] if continue_final_message else None
+        return self._queue(template, {**(variables or {}), **own}, continued)
+
+    def submit_decision(self, variables: Mapping[str, Any]) -> Future[str]:
+        """A decision model's prompt, from the variables of its own template.
+
+        Raises:
+            As `render`.
+        """
+        own = {
+            "messages": [{"role": "user", "content": ""}],
+            "tools": None,
+            "documents": None,
+            "add_generation_prompt": True,
+        }
+        return self._queue(_DECISION, {**self._tokens, **variables, **own}, None)
+
+    def _queue(
+        self, template: str, variables: Mapping[str, Any], continued: str | None
+    ) -> Future[str]:
         with self._lock:
             if self._num_waiting >= _MAX_WAITING:
                 raise OverloadedError(
@@ -168,8 +218,7 @@ class ChatTemplate:
                     f"{self._name!r} already; try again in a moment"
                 )
             self._num_waiting += 1
-        question = {"template": template, "variables": {**(variables or {}), **own}}
-        continued = messages[-1]["content"] if continue_final_message else None
+        question = {"template": template, "variables": variables}
         rendering = self._rendering.submit(self._render, question, continued)
         rendering.add_done_callback(self._count_down)
         return rendering
@@ -187,8 +236,9 @@ class ChatTemplate:
     def _render(self, question: Mapping[str, Any], continued: str | None) -> str:
         answer = self._ask(question)
         if "error" in answer:
+            kind = "decision" if question["template"] == _DECISION else "chat"
             raise ValidationError(
-                f"the chat template of model {self._name!r} fails on them: {answer['error']}"
+                f"the {kind} template of model {self._name!r} fails on them: {answer['error']}"
             )
         text = answer["text"]
         if continued is None:

@@ -37,9 +37,9 @@ class DeviceSampler:
     """Chooses tokens on the device; rows that it cannot do go to the host's `Sampler`.
 
     The device applies penalties, temperature, top-k, top-p, min-p and seeds. The host gets rows
-    with a grammar, ``logit_bias``, banned tokens or n-grams, ``typical_p``, ``top_n_tokens`` or an
-    unfulfilled ``min_new_tokens``, rows whose token is forced, rows that need more candidates than
-    the device sorts, and rows whose logits are not finite.
+    with a grammar, ``logit_bias``, banned tokens or n-grams, ``typical_p``, ``top_n_tokens``,
+    ``scored_tokens`` or an unfulfilled ``min_new_tokens``, rows whose token is forced, rows that
+    need more candidates than the device sorts, and rows whose logits are not finite.
 
     Tokens are those that the host's sampler draws, unless the uniform number falls so close to the
     boundary of two tokens that rounding decides: weights on the device are float32.
@@ -123,6 +123,7 @@ class DeviceSampler:
             or params.no_repeat_ngram_size
             or params.no_source_ngram_size
             or params.top_n_tokens
+            or params.scored_tokens
             or sequence.num_generated < params.min_new_tokens
             or forced_tokens(sequence)
         ):

@@ -70,6 +70,7 @@ class SamplingParams(ModelSampling):
         stop_token_ids: tokens that end the text.
         ignore_eos: whether to continue after the end-of-sequence token.
         top_n_tokens: how many of the likeliest tokens to report beside each chosen one.
+        scored_tokens: tokens whose log-probabilities are reported instead of the likeliest ones'.
         prompt_logprobs: whether to report the log-probabilities of the prompt's own tokens, each
             with ``top_n_tokens`` alternatives.
     """
@@ -89,6 +90,7 @@ class SamplingParams(ModelSampling):
     stop_token_ids: frozenset[int] = frozenset()
     ignore_eos: bool = False
     top_n_tokens: int = 0
+    scored_tokens: tuple[int, ...] = ()
     prompt_logprobs: bool = False
 
     @property

@@ -36,7 +36,8 @@ class Sample:
     is NaN and the token is meaningless.
 
     ``top`` holds the ``top_n_tokens`` likeliest tokens and their log-probabilities, also under the
-    model's own distribution, best first; of equally likely tokens the lower id comes first.
+    model's own distribution, best first; of equally likely tokens the lower id comes first. If the
+    parameters have ``scored_tokens``, it holds these.
     """
 
     token_id: int
@@ -119,6 +120,8 @@ class Sampler:
         top: tuple[tuple[int, float], ...] = ()
         if params.top_n_tokens:
             top = _top(logits, softmax, params.top_n_tokens, self._kernels)
+        if params.scored_tokens:
+            top = tuple((each, softmax.logprob(each)) for each in params.scored_tokens)
         return Sample(token_id, softmax.logprob(token_id), top)
 
     def _draw(

@@ -90,10 +90,11 @@ class QuestionBody(Lenient):
             raise FieldError("instructions", "must not be empty")
         return self
 
-    @property
-    def question(self) -> Question:
+    def question(self, index: int) -> Question:
+        """The neutral question; ``index`` names one that has no name."""
         options = tuple(each.option for each in (*(self.choices or ()), *(self.levels or ())))
-        return Question(self.type, joined(self.instructions).strip(), options)
+        instructions = joined(self.instructions).strip()
+        return Question(self.type, instructions, options, self.name or str(index + 1))
 
     def answer(self, probabilities: Probabilities) -> dict[str, Any]:
         """The answer as it is sent."""
@@ -183,7 +184,7 @@ async def decisions(call: Call[DecisionsBody]) -> Response:
     model = await call.model(_DECIDE)
     found = await decide(
         body.text,
-        [each.question for each in body.questions],
+        [each.question(index) for index, each in enumerate(body.questions)],
         model,
         call.server.config,
         call.deadline,

@@ -4,6 +4,8 @@ from typing import Any, Literal, NotRequired
 
 from typing_extensions import TypedDict
 
+from maskdial.engine.questions import DecisionMethod
+
 _FinishReason = Literal["stop", "length", "tool_calls"]
 
 
@@ -292,5 +294,5 @@ class DecisionsReply(TypedDict):
 
     answers: list[DecisionAnswer]
     model: str
-    method: Literal["entailment", "labels", "mask", "likelihood"]
+    method: DecisionMethod
     usage: ResponseUsage

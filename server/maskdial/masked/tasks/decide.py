@@ -10,11 +10,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from maskdial.bundle.manifest import Manifest
-from maskdial.bundle.texts import tokenizing_seconds
+from maskdial.bundle.texts import check_media, tokenizing_seconds
 from maskdial.bundle.tokenizer import Tokenizer
-from maskdial.engine.questions import Probabilities, Question
+from maskdial.engine.questions import (
+    DecisionPrompt,
+    Probabilities,
+    Question,
+    check_prompt,
+    check_queue,
+)
 from maskdial.errors import ValidationError, about
-from maskdial.masked.request import MaskedResult
+from maskdial.masked.request import MaskedInput, MaskedResult
 from maskdial.masked.tasks.fill_mask import (
     check_masks_kept,
     mask_positions,
@@ -63,12 +69,54 @@ class MaskedDecision(TaskRequest[list[Probabilities]]):
         return tokenizing_seconds([self.text, *texts]) + self.num_inputs * SECONDS_PER_PAIR
 
     def check(self, model: TaskModel) -> None:
-        if self.num_inputs > model.max_queue:
-            raise ValidationError(
-                f"the questions make {self.num_inputs:,} inputs; one request may make at most "
-                f"{model.max_queue:,} (--max-queue); ask in several requests",
-                field="questions",
-            )
+        check_queue(self.num_inputs, "inputs", model.max_queue)
+
+
+@dataclass(frozen=True, slots=True)
+class PromptDecision(TaskRequest[list[Probabilities]]):
+    """Prompts of a decision model, whose head, or else whose labels, score the options.
+
+    ``num_questions`` are answered by the readouts of all prompts.
+    """
+
+    task: ClassVar[str] = "decide"
+
+    prompts: Sequence[DecisionPrompt]
+    num_questions: int
+
+    @property
+    def num_texts(self) -> int:
+        return 1
+
+    @property
+    def num_inputs(self) -> int:
+        return len(self.prompts)
+
+    @property
+    def read_seconds(self) -> float:
+        return 0.0
+
+    def check(self, model: TaskModel) -> None:
+        check_queue(len(self.prompts), "prompts", model.max_queue)
+
+    def read(self, model: TaskModel) -> Reading[list[Probabilities]]:
+        inputs = []
+        for prompt in self.prompts:
+            with about("questions", prompt.readouts[0].question):
+                check_media(prompt.ids, model)
+                check_prompt(prompt, model.manifest.max_length, model)
+            inputs.append(MaskedInput(prompt.ids, tuple(each.row for each in prompt.readouts)))
+
+        def answer(results: Sequence[MaskedResult]) -> list[Probabilities]:
+            found: dict[int, Probabilities] = {}
+            for prompt, result in zip(self.prompts, results, strict=True):
+                for readout, scores in zip(prompt.readouts, finite(result.logits), strict=True):
+                    found[readout.question] = readout.probabilities(
+                        scores[list(readout.columns)].tolist()
+                    )
+            return [found[index] for index in range(self.num_questions)]
+
+        return Reading(inputs, answer)
 
 
 class EntailmentDecision(MaskedDecision):
