@@ -23,7 +23,19 @@ from tests.export.zoo import CAUSAL, FILL_MASK, REFUSED, WRAPPED, marked
 TOLERANCE = 1e-4
 STEPS = 6
 WRITERS = {**CAUSAL, **WRAPPED}
-WINDOWS = {"mistral", "gemma3", "ministral", "olmo3", "exaone4", "gpt-oss", "gemma3-vision", "cwm"}
+WINDOWS = {
+    "mistral",
+    "gemma3",
+    "ministral",
+    "olmo3",
+    "exaone4",
+    "gpt-oss",
+    "gemma3-vision",
+    "cwm",
+} | {
+    "gemma4",
+    "gemma3n-text",
+}
 PACKED = {
     name: each
     for name, each in WRITERS.items()
