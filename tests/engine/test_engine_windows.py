@@ -1,6 +1,7 @@
 """Models with sliding windows: texts longer than a window are what they are alone."""
 
 import asyncio
+import mmap
 import random
 from collections.abc import Callable
 from types import ModuleType
@@ -10,7 +11,10 @@ import pytest
 import tokenizers
 
 from maskdial.bundle.bundle import load_bundle
+from maskdial.causal import executor
 from maskdial.causal.sequence import SharedPrompt
+from maskdial.runtime import kv_cache
+from maskdial.runtime.memory import Buffer, HostMemory
 from tests.engine.conftest import MAX_LENGTH, LoadedModel
 from tests.engine.test_engine_company import run_in_company
 
@@ -36,7 +40,7 @@ def windowed(
     tokenizer.save(str(folder / "tokenizer.json"))
     config = transformers.Olmo3Config(
         vocab_size=tokenizer.get_vocab_size(),
-        hidden_size=32,
+        hidden_size=64,
         num_hidden_layers=3,
         layer_types=["sliding_attention", "full_attention", "sliding_attention"],
         sliding_window=WINDOW,
@@ -83,6 +87,22 @@ def alone(windowed: LoadedModel, requests: list[Any]) -> list[Any]:
     return windowed.bench().run_alone(requests)
 
 
+@pytest.fixture
+def num_forgotten(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Has the cache forget early and often; counts how often."""
+    calls: list[int] = []
+    decommit = HostMemory.decommit
+
+    def count(memory: HostMemory, buffer: Buffer) -> None:
+        calls.append(buffer.num_bytes)
+        decommit(memory, buffer)
+
+    monkeypatch.setattr(kv_cache, "_MAX_DROPPED", 8)
+    monkeypatch.setattr(executor, "_FORGET_EVERY", 16)
+    monkeypatch.setattr(HostMemory, "decommit", count)
+    return calls
+
+
 @pytest.mark.parametrize(
     ("slots", "chunk", "cache_blocks"), [(8, 256, 0), (8, 32, 100), (3, 64, 5), (1, 128, 100)]
 )
@@ -90,18 +110,23 @@ def test_alone_and_in_random_company_are_equal(
     windowed: LoadedModel,
     requests: list[Any],
     alone: list[Any],
+    num_forgotten: list[int],
     slots: int,
     chunk: int,
     cache_blocks: int,
 ) -> None:
     bench = windowed.bench(slots=slots, chunk=chunk, cache_blocks=cache_blocks)
     assert run_in_company(bench, requests, random.Random(chunk)) == alone
+    assert len(num_forgotten) > 100
+    assert max(num_forgotten) > 2 * mmap.PAGESIZE
     assert {reply.error for reply in alone} == {None}
     assert bench.tally.kv_bytes == 0
 
 
 @pytest.mark.parametrize("slots", [1, 3, 8])
-def test_each_copy_is_what_it_is_alone(windowed: LoadedModel, slots: int) -> None:
+def test_each_copy_is_what_it_is_alone(
+    windowed: LoadedModel, num_forgotten: list[int], slots: int
+) -> None:
     """The others begin when the one that read the prompt has left its beginning behind."""
     prompt = windowed.random_prompt(random.Random(2), 3 * WINDOW)
     copies = [

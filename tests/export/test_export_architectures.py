@@ -249,13 +249,13 @@ def test_the_kernels_compute_windows_and_recurrent_layers_without_padding(
     shared.prefill(0, first[:20], 0)
     shared.prefill(1, second[:11], 0)
     assert shared.decode_and_prefill is not None
-    logits = shared.decode_and_prefill(
+    joined = shared.decode_and_prefill(
         np.array([0, second[11]]),
         np.array([0, 11]),
         np.array([1]),
         [(0, first[20:], 20, 13), (2, third, 0, 19)],
     )
-    parts = np.split(copied(logits), [1, 14])
+    parts = np.split(copied(joined), [1, 14])
     for part, wanted in zip(parts, (whole[1][11:], whole[0][20:], whole[2]), strict=True):
         np.testing.assert_array_equal(part, wanted)
 

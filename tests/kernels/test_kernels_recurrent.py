@@ -38,7 +38,8 @@ def drawn_conv(counts: Sequence[int], channels: int, num_taps: int) -> Feeds:
 
 def run(session: Any, feeds: Feeds, **changes: Any) -> tuple[Floats, Floats]:
     """The result and the states afterwards; those of the feeds stay as they are."""
-    feeds = {**feeds, **changes, "state": np.copy(changes.get("state", feeds["state"]))}
+    feeds = {**feeds, **changes}
+    feeds["state"] = feeds["state"].copy()
     (result,) = session.run(None, feeds)
     return result, feeds["state"]
 
@@ -170,13 +171,13 @@ def pieces(feeds: Feeds, row: int, cuts: Sequence[int]) -> list[Feeds]:
     start = int(feeds["new_tokens"][:row].sum())
     found = []
     for count in cuts:
-        piece = {
+        piece: Feeds = {
             name: value[:, start : start + count]
             for name, value in feeds.items()
             if value.ndim == 3 and name != "state"
         }
-        constants = {name: feeds[name] for name in ("taps", "bias") if name in feeds}
-        found.append({**piece, **constants, "new_tokens": np.array([count], np.int32)})
+        piece |= {name: feeds[name] for name in ("taps", "bias") if name in feeds}
+        found.append(piece | {"new_tokens": np.array([count], np.int32)})
         start += count
     return found
 

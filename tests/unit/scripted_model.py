@@ -71,6 +71,9 @@ class FakeCache:
     def write_states(self, slot: int, snapshot: NDArray[np.float32]) -> None:
         raise NotImplementedError(slot)
 
+    def forget(self, slot: int, num_tokens: int) -> None:
+        pass
+
     def release_pages(self, slot: int) -> None:
         self.tokens[slot] = 0
         self.released.append(slot)

@@ -48,6 +48,7 @@ class Cache(Protocol):
     def write(self, slot: int, start: int, block: NDArray[np.generic]) -> None: ...
     def read_states(self, slot: int) -> NDArray[np.float32]: ...
     def write_states(self, slot: int, snapshot: NDArray[np.float32]) -> None: ...
+    def forget(self, slot: int, num_tokens: int) -> None: ...
     def release_pages(self, slot: int) -> None: ...
 
 
@@ -112,6 +113,7 @@ class _Size:
     padded_tokens: int
 
 
+_FORGET_EVERY = 256  # decode steps: the system takes a microsecond for each layer
 _NO_LOGITS: NDArray[np.float32] = np.empty((0, 0), np.float32)
 
 
@@ -206,11 +208,14 @@ class Executor:
     ) -> Output:
         decoding = plan.decoding
         rows = np.array(plan.decoding_rows, np.int64)
-        return self._pass(
+        output = self._pass(
             decoding,
             _Size(len(decoding), len(decoding), len(plan.rows)),
             lambda: self._runner.decode(token_ids, lengths, rows),
         )
+        for index in np.flatnonzero(lengths[rows] % _FORGET_EVERY == 0):
+            self._forget(decoding[index], int(rows[index]), int(lengths[rows[index]]))
+        return output
 
     def _decode_and_prefill(self, plan: Plan, together: DecodeAndPrefill) -> tuple[Output, ...]:
         decoding, prefills = plan.decoding, plan.prefills
@@ -266,6 +271,7 @@ class Executor:
         self._metrics.prompt_tokens.inc(sum(prefill.num_tokens for prefill in prefills))
         for prefill in prefills:
             self._cache_blocks(prefill)
+            self._forget(prefill.sequence, prefill.slot, prefill.start + prefill.num_tokens)
             shared = prefill.sequence.shared_prompt
             if prefill.is_last and shared is not None and self._runner.cache.state_bytes:
                 shared.states = self._runner.cache.read_states(prefill.slot)
@@ -317,6 +323,11 @@ class Executor:
                 block = self._runner.cache.read(prefill.slot, index * size, size)
                 states = self._runner.cache.read_states(prefill.slot) if keeps else None
                 self._prefix_cache.put(key, block, states)
+
+    def _forget(self, sequence: Sequence, slot: int, num_tokens: int) -> None:
+        """Forgets what lies behind the windows, unless another sequence may yet copy the slot."""
+        if sequence.shared_prompt is None and sequence.search is None:
+            self._runner.cache.forget(slot, num_tokens)
 
     def _pass(
         self, sequences: tuple[Sequence, ...], size: _Size, run: Callable[[], Logits]

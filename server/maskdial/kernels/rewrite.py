@@ -20,7 +20,7 @@ With a KV cache of integers, ``Int8CausalAttention`` or ``Int16CausalAttention``
 and the graph's inputs change their type.
 """
 
-from collections.abc import Iterable, Set
+from collections.abc import Iterable, Iterator, Mapping, Set
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -60,6 +60,7 @@ _BITS, _INT8_INPUTS = 4, 4
 LANES = 16
 """Head sizes are multiples of this number (``src/processor.h``)."""
 _ROW_INPUTS = ("seqlens_k", "total_sequence_length")
+_PAST_KEY = "past_key."
 _NUM_ATTENTION_OUTPUTS = 3
 _SINKS_INPUT = 9
 """Of ``CausalAttention``, the scores of sinks."""
@@ -124,12 +125,14 @@ class Rewritten:
         num_replaced: the number of quantized products and attentions that the kernels compute.
         num_left: the number of products of int8 weights that ONNX Runtime computes.
         kv_cache: element type of an integer KV cache; None without one.
+        windows: by layer, how many tokens one sees, where that is not all.
     """
 
     model: bytes
     num_replaced: int
     num_left: int
     kv_cache: CacheInteger | None
+    windows: Mapping[int, int]
 
 
 def rewrite(path: Path, kv_cache: CacheChoice = "float") -> Rewritten:
@@ -170,7 +173,18 @@ def rewrite(path: Path, kv_cache: CacheChoice = "float") -> Rewritten:
         _summarize_logits(graph)
         model.opset_import.append(helper.make_opsetid(DOMAIN, _VERSION))
     num_left = sum(node.op_type == _PRODUCT for node in graph.nodes)
-    return Rewritten(model.SerializeToString(), num_replaced, num_left, integer)
+    return Rewritten(
+        model.SerializeToString(), num_replaced, num_left, integer, dict(_windows(graph))
+    )
+
+
+def _windows(graph: Graph) -> Iterator[tuple[int, int]]:
+    """The layers whose attention reads a window only, by their caches, and its size."""
+    for node in graph.nodes:
+        if node.op_type in {ATTENTION, *ATTENTION_OVER.values()}:
+            window = attributes_of(node)["window"]
+            if window:
+                yield int(node.input[3].removeprefix(_PAST_KEY)), window
 
 
 def _summarize_logits(graph: Graph) -> None:
@@ -302,7 +316,7 @@ def _attention(graph: Graph, node: NodeProto) -> NodeProto | None:
     if node.op_type != "GroupQueryAttention" or len(node.output) < _NUM_ATTENTION_OUTPUTS:
         return None
     past_key, rotation = node.input[3], [name for name in node.input[7:9] if name]
-    positions, bias, sinks, *rest = (*node.input[9:], "", "", "")
+    positions, bias, sinks = (*node.input[9:12], "", "", "")[:3]
     attributes = {
         name: value
         for name, value in attributes_of(node).items()
@@ -310,7 +324,7 @@ def _attention(graph: Graph, node: NodeProto) -> NodeProto | None:
     }
     rotates = attributes.pop("do_rotary", 0)
     plain = attributes.keys() <= {"num_heads", "kv_num_heads", "scale", "local_window_size"}
-    if not plain or positions or bias or any(rest) or rotates != (len(rotation) == 2):
+    if not plain or positions or bias or any(node.input[12:]) or rotates != (len(rotation) == 2):
         return None
     if _head_size(graph, past_key) % LANES:
         return None

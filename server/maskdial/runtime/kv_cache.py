@@ -1,7 +1,7 @@
 """KVCache: the keys and values of every running sequence, and the states of recurrent layers."""
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import numpy as np
@@ -10,6 +10,8 @@ from numpy.typing import NDArray
 from maskdial.bundle.manifest import KVLayout
 from maskdial.errors import ConfigError
 from maskdial.runtime.memory import Buffer, Memory, copy_buffer, host_buffer
+
+_MAX_DROPPED = 256  # tokens: more than a pass has drafts
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,6 +23,9 @@ class KVCache:
 
     A slot holds one sequence. In main memory a slot costs what its longest sequence has used since
     `release_pages`; the memory of a GPU is taken when the cache is allocated.
+
+    Layers in ``windows`` read as many of the last tokens as it says; `forget` returns the pages of
+    those before them.
 
     With an encoder, ``source`` is the cache of the source texts, in slots of the same numbers.
     """
@@ -34,6 +39,7 @@ class KVCache:
     """int64 (slots,), the tokens that each slot holds; what lies beyond them may be overwritten."""
     _memory: Memory
     source: "KVCache | None" = None
+    windows: Mapping[int, int] = field(default_factory=dict)
 
     @classmethod
     def allocate(
@@ -43,6 +49,7 @@ class KVCache:
         slots: int,
         max_length: int,
         max_source_length: int | None = None,
+        windows: Mapping[int, int] | None = None,
     ) -> "KVCache":
         """Allocates the cache, and one for source texts if these have a length.
 
@@ -58,7 +65,7 @@ class KVCache:
         values = tuple(memory.allocate(shape, dtype) for shape in shapes)
         states = tuple(memory.allocate((slots, *each), floats) for each in layout.states)
         lengths = np.zeros(slots, np.int64)
-        return cls(keys, values, states, layout, max_length, lengths, memory, source)
+        return cls(keys, values, states, layout, max_length, lengths, memory, source, windows or {})
 
     @property
     def bytes_per_token(self) -> int:
@@ -86,12 +93,14 @@ class KVCache:
     def copy_tokens(self, source: int, target: int, start: int, num_tokens: int) -> None:
         """Copies tokens from position ``start`` on, where both slots have the same before it.
 
-        The states are copied as they are.
+        The states are copied as they are. Of layers with a window, what lies before it is not.
         """
         self._check(source, start, num_tokens)
         self._check(target, start, num_tokens)
-        for buffer in (*self.keys, *self.values):
-            run = _Run.of(buffer, start, num_tokens)
+        end = start + num_tokens
+        for layer, buffer in (*enumerate(self.keys), *enumerate(self.values)):
+            first = max(start, self._first_kept(layer, end))
+            run = _Run.of(buffer, first, end - first)
             self._memory.copy(
                 run.pointer(target),
                 run.pitch,
@@ -102,7 +111,26 @@ class KVCache:
             )
         for state in self.states:
             copy_buffer(self._memory, state[target : target + 1], state[source : source + 1])
-        self.lengths[target] = start + num_tokens
+        self.lengths[target] = end
+
+    def forget(self, slot: int, num_tokens: int) -> None:
+        """Returns the pages that no token after the first ``num_tokens`` sees, to the system.
+
+        Some more tokens than the windows' are kept, so that drafts may be dropped. What was
+        forgotten cannot be read or copied any more; in main memory, it is zeros.
+        """
+        for layer in self.windows:
+            first = self._first_kept(layer, num_tokens)
+            for buffer in (self.keys[layer], self.values[layer]) if first > 0 else ():
+                run = _Run.of(buffer, 0, first)
+                for head in range(run.num_heads):
+                    start = run.pointer(slot) + head * run.pitch
+                    self._memory.decommit(Buffer(start, (first, buffer.shape[3]), buffer.dtype))
+
+    def _first_kept(self, layer: int, num_tokens: int) -> int:
+        """The first token that those after some tokens of a slot may see in a layer."""
+        window = self.windows.get(layer)
+        return 0 if window is None else max(num_tokens - window - _MAX_DROPPED, 0)
 
     def read(self, slot: int, start: int, num_tokens: int) -> NDArray[np.generic]:
         """A copy of ``num_tokens`` tokens of a slot, from position ``start`` on.

@@ -67,7 +67,9 @@ class Runner:
         self._packs = _NEW_TOKENS in session.input_names
         self._batch_sizes = (*(size for size in batch_sizes if size < slots), slots)
         self._pads = bool(batch_sizes)
-        self.cache = KVCache.allocate(memory, layout, slots, max_length, max_source_length)
+        self.cache = KVCache.allocate(
+            memory, layout, slots, max_length, max_source_length, session.windows
+        )
         beside = slots if self._packs else 0  # steps in the pass of a prompt
         max_tokens = max((max_tokens or max_length) + beside, slots)
         max_rows = max((max_rows or max_length) + beside, slots)

@@ -55,6 +55,7 @@ class Session:
         multiplies_exactly: whether they compute all quantized products of the graph, and so without
             saturating.
         kv_cache: the integers of the graph's KV cache; None if it is one of floats.
+        windows: by layer, how many tokens our kernels read, where that is not all.
     """
 
     def __init__(
@@ -84,6 +85,7 @@ class Session:
             settings.add_session_config_entry("session.record_ep_graph_assignment_info", "1")
         self.kernels, self.multiplies_exactly = "", False
         self.kv_cache: CacheInteger | None = None
+        self.windows: Mapping[int, int] = {}
         model: str | bytes = str(graph)
         if options.kernels is not None:
             model = self._take_kernels(graph, options.kernels, settings, options.kv_cache)
@@ -133,7 +135,7 @@ class Session:
             "session.model_external_initializers_file_folder_path", str(graph.parent)
         )
         self.kernels, self.multiplies_exactly = kernels.processor, not rewritten.num_left
-        self.kv_cache = rewritten.kv_cache
+        self.kv_cache, self.windows = rewritten.kv_cache, rewritten.windows
         return rewritten.model
 
     def run(self, feeds: Mapping[str, NDArray[Any]]) -> NDArray[np.float32]:

@@ -184,6 +184,32 @@ def test_releasing_a_slot_leaves_the_others_alone(memory: Any, max_length: int, 
 
 
 @needs_pagemap
+def test_what_lies_behind_a_window_is_out_of_memory_and_the_rest_is_not() -> None:
+    layout, window = KVLayout(layers=(Heads(3, 64),) * 2), 300
+    memory = HostMemory()
+    cache = KVCache.allocate(memory, layout, slots=3, max_length=2000, windows={1: window})
+    before = fill(arrays(memory, cache))
+    cache.forget(1, 1900)
+    kept = 1900 - window - 256
+    tokens_of_a_page = mmap.PAGESIZE // (64 * 4)
+    names = [name for name, _ in cache.named()]
+    pages = [resident_pages(array[1]) for array in arrays(memory, cache)]  # before any is read
+    assert max(pages[1::2]) < (2000 - kept) / tokens_of_a_page * 3 + 9 < min(pages[::2])
+    for name, array, old in zip(names, arrays(memory, cache), before, strict=True):
+        assert np.array_equal(array[::2], old[::2])
+        if name.endswith(".0"):
+            assert np.array_equal(array, old)
+            continue
+        assert np.array_equal(array[1, :, kept:], old[1, :, kept:])
+        assert not array[1, :, tokens_of_a_page : kept - tokens_of_a_page].any()
+    cache.copy(1, 0, 1900)
+    for name, array, old in zip(names, arrays(memory, cache), before, strict=True):
+        start = kept if name.endswith(".1") else 0
+        assert np.array_equal(array[0, :, start:1900], old[1, :, start:1900])
+        assert np.array_equal(array[0, :, :start], old[0, :, :start])
+
+
+@needs_pagemap
 def test_a_released_slot_is_out_of_memory_and_usable() -> None:
     layout = KVLayout(layers=(Heads(3, 64),) * 2)
     memory = HostMemory()
