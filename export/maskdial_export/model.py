@@ -26,6 +26,7 @@ from maskdial_export.checkpoint.multi_vector import check_expansion, read_multi_
 from maskdial_export.checkpoint.pooling import Pooler
 from maskdial_export.checkpoint.sample import Sample, read_sample
 from maskdial_export.checkpoint.source import Source
+from maskdial_export.checkpoint.static import load_static
 from maskdial_export.checkpoint.text_to_text import read_text_to_text
 from maskdial_export.checkpoint.tokenization import LoadedTokenizer, load_tokenizer
 from maskdial_export.checkpoint.weights import load_model, map_widened
@@ -187,6 +188,8 @@ def load_checkpoint(
         OSError: the weights cannot be written to the folder.
     """
     console = console or Console(quiet=True)
+    if source.table is not None:
+        return _load_static(source, source.table, limit)
     read = load_model(source, strict=strict, console=console)
     model = read.model
     doubts = [each for each in (source.own_code, read.doubt) if each is not None]
@@ -266,6 +269,23 @@ def _reach(model: PreTrainedModel, positions: int, initial: Snapshot, console: C
             f"{' and '.join(reach.unread)}; --max-length {reach.length or 64} excludes them",
         )
     return reach
+
+
+def _load_static(source: Source, folder: Path, limit: int | None) -> Checkpoint:
+    """The checkpoint of a table of static embeddings, which no tokens are added for."""
+    static = load_static(source, folder)
+    longest = _limited(source, static.longest, limit)
+    return Checkpoint(
+        source.task,
+        static.model,
+        Survey((), Tables(longest), causal=False, whole=True),
+        static.tokenizer,
+        SpecialTokens(),
+        longest,
+        static.pooler,
+        kv=None,
+        sends_token_types=False,
+    )
 
 
 def _limited(source: Source, positions: int, limit: int | None) -> int:

@@ -110,6 +110,11 @@ def write_bundle(source: Source, folder: Path, settings: Settings, packs: Packs 
             f"{source.architecture} has an encoder and a decoder, and {precision} is for GPUs, on "
             "which such models do not run; choose fp32, int8 or int4"
         )
+    if source.table is not None and precision != "fp32":
+        raise ExportError(
+            f"{source.name} is a table of vectors, which no precision makes faster; export it in "
+            "fp32"
+        )
     with phase(console, "Loading"):
         checkpoint = load_checkpoint(
             source,

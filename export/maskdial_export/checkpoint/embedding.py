@@ -35,7 +35,7 @@ _POOLINGS = {
 _LOADING = frozenset(
     {"trust_remote_code", "local_files_only", "revision", "token", "cache_dir", "code_revision"}
 )
-_TEXT_MODELS = ("Transformer", "MLMTransformer")
+_TEXT_MODELS = ("Transformer", "MLMTransformer", "StaticEmbedding")
 
 
 def read_pooler(source: Source, columns: int) -> Pooler:

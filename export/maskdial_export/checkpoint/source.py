@@ -33,7 +33,7 @@ class Source:
 
     ``both_ways``: whether the full mask takes the place of a causal model's own. ``adapter`` is the
     folder of a PEFT adapter to merge into the weights. ``own_code``: what the checkpoint brings to
-    run that is not run.
+    run that is not run. ``table`` is the folder of a table of static embeddings.
     """
 
     name: str
@@ -43,6 +43,7 @@ class Source:
     both_ways: bool = False
     adapter: Path | None = None
     own_code: str | None = None
+    table: Path | None = None
 
     @property
     def family(self) -> Family:
@@ -77,14 +78,20 @@ class Source:
         return read_json(self.path / file_name)
 
     def weight_files(self) -> list[Path]:
-        return sorted([*self.path.glob("*.safetensors"), *self.path.glob("pytorch_model*.bin")])
+        folder = self.table or self.path
+        return sorted([*folder.glob("*.safetensors"), *folder.glob("pytorch_model*.bin")])
 
     def sha256(self) -> str:
         """One SHA-256 over the names and contents of config.json, weight files and adapter."""
         digest = hashlib.sha256()
         adapter = [*self.path.glob("*/adapter_*")] if self.task == "decide" else []
         adapter += [] if self.adapter is None else self.adapter.glob("adapter_*")
-        for file in (self.path / "config.json", *self.weight_files(), *sorted(adapter)):
+        config = self.path / "config.json"
+        for file in (
+            *([config] if config.is_file() else ()),
+            *self.weight_files(),
+            *sorted(adapter),
+        ):
             digest.update(f"{file.name} {file_sha256(file)}\n".encode())
         return digest.hexdigest()
 
@@ -125,6 +132,13 @@ def find(
     elif revision is not None:
         raise ExportError("--revision applies to Hub ids, and the source is a local folder")
     config = read_json(path / "config.json")
+    table = _static_table(path, config)
+    if table is not None:
+        if task not in ("auto", "embed"):
+            raise ExportError(f"{source} is a table of static embeddings, which can only embed")
+        static = Source(source, path, "StaticEmbedding", "embed", table=table)
+        _check_weights(static, allow_pickle=False)
+        return static
     if not config:
         _refuse_adapter(source, path)
         raise ExportError(f"{source} is not a Hugging Face checkpoint: it has no config.json")
@@ -141,6 +155,20 @@ def find(
     found = Source(source, path, architecture, settled, own_code=code)
     _check_weights(found, allow_pickle)
     return found
+
+
+def _static_table(path: Path, config: Mapping[str, Any]) -> Path | None:
+    """The folder of a table of static embeddings; None if the checkpoint is none."""
+    if config.get("model_type") == "model2vec":
+        return path
+    try:
+        modules = json.loads((path / MODULES).read_text(encoding="utf-8"))
+        first = modules[0]
+        if first["type"].rpartition(".")[2] != "StaticEmbedding":
+            return None
+        return path / str(first["path"])
+    except (OSError, ValueError, LookupError, TypeError, AttributeError):
+        return None  # what is wrong with it is told where it is read
 
 
 def _own_code(name: str, path: Path, config: Mapping[str, Any]) -> str | None:
