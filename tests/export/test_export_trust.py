@@ -130,6 +130,25 @@ def test_without_strictness_nothing_is_known_of_the_original(
     assert "within" not in line
 
 
+TINY_T5 = {
+    "vocab_size": 101,
+    "d_model": 32,
+    "d_kv": 16,
+    "d_ff": 48,
+    "num_layers": 2,
+    "num_decoder_layers": 2,
+    "num_heads": 2,
+}
+TINY_BART = {
+    "vocab_size": 101,
+    "d_model": 32,
+    "encoder_layers": 1,
+    "decoder_layers": 1,
+    "encoder_attention_heads": 2,
+    "decoder_attention_heads": 2,
+    "encoder_ffn_dim": 48,
+    "decoder_ffn_dim": 48,
+}
 NO_SIZES: dict[str, tuple[str, Any, str]] = {
     "canine": (
         "CanineForSequenceClassification",
@@ -160,7 +179,42 @@ NO_SIZES: dict[str, tuple[str, Any, str]] = {
             decoder_ffn_dim=48,
             max_position_embeddings=128,
         ),
-        "encoder does not attend through transformers' attention interface",
+        "which does not attend through transformers' attention interface",
+    ),
+    "longt5": (
+        "LongT5ForConditionalGeneration",
+        lambda: transformers.LongT5Config(**TINY_T5, local_radius=8),
+        "is a LongT5LocalAttention, which does not attend through",
+    ),
+    "switch": (
+        "SwitchTransformersForConditionalGeneration",
+        lambda: transformers.SwitchTransformersConfig(**TINY_T5, num_experts=2),
+        "is a SwitchTransformersLayerFF) is not one that can be exported",
+    ),
+    "led": (
+        "LEDForConditionalGeneration",
+        lambda: transformers.LEDConfig(**TINY_BART, attention_window=8),
+        "is a LEDEncoderSelfAttention, which does not attend through",
+    ),
+    "pegasus-x": (
+        "PegasusXForConditionalGeneration",
+        lambda: transformers.PegasusXConfig(**TINY_BART, block_size=8, num_global_tokens=4),
+        "is a PegasusXGlobalLocalAttention, which does not attend through",
+    ),
+    "fsmt": (
+        "FSMTForConditionalGeneration",
+        lambda: transformers.FSMTConfig(
+            langs=["en", "de"],
+            src_vocab_size=101,
+            tgt_vocab_size=101,
+            **{name: value for name, value in TINY_BART.items() if name != "vocab_size"},
+        ),
+        "is a FSMTDecoder, which does not attend through",
+    ),
+    "diffllama": (
+        "DiffLlamaForCausalLM",
+        lambda: transformers.DiffLlamaConfig(**GROUPED | {"num_key_value_heads": 2}),
+        "is a DiffLlamaAttention, which does not attend through",
     ),
     "rwkv": (
         "RwkvForCausalLM",

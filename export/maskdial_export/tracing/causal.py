@@ -22,26 +22,34 @@ _RECURRENT = re.compile(
     r"Mamba|SSM|Rwkv|xLSTM|Lightning|Recurrent|DeltaNet|DeltaAttention|ShortConv"
 )
 
-# Encoders that attend by code of their own, for which the graph's mask means something else: texts
-# of other lengths in a batch change the answer
-_UNMASKED = re.compile(r"BigBirdPegasus(Self|BlockSparse)Attention")
+# Layers that attend by code of their own, which no graph's mask or cache takes the place of
+_OWN_ATTENTION = re.compile(
+    r"(BigBirdPegasus(Self|BlockSparse)|LongT5(Local|TransientGlobal)|LEDEncoderSelf"
+    r"|PegasusXGlobalLocal|ProphetNetNgramSelf|DiffLlama)Attention|FSMTDecoder"
+)
+# Mixtures of experts of encoder-decoder models, which are not computed as others are
+_OWN_EXPERTS = re.compile(r"SwitchTransformersLayerFF|NllbMoeSparseMLP")
 
 
 def check(model: PreTrainedModel) -> None:
-    """Refuses models with layers whose state from token to token the graph cannot carry, or with
-    encoders that attend by code of their own.
+    """Refuses models with layers whose state from token to token the graph cannot carry, or that
+    attend or choose experts by code of their own.
 
     Raises:
         ExportError: there is such a layer; the message names its class.
     """
     for name, module in model.named_modules():
+        if _OWN_ATTENTION.fullmatch(type(module).__name__):
+            raise ExportError(
+                f"{type(model).__name__} is not supported: {name} is a {type(module).__name__}, "
+                "which does not attend through transformers' attention interface"
+            )
         if isinstance(module, PreTrainedModel) or is_traceable(module):
             continue
-        if _UNMASKED.fullmatch(type(module).__name__):
+        if _OWN_EXPERTS.fullmatch(type(module).__name__):
             raise ExportError(
-                f"{type(model).__name__} is not supported: its encoder does not attend through "
-                f"transformers' attention interface ({name} is a {type(module).__name__}), so "
-                "texts of different lengths cannot share a batch"
+                f"{type(model).__name__} is not supported: its mixture of experts ({name} is a "
+                f"{type(module).__name__}) is not one that can be exported"
             )
         convolves = any(isinstance(child, nn.Conv1d) for child in module.children())
         if convolves or _RECURRENT.search(type(module).__name__):
