@@ -180,6 +180,20 @@ def _response(**fields: Any) -> Body:
     return lambda n: {"model": "hybrid", "input": text(n), "max_output_tokens": 16, **fields}
 
 
+def _ollama(*, num_predict: int = 4, **fields: Any) -> Body:
+    return lambda number: {
+        "model": "hybrid:latest",
+        "messages": [{"role": "user", "content": text(number)}],
+        "options": {"num_predict": num_predict, "temperature": 0},
+        **fields,
+    }
+
+
+def _ollama_prompt(number: int) -> Any:
+    options = {"num_predict": 4, "temperature": 0}
+    return {"model": "hybrid", "prompt": text(number), "raw": True, "options": options}
+
+
 def _schema(number: int) -> dict[str, Any]:
     return {
         "type": "object",
@@ -258,12 +272,31 @@ KINDS: tuple[Kind, ...] = (
         lambda n: {"model": "hybrid", "messages": [{"role": "user", "content": text(n)}]},
     ),
     Kind("decisions", "/v1/decisions", _decision),
+    Kind("ollama chat", "/api/chat", _ollama(stream=False)),
+    Kind("ollama chat stream", "/api/chat", _ollama()),
+    Kind("ollama chat left", "/api/chat", _ollama(num_predict=200), leaves=True),
+    Kind("ollama generate", "/api/generate", _ollama_prompt),
+    Kind("ollama load", "/api/generate", lambda _: {"model": "hybrid"}),
+    Kind("ollama show", "/api/show", lambda _: {"model": "hybrid"}),
+    Kind("ollama pull", "/api/pull", lambda _: {"model": "hybrid"}),
+    *(
+        Kind(f"403 {path}", path, lambda n: {"model": word(n)}, 403, target=target)
+        for path, target in (
+            ("/api/push", ""),
+            ("/api/create", ""),
+            ("/api/copy", ""),
+            ("/api/blobs/{digest}", "/api/blobs/sha256:a"),
+        )
+    ),
+    Kind("405 delete", "/api/delete", status=405),
+    Kind("401 ollama unload", "/api/chat", lambda _: {"model": "hybrid", "keep_alive": 0}, 401),
     # Clients that ask at once share one reply, which takes long.
     Kind("/metrics", "/metrics", num_clients=32),
     *(
         Kind(path, path)
         for path in (
             *("/models", "/info", "/health/live", "/health/ready", "/v1/models"),
+            *("/api/version", "/api/tags", "/api/ps"),
             *("/v2", "/v2/health/live", "/v2/health/ready", "/openapi.json"),
         )
     ),

@@ -114,6 +114,7 @@ ROOMS = {
             "http/test_http_score.py",
             "http/test_openai_*.py",
             "http/test_anthropic.py",
+            "http/test_ollama.py",
         ),
     ),
 }

@@ -284,14 +284,19 @@ class Fuzz:
 
 
 def is_well_formed(reply: Reply) -> bool:
-    """Whether it is JSON or an event stream that ends with an event; errors are objects."""
+    """Whether it is JSON, lines of it, or an event stream that ends with an event; errors are
+    objects.
+    """
     if reply.body.startswith((b"data:", b"event:", b":")):
         return reply.body.endswith(b"\n\n")
+    is_stream = reply.status < 400 and reply.body.endswith(b"}\n")
     try:
-        value = json.loads(reply.body)
+        values = [
+            json.loads(each) for each in (reply.body.splitlines() if is_stream else [reply.body])
+        ]
     except ValueError:
         return False
-    return reply.status < 400 or isinstance(value, dict)
+    return reply.status < 400 or isinstance(values[0], dict)
 
 
 def _render(text: str) -> None:

@@ -56,6 +56,8 @@ def main(environments: str, *names: str) -> int:
                 # lm-eval compares a bundle with the checkpoint that it was exported from.
                 compared = [_PLAIN, str(checkpoint)]
                 served = compared if script.parent.name == "lm_eval" else [_CHAT]
+                if script.name.endswith("ollama.py"):
+                    served.append(_EMBED)
                 if not _works([str(python), str(script), server.url, *served]):
                     failed.append(script.name)
         finally:
@@ -68,7 +70,7 @@ def _make_checkpoint(folder: Path, tokenizer_json: Path) -> Path:
     """A tiny Llama with random weights, and that tokenizer."""
     torch.manual_seed(0)
     config = transformers.LlamaConfig(
-        vocab_size=8000,
+        vocab_size=12_000,
         hidden_size=64,
         num_hidden_layers=2,
         num_attention_heads=4,

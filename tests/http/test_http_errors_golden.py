@@ -40,6 +40,8 @@ ELSEWHERE = [
     ("GET", "/tokenizer_info?model=hybrid&surprise=1"),
     ("POST", "/v2/repository/models/nobody/load"),
     ("DELETE", "/v1/models/hybrid"),
+    ("POST", "/api/nowhere"),
+    ("DELETE", "/api/delete"),
 ]
 # The graph has one row of two numbers for a text: enough for what is refused before it runs.
 HEADS: dict[str, dict[str, Any]] = {

@@ -12,6 +12,8 @@ from maskdial.dialects import kserve, systemone
 from maskdial.dialects.anthropic import errors as anthropic_errors
 from maskdial.dialects.anthropic import route as anthropic_messages
 from maskdial.dialects.native import admin, generate, models, page, seq2seq, service, tasks, tokens
+from maskdial.dialects.ollama import errors as ollama_errors
+from maskdial.dialects.ollama import route as ollama
 from maskdial.dialects.openai import chat, completions, decisions, embeddings, rerank
 from maskdial.dialects.openai import errors as openai_errors
 from maskdial.dialects.openai import models as openai_models
@@ -42,6 +44,7 @@ ROUTES = (
     *systemone.ROUTES,
     *openai_models.ROUTES,
     *anthropic_messages.ROUTES,
+    *ollama.ROUTES,
     *openai_tokens.ROUTES,
     *admin.ROUTES,
     *models.ROUTES,
@@ -59,7 +62,7 @@ TASKS: tuple[Task, ...] = (
 )
 """Everything that models can be asked for, in the order of listings."""
 
-_ERRORS = (anthropic_errors, openai_errors)
+_ERRORS = (anthropic_errors, ollama_errors, openai_errors)
 
 ROUTING_ERRORS: tuple[tuple[str, Callable[[int, str, dict[str, str]], Response]], ...] = tuple(
     (errors.PREFIX, errors.http_error_reply) for errors in _ERRORS

@@ -15,7 +15,7 @@ from maskdial.errors import MaskdialError, ValidationError
 from maskdial.http.context import server_context
 from maskdial.http.disconnect import unless_gone
 from maskdial.http.route import Endpoint, TaskRoute
-from maskdial.http.sse import Frames, stream_reply
+from maskdial.http.sse import EVENTS, Frames, StreamForm, stream_reply
 from maskdial.masked import run
 from maskdial.masked.model import MaskedModel
 from maskdial.masked.tasks.task import TaskRequest
@@ -58,6 +58,10 @@ class Call(Generic[BodyT]):
     async def content(self) -> Mapping[str, Any]:
         """The body's fields as they were sent."""
         return read_object(await self._request.body())
+
+    def check_admin(self) -> None:
+        """Whether the request may change the server; see `Keys.check_admin`."""
+        self.server.keys.check_admin(self._request.scope)
 
     def choice(self) -> ModelChoice:
         """Which model is meant.
@@ -135,13 +139,14 @@ class Call(Generic[BodyT]):
         frames: Frames,
         error_frame: Callable[[MaskdialError], bytes],
         headers: dict[str, str],
+        form: StreamForm = EVENTS,
     ) -> Response:
         """A reply of events; see `stream_reply`. Errors name the body's fields."""
 
         def located(error: MaskdialError) -> bytes:
             return error_frame(self.located(error))
 
-        return await stream_reply(self._request, frames, located, headers)
+        return await stream_reply(self._request, frames, located, headers, form)
 
     def located(self, error: MaskdialError) -> MaskdialError:
         """The error with the place at fault as the client wrote it."""

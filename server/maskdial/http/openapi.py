@@ -10,6 +10,7 @@ from pydantic import TypeAdapter
 from pydantic.json_schema import JsonSchemaMode
 
 from maskdial.http.route import Route
+from maskdial.http.sse import EVENTS
 
 _REFERENCE = "#/components/schemas/{model}"
 _MEANINGS = {
@@ -36,6 +37,7 @@ _EVENT = {
     "properties": {"event": {"type": "string"}, "data": {"type": "string"}},
     "required": ["data"],
 }
+_LINES = {"type": "string", "description": "A JSON object in each line."}
 _MODEL_NAME = r"^[\w.-]+(/[\w.-]+)?(:(full|causal))?$"
 
 _Type = tuple[Any, JsonSchemaMode]
@@ -69,7 +71,8 @@ def _operation(route: Route, schemas: Mapping[_Type, Any]) -> dict[str, Any]:
         content["requestBody"] = {"required": not route.body_is_optional, "content": body}
     reply: dict[str, Any] = {route.media_type: {"schema": _reply_schema(route, schemas)}}
     if route.streams:
-        reply["text/event-stream"] = {"schema": _EVENT}
+        is_events = route.stream_type == EVENTS.media_type
+        reply[route.stream_type] = {"schema": _EVENT if is_events else _LINES}
     content["responses"] = {"200": {"description": "The reply.", "content": reply}}
     error = {"application/json": {"schema": schemas[route.error, "serialization"]}}
     for status in sorted(route.statuses):

@@ -8,6 +8,7 @@ from fastapi.routing import APIRoute
 
 from maskdial.http.exchange import ErrorReply
 from maskdial.http.replies import NativeError, error_reply
+from maskdial.http.sse import EVENTS
 
 Endpoint = Callable[[Request], Awaitable[Response]]
 
@@ -25,7 +26,8 @@ class Route(APIRoute):
         media_type: of the reply.
         body: the type of the body; None: it has none.
         body_is_optional: whether it may be left out.
-        streams: whether the reply may also be server-sent events.
+        streams: whether the reply may also be a stream.
+        stream_type: its media type.
         queries: the parameters of the query, all optional.
     """
 
@@ -42,6 +44,7 @@ class Route(APIRoute):
         body: Any = None,
         body_is_optional: bool = False,
         streams: bool = False,
+        stream_type: str = EVENTS.media_type,
         queries: Collection[str] = (),
         **options: Any,
     ) -> None:
@@ -54,6 +57,7 @@ class Route(APIRoute):
         self.body = body
         self.body_is_optional = body_is_optional
         self.streams = streams
+        self.stream_type = stream_type
         self.queries = queries
 
 

@@ -1,7 +1,8 @@
-"""Server-sent events: a stream that ends when its client leaves, and says how it failed."""
+"""Events and lines of JSON: a stream that ends when its client leaves, and says how it failed."""
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable
+from dataclasses import dataclass
 
 from fastapi import Request, Response
 from starlette.types import Receive, Scope, Send
@@ -15,6 +16,22 @@ Frames = AsyncGenerator[bytes]
 """Events as they are sent: ``data:`` lines with the blank line that ends each event."""
 
 
+@dataclass(frozen=True, slots=True)
+class StreamForm:
+    """How a stream is written.
+
+    Attributes:
+        media_type: of the reply.
+        keep_alive: is sent when nothing else was for ``KEEP_ALIVE_SECONDS``.
+    """
+
+    media_type: str
+    keep_alive: bytes
+
+
+EVENTS = StreamForm("text/event-stream", b": keep-alive\n\n")
+"""Server-sent events, kept alive by comment lines."""
+
 # Lines end there for Python's `str.splitlines`, by which httpx and others read streams.
 _LINE_ENDS = {
     "\N{NEXT LINE}".encode(): rb"\u0085",
@@ -23,11 +40,16 @@ _LINE_ENDS = {
 }
 
 
-def data_frame(content: bytes) -> bytes:
-    """An event with nothing but data: JSON, which must be a single line, or a word."""
+def escape_line_ends(content: bytes) -> bytes:
+    """JSON that is a single line for every reader."""
     for raw, escaped in _LINE_ENDS.items():
         content = content.replace(raw, escaped)
-    return b"data: " + content + b"\n\n"
+    return content
+
+
+def data_frame(content: bytes) -> bytes:
+    """An event with nothing but data: JSON, which must be a single line, or a word."""
+    return b"data: " + escape_line_ends(content) + b"\n\n"
 
 
 def named_frame(name: str, content: bytes) -> bytes:
@@ -40,6 +62,7 @@ async def stream_reply(
     frames: Frames,
     error_frame: Callable[[MaskdialError], bytes],
     headers: dict[str, str],
+    form: StreamForm = EVENTS,
 ) -> Response:
     """Waits for the first event, so that an error before it still has its status; then streams.
 
@@ -47,6 +70,7 @@ async def stream_reply(
         frames: the events; closed when the client leaves.
         error_frame: how a failure after the first byte is told.
         headers: sent beside those of every stream.
+        form: how it is written.
 
     Raises:
         MaskdialError: what failed before the first event.
@@ -60,16 +84,11 @@ async def stream_reply(
         raise
     if first.done():
         first.result()
-    return EventStream(request, first, frames, error_frame, headers)
+    return EventStream(request, first, frames, error_frame, headers, form)
 
 
 class EventStream(Response):
-    """A response of events; see `stream_reply`.
-
-    A comment line is sent when nothing else was for ``KEEP_ALIVE_SECONDS``.
-    """
-
-    media_type = "text/event-stream"
+    """A response of events; see `stream_reply`."""
 
     def __init__(
         self,
@@ -78,13 +97,18 @@ class EventStream(Response):
         frames: Frames,
         error_frame: Callable[[MaskdialError], bytes],
         headers: dict[str, str],
+        form: StreamForm,
     ) -> None:
-        super().__init__(headers=headers | {"cache-control": "no-cache", "x-accel-buffering": "no"})
+        super().__init__(
+            headers=headers | {"cache-control": "no-cache", "x-accel-buffering": "no"},
+            media_type=form.media_type,
+        )
         del self.headers["content-length"]
         self._request = request
         self._first = first
         self._frames = frames
         self._error_frame = error_frame
+        self._form = form
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         self._last_sent = asyncio.get_running_loop().time()
@@ -119,7 +143,7 @@ class EventStream(Response):
         while True:
             idle = loop.time() - self._last_sent
             if idle >= KEEP_ALIVE_SECONDS:
-                await self._send_chunk(send, b": keep-alive\n\n")
+                await self._send_chunk(send, self._form.keep_alive)
             else:
                 await asyncio.sleep(KEEP_ALIVE_SECONDS - idle)
 

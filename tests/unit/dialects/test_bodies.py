@@ -16,6 +16,11 @@ from maskdial.dialects.body import TaskBody, parse_body
 from maskdial.dialects.native import admin, seq2seq_bodies, tokens
 from maskdial.dialects.native import task_bodies as bodies
 from maskdial.dialects.native.generate_bodies import GenerateBody, GenerateParameters
+from maskdial.dialects.ollama import changes as ollama_changes
+from maskdial.dialects.ollama import chat as ollama_chat
+from maskdial.dialects.ollama import embed as ollama_embed
+from maskdial.dialects.ollama import generate as ollama_generate
+from maskdial.dialects.ollama import models as ollama_models
 from maskdial.dialects.openai import chat as openai_chat
 from maskdial.dialects.openai import completions, decisions, embeddings, rerank
 from maskdial.dialects.openai import tokens as openai_tokens
@@ -61,10 +66,17 @@ BODIES: dict[type[BaseModel], dict[str, Any]] = {
         "max_tokens": 1,
     },
     anthropic_schema.CountBody: {"messages": [{"role": "user", "content": "a"}]},
+    ollama_chat.ChatBody: {"messages": []},
+    ollama_generate.GenerateBody: {"prompt": "a"},
+    ollama_embed.EmbedBody: {"input": "a"},
+    ollama_embed.EmbeddingsBody: {"prompt": "a"},
+    ollama_models.ShowBody: {"model": "a"},
+    ollama_changes.PullBody: {"model": "a"},
 }
 
 # The bodies of routes that no model answers
 MANAGEMENT: set[type[BaseModel]] = {
+    ollama_changes.AnyBody,
     admin.LoadBody,
     admin.UnloadBody,
     kserve.RepositoryIndexBody,

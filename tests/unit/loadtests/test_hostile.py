@@ -47,6 +47,9 @@ def test_bodies_are_like_the_example_but_for_a_fault() -> None:
         (Reply(200, b"Internal Server Error"), False),
         (Reply(200, b"data: {}\n\n"), True),
         (Reply(200, b"data: {}"), False),
+        (Reply(200, b"{}\n{}\n"), True),
+        (Reply(200, b"{}\n{]\n{}\n"), False),
+        (Reply(422, b"{}\n{}\n"), False),
     ],
 )
 def test_replies_have_a_form(reply: Reply, expected: bool) -> None:

@@ -122,13 +122,16 @@ class ConversationBody(Lenient, TaskBody):
         if any(block.type != "text" for block in self.system or ()):
             raise FieldError("system", "must be text")
         check_results(self.messages)
-        if self.messages[-1].role == "assistant":
+        if self.continues and any(block.type == "tool_use" for block in self.messages[-1].content):
             raise FieldError(
-                "messages",
-                "the last message is the assistant's; continuing it is not supported, end with a "
-                "user message",
+                "messages", "the last message calls a tool; send its result in a user message"
             )
         return self
+
+    @property
+    def continues(self) -> bool:
+        """Whether the reply goes on with the last message, which is the assistant's."""
+        return self.messages[-1].role == "assistant"
 
     def chat(self, generation: GenerationRequest) -> ChatRequest:
         """The conversation as a dialect-neutral request, generated as given."""
@@ -144,6 +147,7 @@ class ConversationBody(Lenient, TaskBody):
             parallel_tool_calls=not (choice is not None and choice.disable_parallel_tool_use),
             reasoning_effort=None if self.output_config is None else self.output_config.effort,
             template_variables=variables,
+            continue_final_message=self.continues,
         )
 
     def names(self) -> Mapping[str, str]:

@@ -2,9 +2,10 @@
 
 import base64
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import reduce
 from operator import add
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
 import numpy as np
 import pydantic
@@ -16,7 +17,7 @@ from maskdial.bounds import Range
 from maskdial.bundle.texts import check_ids
 from maskdial.bundle.tokenizer import TextOrIds
 from maskdial.config import Config
-from maskdial.dialects.body import example
+from maskdial.dialects.body import TaskBody, example
 from maskdial.dialects.call import Call
 from maskdial.dialects.native.task_bodies import INSTRUCTION_IN_PROMPT, Text, TruncationParameters
 from maskdial.dialects.native.tasks import task_of
@@ -37,8 +38,10 @@ from maskdial.http.replies import json_reply, timing_headers
 from maskdial.masked.model import MaskedModel
 from maskdial.masked.tasks.embed import EmbedRequest
 
+AnyBody = TypeVar("AnyBody", bound=TaskBody)
+
 _MAX_TEXTS = 2048  # as OpenAI
-_SECONDS_PER_VALUE = 0.3e-6  # to write one as text
+SECONDS_PER_VALUE = 0.3e-6  # to write one as text
 _FOREIGN_IDS = (
     "token ids must be of the model's own tokenizer: LangChain sends those of OpenAI's unless "
     "check_embedding_ctx_length=False"
@@ -87,16 +90,12 @@ async def embeddings(call: Call[EmbeddingsBody]) -> Response:
     body = call.body
     model = await call.masked(task_of(EmbedRequest))
     texts = inputs_of(body.input)
-    config = call.server.config
     _check_own_ids(texts, model)
-    _check_num_texts(texts, config)
-    size = config.max_batch_inputs
-    pieces = [
-        await _embed(call, model, start, texts[start : start + size])
-        for start in range(0, len(texts), size)
-    ]
-    vectors = np.concatenate([piece.content for piece in pieces])
-    timings = reduce(add, (piece.timings for piece in pieces))
+    wanted = EmbedRequest(
+        texts, body.truncation, body.prompt_name, body.instruction, dimensions=body.dimensions
+    )
+    embedded = await embed_all(call, wanted, model)
+    vectors, timings = embedded.content, embedded.timings
 
     def reply() -> Response:
         content = {
@@ -110,7 +109,7 @@ async def embeddings(call: Call[EmbeddingsBody]) -> Response:
         }
         return json_reply(content, headers=timing_headers(timings))
 
-    return await offload(reply, vectors.size * _SECONDS_PER_VALUE)
+    return await offload(reply, vectors.size * SECONDS_PER_VALUE)
 
 
 def _check_num_texts(texts: Sequence[TextOrIds], config: Config) -> None:
@@ -121,16 +120,33 @@ def _check_num_texts(texts: Sequence[TextOrIds], config: Config) -> None:
         )
 
 
-async def _embed(
-    call: Call[EmbeddingsBody], model: MaskedModel, start: int, texts: Sequence[TextOrIds]
+async def embed_all(
+    call: Call[AnyBody], wanted: EmbedRequest, model: MaskedModel
 ) -> Timed[NDArray[np.float32]]:
-    """Embeds the texts of a body from the index ``start`` on: as many as may queue at once."""
-    body = call.body
-    wanted = EmbedRequest(
-        texts, body.truncation, body.prompt_name, body.instruction, dimensions=body.dimensions
-    )
+    """Embeds the texts of a request, in pieces of as many as may queue at once.
+
+    Raises:
+        ValidationError: the model cannot do what is asked, or not for so many texts.
+        OverloadedError: the queue has no room.
+        DeadlineError: the time is up.
+    """
+    config = call.server.config
+    _check_num_texts(wanted.texts, config)
+    size = config.max_batch_inputs
+    pieces = [
+        await _embed(call, start, replace(wanted, texts=wanted.texts[start : start + size]), model)
+        for start in range(0, wanted.num_texts, size)
+    ]
+    vectors = np.concatenate([piece.content for piece in pieces])
+    return Timed(vectors, reduce(add, (piece.timings for piece in pieces)))
+
+
+async def _embed(
+    call: Call[AnyBody], start: int, piece: EmbedRequest, model: MaskedModel
+) -> Timed[NDArray[np.float32]]:
+    """Embeds a piece of the texts, those from the index ``start`` on."""
     try:
-        return await call.answer(wanted, model)
+        return await call.answer(piece, model)
     except ValidationError as error:
         if error.index is None:
             raise

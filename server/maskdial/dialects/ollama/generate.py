@@ -1,0 +1,119 @@
+"""`POST /api/generate`: prompts to answer or to continue, as Ollama has them."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from typing import Annotated, Any, Self
+
+from fastapi import Response
+from pydantic import Field, model_validator
+
+from maskdial.causal.chat.request import ChatMessage, ChatRequest, ReplyReader
+from maskdial.causal.events import TokenEvent
+from maskdial.causal.model import CausalModel
+from maskdial.causal.tools import ContentDelta
+from maskdial.dialects.body import FieldError, example
+from maskdial.dialects.call import Call
+from maskdial.dialects.native.generate import GENERATE
+from maskdial.dialects.ollama.answer import Clock, Part, answer, keep
+from maskdial.dialects.ollama.body import Images, TextBody
+from maskdial.dialects.openai.base import Unsupported
+from maskdial.errors import ValidationError
+
+_PLAIN = ("{{ .Prompt }}", "{{.Prompt}}")
+
+
+class GenerateBody(TextBody):
+    """A prompt; without one, the model is loaded."""
+
+    model_config = example({"prompt": "Who lives here?"})
+
+    neutral = {**TextBody.neutral, "context": ([],), "suffix": ("",)}  # noqa: RUF012
+
+    prompt: str = Field(
+        "",
+        description="A user's message for the chat template; continued as it is if the model has "
+        "no template, and with raw.",
+    )
+    system: str | None = Field(None, description="The system prompt, for the chat template.")
+    template: str | None = Field(
+        None, description="Only {{ .Prompt }}, which means raw: templates are the model's own."
+    )
+    raw: bool | None = Field(None, description="Continue the prompt as it is. Default: false.")
+    context: Annotated[
+        Any, Unsupported("replies have no context here; send the conversation to /api/chat")
+    ] = None
+    suffix: Annotated[Any, Unsupported("no model here can fill in text before a suffix")] = None
+    images: Images = None
+
+    @model_validator(mode="after")
+    def _check_raw(self) -> Self:
+        if self.template and self.template.strip() not in _PLAIN:
+            raise FieldError(
+                "template",
+                "the model's own chat template is used; leave it out, or send the rendered prompt "
+                "with raw",
+            )
+        if self.is_raw and self.system:
+            raise FieldError("system", "a raw prompt has no place for it; leave it out")
+        if self.is_raw and self.think:
+            raise FieldError("think", "a raw prompt says itself what to think; leave it out")
+        return self
+
+    @property
+    def is_raw(self) -> bool:
+        """Whether the prompt is continued as it is, whatever the model."""
+        return bool(self.raw or self.template)
+
+    @property
+    def is_empty(self) -> bool:
+        return not self.prompt
+
+    def names(self) -> Mapping[str, str]:
+        return {**super().names(), "prompts": "prompt", "texts": "prompt", "messages": "prompt"}
+
+    def chat(self, model: CausalModel) -> ChatRequest | None:
+        """The prompt as a conversation; None if it is continued as it is.
+
+        Raises:
+            ValidationError: the model has no place for the system prompt, or does not think.
+        """
+        if self.is_raw:
+            return None
+        thinking = self.thinking(model)
+        if not model.chat_template.exists:
+            if self.system:
+                raise ValidationError(
+                    f"model {model.name!r} has no chat template, and no place for it; leave it out",
+                    field="system",
+                )
+            return None
+        messages = [ChatMessage("user", self.prompt)]
+        if self.system:
+            messages.insert(0, ChatMessage("system", self.system))
+        return ChatRequest(messages, self.generation(model), **thinking)
+
+
+async def generate(call: Call[GenerateBody]) -> Response:
+    """Answers or continues a prompt; unless `"stream": false`, line by line."""
+    body, clock = call.body, Clock()
+    if body.is_empty:
+        return await keep(call, body, _response)
+    model = await call.causal(GENERATE)
+    clock.load()
+    chat = body.chat(model)
+    if chat is None:
+        request = replace(body.generation(model), prompts=[body.prompt])
+        generation = await call.generation(request, model)
+        return await answer(call, body, generation, model, _read, _response, clock)
+    generation = await call.generation(chat.generation_for(model), model)
+    reader = ReplyReader(chat, generation.prompts[0], model)
+    return await answer(call, body, generation, model, reader.push, _response, clock)
+
+
+def _read(event: TokenEvent) -> Iterable[ContentDelta]:
+    return (ContentDelta(event.text),) if event.text else ()
+
+
+def _response(part: Part) -> dict[str, Any]:
+    thinking = {"thinking": part.thinking} if part.thinking else {}
+    return {"response": part.content, **thinking}

@@ -1,0 +1,107 @@
+"""The ``options`` of Ollama's requests: sampling, the length of the text, and the runtime's."""
+
+from collections.abc import Mapping
+from typing import Annotated, Self
+
+from pydantic import AfterValidator, BeforeValidator, Field, model_validator
+
+from maskdial.bounds import Range
+from maskdial.causal.model import CausalModel
+from maskdial.causal.sampling.params import RepetitionPenalty
+from maskdial.dialects.body import FieldError
+from maskdial.dialects.openai.base import Lenient
+from maskdial.dialects.sampling import SamplingFields, Stops, parameter
+
+RUNTIME = frozenset(
+    {
+        "draft_num_predict",
+        "embedding_only",
+        "f16_kv",
+        "logits_all",
+        "low_vram",
+        "main_gpu",
+        "mirostat_eta",
+        "mirostat_tau",
+        "num_batch",
+        "num_ctx",
+        "num_gpu",
+        "num_gqa",
+        "num_keep",
+        "num_thread",
+        "numa",
+        "penalize_newline",
+        "use_mlock",
+        "use_mmap",
+        "vocab_only",
+    }
+)
+"""Options of Ollama's runtime, which cannot change an answer here; they are ignored."""
+
+_RENAMED = {"repetition_penalty": "repeat_penalty"}
+
+
+class Options(SamplingFields, Lenient):
+    """How to sample, and until when. Options of Ollama's runtime are ignored.
+
+    Those that Ollama does not have are extensions.
+    """
+
+    habits = RUNTIME
+    neutral = {"mirostat": (0,), "tfs_z": (1,)}  # noqa: RUF012
+
+    top_k: Annotated[int, Range(-1), AfterValidator(lambda k: max(k, 0))] | None = Field(
+        None, description="Sample from the k most likely tokens; 0 and -1 disable it. Default: 0."
+    )
+    repetition_penalty: RepetitionPenalty | None = parameter("repetition_penalty", "repeat_penalty")
+    repeat_last_n: Annotated[int, Range(-1)] | None = Field(
+        None, description="Penalties look at the whole text, -1; without one, it means nothing."
+    )
+    seed: (
+        Annotated[
+            int,
+            Range(-(2**63), 2**63 - 1),
+            AfterValidator(lambda seed: None if seed == -1 else seed),
+        ]
+        | None
+    ) = Field(None, description="Random seed. Default, and with -1: a new one.")
+    stop: (
+        Annotated[
+            Stops,
+            BeforeValidator(
+                lambda value: [value] if isinstance(value, str) else value,
+                json_schema_input_type=str | list[str],
+            ),
+        ]
+        | None
+    ) = Field(None, description="Texts that end the generation, and are not part of it.")
+    num_predict: Annotated[int, Range(-2)] | None = Field(
+        None,
+        description="Maximum number of tokens to generate. Default, and below 1: what the context "
+        "leaves.",
+    )
+
+    @model_validator(mode="after")
+    def _check_window(self) -> Self:
+        penalties = ("frequency_penalty", "presence_penalty")
+        penalized = any(getattr(self, name) for name in penalties)
+        penalized = penalized or self.repetition_penalty not in (None, 1)
+        if self.repeat_last_n not in (None, -1) and penalized:
+            raise FieldError(
+                "repeat_last_n", "penalties look at the whole text here; send -1, or leave it out"
+            )
+        return self
+
+    def new_tokens(self, model: CausalModel) -> int:
+        """The limit on a text; clients often send one that is meant for a larger model."""
+        if self.num_predict is not None and self.num_predict > 0:
+            return min(self.num_predict, model.max_length)
+        return model.defaults.new_tokens(model.max_length, model.max_length)
+
+    @classmethod
+    def names(cls) -> Mapping[str, str]:
+        """Where a body has the parameters of a neutral request."""
+        fields = SamplingFields.model_fields
+        return {
+            **{name: f"options.{_RENAMED.get(name, name)}" for name in fields},
+            "max_new_tokens": "options.num_predict",
+        }

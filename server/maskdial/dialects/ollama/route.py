@@ -1,0 +1,65 @@
+"""The routes of Ollama's API."""
+
+from maskdial.dialects.ollama import changes, models
+from maskdial.dialects.ollama.chat import ChatBody, chat
+from maskdial.dialects.ollama.embed import EmbedBody, EmbeddingsBody, embed, embeddings
+from maskdial.dialects.ollama.errors import error_reply, ollama_route
+from maskdial.dialects.ollama.generate import GenerateBody, generate
+from maskdial.dialects.ollama.replies import (
+    ChatLine,
+    EmbeddingReply,
+    EmbedReply,
+    GenerateLine,
+    ListedModels,
+    OllamaError,
+    RunningModels,
+    ShownModel,
+    Status,
+    Version,
+)
+from maskdial.http.route import Route, TaskRoute
+
+ROUTES = (
+    ollama_route("/api/chat", chat, ChatBody, ChatLine, streams=True),
+    ollama_route("/api/generate", generate, GenerateBody, GenerateLine, streams=True),
+    ollama_route("/api/embed", embed, EmbedBody, EmbedReply),
+    ollama_route("/api/embeddings", embeddings, EmbeddingsBody, EmbeddingReply),
+    ollama_route("/api/show", models.show, models.ShowBody, ShownModel),
+    ollama_route("/api/pull", changes.pull, changes.PullBody, Status, streams=True),
+    *(
+        TaskRoute(
+            path,
+            endpoint,
+            body=changes.AnyBody,
+            reply=Status,
+            error=OllamaError,
+            error_reply=error_reply,
+            invalid_status=400,
+            statuses=(403,),
+            tags=["ollama"],
+        )
+        for path, endpoint in (
+            ("/api/push", changes.push),
+            ("/api/create", changes.create),
+            ("/api/copy", changes.copy),
+            ("/api/blobs/{digest}", changes.upload),
+        )
+    ),
+    Route(
+        "/api/delete",
+        changes.delete,
+        methods=["DELETE"],
+        reply=Status,
+        error=OllamaError,
+        statuses=(403,),
+        tags=["ollama"],
+    ),
+    *(
+        Route(path, endpoint, methods=["GET"], reply=reply, error=OllamaError, tags=["ollama"])
+        for path, endpoint, reply in (
+            ("/api/version", models.version, Version),
+            ("/api/tags", models.tags, ListedModels),
+            ("/api/ps", models.running, RunningModels),
+        )
+    ),
+)
