@@ -137,7 +137,7 @@ class Runner:
         Args:
             token_ids: int64 (n,), each slot's newest token.
             lengths: int64 (n,), tokens in the cache before this pass.
-            rows: int64 (num_rows,), the slots whose logits are wanted, at least one.
+            rows: int64 (num_rows,), the slots whose logits are wanted, ascending, at least one.
 
         Returns:
             Logits, float32 (num_rows, vocab_size), valid until the next decode.
