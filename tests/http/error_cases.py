@@ -217,6 +217,7 @@ _CHAT: list[dict[str, Any]] = [
     {"tools": [TOOL], "tool_choice": {"type": "function", "function": {"name": "lose"}}},
     {"tools": [TOOL], "tool_choice": "required", "guided_grammar": 'start: "a"'},
     {"add_generation_prompt": True, "continue_final_message": True},
+    {"thinking_budget": 1, "reasoning": {"max_tokens": 1}},
 ]
 _OPENAI: list[dict[str, Any]] = [
     *_SAMPLING,

@@ -355,6 +355,50 @@ def test_thinking(url: str) -> None:
     assert told(joined(stream(url, model="thinker", max_tokens=60, **hidden))) == told(bare)
 
 
+@pytest.mark.parametrize("budget", [2, 4])
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_thoughts_end_with_their_budget(url: str, budget: int, temperature: float) -> None:
+    """Where the model's own thoughts are longer, the closing mark, a period, follows."""
+    thinking = {"type": "enabled", "budget_tokens": budget}
+    body = {"model": "thinker", "max_tokens": 60, "temperature": temperature}
+    reply = post(url, **body, thinking=thinking)
+    thoughts, answer = reply["content"]
+    assert (thoughts["type"], answer["type"]) == ("thinking", "text")
+    num_thinking = reply["usage"]["output_tokens_details"]["thinking_tokens"]
+    assert num_thinking == budget + 1
+    assert answer["text"]
+    if not temperature:
+        free = post(url, **body)
+        assert free["usage"]["output_tokens_details"]["thinking_tokens"] > 5
+        assert free["content"][0]["thinking"].startswith(thoughts["thinking"])
+        assert told(joined(stream(url, **body, thinking=thinking))) == told(reply)
+        for other in (
+            {"thinking_budget": budget},
+            {"reasoning": {"max_tokens": budget}},
+        ):
+            sent = body | {"messages": MESSAGES} | other
+            path = url.replace("messages", "chat/completions")
+            content = httpx.post(path, json=sent, timeout=60).json()
+            message = content["choices"][0]["message"]
+            assert message["reasoning"] == thoughts["thinking"]
+            assert message["content"] == answer["text"]
+            details = content["usage"]["completion_tokens_details"]
+            assert details["reasoning_tokens"] == num_thinking
+
+
+def test_a_budget_and_a_schema(url: str) -> None:
+    schema = {"enum": ["a king"]}
+    reply = post(
+        url,
+        model="thinker",
+        max_tokens=60,
+        thinking={"type": "enabled", "budget_tokens": 2},
+        output_config={"format": {"type": "json_schema", "schema": schema}},
+    )
+    assert json.loads(reply["content"][-1]["text"]) == "a king"
+    assert reply["usage"]["output_tokens_details"]["thinking_tokens"] == 3
+
+
 def refusal(url: str, **body: Any) -> str:
     reply = httpx.post(url, json=GREEDY | body, timeout=60)
     assert reply.status_code == 400, reply.text

@@ -240,6 +240,11 @@ class Sequence:
         return self.params.forced_first is not None and self.num_generated == 0
 
     @property
+    def closing_token(self) -> int | None:
+        """The next token of the mark that closes the reasoning, if the budget of that is spent."""
+        return self._gate.closing
+
+    @property
     def can_sample(self) -> bool:
         """Whether the next token can be sampled without waiting for the grammar's mask."""
         return self.grammar is None or self.forces_next or self.grammar.ready
@@ -433,7 +438,7 @@ class Sequence:
             text = self._decoder.flush() + self._spellings[token_id]
         else:
             text = self._decoder.push(token_id)
-        reasoning, text = self._gate.push(text)
+        reasoning, text = self._gate.push_token(text)
         if self.num_generated < self.params.min_new_tokens:
             return reasoning + text  # no stop string begins before the text may end
         return reasoning + self._stops.push(text)

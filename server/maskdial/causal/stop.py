@@ -64,12 +64,15 @@ class StopMatcher:
 class Reasoning:
     """The marks around the reasoning that a text may begin with.
 
-    ``opened``: the text begins within it.
+    ``opened``: the text begins within it. After ``budget`` tokens of it, the tokens ``closing``
+    follow, which spell the closing mark; None for any number.
     """
 
     begin: str
     end: str
     opened: bool
+    budget: int | None = None
+    closing: tuple[int, ...] = ()
 
 
 class ReasoningGate:
@@ -84,6 +87,31 @@ class ReasoningGate:
         self._opened = reasoning is not None and reasoning.opened
         self._text = ""
         """What may become a mark: the text before it is decided, or the reasoning's end."""
+        self._num_tokens = 0
+        self._num_closing = 0
+
+    @property
+    def closing(self) -> int | None:
+        """The next token of the closing mark, once the budget is spent; None for any token.
+
+        The mark is written once: a tokenizer may spell it in another way in this place.
+        """
+        reasoning = self._reasoning
+        if reasoning is None or not self._opened or reasoning.budget is None:
+            return None
+        if self._num_tokens < reasoning.budget or self._num_closing == len(reasoning.closing):
+            return None
+        return reasoning.closing[self._num_closing]
+
+    def push_token(self, text: str) -> tuple[str, str]:
+        """`push` of a token's text, which counts."""
+        is_closing = self.closing is not None
+        pieces = self.push(text)
+        if is_closing:
+            self._num_closing += 1
+        elif self._opened:
+            self._num_tokens += 1
+        return pieces
 
     def push(self, text: str) -> tuple[str, str]:
         """Takes the next piece; returns what is reasoning, its marks included, and what is not.

@@ -244,3 +244,31 @@ def test_a_stop_string_counts_from_the_last_obligatory_token_on(
         max_new_tokens=7, min_new_tokens=minimum, stop=(stop,), include_stop=False
     )
     assert sequence_text(tokenizer, "abcabbc", params) == (told, reason)
+
+
+@pytest.mark.parametrize("opened", [True, False])
+@pytest.mark.parametrize("budget", [0, 1, 3])
+def test_the_closing_mark_follows_the_budget_once(opened: bool, budget: int) -> None:
+    gate = ReasoningGate(Reasoning("<t>", "</t>", opened, budget, (7, 8)))
+    num_free = 0
+    if not opened:
+        assert gate.closing is None
+        assert gate.push_token("<t>") == ("<t>", "")
+        num_free = 1  # the mark counts
+    while gate.closing is None:
+        gate.push_token("a")
+        num_free += 1
+    assert num_free == max(budget, 0 if opened else 1)
+    assert gate.closing == 7
+    gate.push_token("</")
+    assert gate.closing == 8
+    gate.push_token("t>")
+    assert gate.closing is None
+    assert gate.push_token("b") == ("", "b")
+
+
+def test_a_closing_mark_that_is_not_found_is_not_written_again() -> None:
+    gate = ReasoningGate(Reasoning("<t>", "</t>", opened=True, budget=0, closing=(7,)))
+    gate.push_token("something else")
+    assert gate.closing is None
+    assert gate.push_token("b") == ("b", "")

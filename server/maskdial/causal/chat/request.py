@@ -96,6 +96,8 @@ class ChatRequest:
             several.
         reasoning_effort: a variable of the template, such as ``low``; ``none`` also sets
             ``enable_thinking`` to false. None: the template's default.
+        thinking_budget: tokens of reasoning after which the model's closing mark follows; None for
+            any number. Means nothing for models without marks.
         template_variables: further variables of the template.
         add_generation_prompt: whether the prompt opens the assistant's next turn.
         continue_final_message: whether the reply goes on with the final message; no turn is opened.
@@ -107,6 +109,7 @@ class ChatRequest:
     tool_choice: ToolChoice | None = field(default_factory=ToolChoice)
     parallel_tool_calls: bool = True
     reasoning_effort: str | None = None
+    thinking_budget: int | None = None
     template_variables: Mapping[str, Any] = field(default_factory=dict)
     add_generation_prompt: bool = True
     continue_final_message: bool = False
@@ -135,7 +138,7 @@ class ChatRequest:
                 self.continue_final_message,
             ),
             grammar_for=partial(self._grammar_for, model.reply_format),
-            reasoning_for=partial(self._reasoning_for, model.reply_format),
+            reasoning_for=partial(self._reasoning_for, model.reply_format, self._closing(model)),
             spelled_tokens=self._spelled_tokens(model),
         )
 
@@ -190,12 +193,24 @@ class ChatRequest:
         """The marks of the reasoning; None where a Lark grammar leaves no room for any."""
         return None if self._is_lark else reply_format.thinking
 
-    def _reasoning_for(self, reply_format: ReplyFormat, prompt: str) -> Reasoning | None:
+    def _closing(self, model: CausalModel) -> tuple[int, ...]:
+        """The tokens that end the reasoning once its budget is spent."""
+        thinking = self._thinking(model.reply_format)
+        if thinking is None or self.thinking_budget is None:
+            return ()
+        if thinking.end in thinking.special_ids:
+            return (thinking.special_ids[thinking.end],)
+        return tuple(model.tokenizer.encode(thinking.end, add_special_tokens=False).ids)
+
+    def _reasoning_for(
+        self, reply_format: ReplyFormat, closing: tuple[int, ...], prompt: str
+    ) -> Reasoning | None:
         """What the reply to a rendered prompt may begin with."""
         thinking = self._thinking(reply_format)
         if thinking is None:
             return None
-        return Reasoning(thinking.begin, thinking.end, self._opens(thinking, prompt))
+        opened = self._opens(thinking, prompt)
+        return Reasoning(thinking.begin, thinking.end, opened, self.thinking_budget, closing)
 
     def _opens(self, thinking: ThinkingMarks, prompt: str) -> bool:
         """Whether the reply to a rendered prompt begins within reasoning."""

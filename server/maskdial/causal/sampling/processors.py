@@ -76,6 +76,8 @@ def forced_tokens(sequence: Sequence) -> tuple[int, ...]:
     if sequence.forces_next:
         assert params.forced_first is not None
         return (params.forced_first,)
+    if sequence.closing_token is not None:
+        return (sequence.closing_token,)
     is_last = sequence.num_generated == params.max_new_tokens - 1
     return params.forced_last if is_last and sequence.grammar is None else ()
 

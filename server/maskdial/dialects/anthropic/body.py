@@ -82,7 +82,9 @@ class ThinkingBody(Lenient):
 
     type: Literal["enabled", "adaptive", "disabled"]
     budget_tokens: Annotated[int, Range(1)] | None = Field(
-        None, description="Not enforced; max_tokens covers thinking and answer together."
+        None,
+        description="Tokens of thinking after which the answer begins, for the type enabled; "
+        "max_tokens covers both.",
     )
     display: Literal["summarized", "omitted"] | None = Field(
         None, description="With omitted, blocks of thinking are empty. Default: they are whole."
@@ -133,6 +135,11 @@ class ConversationBody(Lenient, TaskBody):
         """Whether the reply goes on with the last message, which is the assistant's."""
         return self.messages[-1].role == "assistant"
 
+    @property
+    def _budget(self) -> int | None:
+        thinking = self.thinking
+        return thinking.budget_tokens if thinking and thinking.type == "enabled" else None
+
     def chat(self, generation: GenerationRequest) -> ChatRequest:
         """The conversation as a dialect-neutral request, generated as given."""
         choice = self.tool_choice
@@ -146,6 +153,7 @@ class ConversationBody(Lenient, TaskBody):
             tool_choice=ToolChoice() if choice is None else choice.to_choice(),
             parallel_tool_calls=not (choice is not None and choice.disable_parallel_tool_use),
             reasoning_effort=None if self.output_config is None else self.output_config.effort,
+            thinking_budget=self._budget,
             template_variables=variables,
             continue_final_message=self.continues,
         )

@@ -23,7 +23,7 @@ from maskdial.causal.tools import (
 )
 from maskdial.dialects.body import FieldError, example
 from maskdial.dialects.call import Call
-from maskdial.dialects.openai.base import Unsupported
+from maskdial.dialects.openai.base import Lenient, Unsupported
 from maskdial.dialects.openai.errors import openai_route
 from maskdial.dialects.openai.generation import FINISH_REASONS, answer
 from maskdial.dialects.openai.logprobs import chat_logprobs
@@ -33,6 +33,14 @@ from maskdial.dialects.openai.sampling import GenerationBody
 from maskdial.dialects.openai.tools import ToolBody, ToolChoiceInput
 
 _USE_TOOLS = "the older form of tool calls is not supported; send tools and tool_choice"
+
+
+class ReasoningBody(Lenient):
+    """OpenRouter's way to bound the reasoning."""
+
+    max_tokens: Annotated[int, Range(0)] | None = Field(
+        None, description="Another name of thinking_budget."
+    )
 
 
 class ChatBody(GenerationBody):
@@ -76,6 +84,12 @@ class ChatBody(GenerationBody):
         description="A variable of the chat template, such as low; none also sets enable_thinking "
         "to false.",
     )
+    thinking_budget: Annotated[int, Range(0)] | None = Field(
+        None,
+        description="Extension: tokens of reasoning after which the answer begins. Default: any "
+        "number.",
+    )
+    reasoning: ReasoningBody | None = Field(None, description="Extension: how much of it.")
     chat_template_kwargs: Annotated[dict[str, Any], Size(0, 64, "variables")] | None = Field(
         None, description="Extension: further variables of the chat template."
     )
@@ -99,6 +113,8 @@ class ChatBody(GenerationBody):
             self.max_tokens != self.max_completion_tokens
         ):
             raise FieldError("max_tokens", "also given as max_completion_tokens; leave it out")
+        if self.thinking_budget is not None and self.reasoning is not None:
+            raise FieldError("reasoning", "thinking_budget is given as well; leave one of them out")
         check_opening(self.add_generation_prompt, self.continue_final_message)
         return self
 
@@ -135,6 +151,9 @@ class ChatBody(GenerationBody):
             ),
             tools=[tool.to_tool() for tool in self.tools or ()],
             tool_choice=ToolChoice() if choice is None else choice.to_choice(),
+            thinking_budget=(
+                self.thinking_budget if self.reasoning is None else self.reasoning.max_tokens
+            ),
             template_variables=self.chat_template_kwargs or {},
             **self.given(
                 "parallel_tool_calls",
