@@ -220,6 +220,11 @@ def _decision(number: int) -> Any:
     return {"model": "sentiment", "input": text(number), "questions": [question]}
 
 
+def _named_decision(number: int) -> Any:
+    question = {"type": "choice", "criteria": {"POSITIVE": None, "NEGATIVE": None}}
+    return {"model": "sentiment", "state": text(number), "questions": {"film": question}}
+
+
 _MANY_WORDS = 600
 _ADMIN = {"Authorization": f"Bearer {ADMIN_KEY}"}
 _LONG = {"max_new_tokens": 200}
@@ -272,6 +277,7 @@ KINDS: tuple[Kind, ...] = (
         lambda n: {"model": "hybrid", "messages": [{"role": "user", "content": text(n)}]},
     ),
     Kind("decisions", "/v1/decisions", _decision),
+    Kind("systemone", "/v1/systemone", _named_decision),
     Kind("ollama chat", "/api/chat", _ollama(stream=False)),
     Kind("ollama chat stream", "/api/chat", _ollama()),
     Kind("ollama chat left", "/api/chat", _ollama(num_predict=200), leaves=True),

@@ -114,7 +114,7 @@ def test_a_chat_has_a_span_with_its_phases(client: httpx.Client, spans: Spans) -
     )
 
 
-@pytest.mark.parametrize("parameters", [{"num_beams": 2}, {"do_sample": True}])
+@pytest.mark.parametrize("parameters", [{"num_beams": 2}, {"do_sample": True, "seed": 1}])
 def test_a_prompt_counts_once(
     client: httpx.Client, spans: Spans, exporter: InMemorySpanExporter, parameters: dict[str, Any]
 ) -> None:

@@ -18,7 +18,7 @@ from maskdial.dialects.ollama.messages import MessageBody, ToolBody, conversatio
 from maskdial.errors import ValidationError
 
 
-class ChatBody(TextBody):
+class OllamaChatBody(TextBody):
     """A conversation to answer; without messages, the model is loaded."""
 
     model_config = example({"messages": [{"role": "user", "content": "Who lives here?"}]})
@@ -58,7 +58,7 @@ class ChatBody(TextBody):
         )
 
 
-async def chat(call: Call[ChatBody]) -> Response:
+async def chat(call: Call[OllamaChatBody]) -> Response:
     """Answers a conversation; unless `"stream": false`, line by line."""
     body, clock = call.body, Clock()
     if body.is_empty:

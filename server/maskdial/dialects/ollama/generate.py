@@ -22,7 +22,7 @@ from maskdial.errors import ValidationError
 _PLAIN = ("{{ .Prompt }}", "{{.Prompt}}")
 
 
-class GenerateBody(TextBody):
+class OllamaGenerateBody(TextBody):
     """A prompt; without one, the model is loaded."""
 
     model_config = example({"prompt": "Who lives here?"})
@@ -93,7 +93,7 @@ class GenerateBody(TextBody):
         return ChatRequest(messages, self.generation(model), **thinking)
 
 
-async def generate(call: Call[GenerateBody]) -> Response:
+async def generate(call: Call[OllamaGenerateBody]) -> Response:
     """Answers or continues a prompt; unless `"stream": false`, line by line."""
     body, clock = call.body, Clock()
     if body.is_empty:

@@ -17,7 +17,7 @@ from pydantic import Field, model_validator
 from maskdial.bundle.manifest import MANIFEST, Manifest
 from maskdial.causal.model import CausalModel
 from maskdial.config import Config
-from maskdial.dialects.body import FieldError
+from maskdial.dialects.body import FieldError, example
 from maskdial.dialects.call import Call
 from maskdial.dialects.ollama.answer import timestamp
 from maskdial.dialects.ollama.body import LATEST, OllamaBody
@@ -36,6 +36,8 @@ _NEVER = datetime(2318, 1, 1, tzinfo=UTC)  # as Ollama has it, about
 
 class NameBody(OllamaBody):
     """A model by its name."""
+
+    model_config = example({"model": "hybrid"})
 
     name: str | None = Field(None, description="The older name of model.")
 

@@ -1,10 +1,10 @@
 """The routes of Ollama's API."""
 
 from maskdial.dialects.ollama import changes, models
-from maskdial.dialects.ollama.chat import ChatBody, chat
+from maskdial.dialects.ollama.chat import OllamaChatBody, chat
 from maskdial.dialects.ollama.embed import EmbedBody, EmbeddingsBody, embed, embeddings
 from maskdial.dialects.ollama.errors import error_reply, ollama_route
-from maskdial.dialects.ollama.generate import GenerateBody, generate
+from maskdial.dialects.ollama.generate import OllamaGenerateBody, generate
 from maskdial.dialects.ollama.replies import (
     ChatLine,
     EmbeddingReply,
@@ -20,8 +20,8 @@ from maskdial.dialects.ollama.replies import (
 from maskdial.http.route import Route, TaskRoute
 
 ROUTES = (
-    ollama_route("/api/chat", chat, ChatBody, ChatLine, streams=True),
-    ollama_route("/api/generate", generate, GenerateBody, GenerateLine, streams=True),
+    ollama_route("/api/chat", chat, OllamaChatBody, ChatLine, streams=True),
+    ollama_route("/api/generate", generate, OllamaGenerateBody, GenerateLine, streams=True),
     ollama_route("/api/embed", embed, EmbedBody, EmbedReply),
     ollama_route("/api/embeddings", embeddings, EmbeddingsBody, EmbeddingReply),
     ollama_route("/api/show", models.show, models.ShowBody, ShownModel),
