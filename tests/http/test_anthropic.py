@@ -70,6 +70,8 @@ def server(
     models["mirror"] = make("mirror", MIRROR, tool_format=HERMES.to_json())
     # Its first sentence counts as thoughts: the prompt opens them, and a period ends them.
     models["thinker"] = make("thinker", THINKER, thinking_marks=("assistant:", "."))
+    qwq = (TEMPLATES / "qwq.jinja").read_text(encoding="utf-8")
+    models["qwq"] = make("qwq", qwq, tags=("</think>", "<think>"))
     server = start_server(models=models)
     yield server
     server.stop()
@@ -356,34 +358,45 @@ def test_thinking(url: str) -> None:
 
 
 @pytest.mark.parametrize("budget", [2, 4])
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_thoughts_end_with_their_budget(url: str, budget: int, temperature: float) -> None:
-    """Where the model's own thoughts are longer, the closing mark, a period, follows."""
+def test_thoughts_end_with_their_budget(url: str, budget: int) -> None:
+    """The model's own thoughts are longer; the closing mark, a period, follows."""
     thinking = {"type": "enabled", "budget_tokens": budget}
-    body = {"model": "thinker", "max_tokens": 60, "temperature": temperature}
+    body = {"model": "thinker", "max_tokens": 60, "temperature": 0}
     reply = post(url, **body, thinking=thinking)
     thoughts, answer = reply["content"]
     assert (thoughts["type"], answer["type"]) == ("thinking", "text")
     num_thinking = reply["usage"]["output_tokens_details"]["thinking_tokens"]
     assert num_thinking == budget + 1
     assert answer["text"]
-    if not temperature:
-        free = post(url, **body)
-        assert free["usage"]["output_tokens_details"]["thinking_tokens"] > 5
-        assert free["content"][0]["thinking"].startswith(thoughts["thinking"])
-        assert told(joined(stream(url, **body, thinking=thinking))) == told(reply)
-        for other in (
-            {"thinking_budget": budget},
-            {"reasoning": {"max_tokens": budget}},
-        ):
-            sent = body | {"messages": MESSAGES} | other
-            path = url.replace("messages", "chat/completions")
-            content = httpx.post(path, json=sent, timeout=60).json()
-            message = content["choices"][0]["message"]
-            assert message["reasoning"] == thoughts["thinking"]
-            assert message["content"] == answer["text"]
-            details = content["usage"]["completion_tokens_details"]
-            assert details["reasoning_tokens"] == num_thinking
+    free = post(url, **body)
+    assert free["usage"]["output_tokens_details"]["thinking_tokens"] > 5
+    assert free["content"][0]["thinking"].startswith(thoughts["thinking"])
+    assert told(joined(stream(url, **body, thinking=thinking))) == told(reply)
+    others: tuple[dict[str, Any], ...] = (
+        {"thinking_budget": budget},
+        {"reasoning": {"max_tokens": budget}},
+    )
+    for other in others:
+        path = url.replace("messages", "chat/completions")
+        content = httpx.post(path, json=body | {"messages": MESSAGES} | other, timeout=60).json()
+        message = content["choices"][0]["message"]
+        assert message["reasoning"] == thoughts["thinking"]
+        assert message["content"] == answer["text"]
+        details = content["usage"]["completion_tokens_details"]
+        assert details["reasoning_tokens"] == num_thinking
+
+
+@pytest.mark.parametrize("schema", [None, {"enum": ["a king"]}])
+def test_a_closing_mark_that_is_a_special_token(url: str, schema: Any) -> None:
+    thinking = {"type": "enabled", "budget_tokens": 4}
+    output = {} if schema is None else {"format": {"type": "json_schema", "schema": schema}}
+    body = {"model": "qwq", "max_tokens": 60, "thinking": thinking, "output_config": output}
+    reply = post(url, **body)
+    assert [block["type"] for block in reply["content"]] == ["thinking", "text"]
+    assert "think>" not in json.dumps(reply["content"])
+    assert reply["usage"]["output_tokens_details"]["thinking_tokens"] == 5
+    if schema is not None:
+        assert json.loads(reply["content"][1]["text"]) == "a king"
 
 
 def test_a_budget_and_a_schema(url: str) -> None:

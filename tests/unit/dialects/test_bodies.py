@@ -380,9 +380,12 @@ def test_any_bytes_are_refused_in_a_sentence(content: bytes) -> None:
 
     Hypothesis knows the strings of the sources, and finds bodies that have all they need.
     """
+    reason = ""
     try:
         parse_body(GenerateBody, content)
     except ValidationError as error:
-        assert re.match(r"the body|\w|\".*\":", error.message)
+        reason = error.message
+    if reason:
+        assert re.match(r"the body|\w|\".*\":", reason)
     else:
         assert json.loads(content).keys() & {"inputs", "messages"}
