@@ -47,6 +47,9 @@ from maskdial.runtime.runner import Runner
 from maskdial.runtime.session import Session, SessionOptions
 
 _log = logging.getLogger("maskdial.models")
+# Tokens of a block. Prompts are scored a block at a time, so shorter ones take longer; but a text
+# with states goes on from the end of a block only.
+_MAX_BLOCK, _MAX_BLOCK_WITH_STATES = 128, 64
 
 
 def load_model(
@@ -187,8 +190,9 @@ def _start_causal(
     session = _causal_session(bundle, config, placement, options)
     layout = manifest.kv.stored_as(session.kv_cache)
     # Chunks of whole blocks leave the logits as they are in one piece.
+    block_tokens = _block_tokens(session, layout)
     chunk_tokens = _round_up(
-        config.prefill_chunk_tokens or provider.prefill_chunk_tokens, layout.query_block
+        config.prefill_chunk_tokens or provider.prefill_chunk_tokens, block_tokens
     )
     runner = _runner(session, bundle, config, placement, layout, chunk_tokens)
     if not session.multiplies_exactly:
@@ -217,12 +221,14 @@ def _start_causal(
         max_length=runner.max_length,
         vocab_size=manifest.vocab_size,
         prefill_chunk_tokens=chunk_tokens,
-        block_tokens=layout.query_block,
+        block_tokens=block_tokens,
         # Longer prompts than a block would differ in their last bits from those prefilled alone.
-        joint_tokens=None if provider.batch_invariant else chunk_tokens,
+        joint_tokens=layout.query_block if provider.batch_invariant else chunk_tokens,
         max_queue=config.max_queue,
         eos_token_ids=frozenset(manifest.special_tokens.eos),
-        prefix_cache=_prefix_cache(bundle, layout, config) if encoder is None else None,
+        prefix_cache=_prefix_cache(bundle, layout, config, block_tokens)
+        if encoder is None
+        else None,
         max_drafts=_max_drafts(bundle, config),
         never=never,
         sampler=_sampler(bundle, placement, runner.slots, options, never),
@@ -392,7 +398,20 @@ def _grammar_compiler(bundle: Bundle) -> GrammarCompiler:
     )
 
 
-def _prefix_cache(bundle: Bundle, layout: KVLayout, config: Config) -> PrefixCache | None:
+def _block_tokens(session: Session, layout: KVLayout) -> int:
+    """How many tokens the blocks have in which prompts are kept, and that chunks are multiples of.
+
+    Our kernels compute the same bits wherever a chunk begins, so that blocks need not be those of
+    ONNX Runtime's attention, which are long for large heads.
+    """
+    if "new_tokens" not in session.input_names:
+        return layout.query_block
+    return min(layout.query_block, _MAX_BLOCK_WITH_STATES if layout.states else _MAX_BLOCK)
+
+
+def _prefix_cache(
+    bundle: Bundle, layout: KVLayout, config: Config, block_tokens: int
+) -> PrefixCache | None:
     if not config.prefix_cache_bytes:
         return None
     max_bytes, free = config.prefix_cache_bytes, HostMemory().free_bytes()
@@ -403,7 +422,7 @@ def _prefix_cache(bundle: Bundle, layout: KVLayout, config: Config) -> PrefixCac
         )
     return PrefixCache(
         model=bundle.manifest.files[bundle.manifest.graph],
-        block_tokens=layout.query_block,
+        block_tokens=block_tokens,
         max_bytes=max_bytes,
         shared=config.prefix_cache_shared == "on",
         needs_states=bool(layout.states),
