@@ -25,28 +25,40 @@ HYBRID = STARTER_FOLDER / "hybrid"
 PROMPT = np.arange(20, 57)
 
 
-def in_four_bits(weight: NDArray[np.float32], block_size: int = 128) -> list[NDArray[Any]]:
-    """Integers and scales of a weight (inputs, outputs), as ``MatMulNBits`` takes them."""
+BLOCK = 32
+
+
+def in_four_bits(weight: NDArray[np.float32]) -> list[NDArray[Any]]:
+    """Integers, scales and zeros of a weight (inputs, outputs), as ``MatMulNBits`` takes them."""
     num_inputs, num_outputs = weight.shape
-    blocks = np.pad(weight.T, ((0, 0), (0, -num_inputs % block_size)))
-    blocks = blocks.reshape(num_outputs, -1, block_size)
-    scale = np.abs(blocks).max(axis=2, keepdims=True) / np.float32(7) + np.float32(1e-9)
-    integers = np.rint(blocks / scale).astype(np.int8) + 8
-    packed = (integers[..., 0::2] | integers[..., 1::2] << 4).astype(np.uint8)
-    return [packed, scale[..., 0]]
+    blocks = np.pad(weight.T, ((0, 0), (0, -num_inputs % BLOCK)))
+    blocks = blocks.reshape(num_outputs, -1, BLOCK)
+    low, high = np.minimum(blocks.min(axis=2), 0), np.maximum(blocks.max(axis=2), 0)
+    scale = ((high - low) / 15 + np.float32(1e-4)).astype(np.float16).astype(np.float32)
+    zeros = np.rint(-low / scale).clip(0, 15).astype(np.uint8)
+    integers = np.rint(blocks / scale[..., None]) + zeros[..., None]
+    zeros = np.pad(zeros, ((0, 0), (0, zeros.shape[1] % 2)))
+    packed = [
+        each[..., 0::2] | each[..., 1::2] << 4
+        for each in (integers.clip(0, 15).astype(np.uint8), zeros)
+    ]
+    return [packed[0], scale, packed[1]]
+
+
+SUFFIXES = ("int4", "scale4", "zeros4")
 
 
 def product4(source: str, name: str, weight: NDArray[np.float32], output: str) -> NodeProto:
     num_inputs, num_outputs = weight.shape
     return helper.make_node(
         "MatMulNBits",
-        [source, f"{name}.int4", f"{name}.scale4"],
+        [source, *(f"{name}.{suffix}" for suffix in SUFFIXES)],
         [output],
         domain="com.microsoft",
         K=num_inputs,
         N=num_outputs,
         bits=4,
-        block_size=128,
+        block_size=BLOCK,
         accuracy_level=4,
     )
 
@@ -71,7 +83,7 @@ def int4(tmp_path_factory: pytest.TempPathFactory) -> Path:
         source = producers[producers[rows].input[0]].input[0]
         (last,) = (each for each in graph.node if node.output[0] in each.input)
         replaced[last.output[0]] = product4(source, name, weight, last.output[0])
-        for suffix, array in zip(("int4", "scale4"), in_four_bits(weight), strict=True):
+        for suffix, array in zip(SUFFIXES, in_four_bits(weight), strict=True):
             graph.initializer.append(numpy_helper.from_array(array, f"{name}.{suffix}"))
     for node in graph.node:
         nodes.append(replaced.get(node.output[0], node))
@@ -188,11 +200,22 @@ def test_products_of_another_kind_stay(
     assert changed(int4, tmp_path, change) == 1
 
 
-@pytest.mark.parametrize("names", [["zero"], ["", "group"], ["", "", "computed"]])
-def test_zero_points_groups_and_computed_biases_stay(
+@pytest.mark.parametrize("names", [["computed"], ["", "group"], ["", "", "computed"]])
+def test_groups_and_computed_zeros_and_biases_stay(
     int4: Path, tmp_path: Path, names: list[str]
 ) -> None:
-    assert changed(int4, tmp_path, lambda _, node: node.input.extend(names)) == 1
+    def change(_graph: GraphProto, node: NodeProto) -> None:
+        node.input[3:] = names
+
+    assert changed(int4, tmp_path, change) == 1
+
+
+def test_zeros_of_floats_stay(int4: Path, tmp_path: Path) -> None:
+    def change(graph: GraphProto, node: NodeProto) -> None:
+        graph.initializer.append(numpy_helper.from_array(np.ones((1, 1), np.float32), "floats"))
+        node.input[3] = "floats"
+
+    assert changed(int4, tmp_path, change) == 1
 
 
 def test_scales_of_float16_stay(int4: Path, tmp_path: Path) -> None:
@@ -213,12 +236,14 @@ def test_biases_and_gelu_are_fused_with_a_product(
     """GELU does not if the product is used itself, or has a bias already."""
     rng = np.random.default_rng(0)
     weight = rng.standard_normal((140, 50), np.float32) * np.float32(0.125)
-    packed, scale = in_four_bits(weight)
-    arrays = {"w.int4": packed, "w.scale4": scale}
+    arrays: dict[str, NDArray[Any]]
+    arrays = {
+        f"w.{suffix}": each for suffix, each in zip(SUFFIXES, in_four_bits(weight), strict=True)
+    }
     arrays |= {"bias": rng.standard_normal(50, np.float32)}
     product = product4("x", "w", weight, "product")
     if bias:
-        product.input.extend(["", "", "bias"])
+        product.input.extend(["", "bias"])
     nodes = [
         product,
         helper.make_node("BiasGelu", ["product", "bias"], ["y"], domain="com.microsoft"),

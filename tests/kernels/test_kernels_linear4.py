@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import onnxruntime as ort
@@ -12,39 +12,53 @@ from numpy.typing import NDArray
 from tests.kernels.conftest import fma
 
 Open = Callable[..., ort.InferenceSession]
-Drawn = tuple[NDArray[np.uint8], NDArray[np.float32], NDArray[np.float32] | None]
+Floats = NDArray[np.float32]
+Drawn = tuple[NDArray[np.uint8], Floats, Floats | None, NDArray[np.uint8] | None, Floats | None]
+"""Weights, scales, and perhaps biases, zeros and minima."""
+Numbers = Literal["middle", "zeros", "minima"]
 
 LARGEST = np.float32(127)
 LEAST_PEAK = np.float32(2.0**-120)
 TINY = np.float32(1e-42)  # a denormal
-NAMES = ("w", "s", "b", "up_w", "up_s", "up_b")
+NAMES = [f"{prefix}{name}" for prefix in ("", "up_") for name in ("w", "s", "b", "z", "m")]
 
 
 def quantized(block: NDArray[np.float32]) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
-    """A block of each row as integers, and its largest magnitude (rows, 1)."""
+    """A block of each row as integers, and the step between them (rows, 1)."""
     peak = np.abs(block).max(axis=1, keepdims=True)
     peak = np.where(peak >= LEAST_PEAK, peak, np.float32(0))
     with np.errstate(divide="ignore"):
         factor = np.where(peak > 0, LARGEST / peak, np.float32(0))
-    return np.rint(block * factor).astype(np.int64), peak
+    return np.rint(block * factor).astype(np.int64), peak / LARGEST
 
 
 def product(
     x: NDArray[np.float32],
     packed: NDArray[np.uint8],
     scale: NDArray[np.float32],
-    bias: NDArray[np.float32] | None,
+    bias: NDArray[np.float32] | None = None,
+    zeros: NDArray[np.uint8] | None = None,
+    minimum: NDArray[np.float32] | None = None,
 ) -> NDArray[np.float32]:
     """The operator's product in NumPy: exact integers, then float32 in the same order."""
     block_size = 2 * packed.shape[2]
     total = np.zeros((len(x), len(packed)), np.float32)
     for block in range(packed.shape[1]):
-        values, peak = quantized(x[:, block * block_size : (block + 1) * block_size])
-        weights = np.stack([packed[:, block] & 15, packed[:, block] >> 4], axis=-1)
-        weights = weights.reshape(len(packed), -1)[:, : values.shape[1]].astype(np.int64) - 8
-        scaled = (values @ weights.T).astype(np.float32) * (scale[:, block] / LARGEST)
-        total = fma(scaled, peak, total)
+        values, step = quantized(x[:, block * block_size : (block + 1) * block_size])
+        weights = nibbles(packed[:, block])[:, : values.shape[1]]
+        sums = values.sum(axis=1, keepdims=True)
+        zero = np.int64(8) if zeros is None else nibbles(zeros)[:, block]
+        exact = values @ weights.T - (sums * zero if minimum is None else 0)
+        total = fma(exact.astype(np.float32) * scale[:, block], step, total)
+        if minimum is not None:
+            total = fma(minimum[:, block], -sums.astype(np.float32) * step, total)
     return total if bias is None else total + bias
+
+
+def nibbles(packed: NDArray[np.uint8]) -> NDArray[np.int64]:
+    """Bytes (rows, columns) as pairs of integers of 4 bits."""
+    pairs = np.stack([packed & 15, packed >> 4], axis=-1)
+    return pairs.reshape(len(packed), -1).astype(np.int64)
 
 
 def drawn(
@@ -54,15 +68,29 @@ def drawn(
     *,
     bias: bool = False,
     block_size: int = 128,
+    numbers: Numbers = "middle",
+    halves: bool = False,
 ) -> Drawn:
-    """Weights with many of the extremes, and scales of both signs as exported ones have."""
+    """Weights with many of the extremes, and scales of both signs as exported ones have.
+
+    Scales are numbers of 16 bits with ``halves``, among them denormal ones.
+    """
     num_blocks = -(-num_inputs // block_size)
     shape = num_outputs, num_blocks, block_size // 2
     weight = rng.integers(0, 256, shape).astype(np.uint8)
     weight[rng.random(shape) < 0.2] = 0
     weight[rng.random(shape) < 0.2] = 255
     scale = rng.standard_normal((num_outputs, num_blocks), np.float32)
-    return weight, scale, rng.standard_normal(num_outputs, np.float32) if bias else None
+    if halves:
+        scale[::7] *= np.float32(2.0**-20)
+        scale = scale.astype(np.float16).astype(np.float32)
+    biases = rng.standard_normal(num_outputs, np.float32) if bias else None
+    zeros = minimum = None
+    if numbers == "zeros":
+        zeros = rng.integers(0, 256, (num_outputs, -(-num_blocks // 2))).astype(np.uint8)
+    elif numbers == "minima":
+        minimum = rng.standard_normal(scale.shape, np.float32)
+    return weight, scale, biases, zeros, minimum
 
 
 def rows(rng: np.random.Generator, num_rows: int, num_inputs: int) -> NDArray[np.float32]:
@@ -111,8 +139,22 @@ def test_products_are_numpys_to_the_last_bit(
 ) -> None:
     rng = np.random.default_rng(num_rows * num_inputs)
     x = rows(rng, num_rows, num_inputs)
-    for bias in (False, True):
-        weights = drawn(rng, num_inputs, num_outputs, bias=bias, block_size=block_size)
+    for bias, halves, numbers in (
+        (False, False, "middle"),
+        (True, True, "middle"),
+        (False, True, "zeros"),
+        (True, False, "zeros"),
+        (True, False, "minima"),
+    ):
+        weights = drawn(
+            rng,
+            num_inputs,
+            num_outputs,
+            bias=bias,
+            block_size=block_size,
+            numbers=numbers,
+            halves=halves,
+        )
         (result,) = linear4(num_inputs, weights).run(None, {"x": x})
         np.testing.assert_array_equal(result, product(x, *weights))
 
@@ -127,7 +169,7 @@ def test_largest_products_do_not_saturate(
     weight = np.full((40, num_blocks, block_size // 2), packed, np.uint8)
     scale = np.full((40, num_blocks), 127, np.float32)
     x = np.full((3, 4096), value, np.float32)
-    (result,) = linear4(4096, (weight, scale, None)).run(None, {"x": x})
+    (result,) = linear4(4096, (weight, scale)).run(None, {"x": x})
     mean = ((packed & 15) + (packed >> 4)) / 2 - 8
     np.testing.assert_array_equal(result, np.float32(127 * value * mean * 4096))
 
@@ -136,8 +178,9 @@ def test_largest_products_do_not_saturate(
 def test_gated_products_are_silu_times_up(linear4: Open, num_rows: int) -> None:
     rng = np.random.default_rng(num_rows)
     # ONNX Runtime's Sigmoid, which this repeats, is exact to a few bits between -18 and 18.
-    x = rng.standard_normal((num_rows, 170), np.float32) * np.float32(0.02)
-    gate, up = drawn(rng, 170, 45, bias=True), drawn(rng, 170, 45)
+    x = rng.standard_normal((num_rows, 170), np.float32) * np.float32(0.01)
+    gate = drawn(rng, 170, 45, bias=True, block_size=32, numbers="zeros", halves=True)
+    up = drawn(rng, 170, 45, block_size=32, numbers="minima")
     (result,) = linear4(170, gate, up).run(None, {"x": x})
     first = product(x, *gate).astype(np.float64)
     second = product(x, *up).astype(np.float64)
@@ -183,9 +226,9 @@ def test_what_is_not_a_number_stays_in_its_row(linear4: Open) -> None:
 def test_errors_are_those_of_rounding(linear4: Open) -> None:
     """Against the product of the same weights with exact inputs."""
     rng = np.random.default_rng(0)
-    packed, scale, _ = drawn(rng, 640, 50)
+    packed, scale, *_ = drawn(rng, 640, 50)
     x = rng.standard_normal((20, 640), np.float32)
-    (result,) = linear4(640, (packed, scale, None)).run(None, {"x": x})
+    (result,) = linear4(640, (packed, scale)).run(None, {"x": x})
     weights = np.stack([packed & 15, packed >> 4], axis=-1).reshape(50, 5, 128).astype(np.float64)
     exact = x @ ((weights - 8) * scale[..., None]).reshape(50, 640).T
     assert (result - exact).std() < 0.01 * exact.std()
@@ -198,7 +241,7 @@ def test_no_rows(linear4: Open) -> None:
 
 
 WEIGHT, SCALE = np.zeros((4, 2, 16), np.uint8), np.ones((4, 2), np.float32)
-BIAS = np.ones(4, np.float32)
+BIAS, ZEROS = np.ones(4, np.float32), np.zeros((4, 1), np.uint8)
 
 
 @pytest.mark.parametrize(
@@ -213,8 +256,11 @@ BIAS = np.ones(4, np.float32)
         ((np.zeros((4, 3, 16), np.uint8), SCALE), {}, "number of inputs"),
         ((WEIGHT, SCALE[:3]), {}, "scale of Linear4 does not fit"),
         ((WEIGHT, SCALE, BIAS[:3]), {}, "bias of Linear4 does not fit"),
-        ((WEIGHT, SCALE, None, WEIGHT[:3], SCALE[:3]), {}, "outputs"),
-        ((WEIGHT, SCALE, None, WEIGHT, SCALE), {"gelu": 1}, "no GELU"),
+        ((WEIGHT, SCALE, BIAS, ZEROS[:3]), {}, "zeros of Linear4 do not fit"),
+        ((WEIGHT, SCALE, BIAS, None, SCALE[:3]), {}, "minima of Linear4 do not fit"),
+        ((WEIGHT, SCALE, BIAS, ZEROS, SCALE), {}, "zeros or minima, not both"),
+        ((WEIGHT, SCALE, None, None, None, WEIGHT[:3], SCALE[:3]), {}, "outputs"),
+        ((WEIGHT, SCALE, None, None, None, WEIGHT, SCALE), {"gelu": 1}, "no GELU"),
         ((WEIGHT, SCALE), {"constant": False}, "must be constant"),
     ],
 )

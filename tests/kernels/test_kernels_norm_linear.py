@@ -85,8 +85,9 @@ def test_products_of_4_bits_are_numpys_to_the_last_bit(
     linear: Open, num_rows: int, num_inputs: int, num_outputs: int
 ) -> None:
     feeds = drawn(num_rows, num_inputs)
-    weight = int4.drawn(np.random.default_rng(num_outputs), num_inputs, num_outputs, bias=True)
-    named = dict(zip(("w", "s", "b"), weight, strict=True))
+    rng = np.random.default_rng(num_outputs)
+    weight = int4.drawn(rng, num_inputs, num_outputs, bias=True, block_size=32, numbers="zeros")
+    named = dict(zip(int4.NAMES, weight, strict=False))
     session = opened(linear, "NormLinear4", named, num_inputs=num_inputs, threads=2)
     total, result = session.run(None, feeds)
     np.testing.assert_array_equal(total, feeds["x"] + feeds["residual"])

@@ -35,8 +35,8 @@ _SANITIZED = ("-g", "-fsanitize=address,undefined", "-fno-sanitize-recover=all")
 _PROCESSORS = {
     "x86_64": {
         "scalar": (),
-        "avx2": ("-mavx2", "-mfma"),
-        "avxvnni": ("-mavx2", "-mfma", "-mavxvnni"),
+        "avx2": ("-mavx2", "-mfma", "-mf16c"),
+        "avxvnni": ("-mavx2", "-mfma", "-mf16c", "-mavxvnni"),
         "avx512vnni": ("-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mavx512vnni"),
     },
     # NEON is part of the base.

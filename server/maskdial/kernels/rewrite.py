@@ -79,7 +79,8 @@ class _Product:
     Attributes:
         op_type: of the operator that takes its place.
         source: the float value that is quantized.
-        weights: the operator's inputs after the source: weight, scale, bias or an empty name.
+        weights: the operator's inputs after the source: weight, scale, bias and more; an empty name
+            for one that it does not have.
         attributes: the operator's, but for ``gelu``.
         output: the result's name.
         last: the node that computes the result.
@@ -87,7 +88,7 @@ class _Product:
 
     op_type: str
     source: str
-    weights: tuple[str, str, str]
+    weights: tuple[str, ...]
     attributes: dict[str, float]
     output: str
     last: NodeProto
@@ -401,11 +402,14 @@ def _product4(graph: Graph, node: NodeProto) -> _Product | None:
     if attributes != {"bits": _BITS, "accuracy_level": _INT8_INPUTS} or block_size % CHUNK:
         return None
     constants = [graph.initializer(name) for name in (weight, scale, bias) if name]
-    if zero_points or group_index or not all(constants):
+    zeros = graph.initializer(zero_points) if zero_points else None
+    if zero_points and (zeros is None or zeros.data_type != TensorProto.UINT8):
+        return None
+    if group_index or not all(constants):
         return None
     if any(each and each.data_type == TensorProto.FLOAT16 for each in constants):
         return None
-    weights = (weight, scale, bias)
+    weights = (weight, scale, bias, zero_points, "")
     return _Product("Linear4", source, weights, {"num_inputs": num_inputs}, node.output[0], node)
 
 

@@ -145,14 +145,14 @@ inline void store_some_signed_bytes(int8_t* p, Floats v, size_t count) {
 constexpr float kMinBlockMagnitude = 0x1p-120f;
 
 void quantize_blocks(const float* row, size_t size, size_t block_size, int8_t* values,
-                     float* peaks, int32_t* starts) {
+                     float* steps, float* sums) {
   const Floats highest = splat(kLargestInput), lowest = splat(-kLargestInput);
   for (size_t first = 0, b = 0; first < size; first += block_size, ++b) {
     const float* block = row + first;
     const size_t length = size - first < block_size ? size - first : block_size;
     const float peak = largest_magnitude(block, length);
     const bool counts = peak >= kMinBlockMagnitude;
-    peaks[b] = counts ? peak : 0.0f;
+    steps[b] = counts ? peak / kLargestInput : 0.0f;
     const Floats factor = splat(counts ? kLargestInput / peak : 0.0f);
     Floats sum = splat(0.0f);  // of integers, which are exact in any order
     for_each_vector(length, [&](size_t i, size_t count) {
@@ -162,7 +162,7 @@ void quantize_blocks(const float* row, size_t size, size_t block_size, int8_t* v
       sum = add(sum, integers);
       store_some_signed_bytes(values + first + i, integers, count);
     });
-    starts[b] = -kZeroNibble * static_cast<int32_t>(sum_of_lanes(sum));
+    sums[b] = -sum_of_lanes(sum);
   }
 }
 
@@ -213,6 +213,37 @@ inline void add_chunk(const uint8_t* weights, const int8_t* values, size_t row_s
   }
 }
 
+// The numbers of a block for a vector of columns.
+template <BlockNumbers kNumbers>
+struct ColumnNumbers {
+  Floats scale, other;
+
+  ColumnNumbers(const uint8_t* block, size_t column) {
+    if constexpr (kNumbers == BlockNumbers::kHalfZero) {
+      const auto* scales = reinterpret_cast<const uint16_t*>(block);
+      scale = load_halves(scales + column);
+      other = load_bytes(block + kPanel4 * sizeof(uint16_t) + column);
+    } else {
+      const auto* scales = reinterpret_cast<const float*>(block);
+      scale = load(scales + column);
+      other = kNumbers == BlockNumbers::kFloatZero
+                  ? load_bytes(block + kPanel4 * sizeof(float) + column)
+                  : load(scales + kPanel4 + column);
+    }
+  }
+
+  // Adds a block's part of a product, whose integers' sum is `sum`.
+  Floats add(Sums sum, float step, float row_sum, Floats total) const {
+    if constexpr (kNumbers == BlockNumbers::kFloatMinimum) {
+      total = fma(mul(to_floats(sum), scale), splat(step), total);
+      return fma(other, splat(row_sum * step), total);
+    } else {
+      const Floats centered = fma(other, splat(row_sum), to_floats(sum));  // integers, exact
+      return fma(mul(centered, scale), splat(step), total);
+    }
+  }
+};
+
 // The results of a tile's totals [num_rows][num_columns].
 void finish_block_tile(const float* totals, size_t num_rows, size_t num_columns,
                        const BlockPanel& panel, size_t first, const Result& to) {
@@ -228,14 +259,14 @@ void finish_block_tile(const float* totals, size_t num_rows, size_t num_columns,
 
 // A tile of kRows rows and kVectors vectors of columns. Most blocks are a single chunk each (kSingle):
 // without a loop over chunks, more sums and totals stay in registers.
-template <size_t kRows, size_t kVectors, bool kSingle, bool kForeseen>
+template <BlockNumbers kNumbers, size_t kRows, size_t kVectors, bool kSingle, bool kForeseen>
 void multiply_block_tile(const BlockRows& rows, size_t row, const BlockPanel& panel, size_t first,
                          const Result& to) {
   const size_t row_stride = panel.num_chunks * kChunk, num_blocks = panel.num_blocks();
   const uint8_t* weights = panel.weights + first * kQuad;
   const int8_t* values = rows.values + row * row_stride;
-  const int32_t* starts = rows.starts + row * num_blocks;
-  const float* peaks = rows.peaks + row * num_blocks;
+  const float* steps = rows.steps + row * num_blocks;
+  const float* row_sums = rows.sums + row * num_blocks;
   Floats totals[kRows][kVectors];
   UNROLL for (size_t r = 0; r < kRows; ++r) {
     UNROLL for (size_t v = 0; v < kVectors; ++v) totals[r][v] = splat(0.0f);
@@ -243,9 +274,7 @@ void multiply_block_tile(const BlockRows& rows, size_t row, const BlockPanel& pa
   for (size_t block = 0, chunk = 0; block < num_blocks; ++block) {
     Sums sums[kRows][kVectors];
     UNROLL for (size_t r = 0; r < kRows; ++r) {
-      UNROLL for (size_t v = 0; v < kVectors; ++v) {
-        sums[r][v] = splat_sum(starts[r * num_blocks + block]);
-      }
+      UNROLL for (size_t v = 0; v < kVectors; ++v) sums[r][v] = splat_sum(0);
     }
     const size_t left = panel.num_chunks - chunk;
     const size_t end = chunk + (left < panel.chunks_per_block ? left : panel.chunks_per_block);
@@ -254,16 +283,15 @@ void multiply_block_tile(const BlockRows& rows, size_t row, const BlockPanel& pa
       weights += kChunkBytes;
       values += kChunk;
     } while (++chunk < end && !kSingle);
-    // The bytes of a column's quad and its factor are as many.
-    const auto* factors = reinterpret_cast<const float*>(weights);
-    weights += kPanel4 * sizeof(float);
-    UNROLL for (size_t r = 0; r < kRows; ++r) {
-      const Floats peak = splat(peaks[r * num_blocks + block]);
-      UNROLL for (size_t v = 0; v < kVectors; ++v) {
-        const Floats scaled = mul(to_floats(sums[r][v]), load(factors + v * kWidth));
-        totals[r][v] = fma(scaled, peak, totals[r][v]);
+    const uint8_t* numbers = weights - first * kQuad;
+    UNROLL for (size_t v = 0; v < kVectors; ++v) {
+      const ColumnNumbers<kNumbers> column(numbers, first + v * kWidth);
+      UNROLL for (size_t r = 0; r < kRows; ++r) {
+        const size_t at = r * num_blocks + block;
+        totals[r][v] = column.add(sums[r][v], steps[at], row_sums[at], totals[r][v]);
       }
     }
+    weights += kPanel4 * bytes_per_column(kNumbers);
   }
   // Loops over registers end here: later code reads the totals from memory.
   float results[kRows][kVectors * kWidth];
@@ -273,22 +301,22 @@ void multiply_block_tile(const BlockRows& rows, size_t row, const BlockPanel& pa
   finish_block_tile(results[0], kRows, kVectors * kWidth, panel, first, to);
 }
 
-template <size_t kRows>
+template <BlockNumbers kNumbers, size_t kRows>
 void multiply_block_rows(const BlockRows& rows, size_t row, size_t num_rows,
                          const BlockPanel& panel, const Result& to) {
   if constexpr (kRows > 1) {
     if (num_rows < kRows) {
-      return multiply_block_rows<kRows - 1>(rows, row, num_rows, panel, to);
+      return multiply_block_rows<kNumbers, kRows - 1>(rows, row, num_rows, panel, to);
     }
   }
   constexpr size_t kVectors = kVectorsOf<kPanel4, kRows>;
   const bool single = panel.chunks_per_block == 1;
-  auto multiply_tile = single ? multiply_block_tile<kRows, kVectors, true, false>
-                              : multiply_block_tile<kRows, kVectors, false, false>;
+  auto multiply_tile = single ? multiply_block_tile<kNumbers, kRows, kVectors, true, false>
+                              : multiply_block_tile<kNumbers, kRows, kVectors, false, false>;
   if constexpr (kRows == 1) {  // one row waits for its weights, as in multiply_rows
     if (kHardwarePrefetches) {
-      multiply_tile = single ? multiply_block_tile<kRows, kVectors, true, true>
-                             : multiply_block_tile<kRows, kVectors, false, true>;
+      multiply_tile = single ? multiply_block_tile<kNumbers, kRows, kVectors, true, true>
+                             : multiply_block_tile<kNumbers, kRows, kVectors, false, true>;
     }
   }
   for (size_t first = 0; first < to.num_columns; first += kVectors * kWidth) {
@@ -298,12 +326,25 @@ void multiply_block_rows(const BlockRows& rows, size_t row, size_t num_rows,
 
 // The rows are not copied from one tile to the next: a load of two pointers that were stored one by
 // one waits until all stores before them, which are the products', have reached the cache.
-void multiply_blocks(const BlockRows& rows, size_t num_rows, const BlockPanel& panel,
-                     const Result& result) {
+template <BlockNumbers kNumbers>
+void multiply_all_blocks(const BlockRows& rows, size_t num_rows, const BlockPanel& panel,
+                         const Result& result) {
   const size_t tile_rows = rows_of_tiles(num_rows, kTileRows<kPanel4>);
   for (size_t row = 0; row < num_rows; row += tile_rows) {
     const size_t some = num_rows - row < tile_rows ? num_rows - row : tile_rows;
-    multiply_block_rows<kTileRows<kPanel4>>(rows, row, some, panel, result.from(row));
+    multiply_block_rows<kNumbers, kTileRows<kPanel4>>(rows, row, some, panel, result.from(row));
+  }
+}
+
+void multiply_blocks(const BlockRows& rows, size_t num_rows, const BlockPanel& panel,
+                     const Result& result) {
+  switch (panel.numbers) {
+    case BlockNumbers::kFloatZero:
+      return multiply_all_blocks<BlockNumbers::kFloatZero>(rows, num_rows, panel, result);
+    case BlockNumbers::kHalfZero:
+      return multiply_all_blocks<BlockNumbers::kHalfZero>(rows, num_rows, panel, result);
+    case BlockNumbers::kFloatMinimum:
+      return multiply_all_blocks<BlockNumbers::kFloatMinimum>(rows, num_rows, panel, result);
   }
 }
 

@@ -42,8 +42,8 @@ struct Features {
   Features() {
     uint32_t a, b, c, d;
     if (__get_cpuid(1, &a, &b, &c, &d) == 0) return;
-    const bool fma = has(c, 12), saves = has(c, 27);
-    if (!fma || !saves) return;
+    const bool fma = has(c, 12), saves = has(c, 27), halves = has(c, 29);
+    if (!fma || !saves || !halves) return;
     const uint32_t saved = saved_registers();
     if ((saved & 0x06) != 0x06 || __get_cpuid_count(7, 0, &a, &b, &c, &d) == 0) return;
     avx2 = has(b, 5);

@@ -28,15 +28,16 @@ namespace {
 // as it is read, from its beginning to its end: corrections, weights, factors, and perhaps biases.
 class Int8Matrix {
  public:
-  static constexpr ElementType kType = kInt8;
   static constexpr size_t kColumns = kPanel;
+
+  static constexpr std::array<Value, 3> kInputs = {kInt8, kFloat, optional(kFloat)};
 
   Int8Matrix(const OrtApi& api, const OrtKernelInfo* info, size_t index, size_t num_given) {
     step_ = float_attribute(api, info, "step");
     by_row_ = int_attribute(api, info, "by_row") != 0;
     if (!(step_ > 0)) throw Error("the step of Linear must be positive");
     transposed_ = int_attribute(api, info, "transposed") != 0;
-    weight_ = Tensor::constant(api, info, index, kType);
+    weight_ = Tensor::constant(api, info, index, kInt8);
     if (weight_.dims.size() != 2 || weight_.size() == 0) {
       throw Error("a weight of Linear must be a matrix");
     }

@@ -1,10 +1,14 @@
-// The operator Linear4(x, weight, scale, bias?, up_weight?, up_scale?, up_bias?) -> y
+// The operator Linear4(x, weight, scale, bias?, zero?, minimum?, up_weight?, up_scale?, up_bias?,
+// up_zero?, up_minimum?) -> y
 //
 //   x            float (..., num_inputs)
 //   weight       uint8 (num_outputs, num_blocks, block_size / 2), two weights of 4 bits in a byte,
-//                the first one low; 8 is zero; constant
+//                the first one low; constant
 //   scale        float (num_outputs, num_blocks); constant
 //   bias         float (num_outputs); constant
+//   zero         uint8 (num_outputs, ceil(num_blocks / 2)), the weights that are zero, two in a byte, the
+//                first one low; 8 without it; constant
+//   minimum      float (num_outputs, num_blocks), in place of zero: subtracted from weight * scale; constant
 //   up_*         the same for a second product; then y = silu(first) * second
 //   num_inputs   attribute
 //   gelu         attribute: 0 or 1; applies to a single product
@@ -14,8 +18,10 @@
 // It takes the place of MatMulNBits with activations of 8 bits (accuracy level 4): each block of a
 // row is quantized to int8, relative to its largest magnitude, and multiplied exactly. A row's sum
 // over its blocks is always in the same order.
+#include <cmath>
 #include <cstring>
 
+#include "halves.h"
 #include "operators.h"
 #include "projection.h"
 
@@ -23,15 +29,16 @@ namespace {
 
 // A weight matrix as panels of kPanel4 columns of nibbles. The padding of the last panel and of
 // the last chunk of inputs is zero, as are the inputs there. A panel is in memory as it is read: each
-// block's weights and factors, and perhaps biases.
+// block's weights and numbers, and perhaps biases. Scales are of 16 bits where that changes none.
 class Int4Matrix {
  public:
-  static constexpr ElementType kType = kUint8;
   static constexpr size_t kColumns = kPanel4;
+  static constexpr std::array<Value, 5> kInputs = {kUint8, kFloat, optional(kFloat),
+                                                   optional(kUint8), optional(kFloat)};
 
   Int4Matrix(const OrtApi& api, const OrtKernelInfo* info, size_t index, size_t num_given) {
     const int64_t num_inputs = int_attribute(api, info, "num_inputs");
-    weight_ = Tensor::constant(api, info, index, kType);
+    weight_ = Tensor::constant(api, info, index, kUint8);
     if (num_inputs <= 0 || weight_.dims.size() != 3 || weight_.size() == 0) {
       throw Error("a weight of Linear4 must be a matrix in blocks");
     }
@@ -50,10 +57,31 @@ class Int4Matrix {
     if (scale_.size() != num_outputs_ * num_blocks_) {
       throw Error("a scale of Linear4 does not fit its weight");
     }
-    if (num_given > index + 2) bias_ = Tensor::constant(api, info, index + 2, kFloat, true);
+    const auto given = [&](size_t offset, ElementType type) {
+      if (num_given <= index + offset) return Tensor{};
+      return Tensor::constant(api, info, index + offset, type, true);
+    };
+    bias_ = given(2, kFloat);
     has_bias_ = bias_.data != nullptr;
     if (has_bias_ && bias_.size() != num_outputs_) {
       throw Error("a bias of Linear4 does not fit its weight");
+    }
+    zero_ = given(3, kUint8);
+    if (zero_.data != nullptr && zero_.size() != num_outputs_ * zero_stride()) {
+      throw Error("the zeros of Linear4 do not fit its weight");
+    }
+    minimum_ = given(4, kFloat);
+    if (minimum_.data != nullptr && minimum_.size() != scale_.size()) {
+      throw Error("the minima of Linear4 do not fit its weight");
+    }
+    if (minimum_.data != nullptr) {
+      if (zero_.data != nullptr) throw Error("a Linear4 has zeros or minima, not both");
+      numbers_ = BlockNumbers::kFloatMinimum;
+    } else {
+      uint16_t half;
+      const float *scales = scale_.floats(), *end = scales + scale_.size();
+      const bool halves = std::all_of(scales, end, [&](float s) { return float_to_half(s, half); });
+      numbers_ = halves ? BlockNumbers::kHalfZero : BlockNumbers::kFloatZero;
     }
   }
 
@@ -62,7 +90,7 @@ class Int4Matrix {
   size_t num_chunks() const { return (num_inputs_ + kChunk - 1) / kChunk; }
   size_t num_panels() const { return (num_outputs_ + kPanel4 - 1) / kPanel4; }
   size_t panel_bytes() const {
-    return num_chunks() * kChunkBytes + (num_blocks_ + (has_bias_ ? 1 : 0)) * kColumnBytes;
+    return num_chunks() * kChunkBytes + num_blocks_ * number_bytes() + (has_bias_ ? kBiasBytes : 0);
   }
 
   // Writes the panels, each `stride` bytes after the one before, to zeros.
@@ -70,8 +98,8 @@ class Int4Matrix {
     const size_t block_size = chunks_per_block_ * kChunk;
     const auto* weights = static_cast<const uint8_t*>(weight_.data);
     for (size_t column = 0; column < num_outputs_; ++column) {
-      // The bytes of a quad of nibbles, a factor and a bias are as many.
-      uint8_t* to = out + column / kPanel4 * stride + column % kPanel4 * kQuad;
+      const size_t its = column % kPanel4;
+      uint8_t* to = out + column / kPanel4 * stride;
       for (size_t block = 0; block < num_blocks_; ++block) {
         const size_t first = block * block_size;
         const size_t left = num_inputs_ - first, size = left < block_size ? left : block_size;
@@ -79,14 +107,14 @@ class Int4Matrix {
         for (size_t i = 0; i < size; ++i) {
           const int nibble = in[i / 2] >> (i % 2 * 4) & 15;
           const size_t octet = i / (2 * kQuad), high = i / kQuad % 2;
-          to[octet * kPanel4 * kQuad + i % kQuad] |= static_cast<uint8_t>(nibble << (high * 4));
+          to[(octet * kPanel4 + its) * kQuad + i % kQuad] |=
+              static_cast<uint8_t>(nibble << (high * 4));
         }
         to += (size + kChunk - 1) / kChunk * kChunkBytes;
-        const float factor = scale_.floats()[column * num_blocks_ + block] / kLargestInput;
-        std::memcpy(to, &factor, sizeof(factor));
-        to += kColumnBytes;
+        pack_numbers(column, block, to, its);
+        to += number_bytes();
       }
-      if (has_bias_) std::memcpy(to, bias_.floats() + column, sizeof(float));
+      if (has_bias_) std::memcpy(to + its * sizeof(float), bias_.floats() + column, sizeof(float));
     }
   }
 
@@ -103,20 +131,20 @@ class Int4Matrix {
     Rows(const Int4Matrix& matrix, size_t num_rows)
         : matrix_(&matrix),
           values_(new int8_t[num_rows * row_bytes()]),
-          peaks_(new float[num_rows * matrix.num_blocks_]),
-          starts_(new int32_t[num_rows * matrix.num_blocks_]) {}
+          steps_(new float[num_rows * matrix.num_blocks_]),
+          sums_(new float[num_rows * matrix.num_blocks_]) {}
 
     void quantize(const Processor& processor, const float* row, size_t index) {
       const size_t size = matrix_->num_inputs_, first = index * matrix_->num_blocks_;
       int8_t* values = values_.get() + index * row_bytes();
       std::memset(values + size, 0, row_bytes() - size);
       processor.quantize_blocks(row, size, matrix_->chunks_per_block_ * kChunk, values,
-                                peaks_.get() + first, starts_.get() + first);
+                                steps_.get() + first, sums_.get() + first);
     }
 
     BlockRows from(size_t index) const {
       const size_t first = index * matrix_->num_blocks_;
-      return {values_.get() + index * row_bytes(), peaks_.get() + first, starts_.get() + first};
+      return {values_.get() + index * row_bytes(), steps_.get() + first, sums_.get() + first};
     }
 
    private:
@@ -124,28 +152,54 @@ class Int4Matrix {
 
     const Int4Matrix* matrix_;
     std::unique_ptr<int8_t[]> values_;
-    std::unique_ptr<float[]> peaks_;
-    std::unique_ptr<int32_t[]> starts_;
+    std::unique_ptr<float[]> steps_;
+    std::unique_ptr<float[]> sums_;
   };
 
   void multiply(const Processor& processor, const Rows& rows, size_t row, size_t num_rows,
                 size_t panel, const Prefetch&, const Result& result) const {
     const uint8_t* weights = this->panel(panel).bytes;
-    const uint8_t* biases = weights + panel_bytes() - kColumnBytes;
-    const BlockPanel columns{weights, num_chunks(), chunks_per_block_,
+    const uint8_t* biases = weights + panel_bytes() - kBiasBytes;
+    const BlockPanel columns{weights, num_chunks(), chunks_per_block_, numbers_,
                              has_bias_ ? reinterpret_cast<const float*>(biases) : nullptr};
     processor.multiply_blocks(rows.from(row), num_rows, columns, result);
   }
 
  private:
   static constexpr size_t kChunkBytes = kChunk * kPanel4 / 2;
-  // A number for each column of a panel.
-  static constexpr size_t kColumnBytes = kPanel4 * sizeof(float);
-  static_assert(sizeof(float) == kQuad);
+  static constexpr size_t kBiasBytes = kPanel4 * sizeof(float);
+  static constexpr uint8_t kMiddle = 8;
+
+  size_t zero_stride() const { return (num_blocks_ + 1) / 2; }
+  size_t number_bytes() const { return kPanel4 * bytes_per_column(numbers_); }
+
+  // Writes the numbers of a column, `its` in its panel.
+  void pack_numbers(size_t column, size_t block, uint8_t* to, size_t its) const {
+    const size_t index = column * num_blocks_ + block;
+    const float scale = scale_.floats()[index];
+    if (numbers_ == BlockNumbers::kHalfZero) {
+      uint16_t half = 0;
+      float_to_half(scale, half);
+      std::memcpy(to + its * sizeof(half), &half, sizeof(half));
+      to += kPanel4 * sizeof(half);
+    } else {
+      std::memcpy(to + its * sizeof(scale), &scale, sizeof(scale));
+      to += kPanel4 * sizeof(scale);
+    }
+    if (numbers_ == BlockNumbers::kFloatMinimum) {
+      std::memcpy(to + its * sizeof(float), minimum_.floats() + index, sizeof(float));
+    } else if (zero_.data == nullptr) {
+      to[its] = kMiddle;
+    } else {
+      const auto* zeros = static_cast<const uint8_t*>(zero_.data) + column * zero_stride();
+      to[its] = zeros[block / 2] >> (block % 2 * 4) & 15;
+    }
+  }
 
   bool has_bias_ = false;
+  BlockNumbers numbers_ = BlockNumbers::kFloatZero;
   size_t num_inputs_ = 0, num_outputs_ = 0, num_blocks_ = 0, chunks_per_block_ = 0;
-  Tensor weight_, scale_, bias_;  // while the operator is made
+  Tensor weight_, scale_, bias_, zero_, minimum_;  // while the operator is made
   const uint8_t* panels_ = nullptr;
   size_t stride_ = 0;
 };

@@ -33,7 +33,7 @@ class Values {
   constexpr const Value& operator[](size_t index) const { return values_[index]; }
 
  private:
-  static constexpr size_t kMaxCount = 12;
+  static constexpr size_t kMaxCount = 16;
 
   Value values_[kMaxCount]{};
   size_t count_ = 0;

@@ -62,27 +62,42 @@ struct Result {
 // 4-bit weights come in chunks of this many inputs; the byte that holds the weights of input i of the
 // first quad of a pair holds those of input i of the second one in its high half.
 constexpr size_t kChunk = 32;
-// The weight that is zero, and the largest input.
-constexpr int kZeroNibble = 8;
+// The largest input.
 constexpr float kLargestInput = 127.0f;
 
+// What follows the weights of a block, for each column of its panel: a scale, and the weight that is zero
+// or the minimum, which is subtracted from the scaled weights.
+enum class BlockNumbers { kFloatZero, kHalfZero, kFloatMinimum };
+constexpr size_t bytes_per_column(BlockNumbers numbers) {
+  switch (numbers) {
+    case BlockNumbers::kFloatZero:
+      return sizeof(float) + sizeof(uint8_t);
+    case BlockNumbers::kHalfZero:
+      return sizeof(uint16_t) + sizeof(uint8_t);
+    case BlockNumbers::kFloatMinimum:
+      return 2 * sizeof(float);
+  }
+  return 0;
+}
+
 // One panel of 4-bit weights, block after block: [chunks_per_block][kChunk / 8][kPanel4][kQuad] (fewer
-// chunks in the last one), and the factor of each column's sum, float [kPanel4]. And a bias per column
+// chunks in the last one), and its numbers: the scales [kPanel4], then the others. And a bias per column
 // or null.
 struct BlockPanel {
   const uint8_t* weights;
   size_t num_chunks, chunks_per_block;
+  BlockNumbers numbers;
   const float* biases;
 
   size_t num_blocks() const { return (num_chunks + chunks_per_block - 1) / chunks_per_block; }
 };
 
-// Rows quantized in blocks: values [num_rows][num_chunks][kChunk], and [num_rows][num_blocks] each
-// block's largest magnitude and the start of its sums: the sum of its values times -8.
+// Rows quantized in blocks: values [num_rows][num_chunks][kChunk], and [num_rows][num_blocks] the step
+// between the integers of each block, and the sum of its integers times -1.
 struct BlockRows {
   const int8_t* values;
-  const float* peaks;
-  const int32_t* starts;
+  const float* steps;
+  const float* sums;
 };
 
 // Keys are transposed and multiplied in blocks of this many.
@@ -262,11 +277,11 @@ struct Processor {
 
   // Quantizes each block of a row to int8, relative to its largest magnitude.
   void (*quantize_blocks)(const float* row, size_t size, size_t block_size, int8_t* values,
-                          float* peaks, int32_t* starts);
+                          float* steps, float* sums);
 
   // Such rows times a panel: a product is the sum over the blocks, from the first one on, of the
-  // integers' sum times the column's factor, times the block's magnitude; plus the bias. At most
-  // kMaxRows rows.
+  // integers' sum (less the zero times the row's) times the column's scale, times the row's step, and
+  // less the minimum times the row's sum and step; plus the bias. At most kMaxRows rows.
   void (*multiply_blocks)(const BlockRows& rows, size_t num_rows, const BlockPanel& panel,
                           const Result& result);
 

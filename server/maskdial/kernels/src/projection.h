@@ -25,8 +25,8 @@ class Projection {
  public:
   static constexpr size_t kMaxMatrices = kSeveral ? kMaxProducts : 2;
   static constexpr size_t kFirstProduct = kNormed ? 3 : 1;
-  // The inputs of a product: weight, scale, and perhaps a bias.
-  static constexpr size_t kInputs = 3;
+  // The inputs of a product: weight, scale, and optional ones.
+  static constexpr size_t kInputs = Matrix::kInputs.size();
 
   Projection(const OrtApi& api, const OrtKernelInfo* info)
       : api_(api), processor_(required_processor()) {
@@ -82,9 +82,9 @@ class Projection {
     }
     for (size_t product = 0; product < kMaxMatrices; ++product) {
       const Characteristic need = product < kMaxMatrices - 1 ? kRequired : kOptional;
-      signature.inputs.add({Matrix::kType, need});
-      signature.inputs.add({kFloat, need});
-      signature.inputs.add(optional(kFloat));
+      for (const Value& input : Matrix::kInputs) {
+        signature.inputs.add({input.type, input.characteristic == kRequired ? need : kOptional});
+      }
       if (kSeveral && product > 0) signature.outputs.add({kFloat, need});
     }
     return signature;

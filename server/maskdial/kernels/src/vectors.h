@@ -7,6 +7,7 @@
 #include <cmath>
 #include <cstring>
 
+#include "halves.h"
 #include "processor.h"
 
 #if defined(__AVX2__)
@@ -87,6 +88,13 @@ inline void store_integers(int16_t* p, Floats v) {
   _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), integers);
 }
 inline Sums zero_sums() { return _mm512_setzero_si512(); }
+inline Floats load_halves(const uint16_t* p) {
+  return _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
+}
+inline Floats load_bytes(const uint8_t* p) {
+  const __m128i bytes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));
+  return _mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(bytes));
+}
 using Pairs = __m512i;
 inline Pairs splat_pair(const int16_t* pair) {
   int32_t both;
@@ -229,6 +237,13 @@ inline void store_integers(int16_t* p, Floats v) {
   _mm_storeu_si128(reinterpret_cast<__m128i*>(p), packed);
 }
 inline Sums zero_sums() { return _mm256_setzero_si256(); }
+inline Floats load_halves(const uint16_t* p) {
+  return _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
+}
+inline Floats load_bytes(const uint8_t* p) {
+  const __m128i bytes = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(p));
+  return _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(bytes));
+}
 using Pairs = __m256i;
 inline Pairs splat_pair(const int16_t* pair) {
   int32_t both;
@@ -312,6 +327,15 @@ inline void store_bytes(uint8_t* p, Floats v) {
 // `sdot` multiplies signed bytes only, so the inputs are shifted by their zero point.
 #define SIGNED_INPUTS
 inline Sums zero_sums() { return vdupq_n_s32(0); }
+inline Floats load_halves(const uint16_t* p) {
+  return vcvt_f32_f16(vreinterpret_f16_u16(vld1_u16(p)));
+}
+inline Floats load_bytes(const uint8_t* p) {
+  uint32_t four;
+  std::memcpy(&four, p, sizeof(four));
+  const uint8x8_t bytes = vreinterpret_u8_u32(vdup_n_u32(four));
+  return vcvtq_f32_u32(vmovl_u16(vget_low_u16(vmovl_u8(bytes))));
+}
 using Weights = int8x16_t;
 using Inputs = int8x16_t;
 inline Weights load_weights(const int8_t* p) { return vld1q_s8(p); }
@@ -401,6 +425,8 @@ inline void store_integers(int16_t* p, Floats v) {
   *p = static_cast<int16_t>(std::nearbyintf(v));
 }
 inline Sums zero_sums() { return 0; }
+inline Floats load_halves(const uint16_t* p) { return half_to_float(*p); }
+inline Floats load_bytes(const uint8_t* p) { return *p; }
 struct Pairs {
   int32_t first, second;
 };
