@@ -108,6 +108,13 @@ def _add_gate_arguments(parser: argparse.ArgumentParser) -> None:
         "what the model will be served (default: a page of mixed English)",
     )
     parser.add_argument(
+        "--calibration-text",
+        type=Path,
+        metavar="FILE",
+        help="UTF-8 text by which scales and 4-bit integers are chosen (default: another page of "
+        "English, or the quality text if there is one)",
+    )
+    parser.add_argument(
         "--keep",
         action="append",
         default=[],
@@ -116,18 +123,27 @@ def _add_gate_arguments(parser: argparse.ArgumentParser) -> None:
         "example '*.down_proj'; repeatable",
     )
     parser.add_argument(
+        "--int8",
+        action="append",
+        default=[],
+        metavar="PATTERN",
+        help="int4: store as int8 the layers whose names in the checkpoint match, for example "
+        "lm_head; repeatable",
+    )
+    parser.add_argument(
         "--keep-worst",
         type=_count,
         metavar="{auto,N}",
-        help="also keep the N most sensitive layers; auto keeps as few as --max-loss needs, at "
-        "most an eighth of all layers (default: auto)",
+        help="also keep the N most sensitive layers, with int4 as int8; auto keeps as few as "
+        "--max-loss needs, at most an eighth of all layers, with int4 a quarter (default: auto)",
     )
     parser.add_argument(
         "--no-calibrate",
         dest="calibrate",
         action="store_false",
         help="int8: compute a scale for each row of activations at run time, even where the "
-        "quality text shows that a fixed scale is accurate enough; slower",
+        "calibration text shows that a fixed scale is accurate enough, which is slower; int4: "
+        "round each weight to the nearest integer",
     )
     parser.add_argument(
         "--reduce-range",
@@ -179,8 +195,10 @@ def run(args: argparse.Namespace) -> int:
             precision=args.precision,
             gate=Gate(
                 text=args.quality_text,
+                calibration_text=args.calibration_text,
                 max_loss=args.max_loss,
                 keep=tuple(args.keep),
+                int8=tuple(args.int8),
                 keep_worst=args.keep_worst,
                 calibrate=args.calibrate,
                 reduce_range=args.reduce_range,

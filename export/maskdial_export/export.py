@@ -13,7 +13,7 @@ from rich.console import Console
 
 from maskdial.bundle.manifest import Manifest, TaskName
 from maskdial_export.checkpoint.adapter import check_adapter
-from maskdial_export.checkpoint.sample import read_sample
+from maskdial_export.checkpoint.sample import read_calibration, read_sample
 from maskdial_export.checkpoint.source import Source, find
 from maskdial_export.checks.kernels import exact_here
 from maskdial_export.destination import new_folder
@@ -84,6 +84,8 @@ def export(
         text = "8-bit products saturate on this processor (no VNNI), so weights get 7 bits"
         console.print(text, highlight=False, soft_wrap=True)
         gate = replace(gate, reduce_range=True)
+    if precision != "int4" and gate.int8:
+        raise ExportError("--int8 names layers of a bundle of int4; add --precision int4")
     if precision == "fp16" and (gate.keep or gate.keep_worst):
         raise ExportError(
             "--keep and --keep-worst apply to int8, int4 and int4-fp16; fp16 converts every layer"
@@ -92,6 +94,7 @@ def export(
         cast(Precision, precision),
         gate,
         read_sample(gate.text),
+        read_calibration(gate.calibration_text, gate.text),
         tolerance,
         console,
         strict=strict,
@@ -141,11 +144,11 @@ def _write_both(found: Source, folder: Path, settings: Settings) -> Manifest:
             finding(settings.console, "under the causal mask:")
             causal = write_bundle(sources[0], causal_folder, settings)
             finding(settings.console, "under the full mask:")
-            settings = settings.keeping(causal.kept)
+            settings = settings.keeping(causal.kept, causal.raised)
             full = write_bundle(sources[1], full_folder, settings, causal.packs)
-            if set(full.kept) == set(causal.kept):
+            if set(full.kept) == set(causal.kept) and set(full.raised) == set(causal.raised):
                 break
-            settings = settings.keeping(full.kept)
+            settings = settings.keeping(full.kept, full.raised)
             shutil.rmtree(round_)
         with phase(settings.console, "Sharing the weights"):
             join(causal_folder, full_folder, (causal.manifest, full.manifest), folder)

@@ -3,7 +3,7 @@
 import importlib.metadata
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -35,6 +35,7 @@ from maskdial_export.golden import SLACK, Golden, half_tolerance, quantized_tole
 from maskdial_export.join import share_weights
 from maskdial_export.model import Checkpoint, load_checkpoint
 from maskdial_export.phase import finding, phase
+from maskdial_export.quantize.int4 import Blocks
 from maskdial_export.quantize.quality import Gate, Graphs, Quantizer
 from maskdial_export.quantize.quantize import HALF
 from maskdial_export.session import Loaded
@@ -54,21 +55,25 @@ class Settings:
 
     ``tolerance`` is the largest difference allowed between the logits of torch and ONNX Runtime in
     fp32; ``strict`` refuses checkpoints with missing or unused weights; ``limit`` is how many
-    tokens a text may have, None for as many as the model reads.
+    tokens a text may have, None for as many as the model reads; ``made`` has the int4 matrices that
+    the graphs of one model share.
     """
 
     precision: Precision
     gate: Gate
     sample: Sample
+    calibration: Sample
     tolerance: float
     console: Console
     strict: bool = True
     limit: int | None = None
+    made: dict[str, Blocks] = field(default_factory=dict)
 
-    def keeping(self, names: Collection[str]) -> "Settings":
+    def keeping(self, names: Collection[str], int8: Collection[str]) -> "Settings":
         """Settings that keep these layers, and more only if the gate may choose them itself."""
         more = None if self.gate.keep_worst is None else 0
-        return replace(self, gate=replace(self.gate, keep=tuple(names), keep_worst=more))
+        gate = replace(self.gate, keep=tuple(names), int8=tuple(int8), keep_worst=more)
+        return replace(self, gate=gate)
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +87,11 @@ class Written:
     def kept(self) -> tuple[str, ...]:
         """The layers that are not quantized."""
         return () if self.manifest.quality is None else self.manifest.quality.kept
+
+    @property
+    def raised(self) -> tuple[str, ...]:
+        """The layers that are int8 with int4."""
+        return () if self.manifest.quality is None else self.manifest.quality.raised
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,7 +224,13 @@ def _quantizer(checkpoint: Checkpoint, settings: Settings) -> Quantizer | None:
     if settings.precision == "fp32":
         return None
     return Quantizer(
-        checkpoint, settings.precision, settings.gate, settings.sample, settings.console
+        checkpoint,
+        settings.precision,
+        settings.gate,
+        settings.sample,
+        settings.calibration,
+        settings.console,
+        settings.made,
     )
 
 

@@ -10,7 +10,8 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from maskdial_export.quantize.quantize import INT4, quantize
+from maskdial_export.quantize.int4 import INT4
+from maskdial_export.quantize.quantize import quantize
 from maskdial_export.quantize.sensitivity import int4_weight
 
 Floats = NDArray[np.float32]

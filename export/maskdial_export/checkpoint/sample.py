@@ -1,4 +1,4 @@
-"""The sample text on which the quality of a lower precision is measured."""
+"""The texts by which a lower precision is calibrated, and on which its quality is measured."""
 
 import hashlib
 import re
@@ -9,7 +9,7 @@ from pathlib import Path
 from maskdial_export.errors import ExportError
 
 _PACKAGE = "maskdial_export"
-_OWN = "sample.txt"
+_OWN, _CALIBRATION = "sample.txt", "calibration.txt"
 # About 16,000 tokens, more than any evaluation reads.
 _MAX_CHARACTERS = 65_536
 _SENTENCE_END = re.compile(r"(?<=[.!?])\s+|\n+")
@@ -43,20 +43,44 @@ def read_sample(path: Path | None) -> Sample:
     Raises:
         ExportError: the file cannot be read, is not UTF-8, or is empty.
     """
-    if path is None:
-        name = f"{_PACKAGE}/{_OWN}"
-        content = resources.files(_PACKAGE).joinpath(_OWN).read_bytes()
-    else:
-        try:
-            name, content = path.name, path.read_bytes()
-        except OSError as error:
-            raise ExportError(f"cannot read the quality text {path}: {error.strerror}") from error
+    return _built_in(_OWN) if path is None else _read(path, "quality")
+
+
+def read_calibration(path: Path | None, quality: Path | None) -> Sample:
+    """Reads the text to calibrate with: another one than the sample, unless that is the user's.
+
+    Args:
+        path: a text file; None for the built-in page, or for the quality text if there is one.
+        quality: the quality text; None for the built-in sample.
+
+    Raises:
+        ExportError: as `read_sample`.
+    """
+    if path is None and quality is None:
+        return _built_in(_CALIBRATION)
+    return read_sample(quality) if path is None else _read(path, "calibration")
+
+
+def _built_in(file: str) -> Sample:
+    content = resources.files(_PACKAGE).joinpath(file).read_bytes()
+    return _sample(f"{_PACKAGE}/{file}", content, content.decode())
+
+
+def _read(path: Path, kind: str) -> Sample:
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        raise ExportError(f"cannot read the {kind} text {path}: {error.strerror}") from error
     try:
         text = content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise ExportError(
-            f"the quality text {path} is not UTF-8 (byte {error.start}); convert it to UTF-8"
+            f"the {kind} text {path} is not UTF-8 (byte {error.start}); convert it to UTF-8"
         ) from error
     if not text.strip():
-        raise ExportError(f"the quality text {path} is empty")
+        raise ExportError(f"the {kind} text {path} is empty")
+    return _sample(path.name, content, text)
+
+
+def _sample(name: str, content: bytes, text: str) -> Sample:
     return Sample(name, hashlib.sha256(content).hexdigest(), text[:_MAX_CHARACTERS])

@@ -1,8 +1,10 @@
 """Observing what the layers of a torch model read while it runs over texts."""
 
+import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
@@ -42,21 +44,81 @@ def observe_layers(
     Returns:
         The observation of each layer that was called.
     """
-    modules = dict(model.named_modules())
     observations: dict[str, Observation] = {}
     last: tuple[Tensor, Tensor] | None = None  # layers of one input share its rows
 
-    def hook(name: str) -> Callable[..., None]:
-        def keep(module: nn.Module, arguments: tuple[Tensor, ...], output: Tensor) -> None:
-            nonlocal last
-            source = output if isinstance(module, nn.Embedding) else arguments[0]
-            if last is None or last[0] is not source:
-                last = source, some_rows(source).clone()
-            seen = observations.setdefault(name, Observation(module))
-            seen.peak = max(seen.peak, float(source.abs().max()))
-            seen.parts.append(last[1])
+    def keep(name: str, module: nn.Module, source: Tensor) -> None:
+        nonlocal last
+        if last is None or last[0] is not source:
+            last = source, some_rows(source).clone()
+        seen = observations.setdefault(name, Observation(module))
+        seen.peak = max(seen.peak, float(source.abs().max()))
+        seen.parts.append(last[1])
 
-        return keep
+    _run(model, names, texts, keep, show)
+    return observations
+
+
+def observe_moments(
+    model: PreTrainedModel,
+    names: Sequence[str],
+    texts: Sequence[Ids],
+    show: Progress = silent,
+) -> dict[str, Tensor]:
+    """The second moments of what layers read: the mean of its rows' products with themselves.
+
+    They are float32 (inputs, inputs), in files without names, since those of a large model take as
+    much memory as its weights. Layers of one input share its moments.
+
+    Args and what is observed are those of `observe_layers`.
+    """
+    moments: dict[str, Tensor] = {}
+    counts: dict[str, int] = {}
+    owners: dict[str, str] = {}
+    last: tuple[Tensor, str] | None = None
+
+    def add(name: str, _module: nn.Module, source: Tensor) -> None:
+        nonlocal last
+        if last is not None and last[0] is source:
+            owner = owners.setdefault(name, last[1])
+            if owner == last[1]:
+                return
+        owner = owners.setdefault(name, name)
+        rows = source.flatten(0, -2)
+        if owner not in moments:
+            moments[owner] = _in_file(rows.shape[1])
+        moments[owner].addmm_(rows.T, rows)
+        counts[owner] = counts.get(owner, 0) + len(rows)
+        last = source, owner
+
+    _run(model, names, texts, add, show)
+    for owner, count in counts.items():
+        moments[owner].div_(max(count, 1))
+    return {name: moments[owner] for name, owner in owners.items()}
+
+
+def _in_file(size: int) -> Tensor:
+    """A square matrix of zeros in a file without a name."""
+    with tempfile.TemporaryFile() as file:
+        shape = size, size
+        return torch.from_numpy(np.memmap(file, dtype=np.float32, mode="w+", shape=shape))
+
+
+def _run(
+    model: PreTrainedModel,
+    names: Sequence[str],
+    texts: Sequence[Ids],
+    observe: Callable[[str, nn.Module, Tensor], None],
+    show: Progress,
+) -> None:
+    """Calls ``observe`` with what each of some layers reads (an embedding: returns)."""
+    modules = dict(model.named_modules())
+
+    def hook(name: str) -> Callable[..., None]:
+        def call(module: nn.Module, arguments: tuple[Tensor, ...], output: Tensor) -> None:
+            observe(name, module, output if isinstance(module, nn.Embedding) else arguments[0])
+
+        return call
 
     handles = [modules[name].register_forward_hook(hook(name)) for name in names]
     try:
@@ -70,7 +132,6 @@ def observe_layers(
     finally:
         for handle in handles:
             handle.remove()
-    return observations
 
 
 def some_rows(values: Tensor) -> Tensor:

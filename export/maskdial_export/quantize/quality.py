@@ -9,6 +9,7 @@ from typing import Literal
 
 import onnx_ir as ir
 from rich.console import Console
+from torch import Tensor
 
 from maskdial.bundle.manifest import ENCODER_GRAPH, GRAPH, QualityReport
 from maskdial_export.checkpoint.sample import Sample
@@ -17,10 +18,12 @@ from maskdial_export.errors import ExportError
 from maskdial_export.model import Checkpoint
 from maskdial_export.phase import finding, phase
 from maskdial_export.quantize.calibrate import calibrate
+from maskdial_export.quantize.int4 import Blocks
+from maskdial_export.quantize.observe import observe_moments
 from maskdial_export.quantize.quantize import HALF, Precision, projections, quantize
 from maskdial_export.quantize.sensitivity import Errors, layer_errors, rank
 from maskdial_export.quantize.table import sharing, word_embedding
-from maskdial_export.session import Loaded
+from maskdial_export.session import Ids, Loaded
 from maskdial_export.tracing.graph import data_file, optimize, save
 from maskdial_export.tracing.rewrite import modules_of
 
@@ -28,8 +31,10 @@ MAX_LOSS = 0.01
 # With fewer, a single changed decision is half of the default maximum loss.
 _MIN_POSITIONS = 200
 _RANKED_TEXTS = 16
-# Of the layers, how many the automatic pass may keep: more would not be worth the name int8.
-_KEPT_PART = 8
+_CALIBRATION_TEXTS = 64
+# Of the layers, how many the automatic pass may keep, or raise to int8: more would not be worth the
+# name int8 or int4.
+_KEPT_PART, _RAISED_PART = 8, 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,43 +43,60 @@ class Gate:
 
     Attributes:
         text: the text file to measure on; None for the built-in sample.
+        calibration_text: the text file to calibrate with; None for the built-in one, or ``text``.
         max_loss: 0.01 is one changed decision in a hundred, or a 1% higher perplexity; infinity
             accepts any loss.
         keep: patterns of module names that stay fp32 (int4-fp16: fp16).
-        keep_worst: how many of the most sensitive layers to keep as well; None for as few as
-            ``max_loss`` needs.
+        int8: patterns of module names that are int8 with int4.
+        keep_worst: how many of the most sensitive layers to keep as well, or with int4 to have as
+            int8; None for as few as ``max_loss`` needs.
         calibrate: whether int8 inputs may have one fixed scale where that is accurate enough,
-            which is faster than a scale per row.
+            which is faster than a scale per row; and whether int4 weights are rounded by what their
+            layers read.
         reduce_range: whether int8 weights have 7 bits, exact also on CPUs without VNNI. An export
             on such a CPU sets it.
     """
 
     text: Path | None = None
+    calibration_text: Path | None = None
     max_loss: float = MAX_LOSS
     keep: tuple[str, ...] = ()
+    int8: tuple[str, ...] = ()
     keep_worst: int | None = None
     calibrate: bool = True
     reduce_range: bool = False
 
-    def named(self, names: Sequence[str]) -> list[str]:
-        """The names that match a pattern.
+    def kept(self, names: Sequence[str]) -> list[str]:
+        """The names that match a pattern of ``keep``.
 
         Raises:
             ExportError: a pattern matches no name.
         """
-        for pattern in self.keep:
-            if not any(fnmatchcase(name, pattern) for name in names):
-                some = ", ".join(dict.fromkeys((names[0], names[len(names) // 2], names[-1])))
-                raise ExportError(
-                    f"--keep {pattern} matches none of the {len(names)} layers; their names look "
-                    f"like {some}"
-                )
-        return [name for name in names if any(fnmatchcase(name, pattern) for pattern in self.keep)]
+        return _matching("--keep", self.keep, names)
+
+    def raised(self, names: Sequence[str]) -> list[str]:
+        """The names that match a pattern of ``int8``.
+
+        Raises:
+            ExportError: a pattern matches no name.
+        """
+        return _matching("--int8", self.int8, names)
+
+
+def _matching(option: str, patterns: Sequence[str], names: Sequence[str]) -> list[str]:
+    for pattern in patterns:
+        if not any(fnmatchcase(name, pattern) for name in names):
+            some = ", ".join(dict.fromkeys((names[0], names[len(names) // 2], names[-1])))
+            raise ExportError(
+                f"{option} {pattern} matches none of the {len(names)} layers; their names look "
+                f"like {some}"
+            )
+    return [name for name in names if any(fnmatchcase(name, pattern) for pattern in patterns)]
 
 
 @dataclass(frozen=True, slots=True)
 class _Attempt:
-    """One try: sensitive layers to keep, and inputs with one fixed scale."""
+    """One try: sensitive layers to keep or to raise, and inputs with one fixed scale."""
 
     worst: tuple[str, ...] = ()
     ranges: Mapping[str, float] = field(default_factory=dict)
@@ -103,23 +125,33 @@ class Quantizer:
         precision: Precision | Literal["fp16"],
         gate: Gate,
         sample: Sample,
+        calibration: Sample,
         console: Console,
+        made: dict[str, Blocks],
     ) -> None:
-        """Raises ExportError if a pattern of the gate matches no layer."""
+        """``made`` has the int4 matrices that another graph of the model shares.
+
+        Raises:
+            ExportError: a pattern of the gate matches no layer.
+        """
         self.checkpoint = checkpoint
         self.precision = precision
         self.gate = gate
         self.sample = sample
+        self.calibration = calibration
         self.console = console
+        self.made = made
         self.projections = [] if precision == "fp16" else projections(checkpoint.model)
         # CUDA looks up float16 rows as they are
         self.embedding = None if precision in HALF else word_embedding(checkpoint.model)
         self.names = [*filter(None, [self.embedding]), *self.projections]
-        self.named = gate.named(self.names)
-        self.kept_as = "fp16" if precision in HALF else "fp32"
+        self.named = gate.kept(self.names)
+        self.raised = gate.raised(self.projections)
+        self.kept_as = "fp16" if precision in HALF else "int8" if precision == "int4" else "fp32"
         self.evaluation = checkpoint.evaluation(sample)
         self._half: ir.Model | None = None
         self._errors: Mapping[str, Errors] | None = None
+        self._moments: Mapping[str, Tensor] | None = None
 
     def replace(self, graphs: Graphs, path: Path, fp32: Loaded) -> tuple[QualityReport, Loaded]:
         """Replaces the fp32 graph at ``path`` by a quantized one, and its encoder's next to it.
@@ -166,7 +198,7 @@ class Quantizer:
             graph = self._half
         if self.precision == "fp16":
             return graph
-        kept = [*self.named, *attempt.worst]
+        kept, raised = self._parts(attempt)
         return quantize(
             graph.clone(),
             self.precision,
@@ -174,7 +206,16 @@ class Quantizer:
             attempt.ranges,
             embedding=self._table(graph, kept),
             reduce_range=self.gate.reduce_range,
+            raised=raised,
+            moments=self._moments_read(),
+            made=self.made,
         )
+
+    def _parts(self, attempt: _Attempt) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        """The layers that an attempt keeps, and those that are int8 with int4."""
+        if self.precision == "int4":
+            return (*self.named,), (*self.raised, *attempt.worst)
+        return (*self.named, *attempt.worst), ()
 
     def _table(self, graph: ir.Model, kept: Collection[str]) -> str | None:
         """The module by which a graph looks up tokens, if its table is to be quantized."""
@@ -201,7 +242,8 @@ class Quantizer:
         if self.gate.keep_worst is not None:
             return
         ranked = tuple(self._worst(graph)) if self.names else ()
-        count, max_count = 1, -(-len(self.names) // _KEPT_PART)
+        part = _RAISED_PART if self.precision == "int4" else _KEPT_PART
+        count, max_count = 1, -(-len(self.names) // part)
         while count <= min(max_count, len(ranked)):
             yield _Attempt(ranked[:count])
             count *= 2
@@ -210,18 +252,35 @@ class Quantizer:
         """What quantizing does to each layer, for some of the texts; computed once."""
         if self._errors is None:
             precision: Precision = "int8" if self.precision == "fp16" else self.precision
-            texts = evenly(self.evaluation.texts, _RANKED_TEXTS)
+            texts = evenly(self._calibration_texts(), _RANKED_TEXTS)
             with phase(self.console, "Comparing the layers") as show:
                 self._errors = layer_errors(
                     self.checkpoint.model, self.names, texts, precision, show
                 )
         return self._errors
 
+    def _calibration_texts(self) -> list[Ids]:
+        return self.checkpoint.evaluation(self.calibration).texts
+
+    def _moments_read(self) -> Mapping[str, Tensor]:
+        """What int4 layers read of the calibration text; computed once."""
+        if self.precision != "int4" or not self.gate.calibrate:
+            return {}
+        if self._moments is None:
+            texts = evenly(self._calibration_texts(), _CALIBRATION_TEXTS)
+            with phase(self.console, "Reading for calibration") as show:
+                self._moments = observe_moments(
+                    self.checkpoint.model, self.projections, texts, show
+                )
+        return self._moments
+
     def _worst(self, graph: ir.Model) -> list[str]:
         """The layers to quantize, most sensitive first."""
         present = {name for node in graph.graph for name in modules_of(node)}
-        ranked = rank(self._layer_errors())
-        return [name for name in ranked if name in present and name not in self.named]
+        if self.precision == "int4":
+            present -= {*filter(None, [self.embedding])}  # it is int8 as it is
+        named = {*self.named, *self.raised}
+        return [name for name in rank(self._layer_errors()) if name in present - named]
 
     def _refusal(self, tried: Sequence[tuple[int, Comparison]], weakness: str | None) -> str:
         kept, best = min(tried, key=lambda each: each[1].loss)
@@ -242,6 +301,7 @@ class Quantizer:
         )
 
     def _report(self, comparison: Comparison, attempt: _Attempt) -> QualityReport:
+        kept, raised = self._parts(attempt)
         return QualityReport(
             text=self.sample.name,
             text_sha256=self.sample.sha256,
@@ -249,8 +309,10 @@ class Quantizer:
             figures=comparison.figures,
             loss=comparison.loss,
             max_loss=None if math.isinf(self.gate.max_loss) else self.gate.max_loss,
-            kept=(*self.named, *attempt.worst),
+            kept=kept,
+            raised=raised,
             calibrated=len(attempt.ranges),
+            calibration_text=self.calibration.name,
         )
 
 
@@ -261,5 +323,5 @@ def _figures(comparison: Comparison) -> str:
 
 def _describe(comparison: Comparison, attempt: _Attempt, kept_as: str) -> str:
     scales = f"; {len(attempt.ranges)} inputs with a fixed scale" if attempt.ranges else ""
-    kept = f"; kept in {kept_as}: {', '.join(attempt.worst)}" if attempt.worst else ""
+    kept = f"; in {kept_as}: {', '.join(attempt.worst)}" if attempt.worst else ""
     return f"loses {comparison.loss:.2%}: {_figures(comparison)}{scales}{kept}"

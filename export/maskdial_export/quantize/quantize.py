@@ -4,9 +4,10 @@
   per row, computed at run time, or a fixed scale from calibration. Projections of one input share
   its quantization. Integer products are exact and every other operator works row by row, so a
   row's result is batch-invariant.
-* ``int4`` stores weights as 4-bit integers in blocks of 128 (``MatMulNBits``, which quantizes
-  activations itself). It is not batch-invariant: ONNX Runtime has a separate kernel for one row,
-  the server's own kernels do not.
+* ``int4`` stores weights as 4-bit integers in blocks of 32 with a scale and a zero each
+  (``MatMulNBits``, which quantizes activations itself; `maskdial_export.quantize.int4`), and some
+  layers as int8. It is not batch-invariant: ONNX Runtime has a separate kernel for one row, the
+  server's own kernels do not.
 * ``int4-fp16`` is W4A16, for CUDA: 4-bit integers in blocks of 64 in a float16 graph. The rows of
   some models, such as a 135M Llama's 576 columns, are no multiple of 128, and CUDA's product of
   several rows (``ep.cuda.fpa_intb_gemm``) needs whole blocks.
@@ -17,9 +18,7 @@ int4-fp16.
 Both operators are specified in onnxruntime's docs/ContribOperators.md.
 """
 
-from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
-from functools import partial
+from collections.abc import Collection, Mapping
 from types import MappingProxyType
 from typing import Literal
 
@@ -27,10 +26,11 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 from onnx_ir.passes import common as passes
-from torch import nn
+from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
+from maskdial_export.quantize.int4 import INT4, Blocks, Int4, to_blocks
 from maskdial_export.quantize.table import LARGEST, quantize_table, to_int8
 from maskdial_export.tracing.rewrite import (
     PRODUCTS,
@@ -45,28 +45,10 @@ Precision = Literal["int8", "int4", "int4-fp16"]
 HALF = frozenset({"fp16", "int4-fp16"})
 """Precisions whose activations and KV cache are float16."""
 
-# MatMulNBits' accuracy levels. CUDA ignores them; on the CPU the second one rounds activations to
-# int8.
-_EXACT, _INT8_ACTIVATIONS = 0, 4
 _REDUCED = 63
 _ZERO_POINT = 128
 # A head with few labels takes no time, and its error matters most.
 _MIN_OUTPUTS = 16
-
-
-@dataclass(frozen=True, slots=True)
-class Int4:
-    """How 4-bit weights are stored: inputs per scale, and the dtype of scales and activations."""
-
-    block_size: int
-    dtype: type[np.float32 | np.float16]
-    accuracy_level: int
-
-
-INT4: Mapping[Precision, Int4] = {
-    "int4": Int4(128, np.float32, _INT8_ACTIVATIONS),
-    "int4-fp16": Int4(64, np.float16, _EXACT),
-}
 
 
 def projections(model: PreTrainedModel) -> list[str]:
@@ -91,6 +73,9 @@ def quantize(
     *,
     embedding: str | None = None,
     reduce_range: bool = False,
+    raised: Collection[str] = (),
+    moments: Mapping[str, Tensor] = MappingProxyType({}),
+    made: dict[str, Blocks] | None = None,
 ) -> ir.Model:
     """Quantizes the projections and the embedding table of a graph in place; returns the graph.
 
@@ -102,14 +87,17 @@ def quantize(
             represents.
         embedding: the module that looks up tokens; None to leave its table unchanged.
         reduce_range: whether int8 weights have 7 bits, so that a pair of products fits in 16 bits
-            and sums are exact on CPUs without VNNI, too.
+            and sums are exact on CPUs without VNNI, too. Those of int4 always do.
+        raised: for int4, modules that are int8, along with those packed with one of them.
+        moments: for int4, the mean products of modules' inputs with each other, float32 (inputs,
+            inputs), by which their integers are chosen.
+        made: for int4, matrices that were rounded before, by their modules' names; others are
+            added.
     """
     graph = model.graph
-    largest = _REDUCED if reduce_range else LARGEST
-    project: Callable[[ir.Graph, ir.Node, NDArray[np.float32]], ir.Value]
-    project = _Int8(ranges, largest).project
-    if precision != "int8":
-        project = partial(_project_int4, INT4[precision])
+    largest = _REDUCED if reduce_range or precision != "int8" else LARGEST
+    int8 = _Int8(ranges, largest)
+    int4 = None if precision == "int8" else _Int4(INT4[precision], moments, made)
     for node in list(graph):
         weight = _weight(node)
         modules = modules_of(node)
@@ -119,7 +107,10 @@ def quantize(
             continue
         _part_bias(graph, node)
         _part_factor(graph, node)
-        output = project(graph, node, weight)
+        if int4 is None or any(module in raised for module in modules):
+            output = int8.project(graph, node, weight)
+        else:
+            output = int4.project(graph, node, weight)
         replace_value(node.outputs[0], output)
         graph.remove(node, safe=True)
     if embedding is not None and embedding not in keep:
@@ -272,35 +263,45 @@ def _take_bias(graph: ir.Graph, node: ir.Node) -> ir.Value | None:
     return bias
 
 
-def _project_int4(
-    kind: Int4, graph: ir.Graph, node: ir.Node, weight: NDArray[np.float32]
-) -> ir.Value:
-    """Inserts a product with 4-bit weights before ``node``; zero is 8, two weights per byte."""
-    num_inputs, num_outputs = weight.shape
-    name = ",".join(modules_of(node))
-    blocks = np.pad(weight.T, ((0, 0), (0, -num_inputs % kind.block_size)))
-    blocks = blocks.reshape(num_outputs, -1, kind.block_size)
-    # The value of largest magnitude becomes -8, the longer end of the range.
-    largest = np.take_along_axis(blocks, np.abs(blocks).argmax(axis=2)[..., None], axis=2)
-    scale = (largest / -8).astype(kind.dtype)
-    scale[scale == 0] = 1
-    integers = np.clip(np.rint(blocks / scale.astype(np.float32)) + 8, 0, 15).astype(np.uint8)
-    packed = integers[..., 0::2] | integers[..., 1::2] << 4
-    product = ir.node(
-        "MatMulNBits",
-        [
+class _Int4:
+    """Builds products with 4-bit weights."""
+
+    def __init__(
+        self, kind: Int4, moments: Mapping[str, Tensor], made: dict[str, Blocks] | None
+    ) -> None:
+        self._kind = kind
+        self._moments = moments
+        self._made = {} if made is None else made
+
+    def project(self, graph: ir.Graph, node: ir.Node, weight: NDArray[np.float32]) -> ir.Value:
+        """Inserts the quantized product before ``node``; returns its result."""
+        kind, (num_inputs, num_outputs) = self._kind, weight.shape
+        modules = modules_of(node)
+        name = ",".join(modules)
+        if name not in self._made:
+            self._made[name] = to_blocks(weight, kind, self._moments.get(modules[0]))
+        blocks = self._made[name]
+        inputs = [
             node.inputs[0],
-            add_initializer(graph, f"{name}.int4", packed),
-            add_initializer(graph, f"{name}.scale", scale[..., 0]),
-        ],
-        {
+            add_initializer(graph, f"{name}.int4", _pairs(blocks.integers)),
+            add_initializer(graph, f"{name}.scale", blocks.scale.astype(kind.dtype)),
+        ]
+        if kind.zeros:
+            inputs.append(add_initializer(graph, f"{name}.zero", _pairs(blocks.zero)))
+        attributes = {
             "K": num_inputs,
             "N": num_outputs,
             "bits": 4,
             "block_size": kind.block_size,
             "accuracy_level": kind.accuracy_level,
-        },
-        domain="com.microsoft",
-    )
-    graph.insert_before(node, [product])
-    return product.outputs[0]
+        }
+        product = ir.node("MatMulNBits", inputs, attributes, domain="com.microsoft")
+        graph.insert_before(node, [product])
+        return product.outputs[0]
+
+
+def _pairs(integers: NDArray[np.uint8]) -> NDArray[np.uint8]:
+    """Integers of 4 bits (..., size) as bytes (..., ceil(size / 2)), the first one low."""
+    odd = [(0, 0)] * (integers.ndim - 1) + [(0, integers.shape[-1] % 2)]
+    padded = np.pad(integers, odd)
+    return (padded[..., 0::2] | padded[..., 1::2] << 4).astype(np.uint8)

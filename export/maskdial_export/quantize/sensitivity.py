@@ -4,15 +4,15 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
 from maskdial_export.phase import Progress, silent
+from maskdial_export.quantize.int4 import INT4, Int4, to_blocks
 from maskdial_export.quantize.observe import Observation, observe_layers
-from maskdial_export.quantize.quantize import INT4, Int4, Precision
+from maskdial_export.quantize.quantize import Precision
 from maskdial_export.session import Ids
 
 HEADROOM = 1.1  # other texts reach further than the sample; larger values are clipped
@@ -122,8 +122,10 @@ def int8_weight(weight: Tensor) -> Tensor:
 
 
 def int8_blocks(rows: Tensor) -> Tensor:
-    """Activations (num_rows, inputs) rounded to int8, one scale per 128 inputs of a row."""
-    blocks = _blocks(rows, INT4["int4"].block_size)
+    """Activations (num_rows, inputs) rounded to int8, one scale per block of a row."""
+    size = INT4["int4"].block_size
+    padded = nn.functional.pad(rows, (0, -rows.shape[1] % size))
+    blocks = padded.reshape(len(rows), -1, size)
     rounded = _round(blocks, blocks.abs().amax(dim=2, keepdim=True) / 127)
     return rounded.flatten(1)[:, : rows.shape[1]]
 
@@ -134,28 +136,13 @@ def half_rows(rows: Tensor) -> Tensor:
 
 
 def int4_weight(kind: Int4, weight: Tensor) -> Tensor:
-    """A weight (inputs, outputs) rounded to int4, one scale per block of an output's inputs.
-
-    The value of largest magnitude in a block becomes -8, so the other sign ends at 7.
-    """
-    blocks = _blocks(weight.T, kind.block_size)
-    largest = blocks.gather(2, blocks.abs().argmax(dim=2, keepdim=True))
-    scale = largest / -8
-    scale = scale.half().float() if kind.dtype is np.float16 else scale
-    scale = torch.where(scale == 0, 1, scale)
-    rounded = (blocks / scale).round().clamp(-8, 7) * scale
-    return rounded.flatten(1)[:, : len(weight)].T
+    """A weight (inputs, outputs) rounded to int4, each one to the nearest integer."""
+    return torch.from_numpy(to_blocks(weight.numpy(), kind).weight())
 
 
 def _round(values: Tensor, step: Tensor) -> Tensor:
     step = step.clamp_min(_TINY)
     return (values / step).round() * step
-
-
-def _blocks(rows: Tensor, size: int) -> Tensor:
-    """(num_rows, inputs) as (num_rows, num_blocks, size), padded with zeros."""
-    padded = nn.functional.pad(rows, (0, -rows.shape[1] % size))
-    return padded.reshape(len(rows), -1, size)
 
 
 ROUNDINGS: Mapping[Precision, tuple[Callable[[Tensor], Tensor], Callable[[Tensor], Tensor]]] = {

@@ -345,7 +345,11 @@ class QualityReport(_Frozen):
     kept: tuple[str, ...] = Field(
         description="modules of the checkpoint that stayed fp32, or fp16 in int4-fp16"
     )
+    raised: tuple[str, ...] = Field((), description="modules that are int8 in a bundle of int4")
     calibrated: int = Field(0, description="number of modules with one input scale for all rows")
+    calibration_text: str | None = Field(
+        None, description="the text whose inputs chose scales and 4-bit integers"
+    )
 
 
 class Manifest(_Frozen):
