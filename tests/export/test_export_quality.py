@@ -5,6 +5,7 @@ import functools
 import math
 import re
 import shutil
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -18,7 +19,7 @@ from safetensors.torch import load_file, save_file
 from maskdial.bundle.bundle import load_bundle
 from maskdial.bundle.manifest import QualityReport
 from maskdial_export import cli
-from maskdial_export.checkpoint.sample import read_sample
+from maskdial_export.checkpoint.sample import read_calibration, read_sample
 from maskdial_export.checkpoint.source import find
 from maskdial_export.checks.kernels import exact_here
 from maskdial_export.errors import ExportError
@@ -93,8 +94,11 @@ def quantize(tmp_path: Path) -> Quantize:
         path = tmp_path / "model.onnx"
         save(model.graph.clone(), path)
         sample = read_sample(gate.text)
+        calibration = read_calibration(gate.calibration_text, gate.text)
         quiet = Console(quiet=True)
-        quantizer = Quantizer(model.checkpoint, precision, gate, sample, console or quiet)
+        quantizer = Quantizer(
+            model.checkpoint, precision, gate, sample, calibration, console or quiet, {}
+        )
         return quantizer.replace(Graphs(model.graph, None), path, Loaded(path))[0]
 
     return run
@@ -177,7 +181,7 @@ def test_number_of_layers_to_keep(bad: Traced, quantize: Quantize) -> None:
 @pytest.mark.parametrize(
     ("precision", "words"),
     [
-        ("int4", "with the worst [12] of 15 layers in fp32"),
+        ("int4", "store layers as int8 with --int8"),
         ("int4-fp16", "keep layers in fp16 with --keep"),
     ],
 )
@@ -198,6 +202,29 @@ def test_layers_kept_in_fp16(
     graph = ir.load(tmp_path / "model.onnx").graph
     operators = [node.op_type for node in graph]
     assert operators.count("MatMul") == operators.count("MatMulNBits") - 1 == 6  # with the pooler
+
+
+def test_layers_of_int4_are_raised_to_int8(
+    traced: Callable[[str], Traced], quantize: Quantize, tmp_path: Path
+) -> None:
+    """Those that are named, and the most sensitive ones; the embedding is int8 as it is."""
+    gate = Gate(int8=("*.query",), keep=("*.key",), keep_worst=2, max_loss=math.inf)
+    report = quantize(traced("bert-classify"), gate, precision="int4")
+    assert len(report.kept) == 2
+    assert len(set(report.raised)) == 4
+    assert not any("embeddings" in name or name in report.kept for name in report.raised)
+    assert report.calibration_text == "maskdial_export/calibration.txt"
+    kinds = Counter(node.op_type for node in ir.load(tmp_path / "model.onnx").graph)
+    # Layers that are packed with one that is raised, or kept, are so, too.
+    assert kinds["MatMulIntegerToFloat"] >= 2
+    assert kinds["MatMulNBits"] > 0
+
+
+def test_layers_of_another_precision_are_not_raised(
+    capsys: pytest.CaptureFixture[str], checkpoint: New, place: Path
+) -> None:
+    line = refusal(capsys, checkpoint("bert"), place, "--precision", "int8", "--int8", "*")
+    assert "--int8 names layers of a bundle of int4; add --precision int4" in line
 
 
 def test_loss_without_a_limit(bad: Traced, quantize: Quantize) -> None:

@@ -31,7 +31,8 @@ from maskdial_export.export import export
 from maskdial_export.golden import half_tolerance, quantized_tolerance
 from maskdial_export.model import load_checkpoint
 from maskdial_export.quantize.quality import Gate
-from maskdial_export.quantize.quantize import INT4, projections
+from maskdial_export.quantize.int4 import INT4
+from maskdial_export.quantize.quantize import projections
 from maskdial_export.quantize.sensitivity import int4_weight
 
 INT8 = onnx.TensorProto.INT8

@@ -248,6 +248,6 @@ def weights(model: ir.Model) -> dict[tuple[int, ...], np.dtype[Any]]:
 
 def test_weights_shrink() -> None:
     assert weights(quantize(one_product(draw(INPUTS, 48)), "int8")) == {(INPUTS, 48): np.int8}
-    # two blocks of 128, two values a byte
+    # seven blocks of 32, two values a byte, and two zeros
     int4 = weights(quantize(one_product(draw(INPUTS, 48)), "int4"))
-    assert int4 == {(48, 2, 64): np.uint8, (48, 2): np.float32}
+    assert int4 == {(48, 7, 16): np.uint8, (48, 7): np.float32, (48, 4): np.uint8}

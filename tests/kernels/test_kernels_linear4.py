@@ -139,13 +139,14 @@ def test_products_are_numpys_to_the_last_bit(
 ) -> None:
     rng = np.random.default_rng(num_rows * num_inputs)
     x = rows(rng, num_rows, num_inputs)
-    for bias, halves, numbers in (
+    cases: list[tuple[bool, bool, Numbers]] = [
         (False, False, "middle"),
         (True, True, "middle"),
         (False, True, "zeros"),
         (True, False, "zeros"),
         (True, False, "minima"),
-    ):
+    ]
+    for bias, halves, numbers in cases:
         weights = drawn(
             rng,
             num_inputs,

@@ -96,7 +96,7 @@ def to_blocks(weight: NDArray[np.float32], kind: Int4, moments: Tensor | None = 
         scale = scale.half().float() if kind.dtype is np.float16 else scale
         scale = torch.where(scale == 0, 1, scale)
     else:
-        importance = torch.ones(num_inputs) if moments is None else moments.diagonal()
+        importance = torch.ones(num_inputs) if moments is None else _damped(moments).diagonal()
         scale, zero = _search(blocks, _blocks(importance[None], kind.block_size))
     if moments is None or not kind.zeros:
         integers = (blocks / scale + zero).round().clamp(0, _LARGEST)
@@ -135,7 +135,7 @@ def _search(blocks: Tensor, importance: Tensor) -> tuple[Tensor, Tensor]:
     best_error = torch.full_like(low, torch.inf)
     best_scale, best_zero = torch.ones_like(low), torch.full_like(low, _MIDDLE)
     for shrink in _SHRINKS:
-        first = ((high - low) * (shrink / _LARGEST)).clamp_min(_TINY)
+        first = torch.where(high > low, (high - low) * (shrink / _LARGEST), 1)
         nearest = (-low * shrink / first).round()
         for shift in (-1, 0, 1):
             zero = (nearest + shift).clamp(0, _LARGEST)
@@ -160,12 +160,17 @@ def _as_halves(scale: Tensor) -> Tensor:
     return torch.where(normal, halves, scale)
 
 
+def _damped(moments: Tensor) -> Tensor:
+    """Moments with a larger diagonal, as that of inputs that the text never had must not be 0."""
+    mean = float(moments.diagonal().mean())
+    share = _DAMPING * mean if mean > 0 else 1.0
+    return moments + share * torch.eye(len(moments))
+
+
 def _make_up(rows: Tensor, scale: Tensor, zero: Tensor, moments: Tensor) -> Tensor:
     """Integers (outputs, inputs) by GPTQ; all but the moments have that shape."""
     order = moments.diagonal().argsort(descending=True)
-    damped = moments[order][:, order]
-    damped.diagonal().add_(_DAMPING * damped.diagonal().mean().clamp_min(_TINY))
-    inverse = torch.cholesky_inverse(torch.linalg.cholesky(damped))
+    inverse = torch.cholesky_inverse(torch.linalg.cholesky(_damped(moments)[order][:, order]))
     factor = torch.linalg.cholesky(inverse, upper=True)
     left, scale, zero = rows[:, order], scale[:, order], zero[:, order]
     integers = torch.empty_like(left)

@@ -287,6 +287,9 @@ class Quantizer:
         layers = (
             f" with the worst {kept} of {len(self.names)} layers in {self.kept_as}" if kept else ""
         )
+        advice = f"keep layers in {self.kept_as} with --keep"
+        if self.precision == "int4":
+            advice = "store layers as int8 with --int8"
         other_text = (
             f"fp32 itself does no better than chance there ({weakness}), so pass a text of the "
             "kind that the model reads with --quality-text; otherwise "
@@ -296,7 +299,7 @@ class Quantizer:
         return (
             f"{self.precision} loses {best.loss:.2%} against fp32 on {self.sample.name}{layers} "
             f"({_figures(best)}), and the maximum is {self.gate.max_loss:.2%}; "
-            f"{other_text}keep layers in {self.kept_as} with --keep, choose another precision, "
+            f"{other_text}{advice}, choose another precision, "
             "or raise --max-loss"
         )
 
@@ -323,5 +326,6 @@ def _figures(comparison: Comparison) -> str:
 
 def _describe(comparison: Comparison, attempt: _Attempt, kept_as: str) -> str:
     scales = f"; {len(attempt.ranges)} inputs with a fixed scale" if attempt.ranges else ""
-    kept = f"; in {kept_as}: {', '.join(attempt.worst)}" if attempt.worst else ""
+    how = "raised to" if kept_as == "int8" else "kept in"
+    kept = f"; {how} {kept_as}: {', '.join(attempt.worst)}" if attempt.worst else ""
     return f"loses {comparison.loss:.2%}: {_figures(comparison)}{scales}{kept}"
