@@ -30,8 +30,8 @@ from maskdial_export.checks.kernels import exact_here, kernel_check
 from maskdial_export.export import export
 from maskdial_export.golden import half_tolerance, quantized_tolerance
 from maskdial_export.model import load_checkpoint
-from maskdial_export.quantize.quality import Gate
 from maskdial_export.quantize.int4 import INT4
+from maskdial_export.quantize.quality import Gate
 from maskdial_export.quantize.quantize import projections
 from maskdial_export.quantize.sensitivity import int4_weight
 

@@ -29,7 +29,7 @@ def quantized(block: NDArray[np.float32]) -> tuple[NDArray[np.int64], NDArray[np
     peak = np.where(peak >= LEAST_PEAK, peak, np.float32(0))
     with np.errstate(divide="ignore"):
         factor = np.where(peak > 0, LARGEST / peak, np.float32(0))
-    return np.rint(block * factor).astype(np.int64), peak / LARGEST
+    return np.rint(block * factor).astype(np.int64), (peak / LARGEST).astype(np.float32)
 
 
 def product(
