@@ -20,6 +20,7 @@ from maskdial.dialects.body import (
     enumerate_inputs,
     example,
 )
+from maskdial.dialects.vectors import VectorForm
 from maskdial.errors import shortened
 from maskdial.masked.tasks.classify import ClassifyRequest, ScoreFunction
 from maskdial.masked.tasks.embed import EmbedRequest, SimilarityRequest, SparseEmbedRequest
@@ -370,7 +371,7 @@ class PromptParameters(TruncationParameters):
     instruction: Text | None = Field(None, description=INSTRUCTION_IN_PROMPT)
 
 
-class EmbedParameters(PromptParameters):
+class EmbedParameters(VectorForm, PromptParameters):
     """Parameters of `/embed`."""
 
     normalize: bool | None = Field(
@@ -408,6 +409,11 @@ class EmbedBody(EmbedParameters, VectorsBody[EmbedParameters]):
 
     model_config = example({"inputs": ["The ship left at dawn.", "She baked bread."]})
 
+    @property
+    def form(self) -> VectorForm:
+        """How the vectors are to be written."""
+        return self.merged(EmbedParameters)
+
     def request(self) -> EmbedRequest:
         given = self.merged(EmbedParameters)
         return EmbedRequest(
@@ -417,6 +423,7 @@ class EmbedBody(EmbedParameters, VectorsBody[EmbedParameters]):
             given.instruction,
             given.normalize,
             given.dimensions,
+            given.dtypes,
         )
 
 

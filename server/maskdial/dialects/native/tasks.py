@@ -172,7 +172,7 @@ TASKS: tuple[MaskedTask[Any], ...] = (
         bodies.EmbedBody,
         replies.EmbedReply,
         "Turns a text into a vector, or several texts into one each.",
-        lambda _, vectors: vectors.tolist(),
+        lambda body, vectors: body.form.write(vectors),
     ),
     MaskedTask(
         SparseEmbedRequest,

@@ -15,6 +15,7 @@ from maskdial.bundle.tokenizer import TextOrIds
 from maskdial.errors import ValidationError, about, shortened
 from maskdial.masked.request import MaskedInput, MaskedResult
 from maskdial.masked.tasks.logits import finite
+from maskdial.masked.tasks.quantized import INTEGERS, OutputDtype
 from maskdial.masked.tasks.task import (
     REFUSE,
     Reading,
@@ -75,7 +76,9 @@ class EmbedRequest(PromptedRequest[NDArray[np.float32]]):
     """Texts to turn into vectors.
 
     ``normalize``: scale to length 1; None: as the model was trained, and always with
-    ``dimensions``, which keeps that many leading dimensions.
+    ``dimensions``, which keeps that many leading dimensions, or for a type of integers.
+    ``dtypes``: what the vectors are for; the answer is float32, from which
+    `maskdial.masked.tasks.quantized` makes the others.
     """
 
     task: ClassVar[str] = "embed"
@@ -83,6 +86,7 @@ class EmbedRequest(PromptedRequest[NDArray[np.float32]]):
 
     normalize: bool | None = None
     dimensions: int | None = None
+    dtypes: Sequence[OutputDtype] = ("float",)
 
     def check(self, model: TaskModel) -> None:
         PromptedRequest.check(self, model)
@@ -97,16 +101,22 @@ class EmbedRequest(PromptedRequest[NDArray[np.float32]]):
                 "this model normalizes its vectors itself and has no others; leave it out",
                 field="normalize",
             )
+        if self.normalize is False and not INTEGERS.isdisjoint(self.dtypes):
+            raise ValidationError(
+                "integers are of vectors of length 1; leave it out, or take another output_dtype",
+                field="normalize",
+            )
 
     def read(self, model: TaskModel) -> Reading[NDArray[np.float32]]:
         inputs, num_truncated = self.read_prompted(model)
         embedding = _embedding(model)
+        normalize = self.normalize if INTEGERS.isdisjoint(self.dtypes) else True
 
         def answer(results: Sequence[MaskedResult]) -> NDArray[np.float32]:
             return embed(
                 _vectors(results),
                 embedding,
-                normalize=self.normalize,
+                normalize=normalize,
                 dimensions=self.dimensions,
             )
 
