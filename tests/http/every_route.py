@@ -55,6 +55,8 @@ TASKS = (
         lambda n: {"inputs": {"source_sentence": word(n), "sentences": _texts(n)}},
     ),
     Kind("embeddings", "/v1/embeddings", lambda n: {"input": _texts(n), "model": "embedder"}),
+    Kind("cohere embed", "/v2/embed", lambda n: {"texts": _texts(n), "model": "embedder"}),
+    Kind("cohere embed v1", "/v1/embed", lambda n: {"texts": _texts(n), "model": "embedder"}),
     Kind("ollama embed", "/api/embed", lambda n: {"input": _texts(n), "model": "embedder"}),
     Kind("ollama vector", "/api/embeddings", lambda n: {"prompt": text(n), "model": "embedder"}),
     Kind("503", "/classify", inputs("spare"), 503),

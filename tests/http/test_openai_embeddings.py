@@ -99,11 +99,10 @@ def http(url: str) -> Iterator[httpx.Client]:
         yield client
 
 
-def native(http: httpx.Client, inputs: object, **fields: object) -> list[list[float]]:
+def native(http: httpx.Client, inputs: object, **fields: object) -> Any:
     reply = http.post("/embed", json={"inputs": inputs, **fields})
     assert reply.status_code == 200, reply.text
-    vectors: list[list[float]] = reply.json()
-    return vectors
+    return reply.json()
 
 
 def embed(http: httpx.Client, **body: Any) -> Any:
@@ -112,7 +111,7 @@ def embed(http: httpx.Client, **body: Any) -> Any:
     return reply.json()
 
 
-def vectors_of(reply: Any) -> list[list[float]]:
+def vectors_of(reply: Any) -> list[Any]:
     assert [each["index"] for each in reply["data"]] == list(range(len(reply["data"])))
     return [each["embedding"] for each in reply["data"]]
 

@@ -11,6 +11,7 @@ from fastapi import Response
 from maskdial.dialects import kserve, systemone
 from maskdial.dialects.anthropic import errors as anthropic_errors
 from maskdial.dialects.anthropic import route as anthropic_messages
+from maskdial.dialects.cohere import embed as cohere_embed
 from maskdial.dialects.native import admin, generate, models, page, seq2seq, service, tasks, tokens
 from maskdial.dialects.ollama import errors as ollama_errors
 from maskdial.dialects.ollama import route as ollama
@@ -40,6 +41,7 @@ ROUTES = (
     *openai_responses.ROUTES,
     *embeddings.ROUTES,
     *rerank.ROUTES,
+    *cohere_embed.ROUTES,
     *decisions.ROUTES,
     *systemone.ROUTES,
     *openai_models.ROUTES,

@@ -14,6 +14,7 @@ from maskdial.causal.sampling.params import SamplingParams
 from maskdial.dialects import ROUTES, kserve, systemone
 from maskdial.dialects.anthropic import body as anthropic_schema
 from maskdial.dialects.body import TaskBody, parse_body
+from maskdial.dialects.cohere import embed as cohere_embed
 from maskdial.dialects.native import admin, seq2seq_bodies, tokens
 from maskdial.dialects.native import task_bodies as bodies
 from maskdial.dialects.native.generate_bodies import GenerateBody, GenerateParameters
@@ -56,6 +57,7 @@ BODIES: dict[type[BaseModel], dict[str, Any]] = {
     openai_responses_body.ResponsesBody: {"input": "a"},
     openai_tokens.PromptBody: {"prompt": "a"},
     openai_tokens.TokensBody: {"tokens": [1]},
+    cohere_embed.CohereEmbedBody: {"texts": ["a"]},
     rerank.RankBody: {"query": "a", "documents": ["b"]},
     decisions.DecisionsBody: {
         "input": "a",

@@ -36,7 +36,7 @@ def quantized(vectors: NDArray[np.float32], dtype: OutputDtype) -> NDArray[Any]:
     if dtype == "float":
         return vectors
     if dtype in INTEGERS:
-        parts = np.floor((vectors + np.float32(1)) / _STEP).clip(0, 255)
+        parts: NDArray[Any] = np.floor((vectors + np.float32(1)) / _STEP).clip(0, 255)
         return parts.astype(np.uint8) if dtype == "uint8" else (parts - 128).astype(np.int8)
-    bits = np.packbits(vectors > 0, axis=-1)
+    bits: NDArray[Any] = np.packbits(vectors > 0, axis=-1)
     return bits if dtype == "ubinary" else (bits.astype(np.int16) - 128).astype(np.int8)
