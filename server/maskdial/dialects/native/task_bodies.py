@@ -53,7 +53,8 @@ class TruncationParameters(Wire):
 
     truncate: bool | None = Field(
         None,
-        description="Truncate texts that are too long, instead of refusing them. Default: false.",
+        description="Truncate texts that are too long, instead of refusing them. Default: as the "
+        "server is set (--auto-truncate), otherwise false.",
     )
     truncation_direction: (
         Annotated[Literal["left", "right"], pydantic.BeforeValidator(_lower_case)] | None
@@ -61,7 +62,7 @@ class TruncationParameters(Wire):
 
     @property
     def truncation(self) -> Truncation:
-        return Truncation(bool(self.truncate), self.truncation_direction)
+        return Truncation(self.truncate, self.truncation_direction)
 
 
 class FillMaskParameters(TruncationParameters):
