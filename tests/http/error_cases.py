@@ -35,6 +35,7 @@ BODIES: dict[str, dict[str, Any]] = {
     "/embed_sparse": {"model": "embed-sparse", "inputs": TEXT},
     "/embed-all": {"model": "embed-all", "inputs": TEXT},
     "/embed_all": {"model": "embed-all", "inputs": TEXT},
+    "/embed-hybrid": {"inputs": TEXT},
     "/zero-shot-classify": {"inputs": TEXT, "parameters": {"candidate_labels": ["a", "b"]}},
     "/rerank": {"model": "rerank", "query": "Who?", "texts": ["a", "b"]},
     "/similarity": {
@@ -96,6 +97,7 @@ REFUSED = (
     "/question-answering",
     "/embed-all",
     "/embed_all",
+    "/embed-hybrid",
     "/summarize",
     "/translate",
     "/api/push",
@@ -431,6 +433,12 @@ MORE: dict[str, list[dict[str, Any]]] = {
         {"parameters": {"input_type": "song"}},
     ],
     "/embed_all": [{"inputs": ["a", ""]}],
+    "/embed-hybrid": [
+        *_SHORT_TASK,
+        {"outputs": ["dense", "song"]},
+        {"outputs": ["dense"] * 4},
+        {"parameters": {"outputs": []}},
+    ],
     "/zero-shot-classify": [
         *_TASK,
         {"parameters": {}},

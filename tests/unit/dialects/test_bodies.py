@@ -46,6 +46,7 @@ BODIES: dict[type[BaseModel], dict[str, Any]] = {
     bodies.EmbedBody: {"inputs": "a"},
     bodies.SparseEmbedBody: {"inputs": "a"},
     bodies.EmbedAllBody: {"inputs": "a"},
+    bodies.HybridEmbedBody: {"inputs": "a"},
     bodies.SimilarityBody: {"inputs": {"source_sentence": "a", "sentences": ["b"]}},
     bodies.RerankBody: {"query": "a", "texts": ["b"]},
     bodies.ScoreBody: {"inputs": "a"},

@@ -38,6 +38,17 @@ SimilarityReply = list[float]
 ScoreReply = Score | list[Score]
 
 
+class HybridVector(TypedDict):
+    """The vectors of a text, of the kinds that were wanted."""
+
+    dense: NotRequired[list[float]]
+    sparse: NotRequired[SparseVector]
+    multi_vector: NotRequired[list[list[float]]]
+
+
+HybridEmbedReply = HybridVector | list[HybridVector]
+
+
 class SummaryText(TypedDict):
     """A summary."""
 

@@ -25,6 +25,7 @@ from maskdial.errors import shortened
 from maskdial.masked.tasks.classify import ClassifyRequest, ScoreFunction
 from maskdial.masked.tasks.embed import EmbedRequest, SimilarityRequest, SparseEmbedRequest
 from maskdial.masked.tasks.embed_all import EmbedAllRequest
+from maskdial.masked.tasks.embed_hybrid import HybridEmbedRequest, VectorKind
 from maskdial.masked.tasks.fill_mask import FillMaskRequest
 from maskdial.masked.tasks.question_answering import QAPair, QuestionAnsweringRequest
 from maskdial.masked.tasks.rerank import RerankRequest
@@ -456,6 +457,30 @@ class EmbedAllBody(EmbedAllParameters, VectorsBody[EmbedAllParameters]):
     def request(self) -> EmbedAllRequest:
         given = self.merged(EmbedAllParameters)
         return EmbedAllRequest(self.texts, given.truncation, given.prompt_name)
+
+
+class HybridEmbedParameters(PromptParameters):
+    """Parameters of `/embed-hybrid`."""
+
+    outputs: Annotated[list[VectorKind], Size(1, 3, "kinds")] | None = Field(
+        None, description="Kinds of vectors to return. Default: all three."
+    )
+
+
+class HybridEmbedBody(HybridEmbedParameters, VectorsBody[HybridEmbedParameters]):
+    """A text, or a list of them, to turn into vectors of several kinds."""
+
+    model_config = example({"inputs": "The ship left at dawn.", "outputs": ["dense", "sparse"]})
+
+    def request(self) -> HybridEmbedRequest:
+        given = self.merged(HybridEmbedParameters)
+        return HybridEmbedRequest(
+            self.texts,
+            given.truncation,
+            given.prompt_name,
+            given.instruction,
+            given.outputs or ("dense", "sparse", "multi_vector"),
+        )
 
 
 class SimilarityInputs(Wire):

@@ -20,6 +20,7 @@ from maskdial.http.route import TaskRoute
 from maskdial.masked.tasks.classify import ClassifyRequest
 from maskdial.masked.tasks.embed import EmbedRequest, SimilarityRequest, SparseEmbedRequest
 from maskdial.masked.tasks.embed_all import EmbedAllRequest
+from maskdial.masked.tasks.embed_hybrid import HybridEmbedRequest, HybridVectors
 from maskdial.masked.tasks.fill_mask import MASK_ALIASES, Filling, FillMaskRequest
 from maskdial.masked.tasks.question_answering import Answer, QuestionAnsweringRequest
 from maskdial.masked.tasks.rerank import Rank, RerankRequest
@@ -124,6 +125,20 @@ def _render_ranks(body: bodies.RerankBody, ranks: list[Rank]) -> object:
     ]
 
 
+def _render_kinds(body: bodies.HybridEmbedBody, answers: list[HybridVectors]) -> object:
+    texts = []
+    for vectors in answers:
+        kinds: replies.HybridVector = {}
+        if vectors.dense is not None:
+            kinds["dense"] = vectors.dense.tolist()
+        if vectors.sparse is not None:
+            kinds["sparse"] = vectors.sparse
+        if vectors.multi_vector is not None:
+            kinds["multi_vector"] = vectors.multi_vector.tolist()
+        texts.append(kinds)
+    return _first_if_single(body, texts)
+
+
 def _has_mask(content: Mapping[str, Any], model: ServedModel) -> bool:
     """Of a model that is served under both masks, texts with masks in them are to be filled."""
     inputs = content.get("inputs")
@@ -190,6 +205,14 @@ TASKS: tuple[MaskedTask[Any], ...] = (
         "Turns each token of a text into a vector (ColBERT), or of several texts each.",
         lambda _, texts: [vectors.tolist() for vectors in texts],
         aliases=("/embed_all",),
+    ),
+    MaskedTask(
+        HybridEmbedRequest,
+        bodies.HybridEmbedBody,
+        replies.HybridEmbedReply,
+        "Turns a text into a dense vector, sparse weights and a vector for each token (BGE-M3), or "
+        "those that are wanted, in one pass; or several texts each.",
+        _render_kinds,
     ),
     MaskedTask(
         ZeroShotRequest,

@@ -1,7 +1,7 @@
 """Embeddings, dense and sparse: prompts before a text, and what becomes of its vector."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -9,11 +9,12 @@ import numpy as np
 from numpy.typing import NDArray
 from typing_extensions import TypedDict
 
-from maskdial.bundle.manifest import Embedding, TaskName
+from maskdial.bundle.manifest import Embedding, Manifest, TaskName
 from maskdial.bundle.texts import tokenizing_seconds
 from maskdial.bundle.tokenizer import TextOrIds
 from maskdial.errors import ValidationError, about, shortened
 from maskdial.masked.request import MaskedInput, MaskedResult
+from maskdial.masked.tasks.hybrid_rows import all_rows, dense_vector, first_row, token_weights
 from maskdial.masked.tasks.logits import finite
 from maskdial.masked.tasks.quantized import INTEGERS, OutputDtype
 from maskdial.masked.tasks.task import (
@@ -30,6 +31,7 @@ from maskdial.masked.tasks.task import (
 )
 
 _SECONDS_PER_WEIGHT = 2e-9  # to tell whether one is 0
+_SECONDS_PER_TOKEN = 1e-6
 # The prompts of E5-Mistral (arXiv:2401.00368), Qwen3-Embedding and others trained as they are
 _INSTRUCT = re.compile(r"Instruct: ?(.+)\nQuery:").match
 _TINY = 1e-12  # a zero vector stays zero, as in torch.nn.functional.normalize
@@ -88,6 +90,10 @@ class EmbedRequest(PromptedRequest[NDArray[np.float32]]):
     dimensions: int | None = None
     dtypes: Sequence[OutputDtype] = ("float",)
 
+    @classmethod
+    def serves(cls, manifest: Manifest) -> bool:
+        return manifest.task in ("embed", "embed-hybrid")
+
     def check(self, model: TaskModel) -> None:
         PromptedRequest.check(self, model)
         embedding = _embedding(model)
@@ -110,11 +116,12 @@ class EmbedRequest(PromptedRequest[NDArray[np.float32]]):
     def read(self, model: TaskModel) -> Reading[NDArray[np.float32]]:
         inputs, num_truncated = self.read_prompted(model)
         embedding = _embedding(model)
+        inputs = first_row(inputs, embedding)
         normalize = self.normalize if INTEGERS.isdisjoint(self.dtypes) else True
 
         def answer(results: Sequence[MaskedResult]) -> NDArray[np.float32]:
             return embed(
-                _vectors(results),
+                _vectors(results, embedding),
                 embedding,
                 normalize=normalize,
                 dimensions=self.dimensions,
@@ -136,6 +143,10 @@ class SimilarityRequest(TaskRequest[NDArray[np.float64]]):
     prompt_name: str | None = None
     instruction: str | None = None
 
+    @classmethod
+    def serves(cls, manifest: Manifest) -> bool:
+        return EmbedRequest.serves(manifest)
+
     @property
     def num_texts(self) -> int:
         return 1 + len(self.sentences)
@@ -155,10 +166,11 @@ class SimilarityRequest(TaskRequest[NDArray[np.float64]]):
         others, num_others = read_texts(model, pairs, self.truncation, field="sentences")
 
         def answer(results: Sequence[MaskedResult]) -> NDArray[np.float64]:
-            first, rest = np.split(_vectors(results), [1])
+            first, rest = np.split(_vectors(results, embedding), [1])
             return cosine_similarities(first[0], rest)
 
-        inputs = [masked_input(each) for each in (source, *others)]
+        embedding = _embedding(model)
+        inputs = first_row([masked_input(each) for each in (source, *others)], embedding)
         return Reading(inputs, answer, num_source + num_others)
 
 
@@ -169,14 +181,36 @@ class SparseEmbedRequest(PromptedRequest[list["SparseVector"]]):
     task: ClassVar[str] = "embed-sparse"
     head: ClassVar[TaskName] = "embed-sparse"
 
+    @classmethod
+    def serves(cls, manifest: Manifest) -> bool:
+        return manifest.task in ("embed-sparse", "embed-hybrid")
+
     def read(self, model: TaskModel) -> Reading[list["SparseVector"]]:
         inputs, num_truncated = self.read_prompted(model)
+        embedding = _embedding(model)
+        if embedding.hybrid is not None:
+            return _read_weights(all_rows(inputs), num_truncated, embedding)
 
         def answer(results: Sequence[MaskedResult]) -> list[SparseVector]:
             return [sparse(result.logits) for result in results]
 
         seconds = len(inputs) * model.manifest.vocab_size * _SECONDS_PER_WEIGHT
         return Reading(inputs, answer, num_truncated, seconds)
+
+
+def _read_weights(
+    inputs: Sequence[MaskedInput], num_truncated: int, embedding: Embedding
+) -> Reading[list["SparseVector"]]:
+    """The weights of the tokens that texts have, of a hybrid model."""
+
+    def answer(results: Sequence[MaskedResult]) -> list[SparseVector]:
+        return [
+            sparse_vector(token_weights(result.logits, given.input_ids, embedding))
+            for given, result in zip(inputs, results, strict=True)
+        ]
+
+    seconds = sum(each.length for each in inputs) * _SECONDS_PER_TOKEN
+    return Reading(inputs, answer, num_truncated, seconds)
 
 
 class SparseValue(TypedDict):
@@ -197,8 +231,12 @@ def sparse(weights: NDArray[np.float32]) -> SparseVector:
         InferenceError: a value is not a finite number.
     """
     (indices,) = np.nonzero(finite(weights, "embeddings"))
-    pairs = zip(indices.tolist(), weights[indices].tolist(), strict=True)
-    return [SparseValue(index=index, value=value) for index, value in pairs]
+    return sparse_vector(dict(zip(indices.tolist(), weights[indices].tolist(), strict=True)))
+
+
+def sparse_vector(weights: Mapping[int, float]) -> SparseVector:
+    """Weights by index, as they are sent."""
+    return [SparseValue(index=index, value=value) for index, value in weights.items()]
 
 
 def embed(
@@ -288,8 +326,8 @@ def _no_instruction(model: TaskModel, why: str) -> ValidationError:
     )
 
 
-def _vectors(results: Sequence[MaskedResult]) -> NDArray[np.float32]:
-    return np.stack([result.logits for result in results])
+def _vectors(results: Sequence[MaskedResult], embedding: Embedding) -> NDArray[np.float32]:
+    return np.stack([dense_vector(result.logits, embedding) for result in results])
 
 
 def _lengths(vectors: NDArray[np.float32]) -> NDArray[np.float64]:
