@@ -47,6 +47,16 @@ TASKS = (
         lambda n: {"model": "ranker", "query": word(n), "documents": _texts(n)},
     ),
     Kind("embed", "/embed", lambda n: {"inputs": _texts(n), "model": "embedder"}),
+    Kind("predict", "/predict", lambda n: {"inputs": [[text(n)], [word(n), "sea"]]}),
+    Kind("decode", "/decode", lambda n: {"ids": [n % 100], "model": "hybrid"}),
+    Kind("tei embeddings", "/embeddings", lambda n: {"input": text(n), "model": "embedder"}),
+    Kind(
+        "vertex",
+        "/vertex",
+        lambda n: {"instances": [{"inputs": text(n)}, {"inputs": word(n)}], "model": "embedder"},
+    ),
+    Kind("invocations", "/invocations", inputs("embedder")),
+    Kind("root", "/", inputs("embedder")),
     Kind("embed-sparse", "/embed-sparse", inputs("sparse")),
     Kind("embed-all", "/embed-all", inputs("late")),
     Kind(

@@ -15,7 +15,7 @@ from maskdial.dialects import ROUTES, kserve, systemone
 from maskdial.dialects.anthropic import body as anthropic_schema
 from maskdial.dialects.body import TaskBody, parse_body
 from maskdial.dialects.cohere import embed as cohere_embed
-from maskdial.dialects.native import admin, seq2seq_bodies, tokens
+from maskdial.dialects.native import admin, seq2seq_bodies, tei, tokens
 from maskdial.dialects.native import task_bodies as bodies
 from maskdial.dialects.native.generate_bodies import GenerateBody, GenerateParameters
 from maskdial.dialects.ollama import changes as ollama_changes
@@ -41,6 +41,8 @@ BODIES: dict[type[BaseModel], dict[str, Any]] = {
     bodies.FillMaskBody: {"inputs": "a [MASK]"},
     bodies.ClassifyBody: {"inputs": "a"},
     bodies.TokenClassifyBody: {"inputs": "a"},
+    tei.PredictBody: {"inputs": "a"},
+    tei.VertexBody: {"instances": [{}]},
     bodies.QuestionAnsweringBody: {"inputs": {"question": "a", "context": "b"}},
     bodies.ZeroShotClassifyBody: {"inputs": "a", "parameters": {"candidate_labels": ["b"]}},
     bodies.EmbedBody: {"inputs": "a"},

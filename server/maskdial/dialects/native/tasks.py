@@ -15,6 +15,7 @@ from maskdial.bundle.manifest import Manifest, TaskName
 from maskdial.dialects.call import Call, task_route
 from maskdial.dialects.native import replies
 from maskdial.dialects.native import task_bodies as bodies
+from maskdial.engine.timing import Timed
 from maskdial.http.replies import json_reply, timing_headers
 from maskdial.http.route import TaskRoute
 from maskdial.masked.tasks.classify import ClassifyRequest
@@ -100,10 +101,14 @@ class MaskedTask(Generic[BodyT]):
 
     async def answer(self, call: Call[BodyT]) -> Response:
         """Answers a body of the task."""
+        answer = await self.content(call)
+        return json_reply(answer.content, headers=timing_headers(answer.timings))
+
+    async def content(self, call: Call[BodyT]) -> Timed[object]:
+        """The answer to a body of the task, as it is sent."""
         model = await call.masked(self)
         answer = await call.answer(call.body.request(), model)
-        content = self.render(call.body, answer.content)
-        return json_reply(content, headers=timing_headers(answer.timings))
+        return Timed(self.render(call.body, answer.content), answer.timings)
 
 
 def _render_fillings(body: bodies.FillMaskBody, answers: list[list[list[Filling]]]) -> object:

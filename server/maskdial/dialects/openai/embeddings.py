@@ -174,4 +174,7 @@ def prompt_usage(num_tokens: int) -> PromptUsage:
     return {"prompt_tokens": num_tokens, "total_tokens": num_tokens}
 
 
-ROUTES = (openai_route("/v1/embeddings", embeddings, EmbeddingsBody, EmbeddingsReply),)
+ROUTES = tuple(
+    openai_route(path, embeddings, EmbeddingsBody, EmbeddingsReply)
+    for path in ("/v1/embeddings", "/embeddings")
+)
