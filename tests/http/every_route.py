@@ -47,7 +47,11 @@ TASKS = (
         lambda n: {"model": "ranker", "query": word(n), "documents": _texts(n)},
     ),
     Kind("embed", "/embed", lambda n: {"inputs": _texts(n), "model": "embedder"}),
-    Kind("predict", "/predict", lambda n: {"inputs": [[text(n)], [word(n), "sea"]]}),
+    Kind(
+        "predict",
+        "/predict",
+        lambda n: {"inputs": [[text(n)], [word(n), "sea"]], "model": "sentiment"},
+    ),
     Kind("decode", "/decode", lambda n: {"ids": [n % 100], "model": "hybrid"}),
     Kind("tei embeddings", "/embeddings", lambda n: {"input": text(n), "model": "embedder"}),
     Kind(
@@ -59,6 +63,7 @@ TASKS = (
     Kind("root", "/", inputs("embedder")),
     Kind("embed-sparse", "/embed-sparse", inputs("sparse")),
     Kind("embed-all", "/embed-all", inputs("late")),
+    Kind("embed-chunks", "/embed-chunks", inputs("late", chunks=[[0, 12], [8, 30]])),
     Kind(
         "similarity",
         "/similarity",

@@ -49,6 +49,7 @@ BODIES: dict[type[BaseModel], dict[str, Any]] = {
     bodies.SparseEmbedBody: {"inputs": "a"},
     bodies.EmbedAllBody: {"inputs": "a"},
     bodies.HybridEmbedBody: {"inputs": "a"},
+    bodies.ChunkEmbedBody: {"inputs": "a", "chunks": [[0, 1]]},
     bodies.SimilarityBody: {"inputs": {"source_sentence": "a", "sentences": ["b"]}},
     bodies.RerankBody: {"query": "a", "texts": ["b"]},
     bodies.ScoreBody: {"inputs": "a"},

@@ -46,6 +46,7 @@ class HybridVector(TypedDict):
     multi_vector: NotRequired[list[list[float]]]
 
 
+ChunkEmbedReply = list[list[float]]
 HybridEmbedReply = HybridVector | list[HybridVector]
 
 

@@ -14,6 +14,7 @@ from maskdial.bounds import LARGEST_INT, Range, Size
 from maskdial.dialects.body import (
     AT_LEAST_ONE,
     AnyText,
+    FieldError,
     TaskBody,
     TextsBody,
     Wire,
@@ -25,6 +26,7 @@ from maskdial.errors import shortened
 from maskdial.masked.tasks.classify import ClassifyRequest, ScoreFunction
 from maskdial.masked.tasks.embed import EmbedRequest, SimilarityRequest, SparseEmbedRequest
 from maskdial.masked.tasks.embed_all import EmbedAllRequest
+from maskdial.masked.tasks.embed_chunks import ChunkEmbedRequest
 from maskdial.masked.tasks.embed_hybrid import HybridEmbedRequest, VectorKind
 from maskdial.masked.tasks.fill_mask import FillMaskRequest
 from maskdial.masked.tasks.question_answering import QAPair, QuestionAnsweringRequest
@@ -481,6 +483,55 @@ class HybridEmbedBody(HybridEmbedParameters, VectorsBody[HybridEmbedParameters])
             given.instruction,
             given.outputs or ("dense", "sparse", "multi_vector"),
         )
+
+
+def _check_chunks(value: object) -> object:
+    if not isinstance(value, list):
+        raise ValueError("must be a list of [start, end]")
+    for index, chunk in enumerate(value):
+        if not (isinstance(chunk, list) and [*map(type, chunk)] == [int, int]):
+            raise ValueError(f"item {index} must be [start, end], in characters")
+        if not 0 <= chunk[0] < chunk[1]:
+            raise ValueError(f"item {index} must begin at 0 or later, and before it ends")
+    return [tuple(chunk) for chunk in value]
+
+
+_Place = Annotated[int, Field(json_schema_extra={"minimum": 0})]
+
+
+class ChunkEmbedBody(TruncationParameters, MaskedBody):
+    """A text, and chunks of it to turn into vectors."""
+
+    model_config = example(
+        {"inputs": "The ship left at dawn. It was loaded.", "chunks": [[0, 22], [22, 37]]}
+    )
+
+    inputs: Text
+    chunks: Annotated[
+        list[tuple[_Place, _Place]],
+        Size(1, 4096, "chunks"),
+        pydantic.BeforeValidator(_check_chunks),
+    ] = Field(description="Where the chunks begin and end, in characters of the text.")
+    normalize: bool | None = Field(None, description="Scale vectors to length 1. Default: true.")
+
+    def request(self) -> ChunkEmbedRequest:
+        return ChunkEmbedRequest(
+            self.inputs, self.chunks, self.truncation, self.normalize is not False
+        )
+
+    @property
+    def batch(self) -> bool:
+        return True
+
+    @model_validator(mode="after")
+    def _check_ends(self) -> Self:
+        for index, (_, end) in enumerate(self.chunks):
+            if end > len(self.inputs):
+                raise FieldError(
+                    f"chunks[{index}]",
+                    f"ends at {end}, and the text has {len(self.inputs)} characters",
+                )
+        return self
 
 
 class SimilarityInputs(Wire):

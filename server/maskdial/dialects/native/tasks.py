@@ -21,6 +21,7 @@ from maskdial.http.route import TaskRoute
 from maskdial.masked.tasks.classify import ClassifyRequest
 from maskdial.masked.tasks.embed import EmbedRequest, SimilarityRequest, SparseEmbedRequest
 from maskdial.masked.tasks.embed_all import EmbedAllRequest
+from maskdial.masked.tasks.embed_chunks import ChunkEmbedRequest
 from maskdial.masked.tasks.embed_hybrid import HybridEmbedRequest, HybridVectors
 from maskdial.masked.tasks.fill_mask import MASK_ALIASES, Filling, FillMaskRequest
 from maskdial.masked.tasks.question_answering import Answer, QuestionAnsweringRequest
@@ -210,6 +211,15 @@ TASKS: tuple[MaskedTask[Any], ...] = (
         "Turns each token of a text into a vector (ColBERT), or of several texts each.",
         lambda _, texts: [vectors.tolist() for vectors in texts],
         aliases=("/embed_all",),
+    ),
+    MaskedTask(
+        ChunkEmbedRequest,
+        bodies.ChunkEmbedBody,
+        replies.ChunkEmbedReply,
+        "Turns chunks of a text into a vector each, the mean of their tokens' vectors, after one "
+        "pass over the whole text (late chunking).",
+        lambda _, vectors: vectors.tolist(),
+        claims=lambda content, _: "chunks" in content,
     ),
     MaskedTask(
         HybridEmbedRequest,

@@ -3,7 +3,7 @@
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -264,7 +264,7 @@ def embed(
         return kept
     if embedding.normalized and kept.shape == vectors.shape:
         return kept
-    return (kept / _lengths(kept)[:, None]).astype(np.float32)
+    return (kept / lengths(kept)[:, None]).astype(np.float32)
 
 
 def cosine_similarities(
@@ -282,7 +282,7 @@ def cosine_similarities(
     finite(source, "embeddings")
     # Sums row by row, not a matrix product, which is not batch-invariant.
     products = (finite(others, "embeddings") * source).sum(axis=1)
-    cosines: NDArray[np.float64] = products / (_lengths(others) * _lengths(source[None]))
+    cosines: NDArray[np.float64] = products / (lengths(others) * lengths(source[None]))
     return cosines.clip(-1.0, 1.0)
 
 
@@ -330,7 +330,8 @@ def _vectors(results: Sequence[MaskedResult], embedding: Embedding) -> NDArray[n
     return np.stack([dense_vector(result.logits, embedding) for result in results])
 
 
-def _lengths(vectors: NDArray[np.float32]) -> NDArray[np.float64]:
+def lengths(vectors: NDArray[Any]) -> NDArray[np.float64]:
+    """The Euclidean lengths of vectors, float64 (num_vectors,), 1e-12 at least."""
     squares = np.square(vectors.astype(np.float64)).sum(axis=1)
-    lengths: NDArray[np.float64] = np.maximum(np.sqrt(squares), _TINY)
-    return lengths
+    found: NDArray[np.float64] = np.maximum(np.sqrt(squares), _TINY)
+    return found
