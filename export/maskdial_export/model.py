@@ -22,6 +22,7 @@ from maskdial.bundle.manifest import (
 )
 from maskdial_export.checkpoint.embedding import longest_text, read_pooler
 from maskdial_export.checkpoint.files import chat_templates, special_tokens
+from maskdial_export.checkpoint.hybrid import read_hybrid
 from maskdial_export.checkpoint.multi_vector import check_expansion, read_multi_vector
 from maskdial_export.checkpoint.pooling import Pooler
 from maskdial_export.checkpoint.sample import Sample, read_sample
@@ -228,6 +229,9 @@ def load_checkpoint(
     if source.task == "embed-all":
         pooler = read_multi_vector(source, config.hidden_size, tokenizer, tokens)
         check_expansion(source, pooler, causal=surveyed.causal)
+        positions = longest_text(source, positions)
+    if source.task == "embed-hybrid":
+        pooler = read_hybrid(source, config.hidden_size, tokenizer, tokens)
         positions = longest_text(source, positions)
     if source.task in ("embed", "embed-sparse"):
         columns = config.hidden_size if source.task == "embed" else config.vocab_size

@@ -247,6 +247,13 @@ class Config(BaseModel):
         description="maximum number of texts in one request; /v1/embeddings takes 2,048 and queues "
         "so many at a time",
     )
+    auto_truncate: str = Field(
+        "off",
+        min_length=1,
+        description="whether texts that are too long are cut, not refused, where a request does "
+        "not say (prompts to be continued are not); on: for all models; otherwise names of models, "
+        "with commas. x-truncated-tokens says by how many tokens",
+    )
     max_queue: int = Field(
         1024,
         ge=1,
@@ -483,6 +490,20 @@ class Config(BaseModel):
         if self.log_texts and self.log_format != "json":
             raise ValueError("log_texts: give log_format json as well")
         return self
+
+    @field_validator("auto_truncate")
+    @classmethod
+    def _check_truncated(cls, value: str) -> str:
+        for name in () if value in ("off", "on") else value.split(","):
+            fault = model_name_fault(name.strip())
+            if fault is not None:
+                raise ValueError(fault)
+        return value
+
+    def truncates(self, name: str) -> bool:
+        """Whether a model's texts are cut where a request does not say."""
+        named = (each.strip() for each in self.auto_truncate.split(","))
+        return self.auto_truncate == "on" or (self.auto_truncate != "off" and name in named)
 
     def spins(self, *, alone: bool) -> bool:
         """Whether a model's threads spin. ``alone``: it is the only model served."""

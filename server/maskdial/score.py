@@ -187,7 +187,7 @@ def _read_causal(model: CausalModel, request: ScoreRequest) -> tuple[list[Encodi
 def _read_one(
     model: CausalModel, text: str, longest: int, truncation: Truncation
 ) -> tuple[Encoding, int]:
-    if truncation.enabled:
+    if truncation.cuts(model):
         return model.tokenizer.encode_cut(
             text, max_length=longest, direction=truncation.side(model)
         )

@@ -123,12 +123,24 @@ EVERY_PARAMETER: dict[str, tuple[Ask, type[TaskBody], dict[str, Any]]] = {
     ),
     "/embed": (
         lambda client: client.embed(
-            "a", normalize=False, dimensions=2, instruction="find it", **CUT, **COMMON
+            "a",
+            normalize=False,
+            dimensions=2,
+            output_dtype="binary",
+            instruction="find it",
+            **CUT,
+            **COMMON,
         ),
         bodies.EmbedBody,
         {
             "inputs": "a",
-            "parameters": {"normalize": False, "dimensions": 2, "instruction": "find it", **CUT},
+            "parameters": {
+                "normalize": False,
+                "dimensions": 2,
+                "output_dtype": "binary",
+                "instruction": "find it",
+                **CUT,
+            },
         },
     ),
     "/embed-all": (

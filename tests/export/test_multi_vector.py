@@ -251,7 +251,7 @@ def test_rerank_reads_texts_as_their_kind(url: str) -> None:
     error = rerank(url, 422, **body | {"texts": ["y"], "instruction": "find it"})["error"]
     assert error.startswith("instruction: model 'stanford' has no place for an instruction")
     models = {each["name"]: each for each in httpx.get(f"{url}/models", timeout=60).json()}
-    assert models["stanford"]["tasks"] == ["embed-all", "rerank", "tokenize"]
+    assert models["stanford"]["tasks"] == ["embed-all", "embed-chunks", "rerank", "tokenize"]
 
 
 def test_an_ordinary_encoder_has_the_hidden_states_that_it_pools(
@@ -267,6 +267,63 @@ def test_an_ordinary_encoder_has_the_hidden_states_that_it_pools(
             output = model(torch.tensor([tokenizer.encode(text).ids]))
         expected = output.last_hidden_state[0].numpy()
         np.testing.assert_allclose(each, expected, atol=TOLERANCE)
+
+
+def test_chunks_have_the_means_of_their_tokens(
+    checkpoint: Checkpoint, load_reference: Callable[[Path], Any], url: str
+) -> None:
+    """Late chunking: tokens attend to the whole text; chunks may overlap, and end within words."""
+    source = checkpoint("bert-embed")
+    tokenizer, model = Tokenizer.from_file(str(source / "tokenizer.json")), load_reference(source)
+    tokenizer.no_padding()
+    tokenizer.no_truncation()
+    text = "the ship left at dawn, as it did. who is it, so far."
+    chunks = [[0, 33], [33, len(text)], [4, 8], [0, 6], [0, len(text)], [20, 40]]
+    encoding = tokenizer.encode(text)
+    with torch.no_grad():
+        hidden = model(torch.tensor([encoding.ids])).last_hidden_state[0]
+    expected = []
+    for start, end in chunks:
+        tokens = [i for i, (a, b) in enumerate(encoding.offsets) if b > a and start < b <= end]
+        assert tokens
+        expected.append(hidden[tokens].mean(0).numpy())
+    body: dict[str, Any] = {"model": "plain", "inputs": text, "chunks": chunks}
+    reply = httpx.post(f"{url}/embed-chunks", json=body | {"normalize": False}, timeout=60)
+    np.testing.assert_allclose(reply.json(), expected, atol=TOLERANCE)
+    unit = np.array(httpx.post(f"{url}/embed-chunks", json=body, timeout=60).json())
+    np.testing.assert_allclose(np.linalg.norm(unit, axis=1), 1, atol=1e-6)
+    dispatched = httpx.post(f"{url}/models/plain", json=body, timeout=60)
+    assert dispatched.json() == unit.tolist()
+    # The same words, not read together, have other vectors.
+    apart = httpx.post(
+        f"{url}/embed-chunks", json=body | {"inputs": text[:33], "chunks": [[0, 33]]}, timeout=60
+    ).json()
+    assert np.abs(np.array(apart[0]) - unit[0]).max() > 1e-3
+
+
+@pytest.mark.parametrize(
+    ("body", "words"),
+    [
+        ({"chunks": []}, "chunks: must have between 1 and 4096 chunks, not 0"),
+        ({"chunks": [[0, 4], [2, 2]]}, "chunks: item 1 must begin at 0 or later, and before it"),
+        ({"chunks": [[0, 4], [-1, 2]]}, "chunks: item 1 must begin at 0 or later, and before it"),
+        ({"chunks": [[0, 4, 5]]}, "chunks: item 0 must be [start, end], in characters"),
+        ({"chunks": [[0, 4], [0, 6]]}, "chunks[1]: ends at 6, and the text has 5 characters"),
+        ({"chunks": [[0, 4], [3, 4]]}, "chunks[1]: no token ends in it"),
+        ({"chunks": [[0, 5]] * 4096}, "chunks: they overlap so much that they have 16,384 tokens"),
+        ({"inputs": "the " * 400, "chunks": [[0, 4]]}, "inputs: the text has 1202 tokens"),
+        (
+            {"inputs": "the " * 400, "chunks": [[1500, 1600]], "truncate": True},
+            "chunks[0]: no token ends in it; ",
+        ),
+        ({"model": "saved", "chunks": [[0, 4]], "dimensions": 3}, "dimensions: unknown field"),
+    ],
+)
+def test_chunks_that_cannot_be_embedded(url: str, body: dict[str, Any], words: str) -> None:
+    body = {"model": "plain", "inputs": "the .", **body}
+    reply = httpx.post(f"{url}/embed-chunks", json=body, timeout=60)
+    assert reply.status_code == 422
+    assert reply.json()["error"].startswith(words)
 
 
 def test_the_bundles_are_exact_and_batch_invariant(bundles: dict[str, Path]) -> None:

@@ -113,6 +113,12 @@ MODERN = SHAPE | {
     "cls_token_id": 2,
     "sep_token_id": 3,
 }
+ULTRA = SHAPE | {
+    "num_hidden_layers": 3,
+    "num_attention_heads": 2,
+    "sliding_window": 4,
+    "prediction_head_size": 32,
+}
 DEBERTA = SHAPE | {
     "relative_attention": True,
     "pos_att_type": ["p2c", "c2p"],
@@ -794,6 +800,7 @@ FILL_MASK: Mapping[str, Specimen] = {
         "XLMRobertaForMaskedLM", SHAPE | {"pad_token_id": 1, "bos_token_id": 0}, quick=True
     ),
     "modernbert": Specimen("ModernBertForMaskedLM", MODERN, "local and global layers", quick=True),
+    "ultrabert": Specimen("UltrabertForMaskedLM", ULTRA, "local and global layers"),
     "deberta-v2": Specimen("DebertaV2ForMaskedLM", DEBERTA_V2, "relative positions", quick=True),
     "mpnet": Specimen("MPNetForMaskedLM", ROBERTA, "relative positions", quick=True),
     "bert-pretraining": Specimen(
@@ -1106,6 +1113,7 @@ EMBED: Mapping[str, Specimen] = {
     "bert-embed": Specimen("BertModel", SMALL, quick=True),
     "xlm-roberta-embed": Specimen("XLMRobertaModel", SMALL | {"pad_token_id": 1}, quick=True),
     "modernbert-embed": Specimen("ModernBertModel", MODERN | {"num_hidden_layers": 1}, quick=True),
+    "ultrabert-embed": Specimen("UltrabertModel", ULTRA, "local and global layers"),
     "mpnet-embed": Specimen("MPNetModel", ROBERTA, "relative positions"),
     "longformer-embed": Specimen("LongformerModel", LONGFORMER, "sliding window"),
     "xlnet-embed": Specimen("XLNetModel", XLNET, "relative positions and segments"),

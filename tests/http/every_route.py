@@ -8,7 +8,7 @@ from maskdial.bundle.bundle import read_manifests, write_manifest
 from maskdial.bundle.manifest import Embedding, MultiVector
 from tests.page import bundles
 
-NEED_TORCH = {"/summarize", "/translate"}
+NEED_TORCH = {"/embed-hybrid", "/summarize", "/translate"}
 """Routes of models that only an export makes."""
 
 
@@ -47,14 +47,31 @@ TASKS = (
         lambda n: {"model": "ranker", "query": word(n), "documents": _texts(n)},
     ),
     Kind("embed", "/embed", lambda n: {"inputs": _texts(n), "model": "embedder"}),
+    Kind(
+        "predict",
+        "/predict",
+        lambda n: {"inputs": [[text(n)], [word(n), "sea"]], "model": "sentiment"},
+    ),
+    Kind("decode", "/decode", lambda n: {"ids": [n % 100], "model": "hybrid"}),
+    Kind("tei embeddings", "/embeddings", lambda n: {"input": text(n), "model": "embedder"}),
+    Kind(
+        "vertex",
+        "/vertex",
+        lambda n: {"instances": [{"inputs": text(n)}, {"inputs": word(n)}], "model": "embedder"},
+    ),
+    Kind("invocations", "/invocations", inputs("embedder")),
+    Kind("root", "/", inputs("embedder")),
     Kind("embed-sparse", "/embed-sparse", inputs("sparse")),
     Kind("embed-all", "/embed-all", inputs("late")),
+    Kind("embed-chunks", "/embed-chunks", inputs("late", chunks=[[0, 12], [8, 30]])),
     Kind(
         "similarity",
         "/similarity",
         lambda n: {"inputs": {"source_sentence": word(n), "sentences": _texts(n)}},
     ),
     Kind("embeddings", "/v1/embeddings", lambda n: {"input": _texts(n), "model": "embedder"}),
+    Kind("cohere embed", "/v2/embed", lambda n: {"texts": _texts(n), "model": "embedder"}),
+    Kind("cohere embed v1", "/v1/embed", lambda n: {"texts": _texts(n), "model": "embedder"}),
     Kind("ollama embed", "/api/embed", lambda n: {"input": _texts(n), "model": "embedder"}),
     Kind("ollama vector", "/api/embeddings", lambda n: {"prompt": text(n), "model": "embedder"}),
     Kind("503", "/classify", inputs("spare"), 503),

@@ -1,5 +1,7 @@
 """Texts that are longer than the model: refused with both lengths, or cut where it shows."""
 
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -7,6 +9,7 @@ import pytest
 
 from maskdial.bundle.bundle import load_bundles
 from maskdial.registry.catalog import STARTER_FOLDER
+from tests.page.bundles import make_embedder
 
 STARTERS = {"/fill-mask": "hybrid", "/classify": "sentiment"}
 NUM_ADDED = {"/fill-mask": 1, "/classify": 2}  # special tokens
@@ -60,6 +63,27 @@ def test_the_right_end_is_cut_and_case_does_not_matter(http: httpx.Client) -> No
     reply = post(http, "/classify", LONG, truncate=True, truncation_direction="middle")
     assert reply.status_code == 422
     assert "truncation_direction" in reply.json()["error"]
+
+
+def test_a_server_may_cut_where_a_request_does_not_say(
+    start_server: Callable[..., Any], http: httpx.Client, tmp_path: Path
+) -> None:
+    """Of one model of two; what requests say counts more."""
+    embedder = make_embedder(tmp_path / "embedder")
+    models = {"sentiment": STARTER_FOLDER / "sentiment", "embedder": embedder}
+    server = start_server(models=models, auto_truncate="other, sentiment")
+    try:
+        with httpx.Client(base_url=server.url, timeout=60) as cutting:
+            cut = post(cutting, "/classify", LONG)
+            assert cut.json() == post(http, "/classify", LONG, truncate=True).json()
+            assert cut.headers["x-truncated-tokens"] == str(EXCESS)
+            assert post(cutting, "/classify", LONG, truncate=False).status_code == 422
+            left = post(cutting, "/classify", LONG, truncation_direction="left")
+            assert left.json() == post(http, "/classify", CUT["left"]).json()
+            body = {"input": [LONG], "model": "embedder"}
+            assert cutting.post("/v1/embeddings", json=body).status_code == 400
+    finally:
+        server.stop()
 
 
 def test_texts_that_fit_are_left_as_they_are(http: httpx.Client) -> None:

@@ -14,6 +14,7 @@ import pytest
 import tokenizers
 import torch
 import transformers
+from sentence_transformers.util.quantization import quantize_embeddings
 from tokenizers import models, pre_tokenizers, processors
 
 from maskdial_export.export import export
@@ -98,11 +99,10 @@ def http(url: str) -> Iterator[httpx.Client]:
         yield client
 
 
-def native(http: httpx.Client, inputs: object, **fields: object) -> list[list[float]]:
+def native(http: httpx.Client, inputs: object, **fields: object) -> Any:
     reply = http.post("/embed", json={"inputs": inputs, **fields})
     assert reply.status_code == 200, reply.text
-    vectors: list[list[float]] = reply.json()
-    return vectors
+    return reply.json()
 
 
 def embed(http: httpx.Client, **body: Any) -> Any:
@@ -111,7 +111,7 @@ def embed(http: httpx.Client, **body: Any) -> Any:
     return reply.json()
 
 
-def vectors_of(reply: Any) -> list[list[float]]:
+def vectors_of(reply: Any) -> list[Any]:
     assert [each["index"] for each in reply["data"]] == list(range(len(reply["data"])))
     return [each["embedding"] for each in reply["data"]]
 
@@ -179,6 +179,34 @@ def test_base64_is_little_endian_float32(http: httpx.Client) -> None:
     assert vector.tolist() == expected
 
 
+@pytest.mark.parametrize("dtype", ["int8", "uint8", "binary", "ubinary"])
+@pytest.mark.parametrize("dimensions", [None, 13])
+def test_bytes_and_bits_are_those_of_sentence_transformers(
+    http: httpx.Client, dtype: Any, dimensions: int | None
+) -> None:
+    """With ranges from -1 to 1, of vectors that are cut first and have length 1."""
+    floats = np.array(native(http, TEXTS, normalize=True, dimensions=dimensions), np.float32)
+    ranges = np.array([[-1.0], [1.0]]).repeat(floats.shape[1], axis=1)
+    expected: Any = quantize_embeddings(floats, dtype, ranges)
+    assert len(np.unique(expected)) > 2
+    asked = {"output_dtype": dtype, "dimensions": dimensions}
+    assert native(http, TEXTS, **asked) == expected.tolist()
+    assert vectors_of(embed(http, input=TEXTS, **asked)) == expected.tolist()
+    encoded = [base64.b64encode(row.tobytes()).decode() for row in expected]
+    assert native(http, TEXTS, encoding_format="base64", **asked) == encoded
+    assert vectors_of(embed(http, input=TEXTS, encoding_format="base64", **asked)) == encoded
+    # Alone as among others
+    assert native(http, TEXTS[1], **asked) == expected[1:2].tolist()
+
+
+def test_bytes_need_vectors_of_length_1(http: httpx.Client) -> None:
+    body = {"model": "embedder", "inputs": "a", "normalize": False}
+    refused = http.post("/embed", json=body | {"output_dtype": "int8"})
+    assert refused.status_code == 422
+    assert refused.json()["error"].startswith("normalize: integers are of vectors of length 1")
+    assert http.post("/embed", json=body | {"output_dtype": "binary"}).status_code == 200
+
+
 def test_token_ids_are_used_unchanged(http: httpx.Client) -> None:
     ids = [
         [token["id"] for token in tokens]
@@ -221,6 +249,7 @@ def test_long_inputs_are_cut_only_when_asked(http: httpx.Client) -> None:
         ({"input": "a", "dimensions": 33}, "dimensions", "between 1 and 32"),
         ({"input": "a", "dimensions": 0}, "dimensions", "at least 1"),
         ({"input": "a", "encoding_format": "hex"}, "encoding_format", "'base64'"),
+        ({"input": "a", "output_dtype": "int4"}, "output_dtype", "'ubinary'"),
         ({"input": "a", "task": "query"}, "task", "unknown field"),
         ({"input": "a", "model": "ranker"}, "model", "cannot do embed"),
     ],

@@ -93,7 +93,17 @@ def examples(http: httpx.Client) -> dict[str, Any]:
     return found
 
 
-NOT_SERVED = ("/embed-all", "/embed-sparse", "/summarize", "/translate")  # no model here does that
+# No model here does that.
+NOT_SERVED = (
+    "/embed-all",
+    "/embed-chunks",
+    "/embed-hybrid",
+    "/embed-sparse",
+    "/summarize",
+    "/translate",
+)
+# Where several models here do what only one of the starters does.
+CLASSIFIES = ("/classify", "/predict", "/vertex")
 
 
 def test_the_examples_of_the_documentation_can_be_run(http: httpx.Client) -> None:
@@ -103,8 +113,8 @@ def test_the_examples_of_the_documentation_can_be_run(http: httpx.Client) -> Non
     tried = {path: body for path, body in examples(http).items() if path not in without}
     assert len(tried) > 20
     for path, body in tried.items():
-        # Where several models here do what only one of the starters does.
-        name = "sentiment" if path == "/classify" else "chat" if path.startswith(CHATS) else None
+        chats = path.startswith(CHATS) or path in ("/invocations", "/")
+        name = "sentiment" if path in CLASSIFIES else "chat" if chats else None
         named = body if name is None else body | {"model": name}
         reply = http.post(path.replace("{name}", "chat"), json=named)
         if path in NOT_SERVED:

@@ -103,3 +103,12 @@ def test_models_at_run_time(tmp_path: Path) -> None:
         find_bundles(load_config({"model_dir": str(tmp_path / "missing")})).scan()
     with pytest.raises(ConfigError, match="'models_max'"):
         load_config(flags | {"models_max": "0"})
+
+
+def test_texts_are_cut_for_all_models_or_some() -> None:
+    assert Config(auto_truncate="on").truncates("a")
+    assert not Config().truncates("off")
+    some = Config(auto_truncate="a, org/b")
+    assert [some.truncates(name) for name in ("a", "org/b", "c")] == [True, True, False]
+    with pytest.raises(ConfigError, match=r"auto_truncate.*use letters"):
+        load_config({"auto_truncate": "a,,b"})

@@ -41,11 +41,12 @@ class EmbedParameters(PromptOptions, total=False):
     """Parameters of ``embed``. None means the server's default.
 
     ``normalize`` scales vectors to length 1. ``dimensions`` truncates them to that many components,
-    and normalizes them again.
+    and normalizes them again. ``output_dtype`` makes bytes or bits of them, as whole numbers.
     """
 
     normalize: bool | None
     dimensions: int | None
+    output_dtype: Literal["float", "int8", "uint8", "binary", "ubinary"] | None
 
 
 class RerankParameters(TextOptions, total=False):

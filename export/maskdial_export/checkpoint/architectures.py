@@ -69,6 +69,8 @@ def settle(config: Mapping[str, Any], task: str) -> tuple[str, TaskName]:
         return settle(config, "fill-mask")[0], "embed-sparse"
     if task == "embed-all":
         return settle(config, "embed")[0], "embed-all"
+    if task == "embed-hybrid":
+        return settle(config, "embed")[0], "embed-hybrid"
     if task == "rerank":
         return settle(config, "generate")[0], "rerank"
     model_type = config.get("model_type")

@@ -73,7 +73,7 @@ def read_pooler(source: Source, columns: int) -> Pooler:
             steps.append(_layer_norm(source, folder, width))
         elif kind != "Dropout":
             raise ExportError(f"{source.name} has a {kind} module, which is not supported")
-    prompts, default = _prompts(source)
+    prompts, default = read_prompts(source)
     embedding = Embedding(
         dimension=width,
         pooling=name,
@@ -123,7 +123,7 @@ def tokenizer_settings(source: Source) -> dict[str, Any]:
     return {key: value for key, value in given.items() if key not in _LOADING}
 
 
-def _prompts(source: Source) -> tuple[dict[str, str], str | None]:
+def read_prompts(source: Source) -> tuple[dict[str, str], str | None]:
     """The texts to put before a text, by name, and the one that is put before every text."""
     name = "config_sentence_transformers.json"
     settings = source.read_json(name)
@@ -140,7 +140,7 @@ def _prompts(source: Source) -> tuple[dict[str, str], str | None]:
 
 def default_prompt(source: Source) -> str | None:
     """The text that is put before every text, or is the system's message to a reranker."""
-    prompts, name = _prompts(source)
+    prompts, name = read_prompts(source)
     return None if name is None else prompts[name]
 
 

@@ -16,7 +16,9 @@ from maskdial_export.errors import ExportError, first_line
 
 _MODULES = "[0-9]*_*/model.safetensors"  # sentence-transformers' Dense and LayerNorm
 _DOWNLOADED = ("*.json", "*.jinja", "*.txt", "*.model", "model*.safetensors", _MODULES)
-_PICKLES = ("*.bin",)
+HYBRID_HEADS = ("sparse_linear.pt", "colbert_linear.pt")
+"""What stands beside the weights of a model with sparse weights and token vectors, BGE-M3."""
+_PICKLES = ("*.bin", *HYBRID_HEADS)
 _NOT_DOWNLOADED = ("*/*.bin", "*/*.txt", "*/*.model")
 
 

@@ -15,7 +15,7 @@ from maskdial.bundle.bundle import file_sha256
 from maskdial.bundle.manifest import Family, TaskName
 from maskdial_export.checkpoint.architectures import has_two_parts, settle
 from maskdial_export.checkpoint.config import check_config
-from maskdial_export.checkpoint.hub import download
+from maskdial_export.checkpoint.hub import HYBRID_HEADS, download
 from maskdial_export.errors import ExportError
 
 Mask = Literal["full", "causal"]
@@ -82,15 +82,16 @@ class Source:
         return sorted([*folder.glob("*.safetensors"), *folder.glob("pytorch_model*.bin")])
 
     def sha256(self) -> str:
-        """One SHA-256 over the names and contents of config.json, weight files and adapter."""
+        """One SHA-256 over the names and contents of config.json, weight files, heads, adapter."""
         digest = hashlib.sha256()
-        adapter = [*self.path.glob("*/adapter_*")] if self.task == "decide" else []
-        adapter += [] if self.adapter is None else self.adapter.glob("adapter_*")
+        beside = [*self.path.glob("*/adapter_*")] if self.task == "decide" else []
+        beside += [self.path / name for name in HYBRID_HEADS if self.task == "embed-hybrid"]
+        beside += [] if self.adapter is None else self.adapter.glob("adapter_*")
         config = self.path / "config.json"
         for file in (
             *([config] if config.is_file() else ()),
             *self.weight_files(),
-            *sorted(adapter),
+            *sorted(beside),
         ):
             digest.update(f"{file.name} {file_sha256(file)}\n".encode())
         return digest.hexdigest()
@@ -214,6 +215,8 @@ def _module_task(path: Path, config: Mapping[str, Any]) -> str:
     """The task by the files beside the weights, such as sentence-transformers'; otherwise auto."""
     if _has_decision_head(path, config):
         return "decide"
+    if all((path / name).is_file() for name in HYBRID_HEADS):
+        return "embed-hybrid"
     modules = path / MODULES
     listed = modules.read_text(encoding="utf-8", errors="replace") if modules.is_file() else ""
     if "LogitScore" in listed or "classifier_from_token" in config:
@@ -238,8 +241,25 @@ def _has_decision_head(path: Path, config: Mapping[str, Any]) -> bool:
     return found is not None
 
 
+def _check_heads(source: Source, allow_pickle: bool) -> None:
+    """Refuses a hybrid model without its heads, which are pickles."""
+    for name in HYBRID_HEADS:
+        if not (source.path / name).is_file():
+            raise ExportError(
+                f"{source.name} has no {name}, which dense, sparse and token vectors from one pass "
+                "need; use --task embed for the dense ones alone"
+            )
+    if not allow_pickle:
+        raise ExportError(
+            f"{' and '.join(HYBRID_HEADS)} of {source.name} are pickles, which can run code when "
+            "loaded; pass --allow-pickle if you trust them, or --task embed for dense vectors alone"
+        )
+
+
 def _check_weights(source: Source, allow_pickle: bool) -> None:
     files = source.weight_files()
+    if source.task == "embed-hybrid":
+        _check_heads(source, allow_pickle)
     for file in files:
         with file.open("rb") as opened:
             if opened.read(len(_LFS_POINTER)) == _LFS_POINTER:

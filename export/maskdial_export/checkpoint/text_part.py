@@ -152,7 +152,7 @@ def _models(
 
     A class may scale or cap logits that the wrapper leaves as they are, so there may be two.
     """
-    if body.get_output_embeddings() is not None or task in ("embed", "embed-all"):
+    if body.get_output_embeddings() is not None or task in ("embed", "embed-all", "embed-hybrid"):
         yield body
         return
     name = text_class(task, body.config.model_type)

@@ -256,7 +256,7 @@ def _check_scales(source: Source, unused: Iterable[str]) -> None:
 
 def _missing(source: Source, names: Iterable[str]) -> str | None:
     missing = sorted(names)
-    if source.task in ("embed", "embed-all"):  # pools the hidden states itself
+    if source.task in ("embed", "embed-all", "embed-hybrid"):  # pools the hidden states itself
         missing = [name for name in missing if not name.startswith("pooler.")]
     if not missing:
         return None

@@ -20,7 +20,7 @@ from maskdial_export.tracing.repeat import trace_by_layers
 from maskdial_export.tracing.survey import Survey
 
 TOKEN_TASKS: frozenset[TaskName] = frozenset(
-    {"fill-mask", "token-classify", "question-answering", "embed-all", "decide"}
+    {"fill-mask", "token-classify", "question-answering", "embed-all", "embed-hybrid", "decide"}
 )
 
 

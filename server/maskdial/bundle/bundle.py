@@ -18,14 +18,16 @@ Graph inputs, by family (the server feeds the ones that the graph declares):
 
 * masked: ``input_ids`` int64 (batch, length), right-padded; ``lengths`` int32 (batch,), the number
   of valid tokens per row; ``token_type_ids`` int64 (batch, length); for the tasks on tokens
-  (fill-mask, token-classify, question-answering, embed-all, decide) ``rows`` int64 (num_rows,),
+  (fill-mask, token-classify, question-answering, embed-all, embed-hybrid, decide) ``rows`` int64
+  (num_rows,),
   flat indices ``b * length + position`` of the tokens in question.
   One output, float32. ``logits``: fill-mask (num_rows, vocab_size), token-classify (num_rows,
   num_labels), decide (num_rows, num_scores), question-answering (num_rows, 2) for start and end,
   classify (batch, num_labels), multiple-choice (batch, 1), where each text is a prompt with one
   choice, rerank (batch, 1), where it is a query and a document in the manifest's `PairTemplate`.
   ``embeddings``: embed (batch, dimension), pooled, and normalized if ``Embedding.normalized``;
-  embed-all (num_rows, dimension), also of rows after the valid tokens.
+  embed-all (num_rows, dimension), also of rows after the valid tokens; embed-hybrid (num_rows,
+  dimension + token_dimension + 1), `maskdial.masked.tasks.hybrid_rows`.
 * causal: ``input_ids`` int64 (batch, new_tokens); ``position_ids`` int64 (batch, new_tokens);
   ``seqlens_k`` int32 (batch,), tokens in the cache after this pass minus one;
   ``total_sequence_length`` int32 (), the maximum of ``seqlens_k`` plus one; ``rows`` int64

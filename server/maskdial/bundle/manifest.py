@@ -46,6 +46,7 @@ TaskName = Literal[
     "embed",
     "embed-sparse",
     "embed-all",
+    "embed-hybrid",
     "generate",
 ]
 ProblemType = Literal["single_label_classification", "multi_label_classification", "regression"]
@@ -178,6 +179,16 @@ class MultiVector(_Frozen):
         return self.expansion_length is not None and not self.attends_to_expansion
 
 
+class Hybrid(_Frozen):
+    """A graph with a dense vector, sparse weights and token vectors from one pass.
+
+    ``unweighted`` are tokens without a weight.
+    """
+
+    token_dimension: int = Field(gt=0)
+    unweighted: tuple[_TokenId, ...] = ()
+
+
 class Embedding(_Frozen):
     """How the graph turns a text into one vector."""
 
@@ -196,6 +207,16 @@ class Embedding(_Frozen):
     multi_vector: MultiVector | None = Field(
         None, description="of embed-all; its prompts are query and document"
     )
+    hybrid: Hybrid | None = Field(
+        None, description="of embed-hybrid, whose other fields describe the dense vector"
+    )
+
+    @property
+    def num_outputs(self) -> int:
+        """Columns of the graph's output."""
+        if self.hybrid is None:
+            return self.dimension
+        return self.dimension + self.hybrid.token_dimension + 1
 
 
 class Decoding(_Frozen):
@@ -421,7 +442,7 @@ class Manifest(_Frozen):
             return len(self.labels)
         if self.task == "decide" and self.decision is not None:
             return self.decision.num_scores
-        return None if self.embedding is None else self.embedding.dimension
+        return None if self.embedding is None else self.embedding.num_outputs
 
     @property
     def translates(self) -> bool:

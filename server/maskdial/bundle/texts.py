@@ -24,6 +24,8 @@ class ReadingModel(NamedModel, Protocol):
 
     @property
     def tokenizer(self) -> Tokenizer: ...
+    @property
+    def auto_truncate(self) -> bool: ...
 
 
 def check_ids(ids: Sequence[int], model: NamedModel) -> None:

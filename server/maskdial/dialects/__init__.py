@@ -11,7 +11,18 @@ from fastapi import Response
 from maskdial.dialects import kserve, systemone
 from maskdial.dialects.anthropic import errors as anthropic_errors
 from maskdial.dialects.anthropic import route as anthropic_messages
-from maskdial.dialects.native import admin, generate, models, page, seq2seq, service, tasks, tokens
+from maskdial.dialects.cohere import embed as cohere_embed
+from maskdial.dialects.native import (
+    admin,
+    generate,
+    models,
+    page,
+    seq2seq,
+    service,
+    tasks,
+    tei,
+    tokens,
+)
 from maskdial.dialects.ollama import errors as ollama_errors
 from maskdial.dialects.ollama import route as ollama
 from maskdial.dialects.openai import chat, completions, decisions, embeddings, rerank
@@ -40,6 +51,7 @@ ROUTES = (
     *openai_responses.ROUTES,
     *embeddings.ROUTES,
     *rerank.ROUTES,
+    *cohere_embed.ROUTES,
     *decisions.ROUTES,
     *systemone.ROUTES,
     *openai_models.ROUTES,
@@ -48,6 +60,7 @@ ROUTES = (
     *openai_tokens.ROUTES,
     *admin.ROUTES,
     *models.ROUTES,
+    *tei.ROUTES,
     *kserve.ROUTES,
     *service.ROUTES,
     *page.ROUTES,

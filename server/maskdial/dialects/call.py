@@ -50,7 +50,10 @@ class Call(Generic[BodyT]):
         Raises:
             ValidationError: the body violates the schema.
         """
-        body = await read_body(schema, await self._request.body())
+        return self.with_body(await read_body(schema, await self._request.body()))
+
+    def with_body(self, body: OtherT) -> "Call[OtherT]":
+        """The same request, with the same deadline and lease, for another body."""
         other: Call[OtherT] = Call(self._request, body)
         other.deadline = self.deadline
         return other

@@ -17,6 +17,7 @@ class Model:
 
     ``kernels`` is the instruction set of our own kernels, empty if the model does not use them.
     ``prompts`` writes those of decisions; None if the model is not asked by prompts.
+    ``auto_truncate``: whether texts that are too long are cut where a request does not say.
     """
 
     bundle: Bundle
@@ -25,6 +26,7 @@ class Model:
     provider: str
     kernels: str = field(default="", kw_only=True)
     prompts: PromptWriter | None = field(default=None, kw_only=True)
+    auto_truncate: bool = field(default=False, kw_only=True)
 
     @property
     def name(self) -> str:

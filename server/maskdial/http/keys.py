@@ -24,8 +24,8 @@ _METRICS = "metrics"
 # The last are those of --api-key.
 _RESERVED = re.compile(rf"{ADMIN}|{_METRICS}|key-\d+", re.ASCII)
 _NAME = re.compile(r"[\w.-]{1,64}", re.ASCII)
-# The page at / and /docs with their assets, and health checks. All other paths ask for a key.
-_OPEN_PATHS = re.compile(r"/|/docs|/page/.*|/health|/health/(live|ready)")
+# The page at / and /docs with their assets, and health checks, to be read. All else asks for a key.
+_OPEN_PATHS = re.compile(r"/|/docs|/page/.*|/health|/health/(live|ready)|/ping")
 _METRICS_PATH = "/metrics"
 # Keys are looked up by a hash that depends on this: how long that takes says nothing about any key,
 # because nobody outside knows which hash a guess has.
@@ -100,7 +100,7 @@ class Keys:
             return None
         if path == _METRICS_PATH:
             return _name(scope, self._metrics, self._admin) if self._metrics else None
-        if not self._closed or _OPEN_PATHS.fullmatch(path):
+        if not self._closed or (scope["method"] != "POST" and _OPEN_PATHS.fullmatch(path)):
             return None
         return _name(scope, self._clients, self._admin)
 

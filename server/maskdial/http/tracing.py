@@ -32,6 +32,8 @@ _OPERATIONS: Mapping[str, str] = {
     "/embed": "embeddings",
     "/embed-sparse": "embeddings",
     "/embed-all": "embeddings",
+    "/embed-chunks": "embeddings",
+    "/embed-hybrid": "embeddings",
     "/v1/embeddings": "embeddings",
 }
 

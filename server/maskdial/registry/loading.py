@@ -164,6 +164,7 @@ def _start_masked(
         engine,
         kernels=session.kernels,
         prompts=prompts,
+        auto_truncate=config.truncates(bundle.name),
     )
 
 
@@ -256,6 +257,7 @@ def _start_causal(
         layout.element.name,
         kernels=session.kernels,
         prompts=_decision_prompts(bundle, chat_template),
+        auto_truncate=config.truncates(bundle.name),
     )
 
 

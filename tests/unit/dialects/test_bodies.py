@@ -14,7 +14,8 @@ from maskdial.causal.sampling.params import SamplingParams
 from maskdial.dialects import ROUTES, kserve, systemone
 from maskdial.dialects.anthropic import body as anthropic_schema
 from maskdial.dialects.body import TaskBody, parse_body
-from maskdial.dialects.native import admin, seq2seq_bodies, tokens
+from maskdial.dialects.cohere import embed as cohere_embed
+from maskdial.dialects.native import admin, seq2seq_bodies, tei, tokens
 from maskdial.dialects.native import task_bodies as bodies
 from maskdial.dialects.native.generate_bodies import GenerateBody, GenerateParameters
 from maskdial.dialects.ollama import changes as ollama_changes
@@ -40,11 +41,15 @@ BODIES: dict[type[BaseModel], dict[str, Any]] = {
     bodies.FillMaskBody: {"inputs": "a [MASK]"},
     bodies.ClassifyBody: {"inputs": "a"},
     bodies.TokenClassifyBody: {"inputs": "a"},
+    tei.PredictBody: {"inputs": "a"},
+    tei.VertexBody: {"instances": [{}]},
     bodies.QuestionAnsweringBody: {"inputs": {"question": "a", "context": "b"}},
     bodies.ZeroShotClassifyBody: {"inputs": "a", "parameters": {"candidate_labels": ["b"]}},
     bodies.EmbedBody: {"inputs": "a"},
     bodies.SparseEmbedBody: {"inputs": "a"},
     bodies.EmbedAllBody: {"inputs": "a"},
+    bodies.HybridEmbedBody: {"inputs": "a"},
+    bodies.ChunkEmbedBody: {"inputs": "a", "chunks": [[0, 1]]},
     bodies.SimilarityBody: {"inputs": {"source_sentence": "a", "sentences": ["b"]}},
     bodies.RerankBody: {"query": "a", "texts": ["b"]},
     bodies.ScoreBody: {"inputs": "a"},
@@ -56,6 +61,7 @@ BODIES: dict[type[BaseModel], dict[str, Any]] = {
     openai_responses_body.ResponsesBody: {"input": "a"},
     openai_tokens.PromptBody: {"prompt": "a"},
     openai_tokens.TokensBody: {"tokens": [1]},
+    cohere_embed.CohereEmbedBody: {"texts": ["a"]},
     rerank.RankBody: {"query": "a", "documents": ["b"]},
     decisions.DecisionsBody: {
         "input": "a",

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from maskdial.bundle.manifest import Embedding
 from maskdial.errors import InferenceError, ValidationError
 from maskdial.masked.tasks.embed import EmbedRequest, cosine_similarities, embed
+from maskdial.masked.tasks.quantized import OutputDtype, quantized
 
 RAW = Embedding(dimension=4, pooling="mean", normalized=False)
 UNIT = Embedding(dimension=4, pooling="mean", normalized=True)
@@ -139,3 +140,30 @@ def test_a_cosine_ignores_its_company_and_keeps_within_bounds(seed: int, count: 
     assert np.abs(together).max() <= 1
     alone = [cosine_similarities(source, vector[None])[0] for vector in vectors]
     np.testing.assert_array_equal(together, alone)
+
+
+EDGES = np.array([[-1, -0.5, 0, 0.5, 1, 2**-24, -(2**-24), 1.0000001, -1.0000001]], np.float32)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "expected"),
+    [
+        ("int8", [-128, -65, -1, 63, 126, -1, -1, 126, -128]),
+        ("uint8", [0, 63, 127, 191, 254, 127, 127, 254, 0]),
+        ("ubinary", [0b00011101, 0b00000000]),
+        ("binary", [0b00011101 - 128, -128]),
+    ],
+)
+def test_bytes_and_bits_at_the_edges(dtype: OutputDtype, expected: list[int]) -> None:
+    values = quantized(EDGES, dtype)
+    assert values.dtype == (np.uint8 if dtype.startswith("u") else np.int8)
+    assert values.tolist() == [expected]
+
+
+def test_integers_are_of_normalized_vectors() -> None:
+    request = EmbedRequest(["a"], dtypes=("float", "int8"))
+    request.check(model(RAW))
+    with pytest.raises(ValidationError, match="length 1") as caught:
+        EmbedRequest(["a"], normalize=False, dtypes=("float", "uint8")).check(model(RAW))
+    assert caught.value.field == "normalize"
+    EmbedRequest(["a"], normalize=False, dtypes=("binary",)).check(model(RAW))

@@ -17,7 +17,7 @@ from maskdial.http.route import TaskRoute
 from maskdial.registry.served import ServedModel
 
 
-class _AnyBody(TaskBody):
+class AnyTaskBody(TaskBody):
     """What the bodies of all tasks have."""
 
     model_config = ConfigDict(extra="ignore")
@@ -42,16 +42,16 @@ _OTHERS: tuple[seq2seq.TextToTextTask | tasks.MaskedTask[Any], ...] = (
 _TASKS: tuple[_Dispatched, ...] = (generate.GENERATE, *_OTHERS)
 
 
-async def model(call: Call[_AnyBody]) -> Response:
+async def model(call: Call[AnyTaskBody]) -> Response:
     """Answers with the named model; the body is that of a task that the model does."""
     choice = call.choice()
     lease = await call.lease(choice)
     served = [model for model in lease.models if choice.allows(model.manifest)]
-    task = _asked_task(served, await call.content())
+    task = asked_task(served, await call.content())
     return await respond(task.answer, await call.read_as(task.body))
 
 
-def _asked_task(served: Sequence[ServedModel], body: Mapping[str, Any]) -> _Dispatched:
+def asked_task(served: Sequence[ServedModel], body: Mapping[str, Any]) -> _Dispatched:
     """The task that claims the body, otherwise the first one that the first model does.
 
     A task may claim a body for a model that has its head but cannot do it, and say why not.
@@ -64,14 +64,20 @@ def _asked_task(served: Sequence[ServedModel], body: Mapping[str, Any]) -> _Disp
     return next(task for task in _TASKS if task.serves(served[0].manifest))
 
 
+MODEL_BODY: Any = Union[(GenerateBody, *(task.body for task in _OTHERS))]
+"""The bodies of everything that a model may be asked for by its name."""
+
+MODEL_REPLY: Any = Union[(GenerateReply, *(task.reply for task in _OTHERS))]
+"""The replies."""
+
 ROUTES = (
     TaskRoute(
         "/models/{name:path}",
-        endpoint(model, _AnyBody),
+        endpoint(model, AnyTaskBody),
         name=model.__name__,
         description=inspect.getdoc(model),
-        body=Union[(GenerateBody, *(task.body for task in _OTHERS))],
-        reply=Union[(GenerateReply, *(task.reply for task in _OTHERS))],
+        body=MODEL_BODY,
+        reply=MODEL_REPLY,
         streams=True,
         tags=["models"],
     ),

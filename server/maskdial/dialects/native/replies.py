@@ -29,13 +29,25 @@ _Tags = list[TaggedToken] | list[Entity]
 TokenClassifyReply = _Tags | list[_Tags]
 _Answers = Answer | list[Answer]
 QuestionAnsweringReply = _Answers | list[_Answers]
-EmbedReply = list[list[float]]
+EmbedReply = list[list[float]] | list[str]
 EmbedAllReply = list[list[list[float]]]
 SparseEmbedReply = SparseVector | list[SparseVector]
 ZeroShotReply = list[LabelScore] | list[list[LabelScore]]
 RerankReply = list[RerankedText]
 SimilarityReply = list[float]
 ScoreReply = Score | list[Score]
+
+
+class HybridVector(TypedDict):
+    """The vectors of a text, of the kinds that were wanted."""
+
+    dense: NotRequired[list[float]]
+    sparse: NotRequired[SparseVector]
+    multi_vector: NotRequired[list[list[float]]]
+
+
+ChunkEmbedReply = list[list[float]]
+HybridEmbedReply = HybridVector | list[HybridVector]
 
 
 class SummaryText(TypedDict):

@@ -177,6 +177,7 @@ ROUTES = tuple(
         ("/health/live", live, "Liveness", {"reply": Health, "reply_statuses": (503,)}),
         ("/health/ready", ready, "Readiness", {"reply": Health, "reply_statuses": (503,)}),
         ("/health", ready, None, {"include_in_schema": False}),
+        ("/ping", ready, None, {"include_in_schema": False}),
         ("/metrics", metrics, "Prometheus metrics", {"media_type": CONTENT_TYPE_LATEST}),
     )
 )

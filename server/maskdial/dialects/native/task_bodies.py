@@ -14,16 +14,20 @@ from maskdial.bounds import LARGEST_INT, Range, Size
 from maskdial.dialects.body import (
     AT_LEAST_ONE,
     AnyText,
+    FieldError,
     TaskBody,
     TextsBody,
     Wire,
     enumerate_inputs,
     example,
 )
+from maskdial.dialects.vectors import VectorForm
 from maskdial.errors import shortened
 from maskdial.masked.tasks.classify import ClassifyRequest, ScoreFunction
 from maskdial.masked.tasks.embed import EmbedRequest, SimilarityRequest, SparseEmbedRequest
 from maskdial.masked.tasks.embed_all import EmbedAllRequest
+from maskdial.masked.tasks.embed_chunks import ChunkEmbedRequest
+from maskdial.masked.tasks.embed_hybrid import HybridEmbedRequest, VectorKind
 from maskdial.masked.tasks.fill_mask import FillMaskRequest
 from maskdial.masked.tasks.question_answering import QAPair, QuestionAnsweringRequest
 from maskdial.masked.tasks.rerank import RerankRequest
@@ -52,7 +56,8 @@ class TruncationParameters(Wire):
 
     truncate: bool | None = Field(
         None,
-        description="Truncate texts that are too long, instead of refusing them. Default: false.",
+        description="Truncate texts that are too long, instead of refusing them. Default: as the "
+        "server is set (--auto-truncate), otherwise false.",
     )
     truncation_direction: (
         Annotated[Literal["left", "right"], pydantic.BeforeValidator(_lower_case)] | None
@@ -60,7 +65,7 @@ class TruncationParameters(Wire):
 
     @property
     def truncation(self) -> Truncation:
-        return Truncation(bool(self.truncate), self.truncation_direction)
+        return Truncation(self.truncate, self.truncation_direction)
 
 
 class FillMaskParameters(TruncationParameters):
@@ -370,7 +375,7 @@ class PromptParameters(TruncationParameters):
     instruction: Text | None = Field(None, description=INSTRUCTION_IN_PROMPT)
 
 
-class EmbedParameters(PromptParameters):
+class EmbedParameters(VectorForm, PromptParameters):
     """Parameters of `/embed`."""
 
     normalize: bool | None = Field(
@@ -408,6 +413,11 @@ class EmbedBody(EmbedParameters, VectorsBody[EmbedParameters]):
 
     model_config = example({"inputs": ["The ship left at dawn.", "She baked bread."]})
 
+    @property
+    def form(self) -> VectorForm:
+        """How the vectors are to be written."""
+        return self.merged(EmbedParameters)
+
     def request(self) -> EmbedRequest:
         given = self.merged(EmbedParameters)
         return EmbedRequest(
@@ -417,6 +427,7 @@ class EmbedBody(EmbedParameters, VectorsBody[EmbedParameters]):
             given.instruction,
             given.normalize,
             given.dimensions,
+            given.dtypes,
         )
 
 
@@ -448,6 +459,79 @@ class EmbedAllBody(EmbedAllParameters, VectorsBody[EmbedAllParameters]):
     def request(self) -> EmbedAllRequest:
         given = self.merged(EmbedAllParameters)
         return EmbedAllRequest(self.texts, given.truncation, given.prompt_name)
+
+
+class HybridEmbedParameters(PromptParameters):
+    """Parameters of `/embed-hybrid`."""
+
+    outputs: Annotated[list[VectorKind], Size(1, 3, "kinds")] | None = Field(
+        None, description="Kinds of vectors to return. Default: all three."
+    )
+
+
+class HybridEmbedBody(HybridEmbedParameters, VectorsBody[HybridEmbedParameters]):
+    """A text, or a list of them, to turn into vectors of several kinds."""
+
+    model_config = example({"inputs": "The ship left at dawn.", "outputs": ["dense", "sparse"]})
+
+    def request(self) -> HybridEmbedRequest:
+        given = self.merged(HybridEmbedParameters)
+        return HybridEmbedRequest(
+            self.texts,
+            given.truncation,
+            given.prompt_name,
+            given.instruction,
+            given.outputs or ("dense", "sparse", "multi_vector"),
+        )
+
+
+def _check_chunks(value: object) -> object:
+    if not isinstance(value, list):
+        raise ValueError("must be a list of [start, end]")
+    for index, chunk in enumerate(value):
+        if not (isinstance(chunk, list) and [*map(type, chunk)] == [int, int]):
+            raise ValueError(f"item {index} must be [start, end], in characters")
+        if not 0 <= chunk[0] < chunk[1]:
+            raise ValueError(f"item {index} must begin at 0 or later, and before it ends")
+    return [tuple(chunk) for chunk in value]
+
+
+_Place = Annotated[int, Field(json_schema_extra={"minimum": 0})]
+
+
+class ChunkEmbedBody(TruncationParameters, MaskedBody):
+    """A text, and chunks of it to turn into vectors."""
+
+    model_config = example(
+        {"inputs": "The ship left at dawn. It was loaded.", "chunks": [[0, 22], [22, 37]]}
+    )
+
+    inputs: Text
+    chunks: Annotated[
+        list[tuple[_Place, _Place]],
+        Size(1, 4096, "chunks"),
+        pydantic.BeforeValidator(_check_chunks),
+    ] = Field(description="Where the chunks begin and end, in characters of the text.")
+    normalize: bool | None = Field(None, description="Scale vectors to length 1. Default: true.")
+
+    def request(self) -> ChunkEmbedRequest:
+        return ChunkEmbedRequest(
+            self.inputs, self.chunks, self.truncation, self.normalize is not False
+        )
+
+    @property
+    def batch(self) -> bool:
+        return True
+
+    @model_validator(mode="after")
+    def _check_ends(self) -> Self:
+        for index, (_, end) in enumerate(self.chunks):
+            if end > len(self.inputs):
+                raise FieldError(
+                    f"chunks[{index}]",
+                    f"ends at {end}, and the text has {len(self.inputs)} characters",
+                )
+        return self
 
 
 class SimilarityInputs(Wire):

@@ -15,11 +15,14 @@ from maskdial.bundle.manifest import Manifest, TaskName
 from maskdial.dialects.call import Call, task_route
 from maskdial.dialects.native import replies
 from maskdial.dialects.native import task_bodies as bodies
+from maskdial.engine.timing import Timed
 from maskdial.http.replies import json_reply, timing_headers
 from maskdial.http.route import TaskRoute
 from maskdial.masked.tasks.classify import ClassifyRequest
 from maskdial.masked.tasks.embed import EmbedRequest, SimilarityRequest, SparseEmbedRequest
 from maskdial.masked.tasks.embed_all import EmbedAllRequest
+from maskdial.masked.tasks.embed_chunks import ChunkEmbedRequest
+from maskdial.masked.tasks.embed_hybrid import HybridEmbedRequest, HybridVectors
 from maskdial.masked.tasks.fill_mask import MASK_ALIASES, Filling, FillMaskRequest
 from maskdial.masked.tasks.question_answering import Answer, QuestionAnsweringRequest
 from maskdial.masked.tasks.rerank import Rank, RerankRequest
@@ -99,10 +102,14 @@ class MaskedTask(Generic[BodyT]):
 
     async def answer(self, call: Call[BodyT]) -> Response:
         """Answers a body of the task."""
+        answer = await self.content(call)
+        return json_reply(answer.content, headers=timing_headers(answer.timings))
+
+    async def content(self, call: Call[BodyT]) -> Timed[object]:
+        """The answer to a body of the task, as it is sent."""
         model = await call.masked(self)
         answer = await call.answer(call.body.request(), model)
-        content = self.render(call.body, answer.content)
-        return json_reply(content, headers=timing_headers(answer.timings))
+        return Timed(self.render(call.body, answer.content), answer.timings)
 
 
 def _render_fillings(body: bodies.FillMaskBody, answers: list[list[list[Filling]]]) -> object:
@@ -122,6 +129,20 @@ def _render_ranks(body: bodies.RerankBody, ranks: list[Rank]) -> object:
     return [
         {"index": rank.index, "score": rank.score, "text": body.texts[rank.index]} for rank in ranks
     ]
+
+
+def _render_kinds(body: bodies.HybridEmbedBody, answers: list[HybridVectors]) -> object:
+    texts = []
+    for vectors in answers:
+        kinds: replies.HybridVector = {}
+        if vectors.dense is not None:
+            kinds["dense"] = vectors.dense.tolist()
+        if vectors.sparse is not None:
+            kinds["sparse"] = vectors.sparse
+        if vectors.multi_vector is not None:
+            kinds["multi_vector"] = vectors.multi_vector.tolist()
+        texts.append(kinds)
+    return _first_if_single(body, texts)
 
 
 def _has_mask(content: Mapping[str, Any], model: ServedModel) -> bool:
@@ -172,7 +193,7 @@ TASKS: tuple[MaskedTask[Any], ...] = (
         bodies.EmbedBody,
         replies.EmbedReply,
         "Turns a text into a vector, or several texts into one each.",
-        lambda _, vectors: vectors.tolist(),
+        lambda body, vectors: body.form.write(vectors),
     ),
     MaskedTask(
         SparseEmbedRequest,
@@ -190,6 +211,23 @@ TASKS: tuple[MaskedTask[Any], ...] = (
         "Turns each token of a text into a vector (ColBERT), or of several texts each.",
         lambda _, texts: [vectors.tolist() for vectors in texts],
         aliases=("/embed_all",),
+    ),
+    MaskedTask(
+        ChunkEmbedRequest,
+        bodies.ChunkEmbedBody,
+        replies.ChunkEmbedReply,
+        "Turns chunks of a text into a vector each, the mean of their tokens' vectors, after one "
+        "pass over the whole text (late chunking).",
+        lambda _, vectors: vectors.tolist(),
+        claims=lambda content, _: "chunks" in content,
+    ),
+    MaskedTask(
+        HybridEmbedRequest,
+        bodies.HybridEmbedBody,
+        replies.HybridEmbedReply,
+        "Turns a text into a dense vector, sparse weights and a vector for each token (BGE-M3), or "
+        "those that are wanted, in one pass; or several texts each.",
+        _render_kinds,
     ),
     MaskedTask(
         ZeroShotRequest,

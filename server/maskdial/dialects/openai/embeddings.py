@@ -1,11 +1,10 @@
 """`POST /v1/embeddings`: texts or token ids as vectors."""
 
-import base64
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import reduce
 from operator import add
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, TypeVar
 
 import numpy as np
 import pydantic
@@ -31,6 +30,7 @@ from maskdial.dialects.openai.base import (
 )
 from maskdial.dialects.openai.errors import openai_route
 from maskdial.dialects.openai.replies import EmbeddingsReply, PromptUsage
+from maskdial.dialects.vectors import VectorForm
 from maskdial.engine.offload import offload
 from maskdial.engine.timing import Timed
 from maskdial.errors import ValidationError
@@ -57,8 +57,8 @@ def _check_texts(value: object) -> object:
     return value
 
 
-class EmbeddingsBody(TruncationParameters, OpenAIBody):
-    """Texts to embed. ``truncate`` and ``truncation_direction`` are extensions."""
+class EmbeddingsBody(VectorForm, TruncationParameters, OpenAIBody):
+    """Texts to embed. Truncation and ``output_dtype`` are extensions."""
 
     spellings = {"texts": "input"}  # noqa: RUF012
     model_config = example({"input": ["The ship left at dawn.", "She baked bread."]})
@@ -68,9 +68,6 @@ class EmbeddingsBody(TruncationParameters, OpenAIBody):
     ] = Field(
         description="A text, a list of texts, a list of token ids, or a list of such lists. Token "
         "ids are used unchanged."
-    )
-    encoding_format: Literal["float", "base64"] | None = Field(
-        None, description="base64 is that of little-endian float32 values. Default: float."
     )
     dimensions: Annotated[int, Range(1)] | None = Field(
         None, description="Keep the first dimensions only, and normalize again. Default: all."
@@ -92,7 +89,12 @@ async def embeddings(call: Call[EmbeddingsBody]) -> Response:
     texts = inputs_of(body.input)
     _check_own_ids(texts, model)
     wanted = EmbedRequest(
-        texts, body.truncation, body.prompt_name, body.instruction, dimensions=body.dimensions
+        texts,
+        body.truncation,
+        body.prompt_name,
+        body.instruction,
+        dimensions=body.dimensions,
+        dtypes=body.dtypes,
     )
     embedded = await embed_all(call, wanted, model)
     vectors, timings = embedded.content, embedded.timings
@@ -101,8 +103,8 @@ async def embeddings(call: Call[EmbeddingsBody]) -> Response:
         content = {
             "object": "list",
             "data": [
-                {"object": "embedding", "index": index, "embedding": _encode(vector, body)}
-                for index, vector in enumerate(vectors)
+                {"object": "embedding", "index": index, "embedding": vector}
+                for index, vector in enumerate(body.write(vectors))
             ],
             "model": model.name,
             "usage": prompt_usage(timings.compute_tokens),
@@ -167,16 +169,12 @@ def _check_own_ids(texts: Sequence[TextOrIds], model: MaskedModel) -> None:
             ) from error
 
 
-def _encode(vector: NDArray[np.float32], body: EmbeddingsBody) -> str | list[Any]:
-    if body.encoding_format == "base64":
-        return base64.b64encode(vector.astype("<f4").tobytes()).decode()
-    values: list[Any] = vector.tolist()
-    return values
-
-
 def prompt_usage(num_tokens: int) -> PromptUsage:
     """Token counts of a request that generates none."""
     return {"prompt_tokens": num_tokens, "total_tokens": num_tokens}
 
 
-ROUTES = (openai_route("/v1/embeddings", embeddings, EmbeddingsBody, EmbeddingsReply),)
+ROUTES = tuple(
+    openai_route(path, embeddings, EmbeddingsBody, EmbeddingsReply)
+    for path in ("/v1/embeddings", "/embeddings")
+)

@@ -1,20 +1,22 @@
 """Embeddings, dense and sparse: prompts before a text, and what becomes of its vector."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 from typing_extensions import TypedDict
 
-from maskdial.bundle.manifest import Embedding, TaskName
+from maskdial.bundle.manifest import Embedding, Manifest, TaskName
 from maskdial.bundle.texts import tokenizing_seconds
 from maskdial.bundle.tokenizer import TextOrIds
 from maskdial.errors import ValidationError, about, shortened
 from maskdial.masked.request import MaskedInput, MaskedResult
+from maskdial.masked.tasks.hybrid_rows import all_rows, dense_vector, first_row, token_weights
 from maskdial.masked.tasks.logits import finite
+from maskdial.masked.tasks.quantized import INTEGERS, OutputDtype
 from maskdial.masked.tasks.task import (
     REFUSE,
     Reading,
@@ -29,6 +31,7 @@ from maskdial.masked.tasks.task import (
 )
 
 _SECONDS_PER_WEIGHT = 2e-9  # to tell whether one is 0
+_SECONDS_PER_TOKEN = 1e-6
 # The prompts of E5-Mistral (arXiv:2401.00368), Qwen3-Embedding and others trained as they are
 _INSTRUCT = re.compile(r"Instruct: ?(.+)\nQuery:").match
 _TINY = 1e-12  # a zero vector stays zero, as in torch.nn.functional.normalize
@@ -75,7 +78,9 @@ class EmbedRequest(PromptedRequest[NDArray[np.float32]]):
     """Texts to turn into vectors.
 
     ``normalize``: scale to length 1; None: as the model was trained, and always with
-    ``dimensions``, which keeps that many leading dimensions.
+    ``dimensions``, which keeps that many leading dimensions, or for a type of integers.
+    ``dtypes``: what the vectors are for; the answer is float32, from which
+    `maskdial.masked.tasks.quantized` makes the others.
     """
 
     task: ClassVar[str] = "embed"
@@ -83,6 +88,11 @@ class EmbedRequest(PromptedRequest[NDArray[np.float32]]):
 
     normalize: bool | None = None
     dimensions: int | None = None
+    dtypes: Sequence[OutputDtype] = ("float",)
+
+    @classmethod
+    def serves(cls, manifest: Manifest) -> bool:
+        return manifest.task in ("embed", "embed-hybrid")
 
     def check(self, model: TaskModel) -> None:
         PromptedRequest.check(self, model)
@@ -97,16 +107,23 @@ class EmbedRequest(PromptedRequest[NDArray[np.float32]]):
                 "this model normalizes its vectors itself and has no others; leave it out",
                 field="normalize",
             )
+        if self.normalize is False and not INTEGERS.isdisjoint(self.dtypes):
+            raise ValidationError(
+                "integers are of vectors of length 1; leave it out, or take another output_dtype",
+                field="normalize",
+            )
 
     def read(self, model: TaskModel) -> Reading[NDArray[np.float32]]:
         inputs, num_truncated = self.read_prompted(model)
         embedding = _embedding(model)
+        inputs = first_row(inputs, embedding)
+        normalize = self.normalize if INTEGERS.isdisjoint(self.dtypes) else True
 
         def answer(results: Sequence[MaskedResult]) -> NDArray[np.float32]:
             return embed(
-                _vectors(results),
+                _vectors(results, embedding),
                 embedding,
-                normalize=self.normalize,
+                normalize=normalize,
                 dimensions=self.dimensions,
             )
 
@@ -125,6 +142,10 @@ class SimilarityRequest(TaskRequest[NDArray[np.float64]]):
     truncation: Truncation = REFUSE
     prompt_name: str | None = None
     instruction: str | None = None
+
+    @classmethod
+    def serves(cls, manifest: Manifest) -> bool:
+        return EmbedRequest.serves(manifest)
 
     @property
     def num_texts(self) -> int:
@@ -145,10 +166,11 @@ class SimilarityRequest(TaskRequest[NDArray[np.float64]]):
         others, num_others = read_texts(model, pairs, self.truncation, field="sentences")
 
         def answer(results: Sequence[MaskedResult]) -> NDArray[np.float64]:
-            first, rest = np.split(_vectors(results), [1])
+            first, rest = np.split(_vectors(results, embedding), [1])
             return cosine_similarities(first[0], rest)
 
-        inputs = [masked_input(each) for each in (source, *others)]
+        embedding = _embedding(model)
+        inputs = first_row([masked_input(each) for each in (source, *others)], embedding)
         return Reading(inputs, answer, num_source + num_others)
 
 
@@ -159,14 +181,36 @@ class SparseEmbedRequest(PromptedRequest[list["SparseVector"]]):
     task: ClassVar[str] = "embed-sparse"
     head: ClassVar[TaskName] = "embed-sparse"
 
+    @classmethod
+    def serves(cls, manifest: Manifest) -> bool:
+        return manifest.task in ("embed-sparse", "embed-hybrid")
+
     def read(self, model: TaskModel) -> Reading[list["SparseVector"]]:
         inputs, num_truncated = self.read_prompted(model)
+        embedding = _embedding(model)
+        if embedding.hybrid is not None:
+            return _read_weights(all_rows(inputs), num_truncated, embedding)
 
         def answer(results: Sequence[MaskedResult]) -> list[SparseVector]:
             return [sparse(result.logits) for result in results]
 
         seconds = len(inputs) * model.manifest.vocab_size * _SECONDS_PER_WEIGHT
         return Reading(inputs, answer, num_truncated, seconds)
+
+
+def _read_weights(
+    inputs: Sequence[MaskedInput], num_truncated: int, embedding: Embedding
+) -> Reading[list["SparseVector"]]:
+    """The weights of the tokens that texts have, of a hybrid model."""
+
+    def answer(results: Sequence[MaskedResult]) -> list[SparseVector]:
+        return [
+            sparse_vector(token_weights(result.logits, given.input_ids, embedding))
+            for given, result in zip(inputs, results, strict=True)
+        ]
+
+    seconds = sum(each.length for each in inputs) * _SECONDS_PER_TOKEN
+    return Reading(inputs, answer, num_truncated, seconds)
 
 
 class SparseValue(TypedDict):
@@ -187,8 +231,12 @@ def sparse(weights: NDArray[np.float32]) -> SparseVector:
         InferenceError: a value is not a finite number.
     """
     (indices,) = np.nonzero(finite(weights, "embeddings"))
-    pairs = zip(indices.tolist(), weights[indices].tolist(), strict=True)
-    return [SparseValue(index=index, value=value) for index, value in pairs]
+    return sparse_vector(dict(zip(indices.tolist(), weights[indices].tolist(), strict=True)))
+
+
+def sparse_vector(weights: Mapping[int, float]) -> SparseVector:
+    """Weights by index, as they are sent."""
+    return [SparseValue(index=index, value=value) for index, value in weights.items()]
 
 
 def embed(
@@ -216,7 +264,7 @@ def embed(
         return kept
     if embedding.normalized and kept.shape == vectors.shape:
         return kept
-    return (kept / _lengths(kept)[:, None]).astype(np.float32)
+    return (kept / lengths(kept)[:, None]).astype(np.float32)
 
 
 def cosine_similarities(
@@ -234,7 +282,7 @@ def cosine_similarities(
     finite(source, "embeddings")
     # Sums row by row, not a matrix product, which is not batch-invariant.
     products = (finite(others, "embeddings") * source).sum(axis=1)
-    cosines: NDArray[np.float64] = products / (_lengths(others) * _lengths(source[None]))
+    cosines: NDArray[np.float64] = products / (lengths(others) * lengths(source[None]))
     return cosines.clip(-1.0, 1.0)
 
 
@@ -278,11 +326,12 @@ def _no_instruction(model: TaskModel, why: str) -> ValidationError:
     )
 
 
-def _vectors(results: Sequence[MaskedResult]) -> NDArray[np.float32]:
-    return np.stack([result.logits for result in results])
+def _vectors(results: Sequence[MaskedResult], embedding: Embedding) -> NDArray[np.float32]:
+    return np.stack([dense_vector(result.logits, embedding) for result in results])
 
 
-def _lengths(vectors: NDArray[np.float32]) -> NDArray[np.float64]:
+def lengths(vectors: NDArray[Any]) -> NDArray[np.float64]:
+    """The Euclidean lengths of vectors, float64 (num_vectors,), 1e-12 at least."""
     squares = np.square(vectors.astype(np.float64)).sum(axis=1)
-    lengths: NDArray[np.float64] = np.maximum(np.sqrt(squares), _TINY)
-    return lengths
+    found: NDArray[np.float64] = np.maximum(np.sqrt(squares), _TINY)
+    return found

@@ -11,10 +11,11 @@ from typing import ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from maskdial.bundle.manifest import MultiVector, TaskName
+from maskdial.bundle.manifest import Embedding, Manifest, MultiVector, TaskName
 from maskdial.errors import about
 from maskdial.masked.request import MaskedInput, MaskedResult
 from maskdial.masked.tasks.embed import PromptedRequest
+from maskdial.masked.tasks.hybrid_rows import all_rows, token_vectors
 from maskdial.masked.tasks.logits import finite
 from maskdial.masked.tasks.task import Reading, TaskModel, Truncation, masked_input, read_text
 
@@ -31,7 +32,14 @@ class EmbedAllRequest(PromptedRequest[list[NDArray[np.float32]]]):
     task: ClassVar[str] = "embed-all"
     head: ClassVar[TaskName] = "embed-all"
 
+    @classmethod
+    def serves(cls, manifest: Manifest) -> bool:
+        return manifest.task in ("embed-all", "embed-hybrid")
+
     def read(self, model: TaskModel) -> Reading[list[NDArray[np.float32]]]:
+        embedding = model.manifest.embedding
+        if embedding is not None and embedding.hybrid is not None:
+            return self._read_hybrid(model, embedding)
         inputs, num_truncated = [], 0
         for index, text in enumerate(self.texts):
             assert isinstance(text, str), "no dialect sends token ids"
@@ -49,6 +57,19 @@ class EmbedAllRequest(PromptedRequest[list[NDArray[np.float32]]]):
             for result in results:
                 finite(result.logits, "embeddings")
             return [result.logits for result in results]
+
+        seconds = sum(each.length for each in inputs) * _SECONDS_PER_TOKEN
+        return Reading(inputs, answer, num_truncated, seconds)
+
+    def _read_hybrid(
+        self, model: TaskModel, embedding: Embedding
+    ) -> Reading[list[NDArray[np.float32]]]:
+        """Queries and documents are read alike; the first token has no vector of its own."""
+        read, num_truncated = self.read_prompted(model)
+        inputs = all_rows(read)
+
+        def answer(results: Sequence[MaskedResult]) -> list[NDArray[np.float32]]:
+            return [token_vectors(result.logits, embedding) for result in results]
 
         seconds = sum(each.length for each in inputs) * _SECONDS_PER_TOKEN
         return Reading(inputs, answer, num_truncated, seconds)

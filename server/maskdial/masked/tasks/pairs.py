@@ -51,14 +51,14 @@ def read_pairs(
     max_length = model.manifest.max_length
     room = max_length - tokenizer.num_special_tokens(pair=True)
     side = truncation.side(model)
-    read = partial(_Text.read, tokenizer, room, truncation.enabled, side)
+    read = partial(_Text.read, tokenizer, room, truncation.cuts(model), side)
     inputs = []
     num_truncated = 0
     first_texts, second_texts = [read(each) for each in firsts], [read(each) for each in seconds]
     for (i, first), (j, second) in product(enumerate(first_texts), enumerate(second_texts)):
         excess = first.length + second.length - room
         if excess > 0:
-            if not truncation.enabled:
+            if not truncation.cuts(model):
                 raise error(
                     i,
                     j,

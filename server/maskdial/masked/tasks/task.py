@@ -39,11 +39,16 @@ class TaskModel(ReadingModel, Protocol):
 class Truncation:
     """What to do with a text longer than the model: refuse it, or cut it at one end.
 
+    ``enabled``: whether to cut it; None for what the server is set to for the model.
     ``direction``: the end to cut; None for the one that the model's own tokenizer cuts.
     """
 
-    enabled: bool = False
+    enabled: bool | None = False
     direction: Side | None = None
+
+    def cuts(self, model: ReadingModel) -> bool:
+        """Whether this model's texts are cut."""
+        return model.auto_truncate if self.enabled is None else self.enabled
 
     def side(self, model: NamedModel) -> Side:
         """The end at which this model's texts are cut."""
@@ -171,7 +176,7 @@ def read_text(
     ``limit``: how many tokens it may have, if fewer than the model takes.
     """
     max_length = min(limit or model.manifest.max_length, model.manifest.max_length)
-    if truncation.enabled:
+    if truncation.cuts(model):
         encoding, num_cut = model.tokenizer.encode_cut(
             *text, max_length=max_length, direction=truncation.side(model)
         )
@@ -193,7 +198,7 @@ def _read_ids(
     check_ids(ids, model)
     check_media(ids, model)
     max_length = model.manifest.max_length
-    if not truncation.enabled:
+    if not truncation.cuts(model):
         _check_length(len(ids), max_length, model)
     excess = max(len(ids) - max_length, 0)
     kept = ids[excess:] if truncation.side(model) == "left" else ids[: len(ids) - excess]

@@ -44,13 +44,13 @@ def read_in_template(
     inputs = []
     num_truncated = 0
     for index, document in enumerate(documents):
-        if not truncation.enabled and model.tokenizer.exceeds(document, max_length):
+        if not truncation.cuts(model) and model.tokenizer.exceeds(document, max_length):
             reason = f"have {len(start) + len(document):,} characters together; shorten them"
             raise error(0, index, reason)
         text = start + document + template.after
         encoding = model.tokenizer.encode(text, add_special_tokens=False)
         excess = max(len(encoding) - max_length, 0)
-        if excess and not truncation.enabled:
+        if excess and not truncation.cuts(model):
             raise error(
                 0,
                 index,
