@@ -16,6 +16,7 @@ import torch
 import transformers
 from tokenizers import models, pre_tokenizers, processors
 
+from maskdial import Model
 from maskdial_export.export import export
 from maskdial_export.quantize.quality import Gate
 
@@ -133,6 +134,27 @@ def test_the_sdk_gets_what_embed_gives(url: str, http: httpx.Client) -> None:
     np.testing.assert_array_equal(
         [each.embedding for each in short.data], native(http, TEXTS, dimensions=5)
     )
+
+
+def test_in_process_the_floats_are_those_of_the_server(
+    http: httpx.Client, served: dict[str, Path]
+) -> None:
+    texts = [TEXTS[index % 3] + " y" * (index % 7) for index in range(150)]
+    with Model(served["embedder"]) as model:
+        vectors = model.embed(texts)
+        short = model.embed(TEXTS, dimensions=5, normalize=True)
+        none = model.embed([])
+        stream = list(model.map(model.embed, iter(texts)))
+    expected = [native(http, text)[0] for text in texts]
+    assert vectors.dtype == np.float32
+    assert vectors.tolist() == expected
+    np.testing.assert_array_equal(np.stack(stream), vectors)
+    assert short.tolist() == native(http, TEXTS, dimensions=5, normalize=True)
+    assert none.shape == (0, DIMENSION)
+    with Model(served["ranker"]) as model:
+        ranks = model.rerank("a b", TEXTS, raw_scores=True)
+    reply = http.post("/rerank", json={"query": "a b", "texts": TEXTS, "raw_scores": True})
+    assert [{"index": rank.index, "score": rank.score} for rank in ranks] == reply.json()
 
 
 def test_thousands_of_inputs_are_queued_some_at_a_time(http: httpx.Client) -> None:
