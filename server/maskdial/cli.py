@@ -101,6 +101,9 @@ def _parser(chosen: str) -> argparse.ArgumentParser:
     export = add("export", "export a Hugging Face checkpoint to a bundle", _export)
     if chosen == "export":
         _add_export_arguments(export)
+    batch = add("batch", "answer a file of requests, without a server", _batch)
+    if chosen == "batch":
+        _add_batch_arguments(batch)
     ray = add("ray", "serve from the replicas of a Ray cluster", _ray)
     if chosen == "ray":
         _add_ray_arguments(ray)
@@ -226,6 +229,18 @@ def _add_export_arguments(parser: argparse.ArgumentParser) -> None:
             f"export needs torch and transformers ({error}): pip install 'maskdial[export]'"
         ) from error
     maskdial_export.cli.add_arguments(parser)
+
+
+def _add_batch_arguments(parser: argparse.ArgumentParser) -> None:
+    import maskdial.offline.command  # the other commands start faster without it
+
+    maskdial.offline.command.add_arguments(parser)
+
+
+def _batch(options: argparse.Namespace) -> int:
+    import maskdial.offline.command
+
+    return maskdial.offline.command.run(options)
 
 
 def _add_ray_arguments(parser: argparse.ArgumentParser) -> None:

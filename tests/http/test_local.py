@@ -138,7 +138,7 @@ def test_a_stream_is_answered_in_order_and_read_ahead_by_a_bounded_window(
     answers = sentiment.map(classify, texts())
     found = list(islice(answers, 2 * CHUNK))
     assert num_read <= (WIDTH + 3) * CHUNK
-    answers.close()  # type: ignore[attr-defined]
+    answers.close()
     sample = list(islice(texts(), 2 * CHUNK))
     assert found == [sentiment.classify([text], top_k=1)[0] for text in sample]
     assert sentiment.classify(sample, top_k=1) == found  # more than a piece
@@ -169,7 +169,7 @@ def test_refusals_name_the_item_and_the_parameter(sentiment: Model, hybrid_model
     with pytest.raises(ValidationError, match="a text can match one of schema and regex only"):
         hybrid_model.generate(["a"], schema=SCHEMA, regex="a")
     with pytest.raises(TypeError, match="no parameter 'heat'"):
-        hybrid_model.generate(["a"], heat=1)  # type: ignore[call-arg]
+        hybrid_model.generate(["a"], heat=1)
     with pytest.raises(TypeError, match="a list of texts"):
         sentiment.classify("one text")
     with pytest.raises(ValidationError, match="cannot do embed; it does classify"):
