@@ -14,7 +14,6 @@ import httpx
 import pytest
 
 from maskdial import cli
-from maskdial.offline import output
 
 TEXTS = [
     f"A {word} film about a {thing}." for word in ("dull", "fine") for thing in ("ship", "dog")
@@ -57,7 +56,9 @@ def test_native_lines_get_the_replies_of_the_server(
     tmp_path: Path, batch: Callable[..., Any], openai_http: httpx.Client
 ) -> None:
     parameters = {"function_to_apply": "none"}
-    lines = [{"id": [index], "inputs": text} for index, text in enumerate(TEXTS)]
+    lines: list[dict[str, Any]] = [
+        {"id": [index], "inputs": text} for index, text in enumerate(TEXTS)
+    ]
     lines[1]["parameters"] = {"top_k": 1}
     lines.append({"inputs": TEXTS})
     source = write_lines(tmp_path / "in.jsonl", lines)
@@ -228,7 +229,7 @@ def test_what_cannot_begin_says_why_in_a_sentence(
         raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as patched:
-        patched.setattr(output.os, "write", full)
+        patched.setattr("os.write", full)
         said = refused("--task", "classify", "--overwrite")
     assert said.endswith("is full; make room, and go on with --resume")
     assert batch(source, "--task", "classify", "--resume") == (0, "")
@@ -267,8 +268,8 @@ def test_a_run_that_is_killed_goes_on_where_it_was(tmp_path: Path) -> None:
                 time.sleep(0.01)
             process.send_signal(signal.SIGKILL)
             process.wait()
-        with results.open("ab") as file:  # as if it had been killed within a write
-            file.write(b'{"line": 17')
+        with results.open("ab") as end:  # as if it had been killed within a write
+            end.write(b'{"line": 17')
     with source.open("rb") as file:
         whole = subprocess.run(
             [*command, str(results), *chosen], stdin=file, check=False, timeout=120

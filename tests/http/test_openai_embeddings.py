@@ -1,6 +1,7 @@
 """`/v1/embeddings` and `/v1/rerank` with the SDK and InferenceClient, on tiny random models."""
 
 import base64
+import json
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -16,7 +17,7 @@ import torch
 import transformers
 from tokenizers import models, pre_tokenizers, processors
 
-from maskdial import Model
+from maskdial import Model, cli
 from maskdial_export.export import export
 from maskdial_export.quantize.quality import Gate
 
@@ -155,6 +156,16 @@ def test_in_process_the_floats_are_those_of_the_server(
         ranks = model.rerank("a b", TEXTS, raw_scores=True)
     reply = http.post("/rerank", json={"query": "a b", "texts": TEXTS, "raw_scores": True})
     assert [{"index": rank.index, "score": rank.score} for rank in ranks] == reply.json()
+
+
+def test_in_the_terminal_a_line_is_a_vector(
+    http: httpx.Client, served: dict[str, Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(["embed", *TEXTS, "--bundle", str(served["embedder"])]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [json.loads(line) for line in lines] == native(http, TEXTS)
+    assert cli.main(["embed", TEXTS[0], "--dimensions", "3", "--server", str(http.base_url)]) == 0
+    assert len(json.loads(capsys.readouterr().out)) == 3
 
 
 def test_thousands_of_inputs_are_queued_some_at_a_time(http: httpx.Client) -> None:

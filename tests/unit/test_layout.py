@@ -18,8 +18,19 @@ PACKAGES = {
 }
 # Each folder or module may import those that come after it, and no others.
 SERVER = (
-    *("__main__", "cli", "offline", "health", "ray", "server", "app", "dialects", "http", "local"),
-    *("decide", "score", "registry", "causal", "masked", "engine", "config", "settings"),
+    *("__main__", "cli", "inspection", "offline", "health", "ray", "server", "app", "dialects"),
+    *(
+        "http",
+        "local",
+        "decide",
+        "score",
+        "registry",
+        "causal",
+        "masked",
+        "engine",
+        "config",
+        "settings",
+    ),
     *("runtime", "kernels", "bundle", "metrics", "bounds", "logs", "log_writer", "errors"),
 )
 EXPORT = (

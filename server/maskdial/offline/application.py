@@ -2,7 +2,8 @@
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+import logging
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -68,10 +69,11 @@ class Application:
         app = create_app(config.model_copy(update=_OPEN | _UNLIMITED), on_load_failure=fail)
         lifecycle = app.state.context.lifecycle
         async with app.router.lifespan_context(app):
-            while lifecycle.phase is Phase.LOADING:
-                await asyncio.wait({loading}, timeout=0.005)
-                if loading.done():
-                    loading.result()
+            with _no_errors_logged():
+                while lifecycle.phase is Phase.LOADING:
+                    await asyncio.wait({loading}, timeout=0.005)
+                    if loading.done():
+                        loading.result()
             yield cls(app)
 
     async def post(self, path: str, body: bytes) -> Reply:
@@ -130,3 +132,20 @@ class Application:
             if not answering.done():
                 answering.cancel()
                 await asyncio.wait({answering})
+
+
+@contextlib.contextmanager
+def _no_errors_logged() -> Iterator[None]:
+    """Leaves errors of loading out of the log: they are raised."""
+
+    def is_no_error(record: logging.LogRecord) -> bool:
+        return record.levelno < logging.ERROR
+
+    loggers = [logging.getLogger(name) for name in ("maskdial", "maskdial.models")]
+    for logger in loggers:
+        logger.addFilter(is_no_error)
+    try:
+        yield
+    finally:
+        for logger in loggers:
+            logger.removeFilter(is_no_error)
