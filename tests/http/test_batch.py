@@ -1,5 +1,7 @@
 """`maskdial batch`: a file is answered as the server answers it, whatever stops it meanwhile."""
 
+import asyncio
+import contextlib
 import json
 import os
 import signal
@@ -14,6 +16,14 @@ import httpx
 import pytest
 
 from maskdial import cli
+from maskdial.config import Config
+from maskdial.errors import UnavailableError
+from maskdial.offline.answers import Answers
+from maskdial.offline.application import Application
+from maskdial.offline.batch import Batch
+from maskdial.offline.lines import open_input
+from maskdial.offline.output import Files
+from maskdial.registry.catalog import STARTER_FOLDER
 
 TEXTS = [
     f"A {word} film about a {thing}." for word in ("dull", "fine") for thing in ("ship", "dog")
@@ -236,6 +246,35 @@ def test_what_cannot_begin_says_why_in_a_sentence(
     assert len(read_lines(tmp_path / "out.jsonl")) == 1
     folder = tmp_path / "absent" / "out.jsonl"
     assert cli.main(["batch", str(source), str(folder), "--task", "classify"]) == 1
+
+
+@pytest.mark.parametrize("is_envelope", [False, True])
+def test_a_dead_engine_ends_the_run_and_not_the_lines(tmp_path: Path, is_envelope: bool) -> None:
+    line: dict[str, Any] = {"inputs": "fine"}
+    if is_envelope:
+        line = {"custom_id": "a", "method": "POST", "url": "/classify", "body": line}
+    source = write_lines(tmp_path / "in.jsonl", [line])
+
+    async def run(files: Files, *, dies: bool) -> None:
+        config = Config(models={"sentiment": STARTER_FOLDER / "sentiment"})
+        async with Application.start(config) as application:
+            if dies:
+                next(iter(application.context.models)).engine.fail("it is out of order")
+            answers = Answers(application, "classify", None)
+            with contextlib.closing(open_input(str(source), "jsonl", 2000, None, None)) as lines:
+                await Batch(lines, "IN", answers, files, lambda _, __: None).run()
+
+    for dies in (True, False):
+        files = Files(tmp_path / "out.jsonl", {}, resume=True, overwrite=False)
+        with contextlib.closing(files):
+            if dies:
+                with pytest.raises(UnavailableError, match="it is out of order"):
+                    asyncio.run(run(files, dies=True))
+                assert files.journal.number == 0
+            else:
+                asyncio.run(run(files, dies=False))
+                assert (files.journal.number, files.journal.num_failed) == (1, 0)
+    assert len(read_lines(tmp_path / "out.jsonl")) == 1
 
 
 NUM_LINES = 1600

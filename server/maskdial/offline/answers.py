@@ -232,7 +232,7 @@ class Answers:
     async def _post(self, path: str, body: Mapping[str, Any]) -> Reply:
         reply = await self._application.post(path, encode_json(body))
         if reply.status == UnavailableError.status:
-            raise UnavailableError(reply.body.decode("utf-8", "replace"))
+            raise UnavailableError(_sentence_of(_json_of(reply.body)))
         return reply
 
     async def _answer_envelope(self, line: Line) -> Answer:
@@ -293,6 +293,13 @@ def _json_of(body: bytes) -> Any:
         return from_json(body)
     except ValueError:
         return body.decode("utf-8", "replace")
+
+
+def _sentence_of(content: Any) -> str:
+    """That of an error's body, in any dialect."""
+    while isinstance(content, dict):
+        content = content.get("error", content.get("message"))
+    return str(content)
 
 
 def _parse(schema: type[Any], body: Mapping[str, Any]) -> Any:

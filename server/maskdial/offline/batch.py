@@ -2,15 +2,18 @@
 
 import asyncio
 import contextlib
-import time
+import threading
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import TypeVar, cast
 
 from maskdial.errors import ConfigError
 from maskdial.offline.answers import Answer, Answers
 from maskdial.offline.lines import Input, Line, Position
 from maskdial.offline.output import Output
+
+T = TypeVar("T")
 
 _READ = 512
 """Lines that are read, and put in order of length, at a time."""
@@ -42,7 +45,8 @@ class Batch:
         name: its name, for errors.
         answers: answers its lines.
         output: gets the results.
-        progress: is told how many lines are written, after each step.
+        progress: is told how many lines are written at each step, and how much of the input's size
+            all of them are.
     """
 
     def __init__(
@@ -51,13 +55,14 @@ class Batch:
         name: str,
         answers: Answers,
         output: Output,
-        progress: Callable[[int], None],
+        progress: Callable[[int, int], None],
     ) -> None:
         self._lines = iter(lines)
         self._name = name
         self._answers = answers
         self._output = output
         self._progress = progress
+        self._read_ahead: deque[Line] = deque()
         self._waiting: deque[_Place] = deque()
         self._num_bytes = 0  # of those
         self._fault: BaseException | None = None
@@ -71,23 +76,21 @@ class Batch:
         Raises:
             ConfigError: the input is not what it was, or the results cannot be written.
         """
-        await asyncio.to_thread(self._skip)
-        reading: asyncio.Task[tuple[list[Line], bool]] | None = None
+        await _in_thread(self._skip)
+        reading: asyncio.Future[bool] | None = None
         more = True
         try:
             while more or self._waiting:
                 if more and reading is None and self._has_room:
-                    reading = asyncio.create_task(asyncio.to_thread(self._read))
+                    reading = _in_thread(self._read)
                     reading.add_done_callback(lambda _: self._changed.set())
-                with contextlib.suppress(TimeoutError):
-                    async with asyncio.timeout(_PATIENCE_SECONDS):
-                        await self._changed.wait()
-                self._changed.clear()
+                is_stuck = not await self._wait()
                 if self._fault is not None:
                     raise self._fault
                 if reading is not None and reading.done():
-                    (lines, more), reading = reading.result(), None
-                    self._begin(lines)
+                    more, reading = reading.result(), None
+                if reading is None or is_stuck:  # those of a slow pipe do not wait for the next
+                    self._begin([self._read_ahead.popleft() for _ in range(len(self._read_ahead))])
                 self._write()
             self._checkpoint(complete=True)
         except BaseException:
@@ -124,6 +127,7 @@ class Batch:
         """Has some lines answered."""
         places = {line.number: _Place(line) for line in lines}
         self._waiting.extend(places.values())
+        self._num_bytes += sum(line.size for line in lines)
         good = []
         for place in places.values():
             if fault := self._answers.fault_of(place.line):
@@ -140,17 +144,25 @@ class Batch:
         has_bytes = self._num_bytes < _MAX_WAITING_BYTES or not self._waiting
         return has_bytes and len(self._waiting) + _READ <= _MAX_WAITING
 
-    def _read(self) -> tuple[list[Line], bool]:
-        """The next lines, those of a slow pipe as they come; and whether there may be more."""
-        lines: list[Line] = []
-        until = time.monotonic() + _PATIENCE_SECONDS
-        for line in self._lines:
-            lines.append(line)
-            self._num_bytes += line.size
-            is_full = len(lines) == _READ or self._num_bytes >= _MAX_WAITING_BYTES
-            if is_full or time.monotonic() > until:
-                return lines, True
-        return lines, False
+    def _read(self) -> bool:
+        """Reads the next lines; False at the end of the input."""
+        num_bytes = self._num_bytes
+        for number, line in enumerate(self._lines, start=1):
+            num_bytes += line.size
+            self._read_ahead.append(line)
+            if number == _READ or num_bytes >= _MAX_WAITING_BYTES:
+                return True
+        return False
+
+    async def _wait(self) -> bool:
+        """Waits for something to happen; False if nothing does."""
+        try:
+            async with asyncio.timeout(_PATIENCE_SECONDS):
+                await self._changed.wait()
+        except TimeoutError:
+            return False
+        self._changed.clear()
+        return True
 
     def _end(self, task: "asyncio.Task[None]") -> None:
         self._running.discard(task)
@@ -171,7 +183,8 @@ class Batch:
             self._last = place.line.end
             self._num_bytes -= place.line.size
             num_written += 1
-        self._progress(num_written)
+        if self._last is not None:
+            self._progress(num_written, self._last.done)
         if self._output.is_due:
             self._checkpoint()
 
@@ -183,3 +196,30 @@ class Batch:
         last = self._last
         number, fingerprint = (0, "") if last is None else (last.number, last.fingerprint)
         self._output.checkpoint(number, fingerprint, complete=complete)
+
+
+def _in_thread(work: Callable[[], T]) -> "asyncio.Future[T]":
+    """The result of work that may wait for a pipe forever: the process can end all the same."""
+    loop = asyncio.get_running_loop()
+    future: asyncio.Future[T] = loop.create_future()
+
+    def finish(result: T | None, error: BaseException | None) -> None:
+        if future.cancelled():
+            return
+        if error is None:
+            future.set_result(cast(T, result))
+        else:
+            future.set_exception(error)
+
+    def run() -> None:
+        result: T | None = None
+        error: BaseException | None = None
+        try:
+            result = work()
+        except BaseException as raised:
+            error = raised
+        with contextlib.suppress(RuntimeError):  # the loop is closed
+            loop.call_soon_threadsafe(finish, result, error)
+
+    threading.Thread(target=run, name="maskdial-reader", daemon=True).start()
+    return future

@@ -110,7 +110,7 @@ async def _run(
     parameters: Mapping[str, Any] | None,
     lines: Input,
     output: Output,
-    progress: Callable[[int], None],
+    progress: Callable[[int, int], None],
 ) -> None:
     async with Application.start(config) as application:
         answers = Answers(application, options.task, parameters)
@@ -175,10 +175,10 @@ def _fingerprint(config: Config) -> str:
 
 
 @contextlib.contextmanager
-def _progress(lines: Input, num_done: int) -> Iterator[Callable[[int], None]]:
+def _progress(lines: Input, num_done: int) -> Iterator[Callable[[int, int], None]]:
     """Shows how far it is, on a terminal."""
     if not sys.stderr.isatty():
-        yield lambda _: None
+        yield lambda _, __: None
         return
     from rich.console import Console
     from rich.progress import (
@@ -199,11 +199,11 @@ def _progress(lines: Input, num_done: int) -> Iterator[Callable[[int], None]]:
     with Progress(*columns, console=Console(stderr=True)) as bar:
         task = bar.add_task("", total=lines.size, written=num_done, rate=0.0)
 
-        def advance(num_written: int) -> None:
+        def advance(num_written: int, done: int) -> None:
             state = bar.tasks[0]
             written = state.fields["written"] + num_written
             elapsed = state.elapsed or 0.0
             rate = (written - num_done) / elapsed if elapsed else 0.0
-            bar.update(task, completed=lines.done, total=lines.size, written=written, rate=rate)
+            bar.update(task, completed=done, total=lines.size, written=written, rate=rate)
 
         yield advance

@@ -30,10 +30,13 @@ _SKIP_BYTES = 2**20
 
 @dataclass(frozen=True, slots=True)
 class Position:
-    """How far an input was read: how many lines, and what tells their content from another's."""
+    """How far an input was read: how many lines, what tells their content from another's, and how
+    much of the input's size that is.
+    """
 
     number: int
     digest: "hashlib.blake2b"
+    done: int
 
     @property
     def fingerprint(self) -> str:
@@ -80,7 +83,7 @@ class Input(abc.ABC):
         """Closes the file."""
 
     def _line(self, content: dict[str, Any] | None, fault: str = "", size: int = 0) -> Line:
-        end = Position(self._number, self._digest.copy())
+        end = Position(self._number, self._digest.copy(), self.done)
         return Line(self._number, content or {}, fault, end, size)
 
 
@@ -97,7 +100,8 @@ class _Bytes(Input):
         self.size = stat.st_size if self._is_regular else None
 
     def close(self) -> None:
-        self._file.close()
+        if self._is_regular:  # or it would wait for whoever reads from the pipe
+            self._file.close()
 
     def _raw_lines(self) -> Iterator[bytes | int]:
         """The lines; of one that is too long, how many bytes it has."""
